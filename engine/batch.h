@@ -1,0 +1,42 @@
+// One step's work: a ragged batch of tokens from many sequences.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/expert_stats.h"
+#include "engine/model/spec.h"
+#include "kernels/backend.h"
+
+namespace moeserve {
+
+// T tokens of S sequences. The tokens of a sequence are adjacent and their positions consecutive,
+// following what the cache already holds.
+struct Batch {
+  std::vector<int32_t> tokens;                         // [T]
+  std::vector<int32_t> positions;                      // [T] first position is 0
+  std::vector<int32_t> sequence;                       // [T] index into block_tables
+  std::vector<Phase> phase;                            // [T] for statistics
+  std::vector<std::span<const int32_t>> block_tables;  // [S] cache blocks of each sequence
+  std::vector<int32_t> logit_rows;                     // rows whose logits are wanted, ascending
+
+  int num_tokens() const { return static_cast<int>(tokens.size()); }
+};
+
+// Called by the model on the thread that runs Forward.
+class StepHooks {
+ public:
+  virtual ~StepHooks() = default;
+  // After the plan of a routed block was made. `plan` is valid during the call.
+  virtual void OnPlan(int layer, BlockKind block, const RoutingPlan& plan) {
+    (void)layer, (void)block, (void)plan;
+  }
+  // Routes to use instead of the router's own (parity tests); null: route normally.
+  virtual const GivenRoutes* RoutesFor(int layer, BlockKind block) {
+    (void)layer, (void)block;
+    return nullptr;
+  }
+};
+
+}  // namespace moeserve

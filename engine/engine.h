@@ -1,0 +1,94 @@
+// The engine: one thread owns every sequence, the scheduler and the KV cache; all other threads
+// only submit, cancel and read snapshots. engine/README.md is the contract.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "engine/expert_stats.h"
+#include "engine/model/model.h"
+#include "engine/request.h"
+#include "engine/tokenizer/tokenizer.h"
+#include "kernels/base/status.h"
+
+namespace moeserve {
+
+struct EngineOptions {
+  int max_model_len = 0;       // 0: max_position_embeddings of the model
+  int max_num_seqs = 64;       // sequences that run at the same time
+  int max_step_tokens = 512;   // rows of one step, prefill and decode together
+  int64_t kv_cache_bytes = 0;  // 0: room for max_num_seqs sequences of min(max_model_len, 2048)
+  int max_queued_seqs = 1024;
+  int64_t max_queued_tokens = 1'000'000;
+  absl::Duration max_queue_wait = absl::Seconds(60);
+  bool expert_stats = true;
+};
+
+// A snapshot for metrics; counters since start.
+struct EngineStats {
+  int running = 0;
+  int waiting = 0;
+  int64_t kv_blocks_total = 0;
+  int64_t kv_blocks_used = 0;
+  int kv_block_tokens = 0;
+  uint64_t prompt_tokens = 0;
+  uint64_t generation_tokens = 0;
+  uint64_t finished_stop = 0;
+  uint64_t finished_length = 0;
+  uint64_t finished_abort = 0;  // cancelled or past the deadline
+  uint64_t finished_error = 0;
+  uint64_t rejected_queue_full = 0;
+  uint64_t rejected_queue_timeout = 0;
+  uint64_t steps = 0;
+  absl::Time last_step = absl::InfinitePast();
+  bool healthy = true;
+};
+
+class Engine {
+ public:
+  // Allocates the KV cache and starts the engine thread. `eos_token_ids` end a generation unless
+  // ignore_eos. InvalidArgument: an option out of range; ResourceExhausted: the cache cannot hold
+  // one sequence of max_model_len.
+  static Result<std::unique_ptr<Engine>> Create(const EngineOptions& options,
+                                                std::unique_ptr<Model> model,
+                                                std::shared_ptr<const Tokenizer> tokenizer,
+                                                std::vector<TokenId> eos_token_ids);
+  ~Engine();  // Shutdown()
+
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Queues a request; thread-safe. On success the sink gets the answer; on failure it is never
+  // called. InvalidArgument: parameters or prompt out of range (prompt + max_tokens over
+  // max_model_len included); AlreadyExists: the id is running; ResourceExhausted: the queue is
+  // full; Unavailable: draining or shut down.
+  absl::Status Submit(Request request, std::shared_ptr<TokenSink> sink);
+
+  // Asks for the end of a request; thread-safe, idempotent, unknown ids are ignored. The sink gets
+  // OnError(Cancelled) within one step unless it was finished before; its blocks are free then.
+  void Cancel(const std::string& id);
+
+  // Stops admission, lets running and queued requests finish until `deadline`, cancels the rest.
+  void Drain(absl::Time deadline);
+  // Cancels everything and joins the engine thread.
+  void Shutdown();
+
+  EngineStats Stats() const;
+  // Includes every step finished before the call: an answered request is always in it.
+  ExpertStats ExpertSnapshot() const;
+
+  int max_model_len() const;
+  const ModelSpec& spec() const;
+  const Tokenizer& tokenizer() const;  // null deref forbidden: see has_tokenizer()
+  bool has_tokenizer() const;          // false for models loaded without one (ids only)
+
+ private:
+  class Impl;
+  explicit Engine(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace moeserve

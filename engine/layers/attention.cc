@@ -1,0 +1,105 @@
+#include "engine/layers/attention.h"
+
+namespace moeserve {
+
+Result<std::unique_ptr<Attention>> Attention::Load(LoadContext& load, int layer,
+                                                   const ModelSpec& model) {
+  auto a = std::make_unique<Attention>();
+  const std::string prefix = "blocks." + std::to_string(layer) + ".attention";
+  const AttentionSpec& spec = model.layers[layer].attention;
+  const int d = model.hidden_size;
+  a->layer_ = layer;
+  a->spec_ = spec;
+  a->rope_ = RopeOf(model.position, spec.head_dim);
+  const int kv_width = spec.num_kv_heads * spec.head_dim;
+  const LinearPart k{prefix + ".k", kv_width, spec.bias};
+  const LinearPart v{prefix + ".v", kv_width, spec.bias};
+  if (spec.out_bias) {
+    MOESERVE_ASSIGN_OR_RETURN(HostTensor bias, load.source.Get(prefix + ".out_bias", {d}));
+    for (int64_t i = 0; i < d; ++i) a->out_bias_.push_back(ElementAsF32(bias, i));
+  }
+  if (spec.routed()) {
+    MOESERVE_ASSIGN_OR_RETURN(a->projection_, LoadLinear(load, d, {k, v}));
+    MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<ExpertBody> body,
+                              AttentionExperts::Load(load, prefix, layer, spec, model.position, d));
+    MOESERVE_ASSIGN_OR_RETURN(
+        a->routed_, RoutedLayer::Load(load, prefix, layer, BlockKind::kAttention, *spec.routing, d,
+                                      std::move(body)));
+    return a;
+  }
+  const int q_width = spec.num_heads * spec.head_dim;
+  MOESERVE_ASSIGN_OR_RETURN(a->projection_,
+                            LoadLinear(load, d, {{prefix + ".q", q_width, spec.bias}, k, v}));
+  MOESERVE_ASSIGN_OR_RETURN(a->output_, LoadLinear(load, q_width, {{prefix + ".o", d, false}}));
+  if (spec.qk_norm != QkNorm::kNone) {
+    const bool head = spec.qk_norm == QkNorm::kHead;
+    MOESERVE_ASSIGN_OR_RETURN(
+        a->query_norm_, LoadRmsNorm(load, prefix + ".q_norm", head ? spec.head_dim : q_width));
+    MOESERVE_ASSIGN_OR_RETURN(
+        a->key_norm_, LoadRmsNorm(load, prefix + ".k_norm", head ? spec.head_dim : kv_width));
+  }
+  for (int h = 0; h < spec.num_heads; ++h) {
+    a->kv_head_.push_back(spec.group_order == GroupOrder::kInterleave
+                              ? h / (spec.num_heads / spec.num_kv_heads)
+                              : h % spec.num_kv_heads);
+  }
+  return a;
+}
+
+void Attention::Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const {
+  const Workspace::Scope scope(ctx.workspace);
+  const int kv_width = spec_.num_kv_heads * spec_.head_dim;
+  const int q_width = spec_.routed() ? 0 : spec_.num_heads * spec_.head_dim;
+  const RowsView projected = ctx.workspace.Take(ctx.tokens(), q_width + 2 * kv_width, DType::kF32);
+  ctx.backend.Linear({.bank = projection_.get(), .input = x, .output = projected});
+  const RowsView query = projected.Columns(0, q_width);
+  const RowsView keys = projected.Columns(q_width, kv_width);
+  const RowsView values = projected.Columns(q_width + kv_width, kv_width);
+  if (query_norm_ != nullptr) {
+    const bool head = spec_.qk_norm == QkNorm::kHead;
+    ctx.backend.Norm({.bank = query_norm_.get(),
+                      .segments = head ? spec_.num_heads : 1,
+                      .input = query,
+                      .output = query});
+    ctx.backend.Norm({.bank = key_norm_.get(),
+                      .segments = head ? spec_.num_kv_heads : 1,
+                      .input = keys,
+                      .output = keys});
+  }
+  if (rope_.dimensions > 0) {
+    // Queries and keys are adjacent columns, so one call turns both.
+    ctx.backend.Rope({.settings = rope_,
+                      .position = ctx.batch.positions,
+                      .rows = projected.Columns(0, q_width + kv_width)});
+  }
+  ctx.backend.AppendKv({.cache = &ctx.cache,
+                        .layer = layer_,
+                        .position = ctx.batch.positions,
+                        .sequence = ctx.batch.sequence,
+                        .block_tables = ctx.batch.block_tables,
+                        .keys = keys,
+                        .values = values});
+  if (spec_.routed()) {
+    routed_->Forward(ctx, x, output);
+  } else {
+    DenseQueries(ctx, query, output);
+  }
+}
+
+void Attention::DenseQueries(StepContext& ctx, const RowsView& query,
+                             const RowsView& output) const {
+  const RowsView heads = ctx.workspace.Take(query.rows, query.cols, ctx.activation);
+  ctx.backend.Attention({.cache = &ctx.cache,
+                         .layer = layer_,
+                         .position = ctx.batch.positions,
+                         .sequence = ctx.batch.sequence,
+                         .block_tables = ctx.batch.block_tables,
+                         .kv_head = kv_head_,
+                         .scale = static_cast<float>(spec_.scale),
+                         .window = spec_.window.value_or(0),
+                         .query = query,
+                         .output = heads});
+  ctx.backend.Linear({.bank = output_.get(), .input = heads, .output = output});
+}
+
+}  // namespace moeserve

@@ -1,0 +1,40 @@
+// The attention half of a decoder layer, dense or routed.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/layers/load.h"
+#include "engine/layers/routed/routed_layer.h"
+#include "engine/layers/step_context.h"
+
+namespace moeserve {
+
+// Keys and values of the step's tokens go to the cache first; then every token attends to the
+// cache, its own entry included. Immutable after loading.
+class Attention {
+ public:
+  static Result<std::unique_ptr<Attention>> Load(LoadContext& load, int layer,
+                                                 const ModelSpec& model);
+
+  // `x` [T, d] in the activation type; `output` [T, d] f32, the out-bias not yet added.
+  void Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const;
+
+  const float* out_bias() const { return out_bias_.empty() ? nullptr : out_bias_.data(); }
+
+ private:
+  void DenseQueries(StepContext& ctx, const RowsView& query, const RowsView& output) const;
+
+  int layer_ = 0;
+  AttentionSpec spec_;
+  RopeSettings rope_;
+  std::unique_ptr<LinearBank> projection_;  // dense: q, k, v; routed: k, v
+  std::unique_ptr<LinearBank> output_;      // dense
+  std::unique_ptr<NormBank> query_norm_, key_norm_;
+  std::vector<int32_t> kv_head_;  // dense: kv head of each query head
+  std::unique_ptr<RoutedLayer> routed_;
+  std::vector<float> out_bias_;
+};
+
+}  // namespace moeserve

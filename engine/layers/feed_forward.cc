@@ -1,0 +1,56 @@
+#include "engine/layers/feed_forward.h"
+
+namespace moeserve {
+
+Result<std::unique_ptr<FeedForward>> FeedForward::Load(LoadContext& load, int layer,
+                                                       const ModelSpec& model) {
+  auto f = std::make_unique<FeedForward>();
+  const std::string prefix = "blocks." + std::to_string(layer) + ".feed_forward";
+  const FeedForwardSpec& spec = model.layers[layer].feed_forward;
+  const int d = model.hidden_size;
+  if (!spec.routed()) {
+    MOESERVE_ASSIGN_OR_RETURN(
+        f->dense_, FeedForwardExperts::Load(load, {prefix}, spec.expert, {spec.width}, d));
+    return f;
+  }
+  std::vector<std::string> names;
+  for (int e = 0; e < spec.routing->num_experts; ++e) {
+    names.push_back(prefix + ".experts." + std::to_string(e));
+  }
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<ExpertBody> body,
+                            FeedForwardExperts::Load(load, names, spec.expert, spec.routing->widths,
+                                                     d / spec.routing->split.heads));
+  MOESERVE_ASSIGN_OR_RETURN(
+      f->routed_, RoutedLayer::Load(load, prefix, layer, BlockKind::kFeedForward, *spec.routing, d,
+                                    std::move(body)));
+  if (spec.shared_width > 0) {
+    MOESERVE_ASSIGN_OR_RETURN(
+        f->dense_,
+        FeedForwardExperts::Load(load, {prefix + ".shared"}, spec.expert, {spec.shared_width}, d));
+    if (spec.shared_gate) {
+      MOESERVE_ASSIGN_OR_RETURN(f->shared_gate_,
+                                LoadLinear(load, d, {{prefix + ".shared_gate", 1, false}}));
+    }
+  }
+  return f;
+}
+
+void FeedForward::Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const {
+  const Workspace::Scope scope(ctx.workspace);
+  if (routed_ == nullptr) {
+    dense_->RunDense(ctx, x, output);
+    return;
+  }
+  routed_->Forward(ctx, x, output);
+  if (dense_ == nullptr) return;
+  const RowsView shared = ctx.workspace.Take(x.rows, x.cols, DType::kF32);
+  dense_->RunDense(ctx, x, shared);
+  if (shared_gate_ != nullptr) {
+    const RowsView gate = ctx.workspace.Take(x.rows, 1, DType::kF32);
+    ctx.backend.Linear({.bank = shared_gate_.get(), .input = x, .output = gate});
+    ctx.backend.ScaleBySigmoid(shared, gate);
+  }
+  ctx.backend.AddScaled(output, shared, nullptr, 1.0f);
+}
+
+}  // namespace moeserve

@@ -1,0 +1,60 @@
+#include <numeric>
+
+#include "engine/layers/routed/expert_body.h"
+
+namespace moeserve {
+
+Result<std::unique_ptr<AttentionExperts>> AttentionExperts::Load(
+    LoadContext& load, const std::string& prefix, int layer, const AttentionSpec& spec,
+    const PositionSpec& position, int model_width) {
+  auto body = std::make_unique<AttentionExperts>();
+  const int experts = spec.routing->num_experts;
+  const int width = spec.num_kv_heads * spec.head_dim;
+  std::vector<std::string> names;
+  for (int e = 0; e < experts; ++e) names.push_back(prefix + ".experts." + std::to_string(e));
+  MOESERVE_ASSIGN_OR_RETURN(body->query_,
+                            LoadBank(load, {model_width}, std::vector<int>(experts, width),
+                                     {names, "q", std::nullopt}, false));
+  MOESERVE_ASSIGN_OR_RETURN(body->output_,
+                            LoadBank(load, {width}, std::vector<int>(experts, model_width),
+                                     {names, "o", std::nullopt}, false));
+  body->kv_head_.resize(static_cast<size_t>(spec.num_kv_heads));
+  std::iota(body->kv_head_.begin(), body->kv_head_.end(), 0);
+  body->rope_ = RopeOf(position, spec.head_dim);
+  body->layer_ = layer;
+  body->scale_ = static_cast<float>(spec.scale);
+  body->window_ = spec.window.value_or(0);
+  return body;
+}
+
+RowsView AttentionExperts::Run(StepContext& ctx, const RoutingPlan* plan,
+                               const RowsView& rows) const {
+  const int64_t width = static_cast<int64_t>(kv_head_.size()) * rope_.head_dim;
+  const int64_t count = plan->num_assignments;
+  RowsView results = ctx.workspace.Take(count, rows.cols, ctx.activation);
+  RowsView query = ctx.workspace.Take(count, width, DType::kF32);
+  RowsView heads = ctx.workspace.Take(count, width, ctx.activation);
+  ctx.backend.Linear(
+      {.bank = query_.get(), .plan = plan, .gather = true, .input = rows, .output = query});
+  if (rope_.dimensions > 0) {
+    ctx.backend.Rope({.settings = rope_,
+                      .position = ctx.batch.positions,
+                      .token_of_row = plan->row_of_assignment,
+                      .rows = query});
+  }
+  ctx.backend.Attention({.cache = &ctx.cache,
+                         .layer = layer_,
+                         .position = ctx.batch.positions,
+                         .sequence = ctx.batch.sequence,
+                         .block_tables = ctx.batch.block_tables,
+                         .token_of_row = plan->row_of_assignment,
+                         .kv_head = kv_head_,
+                         .scale = scale_,
+                         .window = window_,
+                         .query = query,
+                         .output = heads});
+  ctx.backend.Linear({.bank = output_.get(), .plan = plan, .input = heads, .output = results});
+  return results;
+}
+
+}  // namespace moeserve

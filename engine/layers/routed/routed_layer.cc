@@ -1,0 +1,79 @@
+#include "engine/layers/routed/routed_layer.h"
+
+#include "kernels/base/check.h"
+
+namespace moeserve {
+namespace {
+
+// The h sub-tokens of a token are adjacent columns, so rows of width c are the same memory read
+// with another width: splitting and merging copy nothing.
+RowsView AsSubTokens(const RowsView& x, int heads) {
+  MOESERVE_CHECK(heads == 1 || x.stride == x.cols, "sub-tokens need rows without padding");
+  RowsView v = x;
+  v.rows *= heads;
+  v.cols /= heads;
+  if (heads > 1) v.stride = v.cols;
+  return v;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<RoutedLayer>> RoutedLayer::Load(LoadContext& load, const std::string& prefix,
+                                                       int layer, BlockKind block,
+                                                       const RoutedLayerSpec& spec, int model_width,
+                                                       std::unique_ptr<ExpertBody> body) {
+  auto routed = std::make_unique<RoutedLayer>();
+  routed->layer_ = layer;
+  routed->block_ = block;
+  routed->heads_ = spec.split.heads;
+  routed->residual_ = spec.split.residual;
+  routed->body_ = std::move(body);
+  MOESERVE_ASSIGN_OR_RETURN(
+      routed->router_, LoadRouter(load, prefix + ".router", spec, model_width / spec.split.heads));
+  if (spec.split.heads > 1 && spec.split.projection) {
+    const bool bias = spec.split.bias;
+    MOESERVE_ASSIGN_OR_RETURN(
+        routed->split_, LoadLinear(load, model_width, {{prefix + ".split", model_width, bias}}));
+    MOESERVE_ASSIGN_OR_RETURN(
+        routed->merge_, LoadLinear(load, model_width, {{prefix + ".merge", model_width, bias}}));
+  }
+  return routed;
+}
+
+RowsView RoutedLayer::Split(StepContext& ctx, const RowsView& x) const {
+  if (split_ == nullptr) return AsSubTokens(x, heads_);
+  RowsView projected = ctx.workspace.TakeDense(x.rows, x.cols, ctx.activation);
+  ctx.backend.Linear({.bank = split_.get(), .input = x, .output = projected});
+  return AsSubTokens(projected, heads_);
+}
+
+RoutingPlan RoutedLayer::Route(StepContext& ctx, const RowsView& rows) const {
+  const GivenRoutes* given = ctx.hooks == nullptr ? nullptr : ctx.hooks->RoutesFor(layer_, block_);
+  const RoutingPlan plan =
+      ctx.backend.Route({.router = router_.get(), .input = rows, .given = given});
+  if (ctx.hooks != nullptr) ctx.hooks->OnPlan(layer_, block_, plan);
+  return plan;
+}
+
+void RoutedLayer::Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const {
+  const Workspace::Scope scope(ctx.workspace);
+  const RowsView rows = Split(ctx, x);
+  const RoutingPlan plan = Route(ctx, rows);
+  const RowsView results = body_->Run(ctx, &plan, rows);
+  const RowsView* residual = residual_ ? &rows : nullptr;
+  if (merge_ == nullptr) {
+    ctx.backend.Combine({.plan = &plan,
+                         .results = results,
+                         .residual = residual,
+                         .output = AsSubTokens(output, heads_)});
+    return;
+  }
+  const RowsView combined = ctx.workspace.TakeDense(x.rows, x.cols, ctx.activation);
+  ctx.backend.Combine({.plan = &plan,
+                       .results = results,
+                       .residual = residual,
+                       .output = AsSubTokens(combined, heads_)});
+  ctx.backend.Linear({.bank = merge_.get(), .input = combined, .output = output});
+}
+
+}  // namespace moeserve

@@ -1,0 +1,41 @@
+// The routed layer: split -> score -> gate -> select -> dispatch -> experts -> combine -> merge.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "engine/layers/load.h"
+#include "engine/layers/routed/expert_body.h"
+#include "engine/layers/step_context.h"
+
+namespace moeserve {
+
+// One code path for SMoE, X-MoE, MH-MoE, MoA and HMoE: the papers are settings (spec.h) and the
+// body's kind. Immutable after loading.
+class RoutedLayer {
+ public:
+  // `prefix` is "blocks.N.attention" or "blocks.N.feed_forward"; `body` works on rows of
+  // model_width / split heads.
+  static Result<std::unique_ptr<RoutedLayer>> Load(LoadContext& load, const std::string& prefix,
+                                                   int layer, BlockKind block,
+                                                   const RoutedLayerSpec& spec, int model_width,
+                                                   std::unique_ptr<ExpertBody> body);
+
+  // Routes the tokens `x` [T, d] (activation type) and writes their sum [T, d] (f32) to `output`.
+  void Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const;
+
+ private:
+  RowsView Split(StepContext& ctx, const RowsView& x) const;
+  RoutingPlan Route(StepContext& ctx, const RowsView& rows) const;
+
+  std::unique_ptr<Router> router_;
+  std::unique_ptr<ExpertBody> body_;
+  std::unique_ptr<LinearBank> split_;  // null: none
+  std::unique_ptr<LinearBank> merge_;
+  int layer_ = 0;
+  BlockKind block_ = BlockKind::kFeedForward;
+  int heads_ = 1;
+  bool residual_ = false;
+};
+
+}  // namespace moeserve

@@ -1,0 +1,49 @@
+// Memory for the activations of one step.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/backend.h"
+
+namespace moeserve {
+
+// A stack of row buffers on the device. Grows to the largest step seen and keeps its memory.
+// Contents are undefined when handed out. Used by the thread that runs the model.
+class Workspace {
+ public:
+  explicit Workspace(Backend& backend) : backend_(backend) {}
+
+  // [rows, cols]; the stride is cols rounded up to 16 so that padded columns stay inside the row.
+  RowsView Take(int64_t rows, int64_t cols, DType dtype);
+  // The same without padding: the rows are one piece of memory.
+  RowsView TakeDense(int64_t rows, int64_t cols, DType dtype);
+
+  // Everything taken during a scope's life is free again after it.
+  class Scope {
+   public:
+    explicit Scope(Workspace& w) : workspace_(w), chunk_(w.chunk_), used_(w.used_) {}
+    ~Scope() {
+      workspace_.chunk_ = chunk_;
+      workspace_.used_ = used_;
+    }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    Workspace& workspace_;
+    size_t chunk_;
+    size_t used_;
+  };
+
+ private:
+  RowsView TakeStrided(int64_t rows, int64_t cols, int64_t stride, DType dtype);
+
+  Backend& backend_;
+  std::vector<std::unique_ptr<DeviceBuffer>> chunks_;
+  size_t chunk_ = 0;  // in use
+  size_t used_ = 0;   // bytes of that chunk
+};
+
+}  // namespace moeserve

@@ -1,0 +1,164 @@
+#include "engine/model/model.h"
+
+#include <utility>
+
+#include "engine/layers/attention.h"
+#include "engine/layers/feed_forward.h"
+#include "engine/layers/workspace.h"
+#include "kernels/base/check.h"
+
+namespace moeserve {
+namespace {
+
+// One pre-norm or post-norm layer: two branches, each added to the residual stream.
+struct DecoderLayer {
+  std::unique_ptr<NormBank> attention_norm, feed_forward_norm;
+  std::unique_ptr<Attention> attention;
+  std::unique_ptr<FeedForward> feed_forward;
+};
+
+}  // namespace
+
+class Model::Impl {
+ public:
+  Impl(const ModelSpec& s, const ModelOptions& o, Backend& b)
+      : spec(s), options(o), backend(b), workspace(b) {}
+
+  absl::Status Load(WeightSource& source);
+  void Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks,
+               std::span<float> logits);
+
+  const ModelSpec spec;
+  const ModelOptions options;
+  Backend& backend;
+  Workspace workspace;
+
+ private:
+  // Runs `branch` on the (normalised) residual stream and adds its result to it.
+  template <typename Branch>
+  void RunBranch(StepContext& ctx, const RowsView& x, const NormBank& norm, const float* bias,
+                 const Branch& branch);
+
+  std::unique_ptr<LinearBank> head_;
+  std::unique_ptr<EmbeddingTable> embedding_;
+  std::unique_ptr<EmbeddingTable> learned_positions_;
+  std::unique_ptr<NormBank> final_norm_;  // null: post-norm
+  std::vector<DecoderLayer> layers_;
+};
+
+absl::Status Model::Impl::Load(WeightSource& source) {
+  LoadContext load{source, backend, options.compute, spec.norm};
+  const int d = spec.hidden_size;
+  const std::string head_name = spec.tie_word_embeddings ? "embed" : "head";
+  MOESERVE_ASSIGN_OR_RETURN(head_, LoadLinear(load, d, {{head_name, spec.vocab_size, false}}));
+  if (spec.tie_word_embeddings) {
+    MOESERVE_ASSIGN_OR_RETURN(embedding_, backend.NewTiedEmbeddingTable(*head_));
+  } else {
+    MOESERVE_ASSIGN_OR_RETURN(HostTensor table, source.Get("embed.weight", {spec.vocab_size, d}));
+    MOESERVE_ASSIGN_OR_RETURN(embedding_, backend.NewEmbeddingTable(table));
+  }
+  if (spec.position.kind == PositionKind::kLearned) {
+    MOESERVE_ASSIGN_OR_RETURN(
+        HostTensor table, source.Get("embed_position.weight", {spec.max_position_embeddings, d}));
+    MOESERVE_ASSIGN_OR_RETURN(learned_positions_, backend.NewEmbeddingTable(table));
+  }
+  if (spec.norm.placement == NormPlacement::kPre) {
+    MOESERVE_ASSIGN_OR_RETURN(final_norm_, LoadNorm(load, {"norm"}, {d}));
+  }
+  for (int l = 0; l < spec.num_layers(); ++l) {
+    const std::string prefix = "blocks." + std::to_string(l);
+    DecoderLayer layer;
+    MOESERVE_ASSIGN_OR_RETURN(layer.attention_norm,
+                              LoadNorm(load, {prefix + ".attention.norm"}, {d}));
+    MOESERVE_ASSIGN_OR_RETURN(layer.attention, Attention::Load(load, l, spec));
+    MOESERVE_ASSIGN_OR_RETURN(layer.feed_forward_norm,
+                              LoadNorm(load, {prefix + ".feed_forward.norm"}, {d}));
+    MOESERVE_ASSIGN_OR_RETURN(layer.feed_forward, FeedForward::Load(load, l, spec));
+    layers_.push_back(std::move(layer));
+  }
+  return absl::OkStatus();
+}
+
+template <typename Branch>
+void Model::Impl::RunBranch(StepContext& ctx, const RowsView& x, const NormBank& norm,
+                            const float* bias, const Branch& branch) {
+  const Workspace::Scope scope(workspace);
+  const bool pre = spec.norm.placement == NormPlacement::kPre;
+  RowsView input = x;
+  if (pre) {
+    input = workspace.TakeDense(x.rows, x.cols, options.compute);
+    backend.Norm({.bank = &norm, .input = x, .output = input});
+  } else if (options.compute != DType::kF32) {
+    input = workspace.TakeDense(x.rows, x.cols, options.compute);
+    backend.Convert(x, input);
+  }
+  const RowsView output = workspace.TakeDense(x.rows, x.cols, DType::kF32);
+  branch.Forward(ctx, input, output);
+  backend.AddScaled(x, output, bias, static_cast<float>(spec.residual_scale));
+  if (!pre) backend.Norm({.bank = &norm, .input = x, .output = x});
+}
+
+void Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks,
+                          std::span<float> logits) {
+  const int64_t tokens = batch.num_tokens();
+  MOESERVE_CHECK(static_cast<int64_t>(logits.size()) >=
+                     static_cast<int64_t>(batch.logit_rows.size()) * spec.vocab_size,
+                 "room for the logits");
+  if (tokens == 0) return;
+  const Workspace::Scope scope(workspace);
+  StepContext ctx{backend, workspace, options.compute, batch, cache, hooks};
+  const RowsView x = workspace.TakeDense(tokens, spec.hidden_size, DType::kF32);
+  backend.Embed({.tokens = embedding_.get(),
+                 .positions = learned_positions_.get(),
+                 .sinusoidal = spec.position.kind == PositionKind::kSinusoidal,
+                 .scale = static_cast<float>(spec.embedding_scale),
+                 .token_ids = batch.tokens,
+                 .position = batch.positions,
+                 .output = x});
+  for (const DecoderLayer& layer : layers_) {
+    RunBranch(ctx, x, *layer.attention_norm, layer.attention->out_bias(), *layer.attention);
+    RunBranch(ctx, x, *layer.feed_forward_norm, nullptr, *layer.feed_forward);
+  }
+  const int64_t rows = static_cast<int64_t>(batch.logit_rows.size());
+  if (rows == 0) return;
+  const RowsView last = workspace.TakeDense(rows, spec.hidden_size, DType::kF32);
+  backend.GatherRows(x, batch.logit_rows, last);
+  RowsView input = last;
+  if (final_norm_ != nullptr) {
+    input = workspace.TakeDense(rows, spec.hidden_size, options.compute);
+    backend.Norm({.bank = final_norm_.get(), .input = last, .output = input});
+  } else if (options.compute != DType::kF32) {
+    input = workspace.TakeDense(rows, spec.hidden_size, options.compute);
+    backend.Convert(last, input);
+  }
+  const RowsView scores = workspace.TakeDense(rows, spec.vocab_size, DType::kF32);
+  backend.Linear({.bank = head_.get(), .input = input, .output = scores});
+  if (spec.logit_scale != 1.0) backend.Scale(scores, static_cast<float>(spec.logit_scale));
+  backend.CopyToHost(scores, logits);
+}
+
+Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Model::~Model() = default;
+
+Result<std::unique_ptr<Model>> Model::Create(const ModelSpec& spec, const ModelOptions& options,
+                                             WeightSource& source, Backend& backend) {
+  MOESERVE_RETURN_IF_ERROR(Validate(spec));
+  if (options.compute == DType::kF16) {
+    return absl::InvalidArgumentError("arithmetic type: expected f32 or bf16, found f16");
+  }
+  auto impl = std::make_unique<Impl>(spec, options, backend);
+  MOESERVE_RETURN_IF_ERROR(impl->Load(source));
+  return std::unique_ptr<Model>(new Model(std::move(impl)));
+}
+
+void Model::Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks,
+                    std::span<float> logits) {
+  impl_->Forward(batch, cache, hooks, logits);
+}
+
+const ModelSpec& Model::spec() const { return impl_->spec; }
+const ModelOptions& Model::options() const { return impl_->options; }
+Backend& Model::backend() const { return impl_->backend; }
+int64_t Model::weight_bytes() const { return impl_->backend.weight_bytes(); }
+
+}  // namespace moeserve

@@ -1,0 +1,45 @@
+// The decoder: embeddings, layers, head. Immutable weights plus activations for one step at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine/batch.h"
+#include "engine/model/spec.h"
+#include "engine/model/weights.h"
+#include "kernels/backend.h"
+#include "kernels/base/status.h"
+
+namespace moeserve {
+
+struct ModelOptions {
+  DType compute = DType::kF32;  // kF32 or kBF16: the type of products' inputs and of the KV cache
+};
+
+class Model {
+ public:
+  // Validates the spec, takes every weight from `source` and lays it out for `backend`, which must
+  // outlive the model. InvalidArgument, ResourceExhausted (memory) or the source's error.
+  static Result<std::unique_ptr<Model>> Create(const ModelSpec& spec, const ModelOptions& options,
+                                               WeightSource& source, Backend& backend);
+  ~Model();
+
+  // Runs one ragged step: appends to `cache` and writes logits [batch.logit_rows.size(), V] (f32,
+  // host) into `logits`. One caller at a time. `hooks` may be null.
+  void Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks,
+               std::span<float> logits);
+
+  const ModelSpec& spec() const;
+  const ModelOptions& options() const;
+  Backend& backend() const;
+  int64_t weight_bytes() const;  // as laid out for the backend
+
+ private:
+  class Impl;
+  explicit Model(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace moeserve

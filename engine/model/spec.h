@@ -1,0 +1,161 @@
+// The architecture of a decoder as plain data. Loaders fill it, Validate() accepts or refuses it,
+// the model is built from it. Names and meanings are those of the native checkpoint format
+// (model_loaders/README.md); the four papers are settings of these structures.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace moeserve {
+
+enum class NormKind : uint8_t { kRms, kLayer };  // kLayer has a bias
+enum class NormPlacement : uint8_t { kPre, kPost };
+
+struct NormSpec {
+  NormKind kind = NormKind::kRms;
+  float eps = 1e-5f;
+  NormPlacement placement = NormPlacement::kPre;
+};
+
+enum class PositionKind : uint8_t { kRope, kSinusoidal, kLearned, kNone };
+enum class RopePairing : uint8_t { kHalf, kInterleaved };
+
+struct PositionSpec {
+  PositionKind kind = PositionKind::kRope;
+  double theta = 10000.0;                    // rope only
+  RopePairing pairing = RopePairing::kHalf;  // rope only
+  double fraction = 1.0;                     // rope only: share of head_dim that turns
+};
+
+// Stage "split": sub-tokens of MH-MoE ("Multi-Head Mixture-of-Experts", eq. 3, 4 and 9).
+struct SplitSpec {
+  int heads = 1;           // h; rows become tokens * h of width hidden_size / h
+  bool projection = true;  // linear layers before the split and after the merge
+  bool bias = true;        // of both projections
+  bool residual = false;   // adds a sub-token to its own routed sum (eq. 6)
+};
+
+enum class ScoreKind : uint8_t { kDot, kCosine };
+enum class TemperatureKind : uint8_t { kNone, kDivide, kLogScale };
+
+// Stage "score": dot product, or X-MoE's cosine on a low-dimensional sphere
+// ("On the Representation Collapse of Sparse Mixture of Experts", eq. 7).
+struct ScoreSpec {
+  ScoreKind kind = ScoreKind::kDot;
+  bool bias = false;  // dot: on the scores; cosine: on the projection
+  int dim = 16;       // cosine only
+  bool normalize_row = true;
+  bool normalize_expert = true;
+  double eps = 1e-12;
+  TemperatureKind temperature = TemperatureKind::kNone;
+};
+
+enum class GateKind : uint8_t { kSoftmax, kSigmoid, kSoftmaxSelected };
+enum class SelectKind : uint8_t { kTopK, kTopP };
+enum class TopPCompare : uint8_t { kGe, kGt };
+
+// Stage "select": top-k, or top-p ("HMoE", section 3; a variable number of experts for each row).
+struct SelectSpec {
+  SelectKind kind = SelectKind::kTopK;
+  int k = 1;       // top_k
+  double p = 0.0;  // top_p
+  TopPCompare compare = TopPCompare::kGe;
+  int max_experts = 1;  // top_p: never more than this many
+
+  // The largest number of experts that one row can select.
+  int MaxSelected() const { return kind == SelectKind::kTopK ? k : max_experts; }
+};
+
+enum class ExpertForm : uint8_t { kPlain, kGated };
+enum class Activation : uint8_t { kSilu, kGelu, kGeluTanh, kRelu };
+
+// plain: down(act(up x)); gated: down(act(gate x) * up x).
+struct ExpertSpec {
+  ExpertForm form = ExpertForm::kGated;
+  Activation activation = Activation::kSilu;
+  bool bias = false;
+  bool inner_norm = false;  // a norm of the model's kind before `down`
+};
+
+// The routed layer, in attention and in feed-forward alike:
+// split -> score -> gate -> select -> dispatch -> experts -> combine -> merge.
+struct RoutedLayerSpec {
+  int num_experts = 1;
+  std::vector<int> widths;  // feed-forward only: one per expert (HMoE: unequal)
+  SplitSpec split;          // feed-forward only
+  ScoreSpec score;
+  GateKind gate = GateKind::kSoftmax;
+  SelectSpec select;
+  bool renormalize = false;
+  double scale = 1.0;
+};
+
+enum class QkNorm : uint8_t { kNone, kHead, kFull };
+// Query head j uses kv head floor(j / (H / G)) (interleave) or j mod G (tile).
+enum class GroupOrder : uint8_t { kInterleave, kTile };
+
+struct AttentionSpec {
+  int num_heads = 1;     // dense: H. Routed: unused, every expert owns num_kv_heads query heads
+  int num_kv_heads = 1;  // G
+  int head_dim = 1;      // d_h
+  bool bias = false;     // on q, k, v (dense) or k, v (routed)
+  bool out_bias = false;
+  double scale = 1.0;              // multiplies q.k
+  std::optional<int> window;       // sees this many last positions, the current one included
+  QkNorm qk_norm = QkNorm::kNone;  // dense only
+  GroupOrder group_order = GroupOrder::kInterleave;  // dense only
+  std::optional<RoutedLayerSpec> routing;            // present: MoA, "Mixture of Attention Heads"
+
+  bool routed() const { return routing.has_value(); }
+};
+
+struct FeedForwardSpec {
+  ExpertSpec expert;
+  int width = 0;                           // dense only
+  std::optional<RoutedLayerSpec> routing;  // present: routed
+  int shared_width = 0;                    // routed only: one always-active expert, 0 = none
+  bool shared_gate = false;                // multiplies it by sigmoid(w.x)
+
+  bool routed() const { return routing.has_value(); }
+};
+
+struct LayerSpec {
+  AttentionSpec attention;
+  FeedForwardSpec feed_forward;
+};
+
+struct ModelSpec {
+  int vocab_size = 0;
+  int hidden_size = 0;
+  int max_position_embeddings = 0;
+  std::optional<int32_t> bos_token_id;
+  std::vector<int32_t> eos_token_ids;
+  NormSpec norm;
+  PositionSpec position;
+  double embedding_scale = 1.0;
+  double residual_scale = 1.0;
+  double logit_scale = 1.0;
+  bool tie_word_embeddings = false;
+  std::vector<LayerSpec> layers;
+
+  int num_layers() const { return static_cast<int>(layers.size()); }
+};
+
+// Which half of a layer a routed block is; a layer can route twice.
+enum class BlockKind : uint8_t { kAttention, kFeedForward };
+constexpr const char* Name(BlockKind b) {
+  return b == BlockKind::kAttention ? "attention" : "feed_forward";
+}
+
+// Number of head dimensions that rope turns; an even whole number where the spec is valid.
+int RopeDimensions(const PositionSpec& position, int head_dim);
+
+// Checks every relation between the fields (ranges, divisibility, list lengths). The message names
+// the configuration key as a path ("attention[2].routing.select.k"), what was expected and found.
+absl::Status Validate(const ModelSpec& spec);
+
+}  // namespace moeserve

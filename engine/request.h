@@ -1,0 +1,83 @@
+// What a caller asks of the engine, and what comes back. Plain data; no wire types.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "engine/tokenizer/tokenizer.h"
+
+namespace moeserve {
+
+// Order of work per token: temperature, top_k, top_p, min_p, draw.
+struct SamplingParams {
+  double temperature = 1.0;       // 0 = greedy: ties go to the lower token id
+  int top_k = 0;                  // 0 = off
+  double top_p = 1.0;             // (0, 1]
+  double min_p = 0.0;             // [0, 1]
+  std::optional<int64_t> seed;    // absent: a fresh random one
+  int sample_index = 0;           // sample i of `n` draws from a stream derived from (seed, i)
+  int max_tokens = 16;            // 0: run the prompt only (echo)
+  std::vector<std::string> stop;  // matched text is cut from the output unless include_stop
+  bool include_stop = false;
+  std::vector<TokenId> stop_token_ids;
+  bool ignore_eos = false;
+  bool skip_special_tokens = true;
+  std::optional<int> logprobs;         // of generated tokens: number of alternatives beside each
+  std::optional<int> prompt_logprobs;  // of prompt tokens, likewise
+};
+
+struct Request {
+  std::string id;               // unique among the running ones
+  std::vector<TokenId> prompt;  // 1..max_model_len ids, each in [0, vocab_size)
+  SamplingParams sampling;
+  absl::Time deadline = absl::InfiniteFuture();
+};
+
+enum class FinishReason : uint8_t { kStop, kLength };
+
+struct TokenLogprob {
+  TokenId token = 0;
+  float logprob = 0.0f;  // natural log of the model's own softmax, before temperature and filters
+  int rank = 0;          // 0 = the most probable
+  std::vector<std::pair<TokenId, float>>
+      top;  // the most probable, descending; ties: lower id first
+};
+
+struct Usage {
+  int prompt_tokens = 0;
+  int completion_tokens = 0;  // a hidden EOS or stop token is counted
+};
+
+// One piece of an answer. Pieces of a request arrive in order; joining `text` gives the whole text.
+struct OutputDelta {
+  std::string text;             // valid UTF-8; never a part of a character or of a stop string
+  std::vector<TokenId> tokens;  // the tokens whose text is in here or that have none
+  std::vector<TokenLogprob> logprobs;  // one per entry of `tokens` if asked for
+  // First piece only, if prompt_logprobs was asked for: one per prompt token, none for the first
+  // token (nothing precedes it).
+  std::vector<std::optional<TokenLogprob>> prompt_logprobs;
+  bool finished = false;
+  FinishReason finish_reason = FinishReason::kStop;  // when finished
+  std::optional<std::string> stop_string;            // the stop string that matched
+  std::optional<TokenId> stop_token;                 // the stop_token_ids entry that matched
+  Usage usage;                                       // so far
+};
+
+// Where the answer goes. All calls come from the engine thread, in order, and end with exactly one
+// of OnDelta(finished) or OnError. An implementation must not block and must not call the engine.
+class TokenSink {
+ public:
+  virtual ~TokenSink() = default;
+  virtual void OnDelta(OutputDelta delta) = 0;
+  // Cancelled, DeadlineExceeded, ResourceExhausted (server full), Unavailable (shutting down) or
+  // Internal (numeric failure). Nothing follows.
+  virtual void OnError(const absl::Status& status) = 0;
+};
+
+}  // namespace moeserve

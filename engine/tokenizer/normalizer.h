@@ -1,0 +1,43 @@
+// Normalizers rewrite a text before it is cut into pieces.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace moeserve {
+
+// Immutable after construction, for any number of threads.
+class Normalizer {
+ public:
+  virtual ~Normalizer() = default;
+
+  // The normalised form of `text`, which is valid UTF-8, as is the result.
+  virtual std::string Normalize(std::string_view text) const = 0;
+
+  // A cheap test; true only if Normalize would return `text` itself.
+  virtual bool IsUnchanged(std::string_view text) const = 0;
+};
+
+// Normal form C, with the Unicode version of Hugging Face's tables.
+class NfcNormalizer : public Normalizer {
+ public:
+  std::string Normalize(std::string_view text) const override;
+  bool IsUnchanged(std::string_view text) const override;
+};
+
+// One after the other; no steps leave every text as it is.
+class SequenceNormalizer : public Normalizer {
+ public:
+  explicit SequenceNormalizer(std::vector<std::unique_ptr<Normalizer>> steps)
+      : steps_(std::move(steps)) {}
+
+  std::string Normalize(std::string_view text) const override;
+  bool IsUnchanged(std::string_view text) const override;
+
+ private:
+  std::vector<std::unique_ptr<Normalizer>> steps_;
+};
+
+}  // namespace moeserve

@@ -1,0 +1,20 @@
+// Owner of the texts that come into being while one input is encoded.
+#pragma once
+
+#include <deque>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace moeserve {
+
+class TextArena {
+ public:
+  // The view stays valid until the arena is destroyed.
+  std::string_view Keep(std::string text) { return texts_.emplace_back(std::move(text)); }
+
+ private:
+  std::deque<std::string> texts_;  // never moves its elements
+};
+
+}  // namespace moeserve

@@ -1,0 +1,18 @@
+// Limits of a request that do not depend on the engine's state.
+#pragma once
+
+#include "absl/status/status.h"
+#include "engine/request.h"
+
+namespace moeserve {
+
+struct RequestLimits {
+  int vocab_size = 0;
+  int max_model_len = 0;
+  bool has_tokenizer = false;
+};
+
+// InvalidArgument names the field, what was expected and what was found.
+absl::Status ValidateRequest(const Request& request, const RequestLimits& limits);
+
+}  // namespace moeserve

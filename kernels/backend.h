@@ -1,0 +1,275 @@
+// What a device must offer: weights in its own layout and the coarse operations of a decoder step.
+//
+// The CPU and CUDA backends stand behind this interface; engine code sees nothing else of them.
+// Rows are the unit of all activations: every operation computes a row's result from that row (and
+// the cache) alone, in an order that does not depend on which other rows are present, so results
+// are bit-identical alone and in any batch.
+//
+// One thread at a time calls the operations of a backend. Arguments are checked by the callers in
+// engine/; a violated precondition is a broken invariant and stops the process.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "kernels/base/dtype.h"
+#include "kernels/base/host_tensor.h"
+#include "kernels/base/status.h"
+#include "kernels/kv_cache_storage.h"
+#include "kernels/route_settings.h"
+
+namespace moeserve {
+
+// Rows of activations, row-major; a cheap value that owns nothing.
+struct RowsView {
+  void* data = nullptr;
+  DType dtype = DType::kF32;  // kF32 or kBF16
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t stride = 0;  // elements from row to row, >= cols
+
+  char* row(int64_t r) const {
+    return static_cast<char*>(data) + r * stride * static_cast<int64_t>(SizeOf(dtype));
+  }
+  // The same columns [begin, begin + count) of every row.
+  RowsView Columns(int64_t begin, int64_t count) const {
+    RowsView v = *this;
+    v.data = static_cast<char*>(data) + begin * static_cast<int64_t>(SizeOf(dtype));
+    v.cols = count;
+    return v;
+  }
+};
+
+// Device memory for activations.
+class DeviceBuffer {
+ public:
+  virtual ~DeviceBuffer() = default;
+  virtual void* data() const = 0;
+  virtual size_t bytes() const = 0;
+};
+
+// E linear layers of possibly unequal widths, in the device's layout. A dense linear layer is a
+// bank of one.
+struct LinearBankShape {
+  std::vector<int> in_features;   // [E], or one for all
+  std::vector<int> out_features;  // [E]; gated: the width of the gate and of the up half
+  bool gated = false;             // rows come in (gate, up) pairs for Epilogue::kGated
+  bool bias = false;
+  DType weight_dtype = DType::kF32;  // stored type
+
+  int in_features_of(int e) const {
+    return in_features.size() == 1 ? in_features[0] : in_features[e];
+  }
+};
+
+class LinearBank {
+ public:
+  enum class Half : uint8_t { kMain, kGate };  // kGate only where gated; up is kMain
+
+  virtual ~LinearBank() = default;
+  // Copies `weight` [n, in_features_of(expert)] (any dtype, converted to the stored one) into rows
+  // [row_begin, row_begin + n) of matrix `expert`.
+  virtual void LoadWeight(int expert, Half half, int row_begin, const HostTensor& weight) = 0;
+  virtual void LoadBias(int expert, Half half, int row_begin, const HostTensor& bias) = 0;
+
+  const LinearBankShape& shape() const { return shape_; }
+  int num_experts() const { return static_cast<int>(shape_.out_features.size()); }
+
+ protected:
+  explicit LinearBank(LinearBankShape shape) : shape_(std::move(shape)) {}
+  LinearBankShape shape_;
+};
+
+// Scale (and shift) vectors of a norm, one per group of rows; always f32.
+class NormBank {
+ public:
+  virtual ~NormBank() = default;
+};
+
+struct NormShape {
+  bool layer = false;  // layer norm (mean removed, shift added); else RMS
+  float eps = 1e-5f;
+};
+
+class EmbeddingTable {
+ public:
+  virtual ~EmbeddingTable() = default;
+};
+
+// Router of one routed block with its settings; tensors widened to f32.
+class Router {
+ public:
+  virtual ~Router() = default;
+};
+
+struct RouterTensors {
+  HostTensor weight;         // dot: [E, c]; cosine: expert vectors [E, dim]
+  HostTensor bias;           // dot: [E]; cosine: of the projection [dim]; data null: none
+  HostTensor projection;     // cosine: [dim, c]
+  float temperature = 0.0f;  // raw stored value; used where settings.temperature says so
+};
+
+// Which experts compute which rows: compressed rows in both directions. Assignments are sorted by
+// expert, then by row; A is their number. All arrays live as long as the backend's next Route of
+// the same slot.
+struct RoutingPlan {
+  int rows = 0;
+  int num_experts = 0;
+  int num_assignments = 0;
+  const int32_t* expert_offsets = nullptr;      // [E + 1]
+  const int32_t* row_of_assignment = nullptr;   // [A]
+  const float* weight_of_assignment = nullptr;  // [A] final gate
+  const int32_t* row_offsets = nullptr;         // [rows + 1]
+  const int32_t* assignments_of_row = nullptr;  // [A] a row's assignments, ascending expert
+  const uint8_t* row_nonfinite = nullptr;       // [rows] 1: NaN or Inf in the scores that count
+};
+
+// Routes that replace the router's (parity tests): compressed rows, experts ascending.
+struct GivenRoutes {
+  std::vector<int32_t> offsets;  // [rows + 1]
+  std::vector<int32_t> experts;  // [A]
+  std::vector<float> weights;    // [A]
+};
+
+enum class ActivationKind : uint8_t { kNone, kSilu, kGelu, kGeluTanh, kRelu };
+
+// output[a] = epilogue(input[source_row(a)] * W_e^T + b_e) for every assignment a of expert e. Of
+// an input row the first in_features_of(e) columns count.
+struct LinearArgs {
+  const LinearBank* bank = nullptr;
+  const RoutingPlan* plan = nullptr;  // null: one expert, every row of `input`
+  bool gather = false;                // input row of a is plan->row_of_assignment[a], else a itself
+  RowsView input;
+  RowsView output;  // [A, >= widest out_features rounded up to 16 where pad_output]
+  // Without gated bank: activation of each output. With gated bank: act(gate) * up.
+  ActivationKind activation = ActivationKind::kNone;
+  bool pad_output = false;  // zero columns up to the next multiple of 16 may be written
+};
+
+struct NormArgs {
+  const NormBank* bank = nullptr;
+  const RoutingPlan* plan = nullptr;  // group of assignment a = its expert; null: group 0
+  int segments = 1;  // a row holds this many adjacent vectors, each normalised by itself
+  RowsView input;    // f32
+  RowsView output;   // f32 or bf16; may be `input`
+};
+
+struct EmbedArgs {
+  const EmbeddingTable* tokens = nullptr;
+  const EmbeddingTable* positions = nullptr;  // learned; null: none
+  bool sinusoidal = false;
+  float scale = 1.0f;
+  std::span<const int32_t> token_ids;  // [T]
+  std::span<const int32_t> position;   // [T]
+  RowsView output;                     // f32 [T, d]
+};
+
+struct RopeSettings {
+  int head_dim = 0;
+  int dimensions = 0;  // leading dimensions that turn, even
+  double theta = 10000.0;
+  bool interleaved = false;
+};
+
+struct RopeArgs {
+  RopeSettings settings;
+  std::span<const int32_t> position;      // [T]
+  const int32_t* token_of_row = nullptr;  // null: row r is token r
+  RowsView rows;                          // f32, in place; heads adjacent
+};
+
+struct AppendKvArgs {
+  KvCacheStorage* cache = nullptr;
+  int layer = 0;
+  std::span<const int32_t> position;                       // [T]
+  std::span<const int32_t> sequence;                       // [T]
+  std::span<const std::span<const int32_t>> block_tables;  // [S]
+  RowsView keys;                                           // f32 [T, G * d_h]
+  RowsView values;                                         // f32 [T, G * d_h]
+};
+
+struct AttentionArgs {
+  const KvCacheStorage* cache = nullptr;
+  int layer = 0;
+  std::span<const int32_t> position;                       // [T]
+  std::span<const int32_t> sequence;                       // [T]
+  std::span<const std::span<const int32_t>> block_tables;  // [S]
+  const int32_t* token_of_row = nullptr;                   // query row -> token; null: the same
+  std::span<const int32_t> kv_head;  // [heads per query row] kv head of each query head
+  float scale = 1.0f;
+  int window = 0;   // 0: none
+  RowsView query;   // f32 [Q, heads * d_h]
+  RowsView output;  // f32 or bf16 [Q, heads * d_h]
+};
+
+struct RouteArgs {
+  const Router* router = nullptr;
+  RowsView input;                      // f32 or bf16 [rows, c]
+  const GivenRoutes* given = nullptr;  // replaces the router's choice
+  int slot = 0;                        // plans of different slots live side by side (0 or 1)
+};
+
+// output[r] = (residual[r] +) sum over the row's assignments of weight * rounded(results[a]),
+// in ascending expert order, in f32. `results` in the run's activation type.
+struct CombineArgs {
+  const RoutingPlan* plan = nullptr;
+  RowsView results;                    // [A, c]
+  const RowsView* residual = nullptr;  // the sub-token itself (MH-MoE eq. 6)
+  RowsView output;                     // f32 or bf16 [rows, c]
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual std::string_view name() const = 0;         // "cpu", "cuda"
+  virtual std::string_view description() const = 0;  // e.g. "cpu, avx512_bf16, 2 threads"
+
+  // Setup. ResourceExhausted names the size.
+  virtual Result<std::unique_ptr<DeviceBuffer>> Allocate(size_t bytes) = 0;
+  virtual Result<std::unique_ptr<LinearBank>> NewLinearBank(LinearBankShape shape) = 0;
+  // groups[e]: scale [n_e]; shifts empty unless shape.layer.
+  virtual Result<std::unique_ptr<NormBank>> NewNormBank(NormShape shape,
+                                                        std::span<const HostTensor> scales,
+                                                        std::span<const HostTensor> shifts) = 0;
+  virtual Result<std::unique_ptr<EmbeddingTable>> NewEmbeddingTable(const HostTensor& table) = 0;
+  // Reads the rows of a table out of a bank of one (tied embeddings) instead of a copy.
+  virtual Result<std::unique_ptr<EmbeddingTable>> NewTiedEmbeddingTable(const LinearBank& bank) = 0;
+  virtual Result<std::unique_ptr<Router>> NewRouter(const RouteSettings& settings,
+                                                    const RouterTensors& tensors) = 0;
+
+  // Step.
+  virtual void Embed(const EmbedArgs& args) = 0;
+  virtual void Norm(const NormArgs& args) = 0;
+  virtual void Linear(const LinearArgs& args) = 0;
+  virtual void Rope(const RopeArgs& args) = 0;
+  virtual void AppendKv(const AppendKvArgs& args) = 0;
+  virtual void Attention(const AttentionArgs& args) = 0;
+  virtual RoutingPlan Route(const RouteArgs& args) = 0;
+  virtual void Combine(const CombineArgs& args) = 0;
+  // Rounds or copies rows: output = input (f32 -> f32 or bf16).
+  virtual void Convert(const RowsView& input, const RowsView& output) = 0;
+  // x += scale * (branch + bias); bias [cols] f32 or null.
+  virtual void AddScaled(const RowsView& x, const RowsView& branch, const float* bias,
+                         float scale) = 0;
+  // x[r] *= sigmoid(gate[r][0]); all f32. The gate of a shared expert.
+  virtual void ScaleBySigmoid(const RowsView& x, const RowsView& gate) = 0;
+  // output[i] = input[rows[i]], f32.
+  virtual void GatherRows(const RowsView& input, std::span<const int32_t> rows,
+                          const RowsView& output) = 0;
+  // Multiplies every element, f32, in place.
+  virtual void Scale(const RowsView& x, float factor) = 0;
+  // Copies f32 rows to host memory, densely.
+  virtual void CopyToHost(const RowsView& input, std::span<float> output) = 0;
+
+  // Since construction: expert matrices that Linear() streamed for routed plans. Tests use it to
+  // see that rows of one step share grouped products.
+  virtual uint64_t expert_visits() const = 0;
+  // Bytes of all weights laid out so far.
+  virtual int64_t weight_bytes() const = 0;
+};
+
+}  // namespace moeserve

@@ -1,0 +1,40 @@
+// Owned host memory for weights, activations and the cache.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "kernels/base/status.h"
+
+namespace moeserve {
+
+// Anonymous zeroed memory, 2 MiB aligned and on huge pages where the system grants them.
+class HostBuffer {
+ public:
+  HostBuffer() = default;
+  // ResourceExhausted names the size asked for.
+  static Result<HostBuffer> Allocate(size_t bytes);
+  ~HostBuffer();
+  HostBuffer(HostBuffer&& other) noexcept { *this = std::move(other); }
+  HostBuffer& operator=(HostBuffer&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    std::swap(mapped_, other.mapped_);
+    std::swap(mapping_, other.mapping_);
+    return *this;
+  }
+  HostBuffer(const HostBuffer&) = delete;
+  HostBuffer& operator=(const HostBuffer&) = delete;
+
+  char* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  char* data_ = nullptr;
+  size_t bytes_ = 0;
+  void* mapping_ = nullptr;
+  size_t mapped_ = 0;
+};
+
+}  // namespace moeserve

@@ -1,0 +1,67 @@
+// Element types of weights and activations, and scalar conversions between them.
+//
+// The conversions are static: the CPU kernels include this file under several instruction sets, and
+// a merged copy could be one that the processor cannot run.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string_view>
+
+namespace moeserve {
+
+enum class DType : uint8_t { kF32, kF16, kBF16 };
+
+constexpr size_t SizeOf(DType t) { return t == DType::kF32 ? 4 : 2; }
+
+constexpr std::string_view Name(DType t) {
+  switch (t) {
+    case DType::kF32:
+      return "f32";
+    case DType::kF16:
+      return "f16";
+    case DType::kBF16:
+      return "bf16";
+  }
+  return "?";
+}
+
+// A bf16 value as its 16 bits: the upper half of the f32 with the same value.
+using Bf16 = uint16_t;
+// An IEEE binary16 value as its 16 bits.
+using F16 = uint16_t;
+
+static inline float F32FromBits(uint32_t bits) {
+  float f;
+  std::memcpy(&f, &bits, sizeof(f));
+  return f;
+}
+
+static inline uint32_t BitsFromF32(float f) {
+  uint32_t bits;
+  std::memcpy(&bits, &f, sizeof(bits));
+  return bits;
+}
+
+static inline float F32FromBf16(Bf16 v) { return F32FromBits(static_cast<uint32_t>(v) << 16); }
+
+// Round to nearest, ties to even; NaN stays a (quiet) NaN.
+static inline Bf16 Bf16FromF32(float f) {
+  const uint32_t bits = BitsFromF32(f);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<Bf16>((bits >> 16) | 0x40u);
+  return static_cast<Bf16>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+static inline float F32FromF16(F16 v) {
+  const uint32_t sign = static_cast<uint32_t>(v & 0x8000u) << 16;
+  const uint32_t exponent = (v >> 10) & 0x1fu;
+  const uint32_t mantissa = v & 0x3ffu;
+  if (exponent == 0x1f) return F32FromBits(sign | 0x7f800000u | (mantissa << 13));
+  if (exponent != 0) return F32FromBits(sign | ((exponent + 112) << 23) | (mantissa << 13));
+  // A subnormal is mantissa * 2^-24, exact in f32.
+  const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
+  return F32FromBits(BitsFromF32(magnitude) | sign);
+}
+
+}  // namespace moeserve

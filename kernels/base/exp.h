@@ -1,0 +1,46 @@
+// The exponential of the routing contract: the same bits on every backend and instruction set.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace moeserve {
+
+// e^x within 2 ulp from fused multiply-adds and exponent bits alone, so that every compiler and
+// device gives the same result. 0 below ln 2^-126, +Inf above the logarithm of the largest float,
+// NaN for NaN.
+static inline float ContractExp(float x) {
+  constexpr float kLog2E = 0x1.715476p+0f;
+  constexpr float kLn2High = 0x1.62e400p-1f;  // 14 bits, so n * kLn2High is exact
+  constexpr float kLn2Low = 0x1.7f7d1cp-20f;
+  constexpr float kRound = 0x1.8p+23f;          // adding it rounds to the nearest integer
+  constexpr float kSmallest = -0x1.5d589ep+6f;  // ln 2^-126
+  constexpr float kLargest = 0x1.62e42ep+6f;    // ln of the largest float
+  const bool too_small = x < kSmallest;
+  const bool too_large = x > kLargest;
+  // Out-of-range arguments run through the arithmetic as 0 so that no step overflows.
+  const float v = (too_small || too_large) ? 0.0f : x;
+  const float n = __builtin_fmaf(v, kLog2E, kRound) - kRound;
+  float r = __builtin_fmaf(-n, kLn2High, v);
+  r = __builtin_fmaf(-n, kLn2Low, r);
+  float p = 0x1.a01a02p-13f;  // 1/7!
+  p = __builtin_fmaf(p, r, 0x1.6c16c2p-10f);
+  p = __builtin_fmaf(p, r, 0x1.111112p-7f);
+  p = __builtin_fmaf(p, r, 0x1.555556p-5f);
+  p = __builtin_fmaf(p, r, 0x1.555556p-3f);
+  p = __builtin_fmaf(p, r, 0.5f);
+  p = __builtin_fmaf(p, r, 1.0f);
+  p = __builtin_fmaf(p, r, 1.0f);
+  // 2^n in two factors: n reaches 128, which is no exponent of a float.
+  const int32_t in = static_cast<int32_t>(v == v ? n : 0.0f);
+  const int32_t half = in >> 1;
+  const int32_t bits1 = (half + 127) << 23;
+  const int32_t bits2 = (in - half + 127) << 23;
+  float scale1, scale2;
+  std::memcpy(&scale1, &bits1, sizeof(scale1));
+  std::memcpy(&scale2, &bits2, sizeof(scale2));
+  const float y = p * scale1 * scale2;
+  return too_small ? 0.0f : (too_large ? __builtin_inff() : y);
+}
+
+}  // namespace moeserve

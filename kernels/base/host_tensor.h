@@ -1,0 +1,39 @@
+// A dense tensor in host memory, as a checkpoint or a generator hands it over.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/base/dtype.h"
+
+namespace moeserve {
+
+// Row-major. `owner` keeps `data` alive; copies share it.
+struct HostTensor {
+  const void* data = nullptr;  // any alignment
+  DType dtype = DType::kF32;
+  std::vector<int64_t> shape;
+  std::shared_ptr<const void> owner;
+
+  int64_t size() const {
+    int64_t n = 1;
+    for (int64_t s : shape) n *= s;
+    return n;
+  }
+};
+
+// Element i widened to f32 (exact for every dtype).
+inline float ElementAsF32(const HostTensor& t, int64_t i) {
+  const char* base = static_cast<const char*>(t.data);
+  if (t.dtype == DType::kF32) {
+    float f;
+    std::memcpy(&f, base + 4 * i, 4);
+    return f;
+  }
+  uint16_t bits;
+  std::memcpy(&bits, base + 2 * i, 2);
+  return t.dtype == DType::kBF16 ? F32FromBf16(bits) : F32FromF16(bits);
+}
+
+}  // namespace moeserve

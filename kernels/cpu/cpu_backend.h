@@ -1,0 +1,117 @@
+// The CPU backend: weights packed for the instruction set, threads from one pool.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/thread_pool.h"
+
+namespace moeserve::cpu {
+
+class CpuBackend : public Backend {
+ public:
+  // `table` must be supported by the processor (isa.h); threads >= 1.
+  CpuBackend(const KernelTable* table, int threads);
+
+  std::string_view name() const override { return "cpu"; }
+  std::string_view description() const override { return description_; }
+
+  Result<std::unique_ptr<DeviceBuffer>> Allocate(size_t bytes) override;
+  Result<std::unique_ptr<LinearBank>> NewLinearBank(LinearBankShape shape) override;
+  Result<std::unique_ptr<NormBank>> NewNormBank(NormShape shape, std::span<const HostTensor> scales,
+                                                std::span<const HostTensor> shifts) override;
+  Result<std::unique_ptr<EmbeddingTable>> NewEmbeddingTable(const HostTensor& table) override;
+  Result<std::unique_ptr<EmbeddingTable>> NewTiedEmbeddingTable(const LinearBank& bank) override;
+  Result<std::unique_ptr<Router>> NewRouter(const RouteSettings& settings,
+                                            const RouterTensors& tensors) override;
+
+  void Embed(const EmbedArgs& args) override;
+  void Norm(const NormArgs& args) override;
+  void Linear(const LinearArgs& args) override;
+  void Rope(const RopeArgs& args) override;
+  void AppendKv(const AppendKvArgs& args) override;
+  void Attention(const AttentionArgs& args) override;
+  RoutingPlan Route(const RouteArgs& args) override;
+  void Combine(const CombineArgs& args) override;
+  void Convert(const RowsView& input, const RowsView& output) override;
+  void AddScaled(const RowsView& x, const RowsView& branch, const float* bias,
+                 float scale) override;
+  void ScaleBySigmoid(const RowsView& x, const RowsView& gate) override;
+  void GatherRows(const RowsView& input, std::span<const int32_t> rows,
+                  const RowsView& output) override;
+  void Scale(const RowsView& x, float factor) override;
+  void CopyToHost(const RowsView& input, std::span<float> output) override;
+
+  uint64_t expert_visits() const override { return expert_visits_; }
+  int64_t weight_bytes() const override { return weight_bytes_; }
+
+  const KernelTable& table() const { return *table_; }
+  ThreadPool& pool() { return pool_; }
+
+ private:
+  // Memory of one plan; grows, never shrinks.
+  struct PlanStorage {
+    std::vector<int32_t> expert_offsets, row_of_assignment, row_offsets, assignments_of_row;
+    std::vector<float> weight_of_assignment;
+    std::vector<uint8_t> row_nonfinite;
+  };
+  // Scratch of one thread; grows, never shrinks.
+  struct Scratch {
+    std::vector<float> floats;
+    std::vector<uint64_t> keys;
+    float* Floats(size_t n) {
+      if (floats.size() < n) floats.resize(n);
+      return floats.data();
+    }
+  };
+  // One product of some rows with some blocks; the unit that threads take.
+  struct LinearTask {
+    int expert;
+    int block;
+    int row_begin;
+    int row_end;
+  };
+
+  // Runs body(begin, end, worker) over [0, rows) in parts; on the calling thread alone when
+  // rows * work_per_row (in elementary operations) is small.
+  template <typename Body>
+  void ForRows(int64_t rows, int64_t work_per_row, const Body& body);
+
+  void RunLinearTask(const LinearArgs& args, const LinearTask& task, int worker);
+  RoutingPlan BuildPlan(int rows, int experts, const std::vector<int32_t>& offsets,
+                        const std::vector<int32_t>& ids, const std::vector<float>& weights,
+                        PlanStorage& storage);
+
+  const KernelTable* table_;
+  ThreadPool pool_;
+  std::string description_;
+  std::vector<Scratch> scratch_;  // [threads]
+  std::vector<LinearTask> linear_tasks_;
+  PlanStorage plans_[2];
+  // Routes of the current Route() before they are sorted into a plan.
+  std::vector<int32_t> route_counts_, route_offsets_, route_experts_, route_experts_wide_;
+  std::vector<float> route_weights_, route_weights_wide_;
+  uint64_t expert_visits_ = 0;
+  int64_t weight_bytes_ = 0;
+};
+
+template <typename Body>
+void CpuBackend::ForRows(int64_t rows, int64_t work_per_row, const Body& body) {
+  constexpr int64_t kInlineWork = 1 << 16;  // below this a hand-over costs more than it gains
+  if (pool_.threads() == 1 || rows * work_per_row < kInlineWork || rows < 2) {
+    body(int64_t{0}, rows, 0);
+    return;
+  }
+  int64_t part = kInlineWork / 2 / (work_per_row > 0 ? work_per_row : 1);
+  if (part < 1) part = 1;
+  const int64_t parts = (rows + part - 1) / part;
+  pool_.Run(parts, [&](int64_t i, int worker) {
+    const int64_t end = (i + 1) * part < rows ? (i + 1) * part : rows;
+    body(i * part, end, worker);
+  });
+}
+
+}  // namespace moeserve::cpu

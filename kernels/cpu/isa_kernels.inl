@@ -1,0 +1,242 @@
+// The kernels of one instruction set apart from the linear tiles. Compiled once per isa_*.cc, which
+// defines MOESERVE_ISA (namespace), MOESERVE_BF16_DOT and MOESERVE_PANEL_TILE and includes its simd
+// header first. No templates or inline functions of the standard library: the linker could pick
+// this file's copy, compiled for a processor that another machine is not.
+
+#include "kernels/base/exp.h"
+#include "kernels/cpu/linear_tile.inl"
+#include "kernels/cpu/route_row.inl"
+
+namespace moeserve::cpu::MOESERVE_ISA {
+namespace {
+
+inline float Sigmoid(float x) { return 1.0f / (1.0f + ContractExp(-x)); }
+
+inline float GeluTanh(float x) {
+  constexpr float kSqrt2OverPi = 0.7978845608028654f;
+  const float u = kSqrt2OverPi * (x + 0.044715f * x * x * x);
+  return 0.5f * x * (2.0f - 2.0f / (1.0f + ContractExp(2.0f * u)));
+}
+
+inline float Gelu(float x) { return 0.5f * x * (1.0f + __builtin_erff(x * 0.7071067811865476f)); }
+
+void ActivatePanel(EpilogueActivation activation, float* v) {
+  switch (activation) {
+    case EpilogueActivation::kNone:
+      return;
+    case EpilogueActivation::kSilu:
+      for (int i = 0; i < kPanel; ++i) v[i] = v[i] * Sigmoid(v[i]);
+      return;
+    case EpilogueActivation::kGelu:
+      for (int i = 0; i < kPanel; ++i) v[i] = Gelu(v[i]);
+      return;
+    case EpilogueActivation::kGeluTanh:
+      for (int i = 0; i < kPanel; ++i) v[i] = GeluTanh(v[i]);
+      return;
+    case EpilogueActivation::kRelu:
+      // NaN stays NaN: a numeric failure must reach its request.
+      for (int i = 0; i < kPanel; ++i) v[i] = v[i] < 0.0f ? 0.0f : v[i];
+      return;
+  }
+}
+
+void ConvertRow(const float* in, Bf16* out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = Bf16FromF32(in[i]);
+}
+
+void WidenBf16Row(const Bf16* in, float* out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = F32FromBf16(in[i]);
+}
+
+void Epilogue(const EpilogueArgs& a) {
+  for (int r = 0; r < a.rows; ++r) {
+    float* tile = a.tile + r * kBlock;
+    if (a.bias != nullptr) {
+      for (int i = 0; i < a.panels * kPanel; ++i) tile[i] += a.bias[i];
+    }
+    if (a.gated) {
+      for (int p = 0; p < a.panels; p += 2) {
+        float* gate = tile + p * kPanel;
+        const float* up = gate + kPanel;
+        float* hidden = tile + p / 2 * kPanel;
+        ActivatePanel(a.activation, gate);
+        for (int i = 0; i < kPanel; ++i) hidden[i] = gate[i] * up[i];
+      }
+    } else {
+      for (int p = 0; p < a.panels; ++p) ActivatePanel(a.activation, tile + p * kPanel);
+    }
+    if (a.out_bf16) {
+      ConvertRow(tile, reinterpret_cast<Bf16*>(a.out[r]), a.cols);
+    } else {
+      __builtin_memcpy(a.out[r], tile, static_cast<size_t>(a.cols) * sizeof(float));
+    }
+  }
+}
+
+// Sum over n values in 32 interleaved partial sums, then a tree: the order depends on n alone.
+template <typename F>
+inline float LaneSum(int64_t n, F value) {
+  float lane[32] = {};
+  int64_t i = 0;
+  for (; i + 32 <= n; i += 32) {
+    for (int l = 0; l < 32; ++l) lane[l] += value(i + l);
+  }
+  for (int l = 0; i + l < n; ++l) lane[l] += value(i + l);
+  for (int width = 16; width > 0; width /= 2) {
+    for (int l = 0; l < width; ++l) lane[l] += lane[l + width];
+  }
+  return lane[0];
+}
+
+void NormRow(const NormRowArgs& a) {
+  const float* x = a.x;
+  const float count = static_cast<float>(a.n);
+  float mean = 0.0f;
+  if (a.layer) mean = LaneSum(a.n, [=](int64_t i) { return x[i]; }) / count;
+  const float square = LaneSum(a.n, [=](int64_t i) { return (x[i] - mean) * (x[i] - mean); });
+  const float inverse = 1.0f / __builtin_sqrtf(square / count + a.eps);
+  float* out = static_cast<float*>(a.out);
+  Bf16* out16 = static_cast<Bf16*>(a.out);
+  for (int64_t i = 0; i < a.n; ++i) {
+    float v = (x[i] - mean) * inverse * a.scale[i];
+    if (a.shift != nullptr) v += a.shift[i];
+    if (a.out_bf16) {
+      out16[i] = Bf16FromF32(v);
+    } else {
+      out[i] = v;
+    }
+  }
+}
+
+template <bool kBf16>
+inline Vec LoadCached(const char* p) {
+  if constexpr (kBf16) {
+    return LoadBf16(p);
+  } else {
+    return Load(reinterpret_cast<const float*>(p));
+  }
+}
+
+// Scores of `kBlocks` adjacent cache blocks; one lane is one position.
+template <bool kBf16, int kBlocks>
+inline void ScoreBlocks(const AttentionHeadArgs& a, int block, float* scores) {
+  constexpr int kElement = kBf16 ? 2 : 4;
+  const char* key[kBlocks];
+  Vec acc[kBlocks];
+  for (int b = 0; b < kBlocks; ++b) {
+    key[b] = a.keys + a.block_table[block + b] * a.key_block_bytes + a.key_head_offset;
+    acc[b] = Zero();
+  }
+  for (int d = 0; d < a.head_dim; ++d) {
+    const Vec q = Broadcast(a.q[d]);
+    for (int b = 0; b < kBlocks; ++b) {
+      acc[b] = Fma(q, LoadCached<kBf16>(key[b] + d * 16 * kElement), acc[b]);
+    }
+  }
+  for (int b = 0; b < kBlocks; ++b) Store(scores + b * 16, acc[b]);
+}
+
+// `kVecs` vectors of the output, summed over positions in ascending order.
+template <bool kBf16, int kVecs>
+inline void SumValues(const AttentionHeadArgs& a, const float* weights, int first_block, int column,
+                      float inverse) {
+  constexpr int kElement = kBf16 ? 2 : 4;
+  Vec acc[kVecs];
+  for (int v = 0; v < kVecs; ++v) acc[v] = Zero();
+  const int64_t row_bytes = static_cast<int64_t>(a.padded_dim) * kElement;
+  int position = a.begin;
+  while (position < a.end) {
+    const int block = position / 16;
+    const int stop = (block + 1) * 16 < a.end ? (block + 1) * 16 : a.end;
+    const char* value = a.values + a.block_table[block] * a.value_block_bytes +
+                        a.value_head_offset + (position - block * 16) * row_bytes +
+                        column * kElement;
+    for (; position < stop; ++position, value += row_bytes) {
+      const Vec weight = Broadcast(weights[position - first_block * 16]);
+      for (int v = 0; v < kVecs; ++v) {
+        acc[v] = Fma(weight, LoadCached<kBf16>(value + v * 16 * kElement), acc[v]);
+      }
+    }
+  }
+  for (int v = 0; v < kVecs; ++v) {
+    float* out = a.out + column + v * 16;
+    Store(out, acc[v]);
+    for (int i = 0; i < 16; ++i) out[i] *= inverse;
+  }
+}
+
+template <bool kBf16>
+void AttentionHeadOf(const AttentionHeadArgs& a) {
+  const int first = a.begin / 16;
+  const int last = (a.end + 15) / 16;
+  int block = first;
+  for (; block + 4 <= last; block += 4) {
+    ScoreBlocks<kBf16, 4>(a, block, a.scores + (block - first) * 16);
+  }
+  for (; block < last; ++block) ScoreBlocks<kBf16, 1>(a, block, a.scores + (block - first) * 16);
+
+  // Positions before `begin` or from `end` on share a block with visible ones; what their lanes
+  // hold is arbitrary, so they are overwritten.
+  const int64_t lanes = static_cast<int64_t>(last - first) * 16;
+  const int64_t skip = a.begin - first * 16;
+  const int64_t visible = a.end - first * 16;
+  float maximum = -__builtin_inff();
+  for (int64_t i = skip; i < visible; ++i) {
+    a.scores[i] *= a.scale;
+    maximum = a.scores[i] > maximum ? a.scores[i] : maximum;
+  }
+  for (int64_t i = 0; i < skip; ++i) a.scores[i] = 0.0f;
+  for (int64_t i = skip; i < visible; ++i) a.scores[i] = ContractExp(a.scores[i] - maximum);
+  for (int64_t i = visible; i < lanes; ++i) a.scores[i] = 0.0f;
+  float lane[16] = {};
+  for (int64_t i = 0; i < lanes; i += 16) {
+    for (int l = 0; l < 16; ++l) lane[l] += a.scores[i + l];
+  }
+  for (int width = 8; width > 0; width /= 2) {
+    for (int l = 0; l < width; ++l) lane[l] += lane[l + width];
+  }
+  const float inverse = 1.0f / lane[0];
+
+  int column = 0;
+  for (; column + 64 <= a.padded_dim; column += 64) {
+    SumValues<kBf16, 4>(a, a.scores, first, column, inverse);
+  }
+  for (; column + 16 <= a.padded_dim; column += 16) {
+    SumValues<kBf16, 1>(a, a.scores, first, column, inverse);
+  }
+}
+
+void AttentionHead(const AttentionHeadArgs& a) {
+  if (a.cache_bf16) {
+    AttentionHeadOf<true>(a);
+  } else {
+    AttentionHeadOf<false>(a);
+  }
+}
+
+void Axpy(float a, const float* x, float* y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) y[i] += a * x[i];
+}
+
+void AxpyBf16(float a, const Bf16* x, float* y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) y[i] += a * F32FromBf16(x[i]);
+}
+
+constexpr KernelTable MakeTable(const char* name) {
+  return {
+    .name = name, .bf16_dot = MOESERVE_BF16_DOT != 0, .row_tile = kRowTile,
+    .linear_f32 = &LinearF32,
+#if MOESERVE_BF16_DOT
+    .linear_bf16 = &LinearBf16,
+#else
+    .linear_bf16 = nullptr,
+#endif
+    .epilogue = &Epilogue, .norm_row = &NormRow, .attention_head = &AttentionHead,
+    .contract_dot = &ContractDot, .router_scores = &RouterScores, .route_row = &RouteRow,
+    .widen_bf16 = &WidenBf16Row, .convert_row = &ConvertRow, .axpy = &Axpy, .axpy_bf16 = &AxpyBf16,
+    .read_stream = &ReadStream,
+  };
+}
+
+}  // namespace
+}  // namespace moeserve::cpu::MOESERVE_ISA

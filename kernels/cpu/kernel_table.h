@@ -1,0 +1,120 @@
+// The inner kernels of one instruction set. Each isa_*.cc compiles isa_kernels.inl with its own
+// flags and fills one table; the backend picks a table once.
+//
+// Results are bit-identical for any number of rows per call and any number of threads. Routing
+// (RouteRow and everything under it) is bit-identical across the tables as well.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/base/dtype.h"
+#include "kernels/route_settings.h"
+
+namespace moeserve::cpu {
+
+// Packed weights: a matrix [N, K] becomes blocks of up to 4 panels of 16 outputs. A block is one
+// linear stream of lines: for each step, each of its panels contributes one line of 16 outputs
+// (f32: one k, 64 bytes; f16: one k, 32 bytes; bf16: two k, 64 bytes, output-major pairs).
+inline constexpr int kPanel = 16;
+inline constexpr int kPanelsPerBlock = 4;
+inline constexpr int kBlock = kPanel * kPanelsPerBlock;
+inline constexpr int kMaxRowTile = 6;
+
+struct LinearTileArgs {
+  const char* weights;  // the block
+  DType weight_dtype;
+  int panels;  // in the block, 1..4
+  int rows;    // 1..row_tile
+  int64_t k;
+  const void* const* x;  // [rows] input rows: f32, or bf16 in linear_bf16
+  float* out;            // [rows][kBlock]
+};
+
+enum class EpilogueActivation : uint8_t { kNone, kSilu, kGelu, kGeluTanh, kRelu };
+
+struct EpilogueArgs {
+  float* tile;  // [rows][kBlock]; overwritten
+  int rows;
+  int panels;
+  bool gated;  // panels alternate gate, up
+  EpilogueActivation activation;
+  const float* bias;  // [kBlock] or null
+  char* const* out;   // [rows] first output column of this block
+  bool out_bf16;
+  int cols;  // output columns to write
+};
+
+struct NormRowArgs {
+  const float* x;
+  int64_t n;
+  bool layer;
+  float eps;
+  const float* scale;
+  const float* shift;  // null: none
+  void* out;
+  bool out_bf16;
+};
+
+// One query head against the cached keys and values of its kv head.
+struct AttentionHeadArgs {
+  const float* q;      // [head_dim]
+  const char* keys;    // layer base
+  const char* values;  // layer base
+  bool cache_bf16;
+  const int32_t* block_table;
+  int64_t key_block_bytes;  // bytes of one block of one layer
+  int64_t value_block_bytes;
+  int64_t key_head_offset;  // bytes from the block's start to this kv head
+  int64_t value_head_offset;
+  int head_dim;
+  int padded_dim;
+  int begin;  // first visible position
+  int end;    // one past the last visible position
+  float scale;
+  float* scores;  // scratch [end - begin rounded out to blocks of 16, + 64]
+  float* out;     // [padded_dim]
+};
+
+struct RouteRowArgs {
+  const RouteSettings* settings;
+  float* scores;     // [E] in: scores after bias and temperature; overwritten
+  uint64_t* keys;    // scratch [E]
+  float* exps;       // scratch [E]
+  float* gates;      // scratch [E]
+  int32_t* experts;  // out [n] ascending
+  float* weights;    // out [n]
+  uint8_t* status;   // out: 0, 1 = a NaN was seen, 2 = no finite maximum (all weights 0)
+};
+
+struct KernelTable {
+  const char* name;
+  bool bf16_dot;  // linear_bf16 works on bf16 rows; else the caller widens rows to f32
+  int row_tile;
+
+  void (*linear_f32)(const LinearTileArgs&);
+  void (*linear_bf16)(const LinearTileArgs&);  // null unless bf16_dot
+  void (*epilogue)(const EpilogueArgs&);
+  void (*norm_row)(const NormRowArgs&);
+  void (*attention_head)(const AttentionHeadArgs&);
+  // The routing contract's dot product of two vectors of n elements.
+  float (*contract_dot)(const float* a, const float* b, int64_t n);
+  // E contract dots at once: x and weights permuted by PermuteForRouter, padded to 256 a row.
+  void (*router_scores)(const float* x, const float* weights, int64_t padded, int experts,
+                        float* scores);
+  int (*route_row)(const RouteRowArgs&);  // number of selected experts
+  void (*widen_bf16)(const Bf16* in, float* out, int64_t n);
+  void (*convert_row)(const float* in, Bf16* out, int64_t n);
+  void (*axpy)(float a, const float* x, float* y, int64_t n);  // y += a * x
+  void (*axpy_bf16)(float a, const Bf16* x, float* y, int64_t n);
+  // Sum of all bytes' words: reads memory with the widest loads, for the bandwidth probe.
+  uint64_t (*read_stream)(const char* data, int64_t bytes);
+};
+
+extern const KernelTable kPlainTable;
+#if defined(__x86_64__)
+extern const KernelTable kAvx2Table;
+extern const KernelTable kAvx512Table;
+extern const KernelTable kAvx512Bf16Table;
+#endif
+
+}  // namespace moeserve::cpu

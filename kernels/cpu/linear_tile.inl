@@ -1,0 +1,177 @@
+// Register tiles of the linear kernels: rows x panels, summed over k in ascending order for every
+// (row, output) by itself, so that a tile's shape never changes a result.
+
+namespace moeserve::cpu::MOESERVE_ISA {
+namespace {
+
+inline constexpr int kPrefetchBytes = 4096;
+
+// Streams of few rows wait for memory; many rows reuse a line from the cache anyway.
+template <int M>
+inline void Prefetch([[maybe_unused]] const char* p) {
+  if constexpr (M <= 2) __builtin_prefetch(p + kPrefetchBytes, 0, 3);
+}
+
+template <int M, int P>
+inline void StoreTile(Vec (&acc)[M][P], float* out) {
+  for (int m = 0; m < M; ++m) {
+    for (int p = 0; p < P; ++p) Store(out + m * kBlock + p * kPanel, acc[m][p]);
+  }
+}
+
+template <int M, int P>
+inline void ClearTile(Vec (&acc)[M][P]) {
+  for (int m = 0; m < M; ++m) {
+    for (int p = 0; p < P; ++p) acc[m][p] = Zero();
+  }
+}
+
+// `step` is the distance in bytes between the lines of two steps.
+template <int M, int P>
+void TileF32(const char* w, int64_t step, int64_t k, const void* const* rows, float* out) {
+  const float* x[M];
+  for (int m = 0; m < M; ++m) x[m] = static_cast<const float*>(rows[m]);
+  Vec acc[M][P];
+  ClearTile(acc);
+  for (int64_t i = 0; i < k; ++i, w += step) {
+    for (int p = 0; p < P; ++p) {
+      Prefetch<M>(w + p * 64);
+      const Vec weight = Load(reinterpret_cast<const float*>(w + p * 64));
+      for (int m = 0; m < M; ++m) acc[m][p] = Fma(Broadcast(x[m][i]), weight, acc[m][p]);
+    }
+  }
+  StoreTile(acc, out);
+}
+
+template <int M, int P>
+void TileF16(const char* w, int64_t step, int64_t k, const void* const* rows, float* out) {
+  const float* x[M];
+  for (int m = 0; m < M; ++m) x[m] = static_cast<const float*>(rows[m]);
+  Vec acc[M][P];
+  ClearTile(acc);
+  for (int64_t i = 0; i < k; ++i, w += step) {
+    for (int p = 0; p < P; ++p) {
+      Prefetch<M>(w + p * 32);
+      const Vec weight = LoadF16(w + p * 32);
+      for (int m = 0; m < M; ++m) acc[m][p] = Fma(Broadcast(x[m][i]), weight, acc[m][p]);
+    }
+  }
+  StoreTile(acc, out);
+}
+
+template <int M, int P>
+void TileBf16(const char* w, int64_t step, int64_t k, const void* const* rows, float* out) {
+  const float* x[M];
+  for (int m = 0; m < M; ++m) x[m] = static_cast<const float*>(rows[m]);
+  Vec acc[M][P];
+  ClearTile(acc);
+  int64_t i = 0;
+  for (; i + 2 <= k; i += 2, w += step) {
+    for (int p = 0; p < P; ++p) {
+      Prefetch<M>(w + p * 64);
+      const PairLine line = LoadPairs(w + p * 64);
+      const Vec even = line.Even();
+      for (int m = 0; m < M; ++m) acc[m][p] = Fma(Broadcast(x[m][i]), even, acc[m][p]);
+      const Vec odd = line.Odd();
+      for (int m = 0; m < M; ++m) acc[m][p] = Fma(Broadcast(x[m][i + 1]), odd, acc[m][p]);
+    }
+  }
+  if (i < k) {
+    for (int p = 0; p < P; ++p) {
+      const Vec even = LoadPairs(w + p * 64).Even();
+      for (int m = 0; m < M; ++m) acc[m][p] = Fma(Broadcast(x[m][i]), even, acc[m][p]);
+    }
+  }
+  StoreTile(acc, out);
+}
+
+#if MOESERVE_BF16_DOT
+template <int M, int P>
+void TileBf16Dot(const char* w, int64_t step, int64_t k, const void* const* rows, float* out) {
+  const char* x[M];
+  for (int m = 0; m < M; ++m) x[m] = static_cast<const char*>(rows[m]);
+  Vec acc[M][P];
+  ClearTile(acc);
+  const int64_t pairs = k / 2;
+  for (int64_t i = 0; i < pairs; ++i, w += step) {
+    for (int p = 0; p < P; ++p) {
+      Prefetch<M>(w + p * 64);
+      const __m512i weight = _mm512_loadu_si512(w + p * 64);
+      for (int m = 0; m < M; ++m) {
+        int pair;
+        __builtin_memcpy(&pair, x[m] + i * 4, 4);
+        acc[m][p] = _mm512_dpbf16_ps(acc[m][p], reinterpret_cast<__m512bh>(weight),
+                                     reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair)));
+      }
+    }
+  }
+  if (k % 2 != 0) {
+    // The odd half of the last pair would be another row's element.
+    for (int p = 0; p < P; ++p) {
+      const __m512i weight = _mm512_loadu_si512(w + p * 64);
+      for (int m = 0; m < M; ++m) {
+        uint16_t last;
+        __builtin_memcpy(&last, x[m] + pairs * 4, 2);
+        acc[m][p] = _mm512_dpbf16_ps(acc[m][p], reinterpret_cast<__m512bh>(weight),
+                                     reinterpret_cast<__m512bh>(_mm512_set1_epi32(last)));
+      }
+    }
+  }
+  StoreTile(acc, out);
+}
+#endif
+
+using TileFunction = void (*)(const char*, int64_t, int64_t, const void* const*, float*);
+
+// Covers the block's panels with tiles of at most kPanelTile panels.
+inline void RunBlock(const TileFunction (&grid)[kRowTile][kPanelTile], int line_bytes,
+                     const LinearTileArgs& a) {
+  const int64_t step = static_cast<int64_t>(a.panels) * line_bytes;
+  for (int p = 0; p < a.panels; p += kPanelTile) {
+    const int panels = a.panels - p < kPanelTile ? a.panels - p : kPanelTile;
+    grid[a.rows - 1][panels - 1](a.weights + p * line_bytes, step, a.k, a.x, a.out + p * kPanel);
+  }
+}
+
+#define MOESERVE_TILE_ROW(fn, m) \
+  { MOESERVE_TILE_PANELS(fn, m) }
+#if MOESERVE_PANEL_TILE == 4
+#define MOESERVE_TILE_PANELS(fn, m) &fn<m, 1>, &fn<m, 2>, &fn<m, 3>, &fn<m, 4>
+#define MOESERVE_TILE_GRID(fn)                                                       \
+  {                                                                                  \
+    MOESERVE_TILE_ROW(fn, 1), MOESERVE_TILE_ROW(fn, 2), MOESERVE_TILE_ROW(fn, 3),    \
+        MOESERVE_TILE_ROW(fn, 4), MOESERVE_TILE_ROW(fn, 5), MOESERVE_TILE_ROW(fn, 6) \
+  }
+#else
+#define MOESERVE_TILE_PANELS(fn, m) &fn<m, 1>
+#define MOESERVE_TILE_GRID(fn)                                                    \
+  {                                                                               \
+    MOESERVE_TILE_ROW(fn, 1), MOESERVE_TILE_ROW(fn, 2), MOESERVE_TILE_ROW(fn, 3), \
+        MOESERVE_TILE_ROW(fn, 4)                                                  \
+  }
+#endif
+
+constexpr TileFunction kGridF32[kRowTile][kPanelTile] = MOESERVE_TILE_GRID(TileF32);
+constexpr TileFunction kGridF16[kRowTile][kPanelTile] = MOESERVE_TILE_GRID(TileF16);
+constexpr TileFunction kGridBf16[kRowTile][kPanelTile] = MOESERVE_TILE_GRID(TileBf16);
+#if MOESERVE_BF16_DOT
+constexpr TileFunction kGridBf16Dot[kRowTile][kPanelTile] = MOESERVE_TILE_GRID(TileBf16Dot);
+#endif
+
+void LinearF32(const LinearTileArgs& a) {
+  switch (a.weight_dtype) {
+    case DType::kF32:
+      return RunBlock(kGridF32, 64, a);
+    case DType::kF16:
+      return RunBlock(kGridF16, 32, a);
+    case DType::kBF16:
+      return RunBlock(kGridBf16, 64, a);
+  }
+}
+
+#if MOESERVE_BF16_DOT
+void LinearBf16(const LinearTileArgs& a) { RunBlock(kGridBf16Dot, 64, a); }
+#endif
+
+}  // namespace
+}  // namespace moeserve::cpu::MOESERVE_ISA

@@ -1,0 +1,56 @@
+// Linear layers in the CPU's layout.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/base/buffer.h"
+#include "kernels/cpu/kernel_table.h"
+
+namespace moeserve::cpu {
+
+// Every matrix [N, K] is packed into blocks of up to 64 outputs (kernel_table.h), one after the
+// other, so a product streams it once from front to back. In a gated bank panels alternate
+// (16 gate rows, 16 up rows), so one block holds both halves of the same 32 hidden units. N is
+// padded to a multiple of 16 with zeros (a padded output is exactly 0 before its activation).
+class CpuLinearBank : public LinearBank {
+ public:
+  static Result<std::unique_ptr<LinearBank>> Create(LinearBankShape shape);
+
+  void LoadWeight(int expert, Half half, int row_begin, const HostTensor& weight) override;
+  void LoadBias(int expert, Half half, int row_begin, const HostTensor& bias) override;
+
+  struct Matrix {
+    const char* weights;
+    const float* bias;  // per block kBlock values, null: none
+    int panels;         // of 16 packed outputs, gate panels included
+    int blocks;
+    int outputs;          // true number of results, gated halves counted once
+    int inputs;           // K
+    int64_t block_bytes;  // of a full block
+  };
+  const Matrix& matrix(int expert) const { return matrices_[expert]; }
+  const char* block(const Matrix& m, int b) const { return m.weights + b * m.block_bytes; }
+  int panels_of_block(const Matrix& m, int b) const {
+    const int left = m.panels - b * kPanelsPerBlock;
+    return left < kPanelsPerBlock ? left : kPanelsPerBlock;
+  }
+  int64_t bytes() const { return static_cast<int64_t>(memory_.bytes()); }
+
+  // Row `row` of matrix `expert` (not gated) widened to f32.
+  void ReadRow(int expert, int row, float* out) const;
+
+ private:
+  CpuLinearBank(LinearBankShape shape, HostBuffer memory)
+      : LinearBank(std::move(shape)), memory_(std::move(memory)) {}
+  int PackedRow(Half half, int row) const;
+  // Byte offset of element (packed row, k) within its matrix.
+  int64_t ElementOffset(const Matrix& m, int packed_row, int64_t k) const;
+
+  HostBuffer memory_;
+  std::vector<Matrix> matrices_;
+};
+
+}  // namespace moeserve::cpu

@@ -1,0 +1,198 @@
+#include "kernels/cpu/router.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/base/exp.h"
+#include "kernels/cpu/cpu_backend.h"
+
+namespace moeserve::cpu {
+namespace {
+
+std::vector<float> Widened(const HostTensor& t) {
+  std::vector<float> v(static_cast<size_t>(t.size()));
+  for (int64_t i = 0; i < t.size(); ++i) v[i] = ElementAsF32(t, i);
+  return v;
+}
+
+void Normalise(float* v, int64_t n, float eps, const KernelTable& table) {
+  const float norm = std::sqrt(table.contract_dot(v, v, n));
+  const float divisor = std::max(norm, eps);
+  for (int64_t i = 0; i < n; ++i) v[i] /= divisor;
+}
+
+}  // namespace
+
+int64_t PaddedForRouter(int64_t n) { return (n + 255) / 256 * 256; }
+
+void PermuteForRouter(const float* in, int64_t n, float* out) {
+  std::fill(out, out + PaddedForRouter(n), 0.0f);
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t within = i % 256;
+    out[i - within + within % 8 * 32 + within / 8] = in[i];
+  }
+}
+
+CpuRouter::CpuRouter(const RouteSettings& settings, const RouterTensors& tensors,
+                     const KernelTable& table)
+    : settings_(settings), padded_(PaddedForRouter(settings.input_width)) {
+  const bool cosine = settings.score == RouteSettings::Score::kCosine;
+  const std::vector<float> products = Widened(cosine ? tensors.projection : tensors.weight);
+  const int64_t rows = cosine ? settings.dim : settings.num_experts;
+  weights_.resize(static_cast<size_t>(rows * padded_));
+  for (int64_t r = 0; r < rows; ++r) {
+    PermuteForRouter(products.data() + r * settings.input_width, settings.input_width,
+                     weights_.data() + r * padded_);
+  }
+  if (tensors.bias.data != nullptr) bias_ = Widened(tensors.bias);
+  if (cosine) {
+    experts_ = Widened(tensors.weight);
+    if (settings.normalize_expert) {
+      for (int e = 0; e < settings.num_experts; ++e) {
+        Normalise(experts_.data() + int64_t{e} * settings.dim, settings.dim, settings.eps, table);
+      }
+    }
+    // Paper and public code: divide by t, never by less than 1e-4; or multiply by e^t, at most 100.
+    if (settings.temperature == RouteSettings::Temperature::kDivide) {
+      temperature_ = std::max(tensors.temperature, 1e-4f);
+    } else if (settings.temperature == RouteSettings::Temperature::kLogScale) {
+      temperature_ = ContractExp(std::min(tensors.temperature, 4.605170185988092f));
+    }
+  }
+}
+
+size_t CpuRouter::scratch_floats() const {
+  return static_cast<size_t>(padded_ + std::max(settings_.dim, 1));
+}
+
+void CpuRouter::Scores(const float* x, float* scratch, float* scores,
+                       const KernelTable& table) const {
+  PermuteForRouter(x, settings_.input_width, scratch);
+  if (settings_.score == RouteSettings::Score::kDot) {
+    table.router_scores(scratch, weights_.data(), padded_, settings_.num_experts, scores);
+    if (!bias_.empty()) {
+      for (int e = 0; e < settings_.num_experts; ++e) scores[e] += bias_[e];
+    }
+    return;
+  }
+  float* u = scratch + padded_;
+  table.router_scores(scratch, weights_.data(), padded_, settings_.dim, u);
+  if (!bias_.empty()) {
+    for (int i = 0; i < settings_.dim; ++i) u[i] += bias_[i];
+  }
+  if (settings_.normalize_row) Normalise(u, settings_.dim, settings_.eps, table);
+  for (int e = 0; e < settings_.num_experts; ++e) {
+    const float s =
+        table.contract_dot(experts_.data() + int64_t{e} * settings_.dim, u, settings_.dim);
+    switch (settings_.temperature) {
+      case RouteSettings::Temperature::kNone:
+        scores[e] = s;
+        break;
+      case RouteSettings::Temperature::kDivide:
+        scores[e] = s / temperature_;
+        break;
+      case RouteSettings::Temperature::kLogScale:
+        scores[e] = s * temperature_;
+        break;
+    }
+  }
+}
+
+Result<std::unique_ptr<Router>> CpuBackend::NewRouter(const RouteSettings& settings,
+                                                      const RouterTensors& tensors) {
+  return std::unique_ptr<Router>(std::make_unique<CpuRouter>(settings, tensors, *table_));
+}
+
+RoutingPlan CpuBackend::Route(const RouteArgs& args) {
+  const CpuRouter& router = static_cast<const CpuRouter&>(*args.router);
+  const RouteSettings& settings = router.settings();
+  const int rows = static_cast<int>(args.input.rows);
+  const int experts = settings.num_experts;
+  const int widest = std::min(settings.k, experts);
+  PlanStorage& storage = plans_[args.slot];
+  storage.row_nonfinite.assign(static_cast<size_t>(rows), 0);
+  if (args.given != nullptr) {
+    return BuildPlan(rows, experts, args.given->offsets, args.given->experts, args.given->weights,
+                     storage);
+  }
+
+  route_counts_.resize(static_cast<size_t>(rows));
+  route_experts_wide_.resize(static_cast<size_t>(rows) * widest);
+  route_weights_wide_.resize(static_cast<size_t>(rows) * widest);
+  const int64_t work = (settings.score == RouteSettings::Score::kDot ? experts : settings.dim) *
+                           PaddedForRouter(settings.input_width) / 8 +
+                       experts * 32;
+  ForRows(rows, work, [&](int64_t begin, int64_t end, int worker) {
+    Scratch& scratch = scratch_[worker];
+    const size_t width = static_cast<size_t>(settings.input_width);
+    float* widened = scratch.Floats(width + router.scratch_floats() + 3 * experts);
+    float* router_scratch = widened + width;
+    float* scores = router_scratch + router.scratch_floats();
+    if (scratch.keys.size() < static_cast<size_t>(experts)) scratch.keys.resize(experts);
+    for (int64_t r = begin; r < end; ++r) {
+      const float* x = reinterpret_cast<const float*>(args.input.row(r));
+      if (args.input.dtype == DType::kBF16) {
+        table_->widen_bf16(reinterpret_cast<const Bf16*>(args.input.row(r)), widened,
+                           settings.input_width);
+        x = widened;
+      }
+      router.Scores(x, router_scratch, scores, *table_);
+      route_counts_[r] = table_->route_row({.settings = &settings,
+                                            .scores = scores,
+                                            .keys = scratch.keys.data(),
+                                            .exps = scores + experts,
+                                            .gates = scores + 2 * experts,
+                                            .experts = route_experts_wide_.data() + r * widest,
+                                            .weights = route_weights_wide_.data() + r * widest,
+                                            .status = &storage.row_nonfinite[r]});
+    }
+  });
+
+  route_offsets_.resize(static_cast<size_t>(rows) + 1);
+  route_offsets_[0] = 0;
+  for (int r = 0; r < rows; ++r) route_offsets_[r + 1] = route_offsets_[r] + route_counts_[r];
+  route_experts_.resize(static_cast<size_t>(route_offsets_[rows]));
+  route_weights_.resize(static_cast<size_t>(route_offsets_[rows]));
+  for (int r = 0; r < rows; ++r) {
+    for (int i = 0; i < route_counts_[r]; ++i) {
+      route_experts_[route_offsets_[r] + i] = route_experts_wide_[int64_t{r} * widest + i];
+      route_weights_[route_offsets_[r] + i] = route_weights_wide_[int64_t{r} * widest + i];
+    }
+  }
+  return BuildPlan(rows, experts, route_offsets_, route_experts_, route_weights_, storage);
+}
+
+RoutingPlan CpuBackend::BuildPlan(int rows, int experts, const std::vector<int32_t>& offsets,
+                                  const std::vector<int32_t>& ids,
+                                  const std::vector<float>& weights, PlanStorage& storage) {
+  const size_t total = ids.size();
+  storage.expert_offsets.assign(static_cast<size_t>(experts) + 1, 0);
+  for (int32_t e : ids) ++storage.expert_offsets[e + 1];
+  for (int e = 0; e < experts; ++e) storage.expert_offsets[e + 1] += storage.expert_offsets[e];
+  storage.row_of_assignment.resize(total);
+  storage.weight_of_assignment.resize(total);
+  storage.assignments_of_row.resize(total);
+  storage.row_offsets = offsets;
+  // A counting sort: rows stay in order within an expert.
+  std::vector<int32_t>& next = route_counts_;
+  next.assign(storage.expert_offsets.begin(), storage.expert_offsets.end() - 1);
+  for (int r = 0; r < rows; ++r) {
+    for (int32_t i = offsets[r]; i < offsets[r + 1]; ++i) {
+      const int32_t a = next[ids[i]]++;
+      storage.row_of_assignment[a] = r;
+      storage.weight_of_assignment[a] = weights[i];
+      storage.assignments_of_row[i] = a;
+    }
+  }
+  return {.rows = rows,
+          .num_experts = experts,
+          .num_assignments = static_cast<int>(total),
+          .expert_offsets = storage.expert_offsets.data(),
+          .row_of_assignment = storage.row_of_assignment.data(),
+          .weight_of_assignment = storage.weight_of_assignment.data(),
+          .row_offsets = storage.row_offsets.data(),
+          .assignments_of_row = storage.assignments_of_row.data(),
+          .row_nonfinite = storage.row_nonfinite.data()};
+}
+
+}  // namespace moeserve::cpu

@@ -1,0 +1,231 @@
+// Operations that treat each row by itself: embeddings, norms, sums, copies.
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/base/check.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/packed_bank.h"
+
+namespace moeserve::cpu {
+namespace {
+
+class CpuNormBank : public NormBank {
+ public:
+  NormShape shape;
+  std::vector<std::vector<float>> scales;
+  std::vector<std::vector<float>> shifts;  // empty: none
+};
+
+class CpuEmbeddingTable : public EmbeddingTable {
+ public:
+  virtual void ReadRow(int32_t row, float* out) const = 0;
+};
+
+class CopiedTable : public CpuEmbeddingTable {
+ public:
+  DType dtype = DType::kF32;
+  int64_t width = 0;
+  HostBuffer memory;
+  void ReadRow(int32_t row, float* out) const override {
+    const HostTensor view{
+        memory.data() + row * width * static_cast<int64_t>(SizeOf(dtype)), dtype, {width}, nullptr};
+    for (int64_t i = 0; i < width; ++i) out[i] = ElementAsF32(view, i);
+  }
+};
+
+class TiedTable : public CpuEmbeddingTable {
+ public:
+  const CpuLinearBank* bank = nullptr;
+  void ReadRow(int32_t row, float* out) const override { bank->ReadRow(0, row, out); }
+};
+
+std::vector<float> Widened(const HostTensor& t) {
+  std::vector<float> v(static_cast<size_t>(t.size()));
+  for (int64_t i = 0; i < t.size(); ++i) v[i] = ElementAsF32(t, i);
+  return v;
+}
+
+float* FloatRow(const RowsView& v, int64_t r) {
+  MOESERVE_CHECK(v.dtype == DType::kF32, "f32 rows");
+  return reinterpret_cast<float*>(v.row(r));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<NormBank>> CpuBackend::NewNormBank(NormShape shape,
+                                                          std::span<const HostTensor> scales,
+                                                          std::span<const HostTensor> shifts) {
+  auto bank = std::make_unique<CpuNormBank>();
+  bank->shape = shape;
+  for (const HostTensor& t : scales) bank->scales.push_back(Widened(t));
+  for (const HostTensor& t : shifts) bank->shifts.push_back(Widened(t));
+  return std::unique_ptr<NormBank>(std::move(bank));
+}
+
+Result<std::unique_ptr<EmbeddingTable>> CpuBackend::NewEmbeddingTable(const HostTensor& table) {
+  auto copy = std::make_unique<CopiedTable>();
+  copy->dtype = table.dtype;
+  copy->width = table.shape.at(1);
+  const size_t bytes = static_cast<size_t>(table.size()) * SizeOf(table.dtype);
+  MOESERVE_ASSIGN_OR_RETURN(copy->memory, HostBuffer::Allocate(bytes));
+  std::memcpy(copy->memory.data(), table.data, bytes);
+  weight_bytes_ += static_cast<int64_t>(bytes);
+  return std::unique_ptr<EmbeddingTable>(std::move(copy));
+}
+
+Result<std::unique_ptr<EmbeddingTable>> CpuBackend::NewTiedEmbeddingTable(const LinearBank& bank) {
+  auto table = std::make_unique<TiedTable>();
+  table->bank = &static_cast<const CpuLinearBank&>(bank);
+  return std::unique_ptr<EmbeddingTable>(std::move(table));
+}
+
+void CpuBackend::Embed(const EmbedArgs& args) {
+  const auto& tokens = static_cast<const CpuEmbeddingTable&>(*args.tokens);
+  const auto* learned = static_cast<const CpuEmbeddingTable*>(args.positions);
+  const int64_t width = args.output.cols;
+  const int64_t half = width / 2;
+  const int64_t work = width * (args.sinusoidal ? 60 : 8);
+  ForRows(args.output.rows, work, [&](int64_t begin, int64_t end, int worker) {
+    float* extra = scratch_[worker].Floats(static_cast<size_t>(width));
+    for (int64_t t = begin; t < end; ++t) {
+      float* out = FloatRow(args.output, t);
+      tokens.ReadRow(args.token_ids[t], out);
+      if (args.scale != 1.0f) {
+        for (int64_t i = 0; i < width; ++i) out[i] *= args.scale;
+      }
+      if (learned != nullptr) {
+        learned->ReadRow(args.position[t], extra);
+        for (int64_t i = 0; i < width; ++i) out[i] += extra[i];
+      }
+      if (args.sinusoidal) {
+        for (int64_t i = 0; i < half; ++i) {
+          const double f =
+              std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(half - 1));
+          out[i] += static_cast<float>(std::sin(args.position[t] * f));
+          out[half + i] += static_cast<float>(std::cos(args.position[t] * f));
+        }
+      }
+    }
+  });
+}
+
+void CpuBackend::Norm(const NormArgs& args) {
+  const auto& bank = static_cast<const CpuNormBank&>(*args.bank);
+  const int64_t out_size = static_cast<int64_t>(SizeOf(args.output.dtype));
+  auto run = [&](int64_t begin, int64_t end, size_t group) {
+    const std::vector<float>& scale = bank.scales[group];
+    const int64_t n = static_cast<int64_t>(scale.size());
+    for (int64_t r = begin; r < end; ++r) {
+      for (int64_t s = 0; s < args.segments; ++s) {
+        table_->norm_row({.x = FloatRow(args.input, r) + s * n,
+                          .n = n,
+                          .layer = bank.shape.layer,
+                          .eps = bank.shape.eps,
+                          .scale = scale.data(),
+                          .shift = bank.shifts.empty() ? nullptr : bank.shifts[group].data(),
+                          .out = args.output.row(r) + s * n * out_size,
+                          .out_bf16 = args.output.dtype == DType::kBF16});
+      }
+    }
+  };
+  if (args.plan == nullptr) {
+    ForRows(args.input.rows, args.input.cols * 2,
+            [&](int64_t begin, int64_t end, int) { run(begin, end, 0); });
+    return;
+  }
+  for (int e = 0; e < args.plan->num_experts; ++e) {
+    run(args.plan->expert_offsets[e], args.plan->expert_offsets[e + 1], static_cast<size_t>(e));
+  }
+}
+
+void CpuBackend::Combine(const CombineArgs& args) {
+  const RoutingPlan& plan = *args.plan;
+  const int64_t width = args.output.cols;
+  const bool bf16_results = args.results.dtype == DType::kBF16;
+  const int64_t per_row = plan.rows == 0 ? 0 : plan.num_assignments / plan.rows + 1;
+  ForRows(plan.rows, width * per_row, [&](int64_t begin, int64_t end, int worker) {
+    const bool direct = args.output.dtype == DType::kF32;
+    float* buffer = scratch_[worker].Floats(static_cast<size_t>(width));
+    for (int64_t r = begin; r < end; ++r) {
+      float* sum = direct ? FloatRow(args.output, r) : buffer;
+      if (args.residual == nullptr) {
+        std::fill(sum, sum + width, 0.0f);
+      } else if (args.residual->dtype == DType::kF32) {
+        std::copy_n(FloatRow(*args.residual, r), width, sum);
+      } else {
+        table_->widen_bf16(reinterpret_cast<const Bf16*>(args.residual->row(r)), sum, width);
+      }
+      for (int32_t i = plan.row_offsets[r]; i < plan.row_offsets[r + 1]; ++i) {
+        const int32_t a = plan.assignments_of_row[i];
+        const float weight = plan.weight_of_assignment[a];
+        if (bf16_results) {
+          table_->axpy_bf16(weight, reinterpret_cast<const Bf16*>(args.results.row(a)), sum, width);
+        } else {
+          table_->axpy(weight, FloatRow(args.results, a), sum, width);
+        }
+      }
+      if (!direct) table_->convert_row(sum, reinterpret_cast<Bf16*>(args.output.row(r)), width);
+    }
+  });
+}
+
+void CpuBackend::Convert(const RowsView& input, const RowsView& output) {
+  ForRows(input.rows, input.cols, [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r) {
+      if (output.dtype == DType::kBF16) {
+        table_->convert_row(FloatRow(input, r), reinterpret_cast<Bf16*>(output.row(r)), input.cols);
+      } else {
+        std::copy_n(FloatRow(input, r), input.cols, FloatRow(output, r));
+      }
+    }
+  });
+}
+
+void CpuBackend::AddScaled(const RowsView& x, const RowsView& branch, const float* bias,
+                           float scale) {
+  ForRows(x.rows, x.cols * 2, [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r) {
+      float* to = FloatRow(x, r);
+      const float* from = FloatRow(branch, r);
+      if (bias == nullptr) {
+        for (int64_t i = 0; i < x.cols; ++i) to[i] += scale * from[i];
+      } else {
+        for (int64_t i = 0; i < x.cols; ++i) to[i] += scale * (from[i] + bias[i]);
+      }
+    }
+  });
+}
+
+void CpuBackend::ScaleBySigmoid(const RowsView& x, const RowsView& gate) {
+  for (int64_t r = 0; r < x.rows; ++r) {
+    const float g = 1.0f / (1.0f + std::exp(-FloatRow(gate, r)[0]));
+    float* row = FloatRow(x, r);
+    for (int64_t i = 0; i < x.cols; ++i) row[i] *= g;
+  }
+}
+
+void CpuBackend::GatherRows(const RowsView& input, std::span<const int32_t> rows,
+                            const RowsView& output) {
+  for (size_t i = 0; i < rows.size(); ++i) {
+    std::copy_n(FloatRow(input, rows[i]), input.cols, FloatRow(output, static_cast<int64_t>(i)));
+  }
+}
+
+void CpuBackend::Scale(const RowsView& x, float factor) {
+  ForRows(x.rows, x.cols, [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r) {
+      float* row = FloatRow(x, r);
+      for (int64_t i = 0; i < x.cols; ++i) row[i] *= factor;
+    }
+  });
+}
+
+void CpuBackend::CopyToHost(const RowsView& input, std::span<float> output) {
+  MOESERVE_CHECK(static_cast<int64_t>(output.size()) >= input.rows * input.cols, "host copy");
+  for (int64_t r = 0; r < input.rows; ++r) {
+    std::copy_n(FloatRow(input, r), input.cols, output.data() + r * input.cols);
+  }
+}
+
+}  // namespace moeserve::cpu

@@ -1,0 +1,82 @@
+#include "kernels/cpu/thread_pool.h"
+
+#include "kernels/base/check.h"
+
+namespace moeserve::cpu {
+namespace {
+
+constexpr int kIndexBits = 20;
+constexpr uint64_t kIndexMask = (uint64_t{1} << kIndexBits) - 1;
+// Failed attempts also add one each; this leaves room for them.
+constexpr int64_t kMaxTasks = int64_t{1} << (kIndexBits - 1);
+constexpr int kSpins = 4000;  // some tens of microseconds: the gap between two operations of a step
+
+uint64_t Epoch(uint64_t ticket) { return ticket >> (2 * kIndexBits); }
+uint64_t Count(uint64_t ticket) { return (ticket >> kIndexBits) & kIndexMask; }
+uint64_t Index(uint64_t ticket) { return ticket & kIndexMask; }
+
+inline void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
+ThreadPool::ThreadPool(int threads) {
+  MOESERVE_CHECK(threads >= 1, "a pool needs a thread");
+  for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { WorkerLoop(i); });
+}
+
+ThreadPool::~ThreadPool() {
+  stop_.store(true);
+  ticket_.fetch_add(uint64_t{1} << (2 * kIndexBits));  // a new epoch without tasks
+  ticket_.notify_all();
+  for (std::thread& t : workers_) t.join();
+}
+
+uint64_t ThreadPool::Work(int worker) {
+  for (;;) {
+    const uint64_t seen = ticket_.load(std::memory_order_acquire);
+    if (Index(seen) >= Count(seen)) return seen;
+    const uint64_t taken = ticket_.fetch_add(1, std::memory_order_acq_rel);
+    if (Index(taken) >= Count(taken)) continue;
+    Job& job = jobs_[Epoch(taken) % 2];
+    const int64_t base = job.base.load(std::memory_order_relaxed);
+    job.invoke.load(std::memory_order_relaxed)(job.task.load(std::memory_order_relaxed),
+                                               base + static_cast<int64_t>(Index(taken)), worker);
+    done_.fetch_add(1, std::memory_order_acq_rel);
+  }
+}
+
+void ThreadPool::RunErased(int64_t count, const void* task, Invoke invoke) {
+  for (int64_t base = 0; base < count; base += kMaxTasks) {
+    const int64_t part = count - base < kMaxTasks ? count - base : kMaxTasks;
+    const uint64_t epoch = Epoch(ticket_.load(std::memory_order_relaxed)) + 1;
+    Job& job = jobs_[epoch % 2];
+    job.task.store(task, std::memory_order_relaxed);
+    job.invoke.store(invoke, std::memory_order_relaxed);
+    job.base.store(base, std::memory_order_relaxed);
+    done_.store(0, std::memory_order_relaxed);
+    ticket_.store(epoch << (2 * kIndexBits) | static_cast<uint64_t>(part) << kIndexBits,
+                  std::memory_order_release);
+    ticket_.notify_all();
+    Work(0);
+    while (done_.load(std::memory_order_acquire) < part) Pause();
+  }
+}
+
+void ThreadPool::WorkerLoop(int worker) {
+  while (!stop_.load(std::memory_order_acquire)) {
+    const uint64_t seen = Work(worker);
+    int spins = 0;
+    uint64_t now = seen;
+    while (Epoch(now) == Epoch(seen) && spins++ < kSpins) {
+      Pause();
+      now = ticket_.load(std::memory_order_acquire);
+    }
+    if (Epoch(now) == Epoch(seen)) ticket_.wait(now, std::memory_order_acquire);
+  }
+}
+
+}  // namespace moeserve::cpu

@@ -1,0 +1,12 @@
+// Linked where no CUDA compiler was found.
+
+#include "kernels/cuda/device.h"
+
+namespace moeserve::cuda {
+
+absl::Status CheckDevice() {
+  return absl::UnavailableError(
+      "device cuda: this build has no CUDA support (no nvcc was found when it was configured)");
+}
+
+}  // namespace moeserve::cuda

@@ -1,0 +1,43 @@
+#include "kernels/kv_cache_storage.h"
+
+#include <utility>
+
+namespace moeserve {
+namespace {
+
+int64_t KeyBytes(const KvLayerShape& s, DType dtype) {
+  return int64_t{s.num_kv_heads} * s.head_dim * kKvBlockTokens *
+         static_cast<int64_t>(SizeOf(dtype));
+}
+
+int64_t ValueBytes(const KvLayerShape& s, DType dtype) {
+  return int64_t{s.num_kv_heads} * PaddedHeadDim(s.head_dim) * kKvBlockTokens *
+         static_cast<int64_t>(SizeOf(dtype));
+}
+
+}  // namespace
+
+int64_t KvCacheStorage::BytesPerBlock(const std::vector<KvLayerShape>& layers, DType dtype) {
+  int64_t bytes = 0;
+  for (const KvLayerShape& s : layers) bytes += KeyBytes(s, dtype) + ValueBytes(s, dtype);
+  return bytes;
+}
+
+Result<KvCacheStorage> KvCacheStorage::Allocate(std::vector<KvLayerShape> layers, DType dtype,
+                                                int64_t num_blocks) {
+  KvCacheStorage cache;
+  cache.dtype_ = dtype;
+  cache.num_blocks_ = num_blocks;
+  cache.shapes_ = std::move(layers);
+  const int64_t bytes = BytesPerBlock(cache.shapes_, dtype) * num_blocks;
+  MOESERVE_ASSIGN_OR_RETURN(cache.memory_, HostBuffer::Allocate(static_cast<size_t>(bytes)));
+  char* next = cache.memory_.data();
+  for (const KvLayerShape& s : cache.shapes_) {
+    Layer layer{next, next + KeyBytes(s, dtype) * num_blocks};
+    next = layer.values + ValueBytes(s, dtype) * num_blocks;
+    cache.layers_.push_back(layer);
+  }
+  return cache;
+}
+
+}  // namespace moeserve

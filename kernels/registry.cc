@@ -1,0 +1,40 @@
+#include "kernels/registry.h"
+
+#include <sched.h>
+
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/isa.h"
+#include "kernels/cuda/device.h"
+
+namespace moeserve {
+namespace {
+
+// Cores this process may run on, which in a container are fewer than the machine has.
+int AvailableCores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
+  const int cores = CPU_COUNT(&set);
+  return cores > 0 ? cores : 1;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Backend>> CreateBackend(const BackendOptions& options) {
+  if (options.device == "cuda") {
+    MOESERVE_RETURN_IF_ERROR(cuda::CheckDevice());
+    return absl::UnavailableError("device cuda: this version computes on the CPU only");
+  }
+  if (options.device != "cpu") {
+    return absl::InvalidArgumentError("device '" + options.device + "': expected cpu or cuda");
+  }
+  if (options.threads < 0 || options.threads > 1024) {
+    return absl::InvalidArgumentError("threads: expected 0 to 1024, found " +
+                                      std::to_string(options.threads));
+  }
+  MOESERVE_ASSIGN_OR_RETURN(const cpu::KernelTable* table, cpu::SelectTable(options.cpu_isa));
+  const int threads = options.threads == 0 ? AvailableCores() : options.threads;
+  return std::unique_ptr<Backend>(std::make_unique<cpu::CpuBackend>(table, threads));
+}
+
+}  // namespace moeserve

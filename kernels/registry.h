@@ -1,0 +1,22 @@
+// Creates backends by name; the only place that knows the concrete ones.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "kernels/backend.h"
+#include "kernels/base/status.h"
+
+namespace moeserve {
+
+struct BackendOptions {
+  std::string device = "cpu";    // "cpu" or "cuda"
+  int threads = 0;               // cpu: 0 = one per available core
+  std::string cpu_isa = "auto";  // "auto", "avx512_bf16", "avx512", "avx2" or "plain"
+};
+
+// InvalidArgument: unknown device or instruction set, threads out of [0, 1024].
+// Unavailable: no CUDA device, with the cause in one line.
+Result<std::unique_ptr<Backend>> CreateBackend(const BackendOptions& options);
+
+}  // namespace moeserve

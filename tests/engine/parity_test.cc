@@ -1,0 +1,126 @@
+// Agreement with the PyTorch reference: every bundled model and the random ones that cross the
+// settings.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+
+#include "tests/support/golden.h"
+#include "tests/support/model_runner.h"
+
+namespace moeserve::testing {
+namespace {
+
+// Feeds the reference's routes back to the model, token by token of one prompt.
+class ReplayHooks : public StepHooks {
+ public:
+  ReplayHooks(const Golden& golden, const ModelSpec& spec) : golden_(golden), spec_(spec) {}
+  void Begin(int prompt) { prompt_ = prompt; }
+  const GivenRoutes* RoutesFor(int layer, BlockKind block) override {
+    const LayerSpec& l = spec_.layers[layer];
+    const auto& routing =
+        block == BlockKind::kAttention ? l.attention.routing : l.feed_forward.routing;
+    routes_ = golden_.Routes(layer, block, prompt_, 0, golden_.length, routing->split.heads);
+    return &routes_;
+  }
+
+ private:
+  const Golden& golden_;
+  const ModelSpec& spec_;
+  int prompt_ = 0;
+  GivenRoutes routes_;
+};
+
+struct Difference {
+  double worst = 0.0;
+  int prompt = 0;
+  int position = 0;
+};
+
+// The largest distance of our log-probabilities from the golden ones: those of the actual tokens
+// and of the reference's most probable ones.
+Difference Compare(ModelRunner& runner, const Golden& golden, bool replay) {
+  Difference d;
+  ReplayHooks hooks(golden, runner.spec());
+  for (int p = 0; p < golden.prompts; ++p) {
+    hooks.Begin(p);
+    const std::vector<float> logits =
+        runner.Run(golden.Prompt(p), golden.length, 0, replay ? &hooks : nullptr);
+    for (int i = 0; i < golden.length; ++i) {
+      const float* row = logits.data() + static_cast<int64_t>(i) * runner.vocab();
+      const auto note = [&](int token, float expected) {
+        const double error = std::abs(LogSoftmaxAt(row, runner.vocab(), token) - expected);
+        if (!(error <= d.worst)) d = {error, p, i};
+      };
+      if (i + 1 < golden.length) {
+        note(golden.tokens[p * golden.length + i + 1],
+             golden.target_logprobs[p * (golden.length - 1) + i]);
+      }
+      for (int k = 0; k < golden.top; ++k) {
+        const int64_t at = (int64_t{p} * golden.length + i) * golden.top + k;
+        note(golden.top_ids[at], golden.top_logprobs[at]);
+      }
+    }
+  }
+  return d;
+}
+
+class ParityTest : public ::testing::TestWithParam<GoldenModel> {};
+
+TEST_P(ParityTest, LogprobsInF32) {
+  const Result<Golden> golden = ReadGolden(GetParam().golden);
+  ASSERT_TRUE(golden.ok()) << golden.status();
+  for (const char* isa : {"auto", "avx2"}) {
+    auto runner = ModelRunner::Load(GetParam().model, {.isa = isa});
+    if (absl::IsInvalidArgument(runner.status()) && isa != std::string("auto")) continue;
+    ASSERT_TRUE(runner.ok()) << runner.status();
+    const Difference d = Compare(**runner, *golden, false);
+    std::printf("%s %s f32: worst difference %.2e\n", GetParam().name.c_str(), isa, d.worst);
+    EXPECT_LE(d.worst, 1e-4) << "prompt " << d.prompt << ", position " << d.position;
+  }
+}
+
+TEST_P(ParityTest, LogprobsInBf16WithReplayedRoutes) {
+  const Result<Golden> golden = ReadGolden(GetParam().golden);
+  ASSERT_TRUE(golden.ok()) << golden.status();
+  auto runner = ModelRunner::Load(GetParam().model, {.compute = DType::kBF16});
+  ASSERT_TRUE(runner.ok()) << runner.status();
+  const Difference d = Compare(**runner, *golden, true);
+  std::printf("%s bf16: worst difference %.2e\n", GetParam().name.c_str(), d.worst);
+  EXPECT_LE(d.worst, 2e-2) << "prompt " << d.prompt << ", position " << d.position;
+}
+
+// Greedy continuation through the cache, one token a step.
+TEST_P(ParityTest, GreedyTokensInF32) {
+  const Result<Golden> golden = ReadGolden(GetParam().golden);
+  ASSERT_TRUE(golden.ok()) << golden.status();
+  auto runner = ModelRunner::Load(GetParam().model);
+  ASSERT_TRUE(runner.ok()) << runner.status();
+  const int vocab = (*runner)->vocab();
+  int to_the_end = 0;
+  for (int p = 0; p < golden->prompts; ++p) {
+    std::vector<float> logits = (*runner)->Run(golden->Prompt(p), golden->length);
+    int i = 0;
+    for (; i < golden->length; ++i) {
+      const int64_t at = int64_t{p} * golden->length + i;
+      if (golden->greedy_margin[at] < 1e-4) break;
+      const float* row = logits.data() + logits.size() - static_cast<size_t>(vocab);
+      const int token = static_cast<int>(std::max_element(row, row + vocab) - row);
+      ASSERT_EQ(token, golden->greedy[at]) << "prompt " << p << ", step " << i;
+      logits = (*runner)->Run({token}, 1, golden->length + i);
+    }
+    to_the_end += i == golden->length;
+  }
+  EXPECT_GE(to_the_end, std::ceil(0.95 * golden->prompts));
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, ParityTest, ::testing::ValuesIn(GoldenModels()),
+                         [](const auto& info) {
+                           std::string name = info.param.name;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace moeserve::testing

@@ -1,0 +1,75 @@
+#include "tests/support/model_runner.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace moeserve::testing {
+
+Result<std::unique_ptr<ModelRunner>> ModelRunner::Load(const std::filesystem::path& path,
+                                                       const RunnerOptions& options) {
+  auto runner = std::make_unique<ModelRunner>();
+  MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint,
+                            LoadCheckpoint(path, {.require_tokenizer = false}));
+  MOESERVE_ASSIGN_OR_RETURN(runner->backend_,
+                            CreateBackend({.threads = options.threads, .cpu_isa = options.isa}));
+  MOESERVE_ASSIGN_OR_RETURN(runner->model_,
+                            Model::Create(checkpoint.spec, {.compute = options.compute},
+                                          *checkpoint.weights, *runner->backend_));
+  std::vector<KvLayerShape> shapes;
+  for (const LayerSpec& l : checkpoint.spec.layers) {
+    shapes.push_back({l.attention.num_kv_heads, l.attention.head_dim});
+  }
+  const int64_t blocks = options.cache_tokens / kKvBlockTokens;
+  MOESERVE_ASSIGN_OR_RETURN(KvCacheStorage cache,
+                            KvCacheStorage::Allocate(shapes, options.compute, blocks));
+  runner->cache_ = std::make_unique<KvCacheStorage>(std::move(cache));
+  // Neighbouring blocks belong to different sequences, so that a confusion of tables shows.
+  const int slots = static_cast<int>(options.cache_tokens / kTokensPerSlot);
+  runner->tables_.resize(static_cast<size_t>(slots));
+  for (int64_t b = 0; b < blocks; ++b) {
+    runner->tables_[b % slots].push_back(static_cast<int32_t>(b));
+  }
+  return runner;
+}
+
+std::vector<float> ModelRunner::Run(const std::vector<int32_t>& tokens, int chunk, int begin,
+                                    StepHooks* hooks, int slot) {
+  std::vector<float> logits;
+  for (size_t at = 0; at < tokens.size(); at += static_cast<size_t>(chunk)) {
+    const size_t end = std::min(tokens.size(), at + static_cast<size_t>(chunk));
+    const std::vector<float> part = RunTogether(
+        {{slot,
+          begin + static_cast<int>(at),
+          {tokens.begin() + static_cast<int64_t>(at), tokens.begin() + static_cast<int64_t>(end)}}},
+        hooks);
+    logits.insert(logits.end(), part.begin(), part.end());
+  }
+  return logits;
+}
+
+std::vector<float> ModelRunner::RunTogether(const std::vector<Part>& parts, StepHooks* hooks) {
+  Batch batch;
+  for (const Part& p : parts) {
+    const int index = static_cast<int>(batch.block_tables.size());
+    batch.block_tables.emplace_back(tables_[p.slot]);
+    for (size_t i = 0; i < p.tokens.size(); ++i) {
+      batch.logit_rows.push_back(batch.num_tokens());
+      batch.tokens.push_back(p.tokens[i]);
+      batch.positions.push_back(p.begin + static_cast<int32_t>(i));
+      batch.sequence.push_back(index);
+      batch.phase.push_back(Phase::kPrefill);
+    }
+  }
+  std::vector<float> logits(batch.tokens.size() * static_cast<size_t>(vocab()));
+  model_->Forward(batch, *cache_, hooks, logits);
+  return logits;
+}
+
+double LogSoftmaxAt(const float* logits, int vocab, int token) {
+  const double highest = *std::max_element(logits, logits + vocab);
+  double sum = 0.0;
+  for (int i = 0; i < vocab; ++i) sum += std::exp(logits[i] - highest);
+  return logits[token] - highest - std::log(sum);
+}
+
+}  // namespace moeserve::testing

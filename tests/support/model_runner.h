@@ -1,0 +1,59 @@
+// Runs a model without an engine: tokens in, logits out.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/batch.h"
+#include "engine/model/model.h"
+#include "kernels/registry.h"
+#include "model_loaders/loader.h"
+
+namespace moeserve::testing {
+
+struct RunnerOptions {
+  DType compute = DType::kF32;
+  std::string isa = "auto";
+  int threads = 2;
+  int64_t cache_tokens = 4096;
+};
+
+// One model with its own backend and cache. Sequences own fixed shares of the cache.
+class ModelRunner {
+ public:
+  static Result<std::unique_ptr<ModelRunner>> Load(const std::filesystem::path& model,
+                                                   const RunnerOptions& options = {});
+
+  // Logits of every token, [tokens, V], computed in steps of at most `chunk` tokens from position
+  // `begin` on; earlier positions must have been run before. `slot` tells sequences apart.
+  std::vector<float> Run(const std::vector<int32_t>& tokens, int chunk, int begin = 0,
+                         StepHooks* hooks = nullptr, int slot = 0);
+
+  // One step over parts of several sequences; logits of all rows in order.
+  struct Part {
+    int slot;
+    int begin;
+    std::vector<int32_t> tokens;
+  };
+  std::vector<float> RunTogether(const std::vector<Part>& parts, StepHooks* hooks = nullptr);
+
+  const ModelSpec& spec() const { return model_->spec(); }
+  Backend& backend() { return *backend_; }
+  int vocab() const { return model_->spec().vocab_size; }
+  // Sequences that fit side by side; each has room for `tokens_per_slot` tokens.
+  static constexpr int kTokensPerSlot = 256;
+  int slots() const { return static_cast<int>(tables_.size()); }
+
+ private:
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<KvCacheStorage> cache_;
+  std::vector<std::vector<int32_t>> tables_;
+};
+
+// Natural log of the softmax at `token`.
+double LogSoftmaxAt(const float* logits, int vocab, int token);
+
+}  // namespace moeserve::testing
