@@ -1,0 +1,307 @@
+// Routing: bit equality with the scalar model of the contract on every backend, agreement of that
+// model with double arithmetic, and the plan's invariants.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <set>
+
+#include "kernels/base/exp.h"
+#include "tests/reference/router_contract.h"
+#include "tests/support/backends.h"
+#include "tests/support/random.h"
+
+namespace moeserve::testing {
+namespace {
+
+using Gate = RouteSettings::Gate;
+using Score = RouteSettings::Score;
+using Temperature = RouteSettings::Temperature;
+
+struct Case {
+  RouteSettings settings;
+  bool bias = false;
+  float temperature = 0.0f;
+  uint64_t seed = 0;
+};
+
+// Every gate x selection x score, over sizes that fill lanes partly, exactly and more than once.
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  uint64_t seed = 1;
+  for (int experts : {1, 2, 3, 8, 10, 33, 64, 300}) {
+    for (int width : {4, 24, 32, 128, 250, 300}) {
+      for (Gate gate : {Gate::kSoftmax, Gate::kSigmoid, Gate::kSoftmaxSelected}) {
+        Case c;
+        RouteSettings& s = c.settings;
+        s.num_experts = experts;
+        s.input_width = width;
+        s.gate = gate;
+        c.seed = seed++;
+        Random random(c.seed);
+        s.k = 1 + random.Below(experts);
+        s.top_p = random.Below(2) == 1;
+        s.p = static_cast<float>(random.Uniform() * 1.2);
+        s.strict = random.Below(2) == 1;
+        s.renormalize = random.Below(2) == 1;
+        s.scale = random.Below(3) == 0 ? 2.5f : 1.0f;
+        c.bias = random.Below(2) == 1;
+        if (random.Below(2) == 1) {
+          s.score = Score::kCosine;
+          s.dim = 1 + random.Below(40);
+          s.normalize_row = random.Below(3) != 0;
+          s.normalize_expert = random.Below(3) != 0;
+          s.temperature = static_cast<Temperature>(random.Below(3));
+          c.temperature = static_cast<float>(random.Normal());
+        }
+        cases.push_back(c);
+      }
+    }
+  }
+  return cases;
+}
+
+RouterWeights MakeWeights(const Case& c, Random& random) {
+  const RouteSettings& s = c.settings;
+  RouterWeights w;
+  w.temperature = c.temperature;
+  if (s.score == Score::kDot) {
+    w.weight =
+        random.Normals(int64_t{s.num_experts} * s.input_width, 2.0 / std::sqrt(s.input_width));
+    if (c.bias) w.bias = random.Normals(s.num_experts);
+  } else {
+    w.weight = random.Normals(int64_t{s.num_experts} * s.dim);
+    w.projection = random.Normals(int64_t{s.dim} * s.input_width, 1.0 / std::sqrt(s.input_width));
+    if (c.bias) w.bias = random.Normals(s.dim, 0.1);
+  }
+  return w;
+}
+
+std::unique_ptr<Router> MakeRouter(Backend& backend, const Case& c, const RouterWeights& w) {
+  const RouteSettings& s = c.settings;
+  RouterTensors t;
+  const bool dot = s.score == Score::kDot;
+  t.weight = MakeTensor(w.weight, {s.num_experts, dot ? s.input_width : s.dim});
+  if (!dot) t.projection = MakeTensor(w.projection, {s.dim, s.input_width});
+  if (!w.bias.empty()) t.bias = MakeTensor(w.bias, {dot ? s.num_experts : s.dim});
+  t.temperature = w.temperature;
+  return std::move(backend.NewRouter(s, t)).value();
+}
+
+void ExpectInvariants(const RoutingPlan& plan, const RouteSettings& s) {
+  ASSERT_EQ(plan.expert_offsets[0], 0);
+  ASSERT_EQ(plan.expert_offsets[plan.num_experts], plan.num_assignments);
+  ASSERT_EQ(plan.row_offsets[plan.rows], plan.num_assignments);
+  std::set<int> seen;
+  for (int r = 0; r < plan.rows; ++r) {
+    const int n = plan.row_offsets[r + 1] - plan.row_offsets[r];
+    ASSERT_GE(n, 1);
+    ASSERT_LE(n, s.k);
+    int before = -1;
+    for (int i = plan.row_offsets[r]; i < plan.row_offsets[r + 1]; ++i) {
+      const int a = plan.assignments_of_row[i];
+      ASSERT_TRUE(seen.insert(a).second) << "an assignment is used twice";
+      ASSERT_EQ(plan.row_of_assignment[a], r);
+      int expert = 0;
+      while (plan.expert_offsets[expert + 1] <= a) ++expert;
+      ASSERT_GT(expert, before) << "experts of a row ascend, each once";
+      before = expert;
+    }
+  }
+  for (int e = 0; e < plan.num_experts; ++e) {
+    for (int a = plan.expert_offsets[e] + 1; a < plan.expert_offsets[e + 1]; ++a) {
+      ASSERT_LT(plan.row_of_assignment[a - 1], plan.row_of_assignment[a]);
+    }
+  }
+}
+
+// Compares the plan's row with the contract's, bit by bit.
+void ExpectRow(const RoutingPlan& plan, int row, const RowRoutes<float>& expected) {
+  const int begin = plan.row_offsets[row];
+  ASSERT_EQ(plan.row_offsets[row + 1] - begin, static_cast<int>(expected.experts.size()))
+      << "row " << row;
+  for (size_t i = 0; i < expected.experts.size(); ++i) {
+    const int a = plan.assignments_of_row[begin + static_cast<int>(i)];
+    int expert = 0;
+    while (plan.expert_offsets[expert + 1] <= a) ++expert;
+    ASSERT_EQ(expert, expected.experts[i]) << "row " << row;
+    ASSERT_EQ(BitsFromF32(plan.weight_of_assignment[a]), BitsFromF32(expected.weights[i]))
+        << "row " << row << ", expert " << expert << ": " << plan.weight_of_assignment[a]
+        << " instead of " << expected.weights[i];
+  }
+  const int status = expected.no_finite_maximum ? 2 : expected.saw_nan ? 1 : 0;
+  ASSERT_EQ(plan.row_nonfinite[row], status) << "row " << row;
+}
+
+class RouterTest : public ::testing::TestWithParam<BackendOptions> {
+ protected:
+  void SetUp() override { backend_ = std::move(CreateBackend(GetParam())).value(); }
+
+  RoutingPlan Route(const Case& c, const Router& router, std::vector<float>& rows) {
+    const int width = c.settings.input_width;
+    const int64_t count = static_cast<int64_t>(rows.size()) / width;
+    return backend_->Route(
+        {.router = &router, .input = {rows.data(), DType::kF32, count, width, width}});
+  }
+
+  std::unique_ptr<Backend> backend_;
+};
+
+TEST_P(RouterTest, EqualsTheContractBitForBit) {
+  for (const Case& c : Cases()) {
+    Random random(c.seed + 1000);
+    const RouterWeights weights = MakeWeights(c, random);
+    const auto router = MakeRouter(*backend_, c, weights);
+    const int width = c.settings.input_width;
+    std::vector<float> rows = random.Normals(int64_t{9} * width);
+    for (int i = 0; i < width; ++i) rows[i] = 0.0f;  // every score ties
+    const RoutingPlan plan = Route(c, *router, rows);
+    ExpectInvariants(plan, c.settings);
+    for (int r = 0; r < plan.rows; ++r) {
+      const std::vector<float> row(rows.begin() + r * width, rows.begin() + (r + 1) * width);
+      ExpectRow(plan, r, ContractRoutes(c.settings, weights, row));
+      if (HasFatalFailure()) {
+        FAIL() << "case seed " << c.seed << ", experts " << c.settings.num_experts << ", width "
+               << width;
+      }
+    }
+  }
+}
+
+// Duplicate experts tie exactly; the lower index must win on every backend.
+TEST_P(RouterTest, TiesGoToTheLowerIndex) {
+  Case c;
+  c.settings.num_experts = 6;
+  c.settings.input_width = 16;
+  c.settings.k = 2;
+  Random random(7);
+  RouterWeights weights = MakeWeights(c, random);
+  for (int i = 0; i < 16; ++i) {
+    weights.weight[4 * 16 + i] = weights.weight[1 * 16 + i];
+    weights.weight[5 * 16 + i] = weights.weight[1 * 16 + i];
+  }
+  const auto router = MakeRouter(*backend_, c, weights);
+  std::vector<float> rows(weights.weight.begin() + 16, weights.weight.begin() + 32);
+  for (float& v : rows) v *= 10;
+  const RoutingPlan plan = Route(c, *router, rows);
+  ASSERT_EQ(plan.num_assignments, 2);
+  EXPECT_EQ(plan.expert_offsets[2] - plan.expert_offsets[1], 1);
+  EXPECT_EQ(plan.expert_offsets[5] - plan.expert_offsets[4], 1);
+}
+
+// NaN, infinities, signed zeros and overflow in one row never change another row.
+TEST_P(RouterTest, NonFiniteRowsStayAmongThemselves) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float inf = std::numeric_limits<float>::infinity();
+  for (const bool top_p : {false, true}) {
+    for (Gate gate : {Gate::kSoftmax, Gate::kSigmoid, Gate::kSoftmaxSelected}) {
+      Case c;
+      c.settings.num_experts = 5;
+      c.settings.input_width = 12;
+      c.settings.k = 3;
+      c.settings.top_p = top_p;
+      c.settings.p = 0.7f;
+      c.settings.gate = gate;
+      Random random(11);
+      RouterWeights weights = MakeWeights(c, random);
+      weights.weight[2 * 12] = 0.0f;  // expert 2 ignores column 0: 0 * inf is NaN for it alone
+      const auto router = MakeRouter(*backend_, c, weights);
+      std::vector<float> rows = random.Normals(8 * 12);
+      rows[1 * 12] = nan;
+      rows[2 * 12] = inf;
+      rows[3 * 12] = -inf;
+      for (int i = 0; i < 12; ++i) rows[4 * 12 + i] = -0.0f;
+      for (int i = 0; i < 12; ++i) rows[5 * 12 + i] = 3e38f;
+      for (int i = 0; i < 12; ++i) rows[6 * 12 + i] = 1e-42f;
+      const RoutingPlan plan = Route(c, *router, rows);
+      ExpectInvariants(plan, c.settings);
+      for (int r = 0; r < plan.rows; ++r) {
+        const std::vector<float> row(rows.begin() + r * 12, rows.begin() + (r + 1) * 12);
+        ExpectRow(plan, r, ContractRoutes(c.settings, weights, row));
+      }
+    }
+  }
+}
+
+TEST_P(RouterTest, ARowRoutesTheSameAloneAndAmongOthers) {
+  for (const Case& c : {Cases()[40], Cases()[77], Cases()[110]}) {
+    Random random(c.seed);
+    const RouterWeights weights = MakeWeights(c, random);
+    const auto router = MakeRouter(*backend_, c, weights);
+    const int width = c.settings.input_width;
+    std::vector<float> rows = random.Normals(int64_t{700} * width);
+    const RoutingPlan plan = Route(c, *router, rows);
+    ExpectInvariants(plan, c.settings);
+    for (int r : {0, 333, 699}) {
+      const std::vector<float> row(rows.begin() + r * width, rows.begin() + (r + 1) * width);
+      ExpectRow(plan, r, ContractRoutes(c.settings, weights, row));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, RouterTest, ::testing::ValuesIn(AvailableBackends()),
+                         [](const auto& info) { return BackendName(info.param); });
+
+// Settings as trained models have them. (Hundreds of experts, one-dimensional spheres or thresholds
+// near 1 put nearly every row close to another selection.)
+bool IsUsual(const RouteSettings& s) {
+  if (s.num_experts > 64 || (s.score == Score::kCosine && s.dim < 4)) return false;
+  return s.top_p ? s.p <= 0.8f : s.k <= 8;
+}
+
+// The contract computes what the formulas say: wherever double arithmetic is not within 1e-5 of
+// another selection, both select the same experts with nearly the same weights.
+TEST(RouterContractTest, AgreesWithDoubleArithmetic) {
+  int64_t rows = 0, usual_rows = 0, usual_excluded = 0;
+  double worst = 0.0;
+  for (const Case& c : Cases()) {
+    Random random(c.seed + 5000);
+    const RouterWeights weights = MakeWeights(c, random);
+    for (int i = 0; i < 300; ++i) {
+      const std::vector<float> row = random.Normals(c.settings.input_width);
+      const RowRoutes<double> oracle = OracleRoutes(c.settings, weights, row);
+      const bool close = !(oracle.margin > 1e-5);
+      usual_rows += IsUsual(c.settings);
+      usual_excluded += IsUsual(c.settings) && close;
+      if (close) continue;
+      ++rows;
+      const RowRoutes<float> contract = ContractRoutes(c.settings, weights, row);
+      ASSERT_EQ(contract.experts, oracle.experts)
+          << "case seed " << c.seed << ", margin " << oracle.margin;
+      for (size_t j = 0; j < oracle.weights.size(); ++j) {
+        worst = std::max(worst, std::abs(contract.weights[j] - oracle.weights[j]));
+      }
+    }
+  }
+  const double share = static_cast<double>(usual_excluded) / static_cast<double>(usual_rows);
+  std::printf("%lld rows agree, worst weight error %.1e; excluded %.4f %% of %lld usual rows\n",
+              static_cast<long long>(rows), worst, 100.0 * share,
+              static_cast<long long>(usual_rows));
+  EXPECT_LT(share, 1e-3);
+  EXPECT_LT(worst, 2e-5);
+}
+
+TEST(ContractExpTest, IsWithinTwoUlpAndHandlesTheEnds) {
+  double worst = 0.0;
+  for (double x = -87.3; x < 88.7; x += 0.000917) {
+    const float f = static_cast<float>(x);
+    const double exact = std::exp(static_cast<double>(f));
+    const double ulp = std::nextafter(static_cast<float>(exact), INFINITY) -
+                       static_cast<double>(static_cast<float>(exact));
+    worst = std::max(worst, std::abs(ContractExp(f) - exact) / ulp);
+  }
+  std::printf("worst error of the exponential: %.2f ulp\n", worst);
+  EXPECT_LE(worst, 2.0);
+  EXPECT_EQ(ContractExp(0.0f), 1.0f);
+  EXPECT_EQ(ContractExp(-0.0f), 1.0f);
+  EXPECT_EQ(ContractExp(-88.0f), 0.0f);
+  EXPECT_EQ(ContractExp(-INFINITY), 0.0f);
+  EXPECT_EQ(ContractExp(89.0f), INFINITY);
+  EXPECT_EQ(ContractExp(INFINITY), INFINITY);
+  EXPECT_TRUE(std::isnan(ContractExp(NAN)));
+}
+
+}  // namespace
+}  // namespace moeserve::testing

@@ -1,0 +1,235 @@
+#include "tests/reference/router_contract.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "kernels/base/exp.h"
+
+namespace moeserve::testing {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// 32 partial sums; partial l owns the groups of 8 elements l, l + 32, l + 64, ...
+float Reduce(std::vector<float> partial) {
+  for (int distance : {16, 8, 4, 2, 1}) {
+    std::vector<float> next(32);
+    for (int l = 0; l < 32; ++l) next[l] = partial[l] + partial[l ^ distance];
+    partial = next;
+  }
+  return partial[0];
+}
+
+float Dot(const float* a, const float* b, int n) {
+  std::vector<float> partial(32, 0.0f);
+  for (int l = 0; l < 32; ++l) {
+    for (int group = l; group * 8 < n; group += 32) {
+      for (int i = group * 8; i < std::min(n, group * 8 + 8); ++i) {
+        partial[l] = std::fma(a[i], b[i], partial[l]);
+      }
+    }
+  }
+  return Reduce(partial);
+}
+
+float Sum(const std::vector<float>& v) {
+  std::vector<float> partial(32, 0.0f);
+  const int n = static_cast<int>(v.size());
+  for (int l = 0; l < 32; ++l) {
+    for (int group = l; group * 8 < n; group += 32) {
+      for (int i = group * 8; i < std::min(n, group * 8 + 8); ++i) partial[l] += v[i];
+    }
+  }
+  return Reduce(partial);
+}
+
+std::vector<float> Normalised(std::vector<float> v, float eps) {
+  const float norm = std::sqrt(Dot(v.data(), v.data(), static_cast<int>(v.size())));
+  for (float& f : v) f = f / std::max(norm, eps);
+  return v;
+}
+
+std::vector<float> Scores(const RouteSettings& s, const RouterWeights& w,
+                          const std::vector<float>& row) {
+  std::vector<float> scores;
+  const int c = s.input_width;
+  if (s.score == RouteSettings::Score::kDot) {
+    for (int e = 0; e < s.num_experts; ++e) {
+      float v = Dot(row.data(), w.weight.data() + e * c, c);
+      if (!w.bias.empty()) v = v + w.bias[e];
+      scores.push_back(v);
+    }
+    return scores;
+  }
+  std::vector<float> u;
+  for (int i = 0; i < s.dim; ++i) {
+    float v = Dot(row.data(), w.projection.data() + i * c, c);
+    if (!w.bias.empty()) v = v + w.bias[i];
+    u.push_back(v);
+  }
+  if (s.normalize_row) u = Normalised(u, s.eps);
+  for (int e = 0; e < s.num_experts; ++e) {
+    std::vector<float> expert(w.weight.begin() + e * s.dim, w.weight.begin() + (e + 1) * s.dim);
+    if (s.normalize_expert) expert = Normalised(expert, s.eps);
+    float v = Dot(expert.data(), u.data(), s.dim);
+    if (s.temperature == RouteSettings::Temperature::kDivide) {
+      v = v / std::max(w.temperature, 1e-4f);
+    } else if (s.temperature == RouteSettings::Temperature::kLogScale) {
+      v = v * ContractExp(std::min(w.temperature, std::log(100.0f)));
+    }
+    scores.push_back(v);
+  }
+  return scores;
+}
+
+// Descending score, ties to the lower index, NaN last.
+template <typename Real>
+std::vector<int> Ranking(const std::vector<Real>& scores) {
+  std::vector<int> order(scores.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](int a, int b) {
+    const bool nan_a = std::isnan(scores[a]), nan_b = std::isnan(scores[b]);
+    if (nan_a != nan_b) return nan_b;
+    if (!nan_a && scores[a] != scores[b]) return scores[a] > scores[b];
+    return a < b;
+  });
+  return order;
+}
+
+template <typename Real>
+void SortByExpert(RowRoutes<Real>& r) {
+  std::vector<std::pair<int, Real>> pairs;
+  for (size_t i = 0; i < r.experts.size(); ++i) pairs.emplace_back(r.experts[i], r.weights[i]);
+  std::sort(pairs.begin(), pairs.end());
+  for (size_t i = 0; i < pairs.size(); ++i) {
+    r.experts[i] = pairs[i].first;
+    r.weights[i] = pairs[i].second;
+  }
+}
+
+}  // namespace
+
+RowRoutes<float> ContractRoutes(const RouteSettings& s, const RouterWeights& w,
+                                const std::vector<float>& row) {
+  RowRoutes<float> r;
+  r.scores = Scores(s, w, row);
+  r.ranking = Ranking(r.scores);
+  float maximum = -kInfinity;
+  std::vector<float> counted = r.scores;
+  for (float& v : counted) {
+    if (std::isnan(v)) {
+      r.saw_nan = true;
+      v = -kInfinity;
+    }
+    maximum = std::max(maximum, v);
+  }
+  r.no_finite_maximum = !std::isfinite(maximum);
+  if (r.no_finite_maximum) {
+    r.experts.assign(r.ranking.begin(), r.ranking.begin() + (s.top_p ? 1 : s.k));
+    r.weights.assign(r.experts.size(), 0.0f);
+    SortByExpert(r);
+    return r;
+  }
+  const bool sigmoid = s.gate == RouteSettings::Gate::kSigmoid;
+  std::vector<float> value;
+  for (float v : counted) {
+    value.push_back(sigmoid ? 1.0f / (1.0f + ContractExp(-v)) : ContractExp(v - maximum));
+  }
+  const float z = sigmoid ? 1.0f : Sum(value);
+  const float threshold = s.p * z;
+  float cumulative = 0.0f;
+  for (int e : r.ranking) {
+    if (static_cast<int>(r.experts.size()) == s.k) break;
+    r.experts.push_back(e);
+    cumulative = cumulative + value[e];
+    if (s.top_p && (s.strict ? cumulative > threshold : cumulative >= threshold)) break;
+  }
+  for (int e : r.experts) {
+    float gate;
+    if (s.renormalize || s.gate == RouteSettings::Gate::kSoftmaxSelected) {
+      gate = cumulative == 0.0f ? 0.0f : value[e] / cumulative;
+    } else {
+      gate = sigmoid ? value[e] : value[e] / z;
+    }
+    r.weights.push_back(gate * s.scale);
+  }
+  SortByExpert(r);
+  return r;
+}
+
+RowRoutes<double> OracleRoutes(const RouteSettings& s, const RouterWeights& w,
+                               const std::vector<float>& row) {
+  RowRoutes<double> r;
+  const int c = s.input_width;
+  const auto dot = [](auto a, auto b, int n) {
+    double sum = 0;
+    for (int i = 0; i < n; ++i) sum += static_cast<double>(a[i]) * static_cast<double>(b[i]);
+    return sum;
+  };
+  const auto normalise = [&](std::vector<double> v) {
+    const double norm = std::sqrt(dot(v.data(), v.data(), static_cast<int>(v.size())));
+    for (double& x : v) x /= std::max(norm, static_cast<double>(s.eps));
+    return v;
+  };
+  if (s.score == RouteSettings::Score::kDot) {
+    for (int e = 0; e < s.num_experts; ++e) {
+      r.scores.push_back(dot(row.data(), w.weight.data() + e * c, c) +
+                         (w.bias.empty() ? 0.0 : w.bias[e]));
+    }
+  } else {
+    std::vector<double> u;
+    for (int i = 0; i < s.dim; ++i) {
+      u.push_back(dot(row.data(), w.projection.data() + i * c, c) +
+                  (w.bias.empty() ? 0.0 : w.bias[i]));
+    }
+    if (s.normalize_row) u = normalise(u);
+    for (int e = 0; e < s.num_experts; ++e) {
+      std::vector<double> expert(w.weight.begin() + e * s.dim, w.weight.begin() + (e + 1) * s.dim);
+      if (s.normalize_expert) expert = normalise(expert);
+      double v = dot(expert.data(), u.data(), s.dim);
+      if (s.temperature == RouteSettings::Temperature::kDivide) {
+        v /= std::max(static_cast<double>(w.temperature), 1e-4);
+      } else if (s.temperature == RouteSettings::Temperature::kLogScale) {
+        v *= std::exp(std::min(static_cast<double>(w.temperature), std::log(100.0)));
+      }
+      r.scores.push_back(v);
+    }
+  }
+  r.ranking = Ranking(r.scores);
+  const bool sigmoid = s.gate == RouteSettings::Gate::kSigmoid;
+  double maximum = -std::numeric_limits<double>::infinity();
+  for (double v : r.scores) maximum = std::max(maximum, v);
+  std::vector<double> value;
+  double z = 0;
+  for (double v : r.scores) {
+    value.push_back(sigmoid ? 1.0 / (1.0 + std::exp(-v)) : std::exp(v - maximum));
+    z += value.back();
+  }
+  if (sigmoid) z = 1.0;
+  double cumulative = 0;
+  r.margin = std::numeric_limits<double>::infinity();
+  for (int e : r.ranking) {
+    if (static_cast<int>(r.experts.size()) == s.k) break;
+    r.experts.push_back(e);
+    cumulative += value[e];
+    if (!s.top_p) continue;
+    // Where the running sum nearly meets the threshold one rounding decides.
+    r.margin = std::min(r.margin, std::abs(cumulative - s.p * z) / z);
+    if (s.strict ? cumulative > s.p * z : cumulative >= s.p * z) break;
+  }
+  const size_t n = r.experts.size();
+  if (n < r.scores.size()) {
+    r.margin = std::min(r.margin, r.scores[r.ranking[n - 1]] - r.scores[r.ranking[n]]);
+  }
+  for (int e : r.experts) {
+    const bool over_selected = s.renormalize || s.gate == RouteSettings::Gate::kSoftmaxSelected;
+    const double gate = over_selected ? value[e] / cumulative : value[e] / z;
+    r.weights.push_back(gate * s.scale);
+  }
+  SortByExpert(r);
+  return r;
+}
+
+}  // namespace moeserve::testing
