@@ -1,0 +1,178 @@
+// Attention over the paged cache, norms and rotary positions against double arithmetic.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "tests/reference/oracle.h"
+#include "tests/support/backends.h"
+#include "tests/support/compare.h"
+#include "tests/support/random.h"
+
+namespace moeserve::testing {
+namespace {
+
+class AttentionTest : public ::testing::TestWithParam<BackendOptions> {
+ protected:
+  void SetUp() override { backend_ = std::move(CreateBackend(GetParam())).value(); }
+  std::unique_ptr<Backend> backend_;
+};
+
+RowsView View(std::vector<float>& v, int64_t rows, int64_t cols) {
+  return {v.data(), DType::kF32, rows, cols, cols};
+}
+
+// Lengths around the block size, shuffled block tables, grouped heads, windows, both cache types.
+TEST_P(AttentionTest, MatchesDoubleArithmetic) {
+  Random random(5);
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    for (int head_dim : {4, 12, 16, 80, 128}) {
+      for (int window : {0, 1, 17}) {
+        const int kv_heads = 2, heads = 6;
+        const std::vector<int> lengths = {1, 15, 16, 17, 40, 83};
+        const int blocks_each = 6;
+        const int sequences = static_cast<int>(lengths.size());
+        auto cache =
+            KvCacheStorage::Allocate({{kv_heads, head_dim}}, dtype, sequences * blocks_each);
+        ASSERT_TRUE(cache.ok());
+        std::memset(
+            cache->keys(0), 0xff,
+            static_cast<size_t>(KvCacheStorage::BytesPerBlock({{kv_heads, head_dim}}, dtype)) *
+                sequences * blocks_each);
+        std::vector<std::vector<int32_t>> tables(sequences);
+        for (int b = 0; b < sequences * blocks_each; ++b) {
+          tables[(b * 5 + 2) % sequences].push_back(b);
+        }
+        std::vector<std::span<const int32_t>> spans(tables.begin(), tables.end());
+        std::vector<Matrix> keys(sequences * kv_heads), values(sequences * kv_heads);
+        for (int s = 0; s < sequences; ++s) {
+          std::vector<int32_t> position(lengths[s]), sequence(lengths[s], s);
+          std::iota(position.begin(), position.end(), 0);
+          std::vector<float> k = random.Normals(int64_t{lengths[s]} * kv_heads * head_dim);
+          std::vector<float> v = random.Normals(int64_t{lengths[s]} * kv_heads * head_dim);
+          backend_->AppendKv({.cache = &*cache,
+                              .layer = 0,
+                              .position = position,
+                              .sequence = sequence,
+                              .block_tables = spans,
+                              .keys = View(k, lengths[s], kv_heads * head_dim),
+                              .values = View(v, lengths[s], kv_heads * head_dim)});
+          for (int p = 0; p < lengths[s]; ++p) {
+            for (int h = 0; h < kv_heads; ++h) {
+              std::vector<double> key, value;
+              for (int d = 0; d < head_dim; ++d) {
+                const int64_t at = (int64_t{p} * kv_heads + h) * head_dim + d;
+                const bool bf16 = dtype == DType::kBF16;
+                key.push_back(bf16 ? F32FromBf16(Bf16FromF32(k[at])) : k[at]);
+                value.push_back(bf16 ? F32FromBf16(Bf16FromF32(v[at])) : v[at]);
+              }
+              keys[s * kv_heads + h].push_back(key);
+              values[s * kv_heads + h].push_back(value);
+            }
+          }
+        }
+        std::vector<int32_t> position, sequence;
+        for (int s = 0; s < sequences; ++s) {
+          position.push_back(lengths[s] - 1);
+          sequence.push_back(s);
+        }
+        const std::vector<int32_t> kv_head = {0, 0, 1, 1, 0, 1};
+        std::vector<float> q = random.Normals(int64_t{sequences} * heads * head_dim);
+        std::vector<float> out(q.size(), NAN);
+        const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
+        backend_->Attention({.cache = &*cache,
+                             .layer = 0,
+                             .position = position,
+                             .sequence = sequence,
+                             .block_tables = spans,
+                             .kv_head = kv_head,
+                             .scale = scale,
+                             .window = window,
+                             .query = View(q, sequences, heads * head_dim),
+                             .output = View(out, sequences, heads * head_dim)});
+        for (int s = 0; s < sequences; ++s) {
+          for (int h = 0; h < heads; ++h) {
+            const int64_t at = (int64_t{s} * heads + h) * head_dim;
+            const Matrix& all_k = keys[s * kv_heads + kv_head[h]];
+            const Matrix& all_v = values[s * kv_heads + kv_head[h]];
+            const int first = window > 0 ? std::max(0, lengths[s] - window) : 0;
+            ASSERT_TRUE(RowNear({out.begin() + at, out.begin() + at + head_dim},
+                                OracleAttention({q.begin() + at, q.begin() + at + head_dim},
+                                                {all_k.begin() + first, all_k.end()},
+                                                {all_v.begin() + first, all_v.end()}, scale),
+                                2e-6))
+                << Name(dtype) << ", head_dim " << head_dim << ", window " << window << ", length "
+                << lengths[s] << ", head " << h;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(AttentionTest, NormsMatchDoubleArithmetic) {
+  Random random(6);
+  for (const bool layer : {false, true}) {
+    for (int width : {1, 3, 31, 32, 33, 128, 700}) {
+      const HostTensor scale = MakeTensor(random.Normals(width), {width});
+      const HostTensor shift = MakeTensor(random.Normals(width), {width});
+      std::vector<HostTensor> shifts;
+      if (layer) shifts.push_back(shift);
+      auto bank = std::move(backend_->NewNormBank({layer, 1e-5f}, {&scale, 1}, shifts)).value();
+      const int rows = 5, segments = 3;
+      std::vector<float> x = random.Normals(int64_t{rows} * segments * width, 3.0);
+      for (int i = 0; i < width; ++i) x[i] = 0.0f;
+      std::vector<float> y(x.size(), NAN);
+      backend_->Norm({.bank = bank.get(),
+                      .segments = segments,
+                      .input = View(x, rows, segments * width),
+                      .output = View(y, rows, segments * width)});
+      std::vector<double> scales, shift_values;
+      for (int i = 0; i < width; ++i) scales.push_back(ElementAsF32(scale, i));
+      for (int i = 0; layer && i < width; ++i) shift_values.push_back(ElementAsF32(shift, i));
+      for (int64_t at = 0; at < static_cast<int64_t>(x.size()); at += width) {
+        ASSERT_TRUE(RowNear(
+            {y.begin() + at, y.begin() + at + width},
+            OracleNorm({x.begin() + at, x.begin() + at + width}, layer, 1e-5, scales, shift_values),
+            3e-6))
+            << "width " << width;
+      }
+    }
+  }
+}
+
+TEST_P(AttentionTest, RopeTurnsPairs) {
+  Random random(7);
+  for (const bool interleaved : {false, true}) {
+    const int head_dim = 12, turned = 8, heads = 3;
+    const std::vector<int32_t> position = {0, 1, 100, 8000};
+    std::vector<float> x = random.Normals(4 * heads * head_dim);
+    const std::vector<float> before = x;
+    backend_->Rope({.settings = {head_dim, turned, 10000.0, interleaved},
+                    .position = position,
+                    .rows = View(x, 4, heads * head_dim)});
+    for (int t = 0; t < 4; ++t) {
+      for (int h = 0; h < heads; ++h) {
+        const int64_t at = (int64_t{t} * heads + h) * head_dim;
+        std::vector<double> expected(before.begin() + at, before.begin() + at + head_dim);
+        for (int i = 0; i < turned / 2; ++i) {
+          const double angle = position[t] * std::pow(10000.0, -2.0 * i / turned);
+          const int a = interleaved ? 2 * i : i;
+          const int b = interleaved ? 2 * i + 1 : i + turned / 2;
+          expected[a] = before[at + a] * std::cos(angle) - before[at + b] * std::sin(angle);
+          expected[b] = before[at + b] * std::cos(angle) + before[at + a] * std::sin(angle);
+        }
+        ASSERT_TRUE(RowNear({x.begin() + at, x.begin() + at + head_dim}, expected, 1e-6))
+            << "position " << position[t];
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, AttentionTest, ::testing::ValuesIn(AvailableBackends()),
+                         [](const auto& info) { return BackendName(info.param); });
+
+}  // namespace
+}  // namespace moeserve::testing

@@ -1,0 +1,278 @@
+// Dense and grouped linear layers against double arithmetic on the stored values.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <tuple>
+
+#include "tests/reference/oracle.h"
+#include "tests/support/backends.h"
+#include "tests/support/compare.h"
+#include "tests/support/random.h"
+
+namespace moeserve::testing {
+namespace {
+
+struct Types {
+  DType rows;
+  DType weights;
+};
+
+constexpr Types kTypes[] = {{DType::kF32, DType::kF32},
+                            {DType::kF32, DType::kBF16},
+                            {DType::kF32, DType::kF16},
+                            {DType::kBF16, DType::kBF16}};
+
+Matrix AsMatrix(const HostTensor& t) {
+  Matrix m(static_cast<size_t>(t.shape[0]), std::vector<double>(t.shape[1]));
+  for (int64_t i = 0; i < t.size(); ++i) m[i / t.shape[1]][i % t.shape[1]] = ElementAsF32(t, i);
+  return m;
+}
+
+std::vector<double> AsVector(const HostTensor& t) {
+  std::vector<double> v;
+  for (int64_t i = 0; i < t.size(); ++i) v.push_back(ElementAsF32(t, i));
+  return v;
+}
+
+// Rows in device memory, between guard bands of NaN.
+struct Rows {
+  std::unique_ptr<DeviceBuffer> memory;
+  RowsView view;
+};
+
+Rows MakeRows(Backend& backend, int64_t rows, int64_t cols, int64_t stride, DType dtype,
+              const std::vector<float>* values) {
+  Rows r;
+  r.memory = std::move(backend.Allocate(static_cast<size_t>((rows + 2) * stride) * 4 + 64)).value();
+  std::memset(r.memory->data(), 0xff, r.memory->bytes());  // NaN in either type
+  char* base = static_cast<char*>(r.memory->data()) + stride * static_cast<int64_t>(SizeOf(dtype));
+  r.view = {base, dtype, rows, cols, stride};
+  if (values == nullptr) return r;
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t c = 0; c < cols; ++c) {
+      const float v = (*values)[i * cols + c];
+      if (dtype == DType::kF32) {
+        reinterpret_cast<float*>(r.view.row(i))[c] = v;
+      } else {
+        reinterpret_cast<Bf16*>(r.view.row(i))[c] = Bf16FromF32(v);
+      }
+    }
+  }
+  return r;
+}
+
+// Error of a sum of n products, each factor exact: the roundings of the sum and of the result.
+double SumTolerance(const Types& t, DType out, int64_t n) {
+  return 4 * std::sqrt(static_cast<double>(n)) * Epsilon(DType::kF32) + 2 * Epsilon(out) +
+         (t.rows == DType::kBF16 ? 1e-5 : 0.0);
+}
+
+class LinearTest : public ::testing::TestWithParam<BackendOptions> {
+ protected:
+  void SetUp() override { backend_ = std::move(CreateBackend(GetParam())).value(); }
+  std::unique_ptr<Backend> backend_;
+};
+
+TEST_P(LinearTest, DenseMatchesDoubleArithmetic) {
+  Random random(1);
+  for (const Types& t : kTypes) {
+    for (const auto& [rows, in, out] : std::vector<std::tuple<int, int, int>>{{1, 1, 1},
+                                                                              {2, 3, 5},
+                                                                              {7, 16, 16},
+                                                                              {8, 33, 17},
+                                                                              {9, 64, 63},
+                                                                              {63, 24, 65},
+                                                                              {64, 128, 96},
+                                                                              {65, 250, 130},
+                                                                              {200, 31, 320}}) {
+      for (const bool bias : {false, true}) {
+        const HostTensor w = MakeTensor(random.Normals(int64_t{out} * in), {out, in}, t.weights);
+        const HostTensor b = MakeTensor(random.Normals(out), {out});
+        auto bank =
+            std::move(backend_->NewLinearBank({{in}, {out}, false, bias, t.weights})).value();
+        bank->LoadWeight(0, LinearBank::Half::kMain, 0, w);
+        if (bias) bank->LoadBias(0, LinearBank::Half::kMain, 0, b);
+        const std::vector<float> values = random.Normals(int64_t{rows} * in);
+        const Rows x = MakeRows(*backend_, rows, in, in, t.rows, &values);
+        const Rows y = MakeRows(*backend_, rows, out, out + 3, DType::kF32, nullptr);
+        backend_->Linear({.bank = bank.get(), .input = x.view, .output = y.view});
+        const Matrix matrix = AsMatrix(w);
+        for (int r = 0; r < rows; ++r) {
+          ASSERT_TRUE(RowNear(RowOf(y.view, r, out),
+                              OracleLinear(RowOf(x.view, r, in), matrix,
+                                           bias ? AsVector(b) : std::vector<double>{}),
+                              SumTolerance(t, DType::kF32, in)))
+              << Name(t.rows) << " x " << Name(t.weights) << ", " << rows << " x " << in << " x "
+              << out << ", row " << r;
+          // Neighbouring memory stays untouched.
+          ASSERT_TRUE(std::isnan(reinterpret_cast<float*>(y.view.row(r))[out]));
+        }
+      }
+    }
+  }
+}
+
+// A plan from given routes: expert of row r is routes[r].
+struct Grouped {
+  std::unique_ptr<Router> router;
+  RoutingPlan plan;
+};
+
+Grouped MakePlan(Backend& backend, int experts, const std::vector<std::vector<int>>& routes) {
+  Grouped g;
+  RouteSettings s;
+  s.num_experts = experts;
+  s.input_width = 1;
+  const std::vector<float> zeros(static_cast<size_t>(experts), 0.0f);
+  RouterTensors tensors;
+  tensors.weight = MakeTensor(zeros, {experts, 1});
+  g.router = std::move(backend.NewRouter(s, tensors)).value();
+  GivenRoutes given;
+  given.offsets.push_back(0);
+  for (const auto& row : routes) {
+    for (int e : row) {
+      given.experts.push_back(e);
+      given.weights.push_back(0.25f * static_cast<float>(e + 1));
+    }
+    given.offsets.push_back(static_cast<int32_t>(given.experts.size()));
+  }
+  std::vector<float> dummy(routes.size(), 0.0f);
+  const RowsView rows{dummy.data(), DType::kF32, static_cast<int64_t>(routes.size()), 1, 1};
+  g.plan = backend.Route({.router = g.router.get(), .input = rows, .given = &given});
+  return g;
+}
+
+std::vector<std::vector<std::vector<int>>> AdversarialRoutings(int rows, int experts,
+                                                               Random& random) {
+  std::vector<std::vector<std::vector<int>>> routings;
+  std::vector<std::vector<int>> all_first(rows, {0}), all_last(rows, {experts - 1}), every, mixed;
+  for (int r = 0; r < rows; ++r) {
+    std::vector<int> all, some;
+    for (int e = 0; e < experts; ++e) {
+      all.push_back(e);
+      if (random.Below(3) == 0) some.push_back(e);
+    }
+    if (some.empty()) some.push_back(random.Below(experts));
+    every.push_back(all);
+    mixed.push_back(some);
+  }
+  return {all_first, all_last, every, mixed};
+}
+
+// Gated experts of very unequal widths, up and down, and their combination.
+TEST_P(LinearTest, UnequalGatedExpertsMatchDoubleArithmetic) {
+  Random random(2);
+  const std::vector<int> widths = {1, 3, 8, 24, 33, 64, 130};
+  const int experts = static_cast<int>(widths.size());
+  const int model = 24;
+  for (const Types& t : kTypes) {
+    for (ActivationKind activation : {ActivationKind::kSilu, ActivationKind::kGelu,
+                                      ActivationKind::kGeluTanh, ActivationKind::kRelu}) {
+      auto up =
+          std::move(backend_->NewLinearBank({{model}, widths, true, true, t.weights})).value();
+      auto down = std::move(backend_->NewLinearBank({widths, std::vector<int>(widths.size(), model),
+                                                     false, true, t.weights}))
+                      .value();
+      std::vector<Matrix> gate_w, up_w, down_w;
+      std::vector<std::vector<double>> gate_b, up_b, down_b;
+      for (int e = 0; e < experts; ++e) {
+        const HostTensor g =
+            MakeTensor(random.Normals(widths[e] * model, 0.3), {widths[e], model}, t.weights);
+        const HostTensor u =
+            MakeTensor(random.Normals(widths[e] * model, 0.3), {widths[e], model}, t.weights);
+        const HostTensor d =
+            MakeTensor(random.Normals(widths[e] * model, 0.3), {model, widths[e]}, t.weights);
+        const HostTensor gb = MakeTensor(random.Normals(widths[e]), {widths[e]});
+        const HostTensor ub = MakeTensor(random.Normals(widths[e]), {widths[e]});
+        const HostTensor db = MakeTensor(random.Normals(model), {model});
+        up->LoadWeight(e, LinearBank::Half::kGate, 0, g);
+        up->LoadWeight(e, LinearBank::Half::kMain, 0, u);
+        up->LoadBias(e, LinearBank::Half::kGate, 0, gb);
+        up->LoadBias(e, LinearBank::Half::kMain, 0, ub);
+        down->LoadWeight(e, LinearBank::Half::kMain, 0, d);
+        down->LoadBias(e, LinearBank::Half::kMain, 0, db);
+        gate_w.push_back(AsMatrix(g));
+        up_w.push_back(AsMatrix(u));
+        down_w.push_back(AsMatrix(d));
+        gate_b.push_back(AsVector(gb));
+        up_b.push_back(AsVector(ub));
+        down_b.push_back(AsVector(db));
+      }
+      for (int rows : {1, 7, 65}) {
+        const std::vector<float> values = random.Normals(int64_t{rows} * model);
+        const Rows x = MakeRows(*backend_, rows, model, model, t.rows, &values);
+        for (const auto& routing : AdversarialRoutings(rows, experts, random)) {
+          const Grouped g = MakePlan(*backend_, experts, routing);
+          const int64_t n = g.plan.num_assignments;
+          const Rows hidden = MakeRows(*backend_, n, 130, 144, t.rows, nullptr);
+          const Rows results = MakeRows(*backend_, n, model, model, t.rows, nullptr);
+          const Rows sum = MakeRows(*backend_, rows, model, model, DType::kF32, nullptr);
+          backend_->Linear({.bank = up.get(),
+                            .plan = &g.plan,
+                            .gather = true,
+                            .input = x.view,
+                            .output = hidden.view,
+                            .activation = activation,
+                            .pad_output = true});
+          backend_->Linear(
+              {.bank = down.get(), .plan = &g.plan, .input = hidden.view, .output = results.view});
+          backend_->Combine({.plan = &g.plan, .results = results.view, .output = sum.view});
+          for (int r = 0; r < rows; ++r) {
+            std::vector<double> expected(model, 0.0);
+            for (int e : routing[r]) {
+              const std::vector<double> row = RowOf(x.view, r, model);
+              std::vector<double> h = OracleLinear(row, gate_w[e], gate_b[e]);
+              const std::vector<double> u = OracleLinear(row, up_w[e], up_b[e]);
+              for (size_t i = 0; i < h.size(); ++i) {
+                h[i] = OracleActivation(activation, h[i]) * u[i];
+              }
+              const std::vector<double> y = OracleLinear(h, down_w[e], down_b[e]);
+              for (int i = 0; i < model; ++i) expected[i] += 0.25 * (e + 1) * y[i];
+            }
+            // Hidden units and results are rounded to the activation type in between.
+            ASSERT_TRUE(
+                RowNear(RowOf(sum.view, r, model), expected, t.rows == DType::kF32 ? 1e-5 : 2e-2))
+                << Name(t.rows) << " x " << Name(t.weights) << ", row " << r << " of " << rows;
+          }
+        }
+      }
+    }
+  }
+}
+
+// The same row gives the same bits whatever rows stand beside it.
+TEST_P(LinearTest, RowsDoNotInfluenceEachOther) {
+  Random random(3);
+  for (const Types& t : kTypes) {
+    const int in = 67, out = 150;
+    const HostTensor w = MakeTensor(random.Normals(int64_t{out} * in), {out, in}, t.weights);
+    auto bank = std::move(backend_->NewLinearBank({{in}, {out}, false, false, t.weights})).value();
+    bank->LoadWeight(0, LinearBank::Half::kMain, 0, w);
+    std::vector<float> values = random.Normals(int64_t{300} * in);
+    for (int i = 0; i < in; ++i) {
+      values[5 * in + i] = std::numeric_limits<float>::quiet_NaN();
+      values[77 * in + i] = std::numeric_limits<float>::infinity();
+    }
+    const Rows x = MakeRows(*backend_, 300, in, in, t.rows, &values);
+    const Rows together = MakeRows(*backend_, 300, out, out, DType::kF32, nullptr);
+    backend_->Linear({.bank = bank.get(), .input = x.view, .output = together.view});
+    for (int r : {0, 4, 6, 76, 78, 299}) {
+      RowsView one = x.view;
+      one.data = x.view.row(r);
+      one.rows = 1;
+      const Rows alone = MakeRows(*backend_, 1, out, out, DType::kF32, nullptr);
+      backend_->Linear({.bank = bank.get(), .input = one, .output = alone.view});
+      ASSERT_EQ(std::memcmp(alone.view.row(0), together.view.row(r), out * sizeof(float)), 0)
+          << "row " << r;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, LinearTest, ::testing::ValuesIn(AvailableBackends()),
+                         [](const auto& info) { return BackendName(info.param); });
+
+}  // namespace
+}  // namespace moeserve::testing
