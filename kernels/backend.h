@@ -268,6 +268,9 @@ class Backend {
   // Since construction: expert matrices that Linear() streamed for routed plans. Tests use it to
   // see that rows of one step share grouped products.
   virtual uint64_t expert_visits() const = 0;
+  // Measures how fast the device reads memory, in bytes per second, over `bytes` (at least a few
+  // times the last-level cache), best of `rounds`. ResourceExhausted.
+  virtual Result<double> MeasureReadBandwidth(int64_t bytes, int rounds) = 0;
   // Bytes of all weights laid out so far.
   virtual int64_t weight_bytes() const = 0;
 };

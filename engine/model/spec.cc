@@ -40,9 +40,9 @@ class Checker {
   void Int(const std::string& scope, const char* key, int64_t value, int64_t low, int64_t high,
            const std::string& because = "") {
     if (!ok() || (value >= low && value <= high)) return;
-    const std::string range = low == high ? std::to_string(low)
-                                          : "an integer in [" + std::to_string(low) + ", " +
-                                                std::to_string(high) + "]";
+    const std::string range =
+        low == high ? std::to_string(low)
+                    : "an integer in [" + std::to_string(low) + ", " + std::to_string(high) + "]";
     Fail(scope + key, range, std::to_string(value) + because);
   }
 
@@ -140,8 +140,7 @@ void CheckRope(Checker& check, const ModelSpec& spec, const std::string& scope, 
   const double exact = ExactRopeDimensions(spec.position, head_dim);
   const int rounded = RopeDimensions(spec.position, head_dim);
   if (std::fabs(exact - rounded) <= 1e-3 && rounded % 2 == 0 && rounded >= 2) return;
-  check.Fail("position.fraction",
-             "fraction * head_dim to be an even whole number >= 2",
+  check.Fail("position.fraction", "fraction * head_dim to be an even whole number >= 2",
              Number(exact) + " (" + scope + "head_dim is " + std::to_string(head_dim) + ")");
 }
 
@@ -163,8 +162,7 @@ void CheckAttention(Checker& check, const ModelSpec& spec, const std::string& sc
     CheckRouting(check, scope + "routing.", spec, *attention.routing, BlockKind::kAttention);
   } else {
     check.Int(scope, "num_heads", attention.num_heads, 1, kMaxWidth);
-    check.Divides(scope, "num_kv_heads", attention.num_kv_heads, "num_heads",
-                  attention.num_heads);
+    check.Divides(scope, "num_kv_heads", attention.num_kv_heads, "num_heads", attention.num_heads);
     if (check.ok() && attention.num_heads * head_dim > kMaxWidth) {
       check.Fail(scope + "num_heads", "num_heads * head_dim <= " + std::to_string(kMaxWidth),
                  std::to_string(attention.num_heads * head_dim));
@@ -268,9 +266,10 @@ absl::Status Validate(const ModelSpec& spec) {
     if (layer.attention.routed()) experts += layer.attention.routing->num_experts;
     if (layer.feed_forward.routed()) experts += layer.feed_forward.routing->num_experts;
     if (experts > kMaxExpertsOfModel) {
-      check.Fail("num_experts", "at most " + std::to_string(kMaxExpertsOfModel) +
-                 " experts in all layers together", std::to_string(experts) + " up to layer " +
-                 std::to_string(i));
+      check.Fail(
+          "num_experts",
+          "at most " + std::to_string(kMaxExpertsOfModel) + " experts in all layers together",
+          std::to_string(experts) + " up to layer " + std::to_string(i));
     }
   }
   CheckTotals(check, spec);

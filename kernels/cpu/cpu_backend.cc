@@ -1,5 +1,11 @@
 #include "kernels/cpu/cpu_backend.h"
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+
+#include "kernels/base/check.h"
 #include "kernels/cpu/packed_bank.h"
 
 namespace moeserve::cpu {
@@ -33,6 +39,28 @@ Result<std::unique_ptr<LinearBank>> CpuBackend::NewLinearBank(LinearBankShape sh
                             CpuLinearBank::Create(std::move(shape)));
   weight_bytes_ += static_cast<const CpuLinearBank&>(*bank).bytes();
   return bank;
+}
+
+Result<double> CpuBackend::MeasureReadBandwidth(int64_t bytes, int rounds) {
+  constexpr int64_t kPart = int64_t{8} << 20;  // taken in order, so one thread reads one stream
+  const int64_t parts = bytes / kPart;
+  if (parts < 1) return absl::InvalidArgumentError("bandwidth: expected 8 MiB or more");
+  MOESERVE_ASSIGN_OR_RETURN(HostBuffer memory,
+                            HostBuffer::Allocate(static_cast<size_t>(parts * kPart)));
+  // Pages exist only once they are written.
+  pool_.Run(parts, [&](int64_t i, int) { std::memset(memory.data() + i * kPart, 1, kPart); });
+  double best = 0.0;
+  std::atomic<uint64_t> sum{0};
+  for (int round = 0; round < rounds; ++round) {
+    const auto start = std::chrono::steady_clock::now();
+    pool_.Run(parts, [&](int64_t i, int) {
+      sum.fetch_add(table_->read_stream(memory.data() + i * kPart, kPart));
+    });
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    best = std::max(best, static_cast<double>(parts * kPart) / seconds.count());
+  }
+  MOESERVE_CHECK(sum.load() != 0, "the bandwidth probe reads what it wrote");
+  return best;
 }
 
 }  // namespace moeserve::cpu

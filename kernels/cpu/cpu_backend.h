@@ -45,6 +45,7 @@ class CpuBackend : public Backend {
   void Scale(const RowsView& x, float factor) override;
   void CopyToHost(const RowsView& input, std::span<float> output) override;
 
+  Result<double> MeasureReadBandwidth(int64_t bytes, int rounds) override;
   uint64_t expert_visits() const override { return expert_visits_; }
   int64_t weight_bytes() const override { return weight_bytes_; }
 

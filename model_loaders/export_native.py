@@ -1,0 +1,234 @@
+"""Writes a moeserve model folder from a PyTorch state dict and a configuration.
+
+    from export_native import export
+    export(state_dict, config, "my-model", dtype=torch.bfloat16)
+
+Needs PyTorch and nothing else. The tensors must bear the names that README.md lists; every name and
+shape is compared with the configuration before anything is written. `moeserve check my-model` then
+verifies the rest of the configuration.
+"""
+
+import json
+import pathlib
+import shutil
+import struct
+
+import torch
+
+DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+
+
+class ExportError(ValueError):
+    """The state dict and the configuration disagree; the text says where."""
+
+
+def _key(node, path, name, *default):
+    if name in node:
+        return node[name]
+    if default:
+        return default[0]
+    raise ExportError(f"config: {path}{name}: expected a value, found no such key")
+
+
+def _layers(config, block):
+    """(path, object) of every layer, from one object for all or from a list."""
+    count, value = _key(config, "", "num_hidden_layers"), _key(config, "", block)
+    if isinstance(value, list):
+        if len(value) != count:
+            raise ExportError(f"config: {block}: expected a list of {count} "
+                              f"(num_hidden_layers), found {len(value)}")
+        return [(f"{block}[{i}].", item) for i, item in enumerate(value)]
+    return [(f"{block}.", value)] * count
+
+
+def _router(add, name, path, routing, row):
+    experts = _key(routing, path, "num_experts")
+    score = routing.get("score", {"kind": "dot"})
+    kind, bias = _key(score, path + "score.", "kind"), score.get("bias", False)
+    if kind == "dot":
+        add(name, (experts, row), path + "num_experts", bias)
+        return
+    dim = score.get("dim", 16)
+    add(name + ".projection", (dim, row), path + "score.dim", bias)
+    add(name + ".experts", (experts, dim), path + "num_experts and score.dim")
+    if score.get("temperature", "none") != "none":
+        add(name + ".temperature", (1,), path + "score.temperature", whole_name=True)
+
+
+def _expert(add, norm, name, path, expert, row, width, width_key):
+    bias = expert.get("bias", False)
+    if _key(expert, path + "expert.", "form") == "gated":
+        add(name + "gate", (width, row), width_key, bias)
+    add(name + "up", (width, row), width_key, bias)
+    add(name + "down", (row, width), width_key, bias)
+    if expert.get("inner_norm", False):
+        norm(name + "inner_norm", width)
+
+
+def _attention(add, norm, name, path, block, d):
+    routed = _key(block, path, "kind") == "routed"
+    heads = None if routed else _key(block, path, "num_heads")
+    head_dim = _key(block, path, "head_dim")
+    keys = block.get("num_kv_heads", 1 if routed else heads) * head_dim
+    bias = block.get("bias", False)
+    norm(name + "norm", d)
+    add(name + "k", (keys, d), path + "num_kv_heads * head_dim", bias)
+    add(name + "v", (keys, d), path + "num_kv_heads * head_dim", bias)
+    if routed:
+        routing = _key(block, path, "routing")
+        _router(add, name + "router", path + "routing.", routing, d)
+        for j in range(_key(routing, path + "routing.", "num_experts")):
+            add(f"{name}experts.{j}.q", (keys, d), path + "num_kv_heads * head_dim")
+            add(f"{name}experts.{j}.o", (d, keys), path + "num_kv_heads * head_dim")
+    else:
+        add(name + "q", (heads * head_dim, d), path + "num_heads * head_dim", bias)
+        add(name + "o", (d, heads * head_dim), path + "num_heads * head_dim")
+        sizes = {"none": None, "head": (head_dim, head_dim), "full": (heads * head_dim, keys)}
+        qk = sizes.get(block.get("qk_norm", "none"))
+        if qk is not None:
+            add(name + "q_norm", (qk[0],), path + "qk_norm")
+            add(name + "k_norm", (qk[1],), path + "qk_norm")
+    if block.get("out_bias", False):
+        add(name + "out_bias", (d,), path + "out_bias", whole_name=True)
+
+
+def _feed_forward(add, norm, name, path, block, d):
+    expert = _key(block, path, "expert")
+    norm(name + "norm", d)
+    if _key(block, path, "kind") == "dense":
+        _expert(add, norm, name, path, expert, d, _key(block, path, "width"), path + "width")
+        return
+    routing, at = _key(block, path, "routing"), path + "routing."
+    split = routing.get("split", {"heads": 1})
+    h = _key(split, at + "split.", "heads")
+    if d % h:
+        raise ExportError(f"config: {at}split.heads: expected a divisor of {d}, found {h}")
+    if h > 1 and split.get("projection", True):
+        for part in ("split", "merge"):
+            add(name + part, (d, d), at + "split.heads", split.get("bias", True))
+    _router(add, name + "router", at, routing, d // h)
+    count, widths = _key(routing, at, "num_experts"), _key(routing, at, "widths")
+    widths = [widths] * count if isinstance(widths, int) else widths
+    if len(widths) != count:
+        raise ExportError(f"config: {at}widths: expected {count} (num_experts), "
+                          f"found {len(widths)}")
+    for j, width in enumerate(widths):
+        _expert(add, norm, f"{name}experts.{j}.", path, expert, d // h, width, f"{at}widths[{j}]")
+    shared = block.get("shared_width", 0)
+    if shared:
+        _expert(add, norm, name + "shared.", path, expert, d, shared, path + "shared_width")
+        if block.get("shared_gate", False):
+            add(name + "shared_gate", (1, d), path + "shared_gate")
+
+
+def required_tensors(config):
+    """name -> (shape, configuration key), for every tensor of the model and no other."""
+    wanted = {}
+
+    def add(name, shape, key, bias=False, whole_name=False):
+        wanted[name if whole_name else name + ".weight"] = (tuple(shape), key)
+        if bias:
+            wanted[name + ".bias"] = (tuple(shape[:1]), key)
+
+    norm_config = config.get("norm", {"kind": "rms"})
+    layer_norm = _key(norm_config, "norm.", "kind") == "layer"
+
+    def norm(name, width):
+        add(name, (width,), "norm.kind", bias=layer_norm)
+
+    d, vocabulary = _key(config, "", "hidden_size"), _key(config, "", "vocab_size")
+    add("embed", (vocabulary, d), "vocab_size and hidden_size")
+    if config.get("position", {}).get("kind") == "learned":
+        rows = _key(config, "", "max_position_embeddings")
+        add("embed_position", (rows, d), "max_position_embeddings")
+    if norm_config.get("placement", "pre") == "pre":
+        norm("norm", d)
+    if not config.get("tie_word_embeddings", False):
+        add("head", (vocabulary, d), "tie_word_embeddings")
+    for i, (path, block) in enumerate(_layers(config, "attention")):
+        _attention(add, norm, f"blocks.{i}.attention.", path, block, d)
+    for i, (path, block) in enumerate(_layers(config, "feed_forward")):
+        _feed_forward(add, norm, f"blocks.{i}.feed_forward.", path, block, d)
+    return wanted
+
+
+def _verify(state_dict, wanted):
+    problems = []
+    for name, (shape, key) in wanted.items():
+        if name not in state_dict:
+            problems.append(f"{name}: expected shape {list(shape)} (from {key}), found no tensor")
+        elif tuple(state_dict[name].shape) != shape:
+            problems.append(f"{name}: expected shape {list(shape)} (from {key}), "
+                            f"found {list(state_dict[name].shape)}")
+    problems += [f"{name}: expected no such tensor (no key of the configuration leads to it)"
+                 for name in state_dict if name not in wanted]
+    if problems:
+        more = f"\n  and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise ExportError("the state dict does not fit the configuration:\n  "
+                          + "\n  ".join(problems[:5]) + more)
+
+
+def _size(tensor, dtype):
+    return tensor.numel() * BYTES[DTYPES[dtype]]
+
+
+def _write_shard(path, names, state_dict, dtypes):
+    header, offset = {"__metadata__": {"format": "pt"}}, 0
+    for name in names:
+        size = _size(state_dict[name], dtypes[name])
+        header[name] = {"dtype": DTYPES[dtypes[name]], "shape": list(state_dict[name].shape),
+                        "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for name in names:
+            tensor = state_dict[name].detach().to("cpu", dtypes[name]).contiguous()
+            file.write(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+
+
+def export(state_dict, config, out_dir, dtype=None, max_shard_bytes=4 << 30, tokenizer_json=None):
+    """Writes config.json, the weights and, if given, a copy of the file `tokenizer_json`.
+
+    dtype: torch.float32, float16 or bfloat16 for every tensor; None keeps each as it is.
+    Weights beyond `max_shard_bytes` are split over several files with an index.
+    Raises ExportError, before writing, if names, shapes or dtypes do not fit.
+    """
+    wanted = required_tensors(config)
+    _verify(state_dict, wanted)
+    dtypes = {name: dtype or state_dict[name].dtype for name in wanted}
+    for name, found in dtypes.items():
+        if found not in DTYPES:
+            raise ExportError(f"{name}: expected dtype float32, float16 or bfloat16, found {found}")
+
+    shards, used = [[]], 0
+    for name in wanted:
+        size = _size(state_dict[name], dtypes[name])
+        if shards[-1] and used + size > max_shard_bytes:
+            shards.append([])
+            used = 0
+        shards[-1].append(name)
+        used += size
+
+    out = pathlib.Path(out_dir)
+    out.mkdir(parents=True, exist_ok=True)
+    stale = [p for p in out.iterdir() if p.name.startswith("model") and ".safetensors" in p.name]
+    if stale:
+        raise ExportError(f"{out}: expected a folder without weights, found {stale[0].name}")
+    document = {"model_type": "routed_decoder", "format_version": 1, **config}
+    (out / "config.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    if tokenizer_json is not None:
+        shutil.copyfile(tokenizer_json, out / "tokenizer.json")
+    if len(shards) == 1:
+        _write_shard(out / "model.safetensors", shards[0], state_dict, dtypes)
+        return
+    files = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
+    for file, names in zip(files, shards):
+        _write_shard(out / file, names, state_dict, dtypes)
+    total = sum(_size(state_dict[n], dtypes[n]) for n in wanted)
+    index = {"metadata": {"total_size": total},
+             "weight_map": {name: file for file, names in zip(files, shards) for name in names}}
+    (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n",
+                                                      encoding="utf-8")

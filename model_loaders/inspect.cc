@@ -1,0 +1,227 @@
+#include "model_loaders/inspect.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <numeric>
+#include <string_view>
+#include <utility>
+
+#include "engine/model/weights.h"
+#include "model_loaders/describe.h"
+#include "model_loaders/message.h"
+
+namespace moeserve {
+namespace {
+
+// Weights of an expert-shaped network between rows of width `in` and inner width `inner`.
+int64_t ExpertParameters(const ExpertSpec& expert, NormKind norm, int64_t in, int64_t inner) {
+  const int64_t up_like = expert.form == ExpertForm::kGated ? 2 : 1;
+  int64_t count = (up_like + 1) * in * inner;
+  if (expert.bias) count += up_like * inner + in;
+  if (expert.inner_norm) count += norm == NormKind::kLayer ? 2 * inner : inner;
+  return count;
+}
+
+void SetExpertsPerToken(const RoutedLayerSpec& routing, RoutedBlockSummary* block) {
+  const int64_t experts = routing.num_experts;
+  const int64_t per_row = routing.select.MaxSelected();
+  block->min_experts = routing.select.kind == SelectKind::kTopK ? per_row : 1;
+  block->max_experts = std::min(experts, per_row * routing.split.heads);
+}
+
+RoutedBlockSummary AttentionBlock(const ModelSpec& spec, int layer) {
+  const AttentionSpec& attention = spec.layers[layer].attention;
+  RoutedBlockSummary block;
+  block.layer = layer;
+  block.block = BlockKind::kAttention;
+  const int64_t heads = int64_t{attention.num_kv_heads} * attention.head_dim;
+  block.expert_parameters.assign(attention.routing->num_experts, 2 * heads * spec.hidden_size);
+  SetExpertsPerToken(*attention.routing, &block);
+  return block;
+}
+
+RoutedBlockSummary FeedForwardBlock(const ModelSpec& spec, int layer) {
+  const FeedForwardSpec& feed_forward = spec.layers[layer].feed_forward;
+  const RoutedLayerSpec& routing = *feed_forward.routing;
+  RoutedBlockSummary block;
+  block.layer = layer;
+  block.block = BlockKind::kFeedForward;
+  const int64_t row = spec.hidden_size / routing.split.heads;
+  block.expert_parameters.reserve(routing.widths.size());
+  for (const int width : routing.widths) {
+    block.expert_parameters.push_back(
+        ExpertParameters(feed_forward.expert, spec.norm.kind, row, width));
+  }
+  SetExpertsPerToken(routing, &block);
+  return block;
+}
+
+int64_t Sum(const std::vector<int64_t>& values) {
+  return std::accumulate(values.begin(), values.end(), int64_t{0});
+}
+
+ActivatedParameters Activated(const ModelSpec& spec, const ModelSummary& summary) {
+  const int64_t base = summary.parameters - summary.expert_parameters;
+  ActivatedParameters activated{.min = base, .max = base, .nominal = base};
+  for (const RoutedBlockSummary& block : summary.routed_blocks) {
+    std::vector<int64_t> sizes = block.expert_parameters;
+    std::sort(sizes.begin(), sizes.end());
+    activated.min += std::accumulate(sizes.begin(), sizes.begin() + block.min_experts, int64_t{0});
+    activated.max += std::accumulate(sizes.end() - block.max_experts, sizes.end(), int64_t{0});
+    const LayerSpec& layer = spec.layers[block.layer];
+    const RoutedLayerSpec& routing = block.block == BlockKind::kAttention
+                                         ? *layer.attention.routing
+                                         : *layer.feed_forward.routing;
+    if (routing.select.kind == SelectKind::kTopP) activated.nominal.reset();
+    if (activated.nominal.has_value()) {
+      const double mean = static_cast<double>(Sum(sizes)) / static_cast<double>(sizes.size());
+      *activated.nominal += static_cast<int64_t>(mean * static_cast<double>(block.max_experts));
+    }
+  }
+  return activated;
+}
+
+std::vector<LayerGroup> Groups(const ModelSpec& spec) {
+  std::vector<LayerGroup> groups;
+  for (int i = 0; i < spec.num_layers(); ++i) {
+    std::string attention = DescribeAttention(spec.layers[i].attention);
+    std::string feed_forward = DescribeFeedForward(spec.layers[i].feed_forward);
+    auto same = std::find_if(groups.begin(), groups.end(), [&](const LayerGroup& group) {
+      return group.attention == attention && group.feed_forward == feed_forward;
+    });
+    if (same == groups.end()) {
+      groups.push_back({{}, std::move(attention), std::move(feed_forward)});
+      same = groups.end() - 1;
+    }
+    same->layers.push_back(i);
+  }
+  return groups;
+}
+
+// "layers 0-3, 6": runs of consecutive numbers.
+std::string LayersText(const std::vector<int>& layers) {
+  std::string text = layers.size() == 1 ? "layer " : "layers ";
+  for (size_t i = 0; i < layers.size();) {
+    size_t last = i;
+    while (last + 1 < layers.size() && layers[last + 1] == layers[last] + 1) ++last;
+    if (i > 0) text.append(", ");
+    text.append(last == i ? Concat(layers[i]) : Concat(layers[i], '-', layers[last]));
+    i = last + 1;
+  }
+  return text;
+}
+
+// 1234567 as "1,234,567". Counts are not negative.
+std::string Grouped(int64_t value) {
+  const std::string digits = std::to_string(value);
+  std::string text;
+  for (size_t i = 0; i < digits.size(); ++i) {
+    if (i > 0 && (digits.size() - i) % 3 == 0) text.push_back(',');
+    text.push_back(digits[i]);
+  }
+  return text;
+}
+
+std::string Mebibytes(int64_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.1f MiB", static_cast<double>(bytes) / (1024.0 * 1024.0));
+  return text;
+}
+
+std::string ActivatedText(const ActivatedParameters& activated) {
+  const std::string range = activated.min == activated.max
+                                ? Grouped(activated.min)
+                                : Concat(Grouped(activated.min), " to ", Grouped(activated.max));
+  if (!activated.nominal.has_value() || activated.min == activated.max) return range;
+  return Concat(range, ", nominally ", Grouped(*activated.nominal));
+}
+
+}  // namespace
+
+ModelSummary Summarize(const ModelSpec& spec) {
+  ModelSummary summary;
+  for (const TensorRequirement& tensor : RequiredTensors(spec)) {
+    int64_t elements = 1;
+    for (const int64_t dim : tensor.shape) elements *= dim;
+    summary.parameters += elements;
+    if (tensor.name == "embed.weight" || tensor.name == "embed_position.weight" ||
+        tensor.name == "head.weight") {
+      summary.embedding_parameters += elements;
+    }
+  }
+  for (int i = 0; i < spec.num_layers(); ++i) {
+    const LayerSpec& layer = spec.layers[i];
+    if (layer.attention.routed()) summary.routed_blocks.push_back(AttentionBlock(spec, i));
+    if (layer.feed_forward.routed()) summary.routed_blocks.push_back(FeedForwardBlock(spec, i));
+    summary.kv_elements_per_token +=
+        2 * int64_t{layer.attention.num_kv_heads} * layer.attention.head_dim;
+  }
+  for (const RoutedBlockSummary& block : summary.routed_blocks) {
+    summary.expert_parameters += Sum(block.expert_parameters);
+  }
+  summary.always_active =
+      summary.parameters - summary.embedding_parameters - summary.expert_parameters;
+  summary.activated = Activated(spec, summary);
+  summary.groups = Groups(spec);
+  summary.general = DescribeModel(spec);
+  return summary;
+}
+
+std::string SummaryText(const ModelSummary& summary) {
+  std::string text = summary.general + "\n";
+  for (const LayerGroup& group : summary.groups) {
+    const std::string layers = LayersText(group.layers);
+    text.append(Concat(layers, ": attention ", group.attention, '\n'));
+    text.append(Concat(layers, ": feed-forward ", group.feed_forward, '\n'));
+  }
+  text.append(Concat("parameters: ", Grouped(summary.parameters), " (embedding and head ",
+                     Grouped(summary.embedding_parameters), ", routed experts ",
+                     Grouped(summary.expert_parameters), ", always active ",
+                     Grouped(summary.always_active), ")\n"));
+  text.append(Concat("activated by one token: ", ActivatedText(summary.activated), '\n'));
+  text.append(Concat("weights: ", Mebibytes(summary.WeightBytes(DType::kF32)), " in f32, ",
+                     Mebibytes(summary.WeightBytes(DType::kBF16)), " in bf16 or f16\n"));
+  text.append(Concat("KV cache per token: ", Grouped(summary.KvBytesPerToken(DType::kF32)),
+                     " bytes in f32, ", Grouped(summary.KvBytesPerToken(DType::kBF16)),
+                     " bytes in bf16\n"));
+  return text;
+}
+
+nlohmann::json SummaryJson(const ModelSummary& summary) {
+  using Json = nlohmann::json;
+  const auto bytes = [](const auto& of) {
+    Json by_dtype;
+    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+      by_dtype[std::string(Name(dtype))] = of(dtype);
+    }
+    return by_dtype;
+  };
+  Json blocks = Json::array();
+  for (const RoutedBlockSummary& block : summary.routed_blocks) {
+    blocks.push_back({{"layer", block.layer},
+                      {"block", Name(block.block)},
+                      {"expert_parameters", block.expert_parameters},
+                      {"experts_per_token", {block.min_experts, block.max_experts}}});
+  }
+  Json groups = Json::array();
+  for (const LayerGroup& group : summary.groups) {
+    groups.push_back({{"layers", group.layers},
+                      {"attention", group.attention},
+                      {"feed_forward", group.feed_forward}});
+  }
+  Json activated = {{"min", summary.activated.min}, {"max", summary.activated.max}};
+  activated["nominal"] =
+      summary.activated.nominal.has_value() ? Json(*summary.activated.nominal) : Json(nullptr);
+  return {{"general", summary.general},
+          {"layers", groups},
+          {"parameters", summary.parameters},
+          {"embedding_parameters", summary.embedding_parameters},
+          {"expert_parameters", summary.expert_parameters},
+          {"always_active_parameters", summary.always_active},
+          {"activated_parameters", activated},
+          {"routed_blocks", blocks},
+          {"weight_bytes", bytes([&](DType d) { return summary.WeightBytes(d); })},
+          {"kv_bytes_per_token", bytes([&](DType d) { return summary.KvBytesPerToken(d); })}};
+}
+
+}  // namespace moeserve

@@ -1,0 +1,95 @@
+#include "model_loaders/loader.h"
+
+#include <algorithm>
+#include <new>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "model_loaders/config_json.h"
+#include "model_loaders/generation_config.h"
+#include "model_loaders/mapped_file.h"
+#include "model_loaders/message.h"
+#include "model_loaders/native_weights.h"
+#include "model_loaders/tensor_check.h"
+#include "model_loaders/tokenizer_files.h"
+
+namespace moeserve {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kConfig[] = "config.json";
+constexpr char kGeneration[] = "generation_config.json";
+constexpr uint64_t kMaxConfigBytes = uint64_t{64} << 20;
+
+// "model" of "/srv/model", "/srv/model/" and "." inside it.
+std::string DirectoryName(const fs::path& directory) {
+  std::error_code error;
+  fs::path path = fs::absolute(directory, error).lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();
+  return path.filename().string();
+}
+
+absl::Status CheckDirectory(const fs::path& directory) {
+  std::error_code error;
+  const fs::file_status status = fs::status(directory, error);
+  const std::string name = Printable(directory.string(), 300);
+  if (status.type() == fs::file_type::not_found) {
+    return absl::NotFoundError(Concat(name, ": expected a model folder, found nothing"));
+  }
+  if (error) {
+    return absl::UnavailableError(Concat(name, ": cannot open: ", error.message()));
+  }
+  if (!fs::is_directory(status)) {
+    return absl::InvalidArgumentError(Concat(name, ": expected a model folder, found a file"));
+  }
+  return absl::OkStatus();
+}
+
+Result<Checkpoint> Load(const fs::path& directory, const LoadOptions& options) {
+  MOESERVE_RETURN_IF_ERROR(CheckDirectory(directory));
+  MOESERVE_ASSIGN_OR_RETURN(const std::string config_text,
+                            ReadTextFile(directory / kConfig, kMaxConfigBytes));
+  MOESERVE_ASSIGN_OR_RETURN(NativeConfig config, ParseNativeConfig(config_text));
+  const int vocab_size = config.spec.vocab_size;
+
+  GenerationConfig generation;
+  if (Exists(directory / kGeneration)) {
+    MOESERVE_ASSIGN_OR_RETURN(const std::string text,
+                              ReadTextFile(directory / kGeneration, kMaxConfigBytes));
+    MOESERVE_ASSIGN_OR_RETURN(generation, ParseGenerationConfig(text, vocab_size));
+  }
+
+  Checkpoint checkpoint;
+  checkpoint.generation = generation.defaults;
+  for (const auto* ids : {&config.spec.eos_token_ids, &generation.eos_token_ids}) {
+    for (const TokenId id : *ids) {
+      std::vector<TokenId>& all = checkpoint.eos_token_ids;
+      if (std::find(all.begin(), all.end(), id) == all.end()) all.push_back(id);
+    }
+  }
+  MOESERVE_ASSIGN_OR_RETURN(checkpoint.tokenizer,
+                            LoadTokenizer(directory, vocab_size, options.require_tokenizer));
+  MOESERVE_ASSIGN_OR_RETURN(WeightFiles files, WeightFiles::Open(directory));
+  MOESERVE_RETURN_IF_ERROR(CheckTensors(config, files));
+  checkpoint.weights = std::make_unique<NativeWeights>(std::move(files));
+  checkpoint.spec = std::move(config.spec);
+  checkpoint.directory_name = DirectoryName(directory);
+  return checkpoint;
+}
+
+}  // namespace
+
+Result<Checkpoint> LoadCheckpoint(const fs::path& directory, const LoadOptions& options) {
+  // Nothing below throws on purpose; the standard library does when memory runs out.
+  try {
+    return Load(directory, options);
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("not enough memory to read the checkpoint folder");
+  } catch (const std::exception& error) {
+    return absl::InternalError(Concat("reading the checkpoint folder: ", Printable(error.what())));
+  }
+}
+
+}  // namespace moeserve

@@ -1,0 +1,44 @@
+// Opens a checkpoint folder: configuration, weights, tokenizer, generation defaults.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "engine/model/spec.h"
+#include "engine/model/weights.h"
+#include "engine/tokenizer/tokenizer.h"
+#include "kernels/base/status.h"
+
+namespace moeserve {
+
+// generation_config.json: defaults that replace the API's own.
+struct GenerationDefaults {
+  std::optional<double> temperature;
+  std::optional<double> top_p;
+  std::optional<int> top_k;
+  std::optional<double> min_p;
+  std::optional<double> repetition_penalty;
+};
+
+struct Checkpoint {
+  ModelSpec spec;
+  std::unique_ptr<WeightSource> weights;       // memory-mapped; checked against the spec
+  std::shared_ptr<const Tokenizer> tokenizer;  // null: the folder has none
+  GenerationDefaults generation;
+  std::vector<TokenId> eos_token_ids;  // of config.json and generation_config.json together
+  std::string directory_name;          // last path component: the default served name
+};
+
+struct LoadOptions {
+  bool require_tokenizer = true;  // false: a folder without tokenizer files is fine
+};
+
+// Validates everything the folder contains, tensors included, without reading tensor data.
+// InvalidArgument or NotFound with file, key or tensor, expected, found, and the configuration key
+// it follows from. Hostile files are refused, never crash. No exception leaves.
+Result<Checkpoint> LoadCheckpoint(const std::filesystem::path& directory,
+                                  const LoadOptions& options = {});
+
+}  // namespace moeserve

@@ -1,0 +1,106 @@
+#include "model_loaders/mapped_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <system_error>
+
+#include "model_loaders/message.h"
+
+namespace moeserve {
+namespace {
+
+absl::Status SystemError(int error, const std::filesystem::path& path, std::string_view action) {
+  const std::string message = Concat(Printable(path.filename().string()), ": cannot ", action, ": ",
+                                     std::generic_category().message(error));
+  switch (error) {
+    case ENOENT:
+    case ENOTDIR:
+      return absl::NotFoundError(message);
+    case EACCES:
+    case EPERM:
+      return absl::PermissionDeniedError(message);
+    default:
+      return absl::UnavailableError(message);
+  }
+}
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() {
+    if (fd_ >= 0) close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+// O_NONBLOCK: opening a pipe that nobody writes to would otherwise wait for ever.
+int OpenForReading(const std::filesystem::path& path) {
+  return open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+}
+
+Result<uint64_t> RegularFileSize(int fd, const std::filesystem::path& path) {
+  struct stat info {};
+  if (fstat(fd, &info) != 0) return SystemError(errno, path, "read its size");
+  if (!S_ISREG(info.st_mode)) {
+    return absl::InvalidArgumentError(Concat(Printable(path.filename().string()),
+                                             ": expected a regular file, found a ",
+                                             S_ISDIR(info.st_mode) ? "directory" : "special file"));
+  }
+  return static_cast<uint64_t>(info.st_size);
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const MappedFile>> MappedFile::Open(const std::filesystem::path& path) {
+  const Descriptor fd(OpenForReading(path));
+  if (fd.get() < 0) return SystemError(errno, path, "open");
+  MOESERVE_ASSIGN_OR_RETURN(const uint64_t size, RegularFileSize(fd.get(), path));
+  void* data = nullptr;
+  if (size > 0) {  // mmap refuses a length of zero
+    data = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd.get(), 0);
+    if (data == MAP_FAILED) return SystemError(errno, path, "map into memory");
+  }
+  return std::shared_ptr<const MappedFile>(new MappedFile(data, size));
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) munmap(data_, size_);
+}
+
+Result<std::string> ReadTextFile(const std::filesystem::path& path, uint64_t max_bytes) {
+  const Descriptor fd(OpenForReading(path));
+  if (fd.get() < 0) return SystemError(errno, path, "open");
+  MOESERVE_ASSIGN_OR_RETURN(const uint64_t size, RegularFileSize(fd.get(), path));
+  if (size > max_bytes) {
+    return absl::InvalidArgumentError(Concat(Printable(path.filename().string()),
+                                             ": expected at most ", max_bytes, " bytes, found ",
+                                             size));
+  }
+  std::string text(size, '\0');
+  size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t n = read(fd.get(), text.data() + done, text.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return SystemError(errno, path, "read");
+    if (n == 0) break;  // shrank since its size was taken
+    done += static_cast<size_t>(n);
+  }
+  text.resize(done);
+  return text;
+}
+
+bool Exists(const std::filesystem::path& path) {
+  struct stat info {};
+  return lstat(path.c_str(), &info) == 0;
+}
+
+}  // namespace moeserve

@@ -1,0 +1,21 @@
+// Compares the tensors of a folder with those that its configuration implies.
+#pragma once
+
+#include <optional>
+
+#include "engine/model/weights.h"
+#include "kernels/base/status.h"
+#include "model_loaders/config_json.h"
+#include "model_loaders/weight_files.h"
+
+namespace moeserve {
+
+// The format's element types that weights may have.
+std::optional<DType> WeightType(ElementType type);
+
+// OK if the files hold exactly RequiredTensors(config.spec), each in its shape and in a weight
+// type. Otherwise InvalidArgument: file, tensor, expected, found, and the configuration key it
+// follows from; the first few faults are listed and the rest counted.
+absl::Status CheckTensors(const NativeConfig& config, const WeightFiles& weights);
+
+}  // namespace moeserve

@@ -1,0 +1,7 @@
+find_package(absl REQUIRED)
+find_package(nlohmann_json 3.11 REQUIRED)
+
+add_library(moeserve_tokenizer_json STATIC ${CMAKE_CURRENT_LIST_DIR}/tokenizer_json.cc)
+target_link_libraries(moeserve_tokenizer_json
+  PUBLIC moeserve_tokenizer absl::status absl::statusor
+  PRIVATE moeserve_flags nlohmann_json::nlohmann_json)

@@ -1,0 +1,29 @@
+#include "server/commands/check.h"
+
+#include <cstdio>
+#include <memory>
+
+#include "model_loaders/loader.h"
+#include "server/commands/model_options.h"
+
+namespace moeserve::server {
+namespace {
+
+int Run(const ModelOptionsText& options) {
+  const auto checkpoint = LoadCheckpoint(options.directory);
+  if (!checkpoint.ok()) return Fail(checkpoint.status());
+  std::printf("%s: ok\n", checkpoint->directory_name.c_str());
+  return 0;
+}
+
+}  // namespace
+
+void AddCheckCommand(CLI::App& app, Command& selected) {
+  CLI::App* command =
+      app.add_subcommand("check", "Check a checkpoint; exit status 1 and the reason if it is bad");
+  auto options = std::make_shared<ModelOptionsText>();
+  AddModelDirectory(*command, *options);
+  command->callback([options, &selected] { selected = [options] { return Run(*options); }; });
+}
+
+}  // namespace moeserve::server

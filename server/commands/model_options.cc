@@ -1,0 +1,102 @@
+#include "server/commands/model_options.h"
+
+#include <cstdio>
+#include <utility>
+
+#include "engine/model/model.h"
+#include "kernels/registry.h"
+#include "model_loaders/message.h"
+#include "server/engine_adapter.h"
+#include "server/text_values.h"
+
+namespace moeserve::server {
+
+void AddModelDirectory(CLI::App& app, ModelOptionsText& options) {
+  app.add_option("--model", options.directory, "Checkpoint folder")->required();
+}
+
+void AddModelOptions(CLI::App& app, ModelOptionsText& options) {
+  AddModelDirectory(app, options);
+  AddComputeOptions(app, options);
+}
+
+void AddComputeOptions(CLI::App& app, ModelOptionsText& options) {
+  app.add_option("--device", options.device, "Where the model runs")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  app.add_option("--dtype", options.dtype, "Type of products and KV cache; auto: as stored")
+      ->check(CLI::IsMember({"auto", "f32", "bf16"}))
+      ->capture_default_str();
+  app.add_option("--threads", options.threads, "CPU threads; 0: one for each core")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  app.add_option("--cpu-isa", options.cpu_isa, "Instruction set of the CPU backend")
+      ->check(CLI::IsMember({"auto", "avx512_bf16", "avx512", "avx2", "plain"}))
+      ->capture_default_str();
+}
+
+void AddEngineOptions(CLI::App& app, EngineOptionsText& options) {
+  EngineOptions& engine = options.engine;
+  app.add_option("--max-model-len", engine.max_model_len, "Context length; 0: that of the model")
+      ->check(CLI::Range(0, 1 << 24))
+      ->capture_default_str();
+  app.add_option("--max-num-seqs", engine.max_num_seqs, "Sequences that run at the same time")
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str();
+  app.add_option("--max-step-tokens", engine.max_step_tokens, "Rows of one step")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--kv-cache-memory", options.kv_cache_memory,
+                 "Size of the KV cache, such as 512MiB; default: from --max-num-seqs");
+}
+
+Result<EngineOptions> ResolveEngineOptions(const EngineOptionsText& options) {
+  EngineOptions engine = options.engine;
+  if (!options.kv_cache_memory.empty()) {
+    auto bytes = ParseBytes(options.kv_cache_memory);
+    if (!bytes.ok()) return Prefixed("--kv-cache-memory: ", bytes.status());
+    engine.kv_cache_bytes = *bytes;
+  }
+  return engine;
+}
+
+Result<DType> ResolveDType(const std::string& text, DType stored) {
+  if (text == "auto") return stored == DType::kBF16 ? DType::kBF16 : DType::kF32;
+  if (text == "f32") return DType::kF32;
+  if (text == "bf16") return DType::kBF16;
+  return absl::InvalidArgumentError(Concat("unknown dtype ", Quoted(text)));
+}
+
+Result<RunningModel> StartModel(const ModelOptionsText& options, const EngineOptions& engine) {
+  BackendOptions backend_options;
+  backend_options.device = options.device;
+  backend_options.threads = options.threads;
+  backend_options.cpu_isa = options.cpu_isa;
+  RunningModel out;
+  MOESERVE_ASSIGN_OR_RETURN(out.backend, CreateBackend(backend_options));
+  MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint, LoadCheckpoint(options.directory));
+  ModelOptions model_options;
+  MOESERVE_ASSIGN_OR_RETURN(model_options.compute,
+                            ResolveDType(options.dtype, checkpoint.weights->DominantDType()));
+  MOESERVE_ASSIGN_OR_RETURN(
+      std::unique_ptr<Model> model,
+      Model::Create(checkpoint.spec, model_options, *checkpoint.weights, *out.backend));
+  out.defaults = checkpoint.generation;
+  out.directory_name = checkpoint.directory_name;
+  out.description =
+      Concat("backend ", out.backend->description(), ", compute ", Name(model_options.compute),
+             ", weights ", ShowBytes(model->weight_bytes()));
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Engine> running,
+                            Engine::Create(engine, std::move(model), checkpoint.tokenizer,
+                                           std::move(checkpoint.eos_token_ids)));
+  out.engine = AdaptEngine(std::move(running));
+  return out;
+}
+
+int Fail(const absl::Status& status) {
+  const std::string message(status.message());
+  std::fprintf(stderr, "error: %s\n", message.c_str());
+  return 1;
+}
+
+}  // namespace moeserve::server

@@ -1,0 +1,59 @@
+// The options that every command with a model has, and the way from them to a running engine.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "kernels/backend.h"
+#include "kernels/base/status.h"
+#include "model_loaders/loader.h"
+#include "server/engine_api.h"
+
+namespace moeserve::server {
+
+struct ModelOptionsText {
+  std::string directory;
+  std::string device = "cpu";
+  std::string dtype = "auto";
+  int threads = 0;
+  std::string cpu_isa = "auto";
+};
+
+// --model only.
+void AddModelDirectory(CLI::App& app, ModelOptionsText& options);
+// --device, --dtype, --threads, --cpu-isa.
+void AddComputeOptions(CLI::App& app, ModelOptionsText& options);
+// --model and those.
+void AddModelOptions(CLI::App& app, ModelOptionsText& options);
+
+struct EngineOptionsText {
+  EngineOptions engine;
+  std::string kv_cache_memory;  // as written; empty: the engine's default
+};
+
+// --max-model-len, --max-num-seqs, --max-step-tokens, --kv-cache-memory.
+void AddEngineOptions(CLI::App& app, EngineOptionsText& options);
+Result<EngineOptions> ResolveEngineOptions(const EngineOptionsText& options);
+
+// A model that can answer. The backend is declared first because it must go last.
+struct RunningModel {
+  std::unique_ptr<Backend> backend;
+  std::shared_ptr<EngineApi> engine;
+  GenerationDefaults defaults;
+  std::string directory_name;
+  std::string description;  // of backend and model, one line
+};
+
+// Loads a checkpoint and starts an engine with it. Errors are one line for the user.
+Result<RunningModel> StartModel(const ModelOptionsText& options, const EngineOptions& engine);
+
+// "auto" follows the stored type: bf16 stays, everything else runs in f32.
+Result<DType> ResolveDType(const std::string& text, DType stored);
+
+// Prints "error: <message>" and gives the exit status 1.
+int Fail(const absl::Status& status);
+
+}  // namespace moeserve::server

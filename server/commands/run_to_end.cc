@@ -1,0 +1,48 @@
+#include "server/commands/run_to_end.h"
+
+#include <condition_variable>
+#include <limits>
+#include <mutex>
+#include <utility>
+
+#include "server/generation.h"
+
+namespace moeserve::server {
+namespace {
+
+struct Signal {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool set = false;
+};
+
+}  // namespace
+
+absl::Status RunToEnd(std::shared_ptr<EngineApi> engine, std::vector<Request> requests,
+                      const std::function<void(size_t, const OutputDelta&)>& on_delta) {
+  const auto signal = std::make_shared<Signal>();
+  GenerationOptions options;
+  options.max_unread_bytes = std::numeric_limits<size_t>::max();
+  options.wake = [signal] {
+    {
+      std::lock_guard lock(signal->mutex);
+      signal->set = true;
+    }
+    signal->changed.notify_one();
+  };
+  MOESERVE_ASSIGN_OR_RETURN(
+      const auto generation,
+      Generation::Start(std::move(engine), std::move(requests), std::move(options)));
+  while (true) {
+    for (const ChoiceEvent& event : generation->Take()) {
+      if (!event.error.ok()) return event.error;
+      on_delta(static_cast<size_t>(event.choice), event.delta);
+    }
+    if (generation->finished()) return absl::OkStatus();
+    std::unique_lock lock(signal->mutex);
+    signal->changed.wait(lock, [&] { return signal->set; });
+    signal->set = false;
+  }
+}
+
+}  // namespace moeserve::server

@@ -1,0 +1,249 @@
+#include "server/commands/serve.h"
+
+#include <chrono>
+#include <cmath>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "model_loaders/message.h"
+#include "server/auth.h"
+#include "server/commands/model_options.h"
+#include "server/context.h"
+#include "server/http/api.h"
+#include "server/http/server.h"
+#include "server/logging.h"
+#include "server/rpc/server.h"
+#include "server/signals.h"
+#include "server/text_values.h"
+#include "server/version.h"
+
+namespace moeserve::server {
+namespace {
+
+struct Options {
+  ModelOptionsText model;
+  EngineOptionsText engine;
+  std::string http = "127.0.0.1:8080";
+  std::string grpc = "127.0.0.1:8081";
+  std::vector<std::string> served_names;
+  std::string api_key_file;
+  std::string log_format = "text";
+  std::string log_level = "info";
+  double drain_seconds = 30.0;
+  bool strict_fields = false;
+  bool allow_open = false;
+};
+
+LogLevel ParseLevel(const std::string& text) {
+  if (text == "warning") return LogLevel::kWarning;
+  if (text == "error") return LogLevel::kError;
+  return LogLevel::kInfo;
+}
+
+// The name to serve a checkpoint folder under: its last component, whatever way it was written.
+std::string DefaultName(const std::string& directory) {
+  std::error_code ignored;
+  const std::filesystem::path path =
+      std::filesystem::absolute(directory, ignored).lexically_normal();
+  const std::string name =
+      path.has_filename() ? path.filename().string() : path.parent_path().filename().string();
+  return name.empty() ? "model" : name;
+}
+
+// Runs something once a second until destroyed.
+class Ticker {
+ public:
+  explicit Ticker(ServerContext& context)
+      : thread_([this, &context](std::stop_token stop) {
+          std::unique_lock lock(mutex_);
+          while (!stop.stop_requested()) {
+            context.Tick();
+            changed_.wait_for(lock, stop, std::chrono::seconds(1), [] { return false; });
+          }
+        }) {}
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable_any changed_;
+  std::jthread thread_;
+};
+
+// The first signal, told to the main thread.
+class StopFlag {
+ public:
+  void Set() {
+    {
+      std::lock_guard lock(mutex_);
+      set_ = true;
+    }
+    changed_.notify_all();
+  }
+  void Wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return set_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool set_ = false;
+};
+
+struct Addresses {
+  HostPort http;
+  HostPort grpc;
+};
+
+Result<Addresses> ResolveAddresses(const Options& options, bool has_keys) {
+  Addresses out;
+  MOESERVE_ASSIGN_OR_RETURN(out.http, ParseHostPort(options.http));
+  MOESERVE_ASSIGN_OR_RETURN(out.grpc, ParseHostPort(options.grpc));
+  if (!has_keys && !options.allow_open) {
+    for (const HostPort* address : {&out.http, &out.grpc}) {
+      if (address->IsLoopback()) continue;
+      return absl::InvalidArgumentError(Concat(
+          "listening on ", address->host,
+          " without API keys would open the server to "
+          "everybody who can reach it: give --api-key-file, or --allow-open to accept that"));
+    }
+  }
+  return out;
+}
+
+void LogConfiguration(const Options& options, const EngineOptions& engine,
+                      const ServerContext& context) {
+  std::string names;
+  for (const std::string& name : context.settings().served_names) {
+    names += names.empty() ? name : "," + name;
+  }
+  LogInfo("serve",
+          Concat("moeserve ", kVersion, " model=", options.model.directory, " names=", names,
+                 " device=", options.model.device, " dtype=", options.model.dtype, " threads=",
+                 options.model.threads, " cpu_isa=", options.model.cpu_isa, " http=", options.http,
+                 " grpc=", options.grpc, " max_model_len=", engine.max_model_len,
+                 " max_num_seqs=", engine.max_num_seqs, " max_step_tokens=", engine.max_step_tokens,
+                 " kv_cache_bytes=", engine.kv_cache_bytes,
+                 " api_keys=", context.settings().keys.empty() ? "no" : "yes",
+                 " strict_fields=", options.strict_fields ? "yes" : "no"));
+}
+
+absl::Status Serve(const Options& options) {
+  ServerSettings settings;
+  if (!options.api_key_file.empty()) {
+    MOESERVE_ASSIGN_OR_RETURN(settings.keys, ReadApiKeys(options.api_key_file));
+  }
+  MOESERVE_ASSIGN_OR_RETURN(const Addresses addresses,
+                            ResolveAddresses(options, !settings.keys.empty()));
+  MOESERVE_ASSIGN_OR_RETURN(const EngineOptions engine_options,
+                            ResolveEngineOptions(options.engine));
+  settings.served_names = options.served_names;
+  if (settings.served_names.empty()) {
+    settings.served_names.push_back(DefaultName(options.model.directory));
+  }
+  settings.device = options.model.device;
+  settings.strict_fields = options.strict_fields;
+
+  // Destroyed from the last to the first: servers before the engine, the backend after it.
+  RunningModel model;
+  ServerContext context(std::move(settings));
+  const std::unique_ptr<http::Router> router = http::MakeRouter(context);
+  LogConfiguration(options, engine_options, context);
+
+  http::HttpServerOptions http_options;
+  http_options.host = addresses.http.host;
+  http_options.port = addresses.http.port;
+  http_options.limits = context.settings().http;
+  MOESERVE_ASSIGN_OR_RETURN(const auto http_server,
+                            http::HttpServer::Start(http_options, *router, context.metrics()));
+  rpc::GrpcServerOptions grpc_options;
+  grpc_options.host = addresses.grpc.host;
+  grpc_options.port = addresses.grpc.port;
+  MOESERVE_ASSIGN_OR_RETURN(const auto grpc_server, rpc::GrpcServer::Start(grpc_options, context));
+
+  StopFlag stop;
+  const SignalWatcher watcher([&] {
+    LogInfo("serve", "stopping; a second signal ends the process at once");
+    // Loading cannot be interrupted, and there is nobody to be answered yet.
+    if (context.state() == ServerState::kLoading) std::quick_exit(0);
+    stop.Set();
+  });
+
+  const absl::Time start = absl::Now();
+  MOESERVE_ASSIGN_OR_RETURN(model, StartModel(options.model, engine_options));
+  const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
+  context.metrics().model_load_seconds = seconds;
+  if (model.defaults.repetition_penalty.value_or(1.0) != 1.0) {
+    LogWarning("serve", "the checkpoint's default repetition_penalty is not applied");
+  }
+  context.SetServing(model.engine, model.defaults);
+  grpc_server->SetServing(true);
+  const Ticker ticker(context);
+  LogInfo("serve", Concat("ready after ", static_cast<int64_t>(std::lround(seconds * 1000)),
+                          " ms: ", model.description, ", context ", model.engine->max_model_len(),
+                          " tokens"));
+  std::printf("http listening on %s\ngrpc listening on %s\n", http_server->address().c_str(),
+              grpc_server->address().c_str());
+  std::fflush(stdout);
+
+  stop.Wait();
+  grpc_server->SetServing(false);
+  context.SetDraining();
+  const absl::Time deadline = absl::Now() + absl::Seconds(options.drain_seconds);
+  model.engine->Drain(deadline);
+  // What the engine has finished still has to reach the clients.
+  http_server->Stop(absl::Seconds(5));
+  grpc_server->Stop(absl::Seconds(5));
+  LogInfo("serve", "stopped");
+  return absl::OkStatus();
+}
+
+int Run(const Options& options) {
+  BlockTerminationSignals();
+  SetUpLogging(options.log_format == "json" ? LogFormat::kJson : LogFormat::kText,
+               ParseLevel(options.log_level));
+  const absl::Status status = Serve(options);
+  return status.ok() ? 0 : Fail(status);
+}
+
+}  // namespace
+
+void AddServeCommand(CLI::App& app, Command& selected) {
+  CLI::App* command = app.add_subcommand("serve", "Serve a model over HTTP and gRPC");
+  auto options = std::make_shared<Options>();
+  AddModelOptions(*command, options->model);
+  AddEngineOptions(*command, options->engine);
+  command->add_option("--http", options->http, "HOST:PORT; port 0 takes a free one")
+      ->capture_default_str();
+  command->add_option("--grpc", options->grpc, "HOST:PORT; port 0 takes a free one")
+      ->capture_default_str();
+  command->add_option("--served-model-name", options->served_names,
+                      "Name of the model for clients, can be repeated; default: the folder's name");
+  command->add_option("--api-key-file", options->api_key_file, "File with one API key a line");
+  command->add_flag("--allow-open", options->allow_open,
+                    "Allow listening beyond loopback without API keys");
+  command->add_flag("--strict-fields", options->strict_fields,
+                    "Refuse requests with unknown fields");
+  command->add_option("--log-format", options->log_format, "Format of the log on standard error")
+      ->check(CLI::IsMember({"text", "json"}))
+      ->capture_default_str();
+  command->add_option("--log-level", options->log_level, "Least level to log")
+      ->check(CLI::IsMember({"info", "warning", "error"}))
+      ->capture_default_str();
+  command
+      ->add_option("--drain-timeout", options->drain_seconds,
+                   "Seconds that running requests have left after a signal")
+      ->check(CLI::Range(0.0, 3600.0))
+      ->capture_default_str();
+  command->callback([options, &selected] { selected = [options] { return Run(*options); }; });
+}
+
+}  // namespace moeserve::server

@@ -1,0 +1,76 @@
+// What all parts of the server share: settings, state, counters and the engine once it is there.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "model_loaders/loader.h"
+#include "server/auth.h"
+#include "server/completion_request.h"
+#include "server/engine_api.h"
+#include "server/expert_history.h"
+#include "server/expert_report.h"
+#include "server/limits.h"
+#include "server/metrics.h"
+
+namespace moeserve::server {
+
+struct ServerSettings {
+  std::vector<std::string> served_names;  // not empty; the first appears in answers
+  std::string device = "cpu";
+  ApiKeys keys;
+  RequestLimits limits;
+  HttpLimits http;
+  bool strict_fields = false;
+};
+
+enum class ServerState { kLoading, kServing, kDraining };
+
+// Thread-safe.
+class ServerContext {
+ public:
+  explicit ServerContext(ServerSettings settings);
+
+  const ServerSettings& settings() const { return settings_; }
+  const std::string& model_name() const { return settings_.served_names.front(); }
+  int64_t created() const { return created_; }  // Unix time
+  Metrics& metrics() { return metrics_; }
+
+  ServerState state() const { return state_.load(); }
+  // From loading to serving.
+  void SetServing(std::shared_ptr<EngineApi> engine, const GenerationDefaults& defaults);
+  // New requests are refused from here on.
+  void SetDraining();
+
+  // The engine, or Unavailable with code "loading", "draining" or "engine_dead".
+  Result<std::shared_ptr<EngineApi>> ServingEngine() const;
+  // Null until loaded.
+  std::shared_ptr<EngineApi> engine() const;
+
+  // How requests are to be read; the engine must be there.
+  CompletionRules Rules() const;
+
+  // Housekeeping, to be called about once a second.
+  void Tick();
+  const ExpertHistory& expert_history() const { return expert_history_; }
+
+  // The body of GET /metrics.
+  std::string MetricsText();
+
+ private:
+  const ServerSettings settings_;
+  const int64_t created_;
+  Metrics metrics_;
+  ExpertMetrics expert_metrics_;
+  ExpertHistory expert_history_;
+  std::atomic<ServerState> state_{ServerState::kLoading};
+  mutable std::mutex mutex_;
+  std::shared_ptr<EngineApi> engine_;
+  GenerationDefaults defaults_;
+};
+
+}  // namespace moeserve::server

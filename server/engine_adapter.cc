@@ -1,0 +1,36 @@
+#include "server/engine_adapter.h"
+
+#include <string>
+#include <utility>
+
+namespace moeserve::server {
+namespace {
+
+class EngineAdapter final : public EngineApi {
+ public:
+  explicit EngineAdapter(std::unique_ptr<Engine> engine) : engine_(std::move(engine)) {}
+
+  absl::Status Submit(Request request, std::shared_ptr<TokenSink> sink) override {
+    return engine_->Submit(std::move(request), std::move(sink));
+  }
+  void Cancel(const std::string& id) override { engine_->Cancel(id); }
+  void Drain(absl::Time deadline) override { engine_->Drain(deadline); }
+  EngineStats Stats() const override { return engine_->Stats(); }
+  ExpertStats ExpertSnapshot() const override { return engine_->ExpertSnapshot(); }
+  int max_model_len() const override { return engine_->max_model_len(); }
+  const ModelSpec& spec() const override { return engine_->spec(); }
+  const Tokenizer* tokenizer() const override {
+    return engine_->has_tokenizer() ? &engine_->tokenizer() : nullptr;
+  }
+
+ private:
+  const std::unique_ptr<Engine> engine_;
+};
+
+}  // namespace
+
+std::shared_ptr<EngineApi> AdaptEngine(std::unique_ptr<Engine> engine) {
+  return std::make_shared<EngineAdapter>(std::move(engine));
+}
+
+}  // namespace moeserve::server

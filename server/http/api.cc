@@ -1,0 +1,275 @@
+#include "server/http/api.h"
+
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "model_loaders/message.h"
+#include "model_loaders/strict_json.h"
+#include "server/api_error.h"
+#include "server/completion_session.h"
+#include "server/http/error_response.h"
+#include "server/http/url.h"
+#include "server/json_fields.h"
+#include "server/request_id.h"
+#include "server/version.h"
+
+namespace moeserve::server::http {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Response JsonResponse(const Json& body) {
+  Response response;
+  response.body = DumpJson(body);
+  return response;
+}
+
+Result<nlohmann::json> ParseBody(const Request& request, const RequestLimits& limits) {
+  JsonLimits json_limits;
+  json_limits.max_depth = limits.json_depth;
+  json_limits.max_values = size_t{8} << 20;  // the byte limit is the one that matters
+  Result<nlohmann::json> body = ParseStrictJson(request.body, json_limits);
+  if (body.ok()) {
+    if (!body->is_object()) {
+      return MakeError(absl::StatusCode::kInvalidArgument, "invalid_json",
+                       "the body must be a JSON object");
+    }
+    return body;
+  }
+  // The parser quotes what it read last, which may be a part of somebody's prompt.
+  std::string message(body.status().message());
+  message.resize(std::min(message.size(), message.find("; last read")));
+  return MakeError(absl::StatusCode::kInvalidArgument, "invalid_json",
+                   Concat("the body is not acceptable JSON: ", message));
+}
+
+Result<const Tokenizer*> RequireTokenizer(const EngineApi& engine) {
+  if (engine.tokenizer() != nullptr) return engine.tokenizer();
+  return InvalidValue("model", "this model has no tokenizer");
+}
+
+class Api {
+ public:
+  explicit Api(ServerContext& context) : context_(context) {}
+
+  Handled Completions(const Request& request) {
+    Handled handled = [&]() -> Handled {
+      auto pending = StartCompletion(request);
+      if (!pending.ok()) return ErrorResponse(pending.status());
+      return *std::move(pending);
+    }();
+    if (const Response* response = std::get_if<Response>(&handled)) {
+      if (response->status < 500) {
+        context_.metrics().CountRejected(Rejection::kInvalid);
+      } else if (context_.state() == ServerState::kDraining) {
+        context_.metrics().CountRejected(Rejection::kDraining);
+      }
+    }
+    return handled;
+  }
+
+  Handled ChatCompletions(const Request&) {
+    return ErrorResponse(MakeError(
+        absl::StatusCode::kInvalidArgument, "unsupported_parameter",
+        "chat completions are not available in this version; use /v1/completions", "messages"));
+  }
+
+  Handled Models(const Request&) {
+    Json data = Json::array();
+    for (const std::string& name : context_.settings().served_names) data.push_back(Card(name));
+    return JsonResponse({{"object", "list"}, {"data", std::move(data)}});
+  }
+
+  Handled Model(const Request& request) {
+    const std::optional<std::string> id = PercentDecode(
+        std::string_view(request.path).substr(std::string_view("/v1/models/").size()));
+    const auto name =
+        id ? ResolveModel(*id, context_.settings().served_names)
+           : Result<std::string>(InvalidValue("model", "the address is not well-formed"));
+    if (!name.ok()) return ErrorResponse(name.status());
+    return JsonResponse(Card(*name));
+  }
+
+  Handled Tokenize(const Request& request) {
+    const auto run = [&]() -> Result<Json> {
+      MOESERVE_ASSIGN_OR_RETURN(const auto engine, context_.ServingEngine());
+      MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, context_.settings().limits));
+      MOESERVE_RETURN_IF_ERROR(CheckModel(body));
+      if (FindField(body, "messages") != nullptr) return UnsupportedParameter("messages");
+      MOESERVE_ASSIGN_OR_RETURN(const auto prompt, StringField(body, "prompt"));
+      if (!prompt) return MissingField("prompt");
+      if (prompt->size() > context_.settings().limits.max_prompt_bytes) {
+        return InvalidValue("prompt", "'prompt' is too long");
+      }
+      MOESERVE_ASSIGN_OR_RETURN(const auto special, BoolField(body, "add_special_tokens"));
+      MOESERVE_ASSIGN_OR_RETURN(const auto strings, BoolField(body, "return_token_strs"));
+      MOESERVE_ASSIGN_OR_RETURN(const Tokenizer* tokenizer, RequireTokenizer(*engine));
+      MOESERVE_ASSIGN_OR_RETURN(const auto ids, tokenizer->Encode(*prompt, special.value_or(true)));
+      Json out = {{"count", ids.size()}, {"max_model_len", engine->max_model_len()}};
+      out["tokens"] = ids;
+      out["token_strs"] = nullptr;
+      if (strings.value_or(false)) {
+        Json list = Json::array();
+        for (const TokenId id : ids) list.push_back(std::string(tokenizer->TokenString(id)));
+        out["token_strs"] = std::move(list);
+      }
+      return out;
+    };
+    return Answer(run());
+  }
+
+  Handled Detokenize(const Request& request) {
+    const auto run = [&]() -> Result<Json> {
+      MOESERVE_ASSIGN_OR_RETURN(const auto engine, context_.ServingEngine());
+      MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, context_.settings().limits));
+      MOESERVE_RETURN_IF_ERROR(CheckModel(body));
+      const nlohmann::json* tokens = FindField(body, "tokens");
+      if (tokens == nullptr) return MissingField("tokens");
+      MOESERVE_ASSIGN_OR_RETURN(const auto ids,
+                                TokenIdList(*tokens, "tokens", engine->spec().vocab_size));
+      MOESERVE_ASSIGN_OR_RETURN(const Tokenizer* tokenizer, RequireTokenizer(*engine));
+      MOESERVE_ASSIGN_OR_RETURN(std::string text, tokenizer->Decode(ids, false));
+      return Json{{"prompt", std::move(text)}};
+    };
+    return Answer(run());
+  }
+
+  Handled Ready(const Request&) {
+    if (const auto engine = context_.ServingEngine(); !engine.ok()) {
+      return ErrorResponse(engine.status());
+    }
+    return JsonResponse({{"status", "ok"}});
+  }
+
+  Handled Live(const Request&) {
+    const auto engine = context_.engine();
+    if (engine != nullptr && !engine->Stats().healthy) {
+      return ErrorResponse(
+          MakeError(absl::StatusCode::kUnavailable, "engine_dead", "the engine has stopped"));
+    }
+    return JsonResponse({{"status", "ok"}});
+  }
+
+  Handled Version(const Request&) {
+    return JsonResponse({{"version", std::string(kVersion)},
+                         {"commit", nullptr},
+                         {"backend", context_.settings().device}});
+  }
+
+  Handled Metrics(const Request&) {
+    Response response;
+    response.content_type = "text/plain; version=0.0.4; charset=utf-8";
+    response.body = context_.MetricsText();
+    return response;
+  }
+
+  Handled ExpertStatistics(const Request& request) {
+    const auto run = [&]() -> Result<Json> {
+      MOESERVE_ASSIGN_OR_RETURN(const auto window, QueryNumber(request.query, "window", 1,
+                                                               ExpertHistory::kMaxWindowSeconds));
+      MOESERVE_ASSIGN_OR_RETURN(const auto threshold,
+                                QueryNumber(request.query, "threshold", 0, 1e6));
+      const auto engine = context_.engine();
+      if (engine == nullptr) {
+        return MakeError(absl::StatusCode::kUnavailable, "loading", "the model is being loaded");
+      }
+      ExpertStats stats = engine->ExpertSnapshot();
+      std::optional<double> covered;
+      if (window) {
+        const absl::Time now = absl::Now();
+        covered = 0.0;
+        if (const auto base = context_.expert_history().Before(now, absl::Seconds(*window))) {
+          stats = Difference(stats, base->stats);
+          covered = absl::ToDoubleSeconds(now - base->time);
+        }
+      }
+      return ExpertStatsJson(stats, context_.model_name(), covered, threshold.value_or(0.0));
+    };
+    return Answer(run());
+  }
+
+ private:
+  Result<std::unique_ptr<PendingResponse>> StartCompletion(const Request& request) {
+    MOESERVE_ASSIGN_OR_RETURN(auto engine, context_.ServingEngine());
+    const RequestLimits& limits = context_.settings().limits;
+    CompletionParams params;
+    {
+      MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, limits));
+      MOESERVE_ASSIGN_OR_RETURN(params, ParseCompletion(body, context_.Rules()));
+    }
+    context_.metrics().ignored_fields += params.ignored_fields;
+    MOESERVE_ASSIGN_OR_RETURN(auto prompts,
+                              PreparePrompts(params, engine->tokenizer(), engine->max_model_len()));
+    AnswerIdentity identity;
+    identity.id = Concat("cmpl-", params.request_id.empty() ? NewRequestId() : params.request_id);
+    identity.created = absl::ToUnixSeconds(absl::Now());
+    identity.model = params.model;
+    GenerationOptions options;
+    options.wake = request.wake;
+    options.metrics = &context_.metrics();
+    // Only a stream can leave its output unread: a unary answer is collected as it comes.
+    options.max_unread_bytes =
+        params.stream ? limits.max_unread_bytes : std::numeric_limits<size_t>::max();
+    const absl::Time deadline = absl::Now() + limits.max_request_time;
+    return CompletionSession::Start(std::move(engine), std::move(params), std::move(prompts),
+                                    std::move(identity), deadline, std::move(options));
+  }
+
+  static Handled Answer(const Result<Json>& result) {
+    if (!result.ok()) return ErrorResponse(result.status());
+    return JsonResponse(*result);
+  }
+
+  absl::Status CheckModel(const nlohmann::json& body) const {
+    MOESERVE_ASSIGN_OR_RETURN(const auto model, StringField(body, "model"));
+    return ResolveModel(model.value_or(""), context_.settings().served_names).status();
+  }
+
+  Json Card(const std::string& name) const {
+    Json card;
+    card["id"] = name;
+    card["object"] = "model";
+    card["created"] = context_.created();
+    card["owned_by"] = "moeserve";
+    card["root"] = context_.model_name();
+    card["parent"] = nullptr;
+    const auto engine = context_.engine();
+    card["max_model_len"] = engine != nullptr ? Json(engine->max_model_len()) : Json(nullptr);
+    return card;
+  }
+
+  ServerContext& context_;
+};
+
+}  // namespace
+
+std::unique_ptr<Router> MakeRouter(ServerContext& context) {
+  auto api = std::make_shared<Api>(context);
+  auto router = std::make_unique<Router>(context.settings().keys);
+  const auto add = [&](std::string_view method, std::string_view pattern, Access access,
+                       Handled (Api::*handler)(const Request&)) {
+    router->Add(method, pattern, access,
+                [api, handler](const Request& request) { return (api.get()->*handler)(request); });
+  };
+  add("POST", "/v1/completions", Access::kKey, &Api::Completions);
+  add("POST", "/v1/chat/completions", Access::kKey, &Api::ChatCompletions);
+  add("GET", "/v1/models", Access::kKey, &Api::Models);
+  add("GET", "/v1/models/*", Access::kKey, &Api::Model);
+  add("POST", "/tokenize", Access::kKey, &Api::Tokenize);
+  add("POST", "/detokenize", Access::kKey, &Api::Detokenize);
+  add("GET", "/v1/experts/stats", Access::kKey, &Api::ExpertStatistics);
+  add("GET", "/health", Access::kOpen, &Api::Ready);
+  add("GET", "/health/ready", Access::kOpen, &Api::Ready);
+  add("GET", "/health/live", Access::kOpen, &Api::Live);
+  add("GET", "/v2/health/ready", Access::kOpen, &Api::Ready);
+  add("GET", "/v2/health/live", Access::kOpen, &Api::Live);
+  add("GET", "/version", Access::kOpen, &Api::Version);
+  add("GET", "/metrics", Access::kOpen, &Api::Metrics);
+  return router;
+}
+
+}  // namespace moeserve::server::http

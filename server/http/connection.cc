@@ -1,0 +1,462 @@
+#include "server/http/connection.h"
+
+#include <boost/asio/as_tuple.hpp>
+#include <boost/asio/bind_cancellation_slot.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/string_body.hpp>
+#include <chrono>
+#include <utility>
+
+#include "model_loaders/message.h"
+#include "server/http/error_response.h"
+#include "server/http/head_check.h"
+#include "server/http/response_head.h"
+#include "server/logging.h"
+#include "server/request_id.h"
+
+namespace moeserve::server::http {
+namespace {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+using boost::system::error_code;
+using BodyParser = beast::http::request_parser<beast::http::string_body>;
+
+constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
+
+// Bodies above this are parsed and tokenised off the io thread.
+constexpr size_t kSmallBody = 16 << 10;
+// How much of a next request may pile up while an answer is pending.
+constexpr size_t kMaxPipelined = 64 << 10;
+// A chunk's head line must fit in here.
+constexpr size_t kMaxChunkLine = 8 << 10;
+
+std::string_view View(beast::string_view text) { return {text.data(), text.size()}; }
+
+std::chrono::nanoseconds Chrono(absl::Duration duration) {
+  return absl::ToChronoNanoseconds(duration);
+}
+
+Response BodyError(const error_code& error) {
+  Response response = error == beast::http::error::body_limit
+                          ? ProtocolError(413, "body_too_large", "the body is too large")
+                          : ProtocolError(400, "invalid_value", "the body's framing is malformed");
+  response.close = true;
+  return response;
+}
+
+}  // namespace
+
+Connection::Connection(asio::ip::tcp::socket socket,
+                       std::shared_ptr<ConnectionEnvironment> environment)
+    : socket_(std::move(socket)),
+      environment_(std::move(environment)),
+      timeout_timer_(socket_.get_executor()),
+      event_timer_(socket_.get_executor()) {
+  environment_->metrics->http_connections.fetch_add(1);
+  error_code ignored;
+  socket_.set_option(asio::ip::tcp::no_delay(true), ignored);
+  // The kernel must not hide a slow reader behind megabytes of its own buffers.
+  socket_.set_option(asio::socket_base::send_buffer_size(128 << 10), ignored);
+}
+
+Connection::~Connection() { environment_->metrics->http_connections.fetch_sub(1); }
+
+void Connection::Close() {
+  closing_ = true;
+  error_code ignored;
+  socket_.close(ignored);
+}
+
+void Connection::CloseWhenIdle() {
+  closing_ = true;
+  if (idle_) Close();
+}
+
+void Connection::Arm(absl::Duration timeout) {
+  timed_out_ = false;
+  const uint64_t generation = ++timeout_generation_;
+  timeout_timer_.expires_after(Chrono(timeout));
+  timeout_timer_.async_wait([self = shared_from_this(), generation](error_code error) {
+    if (error || generation != self->timeout_generation_) return;
+    self->timed_out_ = true;
+    error_code ignored;
+    self->socket_.cancel(ignored);
+  });
+}
+
+void Connection::Disarm() {
+  ++timeout_generation_;
+  timeout_timer_.cancel();
+}
+
+asio::awaitable<bool> Connection::ReadMore() {
+  char chunk[16 << 10];
+  const auto [error, count] = co_await socket_.async_read_some(asio::buffer(chunk), kAwait);
+  buffer_.append(chunk, count);
+  co_return !error;
+}
+
+asio::awaitable<bool> Connection::Write(std::string_view data) {
+  writing_ = true;
+  error_code error;
+  while (!data.empty() && !error) {
+    // The limit is on silence, not on the whole: a slow but steady reader is served.
+    Arm(environment_->limits.write_stall_timeout);
+    const auto [result, count] =
+        co_await socket_.async_write_some(asio::buffer(data.data(), data.size()), kAwait);
+    Disarm();
+    data.remove_prefix(count);
+    error = result;
+  }
+  writing_ = false;
+  co_return !error;
+}
+
+asio::awaitable<bool> Connection::WriteResponse(const Head& head, const Response& response) {
+  ResponseHead out;
+  out.status = response.status;
+  out.content_type = response.content_type;
+  out.headers = response.headers;
+  out.request_id = head.request.request_id;
+  out.content_length = response.body.size();
+  out.keep_alive = head.keep_alive;
+  out.http_1_0 = head.http_1_0;
+  std::string data = SerializeHead(out);
+  if (!head.head_only) data += response.body;
+  const bool written = co_await Write(data);
+  co_return written;
+}
+
+asio::awaitable<void> Connection::LingeringClose() {
+  // Closing with unread input would reset the connection and take the answer with it.
+  error_code ignored;
+  socket_.shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
+  Arm(absl::Seconds(2));
+  size_t total = 0;
+  constexpr size_t kMaxDiscarded = 1 << 20;
+  while (total < kMaxDiscarded) {
+    buffer_.clear();
+    const bool more = co_await ReadMore();
+    if (!more) break;
+    total += buffer_.size();
+  }
+  Disarm();
+  Close();
+}
+
+asio::awaitable<void> Connection::RefuseAndClose(Head& head, const Response& response) {
+  head.keep_alive = false;
+  co_await WriteResponse(head, response);
+  Finish(head, response.status);
+  co_await LingeringClose();
+}
+
+void Connection::Finish(const Head& head, int status) {
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - request_start_).count();
+  const std::string& method = head.request.method;
+  const bool known = method == "GET" || method == "POST" || method == "HEAD" || method == "OPTIONS";
+  const std::string_view endpoint = environment_->router->Endpoint(head.request.path);
+  environment_->metrics->CountHttp(endpoint, known ? std::string_view(method) : "other", status,
+                                   seconds);
+  LogHttpRequest(head.request.request_id, known ? std::string_view(method) : "other", endpoint,
+                 status, seconds);
+}
+
+asio::awaitable<void> Connection::Run() {
+  // co_await stands alone in its statement throughout this file: g++ 12 miscompiles some of the
+  // richer expressions.
+  while (!closing_) {
+    const bool again = co_await ServeOne();
+    if (!again) break;
+  }
+  Disarm();
+  Close();
+}
+
+asio::awaitable<std::optional<size_t>> Connection::ReadHead() {
+  idle_ = true;
+  const HttpLimits& limits = environment_->limits;
+  bool begun = false;
+  Arm(limits.keep_alive_timeout);
+  while (true) {
+    // Empty lines before a request are allowed, but not without end.
+    while (buffer_.starts_with("\r\n")) buffer_.erase(0, 2);
+    if (!buffer_.empty() && buffer_ != "\r" && !begun) {
+      begun = true;
+      idle_ = false;
+      request_start_ = std::chrono::steady_clock::now();
+      Arm(limits.header_timeout);
+    }
+    const size_t end = buffer_.find("\r\n\r\n");
+    std::optional<Response> refusal =
+        end == std::string::npos ? CheckPartialHead(buffer_, limits)
+                                 : CheckHead(std::string_view(buffer_).substr(0, end + 4), limits);
+    Head head;
+    head.request.request_id = NewRequestId();
+    if (refusal) {
+      Disarm();
+      co_await RefuseAndClose(head, *refusal);
+      co_return std::nullopt;
+    }
+    if (end != std::string::npos) {
+      Disarm();
+      co_return end + 4;
+    }
+    const bool more = co_await ReadMore();
+    if (more) continue;
+    if (timed_out_ && begun) {
+      refusal = ProtocolError(408, "request_timeout", "the request came too slowly");
+      co_await RefuseAndClose(head, *refusal);
+    }
+    co_return std::nullopt;
+  }
+}
+
+asio::awaitable<bool> Connection::ServeOne() {
+  const std::optional<size_t> head_size = co_await ReadHead();
+  if (!head_size) co_return false;
+
+  Head head;
+  head.request.request_id = NewRequestId();
+  const HttpLimits& limits = environment_->limits;
+  BodyParser parser;
+  parser.header_limit(
+      static_cast<uint32_t>(limits.max_line_bytes + limits.max_header_bytes + 1024));
+  parser.body_limit(limits.max_body_bytes);
+  int chunks = 0;
+  size_t extension_bytes = 0;
+  auto on_chunk = [&](uint64_t, beast::string_view extensions, error_code& error) {
+    extension_bytes += extensions.size();
+    if (++chunks > limits.max_chunks || extension_bytes > limits.max_chunk_extension_bytes) {
+      error = beast::http::error::bad_chunk;
+    }
+  };
+  parser.on_chunk_header(on_chunk);
+
+  error_code error;
+  size_t used = parser.put(asio::buffer(buffer_.data(), *head_size), error);
+  buffer_.erase(0, used);
+  const auto& message = parser.get();
+  if (parser.is_header_done()) {
+    head.keep_alive = parser.keep_alive();
+    head.http_1_0 = message.version() == 10;
+    Request& request = head.request;
+    request.method = std::string(View(message.method_string()));
+    request.request_id = ChooseRequestId(View(message["X-Request-Id"]));
+    head.head_only = request.method == "HEAD";
+    const std::string_view target = View(message.target());
+    request.path = std::string(target.substr(0, target.find('?')));
+    if (request.path.size() < target.size()) {
+      request.query = std::string(target.substr(request.path.size() + 1));
+    }
+    request.content_type = std::string(View(message[beast::http::field::content_type]));
+    request.content_encoding = std::string(View(message[beast::http::field::content_encoding]));
+    request.authorization = std::string(View(message[beast::http::field::authorization]));
+    request.accept = std::string(View(message[beast::http::field::accept]));
+  }
+  if (error && error != beast::http::error::need_more) {
+    const Response answer = BodyError(error);
+    co_await RefuseAndClose(head, answer);
+    co_return false;
+  }
+
+  const std::optional<Response> refusal = environment_->router->CheckBeforeBody(head.request);
+  if (refusal) {
+    // With a body on its way the connection cannot be used again.
+    if (!parser.is_done() && (parser.chunked() || parser.content_length().value_or(0) > 0)) {
+      co_await RefuseAndClose(head, *refusal);
+      co_return false;
+    }
+    head.keep_alive = head.keep_alive && !closing_;
+    const bool written = co_await WriteResponse(head, *refusal);
+    Finish(head, refusal->status);
+    co_return written&& head.keep_alive;
+  }
+  const std::string_view expect = View(message[beast::http::field::expect]);
+  if (!expect.empty() && !parser.is_done()) {
+    if (!beast::iequals(message[beast::http::field::expect], "100-continue")) {
+      const Response answer =
+          ProtocolError(400, "invalid_value", "only Expect: 100-continue is understood");
+      co_await RefuseAndClose(head, answer);
+      co_return false;
+    }
+    const bool written = co_await Write("HTTP/1.1 100 Continue\r\n\r\n");
+    if (!written) co_return false;
+  }
+
+  parser.eager(true);
+  while (!parser.is_done()) {
+    if (!buffer_.empty()) {
+      used = parser.put(asio::buffer(buffer_), error);
+      buffer_.erase(0, used);
+      if (error && error != beast::http::error::need_more) {
+        const Response answer = BodyError(error);
+        co_await RefuseAndClose(head, answer);
+        co_return false;
+      }
+      if (parser.is_done()) break;
+      if (buffer_.size() > kMaxChunkLine) {
+        const Response answer = BodyError(beast::http::error::bad_chunk);
+        co_await RefuseAndClose(head, answer);
+        co_return false;
+      }
+    }
+    Arm(limits.body_idle_timeout);
+    const bool more = co_await ReadMore();
+    Disarm();
+    if (more) continue;
+    if (timed_out_) {
+      const Response answer = ProtocolError(408, "request_timeout", "the body came too slowly");
+      co_await RefuseAndClose(head, answer);
+      co_return false;
+    }
+    Finish(head, 499);
+    co_return false;
+  }
+  head.request.body = std::move(parser.get().body());
+  const bool again = co_await Serve(head);
+  co_return again;
+}
+
+asio::awaitable<bool> Connection::Serve(Head& head) {
+  // The io context stays alive as long as anybody can still wake this connection.
+  head.request.wake = [weak = weak_from_this(), io = environment_->io] {
+    asio::post(*io, [weak] {
+      if (const auto self = weak.lock()) self->Wake();
+    });
+  };
+  const Router& router = *environment_->router;
+  std::optional<Handled> handled;
+  if (head.request.body.size() <= kSmallBody) {
+    handled = router.Handle(head.request);
+  } else {
+    const Request& request = head.request;
+    auto work = [&]() -> asio::awaitable<std::optional<Handled>> {
+      co_return router.Handle(request);
+    };
+    handled = co_await asio::co_spawn(*environment_->pool, std::move(work), asio::use_awaitable);
+  }
+  head.request.body = std::string();
+
+  int status = 0;
+  if (Response* response = std::get_if<Response>(&*handled)) {
+    head.keep_alive = head.keep_alive && !response->close && !closing_;
+    status = response->status;
+    const bool written = co_await WriteResponse(head, *response);
+    if (!written) head.keep_alive = false;
+  } else {
+    auto pending = std::move(std::get<std::unique_ptr<PendingResponse>>(*handled));
+    status = co_await RunPending(head, std::move(pending));
+  }
+  Finish(head, status);
+  co_return head.keep_alive && !gone_;
+}
+
+asio::awaitable<int> Connection::RunPending(Head& head, std::unique_ptr<PendingResponse> pending) {
+  pending_ = pending.get();
+  gone_ = stop_watching_ = false;
+  StartWatch();
+  bool streaming = false;
+  bool done = false;
+  bool failed = false;
+  int status = 499;
+  while (!done && !failed && !gone_) {
+    woken_ = false;
+    Progress progress = pending->Next();
+    if (std::holds_alternative<Wait>(progress)) {
+      const auto pause =
+          streaming ? Chrono(environment_->limits.stream_comment_interval) : std::chrono::hours(1);
+      event_timer_.expires_after(pause);
+      bool silent = false;
+      while (!woken_ && !gone_ && !silent) {
+        const auto [error] = co_await event_timer_.async_wait(kAwait);
+        silent = !error;
+      }
+      if (silent && streaming) {
+        progress = StreamPart{std::string(pending->KeepAliveText()), false};
+      } else {
+        continue;
+      }
+    }
+    if (const Response* response = std::get_if<Response>(&progress)) {
+      head.keep_alive = head.keep_alive && !response->close && !closing_;
+      const bool written = co_await WriteResponse(head, *response);
+      failed = !written;
+      status = response->status;
+      done = true;
+      continue;
+    }
+    const StreamPart& part = std::get<StreamPart>(progress);
+    std::string data;
+    if (!streaming) {
+      streaming = true;
+      if (head.http_1_0 || closing_) head.keep_alive = false;
+      ResponseHead out = EventStreamHead();
+      out.request_id = head.request.request_id;
+      out.keep_alive = head.keep_alive;
+      out.http_1_0 = head.http_1_0;
+      data = SerializeHead(out);
+    }
+    if (head.http_1_0) {
+      data += part.data;
+    } else {
+      AppendChunk(part.data, data);
+      if (part.last) data += kLastChunk;
+    }
+    const bool written = co_await Write(data);
+    failed = !written;
+    done = part.last;
+    status = pending->FinalStatus();
+  }
+  // Abandons the work where the client has left; otherwise there is none.
+  pending_ = nullptr;
+  pending.reset();
+  if (failed || (gone_ && !done)) {
+    head.keep_alive = false;
+    status = 499;
+  }
+  co_await StopWatch();
+  co_return status;
+}
+
+void Connection::Wake() {
+  woken_ = true;
+  event_timer_.cancel();
+  if (writing_ && pending_ != nullptr) pending_->CheckBacklog();
+}
+
+void Connection::StartWatch() {
+  watching_ = true;
+  socket_.async_read_some(
+      asio::buffer(watch_buffer_),
+      asio::bind_cancellation_slot(watch_cancel_.slot(),
+                                   [self = shared_from_this()](error_code error, size_t count) {
+                                     self->watching_ = false;
+                                     self->buffer_.append(self->watch_buffer_, count);
+                                     if (self->stop_watching_) {
+                                       self->event_timer_.cancel();
+                                     } else if (error) {
+                                       self->gone_ = true;
+                                       self->event_timer_.cancel();
+                                       // A write that is stuck cannot succeed any more.
+                                       if (self->writing_) self->Close();
+                                     } else if (self->buffer_.size() < kMaxPipelined) {
+                                       self->StartWatch();
+                                     }
+                                   }));
+}
+
+asio::awaitable<void> Connection::StopWatch() {
+  stop_watching_ = true;
+  watch_cancel_.emit(asio::cancellation_type::all);
+  event_timer_.expires_at(asio::steady_timer::time_point::max());
+  while (watching_) co_await event_timer_.async_wait(kAwait);
+}
+
+}  // namespace moeserve::server::http

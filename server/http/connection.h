@@ -1,0 +1,96 @@
+// One client connection: reads requests, runs handlers, writes answers. Internal to http/server.cc.
+#pragma once
+
+#include <atomic>
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/cancellation_signal.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/thread_pool.hpp>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "server/http/router.h"
+#include "server/limits.h"
+#include "server/metrics.h"
+
+namespace moeserve::server::http {
+
+// What connections share. Everything but `stopping` is constant.
+struct ConnectionEnvironment {
+  std::shared_ptr<boost::asio::io_context> io;  // run by one thread
+  std::shared_ptr<boost::asio::thread_pool> pool;
+  const Router* router = nullptr;
+  Metrics* metrics = nullptr;
+  HttpLimits limits;
+  std::atomic<bool> stopping{false};
+};
+
+// All members run on the io thread.
+class Connection : public std::enable_shared_from_this<Connection> {
+ public:
+  Connection(boost::asio::ip::tcp::socket socket,
+             std::shared_ptr<ConnectionEnvironment> environment);
+  ~Connection();
+
+  // Until the connection ends.
+  boost::asio::awaitable<void> Run();
+
+  // Ends it now if it is between requests, else after the current answer.
+  void CloseWhenIdle();
+  void Close();
+
+ private:
+  // A request's head as far as the connection needs it.
+  struct Head {
+    Request request;
+    bool keep_alive = false;
+    bool http_1_0 = false;
+    bool head_only = false;
+  };
+
+  boost::asio::awaitable<bool> ServeOne();  // false: close
+  boost::asio::awaitable<std::optional<size_t>> ReadHead();
+  boost::asio::awaitable<bool> Serve(Head& head);
+  boost::asio::awaitable<int> RunPending(Head& head, std::unique_ptr<PendingResponse> pending);
+
+  boost::asio::awaitable<bool> ReadMore();
+  boost::asio::awaitable<bool> Write(std::string_view data);
+  boost::asio::awaitable<bool> WriteResponse(const Head& head, const Response& response);
+  boost::asio::awaitable<void> RefuseAndClose(Head& head, const Response& response);
+  boost::asio::awaitable<void> LingeringClose();
+
+  void Arm(absl::Duration timeout);
+  void Disarm();
+  void StartWatch();
+  boost::asio::awaitable<void> StopWatch();
+  void Wake();
+  void Finish(const Head& head, int status);
+
+  boost::asio::ip::tcp::socket socket_;
+  const std::shared_ptr<ConnectionEnvironment> environment_;
+  boost::asio::steady_timer timeout_timer_;
+  uint64_t timeout_generation_ = 0;
+  bool timed_out_ = false;
+
+  std::string buffer_;  // received, not consumed
+  bool idle_ = true;    // between requests
+  bool closing_ = false;
+  std::chrono::steady_clock::time_point request_start_;
+
+  // While an answer is pending the socket is read, so that a client's leaving is seen.
+  boost::asio::steady_timer event_timer_;
+  boost::asio::cancellation_signal watch_cancel_;
+  char watch_buffer_[1024];
+  bool watching_ = false;
+  bool stop_watching_ = false;
+  bool gone_ = false;
+  bool woken_ = false;
+  bool writing_ = false;
+  PendingResponse* pending_ = nullptr;
+};
+
+}  // namespace moeserve::server::http

@@ -1,0 +1,18 @@
+// Answers that report an error.
+#pragma once
+
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "server/convert.h"
+#include "server/http/types.h"
+
+namespace moeserve::server::http {
+
+Response ErrorResponse(const HttpError& error);
+Response ErrorResponse(const absl::Status& status);  // not OK
+
+// Errors that only HTTP has (405, 408, 413 ...); all are of type "invalid_request_error".
+Response ProtocolError(int status, std::string_view code, std::string_view message);
+
+}  // namespace moeserve::server::http

@@ -1,0 +1,104 @@
+#include "server/http/router.h"
+
+#include <exception>
+
+#include "model_loaders/message.h"
+#include "server/http/error_response.h"
+
+namespace moeserve::server::http {
+namespace {
+
+bool Matches(std::string_view pattern, std::string_view path) {
+  if (!pattern.ends_with('*')) return pattern == path;
+  pattern.remove_suffix(1);
+  return path.size() > pattern.size() && path.starts_with(pattern);
+}
+
+// "application/json", with or without parameters.
+bool IsJson(std::string_view content_type) {
+  std::string_view type = content_type.substr(0, content_type.find(';'));
+  while (!type.empty() && (type.back() == ' ' || type.back() == '\t')) type.remove_suffix(1);
+  constexpr std::string_view kJson = "application/json";
+  if (type.size() != kJson.size()) return false;
+  for (size_t i = 0; i < type.size(); ++i) {
+    const char c = type[i] >= 'A' && type[i] <= 'Z' ? static_cast<char>(type[i] + 32) : type[i];
+    if (c != kJson[i]) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+void Router::Add(std::string_view method, std::string_view pattern, Access access,
+                 Handler handler) {
+  routes_.push_back({std::string(method), std::string(pattern), access, std::move(handler)});
+}
+
+const Router::Route* Router::Find(std::string_view method, std::string_view path) const {
+  if (method == "HEAD") method = "GET";
+  for (const Route& route : routes_) {
+    if (route.method == method && Matches(route.pattern, path)) return &route;
+  }
+  return nullptr;
+}
+
+std::string_view Router::Endpoint(std::string_view path) const {
+  for (const Route& route : routes_) {
+    if (Matches(route.pattern, path)) return route.pattern;
+  }
+  return "other";
+}
+
+std::optional<Response> Router::CheckBeforeBody(const Request& request) const {
+  bool known = false;
+  bool open = false;
+  std::string allowed;
+  for (const Route& route : routes_) {
+    if (!Matches(route.pattern, request.path)) continue;
+    known = true;
+    open = open || route.access == Access::kOpen;
+    if (!allowed.empty()) allowed += ", ";
+    allowed += route.method;
+    if (route.method == "GET") allowed += ", HEAD";
+  }
+  if (request.method == "OPTIONS") {
+    Response response;
+    response.status = 204;
+    if (known) response.headers.emplace_back("Allow", allowed);
+    return response;
+  }
+  if (!open) {
+    if (absl::Status status = keys_.Check(request.authorization); !status.ok()) {
+      return ErrorResponse(status);
+    }
+  }
+  if (!known) {
+    return ProtocolError(404, "", Concat("there is no ", Printable(request.path, 64)));
+  }
+  if (Find(request.method, request.path) == nullptr) {
+    Response response =
+        ProtocolError(405, "method_not_allowed", Concat("this address takes ", allowed));
+    response.headers.emplace_back("Allow", allowed);
+    return response;
+  }
+  if (request.method == "POST") {
+    if (!IsJson(request.content_type)) {
+      return ProtocolError(415, "unsupported_media_type",
+                           "the Content-Type must be application/json");
+    }
+    if (!request.content_encoding.empty() && request.content_encoding != "identity") {
+      return ProtocolError(415, "unsupported_media_type", "compressed bodies are not accepted");
+    }
+  }
+  return std::nullopt;
+}
+
+Handled Router::Handle(const Request& request) const {
+  try {
+    return Find(request.method, request.path)->handler(request);
+  } catch (const std::exception& error) {
+    return ErrorResponse(absl::InternalError(error.what()));
+  }
+}
+
+}  // namespace moeserve::server::http

@@ -1,0 +1,50 @@
+// From method and path to a handler.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "server/auth.h"
+#include "server/http/types.h"
+
+namespace moeserve::server::http {
+
+enum class Access { kOpen, kKey };
+
+using Handler = std::function<Handled(const Request&)>;
+
+// Built once, then read by all threads.
+class Router {
+ public:
+  explicit Router(const ApiKeys& keys) : keys_(keys) {}  // outlives this
+
+  // A pattern that ends in '*' matches every longer path. GET handlers answer HEAD as well.
+  void Add(std::string_view method, std::string_view pattern, Access access, Handler handler);
+
+  // For metrics: the pattern that the path matches, or "other".
+  std::string_view Endpoint(std::string_view path) const;
+
+  // What can be said before the body is read: 401, 404, 405, 415, or the answer to OPTIONS.
+  std::optional<Response> CheckBeforeBody(const Request& request) const;
+
+  // For a request that passed CheckBeforeBody. No exception leaves.
+  Handled Handle(const Request& request) const;
+
+ private:
+  struct Route {
+    std::string method;
+    std::string pattern;
+    Access access;
+    Handler handler;
+  };
+
+  const Route* Find(std::string_view method, std::string_view path) const;
+
+  const ApiKeys& keys_;
+  std::vector<Route> routes_;
+};
+
+}  // namespace moeserve::server::http

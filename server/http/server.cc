@@ -1,0 +1,189 @@
+#include "server/http/server.h"
+
+#include <boost/asio/as_tuple.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+
+#include "model_loaders/message.h"
+#include "server/http/connection.h"
+#include "server/logging.h"
+
+namespace moeserve::server::http {
+
+namespace asio = boost::asio;
+using asio::ip::tcp;
+using boost::system::error_code;
+
+class HttpServer::Impl {
+ public:
+  Impl(const HttpServerOptions& options, const Router& router, Metrics& metrics)
+      : environment_(std::make_shared<ConnectionEnvironment>()),
+        io_(std::make_shared<asio::io_context>(1)),
+        acceptor_(*io_),
+        work_(asio::make_work_guard(*io_)) {
+    environment_->io = io_;
+    environment_->pool = std::make_shared<asio::thread_pool>(2);
+    environment_->router = &router;
+    environment_->metrics = &metrics;
+    environment_->limits = options.limits;
+  }
+
+  absl::Status Bind(const HttpServerOptions& options) {
+    error_code error;
+    const auto address =
+        asio::ip::make_address(options.host == "localhost" ? "127.0.0.1" : options.host, error);
+    if (error) {
+      return absl::InvalidArgumentError(Concat(
+          "the HTTP host must be a numeric address or localhost, found ", Quoted(options.host)));
+    }
+    const tcp::endpoint endpoint(address, static_cast<uint16_t>(options.port));
+    acceptor_.open(endpoint.protocol(), error);
+    if (!error) acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
+    if (!error) acceptor_.bind(endpoint, error);
+    if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
+    if (!error) endpoint_ = acceptor_.local_endpoint(error);
+    if (error) {
+      return absl::UnavailableError(
+          Concat("cannot listen on ", options.host, ':', options.port, ": ", error.message()));
+    }
+    return absl::OkStatus();
+  }
+
+  void Run() {
+    asio::co_spawn(*io_, Accept(), asio::detached);
+    thread_ = std::thread([io = io_] {
+      // Every handler catches its own exceptions; one that slips through must not stop the rest.
+      while (true) {
+        try {
+          io->run();
+          return;
+        } catch (const std::exception& error) {
+          LogError("http", error.what());
+        }
+      }
+    });
+  }
+
+  void Stop(absl::Duration grace) {
+    if (stopped_) return;
+    stopped_ = true;
+    asio::post(*io_, [this] {
+      error_code ignored;
+      acceptor_.close(ignored);
+      for (auto& [key, weak] : connections_) {
+        if (const auto connection = weak.lock()) connection->CloseWhenIdle();
+      }
+    });
+    {
+      std::unique_lock lock(mutex_);
+      all_closed_.wait_for(lock, absl::ToChronoNanoseconds(grace), [&] { return open_ == 0; });
+    }
+    asio::post(*io_, [this] {
+      for (auto& [key, weak] : connections_) {
+        if (const auto connection = weak.lock()) connection->Close();
+      }
+    });
+    {
+      std::unique_lock lock(mutex_);
+      all_closed_.wait_for(lock, std::chrono::seconds(2), [&] { return open_ == 0; });
+    }
+    work_.reset();
+    io_->stop();
+    if (thread_.joinable()) thread_.join();
+    environment_->pool->join();
+  }
+
+  const tcp::endpoint& endpoint() const { return endpoint_; }
+
+ private:
+  asio::awaitable<void> Accept() {
+    while (acceptor_.is_open()) {
+      auto [error, socket] = co_await acceptor_.async_accept(asio::as_tuple(asio::use_awaitable));
+      if (error == asio::error::operation_aborted) break;
+      if (error) {
+        // Out of descriptors, say: waiting a little is all that can be done.
+        asio::steady_timer pause(*io_, std::chrono::milliseconds(50));
+        co_await pause.async_wait(asio::as_tuple(asio::use_awaitable));
+        continue;
+      }
+      if (connections_.size() >= static_cast<size_t>(environment_->limits.max_connections)) {
+        continue;  // closes it
+      }
+      Start(std::move(socket));
+    }
+  }
+
+  void Start(tcp::socket socket) {
+    auto connection = std::make_shared<Connection>(std::move(socket), environment_);
+    const uint64_t key = next_key_++;
+    connections_.emplace(key, connection);
+    {
+      std::lock_guard lock(mutex_);
+      ++open_;
+    }
+    asio::co_spawn(
+        *io_, [connection]() -> asio::awaitable<void> { co_await connection->Run(); },
+        [this, key](std::exception_ptr error) {
+          if (error) Report(error);
+          connections_.erase(key);
+          std::lock_guard lock(mutex_);
+          if (--open_ == 0) all_closed_.notify_all();
+        });
+  }
+
+  static void Report(const std::exception_ptr& error) {
+    try {
+      std::rethrow_exception(error);
+    } catch (const std::exception& e) {
+      LogError("http", e.what());
+    }
+  }
+
+  const std::shared_ptr<ConnectionEnvironment> environment_;
+  const std::shared_ptr<asio::io_context> io_;
+  tcp::acceptor acceptor_;
+  asio::executor_work_guard<asio::io_context::executor_type> work_;
+  tcp::endpoint endpoint_;
+  std::thread thread_;
+  bool stopped_ = false;
+
+  // Touched by the io thread only.
+  std::unordered_map<uint64_t, std::weak_ptr<Connection>> connections_;
+  uint64_t next_key_ = 0;
+
+  std::mutex mutex_;
+  std::condition_variable all_closed_;
+  int open_ = 0;  // guarded by mutex_
+};
+
+HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+HttpServer::~HttpServer() { Stop(absl::ZeroDuration()); }
+
+Result<std::unique_ptr<HttpServer>> HttpServer::Start(const HttpServerOptions& options,
+                                                      const Router& router, Metrics& metrics) {
+  auto impl = std::make_unique<Impl>(options, router, metrics);
+  MOESERVE_RETURN_IF_ERROR(impl->Bind(options));
+  impl->Run();
+  return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl)));
+}
+
+std::string HttpServer::address() const {
+  const tcp::endpoint& endpoint = impl_->endpoint();
+  const std::string host = endpoint.address().to_string();
+  return Concat(endpoint.address().is_v6() ? Concat('[', host, ']') : host, ':', port());
+}
+
+int HttpServer::port() const { return impl_->endpoint().port(); }
+
+void HttpServer::Stop(absl::Duration grace) { impl_->Stop(grace); }
+
+}  // namespace moeserve::server::http

@@ -1,0 +1,50 @@
+#include "server/http/url.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "model_loaders/message.h"
+#include "server/api_error.h"
+
+namespace moeserve::server::http {
+
+std::optional<std::string> PercentDecode(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != '%') {
+      out.push_back(text[i]);
+      continue;
+    }
+    if (text.size() - i < 3) return std::nullopt;
+    unsigned value = 0;
+    const char* const end = text.data() + i + 3;
+    const auto parsed = std::from_chars(text.data() + i + 1, end, value, 16);
+    if (parsed.ec != std::errc() || parsed.ptr != end || value == 0) return std::nullopt;
+    out.push_back(static_cast<char>(value));
+    i += 2;
+  }
+  return out;
+}
+
+Result<std::optional<double>> QueryNumber(std::string_view query, std::string_view name, double min,
+                                          double max) {
+  while (!query.empty()) {
+    const std::string_view pair = query.substr(0, query.find('&'));
+    query.remove_prefix(std::min(query.size(), pair.size() + 1));
+    const size_t equals = pair.find('=');
+    if (pair.substr(0, equals) != name) continue;
+    const std::string_view text =
+        equals == std::string_view::npos ? std::string_view() : pair.substr(equals + 1);
+    double value = 0.0;
+    const char* const end = text.data() + text.size();
+    const auto parsed = std::from_chars(text.data(), end, value);
+    if (parsed.ec != std::errc() || parsed.ptr != end || !(value >= min && value <= max)) {
+      return InvalidValue(name,
+                          Concat("'", name, "' is not a number in range: ", Printable(text, 32)));
+    }
+    return std::optional<double>(value);
+  }
+  return std::optional<double>();
+}
+
+}  // namespace moeserve::server::http

@@ -1,0 +1,40 @@
+// Bounds on what one client may ask for or occupy.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/time/time.h"
+
+namespace moeserve::server {
+
+struct RequestLimits {
+  int max_n = 128;
+  int max_prompts = 256;
+  int max_choices = 512;  // prompts * n
+  int max_stop = 16;
+  size_t max_stop_bytes = 256;
+  int max_stop_token_ids = 64;
+  int max_logprobs = 20;
+  size_t max_prompt_bytes = size_t{4} << 20;  // of one text
+  int json_depth = 64;
+  absl::Duration max_request_time = absl::Seconds(600);
+  size_t max_unread_bytes = size_t{1} << 20;  // output that a slow reader has not taken
+};
+
+struct HttpLimits {
+  size_t max_line_bytes = 8 << 10;  // the request line, and any header line
+  size_t max_header_bytes = 32 << 10;
+  int max_headers = 100;
+  size_t max_body_bytes = size_t{16} << 20;
+  int max_chunks = 65536;
+  size_t max_chunk_extension_bytes = 4 << 10;  // of all chunks together
+  int max_connections = 4096;
+  absl::Duration header_timeout = absl::Seconds(10);
+  absl::Duration body_idle_timeout = absl::Seconds(30);
+  absl::Duration keep_alive_timeout = absl::Seconds(75);
+  absl::Duration write_stall_timeout = absl::Seconds(30);
+  absl::Duration stream_comment_interval = absl::Seconds(15);
+};
+
+}  // namespace moeserve::server

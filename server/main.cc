@@ -1,0 +1,39 @@
+// The command line: one subcommand for each thing the program can do.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+#include <string>
+
+#include "server/commands/bench.h"
+#include "server/commands/check.h"
+#include "server/commands/command.h"
+#include "server/commands/generate.h"
+#include "server/commands/inspect.h"
+#include "server/commands/score.h"
+#include "server/commands/serve.h"
+#include "server/version.h"
+
+int main(int argc, char** argv) {
+  using namespace moeserve::server;
+  try {
+    CLI::App app("moeserve: a server for sparse mixture-of-experts language models", "moeserve");
+    app.set_version_flag("--version", "moeserve " + std::string(kVersion));
+    app.require_subcommand(1);
+    Command selected;
+    AddServeCommand(app, selected);
+    AddGenerateCommand(app, selected);
+    AddScoreCommand(app, selected);
+    AddInspectCommand(app, selected);
+    AddCheckCommand(app, selected);
+    AddBenchCommand(app, selected);
+    try {
+      app.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+      return app.exit(error) == 0 ? 0 : 2;
+    }
+    return selected();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,198 @@
+#include "server/metrics.h"
+
+#include <dirent.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+#include "server/version.h"
+
+namespace moeserve::server {
+namespace {
+
+std::vector<double> FirstTokenBounds() {
+  return {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5,  .75,
+          1,    2.5,  5,   7.5, 10,  20,  40,  80, 160, 640, 2560};
+}
+
+std::vector<double> InterTokenBounds() {
+  return {.001, .0025, .005, .01, .025, .05, .075, .1, .15, .2, .3,
+          .4,   .5,    .75,  1,   2.5,  5,   7.5,  10, 20,  40, 80};
+}
+
+std::vector<double> PhaseBounds() {
+  return {.3, .5, .8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
+          30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680};
+}
+
+std::vector<double> TokenCountBounds() {
+  std::vector<double> bounds;
+  for (double decade = 1; decade <= 100'000; decade *= 10) {
+    for (const double step : {1, 2, 5}) bounds.push_back(step * decade);
+  }
+  return bounds;
+}
+
+std::vector<double> CallBounds() {
+  return {.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600};
+}
+
+int CountOpenFiles() {
+  DIR* directory = opendir("/proc/self/fd");
+  if (directory == nullptr) return 0;
+  int count = -3;  // ".", ".." and the descriptor of this very listing
+  while (readdir(directory) != nullptr) ++count;
+  closedir(directory);
+  return count;
+}
+
+}  // namespace
+
+Metrics::Metrics()
+    : time_to_first_token(FirstTokenBounds()),
+      inter_token_latency(InterTokenBounds()),
+      request_time_per_output_token(InterTokenBounds()),
+      request_duration(PhaseBounds()),
+      request_prompt_tokens(TokenCountBounds()),
+      request_generation_tokens(TokenCountBounds()),
+      http_duration_(CallBounds()),
+      grpc_duration_(CallBounds()) {}
+
+void Metrics::CountHttp(std::string_view endpoint, std::string_view method, int code,
+                        double seconds) {
+  http_duration_.Observe(seconds);
+  std::lock_guard lock(mutex_);
+  ++http_requests_[{std::string(endpoint), std::string(method), code}];
+}
+
+void Metrics::CountGrpc(std::string_view method, std::string_view code, double seconds) {
+  grpc_duration_.Observe(seconds);
+  std::lock_guard lock(mutex_);
+  ++grpc_requests_[{std::string(method), std::string(code)}];
+}
+
+void Metrics::CountRejected(Rejection reason) {
+  rejected_[static_cast<size_t>(reason)].fetch_add(1, std::memory_order_relaxed);
+}
+
+void Metrics::WriteServer(PrometheusText& text) const {
+  text.Family("build_info", "gauge", "What this build is.");
+  text.Sample({{"version", kVersion}}, 1.0);
+  text.Single("model_load_duration_seconds", "gauge", "Time from start to a loaded model.",
+              model_load_seconds.load());
+
+  text.Family("http_requests_total", "counter", "Answered HTTP requests.");
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [key, count] : http_requests_) {
+      const auto& [endpoint, method, code] = key;
+      text.Sample({{"endpoint", endpoint}, {"method", method}, {"code", std::to_string(code)}},
+                  count);
+    }
+  }
+  text.Family("http_request_duration_seconds", "histogram", "From request head to last byte.");
+  text.HistogramSamples({}, http_duration_);
+  text.Family("grpc_requests_total", "counter", "Ended gRPC calls.");
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [key, count] : grpc_requests_) {
+      text.Sample({{"method", key.first}, {"code", key.second}}, count);
+    }
+  }
+  text.Family("grpc_request_duration_seconds", "histogram", "From call to final status.");
+  text.HistogramSamples({}, grpc_duration_);
+  text.Family("connections_open", "gauge", "Open client connections.");
+  text.Sample({{"proto", "http"}}, static_cast<double>(http_connections.load()));
+  text.Single("ignored_fields_total", "counter", "Unknown fields of requests that were ignored.",
+              static_cast<double>(ignored_fields.load()));
+
+  const std::pair<const char*, const Histogram*> histograms[] = {
+      {"time_to_first_token_seconds", &time_to_first_token},
+      {"inter_token_latency_seconds", &inter_token_latency},
+      {"request_time_per_output_token_seconds", &request_time_per_output_token},
+      {"request_duration_seconds", &request_duration},
+      {"request_prompt_tokens", &request_prompt_tokens},
+      {"request_generation_tokens", &request_generation_tokens},
+  };
+  for (const auto& [name, histogram] : histograms) {
+    text.Family(name, "histogram", "Of engine requests, as measured where their output arrives.");
+    text.HistogramSamples({}, *histogram);
+  }
+}
+
+void Metrics::WriteRejected(PrometheusText& text, const EngineStats& stats) const {
+  text.Family("requests_rejected_total", "counter", "Requests that were not run.");
+  text.Sample({{"reason", "queue_full"}}, stats.rejected_queue_full);
+  text.Sample({{"reason", "queue_timeout"}}, stats.rejected_queue_timeout);
+  text.Sample({{"reason", "invalid"}}, rejected_[0].load());
+  text.Sample({{"reason", "draining"}}, rejected_[1].load());
+}
+
+void WriteEngineMetrics(PrometheusText& text, const EngineStats& stats) {
+  text.Single("engine_up", "gauge", "1 while the engine can serve.", stats.healthy ? 1 : 0);
+  text.Single("engine_last_step_timestamp_seconds", "gauge", "When the last step ended.",
+              stats.last_step == absl::InfinitePast()
+                  ? 0.0
+                  : absl::ToDoubleSeconds(stats.last_step - absl::UnixEpoch()));
+  text.Single("engine_steps_total", "counter", "Steps run.", static_cast<double>(stats.steps));
+  text.Single("requests_running", "gauge", "Sequences in the running batch.", stats.running);
+  text.Single("requests_waiting", "gauge", "Sequences in the queue.", stats.waiting);
+  const int64_t total = stats.kv_blocks_total;
+  const int64_t used = stats.kv_blocks_used;
+  text.Single("kv_cache_usage_ratio", "gauge", "Used share of the KV cache.",
+              total > 0 ? static_cast<double>(used) / static_cast<double>(total) : 0.0);
+  text.Family("kv_cache_tokens", "gauge", "Capacity of the KV cache in tokens, by state.");
+  text.Sample({{"state", "used"}}, static_cast<double>(used * stats.kv_block_tokens));
+  text.Sample({{"state", "free"}}, static_cast<double>((total - used) * stats.kv_block_tokens));
+  text.Family("cache_config_info", "gauge", "Shape of the KV cache.");
+  text.Sample(
+      {{"block_tokens", std::to_string(stats.kv_block_tokens)}, {"blocks", std::to_string(total)}},
+      1.0);
+  text.Family("prompt_tokens_total", "counter", "Prompt tokens processed.");
+  text.Sample({}, stats.prompt_tokens);
+  text.Family("generation_tokens_total", "counter", "Tokens generated.");
+  text.Sample({}, stats.generation_tokens);
+  text.Family("requests_finished_total", "counter", "Sequences that ended, by reason.");
+  text.Sample({{"finished_reason", "stop"}}, stats.finished_stop);
+  text.Sample({{"finished_reason", "length"}}, stats.finished_length);
+  text.Sample({{"finished_reason", "abort"}}, stats.finished_abort);
+  text.Sample({{"finished_reason", "error"}}, stats.finished_error);
+}
+
+void WriteProcessMetrics(PrometheusText& text) {
+  std::ifstream file("/proc/self/stat");
+  std::string line;
+  std::getline(file, line);
+  // The command name, in parentheses, may hold spaces: fields are counted from behind it.
+  const size_t end = line.rfind(')');
+  if (end == std::string::npos) return;
+  std::istringstream fields(line.substr(end + 1));
+  std::vector<std::string> values;
+  for (std::string value; fields >> value;) values.push_back(value);
+  if (values.size() < 22) return;
+  const double ticks = static_cast<double>(sysconf(_SC_CLK_TCK));
+  const auto number = [&](int field) { return std::stod(values[field - 3]); };
+  text.Single("process_cpu_seconds_total", "counter", "Processor time used.",
+              (number(14) + number(15)) / ticks);
+  text.Single("process_virtual_memory_bytes", "gauge", "Virtual memory.", number(23));
+  text.Single("process_resident_memory_bytes", "gauge", "Resident memory.",
+              number(24) * static_cast<double>(sysconf(_SC_PAGESIZE)));
+  text.Single("process_open_fds", "gauge", "Open file descriptors.", CountOpenFiles());
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+    text.Single("process_max_fds", "gauge", "Limit of open file descriptors.",
+                static_cast<double>(limit.rlim_cur));
+  }
+  std::ifstream stat("/proc/stat");
+  for (std::string row; std::getline(stat, row);) {
+    if (!row.starts_with("btime ")) continue;
+    text.Single("process_start_time_seconds", "gauge", "Start of the process, Unix time.",
+                std::stod(row.substr(6)) + number(22) / ticks);
+  }
+}
+
+}  // namespace moeserve::server

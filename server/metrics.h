@@ -1,0 +1,60 @@
+// What the server counts, and its text at /metrics.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <tuple>
+
+#include "engine/engine.h"
+#include "server/prometheus.h"
+
+namespace moeserve::server {
+
+enum class Rejection { kInvalid, kDraining };
+
+// Thread-safe. The engine thread observes, so nothing here waits for long.
+class Metrics {
+ public:
+  Metrics();
+
+  Histogram time_to_first_token;
+  Histogram inter_token_latency;
+  Histogram request_time_per_output_token;
+  Histogram request_duration;
+  Histogram request_prompt_tokens;
+  Histogram request_generation_tokens;
+
+  std::atomic<int64_t> http_connections{0};
+  std::atomic<uint64_t> ignored_fields{0};
+  std::atomic<double> model_load_seconds{0.0};
+
+  // `endpoint` is a route pattern or "other"; `method` one of a closed set.
+  void CountHttp(std::string_view endpoint, std::string_view method, int code, double seconds);
+  void CountGrpc(std::string_view method, std::string_view code, double seconds);
+  void CountRejected(Rejection reason);
+
+  // Families that do not need the engine.
+  void WriteServer(PrometheusText& text) const;
+  void WriteRejected(PrometheusText& text, const EngineStats& stats) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::tuple<std::string, std::string, int>, uint64_t> http_requests_;
+  std::map<std::pair<std::string, std::string>, uint64_t> grpc_requests_;
+  Histogram http_duration_;
+  Histogram grpc_duration_;
+  std::array<std::atomic<uint64_t>, 2> rejected_{};
+};
+
+// Families of the engine's own counters.
+void WriteEngineMetrics(PrometheusText& text, const EngineStats& stats);
+// The standard process_* set of this process.
+void WriteProcessMetrics(PrometheusText& text);
+
+}  // namespace moeserve::server

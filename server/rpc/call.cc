@@ -1,0 +1,94 @@
+#include "server/rpc/call.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "absl/time/clock.h"
+#include "server/api_error.h"
+#include "server/convert.h"
+#include "server/logging.h"
+#include "server/request_id.h"
+
+namespace moeserve::server::rpc {
+namespace {
+
+std::string_view Metadata(const grpc::CallbackServerContext& context, const char* key) {
+  const auto& metadata = context.client_metadata();
+  const auto it = metadata.find(key);
+  if (it == metadata.end()) return {};
+  return {it->second.data(), it->second.size()};
+}
+
+std::string_view CodeName(grpc::StatusCode code) {
+  switch (code) {
+    case grpc::StatusCode::OK:
+      return "OK";
+    case grpc::StatusCode::CANCELLED:
+      return "CANCELLED";
+    case grpc::StatusCode::INVALID_ARGUMENT:
+      return "INVALID_ARGUMENT";
+    case grpc::StatusCode::DEADLINE_EXCEEDED:
+      return "DEADLINE_EXCEEDED";
+    case grpc::StatusCode::NOT_FOUND:
+      return "NOT_FOUND";
+    case grpc::StatusCode::ALREADY_EXISTS:
+      return "ALREADY_EXISTS";
+    case grpc::StatusCode::PERMISSION_DENIED:
+      return "PERMISSION_DENIED";
+    case grpc::StatusCode::RESOURCE_EXHAUSTED:
+      return "RESOURCE_EXHAUSTED";
+    case grpc::StatusCode::UNAVAILABLE:
+      return "UNAVAILABLE";
+    case grpc::StatusCode::UNAUTHENTICATED:
+      return "UNAUTHENTICATED";
+    default:
+      return "INTERNAL";
+  }
+}
+
+}  // namespace
+
+Call::Call(grpc::CallbackServerContext* context, ServerContext& server, const char* method)
+    : context_(context),
+      server_(server),
+      method_(method),
+      start_(std::chrono::steady_clock::now()),
+      id_(ChooseRequestId(Metadata(*context, "x-request-id"))),
+      deadline_(absl::Now() + server.settings().limits.max_request_time) {
+  if (context->deadline() != std::chrono::system_clock::time_point::max()) {
+    deadline_ = std::min(deadline_, absl::FromChrono(context->deadline()));
+  }
+}
+
+absl::Status Call::Check() const {
+  MOESERVE_RETURN_IF_ERROR(server_.settings().keys.Check(Metadata(*context_, "authorization")));
+  if (deadline_ <= absl::Now()) {
+    return MakeError(absl::StatusCode::kDeadlineExceeded, "timeout",
+                     "the deadline had passed when the call arrived");
+  }
+  return absl::OkStatus();
+}
+
+grpc::Status Call::End(const absl::Status& status) {
+  grpc::Status out = ToGrpcStatus(status);
+  context_->AddTrailingMetadata("x-request-id", id_);
+  if (!status.ok()) {
+    context_->AddTrailingMetadata("x-error-code", ApiCode(status));
+    if (status.code() == absl::StatusCode::kInternal) {
+      LogError("grpc", std::string(status.message()));
+    }
+    if (status.code() == absl::StatusCode::kInvalidArgument) {
+      server_.metrics().CountRejected(Rejection::kInvalid);
+    } else if (server_.state() == ServerState::kDraining) {
+      server_.metrics().CountRejected(Rejection::kDraining);
+    }
+  }
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  const std::string_view code = CodeName(out.error_code());
+  server_.metrics().CountGrpc(method_, code, seconds);
+  LogGrpcCall(id_, method_, code, seconds);
+  return out;
+}
+
+}  // namespace moeserve::server::rpc

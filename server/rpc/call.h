@@ -1,0 +1,40 @@
+// What every call has, whatever it does: an id, authorization, a deadline, trailers, a log line.
+#pragma once
+
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/status.h>
+
+#include <chrono>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "server/context.h"
+
+namespace moeserve::server::rpc {
+
+class Call {
+ public:
+  // `context` and `server` outlive the call. `method` is a literal.
+  Call(grpc::CallbackServerContext* context, ServerContext& server, const char* method);
+
+  // Unauthenticated without a valid key; DeadlineExceeded if it came too late.
+  absl::Status Check() const;
+
+  // The client's deadline, no later than the server's own limit.
+  absl::Time deadline() const { return deadline_; }
+  const std::string& id() const { return id_; }
+
+  // Adds trailers, counts and logs; the status to finish with. To be called once.
+  grpc::Status End(const absl::Status& status);
+
+ private:
+  grpc::CallbackServerContext* const context_;
+  ServerContext& server_;
+  const char* const method_;
+  const std::chrono::steady_clock::time_point start_;
+  std::string id_;
+  absl::Time deadline_;
+};
+
+}  // namespace moeserve::server::rpc

@@ -1,0 +1,60 @@
+#include "server/rpc/dispatcher.h"
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <utility>
+
+namespace moeserve::server::rpc {
+
+class Dispatcher::Queue {
+ public:
+  void Post(std::function<void()> task) {
+    {
+      std::lock_guard lock(mutex_);
+      if (stopping_) return;
+      tasks_.push_back(std::move(task));
+      if (tasks_.size() > 1) return;
+    }
+    changed_.notify_one();
+  }
+
+  void Stop() {
+    {
+      std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    changed_.notify_one();
+  }
+
+  void Run() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [&] { return stopping_ || !tasks_.empty(); });
+      if (tasks_.empty()) return;
+      std::deque<std::function<void()>> batch = std::exchange(tasks_, {});
+      lock.unlock();
+      for (auto& task : batch) task();
+      batch.clear();
+      lock.lock();
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> tasks_;  // guarded by mutex_
+  bool stopping_ = false;                    // guarded by mutex_
+};
+
+void Dispatcher::Post(Queue& queue, std::function<void()> task) { queue.Post(std::move(task)); }
+
+Dispatcher::Dispatcher()
+    : queue_(std::make_shared<Queue>()), thread_([queue = queue_] { queue->Run(); }) {}
+
+Dispatcher::~Dispatcher() {
+  queue_->Stop();
+  thread_.join();
+}
+
+}  // namespace moeserve::server::rpc

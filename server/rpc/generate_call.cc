@@ -1,0 +1,178 @@
+#include "server/rpc/generate_call.h"
+
+#include <exception>
+#include <utility>
+
+#include "model_loaders/message.h"
+#include "server/api_error.h"
+#include "server/request_id.h"
+#include "server/rpc/messages.h"
+
+namespace moeserve::server::rpc {
+namespace {
+
+absl::Status Cancelled() { return absl::CancelledError("the client cancelled the call"); }
+
+}  // namespace
+
+GenerateCall::GenerateCall(grpc::CallbackServerContext* context, ServerContext& server)
+    : context_(context), server_(server), call_(context, server, "Generate") {}
+
+GenerateCall* GenerateCall::Start(grpc::CallbackServerContext* context,
+                                  const v1::GenerateRequest& request, ServerContext& server,
+                                  Dispatcher& dispatcher) {
+  auto call = std::make_shared<GenerateCall>(context, server);
+  call->self_ = call;
+  absl::Status status;
+  try {
+    status = call->Submit(request, dispatcher);
+  } catch (const std::exception& error) {
+    status = absl::InternalError(error.what());
+  }
+  if (status.ok()) {
+    call->Advance();  // output may have come before there was anything to receive it
+  } else {
+    {
+      std::lock_guard lock(call->mutex_);
+      call->ended_ = true;
+    }
+    call->End(status);
+  }
+  return call.get();
+}
+
+absl::Status GenerateCall::Submit(const v1::GenerateRequest& request, Dispatcher& dispatcher) {
+  MOESERVE_RETURN_IF_ERROR(call_.Check());
+  MOESERVE_ASSIGN_OR_RETURN(engine_, server_.ServingEngine());
+  MOESERVE_ASSIGN_OR_RETURN(GenerateParams params, ParseGenerate(request, server_.Rules()));
+  const CompletionParams& completion = params.completion;
+  MOESERVE_ASSIGN_OR_RETURN(
+      prompts_, PreparePrompts(completion, engine_->tokenizer(), engine_->max_model_len()));
+  model_ = completion.model;
+  n_ = completion.n;
+  answer_id_ =
+      Concat("gen-", completion.request_id.empty() ? NewRequestId() : completion.request_id);
+  std::vector<Request> requests =
+      MakeEngineRequests(completion, prompts_, answer_id_, call_.deadline());
+  for (Request& r : requests) r.sampling.prompt_logprobs = params.prompt_logprobs;
+  GenerationOptions options;
+  options.max_unread_bytes = server_.settings().limits.max_unread_bytes;
+  options.metrics = &server_.metrics();
+  options.wake = [weak = weak_from_this(), queue = dispatcher.queue()] {
+    Dispatcher::Post(*queue, [weak] {
+      if (const auto self = weak.lock()) self->Advance();
+    });
+  };
+  auto generation = Generation::Start(engine_, std::move(requests), std::move(options));
+  if (!generation.ok()) return generation.status();
+  std::lock_guard lock(mutex_);
+  generation_ = *std::move(generation);
+  return absl::OkStatus();
+}
+
+absl::Status GenerateCall::Collect() {
+  for (ChoiceEvent& event : generation_->Take()) {
+    if (!event.error.ok()) return event.error;
+    v1::GenerateResponse message;
+    message.set_id(answer_id_);
+    message.set_model(model_);
+    message.set_index(static_cast<uint32_t>(event.choice));
+    MOESERVE_RETURN_IF_ERROR(
+        Fill(event.delta, prompts_[event.choice / n_].ids, engine_->tokenizer(), message));
+    ready_.push_back(std::move(message));
+  }
+  return absl::OkStatus();
+}
+
+void GenerateCall::Advance() {
+  absl::Status end;
+  bool write = false;
+  {
+    std::lock_guard lock(mutex_);
+    if (ended_ || generation_ == nullptr) return;
+    if (writing_) {
+      if (generation_->overflowed()) generation_->Cancel();
+      WatchForStall();
+      return;
+    }
+    if (ready_.empty() && failure_.ok()) failure_ = Collect();
+    if (!ready_.empty()) {
+      writing_message_ = std::move(ready_.front());
+      ready_.pop_front();
+      writing_ = write = true;
+      ++writes_;
+      if (generation_->finished()) WatchForStall();
+    } else if (!failure_.ok()) {
+      generation_->Cancel();
+      end = failure_;
+      ended_ = true;
+    } else if (generation_->finished()) {
+      ended_ = true;
+    } else {
+      return;
+    }
+  }
+  // Outside the lock: gRPC may call back from here.
+  if (write) {
+    StartWrite(&writing_message_);
+  } else {
+    End(end);
+  }
+}
+
+void GenerateCall::WatchForStall() {
+  if (alarm_set_) return;
+  alarm_set_ = true;
+  const absl::Duration limit = server_.settings().http.write_stall_timeout;
+  stall_alarm_.Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(limit),
+                   [self = shared_from_this(), write = writes_](bool fired) {
+                     if (!fired) return;
+                     bool stalled;
+                     {
+                       std::lock_guard lock(self->mutex_);
+                       self->alarm_set_ = false;
+                       stalled = self->writing_ && self->writes_ == write;
+                     }
+                     if (stalled) self->context_->TryCancel();
+                   });
+}
+
+void GenerateCall::OnWriteDone(bool ok) {
+  {
+    std::lock_guard lock(mutex_);
+    writing_ = false;
+    if (!ok) {
+      generation_->Cancel();
+      ready_.clear();
+      if (failure_.ok()) failure_ = Cancelled();
+    }
+  }
+  Advance();
+}
+
+void GenerateCall::OnCancel() {
+  bool end = false;
+  {
+    std::lock_guard lock(mutex_);
+    if (ended_) return;
+    if (generation_ != nullptr) generation_->Cancel();
+    ready_.clear();
+    failure_ = Cancelled();
+    if (!writing_) end = ended_ = true;
+  }
+  if (end) End(Cancelled());
+}
+
+void GenerateCall::End(const absl::Status& status) { Finish(call_.End(status)); }
+
+void GenerateCall::OnDone() {
+  stall_alarm_.Cancel();
+  {
+    std::lock_guard lock(mutex_);
+    ended_ = true;
+    generation_.reset();
+  }
+  self_.reset();
+}
+
+}  // namespace moeserve::server::rpc

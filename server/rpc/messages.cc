@@ -1,0 +1,232 @@
+#include "server/rpc/messages.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "model_loaders/message.h"
+#include "server/api_error.h"
+#include "server/completion_response.h"
+#include "server/prometheus.h"
+#include "server/request_id.h"
+
+namespace moeserve::server::rpc {
+namespace {
+
+absl::Status CheckRange(const char* name, double value, double min, double max,
+                        bool min_excluded = false) {
+  if (value >= min && value <= max && !(min_excluded && value == min)) return absl::OkStatus();
+  return InvalidValue(name, Concat("'", name, "': expected a number ",
+                                   min_excluded ? "above " : "from ", PrometheusNumber(min), " to ",
+                                   PrometheusNumber(max), ", found ", PrometheusNumber(value)));
+}
+
+absl::Status CheckIds(const char* name, const google::protobuf::RepeatedField<int32_t>& ids,
+                      int vocab_size) {
+  for (const int32_t id : ids) {
+    if (id < 0 || id >= vocab_size) {
+      return InvalidValue(name, Concat("'", name, "': expected token ids from 0 to ",
+                                       vocab_size - 1, ", found ", id));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ParseSampling(const v1::SamplingParams& in, const CompletionRules& rules,
+                           CompletionParams& out) {
+  const GenerationDefaults& defaults = rules.defaults;
+  SamplingParams& s = out.sampling;
+  s.temperature = in.has_temperature() ? in.temperature() : defaults.temperature.value_or(1.0);
+  s.top_p = in.has_top_p() ? in.top_p() : defaults.top_p.value_or(1.0);
+  s.min_p = in.has_min_p() ? in.min_p() : defaults.min_p.value_or(0.0);
+  const int top_k = in.has_top_k() ? in.top_k() : defaults.top_k.value_or(0);
+  MOESERVE_RETURN_IF_ERROR(CheckRange("sampling.temperature", s.temperature, 0.0, 2.0));
+  MOESERVE_RETURN_IF_ERROR(CheckRange("sampling.top_p", s.top_p, 0.0, 1.0, true));
+  MOESERVE_RETURN_IF_ERROR(CheckRange("sampling.min_p", s.min_p, 0.0, 1.0));
+  MOESERVE_RETURN_IF_ERROR(CheckRange("sampling.top_k", top_k, -1, 2147483647.0));
+  s.top_k = std::max(0, top_k);
+  if (in.has_seed()) s.seed = in.seed();
+  if (in.has_max_tokens()) {
+    MOESERVE_RETURN_IF_ERROR(CheckRange("sampling.max_tokens", in.max_tokens(), 0, 2147483647.0));
+    out.max_tokens = in.max_tokens();
+  }
+  if (in.stop_size() > rules.limits.max_stop) {
+    return InvalidValue("sampling.stop",
+                        Concat("'sampling.stop' has at most ", rules.limits.max_stop, " strings"));
+  }
+  for (const std::string& stop : in.stop()) {
+    if (stop.empty() || stop.size() > rules.limits.max_stop_bytes) {
+      return InvalidValue("sampling.stop", Concat("'sampling.stop': a string has 1 to ",
+                                                  rules.limits.max_stop_bytes, " bytes"));
+    }
+    s.stop.push_back(stop);
+  }
+  if (in.stop_token_ids_size() > rules.limits.max_stop_token_ids) {
+    return InvalidValue("sampling.stop_token_ids", Concat("'sampling.stop_token_ids' has at most ",
+                                                          rules.limits.max_stop_token_ids, " ids"));
+  }
+  MOESERVE_RETURN_IF_ERROR(
+      CheckIds("sampling.stop_token_ids", in.stop_token_ids(), rules.vocab_size));
+  s.stop_token_ids.assign(in.stop_token_ids().begin(), in.stop_token_ids().end());
+  s.include_stop = in.include_stop_str_in_output();
+  s.ignore_eos = in.ignore_eos();
+  s.skip_special_tokens = !in.has_skip_special_tokens() || in.skip_special_tokens();
+  return absl::OkStatus();
+}
+
+// `Message` has the oneof of text and token_ids, `model` and add_special_tokens.
+template <typename Message>
+absl::Status ParseInput(const Message& request, const char* field, const CompletionRules& rules,
+                        CompletionParams& out) {
+  MOESERVE_ASSIGN_OR_RETURN(out.model, ResolveModel(request.model(), rules.served_names));
+  PromptInput prompt;
+  if (request.has_text()) {
+    prompt.is_text = true;
+    prompt.text = request.text();
+    if (prompt.text.empty()) return InvalidValue("text", "'text' must not be empty");
+    if (prompt.text.size() > rules.limits.max_prompt_bytes) {
+      return InvalidValue("text", Concat("'text' has at most ", rules.limits.max_prompt_bytes,
+                                         " bytes, found ", prompt.text.size()));
+    }
+  } else if (request.has_token_ids()) {
+    const auto& ids = request.token_ids().ids();
+    if (ids.empty()) return InvalidValue("token_ids", "'token_ids' must not be empty");
+    MOESERVE_RETURN_IF_ERROR(CheckIds("token_ids", ids, rules.vocab_size));
+    prompt.ids.assign(ids.begin(), ids.end());
+  } else {
+    return MissingField(field);
+  }
+  out.prompts.push_back(std::move(prompt));
+  out.add_special_tokens = !request.has_add_special_tokens() || request.add_special_tokens();
+  return absl::OkStatus();
+}
+
+Result<int> CheckLogprobs(const char* name, uint32_t value, const RequestLimits& limits) {
+  if (value > static_cast<uint32_t>(limits.max_logprobs)) {
+    return InvalidValue(name,
+                        Concat("'", name, "' is at most ", limits.max_logprobs, ", found ", value));
+  }
+  return static_cast<int>(value);
+}
+
+void FillToken(TokenId token, const Tokenizer* tokenizer, v1::TokenLogprob& to) {
+  to.set_token_id(token);
+  to.set_token(TokenText(tokenizer, token, false));
+  if (tokenizer != nullptr) to.set_token_bytes(tokenizer->TokenBytes(token));
+}
+
+}  // namespace
+
+Result<GenerateParams> ParseGenerate(const v1::GenerateRequest& request,
+                                     const CompletionRules& rules) {
+  GenerateParams out;
+  CompletionParams& c = out.completion;
+  MOESERVE_RETURN_IF_ERROR(ParseInput(request, "prompt", rules, c));
+  MOESERVE_RETURN_IF_ERROR(ParseSampling(request.sampling(), rules, c));
+  c.n = static_cast<int>(std::clamp<uint32_t>(request.n(), 1, 1'000'000));
+  if (c.n > rules.limits.max_n) {
+    return InvalidValue("n", Concat("'n' is at most ", rules.limits.max_n, ", found ", c.n));
+  }
+  if (request.has_logprobs()) {
+    MOESERVE_ASSIGN_OR_RETURN(c.logprobs,
+                              CheckLogprobs("logprobs", request.logprobs(), rules.limits));
+  }
+  if (request.has_prompt_logprobs()) {
+    MOESERVE_ASSIGN_OR_RETURN(
+        out.prompt_logprobs,
+        CheckLogprobs("prompt_logprobs", request.prompt_logprobs(), rules.limits));
+  }
+  if (!request.request_id().empty() && !IsValidRequestId(request.request_id())) {
+    return InvalidValue("request_id",
+                        "'request_id' must be 1 to 128 letters, digits, '.', '_', '-'");
+  }
+  c.request_id = request.request_id();
+  return out;
+}
+
+Result<GenerateParams> ParseScore(const v1::ScoreRequest& request, const CompletionRules& rules) {
+  GenerateParams out;
+  MOESERVE_RETURN_IF_ERROR(ParseInput(request, "input", rules, out.completion));
+  out.completion.max_tokens = 0;
+  MOESERVE_ASSIGN_OR_RETURN(out.prompt_logprobs,
+                            CheckLogprobs("top_logprobs", request.top_logprobs(), rules.limits));
+  return out;
+}
+
+absl::Status Fill(const TokenLogprob& from, const Tokenizer* tokenizer, v1::TokenLogprob& to) {
+  FillToken(from.token, tokenizer, to);
+  to.set_logprob(from.logprob);
+  to.set_rank(from.rank);
+  bool nan = std::isnan(from.logprob);
+  for (const auto& [token, logprob] : from.top) {
+    nan = nan || std::isnan(logprob);
+    v1::Alternative* alternative = to.add_top();
+    alternative->set_token_id(token);
+    alternative->set_token(TokenText(tokenizer, token, false));
+    alternative->set_logprob(logprob);
+  }
+  return nan ? absl::InternalError("a log-probability is not a number") : absl::OkStatus();
+}
+
+void FillUnscored(TokenId token, const Tokenizer* tokenizer, v1::TokenLogprob& to) {
+  FillToken(token, tokenizer, to);
+}
+
+absl::Status Fill(const OutputDelta& delta, const std::vector<TokenId>& prompt,
+                  const Tokenizer* tokenizer, v1::GenerateResponse& to) {
+  to.set_text(delta.text);
+  to.mutable_token_ids()->Add(delta.tokens.begin(), delta.tokens.end());
+  for (const TokenLogprob& logprob : delta.logprobs) {
+    MOESERVE_RETURN_IF_ERROR(Fill(logprob, tokenizer, *to.add_logprobs()));
+  }
+  for (size_t i = 0; i < delta.prompt_logprobs.size() && i < prompt.size(); ++i) {
+    if (delta.prompt_logprobs[i]) {
+      MOESERVE_RETURN_IF_ERROR(
+          Fill(*delta.prompt_logprobs[i], tokenizer, *to.add_prompt_logprobs()));
+    } else {
+      FillUnscored(prompt[i], tokenizer, *to.add_prompt_logprobs());
+    }
+  }
+  if (delta.finished) {
+    to.set_finish_reason(delta.finish_reason == FinishReason::kStop ? v1::FINISH_REASON_STOP
+                                                                    : v1::FINISH_REASON_LENGTH);
+    if (delta.stop_string) {
+      to.set_stop_string(*delta.stop_string);
+    } else if (delta.stop_token) {
+      to.set_stop_token_id(*delta.stop_token);
+    }
+  }
+  to.mutable_usage()->set_prompt_tokens(delta.usage.prompt_tokens);
+  to.mutable_usage()->set_completion_tokens(delta.usage.completion_tokens);
+  return absl::OkStatus();
+}
+
+void Fill(const ExpertStats& stats, double threshold, v1::GetExpertStatsResponse& to) {
+  to.set_tokens(stats.tokens);
+  to.set_activation_ratio(ActivationRatio(stats, threshold));
+  to.set_activated_parameters_per_token(MeanActivatedParameters(stats));
+  to.set_always_active_parameters(stats.always_active_parameters);
+  for (const BlockExpertStats& from : stats.blocks) {
+    v1::BlockExpertStats& block = *to.add_blocks();
+    block.set_layer(from.layer);
+    block.set_block(Name(from.block));
+    block.set_num_experts(from.num_experts);
+    block.set_split_heads(from.split_heads);
+    block.set_select(from.select == SelectKind::kTopK ? "top_k" : "top_p");
+    block.set_max_selected(from.max_selected);
+    block.set_prefill_tokens(from.tokens[static_cast<int>(Phase::kPrefill)]);
+    block.set_decode_tokens(from.tokens[static_cast<int>(Phase::kDecode)]);
+    block.set_prefill_rows(from.rows[static_cast<int>(Phase::kPrefill)]);
+    block.set_decode_rows(from.rows[static_cast<int>(Phase::kDecode)]);
+    block.mutable_counts()->Add(from.selections.begin(), from.selections.end());
+    block.mutable_weight_sums()->Add(from.weight_sums.begin(), from.weight_sums.end());
+    block.mutable_distinct_histogram()->Add(from.distinct_histogram.begin(),
+                                            from.distinct_histogram.end());
+    block.set_nonfinite_rows(from.nonfinite_rows);
+    block.mutable_expert_parameters()->Add(from.expert_parameters.begin(),
+                                           from.expert_parameters.end());
+  }
+}
+
+}  // namespace moeserve::server::rpc

@@ -1,0 +1,36 @@
+// Between protobuf messages and the types of the engine; pure functions.
+#pragma once
+
+#include <optional>
+
+#include "engine/expert_stats.h"
+#include "engine/request.h"
+#include "kernels/base/status.h"
+#include "moeserve/v1/moeserve.pb.h"
+#include "server/completion_request.h"
+
+namespace moeserve::server::rpc {
+
+struct GenerateParams {
+  CompletionParams completion;  // the fields that this interface has
+  std::optional<int> prompt_logprobs;
+};
+
+// The error names the field.
+Result<GenerateParams> ParseGenerate(const v1::GenerateRequest& request,
+                                     const CompletionRules& rules);
+// As a generation of nothing.
+Result<GenerateParams> ParseScore(const v1::ScoreRequest& request, const CompletionRules& rules);
+
+// `tokenizer` may be null. Internal if a value is NaN.
+absl::Status Fill(const TokenLogprob& from, const Tokenizer* tokenizer, v1::TokenLogprob& to);
+// A token that nothing precedes.
+void FillUnscored(TokenId token, const Tokenizer* tokenizer, v1::TokenLogprob& to);
+
+// `delta` is a piece of a choice of `prompt`.
+absl::Status Fill(const OutputDelta& delta, const std::vector<TokenId>& prompt,
+                  const Tokenizer* tokenizer, v1::GenerateResponse& to);
+
+void Fill(const ExpertStats& stats, double threshold, v1::GetExpertStatsResponse& to);
+
+}  // namespace moeserve::server::rpc

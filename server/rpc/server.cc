@@ -1,0 +1,118 @@
+#include "server/rpc/server.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
+
+#include <chrono>
+#include <mutex>
+#include <utility>
+
+#include "model_loaders/message.h"
+#include "server/rpc/dispatcher.h"
+#include "server/rpc/service.h"
+
+namespace moeserve::server::rpc {
+namespace {
+
+constexpr int kMaxMessageBytes = 16 << 20;
+constexpr size_t kMemoryQuotaBytes = size_t{1} << 30;
+
+void SetLimits(grpc::ServerBuilder& builder) {
+  builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  builder.SetMaxSendMessageSize(4 * kMaxMessageBytes);
+  grpc::ResourceQuota quota("moeserve");
+  quota.Resize(kMemoryQuotaBytes);
+  builder.SetResourceQuota(quota);
+  const auto set = [&](const char* name, int value) { builder.AddChannelArgument(name, value); };
+  constexpr int kSecond = 1000;
+  constexpr int kMinute = 60 * kSecond;
+  set(GRPC_ARG_KEEPALIVE_TIME_MS, kMinute);
+  set(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20 * kSecond);
+  set(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  set(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 30 * kSecond);
+  set(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 2);
+  set(GRPC_ARG_MAX_CONNECTION_AGE_MS, 30 * kMinute);
+  set(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, 10 * kMinute);
+  set(GRPC_ARG_MAX_CONCURRENT_STREAMS, 256);
+  set(GRPC_ARG_MAX_METADATA_SIZE, 16 << 10);
+  // Otherwise a second server could take the same port unnoticed.
+  set(GRPC_ARG_ALLOW_REUSEPORT, 0);
+}
+
+}  // namespace
+
+class GrpcServer::Impl {
+ public:
+  explicit Impl(ServerContext& context) : context_(context), service_(context, dispatcher_) {}
+
+  absl::Status Start(const GrpcServerOptions& options) {
+    static std::once_flag once;
+    std::call_once(once, [] {
+      grpc::EnableDefaultHealthCheckService(true);
+      grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    });
+    host_ =
+        options.host.find(':') != std::string::npos ? Concat('[', options.host, ']') : options.host;
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort(Concat(host_, ':', options.port), grpc::InsecureServerCredentials(),
+                             &port_);
+    SetLimits(builder);
+    builder.RegisterService(&service_);
+    server_ = builder.BuildAndStart();
+    if (server_ == nullptr || port_ == 0) {
+      return absl::UnavailableError(
+          Concat("cannot listen on ", host_, ':', options.port, " for gRPC"));
+    }
+    SetServing(false);
+    return absl::OkStatus();
+  }
+
+  void SetServing(bool serving) {
+    grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
+    health->SetServingStatus("", serving);
+    health->SetServingStatus(v1::Inference::service_full_name(), serving);
+    for (const std::string& name : context_.settings().served_names) {
+      health->SetServingStatus(Concat("model/", name), serving);
+    }
+  }
+
+  void Stop(absl::Duration grace) {
+    if (server_ == nullptr || stopped_) return;
+    stopped_ = true;
+    server_->GetHealthCheckService()->Shutdown();
+    server_->Shutdown(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(grace));
+    server_->Wait();
+  }
+
+  std::string address() const { return Concat(host_, ':', port_); }
+  int port() const { return port_; }
+
+ private:
+  ServerContext& context_;
+  // Before the server, so that it outlives every call.
+  Dispatcher dispatcher_;
+  InferenceService service_;
+  std::string host_;
+  int port_ = 0;
+  bool stopped_ = false;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+GrpcServer::GrpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+GrpcServer::~GrpcServer() { Stop(absl::ZeroDuration()); }
+
+Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(const GrpcServerOptions& options,
+                                                      ServerContext& context) {
+  auto impl = std::make_unique<Impl>(context);
+  MOESERVE_RETURN_IF_ERROR(impl->Start(options));
+  return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(impl)));
+}
+
+std::string GrpcServer::address() const { return impl_->address(); }
+int GrpcServer::port() const { return impl_->port(); }
+void GrpcServer::SetServing(bool serving) { impl_->SetServing(serving); }
+void GrpcServer::Stop(absl::Duration grace) { impl_->Stop(grace); }
+
+}  // namespace moeserve::server::rpc

@@ -1,0 +1,145 @@
+#include "server/rpc/service.h"
+
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "model_loaders/message.h"
+#include "server/api_error.h"
+#include "server/completion_request.h"
+#include "server/rpc/call.h"
+#include "server/rpc/generate_call.h"
+#include "server/rpc/messages.h"
+#include "server/rpc/score_call.h"
+#include "server/version.h"
+
+namespace moeserve::server::rpc {
+namespace {
+
+// Runs a call that needs nothing of the engine thread and finishes it.
+template <typename Body>
+grpc::ServerUnaryReactor* Immediately(grpc::CallbackServerContext* context, ServerContext& server,
+                                      const char* method, Body&& body) {
+  Call call(context, server, method);
+  absl::Status status = call.Check();
+  if (status.ok()) {
+    try {
+      status = body();
+    } catch (const std::exception& error) {
+      status = absl::InternalError(error.what());
+    }
+  }
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reactor->Finish(call.End(status));
+  return reactor;
+}
+
+absl::Status CheckModel(const ServerContext& server, const std::string& model) {
+  return ResolveModel(model, server.settings().served_names).status();
+}
+
+absl::Status NoTokenizer() { return InvalidValue("model", "this model has no tokenizer"); }
+
+}  // namespace
+
+grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceService::Generate(
+    grpc::CallbackServerContext* context, const v1::GenerateRequest* request) {
+  return GenerateCall::Start(context, *request, server_, dispatcher_);
+}
+
+grpc::ServerUnaryReactor* InferenceService::Score(grpc::CallbackServerContext* context,
+                                                  const v1::ScoreRequest* request,
+                                                  v1::ScoreResponse* response) {
+  return ScoreCall::Start(context, *request, response, server_, dispatcher_);
+}
+
+grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext* context,
+                                                     const v1::TokenizeRequest* request,
+                                                     v1::TokenizeResponse* response) {
+  return Immediately(context, server_, "Tokenize", [&]() -> absl::Status {
+    MOESERVE_ASSIGN_OR_RETURN(const auto engine, server_.ServingEngine());
+    MOESERVE_RETURN_IF_ERROR(CheckModel(server_, request->model()));
+    const Tokenizer* tokenizer = engine->tokenizer();
+    if (tokenizer == nullptr) return NoTokenizer();
+    if (request->text().size() > server_.settings().limits.max_prompt_bytes) {
+      return InvalidValue("text", "'text' is too long");
+    }
+    MOESERVE_ASSIGN_OR_RETURN(
+        const std::vector<TokenId> ids,
+        tokenizer->Encode(request->text(),
+                          !request->has_add_special_tokens() || request->add_special_tokens()));
+    response->mutable_token_ids()->Add(ids.begin(), ids.end());
+    response->set_max_model_len(static_cast<uint32_t>(engine->max_model_len()));
+    if (request->return_token_strs()) {
+      for (const TokenId id : ids)
+        response->add_token_strs(std::string(tokenizer->TokenString(id)));
+    }
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerContext* context,
+                                                       const v1::DetokenizeRequest* request,
+                                                       v1::DetokenizeResponse* response) {
+  return Immediately(context, server_, "Detokenize", [&]() -> absl::Status {
+    MOESERVE_ASSIGN_OR_RETURN(const auto engine, server_.ServingEngine());
+    MOESERVE_RETURN_IF_ERROR(CheckModel(server_, request->model()));
+    const Tokenizer* tokenizer = engine->tokenizer();
+    if (tokenizer == nullptr) return NoTokenizer();
+    const int vocab_size = engine->spec().vocab_size;
+    for (const int32_t id : request->token_ids()) {
+      if (id < 0 || id >= vocab_size) {
+        return InvalidValue("token_ids", Concat("'token_ids': expected token ids from 0 to ",
+                                                vocab_size - 1, ", found ", id));
+      }
+    }
+    const std::vector<TokenId> ids(request->token_ids().begin(), request->token_ids().end());
+    MOESERVE_ASSIGN_OR_RETURN(*response->mutable_text(), tokenizer->Decode(ids, false));
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* InferenceService::GetExpertStats(grpc::CallbackServerContext* context,
+                                                           const v1::GetExpertStatsRequest* request,
+                                                           v1::GetExpertStatsResponse* response) {
+  return Immediately(context, server_, "GetExpertStats", [&]() -> absl::Status {
+    const auto engine = server_.engine();
+    if (engine == nullptr) return server_.ServingEngine().status();
+    MOESERVE_RETURN_IF_ERROR(CheckModel(server_, request->model()));
+    if (!(request->activation_threshold() >= 0.0)) {
+      return InvalidValue("activation_threshold", "'activation_threshold' must not be negative");
+    }
+    response->set_model(server_.model_name());
+    Fill(engine->ExpertSnapshot(), request->activation_threshold(), *response);
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* InferenceService::GetModelInfo(grpc::CallbackServerContext* context,
+                                                         const v1::GetModelInfoRequest* request,
+                                                         v1::GetModelInfoResponse* response) {
+  return Immediately(context, server_, "GetModelInfo", [&]() -> absl::Status {
+    const auto engine = server_.engine();
+    if (engine == nullptr) return server_.ServingEngine().status();
+    MOESERVE_RETURN_IF_ERROR(CheckModel(server_, request->model()));
+    const ModelSpec& spec = engine->spec();
+    for (const std::string& name : server_.settings().served_names) response->add_names(name);
+    response->set_max_model_len(static_cast<uint32_t>(engine->max_model_len()));
+    response->set_vocab_size(static_cast<uint32_t>(spec.vocab_size));
+    response->set_hidden_size(static_cast<uint32_t>(spec.hidden_size));
+    response->set_num_layers(static_cast<uint32_t>(spec.num_layers()));
+    uint32_t routed = 0;
+    for (const LayerSpec& layer : spec.layers) {
+      routed += layer.attention.routed() ? 1 : 0;
+      routed += layer.feed_forward.routed() ? 1 : 0;
+    }
+    response->set_routed_blocks(routed);
+    response->mutable_eos_token_ids()->Add(spec.eos_token_ids.begin(), spec.eos_token_ids.end());
+    if (spec.bos_token_id) response->set_bos_token_id(*spec.bos_token_id);
+    response->set_has_tokenizer(engine->tokenizer() != nullptr);
+    response->set_server_version(std::string(kVersion));
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace moeserve::server::rpc

@@ -1,0 +1,249 @@
+#include "model_loaders/config_json.h"
+
+#include <cmath>
+#include <string>
+
+#include "gtest/gtest.h"
+#include "tests/model_loaders/support.h"
+#include "tests/support/native_model.h"
+
+namespace moeserve {
+namespace {
+
+using testing::Mentions;
+using testing::Message;
+using testing::ReadFile;
+using testing::TinyConfig;
+using Json = nlohmann::json;
+
+Json Minimal() {
+  return Json::parse(R"({
+    "model_type": "routed_decoder", "vocab_size": 10, "hidden_size": 8, "num_hidden_layers": 3,
+    "max_position_embeddings": 16, "bos_token_id": 1, "eos_token_id": [2, 3],
+    "attention": {"kind": "dense", "num_heads": 2, "head_dim": 4},
+    "feed_forward": {"kind": "routed", "expert": {"form": "gated", "activation": "silu"},
+      "routing": {"num_experts": 4, "widths": 12, "select": {"kind": "top_p", "p": 0.5}}}
+  })");
+}
+
+TEST(NativeConfig, FillsInTheDefaults) {
+  const auto config = ParseNativeConfig(Minimal().dump());
+  ASSERT_TRUE(config.ok()) << config.status();
+  const ModelSpec& spec = config->spec;
+  EXPECT_EQ(spec.bos_token_id, 1);
+  EXPECT_EQ(spec.eos_token_ids, (std::vector<int32_t>{2, 3}));
+  EXPECT_EQ(spec.norm.kind, NormKind::kRms);
+  EXPECT_EQ(spec.norm.eps, 1e-5f);
+  EXPECT_EQ(spec.norm.placement, NormPlacement::kPre);
+  EXPECT_EQ(spec.position.kind, PositionKind::kRope);
+  EXPECT_EQ(spec.position.theta, 10000.0);
+  EXPECT_EQ(spec.position.pairing, RopePairing::kHalf);
+  EXPECT_EQ(spec.position.fraction, 1.0);
+  EXPECT_EQ(spec.embedding_scale, 1.0);
+  EXPECT_EQ(spec.residual_scale, 1.0);
+  EXPECT_EQ(spec.logit_scale, 1.0);
+  EXPECT_FALSE(spec.tie_word_embeddings);
+  ASSERT_EQ(spec.num_layers(), 3);
+  for (const LayerSpec& layer : spec.layers) {
+    EXPECT_FALSE(layer.attention.routed());
+    EXPECT_EQ(layer.attention.num_kv_heads, 2);
+    EXPECT_EQ(layer.attention.scale, 0.5);
+    EXPECT_FALSE(layer.attention.bias);
+    EXPECT_FALSE(layer.attention.out_bias);
+    EXPECT_FALSE(layer.attention.window.has_value());
+    EXPECT_EQ(layer.attention.qk_norm, QkNorm::kNone);
+    EXPECT_EQ(layer.attention.group_order, GroupOrder::kInterleave);
+    ASSERT_TRUE(layer.feed_forward.routed());
+    const RoutedLayerSpec& routing = *layer.feed_forward.routing;
+    EXPECT_EQ(routing.widths, (std::vector<int>{12, 12, 12, 12}));
+    EXPECT_EQ(routing.split.heads, 1);
+    EXPECT_EQ(routing.score.kind, ScoreKind::kDot);
+    EXPECT_FALSE(routing.score.bias);
+    EXPECT_EQ(routing.gate, GateKind::kSoftmax);
+    EXPECT_EQ(routing.select.compare, TopPCompare::kGe);
+    EXPECT_EQ(routing.select.max_experts, 4);
+    EXPECT_FALSE(routing.renormalize);
+    EXPECT_EQ(routing.scale, 1.0);
+    EXPECT_EQ(layer.feed_forward.shared_width, 0);
+    EXPECT_FALSE(layer.feed_forward.expert.bias);
+    EXPECT_FALSE(layer.feed_forward.expert.inner_norm);
+  }
+}
+
+TEST(NativeConfig, CosineDefaultsAndMoaDefaults) {
+  Json json = Minimal();
+  json["attention"] = Json::parse(R"({"kind": "routed", "head_dim": 4, "routing": {
+      "num_experts": 4, "score": {"kind": "cosine"}, "select": {"kind": "top_k", "k": 4}}})");
+  const auto config = ParseNativeConfig(json.dump());
+  ASSERT_TRUE(config.ok()) << config.status();
+  const AttentionSpec& attention = config->spec.layers[2].attention;
+  ASSERT_TRUE(attention.routed());
+  EXPECT_EQ(attention.num_kv_heads, 1);
+  EXPECT_TRUE(attention.routing->widths.empty());
+  const ScoreSpec& score = attention.routing->score;
+  EXPECT_EQ(score.kind, ScoreKind::kCosine);
+  EXPECT_EQ(score.dim, 16);
+  EXPECT_TRUE(score.normalize_row);
+  EXPECT_TRUE(score.normalize_expert);
+  EXPECT_EQ(score.eps, 1e-12);
+  EXPECT_EQ(score.temperature, TemperatureKind::kNone);
+}
+
+TEST(NativeConfig, ReadsEveryKey) {
+  const auto config = ParseNativeConfig(R"({
+    "model_type": "routed_decoder", "format_version": 1, "vocab_size": 10, "hidden_size": 8,
+    "num_hidden_layers": 2, "max_position_embeddings": 16, "bos_token_id": null,
+    "eos_token_id": [], "norm": {"kind": "layer", "eps": 1e-3, "placement": "post"},
+    "position": {"kind": "rope", "theta": 500, "pairing": "interleaved", "fraction": 0.5},
+    "embedding_scale": 2, "residual_scale": 0.5, "logit_scale": 0.25, "tie_word_embeddings": true,
+    "attention": [
+      {"kind": "dense", "num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "bias": true,
+       "out_bias": true, "scale": 0.125, "window": 5, "qk_norm": "full", "group_order": "tile"},
+      {"kind": "routed", "num_kv_heads": 2, "head_dim": 8, "bias": true, "out_bias": true,
+       "scale": 1, "window": null,
+       "routing": {"num_experts": 3, "score": {"kind": "dot", "bias": true}, "gate": "sigmoid",
+                   "select": {"kind": "top_p", "p": 1.5, "compare": "gt", "max": 2},
+                   "renormalize": true, "scale": 3}}],
+    "feed_forward": [
+      {"kind": "dense", "width": 7,
+       "expert": {"form": "plain", "activation": "gelu_tanh", "bias": true, "inner_norm": true}},
+      {"kind": "routed", "shared_width": 5, "shared_gate": true,
+       "expert": {"form": "gated", "activation": "relu"},
+       "routing": {"num_experts": 2, "widths": [3, 4], "gate": "softmax_selected",
+         "split": {"heads": 4, "projection": false, "bias": false, "residual": true},
+         "score": {"kind": "cosine", "dim": 3, "bias": true, "normalize_row": false,
+                   "normalize_expert": false, "eps": 1e-4, "temperature": "log_scale"},
+         "select": {"kind": "top_k", "k": 1}}}]
+  })");
+  ASSERT_TRUE(config.ok()) << config.status();
+  const ModelSpec& spec = config->spec;
+  EXPECT_FALSE(spec.bos_token_id.has_value());
+  EXPECT_TRUE(spec.eos_token_ids.empty());
+  EXPECT_EQ(spec.norm.kind, NormKind::kLayer);
+  EXPECT_EQ(spec.norm.eps, 1e-3f);
+  EXPECT_EQ(spec.norm.placement, NormPlacement::kPost);
+  EXPECT_EQ(spec.position.theta, 500.0);
+  EXPECT_EQ(spec.position.pairing, RopePairing::kInterleaved);
+  EXPECT_EQ(RopeDimensions(spec.position, 8), 4);
+  EXPECT_EQ(spec.embedding_scale, 2.0);
+  EXPECT_EQ(spec.residual_scale, 0.5);
+  EXPECT_EQ(spec.logit_scale, 0.25);
+  EXPECT_TRUE(spec.tie_word_embeddings);
+  const AttentionSpec& dense = spec.layers[0].attention;
+  EXPECT_EQ(dense.scale, 0.125);
+  EXPECT_EQ(dense.window, 5);
+  EXPECT_EQ(dense.qk_norm, QkNorm::kFull);
+  EXPECT_EQ(dense.group_order, GroupOrder::kTile);
+  EXPECT_TRUE(dense.bias && dense.out_bias);
+  const RoutedLayerSpec& moa = *spec.layers[1].attention.routing;
+  EXPECT_TRUE(moa.score.bias);
+  EXPECT_EQ(moa.gate, GateKind::kSigmoid);
+  EXPECT_EQ(moa.select.p, 1.5);
+  EXPECT_EQ(moa.select.compare, TopPCompare::kGt);
+  EXPECT_EQ(moa.select.MaxSelected(), 2);
+  EXPECT_TRUE(moa.renormalize);
+  EXPECT_EQ(moa.scale, 3.0);
+  const FeedForwardSpec& plain = spec.layers[0].feed_forward;
+  EXPECT_EQ(plain.width, 7);
+  EXPECT_EQ(plain.expert.form, ExpertForm::kPlain);
+  EXPECT_EQ(plain.expert.activation, Activation::kGeluTanh);
+  EXPECT_TRUE(plain.expert.bias && plain.expert.inner_norm);
+  const FeedForwardSpec& routed = spec.layers[1].feed_forward;
+  EXPECT_EQ(routed.shared_width, 5);
+  EXPECT_TRUE(routed.shared_gate);
+  EXPECT_EQ(routed.routing->widths, (std::vector<int>{3, 4}));
+  EXPECT_EQ(routed.routing->gate, GateKind::kSoftmaxSelected);
+  EXPECT_EQ(routed.routing->split.heads, 4);
+  EXPECT_FALSE(routed.routing->split.projection || routed.routing->split.bias);
+  EXPECT_TRUE(routed.routing->split.residual);
+  EXPECT_EQ(routed.routing->score.dim, 3);
+  EXPECT_FALSE(routed.routing->score.normalize_row || routed.routing->score.normalize_expert);
+  EXPECT_EQ(routed.routing->score.eps, 1e-4);
+  EXPECT_EQ(routed.routing->score.temperature, TemperatureKind::kLogScale);
+}
+
+// The settings of the four papers, as the format's documentation gives them.
+TEST(NativeConfig, TakesThePapersAsSettings) {
+  Json json = Minimal();
+  for (const char* routing :
+       {R"({"num_experts": 8, "widths": 4, "score": {"kind": "cosine", "dim": 4,
+            "temperature": "divide"}, "select": {"kind": "top_k", "k": 1}})",
+        R"({"num_experts": 8, "widths": 4, "score": {"kind": "cosine", "dim": 4,
+            "temperature": "divide"}, "gate": "sigmoid", "select": {"kind": "top_k", "k": 2},
+            "renormalize": true})",
+        R"({"num_experts": 8, "widths": 4, "split": {"heads": 4, "residual": true},
+            "select": {"kind": "top_k", "k": 2}})",
+        R"({"num_experts": 8, "widths": [9, 11, 13, 15, 17, 19, 21, 23], "renormalize": true,
+            "select": {"kind": "top_p", "p": 0.6}})"}) {
+    json["feed_forward"]["routing"] = Json::parse(routing);
+    const auto config = ParseNativeConfig(json.dump());
+    EXPECT_TRUE(config.ok()) << config.status();
+  }
+  json["attention"] = Json::parse(R"({"kind": "routed", "num_kv_heads": 1, "head_dim": 64,
+      "routing": {"num_experts": 32, "select": {"kind": "top_k", "k": 16}, "renormalize": true}})");
+  EXPECT_TRUE(ParseNativeConfig(json.dump()).ok());
+}
+
+// hostile/config.json: {name, patch (RFC 6902, on TinyConfig()), expect (parts of the message)}.
+TEST(NativeConfig, RefusesHostileConfigurations) {
+  ASSERT_TRUE(ParseNativeConfig(TinyConfig().dump()).ok());
+  const Json cases = Json::parse(ReadFile(std::string(MOESERVE_HOSTILE_DIR) + "/config.json"));
+  ASSERT_GT(cases.size(), 90u);
+  for (const Json& c : cases) {
+    SCOPED_TRACE(c["name"].get<std::string>());
+    const auto config = ParseNativeConfig(TinyConfig().patch(c["patch"]).dump());
+    EXPECT_TRUE(Mentions(config.status(), c["expect"].get<std::vector<std::string>>()));
+    EXPECT_EQ(config.status().code(), absl::StatusCode::kInvalidArgument);
+  }
+}
+
+TEST(NativeConfig, RefusesWhatIsNotOneJsonObject) {
+  for (const char* text : {"", "[]", "null", "{", "{} {}", "{\"a\": NaN}", "\xff"}) {
+    EXPECT_TRUE(Mentions(ParseNativeConfig(text).status(), {"config.json: "})) << text;
+  }
+  EXPECT_TRUE(Mentions(ParseNativeConfig(R"({"vocab_size": 1, "vocab_size": 2})").status(),
+                       {"config.json: ", "\"vocab_size\" appears twice"}));
+}
+
+TEST(NativeConfig, ManyFaultsAreCountedNotPrinted) {
+  Json json = TinyConfig();
+  for (int i = 0; i < 1000; ++i) json["key" + std::to_string(i)] = i;
+  const auto config = ParseNativeConfig(json.dump());
+  EXPECT_TRUE(Mentions(config.status(), {"1000 problems", "and 995 more"}));
+  EXPECT_LT(Message(config.status()).size(), 5000u);
+}
+
+TEST(NativeConfig, KeysAreSpelledAsInTheFile) {
+  NativeConfig config;
+  config.attention_is_list = true;
+  EXPECT_EQ(config.AsInFile("[attention[12].head_dim, feed_forward[3].routing.widths[2]]; a[1]"),
+            "[attention[12].head_dim, feed_forward.routing.widths[2]]; a[1]");
+  config.attention_is_list = false;
+  EXPECT_EQ(config.AsInFile("attention[12].head_dim"), "attention.head_dim");
+  EXPECT_EQ(config.AsInFile("attention[]attention["), "attention[]attention[");
+}
+
+TEST(Validate, GuardsSpecificationsOfOtherLoaders) {
+  ModelSpec spec = ParseNativeConfig(TinyConfig().dump())->spec;
+  ASSERT_TRUE(Validate(spec).ok());
+  const auto broken = [&](auto change) {
+    ModelSpec copy = spec;
+    change(copy);
+    return Validate(copy);
+  };
+  EXPECT_TRUE(Mentions(broken([](ModelSpec& s) { s.layers.clear(); }), {"num_hidden_layers"}));
+  EXPECT_TRUE(Mentions(broken([](ModelSpec& s) { s.residual_scale = NAN; }), {"residual_scale"}));
+  EXPECT_TRUE(Mentions(broken([](ModelSpec& s) { s.norm.eps = NAN; }), {"norm.eps"}));
+  EXPECT_TRUE(
+      Mentions(broken([](ModelSpec& s) { s.position.fraction = NAN; }), {"position.fraction"}));
+  EXPECT_TRUE(
+      Mentions(broken([](ModelSpec& s) { s.layers[0].feed_forward.routing->widths.resize(3); }),
+               {"feed_forward[0].routing.widths", "list of 8", "found 3"}));
+  EXPECT_TRUE(Mentions(broken([](ModelSpec& s) {
+                         s.layers[1].attention.routing->widths = {1, 2, 3, 4};
+                       }),
+                       {"attention[1].routing.widths"}));
+}
+
+}  // namespace
+}  // namespace moeserve

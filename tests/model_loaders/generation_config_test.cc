@@ -1,0 +1,59 @@
+#include "model_loaders/generation_config.h"
+
+#include "gtest/gtest.h"
+#include "tests/model_loaders/support.h"
+
+namespace moeserve {
+namespace {
+
+using testing::Mentions;
+
+TEST(GenerationConfig, ReadsEveryKey) {
+  const auto config = ParseGenerationConfig(
+      R"({"temperature": 0, "top_p": 0.9, "top_k": 50, "min_p": 0.05, "repetition_penalty": 1.1,
+          "eos_token_id": [1, 2]})",
+      10);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->defaults.temperature, 0.0);
+  EXPECT_EQ(config->defaults.top_p, 0.9);
+  EXPECT_EQ(config->defaults.top_k, 50);
+  EXPECT_EQ(config->defaults.min_p, 0.05);
+  EXPECT_EQ(config->defaults.repetition_penalty, 1.1);
+  EXPECT_EQ(config->eos_token_ids, (std::vector<TokenId>{1, 2}));
+}
+
+TEST(GenerationConfig, EverythingIsOptional) {
+  const auto config = ParseGenerationConfig("{}", 10);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_FALSE(config->defaults.temperature.has_value());
+  EXPECT_FALSE(config->defaults.top_k.has_value());
+  EXPECT_TRUE(config->eos_token_ids.empty());
+}
+
+TEST(GenerationConfig, RefusesByName) {
+  const auto refused = [](const char* text, std::vector<std::string> parts) {
+    parts.push_back("generation_config.json: ");
+    return Mentions(ParseGenerationConfig(text, 10).status(), parts);
+  };
+  EXPECT_TRUE(refused("[]", {"expected an object", "[]"}));
+  EXPECT_TRUE(refused("{", {"parse error"}));
+  EXPECT_TRUE(refused(R"({"do_sample": true})",
+                      {"do_sample: expected one of the keys", "temperature", "unknown key"}));
+  EXPECT_TRUE(
+      refused(R"({"temperature": -1})", {"temperature: expected a number in [0, 2]", "-1"}));
+  EXPECT_TRUE(refused(R"({"temperature": 2.5})", {"temperature", "found 2.5"}));
+  EXPECT_TRUE(refused(R"({"temperature": null})", {"temperature", "found null"}));
+  EXPECT_TRUE(refused(R"({"top_p": 0})", {"top_p: expected a number in (0, 1], found 0"}));
+  EXPECT_TRUE(refused(R"({"top_k": -1})", {"top_k: expected an integer >= 0", "found -1"}));
+  EXPECT_TRUE(refused(R"({"top_k": 2.0})", {"top_k", "found 2.0"}));
+  EXPECT_TRUE(refused(R"({"min_p": 1.5})", {"min_p: expected a number in [0, 1], found 1.5"}));
+  EXPECT_TRUE(refused(R"({"repetition_penalty": 0})", {"repetition_penalty", "found 0"}));
+  EXPECT_TRUE(refused(R"({"eos_token_id": 10})",
+                      {"eos_token_id: expected ids in [0, 9], found 10 (vocab_size of config.json "
+                       "is 10)"}));
+  EXPECT_TRUE(refused(R"({"eos_token_id": [1, "2"]})", {"eos_token_id[1]", "found \"2\""}));
+  EXPECT_TRUE(refused(R"({"min_p": 9, "top_p": 9})", {"2 problems", "min_p", "top_p"}));
+}
+
+}  // namespace
+}  // namespace moeserve

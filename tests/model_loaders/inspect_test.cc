@@ -1,0 +1,126 @@
+#include "model_loaders/inspect.h"
+
+#include <string>
+
+#include "engine/model/weights.h"
+#include "gtest/gtest.h"
+#include "model_loaders/config_json.h"
+#include "tests/support/native_model.h"
+
+namespace moeserve {
+namespace {
+
+using Json = nlohmann::json;
+
+ModelSpec Spec(const Json& config) {
+  const auto parsed = ParseNativeConfig(config.dump());
+  EXPECT_TRUE(parsed.ok()) << parsed.status();
+  return parsed->spec;
+}
+
+// 2 layers, d = 8, MoA of 4 experts (top-2) and HMoE experts of widths 1, 2, 3, 6 (top-2).
+Json Small() {
+  return Json::parse(R"({
+    "model_type": "routed_decoder", "vocab_size": 10, "hidden_size": 8, "num_hidden_layers": 2,
+    "max_position_embeddings": 16, "bos_token_id": null, "eos_token_id": 0,
+    "attention": {"kind": "routed", "head_dim": 4, "routing": {"num_experts": 4,
+      "select": {"kind": "top_k", "k": 2}}},
+    "feed_forward": {"kind": "routed", "expert": {"form": "gated", "activation": "silu"},
+      "routing": {"num_experts": 4, "widths": [1, 2, 3, 6],
+                  "select": {"kind": "top_k", "k": 2}}}})");
+}
+
+TEST(Summarize, CountsByHand) {
+  const ModelSummary summary = Summarize(Spec(Small()));
+  const int64_t embedding = 2 * 10 * 8;
+  const int64_t attention_experts = 4 * (2 * 4 * 8);
+  const int64_t feed_forward_experts = (1 + 2 + 3 + 6) * 3 * 8;
+  const int64_t rest = 8 + 2 * (8 + 2 * 4 * 8 + 4 * 8 + 8 + 4 * 8);
+  EXPECT_EQ(summary.embedding_parameters, embedding);
+  EXPECT_EQ(summary.expert_parameters, 2 * (attention_experts + feed_forward_experts));
+  EXPECT_EQ(summary.always_active, rest);
+  EXPECT_EQ(summary.parameters, embedding + summary.expert_parameters + rest);
+
+  const int64_t base = embedding + rest;
+  const int64_t moa = 2 * (2 * 4 * 8);
+  EXPECT_EQ(summary.activated.min, base + 2 * (moa + (1 + 2) * 24));
+  EXPECT_EQ(summary.activated.max, base + 2 * (moa + (3 + 6) * 24));
+  EXPECT_EQ(summary.activated.nominal, base + 2 * (moa + 2 * 3 * 24));
+
+  ASSERT_EQ(summary.routed_blocks.size(), 4u);
+  EXPECT_EQ(summary.routed_blocks[0].block, BlockKind::kAttention);
+  EXPECT_EQ(summary.routed_blocks[3].layer, 1);
+  EXPECT_EQ(summary.routed_blocks[3].expert_parameters, (std::vector<int64_t>{24, 48, 72, 144}));
+  EXPECT_EQ(summary.WeightBytes(DType::kBF16), 2 * summary.parameters);
+  EXPECT_EQ(summary.KvBytesPerToken(DType::kF32), 2 * 2 * 4 * 4);
+  EXPECT_EQ(summary.KvBytesPerToken(DType::kBF16), 2 * 2 * 4 * 2);
+}
+
+TEST(Summarize, TopPHasARangeOnly) {
+  Json json = Small();
+  json["feed_forward"]["routing"]["select"] = {{"kind", "top_p"}, {"p", 0.6}, {"max", 3}};
+  const ModelSummary summary = Summarize(Spec(json));
+  EXPECT_FALSE(summary.activated.nominal.has_value());
+  EXPECT_EQ(summary.routed_blocks[1].min_experts, 1);
+  EXPECT_EQ(summary.routed_blocks[1].max_experts, 3);
+}
+
+TEST(Summarize, SubTokensMayShareExperts) {
+  Json json = Small();
+  json["feed_forward"]["routing"]["split"] = {{"heads", 4}};
+  const ModelSummary summary = Summarize(Spec(json));
+  EXPECT_EQ(summary.routed_blocks[1].min_experts, 2);
+  EXPECT_EQ(summary.routed_blocks[1].max_experts, 4);
+  EXPECT_EQ(summary.routed_blocks[1].expert_parameters, (std::vector<int64_t>{6, 12, 18, 36}));
+}
+
+TEST(Summarize, BiasesAndInnerNormsBelongToTheirExpert) {
+  Json json = Small();
+  json["norm"] = {{"kind", "layer"}};
+  json["feed_forward"]["expert"].update({{"bias", true}, {"inner_norm", true}});
+  const ModelSpec spec = Spec(json);
+  const ModelSummary summary = Summarize(spec);
+  int64_t expert_0 = 0;
+  for (const TensorRequirement& tensor : RequiredTensors(spec)) {
+    if (tensor.name.find("blocks.0.feed_forward.experts.0.") != 0) continue;
+    int64_t elements = 1;
+    for (const int64_t dim : tensor.shape) elements *= dim;
+    expert_0 += elements;
+  }
+  EXPECT_EQ(summary.routed_blocks[1].expert_parameters[0], expert_0);
+}
+
+TEST(Summarize, TextNamesEveryKindOfLayerOnce) {
+  const std::string text = SummaryText(Summarize(Spec(Small())));
+  EXPECT_NE(text.find("layers 0-1: attention routed: 4 experts of 1 heads x 4"), std::string::npos)
+      << text;
+  EXPECT_NE(text.find("layers 0-1: feed-forward routed: 4 experts, widths 1,2,3,6, gated silu; dot "
+                      "score, softmax, top-2"),
+            std::string::npos)
+      << text;
+  EXPECT_EQ(text.find("layer 1:"), std::string::npos) << text;
+
+  const std::string tiny = SummaryText(Summarize(Spec(testing::TinyConfig())));
+  EXPECT_NE(tiny.find("layer 0: feed-forward routed: 8 experts, widths 9,11,13,15,17,19,21,23"),
+            std::string::npos)
+      << tiny;
+  EXPECT_NE(tiny.find("split into 2 sub-tokens, cosine score of dim 4"), std::string::npos) << tiny;
+  EXPECT_NE(tiny.find("top-p >= 0.6, at most 4; shared expert of width 6, gated"),
+            std::string::npos)
+      << tiny;
+}
+
+TEST(Summarize, JsonHasTheSameFacts) {
+  const ModelSummary summary = Summarize(Spec(Small()));
+  const Json json = SummaryJson(summary);
+  EXPECT_EQ(json["parameters"], summary.parameters);
+  EXPECT_EQ(json["activated_parameters"]["nominal"], *summary.activated.nominal);
+  EXPECT_EQ(json["kv_bytes_per_token"]["bf16"], 32);
+  EXPECT_EQ(json["weight_bytes"]["f32"], 4 * summary.parameters);
+  EXPECT_EQ(json["routed_blocks"].size(), 4u);
+  EXPECT_EQ(json["routed_blocks"][1]["block"], "feed_forward");
+  EXPECT_EQ(json["layers"][0]["layers"], (std::vector<int>{0, 1}));
+}
+
+}  // namespace
+}  // namespace moeserve

@@ -1,0 +1,240 @@
+// Names, shapes and order of the tensors that a specification implies, spelled out by hand.
+#include <string>
+#include <vector>
+
+#include "engine/model/weights.h"
+#include "gtest/gtest.h"
+#include "model_loaders/config_json.h"
+#include "model_loaders/leftover.h"
+#include "model_loaders/message.h"
+#include "tests/support/native_model.h"
+
+namespace moeserve {
+namespace {
+
+using Json = nlohmann::json;
+
+std::vector<std::string> Lines(const Json& config) {
+  const auto parsed = ParseNativeConfig(config.dump());
+  EXPECT_TRUE(parsed.ok()) << parsed.status();
+  std::vector<std::string> lines;
+  if (!parsed.ok()) return lines;
+  for (const TensorRequirement& tensor : RequiredTensors(parsed->spec)) {
+    lines.push_back(Concat(tensor.name, " ", ShapeText(tensor.shape)));
+  }
+  return lines;
+}
+
+Json Dense() {
+  return Json::parse(R"({
+    "model_type": "routed_decoder", "vocab_size": 10, "hidden_size": 8, "num_hidden_layers": 1,
+    "max_position_embeddings": 16, "bos_token_id": null, "eos_token_id": 0,
+    "attention": {"kind": "dense", "num_heads": 6, "num_kv_heads": 3, "head_dim": 4},
+    "feed_forward": {"kind": "dense", "expert": {"form": "plain", "activation": "relu"},
+                     "width": 5}})");
+}
+
+TEST(RequiredTensors, SmallestDenseModel) {
+  EXPECT_EQ(Lines(Dense()), (std::vector<std::string>{
+                                "embed.weight [10, 8]",
+                                "norm.weight [8]",
+                                "head.weight [10, 8]",
+                                "blocks.0.attention.norm.weight [8]",
+                                "blocks.0.attention.k.weight [12, 8]",
+                                "blocks.0.attention.v.weight [12, 8]",
+                                "blocks.0.attention.q.weight [24, 8]",
+                                "blocks.0.attention.o.weight [8, 24]",
+                                "blocks.0.feed_forward.norm.weight [8]",
+                                "blocks.0.feed_forward.up.weight [5, 8]",
+                                "blocks.0.feed_forward.down.weight [8, 5]",
+                            }));
+}
+
+TEST(RequiredTensors, DenseModelWithEverything) {
+  Json json = Dense();
+  json["norm"] = {{"kind", "layer"}};
+  json["position"] = {{"kind", "learned"}};
+  json["attention"].update({{"bias", true}, {"out_bias", true}, {"qk_norm", "full"}});
+  json["feed_forward"]["expert"] = {
+      {"form", "gated"}, {"activation", "silu"}, {"bias", true}, {"inner_norm", true}};
+  EXPECT_EQ(Lines(json), (std::vector<std::string>{
+                             "embed.weight [10, 8]",
+                             "embed_position.weight [16, 8]",
+                             "norm.weight [8]",
+                             "norm.bias [8]",
+                             "head.weight [10, 8]",
+                             "blocks.0.attention.norm.weight [8]",
+                             "blocks.0.attention.norm.bias [8]",
+                             "blocks.0.attention.k.weight [12, 8]",
+                             "blocks.0.attention.k.bias [12]",
+                             "blocks.0.attention.v.weight [12, 8]",
+                             "blocks.0.attention.v.bias [12]",
+                             "blocks.0.attention.q.weight [24, 8]",
+                             "blocks.0.attention.q.bias [24]",
+                             "blocks.0.attention.o.weight [8, 24]",
+                             "blocks.0.attention.q_norm.weight [24]",
+                             "blocks.0.attention.k_norm.weight [12]",
+                             "blocks.0.attention.out_bias [8]",
+                             "blocks.0.feed_forward.norm.weight [8]",
+                             "blocks.0.feed_forward.norm.bias [8]",
+                             "blocks.0.feed_forward.gate.weight [5, 8]",
+                             "blocks.0.feed_forward.gate.bias [5]",
+                             "blocks.0.feed_forward.up.weight [5, 8]",
+                             "blocks.0.feed_forward.up.bias [5]",
+                             "blocks.0.feed_forward.down.weight [8, 5]",
+                             "blocks.0.feed_forward.down.bias [8]",
+                             "blocks.0.feed_forward.inner_norm.weight [5]",
+                             "blocks.0.feed_forward.inner_norm.bias [5]",
+                         }));
+}
+
+TEST(RequiredTensors, PostNormTiedModelHasNeitherFinalNormNorHead) {
+  Json json = Dense();
+  json["norm"] = {{"kind", "rms"}, {"placement", "post"}};
+  json["tie_word_embeddings"] = true;
+  json["attention"]["qk_norm"] = "head";
+  const std::vector<std::string> lines = Lines(json);
+  ASSERT_EQ(lines.size(), 11u);
+  EXPECT_EQ(lines[1], "blocks.0.attention.norm.weight [8]");
+  EXPECT_EQ(lines[6], "blocks.0.attention.q_norm.weight [4]");
+  EXPECT_EQ(lines[7], "blocks.0.attention.k_norm.weight [4]");
+}
+
+TEST(RequiredTensors, RoutedBlocks) {
+  Json json = Dense();
+  json["tie_word_embeddings"] = true;
+  json["attention"] = Json::parse(R"({"kind": "routed", "num_kv_heads": 2, "head_dim": 4,
+    "bias": true, "out_bias": true,
+    "routing": {"num_experts": 2, "score": {"kind": "dot", "bias": true},
+                "select": {"kind": "top_k", "k": 1}}})");
+  json["feed_forward"] = Json::parse(R"({"kind": "routed", "shared_width": 7, "shared_gate": true,
+    "expert": {"form": "gated", "activation": "silu", "inner_norm": true},
+    "routing": {"num_experts": 2, "widths": [3, 6], "split": {"heads": 2},
+                "score": {"kind": "cosine", "dim": 5, "bias": true, "temperature": "log_scale"},
+                "select": {"kind": "top_k", "k": 1}}})");
+  EXPECT_EQ(Lines(json), (std::vector<std::string>{
+                             "embed.weight [10, 8]",
+                             "norm.weight [8]",
+                             "blocks.0.attention.norm.weight [8]",
+                             "blocks.0.attention.k.weight [8, 8]",
+                             "blocks.0.attention.k.bias [8]",
+                             "blocks.0.attention.v.weight [8, 8]",
+                             "blocks.0.attention.v.bias [8]",
+                             "blocks.0.attention.router.weight [2, 8]",
+                             "blocks.0.attention.router.bias [2]",
+                             "blocks.0.attention.experts.0.q.weight [8, 8]",
+                             "blocks.0.attention.experts.0.o.weight [8, 8]",
+                             "blocks.0.attention.experts.1.q.weight [8, 8]",
+                             "blocks.0.attention.experts.1.o.weight [8, 8]",
+                             "blocks.0.attention.out_bias [8]",
+                             "blocks.0.feed_forward.norm.weight [8]",
+                             "blocks.0.feed_forward.split.weight [8, 8]",
+                             "blocks.0.feed_forward.split.bias [8]",
+                             "blocks.0.feed_forward.merge.weight [8, 8]",
+                             "blocks.0.feed_forward.merge.bias [8]",
+                             "blocks.0.feed_forward.router.projection.weight [5, 4]",
+                             "blocks.0.feed_forward.router.projection.bias [5]",
+                             "blocks.0.feed_forward.router.experts.weight [2, 5]",
+                             "blocks.0.feed_forward.router.temperature [1]",
+                             "blocks.0.feed_forward.experts.0.gate.weight [3, 4]",
+                             "blocks.0.feed_forward.experts.0.up.weight [3, 4]",
+                             "blocks.0.feed_forward.experts.0.down.weight [4, 3]",
+                             "blocks.0.feed_forward.experts.0.inner_norm.weight [3]",
+                             "blocks.0.feed_forward.experts.1.gate.weight [6, 4]",
+                             "blocks.0.feed_forward.experts.1.up.weight [6, 4]",
+                             "blocks.0.feed_forward.experts.1.down.weight [4, 6]",
+                             "blocks.0.feed_forward.experts.1.inner_norm.weight [6]",
+                             "blocks.0.feed_forward.shared.gate.weight [7, 8]",
+                             "blocks.0.feed_forward.shared.up.weight [7, 8]",
+                             "blocks.0.feed_forward.shared.down.weight [8, 7]",
+                             "blocks.0.feed_forward.shared.inner_norm.weight [7]",
+                             "blocks.0.feed_forward.shared_gate.weight [1, 8]",
+                         }));
+}
+
+TEST(RequiredTensors, SplitWithoutProjectionOrWithOneHeadHasNoLinearLayers) {
+  Json json = Dense();
+  json["feed_forward"] = Json::parse(R"({"kind": "routed",
+    "expert": {"form": "plain", "activation": "relu"},
+    "routing": {"num_experts": 1, "widths": 3, "split": {"heads": 2, "projection": false},
+                "select": {"kind": "top_k", "k": 1}}})");
+  std::vector<std::string> lines = Lines(json);
+  EXPECT_EQ(lines[9], "blocks.0.feed_forward.router.weight [1, 4]");
+  json["feed_forward"]["routing"]["split"] = {{"heads", 1}, {"residual", true}};
+  lines = Lines(json);
+  EXPECT_EQ(lines[9], "blocks.0.feed_forward.router.weight [1, 8]");
+}
+
+TEST(RequiredTensors, SaysWhereAShapeComesFrom) {
+  const auto config = ParseNativeConfig(testing::TinyConfig().dump());
+  ASSERT_TRUE(config.ok());
+  const auto from = [&](std::string_view name) -> std::string {
+    for (const TensorRequirement& tensor : RequiredTensors(config->spec)) {
+      if (tensor.name == name) return tensor.follows_from;
+    }
+    return "no such tensor";
+  };
+  EXPECT_EQ(from("blocks.0.attention.k.weight"),
+            "[attention[0].num_kv_heads * attention[0].head_dim, hidden_size]");
+  EXPECT_EQ(from("blocks.0.attention.k.bias"),
+            "[attention[0].num_kv_heads * attention[0].head_dim]; attention[0].bias is true");
+  EXPECT_EQ(from("blocks.0.feed_forward.experts.2.down.weight"),
+            "[hidden_size / feed_forward[0].routing.split.heads, "
+            "feed_forward[0].routing.widths[2]]");
+  EXPECT_EQ(from("blocks.0.feed_forward.router.temperature"),
+            "[1]; feed_forward[0].routing.score.temperature is not \"none\"");
+  EXPECT_EQ(from("blocks.1.feed_forward.shared_gate.weight"),
+            "[1, hidden_size]; feed_forward[1].shared_gate is true");
+}
+
+TEST(WhyLeftOver, NamesTheSettingThatRulesATensorOut) {
+  Json json = testing::TinyConfig();
+  json["tie_word_embeddings"] = true;
+  json["attention"][0]["bias"] = false;
+  json["attention"][0].erase("qk_norm");
+  const ModelSpec spec = ParseNativeConfig(json.dump())->spec;
+  const std::vector<std::pair<const char*, const char*>> cases = {
+      {"head.weight", "tie_word_embeddings is true"},
+      {"embed_position.weight", "position.kind is not \"learned\""},
+      {"norm.bias", "norm.kind is \"rms\", which has no bias"},
+      {"blocks.2.attention.norm.weight", "num_hidden_layers is 2"},
+      {"blocks.0.attention.norm.bias", "norm.kind is \"rms\", which has no bias"},
+      {"blocks.0.attention.q.bias", "attention[0].bias is false"},
+      {"blocks.0.attention.v.bias", "attention[0].bias is false"},
+      {"blocks.0.attention.q_norm.weight", "attention[0].qk_norm is \"none\""},
+      {"blocks.0.attention.out_bias", "attention[0].out_bias is false"},
+      {"blocks.0.attention.router.weight", "attention[0].kind is \"dense\""},
+      {"blocks.0.attention.experts.0.q.weight", "attention[0].kind is \"dense\""},
+      {"blocks.1.attention.q.weight", "attention[1].kind is \"routed\""},
+      {"blocks.1.attention.k_norm.weight", "attention[1].kind is \"routed\""},
+      {"blocks.1.attention.experts.4.q.weight", "attention[1].routing.num_experts is 4"},
+      {"blocks.1.attention.router.bias", "attention[1].routing.score.bias is false"},
+      {"blocks.1.attention.router.temperature", "attention[1].routing.score.kind is \"dot\""},
+      {"blocks.0.feed_forward.router.weight", "feed_forward[0].routing.score.kind is \"cosine\""},
+      {"blocks.0.feed_forward.router.projection.bias",
+       "feed_forward[0].routing.score.bias is false"},
+      {"blocks.0.feed_forward.up.weight", "feed_forward[0].kind is \"routed\""},
+      {"blocks.0.feed_forward.experts.8.up.weight", "feed_forward[0].routing.num_experts is 8"},
+      {"blocks.0.feed_forward.experts.0.up.bias", "feed_forward[0].expert.bias is false"},
+      {"blocks.0.feed_forward.experts.0.inner_norm.weight",
+       "feed_forward[0].expert.inner_norm is false"},
+      {"blocks.0.feed_forward.shared.up.weight", "feed_forward[0].shared_width is 0"},
+      {"blocks.1.feed_forward.experts.0.gate.weight", "feed_forward[1].expert.form is \"plain\""},
+      {"blocks.1.feed_forward.shared.gate.weight", "feed_forward[1].expert.form is \"plain\""},
+      {"blocks.1.feed_forward.split.weight", "feed_forward[1].routing.split.heads is 1"},
+      {"model.embed_tokens.weight", "no key"},
+      {"blocks.00.attention.norm.weight", "no key"},
+      {"blocks.99999999999.x", "no key"},
+      {"blocks.-1.attention.norm.weight", "no key"},
+      {"blocks.0", "no key"},
+      {"blocks.0.feed_forward.experts.x.up.weight", "no key"},
+      {"blocks.0.feed_forward.foo", "no key"},
+      {"", "no key"},
+  };
+  for (const auto& [name, reason] : cases) {
+    EXPECT_EQ(WhyLeftOver(name, spec).find(reason), 0u) << name << ": " << WhyLeftOver(name, spec);
+  }
+}
+
+}  // namespace
+}  // namespace moeserve

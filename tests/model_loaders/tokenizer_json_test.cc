@@ -1,0 +1,352 @@
+// Reading tokenizer.json and tokenizer_config.json: what is accepted, what is refused and how the
+// refusal reads, and that no input whatever crashes the reader.
+#include "model_loaders/tokenizer_json.h"
+
+#include <fstream>
+#include <random>
+
+#include "engine/tokenizer/byte_level.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+
+namespace moeserve {
+namespace {
+
+using Json = nlohmann::json;
+using Ids = std::vector<TokenId>;
+
+Json Sample() {
+  Json json = Json::parse(R"({
+    "version": "1.0", "truncation": null, "padding": null,
+    "added_tokens": [
+      {"id": 259, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false,
+       "normalized": false, "special": true},
+      {"id": 260, "content": "<t>", "single_word": true, "lstrip": true, "rstrip": true,
+       "normalized": true, "special": false}],
+    "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}]},
+    "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+      {"type": "Split", "pattern": {"Regex": "\\p{N}{1,3}|[^\\r\\n]?\\p{L}+|\\s+(?!\\S)|\\s+"},
+       "behavior": "Isolated", "invert": false},
+      {"type": "Split", "pattern": {"String": "-"}, "behavior": "Removed", "invert": false},
+      {"type": "Digits", "individual_digits": true},
+      {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}]},
+    "post_processor": {"type": "Sequence", "processors": [
+      {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true},
+      {"type": "TemplateProcessing",
+       "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+       "pair": [], "special_tokens": {"<s>": {"id": "<s>", "ids": [259], "tokens": ["<s>"]}}}]},
+    "decoder": {"type": "Sequence", "decoders": [
+      {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+      {"type": "Fuse"}]},
+    "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": "",
+      "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+      "vocab": {"th": 256, "the": 257, "Ġthe": 258}, "merges": [["t", "h"], ["th", "e"], ["Ġ", "the"]]}
+  })");
+  for (int byte = 0; byte < 256; ++byte) {
+    json["model"]["vocab"][std::string(ByteLevelChar(static_cast<uint8_t>(byte)))] = byte;
+  }
+  return json;
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> Parse(const Json& json) {
+  return ParseTokenizerJson(json.dump(), "tokenizer.json");
+}
+
+TEST(TokenizerJson, ReadsEveryPart) {
+  const auto tokenizer = Parse(Sample());
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_EQ(*(*tokenizer)->Encode("the the-12", true), (Ids{259, 257, 258, '1', '2'}));
+  EXPECT_EQ(*(*tokenizer)->Encode("<s>a <t> b", false), (Ids{259, 'a', 260, 'b'}));
+  EXPECT_EQ((*tokenizer)->vocab_size(), 261);
+  EXPECT_EQ(*(*tokenizer)->Decode(Ids{259, 258}, true), " the");
+}
+
+TEST(TokenizerJson, OldFormsReadTheSame) {
+  Json json = Sample();
+  json["model"]["merges"] = {"#version: 0.2", "t h", "th e", "Ġ the"};
+  json["model"].erase("type");
+  json.erase("version");
+  json.erase("truncation");
+  json["truncation"] = {{"max_length", 1}};  // left out of account
+  const auto tokenizer = Parse(json);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_EQ(*(*tokenizer)->Encode("the the", false), (Ids{257, 258}));
+}
+
+TEST(TokenizerJson, NullPartsDoNothing) {
+  Json json = Sample();
+  for (const char* key : {"normalizer", "pre_tokenizer", "post_processor", "decoder"}) {
+    json[key] = nullptr;
+  }
+  json.erase("added_tokens");
+  const auto tokenizer = Parse(json);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_EQ(*(*tokenizer)->Encode("the a", true), (Ids{257, 'a'}));
+  EXPECT_EQ(*(*tokenizer)->Decode(Ids{257, 'a'}, true), "the a");
+}
+
+struct Refusal {
+  const char* pointer;  // what is replaced, as a JSON pointer
+  const char* value;    // by this
+  const char* message;  // part of the message
+};
+
+TEST(TokenizerJson, RefusesByNamePlaceAndValue) {
+  const Refusal refusals[] = {
+      {"", "[]", "tokenizer.json: expected an object, found array"},
+      {"/version", "\"2.0\"", "version: expected \"1.0\", found string \"2.0\""},
+      {"/extra", "1", "extra: this key is not supported"},
+      {"/normalizer", R"({"type": "NFKC"})", "normalizer.type: expected NFC or Sequence"},
+      {"/normalizer/normalizers/0/type", "\"Lowercase\"", "normalizer.normalizers[0].type"},
+      {"/normalizer", "7", "normalizer: expected an object or null, found number 7"},
+      {"/pre_tokenizer", R"({"type": "Metaspace"})",
+       "pre_tokenizer.type: expected ByteLevel, Split"},
+      {"/pre_tokenizer/pretokenizers/0/behavior", "\"Other\"",
+       "pretokenizers[0].behavior: expected"},
+      {"/pre_tokenizer/pretokenizers/0/invert", "1",
+       "invert: expected true or false, found number 1"},
+      {"/pre_tokenizer/pretokenizers/0/pattern", R"({"Regex": "[a&&b]"})", "'&&' inside brackets"},
+      {"/pre_tokenizer/pretokenizers/0/pattern", "{}", "expected one of Regex and String"},
+      {"/pre_tokenizer/pretokenizers/0/pattern", "\"a\"", "pattern: expected an object"},
+      {"/pre_tokenizer/pretokenizers/3/add_prefix_space", "null",
+       "add_prefix_space: expected true"},
+      {"/pre_tokenizer/pretokenizers/3/other", "1", "other: this key is not supported"},
+      {"/pre_tokenizer/pretokenizers/0", R"({"type":"ByteLevel","add_prefix_space":true})",
+       "expected ByteLevel to be the last step, found Split after it"},
+      {"/pre_tokenizer/pretokenizers/0", "null",
+       "pretokenizers[0]: expected an object, found null"},
+      {"/post_processor", R"({"type": "BertProcessing"})",
+       "post_processor.type: expected ByteLevel"},
+      {"/post_processor/processors/1/single/1/Sequence/id", "\"B\"", "expected \"A\", found \"B\""},
+      {"/post_processor/processors/1/single/0/SpecialToken/id", "\"<q>\"",
+       "special_tokens[\"<q>\"]"},
+      {"/post_processor/processors/1/special_tokens/<s>/ids/0", "900",
+       "expected ids of tokens, found 900"},
+      {"/post_processor/processors/1/special_tokens/<s>/ids/0", "-1", "expected an id from 0 to"},
+      {"/decoder", R"({"type": "WordPiece"})", "decoder.type: expected ByteLevel first, Fuse"},
+      {"/decoder/decoders/1/type", "\"ByteLevel\"", "decoder.decoders[1].type"},
+      {"/model/type", "\"Unigram\"", "model.type: expected BPE, found string \"Unigram\""},
+      {"/model/dropout", "0.1", "model.dropout: expected null or 0, found number 0.1"},
+      {"/model/continuing_subword_prefix", "\"##\"",
+       "model.continuing_subword_prefix: expected null"},
+      {"/model/end_of_word_suffix", "\"</w>\"", "model.end_of_word_suffix: expected null or \"\""},
+      {"/model/surprise", "true", "model.surprise: this key is not supported"},
+      {"/model/vocab", "[]", "model.vocab: expected an object, found array"},
+      {"/model/vocab/the", "-1", "model.vocab[\"the\"]: expected an id from 0"},
+      {"/model/vocab/the", "4194304", "model.vocab[\"the\"]: expected an id from 0"},
+      {"/model/vocab/the", "257.0", "model.vocab[\"the\"]: expected an id from 0"},
+      {"/model/vocab/the", "256", "vocab: id 256 belongs to both"},
+      {"/model/vocab/new", "1000", "token \"<s>\": expected id 260 (the next one free), found 259"},
+      {"/model/merges", "{}", "model.merges: expected an array, found object"},
+      {"/model/merges/1", "[\"t\", \"q\"]",
+       "merges[1]: expected tokens of the vocabulary, found \"tq\""},
+      {"/model/merges/1", "[\"t\"]", "model.merges[1]: expected a pair of strings, found array"},
+      {"/model/merges/1", "\"t h\"", "model.merges[1]: expected a pair of strings"},
+      {"/model/merges", "[\"t h e\"]", "expected two tokens with one space between them"},
+      {"/model/merges", "[[\"\", \"t\"]]", "merges[0]: one half is empty"},
+      {"/model/merges", "[1]", "model.merges[0]: expected a string, found number 1"},
+      {"/model/unk_token", "5", "model.unk_token: expected a string, found number 5"},
+      {"/added_tokens", "{}", "added_tokens: expected an array, found object"},
+      {"/added_tokens/0", "3", "added_tokens[0]: expected an object, found number 3"},
+      {"/added_tokens/0/id", "300", "expected id 259 (the next one free), found 300"},
+      {"/added_tokens/0/content", "\"the\"",
+       "token \"the\": expected id 257 (the model's), found 259"},
+      {"/added_tokens/0/content", "\"\"", "expected 1 to 4096 bytes of content, found 0"},
+      {"/added_tokens/0/lstrip", "\"no\"", "added_tokens[0].lstrip: expected true or false"},
+      {"/added_tokens/1/content", "\"<s>\"", "token \"<s>\""},
+  };
+  for (const Refusal& refusal : refusals) {
+    Json json = Sample();
+    json[Json::json_pointer(refusal.pointer)] = Json::parse(refusal.value);
+    const auto tokenizer = Parse(json);
+    ASSERT_FALSE(tokenizer.ok()) << refusal.pointer << " = " << refusal.value;
+    EXPECT_EQ(tokenizer.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_NE(std::string(tokenizer.status().message()).find(refusal.message), std::string::npos)
+        << "wanted: " << refusal.message << "\nfound:  " << tokenizer.status().message();
+  }
+}
+
+TEST(TokenizerJson, RefusesAMissingKey) {
+  for (const char* pointer :
+       {"/model", "/model/vocab", "/model/merges", "/added_tokens/0/id", "/added_tokens/0/special",
+        "/pre_tokenizer/type", "/pre_tokenizer/pretokenizers",
+        "/pre_tokenizer/pretokenizers/0/invert", "/pre_tokenizer/pretokenizers/2/individual_digits",
+        "/decoder/decoders", "/post_processor/processors/1/single",
+        "/post_processor/processors/1/special_tokens"}) {
+    Json json = Sample();
+    const Json::json_pointer key(pointer);
+    json[key.parent_pointer()].erase(key.back());
+    EXPECT_FALSE(Parse(json).ok()) << pointer;
+  }
+}
+
+TEST(TokenizerJson, RefusesHostileText) {
+  std::string deep = "{\"normalizer\":";
+  for (int i = 0; i < 100000; ++i) deep += "[";
+  std::string sequences = "{\"pre_tokenizer\":";
+  for (int i = 0; i < 5000; ++i) sequences += R"({"type":"Sequence","pretokenizers":[)";
+  for (const std::string& text :
+       {std::string(), std::string("{"), std::string("null"), std::string("{}"), std::string("{}x"),
+        std::string("\xFF"), std::string("{\"model\":\"\xFF\"}"), std::string(1, '\0'), deep,
+        sequences, std::string(R"({"model":{},"model":{}})"),
+        std::string(R"({"model":{"vocab":{"a":0,"a":1},"merges":[]}})"),
+        std::string(R"({"model":{"vocab":{"a":1e999},"merges":[]}})")}) {
+    const auto tokenizer = ParseTokenizerJson(text, "tokenizer.json");
+    ASSERT_FALSE(tokenizer.ok()) << text.substr(0, 60);
+    EXPECT_EQ(std::string(tokenizer.status().message()).find("tokenizer.json: "), 0u)
+        << tokenizer.status().message();
+  }
+}
+
+TEST(TokenizerJson, GapsInTheIdsAreNoTokens) {
+  Json json = Sample();
+  json["added_tokens"] = Json::array();
+  json["post_processor"] = nullptr;
+  json["model"]["vocab"]["far"] = 5000;
+  const auto tokenizer = Parse(json);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_EQ((*tokenizer)->vocab_size(), 5001);
+  EXPECT_EQ((*tokenizer)->TokenString(4000), "");
+  EXPECT_FALSE((*tokenizer)->Decode(Ids{4000}, false).ok());
+}
+
+TEST(TokenizerJson, NoMutationCrashesIt) {
+  const std::string original = Sample().dump();
+  const Json original_json = Sample();
+  std::mt19937 random(4);
+  int accepted = 0;
+  for (int round = 0; round < 5000; ++round) {
+    std::string text;
+    if (round % 2 == 0) {
+      // Bytes: overwritten, dropped, doubled, cut off.
+      text = original;
+      for (int edits = 1 + random() % 4; edits > 0 && !text.empty(); --edits) {
+        const size_t at = random() % text.size();
+        switch (random() % 5) {
+          case 0:
+            text[at] = static_cast<char>(random() % 256);
+            break;
+          case 1:
+            text[at] = "{}[]\",:0-1eE.\\ntf"[random() % 17];
+            break;
+          case 2:
+            text.erase(at, 1 + random() % 20);
+            break;
+          case 3:
+            text.insert(at, text.substr(random() % text.size(), random() % 40));
+            break;
+          case 4:
+            if (random() % 8 == 0) text.resize(at);
+            break;
+        }
+      }
+    } else {
+      // Values: replaced by other ones anywhere in the tree, which keeps the text valid JSON.
+      static const Json kValues[] = {nullptr,
+                                     true,
+                                     0,
+                                     -1,
+                                     259,
+                                     1e300,
+                                     4194303,
+                                     18446744073709551615u,
+                                     "",
+                                     "A",
+                                     "<s>",
+                                     "\\p{L}+",
+                                     "(a|",
+                                     "Sequence",
+                                     "BPE",
+                                     "ByteLevel",
+                                     "Split",
+                                     Json::array(),
+                                     Json::object(),
+                                     {1, "x"}};
+      Json json = original_json;
+      Json* node = &json;
+      while (node->is_structured() && !node->empty() && (node == &json || random() % 6 != 0)) {
+        auto it = node->begin();
+        std::advance(it, random() % node->size());
+        node = &*it;
+      }
+      *node = kValues[random() % std::size(kValues)];
+      text = json.dump();
+    }
+    const auto tokenizer = ParseTokenizerJson(text, "tokenizer.json");
+    if (!tokenizer.ok()) {
+      ASSERT_EQ(tokenizer.status().code(), absl::StatusCode::kInvalidArgument);
+      continue;
+    }
+    ++accepted;
+    const auto ids = (*tokenizer)->Encode("the <s> <t>é 12-a\xF0\x9F\x98\x80", true);
+    if (!ids.ok()) continue;
+    for (const TokenId id : *ids) ASSERT_LT(id, (*tokenizer)->vocab_size());
+    ASSERT_TRUE((*tokenizer)->Decode(*ids, true).ok());
+  }
+  // The test means something only if both outcomes occur.
+  EXPECT_GT(accepted, 100);
+  EXPECT_LT(accepted, 4000);
+}
+
+TEST(TokenizerConfig, ReadsWhatTheServerUses) {
+  const auto config = ParseTokenizerConfig(R"({
+    "bos_token": {"content": "<s>", "lstrip": false}, "eos_token": "</s>", "pad_token": null,
+    "add_bos_token": true, "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 1e30,
+    "chat_template": [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
+  })",
+                                           "tokenizer_config.json");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->bos_token, "<s>");
+  EXPECT_EQ(config->eos_token, "</s>");
+  EXPECT_EQ(config->pad_token, std::nullopt);
+  EXPECT_EQ(config->unk_token, std::nullopt);
+  EXPECT_EQ(config->add_bos_token, true);
+  EXPECT_EQ(config->add_eos_token, std::nullopt);
+  EXPECT_EQ(config->tokenizer_class, "PreTrainedTokenizerFast");
+  EXPECT_EQ(config->chat_template, "D");
+  ASSERT_EQ(config->named_chat_templates.size(), 2u);
+  EXPECT_EQ(config->named_chat_templates[1].second, "T");
+}
+
+TEST(TokenizerConfig, RefusesWrongTypes) {
+  for (const char* text :
+       {"[]", "{", R"({"bos_token": 1})", R"({"bos_token": {}})", R"({"chat_template": 3})",
+        R"({"chat_template": [1]})", R"({"add_bos_token": "yes"})", R"({"tokenizer_class": []})"}) {
+    const auto config = ParseTokenizerConfig(text, "tokenizer_config.json");
+    EXPECT_EQ(config.status().code(), absl::StatusCode::kInvalidArgument) << text;
+  }
+}
+
+class TokenizerFiles : public testing::Test {
+ protected:
+  void SetUp() override {
+    dir_ = std::filesystem::path(testing::TempDir()) /
+           (std::string("tokenizer_json_test_") +
+            testing::UnitTest::GetInstance()->current_test_info()->name());
+    std::filesystem::create_directories(dir_);
+  }
+  void TearDown() override { std::filesystem::remove_all(dir_); }
+  void Write(const char* name, const std::string& text) { std::ofstream(dir_ / name) << text; }
+
+  std::filesystem::path dir_;
+};
+
+TEST_F(TokenizerFiles, LoadsAFolder) {
+  EXPECT_EQ(LoadTokenizerJson(dir_).status().code(), absl::StatusCode::kNotFound);
+  ASSERT_TRUE(LoadTokenizerConfig(dir_).ok());
+  EXPECT_EQ(LoadTokenizerConfig(dir_)->chat_template, std::nullopt);
+  Write("tokenizer.json", Sample().dump());
+  Write("tokenizer_config.json", R"({"chat_template": "inner"})");
+  EXPECT_TRUE(LoadTokenizerJson(dir_).ok());
+  EXPECT_EQ(LoadTokenizerConfig(dir_)->chat_template, "inner");
+  Write("chat_template.jinja", "outer");
+  EXPECT_EQ(LoadTokenizerConfig(dir_)->chat_template, "outer");
+}
+
+TEST_F(TokenizerFiles, AFolderInPlaceOfAFileIsRefused) {
+  std::filesystem::create_directory(dir_ / "tokenizer.json");
+  EXPECT_EQ(LoadTokenizerJson(dir_).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace moeserve

@@ -1,0 +1,285 @@
+"""Small random checkpoints that cross the settings of the native format.
+
+Weights are spread so that routing differs from row to row and logits are far from flat.
+"""
+
+import json
+import pathlib
+from typing import Any
+
+import torch
+
+import routed_decoder
+import safetensors_io
+
+Json = dict[str, Any]
+
+VOCAB = 320
+GATED = {"form": "gated", "activation": "silu"}
+
+
+def _model(hidden: int, layers: int, attention: Any, feed_forward: Any, **more: Any) -> Json:
+    return {"model_type": "routed_decoder", "format_version": 1, "vocab_size": VOCAB,
+            "hidden_size": hidden, "num_hidden_layers": layers, "max_position_embeddings": 160,
+            "bos_token_id": None, "eos_token_id": 0, "attention": attention,
+            "feed_forward": feed_forward, **more}
+
+
+def _dense_attention(heads: int, head_dim: int, **more: Any) -> Json:
+    return {"kind": "dense", "num_heads": heads, "head_dim": head_dim, **more}
+
+
+def _moa(experts: int, head_dim: int, select: Json, **more: Any) -> Json:
+    routing = {"num_experts": experts, "select": select, **more.pop("routing", {})}
+    return {"kind": "routed", "head_dim": head_dim, "routing": routing, **more}
+
+
+def _moe(experts: int, widths: Any, select: Json, expert: Json | None = None,
+         **more: Any) -> Json:
+    outer = {key: more.pop(key) for key in ("shared_width", "shared_gate") if key in more}
+    return {"kind": "routed", "expert": expert or GATED, **outer,
+            "routing": {"num_experts": experts, "widths": widths, "select": select, **more}}
+
+
+def _top_k(k: int) -> Json:
+    return {"kind": "top_k", "k": k}
+
+
+def _top_p(p: float, **more: Any) -> Json:
+    return {"kind": "top_p", "p": p, **more}
+
+
+def _plain(activation: str, **more: Any) -> Json:
+    return {"form": "plain", "activation": activation, **more}
+
+
+TINY: dict[str, Json] = {
+    "tiny-moa-cosine-top-p": _model(
+        48, 2, _moa(6, 16, _top_p(0.55), routing={
+            "score": {"kind": "cosine", "dim": 4, "temperature": "divide"}, "renormalize": True}),
+        {"kind": "dense", "expert": GATED, "width": 64}),
+    "tiny-split-unequal-sigmoid": _model(
+        48, 2, _dense_attention(4, 12),
+        _moe(6, [8, 24, 16, 40, 12, 20], _top_k(2), split={"heads": 4}, gate="sigmoid",
+             score={"kind": "dot", "bias": True})),
+    "tiny-post-norm-sinusoidal": _model(
+        32, 3, _dense_attention(2, 16, bias=True),
+        _moe(4, 32, _top_k(1), expert=_plain("relu", bias=True)),
+        norm={"kind": "layer", "eps": 1e-6, "placement": "post"}, position={"kind": "sinusoidal"},
+        embedding_scale=5.656854249492381),
+    "tiny-shared-gate": _model(
+        32, 2, _dense_attention(4, 8, num_kv_heads=2),
+        _moe(5, 24, _top_k(2), shared_width=40, shared_gate=True, renormalize=True)),
+    "tiny-tile-order": _model(
+        32, 2, _dense_attention(6, 8, num_kv_heads=3, group_order="tile"),
+        _moe(4, 16, _top_k(2), expert={"form": "gated", "activation": "gelu"})),
+    "tiny-window-interleaved-rope": _model(
+        64, 2, _dense_attention(4, 16, num_kv_heads=2, window=11, out_bias=True),
+        _moe(8, 32, _top_k(3), renormalize=True),
+        position={"kind": "rope", "theta": 500, "pairing": "interleaved", "fraction": 0.5}),
+    "tiny-learned-layer-norm": _model(
+        32, 3, _dense_attention(4, 8, bias=True, out_bias=True),
+        {"kind": "dense", "expert": _plain("gelu", bias=True), "width": 48},
+        norm={"kind": "layer", "eps": 1e-5, "placement": "pre"}, position={"kind": "learned"}),
+    "tiny-softmax-selected": _model(
+        32, 2, _dense_attention(2, 16, scale=0.4),
+        _moe(7, 20, _top_k(3), gate="softmax_selected", scale=1.75,
+             expert={"form": "gated", "activation": "gelu_tanh", "bias": True})),
+    "tiny-sigmoid-top-p": _model(
+        32, 2, _dense_attention(4, 8),
+        _moe(6, 24, _top_p(1.3, compare="gt", max=4), gate="sigmoid", renormalize=True),
+        position={"kind": "none"}),
+    "tiny-split-columns-residual": _model(
+        48, 2, _dense_attention(3, 16),
+        _moe(9, 12, _top_k(2), split={"heads": 3, "projection": False, "residual": True}),
+        embedding_scale=0.3, tie_word_embeddings=True),
+    "tiny-residual-log-scale": _model(
+        32, 2, _dense_attention(4, 8),
+        _moe(5, [6, 10, 14, 18, 30], _top_k(2), split={"heads": 1, "residual": True},
+             score={"kind": "cosine", "dim": 6, "bias": True, "normalize_row": False,
+                    "temperature": "log_scale"})),
+    "tiny-qk-norm-head": _model(
+        32, 2, _dense_attention(4, 12, num_kv_heads=2, qk_norm="head"),
+        _moe(4, 20, _top_k(2), expert={**GATED, "inner_norm": True})),
+    "tiny-qk-norm-full": _model(
+        32, 2, _dense_attention(4, 8, num_kv_heads=1, qk_norm="full", window=1),
+        _moe(4, 20, _top_k(2), expert=_plain("gelu_tanh", inner_norm=True, bias=True),
+             shared_width=12),
+        norm={"kind": "layer"}),
+    "tiny-moa-groups-split-cosine": _model(
+        64, 2, _moa(5, 8, _top_k(2), num_kv_heads=2, bias=True, out_bias=True, window=40,
+                    routing={"renormalize": True, "score": {"kind": "dot", "bias": True}}),
+        _moe(10, [8, 16, 8, 24, 12, 8, 20, 16, 8, 40], _top_p(0.45, compare="gt"),
+             split={"heads": 2, "bias": False, "residual": True},
+             score={"kind": "cosine", "dim": 8, "normalize_expert": False,
+                    "temperature": "divide"})),
+    "tiny-scales": _model(
+        32, 3, _moa(4, 16, _top_k(2), scale=0.2, routing={"gate": "sigmoid", "scale": 0.7}),
+        _moe(4, 24, _top_p(0.6, max=3), renormalize=True, scale=0.8),
+        embedding_scale=0.25, residual_scale=0.6, logit_scale=1.3, tie_word_embeddings=True),
+    "tiny-layer-lists": _model(
+        32, 3,
+        [_dense_attention(4, 8, num_kv_heads=2), _moa(6, 8, _top_k(3)),
+         _dense_attention(2, 20, window=7, qk_norm="head")],
+        [{"kind": "dense", "expert": _plain("relu"), "width": 40},
+         _moe(6, 16, _top_k(2), score={"kind": "cosine", "dim": 3}),
+         _moe(12, [4 * (i + 1) for i in range(12)], _top_p(0.5), split={"heads": 2})]),
+    # Router weights of 0 give equal scores: the running sum meets p exactly, ties go by index.
+    "tiny-exact-tie": _model(
+        32, 2, _dense_attention(4, 8), _moe(8, 16, _top_p(0.5), renormalize=False)),
+    # More experts than one vector of the router's sum, and widths that are no multiple of 8.
+    "tiny-many-experts": _model(
+        32, 2, _dense_attention(2, 16),
+        _moe(300, [1 + i % 5 for i in range(300)], _top_k(6), renormalize=True)),
+}
+
+# Types of the files, and whether they come in two shards.
+FILE_TYPES = ("F32", "BF16", "F16", "mixed")
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+class _Builder:
+    """Draws every tensor that a configuration asks for."""
+
+    def __init__(self, config: Json, seed: int) -> None:
+        self.config = routed_decoder.complete_config(config)
+        self.layer_norm = self.config["norm"]["kind"] == "layer"
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def _draw(self, name: str, *shape: int, std: float, mean: float = 0.0) -> None:
+        self.tensors[name] = torch.randn(shape, generator=self.generator) * std + mean
+
+    def _linear(self, name: str, out: int, width: int, bias: bool, gain: float = 1.0) -> None:
+        self._draw(f"{name}.weight", out, width, std=gain * width ** -0.5)
+        if bias:
+            self._draw(f"{name}.bias", out, std=0.2)
+
+    def _norm(self, name: str, size: int, layer: bool | None = None) -> None:
+        self._draw(f"{name}.weight", size, std=0.2, mean=1.0)
+        if self.layer_norm if layer is None else layer:
+            self._draw(f"{name}.bias", size, std=0.1)
+
+    def build(self) -> dict[str, torch.Tensor]:
+        config = self.config
+        d, vocab = config["hidden_size"], config["vocab_size"]
+        # A tied head would only echo the input token if the embedding led the residual stream.
+        tied = config["tie_word_embeddings"]
+        self._draw("embed.weight", vocab, d, std=0.5 if tied else 0.5 / config["embedding_scale"])
+        if config["position"]["kind"] == "learned":
+            self._draw("embed_position.weight", config["max_position_embeddings"], d, std=0.2)
+        if config["norm"]["placement"] == "pre":
+            self._norm("norm", d)
+        if not config["tie_word_embeddings"]:
+            self._linear("head", vocab, d, False, gain=2.0)
+        for layer in range(config["num_hidden_layers"]):
+            self._attention(f"blocks.{layer}.attention", config["attention"][layer], d)
+            self._feed_forward(f"blocks.{layer}.feed_forward", config["feed_forward"][layer], d)
+        return self.tensors
+
+    def _router(self, name: str, routing: Json, width: int) -> None:
+        score, experts = routing["score"], routing["num_experts"]
+        if score["kind"] == "dot":
+            self._linear(name, experts, width, score["bias"], gain=1.5)
+            return
+        self._linear(f"{name}.projection", score["dim"], width, score["bias"])
+        self._draw(f"{name}.experts.weight", experts, score["dim"], std=1.0)
+        if score["temperature"] != "none":
+            start = 0.3 if score["temperature"] == "divide" else 0.7
+            self.tensors[f"{name}.temperature"] = torch.tensor([start])
+
+    def _attention(self, name: str, attention: Json, d: int) -> None:
+        self._norm(f"{name}.norm", d)
+        head, groups = attention["head_dim"], attention["num_kv_heads"]
+        for part in ("k", "v"):
+            self._linear(f"{name}.{part}", groups * head, d, attention["bias"])
+        if attention["kind"] == "dense":
+            heads = attention["num_heads"]
+            self._linear(f"{name}.q", heads * head, d, attention["bias"])
+            self._linear(f"{name}.o", d, heads * head, False)
+            if attention["qk_norm"] != "none":
+                full = attention["qk_norm"] == "full"
+                self._norm(f"{name}.q_norm", heads * head if full else head, False)
+                self._norm(f"{name}.k_norm", groups * head if full else head, False)
+        else:
+            routing = attention["routing"]
+            self._router(f"{name}.router", routing, d)
+            for j in range(routing["num_experts"]):
+                self._linear(f"{name}.experts.{j}.q", groups * head, d, False)
+                self._linear(f"{name}.experts.{j}.o", d, groups * head, False)
+        if attention["out_bias"]:
+            self._draw(f"{name}.out_bias", d, std=0.2)
+
+    def _expert(self, name: str, form: Json, width: int, c: int) -> None:
+        for part in ("gate", "up") if form["form"] == "gated" else ("up",):
+            self._linear(f"{name}.{part}", width, c, form["bias"], gain=1.4)
+        self._linear(f"{name}.down", c, width, form["bias"], gain=1.4)
+        if form["inner_norm"]:
+            self._norm(f"{name}.inner_norm", width)
+
+    def _feed_forward(self, name: str, settings: Json, d: int) -> None:
+        self._norm(f"{name}.norm", d)
+        form = settings["expert"]
+        if settings["kind"] == "dense":
+            self._expert(name, form, settings["width"], d)
+            return
+        routing, split = settings["routing"], settings["routing"]["split"]
+        c = d // split["heads"]
+        if split["heads"] > 1 and split["projection"]:
+            for part in ("split", "merge"):
+                self._linear(f"{name}.{part}", d, d, split["bias"])
+        self._router(f"{name}.router", routing, c)
+        for j, width in enumerate(routing["widths"]):
+            self._expert(f"{name}.experts.{j}", form, width, c)
+        if settings["shared_width"] > 0:
+            self._expert(f"{name}.shared", form, settings["shared_width"], d)
+            if settings["shared_gate"]:
+                self._draw(f"{name}.shared_gate.weight", 1, d, std=0.5)
+
+
+def _stored(name: str, value: torch.Tensor, index: int, file_type: str) -> torch.Tensor:
+    if file_type != "mixed":
+        return value.to(_DTYPES[file_type])
+    if ".router." in name:
+        return value
+    return value.to((torch.bfloat16, torch.float16, torch.float32)[index % 3])
+
+
+def tiny_tensors(name: str) -> tuple[Json, dict[str, torch.Tensor]]:
+    """Configuration and stored tensors of one tiny model."""
+    number = list(TINY).index(name)
+    config = TINY[name]
+    tensors = _Builder(config, seed=1000 + number).build()
+    if name == "tiny-exact-tie":
+        for key in tensors:
+            if key.endswith("router.weight"):
+                tensors[key].zero_()
+    file_type = FILE_TYPES[number % len(FILE_TYPES)]
+    return config, {key: _stored(key, value, index, file_type)
+                    for index, (key, value) in enumerate(sorted(tensors.items()))}
+
+
+def folder_files(name: str) -> dict[str, bytes]:
+    """Every file of the checkpoint folder; each fifth model comes in two shards."""
+    config, tensors = tiny_tensors(name)
+    files = {"config.json": (json.dumps(config, indent=1) + "\n").encode()}
+    if list(TINY).index(name) % 5 != 3:
+        files["model.safetensors"] = safetensors_io.to_bytes(tensors, {"format": "pt"})
+        return files
+    names = sorted(tensors)
+    halves = names[:len(names) // 2], names[len(names) // 2:]
+    weight_map = {}
+    for number, half in enumerate(halves, 1):
+        file = f"model-{number:05d}-of-00002.safetensors"
+        files[file] = safetensors_io.to_bytes({key: tensors[key] for key in half})
+        weight_map.update(dict.fromkeys(half, file))
+    total = sum(value.numel() * value.element_size() for value in tensors.values())
+    files["model.safetensors.index.json"] = (json.dumps(
+        {"metadata": {"total_size": total}, "weight_map": weight_map}, indent=1) + "\n").encode()
+    return files
+
+
+def write_folder(name: str, folder: pathlib.Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, content in folder_files(name).items():
+        (folder / file).write_bytes(content)

@@ -1,0 +1,113 @@
+"""The seven bundled models as native configurations, and what each of them costs.
+
+All share one skeleton (width 128, four blocks, tied embeddings, RMS pre-norm, rope), one
+tokenizer, one stream of training tokens and one count of steps; they differ in how they route.
+Activated parameters per token lie within 3 % of each other.
+"""
+
+from typing import Any
+
+Config = dict[str, Any]
+
+HIDDEN = 128
+LAYERS = 4
+VOCAB = 4096
+# sqrt(hidden size): without it the branches drown the small tied embeddings early in training.
+EMBEDDING_SCALE = 11.313708498984761
+GATED_SILU = {"form": "gated", "activation": "silu"}
+ATTENTION = {"kind": "dense", "num_heads": 4, "num_kv_heads": 2, "head_dim": 32}
+HMOE_WIDTHS = [8 * ratio for ratio in (9, 11, 13, 15, 17, 19, 21, 23)]
+TOP_2 = {"kind": "top_k", "k": 2}
+
+
+def _routed(routing: Config) -> Config:
+    return {"kind": "routed", "expert": GATED_SILU, "routing": routing}
+
+
+def _config(feed_forward: Config, attention: Config = ATTENTION) -> Config:
+    return {
+        "model_type": "routed_decoder", "format_version": 1, "vocab_size": VOCAB,
+        "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "max_position_embeddings": 8192,
+        "bos_token_id": 0, "eos_token_id": 0,
+        "norm": {"kind": "rms", "eps": 1e-5, "placement": "pre"},
+        "position": {"kind": "rope", "theta": 10000, "pairing": "half", "fraction": 1.0},
+        "embedding_scale": EMBEDDING_SCALE, "tie_word_embeddings": True,
+        "attention": attention, "feed_forward": feed_forward,
+    }
+
+
+BUNDLED: dict[str, Config] = {
+    "dense": _config({"kind": "dense", "expert": GATED_SILU, "width": 256}),
+    "smoe": _config(_routed({
+        "num_experts": 8, "widths": 128, "score": {"kind": "dot"}, "gate": "softmax",
+        "select": TOP_2, "renormalize": True})),
+    "x-moe": _config(_routed({
+        "num_experts": 8, "widths": 128,
+        "score": {"kind": "cosine", "dim": 4, "temperature": "divide"}, "gate": "softmax",
+        "select": TOP_2, "renormalize": True})),
+    "mh-moe": _config(_routed({
+        "num_experts": 48, "widths": 80, "split": {"heads": 4}, "score": {"kind": "dot"},
+        "gate": "softmax", "select": TOP_2, "renormalize": True})),
+    "moa": _config(
+        {"kind": "dense", "expert": GATED_SILU, "width": 272},
+        {"kind": "routed", "num_kv_heads": 1, "head_dim": 32, "routing": {
+            "num_experts": 32, "score": {"kind": "dot"}, "gate": "softmax",
+            "select": {"kind": "top_k", "k": 4}, "renormalize": True}}),
+    "hmoe-topk": _config(_routed({
+        "num_experts": 8, "widths": HMOE_WIDTHS, "score": {"kind": "dot"}, "gate": "softmax",
+        "select": TOP_2, "renormalize": True})),
+    "hmoe-topp": _config(_routed({
+        "num_experts": 8, "widths": HMOE_WIDTHS, "score": {"kind": "dot"}, "gate": "softmax",
+        "select": {"kind": "top_p", "p": 0.6, "compare": "ge", "max": 8}, "renormalize": True})),
+}
+
+
+def expert_widths(routing: Config) -> list[int]:
+    widths = routing["widths"]
+    return [widths] * routing["num_experts"] if isinstance(widths, int) else list(widths)
+
+
+def router_cost(routing: Config, width: int) -> int:
+    """Multiplications of the router for one row of that width."""
+    experts, score = routing["num_experts"], routing["score"]
+    if score["kind"] == "cosine":
+        return score["dim"] * (width + experts)
+    return experts * width
+
+
+def activated_parameters(config: Config, selected_width: float | None = None) -> float:
+    """Compute-activated parameters per token, embeddings and head left out.
+
+    Every run of a weight counts (models.md 8.9): the h sub-tokens of a split layer use the router
+    and their k experts each. `selected_width` is the measured mean over rows and layers of the
+    summed widths of the selected experts; needed where it is not k times a constant.
+    """
+    d = config["hidden_size"]
+    attention, feed_forward = config["attention"], config["feed_forward"]
+    total = 2.0 * d
+    head = attention["head_dim"]
+    kv = attention.get("num_kv_heads", 1)
+    total += 2 * d * kv * head
+    if attention["kind"] == "dense":
+        total += 2 * d * attention["num_heads"] * head
+    else:
+        routing = attention["routing"]
+        total += router_cost(routing, d) + routing["select"]["k"] * 2 * d * kv * head
+    if feed_forward["kind"] == "dense":
+        total += 3 * d * feed_forward["width"]
+    else:
+        routing = feed_forward["routing"]
+        heads = routing.get("split", {}).get("heads", 1)
+        row = d // heads
+        if heads > 1:
+            total += 2 * d * (d + 1)
+        if selected_width is None:
+            selected_width = routing["select"]["k"] * routing["widths"]
+        total += heads * (router_cost(routing, row) + 3 * row * selected_width)
+    return config["num_hidden_layers"] * total + d
+
+
+if __name__ == "__main__":
+    for name, config in BUNDLED.items():
+        measured = 256.0 if name.startswith("hmoe") else None
+        print(f"{name:10s} {activated_parameters(config, measured):9.0f}")

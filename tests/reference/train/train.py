@@ -1,0 +1,248 @@
+"""Trains one bundled model on one core and exports it as a native checkpoint folder.
+
+All models see the same blocks of tokens in the same order, with the same batch, number of steps,
+optimiser and learning rate. The extra losses are those of the papers:
+  X-MoE eq. 9, MH-MoE eq. 10: load balance, weight 1e-2 (SMoE too)
+  MoA section 3.3:            load balance 1e-2, router z-loss 1e-3
+  HMoE eq. 4:                 parameter penalty, widths relative to their mean, and load balance
+                              1e-2; for top-p also the router entropy of eq. 5, as an entropy that
+                              is minimised
+The weight of the penalty (top-k; it starts at the paper's 0.1) or of the entropy (top-p; it starts
+at 1e-2, a third of the paper's) is steered during training so that the mean width of the selected
+experts meets the common budget; it may become negative.
+
+  python3 train.py --model NAME --data FOLDER --tokenizer FOLDER --work FOLDER --export FOLDER
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import shutil
+import sys
+import time
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+import safetensors_io  # noqa: E402
+from bundled_configs import BUNDLED, Config  # noqa: E402
+from fast_model import FastModel, Statistics  # noqa: E402
+
+BLOCK = 1024
+BLOCKS_PER_STEP = 2
+LENGTHS, LENGTH_SHARES = (256, 512, 1024), (0.7, 0.2, 0.1)
+WARM_UP = 100
+WEIGHT_DECAY = 0.1
+BALANCE = 1e-2
+Z_LOSS = 1e-3
+PENALTY_START, ENTROPY_START = 0.1, 1e-2
+TARGET_WIDTH = 256.0
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+
+
+def batches(data: np.ndarray, steps: int, seed: int):
+    """Yields token batches [B, T+1]; every block of the stream is used once per epoch."""
+    generator = np.random.default_rng(seed)
+    count = (len(data) - 1) // BLOCK
+    order = np.concatenate([generator.permutation(count)
+                            for _ in range(steps * BLOCKS_PER_STEP // count + 1)])
+    for step in range(steps):
+        length = int(generator.choice(LENGTHS, p=LENGTH_SHARES))
+        rows = []
+        for block in order[step * BLOCKS_PER_STEP:(step + 1) * BLOCKS_PER_STEP]:
+            for start in range(block * BLOCK, (block + 1) * BLOCK, length):
+                rows.append(data[start:start + length + 1])
+        yield torch.from_numpy(np.stack(rows).astype(np.int64))
+
+
+class Steering:
+    """Moves one loss weight so that the mean selected width approaches the budget.
+
+    A proportional-integral controller on the relative error of a running mean.
+    """
+
+    def __init__(self, start: float, proportional: float, integral: float, least: float) -> None:
+        self.value, self.mean = start, TARGET_WIDTH
+        self.proportional, self.integral, self.least = proportional, integral, least
+
+    def weight(self) -> float:
+        error = self.mean / TARGET_WIDTH - 1.0
+        return min(max(self.value + self.proportional * error, self.least), 0.3)
+
+    def observe(self, width: float) -> None:
+        self.mean += 0.05 * (width - self.mean)
+        self.value += self.integral * (self.mean / TARGET_WIDTH - 1.0)
+        self.value = min(max(self.value, self.least), 0.3)
+
+
+def extra_loss(name: str, stats: Statistics, steering: Steering) -> torch.Tensor | float:
+    if not stats.balance:
+        return 0.0
+    loss = BALANCE * sum(stats.balance)
+    if name == "moa":
+        loss = loss + Z_LOSS * sum(stats.z_loss)
+    elif name == "hmoe-topk":
+        loss = loss + steering.weight() * sum(stats.penalty)
+    elif name == "hmoe-topp":
+        loss = loss + PENALTY_START * sum(stats.penalty) + steering.weight() * sum(stats.entropy)
+    return loss
+
+
+def learning_rate(step: int, cycles: list[int], peak: float) -> float:
+    """Warm-up and cosine to 5 %, once per cycle; later cycles start at half the peak."""
+    start = 0
+    for number, steps in enumerate(cycles):
+        if step < start + steps or number == len(cycles) - 1:
+            break
+        start += steps
+    height = peak if number == 0 else 0.5 * peak
+    inside = step - start
+    if inside < WARM_UP:
+        return height * (inside + 1) / WARM_UP
+    progress = (inside - WARM_UP) / max(1, steps - WARM_UP)
+    return height * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def make_optimizer(model: FastModel) -> torch.optim.AdamW:
+    for value in model.parameters.values():
+        value.requires_grad_(True)
+    decayed = [v for n, v in model.parameters.items() if v.ndim == 2 and "router" not in n]
+    others = [v for n, v in model.parameters.items() if v.ndim != 2 or "router" in n]
+    return torch.optim.AdamW([{"params": decayed, "weight_decay": WEIGHT_DECAY},
+                              {"params": others, "weight_decay": 0.0}],
+                             lr=0.0, betas=(0.9, 0.95), fused=True)
+
+
+@torch.no_grad()
+def quick_validation(model: FastModel, data: np.ndarray, windows: int) -> tuple[float, float]:
+    """Perplexity and mean selected width over the first windows of 256 tokens."""
+    total = width = 0.0
+    for start in range(0, windows, 16):
+        rows = [data[i * 256:i * 256 + 257] for i in range(start, start + 16)]
+        stats = Statistics()
+        total += float(model.loss(torch.from_numpy(np.stack(rows).astype(np.int64)), stats))
+        width += sum(stats.selected_width) / max(1, len(stats.selected_width))
+    count = len(range(0, windows, 16))
+    return math.exp(total / count), width / count
+
+
+def export(model: FastModel, config: Config, folder: pathlib.Path,
+           tokenizer: pathlib.Path) -> None:
+    """Native folder: bf16 weights, router tensors in f32 (they decide which experts run)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: value.float() if ".router." in name else value.to(torch.bfloat16)
+               for name, value in model.native_tensors().items()}
+    safetensors_io.save(folder / "model.safetensors", tensors, {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    for name in TOKENIZER_FILES:
+        shutil.copyfile(tokenizer / name, folder / name)
+
+
+class Run:
+    """One training run with checkpoints by time."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.config = BUNDLED[options.model]
+        self.model = FastModel(self.config, seed=options.seed)
+        self.optimizer = make_optimizer(self.model)
+        self.steering = (Steering(ENTROPY_START, 0.02, 2e-4, -0.05) if options.model == "hmoe-topp"
+                         else Steering(PENALTY_START, 0.3, 1e-3, -0.05))
+        self.step = 0
+        self.seconds = 0.0
+        self.checkpoint = options.work / f"{options.model}.pt"
+        if self.checkpoint.exists() and options.resume:
+            state = torch.load(self.checkpoint, weights_only=False)
+            with torch.no_grad():
+                for name, value in self.model.parameters.items():
+                    value.copy_(state["parameters"][name])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.steering.value, self.steering.mean = state["steering"]
+            self.step = state["step"]
+            self.seconds = state["seconds"]
+
+    def save(self) -> None:
+        partial = self.checkpoint.with_suffix(".part")
+        torch.save({"parameters": {n: v.detach() for n, v in self.model.parameters.items()},
+                    "optimizer": self.optimizer.state_dict(),
+                    "steering": (self.steering.value, self.steering.mean),
+                    "step": self.step, "seconds": self.seconds}, partial)
+        partial.replace(self.checkpoint)
+        export(self.model, self.config, self.options.export, self.options.tokenizer)
+
+    def train_step(self, tokens: torch.Tensor) -> tuple[float, Statistics]:
+        rate = learning_rate(self.step, self.options.steps, self.options.rate)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        stats = Statistics()
+        loss = self.model.loss(tokens, stats)
+        (loss + extra_loss(self.options.model, stats, self.steering)).backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters.values(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if stats.selected_width:
+            self.steering.observe(sum(stats.selected_width) / len(stats.selected_width))
+        return float(loss.detach()), stats
+
+    def run(self) -> None:
+        data = np.load(self.options.data / "train.npy")
+        validation = np.load(self.options.data / "validation.npy")
+        last_save = began = time.monotonic()
+        mean_loss = 0.0
+        for index, tokens in enumerate(batches(data, sum(self.options.steps), self.options.seed)):
+            if index < self.step:
+                continue
+            loss, stats = self.train_step(tokens)
+            self.step += 1
+            mean_loss = loss if not mean_loss else 0.95 * mean_loss + 0.05 * loss
+            now = time.monotonic()
+            if self.step % 50 == 0:
+                self.report(mean_loss, stats, self.seconds + now - began)
+            if now - last_save > self.options.save_seconds:
+                last_save = now
+                before, self.seconds = self.seconds, self.seconds + now - began
+                self.save()
+                self.seconds = before
+        self.seconds += time.monotonic() - began
+        self.save()
+        perplexity, width = quick_validation(self.model, validation, 160)
+        print(f"done {self.options.model}: {self.step} steps, {self.seconds:.0f} s, validation "
+              f"perplexity {perplexity:.2f}, selected width {width:.1f}", flush=True)
+        (self.options.work / f"{self.options.model}.json").write_text(json.dumps({
+            "steps": self.step, "cycles": self.options.steps,
+            "tokens": self.step * BLOCK * BLOCKS_PER_STEP,
+            "seconds": round(self.seconds), "rate": self.options.rate,
+            "steering": self.steering.weight()}))
+
+    def report(self, loss: float, stats: Statistics, seconds: float) -> None:
+        low = min((float(load.min() / load.mean()) for load in stats.loads), default=1.0)
+        width = sum(stats.selected_width) / max(1, len(stats.selected_width))
+        print(f"{self.options.model} step {self.step} loss {loss:.3f} {seconds:.0f} s "
+              f"{self.step * BLOCK * BLOCKS_PER_STEP / seconds:.0f} tokens/s "
+              f"least load {low:.2f} width {width:.1f} steer {self.steering.weight():.4f} "
+              f"entropy {[round(float(e.detach()), 2) for e in stats.entropy]}", flush=True)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--model", choices=sorted(BUNDLED), required=True)
+    for name in ("data", "tokenizer", "work", "export"):
+        arguments.add_argument(f"--{name}", type=pathlib.Path, required=True)
+    arguments.add_argument("--steps", type=int, nargs="+", default=[1800],
+                           help="steps of each cycle of the learning rate")
+    arguments.add_argument("--rate", type=float, default=4e-3)
+    arguments.add_argument("--seed", type=int, default=1)
+    arguments.add_argument("--threads", type=int, default=1)
+    arguments.add_argument("--save-seconds", type=float, default=120)
+    arguments.add_argument("--resume", action="store_true")
+    options = arguments.parse_args()
+    torch.set_num_threads(options.threads)
+    options.work.mkdir(parents=True, exist_ok=True)
+    Run(options).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,252 @@
+#include "server/completion_request.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "server/api_error.h"
+#include "tests/server/fake_engine.h"
+
+namespace moeserve::server {
+namespace {
+
+CompletionRules Rules() {
+  CompletionRules rules;
+  rules.served_names = {"tiny", "alias"};
+  rules.vocab_size = testing::kVocabSize;
+  return rules;
+}
+
+Result<CompletionParams> Parse(const std::string& text, const CompletionRules& rules = Rules()) {
+  return ParseCompletion(nlohmann::json::parse(text), rules);
+}
+
+TEST(ParseCompletion, TakesTheDefaults) {
+  const auto params = Parse(R"({"prompt": "hi"})");
+  ASSERT_TRUE(params.ok()) << params.status();
+  EXPECT_EQ(params->model, "tiny");
+  ASSERT_EQ(params->prompts.size(), 1u);
+  EXPECT_EQ(params->prompts[0].text, "hi");
+  EXPECT_FALSE(params->max_tokens);
+  EXPECT_EQ(params->n, 1);
+  EXPECT_EQ(params->sampling.temperature, 1.0);
+  EXPECT_EQ(params->sampling.top_p, 1.0);
+  EXPECT_EQ(params->sampling.top_k, 0);
+  EXPECT_FALSE(params->sampling.seed);
+  EXPECT_FALSE(params->logprobs);
+  EXPECT_TRUE(params->add_special_tokens);
+  EXPECT_TRUE(params->sampling.skip_special_tokens);
+}
+
+TEST(ParseCompletion, CheckpointDefaultsReplaceThoseOfTheApi) {
+  CompletionRules rules = Rules();
+  rules.defaults.temperature = 0.6;
+  rules.defaults.top_p = 0.9;
+  rules.defaults.top_k = 20;
+  rules.defaults.min_p = 0.05;
+  const auto defaulted = Parse(R"({"prompt": "hi", "top_p": null})", rules);
+  ASSERT_TRUE(defaulted.ok());
+  EXPECT_EQ(defaulted->sampling.temperature, 0.6);
+  EXPECT_EQ(defaulted->sampling.top_p, 0.9);
+  EXPECT_EQ(defaulted->sampling.top_k, 20);
+  EXPECT_EQ(defaulted->sampling.min_p, 0.05);
+  const auto asked = Parse(R"({"prompt": "hi", "temperature": 0, "top_k": -1})", rules);
+  ASSERT_TRUE(asked.ok());
+  EXPECT_EQ(asked->sampling.temperature, 0.0);
+  EXPECT_EQ(asked->sampling.top_k, 0);
+}
+
+TEST(ParseCompletion, TakesEveryFormOfPrompt) {
+  EXPECT_EQ(Parse(R"({"prompt": ["a", "b"]})")->prompts.size(), 2u);
+  const auto ids = Parse(R"({"prompt": [1, 2.0, 3]})");
+  ASSERT_TRUE(ids.ok());
+  ASSERT_EQ(ids->prompts.size(), 1u);
+  EXPECT_EQ(ids->prompts[0].ids, (std::vector<TokenId>{1, 2, 3}));
+  EXPECT_EQ(Parse(R"({"prompt": [[1], [2, 3]]})")->prompts[1].ids, (std::vector<TokenId>{2, 3}));
+}
+
+TEST(ParseCompletion, TakesFieldsAtTheirDefaultsThatItDoesNotImplement) {
+  EXPECT_TRUE(Parse(R"({"prompt": "x", "presence_penalty": 0, "frequency_penalty": 0.0,
+    "repetition_penalty": 1, "logit_bias": {}, "response_format": {"type": "text"},
+    "min_tokens": 0, "bad_words": [], "tools": null, "tool_choice": "none", "suffix": null,
+    "use_beam_search": false, "spaces_between_special_tokens": true, "length_penalty": 1.0,
+    "priority": 0, "best_of": 1, "user": "me", "metadata": {"a": 1}, "store": false,
+    "parallel_tool_calls": true, "stop": null, "logprobs": null})")
+                  .ok());
+}
+
+TEST(ParseCompletion, CountsUnknownFields) {
+  EXPECT_EQ(Parse(R"({"prompt": "x", "colour": 1, "shape": null})")->ignored_fields, 2);
+  CompletionRules strict = Rules();
+  strict.strict_fields = true;
+  const auto refused = Parse(R"({"prompt": "x", "colour": 1})", strict);
+  EXPECT_EQ(ApiCode(refused.status()), "invalid_value");
+  EXPECT_EQ(ApiParam(refused.status()), "colour");
+}
+
+struct Refusal {
+  const char* body;
+  const char* code;
+  const char* param;
+};
+
+class Refusals : public ::testing::TestWithParam<Refusal> {};
+
+TEST_P(Refusals, NameCodeAndField) {
+  const auto params = Parse(GetParam().body);
+  ASSERT_FALSE(params.ok());
+  EXPECT_EQ(ApiCode(params.status()), GetParam().code) << params.status();
+  EXPECT_EQ(ApiParam(params.status()), GetParam().param) << params.status();
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Prompt, Refusals,
+    ::testing::Values(Refusal{R"({})", "missing_field", "prompt"},
+                      Refusal{R"({"prompt": null})", "missing_field", "prompt"},
+                      Refusal{R"({"prompt": ""})", "invalid_value", "prompt"},
+                      Refusal{R"({"prompt": []})", "invalid_value", "prompt"},
+                      Refusal{R"({"prompt": [[]]})", "invalid_value", "prompt"},
+                      Refusal{R"({"prompt": [""]})", "invalid_value", "prompt"},
+                      Refusal{R"({"prompt": 3})", "invalid_value", "prompt"},
+                      Refusal{R"({"prompt": {"a": 1}})", "invalid_value", "prompt"},
+                      Refusal{R"({"prompt": [1, "a"]})", "invalid_value", "prompt"},
+                      Refusal{R"({"prompt": ["a", 1]})", "invalid_value", "prompt"},
+                      Refusal{R"({"prompt": ["a", [1]]})", "invalid_value", "prompt"},
+                      Refusal{R"({"prompt": [[1], 2]})", "invalid_value", "prompt"},
+                      Refusal{R"({"prompt": [-1]})", "invalid_value", "prompt"},
+                      Refusal{R"({"prompt": [300]})", "invalid_value", "prompt"},
+                      Refusal{R"({"prompt": [1.5]})", "invalid_value", "prompt"},
+                      Refusal{R"({"prompt": [18446744073709551615]})", "invalid_value", "prompt"},
+                      Refusal{R"({"prompt": [true]})", "invalid_value", "prompt"}));
+
+INSTANTIATE_TEST_SUITE_P(
+    Fields, Refusals,
+    ::testing::Values(
+        Refusal{R"({"prompt": "x", "model": "other"})", "model_not_found", "model"},
+        Refusal{R"({"prompt": "x", "model": 5})", "invalid_value", "model"},
+        Refusal{R"({"prompt": "x", "max_tokens": -1})", "invalid_value", "max_tokens"},
+        Refusal{R"({"prompt": "x", "max_tokens": 0})", "invalid_value", "max_tokens"},
+        Refusal{R"({"prompt": "x", "max_tokens": 1.5})", "invalid_value", "max_tokens"},
+        Refusal{R"({"prompt": "x", "max_tokens": "1"})", "invalid_value", "max_tokens"},
+        Refusal{R"({"prompt": "x", "temperature": 2.1})", "invalid_value", "temperature"},
+        Refusal{R"({"prompt": "x", "temperature": -0.1})", "invalid_value", "temperature"},
+        Refusal{R"({"prompt": "x", "temperature": "hot"})", "invalid_value", "temperature"},
+        Refusal{R"({"prompt": "x", "top_p": 0})", "invalid_value", "top_p"},
+        Refusal{R"({"prompt": "x", "top_p": 1.1})", "invalid_value", "top_p"},
+        Refusal{R"({"prompt": "x", "min_p": 1.1})", "invalid_value", "min_p"},
+        Refusal{R"({"prompt": "x", "top_k": -2})", "invalid_value", "top_k"},
+        Refusal{R"({"prompt": "x", "n": 0})", "invalid_value", "n"},
+        Refusal{R"({"prompt": "x", "n": 129})", "invalid_value", "n"},
+        Refusal{R"({"prompt": ["x","x","x","x","x"], "n": 128})", "invalid_value", "n"},
+        Refusal{R"({"prompt": "x", "best_of": 2})", "unsupported_parameter", "best_of"},
+        Refusal{R"({"prompt": "x", "logprobs": 21})", "invalid_value", "logprobs"},
+        Refusal{R"({"prompt": "x", "logprobs": true})", "invalid_value", "logprobs"},
+        Refusal{R"({"prompt": "x", "echo": 1})", "invalid_value", "echo"},
+        Refusal{R"({"prompt": "x", "stop": ""})", "invalid_value", "stop"},
+        Refusal{R"({"prompt": "x", "stop": ["a", ""]})", "invalid_value", "stop"},
+        Refusal{R"({"prompt": "x", "stop": 5})", "invalid_value", "stop"},
+        Refusal{R"({"prompt": "x", "stop": [1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]})",
+                "invalid_value", "stop"},
+        Refusal{R"({"prompt": "x", "seed": 9223372036854775808})", "invalid_value", "seed"},
+        Refusal{R"({"prompt": "x", "stop_token_ids": [300]})", "invalid_value", "stop_token_ids"},
+        Refusal{R"({"prompt": "x", "stream_options": {}})", "invalid_value", "stream_options"},
+        Refusal{R"({"prompt": "x", "stream": true, "stream_options": 1})", "invalid_value",
+                "stream_options"},
+        Refusal{R"({"prompt": "x", "request_id": "a b"})", "invalid_value", "request_id"},
+        Refusal{R"({"prompt": "x", "cache_salt": ""})", "invalid_value", "cache_salt"},
+        Refusal{R"({"prompt": "x", "truncate_prompt_tokens": 0})", "invalid_value",
+                "truncate_prompt_tokens"}));
+
+INSTANTIATE_TEST_SUITE_P(
+    Unsupported, Refusals,
+    ::testing::Values(
+        Refusal{R"({"prompt": "x", "presence_penalty": 3})", "invalid_value", "presence_penalty"},
+        Refusal{R"({"prompt": "x", "presence_penalty": 1})", "unsupported_parameter",
+                "presence_penalty"},
+        Refusal{R"({"prompt": "x", "frequency_penalty": -0.5})", "unsupported_parameter",
+                "frequency_penalty"},
+        Refusal{R"({"prompt": "x", "repetition_penalty": 1.1})", "unsupported_parameter",
+                "repetition_penalty"},
+        Refusal{R"({"prompt": "x", "logit_bias": {"5": 1}})", "unsupported_parameter",
+                "logit_bias"},
+        Refusal{R"({"prompt": "x", "suffix": ""})", "unsupported_parameter", "suffix"},
+        Refusal{R"({"prompt": "x", "response_format": {"type": "json_object"}})",
+                "unsupported_parameter", "response_format"},
+        Refusal{R"({"prompt": "x", "structured_outputs": {"json": {}}})", "unsupported_parameter",
+                "structured_outputs"},
+        Refusal{R"({"prompt": "x", "guided_regex": "a"})", "unsupported_parameter", "guided_regex"},
+        Refusal{R"({"prompt": "x", "min_tokens": 1})", "unsupported_parameter", "min_tokens"},
+        Refusal{R"({"prompt": "x", "allowed_token_ids": [1]})", "unsupported_parameter",
+                "allowed_token_ids"},
+        Refusal{R"({"prompt": "x", "bad_words": ["a"]})", "unsupported_parameter", "bad_words"},
+        Refusal{R"({"prompt": "x", "use_beam_search": true})", "unsupported_parameter",
+                "use_beam_search"},
+        Refusal{R"({"prompt": "x", "use_beam_search": 1})", "invalid_value", "use_beam_search"},
+        Refusal{R"({"prompt": "x", "tools": [{}]})", "unsupported_parameter", "tools"},
+        Refusal{R"({"prompt": "x", "tool_choice": "auto"})", "unsupported_parameter",
+                "tool_choice"},
+        Refusal{R"({"prompt": "x", "prompt_logprobs": 1})", "unsupported_parameter",
+                "prompt_logprobs"},
+        Refusal{R"({"prompt": "x", "return_routed_experts": true})", "unsupported_parameter",
+                "return_routed_experts"}));
+
+TEST(PreparePrompts, TextGetsSpecialTokensAndIdsDoNot) {
+  testing::ByteTokenizer tokenizer;
+  tokenizer.add_bos = true;
+  auto params = Parse(R"({"prompt": ["ab"], "echo": true})");
+  auto prompts = PreparePrompts(*params, &tokenizer, 256);
+  ASSERT_TRUE(prompts.ok());
+  EXPECT_EQ((*prompts)[0].ids, (std::vector<TokenId>{testing::kBos, 'a', 'b'}));
+  EXPECT_EQ((*prompts)[0].echo_text, "ab");
+  params = Parse(R"({"prompt": ["ab"], "add_special_tokens": false})");
+  EXPECT_EQ((*PreparePrompts(*params, &tokenizer, 256))[0].ids.size(), 2u);
+  params = Parse(R"({"prompt": [97, 98], "echo": true})");
+  prompts = PreparePrompts(*params, &tokenizer, 256);
+  EXPECT_EQ((*prompts)[0].ids.size(), 2u);
+  EXPECT_EQ((*prompts)[0].echo_text, "ab");
+}
+
+TEST(PreparePrompts, FitsTheContextExactly) {
+  testing::ByteTokenizer tokenizer;
+  const auto prepare = [&](const char* body) {
+    return PreparePrompts(*Parse(body), &tokenizer, 8);
+  };
+  EXPECT_EQ((*prepare(R"({"prompt": "1234567"})"))[0].max_tokens, 1);  // the default is clamped
+  EXPECT_TRUE(prepare(R"({"prompt": "1234567", "max_tokens": 1})").ok());
+  EXPECT_TRUE(prepare(R"({"prompt": "12345678", "max_tokens": 0, "echo": true})").ok());
+  for (const char* body : {R"({"prompt": "12345678"})", R"({"prompt": "1234567", "max_tokens": 2})",
+                           R"({"prompt": "123456789", "max_tokens": 0, "echo": true})"}) {
+    const auto refused = prepare(body);
+    EXPECT_EQ(ApiCode(refused.status()), "context_length_exceeded") << body;
+    EXPECT_NE(refused.status().message().find("8"), absl::string_view::npos);
+  }
+}
+
+TEST(PreparePrompts, TruncatesFromTheLeft) {
+  testing::ByteTokenizer tokenizer;
+  const auto params = Parse(R"({"prompt": "abcdef", "truncate_prompt_tokens": 2, "echo": true})");
+  const auto prompts = PreparePrompts(*params, &tokenizer, 256);
+  EXPECT_EQ((*prompts)[0].ids, (std::vector<TokenId>{'e', 'f'}));
+  EXPECT_EQ((*prompts)[0].echo_text, "ef");
+}
+
+TEST(MakeEngineRequests, OrdersChoicesByPromptThenSample) {
+  testing::ByteTokenizer tokenizer;
+  const auto params =
+      Parse(R"({"prompt": ["a", "b"], "n": 2, "seed": 7, "echo": true, "logprobs": 3})");
+  const auto prompts = PreparePrompts(*params, &tokenizer, 256);
+  const auto requests = MakeEngineRequests(*params, *prompts, "cmpl-x", absl::InfiniteFuture());
+  ASSERT_EQ(requests.size(), 4u);
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(requests[i].id, "cmpl-x-" + std::to_string(i));
+    EXPECT_EQ(requests[i].prompt[0], i < 2 ? 'a' : 'b');
+    EXPECT_EQ(requests[i].sampling.sample_index, static_cast<int>(i % 2));
+    EXPECT_EQ(requests[i].sampling.seed, 7);
+    EXPECT_EQ(requests[i].sampling.prompt_logprobs, 3);
+    EXPECT_EQ(requests[i].sampling.logprobs, 3);
+    EXPECT_EQ(requests[i].sampling.max_tokens, 16);
+  }
+}
+
+}  // namespace
+}  // namespace moeserve::server

@@ -1,0 +1,293 @@
+#include "tests/server/fake_engine.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "absl/time/clock.h"
+
+namespace moeserve::server::testing {
+
+absl::StatusOr<std::vector<TokenId>> ByteTokenizer::Encode(std::string_view text,
+                                                           bool add_special_tokens, bool) const {
+  std::vector<TokenId> ids;
+  if (add_special_tokens && add_bos) ids.push_back(kBos);
+  for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
+  return ids;
+}
+
+absl::StatusOr<std::string> ByteTokenizer::Decode(std::span<const TokenId> ids,
+                                                  bool skip_special_tokens) const {
+  std::string text;
+  for (const TokenId id : ids) {
+    if (IsSpecial(id) && skip_special_tokens) continue;
+    text += TokenBytes(id);
+  }
+  return text;
+}
+
+std::string ByteTokenizer::TokenBytes(TokenId id) const {
+  if (id < 256) return std::string(1, static_cast<char>(id));
+  if (id == kEos) return "<eos>";
+  if (id == kBos) return "<bos>";
+  return "<" + std::to_string(id) + ">";
+}
+
+std::string_view ByteTokenizer::TokenString(TokenId id) const {
+  static const std::vector<std::string> strings = [this] {
+    std::vector<std::string> all;
+    for (TokenId i = 0; i < kVocabSize; ++i) all.push_back(TokenBytes(i));
+    return all;
+  }();
+  return strings[id];
+}
+
+std::optional<TokenId> ByteTokenizer::TokenToId(std::string_view token) const {
+  for (TokenId i = 0; i < kVocabSize; ++i) {
+    if (TokenString(i) == token) return i;
+  }
+  return std::nullopt;
+}
+
+float FakeLogprob(TokenId token) { return -0.1f - static_cast<float>(token % 7) / 3.0f; }
+
+namespace {
+
+TokenLogprob MakeLogprob(TokenId token, int top) {
+  TokenLogprob out;
+  out.token = token;
+  out.logprob = FakeLogprob(token);
+  out.rank = token % 7;
+  for (int i = 0; i < top; ++i) {
+    out.top.emplace_back(static_cast<TokenId>('A' + i), -0.01f - static_cast<float>(i));
+  }
+  return out;
+}
+
+}  // namespace
+
+FakeEngine::FakeEngine(Script script, int max_model_len)
+    : max_model_len_(max_model_len), script_(std::move(script)) {
+  spec_.vocab_size = kVocabSize;
+  spec_.hidden_size = 8;
+  spec_.eos_token_ids = {kEos};
+  spec_.layers.resize(2);
+  spec_.layers[1].feed_forward.routing.emplace();
+  thread_ = std::thread([this] { Loop(); });
+}
+
+FakeEngine::~FakeEngine() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+absl::Status FakeEngine::Submit(Request request, std::shared_ptr<TokenSink> sink) {
+  std::lock_guard lock(mutex_);
+  if (draining_) return absl::UnavailableError("draining");
+  if (!script_.submit_error.ok()) return script_.submit_error;
+  if (running_.contains(request.id)) return absl::AlreadyExistsError("the id is running");
+  submitted_.push_back(request);
+  auto running = std::make_shared<Running>();
+  running->script = script_;
+  running->sink = std::move(sink);
+  running->request = std::move(request);
+  running_[running->request.id] = running;
+  changed_.notify_all();
+  return absl::OkStatus();
+}
+
+void FakeEngine::Cancel(const std::string& id) {
+  std::lock_guard lock(mutex_);
+  to_cancel_.push_back(id);
+  changed_.notify_all();
+}
+
+void FakeEngine::Drain(absl::Time deadline) {
+  std::unique_lock lock(mutex_);
+  draining_ = true;
+  changed_.wait_until(lock, absl::ToChronoTime(deadline), [&] { return running_.empty(); });
+  for (const auto& [id, running] : running_) to_cancel_.push_back(id);
+  changed_.notify_all();
+}
+
+EngineStats FakeEngine::Stats() const {
+  std::lock_guard lock(mutex_);
+  EngineStats stats;
+  stats.running = static_cast<int>(running_.size());
+  stats.healthy = healthy_;
+  stats.kv_blocks_total = 100;
+  stats.kv_blocks_used = stats.running;
+  stats.kv_block_tokens = 16;
+  return stats;
+}
+
+ExpertStats FakeEngine::ExpertSnapshot() const {
+  ExpertStats stats;
+  stats.tokens = 10;
+  stats.always_active_parameters = 1000;
+  BlockExpertStats block;
+  block.layer = 1;
+  block.num_experts = 4;
+  block.max_selected = 2;
+  block.tokens[0] = block.rows[0] = 6;
+  block.tokens[1] = block.rows[1] = 4;
+  block.selections = {10, 6, 4, 0};
+  block.weight_sums = {5.0, 3.0, 2.0, 0.0};
+  block.distinct_histogram = {0, 0, 10};
+  block.expert_parameters = {100, 100, 100, 100};
+  stats.blocks.push_back(block);
+  return stats;
+}
+
+void FakeEngine::SetScript(const Script& script) {
+  std::lock_guard lock(mutex_);
+  script_ = script;
+}
+
+void FakeEngine::SetHealthy(bool healthy) {
+  std::lock_guard lock(mutex_);
+  healthy_ = healthy;
+}
+
+void FakeEngine::Release() {
+  std::lock_guard lock(mutex_);
+  released_ = true;
+  changed_.notify_all();
+}
+
+std::vector<Request> FakeEngine::submitted() const {
+  std::lock_guard lock(mutex_);
+  return submitted_;
+}
+
+int FakeEngine::active() const {
+  std::lock_guard lock(mutex_);
+  return static_cast<int>(running_.size());
+}
+
+int FakeEngine::cancelled() const {
+  std::lock_guard lock(mutex_);
+  return cancelled_;
+}
+
+bool FakeEngine::WaitForActive(int count) const {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, std::chrono::seconds(5),
+                           [&] { return static_cast<int>(running_.size()) == count; });
+}
+
+bool FakeEngine::WaitForCancelled(int count) const {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, std::chrono::seconds(5), [&] { return cancelled_ >= count; });
+}
+
+bool FakeEngine::Step(Running& running) {
+  const Script& script = running.script;
+  const SamplingParams& sampling = running.request.sampling;
+  OutputDelta delta;
+  delta.usage.prompt_tokens = static_cast<int>(running.request.prompt.size());
+  if (running.request.deadline <= absl::Now()) {
+    running.sink->OnError(absl::DeadlineExceededError("the deadline has passed"));
+    return true;
+  }
+  if (!running.started && sampling.prompt_logprobs) {
+    for (size_t i = 0; i < running.request.prompt.size(); ++i) {
+      delta.prompt_logprobs.push_back(
+          i == 0
+              ? std::nullopt
+              : std::optional(MakeLogprob(running.request.prompt[i], *sampling.prompt_logprobs)));
+    }
+  }
+  running.started = true;
+  if (running.produced == script.fail_after) {
+    running.sink->OnError(script.run_error);
+    return true;
+  }
+  if (sampling.max_tokens > 0) {
+    const size_t length = script.reply.size();
+    const size_t at = static_cast<size_t>(running.produced);
+    const bool eos = !script.endless && at >= length;
+    const TokenId token = eos ? kEos : static_cast<unsigned char>(script.reply[at % length]);
+    ++running.produced;
+    delta.tokens.push_back(token);
+    if (sampling.logprobs) delta.logprobs.push_back(MakeLogprob(token, *sampling.logprobs));
+    if (!eos) {
+      delta.text = std::string(1, static_cast<char>(token));
+      if (script.bytes_per_token > 1) delta.text.resize(script.bytes_per_token, '.');
+    }
+    delta.finished = eos && !sampling.ignore_eos;
+  }
+  if (!delta.finished && running.produced >= sampling.max_tokens) {
+    delta.finished = true;
+    delta.finish_reason = FinishReason::kLength;
+  }
+  delta.usage.completion_tokens = running.produced;
+  const bool finished = delta.finished;
+  running.sink->OnDelta(std::move(delta));
+  return finished;
+}
+
+void FakeEngine::Loop() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    for (const std::string& id : std::exchange(to_cancel_, {})) {
+      const auto it = running_.find(id);
+      if (it == running_.end()) continue;
+      const auto running = it->second;
+      running_.erase(it);
+      ++cancelled_;
+      lock.unlock();
+      running->sink->OnError(absl::CancelledError("cancelled"));
+      lock.lock();
+    }
+    changed_.notify_all();
+    if (stopping_) break;
+    std::vector<std::shared_ptr<Running>> step;
+    absl::Duration delay = absl::InfiniteDuration();
+    for (const auto& [id, running] : running_) {
+      if (running->script.held && !released_ &&
+          running->request.deadline == absl::InfiniteFuture()) {
+        continue;
+      }
+      if (running->script.held && !released_ && running->request.deadline > absl::Now()) {
+        delay = std::min(delay, absl::Milliseconds(5));
+        continue;
+      }
+      delay = std::min(delay, running->script.delay);
+      step.push_back(running);
+    }
+    if (step.empty()) {
+      const auto quiet = [&] { return stopping_ || !to_cancel_.empty(); };
+      if (delay == absl::InfiniteDuration()) {
+        const size_t before = submitted_.size();
+        changed_.wait(lock, [&] { return quiet() || submitted_.size() != before || released_; });
+        if (released_ && running_.empty() && !quiet() && submitted_.size() == before) {
+          changed_.wait(lock, [&] { return quiet() || submitted_.size() != before; });
+        }
+      } else {
+        changed_.wait_for(lock, absl::ToChronoNanoseconds(delay), quiet);
+      }
+      continue;
+    }
+    lock.unlock();
+    absl::SleepFor(delay);
+    std::vector<std::string> ended;
+    for (const auto& running : step) {
+      if (Step(*running)) ended.push_back(running->request.id);
+    }
+    step.clear();
+    lock.lock();
+    for (const std::string& id : ended) running_.erase(id);
+  }
+  for (const auto& [id, running] : std::exchange(running_, {})) {
+    lock.unlock();
+    running->sink->OnError(absl::CancelledError("shut down"));
+    lock.lock();
+  }
+}
+
+}  // namespace moeserve::server::testing

@@ -1,0 +1,108 @@
+// An engine that answers from a script, and a tokenizer of bytes.
+#pragma once
+
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "server/engine_api.h"
+
+namespace moeserve::server::testing {
+
+inline constexpr TokenId kEos = 256;
+inline constexpr TokenId kBos = 257;
+inline constexpr int kVocabSize = 300;
+
+// Token i < 256 is byte i; 256 is "<eos>", 257 "<bos>", the rest "<i>".
+class ByteTokenizer final : public Tokenizer {
+ public:
+  bool add_bos = false;
+
+  absl::StatusOr<std::vector<TokenId>> Encode(std::string_view text, bool add_special_tokens,
+                                              bool parse_special = true) const override;
+  absl::StatusOr<std::string> Decode(std::span<const TokenId> ids,
+                                     bool skip_special_tokens) const override;
+  std::string TokenBytes(TokenId id) const override;
+  std::string_view TokenString(TokenId id) const override;
+  std::optional<TokenId> TokenToId(std::string_view token) const override;
+  bool IsSpecial(TokenId id) const override { return id >= 256; }
+  int vocab_size() const override { return kVocabSize; }
+};
+
+struct Script {
+  std::string reply = "hello";  // then EOS
+  bool endless = false;         // repeats the reply for ever, up to max_tokens
+  size_t bytes_per_token = 0;   // 0: one; else pads the text of each piece to this
+  absl::Duration delay;         // before each token
+  bool held = false;            // gives nothing until Release()
+  absl::Status submit_error;
+  int fail_after = -1;  // tokens, then run_error
+  absl::Status run_error = absl::InternalError("scripted failure with secrets");
+};
+
+// The log-probability that the fake gives a token.
+float FakeLogprob(TokenId token);
+
+class FakeEngine final : public EngineApi {
+ public:
+  explicit FakeEngine(Script script = {}, int max_model_len = 256);
+  ~FakeEngine() override;
+
+  absl::Status Submit(Request request, std::shared_ptr<TokenSink> sink) override;
+  void Cancel(const std::string& id) override;
+  void Drain(absl::Time deadline) override;
+  EngineStats Stats() const override;
+  ExpertStats ExpertSnapshot() const override;
+  int max_model_len() const override { return max_model_len_; }
+  const ModelSpec& spec() const override { return spec_; }
+  const Tokenizer* tokenizer() const override { return &tokenizer_; }
+
+  ByteTokenizer& mutable_tokenizer() { return tokenizer_; }
+  void SetScript(const Script& script);
+  void SetHealthy(bool healthy);
+  void Release();
+
+  std::vector<Request> submitted() const;
+  int active() const;
+  int cancelled() const;
+  // Within five seconds; false if it did not come to that.
+  bool WaitForActive(int count) const;
+  bool WaitForCancelled(int count) const;
+
+ private:
+  struct Running {
+    Request request;
+    std::shared_ptr<TokenSink> sink;
+    Script script;
+    int produced = 0;
+    bool started = false;
+  };
+
+  void Loop();
+  // One step of a request; true if it ended. Called without the lock.
+  bool Step(Running& running);
+
+  const int max_model_len_;
+  ModelSpec spec_;
+  ByteTokenizer tokenizer_;
+
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  Script script_;
+  std::map<std::string, std::shared_ptr<Running>> running_;
+  std::vector<std::string> to_cancel_;
+  std::vector<Request> submitted_;
+  int cancelled_ = 0;
+  bool healthy_ = true;
+  bool released_ = false;
+  bool draining_ = false;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace moeserve::server::testing

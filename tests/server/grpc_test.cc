@@ -1,0 +1,399 @@
+// The gRPC server through a real channel.
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <limits>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "moeserve/v1/moeserve.grpc.pb.h"
+#include "server/context.h"
+#include "server/logging.h"
+#include "server/rpc/server.h"
+#include "tests/server/fake_engine.h"
+#include "tests/server/generic_call.h"
+
+namespace moeserve::server::testing {
+namespace {
+
+class Grpc : public ::testing::Test {
+ protected:
+  void Start(const Script& script = {}, ServerSettings settings = {}, bool serving = true) {
+    SetUpLogging(LogFormat::kText, LogLevel::kOff);
+    settings.served_names = {"tiny"};
+    engine_ = std::make_shared<FakeEngine>(script);
+    context_ = std::make_unique<ServerContext>(std::move(settings));
+    rpc::GrpcServerOptions options;
+    options.port = 0;
+    auto server = rpc::GrpcServer::Start(options, *context_);
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    channel_ = grpc::CreateChannel(server_->address(), grpc::InsecureChannelCredentials());
+    stub_ = v1::Inference::NewStub(channel_);
+    if (serving) {
+      context_->SetServing(engine_, {});
+      server_->SetServing(true);
+    }
+  }
+
+  struct Answer {
+    grpc::Status status;
+    std::vector<v1::GenerateResponse> messages;
+    std::string error_code;
+    std::string request_id;
+
+    std::string Text(uint32_t index = 0) const {
+      std::string text;
+      for (const auto& message : messages) {
+        if (message.index() == index) text += message.text();
+      }
+      return text;
+    }
+  };
+
+  static std::string Trailer(const grpc::ClientContext& context, const char* key) {
+    const auto& trailers = context.GetServerTrailingMetadata();
+    const auto it = trailers.find(key);
+    return it == trailers.end() ? "" : std::string(it->second.data(), it->second.size());
+  }
+
+  Answer Generate(const v1::GenerateRequest& request, grpc::ClientContext* given = nullptr) {
+    grpc::ClientContext own;
+    grpc::ClientContext& context = given != nullptr ? *given : own;
+    Answer answer;
+    const auto reader = stub_->Generate(&context, request);
+    for (v1::GenerateResponse message; reader->Read(&message);) answer.messages.push_back(message);
+    answer.status = reader->Finish();
+    answer.error_code = Trailer(context, "x-error-code");
+    answer.request_id = Trailer(context, "x-request-id");
+    return answer;
+  }
+
+  static v1::GenerateRequest Text(const std::string& text) {
+    v1::GenerateRequest request;
+    request.set_text(text);
+    return request;
+  }
+
+  // grpc.health.v1 Check; -1 for an error, whose code goes to `code`.
+  int Health(const std::string& service, grpc::StatusCode* code = nullptr) {
+    std::string request;
+    if (!service.empty()) {
+      request = std::string("\x0a") + static_cast<char>(service.size()) + service;
+    }
+    std::string response;
+    const grpc::Status status =
+        GenericUnaryCall(channel_, "/grpc.health.v1.Health/Check", request, &response);
+    if (code != nullptr) *code = status.error_code();
+    if (!status.ok()) return -1;
+    return response.size() == 2 && response[0] == 8 ? response[1] : 0;
+  }
+
+  std::shared_ptr<FakeEngine> engine_;
+  std::unique_ptr<ServerContext> context_;
+  std::unique_ptr<rpc::GrpcServer> server_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::Inference::Stub> stub_;
+};
+
+TEST_F(Grpc, GeneratesAStream) {
+  Start();
+  v1::GenerateRequest request = Text("abc");
+  request.set_logprobs(2);
+  request.set_prompt_logprobs(1);
+  grpc::ClientContext context;
+  context.AddMetadata("x-request-id", "mine-1");
+  const Answer answer = Generate(request, &context);
+  ASSERT_TRUE(answer.status.ok()) << answer.status.error_message();
+  EXPECT_EQ(answer.request_id, "mine-1");
+  EXPECT_EQ(answer.Text(), "hello");
+  const auto& first = answer.messages.front();
+  EXPECT_EQ(first.model(), "tiny");
+  ASSERT_EQ(first.prompt_logprobs_size(), 3);
+  EXPECT_FALSE(first.prompt_logprobs(0).has_logprob());
+  EXPECT_EQ(first.prompt_logprobs(0).token(), "a");
+  EXPECT_FLOAT_EQ(first.prompt_logprobs(2).logprob(), FakeLogprob('c'));
+  const auto& last = answer.messages.back();
+  EXPECT_EQ(last.finish_reason(), v1::FINISH_REASON_STOP);
+  EXPECT_EQ(last.usage().prompt_tokens(), 3u);
+  EXPECT_EQ(last.usage().completion_tokens(), 6u);
+  ASSERT_EQ(last.logprobs_size(), 1);
+  EXPECT_EQ(last.logprobs(0).token(), "<eos>");
+  EXPECT_EQ(last.logprobs(0).top_size(), 2);
+}
+
+TEST_F(Grpc, SeveralChoicesFromIds) {
+  Start();
+  v1::GenerateRequest request;
+  request.mutable_token_ids()->add_ids(97);
+  request.set_n(3);
+  request.mutable_sampling()->set_max_tokens(3);
+  const Answer answer = Generate(request);
+  ASSERT_TRUE(answer.status.ok());
+  for (uint32_t i = 0; i < 3; ++i) EXPECT_EQ(answer.Text(i), "hel");
+  EXPECT_EQ(engine_->submitted()[2].sampling.sample_index, 2);
+}
+
+TEST_F(Grpc, Errors) {
+  Start();
+  const auto expect = [&](const v1::GenerateRequest& request, grpc::StatusCode code,
+                          const std::string& api_code) {
+    const Answer answer = Generate(request);
+    EXPECT_EQ(answer.status.error_code(), code) << answer.status.error_message();
+    EXPECT_EQ(answer.error_code, api_code);
+    EXPECT_FALSE(answer.request_id.empty());
+  };
+  constexpr auto kInvalid = grpc::StatusCode::INVALID_ARGUMENT;
+  expect({}, kInvalid, "missing_field");
+  expect(Text(""), kInvalid, "invalid_value");
+  expect(Text(std::string(300, 'a')), kInvalid, "context_length_exceeded");
+  v1::GenerateRequest request = Text("a");
+  request.set_model("other");
+  expect(request, grpc::StatusCode::NOT_FOUND, "model_not_found");
+  request = Text("a");
+  request.mutable_sampling()->set_temperature(std::numeric_limits<double>::quiet_NaN());
+  expect(request, kInvalid, "invalid_value");
+  request = Text("a");
+  request.mutable_sampling()->set_top_p(0);
+  expect(request, kInvalid, "invalid_value");
+  request = Text("a");
+  request.mutable_sampling()->add_stop("");
+  expect(request, kInvalid, "invalid_value");
+  request = Text("a");
+  request.mutable_token_ids()->add_ids(-1);
+  expect(request, kInvalid, "invalid_value");
+  request = Text("a");
+  request.set_n(129);
+  expect(request, kInvalid, "invalid_value");
+  request = Text("a");
+  request.set_logprobs(21);
+  expect(request, kInvalid, "invalid_value");
+  Script script;
+  script.submit_error = absl::ResourceExhaustedError("full");
+  engine_->SetScript(script);
+  expect(Text("a"), grpc::StatusCode::RESOURCE_EXHAUSTED, "queue_full");
+  script.submit_error = absl::AlreadyExistsError("running");
+  engine_->SetScript(script);
+  expect(Text("a"), grpc::StatusCode::ALREADY_EXISTS, "duplicate_request_id");
+  script = Script();
+  script.fail_after = 2;
+  engine_->SetScript(script);
+  const Answer failed = Generate(Text("a"));
+  EXPECT_EQ(failed.status.error_code(), grpc::StatusCode::INTERNAL);
+  EXPECT_EQ(failed.status.error_message().find("secrets"), std::string::npos);
+}
+
+TEST_F(Grpc, TooLargeAMessage) {
+  Start();
+  const Answer answer = Generate(Text(std::string(17 << 20, 'a')));
+  EXPECT_EQ(answer.status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+}
+
+TEST_F(Grpc, CancelReachesTheEngine) {
+  Script script;
+  script.endless = true;
+  script.delay = absl::Milliseconds(5);
+  Start(script);
+  v1::GenerateRequest request = Text("a");
+  request.mutable_sampling()->set_max_tokens(200);
+  grpc::ClientContext context;
+  const auto reader = stub_->Generate(&context, request);
+  v1::GenerateResponse message;
+  ASSERT_TRUE(reader->Read(&message));
+  context.TryCancel();
+  EXPECT_TRUE(engine_->WaitForCancelled(1));
+  EXPECT_TRUE(engine_->WaitForActive(0));
+  while (reader->Read(&message)) {
+  }
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+}
+
+TEST_F(Grpc, CancelWhileQueued) {
+  Script script;
+  script.held = true;
+  Start(script);
+  grpc::ClientContext context;
+  const auto reader = stub_->Generate(&context, Text("a"));
+  ASSERT_TRUE(engine_->WaitForActive(1));
+  context.TryCancel();
+  EXPECT_TRUE(engine_->WaitForCancelled(1));
+}
+
+TEST_F(Grpc, DeadlineEndsTheSequence) {
+  Script script;
+  script.held = true;
+  Start(script);
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(150));
+  const Answer answer = Generate(Text("a"), &context);
+  EXPECT_EQ(answer.status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_TRUE(engine_->WaitForActive(0));
+}
+
+TEST_F(Grpc, OurOwnTimeLimitIsADeadlineToo) {
+  Script script;
+  script.held = true;
+  ServerSettings settings;
+  settings.limits.max_request_time = absl::Milliseconds(100);
+  Start(script, settings);
+  const Answer answer = Generate(Text("a"));
+  EXPECT_EQ(answer.status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_EQ(answer.error_code, "timeout");
+}
+
+TEST_F(Grpc, SlowReaderIsDropped) {
+  Script script;
+  script.endless = true;
+  script.bytes_per_token = 60'000;
+  script.delay = absl::Milliseconds(4);
+  ServerSettings settings;
+  settings.http.write_stall_timeout = absl::Milliseconds(300);
+  Start(script, settings);
+  v1::GenerateRequest request = Text("a");
+  request.mutable_sampling()->set_max_tokens(250);
+  grpc::ClientContext context;
+  const auto reader = stub_->Generate(&context, request);
+  EXPECT_TRUE(engine_->WaitForCancelled(1));
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  v1::GenerateResponse message;
+  while (reader->Read(&message)) {
+  }
+  EXPECT_FALSE(reader->Finish().ok());
+}
+
+TEST_F(Grpc, ManyStreamsAtOnce) {
+  Script script;
+  script.reply = "0123456789";
+  script.delay = absl::Milliseconds(1);
+  Start(script);
+  std::vector<std::thread> threads;
+  std::atomic<int> good{0};
+  for (int i = 0; i < 32; ++i) {
+    threads.emplace_back([&] { good += Generate(Text("abc")).Text() == "0123456789"; });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(good, 32);
+}
+
+TEST_F(Grpc, Score) {
+  Start();
+  v1::ScoreRequest request;
+  request.set_text("abc");
+  request.set_top_logprobs(2);
+  v1::ScoreResponse response;
+  grpc::ClientContext context;
+  const grpc::Status status = stub_->Score(&context, request, &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  ASSERT_EQ(response.tokens_size(), 3);
+  EXPECT_EQ(response.scored_tokens(), 2u);
+  EXPECT_NEAR(response.sum_logprob(), FakeLogprob('b') + FakeLogprob('c'), 1e-6);
+  EXPECT_EQ(response.tokens(1).top_size(), 2);
+}
+
+TEST_F(Grpc, UnaryCalls) {
+  Start();
+  v1::TokenizeRequest tokenize;
+  tokenize.set_text("ab");
+  tokenize.set_return_token_strs(true);
+  v1::TokenizeResponse tokens;
+  grpc::ClientContext c1;
+  ASSERT_TRUE(stub_->Tokenize(&c1, tokenize, &tokens).ok());
+  EXPECT_EQ(tokens.token_ids_size(), 2);
+  EXPECT_EQ(tokens.token_strs(1), "b");
+  v1::DetokenizeRequest detokenize;
+  detokenize.add_token_ids(97);
+  v1::DetokenizeResponse text;
+  grpc::ClientContext c2;
+  ASSERT_TRUE(stub_->Detokenize(&c2, detokenize, &text).ok());
+  EXPECT_EQ(text.text(), "a");
+  detokenize.add_token_ids(300);
+  grpc::ClientContext c3;
+  EXPECT_EQ(stub_->Detokenize(&c3, detokenize, &text).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+  v1::GetModelInfoResponse info;
+  grpc::ClientContext c4;
+  ASSERT_TRUE(stub_->GetModelInfo(&c4, {}, &info).ok());
+  EXPECT_EQ(info.names(0), "tiny");
+  EXPECT_EQ(info.routed_blocks(), 1u);
+  v1::GetExpertStatsResponse stats;
+  grpc::ClientContext c5;
+  ASSERT_TRUE(stub_->GetExpertStats(&c5, {}, &stats).ok());
+  ASSERT_EQ(stats.blocks_size(), 1);
+  EXPECT_EQ(stats.blocks(0).counts(0), 10u);
+  EXPECT_DOUBLE_EQ(stats.activation_ratio(), 0.75);
+}
+
+TEST_F(Grpc, Keys) {
+  ServerSettings settings;
+  settings.keys = ApiKeys({"secret"});
+  Start({}, settings);
+  EXPECT_EQ(Generate(Text("a")).status.error_code(), grpc::StatusCode::UNAUTHENTICATED);
+  v1::GetModelInfoResponse info;
+  grpc::ClientContext c1;
+  EXPECT_EQ(stub_->GetModelInfo(&c1, {}, &info).error_code(), grpc::StatusCode::UNAUTHENTICATED);
+  grpc::ClientContext c2;
+  c2.AddMetadata("authorization", "Bearer secret");
+  EXPECT_TRUE(Generate(Text("a"), &c2).status.ok());
+  EXPECT_EQ(Health(""), 1) << "health needs no key";
+}
+
+TEST_F(Grpc, HealthFollowsTheState) {
+  Start({}, {}, /*serving=*/false);
+  const std::vector<std::string> names = {"", "moeserve.v1.Inference", "model/tiny"};
+  for (const std::string& name : names) EXPECT_EQ(Health(name), 2) << name;
+  const Answer loading = Generate(Text("a"));
+  EXPECT_EQ(loading.status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(loading.error_code, "loading");
+  context_->SetServing(engine_, {});
+  server_->SetServing(true);
+  for (const std::string& name : names) EXPECT_EQ(Health(name), 1) << name;
+  grpc::StatusCode code;
+  EXPECT_EQ(Health("nothing", &code), -1);
+  EXPECT_EQ(code, grpc::StatusCode::NOT_FOUND);
+  context_->SetDraining();
+  server_->SetServing(false);
+  for (const std::string& name : names) EXPECT_EQ(Health(name), 2) << name;
+  EXPECT_EQ(Generate(Text("a")).error_code, "draining");
+}
+
+TEST_F(Grpc, ReflectionListsTheService) {
+  Start();
+  std::string response;
+  // ServerReflectionRequest{list_services: "*"}
+  const grpc::Status status =
+      GenericUnaryCall(channel_, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+                       "\x3a\x01*", &response, /*streaming=*/true);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_NE(response.find("moeserve.v1.Inference"), std::string::npos);
+}
+
+TEST_F(Grpc, StopWaitsForRunningCalls) {
+  Script script;
+  script.delay = absl::Milliseconds(30);
+  Start(script);
+  grpc::ClientContext context;
+  const auto reader = stub_->Generate(&context, Text("a"));
+  v1::GenerateResponse message;
+  ASSERT_TRUE(reader->Read(&message));
+  std::thread stopper([&] { server_->Stop(absl::Seconds(10)); });
+  std::string text = message.text();
+  while (reader->Read(&message)) text += message.text();
+  EXPECT_EQ(text, "hello");
+  EXPECT_TRUE(reader->Finish().ok());
+  stopper.join();
+}
+
+TEST_F(Grpc, AnOccupiedPortIsAnError) {
+  Start();
+  rpc::GrpcServerOptions options;
+  options.port = server_->port();
+  EXPECT_EQ(rpc::GrpcServer::Start(options, *context_).status().code(),
+            absl::StatusCode::kUnavailable);
+}
+
+}  // namespace
+}  // namespace moeserve::server::testing

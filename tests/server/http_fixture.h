@@ -1,0 +1,63 @@
+// A whole HTTP server over a scripted engine.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "nlohmann/json.hpp"
+#include "server/context.h"
+#include "server/http/api.h"
+#include "server/http/server.h"
+#include "server/logging.h"
+#include "tests/server/fake_engine.h"
+#include "tests/server/raw_client.h"
+
+namespace moeserve::server::testing {
+
+class HttpTest : public ::testing::Test {
+ protected:
+  void Start(const Script& script = {}, ServerSettings settings = {}, bool serving = true) {
+    SetUpLogging(LogFormat::kText, LogLevel::kOff);
+    if (settings.served_names.empty()) settings.served_names = {"tiny"};
+    const HttpLimits limits = settings.http;
+    engine_ = std::make_shared<FakeEngine>(script);
+    context_ = std::make_unique<ServerContext>(std::move(settings));
+    router_ = http::MakeRouter(*context_);
+    http::HttpServerOptions options;
+    options.port = 0;
+    options.limits = limits;
+    auto server = http::HttpServer::Start(options, *router_, context_->metrics());
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    if (serving) context_->SetServing(engine_, {});
+  }
+
+  int port() const { return server_->port(); }
+
+  RawResponse Exchange(const std::string& request, bool head = false) {
+    RawClient client(port());
+    client.Send(request);
+    return client.ReadResponse(head);
+  }
+
+  RawResponse Complete(const std::string& body, const std::string& headers = "") {
+    return Exchange(Post("/v1/completions", body, headers));
+  }
+
+  static nlohmann::json Error(const RawResponse& response) {
+    const auto body = nlohmann::json::parse(response.body, nullptr, false);
+    EXPECT_TRUE(body.is_object()) << response.body;
+    const nlohmann::json error = body.value("error", nlohmann::json::object());
+    for (const char* key : {"message", "type", "param", "code"}) EXPECT_TRUE(error.contains(key));
+    return error;
+  }
+
+  std::shared_ptr<FakeEngine> engine_;
+  std::unique_ptr<ServerContext> context_;
+  std::unique_ptr<http::Router> router_;
+  std::unique_ptr<http::HttpServer> server_;
+};
+
+}  // namespace moeserve::server::testing

@@ -1,0 +1,101 @@
+// Encodes and decodes records for the comparison with Hugging Face's library (parity.py).
+//
+//   tokenize_cli MODEL_DIR INPUT OUTPUT [add_special] [no_parse_special] [skip_special]
+//
+// INPUT: records, each a 32-bit little-endian length and that many bytes of UTF-8. OUTPUT, for each
+// record: the number of ids and the ids, as 32-bit integers, then the length and the bytes of the
+// decoded text. Prints the time that encoding and decoding took.
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "model_loaders/tokenizer_json.h"
+
+namespace {
+
+double Seconds(std::chrono::steady_clock::duration d) {
+  return std::chrono::duration<double>(d).count();
+}
+
+void AppendU32(uint32_t value, std::string* out) {
+  char bytes[4];
+  std::memcpy(bytes, &value, 4);
+  out->append(bytes, 4);
+}
+
+bool HasFlag(int argc, char** argv, std::string_view name) {
+  for (int i = 4; i < argc; ++i) {
+    if (argv[i] == name) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using Clock = std::chrono::steady_clock;
+  if (argc < 4) {
+    std::fprintf(stderr, "usage: tokenize_cli MODEL_DIR INPUT OUTPUT [flags]\n");
+    return 2;
+  }
+  const auto load_start = Clock::now();
+  const auto tokenizer = moeserve::LoadTokenizerJson(argv[1]);
+  if (!tokenizer.ok()) {
+    std::fprintf(stderr, "%s\n", std::string(tokenizer.status().message()).c_str());
+    return 1;
+  }
+  const double load_seconds = Seconds(Clock::now() - load_start);
+  std::ifstream file(argv[2], std::ios::binary);
+  const std::string input((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  const bool add_special = HasFlag(argc, argv, "add_special");
+  const bool parse_special = !HasFlag(argc, argv, "no_parse_special");
+  const bool skip_special = HasFlag(argc, argv, "skip_special");
+
+  std::string output;
+  double encode_seconds = 0;
+  double decode_seconds = 0;
+  size_t text_bytes = 0;
+  size_t token_count = 0;
+  for (size_t pos = 0; pos + 4 <= input.size();) {
+    uint32_t size;
+    std::memcpy(&size, input.data() + pos, 4);
+    pos += 4;
+    if (size > input.size() - pos) {
+      std::fprintf(stderr, "the input ends within a record\n");
+      return 1;
+    }
+    const std::string_view text(input.data() + pos, size);
+    pos += size;
+    text_bytes += size;
+
+    const auto encode_start = Clock::now();
+    const auto ids = (*tokenizer)->Encode(text, add_special, parse_special);
+    const auto decode_start = Clock::now();
+    if (!ids.ok()) {
+      std::fprintf(stderr, "%s\n", std::string(ids.status().message()).c_str());
+      return 1;
+    }
+    const auto decoded = (*tokenizer)->Decode(*ids, skip_special);
+    decode_seconds += Seconds(Clock::now() - decode_start);
+    encode_seconds += Seconds(decode_start - encode_start);
+    if (!decoded.ok()) {
+      std::fprintf(stderr, "%s\n", std::string(decoded.status().message()).c_str());
+      return 1;
+    }
+    token_count += ids->size();
+    AppendU32(static_cast<uint32_t>(ids->size()), &output);
+    for (const moeserve::TokenId id : *ids) AppendU32(static_cast<uint32_t>(id), &output);
+    AppendU32(static_cast<uint32_t>(decoded->size()), &output);
+    output += *decoded;
+  }
+  std::ofstream(argv[3], std::ios::binary).write(output.data(), output.size());
+  std::printf("load %.3f s, %zu bytes, %zu ids, encode %.3f s, decode %.3f s\n", load_seconds,
+              text_bytes, token_count, encode_seconds, decode_seconds);
+  return 0;
+}
