@@ -84,9 +84,8 @@ class Engine::Impl {
   // What follows from the logits of a sequence's rows. True: the sequence is over.
   bool Advance(const ScheduledRows& rows, const float* logits);
   void CollectPromptLogprobs(const ScheduledRows& rows, const float* logits);
-  // Ends of a sequence: exactly one per request.
+  // Ends a request without an answer: its blocks are free and its sink knows.
   void Fail(SequencePtr sequence, const absl::Status& status);
-  void Retire(SequencePtr sequence);
   void UpdateGauges();
 
   const std::vector<TokenId> eos_;
@@ -316,11 +315,7 @@ void Engine::Impl::Step() {
     }
     SequencePtr taken = std::move(running_[i]);
     running_.erase(running_.begin() + static_cast<int64_t>(i));
-    if (failure != failed.end()) {
-      Fail(std::move(taken), failure->second);
-    } else {
-      Retire(std::move(taken));
-    }
+    if (failure != failed.end()) Fail(std::move(taken), failure->second);
   }
 }
 
@@ -392,11 +387,6 @@ bool Engine::Impl::Advance(const ScheduledRows& rows, const float* logits) {
   }
   s.sink->OnDelta(std::move(delta));
   return finished;
-}
-
-void Engine::Impl::Retire(SequencePtr sequence) {
-  // Its id is gone and its blocks are free already; only the object is left.
-  sequence.reset();
 }
 
 void Engine::Impl::Fail(SequencePtr sequence, const absl::Status& status) {

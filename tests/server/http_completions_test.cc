@@ -218,6 +218,16 @@ TEST_F(Completions, RefusalsOfTheEngine) {
   EXPECT_EQ(response.headers.at("x-should-retry"), "false");
 }
 
+TEST_F(Completions, WaitingTooLongInTheQueueHasItsOwnCode) {
+  Script script;
+  script.fail_after = 0;
+  script.run_error = absl::ResourceExhaustedError("waited too long");
+  Start(script);
+  const RawResponse response = Complete(R"({"prompt": "a"})");
+  EXPECT_EQ(response.status, 503);
+  EXPECT_EQ(Error(response)["code"], "queue_timeout");
+}
+
 TEST_F(Completions, ErrorsInTheBody) {
   Start();
   const std::pair<const char*, const char*> cases[] = {

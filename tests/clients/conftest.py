@@ -1,0 +1,119 @@
+"""Starts `moeserve serve` on free ports for the tests of this folder.
+
+MOESERVE_BIN names the program (default: build/release/moeserve) and MOESERVE_MODEL a checkpoint
+folder (default: the first one of deploy/models).
+"""
+
+import importlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class Server:
+    http: str  # "127.0.0.1:1234"
+    grpc: str
+    name: str  # the model's served name
+    process: subprocess.Popen
+
+    @property
+    def url(self):
+        return f"http://{self.http}"
+
+
+def binary():
+    path = pathlib.Path(os.environ.get("MOESERVE_BIN", ROOT / "build/release/moeserve"))
+    if not path.exists():
+        pytest.skip(f"{path} is not built")
+    return path
+
+
+def model():
+    given = os.environ.get("MOESERVE_MODEL")
+    if given:
+        return pathlib.Path(given)
+    models = sorted((ROOT / "deploy/models").glob("*/config.json"))
+    if not models:
+        pytest.skip("there is no model; set MOESERVE_MODEL")
+    return models[0].parent
+
+
+def start_server(*arguments):
+    """Runs the server until it says where it listens."""
+    process = subprocess.Popen(
+        [binary(), "serve", "--model", model(), "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0",
+         "--served-model-name", "test-model", *arguments],
+        stdout=subprocess.PIPE, text=True)
+    addresses = {}
+    while len(addresses) < 2:
+        line = process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the server ended with status {process.wait()}")
+        kind, _, address = line.strip().partition(" listening on ")
+        addresses[kind] = address
+    return Server(addresses["http"], addresses["grpc"], "test-model", process)
+
+
+def stop_server(server):
+    """Asks the server to drain; its exit status."""
+    server.process.send_signal(signal.SIGTERM)
+    try:
+        return server.process.wait(timeout=60)
+    except subprocess.TimeoutExpired:
+        server.process.kill()
+        raise
+
+
+@pytest.fixture(scope="session")
+def server():
+    running = start_server()
+    yield running
+    assert stop_server(running) == 0
+
+
+@pytest.fixture(scope="session")
+def protos(tmp_path_factory):
+    """The generated modules (messages, stubs) of moeserve.proto."""
+    from grpc_tools import protoc
+
+    out = tmp_path_factory.mktemp("protos")
+    status = protoc.main(["protoc", f"-I{ROOT / 'proto'}", f"--python_out={out}",
+                          f"--grpc_python_out={out}", "moeserve/v1/moeserve.proto"])
+    assert status == 0
+    sys.path.insert(0, str(out))
+    return (importlib.import_module("moeserve.v1.moeserve_pb2"),
+            importlib.import_module("moeserve.v1.moeserve_pb2_grpc"))
+
+
+def wait_for(condition, seconds=5.0):
+    """Whether `condition` becomes true in time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.fixture
+def metric(server):
+    """Reads one sample of /metrics by its full name."""
+    import urllib.request
+
+    def read(name):
+        text = urllib.request.urlopen(f"{server.url}/metrics").read().decode()
+        for line in text.splitlines():
+            if line.startswith(name + " "):
+                return float(line.rsplit(" ", 1)[1])
+        raise KeyError(name)
+
+    return read

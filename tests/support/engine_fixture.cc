@@ -1,0 +1,74 @@
+#include "tests/support/engine_fixture.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+
+#include "model_loaders/loader.h"
+
+namespace moeserve::testing {
+
+void CollectingSink::OnDelta(OutputDelta delta) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  tokens_.insert(tokens_.end(), delta.tokens.begin(), delta.tokens.end());
+  text_ += delta.text;
+  logprobs_.insert(logprobs_.end(), delta.logprobs.begin(), delta.logprobs.end());
+  prompt_logprobs_.insert(prompt_logprobs_.end(), delta.prompt_logprobs.begin(),
+                          delta.prompt_logprobs.end());
+  if (delta.finished) {
+    last_ = delta;
+    ++endings_;
+    ended_.notify_all();
+  }
+}
+
+void CollectingSink::OnError(const absl::Status& status) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  status_ = status;
+  ++endings_;
+  ended_.notify_all();
+}
+
+absl::Status CollectingSink::Wait() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (!ended_.wait_for(lock, std::chrono::seconds(120), [this] { return endings_ > 0; })) {
+    return absl::InternalError("no answer within two minutes");
+  }
+  return status_;
+}
+
+Result<std::unique_ptr<TestEngine>> TestEngine::Start(const std::filesystem::path& path,
+                                                      const EngineOptions& options, DType compute) {
+  auto test = std::make_unique<TestEngine>();
+  MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint,
+                            LoadCheckpoint(path, {.require_tokenizer = false}));
+  MOESERVE_ASSIGN_OR_RETURN(test->backend_, CreateBackend({.threads = 2}));
+  MOESERVE_ASSIGN_OR_RETURN(
+      std::unique_ptr<Model> model,
+      Model::Create(checkpoint.spec, {.compute = compute}, *checkpoint.weights, *test->backend_));
+  MOESERVE_ASSIGN_OR_RETURN(
+      test->engine_,
+      Engine::Create(options, std::move(model), checkpoint.tokenizer, checkpoint.eos_token_ids));
+  return test;
+}
+
+std::shared_ptr<CollectingSink> TestEngine::Submit(Request request) {
+  auto sink = std::make_shared<CollectingSink>();
+  const absl::Status status = engine_->Submit(std::move(request), sink);
+  if (!status.ok()) sink->OnError(status);
+  return sink;
+}
+
+void TestEngine::ExpectIdle() {
+  EngineStats stats;
+  for (int i = 0; i < 100; ++i) {
+    stats = engine_->Stats();
+    if (stats.running == 0 && stats.waiting == 0 && stats.kv_blocks_used == 0) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  ADD_FAILURE() << stats.running << " running, " << stats.waiting << " waiting, "
+                << stats.kv_blocks_used << " blocks in use";
+}
+
+}  // namespace moeserve::testing

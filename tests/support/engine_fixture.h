@@ -1,0 +1,61 @@
+// An engine over a checkpoint folder, and sinks that remember what they were told.
+#pragma once
+
+#include <condition_variable>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "kernels/registry.h"
+
+namespace moeserve::testing {
+
+// Collects an answer. Wait() returns its end; the other readers are for after that.
+class CollectingSink : public TokenSink {
+ public:
+  void OnDelta(OutputDelta delta) override;
+  void OnError(const absl::Status& status) override;
+
+  absl::Status Wait();
+  const std::vector<TokenId>& tokens() const { return tokens_; }
+  const std::string& text() const { return text_; }
+  const std::vector<TokenLogprob>& logprobs() const { return logprobs_; }
+  const std::vector<std::optional<TokenLogprob>>& prompt_logprobs() const {
+    return prompt_logprobs_;
+  }
+  const OutputDelta& last() const { return last_; }
+  int endings() const { return endings_; }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  int endings_ = 0;
+  absl::Status status_;
+  std::vector<TokenId> tokens_;
+  std::string text_;
+  std::vector<TokenLogprob> logprobs_;
+  std::vector<std::optional<TokenLogprob>> prompt_logprobs_;
+  OutputDelta last_;
+};
+
+class TestEngine {
+ public:
+  static Result<std::unique_ptr<TestEngine>> Start(const std::filesystem::path& model,
+                                                   const EngineOptions& options,
+                                                   DType compute = DType::kF32);
+
+  Engine& get() { return *engine_; }
+  // Submits; a refusal arrives at the sink as its end.
+  std::shared_ptr<CollectingSink> Submit(Request request);
+  // Fails the test unless nothing runs or waits and every cache block is free (within a second).
+  void ExpectIdle();
+
+ private:
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Engine> engine_;
+};
+
+}  // namespace moeserve::testing
