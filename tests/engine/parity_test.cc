@@ -115,6 +115,25 @@ TEST_P(ParityTest, GreedyTokensInF32) {
   EXPECT_GE(to_the_end, std::ceil(0.95 * golden->prompts));
 }
 
+// The comparison must see an error: goldens of a reference with one planted each are not met.
+TEST(PlantedErrorTest, EveryOneIsSeen) {
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(SourcePath("tests/golden/faults"))) {
+    const std::string stem = entry.path().stem().string();  // <error>.<model>
+    const std::string model = stem.substr(stem.find('.') + 1);
+    const Result<Golden> golden = ReadGolden(entry.path());
+    ASSERT_TRUE(golden.ok()) << golden.status();
+    ASSERT_TRUE(golden->metadata.contains("fault"));
+    auto runner = ModelRunner::Load(SourcePath("tests/golden/" + model));
+    ASSERT_TRUE(runner.ok()) << runner.status();
+    const Difference d = Compare(**runner, *golden, false);
+    std::printf("%s: worst difference %.2e\n", stem.c_str(), d.worst);
+    EXPECT_GT(d.worst, 100 * 1e-4) << stem << " would pass unnoticed";
+    ++files;
+  }
+  EXPECT_GE(files, 5);
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, ParityTest, ::testing::ValuesIn(GoldenModels()),
                          [](const auto& info) {
                            std::string name = info.param.name;
