@@ -124,7 +124,8 @@ absl::Status Engine::Impl::Submit(Request request, std::shared_ptr<TokenSink> si
                                                      .has_tokenizer = tokenizer_ != nullptr}));
   auto sequence = std::make_unique<Sequence>(std::move(request), std::move(sink), tokenizer_.get());
   if (BlocksFor(sequence->cache_tokens()) > blocks_.total()) {
-    return absl::ResourceExhaustedError("the request needs more KV cache than there is");
+    return absl::InvalidArgumentError(
+        "the request can never fit: its prompt and max_tokens need more KV cache than there is");
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   if (draining_ || stop_) return absl::UnavailableError("the server is shutting down");

@@ -59,6 +59,20 @@ Result<GenerationConfig> ParseGenerationConfig(std::string_view text, int vocab_
                    Concat(id, " (vocab_size of config.json is ", vocab_size, ')'));
     }
   }
+  // Written by common tools; they change nothing here, but a wrong id shows a wrong file.
+  for (const char* key : {"bos_token_id", "pad_token_id"}) {
+    const nlohmann::json* id = reader.Optional(key);
+    if (id == nullptr || id->is_null()) continue;
+    const std::optional<int> value = IntFrom(*id);
+    if (!value.has_value() || *value < 0 || *value >= vocab_size) {
+      reader.Fault(key, Concat("null or an id in [0, ", vocab_size - 1, "]"), ShowJson(*id));
+    }
+  }
+  if (const nlohmann::json* version = reader.Optional("transformers_version")) {
+    if (!version->is_string()) {
+      reader.Fault("transformers_version", "a string", ShowJson(*version));
+    }
+  }
   reader.RefuseOthers();
   MOESERVE_RETURN_IF_ERROR(problems.ToStatus(kFile));
   return config;

@@ -64,7 +64,7 @@ void ServerContext::Tick() {
 
 std::string ServerContext::MetricsText() {
   PrometheusText text;
-  metrics_.WriteServer(text);
+  metrics_->WriteServer(text);
   const std::shared_ptr<EngineApi> engine = this->engine();
   EngineStats stats;
   if (engine != nullptr) {
@@ -73,7 +73,7 @@ std::string ServerContext::MetricsText() {
     stats.healthy = false;
   }
   WriteEngineMetrics(text, stats);
-  metrics_.WriteRejected(text, stats);
+  metrics_->WriteRejected(text, stats);
   if (engine != nullptr) {
     std::optional<ExpertStats> experts = expert_history_.Latest();
     if (!experts) experts = engine->ExpertSnapshot();

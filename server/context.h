@@ -38,7 +38,8 @@ class ServerContext {
   const ServerSettings& settings() const { return settings_; }
   const std::string& model_name() const { return settings_.served_names.front(); }
   int64_t created() const { return created_; }  // Unix time
-  Metrics& metrics() { return metrics_; }
+  Metrics& metrics() { return *metrics_; }
+  const std::shared_ptr<Metrics>& shared_metrics() const { return metrics_; }
 
   ServerState state() const { return state_.load(); }
   // From loading to serving.
@@ -64,7 +65,7 @@ class ServerContext {
  private:
   const ServerSettings settings_;
   const int64_t created_;
-  Metrics metrics_;
+  const std::shared_ptr<Metrics> metrics_ = std::make_shared<Metrics>();
   ExpertMetrics expert_metrics_;
   ExpertHistory expert_history_;
   std::atomic<ServerState> state_{ServerState::kLoading};

@@ -22,11 +22,12 @@ size_t Weight(const ChoiceEvent& event) {
 
 class ChoiceSink final : public TokenSink {
  public:
-  ChoiceSink(std::shared_ptr<EventChannel> channel, int choice, int prompt_tokens, Metrics* metrics)
+  ChoiceSink(std::shared_ptr<EventChannel> channel, int choice, int prompt_tokens,
+             std::shared_ptr<Metrics> metrics)
       : channel_(std::move(channel)),
         choice_(choice),
         prompt_tokens_(prompt_tokens),
-        metrics_(metrics),
+        metrics_(std::move(metrics)),
         start_(std::chrono::steady_clock::now()),
         previous_(start_) {}
 
@@ -41,7 +42,8 @@ class ChoiceSink final : public TokenSink {
   void OnError(const absl::Status& status) override {
     ChoiceEvent event;
     event.choice = choice_;
-    event.error = status;
+    // A full queue refuses at once; what comes later is the end of a wait in it.
+    event.error = absl::IsResourceExhausted(status) ? WithApiCode(status, "queue_timeout") : status;
     channel_->Push(std::move(event));
   }
 
@@ -77,7 +79,7 @@ class ChoiceSink final : public TokenSink {
   const std::shared_ptr<EventChannel> channel_;
   const int choice_;
   const int prompt_tokens_;
-  Metrics* const metrics_;
+  const std::shared_ptr<Metrics> metrics_;
   const std::chrono::steady_clock::time_point start_;
   std::chrono::steady_clock::time_point previous_;
   std::chrono::steady_clock::time_point first_token_;
@@ -125,7 +127,7 @@ Generation::Generation(std::shared_ptr<EngineApi> engine, GenerationOptions opti
 Result<std::unique_ptr<Generation>> Generation::Start(std::shared_ptr<EngineApi> engine,
                                                       std::vector<Request> requests,
                                                       GenerationOptions options) {
-  Metrics* const metrics = options.metrics;
+  const std::shared_ptr<Metrics> metrics = options.metrics;
   std::unique_ptr<Generation> generation(new Generation(std::move(engine), std::move(options)));
   for (size_t i = 0; i < requests.size(); ++i) {
     std::string id = requests[i].id;

@@ -47,7 +47,8 @@ class EventChannel {
 struct GenerationOptions {
   size_t max_unread_bytes = size_t{1} << 20;
   std::function<void()> wake = [] {};
-  Metrics* metrics = nullptr;  // may be null; outlives the engine requests otherwise
+  std::shared_ptr<Metrics>
+      metrics;  // may be null; the engine can still report after the rest is gone
 };
 
 // Runs choices to their end. One thread at a time uses it.

@@ -210,7 +210,7 @@ class Api {
     identity.model = params.model;
     GenerationOptions options;
     options.wake = request.wake;
-    options.metrics = &context_.metrics();
+    options.metrics = context_.shared_metrics();
     // Only a stream can leave its output unread: a unary answer is collected as it comes.
     options.max_unread_bytes =
         params.stream ? limits.max_unread_bytes : std::numeric_limits<size_t>::max();

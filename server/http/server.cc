@@ -97,9 +97,16 @@ class HttpServer::Impl {
       all_closed_.wait_for(lock, std::chrono::seconds(2), [&] { return open_ == 0; });
     }
     work_.reset();
-    io_->stop();
-    if (thread_.joinable()) thread_.join();
+    {
+      // With all connections gone the thread ends by itself, once the last handlers have run.
+      std::lock_guard lock(mutex_);
+      if (open_ > 0) io_->stop();
+    }
+    thread_.join();
     environment_->pool->join();
+    // A handler that will never run may hold a connection, and through it the environment.
+    environment_->io.reset();
+    environment_->pool.reset();
   }
 
   const tcp::endpoint& endpoint() const { return endpoint_; }

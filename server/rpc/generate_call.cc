@@ -57,7 +57,7 @@ absl::Status GenerateCall::Submit(const v1::GenerateRequest& request, Dispatcher
   for (Request& r : requests) r.sampling.prompt_logprobs = params.prompt_logprobs;
   GenerationOptions options;
   options.max_unread_bytes = server_.settings().limits.max_unread_bytes;
-  options.metrics = &server_.metrics();
+  options.metrics = server_.shared_metrics();
   options.wake = [weak = weak_from_this(), queue = dispatcher.queue()] {
     Dispatcher::Post(*queue, [weak] {
       if (const auto self = weak.lock()) self->Advance();
@@ -125,8 +125,10 @@ void GenerateCall::WatchForStall() {
   alarm_set_ = true;
   const absl::Duration limit = server_.settings().http.write_stall_timeout;
   stall_alarm_.Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(limit),
-                   [self = shared_from_this(), write = writes_](bool fired) {
-                     if (!fired) return;
+                   [weak = weak_from_this(), write = writes_](bool fired) {
+                     // Weak: an alarm keeps its callback for as long as it lives.
+                     const auto self = weak.lock();
+                     if (!fired || self == nullptr) return;
                      bool stalled;
                      {
                        std::lock_guard lock(self->mutex_);
@@ -166,11 +168,11 @@ void GenerateCall::OnCancel() {
 void GenerateCall::End(const absl::Status& status) { Finish(call_.End(status)); }
 
 void GenerateCall::OnDone() {
-  stall_alarm_.Cancel();
   {
     std::lock_guard lock(mutex_);
     ended_ = true;
     generation_.reset();
+    stall_alarm_.Cancel();
   }
   self_.reset();
 }

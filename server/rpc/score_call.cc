@@ -46,7 +46,7 @@ absl::Status ScoreCall::Submit(const v1::ScoreRequest& request, Dispatcher& disp
       MakeEngineRequests(completion, prompts, Concat("score-", NewRequestId()), call_.deadline());
   requests.front().sampling.prompt_logprobs = params.prompt_logprobs;
   GenerationOptions options;
-  options.metrics = &server_.metrics();
+  options.metrics = server_.shared_metrics();
   options.wake = [weak = weak_from_this(), queue = dispatcher.queue()] {
     Dispatcher::Post(*queue, [weak] {
       if (const auto self = weak.lock()) self->Advance();

@@ -8,6 +8,8 @@ golden.safetensors holds, for P prompts of 64 tokens:
   prompts I32 [P,64]; target_logprobs F32 [P,63]: log-probability of token i+1 at position i;
   top_ids I32, top_logprobs F32 [P,64,8]; greedy I32 [P,64]: continuation of the prompt;
   greedy_margin F32 [P,64]: lead of each greedy token over the second, in log-probability;
+  bf16_target_logprobs F32 [P,63], bf16_top_logprobs F32 [P,64,8] (at top_ids): the same of a run with
+  bf16 products and the fp32 run's routes;
   routes.<layer>.<attention|feed_forward>.{offsets I32 [rows+1], experts I32 [A], weights F32 [A]}:
   routes of the prompts; rows by prompt, then token, then sub-token; experts ascend in a row.
 
@@ -87,8 +89,10 @@ def trained_prompts(stream: torch.Tensor) -> torch.Tensor:
     return torch.stack([stream[i * step:i * step + LENGTH] for i in range(TRAINED_PROMPTS)])
 
 
-def golden_tensors(model: routed_decoder.RoutedDecoder,
+def golden_tensors(model: routed_decoder.RoutedDecoder, narrow: routed_decoder.RoutedDecoder,
                    prompts: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Results of `model`; `narrow` is the same model with bf16 products."""
+    narrow_targets, narrow_top = [], []
     targets, top_ids, top_logprobs, greedy, margins = [], [], [], [], []
     recorded: list[dict[str, routed_decoder.Routes]] = []
     for prompt in prompts:
@@ -98,12 +102,18 @@ def golden_tensors(model: routed_decoder.RoutedDecoder,
         best = logprobs.topk(TOP, dim=1)
         top_ids.append(best.indices.to(torch.int32))
         top_logprobs.append(best.values)
+        narrow.replay = recorded[-1]
+        narrow_logprobs = narrow.forward(prompt).log_softmax(-1)
+        narrow_targets.append(narrow_logprobs[:-1].gather(1, prompt[1:, None])[:, 0])
+        narrow_top.append(narrow_logprobs.gather(1, best.indices))
         tokens, margin = model.greedy(prompt, LENGTH)
         greedy.append(tokens)
         margins.append(margin)
     out = {"prompts": prompts.to(torch.int32), "target_logprobs": torch.stack(targets),
            "top_ids": torch.stack(top_ids), "top_logprobs": torch.stack(top_logprobs),
-           "greedy": torch.stack(greedy), "greedy_margin": torch.stack(margins)}
+           "greedy": torch.stack(greedy), "greedy_margin": torch.stack(margins),
+           "bf16_target_logprobs": torch.stack(narrow_targets),
+           "bf16_top_logprobs": torch.stack(narrow_top)}
     for key in recorded[0]:
         routes = routed_decoder.concatenate_routes([routes[key] for routes in recorded])
         for field in ("offsets", "experts", "weights"):
@@ -113,14 +123,17 @@ def golden_tensors(model: routed_decoder.RoutedDecoder,
 
 def tiny_golden(name: str, fault: str | None) -> bytes:
     config, tensors = tiny_models.tiny_tensors(name)
-    model = routed_decoder.RoutedDecoder(config, tensors, fault=fault)
-    golden = golden_tensors(model, tiny_prompts(name, config["vocab_size"]))
+    model, narrow = (routed_decoder.RoutedDecoder(config, tensors, fault=fault, bf16_products=bf16)
+                     for bf16 in (False, True))
+    golden = golden_tensors(model, narrow, tiny_prompts(name, config["vocab_size"]))
     return safetensors_io.to_bytes(golden, metadata(tiny_models.folder_files(name), fault))
 
 
 def trained_golden(name: str, fault: str | None) -> bytes:
-    model = routed_decoder.RoutedDecoder.from_folder(MODELS / name, fault=fault)
-    golden = golden_tensors(model, trained_prompts(heldout_tokens()))
+    model, narrow = (routed_decoder.RoutedDecoder.from_folder(MODELS / name, fault=fault,
+                                                              bf16_products=bf16)
+                     for bf16 in (False, True))
+    golden = golden_tensors(model, narrow, trained_prompts(heldout_tokens()))
     return safetensors_io.to_bytes(golden, metadata(read_folder(MODELS / name), fault))
 
 

@@ -280,10 +280,15 @@ class RoutedDecoder:
 
     `forward` handles one sequence. `recorded` holds the routes of the latest forward pass, keyed
     "<layer>.attention" or "<layer>.feed_forward"; `replay` forces routes under the same keys.
+
+    `bf16_products` is the server's bf16 run in fp32 arithmetic: the weights and the inputs of every
+    product, cached keys and values, and the results of routed experts are rounded to bf16; the
+    residual stream, norms, scores, gates, softmax, sums and the head's input are not.
     """
 
     def __init__(self, config: Json, tensors: dict[str, Tensor],
-                 dtype: torch.dtype = torch.float32, fault: str | None = None) -> None:
+                 dtype: torch.dtype = torch.float32, fault: str | None = None,
+                 bf16_products: bool = False) -> None:
         if fault is not None and fault not in FAULTS:
             raise ValueError(f"unknown fault {fault}")
         self.config = complete_config(config)
@@ -293,13 +298,24 @@ class RoutedDecoder:
         self.tensors = {name: value.to(torch.float32 if ".router." in name else dtype)
                         for name, value in tensors.items()}
         self.wide = torch.promote_types(dtype, torch.float32)
+        self.bf16_products = bf16_products
+        if bf16_products:
+            tied = self.config["tie_word_embeddings"]
+            for name, value in self.tensors.items():
+                lookup = name.startswith("embed_position") or (name == "embed.weight" and not tied)
+                if value.dim() == 2 and ".router." not in name and not lookup:
+                    self.tensors[name] = self._round(value)
         self.recorded: dict[str, Routes] = {}
         self.replay: dict[str, Routes] | None = None
 
     @classmethod
     def from_folder(cls, folder: pathlib.Path, dtype: torch.dtype = torch.float32,
-                    fault: str | None = None) -> "RoutedDecoder":
-        return cls(*load_folder(folder), dtype=dtype, fault=fault)
+                    fault: str | None = None, bf16_products: bool = False) -> "RoutedDecoder":
+        return cls(*load_folder(folder), dtype=dtype, fault=fault, bf16_products=bf16_products)
+
+    def _round(self, x: Tensor) -> Tensor:
+        """To bf16 and back, in a run with bf16 products."""
+        return x.to(torch.bfloat16).to(x.dtype) if self.bf16_products else x
 
     def new_cache(self) -> Cache:
         return Cache(self.config["num_hidden_layers"])
@@ -334,7 +350,7 @@ class RoutedDecoder:
         """One residual branch; models.md section 1 gives both placements of the norm."""
         name = f"blocks.{layer}.{part}"
         before = self.config["norm"]["placement"] == "pre"
-        inner = self._norm(x, f"{name}.norm") if before else x
+        inner = self._round(self._norm(x, f"{name}.norm") if before else x)
         if part == "attention":
             branch = self._attention(inner, layer, positions, cache)
         else:
@@ -368,7 +384,8 @@ class RoutedDecoder:
         shape = (len(x), settings["num_kv_heads"], settings["head_dim"])
         keys, values = self._linear(x, f"{name}.k"), self._linear(x, f"{name}.v").view(shape)
         keys = self._qk_norm(keys.view(shape), f"{name}.k_norm", settings)
-        keys, values = cache.extend(layer, self._rotate(keys, positions), values)
+        keys = self._round(self._rotate(keys, positions))
+        keys, values = cache.extend(layer, keys, self._round(values))
         if settings["kind"] == "dense":
             out = self._dense_heads(x, name, settings, positions, keys, values)
         else:
@@ -387,7 +404,7 @@ class RoutedDecoder:
         else:
             kv_head = torch.arange(heads) // (heads // groups)
         out = self._attend(q, positions, keys[:, kv_head], values[:, kv_head], settings)
-        return self._linear(out.flatten(1), f"{name}.o")
+        return self._linear(self._round(out.flatten(1)), f"{name}.o")
 
     def _expert_heads(self, x: Tensor, name: str, settings: Json, positions: Tensor, keys: Tensor,
                       values: Tensor) -> Tensor:
@@ -400,8 +417,8 @@ class RoutedDecoder:
             q = q.view(len(rows), settings["num_kv_heads"], settings["head_dim"])
             q = self._rotate(q, positions[rows])
             heads = self._attend(q, positions[rows], keys, values, settings)
-            result = self._linear(heads.flatten(1), f"{name}.experts.{expert}.o")
-            out[rows] += weights[:, None] * result.to(self.wide)
+            result = self._linear(self._round(heads.flatten(1)), f"{name}.experts.{expert}.o")
+            out[rows] += weights[:, None] * self._round(result).to(self.wide)
         return out.to(self.dtype)
 
     def _qk_norm(self, x: Tensor, name: str, settings: Json) -> Tensor:
@@ -489,7 +506,7 @@ class RoutedDecoder:
         if heads == 1:
             return x
         if split["projection"]:
-            x = self._linear(x, f"{name}.split")
+            x = self._round(self._linear(x, f"{name}.split"))
         parts = x.view(len(x), heads, -1)
         if self.fault == "split_reversed":
             parts = parts.flip(1)
@@ -500,7 +517,7 @@ class RoutedDecoder:
         if split["heads"] == 1:
             return y
         y = y.reshape(len(y) // split["heads"], -1)
-        return self._linear(y, f"{name}.merge") if split["projection"] else y
+        return self._linear(self._round(y), f"{name}.merge") if split["projection"] else y
 
     def _mixture(self, rows: Tensor, name: str, settings: Json) -> Tensor:
         """Weighted sum of the selected experts in ascending id, accumulated at least in fp32."""
@@ -509,7 +526,7 @@ class RoutedDecoder:
         for expert in routes.used():
             chosen, weights = routes.rows_of(expert)
             result = self._expert(rows[chosen], f"{name}.experts.{expert}", settings["expert"])
-            out[chosen] += weights[:, None] * result.to(self.wide)
+            out[chosen] += weights[:, None] * self._round(result).to(self.wide)
         return out.to(self.dtype)
 
     def _expert(self, x: Tensor, name: str, form: Json) -> Tensor:
@@ -521,7 +538,7 @@ class RoutedDecoder:
             hidden = activate(up, form["activation"])
         if form["inner_norm"]:
             hidden = self._norm(hidden, f"{name}.inner_norm")
-        return self._linear(hidden, f"{name}.down")
+        return self._linear(self._round(hidden), f"{name}.down")
 
     # Generation.
 

@@ -51,6 +51,8 @@ Result<Golden> ReadGolden(const std::filesystem::path& path) {
   g.top_logprobs = Values<float>(*file, "top_logprobs");
   g.greedy = Values<int32_t>(*file, "greedy");
   g.greedy_margin = Values<float>(*file, "greedy_margin");
+  g.bf16_target_logprobs = Values<float>(*file, "bf16_target_logprobs");
+  g.bf16_top_logprobs = Values<float>(*file, "bf16_top_logprobs");
   g.metadata = file->metadata();
   for (const TensorEntry& entry : file->tensors()) {
     const std::string& n = entry.name;

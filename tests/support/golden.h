@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <map>
+#include <ostream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,12 +19,15 @@ struct Golden {
   int prompts = 0;
   int length = 0;
   int top = 0;
-  std::vector<int32_t> tokens;                              // [P, length]
-  std::vector<float> target_logprobs;                       // [P, length - 1]
-  std::vector<int32_t> top_ids;                             // [P, length, top]
-  std::vector<float> top_logprobs;                          // [P, length, top]
-  std::vector<int32_t> greedy;                              // [P, length]
-  std::vector<float> greedy_margin;                         // [P, length]
+  std::vector<int32_t> tokens;         // [P, length]
+  std::vector<float> target_logprobs;  // [P, length - 1]
+  std::vector<int32_t> top_ids;        // [P, length, top]
+  std::vector<float> top_logprobs;     // [P, length, top]
+  std::vector<int32_t> greedy;         // [P, length]
+  std::vector<float> greedy_margin;    // [P, length]
+  // Of the reference with bf16 products, the f32 run\'s routes replayed.
+  std::vector<float> bf16_target_logprobs;                  // [P, length - 1]
+  std::vector<float> bf16_top_logprobs;                     // [P, length, top], at top_ids
   std::map<std::pair<int, BlockKind>, GivenRoutes> routes;  // rows of all prompts
   std::map<std::string, std::string> metadata;
 
@@ -46,6 +50,7 @@ struct GoldenModel {
   std::filesystem::path model;
   std::filesystem::path golden;
 };
+inline void PrintTo(const GoldenModel& m, std::ostream* out) { *out << m.name; }
 std::vector<GoldenModel> GoldenModels();
 
 }  // namespace moeserve::testing

@@ -1,0 +1,192 @@
+#!/usr/bin/env bash
+# From a fresh clone to streamed text: installs what is missing, builds, serves a bundled model,
+# sends one prompt over HTTP and one over gRPC and shows which experts worked.
+#
+#   deploy/quickstart.sh [--once] [--model FOLDER] [--no-install]
+#
+#   --once        stop the server and exit instead of serving on
+#   --model       checkpoint folder, default deploy/models/mh-moe
+#   --no-install  leave the machine's packages alone
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+readonly http_port=8080 grpc_port=8081  # as in "moeserve serve"
+readonly binary=build/release/moeserve
+readonly work=build/quickstart  # the server's output
+readonly stubs=build/clients    # generated Python code
+# The distribution's Python is the one that its packages are installed for.
+readonly python=/usr/bin/python3
+readonly prompt="In the beginning God created"
+readonly body="{\"prompt\": \"$prompt\", \"max_tokens\": 48, \"temperature\": 0, \"stream\": true}"
+
+once=false
+install=true
+model=deploy/models/mh-moe
+server=
+
+usage() { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+
+die() {
+  printf 'error: %s\n' "$*" >&2
+  exit 1
+}
+
+step() { printf '\n[%s] %s\n' "$1" "$2"; }
+
+parse_arguments() {
+  while (($# > 0)); do
+    case $1 in
+      --once) once=true ;;
+      --no-install) install=false ;;
+      --model)
+        (($# > 1)) || die "--model needs a folder"
+        model=$2
+        shift
+        ;;
+      -h | --help)
+        usage
+        exit 0
+        ;;
+      *)
+        usage >&2
+        die "unknown argument $1"
+        ;;
+    esac
+    shift
+  done
+  [[ -f $model/config.json ]] || die "$model is no checkpoint folder: it has no config.json"
+}
+
+stop_server() {
+  if [[ -z $server ]]; then return; fi
+  local pid=$server
+  server=
+  kill -TERM "$pid" 2>/dev/null || return 0
+  for _ in {1..100}; do
+    kill -0 "$pid" 2>/dev/null || break
+    sleep 0.1
+  done
+  kill -KILL "$pid" 2>/dev/null || true
+  wait "$pid" 2>/dev/null || true
+}
+
+build() {
+  local jobs
+  jobs=$(deploy/build_jobs.sh)
+  # No tests, hence no test packages; a warning of a newer compiler is no reason to stop a user.
+  # MOESERVE_CUDA turns itself off where there is no nvcc.
+  cmake --preset release -DMOESERVE_TESTS=OFF -DMOESERVE_DEV=OFF >"$work/configure.log" 2>&1 || {
+    tail -n 30 "$work/configure.log" >&2
+    die "CMake could not configure the build"
+  }
+  grep -E 'CUDA is off' "$work/configure.log" || true
+  cmake --build --preset release --parallel "$jobs" --target moeserve
+}
+
+make_stubs() {
+  mkdir -p "$stubs"
+  protoc -I proto --python_out="$stubs" --grpc_out="$stubs" \
+    --plugin=protoc-gen-grpc="$(command -v grpc_python_plugin)" proto/moeserve/v1/moeserve.proto
+}
+
+# Prints PORT, or 0 (any free one) if something listens there.
+free_port() {
+  if (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; then
+    echo "port $1 is taken, a free one is used instead" >&2
+    echo 0
+  else
+    echo "$1"
+  fi
+}
+
+# Starts the server and sets `http` and `grpc` to the addresses it prints.
+start_server() {
+  local http_wish=0 grpc_wish=0
+  if ! $once; then
+    http_wish=$(free_port $http_port)
+    grpc_wish=$(free_port $grpc_port)
+  fi
+  "$binary" serve --model "$model" --http "127.0.0.1:$http_wish" --grpc "127.0.0.1:$grpc_wish" \
+    --drain-timeout 5 >"$work/ready.txt" 2>"$work/server.log" &
+  server=$!
+  until grep -q '^grpc listening on ' "$work/ready.txt"; do
+    if ! kill -0 "$server" 2>/dev/null; then
+      server=
+      tail -n 20 "$work/server.log" >&2
+      die "the server did not start"
+    fi
+    sleep 0.1
+  done
+  http=$(sed -n 's/^http listening on //p' "$work/ready.txt")
+  grpc=$(sed -n 's/^grpc listening on //p' "$work/ready.txt")
+  echo "HTTP on $http, gRPC on $grpc, log in $work/server.log"
+}
+
+ask_http() {
+  printf '%s' "$prompt"
+  curl --silent --show-error --no-buffer --max-time 120 "http://$http/v1/completions" \
+    -H 'Content-Type: application/json' -d "$body" | $python deploy/clients/stream_text.py
+}
+
+ask_grpc() {
+  printf '%s' "$prompt"
+  PYTHONPATH=$stubs $python deploy/clients/generate_grpc.py --address "$grpc" "$prompt"
+}
+
+show_experts() {
+  curl --silent --show-error --fail --max-time 30 "http://$http/v1/experts/stats" |
+    $python deploy/clients/experts_table.py
+}
+
+show_commands() {
+  cat <<COMMANDS
+
+The server keeps running; Ctrl-C stops it. In another terminal, in $PWD, try:
+
+  curl -sN http://$http/v1/completions -H 'Content-Type: application/json' \\
+    -d '$body' |
+    $python deploy/clients/stream_text.py
+  PYTHONPATH=$stubs $python deploy/clients/generate_grpc.py --address $grpc "$prompt"
+  curl -s http://$http/v1/experts/stats | $python deploy/clients/experts_table.py
+  curl -s http://$http/v1/models
+  curl -s http://$http/metrics
+  $binary --help
+COMMANDS
+}
+
+main() {
+  parse_arguments "$@"
+  trap stop_server EXIT
+  trap 'exit 130' INT
+  trap 'exit 143' TERM
+  mkdir -p "$work"
+
+  if $install; then
+    step 1/6 "Packages: on a bare system this loads about 200 MB and takes a few minutes"
+    deploy/install_dependencies.sh build clients
+  else
+    step 1/6 "Packages: left alone"
+  fi
+  step 2/6 "Build: about 5 minutes on 2 cores the first time"
+  build
+  step 3/6 "Server: $model"
+  make_stubs
+  start_server
+  step 4/6 "A prompt over HTTP"
+  ask_http
+  step 5/6 "The same over gRPC"
+  ask_grpc
+  step 6/6 "The experts that worked"
+  show_experts
+
+  if $once; then return; fi
+  show_commands
+  trap 'exit 0' INT TERM
+  wait "$server" || {
+    server=
+    tail -n 20 "$work/server.log" >&2
+    die "the server ended"
+  }
+}
+
+main "$@"

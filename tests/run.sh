@@ -1,0 +1,188 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds and tests. Under half an hour on two cores from nothing.
+#
+#   tests/run.sh [--full] [--no-install]
+#
+#   --full        also: address and thread sanitizers, slow and load tests, the whole tokenizer
+#                 comparison, lm_eval, and the goldens computed anew; takes hours
+#   --no-install  leave the machine's packages alone
+#
+# The C++ tests of the release build come last, so that the output ends with ctest's summary.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+readonly venv=build/venv
+readonly reference_venv=build/venv-reference
+# The distribution's Python is the one that its packages are installed for.
+readonly python=/usr/bin/python3
+
+full=false
+install=true
+jobs=
+stage=
+stage_start=0
+times=()
+
+usage() { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+
+# stage NAME COMMAND...: runs a function or command between two lines that name and time it.
+stage() {
+  stage=$1
+  stage_start=$SECONDS
+  shift
+  printf '\n==== %s\n' "$stage"
+  "$@"
+  times+=("$(printf '%5d s  %s' $((SECONDS - stage_start)) "$stage")")
+  printf '==== %s: %d s\n' "$stage" $((SECONDS - stage_start))
+  stage=
+}
+
+report_failure() {
+  local status=$?
+  if [[ -n $stage ]]; then
+    printf '\n==== %s FAILED after %d s\n' "$stage" $((SECONDS - stage_start)) >&2
+  fi
+  exit "$status"
+}
+
+print_times() {
+  printf '\n==== times\n'
+  printf '%s\n' "${times[@]}"
+}
+
+install_packages() {
+  local -a groups=(build tests)
+  if $full; then groups+=(reference); fi
+  deploy/install_dependencies.sh "${groups[@]}"
+}
+
+# make_venv FOLDER "VENV-ARGUMENTS" PIP-ARGUMENTS...: a virtual environment, made anew only when
+# what it is made of has changed. Without a change this works offline.
+make_venv() {
+  local folder=$1 options=$2 recipe
+  shift 2
+  recipe="$options $* $(sha256sum tests/requirements.txt)"
+  if [[ -f $folder/recipe && $(<"$folder/recipe") == "$recipe" ]]; then
+    echo "$folder is up to date"
+    return
+  fi
+  # shellcheck disable=SC2086  # no option at all is no argument
+  $python -m venv --clear $options "$folder"
+  "$folder/bin/pip" install --quiet --disable-pip-version-check "$@"
+  printf '%s' "$recipe" >"$folder/recipe"
+}
+
+make_test_venv() { make_venv "$venv" "" -r tests/requirements.txt; }
+
+# PyTorch is the distribution's: its package index has only far larger builds.
+make_reference_venv() {
+  make_venv "$reference_venv" --system-site-packages -c tests/requirements.txt tokenizers
+}
+
+# build PRESET
+build() {
+  local strict=OFF
+  # In CI a warning is an error. Elsewhere the compiler may be a newer one with warnings of its own.
+  if [[ ${CI:-} == true ]]; then strict=ON; fi
+  cmake --preset "$1" -DMOESERVE_TESTS=ON -DMOESERVE_DEV="$strict"
+  cmake --build --preset "$1" --parallel "$jobs"
+}
+
+# client_tests PRESET
+client_tests() {
+  MOESERVE_BIN=$PWD/build/$1/moeserve MOESERVE_MODEL=$PWD/deploy/models/mh-moe \
+    "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/clients
+}
+
+# tokenizer_parity MEGABYTES: of text for each setting
+tokenizer_parity() {
+  "$venv/bin/python" tests/tokenizer/parity.py --cli build/release/tests/tokenize_cli \
+    --megabytes "$1" deploy/models/mh-moe
+}
+
+# run_ctest PRESET [ARGUMENT...]
+run_ctest() {
+  local preset=$1
+  shift
+  ctest --test-dir "build/$preset" --output-on-failure --no-tests=error --parallel "$jobs" "$@"
+}
+
+# Thread sanitizer cannot place its tables where the kernel scatters the address space widely.
+steady_addresses() {
+  if setarch "$(uname -m)" --addr-no-randomize true 2>/dev/null; then
+    setarch "$(uname -m)" --addr-no-randomize "$@"
+  else
+    "$@"
+  fi
+}
+
+# sanitize PRESET: builds and tests; the build runs the test programs too, to list their tests.
+sanitize() {
+  build "$1"
+  run_ctest "$1" --label-exclude slow
+  client_tests "$1"
+}
+
+sanitize_threads() {
+  local suppressions=$PWD/tests/tsan.supp
+  if [[ -f $suppressions ]]; then
+    export TSAN_OPTIONS="${TSAN_OPTIONS:+$TSAN_OPTIONS:}suppressions=$suppressions"
+  fi
+  export -f build run_ctest client_tests sanitize
+  export jobs venv
+  steady_addresses bash -euo pipefail -c 'sanitize tsan'
+}
+
+check_goldens() { "$reference_venv/bin/python" tests/reference/make_goldens.py --check; }
+
+# run_script SCRIPT: a part of --full with a script of its own
+run_script() { MOESERVE_BIN=$PWD/build/release/moeserve bash "$1"; }
+
+run_full() {
+  local part
+  stage "address and undefined-behaviour sanitizers" sanitize asan
+  stage "thread sanitizer" sanitize_threads
+  stage "Python environment with PyTorch" make_reference_venv
+  stage "goldens computed anew" check_goldens
+  for part in load lm_eval; do
+    if [[ -f tests/$part/run.sh ]]; then stage "$part" run_script "tests/$part/run.sh"; fi
+  done
+}
+
+main() {
+  while (($# > 0)); do
+    case $1 in
+      --full) full=true ;;
+      --no-install) install=false ;;
+      -h | --help)
+        usage
+        exit 0
+        ;;
+      *)
+        usage >&2
+        echo "error: unknown argument $1" >&2
+        exit 2
+        ;;
+    esac
+    shift
+  done
+  trap report_failure EXIT
+  jobs=$(deploy/build_jobs.sh)
+
+  if $install; then stage "packages" install_packages; fi
+  stage "Python environment" make_test_venv
+  stage "release build" build release
+  stage "clients in Python" client_tests release
+  if $full; then
+    stage "tokenizer against Hugging Face's" tokenizer_parity 2.2
+    run_full
+    print_times
+    stage "tests in C++" run_ctest release
+  else
+    stage "tokenizer against Hugging Face's" tokenizer_parity 0.02
+    print_times
+    stage "tests in C++" run_ctest release --label-exclude slow
+  fi
+}
+
+main "$@"
