@@ -96,13 +96,13 @@ as_root() {
 install() {
   local need package removed
   local -a packages=()
-  echo "missing: $*"
   # Lists that are a little old are good enough, so a failure here need not be the end.
   as_root apt-get update -qq || echo "warning: the package lists could not be renewed"
   for need in "$@"; do
     package=$(resolve "$need") || die "apt knows no package for \"${need#*@}\". moeserve needs" \
       "Debian 12, Ubuntu 24.04 (with the component \"universe\") or newer."
-    packages+=("$package")
+    # Two commands can come from one package.
+    if [[ " ${packages[*]} " != *" $package "* ]]; then packages+=("$package"); fi
   done
   for package in "${optional[@]}"; do
     if ! is_satisfied "$package@$package" && is_available "$package"; then packages+=("$package"); fi

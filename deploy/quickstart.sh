@@ -106,6 +106,7 @@ start_server() {
     http_wish=$(free_port $http_port)
     grpc_wish=$(free_port $grpc_port)
   fi
+  : >"$work/ready.txt"  # what an earlier server said must not be read as this one's
   "$binary" serve --model "$model" --http "127.0.0.1:$http_wish" --grpc "127.0.0.1:$grpc_wish" \
     --drain-timeout 5 >"$work/ready.txt" 2>"$work/server.log" &
   server=$!

@@ -1,0 +1,91 @@
+// Perplexity of held-out text through the engine against the reference's, in f32 and, choosing its
+// own routes, in bf16.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "tests/support/engine_fixture.h"
+#include "tests/support/golden.h"
+
+namespace moeserve::testing {
+namespace {
+
+std::string ReadText(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+nlohmann::json Reference() {
+  return nlohmann::json::parse(ReadText(SourcePath("tests/golden/perplexity.json")));
+}
+
+std::vector<std::string> Names() {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : Reference()["perplexity"].items()) names.push_back(name);
+  return names;
+}
+
+// The mean over all windows, each a sequence of its own that predicts all its tokens but the first.
+double Perplexity(TestEngine& engine, const std::vector<TokenId>& tokens, int window) {
+  std::vector<std::shared_ptr<CollectingSink>> sinks;
+  for (size_t at = 0; at < tokens.size(); at += static_cast<size_t>(window)) {
+    Request r;
+    r.id = std::to_string(at);
+    r.prompt.assign(tokens.begin() + static_cast<int64_t>(at),
+                    tokens.begin() + static_cast<int64_t>(std::min(
+                                         tokens.size(), at + static_cast<size_t>(window))));
+    r.sampling.max_tokens = 0;
+    r.sampling.prompt_logprobs = 0;
+    sinks.push_back(engine.Submit(std::move(r)));
+  }
+  double sum = 0.0;
+  int64_t count = 0;
+  for (const auto& sink : sinks) {
+    EXPECT_TRUE(sink->Wait().ok());
+    for (const auto& logprob : sink->prompt_logprobs()) {
+      if (!logprob.has_value()) continue;
+      sum -= logprob->logprob;
+      ++count;
+    }
+  }
+  return std::exp(sum / static_cast<double>(count));
+}
+
+class PerplexityTest : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(PerplexityTest, EqualsTheReference) {
+  const nlohmann::json reference = Reference();
+  const double expected = reference["perplexity"][GetParam()];
+  const int window = reference["window"];
+  for (DType compute : {DType::kF32, DType::kBF16}) {
+    auto engine = TestEngine::Start(SourcePath("deploy/models/" + GetParam()), {}, compute);
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    ASSERT_TRUE((*engine)->get().has_tokenizer());
+    auto tokens =
+        (*engine)->get().tokenizer().Encode(ReadText(SourcePath(reference["text"])), false);
+    ASSERT_TRUE(tokens.ok()) << tokens.status();
+    tokens->resize(reference["tokens"]);
+    const double found = Perplexity(**engine, *tokens, window);
+    std::printf("%s %s: perplexity %.4f, reference %.4f, %+.4f %%\n", GetParam().c_str(),
+                std::string(Name(compute)).c_str(), found, expected,
+                100.0 * (found / expected - 1.0));
+    EXPECT_NEAR(found / expected, 1.0, 1e-3);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, PerplexityTest, ::testing::ValuesIn(Names()),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace moeserve::testing
