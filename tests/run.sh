@@ -12,7 +12,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly venv=build/venv
-readonly reference_venv=build/venv-reference
+readonly reference_venv=build/lm_eval  # where tests/lm_eval/run.sh looks for it
 # The distribution's Python is the one that its packages are installed for.
 readonly python=/usr/bin/python3
 
@@ -56,27 +56,26 @@ install_packages() {
   deploy/install_dependencies.sh "${groups[@]}"
 }
 
-# make_venv FOLDER "VENV-ARGUMENTS" PIP-ARGUMENTS...: a virtual environment, made anew only when
-# what it is made of has changed. Without a change this works offline.
+# make_venv FOLDER REQUIREMENTS [OPTION...]: a virtual environment, made anew only when what it is
+# made of has changed. Without a change this works offline.
 make_venv() {
-  local folder=$1 options=$2 recipe
+  local folder=$1 requirements=$2 recipe
   shift 2
-  recipe="$options $* $(sha256sum tests/requirements.txt)"
+  recipe="$* $(sha256sum "$requirements")"
   if [[ -f $folder/recipe && $(<"$folder/recipe") == "$recipe" ]]; then
     echo "$folder is up to date"
     return
   fi
-  # shellcheck disable=SC2086  # no option at all is no argument
-  $python -m venv --clear $options "$folder"
-  "$folder/bin/pip" install --quiet --disable-pip-version-check "$@"
+  $python -m venv --clear "$@" "$folder"
+  "$folder/bin/pip" install --quiet --disable-pip-version-check -r "$requirements"
   printf '%s' "$recipe" >"$folder/recipe"
 }
 
-make_test_venv() { make_venv "$venv" "" -r tests/requirements.txt; }
+make_test_venv() { make_venv "$venv" tests/requirements.txt; }
 
 # PyTorch is the distribution's: its package index has only far larger builds.
 make_reference_venv() {
-  make_venv "$reference_venv" --system-site-packages -c tests/requirements.txt tokenizers
+  make_venv "$reference_venv" tests/lm_eval/requirements.txt --system-site-packages
 }
 
 # build PRESET

@@ -28,7 +28,8 @@ nlohmann::json Reference() {
 
 std::vector<std::string> Names() {
   std::vector<std::string> names;
-  for (const auto& [name, value] : Reference()["perplexity"].items()) names.push_back(name);
+  const nlohmann::json reference = Reference();
+  for (const auto& [name, value] : reference["perplexity"].items()) names.push_back(name);
   return names;
 }
 
