@@ -89,7 +89,7 @@ as_root() {
   elif command -v sudo >/dev/null; then
     sudo "$@"
   else
-    die "not root, and there is no sudo. As root, run: $*"
+    die "packages are missing, and installing them needs root or sudo. As root, run: $invocation"
   fi
 }
 
@@ -143,4 +143,5 @@ main() {
 }
 
 if (($# == 0)); then set -- build clients; fi
+readonly invocation="$0 $*"
 main "$@"
