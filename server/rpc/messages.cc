@@ -33,7 +33,7 @@ absl::Status CheckIds(const char* name, const google::protobuf::RepeatedField<in
   return absl::OkStatus();
 }
 
-absl::Status ParseSampling(const v1::SamplingParams& in, const CompletionRules& rules,
+absl::Status ParseSampling(const v1::SamplingParams& in, const RequestRules& rules,
                            CompletionParams& out) {
   const GenerationDefaults& defaults = rules.defaults;
   SamplingParams& s = out.sampling;
@@ -77,7 +77,7 @@ absl::Status ParseSampling(const v1::SamplingParams& in, const CompletionRules& 
 
 // `Message` has the oneof of text and token_ids, `model` and add_special_tokens.
 template <typename Message>
-absl::Status ParseInput(const Message& request, const char* field, const CompletionRules& rules,
+absl::Status ParseInput(const Message& request, const char* field, const RequestRules& rules,
                         CompletionParams& out) {
   MOESERVE_ASSIGN_OR_RETURN(out.model, ResolveModel(request.model(), rules.served_names));
   PromptInput prompt;
@@ -119,7 +119,7 @@ void FillToken(TokenId token, const Tokenizer* tokenizer, v1::TokenLogprob& to) 
 }  // namespace
 
 Result<GenerateParams> ParseGenerate(const v1::GenerateRequest& request,
-                                     const CompletionRules& rules) {
+                                     const RequestRules& rules) {
   GenerateParams out;
   CompletionParams& c = out.completion;
   MOESERVE_RETURN_IF_ERROR(ParseInput(request, "prompt", rules, c));
@@ -145,7 +145,7 @@ Result<GenerateParams> ParseGenerate(const v1::GenerateRequest& request,
   return out;
 }
 
-Result<GenerateParams> ParseScore(const v1::ScoreRequest& request, const CompletionRules& rules) {
+Result<GenerateParams> ParseScore(const v1::ScoreRequest& request, const RequestRules& rules) {
   GenerateParams out;
   MOESERVE_RETURN_IF_ERROR(ParseInput(request, "input", rules, out.completion));
   out.completion.max_tokens = 0;

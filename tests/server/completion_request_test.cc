@@ -10,14 +10,14 @@
 namespace moeserve::server {
 namespace {
 
-CompletionRules Rules() {
-  CompletionRules rules;
+RequestRules Rules() {
+  RequestRules rules;
   rules.served_names = {"tiny", "alias"};
   rules.vocab_size = testing::kVocabSize;
   return rules;
 }
 
-Result<CompletionParams> Parse(const std::string& text, const CompletionRules& rules = Rules()) {
+Result<CompletionParams> Parse(const std::string& text, const RequestRules& rules = Rules()) {
   return ParseCompletion(nlohmann::json::parse(text), rules);
 }
 
@@ -39,7 +39,7 @@ TEST(ParseCompletion, TakesTheDefaults) {
 }
 
 TEST(ParseCompletion, CheckpointDefaultsReplaceThoseOfTheApi) {
-  CompletionRules rules = Rules();
+  RequestRules rules = Rules();
   rules.defaults.temperature = 0.6;
   rules.defaults.top_p = 0.9;
   rules.defaults.top_k = 20;
@@ -77,7 +77,7 @@ TEST(ParseCompletion, TakesFieldsAtTheirDefaultsThatItDoesNotImplement) {
 
 TEST(ParseCompletion, CountsUnknownFields) {
   EXPECT_EQ(Parse(R"({"prompt": "x", "colour": 1, "shape": null})")->ignored_fields, 2);
-  CompletionRules strict = Rules();
+  RequestRules strict = Rules();
   strict.strict_fields = true;
   const auto refused = Parse(R"({"prompt": "x", "colour": 1})", strict);
   EXPECT_EQ(ApiCode(refused.status()), "invalid_value");
