@@ -186,6 +186,8 @@ std::vector<Request> MakeEngineRequests(const CompletionParams& params,
       request.sampling.logprobs = params.logprobs;
       if (params.echo) request.sampling.prompt_logprobs = params.logprobs;
       request.deadline = deadline;
+      request.priority = params.priority;
+      request.cache_salt = params.cache_salt;
       requests.push_back(std::move(request));
     }
   }

@@ -27,6 +27,7 @@ Result<std::unique_ptr<http::PendingResponse>> CompletionSession::Start(
     std::shared_ptr<EngineApi> engine, CompletionParams params, std::vector<PreparedPrompt> prompts,
     AnswerIdentity identity, absl::Time deadline, GenerationOptions options) {
   std::vector<Request> requests = MakeEngineRequests(params, prompts, identity.id, deadline);
+  options.samples = params.n;
   std::unique_ptr<CompletionSession> session(
       new CompletionSession(engine, std::move(params), std::move(prompts), std::move(identity)));
   MOESERVE_ASSIGN_OR_RETURN(

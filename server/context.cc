@@ -53,6 +53,7 @@ RequestRules ServerContext::Rules() const {
   std::lock_guard lock(mutex_);
   rules.defaults = defaults_;
   rules.vocab_size = engine_->spec().vocab_size;
+  rules.tokenizer = engine_->tokenizer();
   return rules;
 }
 

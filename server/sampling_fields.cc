@@ -7,6 +7,7 @@
 #include "model_loaders/message.h"
 #include "server/api_error.h"
 #include "server/json_fields.h"
+#include "server/logit_fields.h"
 #include "server/request_id.h"
 #include "server/unsupported_fields.h"
 
@@ -75,7 +76,12 @@ absl::Status ParseSampling(const Json& body, const RequestRules& rules, Sampling
     MOESERVE_ASSIGN_OR_RETURN(out.stop_token_ids,
                               TokenIdList(*ids, "stop_token_ids", rules.vocab_size));
   }
-  return absl::OkStatus();
+  return ParseLogitFields(body,
+                          {.limits = rules.limits,
+                           .defaults = defaults,
+                           .tokenizer = rules.tokenizer,
+                           .vocab_size = rules.vocab_size},
+                          out);
 }
 
 absl::Status ParseStreaming(const Json& body, SharedParams& out) {
@@ -124,6 +130,9 @@ absl::Status ParseIdentity(const Json& body, SharedParams& out) {
   if (salt && (salt->empty() || salt->size() > 128)) {
     return InvalidValue("cache_salt", "'cache_salt' must have 1 to 128 characters");
   }
+  out.cache_salt = salt.value_or("");
+  MOESERVE_ASSIGN_OR_RETURN(auto priority, IntField(body, "priority", -kMaxPriority, kMaxPriority));
+  out.priority = static_cast<int>(priority.value_or(0));
   MOESERVE_ASSIGN_OR_RETURN(auto ids, BoolField(body, "return_token_ids"));
   out.return_token_ids = ids.value_or(false);
   MOESERVE_ASSIGN_OR_RETURN(auto as_ids, BoolField(body, "return_tokens_as_token_ids"));
@@ -135,7 +144,9 @@ constexpr std::string_view kSharedFields[] = {
     "model", "temperature", "top_p", "n", "best_of", "stream", "stream_options", "stop", "seed",
     "top_k", "min_p", "ignore_eos", "stop_token_ids", "include_stop_str_in_output",
     "skip_special_tokens", "truncate_prompt_tokens", "return_token_ids",
-    "return_tokens_as_token_ids", "request_id", "cache_salt",
+    "return_tokens_as_token_ids", "request_id", "cache_salt", "priority", "presence_penalty",
+    "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words",
+    "min_tokens",
     // Accepted and without effect.
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
     "parallel_tool_calls"};

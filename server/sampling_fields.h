@@ -21,6 +21,7 @@ struct RequestRules {
   RequestLimits limits;
   std::vector<std::string> served_names;  // not empty; the first is the default
   GenerationDefaults defaults;            // replace those of the API
+  const Tokenizer* tokenizer = nullptr;   // lives as long as the engine; null: the model has none
   int vocab_size = 0;
   bool strict_fields = false;  // unknown fields are an error
 };
@@ -28,6 +29,8 @@ struct RequestRules {
 struct SharedParams {
   std::string model;        // the served name that was asked for
   SamplingParams sampling;  // max_tokens, logprobs and prompt_logprobs are set per prompt
+  int priority = 0;
+  std::string cache_salt;
   int n = 1;
   bool stream = false;
   bool include_usage = false;

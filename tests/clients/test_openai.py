@@ -131,7 +131,8 @@ def test_tokenize_round_trip(server):
     ({"prompt": ""}, "invalid_value"),
     ({"prompt": "a", "max_tokens": -1}, "invalid_value"),
     ({"prompt": "a", "temperature": 3}, "invalid_value"),
-    ({"prompt": "a", "presence_penalty": 1}, "unsupported_parameter"),
+    ({"prompt": "a", "presence_penalty": 3}, "invalid_value"),
+    ({"prompt": "a", "suffix": "b"}, "unsupported_parameter"),
     ({"prompt": "a", "max_tokens": 10**9}, "context_length_exceeded"),
 ])
 def test_bad_requests(client, server, fields, code):
