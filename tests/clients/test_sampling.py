@@ -141,3 +141,14 @@ def test_bad_words(open_server):
     word = max(text.split(), key=text.count)
     other = post(open_server, "/v1/completions", {**body, "bad_words": [word]})["choices"][0]["text"]
     assert word in text.split() and word not in other.split()
+
+
+def test_prefix_cache(open_server):
+    """The second prompt with the same beginning finds it in the cache, and answers the same."""
+    body = {"prompt": list(range(100, 180)), "max_tokens": 8, "temperature": 0}
+    first, second, salted = (
+        post(open_server, "/v1/completions", {**body, **extra})
+        for extra in ({}, {}, {"cache_salt": "mine"}))
+    cached = [a["usage"]["prompt_tokens_details"]["cached_tokens"] for a in (first, second, salted)]
+    assert cached == [0, 64, 0]
+    assert first["choices"][0]["text"] == second["choices"][0]["text"]

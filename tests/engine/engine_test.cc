@@ -299,16 +299,32 @@ TEST_F(EngineTest, MinTokensAndMasksHold) {
   engine->ExpectIdle();
 }
 
+// Holds the engine up from its first token on, until told to go on.
+class HoldingSink : public TokenSink {
+ public:
+  void OnDelta(OutputDelta) override { go_on_.wait(false); }
+  void OnError(const absl::Status&) override {}
+  void GoOn() {
+    go_on_ = true;
+    go_on_.notify_all();
+  }
+
+ private:
+  std::atomic<bool> go_on_{false};
+};
+
 // A low priority waits, but not for ever: a priority of p is worth p times kPriorityUnit.
 TEST_F(EngineTest, LowerPriorityGoesFirst) {
   auto engine = Start({.max_num_seqs = 1});
-  auto running = engine->Submit(Prompt("running", golden_.Prompt(0), 120));
+  auto holding = std::make_shared<HoldingSink>();
+  ASSERT_TRUE(engine->get().Submit(Prompt("holding", golden_.Prompt(0), 2), holding).ok());
   std::vector<std::shared_ptr<CollectingSink>> sinks;
   for (int priority : {5, 0, -5}) {
     Request r = Prompt("p" + std::to_string(priority), golden_.Prompt(1), 8);
     r.priority = priority;
     sinks.push_back(engine->Submit(std::move(r)));
   }
+  holding->GoOn();
   for (const auto& s : sinks) ASSERT_TRUE(s->Wait().ok());
   EXPECT_LT(sinks[2]->ended_at(), sinks[1]->ended_at());
   EXPECT_LT(sinks[1]->ended_at(), sinks[0]->ended_at());
