@@ -12,11 +12,11 @@
 namespace moeserve::server {
 
 struct LoadOptions {
-  int clients = 0;    // > 0: closed loop, each sends its next request when the last has ended
-  double rate = 0.0;  // > 0: open loop, Poisson arrivals per second that wait for nothing
-  uint64_t seed = 0;  // of the arrivals
-  int64_t requests = 0;        // to start; 0: no limit
-  double seconds = 0.0;        // in which requests are started; 0: no limit
+  int clients = 0;       // > 0: closed loop, each sends its next request when the last has ended
+  double rate = 0.0;     // > 0: open loop, Poisson arrivals per second that wait for nothing
+  uint64_t seed = 0;     // of the arrivals
+  int64_t requests = 0;  // to start; 0: no limit
+  double seconds = 0.0;  // in which requests are started; 0: no limit
   double drain_seconds = 600;  // what still runs after that is given this long, then cut off
   double error_pause = 0.1;    // of a closed loop's client after an error, seconds
 };

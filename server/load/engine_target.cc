@@ -15,15 +15,17 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-std::string RequestId(int64_t index) { return Concat("load", index < 0 ? "-w" : "-", std::abs(index)); }
+std::string RequestId(int64_t index) {
+  return Concat("load", index < 0 ? "-w" : "-", std::abs(index));
+}
 
 // Names the error as the HTTP interface would, so that both kinds of runs can be compared.
 void SetError(const absl::Status& status, RequestResult& result) {
   const HttpError error = ToHttpError(status);
   result.answered = true;
   result.refused = result.arrivals.empty();
-  result.error = result.refused ? Concat(error.status, ' ', error.code)
-                                : Concat("stream error ", error.code);
+  result.error =
+      result.refused ? Concat(error.status, ' ', error.code) : Concat("stream error ", error.code);
   if (error.retry_after_seconds > 0) result.retry_after = error.retry_after_seconds;
 }
 

@@ -26,7 +26,8 @@ double UnitInterval(uint64_t bits) { return static_cast<double>(bits >> 11) * 0x
 // distributions differ from library to library, these do not.
 class Stream {
  public:
-  Stream(uint64_t seed, uint64_t stream) : state_(Mix(Mix(seed + kGolden) ^ Mix(stream ^ kGolden))) {}
+  Stream(uint64_t seed, uint64_t stream)
+      : state_(Mix(Mix(seed + kGolden) ^ Mix(stream ^ kGolden))) {}
 
   uint64_t Next() { return Mix(state_ += kGolden); }
   double Uniform() { return UnitInterval(Next()); }
@@ -46,9 +47,8 @@ constexpr uint64_t kArrivalStream = kPrefixStream + 1;
 int DrawLength(const LengthRange& range, LengthDistribution distribution, double u) {
   const double low = range.min;
   const double high = static_cast<double>(range.max) + 1.0;
-  const double drawn = distribution == LengthDistribution::kUniform
-                           ? low + u * (high - low)
-                           : low * std::pow(high / low, u);
+  const double drawn = distribution == LengthDistribution::kUniform ? low + u * (high - low)
+                                                                    : low * std::pow(high / low, u);
   return std::clamp(static_cast<int>(drawn), range.min, range.max);
 }
 
@@ -95,8 +95,8 @@ Result<Workload> Workload::Create(WorkloadOptions options) {
   MOESERVE_RETURN_IF_ERROR(CheckShare("long share", options.long_share));
   MOESERVE_RETURN_IF_ERROR(CheckShare("prefix share", options.prefix_share));
   if (options.prefix_tokens < 0 || options.prefix_tokens > kMaxLength) {
-    return absl::InvalidArgumentError(Concat("prefix tokens: expected 0 to ", kMaxLength,
-                                             ", found ", options.prefix_tokens));
+    return absl::InvalidArgumentError(
+        Concat("prefix tokens: expected 0 to ", kMaxLength, ", found ", options.prefix_tokens));
   }
   if (options.texts.empty() && options.vocab_size < 1) {
     return absl::InvalidArgumentError("prompts of token ids need the size of the vocabulary");
