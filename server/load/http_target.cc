@@ -86,17 +86,17 @@ struct AnswerBody {
    public:
     template <bool is_request, typename Fields>
     reader(beast::http::header<is_request, Fields>& head, value_type& answer)
-        : head_(head), answer_(*answer) {}
+        : head_(head), answer_(answer) {}
     void init(const boost::optional<uint64_t>&, error_code& error) {
       error = {};
-      answer_.OnHead(head_);
+      answer_->OnHead(head_);
     }
     template <typename Buffers>
     size_t put(const Buffers& buffers, error_code& error) {
       error = {};
       size_t size = 0;
       for (const asio::const_buffer buffer : beast::buffers_range_ref(buffers)) {
-        answer_.OnBody({static_cast<const char*>(buffer.data()), buffer.size()});
+        answer_->OnBody({static_cast<const char*>(buffer.data()), buffer.size()});
         size += buffer.size();
       }
       return size;
@@ -105,7 +105,7 @@ struct AnswerBody {
 
    private:
     const beast::http::response_header<>& head_;
-    Answer& answer_;
+    value_type& answer_;  // the parser is told of the answer only after it has made this reader
   };
 };
 
@@ -150,6 +150,10 @@ class AnswerParser {
       error_code error;
       const size_t used = parser_.put(buffer.data(), error);
       buffer.consume(used);
+      // Without a body there is no reader that would have seen the head.
+      if (parser_.is_header_done() && call_.answer.status == 0) {
+        call_.answer.OnHead(parser_.get());
+      }
       if (error == beast::http::error::need_more && buffer.size() <= 2 * kMaxHeadBytes) return;
       if (error) {
         call_.failure = "malformed HTTP response";
@@ -242,7 +246,8 @@ void Judge(Call& call) {
 
 class HttpTarget::Impl {
  public:
-  explicit Impl(HttpTargetOptions options) : options_(std::move(options)), sweep_timer_(io_) {
+  explicit Impl(HttpTargetOptions options)
+      : options_(std::move(options)), sweep_timer_(io_), wake_timer_(io_) {
     RaiseDescriptorLimit();
     Spawn(Sweep(), nullptr);
   }
@@ -424,10 +429,13 @@ class HttpTarget::Impl {
   template <typename Condition>
   void RunUntil(double until, const Condition& reached) {
     const double seconds = std::min(until, Now() + 3600.0);
-    const auto moment = epoch_ + std::chrono::duration_cast<Clock::duration>(
-                                     std::chrono::duration<double>(seconds));
-    while (!reached() && io_.run_one_until(moment) > 0) {
-    }
+    // The timer is what ends a wait in time: that of run_one_until is rounded to milliseconds.
+    const auto expired = std::make_shared<bool>(seconds <= Now());
+    wake_timer_.expires_at(epoch_ + std::chrono::duration_cast<Clock::duration>(
+                                        std::chrono::duration<double>(seconds)));
+    wake_timer_.async_wait([expired](error_code error) { *expired = !error; });
+    while (!reached() && !*expired) io_.run_one();
+    wake_timer_.cancel();
   }
 
   // For small questions; blocks.
@@ -607,6 +615,7 @@ class HttpTarget::Impl {
   const Clock::time_point epoch_ = Clock::now();
   asio::io_context io_{1};  // outlives every socket and timer below
   asio::steady_timer sweep_timer_;
+  asio::steady_timer wake_timer_;
   tcp::endpoint endpoint_;
   bool stopping_ = false;
   int64_t strays_ = 0;

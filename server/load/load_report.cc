@@ -255,15 +255,12 @@ std::string ReportTable(const LoadReport& report) {
              static_cast<long long>(report.retry_after.count), report.retry_after.p50,
              report.retry_after.max);
     }
-    if (report.start_lag.count > 0) {
-      out += "sender\n";
-      AppendDistribution(out, "behind its schedule", report.start_lag);
-    }
     if (report.sender_cpu_seconds) {
       Append(out, "sender: %.1f %% of one core, %.2f us for each piece of output\n",
              100.0 * Ratio(*report.sender_cpu_seconds, report.seconds),
              1e6 * Ratio(*report.sender_cpu_seconds, static_cast<double>(report.pieces)));
     }
+    AppendDistribution(out, "sender behind its schedule", report.start_lag);
     AppendServer(out, report.server);
   }
   if (report.idle_streams) AppendIdle(out, *report.idle_streams);
