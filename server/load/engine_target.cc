@@ -140,7 +140,7 @@ void EngineTarget::Start(const LoadRequest& request, double scheduled) {
   out.sampling.ignore_eos = true;
   out.deadline = absl::Now() + timeout_;
   auto sink = std::make_shared<Sink>(inbox_, result, request.output_tokens);
-  if (absl::Status status = engine_->Submit(std::move(out), std::move(sink)); !status.ok()) {
+  if (absl::Status status = engine_->Submit({std::move(out)}, {std::move(sink)}); !status.ok()) {
     return refuse(status);
   }
   running_.insert(request.index);
@@ -165,6 +165,11 @@ Result<ServerCounters> EngineTarget::Counters() {
   out.prompt_tokens = static_cast<double>(stats.prompt_tokens);
   out.generation_tokens = static_cast<double>(stats.generation_tokens);
   out.steps = static_cast<double>(stats.steps);
+  out.preemptions = static_cast<double>(stats.preemptions);
+  out.prefix_queried_tokens = static_cast<double>(stats.prefix_queried_tokens);
+  out.prefix_hit_tokens = static_cast<double>(stats.prefix_hit_tokens);
+  out.step_seconds = stats.step_seconds;
+  out.forward_seconds = stats.forward_seconds;
   out.rejected = static_cast<double>(stats.rejected_queue_full + stats.rejected_queue_timeout);
   return out;
 }

@@ -86,10 +86,25 @@ void AppendCounter(std::string& out, const char* name, const std::optional<doubl
   }
 }
 
+std::optional<double> Share(const std::optional<double>& part, const std::optional<double>& whole) {
+  if (!part || !whole || *whole <= 0.0) return std::nullopt;
+  return *part / *whole;
+}
+
 std::optional<double> HitRate(const ServerCounters& server) {
-  if (!server.prefix_queried_tokens || !server.prefix_hit_tokens) return std::nullopt;
-  if (*server.prefix_queried_tokens <= 0.0) return std::nullopt;
-  return *server.prefix_hit_tokens / *server.prefix_queried_tokens;
+  return Share(server.prefix_hit_tokens, server.prefix_queried_tokens);
+}
+
+std::optional<double> ForwardShare(const ServerCounters& server) {
+  return Share(server.forward_seconds, server.step_seconds);
+}
+
+void AppendShare(std::string& out, const char* name, const std::optional<double>& share) {
+  if (share) {
+    Append(out, "  %-30s %.1f %%\n", name, 100.0 * *share);
+  } else {
+    Append(out, "  %-30s not reported\n", name);
+  }
 }
 
 void AppendServer(std::string& out, const std::optional<ServerCounters>& server) {
@@ -105,11 +120,8 @@ void AppendServer(std::string& out, const std::optional<ServerCounters>& server)
   AppendCounter(out, "rejected", server->rejected);
   AppendCounter(out, "prefix cache queried tokens", server->prefix_queried_tokens);
   AppendCounter(out, "prefix cache hit tokens", server->prefix_hit_tokens);
-  if (const auto rate = HitRate(*server)) {
-    Append(out, "  %-30s %.1f %%\n", "prefix cache hit rate", 100.0 * *rate);
-  } else {
-    Append(out, "  %-30s not reported\n", "prefix cache hit rate");
-  }
+  AppendShare(out, "prefix cache hit rate", HitRate(*server));
+  AppendShare(out, "step time inside the model", ForwardShare(*server));
 }
 
 void AppendIdle(std::string& out, const IdleStreamReport& idle) {
@@ -146,7 +158,8 @@ Json ToJson(const ServerCounters& server) {
           {"rejected", ToJson(server.rejected)},
           {"prefix_cache_queried_tokens", ToJson(server.prefix_queried_tokens)},
           {"prefix_cache_hit_tokens", ToJson(server.prefix_hit_tokens)},
-          {"prefix_cache_hit_rate", ToJson(HitRate(server))}};
+          {"prefix_cache_hit_rate", ToJson(HitRate(server))},
+          {"forward_share_of_steps", ToJson(ForwardShare(server))}};
 }
 
 Json ToJson(const IdleStreamReport& idle) {

@@ -18,6 +18,8 @@ constexpr Field kFields[] = {
     {"moeserve_prefix_cache_hit_tokens_total", &ServerCounters::prefix_hit_tokens},
     {"moeserve_preemptions_total", &ServerCounters::preemptions},
     {"moeserve_engine_steps_total", &ServerCounters::steps},
+    {"moeserve_engine_step_seconds_total", &ServerCounters::step_seconds},
+    {"moeserve_engine_forward_seconds_total", &ServerCounters::forward_seconds},
     {"moeserve_requests_rejected_total", &ServerCounters::rejected},
 };
 

@@ -14,6 +14,8 @@ struct ServerCounters {
   std::optional<double> prefix_hit_tokens;
   std::optional<double> preemptions;
   std::optional<double> steps;
+  std::optional<double> step_seconds;     // spent in steps
+  std::optional<double> forward_seconds;  // of it, inside the model
   std::optional<double> rejected;  // for any reason
 };
 

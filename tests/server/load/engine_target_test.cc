@@ -89,7 +89,9 @@ TEST(EngineTargetTest, TextsNeedATokenizerAndUseIt) {
 // Ends a request twice.
 class TwiceEngine final : public EngineApi {
  public:
-  absl::Status Submit(Request, std::shared_ptr<TokenSink> sink) override {
+  absl::Status Submit(std::vector<Request>,
+                      std::vector<std::shared_ptr<TokenSink>> sinks) override {
+    const std::shared_ptr<TokenSink>& sink = sinks.front();
     OutputDelta delta;
     delta.tokens = {1};
     delta.finished = true;
