@@ -125,6 +125,7 @@ struct Call {
   bool surplus = false;  // bytes followed the answer
   bool timed_out = false;
   bool cut_off = false;
+  bool held = false;  // of an idle stream, which the end of a load does not concern
   RequestResult result;
 
   void Break() {
@@ -187,7 +188,7 @@ struct IdleStream {
   bool opened = false;
   bool ended = false;  // the coroutine is through
   bool completed = false;
-  std::string error;  // where it was not opened
+  std::string error;  // where it was not opened, or not completed in the end
 };
 
 std::string ErrorOf(const error_code& error) {
@@ -306,6 +307,7 @@ class HttpTarget::Impl {
 
   void CancelAll() {
     for (Call* call : active_) {
+      if (call->held && !stopping_) continue;
       call->cut_off = true;
       call->Break();
     }
@@ -337,6 +339,7 @@ class HttpTarget::Impl {
       stream->call = std::make_shared<Call>();
       stream->call->request = Post(CompletionBody(request, options_));
       stream->call->deadline = deadline;
+      stream->call->held = true;
       idle_streams_.push_back(stream);
       Spawn(Hold(stream), nullptr);
     }
@@ -375,8 +378,14 @@ class HttpTarget::Impl {
       return std::all_of(idle_streams_.begin(), idle_streams_.end(),
                          [](const auto& stream) { return stream->ended; });
     });
-    for (const auto& stream : idle_streams_)
-      report.completed += stream->opened && stream->completed;
+    for (const auto& stream : idle_streams_) {
+      if (!stream->opened) continue;
+      if (stream->completed) {
+        ++report.completed;
+      } else {
+        ++report.incomplete[stream->error.empty() ? "timeout" : stream->error];
+      }
+    }
     idle_streams_.clear();
     return report;
   }
@@ -578,12 +587,7 @@ class HttpTarget::Impl {
     }
     stream->opened = call.answer.status == 200 && call.answer.event_stream;
     stream->decided = true;
-    if (stream->opened) {
-      call.deadline = kNever;
-    } else {
-      Judge(call);
-      stream->error = call.result.error;
-    }
+    if (stream->opened) call.deadline = kNever;
     while (more && !releasing_ && !stopping_) {
       const int limit = idle_options_.read_bytes_per_second;
       stream->timer.expires_after(std::chrono::seconds(limit > 0 ? 1 : 3600));
@@ -595,8 +599,9 @@ class HttpTarget::Impl {
     while (more) {
       more = co_await ReadSome(call, parser, kReadBytes);
     }
-    stream->completed = call.failure.empty() && call.answer.stream.done() && !call.timed_out &&
-                        call.answer.stream.error().empty();
+    Judge(call);
+    stream->error = call.result.error;
+    stream->completed = stream->opened && stream->error.empty();
     stream->ended = true;
     active_.erase(&call);
     call.Break();

@@ -18,9 +18,12 @@ struct IdleStreamReport {
   int opened = 0;                         // the answer's head came with status 200
   std::map<std::string, int> not_opened;  // by error
   int ended_early = 0;                    // complete before the release
-  int alive = 0;                          // connected and unfinished at the release
+  // Unfinished at the release and connected as far as can be seen: a server's parting hides behind
+  // output that has not been read.
+  int alive = 0;
   int lost = 0;                           // neither: the server had closed or reset it
   int completed = 0;                      // of the opened: complete in the end, nothing missing
+  std::map<std::string, int> incomplete;  // of the opened: the others, by error
 };
 
 }  // namespace moeserve::server

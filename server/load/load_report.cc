@@ -132,6 +132,9 @@ void AppendIdle(std::string& out, const IdleStreamReport& idle) {
   for (const auto& [error, count] : idle.not_opened) {
     Append(out, "  not opened: %d times %s\n", count, error.c_str());
   }
+  for (const auto& [error, count] : idle.incomplete) {
+    Append(out, "  not complete: %d times %s\n", count, error.c_str());
+  }
 }
 
 Json ToJson(const Distribution& d) {
@@ -166,7 +169,7 @@ Json ToJson(const IdleStreamReport& idle) {
   return {{"wanted", idle.wanted},           {"opened", idle.opened},
           {"not_opened", idle.not_opened},   {"alive", idle.alive},
           {"ended_early", idle.ended_early}, {"lost", idle.lost},
-          {"completed", idle.completed}};
+          {"completed", idle.completed},     {"incomplete", idle.incomplete}};
 }
 
 }  // namespace

@@ -32,7 +32,8 @@ struct WorkloadOptions {
   int prefix_tokens = 0;      // put before the prompts of the share below; the same for all of them
   double prefix_share = 1.0;  // of requests
   int vocab_size = 0;         // prompts are ids in [0, vocab_size)
-  std::vector<std::string> texts = {};  // where not empty, prompts are drawn from these and no ids made
+  std::vector<std::string> texts =
+      {};  // where not empty, prompts are drawn from these and no ids made
 };
 
 struct LoadRequest {
