@@ -1,6 +1,8 @@
 #include "engine/structured/decimal.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cstdlib>
 
 namespace moeserve::structured {
 
@@ -31,6 +33,23 @@ Decimal Decimal::Parse(std::string_view text) {
   out.digits.erase(out.digits.find_last_not_of('0') + 1);
   if (out.digits.empty()) out = Decimal();
   return out;
+}
+
+Decimal Decimal::Shortest(double value) {
+  char buffer[32];
+  const auto end = std::to_chars(buffer, buffer + sizeof(buffer), value, std::chars_format::scientific);
+  return Parse(std::string_view(buffer, static_cast<size_t>(end.ptr - buffer)));
+}
+
+std::string Decimal::Scientific() const {
+  std::string out = negative ? "-" : "";
+  out += digits[0];
+  if (digits.size() > 1) out += "." + digits.substr(1);
+  const int64_t exponent = point - 1;
+  out += exponent < 0 ? "e-" : "e+";
+  const std::string magnitude = std::to_string(std::abs(exponent));
+  if (magnitude.size() < 2) out += '0';
+  return out + magnitude;
 }
 
 std::string Decimal::Plain() const {

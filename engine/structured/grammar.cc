@@ -214,7 +214,7 @@ Status Grammar::Finish(const ByteSet& spellable, CompileBudget* budget) {
         property.value = finite(property.value);
         if (property.suffix_bytes[0] >= kUnreachable) property.value = kNoNode;
         if (property.value == kNoNode) continue;
-        property.cost = property.suffix_bytes[0] + 4 + nodes[property.value].distance + 1;
+        property.cost = property.suffix_bytes[0] + 4 + nodes[property.value].distance;
         if (property.required) {
           ++object->num_required;
           object->required_cost += property.cost;

@@ -291,9 +291,8 @@ class SchemaCompiler {
         }
         strings.push_back(text);
       } else if (value->is_number()) {
-        const Decimal number = DecimalOf(*value);
-        if (!range.Contains(number)) continue;
-        AddSpellings(*value, number, branch.types & kFractionType, &texts);
+        if (!range.Contains(DecimalOf(*value))) continue;
+        AddSpellings(*value, &texts);
       } else {
         texts.push_back(value->dump());
       }
@@ -304,11 +303,17 @@ class SchemaCompiler {
     return absl::OkStatus();
   }
 
-  static void AddSpellings(const json& value, const Decimal& number, bool with_fraction,
-                           std::vector<std::string>* texts) {
-    texts->push_back(value.dump());
+  // Spellings of a listed number: plain, and with an exponent where that is what writers use. An
+  // integer is spelt with a fraction only if the schema spells it so.
+  static void AddSpellings(const json& value, std::vector<std::string>* texts) {
+    const Decimal number = DecimalOf(value);
+    const bool with_fraction = value.is_number_float();
     const int64_t digits = static_cast<int64_t>(number.digits.size());
-    if (std::max(number.point, digits) > kMaxPlainDigits || number.point < -kMaxPlainDigits) return;
+    const bool plain =
+        std::max(number.point, digits) <= kMaxPlainDigits && number.point >= -kMaxPlainDigits;
+    const bool usual = number.is_zero() || (number.point > -4 && number.point <= 16);
+    if (!plain || (!usual && with_fraction)) texts->push_back(number.Scientific());
+    if (!plain) return;
     texts->push_back(number.Plain());
     if (number.is_integer() && with_fraction) texts->push_back(number.Plain() + ".0");
   }
@@ -337,7 +342,7 @@ class SchemaCompiler {
     if (value.is_string()) return Literals({}, {value.get<std::string>()});
     std::vector<std::string> texts;
     if (value.is_number()) {
-      AddSpellings(value, DecimalOf(value), true, &texts);
+      AddSpellings(value, &texts);
     } else {
       texts.push_back(value.dump());
     }

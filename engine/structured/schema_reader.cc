@@ -79,7 +79,11 @@ std::optional<NumberBound> Tighter(const std::optional<NumberBound>& a,
 
 }  // namespace
 
-Decimal DecimalOf(const json& number) { return Decimal::Parse(number.dump()); }
+Decimal DecimalOf(const json& number) {
+  // The JSON library's own spelling of a double is not always the shortest one.
+  if (number.is_number_float()) return Decimal::Shortest(number.get<double>());
+  return Decimal::Parse(number.dump());
+}
 
 uint32_t TypeOf(const json& value) {
   switch (value.type()) {

@@ -365,7 +365,7 @@ def main():
     process.stdin.close()
     status = process.wait()
     print(counts, "mask us:", {key: round(answer[key], 1) for key in answer if key.startswith("mask")})
-    for number, what, schema in failures[:20]:
+    for number, what, schema in failures[:10]:
         print(f"schema {number}: {what}\n  {json.dumps(schema)[:1500]}")
     print(f"{len(failures)} failures")
     return 1 if failures or status else 0

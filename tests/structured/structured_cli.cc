@@ -144,7 +144,7 @@ int main(int argc, char** argv) {
   }
   Runner runner(argv[1]);
   for (std::string line; std::getline(std::cin, line);) {
-    std::cout << runner.Answer(json::parse(line)).dump() << "\n" << std::flush;
+    std::cout << runner.Answer(json::parse(line)).dump(-1, ' ', false, json::error_handler_t::replace) << "\n" << std::flush;
   }
   return 0;
 }
