@@ -17,6 +17,9 @@ int64_t Product(int64_t a, int64_t b) {
   return a > kUnreachable / b ? kUnreachable : std::min(a * b, kUnreachable);
 }
 
+// So many properties beyond the named ones that an object has to have.
+constexpr int64_t kMaxFillers = 1000;
+
 struct Size {
   int64_t distance;
   int64_t height;
@@ -81,22 +84,25 @@ class Measurer {
     }
     const int64_t more = object.min_properties - count;
     if (more > 0) {
-      const bool other =
-          object.additional != kNoNode && At(object.additional).distance < kUnreachable;
-      if (other) {
-        // Two characters are enough for that many different names.
-        if (more > 1000 || !spellable_['a']) return {kUnreachable, 0};
-        size.distance = Sum(size.distance, Product(more, At(object.additional).distance + 6));
-        inner = std::max(inner, At(object.additional).height);
-      } else {
-        if (more > static_cast<int64_t>(optional.size())) return {kUnreachable, 0};
-        // In the order in which a state that needs more properties takes them.
-        std::stable_sort(optional.begin(), optional.end(),
-                         [](const Size& a, const Size& b) { return a.distance < b.distance; });
-        for (int64_t i = 0; i < more; ++i) {
-          size.distance = Sum(size.distance, optional[static_cast<size_t>(i)].distance);
-          inner = std::max(inner, optional[static_cast<size_t>(i)].height);
-        }
+      // The cheapest ones, as a state that needs more properties counts them.
+      std::stable_sort(optional.begin(), optional.end(),
+                       [](const Size& a, const Size& b) { return a.distance < b.distance; });
+      Size other{kUnreachable, 0};
+      if (object.additional != kNoNode && spellable_['a']) {
+        const int64_t taken = static_cast<int64_t>(object.properties.size()) + more;
+        other.distance = Sum(At(object.additional).distance, 4 + FreeNameLength(taken));
+        other.height = At(object.additional).height;
+      }
+      int64_t left = more;
+      for (size_t i = 0; i < optional.size() && left > 0; ++i, --left) {
+        if (other.distance <= optional[i].distance) break;
+        size.distance = Sum(size.distance, optional[i].distance);
+        inner = std::max(inner, optional[i].height);
+      }
+      if (left > 0) {
+        if (left > kMaxFillers) return {kUnreachable, 0};
+        size.distance = Sum(size.distance, Product(left, other.distance));
+        inner = std::max(inner, other.height);
       }
     }
     const bool any = count > 0 || more > 0;
@@ -132,6 +138,8 @@ class Measurer {
 };
 
 }  // namespace
+
+int64_t FreeNameLength(int64_t taken) { return taken < 90 ? 1 : 2; }
 
 int64_t SpelledBytes(char32_t c, const ByteSet& spellable) {
   if (ShortEscape(c) != 0) {

@@ -82,6 +82,9 @@ struct Grammar {
   Status Finish(const ByteSet& spellable, CompileBudget* budget);
 };
 
+// Some key of so many characters, or any given key with so many more, is not among `taken` names.
+int64_t FreeNameLength(int64_t taken);
+
 // Bytes of the shortest spelling of `c` inside a JSON string.
 int64_t SpelledBytes(char32_t c, const ByteSet& spellable);
 

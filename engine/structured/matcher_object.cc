@@ -8,8 +8,6 @@ namespace {
 
 // Of one object, named properties aside; bounds the memory of a state.
 constexpr int32_t kMaxOthers = 4096;
-// With fewer names taken, some key of one character, or any given key and one character, is free.
-constexpr int64_t kFreeNames = 90;
 
 constexpr uint64_t kHashBasis = 0xcbf29ce484222325;
 constexpr uint64_t kHashPrime = 0x100000001b3;
@@ -219,23 +217,23 @@ int64_t Matcher::OtherCost(const Frame& top) const {
   const ObjectNode& object = ObjectOf(top);
   const int64_t taken =
       static_cast<int64_t>(object.properties.size()) + top.num_others + Needed(top);
-  return 4 + (taken < kFreeNames ? 1 : 2) + At(object.additional).distance;
+  return 4 + FreeNameLength(taken) + At(object.additional).distance;
 }
 
 int64_t Matcher::FillerCost(const Frame& top, const StackPool& pool, int64_t count,
                             int32_t except) const {
   if (count <= 0) return 0;
   const ObjectNode& object = ObjectOf(top);
-  if (object.additional != kNoNode && Fits(object.additional, top)) {
-    return count * OtherCost(top);
-  }
+  const bool others = object.additional != kNoNode && Fits(object.additional, top);
+  const int64_t other_cost = others ? OtherCost(top) : kUnreachable;
   int64_t cost = 0;
   for (const int32_t i : object.optional_by_cost) {
+    if (count == 0 || other_cost <= object.properties[i].cost) break;
     if (i == except || HasSeen(top, pool, i)) continue;
     cost += object.properties[i].cost;
-    if (--count == 0) return cost;
+    --count;
   }
-  return kUnreachable;
+  return count == 0 ? cost : std::min(cost + count * other_cost, kUnreachable);
 }
 
 int64_t Matcher::ObjectRest(const Frame& top, const StackPool& pool) const {
@@ -295,7 +293,7 @@ int64_t Matcher::KeyRest(const Frame& top, const StackPool& pool) const {
   }
   if (OtherAllowed(top)) {
     const int64_t taken = static_cast<int64_t>(object.properties.size()) + top.num_others + needed;
-    const int64_t more = taken < kFreeNames ? 1 : 2;
+    const int64_t more = FreeNameLength(taken);
     int64_t key = 0;
     if (boundary) {
       const bool named =
