@@ -1,0 +1,40 @@
+// A grammar with the vocabulary that it was compiled for.
+#pragma once
+
+#include <memory>
+
+#include "engine/structured/constraint.h"
+#include "engine/structured/dfa_mask.h"
+#include "engine/structured/grammar.h"
+#include "engine/structured/matcher.h"
+
+namespace moeserve::structured {
+
+class Compiled : public CompiledConstraint, public std::enable_shared_from_this<Compiled> {
+ public:
+  // `grammar` is finished and its root has a finite instance.
+  Compiled(Grammar grammar, std::shared_ptr<const VocabularyIndex> vocabulary);
+
+  std::unique_ptr<ConstraintState> NewState() const override;
+
+  const VocabularyIndex& vocabulary() const { return *vocabulary_; }
+  const Matcher& matcher() const { return matcher_; }
+  std::shared_ptr<const DfaMask> MaskOf(int32_t dfa, int32_t state, bool at_root) const;
+
+ private:
+  const Grammar grammar_;
+  const std::shared_ptr<const VocabularyIndex> vocabulary_;
+  const Matcher matcher_;
+  mutable DfaMaskCache masks_;
+};
+
+// The automaton of all JSON strings, finished for this vocabulary, and its masks. Made once per
+// vocabulary.
+struct StringMasks {
+  DfaPtr dfa;
+  mutable DfaMaskCache cache;
+
+  explicit StringMasks(DfaPtr any_string);
+};
+
+}  // namespace moeserve::structured

@@ -1,0 +1,53 @@
+// Which tokens keep an automaton going.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/structured/byte_dfa.h"
+#include "engine/structured/vocabulary_index.h"
+
+namespace moeserve::structured {
+
+struct DfaMask {
+  std::vector<uint32_t> tokens;  // [mask_words]; those that end inside the automaton
+  std::vector<int32_t> exits;    // trie nodes at which it reaches an accepting end
+};
+
+// How a walk counts the characters of a string and how far from the end it may get.
+struct WalkLimits {
+  bool counted = false;
+  int64_t count = 0;
+  int64_t min_chars = 0;
+  int64_t max_chars = kNoLimit;
+  // Only tokens after which at most this many bytes complete the value.
+  int64_t max_rest = kUnreachable - 1;
+  bool at_root = false;  // the end of the text has to be told by a token where it could go on
+};
+
+// Sets the bits of tokens that lead from `state` to a state in which the automaton can go on, and
+// appends the trie nodes at which it ends. Clears nothing.
+void WalkDfa(const VocabularyIndex& vocabulary, const ByteDfa& dfa, int32_t state,
+             const WalkLimits& limits, std::span<uint32_t> tokens, std::vector<int32_t>* exits);
+
+// Results of walks without limits, by automaton and state. Any number of threads.
+class DfaMaskCache {
+ public:
+  // `max_bytes`: what does not fit is computed anew each time.
+  explicit DfaMaskCache(size_t max_bytes) : max_bytes_(max_bytes) {}
+
+  std::shared_ptr<const DfaMask> Get(const VocabularyIndex& vocabulary, const ByteDfa& dfa,
+                                     int32_t dfa_id, int32_t state, bool at_root);
+
+ private:
+  const size_t max_bytes_;
+  std::mutex mutex_;
+  size_t bytes_ = 0;
+  std::unordered_map<uint64_t, std::shared_ptr<const DfaMask>> masks_;
+};
+
+}  // namespace moeserve::structured

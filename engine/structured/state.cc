@@ -1,0 +1,256 @@
+// The state of one sequence: the matcher's alternatives, and masks over the vocabulary.
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "engine/structured/compiled.h"
+#include "kernels/base/check.h"
+
+namespace moeserve::structured {
+namespace {
+
+constexpr size_t kMaskCacheBytes = 16 << 20;
+
+class State : public ConstraintState {
+ public:
+  explicit State(std::shared_ptr<const Compiled> compiled)
+      : compiled_(std::move(compiled)), tops_{matcher().Start()} {}
+
+  void AllowedTokens(std::span<uint32_t> mask, int64_t tokens_left) override {
+    MOESERVE_CHECK(mask.size() == vocabulary().mask_words(), "the mask's size is the vocabulary's");
+    std::fill(mask.begin(), mask.end(), 0);
+    FillMask(tokens_left, mask);
+    const auto empty = [&] {
+      return std::all_of(mask.begin(), mask.end(), [](uint32_t word) { return word == 0; });
+    };
+    const bool complete = this->complete();
+    if (!complete && empty()) FillMask(kUnreachable, mask);
+    if (complete) {
+      for (const TokenId id : vocabulary().eos_ids()) mask[id / 32] |= uint32_t{1} << (id % 32);
+    }
+  }
+
+  bool Accept(TokenId token) override {
+    if (vocabulary().IsEos(token)) {
+      if (!complete()) return false;
+      tops_.clear();
+      Frame done;
+      done.kind = FrameKind::kDone;
+      tops_.push_back(done);
+      pool_ = StackPool();
+      return true;
+    }
+    const std::string_view bytes = vocabulary().Bytes(token);
+    if (bytes.empty()) return false;
+    const StackPool::Mark mark = pool_.mark();
+    std::vector<Frame> reached;
+    // One by one, as the mask was computed: what one alternative leads to must not push out what
+    // another one does before the token is complete.
+    for (const Frame& top : tops_) {
+      std::vector<Frame> now = {top};
+      for (const char c : bytes) {
+        std::vector<Frame> next;
+        for (const Frame& frame : now) {
+          matcher().Step(frame, static_cast<uint8_t>(c), &pool_, &next);
+        }
+        matcher().Reduce(pool_, &next);
+        now = std::move(next);
+        if (now.empty()) break;
+      }
+      for (const Frame& frame : now) {
+        if (matcher().Distance(frame, pool_) < kUnreachable) reached.push_back(frame);
+      }
+    }
+    if (reached.empty()) {
+      pool_.CutTo(mark);
+      return false;
+    }
+    matcher().Reduce(pool_, &reached);
+    tops_ = std::move(reached);
+    if (pool_.frames.size() + pool_.seen.size() > compact_at_) {
+      pool_.Compact(&tops_);
+      compact_at_ = 2 * (pool_.frames.size() + pool_.seen.size()) + 256;
+    }
+    return true;
+  }
+
+  bool complete() const override {
+    return std::any_of(tops_.begin(), tops_.end(),
+                       [&](const Frame& top) { return matcher().Complete(top); });
+  }
+
+  bool can_continue() const override {
+    return std::any_of(tops_.begin(), tops_.end(),
+                       [&](const Frame& top) { return matcher().CanContinue(top); });
+  }
+
+  std::unique_ptr<ConstraintState> Clone() const override {
+    auto clone = std::make_unique<State>(compiled_);
+    clone->tops_ = tops_;
+    clone->pool_ = pool_;
+    clone->compact_at_ = compact_at_;
+    return clone;
+  }
+
+ private:
+  const Matcher& matcher() const { return compiled_->matcher(); }
+  const VocabularyIndex& vocabulary() const { return compiled_->vocabulary(); }
+
+  void FillMask(int64_t tokens_left, std::span<uint32_t> mask) {
+    const int64_t budget = std::min(tokens_left, kUnreachable) - 1;
+    const StackPool::Mark mark = pool_.mark();
+    for (const Frame& top : tops_) {
+      if (!FillScalar(top, budget, mask) && !FillKey(top, budget, mask)) {
+        Walk({top}, 0, budget, mask);
+      }
+      pool_.CutTo(mark);
+    }
+  }
+
+  static void Or(const DfaMask& from, std::span<uint32_t> mask) {
+    for (size_t i = 0; i < mask.size(); ++i) mask[i] |= from.tokens[i];
+  }
+
+  // Inside a value that an automaton describes to its end. False: not the case.
+  bool FillScalar(const Frame& top, int64_t budget, std::span<uint32_t> mask) {
+    if (top.kind != FrameKind::kScalar) return false;
+    const ByteDfa& dfa = matcher().DfaOf(top);
+    const bool at_root = top.parent < 0;
+    if (!at_root && !dfa.ends_itself) return false;
+    const ScalarNode& scalar = matcher().ScalarOf(top);
+    WalkLimits limits;
+    limits.counted = scalar.counted;
+    limits.count = top.count;
+    limits.min_chars = scalar.min_chars;
+    limits.max_chars = scalar.max_chars;
+    limits.max_rest = budget - top.tail;
+    limits.at_root = at_root;
+    const bool count_matters =
+        scalar.counted && (top.count < scalar.min_chars ||
+                           scalar.max_chars - top.count < vocabulary().max_depth());
+    exits_.clear();
+    std::shared_ptr<const DfaMask> cached;
+    if (!count_matters && limits.max_rest >= dfa.max_distance) {
+      cached = compiled_->MaskOf(scalar.dfa, top.dfa_state, at_root);
+      Or(*cached, mask);
+    } else {
+      WalkDfa(vocabulary(), dfa, top.dfa_state, limits, mask, &exits_);
+    }
+    std::vector<Frame> behind;
+    matcher().Pop(top, pool_, &behind);
+    // Behind the value all is the same wherever it ended.
+    const bool ends_in_time = matcher().Distance(behind[0], pool_) <= budget;
+    for (const int32_t node : cached ? cached->exits : exits_) {
+      if (ends_in_time) SetTokens(node, mask);
+      Walk(behind, node, budget, mask);
+    }
+    return true;
+  }
+
+  // Inside a key that any character may follow. False: not the case, or too close to the limit.
+  bool FillKey(const Frame& top, int64_t budget, std::span<uint32_t> mask) {
+    int64_t bound = 0;
+    if (!matcher().InFreeKey(top, pool_, &bound) || bound > budget) return false;
+    const std::shared_ptr<const DfaMask> cached =
+        compiled_->MaskOf(matcher().grammar().any_string, top.dfa_state, /*at_root=*/false);
+    Or(*cached, mask);
+    const StackPool::Mark mark = pool_.mark();
+    std::vector<uint8_t> path;
+    for (const int32_t node : cached->exits) {
+      // What follows depends on the key: it may be a named one, or taken.
+      path.clear();
+      for (int32_t n = node; n > 0; n = vocabulary().nodes()[n].parent) {
+        path.push_back(vocabulary().nodes()[n].byte);
+      }
+      std::vector<Frame> now = {top};
+      for (auto it = path.rbegin(); it != path.rend() && !now.empty(); ++it) {
+        std::vector<Frame> next;
+        matcher().Step(now[0], *it, &pool_, &next);
+        now = std::move(next);
+      }
+      if (!now.empty()) {
+        if (matcher().Distance(now[0], pool_) <= budget) SetTokens(node, mask);
+        Walk(now, node, budget, mask);
+      }
+      pool_.CutTo(mark);
+    }
+    return true;
+  }
+
+  void SetTokens(int32_t node, std::span<uint32_t> mask) const {
+    for (const TokenId id : vocabulary().TokensAt(node)) mask[id / 32] |= uint32_t{1} << (id % 32);
+  }
+
+  // Tokens whose bytes begin with those of trie node `from`, which led to `tops`.
+  void Walk(const std::vector<Frame>& tops, int32_t from, int64_t budget,
+            std::span<uint32_t> mask) {
+    const std::vector<VocabularyIndex::Node>& nodes = vocabulary().nodes();
+    const int32_t end = nodes[from].end;
+    if (from + 1 >= end) return;
+    const int base = nodes[from].depth;
+    if (levels_.empty()) {
+      levels_.resize(static_cast<size_t>(vocabulary().max_depth()) + 1);
+      marks_.resize(levels_.size());
+    }
+    levels_[0] = tops;
+    marks_[0] = pool_.mark();
+    for (int32_t i = from + 1; i < end;) {
+      const int depth = nodes[i].depth - base;
+      pool_.CutTo(marks_[depth - 1]);
+      std::vector<Frame>& now = levels_[depth];
+      now.clear();
+      for (const Frame& top : levels_[depth - 1]) {
+        matcher().Step(top, nodes[i].byte, &pool_, &now);
+      }
+      matcher().Reduce(pool_, &now);
+      if (now.empty()) {
+        i = nodes[i].end;
+        continue;
+      }
+      marks_[depth] = pool_.mark();
+      if (!vocabulary().TokensAt(i).empty() &&
+          std::any_of(now.begin(), now.end(), [&](const Frame& top) {
+            const int64_t distance = matcher().Distance(top, pool_);
+            return distance <= budget && distance < kUnreachable;
+          })) {
+        SetTokens(i, mask);
+      }
+      ++i;
+    }
+    pool_.CutTo(marks_[0]);
+  }
+
+  const std::shared_ptr<const Compiled> compiled_;
+  std::vector<Frame> tops_;
+  StackPool pool_;
+  size_t compact_at_ = 256;
+
+  // Scratch space of walks.
+  std::vector<int32_t> exits_;
+  std::vector<std::vector<Frame>> levels_;
+  std::vector<StackPool::Mark> marks_;
+};
+
+}  // namespace
+
+StringMasks::StringMasks(DfaPtr any_string) : dfa(std::move(any_string)), cache(kMaskCacheBytes) {}
+
+Compiled::Compiled(Grammar grammar, std::shared_ptr<const VocabularyIndex> vocabulary)
+    : grammar_(std::move(grammar)),
+      vocabulary_(std::move(vocabulary)),
+      matcher_(&grammar_),
+      masks_(kMaskCacheBytes) {}
+
+std::unique_ptr<ConstraintState> Compiled::NewState() const {
+  return std::make_unique<State>(shared_from_this());
+}
+
+std::shared_ptr<const DfaMask> Compiled::MaskOf(int32_t dfa, int32_t state, bool at_root) const {
+  const StringMasks& strings = vocabulary_->string_masks();
+  if (grammar_.dfas[dfa] == strings.dfa) {
+    return strings.cache.Get(*vocabulary_, *strings.dfa, 0, state, at_root);
+  }
+  return masks_.Get(*vocabulary_, *grammar_.dfas[dfa], dfa, state, at_root);
+}
+
+}  // namespace moeserve::structured

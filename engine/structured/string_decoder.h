@@ -1,0 +1,41 @@
+// Decodes a JSON string byte by byte, for the names of properties.
+#pragma once
+
+#include <cstdint>
+
+namespace moeserve::structured {
+
+// The spellings of Encoding::kJsonString. Plain data: copied with the state it is part of.
+class StringDecoder {
+ public:
+  enum class Result : uint8_t {
+    kError,      // no string goes on like this
+    kPartial,    // inside a character
+    kCharacter,  // a character is complete, see character()
+  };
+
+  // A byte of the content; the closing quote is the caller's.
+  Result Push(uint8_t byte);
+  char32_t character() const { return value_; }
+  bool at_boundary() const { return phase_ == Phase::kBoundary; }
+  // Bytes that finish the character that has been begun as `c`, which CanBecome allows; 0 at a
+  // boundary.
+  int BytesLeft(char32_t c) const;
+  // Whether the character that has been begun can still become `c`.
+  bool CanBecome(char32_t c) const;
+
+  bool operator==(const StringDecoder&) const = default;
+
+ private:
+  enum class Phase : uint8_t { kBoundary, kUtf8, kBackslash, kHex, kLowBackslash, kLowU, kLowHex };
+
+  Result HexDigit(uint8_t byte);
+
+  Phase phase_ = Phase::kBoundary;
+  uint8_t count_ = 0;    // kUtf8: bytes left; kHex, kLowHex: digits read
+  uint8_t length_ = 0;   // kUtf8: bytes of the character
+  uint16_t high_ = 0;    // the first surrogate of a pair
+  char32_t value_ = 0;   // the bits so far
+};
+
+}  // namespace moeserve::structured
