@@ -112,6 +112,12 @@ Result<CompletionParams> ParseCompletion(const Json& body, const RequestRules& r
   return out;
 }
 
+absl::Status CompileConstraint(ConstraintCompiler& compiler, SharedParams& params) {
+  if (!params.constraint) return absl::OkStatus();
+  MOESERVE_ASSIGN_OR_RETURN(params.sampling.constraint, compiler.Compile(*params.constraint));
+  return absl::OkStatus();
+}
+
 Result<int> FitIntoContext(size_t prompt_tokens, std::optional<int> max_tokens, int max_model_len) {
   const int64_t prompt = static_cast<int64_t>(prompt_tokens);
   const int64_t room = max_model_len - prompt;

@@ -10,6 +10,7 @@
 #include "engine/request.h"
 #include "kernels/base/status.h"
 #include "nlohmann/json.hpp"
+#include "server/constraint_compiler.h"
 #include "server/sampling_fields.h"
 
 namespace moeserve::server {
@@ -40,6 +41,10 @@ struct PreparedPrompt {
 // Encodes the prompts and fits them into the context. `tokenizer` may be null.
 Result<std::vector<PreparedPrompt>> PreparePrompts(const CompletionParams& params,
                                                    const Tokenizer* tokenizer, int max_model_len);
+
+// Compiles the constraint that the request asks for, if any, into `params.sampling`. Can take as long
+// as ConstraintLimits allows.
+absl::Status CompileConstraint(ConstraintCompiler& compiler, SharedParams& params);
 
 // Checks one prompt against the context length. `max_tokens` absent: kDefaultMaxTokens, clamped.
 // Returns the number of tokens to generate.

@@ -6,15 +6,35 @@
 #include "server/api_error.h"
 
 namespace moeserve::server {
+namespace {
+
+constexpr int kWorkThreads = 2;
+constexpr size_t kMaxWaitingWork = 256;
+
+std::shared_ptr<ConstraintCompiler> MakeConstraintCompiler(const EngineApi& engine) {
+  using Vocabulary = Result<std::shared_ptr<const VocabularyIndex>>;
+  const ModelSpec& spec = engine.spec();
+  Vocabulary vocabulary =
+      engine.tokenizer() == nullptr
+          ? Vocabulary(absl::InvalidArgumentError("it has no tokenizer"))
+          : VocabularyIndex::Build(*engine.tokenizer(), spec.eos_token_ids, spec.vocab_size);
+  return std::make_shared<ConstraintCompiler>(std::move(vocabulary), ConstraintLimits());
+}
+
+}  // namespace
 
 ServerContext::ServerContext(ServerSettings settings)
-    : settings_(std::move(settings)), created_(absl::ToUnixSeconds(absl::Now())) {}
+    : settings_(std::move(settings)),
+      created_(absl::ToUnixSeconds(absl::Now())),
+      work_pool_(kWorkThreads, kMaxWaitingWork) {}
 
 void ServerContext::SetServing(std::shared_ptr<EngineApi> engine,
                                const GenerationDefaults& defaults) {
+  auto compiler = MakeConstraintCompiler(*engine);
   {
     std::lock_guard lock(mutex_);
     engine_ = std::move(engine);
+    constraint_compiler_ = std::move(compiler);
     defaults_ = defaults;
   }
   ServerState expected = ServerState::kLoading;
@@ -26,6 +46,11 @@ void ServerContext::SetDraining() { state_.store(ServerState::kDraining); }
 std::shared_ptr<EngineApi> ServerContext::engine() const {
   std::lock_guard lock(mutex_);
   return engine_;
+}
+
+std::shared_ptr<ConstraintCompiler> ServerContext::constraint_compiler() const {
+  std::lock_guard lock(mutex_);
+  return constraint_compiler_;
 }
 
 Result<std::shared_ptr<EngineApi>> ServerContext::ServingEngine() const {

@@ -11,11 +11,13 @@
 #include "model_loaders/loader.h"
 #include "server/auth.h"
 #include "server/completion_request.h"
+#include "server/constraint_compiler.h"
 #include "server/engine_api.h"
 #include "server/expert_history.h"
 #include "server/expert_report.h"
 #include "server/limits.h"
 #include "server/metrics.h"
+#include "server/work_pool.h"
 
 namespace moeserve::server {
 
@@ -55,6 +57,11 @@ class ServerContext {
   // How requests are to be read; the engine must be there.
   RequestRules Rules() const;
 
+  // Null until loaded.
+  std::shared_ptr<ConstraintCompiler> constraint_compiler() const;
+  // For what is too long for the threads that serve connections.
+  WorkPool& work_pool() { return work_pool_; }
+
   // Housekeeping, to be called about once a second.
   void Tick();
   const ExpertHistory& expert_history() const { return expert_history_; }
@@ -71,7 +78,9 @@ class ServerContext {
   std::atomic<ServerState> state_{ServerState::kLoading};
   mutable std::mutex mutex_;
   std::shared_ptr<EngineApi> engine_;
+  std::shared_ptr<ConstraintCompiler> constraint_compiler_;
   GenerationDefaults defaults_;
+  WorkPool work_pool_;  // last: its tasks use the rest
 };
 
 }  // namespace moeserve::server

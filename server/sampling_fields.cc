@@ -146,7 +146,8 @@ constexpr std::string_view kSharedFields[] = {
     "skip_special_tokens", "truncate_prompt_tokens", "return_token_ids",
     "return_tokens_as_token_ids", "request_id", "cache_salt", "priority", "presence_penalty",
     "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words",
-    "min_tokens",
+    "min_tokens", "response_format", "structured_outputs", "guided_json", "guided_regex",
+    "guided_choice",
     // Accepted and without effect.
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
     "parallel_tool_calls"};
@@ -181,12 +182,21 @@ Result<std::string> ResolveModel(const std::string& requested,
                    Concat("the model ", Quoted(requested, 64), " is not served here"), "model");
 }
 
+absl::Status CheckConstraint(const SharedParams& params) {
+  if (!params.constraint || !params.sampling.ignore_eos) return absl::OkStatus();
+  return InvalidValue("ignore_eos",
+                      Concat("'ignore_eos' cannot be combined with '", params.constraint->param,
+                             "', which decides where the text ends"));
+}
+
 absl::Status ParseSharedFields(const Json& body, const RequestRules& rules,
                                std::span<const std::string_view> own_fields, SharedParams& out) {
   MOESERVE_ASSIGN_OR_RETURN(auto model, StringField(body, "model"));
   MOESERVE_ASSIGN_OR_RETURN(out.model, ResolveModel(model.value_or(""), rules.served_names));
   MOESERVE_RETURN_IF_ERROR(ParseCounts(body, rules, out));
   MOESERVE_RETURN_IF_ERROR(ParseSampling(body, rules, out.sampling));
+  MOESERVE_ASSIGN_OR_RETURN(out.constraint, ParseConstraint(body));
+  MOESERVE_RETURN_IF_ERROR(CheckConstraint(out));
   MOESERVE_RETURN_IF_ERROR(ParseStreaming(body, out));
   MOESERVE_RETURN_IF_ERROR(ParseIdentity(body, out));
   MOESERVE_RETURN_IF_ERROR(CheckUnsupportedFields(body));

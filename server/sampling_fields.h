@@ -13,6 +13,7 @@
 #include "model_loaders/loader.h"
 #include "nlohmann/json.hpp"
 #include "server/limits.h"
+#include "server/structured_fields.h"
 
 namespace moeserve::server {
 
@@ -29,6 +30,7 @@ struct RequestRules {
 struct SharedParams {
   std::string model;        // the served name that was asked for
   SamplingParams sampling;  // max_tokens, logprobs and prompt_logprobs are set per prompt
+  std::optional<ConstraintField> constraint;  // to be compiled into sampling.constraint
   int priority = 0;
   std::string cache_salt;
   int n = 1;
@@ -47,6 +49,9 @@ struct SharedParams {
 // The error names the field. NotFound: a model that is not served.
 absl::Status ParseSharedFields(const nlohmann::json& body, const RequestRules& rules,
                                std::span<const std::string_view> own_fields, SharedParams& out);
+
+// InvalidArgument: fields that contradict the constraint.
+absl::Status CheckConstraint(const SharedParams& params);
 
 // `requested` empty: the first served name. NotFound, code model_not_found, for any other.
 Result<std::string> ResolveModel(const std::string& requested,

@@ -18,7 +18,6 @@ enum class Harmless {
   kTrue,
   kZero,
   kOne,
-  kTextType,  // {"type": "text"}
   kNone,      // "none"
 };
 
@@ -34,11 +33,6 @@ constexpr double kHuge = 1e9;
 constexpr Field kFields[] = {
     {"length_penalty", Harmless::kOne, -kHuge, kHuge},
     {"suffix", Harmless::kNever},
-    {"response_format", Harmless::kTextType},
-    {"structured_outputs", Harmless::kNever},
-    {"guided_json", Harmless::kNever},
-    {"guided_regex", Harmless::kNever},
-    {"guided_choice", Harmless::kNever},
     {"guided_grammar", Harmless::kNever},
     {"use_beam_search", Harmless::kFalse},
     {"spaces_between_special_tokens", Harmless::kTrue},
@@ -67,8 +61,6 @@ bool IsHarmless(const Json& value, Harmless kind) {
       return value.is_number() && value.get<double>() == 0.0;
     case Harmless::kOne:
       return value.is_number() && value.get<double>() == 1.0;
-    case Harmless::kTextType:
-      return value.is_object() && value.value("type", Json()) == "text";
     case Harmless::kNone:
       return value == "none";
   }

@@ -16,6 +16,7 @@ class Compiled : public CompiledConstraint, public std::enable_shared_from_this<
   Compiled(Grammar grammar, std::shared_ptr<const VocabularyIndex> vocabulary);
 
   std::unique_ptr<ConstraintState> NewState() const override;
+  size_t memory_bytes() const override;
 
   const VocabularyIndex& vocabulary() const { return *vocabulary_; }
   const Matcher& matcher() const { return matcher_; }

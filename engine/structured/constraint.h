@@ -52,6 +52,8 @@ class CompiledConstraint {
   virtual ~CompiledConstraint() = default;
   // The state keeps what it needs alive; it may outlive this object.
   virtual std::unique_ptr<ConstraintState> NewState() const = 0;
+  // Bytes of memory, the masks that it may come to keep included; about.
+  virtual size_t memory_bytes() const = 0;
 };
 
 struct ConstraintSpec {

@@ -9,7 +9,7 @@
 namespace moeserve::structured {
 namespace {
 
-constexpr size_t kMaskCacheBytes = 16 << 20;
+constexpr size_t kMaskCacheBytes = 4 << 20;
 
 class State : public ConstraintState {
  public:
@@ -126,8 +126,8 @@ class State : public ConstraintState {
     limits.max_rest = budget - top.tail;
     limits.at_root = at_root;
     const bool count_matters =
-        scalar.counted && (top.count < scalar.min_chars ||
-                           scalar.max_chars - top.count < vocabulary().max_depth());
+        scalar.counted &&
+        (top.count < scalar.min_chars || scalar.max_chars - top.count < vocabulary().max_depth());
     exits_.clear();
     std::shared_ptr<const DfaMask> cached;
     if (!count_matters && limits.max_rest >= dfa.max_distance) {
@@ -243,6 +243,24 @@ Compiled::Compiled(Grammar grammar, std::shared_ptr<const VocabularyIndex> vocab
 
 std::unique_ptr<ConstraintState> Compiled::NewState() const {
   return std::make_unique<State>(shared_from_this());
+}
+
+size_t Compiled::memory_bytes() const {
+  size_t bytes = kMaskCacheBytes;
+  for (const DfaPtr& dfa : grammar_.dfas) {
+    bytes += sizeof(*dfa) + dfa->next.size() * sizeof(dfa->next[0]) +
+             dfa->accepting.size() * (3 + 2 * sizeof(int64_t));
+  }
+  for (const Node& node : grammar_.nodes) {
+    bytes += sizeof(node);
+    if (const auto* object = std::get_if<ObjectNode>(&node.value)) {
+      for (const Property& property : object->properties) {
+        bytes += sizeof(property) + property.name.size() * sizeof(char32_t) +
+                 property.suffix_bytes.size() * sizeof(int64_t);
+      }
+    }
+  }
+  return bytes;
 }
 
 std::shared_ptr<const DfaMask> Compiled::MaskOf(int32_t dfa, int32_t state, bool at_root) const {

@@ -11,6 +11,7 @@
 #include "model_loaders/strict_json.h"
 #include "server/api_error.h"
 #include "server/completion_session.h"
+#include "server/http/deferred_response.h"
 #include "server/http/error_response.h"
 #include "server/http/url.h"
 #include "server/json_fields.h"
@@ -52,24 +53,24 @@ Result<const Tokenizer*> RequireTokenizer(const EngineApi& engine) {
   return InvalidValue("model", "this model has no tokenizer");
 }
 
-class Api {
+class Api : public std::enable_shared_from_this<Api> {
  public:
   explicit Api(ServerContext& context) : context_(context) {}
 
   Handled Completions(const Request& request) {
-    Handled handled = [&]() -> Handled {
-      auto pending = StartCompletion(request);
-      if (!pending.ok()) return ErrorResponse(pending.status());
-      return *std::move(pending);
-    }();
-    if (const Response* response = std::get_if<Response>(&handled)) {
-      if (response->status < 500) {
-        context_.metrics().CountRejected(Rejection::kInvalid);
-      } else if (context_.state() == ServerState::kDraining) {
-        context_.metrics().CountRejected(Rejection::kDraining);
-      }
-    }
-    return handled;
+    auto call = ReadCompletion(request);
+    if (!call.ok()) return Counted(ErrorResponse(call.status()));
+    if (!call->params.constraint) return StartCompletion(*std::move(call));
+    auto shared = std::make_shared<CompletionCall>(*std::move(call));
+    return Counted(DeferredResponse::Start(
+        context_.work_pool(),
+        [self = shared_from_this(), shared]() -> Handled {
+          const auto compiler = self->context_.constraint_compiler();
+          const absl::Status status = CompileConstraint(*compiler, shared->params);
+          if (!status.ok()) return self->Counted(ErrorResponse(status));
+          return self->StartCompletion(std::move(*shared));
+        },
+        request.wake));
   }
 
   Handled ChatCompletions(const Request&) {
@@ -193,30 +194,58 @@ class Api {
   }
 
  private:
-  Result<std::unique_ptr<PendingResponse>> StartCompletion(const Request& request) {
-    MOESERVE_ASSIGN_OR_RETURN(auto engine, context_.ServingEngine());
-    const RequestLimits& limits = context_.settings().limits;
+  // A request that has been read but not tokenised.
+  struct CompletionCall {
+    std::shared_ptr<EngineApi> engine;
     CompletionParams params;
-    {
-      MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, limits));
-      MOESERVE_ASSIGN_OR_RETURN(params, ParseCompletion(body, context_.Rules()));
+    absl::Time deadline;
+    std::function<void()> wake;
+  };
+
+  // What was refused by the server itself; the engine counts its own refusals.
+  Handled Counted(Handled handled) {
+    if (const Response* response = std::get_if<Response>(&handled)) {
+      if (response->status < 500) {
+        context_.metrics().CountRejected(Rejection::kInvalid);
+      } else if (context_.state() == ServerState::kDraining) {
+        context_.metrics().CountRejected(Rejection::kDraining);
+      }
     }
-    context_.metrics().ignored_fields += params.ignored_fields;
-    MOESERVE_ASSIGN_OR_RETURN(auto prompts,
-                              PreparePrompts(params, engine->tokenizer(), engine->max_model_len()));
+    return handled;
+  }
+
+  Result<CompletionCall> ReadCompletion(const Request& request) {
+    CompletionCall call;
+    const RequestLimits& limits = context_.settings().limits;
+    call.deadline = absl::Now() + limits.max_request_time;
+    call.wake = request.wake;
+    MOESERVE_ASSIGN_OR_RETURN(call.engine, context_.ServingEngine());
+    MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, limits));
+    MOESERVE_ASSIGN_OR_RETURN(call.params, ParseCompletion(body, context_.Rules()));
+    context_.metrics().ignored_fields += call.params.ignored_fields;
+    return call;
+  }
+
+  Handled StartCompletion(CompletionCall call) {
+    auto prompts =
+        PreparePrompts(call.params, call.engine->tokenizer(), call.engine->max_model_len());
+    if (!prompts.ok()) return Counted(ErrorResponse(prompts.status()));
     AnswerIdentity identity;
-    identity.id = Concat("cmpl-", params.request_id.empty() ? NewRequestId() : params.request_id);
+    identity.id =
+        Concat("cmpl-", call.params.request_id.empty() ? NewRequestId() : call.params.request_id);
     identity.created = absl::ToUnixSeconds(absl::Now());
-    identity.model = params.model;
+    identity.model = call.params.model;
     GenerationOptions options;
-    options.wake = request.wake;
+    options.wake = std::move(call.wake);
     options.metrics = context_.shared_metrics();
     // Only a stream can leave its output unread: a unary answer is collected as it comes.
-    options.max_unread_bytes =
-        params.stream ? limits.max_unread_bytes : std::numeric_limits<size_t>::max();
-    const absl::Time deadline = absl::Now() + limits.max_request_time;
-    return CompletionSession::Start(std::move(engine), std::move(params), std::move(prompts),
-                                    std::move(identity), deadline, std::move(options));
+    options.max_unread_bytes = call.params.stream ? context_.settings().limits.max_unread_bytes
+                                                  : std::numeric_limits<size_t>::max();
+    auto pending = CompletionSession::Start(std::move(call.engine), std::move(call.params),
+                                            *std::move(prompts), std::move(identity), call.deadline,
+                                            std::move(options));
+    if (!pending.ok()) return Counted(ErrorResponse(pending.status()));
+    return *std::move(pending);
   }
 
   static Handled Answer(const Result<Json>& result) {

@@ -6,7 +6,6 @@
 #include "model_loaders/message.h"
 #include "server/api_error.h"
 #include "server/request_id.h"
-#include "server/rpc/messages.h"
 
 namespace moeserve::server::rpc {
 namespace {
@@ -25,26 +24,57 @@ GenerateCall* GenerateCall::Start(grpc::CallbackServerContext* context,
   call->self_ = call;
   absl::Status status;
   try {
-    status = call->Submit(request, dispatcher);
+    status = call->Submit(request, dispatcher.queue());
   } catch (const std::exception& error) {
     status = absl::InternalError(error.what());
   }
   if (status.ok()) {
     call->Advance();  // output may have come before there was anything to receive it
   } else {
-    {
-      std::lock_guard lock(call->mutex_);
-      call->ended_ = true;
-    }
-    call->End(status);
+    call->Fail(status);
   }
   return call.get();
 }
 
-absl::Status GenerateCall::Submit(const v1::GenerateRequest& request, Dispatcher& dispatcher) {
+void GenerateCall::Fail(const absl::Status& status) {
+  {
+    std::lock_guard lock(mutex_);
+    if (ended_) return;
+    ended_ = true;
+  }
+  End(status);
+}
+
+absl::Status GenerateCall::Submit(const v1::GenerateRequest& request, const EventQueue& queue) {
   MOESERVE_RETURN_IF_ERROR(call_.Check());
   MOESERVE_ASSIGN_OR_RETURN(engine_, server_.ServingEngine());
   MOESERVE_ASSIGN_OR_RETURN(GenerateParams params, ParseGenerate(request, server_.Rules()));
+  if (!params.completion.constraint) return Launch(params, queue);
+  auto shared = std::make_shared<GenerateParams>(std::move(params));
+  const bool posted = server_.work_pool().Post([self = shared_from_this(), shared, queue] {
+    {
+      std::lock_guard lock(self->mutex_);
+      if (self->ended_) return;
+    }
+    absl::Status status;
+    try {
+      status = CompileConstraint(*self->server_.constraint_compiler(), shared->completion);
+      if (status.ok()) status = self->Launch(*shared, queue);
+    } catch (const std::exception& error) {
+      status = absl::InternalError(error.what());
+    }
+    if (status.ok()) {
+      self->Advance();
+    } else {
+      self->Fail(status);
+    }
+  });
+  if (posted) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kResourceExhausted, "queue_full",
+                   "too many requests are waiting to be prepared");
+}
+
+absl::Status GenerateCall::Launch(const GenerateParams& params, const EventQueue& queue) {
   const CompletionParams& completion = params.completion;
   MOESERVE_ASSIGN_OR_RETURN(
       prompts_, PreparePrompts(completion, engine_->tokenizer(), engine_->max_model_len()));
@@ -59,7 +89,7 @@ absl::Status GenerateCall::Submit(const v1::GenerateRequest& request, Dispatcher
   options.samples = n_;
   options.max_unread_bytes = server_.settings().limits.max_unread_bytes;
   options.metrics = server_.shared_metrics();
-  options.wake = [weak = weak_from_this(), queue = dispatcher.queue()] {
+  options.wake = [weak = weak_from_this(), queue] {
     Dispatcher::Post(*queue, [weak] {
       if (const auto self = weak.lock()) self->Advance();
     });
@@ -67,7 +97,7 @@ absl::Status GenerateCall::Submit(const v1::GenerateRequest& request, Dispatcher
   auto generation = Generation::Start(engine_, std::move(requests), std::move(options));
   if (!generation.ok()) return generation.status();
   std::lock_guard lock(mutex_);
-  generation_ = *std::move(generation);
+  if (!ended_) generation_ = *std::move(generation);
   return absl::OkStatus();
 }
 

@@ -14,6 +14,7 @@
 #include "server/generation.h"
 #include "server/rpc/call.h"
 #include "server/rpc/dispatcher.h"
+#include "server/rpc/messages.h"
 
 namespace moeserve::server::rpc {
 
@@ -33,7 +34,12 @@ class GenerateCall final : public grpc::ServerWriteReactor<v1::GenerateResponse>
   void OnDone() override;
 
  private:
-  absl::Status Submit(const v1::GenerateRequest& request, Dispatcher& dispatcher);
+  using EventQueue = std::shared_ptr<Dispatcher::Queue>;
+
+  // Reads the request and launches it, here or, where a constraint has to be compiled, on the pool.
+  absl::Status Submit(const v1::GenerateRequest& request, const EventQueue& queue);
+  absl::Status Launch(const GenerateParams& params, const EventQueue& queue);
+  void Fail(const absl::Status& status);  // before anything was generated
   // Writes or finishes if there is something to write or to finish.
   void Advance();
   absl::Status Collect();  // with mutex_

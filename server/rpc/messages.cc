@@ -142,6 +142,37 @@ absl::Status ParseInput(const Message& request, const char* field, const Request
   return absl::OkStatus();
 }
 
+Result<std::optional<ConstraintField>> ParseConstraint(const v1::StructuredOutput& in) {
+  ConstraintField out;
+  out.spec.strict = in.strict();
+  out.param = "structured_output.";
+  switch (in.constraint_case()) {
+    case v1::StructuredOutput::CONSTRAINT_NOT_SET:
+      return std::optional<ConstraintField>();
+    case v1::StructuredOutput::kJsonObject:
+      if (!in.json_object()) return std::optional<ConstraintField>();
+      out.spec.kind = ConstraintSpec::Kind::kJsonObject;
+      out.param += "json_object";
+      break;
+    case v1::StructuredOutput::kJsonSchema:
+      out.spec.kind = ConstraintSpec::Kind::kJsonSchema;
+      out.spec.text = in.json_schema();
+      out.param += "json_schema";
+      break;
+    case v1::StructuredOutput::kRegex:
+      out.spec.kind = ConstraintSpec::Kind::kRegex;
+      out.spec.text = in.regex();
+      out.param += "regex";
+      break;
+    case v1::StructuredOutput::kChoice:
+      out.spec.kind = ConstraintSpec::Kind::kChoice;
+      out.spec.choices.assign(in.choice().texts().begin(), in.choice().texts().end());
+      out.param += "choice";
+      break;
+  }
+  return std::optional<ConstraintField>(std::move(out));
+}
+
 Result<int> CheckLogprobs(const char* name, uint32_t value, const RequestLimits& limits) {
   if (value > static_cast<uint32_t>(limits.max_logprobs)) {
     return InvalidValue(name,
@@ -188,6 +219,8 @@ Result<GenerateParams> ParseGenerate(const v1::GenerateRequest& request,
     return InvalidValue("cache_salt", "'cache_salt' has at most 128 bytes");
   }
   c.cache_salt = request.cache_salt();
+  MOESERVE_ASSIGN_OR_RETURN(c.constraint, ParseConstraint(request.structured_output()));
+  MOESERVE_RETURN_IF_ERROR(CheckConstraint(c));
   return out;
 }
 

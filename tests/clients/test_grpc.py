@@ -1,5 +1,6 @@
 """The gRPC interface as a generated Python client uses it."""
 
+import re
 import threading
 
 import grpc
@@ -124,3 +125,17 @@ def test_health(channel):
     for name in ("", "moeserve.v1.Inference", "model/test-model"):
         request = b"" if not name else b"\x0a" + bytes([len(name)]) + name.encode()
         assert check(request) == b"\x08\x01", name
+
+
+def test_structured_output(pb, stub):
+    request = pb.GenerateRequest(
+        text=PROMPT, n=3, structured_output=pb.StructuredOutput(regex="[0-9]{3}-(ab|cd)"),
+        sampling=pb.SamplingParams(max_tokens=20))
+    texts = ["", "", ""]
+    for message in stub.Generate(request):
+        texts[message.index] += message.text
+    assert all(re.fullmatch("[0-9]{3}-(ab|cd)", text) for text in texts)
+    request.structured_output.regex = "("
+    with pytest.raises(grpc.RpcError) as error:
+        list(stub.Generate(request))
+    assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT

@@ -210,3 +210,39 @@ def test_draining_finishes_what_is_running():
             last = chunk
         assert last.choices[0].finish_reason == "length"
         assert status.result() == 0
+
+
+SCHEMA = {"type": "object", "additionalProperties": False, "required": ["name", "size"],
+          "properties": {"name": {"type": "string", "maxLength": 20},
+                         "size": {"enum": ["small", "large"]}}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_json_schema(client, server, stream):
+    answer = client.completions.create(
+        model=server.name, prompt=PROMPT, max_tokens=100, seed=1, stream=stream,
+        extra_body={"response_format": {"type": "json_schema",
+                                        "json_schema": {"name": "thing", "schema": SCHEMA}}})
+    if stream:
+        choices = [chunk.choices[0] for chunk in answer]
+        text, reason = "".join(choice.text for choice in choices), choices[-1].finish_reason
+    else:
+        text, reason = answer.choices[0].text, answer.choices[0].finish_reason
+    assert reason == "stop"
+    value = json.loads(text)
+    assert set(value) == {"name", "size"} and value["size"] in ("small", "large")
+
+
+@pytest.mark.parametrize("extra", [{"guided_choice": ["yes", "no"]},
+                                   {"structured_outputs": {"regex": "yes|no"}}])
+def test_choice_and_regex(client, server, extra):
+    answer = client.completions.create(model=server.name, prompt=PROMPT, n=4, extra_body=extra)
+    assert {choice.text for choice in answer.choices} <= {"yes", "no"}
+
+
+def test_hopeless_schema_is_refused(client, server):
+    with pytest.raises(openai.BadRequestError) as error:
+        client.completions.create(model=server.name, prompt=PROMPT,
+                                  extra_body={"guided_json": {"type": "string", "minLength": 3,
+                                                              "maxLength": 2}})
+    assert error.value.code == "invalid_schema"

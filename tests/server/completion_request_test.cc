@@ -206,11 +206,8 @@ INSTANTIATE_TEST_SUITE_P(
     Unsupported, Refusals,
     ::testing::Values(
         Refusal{R"({"prompt": "x", "suffix": ""})", "unsupported_parameter", "suffix"},
-        Refusal{R"({"prompt": "x", "response_format": {"type": "json_object"}})",
-                "unsupported_parameter", "response_format"},
-        Refusal{R"({"prompt": "x", "structured_outputs": {"json": {}}})", "unsupported_parameter",
-                "structured_outputs"},
-        Refusal{R"({"prompt": "x", "guided_regex": "a"})", "unsupported_parameter", "guided_regex"},
+        Refusal{R"({"prompt": "x", "guided_grammar": "a"})", "unsupported_parameter",
+                "guided_grammar"},
         Refusal{R"({"prompt": "x", "use_beam_search": true})", "unsupported_parameter",
                 "use_beam_search"},
         Refusal{R"({"prompt": "x", "use_beam_search": 1})", "invalid_value", "use_beam_search"},

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <limits>
 #include <memory>
 #include <string>
@@ -99,6 +100,50 @@ class Grpc : public ::testing::Test {
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::Inference::Stub> stub_;
 };
+
+TEST_F(Grpc, ConstraintIsCompiledBeforeAdmission) {
+  Start();
+  v1::GenerateRequest request = Text("abc");
+  request.mutable_structured_output()->set_regex("h[a-z]+");
+  const Answer answer = Generate(request);
+  ASSERT_TRUE(answer.status.ok()) << answer.status.error_message();
+  ASSERT_EQ(engine_->submitted().size(), 1u);
+  EXPECT_NE(engine_->submitted()[0].sampling.constraint, nullptr);
+
+  request.mutable_structured_output()->set_json_schema(R"({"type": "nonsense"})");
+  const Answer refused = Generate(request);
+  EXPECT_EQ(refused.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(refused.error_code, "invalid_schema");
+  EXPECT_NE(refused.status.error_message().find("structured_output.json_schema"),
+            std::string::npos);
+  request.mutable_sampling()->set_ignore_eos(true);
+  EXPECT_EQ(Generate(request).error_code, "invalid_value");
+  request.mutable_sampling()->set_ignore_eos(false);
+  request.mutable_structured_output()->mutable_choice();
+  EXPECT_EQ(Generate(request).error_code, "invalid_schema");
+  EXPECT_EQ(engine_->submitted().size(), 1u);
+}
+
+TEST_F(Grpc, CancelWhileAConstraintIsCompiled) {
+  Start();
+  std::promise<void> go;
+  const std::shared_future<void> ready = go.get_future().share();
+  // Both threads of the pool are busy, so the request waits.
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(context_->work_pool().Post([ready] { ready.wait(); }));
+  }
+  v1::GenerateRequest request = Text("abc");
+  request.mutable_structured_output()->set_json_object(true);
+  grpc::ClientContext context;
+  const auto reader = stub_->Generate(&context, request);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  context.TryCancel();
+  v1::GenerateResponse message;
+  EXPECT_FALSE(reader->Read(&message));
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  go.set_value();
+  EXPECT_TRUE(Generate(request).status.ok());
+}
 
 TEST_F(Grpc, GeneratesAStream) {
   Start();

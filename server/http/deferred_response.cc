@@ -1,0 +1,59 @@
+#include "server/http/deferred_response.h"
+
+#include <exception>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "server/api_error.h"
+#include "server/http/error_response.h"
+
+namespace moeserve::server::http {
+
+Handled DeferredResponse::Start(WorkPool& pool, std::function<Handled()> job,
+                                std::function<void()> wake) {
+  auto shared = std::make_shared<Shared>();
+  const bool posted = pool.Post([shared, job = std::move(job), wake = std::move(wake)] {
+    {
+      std::lock_guard lock(shared->mutex);
+      if (shared->abandoned) return;
+    }
+    Handled result;
+    try {
+      result = job();
+    } catch (const std::exception& error) {
+      result = ErrorResponse(absl::InternalError(error.what()));
+    }
+    {
+      std::lock_guard lock(shared->mutex);
+      if (shared->abandoned) return;
+      shared->result = std::move(result);
+    }
+    wake();
+  });
+  if (!posted) {
+    return ErrorResponse(MakeError(absl::StatusCode::kResourceExhausted, "queue_full",
+                                   "too many requests are waiting to be prepared"));
+  }
+  return std::unique_ptr<PendingResponse>(new DeferredResponse(std::move(shared)));
+}
+
+DeferredResponse::~DeferredResponse() {
+  std::lock_guard lock(shared_->mutex);
+  shared_->abandoned = true;
+}
+
+Progress DeferredResponse::Next() {
+  if (inner_ == nullptr) {
+    std::optional<Handled> result;
+    {
+      std::lock_guard lock(shared_->mutex);
+      result = std::exchange(shared_->result, std::nullopt);
+    }
+    if (!result) return Wait{};
+    if (Response* response = std::get_if<Response>(&*result)) return std::move(*response);
+    inner_ = std::get<std::unique_ptr<PendingResponse>>(std::move(*result));
+  }
+  return inner_->Next();
+}
+
+}  // namespace moeserve::server::http

@@ -1,0 +1,281 @@
+// Structured output as requests ask for it: fields, compilation, and its place in the server.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "server/api_error.h"
+#include "server/constraint_compiler.h"
+#include "server/structured_fields.h"
+#include "server/work_pool.h"
+#include "tests/server/http_fixture.h"
+
+namespace moeserve::server::testing {
+namespace {
+
+using Json = nlohmann::json;
+using Kind = ConstraintSpec::Kind;
+
+struct Spelling {
+  const char* body;
+  Kind kind;
+  const char* text;
+  const char* param;
+};
+
+class Spellings : public ::testing::TestWithParam<Spelling> {};
+
+TEST_P(Spellings, MeanTheSameConstraint) {
+  const Spelling& expected = GetParam();
+  const auto found = ParseConstraint(Json::parse(expected.body));
+  ASSERT_TRUE(found.ok()) << found.status();
+  ASSERT_TRUE(found->has_value());
+  EXPECT_EQ((*found)->spec.kind, expected.kind);
+  EXPECT_EQ((*found)->spec.text, expected.text);
+  EXPECT_EQ((*found)->param, expected.param);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Fields, Spellings,
+    ::testing::Values(Spelling{R"({"response_format": {"type": "json_object"}})", Kind::kJsonObject,
+                               "", "response_format"},
+                      Spelling{R"({"response_format": {"type": "json_schema",
+                     "json_schema": {"name": "a", "schema": {"type": "null"}}}})",
+                               Kind::kJsonSchema, R"({"type":"null"})", "response_format"},
+                      Spelling{
+                          R"({"structured_outputs": {"json": {"type": "null"}, "regex": null}})",
+                          Kind::kJsonSchema, R"({"type":"null"})", "structured_outputs.json"},
+                      Spelling{R"({"structured_outputs": {"json": "{}"}})", Kind::kJsonSchema, "{}",
+                               "structured_outputs.json"},
+                      Spelling{R"({"structured_outputs": {"json_object": true}})",
+                               Kind::kJsonObject, "", "structured_outputs.json_object"},
+                      Spelling{R"({"structured_outputs": {"regex": "a+"}})", Kind::kRegex, "a+",
+                               "structured_outputs.regex"},
+                      Spelling{R"({"structured_outputs": {"choice": ["a", "b"]}})", Kind::kChoice,
+                               "", "structured_outputs.choice"},
+                      Spelling{R"({"guided_json": {"type": "null"}})", Kind::kJsonSchema,
+                               R"({"type":"null"})", "guided_json"},
+                      Spelling{R"({"guided_regex": "a+"})", Kind::kRegex, "a+", "guided_regex"},
+                      Spelling{R"({"guided_choice": ["a"]})", Kind::kChoice, "", "guided_choice"}));
+
+TEST(ParseConstraint, FreeText) {
+  for (const char* body :
+       {"{}", R"({"response_format": null})", R"({"response_format": {"type": "text"}})",
+        R"({"structured_outputs": {}})", R"({"structured_outputs": {"json_object": false}})",
+        R"({"guided_json": null})"}) {
+    const auto found = ParseConstraint(Json::parse(body));
+    ASSERT_TRUE(found.ok()) << body << found.status();
+    EXPECT_FALSE(found->has_value()) << body;
+  }
+}
+
+TEST(ParseConstraint, StrictIsPassedOn) {
+  const auto found = ParseConstraint(Json::parse(
+      R"({"response_format": {"type": "json_schema",
+          "json_schema": {"name": "a", "schema": {}, "strict": true}}})"));
+  ASSERT_TRUE(found.ok() && found->has_value());
+  EXPECT_TRUE((*found)->spec.strict);
+}
+
+struct Refusal {
+  const char* body;
+  const char* code;
+  const char* param;
+};
+
+class StructuredRefusals : public ::testing::TestWithParam<Refusal> {};
+
+TEST_P(StructuredRefusals, NameCodeAndField) {
+  const auto found = ParseConstraint(Json::parse(GetParam().body));
+  ASSERT_FALSE(found.ok());
+  EXPECT_EQ(ApiCode(found.status()), GetParam().code) << found.status();
+  EXPECT_EQ(ApiParam(found.status()), GetParam().param) << found.status();
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Fields, StructuredRefusals,
+    ::testing::Values(
+        Refusal{R"({"response_format": "json"})", "invalid_value", "response_format"},
+        Refusal{R"({"response_format": {}})", "invalid_value", "response_format"},
+        Refusal{R"({"response_format": {"type": "xml"}})", "unsupported_parameter",
+                "response_format.type"},
+        Refusal{R"({"response_format": {"type": "json_schema"}})", "missing_field",
+                "response_format.json_schema"},
+        Refusal{R"({"response_format": {"type": "json_schema", "json_schema": []}})",
+                "invalid_value", "response_format.json_schema"},
+        Refusal{R"({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}})",
+                "missing_field", "response_format.json_schema.name"},
+        Refusal{R"({"response_format": {"type": "json_schema",
+                    "json_schema": {"name": "a b", "schema": {}}}})",
+                "invalid_value", "response_format.json_schema.name"},
+        Refusal{R"({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}})",
+                "missing_field", "response_format.json_schema.schema"},
+        Refusal{R"({"response_format": {"type": "json_schema",
+                    "json_schema": {"name": "a", "schema": 3}}})",
+                "invalid_value", "response_format.json_schema.schema"},
+        Refusal{R"({"structured_outputs": "a"})", "invalid_value", "structured_outputs"},
+        Refusal{R"({"structured_outputs": {"grammar": "a"}})", "unsupported_parameter",
+                "structured_outputs.grammar"},
+        Refusal{R"({"structured_outputs": {"json_object": 1}})", "invalid_value",
+                "structured_outputs.json_object"},
+        Refusal{R"({"structured_outputs": {"json": {}, "regex": "a"}})", "invalid_value",
+                "structured_outputs.regex"},
+        Refusal{R"({"guided_json": {}, "response_format": {"type": "json_object"}})",
+                "invalid_value", "guided_json"},
+        Refusal{R"({"guided_choice": []})", "invalid_value", "guided_choice"},
+        Refusal{R"({"guided_choice": ["a", 1]})", "invalid_value", "guided_choice"},
+        Refusal{R"({"guided_regex": ""})", "invalid_value", "guided_regex"}));
+
+ConstraintCompiler MakeCompiler(size_t max_cached_bytes = size_t{128} << 20) {
+  static const ByteTokenizer tokenizer;
+  return ConstraintCompiler(VocabularyIndex::Build(tokenizer, {kEos}, kVocabSize),
+                            ConstraintLimits(), max_cached_bytes);
+}
+
+ConstraintField Regex(const std::string& pattern) {
+  ConstraintField field;
+  field.spec.kind = Kind::kRegex;
+  field.spec.text = pattern;
+  field.param = "guided_regex";
+  return field;
+}
+
+TEST(ConstraintCompiler, EqualRequestsShareOneConstraint) {
+  ConstraintCompiler compiler = MakeCompiler();
+  const auto first = compiler.Compile(Regex("a+"));
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ(*compiler.Compile(Regex("a+")), *first);
+  ConstraintField schema = Regex("a+");
+  schema.spec.kind = Kind::kChoice;
+  schema.spec.choices = {"a+"};
+  const auto choice = compiler.Compile(schema);
+  ASSERT_TRUE(choice.ok()) << choice.status();
+  EXPECT_NE(*choice, *first);
+  schema.spec.choices = {"a", "+"};
+  EXPECT_NE(*compiler.Compile(schema), *choice);
+  EXPECT_EQ(compiler.cached(), 3u);
+}
+
+TEST(ConstraintCompiler, KeepsTheLastUsedWithinItsBytes) {
+  const size_t one = (*MakeCompiler().Compile(Regex("a+")))->memory_bytes();
+  ConstraintCompiler compiler = MakeCompiler(2 * one + 1000);
+  const auto a = *compiler.Compile(Regex("a+"));
+  const auto b = *compiler.Compile(Regex("b+"));
+  EXPECT_EQ(*compiler.Compile(Regex("a+")), a);
+  const auto c = *compiler.Compile(Regex("c+"));  // b goes
+  EXPECT_EQ(compiler.cached(), 2u);
+  EXPECT_EQ(*compiler.Compile(Regex("a+")), a);
+  EXPECT_NE(*compiler.Compile(Regex("b+")), b);
+}
+
+TEST(ConstraintCompiler, RefusalsAreNotKept) {
+  ConstraintCompiler compiler = MakeCompiler();
+  const auto refused = compiler.Compile(Regex("("));
+  EXPECT_EQ(ApiCode(refused.status()), "invalid_schema");
+  EXPECT_EQ(ApiParam(refused.status()), "guided_regex");
+  EXPECT_EQ(compiler.cached(), 0u);
+}
+
+TEST(ConstraintCompiler, WithoutVocabularySaysWhy) {
+  ConstraintCompiler compiler(absl::InvalidArgumentError("it has no tokenizer"),
+                              ConstraintLimits());
+  const auto refused = compiler.Compile(Regex("a"));
+  EXPECT_EQ(ApiCode(refused.status()), "invalid_schema");
+  EXPECT_NE(refused.status().ToString().find("no tokenizer"), std::string::npos);
+}
+
+TEST(WorkPool, RefusesWhatDoesNotFitAndRunsTheRest) {
+  std::atomic<int> ran = 0;
+  {
+    std::atomic<bool> go = false;
+    std::atomic<bool> begun = false;
+    WorkPool pool(1, 2);
+    ASSERT_TRUE(pool.Post([&] {
+      begun = true;
+      begun.notify_all();
+      go.wait(false);
+      ++ran;
+    }));
+    begun.wait(false);
+    EXPECT_TRUE(pool.Post([&] { ++ran; }));
+    EXPECT_TRUE(pool.Post([&] { ++ran; }));
+    EXPECT_FALSE(pool.Post([&] { ++ran; }));
+    go = true;
+    go.notify_all();
+  }
+  EXPECT_EQ(ran, 3);
+}
+
+using StructuredHttp = HttpTest;
+
+TEST_F(StructuredHttp, ConstraintReachesTheEngineCompiled) {
+  Start();
+  const RawResponse response = Complete(R"({"prompt": "abc", "guided_regex": "h[a-z]+", "n": 2})");
+  EXPECT_EQ(response.status, 200) << response.body;
+  ASSERT_EQ(engine_->submitted().size(), 2u);
+  const auto& constraint = engine_->submitted()[0].sampling.constraint;
+  ASSERT_NE(constraint, nullptr);
+  EXPECT_EQ(engine_->submitted()[1].sampling.constraint, constraint);
+  auto state = constraint->NewState();
+  EXPECT_FALSE(state->Accept('x'));
+  EXPECT_TRUE(state->Accept('h'));
+}
+
+TEST_F(StructuredHttp, StreamsToo) {
+  Start();
+  const RawResponse response =
+      Complete(R"({"prompt": "abc", "response_format": {"type": "json_object"}, "stream": true})");
+  EXPECT_EQ(response.status, 200);
+  EXPECT_NE(response.body.find("data: [DONE]"), std::string::npos);
+}
+
+TEST_F(StructuredHttp, BadConstraintNeverReachesTheEngine) {
+  Start();
+  for (const char* body : {R"({"prompt": "abc", "guided_regex": "("})",
+                           R"({"prompt": "abc", "guided_json": {"type": "nonsense"}})",
+                           R"({"prompt": "abc", "guided_json": "{"})",
+                           R"({"prompt": "abc", "response_format": {"type": "json_schema",
+            "json_schema": {"name": "a", "schema": {"not": {}}, "strict": true}}})"}) {
+    const RawResponse response = Complete(body);
+    EXPECT_EQ(response.status, 400) << body;
+    EXPECT_EQ(Error(response)["code"], "invalid_schema") << response.body;
+  }
+  const RawResponse response =
+      Complete(R"({"prompt": "abc", "guided_regex": "a", "ignore_eos": true})");
+  EXPECT_EQ(Error(response)["param"], "ignore_eos");
+  EXPECT_TRUE(engine_->submitted().empty());
+}
+
+TEST_F(StructuredHttp, OthersAreServedWhileConstraintsWait) {
+  Start();
+  std::promise<void> go;
+  const std::shared_future<void> ready = go.get_future().share();
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(context_->work_pool().Post([ready] { ready.wait(); }));
+  }
+  RawClient waiting(port());
+  waiting.Send(Post("/v1/completions", R"({"prompt": "abc", "guided_regex": "a"})"));
+  RawClient leaving(port());
+  leaving.Send(Post("/v1/completions", R"({"prompt": "abc", "guided_regex": "b"})"));
+  EXPECT_EQ(Complete(R"({"prompt": "abc"})").status, 200);
+  leaving.Close();
+  // What waits is bounded.
+  while (context_->work_pool().Post([] {})) {
+  }
+  const RawResponse refused = Complete(R"({"prompt": "abc", "guided_regex": "a"})");
+  EXPECT_EQ(refused.status, 503);
+  EXPECT_EQ(Error(refused)["code"], "queue_full");
+  EXPECT_TRUE(refused.headers.contains("retry-after"));
+  // Until the server has seen that the second client is gone.
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  go.set_value();
+  EXPECT_EQ(waiting.ReadResponse().status, 200);
+  EXPECT_EQ(engine_->submitted().size(), 2u);
+}
+
+}  // namespace
+}  // namespace moeserve::server::testing
