@@ -1,5 +1,8 @@
 #include "server/http/connection.h"
 
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/bind_cancellation_slot.hpp>
 #include <boost/asio/co_spawn.hpp>
@@ -83,6 +86,10 @@ void Connection::Arm(absl::Duration timeout) {
   timeout_timer_.expires_after(Chrono(timeout));
   timeout_timer_.async_wait([self = shared_from_this(), generation](error_code error) {
     if (error || generation != self->timeout_generation_) return;
+    if (self->writing_ && self->DrainedSome()) {
+      self->Arm(self->environment_->limits.write_stall_timeout);
+      return;
+    }
     self->timed_out_ = true;
     error_code ignored;
     self->socket_.cancel(ignored);
@@ -92,6 +99,18 @@ void Connection::Arm(absl::Duration timeout) {
 void Connection::Disarm() {
   ++timeout_generation_;
   timeout_timer_.cancel();
+}
+
+int Connection::Unsent() {
+  int bytes = 0;
+  return ioctl(socket_.native_handle(), SIOCOUTQ, &bytes) == 0 ? bytes : 0;
+}
+
+bool Connection::DrainedSome() {
+  // A socket turns writable only after a good part of its buffer has been taken, which may be long
+  // after the client took the first byte of it.
+  const int before = std::exchange(unsent_, Unsent());
+  return unsent_ < before;
 }
 
 asio::awaitable<bool> Connection::ReadMore() {
@@ -106,6 +125,7 @@ asio::awaitable<bool> Connection::Write(std::string_view data) {
   error_code error;
   while (!data.empty() && !error) {
     // The limit is on silence, not on the whole: a slow but steady reader is served.
+    unsent_ = Unsent();
     Arm(environment_->limits.write_stall_timeout);
     const auto [result, count] =
         co_await socket_.async_write_some(asio::buffer(data.data(), data.size()), kAwait);

@@ -65,6 +65,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   void Arm(absl::Duration timeout);
   void Disarm();
+  int Unsent();        // bytes that the client's side has not acknowledged
+  bool DrainedSome();  // since it was last asked or a write was begun
   void StartWatch();
   boost::asio::awaitable<void> StopWatch();
   void Wake();
@@ -75,6 +77,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   boost::asio::steady_timer timeout_timer_;
   uint64_t timeout_generation_ = 0;
   bool timed_out_ = false;
+  int unsent_ = 0;
 
   std::string buffer_;  // received, not consumed
   bool idle_ = true;    // between requests

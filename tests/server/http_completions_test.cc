@@ -309,6 +309,20 @@ TEST_F(Completions, SlowReaderIsDropped) {
   EXPECT_EQ(other.ReadResponse().status, 200);
 }
 
+TEST_F(Completions, SlowButSteadyReaderIsServed) {
+  Script script;
+  script.endless = true;
+  script.bytes_per_token = 2'000;
+  ServerSettings settings;
+  // Far longer than between two reads, far shorter than until the socket turns writable again.
+  settings.http.write_stall_timeout = absl::Milliseconds(500);
+  Start(script, settings);
+  RawClient client(port(), 4096);
+  client.Send(Post("/v1/completions", R"({"prompt": "a", "stream": true, "max_tokens": 200})"));
+  EXPECT_TRUE(client.ReadSlowlyUntil("data: [DONE]\n\n\r\n0\r\n\r\n", 2048,
+                                     std::chrono::milliseconds(25)));
+}
+
 TEST_F(Completions, ManyStreamsAtOnce) {
   Script script;
   script.reply = "0123456789";

@@ -6,8 +6,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cctype>
 #include <cstdlib>
+#include <thread>
 
 namespace moeserve::server::testing {
 
@@ -45,13 +47,13 @@ bool RawClient::Send(std::string_view bytes) {
   return true;
 }
 
-bool RawClient::ReadSome(std::chrono::steady_clock::time_point deadline) {
+bool RawClient::ReadSome(std::chrono::steady_clock::time_point deadline, size_t most) {
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
       deadline - std::chrono::steady_clock::now());
   pollfd poller{fd_, POLLIN, 0};
   if (left.count() <= 0 || poll(&poller, 1, static_cast<int>(left.count())) <= 0) return false;
   char chunk[65536];
-  const ssize_t count = recv(fd_, chunk, sizeof(chunk), 0);
+  const ssize_t count = recv(fd_, chunk, std::min(most, sizeof(chunk)), 0);
   if (count <= 0) return false;
   buffer_.append(chunk, static_cast<size_t>(count));
   return true;
@@ -61,6 +63,15 @@ bool RawClient::ReadUntil(std::string_view text, std::chrono::milliseconds timeo
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   while (buffer_.find(text) == std::string::npos) {
     if (!ReadSome(deadline)) return false;
+  }
+  return true;
+}
+
+bool RawClient::ReadSlowlyUntil(std::string_view text, size_t step,
+                                std::chrono::milliseconds pause) {
+  while (!buffer_.ends_with(text)) {
+    if (!ReadSome(std::chrono::steady_clock::now() + std::chrono::seconds(5), step)) return false;
+    std::this_thread::sleep_for(pause);
   }
   return true;
 }

@@ -29,6 +29,8 @@ class RawClient {
   // Reads until `text` has been received; false on the end of the connection or after `timeout`.
   bool ReadUntil(std::string_view text,
                  std::chrono::milliseconds timeout = std::chrono::seconds(5));
+  // The same, taking at most `step` bytes and then pausing, over and over.
+  bool ReadSlowlyUntil(std::string_view text, size_t step, std::chrono::milliseconds pause);
   // The next response; status 0 if there is none. `head`: it has no body whatever it says.
   RawResponse ReadResponse(bool head = false);
   // Whether the server closes the connection within `timeout`.
@@ -40,7 +42,7 @@ class RawClient {
 
  private:
   // False on end, error or timeout.
-  bool ReadSome(std::chrono::steady_clock::time_point deadline);
+  bool ReadSome(std::chrono::steady_clock::time_point deadline, size_t most = 65536);
 
   int fd_ = -1;
   std::string buffer_;
