@@ -33,6 +33,7 @@ BlockExpertStats EmptyBlock(int layer, BlockKind block, const RoutedLayerSpec& s
   b.max_selected = spec.select.MaxSelected();
   b.selections.resize(static_cast<size_t>(spec.num_experts));
   b.weight_sums.resize(static_cast<size_t>(spec.num_experts));
+  b.visits.resize(static_cast<size_t>(spec.num_experts));
   b.expert_parameters.resize(static_cast<size_t>(spec.num_experts));
   const int distinct = std::min(spec.num_experts, b.split_heads * b.max_selected);
   b.distinct_histogram.resize(static_cast<size_t>(distinct) + 1);
@@ -87,6 +88,7 @@ void ExpertRecorder::OnPlan(int layer, BlockKind block, const RoutingPlan& plan)
   BlockExpertStats& b = pending_.blocks[index];
   for (int e = 0; e < plan.num_experts; ++e) {
     b.selections[e] += static_cast<uint64_t>(plan.expert_offsets[e + 1] - plan.expert_offsets[e]);
+    b.visits[e] += plan.expert_offsets[e + 1] > plan.expert_offsets[e];
     double sum = 0.0;
     for (int32_t a = plan.expert_offsets[e]; a < plan.expert_offsets[e + 1]; ++a) {
       sum += plan.weight_of_assignment[a];
@@ -131,6 +133,7 @@ void ExpertRecorder::OnPlan(int layer, BlockKind block, const RoutingPlan& plan)
 
 void ExpertRecorder::Publish() {
   const std::lock_guard<std::mutex> lock(mutex_);
+  ++total_.steps;
   total_.tokens += static_cast<uint64_t>(batch_->num_tokens());
   for (size_t i = 0; i < total_.blocks.size(); ++i) {
     BlockExpertStats& to = total_.blocks[i];
@@ -141,6 +144,7 @@ void ExpertRecorder::Publish() {
     }
     for (int e = 0; e < to.num_experts; ++e) {
       to.selections[e] += std::exchange(from.selections[e], 0);
+      to.visits[e] += std::exchange(from.visits[e], 0);
       to.weight_sums[e] += std::exchange(from.weight_sums[e], 0.0);
     }
     for (size_t n = 0; n < to.distinct_histogram.size(); ++n) {

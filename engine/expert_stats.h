@@ -26,6 +26,7 @@ struct BlockExpertStats {
   uint64_t rows[kNumPhases] = {0, 0};
   std::vector<uint64_t> selections;          // [E]
   std::vector<double> weight_sums;           // [E] sums of the final gate weights
+  std::vector<uint64_t> visits;              // [E] steps in which a row chose the expert
   std::vector<uint64_t> distinct_histogram;  // [n] tokens that touched n distinct experts, n from 0
   uint64_t nonfinite_rows = 0;
   std::vector<int64_t> expert_parameters;  // [E] parameters of one expert
@@ -36,6 +37,7 @@ struct BlockExpertStats {
 
 struct ExpertStats {
   uint64_t tokens = 0;                   // tokens run through the model
+  uint64_t steps = 0;                    // in which they were
   std::vector<BlockExpertStats> blocks;  // in order of layer, attention before feed_forward
   // Parameters that every token uses, embeddings, head and experts excluded (attention, norms,
   // routers, split and merge, shared experts, dense feed-forward).

@@ -7,6 +7,7 @@ namespace moeserve::server {
 ExpertStats Difference(const ExpertStats& later, const ExpertStats& earlier) {
   ExpertStats out = later;
   out.tokens -= earlier.tokens;
+  out.steps -= earlier.steps;
   for (size_t b = 0; b < out.blocks.size() && b < earlier.blocks.size(); ++b) {
     BlockExpertStats& to = out.blocks[b];
     const BlockExpertStats& from = earlier.blocks[b];
@@ -22,6 +23,7 @@ ExpertStats Difference(const ExpertStats& later, const ExpertStats& earlier) {
     };
     subtract(to.selections, from.selections);
     subtract(to.weight_sums, from.weight_sums);
+    subtract(to.visits, from.visits);
     subtract(to.distinct_histogram, from.distinct_histogram);
   }
   return out;

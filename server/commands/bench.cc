@@ -11,6 +11,7 @@
 #include "engine/kv_cache.h"
 #include "engine/model/model.h"
 #include "engine/synthetic.h"
+#include "engine/weight_traffic.h"
 #include "kernels/registry.h"
 #include "model_loaders/loader.h"
 #include "server/commands/bench_load.h"
@@ -91,23 +92,6 @@ class TouchedExperts : public StepHooks {
   const ModelSpec& spec_;
 };
 
-// Bytes that every step reads whatever its routes: all tensors but experts, embeddings (a row or
-// so) and, once, the head. Routers are f32 in memory.
-int64_t FixedBytes(const ModelSpec& spec, int64_t weight_size) {
-  int64_t bytes = 0;
-  for (const TensorRequirement& t : RequiredTensors(spec)) {
-    const bool router = t.name.find(".router.") != std::string::npos;
-    const bool expert = !router && t.name.find(".experts.") != std::string::npos;
-    const bool lookup = t.name == "embed_position.weight" ||
-                        (t.name == "embed.weight" && !spec.tie_word_embeddings);
-    if (expert || lookup) continue;
-    int64_t size = 1;
-    for (int64_t s : t.shape) size *= s;
-    bytes += size * (router || t.shape.size() == 1 ? 4 : weight_size);
-  }
-  return bytes;
-}
-
 int64_t CacheBytesPerToken(const ModelSpec& spec, int64_t element) {
   int64_t bytes = 0;
   for (const LayerSpec& l : spec.layers) {
@@ -169,7 +153,7 @@ class Bench {
     const int64_t size = model_.options().compute == DType::kBF16 ? 2 : 4;
     const double context = options_.context + 0.5 * (options_.tokens + 1);
     result.bytes_per_step =
-        static_cast<double>(FixedBytes(model_.spec(), size)) +
+        static_cast<double>(FixedWeightBytes(model_.spec(), model_.options().compute)) +
         static_cast<double>(touched.weights * size) / steps +
         context * batch * static_cast<double>(CacheBytesPerToken(model_.spec(), size));
     int blocks = 0;

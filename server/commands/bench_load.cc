@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 
 #include "engine/synthetic.h"
+#include "engine/weight_traffic.h"
 #include "kernels/registry.h"
 #include "model_loaders/message.h"
 #include "server/auth.h"
@@ -27,6 +29,8 @@ namespace {
 constexpr size_t kMaxPromptFileBytes = size_t{256} << 20;
 // For servers, which do not say how many ids they know; every model has this many.
 constexpr int kDefaultVocabulary = 1000;
+constexpr int64_t kProbeBytes = int64_t{2} << 30;
+constexpr int kProbeRounds = 5;
 
 struct Options {
   // The target: one of these three.
@@ -49,6 +53,7 @@ struct Options {
   std::string lengths = "uniform";
   std::string prompts_file;
 
+  bool bandwidth = false;
   std::string json;
 
   bool has_load() const { return load.clients > 0 || load.rate > 0.0; }
@@ -107,6 +112,7 @@ Result<RunningModel> StartSynthetic(const Options& options, const EngineOptions&
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Engine> running,
                             Engine::Create(engine, std::move(model), nullptr, {}));
   out.engine = AdaptEngine(std::move(running));
+  out.compute = compute;
   return out;
 }
 
@@ -116,16 +122,20 @@ double ThreadCpuSeconds() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-Result<LoadReport> Measure(const Options& options, const Workload& workload, LoadTarget& target) {
+// `weight_bytes` counts since the start; it may be empty.
+Result<LoadReport> Measure(const Options& options, const Workload& workload, LoadTarget& target,
+                           const std::function<double()>& weight_bytes = nullptr) {
   const int warmup_clients = options.load.clients > 0 ? options.load.clients : 8;
   MOESERVE_RETURN_IF_ERROR(WarmUp(options.warmup, warmup_clients, workload, target));
   const Result<ServerCounters> before = target.Counters();
+  const double bytes_before = weight_bytes ? weight_bytes() : 0.0;
   const double cpu_before = ThreadCpuSeconds();
   const LoadRun run = RunLoad(options.load, workload, target);
   const double cpu = ThreadCpuSeconds() - cpu_before;
   const Result<ServerCounters> after = target.Counters();
   LoadReport report = MakeReport(run);
   report.sender_cpu_seconds = cpu;
+  if (weight_bytes) report.weight_bytes = weight_bytes() - bytes_before;
   if (before.ok() && after.ok()) report.server = Difference(*after, *before);
   return report;
 }
@@ -191,7 +201,26 @@ absl::Status RunInProcess(const Options& options) {
                model.engine->max_model_len()));
   }
   EngineTarget target(model.engine, options.http.timeout_seconds);
-  MOESERVE_ASSIGN_OR_RETURN(const LoadReport report, Measure(options, workload, target));
+  double bandwidth = 0.0;
+  const auto probe = [&]() -> absl::Status {
+    MOESERVE_ASSIGN_OR_RETURN(const double found,
+                              model.backend->MeasureReadBandwidth(kProbeBytes, kProbeRounds));
+    bandwidth = std::max(bandwidth, found);
+    return absl::OkStatus();
+  };
+  std::function<double()> weight_bytes;
+  if (options.bandwidth) {
+    weight_bytes = [&] {
+      return WeightBytesRead(model.engine->ExpertSnapshot(), model.engine->spec(), model.compute);
+    };
+    MOESERVE_RETURN_IF_ERROR(probe());
+  }
+  MOESERVE_ASSIGN_OR_RETURN(LoadReport report, Measure(options, workload, target, weight_bytes));
+  if (options.bandwidth) {
+    // Before and after: a machine's speed can drift in between.
+    MOESERVE_RETURN_IF_ERROR(probe());
+    report.read_bandwidth = bandwidth;
+  }
   return WriteReport(
       options, report,
       options.synthetic.empty() ? options.model.directory : "synthetic " + options.synthetic);
@@ -208,6 +237,9 @@ absl::Status Run(const Options& options) {
     MOESERVE_RETURN_IF_ERROR(CheckLoadOptions(options.load));
   } else if (!(options.load.seconds > 0.0)) {
     return absl::InvalidArgumentError("--idle-streams alone needs --seconds to hold them");
+  }
+  if (options.bandwidth && !options.url.empty()) {
+    return absl::InvalidArgumentError("--bandwidth needs the model in this process: no --url");
   }
   return options.url.empty() ? RunInProcess(options) : RunAgainstServer(options);
 }
@@ -317,6 +349,9 @@ void AddBenchLoadCommand(CLI::App& bench, Command& selected) {
   AddTargetOptions(*command, *options);
   AddLoopOptions(*command, *options);
   AddWorkloadOptions(*command, *options);
+  command->add_flag("--bandwidth", options->bandwidth,
+                    "Also measure the memory's read bandwidth, and what share of it the run's "
+                    "weights make");
   command->add_option("--json", options->json, "File for the results; - for standard output");
   command->callback([options, &selected] {
     selected = [options] {

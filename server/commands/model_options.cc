@@ -99,6 +99,7 @@ Result<RunningModel> StartModel(const ModelOptionsText& options, const EngineOpt
       std::unique_ptr<Model> model,
       Model::Create(checkpoint.spec, model_options, *checkpoint.weights, *out.backend));
   out.defaults = checkpoint.generation;
+  out.compute = model_options.compute;
   out.directory_name = checkpoint.directory_name;
   out.description =
       Concat("backend ", out.backend->description(), ", compute ", Name(model_options.compute),

@@ -46,6 +46,7 @@ struct RunningModel {
   GenerationDefaults defaults;
   std::string directory_name;
   std::string description;  // of backend and model, one line
+  DType compute = DType::kF32;
 };
 
 // Loads a checkpoint and starts an engine with it. Errors are one line for the user.

@@ -124,6 +124,20 @@ void AppendServer(std::string& out, const std::optional<ServerCounters>& server)
   AppendShare(out, "step time inside the model", ForwardShare(*server));
 }
 
+// How much of the time it takes at least to read the weights that the run's steps used.
+std::optional<double> WeightShare(const LoadReport& report) {
+  if (!report.weight_bytes || !report.read_bandwidth) return std::nullopt;
+  return Ratio(*report.weight_bytes / *report.read_bandwidth, report.seconds);
+}
+
+void AppendBandwidth(std::string& out, const LoadReport& report) {
+  if (!report.weight_bytes || !report.read_bandwidth) return;
+  Append(out,
+         "weights read: %.1f GB at %.1f GB/s of %.1f GB/s read bandwidth: %.1f %% of the bound\n",
+         1e-9 * *report.weight_bytes, 1e-9 * Ratio(*report.weight_bytes, report.seconds),
+         1e-9 * *report.read_bandwidth, 100.0 * *WeightShare(report));
+}
+
 void AppendIdle(std::string& out, const IdleStreamReport& idle) {
   Append(out,
          "idle streams: %d wanted, %d opened; at the release %d alive, %d complete, %d lost; "
@@ -278,6 +292,7 @@ std::string ReportTable(const LoadReport& report) {
     }
     AppendDistribution(out, "sender behind its schedule", report.start_lag);
     AppendServer(out, report.server);
+    AppendBandwidth(out, report);
   }
   if (report.idle_streams) AppendIdle(out, *report.idle_streams);
   return out;
@@ -310,6 +325,9 @@ std::string ReportJson(const LoadReport& report, const std::string& target) {
       {"pieces", report.pieces},
       {"sender_cpu_seconds", ToJson(report.sender_cpu_seconds)},
       {"server", report.server ? ToJson(*report.server) : Json(nullptr)},
+      {"weight_bytes", ToJson(report.weight_bytes)},
+      {"read_bandwidth", ToJson(report.read_bandwidth)},
+      {"share_of_bandwidth_bound", ToJson(WeightShare(report))},
       {"idle_streams", report.idle_streams ? ToJson(*report.idle_streams) : Json(nullptr)}};
   return json.dump(2, ' ', false, Json::error_handler_t::replace);
 }

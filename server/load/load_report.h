@@ -62,6 +62,9 @@ struct LoadReport {
   std::optional<double> sender_cpu_seconds;
   std::optional<ServerCounters> server;  // over the run; absent: it reports none
   std::optional<IdleStreamReport> idle_streams;
+  // What memory sets as the limit; in process and where asked for only.
+  std::optional<double> weight_bytes;    // that the steps of the run had to read
+  std::optional<double> read_bandwidth;  // bytes per second, measured beside the run
 };
 
 // `run` as it ended; the optional parts are the caller's to add.

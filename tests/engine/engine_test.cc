@@ -345,6 +345,7 @@ TEST_F(EngineTest, ExpertCountsFollowFromTheTokens) {
   for (const auto& s : sinks) ASSERT_TRUE(s->Wait().ok());
   const ExpertStats stats = engine->get().ExpertSnapshot();
   EXPECT_EQ(stats.tokens, expected);
+  EXPECT_EQ(stats.steps, engine->get().Stats().steps);
   ASSERT_FALSE(stats.blocks.empty());
   for (const BlockExpertStats& b : stats.blocks) {
     EXPECT_EQ(b.total_tokens(), expected);
@@ -360,6 +361,12 @@ TEST_F(EngineTest, ExpertCountsFollowFromTheTokens) {
       EXPECT_LE(selections, b.total_rows() * b.max_selected);
     }
     EXPECT_EQ(b.nonfinite_rows, 0u);
+    // A step touches an expert at most once, and an expert that ran was touched.
+    for (int e = 0; e < b.num_experts; ++e) {
+      EXPECT_LE(b.visits[e], stats.steps);
+      EXPECT_LE(b.visits[e], b.selections[e]);
+      EXPECT_EQ(b.visits[e] == 0, b.selections[e] == 0);
+    }
   }
   EXPECT_GT(MeanActivatedParameters(stats), static_cast<double>(stats.always_active_parameters));
 }

@@ -1,0 +1,20 @@
+// How many bytes of weights steps had to read: what a rate is compared with where memory is the
+// limit.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/expert_stats.h"
+#include "engine/model/spec.h"
+#include "kernels/base/dtype.h"
+
+namespace moeserve {
+
+// Of every step, whatever its routes: all tensors but routed experts, embeddings (of which a row or
+// so is read) and, once, the head. Routers and vectors are f32 in memory.
+int64_t FixedWeightBytes(const ModelSpec& spec, DType weights);
+
+// Of all steps in `stats`: an expert's matrices are read once in each step in which a row chose it.
+double WeightBytesRead(const ExpertStats& stats, const ModelSpec& spec, DType weights);
+
+}  // namespace moeserve
