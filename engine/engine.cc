@@ -285,12 +285,12 @@ void Engine::Impl::Step() {
   const auto seconds_since = [](std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   };
-  int decoding = 0;
-  for (const SequencePtr& s : scheduler_.running()) decoding += s->decoding();
-  const int most = options_.max_prompt_rows > 0
-                       ? options_.max_prompt_rows
-                       : step_time_.PromptTokens(decoding, options_.max_step_tokens);
-  const std::vector<ScheduledRows> scheduled = scheduler_.Plan(options_.max_step_tokens, most);
+  const PromptBudget budget =
+      options_.max_prompt_rows > 0
+          ? PromptBudget::Rows(options_.max_prompt_rows)
+          : step_time_.Budget(DecodingWork(scheduler_.running()),
+                              static_cast<int>(scheduler_.running().size()));
+  const std::vector<ScheduledRows> scheduled = scheduler_.Plan(options_.max_step_tokens, budget);
   if (scheduled.empty()) return;
   const Batch batch = MakeBatch(scheduled);
   const size_t vocab = static_cast<size_t>(model_->spec().vocab_size);
@@ -300,9 +300,7 @@ void Engine::Impl::Step() {
   model_->Forward(batch, cache_, &recorder_, logits_);
   const double forward_seconds = seconds_since(forward_begin);
   recorder_.Publish();
-  decoding = static_cast<int>(std::count_if(scheduled.begin(), scheduled.end(),
-                                            [](const auto& r) { return r.sequence->decoding(); }));
-  step_time_.Observe(decoding, batch.num_tokens() - decoding, forward_seconds);
+  step_time_.Observe(WorkOf(scheduled), forward_seconds);
 
   int token = 0;
   size_t logit_row = 0;

@@ -114,35 +114,38 @@ bool Scheduler::Reserve(Sequence& s, int length) {
   return true;
 }
 
-std::vector<ScheduledRows> Scheduler::Plan(int max_rows, int max_prompt_rows) {
+std::vector<ScheduledRows> Scheduler::Plan(int max_rows, const PromptBudget& budget) {
   std::vector<ScheduledRows> rows;
   // By index: growing may preempt sequences at the end of the list.
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& s = *running_[i];
     if (s.decoding() && Reserve(s, s.length())) rows.push_back({&s, s.computed, 1});
   }
-  const int decoding = static_cast<int>(rows.size());
-  int left = max_rows - decoding;
-  if (decoding > 0) left = std::min(left, max_prompt_rows);
+  const bool alone = rows.empty();
+  int left = max_rows - static_cast<int>(rows.size());
+  double cost_left = budget.total;
 
   std::vector<ScheduledRows> prompts;
   for (const SequencePtr& s : running_) {
     if (!s->decoding()) prompts.push_back({s.get(), s->computed, 0});
   }
   if (prompts.empty()) return rows;
-  const auto give = [&](ScheduledRows& r, int most) {
+  const auto give = [&](ScheduledRows& r, int most, double cost) {
+    const int begin = r.begin + r.count;
+    if (!alone) most = std::min(most, budget.RowsFor(cost, begin));
     const int count = std::min(most, r.sequence->remaining() - r.count);
     r.count += count;
     left -= count;
+    cost_left -= budget.Cost(begin, count);
   };
-  give(prompts.front(), (left + 1) / 2);
+  give(prompts.front(), (left + 1) / 2, 0.5 * cost_left);
   std::vector<ScheduledRows*> by_length;
   for (ScheduledRows& r : prompts) by_length.push_back(&r);
   std::stable_sort(by_length.begin(), by_length.end(),
                    [](const ScheduledRows* a, const ScheduledRows* b) {
                      return a->sequence->remaining() < b->sequence->remaining();
                    });
-  for (ScheduledRows* r : by_length) give(*r, left);
+  for (ScheduledRows* r : by_length) give(*r, left, cost_left);
   for (const ScheduledRows& r : prompts) {
     if (r.count > 0) rows.push_back(r);
   }
@@ -211,6 +214,28 @@ SequencePtr Scheduler::Remove(Sequence* sequence) {
   }
   FreeBlocks(*s);
   return s;
+}
+
+StepWork DecodingWork(const std::vector<SequencePtr>& running) {
+  StepWork work;
+  for (const SequencePtr& s : running) {
+    if (!s->decoding()) continue;
+    ++work.decode_rows;
+    work.decode_context += s->length();
+  }
+  return work;
+}
+
+StepWork WorkOf(const std::vector<ScheduledRows>& rows) {
+  StepWork work;
+  for (const ScheduledRows& r : rows) {
+    const int64_t count = r.count;
+    const int64_t context = count * r.begin + count * (count + 1) / 2;
+    const bool decoding = r.sequence->decoding();
+    (decoding ? work.decode_rows : work.prompt_rows) += r.count;
+    (decoding ? work.decode_context : work.prompt_context) += context;
+  }
+  return work;
 }
 
 Batch MakeBatch(const std::vector<ScheduledRows>& rows) {

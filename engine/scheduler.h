@@ -8,6 +8,7 @@
 #include "engine/kv_cache.h"
 #include "engine/route_log.h"
 #include "engine/sequence.h"
+#include "engine/step_time.h"
 
 namespace moeserve {
 
@@ -39,9 +40,9 @@ class Scheduler {
   // counts what the prefix cache gave.
   std::vector<Sequence*> Admit();
 
-  // The rows of the next step: at most `max_rows`, of which prompt rows beside decoding ones at
-  // most `max_prompt_rows`. May preempt.
-  std::vector<ScheduledRows> Plan(int max_rows, int max_prompt_rows);
+  // The rows of the next step: at most `max_rows`, of which prompt rows beside decoding ones within
+  // `budget`. May preempt.
+  std::vector<ScheduledRows> Plan(int max_rows, const PromptBudget& budget);
 
   // `rows` were run: their tokens count as computed, full blocks become findable.
   void Complete(const ScheduledRows& rows);
@@ -80,6 +81,10 @@ class Scheduler {
   uint64_t queried_tokens_ = 0;
   uint64_t hit_tokens_ = 0;
 };
+
+// The decoding part of a step in which every sequence that can decode does.
+StepWork DecodingWork(const std::vector<SequencePtr>& running);
+StepWork WorkOf(const std::vector<ScheduledRows>& rows);
 
 // The batch of those rows. Logits are asked for where Sequence::WantsLogits says so.
 Batch MakeBatch(const std::vector<ScheduledRows>& rows);

@@ -1,52 +1,57 @@
 // How long steps take, so that prompts get the share of a step that running answers can bear.
 #pragma once
 
-#include <algorithm>
 #include <array>
-#include <bit>
+#include <cstdint>
 
 namespace moeserve {
 
-// Learns from the steps it is told of. A step's time is taken for the time of its decoding rows
-// plus a time for each prompt token.
+// What a step computes. The context of a row is the number of positions that it attends to.
+struct StepWork {
+  int decode_rows = 0;
+  int64_t decode_context = 0;  // of all decoding rows together
+  int prompt_rows = 0;
+  int64_t prompt_context = 0;
+};
+
+// How many prompt rows a step may have beside decoding ones, in units of cost.
+struct PromptBudget {
+  double total = 0.0;
+  double per_row = 1.0;
+  double per_position = 0.0;  // of a row's context
+
+  static PromptBudget Rows(int rows) { return {.total = static_cast<double>(rows)}; }
+
+  double Cost(int begin, int count) const;
+  // The most rows from position `begin` on that cost no more than `cost`.
+  int RowsFor(double cost, int begin) const;
+};
+
+// Learns a step's time as a constant plus a cost per decoding row, per prompt row and per position
+// attended to, by least squares over the last hundred steps or so. Not for use by two threads.
 class StepTime {
  public:
-  // Prompt tokens that make a step with these decoding rows about twice as long as without them;
-  // `limit` where nothing decodes.
-  int PromptTokens(int decode_rows, int limit) const {
-    if (decode_rows == 0) return limit;
-    if (prompt_seconds_ <= 0.0) return std::min(limit, kUnknown);
-    double decode = 0.0;
-    for (size_t b = Bucket(decode_rows) + 1; b-- > 0 && decode == 0.0;) decode = decode_[b];
-    if (decode == 0.0) return std::min(limit, kUnknown);
-    return std::min(limit, std::max(kLeast, static_cast<int>(decode / prompt_seconds_)));
-  }
+  void Observe(const StepWork& work, double seconds);
 
-  void Observe(int decode_rows, int prompt_tokens, double seconds) {
-    if (prompt_tokens == 0) {
-      Mix(decode_[Bucket(decode_rows)], seconds);
-      return;
-    }
-    if (prompt_tokens < kLeast) return;  // mostly overhead
-    const double decode = decode_rows == 0 ? 0.0 : decode_[Bucket(decode_rows)];
-    if (decode_rows > 0 && decode == 0.0) return;
-    Mix(prompt_seconds_, std::max(seconds - decode, 0.1 * seconds) / prompt_tokens);
-  }
+  // Prompt rows that take as long as a step in which all `running` sequences decode: a running
+  // answer then never waits longer than twice such a step, and prompts are not starved while few
+  // answers run beside them. `decoding` is the decoding part of the step to come.
+  PromptBudget Budget(const StepWork& decoding, int running) const;
+
+  // Seconds; 0 before anything was learned.
+  double Predict(const StepWork& work) const;
 
  private:
-  static constexpr int kLeast = 16;
-  static constexpr int kUnknown = 64;
+  static constexpr int kTerms = 4;  // constant, decoding rows, prompt rows, context
+  using Terms = std::array<double, kTerms>;
 
-  // Row counts between powers of two share a figure.
-  static size_t Bucket(int rows) {
-    return std::min<size_t>(std::bit_width(static_cast<unsigned>(rows)), 16);
-  }
-  static void Mix(double& mean, double value) {
-    mean = mean == 0.0 ? value : 0.9 * mean + 0.1 * value;
-  }
+  static Terms TermsOf(const StepWork& work);
+  void Solve();
 
-  std::array<double, 17> decode_{};  // seconds; 0: not seen
-  double prompt_seconds_ = 0.0;
+  int observed_ = 0;
+  std::array<Terms, kTerms> products_{};  // fading sums of terms times terms
+  Terms targets_{};                       // and of terms times seconds
+  Terms cost_{};                          // none is negative
 };
 
 }  // namespace moeserve
