@@ -1,6 +1,7 @@
 #include "engine/sampler.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -51,9 +52,20 @@ double UniformDraw(uint64_t seed, int64_t sample_index, int64_t step) {
 }
 
 TokenId ArgMax(std::span<const float> logits) {
-  // The maximum first: that loop has no index to carry and runs in vectors.
-  float highest = logits[0];
-  for (float l : logits) highest = l > highest ? l : highest;
+  // The maximum first: a loop with no index to carry, and with lanes that do not wait for each
+  // other, runs in vectors.
+  constexpr size_t kLanes = 16;
+  std::array<float, kLanes> lanes;
+  lanes.fill(logits[0]);
+  size_t i = 0;
+  for (; i + kLanes <= logits.size(); i += kLanes) {
+    for (size_t k = 0; k < kLanes; ++k) {
+      const float l = logits[i + k];
+      lanes[k] = l > lanes[k] ? l : lanes[k];
+    }
+  }
+  float highest = *std::max_element(lanes.begin(), lanes.end());
+  for (; i < logits.size(); ++i) highest = std::max(highest, logits[i]);
   return static_cast<TokenId>(std::find(logits.begin(), logits.end(), highest) - logits.begin());
 }
 
