@@ -124,7 +124,7 @@ steady_addresses() {
 sanitize() {
   build "$1"
   run_ctest "$1" --label-exclude slow
-  client_tests "$1"
+  MOESERVE_LOAD_REQUESTS=10000 client_tests "$1"
 }
 
 sanitize_threads() {

@@ -1,4 +1,5 @@
-"""1,000 requests from 32 threads over HTTP and gRPC, a third of them broken off at random.
+"""Requests of every kind from 32 threads over HTTP and gRPC, a third of them broken off at random:
+1,000, or as many as MOESERVE_LOAD_REQUESTS says.
 
 Run it against a server built with a sanitizer (MOESERVE_BIN); a report makes the server exit with
 another status than 0, which the fixture sees.
@@ -6,6 +7,7 @@ another status than 0, which the fixture sees.
 
 import http.client
 import json
+import os
 import random
 import socket
 import threading
@@ -15,7 +17,7 @@ import grpc
 
 from conftest import model, start_server, stop_server, wait_for
 
-REQUESTS = 1000
+REQUESTS = int(os.environ.get("MOESERVE_LOAD_REQUESTS", "1000"))
 THREADS = 32
 WORDS = "the Lord God said unto him that an index of a table is a small word in many pages".split()
 
@@ -29,6 +31,14 @@ def ask_http(address, rng, cancel):
     connection = http.client.HTTPConnection(address, timeout=120)
     body = {"prompt": prompt(rng), "max_tokens": rng.randint(1, 64), "stream": rng.random() < 0.5,
             "temperature": rng.choice([0, 1]), "seed": rng.randint(0, 9)}
+    if rng.random() < 0.1:
+        body["n"] = 2
+    if rng.random() < 0.1:
+        body["cache_salt"] = "salt"
+    if rng.random() < 0.1:
+        body["logprobs"] = 2
+    if rng.random() < 0.1:
+        body["guided_regex"] = rng.choice(["[a-z ]{3,30}", "(yes|no)!", "[0-9]+(,[0-9]+)*"])
     if cancel:
         body.update(stream=True, max_tokens=256)
     connection.request("POST", "/v1/completions", json.dumps(body),
@@ -48,7 +58,7 @@ def ask_http(address, rng, cancel):
     if body["stream"]:
         assert text.count("data: [DONE]") == 1
     else:
-        assert len(json.loads(text)["choices"]) == 1
+        assert len(json.loads(text)["choices"]) == body.get("n", 1)
     connection.close()
     return "done"
 
@@ -68,7 +78,7 @@ def ask_grpc(stub, pb, rng, cancel):
     return "done"
 
 
-def test_thousand_requests_a_third_cancelled(protos):
+def test_requests_of_which_a_third_are_cancelled(protos):
     pb, stubs = protos
     server = start_server("--max-num-seqs", "16", "--kv-cache-memory", "64MiB")
     try:
