@@ -1,0 +1,124 @@
+"""SIGTERM while requests run over HTTP and gRPC."""
+
+import concurrent.futures
+import json
+import signal
+import time
+import urllib.error
+import urllib.request
+
+import grpc
+import pytest
+
+from conftest import start_server, wait_for
+
+STREAMS = 16  # of each interface
+
+
+def stream_http(url, tokens):
+    """The number of pieces and whether the stream said that it was whole."""
+    body = {"prompt": "The", "max_tokens": tokens, "ignore_eos": True, "stream": True,
+            "return_token_ids": True, "stream_options": {"include_usage": True}}
+    request = urllib.request.Request(url + "/v1/completions", json.dumps(body).encode(),
+                                     {"Content-Type": "application/json"})
+    generated, done, error = 0, False, None
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        for line in answer:
+            data = line.decode().strip().removeprefix("data: ")
+            if data == "[DONE]":
+                done = True
+            elif data and not data.startswith(":"):
+                event = json.loads(data)
+                error = error or event.get("error")
+                if event.get("usage"):
+                    generated = event["usage"]["completion_tokens"]
+    return generated, done, error
+
+
+def stream_grpc(stub, pb, tokens):
+    sampling = pb.SamplingParams(max_tokens=tokens, ignore_eos=True)
+    try:
+        last = None
+        for last in stub.Generate(pb.GenerateRequest(text="The", sampling=sampling), timeout=60):
+            pass
+        return last.usage.completion_tokens, bool(last.finish_reason), None
+    except grpc.RpcError as error:
+        return 0, False, error.code()
+
+
+def running(url):
+    text = urllib.request.urlopen(url + "/metrics").read().decode()
+    line = next(x for x in text.splitlines() if x.startswith("moeserve_requests_running "))
+    return float(line.split()[-1])
+
+
+def status_of(url):
+    try:
+        return urllib.request.urlopen(url, timeout=5).status, {}, None
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers, json.load(error)["error"]["code"]
+
+
+@pytest.fixture
+def load(protos):
+    """Starts a server with options and streams of so many tokens on it; what ends in futures."""
+    pb, stubs = protos
+    pool = concurrent.futures.ThreadPoolExecutor(2 * STREAMS)
+    servers = []
+
+    def start(tokens, *options):
+        server = start_server(*options)
+        servers.append(server)
+        channel = grpc.insecure_channel(server.grpc)
+        stub = stubs.InferenceStub(channel)
+        futures = [pool.submit(stream_http, server.url, tokens) for _ in range(STREAMS)]
+        futures += [pool.submit(stream_grpc, stub, pb, tokens) for _ in range(STREAMS)]
+        assert wait_for(lambda: running(server.url) == 2 * STREAMS, 20)
+        return server, futures, (pb, stub)
+
+    yield start
+    for server in servers:
+        server.process.kill()
+    pool.shutdown()
+
+
+def test_running_requests_finish_and_new_ones_are_refused(load):
+    tokens = 600
+    server, futures, (pb, stub) = load(tokens, "--drain-timeout", "60")
+    server.process.send_signal(signal.SIGTERM)
+    assert wait_for(lambda: status_of(server.url + "/health/ready")[0] == 503)
+    assert not any(future.done() for future in futures)
+    assert status_of(server.url + "/health/live")[0] == 200
+    request = urllib.request.Request(server.url + "/v1/completions", b'{"prompt": "a"}',
+                                     {"Content-Type": "application/json"})
+    code, headers, error = status_of(request)
+    assert (code, error) == (503, "draining") and headers["Retry-After"]
+    with pytest.raises(grpc.RpcError) as refused:
+        list(stub.Generate(pb.GenerateRequest(text="a")))
+    assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+    for future in futures:
+        assert future.result() == (tokens, True, None)
+    assert server.process.wait(timeout=20) == 0
+
+
+def test_what_outlives_the_limit_ends_as_an_error(load):
+    server, futures, _ = load(6000, "--drain-timeout", "0.3")
+    begin = time.monotonic()
+    server.process.send_signal(signal.SIGTERM)
+    for future in futures:
+        _, done, error = future.result()
+        assert not done and error is not None
+    assert server.process.wait(timeout=20) == 0
+    assert time.monotonic() - begin < 10
+
+
+def test_a_second_signal_ends_at_once(load):
+    server, futures, _ = load(6000, "--drain-timeout", "600")
+    server.process.send_signal(signal.SIGTERM)
+    assert wait_for(lambda: status_of(server.url + "/health/ready")[0] == 503)
+    begin = time.monotonic()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(timeout=5) == 128 + signal.SIGTERM
+    assert time.monotonic() - begin < 2
+    for future in futures:
+        assert future.exception() or not future.result()[1]
