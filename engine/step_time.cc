@@ -14,6 +14,7 @@ constexpr double kOutlier = 3.0;
 constexpr int kEnough = 8;  // steps before the figures are used
 constexpr int kUnknown = 64;
 constexpr int kLeast = 16;
+constexpr int kProbe = 16;  // one step in so many is without prompts
 
 }  // namespace
 
@@ -77,7 +78,9 @@ void StepTime::Solve() {
   }
 }
 
-PromptBudget StepTime::Budget(const StepWork& decoding, int running) const {
+PromptBudget StepTime::Budget(const StepWork& decoding, int running) {
+  ++budgets_;
+  if (budgets_ % (budgets_ < 2 * kProbe ? 4 : kProbe) == 0) return PromptBudget::Rows(0);
   const auto [constant, decode_row, prompt_row, position] = cost_;
   if (observed_ < kEnough || prompt_row <= 0.0) return PromptBudget::Rows(kUnknown);
   StepWork all = decoding;

@@ -35,8 +35,9 @@ class StepTime {
 
   // Prompt rows that take as long as a step in which all `running` sequences decode: a running
   // answer then never waits longer than twice such a step, and prompts are not starved while few
-  // answers run beside them. `decoding` is the decoding part of the step to come.
-  PromptBudget Budget(const StepWork& decoding, int running) const;
+  // answers run beside them. `decoding` is the decoding part of the step to come. Now and then the
+  // budget is nothing: without steps of another kind the costs of both could not be told apart.
+  PromptBudget Budget(const StepWork& decoding, int running);
 
   // Seconds; 0 before anything was learned.
   double Predict(const StepWork& work) const;
@@ -49,6 +50,7 @@ class StepTime {
   void Solve();
 
   int observed_ = 0;
+  int budgets_ = 0;
   std::array<Terms, kTerms> products_{};  // fading sums of terms times terms
   Terms targets_{};                       // and of terms times seconds
   Terms cost_{};                          // none is negative
