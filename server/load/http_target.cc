@@ -13,20 +13,16 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
-#include <boost/beast/core/buffers_range.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
-#include <boost/beast/http/parser.hpp>
 #include <cerrno>
-#include <charconv>
 #include <chrono>
 #include <exception>
-#include <limits>
 #include <unordered_set>
 #include <utility>
 
 #include "model_loaders/message.h"
 #include "nlohmann/json.hpp"
-#include "server/load/completion_stream.h"
+#include "server/load/http_call.h"
 
 namespace moeserve::server {
 namespace {
@@ -35,150 +31,18 @@ namespace asio = boost::asio;
 namespace beast = boost::beast;
 using asio::ip::tcp;
 using boost::system::error_code;
+using load::Answer;
+using load::AnswerParser;
+using load::Call;
+using load::Connection;
+using load::kNever;
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
-constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr double kQuerySeconds = 10.0;
 constexpr auto kSweepInterval = std::chrono::milliseconds(50);
 constexpr size_t kReadBytes = 16 << 10;
-constexpr size_t kMaxHeadBytes = 32 << 10;
-constexpr size_t kMaxBodyBytes = 4 << 20;  // of answers that are no stream
 constexpr int kIdleReceiveBuffer = 4 << 10;
-
-// The answer to one HTTP request, as far as it has come.
-struct Answer {
-  void OnHead(const beast::http::response_header<>& head);
-  void OnBody(std::string_view bytes);
-
-  double now = 0.0;  // when the bytes being parsed arrived
-  int status = 0;    // 0: no head yet
-  bool event_stream = false;
-  std::optional<double> retry_after;
-  CompletionStream stream;
-  std::vector<double> arrivals;
-  std::string body;  // of what is no event stream; cut at kMaxBodyBytes
-};
-
-void Answer::OnHead(const beast::http::response_header<>& head) {
-  status = static_cast<int>(head.result_int());
-  const auto type = head[beast::http::field::content_type];
-  event_stream = status == 200 && type.starts_with("text/event-stream");
-  const auto retry = head[beast::http::field::retry_after];
-  double seconds = 0.0;
-  const auto parsed = std::from_chars(retry.data(), retry.data() + retry.size(), seconds);
-  if (parsed.ec == std::errc() && seconds >= 0.0 && seconds < 1e9) retry_after = seconds;
-}
-
-void Answer::OnBody(std::string_view bytes) {
-  if (!event_stream) {
-    body.append(bytes.substr(0, kMaxBodyBytes - std::min(kMaxBodyBytes, body.size())));
-    return;
-  }
-  stream.Feed(bytes);
-  arrivals.insert(arrivals.end(), static_cast<size_t>(stream.new_arrivals()), now);
-}
-
-// Hands a response's body over piece by piece as it is parsed.
-struct AnswerBody {
-  using value_type = Answer*;
-  class reader {
-   public:
-    template <bool is_request, typename Fields>
-    reader(beast::http::header<is_request, Fields>& head, value_type& answer)
-        : head_(head), answer_(answer) {}
-    void init(const boost::optional<uint64_t>&, error_code& error) {
-      error = {};
-      answer_->OnHead(head_);
-    }
-    template <typename Buffers>
-    size_t put(const Buffers& buffers, error_code& error) {
-      error = {};
-      size_t size = 0;
-      for (const asio::const_buffer buffer : beast::buffers_range_ref(buffers)) {
-        answer_->OnBody({static_cast<const char*>(buffer.data()), buffer.size()});
-        size += buffer.size();
-      }
-      return size;
-    }
-    void finish(error_code& error) { error = {}; }
-
-   private:
-    const beast::http::response_header<>& head_;
-    value_type& answer_;  // the parser is told of the answer only after it has made this reader
-  };
-};
-
-struct Connection {
-  explicit Connection(asio::io_context& io) : socket(io) {}
-  tcp::socket socket;
-  beast::flat_buffer buffer;
-};
-
-// One HTTP request and what comes of it.
-struct Call {
-  std::string request;
-  double deadline = kNever;
-  std::unique_ptr<Connection> connection;
-  Answer answer;
-  std::string failure;   // empty: the answer is complete
-  bool surplus = false;  // bytes followed the answer
-  bool timed_out = false;
-  bool cut_off = false;
-  bool held = false;  // of an idle stream, which the end of a load does not concern
-  RequestResult result;
-
-  void Break() {
-    error_code ignored;
-    if (connection) connection->socket.close(ignored);
-  }
-};
-
-class AnswerParser {
- public:
-  explicit AnswerParser(Call& call) : call_(call) {
-    parser_.get().body() = &call.answer;
-    parser_.eager(true);
-    parser_.header_limit(kMaxHeadBytes);
-    parser_.body_limit(boost::none);
-  }
-
-  // Parses what the connection's buffer holds; sets the call's failure.
-  void Parse(double now) {
-    call_.answer.now = now;
-    beast::flat_buffer& buffer = call_.connection->buffer;
-    while (!done() && buffer.size() > 0) {
-      error_code error;
-      const size_t used = parser_.put(buffer.data(), error);
-      buffer.consume(used);
-      // Without a body there is no reader that would have seen the head.
-      if (parser_.is_header_done() && call_.answer.status == 0) {
-        call_.answer.OnHead(parser_.get());
-      }
-      if (error == beast::http::error::need_more && buffer.size() <= 2 * kMaxHeadBytes) return;
-      if (error) {
-        call_.failure = "malformed HTTP response";
-        return;
-      }
-      if (used == 0) return;
-    }
-    call_.surplus = done() && buffer.size() > 0;
-  }
-
-  // The connection has ended, which may be the answer's proper end.
-  void ParseEnd() {
-    error_code error;
-    if (parser_.got_some()) parser_.put_eof(error);
-    if (error || !done()) call_.failure = "connection closed";
-  }
-
-  bool done() const { return parser_.is_done(); }
-  bool keep_alive() const { return parser_.keep_alive(); }
-
- private:
-  Call& call_;
-  beast::http::response_parser<AnswerBody> parser_;
-};
 
 struct IdleStream {
   explicit IdleStream(asio::io_context& io) : timer(io) {}
@@ -205,42 +69,6 @@ void RaiseDescriptorLimit() {
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
   limit.rlim_cur = limit.rlim_max;
   setrlimit(RLIMIT_NOFILE, &limit);
-}
-
-// What a complete or broken call means for the one who asked for a completion.
-void Judge(Call& call) {
-  RequestResult& result = call.result;
-  const Answer& answer = call.answer;
-  const CompletionStream& stream = answer.stream;
-  result.arrivals = std::move(call.answer.arrivals);
-  result.prompt_tokens = stream.prompt_tokens().value_or(result.prompt_tokens);
-  result.output_tokens = stream.output_tokens().value_or(stream.arrivals());
-  result.retry_after = answer.retry_after;
-  result.duplicate = stream.duplicate() || call.surplus;
-  const bool whole = call.failure.empty();
-  if (call.cut_off && !whole) {
-    result.error = "cut off";
-    result.cut_off = true;
-  } else if (!stream.error().empty()) {
-    result.error = stream.error();
-    result.answered = true;
-  } else if (call.timed_out && !whole) {
-    result.error = answer.status == 0 ? "timeout before an answer" : "timeout";
-  } else if (!whole) {
-    result.error = call.failure;
-    result.answered = stream.done();
-  } else if (answer.status != 200) {
-    result.error = Concat(answer.status, ' ', ErrorCode(answer.body));
-    result.refused = true;
-    result.answered = true;
-  } else if (!answer.event_stream) {
-    result.error = "200 without an event stream";
-    result.answered = true;
-  } else if (!stream.done()) {
-    result.error = "truncated stream";
-  } else {
-    result.answered = true;
-  }
 }
 
 }  // namespace
