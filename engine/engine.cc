@@ -1,7 +1,7 @@
 #include "engine/engine.h"
 
 #include <algorithm>
-#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <condition_variable>
 #include <deque>
@@ -13,10 +13,13 @@
 
 #include "engine/expert_recorder.h"
 #include "engine/kv_cache.h"
-#include "engine/sampler.h"
+#include "engine/route_log.h"
 #include "engine/scheduler.h"
 #include "engine/sequence.h"
+#include "engine/step_time.h"
+#include "engine/token_step.h"
 #include "engine/validate_request.h"
+#include "kernels/base/check.h"
 
 namespace moeserve {
 namespace {
@@ -50,14 +53,16 @@ class Engine::Impl {
         tokenizer_(std::move(tokenizer)),
         eos_(std::move(eos)),
         cache_(std::move(cache)),
-        blocks_(cache_.num_blocks()),
-        recorder_(model_->spec()) {
-    stats_.kv_blocks_total = blocks_.total();
+        routes_(cache_.num_blocks()),
+        scheduler_(cache_, routes_, options_.prefix_cache, options_.max_num_seqs),
+        recorder_(model_->spec(), &routes_),
+        token_step_(eos_, model_->spec().vocab_size, options_.max_model_len) {
+    stats_.kv_blocks_total = cache_.num_blocks();
     stats_.kv_block_tokens = kKvBlockTokens;
     thread_ = std::thread([this] { Loop(); });
   }
 
-  absl::Status Submit(Request request, std::shared_ptr<TokenSink> sink);
+  absl::Status Submit(std::vector<Request> requests, std::vector<std::shared_ptr<TokenSink>> sinks);
   void Cancel(const std::string& id);
   void Drain(absl::Time deadline);
   void Shutdown();
@@ -72,8 +77,6 @@ class Engine::Impl {
   const ExpertRecorder& recorder() const { return recorder_; }
 
  private:
-  using SequencePtr = std::unique_ptr<Sequence>;
-
   void Loop();
   // Moves new requests in and out of the queue; false when the engine has stopped and nothing is
   // left. Waits while there is nothing to do.
@@ -81,22 +84,28 @@ class Engine::Impl {
   void AbortExpired();
   void Admit();
   void Step();
-  // What follows from the logits of a sequence's rows. True: the sequence is over.
-  bool Advance(const ScheduledRows& rows, const float* logits);
-  void CollectPromptLogprobs(const ScheduledRows& rows, const float* logits);
-  // Ends a request without an answer: its blocks are free and its sink knows.
-  void Fail(SequencePtr sequence, const absl::Status& status);
+  // What follows from the logits of a sequence's rows.
+  void Advance(const ScheduledRows& rows, const RowLogits& logits);
+  // The samples that waited for this prompt go on, each with a token of its own.
+  void ForkSamples(Sequence& sequence, const RowLogits& logits);
+  void NextToken(Sequence& sequence, const RowLogits& logits);
+  // Ends a request, with its last piece or with an error: its blocks are free, and its id, before
+  // the sink knows.
+  void Finish(Sequence* sequence, OutputDelta delta);
+  void Fail(Sequence* sequence, const absl::Status& status);
+  void LeaveQueue(int sequences, int64_t tokens);
   void UpdateGauges();
+  void CopySchedulerStats();  // under mutex_
 
   const std::vector<TokenId> eos_;
   KvCacheStorage cache_;
 
   // Engine thread only.
-  BlockPool blocks_;
+  RouteLog routes_;
+  Scheduler scheduler_;
   ExpertRecorder recorder_;
-  Sampler sampler_;
-  std::deque<SequencePtr> waiting_;
-  std::vector<SequencePtr> running_;
+  TokenStep token_step_;
+  StepTime step_time_;
   std::vector<float> logits_;
   std::unordered_set<std::string> cancelled_;
 
@@ -107,8 +116,9 @@ class Engine::Impl {
   std::deque<SequencePtr> submitted_;
   std::vector<std::string> cancel_requests_;
   std::unordered_set<std::string> ids_;  // submitted and not yet over
-  int queued_seqs_ = 0;                  // submitted_ and waiting_
-  int64_t queued_tokens_ = 0;
+  int queued_seqs_ = 0;                  // submitted and never admitted
+  int64_t queued_tokens_ = 0;            // of their prompts; samples of one prompt count once
+  uint64_t submissions_ = 0;
   bool draining_ = false;
   bool cancel_all_ = false;
   bool stop_ = false;
@@ -118,32 +128,50 @@ class Engine::Impl {
   std::thread thread_;
 };
 
-absl::Status Engine::Impl::Submit(Request request, std::shared_ptr<TokenSink> sink) {
-  MOESERVE_RETURN_IF_ERROR(ValidateRequest(request, {.vocab_size = model_->spec().vocab_size,
-                                                     .max_model_len = options_.max_model_len,
-                                                     .has_tokenizer = tokenizer_ != nullptr}));
-  auto sequence = std::make_unique<Sequence>(std::move(request), std::move(sink), tokenizer_.get());
-  if (BlocksFor(sequence->cache_tokens()) > blocks_.total()) {
-    return absl::InvalidArgumentError(
-        "the request can never fit: its prompt and max_tokens need more KV cache than there is");
+absl::Status Engine::Impl::Submit(std::vector<Request> requests,
+                                  std::vector<std::shared_ptr<TokenSink>> sinks) {
+  MOESERVE_CHECK(!requests.empty() && requests.size() == sinks.size(), "a sink for each request");
+  std::vector<SequencePtr> sequences;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    MOESERVE_RETURN_IF_ERROR(
+        ValidateRequest(requests[i], {.vocab_size = model_->spec().vocab_size,
+                                      .max_model_len = options_.max_model_len,
+                                      .has_tokenizer = tokenizer_ != nullptr}));
+    sequences.push_back(std::make_unique<Sequence>(std::move(requests[i]), std::move(sinks[i]),
+                                                   tokenizer_.get(), eos_));
+    if (BlocksFor(sequences.back()->cache_tokens()) > cache_.num_blocks()) {
+      return absl::InvalidArgumentError(
+          "the request can never fit: its prompt and max_tokens need more KV cache than there is");
+    }
   }
+  const int count = static_cast<int>(sequences.size());
+  const int prompt = sequences.front()->prompt_length();
   const std::lock_guard<std::mutex> lock(mutex_);
   if (draining_ || stop_) return absl::UnavailableError("the server is shutting down");
-  if (queued_seqs_ >= options_.max_queued_seqs ||
-      queued_tokens_ + sequence->prompt_length() > options_.max_queued_tokens) {
+  if (queued_seqs_ + count > options_.max_queued_seqs ||
+      queued_tokens_ + prompt > options_.max_queued_tokens) {
     ++stats_.rejected_queue_full;
     return absl::ResourceExhaustedError("the queue is full");
   }
-  if (!ids_.insert(sequence->request.id).second) {
+  for (int i = 0; i < count; ++i) {
+    if (ids_.insert(sequences[i]->request.id).second) continue;
+    while (i-- > 0) ids_.erase(sequences[i]->request.id);
     return absl::AlreadyExistsError("a request with this id is running");
   }
-  const auto& seed = sequence->request.sampling.seed;
-  sequence->seed =
-      seed.has_value() ? static_cast<uint64_t>(*seed) : (uint64_t{random_()} << 32 | random_());
-  ++queued_seqs_;
-  queued_tokens_ += sequence->prompt_length();
+  const absl::Time now = absl::Now();
+  for (SequencePtr& s : sequences) {
+    const auto& seed = s->request.sampling.seed;
+    s->seed =
+        seed.has_value() ? static_cast<uint64_t>(*seed) : (uint64_t{random_()} << 32 | random_());
+    s->queued_at = now;
+    s->rank = now + s->request.priority * kPriorityUnit;
+    s->order = ++submissions_;
+    if (s != sequences.front()) sequences.front()->samples.push_back(std::move(s));
+  }
+  queued_seqs_ += count;
+  queued_tokens_ += prompt;
   stats_.waiting = queued_seqs_;
-  submitted_.push_back(std::move(sequence));
+  submitted_.push_back(std::move(sequences.front()));
   wake_.notify_one();
   return absl::OkStatus();
 }
@@ -189,227 +217,216 @@ bool Engine::Impl::TakeWork() {
   const auto has_news = [this] {
     return stop_ || cancel_all_ || !submitted_.empty() || !cancel_requests_.empty();
   };
-  if (running_.empty() && !has_news()) {
+  const auto nothing_left = [this] {
+    return scheduler_.waiting().empty() && scheduler_.running().empty();
+  };
+  if (scheduler_.running().empty() && !has_news()) {
     idle_.notify_all();
-    if (waiting_.empty()) {
+    if (scheduler_.waiting().empty()) {
       wake_.wait(lock, has_news);
     } else {
       wake_.wait_for(lock, absl::ToChronoMilliseconds(kTick), has_news);
     }
   }
-  for (SequencePtr& s : submitted_) waiting_.push_back(std::move(s));
+  for (SequencePtr& s : submitted_) scheduler_.Enqueue(std::move(s));
   submitted_.clear();
   cancelled_.insert(cancel_requests_.begin(), cancel_requests_.end());
   cancel_requests_.clear();
-  if (cancel_all_) {
-    for (const auto& s : waiting_) cancelled_.insert(s->request.id);
-    for (const auto& s : running_) cancelled_.insert(s->request.id);
-  }
-  const bool over = stop_ && waiting_.empty() && running_.empty();
-  if (cancel_all_ && !stop_) cancel_all_ = !waiting_.empty() || !running_.empty();
+  if (cancel_all_) cancelled_.insert(ids_.begin(), ids_.end());
+  const bool over = stop_ && nothing_left();
+  if (cancel_all_ && !stop_) cancel_all_ = !nothing_left();
   if (over) stats_.healthy = false;
   return !over;
 }
 
 void Engine::Impl::AbortExpired() {
   const absl::Time now = absl::Now();
-  const auto verdict = [&](const Sequence& s, bool queued) {
-    if (cancelled_.contains(s.request.id)) return absl::CancelledError("the request was cancelled");
-    if (s.request.deadline <= now) {
-      return absl::DeadlineExceededError("the request ran into its time limit");
+  std::vector<std::pair<Sequence*, absl::Status>> ended;
+  const auto judge = [&](Sequence* s, bool queued) {
+    if (cancelled_.contains(s->request.id)) {
+      ended.emplace_back(s, absl::CancelledError("the request was cancelled"));
+    } else if (s->request.deadline <= now) {
+      ended.emplace_back(s, absl::DeadlineExceededError("the request ran into its time limit"));
+    } else if (queued && now - s->queued_at > options_.max_queue_wait) {
+      ended.emplace_back(s,
+                         absl::ResourceExhaustedError("the request waited too long in the queue"));
     }
-    if (queued && now - s.queued_at > options_.max_queue_wait) {
-      return absl::ResourceExhaustedError("the request waited too long in the queue");
-    }
-    return absl::OkStatus();
   };
-  for (size_t i = 0; i < running_.size();) {
-    const absl::Status status = verdict(*running_[i], false);
-    if (status.ok()) {
-      ++i;
-      continue;
+  for (const auto* list : {&scheduler_.running(), &scheduler_.waiting()}) {
+    for (const SequencePtr& s : *list) {
+      judge(s.get(), !s->admitted);
+      for (const SequencePtr& sample : s->samples) judge(sample.get(), !s->admitted);
     }
-    SequencePtr s = std::move(running_[i]);
-    running_.erase(running_.begin() + static_cast<int64_t>(i));
-    Fail(std::move(s), status);
   }
-  for (size_t i = 0; i < waiting_.size();) {
-    const absl::Status status = verdict(*waiting_[i], true);
-    if (status.ok()) {
-      ++i;
-      continue;
-    }
-    SequencePtr s = std::move(waiting_[i]);
-    waiting_.erase(waiting_.begin() + static_cast<int64_t>(i));
-    {
+  for (const auto& [s, status] : ended) {
+    if (absl::IsResourceExhausted(status)) {
       const std::lock_guard<std::mutex> lock(mutex_);
-      --queued_seqs_;
-      queued_tokens_ -= s->prompt_length();
-      if (absl::IsResourceExhausted(status)) ++stats_.rejected_queue_timeout;
+      ++stats_.rejected_queue_timeout;
     }
-    Fail(std::move(s), status);
+    Fail(s, status);
   }
   cancelled_.clear();
 }
 
+void Engine::Impl::LeaveQueue(int sequences, int64_t tokens) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  queued_seqs_ -= sequences;
+  queued_tokens_ -= tokens;
+}
+
 void Engine::Impl::Admit() {
-  // In order of arrival: a large request at the front is not overtaken for ever by small ones.
-  while (!waiting_.empty() && static_cast<int>(running_.size()) < options_.max_num_seqs) {
-    Sequence& next = *waiting_.front();
-    const int64_t needed = BlocksFor(next.cache_tokens());
-    if (needed > blocks_.available()) break;
-    next.blocks = blocks_.Take(needed);
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      --queued_seqs_;
-      queued_tokens_ -= next.prompt_length();
-    }
-    running_.push_back(std::move(waiting_.front()));
-    waiting_.pop_front();
+  for (const Sequence* s : scheduler_.Admit()) {
+    LeaveQueue(1 + static_cast<int>(s->samples.size()), s->prompt_length());
   }
 }
 
 void Engine::Impl::Step() {
-  const std::vector<ScheduledRows> scheduled = Schedule(running_, options_.max_step_tokens);
+  const auto begin = std::chrono::steady_clock::now();
+  const auto seconds_since = [](std::chrono::steady_clock::time_point start) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  int decoding = 0;
+  for (const SequencePtr& s : scheduler_.running()) decoding += s->decoding();
+  const int most = options_.max_prompt_rows > 0
+                       ? options_.max_prompt_rows
+                       : step_time_.PromptTokens(decoding, options_.max_step_tokens);
+  const std::vector<ScheduledRows> scheduled = scheduler_.Plan(options_.max_step_tokens, most);
   if (scheduled.empty()) return;
   const Batch batch = MakeBatch(scheduled);
   const size_t vocab = static_cast<size_t>(model_->spec().vocab_size);
   logits_.resize(batch.logit_rows.size() * vocab);
   recorder_.BeginStep(batch);
+  const auto forward_begin = std::chrono::steady_clock::now();
   model_->Forward(batch, cache_, &recorder_, logits_);
+  const double forward_seconds = seconds_since(forward_begin);
   recorder_.Publish();
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    ++stats_.steps;
-    stats_.last_step = absl::Now();
-  }
+  decoding = static_cast<int>(std::count_if(scheduled.begin(), scheduled.end(),
+                                            [](const auto& r) { return r.sequence->decoding(); }));
+  step_time_.Observe(decoding, batch.num_tokens() - decoding, forward_seconds);
 
-  std::unordered_set<const Sequence*> over;
-  std::vector<std::pair<const Sequence*, absl::Status>> failed;
   int token = 0;
   size_t logit_row = 0;
+  std::vector<int32_t> positions;
   for (const ScheduledRows& rows : scheduled) {
     const int end = token + rows.count;
-    bool ok = true;
-    for (int t = token; t < end; ++t) ok = ok && !recorder_.failed_tokens()[t];
+    bool finite = true;
+    for (int t = token; t < end; ++t) finite = finite && !recorder_.failed_tokens()[t];
     const size_t first = logit_row;
-    while (logit_row < batch.logit_rows.size() && batch.logit_rows[logit_row] < end) ++logit_row;
-    const std::span<const float> logits(logits_.data() + first * vocab,
-                                        (logit_row - first) * vocab);
-    if (!ok || !AllFinite(logits)) {
-      failed.emplace_back(rows.sequence,
-                          absl::InternalError("numeric failure: router scores or logits are not "
-                                              "finite"));
+    positions.clear();
+    while (logit_row < batch.logit_rows.size() && batch.logit_rows[logit_row] < end) {
+      positions.push_back(batch.positions[batch.logit_rows[logit_row++]]);
+    }
+    const RowLogits logits{positions,
+                           {logits_.data() + first * vocab, (logit_row - first) * vocab}};
+    if (finite && AllFinite(logits.values)) {
+      Advance(rows, logits);
     } else {
-      rows.sequence->computed += rows.count;
-      if (Advance(rows, logits.data())) over.insert(rows.sequence);
+      Fail(rows.sequence,
+           absl::InternalError("numeric failure: router scores or logits are not finite"));
     }
     token = end;
   }
-  for (size_t i = 0; i < running_.size();) {
-    const Sequence* s = running_[i].get();
-    const auto failure =
-        std::find_if(failed.begin(), failed.end(), [s](const auto& f) { return f.first == s; });
-    if (!over.contains(s) && failure == failed.end()) {
-      ++i;
-      continue;
-    }
-    SequencePtr taken = std::move(running_[i]);
-    running_.erase(running_.begin() + static_cast<int64_t>(i));
-    if (failure != failed.end()) Fail(std::move(taken), failure->second);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++stats_.steps;
+  stats_.last_step = absl::Now();
+  stats_.forward_seconds += forward_seconds;
+  stats_.step_seconds += seconds_since(begin);
+}
+
+void Engine::Impl::Advance(const ScheduledRows& rows, const RowLogits& logits) {
+  Sequence& s = *rows.sequence;
+  token_step_.CollectPromptLogprobs(s, logits);
+  scheduler_.Complete(rows);
+  if (s.remaining() > 0) return;  // more of the prompt to come
+  ForkSamples(s, logits);
+  NextToken(s, logits);
+}
+
+void Engine::Impl::ForkSamples(Sequence& s, const RowLogits& logits) {
+  for (SequencePtr& sample : std::exchange(s.samples, {})) {
+    Sequence& forked = *sample;
+    scheduler_.Fork(s, std::move(sample));
+    if (forked.remaining() == 0) NextToken(forked, logits);
   }
 }
 
-void Engine::Impl::CollectPromptLogprobs(const ScheduledRows& rows, const float* logits) {
-  Sequence& s = *rows.sequence;
-  const size_t vocab = static_cast<size_t>(model_->spec().vocab_size);
-  if (s.prompt_logprobs.empty()) s.prompt_logprobs.emplace_back(std::nullopt);
-  for (int i = rows.begin; i < std::min(rows.begin + rows.count, s.prompt_length() - 1); ++i) {
-    const std::span<const float> row(logits + static_cast<size_t>(i - rows.begin) * vocab, vocab);
-    s.prompt_logprobs.push_back(Logprob(row, s.tokens[i + 1], *s.request.sampling.prompt_logprobs));
-  }
-}
-
-bool Engine::Impl::Advance(const ScheduledRows& rows, const float* logits) {
-  Sequence& s = *rows.sequence;
-  const SamplingParams& params = s.request.sampling;
-  const bool in_prompt = rows.begin < s.prompt_length();
-  if (in_prompt && params.prompt_logprobs.has_value()) CollectPromptLogprobs(rows, logits);
-  if (s.computed < static_cast<int>(s.tokens.size())) return false;  // more of the prompt to come
-
-  OutputDelta delta;
-  if (!s.prompt_delivered) {
-    delta.prompt_logprobs = std::move(s.prompt_logprobs);
-    s.prompt_delivered = true;
-  }
-  if (params.max_tokens == 0) {
-    delta.finished = true;
-    delta.finish_reason = FinishReason::kLength;
+void Engine::Impl::NextToken(Sequence& s, const RowLogits& logits) {
+  Result<OutputDelta> delta = token_step_.Next(s, logits);
+  if (!delta.ok()) {
+    Fail(&s, delta.status());
+  } else if (delta->finished) {
+    Finish(&s, *std::move(delta));
   } else {
-    // The row of the last token is the last one with logits.
-    const size_t vocab = static_cast<size_t>(model_->spec().vocab_size);
-    const bool every_row = in_prompt && params.prompt_logprobs.has_value();
-    const std::span<const float> row(
-        logits + (every_row ? static_cast<size_t>(rows.count - 1) * vocab : 0), vocab);
-    const TokenId token = sampler_.Sample(row, params, s.seed, s.generated());
-    s.tokens.push_back(token);
-    delta.tokens.push_back(token);
-    if (params.logprobs.has_value())
-      delta.logprobs.push_back(Logprob(row, token, *params.logprobs));
-
-    const bool eos = !params.ignore_eos && std::find(eos_.begin(), eos_.end(), token) != eos_.end();
-    const bool stop_token = std::find(params.stop_token_ids.begin(), params.stop_token_ids.end(),
-                                      token) != params.stop_token_ids.end();
-    if (!eos && (!stop_token || params.include_stop)) delta.text = s.text.Push(token);
-    if (stop_token && !eos) delta.stop_token = token;
-    const bool length = s.generated() >= params.max_tokens ||
-                        static_cast<int>(s.tokens.size()) >= options_.max_model_len;
-    if (eos || stop_token || length || s.text.matched_stop().has_value()) {
-      delta.finished = true;
-      if (!s.text.matched_stop().has_value()) delta.text += s.text.Finish();
-      delta.finish_reason = eos || stop_token || s.text.matched_stop().has_value()
-                                ? FinishReason::kStop
-                                : FinishReason::kLength;
-      delta.stop_string = s.text.matched_stop();
-    }
+    s.sink->OnDelta(*std::move(delta));
   }
-  delta.usage = {s.prompt_length(), s.generated()};
-  const bool finished = delta.finished;
-  if (finished) {
-    // Free before the answer leaves: a client that saw the end finds the memory returned.
-    blocks_.Give(std::exchange(s.blocks, {}));
-    const std::lock_guard<std::mutex> lock(mutex_);
-    stats_.prompt_tokens += static_cast<uint64_t>(s.prompt_length());
-    stats_.generation_tokens += static_cast<uint64_t>(s.generated());
-    ++(delta.finish_reason == FinishReason::kStop ? stats_.finished_stop : stats_.finished_length);
-    stats_.kv_blocks_used = blocks_.total() - blocks_.available();
-    --stats_.running;
-    ids_.erase(s.request.id);
-  }
-  s.sink->OnDelta(std::move(delta));
-  return finished;
 }
 
-void Engine::Impl::Fail(SequencePtr sequence, const absl::Status& status) {
-  blocks_.Give(std::exchange(sequence->blocks, {}));
+void Engine::Impl::Finish(Sequence* sequence, OutputDelta delta) {
+  if (sequence->request.expert_counts) {
+    delta.expert_counts.resize(recorder_.num_buckets());
+    for (int32_t block : sequence->blocks) routes_.Count(block, delta.expert_counts);
+  }
+  const SequencePtr s = scheduler_.Remove(sequence);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    stats_.prompt_tokens +=
-        static_cast<uint64_t>(std::min(sequence->computed, sequence->prompt_length()));
-    stats_.generation_tokens += static_cast<uint64_t>(sequence->generated());
+    stats_.prompt_tokens += static_cast<uint64_t>(s->prompt_length());
+    stats_.generation_tokens += static_cast<uint64_t>(s->generated());
+    ++(delta.finish_reason == FinishReason::kStop ? stats_.finished_stop : stats_.finished_length);
+    CopySchedulerStats();
+    ids_.erase(s->request.id);
+  }
+  s->sink->OnDelta(std::move(delta));
+}
+
+void Engine::Impl::Fail(Sequence* sequence, const absl::Status& status) {
+  SequencePtr s;
+  bool queued = !sequence->admitted;
+  bool prompt_leaves = queued && sequence->samples.empty();
+  for (const auto* list : {&scheduler_.running(), &scheduler_.waiting()}) {
+    for (const SequencePtr& leader : *list) {
+      auto& samples = leader->samples;
+      const auto it = std::find_if(samples.begin(), samples.end(),
+                                   [&](const SequencePtr& x) { return x.get() == sequence; });
+      if (it == samples.end()) continue;
+      s = std::move(*it);
+      samples.erase(it);
+      queued = !leader->admitted;
+      prompt_leaves = false;
+      break;
+    }
+    if (s != nullptr) break;
+  }
+  const int computed = std::min(sequence->computed, sequence->prompt_length());
+  if (s == nullptr) s = scheduler_.Remove(sequence);
+  if (queued) LeaveQueue(1, prompt_leaves ? s->prompt_length() : 0);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stats_.prompt_tokens += static_cast<uint64_t>(computed);
+    stats_.generation_tokens += static_cast<uint64_t>(s->generated());
     const bool abort = absl::IsCancelled(status) || absl::IsDeadlineExceeded(status);
     ++(abort ? stats_.finished_abort : stats_.finished_error);
-    stats_.kv_blocks_used = blocks_.total() - blocks_.available();
-    ids_.erase(sequence->request.id);
+    CopySchedulerStats();
+    ids_.erase(s->request.id);
   }
-  sequence->sink->OnError(status);
+  s->sink->OnError(status);
 }
 
 void Engine::Impl::UpdateGauges() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  stats_.running = static_cast<int>(running_.size());
-  stats_.waiting = queued_seqs_;
-  stats_.kv_blocks_used = blocks_.total() - blocks_.available();
+  CopySchedulerStats();
+}
+
+void Engine::Impl::CopySchedulerStats() {
+  stats_.running = static_cast<int>(scheduler_.running().size());
+  // Preempted sequences wait as well.
+  stats_.waiting = queued_seqs_ + static_cast<int>(std::count_if(
+                                      scheduler_.waiting().begin(), scheduler_.waiting().end(),
+                                      [](const SequencePtr& s) { return s->admitted; }));
+  stats_.kv_blocks_used = scheduler_.blocks().used();
+  stats_.kv_blocks_evictable = scheduler_.blocks().evictable();
+  stats_.preemptions = scheduler_.preemptions();
+  stats_.prefix_queried_tokens = scheduler_.queried_tokens();
+  stats_.prefix_hit_tokens = scheduler_.hit_tokens();
 }
 
 Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -453,7 +470,13 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
 }
 
 absl::Status Engine::Submit(Request request, std::shared_ptr<TokenSink> sink) {
-  return impl_->Submit(std::move(request), std::move(sink));
+  std::vector<Request> requests;
+  requests.push_back(std::move(request));
+  return impl_->Submit(std::move(requests), {std::move(sink)});
+}
+absl::Status Engine::Submit(std::vector<Request> requests,
+                            std::vector<std::shared_ptr<TokenSink>> sinks) {
+  return impl_->Submit(std::move(requests), std::move(sinks));
 }
 void Engine::Cancel(const std::string& id) { impl_->Cancel(id); }
 void Engine::Drain(absl::Time deadline) { impl_->Drain(deadline); }

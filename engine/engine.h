@@ -24,7 +24,9 @@ struct EngineOptions {
   int max_queued_seqs = 1024;
   int64_t max_queued_tokens = 1'000'000;
   absl::Duration max_queue_wait = absl::Seconds(60);
-  bool expert_stats = true;
+  // Prompt rows beside decoding ones in a step. 0: as many as make the step about twice as long.
+  int max_prompt_rows = 0;
+  bool prefix_cache = true;
 };
 
 // A snapshot for metrics; counters since start.
@@ -32,7 +34,13 @@ struct EngineStats {
   int running = 0;
   int waiting = 0;
   int64_t kv_blocks_total = 0;
-  int64_t kv_blocks_used = 0;
+  int64_t kv_blocks_used = 0;       // held by a sequence
+  int64_t kv_blocks_evictable = 0;  // free, but still known to the prefix cache
+  uint64_t preemptions = 0;
+  uint64_t prefix_queried_tokens = 0;  // prompt tokens that were looked for in the prefix cache
+  uint64_t prefix_hit_tokens = 0;
+  double step_seconds = 0.0;     // time spent in steps
+  double forward_seconds = 0.0;  // of it, inside the model
   int kv_block_tokens = 0;
   uint64_t prompt_tokens = 0;
   uint64_t generation_tokens = 0;
@@ -66,6 +74,10 @@ class Engine {
   // max_model_len included); AlreadyExists: the id is running; ResourceExhausted: the queue is
   // full; Unavailable: draining or shut down.
   absl::Status Submit(Request request, std::shared_ptr<TokenSink> sink);
+
+  // The same for samples of one prompt, which is run once: `requests` have equal prompts, salts and
+  // priorities, and the samples share the prompt's cache blocks until they part. All or none.
+  absl::Status Submit(std::vector<Request> requests, std::vector<std::shared_ptr<TokenSink>> sinks);
 
   // Asks for the end of a request; thread-safe, idempotent, unknown ids are ignored. The sink gets
   // OnError(Cancelled) within one step unless it was finished before; its blocks are free then.

@@ -41,7 +41,7 @@ BlockExpertStats EmptyBlock(int layer, BlockKind block, const RoutedLayerSpec& s
 
 }  // namespace
 
-ExpertRecorder::ExpertRecorder(const ModelSpec& spec) {
+ExpertRecorder::ExpertRecorder(const ModelSpec& spec, RouteLog* log) : log_(log) {
   int widest = 0;
   for (int l = 0; l < spec.num_layers(); ++l) {
     const auto& attention = spec.layers[l].attention.routing;
@@ -55,6 +55,8 @@ ExpertRecorder::ExpertRecorder(const ModelSpec& spec) {
       total_.blocks.push_back(EmptyBlock(
           l, routing == &attention ? BlockKind::kAttention : BlockKind::kFeedForward, **routing));
       widest = std::max(widest, (*routing)->num_experts);
+      first_bucket_.push_back(num_buckets_);
+      num_buckets_ += static_cast<uint32_t>((*routing)->num_experts);
     }
   }
   seen_.resize(static_cast<size_t>(widest));
@@ -81,8 +83,8 @@ void ExpertRecorder::BeginStep(const Batch& batch) {
 }
 
 void ExpertRecorder::OnPlan(int layer, BlockKind block, const RoutingPlan& plan) {
-  BlockExpertStats& b =
-      pending_.blocks[block_of_layer_[2 * layer + (block == BlockKind::kAttention ? 0 : 1)]];
+  const int index = block_of_layer_[2 * layer + (block == BlockKind::kAttention ? 0 : 1)];
+  BlockExpertStats& b = pending_.blocks[index];
   for (int e = 0; e < plan.num_experts; ++e) {
     b.selections[e] += static_cast<uint64_t>(plan.expert_offsets[e + 1] - plan.expert_offsets[e]);
     double sum = 0.0;
@@ -107,11 +109,18 @@ void ExpertRecorder::OnPlan(int layer, BlockKind block, const RoutingPlan& plan)
     b.rows[phase] += static_cast<uint64_t>(heads);
     ++mark_;
     size_t distinct = 0;
+    const int32_t cache_block =
+        batch_->block_tables[static_cast<size_t>(batch_->sequence[t])]
+                            [static_cast<size_t>(batch_->positions[t] / kKvBlockTokens)];
     for (int r = t * heads; r < (t + 1) * heads; ++r) {
       if (plan.row_nonfinite[r] != 0) ++b.nonfinite_rows;
       if (plan.row_nonfinite[r] == 2) failed_[t] = true;
       for (int32_t i = plan.row_offsets[r]; i < plan.row_offsets[r + 1]; ++i) {
-        uint64_t& seen = seen_[expert_of_assignment_[plan.assignments_of_row[i]]];
+        const int32_t expert = expert_of_assignment_[plan.assignments_of_row[i]];
+        if (log_ != nullptr) {
+          log_->Add(cache_block, first_bucket_[index] + static_cast<uint32_t>(expert));
+        }
+        uint64_t& seen = seen_[expert];
         distinct += seen != mark_;
         seen = mark_;
       }

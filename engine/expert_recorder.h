@@ -7,6 +7,7 @@
 #include "engine/batch.h"
 #include "engine/expert_stats.h"
 #include "engine/model/spec.h"
+#include "engine/route_log.h"
 
 namespace moeserve {
 
@@ -14,7 +15,8 @@ namespace moeserve {
 // when it is published.
 class ExpertRecorder : public StepHooks {
  public:
-  explicit ExpertRecorder(const ModelSpec& spec);
+  // `log` may be null and outlives the recorder: it is told the routes of every token.
+  explicit ExpertRecorder(const ModelSpec& spec, RouteLog* log = nullptr);
 
   // Engine thread, in this order for every step.
   void BeginStep(const Batch& batch);
@@ -25,11 +27,17 @@ class ExpertRecorder : public StepHooks {
   // Tokens of the current step whose router scores had no finite maximum in some block.
   const std::vector<bool>& failed_tokens() const { return failed_; }
 
+  // Entries of a request's expert counts: all experts of all routed blocks.
+  uint32_t num_buckets() const { return num_buckets_; }
+
   // Any thread.
   ExpertStats Snapshot() const;
 
  private:
+  RouteLog* const log_;
   const Batch* batch_ = nullptr;
+  std::vector<uint32_t> first_bucket_;  // by routed block
+  uint32_t num_buckets_ = 0;
   ExpertStats pending_;              // the current step; zero between steps
   std::vector<int> block_of_layer_;  // [2 * layers] index into blocks, -1: not routed
   std::vector<bool> failed_;

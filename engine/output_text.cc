@@ -6,14 +6,18 @@
 namespace moeserve {
 
 OutputText::OutputText(const Tokenizer* tokenizer, bool skip_special_tokens,
-                       std::vector<std::string> stop, bool include_stop)
-    : stop_(std::move(stop)), include_stop_(include_stop) {
+                       std::vector<std::string> stop, bool include_stop, int min_tokens)
+    : stop_(std::move(stop)), include_stop_(include_stop), before_stop_(min_tokens) {
   if (tokenizer != nullptr) decoder_.emplace(tokenizer, skip_special_tokens);
 }
 
 std::string OutputText::Push(TokenId token) {
   if (!decoder_.has_value() || matched_.has_value()) return "";
   held_ += decoder_->Push(token);
+  if (before_stop_ > 0) {
+    --before_stop_;
+    unstoppable_ = held_.size();
+  }
   return Release(false);
 }
 
@@ -26,7 +30,8 @@ std::string OutputText::Finish() {
 std::string OutputText::Release(bool all) {
   size_t at = std::string::npos;
   for (const std::string& s : stop_) {
-    const size_t found = held_.find(s);
+    const size_t begin = unstoppable_ < s.size() ? 0 : unstoppable_ - s.size() + 1;
+    const size_t found = held_.find(s, begin);
     if (found < at) {
       at = found;
       matched_ = s;
@@ -45,6 +50,7 @@ std::string OutputText::Release(bool all) {
   }
   std::string text = held_.substr(0, held_.size() - keep);
   held_.erase(0, text.size());
+  unstoppable_ -= std::min(unstoppable_, text.size());
   return text;
 }
 

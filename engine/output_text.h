@@ -14,9 +14,10 @@ namespace moeserve {
 // that start together, the first in the list).
 class OutputText {
  public:
-  // `tokenizer` outlives the object; null: all text is empty.
+  // `tokenizer` outlives the object; null: all text is empty. A stop string counts only where it
+  // ends in the text of a token after the first `min_tokens`.
   OutputText(const Tokenizer* tokenizer, bool skip_special_tokens, std::vector<std::string> stop,
-             bool include_stop);
+             bool include_stop, int min_tokens = 0);
 
   // Text that became final with this token. After a stop string matched, nothing more is released.
   std::string Push(TokenId token);
@@ -31,6 +32,8 @@ class OutputText {
   std::optional<IncrementalDecoder> decoder_;
   std::vector<std::string> stop_;
   bool include_stop_;
+  int before_stop_;         // tokens to come whose text cannot end a stop string
+  size_t unstoppable_ = 0;  // bytes of held_ in which no stop string may end
   std::string held_;
   std::optional<std::string> matched_;
 };

@@ -10,18 +10,29 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "engine/structured/constraint.h"
 #include "engine/tokenizer/tokenizer.h"
 
 namespace moeserve {
 
-// Order of work per token: temperature, top_k, top_p, min_p, draw.
+// Order of work per token: logit_bias and masks, penalties, temperature, top_k, top_p, min_p, draw.
 struct SamplingParams {
-  double temperature = 1.0;       // 0 = greedy: ties go to the lower token id
-  int top_k = 0;                  // 0 = off
-  double top_p = 1.0;             // (0, 1]
-  double min_p = 0.0;             // [0, 1]
-  std::optional<int64_t> seed;    // absent: a fresh random one
-  int sample_index = 0;           // sample i of `n` draws from a stream derived from (seed, i)
+  double temperature = 1.0;     // 0 = greedy: ties go to the lower token id
+  int top_k = 0;                // 0 = off
+  double top_p = 1.0;           // (0, 1]
+  double min_p = 0.0;           // [0, 1]
+  std::optional<int64_t> seed;  // absent: a fresh random one
+  int sample_index = 0;         // sample i of `n` draws from a stream derived from (seed, i)
+  // Subtracted from the logit of a token that was generated before: once, and once per occurrence.
+  double presence_penalty = 0.0;   // [-2, 2]
+  double frequency_penalty = 0.0;  // [-2, 2]
+  // Divides a positive and multiplies a negative logit of a token of the prompt or the output.
+  double repetition_penalty = 1.0;                    // (0, 100]
+  std::vector<std::pair<TokenId, float>> logit_bias;  // added to the logits
+  std::vector<TokenId> allowed_token_ids;             // empty: every token
+  std::vector<std::vector<TokenId>> bad_words;  // the last token of each may not follow the others
+  std::shared_ptr<const CompiledConstraint> constraint;  // structured output; null: none
+  int min_tokens = 0;             // before so many, neither EOS nor a stop token nor a stop string
   int max_tokens = 16;            // 0: run the prompt only (echo)
   std::vector<std::string> stop;  // matched text is cut from the output unless include_stop
   bool include_stop = false;
@@ -32,11 +43,19 @@ struct SamplingParams {
   std::optional<int> prompt_logprobs;  // of prompt tokens, likewise
 };
 
+// One unit of priority is worth this much waiting: a request of priority p is served as if it had
+// come p units later, so that nobody waits for ever.
+inline constexpr absl::Duration kPriorityUnit = absl::Seconds(10);
+inline constexpr int kMaxPriority = 1000;
+
 struct Request {
   std::string id;               // unique among the running ones
   std::vector<TokenId> prompt;  // 1..max_model_len ids, each in [0, vocab_size)
   SamplingParams sampling;
   absl::Time deadline = absl::InfiniteFuture();
+  int priority = 0;            // -kMaxPriority to kMaxPriority, lower first
+  std::string cache_salt;      // prompts share cached prefixes only under the same salt
+  bool expert_counts = false;  // count the experts of this request's tokens
 };
 
 enum class FinishReason : uint8_t { kStop, kLength };
@@ -52,6 +71,7 @@ struct TokenLogprob {
 struct Usage {
   int prompt_tokens = 0;
   int completion_tokens = 0;  // a hidden EOS or stop token is counted
+  int cached_tokens = 0;      // prompt tokens that came from the prefix cache
 };
 
 // One piece of an answer. Pieces of a request arrive in order; joining `text` gives the whole text.
@@ -67,6 +87,10 @@ struct OutputDelta {
   std::optional<std::string> stop_string;            // the stop string that matched
   std::optional<TokenId> stop_token;                 // the stop_token_ids entry that matched
   Usage usage;                                       // so far
+  // When finished and asked for: how often each expert ran for the tokens of this request that the
+  // model has seen, prompt included, whoever computed them (cached ones count). Blocks in order of
+  // ExpertStats, E entries each.
+  std::vector<uint64_t> expert_counts;
 };
 
 // Where the answer goes. All calls come from the engine thread, in order, and end with exactly one
@@ -75,8 +99,9 @@ class TokenSink {
  public:
   virtual ~TokenSink() = default;
   virtual void OnDelta(OutputDelta delta) = 0;
-  // Cancelled, DeadlineExceeded, ResourceExhausted (server full), Unavailable (shutting down) or
-  // Internal (numeric failure). Nothing follows.
+  // Cancelled, DeadlineExceeded, ResourceExhausted (server full), Unavailable (shutting down),
+  // InvalidArgument (masks that together allow no token) or Internal (numeric failure). Nothing
+  // follows.
   virtual void OnError(const absl::Status& status) = 0;
 };
 

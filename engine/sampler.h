@@ -3,25 +3,67 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "engine/request.h"
 
 namespace moeserve {
 
-// Chooses tokens for one sequence; holds scratch memory, so one thread at a time.
+// What the sampling of one sequence remembers of the tokens before.
+class SamplingState {
+ public:
+  // `params` and `prompt` must outlive the object. `eos` are the ids that end an answer.
+  SamplingState(const SamplingParams& params, std::span<const TokenId> prompt,
+                std::span<const TokenId> eos);
+
+  // True where logits have to be changed before a token is chosen.
+  bool changes_logits() const { return changes_; }
+
+  // Biases, masks and penalties, in that order; what is forbidden becomes -infinity. `history` is
+  // the prompt and the tokens after it. False: no token is allowed.
+  bool Apply(std::span<const TokenId> history, std::span<float> logits);
+
+  // The token that was chosen.
+  void Accept(TokenId token);
+
+  // The structured output is complete and nothing but EOS could follow.
+  bool constraint_ended() const;
+
+ private:
+  void ForbidEnds(std::span<float> logits) const;
+  void ForbidBadWords(std::span<const TokenId> history, std::span<float> logits) const;
+  void Penalise(std::span<float> logits) const;
+
+  const SamplingParams& params_;
+  std::span<const TokenId> eos_;
+  bool changes_ = false;
+  int generated_ = 0;
+  absl::flat_hash_map<TokenId, int> counts_;  // of generated tokens; 0 for those of the prompt
+  std::unique_ptr<ConstraintState> constraint_;
+  std::vector<uint32_t> mask_;
+};
+
+// Chooses tokens; holds scratch memory, so one thread at a time.
 class Sampler {
  public:
   // `step` counts the tokens of this sequence drawn before. `seed` is the request's, or a random
-  // one chosen once per request. Logits must not hold NaN.
+  // one chosen once per request. Logits must not hold NaN; -infinity is never drawn unless there is
+  // nothing else. Of the tokens that the filters keep, in order of id, the one is taken in whose
+  // share of the probability the uniform number falls.
   TokenId Sample(std::span<const float> logits, const SamplingParams& params, uint64_t seed,
                  int64_t step);
 
  private:
-  std::vector<std::pair<float, TokenId>> candidates_;
-  std::vector<double> weights_;
+  // Zeroes the weights of tokens that top_k, top_p and min_p leave out.
+  void Filter(std::span<const float> logits, const SamplingParams& params);
+
+  std::vector<float> weights_;  // [V]
+  std::vector<TokenId> order_;
 };
 
 // The largest logit; ties go to the lower id.

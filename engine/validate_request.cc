@@ -1,7 +1,10 @@
 #include "engine/validate_request.h"
 
 #include <cmath>
+#include <cstdlib>
+#include <span>
 #include <string>
+#include <utility>
 
 #include "kernels/base/status.h"
 
@@ -11,6 +14,38 @@ namespace {
 absl::Status Invalid(const std::string& field, const std::string& expected, double found) {
   std::string number = std::to_string(found);
   return absl::InvalidArgumentError(field + ": expected " + expected + ", found " + number);
+}
+
+absl::Status ValidateIds(const std::string& field, std::span<const TokenId> ids, int vocab_size) {
+  for (TokenId id : ids) {
+    if (id < 0 || id >= vocab_size) {
+      return Invalid(field, "token ids below " + std::to_string(vocab_size), id);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateChangesOfLogits(const SamplingParams& p, int vocab_size) {
+  for (const auto& [name, penalty] : {std::pair{"presence_penalty", p.presence_penalty},
+                                      std::pair{"frequency_penalty", p.frequency_penalty}}) {
+    if (!(penalty >= -2.0 && penalty <= 2.0)) return Invalid(name, "-2 to 2", penalty);
+  }
+  if (!(p.repetition_penalty > 0.0 && p.repetition_penalty <= 100.0)) {
+    return Invalid("repetition_penalty", "above 0, at most 100", p.repetition_penalty);
+  }
+  for (const auto& [id, bias] : p.logit_bias) {
+    MOESERVE_RETURN_IF_ERROR(ValidateIds("logit_bias", {&id, 1}, vocab_size));
+    if (!(bias >= -100.0f && bias <= 100.0f)) return Invalid("logit_bias", "-100 to 100", bias);
+  }
+  MOESERVE_RETURN_IF_ERROR(ValidateIds("allowed_token_ids", p.allowed_token_ids, vocab_size));
+  for (const std::vector<TokenId>& word : p.bad_words) {
+    if (word.empty()) return absl::InvalidArgumentError("bad_words: expected a token or more");
+    MOESERVE_RETURN_IF_ERROR(ValidateIds("bad_words", word, vocab_size));
+  }
+  if (p.min_tokens < 0 || p.min_tokens > p.max_tokens) {
+    return Invalid("min_tokens", "0 to max_tokens", p.min_tokens);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ValidateSampling(const SamplingParams& p, const RequestLimits& limits) {
@@ -30,22 +65,17 @@ absl::Status ValidateSampling(const SamplingParams& p, const RequestLimits& limi
   if (!p.stop.empty() && !limits.has_tokenizer) {
     return absl::InvalidArgumentError("stop: this model was loaded without a tokenizer");
   }
-  for (TokenId id : p.stop_token_ids) {
-    if (id < 0 || id >= limits.vocab_size) {
-      return Invalid("stop_token_ids", "ids below " + std::to_string(limits.vocab_size), id);
-    }
-  }
-  return absl::OkStatus();
+  MOESERVE_RETURN_IF_ERROR(ValidateIds("stop_token_ids", p.stop_token_ids, limits.vocab_size));
+  return ValidateChangesOfLogits(p, limits.vocab_size);
 }
 
 }  // namespace
 
 absl::Status ValidateRequest(const Request& request, const RequestLimits& limits) {
   if (request.prompt.empty()) return absl::InvalidArgumentError("prompt: expected a token or more");
-  for (TokenId id : request.prompt) {
-    if (id < 0 || id >= limits.vocab_size) {
-      return Invalid("prompt", "token ids below " + std::to_string(limits.vocab_size), id);
-    }
+  MOESERVE_RETURN_IF_ERROR(ValidateIds("prompt", request.prompt, limits.vocab_size));
+  if (std::abs(request.priority) > kMaxPriority) {
+    return Invalid("priority", "-1000 to 1000", request.priority);
   }
   MOESERVE_RETURN_IF_ERROR(ValidateSampling(request.sampling, limits));
   const int64_t prompt = static_cast<int64_t>(request.prompt.size());

@@ -1,5 +1,6 @@
 #include "kernels/kv_cache_storage.h"
 
+#include <cstring>
 #include <utility>
 
 namespace moeserve {
@@ -38,6 +39,17 @@ Result<KvCacheStorage> KvCacheStorage::Allocate(std::vector<KvLayerShape> layers
     cache.layers_.push_back(layer);
   }
   return cache;
+}
+
+void KvCacheStorage::CopyBlock(int32_t from, int32_t to) {
+  for (int l = 0; l < static_cast<int>(shapes_.size()); ++l) {
+    const int64_t keys = KeyBytes(shapes_[l], dtype_);
+    const int64_t values = ValueBytes(shapes_[l], dtype_);
+    std::memcpy(layers_[l].keys + to * keys, layers_[l].keys + from * keys,
+                static_cast<size_t>(keys));
+    std::memcpy(layers_[l].values + to * values, layers_[l].values + from * values,
+                static_cast<size_t>(values));
+  }
 }
 
 }  // namespace moeserve

@@ -35,6 +35,9 @@ class KvCacheStorage {
   char* keys(int layer) const { return layers_[layer].keys; }
   char* values(int layer) const { return layers_[layer].values; }
 
+  // Copies what block `from` holds to block `to`, in every layer.
+  void CopyBlock(int32_t from, int32_t to);
+
  private:
   struct Layer {
     char* keys;

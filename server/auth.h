@@ -18,6 +18,8 @@ class ApiKeys {
   explicit ApiKeys(std::vector<std::string> keys) : keys_(std::move(keys)) {}
 
   bool empty() const { return keys_.empty(); }
+  // One of them, for a client to send; there must be any.
+  const std::string& first() const { return keys_.front(); }
 
   // Checks an `authorization` value ("Bearer <key>"). OK if there are no keys. The time taken does
   // not depend on how much of a key was right.

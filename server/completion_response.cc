@@ -77,11 +77,12 @@ Json LogprobArrays::Take() {
   return out;
 }
 
-Json UsageJson(int64_t prompt_tokens, int64_t completion_tokens) {
+Json UsageJson(int64_t prompt_tokens, int64_t completion_tokens, int64_t cached_tokens) {
   Json usage;
   usage["prompt_tokens"] = prompt_tokens;
   usage["completion_tokens"] = completion_tokens;
   usage["total_tokens"] = prompt_tokens + completion_tokens;
+  usage["prompt_tokens_details"]["cached_tokens"] = cached_tokens;
   return usage;
 }
 

@@ -65,7 +65,8 @@ struct ChoicePart {
   std::optional<std::vector<TokenId>> token_ids;
 };
 
-nlohmann::ordered_json UsageJson(int64_t prompt_tokens, int64_t completion_tokens);
+nlohmann::ordered_json UsageJson(int64_t prompt_tokens, int64_t completion_tokens,
+                                 int64_t cached_tokens);
 nlohmann::ordered_json ChoiceJson(const ChoicePart& part);
 
 // The answer, or with one part a chunk, without "usage".

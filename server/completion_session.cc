@@ -27,6 +27,7 @@ Result<std::unique_ptr<http::PendingResponse>> CompletionSession::Start(
     std::shared_ptr<EngineApi> engine, CompletionParams params, std::vector<PreparedPrompt> prompts,
     AnswerIdentity identity, absl::Time deadline, GenerationOptions options) {
   std::vector<Request> requests = MakeEngineRequests(params, prompts, identity.id, deadline);
+  options.samples = params.n;
   std::unique_ptr<CompletionSession> session(
       new CompletionSession(engine, std::move(params), std::move(prompts), std::move(identity)));
   MOESERVE_ASSIGN_OR_RETURN(
@@ -52,7 +53,7 @@ http::Progress CompletionSession::Next() {
   if (finished) {
     if (params_.include_usage) {
       Json chunk = CompletionJson(identity_, Json::array());
-      chunk["usage"] = UsageJson(PromptTokens(), CompletionTokens());
+      chunk["usage"] = UsageJson(PromptTokens(), CompletionTokens(), CachedTokens());
       data += SseEvent(chunk);
     }
     data += kSseDone;
@@ -80,6 +81,7 @@ absl::Status CompletionSession::Apply(int index, OutputDelta delta) {
     }
   }
   choice.completion_tokens = delta.usage.completion_tokens;
+  choice.cached_tokens = delta.usage.cached_tokens;
   if (delta.finished) {
     choice.part.finish_reason = delta.finish_reason;
     choice.part.stop_string = std::move(delta.stop_string);
@@ -117,8 +119,9 @@ void CompletionSession::AppendChunk(int index, std::string& out) {
   if (has_logprobs) part.logprobs = choice.logprobs.Take();
   Json chunk = CompletionJson(identity_, Json::array({ChoiceJson(part)}));
   if (params_.include_usage) {
-    chunk["usage"] =
-        params_.continuous_usage ? UsageJson(PromptTokens(), CompletionTokens()) : Json(nullptr);
+    chunk["usage"] = params_.continuous_usage
+                         ? UsageJson(PromptTokens(), CompletionTokens(), CachedTokens())
+                         : Json(nullptr);
   }
   out += SseEvent(chunk);
   part = ChoicePart();
@@ -141,7 +144,7 @@ http::Response CompletionSession::UnaryAnswer() {
     list.push_back(ChoiceJson(choice.part));
   }
   Json answer = CompletionJson(identity_, std::move(list));
-  answer["usage"] = UsageJson(PromptTokens(), CompletionTokens());
+  answer["usage"] = UsageJson(PromptTokens(), CompletionTokens(), CachedTokens());
   http::Response response;
   response.body = DumpJson(answer);
   return response;
@@ -150,6 +153,15 @@ http::Response CompletionSession::UnaryAnswer() {
 int64_t CompletionSession::PromptTokens() const {
   int64_t sum = 0;
   for (const PreparedPrompt& prompt : prompts_) sum += static_cast<int64_t>(prompt.ids.size());
+  return sum;
+}
+
+int64_t CompletionSession::CachedTokens() const {
+  // Each prompt once, whatever the number of its samples.
+  int64_t sum = 0;
+  for (size_t i = 0; i < choices_.size(); i += static_cast<size_t>(params_.n)) {
+    sum += choices_[i].cached_tokens;
+  }
   return sum;
 }
 

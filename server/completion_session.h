@@ -35,6 +35,7 @@ class CompletionSession final : public http::PendingResponse {
     ChoicePart part;       // what has not been sent
     bool started = false;  // the prompt's share was added
     int completion_tokens = 0;
+    int cached_tokens = 0;
   };
 
   CompletionSession(std::shared_ptr<EngineApi> engine, CompletionParams params,
@@ -47,6 +48,7 @@ class CompletionSession final : public http::PendingResponse {
   http::Response UnaryAnswer();
   int64_t PromptTokens() const;
   int64_t CompletionTokens() const;
+  int64_t CachedTokens() const;
 
   const std::shared_ptr<EngineApi> engine_;
   const CompletionParams params_;

@@ -45,14 +45,15 @@ Result<std::shared_ptr<EngineApi>> ServerContext::ServingEngine() const {
   return engine;
 }
 
-CompletionRules ServerContext::Rules() const {
-  CompletionRules rules;
+RequestRules ServerContext::Rules() const {
+  RequestRules rules;
   rules.limits = settings_.limits;
   rules.served_names = settings_.served_names;
   rules.strict_fields = settings_.strict_fields;
   std::lock_guard lock(mutex_);
   rules.defaults = defaults_;
   rules.vocab_size = engine_->spec().vocab_size;
+  rules.tokenizer = engine_->tokenizer();
   return rules;
 }
 

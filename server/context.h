@@ -53,7 +53,7 @@ class ServerContext {
   std::shared_ptr<EngineApi> engine() const;
 
   // How requests are to be read; the engine must be there.
-  CompletionRules Rules() const;
+  RequestRules Rules() const;
 
   // Housekeeping, to be called about once a second.
   void Tick();

@@ -2,6 +2,7 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace moeserve::server {
 namespace {
@@ -10,8 +11,9 @@ class EngineAdapter final : public EngineApi {
  public:
   explicit EngineAdapter(std::unique_ptr<Engine> engine) : engine_(std::move(engine)) {}
 
-  absl::Status Submit(Request request, std::shared_ptr<TokenSink> sink) override {
-    return engine_->Submit(std::move(request), std::move(sink));
+  absl::Status Submit(std::vector<Request> requests,
+                      std::vector<std::shared_ptr<TokenSink>> sinks) override {
+    return engine_->Submit(std::move(requests), std::move(sinks));
   }
   void Cancel(const std::string& id) override { engine_->Cancel(id); }
   void Drain(absl::Time deadline) override { engine_->Drain(deadline); }

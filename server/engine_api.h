@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -16,7 +17,9 @@ class EngineApi {
  public:
   virtual ~EngineApi() = default;
 
-  virtual absl::Status Submit(Request request, std::shared_ptr<TokenSink> sink) = 0;
+  // Samples of one prompt.
+  virtual absl::Status Submit(std::vector<Request> requests,
+                              std::vector<std::shared_ptr<TokenSink>> sinks) = 0;
   virtual void Cancel(const std::string& id) = 0;
   virtual void Drain(absl::Time deadline) = 0;
 

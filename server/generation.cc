@@ -3,6 +3,7 @@
 #include <chrono>
 #include <utility>
 
+#include "kernels/base/check.h"
 #include "server/api_error.h"
 #include "server/metrics.h"
 
@@ -128,16 +129,27 @@ Result<std::unique_ptr<Generation>> Generation::Start(std::shared_ptr<EngineApi>
                                                       std::vector<Request> requests,
                                                       GenerationOptions options) {
   const std::shared_ptr<Metrics> metrics = options.metrics;
+  const auto samples = static_cast<size_t>(options.samples);
+  MOESERVE_CHECK(requests.size() % samples == 0, "every prompt has all its samples");
   std::unique_ptr<Generation> generation(new Generation(std::move(engine), std::move(options)));
-  for (size_t i = 0; i < requests.size(); ++i) {
-    std::string id = requests[i].id;
-    auto sink = std::make_shared<ChoiceSink>(generation->channel_, static_cast<int>(i),
-                                             static_cast<int>(requests[i].prompt.size()), metrics);
+  for (size_t begin = 0; begin < requests.size(); begin += samples) {
+    std::vector<Request> group;
+    std::vector<std::shared_ptr<TokenSink>> sinks;
+    std::vector<std::string> ids;
+    for (size_t i = begin; i < begin + samples; ++i) {
+      ids.push_back(requests[i].id);
+      sinks.push_back(std::make_shared<ChoiceSink>(generation->channel_, static_cast<int>(i),
+                                                   static_cast<int>(requests[i].prompt.size()),
+                                                   metrics));
+      group.push_back(std::move(requests[i]));
+    }
     // The destructor cancels what was accepted before a refusal.
-    MOESERVE_RETURN_IF_ERROR(generation->engine_->Submit(std::move(requests[i]), std::move(sink)));
-    generation->ids_.push_back(std::move(id));
-    generation->ended_.push_back(false);
-    ++generation->unfinished_;
+    MOESERVE_RETURN_IF_ERROR(generation->engine_->Submit(std::move(group), std::move(sinks)));
+    for (std::string& id : ids) {
+      generation->ids_.push_back(std::move(id));
+      generation->ended_.push_back(false);
+      ++generation->unfinished_;
+    }
   }
   return generation;
 }

@@ -45,6 +45,7 @@ class EventChannel {
 };
 
 struct GenerationOptions {
+  int samples = 1;  // so many consecutive requests are samples of one prompt
   size_t max_unread_bytes = size_t{1} << 20;
   std::function<void()> wake = [] {};
   std::shared_ptr<Metrics>

@@ -15,6 +15,9 @@ struct RequestLimits {
   int max_stop = 16;
   size_t max_stop_bytes = 256;
   int max_stop_token_ids = 64;
+  size_t max_logit_bias = 1024;
+  size_t max_bad_words = 128;
+  size_t max_bad_word_tokens = 1024;
   int max_logprobs = 20;
   size_t max_prompt_bytes = size_t{4} << 20;  // of one text
   int json_depth = 64;

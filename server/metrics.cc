@@ -147,7 +147,21 @@ void WriteEngineMetrics(PrometheusText& text, const EngineStats& stats) {
               total > 0 ? static_cast<double>(used) / static_cast<double>(total) : 0.0);
   text.Family("kv_cache_tokens", "gauge", "Capacity of the KV cache in tokens, by state.");
   text.Sample({{"state", "used"}}, static_cast<double>(used * stats.kv_block_tokens));
-  text.Sample({{"state", "free"}}, static_cast<double>((total - used) * stats.kv_block_tokens));
+  const int64_t evictable = stats.kv_blocks_evictable;
+  text.Sample({{"state", "free"}},
+              static_cast<double>((total - used - evictable) * stats.kv_block_tokens));
+  text.Sample({{"state", "evictable"}}, static_cast<double>(evictable * stats.kv_block_tokens));
+  text.Family("preemptions_total", "counter",
+              "Sequences that lost their cache blocks and began again.");
+  text.Sample({}, stats.preemptions);
+  text.Family("prefix_cache_queried_tokens_total", "counter",
+              "Prompt tokens looked for in the prefix cache.");
+  text.Sample({}, stats.prefix_queried_tokens);
+  text.Family("prefix_cache_hit_tokens_total", "counter", "Prompt tokens found in it.");
+  text.Sample({}, stats.prefix_hit_tokens);
+  text.Single("engine_step_seconds_total", "counter", "Time spent in steps.", stats.step_seconds);
+  text.Single("engine_forward_seconds_total", "counter", "Of it, time inside the model.",
+              stats.forward_seconds);
   text.Family("cache_config_info", "gauge", "Shape of the KV cache.");
   text.Sample(
       {{"block_tokens", std::to_string(stats.kv_block_tokens)}, {"blocks", std::to_string(total)}},

@@ -32,15 +32,7 @@ struct Field {
 constexpr double kHuge = 1e9;
 
 constexpr Field kFields[] = {
-    {"presence_penalty", Harmless::kZero, -2.0, 2.0},
-    {"frequency_penalty", Harmless::kZero, -2.0, 2.0},
-    {"repetition_penalty", Harmless::kOne, 0.0, kHuge},
     {"length_penalty", Harmless::kOne, -kHuge, kHuge},
-    {"min_tokens", Harmless::kZero, 0.0, kHuge},
-    {"priority", Harmless::kZero, -kHuge, kHuge},
-    {"logit_bias", Harmless::kEmpty},
-    {"allowed_token_ids", Harmless::kNever},
-    {"bad_words", Harmless::kEmpty},
     {"suffix", Harmless::kNever},
     {"response_format", Harmless::kTextType},
     {"structured_outputs", Harmless::kNever},

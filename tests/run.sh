@@ -128,10 +128,8 @@ sanitize() {
 }
 
 sanitize_threads() {
-  local suppressions=$PWD/tests/tsan.supp
-  if [[ -f $suppressions ]]; then
-    export TSAN_OPTIONS="${TSAN_OPTIONS:+$TSAN_OPTIONS:}suppressions=$suppressions"
-  fi
+  local options="ignore_noninstrumented_modules=1:suppressions=$PWD/tests/tsan.supp"
+  export TSAN_OPTIONS="${TSAN_OPTIONS:+$TSAN_OPTIONS:}$options"
   export -f build run_ctest client_tests sanitize
   export jobs venv
   steady_addresses bash -euo pipefail -c 'sanitize tsan'

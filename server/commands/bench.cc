@@ -13,6 +13,7 @@
 #include "engine/synthetic.h"
 #include "kernels/registry.h"
 #include "model_loaders/loader.h"
+#include "server/commands/bench_load.h"
 #include "server/commands/model_options.h"
 
 namespace moeserve::server {
@@ -325,7 +326,10 @@ void AddBenchCommand(CLI::App& app, Command& selected) {
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   command->add_option("--json", options->json, "File for the results");
-  command->callback([options, &selected] {
+  AddBenchLoadCommand(*command, selected);
+  command->callback([options, command, &selected] {
+    // A command of its own has been chosen.
+    if (!command->get_subcommands().empty()) return;
     selected = [options] {
       const absl::Status status = Run(*options);
       return status.ok() ? 0 : Fail(status);

@@ -46,12 +46,29 @@ void AddEngineOptions(CLI::App& app, EngineOptionsText& options) {
   app.add_option("--max-step-tokens", engine.max_step_tokens, "Rows of one step")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
+  app.add_option("--max-prompt-rows", engine.max_prompt_rows,
+                 "Prompt rows in a step beside running answers; 0: as many as double its time")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--max-queue", engine.max_queued_seqs, "Sequences that may wait")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--max-queued-tokens", engine.max_queued_tokens, "Prompt tokens that may wait")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
+      ->capture_default_str();
+  app.add_option("--max-queue-wait", options.queue_wait_seconds,
+                 "Seconds after which a waiting request is refused")
+      ->check(CLI::Range(0.001, 86400.0))
+      ->capture_default_str();
+  app.add_flag("!--no-prefix-cache", engine.prefix_cache,
+               "Run every prompt in full, whatever the cache holds");
   app.add_option("--kv-cache-memory", options.kv_cache_memory,
                  "Size of the KV cache, such as 512MiB; default: from --max-num-seqs");
 }
 
 Result<EngineOptions> ResolveEngineOptions(const EngineOptionsText& options) {
   EngineOptions engine = options.engine;
+  engine.max_queue_wait = absl::Seconds(options.queue_wait_seconds);
   if (!options.kv_cache_memory.empty()) {
     auto bytes = ParseBytes(options.kv_cache_memory);
     if (!bytes.ok()) return Prefixed("--kv-cache-memory: ", bytes.status());

@@ -31,6 +31,7 @@ void AddModelOptions(CLI::App& app, ModelOptionsText& options);
 
 struct EngineOptionsText {
   EngineOptions engine;
+  double queue_wait_seconds = 60.0;
   std::string kv_cache_memory;  // as written; empty: the engine's default
 };
 

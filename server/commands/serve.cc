@@ -39,6 +39,7 @@ struct Options {
   std::string log_format = "text";
   std::string log_level = "info";
   double drain_seconds = 30.0;
+  int max_logprobs = 20;
   bool strict_fields = false;
   bool allow_open = false;
 };
@@ -151,6 +152,7 @@ absl::Status Serve(const Options& options) {
   }
   settings.device = options.model.device;
   settings.strict_fields = options.strict_fields;
+  settings.limits.max_logprobs = options.max_logprobs;
 
   // Destroyed from the last to the first: servers before the engine, the backend after it.
   RunningModel model;
@@ -181,9 +183,6 @@ absl::Status Serve(const Options& options) {
   MOESERVE_ASSIGN_OR_RETURN(model, StartModel(options.model, engine_options));
   const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
   context.metrics().model_load_seconds = seconds;
-  if (model.defaults.repetition_penalty.value_or(1.0) != 1.0) {
-    LogWarning("serve", "the checkpoint's default repetition_penalty is not applied");
-  }
   context.SetServing(model.engine, model.defaults);
   grpc_server->SetServing(true);
   const Ticker ticker(context);
@@ -232,6 +231,11 @@ void AddServeCommand(CLI::App& app, Command& selected) {
                     "Allow listening beyond loopback without API keys");
   command->add_flag("--strict-fields", options->strict_fields,
                     "Refuse requests with unknown fields");
+  command
+      ->add_option("--max-logprobs", options->max_logprobs,
+                   "Alternatives beside each token that a request may ask for")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
   command->add_option("--log-format", options->log_format, "Format of the log on standard error")
       ->check(CLI::IsMember({"text", "json"}))
       ->capture_default_str();

@@ -56,6 +56,7 @@ absl::Status GenerateCall::Submit(const v1::GenerateRequest& request, Dispatcher
       MakeEngineRequests(completion, prompts_, answer_id_, call_.deadline());
   for (Request& r : requests) r.sampling.prompt_logprobs = params.prompt_logprobs;
   GenerationOptions options;
+  options.samples = n_;
   options.max_unread_bytes = server_.settings().limits.max_unread_bytes;
   options.metrics = server_.shared_metrics();
   options.wake = [weak = weak_from_this(), queue = dispatcher.queue()] {

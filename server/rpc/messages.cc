@@ -8,6 +8,7 @@
 #include "model_loaders/message.h"
 #include "server/api_error.h"
 #include "server/completion_response.h"
+#include "server/logit_fields.h"
 #include "server/prometheus.h"
 #include "server/request_id.h"
 
@@ -33,7 +34,46 @@ absl::Status CheckIds(const char* name, const google::protobuf::RepeatedField<in
   return absl::OkStatus();
 }
 
-absl::Status ParseSampling(const v1::SamplingParams& in, const CompletionRules& rules,
+absl::Status ParseLogitChanges(const v1::SamplingParams& in, const RequestRules& rules,
+                               SamplingParams& s) {
+  s.presence_penalty = in.presence_penalty();
+  s.frequency_penalty = in.frequency_penalty();
+  s.repetition_penalty = in.has_repetition_penalty()
+                             ? in.repetition_penalty()
+                             : rules.defaults.repetition_penalty.value_or(1.0);
+  MOESERVE_RETURN_IF_ERROR(CheckRange("sampling.presence_penalty", s.presence_penalty, -2, 2));
+  MOESERVE_RETURN_IF_ERROR(CheckRange("sampling.frequency_penalty", s.frequency_penalty, -2, 2));
+  MOESERVE_RETURN_IF_ERROR(
+      CheckRange("sampling.repetition_penalty", s.repetition_penalty, 0, 100, true));
+  MOESERVE_RETURN_IF_ERROR(CheckRange("sampling.min_tokens", in.min_tokens(), 0, 2147483647.0));
+  s.min_tokens = static_cast<int>(in.min_tokens());
+  if (in.logit_bias().size() > rules.limits.max_logit_bias) {
+    return InvalidValue("sampling.logit_bias", Concat("'sampling.logit_bias' has at most ",
+                                                      rules.limits.max_logit_bias, " entries"));
+  }
+  for (const auto& [id, bias] : in.logit_bias()) {
+    MOESERVE_RETURN_IF_ERROR(CheckRange("sampling.logit_bias", id, 0, rules.vocab_size - 1));
+    MOESERVE_RETURN_IF_ERROR(CheckRange("sampling.logit_bias", bias, -100, 100));
+    s.logit_bias.emplace_back(id, bias);
+  }
+  MOESERVE_RETURN_IF_ERROR(
+      CheckIds("sampling.allowed_token_ids", in.allowed_token_ids(), rules.vocab_size));
+  if (in.allowed_token_ids_size() > rules.vocab_size) {
+    return InvalidValue(
+        "sampling.allowed_token_ids",
+        Concat("'sampling.allowed_token_ids' has at most ", rules.vocab_size, " ids"));
+  }
+  s.allowed_token_ids.assign(in.allowed_token_ids().begin(), in.allowed_token_ids().end());
+  MOESERVE_ASSIGN_OR_RETURN(s.bad_words,
+                            EncodeBadWords({in.bad_words().begin(), in.bad_words().end()},
+                                           {.limits = rules.limits,
+                                            .defaults = rules.defaults,
+                                            .tokenizer = rules.tokenizer,
+                                            .vocab_size = rules.vocab_size}));
+  return absl::OkStatus();
+}
+
+absl::Status ParseSampling(const v1::SamplingParams& in, const RequestRules& rules,
                            CompletionParams& out) {
   const GenerationDefaults& defaults = rules.defaults;
   SamplingParams& s = out.sampling;
@@ -72,12 +112,12 @@ absl::Status ParseSampling(const v1::SamplingParams& in, const CompletionRules& 
   s.include_stop = in.include_stop_str_in_output();
   s.ignore_eos = in.ignore_eos();
   s.skip_special_tokens = !in.has_skip_special_tokens() || in.skip_special_tokens();
-  return absl::OkStatus();
+  return ParseLogitChanges(in, rules, s);
 }
 
 // `Message` has the oneof of text and token_ids, `model` and add_special_tokens.
 template <typename Message>
-absl::Status ParseInput(const Message& request, const char* field, const CompletionRules& rules,
+absl::Status ParseInput(const Message& request, const char* field, const RequestRules& rules,
                         CompletionParams& out) {
   MOESERVE_ASSIGN_OR_RETURN(out.model, ResolveModel(request.model(), rules.served_names));
   PromptInput prompt;
@@ -119,7 +159,7 @@ void FillToken(TokenId token, const Tokenizer* tokenizer, v1::TokenLogprob& to) 
 }  // namespace
 
 Result<GenerateParams> ParseGenerate(const v1::GenerateRequest& request,
-                                     const CompletionRules& rules) {
+                                     const RequestRules& rules) {
   GenerateParams out;
   CompletionParams& c = out.completion;
   MOESERVE_RETURN_IF_ERROR(ParseInput(request, "prompt", rules, c));
@@ -142,10 +182,16 @@ Result<GenerateParams> ParseGenerate(const v1::GenerateRequest& request,
                         "'request_id' must be 1 to 128 letters, digits, '.', '_', '-'");
   }
   c.request_id = request.request_id();
+  MOESERVE_RETURN_IF_ERROR(CheckRange("priority", request.priority(), -kMaxPriority, kMaxPriority));
+  c.priority = request.priority();
+  if (request.cache_salt().size() > 128) {
+    return InvalidValue("cache_salt", "'cache_salt' has at most 128 bytes");
+  }
+  c.cache_salt = request.cache_salt();
   return out;
 }
 
-Result<GenerateParams> ParseScore(const v1::ScoreRequest& request, const CompletionRules& rules) {
+Result<GenerateParams> ParseScore(const v1::ScoreRequest& request, const RequestRules& rules) {
   GenerateParams out;
   MOESERVE_RETURN_IF_ERROR(ParseInput(request, "input", rules, out.completion));
   out.completion.max_tokens = 0;
@@ -199,6 +245,7 @@ absl::Status Fill(const OutputDelta& delta, const std::vector<TokenId>& prompt,
   }
   to.mutable_usage()->set_prompt_tokens(delta.usage.prompt_tokens);
   to.mutable_usage()->set_completion_tokens(delta.usage.completion_tokens);
+  to.mutable_usage()->set_cached_tokens(delta.usage.cached_tokens);
   return absl::OkStatus();
 }
 

@@ -17,10 +17,9 @@ struct GenerateParams {
 };
 
 // The error names the field.
-Result<GenerateParams> ParseGenerate(const v1::GenerateRequest& request,
-                                     const CompletionRules& rules);
+Result<GenerateParams> ParseGenerate(const v1::GenerateRequest& request, const RequestRules& rules);
 // As a generation of nothing.
-Result<GenerateParams> ParseScore(const v1::ScoreRequest& request, const CompletionRules& rules);
+Result<GenerateParams> ParseScore(const v1::ScoreRequest& request, const RequestRules& rules);
 
 // `tokenizer` may be null. Internal if a value is NaN.
 absl::Status Fill(const TokenLogprob& from, const Tokenizer* tokenizer, v1::TokenLogprob& to);

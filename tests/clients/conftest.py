@@ -5,12 +5,14 @@ folder (default: the first one of deploy/models).
 """
 
 import importlib
+import json
 import os
 import pathlib
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from dataclasses import dataclass
 
 import pytest
@@ -73,6 +75,13 @@ def stop_server(server):
         raise
 
 
+def post(server, path, body):
+    """The JSON answer to a POST of JSON; urllib's HTTPError for a status of 400 or more."""
+    request = urllib.request.Request(server.url + path, json.dumps(body).encode(),
+                                     {"Content-Type": "application/json"})
+    return json.load(urllib.request.urlopen(request))
+
+
 @pytest.fixture(scope="session")
 def server():
     running = start_server()
@@ -107,8 +116,6 @@ def wait_for(condition, seconds=5.0):
 @pytest.fixture
 def metric(server):
     """Reads one sample of /metrics by its full name."""
-    import urllib.request
-
     def read(name):
         text = urllib.request.urlopen(f"{server.url}/metrics").read().decode()
         for line in text.splitlines():

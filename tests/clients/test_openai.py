@@ -8,7 +8,7 @@ import urllib.request
 import openai
 import pytest
 
-from conftest import start_server, stop_server, wait_for
+from conftest import post, start_server, stop_server, wait_for
 
 PROMPT = "The history of the"
 
@@ -16,12 +16,6 @@ PROMPT = "The history of the"
 @pytest.fixture(scope="module")
 def client(server):
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
-
-
-def post(server, path, body):
-    request = urllib.request.Request(server.url + path, json.dumps(body).encode(),
-                                     {"Content-Type": "application/json"})
-    return json.load(urllib.request.urlopen(request))
 
 
 def test_models(client, server):
@@ -131,7 +125,8 @@ def test_tokenize_round_trip(server):
     ({"prompt": ""}, "invalid_value"),
     ({"prompt": "a", "max_tokens": -1}, "invalid_value"),
     ({"prompt": "a", "temperature": 3}, "invalid_value"),
-    ({"prompt": "a", "presence_penalty": 1}, "unsupported_parameter"),
+    ({"prompt": "a", "presence_penalty": 3}, "invalid_value"),
+    ({"prompt": "a", "suffix": "b"}, "unsupported_parameter"),
     ({"prompt": "a", "max_tokens": 10**9}, "context_length_exceeded"),
 ])
 def test_bad_requests(client, server, fields, code):

@@ -98,52 +98,236 @@ TEST_F(EngineTest, MaxTokensZeroRunsThePromptOnly) {
   EXPECT_EQ(engine->get().ExpertSnapshot().tokens, static_cast<uint64_t>(golden_.length));
 }
 
-// Greedy and seeded answers, their log-probabilities included, are the same alone and among many,
-// for any step size.
+// What a client sees of an answer.
+struct Answer {
+  std::vector<TokenId> tokens;
+  std::vector<float> logprobs;
+  std::vector<float> prompt_logprobs;
+  std::vector<uint64_t> expert_counts;
+  friend bool operator==(const Answer&, const Answer&) = default;
+};
+
+Answer AnswerOf(const CollectingSink& sink) {
+  Answer answer{sink.tokens(), {}, {}, sink.last().expert_counts};
+  for (const TokenLogprob& l : sink.logprobs()) answer.logprobs.push_back(l.logprob);
+  for (const auto& l : sink.prompt_logprobs()) {
+    answer.prompt_logprobs.push_back(l.has_value() ? l->logprob : 1.0f);
+  }
+  return answer;
+}
+
+// Greedy and seeded requests of all lengths, with penalties and masks, some with a common prefix.
+Request MixedRequest(const Golden& golden, int i) {
+  Random random(static_cast<uint64_t>(i));
+  std::vector<TokenId> prompt = golden.Prompt(i % golden.prompts);
+  if (i % 3 == 0) prompt = golden.Prompt(0);  // a prefix that many share
+  prompt.resize(static_cast<size_t>(1 + random.Below(60)));
+  Request r = Prompt(std::to_string(i), prompt, 1 + random.Below(40));
+  SamplingParams& p = r.sampling;
+  if (i % 2 == 1) {
+    p.temperature = 0.8;
+    p.top_p = 0.9;
+    p.top_k = 40;
+    p.seed = i * 7;
+  }
+  if (i % 5 == 0) p.repetition_penalty = 1.3;
+  if (i % 5 == 1) p.presence_penalty = 0.5;
+  if (i % 5 == 2) p.frequency_penalty = -0.4;
+  if (i % 7 == 0) p.bad_words = {{3}, {5, 4}};
+  if (i % 11 == 0) p.prompt_logprobs = 1;
+  p.logprobs = 1;
+  r.expert_counts = true;
+  return r;
+}
+
+// Answers, log-probabilities and expert counts are the same alone and among many, for any share of
+// prompts in a step, with and without prefix cache, and when memory runs out.
 TEST_F(EngineTest, AnswersDoNotDependOnCompany) {
+  constexpr int kRequests = 200;
   for (DType compute : {DType::kF32, DType::kBF16}) {
-    auto make = [&](int i) {
-      Random random(static_cast<uint64_t>(i));
-      std::vector<TokenId> prompt = golden_.Prompt(i % golden_.prompts);
-      prompt.resize(static_cast<size_t>(1 + random.Below(60)));
-      Request r = Prompt(std::to_string(i), prompt, 1 + random.Below(20));
-      if (i % 2 == 1) {
-        r.sampling.temperature = 0.8;
-        r.sampling.top_p = 0.9;
-        r.sampling.top_k = 40;
-        r.sampling.seed = i * 7;
-      }
-      r.sampling.logprobs = 1;
-      return r;
-    };
-    constexpr int kRequests = 40;
-    std::vector<std::vector<TokenId>> tokens;
-    std::vector<std::vector<float>> logprobs;
-    auto keep = [](const CollectingSink& sink) {
-      std::vector<float> values;
-      for (const TokenLogprob& l : sink.logprobs()) values.push_back(l.logprob);
-      return values;
-    };
+    std::vector<Answer> alone;
     {
-      auto alone = Start({}, compute);
+      auto engine = Start({.prefix_cache = false}, compute);
       for (int i = 0; i < kRequests; ++i) {
-        auto sink = alone->Submit(make(i));
+        auto sink = engine->Submit(MixedRequest(golden_, i));
         ASSERT_TRUE(sink->Wait().ok());
-        tokens.push_back(sink->tokens());
-        logprobs.push_back(keep(*sink));
+        alone.push_back(AnswerOf(*sink));
+        ASSERT_FALSE(alone.back().expert_counts.empty());
       }
     }
-    for (int step_tokens : {16, 64, 512}) {
-      auto together = Start({.max_num_seqs = 16, .max_step_tokens = step_tokens}, compute);
+    const int64_t one_sequence = Start({.max_model_len = 112}, compute)->BytesFor(112);
+    struct Company {
+      EngineOptions options;
+      bool preempts = false;
+    };
+    const std::vector<Company> companies = {
+        {{.max_num_seqs = 16, .max_prompt_rows = 16, .prefix_cache = false}},
+        {{.max_num_seqs = 16, .max_prompt_rows = 64}},
+        {{.max_num_seqs = 64, .max_prompt_rows = 512}},
+        {{.max_num_seqs = 40, .max_step_tokens = 48}},
+        {{.max_model_len = 112, .max_num_seqs = 32, .kv_cache_bytes = 2 * one_sequence}, true},
+        {{.max_model_len = 112,
+          .max_num_seqs = 32,
+          .kv_cache_bytes = 3 * one_sequence,
+          .max_prompt_rows = 16,
+          .prefix_cache = false},
+         true}};
+    for (size_t c = 0; c < companies.size(); ++c) {
+      auto engine = Start(companies[c].options, compute);
       std::vector<std::shared_ptr<CollectingSink>> sinks;
-      for (int i = 0; i < kRequests; ++i) sinks.push_back(together->Submit(make(i)));
+      for (int i = 0; i < kRequests; ++i) sinks.push_back(engine->Submit(MixedRequest(golden_, i)));
       for (int i = 0; i < kRequests; ++i) {
-        ASSERT_TRUE(sinks[i]->Wait().ok());
-        EXPECT_EQ(sinks[i]->tokens(), tokens[i]) << "request " << i;
-        EXPECT_EQ(keep(*sinks[i]), logprobs[i]) << "request " << i;
+        ASSERT_TRUE(sinks[i]->Wait().ok()) << sinks[i]->Wait();
+        ASSERT_TRUE(AnswerOf(*sinks[i]) == alone[i]) << "company " << c << ", request " << i;
       }
+      engine->ExpectIdle();
+      const EngineStats stats = engine->get().Stats();
+      EXPECT_TRUE(stats.preemptions > 0 || !companies[c].preempts) << "company " << c;
+      EXPECT_EQ(stats.prefix_hit_tokens > 0, companies[c].options.prefix_cache) << "company " << c;
     }
   }
+}
+
+// Samples of one prompt are what the same requests give one by one; the prompt runs once.
+TEST_F(EngineTest, SamplesShareTheirPrompt) {
+  constexpr int kSamples = 12;
+  const auto make = [&](int i) {
+    std::vector<TokenId> prompt = golden_.Prompt(0);
+    prompt.resize(37);  // ends inside a block
+    Request r = Prompt(std::to_string(i), prompt, 20);
+    r.sampling.temperature = 1.0;
+    r.sampling.seed = 5;
+    r.sampling.sample_index = i;
+    r.sampling.logprobs = 0;
+    r.sampling.prompt_logprobs = 0;
+    r.expert_counts = true;
+    return r;
+  };
+  std::vector<Answer> alone;
+  {
+    auto engine = Start({.prefix_cache = false});
+    for (int i = 0; i < kSamples; ++i) {
+      auto sink = engine->Submit(make(i));
+      ASSERT_TRUE(sink->Wait().ok());
+      alone.push_back(AnswerOf(*sink));
+    }
+    EXPECT_NE(alone[0].tokens, alone[1].tokens);
+  }
+  const int64_t one_sequence = Start({.max_model_len = 112})->BytesFor(112);
+  for (const EngineOptions& options :
+       {EngineOptions{.prefix_cache = false}, EngineOptions{.max_num_seqs = 5},
+        EngineOptions{.max_model_len = 112, .kv_cache_bytes = 2 * one_sequence}}) {
+    auto engine = Start(options);
+    std::vector<Request> requests;
+    std::vector<std::shared_ptr<CollectingSink>> sinks;
+    std::vector<std::shared_ptr<TokenSink>> plain;
+    for (int i = 0; i < kSamples; ++i) {
+      requests.push_back(make(i));
+      sinks.push_back(std::make_shared<CollectingSink>());
+      plain.push_back(sinks.back());
+    }
+    ASSERT_TRUE(engine->get().Submit(std::move(requests), std::move(plain)).ok());
+    for (int i = 0; i < kSamples; ++i) {
+      ASSERT_TRUE(sinks[i]->Wait().ok());
+      EXPECT_TRUE(AnswerOf(*sinks[i]) == alone[i]) << i;
+    }
+    engine->ExpectIdle();
+    if (!options.prefix_cache) {
+      EXPECT_EQ(engine->get().ExpertSnapshot().tokens, 37u + kSamples * 19u);
+    }
+  }
+}
+
+// Whichever sample is cancelled, the others get their answer.
+TEST_F(EngineTest, ACancelledSampleLeavesTheOthers) {
+  for (int gone = 0; gone < 3; ++gone) {
+    auto engine = Start({.max_prompt_rows = 1});
+    // Keeps steps short and the group in its prompt for a while.
+    auto other = engine->Submit(Prompt("other", golden_.Prompt(1), 60));
+    std::vector<Request> requests;
+    std::vector<std::shared_ptr<CollectingSink>> sinks;
+    std::vector<std::shared_ptr<TokenSink>> plain;
+    for (int i = 0; i < 3; ++i) {
+      requests.push_back(Prompt(std::to_string(i), golden_.Prompt(0), 30));
+      sinks.push_back(std::make_shared<CollectingSink>());
+      plain.push_back(sinks.back());
+    }
+    ASSERT_TRUE(engine->get().Submit(std::move(requests), std::move(plain)).ok());
+    engine->get().Cancel(std::to_string(gone));
+    for (int i = 0; i < 3; ++i) {
+      const absl::Status status = sinks[i]->Wait();
+      EXPECT_TRUE(status.ok() || (i == gone && absl::IsCancelled(status))) << status;
+      EXPECT_TRUE(!status.ok() || sinks[i]->tokens().size() == 30u);
+    }
+    ASSERT_TRUE(other->Wait().ok());
+    engine->ExpectIdle();
+  }
+}
+
+TEST_F(EngineTest, ThePrefixCacheKeepsSaltsApart) {
+  auto engine = Start();
+  const auto cached = [&](const std::string& id, const std::string& salt) {
+    Request r = Prompt(id, golden_.Prompt(0), 2);
+    r.cache_salt = salt;
+    auto sink = engine->Submit(std::move(r));
+    EXPECT_TRUE(sink->Wait().ok());
+    return sink->last().usage.cached_tokens;
+  };
+  EXPECT_EQ(cached("1", ""), 0);
+  EXPECT_EQ(cached("2", ""), 48);  // 64 tokens: the last one always runs
+  EXPECT_EQ(cached("3", "a"), 0);
+  EXPECT_EQ(cached("4", "a"), 48);
+  EXPECT_EQ(cached("5", "b"), 0);
+}
+
+TEST_F(EngineTest, MinTokensAndMasksHold) {
+  auto engine = Start();
+  Request r = Prompt("a", golden_.Prompt(0), 30);
+  r.sampling.temperature = 1.0;
+  r.sampling.seed = 3;
+  r.sampling.allowed_token_ids = {7, 8, 9};
+  r.sampling.stop_token_ids = {7, 8};
+  r.sampling.min_tokens = 12;
+  auto sink = engine->Submit(r);
+  ASSERT_TRUE(sink->Wait().ok());
+  ASSERT_GT(sink->tokens().size(), 12u);
+  for (size_t i = 0; i < 12; ++i) EXPECT_EQ(sink->tokens()[i], 9);
+  // Nothing is left: an error, not an answer.
+  r.id = "b";
+  r.sampling.bad_words = {{9}};
+  EXPECT_TRUE(absl::IsInvalidArgument(engine->Submit(r)->Wait()));
+  engine->ExpectIdle();
+}
+
+// Holds the engine up from its first token on, until told to go on.
+class HoldingSink : public TokenSink {
+ public:
+  void OnDelta(OutputDelta) override { go_on_.wait(false); }
+  void OnError(const absl::Status&) override {}
+  void GoOn() {
+    go_on_ = true;
+    go_on_.notify_all();
+  }
+
+ private:
+  std::atomic<bool> go_on_{false};
+};
+
+// A low priority waits, but not for ever: a priority of p is worth p times kPriorityUnit.
+TEST_F(EngineTest, LowerPriorityGoesFirst) {
+  auto engine = Start({.max_num_seqs = 1});
+  auto holding = std::make_shared<HoldingSink>();
+  ASSERT_TRUE(engine->get().Submit(Prompt("holding", golden_.Prompt(0), 2), holding).ok());
+  std::vector<std::shared_ptr<CollectingSink>> sinks;
+  for (int priority : {5, 0, -5}) {
+    Request r = Prompt("p" + std::to_string(priority), golden_.Prompt(1), 8);
+    r.priority = priority;
+    sinks.push_back(engine->Submit(std::move(r)));
+  }
+  holding->GoOn();
+  for (const auto& s : sinks) ASSERT_TRUE(s->Wait().ok());
+  EXPECT_LT(sinks[2]->ended_at(), sinks[1]->ended_at());
+  EXPECT_LT(sinks[1]->ended_at(), sinks[0]->ended_at());
 }
 
 // rows = split heads * tokens; with top-k the selections are k * rows; with top-p between rows and

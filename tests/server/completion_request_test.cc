@@ -10,14 +10,14 @@
 namespace moeserve::server {
 namespace {
 
-CompletionRules Rules() {
-  CompletionRules rules;
+RequestRules Rules() {
+  RequestRules rules;
   rules.served_names = {"tiny", "alias"};
   rules.vocab_size = testing::kVocabSize;
   return rules;
 }
 
-Result<CompletionParams> Parse(const std::string& text, const CompletionRules& rules = Rules()) {
+Result<CompletionParams> Parse(const std::string& text, const RequestRules& rules = Rules()) {
   return ParseCompletion(nlohmann::json::parse(text), rules);
 }
 
@@ -39,7 +39,7 @@ TEST(ParseCompletion, TakesTheDefaults) {
 }
 
 TEST(ParseCompletion, CheckpointDefaultsReplaceThoseOfTheApi) {
-  CompletionRules rules = Rules();
+  RequestRules rules = Rules();
   rules.defaults.temperature = 0.6;
   rules.defaults.top_p = 0.9;
   rules.defaults.top_k = 20;
@@ -77,7 +77,7 @@ TEST(ParseCompletion, TakesFieldsAtTheirDefaultsThatItDoesNotImplement) {
 
 TEST(ParseCompletion, CountsUnknownFields) {
   EXPECT_EQ(Parse(R"({"prompt": "x", "colour": 1, "shape": null})")->ignored_fields, 2);
-  CompletionRules strict = Rules();
+  RequestRules strict = Rules();
   strict.strict_fields = true;
   const auto refused = Parse(R"({"prompt": "x", "colour": 1})", strict);
   EXPECT_EQ(ApiCode(refused.status()), "invalid_value");
@@ -158,27 +158,59 @@ INSTANTIATE_TEST_SUITE_P(
                 "truncate_prompt_tokens"}));
 
 INSTANTIATE_TEST_SUITE_P(
-    Unsupported, Refusals,
+    LogitFields, Refusals,
     ::testing::Values(
         Refusal{R"({"prompt": "x", "presence_penalty": 3})", "invalid_value", "presence_penalty"},
-        Refusal{R"({"prompt": "x", "presence_penalty": 1})", "unsupported_parameter",
-                "presence_penalty"},
-        Refusal{R"({"prompt": "x", "frequency_penalty": -0.5})", "unsupported_parameter",
+        Refusal{R"({"prompt": "x", "frequency_penalty": "a"})", "invalid_value",
                 "frequency_penalty"},
-        Refusal{R"({"prompt": "x", "repetition_penalty": 1.1})", "unsupported_parameter",
+        Refusal{R"({"prompt": "x", "repetition_penalty": 0})", "invalid_value",
                 "repetition_penalty"},
-        Refusal{R"({"prompt": "x", "logit_bias": {"5": 1}})", "unsupported_parameter",
+        Refusal{R"({"prompt": "x", "logit_bias": [1]})", "invalid_value", "logit_bias"},
+        Refusal{R"({"prompt": "x", "logit_bias": {"-1": 1}})", "invalid_value", "logit_bias"},
+        Refusal{R"({"prompt": "x", "logit_bias": {"01": 1}})", "invalid_value", "logit_bias"},
+        Refusal{R"({"prompt": "x", "logit_bias": {"99999999999": 1}})", "invalid_value",
                 "logit_bias"},
+        Refusal{R"({"prompt": "x", "logit_bias": {"5": 101}})", "invalid_value", "logit_bias"},
+        Refusal{R"({"prompt": "x", "min_tokens": -1})", "invalid_value", "min_tokens"},
+        Refusal{R"({"prompt": "x", "allowed_token_ids": []})", "invalid_value",
+                "allowed_token_ids"},
+        Refusal{R"({"prompt": "x", "allowed_token_ids": [100000]})", "invalid_value",
+                "allowed_token_ids"},
+        Refusal{R"({"prompt": "x", "bad_words": "a"})", "invalid_value", "bad_words"},
+        Refusal{R"({"prompt": "x", "bad_words": [""]})", "invalid_value", "bad_words"},
+        Refusal{R"({"prompt": "x", "priority": 1001})", "invalid_value", "priority"}));
+
+TEST(ParseCompletion, TakesFieldsThatChangeLogits) {
+  testing::ByteTokenizer tokenizer;
+  RequestRules rules = Rules();
+  rules.tokenizer = &tokenizer;
+  rules.defaults.repetition_penalty = 1.2;
+  const auto params = Parse(R"({"prompt": "x", "presence_penalty": 1.5, "frequency_penalty": -0.5,
+    "logit_bias": {"5": 1, "7": -100}, "allowed_token_ids": [1, 2], "bad_words": ["no"],
+    "min_tokens": 3, "priority": -4, "cache_salt": "mine"})",
+                            rules);
+  ASSERT_TRUE(params.ok()) << params.status();
+  const SamplingParams& s = params->sampling;
+  EXPECT_EQ(s.presence_penalty, 1.5);
+  EXPECT_EQ(s.frequency_penalty, -0.5);
+  EXPECT_EQ(s.repetition_penalty, 1.2);
+  EXPECT_EQ(s.logit_bias, (std::vector<std::pair<TokenId, float>>{{5, 1.0f}, {7, -100.0f}}));
+  EXPECT_EQ(s.allowed_token_ids, (std::vector<TokenId>{1, 2}));
+  EXPECT_EQ(s.bad_words, (std::vector<std::vector<TokenId>>{{'n', 'o'}, {' ', 'n', 'o'}}));
+  EXPECT_EQ(s.min_tokens, 3);
+  EXPECT_EQ(params->priority, -4);
+  EXPECT_EQ(params->cache_salt, "mine");
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Unsupported, Refusals,
+    ::testing::Values(
         Refusal{R"({"prompt": "x", "suffix": ""})", "unsupported_parameter", "suffix"},
         Refusal{R"({"prompt": "x", "response_format": {"type": "json_object"}})",
                 "unsupported_parameter", "response_format"},
         Refusal{R"({"prompt": "x", "structured_outputs": {"json": {}}})", "unsupported_parameter",
                 "structured_outputs"},
         Refusal{R"({"prompt": "x", "guided_regex": "a"})", "unsupported_parameter", "guided_regex"},
-        Refusal{R"({"prompt": "x", "min_tokens": 1})", "unsupported_parameter", "min_tokens"},
-        Refusal{R"({"prompt": "x", "allowed_token_ids": [1]})", "unsupported_parameter",
-                "allowed_token_ids"},
-        Refusal{R"({"prompt": "x", "bad_words": ["a"]})", "unsupported_parameter", "bad_words"},
         Refusal{R"({"prompt": "x", "use_beam_search": true})", "unsupported_parameter",
                 "use_beam_search"},
         Refusal{R"({"prompt": "x", "use_beam_search": 1})", "invalid_value", "use_beam_search"},

@@ -85,17 +85,22 @@ FakeEngine::~FakeEngine() {
   thread_.join();
 }
 
-absl::Status FakeEngine::Submit(Request request, std::shared_ptr<TokenSink> sink) {
+absl::Status FakeEngine::Submit(std::vector<Request> requests,
+                                std::vector<std::shared_ptr<TokenSink>> sinks) {
   std::lock_guard lock(mutex_);
   if (draining_) return absl::UnavailableError("draining");
   if (!script_.submit_error.ok()) return script_.submit_error;
-  if (running_.contains(request.id)) return absl::AlreadyExistsError("the id is running");
-  submitted_.push_back(request);
-  auto running = std::make_shared<Running>();
-  running->script = script_;
-  running->sink = std::move(sink);
-  running->request = std::move(request);
-  running_[running->request.id] = running;
+  for (const Request& request : requests) {
+    if (running_.contains(request.id)) return absl::AlreadyExistsError("the id is running");
+  }
+  for (size_t i = 0; i < requests.size(); ++i) {
+    submitted_.push_back(requests[i]);
+    auto running = std::make_shared<Running>();
+    running->script = script_;
+    running->sink = std::move(sinks[i]);
+    running->request = std::move(requests[i]);
+    running_[running->request.id] = running;
+  }
   changed_.notify_all();
   return absl::OkStatus();
 }

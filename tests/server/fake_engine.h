@@ -53,7 +53,8 @@ class FakeEngine final : public EngineApi {
   explicit FakeEngine(Script script = {}, int max_model_len = 256);
   ~FakeEngine() override;
 
-  absl::Status Submit(Request request, std::shared_ptr<TokenSink> sink) override;
+  absl::Status Submit(std::vector<Request> requests,
+                      std::vector<std::shared_ptr<TokenSink>> sinks) override;
   void Cancel(const std::string& id) override;
   void Drain(absl::Time deadline) override;
   EngineStats Stats() const override;

@@ -48,8 +48,10 @@ TEST_F(Completions, AnswerInFull) {
   EXPECT_EQ(body["choices"][0]["text"], "hello");
   EXPECT_EQ(body["choices"][0]["finish_reason"], "stop");
   EXPECT_TRUE(body["choices"][0]["logprobs"].is_null());
-  EXPECT_EQ(body["usage"],
-            Json({{"prompt_tokens", 3}, {"completion_tokens", 6}, {"total_tokens", 9}}));
+  EXPECT_EQ(body["usage"], Json({{"prompt_tokens", 3},
+                                 {"completion_tokens", 6},
+                                 {"total_tokens", 9},
+                                 {"prompt_tokens_details", {{"cached_tokens", 0}}}}));
 }
 
 TEST_F(Completions, LengthEndsWithLength) {

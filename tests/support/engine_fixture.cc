@@ -5,6 +5,7 @@
 #include <chrono>
 #include <thread>
 
+#include "engine/kv_cache.h"
 #include "model_loaders/loader.h"
 
 namespace moeserve::testing {
@@ -19,6 +20,7 @@ void CollectingSink::OnDelta(OutputDelta delta) {
   if (delta.finished) {
     last_ = delta;
     ++endings_;
+    ended_at_ = absl::Now();
     ended_.notify_all();
   }
 }
@@ -27,6 +29,7 @@ void CollectingSink::OnError(const absl::Status& status) {
   const std::lock_guard<std::mutex> lock(mutex_);
   status_ = status;
   ++endings_;
+  ended_at_ = absl::Now();
   ended_.notify_all();
 }
 
@@ -41,6 +44,7 @@ absl::Status CollectingSink::Wait() {
 Result<std::unique_ptr<TestEngine>> TestEngine::Start(const std::filesystem::path& path,
                                                       const EngineOptions& options, DType compute) {
   auto test = std::make_unique<TestEngine>();
+  test->compute_ = compute;
   MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint,
                             LoadCheckpoint(path, {.require_tokenizer = false}));
   MOESERVE_ASSIGN_OR_RETURN(test->backend_, CreateBackend({.threads = 2}));
@@ -51,6 +55,14 @@ Result<std::unique_ptr<TestEngine>> TestEngine::Start(const std::filesystem::pat
       test->engine_,
       Engine::Create(options, std::move(model), checkpoint.tokenizer, checkpoint.eos_token_ids));
   return test;
+}
+
+int64_t TestEngine::BytesFor(int tokens) const {
+  std::vector<KvLayerShape> shapes;
+  for (const LayerSpec& l : engine_->spec().layers) {
+    shapes.push_back({l.attention.num_kv_heads, l.attention.head_dim});
+  }
+  return BlocksFor(tokens) * KvCacheStorage::BytesPerBlock(shapes, compute_);
 }
 
 std::shared_ptr<CollectingSink> TestEngine::Submit(Request request) {

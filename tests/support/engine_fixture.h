@@ -28,11 +28,13 @@ class CollectingSink : public TokenSink {
   }
   const OutputDelta& last() const { return last_; }
   int endings() const { return endings_; }
+  absl::Time ended_at() const { return ended_at_; }
 
  private:
   std::mutex mutex_;
   std::condition_variable ended_;
   int endings_ = 0;
+  absl::Time ended_at_;
   absl::Status status_;
   std::vector<TokenId> tokens_;
   std::string text_;
@@ -48,6 +50,8 @@ class TestEngine {
                                                    DType compute = DType::kF32);
 
   Engine& get() { return *engine_; }
+  // KV cache memory for one sequence of so many tokens.
+  int64_t BytesFor(int tokens) const;
   // Submits; a refusal arrives at the sink as its end.
   std::shared_ptr<CollectingSink> Submit(Request request);
   // Fails the test unless nothing runs or waits and every cache block is free (within a second).
@@ -56,6 +60,7 @@ class TestEngine {
  private:
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Engine> engine_;
+  DType compute_ = DType::kF32;
 };
 
 }  // namespace moeserve::testing
