@@ -42,16 +42,16 @@ class CompileBudget {
 struct ByteDfa {
   std::array<uint8_t, 256> class_of{};
   int num_classes = 0;
-  std::vector<int32_t> next;         // [states, classes]; kDead where no match can follow
-  std::vector<uint8_t> accepting;    // [states]
-  std::vector<uint8_t> boundary;     // [states]; between two characters of a JSON string
-  std::vector<uint8_t> has_next;     // [states]; some byte may follow
+  std::vector<int32_t> next;       // [states, classes]; kDead where no match can follow
+  std::vector<uint8_t> accepting;  // [states]
+  std::vector<uint8_t> boundary;   // [states]; between two characters of a JSON string
+  std::vector<uint8_t> has_next;   // [states]; some byte may follow
   // [states]; spellable bytes to an accepting state.
   std::vector<int64_t> distance;
   // [states]; the same plus one where that state has a next byte, for the end-of-sequence token.
   std::vector<int64_t> end_distance;
-  int64_t max_distance = 0;          // largest finite end_distance
-  bool ends_itself = true;           // no accepting state has a next byte
+  int64_t max_distance = 0;  // largest finite end_distance
+  bool ends_itself = true;   // no accepting state has a next byte
 
   static constexpr int32_t kStart = 0;
 

@@ -98,7 +98,8 @@ Result<std::shared_ptr<const CompiledConstraint>> CompileConstraint(
     return std::make_shared<const structured::Compiled>(std::move(grammar), std::move(vocabulary));
   } catch (const std::exception& error) {
     // The JSON library reports its own errors so.
-    return absl::InvalidArgumentError(std::string("the constraint cannot be read: ") + error.what());
+    return absl::InvalidArgumentError(std::string("the constraint cannot be read: ") +
+                                      error.what());
   }
 }
 

@@ -55,8 +55,8 @@ void WalkDfa(const VocabularyIndex& vocabulary, const ByteDfa& dfa, int32_t stat
 std::shared_ptr<const DfaMask> DfaMaskCache::Get(const VocabularyIndex& vocabulary,
                                                  const ByteDfa& dfa, int32_t dfa_id, int32_t state,
                                                  bool at_root) {
-  const uint64_t key = (static_cast<uint64_t>(dfa_id) << 33) |
-                       (static_cast<uint64_t>(state) << 1) | (at_root ? 1 : 0);
+  const uint64_t key = (static_cast<uint64_t>(dfa_id) << 33) | (static_cast<uint64_t>(state) << 1) |
+                       (at_root ? 1 : 0);
   {
     std::lock_guard lock(mutex_);
     const auto it = masks_.find(key);

@@ -199,7 +199,8 @@ Status Grammar::Finish(const ByteSet& spellable, CompileBudget* budget) {
   }
   std::sort(order.begin(), order.end(), [&](NodeId a, NodeId b) {
     const auto key = [&](NodeId id) {
-      return std::tuple(nodes[id].distance, std::holds_alternative<ChoiceNode>(nodes[id].value), id);
+      return std::tuple(nodes[id].distance, std::holds_alternative<ChoiceNode>(nodes[id].value),
+                        id);
     };
     return key(a) < key(b);
   });

@@ -41,8 +41,8 @@ struct Property {
   std::u32string name;
   NodeId value = kNoNode;  // kNoNode: must not appear
   bool required = false;
-  // Filled in by Grammar::Finish. suffix_bytes[i]: of the shortest spelling of the characters of the
-  // name from the i-th on.
+  // Filled in by Grammar::Finish. suffix_bytes[i]: of the shortest spelling of the characters of
+  // the name from the i-th on.
   std::vector<int64_t> suffix_bytes;
   int64_t cost = 0;  // key, shortest value and a comma
 };

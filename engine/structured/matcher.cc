@@ -96,9 +96,7 @@ Frame Matcher::Start() const {
   return frame;
 }
 
-const ByteDfa& Matcher::DfaOf(const Frame& top) const {
-  return *grammar_.dfas[ScalarOf(top).dfa];
-}
+const ByteDfa& Matcher::DfaOf(const Frame& top) const { return *grammar_.dfas[ScalarOf(top).dfa]; }
 
 void Matcher::Step(const Frame& top, uint8_t byte, StackPool* pool, std::vector<Frame>* out) const {
   switch (top.kind) {

@@ -17,28 +17,28 @@ enum class Phase : uint8_t {
   kColon,        // after a key
   kExpectValue,  // after a colon, or after a comma in an array
   kAfterValue,
-  kClosing,      // white space before the closing bracket has begun
+  kClosing,  // white space before the closing bracket has begun
 };
 
 // One value that has begun. Plain data.
 struct Frame {
   FrameKind kind = FrameKind::kStart;
   Phase phase = Phase::kOpen;
-  uint8_t space = 0;        // white space just read: 0 none, 1 a space, 2 + n a line end and n more
+  uint8_t space = 0;  // white space just read: 0 none, 1 a space, 2 + n a line end and n more
   NodeId node = kNoNode;
-  int32_t parent = -1;      // into StackPool::frames: how it goes on behind this value
-  int32_t depth = 0;        // containers around and including this value
-  int64_t tail = 0;         // distance from behind this value to the end
-  int64_t count = 0;        // characters, items or properties so far
-  int32_t dfa_state = 0;    // kScalar; in a key, of any_string
+  int32_t parent = -1;    // into StackPool::frames: how it goes on behind this value
+  int32_t depth = 0;      // containers around and including this value
+  int64_t tail = 0;       // distance from behind this value to the end
+  int64_t count = 0;      // characters, items or properties so far
+  int32_t dfa_state = 0;  // kScalar; in a key, of any_string
 
   // kObject
-  uint64_t seen = 0;          // the first 64 properties
-  int32_t seen_list = -1;     // into StackPool::seen: the other properties
-  int32_t num_others = 0;     // properties without a name of their own in the node
-  int32_t missing = 0;        // required properties not seen
+  uint64_t seen = 0;       // the first 64 properties
+  int32_t seen_list = -1;  // into StackPool::seen: the other properties
+  int32_t num_others = 0;  // properties without a name of their own in the node
+  int32_t missing = 0;     // required properties not seen
   int64_t missing_cost = 0;
-  NodeId pending = kNoNode;   // the value behind the key
+  NodeId pending = kNoNode;  // the value behind the key
 
   // In a key: properties [first, last) begin with the `length` characters read.
   StringDecoder decoder;
@@ -103,7 +103,8 @@ class Matcher {
   const ScalarNode& ScalarOf(const Frame& top) const {
     return std::get<ScalarNode>(grammar_.nodes[top.node].value);
   }
-  // In a key that any characters may follow. If so, an upper bound of the distance after any of them.
+  // In a key that any characters may follow. If so, an upper bound of the distance after any of
+  // them.
   bool InFreeKey(const Frame& top, const StackPool& pool, int64_t* bound) const;
   // Appends what follows behind the value `top`.
   void Pop(const Frame& top, const StackPool& pool, std::vector<Frame>* out) const;
@@ -113,7 +114,9 @@ class Matcher {
  private:
   const Node& At(NodeId id) const { return grammar_.nodes[id]; }
   const ArrayNode& ArrayOf(const Frame& f) const { return std::get<ArrayNode>(At(f.node).value); }
-  const ObjectNode& ObjectOf(const Frame& f) const { return std::get<ObjectNode>(At(f.node).value); }
+  const ObjectNode& ObjectOf(const Frame& f) const {
+    return std::get<ObjectNode>(At(f.node).value);
+  }
   bool Fits(NodeId id, const Frame& container) const {
     return container.depth + At(id).height <= kMaxDepth;
   }

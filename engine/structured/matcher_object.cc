@@ -65,8 +65,7 @@ bool Matcher::KeyCanEnd(const Frame& top, const StackPool& pool) const {
     if (!PropertyAllowed(top, pool, i)) continue;
     if (top.decoder.at_boundary()) return true;
     const std::u32string& name = object.properties[i].name;
-    if (static_cast<int32_t>(name.size()) > top.length &&
-        top.decoder.CanBecome(name[top.length])) {
+    if (static_cast<int32_t>(name.size()) > top.length && top.decoder.CanBecome(name[top.length])) {
       return true;
     }
   }
@@ -311,8 +310,10 @@ int64_t Matcher::KeyRest(const Frame& top, const StackPool& pool) const {
 }
 
 bool Matcher::InFreeKey(const Frame& top, const StackPool& pool, int64_t* bound) const {
-  if (top.kind != FrameKind::kObject || top.phase != Phase::kKey || !OtherAllowed(top)) return false;
-  constexpr int64_t kLongestKeyEnd = 24;  // the rest of an escaped character, more characters, quote
+  if (top.kind != FrameKind::kObject || top.phase != Phase::kKey || !OtherAllowed(top))
+    return false;
+  constexpr int64_t kLongestKeyEnd =
+      24;  // the rest of an escaped character, more characters, quote
   *bound = top.tail + top.missing_cost + FillerCost(top, pool, Needed(top)) + kLongestKeyEnd +
            At(ObjectOf(top).additional).distance;
   return true;

@@ -12,7 +12,8 @@ Result<Nfa::NodeId> Nfa::Add(Node node) {
   MOESERVE_RETURN_IF_ERROR(budget_->Tick());
   // Nodes are counted apart from states: a bounded number of each.
   if (static_cast<int64_t>(nodes_.size()) > 4 * budget_->states_left()) {
-    return absl::InvalidArgumentError("the pattern is too large when its repetitions are written out");
+    return absl::InvalidArgumentError(
+        "the pattern is too large when its repetitions are written out");
   }
   nodes_.push_back(node);
   return static_cast<NodeId>(nodes_.size() - 1);

@@ -143,8 +143,7 @@ class SchemaCompiler {
                                 nfa.Literal(text, Encoding::kUtf8, nfa.match()));
     }
     for (const std::string& text : strings) {
-      MOESERVE_ASSIGN_OR_RETURN(Nfa::NodeId node,
-                                nfa.Literal("\"", Encoding::kUtf8, nfa.match()));
+      MOESERVE_ASSIGN_OR_RETURN(Nfa::NodeId node, nfa.Literal("\"", Encoding::kUtf8, nfa.match()));
       MOESERVE_ASSIGN_OR_RETURN(node, nfa.Literal(text, Encoding::kJsonString, node));
       MOESERVE_ASSIGN_OR_RETURN(starts.emplace_back(), nfa.Literal("\"", Encoding::kUtf8, node));
     }
@@ -172,8 +171,8 @@ class SchemaCompiler {
 
   // The strings that have all formats and patterns; there is at least one of these.
   Result<int32_t> PatternedStrings(const json* place, const Branch& branch) {
-    std::string key = "string " + std::to_string(branch.min_chars) + " " +
-                      std::to_string(branch.max_chars);
+    std::string key =
+        "string " + std::to_string(branch.min_chars) + " " + std::to_string(branch.max_chars);
     for (const std::string& format : branch.formats) key += "\nf" + format;
     for (const std::string& pattern : branch.patterns) key += "\np" + pattern;
     if (const auto it = dfas_.find(key); it != dfas_.end()) return it->second;
@@ -199,8 +198,7 @@ class SchemaCompiler {
       MOESERVE_RETURN_IF_ERROR(add(pattern, MatchMode::kSearch));
     }
     if (branch.min_chars > 0 || branch.max_chars < kNoLimit) {
-      MOESERVE_ASSIGN_OR_RETURN(all,
-                                WithLength(*all, branch.min_chars, branch.max_chars, budget_));
+      MOESERVE_ASSIGN_OR_RETURN(all, WithLength(*all, branch.min_chars, branch.max_chars, budget_));
     }
     return AddDfa(key, *std::move(all));
   }
@@ -277,8 +275,9 @@ class SchemaCompiler {
                                             branch.min_properties > 0 ||
                                             branch.max_properties < kNoLimit;
         if (restricted) {
-          return reader_.Error(place, "listed arrays and objects together with other conditions "
-                                      "on them are not supported");
+          return reader_.Error(place,
+                               "listed arrays and objects together with other conditions "
+                               "on them are not supported");
         }
         MOESERVE_ASSIGN_OR_RETURN(options->emplace_back(), Constant(*value));
       } else if (value->is_string()) {
@@ -372,15 +371,14 @@ class SchemaCompiler {
         if (array->ItemAt(i) == kNoNode) return reader_.Error(place, "no array matches");
         at = array->ItemAt(i);
       } else if (const auto* object = std::get_if<ObjectNode>(&node.value)) {
-        const auto it = std::find_if(
-            object->properties.begin(), object->properties.end(),
-            [&](const Property& p) { return p.required && hopeless(p.value); });
+        const auto it =
+            std::find_if(object->properties.begin(), object->properties.end(),
+                         [&](const Property& p) { return p.required && hopeless(p.value); });
         if (it == object->properties.end()) return reader_.Error(place, "no object matches");
         if (it->value == kNoNode) return reader_.Error(place, "a required property is not allowed");
         at = it->value;
       } else {
-        return reader_.Error(
-            place, "no value matches that the model's vocabulary can spell");
+        return reader_.Error(place, "no value matches that the model's vocabulary can spell");
       }
     }
     return reader_.Error(place, "no finite value matches: the schema requires itself");

@@ -15,8 +15,8 @@ using nlohmann::json;
 constexpr size_t kMaxBranches = 512;
 
 constexpr std::string_view kAnnotations[] = {
-    "title",    "description", "default",     "examples", "$schema",   "$id",
-    "$comment", "deprecated",  "readOnly",    "writeOnly", "$defs",    "definitions",
+    "title",    "description",      "default",         "examples",     "$schema", "$id",
+    "$comment", "deprecated",       "readOnly",        "writeOnly",    "$defs",   "definitions",
     "$anchor",  "contentMediaType", "contentEncoding", "contentSchema"};
 
 // Restrict values, and are not supported.
@@ -199,7 +199,8 @@ Status SchemaReader::Enter(const json* parent, const std::string& step, const js
   const Place& place = paths_[parent];
   const int depth = place.depth + 1;
   if (depth > limits_.schema_nesting) {
-    return Error(parent, "schemas are nested deeper than " + std::to_string(limits_.schema_nesting));
+    return Error(parent,
+                 "schemas are nested deeper than " + std::to_string(limits_.schema_nesting));
   }
   std::string path = place.path + step;
   paths_.try_emplace(child, Place{std::move(path), depth});
@@ -335,8 +336,8 @@ Result<int64_t> SchemaReader::ReadCount(const json* schema, const std::string& k
 
 Status SchemaReader::ReadTypes(const json* schema, const json& value, Branch* branch) {
   constexpr std::pair<std::string_view, uint32_t> kNames[] = {
-      {"null", kNullType},     {"boolean", kBooleanType}, {"integer", kIntegerType},
-      {"number", kNumberTypes}, {"string", kStringType},  {"array", kArrayType},
+      {"null", kNullType},      {"boolean", kBooleanType}, {"integer", kIntegerType},
+      {"number", kNumberTypes}, {"string", kStringType},   {"array", kArrayType},
       {"object", kObjectType}};
   const json list = value.is_array() ? value : json::array({value});
   if (list.empty()) return Error(schema, "type must not be an empty list");
@@ -347,8 +348,9 @@ Status SchemaReader::ReadTypes(const json* schema, const json& value, Branch* br
       if (item.is_string() && item.get_ref<const std::string&>() == name) bits = type;
     }
     if (bits == 0) {
-      return Error(schema, "type must be one of null, boolean, integer, number, string, array, "
-                           "object, or a list of these");
+      return Error(schema,
+                   "type must be one of null, boolean, integer, number, string, array, "
+                   "object, or a list of these");
     }
     branch->types |= bits;
   }
@@ -419,16 +421,17 @@ Status SchemaReader::ReadBasics(const json* schema, const std::string& key, cons
   if (key == "pattern") {
     if (!value.is_string()) return Error(schema, "pattern must be a string");
     if (value.get_ref<const std::string&>().size() > limits_.pattern_bytes) {
-      return Error(schema, "pattern is longer than " + std::to_string(limits_.pattern_bytes) +
-                               " bytes");
+      return Error(schema,
+                   "pattern is longer than " + std::to_string(limits_.pattern_bytes) + " bytes");
     }
     branch->patterns.insert(value.get<std::string>());
     return absl::OkStatus();
   }
   if (key == "format") {
     if (!value.is_string() || !FormatPattern(value.get_ref<const std::string&>())) {
-      return Error(schema, "format is supported for date, time, date-time, uuid, email, hostname "
-                           "and ipv4 only");
+      return Error(schema,
+                   "format is supported for date, time, date-time, uuid, email, hostname "
+                   "and ipv4 only");
     }
     branch->formats.insert(value.get<std::string>());
     return absl::OkStatus();

@@ -126,8 +126,8 @@ class State : public ConstraintState {
     limits.max_rest = budget - top.tail;
     limits.at_root = at_root;
     const bool count_matters =
-        scalar.counted && (top.count < scalar.min_chars ||
-                           scalar.max_chars - top.count < vocabulary().max_depth());
+        scalar.counted &&
+        (top.count < scalar.min_chars || scalar.max_chars - top.count < vocabulary().max_depth());
     exits_.clear();
     std::shared_ptr<const DfaMask> cached;
     if (!count_matters && limits.max_rest >= dfa.max_distance) {

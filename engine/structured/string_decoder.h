@@ -32,10 +32,10 @@ class StringDecoder {
   Result HexDigit(uint8_t byte);
 
   Phase phase_ = Phase::kBoundary;
-  uint8_t count_ = 0;    // kUtf8: bytes left; kHex, kLowHex: digits read
-  uint8_t length_ = 0;   // kUtf8: bytes of the character
-  uint16_t high_ = 0;    // the first surrogate of a pair
-  char32_t value_ = 0;   // the bits so far
+  uint8_t count_ = 0;   // kUtf8: bytes left; kHex, kLowHex: digits read
+  uint8_t length_ = 0;  // kUtf8: bytes of the character
+  uint16_t high_ = 0;   // the first surrogate of a pair
+  char32_t value_ = 0;  // the bits so far
 };
 
 }  // namespace moeserve::structured

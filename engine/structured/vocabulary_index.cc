@@ -14,9 +14,8 @@ constexpr size_t kMaxTokenBytes = 1024;
 Result<structured::DfaPtr> AnyStringDfa(const std::bitset<256>& spellable) {
   using namespace structured;
   CompileBudget budget(1000, std::chrono::seconds(10));
-  MOESERVE_ASSIGN_OR_RETURN(const ByteDfa content,
-                            PatternDfa("[\\s\\S]*", MatchMode::kWholeText, Encoding::kJsonString,
-                                       &budget));
+  MOESERVE_ASSIGN_OR_RETURN(const ByteDfa content, PatternDfa("[\\s\\S]*", MatchMode::kWholeText,
+                                                              Encoding::kJsonString, &budget));
   MOESERVE_ASSIGN_OR_RETURN(ByteDfa dfa, Quoted(content, &budget));
   MOESERVE_RETURN_IF_ERROR(dfa.Finish(spellable, &budget));
   return std::make_shared<const ByteDfa>(std::move(dfa));
