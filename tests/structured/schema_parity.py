@@ -1,10 +1,12 @@
-"""Compares constrained decoding with the package jsonschema on generated schemas.
+r"""Compares constrained decoding with the package jsonschema on generated schemas.
 
 For each of the schemas: instances that are valid, generated here without a look at the engine, must
 be accepted token by token and end complete; mutations of them that jsonschema rejects must be
-refused; and answers drawn by uniformly random allowed tokens must end within the limit and be valid.
+refused; and answers drawn by uniformly random allowed tokens must be valid and end within the limit,
+or, where that is shorter than any answer, be the beginning of one.
 
-    python tests/structured/schema_parity.py build/structured_cli deploy/models/mh-moe
+    python tests/structured/schema_parity.py build/release/tests/structured/structured_cli \
+        deploy/models/mh-moe
 """
 
 import argparse
@@ -356,9 +358,12 @@ def main():
                 failures.append((number, ("refused: " if i < len(valid) else "accepted: ") + texts[i], schema))
         counts["valid"] += len(valid)
         counts["invalid"] += len(invalid)
-        for drawn in answer["texts"]:
+        for draw in answer["drawn"]:
             counts["walks"] += 1
+            counts["limited"] += draw["limited"]
+            drawn = draw["text"]
             try:
+                assert draw["ended"], "not at its end"
                 checker.validate(json.loads(drawn, parse_constant=lambda c: 1 / 0, object_pairs_hook=unique))
             except Exception as error:
                 failures.append((number, f"drawn: {drawn!r}: {type(error).__name__} {str(error)[:200]}", schema))

@@ -5,8 +5,9 @@
 // Each line of stdin is an object: "schema" (or "regex", or "json_object": true), optionally
 // "strict", "instances" (texts to be fed token by token, each token checked against the mask),
 // "walks" (how many answers to draw), "limit" (tokens of each) and "seed". Each line of stdout
-// answers one: "error", or "accepted", "texts" "mask_us" and
-// "mask_us_max" (mean and longest CPU time of a mask so far).
+// answers one: "error", or "accepted", "drawn" ("text", whether it was "limited" because the limit
+// can be kept, whether it "ended"), "mask_us" and "mask_us_max" (mean and longest CPU time of a
+// mask so far).
 #include <time.h>
 
 #include <algorithm>
@@ -19,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/structured/compiled.h"
 #include "engine/structured/constraint.h"
 #include "kernels/base/check.h"
 #include "model_loaders/tokenizer_json.h"
@@ -70,13 +72,13 @@ class Runner {
     for (const std::string text : request.value("instances", json::array())) {
       accepted.push_back(Accepts(**compiled, text));
     }
-    json texts = json::array();
+    json drawn = json::array();
     moeserve::testing::Random random(request.value("seed", uint64_t{1}));
     for (int i = 0; i < request.value("walks", 0); ++i) {
-      texts.push_back(Draw(**compiled, request.value("limit", int64_t{512}), &random));
+      drawn.push_back(Draw(**compiled, request.value("limit", int64_t{512}), &random));
     }
     return {{"accepted", accepted},
-            {"texts", texts},
+            {"drawn", drawn},
             {"mask_us", masks_ == 0 ? 0.0 : mask_us_ / static_cast<double>(masks_)},
             {"mask_us_max", mask_us_max_}};
   }
@@ -117,11 +119,15 @@ class Runner {
     return state->complete();
   }
 
-  // Uniformly random allowed tokens. The end is drawn like any other token; at the limit the text
-  // has to be complete.
-  std::string Draw(const moeserve::CompiledConstraint& compiled, int64_t limit,
-                   moeserve::testing::Random* random) {
+  // Uniformly random allowed tokens. The end is drawn like any other token. Where the limit can be
+  // kept the text has to be complete at the limit; else what was drawn has to be the beginning of
+  // something, so more tokens complete it.
+  json Draw(const moeserve::CompiledConstraint& compiled, int64_t limit,
+            moeserve::testing::Random* random) {
+    constexpr int64_t kMore = 20000;
     const auto state = compiled.NewState();
+    bool limited = ShortestAnswer(compiled) <= limit;
+    json drawn = {{"text", ""}, {"limited", limited}, {"ended", false}};
     std::string text;
     for (int64_t left = limit; left > 0; --left) {
       const std::vector<uint32_t> mask = Mask(state.get(), left);
@@ -132,10 +138,22 @@ class Runner {
       MOESERVE_CHECK(!allowed.empty(), "a mask is never empty");
       const TokenId id = allowed[random->Below(static_cast<int>(allowed.size()))];
       MOESERVE_CHECK(state->Accept(id), "an allowed token is accepted");
-      if (id == eos_) return text;
+      if (id == eos_) break;
       text += tokenizer_->TokenBytes(id);
+      if (left == 1 && !limited) {
+        limited = true;
+        left = kMore;
+      }
     }
-    return state->complete() && !state->can_continue() ? text : text + " (cut off)";
+    drawn["text"] = text;
+    drawn["ended"] = state->complete() && !state->can_continue();
+    return drawn;
+  }
+
+  // In tokens, spelt byte by byte.
+  static int64_t ShortestAnswer(const moeserve::CompiledConstraint& constraint) {
+    const auto& matcher = dynamic_cast<const moeserve::structured::Compiled&>(constraint).matcher();
+    return matcher.Distance(matcher.Start(), moeserve::structured::StackPool());
   }
 
   std::unique_ptr<moeserve::Tokenizer> tokenizer_;
