@@ -235,6 +235,9 @@ Status Grammar::Finish(const ByteSet& spellable, CompileBudget* budget) {
                        [&](int32_t a, int32_t b) {
                          return object->properties[a].cost < object->properties[b].cost;
                        });
+      for (size_t rank = 0; rank < object->optional_by_cost.size(); ++rank) {
+        object->properties[object->optional_by_cost[rank]].rank = static_cast<int32_t>(rank);
+      }
     }
   }
   return absl::OkStatus();

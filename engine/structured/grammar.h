@@ -44,7 +44,8 @@ struct Property {
   // Filled in by Grammar::Finish. suffix_bytes[i]: of the shortest spelling of the characters of
   // the name from the i-th on.
   std::vector<int64_t> suffix_bytes;
-  int64_t cost = 0;  // key, shortest value and a comma
+  int64_t cost = 0;   // key, shortest value and a comma
+  int32_t rank = -1;  // in optional_by_cost; -1: not there
 };
 
 struct ObjectNode {
