@@ -28,12 +28,14 @@ class CompileBudget {
 
   // InvalidArgument when the time is up. Cheap: looks at the clock every few hundred calls.
   Status Tick(int64_t work = 1);
-  // InvalidArgument when more states have been made than allowed.
-  Status AddStates(int64_t count);
+  // InvalidArgument when more states have been made than allowed, or tables of more memory.
+  // `num_classes`: of the automaton that gets the states.
+  Status AddStates(int64_t count, int num_classes = 1);
   int64_t states_left() const { return states_left_; }
 
  private:
   int64_t states_left_;
+  int64_t cells_ = 0;
   int64_t work_ = 0;
   std::chrono::steady_clock::time_point end_;
 };

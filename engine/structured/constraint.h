@@ -1,6 +1,13 @@
 // Structured output: which tokens may come next so that the text of a sequence matches a JSON
 // schema, a regular expression or one of a list of choices.
 //
+// JSON is written with the white space of common writers. Inside an object or array there may be,
+// after the opening bracket and after a comma, nothing, one space, or a line end and up to 64
+// spaces and tabs; after a colon nothing or one space; before the closing bracket of one that is
+// not empty nothing, or a line end and up to 64 spaces and tabs (an empty one: as after the opening
+// bracket). There is none anywhere else, around the answer included. Strings are spelt as
+// Encoding::kJsonString says, numbers as NumberDfa does. Keys come in any order, each once.
+//
 // Scalars are byte automata; objects and arrays are frames on a stack. A state is a small set of
 // such stacks, and a mask is a walk of the vocabulary's byte trie with the state.
 #pragma once
@@ -71,6 +78,7 @@ struct ConstraintLimits {
   size_t pattern_bytes = 1 << 10;  // of one pattern
   int states = 100000;             // of all automata together
   std::chrono::milliseconds compile_time{2000};
+  int64_t shortest_answer = 1 << 20;  // bytes of the shortest text that matches
 };
 
 // InvalidArgument: what is wrong or unsupported and where, as a JSON pointer into the schema or a

@@ -182,6 +182,10 @@ Status Grammar::Finish(const ByteSet& spellable, CompileBudget* budget) {
       int64_t work = 1;
       if (const auto* object = std::get_if<ObjectNode>(&node.value)) {
         work += static_cast<int64_t>(object->properties.size());
+      } else if (const auto* array = std::get_if<ArrayNode>(&node.value)) {
+        work += static_cast<int64_t>(array->prefix.size());
+      } else if (const auto* choice = std::get_if<ChoiceNode>(&node.value)) {
+        work += static_cast<int64_t>(choice->options.size());
       }
       MOESERVE_RETURN_IF_ERROR(budget->Tick(8 * work));
       const Size size = measurer.Of(node);

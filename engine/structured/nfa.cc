@@ -163,7 +163,7 @@ class Nfa::Determinizer {
   }
 
   Status AddState(const Set& set, bool at_start) {
-    MOESERVE_RETURN_IF_ERROR(nfa_.budget_->AddStates(1));
+    MOESERVE_RETURN_IF_ERROR(nfa_.budget_->AddStates(1, dfa_.num_classes));
     positions_ += set.size();
     if (positions_ > kMaxPositions) {
       return absl::InvalidArgumentError("the pattern needs too large an automaton");
@@ -192,7 +192,7 @@ class Nfa::Determinizer {
   }
 
   // Bounds the memory of the sets: 8 bytes each, kept twice.
-  static constexpr size_t kMaxPositions = 8 << 20;
+  static constexpr size_t kMaxPositions = 4 << 20;
 
   const Nfa& nfa_;
   ByteDfa dfa_;

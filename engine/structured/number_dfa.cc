@@ -361,7 +361,7 @@ Result<ByteDfa> NumberDfa(const NumberRange& range, CompileBudget* budget) {
   };
   id_of(State());
   for (size_t s = 0; s < states.size(); ++s) {
-    MOESERVE_RETURN_IF_ERROR(budget->AddStates(1));
+    MOESERVE_RETURN_IF_ERROR(budget->AddStates(1, dfa.num_classes));
     MOESERVE_RETURN_IF_ERROR(budget->Tick(64));
     const State state = states[s];
     for (size_t c = 0; c < kBytes.size(); ++c) {

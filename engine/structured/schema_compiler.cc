@@ -238,6 +238,8 @@ class SchemaCompiler {
       if (part.properties == nullptr) continue;
       for (const auto& [name, schema] : part.properties->items()) names.insert(name);
     }
+    // Many branches may have the same many names.
+    MOESERVE_RETURN_IF_ERROR(budget_->AddStates(static_cast<int64_t>(names.size())));
     ObjectNode node;
     node.min_properties = branch.min_properties;
     node.max_properties = branch.max_properties;
@@ -408,12 +410,20 @@ Result<Grammar> CompileSchema(std::string_view schema, bool strict, const Constr
   // A schema inside another one is at most three values deeper; listed values may add some.
   const int max_depth = 3 * limits.schema_nesting + 32;
   bool too_deep = false;
+  std::string duplicate;
+  std::vector<std::set<std::string>> keys;  // of the objects around a value
   json document;
   try {
     document = json::parse(
         schema.begin(), schema.end(),
-        [&](int depth, json::parse_event_t, json&) {
+        [&](int depth, json::parse_event_t event, json& value) {
           too_deep |= depth > max_depth;
+          if (event == json::parse_event_t::object_start) keys.emplace_back();
+          if (event == json::parse_event_t::object_end) keys.pop_back();
+          if (event == json::parse_event_t::key && duplicate.empty() &&
+              !keys.back().insert(value.get<std::string>()).second) {
+            duplicate = value.dump();
+          }
           return !too_deep;
         },
         /*allow_exceptions=*/false);
@@ -421,6 +431,10 @@ Result<Grammar> CompileSchema(std::string_view schema, bool strict, const Constr
     return absl::InvalidArgumentError("schema: not valid JSON");
   }
   if (too_deep) return absl::InvalidArgumentError("schema: values are nested too deep");
+  if (!duplicate.empty()) {
+    return absl::InvalidArgumentError("schema: the key " + duplicate.substr(0, 64) +
+                                      " stands twice in one object");
+  }
   if (document.is_discarded()) return absl::InvalidArgumentError("schema: not valid JSON");
   if (!document.is_object() && !document.is_boolean()) {
     return absl::InvalidArgumentError("schema: must be an object or a boolean");

@@ -13,6 +13,13 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kMaxBranches = 512;
+// Names, patterns and listed values of all branches of one schema together; bounds their memory.
+constexpr int64_t kMaxBranchParts = 100000;
+// Schemas that refer to each other, or stand inside each other, without a property or item in
+// between; bounds the stack.
+constexpr size_t kMaxChain = 100;
+// Of one name in a path.
+constexpr size_t kMaxStep = 64;
 
 constexpr std::string_view kAnnotations[] = {
     "title",    "description",      "default",         "examples",     "$schema", "$id",
@@ -48,9 +55,14 @@ bool Contains(const Range& range, std::string_view key) {
   return std::find(std::begin(range), std::end(range), key) != std::end(range);
 }
 
-// One step of a JSON pointer.
+// One step of a JSON pointer, cut to a length that messages can bear.
 std::string Escaped(std::string_view step) {
   std::string out = "/";
+  if (step.size() > kMaxStep) {
+    size_t end = kMaxStep;
+    while ((step[end] & 0xC0) == 0x80) --end;
+    return Escaped(step.substr(0, end)) + "...";
+  }
   for (const char c : step) {
     if (c == '~') {
       out += "~0";
@@ -67,6 +79,12 @@ void Tidy(Conjunction* schemas) {
   std::erase_if(*schemas, [](const json* s) { return s->is_boolean() && s->get<bool>(); });
   std::sort(schemas->begin(), schemas->end());
   schemas->erase(std::unique(schemas->begin(), schemas->end()), schemas->end());
+}
+
+int64_t PartsOf(const Branch& branch) {
+  return static_cast<int64_t>(branch.required.size() + branch.patterns.size() +
+                              branch.objects.size() + branch.arrays.size() +
+                              (branch.values ? branch.values->size() : 0));
 }
 
 std::optional<NumberBound> Tighter(const std::optional<NumberBound>& a,
@@ -218,11 +236,17 @@ Result<Branches> SchemaReader::Read(const Conjunction& schemas) {
 
 Result<Branches> SchemaReader::Product(const json* schema, const Branches& a, const Branches& b) {
   Branches out;
+  int64_t parts = 0;
   for (const Branch& x : a) {
     for (const Branch& y : b) {
-      MOESERVE_RETURN_IF_ERROR(budget_->Tick(64));
-      if (std::optional<Branch> both = Meet(x, y)) out.push_back(*std::move(both));
-      if (out.size() > kMaxBranches) {
+      int64_t work = 64 + PartsOf(x) + PartsOf(y);
+      if (x.values && y.values) work += static_cast<int64_t>(x.values->size() * y.values->size());
+      MOESERVE_RETURN_IF_ERROR(budget_->Tick(work));
+      if (std::optional<Branch> both = Meet(x, y)) {
+        parts += PartsOf(*both);
+        out.push_back(*std::move(both));
+      }
+      if (out.size() > kMaxBranches || (parts > kMaxBranchParts && out.size() > 1)) {
         return Error(schema, "too many combinations of alternatives");
       }
     }
@@ -234,6 +258,11 @@ Result<Branches> SchemaReader::ReadSchema(const json* schema) {
   if (schema->is_boolean()) return Branches(schema->get<bool>() ? 1 : 0);
   if (!in_progress_.insert(schema).second) {
     return Error(schema, "the schema refers to itself without a property or item in between");
+  }
+  if (in_progress_.size() > kMaxChain) {
+    in_progress_.erase(schema);
+    return Error(schema, "more than " + std::to_string(kMaxChain) +
+                             " schemas refer to each other without a property or item in between");
   }
   Result<Branches> out = ReadKeywords(schema);
   in_progress_.erase(schema);
