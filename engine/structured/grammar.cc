@@ -158,7 +158,8 @@ int64_t SpelledBytes(char32_t c, const ByteSet& spellable) {
   return c > 0xFFFF ? 12 : 6;
 }
 
-Status Grammar::Finish(const ByteSet& spellable, CompileBudget* budget) {
+Status Grammar::Finish(const ByteSet& spellable_bytes, CompileBudget* budget) {
+  spellable = spellable_bytes;
   for (Node& node : nodes) {
     auto* object = std::get_if<ObjectNode>(&node.value);
     if (object == nullptr) continue;
@@ -210,7 +211,6 @@ Status Grammar::Finish(const ByteSet& spellable, CompileBudget* budget) {
   });
   for (const NodeId id : order) nodes[id].height = measurer.Of(nodes[id]).height;
 
-  all_bytes_spellable = spellable.all();
   const auto finite = [&](NodeId id) {
     return id != kNoNode && nodes[id].distance < kUnreachable ? id : kNoNode;
   };

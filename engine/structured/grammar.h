@@ -76,11 +76,11 @@ struct Grammar {
   std::vector<DfaPtr> dfas;
   int32_t any_string = 0;  // in dfas: every JSON string
   NodeId root = kNoNode;
-  bool all_bytes_spellable = true;
+  ByteSet spellable;  // filled in by Finish
 
-  // Computes distances and takes out what has no finite instance. `spellable`: bytes that are
-  // tokens of their own.
-  Status Finish(const ByteSet& spellable, CompileBudget* budget);
+  // Computes distances and takes out what has no finite instance. `spellable_bytes`: those
+  // that are tokens of their own.
+  Status Finish(const ByteSet& spellable_bytes, CompileBudget* budget);
 };
 
 // Some key of so many characters, or any given key with so many more, is not among `taken` names.

@@ -1,5 +1,7 @@
 // Objects: keys in any order, each once.
 #include <algorithm>
+#include <string>
+#include <vector>
 
 #include "engine/structured/matcher.h"
 
@@ -312,9 +314,7 @@ int64_t Matcher::KeyRest(const Frame& top, const StackPool& pool) const {
   const Fillers fillers = FillersOf(top, seen, needed);
   pool.work += (fillers.end + top.last - top.first) / 8;
   int64_t best = kUnreachable;
-  // The bytes that end a name's character are known to be there only where all bytes are.
-  const int32_t last = boundary || grammar_.all_bytes_spellable ? top.last : top.first;
-  for (int32_t i = top.first; i < last; ++i) {
+  for (int32_t i = top.first; i < top.last; ++i) {
     if (!PropertyAllowed(top, seen, i)) continue;
     const Property& property = object.properties[i];
     const size_t read = static_cast<size_t>(top.length);
@@ -323,7 +323,12 @@ int64_t Matcher::KeyRest(const Frame& top, const StackPool& pool) const {
       key = property.suffix_bytes[read];
     } else {
       if (property.name.size() <= read || !top.decoder.CanBecome(property.name[read])) continue;
-      key = top.decoder.BytesLeft(property.name[read]) + property.suffix_bytes[read + 1];
+      const std::string ending = top.decoder.Ending(property.name[read]);
+      const bool spellable = std::all_of(ending.begin(), ending.end(), [&](char c) {
+        return grammar_.spellable[static_cast<uint8_t>(c)];
+      });
+      if (!spellable) continue;
+      key = static_cast<int64_t>(ending.size()) + property.suffix_bytes[read + 1];
     }
     int64_t rest = top.missing_cost + 1;
     if (property.required) {
