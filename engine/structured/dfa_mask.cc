@@ -57,7 +57,7 @@ int64_t WalkDfa(const VocabularyIndex& vocabulary, const ByteDfa& dfa, int32_t s
 
 std::shared_ptr<const DfaMask> DfaMaskCache::Get(const VocabularyIndex& vocabulary,
                                                  const ByteDfa& dfa, int32_t dfa_id, int32_t state,
-                                                 bool at_root, int64_t room, int64_t* work) {
+                                                 bool at_root, int64_t room) {
   // A token has at most as many characters as bytes.
   const bool counted = room < vocabulary.max_depth();
   const std::tuple key(dfa_id, state, at_root, counted ? room : kNoLimit);
@@ -72,7 +72,7 @@ std::shared_ptr<const DfaMask> DfaMaskCache::Get(const VocabularyIndex& vocabula
   limits.at_root = at_root;
   limits.counted = counted;
   if (counted) limits.max_chars = room;
-  *work += WalkDfa(vocabulary, dfa, state, limits, mask->tokens, &mask->exits);
+  mask->visited = WalkDfa(vocabulary, dfa, state, limits, mask->tokens, &mask->exits);
   const size_t bytes =
       sizeof(uint32_t) * mask->tokens.size() + sizeof(DfaExit) * mask->exits.size() + 192;
   std::lock_guard lock(mutex_);

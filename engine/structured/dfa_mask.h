@@ -24,6 +24,7 @@ struct DfaExit {
 struct DfaMask {
   std::vector<uint32_t> tokens;  // [mask_words]; those that end inside the automaton
   std::vector<DfaExit> exits;
+  int64_t visited = 0;  // trie nodes looked at to make it
 };
 
 // How a walk counts the characters of a string and how far from the end it may get.
@@ -49,11 +50,9 @@ class DfaMaskCache {
   // `max_bytes`: what does not fit is computed anew each time.
   explicit DfaMaskCache(size_t max_bytes) : max_bytes_(max_bytes) {}
 
-  // `room`: characters that may follow; the vocabulary's max_depth() or more: no limit. Adds to
-  // `*work` the trie nodes looked at.
+  // `room`: characters that may follow; the vocabulary's max_depth() or more: no limit.
   std::shared_ptr<const DfaMask> Get(const VocabularyIndex& vocabulary, const ByteDfa& dfa,
-                                     int32_t dfa_id, int32_t state, bool at_root, int64_t room,
-                                     int64_t* work);
+                                     int32_t dfa_id, int32_t state, bool at_root, int64_t room);
 
  private:
   const size_t max_bytes_;

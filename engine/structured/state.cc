@@ -20,6 +20,9 @@ constexpr int64_t kMaxTokenWork = 2 * kMaxMaskWork;
 
 // Trie nodes that an automaton alone looks at in the time of one step.
 constexpr int64_t kNodesPerStep = 4;
+// The same for masks that are mostly found kept. Whether one was must not matter: the same text has
+// the same mask each time.
+constexpr int64_t kKeptNodesPerStep = 16;
 
 class State : public ConstraintState {
  public:
@@ -197,10 +200,9 @@ class State : public ConstraintState {
   // Sets the tokens that stay inside an automaton.
   std::shared_ptr<const DfaMask> MaskOf(int32_t dfa, int32_t state, bool at_root, int64_t room,
                                         std::span<uint32_t> mask) {
-    int64_t nodes = 0;
-    auto cached = compiled_->MaskOf(dfa, state, at_root, room, &nodes);
+    auto cached = compiled_->MaskOf(dfa, state, at_root, room);
     Or(*cached, mask);
-    pool_.work += nodes / kNodesPerStep + static_cast<int64_t>(mask.size() / 64);
+    pool_.work += cached->visited / kKeptNodesPerStep;
     return cached;
   }
 
@@ -218,15 +220,14 @@ class State : public ConstraintState {
     if (budget - bound >= dfa.max_distance) {
       cached = MaskOf(any_string, top.dfa_state, /*at_root=*/false, kNoLimit, mask);
     } else {
-      int64_t nodes = 0;
-      cached = compiled_->MaskOf(any_string, top.dfa_state, /*at_root=*/false, kNoLimit, &nodes);
+      cached = compiled_->MaskOf(any_string, top.dfa_state, /*at_root=*/false, kNoLimit);
       WalkLimits limits;
       limits.max_rest = budget - bound;
       exits_.clear();
       if (limits.max_rest > 0) {
-        nodes += WalkDfa(vocabulary(), dfa, top.dfa_state, limits, mask, &exits_);
+        pool_.work +=
+            WalkDfa(vocabulary(), dfa, top.dfa_state, limits, mask, &exits_) / kNodesPerStep;
       }
-      pool_.work += nodes / kNodesPerStep;
     }
     const StackPool::Mark mark = pool_.mark();
     std::vector<uint8_t> path;
@@ -321,12 +322,12 @@ std::unique_ptr<ConstraintState> Compiled::NewState() const {
 }
 
 std::shared_ptr<const DfaMask> Compiled::MaskOf(int32_t dfa, int32_t state, bool at_root,
-                                                int64_t room, int64_t* work) const {
+                                                int64_t room) const {
   const StringMasks& strings = vocabulary_->string_masks();
   if (grammar_.dfas[dfa] == strings.dfa) {
-    return strings.cache.Get(*vocabulary_, *strings.dfa, 0, state, at_root, room, work);
+    return strings.cache.Get(*vocabulary_, *strings.dfa, 0, state, at_root, room);
   }
-  return masks_.Get(*vocabulary_, *grammar_.dfas[dfa], dfa, state, at_root, room, work);
+  return masks_.Get(*vocabulary_, *grammar_.dfas[dfa], dfa, state, at_root, room);
 }
 
 }  // namespace moeserve::structured

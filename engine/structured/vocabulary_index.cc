@@ -92,9 +92,7 @@ Result<std::shared_ptr<const VocabularyIndex>> VocabularyIndex::Build(const Toke
   // The state inside a string is met in nearly every answer.
   const structured::StringMasks& strings = *index->string_masks_;
   const int32_t inside = strings.dfa->Next(structured::ByteDfa::kStart, '"');
-  int64_t work = 0;
-  strings.cache.Get(*index, *strings.dfa, 0, inside, /*at_root=*/false, structured::kNoLimit,
-                    &work);
+  strings.cache.Get(*index, *strings.dfa, 0, inside, /*at_root=*/false, structured::kNoLimit);
   return std::shared_ptr<const VocabularyIndex>(std::move(index));
 }
 
