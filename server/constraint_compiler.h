@@ -21,7 +21,7 @@ class ConstraintCompiler {
   // `vocabulary` may be an error: the model cannot have structured output, and Compile says why.
   // Compiled constraints of up to `max_cached_bytes` in all are kept, the last used ones.
   ConstraintCompiler(Result<std::shared_ptr<const VocabularyIndex>> vocabulary,
-                     ConstraintLimits limits, size_t max_cached_bytes = size_t{128} << 20);
+                     ConstraintLimits limits, size_t max_cached_bytes = size_t{256} << 20);
 
   // InvalidArgument, code "invalid_schema": see CompileConstraint.
   Result<std::shared_ptr<const CompiledConstraint>> Compile(const ConstraintField& field);

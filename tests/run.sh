@@ -4,7 +4,7 @@
 #   tests/run.sh [--full] [--no-install]
 #
 #   --full        also: address and thread sanitizers, slow and load tests, the whole tokenizer
-#                 comparison, lm_eval, and the goldens computed anew; takes hours
+#                 comparison, more schemas, lm_eval, and the goldens computed anew; takes hours
 #   --no-install  leave the machine's packages alone
 #
 # The C++ tests of the release build come last, so that the output ends with ctest's summary.
@@ -104,6 +104,18 @@ tokenizer_parity() {
     { grep -v '^ok ' || true; }  # two hundred lines; the last one counts them
 }
 
+# schema_parity SCHEMAS LIMIT: that many generated schemas; answers of at most LIMIT tokens
+schema_parity() {
+  "$venv/bin/python" tests/structured/schema_parity.py --schemas "$1" --limit "$2" \
+    build/release/tests/structured/structured_cli deploy/models/mh-moe
+}
+
+# model_answers SCHEMAS: so many schemas given to the bundled models
+model_answers() {
+  "$venv/bin/python" tests/structured/model_answers.py build/release/moeserve deploy/models/*/ \
+    --schemas "$1"
+}
+
 # run_ctest PRESET [ARGUMENT...]
 run_ctest() {
   local preset=$1
@@ -178,9 +190,14 @@ main() {
   local -a labels=()
   if $full; then
     stage "tokenizer against Hugging Face's" tokenizer_parity 2.2
+    stage "structured output against jsonschema" schema_parity 5000 512
+    stage "structured output in few tokens" schema_parity 2000 96
+    stage "structured output of the models" model_answers 2000
     run_full
   else
     stage "tokenizer against Hugging Face's" tokenizer_parity 0.02
+    stage "structured output against jsonschema" schema_parity 500 512
+    stage "structured output of the models" model_answers 500
     labels=(--label-exclude slow)
   fi
   print_times

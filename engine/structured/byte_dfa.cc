@@ -50,9 +50,10 @@ Status CompileBudget::Tick(int64_t work) {
   return absl::InvalidArgumentError("the constraint takes too long to compile");
 }
 
-Status CompileBudget::AddStates(int64_t count) {
+Status CompileBudget::AddStates(int64_t count, int num_classes) {
   states_left_ -= count;
-  if (states_left_ >= 0) return absl::OkStatus();
+  cells_ += count * num_classes;
+  if (states_left_ >= 0 && cells_ <= kMaxCells) return absl::OkStatus();
   return absl::InvalidArgumentError(
       "the constraint needs more automaton states than allowed; use smaller bounds, fewer "
       "alternatives or a simpler pattern");
@@ -77,9 +78,6 @@ bool ByteDfa::Matches(std::string_view text) const {
 Status ByteDfa::Finish(const ByteSet& spellable, CompileBudget* budget) {
   ends_itself = true;
   const int n = num_states();
-  if (static_cast<int64_t>(n) * num_classes > kMaxCells) {
-    return absl::InvalidArgumentError("the constraint needs too large an automaton");
-  }
   std::vector<std::vector<int32_t>> before(n);
   for (int32_t s = 0; s < n; ++s) {
     MOESERVE_RETURN_IF_ERROR(budget->Tick(num_classes));
@@ -125,7 +123,7 @@ Status ByteDfa::Finish(const ByteSet& spellable, CompileBudget* budget) {
 }
 
 Result<ByteDfa> Quoted(const ByteDfa& content, CompileBudget* budget) {
-  MOESERVE_RETURN_IF_ERROR(budget->AddStates(content.num_states() + 2));
+  MOESERVE_RETURN_IF_ERROR(budget->AddStates(content.num_states() + 2, content.num_classes + 1));
   ByteDfa out;
   // A class of its own for the quote; the rest as before.
   out.class_of = content.class_of;
@@ -176,7 +174,7 @@ Result<ByteDfa> Intersection(const ByteDfa& a, const ByteDfa& b, CompileBudget* 
   };
   id_of(ByteDfa::kStart, ByteDfa::kStart);
   for (size_t s = 0; s < states.size(); ++s) {
-    MOESERVE_RETURN_IF_ERROR(budget->AddStates(1));
+    MOESERVE_RETURN_IF_ERROR(budget->AddStates(1, out.num_classes));
     MOESERVE_RETURN_IF_ERROR(budget->Tick(8 * out.num_classes));
     const auto [x, y] = states[s];
     for (int c = 0; c < out.num_classes; ++c) {
@@ -207,7 +205,7 @@ Result<ByteDfa> WithLength(const ByteDfa& dfa, int64_t min, int64_t max, Compile
   };
   id_of(ByteDfa::kStart, 0);
   for (size_t s = 0; s < states.size(); ++s) {
-    MOESERVE_RETURN_IF_ERROR(budget->AddStates(1));
+    MOESERVE_RETURN_IF_ERROR(budget->AddStates(1, out.num_classes));
     MOESERVE_RETURN_IF_ERROR(budget->Tick(8 * out.num_classes));
     const auto [state, count] = states[s];
     for (int c = 0; c < out.num_classes; ++c) {

@@ -28,12 +28,14 @@ class CompileBudget {
 
   // InvalidArgument when the time is up. Cheap: looks at the clock every few hundred calls.
   Status Tick(int64_t work = 1);
-  // InvalidArgument when more states have been made than allowed.
-  Status AddStates(int64_t count);
+  // InvalidArgument when more states have been made than allowed, or tables of more memory.
+  // `num_classes`: of the automaton that gets the states.
+  Status AddStates(int64_t count, int num_classes = 1);
   int64_t states_left() const { return states_left_; }
 
  private:
   int64_t states_left_;
+  int64_t cells_ = 0;
   int64_t work_ = 0;
   std::chrono::steady_clock::time_point end_;
 };
@@ -42,16 +44,16 @@ class CompileBudget {
 struct ByteDfa {
   std::array<uint8_t, 256> class_of{};
   int num_classes = 0;
-  std::vector<int32_t> next;         // [states, classes]; kDead where no match can follow
-  std::vector<uint8_t> accepting;    // [states]
-  std::vector<uint8_t> boundary;     // [states]; between two characters of a JSON string
-  std::vector<uint8_t> has_next;     // [states]; some byte may follow
+  std::vector<int32_t> next;       // [states, classes]; kDead where no match can follow
+  std::vector<uint8_t> accepting;  // [states]
+  std::vector<uint8_t> boundary;   // [states]; between two characters of a JSON string
+  std::vector<uint8_t> has_next;   // [states]; some byte may follow
   // [states]; spellable bytes to an accepting state.
   std::vector<int64_t> distance;
   // [states]; the same plus one where that state has a next byte, for the end-of-sequence token.
   std::vector<int64_t> end_distance;
-  int64_t max_distance = 0;          // largest finite end_distance
-  bool ends_itself = true;           // no accepting state has a next byte
+  int64_t max_distance = 0;  // largest finite end_distance
+  bool ends_itself = true;   // no accepting state has a next byte
 
   static constexpr int32_t kStart = 0;
 

@@ -95,8 +95,7 @@ void AddUtf8(char32_t lo, char32_t hi, CharAutomaton* out) {
 Place HexDigits(uint32_t lo, uint32_t hi) {
   Place place;
   if (lo <= 9) {
-    place.push_back(
-        {static_cast<uint8_t>('0' + lo), static_cast<uint8_t>('0' + std::min(hi, 9u))});
+    place.push_back({static_cast<uint8_t>('0' + lo), static_cast<uint8_t>('0' + std::min(hi, 9u))});
   }
   if (hi >= 10) {
     place.push_back(

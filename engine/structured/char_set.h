@@ -26,9 +26,9 @@ CharSet WithBothCases(const CharSet& set);
 // How the characters of a text appear as bytes.
 enum class Encoding {
   kUtf8,
-  // Inside a JSON string, as common writers spell it: a quote, a backslash or a control character by
-  // its short escape, or \u00xx (lower case) where there is none; everything from DEL on as itself or
-  // as \uxxxx, a pair of surrogates where needed; the rest as itself only.
+  // Inside a JSON string, as common writers spell it: a quote, a backslash or a control character
+  // by its short escape, or \u00xx (lower case) where there is none; everything from DEL on as
+  // itself or as \uxxxx, a pair of surrogates where needed; the rest as itself only.
   kJsonString,
 };
 

@@ -20,7 +20,9 @@ class Compiled : public CompiledConstraint, public std::enable_shared_from_this<
 
   const VocabularyIndex& vocabulary() const { return *vocabulary_; }
   const Matcher& matcher() const { return matcher_; }
-  std::shared_ptr<const DfaMask> MaskOf(int32_t dfa, int32_t state, bool at_root) const;
+  // See DfaMaskCache::Get.
+  std::shared_ptr<const DfaMask> MaskOf(int32_t dfa, int32_t state, bool at_root,
+                                        int64_t room) const;
 
  private:
   const Grammar grammar_;

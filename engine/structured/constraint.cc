@@ -63,8 +63,8 @@ Result<ByteDfa> ChoiceDfa(const std::vector<std::string>& choices, const Constra
   return nfa.Determinize(start);
 }
 
-Result<Grammar> Compile(const ConstraintSpec& spec, const VocabularyIndex& vocabulary,
-                        const ConstraintLimits& limits) {
+Result<Grammar> CompileGrammar(const ConstraintSpec& spec, const VocabularyIndex& vocabulary,
+                               const ConstraintLimits& limits) {
   CompileBudget budget(limits.states, limits.compile_time);
   const DfaPtr& any_string = vocabulary.string_masks().dfa;
   const ByteSet& spellable = vocabulary.spellable();
@@ -86,6 +86,16 @@ Result<Grammar> Compile(const ConstraintSpec& spec, const VocabularyIndex& vocab
   return absl::InvalidArgumentError("unknown kind of constraint");
 }
 
+Result<Grammar> Compile(const ConstraintSpec& spec, const VocabularyIndex& vocabulary,
+                        const ConstraintLimits& limits) {
+  MOESERVE_ASSIGN_OR_RETURN(Grammar grammar, CompileGrammar(spec, vocabulary, limits));
+  const int64_t shortest = grammar.nodes[grammar.root].distance;
+  if (shortest <= limits.shortest_answer) return grammar;
+  return absl::InvalidArgumentError("the shortest text that matches has " +
+                                    std::to_string(shortest) + " bytes, more than " +
+                                    std::to_string(limits.shortest_answer));
+}
+
 }  // namespace
 }  // namespace structured
 
@@ -98,7 +108,8 @@ Result<std::shared_ptr<const CompiledConstraint>> CompileConstraint(
     return std::make_shared<const structured::Compiled>(std::move(grammar), std::move(vocabulary));
   } catch (const std::exception& error) {
     // The JSON library reports its own errors so.
-    return absl::InvalidArgumentError(std::string("the constraint cannot be read: ") + error.what());
+    return absl::InvalidArgumentError(std::string("the constraint cannot be read: ") +
+                                      error.what());
   }
 }
 

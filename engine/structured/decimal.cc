@@ -37,7 +37,8 @@ Decimal Decimal::Parse(std::string_view text) {
 
 Decimal Decimal::Shortest(double value) {
   char buffer[32];
-  const auto end = std::to_chars(buffer, buffer + sizeof(buffer), value, std::chars_format::scientific);
+  const auto end =
+      std::to_chars(buffer, buffer + sizeof(buffer), value, std::chars_format::scientific);
   return Parse(std::string_view(buffer, static_cast<size_t>(end.ptr - buffer)));
 }
 

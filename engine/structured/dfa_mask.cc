@@ -4,8 +4,8 @@
 
 namespace moeserve::structured {
 
-void WalkDfa(const VocabularyIndex& vocabulary, const ByteDfa& dfa, int32_t state,
-             const WalkLimits& limits, std::span<uint32_t> tokens, std::vector<int32_t>* exits) {
+int64_t WalkDfa(const VocabularyIndex& vocabulary, const ByteDfa& dfa, int32_t state,
+                const WalkLimits& limits, std::span<uint32_t> tokens, std::vector<DfaExit>* exits) {
   struct Level {
     int32_t state;
     int64_t count;
@@ -15,7 +15,9 @@ void WalkDfa(const VocabularyIndex& vocabulary, const ByteDfa& dfa, int32_t stat
   const std::vector<int64_t>& distance = limits.at_root ? dfa.end_distance : dfa.distance;
   const std::vector<VocabularyIndex::Node>& nodes = vocabulary.nodes();
   const int32_t end = static_cast<int32_t>(nodes.size());
+  int64_t visited = 0;
   for (int32_t i = 1; i < end;) {
+    ++visited;
     const VocabularyIndex::Node& node = nodes[i];
     const Level& above = levels[node.depth - 1];
     const int32_t next = dfa.Next(above.state, node.byte);
@@ -25,14 +27,14 @@ void WalkDfa(const VocabularyIndex& vocabulary, const ByteDfa& dfa, int32_t stat
       if (dfa.boundary[above.state]) {
         live = dfa.accepting[next] ? count >= limits.min_chars : count < limits.max_chars;
       }
-      if (dfa.boundary[next]) ++count;
     }
+    if (live && dfa.boundary[next]) ++count;
     if (!live) {
       i = node.end;
       continue;
     }
     if (dfa.accepting[next] && !dfa.has_next[next]) {
-      exits->push_back(i);
+      exits->push_back({i, static_cast<int32_t>(count - limits.count)});
       i = node.end;
       continue;
     }
@@ -50,13 +52,15 @@ void WalkDfa(const VocabularyIndex& vocabulary, const ByteDfa& dfa, int32_t stat
     }
     ++i;
   }
+  return visited;
 }
 
 std::shared_ptr<const DfaMask> DfaMaskCache::Get(const VocabularyIndex& vocabulary,
                                                  const ByteDfa& dfa, int32_t dfa_id, int32_t state,
-                                                 bool at_root) {
-  const uint64_t key = (static_cast<uint64_t>(dfa_id) << 33) |
-                       (static_cast<uint64_t>(state) << 1) | (at_root ? 1 : 0);
+                                                 bool at_root, int64_t room) {
+  // A token has at most as many characters as bytes.
+  const bool counted = room < vocabulary.max_depth();
+  const std::tuple key(dfa_id, state, at_root, counted ? room : kNoLimit);
   {
     std::lock_guard lock(mutex_);
     const auto it = masks_.find(key);
@@ -66,8 +70,11 @@ std::shared_ptr<const DfaMask> DfaMaskCache::Get(const VocabularyIndex& vocabula
   mask->tokens.resize(vocabulary.mask_words());
   WalkLimits limits;
   limits.at_root = at_root;
-  WalkDfa(vocabulary, dfa, state, limits, mask->tokens, &mask->exits);
-  const size_t bytes = 4 * (mask->tokens.size() + mask->exits.size()) + 128;
+  limits.counted = counted;
+  if (counted) limits.max_chars = room;
+  mask->visited = WalkDfa(vocabulary, dfa, state, limits, mask->tokens, &mask->exits);
+  const size_t bytes =
+      sizeof(uint32_t) * mask->tokens.size() + sizeof(DfaExit) * mask->exits.size() + 192;
   std::lock_guard lock(mutex_);
   if (bytes_ + bytes <= max_bytes_ && masks_.try_emplace(key, mask).second) bytes_ += bytes;
   return mask;

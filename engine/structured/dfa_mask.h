@@ -1,11 +1,13 @@
 // Which tokens keep an automaton going.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
-#include <unordered_map>
+#include <tuple>
 #include <vector>
 
 #include "engine/structured/byte_dfa.h"
@@ -13,9 +15,16 @@
 
 namespace moeserve::structured {
 
+// A trie node at which an automaton reaches an accepting end.
+struct DfaExit {
+  int32_t node;
+  int32_t chars;  // boundaries reached on the way
+};
+
 struct DfaMask {
   std::vector<uint32_t> tokens;  // [mask_words]; those that end inside the automaton
-  std::vector<int32_t> exits;    // trie nodes at which it reaches an accepting end
+  std::vector<DfaExit> exits;
+  int64_t visited = 0;  // trie nodes looked at to make it
 };
 
 // How a walk counts the characters of a string and how far from the end it may get.
@@ -30,24 +39,26 @@ struct WalkLimits {
 };
 
 // Sets the bits of tokens that lead from `state` to a state in which the automaton can go on, and
-// appends the trie nodes at which it ends. Clears nothing.
-void WalkDfa(const VocabularyIndex& vocabulary, const ByteDfa& dfa, int32_t state,
-             const WalkLimits& limits, std::span<uint32_t> tokens, std::vector<int32_t>* exits);
+// appends where it ends. Clears nothing. Returns the number of trie nodes looked at.
+int64_t WalkDfa(const VocabularyIndex& vocabulary, const ByteDfa& dfa, int32_t state,
+                const WalkLimits& limits, std::span<uint32_t> tokens, std::vector<DfaExit>* exits);
 
-// Results of walks without limits, by automaton and state. Any number of threads.
+// Results of walks without limits but one on the number of characters, by automaton and state. Any
+// number of threads.
 class DfaMaskCache {
  public:
   // `max_bytes`: what does not fit is computed anew each time.
   explicit DfaMaskCache(size_t max_bytes) : max_bytes_(max_bytes) {}
 
+  // `room`: characters that may follow; the vocabulary's max_depth() or more: no limit.
   std::shared_ptr<const DfaMask> Get(const VocabularyIndex& vocabulary, const ByteDfa& dfa,
-                                     int32_t dfa_id, int32_t state, bool at_root);
+                                     int32_t dfa_id, int32_t state, bool at_root, int64_t room);
 
  private:
   const size_t max_bytes_;
   std::mutex mutex_;
   size_t bytes_ = 0;
-  std::unordered_map<uint64_t, std::shared_ptr<const DfaMask>> masks_;
+  std::map<std::tuple<int32_t, int32_t, bool, int64_t>, std::shared_ptr<const DfaMask>> masks_;
 };
 
 }  // namespace moeserve::structured

@@ -158,7 +158,8 @@ int64_t SpelledBytes(char32_t c, const ByteSet& spellable) {
   return c > 0xFFFF ? 12 : 6;
 }
 
-Status Grammar::Finish(const ByteSet& spellable, CompileBudget* budget) {
+Status Grammar::Finish(const ByteSet& spellable_bytes, CompileBudget* budget) {
+  spellable = spellable_bytes;
   for (Node& node : nodes) {
     auto* object = std::get_if<ObjectNode>(&node.value);
     if (object == nullptr) continue;
@@ -182,6 +183,10 @@ Status Grammar::Finish(const ByteSet& spellable, CompileBudget* budget) {
       int64_t work = 1;
       if (const auto* object = std::get_if<ObjectNode>(&node.value)) {
         work += static_cast<int64_t>(object->properties.size());
+      } else if (const auto* array = std::get_if<ArrayNode>(&node.value)) {
+        work += static_cast<int64_t>(array->prefix.size());
+      } else if (const auto* choice = std::get_if<ChoiceNode>(&node.value)) {
+        work += static_cast<int64_t>(choice->options.size());
       }
       MOESERVE_RETURN_IF_ERROR(budget->Tick(8 * work));
       const Size size = measurer.Of(node);
@@ -199,13 +204,13 @@ Status Grammar::Finish(const ByteSet& spellable, CompileBudget* budget) {
   }
   std::sort(order.begin(), order.end(), [&](NodeId a, NodeId b) {
     const auto key = [&](NodeId id) {
-      return std::tuple(nodes[id].distance, std::holds_alternative<ChoiceNode>(nodes[id].value), id);
+      return std::tuple(nodes[id].distance, std::holds_alternative<ChoiceNode>(nodes[id].value),
+                        id);
     };
     return key(a) < key(b);
   });
   for (const NodeId id : order) nodes[id].height = measurer.Of(nodes[id]).height;
 
-  all_bytes_spellable = spellable.all();
   const auto finite = [&](NodeId id) {
     return id != kNoNode && nodes[id].distance < kUnreachable ? id : kNoNode;
   };
@@ -234,6 +239,9 @@ Status Grammar::Finish(const ByteSet& spellable, CompileBudget* budget) {
                        [&](int32_t a, int32_t b) {
                          return object->properties[a].cost < object->properties[b].cost;
                        });
+      for (size_t rank = 0; rank < object->optional_by_cost.size(); ++rank) {
+        object->properties[object->optional_by_cost[rank]].rank = static_cast<int32_t>(rank);
+      }
     }
   }
   return absl::OkStatus();

@@ -41,10 +41,11 @@ struct Property {
   std::u32string name;
   NodeId value = kNoNode;  // kNoNode: must not appear
   bool required = false;
-  // Filled in by Grammar::Finish. suffix_bytes[i]: of the shortest spelling of the characters of the
-  // name from the i-th on.
+  // Filled in by Grammar::Finish. suffix_bytes[i]: of the shortest spelling of the characters of
+  // the name from the i-th on.
   std::vector<int64_t> suffix_bytes;
-  int64_t cost = 0;  // key, shortest value and a comma
+  int64_t cost = 0;   // key, shortest value and a comma
+  int32_t rank = -1;  // in optional_by_cost; -1: not there
 };
 
 struct ObjectNode {
@@ -75,11 +76,11 @@ struct Grammar {
   std::vector<DfaPtr> dfas;
   int32_t any_string = 0;  // in dfas: every JSON string
   NodeId root = kNoNode;
-  bool all_bytes_spellable = true;
+  ByteSet spellable;  // filled in by Finish
 
-  // Computes distances and takes out what has no finite instance. `spellable`: bytes that are
-  // tokens of their own.
-  Status Finish(const ByteSet& spellable, CompileBudget* budget);
+  // Computes distances and takes out what has no finite instance. `spellable_bytes`: those
+  // that are tokens of their own.
+  Status Finish(const ByteSet& spellable_bytes, CompileBudget* budget);
 };
 
 // Some key of so many characters, or any given key with so many more, is not among `taken` names.

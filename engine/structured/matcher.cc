@@ -1,6 +1,10 @@
 #include "engine/structured/matcher.h"
 
 #include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
 
 namespace moeserve::structured {
 namespace {
@@ -28,14 +32,32 @@ bool StepSpace(Frame* frame, uint8_t byte, bool line_end_allowed) {
   return true;
 }
 
+bool Frame::SameTop(const Frame& other) const {
+  const auto fields = [](const Frame& f) {
+    return std::tie(f.node, f.below, f.kind, f.phase, f.space, f.depth, f.tail, f.count,
+                    f.dfa_state, f.seen, f.seen_hash, f.num_others, f.missing, f.missing_cost,
+                    f.pending, f.decoder, f.first, f.last, f.length, f.hash);
+  };
+  return fields(*this) == fields(other);
+}
+
+uint64_t Frame::Hash() const {
+  uint64_t out = below;
+  for (const int64_t field :
+       {static_cast<int64_t>(kind), static_cast<int64_t>(phase), int64_t{space}, int64_t{node},
+        int64_t{depth}, count, int64_t{dfa_state}, int64_t{num_others}, int64_t{missing},
+        int64_t{first}, int64_t{last}, int64_t{length}}) {
+    out = HashWith(out, static_cast<uint64_t>(field));
+  }
+  return HashWith(HashWith(HashWith(out, seen), seen_hash), hash);
+}
+
 bool StackPool::Equal(const Frame& a, const Frame& b) const {
   const Frame* x = &a;
   const Frame* y = &b;
   while (true) {
-    Frame other = *y;
-    other.parent = x->parent;
-    other.seen_list = x->seen_list;
-    if (!(*x == other)) return false;
+    if (!x->SameTop(*y)) return false;
+    ++work;
     int32_t s = x->seen_list;
     int32_t t = y->seen_list;
     while (s != t) {
@@ -96,11 +118,10 @@ Frame Matcher::Start() const {
   return frame;
 }
 
-const ByteDfa& Matcher::DfaOf(const Frame& top) const {
-  return *grammar_.dfas[ScalarOf(top).dfa];
-}
+const ByteDfa& Matcher::DfaOf(const Frame& top) const { return *grammar_.dfas[ScalarOf(top).dfa]; }
 
 void Matcher::Step(const Frame& top, uint8_t byte, StackPool* pool, std::vector<Frame>* out) const {
+  ++pool->work;
   switch (top.kind) {
     case FrameKind::kStart:
       return BeginValue(top.node, nullptr, byte, pool, out);
@@ -117,24 +138,38 @@ void Matcher::Step(const Frame& top, uint8_t byte, StackPool* pool, std::vector<
 
 void Matcher::Reduce(const StackPool& pool, std::vector<Frame>* tops) const {
   if (tops->size() < 2) return;
+  pool.work += static_cast<int64_t>(tops->size());
+  // Few are compared with each other; of many, those of the same hash.
+  constexpr size_t kFew = 8;
+  absl::flat_hash_map<uint64_t, size_t> first_of;
+  if (tops->size() > kFew) first_of.reserve(tops->size());
   size_t kept = 0;
   for (size_t i = 0; i < tops->size(); ++i) {
-    const bool known = std::any_of(tops->begin(), tops->begin() + kept, [&](const Frame& frame) {
-      return pool.Equal(frame, (*tops)[i]);
-    });
-    if (!known) (*tops)[kept++] = (*tops)[i];
+    const Frame& frame = (*tops)[i];
+    bool known = false;
+    if (tops->size() > kFew) {
+      const auto [it, added] = first_of.try_emplace(frame.Hash(), kept);
+      known = !added && pool.Equal((*tops)[it->second], frame);
+    } else {
+      for (size_t j = 0; j < kept && !known; ++j) known = pool.Equal((*tops)[j], frame);
+    }
+    if (!known) (*tops)[kept++] = frame;
   }
   tops->resize(kept);
   if (kept <= kMaxAlternatives) return;
-  std::stable_sort(tops->begin(), tops->end(), [&](const Frame& a, const Frame& b) {
-    return Distance(a, pool) < Distance(b, pool);
-  });
-  tops->resize(kMaxAlternatives);
+  std::vector<std::pair<int64_t, size_t>> order;
+  for (size_t i = 0; i < kept; ++i) order.push_back({Distance((*tops)[i], pool), i});
+  std::sort(order.begin(), order.end());
+  order.resize(kMaxAlternatives);
+  std::vector<Frame> shortest;
+  for (const auto& [distance, i] : order) shortest.push_back((*tops)[i]);
+  *tops = std::move(shortest);
 }
 
 void Matcher::BeginValue(NodeId id, const Frame* parent, uint8_t byte, StackPool* pool,
                          std::vector<Frame>* out) const {
   int32_t parent_index = -1;
+  uint64_t below = 0;
   int64_t tail = 0;
   const auto begin = [&](NodeId option) {
     const Node& node = At(option);
@@ -159,13 +194,16 @@ void Matcher::BeginValue(NodeId id, const Frame* parent, uint8_t byte, StackPool
       tail = Distance(*parent, *pool);
       parent_index = static_cast<int32_t>(pool->frames.size());
       pool->frames.push_back(*parent);
+      below = parent->Hash();
     }
+    frame.below = below;
     frame.depth = (parent == nullptr ? 0 : parent->depth) + 1;
     frame.parent = parent_index;
     frame.tail = tail;
     Emit(frame, *pool, out);
   };
   if (const auto* choice = std::get_if<ChoiceNode>(&At(id).value)) {
+    pool->work += static_cast<int64_t>(choice->options.size() / 4);
     for (const NodeId option : choice->options) begin(option);
   } else {
     begin(id);

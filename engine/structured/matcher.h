@@ -1,6 +1,7 @@
 // The pushdown matcher: steps of a constraint's state over single bytes.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -8,6 +9,14 @@
 #include "engine/structured/string_decoder.h"
 
 namespace moeserve::structured {
+
+inline constexpr uint64_t kHashBasis = 0xcbf29ce484222325;
+
+// Of a sequence, value by value from kHashBasis on.
+inline uint64_t HashWith(uint64_t hash, uint64_t value) {
+  hash = (hash ^ value) * 0x9e3779b97f4a7c15;
+  return hash ^ (hash >> 29);
+}
 
 enum class FrameKind : uint8_t { kStart, kScalar, kArray, kObject, kDone };
 enum class Phase : uint8_t {
@@ -17,28 +26,30 @@ enum class Phase : uint8_t {
   kColon,        // after a key
   kExpectValue,  // after a colon, or after a comma in an array
   kAfterValue,
-  kClosing,      // white space before the closing bracket has begun
+  kClosing,  // white space before the closing bracket has begun
 };
 
 // One value that has begun. Plain data.
 struct Frame {
   FrameKind kind = FrameKind::kStart;
   Phase phase = Phase::kOpen;
-  uint8_t space = 0;        // white space just read: 0 none, 1 a space, 2 + n a line end and n more
+  uint8_t space = 0;  // white space just read: 0 none, 1 a space, 2 + n a line end and n more
   NodeId node = kNoNode;
-  int32_t parent = -1;      // into StackPool::frames: how it goes on behind this value
-  int32_t depth = 0;        // containers around and including this value
-  int64_t tail = 0;         // distance from behind this value to the end
-  int64_t count = 0;        // characters, items or properties so far
-  int32_t dfa_state = 0;    // kScalar; in a key, of any_string
+  int32_t parent = -1;    // into StackPool::frames: how it goes on behind this value
+  int32_t depth = 0;      // containers around and including this value
+  int64_t tail = 0;       // distance from behind this value to the end
+  int64_t count = 0;      // characters, items or properties so far
+  uint64_t below = 0;     // hash of the frames below
+  int32_t dfa_state = 0;  // kScalar; in a key, of any_string
 
   // kObject
-  uint64_t seen = 0;          // the first 64 properties
-  int32_t seen_list = -1;     // into StackPool::seen: the other properties
-  int32_t num_others = 0;     // properties without a name of their own in the node
-  int32_t missing = 0;        // required properties not seen
+  uint64_t seen = 0;       // the first 64 properties
+  int32_t seen_list = -1;  // into StackPool::seen: the other properties
+  uint64_t seen_hash = 0;  // of that list
+  int32_t num_others = 0;  // properties without a name of their own in the node
+  int32_t missing = 0;     // required properties not seen
   int64_t missing_cost = 0;
-  NodeId pending = kNoNode;   // the value behind the key
+  NodeId pending = kNoNode;  // the value behind the key
 
   // In a key: properties [first, last) begin with the `length` characters read.
   StringDecoder decoder;
@@ -47,7 +58,10 @@ struct Frame {
   int32_t length = 0;
   uint64_t hash = 0;
 
-  bool operator==(const Frame&) const = default;
+  // All but where in the pool the rest is.
+  bool SameTop(const Frame& other) const;
+  // Equal for frames with the same top; tells almost all others apart.
+  uint64_t Hash() const;
 };
 
 // What frames refer to. An element refers only to earlier ones and never changes, so that several
@@ -66,6 +80,8 @@ struct StackPool {
 
   std::vector<Frame> frames;
   std::vector<Seen> seen;
+  // What the matcher has done, in units of a step's work. For callers that have to stop in time.
+  mutable int64_t work = 0;
 
   Mark mark() const { return {frames.size(), seen.size()}; }
   void CutTo(Mark mark) {
@@ -83,7 +99,7 @@ class Matcher {
  public:
   // More ways to read the same text than this are dropped, the longest to complete first. What is
   // left is still correct, so this can only refuse a text.
-  static constexpr size_t kMaxAlternatives = 64;
+  static constexpr size_t kMaxAlternatives = 256;
 
   explicit Matcher(const Grammar* grammar) : grammar_(*grammar) {}
 
@@ -103,7 +119,8 @@ class Matcher {
   const ScalarNode& ScalarOf(const Frame& top) const {
     return std::get<ScalarNode>(grammar_.nodes[top.node].value);
   }
-  // In a key that any characters may follow. If so, an upper bound of the distance after any of them.
+  // In a key that any characters may follow. If so, an upper bound of the distance from any point
+  // inside the key, over what closes the string there.
   bool InFreeKey(const Frame& top, const StackPool& pool, int64_t* bound) const;
   // Appends what follows behind the value `top`.
   void Pop(const Frame& top, const StackPool& pool, std::vector<Frame>* out) const;
@@ -113,7 +130,9 @@ class Matcher {
  private:
   const Node& At(NodeId id) const { return grammar_.nodes[id]; }
   const ArrayNode& ArrayOf(const Frame& f) const { return std::get<ArrayNode>(At(f.node).value); }
-  const ObjectNode& ObjectOf(const Frame& f) const { return std::get<ObjectNode>(At(f.node).value); }
+  const ObjectNode& ObjectOf(const Frame& f) const {
+    return std::get<ObjectNode>(At(f.node).value);
+  }
   bool Fits(NodeId id, const Frame& container) const {
     return container.depth + At(id).height <= kMaxDepth;
   }
@@ -133,18 +152,19 @@ class Matcher {
   void StepObject(const Frame& top, uint8_t byte, StackPool* pool, std::vector<Frame>* out) const;
   void StepKey(const Frame& top, uint8_t byte, StackPool* pool, std::vector<Frame>* out) const;
   bool CloseKey(Frame* top, StackPool* pool) const;
-  bool HasSeen(const Frame& top, const StackPool& pool, int32_t property) const;
+  // Which named properties an object has. For many questions about the same frame.
+  class SeenNames;
+  struct Fillers;
   bool HasSeenOther(const Frame& top, const StackPool& pool, uint64_t key) const;
   bool HasRoom(const Frame& top) const;
-  bool PropertyAllowed(const Frame& top, const StackPool& pool, int32_t property) const;
+  bool PropertyAllowed(const Frame& top, const SeenNames& seen, int32_t property) const;
   bool OtherAllowed(const Frame& top) const;
   bool AnyKeyAllowed(const Frame& top, const StackPool& pool) const;
   bool KeyCanEnd(const Frame& top, const StackPool& pool) const;
   bool CanCloseObject(const Frame& top) const;
   int64_t Needed(const Frame& top) const;
   int64_t OtherCost(const Frame& top) const;
-  int64_t FillerCost(const Frame& top, const StackPool& pool, int64_t count,
-                     int32_t except = -1) const;
+  Fillers FillersOf(const Frame& top, const SeenNames& seen, int64_t count) const;
   int64_t ObjectRest(const Frame& top, const StackPool& pool) const;
   int64_t KeyRest(const Frame& top, const StackPool& pool) const;
 

@@ -1,5 +1,7 @@
 // Objects: keys in any order, each once.
 #include <algorithm>
+#include <string>
+#include <vector>
 
 #include "engine/structured/matcher.h"
 
@@ -9,26 +11,56 @@ namespace {
 // Of one object, named properties aside; bounds the memory of a state.
 constexpr int32_t kMaxOthers = 4096;
 
-constexpr uint64_t kHashBasis = 0xcbf29ce484222325;
-constexpr uint64_t kHashPrime = 0x100000001b3;
 constexpr uint64_t kNamed = uint64_t{1} << 63;
 
-uint64_t HashWith(uint64_t hash, char32_t c) {
-  hash = (hash ^ c) * kHashPrime;
-  return hash ^ (hash >> 29);
+void AddSeen(uint64_t key, Frame* top, StackPool* pool) {
+  pool->seen.push_back({key, top->seen_list});
+  top->seen_list = static_cast<int32_t>(pool->seen.size() - 1);
+  top->seen_hash = HashWith(top->seen_hash, key);
 }
 
 }  // namespace
 
-bool Matcher::HasSeen(const Frame& top, const StackPool& pool, int32_t property) const {
-  if (property < 64) return (top.seen >> property) & 1;
-  return HasSeenOther(top, pool, kNamed | static_cast<uint64_t>(property));
-}
+class Matcher::SeenNames {
+ public:
+  SeenNames(const Frame& top, const StackPool& pool, size_t num_properties) : first_(top.seen) {
+    if (num_properties <= 64) return;
+    more_.resize((num_properties - 1) / 64);
+    for (int32_t s = top.seen_list; s >= 0; s = pool.seen[s].previous) {
+      const uint64_t key = pool.seen[s].key;
+      if (key & kNamed) more_[(key & ~kNamed) / 64 - 1] |= uint64_t{1} << (key % 64);
+    }
+    pool.work += 2 + (top.count + static_cast<int64_t>(more_.size())) / 16;
+  }
+  bool Has(int32_t property) const {
+    const uint64_t word = property < 64 ? first_ : more_[property / 64 - 1];
+    return (word >> (property % 64)) & 1;
+  }
+
+ private:
+  uint64_t first_;
+  std::vector<uint64_t> more_;
+};
+
+// The cheapest optional properties that are missing, a number of them.
+struct Matcher::Fillers {
+  int64_t cost = 0;
+  int64_t cost_of_one_less = 0;
+  int32_t end = 0;  // the named ones among them stand before this place of optional_by_cost
+
+  // Of one less, where `property` itself is the one that is not needed.
+  int64_t CostWith(const Property& property) const {
+    const bool among = property.rank >= 0 && property.rank < end;
+    if (!among) return cost_of_one_less;
+    return cost < kUnreachable ? cost - property.cost : kUnreachable;
+  }
+};
 
 bool Matcher::HasSeenOther(const Frame& top, const StackPool& pool, uint64_t key) const {
   for (int32_t s = top.seen_list; s >= 0; s = pool.seen[s].previous) {
     if (pool.seen[s].key == key) return true;
   }
+  pool.work += top.count / 16;
   return false;
 }
 
@@ -36,10 +68,10 @@ bool Matcher::HasRoom(const Frame& top) const {
   return top.count + top.missing < ObjectOf(top).max_properties;
 }
 
-bool Matcher::PropertyAllowed(const Frame& top, const StackPool& pool, int32_t property) const {
+bool Matcher::PropertyAllowed(const Frame& top, const SeenNames& seen, int32_t property) const {
   const Property& p = ObjectOf(top).properties[property];
   return p.value != kNoNode && (p.required || HasRoom(top)) && Fits(p.value, top) &&
-         !HasSeen(top, pool, property);
+         !seen.Has(property);
 }
 
 bool Matcher::OtherAllowed(const Frame& top) const {
@@ -50,23 +82,25 @@ bool Matcher::OtherAllowed(const Frame& top) const {
 
 bool Matcher::AnyKeyAllowed(const Frame& top, const StackPool& pool) const {
   if (OtherAllowed(top)) return true;
-  const int32_t n = static_cast<int32_t>(ObjectOf(top).properties.size());
-  for (int32_t i = 0; i < n; ++i) {
-    if (PropertyAllowed(top, pool, i)) return true;
-  }
-  return false;
+  const size_t n = ObjectOf(top).properties.size();
+  const SeenNames seen(top, pool, n);
+  int32_t i = 0;
+  while (i < static_cast<int32_t>(n) && !PropertyAllowed(top, seen, i)) ++i;
+  pool.work += i / 8;
+  return i < static_cast<int32_t>(n);
 }
 
 // Some allowed property's name begins with what has been read of the key.
 bool Matcher::KeyCanEnd(const Frame& top, const StackPool& pool) const {
   if (OtherAllowed(top)) return true;
   const ObjectNode& object = ObjectOf(top);
+  const SeenNames seen(top, pool, object.properties.size());
   for (int32_t i = top.first; i < top.last; ++i) {
-    if (!PropertyAllowed(top, pool, i)) continue;
+    if ((i - top.first) % 8 == 7) ++pool.work;
+    if (!PropertyAllowed(top, seen, i)) continue;
     if (top.decoder.at_boundary()) return true;
     const std::u32string& name = object.properties[i].name;
-    if (static_cast<int32_t>(name.size()) > top.length &&
-        top.decoder.CanBecome(name[top.length])) {
+    if (static_cast<int32_t>(name.size()) > top.length && top.decoder.CanBecome(name[top.length])) {
       return true;
     }
   }
@@ -176,13 +210,12 @@ bool Matcher::CloseKey(Frame* top, StackPool* pool) const {
                      static_cast<int32_t>(object.properties[top->first].name.size()) == top->length;
   if (named) {
     const int32_t i = top->first;
-    if (!PropertyAllowed(*top, *pool, i)) return false;
+    if (!PropertyAllowed(*top, SeenNames(*top, *pool, object.properties.size()), i)) return false;
     const Property& property = object.properties[i];
     if (i < 64) {
       top->seen |= uint64_t{1} << i;
     } else {
-      pool->seen.push_back({kNamed | static_cast<uint64_t>(i), top->seen_list});
-      top->seen_list = static_cast<int32_t>(pool->seen.size() - 1);
+      AddSeen(kNamed | static_cast<uint64_t>(i), top, pool);
     }
     if (property.required) {
       --top->missing;
@@ -192,8 +225,7 @@ bool Matcher::CloseKey(Frame* top, StackPool* pool) const {
   } else {
     const uint64_t key = top->hash & ~kNamed;
     if (!OtherAllowed(*top) || HasSeenOther(*top, *pool, key)) return false;
-    pool->seen.push_back({key, top->seen_list});
-    top->seen_list = static_cast<int32_t>(pool->seen.size() - 1);
+    AddSeen(key, top, pool);
     ++top->num_others;
     top->pending = object.additional;
   }
@@ -220,20 +252,26 @@ int64_t Matcher::OtherCost(const Frame& top) const {
   return 4 + FreeNameLength(taken) + At(object.additional).distance;
 }
 
-int64_t Matcher::FillerCost(const Frame& top, const StackPool& pool, int64_t count,
-                            int32_t except) const {
-  if (count <= 0) return 0;
+Matcher::Fillers Matcher::FillersOf(const Frame& top, const SeenNames& seen, int64_t count) const {
+  Fillers out;
+  if (count <= 0) return out;
   const ObjectNode& object = ObjectOf(top);
   const bool others = object.additional != kNoNode && Fits(object.additional, top);
   const int64_t other_cost = others ? OtherCost(top) : kUnreachable;
-  int64_t cost = 0;
-  for (const int32_t i : object.optional_by_cost) {
-    if (count == 0 || other_cost <= object.properties[i].cost) break;
-    if (i == except || HasSeen(top, pool, i)) continue;
-    cost += object.properties[i].cost;
+  const int32_t n = static_cast<int32_t>(object.optional_by_cost.size());
+  for (; out.end < n && count > 0; ++out.end) {
+    const int32_t i = object.optional_by_cost[out.end];
+    if (other_cost <= object.properties[i].cost) break;
+    if (seen.Has(i)) continue;
+    out.cost_of_one_less = out.cost;
+    out.cost += object.properties[i].cost;
     --count;
   }
-  return count == 0 ? cost : std::min(cost + count * other_cost, kUnreachable);
+  if (count > 0) {
+    out.cost_of_one_less = std::min(out.cost + (count - 1) * other_cost, kUnreachable);
+    out.cost = std::min(out.cost + count * other_cost, kUnreachable);
+  }
+  return out;
 }
 
 int64_t Matcher::ObjectRest(const Frame& top, const StackPool& pool) const {
@@ -241,7 +279,10 @@ int64_t Matcher::ObjectRest(const Frame& top, const StackPool& pool) const {
   if (top.phase == Phase::kClosing) return 1;
   if (top.phase == Phase::kKey) return KeyRest(top, pool);
   const int64_t needed = Needed(top);
-  const int64_t rest = top.missing_cost + FillerCost(top, pool, needed) + 1;
+  const SeenNames seen(top, pool, object.properties.size());
+  const Fillers fillers = FillersOf(top, seen, needed);
+  pool.work += fillers.end / 8;
+  const int64_t rest = top.missing_cost + fillers.cost + 1;
   switch (top.phase) {
     case Phase::kOpen:
       return rest - (top.missing + needed > 0 ? 1 : 0);
@@ -250,7 +291,7 @@ int64_t Matcher::ObjectRest(const Frame& top, const StackPool& pool) const {
       int64_t cheapest = kUnreachable;
       if (OtherAllowed(top)) cheapest = OtherCost(top) - 1;
       for (const int32_t i : object.optional_by_cost) {
-        if (!PropertyAllowed(top, pool, i)) continue;
+        if (!PropertyAllowed(top, seen, i)) continue;
         cheapest = std::min(cheapest, object.properties[i].cost - 1);
         break;
       }
@@ -268,12 +309,13 @@ int64_t Matcher::ObjectRest(const Frame& top, const StackPool& pool) const {
 int64_t Matcher::KeyRest(const Frame& top, const StackPool& pool) const {
   const ObjectNode& object = ObjectOf(top);
   const bool boundary = top.decoder.at_boundary();
-  // The bytes that end a character are known to be there only where all bytes are.
-  if (!boundary && !grammar_.all_bytes_spellable) return kUnreachable;
   const int64_t needed = Needed(top);
+  const SeenNames seen(top, pool, object.properties.size());
+  const Fillers fillers = FillersOf(top, seen, needed);
+  pool.work += (fillers.end + top.last - top.first) / 8;
   int64_t best = kUnreachable;
   for (int32_t i = top.first; i < top.last; ++i) {
-    if (!PropertyAllowed(top, pool, i)) continue;
+    if (!PropertyAllowed(top, seen, i)) continue;
     const Property& property = object.properties[i];
     const size_t read = static_cast<size_t>(top.length);
     int64_t key = 0;
@@ -281,13 +323,18 @@ int64_t Matcher::KeyRest(const Frame& top, const StackPool& pool) const {
       key = property.suffix_bytes[read];
     } else {
       if (property.name.size() <= read || !top.decoder.CanBecome(property.name[read])) continue;
-      key = top.decoder.BytesLeft(property.name[read]) + property.suffix_bytes[read + 1];
+      const std::string ending = top.decoder.Ending(property.name[read]);
+      const bool spellable = std::all_of(ending.begin(), ending.end(), [&](char c) {
+        return grammar_.spellable[static_cast<uint8_t>(c)];
+      });
+      if (!spellable) continue;
+      key = static_cast<int64_t>(ending.size()) + property.suffix_bytes[read + 1];
     }
     int64_t rest = top.missing_cost + 1;
     if (property.required) {
-      rest += FillerCost(top, pool, needed) - property.cost;
+      rest += fillers.cost - property.cost;
     } else {
-      rest += FillerCost(top, pool, needed - 1, i);
+      rest += fillers.CostWith(property);
     }
     best = std::min(best, rest + key + 2 + At(property.value).distance);
   }
@@ -304,17 +351,24 @@ int64_t Matcher::KeyRest(const Frame& top, const StackPool& pool) const {
       // As if the character that has been begun led to a name that is taken.
       key = grammar_.dfas[grammar_.any_string]->distance[top.dfa_state] - 1 + more;
     }
-    best = std::min(best, top.missing_cost + 1 + FillerCost(top, pool, needed - 1) + key + 2 +
+    best = std::min(best, top.missing_cost + 1 + fillers.cost_of_one_less + key + 2 +
                               At(object.additional).distance);
   }
-  return best;
+  return std::min(best, kUnreachable);
 }
 
 bool Matcher::InFreeKey(const Frame& top, const StackPool& pool, int64_t* bound) const {
-  if (top.kind != FrameKind::kObject || top.phase != Phase::kKey || !OtherAllowed(top)) return false;
-  constexpr int64_t kLongestKeyEnd = 24;  // the rest of an escaped character, more characters, quote
-  *bound = top.tail + top.missing_cost + FillerCost(top, pool, Needed(top)) + kLongestKeyEnd +
-           At(ObjectOf(top).additional).distance;
+  if (top.kind != FrameKind::kObject || top.phase != Phase::kKey || !OtherAllowed(top))
+    return false;
+  const ObjectNode& object = ObjectOf(top);
+  const int64_t needed = Needed(top);
+  const SeenNames seen(top, pool, object.properties.size());
+  const Fillers fillers = FillersOf(top, seen, needed);
+  pool.work += fillers.end / 8;
+  const int64_t taken = static_cast<int64_t>(object.properties.size()) + top.num_others + needed;
+  // The characters that tell the key from the others, a colon and a bracket.
+  *bound = top.tail + top.missing_cost + fillers.cost + FreeNameLength(taken) + 2 +
+           At(object.additional).distance;
   return true;
 }
 

@@ -12,7 +12,8 @@ Result<Nfa::NodeId> Nfa::Add(Node node) {
   MOESERVE_RETURN_IF_ERROR(budget_->Tick());
   // Nodes are counted apart from states: a bounded number of each.
   if (static_cast<int64_t>(nodes_.size()) > 4 * budget_->states_left()) {
-    return absl::InvalidArgumentError("the pattern is too large when its repetitions are written out");
+    return absl::InvalidArgumentError(
+        "the pattern is too large when its repetitions are written out");
   }
   nodes_.push_back(node);
   return static_cast<NodeId>(nodes_.size() - 1);
@@ -162,7 +163,7 @@ class Nfa::Determinizer {
   }
 
   Status AddState(const Set& set, bool at_start) {
-    MOESERVE_RETURN_IF_ERROR(nfa_.budget_->AddStates(1));
+    MOESERVE_RETURN_IF_ERROR(nfa_.budget_->AddStates(1, dfa_.num_classes));
     positions_ += set.size();
     if (positions_ > kMaxPositions) {
       return absl::InvalidArgumentError("the pattern needs too large an automaton");
@@ -191,7 +192,7 @@ class Nfa::Determinizer {
   }
 
   // Bounds the memory of the sets: 8 bytes each, kept twice.
-  static constexpr size_t kMaxPositions = 8 << 20;
+  static constexpr size_t kMaxPositions = 4 << 20;
 
   const Nfa& nfa_;
   ByteDfa dfa_;

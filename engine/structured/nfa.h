@@ -42,9 +42,9 @@ class Nfa {
   enum class Kind : uint8_t { kMatch, kCharacter, kSplit, kAtStart, kAtEnd };
   struct Node {
     Kind kind;
-    NodeId a;            // the next node
-    NodeId b;            // kSplit: the other one
-    int32_t automaton;   // kCharacter
+    NodeId a;           // the next node
+    NodeId b;           // kSplit: the other one
+    int32_t automaton;  // kCharacter
   };
   class Determinizer;
 

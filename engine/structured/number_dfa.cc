@@ -11,7 +11,7 @@ namespace moeserve::structured {
 namespace {
 
 constexpr int kMaxExponent = 307;
-constexpr int kMinSmallExponent = 5;   // below it writers use plain decimals
+constexpr int kMinSmallExponent = 5;  // below it writers use plain decimals
 constexpr int kMinLargeExponent = 16;
 
 enum class Cmp : int8_t { kLess, kEqual, kGreater };
@@ -82,8 +82,8 @@ Side MakeSide(const NumberRange& range, bool negative) {
 struct State {
   Phase phase = Phase::kStart;
   bool negative = false;
-  int64_t count = 0;                               // kInteger: digits; kFraction: digits
-  bool one_digit = false;                          // one non-zero digit before the point
+  int64_t count = 0;                                         // kInteger: digits; kFraction: digits
+  bool one_digit = false;                                    // one non-zero digit before the point
   std::array<Cmp, 2> plain = {Cmp::kEqual, Cmp::kEqual};     // read as a plain decimal
   std::array<Cmp, 2> mantissa = {Cmp::kEqual, Cmp::kEqual};  // read as digits of a mantissa
   int64_t remainder = 0;
@@ -284,9 +284,8 @@ class Builder {
     }
     if (side.bound[1]) {
       const bool in = side.Allows(1, s.mantissa[1]);
-      last = side.bound[1]->is_zero()
-                 ? first - 1
-                 : std::min(last, side.bound[1]->exponent() - (in ? 0 : 1));
+      last = side.bound[1]->is_zero() ? first - 1
+                                      : std::min(last, side.bound[1]->exponent() - (in ? 0 : 1));
     }
     State next;
     next.phase = Phase::kExponent;
@@ -308,15 +307,14 @@ class Builder {
     // Numbers with `width` digits left, those that start with `digit`.
     const auto rest = [digit](std::array<int, 2> range, int width) {
       const int base = digit * width;
-      return std::array<int, 2>{std::max(range[0] - base, 0),
-                                std::min(range[1] - base, width - 1)};
+      return std::array<int, 2>{std::max(range[0] - base, 0), std::min(range[1] - base, width - 1)};
     };
     const int read = s.exponent_digits++;
     s.exponent_done = read == 1 ? s.two[0] <= digit && digit <= s.two[1]
                                 : read == 2 && s.three[0] <= digit && digit <= s.three[1];
     if (read > 2) return std::nullopt;
     s.two = read == 0 ? rest(s.two, 10) : std::array<int, 2>{1, 0};
-    s.three = read == 0 ? rest(s.three, 100)
+    s.three = read == 0   ? rest(s.three, 100)
               : read == 1 ? rest(s.three, 10)
                           : std::array<int, 2>{1, 0};
     s = Tidy(s);
@@ -363,7 +361,7 @@ Result<ByteDfa> NumberDfa(const NumberRange& range, CompileBudget* budget) {
   };
   id_of(State());
   for (size_t s = 0; s < states.size(); ++s) {
-    MOESERVE_RETURN_IF_ERROR(budget->AddStates(1));
+    MOESERVE_RETURN_IF_ERROR(budget->AddStates(1, dfa.num_classes));
     MOESERVE_RETURN_IF_ERROR(budget->Tick(64));
     const State state = states[s];
     for (size_t c = 0; c < kBytes.size(); ++c) {

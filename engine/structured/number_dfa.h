@@ -27,8 +27,8 @@ struct NumberRange {
 };
 
 // Plain decimals of any length are compared exactly. An exponent is allowed in the form in which
-// shortest-digits writers use it: one non-zero digit, maybe a fraction, and a signed exponent of two
-// or three digits that is at most -5 or at least 16, within +-307. Not finished.
+// shortest-digits writers use it: one non-zero digit, maybe a fraction, and a signed exponent of
+// two or three digits that is at most -5 or at least 16, within +-307. Not finished.
 Result<ByteDfa> NumberDfa(const NumberRange& range, CompileBudget* budget);
 
 }  // namespace moeserve::structured

@@ -143,8 +143,7 @@ class SchemaCompiler {
                                 nfa.Literal(text, Encoding::kUtf8, nfa.match()));
     }
     for (const std::string& text : strings) {
-      MOESERVE_ASSIGN_OR_RETURN(Nfa::NodeId node,
-                                nfa.Literal("\"", Encoding::kUtf8, nfa.match()));
+      MOESERVE_ASSIGN_OR_RETURN(Nfa::NodeId node, nfa.Literal("\"", Encoding::kUtf8, nfa.match()));
       MOESERVE_ASSIGN_OR_RETURN(node, nfa.Literal(text, Encoding::kJsonString, node));
       MOESERVE_ASSIGN_OR_RETURN(starts.emplace_back(), nfa.Literal("\"", Encoding::kUtf8, node));
     }
@@ -172,8 +171,8 @@ class SchemaCompiler {
 
   // The strings that have all formats and patterns; there is at least one of these.
   Result<int32_t> PatternedStrings(const json* place, const Branch& branch) {
-    std::string key = "string " + std::to_string(branch.min_chars) + " " +
-                      std::to_string(branch.max_chars);
+    std::string key =
+        "string " + std::to_string(branch.min_chars) + " " + std::to_string(branch.max_chars);
     for (const std::string& format : branch.formats) key += "\nf" + format;
     for (const std::string& pattern : branch.patterns) key += "\np" + pattern;
     if (const auto it = dfas_.find(key); it != dfas_.end()) return it->second;
@@ -199,8 +198,7 @@ class SchemaCompiler {
       MOESERVE_RETURN_IF_ERROR(add(pattern, MatchMode::kSearch));
     }
     if (branch.min_chars > 0 || branch.max_chars < kNoLimit) {
-      MOESERVE_ASSIGN_OR_RETURN(all,
-                                WithLength(*all, branch.min_chars, branch.max_chars, budget_));
+      MOESERVE_ASSIGN_OR_RETURN(all, WithLength(*all, branch.min_chars, branch.max_chars, budget_));
     }
     return AddDfa(key, *std::move(all));
   }
@@ -240,6 +238,8 @@ class SchemaCompiler {
       if (part.properties == nullptr) continue;
       for (const auto& [name, schema] : part.properties->items()) names.insert(name);
     }
+    // Many branches may have the same many names.
+    MOESERVE_RETURN_IF_ERROR(budget_->AddStates(static_cast<int64_t>(names.size())));
     ObjectNode node;
     node.min_properties = branch.min_properties;
     node.max_properties = branch.max_properties;
@@ -277,8 +277,9 @@ class SchemaCompiler {
                                             branch.min_properties > 0 ||
                                             branch.max_properties < kNoLimit;
         if (restricted) {
-          return reader_.Error(place, "listed arrays and objects together with other conditions "
-                                      "on them are not supported");
+          return reader_.Error(place,
+                               "listed arrays and objects together with other conditions "
+                               "on them are not supported");
         }
         MOESERVE_ASSIGN_OR_RETURN(options->emplace_back(), Constant(*value));
       } else if (value->is_string()) {
@@ -372,15 +373,14 @@ class SchemaCompiler {
         if (array->ItemAt(i) == kNoNode) return reader_.Error(place, "no array matches");
         at = array->ItemAt(i);
       } else if (const auto* object = std::get_if<ObjectNode>(&node.value)) {
-        const auto it = std::find_if(
-            object->properties.begin(), object->properties.end(),
-            [&](const Property& p) { return p.required && hopeless(p.value); });
+        const auto it =
+            std::find_if(object->properties.begin(), object->properties.end(),
+                         [&](const Property& p) { return p.required && hopeless(p.value); });
         if (it == object->properties.end()) return reader_.Error(place, "no object matches");
         if (it->value == kNoNode) return reader_.Error(place, "a required property is not allowed");
         at = it->value;
       } else {
-        return reader_.Error(
-            place, "no value matches that the model's vocabulary can spell");
+        return reader_.Error(place, "no value matches that the model's vocabulary can spell");
       }
     }
     return reader_.Error(place, "no finite value matches: the schema requires itself");
@@ -410,12 +410,20 @@ Result<Grammar> CompileSchema(std::string_view schema, bool strict, const Constr
   // A schema inside another one is at most three values deeper; listed values may add some.
   const int max_depth = 3 * limits.schema_nesting + 32;
   bool too_deep = false;
+  std::string duplicate;
+  std::vector<std::set<std::string>> keys;  // of the objects around a value
   json document;
   try {
     document = json::parse(
         schema.begin(), schema.end(),
-        [&](int depth, json::parse_event_t, json&) {
+        [&](int depth, json::parse_event_t event, json& value) {
           too_deep |= depth > max_depth;
+          if (event == json::parse_event_t::object_start) keys.emplace_back();
+          if (event == json::parse_event_t::object_end) keys.pop_back();
+          if (event == json::parse_event_t::key && duplicate.empty() &&
+              !keys.back().insert(value.get<std::string>()).second) {
+            duplicate = value.dump();
+          }
           return !too_deep;
         },
         /*allow_exceptions=*/false);
@@ -423,6 +431,10 @@ Result<Grammar> CompileSchema(std::string_view schema, bool strict, const Constr
     return absl::InvalidArgumentError("schema: not valid JSON");
   }
   if (too_deep) return absl::InvalidArgumentError("schema: values are nested too deep");
+  if (!duplicate.empty()) {
+    return absl::InvalidArgumentError("schema: the key " + duplicate.substr(0, 64) +
+                                      " stands twice in one object");
+  }
   if (document.is_discarded()) return absl::InvalidArgumentError("schema: not valid JSON");
   if (!document.is_object() && !document.is_boolean()) {
     return absl::InvalidArgumentError("schema: must be an object or a boolean");

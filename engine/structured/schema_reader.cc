@@ -13,10 +13,17 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kMaxBranches = 512;
+// Names, patterns and listed values of all branches of one schema together; bounds their memory.
+constexpr int64_t kMaxBranchParts = 100000;
+// Schemas that refer to each other, or stand inside each other, without a property or item in
+// between; bounds the stack.
+constexpr size_t kMaxChain = 100;
+// Of one name in a path.
+constexpr size_t kMaxStep = 64;
 
 constexpr std::string_view kAnnotations[] = {
-    "title",    "description", "default",     "examples", "$schema",   "$id",
-    "$comment", "deprecated",  "readOnly",    "writeOnly", "$defs",    "definitions",
+    "title",    "description",      "default",         "examples",     "$schema", "$id",
+    "$comment", "deprecated",       "readOnly",        "writeOnly",    "$defs",   "definitions",
     "$anchor",  "contentMediaType", "contentEncoding", "contentSchema"};
 
 // Restrict values, and are not supported.
@@ -48,9 +55,14 @@ bool Contains(const Range& range, std::string_view key) {
   return std::find(std::begin(range), std::end(range), key) != std::end(range);
 }
 
-// One step of a JSON pointer.
+// One step of a JSON pointer, cut to a length that messages can bear.
 std::string Escaped(std::string_view step) {
   std::string out = "/";
+  if (step.size() > kMaxStep) {
+    size_t end = kMaxStep;
+    while ((step[end] & 0xC0) == 0x80) --end;
+    return Escaped(step.substr(0, end)) + "...";
+  }
   for (const char c : step) {
     if (c == '~') {
       out += "~0";
@@ -67,6 +79,12 @@ void Tidy(Conjunction* schemas) {
   std::erase_if(*schemas, [](const json* s) { return s->is_boolean() && s->get<bool>(); });
   std::sort(schemas->begin(), schemas->end());
   schemas->erase(std::unique(schemas->begin(), schemas->end()), schemas->end());
+}
+
+int64_t PartsOf(const Branch& branch) {
+  return static_cast<int64_t>(branch.required.size() + branch.patterns.size() +
+                              branch.objects.size() + branch.arrays.size() +
+                              (branch.values ? branch.values->size() : 0));
 }
 
 std::optional<NumberBound> Tighter(const std::optional<NumberBound>& a,
@@ -199,7 +217,8 @@ Status SchemaReader::Enter(const json* parent, const std::string& step, const js
   const Place& place = paths_[parent];
   const int depth = place.depth + 1;
   if (depth > limits_.schema_nesting) {
-    return Error(parent, "schemas are nested deeper than " + std::to_string(limits_.schema_nesting));
+    return Error(parent,
+                 "schemas are nested deeper than " + std::to_string(limits_.schema_nesting));
   }
   std::string path = place.path + step;
   paths_.try_emplace(child, Place{std::move(path), depth});
@@ -217,11 +236,17 @@ Result<Branches> SchemaReader::Read(const Conjunction& schemas) {
 
 Result<Branches> SchemaReader::Product(const json* schema, const Branches& a, const Branches& b) {
   Branches out;
+  int64_t parts = 0;
   for (const Branch& x : a) {
     for (const Branch& y : b) {
-      MOESERVE_RETURN_IF_ERROR(budget_->Tick(64));
-      if (std::optional<Branch> both = Meet(x, y)) out.push_back(*std::move(both));
-      if (out.size() > kMaxBranches) {
+      int64_t work = 64 + PartsOf(x) + PartsOf(y);
+      if (x.values && y.values) work += static_cast<int64_t>(x.values->size() * y.values->size());
+      MOESERVE_RETURN_IF_ERROR(budget_->Tick(work));
+      if (std::optional<Branch> both = Meet(x, y)) {
+        parts += PartsOf(*both);
+        out.push_back(*std::move(both));
+      }
+      if (out.size() > kMaxBranches || (parts > kMaxBranchParts && out.size() > 1)) {
         return Error(schema, "too many combinations of alternatives");
       }
     }
@@ -233,6 +258,11 @@ Result<Branches> SchemaReader::ReadSchema(const json* schema) {
   if (schema->is_boolean()) return Branches(schema->get<bool>() ? 1 : 0);
   if (!in_progress_.insert(schema).second) {
     return Error(schema, "the schema refers to itself without a property or item in between");
+  }
+  if (in_progress_.size() > kMaxChain) {
+    in_progress_.erase(schema);
+    return Error(schema, "more than " + std::to_string(kMaxChain) +
+                             " schemas refer to each other without a property or item in between");
   }
   Result<Branches> out = ReadKeywords(schema);
   in_progress_.erase(schema);
@@ -335,8 +365,8 @@ Result<int64_t> SchemaReader::ReadCount(const json* schema, const std::string& k
 
 Status SchemaReader::ReadTypes(const json* schema, const json& value, Branch* branch) {
   constexpr std::pair<std::string_view, uint32_t> kNames[] = {
-      {"null", kNullType},     {"boolean", kBooleanType}, {"integer", kIntegerType},
-      {"number", kNumberTypes}, {"string", kStringType},  {"array", kArrayType},
+      {"null", kNullType},      {"boolean", kBooleanType}, {"integer", kIntegerType},
+      {"number", kNumberTypes}, {"string", kStringType},   {"array", kArrayType},
       {"object", kObjectType}};
   const json list = value.is_array() ? value : json::array({value});
   if (list.empty()) return Error(schema, "type must not be an empty list");
@@ -347,8 +377,9 @@ Status SchemaReader::ReadTypes(const json* schema, const json& value, Branch* br
       if (item.is_string() && item.get_ref<const std::string&>() == name) bits = type;
     }
     if (bits == 0) {
-      return Error(schema, "type must be one of null, boolean, integer, number, string, array, "
-                           "object, or a list of these");
+      return Error(schema,
+                   "type must be one of null, boolean, integer, number, string, array, "
+                   "object, or a list of these");
     }
     branch->types |= bits;
   }
@@ -419,16 +450,17 @@ Status SchemaReader::ReadBasics(const json* schema, const std::string& key, cons
   if (key == "pattern") {
     if (!value.is_string()) return Error(schema, "pattern must be a string");
     if (value.get_ref<const std::string&>().size() > limits_.pattern_bytes) {
-      return Error(schema, "pattern is longer than " + std::to_string(limits_.pattern_bytes) +
-                               " bytes");
+      return Error(schema,
+                   "pattern is longer than " + std::to_string(limits_.pattern_bytes) + " bytes");
     }
     branch->patterns.insert(value.get<std::string>());
     return absl::OkStatus();
   }
   if (key == "format") {
     if (!value.is_string() || !FormatPattern(value.get_ref<const std::string&>())) {
-      return Error(schema, "format is supported for date, time, date-time, uuid, email, hostname "
-                           "and ipv4 only");
+      return Error(schema,
+                   "format is supported for date, time, date-time, uuid, email, hostname "
+                   "and ipv4 only");
     }
     branch->formats.insert(value.get<std::string>());
     return absl::OkStatus();

@@ -3,12 +3,11 @@
 
 #include <cstdint>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 #include "engine/structured/byte_dfa.h"
 #include "engine/structured/constraint.h"
@@ -22,8 +21,8 @@ using Conjunction = std::vector<const nlohmann::json*>;
 enum TypeBits : uint32_t {
   kNullType = 1,
   kBooleanType = 2,
-  kIntegerType = 4,    // numbers with an integer value
-  kFractionType = 8,   // all other numbers
+  kIntegerType = 4,   // numbers with an integer value
+  kFractionType = 8,  // all other numbers
   kStringType = 16,
   kArrayType = 32,
   kObjectType = 64,

@@ -9,7 +9,20 @@
 namespace moeserve::structured {
 namespace {
 
-constexpr size_t kMaskCacheBytes = 4 << 20;
+constexpr size_t kMaskCacheBytes = 8 << 20;
+
+// Work (StackPool::work) that one mask may take, some milliseconds: beyond it, alternatives are
+// left out, those that take longest to complete first, and what is left of a walk only looks at
+// tokens of one byte. Texts read in one or few ways stay far below. A single token may take twice
+// as much: what a mask has found is then always found again.
+constexpr int64_t kMaxMaskWork = 200000;
+constexpr int64_t kMaxTokenWork = 2 * kMaxMaskWork;
+
+// Trie nodes that an automaton alone looks at in the time of one step.
+constexpr int64_t kNodesPerStep = 4;
+// The same for masks that are mostly found kept. Whether one was must not matter: the same text has
+// the same mask each time.
+constexpr int64_t kKeptNodesPerStep = 16;
 
 class State : public ConstraintState {
  public:
@@ -19,12 +32,13 @@ class State : public ConstraintState {
   void AllowedTokens(std::span<uint32_t> mask, int64_t tokens_left) override {
     MOESERVE_CHECK(mask.size() == vocabulary().mask_words(), "the mask's size is the vocabulary's");
     std::fill(mask.begin(), mask.end(), 0);
-    FillMask(tokens_left, mask);
-    const auto empty = [&] {
-      return std::all_of(mask.begin(), mask.end(), [](uint32_t word) { return word == 0; });
-    };
+    const std::vector<Alternative> order = Ordered();
+    // How far one token can bring the end nearer, with room for estimates.
+    const int64_t reach = vocabulary().max_depth() + 64;
+    const bool hopeless = !order.empty() && order[0].distance > Sum(tokens_left, reach);
+    if (!hopeless) FillMask(order, std::min(tokens_left, kUnreachable) - 1, mask);
     const bool complete = this->complete();
-    if (!complete && empty()) FillMask(kUnreachable, mask);
+    if (!complete && Empty(mask)) FillMask(order, kUnreachable - 1, mask);
     if (complete) {
       for (const TokenId id : vocabulary().eos_ids()) mask[id / 32] |= uint32_t{1} << (id % 32);
     }
@@ -46,8 +60,10 @@ class State : public ConstraintState {
     std::vector<Frame> reached;
     // One by one, as the mask was computed: what one alternative leads to must not push out what
     // another one does before the token is complete.
-    for (const Frame& top : tops_) {
-      std::vector<Frame> now = {top};
+    pool_.work = 0;
+    for (const Alternative& alternative : Ordered()) {
+      if (!reached.empty() && pool_.work > kMaxTokenWork) break;
+      std::vector<Frame> now = {tops_[alternative.index]};
       for (const char c : bytes) {
         std::vector<Frame> next;
         for (const Frame& frame : now) {
@@ -60,6 +76,7 @@ class State : public ConstraintState {
       for (const Frame& frame : now) {
         if (matcher().Distance(frame, pool_) < kUnreachable) reached.push_back(frame);
       }
+      if (reached.size() > 4 * Matcher::kMaxAlternatives) matcher().Reduce(pool_, &reached);
     }
     if (reached.empty()) {
       pool_.CutTo(mark);
@@ -96,13 +113,43 @@ class State : public ConstraintState {
   const Matcher& matcher() const { return compiled_->matcher(); }
   const VocabularyIndex& vocabulary() const { return compiled_->vocabulary(); }
 
-  void FillMask(int64_t tokens_left, std::span<uint32_t> mask) {
-    const int64_t budget = std::min(tokens_left, kUnreachable) - 1;
+  struct Alternative {
+    size_t index;  // into tops_
+    int64_t distance;
+  };
+
+  static int64_t Sum(int64_t a, int64_t b) {
+    return std::min(a, kUnreachable) + std::min(b, kUnreachable);
+  }
+
+  // The shortest to complete first.
+  std::vector<Alternative> Ordered() const {
+    std::vector<Alternative> order;
+    for (size_t i = 0; i < tops_.size(); ++i) {
+      order.push_back({i, matcher().Distance(tops_[i], pool_)});
+    }
+    std::stable_sort(order.begin(), order.end(), [](const Alternative& a, const Alternative& b) {
+      return a.distance < b.distance;
+    });
+    return order;
+  }
+
+  static bool Empty(std::span<const uint32_t> mask) {
+    return std::all_of(mask.begin(), mask.end(), [](uint32_t word) { return word == 0; });
+  }
+
+  bool Overworked() const { return pool_.work > kMaxMaskWork; }
+
+  // `budget`: bytes in which the text has to be completed after the token.
+  void FillMask(const std::vector<Alternative>& order, int64_t budget, std::span<uint32_t> mask) {
     const StackPool::Mark mark = pool_.mark();
-    for (const Frame& top : tops_) {
-      if (!FillScalar(top, budget, mask) && !FillKey(top, budget, mask)) {
-        Walk({top}, 0, budget, mask);
-      }
+    pool_.work = 0;
+    for (const auto& [index, distance] : order) {
+      if (Overworked() && index != order[0].index) break;
+      const Frame& top = tops_[index];
+      const bool filled = FillScalar(top, budget, mask) || FillKey(top, budget, mask);
+      // Near the limit a key's estimates may leave nothing.
+      if (!filled || (distance <= budget + 1 && Empty(mask))) Walk({top}, 0, budget, mask);
       pool_.CutTo(mark);
     }
   }
@@ -118,45 +165,74 @@ class State : public ConstraintState {
     const bool at_root = top.parent < 0;
     if (!at_root && !dfa.ends_itself) return false;
     const ScalarNode& scalar = matcher().ScalarOf(top);
-    WalkLimits limits;
-    limits.counted = scalar.counted;
-    limits.count = top.count;
-    limits.min_chars = scalar.min_chars;
-    limits.max_chars = scalar.max_chars;
-    limits.max_rest = budget - top.tail;
-    limits.at_root = at_root;
-    const bool count_matters =
-        scalar.counted &&
-        (top.count < scalar.min_chars || scalar.max_chars - top.count < vocabulary().max_depth());
-    exits_.clear();
+    const int64_t room = scalar.counted ? scalar.max_chars - top.count : kNoLimit;
+    const int64_t needed = scalar.counted ? std::max<int64_t>(scalar.min_chars - top.count, 0) : 0;
+    const int64_t max_rest = budget - top.tail;
     std::shared_ptr<const DfaMask> cached;
-    if (!count_matters && limits.max_rest >= dfa.max_distance) {
-      cached = compiled_->MaskOf(scalar.dfa, top.dfa_state, at_root);
-      Or(*cached, mask);
+    exits_.clear();
+    // Inside a character there is little to walk.
+    const bool room_matters = room < vocabulary().max_depth() && !dfa.boundary[top.dfa_state];
+    if (!room_matters && max_rest >= Sum(dfa.max_distance, needed)) {
+      cached = MaskOf(scalar.dfa, top.dfa_state, at_root, room, mask);
     } else {
-      WalkDfa(vocabulary(), dfa, top.dfa_state, limits, mask, &exits_);
+      WalkLimits limits;
+      limits.counted = scalar.counted;
+      limits.count = top.count;
+      limits.min_chars = scalar.min_chars;
+      limits.max_chars = scalar.max_chars;
+      limits.max_rest = max_rest;
+      limits.at_root = at_root;
+      pool_.work +=
+          WalkDfa(vocabulary(), dfa, top.dfa_state, limits, mask, &exits_) / kNodesPerStep;
     }
     std::vector<Frame> behind;
     matcher().Pop(top, pool_, &behind);
     // Behind the value all is the same wherever it ended.
     const bool ends_in_time = matcher().Distance(behind[0], pool_) <= budget;
-    for (const int32_t node : cached ? cached->exits : exits_) {
+    for (const auto& [node, chars] : cached ? cached->exits : exits_) {
+      if (chars < needed || SkipsExit(node)) continue;
       if (ends_in_time) SetTokens(node, mask);
       Walk(behind, node, budget, mask);
     }
     return true;
   }
 
-  // Inside a key that any character may follow. False: not the case, or too close to the limit.
+  // Sets the tokens that stay inside an automaton.
+  std::shared_ptr<const DfaMask> MaskOf(int32_t dfa, int32_t state, bool at_root, int64_t room,
+                                        std::span<uint32_t> mask) {
+    auto cached = compiled_->MaskOf(dfa, state, at_root, room);
+    Or(*cached, mask);
+    pool_.work += cached->visited / kKeptNodesPerStep;
+    return cached;
+  }
+
+  bool SkipsExit(int32_t node) const {
+    return Overworked() && vocabulary().nodes()[node].depth > 1;
+  }
+
+  // Inside a key that any character may follow. False: not the case.
   bool FillKey(const Frame& top, int64_t budget, std::span<uint32_t> mask) {
     int64_t bound = 0;
-    if (!matcher().InFreeKey(top, pool_, &bound) || bound > budget) return false;
-    const std::shared_ptr<const DfaMask> cached =
-        compiled_->MaskOf(matcher().grammar().any_string, top.dfa_state, /*at_root=*/false);
-    Or(*cached, mask);
+    if (!matcher().InFreeKey(top, pool_, &bound)) return false;
+    const int32_t any_string = matcher().grammar().any_string;
+    const ByteDfa& dfa = *matcher().grammar().dfas[any_string];
+    std::shared_ptr<const DfaMask> cached;
+    if (budget - bound >= dfa.max_distance) {
+      cached = MaskOf(any_string, top.dfa_state, /*at_root=*/false, kNoLimit, mask);
+    } else {
+      cached = compiled_->MaskOf(any_string, top.dfa_state, /*at_root=*/false, kNoLimit);
+      WalkLimits limits;
+      limits.max_rest = budget - bound;
+      exits_.clear();
+      if (limits.max_rest > 0) {
+        pool_.work +=
+            WalkDfa(vocabulary(), dfa, top.dfa_state, limits, mask, &exits_) / kNodesPerStep;
+      }
+    }
     const StackPool::Mark mark = pool_.mark();
     std::vector<uint8_t> path;
-    for (const int32_t node : cached->exits) {
+    for (const auto& [node, chars] : cached->exits) {
+      if (SkipsExit(node)) continue;
       // What follows depends on the key: it may be a named one, or taken.
       path.clear();
       for (int32_t n = node; n > 0; n = vocabulary().nodes()[n].parent) {
@@ -215,7 +291,7 @@ class State : public ConstraintState {
           })) {
         SetTokens(i, mask);
       }
-      ++i;
+      i = Overworked() ? nodes[i].end : i + 1;
     }
     pool_.CutTo(marks_[0]);
   }
@@ -226,7 +302,7 @@ class State : public ConstraintState {
   size_t compact_at_ = 256;
 
   // Scratch space of walks.
-  std::vector<int32_t> exits_;
+  std::vector<DfaExit> exits_;
   std::vector<std::vector<Frame>> levels_;
   std::vector<StackPool::Mark> marks_;
 };
@@ -263,12 +339,13 @@ size_t Compiled::memory_bytes() const {
   return bytes;
 }
 
-std::shared_ptr<const DfaMask> Compiled::MaskOf(int32_t dfa, int32_t state, bool at_root) const {
+std::shared_ptr<const DfaMask> Compiled::MaskOf(int32_t dfa, int32_t state, bool at_root,
+                                                int64_t room) const {
   const StringMasks& strings = vocabulary_->string_masks();
   if (grammar_.dfas[dfa] == strings.dfa) {
-    return strings.cache.Get(*vocabulary_, *strings.dfa, 0, state, at_root);
+    return strings.cache.Get(*vocabulary_, *strings.dfa, 0, state, at_root, room);
   }
-  return masks_.Get(*vocabulary_, *grammar_.dfas[dfa], dfa, state, at_root);
+  return masks_.Get(*vocabulary_, *grammar_.dfas[dfa], dfa, state, at_root, room);
 }
 
 }  // namespace moeserve::structured

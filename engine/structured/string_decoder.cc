@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/structured/char_set.h"
+#include "engine/tokenizer/utf8.h"
 
 namespace moeserve::structured {
 namespace {
@@ -29,6 +30,12 @@ bool AnyEscapable(Interval units) {
 }
 
 constexpr int kHexDigits = 4;
+
+std::string HexDigits(uint32_t code_unit) {
+  std::string out;
+  for (int shift = 12; shift >= 0; shift -= 4) out += "0123456789abcdef"[(code_unit >> shift) & 15];
+  return out;
+}
 
 }  // namespace
 
@@ -126,26 +133,31 @@ StringDecoder::Result StringDecoder::HexDigit(uint8_t byte) {
   return Result::kCharacter;
 }
 
-int StringDecoder::BytesLeft(char32_t c) const {
-  constexpr int kEscape = 2 + kHexDigits;
+std::string StringDecoder::Ending(char32_t c) const {
+  const uint32_t high = c > 0xFFFF ? 0xD800 + ((c - 0x10000) >> 10) : c;
+  const std::string low = c > 0xFFFF ? HexDigits(0xDC00 + ((c - 0x10000) & 0x3FF)) : "";
+  const std::string second = low.empty() ? "" : "\\u" + low;
   switch (phase_) {
     case Phase::kBoundary:
-      return 0;
-    case Phase::kUtf8:
-      return count_;
+      return "";
+    case Phase::kUtf8: {
+      std::string utf8;
+      AppendUtf8(c, &utf8);
+      return utf8.substr(length_ - count_);
+    }
     case Phase::kBackslash:
-      if (ShortEscape(c) != 0) return 1;
-      return kEscape - 1 + (c > 0xFFFF ? kEscape : 0);
+      if (ShortEscape(c) != 0) return std::string(1, ShortEscape(c));
+      return "u" + HexDigits(high) + second;
     case Phase::kHex:
-      return kHexDigits - count_ + (c > 0xFFFF ? kEscape : 0);
+      return HexDigits(high).substr(count_) + second;
     case Phase::kLowBackslash:
-      return kEscape;
+      return second;
     case Phase::kLowU:
-      return kEscape - 1;
+      return second.substr(1);
     case Phase::kLowHex:
-      return kHexDigits - count_;
+      return low.substr(count_);
   }
-  return 0;
+  return "";
 }
 
 bool StringDecoder::CanBecome(char32_t c) const {

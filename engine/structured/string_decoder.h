@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace moeserve::structured {
 
@@ -18,9 +19,9 @@ class StringDecoder {
   Result Push(uint8_t byte);
   char32_t character() const { return value_; }
   bool at_boundary() const { return phase_ == Phase::kBoundary; }
-  // Bytes that finish the character that has been begun as `c`, which CanBecome allows; 0 at a
-  // boundary.
-  int BytesLeft(char32_t c) const;
+  // The bytes that finish the character that has been begun as `c`, which CanBecome allows; none at
+  // a boundary.
+  std::string Ending(char32_t c) const;
   // Whether the character that has been begun can still become `c`.
   bool CanBecome(char32_t c) const;
 
@@ -32,10 +33,10 @@ class StringDecoder {
   Result HexDigit(uint8_t byte);
 
   Phase phase_ = Phase::kBoundary;
-  uint8_t count_ = 0;    // kUtf8: bytes left; kHex, kLowHex: digits read
-  uint8_t length_ = 0;   // kUtf8: bytes of the character
-  uint16_t high_ = 0;    // the first surrogate of a pair
-  char32_t value_ = 0;   // the bits so far
+  uint8_t count_ = 0;   // kUtf8: bytes left; kHex, kLowHex: digits read
+  uint8_t length_ = 0;  // kUtf8: bytes of the character
+  uint16_t high_ = 0;   // the first surrogate of a pair
+  char32_t value_ = 0;  // the bits so far
 };
 
 }  // namespace moeserve::structured

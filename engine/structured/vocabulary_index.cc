@@ -14,9 +14,8 @@ constexpr size_t kMaxTokenBytes = 1024;
 Result<structured::DfaPtr> AnyStringDfa(const std::bitset<256>& spellable) {
   using namespace structured;
   CompileBudget budget(1000, std::chrono::seconds(10));
-  MOESERVE_ASSIGN_OR_RETURN(const ByteDfa content,
-                            PatternDfa("[\\s\\S]*", MatchMode::kWholeText, Encoding::kJsonString,
-                                       &budget));
+  MOESERVE_ASSIGN_OR_RETURN(const ByteDfa content, PatternDfa("[\\s\\S]*", MatchMode::kWholeText,
+                                                              Encoding::kJsonString, &budget));
   MOESERVE_ASSIGN_OR_RETURN(ByteDfa dfa, Quoted(content, &budget));
   MOESERVE_RETURN_IF_ERROR(dfa.Finish(spellable, &budget));
   return std::make_shared<const ByteDfa>(std::move(dfa));
@@ -93,7 +92,7 @@ Result<std::shared_ptr<const VocabularyIndex>> VocabularyIndex::Build(const Toke
   // The state inside a string is met in nearly every answer.
   const structured::StringMasks& strings = *index->string_masks_;
   const int32_t inside = strings.dfa->Next(structured::ByteDfa::kStart, '"');
-  strings.cache.Get(*index, *strings.dfa, 0, inside, /*at_root=*/false);
+  strings.cache.Get(*index, *strings.dfa, 0, inside, /*at_root=*/false, structured::kNoLimit);
   return std::shared_ptr<const VocabularyIndex>(std::move(index));
 }
 

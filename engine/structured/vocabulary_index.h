@@ -23,10 +23,10 @@ class VocabularyIndex {
   // Nodes in depth-first order; children in order of their bytes. Node 0 is the root.
   struct Node {
     uint8_t byte;
-    uint16_t depth;        // bytes from the root
+    uint16_t depth;  // bytes from the root
     int32_t parent;
-    int32_t end;           // the first node behind this one's subtree
-    int32_t first_token;   // into tokens(); up to the next node's
+    int32_t end;          // the first node behind this one's subtree
+    int32_t first_token;  // into tokens(); up to the next node's
   };
 
   // `vocab_size`: of the logits; tokens beyond it are never allowed. Special tokens are never

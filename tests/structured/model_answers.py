@@ -53,7 +53,7 @@ def main():
     failures = []
 
     def answer(number):
-        schema, _ = schema_of(args.seed, number)
+        schema, _, _ = schema_of(args.seed, number)
         choice = servers[number % len(servers)].complete(
             prompt="Here is the record as JSON:\n", max_tokens=args.limit, temperature=1,
             seed=number,

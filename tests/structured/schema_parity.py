@@ -1,10 +1,12 @@
-"""Compares constrained decoding with the package jsonschema on generated schemas.
+r"""Compares constrained decoding with the package jsonschema on generated schemas.
 
 For each of the schemas: instances that are valid, generated here without a look at the engine, must
 be accepted token by token and end complete; mutations of them that jsonschema rejects must be
-refused; and answers drawn by uniformly random allowed tokens must end within the limit and be valid.
+refused; and answers drawn by uniformly random allowed tokens must be valid and end within the limit,
+or, where that is shorter than any answer, be the beginning of one.
 
-    python tests/structured/schema_parity.py build/structured_cli deploy/models/mh-moe
+    python tests/structured/schema_parity.py build/release/tests/structured/structured_cli \
+        deploy/models/mh-moe
 """
 
 import argparse
@@ -304,6 +306,16 @@ def dump(r, value):
     return json.dumps(value, ensure_ascii=ascii_only)
 
 
+def schema_of(seed, number):
+    """Schema `number` of a run, a function that makes instances of it, and the generator both use."""
+    r = random.Random(seed * 1000003 + number)
+    generator = Generator(r)
+    schema, make = generator.schema(r.randint(1, 4)) if r.random() < 0.15 else generator.object(r.randint(1, 4))
+    if generator.defs:
+        schema = {**schema, "$defs": generator.defs}
+    return schema, make, r
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("cli")
@@ -320,11 +332,7 @@ def main():
     counts = {"schemas": 0, "valid": 0, "invalid": 0, "walks": 0, "limited": 0}
     answer = {}
     for number in range(args.schemas):
-        r = random.Random(args.seed * 1000003 + number)
-        generator = Generator(r)
-        schema, make = generator.schema(r.randint(1, 4)) if r.random() < 0.15 else generator.object(r.randint(1, 4))
-        if generator.defs:
-            schema = {**schema, "$defs": generator.defs}
+        schema, make, r = schema_of(args.seed, number)
         checker = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
         valid = []
         for _ in range(args.instances):
@@ -356,9 +364,12 @@ def main():
                 failures.append((number, ("refused: " if i < len(valid) else "accepted: ") + texts[i], schema))
         counts["valid"] += len(valid)
         counts["invalid"] += len(invalid)
-        for drawn in answer["texts"]:
+        for draw in answer["drawn"]:
             counts["walks"] += 1
+            counts["limited"] += draw["limited"]
+            drawn = draw["text"]
             try:
+                assert draw["ended"], "not at its end"
                 checker.validate(json.loads(drawn, parse_constant=lambda c: 1 / 0, object_pairs_hook=unique))
             except Exception as error:
                 failures.append((number, f"drawn: {drawn!r}: {type(error).__name__} {str(error)[:200]}", schema))

@@ -5,16 +5,22 @@
 // Each line of stdin is an object: "schema" (or "regex", or "json_object": true), optionally
 // "strict", "instances" (texts to be fed token by token, each token checked against the mask),
 // "walks" (how many answers to draw), "limit" (tokens of each) and "seed". Each line of stdout
-// answers one: "error", or "accepted", "texts" and "mask_us" (the mean time of a mask).
-#include <chrono>
+// answers one: "error", or "accepted", "drawn" ("text", whether it was "limited" because the limit
+// can be kept, whether it "ended"), "mask_us" and "mask_us_max" (mean and longest CPU time of a
+// mask so far).
+#include <time.h>
+
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
+#include "engine/structured/compiled.h"
 #include "engine/structured/constraint.h"
 #include "kernels/base/check.h"
 #include "model_loaders/tokenizer_json.h"
@@ -24,6 +30,13 @@ namespace {
 
 using moeserve::TokenId;
 using nlohmann::json;
+
+// Of this thread: other programs on the machine do not count.
+double CpuMicroseconds() {
+  timespec time;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) * 1e6 + static_cast<double>(time.tv_nsec) * 1e-3;
+}
 
 class Runner {
  public:
@@ -59,13 +72,13 @@ class Runner {
     for (const std::string text : request.value("instances", json::array())) {
       accepted.push_back(Accepts(**compiled, text));
     }
-    json texts = json::array();
+    json drawn = json::array();
     moeserve::testing::Random random(request.value("seed", uint64_t{1}));
     for (int i = 0; i < request.value("walks", 0); ++i) {
-      texts.push_back(Draw(**compiled, request.value("limit", int64_t{512}), &random));
+      drawn.push_back(Draw(**compiled, request.value("limit", int64_t{512}), &random));
     }
     return {{"accepted", accepted},
-            {"texts", texts},
+            {"drawn", drawn},
             {"mask_us", masks_ == 0 ? 0.0 : mask_us_ / static_cast<double>(masks_)},
             {"mask_us_max", mask_us_max_}};
   }
@@ -79,10 +92,9 @@ class Runner {
 
   std::vector<uint32_t> Mask(moeserve::ConstraintState* state, int64_t left) {
     std::vector<uint32_t> mask(vocabulary_->mask_words());
-    const auto start = std::chrono::steady_clock::now();
+    const double start = CpuMicroseconds();
     state->AllowedTokens(mask, left);
-    const double us =
-        std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+    const double us = CpuMicroseconds() - start;
     mask_us_ += us;
     mask_us_max_ = std::max(mask_us_max_, us);
     ++masks_;
@@ -90,7 +102,8 @@ class Runner {
   }
 
   bool Accepts(const moeserve::CompiledConstraint& compiled, const std::string& text) {
-    const auto ids = tokenizer_->Encode(text, /*add_special_tokens=*/false, /*parse_special=*/false);
+    const auto ids =
+        tokenizer_->Encode(text, /*add_special_tokens=*/false, /*parse_special=*/false);
     Require(ids.status());
     const auto state = compiled.NewState();
     for (const TokenId id : *ids) {
@@ -106,11 +119,15 @@ class Runner {
     return state->complete();
   }
 
-  // Uniformly random allowed tokens. The end is drawn like any other token; at the limit the text
-  // has to be complete.
-  std::string Draw(const moeserve::CompiledConstraint& compiled, int64_t limit,
-                   moeserve::testing::Random* random) {
+  // Uniformly random allowed tokens. The end is drawn like any other token. Where the limit can be
+  // kept the text has to be complete at the limit; else what was drawn has to be the beginning of
+  // something, so more tokens complete it.
+  json Draw(const moeserve::CompiledConstraint& compiled, int64_t limit,
+            moeserve::testing::Random* random) {
+    constexpr int64_t kMore = 20000;
     const auto state = compiled.NewState();
+    bool limited = ShortestAnswer(compiled) <= limit;
+    json drawn = {{"text", ""}, {"limited", limited}, {"ended", false}};
     std::string text;
     for (int64_t left = limit; left > 0; --left) {
       const std::vector<uint32_t> mask = Mask(state.get(), left);
@@ -121,10 +138,22 @@ class Runner {
       MOESERVE_CHECK(!allowed.empty(), "a mask is never empty");
       const TokenId id = allowed[random->Below(static_cast<int>(allowed.size()))];
       MOESERVE_CHECK(state->Accept(id), "an allowed token is accepted");
-      if (id == eos_) return text;
+      if (id == eos_) break;
       text += tokenizer_->TokenBytes(id);
+      if (left == 1 && !limited) {
+        limited = true;
+        left = kMore;
+      }
     }
-    return state->complete() && !state->can_continue() ? text : text + " (cut off)";
+    drawn["text"] = text;
+    drawn["ended"] = state->complete() && !state->can_continue();
+    return drawn;
+  }
+
+  // In tokens, spelt byte by byte.
+  static int64_t ShortestAnswer(const moeserve::CompiledConstraint& constraint) {
+    const auto& matcher = dynamic_cast<const moeserve::structured::Compiled&>(constraint).matcher();
+    return matcher.Distance(matcher.Start(), moeserve::structured::StackPool());
   }
 
   std::unique_ptr<moeserve::Tokenizer> tokenizer_;
@@ -144,7 +173,10 @@ int main(int argc, char** argv) {
   }
   Runner runner(argv[1]);
   for (std::string line; std::getline(std::cin, line);) {
-    std::cout << runner.Answer(json::parse(line)).dump(-1, ' ', false, json::error_handler_t::replace) << "\n" << std::flush;
+    std::cout
+        << runner.Answer(json::parse(line)).dump(-1, ' ', false, json::error_handler_t::replace)
+        << "\n"
+        << std::flush;
   }
   return 0;
 }

@@ -1,0 +1,64 @@
+// Small constraints that together use every kind of value.
+#pragma once
+
+#include <vector>
+
+#include "tests/structured/support.h"
+
+namespace moeserve::testing {
+
+inline std::vector<ConstraintSpec> Corpus() {
+  std::vector<ConstraintSpec> out;
+  for (const char* schema : {
+           R"(true)",
+           R"({"type": "object"})",
+           R"({"type": "string", "minLength": 2, "maxLength": 5})",
+           R"({"type": "string", "minLength": 3})",
+           R"({"type": "number", "minimum": -1.5, "exclusiveMaximum": 20})",
+           R"({"type": "integer", "multipleOf": 7, "minimum": -20})",
+           R"({"type": ["null", "boolean", "string"], "maxLength": 1})",
+           R"({"enum": ["a", "ab", "abc", 1, 1.5, null, [1, {"x": "y"}], "é\n"]})",
+           R"({"const": {"name": "v", "x": [true, -2]}})",
+           R"({"type": "string", "pattern": "^[a-c]{2,4}\\d?$"})",
+           R"({"type": "string", "pattern": "é|\"", "maxLength": 4})",
+           R"({"type": "string", "format": "date"})",
+           R"({"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 4})",
+           R"({"type": "array", "prefixItems": [{"const": "a"}, {"type": "null"}],
+               "items": {"type": "boolean"}, "minItems": 1})",
+           R"({"type": "object", "properties": {"a": {"type": "integer"}, "ab": {"type": "null"},
+               "é": {"const": "x"}}, "required": ["ab"], "additionalProperties": false})",
+           R"({"type": "object", "properties": {"a": {"type": "integer"}, "b": {"const": 1},
+               "c\"": true}, "minProperties": 3, "maxProperties": 4})",
+           R"({"type": "object", "additionalProperties": {"enum": ["x", "y"]}, "minProperties": 2,
+               "maxProperties": 3, "required": ["k"]})",
+           R"({"type": "object", "properties": {"é": {"type": "null"}, "éb": {"minLength": 9,
+               "type": "string"}, "ü": {"const": "a long text"}, "ééé": {"type": "boolean"}},
+               "minProperties": 3, "additionalProperties": false})",
+           R"({"type": "object", "properties": {"a": false, "b": {"type": "string"}}})",
+           R"({"anyOf": [{"type": "object", "properties": {"kind": {"const": "k1"}},
+               "required": ["kind", "x"]}, {"type": "object", "required": ["y"],
+               "properties": {"kind": {"const": "k2"}}}, {"type": "string"}]})",
+           R"({"$defs": {"n": {"type": "object", "properties": {"v": {"type": "integer"},
+               "l": {"$ref": "#/$defs/n"}, "r": {"anyOf": [{"$ref": "#/$defs/n"},
+               {"type": "null"}]}}, "required": ["v", "r"], "additionalProperties": false}},
+               "$ref": "#/$defs/n"})",
+           R"({"$defs": {"a": {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/a"},
+               {"type": "array", "items": {"type": "null"}}]}}}, "$ref": "#/$defs/a"})",
+           R"({"anyOf": [{"type": "number", "minimum": 3}, {"type": "number", "maximum": 12.25},
+               {"type": "string", "maxLength": 2}, {"type": "string", "pattern": "^ab*$"}]})",
+           R"({"allOf": [{"type": "object", "properties": {"a": {"minimum": 1}}},
+               {"properties": {"a": {"type": "integer", "maximum": 3}}, "required": ["a"]}]})",
+           R"({"oneOf": [{"type": "integer"}, {"type": "object", "maxProperties": 1}]})",
+       }) {
+    out.push_back(Schema(schema));
+  }
+  for (const char* pattern : {"", "a*", "(?:ab|abc|[\\s\\S]{3})*", "\\d{4}-\\d{2}", "[^a-z]{1,3}é?",
+                              "(a|aa)*b", "(?:\\{\"a\": [0-9]+\\})?"}) {
+    out.push_back(Pattern(pattern));
+  }
+  out.push_back(Choices({"yes", "yes, it is", "no", "né", ""}));
+  out.push_back({});
+  return out;
+}
+
+}  // namespace moeserve::testing

@@ -1,0 +1,97 @@
+// Schemas and patterns made to cost time or memory.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/structured/constraint.h"
+#include "tests/structured/support.h"
+
+namespace moeserve::testing {
+
+struct NamedSpec {
+  std::string name;
+  ConstraintSpec spec;
+};
+
+inline std::string Repeated(std::string_view text, int count) {
+  std::string out;
+  for (int i = 0; i < count; ++i) out += text;
+  return out;
+}
+
+// `count` texts that make(i) makes, with commas between them.
+template <typename Make>
+std::string List(int count, const Make& make) {
+  std::string out;
+  for (int i = 0; i < count; ++i) {
+    if (i > 0) out += ',';
+    out += make(i);
+  }
+  return out;
+}
+
+// Accepted, and hard: many ways to read the same text, large objects, large automata.
+inline std::vector<NamedSpec> HardSpecs() {
+  const auto number = [](int i) { return std::to_string(i); };
+  std::vector<NamedSpec> out;
+  const auto schema = [&](std::string name, std::string text) {
+    out.push_back({std::move(name), Schema(std::move(text))});
+  };
+  // Each alternative needs another property later on, so none can be dropped.
+  schema("objects that differ late", "{\"anyOf\":[" + List(300, [&](int i) {
+                                       return "{\"type\":\"object\",\"required\":[\"z" + number(i) +
+                                              "\"]}";
+                                     }) + "]}");
+  schema("objects that differ late, everywhere",
+         "{\"$defs\":{\"v\":{\"anyOf\":[" + List(100, [&](int i) {
+           return "{\"type\":\"object\",\"required\":[\"z" + number(i) +
+                  "\"],\"additionalProperties\":{\"$ref\":\"#/$defs/v\"}}";
+         }) + ",{\"type\":\"null\"}]}},\"$ref\":\"#/$defs/v\"}");
+  schema("arrays of different items, nested",
+         "{\"$defs\":{\"v\":{\"anyOf\":[" + List(12, [&](int i) {
+           return "{\"type\":\"array\",\"items\":{\"$ref\":\"#/$defs/v\"},\"minItems\":" +
+                  number(i) + "}";
+         }) + ",{\"type\":\"string\"},{\"type\":\"integer\"}]}},\"$ref\":\"#/$defs/v\"}");
+  schema("strings of different lengths",
+         "{\"anyOf\":[" + List(400, [&](int i) {
+           return "{\"type\":\"string\",\"minLength\":" + number(2 * i) +
+                  ",\"maxLength\":" + number(2 * i + 1) + "}";
+         }) + "]}");
+  schema("many optional properties, most of them needed",
+         "{\"type\":\"object\",\"properties\":{" + List(4000, [&](int i) {
+           return "\"" + number(i) + "\":true";
+         }) + "},\"minProperties\":900}");
+  schema("many optional properties and no others",
+         "{\"type\":\"object\",\"properties\":{" + List(4000, [&](int i) {
+           return "\"" + number(i) + "\":{}";
+         }) + "},\"minProperties\":2000,\"additionalProperties\":false}");
+  schema("many required properties",
+         "{\"required\":[" + List(5000, [&](int i) { return "\"p" + number(i) + "\""; }) +
+             "],\"type\":\"object\",\"additionalProperties\":{\"type\":\"integer\"}}");
+  schema(
+      "any other property, a thousand times",
+      "{\"type\":\"object\",\"minProperties\":900,\"additionalProperties\":{\"type\":\"null\"}}");
+  schema("numbers of many ranges", "{\"anyOf\":[" + List(300, [&](int i) {
+                                     return "{\"type\":\"number\",\"minimum\":" + number(i) +
+                                            ".5,\"maximum\":" + number(1000 - i) + ".25}";
+                                   }) + "]}");
+  schema("long strings of a pattern",
+         R"({"type":"string","pattern":"^([ab]{3}|[bc]{5})*$","minLength":50,"maxLength":150})");
+  schema("patterns together", "{\"allOf\":[" + List(3, [&](int i) {
+                                return "{\"type\":\"string\",\"pattern\":\"" +
+                                       std::string(1, static_cast<char>('a' + i)) + ".*" +
+                                       std::string(1, static_cast<char>('a' + i)) + "\"}";
+                              }) + "]}");
+  schema("a long enum", "{\"enum\":[" + List(1000, [&](int i) {
+                          return "\"" + Repeated("x", i % 40) + number(i) + "\"";
+                        }) + "]}");
+  out.push_back({"regex of 12 open choices", Pattern("[\\s\\S]*a[\\s\\S]{12}")});
+  out.push_back({"regex of long repetitions", Pattern("(?:(?:a|aa){1,9}b?){1,9}")});
+  out.push_back({"regex of any text of bounded length", Pattern("[\\s\\S]{0,2000}")});
+  out.push_back({"any object", {}});
+  return out;
+}
+
+}  // namespace moeserve::testing

@@ -1,0 +1,285 @@
+// Hostile constraints: refused or compiled in time and memory, and masks that stay quick.
+#include <sys/resource.h>
+#include <time.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tests/structured/corpus.h"
+#include "tests/structured/hostile.h"
+
+namespace moeserve::testing {
+namespace {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+
+// Of this thread: other programs on the machine do not count.
+double CpuSeconds() {
+  timespec time;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+
+int64_t PeakMegabytes() {
+  rusage usage;
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_maxrss / 1024;
+}
+
+struct Refused {
+  std::string name;
+  ConstraintSpec spec;
+  std::string reason;  // part of the message
+};
+
+std::string Number(int i) { return std::to_string(i); }
+
+// A chain of definitions, the i-th made of the next one by make(i + 1); the last one is `end`.
+template <typename Make>
+std::string Chain(int count, const Make& make, const std::string& end) {
+  return "{\"$ref\":\"#/$defs/0\",\"$defs\":{" +
+         List(count,
+              [&](int i) {
+                return "\"" + Number(i) + "\":" + (i + 1 < count ? make(i + 1) : end);
+              }) +
+         "}}";
+}
+
+std::string Ref(int i) { return "{\"$ref\":\"#/$defs/" + Number(i) + "\"}"; }
+
+std::vector<Refused> RefusedSpecs() {
+  std::vector<Refused> out;
+  const auto schema = [&](std::string name, std::string text, std::string reason) {
+    out.push_back({std::move(name), Schema(std::move(text)), std::move(reason)});
+  };
+  schema("deep items", Repeated("{\"items\":", 60) + "{}" + Repeated("}", 60), "nested deeper");
+  schema("deep values", "{\"const\":" + Repeated("[", 30000) + Repeated("]", 30000) + "}",
+         "nested too deep");
+  schema("unclosed", Repeated("{\"items\":", 5000), "nested too deep");
+  schema("long", "{\"title\":\"" + Repeated("x", 70000) + "\"}", "bytes, more than");
+  schema("a long chain of references", Chain(1500, Ref, "{}"), "refer to each other");
+  schema("a long chain of parts",
+         Chain(
+             1200, [](int i) { return "{\"allOf\":[" + Ref(i) + "]}"; }, "{}"),
+         "refer to each other");
+  schema("twice the next, anyOf",
+         Chain(
+             40, [](int i) { return "{\"anyOf\":[" + Ref(i) + "," + Ref(i) + "]}"; }, "{}"),
+         "too many");
+  schema("twice the next, allOf",
+         Chain(
+             40, [](int i) { return "{\"allOf\":[" + Ref(i) + "," + Ref(i) + "]}"; },
+             "{\"minimum\":1}"),
+         "too long to compile");
+  schema("a product of alternatives",
+         "{\"allOf\":[" +
+             List(20,
+                  [](int i) {
+                    return "{\"anyOf\":[{\"required\":[\"a" + Number(i) +
+                           "\"]},{\"required\":[\"b" + Number(i) + "\"]}]}";
+                  }) +
+             "]}",
+         "too many combinations");
+  schema("many alternatives of many names",
+         "{\"allOf\":[{\"required\":[" + List(8000, [](int i) { return "\"" + Number(i) + "\""; }) +
+             "]},{\"anyOf\":[" +
+             List(500, [](int i) { return "{\"minItems\":" + Number(i) + "}"; }) + "]}]}",
+         "too many combinations");
+  schema("overlapping oneOf", R"({"oneOf":[{"type":"integer"},{"type":"number"}]})",
+         "may match both");
+  schema(
+      "references in a circle",
+      R"({"$ref":"#/$defs/a","$defs":{"a":{"$ref":"#/$defs/b"},"b":{"anyOf":[{"$ref":"#/$defs/a"}]}}})",
+      "refers to itself");
+  schema("a value inside itself",
+         R"({"type":"object","properties":{"x":{"$ref":"#"}},"required":["x"]})",
+         "requires itself");
+  schema("items inside themselves", R"({"type":"array","items":{"$ref":"#"},"minItems":1})",
+         "requires itself");
+  schema("a reference to nothing", R"({"$ref":"#/$defs/x"})", "leads nowhere");
+  schema("a reference elsewhere", R"({"$ref":"http://example.org/x"})", "must point into");
+  schema("huge minItems", R"({"type":"array","minItems":1000000000000000})", "shortest text");
+  schema("huge minLength", R"({"type":"string","minLength":100000000})", "shortest text");
+  schema("huge minLength of a pattern", R"({"type":"string","minLength":1000000,"pattern":"a"})",
+         "more automaton states");
+  schema("huge maxLength of a pattern", R"({"type":"string","maxLength":1000000,"pattern":"a"})",
+         "more automaton states");
+  schema(
+      "items that double",
+      Chain(
+          25, [](int i) { return "{\"type\":\"array\",\"minItems\":2,\"items\":" + Ref(i) + "}"; },
+          "{}"),
+      "shortest text");
+  schema("huge minProperties", R"({"type":"object","minProperties":100000})", "no object matches");
+  schema("a long enum", "{\"enum\":[" + List(1001, Number) + "]}", "more than 1000");
+  schema("nothing in an enum", R"({"enum":[]})", "non-empty");
+  schema("an impossible enum", R"({"type":"string","enum":[1,2]})", "no value");
+  schema("false", "false", "no value");
+  schema("bounds in the wrong order", R"({"minimum":3,"maximum":2})", "no number");
+  schema("no integer between", R"({"type":"integer","minimum":1.2,"maximum":1.8})", "no value");
+  schema("no multiple between",
+         R"({"type":"integer","multipleOf":1000,"minimum":1001,"maximum":1999})", "no value");
+  schema("lengths in the wrong order", R"({"minLength":3,"maxLength":2})", "minimum of characters");
+  schema("a required property that is not allowed",
+         R"({"type":"object","properties":{"a":false},"required":["a"]})",
+         "#/properties/a: no value");
+  schema("too few properties allowed",
+         R"({"type":"object","required":["a","b"],"maxProperties":1})", "no object");
+  schema("a duplicate key", R"({"type":"string","items":{"type":"null","type":"array"}})",
+         "\"type\" stands twice");
+  schema("NaN", R"({"minimum":NaN})", "not valid JSON");
+  schema("infinity", R"({"minimum":1e999})", "not valid JSON");
+  schema("a comment", "{/* */}", "not valid JSON");
+  schema("more than one", "{}{}", "not valid JSON");
+  schema("nothing", "", "not valid JSON");
+  schema("a zero byte", std::string("{\0}", 3), "not valid JSON");
+  schema("not UTF-8", "{\"title\":\"\xC0\x80\"}", "not UTF-8");
+  schema("a number", "1", "object or a boolean");
+  for (const char* keyword :
+       {"not", "if", "patternProperties", "propertyNames", "dependentRequired", "contains",
+        "unevaluatedProperties", "$dynamicRef"}) {
+    schema(keyword, "{\"type\":\"object\",\"" + std::string(keyword) + "\":{}}",
+           "\"" + std::string(keyword) + "\" is not supported");
+  }
+  schema("uniqueItems", R"({"type":"array","uniqueItems":true})", "\"uniqueItems\"");
+  schema("an unknown word", R"({"tpye":"string"})", "unknown keyword \"tpye\"");
+  schema("a pattern with look-ahead", R"({"pattern":"(?=a)b"})", "look-around");
+
+  const auto pattern = [&](std::string name, std::string text, std::string reason) {
+    out.push_back({std::move(name), Pattern(std::move(text)), std::move(reason)});
+  };
+  pattern("repetitions of repetitions", "(?:a{1000}){1000}", "too large");
+  pattern("a tower of repetitions", "((((a{99}){99}){99}){99}){99}", "too large");
+  pattern("repetitions of nothing", "(((((){1000}){1000}){1000}){1000}){1000}", "too long");
+  pattern("optional repetitions", "(?:(?:a?){1000}b?){1000}", "too large");
+  pattern("a huge repetition", "a{100001}", "too large a repetition");
+  pattern("exponential states", "[\\s\\S]*a[\\s\\S]{30}", "more automaton states");
+  pattern("exponential states of words", "(?:a|b)*b(?:a|b){40}", "more automaton states");
+  pattern("large sets, repeated", "(?:[^\\u0100-\\u0110\\u1234a-c]{3,900}x?){9,900}", "too large");
+  pattern("nested groups", Repeated("(", 100) + Repeated(")", 100), "nested too deep");
+  pattern("long", Repeated("a", 1025), "more than 1024");
+  pattern("nothing", "[^\\s\\S]", "no text matches");
+  pattern("look-behind", "(?<=a)b", "look-around");
+  pattern("not UTF-8", "\xFF", "not UTF-8");
+  out.push_back({"no choices", Choices({}), "empty"});
+  out.push_back({"many choices", Choices(std::vector<std::string>(1001, "a")), "more than 1000"});
+  out.push_back({"long choices", Choices({std::string(70000, 'a')}), "bytes together"});
+  out.push_back({"a choice that is not UTF-8", Choices({"a", "\xC3"}), "entry 1"});
+  return out;
+}
+
+TEST(LimitsTest, RefusedInTimeAndByName) {
+  const int64_t before = PeakMegabytes();
+  for (const Refused& refused : RefusedSpecs()) {
+    const double start = CpuSeconds();
+    const auto compiled = CompileConstraint(refused.spec, SmallVocabulary());
+    const double seconds = CpuSeconds() - start;
+    ASSERT_FALSE(compiled.ok()) << refused.name;
+    EXPECT_EQ(compiled.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_NE(compiled.status().message().find(refused.reason), std::string::npos)
+        << refused.name << ": " << compiled.status();
+    EXPECT_LT(compiled.status().message().size(), 500u) << refused.name;
+    // The limit is on time that passes; less than that is spent.
+    EXPECT_LT(seconds, kSanitized ? 4 : 2.2) << refused.name;
+  }
+  if (!kSanitized) {
+    EXPECT_LT(PeakMegabytes() - before, 400);
+  }
+}
+
+TEST(LimitsTest, CompiledInTimeAndMemory) {
+  const int64_t before = PeakMegabytes();
+  for (const NamedSpec& hard : HardSpecs()) {
+    const double start = CpuSeconds();
+    ASSERT_NE(Compile(hard.spec), nullptr) << hard.name;
+    EXPECT_LT(CpuSeconds() - start, kSanitized ? 4 : 2.2) << hard.name;
+  }
+  if (!kSanitized) {
+    EXPECT_LT(PeakMegabytes() - before, 400);
+  }
+}
+
+// In an answer that keeps every way to read it open as long as possible.
+TEST(LimitsTest, HardMasksAreQuick) {
+  Random random(31);
+  // Large enough for walks that are not cut off to show; the second one where strings begin.
+  std::vector<std::string> quoted = MakeTokens(300, AllBytes());
+  for (int i = 0; i < 30000; ++i) {
+    quoted.push_back("\"");
+    for (int n = 0; n < 4; ++n) quoted.back() += static_cast<char>('a' + random.Below(26));
+  }
+  const auto large = MakeVocabulary(MakeTokens(60000, AllBytes()));
+  const auto large_quoted = MakeVocabulary(quoted);
+  for (const NamedSpec& hard : HardSpecs()) {
+    const bool strings = hard.name.starts_with("strings");
+    const auto& vocabulary = strings ? *large_quoted : *large;
+    const auto constraint = Compile(hard.spec, strings ? large_quoted : large);
+    double slowest = 0;
+    for (const std::string start :
+         {"", "{\"", "{\"a\": {\"b\":", "[[[[[[", "\"abc", "{\"a\":{\"a\":{"}) {
+      const auto state = constraint->NewState();
+      for (const char c : start) {
+        if (!state->Accept(2 + static_cast<uint8_t>(c))) break;
+      }
+      for (int i = 0; i < 8; ++i) {
+        const double before = CpuSeconds();
+        const auto mask = MaskOf(state.get(), vocabulary, 40 - i);
+        slowest = std::max(slowest, CpuSeconds() - before);
+        const auto allowed = TokensOf(mask);
+        ASSERT_FALSE(allowed.empty()) << hard.name;
+        const double between = CpuSeconds();
+        ASSERT_TRUE(state->Accept(allowed[random.Below(static_cast<int>(allowed.size()))]));
+        slowest = std::max(slowest, CpuSeconds() - between);
+        if (state->complete() && !state->can_continue()) break;
+      }
+    }
+    // A few milliseconds where nothing else runs.
+    EXPECT_LT(slowest, kSanitized ? 1.0 : 0.1) << hard.name;
+  }
+}
+
+TEST(LimitsTest, DeepAnswersEnd) {
+  const auto constraint = Compile(Schema("{\"type\":\"array\",\"items\":{\"$ref\":\"#\"}}"));
+  const auto state = constraint->NewState();
+  int depth = 0;
+  while (state->Accept(2 + '[')) ++depth;
+  EXPECT_GT(depth, 60);
+  EXPECT_LT(depth, 200);
+  for (int i = 0; i < depth; ++i) ASSERT_TRUE(state->Accept(2 + ']'));
+  EXPECT_TRUE(state->complete());
+}
+
+TEST(LimitsTest, KeysAreOnlyUsedOnce) {
+  for (const bool named : {false, true}) {
+    std::string schema = "{\"type\":\"object\"}";
+    if (named) {
+      schema = "{\"type\":\"object\",\"properties\":{" +
+               List(200, [](int i) { return "\"" + Number(i) + "\":{}"; }) +
+               "},\"additionalProperties\":false}";
+    }
+    const auto constraint = Compile(Schema(schema));
+    const auto state = constraint->NewState();
+    const auto feed = [](ConstraintState* to, const std::string& text) {
+      return std::all_of(text.begin(), text.end(),
+                         [&](char c) { return to->Accept(2 + static_cast<uint8_t>(c)); });
+    };
+    ASSERT_TRUE(feed(state.get(), "{\"0\":0"));
+    for (int i = 1; i < 200; ++i) {
+      ASSERT_TRUE(feed(state.get(), ",\"" + Number(i) + "\":0")) << i;
+      ASSERT_FALSE(feed(state->Clone().get(), ",\"" + Number(i / 2) + "\":"));
+    }
+    // A closed object has no name left.
+    EXPECT_EQ(feed(state->Clone().get(), ","), !named);
+    EXPECT_TRUE(feed(state.get(), "}"));
+  }
+}
+
+}  // namespace
+}  // namespace moeserve::testing

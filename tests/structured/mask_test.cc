@@ -1,0 +1,279 @@
+// Masks against what is accepted, limits on tokens, and clones.
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/structured/corpus.h"
+#include "tests/structured/hostile.h"
+
+namespace moeserve::testing {
+namespace {
+
+constexpr int64_t kUnlimited = int64_t{1} << 40;
+
+// Lacks some bytes as tokens of their own, so that not everything can be spelt.
+std::shared_ptr<const VocabularyIndex> PoorVocabulary() {
+  std::string bytes;
+  for (const char c : AllBytes()) {
+    if (std::string_view("7!b\xC3\xA9").find(c) == std::string_view::npos) bytes += c;
+  }
+  static const auto vocabulary = MakeVocabulary(MakeTokens(900, bytes));
+  return vocabulary;
+}
+
+// Prefers tokens with a mark of JSON's half of the time: else most answers are one long string.
+TokenId DrawFrom(const std::vector<TokenId>& allowed, const VocabularyIndex& vocabulary,
+                 Random* random) {
+  if (allowed.empty()) {
+    ADD_FAILURE() << "an empty mask";
+    return -1;
+  }
+  TokenId id = allowed[random->Below(static_cast<int>(allowed.size()))];
+  for (int i = 0; i < 20 && random->Below(2); ++i) {
+    if (vocabulary.Bytes(id).find_first_of("\"{}[],:") != std::string_view::npos) break;
+    id = allowed[random->Below(static_cast<int>(allowed.size()))];
+  }
+  return id;
+}
+
+void CheckAgainstAccept(ConstraintState* state, const VocabularyIndex& vocabulary) {
+  const std::vector<uint32_t> mask = MaskOf(state, vocabulary);
+  int tokens = 0;
+  for (TokenId id = 0; id < static_cast<TokenId>(32 * mask.size()); ++id) {
+    const bool set = IsSet(mask, id);
+    ASSERT_EQ(state->Clone()->Accept(id), set) << id << " " << vocabulary.Bytes(id);
+    if (vocabulary.IsEos(id)) {
+      ASSERT_EQ(set, state->complete());
+    } else {
+      tokens += set;
+    }
+  }
+  ASSERT_TRUE(tokens > 0 || state->complete());
+  if (tokens > 0) {
+    ASSERT_TRUE(state->can_continue());
+  }
+}
+
+TEST(MaskTest, HoldsExactlyWhatIsAccepted) {
+  Random random(21);
+  int refused = 0;
+  for (const auto& vocabulary : {SmallVocabulary(), PoorVocabulary()}) {
+    for (const ConstraintSpec& spec : Corpus()) {
+      SCOPED_TRACE(spec.text);
+      const auto compiled = CompileConstraint(spec, vocabulary);
+      // Not every answer can be spelt with the poor vocabulary.
+      if (vocabulary == SmallVocabulary()) {
+        ASSERT_TRUE(compiled.ok()) << compiled.status();
+      }
+      if (!compiled.ok()) {
+        ++refused;
+        continue;
+      }
+      for (int walk = 0; walk < 3; ++walk) {
+        const auto state = (*compiled)->NewState();
+        for (int i = 0; i < 40; ++i) {
+          if (i < 6 || random.Below(5) == 0) CheckAgainstAccept(state.get(), *vocabulary);
+          if (HasFatalFailure()) return;
+          const auto allowed = TokensOf(MaskOf(state.get(), *vocabulary));
+          const TokenId id = DrawFrom(allowed, *vocabulary, &random);
+          ASSERT_TRUE(state->Accept(id));
+          if (vocabulary->IsEos(id)) break;
+        }
+        CheckAgainstAccept(state.get(), *vocabulary);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+  EXPECT_LT(refused, 10);
+}
+
+// After the end only the end may follow.
+TEST(MaskTest, TheEndStays) {
+  for (const ConstraintSpec& spec : {Choices({"a"}), Pattern("a*")}) {
+    const auto state = Compile(spec)->NewState();
+    ASSERT_TRUE(state->Accept(2 + 'a'));
+    ASSERT_TRUE(state->Accept(kEos));
+    EXPECT_TRUE(state->complete());
+    EXPECT_FALSE(state->can_continue());
+    EXPECT_EQ(TokensOf(MaskOf(state.get(), *SmallVocabulary())), std::vector<TokenId>{kEos});
+    EXPECT_FALSE(state->Accept(2 + 'a'));
+  }
+}
+
+TEST(MaskTest, ARefusedTokenChangesNothing) {
+  Random random(22);
+  const auto& vocabulary = *SmallVocabulary();
+  for (const ConstraintSpec& spec : Corpus()) {
+    const auto constraint = Compile(spec);
+    const auto state = constraint->NewState();
+    for (int i = 0; i < 20; ++i) {
+      const std::vector<uint32_t> mask = MaskOf(state.get(), vocabulary);
+      for (int j = 0; j < 50; ++j) {
+        const TokenId id = random.Below(vocabulary.vocab_size() + 3) - 1;
+        if (id >= 0 && id < vocabulary.vocab_size() && IsSet(mask, id)) continue;
+        ASSERT_FALSE(state->Accept(id));
+      }
+      ASSERT_EQ(MaskOf(state.get(), vocabulary), mask);
+      const TokenId id = DrawFrom(TokensOf(mask), vocabulary, &random);
+      ASSERT_TRUE(state->Accept(id));
+      if (id == kEos) break;
+    }
+  }
+}
+
+// What was asked for before, by this or another state, makes no difference.
+TEST(MaskTest, TheSameForAFreshConstraint) {
+  Random random(23);
+  const auto& vocabulary = *SmallVocabulary();
+  for (const ConstraintSpec& spec : Corpus()) {
+    const auto used = Compile(spec);
+    for (int walk = 0; walk < 4; ++walk) {
+      const auto state = used->NewState();
+      std::vector<TokenId> tokens;
+      const int length = random.Below(30);
+      for (int i = 0; i < length; ++i) {
+        const auto allowed = TokensOf(MaskOf(state.get(), vocabulary, 1 + random.Below(60)));
+        const TokenId id = DrawFrom(allowed, vocabulary, &random);
+        if (id == kEos) break;
+        ASSERT_TRUE(state->Accept(id));
+        tokens.push_back(id);
+      }
+      const auto fresh = Compile(spec)->NewState();
+      for (const TokenId id : tokens) ASSERT_TRUE(fresh->Accept(id));
+      for (const int64_t left : {int64_t{1}, int64_t{8}, int64_t{25}, kUnlimited}) {
+        ASSERT_EQ(MaskOf(state.get(), vocabulary, left), MaskOf(fresh.get(), vocabulary, left))
+            << spec.text << " " << left;
+      }
+    }
+  }
+}
+
+// Draws an answer; whether it was complete within the limit.
+bool EndsWithin(const CompiledConstraint& constraint, const VocabularyIndex& vocabulary,
+                int64_t limit, Random* random) {
+  const auto state = constraint.NewState();
+  std::string text;
+  for (int64_t left = limit; left > 0; --left) {
+    if (state->complete() && !state->can_continue()) return true;
+    const auto mask = MaskOf(state.get(), vocabulary, left);
+    const TokenId id = DrawFrom(TokensOf(mask), vocabulary, random);
+    EXPECT_TRUE(state->Accept(id)) << text << " with " << left << " left";
+    if (::testing::Test::HasFailure()) return false;
+    text += vocabulary.Bytes(id);
+    if (id == kEos) return true;
+  }
+  return state->complete() && !state->can_continue();
+}
+
+TEST(MaskTest, AnswersEndWithinTheLimit) {
+  Random random(24);
+  // Without longer tokens no way is shorter than estimated.
+  const auto bytes = MakeVocabulary(MakeTokens(258, AllBytes()));
+  for (const auto& vocabulary : {SmallVocabulary(), PoorVocabulary(), bytes}) {
+    for (const ConstraintSpec& spec : Corpus()) {
+      const auto compiled = CompileConstraint(spec, vocabulary);
+      if (!compiled.ok()) continue;
+      const int64_t shortest = ShortestAnswer(**compiled);
+      for (int walk = 0; walk < 30; ++walk) {
+        const int64_t limit = shortest + (walk < 10 ? walk / 2 : random.Below(80));
+        ASSERT_TRUE(EndsWithin(**compiled, *vocabulary, limit, &random))
+            << spec.text << " in " << limit;
+      }
+    }
+  }
+}
+
+TEST(MaskTest, HardAnswersEndWithinTheLimit) {
+  Random random(25);
+  const auto& vocabulary = *SmallVocabulary();
+  for (const NamedSpec& hard : HardSpecs()) {
+    SCOPED_TRACE(hard.name);
+    const auto constraint = Compile(hard.spec);
+    ASSERT_NE(constraint, nullptr);
+    const int64_t shortest = ShortestAnswer(*constraint);
+    if (shortest > 3000) continue;
+    for (int walk = 0; walk < 3; ++walk) {
+      ASSERT_TRUE(EndsWithin(*constraint, vocabulary, shortest + 10 * walk, &random));
+    }
+  }
+}
+
+// Where the work on a mask is cut off it still holds something, and nothing that is refused.
+TEST(MaskTest, HardMasksHoldOnlyWhatIsAccepted) {
+  Random random(26);
+  const auto& vocabulary = *SmallVocabulary();
+  for (const NamedSpec& hard : HardSpecs()) {
+    SCOPED_TRACE(hard.name);
+    const auto state = Compile(hard.spec)->NewState();
+    for (int i = 0; i < 60; ++i) {
+      const auto allowed = TokensOf(MaskOf(state.get(), vocabulary, 60 - i));
+      ASSERT_FALSE(allowed.empty());
+      for (int j = 0; j < 20; ++j) {
+        ASSERT_TRUE(
+            state->Clone()->Accept(allowed[random.Below(static_cast<int>(allowed.size()))]));
+      }
+      const TokenId id = DrawFrom(allowed, vocabulary, &random);
+      ASSERT_TRUE(state->Accept(id));
+      if (id == kEos) break;
+    }
+  }
+}
+
+TEST(MaskTest, ClonesAreIndependent) {
+  Random random(27);
+  const auto& vocabulary = *SmallVocabulary();
+  for (const ConstraintSpec& spec : Corpus()) {
+    const auto constraint = Compile(spec);
+    const auto state = constraint->NewState();
+    for (int i = 0; i < 25; ++i) {
+      const auto mask = MaskOf(state.get(), vocabulary);
+      const auto clone = state->Clone();
+      for (int j = 0; j < 8; ++j) {
+        const auto allowed = TokensOf(MaskOf(clone.get(), vocabulary));
+        ASSERT_TRUE(clone->Accept(allowed[random.Below(static_cast<int>(allowed.size()))]));
+      }
+      ASSERT_EQ(MaskOf(state.get(), vocabulary), mask) << spec.text;
+      ASSERT_EQ(MaskOf(state->Clone().get(), vocabulary), mask) << spec.text;
+      const TokenId id = DrawFrom(TokensOf(mask), vocabulary, &random);
+      ASSERT_TRUE(state->Accept(id));
+      if (id == kEos) break;
+    }
+  }
+}
+
+// Threads share a constraint and its kept masks, and clones of one state.
+TEST(MaskTest, ThreadsDrawTheSameAnswers) {
+  const auto& vocabulary = *SmallVocabulary();
+  for (const ConstraintSpec& spec :
+       {Schema("true"), Corpus()[20], Corpus()[2], Pattern("(a|b.)*")}) {
+    const auto constraint = Compile(spec);
+    const auto first = constraint->NewState();
+    const auto draw = [&](ConstraintState* state) {
+      Random random(28);
+      std::vector<TokenId> out;
+      for (int i = 0; i < 60; ++i) {
+        const auto allowed = TokensOf(MaskOf(state, vocabulary, 200 - i));
+        out.push_back(DrawFrom(allowed, vocabulary, &random));
+        if (!state->Accept(out.back()) || out.back() == kEos) break;
+      }
+      return out;
+    };
+    constexpr int kThreads = 4;
+    std::vector<std::unique_ptr<ConstraintState>> states;
+    for (int i = 0; i < kThreads; ++i) states.push_back(first->Clone());
+    std::vector<std::vector<TokenId>> drawn(kThreads);
+    std::vector<std::thread> threads;
+    for (int i = 0; i < kThreads; ++i) {
+      threads.emplace_back([&, i] { drawn[i] = draw(states[i].get()); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    const auto expected = draw(first.get());
+    for (const auto& tokens : drawn) EXPECT_EQ(tokens, expected);
+  }
+}
+
+}  // namespace
+}  // namespace moeserve::testing

@@ -1,0 +1,155 @@
+// A vocabulary made up for tests, and walks through constraints.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/structured/compiled.h"
+#include "engine/structured/constraint.h"
+#include "tests/support/random.h"
+
+namespace moeserve::testing {
+
+// Token i is the i-th text. Only what an index of the vocabulary asks for is implemented.
+class ListTokenizer : public Tokenizer {
+ public:
+  ListTokenizer(std::vector<std::string> tokens, int num_special)
+      : tokens_(std::move(tokens)), num_special_(num_special) {}
+
+  absl::StatusOr<std::vector<TokenId>> Encode(std::string_view, bool, bool) const override {
+    return absl::UnimplementedError("");
+  }
+  absl::StatusOr<std::string> Decode(std::span<const TokenId>, bool) const override {
+    return absl::UnimplementedError("");
+  }
+  std::string TokenBytes(TokenId id) const override {
+    return id >= 0 && id < vocab_size() ? tokens_[id] : "";
+  }
+  std::string_view TokenString(TokenId id) const override { return tokens_[id]; }
+  std::optional<TokenId> TokenToId(std::string_view) const override { return std::nullopt; }
+  bool IsSpecial(TokenId id) const override { return id < num_special_; }
+  int vocab_size() const override { return static_cast<int>(tokens_.size()); }
+
+ private:
+  std::vector<std::string> tokens_;
+  int num_special_;
+};
+
+inline constexpr TokenId kEos = 1;
+
+// Two special tokens (the second ends a sequence), the given bytes as tokens of their own, and
+// texts as answers contain them, cut at random.
+inline std::vector<std::string> MakeTokens(int count, std::string_view single_bytes,
+                                           uint64_t seed = 1) {
+  static constexpr std::string_view kTexts[] = {
+      "{\"name\": \"value\", \"x\": [1, 2.5, -3e-07, true, false, null]}",
+      "{\n  \"a\": {\n    \"b\": [\n      {},\n      []\n    ]\n  }\n}",
+      "aabbccab abc \"quoted \\\"text\\\"\" \\u00e9\\ud83d\\ude00 été 漢字 😀",
+      "{\"a\":{\"b\":\"c\",\"id\":0},\"kind\":\"k1\"},\"\":\"\"}]}]}",
+      "2024-02-29T12:30:00Z 00000 1000 -12.75 0.001 1.5e+300",
+      "the quick brown fox jumps over the lazy dog and does it again"};
+  std::vector<std::string> tokens = {"<pad>", "<eos>"};
+  for (const char c : single_bytes) tokens.emplace_back(1, c);
+  Random random(seed);
+  while (static_cast<int>(tokens.size()) < count) {
+    const std::string_view text = kTexts[random.Below(std::size(kTexts))];
+    const size_t begin = random.Below(static_cast<int>(text.size()));
+    std::string token(text.substr(begin, 1 + random.Below(10)));
+    if (count > 5000) token += static_cast<char>('a' + random.Below(26));
+    tokens.push_back(std::move(token));
+  }
+  return tokens;
+}
+
+inline std::string AllBytes() {
+  std::string bytes;
+  for (int b = 0; b < 256; ++b) bytes += static_cast<char>(b);
+  return bytes;
+}
+
+inline std::shared_ptr<const VocabularyIndex> MakeVocabulary(std::vector<std::string> tokens) {
+  // Some logits have no token.
+  const int size = static_cast<int>(tokens.size()) + 5;
+  auto index = VocabularyIndex::Build(ListTokenizer(std::move(tokens), 2), {kEos}, size);
+  EXPECT_TRUE(index.ok()) << index.status();
+  return *index;
+}
+
+inline std::shared_ptr<const VocabularyIndex> SmallVocabulary() {
+  static const auto vocabulary = MakeVocabulary(MakeTokens(1200, AllBytes()));
+  return vocabulary;
+}
+
+inline ConstraintSpec Schema(std::string text, bool strict = true) {
+  ConstraintSpec spec;
+  spec.kind = ConstraintSpec::Kind::kJsonSchema;
+  spec.text = std::move(text);
+  spec.strict = strict;
+  return spec;
+}
+
+inline ConstraintSpec Pattern(std::string text) {
+  ConstraintSpec spec;
+  spec.kind = ConstraintSpec::Kind::kRegex;
+  spec.text = std::move(text);
+  return spec;
+}
+
+inline ConstraintSpec Choices(std::vector<std::string> choices) {
+  ConstraintSpec spec;
+  spec.kind = ConstraintSpec::Kind::kChoice;
+  spec.choices = std::move(choices);
+  return spec;
+}
+
+inline std::shared_ptr<const CompiledConstraint> Compile(
+    const ConstraintSpec& spec,
+    std::shared_ptr<const VocabularyIndex> vocabulary = SmallVocabulary()) {
+  auto compiled = CompileConstraint(spec, std::move(vocabulary));
+  EXPECT_TRUE(compiled.ok()) << compiled.status() << "\n" << spec.text;
+  return compiled.ok() ? *compiled : nullptr;
+}
+
+// Tokens of one byte each; whether every one is accepted and the text is then complete.
+inline bool Accepts(const CompiledConstraint& constraint, std::string_view text) {
+  const auto state = constraint.NewState();
+  for (const char c : text) {
+    // Byte tokens stand behind the two special ones.
+    if (!state->Accept(2 + static_cast<uint8_t>(c))) return false;
+  }
+  return state->complete();
+}
+
+inline bool IsSet(const std::vector<uint32_t>& mask, TokenId id) {
+  return (mask[id / 32] >> (id % 32)) & 1;
+}
+
+inline std::vector<uint32_t> MaskOf(ConstraintState* state, const VocabularyIndex& vocabulary,
+                                    int64_t left = int64_t{1} << 40) {
+  // What was in it must not matter.
+  std::vector<uint32_t> mask(vocabulary.mask_words(), 0xA5A5A5A5);
+  state->AllowedTokens(mask, left);
+  return mask;
+}
+
+inline std::vector<TokenId> TokensOf(const std::vector<uint32_t>& mask) {
+  std::vector<TokenId> tokens;
+  for (size_t id = 0; id < 32 * mask.size(); ++id) {
+    if (IsSet(mask, static_cast<TokenId>(id))) tokens.push_back(static_cast<TokenId>(id));
+  }
+  return tokens;
+}
+
+// Tokens that complete an answer from the start, spelt byte by byte.
+inline int64_t ShortestAnswer(const CompiledConstraint& constraint) {
+  const auto& compiled = dynamic_cast<const structured::Compiled&>(constraint);
+  const structured::StackPool pool;
+  return compiled.matcher().Distance(compiled.matcher().Start(), pool);
+}
+
+}  // namespace moeserve::testing
