@@ -71,6 +71,7 @@ Result<Checkpoint> Load(const fs::path& directory, const LoadOptions& options) {
   }
   MOESERVE_ASSIGN_OR_RETURN(checkpoint.tokenizer,
                             LoadTokenizer(directory, vocab_size, options.require_tokenizer));
+  MOESERVE_ASSIGN_OR_RETURN(checkpoint.tokenizer_config, LoadTokenizerConfig(directory));
   MOESERVE_ASSIGN_OR_RETURN(WeightFiles files, WeightFiles::Open(directory));
   MOESERVE_RETURN_IF_ERROR(CheckTensors(config, files));
   checkpoint.weights = std::make_unique<NativeWeights>(std::move(files));

@@ -10,6 +10,7 @@
 #include "engine/model/weights.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "kernels/base/status.h"
+#include "model_loaders/tokenizer_json.h"
 
 namespace moeserve {
 
@@ -26,6 +27,7 @@ struct Checkpoint {
   ModelSpec spec;
   std::unique_ptr<WeightSource> weights;       // memory-mapped; checked against the spec
   std::shared_ptr<const Tokenizer> tokenizer;  // null: the folder has none
+  TokenizerConfig tokenizer_config;            // empty without tokenizer_config.json
   GenerationDefaults generation;
   std::vector<TokenId> eos_token_ids;  // of config.json and generation_config.json together
   std::string directory_name;          // last path component: the default served name

@@ -53,7 +53,6 @@ Result<std::shared_ptr<const Tokenizer>> LoadTokenizer(const std::filesystem::pa
                               ReadTextFile(directory / kConfig, kConfigLimits.max_bytes));
     MOESERVE_RETURN_IF_ERROR(CheckAddedTokenIds(text, vocab_size));
   }
-  MOESERVE_RETURN_IF_ERROR(LoadTokenizerConfig(directory).status());
   if (!Exists(directory / kTokenizer)) {
     if (Exists(directory / kSentencePiece)) {
       return absl::UnimplementedError(

@@ -16,8 +16,8 @@ using Json = nlohmann::json;
 
 constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
 
-constexpr std::string_view kOwnFields[] = {"prompt", "max_tokens", "logprobs", "echo",
-                                           "add_special_tokens"};
+constexpr std::string_view kOwnFields[] = {"prompt", "max_tokens",         "logprobs",
+                                           "echo",   "add_special_tokens", "prompt_logprobs"};
 
 Result<PromptInput> TextPrompt(const Json& value, const RequestLimits& limits) {
   PromptInput prompt;
@@ -98,7 +98,7 @@ absl::Status ParseCounts(const Json& body, const RequestRules& rules, Completion
   MOESERVE_ASSIGN_OR_RETURN(auto logprobs,
                             IntField(body, "logprobs", 0, rules.limits.max_logprobs));
   if (logprobs) out.logprobs = static_cast<int>(*logprobs);
-  return absl::OkStatus();
+  return ParsePromptLogprobs(body, rules, out);
 }
 
 }  // namespace
@@ -110,30 +110,6 @@ Result<CompletionParams> ParseCompletion(const Json& body, const RequestRules& r
   MOESERVE_ASSIGN_OR_RETURN(out.prompts, ParsePrompts(body, rules));
   MOESERVE_RETURN_IF_ERROR(ParseCounts(body, rules, out));
   return out;
-}
-
-absl::Status CompileConstraint(ConstraintCompiler& compiler, SharedParams& params) {
-  if (!params.constraint) return absl::OkStatus();
-  MOESERVE_ASSIGN_OR_RETURN(params.sampling.constraint, compiler.Compile(*params.constraint));
-  return absl::OkStatus();
-}
-
-Result<int> FitIntoContext(size_t prompt_tokens, std::optional<int> max_tokens, int max_model_len) {
-  const int64_t prompt = static_cast<int64_t>(prompt_tokens);
-  const int64_t room = max_model_len - prompt;
-  const auto too_long = [&](int64_t wanted) {
-    return MakeError(
-        absl::StatusCode::kInvalidArgument, "context_length_exceeded",
-        Concat("the context length of this model is ", max_model_len, " tokens; the prompt has ",
-               prompt, " and ", wanted, " are to be generated"),
-        "prompt");
-  };
-  if (!max_tokens) {
-    if (room < 1) return too_long(1);
-    return static_cast<int>(std::min<int64_t>(kDefaultMaxTokens, room));
-  }
-  if (*max_tokens > room) return too_long(*max_tokens);
-  return *max_tokens;
 }
 
 Result<std::vector<PreparedPrompt>> PreparePrompts(const CompletionParams& params,
@@ -153,18 +129,9 @@ Result<std::vector<PreparedPrompt>> PreparePrompts(const CompletionParams& param
     } else {
       prompt.ids = input.ids;
     }
-    bool truncated = false;
-    if (params.truncate_prompt_tokens) {
-      const int64_t room = max_model_len - params.max_tokens.value_or(kDefaultMaxTokens);
-      const int64_t keep = *params.truncate_prompt_tokens == -1 ? std::max<int64_t>(1, room)
-                                                                : *params.truncate_prompt_tokens;
-      if (static_cast<int64_t>(prompt.ids.size()) > keep) {
-        prompt.ids.erase(prompt.ids.begin(), prompt.ids.end() - keep);
-        truncated = true;
-      }
-    }
+    const bool truncated = TruncatePrompt(params, max_model_len, prompt.ids);
     MOESERVE_ASSIGN_OR_RETURN(prompt.max_tokens,
-                              FitIntoContext(prompt.ids.size(), params.max_tokens, max_model_len));
+                              FitIntoContext(params, prompt.ids.size(), max_model_len));
     if (params.echo) {
       if (input.is_text && !truncated) {
         prompt.echo_text = input.text;
@@ -175,29 +142,6 @@ Result<std::vector<PreparedPrompt>> PreparePrompts(const CompletionParams& param
     prepared.push_back(std::move(prompt));
   }
   return prepared;
-}
-
-std::vector<Request> MakeEngineRequests(const CompletionParams& params,
-                                        const std::vector<PreparedPrompt>& prompts,
-                                        const std::string& id, absl::Time deadline) {
-  std::vector<Request> requests;
-  for (size_t p = 0; p < prompts.size(); ++p) {
-    for (int sample = 0; sample < params.n; ++sample) {
-      Request request;
-      request.id = Concat(id, '-', p * params.n + sample);
-      request.prompt = prompts[p].ids;
-      request.sampling = params.sampling;
-      request.sampling.sample_index = sample;
-      request.sampling.max_tokens = prompts[p].max_tokens;
-      request.sampling.logprobs = params.logprobs;
-      if (params.echo) request.sampling.prompt_logprobs = params.logprobs;
-      request.deadline = deadline;
-      request.priority = params.priority;
-      request.cache_salt = params.cache_salt;
-      requests.push_back(std::move(request));
-    }
-  }
-  return requests;
 }
 
 }  // namespace moeserve::server

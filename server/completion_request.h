@@ -1,17 +1,13 @@
-// The body of POST /v1/completions: from JSON to engine requests, in two steps that need no socket.
+// The body of POST /v1/completions: from JSON to prompts, in two steps that need no socket.
 #pragma once
 
-#include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "absl/time/time.h"
-#include "engine/request.h"
+#include "engine/tokenizer/tokenizer.h"
 #include "kernels/base/status.h"
 #include "nlohmann/json.hpp"
-#include "server/constraint_compiler.h"
-#include "server/sampling_fields.h"
+#include "server/generation_request.h"
 
 namespace moeserve::server {
 
@@ -21,40 +17,15 @@ struct PromptInput {
   std::vector<TokenId> ids;
 };
 
-struct CompletionParams : SharedParams {
+struct CompletionParams : GenerationParams {
   std::vector<PromptInput> prompts;
-  std::optional<int> max_tokens;  // absent: the default, clamped to what fits
-  bool echo = false;
-  std::optional<int> logprobs;
-  bool add_special_tokens = true;
 };
 
 // The error names the field. NotFound: a model that is not served.
 Result<CompletionParams> ParseCompletion(const nlohmann::json& body, const RequestRules& rules);
 
-struct PreparedPrompt {
-  std::vector<TokenId> ids;
-  std::string echo_text;  // set where echo was asked for
-  int max_tokens = 0;
-};
-
 // Encodes the prompts and fits them into the context. `tokenizer` may be null.
 Result<std::vector<PreparedPrompt>> PreparePrompts(const CompletionParams& params,
                                                    const Tokenizer* tokenizer, int max_model_len);
-
-// Compiles the constraint that the request asks for, if any, into `params.sampling`. Can take as long
-// as ConstraintLimits allows.
-absl::Status CompileConstraint(ConstraintCompiler& compiler, SharedParams& params);
-
-// Checks one prompt against the context length. `max_tokens` absent: kDefaultMaxTokens, clamped.
-// Returns the number of tokens to generate.
-Result<int> FitIntoContext(size_t prompt_tokens, std::optional<int> max_tokens, int max_model_len);
-
-inline constexpr int kDefaultMaxTokens = 16;
-
-// One engine request for each choice, in order of index (prompt * n + sample).
-std::vector<Request> MakeEngineRequests(const CompletionParams& params,
-                                        const std::vector<PreparedPrompt>& prompts,
-                                        const std::string& id, absl::Time deadline);
 
 }  // namespace moeserve::server

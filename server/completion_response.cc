@@ -1,23 +1,15 @@
 #include "server/completion_response.h"
 
-#include <cmath>
 #include <utility>
 
-#include "model_loaders/message.h"
 #include "server/utf8.h"
-#include "server/version.h"
 
 namespace moeserve::server {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-// What clients expect in place of minus infinity, which JSON cannot say.
-constexpr double kMinusInfinity = -9999.0;
-
-double LogprobValue(float logprob) {
-  return std::isinf(logprob) && logprob < 0 ? kMinusInfinity : static_cast<double>(logprob);
-}
+constexpr std::string_view kObject = "text_completion";
 
 // Keeps the larger of two values where ids share a text.
 void PutLarger(Json& object, const std::string& key, double value) {
@@ -30,13 +22,6 @@ void PutLarger(Json& object, const std::string& key, double value) {
 }
 
 }  // namespace
-
-std::string TokenText(const Tokenizer* tokenizer, TokenId token, bool as_id) {
-  if (as_id || tokenizer == nullptr) return Concat("token_id:", token);
-  std::string bytes = tokenizer->TokenBytes(token);
-  if (bytes.empty()) bytes = std::string(tokenizer->TokenString(token));
-  return ReplaceInvalidUtf8(bytes);
-}
 
 void LogprobArrays::AddToken(const std::string& text) {
   tokens_.push_back(text);
@@ -51,10 +36,7 @@ void LogprobArrays::AddUnscored(TokenId token) {
 }
 
 absl::Status LogprobArrays::Add(const TokenLogprob& logprob) {
-  bool nan = std::isnan(logprob.logprob);
-  for (const auto& [token, value] : logprob.top) nan = nan || std::isnan(value);
-  if (nan) return absl::InternalError("a log-probability is not a number");
-
+  MOESERVE_RETURN_IF_ERROR(CheckLogprob(logprob));
   const std::string text = TokenText(tokenizer_, logprob.token, tokens_as_ids_);
   const double value = LogprobValue(logprob.logprob);
   AddToken(text);
@@ -77,52 +59,95 @@ Json LogprobArrays::Take() {
   return out;
 }
 
-Json UsageJson(int64_t prompt_tokens, int64_t completion_tokens, int64_t cached_tokens) {
-  Json usage;
-  usage["prompt_tokens"] = prompt_tokens;
-  usage["completion_tokens"] = completion_tokens;
-  usage["total_tokens"] = prompt_tokens + completion_tokens;
-  usage["prompt_tokens_details"]["cached_tokens"] = cached_tokens;
-  return usage;
-}
-
 Json ChoiceJson(const ChoicePart& part) {
   Json choice;
   choice["index"] = part.index;
   choice["text"] = part.text;
   choice["logprobs"] = part.logprobs;
-  if (part.finish_reason) {
-    choice["finish_reason"] = *part.finish_reason == FinishReason::kStop ? "stop" : "length";
-  } else {
-    choice["finish_reason"] = nullptr;
-  }
-  if (part.stop_string) {
-    choice["stop_reason"] = *part.stop_string;
-  } else if (part.stop_token) {
-    choice["stop_reason"] = *part.stop_token;
-  } else {
-    choice["stop_reason"] = nullptr;
-  }
+  choice["finish_reason"] = FinishReasonJson(part);
+  choice["stop_reason"] = StopReasonJson(part);
+  if (!part.prompt_logprobs.is_null()) choice["prompt_logprobs"] = part.prompt_logprobs;
   if (part.prompt_token_ids) choice["prompt_token_ids"] = *part.prompt_token_ids;
   if (part.token_ids) choice["token_ids"] = *part.token_ids;
   return choice;
 }
 
-Json CompletionJson(const AnswerIdentity& identity, Json choices) {
-  Json answer;
-  answer["id"] = identity.id;
-  answer["object"] = "text_completion";
-  answer["created"] = identity.created;
-  answer["model"] = identity.model;
-  answer["system_fingerprint"] = Concat("moeserve-", kVersion);
-  answer["choices"] = std::move(choices);
-  return answer;
+CompletionWriter::CompletionWriter(AnswerIdentity identity, const AnswerOptions& options,
+                                   const Tokenizer* tokenizer, int choices)
+    : identity_(std::move(identity)), options_(options), tokenizer_(tokenizer) {
+  choices_.reserve(choices);
+  for (int i = 0; i < choices; ++i) {
+    choices_.emplace_back(LogprobArrays(tokenizer, options.tokens_as_ids));
+    choices_.back().part.index = i;
+  }
 }
 
-std::string DumpJson(const Json& value) {
-  return value.dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
+absl::Status CompletionWriter::Add(int index, const PreparedPrompt& prompt, OutputDelta delta) {
+  Choice& choice = choices_[index];
+  if (!choice.started) {
+    choice.started = true;
+    MOESERVE_RETURN_IF_ERROR(AddPrompt(choice, prompt, delta));
+  }
+  if (options_.logprobs) {
+    for (const TokenLogprob& logprob : delta.logprobs) {
+      MOESERVE_RETURN_IF_ERROR(choice.logprobs.Add(logprob));
+    }
+  }
+  choice.part.Add(std::move(delta), options_.return_token_ids);
+  return absl::OkStatus();
 }
 
-std::string SseEvent(const Json& value) { return Concat("data: ", DumpJson(value), "\n\n"); }
+absl::Status CompletionWriter::AddPrompt(Choice& choice, const PreparedPrompt& prompt,
+                                         const OutputDelta& delta) {
+  if (options_.return_token_ids) choice.part.prompt_token_ids = prompt.ids;
+  const bool echo_logprobs = options_.echo && options_.logprobs;
+  if (echo_logprobs || options_.prompt_logprobs) {
+    MOESERVE_RETURN_IF_ERROR(CheckPromptLogprobs(prompt, delta));
+  }
+  if (options_.prompt_logprobs) {
+    choice.part.prompt_logprobs =
+        PromptLogprobsJson(tokenizer_, delta.prompt_logprobs, *options_.prompt_logprobs);
+  }
+  if (options_.echo) choice.part.text = prompt.echo_text;
+  if (!echo_logprobs) return absl::OkStatus();
+  for (size_t i = 0; i < prompt.ids.size(); ++i) {
+    std::optional<TokenLogprob> logprob = delta.prompt_logprobs[i];
+    if (!logprob) {
+      choice.logprobs.AddUnscored(prompt.ids[i]);
+      continue;
+    }
+    // Where more were asked for by prompt_logprobs.
+    if (logprob->top.size() > static_cast<size_t>(options_.echo_logprobs)) {
+      logprob->top.resize(options_.echo_logprobs);
+    }
+    MOESERVE_RETURN_IF_ERROR(choice.logprobs.Add(*logprob));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<Json> CompletionWriter::TakeChunks(int index) {
+  Choice& choice = choices_[index];
+  ChoicePart& part = choice.part;
+  const bool has_logprobs = options_.logprobs && !choice.logprobs.empty();
+  if (part.text.empty() && !has_logprobs && !part.HasIds() && !part.finish_reason) return {};
+  if (has_logprobs) part.logprobs = choice.logprobs.Take();
+  std::vector<Json> chunks{EnvelopeJson(identity_, kObject, Json::array({ChoiceJson(part)}))};
+  part = ChoicePart();
+  part.index = index;
+  return chunks;
+}
+
+Json CompletionWriter::EmptyChunk() const {
+  return EnvelopeJson(identity_, kObject, Json::array());
+}
+
+Json CompletionWriter::TakeAnswer() {
+  Json list = Json::array();
+  for (Choice& choice : choices_) {
+    if (options_.logprobs) choice.part.logprobs = choice.logprobs.Take();
+    list.push_back(ChoiceJson(choice.part));
+  }
+  return EnvelopeJson(identity_, kObject, std::move(list));
+}
 
 }  // namespace moeserve::server

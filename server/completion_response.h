@@ -1,21 +1,15 @@
 // The JSON of completion answers, unary and streamed.
 #pragma once
 
-#include <cstdint>
-#include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "engine/request.h"
 #include "nlohmann/json.hpp"
+#include "server/answer.h"
 
 namespace moeserve::server {
-
-// How one token is written in `tokens` and as a key of `top_logprobs`: its text, U+FFFD for bytes
-// that are no whole character, "token_id:7" if `as_id` or without a tokenizer.
-std::string TokenText(const Tokenizer* tokenizer, TokenId token, bool as_id);
 
 // Builds the four parallel arrays of the completions API. Offsets run on from call to call of
 // Take(), so the pieces of a stream concatenate to the arrays of the unary answer.
@@ -46,38 +40,34 @@ class LogprobArrays {
   nlohmann::ordered_json text_offset_ = nlohmann::ordered_json::array();
 };
 
-// What all parts of one answer share.
-struct AnswerIdentity {
-  std::string id;  // "cmpl-..."
-  int64_t created = 0;
-  std::string model;
-};
-
-// A choice, or the piece of one that a chunk carries.
-struct ChoicePart {
-  int index = 0;
-  std::string text;
-  nlohmann::ordered_json logprobs;  // null where not asked for
-  std::optional<FinishReason> finish_reason;
-  std::optional<std::string> stop_string;
-  std::optional<TokenId> stop_token;
-  std::optional<std::vector<TokenId>> prompt_token_ids;
-  std::optional<std::vector<TokenId>> token_ids;
-};
-
-nlohmann::ordered_json UsageJson(int64_t prompt_tokens, int64_t completion_tokens,
-                                 int64_t cached_tokens);
 nlohmann::ordered_json ChoiceJson(const ChoicePart& part);
 
-// The answer, or with one part a chunk, without "usage".
-nlohmann::ordered_json CompletionJson(const AnswerIdentity& identity,
-                                      nlohmann::ordered_json choices);
+// Answers of POST /v1/completions.
+class CompletionWriter final : public AnswerWriter {
+ public:
+  // `tokenizer` may be null and must outlive this.
+  CompletionWriter(AnswerIdentity identity, const AnswerOptions& options,
+                   const Tokenizer* tokenizer, int choices);
 
-// One line of valid UTF-8.
-std::string DumpJson(const nlohmann::ordered_json& value);
+  absl::Status Add(int index, const PreparedPrompt& prompt, OutputDelta delta) override;
+  std::vector<nlohmann::ordered_json> TakeChunks(int index) override;
+  nlohmann::ordered_json EmptyChunk() const override;
+  nlohmann::ordered_json TakeAnswer() override;
 
-// "data: <json>\n\n"
-std::string SseEvent(const nlohmann::ordered_json& value);
-inline constexpr std::string_view kSseDone = "data: [DONE]\n\n";
+ private:
+  struct Choice {
+    explicit Choice(LogprobArrays arrays) : logprobs(std::move(arrays)) {}
+    LogprobArrays logprobs;
+    ChoicePart part;       // what has not been sent
+    bool started = false;  // the prompt's share was added
+  };
+
+  absl::Status AddPrompt(Choice& choice, const PreparedPrompt& prompt, const OutputDelta& delta);
+
+  const AnswerIdentity identity_;
+  const AnswerOptions options_;
+  const Tokenizer* const tokenizer_;
+  std::vector<Choice> choices_;
+};
 
 }  // namespace moeserve::server

@@ -29,13 +29,15 @@ ServerContext::ServerContext(ServerSettings settings)
       work_pool_(kWorkThreads, kMaxWaitingWork) {}
 
 void ServerContext::SetServing(std::shared_ptr<EngineApi> engine,
-                               const GenerationDefaults& defaults) {
+                               const GenerationDefaults& defaults,
+                               std::shared_ptr<const ChatFormat> chat) {
   auto compiler = MakeConstraintCompiler(*engine);
   {
     std::lock_guard lock(mutex_);
     engine_ = std::move(engine);
     constraint_compiler_ = std::move(compiler);
     defaults_ = defaults;
+    chat_format_ = std::move(chat);
   }
   ServerState expected = ServerState::kLoading;
   state_.compare_exchange_strong(expected, ServerState::kServing);
@@ -80,6 +82,11 @@ RequestRules ServerContext::Rules() const {
   rules.vocab_size = engine_->spec().vocab_size;
   rules.tokenizer = engine_->tokenizer();
   return rules;
+}
+
+std::shared_ptr<const ChatFormat> ServerContext::chat_format() const {
+  std::lock_guard lock(mutex_);
+  return chat_format_;
 }
 
 void ServerContext::Tick() {

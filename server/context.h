@@ -10,6 +10,7 @@
 
 #include "model_loaders/loader.h"
 #include "server/auth.h"
+#include "server/chat_format.h"
 #include "server/completion_request.h"
 #include "server/constraint_compiler.h"
 #include "server/engine_api.h"
@@ -28,6 +29,7 @@ struct ServerSettings {
   RequestLimits limits;
   HttpLimits http;
   bool strict_fields = false;
+  bool allow_request_chat_template = false;
 };
 
 enum class ServerState { kLoading, kServing, kDraining };
@@ -45,7 +47,8 @@ class ServerContext {
 
   ServerState state() const { return state_.load(); }
   // From loading to serving.
-  void SetServing(std::shared_ptr<EngineApi> engine, const GenerationDefaults& defaults);
+  void SetServing(std::shared_ptr<EngineApi> engine, const GenerationDefaults& defaults,
+                  std::shared_ptr<const ChatFormat> chat = std::make_shared<ChatFormat>());
   // New requests are refused from here on.
   void SetDraining();
 
@@ -56,6 +59,8 @@ class ServerContext {
 
   // How requests are to be read; the engine must be there.
   RequestRules Rules() const;
+  // Not null once the engine is there.
+  std::shared_ptr<const ChatFormat> chat_format() const;
 
   // Null until loaded.
   std::shared_ptr<ConstraintCompiler> constraint_compiler() const;
@@ -80,6 +85,7 @@ class ServerContext {
   std::shared_ptr<EngineApi> engine_;
   std::shared_ptr<ConstraintCompiler> constraint_compiler_;
   GenerationDefaults defaults_;
+  std::shared_ptr<const ChatFormat> chat_format_;
   WorkPool work_pool_;  // last: its tasks use the rest
 };
 

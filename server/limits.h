@@ -20,6 +20,10 @@ struct RequestLimits {
   size_t max_bad_word_tokens = 1024;
   int max_logprobs = 20;
   size_t max_prompt_bytes = size_t{4} << 20;  // of one text
+  size_t max_messages = 2048;
+  size_t max_message_bytes = size_t{1} << 20;
+  size_t max_rendered_bytes = size_t{4} << 20;  // of a conversation
+  size_t max_template_variables = 64;
   int json_depth = 64;
   absl::Duration max_request_time = absl::Seconds(600);
   size_t max_unread_bytes = size_t{1} << 20;  // output that a slow reader has not taken

@@ -36,7 +36,6 @@ constexpr Field kFields[] = {
     {"guided_grammar", Harmless::kNever},
     {"use_beam_search", Harmless::kFalse},
     {"spaces_between_special_tokens", Harmless::kTrue},
-    {"prompt_logprobs", Harmless::kNever},
     {"return_routed_experts", Harmless::kFalse},
     {"tools", Harmless::kEmpty},
     {"tool_choice", Harmless::kNone},

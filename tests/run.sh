@@ -97,6 +97,11 @@ client_tests() {
     "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/clients
 }
 
+chat_template_tests() {
+  MOESERVE_CHAT_CLI=$PWD/build/release/tests/chat/chat_template_cli \
+    "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/chat
+}
+
 # tokenizer_parity MEGABYTES: of text for each setting
 tokenizer_parity() {
   "$venv/bin/python" tests/tokenizer/parity.py --cli build/release/tests/tokenize_cli \
@@ -187,6 +192,7 @@ main() {
   stage "Python environment" make_test_venv
   stage "release build" build release
   stage "clients in Python" client_tests release
+  stage "chat templates against jinja2" chat_template_tests
   local -a labels=()
   if $full; then
     stage "tokenizer against Hugging Face's" tokenizer_parity 2.2

@@ -57,8 +57,9 @@ bool AddedTokens::Matcher::Add(std::string_view text, TokenId id) {
   return true;
 }
 
-bool AddedTokens::Matcher::Next(std::string_view text, size_t* begin, size_t* end,
-                                TokenId* id) const {
+template <typename Accepts>
+bool AddedTokens::Matcher::Next(std::string_view text, const Accepts& accepts, size_t* begin,
+                                size_t* end, TokenId* id) const {
   if (empty()) return false;
   for (size_t start = *begin; start < text.size(); ++start) {
     if (!starts_[static_cast<uint8_t>(text[start])]) continue;
@@ -69,7 +70,7 @@ bool AddedTokens::Matcher::Next(std::string_view text, size_t* begin, size_t* en
           children_.find(static_cast<uint64_t>(node) << 8 | static_cast<uint8_t>(text[i]));
       if (it == children_.end()) break;
       node = it->second;
-      if (ids_[node] >= 0) {
+      if (ids_[node] >= 0 && accepts(start, i + 1, ids_[node])) {
         *id = ids_[node];
         *end = i + 1;
       }
@@ -133,27 +134,80 @@ absl::StatusOr<std::unique_ptr<AddedTokens>> AddedTokens::Create(std::vector<Add
   return added;
 }
 
-void AddedTokens::SplitRaw(std::string_view text, bool parse_special,
+SpecialRule SpecialRule::Within(std::span<const TextSpan> spans) {
+  SpecialRule rule;
+  rule.by_place_ = true;
+  rule.spans_.assign(spans.begin(), spans.end());
+  return rule;
+}
+
+bool SpecialRule::Allows(size_t begin, size_t end) const {
+  if (!by_place_) return everywhere_;
+  const auto it = std::upper_bound(spans_.begin(), spans_.end(), begin,
+                                   [](size_t v, const TextSpan& s) { return v < s.begin; });
+  return it != spans_.begin() && end <= std::prev(it)->end;
+}
+
+SpecialRule SpecialRule::Part(size_t begin, size_t size) const {
+  if (!by_place_) return *this;
+  SpecialRule part = Within({});
+  const size_t end = begin + size;
+  auto it = std::upper_bound(spans_.begin(), spans_.end(), begin,
+                             [](size_t v, const TextSpan& s) { return v < s.end; });
+  for (; it != spans_.end() && it->begin < end; ++it) {
+    part.spans_.push_back({std::max(it->begin, begin) - begin, std::min(it->end, end) - begin});
+  }
+  return part;
+}
+
+SpecialRule SpecialRule::Normalized(std::string_view text, std::string_view normalized,
+                                    const Normalizer& normalizer) const {
+  if (!by_place_) return *this;
+  // Stretches of one kind, each by itself: if they make up the same text, places are known.
+  SpecialRule out = Within({});
+  std::string joined;
+  size_t done = 0;
+  const auto append = [&](size_t end) {
+    joined += normalizer.Normalize(text.substr(done, end - done));
+    done = end;
+  };
+  for (const TextSpan& span : spans_) {
+    append(span.begin);
+    const size_t begin = joined.size();
+    append(span.end);
+    out.spans_.push_back({begin, joined.size()});
+  }
+  append(text.size());
+  return joined == normalized ? out : Within({});
+}
+
+void AddedTokens::SplitRaw(std::string_view text, const SpecialRule& special,
                            std::vector<TextPart>* parts) const {
-  Split(raw_, text, parse_special, parts);
+  Split(raw_, text, special, parts);
 }
 
-void AddedTokens::SplitNormalized(std::string_view text, bool parse_special,
+void AddedTokens::SplitNormalized(std::string_view text, const SpecialRule& special,
                                   std::vector<TextPart>* parts) const {
-  Split(normalized_, text, parse_special, parts);
+  Split(normalized_, text, special, parts);
 }
 
-void AddedTokens::Split(const Matcher& matcher, std::string_view text, bool parse_special,
+void AddedTokens::Split(const Matcher& matcher, std::string_view text, const SpecialRule& special,
                         std::vector<TextPart>* parts) const {
+  // A token that may not be here by its place is no match at all, so that what a client writes
+  // cannot use up the start of a token of the template.
+  const auto accepts = [&](size_t begin, size_t end, TokenId id) {
+    return !special.by_place() || special.Allows(begin, end) ||
+           !special_.contains(by_id_.find(id)->second->content);
+  };
   // Every detail here is Hugging Face's: a match that is turned down still uses up its text, and
   // white space taken by rstrip can be matched again by the next token.
   size_t covered = 0;
   size_t match_begin = 0;
   size_t match_end = 0;
   TokenId id = -1;
-  for (; matcher.Next(text, &match_begin, &match_end, &id); match_begin = match_end) {
+  for (; matcher.Next(text, accepts, &match_begin, &match_end, &id); match_begin = match_end) {
     const AddedToken& token = *by_id_.find(id)->second;
-    if (!parse_special && special_.contains(token.content)) continue;
+    if (!special.by_place() && !special.everywhere() && special_.contains(token.content)) continue;
     if (token.single_word &&
         (EndsWithWord(text.substr(0, match_begin)) || StartsWithWord(text.substr(match_end)))) {
       continue;

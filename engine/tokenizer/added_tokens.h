@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -36,6 +37,35 @@ struct TextPart {
   std::optional<TokenId> id;
 };
 
+// Where a text may spell special tokens.
+class SpecialRule {
+ public:
+  static SpecialRule All(bool everywhere) {
+    SpecialRule rule;
+    rule.everywhere_ = everywhere;
+    return rule;
+  }
+  // Inside single ones of `spans`, which are ascending and disjoint.
+  static SpecialRule Within(std::span<const TextSpan> spans);
+
+  // The rule of bytes [begin, begin + size) of the text.
+  SpecialRule Part(size_t begin, size_t size) const;
+  // The rule of `normalized`, the normal form of `text`, which this is the rule of. Where it cannot
+  // be told what came from where, nothing is allowed.
+  SpecialRule Normalized(std::string_view text, std::string_view normalized,
+                         const Normalizer& normalizer) const;
+
+  // Whether this depends on the place.
+  bool by_place() const { return by_place_; }
+  bool everywhere() const { return everywhere_; }
+  bool Allows(size_t begin, size_t end) const;
+
+ private:
+  bool everywhere_ = false;
+  bool by_place_ = false;
+  std::vector<TextSpan> spans_;
+};
+
 // Immutable after construction, for any number of threads.
 class AddedTokens {
  public:
@@ -48,9 +78,10 @@ class AddedTokens {
                                                              const Normalizer* normalizer);
 
   // Cuts raw text at the tokens that are not `normalized`, and normalised text at those that are.
-  // `parse_special` false: special tokens are not found. Appends to `parts`; views into `text`.
-  void SplitRaw(std::string_view text, bool parse_special, std::vector<TextPart>* parts) const;
-  void SplitNormalized(std::string_view text, bool parse_special,
+  // Special tokens are found where `special` allows. Appends to `parts`; views into `text`.
+  void SplitRaw(std::string_view text, const SpecialRule& special,
+                std::vector<TextPart>* parts) const;
+  void SplitNormalized(std::string_view text, const SpecialRule& special,
                        std::vector<TextPart>* parts) const;
 
   // Null if `id` is no added token.
@@ -71,8 +102,11 @@ class AddedTokens {
    public:
     // False if `text` is there already.
     bool Add(std::string_view text, TokenId id);
-    // The first match at or after `*begin`, which moves to where it starts.
-    bool Next(std::string_view text, size_t* begin, size_t* end, TokenId* id) const;
+    // The first match at or after `*begin`, which moves to where it starts. `accepts`, called with
+    // begin, end and id, says which matches there are.
+    template <typename Accepts>
+    bool Next(std::string_view text, const Accepts& accepts, size_t* begin, size_t* end,
+              TokenId* id) const;
     bool empty() const { return ids_.size() == 1; }
 
    private:
@@ -83,7 +117,7 @@ class AddedTokens {
   };
 
   AddedTokens() = default;
-  void Split(const Matcher& matcher, std::string_view text, bool parse_special,
+  void Split(const Matcher& matcher, std::string_view text, const SpecialRule& special,
              std::vector<TextPart>* parts) const;
   bool EndsWithWord(std::string_view text) const;
   bool StartsWithWord(std::string_view text) const;

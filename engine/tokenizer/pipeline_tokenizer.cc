@@ -48,6 +48,16 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> PipelineTokenizer::Create(PipelinePar
 absl::StatusOr<std::vector<TokenId>> PipelineTokenizer::Encode(std::string_view text,
                                                                bool add_special_tokens,
                                                                bool parse_special) const {
+  return EncodeInFrame(text, SpecialRule::All(parse_special), add_special_tokens);
+}
+
+absl::StatusOr<std::vector<TokenId>> PipelineTokenizer::EncodeTrusted(
+    std::string_view text, std::span<const TextSpan> trusted, bool add_special_tokens) const {
+  return EncodeInFrame(text, SpecialRule::Within(trusted), add_special_tokens);
+}
+
+absl::StatusOr<std::vector<TokenId>> PipelineTokenizer::EncodeInFrame(
+    std::string_view text, const SpecialRule& special, bool add_special_tokens) const {
   if (text.size() > kMaxTextBytes) {
     return absl::InvalidArgumentError("the text is larger than 1 GiB");
   }
@@ -55,7 +65,7 @@ absl::StatusOr<std::vector<TokenId>> PipelineTokenizer::Encode(std::string_view 
   std::vector<TokenId> ids;
   for (const std::optional<TokenId>& id : parts_.frame) {
     if (!id.has_value()) {
-      if (absl::Status s = EncodeText(text, parse_special, &ids); !s.ok()) return s;
+      if (absl::Status s = EncodeText(text, special, &ids); !s.ok()) return s;
     } else if (add_special_tokens) {
       ids.push_back(*id);
     }
@@ -63,13 +73,13 @@ absl::StatusOr<std::vector<TokenId>> PipelineTokenizer::Encode(std::string_view 
   return ids;
 }
 
-absl::Status PipelineTokenizer::EncodeText(std::string_view text, bool parse_special,
+absl::Status PipelineTokenizer::EncodeText(std::string_view text, const SpecialRule& special,
                                            std::vector<TokenId>* ids) const {
   TextArena arena;
   std::vector<TextPart> raw_parts;
   std::vector<TextPart> parts;
   std::vector<std::string_view> pieces;
-  parts_.added_tokens->SplitRaw(text, parse_special, &raw_parts);
+  parts_.added_tokens->SplitRaw(text, special, &raw_parts);
   for (const TextPart& raw : raw_parts) {
     parts.clear();
     if (raw.id.has_value()) {
@@ -77,10 +87,13 @@ absl::Status PipelineTokenizer::EncodeText(std::string_view text, bool parse_spe
       continue;
     }
     std::string_view normalized = raw.text;
+    SpecialRule part_special =
+        special.Part(static_cast<size_t>(raw.text.data() - text.data()), raw.text.size());
     if (parts_.normalizer != nullptr && !parts_.normalizer->IsUnchanged(normalized)) {
       normalized = arena.Keep(parts_.normalizer->Normalize(normalized));
+      part_special = part_special.Normalized(raw.text, normalized, *parts_.normalizer);
     }
-    parts_.added_tokens->SplitNormalized(normalized, parse_special, &parts);
+    parts_.added_tokens->SplitNormalized(normalized, part_special, &parts);
     for (const TextPart& part : parts) {
       if (part.id.has_value()) {
         ids->push_back(*part.id);

@@ -34,6 +34,9 @@ class PipelineTokenizer : public Tokenizer {
 
   absl::StatusOr<std::vector<TokenId>> Encode(std::string_view text, bool add_special_tokens,
                                               bool parse_special = true) const override;
+  absl::StatusOr<std::vector<TokenId>> EncodeTrusted(std::string_view text,
+                                                     std::span<const TextSpan> trusted,
+                                                     bool add_special_tokens) const override;
   absl::StatusOr<std::string> Decode(std::span<const TokenId> ids,
                                      bool skip_special_tokens) const override;
   std::string TokenBytes(TokenId id) const override;
@@ -48,7 +51,10 @@ class PipelineTokenizer : public Tokenizer {
 
   explicit PipelineTokenizer(PipelineParts parts) : parts_(std::move(parts)) {}
 
-  absl::Status EncodeText(std::string_view text, bool parse_special,
+  absl::StatusOr<std::vector<TokenId>> EncodeInFrame(std::string_view text,
+                                                     const SpecialRule& special,
+                                                     bool add_special_tokens) const;
+  absl::Status EncodeText(std::string_view text, const SpecialRule& special,
                           std::vector<TokenId>* ids) const;
   // The spelling that the decoder sees, nothing for an unknown id.
   std::optional<std::string_view> DecodedForm(TokenId id) const;

@@ -2,6 +2,7 @@
 // stands behind it is decided where its files are read (model_loaders/tokenizer_json.h).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -15,6 +16,13 @@
 namespace moeserve {
 
 using TokenId = int32_t;
+
+// Bytes [begin, end) of a text.
+struct TextSpan {
+  size_t begin = 0;
+  size_t end = 0;
+  bool operator==(const TextSpan&) const = default;
+};
 
 // Decoding of one sequence, token by token. Not for use by two threads at the same time.
 class DecodeStream {
@@ -37,6 +45,12 @@ class Tokenizer {
   virtual absl::StatusOr<std::vector<TokenId>> Encode(std::string_view text,
                                                       bool add_special_tokens,
                                                       bool parse_special = true) const = 0;
+
+  // As Encode() with `parse_special`, but text spells a special token only where all of it lies in
+  // one of the `trusted` spans, which are ascending and disjoint; elsewhere it is ordinary text.
+  virtual absl::StatusOr<std::vector<TokenId>> EncodeTrusted(std::string_view text,
+                                                             std::span<const TextSpan> trusted,
+                                                             bool add_special_tokens) const = 0;
 
   // Text of `ids`; bytes that are not UTF-8 become U+FFFD. InvalidArgument: an id that is no token.
   virtual absl::StatusOr<std::string> Decode(std::span<const TokenId> ids,

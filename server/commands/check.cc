@@ -2,8 +2,11 @@
 
 #include <cstdio>
 #include <memory>
+#include <string>
 
 #include "model_loaders/loader.h"
+#include "model_loaders/message.h"
+#include "server/chat_format.h"
 #include "server/commands/model_options.h"
 
 namespace moeserve::server {
@@ -12,6 +15,11 @@ namespace {
 int Run(const ModelOptionsText& options) {
   const auto checkpoint = LoadCheckpoint(options.directory);
   if (!checkpoint.ok()) return Fail(checkpoint.status());
+  const ChatFormat chat(checkpoint->tokenizer_config);
+  if (!chat.status().ok() && !absl::IsNotFound(chat.status())) {
+    std::fprintf(stderr, "warning: chats will be refused: %s\n",
+                 Printable(std::string(chat.status().message()), 300).c_str());
+  }
   std::printf("%s: ok\n", checkpoint->directory_name.c_str());
   return 0;
 }

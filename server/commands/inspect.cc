@@ -6,6 +6,7 @@
 
 #include "model_loaders/inspect.h"
 #include "model_loaders/loader.h"
+#include "server/chat_format.h"
 #include "server/commands/model_options.h"
 #include "server/text_values.h"
 
@@ -37,6 +38,10 @@ int Run(const Options& options) {
   } else {
     std::printf("tokenizer: none\n");
   }
+  const absl::Status chat = ChatFormat(checkpoint->tokenizer_config).status();
+  std::printf("chat template: %s\n", chat.ok()                ? "yes"
+                                     : absl::IsNotFound(chat) ? "none"
+                                                              : "cannot be used");
   return 0;
 }
 

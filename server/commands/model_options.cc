@@ -100,6 +100,7 @@ Result<RunningModel> StartModel(const ModelOptionsText& options, const EngineOpt
       Model::Create(checkpoint.spec, model_options, *checkpoint.weights, *out.backend));
   out.defaults = checkpoint.generation;
   out.compute = model_options.compute;
+  out.tokenizer_config = std::move(checkpoint.tokenizer_config);
   out.directory_name = checkpoint.directory_name;
   out.description =
       Concat("backend ", out.backend->description(), ", compute ", Name(model_options.compute),

@@ -44,6 +44,7 @@ struct RunningModel {
   std::unique_ptr<Backend> backend;
   std::shared_ptr<EngineApi> engine;
   GenerationDefaults defaults;
+  TokenizerConfig tokenizer_config;
   std::string directory_name;
   std::string description;  // of backend and model, one line
   DType compute = DType::kF32;

@@ -8,14 +8,18 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "engine/chat/chat_template.h"
+#include "model_loaders/mapped_file.h"
 #include "model_loaders/message.h"
 #include "server/auth.h"
+#include "server/chat_format.h"
 #include "server/commands/model_options.h"
 #include "server/context.h"
 #include "server/http/api.h"
@@ -40,6 +44,8 @@ struct Options {
   std::string log_level = "info";
   double drain_seconds = 30.0;
   int max_logprobs = 20;
+  std::string chat_template;  // a file
+  bool allow_request_chat_template = false;
   bool strict_fields = false;
   bool allow_open = false;
 };
@@ -137,7 +143,34 @@ void LogConfiguration(const Options& options, const EngineOptions& engine,
                  " strict_fields=", options.strict_fields ? "yes" : "no"));
 }
 
+// The template of --chat-template if that was given. Unlike the model's it must compile: somebody
+// asked for it.
+Result<std::optional<std::string>> ReadChatTemplate(const std::string& file) {
+  if (file.empty()) return std::optional<std::string>();
+  auto source = ReadTextFile(file, chat::kMaxTemplateBytes);
+  if (!source.ok()) return Prefixed("--chat-template: ", source.status());
+  auto compiled = chat::ChatTemplate::Compile(*source);
+  if (!compiled.ok()) return Prefixed("--chat-template: ", compiled.status());
+  return std::optional<std::string>(*std::move(source));
+}
+
+std::shared_ptr<const ChatFormat> MakeChatFormat(TokenizerConfig config,
+                                                 const std::optional<std::string>& chat_template) {
+  if (chat_template) config.chat_template = chat_template;
+  auto format = std::make_shared<const ChatFormat>(config);
+  const absl::Status& status = format->status();
+  if (absl::IsNotFound(status)) {
+    LogInfo("serve", "the model has no chat template: chats will be refused");
+  } else if (!status.ok()) {
+    LogWarning("serve", Concat("the model's chat template cannot be used, chats will be refused: ",
+                               Printable(std::string(status.message()), 300)));
+  }
+  return format;
+}
+
 absl::Status Serve(const Options& options) {
+  MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string> chat_template,
+                            ReadChatTemplate(options.chat_template));
   ServerSettings settings;
   if (!options.api_key_file.empty()) {
     MOESERVE_ASSIGN_OR_RETURN(settings.keys, ReadApiKeys(options.api_key_file));
@@ -153,6 +186,7 @@ absl::Status Serve(const Options& options) {
   settings.device = options.model.device;
   settings.strict_fields = options.strict_fields;
   settings.limits.max_logprobs = options.max_logprobs;
+  settings.allow_request_chat_template = options.allow_request_chat_template;
 
   // Destroyed from the last to the first: servers before the engine, the backend after it.
   RunningModel model;
@@ -183,7 +217,8 @@ absl::Status Serve(const Options& options) {
   MOESERVE_ASSIGN_OR_RETURN(model, StartModel(options.model, engine_options));
   const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
   context.metrics().model_load_seconds = seconds;
-  context.SetServing(model.engine, model.defaults);
+  context.SetServing(model.engine, model.defaults,
+                     MakeChatFormat(std::move(model.tokenizer_config), chat_template));
   grpc_server->SetServing(true);
   const Ticker ticker(context);
   LogInfo("serve", Concat("ready after ", static_cast<int64_t>(std::lround(seconds * 1000)),
@@ -236,6 +271,10 @@ void AddServeCommand(CLI::App& app, Command& selected) {
                    "Alternatives beside each token that a request may ask for")
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
+  command->add_option("--chat-template", options->chat_template,
+                      "File with a Jinja chat template in place of the model's");
+  command->add_flag("--allow-request-chat-template", options->allow_request_chat_template,
+                    "Let requests bring chat_template and chat_template_kwargs");
   command->add_option("--log-format", options->log_format, "Format of the log on standard error")
       ->check(CLI::IsMember({"text", "json"}))
       ->capture_default_str();

@@ -4,13 +4,18 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/time/clock.h"
 #include "model_loaders/message.h"
 #include "model_loaders/strict_json.h"
 #include "server/api_error.h"
-#include "server/completion_session.h"
+#include "server/chat_request.h"
+#include "server/chat_response.h"
+#include "server/completion_response.h"
+#include "server/generation_session.h"
 #include "server/http/deferred_response.h"
 #include "server/http/error_response.h"
 #include "server/http/url.h"
@@ -57,27 +62,9 @@ class Api : public std::enable_shared_from_this<Api> {
  public:
   explicit Api(ServerContext& context) : context_(context) {}
 
-  Handled Completions(const Request& request) {
-    auto call = ReadCompletion(request);
-    if (!call.ok()) return Counted(ErrorResponse(call.status()));
-    if (!call->params.constraint) return StartCompletion(*std::move(call));
-    auto shared = std::make_shared<CompletionCall>(*std::move(call));
-    return Counted(DeferredResponse::Start(
-        context_.work_pool(),
-        [self = shared_from_this(), shared]() -> Handled {
-          const auto compiler = self->context_.constraint_compiler();
-          const absl::Status status = CompileConstraint(*compiler, shared->params);
-          if (!status.ok()) return self->Counted(ErrorResponse(status));
-          return self->StartCompletion(std::move(*shared));
-        },
-        request.wake));
-  }
+  Handled Completions(const Request& request) { return Started(StartCompletion(request)); }
 
-  Handled ChatCompletions(const Request&) {
-    return ErrorResponse(MakeError(
-        absl::StatusCode::kInvalidArgument, "unsupported_parameter",
-        "chat completions are not available in this version; use /v1/completions", "messages"));
-  }
+  Handled ChatCompletions(const Request& request) { return Started(StartChat(request)); }
 
   Handled Models(const Request&) {
     Json data = Json::array();
@@ -100,16 +87,11 @@ class Api : public std::enable_shared_from_this<Api> {
       MOESERVE_ASSIGN_OR_RETURN(const auto engine, context_.ServingEngine());
       MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, context_.settings().limits));
       MOESERVE_RETURN_IF_ERROR(CheckModel(body));
-      if (FindField(body, "messages") != nullptr) return UnsupportedParameter("messages");
-      MOESERVE_ASSIGN_OR_RETURN(const auto prompt, StringField(body, "prompt"));
-      if (!prompt) return MissingField("prompt");
-      if (prompt->size() > context_.settings().limits.max_prompt_bytes) {
-        return InvalidValue("prompt", "'prompt' is too long");
-      }
-      MOESERVE_ASSIGN_OR_RETURN(const auto special, BoolField(body, "add_special_tokens"));
       MOESERVE_ASSIGN_OR_RETURN(const auto strings, BoolField(body, "return_token_strs"));
       MOESERVE_ASSIGN_OR_RETURN(const Tokenizer* tokenizer, RequireTokenizer(*engine));
-      MOESERVE_ASSIGN_OR_RETURN(const auto ids, tokenizer->Encode(*prompt, special.value_or(true)));
+      MOESERVE_ASSIGN_OR_RETURN(const auto ids, FindField(body, "messages") != nullptr
+                                                    ? EncodeMessages(body, *tokenizer)
+                                                    : EncodePrompt(body, *tokenizer));
       Json out = {{"count", ids.size()}, {"max_model_len", engine->max_model_len()}};
       out["tokens"] = ids;
       out["token_strs"] = nullptr;
@@ -194,58 +176,128 @@ class Api : public std::enable_shared_from_this<Api> {
   }
 
  private:
-  // A request that has been read but not tokenised.
-  struct CompletionCall {
+  // A request whose prompts are tokens and whose constraint has yet to be compiled.
+  struct Launch {
     std::shared_ptr<EngineApi> engine;
-    CompletionParams params;
+    GenerationParams params;
+    std::vector<PreparedPrompt> prompts;
+    std::unique_ptr<AnswerWriter> writer;
+    std::string id;
     absl::Time deadline;
-    std::function<void()> wake;
+    GenerationOptions options;
   };
 
-  // What was refused by the server itself; the engine counts its own refusals.
-  Handled Counted(Handled handled) {
-    if (const Response* response = std::get_if<Response>(&handled)) {
-      if (response->status < 500) {
-        context_.metrics().CountRejected(Rejection::kInvalid);
-      } else if (context_.state() == ServerState::kDraining) {
-        context_.metrics().CountRejected(Rejection::kDraining);
-      }
-    }
-    return handled;
-  }
-
-  Result<CompletionCall> ReadCompletion(const Request& request) {
-    CompletionCall call;
+  Result<Handled> StartCompletion(const Request& request) {
+    MOESERVE_ASSIGN_OR_RETURN(auto engine, context_.ServingEngine());
     const RequestLimits& limits = context_.settings().limits;
-    call.deadline = absl::Now() + limits.max_request_time;
-    call.wake = request.wake;
-    MOESERVE_ASSIGN_OR_RETURN(call.engine, context_.ServingEngine());
-    MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, limits));
-    MOESERVE_ASSIGN_OR_RETURN(call.params, ParseCompletion(body, context_.Rules()));
-    context_.metrics().ignored_fields += call.params.ignored_fields;
-    return call;
+    CompletionParams params;
+    {
+      MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, limits));
+      MOESERVE_ASSIGN_OR_RETURN(params, ParseCompletion(body, context_.Rules()));
+    }
+    context_.metrics().ignored_fields += params.ignored_fields;
+    MOESERVE_ASSIGN_OR_RETURN(auto prompts,
+                              PreparePrompts(params, engine->tokenizer(), engine->max_model_len()));
+    return Submit<CompletionWriter>(request, std::move(engine), params, std::move(prompts),
+                                    "cmpl-");
   }
 
-  Handled StartCompletion(CompletionCall call) {
-    auto prompts =
-        PreparePrompts(call.params, call.engine->tokenizer(), call.engine->max_model_len());
-    if (!prompts.ok()) return Counted(ErrorResponse(prompts.status()));
+  Result<Handled> StartChat(const Request& request) {
+    MOESERVE_ASSIGN_OR_RETURN(auto engine, context_.ServingEngine());
+    const ServerSettings& settings = context_.settings();
+    ChatParams params;
+    {
+      MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, settings.limits));
+      MOESERVE_ASSIGN_OR_RETURN(
+          params, ParseChat(body, context_.Rules(), settings.allow_request_chat_template));
+    }
+    context_.metrics().ignored_fields += params.ignored_fields;
+    std::vector<PreparedPrompt> prompts(1);
+    MOESERVE_ASSIGN_OR_RETURN(
+        prompts[0],
+        PrepareChat(params, *context_.chat_format(), engine->tokenizer(), settings.limits,
+                    engine->max_model_len(), absl::ToTimeT(absl::Now())));
+    return Submit<ChatWriter>(request, std::move(engine), params, std::move(prompts), "chatcmpl-");
+  }
+
+  template <typename Writer>
+  Result<Handled> Submit(const Request& request, std::shared_ptr<EngineApi> engine,
+                         const GenerationParams& params, std::vector<PreparedPrompt> prompts,
+                         std::string_view id_prefix) {
+    const RequestLimits& limits = context_.settings().limits;
     AnswerIdentity identity;
-    identity.id =
-        Concat("cmpl-", call.params.request_id.empty() ? NewRequestId() : call.params.request_id);
+    identity.id = Concat(id_prefix, params.request_id.empty() ? NewRequestId() : params.request_id);
     identity.created = absl::ToUnixSeconds(absl::Now());
-    identity.model = call.params.model;
+    identity.model = params.model;
+    const std::string id = identity.id;
+    auto writer =
+        std::make_unique<Writer>(std::move(identity), MakeAnswerOptions(params),
+                                 engine->tokenizer(), static_cast<int>(prompts.size()) * params.n);
     GenerationOptions options;
-    options.wake = std::move(call.wake);
+    options.wake = request.wake;
     options.metrics = context_.shared_metrics();
     // Only a stream can leave its output unread: a unary answer is collected as it comes.
-    options.max_unread_bytes = call.params.stream ? context_.settings().limits.max_unread_bytes
-                                                  : std::numeric_limits<size_t>::max();
-    auto pending = CompletionSession::Start(std::move(call.engine), std::move(call.params),
-                                            *std::move(prompts), std::move(identity), call.deadline,
-                                            std::move(options));
-    if (!pending.ok()) return Counted(ErrorResponse(pending.status()));
-    return *std::move(pending);
+    options.max_unread_bytes =
+        params.stream ? limits.max_unread_bytes : std::numeric_limits<size_t>::max();
+    const absl::Time deadline = absl::Now() + limits.max_request_time;
+    Launch launch{std::move(engine), params, std::move(prompts), std::move(writer), id, deadline,
+                  std::move(options)};
+    if (!params.constraint) return Start(std::move(launch));
+    auto shared = std::make_shared<Launch>(std::move(launch));
+    return DeferredResponse::Start(
+        context_.work_pool(),
+        [self = shared_from_this(), shared] {
+          const auto compiler = self->context_.constraint_compiler();
+          const absl::Status status = CompileConstraint(*compiler, shared->params);
+          return self->Started(status.ok() ? Start(std::move(*shared)) : status);
+        },
+        request.wake);
+  }
+
+  static Result<Handled> Start(Launch launch) {
+    MOESERVE_ASSIGN_OR_RETURN(
+        auto pending,
+        GenerationSession::Start(std::move(launch.engine), launch.params, std::move(launch.prompts),
+                                 std::move(launch.writer), launch.id, launch.deadline,
+                                 std::move(launch.options)));
+    return Handled(std::move(pending));
+  }
+
+  // What was refused is counted here, unless by the engine.
+  Handled Started(Result<Handled> started) {
+    if (started.ok()) return *std::move(started);
+    Response response = ErrorResponse(started.status());
+    if (response.status < 500) {
+      context_.metrics().CountRejected(Rejection::kInvalid);
+    } else if (context_.state() == ServerState::kDraining) {
+      context_.metrics().CountRejected(Rejection::kDraining);
+    }
+    return response;
+  }
+
+  Result<std::vector<TokenId>> EncodePrompt(const nlohmann::json& body,
+                                            const Tokenizer& tokenizer) const {
+    MOESERVE_ASSIGN_OR_RETURN(const auto prompt, StringField(body, "prompt"));
+    if (!prompt) return MissingField("prompt");
+    if (prompt->size() > context_.settings().limits.max_prompt_bytes) {
+      return InvalidValue("prompt", "'prompt' is too long");
+    }
+    MOESERVE_ASSIGN_OR_RETURN(const auto special, BoolField(body, "add_special_tokens"));
+    return tokenizer.Encode(*prompt, special.value_or(true));
+  }
+
+  Result<std::vector<TokenId>> EncodeMessages(const nlohmann::json& body,
+                                              const Tokenizer& tokenizer) const {
+    if (FindField(body, "prompt") != nullptr) {
+      return InvalidValue("messages", "either 'prompt' or 'messages' can be given, not both");
+    }
+    const ServerSettings& settings = context_.settings();
+    const ConversationRules rules = {.limits = settings.limits,
+                                     .allow_template = settings.allow_request_chat_template,
+                                     .strict_fields = settings.strict_fields};
+    MOESERVE_ASSIGN_OR_RETURN(const Conversation conversation, ParseConversation(body, rules));
+    return context_.chat_format()->Encode(conversation, tokenizer, settings.limits,
+                                          absl::ToTimeT(absl::Now()));
   }
 
   static Handled Answer(const Result<Json>& result) {
@@ -280,15 +332,16 @@ std::unique_ptr<Router> MakeRouter(ServerContext& context) {
   auto api = std::make_shared<Api>(context);
   auto router = std::make_unique<Router>(context.settings().keys);
   const auto add = [&](std::string_view method, std::string_view pattern, Access access,
-                       Handled (Api::*handler)(const Request&)) {
-    router->Add(method, pattern, access,
+                       Handled (Api::*handler)(const Request&), Work work = Work::kQuick) {
+    router->Add(method, pattern, access, work,
                 [api, handler](const Request& request) { return (api.get()->*handler)(request); });
   };
   add("POST", "/v1/completions", Access::kKey, &Api::Completions);
-  add("POST", "/v1/chat/completions", Access::kKey, &Api::ChatCompletions);
+  // Chat templates are programs.
+  add("POST", "/v1/chat/completions", Access::kKey, &Api::ChatCompletions, Work::kSlow);
   add("GET", "/v1/models", Access::kKey, &Api::Models);
   add("GET", "/v1/models/*", Access::kKey, &Api::Model);
-  add("POST", "/tokenize", Access::kKey, &Api::Tokenize);
+  add("POST", "/tokenize", Access::kKey, &Api::Tokenize, Work::kSlow);
   add("POST", "/detokenize", Access::kKey, &Api::Detokenize);
   add("GET", "/v1/experts/stats", Access::kKey, &Api::ExpertStatistics);
   add("GET", "/health", Access::kOpen, &Api::Ready);

@@ -353,7 +353,7 @@ asio::awaitable<bool> Connection::Serve(Head& head) {
   };
   const Router& router = *environment_->router;
   std::optional<Handled> handled;
-  if (head.request.body.size() <= kSmallBody) {
+  if (head.request.body.size() <= kSmallBody && router.WorkOf(head.request) == Work::kQuick) {
     handled = router.Handle(head.request);
   } else {
     const Request& request = head.request;

@@ -29,9 +29,9 @@ bool IsJson(std::string_view content_type) {
 
 }  // namespace
 
-void Router::Add(std::string_view method, std::string_view pattern, Access access,
+void Router::Add(std::string_view method, std::string_view pattern, Access access, Work work,
                  Handler handler) {
-  routes_.push_back({std::string(method), std::string(pattern), access, std::move(handler)});
+  routes_.push_back({std::string(method), std::string(pattern), access, work, std::move(handler)});
 }
 
 const Router::Route* Router::Find(std::string_view method, std::string_view path) const {
@@ -91,6 +91,10 @@ std::optional<Response> Router::CheckBeforeBody(const Request& request) const {
     }
   }
   return std::nullopt;
+}
+
+Work Router::WorkOf(const Request& request) const {
+  return Find(request.method, request.path)->work;
 }
 
 Handled Router::Handle(const Request& request) const {

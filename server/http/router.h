@@ -14,6 +14,9 @@ namespace moeserve::server::http {
 
 enum class Access { kOpen, kKey };
 
+// How long a handler may take: kSlow ones never run on the thread that all connections share.
+enum class Work { kQuick, kSlow };
+
 using Handler = std::function<Handled(const Request&)>;
 
 // Built once, then read by all threads.
@@ -22,7 +25,8 @@ class Router {
   explicit Router(const ApiKeys& keys) : keys_(keys) {}  // outlives this
 
   // A pattern that ends in '*' matches every longer path. GET handlers answer HEAD as well.
-  void Add(std::string_view method, std::string_view pattern, Access access, Handler handler);
+  void Add(std::string_view method, std::string_view pattern, Access access, Work work,
+           Handler handler);
 
   // For metrics: the pattern that the path matches, or "other".
   std::string_view Endpoint(std::string_view path) const;
@@ -30,7 +34,9 @@ class Router {
   // What can be said before the body is read: 401, 404, 405, 415, or the answer to OPTIONS.
   std::optional<Response> CheckBeforeBody(const Request& request) const;
 
-  // For a request that passed CheckBeforeBody. No exception leaves.
+  // For a request that passed CheckBeforeBody.
+  Work WorkOf(const Request& request) const;
+  // The same; no exception leaves.
   Handled Handle(const Request& request) const;
 
  private:
@@ -38,6 +44,7 @@ class Router {
     std::string method;
     std::string pattern;
     Access access;
+    Work work;
     Handler handler;
   };
 

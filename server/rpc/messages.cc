@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "model_loaders/message.h"
+#include "server/answer.h"
 #include "server/api_error.h"
-#include "server/completion_response.h"
 #include "server/logit_fields.h"
 #include "server/prometheus.h"
 #include "server/request_id.h"

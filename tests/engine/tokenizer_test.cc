@@ -3,6 +3,7 @@
 // hand.
 #include "engine/tokenizer/tokenizer.h"
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <random>
@@ -443,6 +444,11 @@ TEST(IncrementalDecoder, WorksOnAnyTokenizer) {
     absl::StatusOr<std::vector<TokenId>> Encode(std::string_view text, bool, bool) const override {
       return std::vector<TokenId>(text.begin(), text.end());
     }
+    absl::StatusOr<std::vector<TokenId>> EncodeTrusted(std::string_view text,
+                                                       std::span<const TextSpan>,
+                                                       bool) const override {
+      return Encode(text, false, false);
+    }
     absl::StatusOr<std::string> Decode(std::span<const TokenId>, bool) const override { return ""; }
     std::string TokenBytes(TokenId id) const override {
       return std::string(1, static_cast<char>(id));
@@ -458,6 +464,68 @@ TEST(IncrementalDecoder, WorksOnAnyTokenizer) {
   EXPECT_EQ(decoder.Push(0), "");
   EXPECT_EQ(decoder.Push(0xA9), "é");
   EXPECT_EQ(decoder.Finish(), "");
+}
+
+std::vector<AddedToken> SpecialTokens() {
+  const auto special = [](std::string content) {
+    AddedToken token;
+    token.content = std::move(content);
+    token.special = true;
+    return token;
+  };
+  AddedToken plain;
+  plain.content = "<think>";
+  AddedToken normalized = special("<e>");
+  normalized.normalized = true;
+  return {special("<|end|>"), special("<|"), special("ab<"), plain, normalized};
+}
+
+TEST(TrustedEncoding, IsEncodingWhereAllOrNothingIsTrusted) {
+  const auto tokenizer = MakeTokenizer(SpecialTokens());
+  std::mt19937 random(7);
+  const Strings pieces = {"<|end|>", "<|", "end|>", "<think>", "ab", "<", " ", "é", "<e>", "xyz"};
+  for (int round = 0; round < 2000; ++round) {
+    std::string text;
+    for (int i = 0; i < 8; ++i) text += pieces[random() % pieces.size()];
+    const std::vector<TextSpan> all = {{0, text.size()}};
+    EXPECT_EQ(*tokenizer->EncodeTrusted(text, all, true), *tokenizer->Encode(text, true));
+    for (const TokenId id : *tokenizer->EncodeTrusted(text, {}, true)) {
+      EXPECT_FALSE(tokenizer->IsSpecial(id)) << text;
+    }
+    // Trusted and other text in turns: special tokens come from trusted stretches alone.
+    std::vector<TextSpan> spans;
+    for (size_t at = random() % 4; at < text.size(); at += 1 + random() % 6) {
+      const size_t end = std::min(text.size(), at + 1 + random() % 9);
+      spans.push_back({at, end});
+      at = end;
+    }
+    const auto ids = *tokenizer->EncodeTrusted(text, spans, true);
+    EXPECT_EQ(*tokenizer->Decode(ids, false), text);
+    size_t at = 0;
+    for (const TokenId id : ids) {
+      const size_t size = tokenizer->TokenBytes(id).size();
+      if (tokenizer->IsSpecial(id)) {
+        EXPECT_TRUE(std::any_of(spans.begin(), spans.end(), [&](const TextSpan& span) {
+          return span.begin <= at && at + size <= span.end;
+        })) << text;
+      }
+      at += size;
+    }
+  }
+}
+
+TEST(TrustedEncoding, OtherTextCannotHideATokenOfTheTemplate) {
+  const auto tokenizer = MakeTokenizer(SpecialTokens());
+  // "ab<" begins before the trusted "<|end|>" and would use up its start.
+  const std::vector<TextSpan> end = {{2, 9}};
+  const TokenId id = *tokenizer->TokenToId("<|end|>");
+  EXPECT_EQ(tokenizer->EncodeTrusted("ab<|end|>", end, false)->back(), id);
+  // "<|end|>" of which only "<|" is trusted.
+  const std::vector<TextSpan> start = {{0, 2}};
+  EXPECT_EQ(tokenizer->EncodeTrusted("<|end|>", start, false)->front(),
+            *tokenizer->TokenToId("<|"));
+  // A token that is not special is found anywhere.
+  EXPECT_EQ(tokenizer->EncodeTrusted("<think>", {}, false)->size(), 1u);
 }
 
 double SecondsToEncode(const Tokenizer& tokenizer, const std::string& text) {

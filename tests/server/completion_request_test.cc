@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <ostream>
 #include <string>
 
 #include "server/api_error.h"
@@ -89,6 +90,10 @@ struct Refusal {
   const char* code;
   const char* param;
 };
+
+void PrintTo(const Refusal& refusal, std::ostream* out) {
+  *out << refusal.code << ' ' << refusal.param;
+}
 
 class Refusals : public ::testing::TestWithParam<Refusal> {};
 
@@ -214,7 +219,8 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{R"({"prompt": "x", "tools": [{}]})", "unsupported_parameter", "tools"},
         Refusal{R"({"prompt": "x", "tool_choice": "auto"})", "unsupported_parameter",
                 "tool_choice"},
-        Refusal{R"({"prompt": "x", "prompt_logprobs": 1})", "unsupported_parameter",
+        Refusal{R"({"prompt": "x", "prompt_logprobs": 21})", "invalid_value", "prompt_logprobs"},
+        Refusal{R"({"prompt": "x", "prompt_logprobs": 1, "stream": true})", "invalid_value",
                 "prompt_logprobs"},
         Refusal{R"({"prompt": "x", "return_routed_experts": true})", "unsupported_parameter",
                 "return_routed_experts"}));

@@ -16,6 +16,26 @@ absl::StatusOr<std::vector<TokenId>> ByteTokenizer::Encode(std::string_view text
   return ids;
 }
 
+absl::StatusOr<std::vector<TokenId>> ByteTokenizer::EncodeTrusted(std::string_view text,
+                                                                  std::span<const TextSpan> trusted,
+                                                                  bool add_special_tokens) const {
+  std::vector<TokenId> ids;
+  if (add_special_tokens && add_bos) ids.push_back(kBos);
+  for (size_t at = 0; at < text.size();) {
+    const std::string_view next = text.substr(at, 5);
+    const bool special = next == "<eos>" || next == "<bos>";
+    if (special && std::any_of(trusted.begin(), trusted.end(), [at](const TextSpan& span) {
+          return span.begin <= at && at + 5 <= span.end;
+        })) {
+      ids.push_back(next == "<eos>" ? kEos : kBos);
+      at += 5;
+    } else {
+      ids.push_back(static_cast<unsigned char>(text[at++]));
+    }
+  }
+  return ids;
+}
+
 absl::StatusOr<std::string> ByteTokenizer::Decode(std::span<const TokenId> ids,
                                                   bool skip_special_tokens) const {
   std::string text;

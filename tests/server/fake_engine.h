@@ -25,6 +25,10 @@ class ByteTokenizer final : public Tokenizer {
 
   absl::StatusOr<std::vector<TokenId>> Encode(std::string_view text, bool add_special_tokens,
                                               bool parse_special = true) const override;
+  // "<eos>" and "<bos>" are recognised where they are trusted.
+  absl::StatusOr<std::vector<TokenId>> EncodeTrusted(std::string_view text,
+                                                     std::span<const TextSpan> trusted,
+                                                     bool add_special_tokens) const override;
   absl::StatusOr<std::string> Decode(std::span<const TokenId> ids,
                                      bool skip_special_tokens) const override;
   std::string TokenBytes(TokenId id) const override;

@@ -15,25 +15,6 @@ namespace {
 using Json = nlohmann::json;
 using Completions = HttpTest;
 
-// The JSON of each event; "[DONE]" as a string.
-std::vector<Json> Events(const std::string& body) {
-  std::vector<Json> events;
-  size_t at = 0;
-  while (at < body.size()) {
-    const size_t end = body.find("\n\n", at);
-    EXPECT_NE(end, std::string::npos) << "an event without its end";
-    if (end == std::string::npos) break;
-    const std::string event = body.substr(at, end - at);
-    at = end + 2;
-    if (event.starts_with(":")) continue;
-    EXPECT_TRUE(event.starts_with("data: ")) << event;
-    EXPECT_EQ(event.find('\n'), std::string::npos);
-    const std::string data = event.substr(6);
-    events.push_back(data == "[DONE]" ? Json("[DONE]") : Json::parse(data));
-  }
-  return events;
-}
-
 TEST_F(Completions, AnswerInFull) {
   Start();
   const RawResponse response = Complete(R"({"prompt": "abc", "max_tokens": 10})");

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "nlohmann/json.hpp"
 #include "server/context.h"
@@ -15,6 +17,26 @@
 #include "tests/server/raw_client.h"
 
 namespace moeserve::server::testing {
+
+// The JSON of each event; "[DONE]" as a string.
+inline std::vector<nlohmann::json> Events(const std::string& body) {
+  using Json = nlohmann::json;
+  std::vector<Json> events;
+  size_t at = 0;
+  while (at < body.size()) {
+    const size_t end = body.find("\n\n", at);
+    EXPECT_NE(end, std::string::npos) << "an event without its end";
+    if (end == std::string::npos) break;
+    const std::string event = body.substr(at, end - at);
+    at = end + 2;
+    if (event.starts_with(":")) continue;
+    EXPECT_TRUE(event.starts_with("data: ")) << event;
+    EXPECT_EQ(event.find('\n'), std::string::npos);
+    const std::string data = event.substr(6);
+    events.push_back(data == "[DONE]" ? Json("[DONE]") : Json::parse(data));
+  }
+  return events;
+}
 
 class HttpTest : public ::testing::Test {
  protected:
@@ -31,7 +53,11 @@ class HttpTest : public ::testing::Test {
     auto server = http::HttpServer::Start(options, *router_, context_->metrics());
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
-    if (serving) context_->SetServing(engine_, {});
+    TokenizerConfig config;
+    config.chat_template = chat_template_;
+    config.bos_token = "<bos>";
+    config.eos_token = "<eos>";
+    if (serving) context_->SetServing(engine_, {}, std::make_shared<ChatFormat>(config));
   }
 
   int port() const { return server_->port(); }
@@ -46,6 +72,10 @@ class HttpTest : public ::testing::Test {
     return Exchange(Post("/v1/completions", body, headers));
   }
 
+  RawResponse Chat(const std::string& body, const std::string& headers = "") {
+    return Exchange(Post("/v1/chat/completions", body, headers));
+  }
+
   static nlohmann::json Error(const RawResponse& response) {
     const auto body = nlohmann::json::parse(response.body, nullptr, false);
     EXPECT_TRUE(body.is_object()) << response.body;
@@ -54,6 +84,7 @@ class HttpTest : public ::testing::Test {
     return error;
   }
 
+  std::optional<std::string> chat_template_;  // for Start()
   std::shared_ptr<FakeEngine> engine_;
   std::unique_ptr<ServerContext> context_;
   std::unique_ptr<http::Router> router_;

@@ -296,16 +296,7 @@ TEST_F(Routes, TokenizeAndBack) {
             "ab");
   EXPECT_EQ(Exchange(Post("/detokenize", R"({"tokens": [300]})")).status, 400);
   EXPECT_EQ(Exchange(Post("/detokenize", R"({})")).status, 400);
-  EXPECT_EQ(Error(Exchange(Post("/tokenize", R"({"messages": []})")))["code"],
-            "unsupported_parameter");
   EXPECT_EQ(Exchange(Post("/tokenize", R"({"prompt": "a", "model": "b"})")).status, 404);
-}
-
-TEST_F(Routes, ChatIsRefusedClearly) {
-  Start();
-  const RawResponse response = Exchange(Post("/v1/chat/completions", R"({"messages": []})"));
-  EXPECT_EQ(response.status, 400);
-  EXPECT_EQ(Error(response)["code"], "unsupported_parameter");
 }
 
 TEST_F(Routes, ExpertStatistics) {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <future>
+#include <ostream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -26,6 +27,12 @@ struct Spelling {
   const char* text;
   const char* param;
 };
+
+void PrintTo(const Refusal& refusal, std::ostream* out) {
+  *out << refusal.code << ' ' << refusal.param;
+}
+
+void PrintTo(const Spelling& spelling, std::ostream* out) { *out << spelling.param; }
 
 class Spellings : public ::testing::TestWithParam<Spelling> {};
 

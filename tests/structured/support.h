@@ -24,6 +24,10 @@ class ListTokenizer : public Tokenizer {
   absl::StatusOr<std::vector<TokenId>> Encode(std::string_view, bool, bool) const override {
     return absl::UnimplementedError("");
   }
+  absl::StatusOr<std::vector<TokenId>> EncodeTrusted(std::string_view, std::span<const TextSpan>,
+                                                     bool) const override {
+    return absl::UnimplementedError("");
+  }
   absl::StatusOr<std::string> Decode(std::span<const TokenId>, bool) const override {
     return absl::UnimplementedError("");
   }

@@ -1,0 +1,42 @@
+// Renders chat templates for tests/chat/differential.py: one JSON object a line in, one out.
+//
+// In: {"template", "messages", "trusted", "untrusted", "now"}. Out: {"text", "trusted": [[begin,
+// end], ...]} or {"error"}.
+#include <iostream>
+#include <map>
+#include <string>
+
+#include "engine/chat/chat_template.h"
+
+int main() {
+  using Json = nlohmann::ordered_json;
+  namespace chat = moeserve::chat;
+  std::map<std::string, moeserve::Result<std::unique_ptr<const chat::ChatTemplate>>> compiled;
+  for (std::string line; std::getline(std::cin, line);) {
+    const Json request = Json::parse(line);
+    const std::string source = request["template"];
+    auto it = compiled.find(source);
+    if (it == compiled.end()) {
+      it = compiled.emplace(source, chat::ChatTemplate::Compile(source)).first;
+    }
+    chat::RenderInput input;
+    input.messages = request["messages"];
+    input.trusted = request["trusted"];
+    input.untrusted = request["untrusted"];
+    input.now = request["now"];
+    Json answer;
+    const auto prompt = it->second.ok()
+                            ? (*it->second)->Render(input)
+                            : moeserve::Result<chat::RenderedPrompt>(it->second.status());
+    if (prompt.ok()) {
+      answer["text"] = prompt->text;
+      answer["trusted"] = Json::array();
+      for (const moeserve::TextSpan& span : prompt->trusted) {
+        answer["trusted"].push_back({span.begin, span.end});
+      }
+    } else {
+      answer["error"] = std::string(prompt.status().message());
+    }
+    std::cout << answer.dump() << "\n";
+  }
+}

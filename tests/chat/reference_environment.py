@@ -1,0 +1,60 @@
+"""Renders chat templates with jinja2, in the environment that the transformers library sets up."""
+
+import json
+import time
+import warnings
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+
+NOW = 1735689600 + 12 * 3600  # what strftime_now() tells
+
+
+class GenerationTag(jinja2.ext.Extension):
+    """{% generation %} marks what an assistant writes; it renders its body."""
+
+    tags = {"generation"}
+
+    def parse(self, parser):
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("render_body"), [], [], body).set_lineno(line)
+
+    def render_body(self, caller):
+        return caller()
+
+
+def raise_exception(message):
+    raise jinja2.exceptions.TemplateError(message)
+
+
+def to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators,
+                      sort_keys=sort_keys)
+
+
+def make_environment():
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True,
+        extensions=[GenerationTag, jinja2.ext.loopcontrols])
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda f: time.strftime(f, time.localtime(NOW))
+    return environment
+
+
+class Reference:
+    def __init__(self):
+        warnings.simplefilter("ignore", SyntaxWarning)  # templates become Python code
+        self._environment = make_environment()
+        self._compiled = {}
+
+    def render(self, template, variables):
+        """(text, None), or (None, the error)."""
+        try:
+            if template not in self._compiled:
+                self._compiled[template] = self._environment.from_string(template)
+            return self._compiled[template].render(**variables), None
+        except Exception as error:  # a template may fail in any way that Python code may
+            return None, f"{type(error).__name__}: {error}"

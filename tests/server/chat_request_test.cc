@@ -1,0 +1,297 @@
+#include "server/chat_request.h"
+
+#include <gtest/gtest.h>
+
+#include <iterator>
+#include <ostream>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "server/api_error.h"
+#include "tests/server/fake_engine.h"
+
+namespace moeserve::server {
+namespace {
+
+using Json = nlohmann::json;
+
+RequestRules Rules() {
+  RequestRules rules;
+  rules.served_names = {"tiny"};
+  rules.vocab_size = testing::kVocabSize;
+  return rules;
+}
+
+Result<ChatParams> Parse(const Json& body, bool allow_template = false) {
+  return ParseChat(body, Rules(), allow_template);
+}
+
+// A request with one message and `fields`.
+Json WithFields(const std::string& fields) {
+  Json body = Json::parse(R"({"messages": [{"role": "user", "content": "hi"}]})");
+  body.update(Json::parse(fields));
+  return body;
+}
+
+Json WithMessages(const std::string& messages) { return {{"messages", Json::parse(messages)}}; }
+
+TEST(ParseChat, TakesTheDefaults) {
+  const auto params = Parse(WithFields("{}"));
+  ASSERT_TRUE(params.ok()) << params.status();
+  EXPECT_EQ(params->model, "tiny");
+  EXPECT_FALSE(params->max_tokens);
+  EXPECT_FALSE(params->logprobs);
+  EXPECT_FALSE(params->prompt_logprobs);
+  EXPECT_FALSE(params->add_special_tokens);
+  const Conversation& conversation = params->conversation;
+  EXPECT_EQ(conversation.messages.dump(), R"([{"role":"user","content":"hi"}])");
+  EXPECT_TRUE(conversation.add_generation_prompt);
+  EXPECT_FALSE(conversation.continue_final_message);
+  EXPECT_FALSE(conversation.chat_template);
+}
+
+TEST(ParseChat, NormalisesMessages) {
+  const auto params = Parse(WithMessages(R"([
+      {"role": "developer", "content": "a", "name": "n"},
+      {"role": "user", "content": [{"type": "text", "text": "b "}, {"type": "text", "text": "c"}]},
+      {"role": "assistant", "content": null, "refusal": null, "tool_calls": [], "audio": null},
+      {"role": "assistant", "vendor": 1},
+      {"role": "system", "content": ""},
+      {"role": "user", "content": []}])"));
+  ASSERT_TRUE(params.ok()) << params.status();
+  EXPECT_EQ(params->conversation.messages.dump(),
+            R"([{"role":"developer","content":"a","name":"n"},)"
+            R"({"role":"user","content":"b c"},{"role":"assistant","content":""},)"
+            R"({"role":"assistant","content":""},{"role":"system","content":""},)"
+            R"({"role":"user","content":""}])");
+  EXPECT_EQ(params->ignored_fields, 1);
+  RequestRules strict = Rules();
+  strict.strict_fields = true;
+  const auto refused =
+      ParseChat(WithMessages(R"([{"role": "user", "content": "a", "vendor": 1}])"), strict, false);
+  EXPECT_EQ(ApiParam(refused.status()), "messages[0].vendor");
+}
+
+TEST(ParseChat, TheNewerLimitWins) {
+  EXPECT_EQ(Parse(WithFields(R"({"max_tokens": 5})"))->max_tokens, 5);
+  EXPECT_EQ(Parse(WithFields(R"({"max_tokens": 5, "max_completion_tokens": 7})"))->max_tokens, 7);
+  EXPECT_EQ(Parse(WithFields(R"({"max_tokens": 5, "max_completion_tokens": null})"))->max_tokens,
+            5);
+}
+
+TEST(ParseChat, ReadsLogprobs) {
+  EXPECT_EQ(Parse(WithFields(R"({"logprobs": true})"))->logprobs, 0);
+  EXPECT_EQ(Parse(WithFields(R"({"logprobs": true, "top_logprobs": 4})"))->logprobs, 4);
+  EXPECT_FALSE(Parse(WithFields(R"({"logprobs": false})"))->logprobs);
+  EXPECT_EQ(Parse(WithFields(R"({"prompt_logprobs": 2})"))->prompt_logprobs, 2);
+}
+
+TEST(ParseChat, SharesTheSamplingFields) {
+  const auto params = Parse(WithFields(
+      R"({"temperature": 0.5, "top_k": 3, "stop": ["x"], "n": 2, "seed": 4, "min_tokens": 2})"));
+  ASSERT_TRUE(params.ok()) << params.status();
+  EXPECT_EQ(params->sampling.temperature, 0.5);
+  EXPECT_EQ(params->sampling.top_k, 3);
+  EXPECT_EQ(params->sampling.stop, std::vector<std::string>{"x"});
+  EXPECT_EQ(params->sampling.seed, 4);
+  EXPECT_EQ(params->n, 2);
+}
+
+TEST(ParseChat, LetsHarmlessFieldsPass) {
+  const auto params = Parse(WithFields(
+      R"({"tools": [], "tool_choice": "none", "functions": null, "documents": [], "echo": false,
+          "modalities": ["text"], "response_format": {"type": "text"}, "user": "u",
+          "chat_template": null, "chat_template_kwargs": {}, "unheard_of": 1})"));
+  ASSERT_TRUE(params.ok()) << params.status();
+  EXPECT_EQ(params->ignored_fields, 1);
+}
+
+struct Refusal {
+  const char* body;
+  const char* code;
+  const char* param;
+};
+
+void PrintTo(const Refusal& refusal, std::ostream* out) {
+  *out << refusal.code << ' ' << refusal.param;
+}
+
+class ParseChatRefuses : public ::testing::TestWithParam<Refusal> {};
+
+TEST_P(ParseChatRefuses, WithCodeAndField) {
+  const auto params = Parse(Json::parse(GetParam().body));
+  ASSERT_FALSE(params.ok());
+  EXPECT_EQ(ApiCode(params.status()), GetParam().code) << params.status();
+  EXPECT_EQ(ApiParam(params.status()), GetParam().param) << params.status();
+}
+
+#define MESSAGE R"("messages": [{"role": "user", "content": "a"}])"
+INSTANTIATE_TEST_SUITE_P(
+    Bodies, ParseChatRefuses,
+    ::testing::Values(
+        Refusal{"[]", "invalid_value", ""}, Refusal{"{}", "missing_field", "messages"},
+        Refusal{R"({"messages": null})", "missing_field", "messages"},
+        Refusal{R"({"messages": []})", "invalid_value", "messages"},
+        Refusal{R"({"messages": "hi"})", "invalid_value", "messages"},
+        Refusal{R"({"messages": ["hi"]})", "invalid_value", "messages[0]"},
+        Refusal{R"({"messages": [{"content": "a"}]})", "missing_field", "messages[0].role"},
+        Refusal{R"({"messages": [{"role": "narrator", "content": "a"}]})", "invalid_value",
+                "messages[0].role"},
+        Refusal{R"({"messages": [{"role": 1, "content": "a"}]})", "invalid_value",
+                "messages[0].role"},
+        Refusal{R"({"messages": [{"role": "tool", "content": "a", "tool_call_id": "x"}]})",
+                "unsupported_parameter", "messages[0].role"},
+        Refusal{R"({"messages": [{"role": "user"}]})", "missing_field", "messages[0].content"},
+        Refusal{R"({"messages": [{"role": "user", "content": null}]})", "invalid_value",
+                "messages[0].content"},
+        Refusal{R"({"messages": [{"role": "user", "content": 5}]})", "invalid_value",
+                "messages[0].content"},
+        Refusal{R"({"messages": [{"role": "user", "content": ["a"]}]})", "invalid_value",
+                "messages[0].content[0]"},
+        Refusal{R"({"messages": [{"role": "user", "content": [{"type": "text"}]}]})",
+                "invalid_value", "messages[0].content[0]"},
+        Refusal{R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"},
+                                  {"type": "image_url", "image_url": {"url": "data:"}}]}]})",
+                "unsupported_parameter", "messages[0].content[1]"},
+        Refusal{R"({"messages": [{"role": "user", "content": "a", "name": 3}]})", "invalid_value",
+                "messages[0].name"},
+        Refusal{R"({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]})",
+                "unsupported_parameter", "messages[0].tool_calls"},
+        Refusal{"{" MESSAGE R"(, "add_generation_prompt": true, "continue_final_message": true})",
+                "invalid_value", "continue_final_message"},
+        Refusal{"{" MESSAGE R"(, "continue_final_message": true})", "invalid_value",
+                "continue_final_message"},
+        Refusal{"{" MESSAGE R"(, "top_logprobs": 2})", "invalid_value", "top_logprobs"},
+        Refusal{"{" MESSAGE R"(, "logprobs": 2})", "invalid_value", "logprobs"},
+        Refusal{"{" MESSAGE R"(, "logprobs": true, "top_logprobs": 21})", "invalid_value",
+                "top_logprobs"},
+        Refusal{"{" MESSAGE R"(, "prompt_logprobs": 1, "stream": true})", "invalid_value",
+                "prompt_logprobs"},
+        Refusal{"{" MESSAGE R"(, "max_tokens": 0})", "invalid_value", "max_tokens"},
+        Refusal{"{" MESSAGE R"(, "max_completion_tokens": 0})", "invalid_value",
+                "max_completion_tokens"},
+        Refusal{"{" MESSAGE R"(, "tools": [{"type": "function"}]})", "unsupported_parameter",
+                "tools"},
+        Refusal{"{" MESSAGE R"(, "tool_choice": "auto"})", "unsupported_parameter", "tool_choice"},
+        Refusal{"{" MESSAGE R"(, "modalities": ["text", "audio"]})", "unsupported_parameter",
+                "modalities"},
+        Refusal{"{" MESSAGE R"(, "documents": [{}]})", "unsupported_parameter", "documents"},
+        Refusal{"{" MESSAGE R"(, "echo": true})", "unsupported_parameter", "echo"},
+        Refusal{"{" MESSAGE R"(, "chat_template": "x"})", "unsupported_parameter", "chat_template"},
+        Refusal{"{" MESSAGE R"(, "chat_template_kwargs": {"a": 1}})", "unsupported_parameter",
+                "chat_template_kwargs"},
+        Refusal{"{" MESSAGE R"(, "model": "other"})", "model_not_found", "model"}));
+#undef MESSAGE
+
+TEST(ParseChat, BoundsMessages) {
+  Json body;
+  for (int i = 0; i < 2048; ++i) body["messages"].push_back({{"role", "user"}, {"content", "a"}});
+  EXPECT_TRUE(Parse(body).ok());
+  body["messages"].push_back({{"role", "user"}, {"content", "a"}});
+  EXPECT_EQ(ApiParam(Parse(body).status()), "messages");
+
+  const auto sized = [&](size_t bytes) {
+    return Parse({{"messages", {{{"role", "user"}, {"content", std::string(bytes, 'x')}}}}});
+  };
+  EXPECT_TRUE(sized(1 << 20).ok());
+  EXPECT_EQ(ApiParam(sized((1 << 20) + 1).status()), "messages[0]");
+}
+
+TEST(ParseChat, TakesTemplatesWhereTheyAreAllowed) {
+  const auto params = Parse(
+      WithFields(R"({"chat_template": "T", "chat_template_kwargs": {"a": [1], "b": null}})"), true);
+  ASSERT_TRUE(params.ok()) << params.status();
+  EXPECT_EQ(params->conversation.chat_template, "T");
+  EXPECT_EQ(params->conversation.template_variables.dump(), R"({"a":[1],"b":null})");
+  for (const char* name : {"messages", "tokenize", "add_generation_prompt", "tools", "bos_token",
+                           "raise_exception", "namespace", "range", "loop", "strftime_now"}) {
+    Json body = WithFields("{}");
+    body["chat_template_kwargs"][name] = 1;
+    EXPECT_EQ(ApiParam(Parse(body, true).status()), "chat_template_kwargs") << name;
+  }
+  Json body = WithFields("{}");
+  for (int i = 0; i < 65; ++i) body["chat_template_kwargs"][std::to_string(i)] = 1;
+  EXPECT_FALSE(Parse(body, true).ok());
+}
+
+Json RandomValue(std::mt19937& random, int depth) {
+  static const char* const kKeys[] = {"role", "content", "type", "text", "name", "tool_calls", "x"};
+  static const char* const kTexts[] = {"user", "assistant", "system", "text", "", "\xC3\xA9<eos>"};
+  switch (random() % (depth > 0 ? 8 : 5)) {
+    case 0:
+      return nullptr;
+    case 1:
+      return random() % 2 == 0;
+    case 2:
+      return static_cast<int64_t>(random()) - (int64_t{1} << 31);
+    case 3:
+      return static_cast<double>(random()) * 1e-9;
+    case 4:
+      return kTexts[random() % 6];
+    case 5: {
+      Json list = Json::array();
+      for (unsigned i = random() % 4; i > 0; --i) list.push_back(RandomValue(random, depth - 1));
+      return list;
+    }
+    default: {
+      Json object = Json::object();
+      for (unsigned i = random() % 4; i > 0; --i) {
+        object[kKeys[random() % 7]] = RandomValue(random, depth - 1);
+      }
+      return object;
+    }
+  }
+}
+
+TEST(ParseChat, RandomBodiesDoNoHarm) {
+  static const char* const kFields[] = {
+      "messages",           "max_tokens",      "max_completion_tokens", "logprobs",
+      "top_logprobs",       "prompt_logprobs", "add_generation_prompt", "continue_final_message",
+      "add_special_tokens", "chat_template",   "chat_template_kwargs",  "echo",
+      "documents",          "modalities"};
+  std::mt19937 random(9);
+  int accepted = 0;
+  int refused = 0;
+  for (int round = 0; round < 20000; ++round) {
+    Json body = WithFields("{}");
+    if (random() % 2 == 0) body["messages"].push_back(RandomValue(random, 4));
+    for (unsigned i = random() % 3; i > 0; --i) {
+      body[kFields[random() % std::size(kFields)]] = RandomValue(random, 4);
+    }
+    const auto params = Parse(body, random() % 2 == 0);
+    ++(params.ok() ? accepted : refused);
+    if (!params.ok()) {
+      ASSERT_FALSE(ApiCode(params.status()).empty());
+      ASSERT_TRUE(absl::IsInvalidArgument(params.status()));
+      continue;
+    }
+    for (const auto& message : params->conversation.messages) {
+      ASSERT_TRUE(message["content"].is_string());
+      ASSERT_NE(message["role"], "tool");
+    }
+  }
+  EXPECT_GT(accepted, 1000);
+  EXPECT_GT(refused, 1000);
+}
+
+TEST(PrepareChat, FitsTheContext) {
+  const testing::ByteTokenizer tokenizer;
+  TokenizerConfig config;
+  config.chat_template = "{{ messages[0].content }}";
+  const ChatFormat format(config);
+  const auto prepare = [&](const std::string& fields) {
+    return PrepareChat(*Parse(WithFields(fields)), format, &tokenizer, RequestLimits(), 10, 0);
+  };
+  EXPECT_EQ(prepare("{}")->max_tokens, 8);  // all the room there is
+  EXPECT_EQ(prepare(R"({"max_tokens": 3})")->max_tokens, 3);
+  const auto refused = prepare(R"({"max_tokens": 9})");
+  EXPECT_EQ(ApiCode(refused.status()), "context_length_exceeded");
+  EXPECT_EQ(ApiParam(refused.status()), "messages");
+  const auto cut = prepare(R"({"truncate_prompt_tokens": 1})");
+  EXPECT_EQ(cut->ids, std::vector<TokenId>{'i'});
+  EXPECT_FALSE(PrepareChat(*Parse(WithFields("{}")), format, nullptr, RequestLimits(), 10, 0).ok());
+}
+
+}  // namespace
+}  // namespace moeserve::server
