@@ -28,10 +28,6 @@ struct Spelling {
   const char* param;
 };
 
-void PrintTo(const Refusal& refusal, std::ostream* out) {
-  *out << refusal.code << ' ' << refusal.param;
-}
-
 void PrintTo(const Spelling& spelling, std::ostream* out) { *out << spelling.param; }
 
 class Spellings : public ::testing::TestWithParam<Spelling> {};
@@ -93,6 +89,10 @@ struct Refusal {
   const char* code;
   const char* param;
 };
+
+void PrintTo(const Refusal& refusal, std::ostream* out) {
+  *out << refusal.code << ' ' << refusal.param;
+}
 
 class StructuredRefusals : public ::testing::TestWithParam<Refusal> {};
 
