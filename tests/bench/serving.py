@@ -119,13 +119,13 @@ def prefix(bench):
 
 
 def overload(bench, model="mh-moe"):
-    """Ten times the closed loop's peak, over HTTP, with 64 places in the queue."""
+    """Ten times the closed loop's peak for 60 s, over HTTP, with 64 places in the queue."""
     # One thread for the model: the other core is the sender's and the connections'.
     server = Server(bench.program, model, "--max-queue", "64", "--threads", "1")
     load = ["--url", server.url, "--prompt-tokens", "32:128", "--output-tokens", "128:256"]
     # As many clients as may run and wait.
     peak = bench.timed(*load, "--clients", "128")
-    over = bench.timed(*load, "--rate", str(10 * peak["requests_per_second"]))
+    over = bench.load("--seconds", "60", *load, "--rate", str(10 * peak["requests_per_second"]))
     server.stop()
     requests = over["requests"]
     return {
