@@ -126,7 +126,7 @@ void Metrics::WriteServer(PrometheusText& text) const {
 
 void Metrics::WriteRejected(PrometheusText& text, const EngineStats& stats) const {
   text.Family("requests_rejected_total", "counter", "Requests that were not run.");
-  text.Sample({{"reason", "queue_full"}}, stats.rejected_queue_full);
+  text.Sample({{"reason", "queue_full"}}, stats.rejected_queue_full + rejected_[2].load());
   text.Sample({{"reason", "queue_timeout"}}, stats.rejected_queue_timeout);
   text.Sample({{"reason", "invalid"}}, rejected_[0].load());
   text.Sample({{"reason", "draining"}}, rejected_[1].load());

@@ -16,7 +16,8 @@
 
 namespace moeserve::server {
 
-enum class Rejection { kInvalid, kDraining };
+// What the server refuses itself; the engine counts its own.
+enum class Rejection { kInvalid, kDraining, kQueueFull };
 
 // Thread-safe. The engine thread observes, so nothing here waits for long.
 class Metrics {
@@ -49,7 +50,7 @@ class Metrics {
   std::map<std::pair<std::string, std::string>, uint64_t> grpc_requests_;
   Histogram http_duration_;
   Histogram grpc_duration_;
-  std::array<std::atomic<uint64_t>, 2> rejected_{};
+  std::array<std::atomic<uint64_t>, 3> rejected_{};
 };
 
 // Families of the engine's own counters.

@@ -244,7 +244,7 @@ class Api : public std::enable_shared_from_this<Api> {
                   std::move(options)};
     if (!params.constraint) return Start(std::move(launch));
     auto shared = std::make_shared<Launch>(std::move(launch));
-    return DeferredResponse::Start(
+    Handled deferred = DeferredResponse::Start(
         context_.work_pool(),
         [self = shared_from_this(), shared] {
           const auto compiler = self->context_.constraint_compiler();
@@ -252,6 +252,10 @@ class Api : public std::enable_shared_from_this<Api> {
           return self->Started(status.ok() ? Start(std::move(*shared)) : status);
         },
         request.wake);
+    if (std::holds_alternative<Response>(deferred)) {
+      context_.metrics().CountRejected(Rejection::kQueueFull);
+    }
+    return deferred;
   }
 
   static Result<Handled> Start(Launch launch) {

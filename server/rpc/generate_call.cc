@@ -70,6 +70,7 @@ absl::Status GenerateCall::Submit(const v1::GenerateRequest& request, const Even
     }
   });
   if (posted) return absl::OkStatus();
+  server_.metrics().CountRejected(Rejection::kQueueFull);
   return MakeError(absl::StatusCode::kResourceExhausted, "queue_full",
                    "too many requests are waiting to be prepared");
 }

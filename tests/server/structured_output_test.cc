@@ -277,6 +277,9 @@ TEST_F(StructuredHttp, OthersAreServedWhileConstraintsWait) {
   EXPECT_EQ(refused.status, 503);
   EXPECT_EQ(Error(refused)["code"], "queue_full");
   EXPECT_TRUE(refused.headers.contains("retry-after"));
+  EXPECT_NE(context_->MetricsText().find(
+                "moeserve_requests_rejected_total{reason=\"queue_full\"} 1\n"),
+            std::string::npos);
   // Until the server has seen that the second client is gone.
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   go.set_value();
