@@ -24,21 +24,26 @@ Result<std::shared_ptr<const CompiledConstraint>> ConstraintCompiler::Compile(
     const ConstraintField& field) {
   const auto refuse = [&](const absl::Status& status) {
     return MakeError(absl::StatusCode::kInvalidArgument, "invalid_schema",
-                     Concat("'", field.param, "': ", std::string(status.message())), field.param);
+                     Concat("'", field.param, "': ", Printable(std::string(status.message()), 400)),
+                     field.param);
   };
   if (!vocabulary_.ok()) {
     return refuse(absl::InvalidArgumentError(Concat("this model cannot constrain its text: ",
                                                     std::string(vocabulary_.status().message()))));
   }
   std::string key = KeyOf(field.spec);
-  if (auto found = Find(key)) return found;
+  if (auto found = FindKey(key)) return found;
   auto compiled = CompileConstraint(field.spec, *vocabulary_, limits_);
   if (!compiled.ok()) return refuse(compiled.status());
   Insert(std::move(key), *compiled);
   return compiled;
 }
 
-std::shared_ptr<const CompiledConstraint> ConstraintCompiler::Find(const std::string& key) {
+std::shared_ptr<const CompiledConstraint> ConstraintCompiler::Find(const ConstraintField& field) {
+  return FindKey(KeyOf(field.spec));
+}
+
+std::shared_ptr<const CompiledConstraint> ConstraintCompiler::FindKey(const std::string& key) {
   std::lock_guard lock(mutex_);
   const auto found = by_key_.find(key);
   if (found == by_key_.end()) return nullptr;

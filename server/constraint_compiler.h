@@ -26,6 +26,9 @@ class ConstraintCompiler {
   // InvalidArgument, code "invalid_schema": see CompileConstraint.
   Result<std::shared_ptr<const CompiledConstraint>> Compile(const ConstraintField& field);
 
+  // The same constraint where it was compiled before, else null; quick.
+  std::shared_ptr<const CompiledConstraint> Find(const ConstraintField& field);
+
   size_t cached() const;
 
  private:
@@ -35,7 +38,7 @@ class ConstraintCompiler {
   };
   using Entries = std::list<Entry>;
 
-  std::shared_ptr<const CompiledConstraint> Find(const std::string& key);
+  std::shared_ptr<const CompiledConstraint> FindKey(const std::string& key);
   void Insert(std::string key, std::shared_ptr<const CompiledConstraint> compiled);
 
   const Result<std::shared_ptr<const VocabularyIndex>> vocabulary_;

@@ -75,11 +75,14 @@ Result<ConstraintSpec> NamedSchema(const Json& format) {
     return InvalidValue(param + ".name",
                         Concat("'", param, ".name' must be 1 to 64 letters, digits, '_', '-'"));
   }
-  MOESERVE_ASSIGN_OR_RETURN(const auto strict, BoolField(*named, "strict"));
+  const auto strict = BoolField(*named, "strict");
+  if (!strict.ok()) {
+    return InvalidValue(param + ".strict", Concat("'", param, ".strict' must be a boolean"));
+  }
   const Json* schema = FindField(*named, "schema");
   if (schema == nullptr) return MissingField(param + ".schema");
   MOESERVE_ASSIGN_OR_RETURN(ConstraintSpec spec, SchemaSpec(*schema, param + ".schema"));
-  spec.strict = strict.value_or(false);
+  spec.strict = strict->value_or(false);
   return spec;
 }
 

@@ -27,6 +27,11 @@ bool WorkPool::Post(std::function<void()> task) {
   return true;
 }
 
+void WorkPool::WaitUntilIdle(std::chrono::steady_clock::time_point deadline) {
+  std::unique_lock lock(mutex_);
+  idle_.wait_until(lock, deadline, [&] { return running_ == 0 && tasks_.empty(); });
+}
+
 void WorkPool::Run() {
   std::unique_lock lock(mutex_);
   while (true) {
@@ -35,10 +40,13 @@ void WorkPool::Run() {
     {
       const std::function<void()> task = std::move(tasks_.front());
       tasks_.pop_front();
+      ++running_;
       lock.unlock();
       task();
     }
     lock.lock();
+    --running_;
+    if (running_ == 0 && tasks_.empty()) idle_.notify_all();
   }
 }
 

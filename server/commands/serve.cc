@@ -232,6 +232,10 @@ absl::Status Serve(const Options& options) {
   grpc_server->SetServing(false);
   context.SetDraining();
   const absl::Time deadline = absl::Now() + absl::Seconds(options.drain_seconds);
+  // What was accepted and is still being prepared reaches the engine first.
+  http_server->WaitForHandlers(deadline);
+  context.work_pool().WaitUntilIdle(std::chrono::steady_clock::now() +
+                                    absl::ToChronoNanoseconds(deadline - absl::Now()));
   model.engine->Drain(deadline);
   // What the engine has finished still has to reach the clients.
   http_server->Stop(absl::Seconds(5));

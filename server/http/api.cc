@@ -21,6 +21,7 @@
 #include "server/http/url.h"
 #include "server/json_fields.h"
 #include "server/request_id.h"
+#include "server/unsupported_fields.h"
 #include "server/version.h"
 
 namespace moeserve::server::http {
@@ -87,6 +88,7 @@ class Api : public std::enable_shared_from_this<Api> {
       MOESERVE_ASSIGN_OR_RETURN(const auto engine, context_.ServingEngine());
       MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, context_.settings().limits));
       MOESERVE_RETURN_IF_ERROR(CheckModel(body));
+      MOESERVE_RETURN_IF_ERROR(CheckUnsupportedFields(body));
       MOESERVE_ASSIGN_OR_RETURN(const auto strings, BoolField(body, "return_token_strs"));
       MOESERVE_ASSIGN_OR_RETURN(const Tokenizer* tokenizer, RequireTokenizer(*engine));
       MOESERVE_ASSIGN_OR_RETURN(const auto ids, FindField(body, "messages") != nullptr
@@ -243,6 +245,10 @@ class Api : public std::enable_shared_from_this<Api> {
     Launch launch{std::move(engine), params, std::move(prompts), std::move(writer), id, deadline,
                   std::move(options)};
     if (!params.constraint) return Start(std::move(launch));
+    if (auto known = context_.constraint_compiler()->Find(*params.constraint)) {
+      launch.params.sampling.constraint = std::move(known);
+      return Start(std::move(launch));
+    }
     auto shared = std::make_shared<Launch>(std::move(launch));
     Handled deferred = DeferredResponse::Start(
         context_.work_pool(),

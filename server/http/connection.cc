@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "model_loaders/message.h"
+#include "server/http/deferred_response.h"
 #include "server/http/error_response.h"
 #include "server/http/head_check.h"
 #include "server/http/response_head.h"
@@ -356,11 +357,16 @@ asio::awaitable<bool> Connection::Serve(Head& head) {
   if (head.request.body.size() <= kSmallBody && router.WorkOf(head.request) == Work::kQuick) {
     handled = router.Handle(head.request);
   } else {
-    const Request& request = head.request;
-    auto work = [&]() -> asio::awaitable<std::optional<Handled>> {
-      co_return router.Handle(request);
-    };
-    handled = co_await asio::co_spawn(*environment_->pool, std::move(work), asio::use_awaitable);
+    // Deferred, so that a client that leaves takes its work along.
+    std::string body = std::exchange(head.request.body, {});
+    auto request = std::make_shared<Request>(head.request);
+    request->body = std::move(body);
+    handled = DeferredResponse::Start(
+        *environment_->pool, [&router, request] { return router.Handle(*request); },
+        head.request.wake);
+    if (std::holds_alternative<Response>(*handled)) {
+      environment_->metrics->CountRejected(Rejection::kQueueFull);
+    }
   }
   head.request.body = std::string();
 

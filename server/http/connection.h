@@ -7,7 +7,6 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
-#include <boost/asio/thread_pool.hpp>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,13 +15,14 @@
 #include "server/http/router.h"
 #include "server/limits.h"
 #include "server/metrics.h"
+#include "server/work_pool.h"
 
 namespace moeserve::server::http {
 
 // What connections share. Everything but `stopping` is constant.
 struct ConnectionEnvironment {
   std::shared_ptr<boost::asio::io_context> io;  // run by one thread
-  std::shared_ptr<boost::asio::thread_pool> pool;
+  std::shared_ptr<WorkPool> pool;               // for handlers that take long
   const Router* router = nullptr;
   Metrics* metrics = nullptr;
   HttpLimits limits;

@@ -13,6 +13,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "model_loaders/message.h"
 #include "server/http/connection.h"
 #include "server/logging.h"
@@ -23,6 +24,13 @@ namespace asio = boost::asio;
 using asio::ip::tcp;
 using boost::system::error_code;
 
+namespace {
+
+constexpr int kHandlerThreads = 2;
+constexpr size_t kMaxWaitingHandlers = 256;
+
+}  // namespace
+
 class HttpServer::Impl {
  public:
   Impl(const HttpServerOptions& options, const Router& router, Metrics& metrics)
@@ -31,7 +39,7 @@ class HttpServer::Impl {
         acceptor_(*io_),
         work_(asio::make_work_guard(*io_)) {
     environment_->io = io_;
-    environment_->pool = std::make_shared<asio::thread_pool>(2);
+    environment_->pool = std::make_shared<WorkPool>(kHandlerThreads, kMaxWaitingHandlers);
     environment_->router = &router;
     environment_->metrics = &metrics;
     environment_->limits = options.limits;
@@ -103,10 +111,14 @@ class HttpServer::Impl {
       if (open_ > 0) io_->stop();
     }
     thread_.join();
-    environment_->pool->join();
     // A handler that will never run may hold a connection, and through it the environment.
     environment_->io.reset();
     environment_->pool.reset();
+  }
+
+  void WaitForHandlers(absl::Time deadline) {
+    environment_->pool->WaitUntilIdle(std::chrono::steady_clock::now() +
+                                      absl::ToChronoNanoseconds(deadline - absl::Now()));
   }
 
   const tcp::endpoint& endpoint() const { return endpoint_; }
@@ -190,6 +202,8 @@ std::string HttpServer::address() const {
 }
 
 int HttpServer::port() const { return impl_->endpoint().port(); }
+
+void HttpServer::WaitForHandlers(absl::Time deadline) { impl_->WaitForHandlers(deadline); }
 
 void HttpServer::Stop(absl::Duration grace) { impl_->Stop(grace); }
 

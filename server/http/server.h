@@ -32,6 +32,9 @@ class HttpServer {
   std::string address() const;  // "127.0.0.1:8080", with the real port
   int port() const;
 
+  // Until no request is being prepared off the io thread, or until `deadline`. Not after Stop().
+  void WaitForHandlers(absl::Time deadline);
+
   // Accepts nothing more, closes idle connections, waits up to `grace` for the others and then
   // closes those. Idempotent.
   void Stop(absl::Duration grace);

@@ -3,6 +3,7 @@
 #include <exception>
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "model_loaders/message.h"
 #include "server/api_error.h"
 #include "server/request_id.h"
@@ -10,7 +11,13 @@
 namespace moeserve::server::rpc {
 namespace {
 
-absl::Status Cancelled() { return absl::CancelledError("the client cancelled the call"); }
+// What ended a call that gRPC reports as cancelled: a deadline that passes is reported so too.
+absl::Status CancelReason(const Call& call) {
+  if (absl::Now() >= call.deadline()) {
+    return absl::DeadlineExceededError("the call ran into its deadline");
+  }
+  return absl::CancelledError("the client cancelled the call");
+}
 
 }  // namespace
 
@@ -49,7 +56,11 @@ absl::Status GenerateCall::Submit(const v1::GenerateRequest& request, const Even
   MOESERVE_RETURN_IF_ERROR(call_.Check());
   MOESERVE_ASSIGN_OR_RETURN(engine_, server_.ServingEngine());
   MOESERVE_ASSIGN_OR_RETURN(GenerateParams params, ParseGenerate(request, server_.Rules()));
-  if (!params.completion.constraint) return Launch(params, queue);
+  CompletionParams& completion = params.completion;
+  if (completion.constraint) {
+    completion.sampling.constraint = server_.constraint_compiler()->Find(*completion.constraint);
+  }
+  if (!completion.constraint || completion.sampling.constraint) return Launch(params, queue);
   auto shared = std::make_shared<GenerateParams>(std::move(params));
   const bool posted = server_.work_pool().Post([self = shared_from_this(), shared, queue] {
     {
@@ -178,7 +189,7 @@ void GenerateCall::OnWriteDone(bool ok) {
     if (!ok) {
       generation_->Cancel();
       ready_.clear();
-      if (failure_.ok()) failure_ = Cancelled();
+      if (failure_.ok()) failure_ = CancelReason(call_);
     }
   }
   Advance();
@@ -191,10 +202,10 @@ void GenerateCall::OnCancel() {
     if (ended_) return;
     if (generation_ != nullptr) generation_->Cancel();
     ready_.clear();
-    failure_ = Cancelled();
+    failure_ = CancelReason(call_);
     if (!writing_) end = ended_ = true;
   }
-  if (end) End(Cancelled());
+  if (end) End(CancelReason(call_));
 }
 
 void GenerateCall::End(const absl::Status& status) { Finish(call_.End(status)); }

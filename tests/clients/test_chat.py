@@ -267,3 +267,9 @@ def test_json_schema(client, server, stream):
             response_format={"type": "json_schema",
                              "json_schema": {"name": "answer", "schema": {"type": "thing"}}})
     assert error.value.code == "invalid_schema"
+
+
+def test_tokenize_refuses_what_it_does_not_know(server):
+    with pytest.raises(urllib.error.HTTPError) as error:
+        post(server, "/tokenize", {"messages": MESSAGES, "tools": [{"type": "function"}]})
+    assert json.load(error.value)["error"]["code"] == "unsupported_parameter"

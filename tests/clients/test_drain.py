@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import signal
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -10,7 +11,7 @@ import urllib.request
 import grpc
 import pytest
 
-from conftest import start_server, wait_for
+from conftest import start_server, stop_server, wait_for
 
 STREAMS = 16  # of each interface
 
@@ -57,6 +58,16 @@ def status_of(url):
         return urllib.request.urlopen(url, timeout=5).status, {}, None
     except urllib.error.HTTPError as error:
         return error.code, error.headers, json.load(error)["error"]["code"]
+
+
+def status_of_post(url, body):
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(url + "/v1/completions", data,
+                                     {"Content-Type": "application/json"})
+    try:
+        return urllib.request.urlopen(request, timeout=60).status
+    except urllib.error.HTTPError as error:
+        return error.code
 
 
 @pytest.fixture
@@ -122,3 +133,40 @@ def test_a_second_signal_ends_at_once(load):
     assert time.monotonic() - begin < 2
     for future in futures:
         assert future.exception() or not future.result()[1]
+
+
+def test_what_is_being_prepared_is_answered():
+    server = start_server("--drain-timeout", "60")
+    # Patterns whose automata are too large, each found out after long, keep both threads busy.
+    slow = [{"prompt": "a", "guided_regex": f"(.*x{i}y.*){{9}}z(.|a){{14}}"} for i in range(4)]
+    good = {"prompt": "a", "guided_regex": "yes|no"}
+    with concurrent.futures.ThreadPoolExecutor(5) as pool:
+        refused = [pool.submit(status_of_post, server.url, body) for body in slow]
+        time.sleep(0.3)
+        answered = pool.submit(status_of_post, server.url, good)
+        time.sleep(0.3)
+        server.process.send_signal(signal.SIGTERM)
+        assert [future.result() for future in refused] == [400] * 4
+        assert answered.result() == 200
+    assert server.process.wait(timeout=20) == 0
+
+
+def test_work_of_clients_that_left_is_dropped():
+    server = start_server()
+    body = b'{"prompt": "x", "zzz": [' + b'{"a":1},' * 400_000 + b"1]}"
+    head = (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n" % len(body))
+    host, port = server.http.rsplit(":", 1)
+    begin = time.monotonic()
+    assert status_of_post(server.url, body) == 200
+    alone = time.monotonic() - begin
+    leaving = []
+    for _ in range(40):
+        leaving.append(socket.create_connection((host, int(port))))
+        leaving[-1].sendall(head + body)
+    for connection in leaving:
+        connection.close()
+    begin = time.monotonic()
+    assert status_of_post(server.url, body) == 200
+    assert time.monotonic() - begin < 20 * alone + 1  # far from forty times
+    assert stop_server(server) == 0

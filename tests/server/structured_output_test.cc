@@ -259,6 +259,7 @@ TEST_F(StructuredHttp, BadConstraintNeverReachesTheEngine) {
 
 TEST_F(StructuredHttp, OthersAreServedWhileConstraintsWait) {
   Start();
+  EXPECT_EQ(Complete(R"({"prompt": "abc", "guided_regex": "known"})").status, 200);
   std::promise<void> go;
   const std::shared_future<void> ready = go.get_future().share();
   for (int i = 0; i < 2; ++i) {
@@ -269,6 +270,7 @@ TEST_F(StructuredHttp, OthersAreServedWhileConstraintsWait) {
   RawClient leaving(port());
   leaving.Send(Post("/v1/completions", R"({"prompt": "abc", "guided_regex": "b"})"));
   EXPECT_EQ(Complete(R"({"prompt": "abc"})").status, 200);
+  EXPECT_EQ(Complete(R"({"prompt": "abc", "guided_regex": "known"})").status, 200);
   leaving.Close();
   // What waits is bounded.
   while (context_->work_pool().Post([] {})) {
@@ -277,14 +279,40 @@ TEST_F(StructuredHttp, OthersAreServedWhileConstraintsWait) {
   EXPECT_EQ(refused.status, 503);
   EXPECT_EQ(Error(refused)["code"], "queue_full");
   EXPECT_TRUE(refused.headers.contains("retry-after"));
-  EXPECT_NE(context_->MetricsText().find(
-                "moeserve_requests_rejected_total{reason=\"queue_full\"} 1\n"),
-            std::string::npos);
+  EXPECT_NE(
+      context_->MetricsText().find("moeserve_requests_rejected_total{reason=\"queue_full\"} 1\n"),
+      std::string::npos);
   // Until the server has seen that the second client is gone.
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   go.set_value();
   EXPECT_EQ(waiting.ReadResponse().status, 200);
-  EXPECT_EQ(engine_->submitted().size(), 2u);
+  EXPECT_EQ(engine_->submitted().size(), 4u);
+}
+
+TEST(WorkPool, WaitsUntilIdleOrTheDeadline) {
+  const auto soon = [] { return std::chrono::steady_clock::now() + std::chrono::milliseconds(20); };
+  WorkPool pool(1, 2);
+  pool.WaitUntilIdle(soon());
+  std::promise<void> go;
+  std::atomic<bool> ran = false;
+  ASSERT_TRUE(pool.Post([&, ready = go.get_future().share()] {
+    ready.wait();
+    ran = true;
+  }));
+  pool.WaitUntilIdle(soon());
+  EXPECT_FALSE(ran);
+  go.set_value();
+  pool.WaitUntilIdle(std::chrono::steady_clock::now() + std::chrono::seconds(10));
+  EXPECT_TRUE(ran);
+}
+
+TEST_F(StructuredHttp, MessagesAreEscaped) {
+  Start();
+  const RawResponse response =
+      Complete(R"({"prompt": "abc", "guided_json": {"properties": {"a\n\u001b": {"type": "x"}}}})");
+  const std::string message = Error(response)["message"];
+  EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+  EXPECT_EQ(message.find('\x1b'), std::string::npos) << message;
 }
 
 }  // namespace
