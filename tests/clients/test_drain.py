@@ -161,12 +161,13 @@ def test_work_of_clients_that_left_is_dropped():
     assert status_of_post(server.url, body) == 200
     alone = time.monotonic() - begin
     leaving = []
-    for _ in range(40):
+    for _ in range(80):
         leaving.append(socket.create_connection((host, int(port))))
         leaving[-1].sendall(head + body)
     for connection in leaving:
         connection.close()
     begin = time.monotonic()
     assert status_of_post(server.url, body) == 200
-    assert time.monotonic() - begin < 20 * alone + 1  # far from forty times
+    # Two handlers at a time would have forty times as long to do.
+    assert time.monotonic() - begin < 12 * alone + 0.5
     assert stop_server(server) == 0
