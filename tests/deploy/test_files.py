@@ -8,6 +8,8 @@ import importlib.util
 import json
 import pathlib
 import re
+import shutil
+import subprocess
 import urllib.request
 
 import grpc
@@ -261,3 +263,12 @@ def test_grafana_finds_its_dashboard():
     provider, = load_yaml(DEPLOY / "grafana/provisioning/dashboards/moeserve.yaml")["providers"]
     folder = DEPLOY / mounted[provider["options"]["path"]]
     assert DASHBOARD in [path.resolve() for path in folder.glob("*.json")]
+
+
+def test_alerts_fire_when_they_should():
+    promtool = shutil.which("promtool")
+    if not promtool:
+        pytest.skip("promtool (Debian's package prometheus) is not installed")
+    done = subprocess.run([promtool, "test", "rules", ROOT / "tests/deploy/alerts_test.yml"],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
