@@ -100,7 +100,7 @@ path-exclude /usr/share/man/*
 path-exclude /usr/share/info/*
 path-exclude /usr/share/locale/*
 SLIM
-  tar -C "$work/root" -c . | "$engine" import - "$own_base" >/dev/null
+  tar -C "$work/root" -c . | "$engine" import - "$own_base" >/dev/null 2>&1 || die "the base image"
   rm -rf "$work/root"
 }
 
@@ -124,9 +124,7 @@ choose_run_options() {
   [[ $engine == podman ]] || die "docker cannot run a container: $(
     docker run --rm -p 127.0.0.1::8080 "$image" --version 2>&1 | tail -n 3)"
   published=false
-  run_options=(--ulimit "nofile=$(ulimit -Hn):$(ulimit -Hn)"
-    --ulimit "nproc=$(ulimit -Hu | sed 's/unlimited/-1/'):$(ulimit -Hu | sed 's/unlimited/-1/')"
-    --network host)
+  run_options=(--ulimit nofile=4096:4096 --ulimit nproc=4096:4096 --network host)
   podman run --rm "${run_options[@]}" "$image" --version >/dev/null 2>"$work/error" ||
     die "podman cannot run a container: $(tail -n 3 "$work/error")"
   echo "containers share this machine's network and limits here"
