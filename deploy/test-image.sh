@@ -159,7 +159,9 @@ start() {
   if (($# > 0)); then shift; fi
   http=http://127.0.0.1:$http_port
   grpc=127.0.0.1:$grpc_port
-  container=$("$engine" run "${options[@]}" "$name" "$@") || die "$name does not start"
+  # Kept from the screen: without systemd, podman complains of each health check's timer.
+  container=$("$engine" run "${options[@]}" "$name" "$@" 2>"$work/error") ||
+    die "$name does not start: $(tail -n 3 "$work/error")"
 }
 
 # complete MAX_TOKENS [CURL OPTION...]: greedy; the answer as JSON, or a stream.
@@ -185,12 +187,13 @@ wait_ready() {
 # Stops the container and expects it to end by itself, with status 0.
 stop() {
   local begin=$SECONDS status
-  "$engine" stop --time "$stop_limit" "$container" >/dev/null
+  "$engine" stop --time "$stop_limit" "$container" >/dev/null 2>"$work/error" ||
+    die "the stop: $(tail -n 3 "$work/error")"
   status=$("$engine" inspect -f '{{.State.ExitCode}}' "$container")
   ((status == 0)) || die "exit status $status after SIGTERM"
   stop_seconds=$((SECONDS - begin))
   "$engine" logs "$container" >"$work/log" 2>&1
-  "$engine" rm "$container" >/dev/null
+  "$engine" rm "$container" >/dev/null 2>&1 || die "the container cannot be removed"
   container=
 }
 
