@@ -8,6 +8,7 @@
 #include "server/commands/check.h"
 #include "server/commands/command.h"
 #include "server/commands/generate.h"
+#include "server/commands/health.h"
 #include "server/commands/inspect.h"
 #include "server/commands/score.h"
 #include "server/commands/serve.h"
@@ -26,6 +27,7 @@ int main(int argc, char** argv) {
     AddInspectCommand(app, selected);
     AddCheckCommand(app, selected);
     AddBenchCommand(app, selected);
+    AddHealthCommand(app, selected);
     try {
       app.parse(argc, argv);
     } catch (const CLI::ParseError& error) {

@@ -97,6 +97,12 @@ client_tests() {
     "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/clients
 }
 
+# Against the release build: that dashboards and alerts name what it measures.
+deployment_tests() {
+  MOESERVE_BIN=$PWD/build/release/moeserve MOESERVE_MODEL=$PWD/deploy/models/mh-moe \
+    "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/deploy
+}
+
 chat_template_tests() {
   MOESERVE_CHAT_CLI=$PWD/build/release/tests/chat/chat_template_cli \
     "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/chat
@@ -192,6 +198,7 @@ main() {
   stage "Python environment" make_test_venv
   stage "release build" build release
   stage "clients in Python" client_tests release
+  stage "deployment files" deployment_tests
   stage "chat templates against jinja2" chat_template_tests
   local -a labels=()
   if $full; then

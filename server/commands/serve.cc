@@ -260,8 +260,10 @@ void AddServeCommand(CLI::App& app, Command& selected) {
   AddModelOptions(*command, options->model);
   AddEngineOptions(*command, options->engine);
   command->add_option("--http", options->http, "HOST:PORT; port 0 takes a free one")
+      ->envname("MOESERVE_HTTP")
       ->capture_default_str();
   command->add_option("--grpc", options->grpc, "HOST:PORT; port 0 takes a free one")
+      ->envname("MOESERVE_GRPC")
       ->capture_default_str();
   command->add_option("--served-model-name", options->served_names,
                       "Name of the model for clients, can be repeated; default: the folder's name");

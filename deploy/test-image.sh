@@ -1,0 +1,388 @@
+#!/usr/bin/env bash
+# Builds the images, runs them as one should in production (no root, read-only, no capabilities),
+# generates, scrapes and stops them, and prints their size and the time from start to first token.
+#
+#   deploy/test-image.sh [--no-install] [--keep]
+#
+#   --no-install  leave the machine's packages alone
+#   --keep        leave the images when done
+#
+# Takes docker if its daemon answers, else podman, which it installs if need be. Where no registry
+# can be reached it makes the base image itself with debootstrap, as root.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+readonly official_base=docker.io/library/debian:12-slim own_base=localhost/moeserve-base:12
+readonly image=localhost/moeserve-test:cpu demo=localhost/moeserve-test:demo
+readonly mirror=http://deb.debian.org/debian
+readonly starts=3            # measured
+readonly stop_limit=40       # seconds; --drain-timeout is 30
+readonly start_limit=60      # seconds until the first token
+readonly prompt="In the beginning God created"
+readonly uid=10001           # as in the Dockerfile
+readonly python=/usr/bin/python3  # the one that python3-grpcio is installed for
+
+install=true
+keep=false
+engine=
+run_options=()
+published=true  # ports; otherwise the container uses the host's network
+base=
+work=
+container=
+http=
+grpc=
+
+usage() { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+
+die() {
+  printf 'FAILED: %s\n' "$*" >&2
+  if [[ -n $container ]]; then "$engine" logs "$container" 2>&1 | tail -n 20 >&2 || true; fi
+  exit 1
+}
+
+step() { printf '\n==== %s\n' "$*"; }
+ok() { printf 'ok   %s\n' "$*"; }
+
+clean_up() {
+  if [[ -n $container ]]; then "$engine" rm --force "$container" >/dev/null 2>&1 || true; fi
+  if [[ -n $engine ]] && ! $keep; then
+    "$engine" rmi --force "$image" "$demo" >/dev/null 2>&1 || true
+  fi
+  if [[ -n $work ]]; then rm -rf "$work"; fi
+}
+
+install_packages() {
+  ((EUID == 0)) || die "$* is missing, and installing it needs root"
+  apt-get update -qq || echo "warning: the package lists could not be renewed"
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+    -o Dpkg::Use-Pty=0 "$@" >/dev/null
+}
+
+choose_engine() {
+  if command -v docker >/dev/null && docker info >/dev/null 2>&1; then
+    engine=docker
+    return
+  fi
+  if ! command -v podman >/dev/null; then
+    $install || die "neither a docker daemon nor podman is here"
+    install_packages podman runc
+  fi
+  engine=podman
+}
+
+choose_base() {
+  if "$engine" image inspect "$official_base" >/dev/null 2>&1 ||
+    timeout 120 "$engine" pull -q "$official_base" >/dev/null 2>&1; then
+    base=$official_base
+    return
+  fi
+  base=$own_base
+  if "$engine" image inspect "$own_base" >/dev/null 2>&1; then return; fi
+  echo "no registry can be reached: making the base image with debootstrap"
+  if ! command -v debootstrap >/dev/null; then
+    $install || die "debootstrap is missing"
+    install_packages debootstrap
+  fi
+  ((EUID == 0)) || die "debootstrap needs root"
+  debootstrap --variant=minbase bookworm "$work/root" "$mirror" >"$work/debootstrap.log" 2>&1 ||
+    { tail -n 5 "$work/debootstrap.log" >&2; die "debootstrap"; }
+  # What the slim variant of the official image leaves out, too.
+  rm -rf "$work"/root/var/cache/apt/archives/*.deb "$work"/root/var/lib/apt/lists/* \
+    "$work"/root/usr/share/{man,info,locale,groff,linda,lintian}/* "$work"/root/var/log/*.log
+  find "$work/root/usr/share/doc" -type f ! -name copyright -delete
+  find "$work/root/usr/share/doc" -type l -delete
+  find "$work/root/usr/share/doc" -type d -empty -delete
+  cat >"$work/root/etc/dpkg/dpkg.cfg.d/slim" <<'SLIM'
+path-exclude /usr/share/doc/*
+path-include /usr/share/doc/*/copyright
+path-exclude /usr/share/man/*
+path-exclude /usr/share/info/*
+path-exclude /usr/share/locale/*
+SLIM
+  tar -C "$work/root" -c . | "$engine" import - "$own_base" >/dev/null 2>&1 || die "the base image"
+  rm -rf "$work/root"
+}
+
+# build TARGET NAME
+build() {
+  local -a options=(--file deploy/Dockerfile --target "$1" --tag "$2" --build-arg BUILD_BASE="$base"
+    --build-arg RUNTIME_BASE="$base")
+  # Health checks exist only in Docker's image format. The chroot isolation works without rights
+  # that a build inside a container may lack.
+  if [[ $engine == podman ]]; then
+    options+=(--format docker --isolation chroot --network host --pull-never)
+  fi
+  "$engine" build "${options[@]}" . >"$work/build.log" 2>&1 ||
+    { tail -n 40 "$work/build.log" >&2; die "the build of $1"; }
+}
+
+# Finds the options with which containers start here: inside another container, limits cannot be
+# raised and networks not be made.
+choose_run_options() {
+  if "$engine" run --rm -p 127.0.0.1::8080 "$image" --version >/dev/null 2>&1; then return; fi
+  [[ $engine == podman ]] || die "docker cannot run a container: $(
+    docker run --rm -p 127.0.0.1::8080 "$image" --version 2>&1 | tail -n 3)"
+  published=false
+  run_options=(--ulimit nofile=4096:4096 --ulimit nproc=4096:4096 --network host)
+  podman run --rm "${run_options[@]}" "$image" --version >/dev/null 2>"$work/error" ||
+    die "podman cannot run a container: $(tail -n 3 "$work/error")"
+  echo "containers share this machine's network and limits here"
+}
+
+free_port() {
+  local port
+  while true; do
+    port=$((20000 + RANDOM % 12000))
+    if ! (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then break; fi
+  done
+  echo "$port"
+}
+
+# start IMAGE [OPTION...] [-- ARGUMENT...]: sets `container`, `http` and `grpc`.
+start() {
+  local name=$1 http_port grpc_port
+  shift
+  local -a options=("${run_options[@]}" --detach --read-only --cap-drop ALL
+    --security-opt no-new-privileges)
+  http_port=$(free_port)
+  grpc_port=$(free_port)
+  if $published; then
+    options+=(-p "127.0.0.1:$http_port:8080" -p "127.0.0.1:$grpc_port:8081")
+  else
+    options+=(-e "MOESERVE_HTTP=127.0.0.1:$http_port" -e "MOESERVE_GRPC=127.0.0.1:$grpc_port")
+  fi
+  while (($# > 0)) && [[ $1 != -- ]]; do
+    options+=("$1")
+    shift
+  done
+  if (($# > 0)); then shift; fi
+  http=http://127.0.0.1:$http_port
+  grpc=127.0.0.1:$grpc_port
+  # Kept from the screen: without systemd, podman complains of each health check's timer.
+  container=$("$engine" run "${options[@]}" "$name" "$@" 2>"$work/error") ||
+    die "$name does not start: $(tail -n 3 "$work/error")"
+}
+
+# complete MAX_TOKENS [CURL OPTION...]: greedy; the answer as JSON, or a stream.
+complete() {
+  local tokens=$1
+  shift
+  curl --silent --show-error --fail --max-time 120 "$http/v1/completions" \
+    -H 'Content-Type: application/json' "$@" \
+    -d "{\"prompt\": \"$prompt\", \"max_tokens\": $tokens, \"temperature\": 0,
+         \"ignore_eos\": true, \"n\": ${choices:-1}, \"stream\": ${stream:-false}}"
+}
+
+wait_ready() {
+  local limit=$((SECONDS + start_limit))
+  until curl --silent --fail --max-time 5 "$http/health/ready" >/dev/null; do
+    ((SECONDS < limit)) || die "not ready after $start_limit s"
+    [[ $("$engine" inspect -f '{{.State.Running}}' "$container") == true ]] ||
+      die "the server ended"
+    sleep 0.02
+  done
+}
+
+# Stops the container and expects it to end by itself, with status 0.
+stop() {
+  local begin=$SECONDS status
+  "$engine" stop --time "$stop_limit" "$container" >/dev/null 2>"$work/error" ||
+    die "the stop: $(tail -n 3 "$work/error")"
+  status=$("$engine" inspect -f '{{.State.ExitCode}}' "$container")
+  ((status == 0)) || die "exit status $status after SIGTERM"
+  stop_seconds=$((SECONDS - begin))
+  "$engine" logs "$container" >"$work/log" 2>&1
+  "$engine" rm "$container" >/dev/null 2>&1 || die "the container cannot be removed"
+  container=
+}
+
+inside() { "$engine" exec "$container" "$@"; }
+
+check_confinement() {
+  local status refused
+  [[ $(inside cat /proc/1/comm) == moeserve ]] || die "process 1 is not moeserve"
+  status=$(inside cat /proc/1/status)
+  grep -qE "^Uid:\s+$uid\s+$uid\s+$uid\s+$uid$" <<<"$status" || die "process 1 is not user $uid"
+  grep -qE '^CapEff:\s+0+$' <<<"$status" || die "process 1 has capabilities"
+  grep -qE '^NoNewPrivs:\s+1$' <<<"$status" || die "process 1 may gain privileges"
+  # As the owner of the folders, whom only the mount can stop.
+  refused=$("$engine" exec --user 0 "$container" touch /usr/local/bin/x 2>&1) || true
+  [[ $refused == *"Read-only file system"* ]] || die "the root can be written to: $refused"
+  ok "process 1 is moeserve, user $uid, without capabilities, on a read-only root"
+}
+
+check_health() {
+  inside moeserve health >/dev/null || die "moeserve health"
+  # Podman runs health checks by systemd's timers, which need not be here; docker has its own.
+  if [[ $engine == podman ]]; then
+    podman healthcheck run "$container" >/dev/null || die "the image's health check"
+  else
+    local limit=$((SECONDS + 30))
+    until [[ $(docker inspect -f '{{.State.Health.Status}}' "$container") == healthy ]]; do
+      ((SECONDS < limit)) || die "the image's health check"
+      sleep 0.5
+    done
+  fi
+  ok "healthy, by the image's own check"
+}
+
+check_http() {
+  local text
+  text=$(complete 24 | "$python" -c 'import json, sys; print(json.load(sys.stdin)["choices"][0]["text"])')
+  [[ -n $text ]] || die "an empty completion"
+  ok "HTTP: $prompt$text"
+}
+
+check_grpc() {
+  local text stubs=$work/stubs
+  if ! "$python" -c 'import grpc, google.protobuf' 2>/dev/null || ! command -v protoc >/dev/null ||
+    ! command -v grpc_python_plugin >/dev/null; then
+    echo "SKIPPED gRPC: no client here (deploy/install_dependencies.sh clients)"
+    return
+  fi
+  mkdir -p "$stubs"
+  protoc -I proto --python_out="$stubs" --grpc_out="$stubs" \
+    --plugin=protoc-gen-grpc="$(command -v grpc_python_plugin)" proto/moeserve/v1/moeserve.proto
+  text=$(PYTHONPATH=$stubs "$python" deploy/clients/generate_grpc.py --address "$grpc" \
+    --max-tokens 24 "$prompt") || die "gRPC"
+  [[ -n $text ]] || die "an empty completion over gRPC"
+  ok "gRPC: $prompt$text"
+}
+
+check_metrics() {
+  local generated
+  generated=$(curl --silent --fail --max-time 30 "$http/metrics" |
+    awk '$1 == "moeserve_generation_tokens_total" {print int($2)}')
+  ((generated >= 24)) || die "/metrics counts ${generated:-no} generated tokens"
+  ok "/metrics counts $generated generated tokens"
+}
+
+# A stop lets what runs end. Eight long answers at once, so that the signal comes before their end.
+check_drain() {
+  local request done_events
+  choices=8 stream=true complete 3000 --no-buffer >"$work/stream" &
+  request=$!
+  until grep -q '^data: ' "$work/stream" 2>/dev/null; do
+    kill -0 "$request" 2>/dev/null || die "the stream did not begin"
+    sleep 0.01
+  done
+  stop
+  wait "$request" || die "the stream was cut off by the stop"
+  done_events=$(grep -c '^data: \[DONE\]' "$work/stream") || true
+  ((done_events == 1)) || die "the stream has no end"
+  awk '/ stopping;/ {stopping = NR} /endpoint=\/v1\/completions/ {last = NR}
+       END {exit !(stopping && last > stopping)}' "$work/log" ||
+    die "the stream had ended before the signal: nothing was tested"
+  ok "SIGTERM: the running stream came to its end, exit status 0 after $stop_seconds s"
+}
+
+check_demo() {
+  step "the image with a model"
+  start "$demo"
+  wait_ready
+  check_confinement
+  check_health
+  check_http
+  check_grpc
+  check_metrics
+  check_drain
+}
+
+check_mounted() {
+  local refused status key=$work/keys
+  local -a mount=(-v "$PWD/deploy/models/x-moe:/models:ro")
+  step "the image with a mounted model"
+  start "$image" "${mount[@]}"
+  wait_ready
+  check_http
+  stop
+  ok "its default: the checkpoint at /models"
+
+  echo "a-key-of-the-test" >"$key"
+  chmod 644 "$key"
+  start "$image" "${mount[@]}" -v "$key:/run/secrets/keys:ro" \
+    -- serve --model /models --api-key-file /run/secrets/keys
+  wait_ready
+  check_health
+  status=$(curl --silent --output /dev/null --write-out '%{http_code}' "$http/v1/models")
+  ((status == 401)) || die "without a key: $status instead of 401"
+  complete 1 -H 'Authorization: Bearer a-key-of-the-test' >/dev/null || die "with the key"
+  stop
+  ok "with --api-key-file: 401 without the key, an answer with it"
+
+  # The image listens on every address, which needs keys or a decision.
+  if refused=$("$engine" run --rm "${run_options[@]}" "${mount[@]}" "$image" \
+    serve --model /models 2>&1); then die "an open server started unasked"; fi
+  [[ $refused == *--allow-open* ]] || die "refused for another reason: $refused"
+  ok "without keys or --allow-open it refuses to start"
+}
+
+# Prints the median milliseconds from "run" to the first token's arrival.
+measure_start() {
+  local begin limit
+  local -a times=()
+  for ((i = 0; i < starts; ++i)); do
+    begin=${EPOCHREALTIME/./}
+    start "$demo"
+    limit=$((SECONDS + start_limit))
+    until complete 1 >/dev/null 2>&1; do
+      ((SECONDS < limit)) || die "no token after $start_limit s"
+      sleep 0.01
+    done
+    times+=($(((${EPOCHREALTIME/./} - begin) / 1000)))
+    stop
+  done
+  first_token=$(printf '%s\n' "${times[@]}" | sort -n | sed -n "$(((starts + 1) / 2))p")
+}
+
+megabytes() {
+  "$engine" image inspect -f '{{.Size}}' "$1" | awk '{printf "%.0f MB", $1 / 1e6}'
+}
+
+main() {
+  while (($# > 0)); do
+    case $1 in
+      --no-install) install=false ;;
+      --keep) keep=true ;;
+      -h | --help)
+        usage
+        exit 0
+        ;;
+      *)
+        usage >&2
+        echo "error: unknown argument $1" >&2
+        exit 2
+        ;;
+    esac
+    shift
+  done
+  work=$(mktemp -d)
+  trap clean_up EXIT
+  trap 'exit 130' INT
+  trap 'exit 143' TERM
+
+  step "packages"
+  if $install; then deploy/install_dependencies.sh clients; fi
+  choose_engine
+  echo "engine: $("$engine" --version)"
+  step "base image"
+  choose_base
+  echo "$base: $(megabytes "$base")"
+  step "images: minutes the first time"
+  local begin=$SECONDS
+  build cpu "$image"
+  build cpu-demo "$demo"
+  ok "built in $((SECONDS - begin)) s"
+  choose_run_options
+
+  check_demo
+  check_mounted
+  step "figures"
+  measure_start
+  echo "image: $(megabytes "$image"), with the model $(megabytes "$demo"), base $(megabytes "$base")"
+  echo "from start to first token: $first_token ms (median of $starts)"
+  printf '\nPASSED\n'
+}
+
+main "$@"

@@ -1,0 +1,48 @@
+#include "server/commands/health.h"
+
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "absl/time/time.h"
+#include "server/commands/model_options.h"
+#include "server/health_probe.h"
+#include "server/text_values.h"
+
+namespace moeserve::server {
+namespace {
+
+struct Options {
+  std::string http = "127.0.0.1:8080";
+  double timeout_seconds = 5.0;
+};
+
+absl::Status Probe(const Options& options) {
+  MOESERVE_ASSIGN_OR_RETURN(const HostPort address, ParseHostPort(options.http));
+  return ProbeReadiness(address, absl::Seconds(options.timeout_seconds));
+}
+
+int Run(const Options& options) {
+  const absl::Status status = Probe(options);
+  if (!status.ok()) return Fail(status);
+  std::printf("ready\n");
+  return 0;
+}
+
+}  // namespace
+
+void AddHealthCommand(CLI::App& app, Command& selected) {
+  CLI::App* command = app.add_subcommand(
+      "health", "Ask a running server whether it is ready; exit status 1 if it is not");
+  auto options = std::make_shared<Options>();
+  // The variable is that of "serve", so that one setting tells both.
+  command->add_option("--http", options->http, "HOST:PORT that the server listens on")
+      ->envname("MOESERVE_HTTP")
+      ->capture_default_str();
+  command->add_option("--timeout", options->timeout_seconds, "Seconds to wait for the answer")
+      ->check(CLI::Range(0.001, 3600.0))
+      ->capture_default_str();
+  command->callback([options, &selected] { selected = [options] { return Run(*options); }; });
+}
+
+}  // namespace moeserve::server
