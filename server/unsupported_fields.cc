@@ -16,15 +16,14 @@ enum class Harmless {
   kEmpty,  // [] or {}
   kFalse,
   kTrue,
-  kZero,
   kOne,
-  kNone,      // "none"
+  kNone,  // "none"
 };
 
 struct Field {
   const char* name;
   Harmless harmless;
-  double min = 0.0;  // kZero, kOne: the valid range
+  double min = 0.0;  // kOne: the valid range
   double max = 0.0;
 };
 
@@ -56,8 +55,6 @@ bool IsHarmless(const Json& value, Harmless kind) {
       return value == false;
     case Harmless::kTrue:
       return value == true;
-    case Harmless::kZero:
-      return value.is_number() && value.get<double>() == 0.0;
     case Harmless::kOne:
       return value.is_number() && value.get<double>() == 1.0;
     case Harmless::kNone:
@@ -79,7 +76,7 @@ absl::Status CheckUnsupportedFields(const Json& body) {
   for (const Field& field : kFields) {
     const Json* value = FindField(body, field.name);
     if (value == nullptr) continue;
-    if (field.harmless == Harmless::kZero || field.harmless == Harmless::kOne) {
+    if (field.harmless == Harmless::kOne) {
       if (auto number = NumberField(body, field.name, field.min, field.max); !number.ok()) {
         return number.status();
       }

@@ -16,7 +16,7 @@ struct ServerCounters {
   std::optional<double> steps;
   std::optional<double> step_seconds;     // spent in steps
   std::optional<double> forward_seconds;  // of it, inside the model
-  std::optional<double> rejected;  // for any reason
+  std::optional<double> rejected;         // for any reason
 };
 
 // `later` minus `earlier`; absent where either is. A counter that went back (the server was

@@ -69,6 +69,13 @@ absl::Status Call::Check() const {
   return absl::OkStatus();
 }
 
+absl::Status Call::CancelReason() const {
+  if (absl::Now() >= deadline_) {
+    return absl::DeadlineExceededError("the call ran into its deadline");
+  }
+  return absl::CancelledError("the client cancelled the call");
+}
+
 grpc::Status Call::End(const absl::Status& status) {
   grpc::Status out = ToGrpcStatus(status);
   context_->AddTrailingMetadata("x-request-id", id_);

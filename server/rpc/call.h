@@ -21,6 +21,10 @@ class Call {
   // Unauthenticated without a valid key; DeadlineExceeded if it came too late.
   absl::Status Check() const;
 
+  // What ended a call that gRPC reports as cancelled: Cancelled, or DeadlineExceeded, since a
+  // deadline that passes is reported so too.
+  absl::Status CancelReason() const;
+
   // The client's deadline, no later than the server's own limit.
   absl::Time deadline() const { return deadline_; }
   const std::string& id() const { return id_; }

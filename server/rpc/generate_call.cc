@@ -3,24 +3,11 @@
 #include <exception>
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "model_loaders/message.h"
 #include "server/api_error.h"
 #include "server/request_id.h"
 
 namespace moeserve::server::rpc {
-namespace {
-
-// What ended a call that gRPC reports as cancelled: a deadline that passes is reported so too.
-absl::Status CancelReason(const Call& call) {
-  if (absl::Now() >= call.deadline()) {
-    return absl::DeadlineExceededError("the call ran into its deadline");
-  }
-  return absl::CancelledError("the client cancelled the call");
-}
-
-}  // namespace
-
 GenerateCall::GenerateCall(grpc::CallbackServerContext* context, ServerContext& server)
     : context_(context), server_(server), call_(context, server, "Generate") {}
 
@@ -189,7 +176,7 @@ void GenerateCall::OnWriteDone(bool ok) {
     if (!ok) {
       generation_->Cancel();
       ready_.clear();
-      if (failure_.ok()) failure_ = CancelReason(call_);
+      if (failure_.ok()) failure_ = call_.CancelReason();
     }
   }
   Advance();
@@ -202,10 +189,10 @@ void GenerateCall::OnCancel() {
     if (ended_) return;
     if (generation_ != nullptr) generation_->Cancel();
     ready_.clear();
-    failure_ = CancelReason(call_);
+    failure_ = call_.CancelReason();
     if (!writing_) end = ended_ = true;
   }
-  if (end) End(CancelReason(call_));
+  if (end) End(call_.CancelReason());
 }
 
 void GenerateCall::End(const absl::Status& status) { Finish(call_.End(status)); }

@@ -104,7 +104,7 @@ void ScoreCall::OnCancel() {
     std::lock_guard lock(mutex_);
     if (generation_ != nullptr) generation_->Cancel();
   }
-  EndOnce(absl::CancelledError("the client cancelled the call"));
+  EndOnce(call_.CancelReason());
 }
 
 void ScoreCall::OnDone() {

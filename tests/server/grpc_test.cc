@@ -145,6 +145,37 @@ TEST_F(Grpc, CancelWhileAConstraintIsCompiled) {
   EXPECT_TRUE(Generate(request).status.ok());
 }
 
+TEST_F(Grpc, AnExpiredDeadlineIsCountedAsOne) {
+  Script script;
+  script.held = true;
+  Start(script);
+  const auto soon = [] {
+    return std::chrono::system_clock::now() + std::chrono::milliseconds(100);
+  };
+  grpc::ClientContext generating;
+  generating.set_deadline(soon());
+  EXPECT_EQ(Generate(Text("abc"), &generating).status.error_code(),
+            grpc::StatusCode::DEADLINE_EXCEEDED);
+  grpc::ClientContext scoring;
+  scoring.set_deadline(soon());
+  v1::ScoreRequest request;
+  request.set_text("abc");
+  v1::ScoreResponse response;
+  EXPECT_EQ(stub_->Score(&scoring, request, &response).error_code(),
+            grpc::StatusCode::DEADLINE_EXCEEDED);
+  for (const char* method : {"Generate", "Score"}) {
+    const std::string expected = std::string("moeserve_grpc_requests_total{method=\"") + method +
+                                 "\",code=\"DEADLINE_EXCEEDED\"} 1\n";
+    // The client may know of it before the server does.
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+    while (context_->MetricsText().find(expected) == std::string::npos &&
+           std::chrono::steady_clock::now() < limit) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    EXPECT_NE(context_->MetricsText().find(expected), std::string::npos) << expected;
+  }
+}
+
 TEST_F(Grpc, GeneratesAStream) {
   Start();
   v1::GenerateRequest request = Text("abc");

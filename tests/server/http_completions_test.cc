@@ -300,8 +300,8 @@ TEST_F(Completions, SlowButSteadyReaderIsServed) {
   Start(script, settings);
   RawClient client(port(), 4096);
   client.Send(Post("/v1/completions", R"({"prompt": "a", "stream": true, "max_tokens": 200})"));
-  EXPECT_TRUE(client.ReadSlowlyUntil("data: [DONE]\n\n\r\n0\r\n\r\n", 2048,
-                                     std::chrono::milliseconds(25)));
+  EXPECT_TRUE(
+      client.ReadSlowlyUntil("data: [DONE]\n\n\r\n0\r\n\r\n", 2048, std::chrono::milliseconds(25)));
 }
 
 TEST_F(Completions, ManyStreamsAtOnce) {
