@@ -149,7 +149,7 @@ def overload(bench, model="mh-moe"):
 
 
 def streams(bench, model="mh-moe"):
-    """1,000 streams that nobody reads, then 200 active ones beside them."""
+    """1,000 open streams of 64 tokens that nobody reads, then 200 active ones beside them."""
     server = Server(bench.program, model)
     start = {"threads": server.status("Threads"), "MiB": server.status("VmRSS") / 1024}
     most = dict(start)
