@@ -58,6 +58,8 @@ Call::Call(grpc::CallbackServerContext* context, ServerContext& server, const ch
   if (context->deadline() != std::chrono::system_clock::time_point::max()) {
     deadline_ = std::min(deadline_, absl::FromChrono(context->deadline()));
   }
+  cancel_margin_ =
+      std::clamp((deadline_ - absl::Now()) / 10, absl::ZeroDuration(), absl::Milliseconds(100));
 }
 
 absl::Status Call::Check() const {
@@ -70,7 +72,7 @@ absl::Status Call::Check() const {
 }
 
 absl::Status Call::CancelReason() const {
-  if (absl::Now() >= deadline_) {
+  if (absl::Now() >= deadline_ - cancel_margin_) {
     return absl::DeadlineExceededError("the call ran into its deadline");
   }
   return absl::CancelledError("the client cancelled the call");
