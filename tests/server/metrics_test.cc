@@ -19,26 +19,6 @@
 namespace moeserve::server {
 namespace {
 
-TEST(PrometheusText, EscapesAndFormats) {
-  PrometheusText text;
-  text.Family("a_total", "counter", "Line\nand \\ backslash");
-  text.Sample({{"l", "q\"b\\n\n"}}, uint64_t{7});
-  EXPECT_EQ(text.Take(),
-            "# HELP moeserve_a_total Line\\nand \\\\ backslash\n# TYPE moeserve_a_total counter\n"
-            "moeserve_a_total{l=\"q\\\"b\\\\n\\n\"} 7\n");
-  EXPECT_EQ(PrometheusNumber(std::nan("")), "NaN");
-  EXPECT_EQ(PrometheusNumber(std::numeric_limits<double>::infinity()), "+Inf");
-  EXPECT_EQ(PrometheusNumber(0.1), "0.1");
-}
-
-TEST(Histogram, IsCumulative) {
-  Histogram histogram({1, 2, 5});
-  for (const double value : {0.5, 1.0, 1.5, 4.0, 100.0}) histogram.Observe(value);
-  const auto snapshot = histogram.Read();
-  EXPECT_EQ(snapshot.cumulative, (std::vector<uint64_t>{2, 3, 4, 5}));
-  EXPECT_EQ(snapshot.sum, 107.0);
-}
-
 // Reads an exposition as a scraper would: every rule that is broken is a failure.
 std::map<std::string, double> ReadExposition(const std::string& text) {
   std::map<std::string, double> samples;
@@ -60,6 +40,36 @@ std::map<std::string, double> ReadExposition(const std::string& text) {
     }
   }
   return samples;
+}
+
+TEST(PrometheusText, EscapesAndFormats) {
+  PrometheusText text;
+  text.Family("a_total", "counter", "Line\nand \\ backslash");
+  text.Sample({{"l", "q\"b\\n\n"}}, uint64_t{7});
+  EXPECT_EQ(text.Take(),
+            "# HELP moeserve_a_total Line\\nand \\\\ backslash\n# TYPE moeserve_a_total counter\n"
+            "moeserve_a_total{l=\"q\\\"b\\\\n\\n\"} 7\n");
+  EXPECT_EQ(PrometheusNumber(std::nan("")), "NaN");
+  EXPECT_EQ(PrometheusNumber(std::numeric_limits<double>::infinity()), "+Inf");
+  EXPECT_EQ(PrometheusNumber(0.1), "0.1");
+}
+
+TEST(Histogram, IsCumulative) {
+  Histogram histogram({1, 2, 5});
+  for (const double value : {0.5, 1.0, 1.5, 4.0, 100.0}) histogram.Observe(value);
+  const auto snapshot = histogram.Read();
+  EXPECT_EQ(snapshot.counts, (std::vector<uint64_t>{2, 1, 1, 1}));
+  EXPECT_EQ(snapshot.sum, 107.0);
+  PrometheusText text;
+  text.Family("a", "histogram", "b");
+  text.HistogramSamples({}, histogram);
+  const auto samples = ReadExposition(text.Take());
+  EXPECT_EQ(samples.at(R"(moeserve_a_bucket{le="1.0"})"), 2);
+  EXPECT_EQ(samples.at(R"(moeserve_a_bucket{le="2.0"})"), 3);
+  EXPECT_EQ(samples.at(R"(moeserve_a_bucket{le="5.0"})"), 4);
+  EXPECT_EQ(samples.at(R"(moeserve_a_bucket{le="+Inf"})"), 5);
+  EXPECT_EQ(samples.at("moeserve_a_count"), 5);
+  EXPECT_EQ(samples.at("moeserve_a_sum"), 107.0);
 }
 
 TEST(Metrics, AreAValidExposition) {
@@ -96,6 +106,16 @@ TEST(Metrics, AreAValidExposition) {
   EXPECT_GT(samples.at("process_resident_memory_bytes"), 0);
 }
 
+TEST(MeasureLoad, KnowsTheExtremes) {
+  EXPECT_DOUBLE_EQ(MeasureLoad({5, 5, 5, 5}).balance, 1.0);
+  EXPECT_DOUBLE_EQ(MeasureLoad({5, 5, 5, 5}).entropy, 1.0);
+  const LoadShape one = MeasureLoad({0, 8, 0, 0});
+  EXPECT_DOUBLE_EQ(one.balance, 0.25);
+  EXPECT_DOUBLE_EQ(one.entropy, 0.0);
+  EXPECT_EQ(one.unused, 3);
+  EXPECT_EQ(MeasureLoad({0, 0}).unused, 2);
+}
+
 ExpertStats Wide(int blocks, int experts) {
   ExpertStats stats;
   stats.tokens = 100;
@@ -110,33 +130,6 @@ ExpertStats Wide(int blocks, int experts) {
     stats.blocks.push_back(block);
   }
   return stats;
-}
-
-TEST(ExpertMetrics, ManyExpertsAreSummedUp) {
-  ExpertMetrics metrics;
-  PrometheusText text;
-  metrics.Write(text, Wide(58, 256), "m", absl::Now());
-  const std::string out = text.Take();
-  EXPECT_EQ(out.find("moe_expert_tokens_total"), std::string::npos);
-  const auto samples = ReadExposition(out);
-  EXPECT_LT(samples.size(), 2000u);
-  EXPECT_EQ(samples.at(
-                R"(moeserve_moe_hot_expert_id{model="m",layer="0",block="feed_forward",rank="1"})"),
-            3);
-  EXPECT_EQ(
-      samples.at(
-          R"(moeserve_moe_hot_expert_share_ratio{model="m",layer="0",block="feed_forward",rank="2"})"),
-      0.4);
-}
-
-TEST(MeasureLoad, KnowsTheExtremes) {
-  EXPECT_DOUBLE_EQ(MeasureLoad({5, 5, 5, 5}).balance, 1.0);
-  EXPECT_DOUBLE_EQ(MeasureLoad({5, 5, 5, 5}).entropy, 1.0);
-  const LoadShape one = MeasureLoad({0, 8, 0, 0});
-  EXPECT_DOUBLE_EQ(one.balance, 0.25);
-  EXPECT_DOUBLE_EQ(one.entropy, 0.0);
-  EXPECT_EQ(one.unused, 3);
-  EXPECT_EQ(MeasureLoad({0, 0}).unused, 2);
 }
 
 TEST(ExpertHistory, GivesWindowsAndStaysSmall) {
