@@ -7,6 +7,7 @@
 
 #include "engine/expert_stats.h"
 #include "engine/model/spec.h"
+#include "engine/routing_control.h"
 #include "kernels/backend.h"
 
 namespace moeserve {
@@ -20,6 +21,8 @@ struct Batch {
   std::vector<Phase> phase;                            // [T] for statistics
   std::vector<std::span<const int32_t>> block_tables;  // [S] cache blocks of each sequence
   std::vector<int32_t> logit_rows;                     // rows whose logits are wanted, ascending
+  // [S] how the routing of each sequence is changed, null: not at all. Empty: of none.
+  std::vector<const RoutingControl*> controls;
 
   int num_tokens() const { return static_cast<int>(tokens.size()); }
 };
@@ -31,6 +34,19 @@ class StepHooks {
   // After the plan of a routed block was made. `plan` is valid during the call.
   virtual void OnPlan(int layer, BlockKind block, const RoutingPlan& plan) {
     (void)layer, (void)block, (void)plan;
+  }
+  // Asked once a block, before it routes: whether OnScores() and OnInputs() are to be called.
+  virtual bool WantsScores() const { return false; }
+  virtual bool WantsInputs() const { return false; }
+  // After OnPlan: the router's scores [rows, E] of that plan, after bias and temperature.
+  virtual void OnScores(int layer, BlockKind block, const RoutingPlan& plan,
+                        std::span<const float> scores) {
+    (void)layer, (void)block, (void)plan, (void)scores;
+  }
+  // After OnPlan: the rows [rows, c] that the router saw.
+  virtual void OnInputs(int layer, BlockKind block, const RoutingPlan& plan,
+                        std::span<const float> inputs) {
+    (void)layer, (void)block, (void)plan, (void)inputs;
   }
   // Routes to use instead of the router's own (parity tests); null: route normally.
   virtual const GivenRoutes* RoutesFor(int layer, BlockKind block) {

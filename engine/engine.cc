@@ -11,7 +11,6 @@
 #include <unordered_set>
 #include <utility>
 
-#include "engine/expert_recorder.h"
 #include "engine/kv_cache.h"
 #include "engine/route_log.h"
 #include "engine/scheduler.h"
@@ -47,6 +46,34 @@ bool AllFinite(std::span<const float> values) {
   return bad == 0;
 }
 
+RecorderOptions RecorderSettings(const EngineOptions& options) {
+  RecorderOptions recorder = options.recorder;
+  recorder.any_selection = options.routing_control.enabled;
+  if (!options.expert_stats) {
+    recorder.token_counts_bytes = 0;
+    recorder.hidden_samples = 0;
+  }
+  return recorder;
+}
+
+// Finds the tokens that no router could route, where no statistics are kept.
+class RoutingGuard : public StepHooks {
+ public:
+  void BeginStep(const Batch& batch) {
+    failed_.assign(static_cast<size_t>(batch.num_tokens()), false);
+  }
+  void OnPlan(int, BlockKind, const RoutingPlan& plan) override {
+    const int heads = plan.rows / static_cast<int>(failed_.size());
+    for (int r = 0; r < plan.rows; ++r) {
+      if (plan.row_nonfinite[r] == 2) failed_[static_cast<size_t>(r / heads)] = true;
+    }
+  }
+  const std::vector<bool>& failed_tokens() const { return failed_; }
+
+ private:
+  std::vector<bool> failed_;
+};
+
 }  // namespace
 
 class Engine::Impl {
@@ -58,9 +85,9 @@ class Engine::Impl {
         tokenizer_(std::move(tokenizer)),
         eos_(std::move(eos)),
         cache_(std::move(cache)),
-        routes_(cache_.num_blocks()),
+        recorder_(model_->spec(), RecorderSettings(options_), &routes_),
+        routes_(recorder_.layout(), ExpertParameters(recorder_.Snapshot()), cache_.num_blocks()),
         scheduler_(cache_, routes_, options_.prefix_cache, options_.max_num_seqs),
-        recorder_(model_->spec(), &routes_),
         token_step_(eos_, model_->spec().vocab_size, options_.max_model_len) {
     stats_.kv_blocks_total = cache_.num_blocks();
     stats_.kv_block_tokens = kKvBlockTokens;
@@ -95,6 +122,7 @@ class Engine::Impl {
   // The samples that waited for this prompt go on, each with a token of its own.
   void ForkSamples(Sequence& sequence, const RowLogits& logits);
   void NextToken(Sequence& sequence, const RowLogits& logits);
+  void DeliverRoutes(Sequence& sequence, OutputDelta& delta);
   // Ends a request, with its last piece or with an error: its blocks are free, and its id, before
   // the sink knows.
   void Finish(Sequence* sequence, OutputDelta delta);
@@ -107,9 +135,10 @@ class Engine::Impl {
   KvCacheStorage cache_;
 
   // Engine thread only.
+  ExpertRecorder recorder_;
+  RoutingGuard guard_;
   RouteLog routes_;
   Scheduler scheduler_;
-  ExpertRecorder recorder_;
   TokenStep token_step_;
   StepTime step_time_;
   std::vector<float> logits_;
@@ -143,7 +172,9 @@ absl::Status Engine::Impl::Submit(std::vector<Request> requests,
     MOESERVE_RETURN_IF_ERROR(
         ValidateRequest(requests[i], {.vocab_size = model_->spec().vocab_size,
                                       .max_model_len = options_.max_model_len,
-                                      .has_tokenizer = tokenizer_ != nullptr}));
+                                      .has_tokenizer = tokenizer_ != nullptr,
+                                      .expert_stats = options_.expert_stats,
+                                      .routing_control = options_.routing_control.enabled}));
     sequences.push_back(std::make_unique<Sequence>(std::move(requests[i]), std::move(sinks[i]),
                                                    tokenizer_.get(), eos_));
     if (BlocksFor(sequences.back()->cache_tokens()) > cache_.num_blocks()) {
@@ -311,11 +342,18 @@ void Engine::Impl::Step() {
   const Batch batch = MakeBatch(scheduled);
   const size_t vocab = static_cast<size_t>(model_->spec().vocab_size);
   logits_.resize(batch.logit_rows.size() * vocab);
-  recorder_.BeginStep(batch);
+  if (options_.expert_stats) {
+    recorder_.BeginStep(batch);
+  } else {
+    guard_.BeginStep(batch);
+  }
   const auto forward_begin = std::chrono::steady_clock::now();
-  model_->Forward(batch, cache_, &recorder_, logits_);
+  StepHooks* const hooks = options_.expert_stats ? static_cast<StepHooks*>(&recorder_) : &guard_;
+  model_->Forward(batch, cache_, hooks, logits_);
   const double forward_seconds = seconds_since(forward_begin);
-  recorder_.Publish();
+  if (options_.expert_stats) recorder_.Publish();
+  const std::vector<bool>& failed =
+      options_.expert_stats ? recorder_.failed_tokens() : guard_.failed_tokens();
   step_time_.Observe(WorkOf(scheduled), forward_seconds);
 
   int token = 0;
@@ -324,7 +362,7 @@ void Engine::Impl::Step() {
   for (const ScheduledRows& rows : scheduled) {
     const int end = token + rows.count;
     bool finite = true;
-    for (int t = token; t < end; ++t) finite = finite && !recorder_.failed_tokens()[t];
+    for (int t = token; t < end; ++t) finite = finite && !failed[t];
     const size_t first = logit_row;
     positions.clear();
     while (logit_row < batch.logit_rows.size() && batch.logit_rows[logit_row] < end) {
@@ -340,12 +378,12 @@ void Engine::Impl::Step() {
     }
     token = end;
   }
-  const bool has_prompt =
-      std::find(batch.phase.begin(), batch.phase.end(), Phase::kPrefill) != batch.phase.end();
+  const bool decode_only = std::all_of(batch.phase.begin(), batch.phase.end(),
+                                       [](Phase phase) { return phase == Phase::kDecode; });
   const double step_seconds = seconds_since(begin);
   histograms_.step_tokens.Observe(batch.num_tokens());
   histograms_.step_sequences.Observe(static_cast<double>(scheduled.size()));
-  (has_prompt ? histograms_.prefill_step_seconds : histograms_.decode_step_seconds)
+  (decode_only ? histograms_.decode_step_seconds : histograms_.prefill_step_seconds)
       .Observe(step_seconds);
   const std::lock_guard<std::mutex> lock(mutex_);
   ++stats_.steps;
@@ -378,6 +416,7 @@ void Engine::Impl::NextToken(Sequence& s, const RowLogits& logits) {
     s.first_token_at = std::chrono::steady_clock::now();
     histograms_.prefill_seconds.Observe(SecondsBetween(s.admitted_at, *s.first_token_at));
   }
+  if (delta.ok() && s.request.routing_record) DeliverRoutes(s, *delta);
   if (!delta.ok()) {
     Fail(&s, delta.status());
   } else if (delta->finished) {
@@ -387,10 +426,24 @@ void Engine::Impl::NextToken(Sequence& s, const RowLogits& logits) {
   }
 }
 
+void Engine::Impl::DeliverRoutes(Sequence& s, OutputDelta& delta) {
+  const int begin = std::exchange(s.routes_delivered, s.computed);
+  delta.routing = routes_.Record(s.blocks, begin, s.computed);
+  for (const auto& [first, last] : s.reused) {
+    if (last > begin) delta.routing->reused.emplace_back(std::max(first, begin), last);
+  }
+}
+
 void Engine::Impl::Finish(Sequence* sequence, OutputDelta delta) {
   if (sequence->request.expert_counts) {
-    delta.expert_counts.resize(recorder_.num_buckets());
-    for (int32_t block : sequence->blocks) routes_.Count(block, delta.expert_counts);
+    delta.expert_counts.resize(recorder_.layout().num_experts);
+    routes_.Count(sequence->blocks, delta.expert_counts);
+  }
+  if (options_.expert_stats) {
+    const RouteLog::Totals totals = routes_.Total(sequence->blocks);
+    delta.usage.routed_tokens = sequence->computed;
+    delta.usage.expert_routes = totals.routes;
+    delta.usage.expert_parameters = totals.parameters;
   }
   const SequencePtr s = scheduler_.Remove(sequence);
   const auto now = std::chrono::steady_clock::now();
@@ -519,6 +572,14 @@ void Engine::Drain(absl::Time deadline) { impl_->Drain(deadline); }
 void Engine::Shutdown() { impl_->Shutdown(); }
 EngineStats Engine::Stats() const { return impl_->Stats(); }
 ExpertStats Engine::ExpertSnapshot() const { return impl_->recorder().Snapshot(); }
+const RouteLayout& Engine::route_layout() const { return impl_->recorder().layout(); }
+const TokenExpertCounts* Engine::token_expert_counts() const {
+  return impl_->options_.expert_stats ? impl_->recorder().token_counts() : nullptr;
+}
+std::vector<HiddenSample> Engine::HiddenSamples() const {
+  return impl_->recorder().HiddenSamples();
+}
+const EngineOptions& Engine::options() const { return impl_->options_; }
 int Engine::max_model_len() const { return impl_->options_.max_model_len; }
 const ModelSpec& Engine::spec() const { return impl_->model_->spec(); }
 const Tokenizer& Engine::tokenizer() const { return *impl_->tokenizer_; }

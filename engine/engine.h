@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "engine/engine_histograms.h"
+#include "engine/expert_recorder.h"
 #include "engine/expert_stats.h"
 #include "engine/model/model.h"
 #include "engine/request.h"
@@ -28,6 +29,11 @@ struct EngineOptions {
   // Prompt rows beside decoding ones in a step. 0: as many as make the step about twice as long.
   int max_prompt_rows = 0;
   bool prefix_cache = true;
+  // False: nothing is counted and no routes are kept; ExpertSnapshot() stays at 0, and
+  // expert_counts and routing_record of a request are refused.
+  bool expert_stats = true;
+  RecorderOptions recorder = {};
+  RoutingControlLimits routing_control = {};  // what requests may change
 };
 
 // A snapshot for metrics; counters since start.
@@ -95,6 +101,14 @@ class Engine {
   // Includes every step finished before the call: an answered request is always in it.
   ExpertStats ExpertSnapshot() const;
 
+  // Any thread; valid as long as the engine.
+  const RouteLayout& route_layout() const;
+  // Null where they are not kept (RecorderOptions::token_counts_bytes, expert_stats).
+  const TokenExpertCounts* token_expert_counts() const;
+  // By routed block; empty unless asked for (RecorderOptions::hidden_samples).
+  std::vector<HiddenSample> HiddenSamples() const;
+
+  const EngineOptions& options() const;  // as they are in force
   int max_model_len() const;
   const ModelSpec& spec() const;
   const Tokenizer& tokenizer() const;  // null deref forbidden: see has_tokenizer()

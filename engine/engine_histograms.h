@@ -61,7 +61,8 @@ struct EngineHistograms {
   // Of sequences that came to their own end: from the first token, and from admission, to it.
   BucketCounts decode_seconds{kRequestPhaseBounds};
   BucketCounts inference_seconds{kRequestPhaseBounds};
-  // Of every step: rows, sequences, and time by whether a prompt row was among them.
+  // Of every step: rows, sequences, and time by whether a row of a prompt, or one that had to be
+  // computed again, was among them.
   BucketCounts step_tokens{kStepTokensBounds};
   BucketCounts step_sequences{kStepSequencesBounds};
   BucketCounts prefill_step_seconds{kStepSecondsBounds};

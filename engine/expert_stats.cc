@@ -1,5 +1,9 @@
 #include "engine/expert_stats.h"
 
+#include <algorithm>
+
+#include "engine/expert_counters.h"
+
 namespace moeserve {
 
 double MeanActivatedParameters(const ExpertStats& stats) {
@@ -24,6 +28,16 @@ double ActivationRatio(const ExpertStats& stats, double threshold) {
     }
   }
   return experts == 0 ? 0.0 : static_cast<double>(active) / static_cast<double>(experts);
+}
+
+ExpertStats Difference(const ExpertStats& later, const ExpertStats& earlier) {
+  ExpertStats out = later;
+  ForEachCounterOfModel(out, earlier, [](auto& to, const auto& from) { to -= std::min(to, from); });
+  return out;
+}
+
+void Accumulate(ExpertStats& to, const ExpertStats& from) {
+  ForEachCounterOfModel(to, from, [](auto& sum, const auto& value) { sum += value; });
 }
 
 }  // namespace moeserve

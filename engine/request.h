@@ -10,6 +10,8 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "engine/routing_control.h"
+#include "engine/routing_record.h"
 #include "engine/structured/constraint.h"
 #include "engine/tokenizer/tokenizer.h"
 
@@ -53,9 +55,11 @@ struct Request {
   std::vector<TokenId> prompt;  // 1..max_model_len ids, each in [0, vocab_size)
   SamplingParams sampling;
   absl::Time deadline = absl::InfiniteFuture();
-  int priority = 0;            // -kMaxPriority to kMaxPriority, lower first
-  std::string cache_salt;      // prompts share cached prefixes only under the same salt
-  bool expert_counts = false;  // count the experts of this request's tokens
+  int priority = 0;             // -kMaxPriority to kMaxPriority, lower first
+  std::string cache_salt;       // prompts share cached prefixes only under the same salt
+  bool expert_counts = false;   // count the experts of this request's tokens
+  bool routing_record = false;  // deliver the routes of this request's tokens
+  std::shared_ptr<const RoutingControl> routing_control;  // null: the model's own routing
 };
 
 enum class FinishReason : uint8_t { kStop, kLength };
@@ -72,6 +76,11 @@ struct Usage {
   int prompt_tokens = 0;
   int completion_tokens = 0;  // a hidden EOS or stop token is counted
   int cached_tokens = 0;      // prompt tokens that came from the prefix cache
+  // When finished, unless expert statistics are off: of the tokens that the model has seen for this
+  // request (the last sampled one is not among them), whoever computed them.
+  int routed_tokens = 0;
+  uint64_t expert_routes = 0;      // (row, expert) pairs
+  uint64_t expert_parameters = 0;  // parameters of the experts of those pairs
 };
 
 // One piece of an answer. Pieces of a request arrive in order; joining `text` gives the whole text.
@@ -91,6 +100,10 @@ struct OutputDelta {
   // model has seen, prompt included, whoever computed them (cached ones count). Blocks in order of
   // ExpertStats, E entries each.
   std::vector<uint64_t> expert_counts;
+  // If asked for: the routes of the tokens run since the piece before, so the pieces of an answer
+  // follow each other without gaps. Routes of a token that is generated come with the next piece,
+  // when the model has seen it; those of the last one never.
+  std::optional<RoutingRecord> routing;
 };
 
 // Where the answer goes. All calls come from the engine thread, in order, and end with exactly one

@@ -1,31 +1,63 @@
-// Which experts computed the tokens of each cache block: what a request's own counts are made of.
+// Which experts computed the tokens of each cache block: what a request's own counts and its
+// routing record are made of.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "engine/route_layout.h"
+#include "engine/routing_record.h"
+
 namespace moeserve {
 
-// The routes of a token stay with the cache block that holds its key and value. So the counts of a
+// The routes of a token stay with the cache block that holds its key and value. So the routes of a
 // request are the same whether its tokens were computed for it, found in the prefix cache, shared
 // with another sample or computed again after a preemption. Engine thread only.
 class RouteLog {
  public:
-  explicit RouteLog(int64_t blocks) : routes_(static_cast<size_t>(blocks)) {}
+  // `layout` outlives the log. `expert_parameters` [layout.num_experts].
+  RouteLog(const RouteLayout& layout, std::vector<int64_t> expert_parameters, int64_t blocks);
 
   // The block is about to be filled anew.
-  void Clear(int32_t block) { routes_[block].clear(); }
-  void Copy(int32_t from, int32_t to) { routes_[to] = routes_[from]; }
-  // `bucket` numbers (routed layer, expert): the index into a request's counts.
-  void Add(int32_t block, uint32_t bucket) { routes_[block].push_back(bucket); }
-  // Counts the routes of all tokens in the block.
-  void Count(int32_t block, std::span<uint64_t> counts) const {
-    for (uint32_t bucket : routes_[block]) ++counts[bucket];
+  void Clear(int32_t block);
+  void Copy(int32_t from, int32_t to) { blocks_[to] = blocks_[from]; }
+
+  // The token in `slot` of `block` was routed: its row `row` (of rows_per_token) chose `expert`.
+  // Experts of a row come in ascending order.
+  void Add(int32_t block, int slot, int row, int expert, float weight) {
+    Block& b = blocks_[block];
+    b.routes.push_back({static_cast<uint32_t>(slot * layout_.rows_per_token + row),
+                        static_cast<uint16_t>(expert), weight});
+    b.parameters += parameters_[layout_.blocks[layout_.block_of_row[row]].first_expert + expert];
   }
 
+  // Of all tokens in `blocks`.
+  struct Totals {
+    uint64_t routes = 0;      // (row, expert) pairs
+    uint64_t parameters = 0;  // of their experts
+  };
+  Totals Total(std::span<const int32_t> blocks) const;
+  // Adds how often each expert was chosen; `counts` [layout.num_experts].
+  void Count(std::span<const int32_t> blocks, std::span<uint64_t> counts) const;
+
+  // The routes of the tokens [begin, end) of a sequence with these cache blocks.
+  RoutingRecord Record(std::span<const int32_t> blocks, int begin, int end) const;
+
  private:
-  std::vector<std::vector<uint32_t>> routes_;
+  struct Route {
+    uint32_t row;  // slot * rows_per_token + row of the token
+    uint16_t expert;
+    float weight;
+  };
+  struct Block {
+    std::vector<Route> routes;
+    uint64_t parameters = 0;
+  };
+
+  const RouteLayout& layout_;
+  const std::vector<int64_t> parameters_;
+  std::vector<Block> blocks_;
 };
 
 }  // namespace moeserve

@@ -58,7 +58,7 @@ std::vector<Sequence*> Scheduler::Admit() {
 }
 
 bool Scheduler::TryAdmit(Sequence& s) {
-  std::vector<int32_t> prefix = blocks_.TakePrefix(s.tokens, s.request.cache_salt, PrefixLimit(s));
+  std::vector<int32_t> prefix = blocks_.TakePrefix(s.tokens, s.cache_key, PrefixLimit(s));
   const int64_t needed = BlocksFor(s.length()) - std::ssize(prefix);
   // A little is left for those that run already, lest they be preempted at once.
   const int64_t spare = running_.empty() ? 0 : std::max<int64_t>(1, blocks_.total() / 100);
@@ -72,6 +72,10 @@ bool Scheduler::TryAdmit(Sequence& s) {
   s.blocks = std::move(prefix);
   s.published = static_cast<int>(s.blocks.size());
   s.computed = s.published * kKvBlockTokens;
+  if (s.computed > s.high_water) {
+    s.reused.emplace_back(s.high_water, s.computed);
+    s.high_water = s.computed;
+  }
   if (!s.admitted) {
     s.cached_tokens = s.computed;
     queried_tokens_ += static_cast<uint64_t>(s.prompt_length());
@@ -155,9 +159,10 @@ std::vector<ScheduledRows> Scheduler::Plan(int max_rows, const PromptBudget& bud
 void Scheduler::Complete(const ScheduledRows& rows) {
   Sequence& s = *rows.sequence;
   s.computed += rows.count;
+  s.high_water = std::max(s.high_water, s.computed);
   while ((s.published + 1) * kKvBlockTokens <= s.computed) {
     const int i = s.published++;
-    blocks_.Publish(s.blocks[i], i == 0 ? -1 : s.blocks[i - 1], s.request.cache_salt,
+    blocks_.Publish(s.blocks[i], i == 0 ? -1 : s.blocks[i - 1], s.cache_key,
                     std::span<const TokenId>(s.tokens).subspan(
                         static_cast<size_t>(i) * kKvBlockTokens, kKvBlockTokens));
   }
@@ -175,6 +180,8 @@ void Scheduler::Fork(Sequence& parent, SequencePtr sample) {
   for (int32_t block : sample->blocks) blocks_.Share(block);
   sample->computed = parent.computed;
   sample->published = parent.published;
+  sample->high_water = parent.computed;
+  sample->reused = {{0, parent.computed}};
   Insert(running_, std::move(sample));
 }
 
@@ -210,6 +217,8 @@ SequencePtr Scheduler::Remove(Sequence* sequence) {
     std::swap(heir->blocks, s->blocks);
     std::swap(heir->computed, s->computed);
     std::swap(heir->published, s->published);
+    heir->high_water = s->high_water;
+    heir->reused = s->reused;
     Insert(ran ? running_ : waiting_, std::move(heir));
   }
   FreeBlocks(*s);
@@ -240,18 +249,24 @@ StepWork WorkOf(const std::vector<ScheduledRows>& rows) {
 
 Batch MakeBatch(const std::vector<ScheduledRows>& rows) {
   Batch batch;
+  bool controlled = false;
   for (const ScheduledRows& r : rows) {
     const Sequence& s = *r.sequence;
     const int index = static_cast<int>(batch.block_tables.size());
     batch.block_tables.emplace_back(s.blocks);
+    controlled = controlled || s.request.routing_control != nullptr;
+    batch.controls.push_back(s.request.routing_control.get());
     for (int i = r.begin; i < r.begin + r.count; ++i) {
       if (s.WantsLogits(i)) batch.logit_rows.push_back(batch.num_tokens());
       batch.tokens.push_back(s.tokens[i]);
       batch.positions.push_back(i);
       batch.sequence.push_back(index);
-      batch.phase.push_back(i < s.prompt_length() ? Phase::kPrefill : Phase::kDecode);
+      batch.phase.push_back(i < s.high_water        ? Phase::kRecompute
+                            : i < s.prompt_length() ? Phase::kPrefill
+                                                    : Phase::kDecode);
     }
   }
+  if (!controlled) batch.controls.clear();
   return batch;
 }
 

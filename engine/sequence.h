@@ -7,6 +7,8 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -25,7 +27,13 @@ struct Sequence {
         text(tokenizer, request.sampling.skip_special_tokens, request.sampling.stop,
              request.sampling.include_stop, request.sampling.min_tokens),
         sampling(request.sampling, request.prompt, eos),
-        tokens(request.prompt) {}
+        tokens(request.prompt) {
+    const auto& salt = request.cache_salt;
+    if (!salt.empty()) cache_key = "s" + salt;
+    if (request.routing_control != nullptr) {
+      cache_key = "r" + request.routing_control->key() + "|" + salt;
+    }
+  }
 
   int prompt_length() const { return static_cast<int>(request.prompt.size()); }
   int length() const { return static_cast<int>(tokens.size()); }
@@ -58,7 +66,11 @@ struct Sequence {
   int computed = 0;             // leading tokens that were run or found in the prefix cache
   std::vector<int32_t> blocks;  // of the KV cache
   int published = 0;            // leading blocks that the prefix cache knows
-  int cached_tokens = 0;        // prompt tokens that the first admission found in the cache
+  std::string cache_key;        // texts share cached prefixes only under the same
+  int high_water = 0;           // the most that `computed` ever was: below, tokens run again
+  std::vector<std::pair<int, int>> reused;  // positions [begin, end) that were never run for it
+  int routes_delivered = 0;                 // leading tokens whose routes the sink knows
+  int cached_tokens = 0;  // prompt tokens that the first admission found in the cache
   uint64_t seed = 0;
   absl::Time queued_at;  // when it was submitted
   // The same, and what came of it, for measuring.

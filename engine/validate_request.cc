@@ -77,6 +77,12 @@ absl::Status ValidateRequest(const Request& request, const RequestLimits& limits
   if (std::abs(request.priority) > kMaxPriority) {
     return Invalid("priority", "-1000 to 1000", request.priority);
   }
+  if ((request.expert_counts || request.routing_record) && !limits.expert_stats) {
+    return absl::InvalidArgumentError("routing: expert statistics are off on this server");
+  }
+  if (request.routing_control != nullptr && !limits.routing_control) {
+    return absl::InvalidArgumentError("routing_control: not allowed on this server");
+  }
   MOESERVE_RETURN_IF_ERROR(ValidateSampling(request.sampling, limits));
   const int64_t prompt = static_cast<int64_t>(request.prompt.size());
   const int64_t total = prompt + request.sampling.max_tokens;

@@ -10,6 +10,8 @@ struct RequestLimits {
   int vocab_size = 0;
   int max_model_len = 0;
   bool has_tokenizer = false;
+  bool expert_stats = true;
+  bool routing_control = false;
 };
 
 // InvalidArgument names the field, what was expected and what was found.

@@ -205,11 +205,23 @@ struct AttentionArgs {
   RowsView output;  // f32 or bf16 [Q, heads * d_h]
 };
 
+// Changes the selection of one row.
+struct RouteOverride {
+  int k = 0;                    // 0: as the router's settings say; else top-k with this many
+  float p = 0.0f;               // 0: as the settings say; else top-p with this share
+  const float* bias = nullptr;  // [E] added to the scores; -inf: the expert is never chosen
+  int allowed = 0;              // with bias: experts that may be chosen, at least 1
+};
+
 struct RouteArgs {
   const Router* router = nullptr;
   RowsView input;                      // f32 or bf16 [rows, c]
   const GivenRoutes* given = nullptr;  // replaces the router's choice
   int slot = 0;                        // plans of different slots live side by side (0 or 1)
+  // Null, or f32 [rows, E]: where to leave the scores after bias and temperature (an override's
+  // bias excluded).
+  const RowsView* scores = nullptr;
+  std::span<const RouteOverride> overrides = {};  // [rows], or empty: none
 };
 
 // output[r] = (residual[r] +) sum over the row's assignments of weight * rounded(results[a]),
@@ -262,7 +274,7 @@ class Backend {
                           const RowsView& output) = 0;
   // Multiplies every element, f32, in place.
   virtual void Scale(const RowsView& x, float factor) = 0;
-  // Copies f32 rows to host memory, densely.
+  // Copies rows to host memory as f32, densely.
   virtual void CopyToHost(const RowsView& input, std::span<float> output) = 0;
 
   // Since construction: expert matrices that Linear() streamed for routed plans. Tests use it to

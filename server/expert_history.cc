@@ -4,31 +4,6 @@
 
 namespace moeserve::server {
 
-ExpertStats Difference(const ExpertStats& later, const ExpertStats& earlier) {
-  ExpertStats out = later;
-  out.tokens -= earlier.tokens;
-  out.steps -= earlier.steps;
-  for (size_t b = 0; b < out.blocks.size() && b < earlier.blocks.size(); ++b) {
-    BlockExpertStats& to = out.blocks[b];
-    const BlockExpertStats& from = earlier.blocks[b];
-    for (int phase = 0; phase < kNumPhases; ++phase) {
-      to.tokens[phase] -= from.tokens[phase];
-      to.rows[phase] -= from.rows[phase];
-    }
-    to.nonfinite_rows -= from.nonfinite_rows;
-    const auto subtract = [](auto& minuend, const auto& subtrahend) {
-      for (size_t i = 0; i < minuend.size() && i < subtrahend.size(); ++i) {
-        minuend[i] -= subtrahend[i];
-      }
-    };
-    subtract(to.selections, from.selections);
-    subtract(to.weight_sums, from.weight_sums);
-    subtract(to.visits, from.visits);
-    subtract(to.distinct_histogram, from.distinct_histogram);
-  }
-  return out;
-}
-
 void ExpertHistory::Add(absl::Time now, ExpertStats snapshot) {
   std::lock_guard lock(mutex_);
   snapshots_.push_back({std::move(snapshot), now});

@@ -11,9 +11,6 @@
 
 namespace moeserve::server {
 
-// later - earlier, counter by counter; both of the same model.
-ExpertStats Difference(const ExpertStats& later, const ExpertStats& earlier);
-
 // Thread-safe.
 class ExpertHistory {
  public:

@@ -1,8 +1,10 @@
 #include "server/expert_metrics.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
+#include <span>
 
 #include "model_loaders/message.h"
 #include "server/expert_report.h"
@@ -13,6 +15,10 @@ namespace {
 constexpr MoeMetricsMode kModes[] = {MoeMetricsMode::kOff, MoeMetricsMode::kLayer,
                                      MoeMetricsMode::kTop, MoeMetricsMode::kFull,
                                      MoeMetricsMode::kAuto};
+
+// Bounds of the histograms of steps.
+constexpr std::array kPowersOfTwo = {1.,   2.,   4.,   8.,    16.,   32.,   64.,
+                                     128., 256., 512., 1024., 2048., 4096., 8192.};
 
 }  // namespace
 
@@ -171,10 +177,30 @@ void ExpertMetrics::Write(PrometheusText& text, const ExpertStats& stats,
       }
     });
   }
+  text.Family("moe_recomputed_tokens_total", "counter",
+              "Tokens run again after a preemption; the other families leave them out.");
+  each_block([&](size_t, const BlockExpertStats& block, const Labels& l) {
+    text.Sample({{"model", model}, {"layer", l.layer}, {"block", l.block}},
+                block.recomputed_tokens);
+  });
   text.Family("moe_router_nonfinite_total", "counter", "Rows with NaN or Inf in router scores.");
   each_block([&](size_t, const BlockExpertStats& block, const Labels& l) {
     text.Sample({{"model", model}, {"layer", l.layer}, {"block", l.block}}, block.nonfinite_rows);
   });
+
+  const auto write_steps = [&](const char* name, const char* help, const auto& histograms) {
+    text.Family(name, "histogram", help);
+    for (int p = 0; p < kNumPhases; ++p) {
+      const std::span<const uint64_t> counts = histograms[p].buckets;
+      const std::span<const double> bounds(kPowersOfTwo.data(), counts.size() - 1);
+      text.HistogramSamples({{"model", model}, {"phase", kPhases[p]}}, bounds, counts,
+                            static_cast<double>(histograms[p].sum));
+    }
+  };
+  write_steps("moe_expert_tokens_per_step",
+              "Rows of an expert in a step, of every expert that had any.", stats.expert_rows);
+  write_steps("moe_active_experts_per_step",
+              "Experts that had rows in a step, of every routed block.", stats.active_experts);
 
   text.Family("moe_layer_load_balance_ratio", "gauge", "Mean over maximum load of the experts.");
   each_block([&](size_t b, const BlockExpertStats&, const Labels& l) {

@@ -74,7 +74,7 @@ void WriteHistograms(PrometheusText& text, const EngineHistograms& histograms) {
     text.HistogramSamples({}, counts);
   }
   text.Family("step_duration_seconds", "histogram",
-              "Time of a step; of phase prefill if it ran any prompt token.");
+              "Time of a step; of phase decode if it ran nothing but new tokens of answers.");
   text.HistogramSamples({{"phase", "prefill"}}, histograms.prefill_step_seconds);
   text.HistogramSamples({{"phase", "decode"}}, histograms.decode_step_seconds);
 }

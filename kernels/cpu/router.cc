@@ -21,6 +21,32 @@ void Normalise(float* v, int64_t n, float eps, const KernelTable& table) {
   for (int64_t i = 0; i < n; ++i) v[i] /= divisor;
 }
 
+RouteSettings Changed(const RouteSettings& settings, const RouteOverride& change) {
+  RouteSettings s = settings;
+  if (change.k > 0) {
+    s.top_p = false;
+    s.k = change.k;
+  } else if (change.p > 0.0f) {
+    if (!s.top_p) s.k = s.num_experts;
+    s.top_p = true;
+    s.p = change.p;
+  }
+  s.k = std::min(s.k, change.bias != nullptr ? change.allowed : s.num_experts);
+  return s;
+}
+
+// Drops what was selected of experts that must not be, which happens only where the scores of all
+// others are -inf as well or a share of 1 is asked for; the number that is left.
+int WithoutMasked(const float* bias, int count, int32_t* experts, float* weights) {
+  int kept = 0;
+  for (int i = 0; i < count; ++i) {
+    if (std::isinf(bias[experts[i]])) continue;
+    experts[kept] = experts[i];
+    weights[kept++] = weights[i];
+  }
+  return kept;
+}
+
 }  // namespace
 
 int64_t PaddedForRouter(int64_t n) { return (n + 255) / 256 * 256; }
@@ -108,7 +134,11 @@ RoutingPlan CpuBackend::Route(const RouteArgs& args) {
   const RouteSettings& settings = router.settings();
   const int rows = static_cast<int>(args.input.rows);
   const int experts = settings.num_experts;
-  const int widest = std::min(settings.k, experts);
+  int widest = std::min(settings.k, experts);
+  for (const RouteOverride& o : args.overrides) {
+    if (o.k > 0) widest = std::max(widest, std::min(o.k, experts));
+    if (o.p > 0.0f && !settings.top_p) widest = experts;
+  }
   PlanStorage& storage = plans_[args.slot];
   storage.row_nonfinite.assign(static_cast<size_t>(rows), 0);
   if (args.given != nullptr) {
@@ -137,7 +167,20 @@ RoutingPlan CpuBackend::Route(const RouteArgs& args) {
         x = widened;
       }
       router.Scores(x, router_scratch, scores, *table_);
-      route_counts_[r] = table_->route_row({.settings = &settings,
+      if (args.scores != nullptr) {
+        std::copy_n(scores, experts, reinterpret_cast<float*>(args.scores->row(r)));
+      }
+      RouteSettings changed;
+      const RouteSettings* chosen = &settings;
+      const RouteOverride* change = args.overrides.empty() ? nullptr : &args.overrides[r];
+      if (change != nullptr) {
+        changed = Changed(settings, *change);
+        chosen = &changed;
+        if (change->bias != nullptr) {
+          for (int e = 0; e < experts; ++e) scores[e] += change->bias[e];
+        }
+      }
+      route_counts_[r] = table_->route_row({.settings = chosen,
                                             .scores = scores,
                                             .keys = scratch.keys.data(),
                                             .exps = scores + experts,
@@ -145,6 +188,11 @@ RoutingPlan CpuBackend::Route(const RouteArgs& args) {
                                             .experts = route_experts_wide_.data() + r * widest,
                                             .weights = route_weights_wide_.data() + r * widest,
                                             .status = &storage.row_nonfinite[r]});
+      if (change != nullptr && change->bias != nullptr) {
+        route_counts_[r] =
+            WithoutMasked(change->bias, route_counts_[r], route_experts_wide_.data() + r * widest,
+                          route_weights_wide_.data() + r * widest);
+      }
     }
   });
 

@@ -224,7 +224,12 @@ void CpuBackend::Scale(const RowsView& x, float factor) {
 void CpuBackend::CopyToHost(const RowsView& input, std::span<float> output) {
   MOESERVE_CHECK(static_cast<int64_t>(output.size()) >= input.rows * input.cols, "host copy");
   for (int64_t r = 0; r < input.rows; ++r) {
-    std::copy_n(FloatRow(input, r), input.cols, output.data() + r * input.cols);
+    float* to = output.data() + r * input.cols;
+    if (input.dtype == DType::kBF16) {
+      table_->widen_bf16(reinterpret_cast<const Bf16*>(input.row(r)), to, input.cols);
+    } else {
+      std::copy_n(FloatRow(input, r), input.cols, to);
+    }
   }
 }
 

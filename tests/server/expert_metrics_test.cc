@@ -129,7 +129,8 @@ TEST(ExpertMetrics, EveryModeHasItsFamilies) {
     for (const char* family :
          {"moe_info", "moe_layer_tokens_total", "moe_layer_rows_total",
           "moe_layer_load_balance_ratio", "moe_layer_load_entropy_ratio",
-          "moe_layer_unused_experts", "moe_router_nonfinite_total", "moe_window_tokens"}) {
+          "moe_layer_unused_experts", "moe_router_nonfinite_total", "moe_recomputed_tokens_total",
+          "moe_expert_tokens_per_step", "moe_active_experts_per_step", "moe_window_tokens"}) {
       EXPECT_TRUE(read.HasSamples(std::string("moeserve_") + family)) << family;
     }
     const char* mode = c.options.mode == MoeMetricsMode::kAuto ? "full" : Name(c.options.mode);
@@ -171,6 +172,32 @@ TEST(ExpertMetrics, CountsAndWeightsAreTheStats) {
   const char* labels = R"({model="m",layer="1",block="feed_forward",expert="3"})";
   EXPECT_EQ(read.samples.at(std::string(kExpertTokens) + labels), 60);
   EXPECT_EQ(read.samples.at(std::string(kExpertWeight) + labels), 0.75);
+}
+
+TEST(ExpertMetrics, StepsAreHistogramsByPowersOfTwo) {
+  ExpertStats stats = Wide(1, 8);
+  stats.blocks[0].recomputed_tokens = 9;
+  for (const uint64_t rows : {1, 2, 3, 8192, 8193}) stats.expert_rows[0].Observe(rows);
+  stats.active_experts[1].Observe(512, 3);
+  stats.active_experts[1].Observe(513);
+  const Exposition read = Export({.mode = MoeMetricsMode::kLayer}, stats);
+  const auto at = [&](const std::string& name, const std::string& labels) {
+    return read.samples.at("moeserve_moe_" + name + "{model=\"m\"" + labels + "}");
+  };
+  const std::string prefill = R"(,phase="prefill")";
+  const std::string decode = R"(,phase="decode")";
+  const auto le = [](const char* bound) { return std::string(",le=\"") + bound + '"'; };
+  EXPECT_EQ(at("expert_tokens_per_step_bucket", prefill + le("1.0")), 1);
+  EXPECT_EQ(at("expert_tokens_per_step_bucket", prefill + le("2.0")), 2);
+  EXPECT_EQ(at("expert_tokens_per_step_bucket", prefill + le("4.0")), 3);
+  EXPECT_EQ(at("expert_tokens_per_step_bucket", prefill + le("8192.0")), 4);
+  EXPECT_EQ(at("expert_tokens_per_step_bucket", prefill + le("+Inf")), 5);
+  EXPECT_EQ(at("expert_tokens_per_step_sum", prefill), 1 + 2 + 3 + 8192 + 8193);
+  EXPECT_EQ(at("expert_tokens_per_step_count", decode), 0);
+  EXPECT_EQ(at("active_experts_per_step_bucket", decode + le("256.0")), 0);
+  EXPECT_EQ(at("active_experts_per_step_bucket", decode + le("512.0")), 3);
+  EXPECT_EQ(at("active_experts_per_step_count", decode), 4);
+  EXPECT_EQ(at("recomputed_tokens_total", R"(,layer="0",block="feed_forward")"), 9);
 }
 
 TEST(ExpertMetrics, InfoSaysWhetherAnExpertIsShared) {

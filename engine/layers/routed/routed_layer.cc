@@ -1,5 +1,7 @@
 #include "engine/layers/routed/routed_layer.h"
 
+#include <algorithm>
+
 #include "kernels/base/check.h"
 
 namespace moeserve {
@@ -26,6 +28,7 @@ Result<std::unique_ptr<RoutedLayer>> RoutedLayer::Load(LoadContext& load, const 
   routed->layer_ = layer;
   routed->block_ = block;
   routed->heads_ = spec.split.heads;
+  routed->num_experts_ = spec.num_experts;
   routed->residual_ = spec.split.residual;
   routed->body_ = std::move(body);
   MOESERVE_ASSIGN_OR_RETURN(
@@ -47,11 +50,41 @@ RowsView RoutedLayer::Split(StepContext& ctx, const RowsView& x) const {
   return AsSubTokens(projected, heads_);
 }
 
+std::vector<RouteOverride> RoutedLayer::Overrides(const StepContext& ctx) const {
+  std::vector<RouteOverride> overrides;
+  const Batch& batch = ctx.batch;
+  if (batch.controls.empty()) return overrides;
+  overrides.resize(static_cast<size_t>(batch.num_tokens()) * heads_);
+  for (int t = 0; t < batch.num_tokens(); ++t) {
+    const RoutingControl* control = batch.controls[static_cast<size_t>(batch.sequence[t])];
+    if (control == nullptr) continue;
+    const RouteOverride change = control->For(layer_, block_);
+    std::fill_n(overrides.begin() + static_cast<std::ptrdiff_t>(t) * heads_, heads_, change);
+  }
+  return overrides;
+}
+
 RoutingPlan RoutedLayer::Route(StepContext& ctx, const RowsView& rows) const {
   const GivenRoutes* given = ctx.hooks == nullptr ? nullptr : ctx.hooks->RoutesFor(layer_, block_);
-  const RoutingPlan plan =
-      ctx.backend.Route({.router = router_.get(), .input = rows, .given = given});
-  if (ctx.hooks != nullptr) ctx.hooks->OnPlan(layer_, block_, plan);
+  const std::vector<RouteOverride> overrides = Overrides(ctx);
+  RouteArgs args{.router = router_.get(), .input = rows, .given = given, .overrides = overrides};
+  const Workspace::Scope scope(ctx.workspace);
+  RowsView scores;
+  if (ctx.hooks != nullptr && ctx.hooks->WantsScores() && given == nullptr) {
+    scores = ctx.workspace.TakeDense(rows.rows, num_experts_, DType::kF32);
+    args.scores = &scores;
+  }
+  const RoutingPlan plan = ctx.backend.Route(args);
+  if (ctx.hooks == nullptr) return plan;
+  ctx.hooks->OnPlan(layer_, block_, plan);
+  std::vector<float> host;
+  const auto fetch = [&](const RowsView& view) {
+    host.resize(static_cast<size_t>(view.rows * view.cols));
+    ctx.backend.CopyToHost(view, host);
+    return std::span<const float>(host);
+  };
+  if (args.scores != nullptr) ctx.hooks->OnScores(layer_, block_, plan, fetch(scores));
+  if (ctx.hooks->WantsInputs()) ctx.hooks->OnInputs(layer_, block_, plan, fetch(rows));
   return plan;
 }
 

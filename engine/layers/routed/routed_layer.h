@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "engine/layers/load.h"
 #include "engine/layers/routed/expert_body.h"
@@ -26,6 +27,8 @@ class RoutedLayer {
 
  private:
   RowsView Split(StepContext& ctx, const RowsView& x) const;
+  // One for each row; empty where no sequence of the step asks for any.
+  std::vector<RouteOverride> Overrides(const StepContext& ctx) const;
   RoutingPlan Route(StepContext& ctx, const RowsView& rows) const;
 
   std::unique_ptr<Router> router_;
@@ -35,6 +38,7 @@ class RoutedLayer {
   int layer_ = 0;
   BlockKind block_ = BlockKind::kFeedForward;
   int heads_ = 1;
+  int num_experts_ = 1;
   bool residual_ = false;
 };
 

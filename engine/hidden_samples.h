@@ -1,0 +1,53 @@
+// A fair sample of the rows that routers saw, for representation collapse (X-MoE, eq. 11).
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+namespace moeserve {
+
+// Rows [n, width] of one routed block, each with the expert of its largest weight.
+struct HiddenSample {
+  int64_t width = 0;
+  uint64_t seen = 0;  // rows that the sample was drawn from
+  std::vector<float> rows;
+  std::vector<int32_t> experts;  // [n]
+
+  int64_t size() const { return static_cast<int64_t>(experts.size()); }
+};
+
+// Keeps `capacity` rows of all that were offered, each with the same chance (reservoir sampling).
+// Not thread-safe.
+class HiddenReservoir {
+ public:
+  HiddenReservoir(int64_t capacity, int64_t width, uint64_t seed)
+      : capacity_(capacity), random_(seed) {
+    sample_.width = width;
+  }
+
+  // `row` [width]
+  void Offer(const float* row, int32_t expert) {
+    const uint64_t n = sample_.seen++;
+    if (sample_.size() < capacity_) {
+      sample_.rows.insert(sample_.rows.end(), row, row + sample_.width);
+      sample_.experts.push_back(expert);
+      return;
+    }
+    const uint64_t place = std::uniform_int_distribution<uint64_t>(0, n)(random_);
+    if (place >= static_cast<uint64_t>(capacity_)) return;
+    std::copy(row, row + sample_.width,
+              sample_.rows.begin() + static_cast<std::ptrdiff_t>(place) * sample_.width);
+    sample_.experts[place] = expert;
+  }
+
+  const HiddenSample& sample() const { return sample_; }
+
+ private:
+  const int64_t capacity_;
+  std::mt19937_64 random_;
+  HiddenSample sample_;
+};
+
+}  // namespace moeserve

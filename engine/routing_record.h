@@ -1,0 +1,25 @@
+// Which experts computed the tokens of one request, with which weights.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace moeserve {
+
+// The routes of adjacent tokens of a request as compressed rows. A token has
+// RouteLayout::rows_per_token rows: its routed blocks in order of layer, attention before
+// feed_forward, and within a block its sub-tokens. Row r chose experts
+// [offsets[r], offsets[r + 1]), ascending, each with its final gate weight.
+struct RoutingRecord {
+  int first_position = 0;  // 0: the first token of the prompt
+  int tokens = 0;
+  // Ranges [begin, end) of positions that were not computed for this request: their rows are those
+  // of the request that filled the prefix cache, or of the sample that ran the shared prompt.
+  std::vector<std::pair<int, int>> reused;
+  std::vector<uint32_t> offsets;  // [tokens * rows_per_token + 1]
+  std::vector<uint16_t> experts;  // [A]
+  std::vector<float> weights;     // [A]
+};
+
+}  // namespace moeserve

@@ -1,0 +1,56 @@
+// How often each token type was sent to each expert: what pointwise mutual information, expert
+// similarity and expert synergy are computed from.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace moeserve {
+
+// A table [vocabulary][experts of all routed blocks] of 32-bit counters that stop at their maximum.
+// One thread adds; any thread reads, without a lock and without stopping the writer: a copy taken
+// while tokens run may hold a part of the running step.
+class TokenExpertCounts {
+ public:
+  // Bytes of the table for such a model.
+  static int64_t BytesFor(int64_t vocabulary, int64_t experts) {
+    return vocabulary * experts * static_cast<int64_t>(sizeof(uint32_t));
+  }
+
+  TokenExpertCounts(int64_t vocabulary, int64_t experts)
+      : vocabulary_(vocabulary),
+        experts_(experts),
+        counts_(
+            std::make_unique<std::atomic<uint32_t>[]>(static_cast<size_t>(vocabulary * experts))) {}
+
+  int64_t vocabulary() const { return vocabulary_; }
+  int64_t experts() const { return experts_; }
+
+  // `expert` numbers the experts of all blocks (RouteLayout).
+  void Add(int32_t token, uint32_t expert) {
+    std::atomic<uint32_t>& count = counts_[static_cast<size_t>(token * experts_ + expert)];
+    const uint32_t old = count.load(std::memory_order_relaxed);
+    if (old != UINT32_MAX) count.store(old + 1, std::memory_order_relaxed);
+  }
+
+  // [vocabulary * count] the columns [first, first + count), tokens outermost.
+  std::vector<uint32_t> Columns(int64_t first, int64_t count) const {
+    std::vector<uint32_t> out(static_cast<size_t>(vocabulary_ * count));
+    for (int64_t t = 0; t < vocabulary_; ++t) {
+      for (int64_t e = 0; e < count; ++e) {
+        out[static_cast<size_t>(t * count + e)] =
+            counts_[static_cast<size_t>(t * experts_ + first + e)].load(std::memory_order_relaxed);
+      }
+    }
+    return out;
+  }
+
+ private:
+  const int64_t vocabulary_;
+  const int64_t experts_;
+  std::unique_ptr<std::atomic<uint32_t>[]> counts_;
+};
+
+}  // namespace moeserve
