@@ -165,7 +165,7 @@ def test_both_formats_say_the_same(own_server):
 def lint(text):
     promtool = shutil.which("promtool")
     if not promtool:
-        pytest.skip("promtool (Debian's package prometheus) is not installed")
+        pytest.skip("promtool (of Debian's package prometheus) is not here")
     done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 

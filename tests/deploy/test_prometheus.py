@@ -116,7 +116,7 @@ def prometheus(tmp_path_factory):
     """One that scrapes two servers under traffic; one of them exports as for a large model."""
     program = shutil.which("prometheus")
     if not program:
-        pytest.skip("prometheus (Debian's package of that name) is not installed")
+        pytest.skip("prometheus (Debian's package of that name) is not here")
     spec = importlib.util.spec_from_file_location("clients", ROOT / "tests/clients/conftest.py")
     clients = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(clients)
