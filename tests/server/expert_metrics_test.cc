@@ -153,6 +153,15 @@ TEST(ExpertMetrics, SeriesStayWithinTheBudget) {
             layer + 58 * 256);
 }
 
+TEST(ExpertMetrics, TheLargestTextIsSmallEnoughToScrape) {
+  const ExpertStats stats = Wide(64, 256);
+  ExpertMetrics metrics({.mode = MoeMetricsMode::kFull}, {});
+  metrics.Observe(stats, absl::UnixEpoch());
+  PrometheusText text;
+  metrics.Write(text, stats, "a-name-of-some-length");
+  EXPECT_LT(text.Take().size(), size_t{2} << 20);
+}
+
 TEST(ExpertMetrics, NamesTheMostUsedExperts) {
   const Exposition read = Export({.mode = MoeMetricsMode::kTop}, Wide(2, 8));
   const auto rank = [&](const char* name, int r) {
