@@ -101,8 +101,11 @@ class Prometheus:
 
     def get(self, path, **parameters):
         query = urllib.parse.urlencode(parameters)
-        with urllib.request.urlopen(f"http://{self._address}/api/v1/{path}?{query}") as answer:
-            return json.load(answer)["data"]
+        try:
+            with urllib.request.urlopen(f"http://{self._address}/api/v1/{path}?{query}") as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            pytest.fail(f"{parameters}: {error.read().decode()}")
 
     def values(self, expression):
         """The numbers that an expression gives now; NaN is none."""

@@ -50,7 +50,7 @@ Exposition Export(const MoeMetricsOptions& options, const ExpertStats& stats,
 MoeMetricsMode Resolved(MoeMetricsMode mode, const ExpertStats& stats) {
   const auto resolved = ResolveMoeMetrics({.mode = mode}, stats);
   EXPECT_TRUE(resolved.ok()) << resolved.status();
-  return resolved->mode;
+  return resolved.ok() ? resolved->mode : MoeMetricsMode::kAuto;
 }
 
 TEST(ResolveMoeMetrics, AutoIsFullUpTo4096Experts) {
