@@ -26,6 +26,7 @@ namespace moeserve::server {
 struct ServerSettings {
   std::vector<std::string> served_names;  // not empty; the first appears in answers
   std::string device = "cpu";
+  std::string commit;  // that the program was built from; may be empty
   ApiKeys keys;
   RequestLimits limits;
   HttpLimits http;

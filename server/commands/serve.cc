@@ -20,6 +20,7 @@
 #include "model_loaders/message.h"
 #include "server/auth.h"
 #include "server/chat_format.h"
+#include "server/commands/commit.h"
 #include "server/commands/model_options.h"
 #include "server/context.h"
 #include "server/http/api.h"
@@ -190,6 +191,7 @@ absl::Status Serve(const Options& options) {
     settings.served_names.push_back(DefaultName(options.model.directory));
   }
   settings.device = options.model.device;
+  settings.commit = Commit();
   settings.strict_fields = options.strict_fields;
   settings.limits.max_logprobs = options.max_logprobs;
   settings.allow_request_chat_template = options.allow_request_chat_template;

@@ -141,8 +141,9 @@ class Api : public std::enable_shared_from_this<Api> {
   }
 
   Handled Version(const Request&) {
+    const std::string& commit = context_.settings().commit;
     return JsonResponse({{"version", std::string(kVersion)},
-                         {"commit", nullptr},
+                         {"commit", commit.empty() ? Json(nullptr) : Json(commit)},
                          {"backend", context_.settings().device}});
   }
 

@@ -299,6 +299,15 @@ TEST_F(Routes, TokenizeAndBack) {
   EXPECT_EQ(Exchange(Post("/tokenize", R"({"prompt": "a", "model": "b"})")).status, 404);
 }
 
+TEST_F(Routes, VersionSaysWhatWasBuilt) {
+  Start();
+  EXPECT_TRUE(Json::parse(Exchange(Get("/version")).body)["commit"].is_null());
+  ServerSettings settings;
+  settings.commit = "0123abc-dirty";
+  Start({}, settings);
+  EXPECT_EQ(Json::parse(Exchange(Get("/version")).body)["commit"], "0123abc-dirty");
+}
+
 TEST_F(Routes, ExpertStatisticsCanBeSwitchedOff) {
   ServerSettings settings;
   settings.moe_metrics.mode = MoeMetricsMode::kOff;
