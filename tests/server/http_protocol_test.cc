@@ -302,6 +302,7 @@ TEST_F(Routes, TokenizeAndBack) {
 TEST_F(Routes, VersionSaysWhatWasBuilt) {
   Start();
   EXPECT_TRUE(Json::parse(Exchange(Get("/version")).body)["commit"].is_null());
+  server_.reset();
   ServerSettings settings;
   settings.commit = "0123abc-dirty";
   Start({}, settings);
