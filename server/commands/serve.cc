@@ -198,6 +198,13 @@ absl::Status Serve(const Options& options) {
   settings.routing_records = options.routing_records;
   MOESERVE_ASSIGN_OR_RETURN(settings.moe_metrics.mode, ParseMoeMetricsMode(options.moe_metrics));
   settings.moe_metrics.weights = options.moe_expert_weights;
+  if (!options.engine.engine.expert_stats) {
+    settings.moe_metrics.mode = MoeMetricsMode::kOff;
+    if (options.routing_records) {
+      return absl::InvalidArgumentError(
+          "--routing-records needs the counts that --no-expert-stats switches off");
+    }
+  }
   MOESERVE_ASSIGN_OR_RETURN(settings.metrics_compat, ParseMetricsCompat(options.metrics_compat));
 
   // Destroyed from the last to the first: servers before the engine, the backend after it.
