@@ -87,7 +87,7 @@ class Engine::Impl {
         cache_(std::move(cache)),
         recorder_(model_->spec(), RecorderSettings(options_), &routes_),
         always_active_(recorder_.Snapshot().always_active_parameters),
-        routes_(recorder_.layout(), ExpertParameters(recorder_.Snapshot()), cache_.num_blocks()),
+        routes_(recorder_.layout(), cache_.num_blocks()),
         scheduler_(cache_, routes_, options_.prefix_cache, options_.max_num_seqs),
         token_step_(eos_, model_->spec().vocab_size, options_.max_model_len) {
     stats_.kv_blocks_total = cache_.num_blocks();

@@ -87,21 +87,15 @@ ExpertStats EmptyExpertStats(const ModelSpec& spec, bool any_selection) {
   return stats;
 }
 
-std::vector<int64_t> ExpertParameters(const ExpertStats& stats) {
-  std::vector<int64_t> out;
-  for (const BlockExpertStats& b : stats.blocks) {
-    out.insert(out.end(), b.expert_parameters.begin(), b.expert_parameters.end());
-  }
-  return out;
-}
-
 ExpertRecorder::ExpertRecorder(const ModelSpec& spec, const RecorderOptions& options, RouteLog* log)
     : layout_(spec),
       options_(options),
       log_(log),
-      pending_(EmptyExpertStats(spec, options.any_selection)),
-      touched_(layout_.blocks.size()),
-      total_(pending_) {
+      total_(EmptyExpertStats(spec, options.any_selection)) {
+  for (const BlockExpertStats& block : total_.blocks) {
+    pending_.emplace_back().distinct_histogram.resize(block.distinct_histogram.size());
+    pending_router_.push_back(block.router);
+  }
   const bool split = std::any_of(layout_.blocks.begin(), layout_.blocks.end(),
                                  [](const RoutedBlock& b) { return b.sub_tokens > 1; });
   int widest = 0;
@@ -145,79 +139,69 @@ void ExpertRecorder::BeginStep(const Batch& batch) {
 void ExpertRecorder::OnPlan(int layer, BlockKind block, const RoutingPlan& plan) {
   const int index = layout_.IndexOf(layer, block);
   const RoutedBlock& where = layout_.blocks[index];
-  BlockExpertStats& b = pending_.blocks[index];
-  touched_[index] = 1;
-  const int heads = b.split_heads;
+  const BlockExpertStats& facts = total_.blocks[index];  // of it, what never changes
+  const int heads = where.sub_tokens;
   const int tokens = plan.rows / heads;
   distinct_.assign(static_cast<size_t>(tokens), 0);
-  uint64_t active = 0;
+  const size_t first_active = active_.size();
   for (int e = 0; e < plan.num_experts; ++e) {
     const int32_t begin = plan.expert_offsets[e], end = plan.expert_offsets[e + 1];
     if (begin == end) continue;
-    ++active;
-    ++b.visits[e];
-    pending_.expert_rows[step_kind_].Observe(static_cast<uint64_t>(end - begin));
+    ActiveExpert active{.block = index, .expert = e, .rows = static_cast<uint32_t>(end - begin)};
     const uint32_t expert = where.first_expert + static_cast<uint32_t>(e);
+    const int64_t parameters = facts.expert_parameters[e];
     // Rows ascend within an expert, so those of one token are adjacent.
     int last_token = -1;
-    uint64_t recomputed = 0, decoded = 0, touching = 0;
-    double weights = 0.0;
     for (int32_t a = begin; a < end; ++a) {
       const int32_t row = plan.row_of_assignment[a];
-      const int t = row / heads;
+      const int t = heads == 1 ? row : row / heads;
       const float weight = plan.weight_of_assignment[a];
       const Phase phase = batch_->phase[t];
       const bool first = t != last_token;
       last_token = t;
       if (log_ != nullptr) {
         log_->Add(cache_block_[t], batch_->positions[t] % kKvBlockTokens,
-                  where.first_row + (row - t * heads), e, weight);
+                  where.first_row + (row - t * heads), e, weight, parameters);
       }
       if (phase == Phase::kRecompute) {
-        ++recomputed;
+        ++active.recomputed;
         continue;
       }
-      decoded += phase == Phase::kDecode;
-      weights += weight;
+      active.decoded += phase == Phase::kDecode;
+      active.weights += weight;
       if (first) {
-        ++touching;
+        ++active.tokens;
         ++distinct_[t];
       }
       if (token_counts_ != nullptr) token_counts_->Add(batch_->tokens[t], expert);
     }
-    b.selections[e] += static_cast<uint64_t>(end - begin) - recomputed;
-    b.decode_selections[e] += decoded;
-    b.recomputed_selections[e] += recomputed;
-    b.touching_tokens[e] += touching;
-    b.weight_sums[e] += weights;
+    active_.push_back(active);
   }
-  pending_.active_experts[step_kind_].Observe(active);
+  PendingBlock& b = pending_[index];
+  b.active = static_cast<uint32_t>(active_.size() - first_active);
+  for (int r = 0; r < plan.rows; ++r) {
+    if (plan.row_nonfinite[r] == 0) continue;
+    ++b.nonfinite_rows;
+    if (plan.row_nonfinite[r] == 2) failed_[static_cast<size_t>(r / heads)] = true;
+  }
+  const bool diverse = diverse_[index];
   for (int t = 0; t < tokens; ++t) {
-    for (int r = t * heads; r < (t + 1) * heads; ++r) {
-      if (plan.row_nonfinite[r] != 0) ++b.nonfinite_rows;
-      if (plan.row_nonfinite[r] == 2) failed_[t] = true;
-    }
     const Phase phase = batch_->phase[t];
-    if (phase == Phase::kRecompute) {
-      ++b.recomputed_tokens;
-      b.recomputed_rows += static_cast<uint64_t>(heads);
-      continue;
-    }
     ++b.tokens[static_cast<int>(phase)];
-    b.rows[static_cast<int>(phase)] += static_cast<uint64_t>(heads);
+    if (phase == Phase::kRecompute) continue;
     ++b.distinct_histogram[distinct_[t]];
-    if (diverse_[index]) diversity_[t] += distinct_[t];
+    if (diverse) diversity_[t] += distinct_[t];
   }
 }
 
 void ExpertRecorder::OnScores(int layer, BlockKind block, const RoutingPlan& plan,
                               std::span<const float> scores) {
   const int index = layout_.IndexOf(layer, block);
-  BlockExpertStats& b = pending_.blocks[index];
-  RouterStats& stats = b.router;
+  const int heads = layout_.blocks[index].sub_tokens;
+  RouterStats& stats = pending_router_[index];
   const size_t experts = static_cast<size_t>(plan.num_experts);
   for (int r = 0; r < plan.rows; ++r) {
-    const int t = r / b.split_heads;
+    const int t = r / heads;
     if (batch_->phase[t] == Phase::kRecompute || plan.row_nonfinite[r] != 0) continue;
     const float* s = scores.data() + static_cast<size_t>(r) * experts;
     const double max = *std::max_element(s, s + experts);
@@ -275,22 +259,49 @@ void ExpertRecorder::OnInputs(int layer, BlockKind block, const RoutingPlan& pla
 }
 
 void ExpertRecorder::Publish() {
-  const auto move = [](auto& to, auto& from) { to += std::exchange(from, 0); };
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++total_.steps;
   for (int t = 0; t < batch_->num_tokens(); ++t) {
     if (batch_->phase[t] == Phase::kRecompute) {
-      ++pending_.recomputed_tokens;
+      ++total_.recomputed_tokens;
     } else {
-      ++pending_.tokens;
-      ++pending_.diversity_histogram[diversity_[t]];
+      ++total_.tokens;
+      ++total_.diversity_histogram[diversity_[t]];
     }
   }
-  ++pending_.steps;
-  const std::lock_guard<std::mutex> lock(mutex_);
-  ForEachModelCounter(total_, pending_, move);
+  for (const ActiveExpert& a : active_) {
+    BlockExpertStats& b = total_.blocks[a.block];
+    b.selections[a.expert] += a.rows - a.recomputed;
+    b.decode_selections[a.expert] += a.decoded;
+    b.recomputed_selections[a.expert] += a.recomputed;
+    b.touching_tokens[a.expert] += a.tokens;
+    b.weight_sums[a.expert] += a.weights;
+    ++b.visits[a.expert];
+    total_.expert_rows[step_kind_].Observe(a.rows);
+  }
+  active_.clear();
+  constexpr int kRecompute = static_cast<int>(Phase::kRecompute);
   for (size_t i = 0; i < total_.blocks.size(); ++i) {
-    if (!std::exchange(touched_[i], 0)) continue;
-    ForEachCounter(total_.blocks[i], pending_.blocks[i], move);
-    if (sampling_) ForEachRouterCounter(total_.blocks[i].router, pending_.blocks[i].router, move);
+    BlockExpertStats& to = total_.blocks[i];
+    PendingBlock& from = pending_[i];
+    const uint64_t heads = static_cast<uint64_t>(to.split_heads);
+    for (int p = 0; p < kNumPhases; ++p) {
+      to.tokens[p] += from.tokens[p];
+      to.rows[p] += from.tokens[p] * heads;
+      from.tokens[p] = 0;
+    }
+    to.recomputed_tokens += from.tokens[kRecompute];
+    to.recomputed_rows += from.tokens[kRecompute] * heads;
+    from.tokens[kRecompute] = 0;
+    to.nonfinite_rows += std::exchange(from.nonfinite_rows, 0);
+    for (size_t n = 0; n < to.distinct_histogram.size(); ++n) {
+      to.distinct_histogram[n] += std::exchange(from.distinct_histogram[n], 0);
+    }
+    total_.active_experts[step_kind_].Observe(std::exchange(from.active, 0));
+    if (sampling_) {
+      ForEachRouterCounter(to.router, pending_router_[i],
+                           [](auto& sum, auto& value) { sum += std::exchange(value, 0); });
+    }
   }
 }
 

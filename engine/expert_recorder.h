@@ -27,9 +27,6 @@ struct RecorderOptions {
 // Statistics of `spec` before any token was run: all counters 0, parameters and widths filled in.
 ExpertStats EmptyExpertStats(const ModelSpec& spec, bool any_selection = false);
 
-// Parameters of every expert of every routed block, in the order of RouteLayout.
-std::vector<int64_t> ExpertParameters(const ExpertStats& stats);
-
 // One thread records; any thread takes snapshots. A step's counts become visible at once, when it
 // is published.
 class ExpertRecorder : public StepHooks {
@@ -71,8 +68,27 @@ class ExpertRecorder : public StepHooks {
   int step_kind_ = 0;                 // index into the step histograms
   bool sampling_ = false;
   uint64_t steps_ = 0;
-  ExpertStats pending_;           // the current step; zero between steps
-  std::vector<uint8_t> touched_;  // by routed block: pending_ is not zero
+
+  // What the current step did; empty between steps.
+  struct ActiveExpert {
+    int block = 0;  // of the layout
+    int expert = 0;
+    uint32_t rows = 0;        // all that chose it
+    uint32_t recomputed = 0;  // of them
+    uint32_t decoded = 0;
+    uint32_t tokens = 0;  // not recomputed
+    double weights = 0.0;
+  };
+  struct PendingBlock {
+    uint64_t tokens[kNumPhases + 1] = {};
+    uint32_t active = 0;  // experts with a row
+    uint64_t nonfinite_rows = 0;
+    std::vector<uint64_t> distinct_histogram;
+  };
+  std::vector<ActiveExpert> active_;
+  std::vector<PendingBlock> pending_;        // by routed block
+  std::vector<RouterStats> pending_router_;  // by routed block
+
   std::vector<bool> failed_;
   std::vector<int32_t> distinct_;    // [T] scratch of OnPlan
   std::vector<int32_t> diversity_;   // [T] distinct experts of all diversity blocks so far
@@ -80,7 +96,7 @@ class ExpertRecorder : public StepHooks {
   std::unique_ptr<TokenExpertCounts> token_counts_;
 
   mutable std::mutex mutex_;
-  ExpertStats total_;  // guarded by mutex_
+  ExpertStats total_;  // guarded by mutex_, but for what never changes
   mutable std::mutex reservoir_mutex_;
   std::vector<HiddenReservoir> reservoirs_;  // by routed block; guarded by reservoir_mutex_
 };

@@ -1,17 +1,8 @@
 #include "engine/route_log.h"
 
-#include <algorithm>
-#include <utility>
-
 #include "kernels/kv_cache_storage.h"
 
 namespace moeserve {
-
-RouteLog::RouteLog(const RouteLayout& layout, std::vector<int64_t> expert_parameters,
-                   int64_t blocks)
-    : layout_(layout),
-      parameters_(std::move(expert_parameters)),
-      blocks_(static_cast<size_t>(blocks)) {}
 
 void RouteLog::Clear(int32_t block) {
   blocks_[block].routes.clear();

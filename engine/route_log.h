@@ -16,20 +16,21 @@ namespace moeserve {
 // with another sample or computed again after a preemption. Engine thread only.
 class RouteLog {
  public:
-  // `layout` outlives the log. `expert_parameters` [layout.num_experts].
-  RouteLog(const RouteLayout& layout, std::vector<int64_t> expert_parameters, int64_t blocks);
+  // `layout` outlives the log.
+  RouteLog(const RouteLayout& layout, int64_t blocks)
+      : layout_(layout), blocks_(static_cast<size_t>(blocks)) {}
 
   // The block is about to be filled anew.
   void Clear(int32_t block);
   void Copy(int32_t from, int32_t to) { blocks_[to] = blocks_[from]; }
 
-  // The token in `slot` of `block` was routed: its row `row` (of rows_per_token) chose `expert`.
-  // Experts of a row come in ascending order.
-  void Add(int32_t block, int slot, int row, int expert, float weight) {
+  // The token in `slot` of `block` was routed: its row `row` (of rows_per_token) chose `expert`,
+  // which has so many `parameters`. Experts of a row come in ascending order.
+  void Add(int32_t block, int slot, int row, int expert, float weight, int64_t parameters) {
     Block& b = blocks_[block];
     b.routes.push_back({static_cast<uint32_t>(slot * layout_.rows_per_token + row),
                         static_cast<uint16_t>(expert), weight});
-    b.parameters += parameters_[layout_.blocks[layout_.block_of_row[row]].first_expert + expert];
+    b.parameters += static_cast<uint64_t>(parameters);
   }
 
   // Of all tokens in `blocks`.
@@ -56,7 +57,6 @@ class RouteLog {
   };
 
   const RouteLayout& layout_;
-  const std::vector<int64_t> parameters_;
   std::vector<Block> blocks_;
 };
 
