@@ -87,7 +87,7 @@ class Engine::Impl {
         cache_(std::move(cache)),
         recorder_(model_->spec(), RecorderSettings(options_), &routes_),
         always_active_(recorder_.Snapshot().always_active_parameters),
-        routes_(recorder_.layout(), cache_.num_blocks()),
+        routes_(recorder_.layout(), cache_.num_blocks(), options_.routing_records),
         scheduler_(cache_, routes_, options_.prefix_cache, options_.max_num_seqs),
         token_step_(eos_, model_->spec().vocab_size, options_.max_model_len) {
     stats_.kv_blocks_total = cache_.num_blocks();
@@ -175,7 +175,7 @@ absl::Status Engine::Impl::Submit(std::vector<Request> requests,
         ValidateRequest(requests[i], {.vocab_size = model_->spec().vocab_size,
                                       .max_model_len = options_.max_model_len,
                                       .has_tokenizer = tokenizer_ != nullptr,
-                                      .expert_stats = options_.expert_stats,
+                                      .routing_records = options_.routing_records,
                                       .routing_control = options_.routing_control.enabled}));
     sequences.push_back(std::make_unique<Sequence>(std::move(requests[i]), std::move(sinks[i]),
                                                    tokenizer_.get(), eos_));
@@ -540,6 +540,9 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
   if (o.max_num_seqs < 1 || o.max_num_seqs > 65536) {
     return absl::InvalidArgumentError("max-num-seqs: expected 1 to 65536, found " +
                                       std::to_string(o.max_num_seqs));
+  }
+  if (o.routing_records && !o.expert_stats) {
+    return absl::InvalidArgumentError("routing-records: expert statistics are switched off");
   }
   if (o.max_step_tokens < o.max_num_seqs) o.max_step_tokens = o.max_num_seqs;
   const std::vector<KvLayerShape> shapes = CacheShapes(spec);

@@ -29,9 +29,11 @@ struct EngineOptions {
   // Prompt rows beside decoding ones in a step. 0: as many as make the step about twice as long.
   int max_prompt_rows = 0;
   bool prefix_cache = true;
-  // False: nothing is counted and no routes are kept; ExpertSnapshot() stays at 0, and
-  // expert_counts and routing_record of a request are refused.
+  // False: nothing is counted, ExpertSnapshot() stays at 0.
   bool expert_stats = true;
+  // Requests may ask for their routes (routing_record, expert_counts), which are kept for that
+  // with the cache; needs expert_stats.
+  bool routing_records = false;
   RecorderOptions recorder = {};
   RoutingControlLimits routing_control = {};  // what requests may change
 };

@@ -121,9 +121,11 @@ ExpertRecorder::ExpertRecorder(const ModelSpec& spec, const RecorderOptions& opt
 
 void ExpertRecorder::BeginStep(const Batch& batch) {
   batch_ = &batch;
+  keep_routes_ = log_ != nullptr && log_->keeps_routes();
   const size_t tokens = static_cast<size_t>(batch.num_tokens());
   failed_.assign(tokens, false);
   diversity_.assign(tokens, 0);
+  token_totals_.assign(tokens, {});
   cache_block_.resize(tokens);
   bool decoding = true;
   for (size_t t = 0; t < tokens; ++t) {
@@ -149,7 +151,7 @@ void ExpertRecorder::OnPlan(int layer, BlockKind block, const RoutingPlan& plan)
     if (begin == end) continue;
     ActiveExpert active{.block = index, .expert = e, .rows = static_cast<uint32_t>(end - begin)};
     const uint32_t expert = where.first_expert + static_cast<uint32_t>(e);
-    const int64_t parameters = facts.expert_parameters[e];
+    const auto parameters = static_cast<uint64_t>(facts.expert_parameters[e]);
     // Rows ascend within an expert, so those of one token are adjacent.
     int last_token = -1;
     for (int32_t a = begin; a < end; ++a) {
@@ -159,10 +161,12 @@ void ExpertRecorder::OnPlan(int layer, BlockKind block, const RoutingPlan& plan)
       const Phase phase = batch_->phase[t];
       const bool first = t != last_token;
       last_token = t;
-      if (log_ != nullptr) {
+      if (keep_routes_) {
         log_->Add(cache_block_[t], batch_->positions[t] % kKvBlockTokens,
-                  where.first_row + (row - t * heads), e, weight, parameters);
+                  where.first_row + (row - t * heads), e, weight);
       }
+      token_totals_[t].routes += 1;
+      token_totals_[t].parameters += parameters;
       if (phase == Phase::kRecompute) {
         ++active.recomputed;
         continue;
@@ -280,6 +284,11 @@ void ExpertRecorder::Publish() {
     total_.expert_rows[step_kind_].Observe(a.rows);
   }
   active_.clear();
+  if (log_ != nullptr) {
+    for (size_t t = 0; t < token_totals_.size(); ++t) {
+      log_->AddTotals(cache_block_[t], token_totals_[t]);
+    }
+  }
   constexpr int kRecompute = static_cast<int>(Phase::kRecompute);
   for (size_t i = 0; i < total_.blocks.size(); ++i) {
     BlockExpertStats& to = total_.blocks[i];

@@ -18,7 +18,7 @@
 namespace moeserve {
 
 struct RecorderOptions {
-  int router_stats_interval = 16;  // router scores are looked at every so many steps; 0: never
+  int router_stats_interval = 64;  // router scores are looked at every so many steps; 0: never
   int64_t token_counts_bytes = 64 << 20;  // most memory of TokenExpertCounts; larger: none are kept
   int64_t hidden_samples = 0;             // rows kept of each routed block; 0: none
   bool any_selection = false;  // rows may choose more experts than the model's settings say
@@ -31,7 +31,7 @@ ExpertStats EmptyExpertStats(const ModelSpec& spec, bool any_selection = false);
 // is published.
 class ExpertRecorder : public StepHooks {
  public:
-  // `log` may be null and outlives the recorder: it is told the routes of every token.
+  // `log` may be null; it is told the routes of every token and must be there while steps run.
   ExpertRecorder(const ModelSpec& spec, const RecorderOptions& options, RouteLog* log = nullptr);
 
   // Recording thread, in this order for every step.
@@ -61,6 +61,7 @@ class ExpertRecorder : public StepHooks {
   const RouteLayout layout_;
   const RecorderOptions options_;
   RouteLog* const log_;
+  bool keep_routes_ = false;
   std::vector<bool> sigmoid_;  // by routed block: the gate is a sigmoid
   std::vector<bool> diverse_;  // by routed block: counts for the diversity histogram
   const Batch* batch_ = nullptr;
@@ -90,7 +91,8 @@ class ExpertRecorder : public StepHooks {
   std::vector<RouterStats> pending_router_;  // by routed block
 
   std::vector<bool> failed_;
-  std::vector<int32_t> distinct_;    // [T] scratch of OnPlan
+  std::vector<int32_t> distinct_;               // [T] scratch of OnPlan
+  std::vector<RouteLog::Totals> token_totals_;  // [T]
   std::vector<int32_t> diversity_;   // [T] distinct experts of all diversity blocks so far
   std::vector<double> probability_;  // [E] scratch of OnScores
   std::unique_ptr<TokenExpertCounts> token_counts_;

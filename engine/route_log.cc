@@ -5,22 +5,27 @@
 namespace moeserve {
 
 void RouteLog::Clear(int32_t block) {
-  blocks_[block].routes.clear();
-  blocks_[block].parameters = 0;
+  totals_[block] = {};
+  if (keeps_routes()) routes_[block].clear();
+}
+
+void RouteLog::Copy(int32_t from, int32_t to) {
+  totals_[to] = totals_[from];
+  if (keeps_routes()) routes_[to] = routes_[from];
 }
 
 RouteLog::Totals RouteLog::Total(std::span<const int32_t> blocks) const {
   Totals totals;
   for (int32_t block : blocks) {
-    totals.routes += blocks_[block].routes.size();
-    totals.parameters += blocks_[block].parameters;
+    totals.routes += totals_[block].routes;
+    totals.parameters += totals_[block].parameters;
   }
   return totals;
 }
 
 void RouteLog::Count(std::span<const int32_t> blocks, std::span<uint64_t> counts) const {
   for (int32_t block : blocks) {
-    for (const Route& route : blocks_[block].routes) {
+    for (const Route& route : routes_[block]) {
       const int row = static_cast<int>(route.row) % layout_.rows_per_token;
       ++counts[layout_.blocks[layout_.block_of_row[row]].first_expert + route.expert];
     }
@@ -37,7 +42,7 @@ RoutingRecord RouteLog::Record(std::span<const int32_t> blocks, int begin, int e
   const auto each = [&](const auto& f) {
     for (int i = begin / kKvBlockTokens; i * kKvBlockTokens < end; ++i) {
       const int64_t shift = (int64_t{i} * kKvBlockTokens - begin) * per_token;
-      for (const Route& route : blocks_[blocks[i]].routes) {
+      for (const Route& route : routes_[blocks[i]]) {
         const int64_t row = shift + route.row;
         if (row >= 0 && row < record.tokens * per_token) f(static_cast<size_t>(row), route);
       }

@@ -77,8 +77,8 @@ absl::Status ValidateRequest(const Request& request, const RequestLimits& limits
   if (std::abs(request.priority) > kMaxPriority) {
     return Invalid("priority", "-1000 to 1000", request.priority);
   }
-  if ((request.expert_counts || request.routing_record) && !limits.expert_stats) {
-    return absl::InvalidArgumentError("routing: expert statistics are off on this server");
+  if ((request.expert_counts || request.routing_record) && !limits.routing_records) {
+    return absl::InvalidArgumentError("routing: this server keeps no routing records");
   }
   if (request.routing_control != nullptr && !limits.routing_control) {
     return absl::InvalidArgumentError("routing_control: not allowed on this server");

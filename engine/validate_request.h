@@ -10,7 +10,7 @@ struct RequestLimits {
   int vocab_size = 0;
   int max_model_len = 0;
   bool has_tokenizer = false;
-  bool expert_stats = true;
+  bool routing_records = false;
   bool routing_control = false;
 };
 

@@ -184,6 +184,7 @@ absl::Status Serve(const Options& options) {
   MOESERVE_ASSIGN_OR_RETURN(const Addresses addresses,
                             ResolveAddresses(options, !settings.keys.empty()));
   MOESERVE_ASSIGN_OR_RETURN(EngineOptions engine_options, ResolveEngineOptions(options.engine));
+  engine_options.routing_records = options.routing_records;
   engine_options.routing_control = options.routing_control;
   if (engine_options.routing_control.max_top_k > 0) engine_options.routing_control.enabled = true;
   settings.served_names = options.served_names;

@@ -39,8 +39,10 @@ class EngineTest : public ::testing::Test {
   // A tiny model whose every layer routes, in attention and in feed-forward.
   std::unique_ptr<TestEngine> Start(const EngineOptions& options = {},
                                     DType compute = DType::kF32) {
-    auto engine = TestEngine::Start(SourcePath("tests/golden/tiny-moa-groups-split-cosine"),
-                                    options, compute);
+    EngineOptions o = options;
+    o.routing_records = true;
+    auto engine =
+        TestEngine::Start(SourcePath("tests/golden/tiny-moa-groups-split-cosine"), o, compute);
     EXPECT_TRUE(engine.ok()) << engine.status();
     return *std::move(engine);
   }

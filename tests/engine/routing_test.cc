@@ -28,6 +28,11 @@ Request Greedy(const std::string& id, std::vector<TokenId> prompt, int max_token
   return r;
 }
 
+EngineOptions WithRecords(EngineOptions options) {
+  options.routing_records = true;
+  return options;
+}
+
 // The routes alone, without what says who computed them.
 struct Routes {
   std::vector<uint32_t> offsets;
@@ -52,7 +57,7 @@ class RoutingTest : public ::testing::TestWithParam<GoldenModel> {
     golden_ = *std::move(golden);
   }
   std::unique_ptr<TestEngine> Start(const EngineOptions& options) {
-    auto engine = TestEngine::Start(GetParam().model, options);
+    auto engine = TestEngine::Start(GetParam().model, WithRecords(options));
     EXPECT_TRUE(engine.ok()) << engine.status();
     return *std::move(engine);
   }
@@ -460,7 +465,7 @@ TEST(ExpertStatsOff, CountsNothingAndChangesNothing) {
     ASSERT_TRUE(golden.ok());
     std::vector<TokenId> tokens[2];
     for (const bool on : {false, true}) {
-      auto engine = TestEngine::Start(model.model, {.expert_stats = on});
+      auto engine = TestEngine::Start(model.model, {.expert_stats = on, .routing_records = on});
       ASSERT_TRUE(engine.ok());
       Request r = Greedy("a", golden->Prompt(0), 10);
       if (!on) {
