@@ -134,6 +134,10 @@ void ExpertRecorder::BeginStep(const Batch& batch) {
     decoding = decoding && batch.phase[t] == Phase::kDecode;
   }
   step_kind_ = decoding ? 1 : 0;
+  // Of so many tokens it would only push out what the model itself needs.
+  if (token_counts_ != nullptr && token_counts_->experts() * batch.num_tokens() <= 16384) {
+    for (const int32_t token : batch.tokens) token_counts_->Prefetch(token);
+  }
   sampling_ = options_.router_stats_interval > 0 && steps_ % options_.router_stats_interval == 0;
   ++steps_;
 }
