@@ -95,6 +95,7 @@ ExpertRecorder::ExpertRecorder(const ModelSpec& spec, const RecorderOptions& opt
   for (const BlockExpertStats& block : total_.blocks) {
     pending_.emplace_back().distinct_histogram.resize(block.distinct_histogram.size());
     pending_router_.push_back(block.router);
+    counters_.emplace_back(static_cast<size_t>(block.num_experts));
   }
   const bool split = std::any_of(layout_.blocks.begin(), layout_.blocks.end(),
                                  [](const RoutedBlock& b) { return b.sub_tokens > 1; });
@@ -150,40 +151,42 @@ void ExpertRecorder::OnPlan(int layer, BlockKind block, const RoutingPlan& plan)
   const int tokens = plan.rows / heads;
   distinct_.assign(static_cast<size_t>(tokens), 0);
   const size_t first_active = active_.size();
-  for (int e = 0; e < plan.num_experts; ++e) {
-    const int32_t begin = plan.expert_offsets[e], end = plan.expert_offsets[e + 1];
-    if (begin == end) continue;
-    ActiveExpert active{.block = index, .expert = e, .rows = static_cast<uint32_t>(end - begin)};
-    const uint32_t expert = where.first_expert + static_cast<uint32_t>(e);
-    const auto parameters = static_cast<uint64_t>(facts.expert_parameters[e]);
-    // Rows ascend within an expert, so those of one token are adjacent.
-    int last_token = -1;
-    for (int32_t a = begin; a < end; ++a) {
-      const int32_t row = plan.row_of_assignment[a];
-      const int t = heads == 1 ? row : row / heads;
-      const float weight = plan.weight_of_assignment[a];
-      const Phase phase = batch_->phase[t];
-      const bool first = t != last_token;
-      last_token = t;
-      if (keep_routes_) {
-        log_->Add(cache_block_[t], batch_->positions[t] % kKvBlockTokens,
-                  where.first_row + (row - t * heads), e, weight);
-      }
-      token_totals_[t].routes += 1;
-      token_totals_[t].parameters += parameters;
-      if (phase == Phase::kRecompute) {
-        ++active.recomputed;
-        continue;
-      }
-      active.decoded += phase == Phase::kDecode;
-      active.weights += weight;
-      if (first) {
-        ++active.tokens;
-        ++distinct_[t];
-      }
-      if (token_counts_ != nullptr) token_counts_->Add(batch_->tokens[t], expert);
+  int last_expert = -1, last_token = -1;
+  uint64_t parameters = 0;
+  ActiveExpert* active = nullptr;
+  for (int32_t a = 0; a < plan.num_assignments; ++a) {
+    const int e = plan.expert_of_assignment[a];
+    const int32_t row = plan.row_of_assignment[a];
+    const int t = heads == 1 ? row : row / heads;
+    const float weight = plan.weight_of_assignment[a];
+    const Phase phase = batch_->phase[t];
+    // Assignments ascend by expert and then by row, so those of one expert, and of them those of
+    // one token, are adjacent.
+    const bool first = e != last_expert || t != last_token;
+    last_token = t;
+    if (e != last_expert) {
+      last_expert = e;
+      parameters = static_cast<uint64_t>(facts.expert_parameters[e]);
+      active = &active_.emplace_back(ActiveExpert{.block = index, .expert = e});
     }
-    active_.push_back(active);
+    ++active->rows;
+    if (keep_routes_) {
+      log_->Add(cache_block_[t], batch_->positions[t] % kKvBlockTokens,
+                where.first_row + (row - t * heads), e, weight);
+    }
+    token_totals_[t].routes += 1;
+    token_totals_[t].parameters += parameters;
+    if (phase == Phase::kRecompute) {
+      ++active->recomputed;
+      continue;
+    }
+    active->decoded += phase == Phase::kDecode;
+    active->weights += weight;
+    active->tokens += first;
+    distinct_[t] += first;
+    if (token_counts_ != nullptr) {
+      token_counts_->Add(batch_->tokens[t], where.first_expert + static_cast<uint32_t>(e));
+    }
   }
   PendingBlock& b = pending_[index];
   b.active = static_cast<uint32_t>(active_.size() - first_active);
@@ -239,8 +242,7 @@ void ExpertRecorder::OnScores(int layer, BlockKind block, const RoutingPlan& pla
     stats.squared_logsumexp_sum += logsumexp * logsumexp;
     for (int32_t i = plan.row_offsets[r]; i < plan.row_offsets[r + 1]; ++i) {
       const int32_t a = plan.assignments_of_row[i];
-      const auto* const end = plan.expert_offsets + plan.num_experts + 1;
-      ++stats.selections[std::upper_bound(plan.expert_offsets, end, a) - plan.expert_offsets - 1];
+      ++stats.selections[plan.expert_of_assignment[a]];
     }
   }
 }
@@ -260,9 +262,8 @@ void ExpertRecorder::OnInputs(int layer, BlockKind block, const RoutingPlan& pla
       const int32_t a = plan.assignments_of_row[i];
       if (best < 0 || plan.weight_of_assignment[a] > plan.weight_of_assignment[best]) best = a;
     }
-    const auto* const end = plan.expert_offsets + plan.num_experts + 1;
-    const auto expert = std::upper_bound(plan.expert_offsets, end, best) - plan.expert_offsets - 1;
-    reservoir.Offer(inputs.data() + static_cast<size_t>(r) * width, static_cast<int32_t>(expert));
+    reservoir.Offer(inputs.data() + static_cast<size_t>(r) * width,
+                    plan.expert_of_assignment[best]);
   }
 }
 
@@ -278,13 +279,13 @@ void ExpertRecorder::Publish() {
     }
   }
   for (const ActiveExpert& a : active_) {
-    BlockExpertStats& b = total_.blocks[a.block];
-    b.selections[a.expert] += a.rows - a.recomputed;
-    b.decode_selections[a.expert] += a.decoded;
-    b.recomputed_selections[a.expert] += a.recomputed;
-    b.touching_tokens[a.expert] += a.tokens;
-    b.weight_sums[a.expert] += a.weights;
-    ++b.visits[a.expert];
+    ExpertCounters& counters = counters_[a.block][a.expert];
+    counters.selections += a.rows - a.recomputed;
+    counters.decode_selections += a.decoded;
+    counters.recomputed_selections += a.recomputed;
+    counters.touching_tokens += a.tokens;
+    counters.weight_sum += a.weights;
+    ++counters.visits;
     total_.expert_rows[step_kind_].Observe(a.rows);
   }
   active_.clear();
@@ -320,7 +321,20 @@ void ExpertRecorder::Publish() {
 
 ExpertStats ExpertRecorder::Snapshot() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return total_;
+  ExpertStats stats = total_;
+  for (size_t i = 0; i < stats.blocks.size(); ++i) {
+    BlockExpertStats& b = stats.blocks[i];
+    for (size_t e = 0; e < counters_[i].size(); ++e) {
+      const ExpertCounters& from = counters_[i][e];
+      b.selections[e] = from.selections;
+      b.decode_selections[e] = from.decode_selections;
+      b.recomputed_selections[e] = from.recomputed_selections;
+      b.touching_tokens[e] = from.touching_tokens;
+      b.weight_sums[e] = from.weight_sum;
+      b.visits[e] = from.visits;
+    }
+  }
+  return stats;
 }
 
 std::vector<HiddenSample> ExpertRecorder::HiddenSamples() const {

@@ -97,8 +97,21 @@ class ExpertRecorder : public StepHooks {
   std::vector<double> probability_;  // [E] scratch of OnScores
   std::unique_ptr<TokenExpertCounts> token_counts_;
 
+  // What a step adds to for each expert that had a row, in one place of memory: the vectors of
+  // BlockExpertStats would be one for each field.
+  struct alignas(64) ExpertCounters {
+    uint64_t selections = 0;
+    uint64_t decode_selections = 0;
+    uint64_t recomputed_selections = 0;
+    uint64_t touching_tokens = 0;
+    uint64_t visits = 0;
+    double weight_sum = 0.0;
+  };
+
   mutable std::mutex mutex_;
-  ExpertStats total_;  // guarded by mutex_, but for what never changes
+  std::vector<std::vector<ExpertCounters>> counters_;  // by routed block; guarded by mutex_
+  ExpertStats total_;  // guarded by mutex_, but for what never changes; what
+  // counters_ has is 0 in here
   mutable std::mutex reservoir_mutex_;
   std::vector<HiddenReservoir> reservoirs_;  // by routed block; guarded by reservoir_mutex_
 };

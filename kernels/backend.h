@@ -119,12 +119,13 @@ struct RoutingPlan {
   int rows = 0;
   int num_experts = 0;
   int num_assignments = 0;
-  const int32_t* expert_offsets = nullptr;      // [E + 1]
-  const int32_t* row_of_assignment = nullptr;   // [A]
-  const float* weight_of_assignment = nullptr;  // [A] final gate
-  const int32_t* row_offsets = nullptr;         // [rows + 1]
-  const int32_t* assignments_of_row = nullptr;  // [A] a row's assignments, ascending expert
-  const uint8_t* row_nonfinite = nullptr;       // [rows] 1: NaN or Inf in the scores that count
+  const int32_t* expert_offsets = nullptr;        // [E + 1]
+  const int32_t* expert_of_assignment = nullptr;  // [A]
+  const int32_t* row_of_assignment = nullptr;     // [A]
+  const float* weight_of_assignment = nullptr;    // [A] final gate
+  const int32_t* row_offsets = nullptr;           // [rows + 1]
+  const int32_t* assignments_of_row = nullptr;    // [A] a row's assignments, ascending expert
+  const uint8_t* row_nonfinite = nullptr;         // [rows] 1: NaN or Inf in the scores that count
 };
 
 // Routes that replace the router's (parity tests): compressed rows, experts ascending.

@@ -55,7 +55,8 @@ class CpuBackend : public Backend {
  private:
   // Memory of one plan; grows, never shrinks.
   struct PlanStorage {
-    std::vector<int32_t> expert_offsets, row_of_assignment, row_offsets, assignments_of_row;
+    std::vector<int32_t> expert_offsets, expert_of_assignment, row_of_assignment, row_offsets,
+        assignments_of_row;
     std::vector<float> weight_of_assignment;
     std::vector<uint8_t> row_nonfinite;
   };

@@ -217,6 +217,7 @@ RoutingPlan CpuBackend::BuildPlan(int rows, int experts, const std::vector<int32
   storage.expert_offsets.assign(static_cast<size_t>(experts) + 1, 0);
   for (int32_t e : ids) ++storage.expert_offsets[e + 1];
   for (int e = 0; e < experts; ++e) storage.expert_offsets[e + 1] += storage.expert_offsets[e];
+  storage.expert_of_assignment.resize(total);
   storage.row_of_assignment.resize(total);
   storage.weight_of_assignment.resize(total);
   storage.assignments_of_row.resize(total);
@@ -227,6 +228,7 @@ RoutingPlan CpuBackend::BuildPlan(int rows, int experts, const std::vector<int32
   for (int r = 0; r < rows; ++r) {
     for (int32_t i = offsets[r]; i < offsets[r + 1]; ++i) {
       const int32_t a = next[ids[i]]++;
+      storage.expert_of_assignment[a] = ids[i];
       storage.row_of_assignment[a] = r;
       storage.weight_of_assignment[a] = weights[i];
       storage.assignments_of_row[i] = a;
@@ -236,6 +238,7 @@ RoutingPlan CpuBackend::BuildPlan(int rows, int experts, const std::vector<int32
           .num_experts = experts,
           .num_assignments = static_cast<int>(total),
           .expert_offsets = storage.expert_offsets.data(),
+          .expert_of_assignment = storage.expert_of_assignment.data(),
           .row_of_assignment = storage.row_of_assignment.data(),
           .weight_of_assignment = storage.weight_of_assignment.data(),
           .row_offsets = storage.row_offsets.data(),
