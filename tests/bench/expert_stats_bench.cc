@@ -1,6 +1,6 @@
 // What the expert statistics cost: decode throughput with and without them.
 //
-//   expert_stats_bench [--pairs 40] [--tokens 256] MODEL...
+//   expert_stats_bench [--pairs 40] [--tokens 512] MODEL...
 //
 // For batches of 1 and 32: two engines over the same model in one process, one with statistics and
 // one without (no recorder is called, the counters stay 0), take turns; who comes first alternates.
@@ -137,7 +137,7 @@ int Run(const std::vector<std::filesystem::path>& models, int pairs, int tokens)
 }  // namespace moeserve::testing
 
 int main(int argc, char** argv) {
-  int pairs = 40, tokens = 256;
+  int pairs = 40, tokens = 512;
   std::vector<std::filesystem::path> models;
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
@@ -150,7 +150,7 @@ int main(int argc, char** argv) {
     }
   }
   if (models.empty()) {
-    std::fprintf(stderr, "usage: expert_stats_bench [--pairs 40] [--tokens 256] MODEL...\n");
+    std::fprintf(stderr, "usage: expert_stats_bench [--pairs 40] [--tokens 512] MODEL...\n");
     return 2;
   }
   return moeserve::testing::Run(models, pairs, tokens);
