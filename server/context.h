@@ -30,6 +30,7 @@ struct ServerSettings {
   HttpLimits http;
   bool strict_fields = false;
   bool allow_request_chat_template = false;
+  bool dashboard = true;  // the page at "/"
 };
 
 enum class ServerState { kLoading, kServing, kDraining };

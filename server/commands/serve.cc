@@ -47,6 +47,7 @@ struct Options {
   std::string chat_template;  // a file
   bool allow_request_chat_template = false;
   bool strict_fields = false;
+  bool no_dashboard = false;
   bool allow_open = false;
 };
 
@@ -185,6 +186,7 @@ absl::Status Serve(const Options& options) {
   }
   settings.device = options.model.device;
   settings.strict_fields = options.strict_fields;
+  settings.dashboard = !options.no_dashboard;
   settings.limits.max_logprobs = options.max_logprobs;
   settings.allow_request_chat_template = options.allow_request_chat_template;
 
@@ -272,6 +274,7 @@ void AddServeCommand(CLI::App& app, Command& selected) {
                     "Allow listening beyond loopback without API keys");
   command->add_flag("--strict-fields", options->strict_fields,
                     "Refuse requests with unknown fields");
+  command->add_flag("--no-dashboard", options->no_dashboard, "Do not serve the page at /");
   command
       ->add_option("--max-logprobs", options->max_logprobs,
                    "Alternatives beside each token that a request may ask for")

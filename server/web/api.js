@@ -1,0 +1,89 @@
+// Calls to this server, with the key where one is needed. Addresses are relative to the page, so
+// that it works behind a proxy that adds a prefix.
+
+const keyName = "moeserve-api-key";
+// No answer that this page wants is longer.
+const maxEventBytes = 1 << 22;
+
+export class ApiError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export const key = {
+  get: () => sessionStorage.getItem(keyName) ?? "",
+  set(value) {
+    if (value) sessionStorage.setItem(keyName, value);
+    else sessionStorage.removeItem(keyName);
+  },
+};
+
+// Told of every 401; set by the page.
+let onUnauthorized = () => {};
+export function setUnauthorizedHandler(handler) {
+  onUnauthorized = handler;
+}
+
+async function call(path, options = {}) {
+  const headers = new Headers(options.headers);
+  if (key.get()) headers.set("Authorization", `Bearer ${key.get()}`);
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers, cache: "no-store" });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, "the server cannot be reached");
+  }
+  if (response.ok) return response;
+  if (response.status === 401) onUnauthorized();
+  throw new ApiError(response.status, await errorMessage(response));
+}
+
+async function errorMessage(response) {
+  try {
+    const { error } = await response.json();
+    if (typeof error.message === "string") return error.message;
+  } catch {
+    // Not an error of the server's own; the status says what there is to say.
+  }
+  return `the server answered ${response.status}`;
+}
+
+export async function getJson(path, signal) {
+  return (await call(path, { signal })).json();
+}
+
+export async function getText(path, signal) {
+  return (await call(path, { signal })).text();
+}
+
+// The JSON of each event of a streamed completion, as it comes. An error within the stream is
+// thrown.
+export async function* streamCompletion(body, signal) {
+  const response = await call("v1/completions", {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify({ ...body, stream: true }),
+    signal,
+  });
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let buffer = "";
+  while (true) {
+    const { value, done } = await reader.read();
+    if (done) throw new ApiError(0, "the answer broke off");
+    buffer += value;
+    for (let end = buffer.indexOf("\n\n"); end >= 0; end = buffer.indexOf("\n\n")) {
+      const event = buffer.slice(0, end);
+      buffer = buffer.slice(end + 2);
+      if (!event.startsWith("data: ")) continue;
+      const data = event.slice("data: ".length);
+      if (data === "[DONE]") return;
+      const json = JSON.parse(data);
+      if (json.error) throw new ApiError(0, String(json.error.message));
+      yield json;
+    }
+    if (buffer.length > maxEventBytes) throw new ApiError(0, "an event of the answer is too long");
+  }
+}
