@@ -9,6 +9,12 @@ export function niceCeiling(value) {
   return step * power;
 }
 
+// The span of time shown grows with what there is to show.
+const spans = [60, 120, 300];
+const maxSpan = spans.at(-1);
+// Values further apart are not joined: in between nobody looked.
+const maxGapSeconds = 10;
+
 const margin = { left: 52, right: 10, top: 8, bottom: 22 };
 const height = 150;
 
@@ -26,8 +32,8 @@ function onWidth(host, draw) {
 // Lines over the last minutes. `series` are [{name}], told apart by colour and dashes; the newest
 // value of each stands beside its name.
 export class LineChart {
-  constructor({ title, series, format, spanSeconds = 300, floor = 0 }) {
-    Object.assign(this, { title, series, format, spanSeconds, floor });
+  constructor({ title, series, format, floor = 0 }) {
+    Object.assign(this, { title, series, format, floor });
     this.points = []; // {time, values}, times in seconds
     this.width = 0;
     this.plot = svg("svg", { class: "plot", role: "img", "aria-label": title, height });
@@ -42,7 +48,7 @@ export class LineChart {
   // `values`: one for each series, NaN where there is none.
   add(time, values) {
     this.points.push({ time, values });
-    while (this.points.length > 0 && this.points[0].time < time - this.spanSeconds - 10) {
+    while (this.points.length > 0 && this.points[0].time < time - maxSpan - maxGapSeconds) {
       this.points.shift();
     }
     values.forEach((value, i) => (this.values[i].textContent = this.format(value)));
@@ -55,10 +61,12 @@ export class LineChart {
     const width = this.plot.clientWidth;
     if (width === 0) return;
     const now = this.points.at(-1)?.time ?? 0;
+    const age = now - (this.points[0]?.time ?? 0);
+    const span = spans.find((seconds) => seconds >= age) ?? maxSpan;
     const seen = this.points.flatMap(({ values }) => values.filter(Number.isFinite));
     const top = niceCeiling(Math.max(this.floor, ...seen));
     const x = (time) => margin.left +
-      (width - margin.left - margin.right) * (1 - (now - time) / this.spanSeconds);
+      (width - margin.left - margin.right) * (1 - (now - time) / span);
     const y = (value) => height - margin.bottom -
       (height - margin.top - margin.bottom) * Math.min(value / top, 1);
     const parts = [];
@@ -67,10 +75,9 @@ export class LineChart {
       parts.push(svg("line", { class: "grid", x1: margin.left, x2: width - margin.right,
         y1: at, y2: at }));
       parts.push(svg("text", { class: "tick", x: margin.left - 6, y: at + 4,
-        "text-anchor": "end" }, this.format(share * top)));
+        "text-anchor": "end" }, this.format(share * top).replace(/\.0+(?= |$)/, "")));
     }
-    const minutes = this.spanSeconds / 60;
-    parts.push(svg("text", { class: "tick", x: margin.left, y: height - 5 }, `−${minutes} min`));
+    parts.push(svg("text", { class: "tick", x: margin.left, y: height - 5 }, `−${span / 60} min`));
     parts.push(svg("text", { class: "tick", x: width - margin.right, y: height - 5,
       "text-anchor": "end" }, "now"));
     this.series.forEach((_, i) => {
@@ -89,7 +96,10 @@ export class LineChart {
   #path(series, x, y) {
     let path = "";
     let pen = "M";
+    let last = -Infinity;
     for (const { time, values } of this.points) {
+      if (time - last > maxGapSeconds) pen = "M";
+      last = time;
       if (!Number.isFinite(values[series]) || x(time) < margin.left) {
         pen = "M";
         continue;

@@ -56,6 +56,7 @@ export class ExpertsView {
       this.poller.refresh();
     });
     this.#showThreshold();
+    this.#showCursor(null);
     byId("load-block").addEventListener("change", () => this.#showTable());
     byId("load-details").addEventListener("toggle", () => this.#showTable());
     byId("diversity-block").addEventListener("change", () => this.#showDiversity());
@@ -133,13 +134,16 @@ export class ExpertsView {
   }
 
   #showBalance() {
+    // Router scores are looked at by newer servers only, and not in every step.
+    const scored = this.stats.layers.some((layer) => Number.isFinite(layer.router?.entropy_mean));
+    byId("router-head").hidden = !scored;
     const rows = this.stats.layers.map((layer, i) => {
       const load = this.loads[i];
       const idle = load.total === 0;
       return el("tr", {},
         el("th", { scope: "row" }, blockTitle(layer)),
         meterCell(load.balance), meterCell(load.entropy),
-        el("td", { class: "number" }, decimal(layer.router?.entropy_mean)),
+        scored ? el("td", { class: "number" }, decimal(layer.router?.entropy_mean)) : null,
         el("td", { class: "number" },
           idle ? "–" : `${load.hottest} (${decimal(load.relative[load.hottest])}×)`),
         el("td", { class: "number" }, idle ? "–" : count(load.dead.length)));
@@ -155,14 +159,14 @@ export class ExpertsView {
     const top = hottest[0]?.value ?? 1;
     byId("hot").replaceChildren(...hottest.map(({ layer, expert, value }) =>
       el("li", {},
-        el("span", {}, `${blockTitle(layer)}, expert ${expert}`),
+        el("span", {}, `${blockLabel(layer)} · expert ${expert}`),
         bar(value / top),
         el("span", { class: "number" }, `${decimal(value)}×`))));
     const dead = this.stats.layers.flatMap((layer, i) => {
       const ids = this.loads[i].dead;
       if (ids.length === 0) return [];
       const more = ids.length > maxDeadListed ? ` and ${ids.length - maxDeadListed} more` : "";
-      return [el("li", {}, el("strong", {}, `${blockTitle(layer)}: `),
+      return [el("li", {}, el("strong", {}, `${blockLabel(layer)}: `),
         ids.slice(0, maxDeadListed).join(", ") + more)];
     });
     byId("dead").replaceChildren(...(dead.length > 0 ? dead : [el("li", { class: "muted" },

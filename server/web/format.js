@@ -14,11 +14,13 @@ export const decimal = (value) => (known(value) ? two.format(value) : none);
 export function percent(ratio) {
   if (!known(ratio)) return none;
   const value = 100 * ratio;
-  return `${value.toFixed(value >= 10 || value === 0 ? (value >= 99.95 ? 0 : 1) : 2)} %`;
+  const digits = value === 0 || value >= 99.95 ? 0 : value >= 10 ? 1 : 2;
+  return `${value.toFixed(digits)} %`;
 }
 
 export function seconds(value) {
   if (!known(value)) return none;
+  if (value === 0) return "0 s";
   if (value < 0.01) return `${(1000 * value).toPrecision(2)} ms`;
   if (value < 1) return `${Math.round(1000 * value)} ms`;
   return `${value < 10 ? value.toFixed(2) : value.toFixed(1)} s`;

@@ -7,6 +7,8 @@ const labelWidth = 104;
 const axisHeight = 20;
 const gap = 1;
 const moveMilliseconds = 450;
+// Where on the colour scale an even share lies, however high the loads go.
+const evenPlace = 0.45;
 
 export class Heatmap {
   // `onCursor(row, column)` hears where the cursor is, and null where it left.
@@ -74,7 +76,7 @@ export class Heatmap {
   }
 
   color(value) {
-    return sequentialColor(Math.sqrt(value / this.top));
+    return sequentialColor((value / this.top) ** (Math.log(evenPlace) / Math.log(1 / this.top)));
   }
 
   // Place and size of a cell in CSS pixels, within the heatmap's content.
@@ -159,10 +161,9 @@ export class Heatmap {
     const bar = svg("svg", { width: 160, height: 12, viewBox: "0 0 160 12", "aria-hidden": "true" },
       steps.map((value, i) => svg("rect", { x: i * 5, y: 0, width: 5.2, height: 12,
         fill: sequentialColor(value) })));
-    const even = Math.sqrt(1 / this.top) * 160;
-    bar.append(svg("path", { class: "even", d: `M${even} 0V12` }));
+    bar.append(svg("path", { class: "even", d: `M${evenPlace * 160} 0V12` }));
     this.legend.replaceChildren(el("span", {}, "0"), bar, el("span", {}, `${this.top}×`),
-      el("span", { class: "muted" }, "load relative to an even share (line: even)"));
+      el("span", { class: "muted" }, "an even share (at the line)"));
   }
 
   #move(row, column = 0, pinned = false) {

@@ -140,7 +140,7 @@ export class PlaygroundView {
     setText(byId("answer-note"),
       `${count(usage?.prompt_tokens)} prompt and ${count(generated)} generated tokens in ` +
       `${seconds(time)}, first after ${seconds((first - begin) / 1000)}` +
-      (generated > 1 ? `, then ${decimal(rate)} a second.` : "."));
+      (generated > 1 ? `, then ${rate < 100 ? decimal(rate) : count(rate)} a second.` : "."));
   }
 
   #addToken(text, position, generated, logprob) {

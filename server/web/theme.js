@@ -24,7 +24,7 @@ function apply(theme) {
 // Makes `button` switch between the two; what the system wants is the start.
 export function setUpTheme(button) {
   const show = () => {
-    button.setAttribute("aria-pressed", String(isDark()));
+    button.textContent = isDark() ? "Light mode" : "Dark mode";
   };
   listeners.add(show);
   prefersDark.addEventListener("change", () => apply(document.documentElement.dataset.theme));
