@@ -81,6 +81,7 @@ class Engine::Impl {
         eos_(std::move(eos)),
         cache_(std::move(cache)),
         recorder_(model_->spec(), RecorderSettings(options_), &routes_),
+        always_active_(recorder_.Snapshot().always_active_parameters),
         routes_(recorder_.layout(), ExpertParameters(recorder_.Snapshot()), cache_.num_blocks()),
         scheduler_(cache_, routes_, options_.prefix_cache, options_.max_num_seqs),
         token_step_(eos_, model_->spec().vocab_size, options_.max_model_len) {
@@ -131,6 +132,7 @@ class Engine::Impl {
   // Engine thread only.
   ExpertRecorder recorder_;
   RoutingGuard guard_;
+  const int64_t always_active_;  // parameters of the model that every token uses
   RouteLog routes_;
   Scheduler scheduler_;
   TokenStep token_step_;
@@ -415,7 +417,9 @@ void Engine::Impl::Finish(Sequence* sequence, OutputDelta delta) {
     const RouteLog::Totals totals = routes_.Total(sequence->blocks);
     delta.usage.routed_tokens = sequence->computed;
     delta.usage.expert_routes = totals.routes;
-    delta.usage.expert_parameters = totals.parameters;
+    delta.usage.activated_parameters =
+        totals.parameters +
+        static_cast<uint64_t>(sequence->computed) * static_cast<uint64_t>(always_active_);
   }
   const SequencePtr s = scheduler_.Remove(sequence);
   {

@@ -79,8 +79,9 @@ struct Usage {
   // When finished, unless expert statistics are off: of the tokens that the model has seen for this
   // request (the last sampled one is not among them), whoever computed them.
   int routed_tokens = 0;
-  uint64_t expert_routes = 0;      // (row, expert) pairs
-  uint64_t expert_parameters = 0;  // parameters of the experts of those pairs
+  uint64_t expert_routes = 0;  // (row, expert) pairs
+  // Parameters that they used, embeddings and head excluded; every pair counts.
+  uint64_t activated_parameters = 0;
 };
 
 // One piece of an answer. Pieces of a request arrive in order; joining `text` gives the whole text.

@@ -22,4 +22,10 @@ struct RoutingRecord {
   std::vector<float> weights;     // [A]
 };
 
+// Joins two adjacent pieces: `next` begins where `to` ends.
+void Append(RoutingRecord& to, const RoutingRecord& next);
+
+// The routes of its tokens [begin, end), counted from the record's first.
+RoutingRecord Slice(const RoutingRecord& record, int begin, int end, int rows_per_token);
+
 }  // namespace moeserve

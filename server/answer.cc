@@ -27,6 +27,7 @@ AnswerOptions MakeAnswerOptions(const GenerationParams& params) {
   options.prompt_logprobs = params.prompt_logprobs;
   options.return_token_ids = params.return_token_ids;
   options.tokens_as_ids = params.return_tokens_as_token_ids;
+  options.routing = params.routing;
   return options;
 }
 
@@ -35,6 +36,10 @@ void ChoicePart::Add(OutputDelta delta, bool return_token_ids) {
   if (return_token_ids) {
     if (!token_ids) token_ids.emplace();
     token_ids->insert(token_ids->end(), delta.tokens.begin(), delta.tokens.end());
+  }
+  if (delta.routing) {
+    if (!routing) routing.emplace();
+    Append(*routing, *delta.routing);
   }
   if (delta.finished) {
     finish_reason = delta.finish_reason;
@@ -96,6 +101,14 @@ Json PromptLogprobsJson(const Tokenizer* tokenizer,
   return list;
 }
 
+void PutRouting(const ChoicePart& part, const RoutingParams& params, Json& choice) {
+  if (!part.HasRoutes()) return;
+  if (params.record) choice["routing"] = RoutingRecordJson(*part.routing, *params.layout);
+  if (params.table) {
+    choice["routed_experts"] = RoutedExpertsTable(*part.routing, *params.layout, params.num_layers);
+  }
+}
+
 Json FinishReasonJson(const ChoicePart& part) {
   if (!part.finish_reason) return nullptr;
   return *part.finish_reason == FinishReason::kStop ? "stop" : "length";
@@ -118,12 +131,18 @@ Json EnvelopeJson(const AnswerIdentity& identity, std::string_view object, Json 
   return answer;
 }
 
-Json UsageJson(int64_t prompt_tokens, int64_t completion_tokens, int64_t cached_tokens) {
+Json UsageJson(const Usage& sums) {
   Json usage;
-  usage["prompt_tokens"] = prompt_tokens;
-  usage["completion_tokens"] = completion_tokens;
-  usage["total_tokens"] = prompt_tokens + completion_tokens;
-  usage["prompt_tokens_details"]["cached_tokens"] = cached_tokens;
+  usage["prompt_tokens"] = sums.prompt_tokens;
+  usage["completion_tokens"] = sums.completion_tokens;
+  usage["total_tokens"] = int64_t{sums.prompt_tokens} + sums.completion_tokens;
+  usage["prompt_tokens_details"]["cached_tokens"] = sums.cached_tokens;
+  if (sums.routed_tokens > 0) {
+    const double tokens = sums.routed_tokens;
+    usage["experts_per_token"] = static_cast<double>(sums.expert_routes) / tokens;
+    usage["activated_parameters_per_token"] =
+        static_cast<double>(sums.activated_parameters) / tokens;
+  }
   return usage;
 }
 

@@ -29,6 +29,7 @@ struct AnswerOptions {
   std::optional<int> prompt_logprobs;  // alternatives
   bool return_token_ids = false;
   bool tokens_as_ids = false;
+  RoutingParams routing;
 };
 
 AnswerOptions MakeAnswerOptions(const GenerationParams& params);
@@ -44,10 +45,12 @@ struct ChoicePart {
   std::optional<std::vector<TokenId>> prompt_token_ids;
   nlohmann::ordered_json prompt_logprobs;  // null where not asked for
   std::optional<std::vector<TokenId>> token_ids;
+  std::optional<RoutingRecord> routing;  // where asked for, what is known
 
   // Text, end and, if wanted, ids.
   void Add(OutputDelta delta, bool return_token_ids);
   bool HasIds() const { return prompt_token_ids || (token_ids && !token_ids->empty()); }
+  bool HasRoutes() const { return routing && routing->tokens > 0; }
 };
 
 // Writes the answer of one request as its endpoint does. One thread at a time.
@@ -84,6 +87,10 @@ nlohmann::ordered_json PromptLogprobsJson(const Tokenizer* tokenizer,
                                           const std::vector<std::optional<TokenLogprob>>& logprobs,
                                           int count);
 
+// Puts the routes of a choice, if there are any, into its JSON.
+void PutRouting(const ChoicePart& part, const RoutingParams& params,
+                nlohmann::ordered_json& choice);
+
 // "stop", "length" or null.
 nlohmann::ordered_json FinishReasonJson(const ChoicePart& part);
 // The stop string, the stop token's id or null.
@@ -93,8 +100,8 @@ nlohmann::ordered_json StopReasonJson(const ChoicePart& part);
 nlohmann::ordered_json EnvelopeJson(const AnswerIdentity& identity, std::string_view object,
                                     nlohmann::ordered_json choices);
 
-nlohmann::ordered_json UsageJson(int64_t prompt_tokens, int64_t completion_tokens,
-                                 int64_t cached_tokens);
+// Sums over the choices of an answer, prompts counted once. The experts appear once known.
+nlohmann::ordered_json UsageJson(const Usage& sums);
 
 // One line of valid UTF-8.
 std::string DumpJson(const nlohmann::ordered_json& value);

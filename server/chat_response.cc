@@ -88,13 +88,16 @@ std::vector<Json> ChatWriter::TakeChunks(int index) {
   const auto add_ids = [&](Json& item) {
     if (part.token_ids && !part.token_ids->empty()) item["token_ids"] = *part.token_ids;
     part.token_ids.reset();
+    PutRouting(part, options_.routing, item);
+    part.routing.reset();
   };
   if (!choice.opened) {
     choice.opened = true;
     add({{"role", "assistant"}, {"content", ""}}, nullptr);
     if (part.prompt_token_ids) chunks.back()["prompt_token_ids"] = *part.prompt_token_ids;
   }
-  const bool has_more = !choice.logprobs.empty() || (part.token_ids && !part.token_ids->empty());
+  const bool has_more =
+      !choice.logprobs.empty() || part.HasRoutes() || (part.token_ids && !part.token_ids->empty());
   if (!part.text.empty() || (has_more && !part.finish_reason)) {
     add_ids(add({{"content", std::move(part.text)}}, TakeLogprobs(choice)));
   }
@@ -124,6 +127,7 @@ Json ChatWriter::TakeAnswer() {
     item["finish_reason"] = FinishReasonJson(part);
     item["stop_reason"] = StopReasonJson(part);
     if (part.token_ids) item["token_ids"] = *part.token_ids;
+    PutRouting(part, options_.routing, item);
     list.push_back(std::move(item));
   }
   Json answer = EnvelopeJson(identity_, kObject, std::move(list));

@@ -59,7 +59,7 @@ Json LogprobArrays::Take() {
   return out;
 }
 
-Json ChoiceJson(const ChoicePart& part) {
+Json ChoiceJson(const ChoicePart& part, const RoutingParams& routing) {
   Json choice;
   choice["index"] = part.index;
   choice["text"] = part.text;
@@ -69,6 +69,7 @@ Json ChoiceJson(const ChoicePart& part) {
   if (!part.prompt_logprobs.is_null()) choice["prompt_logprobs"] = part.prompt_logprobs;
   if (part.prompt_token_ids) choice["prompt_token_ids"] = *part.prompt_token_ids;
   if (part.token_ids) choice["token_ids"] = *part.token_ids;
+  PutRouting(part, routing, choice);
   return choice;
 }
 
@@ -129,9 +130,13 @@ std::vector<Json> CompletionWriter::TakeChunks(int index) {
   Choice& choice = choices_[index];
   ChoicePart& part = choice.part;
   const bool has_logprobs = options_.logprobs && !choice.logprobs.empty();
-  if (part.text.empty() && !has_logprobs && !part.HasIds() && !part.finish_reason) return {};
+  if (part.text.empty() && !has_logprobs && !part.HasIds() && !part.HasRoutes() &&
+      !part.finish_reason) {
+    return {};
+  }
   if (has_logprobs) part.logprobs = choice.logprobs.Take();
-  std::vector<Json> chunks{EnvelopeJson(identity_, kObject, Json::array({ChoiceJson(part)}))};
+  std::vector<Json> chunks{
+      EnvelopeJson(identity_, kObject, Json::array({ChoiceJson(part, options_.routing)}))};
   part = ChoicePart();
   part.index = index;
   return chunks;
@@ -145,7 +150,7 @@ Json CompletionWriter::TakeAnswer() {
   Json list = Json::array();
   for (Choice& choice : choices_) {
     if (options_.logprobs) choice.part.logprobs = choice.logprobs.Take();
-    list.push_back(ChoiceJson(choice.part));
+    list.push_back(ChoiceJson(choice.part, options_.routing));
   }
   return EnvelopeJson(identity_, kObject, std::move(list));
 }

@@ -40,7 +40,7 @@ class LogprobArrays {
   nlohmann::ordered_json text_offset_ = nlohmann::ordered_json::array();
 };
 
-nlohmann::ordered_json ChoiceJson(const ChoicePart& part);
+nlohmann::ordered_json ChoiceJson(const ChoicePart& part, const RoutingParams& routing = {});
 
 // Answers of POST /v1/completions.
 class CompletionWriter final : public AnswerWriter {

@@ -80,6 +80,10 @@ RequestRules ServerContext::Rules() const {
   std::lock_guard lock(mutex_);
   rules.defaults = defaults_;
   rules.vocab_size = engine_->spec().vocab_size;
+  rules.routing = {.records = settings_.routing_records,
+                   .control = engine_->routing_control(),
+                   .spec = &engine_->spec(),
+                   .layout = &engine_->route_layout()};
   rules.tokenizer = engine_->tokenizer();
   return rules;
 }

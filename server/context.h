@@ -31,6 +31,7 @@ struct ServerSettings {
   bool strict_fields = false;
   bool allow_request_chat_template = false;
   bool dashboard = true;  // the page at "/"
+  bool routing_records = false;
 };
 
 enum class ServerState { kLoading, kServing, kDraining };

@@ -19,6 +19,10 @@ class EngineAdapter final : public EngineApi {
   void Drain(absl::Time deadline) override { engine_->Drain(deadline); }
   EngineStats Stats() const override { return engine_->Stats(); }
   ExpertStats ExpertSnapshot() const override { return engine_->ExpertSnapshot(); }
+  const RouteLayout& route_layout() const override { return engine_->route_layout(); }
+  RoutingControlLimits routing_control() const override {
+    return engine_->options().routing_control;
+  }
   int max_model_len() const override { return engine_->max_model_len(); }
   const ModelSpec& spec() const override { return engine_->spec(); }
   const Tokenizer* tokenizer() const override {

@@ -25,6 +25,8 @@ class EngineApi {
 
   virtual EngineStats Stats() const = 0;
   virtual ExpertStats ExpertSnapshot() const = 0;
+  virtual const RouteLayout& route_layout() const = 0;
+  virtual RoutingControlLimits routing_control() const = 0;
 
   virtual int max_model_len() const = 0;
   virtual const ModelSpec& spec() const = 0;

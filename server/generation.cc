@@ -15,6 +15,11 @@ namespace {
 size_t Weight(const ChoiceEvent& event) {
   size_t bytes = sizeof(ChoiceEvent) + event.delta.text.size();
   bytes += event.delta.tokens.size() * sizeof(TokenId);
+  // So do the routes of a prompt.
+  if (event.delta.routing && event.delta.routing->first_position > 0) {
+    bytes += event.delta.routing->experts.size() * (sizeof(uint16_t) + sizeof(float)) +
+             event.delta.routing->offsets.size() * sizeof(uint32_t);
+  }
   for (const TokenLogprob& logprob : event.delta.logprobs) {
     bytes += sizeof(TokenLogprob) + logprob.top.size() * sizeof(logprob.top[0]);
   }

@@ -79,6 +79,8 @@ std::vector<Request> MakeEngineRequests(const GenerationParams& params,
       request.deadline = deadline;
       request.priority = params.priority;
       request.cache_salt = params.cache_salt;
+      request.routing_record = params.routing.any_record();
+      request.routing_control = params.routing.control;
       requests.push_back(std::move(request));
     }
   }

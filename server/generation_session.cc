@@ -18,6 +18,7 @@ GenerationSession::GenerationSession(std::shared_ptr<EngineApi> engine,
       stream_(params.stream),
       include_usage_(params.include_usage),
       continuous_usage_(params.continuous_usage),
+      control_(params.routing.control),
       prompts_(std::move(prompts)),
       writer_(std::move(writer)),
       counts_(prompts_.size() * static_cast<size_t>(params.n)) {}
@@ -53,7 +54,7 @@ http::Progress GenerationSession::Next() {
   if (finished) {
     if (include_usage_) {
       Json chunk = writer_->EmptyChunk();
-      chunk["usage"] = Usage();
+      chunk["usage"] = SumUsage();
       data += SseEvent(chunk);
     }
     data += kSseDone;
@@ -64,14 +65,16 @@ http::Progress GenerationSession::Next() {
 }
 
 absl::Status GenerationSession::Apply(int index, OutputDelta delta) {
-  counts_[index].completion_tokens = delta.usage.completion_tokens;
-  counts_[index].cached_tokens = delta.usage.cached_tokens;
+  counts_[index] = delta.usage;
   return writer_->Add(index, prompts_[index / samples_], std::move(delta));
 }
 
 void GenerationSession::AppendChunks(int index, std::string& out) {
   for (Json& chunk : writer_->TakeChunks(index)) {
-    if (include_usage_) chunk["usage"] = continuous_usage_ ? Usage() : Json(nullptr);
+    if (control_ != nullptr && !std::exchange(echoed_, true)) {
+      chunk["routing_control"] = RoutingControlJson(control_->change());
+    }
+    if (include_usage_) chunk["usage"] = continuous_usage_ ? SumUsage() : Json(nullptr);
     out += SseEvent(chunk);
   }
 }
@@ -87,23 +90,25 @@ http::Progress GenerationSession::Fail(const absl::Status& status) {
 
 http::Response GenerationSession::UnaryAnswer() {
   Json answer = writer_->TakeAnswer();
-  answer["usage"] = Usage();
+  if (control_ != nullptr) answer["routing_control"] = RoutingControlJson(control_->change());
+  answer["usage"] = SumUsage();
   http::Response response;
   response.body = DumpJson(answer);
   return response;
 }
 
-Json GenerationSession::Usage() const {
-  int64_t prompt = 0;
-  for (const PreparedPrompt& p : prompts_) prompt += static_cast<int64_t>(p.ids.size());
-  int64_t completion = 0;
-  for (const Counts& counts : counts_) completion += counts.completion_tokens;
-  // Each prompt once, whatever the number of its samples.
-  int64_t cached = 0;
-  for (size_t i = 0; i < counts_.size(); i += static_cast<size_t>(samples_)) {
-    cached += counts_[i].cached_tokens;
+Json GenerationSession::SumUsage() const {
+  moeserve::Usage sums;
+  for (const PreparedPrompt& p : prompts_) sums.prompt_tokens += static_cast<int>(p.ids.size());
+  for (size_t i = 0; i < counts_.size(); ++i) {
+    sums.completion_tokens += counts_[i].completion_tokens;
+    sums.routed_tokens += counts_[i].routed_tokens;
+    sums.expert_routes += counts_[i].expert_routes;
+    sums.activated_parameters += counts_[i].activated_parameters;
+    // Each prompt once, whatever the number of its samples.
+    if (i % static_cast<size_t>(samples_) == 0) sums.cached_tokens += counts_[i].cached_tokens;
   }
-  return UsageJson(prompt, completion, cached);
+  return UsageJson(sums);
 }
 
 }  // namespace moeserve::server

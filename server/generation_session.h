@@ -28,11 +28,6 @@ class GenerationSession final : public http::PendingResponse {
   int FinalStatus() const override { return final_status_; }
 
  private:
-  struct Counts {
-    int completion_tokens = 0;
-    int cached_tokens = 0;
-  };
-
   GenerationSession(std::shared_ptr<EngineApi> engine, const GenerationParams& params,
                     std::vector<PreparedPrompt> prompts, std::unique_ptr<AnswerWriter> writer);
 
@@ -40,18 +35,20 @@ class GenerationSession final : public http::PendingResponse {
   void AppendChunks(int index, std::string& out);
   http::Progress Fail(const absl::Status& status);
   http::Response UnaryAnswer();
-  nlohmann::ordered_json Usage() const;
+  nlohmann::ordered_json SumUsage() const;
 
   const std::shared_ptr<EngineApi> engine_;  // owns the tokenizer that the writer uses
   const int samples_;
   const bool stream_;
   const bool include_usage_;
   const bool continuous_usage_;
+  const std::shared_ptr<const RoutingControl> control_;
   const std::vector<PreparedPrompt> prompts_;
   const std::unique_ptr<AnswerWriter> writer_;
-  std::vector<Counts> counts_;  // by choice
+  std::vector<moeserve::Usage> counts_;  // by choice
   std::unique_ptr<Generation> generation_;
   bool streaming_ = false;  // a part was sent
+  bool echoed_ = false;     // the stream has said how its routing was changed
   int final_status_ = 200;
 };
 

@@ -147,7 +147,7 @@ constexpr std::string_view kSharedFields[] = {
     "return_tokens_as_token_ids", "request_id", "cache_salt", "priority", "presence_penalty",
     "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words",
     "min_tokens", "response_format", "structured_outputs", "guided_json", "guided_regex",
-    "guided_choice",
+    "guided_choice", "return_routing", "return_routed_experts", "routing_control",
     // Accepted and without effect.
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
     "parallel_tool_calls"};
@@ -198,6 +198,7 @@ absl::Status ParseSharedFields(const Json& body, const RequestRules& rules,
   MOESERVE_ASSIGN_OR_RETURN(out.constraint, ParseConstraint(body));
   MOESERVE_RETURN_IF_ERROR(CheckConstraint(out));
   MOESERVE_RETURN_IF_ERROR(ParseStreaming(body, out));
+  MOESERVE_RETURN_IF_ERROR(ParseRoutingFields(body, rules.routing, out.stream, out.routing));
   MOESERVE_RETURN_IF_ERROR(ParseIdentity(body, out));
   MOESERVE_RETURN_IF_ERROR(CheckUnsupportedFields(body));
   return CheckUnknownFields(body, own_fields, rules.strict_fields, out.ignored_fields);

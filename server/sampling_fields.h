@@ -13,6 +13,7 @@
 #include "model_loaders/loader.h"
 #include "nlohmann/json.hpp"
 #include "server/limits.h"
+#include "server/routing_fields.h"
 #include "server/structured_fields.h"
 
 namespace moeserve::server {
@@ -25,6 +26,7 @@ struct RequestRules {
   const Tokenizer* tokenizer = nullptr;   // lives as long as the engine; null: the model has none
   int vocab_size = 0;
   bool strict_fields = false;  // unknown fields are an error
+  RoutingRules routing;
 };
 
 struct SharedParams {
@@ -40,6 +42,7 @@ struct SharedParams {
   std::optional<int> truncate_prompt_tokens;  // -1: as many as fit
   bool return_token_ids = false;
   bool return_tokens_as_token_ids = false;
+  RoutingParams routing;
   std::string request_id;  // of the body; empty: none
   int ignored_fields = 0;
 };

@@ -35,7 +35,6 @@ constexpr Field kFields[] = {
     {"guided_grammar", Harmless::kNever},
     {"use_beam_search", Harmless::kFalse},
     {"spaces_between_special_tokens", Harmless::kTrue},
-    {"return_routed_experts", Harmless::kFalse},
     {"tools", Harmless::kEmpty},
     {"tool_choice", Harmless::kNone},
     {"functions", Harmless::kEmpty},

@@ -46,6 +46,8 @@ struct Options {
   int max_logprobs = 20;
   std::string chat_template;  // a file
   bool allow_request_chat_template = false;
+  bool routing_records = false;
+  RoutingControlLimits routing_control;
   bool strict_fields = false;
   bool no_dashboard = false;
   bool allow_open = false;
@@ -178,8 +180,9 @@ absl::Status Serve(const Options& options) {
   }
   MOESERVE_ASSIGN_OR_RETURN(const Addresses addresses,
                             ResolveAddresses(options, !settings.keys.empty()));
-  MOESERVE_ASSIGN_OR_RETURN(const EngineOptions engine_options,
-                            ResolveEngineOptions(options.engine));
+  MOESERVE_ASSIGN_OR_RETURN(EngineOptions engine_options, ResolveEngineOptions(options.engine));
+  engine_options.routing_control = options.routing_control;
+  if (engine_options.routing_control.max_top_k > 0) engine_options.routing_control.enabled = true;
   settings.served_names = options.served_names;
   if (settings.served_names.empty()) {
     settings.served_names.push_back(DefaultName(options.model.directory));
@@ -189,6 +192,7 @@ absl::Status Serve(const Options& options) {
   settings.dashboard = !options.no_dashboard;
   settings.limits.max_logprobs = options.max_logprobs;
   settings.allow_request_chat_template = options.allow_request_chat_template;
+  settings.routing_records = options.routing_records;
 
   // Destroyed from the last to the first: servers before the engine, the backend after it.
   RunningModel model;
@@ -284,6 +288,17 @@ void AddServeCommand(CLI::App& app, Command& selected) {
                       "File with a Jinja chat template in place of the model's");
   command->add_flag("--allow-request-chat-template", options->allow_request_chat_template,
                     "Let requests bring chat_template and chat_template_kwargs");
+  command->add_flag("--routing-records", options->routing_records,
+                    "Tell requests that ask which experts computed their tokens; that can reveal "
+                    "parts of what others asked only through equal cached prefixes");
+  command->add_flag("--routing-control", options->routing_control.enabled,
+                    "Let requests change the routing of their own tokens");
+  command
+      ->add_option("--routing-max-top-k", options->routing_control.max_top_k,
+                   "Most experts for a row that such a request may ask for; 0: all; implies "
+                   "--routing-control")
+      ->check(CLI::Range(0, 65536))
+      ->capture_default_str();
   command->add_option("--log-format", options->log_format, "Format of the log on standard error")
       ->check(CLI::IsMember({"text", "json"}))
       ->capture_default_str();

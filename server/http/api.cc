@@ -153,6 +153,14 @@ class Api : public std::enable_shared_from_this<Api> {
     return response;
   }
 
+  Handled ExpertLayout(const Request&) {
+    const auto engine = context_.ServingEngine();
+    if (!engine.ok()) return ErrorResponse(engine.status());
+    Json out = {{"model", context_.model_name()}};
+    out.update(RouteLayoutJson((*engine)->route_layout()));
+    return JsonResponse(out);
+  }
+
   Handled ExpertStatistics(const Request& request) {
     const auto run = [&]() -> Result<Json> {
       MOESERVE_ASSIGN_OR_RETURN(const auto window, QueryNumber(request.query, "window", 1,
@@ -355,6 +363,7 @@ std::unique_ptr<Router> MakeRouter(ServerContext& context) {
   add("POST", "/tokenize", Access::kKey, &Api::Tokenize, Work::kSlow);
   add("POST", "/detokenize", Access::kKey, &Api::Detokenize);
   add("GET", "/v1/experts/stats", Access::kKey, &Api::ExpertStatistics);
+  add("GET", "/v1/experts/layout", Access::kKey, &Api::ExpertLayout);
   add("GET", "/health", Access::kOpen, &Api::Ready);
   add("GET", "/health/ready", Access::kOpen, &Api::Ready);
   add("GET", "/health/live", Access::kOpen, &Api::Live);

@@ -1,6 +1,8 @@
 #include "server/rpc/generate_call.h"
 
+#include <algorithm>
 #include <exception>
+#include <optional>
 #include <utility>
 
 #include "model_loaders/message.h"
@@ -79,6 +81,8 @@ absl::Status GenerateCall::Launch(const GenerateParams& params, const EventQueue
       prompts_, PreparePrompts(completion, engine_->tokenizer(), engine_->max_model_len()));
   model_ = completion.model;
   n_ = completion.n;
+  routing_ = completion.routing;
+  opened_.assign(prompts_.size() * static_cast<size_t>(n_), false);
   answer_id_ =
       Concat("gen-", completion.request_id.empty() ? NewRequestId() : completion.request_id);
   std::vector<Request> requests =
@@ -100,13 +104,41 @@ absl::Status GenerateCall::Launch(const GenerateParams& params, const EventQueue
   return absl::OkStatus();
 }
 
+v1::GenerateResponse GenerateCall::NewMessage(int choice) const {
+  v1::GenerateResponse message;
+  message.set_id(answer_id_);
+  message.set_model(model_);
+  message.set_index(static_cast<uint32_t>(choice));
+  return message;
+}
+
+RoutingRecord GenerateCall::SendRoutesAhead(int choice, const RoutingRecord& record) {
+  // Clients refuse messages of more than 4 MiB unless told otherwise.
+  constexpr int64_t kMostRows = 16384;
+  const int rows = routing_.layout->rows_per_token;
+  const int piece = static_cast<int>(std::max<int64_t>(1, kMostRows / std::max(rows, 1)));
+  int begin = 0;
+  for (; record.tokens - begin > piece; begin += piece) {
+    v1::GenerateResponse message = NewMessage(choice);
+    Fill(Slice(record, begin, begin + piece, rows), *routing_.layout, *message.mutable_routing());
+    ready_.push_back(std::move(message));
+  }
+  return Slice(record, begin, record.tokens, rows);
+}
+
 absl::Status GenerateCall::Collect() {
   for (ChoiceEvent& event : generation_->Take()) {
     if (!event.error.ok()) return event.error;
-    v1::GenerateResponse message;
-    message.set_id(answer_id_);
-    message.set_model(model_);
-    message.set_index(static_cast<uint32_t>(event.choice));
+    std::optional<RoutingRecord> routes;
+    if (event.delta.routing) routes = SendRoutesAhead(event.choice, *event.delta.routing);
+    v1::GenerateResponse message = NewMessage(event.choice);
+    if (routes) Fill(*routes, *routing_.layout, *message.mutable_routing());
+    if (!opened_[event.choice]) {
+      opened_[event.choice] = true;
+      if (routing_.control != nullptr) {
+        Fill(routing_.control->change(), *message.mutable_routing_control());
+      }
+    }
     MOESERVE_RETURN_IF_ERROR(
         Fill(event.delta, prompts_[event.choice / n_].ids, engine_->tokenizer(), message));
     ready_.push_back(std::move(message));

@@ -43,6 +43,10 @@ class GenerateCall final : public grpc::ServerWriteReactor<v1::GenerateResponse>
   // Writes or finishes if there is something to write or to finish.
   void Advance();
   absl::Status Collect();  // with mutex_
+  v1::GenerateResponse NewMessage(int choice) const;
+  // Puts messages with the first routes of `record` into ready_; what is left fits into the message
+  // that follows them.
+  RoutingRecord SendRoutesAhead(int choice, const RoutingRecord& record);
   void End(const absl::Status& status);
   void WatchForStall();  // with mutex_
 
@@ -54,7 +58,9 @@ class GenerateCall final : public grpc::ServerWriteReactor<v1::GenerateResponse>
   std::string answer_id_;
   std::string model_;
   int n_ = 1;
+  RoutingParams routing_;
   std::vector<PreparedPrompt> prompts_;
+  std::vector<bool> opened_;  // by choice: its first message was made
   grpc::Alarm stall_alarm_;
 
   std::mutex mutex_;  // guards what follows

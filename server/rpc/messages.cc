@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -173,6 +175,30 @@ Result<std::optional<ConstraintField>> ParseConstraint(const v1::StructuredOutpu
   return std::optional<ConstraintField>(std::move(out));
 }
 
+Result<std::shared_ptr<const RoutingControl>> ParseControl(const v1::RoutingControl& in,
+                                                           const RoutingRules& rules) {
+  constexpr char kField[] = "routing_control";
+  RoutingChange change;
+  const uint32_t most = std::numeric_limits<int32_t>::max();
+  if (in.has_top_k()) change.top_k = static_cast<int>(std::min(in.top_k(), most));
+  if (in.has_top_p()) change.top_p = in.top_p();
+  for (const v1::RoutingControl::Expert& e : in.experts()) {
+    RoutingChange::Expert expert;
+    expert.layer = static_cast<int>(std::min(e.layer(), most));
+    expert.expert = static_cast<int>(std::min(e.expert(), most));
+    if (e.has_bias()) expert.bias = e.bias();
+    if (e.block() == "attention") {
+      expert.block = BlockKind::kAttention;
+    } else if (!e.block().empty() && e.block() != "feed_forward") {
+      return InvalidValue(kField,
+                          "'routing_control': 'block' must be \"attention\" or \"feed_forward\"");
+    }
+    change.experts.push_back(expert);
+  }
+  if (change.empty()) return std::shared_ptr<const RoutingControl>();
+  return MakeRoutingControl(change, rules, kField);
+}
+
 Result<int> CheckLogprobs(const char* name, uint32_t value, const RequestLimits& limits) {
   if (value > static_cast<uint32_t>(limits.max_logprobs)) {
     return InvalidValue(name,
@@ -221,6 +247,11 @@ Result<GenerateParams> ParseGenerate(const v1::GenerateRequest& request,
   c.cache_salt = request.cache_salt();
   MOESERVE_ASSIGN_OR_RETURN(c.constraint, ParseConstraint(request.structured_output()));
   MOESERVE_RETURN_IF_ERROR(CheckConstraint(c));
+  c.routing.layout = rules.routing.layout;
+  c.routing.record = request.return_routing();
+  if (c.routing.record) MOESERVE_RETURN_IF_ERROR(CheckRecords(rules.routing, "return_routing"));
+  MOESERVE_ASSIGN_OR_RETURN(c.routing.control,
+                            ParseControl(request.routing_control(), rules.routing));
   return out;
 }
 
@@ -279,7 +310,49 @@ absl::Status Fill(const OutputDelta& delta, const std::vector<TokenId>& prompt,
   to.mutable_usage()->set_prompt_tokens(delta.usage.prompt_tokens);
   to.mutable_usage()->set_completion_tokens(delta.usage.completion_tokens);
   to.mutable_usage()->set_cached_tokens(delta.usage.cached_tokens);
+  if (delta.usage.routed_tokens > 0) {
+    const double tokens = delta.usage.routed_tokens;
+    to.mutable_usage()->set_experts_per_token(static_cast<double>(delta.usage.expert_routes) /
+                                              tokens);
+    to.mutable_usage()->set_activated_parameters_per_token(
+        static_cast<double>(delta.usage.activated_parameters) / tokens);
+  }
   return absl::OkStatus();
+}
+
+void Fill(const RoutingRecord& record, const RouteLayout& layout, v1::RoutingRecord& to) {
+  to.set_first_position(record.first_position);
+  to.set_tokens(record.tokens);
+  for (const auto& [begin, end] : record.reused) {
+    v1::RoutingRecord::Range& range = *to.add_reused();
+    range.set_begin(begin);
+    range.set_end(end);
+  }
+  to.mutable_offsets()->Add(record.offsets.begin(), record.offsets.end());
+  to.mutable_experts()->Add(record.experts.begin(), record.experts.end());
+  to.mutable_weights()->Add(record.weights.begin(), record.weights.end());
+  if (record.first_position > 0) return;
+  to.mutable_layout()->set_rows_per_token(layout.rows_per_token);
+  for (const RoutedBlock& from : layout.blocks) {
+    v1::RouteLayout::Block& block = *to.mutable_layout()->add_blocks();
+    block.set_layer(from.layer);
+    block.set_block(Name(from.block));
+    block.set_num_experts(from.num_experts);
+    block.set_sub_tokens(from.sub_tokens);
+    block.set_first_row(from.first_row);
+  }
+}
+
+void Fill(const RoutingChange& change, v1::RoutingControl& to) {
+  if (change.top_k) to.set_top_k(*change.top_k);
+  if (change.top_p) to.set_top_p(*change.top_p);
+  for (const RoutingChange::Expert& from : change.experts) {
+    v1::RoutingControl::Expert& expert = *to.add_experts();
+    expert.set_layer(from.layer);
+    expert.set_block(Name(from.block));
+    expert.set_expert(from.expert);
+    if (from.bias) expert.set_bias(*from.bias);
+  }
 }
 
 void Fill(const ExpertStats& stats, double threshold, v1::GetExpertStatsResponse& to) {
@@ -306,6 +379,12 @@ void Fill(const ExpertStats& stats, double threshold, v1::GetExpertStatsResponse
     block.set_nonfinite_rows(from.nonfinite_rows);
     block.mutable_expert_parameters()->Add(from.expert_parameters.begin(),
                                            from.expert_parameters.end());
+    block.mutable_decode_counts()->Add(from.decode_selections.begin(),
+                                       from.decode_selections.end());
+    block.mutable_touching_tokens()->Add(from.touching_tokens.begin(), from.touching_tokens.end());
+    block.set_recomputed_tokens(from.recomputed_tokens);
+    block.mutable_recomputed_counts()->Add(from.recomputed_selections.begin(),
+                                           from.recomputed_selections.end());
   }
 }
 

@@ -30,6 +30,9 @@ void FillUnscored(TokenId token, const Tokenizer* tokenizer, v1::TokenLogprob& t
 absl::Status Fill(const OutputDelta& delta, const std::vector<TokenId>& prompt,
                   const Tokenizer* tokenizer, v1::GenerateResponse& to);
 
+void Fill(const RoutingRecord& record, const RouteLayout& layout, v1::RoutingRecord& to);
+void Fill(const RoutingChange& change, v1::RoutingControl& to);
+
 void Fill(const ExpertStats& stats, double threshold, v1::GetExpertStatsResponse& to);
 
 }  // namespace moeserve::server::rpc

@@ -6,9 +6,11 @@ const keyName = "moeserve-api-key";
 const maxEventBytes = 1 << 22;
 
 export class ApiError extends Error {
-  constructor(status, message) {
+  // `status`: of HTTP, 0 where there is none. `code`: the server's name for the error, or null.
+  constructor(status, message, code = null) {
     super(message);
     this.status = status;
+    this.code = code;
   }
 }
 
@@ -38,17 +40,18 @@ async function call(path, options = {}) {
   }
   if (response.ok) return response;
   if (response.status === 401) onUnauthorized();
-  throw new ApiError(response.status, await errorMessage(response));
+  throw await readError(response);
 }
 
-async function errorMessage(response) {
+async function readError(response) {
+  const { status } = response;
   try {
     const { error } = await response.json();
-    if (typeof error.message === "string") return error.message;
+    if (typeof error.message === "string") return new ApiError(status, error.message, error.code);
   } catch {
     // Not an error of the server's own; the status says what there is to say.
   }
-  return `the server answered ${response.status}`;
+  return new ApiError(status, `the server answered ${status}`);
 }
 
 export async function getJson(path, signal) {

@@ -1,5 +1,5 @@
 // A prompt, its streamed answer, and the experts that computed each token.
-import { streamCompletion } from "./api.js";
+import { getJson, streamCompletion } from "./api.js";
 import { byId, el, setOptions, setText } from "./dom.js";
 import { blockKey, blockTitle, count, decimal, percent, seconds, visible } from "./format.js";
 import { makeLayout, RoutingRecord, summarize } from "./routing_record.js";
@@ -40,7 +40,7 @@ export class PlaygroundView {
 
   async #loadLayout() {
     if (this.layout) return;
-    this.layout = makeLayout((await this.page.loadStats()).layers);
+    this.layout = makeLayout(await getJson("v1/experts/layout"));
     setOptions(byId("color-block"),
       this.layout.blocks.map((block) => [blockKey(block), blockTitle(block)]));
     byId("color-label").hidden = this.layout.blocks.length === 0;
@@ -79,12 +79,11 @@ export class PlaygroundView {
       try {
         await this.#stream(body, controller.signal);
       } catch (error) {
-        if (error.status !== 400 || !body.return_routing) throw error;
-        // Without the record, this server may yet answer: then the record was the trouble.
+        if (error.code !== "not_enabled") throw error;
         delete body.return_routing;
-        await this.#stream(body, controller.signal);
         this.recordsRefused = true;
-        this.#note(`Without experts: ${error.message}.`);
+        this.#note(`Tokens without their experts: ${error.message}.`);
+        await this.#stream(body, controller.signal);
       }
     } catch (error) {
       if (error.name !== "AbortError") this.#note(`No answer: ${error.message}.`);

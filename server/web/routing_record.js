@@ -1,15 +1,12 @@
 // Which experts computed which token: the routing records of a streamed answer put together.
 
-// The routed blocks from the layers of /v1/experts/stats, with the place of their rows among the
-// rows of a token.
-export function makeLayout(layers) {
-  let firstRow = 0;
-  const blocks = layers.map(({ layer, block, experts, split_heads }) => {
-    const entry = { layer, block, experts, subTokens: split_heads ?? 1, firstRow };
-    firstRow += entry.subTokens;
-    return entry;
-  });
-  return { blocks, rowsPerToken: firstRow };
+// Where the rows of a token lie, from /v1/experts/layout.
+export function makeLayout({ rows_per_token: rowsPerToken, blocks }) {
+  return {
+    rowsPerToken,
+    blocks: blocks.map(({ layer, block, experts, sub_tokens: subTokens, first_row: firstRow }) =>
+      ({ layer, block, experts, subTokens, firstRow })),
+  };
 }
 
 export class RoutingRecord {

@@ -65,6 +65,8 @@ class FakeEngine final : public EngineApi {
   ExpertStats ExpertSnapshot() const override;
   int max_model_len() const override { return max_model_len_; }
   const ModelSpec& spec() const override { return spec_; }
+  const RouteLayout& route_layout() const override { return layout_; }
+  RoutingControlLimits routing_control() const override { return control_; }
   const Tokenizer* tokenizer() const override { return &tokenizer_; }
 
   ByteTokenizer& mutable_tokenizer() { return tokenizer_; }
@@ -94,6 +96,8 @@ class FakeEngine final : public EngineApi {
 
   const int max_model_len_;
   ModelSpec spec_;
+  RouteLayout layout_;
+  RoutingControlLimits control_;
   ByteTokenizer tokenizer_;
 
   mutable std::mutex mutex_;

@@ -105,10 +105,14 @@ class TwiceEngine final : public EngineApi {
   ExpertStats ExpertSnapshot() const override { return {}; }
   int max_model_len() const override { return 100; }
   const ModelSpec& spec() const override { return spec_; }
+  const RouteLayout& route_layout() const override { return layout_; }
+  RoutingControlLimits routing_control() const override { return control_; }
   const Tokenizer* tokenizer() const override { return nullptr; }
 
  private:
   ModelSpec spec_;
+  RouteLayout layout_;
+  RoutingControlLimits control_;
 };
 
 TEST(EngineTargetTest, ASecondEndIsSeen) {
