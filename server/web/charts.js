@@ -170,7 +170,8 @@ export class BarChart {
         "data-count": bar.count }, svg("title", {}, `${range} ${this.unit}: ${share}`)));
       if (slot > 34 && bar.count > 0) {
         parts.push(svg("text", { class: "tick", x: x + slot / 2, y: base - size - 5,
-          "text-anchor": "middle" }, `${Math.round((100 * bar.count) / total)} %`));
+          "text-anchor": "middle" },
+          bar.count * 200 < total ? "< 1 %" : `${Math.round((100 * bar.count) / total)} %`));
       }
       if (i % every === 0) {
         parts.push(svg("text", { class: "tick", x: x + slot / 2, y: height - 6,

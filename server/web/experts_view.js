@@ -8,7 +8,7 @@ import { Poller } from "./poller.js";
 
 const pollMilliseconds = 2000;
 const thresholds = [0, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5];
-const numHottest = 8;
+const numListed = 6;
 const maxDeadListed = 24;
 
 const sum = (values) => values.reduce((a, b) => a + b, 0);
@@ -154,14 +154,15 @@ export class ExpertsView {
   #showRanking() {
     const all = this.stats.layers.flatMap((layer, i) =>
       this.loads[i].relative.map((value, expert) => ({ layer, expert, value })));
-    const hottest = all.filter(({ value }) => value > 0)
-      .sort((a, b) => b.value - a.value).slice(0, numHottest);
-    const top = hottest[0]?.value ?? 1;
-    byId("hot").replaceChildren(...hottest.map(({ layer, expert, value }) =>
+    const alive = all.filter(({ value }) => value > 0).sort((a, b) => b.value - a.value);
+    const top = alive[0]?.value ?? 1;
+    const list = (entries) => entries.map(({ layer, expert, value }) =>
       el("li", {},
         el("span", {}, `${blockLabel(layer)} · expert ${expert}`),
         bar(value / top),
-        el("span", { class: "number" }, `${decimal(value)}×`))));
+        el("span", { class: "number" }, `${decimal(value)}×`)));
+    byId("hot").replaceChildren(...list(alive.slice(0, numListed)));
+    byId("cold").replaceChildren(...list(alive.slice(-numListed).reverse()));
     const dead = this.stats.layers.flatMap((layer, i) => {
       const ids = this.loads[i].dead;
       if (ids.length === 0) return [];

@@ -162,8 +162,8 @@ export class Heatmap {
       steps.map((value, i) => svg("rect", { x: i * 5, y: 0, width: 5.2, height: 12,
         fill: sequentialColor(value) })));
     bar.append(svg("path", { class: "even", d: `M${evenPlace * 160} 0V12` }));
-    this.legend.replaceChildren(el("span", {}, "0"), bar, el("span", {}, `${this.top}×`),
-      el("span", { class: "muted" }, "an even share (at the line)"));
+    this.legend.replaceChildren(el("span", {}, "0"), bar, el("span", {}, `${this.top}`),
+      el("span", { class: "muted" }, "times an even share, which the line marks"));
   }
 
   #move(row, column = 0, pinned = false) {

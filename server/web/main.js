@@ -58,8 +58,11 @@ function show(name, { focus = false } = {}) {
   if (current) views[current].hide();
   current = name;
   views[name].show();
-  if (location.hash !== `#${name}`) history.replaceState(null, "", `#${name}`);
+  if (viewInAddress() !== name) history.replaceState(null, "", `#/${name}`);
 }
+
+// "#/tokens": with a slash it names no element, so that opening it moves neither focus nor scroll.
+const viewInAddress = () => location.hash.replace(/^#\//, "");
 
 function setUpTabs() {
   for (const name of names) byId(`tab-${name}`).addEventListener("click", () => show(name));
@@ -71,8 +74,7 @@ function setUpTabs() {
     show(names.at(to % names.length), { focus: true });
   });
   addEventListener("hashchange", () => {
-    const name = location.hash.slice(1);
-    if (names.includes(name)) show(name);
+    if (names.includes(viewInAddress())) show(viewInAddress());
   });
 }
 
@@ -114,4 +116,4 @@ views = {
 };
 setUpTabs();
 setUpKey();
-show(location.hash.slice(1) || names[0]);
+show(viewInAddress());
