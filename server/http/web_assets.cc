@@ -88,8 +88,7 @@ void AddWebAssets(Router& router) {
              [assets](const Request& request) -> Handled {
                const auto it = assets->find(std::string_view(request.path).substr(kFolder.size()));
                if (it == assets->end()) {
-                 return ProtocolError(404, "",
-                                      Concat("there is no ", Printable(request.path, 64)));
+                 return ProtocolError(404, "", Concat("there is no ", Printable(request.path, 64)));
                }
                return Serve(it->second, request);
              });

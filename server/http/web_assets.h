@@ -17,8 +17,8 @@ struct EmbeddedFile {
 std::span<const EmbeddedFile> EmbeddedFiles();
 
 // Serves them, open to everybody: they hold nothing but the page, which asks for a key where one is
-// needed. Answers carry an ETag and are to be revalidated; a page may load and call nothing but this
-// server.
+// needed. Answers carry an ETag and are to be revalidated; a page may load and call nothing but
+// this server.
 void AddWebAssets(Router& router);
 
 }  // namespace moeserve::server::http
