@@ -2,7 +2,8 @@
 import { getJson } from "./api.js";
 import { BarChart } from "./charts.js";
 import { byId, el, setOptions, setText } from "./dom.js";
-import { blockKey, blockLabel, blockTitle, compact, count, decimal, percent } from "./format.js";
+import { blockKey, blockLabel, blockTitle, compact, count, decimal, none, percent }
+  from "./format.js";
 import { Heatmap } from "./heatmap.js";
 import { Poller } from "./poller.js";
 
@@ -134,8 +135,8 @@ export class ExpertsView {
   }
 
   #showBalance() {
-    // Router scores are looked at by newer servers only, and not in every step.
-    const scored = this.stats.layers.some((layer) => Number.isFinite(layer.router?.entropy_mean));
+    // Router scores are looked at in some steps only, or never.
+    const scored = this.stats.layers.some((layer) => layer.router?.rows > 0);
     byId("router-head").hidden = !scored;
     const rows = this.stats.layers.map((layer, i) => {
       const load = this.loads[i];
@@ -143,7 +144,8 @@ export class ExpertsView {
       return el("tr", {},
         el("th", { scope: "row" }, blockTitle(layer)),
         meterCell(load.balance), meterCell(load.entropy),
-        scored ? el("td", { class: "number" }, decimal(layer.router?.entropy_mean)) : null,
+        scored ? el("td", { class: "number" }, 
+          layer.router?.rows > 0 ? decimal(layer.router.entropy_mean) : none) : null,
         el("td", { class: "number" },
           idle ? "–" : `${load.hottest} (${decimal(load.relative[load.hottest])}×)`),
         el("td", { class: "number" }, idle ? "–" : count(load.dead.length)));

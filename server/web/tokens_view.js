@@ -61,10 +61,11 @@ export class TokensView {
     const missing = error?.status === 404;
     this.page.setState(missing ? null : error);
     if (missing) this.poller.stop();
-    if (!error) return;
+    // A busy server will have an answer soon; until then the last one stays.
+    if (!error || error.status === 503) return;
     this.answer = null;
     this.#draw();
-    this.#note(missing ? "Token statistics are not available on this server."
+    this.#note(missing ? `Token statistics are not available: ${error.message}.`
       : `No token statistics: ${error.message}.`);
   }
 

@@ -29,8 +29,8 @@ clients = load_clients()
 
 
 @contextlib.contextmanager
-def serving(*arguments):
-    server = clients.start_server(*QUIET, *arguments)
+def serving(*arguments, **options):
+    server = clients.start_server(*QUIET, *arguments, **options)
     try:
         yield server
     finally:

@@ -76,7 +76,7 @@ def main():
     stop = threading.Event()
     try:
         browser.set_size(driver, WIDTH, 800)
-        with browser.serving("--routing-records", "--served-model-name", "mh-moe") as server:
+        with browser.serving("--routing-records", name="mh-moe") as server:
             clients = [threading.Thread(target=drive, args=(server, stop, i)) for i in range(3)]
             for client in clients:
                 client.start()
