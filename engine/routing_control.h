@@ -18,8 +18,8 @@ namespace moeserve {
 struct RoutingChange {
   // At most one of the two: in every routed block, the number of experts for a row, or the share
   // of top-p (at most as many experts as the model's own top-p allows, all where it has none).
-  std::optional<int> top_k;
-  std::optional<double> top_p;  // (0, 1]
+  std::optional<int> top_k = {};
+  std::optional<double> top_p = {};  // (0, 1]
   // `bias` is added to an expert's score before gate and selection; no value masks the expert.
   struct Expert {
     int layer = 0;
@@ -27,7 +27,7 @@ struct RoutingChange {
     int expert = 0;
     std::optional<double> bias;
   };
-  std::vector<Expert> experts;
+  std::vector<Expert> experts = {};
 
   bool empty() const { return !top_k && !top_p && experts.empty(); }
 };

@@ -67,8 +67,11 @@ void ThreadPool::RunErased(int64_t count, const void* task, Invoke invoke) {
 }
 
 void ThreadPool::WorkerLoop(int worker) {
-  while (!stop_.load(std::memory_order_acquire)) {
+  for (;;) {
     const uint64_t seen = Work(worker);
+    // After the ticket was read: the epoch that tells of the end may be the one just seen, and
+    // nothing follows it.
+    if (stop_.load(std::memory_order_acquire)) return;
     int spins = 0;
     uint64_t now = seen;
     while (Epoch(now) == Epoch(seen) && spins++ < kSpins) {

@@ -17,6 +17,7 @@ void CollectingSink::OnDelta(OutputDelta delta) {
   logprobs_.insert(logprobs_.end(), delta.logprobs.begin(), delta.logprobs.end());
   prompt_logprobs_.insert(prompt_logprobs_.end(), delta.prompt_logprobs.begin(),
                           delta.prompt_logprobs.end());
+  if (delta.routing) Append(routing_, *delta.routing);
   if (delta.finished) {
     last_ = delta;
     ++endings_;

@@ -26,6 +26,7 @@ class CollectingSink : public TokenSink {
   const std::vector<std::optional<TokenLogprob>>& prompt_logprobs() const {
     return prompt_logprobs_;
   }
+  const RoutingRecord& routing() const { return routing_; }  // all pieces joined
   const OutputDelta& last() const { return last_; }
   int endings() const { return endings_; }
   absl::Time ended_at() const { return ended_at_; }
@@ -40,6 +41,7 @@ class CollectingSink : public TokenSink {
   std::string text_;
   std::vector<TokenLogprob> logprobs_;
   std::vector<std::optional<TokenLogprob>> prompt_logprobs_;
+  RoutingRecord routing_;
   OutputDelta last_;
 };
 
