@@ -2,8 +2,8 @@
 // that it works behind a proxy that adds a prefix.
 
 const keyName = "moeserve-api-key";
-// No answer that this page wants is longer.
-const maxEventBytes = 1 << 22;
+// Records of long prompts through many layers are large; nothing this page asks for is larger.
+const maxEventLength = 1 << 26;
 
 export class ApiError extends Error {
   // `status`: of HTTP, 0 where there is none. `code`: the server's name for the error, or null.
@@ -76,10 +76,14 @@ export async function* streamCompletion(body, signal) {
   while (true) {
     const { value, done } = await reader.read();
     if (done) throw new ApiError(0, "the answer broke off");
+    // Only the end of what was there before can be part of a separator.
+    let searchFrom = Math.max(0, buffer.length - 1);
     buffer += value;
-    for (let end = buffer.indexOf("\n\n"); end >= 0; end = buffer.indexOf("\n\n")) {
+    let end;
+    while ((end = buffer.indexOf("\n\n", searchFrom)) >= 0) {
       const event = buffer.slice(0, end);
       buffer = buffer.slice(end + 2);
+      searchFrom = 0;
       if (!event.startsWith("data: ")) continue;
       const data = event.slice("data: ".length);
       if (data === "[DONE]") return;
@@ -87,6 +91,6 @@ export async function* streamCompletion(body, signal) {
       if (json.error) throw new ApiError(0, String(json.error.message));
       yield json;
     }
-    if (buffer.length > maxEventBytes) throw new ApiError(0, "an event of the answer is too long");
+    if (buffer.length > maxEventLength) throw new ApiError(0, "an event of the answer is too long");
   }
 }

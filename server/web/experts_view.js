@@ -102,8 +102,8 @@ export class ExpertsView {
       ({ label: blockLabel(layer), values: this.loads[i].relative })));
     const blocks = layers.map((layer) => [blockKey(layer), blockTitle(layer)]);
     setOptions(byId("load-block"), blocks);
-    setOptions(byId("diversity-block"),
-      this.stats.diversity?.histogram ? [["", "all that split"], ...blocks] : blocks);
+    const all = layers.some((layer) => layer.split_heads > 1) ? "all that split" : "all";
+    setOptions(byId("diversity-block"), stats.diversity ? [["", all], ...blocks] : blocks);
     this.#showBalance();
     this.#showRanking();
     this.#showDiversity();
@@ -185,12 +185,16 @@ export class ExpertsView {
     this.diversity.set(histogram);
     const tokens = sum(histogram);
     const mean = sum(histogram.map((n, value) => n * value)) / tokens;
-    const splits = layer && layer.split_heads > 1
-      ? `${layer.split_heads} sub-tokens of a token choose ${layer.max_selected} experts each. ` : "";
-    const blocks = !layer && stats.diversity.blocks > 1
-      ? `, ${decimal(mean / stats.diversity.blocks)} for each of ${stats.diversity.blocks} blocks` : "";
+    let splits = "";
+    let each = "";
+    if (layer?.split_heads > 1) {
+      splits = `${layer.split_heads} sub-tokens of a token, ${layer.max_selected} experts each. `;
+    } else if (!layer) {
+      const { blocks } = stats.diversity;
+      each = `, ${decimal(mean / blocks)} for each of ${blocks} blocks`;
+    }
     setText(byId("diversity-note"), tokens > 0
-      ? `${splits}Mean ${decimal(mean)}${blocks}; ${count(tokens)} tokens.` : "No tokens yet.");
+      ? `${splits}Mean ${decimal(mean)}${each}; ${count(tokens)} tokens.` : "No tokens yet.");
   }
 
   #showTable() {
@@ -217,10 +221,16 @@ export class ExpertsView {
     const { relative, total } = this.loads[row];
     const selections = layer.counts[column];
     const place = `${blockTitle(layer)}, expert ${column}`;
-    setText(byId("readout"), total === 0 ? `${place}: no tokens in this window` :
-      `${place}: ${percent(selections / total)} of the selections, ${decimal(relative[column])} × ` +
-      `an even share (${count(selections)} of ${count(total)}` +
-      (selections > 0 ? `, mean weight ${decimal(layer.weight_sums[column] / selections)})` : ")"));
+    if (total === 0) {
+      setText(byId("readout"), `${place}: no tokens in this window`);
+      return;
+    }
+    const weight = selections > 0
+      ? `, mean weight ${decimal(layer.weight_sums[column] / selections)}` : "";
+    setText(byId("readout"),
+      `${place}: ${percent(selections / total)} of the selections, ` +
+      `${decimal(relative[column])} × an even share ` +
+      `(${count(selections)} of ${count(total)}${weight})`);
   }
 }
 

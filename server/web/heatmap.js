@@ -9,6 +9,8 @@ const gap = 1;
 const moveMilliseconds = 450;
 // Where on the colour scale an even share lies, however high the loads go.
 const evenPlace = 0.45;
+// Loads above this share the last colour: one hot expert must not take it from all the others.
+const maxTop = 16;
 
 export class Heatmap {
   // `onCursor(row, column)` hears where the cursor is, and null where it left.
@@ -18,6 +20,7 @@ export class Heatmap {
     this.cursor = null;
     this.pinned = false; // by the keyboard: the pointer leaving does not remove it
     this.onCursor = onCursor;
+    this.clipped = false; // there are higher loads than `top`
     this.top = 2; // the load that the last colour stands for
     this.canvas = el("canvas", { "aria-hidden": "true" });
     this.node = el("div", {
@@ -42,9 +45,10 @@ export class Heatmap {
   set(rows) {
     const same = rows.length === this.rows.length &&
       rows.every((row, r) => row.values.length === this.rows[r].values.length);
-    const highest = Math.max(0, ...rows.map((row) => row.values.reduce((a, b) => Math.max(a, b), 0)));
+    const highest = Math.max(...rows.map((row) => row.values.reduce((a, b) => Math.max(a, b), 0)));
     // In powers of two, so that colours keep their meaning from one answer to the next.
-    this.top = Math.max(2, 2 ** Math.ceil(Math.log2(Math.max(highest, 1))));
+    this.top = Math.min(Math.max(2, 2 ** Math.ceil(Math.log2(Math.max(highest, 1)))), maxTop);
+    this.clipped = highest > maxTop;
     this.rows = rows;
     if (!same) {
       this.cursor = null;
@@ -98,9 +102,9 @@ export class Heatmap {
     const height = this.rows.length * this.rowHeight + axisHeight;
     const scale = window.devicePixelRatio || 1;
     const { canvas } = this;
-    if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
-      canvas.width = Math.round(width * scale);
-      canvas.height = Math.round(height * scale);
+    const size = [Math.round(width * scale), Math.round(height * scale)];
+    if (canvas.width !== size[0] || canvas.height !== size[1]) {
+      [canvas.width, canvas.height] = size;
       canvas.style.width = `${width}px`;
       canvas.style.height = `${height}px`;
     }
@@ -162,7 +166,8 @@ export class Heatmap {
       steps.map((value, i) => svg("rect", { x: i * 5, y: 0, width: 5.2, height: 12,
         fill: sequentialColor(value) })));
     bar.append(svg("path", { class: "even", d: `M${evenPlace * 160} 0V12` }));
-    this.legend.replaceChildren(el("span", {}, "0"), bar, el("span", {}, `${this.top}`),
+    const top = `${this.top}${this.clipped ? "+" : ""}`;
+    this.legend.replaceChildren(el("span", {}, "0"), bar, el("span", {}, top),
       el("span", { class: "muted" }, "times an even share, which the line marks"));
   }
 

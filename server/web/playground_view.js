@@ -2,10 +2,12 @@
 import { getJson, streamCompletion } from "./api.js";
 import { byId, el, setOptions, setText } from "./dom.js";
 import { blockKey, blockTitle, count, decimal, percent, seconds, visible } from "./format.js";
+import { Poller } from "./poller.js";
 import { makeLayout, RoutingRecord, summarize } from "./routing_record.js";
 import { expertColor } from "./theme.js";
 
 const maxChips = 4096;
+const retryMilliseconds = 2000;
 
 export class PlaygroundView {
   constructor(page) {
@@ -16,6 +18,11 @@ export class PlaygroundView {
     this.chosen = null;
     this.controller = null;
     this.recordsRefused = false; // by a server that does not keep any
+    // Only until the layout is there.
+    this.poller = new Poller(() => this.#loadLayout(), retryMilliseconds, (error) => {
+      page.setState(error);
+      if (!error) this.poller.stop();
+    });
     byId("prompt-form").addEventListener("submit", (event) => {
       event.preventDefault();
       if (this.controller) this.controller.abort();
@@ -33,10 +40,12 @@ export class PlaygroundView {
   }
 
   show() {
-    this.#loadLayout().then(() => this.page.setState(null), (error) => this.page.setState(error));
+    this.poller.start();
   }
 
-  hide() {}
+  hide() {
+    this.poller.stop();
+  }
 
   async #loadLayout() {
     if (this.layout) return;

@@ -46,6 +46,7 @@ export class Poller {
       this.failures = Math.min(this.failures + 1, 4);
       this.onState(error);
     }
+    if (!this.active) return;
     const took = performance.now() - begin;
     const pause = Math.max(this.interval * 2 ** this.failures, 15 * took);
     this.timer = setTimeout(() => this.refresh(), pause);

@@ -104,7 +104,7 @@ function expertCard({ expert, tokens }, kind) {
       const fill = el("span", { class: "bar-fill" });
       fill.style.width = `${top > 0 ? Math.max(0, (100 * values[i]) / top).toFixed(1) : 0}%`;
       return el("li", { title: `token ${id}, seen ${count(seen)} times` },
-        el("code", {}, visible(text)),
+        el("code", {}, text === null ? `#${id}` : visible(text)),
         el("span", { class: "bar-track", "aria-hidden": "true" }, fill),
         el("span", { class: "number" }, kind === "count" ? compact(values[i])
           : decimal(values[i])));

@@ -39,7 +39,8 @@ CONTRASTS = """
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const node = walker.currentNode.parentElement;
-    if (!walker.currentNode.data.trim() || !node.checkVisibility() || node.closest("title")) continue;
+    if (!walker.currentNode.data.trim() || !node.checkVisibility()) continue;
+    if (node.closest("title")) continue;
     const style = getComputedStyle(node);
     const inSvg = node instanceof SVGElement;
     const [a, b] = [luminance(rgba(inSvg ? style.fill : style.color)), luminance(background(node))];

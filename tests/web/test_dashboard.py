@@ -11,7 +11,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
 import browser
-from browser import VIEWS, complete, get_json, open_view, set_media, set_size, wait_until
+from browser import complete, get_json, open_view, set_media, wait_until
 
 
 def text(driver, name):
@@ -111,15 +111,18 @@ def test_table_of_loads(driver, server):
 def test_histogram_of_distinct_experts(driver, server):
     open_experts(driver, server)
     stats = get_json(server, "/v1/experts/stats")
-    for layer in stats["layers"]:
-        Select(by_id(driver, "diversity-block")).select_by_value(
-            f"{layer['layer']}/{layer['block']}")
+    wanted = {f"{layer['layer']}/{layer['block']}": layer["distinct_experts_histogram"]
+              for layer in stats["layers"]}
+    if "diversity" in stats:
+        wanted[""] = stats["diversity"]["histogram"]
+    for key, histogram in wanted.items():
+        Select(by_id(driver, "diversity-block")).select_by_value(key)
         bars = dict(driver.execute_script(
             "return [...document.querySelectorAll('#experts .bar')].map("
             "bar => [Number(bar.dataset.from), Number(bar.dataset.count)])"))
-        assert sum(bars.values()) == layer["tokens"] > 0
+        assert sum(bars.values()) == stats["layers"][0]["tokens"] > 0
         assert {n: c for n, c in bars.items() if c} == {
-            n: c for n, c in enumerate(layer["distinct_experts_histogram"]) if c}
+            n: c for n, c in enumerate(histogram) if c}
 
 
 def test_threshold_and_tiles(driver, server):
@@ -159,11 +162,13 @@ def test_nobody_asks_while_nobody_looks(driver, server, watch):
 # ---- Tokens
 
 HOSTILE = ["<img src=x onerror=window.pwned=1>", "\u202egnp.exe\u0007", "a\u0000b\u001b[31m", "",
-           " the", "e" + "\u0301" * 40, "x" * 500, "\ud800", "</code><script>window.pwned=1</script>"]
+           " the", "e" + "\u0301" * 40, "x" * 500, "\ud800",
+           "</code><script>window.pwned=1</script>"]
 
 
 def stub_tokens(driver, answer, status=200):
-    """Answers /v1/experts/tokens of the next pages in place of the server; returns what undoes it."""
+    """Answers /v1/experts/tokens in place of the server from the next page on; returns what undoes
+    that."""
     script = driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": """
       const real = window.fetch;
       window.asked = [];
@@ -179,7 +184,8 @@ def test_tokens_of_experts_are_text(driver, server):
     tokens = [{"id": i, "text": value, "count": 10 + i, "pmi": 9.0 - i, "log_pmi": 3.0 - 0.25 * i}
               for i, value in enumerate(HOSTILE)]
     undo = stub_tokens(driver, {"layer": 0, "block": "feed_forward", "min_count": 5, "experts": [
-        {"expert": 0, "tokens": tokens}, {"expert": 1, "tokens": tokens[4:5]},
+        {"expert": 0, "tokens": tokens},
+        {"expert": 1, "tokens": [{"id": 77, "text": None, "count": 9, "pmi": 1, "log_pmi": 0}]},
         {"expert": 2, "tokens": []}]})
     try:
         open_view(driver, server, "tokens")
@@ -196,7 +202,8 @@ def test_tokens_of_experts_are_text(driver, server):
         assert shown[7] == "\\u{d800}"
         assert driver.execute_script("return window.pwned") is None
         assert not driver.find_elements(By.CSS_SELECTOR, "#tokens img, #tokens script")
-        values = "return [...document.querySelectorAll('[data-expert=\"0\"] .number')].map(n => n.textContent)"
+        values = ("return [...document.querySelectorAll('[data-expert=\"0\"] .number')]"
+                  ".map((node) => node.textContent)")
         assert driver.execute_script(values)[:2] == ["3.00", "2.75"]
         driver.find_element(By.CSS_SELECTOR, "[name=pmi][value=pmi]").send_keys(Keys.SPACE)
         assert driver.execute_script(values)[:2] == ["9.00", "8.00"]
@@ -204,6 +211,7 @@ def test_tokens_of_experts_are_text(driver, server):
         assert driver.execute_script(values)[:2] == ["18", "17"], "the most frequent first"
         Select(by_id(driver, "tokens-expert")).select_by_value("1")
         assert len(driver.find_elements(By.CLASS_NAME, "token-expert")) == 1
+        assert driver.find_element(By.CSS_SELECTOR, ".token-expert code").text == "#77"
         Select(by_id(driver, "tokens-block")).select_by_value("3/feed_forward")
         fill(driver, "tokens-top", 3)
         wait_until(lambda: "layer=3&block=feed_forward&top=3&min_count=5" in
@@ -215,10 +223,11 @@ def test_tokens_of_experts_are_text(driver, server):
 
 
 def test_tokens_may_be_missing(driver, server):
-    undo = stub_tokens(driver, {"error": {"message": "there is no such address", "code": None}}, 404)
+    undo = stub_tokens(driver, {"error": {"message": "nothing is counted", "code": None}}, 404)
     try:
         open_view(driver, server, "tokens")
-        wait_until(lambda: "not available" in text(driver, "tokens-note"), "a note")
+        wait_until(lambda: "not available: nothing is counted." in text(driver, "tokens-note"),
+                   "a note")
         assert text(driver, "state") == "live"
     finally:
         undo()
