@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
@@ -33,16 +34,17 @@ def drive(server, stop, client):
         time.sleep(0.2)
 
 
-def save(driver, path, height):
-    picture = driver.execute_cdp_cmd("Page.captureScreenshot", {
-        "captureBeyondViewport": True,
-        "clip": {"x": 0, "y": 0, "width": WIDTH, "height": height, "scale": 1}})
+def save(driver, path):
+    picture = driver.execute_cdp_cmd("Page.captureScreenshot", {})
     path.write_bytes(base64.b64decode(picture["data"]))
     print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
 
 
-def height_of(driver):
-    return driver.execute_script("return document.documentElement.scrollHeight")
+def fit_window(driver):
+    """Beyond the window a picture could be taken too, but not with the pointer on something."""
+    browser.set_size(driver, WIDTH, 100)
+    browser.set_size(driver, WIDTH, driver.execute_script(
+        "return document.documentElement.scrollHeight"))
 
 
 def show_experts(driver, server):
@@ -52,6 +54,10 @@ def show_experts(driver, server):
     driver.find_element(By.ID, "threshold").send_keys(Keys.END, *[Keys.ARROW_LEFT] * 2)
     driver.execute_script("document.activeElement.blur()")
     time.sleep(3)
+    fit_window(driver)
+    heatmap = driver.find_element(By.CLASS_NAME, "heatmap")
+    ActionChains(driver).move_to_element_with_offset(heatmap, -213, 5).perform()
+    time.sleep(0.5)
 
 
 def show_playground(driver, server):
@@ -63,8 +69,9 @@ def show_playground(driver, server):
     driver.find_element(By.ID, "seed").send_keys("3")
     driver.find_element(By.ID, "generate").click()
     browser.wait_until(lambda: driver.find_element(By.ID, "answer-note").text, "an answer")
-    driver.find_elements(By.CLASS_NAME, "chip")[9].click()
+    driver.find_elements(By.CLASS_NAME, "chip")[6].click()
     driver.execute_script("document.activeElement.blur()")
+    fit_window(driver)
 
 
 def main():
@@ -81,9 +88,9 @@ def main():
             for client in clients:
                 client.start()
             show_experts(driver, server)
-            save(driver, folder / "light.png", height_of(driver))
+            save(driver, folder / "light.png")
             show_playground(driver, server)
-            save(driver, folder / "dark.png", height_of(driver))
+            save(driver, folder / "dark.png")
             stop.set()
             for client in clients:
                 client.join()

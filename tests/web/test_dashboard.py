@@ -6,6 +6,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
@@ -93,6 +94,23 @@ def test_heatmap_by_keyboard(driver, server):
     assert f"({layer['counts'][5]:,} of {sum(layer['counts']):,}" in said
     heatmap.send_keys(Keys.END, Keys.ARROW_RIGHT)
     assert "expert 47: " in text(driver, "readout")
+
+
+def test_heatmap_by_pointer(driver, server):
+    open_experts(driver, server)
+    heatmap = driver.find_element(By.CLASS_NAME, "heatmap")
+    width, height = heatmap.size["width"], heatmap.size["height"]
+    cell = (width - 104) / 48
+
+    def point(x, y):
+        ActionChains(driver).move_to_element_with_offset(
+            heatmap, round(x - width / 2), round(y - height / 2)).perform()
+        return text(driver, "readout")
+
+    assert point(104 + 12.5 * cell, 2.5 * 30).startswith("Layer 2, feed-forward, expert 12: ")
+    assert point(104 + 47.5 * cell, 0.5 * 30).startswith("Layer 0, feed-forward, expert 47: ")
+    ActionChains(driver).move_to_element(by_id(driver, "load-details")).perform()
+    assert text(driver, "readout").startswith("Point at a cell")
 
 
 def test_table_of_loads(driver, server):
