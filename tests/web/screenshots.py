@@ -42,7 +42,7 @@ def save(driver, path):
 
 def fit_window(driver):
     """Beyond the window a picture could be taken too, but not with the pointer on something."""
-    browser.set_size(driver, WIDTH, 100)
+    browser.set_size(driver, WIDTH, 600)
     browser.set_size(driver, WIDTH, driver.execute_script(
         "return document.documentElement.scrollHeight"))
 
