@@ -34,6 +34,11 @@ std::vector<KvLayerShape> CacheShapes(const ModelSpec& spec) {
   return shapes;
 }
 
+double SecondsBetween(std::chrono::steady_clock::time_point begin,
+                      std::chrono::steady_clock::time_point end) {
+  return std::chrono::duration<double>(end - begin).count();
+}
+
 bool AllFinite(std::span<const float> values) {
   // No early exit, so that it runs in vectors: x - x is 0 but for infinities and NaN.
   int bad = 0;
@@ -87,6 +92,7 @@ class Engine::Impl {
         token_step_(eos_, model_->spec().vocab_size, options_.max_model_len) {
     stats_.kv_blocks_total = cache_.num_blocks();
     stats_.kv_block_tokens = kKvBlockTokens;
+    stats_.prefix_cache = options_.prefix_cache;
     thread_ = std::thread([this] { Loop(); });
   }
 
@@ -139,6 +145,7 @@ class Engine::Impl {
   StepTime step_time_;
   std::vector<float> logits_;
   std::unordered_set<std::string> cancelled_;
+  EngineHistograms histograms_;
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;
@@ -192,11 +199,13 @@ absl::Status Engine::Impl::Submit(std::vector<Request> requests,
     return absl::AlreadyExistsError("a request with this id is running");
   }
   const absl::Time now = absl::Now();
+  const auto submitted_at = std::chrono::steady_clock::now();
   for (SequencePtr& s : sequences) {
     const auto& seed = s->request.sampling.seed;
     s->seed =
         seed.has_value() ? static_cast<uint64_t>(*seed) : (uint64_t{random_()} << 32 | random_());
     s->queued_at = now;
+    s->submitted_at = submitted_at;
     s->rank = now + s->request.priority * kPriorityUnit;
     s->order = ++submissions_;
     if (s != sequences.front()) sequences.front()->samples.push_back(std::move(s));
@@ -308,7 +317,14 @@ void Engine::Impl::LeaveQueue(int sequences, int64_t tokens) {
 }
 
 void Engine::Impl::Admit() {
-  for (const Sequence* s : scheduler_.Admit()) {
+  for (Sequence* s : scheduler_.Admit()) {
+    const auto now = std::chrono::steady_clock::now();
+    const auto measure = [&](Sequence& admitted) {
+      admitted.admitted_at = now;
+      histograms_.queue_seconds.Observe(SecondsBetween(admitted.submitted_at, now));
+    };
+    measure(*s);
+    for (const SequencePtr& sample : s->samples) measure(*sample);
     LeaveQueue(1 + static_cast<int>(s->samples.size()), s->prompt_length());
   }
 }
@@ -316,7 +332,7 @@ void Engine::Impl::Admit() {
 void Engine::Impl::Step() {
   const auto begin = std::chrono::steady_clock::now();
   const auto seconds_since = [](std::chrono::steady_clock::time_point start) {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return SecondsBetween(start, std::chrono::steady_clock::now());
   };
   const PromptBudget budget =
       options_.max_prompt_rows > 0
@@ -364,11 +380,19 @@ void Engine::Impl::Step() {
     }
     token = end;
   }
+  const bool decode_only = std::all_of(batch.phase.begin(), batch.phase.end(),
+                                       [](Phase phase) { return phase == Phase::kDecode; });
+  const double step_seconds = seconds_since(begin);
+  histograms_.step_tokens.Observe(batch.num_tokens());
+  histograms_.step_sequences.Observe(static_cast<double>(scheduled.size()));
+  (decode_only ? histograms_.decode_step_seconds : histograms_.prefill_step_seconds)
+      .Observe(step_seconds);
   const std::lock_guard<std::mutex> lock(mutex_);
   ++stats_.steps;
   stats_.last_step = absl::Now();
   stats_.forward_seconds += forward_seconds;
-  stats_.step_seconds += seconds_since(begin);
+  stats_.step_seconds += step_seconds;
+  stats_.histograms = histograms_;
 }
 
 void Engine::Impl::Advance(const ScheduledRows& rows, const RowLogits& logits) {
@@ -390,6 +414,10 @@ void Engine::Impl::ForkSamples(Sequence& s, const RowLogits& logits) {
 
 void Engine::Impl::NextToken(Sequence& s, const RowLogits& logits) {
   Result<OutputDelta> delta = token_step_.Next(s, logits);
+  if (delta.ok() && !s.first_token_at.has_value()) {
+    s.first_token_at = std::chrono::steady_clock::now();
+    histograms_.prefill_seconds.Observe(SecondsBetween(s.admitted_at, *s.first_token_at));
+  }
   if (delta.ok() && s.request.routing_record) DeliverRoutes(s, *delta);
   if (!delta.ok()) {
     Fail(&s, delta.status());
@@ -422,6 +450,11 @@ void Engine::Impl::Finish(Sequence* sequence, OutputDelta delta) {
         static_cast<uint64_t>(sequence->computed) * static_cast<uint64_t>(always_active_);
   }
   const SequencePtr s = scheduler_.Remove(sequence);
+  const auto now = std::chrono::steady_clock::now();
+  histograms_.inference_seconds.Observe(SecondsBetween(s->admitted_at, now));
+  if (s->generated() > 0) {
+    histograms_.decode_seconds.Observe(SecondsBetween(*s->first_token_at, now));
+  }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     stats_.prompt_tokens += static_cast<uint64_t>(s->prompt_length());
@@ -453,7 +486,11 @@ void Engine::Impl::Fail(Sequence* sequence, const absl::Status& status) {
   }
   const int computed = std::min(sequence->computed, sequence->prompt_length());
   if (s == nullptr) s = scheduler_.Remove(sequence);
-  if (queued) LeaveQueue(1, prompt_leaves ? s->prompt_length() : 0);
+  if (queued) {
+    histograms_.queue_seconds.Observe(
+        SecondsBetween(s->submitted_at, std::chrono::steady_clock::now()));
+    LeaveQueue(1, prompt_leaves ? s->prompt_length() : 0);
+  }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     stats_.prompt_tokens += static_cast<uint64_t>(computed);
@@ -482,6 +519,7 @@ void Engine::Impl::CopySchedulerStats() {
   stats_.preemptions = scheduler_.preemptions();
   stats_.prefix_queried_tokens = scheduler_.queried_tokens();
   stats_.prefix_hit_tokens = scheduler_.hit_tokens();
+  stats_.histograms = histograms_;
 }
 
 Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "engine/engine_histograms.h"
 #include "engine/expert_recorder.h"
 #include "engine/expert_stats.h"
 #include "engine/model/model.h"
@@ -59,6 +60,8 @@ struct EngineStats {
   uint64_t steps = 0;
   absl::Time last_step = absl::InfinitePast();
   bool healthy = true;
+  bool prefix_cache = false;
+  EngineHistograms histograms;
 };
 
 class Engine {

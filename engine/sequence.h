@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -71,7 +72,11 @@ struct Sequence {
   int routes_delivered = 0;                 // leading tokens whose routes the sink knows
   int cached_tokens = 0;  // prompt tokens that the first admission found in the cache
   uint64_t seed = 0;
-  absl::Time queued_at;   // when it was submitted
+  absl::Time queued_at;  // when it was submitted
+  // The same, and what came of it, for measuring.
+  std::chrono::steady_clock::time_point submitted_at;
+  std::chrono::steady_clock::time_point admitted_at;  // for the first time
+  std::optional<std::chrono::steady_clock::time_point> first_token_at;
   absl::Time rank;        // sequences are served in this order: arrival and priority
   uint64_t order = 0;     // of submission; decides between equal ranks
   bool admitted = false;  // ran before: waits again after a preemption, or came as a sample

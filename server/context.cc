@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "kernels/base/check.h"
 #include "server/api_error.h"
 
 namespace moeserve::server {
@@ -32,8 +33,15 @@ void ServerContext::SetServing(std::shared_ptr<EngineApi> engine,
                                const GenerationDefaults& defaults,
                                std::shared_ptr<const ChatFormat> chat) {
   auto compiler = MakeConstraintCompiler(*engine);
+  const auto moe_metrics = ResolveMoeMetrics(settings_.moe_metrics, engine->ExpertSnapshot());
+  MOESERVE_CHECK(moe_metrics.ok(), "the settings were checked against the model");
+  std::shared_ptr<ExpertMetrics> experts;
+  if (moe_metrics->mode != MoeMetricsMode::kOff) {
+    experts = std::make_shared<ExpertMetrics>(*moe_metrics, engine->spec());
+  }
   {
     std::lock_guard lock(mutex_);
+    expert_metrics_ = std::move(experts);
     engine_ = std::move(engine);
     constraint_compiler_ = std::move(compiler);
     defaults_ = defaults;
@@ -93,14 +101,22 @@ std::shared_ptr<const ChatFormat> ServerContext::chat_format() const {
   return chat_format_;
 }
 
-void ServerContext::Tick() {
-  if (const std::shared_ptr<EngineApi> engine = this->engine()) {
-    expert_history_.Add(absl::Now(), engine->ExpertSnapshot());
-  }
+std::shared_ptr<ExpertMetrics> ServerContext::expert_metrics() const {
+  std::lock_guard lock(mutex_);
+  return expert_metrics_;
 }
 
-std::string ServerContext::MetricsText() {
-  PrometheusText text;
+void ServerContext::Tick() {
+  const std::shared_ptr<ExpertMetrics> experts = expert_metrics();
+  if (experts == nullptr) return;
+  const absl::Time now = absl::Now();
+  ExpertStats stats = engine()->ExpertSnapshot();
+  experts->Observe(stats, now);
+  expert_history_.Add(now, std::move(stats));
+}
+
+std::string ServerContext::MetricsText(ExpositionFormat format) {
+  PrometheusText text(format);
   metrics_->WriteServer(text);
   const std::shared_ptr<EngineApi> engine = this->engine();
   EngineStats stats;
@@ -111,12 +127,17 @@ std::string ServerContext::MetricsText() {
   }
   WriteEngineMetrics(text, stats);
   metrics_->WriteRejected(text, stats);
-  if (engine != nullptr) {
-    std::optional<ExpertStats> experts = expert_history_.Latest();
-    if (!experts) experts = engine->ExpertSnapshot();
-    expert_metrics_.Write(text, *experts, model_name(), absl::Now());
+  if (const std::shared_ptr<ExpertMetrics> experts = expert_metrics()) {
+    std::optional<ExpertStats> snapshot = expert_history_.Latest();
+    if (!snapshot) {
+      snapshot = engine->ExpertSnapshot();
+      experts->Observe(*snapshot, absl::Now());
+    }
+    experts->Write(text, *snapshot, model_name());
   }
   WriteProcessMetrics(text);
+  if (settings_.metrics_compat.vllm) WriteVllmNames(text, *metrics_, stats, model_name());
+  if (settings_.metrics_compat.sglang) WriteSglangNames(text, *metrics_, stats, model_name());
   return text.Take();
 }
 

@@ -15,9 +15,10 @@
 #include "server/constraint_compiler.h"
 #include "server/engine_api.h"
 #include "server/expert_history.h"
-#include "server/expert_report.h"
+#include "server/expert_metrics.h"
 #include "server/limits.h"
 #include "server/metrics.h"
+#include "server/metrics_compat.h"
 #include "server/work_pool.h"
 
 namespace moeserve::server {
@@ -25,6 +26,7 @@ namespace moeserve::server {
 struct ServerSettings {
   std::vector<std::string> served_names;  // not empty; the first appears in answers
   std::string device = "cpu";
+  std::string commit;  // that the program was built from; may be empty
   ApiKeys keys;
   RequestLimits limits;
   HttpLimits http;
@@ -32,6 +34,8 @@ struct ServerSettings {
   bool allow_request_chat_template = false;
   bool dashboard = true;  // the page at "/"
   bool routing_records = false;
+  MoeMetricsOptions moe_metrics;
+  MetricsCompat metrics_compat;
 };
 
 enum class ServerState { kLoading, kServing, kDraining };
@@ -48,7 +52,7 @@ class ServerContext {
   const std::shared_ptr<Metrics>& shared_metrics() const { return metrics_; }
 
   ServerState state() const { return state_.load(); }
-  // From loading to serving.
+  // From loading to serving. ResolveMoeMetrics has accepted the settings for this model.
   void SetServing(std::shared_ptr<EngineApi> engine, const GenerationDefaults& defaults,
                   std::shared_ptr<const ChatFormat> chat = std::make_shared<ChatFormat>());
   // New requests are refused from here on.
@@ -74,17 +78,19 @@ class ServerContext {
   const ExpertHistory& expert_history() const { return expert_history_; }
 
   // The body of GET /metrics.
-  std::string MetricsText();
+  std::string MetricsText(ExpositionFormat format = ExpositionFormat::kText);
 
  private:
+  std::shared_ptr<ExpertMetrics> expert_metrics() const;
+
   const ServerSettings settings_;
   const int64_t created_;
   const std::shared_ptr<Metrics> metrics_ = std::make_shared<Metrics>();
-  ExpertMetrics expert_metrics_;
   ExpertHistory expert_history_;
   std::atomic<ServerState> state_{ServerState::kLoading};
   mutable std::mutex mutex_;
   std::shared_ptr<EngineApi> engine_;
+  std::shared_ptr<ExpertMetrics> expert_metrics_;  // null: not loaded, or switched off
   std::shared_ptr<ConstraintCompiler> constraint_compiler_;
   GenerationDefaults defaults_;
   std::shared_ptr<const ChatFormat> chat_format_;

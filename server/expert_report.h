@@ -1,16 +1,12 @@
-// Expert statistics as people and programs read them: JSON, a table, Prometheus families.
+// Expert statistics as people and programs read them: JSON and a table.
 #pragma once
 
-#include <cstddef>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "absl/time/time.h"
 #include "engine/expert_stats.h"
 #include "nlohmann/json.hpp"
-#include "server/prometheus.h"
 
 namespace moeserve::server {
 
@@ -32,24 +28,5 @@ struct LoadShape {
   int unused = 0;
 };
 LoadShape MeasureLoad(const std::vector<double>& selections);
-
-// The Prometheus families, with a decaying window for the gauges. Thread-safe.
-class ExpertMetrics {
- public:
-  static constexpr size_t kAutoFullSeries = 4096;
-
-  void Write(PrometheusText& text, const ExpertStats& stats, const std::string& model,
-             absl::Time now);
-
- private:
-  void Decay(const ExpertStats& stats, absl::Time now);
-
-  std::mutex mutex_;
-  std::vector<std::vector<double>> window_;  // [block][expert]
-  std::vector<std::vector<uint64_t>> seen_;  // counters at the last call
-  double window_tokens_ = 0.0;
-  uint64_t seen_tokens_ = 0;
-  absl::Time last_ = absl::InfinitePast();
-};
 
 }  // namespace moeserve::server

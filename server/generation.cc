@@ -141,6 +141,7 @@ Result<std::unique_ptr<Generation>> Generation::Start(std::shared_ptr<EngineApi>
     std::vector<Request> group;
     std::vector<std::shared_ptr<TokenSink>> sinks;
     std::vector<std::string> ids;
+    const int max_tokens = requests[begin].sampling.max_tokens;
     for (size_t i = begin; i < begin + samples; ++i) {
       ids.push_back(requests[i].id);
       sinks.push_back(std::make_shared<ChoiceSink>(generation->channel_, static_cast<int>(i),
@@ -150,6 +151,10 @@ Result<std::unique_ptr<Generation>> Generation::Start(std::shared_ptr<EngineApi>
     }
     // The destructor cancels what was accepted before a refusal.
     MOESERVE_RETURN_IF_ERROR(generation->engine_->Submit(std::move(group), std::move(sinks)));
+    if (metrics != nullptr) {
+      metrics->request_max_tokens.Observe(max_tokens);
+      metrics->request_n.Observe(static_cast<double>(samples));
+    }
     for (std::string& id : ids) {
       generation->ids_.push_back(std::move(id));
       generation->ended_.push_back(false);

@@ -24,11 +24,6 @@ std::vector<double> InterTokenBounds() {
           .4,   .5,    .75,  1,   2.5,  5,   7.5,  10, 20,  40, 80};
 }
 
-std::vector<double> PhaseBounds() {
-  return {.3, .5, .8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
-          30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680};
-}
-
 std::vector<double> TokenCountBounds() {
   std::vector<double> bounds;
   for (double decade = 1; decade <= 100'000; decade *= 10) {
@@ -36,6 +31,8 @@ std::vector<double> TokenCountBounds() {
   }
   return bounds;
 }
+
+std::vector<double> SampleCountBounds() { return {1, 2, 5, 10, 20, 50, 100, 200}; }
 
 std::vector<double> CallBounds() {
   return {.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600};
@@ -50,17 +47,70 @@ int CountOpenFiles() {
   return count;
 }
 
+void WriteHistograms(PrometheusText& text, const EngineHistograms& histograms) {
+  struct Row {
+    const char* name;
+    const char* help;
+    const BucketCounts& counts;
+  };
+  const Row rows[] = {
+      {"request_queue_seconds",
+       "From submission until a sequence is admitted for the first time or given up.",
+       histograms.queue_seconds},
+      {"request_prefill_seconds",
+       "From admission to the first token, of every sequence that came so far.",
+       histograms.prefill_seconds},
+      {"request_decode_seconds",
+       "From the first token to the end, of sequences that ended by stop or length.",
+       histograms.decode_seconds},
+      {"request_inference_seconds",
+       "From admission to the end, of sequences that ended by stop or length.",
+       histograms.inference_seconds},
+      {"step_tokens", "Tokens run in a step.", histograms.step_tokens},
+      {"step_sequences", "Sequences run in a step.", histograms.step_sequences},
+  };
+  for (const auto& [name, help, counts] : rows) {
+    text.Family(name, "histogram", help);
+    text.HistogramSamples({}, counts);
+  }
+  text.Family("step_duration_seconds", "histogram",
+              "Time of a step; of phase decode if it ran nothing but new tokens of answers.");
+  text.HistogramSamples({{"phase", "prefill"}}, histograms.prefill_step_seconds);
+  text.HistogramSamples({{"phase", "decode"}}, histograms.decode_step_seconds);
+}
+
 }  // namespace
 
 Metrics::Metrics()
     : time_to_first_token(FirstTokenBounds()),
       inter_token_latency(InterTokenBounds()),
       request_time_per_output_token(InterTokenBounds()),
-      request_duration(PhaseBounds()),
+      request_duration({kRequestPhaseBounds.begin(), kRequestPhaseBounds.end()}),
       request_prompt_tokens(TokenCountBounds()),
       request_generation_tokens(TokenCountBounds()),
+      request_max_tokens(TokenCountBounds()),
+      request_n(SampleCountBounds()),
       http_duration_(CallBounds()),
       grpc_duration_(CallBounds()) {}
+
+void Metrics::DeclareHttp(std::string_view endpoint, std::string_view method) {
+  std::lock_guard lock(mutex_);
+  for (const int code : {200, 500}) {
+    http_requests_.try_emplace({std::string(endpoint), std::string(method), code}, 0);
+  }
+}
+
+void Metrics::DeclareGrpc(std::string_view method) {
+  std::lock_guard lock(mutex_);
+  for (const char* code : {"OK", "INTERNAL"}) {
+    grpc_requests_.try_emplace({std::string(method), code}, 0);
+  }
+}
+
+std::map<Metrics::HttpKey, uint64_t> Metrics::HttpRequests() const {
+  std::lock_guard lock(mutex_);
+  return http_requests_;
+}
 
 void Metrics::CountHttp(std::string_view endpoint, std::string_view method, int code,
                         double seconds) {
@@ -86,13 +136,10 @@ void Metrics::WriteServer(PrometheusText& text) const {
               model_load_seconds.load());
 
   text.Family("http_requests_total", "counter", "Answered HTTP requests.");
-  {
-    std::lock_guard lock(mutex_);
-    for (const auto& [key, count] : http_requests_) {
-      const auto& [endpoint, method, code] = key;
-      text.Sample({{"endpoint", endpoint}, {"method", method}, {"code", std::to_string(code)}},
-                  count);
-    }
+  for (const auto& [key, count] : HttpRequests()) {
+    const auto& [endpoint, method, code] = key;
+    text.Sample({{"endpoint", endpoint}, {"method", method}, {"code", std::to_string(code)}},
+                count);
   }
   text.Family("http_request_duration_seconds", "histogram", "From request head to last byte.");
   text.HistogramSamples({}, http_duration_);
@@ -110,17 +157,32 @@ void Metrics::WriteServer(PrometheusText& text) const {
   text.Single("ignored_fields_total", "counter", "Unknown fields of requests that were ignored.",
               static_cast<double>(ignored_fields.load()));
 
-  const std::pair<const char*, const Histogram*> histograms[] = {
-      {"time_to_first_token_seconds", &time_to_first_token},
-      {"inter_token_latency_seconds", &inter_token_latency},
-      {"request_time_per_output_token_seconds", &request_time_per_output_token},
-      {"request_duration_seconds", &request_duration},
-      {"request_prompt_tokens", &request_prompt_tokens},
-      {"request_generation_tokens", &request_generation_tokens},
+  struct Row {
+    const char* name;
+    const char* help;
+    const Histogram& histogram;
   };
-  for (const auto& [name, histogram] : histograms) {
-    text.Family(name, "histogram", "Of engine requests, as measured where their output arrives.");
-    text.HistogramSamples({}, *histogram);
+  const Row rows[] = {
+      {"time_to_first_token_seconds",
+       "From submission to the first token, of every sequence that gave one.", time_to_first_token},
+      {"inter_token_latency_seconds", "Between the tokens of a sequence, of every token but first.",
+       inter_token_latency},
+      {"request_time_per_output_token_seconds",
+       "Mean time between the tokens of each sequence that ended by stop or length.",
+       request_time_per_output_token},
+      {"request_duration_seconds",
+       "From submission to the end, of sequences that ended by stop or length.", request_duration},
+      {"request_prompt_tokens", "Prompt tokens of sequences that ended by stop or length.",
+       request_prompt_tokens},
+      {"request_generation_tokens", "Tokens given by sequences that ended by stop or length.",
+       request_generation_tokens},
+      {"request_max_tokens", "Tokens that may be generated at most, of every accepted prompt.",
+       request_max_tokens},
+      {"request_n", "Samples asked for, of every accepted prompt.", request_n},
+  };
+  for (const auto& [name, help, histogram] : rows) {
+    text.Family(name, "histogram", help);
+    text.HistogramSamples({}, histogram);
   }
 }
 
@@ -163,9 +225,10 @@ void WriteEngineMetrics(PrometheusText& text, const EngineStats& stats) {
   text.Single("engine_forward_seconds_total", "counter", "Of it, time inside the model.",
               stats.forward_seconds);
   text.Family("cache_config_info", "gauge", "Shape of the KV cache.");
-  text.Sample(
-      {{"block_tokens", std::to_string(stats.kv_block_tokens)}, {"blocks", std::to_string(total)}},
-      1.0);
+  text.Sample({{"block_tokens", std::to_string(stats.kv_block_tokens)},
+               {"blocks", std::to_string(total)},
+               {"prefix_cache", stats.prefix_cache ? "true" : "false"}},
+              1.0);
   text.Family("prompt_tokens_total", "counter", "Prompt tokens processed.");
   text.Sample({}, stats.prompt_tokens);
   text.Family("generation_tokens_total", "counter", "Tokens generated.");
@@ -175,6 +238,7 @@ void WriteEngineMetrics(PrometheusText& text, const EngineStats& stats) {
   text.Sample({{"finished_reason", "length"}}, stats.finished_length);
   text.Sample({{"finished_reason", "abort"}}, stats.finished_abort);
   text.Sample({{"finished_reason", "error"}}, stats.finished_error);
+  WriteHistograms(text, stats.histograms);
 }
 
 void WriteProcessMetrics(PrometheusText& text) {

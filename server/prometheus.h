@@ -1,14 +1,17 @@
-// The Prometheus text format and the instruments that feed it.
+// The formats that Prometheus reads and the instruments that feed them.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "engine/engine_histograms.h"
 
 namespace moeserve::server {
 
@@ -22,7 +25,7 @@ class Histogram {
   void Observe(double value);
 
   struct Snapshot {
-    std::vector<uint64_t> cumulative;  // one per bound, then +Inf
+    std::vector<uint64_t> counts;  // one per bound, then those over all bounds
     double sum = 0.0;
   };
   Snapshot Read() const;
@@ -34,29 +37,51 @@ class Histogram {
   std::atomic<double> sum_{0.0};
 };
 
-// Writes families one after the other. Names and labels are constants of ours and not checked.
+enum class ExpositionFormat : uint8_t { kText, kOpenMetrics };  // text 0.0.4, OpenMetrics 1.0.0
+
+// OpenMetrics for readers whose Accept header prefers it to plain text.
+ExpositionFormat ChooseExposition(std::string_view accept);
+std::string_view ContentType(ExpositionFormat format);
+
+// Writes families one after the other. Names and labels are constants of ours and not checked;
+// those of counters end in "_total". Both formats have the same samples.
 class PrometheusText {
  public:
-  // Starts a family; its samples must follow before the next one starts.
+  explicit PrometheusText(ExpositionFormat format = ExpositionFormat::kText) : format_(format) {}
+
+  // Starts a family; its samples must follow before the next one starts. The name gets the prefix
+  // "moeserve_" unless it is one of the standard names "process_*".
   void Family(std::string_view name, std::string_view type, std::string_view help);
+  // The same for a name that somebody else has defined.
+  void ForeignFamily(std::string_view name, std::string_view type, std::string_view help);
+
   void Sample(std::initializer_list<Label> labels, double value);
   void Sample(std::initializer_list<Label> labels, uint64_t value);
   void HistogramSamples(std::initializer_list<Label> labels, const Histogram& histogram);
+  void HistogramSamples(std::initializer_list<Label> labels, const BucketCounts& counts);
+  // `counts`: one per bound, then those over all bounds; not cumulative.
+  void HistogramSamples(std::initializer_list<Label> labels, std::span<const double> bounds,
+                        std::span<const uint64_t> counts, double sum);
 
   // A family of one sample without labels.
   void Single(std::string_view name, std::string_view type, std::string_view help, double value);
 
-  std::string Take() { return std::move(out_); }
+  // The whole text; nothing can be added after it.
+  std::string Take();
 
  private:
   void Line(std::string_view suffix, std::initializer_list<Label> labels, const Label* extra,
             std::string_view value);
 
+  const ExpositionFormat format_;
   std::string out_;
   std::string family_;
 };
 
 // A number as the format writes it: shortest exact decimal, NaN, +Inf, -Inf.
 std::string PrometheusNumber(double value);
+// The same for a bucket's bound. Other exporters write "1.0" and "1e+06", and since bounds are
+// label values, series would differ from theirs, and between the formats, if they looked different.
+std::string BucketBound(double bound);
 
 }  // namespace moeserve::server

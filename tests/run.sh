@@ -13,6 +13,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly venv=build/venv
 readonly reference_venv=build/lm_eval  # where tests/lm_eval/run.sh looks for it
+readonly prometheus=build/prometheus
 # The distribution's Python is the one that its packages are installed for.
 readonly python=/usr/bin/python3
 
@@ -60,6 +61,19 @@ install_packages() {
   deploy/install_dependencies.sh "${groups[@]}"
   deploy/install_dependencies.sh browser ||
     echo "without Chromium the tests of the dashboard are skipped"
+  unpack_prometheus
+}
+
+# Prometheus and promtool, of the distribution's package. It is not installed, because then it would
+# run as a service from there on. Tests that miss it are skipped.
+unpack_prometheus() {
+  if command -v prometheus >/dev/null && command -v promtool >/dev/null; then return; fi
+  if [[ -x $prometheus/usr/bin/promtool ]]; then return; fi
+  rm -rf "$prometheus"
+  mkdir -p "$prometheus"
+  (cd "$prometheus" && apt-get download -qq -o APT::Sandbox::User=root prometheus &&
+    dpkg-deb --extract prometheus_*.deb . && rm prometheus_*.deb) ||
+    echo "there is no Prometheus here: the tests that need it are skipped"
 }
 
 # make_venv FOLDER REQUIREMENTS [OPTION...]: a virtual environment, made anew only when what it is
@@ -201,6 +215,7 @@ main() {
   done
   trap report_failure EXIT
   jobs=$(deploy/build_jobs.sh)
+  export PATH=$PATH:$PWD/$prometheus/usr/bin
 
   if $install; then stage "packages" install_packages; fi
   stage "Python environment" make_test_venv

@@ -62,6 +62,8 @@ void AddEngineOptions(CLI::App& app, EngineOptionsText& options) {
       ->capture_default_str();
   app.add_flag("!--no-prefix-cache", engine.prefix_cache,
                "Run every prompt in full, whatever the cache holds");
+  app.add_flag("!--no-expert-stats", engine.expert_stats,
+               "Count nothing about experts, for comparison; implies --moe-metrics off");
   app.add_option("--kv-cache-memory", options.kv_cache_memory,
                  "Size of the KV cache, such as 512MiB; default: from --max-num-seqs");
 }

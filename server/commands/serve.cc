@@ -20,6 +20,7 @@
 #include "model_loaders/message.h"
 #include "server/auth.h"
 #include "server/chat_format.h"
+#include "server/commands/commit.h"
 #include "server/commands/model_options.h"
 #include "server/context.h"
 #include "server/http/api.h"
@@ -51,6 +52,9 @@ struct Options {
   bool strict_fields = false;
   bool no_dashboard = false;
   bool allow_open = false;
+  std::string moe_metrics = "auto";
+  bool moe_expert_weights = false;
+  std::vector<std::string> metrics_compat;
 };
 
 LogLevel ParseLevel(const std::string& text) {
@@ -188,11 +192,22 @@ absl::Status Serve(const Options& options) {
     settings.served_names.push_back(DefaultName(options.model.directory));
   }
   settings.device = options.model.device;
+  settings.commit = Commit();
   settings.strict_fields = options.strict_fields;
   settings.dashboard = !options.no_dashboard;
   settings.limits.max_logprobs = options.max_logprobs;
   settings.allow_request_chat_template = options.allow_request_chat_template;
   settings.routing_records = options.routing_records;
+  MOESERVE_ASSIGN_OR_RETURN(settings.moe_metrics.mode, ParseMoeMetricsMode(options.moe_metrics));
+  settings.moe_metrics.weights = options.moe_expert_weights;
+  if (!options.engine.engine.expert_stats) {
+    settings.moe_metrics.mode = MoeMetricsMode::kOff;
+    if (options.routing_records) {
+      return absl::InvalidArgumentError(
+          "--routing-records needs the counts that --no-expert-stats switches off");
+    }
+  }
+  MOESERVE_ASSIGN_OR_RETURN(settings.metrics_compat, ParseMetricsCompat(options.metrics_compat));
 
   // Destroyed from the last to the first: servers before the engine, the backend after it.
   RunningModel model;
@@ -221,6 +236,8 @@ absl::Status Serve(const Options& options) {
 
   const absl::Time start = absl::Now();
   MOESERVE_ASSIGN_OR_RETURN(model, StartModel(options.model, engine_options));
+  MOESERVE_RETURN_IF_ERROR(
+      ResolveMoeMetrics(context.settings().moe_metrics, model.engine->ExpertSnapshot()).status());
   const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
   context.metrics().model_load_seconds = seconds;
   context.SetServing(model.engine, model.defaults,
@@ -299,6 +316,18 @@ void AddServeCommand(CLI::App& app, Command& selected) {
                    "--routing-control")
       ->check(CLI::Range(0, 65536))
       ->capture_default_str();
+  command
+      ->add_option("--moe-metrics", options->moe_metrics,
+                   "Series of the experts at /metrics: off, layer (of each layer), top (and of its "
+                   "most used experts), full (of every expert), auto (full up to 4096 experts, "
+                   "else top)")
+      ->capture_default_str();
+  command->add_flag("--moe-expert-weights", options->moe_expert_weights,
+                    "With full, also the sum of gate weights of every expert");
+  command
+      ->add_option("--metrics-compat", options->metrics_compat,
+                   "Also give the metrics the names of vllm, sglang; can be repeated")
+      ->delimiter(',');
   command->add_option("--log-format", options->log_format, "Format of the log on standard error")
       ->check(CLI::IsMember({"text", "json"}))
       ->capture_default_str();

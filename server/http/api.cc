@@ -15,6 +15,7 @@
 #include "server/chat_request.h"
 #include "server/chat_response.h"
 #include "server/completion_response.h"
+#include "server/expert_report.h"
 #include "server/generation_session.h"
 #include "server/http/deferred_response.h"
 #include "server/http/error_response.h"
@@ -141,15 +142,17 @@ class Api : public std::enable_shared_from_this<Api> {
   }
 
   Handled Version(const Request&) {
+    const std::string& commit = context_.settings().commit;
     return JsonResponse({{"version", std::string(kVersion)},
-                         {"commit", nullptr},
+                         {"commit", commit.empty() ? Json(nullptr) : Json(commit)},
                          {"backend", context_.settings().device}});
   }
 
-  Handled Metrics(const Request&) {
+  Handled Metrics(const Request& request) {
+    const ExpositionFormat format = ChooseExposition(request.accept);
     Response response;
-    response.content_type = "text/plain; version=0.0.4; charset=utf-8";
-    response.body = context_.MetricsText();
+    response.content_type = ContentType(format);
+    response.body = context_.MetricsText(format);
     return response;
   }
 
@@ -162,6 +165,9 @@ class Api : public std::enable_shared_from_this<Api> {
   }
 
   Handled ExpertStatistics(const Request& request) {
+    if (context_.settings().moe_metrics.mode == MoeMetricsMode::kOff) {
+      return ProtocolError(404, "", "expert statistics are switched off (--moe-metrics=off)");
+    }
     const auto run = [&]() -> Result<Json> {
       MOESERVE_ASSIGN_OR_RETURN(const auto window, QueryNumber(request.query, "window", 1,
                                                                ExpertHistory::kMaxWindowSeconds));
@@ -352,6 +358,7 @@ std::unique_ptr<Router> MakeRouter(ServerContext& context) {
   auto router = std::make_unique<Router>(context.settings().keys);
   const auto add = [&](std::string_view method, std::string_view pattern, Access access,
                        Handled (Api::*handler)(const Request&), Work work = Work::kQuick) {
+    context.metrics().DeclareHttp(pattern, method);
     router->Add(method, pattern, access, work,
                 [api, handler](const Request& request) { return (api.get()->*handler)(request); });
   };

@@ -45,7 +45,12 @@ void SetLimits(grpc::ServerBuilder& builder) {
 
 class GrpcServer::Impl {
  public:
-  explicit Impl(ServerContext& context) : context_(context), service_(context, dispatcher_) {}
+  explicit Impl(ServerContext& context) : context_(context), service_(context, dispatcher_) {
+    const auto* service = v1::GenerateRequest::descriptor()->file()->FindServiceByName("Inference");
+    for (int i = 0; i < service->method_count(); ++i) {
+      context.metrics().DeclareGrpc(service->method(i)->name());
+    }
+  }
 
   absl::Status Start(const GrpcServerOptions& options) {
     static std::once_flag once;

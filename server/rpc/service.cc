@@ -103,6 +103,10 @@ grpc::ServerUnaryReactor* InferenceService::GetExpertStats(grpc::CallbackServerC
                                                            const v1::GetExpertStatsRequest* request,
                                                            v1::GetExpertStatsResponse* response) {
   return Immediately(context, server_, "GetExpertStats", [&]() -> absl::Status {
+    if (server_.settings().moe_metrics.mode == MoeMetricsMode::kOff) {
+      return MakeError(absl::StatusCode::kNotFound, "not_found",
+                       "expert statistics are switched off (--moe-metrics=off)");
+    }
     const auto engine = server_.engine();
     if (engine == nullptr) return server_.ServingEngine().status();
     MOESERVE_RETURN_IF_ERROR(CheckModel(server_, request->model()));

@@ -79,8 +79,14 @@ export class ExpertsView {
   }
 
   #onState(error) {
-    this.page.setState(error);
-    if (error && !this.stats) this.#showNote(`No statistics: ${error.message}.`);
+    // That this server counts nothing is no trouble of the connection.
+    const missing = error?.status === 404;
+    this.page.setState(missing ? null : error);
+    if (missing) this.poller.stop();
+    if (error && !this.stats) {
+      byId("experts-body").hidden = true;
+      this.#showNote(`No statistics: ${error.message}.`);
+    }
   }
 
   #showNote(text) {

@@ -94,7 +94,7 @@ def load(protos):
 
 
 def test_running_requests_finish_and_new_ones_are_refused(load):
-    tokens = 600
+    tokens = 1500
     server, futures, (pb, stub) = load(tokens, "--drain-timeout", "60")
     server.process.send_signal(signal.SIGTERM)
     assert wait_for(lambda: status_of(server.url + "/health/ready")[0] == 503)

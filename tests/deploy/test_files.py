@@ -95,7 +95,7 @@ def test_every_metric_exists(served):
 
 
 def test_conditional_metrics_are_in_the_source(served):
-    source = (ROOT / "server/expert_report.cc").read_text()
+    source = (ROOT / "server/expert_metrics.cc").read_text()
     for name in ONLY_OF_LARGE_MODELS:
         assert name not in served, f"{name} is no exception"
         assert f'"{name.removeprefix("moeserve_")}"' in source
@@ -268,7 +268,7 @@ def test_grafana_finds_its_dashboard():
 def test_alerts_fire_when_they_should():
     promtool = shutil.which("promtool")
     if not promtool:
-        pytest.skip("promtool (Debian's package prometheus) is not installed")
+        pytest.skip("promtool (of Debian's package prometheus) is not here")
     done = subprocess.run([promtool, "test", "rules", ROOT / "tests/deploy/alerts_test.yml"],
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

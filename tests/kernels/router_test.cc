@@ -170,6 +170,82 @@ TEST_P(RouterTest, EqualsTheContractBitForBit) {
   }
 }
 
+// A row with an override is routed as by a router with those settings, its neighbours as ever; the
+// scores that are left behind are those before the override's bias.
+TEST_P(RouterTest, OverridesAreRoutersOfTheirOwn) {
+  const float inf = std::numeric_limits<float>::infinity();
+  for (const Case& c : Cases()) {
+    const int experts = c.settings.num_experts;
+    const int width = c.settings.input_width;
+    if (c.settings.gate == Gate::kSoftmaxSelected) continue;  // has no top-p
+    Random random(c.seed + 5000);
+    const RouterWeights weights = MakeWeights(c, random);
+    const auto router = MakeRouter(*backend_, c, weights);
+    std::vector<float> rows = random.Normals(int64_t{6} * width);
+    std::vector<float> bias(static_cast<size_t>(experts));
+    int allowed = experts;
+    for (int e = 1; e < experts; ++e) {
+      bias[e] = random.Below(3) == 0 ? -inf : static_cast<float>(random.Normal());
+      allowed -= std::isinf(bias[e]);
+    }
+    std::vector<RouteOverride> overrides(6);
+    overrides[1].k = 1 + random.Below(experts);
+    overrides[2].p = 0.4f;
+    overrides[3] = {.bias = bias.data(), .allowed = allowed};
+    overrides[4] = {.k = 1 + random.Below(experts), .bias = bias.data(), .allowed = allowed};
+    std::vector<float> scores(static_cast<size_t>(6 * experts));
+    const RowsView kept{scores.data(), DType::kF32, 6, experts, experts};
+    const RoutingPlan plan = backend_->Route({.router = router.get(),
+                                              .input = {rows.data(), DType::kF32, 6, width, width},
+                                              .scores = &kept,
+                                              .overrides = overrides});
+    for (int r = 0; r < 6; ++r) {
+      const std::vector<float> row(rows.begin() + r * width, rows.begin() + (r + 1) * width);
+      const RowRoutes<float> plain = ContractRoutes(c.settings, weights, row);
+      for (int e = 0; e < experts; ++e) {
+        ASSERT_EQ(BitsFromF32(scores[r * experts + e]), BitsFromF32(plain.scores[e]));
+      }
+      RouteSettings changed = c.settings;
+      if (overrides[r].k > 0) {
+        changed.top_p = false;
+        changed.k = overrides[r].k;
+      } else if (overrides[r].p > 0) {
+        changed.k = changed.top_p ? changed.k : experts;
+        changed.top_p = true;
+        changed.p = overrides[r].p;
+      }
+      if (overrides[r].bias == nullptr) {
+        ExpectRow(plan, r, ContractRoutes(changed, weights, row));
+      } else {
+        // Only a router of dot scores has a bias on the scores; the others: no masked expert, and
+        // as many as there can be.
+        changed.k = std::min(changed.k, allowed);
+        const int count = plan.row_offsets[r + 1] - plan.row_offsets[r];
+        ASSERT_GE(count, 1);
+        ASSERT_LE(count, changed.k);
+        if (!changed.top_p) {
+          ASSERT_EQ(count, changed.k);
+        }
+        for (int i = plan.row_offsets[r]; i < plan.row_offsets[r + 1]; ++i) {
+          int expert = 0;
+          while (plan.expert_offsets[expert + 1] <= plan.assignments_of_row[i]) ++expert;
+          ASSERT_FALSE(std::isinf(bias[expert]));
+        }
+        if (c.settings.score == Score::kDot) {
+          RouterWeights biased = weights;
+          if (biased.bias.empty()) {
+            biased.bias = bias;
+            ExpectRow(plan, r, ContractRoutes(changed, biased, row));
+          }
+        }
+      }
+      if (HasFatalFailure()) {
+        FAIL() << "case seed " << c.seed << ", row " << r << ", experts " << experts;
+      }
+    }
+  }
+}
+
 // Duplicate experts tie exactly; the lower index must win on every backend.
 TEST_P(RouterTest, TiesGoToTheLowerIndex) {
   Case c;

@@ -222,8 +222,10 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{R"({"prompt": "x", "prompt_logprobs": 21})", "invalid_value", "prompt_logprobs"},
         Refusal{R"({"prompt": "x", "prompt_logprobs": 1, "stream": true})", "invalid_value",
                 "prompt_logprobs"},
-        Refusal{R"({"prompt": "x", "return_routed_experts": true})", "unsupported_parameter",
-                "return_routed_experts"}));
+        Refusal{R"({"prompt": "x", "return_routed_experts": true})", "not_enabled",
+                "return_routed_experts"},
+        Refusal{R"({"prompt": "x", "return_routing": true})", "not_enabled", "return_routing"},
+        Refusal{R"({"prompt": "x", "return_routing": 1})", "invalid_value", "return_routing"}));
 
 TEST(PreparePrompts, TextGetsSpecialTokensAndIdsDoNot) {
   testing::ByteTokenizer tokenizer;

@@ -395,6 +395,15 @@ TEST_F(Grpc, Score) {
   EXPECT_EQ(response.tokens(1).top_size(), 2);
 }
 
+TEST_F(Grpc, ExpertStatisticsCanBeSwitchedOff) {
+  ServerSettings settings;
+  settings.moe_metrics.mode = MoeMetricsMode::kOff;
+  Start({}, settings);
+  grpc::ClientContext context;
+  v1::GetExpertStatsResponse stats;
+  EXPECT_EQ(stub_->GetExpertStats(&context, {}, &stats).error_code(), grpc::StatusCode::NOT_FOUND);
+}
+
 TEST_F(Grpc, UnaryCalls) {
   Start();
   v1::TokenizeRequest tokenize;

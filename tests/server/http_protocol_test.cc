@@ -299,6 +299,39 @@ TEST_F(Routes, TokenizeAndBack) {
   EXPECT_EQ(Exchange(Post("/tokenize", R"({"prompt": "a", "model": "b"})")).status, 404);
 }
 
+TEST_F(Routes, VersionSaysWhatWasBuilt) {
+  Start();
+  EXPECT_TRUE(Json::parse(Exchange(Get("/version")).body)["commit"].is_null());
+  server_.reset();
+  ServerSettings settings;
+  settings.commit = "0123abc-dirty";
+  Start({}, settings);
+  EXPECT_EQ(Json::parse(Exchange(Get("/version")).body)["commit"], "0123abc-dirty");
+}
+
+TEST_F(Routes, ExpertStatisticsCanBeSwitchedOff) {
+  ServerSettings settings;
+  settings.moe_metrics.mode = MoeMetricsMode::kOff;
+  Start({}, settings);
+  const RawResponse off = Exchange(Get("/v1/experts/stats"));
+  EXPECT_EQ(off.status, 404);
+  EXPECT_TRUE(Error(off)["code"].is_null());
+  context_->Tick();
+  EXPECT_EQ(Exchange(Get("/metrics")).body.find("_moe_"), std::string::npos);
+}
+
+TEST_F(Routes, MetricsComeInTheFormatThatIsAskedFor) {
+  Start();
+  const RawResponse text = Exchange(Get("/metrics"));
+  EXPECT_EQ(text.headers.at("content-type"), "text/plain; version=0.0.4; charset=utf-8");
+  EXPECT_EQ(text.body.find("# EOF"), std::string::npos);
+  const RawResponse open_metrics =
+      Exchange(Get("/metrics", "Accept: application/openmetrics-text; version=1.0.0\r\n"));
+  EXPECT_EQ(open_metrics.headers.at("content-type"),
+            "application/openmetrics-text; version=1.0.0; charset=utf-8");
+  EXPECT_TRUE(open_metrics.body.ends_with("# EOF\n"));
+}
+
 TEST_F(Routes, ExpertStatistics) {
   Start();
   const Json stats = Json::parse(Exchange(Get("/v1/experts/stats")).body);

@@ -2,22 +2,31 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <limits>
-#include <map>
+#include <memory>
 #include <set>
 #include <sstream>
 #include <string>
+#include <utility>
 
 #include "absl/time/clock.h"
 #include "server/context.h"
 #include "server/expert_history.h"
 #include "server/expert_report.h"
+#include "server/http/api.h"
+#include "server/metrics_compat.h"
 #include "server/prometheus.h"
+#include "server/rpc/server.h"
 #include "server/text_values.h"
+#include "tests/server/exposition.h"
 #include "tests/server/fake_engine.h"
 
 namespace moeserve::server {
 namespace {
+
+using testing::Exposition;
+using testing::ReadExposition;
 
 TEST(PrometheusText, EscapesAndFormats) {
   PrometheusText text;
@@ -35,65 +44,270 @@ TEST(Histogram, IsCumulative) {
   Histogram histogram({1, 2, 5});
   for (const double value : {0.5, 1.0, 1.5, 4.0, 100.0}) histogram.Observe(value);
   const auto snapshot = histogram.Read();
-  EXPECT_EQ(snapshot.cumulative, (std::vector<uint64_t>{2, 3, 4, 5}));
+  EXPECT_EQ(snapshot.counts, (std::vector<uint64_t>{2, 1, 1, 1}));
   EXPECT_EQ(snapshot.sum, 107.0);
+  PrometheusText text;
+  text.Family("a", "histogram", "b");
+  text.HistogramSamples({}, histogram);
+  const auto samples = ReadExposition(text.Take()).samples;
+  EXPECT_EQ(samples.at(R"(moeserve_a_bucket{le="1.0"})"), 2);
+  EXPECT_EQ(samples.at(R"(moeserve_a_bucket{le="2.0"})"), 3);
+  EXPECT_EQ(samples.at(R"(moeserve_a_bucket{le="5.0"})"), 4);
+  EXPECT_EQ(samples.at(R"(moeserve_a_bucket{le="+Inf"})"), 5);
+  EXPECT_EQ(samples.at("moeserve_a_count"), 5);
+  EXPECT_EQ(samples.at("moeserve_a_sum"), 107.0);
 }
 
-// Reads an exposition as a scraper would: every rule that is broken is a failure.
-std::map<std::string, double> ReadExposition(const std::string& text) {
-  std::map<std::string, double> samples;
-  std::set<std::string> families;
-  std::string family;
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) {
-    if (line.starts_with("# HELP ")) {
-      family = line.substr(7, line.find(' ', 7) - 7);
-      EXPECT_TRUE(families.insert(family).second) << "twice: " << family;
-    } else if (line.starts_with("# TYPE ")) {
-      EXPECT_EQ(line.substr(7, line.find(' ', 7) - 7), family);
-      EXPECT_EQ(line.ends_with(" counter"), family.ends_with("_total")) << family;
-    } else {
-      const size_t space = line.rfind(' ');
-      const std::string name = line.substr(0, space);
-      EXPECT_TRUE(name.starts_with(family)) << name << " in " << family;
-      EXPECT_TRUE(samples.emplace(name, std::stod(line.substr(space + 1))).second) << name;
-    }
+TEST(PrometheusText, OpenMetricsNamesCountersWithoutTheirSuffix) {
+  PrometheusText text(ExpositionFormat::kOpenMetrics);
+  text.Family("a_total", "counter", "Says \"b\"");
+  text.Sample({}, uint64_t{7});
+  text.ForeignFamily("x:b_total", "histogram", "c");
+  EXPECT_EQ(text.Take(),
+            "# HELP moeserve_a Says \\\"b\\\"\n# TYPE moeserve_a counter\nmoeserve_a_total 7\n"
+            "# HELP x:b_total c\n# TYPE x:b_total histogram\n# EOF\n");
+}
+
+TEST(PrometheusText, BoundsLookAsElsewhere) {
+  const std::pair<double, const char*> bounds[] = {
+      {1, "1.0"},        {0.001, "0.001"}, {2.5, "2.5"},        {7680, "7680.0"},
+      {5e5, "500000.0"}, {1e6, "1e+06"},   {1.5e-7, "1.5e-07"}, {0, "0.0"}};
+  for (const auto& [bound, text] : bounds) EXPECT_EQ(BucketBound(bound), text);
+}
+
+TEST(ChooseExposition, FollowsTheAcceptHeader) {
+  const auto open_metrics = [](const char* accept) {
+    return ChooseExposition(accept) == ExpositionFormat::kOpenMetrics;
+  };
+  for (const char* accept :
+       {"application/openmetrics-text",
+        "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;"
+        "q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+        "text/plain;q=0.5 , Application/OpenMetrics-Text ; q=0.6",
+        "application/openmetrics-text;q=1,"}) {
+    EXPECT_TRUE(open_metrics(accept)) << accept;
   }
-  return samples;
+  for (const char* accept :
+       {"", "*/*", "text/plain", "application/openmetrics-text;q=0",
+        "application/openmetrics-texts", "application/openmetrics-text;q=0.4,text/plain;q=0.5",
+        "application/openmetrics-text;q=nan", "application/openmetrics-text;q=-1",
+        "application/openmetrics-text;q=", ",;,;=", "x/openmetrics-text"}) {
+    EXPECT_FALSE(open_metrics(accept)) << accept;
+  }
+}
+
+ServerSettings Settings() {
+  ServerSettings settings;
+  settings.served_names = {"tiny"};
+  return settings;
 }
 
 TEST(Metrics, AreAValidExposition) {
-  ServerSettings settings;
-  settings.served_names = {"tiny"};
-  ServerContext context(settings);
-  auto samples = ReadExposition(context.MetricsText());
-  EXPECT_EQ(samples.at("moeserve_engine_up"), 0);
+  ServerContext context(Settings());
+  Exposition read = ReadExposition(context.MetricsText());
+  EXPECT_EQ(read.samples.at("moeserve_engine_up"), 0);
   context.SetServing(std::make_shared<testing::FakeEngine>(), {});
   context.metrics().CountHttp("/v1/completions", "POST", 200, 0.1);
   context.metrics().CountGrpc("Generate", "OK", 0.1);
   context.metrics().CountRejected(Rejection::kInvalid);
   context.metrics().time_to_first_token.Observe(0.3);
-  samples = ReadExposition(context.MetricsText());
-  EXPECT_EQ(samples.at("moeserve_engine_up"), 1);
-  EXPECT_EQ(
-      samples.at(
-          R"(moeserve_http_requests_total{endpoint="/v1/completions",method="POST",code="200"})"),
-      1);
-  EXPECT_EQ(samples.at(R"(moeserve_requests_rejected_total{reason="invalid"})"), 1);
-  EXPECT_EQ(samples.at(R"(moeserve_time_to_first_token_seconds_bucket{le="+Inf"})"), 1);
-  EXPECT_EQ(
-      samples.at(
-          R"(moeserve_moe_layer_rows_total{model="tiny",layer="1",block="feed_forward",phase="prefill"})"),
-      6);
-  EXPECT_EQ(
-      samples.at(
-          R"(moeserve_moe_expert_tokens_total{model="tiny",layer="1",block="feed_forward",expert="1"})"),
-      6);
-  EXPECT_EQ(
-      samples.at(
-          R"(moeserve_moe_layer_unused_experts{model="tiny",layer="1",block="feed_forward"})"),
-      1);
-  EXPECT_GT(samples.at("process_resident_memory_bytes"), 0);
+  read = ReadExposition(context.MetricsText());
+  for (const auto& [name, value] : std::initializer_list<std::pair<const char*, double>>{
+           {"moeserve_engine_up", 1},
+           {R"(moeserve_http_requests_total{endpoint="/v1/completions",method="POST",code="200"})",
+            1},
+           {R"(moeserve_requests_rejected_total{reason="invalid"})", 1},
+           {R"(moeserve_time_to_first_token_seconds_bucket{le="0.25"})", 0},
+           {R"(moeserve_time_to_first_token_seconds_bucket{le="0.5"})", 1},
+           {R"(moeserve_time_to_first_token_seconds_bucket{le="+Inf"})", 1}}) {
+    EXPECT_EQ(read.samples.at(name), value) << name;
+  }
+  EXPECT_GT(read.samples.at("process_resident_memory_bytes"), 0);
+}
+
+// A counter that appears with its first event has no increase that an alert could see.
+TEST(Metrics, AllAreThereFromTheStart) {
+  ServerContext context(Settings());
+  const auto router = http::MakeRouter(context);
+  rpc::GrpcServerOptions grpc_options;
+  grpc_options.port = 0;
+  const auto grpc_server = rpc::GrpcServer::Start(grpc_options, context);
+  ASSERT_TRUE(grpc_server.ok()) << grpc_server.status();
+  const Exposition loading = ReadExposition(context.MetricsText());
+  context.SetServing(std::make_shared<testing::FakeEngine>(), {});
+  const Exposition serving = ReadExposition(context.MetricsText());
+  for (const Exposition* read : {&loading, &serving}) {
+    for (const auto& [family, type] : read->types) {
+      EXPECT_TRUE(read->HasSamples(family)) << family;
+      if (family.starts_with("process_") || family.starts_with("moeserve_moe_")) continue;
+      for (const auto& [name, value] : read->samples) {
+        const bool counts = type == "counter" || type == "histogram";
+        if (counts && name.starts_with(family)) {
+          EXPECT_EQ(value, 0) << name;
+        }
+      }
+    }
+  }
+  for (const char* family : {"requests_running",
+                             "requests_waiting",
+                             "kv_cache_usage_ratio",
+                             "kv_cache_tokens",
+                             "preemptions_total",
+                             "prefix_cache_queried_tokens_total",
+                             "prefix_cache_hit_tokens_total",
+                             "prompt_tokens_total",
+                             "generation_tokens_total",
+                             "requests_finished_total",
+                             "requests_rejected_total",
+                             "time_to_first_token_seconds",
+                             "inter_token_latency_seconds",
+                             "request_time_per_output_token_seconds",
+                             "request_duration_seconds",
+                             "request_queue_seconds",
+                             "request_prefill_seconds",
+                             "request_decode_seconds",
+                             "request_inference_seconds",
+                             "request_prompt_tokens",
+                             "request_generation_tokens",
+                             "request_max_tokens",
+                             "request_n",
+                             "step_tokens",
+                             "step_sequences",
+                             "step_duration_seconds",
+                             "engine_up",
+                             "engine_last_step_timestamp_seconds",
+                             "model_load_duration_seconds",
+                             "build_info",
+                             "cache_config_info",
+                             "http_requests_total",
+                             "http_request_duration_seconds",
+                             "grpc_requests_total",
+                             "grpc_request_duration_seconds",
+                             "connections_open"}) {
+    EXPECT_TRUE(loading.types.contains(std::string("moeserve_") + family)) << family;
+  }
+  for (const char* sample :
+       {R"(moeserve_http_requests_total{endpoint="/v1/completions",method="POST",code="500"})",
+        R"(moeserve_grpc_requests_total{method="Generate",code="INTERNAL"})",
+        R"(moeserve_requests_finished_total{finished_reason="abort"})",
+        R"(moeserve_step_duration_seconds_count{phase="prefill"})",
+        R"(moeserve_step_duration_seconds_count{phase="decode"})"}) {
+    EXPECT_TRUE(loading.samples.contains(sample)) << sample;
+  }
+}
+
+TEST(Metrics, BothFormatsHaveTheSameSamples) {
+  ServerContext context(Settings());
+  context.SetServing(std::make_shared<testing::FakeEngine>(), {});
+  context.metrics().CountHttp("/v1/completions", "POST", 200, 0.1);
+  const auto names = [](const std::string& text) {
+    std::set<std::string> names;
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) {
+      if (!line.starts_with('#')) names.insert(line.substr(0, line.rfind(' ')));
+    }
+    return names;
+  };
+  const std::string open_metrics = context.MetricsText(ExpositionFormat::kOpenMetrics);
+  EXPECT_EQ(names(context.MetricsText()), names(open_metrics));
+  EXPECT_TRUE(open_metrics.ends_with("\n# EOF\n"));
+  EXPECT_EQ(open_metrics.find("_total counter\n"), std::string::npos);
+  EXPECT_NE(open_metrics.find("# TYPE moeserve_http_requests counter\n"), std::string::npos);
+}
+
+TEST(MetricsCompat, WordsAreChecked) {
+  EXPECT_FALSE(ParseMetricsCompat({})->vllm);
+  EXPECT_TRUE(ParseMetricsCompat({"sglang"})->sglang);
+  const auto both = ParseMetricsCompat({"vllm", "sglang", "vllm"});
+  EXPECT_TRUE(both->vllm && both->sglang);
+  for (const char* bad : {"", "VLLM", "triton", "vllm "}) {
+    EXPECT_FALSE(ParseMetricsCompat({"vllm", bad}).ok()) << bad;
+  }
+}
+
+// The numbers under foreign names are ours.
+TEST(MetricsCompat, NamesAreAliases) {
+  Metrics metrics;
+  EngineStats stats;
+  stats.running = 3;
+  stats.waiting = 4;
+  stats.kv_block_tokens = 16;
+  stats.kv_blocks_total = 100;
+  stats.kv_blocks_used = 25;
+  stats.kv_blocks_evictable = 15;
+  stats.preemptions = 5;
+  stats.prefix_queried_tokens = 60;
+  stats.prefix_hit_tokens = 15;
+  stats.prompt_tokens = 7;
+  stats.generation_tokens = 8;
+  stats.finished_stop = 1;
+  stats.finished_length = 2;
+  stats.finished_abort = 3;
+  stats.finished_error = 4;
+  stats.histograms.queue_seconds.Observe(0.9);
+  stats.histograms.step_tokens.Observe(100);
+  metrics.request_n.Observe(3);
+  metrics.CountHttp("/v1/completions", "POST", 400, 0.1);
+  metrics.CountHttp("/v1/completions", "POST", 404, 0.1);
+  PrometheusText text;
+  WriteVllmNames(text, metrics, stats, "m");
+  WriteSglangNames(text, metrics, stats, "m");
+  const Exposition read = ReadExposition(text.Take());
+  const auto vllm = [&](const std::string& name, const std::string& more = "") {
+    return read.samples.at("vllm:" + name + "{model_name=\"m\",engine=\"0\"" + more + "}");
+  };
+  EXPECT_EQ(vllm("num_requests_running"), 3);
+  EXPECT_EQ(vllm("num_requests_waiting"), 4);
+  EXPECT_EQ(vllm("kv_cache_usage_perc"), 0.25);
+  EXPECT_EQ(vllm("num_preemptions_total"), 5);
+  EXPECT_EQ(vllm("prefix_cache_queries_total"), 60);
+  EXPECT_EQ(vllm("prefix_cache_hits_total"), 15);
+  EXPECT_EQ(vllm("prompt_tokens_total"), 7);
+  EXPECT_EQ(vllm("generation_tokens_total"), 8);
+  EXPECT_EQ(vllm("request_success_total", R"(,finished_reason="length")"), 2);
+  EXPECT_EQ(vllm("request_success_total", R"(,finished_reason="abort")"), 3);
+  EXPECT_EQ(vllm("request_queue_time_seconds_bucket", R"(,le="0.8")"), 0);
+  EXPECT_EQ(vllm("request_queue_time_seconds_bucket", R"(,le="1.0")"), 1);
+  EXPECT_EQ(vllm("iteration_tokens_total_sum"), 100);
+  EXPECT_EQ(vllm("request_params_n_sum"), 3);
+  EXPECT_EQ(vllm("e2e_request_latency_seconds_count"), 0);
+  EXPECT_EQ(read.samples.at(
+                R"(http_requests_total{handler="/v1/completions",method="POST",status="4xx"})"),
+            2);
+  const auto sglang = [&](const std::string& name) {
+    return read.samples.at("sglang:" + name + "{model_name=\"m\"}");
+  };
+  EXPECT_EQ(sglang("num_running_reqs"), 3);
+  EXPECT_EQ(sglang("num_queue_reqs"), 4);
+  EXPECT_EQ(sglang("token_usage"), 0.25);
+  EXPECT_EQ(sglang("num_used_tokens"), 400);
+  EXPECT_EQ(sglang("kv_available_tokens"), 960);
+  EXPECT_EQ(sglang("kv_evictable_tokens"), 240);
+  EXPECT_EQ(sglang("cache_hit_rate"), 0.25);
+  EXPECT_EQ(sglang("num_requests_total"), 10);
+  EXPECT_EQ(sglang("num_aborted_requests_total"), 3);
+}
+
+TEST(MetricsCompat, IsOffUnlessAskedFor) {
+  ServerContext plain(Settings());
+  EXPECT_EQ(plain.MetricsText().find("vllm:"), std::string::npos);
+  EXPECT_EQ(plain.MetricsText().find("sglang:"), std::string::npos);
+  ServerSettings settings = Settings();
+  settings.metrics_compat = {.vllm = true, .sglang = true};
+  ServerContext context(settings);
+  const Exposition read = ReadExposition(context.MetricsText());
+  EXPECT_TRUE(read.types.contains("vllm:num_requests_running"));
+  EXPECT_TRUE(read.types.contains("sglang:num_running_reqs"));
+}
+
+TEST(MeasureLoad, KnowsTheExtremes) {
+  EXPECT_DOUBLE_EQ(MeasureLoad({5, 5, 5, 5}).balance, 1.0);
+  EXPECT_DOUBLE_EQ(MeasureLoad({5, 5, 5, 5}).entropy, 1.0);
+  const LoadShape one = MeasureLoad({0, 8, 0, 0});
+  EXPECT_DOUBLE_EQ(one.balance, 0.25);
+  EXPECT_DOUBLE_EQ(one.entropy, 0.0);
+  EXPECT_EQ(one.unused, 3);
+  EXPECT_EQ(MeasureLoad({0, 0}).unused, 2);
 }
 
 ExpertStats Wide(int blocks, int experts) {
@@ -110,33 +324,6 @@ ExpertStats Wide(int blocks, int experts) {
     stats.blocks.push_back(block);
   }
   return stats;
-}
-
-TEST(ExpertMetrics, ManyExpertsAreSummedUp) {
-  ExpertMetrics metrics;
-  PrometheusText text;
-  metrics.Write(text, Wide(58, 256), "m", absl::Now());
-  const std::string out = text.Take();
-  EXPECT_EQ(out.find("moe_expert_tokens_total"), std::string::npos);
-  const auto samples = ReadExposition(out);
-  EXPECT_LT(samples.size(), 2000u);
-  EXPECT_EQ(samples.at(
-                R"(moeserve_moe_hot_expert_id{model="m",layer="0",block="feed_forward",rank="1"})"),
-            3);
-  EXPECT_EQ(
-      samples.at(
-          R"(moeserve_moe_hot_expert_share_ratio{model="m",layer="0",block="feed_forward",rank="2"})"),
-      0.4);
-}
-
-TEST(MeasureLoad, KnowsTheExtremes) {
-  EXPECT_DOUBLE_EQ(MeasureLoad({5, 5, 5, 5}).balance, 1.0);
-  EXPECT_DOUBLE_EQ(MeasureLoad({5, 5, 5, 5}).entropy, 1.0);
-  const LoadShape one = MeasureLoad({0, 8, 0, 0});
-  EXPECT_DOUBLE_EQ(one.balance, 0.25);
-  EXPECT_DOUBLE_EQ(one.entropy, 0.0);
-  EXPECT_EQ(one.unused, 3);
-  EXPECT_EQ(MeasureLoad({0, 0}).unused, 2);
 }
 
 TEST(ExpertHistory, GivesWindowsAndStaysSmall) {

@@ -177,6 +177,17 @@ def test_nobody_asks_while_nobody_looks(driver, server, watch):
     wait_until(lambda: len(watch.collect()) > seen, "a request after coming back")
 
 
+def test_statistics_may_be_switched_off(driver, watch):
+    watch.allowed = ("404",)
+    with browser.serving("--moe-metrics=off") as server:
+        open_view(driver, server, "experts")
+        wait_until(lambda: "switched off" in text(driver, "experts-note"), "a note")
+        assert text(driver, "state") == "live"
+        assert not by_id(driver, "experts-body").is_displayed()
+        driver.execute_async_script("setTimeout(arguments[0], 2500)")
+        assert sum("experts/stats" in url for url in watch.collect()) == 1
+
+
 # ---- Tokens
 
 HOSTILE = ["<img src=x onerror=window.pwned=1>", "\u202egnp.exe\u0007", "a\u0000b\u001b[31m", "",
