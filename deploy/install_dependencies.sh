@@ -2,11 +2,12 @@
 # Installs the packages that moeserve needs and this machine lacks. Debian 12, Ubuntu 24.04 and
 # their successors. Where nothing is missing, it neither needs root nor the network.
 #
-#   deploy/install_dependencies.sh [build] [clients] [tests] [reference]
+#   deploy/install_dependencies.sh [build] [clients] [tests] [browser] [reference]
 #
 #   build      compiler, CMake and libraries (the default, together with clients)
 #   clients    what the examples of deploy/clients need
 #   tests      what tests/run.sh needs besides
+#   browser    what the tests of the dashboard run it in
 #   reference  PyTorch, which recomputes the goldens
 set -euo pipefail
 
@@ -24,6 +25,7 @@ clients=(
   curl@curl "grpc_python_plugin@protobuf-compiler-grpc" python3 python3-grpcio python3-protobuf
 )
 tests=(libgtest-dev libgmock-dev python3 python3-venv ca-certificates)
+browser=("chromium@chromium" "chromedriver@chromium-driver")
 reference=(python3 python3-venv python3-torch python3-numpy ca-certificates)
 
 # They make builds faster. Not worth a call of apt, but welcome when there has to be one.
@@ -126,8 +128,10 @@ main() {
       build) needs+=("${build[@]}") ;;
       clients) needs+=("${clients[@]}") ;;
       tests) needs+=("${tests[@]}") ;;
+      browser) needs+=("${browser[@]}") ;;
       reference) needs+=("${reference[@]}") ;;
-      *) die "unknown group \"$group\": there are build, clients, tests and reference" ;;
+      *) die "unknown group \"$group\": there are build, clients, tests, browser and" \
+        "reference" ;;
     esac
   done
   for need in "${needs[@]}"; do

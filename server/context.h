@@ -32,6 +32,7 @@ struct ServerSettings {
   HttpLimits http;
   bool strict_fields = false;
   bool allow_request_chat_template = false;
+  bool dashboard = true;  // the page at "/"
   bool routing_records = false;
   MoeMetricsOptions moe_metrics;
   MetricsCompat metrics_compat;

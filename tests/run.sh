@@ -59,6 +59,8 @@ install_packages() {
   local -a groups=(build tests)
   if $full; then groups+=(reference); fi
   deploy/install_dependencies.sh "${groups[@]}"
+  deploy/install_dependencies.sh browser ||
+    echo "without Chromium the tests of the dashboard are skipped"
   unpack_prometheus
 }
 
@@ -115,6 +117,12 @@ client_tests() {
 deployment_tests() {
   MOESERVE_BIN=$PWD/build/release/moeserve MOESERVE_MODEL=$PWD/deploy/models/mh-moe \
     "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/deploy
+}
+
+# The page at "/" in a headless browser.
+dashboard_tests() {
+  MOESERVE_BIN=$PWD/build/release/moeserve MOESERVE_MODEL=$PWD/deploy/models/mh-moe \
+    "$venv/bin/python" -m pytest -q -rs -p no:cacheprovider tests/web
 }
 
 chat_template_tests() {
@@ -214,6 +222,7 @@ main() {
   stage "release build" build release
   stage "clients in Python" client_tests release
   stage "deployment files" deployment_tests
+  stage "dashboard in a browser" dashboard_tests
   stage "chat templates against jinja2" chat_template_tests
   local -a labels=()
   if $full; then

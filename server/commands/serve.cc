@@ -50,6 +50,7 @@ struct Options {
   bool routing_records = false;
   RoutingControlLimits routing_control;
   bool strict_fields = false;
+  bool no_dashboard = false;
   bool allow_open = false;
   std::string moe_metrics = "auto";
   bool moe_expert_weights = false;
@@ -194,6 +195,7 @@ absl::Status Serve(const Options& options) {
   settings.device = options.model.device;
   settings.commit = Commit();
   settings.strict_fields = options.strict_fields;
+  settings.dashboard = !options.no_dashboard;
   settings.limits.max_logprobs = options.max_logprobs;
   settings.allow_request_chat_template = options.allow_request_chat_template;
   settings.routing_records = options.routing_records;
@@ -294,6 +296,7 @@ void AddServeCommand(CLI::App& app, Command& selected) {
                     "Allow listening beyond loopback without API keys");
   command->add_flag("--strict-fields", options->strict_fields,
                     "Refuse requests with unknown fields");
+  command->add_flag("--no-dashboard", options->no_dashboard, "Do not serve the page at /");
   command
       ->add_option("--max-logprobs", options->max_logprobs,
                    "Alternatives beside each token that a request may ask for")

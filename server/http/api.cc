@@ -20,6 +20,7 @@
 #include "server/http/deferred_response.h"
 #include "server/http/error_response.h"
 #include "server/http/url.h"
+#include "server/http/web_assets.h"
 #include "server/json_fields.h"
 #include "server/request_id.h"
 #include "server/unsupported_fields.h"
@@ -377,6 +378,7 @@ std::unique_ptr<Router> MakeRouter(ServerContext& context) {
   add("GET", "/v2/health/live", Access::kOpen, &Api::Live);
   add("GET", "/version", Access::kOpen, &Api::Version);
   add("GET", "/metrics", Access::kOpen, &Api::Metrics);
+  if (context.settings().dashboard) AddWebAssets(*router);
   return router;
 }
 

@@ -279,6 +279,7 @@ asio::awaitable<bool> Connection::ServeOne() {
     request.content_encoding = std::string(View(message[beast::http::field::content_encoding]));
     request.authorization = std::string(View(message[beast::http::field::authorization]));
     request.accept = std::string(View(message[beast::http::field::accept]));
+    request.if_none_match = std::string(View(message[beast::http::field::if_none_match]));
   }
   if (error && error != beast::http::error::need_more) {
     const Response answer = BodyError(error);

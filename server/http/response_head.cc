@@ -31,6 +31,8 @@ std::string_view ReasonPhrase(int status) {
       return "OK";
     case 204:
       return "No Content";
+    case 304:
+      return "Not Modified";
     case 400:
       return "Bad Request";
     case 401:
@@ -84,7 +86,7 @@ std::string SerializeHead(const ResponseHead& head) {
   AppendHeader(out, "Date", Date());
   AppendHeader(out, "X-Request-Id", head.request_id);
   for (const auto& [name, value] : head.headers) AppendHeader(out, name, value);
-  if (head.status != 204) {
+  if (head.status != 204 && head.status != 304) {
     AppendHeader(out, "Content-Type", head.content_type);
     if (head.content_length) {
       AppendHeader(out, "Content-Length", std::to_string(*head.content_length));

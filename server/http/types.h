@@ -19,6 +19,7 @@ struct Request {
   std::string content_encoding;
   std::string authorization;
   std::string accept;
+  std::string if_none_match;
   std::string body;
   std::string request_id;  // never empty
   // Makes the server call PendingResponse::Next again; thread-safe, callable at any time.

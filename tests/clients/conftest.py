@@ -49,11 +49,11 @@ def model():
     return models[0].parent
 
 
-def start_server(*arguments):
+def start_server(*arguments, name="test-model"):
     """Runs the server until it says where it listens."""
     process = subprocess.Popen(
         [binary(), "serve", "--model", model(), "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0",
-         "--served-model-name", "test-model", *arguments],
+         "--served-model-name", name, *arguments],
         stdout=subprocess.PIPE, text=True)
     addresses = {}
     while len(addresses) < 2:
@@ -62,7 +62,7 @@ def start_server(*arguments):
             raise RuntimeError(f"the server ended with status {process.wait()}")
         kind, _, address = line.strip().partition(" listening on ")
         addresses[kind] = address
-    return Server(addresses["http"], addresses["grpc"], "test-model", process)
+    return Server(addresses["http"], addresses["grpc"], name, process)
 
 
 def stop_server(server):

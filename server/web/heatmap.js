@@ -1,0 +1,210 @@
+// Layer by expert, drawn on a canvas: it stays quick with thousands of cells. One cell has the
+// cursor, moved by pointer, touch or arrow keys.
+import { el, svg } from "./dom.js";
+import { onThemeChange, sequentialColor, wantsMotion } from "./theme.js";
+
+const labelWidth = 104;
+const axisHeight = 20;
+const gap = 1;
+const moveMilliseconds = 450;
+// Where on the colour scale an even share lies, however high the loads go.
+const evenPlace = 0.45;
+// Loads above this share the last colour: one hot expert must not take it from all the others.
+const maxTop = 16;
+
+export class Heatmap {
+  // `onCursor(row, column)` hears where the cursor is, and null where it left.
+  constructor({ label, describedBy, onCursor }) {
+    this.rows = []; // [{label, values}], each value a load relative to an even share
+    this.shown = []; // the values drawn at the moment
+    this.cursor = null;
+    this.pinned = false; // by the keyboard: the pointer leaving does not remove it
+    this.onCursor = onCursor;
+    this.clipped = false; // there are higher loads than `top`
+    this.top = 2; // the load that the last colour stands for
+    this.canvas = el("canvas", { "aria-hidden": "true" });
+    this.node = el("div", {
+      class: "heatmap", tabindex: 0, role: "application", "aria-roledescription": "heatmap",
+      "aria-label": `${label}. Arrow keys move between experts and layers.`,
+      "aria-describedby": describedBy,
+      onkeydown: (event) => this.#onKey(event),
+      onfocus: () => this.cursor ?? this.#move(0, 0, true),
+      onblur: () => this.#move(null),
+      onpointermove: (event) => this.#onPointer(event),
+      onpointerdown: (event) => this.#onPointer(event),
+      onpointerleave: () => this.pinned || this.#move(null),
+    }, this.canvas);
+    this.legend = el("div", { class: "heatmap-legend" });
+    new ResizeObserver(() => this.draw()).observe(this.node);
+    onThemeChange(() => {
+      this.draw();
+      this.#drawLegend();
+    });
+  }
+
+  set(rows) {
+    const same = rows.length === this.rows.length &&
+      rows.every((row, r) => row.values.length === this.rows[r].values.length);
+    const highest = Math.max(...rows.map((row) => row.values.reduce((a, b) => Math.max(a, b), 0)));
+    // In powers of two, so that colours keep their meaning from one answer to the next.
+    this.top = Math.min(Math.max(2, 2 ** Math.ceil(Math.log2(Math.max(highest, 1)))), maxTop);
+    this.clipped = highest > maxTop;
+    this.rows = rows;
+    if (!same) {
+      this.cursor = null;
+      this.shown = rows.map((row) => Float64Array.from(row.values));
+      this.draw();
+    } else {
+      this.#moveTo(rows);
+    }
+    this.#drawLegend();
+    if (this.cursor) this.onCursor(this.cursor.row, this.cursor.column);
+  }
+
+  #moveTo(rows) {
+    cancelAnimationFrame(this.frame);
+    const from = this.shown.map((values) => Float64Array.from(values));
+    const begin = performance.now();
+    const step = (now) => {
+      const t = wantsMotion() ? Math.min(Math.max((now - begin) / moveMilliseconds, 0), 1) : 1;
+      const eased = t * (2 - t);
+      this.shown.forEach((values, r) => {
+        for (let e = 0; e < values.length; ++e) {
+          values[e] = from[r][e] + (rows[r].values[e] - from[r][e]) * eased;
+        }
+      });
+      this.draw();
+      if (t < 1) this.frame = requestAnimationFrame(step);
+    };
+    step(begin + (wantsMotion() ? 0 : moveMilliseconds));
+  }
+
+  color(value) {
+    return sequentialColor((value / this.top) ** (Math.log(evenPlace) / Math.log(1 / this.top)));
+  }
+
+  // Place and size of a cell in CSS pixels, within the heatmap's content.
+  cell(row, column) {
+    const columns = this.rows[row].values.length;
+    const width = this.inner / columns;
+    return { x: labelWidth + column * width, y: row * this.rowHeight, width,
+      height: this.rowHeight };
+  }
+
+  draw() {
+    const available = this.node.clientWidth;
+    if (available === 0 || this.rows.length === 0) return;
+    const columns = Math.max(...this.rows.map((row) => row.values.length));
+    // A cell has to be seen; beyond that the map scrolls within its frame.
+    this.inner = Math.max(available - labelWidth, columns * 5);
+    this.rowHeight = this.rows.length > 24 ? 14 : this.rows.length > 12 ? 20 : 30;
+    const width = labelWidth + this.inner;
+    const height = this.rows.length * this.rowHeight + axisHeight;
+    const scale = window.devicePixelRatio || 1;
+    const { canvas } = this;
+    const size = [Math.round(width * scale), Math.round(height * scale)];
+    if (canvas.width !== size[0] || canvas.height !== size[1]) {
+      [canvas.width, canvas.height] = size;
+      canvas.style.width = `${width}px`;
+      canvas.style.height = `${height}px`;
+    }
+    const context = canvas.getContext("2d");
+    context.setTransform(scale, 0, 0, scale, 0, 0);
+    context.clearRect(0, 0, width, height);
+    const style = getComputedStyle(this.node);
+    const muted = style.color;
+    context.font = `12px ${style.fontFamily}`;
+    context.textBaseline = "middle";
+    this.rows.forEach((row, r) => this.#drawRow(context, row, r, muted));
+    this.#drawAxis(context, columns, muted);
+    if (this.cursor) this.#drawCursor(context, getComputedStyle(document.body).color);
+  }
+
+  #drawRow(context, row, r, muted) {
+    context.fillStyle = muted;
+    context.textAlign = "left";
+    context.fillText(row.label, 0, (r + 0.5) * this.rowHeight, labelWidth - 8);
+    row.values.forEach((value, e) => {
+      const { x, y, width, height } = this.cell(r, e);
+      const inset = width > 7 ? gap : 0.25;
+      context.fillStyle = this.color(this.shown[r][e]);
+      context.fillRect(x, y + gap, width - inset, height - 2 * gap);
+      if (value === 0 && width > 6) {
+        // Nothing at all is another thing than little.
+        context.fillStyle = muted;
+        const size = Math.min(2, width / 4);
+        context.fillRect(x + (width - inset - size) / 2, y + (height - size) / 2, size, size);
+      }
+    });
+  }
+
+  #drawAxis(context, columns, muted) {
+    const width = this.inner / columns;
+    const step = [1, 2, 4, 8, 16, 32, 64, 128].find((s) => s * width >= 30) ?? 128;
+    const y = this.rows.length * this.rowHeight + axisHeight / 2 + 2;
+    context.fillStyle = muted;
+    context.textAlign = "left";
+    context.fillText("expert", 0, y);
+    // Blocks may differ in their number of experts; then no common axis fits.
+    if (this.rows.some((row) => row.values.length !== columns)) return;
+    context.textAlign = "center";
+    for (let e = 0; e < columns; e += step) {
+      context.fillText(String(e), labelWidth + (e + 0.5) * width, y);
+    }
+  }
+
+  #drawCursor(context, color) {
+    const { x, y, width, height } = this.cell(this.cursor.row, this.cursor.column);
+    context.strokeStyle = color;
+    context.lineWidth = 2;
+    context.strokeRect(x - 1, y, width + 1, height);
+  }
+
+  #drawLegend() {
+    const steps = Array.from({ length: 32 }, (_, i) => i / 31);
+    const bar = svg("svg", { width: 160, height: 12, viewBox: "0 0 160 12", "aria-hidden": "true" },
+      steps.map((value, i) => svg("rect", { x: i * 5, y: 0, width: 5.2, height: 12,
+        fill: sequentialColor(value) })));
+    bar.append(svg("path", { class: "even", d: `M${evenPlace * 160} 0V12` }));
+    const top = `${this.top}${this.clipped ? "+" : ""}`;
+    this.legend.replaceChildren(el("span", {}, "0"), bar, el("span", {}, top),
+      el("span", { class: "muted" }, "times an even share, which the line marks"));
+  }
+
+  #move(row, column = 0, pinned = false) {
+    this.pinned = pinned;
+    this.cursor = row === null || this.rows.length === 0 ? null : { row, column };
+    this.draw();
+    this.onCursor(this.cursor?.row ?? null, this.cursor?.column ?? null);
+  }
+
+  #onPointer(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const row = Math.floor((event.clientY - box.top) / this.rowHeight);
+    const x = event.clientX - box.left - labelWidth;
+    if (row < 0 || row >= this.rows.length || x < 0) return;
+    const columns = this.rows[row].values.length;
+    const column = Math.min(Math.floor((x / this.inner) * columns), columns - 1);
+    if (this.cursor?.row !== row || this.cursor?.column !== column) this.#move(row, column);
+  }
+
+  #onKey(event) {
+    const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0],
+      Home: [0, -Infinity], End: [0, Infinity] };
+    const step = steps[event.key];
+    if (!step || this.rows.length === 0) return;
+    event.preventDefault();
+    const { row, column } = this.cursor ?? { row: 0, column: 0 };
+    const clamp = (value, size) => Math.min(Math.max(value, 0), size - 1);
+    const newRow = clamp(row + step[0], this.rows.length);
+    this.#move(newRow, clamp(column + step[1], this.rows[newRow].values.length), true);
+    this.#scrollToCursor();
+  }
+
+  #scrollToCursor() {
+    const { x, width } = this.cell(this.cursor.row, this.cursor.column);
+    const { scrollLeft, clientWidth } = this.node;
+    if (x < scrollLeft) this.node.scrollLeft = x - labelWidth;
+    if (x + width > scrollLeft + clientWidth) this.node.scrollLeft = x + width - clientWidth;
+  }
+}

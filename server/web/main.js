@@ -1,0 +1,119 @@
+// The page: views as tabs, the key, and the state of the connection.
+import { getJson, key, setUnauthorizedHandler } from "./api.js";
+import { byId, setText } from "./dom.js";
+import { ExpertsView } from "./experts_view.js";
+import { PlaygroundView } from "./playground_view.js";
+import { RequestsView } from "./requests_view.js";
+import { setUpTheme } from "./theme.js";
+import { TokensView } from "./tokens_view.js";
+
+const names = ["experts", "tokens", "requests", "playground"];
+let current = null;
+let views = {};
+
+// What every view sees of the others.
+const page = {
+  // The last answer of /v1/experts/stats; asked for if there is none yet.
+  stats: null,
+  async loadStats(signal) {
+    this.stats ??= await getJson("v1/experts/stats", signal);
+    return this.stats;
+  },
+  setState(error) {
+    const state = byId("state");
+    state.dataset.state = !error ? "ok" : error.status === 503 ? "wait" : "bad";
+    setText(state, !error ? "live" : error.status === 401 ? "key needed" : error.message);
+    if (!error) showIdentity();
+  },
+};
+
+let identified = false;
+async function showIdentity() {
+  if (identified) return;
+  identified = true;
+  try {
+    const [models, version] = await Promise.all([getJson("v1/models"), getJson("version")]);
+    const [model] = models.data;
+    setText(byId("model"), model.id);
+    document.title = `${model.id} · moeserve`;
+    byId("about").replaceChildren(
+      `moeserve ${version.version} on ${version.backend}`,
+      model.max_model_len ? ` · context ${model.max_model_len} tokens` : "");
+  } catch {
+    identified = false;
+  }
+}
+
+function show(name, { focus = false } = {}) {
+  if (!names.includes(name)) name = names[0];
+  if (name === current) return;
+  for (const other of names) {
+    const tab = byId(`tab-${other}`);
+    const chosen = other === name;
+    tab.setAttribute("aria-selected", String(chosen));
+    tab.tabIndex = chosen ? 0 : -1;
+    byId(other).hidden = !chosen;
+    if (chosen && focus) tab.focus();
+  }
+  if (current) views[current].hide();
+  current = name;
+  views[name].show();
+  if (viewInAddress() !== name) history.replaceState(null, "", `#/${name}`);
+}
+
+// "#/tokens": with a slash it names no element, so that opening it moves neither focus nor scroll.
+const viewInAddress = () => location.hash.replace(/^#\//, "");
+
+function setUpTabs() {
+  for (const name of names) byId(`tab-${name}`).addEventListener("click", () => show(name));
+  document.querySelector("[role=tablist]").addEventListener("keydown", (event) => {
+    const at = names.indexOf(current);
+    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: names.length - 1 }[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    show(names.at(to % names.length), { focus: true });
+  });
+  addEventListener("hashchange", () => {
+    if (names.includes(viewInAddress())) show(viewInAddress());
+  });
+}
+
+function setUpKey() {
+  const dialog = byId("key-dialog");
+  const button = byId("key-button");
+  const open = () => {
+    button.hidden = false;
+    if (dialog.open) return;
+    setText(byId("key-error"), key.get() ? "The server does not know that key." : "");
+    byId("key-input").value = "";
+    dialog.showModal();
+  };
+  button.hidden = !key.get();
+  button.addEventListener("click", open);
+  byId("key-cancel").addEventListener("click", () => dialog.close());
+  byId("key-form").addEventListener("submit", () => {
+    key.set(byId("key-input").value.trim());
+    byId("key-input").value = "";
+    views[current].hide();
+    views[current].show();
+  });
+  // A key that was refused or not given is asked for once, not with every poll.
+  let asked = null;
+  setUnauthorizedHandler(() => {
+    button.hidden = false;
+    if (asked === key.get()) return;
+    asked = key.get();
+    open();
+  });
+}
+
+setUpTheme(byId("theme-button"));
+views = {
+  experts: new ExpertsView(page),
+  tokens: new TokensView(page),
+  requests: new RequestsView(page),
+  playground: new PlaygroundView(page),
+};
+setUpTabs();
+setUpKey();
+show(viewInAddress());

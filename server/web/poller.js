@@ -1,0 +1,54 @@
+// Asks again and again while somebody can see the answer.
+
+export class Poller {
+  // `ask(signal)` fetches and shows. `onState(error)` hears null after every success. An answer
+  // that took long is asked for less often, whatever the interval.
+  constructor(ask, interval, onState = () => {}) {
+    this.ask = ask;
+    this.interval = interval;
+    this.onState = onState;
+    this.active = false;
+    this.timer = 0;
+    this.failures = 0;
+    this.controller = null;
+    document.addEventListener("visibilitychange", () => this.refresh());
+  }
+
+  start() {
+    this.active = true;
+    this.refresh();
+  }
+
+  stop() {
+    this.active = false;
+    clearTimeout(this.timer);
+    this.controller?.abort();
+  }
+
+  // Asks now, in place of what is under way.
+  refresh() {
+    clearTimeout(this.timer);
+    this.controller?.abort();
+    if (this.active && !document.hidden) this.#run();
+  }
+
+  async #run() {
+    const controller = new AbortController();
+    this.controller = controller;
+    const begin = performance.now();
+    try {
+      await this.ask(controller.signal);
+      if (controller.signal.aborted) return;
+      this.failures = 0;
+      this.onState(null);
+    } catch (error) {
+      if (controller.signal.aborted) return;
+      this.failures = Math.min(this.failures + 1, 4);
+      this.onState(error);
+    }
+    if (!this.active) return;
+    const took = performance.now() - begin;
+    const pause = Math.max(this.interval * 2 ** this.failures, 15 * took);
+    this.timer = setTimeout(() => this.refresh(), pause);
+  }
+}

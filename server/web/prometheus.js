@@ -1,0 +1,67 @@
+// The text format of /metrics, as far as charts need it.
+
+const sample = /^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)$/;
+const label = /(\w+)="((?:[^"\\]|\\.)*)"/g;
+
+// The samples of the families `wanted` (names without "moeserve_"): by name a list of {labels,
+// value}. Histograms are found under their family's name with _bucket, _sum and _count.
+export function parseMetrics(text, wanted) {
+  const families = new Map();
+  const names = new Set();
+  for (const name of wanted) {
+    for (const suffix of ["", "_bucket", "_sum", "_count"]) names.add(`moeserve_${name}${suffix}`);
+  }
+  for (const line of text.split("\n")) {
+    if (line.startsWith("#")) continue;
+    const end = line.search(/[{ ]/);
+    if (end < 0 || !names.has(line.slice(0, end))) continue;
+    const match = sample.exec(line);
+    if (!match) continue;
+    const name = match[1].slice("moeserve_".length);
+    const labels = {};
+    for (const [, key, value] of (match[2] ?? "").matchAll(label)) labels[key] = value;
+    if (!families.has(name)) families.set(name, []);
+    families.get(name).push({ labels, value: number(match[3]) });
+  }
+  return families;
+}
+
+const number = (text) => (text === "+Inf" ? Infinity : text === "-Inf" ? -Infinity : Number(text));
+
+// The one sample of a family without labels; the sum where there are several.
+export function valueOf(families, name) {
+  const samples = families.get(name);
+  return samples ? samples.reduce((sum, { value }) => sum + value, 0) : NaN;
+}
+
+// Cumulative [bound, count] pairs of a histogram, ascending.
+export function buckets(families, name) {
+  return (families.get(`${name}_bucket`) ?? [])
+    .map(({ labels, value }) => [number(labels.le), value])
+    .sort(([a], [b]) => a - b);
+}
+
+// What came between two readings of the same histogram.
+export function bucketDelta(later, earlier) {
+  const before = new Map(earlier);
+  return later.map(([bound, value]) => [bound, Math.max(0, value - (before.get(bound) ?? 0))]);
+}
+
+// The q-quantile, interpolated within its bucket; NaN without observations. What lies beyond the
+// last finite bound is given as that bound.
+export function quantile(cumulative, q) {
+  const total = cumulative.length > 0 ? cumulative[cumulative.length - 1][1] : 0;
+  if (!(total > 0)) return NaN;
+  const rank = q * total;
+  let lower = 0;
+  let below = 0;
+  for (const [bound, value] of cumulative) {
+    if (value >= rank && value > below) {
+      if (bound === Infinity) return lower;
+      return lower + ((bound - lower) * (rank - below)) / (value - below);
+    }
+    lower = bound;
+    below = value;
+  }
+  return lower;
+}

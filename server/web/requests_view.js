@@ -1,0 +1,109 @@
+// Latency and throughput from the differences of /metrics.
+import { getText } from "./api.js";
+import { LineChart } from "./charts.js";
+import { byId, el, setText } from "./dom.js";
+import { compact, count, none, percent, seconds } from "./format.js";
+import { Poller } from "./poller.js";
+import { bucketDelta, buckets, parseMetrics, quantile, valueOf } from "./prometheus.js";
+
+const pollMilliseconds = 2000;
+// Quantiles are taken over this time: within one interval there may be too few requests.
+const quantileSeconds = 30;
+const quantiles = [0.5, 0.9, 0.99];
+
+const histograms = {
+  ttft: "time_to_first_token_seconds",
+  itl: "inter_token_latency_seconds",
+  duration: "request_duration_seconds",
+};
+const wanted = [
+  ...Object.values(histograms), "generation_tokens_total", "prompt_tokens_total",
+  "requests_running", "requests_waiting", "kv_cache_usage_ratio", "requests_finished_total",
+  "requests_rejected_total", "prefix_cache_hit_tokens_total", "prefix_cache_queried_tokens_total",
+  "preemptions_total",
+];
+
+const tiles = [
+  ["finished", "Requests finished"], ["rejected", "Requests refused"],
+  ["generated", "Tokens generated"], ["hits", "Prompt found in the cache"],
+  ["preemptions", "Preemptions"],
+];
+
+const rate = (value) => (Number.isFinite(value) ? compact(Math.round(value * 10) / 10) : none);
+
+export class RequestsView {
+  constructor(page) {
+    this.page = page;
+    this.readings = []; // {time, families}, of the last quantileSeconds
+    const percentiles = quantiles.map((q) => ({ name: `p${100 * q}` }));
+    this.charts = {
+      ttft: new LineChart({ title: "Time to first token", series: percentiles, format: seconds }),
+      itl: new LineChart({ title: "Time between tokens", series: percentiles, format: seconds }),
+      duration: new LineChart({ title: "Duration of requests", series: percentiles,
+        format: seconds }),
+      tokens: new LineChart({ title: "Tokens per second",
+        series: [{ name: "generated" }, { name: "prompt" }], format: rate, floor: 10 }),
+      requests: new LineChart({ title: "Requests", series: [{ name: "running" },
+        { name: "waiting" }], format: rate, floor: 4 }),
+      cache: new LineChart({ title: "KV cache in use", series: [{ name: "used" }],
+        format: percent, floor: 0.1 }),
+    };
+    byId("request-charts").append(...Object.values(this.charts).map((chart) => chart.node));
+    this.tiles = {};
+    byId("request-tiles").append(...tiles.map(([name, title]) => {
+      this.tiles[name] = el("dd", {}, none);
+      return el("div", { class: "card tile" }, el("dt", {}, title), this.tiles[name]);
+    }));
+    this.poller = new Poller((signal) => this.#ask(signal), pollMilliseconds, (error) => {
+      page.setState(error);
+      byId("requests-note").hidden = !error;
+      if (error) setText(byId("requests-note"), `No metrics: ${error.message}.`);
+    });
+  }
+
+  show() {
+    this.poller.start();
+  }
+
+  hide() {
+    this.poller.stop();
+  }
+
+  async #ask(signal) {
+    const families = parseMetrics(await getText("metrics", signal), wanted);
+    this.#take(performance.now() / 1000, families);
+  }
+
+  #take(time, families) {
+    const value = (name) => valueOf(families, name);
+    const last = this.readings.at(-1);
+    // A counter that went back belongs to another run of the server.
+    const restarted = last &&
+      value("requests_finished_total") < valueOf(last.families, "requests_finished_total");
+    // After a pause the difference would spread over a time that nobody watched.
+    if (restarted || (last && time - last.time > quantileSeconds)) this.readings = [];
+    const before = this.readings.at(-1);
+    this.readings.push({ time, families });
+    while (this.readings.length > 2 && time - this.readings[1].time > quantileSeconds) {
+      this.readings.shift();
+    }
+    const base = this.readings[0].families;
+    for (const [name, family] of Object.entries(histograms)) {
+      const delta = bucketDelta(buckets(families, family), buckets(base, family));
+      this.charts[name].add(time, quantiles.map((q) => quantile(delta, q)));
+    }
+    const perSecond = (name) => before
+      ? (value(name) - valueOf(before.families, name)) / (time - before.time) : NaN;
+    this.charts.tokens.add(time,
+      [perSecond("generation_tokens_total"), perSecond("prompt_tokens_total")]);
+    this.charts.requests.add(time, [value("requests_running"), value("requests_waiting")]);
+    this.charts.cache.add(time, [value("kv_cache_usage_ratio")]);
+    setText(this.tiles.finished, count(value("requests_finished_total")));
+    setText(this.tiles.rejected, count(value("requests_rejected_total")));
+    setText(this.tiles.generated, compact(value("generation_tokens_total")));
+    setText(this.tiles.preemptions, count(value("preemptions_total")));
+    const queried = value("prefix_cache_queried_tokens_total");
+    setText(this.tiles.hits,
+      queried > 0 ? percent(value("prefix_cache_hit_tokens_total") / queried) : none);
+  }
+}

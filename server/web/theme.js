@@ -1,0 +1,64 @@
+// Light and dark, and the colours that mean something.
+
+const storageName = "moeserve-theme";
+const prefersDark = matchMedia("(prefers-color-scheme: dark)");
+const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
+const listeners = new Set();
+
+export const isDark = () => {
+  const chosen = document.documentElement.dataset.theme;
+  return chosen ? chosen === "dark" : prefersDark.matches;
+};
+export const wantsMotion = () => !reducedMotion.matches;
+
+export function onThemeChange(listener) {
+  listeners.add(listener);
+}
+
+function apply(theme) {
+  if (theme) document.documentElement.dataset.theme = theme;
+  else delete document.documentElement.dataset.theme;
+  for (const listener of listeners) listener();
+}
+
+// Makes `button` switch between the two; what the system wants is the start.
+export function setUpTheme(button) {
+  const show = () => {
+    button.textContent = isDark() ? "Light mode" : "Dark mode";
+  };
+  listeners.add(show);
+  prefersDark.addEventListener("change", () => apply(document.documentElement.dataset.theme));
+  button.addEventListener("click", () => {
+    const theme = isDark() ? "light" : "dark";
+    localStorage.setItem(storageName, theme);
+    apply(theme);
+  });
+  const stored = localStorage.getItem(storageName);
+  apply(stored === "light" || stored === "dark" ? stored : undefined);
+}
+
+// One hue direction and monotonic lightness: readable for every kind of colour vision, and in grey.
+const ramps = {
+  light: ["#eef2f6", "#cfe1f0", "#9cc5e3", "#5b9fcf", "#2474b4", "#0d4a86", "#07284f"],
+  dark: ["#1b2530", "#173c5e", "#1c5d8c", "#2f86b0", "#5db3bd", "#a9d8b5", "#f7efb2"],
+};
+
+const channels = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
+
+// `value` from 0 to 1.
+export function sequentialColor(value) {
+  const ramp = isDark() ? ramps.dark : ramps.light;
+  const at = Math.min(Math.max(value, 0), 1) * (ramp.length - 1);
+  const low = Math.min(Math.floor(at), ramp.length - 2);
+  const [from, to] = [channels(ramp[low]), channels(ramp[low + 1])];
+  const mixed = from.map((c, i) => Math.round(c + (to[i] - c) * (at - low)));
+  return `rgb(${mixed.join(", ")})`;
+}
+
+// Neighbouring numbers get hues far apart and another lightness. Colour is never all there is to
+// tell experts apart by: their numbers stand beside it.
+export function expertColor(expert) {
+  const hue = (expert * 137.508 + 25) % 360;
+  const lightness = [0.66, 0.78, 0.54][expert % 3];
+  return `oklch(${lightness} 0.13 ${hue.toFixed(1)})`;
+}

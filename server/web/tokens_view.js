@@ -1,0 +1,118 @@
+// Which tokens choose an expert more often than chance.
+import { getJson } from "./api.js";
+import { byId, debounce, el, setOptions, setText } from "./dom.js";
+import { blockKey, blockTitle, compact, count, decimal, visible } from "./format.js";
+import { Poller } from "./poller.js";
+import { expertColor } from "./theme.js";
+
+const pollMilliseconds = 10000;
+const maxExpertsShown = 512;
+
+export class TokensView {
+  constructor(page) {
+    this.page = page;
+    this.layers = [];
+    this.answer = null;
+    this.poller = new Poller((signal) => this.#ask(signal), pollMilliseconds,
+      (error) => this.#onState(error));
+    byId("tokens-form").addEventListener("submit", (event) => event.preventDefault());
+    const refresh = debounce(() => this.poller.refresh(), 250);
+    for (const id of ["tokens-top", "tokens-min"]) byId(id).addEventListener("input", refresh);
+    byId("tokens-block").addEventListener("change", () => this.poller.refresh());
+    byId("tokens-expert").addEventListener("change", () => this.#draw());
+    for (const input of document.getElementsByName("pmi")) {
+      input.addEventListener("change", () => this.#draw());
+    }
+  }
+
+  show() {
+    this.poller.start();
+  }
+
+  hide() {
+    this.poller.stop();
+  }
+
+  async #ask(signal) {
+    if (this.layers.length === 0) {
+      this.layers = (await this.page.loadStats(signal)).layers;
+      setOptions(byId("tokens-block"),
+        this.layers.map((layer) => [blockKey(layer), blockTitle(layer)]));
+      if (this.layers.length === 0) {
+        this.#note("This model has no routed blocks: it is dense.");
+        return;
+      }
+    }
+    const layer = this.layers.find((one) => blockKey(one) === byId("tokens-block").value);
+    const top = byId("tokens-top").valueAsNumber;
+    const least = byId("tokens-min").valueAsNumber;
+    if (!byId("tokens-form").checkValidity() || !Number.isInteger(top + least)) {
+      this.#note("Give whole numbers of tokens: 1 to 50, seen at least once.");
+      return;
+    }
+    const query = new URLSearchParams({ layer: layer.layer, block: layer.block, top,
+      min_count: least });
+    this.answer = await getJson(`v1/experts/tokens?${query}`, signal);
+    this.#draw();
+  }
+
+  #onState(error) {
+    // That this server does not count tokens is no trouble of the connection.
+    const missing = error?.status === 404;
+    this.page.setState(missing ? null : error);
+    if (missing) this.poller.stop();
+    // A busy server will have an answer soon; until then the last one stays.
+    if (!error || error.status === 503) return;
+    this.answer = null;
+    this.#draw();
+    this.#note(missing ? `Token statistics are not available: ${error.message}.`
+      : `No token statistics: ${error.message}.`);
+  }
+
+  #note(text) {
+    byId("tokens-note").hidden = !text;
+    setText(byId("tokens-note"), text);
+  }
+
+  #draw() {
+    const experts = (this.answer?.experts ?? []).slice(0, maxExpertsShown);
+    this.#note("");
+    setOptions(byId("tokens-expert"),
+      [["", "all"], ...experts.map(({ expert }) => [String(expert), String(expert)])]);
+    const chosen = byId("tokens-expert").value;
+    const kind = document.querySelector("[name=pmi]:checked").value;
+    const shown = experts.filter(({ expert }) => chosen === "" || String(expert) === chosen);
+    byId("tokens-list").replaceChildren(...shown.map((entry) => expertCard(entry, kind)));
+    if (this.answer && experts.every(({ tokens }) => tokens.length === 0)) {
+      this.#note("No token was seen often enough yet.");
+    }
+  }
+}
+
+function expertCard({ expert, tokens }, kind) {
+  const values = tokens.map((token) => Number(token[kind]));
+  const order = tokens.map((_, i) => i).sort((a, b) => values[b] - values[a]);
+  const top = Math.max(...values, 0);
+  const title = el("h3", {}, swatch(expert), `Expert ${expert}`);
+  if (tokens.length === 0) {
+    return el("article", { class: "token-expert" }, title,
+      el("p", { class: "muted" }, "No token seen often enough."));
+  }
+  return el("article", { class: "token-expert", "data-expert": expert }, title,
+    el("ol", { class: "ranking" }, order.map((i) => {
+      const { text, id, count: seen } = tokens[i];
+      const fill = el("span", { class: "bar-fill" });
+      fill.style.width = `${top > 0 ? Math.max(0, (100 * values[i]) / top).toFixed(1) : 0}%`;
+      return el("li", { title: `token ${id}, seen ${count(seen)} times` },
+        el("code", {}, text === null ? `#${id}` : visible(text)),
+        el("span", { class: "bar-track", "aria-hidden": "true" }, fill),
+        el("span", { class: "number" }, kind === "count" ? compact(values[i])
+          : decimal(values[i])));
+    })));
+}
+
+function swatch(expert) {
+  const node = el("span", { class: "swatch", "aria-hidden": "true" });
+  node.style.background = expertColor(expert);
+  return node;
+}

@@ -1,0 +1,91 @@
+"""A server and a headless Chromium for the tests of the page and for its pictures."""
+
+import contextlib
+import importlib.util
+import json
+import pathlib
+import shutil
+import time
+import urllib.request
+
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+VIEWS = ("experts", "tokens", "requests", "playground")
+# No log line of the server is worth reading here.
+QUIET = ("--log-level", "error")
+
+
+def load_clients():
+    """What tests/clients/conftest.py knows of starting and stopping servers."""
+    spec = importlib.util.spec_from_file_location("clients", ROOT / "tests/clients/conftest.py")
+    clients = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(clients)
+    return clients
+
+
+clients = load_clients()
+
+
+@contextlib.contextmanager
+def serving(*arguments, **options):
+    server = clients.start_server(*QUIET, *arguments, **options)
+    try:
+        yield server
+    finally:
+        clients.stop_server(server)
+
+
+def missing():
+    """Why no browser can be started, or None."""
+    for program in ("chromium", "chromedriver"):
+        if shutil.which(program) is None:
+            return f"there is no {program}"
+    return None
+
+
+def start_browser():
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium")
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage",
+                     "--hide-scrollbars", "--disable-background-networking",
+                     "--disable-component-update", "--no-first-run"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    return webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+
+
+def set_size(driver, width, height=900):
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
+        "width": width, "height": height, "deviceScaleFactor": 1, "mobile": False})
+
+
+def set_media(driver, scheme="light", motion="no-preference"):
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [
+        {"name": "prefers-color-scheme", "value": scheme},
+        {"name": "prefers-reduced-motion", "value": motion}]})
+
+
+def open_view(driver, server, view):
+    """A page of its own: going from one fragment to another would keep the old one."""
+    driver.get("about:blank")
+    driver.get(f"{server.url}/#/{view}")
+
+
+def get_json(server, path):
+    return json.load(urllib.request.urlopen(server.url + path))
+
+
+def complete(server, prompt, **fields):
+    return clients.post(server, "/v1/completions", {"prompt": prompt, **fields})
+
+
+def wait_until(condition, what, seconds=10.0):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.05)
+    raise AssertionError(f"not within {seconds} s: {what}")

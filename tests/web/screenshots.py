@@ -1,0 +1,103 @@
+"""Takes the pictures of the page that README.md shows.
+
+    MOESERVE_BIN=build/release/moeserve python tests/web/screenshots.py [FOLDER]
+
+Writes light.png (the experts) and dark.png (the playground) into FOLDER, by default
+server/web/screenshots.
+"""
+
+import base64
+import os
+import pathlib
+import sys
+import threading
+import time
+
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select
+
+import browser
+
+WIDTH = 1280
+PROMPTS = ("In the beginning God created", "The history of the city of London", "def main():\n",
+           "To install the package, run", "She said that she would never", "1, 2, 3, 4,")
+
+
+def drive(server, stop, client):
+    """Traffic as of a few readers, until `stop`."""
+    turn = client
+    while not stop.is_set():
+        browser.complete(server, PROMPTS[turn % len(PROMPTS)], max_tokens=60, seed=turn)
+        turn += 3
+        time.sleep(0.2)
+
+
+def save(driver, path):
+    picture = driver.execute_cdp_cmd("Page.captureScreenshot", {})
+    path.write_bytes(base64.b64decode(picture["data"]))
+    print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
+
+
+def fit_window(driver):
+    """Beyond the window a picture could be taken too, but not with the pointer on something."""
+    browser.set_size(driver, WIDTH, 600)
+    browser.set_size(driver, WIDTH, driver.execute_script(
+        "return document.documentElement.scrollHeight"))
+
+
+def show_experts(driver, server):
+    browser.set_media(driver, "light")
+    browser.open_view(driver, server, "experts")
+    time.sleep(12)
+    driver.find_element(By.ID, "threshold").send_keys(Keys.END, *[Keys.ARROW_LEFT] * 2)
+    driver.execute_script("document.activeElement.blur()")
+    time.sleep(3)
+    fit_window(driver)
+    heatmap = driver.find_element(By.CLASS_NAME, "heatmap")
+    ActionChains(driver).move_to_element_with_offset(heatmap, -213, 5).perform()
+    time.sleep(0.5)
+
+
+def show_playground(driver, server):
+    browser.set_media(driver, "dark")
+    browser.open_view(driver, server, "playground")
+    browser.wait_until(lambda: driver.find_element(By.ID, "color-block").get_attribute("value"),
+                       "the layout")
+    Select(driver.find_element(By.ID, "color-block")).select_by_index(1)
+    driver.find_element(By.ID, "seed").send_keys("3")
+    driver.find_element(By.ID, "generate").click()
+    browser.wait_until(lambda: driver.find_element(By.ID, "answer-note").text, "an answer")
+    driver.find_elements(By.CLASS_NAME, "chip")[6].click()
+    driver.execute_script("document.activeElement.blur()")
+    fit_window(driver)
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1
+                          else browser.ROOT / "server/web/screenshots")
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("MOESERVE_MODEL", str(browser.ROOT / "deploy/models/mh-moe"))
+    driver = browser.start_browser()
+    stop = threading.Event()
+    try:
+        browser.set_size(driver, WIDTH, 800)
+        with browser.serving("--routing-records", name="mh-moe") as server:
+            clients = [threading.Thread(target=drive, args=(server, stop, i)) for i in range(3)]
+            for client in clients:
+                client.start()
+            show_experts(driver, server)
+            save(driver, folder / "light.png")
+            show_playground(driver, server)
+            save(driver, folder / "dark.png")
+            stop.set()
+            for client in clients:
+                client.join()
+    finally:
+        stop.set()
+        driver.quit()
+
+
+if __name__ == "__main__":
+    main()
