@@ -1,0 +1,171 @@
+#include "engine/statistics/expert_profile.h"
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+#include <utility>
+
+namespace moeserve {
+namespace {
+
+std::string BlockName(const BlockExpertStats& b) {
+  return "layer " + std::to_string(b.layer) + ", " + Name(b.block);
+}
+
+// Numbers of `count` of the `size` rows, all choices with equal chance.
+std::vector<int64_t> Draw(int64_t size, int64_t count, std::mt19937_64& random) {
+  std::vector<int64_t> rows(static_cast<size_t>(size));
+  std::iota(rows.begin(), rows.end(), int64_t{0});
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t j = std::uniform_int_distribution<int64_t>(i, size - 1)(random);
+    std::swap(rows[static_cast<size_t>(i)], rows[static_cast<size_t>(j)]);
+  }
+  rows.resize(static_cast<size_t>(count));
+  std::sort(rows.begin(), rows.end());
+  return rows;
+}
+
+void AppendRows(HiddenSample& to, const HiddenSample& from, const std::vector<int64_t>& rows) {
+  for (const int64_t r : rows) {
+    const auto begin = from.rows.begin() + r * from.width;
+    to.rows.insert(to.rows.end(), begin, begin + from.width);
+    to.experts.push_back(from.experts[static_cast<size_t>(r)]);
+  }
+}
+
+HiddenSample MergedSample(const HiddenSample& a, const HiddenSample& b, int64_t capacity,
+                          uint64_t seed) {
+  HiddenSample out;
+  out.width = a.width;
+  out.seen = a.seen + b.seen;
+  std::mt19937_64 random(seed ^ out.seen);
+  int64_t from_a = a.size(), from_b = b.size();
+  const bool whole = a.seen == static_cast<uint64_t>(a.size()) &&
+                     b.seen == static_cast<uint64_t>(b.size()) && from_a + from_b <= capacity;
+  if (!whole) {
+    // A fair sample of both texts together has as many rows of the first as drawing without
+    // replacement from all rows seen gives.
+    const int64_t count = std::min(capacity, from_a + from_b);
+    uint64_t left_a = a.seen, left_b = b.seen;
+    from_a = from_b = 0;
+    for (int64_t i = 0; i < count && left_a + left_b > 0; ++i) {
+      const uint64_t ticket =
+          std::uniform_int_distribution<uint64_t>(0, left_a + left_b - 1)(random);
+      // Where one sample is too small for its share, the merged one stays smaller.
+      if (ticket < left_a) {
+        if (from_a == a.size()) break;
+        ++from_a, --left_a;
+      } else {
+        if (from_b == b.size()) break;
+        ++from_b, --left_b;
+      }
+    }
+  }
+  AppendRows(out, a, Draw(a.size(), from_a, random));
+  AppendRows(out, b, Draw(b.size(), from_b, random));
+  return out;
+}
+
+void Append(BlockRoutes& to, const BlockRoutes& from) {
+  const uint64_t base = to.offsets.back();
+  for (size_t r = 1; r < from.offsets.size(); ++r) to.offsets.push_back(base + from.offsets[r]);
+  to.top1.insert(to.top1.end(), from.top1.begin(), from.top1.end());
+  to.experts.insert(to.experts.end(), from.experts.begin(), from.experts.end());
+}
+
+}  // namespace
+
+std::vector<std::vector<uint32_t>> CountsByBlock(const TokenExpertCounts& table,
+                                                 const ExpertStats& stats) {
+  std::vector<std::vector<uint32_t>> out;
+  int64_t first = 0;
+  for (const BlockExpertStats& b : stats.blocks) {
+    out.push_back(table.Columns(first, b.num_experts));
+    first += b.num_experts;
+  }
+  return out;
+}
+
+absl::Status CheckSameShape(const ExpertProfile& a, const ExpertProfile& b) {
+  const auto differ = [](const std::string& what, int64_t x, int64_t y) {
+    return absl::InvalidArgumentError("the profiles are not of the same architecture: " + what +
+                                      " " + std::to_string(x) + " and " + std::to_string(y));
+  };
+  if (a.vocabulary != b.vocabulary) {
+    return differ("vocabularies of", a.vocabulary, b.vocabulary);
+  }
+  if (a.stats.blocks.size() != b.stats.blocks.size()) {
+    return differ("numbers of routed blocks", static_cast<int64_t>(a.stats.blocks.size()),
+                  static_cast<int64_t>(b.stats.blocks.size()));
+  }
+  for (size_t i = 0; i < a.stats.blocks.size(); ++i) {
+    const BlockExpertStats& x = a.stats.blocks[i];
+    const BlockExpertStats& y = b.stats.blocks[i];
+    if (x.layer != y.layer || x.block != y.block) {
+      return absl::InvalidArgumentError(
+          "the profiles are not of the same architecture: routed block " + std::to_string(i) +
+          " is " + BlockName(x) + " and " + BlockName(y));
+    }
+    if (x.num_experts != y.num_experts) {
+      return differ(BlockName(x) + ": experts", x.num_experts, y.num_experts);
+    }
+    if (x.split_heads != y.split_heads) {
+      return differ(BlockName(x) + ": rows of a token", x.split_heads, y.split_heads);
+    }
+    if (x.expert_widths != y.expert_widths || x.expert_parameters != y.expert_parameters) {
+      return absl::InvalidArgumentError("the profiles are not of the same architecture: " +
+                                        BlockName(x) + ": experts of different sizes");
+    }
+    if (x.distinct_histogram.size() != y.distinct_histogram.size()) {
+      return differ(BlockName(x) + ": experts of a token at most",
+                    static_cast<int64_t>(x.distinct_histogram.size()) - 1,
+                    static_cast<int64_t>(y.distinct_histogram.size()) - 1);
+    }
+  }
+  if (a.stats.diversity_histogram.size() != b.stats.diversity_histogram.size()) {
+    return differ("diversity up to", static_cast<int64_t>(a.stats.diversity_histogram.size()) - 1,
+                  static_cast<int64_t>(b.stats.diversity_histogram.size()) - 1);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Merge(ExpertProfile& to, const ExpertProfile& from) {
+  if (absl::Status same = CheckSameShape(to, from); !same.ok()) return same;
+  bool keep_hidden = !to.hidden.empty() && !from.hidden.empty();
+  for (size_t i = 0; keep_hidden && i < to.hidden.size(); ++i) {
+    if (to.hidden[i].width != from.hidden[i].width) {
+      return absl::InvalidArgumentError(
+          "the profiles are not of the same architecture: router inputs of width " +
+          std::to_string(to.hidden[i].width) + " and " + std::to_string(from.hidden[i].width));
+    }
+  }
+  Accumulate(to.stats, from.stats);
+  if (to.model != from.model) to.model += "+" + from.model;
+
+  if (from.token_counts.empty()) to.token_counts.clear();
+  for (size_t i = 0; i < to.token_counts.size(); ++i) {
+    for (size_t j = 0; j < to.token_counts[i].size(); ++j) {
+      uint32_t& sum = to.token_counts[i][j];
+      sum += std::min(from.token_counts[i][j], UINT32_MAX - sum);
+    }
+  }
+
+  if (!keep_hidden) to.hidden.clear();
+  to.hidden_capacity = keep_hidden ? std::min(to.hidden_capacity, from.hidden_capacity) : 0;
+  for (size_t i = 0; i < to.hidden.size(); ++i) {
+    to.hidden[i] = MergedSample(to.hidden[i], from.hidden[i], to.hidden_capacity, i);
+  }
+
+  if (!to.routes || !from.routes) {
+    to.routes.reset();
+    return absl::OkStatus();
+  }
+  to.routes->tokens.insert(to.routes->tokens.end(), from.routes->tokens.begin(),
+                           from.routes->tokens.end());
+  for (size_t i = 0; i < to.routes->blocks.size(); ++i) {
+    Append(to.routes->blocks[i], from.routes->blocks[i]);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace moeserve
