@@ -19,6 +19,11 @@ class EngineAdapter final : public EngineApi {
   void Drain(absl::Time deadline) override { engine_->Drain(deadline); }
   EngineStats Stats() const override { return engine_->Stats(); }
   ExpertStats ExpertSnapshot() const override { return engine_->ExpertSnapshot(); }
+  const TokenExpertCounts* token_expert_counts() const override {
+    return engine_->token_expert_counts();
+  }
+  std::vector<HiddenSample> HiddenSamples() const override { return engine_->HiddenSamples(); }
+  const RouteLayout& route_layout() const override { return engine_->route_layout(); }
   int max_model_len() const override { return engine_->max_model_len(); }
   const ModelSpec& spec() const override { return engine_->spec(); }
   const Tokenizer* tokenizer() const override {

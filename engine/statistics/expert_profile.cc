@@ -33,32 +33,22 @@ void AppendRows(HiddenSample& to, const HiddenSample& from, const std::vector<in
   }
 }
 
-HiddenSample MergedSample(const HiddenSample& a, const HiddenSample& b, int64_t capacity,
-                          uint64_t seed) {
+// Two samples of at most the same capacity. A fair sample of both texts together has as many rows
+// of the first as drawing without replacement from all rows that were seen gives.
+HiddenSample MergedSample(const HiddenSample& a, const HiddenSample& b, uint64_t seed) {
   HiddenSample out;
   out.width = a.width;
+  out.capacity = std::min(a.capacity, b.capacity);
   out.seen = a.seen + b.seen;
   std::mt19937_64 random(seed ^ out.seen);
-  int64_t from_a = a.size(), from_b = b.size();
-  const bool whole = a.seen == static_cast<uint64_t>(a.size()) &&
-                     b.seen == static_cast<uint64_t>(b.size()) && from_a + from_b <= capacity;
-  if (!whole) {
-    // A fair sample of both texts together has as many rows of the first as drawing without
-    // replacement from all rows seen gives.
-    const int64_t count = std::min(capacity, from_a + from_b);
-    uint64_t left_a = a.seen, left_b = b.seen;
-    from_a = from_b = 0;
-    for (int64_t i = 0; i < count && left_a + left_b > 0; ++i) {
-      const uint64_t ticket =
-          std::uniform_int_distribution<uint64_t>(0, left_a + left_b - 1)(random);
-      // Where one sample is too small for its share, the merged one stays smaller.
-      if (ticket < left_a) {
-        if (from_a == a.size()) break;
-        ++from_a, --left_a;
-      } else {
-        if (from_b == b.size()) break;
-        ++from_b, --left_b;
-      }
+  uint64_t left_a = a.seen, left_b = b.seen;
+  int64_t from_a = 0, from_b = 0;
+  while (from_a + from_b < out.capacity && left_a + left_b > 0) {
+    const uint64_t ticket = std::uniform_int_distribution<uint64_t>(0, left_a + left_b - 1)(random);
+    if (ticket < left_a) {
+      ++from_a, --left_a;
+    } else {
+      ++from_b, --left_b;
     }
   }
   AppendRows(out, a, Draw(a.size(), from_a, random));
@@ -151,9 +141,8 @@ absl::Status Merge(ExpertProfile& to, const ExpertProfile& from) {
   }
 
   if (!keep_hidden) to.hidden.clear();
-  to.hidden_capacity = keep_hidden ? std::min(to.hidden_capacity, from.hidden_capacity) : 0;
   for (size_t i = 0; i < to.hidden.size(); ++i) {
-    to.hidden[i] = MergedSample(to.hidden[i], from.hidden[i], to.hidden_capacity, i);
+    to.hidden[i] = MergedSample(to.hidden[i], from.hidden[i], i);
   }
 
   if (!to.routes || !from.routes) {

@@ -23,7 +23,6 @@ struct ExpertProfile {
   // By routed block [vocabulary * E], tokens outermost; empty where none were kept.
   std::vector<std::vector<uint32_t>> token_counts;
   std::vector<HiddenSample> hidden;  // by routed block; empty where none were kept
-  int64_t hidden_capacity = 0;       // rows that a sample may hold
   std::optional<RouteSequence> routes;
 
   // `token_counts` must be there.
