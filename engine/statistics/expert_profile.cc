@@ -12,6 +12,14 @@ std::string BlockName(const BlockExpertStats& b) {
   return "layer " + std::to_string(b.layer) + ", " + Name(b.block);
 }
 
+const std::string kDiffer = "the profiles are not of the same architecture: ";
+
+template <typename T>
+absl::Status Differ(const std::string& what, T x, T y) {
+  return absl::InvalidArgumentError(kDiffer + what + " " + std::to_string(x) + " and " +
+                                    std::to_string(y));
+}
+
 // Numbers of `count` of the `size` rows, all choices with equal chance.
 std::vector<int64_t> Draw(int64_t size, int64_t count, std::mt19937_64& random) {
   std::vector<int64_t> rows(static_cast<size_t>(size));
@@ -76,47 +84,43 @@ std::vector<std::vector<uint32_t>> CountsByBlock(const TokenExpertCounts& table,
   return out;
 }
 
-absl::Status CheckSameShape(const ExpertProfile& a, const ExpertProfile& b) {
-  const auto differ = [](const std::string& what, int64_t x, int64_t y) {
-    return absl::InvalidArgumentError("the profiles are not of the same architecture: " + what +
-                                      " " + std::to_string(x) + " and " + std::to_string(y));
-  };
-  if (a.vocabulary != b.vocabulary) {
-    return differ("vocabularies of", a.vocabulary, b.vocabulary);
-  }
+absl::Status CheckComparable(const ExpertProfile& a, const ExpertProfile& b) {
   if (a.stats.blocks.size() != b.stats.blocks.size()) {
-    return differ("numbers of routed blocks", static_cast<int64_t>(a.stats.blocks.size()),
-                  static_cast<int64_t>(b.stats.blocks.size()));
+    return Differ("numbers of routed blocks", a.stats.blocks.size(), b.stats.blocks.size());
   }
   for (size_t i = 0; i < a.stats.blocks.size(); ++i) {
     const BlockExpertStats& x = a.stats.blocks[i];
     const BlockExpertStats& y = b.stats.blocks[i];
     if (x.layer != y.layer || x.block != y.block) {
-      return absl::InvalidArgumentError(
-          "the profiles are not of the same architecture: routed block " + std::to_string(i) +
-          " is " + BlockName(x) + " and " + BlockName(y));
+      return absl::InvalidArgumentError(kDiffer + "routed block " + std::to_string(i) + " is " +
+                                        BlockName(x) + " and " + BlockName(y));
     }
     if (x.num_experts != y.num_experts) {
-      return differ(BlockName(x) + ": experts", x.num_experts, y.num_experts);
+      return Differ(BlockName(x) + ": experts", x.num_experts, y.num_experts);
     }
-    if (x.split_heads != y.split_heads) {
-      return differ(BlockName(x) + ": rows of a token", x.split_heads, y.split_heads);
-    }
-    if (x.expert_widths != y.expert_widths || x.expert_parameters != y.expert_parameters) {
-      return absl::InvalidArgumentError("the profiles are not of the same architecture: " +
-                                        BlockName(x) + ": experts of different sizes");
-    }
-    if (x.distinct_histogram.size() != y.distinct_histogram.size()) {
-      return differ(BlockName(x) + ": experts of a token at most",
-                    static_cast<int64_t>(x.distinct_histogram.size()) - 1,
-                    static_cast<int64_t>(y.distinct_histogram.size()) - 1);
-    }
-  }
-  if (a.stats.diversity_histogram.size() != b.stats.diversity_histogram.size()) {
-    return differ("diversity up to", static_cast<int64_t>(a.stats.diversity_histogram.size()) - 1,
-                  static_cast<int64_t>(b.stats.diversity_histogram.size()) - 1);
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckSameShape(const ExpertProfile& a, const ExpertProfile& b) {
+  if (absl::Status comparable = CheckComparable(a, b); !comparable.ok()) return comparable;
+  if (a.vocabulary != b.vocabulary) return Differ("vocabularies of", a.vocabulary, b.vocabulary);
+  for (size_t i = 0; i < a.stats.blocks.size(); ++i) {
+    const BlockExpertStats& x = a.stats.blocks[i];
+    const BlockExpertStats& y = b.stats.blocks[i];
+    if (x.split_heads != y.split_heads) {
+      return Differ(BlockName(x) + ": rows of a token", x.split_heads, y.split_heads);
+    }
+    if (x.expert_widths != y.expert_widths || x.expert_parameters != y.expert_parameters) {
+      return absl::InvalidArgumentError(kDiffer + BlockName(x) + ": experts of different sizes");
+    }
+    if (x.distinct_histogram.size() != y.distinct_histogram.size()) {
+      return Differ(BlockName(x) + ": experts of a token at most", x.distinct_histogram.size() - 1,
+                    y.distinct_histogram.size() - 1);
+    }
+  }
+  const size_t x = a.stats.diversity_histogram.size(), y = b.stats.diversity_histogram.size();
+  return x == y ? absl::OkStatus() : Differ("diversity up to", x - 1, y - 1);
 }
 
 absl::Status Merge(ExpertProfile& to, const ExpertProfile& from) {
@@ -124,9 +128,9 @@ absl::Status Merge(ExpertProfile& to, const ExpertProfile& from) {
   bool keep_hidden = !to.hidden.empty() && !from.hidden.empty();
   for (size_t i = 0; keep_hidden && i < to.hidden.size(); ++i) {
     if (to.hidden[i].width != from.hidden[i].width) {
-      return absl::InvalidArgumentError(
-          "the profiles are not of the same architecture: router inputs of width " +
-          std::to_string(to.hidden[i].width) + " and " + std::to_string(from.hidden[i].width));
+      return absl::InvalidArgumentError(kDiffer + "router inputs of width " +
+                                        std::to_string(to.hidden[i].width) + " and " +
+                                        std::to_string(from.hidden[i].width));
     }
   }
   Accumulate(to.stats, from.stats);

@@ -35,8 +35,11 @@ struct ExpertProfile {
 std::vector<std::vector<uint32_t>> CountsByBlock(const TokenExpertCounts& table,
                                                  const ExpertStats& stats);
 
-// OK where `a` and `b` have the same vocabulary, routed blocks and experts, so that their counters
-// can be added. InvalidArgument: what differs.
+// OK where `a` and `b` have the same routed blocks with as many experts, of whatever size, so that
+// their loads can be compared. InvalidArgument: what differs.
+absl::Status CheckComparable(const ExpertProfile& a, const ExpertProfile& b);
+
+// OK where vocabulary and sizes of the experts are the same as well, so that counters can be added.
 absl::Status CheckSameShape(const ExpertProfile& a, const ExpertProfile& b);
 
 // Adds what happened in `from`, as if the texts of `to` and then those of `from` had been run. What
