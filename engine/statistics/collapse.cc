@@ -11,6 +11,16 @@
 
 namespace moeserve {
 
+double CollapseWork(const HiddenSample& sample) {
+  std::vector<int32_t> classes = sample.experts;
+  std::sort(classes.begin(), classes.end());
+  const double count =
+      static_cast<double>(std::unique(classes.begin(), classes.end()) - classes.begin());
+  const double width = static_cast<double>(sample.width);
+  return count * width * (static_cast<double>(sample.size()) + 2.0 * count) +
+         20.0 * count * count * count;
+}
+
 Result<Collapse> RepresentationCollapse(const HiddenSample& sample) {
   const size_t width = static_cast<size_t>(sample.width);
   const size_t rows = sample.experts.size();

@@ -20,6 +20,9 @@ inline constexpr double kCollapseCutoff = 1e-10;
 // Time grows with the cube of the classes.
 inline constexpr int kMaxCollapseClasses = 1024;
 
+// Work of RepresentationCollapse() at most, in steps of a nanosecond or so.
+double CollapseWork(const HiddenSample& sample);
+
 // Tr(Sigma_W pinv(Sigma_B)). The class of a row is the expert of its largest weight; with class
 // means m_c and the mean m of all n rows, Sigma_W = (1/n) sum_c sum_{i in c} (x_i - m_c)(x_i -
 // m_c)^T and Sigma_B = (1/C) sum_c (m_c - m)(m_c - m)^T over the C classes that have rows.

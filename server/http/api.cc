@@ -18,6 +18,7 @@
 #include "server/generation_session.h"
 #include "server/http/deferred_response.h"
 #include "server/http/error_response.h"
+#include "server/http/expert_routes.h"
 #include "server/http/url.h"
 #include "server/json_fields.h"
 #include "server/request_id.h"
@@ -354,6 +355,7 @@ std::unique_ptr<Router> MakeRouter(ServerContext& context) {
   add("POST", "/tokenize", Access::kKey, &Api::Tokenize, Work::kSlow);
   add("POST", "/detokenize", Access::kKey, &Api::Detokenize);
   add("GET", "/v1/experts/stats", Access::kKey, &Api::ExpertStatistics);
+  AddExpertRoutes(*router, context);
   add("GET", "/health", Access::kOpen, &Api::Ready);
   add("GET", "/health/ready", Access::kOpen, &Api::Ready);
   add("GET", "/health/live", Access::kOpen, &Api::Live);
