@@ -42,7 +42,7 @@ class Slots {
     while (free > 0 && !free_->compare_exchange_weak(free, free - 1)) {
     }
     if (free <= 0) return nullptr;
-    return std::shared_ptr<void>(nullptr, [slots = free_](void*) { ++*slots; });
+    return std::shared_ptr<void>(free_.get(), [slots = free_](void*) { ++*slots; });
   }
 
  private:
