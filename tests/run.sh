@@ -103,6 +103,12 @@ deployment_tests() {
     "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/deploy
 }
 
+# Every statistic of the experts, computed again by NumPy from what the program dumps.
+statistics_tests() {
+  MOESERVE_BIN=$PWD/build/release/moeserve \
+    "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/statistics
+}
+
 chat_template_tests() {
   MOESERVE_CHAT_CLI=$PWD/build/release/tests/chat/chat_template_cli \
     "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/chat
@@ -200,6 +206,7 @@ main() {
   stage "clients in Python" client_tests release
   stage "deployment files" deployment_tests
   stage "chat templates against jinja2" chat_template_tests
+  stage "statistics of the experts against NumPy" statistics_tests
   local -a labels=()
   if $full; then
     stage "tokenizer against Hugging Face's" tokenizer_parity 2.2
