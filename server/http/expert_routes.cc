@@ -24,8 +24,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The pool's threads also prepare chats and structured output: statistics take one of them, and
-// not for longer than this many steps of about a nanosecond.
+// The pool's threads also prepare chats and structured output: matrices take one of them, and not
+// for longer than this many steps of about a nanosecond.
 constexpr int kComputations = 1;
 constexpr double kMaxWork = double{1ull << 32};
 // A profile is as large as the tables that the operator allowed, until its client has read it.
@@ -130,8 +130,9 @@ class ExpertRoutes {
  public:
   explicit ExpertRoutes(ServerContext& context) : context_(context) {}
 
+  // Takes no slot: one pass over the table is short.
   Handled Tokens(const Request& request) const {
-    return Computed([&](const EngineApi& engine) -> Result<Json> {
+    return WithEngine([&](const EngineApi& engine) -> Result<Json> {
       MOESERVE_ASSIGN_OR_RETURN(const auto top, QueryInteger(request.query, "top", 1, 1000));
       MOESERVE_ASSIGN_OR_RETURN(const auto min_count,
                                 QueryInteger(request.query, "min_count", 1, UINT32_MAX));
@@ -223,12 +224,16 @@ class ExpertRoutes {
   }
 
   template <typename F>
-  Handled Computed(const F& compute) const {
+  Handled WithEngine(const F& compute) const {
     const auto engine = context_.engine();
-    if (engine == nullptr) return ErrorResponse(Loading());
+    return Answer(engine != nullptr ? compute(*engine) : Result<Json>(Loading()));
+  }
+
+  template <typename F>
+  Handled Computed(const F& compute) const {
     const std::shared_ptr<void> slot = computations_.Take();
     if (slot == nullptr) return ErrorResponse(Busy());
-    return Answer(compute(*engine));
+    return WithEngine(compute);
   }
 
   static Result<Table> TableOf(const Request& request, const EngineApi& engine) {
