@@ -132,6 +132,7 @@ Result<ExpertProfile> ProfileOf(const std::string& path, const DiffOptions& opti
 absl::Status PrintDiff(DiffOptions options) {
   options.profiling.routes = true;
   options.profiling.hidden_samples = 0;
+  options.profiling.token_stats_mib = 0;
   MOESERVE_ASSIGN_OR_RETURN(const ExpertProfile a, ProfileOf(options.a, options));
   MOESERVE_ASSIGN_OR_RETURN(const ExpertProfile b, ProfileOf(options.b, options));
   MOESERVE_ASSIGN_OR_RETURN(const ProfileDiff diff, Diff(a, b));

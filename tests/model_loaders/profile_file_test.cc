@@ -251,7 +251,7 @@ TEST(ProfileFile, MutationsAreRefusedOrConsistent) {
   std::memcpy(&header_size, good.data(), 8);
   Random random(1);
   int accepted = 0;
-  for (int i = 0; i < 6000; ++i) {
+  for (int i = 0; i < 2000; ++i) {
     std::string bytes = good;
     for (int edits = 1 + random.Below(3); edits > 0; --edits) {
       // Half of the edits in the header, where a digit more or less keeps the JSON well-formed.
@@ -273,7 +273,7 @@ TEST(ProfileFile, MutationsAreRefusedOrConsistent) {
     ++accepted;
     Use(*read);
   }
-  EXPECT_GT(accepted, 300) << "the mutations should reach behind the parser";
+  EXPECT_GT(accepted, 100) << "the mutations should reach behind the parser";
 }
 
 TEST(ProfileFile, TruncationsAreRefused) {
