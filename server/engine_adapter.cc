@@ -23,7 +23,6 @@ class EngineAdapter final : public EngineApi {
     return engine_->token_expert_counts();
   }
   std::vector<HiddenSample> HiddenSamples() const override { return engine_->HiddenSamples(); }
-  const RouteLayout& route_layout() const override { return engine_->route_layout(); }
   int max_model_len() const override { return engine_->max_model_len(); }
   const ModelSpec& spec() const override { return engine_->spec(); }
   const Tokenizer* tokenizer() const override {

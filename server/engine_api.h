@@ -28,7 +28,6 @@ class EngineApi {
   // Valid as long as the engine; null where they are not kept.
   virtual const TokenExpertCounts* token_expert_counts() const = 0;
   virtual std::vector<HiddenSample> HiddenSamples() const = 0;
-  virtual const RouteLayout& route_layout() const = 0;
 
   virtual int max_model_len() const = 0;
   virtual const ModelSpec& spec() const = 0;

@@ -65,7 +65,6 @@ class FakeEngine final : public EngineApi {
   ExpertStats ExpertSnapshot() const override;
   const TokenExpertCounts* token_expert_counts() const override { return token_counts_.get(); }
   std::vector<HiddenSample> HiddenSamples() const override { return hidden_samples_; }
-  const RouteLayout& route_layout() const override { return route_layout_; }
   int max_model_len() const override { return max_model_len_; }
   const ModelSpec& spec() const override { return spec_; }
   const Tokenizer* tokenizer() const override { return &tokenizer_; }
@@ -105,7 +104,6 @@ class FakeEngine final : public EngineApi {
   ByteTokenizer tokenizer_;
   std::unique_ptr<TokenExpertCounts> token_counts_;
   std::vector<HiddenSample> hidden_samples_;
-  RouteLayout route_layout_;
 
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
