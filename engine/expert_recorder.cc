@@ -144,6 +144,7 @@ void ExpertRecorder::BeginStep(const Batch& batch) {
 }
 
 void ExpertRecorder::OnPlan(int layer, BlockKind block, const RoutingPlan& plan) {
+  if (options_.observer != nullptr) options_.observer->OnPlan(layer, block, plan);
   const int index = layout_.IndexOf(layer, block);
   const RoutedBlock& where = layout_.blocks[index];
   const BlockExpertStats& facts = total_.blocks[index];  // of it, what never changes
@@ -207,6 +208,10 @@ void ExpertRecorder::OnPlan(int layer, BlockKind block, const RoutingPlan& plan)
 
 void ExpertRecorder::OnScores(int layer, BlockKind block, const RoutingPlan& plan,
                               std::span<const float> scores) {
+  if (options_.observer != nullptr && options_.observer->WantsScores()) {
+    options_.observer->OnScores(layer, block, plan, scores);
+  }
+  if (!sampling_) return;
   const int index = layout_.IndexOf(layer, block);
   const int heads = layout_.blocks[index].sub_tokens;
   RouterStats& stats = pending_router_[index];
@@ -249,6 +254,10 @@ void ExpertRecorder::OnScores(int layer, BlockKind block, const RoutingPlan& pla
 
 void ExpertRecorder::OnInputs(int layer, BlockKind block, const RoutingPlan& plan,
                               std::span<const float> inputs) {
+  if (options_.observer != nullptr && options_.observer->WantsInputs()) {
+    options_.observer->OnInputs(layer, block, plan, inputs);
+  }
+  if (!WantsInputsItself()) return;
   const int index = layout_.IndexOf(layer, block);
   const int heads = layout_.blocks[index].sub_tokens;
   const std::lock_guard<std::mutex> lock(reservoir_mutex_);

@@ -22,6 +22,9 @@ struct RecorderOptions {
   int64_t token_counts_bytes = 64 << 20;  // most memory of TokenExpertCounts; larger: none are kept
   int64_t hidden_samples = 0;             // rows kept of each routed block; 0: none
   bool any_selection = false;  // rows may choose more experts than the model's settings say
+  // Told every plan, and scores and inputs at every step where it wants them, on the recording
+  // thread. May be null; outlives the recorder.
+  StepHooks* observer = nullptr;
 };
 
 // Statistics of `spec` before any token was run: all counters 0, parameters and widths filled in.
@@ -37,10 +40,15 @@ class ExpertRecorder : public StepHooks {
   // Recording thread, in this order for every step.
   void BeginStep(const Batch& batch);
   void OnPlan(int layer, BlockKind block, const RoutingPlan& plan) override;
-  bool WantsScores() const override { return sampling_; }
+  bool WantsScores() const override {
+    return sampling_ || (options_.observer != nullptr && options_.observer->WantsScores());
+  }
   void OnScores(int layer, BlockKind block, const RoutingPlan& plan,
                 std::span<const float> scores) override;
-  bool WantsInputs() const override { return sampling_ && !reservoirs_.empty(); }
+  bool WantsInputs() const override {
+    return WantsInputsItself() ||
+           (options_.observer != nullptr && options_.observer->WantsInputs());
+  }
   void OnInputs(int layer, BlockKind block, const RoutingPlan& plan,
                 std::span<const float> inputs) override;
   // Adds the step to the counters.
@@ -58,6 +66,8 @@ class ExpertRecorder : public StepHooks {
   std::vector<HiddenSample> HiddenSamples() const;
 
  private:
+  bool WantsInputsItself() const { return sampling_ && !reservoirs_.empty(); }
+
   const RouteLayout layout_;
   const RecorderOptions options_;
   RouteLog* const log_;

@@ -11,7 +11,8 @@ namespace moeserve {
 // Rows [n, width] of one routed block, each with the expert of its largest weight.
 struct HiddenSample {
   int64_t width = 0;
-  uint64_t seen = 0;  // rows that the sample was drawn from
+  int64_t capacity = 0;  // n is the smaller of this and `seen`
+  uint64_t seen = 0;     // rows that the sample was drawn from
   std::vector<float> rows;
   std::vector<int32_t> experts;  // [n]
 
@@ -22,21 +23,21 @@ struct HiddenSample {
 // Not thread-safe.
 class HiddenReservoir {
  public:
-  HiddenReservoir(int64_t capacity, int64_t width, uint64_t seed)
-      : capacity_(capacity), random_(seed) {
+  HiddenReservoir(int64_t capacity, int64_t width, uint64_t seed) : random_(seed) {
     sample_.width = width;
+    sample_.capacity = capacity;
   }
 
   // `row` [width]
   void Offer(const float* row, int32_t expert) {
     const uint64_t n = sample_.seen++;
-    if (sample_.size() < capacity_) {
+    if (sample_.size() < sample_.capacity) {
       sample_.rows.insert(sample_.rows.end(), row, row + sample_.width);
       sample_.experts.push_back(expert);
       return;
     }
     const uint64_t place = std::uniform_int_distribution<uint64_t>(0, n)(random_);
-    if (place >= static_cast<uint64_t>(capacity_)) return;
+    if (place >= static_cast<uint64_t>(sample_.capacity)) return;
     std::copy(row, row + sample_.width,
               sample_.rows.begin() + static_cast<std::ptrdiff_t>(place) * sample_.width);
     sample_.experts[place] = expert;
@@ -45,7 +46,6 @@ class HiddenReservoir {
   const HiddenSample& sample() const { return sample_; }
 
  private:
-  const int64_t capacity_;
   std::mt19937_64 random_;
   HiddenSample sample_;
 };

@@ -23,6 +23,10 @@ class EngineAdapter final : public EngineApi {
   RoutingControlLimits routing_control() const override {
     return engine_->options().routing_control;
   }
+  const TokenExpertCounts* token_expert_counts() const override {
+    return engine_->token_expert_counts();
+  }
+  std::vector<HiddenSample> HiddenSamples() const override { return engine_->HiddenSamples(); }
   int max_model_len() const override { return engine_->max_model_len(); }
   const ModelSpec& spec() const override { return engine_->spec(); }
   const Tokenizer* tokenizer() const override {

@@ -27,6 +27,9 @@ class EngineApi {
   virtual ExpertStats ExpertSnapshot() const = 0;
   virtual const RouteLayout& route_layout() const = 0;
   virtual RoutingControlLimits routing_control() const = 0;
+  // Valid as long as the engine; null where they are not kept.
+  virtual const TokenExpertCounts* token_expert_counts() const = 0;
+  virtual std::vector<HiddenSample> HiddenSamples() const = 0;
 
   virtual int max_model_len() const = 0;
   virtual const ModelSpec& spec() const = 0;

@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <numeric>
 
+#include "server/statistics_report.h"
+
 namespace moeserve::server {
 
 using Json = nlohmann::ordered_json;
@@ -51,6 +53,7 @@ Json ExpertStatsJson(const ExpertStats& stats, const std::string& model,
   out["activation_threshold"] = threshold;
   out["activated_parameters_per_token"] = MeanActivatedParameters(stats);
   out["always_active_parameters"] = stats.always_active_parameters;
+  AddModelStatistics(out, stats);
   Json layers = Json::array();
   for (const BlockExpertStats& block : stats.blocks) {
     Json layer;
@@ -68,6 +71,7 @@ Json ExpertStatsJson(const ExpertStats& stats, const std::string& model,
     layer["distinct_experts_mean"] = MeanDistinctExperts(block);
     layer["nonfinite_rows"] = block.nonfinite_rows;
     layer["expert_parameters"] = block.expert_parameters;
+    AddBlockStatistics(layer, block, threshold);
     layers.push_back(std::move(layer));
   }
   out["layers"] = std::move(layers);

@@ -7,6 +7,7 @@
 #include "server/commands/bench.h"
 #include "server/commands/check.h"
 #include "server/commands/command.h"
+#include "server/commands/experts.h"
 #include "server/commands/generate.h"
 #include "server/commands/health.h"
 #include "server/commands/inspect.h"
@@ -24,6 +25,7 @@ int main(int argc, char** argv) {
     AddServeCommand(app, selected);
     AddGenerateCommand(app, selected);
     AddScoreCommand(app, selected);
+    AddExpertsCommand(app, selected);
     AddInspectCommand(app, selected);
     AddCheckCommand(app, selected);
     AddBenchCommand(app, selected);

@@ -125,6 +125,12 @@ dashboard_tests() {
     "$venv/bin/python" -m pytest -q -rs -p no:cacheprovider tests/web
 }
 
+# Every statistic of the experts, computed again by NumPy from what the program dumps.
+statistics_tests() {
+  MOESERVE_BIN=$PWD/build/release/moeserve \
+    "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/statistics
+}
+
 chat_template_tests() {
   MOESERVE_CHAT_CLI=$PWD/build/release/tests/chat/chat_template_cli \
     "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/chat
@@ -224,6 +230,7 @@ main() {
   stage "deployment files" deployment_tests
   stage "dashboard in a browser" dashboard_tests
   stage "chat templates against jinja2" chat_template_tests
+  stage "statistics of the experts against NumPy" statistics_tests
   local -a labels=()
   if $full; then
     stage "tokenizer against Hugging Face's" tokenizer_parity 2.2

@@ -86,7 +86,9 @@ Result<DType> ResolveDType(const std::string& text, DType stored) {
   return absl::InvalidArgumentError(Concat("unknown dtype ", Quoted(text)));
 }
 
-Result<RunningModel> StartModel(const ModelOptionsText& options, const EngineOptions& engine) {
+Result<RunningModel> StartModel(
+    const ModelOptionsText& options, const EngineOptions& engine,
+    const std::function<absl::Status(const ModelSpec&, EngineOptions&)>& adjust) {
   BackendOptions backend_options;
   backend_options.device = options.device;
   backend_options.threads = options.threads;
@@ -107,8 +109,10 @@ Result<RunningModel> StartModel(const ModelOptionsText& options, const EngineOpt
   out.description =
       Concat("backend ", out.backend->description(), ", compute ", Name(model_options.compute),
              ", weights ", ShowBytes(model->weight_bytes()));
+  EngineOptions adjusted = engine;
+  if (adjust) MOESERVE_RETURN_IF_ERROR(adjust(model->spec(), adjusted));
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Engine> running,
-                            Engine::Create(engine, std::move(model), checkpoint.tokenizer,
+                            Engine::Create(adjusted, std::move(model), checkpoint.tokenizer,
                                            std::move(checkpoint.eos_token_ids)));
   out.engine = AdaptEngine(std::move(running));
   return out;

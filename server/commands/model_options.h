@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -50,8 +51,11 @@ struct RunningModel {
   DType compute = DType::kF32;
 };
 
-// Loads a checkpoint and starts an engine with it. Errors are one line for the user.
-Result<RunningModel> StartModel(const ModelOptionsText& options, const EngineOptions& engine);
+// Loads a checkpoint and starts an engine with it. `adjust`, if given, may change the engine's
+// options once the model is known. Errors are one line for the user.
+Result<RunningModel> StartModel(
+    const ModelOptionsText& options, const EngineOptions& engine,
+    const std::function<absl::Status(const ModelSpec&, EngineOptions&)>& adjust = {});
 
 // "auto" follows the stored type: bf16 stays, everything else runs in f32.
 Result<DType> ResolveDType(const std::string& text, DType stored);

@@ -45,6 +45,9 @@ struct Options {
   std::string log_level = "info";
   double drain_seconds = 30.0;
   int max_logprobs = 20;
+  int router_stats_interval = RecorderOptions().router_stats_interval;
+  int token_stats_mib = 64;
+  int64_t hidden_samples = 0;
   std::string chat_template;  // a file
   bool allow_request_chat_template = false;
   bool routing_records = false;
@@ -188,6 +191,9 @@ absl::Status Serve(const Options& options) {
   engine_options.routing_records = options.routing_records;
   engine_options.routing_control = options.routing_control;
   if (engine_options.routing_control.max_top_k > 0) engine_options.routing_control.enabled = true;
+  engine_options.recorder.router_stats_interval = options.router_stats_interval;
+  engine_options.recorder.token_counts_bytes = int64_t{options.token_stats_mib} << 20;
+  engine_options.recorder.hidden_samples = options.hidden_samples;
   settings.served_names = options.served_names;
   if (settings.served_names.empty()) {
     settings.served_names.push_back(DefaultName(options.model.directory));
@@ -301,6 +307,22 @@ void AddServeCommand(CLI::App& app, Command& selected) {
       ->add_option("--max-logprobs", options->max_logprobs,
                    "Alternatives beside each token that a request may ask for")
       ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  command
+      ->add_option("--router-stats-interval", options->router_stats_interval,
+                   "Router scores are looked at every so many steps; 0: never")
+      ->check(CLI::Range(0, 1 << 30))
+      ->capture_default_str();
+  command
+      ->add_option("--token-stats-mib", options->token_stats_mib,
+                   "Most memory of the counts of tokens by expert; larger: none are kept")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  command
+      ->add_option("--hidden-samples", options->hidden_samples,
+                   "Rows of router inputs to keep of each block for /v1/experts/collapse and "
+                   "profiles; they can tell about users' texts")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 20))
       ->capture_default_str();
   command->add_option("--chat-template", options->chat_template,
                       "File with a Jinja chat template in place of the model's");

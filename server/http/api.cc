@@ -19,6 +19,7 @@
 #include "server/generation_session.h"
 #include "server/http/deferred_response.h"
 #include "server/http/error_response.h"
+#include "server/http/expert_routes.h"
 #include "server/http/url.h"
 #include "server/http/web_assets.h"
 #include "server/json_fields.h"
@@ -371,6 +372,7 @@ std::unique_ptr<Router> MakeRouter(ServerContext& context) {
   add("POST", "/detokenize", Access::kKey, &Api::Detokenize);
   add("GET", "/v1/experts/stats", Access::kKey, &Api::ExpertStatistics);
   add("GET", "/v1/experts/layout", Access::kKey, &Api::ExpertLayout);
+  AddExpertRoutes(*router, context);
   add("GET", "/health", Access::kOpen, &Api::Ready);
   add("GET", "/health/ready", Access::kOpen, &Api::Ready);
   add("GET", "/health/live", Access::kOpen, &Api::Live);

@@ -164,7 +164,19 @@ ExpertStats FakeEngine::ExpertSnapshot() const {
   block.weight_sums = {5.0, 3.0, 2.0, 0.0};
   block.distinct_histogram = {0, 0, 10};
   block.expert_parameters = {100, 100, 100, 100};
+  block.decode_selections = {4, 2, 2, 0};
+  block.touching_tokens = {10, 6, 4, 0};
+  block.visits = {5, 4, 3, 0};
+  block.recomputed_selections = {0, 0, 0, 0};
+  block.expert_widths = {8, 8, 8, 8};
+  block.router.rows = 5;
+  block.router.entropy_sum = 5.0;
+  block.router.squared_logsumexp_sum = 10.0;
+  block.router.probability_sums = {2.5, 1.5, 1.0, 0.0};
+  block.router.selections = {5, 3, 2, 0};
   stats.blocks.push_back(block);
+  stats.diversity_blocks = 1;
+  stats.diversity_histogram = {0, 0, 10};
   return stats;
 }
 

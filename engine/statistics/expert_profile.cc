@@ -1,0 +1,164 @@
+#include "engine/statistics/expert_profile.h"
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+#include <utility>
+
+namespace moeserve {
+namespace {
+
+std::string BlockName(const BlockExpertStats& b) {
+  return "layer " + std::to_string(b.layer) + ", " + Name(b.block);
+}
+
+const std::string kDiffer = "the profiles are not of the same architecture: ";
+
+template <typename T>
+absl::Status Differ(const std::string& what, T x, T y) {
+  return absl::InvalidArgumentError(kDiffer + what + " " + std::to_string(x) + " and " +
+                                    std::to_string(y));
+}
+
+// Numbers of `count` of the `size` rows, all choices with equal chance.
+std::vector<int64_t> Draw(int64_t size, int64_t count, std::mt19937_64& random) {
+  std::vector<int64_t> rows(static_cast<size_t>(size));
+  std::iota(rows.begin(), rows.end(), int64_t{0});
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t j = std::uniform_int_distribution<int64_t>(i, size - 1)(random);
+    std::swap(rows[static_cast<size_t>(i)], rows[static_cast<size_t>(j)]);
+  }
+  rows.resize(static_cast<size_t>(count));
+  std::sort(rows.begin(), rows.end());
+  return rows;
+}
+
+void AppendRows(HiddenSample& to, const HiddenSample& from, const std::vector<int64_t>& rows) {
+  for (const int64_t r : rows) {
+    const auto begin = from.rows.begin() + r * from.width;
+    to.rows.insert(to.rows.end(), begin, begin + from.width);
+    to.experts.push_back(from.experts[static_cast<size_t>(r)]);
+  }
+}
+
+// Two samples of at most the same capacity. A fair sample of both texts together has as many rows
+// of the first as drawing without replacement from all rows that were seen gives.
+HiddenSample MergedSample(const HiddenSample& a, const HiddenSample& b, uint64_t seed) {
+  HiddenSample out;
+  out.width = a.width;
+  out.capacity = std::min(a.capacity, b.capacity);
+  out.seen = a.seen + b.seen;
+  std::mt19937_64 random(seed ^ out.seen);
+  uint64_t left_a = a.seen, left_b = b.seen;
+  int64_t from_a = 0, from_b = 0;
+  while (from_a + from_b < out.capacity && left_a + left_b > 0) {
+    const uint64_t ticket = std::uniform_int_distribution<uint64_t>(0, left_a + left_b - 1)(random);
+    if (ticket < left_a) {
+      ++from_a, --left_a;
+    } else {
+      ++from_b, --left_b;
+    }
+  }
+  AppendRows(out, a, Draw(a.size(), from_a, random));
+  AppendRows(out, b, Draw(b.size(), from_b, random));
+  return out;
+}
+
+void Append(BlockRoutes& to, const BlockRoutes& from) {
+  const uint64_t base = to.offsets.back();
+  for (size_t r = 1; r < from.offsets.size(); ++r) to.offsets.push_back(base + from.offsets[r]);
+  to.top1.insert(to.top1.end(), from.top1.begin(), from.top1.end());
+  to.experts.insert(to.experts.end(), from.experts.begin(), from.experts.end());
+}
+
+}  // namespace
+
+std::vector<std::vector<uint32_t>> CountsByBlock(const TokenExpertCounts& table,
+                                                 const ExpertStats& stats) {
+  std::vector<std::vector<uint32_t>> out;
+  int64_t first = 0;
+  for (const BlockExpertStats& b : stats.blocks) {
+    out.push_back(table.Columns(first, b.num_experts));
+    first += b.num_experts;
+  }
+  return out;
+}
+
+absl::Status CheckComparable(const ExpertProfile& a, const ExpertProfile& b) {
+  if (a.stats.blocks.size() != b.stats.blocks.size()) {
+    return Differ("numbers of routed blocks", a.stats.blocks.size(), b.stats.blocks.size());
+  }
+  for (size_t i = 0; i < a.stats.blocks.size(); ++i) {
+    const BlockExpertStats& x = a.stats.blocks[i];
+    const BlockExpertStats& y = b.stats.blocks[i];
+    if (x.layer != y.layer || x.block != y.block) {
+      return absl::InvalidArgumentError(kDiffer + "routed block " + std::to_string(i) + " is " +
+                                        BlockName(x) + " and " + BlockName(y));
+    }
+    if (x.num_experts != y.num_experts) {
+      return Differ(BlockName(x) + ": experts", x.num_experts, y.num_experts);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSameShape(const ExpertProfile& a, const ExpertProfile& b) {
+  if (absl::Status comparable = CheckComparable(a, b); !comparable.ok()) return comparable;
+  if (a.vocabulary != b.vocabulary) return Differ("vocabularies of", a.vocabulary, b.vocabulary);
+  for (size_t i = 0; i < a.stats.blocks.size(); ++i) {
+    const BlockExpertStats& x = a.stats.blocks[i];
+    const BlockExpertStats& y = b.stats.blocks[i];
+    if (x.split_heads != y.split_heads) {
+      return Differ(BlockName(x) + ": rows of a token", x.split_heads, y.split_heads);
+    }
+    if (x.expert_widths != y.expert_widths || x.expert_parameters != y.expert_parameters) {
+      return absl::InvalidArgumentError(kDiffer + BlockName(x) + ": experts of different sizes");
+    }
+    if (x.distinct_histogram.size() != y.distinct_histogram.size()) {
+      return Differ(BlockName(x) + ": experts of a token at most", x.distinct_histogram.size() - 1,
+                    y.distinct_histogram.size() - 1);
+    }
+  }
+  const size_t x = a.stats.diversity_histogram.size(), y = b.stats.diversity_histogram.size();
+  return x == y ? absl::OkStatus() : Differ("diversity up to", x - 1, y - 1);
+}
+
+absl::Status Merge(ExpertProfile& to, const ExpertProfile& from) {
+  if (absl::Status same = CheckSameShape(to, from); !same.ok()) return same;
+  bool keep_hidden = !to.hidden.empty() && !from.hidden.empty();
+  for (size_t i = 0; keep_hidden && i < to.hidden.size(); ++i) {
+    if (to.hidden[i].width != from.hidden[i].width) {
+      return absl::InvalidArgumentError(kDiffer + "router inputs of width " +
+                                        std::to_string(to.hidden[i].width) + " and " +
+                                        std::to_string(from.hidden[i].width));
+    }
+  }
+  Accumulate(to.stats, from.stats);
+  if (to.model != from.model) to.model += "+" + from.model;
+
+  if (from.token_counts.empty()) to.token_counts.clear();
+  for (size_t i = 0; i < to.token_counts.size(); ++i) {
+    for (size_t j = 0; j < to.token_counts[i].size(); ++j) {
+      uint32_t& sum = to.token_counts[i][j];
+      sum += std::min(from.token_counts[i][j], UINT32_MAX - sum);
+    }
+  }
+
+  if (!keep_hidden) to.hidden.clear();
+  for (size_t i = 0; i < to.hidden.size(); ++i) {
+    to.hidden[i] = MergedSample(to.hidden[i], from.hidden[i], i);
+  }
+
+  if (!to.routes || !from.routes) {
+    to.routes.reset();
+    return absl::OkStatus();
+  }
+  to.routes->tokens.insert(to.routes->tokens.end(), from.routes->tokens.begin(),
+                           from.routes->tokens.end());
+  for (size_t i = 0; i < to.routes->blocks.size(); ++i) {
+    Append(to.routes->blocks[i], from.routes->blocks[i]);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace moeserve

@@ -1,0 +1,175 @@
+#include "server/commands/experts.h"
+
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "model_loaders/loader.h"
+#include "model_loaders/message.h"
+#include "model_loaders/profile_file.h"
+#include "server/commands/profile_texts.h"
+#include "server/commands/report_options.h"
+#include "server/profile_diff.h"
+
+namespace moeserve::server {
+namespace {
+
+int StatusToExit(const absl::Status& status) { return status.ok() ? 0 : Fail(status); }
+
+void PrintJson(const nlohmann::ordered_json& json) {
+  std::printf("%s\n",
+              json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());
+}
+
+struct SaveOptions {
+  ModelOptionsText model;
+  ProfilingOptions profiling;
+  std::string file;
+  bool hidden = false;
+};
+
+absl::Status Save(SaveOptions options) {
+  options.profiling.routes = true;
+  MOESERVE_ASSIGN_OR_RETURN(ProfiledTexts result, ProfileTexts(options.model, options.profiling));
+  if (!options.hidden) result.profile.hidden.clear();
+  return SaveProfile(options.file, result.profile);
+}
+
+void AddSave(CLI::App& experts, Command& selected) {
+  CLI::App* command =
+      experts.add_subcommand("save", "Run texts through a model and write its expert profile");
+  auto options = std::make_shared<SaveOptions>();
+  command->add_option("FILE", options->file, "Profile to write")->required();
+  AddModelOptions(*command, options->model);
+  AddProfilingOptions(*command, options->profiling);
+  command->add_flag("--hidden", options->hidden, "Keep the sample of router inputs in it");
+  command->callback(
+      [options, &selected] { selected = [options] { return StatusToExit(Save(*options)); }; });
+}
+
+absl::Status MergeFiles(const std::vector<std::string>& files) {
+  MOESERVE_ASSIGN_OR_RETURN(ExpertProfile sum, LoadProfile(files[1]));
+  for (size_t i = 2; i < files.size(); ++i) {
+    MOESERVE_ASSIGN_OR_RETURN(const ExpertProfile next, LoadProfile(files[i]));
+    const absl::Status merged = Merge(sum, next);
+    if (!merged.ok()) {
+      return Prefixed(Concat(Quoted(files[1]), " and ", Quoted(files[i]), ": "), merged);
+    }
+  }
+  return SaveProfile(files[0], sum);
+}
+
+void AddMerge(CLI::App& experts, Command& selected) {
+  CLI::App* command = experts.add_subcommand(
+      "merge", "Add profiles of one model: as if their texts had been run one after the other");
+  auto files = std::make_shared<std::vector<std::string>>();
+  command->add_option("FILES", *files, "Profile to write, then those to add")
+      ->required()
+      ->expected(2, 10000);
+  command->callback(
+      [files, &selected] { selected = [files] { return StatusToExit(MergeFiles(*files)); }; });
+}
+
+struct ShowOptions {
+  std::string file;
+  std::string model;  // folder whose tokenizer gives the tokens' texts; empty: ids
+  ProfileReportOptions report;
+  bool json = false;
+};
+
+absl::Status Show(const ShowOptions& options) {
+  MOESERVE_ASSIGN_OR_RETURN(const ExpertProfile profile, LoadProfile(options.file));
+  std::shared_ptr<const Tokenizer> tokenizer;
+  if (!options.model.empty()) {
+    MOESERVE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, LoadCheckpoint(options.model));
+    tokenizer = checkpoint.tokenizer;
+  }
+  if (options.json) {
+    PrintJson(ProfileJson(profile, tokenizer.get(), options.report));
+  } else {
+    std::printf("%s\n\n", Printable(profile.model).c_str());
+    std::fputs(ProfileTable(profile, tokenizer.get(), options.report).c_str(), stdout);
+  }
+  return absl::OkStatus();
+}
+
+void AddShow(CLI::App& experts, Command& selected) {
+  CLI::App* command = experts.add_subcommand("show", "Print the statistics of a profile");
+  auto options = std::make_shared<ShowOptions>();
+  command->add_option("FILE", options->file, "Profile")->required();
+  command->add_option("--model", options->model, "Checkpoint folder whose tokenizer names tokens");
+  AddReportOptions(*command, options->report);
+  command->add_flag("--json", options->json, "As JSON");
+  command->callback(
+      [options, &selected] { selected = [options] { return StatusToExit(Show(*options)); }; });
+}
+
+struct DiffOptions {
+  ModelOptionsText compute;  // its directory is set to A or B
+  ProfilingOptions profiling;
+  std::string a, b;
+  int top = 5;
+  bool json = false;
+};
+
+// Of a file, or of a model folder by running the texts.
+Result<ExpertProfile> ProfileOf(const std::string& path, const DiffOptions& options) {
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(path, ignored)) return LoadProfile(path);
+  if (options.profiling.text_files.empty()) {
+    return absl::InvalidArgumentError(
+        Concat(Quoted(path), " is a model folder: give the text to run with --text"));
+  }
+  ModelOptionsText model = options.compute;
+  model.directory = path;
+  MOESERVE_ASSIGN_OR_RETURN(ProfiledTexts result, ProfileTexts(model, options.profiling));
+  return std::move(result.profile);
+}
+
+absl::Status PrintDiff(DiffOptions options) {
+  options.profiling.routes = true;
+  options.profiling.hidden_samples = 0;
+  options.profiling.token_stats_mib = 0;
+  MOESERVE_ASSIGN_OR_RETURN(const ExpertProfile a, ProfileOf(options.a, options));
+  MOESERVE_ASSIGN_OR_RETURN(const ExpertProfile b, ProfileOf(options.b, options));
+  MOESERVE_ASSIGN_OR_RETURN(const ProfileDiff diff, Diff(a, b));
+  if (options.json) {
+    PrintJson(DiffJson(diff));
+  } else {
+    std::fputs(DiffTable(diff, options.top).c_str(), stdout);
+  }
+  return absl::OkStatus();
+}
+
+void AddDiff(CLI::App& experts, Command& selected) {
+  CLI::App* command = experts.add_subcommand(
+      "diff", "Compare two profiles, or two models over --text: loads, IC, RF, biggest movers");
+  auto options = std::make_shared<DiffOptions>();
+  command->add_option("A", options->a, "Profile or checkpoint folder")->required();
+  command->add_option("B", options->b, "Profile or checkpoint folder")->required();
+  AddComputeOptions(*command, options->compute);
+  AddProfilingOptions(*command, options->profiling, false);
+  command->add_option("--top", options->top, "Movers shown of each block")
+      ->check(CLI::Range(0, 100000))
+      ->capture_default_str();
+  command->add_flag("--json", options->json, "As JSON");
+  command->callback(
+      [options, &selected] { selected = [options] { return StatusToExit(PrintDiff(*options)); }; });
+}
+
+}  // namespace
+
+void AddExpertsCommand(CLI::App& app, Command& selected) {
+  CLI::App* command = app.add_subcommand("experts", "Profiles of what experts did");
+  command->require_subcommand(1);
+  AddSave(*command, selected);
+  AddShow(*command, selected);
+  AddMerge(*command, selected);
+  AddDiff(*command, selected);
+  AddExpertsCompareCommand(*command, selected);
+}
+
+}  // namespace moeserve::server

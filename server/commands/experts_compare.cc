@@ -1,0 +1,69 @@
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "model_loaders/message.h"
+#include "server/commands/experts.h"
+#include "server/commands/profile_texts.h"
+#include "server/model_comparison.h"
+
+namespace moeserve::server {
+namespace {
+
+struct Options {
+  ModelOptionsText compute;  // its directory is set to each of `models`
+  ProfilingOptions profiling;
+  std::vector<std::string> models;
+  double threshold = 0.01;
+  bool json = false;
+  bool markdown = false;
+};
+
+absl::Status Compare(Options options) {
+  options.profiling.hidden_samples = 0;
+  options.profiling.token_stats_mib = 0;
+  Comparison comparison;
+  comparison.threshold = options.threshold;
+  for (const std::string& folder : options.models) {
+    options.compute.directory = folder;
+    auto result = ProfileTexts(options.compute, options.profiling);
+    if (!result.ok()) return Prefixed(Concat(Quoted(folder), ": "), result.status());
+    comparison.tokens = static_cast<int64_t>(result->profile.stats.tokens);
+    comparison.models.push_back(
+        Summarize(result->profile, result->score.perplexity(), options.threshold));
+  }
+  if (options.json) {
+    std::printf("%s\n", ComparisonJson(comparison).dump(2).c_str());
+  } else {
+    std::fputs(ComparisonTable(comparison, options.markdown).c_str(), stdout);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddExpertsCompareCommand(CLI::App& experts, Command& selected) {
+  CLI::App* command = experts.add_subcommand(
+      "compare", "Score models over one text and set their experts' work beside the papers'");
+  auto options = std::make_shared<Options>();
+  command->add_option("MODELS", options->models, "Checkpoint folders")->required();
+  AddComputeOptions(*command, options->compute);
+  AddProfilingOptions(*command, options->profiling);
+  command
+      ->add_option("--threshold", options->threshold,
+                   "An expert is active if chosen by more than this share of the tokens")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
+  CLI::Option* json = command->add_flag("--json", options->json, "As JSON");
+  command->add_flag("--markdown", options->markdown, "As Markdown tables")->excludes(json);
+  command->callback([options, &selected] {
+    selected = [options] {
+      const absl::Status status = Compare(*options);
+      return status.ok() ? 0 : Fail(status);
+    };
+  });
+}
+
+}  // namespace moeserve::server

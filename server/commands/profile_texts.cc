@@ -1,0 +1,72 @@
+#include "server/commands/profile_texts.h"
+
+#include <memory>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "engine/statistics/route_trace.h"
+#include "server/commands/score_dump.h"
+#include "server/live_profile.h"
+
+namespace moeserve::server {
+
+void AddProfilingOptions(CLI::App& app, ProfilingOptions& options, bool text_required) {
+  AddEngineOptions(app, options.engine);
+  app.add_option("--text", options.text_files,
+                 "File with a text; can be repeated, each is a document of its own")
+      ->required(text_required);
+  app.add_option("--window", options.window, "Tokens of a window; 0: the context length")
+      ->check(CLI::Range(0, 1 << 24))
+      ->capture_default_str();
+  app.add_option("--hidden-samples", options.hidden_samples,
+                 "Rows of each block that representation collapse is computed from; 0: none")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
+      ->capture_default_str();
+  app.add_option("--token-stats-mib", options.token_stats_mib,
+                 "Most memory of the counts of tokens by expert; larger: none are kept")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+}
+
+Result<ProfiledTexts> ProfileTexts(const ModelOptionsText& model, const ProfilingOptions& options) {
+  std::vector<std::string> texts;
+  for (const std::string& file : options.text_files) {
+    MOESERVE_ASSIGN_OR_RETURN(std::string text, ReadScoredText(file));
+    texts.push_back(std::move(text));
+  }
+  MOESERVE_ASSIGN_OR_RETURN(EngineOptions engine, ResolveEngineOptions(options.engine));
+  engine.prefix_cache = false;
+  engine.recorder.router_stats_interval = 1;
+  engine.recorder.hidden_samples = options.hidden_samples;
+  engine.recorder.token_counts_bytes = int64_t{options.token_stats_mib} << 20;
+
+  std::unique_ptr<RouteTrace> trace;  // outlives the engine
+  ScoreDump* dump = nullptr;
+  const auto observe = [&](const ModelSpec& spec, EngineOptions& adjusted) -> absl::Status {
+    if (!options.dump_folder.empty()) {
+      MOESERVE_ASSIGN_OR_RETURN(auto created,
+                                ScoreDump::Create(options.dump_folder, spec, options.dump_hidden));
+      dump = created.get();
+      trace = std::move(created);
+    } else if (options.routes) {
+      trace = std::make_unique<RouteTrace>(RouteLayout(spec));
+    }
+    adjusted.recorder.observer = trace.get();
+    return absl::OkStatus();
+  };
+  ProfiledTexts out;
+  MOESERVE_ASSIGN_OR_RETURN(out.model, StartModel(model, engine, observe));
+  MOESERVE_ASSIGN_OR_RETURN(
+      out.score, ScoreTexts(texts, {.window = options.window, .in_order = trace != nullptr},
+                            out.model.engine));
+  out.profile = LiveProfile(*out.model.engine, out.model.directory_name);
+  // Nothing runs from here on, and the trace can go.
+  out.model.engine->Drain(absl::Now());
+  if (dump != nullptr) {
+    MOESERVE_RETURN_IF_ERROR(dump->Finish(out.model.directory_name, out.score.run));
+  }
+  if (options.routes) out.profile.routes = RouteSequence{out.score.run, trace->routes()};
+  return out;
+}
+
+}  // namespace moeserve::server

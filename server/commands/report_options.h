@@ -1,0 +1,28 @@
+// The options that every command with a report of expert statistics has.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include "server/statistics_report.h"
+
+namespace moeserve::server {
+
+// --threshold, --min-count, --top, --eps.
+inline void AddReportOptions(CLI::App& app, ProfileReportOptions& options) {
+  app.add_option("--threshold", options.threshold,
+                 "An expert is active if chosen by more than this share of the tokens")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
+  app.add_option("--min-count", options.min_count,
+                 "Least times that a token was sent to an expert to be listed for it")
+      ->check(CLI::Range(1u, 1u << 30))
+      ->capture_default_str();
+  app.add_option("--top", options.top, "Tokens listed for an expert")
+      ->check(CLI::Range(0, 1000))
+      ->capture_default_str();
+  app.add_option("--eps", options.eps, "Smoothing of the token counts in KL divergences")
+      ->check(CLI::Range(1e-12, 1e6))
+      ->capture_default_str();
+}
+
+}  // namespace moeserve::server

@@ -1,0 +1,130 @@
+#include "server/commands/score_dump.h"
+
+#include <system_error>
+#include <utility>
+
+#include "model_loaders/message.h"
+#include "model_loaders/profile_file.h"
+#include "nlohmann/json.hpp"
+
+namespace moeserve::server {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+const RoutedLayerSpec& RoutingOf(const ModelSpec& spec, const RoutedBlock& block) {
+  const LayerSpec& layer = spec.layers[static_cast<size_t>(block.layer)];
+  return block.block == BlockKind::kAttention ? *layer.attention.routing
+                                              : *layer.feed_forward.routing;
+}
+
+std::string FileName(size_t block, const char* what) { return Concat(block, ".", what, ".npy"); }
+
+template <typename T>
+absl::Status WriteArray(const std::filesystem::path& path, const std::vector<T>& values) {
+  MOESERVE_ASSIGN_OR_RETURN(const auto writer, NpyWriter::Create(path, NpyType<T>(), 0));
+  writer->Append(std::span<const T>(values));
+  return writer->Finish();
+}
+
+Json SelectJson(const SelectSpec& select) {
+  Json out;
+  if (select.kind == SelectKind::kTopK) {
+    out["kind"] = "top_k";
+    out["k"] = select.k;
+  } else {
+    out["kind"] = "top_p";
+    out["p"] = select.p;
+    out["compare"] = select.compare == TopPCompare::kGe ? "ge" : "gt";
+    out["max"] = select.max_experts;
+  }
+  return out;
+}
+
+const char* GateName(GateKind gate) {
+  switch (gate) {
+    case GateKind::kSoftmax:
+      return "softmax";
+    case GateKind::kSigmoid:
+      return "sigmoid";
+    case GateKind::kSoftmaxSelected:
+      return "softmax_selected";
+  }
+  return "";
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ScoreDump>> ScoreDump::Create(const std::filesystem::path& folder,
+                                                     const ModelSpec& spec, bool hidden) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) {
+    return absl::UnavailableError(
+        Concat("cannot create ", Quoted(folder.string()), ": ", error.message()));
+  }
+  std::unique_ptr<ScoreDump> dump(new ScoreDump(folder, spec));
+  const std::vector<RoutedBlock>& blocks = dump->layout().blocks;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    MOESERVE_ASSIGN_OR_RETURN(
+        auto scores,
+        NpyWriter::Create(folder / FileName(i, "scores"), NpyType<float>(), blocks[i].num_experts));
+    dump->scores_.push_back(std::move(scores));
+    if (!hidden) continue;
+    MOESERVE_ASSIGN_OR_RETURN(auto inputs,
+                              NpyWriter::Create(folder / FileName(i, "inputs"), NpyType<float>(),
+                                                spec.hidden_size / blocks[i].sub_tokens));
+    dump->inputs_.push_back(std::move(inputs));
+  }
+  return dump;
+}
+
+void ScoreDump::OnScores(int layer, BlockKind block, const RoutingPlan&,
+                         std::span<const float> scores) {
+  scores_[static_cast<size_t>(layout().IndexOf(layer, block))]->Append(scores);
+}
+
+void ScoreDump::OnInputs(int layer, BlockKind block, const RoutingPlan&,
+                         std::span<const float> inputs) {
+  inputs_[static_cast<size_t>(layout().IndexOf(layer, block))]->Append(inputs);
+}
+
+absl::Status ScoreDump::Finish(const std::string& model, const std::vector<int32_t>& run) {
+  Json index;
+  index["format"] = "moeserve-score-dump";
+  index["version"] = 1;
+  index["model"] = model;
+  index["vocabulary"] = spec_.vocab_size;
+  index["tokens"] = "tokens.npy";
+  MOESERVE_RETURN_IF_ERROR(WriteArray(folder_ / "tokens.npy", run));
+  index["blocks"] = Json::array();
+  for (size_t i = 0; i < layout().blocks.size(); ++i) {
+    const RoutedBlock& block = layout().blocks[i];
+    const RoutedLayerSpec& routing = RoutingOf(spec_, block);
+    Json entry;
+    entry["layer"] = block.layer;
+    entry["block"] = Name(block.block);
+    entry["experts"] = block.num_experts;
+    entry["split_heads"] = block.sub_tokens;
+    entry["gate"] = GateName(routing.gate);
+    entry["select"] = SelectJson(routing.select);
+    entry["renormalize"] = routing.renormalize;
+    entry["scale"] = routing.scale;
+    MOESERVE_RETURN_IF_ERROR(scores_[i]->Finish());
+    entry["scores"] = FileName(i, "scores");
+    MOESERVE_RETURN_IF_ERROR(WriteArray(folder_ / FileName(i, "offsets"), routes()[i].offsets));
+    entry["offsets"] = FileName(i, "offsets");
+    MOESERVE_RETURN_IF_ERROR(WriteArray(folder_ / FileName(i, "experts"), routes()[i].experts));
+    entry["chosen"] = FileName(i, "experts");
+    MOESERVE_RETURN_IF_ERROR(WriteArray(folder_ / FileName(i, "weights"), weights()[i]));
+    entry["weights"] = FileName(i, "weights");
+    if (!inputs_.empty()) {
+      MOESERVE_RETURN_IF_ERROR(inputs_[i]->Finish());
+      entry["inputs"] = FileName(i, "inputs");
+    }
+    index["blocks"].push_back(std::move(entry));
+  }
+  return WriteWholeFile(folder_ / "index.json", index.dump(2) + "\n");
+}
+
+}  // namespace moeserve::server

@@ -1,0 +1,45 @@
+// Writes what statistics of a text are computed from: router scores, routes, router inputs. The
+// files are documented in engine/statistics/README.md.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/model/spec.h"
+#include "engine/statistics/route_trace.h"
+#include "kernels/base/status.h"
+#include "model_loaders/npy_writer.h"
+
+namespace moeserve::server {
+
+// Takes the place of a RouteTrace and writes as the model runs; see there about order and threads.
+class ScoreDump final : public RouteTrace {
+ public:
+  // Creates the folder if it is not there. `hidden`: the router's inputs as well.
+  static Result<std::unique_ptr<ScoreDump>> Create(const std::filesystem::path& folder,
+                                                   const ModelSpec& spec, bool hidden);
+
+  bool WantsScores() const override { return true; }
+  bool WantsInputs() const override { return !inputs_.empty(); }
+  void OnScores(int layer, BlockKind block, const RoutingPlan& plan,
+                std::span<const float> scores) override;
+  void OnInputs(int layer, BlockKind block, const RoutingPlan& plan,
+                std::span<const float> inputs) override;
+
+  // Writes the rest and the index. `run`: the tokens that the model was given, in order.
+  absl::Status Finish(const std::string& model, const std::vector<int32_t>& run);
+
+ private:
+  ScoreDump(const std::filesystem::path& folder, const ModelSpec& spec)
+      : RouteTrace(RouteLayout(spec)), folder_(folder), spec_(spec) {}
+
+  const std::filesystem::path folder_;
+  const ModelSpec spec_;
+  std::vector<std::unique_ptr<NpyWriter>> scores_;  // by routed block
+  std::vector<std::unique_ptr<NpyWriter>> inputs_;  // likewise, or empty
+};
+
+}  // namespace moeserve::server

@@ -1,0 +1,488 @@
+// Statistics of the papers on cases that can be computed by hand, and their properties.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <set>
+#include <vector>
+
+#include "engine/statistics/activated.h"
+#include "engine/statistics/agreement.h"
+#include "engine/statistics/collapse.h"
+#include "engine/statistics/expert_profile.h"
+#include "engine/statistics/load.h"
+#include "engine/statistics/router_losses.h"
+#include "engine/statistics/symmetric_eigen.h"
+#include "engine/statistics/token_affinity.h"
+#include "tests/support/random.h"
+
+namespace moeserve {
+namespace {
+
+using ::moeserve::testing::Random;
+
+// Four experts, two rows of a token, two experts of a row.
+BlockExpertStats SmallBlock() {
+  BlockExpertStats b;
+  b.num_experts = 4;
+  b.split_heads = 2;
+  b.max_selected = 2;
+  b.tokens[0] = 3;
+  b.tokens[1] = 2;
+  b.rows[0] = 6;
+  b.rows[1] = 4;
+  b.selections = {10, 6, 4, 0};
+  b.touching_tokens = {5, 4, 3, 0};
+  b.expert_parameters = {10, 20, 30, 40};
+  b.expert_widths = {1, 2, 3, 4};
+  b.router.rows = 10;
+  b.router.entropy_sum = 12.0;
+  b.router.squared_logsumexp_sum = 40.0;
+  b.router.probability_sums = {5.0, 3.0, 1.5, 0.5};
+  b.router.selections = {10, 6, 4, 0};
+  return b;
+}
+
+TEST(Load, OfASmallBlock) {
+  const BlockExpertStats b = SmallBlock();
+  EXPECT_EQ(SelectionRatios(b), (std::vector<double>{2.0, 1.2, 0.8, 0.0}));
+  EXPECT_EQ(SelectionRatiosOfChoices(b), (std::vector<double>{0.5, 0.3, 0.2, 0.0}));
+  EXPECT_EQ(LoadShares(b), (std::vector<double>{0.5, 0.3, 0.2, 0.0}));
+  EXPECT_EQ(ActivatedExperts(b, 0.0), 3);
+  EXPECT_EQ(ActivatedExperts(b, 0.8), 2) << "the ratio must exceed the threshold";
+  EXPECT_EQ(ActivatedExperts(b, 2.0), 0);
+}
+
+TEST(Load, OrderIsByLoadThenNumber) {
+  BlockExpertStats b = SmallBlock();
+  b.selections = {1, 5, 1, 5};
+  EXPECT_EQ(ExpertsByLoad(b), (std::vector<int>{1, 3, 0, 2}));
+}
+
+TEST(Load, NothingRanIsZeroNotNan) {
+  BlockExpertStats b;
+  b.selections = {0, 0};
+  for (const auto& shares : {SelectionRatios(b), SelectionRatiosOfChoices(b), LoadShares(b)}) {
+    EXPECT_EQ(shares, (std::vector<double>{0.0, 0.0}));
+  }
+}
+
+TEST(Router, OfASmallBlock) {
+  const RouterSummary r = SummarizeRouter(SmallBlock());
+  EXPECT_EQ(r.rows, 10u);
+  EXPECT_DOUBLE_EQ(r.entropy_mean, 1.2);
+  EXPECT_DOUBLE_EQ(r.entropy_loss, -4.8);
+  EXPECT_DOUBLE_EQ(r.z_loss, 4.0);
+  // T = (1, 0.6, 0.4, 0), P = (0.5, 0.3, 0.15, 0.05)
+  EXPECT_DOUBLE_EQ(r.balance_loss, 4 * (0.5 + 0.18 + 0.06));
+  EXPECT_DOUBLE_EQ(r.parameter_penalty, 4 * (0.5 + 0.36 + 0.18));
+  EXPECT_DOUBLE_EQ(r.normalized_balance_loss, 4 * (0.25 + 0.09 + 0.03));
+}
+
+TEST(Router, EvenRoutingHasNormalizedLossOne) {
+  BlockExpertStats b = SmallBlock();
+  b.router.probability_sums = {2.5, 2.5, 2.5, 2.5};
+  b.router.selections = {5, 5, 5, 5};
+  EXPECT_DOUBLE_EQ(SummarizeRouter(b).normalized_balance_loss, 1.0);
+  EXPECT_DOUBLE_EQ(SummarizeRouter(b).balance_loss, 2.0) << "k experts of a row";
+}
+
+TEST(Router, PenaltyOfEqualExpertsIsTheBalanceLossTimesTheirWidth) {
+  BlockExpertStats b = SmallBlock();
+  b.expert_widths = {7, 7, 7, 7};
+  const RouterSummary r = SummarizeRouter(b);
+  EXPECT_DOUBLE_EQ(r.parameter_penalty, 7 * r.balance_loss);
+}
+
+TEST(Router, WithoutRowsAllIsZero) {
+  BlockExpertStats b = SmallBlock();
+  b.router = RouterStats();
+  b.router.probability_sums = {0, 0, 0, 0};
+  b.router.selections = {0, 0, 0, 0};
+  const RouterSummary r = SummarizeRouter(b);
+  EXPECT_EQ(r.entropy_mean, 0.0);
+  EXPECT_EQ(r.balance_loss, 0.0);
+  EXPECT_EQ(r.normalized_balance_loss, 0.0);
+  EXPECT_EQ(r.probability_mean, (std::vector<double>{0, 0, 0, 0}));
+}
+
+TEST(Activated, ComputeCountsRowsAndUniqueTokens) {
+  const ActivatedParameters a = ActivatedOf(SmallBlock());
+  EXPECT_DOUBLE_EQ(a.compute, (10 * 10 + 6 * 20 + 4 * 30) / 5.0);
+  EXPECT_DOUBLE_EQ(a.unique, (5 * 10 + 4 * 20 + 3 * 30) / 5.0);
+  EXPECT_EQ(a.total, 100);
+  EXPECT_DOUBLE_EQ(a.compute_ratio(), 0.68);
+  EXPECT_DOUBLE_EQ(a.unique_ratio(), 0.44);
+}
+
+TEST(Activated, ModelAddsWhatEveryTokenUses) {
+  ExpertStats stats;
+  stats.always_active_parameters = 1000;
+  stats.blocks = {SmallBlock(), SmallBlock()};
+  stats.tokens = 5;
+  const ActivatedParameters a = ActivatedOf(stats);
+  EXPECT_DOUBLE_EQ(a.compute, 1136.0);
+  EXPECT_DOUBLE_EQ(a.compute, MeanActivatedParameters(stats));
+  EXPECT_DOUBLE_EQ(a.unique, 1088.0);
+  EXPECT_EQ(a.total, 1200);
+  EXPECT_DOUBLE_EQ(MeanActivatedRatio(stats), 0.68);
+  stats.blocks.clear();
+  EXPECT_EQ(MeanActivatedRatio(stats), 0.0);
+}
+
+TEST(Activated, DiversityIsAMeanOverBlocksAndTokens) {
+  ExpertStats stats;
+  stats.diversity_blocks = 2;
+  stats.diversity_histogram = {0, 0, 1, 0, 3};  // one token met 2 experts in two blocks, three 4
+  EXPECT_DOUBLE_EQ(MeanDiversity(stats), (1 * 2 + 3 * 4) / 4.0 / 2.0);
+  stats.diversity_histogram = {0, 0, 0};
+  EXPECT_EQ(MeanDiversity(stats), 0.0);
+}
+
+// Columns are experts, rows tokens.
+const std::vector<uint32_t> kCounts = {4, 0, 0,  //
+                                       2, 2, 0,  //
+                                       0, 0, 0,  //
+                                       0, 8, 0};
+TokenCounts Counts(const std::vector<uint32_t>& counts = kCounts) { return {4, 3, counts}; }
+
+TEST(TokenAffinity, PmiIsTheQuotientOfProbabilities) {
+  const auto top = TopTokens(Counts(), 1, 10);
+  ASSERT_EQ(top.size(), 3u);
+  ASSERT_EQ(top[0].size(), 2u);
+  // p(0, 0) = 4/16, p(token 0) = 4/16, p(expert 0) = 6/16
+  EXPECT_EQ(top[0][0].token, 0);
+  EXPECT_DOUBLE_EQ(top[0][0].pmi, 16.0 / 6.0);
+  EXPECT_DOUBLE_EQ(top[0][0].share, 1.0);
+  EXPECT_EQ(top[0][1].token, 1);
+  EXPECT_DOUBLE_EQ(top[0][1].pmi, 2.0 * 16.0 / (4.0 * 6.0));
+  EXPECT_DOUBLE_EQ(top[0][1].share, 0.5);
+  EXPECT_EQ(top[0][1].count, 2u);
+  EXPECT_TRUE(top[2].empty());
+}
+
+TEST(TokenAffinity, RareTokensAreLeftOut) {
+  const auto top = TopTokens(Counts(), 3, 10);
+  ASSERT_EQ(top[0].size(), 1u);
+  EXPECT_EQ(top[0][0].token, 0);
+  EXPECT_EQ(TopTokens(Counts(), 9, 10)[1].size(), 0u);
+  EXPECT_EQ(TopTokens(Counts(), 0, 10)[2].size(), 0u) << "a token that never came is never listed";
+}
+
+TEST(TokenAffinity, TopIsTheBeginningOfAll) {
+  Random random(3);
+  std::vector<uint32_t> counts(200 * 5);
+  for (uint32_t& c : counts) c = static_cast<uint32_t>(random.Below(4));
+  const TokenCounts table{200, 5, counts};
+  const auto all = TopTokens(table, 1, 1000);
+  for (const int top : {0, 1, 7, 50}) {
+    const auto some = TopTokens(table, 1, top);
+    for (size_t e = 0; e < 5; ++e) {
+      ASSERT_EQ(some[e].size(), static_cast<size_t>(top));
+      for (size_t i = 0; i < some[e].size(); ++i) EXPECT_EQ(some[e][i].token, all[e][i].token);
+    }
+  }
+  for (const auto& list : all) {
+    for (size_t i = 1; i < list.size(); ++i) {
+      EXPECT_GE(list[i - 1].pmi, list[i].pmi);
+      if (list[i - 1].pmi == list[i].pmi && list[i - 1].count == list[i].count) {
+        EXPECT_LT(list[i - 1].token, list[i].token);
+      }
+    }
+  }
+}
+
+TEST(TokenAffinity, SharesOfATokenSumToOne) {
+  EXPECT_EQ(TokenShares(Counts(), 1), (std::vector<double>{0.5, 0.5, 0.0}));
+  EXPECT_EQ(TokenShares(Counts(), 2), (std::vector<double>{0.0, 0.0, 0.0}));
+}
+
+TEST(TokenDistance, IsTheAreaBetweenDistributionFunctions) {
+  const std::vector<double> w = TokenDistances(Counts());
+  // D_0 = (2/3, 1/3, 0, 0), D_1 = (0, 0.2, 0, 0.8)
+  EXPECT_NEAR(w[0 * 3 + 1], 2.0 / 3.0 + 0.8 + 0.8, 1e-15);
+  EXPECT_EQ(w[0 * 3 + 1], w[1 * 3 + 0]);
+  EXPECT_EQ(w[0], 0.0);
+  for (const int i : {2, 5, 6, 7, 8}) EXPECT_TRUE(std::isnan(w[static_cast<size_t>(i)])) << i;
+}
+
+TEST(TokenDistance, MovingEverythingBySomeIdsIsThatDistance) {
+  std::vector<uint32_t> counts(50 * 2);
+  for (int v = 0; v < 20; ++v) {
+    counts[static_cast<size_t>(v * 2)] = static_cast<uint32_t>(v % 7 + 1);
+    counts[static_cast<size_t>((v + 13) * 2 + 1)] = static_cast<uint32_t>(v % 7 + 1);
+  }
+  EXPECT_NEAR(TokenDistances({50, 2, counts})[1], 13.0, 1e-12);
+}
+
+TEST(TokenDistance, IsAMetric) {
+  Random random(5);
+  std::vector<uint32_t> counts(30 * 6);
+  for (uint32_t& c : counts) c = static_cast<uint32_t>(random.Below(9)) + 1;
+  const std::vector<double> w = TokenDistances({30, 6, counts});
+  for (size_t a = 0; a < 6; ++a) {
+    EXPECT_EQ(w[a * 6 + a], 0.0);
+    for (size_t b = 0; b < 6; ++b) {
+      EXPECT_EQ(w[a * 6 + b], w[b * 6 + a]);
+      for (size_t c = 0; c < 6; ++c) EXPECT_LE(w[a * 6 + b], w[a * 6 + c] + w[c * 6 + b] + 1e-12);
+    }
+  }
+}
+
+TEST(TokenDivergence, OfASmallTable) {
+  const double eps = 0.5;
+  const std::vector<double> kl = TokenDivergences(Counts(), eps);
+  const double a[4] = {4.5 / 8, 2.5 / 8, 0.5 / 8, 0.5 / 8};
+  const double b[4] = {0.5 / 12, 2.5 / 12, 0.5 / 12, 8.5 / 12};
+  double expected = 0.0;
+  for (int v = 0; v < 4; ++v) expected += a[v] * std::log(a[v] / b[v]);
+  EXPECT_NEAR(kl[0 * 3 + 1], expected, 1e-14);
+  EXPECT_NE(kl[0 * 3 + 1], kl[1 * 3 + 0]);
+  for (size_t i = 0; i < 9; ++i) EXPECT_GE(kl[i], i % 4 == 0 ? 0.0 : 1e-6);
+  EXPECT_EQ(kl[0], 0.0);
+}
+
+TEST(SymmetricEigen, RebuildsTheMatrix) {
+  Random random(7);
+  for (const size_t n : {1u, 2u, 5u, 33u}) {
+    std::vector<double> m(n * n);
+    for (size_t i = 0; i < n; ++i) {
+      for (size_t j = 0; j <= i; ++j) m[i * n + j] = m[j * n + i] = random.Normal();
+    }
+    const SymmetricEigen eigen = EigenOfSymmetric(m, n);
+    for (size_t i = 0; i < n; ++i) {
+      for (size_t j = 0; j < n; ++j) {
+        double sum = 0.0, dot = 0.0;
+        for (size_t k = 0; k < n; ++k) {
+          sum += eigen.values[k] * eigen.vectors[k * n + i] * eigen.vectors[k * n + j];
+          dot += eigen.vectors[i * n + k] * eigen.vectors[j * n + k];
+        }
+        EXPECT_NEAR(sum, m[i * n + j], 1e-12);
+        EXPECT_NEAR(dot, i == j ? 1.0 : 0.0, 1e-12);
+      }
+    }
+  }
+}
+
+TEST(SymmetricEigen, RankOneHasOneValue) {
+  constexpr size_t kN = 6;
+  std::vector<double> m(kN * kN);
+  for (size_t i = 0; i < kN; ++i) {
+    for (size_t j = 0; j < kN; ++j) m[i * kN + j] = static_cast<double>((i + 1) * (j + 1));
+  }
+  std::vector<double> values = EigenOfSymmetric(m, kN).values;
+  std::sort(values.begin(), values.end());
+  EXPECT_NEAR(values.back(), 91.0, 1e-12);
+  for (size_t i = 0; i + 1 < kN; ++i) EXPECT_NEAR(values[i], 0.0, 1e-13);
+}
+
+HiddenSample Sample(int64_t width, std::vector<float> rows, std::vector<int32_t> experts) {
+  HiddenSample s;
+  s.width = width;
+  s.rows = std::move(rows);
+  s.experts = std::move(experts);
+  s.capacity = s.size();
+  s.seen = static_cast<uint64_t>(s.size());
+  return s;
+}
+
+TEST(Collapse, TwoClassesOnALine) {
+  // Means 1 and 5, overall mean 3: Sigma_B = 4; all rows are 1 off their mean: Sigma_W = 1. What
+  // lies across the line is within the classes only and does not count.
+  const auto c = RepresentationCollapse(Sample(2, {0, 7, 2, -7, 4, 7, 6, -7}, {3, 3, 9, 9}));
+  ASSERT_TRUE(c.ok()) << c.status();
+  EXPECT_DOUBLE_EQ(c->value, 0.25);
+  EXPECT_EQ(c->classes, 2);
+  EXPECT_EQ(c->rank, 1);
+  EXPECT_EQ(c->rows, 4);
+}
+
+TEST(Collapse, DoesNotDependOnTurnsMovesAndScale) {
+  Random random(11);
+  constexpr int64_t kWidth = 6;
+  std::vector<float> rows = random.Normals(400 * kWidth);
+  std::vector<int32_t> experts;
+  for (size_t i = 0; i < 400; ++i) {
+    experts.push_back(random.Below(5) * 2);
+    for (size_t j = 0; j < kWidth; ++j) {
+      rows[i * kWidth + j] += static_cast<float>(experts.back() == static_cast<int32_t>(2 * j));
+    }
+  }
+  const auto plain = RepresentationCollapse(Sample(kWidth, rows, experts));
+  ASSERT_TRUE(plain.ok());
+  EXPECT_EQ(plain->rank, 4) << "one less than the classes";
+  for (size_t i = 0; i < 400; ++i) {
+    float* x = &rows[i * kWidth];
+    const float a = x[0], b = x[3];
+    x[0] = 0.6f * a - 0.8f * b;
+    x[3] = 0.8f * a + 0.6f * b;
+    for (size_t j = 0; j < kWidth; ++j) x[j] = 4.0f * x[j] + static_cast<float>(j);
+  }
+  const auto turned = RepresentationCollapse(Sample(kWidth, rows, experts));
+  ASSERT_TRUE(turned.ok());
+  EXPECT_NEAR(turned->value, plain->value, 1e-4 * plain->value);
+}
+
+TEST(Collapse, CollapsedClassesAreZero) {
+  const auto c = RepresentationCollapse(Sample(1, {1, 1, 2, 2}, {0, 0, 1, 1}));
+  ASSERT_TRUE(c.ok());
+  EXPECT_EQ(c->value, 0.0);
+}
+
+TEST(Collapse, NeedsClassesThatDiffer) {
+  EXPECT_EQ(RepresentationCollapse(Sample(1, {1, 2}, {0, 0})).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(RepresentationCollapse(Sample(1, {}, {})).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(RepresentationCollapse(Sample(1, {1, 1}, {0, 1})).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+BlockRoutes Routes(std::vector<std::vector<uint16_t>> rows, std::vector<uint16_t> top1) {
+  BlockRoutes out;
+  for (const auto& row : rows) {
+    out.experts.insert(out.experts.end(), row.begin(), row.end());
+    out.offsets.push_back(out.experts.size());
+  }
+  out.top1 = std::move(top1);
+  return out;
+}
+
+TEST(Agreement, FluctuationOfFirstChoicesAndOfSets) {
+  const BlockRoutes a = Routes({{0, 1}, {2, 3}, {1, 2}, {0}}, {0, 2, 1, 0});
+  const BlockRoutes b = Routes({{0, 1}, {2, 3}, {1, 3}, {0, 1}}, {1, 2, 1, 0});
+  const Fluctuation f = RoutingFluctuation(a, b);
+  EXPECT_EQ(f.rows, 4u);
+  EXPECT_DOUBLE_EQ(f.top1, 0.25);
+  EXPECT_DOUBLE_EQ(f.sets, 0.5);
+  EXPECT_EQ(RoutingFluctuation(a, a).sets, 0.0);
+}
+
+TEST(Agreement, Correlation) {
+  const std::vector<double> a = {1, 2, 3}, b = {10, 20, 30}, c = {3, 2, 1}, d = {1, 2, 2};
+  EXPECT_DOUBLE_EQ(Correlation(a, b), 1.0);
+  EXPECT_DOUBLE_EQ(Correlation(a, c), -1.0);
+  EXPECT_NEAR(Correlation(a, d), std::sqrt(3.0) / 2.0, 1e-15);
+  EXPECT_TRUE(std::isnan(Correlation(a, std::vector<double>{7, 7, 7})));
+  EXPECT_DOUBLE_EQ(InterRunConsistency({a, c}), 0.0) << "the diagonal counts";
+  EXPECT_NEAR(InterRunConsistency({a, b, c}), (3 + 2 - 4) / 9.0, 1e-15);
+}
+
+ExpertProfile SmallProfile(uint64_t seed) {
+  Random random(seed);
+  ExpertProfile p;
+  p.model = "m";
+  p.vocabulary = 3;
+  BlockExpertStats b = SmallBlock();
+  for (auto* counts : {&b.selections, &b.decode_selections, &b.visits, &b.recomputed_selections,
+                       &b.touching_tokens, &b.router.selections, &b.distinct_histogram}) {
+    counts->resize(4);
+    for (uint64_t& n : *counts) n = static_cast<uint64_t>(random.Below(100));
+  }
+  b.weight_sums = {random.Uniform(), random.Uniform(), 0.0, 1.0};
+  p.stats.blocks = {b};
+  p.stats.tokens = 5;
+  p.stats.diversity_blocks = 1;
+  p.stats.diversity_histogram = {1, 2, 3, 4};
+  p.token_counts = {{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}};
+  p.hidden = {Sample(1, {1, 2, 3}, {0, 1, 0})};
+  p.hidden[0].capacity = 4;
+  p.routes = RouteSequence{{0, 1}, {Routes({{0, 1}, {2}, {}, {3}}, {1, 2, BlockRoutes::kNone, 3})}};
+  return p;
+}
+
+TEST(Profile, MergingAddsEverything) {
+  ExpertProfile a = SmallProfile(1);
+  const ExpertProfile first = a, b = SmallProfile(2);
+  ASSERT_TRUE(Merge(a, b).ok());
+  const BlockExpertStats& sum = a.stats.blocks[0];
+  EXPECT_EQ(a.model, "m");
+  EXPECT_EQ(a.stats.tokens, 10u);
+  EXPECT_EQ(sum.selections[3],
+            first.stats.blocks[0].selections[3] + b.stats.blocks[0].selections[3]);
+  EXPECT_EQ(sum.router.rows, 20u);
+  EXPECT_DOUBLE_EQ(sum.weight_sums[0],
+                   first.stats.blocks[0].weight_sums[0] + b.stats.blocks[0].weight_sums[0]);
+  EXPECT_EQ(sum.expert_parameters, first.stats.blocks[0].expert_parameters);
+  EXPECT_EQ(a.token_counts[0][11], 24u);
+  EXPECT_EQ(a.routes->tokens, (std::vector<int32_t>{0, 1, 0, 1}));
+  EXPECT_EQ(a.routes->blocks[0],
+            Routes({{0, 1}, {2}, {}, {3}, {0, 1}, {2}, {}, {3}},
+                   {1, 2, BlockRoutes::kNone, 3, 1, 2, BlockRoutes::kNone, 3}));
+}
+
+TEST(Profile, TokenCountsStopAtTheirMaximum) {
+  ExpertProfile a = SmallProfile(1), b = SmallProfile(1);
+  a.token_counts[0][0] = UINT32_MAX - 1;
+  ASSERT_TRUE(Merge(a, b).ok());
+  EXPECT_EQ(a.token_counts[0][0], UINT32_MAX);
+  ASSERT_TRUE(Merge(a, b).ok());
+  EXPECT_EQ(a.token_counts[0][0], UINT32_MAX);
+}
+
+TEST(Profile, WhatOnlyOneKeptIsDropped) {
+  ExpertProfile a = SmallProfile(1), b = SmallProfile(2);
+  b.hidden.clear();
+  b.routes.reset();
+  b.token_counts.clear();
+  ASSERT_TRUE(Merge(a, b).ok());
+  EXPECT_TRUE(a.hidden.empty());
+  EXPECT_FALSE(a.routes.has_value());
+  EXPECT_TRUE(a.token_counts.empty());
+  EXPECT_EQ(a.stats.tokens, 10u);
+}
+
+TEST(Profile, SamplesThatFitAreJoined) {
+  ExpertProfile a = SmallProfile(1), b = SmallProfile(2);
+  a.hidden[0].capacity = b.hidden[0].capacity = 100;
+  ASSERT_TRUE(Merge(a, b).ok());
+  EXPECT_EQ(a.hidden[0].rows, (std::vector<float>{1, 2, 3, 1, 2, 3}));
+  EXPECT_EQ(a.hidden[0].experts, (std::vector<int32_t>{0, 1, 0, 0, 1, 0}));
+  EXPECT_EQ(a.hidden[0].seen, 6u);
+}
+
+TEST(Profile, LargerSamplesStayFair) {
+  // 30 rows kept of 300 seen, and 10 of 10: a row of either text should be kept 30 in 310 times.
+  double of_second = 0.0, expected = 0.0;
+  constexpr int kTrials = 400;
+  for (int t = 0; t < kTrials; ++t) {
+    ExpertProfile a = SmallProfile(1), b = SmallProfile(2);
+    a.hidden = {Sample(1, std::vector<float>(30, 1.0f), std::vector<int32_t>(30, 0))};
+    b.hidden = {Sample(1, std::vector<float>(10, 2.0f), std::vector<int32_t>(10, 1))};
+    a.hidden[0].seen = 300 + static_cast<uint64_t>(t);  // another draw every time
+    expected += 10.0 * 30.0 / (310.0 + t);
+    b.hidden[0].capacity = 30;
+    ASSERT_TRUE(Merge(a, b).ok());
+    ASSERT_EQ(a.hidden[0].size(), 30);
+    ASSERT_EQ(a.hidden[0].rows.size(), 30u);
+    EXPECT_EQ(a.hidden[0].seen, 310u + static_cast<uint64_t>(t));
+    of_second +=
+        static_cast<double>(std::count(a.hidden[0].rows.begin(), a.hidden[0].rows.end(), 2.0f));
+  }
+  EXPECT_NEAR(of_second / kTrials, expected / kTrials, 0.1);
+}
+
+TEST(Profile, OtherArchitecturesAreRefused) {
+  const ExpertProfile a = SmallProfile(1);
+  const auto refused = [&](auto change, bool comparable) {
+    ExpertProfile to = a, other = a;
+    change(other);
+    EXPECT_EQ(CheckComparable(to, other).ok(), comparable);
+    EXPECT_EQ(Merge(to, other).code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(to.stats.tokens, a.stats.tokens) << "a refused merge changes nothing";
+  };
+  refused([](ExpertProfile& p) { p.vocabulary = 4; }, true);
+  refused([](ExpertProfile& p) { p.stats.blocks.clear(); }, false);
+  refused([](ExpertProfile& p) { p.stats.blocks[0].layer = 1; }, false);
+  refused([](ExpertProfile& p) { p.stats.blocks[0].block = BlockKind::kAttention; }, false);
+  refused([](ExpertProfile& p) { p.stats.blocks[0].num_experts = 3; }, false);
+  refused([](ExpertProfile& p) { p.stats.blocks[0].split_heads = 1; }, true);
+  refused([](ExpertProfile& p) { p.stats.blocks[0].expert_widths[1] = 9; }, true);
+  refused([](ExpertProfile& p) { p.stats.blocks[0].distinct_histogram.resize(9); }, true);
+  refused([](ExpertProfile& p) { p.stats.diversity_histogram.resize(9); }, true);
+  refused([](ExpertProfile& p) { p.hidden[0].width = 3; }, true);
+}
+
+}  // namespace
+}  // namespace moeserve
