@@ -37,6 +37,7 @@ std::vector<Request> MakeSamples(const std::string& id, const Golden& golden, Ra
   if (random.Below(8) == 0) r.priority = random.Below(5) - 2;
   if (random.Below(20) == 0) r.deadline = absl::Now() + absl::Milliseconds(random.Below(20));
   r.expert_counts = random.Below(4) == 0;
+  r.routing_record = random.Below(4) == 0;
   const int samples = random.Below(6) == 0 ? 2 + random.Below(3) : 1;
   std::vector<Request> out;
   for (int s = 0; s < samples; ++s) {
@@ -51,7 +52,8 @@ TEST(Soak, TenThousandMixedRequestsLeaveNothingBehind) {
   auto golden =
       ReadGolden(SourcePath("tests/golden/tiny-moa-groups-split-cosine/golden.safetensors"));
   ASSERT_TRUE(golden.ok()) << golden.status();
-  EngineOptions options{.max_model_len = 128, .max_num_seqs = 12, .max_step_tokens = 64};
+  EngineOptions options{
+      .max_model_len = 128, .max_num_seqs = 12, .max_step_tokens = 64, .routing_records = true};
   options.max_queued_seqs = 24;
   const std::string model = SourcePath("tests/golden/tiny-moa-groups-split-cosine");
   auto started = TestEngine::Start(model, options);

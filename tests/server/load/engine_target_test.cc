@@ -107,6 +107,8 @@ class TwiceEngine final : public EngineApi {
   const ModelSpec& spec() const override { return spec_; }
   const RouteLayout& route_layout() const override { return layout_; }
   RoutingControlLimits routing_control() const override { return control_; }
+  const TokenExpertCounts* token_expert_counts() const override { return nullptr; }
+  std::vector<HiddenSample> HiddenSamples() const override { return {}; }
   const Tokenizer* tokenizer() const override { return nullptr; }
 
  private:
