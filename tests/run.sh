@@ -188,6 +188,12 @@ sanitize_threads() {
 
 check_goldens() { "$reference_venv/bin/python" tests/reference/make_goldens.py --check; }
 
+# The reference runs with the server's routes and compares them with its own.
+routing_records() {
+  "$reference_venv/bin/python" tests/routing/record_parity.py --moeserve build/release/moeserve \
+    deploy/models/*/
+}
+
 # run_script SCRIPT: a part of --full with a script of its own
 run_script() { MOESERVE_BIN=$PWD/build/release/moeserve bash "$1"; }
 
@@ -197,6 +203,7 @@ run_full() {
   stage "thread sanitizer" sanitize_threads
   stage "Python environment with PyTorch" make_reference_venv
   stage "goldens computed anew" check_goldens
+  stage "routing records against the reference" routing_records
   for part in load lm_eval; do
     if [[ -f tests/$part/run.sh ]]; then stage "$part" run_script "tests/$part/run.sh"; fi
   done
