@@ -108,7 +108,7 @@ start_server() {
   fi
   : >"$work/ready.txt"  # what an earlier server said must not be read as this one's
   "$binary" serve --model "$model" --http "127.0.0.1:$http_wish" --grpc "127.0.0.1:$grpc_wish" \
-    --drain-timeout 5 >"$work/ready.txt" 2>"$work/server.log" &
+    --routing-records --drain-timeout 5 >"$work/ready.txt" 2>"$work/server.log" &
   server=$!
   until grep -q '^grpc listening on ' "$work/ready.txt"; do
     if ! kill -0 "$server" 2>/dev/null; then
@@ -142,7 +142,8 @@ show_experts() {
 show_commands() {
   cat <<COMMANDS
 
-The server keeps running; Ctrl-C stops it. In another terminal, in $PWD, try:
+The server keeps running; Ctrl-C stops it. In a browser, http://$http/ shows its experts at work.
+In another terminal, in $PWD, try:
 
   curl -sN http://$http/v1/completions -H 'Content-Type: application/json' \\
     -d '$body' |
