@@ -114,6 +114,7 @@ ExpertRecorder::ExpertRecorder(const ModelSpec& spec, const RecorderOptions& opt
     }
   }
   probability_.resize(static_cast<size_t>(widest));
+  working_.resize(static_cast<size_t>(widest));
   const int64_t bytes = TokenExpertCounts::BytesFor(spec.vocab_size, layout_.num_experts);
   if (layout_.num_experts > 0 && bytes <= options.token_counts_bytes) {
     token_counts_ = std::make_unique<TokenExpertCounts>(spec.vocab_size, layout_.num_experts);
@@ -135,10 +136,6 @@ void ExpertRecorder::BeginStep(const Batch& batch) {
     decoding = decoding && batch.phase[t] == Phase::kDecode;
   }
   step_kind_ = decoding ? 1 : 0;
-  // Of so many tokens it would only push out what the model itself needs.
-  if (token_counts_ != nullptr && token_counts_->experts() * batch.num_tokens() <= 16384) {
-    for (const int32_t token : batch.tokens) token_counts_->Prefetch(token);
-  }
   sampling_ = options_.router_stats_interval > 0 && steps_ % options_.router_stats_interval == 0;
   ++steps_;
 }
@@ -150,59 +147,67 @@ void ExpertRecorder::OnPlan(int layer, BlockKind block, const RoutingPlan& plan)
   const BlockExpertStats& facts = total_.blocks[index];  // of it, what never changes
   const int heads = where.sub_tokens;
   const int tokens = plan.rows / heads;
-  distinct_.assign(static_cast<size_t>(tokens), 0);
-  const size_t first_active = active_.size();
-  int last_expert = -1, last_token = -1;
-  uint64_t parameters = 0;
-  ActiveExpert* active = nullptr;
-  for (int32_t a = 0; a < plan.num_assignments; ++a) {
-    const int e = plan.expert_of_assignment[a];
-    const int32_t row = plan.row_of_assignment[a];
-    const int t = heads == 1 ? row : row / heads;
-    const float weight = plan.weight_of_assignment[a];
-    const Phase phase = batch_->phase[t];
-    // Assignments ascend by expert and then by row, so those of one expert, and of them those of
-    // one token, are adjacent.
-    const bool first = e != last_expert || t != last_token;
-    last_token = t;
-    if (e != last_expert) {
-      last_expert = e;
-      parameters = static_cast<uint64_t>(facts.expert_parameters[e]);
-      active = &active_.emplace_back(ActiveExpert{.block = index, .expert = e});
-    }
-    ++active->rows;
-    if (keep_routes_) {
-      log_->Add(cache_block_[t], batch_->positions[t] % kKvBlockTokens,
-                where.first_row + (row - t * heads), e, weight);
-    }
-    token_totals_[t].routes += 1;
-    token_totals_[t].parameters += parameters;
-    if (phase == Phase::kRecompute) {
-      ++active->recomputed;
-      continue;
-    }
-    active->decoded += phase == Phase::kDecode;
-    active->weights += weight;
-    active->tokens += first;
-    distinct_[t] += first;
-    if (token_counts_ != nullptr) {
-      token_counts_->Add(batch_->tokens[t], where.first_expert + static_cast<uint32_t>(e));
-    }
-  }
-  PendingBlock& b = pending_[index];
-  b.active = static_cast<uint32_t>(active_.size() - first_active);
-  for (int r = 0; r < plan.rows; ++r) {
-    if (plan.row_nonfinite[r] == 0) continue;
-    ++b.nonfinite_rows;
-    if (plan.row_nonfinite[r] == 2) failed_[static_cast<size_t>(r / heads)] = true;
-  }
-  const bool diverse = diverse_[index];
+  PendingBlock& pending = pending_[index];
+  touched_.clear();
   for (int t = 0; t < tokens; ++t) {
+    if (token_counts_ != nullptr && t + 2 < tokens) {
+      token_counts_->Prefetch(batch_->tokens[t + 2], where.first_expert, plan.num_experts);
+    }
     const Phase phase = batch_->phase[t];
-    ++b.tokens[static_cast<int>(phase)];
-    if (phase == Phase::kRecompute) continue;
-    ++b.distinct_histogram[distinct_[t]];
-    if (diverse) diversity_[t] += distinct_[t];
+    const bool recomputed = phase == Phase::kRecompute;
+    const uint32_t decoded = phase == Phase::kDecode;
+    RouteLog::Totals totals;
+    uint32_t distinct = 0;
+    ++mark_;
+    for (int r = t * heads; r < (t + 1) * heads; ++r) {
+      for (int32_t i = plan.row_offsets[r]; i < plan.row_offsets[r + 1]; ++i) {
+        const int32_t a = plan.assignments_of_row[i];
+        const int e = plan.expert_of_assignment[a];
+        const float weight = plan.weight_of_assignment[a];
+        Working& expert = working_[e];
+        if (expert.rows++ == 0) touched_.push_back(e);
+        ++totals.routes;
+        totals.parameters += static_cast<uint64_t>(facts.expert_parameters[e]);
+        if (keep_routes_) {
+          log_->Add(cache_block_[t], batch_->positions[t] % kKvBlockTokens,
+                    where.first_row + (r - t * heads), e, weight);
+        }
+        if (recomputed) {
+          ++expert.recomputed;
+          continue;
+        }
+        const uint32_t first = expert.mark != mark_;
+        expert.mark = mark_;
+        expert.tokens += first;
+        distinct += first;
+        expert.decoded += decoded;
+        expert.weights += weight;
+        if (token_counts_ != nullptr) {
+          token_counts_->Add(batch_->tokens[t], where.first_expert + static_cast<uint32_t>(e));
+        }
+      }
+      if (plan.row_nonfinite[r] != 0) {
+        ++pending.nonfinite_rows;
+        if (plan.row_nonfinite[r] == 2) failed_[static_cast<size_t>(t)] = true;
+      }
+    }
+    token_totals_[t].routes += totals.routes;
+    token_totals_[t].parameters += totals.parameters;
+    ++pending.tokens[static_cast<int>(phase)];
+    if (recomputed) continue;
+    ++pending.distinct_histogram[distinct];
+    if (diverse_[index]) diversity_[t] += static_cast<int32_t>(distinct);
+  }
+  pending.active = static_cast<uint32_t>(touched_.size());
+  for (const int e : touched_) {
+    Working& expert = working_[e];
+    active_.push_back({.block = index,
+                       .expert = e,
+                       .rows = std::exchange(expert.rows, 0),
+                       .recomputed = std::exchange(expert.recomputed, 0),
+                       .decoded = std::exchange(expert.decoded, 0),
+                       .tokens = std::exchange(expert.tokens, 0),
+                       .weights = std::exchange(expert.weights, 0.0)});
   }
 }
 
@@ -216,7 +221,12 @@ void ExpertRecorder::OnScores(int layer, BlockKind block, const RoutingPlan& pla
   const int heads = layout_.blocks[index].sub_tokens;
   RouterStats& stats = pending_router_[index];
   const size_t experts = static_cast<size_t>(plan.num_experts);
-  for (int r = 0; r < plan.rows; ++r) {
+  // Many rows are looked at in part, other ones in every step.
+  const int stride = options_.router_stats_interval > 1
+                         ? (plan.rows + options_.router_stats_rows - 1) / options_.router_stats_rows
+                         : 1;
+  for (int r = static_cast<int>(steps_ % static_cast<uint64_t>(stride)); r < plan.rows;
+       r += stride) {
     const int t = r / heads;
     if (batch_->phase[t] == Phase::kRecompute || plan.row_nonfinite[r] != 0) continue;
     const float* s = scores.data() + static_cast<size_t>(r) * experts;

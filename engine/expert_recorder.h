@@ -18,7 +18,10 @@
 namespace moeserve {
 
 struct RecorderOptions {
-  int router_stats_interval = 64;  // router scores are looked at every so many steps; 0: never
+  // Router scores are looked at every so many steps, 0: never; then of so many rows of each routed
+  // block, spread evenly. At 1, of all rows.
+  int router_stats_interval = 64;
+  int router_stats_rows = 64;
   int64_t token_counts_bytes = 64 << 20;  // most memory of TokenExpertCounts; larger: none are kept
   int64_t hidden_samples = 0;             // rows kept of each routed block; 0: none
   bool any_selection = false;  // rows may choose more experts than the model's settings say
@@ -96,12 +99,23 @@ class ExpertRecorder : public StepHooks {
     uint64_t nonfinite_rows = 0;
     std::vector<uint64_t> distinct_histogram;
   };
+  // Scratch of OnPlan, all but the marks 0 between calls.
+  struct Working {
+    uint64_t mark = 0;  // of the last token that chose it
+    double weights = 0.0;
+    uint32_t rows = 0;
+    uint32_t recomputed = 0;
+    uint32_t decoded = 0;
+    uint32_t tokens = 0;
+  };
+  std::vector<Working> working_;  // [E]
+  std::vector<int> touched_;      // experts with rows
+  uint64_t mark_ = 0;
   std::vector<ActiveExpert> active_;
   std::vector<PendingBlock> pending_;        // by routed block
   std::vector<RouterStats> pending_router_;  // by routed block
 
   std::vector<bool> failed_;
-  std::vector<int32_t> distinct_;               // [T] scratch of OnPlan
   std::vector<RouteLog::Totals> token_totals_;  // [T]
   std::vector<int32_t> diversity_;   // [T] distinct experts of all diversity blocks so far
   std::vector<double> probability_;  // [E] scratch of OnScores

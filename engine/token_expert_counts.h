@@ -28,12 +28,13 @@ class TokenExpertCounts {
   int64_t vocabulary() const { return vocabulary_; }
   int64_t experts() const { return experts_; }
 
-  // Asks for the counters of `token`, so that they are near when its experts are known: the table
-  // is larger than the caches, and every step touches other places of it.
-  void Prefetch(int32_t token) const {
-    constexpr int64_t kLine = 64 / sizeof(uint32_t);
-    const std::atomic<uint32_t>* const row = counts_.get() + token * experts_;
-    for (int64_t e = 0; e < experts_; e += kLine) __builtin_prefetch(row + e, 1);
+  // Asks for counters that are to be added to: the table is larger than the caches, and every token
+  // touches another place of it.
+  void Prefetch(int32_t token, uint32_t first, int count) const {
+    constexpr int kLine = 64 / sizeof(uint32_t);
+    constexpr int kMost = 256;  // more would not arrive in time
+    const std::atomic<uint32_t>* const row = counts_.get() + token * experts_ + first;
+    for (int e = 0; e < count && e < kMost; e += kLine) __builtin_prefetch(row + e, 1);
   }
 
   // `expert` numbers the experts of all blocks (RouteLayout).
