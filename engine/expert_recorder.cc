@@ -150,12 +150,12 @@ void ExpertRecorder::OnPlan(int layer, BlockKind block, const RoutingPlan& plan)
   PendingBlock& pending = pending_[index];
   touched_.clear();
   for (int t = 0; t < tokens; ++t) {
-    if (token_counts_ != nullptr && t + 2 < tokens) {
-      token_counts_->Prefetch(batch_->tokens[t + 2], where.first_expert, plan.num_experts);
-    }
     const Phase phase = batch_->phase[t];
     const bool recomputed = phase == Phase::kRecompute;
     const uint32_t decoded = phase == Phase::kDecode;
+    const size_t first_count = token_counts_ == nullptr
+                                   ? 0
+                                   : token_counts_->IndexOf(batch_->tokens[t], where.first_expert);
     RouteLog::Totals totals;
     uint32_t distinct = 0;
     ++mark_;
@@ -183,7 +183,7 @@ void ExpertRecorder::OnPlan(int layer, BlockKind block, const RoutingPlan& plan)
         expert.decoded += decoded;
         expert.weights += weight;
         if (token_counts_ != nullptr) {
-          token_counts_->Add(batch_->tokens[t], where.first_expert + static_cast<uint32_t>(e));
+          counted_.push_back(first_count + static_cast<size_t>(e));
         }
       }
       if (plan.row_nonfinite[r] != 0) {
@@ -287,6 +287,8 @@ void ExpertRecorder::OnInputs(int layer, BlockKind block, const RoutingPlan& pla
 }
 
 void ExpertRecorder::Publish() {
+  if (token_counts_ != nullptr) token_counts_->Add(counted_);
+  counted_.clear();
   const std::lock_guard<std::mutex> lock(mutex_);
   ++total_.steps;
   for (int t = 0; t < batch_->num_tokens(); ++t) {

@@ -111,6 +111,7 @@ class ExpertRecorder : public StepHooks {
   std::vector<Working> working_;  // [E]
   std::vector<int> touched_;      // experts with rows
   uint64_t mark_ = 0;
+  std::vector<size_t> counted_;  // indices into token_counts_
   std::vector<ActiveExpert> active_;
   std::vector<PendingBlock> pending_;        // by routed block
   std::vector<RouterStats> pending_router_;  // by routed block

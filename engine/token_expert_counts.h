@@ -3,8 +3,10 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 namespace moeserve {
@@ -28,20 +30,21 @@ class TokenExpertCounts {
   int64_t vocabulary() const { return vocabulary_; }
   int64_t experts() const { return experts_; }
 
-  // Asks for counters that are to be added to: the table is larger than the caches, and every token
-  // touches another place of it.
-  void Prefetch(int32_t token, uint32_t first, int count) const {
-    constexpr int kLine = 64 / sizeof(uint32_t);
-    constexpr int kMost = 256;  // more would not arrive in time
-    const std::atomic<uint32_t>* const row = counts_.get() + token * experts_ + first;
-    for (int e = 0; e < count && e < kMost; e += kLine) __builtin_prefetch(row + e, 1);
+  // Where a pair's counter lies. `expert` numbers the experts of all blocks (RouteLayout).
+  size_t IndexOf(int32_t token, uint32_t expert) const {
+    return static_cast<size_t>(token * experts_ + expert);
   }
 
-  // `expert` numbers the experts of all blocks (RouteLayout).
-  void Add(int32_t token, uint32_t expert) {
-    std::atomic<uint32_t>& count = counts_[static_cast<size_t>(token * experts_ + expert)];
-    const uint32_t old = count.load(std::memory_order_relaxed);
-    if (old != UINT32_MAX) count.store(old + 1, std::memory_order_relaxed);
+  // Adds 1 at each of `indices`. The table is larger than the caches and every token touches
+  // another place of it, so counters are asked for well before they are needed.
+  void Add(std::span<const size_t> indices) {
+    constexpr size_t kAhead = 24;
+    for (size_t i = 0; i < indices.size(); ++i) {
+      if (i + kAhead < indices.size()) __builtin_prefetch(&counts_[indices[i + kAhead]], 1);
+      std::atomic<uint32_t>& count = counts_[indices[i]];
+      const uint32_t old = count.load(std::memory_order_relaxed);
+      count.store(old + (old != UINT32_MAX), std::memory_order_relaxed);
+    }
   }
 
   // [vocabulary * count] the columns [first, first + count), tokens outermost.
