@@ -193,8 +193,9 @@ void ExpertRecorder::OnPlan(int layer, BlockKind block, const RoutingPlan& plan)
   b.active = static_cast<uint32_t>(active_.size() - first_active);
   for (int r = 0; r < plan.rows; ++r) {
     if (plan.row_nonfinite[r] == 0) continue;
-    ++b.nonfinite_rows;
-    if (plan.row_nonfinite[r] == 2) failed_[static_cast<size_t>(r / heads)] = true;
+    const size_t t = static_cast<size_t>(r / heads);
+    if (batch_->phase[t] != Phase::kRecompute) ++b.nonfinite_rows;
+    if (plan.row_nonfinite[r] == 2) failed_[t] = true;
   }
   const bool diverse = diverse_[index];
   for (int t = 0; t < tokens; ++t) {
@@ -265,6 +266,8 @@ void ExpertRecorder::OnInputs(int layer, BlockKind block, const RoutingPlan& pla
   const size_t width = static_cast<size_t>(reservoir.sample().width);
   for (int r = 0; r < plan.rows; ++r) {
     if (batch_->phase[r / heads] == Phase::kRecompute) continue;
+    // A profile with a number that is not finite could not be read again.
+    if (plan.row_nonfinite[r] != 0) continue;
     if (plan.row_offsets[r] == plan.row_offsets[r + 1]) continue;
     int32_t best = -1;
     for (int32_t i = plan.row_offsets[r]; i < plan.row_offsets[r + 1]; ++i) {
