@@ -114,14 +114,24 @@ v1::GenerateResponse GenerateCall::NewMessage(int choice) const {
 
 RoutingRecord GenerateCall::SendRoutesAhead(int choice, const RoutingRecord& record) {
   // Clients refuse messages of more than 4 MiB unless told otherwise.
-  constexpr int64_t kMostRows = 16384;
+  constexpr size_t kMostBytes = 1 << 19;
+  constexpr size_t kOffsetBytes = 5;  // of a 32-bit number at most
+  constexpr size_t kRouteBytes = 3 + sizeof(float);
   const int rows = routing_.layout->rows_per_token;
-  const int piece = static_cast<int>(std::max<int64_t>(1, kMostRows / std::max(rows, 1)));
   int begin = 0;
-  for (; record.tokens - begin > piece; begin += piece) {
-    v1::GenerateResponse message = NewMessage(choice);
-    Fill(Slice(record, begin, begin + piece, rows), *routing_.layout, *message.mutable_routing());
-    ready_.push_back(std::move(message));
+  size_t bytes = 0;
+  for (int t = 0; t < record.tokens; ++t) {
+    const size_t first = static_cast<size_t>(t) * static_cast<size_t>(rows);
+    const size_t routes = record.offsets[first + static_cast<size_t>(rows)] - record.offsets[first];
+    const size_t token = static_cast<size_t>(rows) * kOffsetBytes + routes * kRouteBytes;
+    if (t > begin && bytes + token > kMostBytes) {
+      v1::GenerateResponse message = NewMessage(choice);
+      Fill(Slice(record, begin, t, rows), *routing_.layout, *message.mutable_routing());
+      ready_.push_back(std::move(message));
+      begin = t;
+      bytes = 0;
+    }
+    bytes += token;
   }
   return Slice(record, begin, record.tokens, rows);
 }
