@@ -380,7 +380,10 @@ std::unique_ptr<Router> MakeRouter(ServerContext& context) {
   add("GET", "/v2/health/live", Access::kOpen, &Api::Live);
   add("GET", "/version", Access::kOpen, &Api::Version);
   add("GET", "/metrics", Access::kOpen, &Api::Metrics);
-  if (context.settings().dashboard) AddWebAssets(*router);
+  if (context.settings().dashboard) {
+    for (const char* pattern : {"/", "/dashboard/*"}) context.metrics().DeclareHttp(pattern, "GET");
+    AddWebAssets(*router);
+  }
   return router;
 }
 
