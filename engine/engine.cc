@@ -375,8 +375,12 @@ void Engine::Impl::Step() {
     if (finite && AllFinite(logits.values)) {
       Advance(rows, logits);
     } else {
-      Fail(rows.sequence,
-           absl::InternalError("numeric failure: router scores or logits are not finite"));
+      // Samples that wait for this prompt would run into the same.
+      const absl::Status failure =
+          absl::InternalError("numeric failure: router scores or logits are not finite");
+      auto& samples = rows.sequence->samples;
+      while (!samples.empty()) Fail(samples.back().get(), failure);
+      Fail(rows.sequence, failure);
     }
     token = end;
   }

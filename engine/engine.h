@@ -86,8 +86,9 @@ class Engine {
   // full; Unavailable: draining or shut down.
   absl::Status Submit(Request request, std::shared_ptr<TokenSink> sink);
 
-  // The same for samples of one prompt, which is run once: `requests` have equal prompts, salts and
-  // priorities, and the samples share the prompt's cache blocks until they part. All or none.
+  // The same for samples of one prompt, which is run once: `requests` have equal prompts, salts,
+  // priorities and routing controls, and the samples share the prompt's cache blocks until they
+  // part. All or none.
   absl::Status Submit(std::vector<Request> requests, std::vector<std::shared_ptr<TokenSink>> sinks);
 
   // Asks for the end of a request; thread-safe, idempotent, unknown ids are ignored. The sink gets

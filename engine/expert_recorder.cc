@@ -187,7 +187,7 @@ void ExpertRecorder::OnPlan(int layer, BlockKind block, const RoutingPlan& plan)
         }
       }
       if (plan.row_nonfinite[r] != 0) {
-        ++pending.nonfinite_rows;
+        pending.nonfinite_rows += !recomputed;
         if (plan.row_nonfinite[r] == 2) failed_[static_cast<size_t>(t)] = true;
       }
     }
@@ -275,6 +275,8 @@ void ExpertRecorder::OnInputs(int layer, BlockKind block, const RoutingPlan& pla
   const size_t width = static_cast<size_t>(reservoir.sample().width);
   for (int r = 0; r < plan.rows; ++r) {
     if (batch_->phase[r / heads] == Phase::kRecompute) continue;
+    // A profile with a number that is not finite could not be read again.
+    if (plan.row_nonfinite[r] != 0) continue;
     if (plan.row_offsets[r] == plan.row_offsets[r + 1]) continue;
     int32_t best = -1;
     for (int32_t i = plan.row_offsets[r]; i < plan.row_offsets[r + 1]; ++i) {

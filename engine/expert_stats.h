@@ -11,13 +11,14 @@
 namespace moeserve {
 
 // kRecompute: a token that was computed before and lost its cache entry to a preemption. Such work
-// is counted apart, so that all other counts are those of an engine that never preempts.
+// is counted apart, so that the other counts do not depend on how much memory there is.
 enum class Phase : uint8_t { kPrefill, kDecode, kRecompute };
 inline constexpr int kNumPhases = 2;  // kPrefill and kDecode
 
 // Sums over the rows of the steps in which router scores were looked at (every so many, see
-// EngineOptions::router_stats_interval). p is the softmax of a row's scores over all experts, or
-// its sigmoids divided by their sum where the gate is a sigmoid.
+// RecorderOptions::router_stats_interval), but for rows counted in nonfinite_rows. p is the softmax
+// of a row's scores over all experts, or its sigmoids divided by their sum where the gate is a
+// sigmoid.
 struct RouterStats {
   uint64_t rows = 0;
   double entropy_sum = 0.0;              // of -sum_e p_e ln p_e
@@ -28,9 +29,9 @@ struct RouterStats {
 
 // Counters of one routed block. Invariants: rows = split_heads * tokens (per phase); with top_k the
 // sum over `selections` is k * rows; with top_p it lies between rows and max * rows. (Rows whose
-// router scores were not finite select nothing and are counted in nonfinite_rows; requests that
-// override the selection obey their own k.) All but the recomputed_ fields and `visits` leave
-// recomputed tokens out.
+// router scores had no finite maximum count too, with weights of 0; requests that override the
+// selection obey their own k.) All but the recomputed_ fields and `visits` leave recomputed tokens
+// out.
 struct BlockExpertStats {
   int layer = 0;
   BlockKind block = BlockKind::kFeedForward;
@@ -46,7 +47,7 @@ struct BlockExpertStats {
   std::vector<uint64_t> touching_tokens;     // [E] tokens of which some row chose the expert
   std::vector<uint64_t> visits;              // [E] steps in which a row chose the expert
   std::vector<uint64_t> distinct_histogram;  // [n] tokens that touched n distinct experts, n from 0
-  uint64_t nonfinite_rows = 0;
+  uint64_t nonfinite_rows = 0;  // whose router scores held a NaN or had no finite maximum
   uint64_t recomputed_tokens = 0;
   uint64_t recomputed_rows = 0;
   std::vector<uint64_t> recomputed_selections;  // [E]
@@ -82,8 +83,8 @@ struct ExpertStats {
   // diversity of MH-MoE, fig. 7.
   std::vector<uint64_t> diversity_histogram;
   int diversity_blocks = 0;
-  // Of every step and routed block, by what the step held: index 0 with prompt rows, 1 without.
-  // Rows of an expert that had any; experts that had any.
+  // Of every step and routed block, recomputed rows included, by what the step held: index 1 where
+  // all its rows were of kDecode, else 0. Rows of an expert that had any; experts that had any.
   StepHistogram<15> expert_rows[kNumPhases];     // bounds 1 to 8192
   StepHistogram<11> active_experts[kNumPhases];  // bounds 1 to 512
   // Parameters that every token uses, embeddings, head and experts excluded (attention, norms,

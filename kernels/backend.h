@@ -125,7 +125,7 @@ struct RoutingPlan {
   const float* weight_of_assignment = nullptr;    // [A] final gate
   const int32_t* row_offsets = nullptr;           // [rows + 1]
   const int32_t* assignments_of_row = nullptr;    // [A] a row's assignments, ascending expert
-  const uint8_t* row_nonfinite = nullptr;         // [rows] 1: NaN or Inf in the scores that count
+  const uint8_t* row_nonfinite = nullptr;  // [rows] 1: a NaN score; 2: no finite largest score
 };
 
 // Routes that replace the router's (parity tests): compressed rows, experts ascending.

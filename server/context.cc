@@ -109,7 +109,7 @@ std::shared_ptr<ExpertMetrics> ServerContext::expert_metrics() const {
 void ServerContext::Tick() {
   const std::shared_ptr<ExpertMetrics> experts = expert_metrics();
   if (experts == nullptr) return;
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   ExpertStats stats = engine()->ExpertSnapshot();
   experts->Observe(stats, now);
   expert_history_.Add(now, std::move(stats));
@@ -131,7 +131,9 @@ std::string ServerContext::MetricsText(ExpositionFormat format) {
     std::optional<ExpertStats> snapshot = expert_history_.Latest();
     if (!snapshot) {
       snapshot = engine->ExpertSnapshot();
-      experts->Observe(*snapshot, absl::Now());
+      const absl::Time now = SteadyNow();
+      experts->Observe(*snapshot, now);
+      expert_history_.Add(now, *snapshot);
     }
     experts->Write(text, *snapshot, model_name());
   }

@@ -6,6 +6,10 @@ namespace moeserve::server {
 
 void ExpertHistory::Add(absl::Time now, ExpertStats snapshot) {
   std::lock_guard lock(mutex_);
+  if (!snapshots_.empty() &&
+      (snapshot.steps < snapshots_.back().stats.steps || now < snapshots_.back().time)) {
+    return;
+  }
   snapshots_.push_back({std::move(snapshot), now});
   while (snapshots_.size() > 1 && now - snapshots_[1].time >= absl::Seconds(kMaxWindowSeconds)) {
     snapshots_.pop_front();

@@ -2,6 +2,7 @@
 // for readers that must not disturb the engine.
 #pragma once
 
+#include <chrono>
 #include <deque>
 #include <mutex>
 #include <optional>
@@ -11,12 +12,18 @@
 
 namespace moeserve::server {
 
+// The time of a clock that nobody sets.
+inline absl::Time SteadyNow() {
+  return absl::UnixEpoch() + absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
+}
+
 // Thread-safe.
 class ExpertHistory {
  public:
   static constexpr int kMaxWindowSeconds = 600;
 
-  // To be called about once a second, `now` never decreasing. Kept at that resolution for a
+  // To be called about once a second with SteadyNow(). A snapshot that is older than the last one
+  // is left out. Kept at that resolution for a
   // minute, then every ten seconds.
   void Add(absl::Time now, ExpertStats snapshot);
 

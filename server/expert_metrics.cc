@@ -177,8 +177,9 @@ void ExpertMetrics::Write(PrometheusText& text, const ExpertStats& stats,
       }
     });
   }
-  text.Family("moe_recomputed_tokens_total", "counter",
-              "Tokens run again after a preemption; the other families leave them out.");
+  text.Family(
+      "moe_recomputed_tokens_total", "counter",
+      "Tokens run again after a preemption; only the families of steps count them as well.");
   each_block([&](size_t, const BlockExpertStats& block, const Labels& l) {
     text.Sample({{"model", model}, {"layer", l.layer}, {"block", l.block}},
                 block.recomputed_tokens);

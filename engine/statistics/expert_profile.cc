@@ -114,13 +114,8 @@ absl::Status CheckSameShape(const ExpertProfile& a, const ExpertProfile& b) {
     if (x.expert_widths != y.expert_widths || x.expert_parameters != y.expert_parameters) {
       return absl::InvalidArgumentError(kDiffer + BlockName(x) + ": experts of different sizes");
     }
-    if (x.distinct_histogram.size() != y.distinct_histogram.size()) {
-      return Differ(BlockName(x) + ": experts of a token at most", x.distinct_histogram.size() - 1,
-                    y.distinct_histogram.size() - 1);
-    }
   }
-  const size_t x = a.stats.diversity_histogram.size(), y = b.stats.diversity_histogram.size();
-  return x == y ? absl::OkStatus() : Differ("diversity up to", x - 1, y - 1);
+  return absl::OkStatus();
 }
 
 absl::Status Merge(ExpertProfile& to, const ExpertProfile& from) {
@@ -133,7 +128,18 @@ absl::Status Merge(ExpertProfile& to, const ExpertProfile& from) {
                                         std::to_string(from.hidden[i].width));
     }
   }
-  Accumulate(to.stats, from.stats);
+  // A server that lets requests override the selection counts up to more experts of a token.
+  ExpertStats added = from.stats;
+  const auto even = [](std::vector<uint64_t>& a, std::vector<uint64_t>& b) {
+    const size_t size = std::max(a.size(), b.size());
+    a.resize(size);
+    b.resize(size);
+  };
+  even(to.stats.diversity_histogram, added.diversity_histogram);
+  for (size_t i = 0; i < added.blocks.size(); ++i) {
+    even(to.stats.blocks[i].distinct_histogram, added.blocks[i].distinct_histogram);
+  }
+  Accumulate(to.stats, added);
   if (to.model != from.model) to.model += "+" + from.model;
 
   if (from.token_counts.empty()) to.token_counts.clear();

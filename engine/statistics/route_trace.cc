@@ -1,20 +1,16 @@
 #include "engine/statistics/route_trace.h"
 
-#include <algorithm>
-
 namespace moeserve {
 
 void RouteTrace::OnPlan(int layer, BlockKind block, const RoutingPlan& plan) {
   const size_t index = static_cast<size_t>(layout_.IndexOf(layer, block));
   BlockRoutes& to = routes_[index];
-  const int32_t* const end = plan.expert_offsets + plan.num_experts + 1;
   for (int r = 0; r < plan.rows; ++r) {
     uint16_t top = BlockRoutes::kNone;
     float best = 0.0f;
     for (int32_t i = plan.row_offsets[r]; i < plan.row_offsets[r + 1]; ++i) {
       const int32_t a = plan.assignments_of_row[i];
-      const auto expert = static_cast<uint16_t>(std::upper_bound(plan.expert_offsets, end, a) -
-                                                plan.expert_offsets - 1);
+      const auto expert = static_cast<uint16_t>(plan.expert_of_assignment[a]);
       const float weight = plan.weight_of_assignment[a];
       if (top == BlockRoutes::kNone || weight > best) {
         top = expert;

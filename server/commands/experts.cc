@@ -19,11 +19,6 @@ namespace {
 
 int StatusToExit(const absl::Status& status) { return status.ok() ? 0 : Fail(status); }
 
-void PrintJson(const nlohmann::ordered_json& json) {
-  std::printf("%s\n",
-              json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());
-}
-
 struct SaveOptions {
   ModelOptionsText model;
   ProfilingOptions profiling;

@@ -7,6 +7,7 @@
 #include "model_loaders/message.h"
 #include "server/commands/experts.h"
 #include "server/commands/profile_texts.h"
+#include "server/commands/report_options.h"
 #include "server/model_comparison.h"
 
 namespace moeserve::server {
@@ -35,7 +36,7 @@ absl::Status Compare(Options options) {
         Summarize(result->profile, result->score.perplexity(), options.threshold));
   }
   if (options.json) {
-    std::printf("%s\n", ComparisonJson(comparison).dump(2).c_str());
+    PrintJson(ComparisonJson(comparison));
   } else {
     std::fputs(ComparisonTable(comparison, options.markdown).c_str(), stdout);
   }

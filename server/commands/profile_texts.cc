@@ -35,12 +35,16 @@ Result<ProfiledTexts> ProfileTexts(const ModelOptionsText& model, const Profilin
     texts.push_back(std::move(text));
   }
   MOESERVE_ASSIGN_OR_RETURN(EngineOptions engine, ResolveEngineOptions(options.engine));
+  if (!engine.expert_stats) {
+    return absl::InvalidArgumentError(
+        "--no-expert-stats: expert statistics are what this command reports");
+  }
   engine.prefix_cache = false;
   engine.recorder.router_stats_interval = 1;
   engine.recorder.hidden_samples = options.hidden_samples;
   engine.recorder.token_counts_bytes = int64_t{options.token_stats_mib} << 20;
 
-  std::unique_ptr<RouteTrace> trace;  // outlives the engine
+  std::unique_ptr<RouteTrace> trace;  // outlives every step of the engine
   ScoreDump* dump = nullptr;
   const auto observe = [&](const ModelSpec& spec, EngineOptions& adjusted) -> absl::Status {
     if (!options.dump_folder.empty()) {

@@ -1,8 +1,10 @@
-// The options that every command with a report of expert statistics has.
+// What the commands with a report of expert statistics have in common.
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
 
+#include "nlohmann/json.hpp"
 #include "server/statistics_report.h"
 
 namespace moeserve::server {
@@ -23,6 +25,12 @@ inline void AddReportOptions(CLI::App& app, ProfileReportOptions& options) {
   app.add_option("--eps", options.eps, "Smoothing of the token counts in KL divergences")
       ->check(CLI::Range(1e-12, 1e6))
       ->capture_default_str();
+}
+
+// On standard output. Bytes that are not UTF-8, as a folder's name may have, become U+FFFD.
+inline void PrintJson(const nlohmann::ordered_json& json) {
+  std::printf("%s\n",
+              json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());
 }
 
 }  // namespace moeserve::server

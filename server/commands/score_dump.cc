@@ -124,7 +124,8 @@ absl::Status ScoreDump::Finish(const std::string& model, const std::vector<int32
     }
     index["blocks"].push_back(std::move(entry));
   }
-  return WriteWholeFile(folder_ / "index.json", index.dump(2) + "\n");
+  return WriteWholeFile(folder_ / "index.json",
+                        index.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
 }  // namespace moeserve::server

@@ -328,9 +328,10 @@ void AddServeCommand(CLI::App& app, Command& selected) {
                       "File with a Jinja chat template in place of the model's");
   command->add_flag("--allow-request-chat-template", options->allow_request_chat_template,
                     "Let requests bring chat_template and chat_template_kwargs");
-  command->add_flag("--routing-records", options->routing_records,
-                    "Tell requests that ask which experts computed their tokens; that can reveal "
-                    "parts of what others asked only through equal cached prefixes");
+  command->add_flag(
+      "--routing-records", options->routing_records,
+      "Tell requests that ask which experts computed their tokens; takes 12 bytes for "
+      "each row and chosen expert of the tokens in the KV cache");
   command->add_flag("--routing-control", options->routing_control.enabled,
                     "Let requests change the routing of their own tokens");
   command

@@ -181,7 +181,7 @@ class Api : public std::enable_shared_from_this<Api> {
       ExpertStats stats = engine->ExpertSnapshot();
       std::optional<double> covered;
       if (window) {
-        const absl::Time now = absl::Now();
+        const absl::Time now = SteadyNow();
         covered = 0.0;
         if (const auto base = context_.expert_history().Before(now, absl::Seconds(*window))) {
           stats = Difference(stats, base->stats);
@@ -380,7 +380,10 @@ std::unique_ptr<Router> MakeRouter(ServerContext& context) {
   add("GET", "/v2/health/live", Access::kOpen, &Api::Live);
   add("GET", "/version", Access::kOpen, &Api::Version);
   add("GET", "/metrics", Access::kOpen, &Api::Metrics);
-  if (context.settings().dashboard) AddWebAssets(*router);
+  if (context.settings().dashboard) {
+    for (const char* pattern : {"/", "/dashboard/*"}) context.metrics().DeclareHttp(pattern, "GET");
+    AddWebAssets(*router);
+  }
   return router;
 }
 

@@ -197,15 +197,15 @@ class ExpertRoutes {
   }
 
   Handled Profile(const Request&) const {
-    const auto engine = context_.engine();
-    if (engine == nullptr) return ErrorResponse(Loading());
+    const auto engine = Engine();
+    if (!engine.ok()) return ErrorResponse(engine.status());
     std::shared_ptr<void> slot = downloads_.Take();
     if (slot == nullptr) return ErrorResponse(Busy());
     Response response;
     response.content_type = "application/octet-stream";
     response.headers.emplace_back("Content-Disposition",
                                   "attachment; filename=\"experts.profile\"");
-    response.body = EncodeProfile(LiveProfile(*engine, context_.model_name()));
+    response.body = EncodeProfile(LiveProfile(**engine, context_.model_name()));
     return std::make_unique<HeldResponse>(std::move(response), std::move(slot));
   }
 
@@ -219,14 +219,19 @@ class ExpertRoutes {
     TokenCounts counts() const { return {vocabulary, block.experts, values}; }
   };
 
-  static absl::Status Loading() {
+  Result<std::shared_ptr<const EngineApi>> Engine() const {
+    if (context_.settings().moe_metrics.mode == MoeMetricsMode::kOff) {
+      return Missing("not_counted", "expert statistics are switched off (--moe-metrics=off)");
+    }
+    std::shared_ptr<const EngineApi> engine = context_.engine();
+    if (engine != nullptr) return engine;
     return MakeError(absl::StatusCode::kUnavailable, "loading", "the model is being loaded");
   }
 
   template <typename F>
   Handled WithEngine(const F& compute) const {
-    const auto engine = context_.engine();
-    return Answer(engine != nullptr ? compute(*engine) : Result<Json>(Loading()));
+    const auto engine = Engine();
+    return Answer(engine.ok() ? compute(**engine) : Result<Json>(engine.status()));
   }
 
   template <typename F>
@@ -260,6 +265,7 @@ void AddExpertRoutes(Router& router, ServerContext& context) {
   const auto routes = std::make_shared<const ExpertRoutes>(context);
   const auto add = [&](std::string_view path,
                        Handled (ExpertRoutes::*handler)(const Request&) const) {
+    context.metrics().DeclareHttp(path, "GET");
     router.Add("GET", path, Access::kKey, Work::kSlow,
                [routes, handler](const Request& r) { return ((*routes).*handler)(r); });
   };

@@ -104,24 +104,40 @@ absl::Status GenerateCall::Launch(const GenerateParams& params, const EventQueue
   return absl::OkStatus();
 }
 
-v1::GenerateResponse GenerateCall::NewMessage(int choice) const {
+v1::GenerateResponse GenerateCall::NewMessage(int choice) {
   v1::GenerateResponse message;
   message.set_id(answer_id_);
   message.set_model(model_);
   message.set_index(static_cast<uint32_t>(choice));
+  if (!opened_[choice]) {
+    opened_[choice] = true;
+    if (routing_.control != nullptr) {
+      Fill(routing_.control->change(), *message.mutable_routing_control());
+    }
+  }
   return message;
 }
 
 RoutingRecord GenerateCall::SendRoutesAhead(int choice, const RoutingRecord& record) {
   // Clients refuse messages of more than 4 MiB unless told otherwise.
-  constexpr int64_t kMostRows = 16384;
+  constexpr size_t kMostBytes = 1 << 19;
+  constexpr size_t kOffsetBytes = 5;  // of a 32-bit number at most
+  constexpr size_t kRouteBytes = 3 + sizeof(float);
   const int rows = routing_.layout->rows_per_token;
-  const int piece = static_cast<int>(std::max<int64_t>(1, kMostRows / std::max(rows, 1)));
   int begin = 0;
-  for (; record.tokens - begin > piece; begin += piece) {
-    v1::GenerateResponse message = NewMessage(choice);
-    Fill(Slice(record, begin, begin + piece, rows), *routing_.layout, *message.mutable_routing());
-    ready_.push_back(std::move(message));
+  size_t bytes = 0;
+  for (int t = 0; t < record.tokens; ++t) {
+    const size_t first = static_cast<size_t>(t) * static_cast<size_t>(rows);
+    const size_t routes = record.offsets[first + static_cast<size_t>(rows)] - record.offsets[first];
+    const size_t token = static_cast<size_t>(rows) * kOffsetBytes + routes * kRouteBytes;
+    if (t > begin && bytes + token > kMostBytes) {
+      v1::GenerateResponse message = NewMessage(choice);
+      Fill(Slice(record, begin, t, rows), *routing_.layout, *message.mutable_routing());
+      ready_.push_back(std::move(message));
+      begin = t;
+      bytes = 0;
+    }
+    bytes += token;
   }
   return Slice(record, begin, record.tokens, rows);
 }
@@ -133,12 +149,6 @@ absl::Status GenerateCall::Collect() {
     if (event.delta.routing) routes = SendRoutesAhead(event.choice, *event.delta.routing);
     v1::GenerateResponse message = NewMessage(event.choice);
     if (routes) Fill(*routes, *routing_.layout, *message.mutable_routing());
-    if (!opened_[event.choice]) {
-      opened_[event.choice] = true;
-      if (routing_.control != nullptr) {
-        Fill(routing_.control->change(), *message.mutable_routing_control());
-      }
-    }
     MOESERVE_RETURN_IF_ERROR(
         Fill(event.delta, prompts_[event.choice / n_].ids, engine_->tokenizer(), message));
     ready_.push_back(std::move(message));

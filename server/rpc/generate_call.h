@@ -43,7 +43,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<v1::GenerateResponse>
   // Writes or finishes if there is something to write or to finish.
   void Advance();
   absl::Status Collect();  // with mutex_
-  v1::GenerateResponse NewMessage(int choice) const;
+  v1::GenerateResponse NewMessage(int choice);
   // Puts messages with the first routes of `record` into ready_; what is left fits into the message
   // that follows them.
   RoutingRecord SendRoutesAhead(int choice, const RoutingRecord& record);

@@ -124,11 +124,14 @@ def test_grpc_has_the_same(routed, layout, protos):
         assert messages[-1].usage.experts_per_token == len(record["experts"]) / record["tokens"]
 
         # A long prompt's routes come in messages that every client accepts.
-        request = pb.GenerateRequest(text=PROMPT * 60, return_routing=True,
-                                     sampling=pb.SamplingParams(max_tokens=2))
-        messages = list(stub.Generate(request))
-        assert max(message.ByteSize() for message in messages) < 1 << 20
-        assert sum(m.routing.tokens for m in messages) == messages[-1].usage.prompt_tokens + 1
+        everyone = min(block["experts"] for block in layout["blocks"])
+        for control in (None, pb.RoutingControl(top_k=everyone)):
+            request = pb.GenerateRequest(text=PROMPT * 60, return_routing=True,
+                                         routing_control=control,
+                                         sampling=pb.SamplingParams(max_tokens=2, ignore_eos=True))
+            messages = list(stub.Generate(request))
+            assert max(message.ByteSize() for message in messages) < 1 << 20
+            assert sum(m.routing.tokens for m in messages) == messages[-1].usage.prompt_tokens + 1
 
         control = pb.RoutingControl(top_k=1, experts=[pb.RoutingControl.Expert(layer=0, expert=0)])
         request = pb.GenerateRequest(text=PROMPT, return_routing=True, routing_control=control,

@@ -7,6 +7,7 @@
 #include <set>
 #include <vector>
 
+#include "engine/expert_recorder.h"
 #include "engine/statistics/activated.h"
 #include "engine/statistics/agreement.h"
 #include "engine/statistics/collapse.h"
@@ -347,6 +348,56 @@ BlockRoutes Routes(std::vector<std::vector<uint16_t>> rows, std::vector<uint16_t
   }
   out.top1 = std::move(top1);
   return out;
+}
+
+// A row with a NaN in it is counted as such; what is sampled of the others can be computed with.
+TEST(Recorder, RowsThatAreNotFiniteAreNotSampled) {
+  ModelSpec spec;
+  spec.vocab_size = 8;
+  spec.hidden_size = 2;
+  spec.layers.resize(1);
+  RoutedLayerSpec& routing = spec.layers[0].feed_forward.routing.emplace();
+  routing.num_experts = 2;
+  routing.widths = {4, 4};
+  ExpertRecorder recorder(spec, {.router_stats_interval = 1, .hidden_samples = 8});
+  const std::vector<int32_t> table = {0};
+  Batch batch;
+  batch.tokens = {3, 4, 5};
+  batch.positions = {0, 1, 2};
+  batch.sequence = {0, 0, 0};
+  batch.phase = {Phase::kRecompute, Phase::kPrefill, Phase::kPrefill};
+  batch.block_tables = {table};
+  recorder.BeginStep(batch);
+
+  const std::vector<int32_t> offsets = {0, 1, 3}, experts = {0, 1, 1}, rows = {0, 1, 2};
+  const std::vector<int32_t> row_offsets = {0, 1, 2, 3}, of_row = {0, 1, 2};
+  const std::vector<float> weights = {0.0f, 0.0f, 1.0f};
+  const std::vector<uint8_t> status = {2, 2, 0};
+  const RoutingPlan plan{.rows = 3,
+                         .num_experts = 2,
+                         .num_assignments = 3,
+                         .expert_offsets = offsets.data(),
+                         .expert_of_assignment = experts.data(),
+                         .row_of_assignment = rows.data(),
+                         .weight_of_assignment = weights.data(),
+                         .row_offsets = row_offsets.data(),
+                         .assignments_of_row = of_row.data(),
+                         .row_nonfinite = status.data()};
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  recorder.OnPlan(0, BlockKind::kFeedForward, plan);
+  recorder.OnScores(0, BlockKind::kFeedForward, plan, std::vector<float>{nan, nan, nan, nan, 0, 1});
+  recorder.OnInputs(0, BlockKind::kFeedForward, plan, std::vector<float>{nan, nan, nan, 1, 2, 3});
+  recorder.Publish();
+
+  const BlockExpertStats block = recorder.Snapshot().blocks[0];
+  EXPECT_EQ(block.nonfinite_rows, 1u) << "the recomputed row was counted before";
+  EXPECT_EQ(block.router.rows, 1u);
+  EXPECT_EQ(block.selections, (std::vector<uint64_t>{0, 2}));
+  EXPECT_EQ(recorder.failed_tokens(), (std::vector<bool>{true, true, false}));
+  const HiddenSample sample = recorder.HiddenSamples()[0];
+  EXPECT_EQ(sample.seen, 1u);
+  EXPECT_EQ(sample.rows, (std::vector<float>{2, 3}));
+  EXPECT_EQ(sample.experts, (std::vector<int32_t>{1}));
 }
 
 TEST(Agreement, FluctuationOfFirstChoicesAndOfSets) {

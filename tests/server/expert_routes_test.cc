@@ -139,6 +139,29 @@ TEST_F(ExpertRoutes, WhatIsNotKeptIsNotFound) {
   EXPECT_EQ(Exchange(Get("/v1/experts/profile")).status, 200);
 }
 
+TEST_F(ExpertRoutes, CanBeSwitchedOff) {
+  ServerSettings settings;
+  settings.moe_metrics.mode = MoeMetricsMode::kOff;
+  Start({}, settings);
+  CountTokens();
+  SampleInputs(8);
+  for (const char* what : {"tokens?layer=1", "similarity?layer=1", "collapse", "profile"}) {
+    ExpectError(std::string("/v1/experts/") + what, 404, "not_counted");
+  }
+}
+
+TEST_F(ExpertRoutes, EveryAddressIsCountedFromTheStart) {
+  Start();
+  const std::string metrics = Exchange(Get("/metrics")).body;
+  for (const char* address : {"/v1/experts/stats", "/v1/experts/tokens", "/v1/experts/similarity",
+                              "/v1/experts/collapse", "/v1/experts/profile", "/", "/dashboard/*"}) {
+    EXPECT_NE(metrics.find(std::string("moeserve_http_requests_total{endpoint=\"") + address +
+                           "\",method=\"GET\",code=\"500\"} 0\n"),
+              std::string::npos)
+        << address;
+  }
+}
+
 TEST_F(ExpertRoutes, QuestionsAreChecked) {
   Start();
   CountTokens();
