@@ -35,7 +35,8 @@ void Print(const Options& options, const ProfiledTexts& result) {
     out["perplexity"] = score.perplexity();
     out["bits_per_byte"] = score.bits_per_byte();
     out["experts"] = ProfileJson(result.profile, tokenizer, options.report);
-    std::printf("%s\n", out.dump(2).c_str());
+    std::printf("%s\n",
+                out.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());
     return;
   }
   std::printf("tokens %lld, scored %lld, nll/token %.6f, perplexity %.4f, bits/byte %.4f\n\n",
