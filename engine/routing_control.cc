@@ -6,10 +6,14 @@
 #include <limits>
 #include <tuple>
 
+#include "engine/sha256.h"
+
 namespace moeserve {
 namespace {
 
 constexpr double kMaxBias = 1000.0;
+// Every sequence, and every first block of a cached prompt, keeps a copy of the key.
+constexpr size_t kMaxPlainKey = 64;
 
 const RoutedLayerSpec* RoutingOf(const ModelSpec& spec, int layer, BlockKind block) {
   if (layer < 0 || layer >= spec.num_layers()) return nullptr;
@@ -113,6 +117,8 @@ Result<RoutingControl> RoutingControl::Create(const RoutingChange& change, const
                     std::to_string(static_cast<int>(e.block)) + "." + std::to_string(e.expert) +
                     (e.bias ? "+" + Number(*e.bias) : "x");
   }
+  // 'h' begins no plain key.
+  if (control.key_.size() > kMaxPlainKey) control.key_ = "h" + Sha256(control.key_);
   return control;
 }
 

@@ -49,7 +49,7 @@ class RoutingControl {
   RouteOverride For(int layer, BlockKind block) const;
   const RoutingChange& change() const { return change_; }
   // Equal for equal changes, and for no others: prompts share cached prefixes only under the same.
-  const std::string& key() const { return key_; }
+  const std::string& key() const { return key_; }  // at most 64 bytes
 
  private:
   struct Bias {

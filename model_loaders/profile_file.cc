@@ -384,12 +384,14 @@ Result<ExpertProfile> DecodeProfile(std::string_view bytes) {
 }
 
 absl::Status WriteWholeFile(const std::filesystem::path& path, std::string_view bytes) {
+  std::error_code ignored;
+  // A device or a pipe is written to: a rename would put a file in its place.
+  const bool special = std::filesystem::is_other(path, ignored);
   std::filesystem::path partial = path;
-  partial += ".partial";
+  if (!special) partial += ".partial";
   const auto failed = [&] {
     const std::string reason = std::error_code(errno, std::generic_category()).message();
-    std::error_code ignored;
-    std::filesystem::remove(partial, ignored);
+    if (!special) std::filesystem::remove(partial, ignored);
     return absl::UnavailableError(
         Concat("cannot write ", Quoted(path.filename().string()), ": ", reason));
   };
@@ -398,6 +400,7 @@ absl::Status WriteWholeFile(const std::filesystem::path& path, std::string_view 
   file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   file.close();
   if (!file) return failed();
+  if (special) return absl::OkStatus();
   std::error_code error;
   std::filesystem::rename(partial, path, error);
   if (error) {

@@ -24,7 +24,7 @@ Result<ExpertProfile> DecodeProfile(std::string_view bytes);
 absl::Status SaveProfile(const std::filesystem::path& path, const ExpertProfile& profile);
 Result<ExpertProfile> LoadProfile(const std::filesystem::path& path);
 
-// Writes a whole file in the same way.
+// Writes a whole file in the same way. Into a device or a pipe it writes directly.
 absl::Status WriteWholeFile(const std::filesystem::path& path, std::string_view bytes);
 
 }  // namespace moeserve

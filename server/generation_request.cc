@@ -57,6 +57,25 @@ Result<int> FitIntoContext(const GenerationParams& params, size_t prompt_tokens,
   return *params.max_tokens;
 }
 
+absl::Status CheckRecordSize(const GenerationParams& params,
+                             const std::vector<PreparedPrompt>& prompts, const ModelSpec& spec,
+                             bool stream, int64_t max_routes) {
+  const RoutingParams& routing = params.routing;
+  if (!routing.any_record()) return absl::OkStatus();
+  const int64_t per_token = MostRoutes(spec, routing.control.get());
+  int64_t tokens = 0;
+  for (const PreparedPrompt& prompt : prompts) {
+    tokens += static_cast<int64_t>(prompt.ids.size()) + (stream ? 0 : prompt.max_tokens);
+  }
+  tokens *= params.n;
+  if (per_token == 0 || tokens <= max_routes / per_token) return absl::OkStatus();
+  const char* const field = routing.record ? "return_routing" : "return_routed_experts";
+  return InvalidValue(
+      field, Concat("'", field, "': ", tokens, " tokens of all choices", stream ? "' prompts" : "",
+                    " are too many for one answer: at most ", max_routes / per_token,
+                    " with this model; ask for fewer choices or tokens"));
+}
+
 std::vector<Request> MakeEngineRequests(const GenerationParams& params,
                                         const std::vector<PreparedPrompt>& prompts,
                                         const std::string& id, absl::Time deadline) {

@@ -50,6 +50,11 @@ bool TruncatePrompt(const GenerationParams& params, int max_model_len, std::vect
 // Checks one prompt against the context length. Returns the number of tokens to generate.
 Result<int> FitIntoContext(const GenerationParams& params, size_t prompt_tokens, int max_model_len);
 
+// Checks how long the routing records of all choices can get, if they are asked for.
+absl::Status CheckRecordSize(const GenerationParams& params,
+                             const std::vector<PreparedPrompt>& prompts, const ModelSpec& spec,
+                             bool stream, int64_t max_routes);
+
 // One engine request for each choice, in order of index (prompt * n + sample).
 std::vector<Request> MakeEngineRequests(const GenerationParams& params,
                                         const std::vector<PreparedPrompt>& prompts,

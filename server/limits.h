@@ -25,6 +25,9 @@ struct RequestLimits {
   size_t max_rendered_bytes = size_t{4} << 20;  // of a conversation
   size_t max_template_variables = 64;
   int json_depth = 64;
+  // (row, expert) pairs in the routing records of a request that have to be held at once: the whole
+  // of an answer, of a stream the prompts' part. About 60 bytes each until the answer is sent.
+  int64_t max_routes = int64_t{1} << 22;
   absl::Duration max_request_time = absl::Seconds(600);
   size_t max_unread_bytes = size_t{1} << 20;  // output that a slow reader has not taken
 };

@@ -56,10 +56,10 @@ Result<std::optional<int>> ParseExpert(const Json& value) {
   return std::optional<int>(static_cast<int>(*expert));
 }
 
-// A list of objects, or absent.
-Result<std::vector<Json>> ParseList(const Json& body, const char* name) {
+// A list of objects; null where it is absent.
+Result<const Json*> ParseList(const Json& body, const char* name) {
   const Json* list = FindField(body, name);
-  if (list == nullptr) return std::vector<Json>();
+  if (list == nullptr) return list;
   bool objects = list->is_array();
   if (objects) {
     for (const Json& entry : *list) objects = objects && entry.is_object();
@@ -68,12 +68,22 @@ Result<std::vector<Json>> ParseList(const Json& body, const char* name) {
     return InvalidValue(kControl,
                         Concat("'routing_control': '", name, "' must be a list of objects"));
   }
-  return std::vector<Json>(list->begin(), list->end());
+  return list;
+}
+
+absl::Status AddExpert(const RoutingChange::Expert& expert, RoutingChange& change) {
+  if (change.experts.size() == kMaxChangedExperts) {
+    return InvalidValue(kControl,
+                        Concat("'routing_control' names at most ", kMaxChangedExperts, " experts"));
+  }
+  change.experts.push_back(expert);
+  return absl::OkStatus();
 }
 
 absl::Status ParseMasked(const Json& field, RoutingChange& change) {
-  MOESERVE_ASSIGN_OR_RETURN(const auto entries, ParseList(field, "masked_experts"));
-  for (const Json& entry : entries) {
+  MOESERVE_ASSIGN_OR_RETURN(const Json* const entries, ParseList(field, "masked_experts"));
+  if (entries == nullptr) return absl::OkStatus();
+  for (const Json& entry : *entries) {
     MOESERVE_RETURN_IF_ERROR(CheckKnownKeys(entry, {"layer", "block", "experts"}));
     MOESERVE_ASSIGN_OR_RETURN(RoutingChange::Expert expert, ParseBlock(entry));
     const Json* ids = FindField(entry, "experts");
@@ -84,15 +94,16 @@ absl::Status ParseMasked(const Json& field, RoutingChange& change) {
     for (const Json& id : *ids) {
       MOESERVE_ASSIGN_OR_RETURN(const auto number, ParseExpert(id));
       expert.expert = *number;
-      change.experts.push_back(expert);
+      MOESERVE_RETURN_IF_ERROR(AddExpert(expert, change));
     }
   }
   return absl::OkStatus();
 }
 
 absl::Status ParseBiased(const Json& field, RoutingChange& change) {
-  MOESERVE_ASSIGN_OR_RETURN(const auto entries, ParseList(field, "biased_experts"));
-  for (const Json& entry : entries) {
+  MOESERVE_ASSIGN_OR_RETURN(const Json* const entries, ParseList(field, "biased_experts"));
+  if (entries == nullptr) return absl::OkStatus();
+  for (const Json& entry : *entries) {
     MOESERVE_RETURN_IF_ERROR(CheckKnownKeys(entry, {"layer", "block", "expert", "bias"}));
     MOESERVE_ASSIGN_OR_RETURN(RoutingChange::Expert expert, ParseBlock(entry));
     const Json* id = FindField(entry, "expert");
@@ -100,7 +111,7 @@ absl::Status ParseBiased(const Json& field, RoutingChange& change) {
     expert.expert = *number;
     MOESERVE_ASSIGN_OR_RETURN(expert.bias, NumberField(entry, "bias", -1000.0, 1000.0));
     if (!expert.bias) return InvalidValue(kControl, "'routing_control': an entry lacks 'bias'");
-    change.experts.push_back(expert);
+    MOESERVE_RETURN_IF_ERROR(AddExpert(expert, change));
   }
   return absl::OkStatus();
 }
@@ -204,6 +215,26 @@ absl::Status ParseRoutingFields(const Json& body, const RoutingRules& rules, boo
   if (change.empty()) return absl::OkStatus();
   MOESERVE_ASSIGN_OR_RETURN(out.control, MakeRoutingControl(change, rules, kControl));
   return absl::OkStatus();
+}
+
+int64_t MostRoutes(const ModelSpec& spec, const RoutingControl* control) {
+  int64_t routes = 0;
+  for (int l = 0; l < spec.num_layers(); ++l) {
+    const LayerSpec& layer = spec.layers[static_cast<size_t>(l)];
+    for (const BlockKind block : {BlockKind::kAttention, BlockKind::kFeedForward}) {
+      const auto& routing =
+          block == BlockKind::kAttention ? layer.attention.routing : layer.feed_forward.routing;
+      if (!routing.has_value()) continue;
+      int most = routing->select.MaxSelected();
+      if (control != nullptr) {
+        const RouteOverride change = control->For(l, block);
+        if (change.k > 0) most = change.k;
+        if (change.p > 0 && routing->select.kind == SelectKind::kTopK) most = routing->num_experts;
+      }
+      routes += int64_t{most} * routing->split.heads;
+    }
+  }
+  return routes;
 }
 
 nlohmann::ordered_json RouteLayoutJson(const RouteLayout& layout) {

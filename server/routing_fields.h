@@ -43,6 +43,9 @@ Result<std::shared_ptr<const RoutingControl>> MakeRoutingControl(const RoutingCh
                                                                  const RoutingRules& rules,
                                                                  const char* field);
 
+// The most (row, expert) pairs that a token can have. `control` may be null.
+int64_t MostRoutes(const ModelSpec& spec, const RoutingControl* control);
+
 // {"rows_per_token", "blocks": [{"layer", "block", "experts", "sub_tokens", "first_row"}]}
 nlohmann::ordered_json RouteLayoutJson(const RouteLayout& layout);
 

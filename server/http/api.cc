@@ -243,6 +243,8 @@ class Api : public std::enable_shared_from_this<Api> {
                          const GenerationParams& params, std::vector<PreparedPrompt> prompts,
                          std::string_view id_prefix) {
     const RequestLimits& limits = context_.settings().limits;
+    MOESERVE_RETURN_IF_ERROR(
+        CheckRecordSize(params, prompts, engine->spec(), params.stream, limits.max_routes));
     AnswerIdentity identity;
     identity.id = Concat(id_prefix, params.request_id.empty() ? NewRequestId() : params.request_id);
     identity.created = absl::ToUnixSeconds(absl::Now());

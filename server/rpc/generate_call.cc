@@ -79,6 +79,8 @@ absl::Status GenerateCall::Launch(const GenerateParams& params, const EventQueue
   const CompletionParams& completion = params.completion;
   MOESERVE_ASSIGN_OR_RETURN(
       prompts_, PreparePrompts(completion, engine_->tokenizer(), engine_->max_model_len()));
+  MOESERVE_RETURN_IF_ERROR(CheckRecordSize(completion, prompts_, engine_->spec(), /*stream=*/true,
+                                           server_.settings().limits.max_routes));
   model_ = completion.model;
   n_ = completion.n;
   routing_ = completion.routing;

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cmath>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -454,6 +455,23 @@ TEST(RoutingControlTest, RefusesWhatCannotBe) {
   EXPECT_EQ(one->key(), same->key());
   EXPECT_NE(one->key(), other->key());
   EXPECT_EQ(one->For(1, BlockKind::kFeedForward).allowed, 1);
+}
+
+// Cached prompts keep keys: a large change must not make them large, nor equal to another.
+TEST(RoutingControlTest, KeysStaySmall) {
+  ModelSpec spec;
+  spec.layers.resize(1);
+  spec.layers[0].feed_forward.routing.emplace();
+  spec.layers[0].feed_forward.routing->num_experts = 1000;
+  std::set<std::string> keys;
+  RoutingChange change = {.top_k = 1};
+  for (int e = 0; e < 1000; ++e) {
+    change.experts.push_back({0, BlockKind::kFeedForward, e, e / 3.0});
+    const auto control = RoutingControl::Create(change, spec, {.enabled = true});
+    ASSERT_TRUE(control.ok()) << control.status();
+    EXPECT_LE(control->key().size(), 64u);
+    EXPECT_TRUE(keys.insert(control->key()).second) << e;
+  }
 }
 
 // Off: nothing is counted, nothing is kept, and answers are the same.

@@ -2,7 +2,10 @@
 // promises.
 #include "model_loaders/profile_file.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
@@ -300,6 +303,20 @@ TEST(ProfileFile, SavingReplacesAWholeFile) {
   EXPECT_EQ(files, 1u);
   EXPECT_FALSE(SaveProfile(folder.path() / "none" / "a", other).ok());
   EXPECT_FALSE(LoadProfile(folder.path() / "none").ok());
+}
+
+TEST(WriteWholeFile, LeavesAPipeInItsPlace) {
+  const TempFolder folder;
+  const auto path = folder.path() / "pipe";
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  const int reader = open(path.c_str(), O_RDONLY | O_NONBLOCK);
+  ASSERT_GE(reader, 0);
+  EXPECT_TRUE(WriteWholeFile(path, "bytes").ok());
+  char bytes[8] = {};
+  EXPECT_EQ(read(reader, bytes, sizeof(bytes)), 5);
+  EXPECT_EQ(std::string(bytes), "bytes");
+  EXPECT_TRUE(std::filesystem::is_fifo(path));
+  close(reader);
 }
 
 TEST(NpyWriter, WritesRowsAndTheirNumber) {

@@ -227,6 +227,45 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{R"({"prompt": "x", "return_routing": true})", "not_enabled", "return_routing"},
         Refusal{R"({"prompt": "x", "return_routing": 1})", "invalid_value", "return_routing"}));
 
+// One layer that chooses 3 of 8 experts for each of 2 sub-tokens: 6 routes a token.
+TEST(RecordSize, CountsAllThatIsHeldAtOnce) {
+  ModelSpec spec;
+  spec.layers.resize(2);
+  RoutedLayerSpec& routing = spec.layers[1].feed_forward.routing.emplace();
+  routing.num_experts = 8;
+  routing.select.k = 3;
+  routing.split.heads = 2;
+  GenerationParams params;
+  params.n = 10;
+  std::vector<PreparedPrompt> prompts(2);
+  for (PreparedPrompt& prompt : prompts) {
+    prompt.ids.resize(4);
+    prompt.max_tokens = 5;
+  }
+  const auto fits = [&](bool stream, int64_t max_routes) {
+    const absl::Status status = CheckRecordSize(params, prompts, spec, stream, max_routes);
+    EXPECT_EQ(ApiParam(status), status.ok() ? "" : "return_routing");
+    return status.ok();
+  };
+  EXPECT_TRUE(fits(false, 0));  // no record, no limit
+  params.routing.record = true;
+  EXPECT_TRUE(fits(false, 2 * 10 * 9 * 6));
+  EXPECT_FALSE(fits(false, 2 * 10 * 9 * 6 - 1));
+  EXPECT_TRUE(fits(true, 2 * 10 * 4 * 6));
+  EXPECT_FALSE(fits(true, 2 * 10 * 4 * 6 - 1));
+  const auto routes = [&](const RoutingChange& change) {
+    const auto control = RoutingControl::Create(change, spec, {.enabled = true});
+    EXPECT_TRUE(control.ok()) << control.status();
+    return MostRoutes(spec, &*control);
+  };
+  EXPECT_EQ(routes({.top_k = 1}), 2);
+  EXPECT_EQ(routes({.top_p = 0.5}), 16);
+  routing.select = {.kind = SelectKind::kTopP, .p = 0.3, .max_experts = 4};
+  EXPECT_EQ(MostRoutes(spec, nullptr), 8);
+  EXPECT_EQ(routes({.top_p = 0.5}), 8);
+  EXPECT_EQ(routes({.top_k = 7}), 14);
+}
+
 TEST(PreparePrompts, TextGetsSpecialTokensAndIdsDoNot) {
   testing::ByteTokenizer tokenizer;
   tokenizer.add_bos = true;

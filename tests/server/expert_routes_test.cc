@@ -23,9 +23,10 @@ class ExpertRoutes : public HttpTest {
   // Token 'a' went 6 times to expert 0 and 2 times to 1, 'b' 4 times to expert 1.
   void CountTokens() {
     auto counts = std::make_unique<TokenExpertCounts>(kVocabSize, 4);
-    for (int i = 0; i < 6; ++i) counts->Add('a', 0);
-    for (int i = 0; i < 2; ++i) counts->Add('a', 1);
-    for (int i = 0; i < 4; ++i) counts->Add('b', 1);
+    std::vector<size_t> counted(6, counts->IndexOf('a', 0));
+    counted.insert(counted.end(), 2, counts->IndexOf('a', 1));
+    counted.insert(counted.end(), 4, counts->IndexOf('b', 1));
+    counts->Add(counted);
     engine_->SetTokenCounts(std::move(counts));
   }
 
