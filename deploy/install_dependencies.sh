@@ -17,7 +17,7 @@ set -euo pipefail
 build=(
   "g++@g++" "cmake@cmake" "ninja@ninja-build" "pkg-config@pkgconf|pkg-config"
   "protoc@protobuf-compiler" "grpc_cpp_plugin@protobuf-compiler-grpc"
-  libgrpc++-dev libprotobuf-dev libabsl-dev
+  libgrpc++-dev libprotobuf-dev libabsl-dev libssl-dev
   "libboost1.81-dev|libboost1.83-dev|libboost-dev>=1.81"
   nlohmann-json3-dev libpcre2-dev libspdlog-dev libcli11-dev
 )

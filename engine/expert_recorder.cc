@@ -193,7 +193,6 @@ void ExpertRecorder::OnPlan(int layer, BlockKind block, const RoutingPlan& plan)
     }
     token_totals_[t].routes += totals.routes;
     token_totals_[t].parameters += totals.parameters;
-    ++pending.tokens[static_cast<int>(phase)];
     if (recomputed) continue;
     ++pending.distinct_histogram[distinct];
     if (diverse_[index]) diversity_[t] += static_cast<int32_t>(distinct);
@@ -294,12 +293,9 @@ void ExpertRecorder::Publish() {
   const std::lock_guard<std::mutex> lock(mutex_);
   ++total_.steps;
   for (int t = 0; t < batch_->num_tokens(); ++t) {
-    if (batch_->phase[t] == Phase::kRecompute) {
-      ++total_.recomputed_tokens;
-    } else {
-      ++total_.tokens;
-      ++total_.diversity_histogram[diversity_[t]];
-    }
+    const Phase phase = batch_->phase[t];
+    ++tokens_[static_cast<int>(phase)];
+    if (phase != Phase::kRecompute) ++total_.diversity_histogram[diversity_[t]];
   }
   for (const ActiveExpert& a : active_) {
     ExpertCounters& counters = counters_[a.block][a.expert];
@@ -317,19 +313,9 @@ void ExpertRecorder::Publish() {
       log_->AddTotals(cache_block_[t], token_totals_[t]);
     }
   }
-  constexpr int kRecompute = static_cast<int>(Phase::kRecompute);
   for (size_t i = 0; i < total_.blocks.size(); ++i) {
     BlockExpertStats& to = total_.blocks[i];
     PendingBlock& from = pending_[i];
-    const uint64_t heads = static_cast<uint64_t>(to.split_heads);
-    for (int p = 0; p < kNumPhases; ++p) {
-      to.tokens[p] += from.tokens[p];
-      to.rows[p] += from.tokens[p] * heads;
-      from.tokens[p] = 0;
-    }
-    to.recomputed_tokens += from.tokens[kRecompute];
-    to.recomputed_rows += from.tokens[kRecompute] * heads;
-    from.tokens[kRecompute] = 0;
     to.nonfinite_rows += std::exchange(from.nonfinite_rows, 0);
     for (size_t n = 0; n < to.distinct_histogram.size(); ++n) {
       to.distinct_histogram[n] += std::exchange(from.distinct_histogram[n], 0);
@@ -345,8 +331,18 @@ void ExpertRecorder::Publish() {
 ExpertStats ExpertRecorder::Snapshot() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   ExpertStats stats = total_;
+  constexpr int kRecompute = static_cast<int>(Phase::kRecompute);
+  stats.tokens = tokens_[0] + tokens_[1];
+  stats.recomputed_tokens = tokens_[kRecompute];
   for (size_t i = 0; i < stats.blocks.size(); ++i) {
     BlockExpertStats& b = stats.blocks[i];
+    const uint64_t heads = static_cast<uint64_t>(b.split_heads);
+    for (int p = 0; p < kNumPhases; ++p) {
+      b.tokens[p] = tokens_[p];
+      b.rows[p] = tokens_[p] * heads;
+    }
+    b.recomputed_tokens = tokens_[kRecompute];
+    b.recomputed_rows = tokens_[kRecompute] * heads;
     for (size_t e = 0; e < counters_[i].size(); ++e) {
       const ExpertCounters& from = counters_[i][e];
       b.selections[e] = from.selections;

@@ -94,7 +94,6 @@ class ExpertRecorder : public StepHooks {
     double weights = 0.0;
   };
   struct PendingBlock {
-    uint64_t tokens[kNumPhases + 1] = {};
     uint32_t active = 0;  // experts with a row
     uint64_t nonfinite_rows = 0;
     std::vector<uint64_t> distinct_histogram;
@@ -134,9 +133,10 @@ class ExpertRecorder : public StepHooks {
   };
 
   mutable std::mutex mutex_;
+  uint64_t tokens_[kNumPhases + 1] = {};  // by phase; every token passes every routed block
   std::vector<std::vector<ExpertCounters>> counters_;  // by routed block; guarded by mutex_
   ExpertStats total_;  // guarded by mutex_, but for what never changes; what
-  // counters_ has is 0 in here
+  // counters_ and tokens_ have is 0 in here
   mutable std::mutex reservoir_mutex_;
   std::vector<HiddenReservoir> reservoirs_;  // by routed block; guarded by reservoir_mutex_
 };

@@ -530,9 +530,25 @@ TEST(Profile, OtherArchitecturesAreRefused) {
   refused([](ExpertProfile& p) { p.stats.blocks[0].num_experts = 3; }, false);
   refused([](ExpertProfile& p) { p.stats.blocks[0].split_heads = 1; }, true);
   refused([](ExpertProfile& p) { p.stats.blocks[0].expert_widths[1] = 9; }, true);
-  refused([](ExpertProfile& p) { p.stats.blocks[0].distinct_histogram.resize(9); }, true);
-  refused([](ExpertProfile& p) { p.stats.diversity_histogram.resize(9); }, true);
   refused([](ExpertProfile& p) { p.hidden[0].width = 3; }, true);
+}
+
+// A server that lets requests override the selection counts more experts of a token.
+TEST(Profile, LongerHistogramsMerge) {
+  const ExpertProfile a = SmallProfile(1);
+  for (const bool longer_first : {false, true}) {
+    ExpertProfile to = a, other = a;
+    ExpertProfile& longer = longer_first ? to : other;
+    longer.stats.blocks[0].distinct_histogram.resize(9);
+    longer.stats.blocks[0].distinct_histogram[8] = 3;
+    longer.stats.diversity_histogram.resize(9);
+    ASSERT_TRUE(Merge(to, other).ok());
+    EXPECT_EQ(to.stats.blocks[0].distinct_histogram.size(), 9u);
+    EXPECT_EQ(to.stats.blocks[0].distinct_histogram[8], 3u);
+    EXPECT_EQ(to.stats.blocks[0].distinct_histogram[1],
+              2 * a.stats.blocks[0].distinct_histogram[1]);
+    EXPECT_EQ(to.stats.diversity_histogram.size(), 9u);
+  }
 }
 
 }  // namespace
