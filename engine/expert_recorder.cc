@@ -220,13 +220,16 @@ void ExpertRecorder::OnScores(int layer, BlockKind block, const RoutingPlan& pla
   const int heads = layout_.blocks[index].sub_tokens;
   RouterStats& stats = pending_router_[index];
   const size_t experts = static_cast<size_t>(plan.num_experts);
-  // Many rows are looked at in part, other ones in every step.
-  const int stride = options_.router_stats_interval > 1
-                         ? (plan.rows + options_.router_stats_rows - 1) / options_.router_stats_rows
-                         : 1;
-  for (int r = static_cast<int>(steps_ % static_cast<uint64_t>(stride)); r < plan.rows;
-       r += stride) {
+  // Of many tokens only some are looked at, whole ones since sub-tokens differ by their place, and
+  // others each time.
+  const int interval = options_.router_stats_interval;
+  const int tokens = plan.rows / heads;
+  const int wanted = interval > 1 ? std::max(1, options_.router_stats_rows / heads) : tokens;
+  const uint64_t stride = static_cast<uint64_t>((tokens + wanted - 1) / wanted);
+  const uint64_t sample = (steps_ - 1) / static_cast<uint64_t>(interval);
+  for (int r = 0; r < plan.rows; ++r) {
     const int t = r / heads;
+    if (static_cast<uint64_t>(t) % stride != sample % stride) continue;
     if (batch_->phase[t] == Phase::kRecompute || plan.row_nonfinite[r] != 0) continue;
     const float* s = scores.data() + static_cast<size_t>(r) * experts;
     const double max = *std::max_element(s, s + experts);

@@ -17,8 +17,8 @@
 namespace moeserve {
 
 struct RecorderOptions {
-  // Router scores are looked at every so many steps, 0: never; then of so many rows of each routed
-  // block, spread evenly. At 1, of all rows.
+  // Router scores are looked at every so many steps, 0: never; then of about so many rows of each
+  // routed block, those of whole tokens, in turn. At 1, of all rows.
   int router_stats_interval = 64;
   int router_stats_rows = 64;
   int64_t token_counts_bytes = 64 << 20;  // most memory of TokenExpertCounts; larger: none are kept

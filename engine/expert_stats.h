@@ -15,7 +15,7 @@ namespace moeserve {
 enum class Phase : uint8_t { kPrefill, kDecode, kRecompute };
 inline constexpr int kNumPhases = 2;  // kPrefill and kDecode
 
-// Sums over the rows of the steps in which router scores were looked at (every so many, see
+// Sums over the rows whose router scores were looked at (some of every so many steps, see
 // RecorderOptions::router_stats_interval), but for rows counted in nonfinite_rows. p is the softmax
 // of a row's scores over all experts, or its sigmoids divided by their sum where the gate is a
 // sigmoid.

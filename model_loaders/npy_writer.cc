@@ -1,10 +1,12 @@
 #include "model_loaders/npy_writer.h"
 
+#include <array>
 #include <bit>
 #include <cerrno>
 #include <system_error>
 #include <utility>
 
+#include "kernels/base/check.h"
 #include "model_loaders/message.h"
 
 namespace moeserve {
@@ -22,20 +24,25 @@ absl::Status Fault(const std::string& name, int error) {
 
 }  // namespace
 
-std::string NpyWriter::Header() const {
-  const uint64_t values = bytes_ / element_bytes_;
-  const std::string shape =
-      row_size_ > 0 ? Concat("(", values / static_cast<uint64_t>(row_size_), ", ", row_size_, ")")
-                    : Concat("(", values, ",)");
+std::string NpyHeader(std::string_view type, std::span<const int64_t> shape) {
+  std::string dimensions;
+  for (const int64_t size : shape) dimensions += Concat(size, ", ");
   std::string dictionary =
-      Concat("{'descr': '", type_, "', 'fortran_order': False, 'shape': ", shape, ", }");
+      Concat("{'descr': '", type, "', 'fortran_order': False, 'shape': (", dimensions, "), }");
   // 10 bytes of magic, version and length come first; the header ends with a newline.
+  MOESERVE_CHECK(dictionary.size() <= kHeaderBytes - 11, "a shape that the header has room for");
   dictionary.resize(kHeaderBytes - 11, ' ');
   const size_t length = kHeaderBytes - 10;
   std::string out("\x93NUMPY\x01\x00", 8);
   out += static_cast<char>(length & 0xff);
   out += static_cast<char>(length >> 8);
   return out + dictionary + "\n";
+}
+
+std::string NpyWriter::Header() const {
+  const auto values = static_cast<int64_t>(bytes_ / element_bytes_);
+  if (row_size_ == 0) return NpyHeader(type_, std::array<int64_t, 1>{values});
+  return NpyHeader(type_, std::array<int64_t, 2>{values / row_size_, row_size_});
 }
 
 Result<std::unique_ptr<NpyWriter>> NpyWriter::Create(const std::filesystem::path& path,

@@ -24,6 +24,10 @@ constexpr std::string_view NpyType() {
   if constexpr (std::is_same_v<T, uint64_t>) return "<u8";
 }
 
+// The first 128 bytes of an .npy file, which its elements follow in row-major order. `type` is
+// NumPy's name of a little-endian type; `shape` has at most three dimensions.
+std::string NpyHeader(std::string_view type, std::span<const int64_t> shape);
+
 // One file. Not thread-safe. Errors of Append() are kept until Finish().
 class NpyWriter {
  public:

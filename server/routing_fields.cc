@@ -1,6 +1,7 @@
 #include "server/routing_fields.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstdint>
 #include <string_view>
@@ -10,6 +11,7 @@
 #include "absl/strings/escaping.h"
 #include "kernels/base/check.h"
 #include "model_loaders/message.h"
+#include "model_loaders/npy_writer.h"
 #include "server/api_error.h"
 #include "server/json_fields.h"
 
@@ -310,18 +312,10 @@ std::string RoutedExpertsTable(const RoutingRecord& record, const RouteLayout& l
       if (bytes == 2) data[at + 1] = static_cast<char>(expert >> 8);
     }
   }
-  std::string header =
-      Concat("{'descr': '", bytes == 1 ? "|u1" : "<u2", "', 'fortran_order': False, 'shape': (",
-             record.tokens, ", ", num_layers, ", ", k, "), }");
-  // The format wants the data to begin at a multiple of 64 bytes.
-  constexpr size_t kPreamble = 10;
-  header.append(63 - (kPreamble + header.size()) % 64, ' ');
-  header += '\n';
-  std::string npy("\x93NUMPY\x01\x00", 8);
-  npy += static_cast<char>(header.size() & 0xff);
-  npy += static_cast<char>(header.size() >> 8);
+  const std::string header =
+      NpyHeader(bytes == 1 ? "|u1" : "<u2", std::array<int64_t, 3>{record.tokens, num_layers, k});
   std::string encoded;
-  absl::Base64Escape(npy + header + data, &encoded);
+  absl::Base64Escape(header + data, &encoded);
   return encoded;
 }
 

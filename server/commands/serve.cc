@@ -310,7 +310,8 @@ void AddServeCommand(CLI::App& app, Command& selected) {
       ->capture_default_str();
   command
       ->add_option("--router-stats-interval", options->router_stats_interval,
-                   "Router scores are looked at every so many steps; 0: never")
+                   "Router scores are looked at every so many steps, then of about 64 rows of a "
+                   "block; 1: of all rows; 0: never")
       ->check(CLI::Range(0, 1 << 30))
       ->capture_default_str();
   command

@@ -400,6 +400,65 @@ TEST(Recorder, RowsThatAreNotFiniteAreNotSampled) {
   EXPECT_EQ(sample.experts, (std::vector<int32_t>{1}));
 }
 
+// Where only some rows are looked at, every token has its turn, with all of its sub-tokens.
+TEST(Recorder, SampledRouterScoresMissNobody) {
+  constexpr int kTokens = 12, kHeads = 4;
+  ModelSpec spec;
+  spec.vocab_size = 8;
+  spec.hidden_size = 8;
+  spec.layers.resize(1);
+  RoutedLayerSpec& routing = spec.layers[0].feed_forward.routing.emplace();
+  routing.num_experts = kTokens;
+  routing.widths.assign(kTokens, 4);
+  routing.split.heads = kHeads;
+  ExpertRecorder recorder(spec, {.router_stats_interval = 4, .router_stats_rows = 8});
+  const std::vector<int32_t> table = {0};
+  Batch batch;
+  batch.block_tables = {table};
+  for (int t = 0; t < kTokens; ++t) {
+    batch.tokens.push_back(0);
+    batch.positions.push_back(t);
+    batch.sequence.push_back(0);
+    batch.phase.push_back(Phase::kPrefill);
+  }
+  // Every row is certain: of the expert that has its token's number. So the sum of an expert's
+  // probabilities is how many rows of that token were looked at.
+  const int rows = kTokens * kHeads;
+  std::vector<int32_t> offsets, experts, of_row, row_offsets;
+  std::vector<float> scores(static_cast<size_t>(rows) * kTokens, -1000.0f);
+  for (int r = 0; r < rows; ++r) {
+    experts.push_back(r / kHeads);
+    of_row.push_back(r);
+    scores[static_cast<size_t>(r) * kTokens + static_cast<size_t>(r / kHeads)] = 1000.0f;
+  }
+  for (int r = 0; r <= rows; ++r) row_offsets.push_back(r);
+  for (int e = 0; e <= kTokens; ++e) offsets.push_back(e * kHeads);
+  const std::vector<float> weights(static_cast<size_t>(rows), 1.0f);
+  const std::vector<uint8_t> status(static_cast<size_t>(rows), 0);
+  const RoutingPlan plan{.rows = rows,
+                         .num_experts = kTokens,
+                         .num_assignments = rows,
+                         .expert_offsets = offsets.data(),
+                         .expert_of_assignment = experts.data(),
+                         .row_of_assignment = of_row.data(),
+                         .weight_of_assignment = weights.data(),
+                         .row_offsets = row_offsets.data(),
+                         .assignments_of_row = of_row.data(),
+                         .row_nonfinite = status.data()};
+  constexpr int kSamples = 12;  // two tokens each time: every token twice
+  for (int step = 0; step < 4 * kSamples; ++step) {
+    recorder.BeginStep(batch);
+    recorder.OnPlan(0, BlockKind::kFeedForward, plan);
+    if (recorder.WantsScores()) recorder.OnScores(0, BlockKind::kFeedForward, plan, scores);
+    recorder.Publish();
+  }
+  const RouterStats router = recorder.Snapshot().blocks[0].router;
+  EXPECT_EQ(router.rows, static_cast<uint64_t>(kSamples * 8));
+  for (int t = 0; t < kTokens; ++t) {
+    EXPECT_NEAR(router.probability_sums[t], 2.0 * kHeads, 1e-9) << "token " << t;
+  }
+}
+
 TEST(Agreement, FluctuationOfFirstChoicesAndOfSets) {
   const BlockRoutes a = Routes({{0, 1}, {2, 3}, {1, 2}, {0}}, {0, 2, 1, 0});
   const BlockRoutes b = Routes({{0, 1}, {2, 3}, {1, 3}, {0, 1}}, {1, 2, 1, 0});

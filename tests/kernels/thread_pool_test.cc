@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <thread>
 #include <vector>
 
 namespace moeserve::cpu {
@@ -22,12 +23,19 @@ TEST(ThreadPool, RunsEveryTaskOnce) {
   }
 }
 
-// A worker that is about to sleep must not miss the end: what it waits for would never come.
+// A worker that is about to sleep must not miss the end: what it waits for would never come. More
+// threads than cores, so that the system interrupts workers at every point.
 TEST(ThreadPool, EndsAtAnyMoment) {
-  for (int i = 0; i < 5'000; ++i) {
-    ThreadPool pool(3);
-    if (i % 3 != 0) pool.Run(4, [](int64_t, int) {});
+  std::vector<std::thread> owners;
+  for (int owner = 0; owner < 8; ++owner) {
+    owners.emplace_back([] {
+      for (int i = 0; i < 2'000; ++i) {
+        ThreadPool pool(3);
+        if (i % 3 != 0) pool.Run(4, [](int64_t, int) {});
+      }
+    });
   }
+  for (std::thread& owner : owners) owner.join();
 }
 
 }  // namespace
