@@ -25,8 +25,9 @@ absl::Status Fault(const std::string& name, int error) {
 }  // namespace
 
 std::string NpyHeader(std::string_view type, std::span<const int64_t> shape) {
-  std::string dimensions;
-  for (const int64_t size : shape) dimensions += Concat(size, ", ");
+  // As NumPy prints a tuple: (7,) and (2, 3).
+  std::string dimensions = shape.empty() ? "" : Concat(shape[0], ",");
+  for (size_t i = 1; i < shape.size(); ++i) dimensions += Concat(i > 1 ? ", " : " ", shape[i]);
   std::string dictionary =
       Concat("{'descr': '", type, "', 'fortran_order': False, 'shape': (", dimensions, "), }");
   // 10 bytes of magic, version and length come first; the header ends with a newline.
