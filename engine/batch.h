@@ -27,7 +27,8 @@ struct Batch {
   int num_tokens() const { return static_cast<int>(tokens.size()); }
 };
 
-// Called by the model on the thread that runs Forward.
+// Called by the model on the thread that runs Forward: while the step runs, or after it where the
+// plans lie on a device and nothing but them is wanted.
 class StepHooks {
  public:
   virtual ~StepHooks() = default;
@@ -35,7 +36,8 @@ class StepHooks {
   virtual void OnPlan(int layer, BlockKind block, const RoutingPlan& plan) {
     (void)layer, (void)block, (void)plan;
   }
-  // Asked once a block, before it routes: whether OnScores() and OnInputs() are to be called.
+  // Asked before the step and once a block, always with the same answer within a step: whether
+  // OnScores() and OnInputs() are to be called.
   virtual bool WantsScores() const { return false; }
   virtual bool WantsInputs() const { return false; }
   // After OnPlan: the router's scores [rows, E] of that plan, after bias and temperature.
@@ -48,6 +50,8 @@ class StepHooks {
                         std::span<const float> inputs) {
     (void)layer, (void)block, (void)plan, (void)inputs;
   }
+  // Asked before the step: whether RoutesFor() is to be called.
+  virtual bool GivesRoutes() const { return false; }
   // Routes to use instead of the router's own (parity tests); null: route normally.
   virtual const GivenRoutes* RoutesFor(int layer, BlockKind block) {
     (void)layer, (void)block;

@@ -79,7 +79,8 @@ class RoutingGuard : public StepHooks {
 class Engine::Impl {
  public:
   Impl(const EngineOptions& options, std::unique_ptr<Model> model,
-       std::shared_ptr<const Tokenizer> tokenizer, std::vector<TokenId> eos, KvCacheStorage cache)
+       std::shared_ptr<const Tokenizer> tokenizer, std::vector<TokenId> eos,
+       std::unique_ptr<KvCacheStorage> cache)
       : options_(options),
         model_(std::move(model)),
         tokenizer_(std::move(tokenizer)),
@@ -87,10 +88,10 @@ class Engine::Impl {
         cache_(std::move(cache)),
         recorder_(model_->spec(), RecorderSettings(options_), &routes_),
         always_active_(recorder_.Snapshot().always_active_parameters),
-        routes_(recorder_.layout(), cache_.num_blocks(), options_.routing_records),
-        scheduler_(cache_, routes_, options_.prefix_cache, options_.max_num_seqs),
+        routes_(recorder_.layout(), cache_->num_blocks(), options_.routing_records),
+        scheduler_(*cache_, routes_, options_.prefix_cache, options_.max_num_seqs),
         token_step_(eos_, model_->spec().vocab_size, options_.max_model_len) {
-    stats_.kv_blocks_total = cache_.num_blocks();
+    stats_.kv_blocks_total = cache_->num_blocks();
     stats_.kv_block_tokens = kKvBlockTokens;
     stats_.prefix_cache = options_.prefix_cache;
     thread_ = std::thread([this] { Loop(); });
@@ -133,7 +134,7 @@ class Engine::Impl {
   void CopySchedulerStats();  // under mutex_
 
   const std::vector<TokenId> eos_;
-  KvCacheStorage cache_;
+  const std::unique_ptr<KvCacheStorage> cache_;
 
   // Engine thread only.
   ExpertRecorder recorder_;
@@ -179,7 +180,7 @@ absl::Status Engine::Impl::Submit(std::vector<Request> requests,
                                       .routing_control = options_.routing_control.enabled}));
     sequences.push_back(std::make_unique<Sequence>(std::move(requests[i]), std::move(sinks[i]),
                                                    tokenizer_.get(), eos_));
-    if (BlocksFor(sequences.back()->cache_tokens()) > cache_.num_blocks()) {
+    if (BlocksFor(sequences.back()->cache_tokens()) > cache_->num_blocks()) {
       return absl::InvalidArgumentError(
           "the request can never fit: its prompt and max_tokens need more KV cache than there is");
     }
@@ -351,7 +352,7 @@ void Engine::Impl::Step() {
   }
   const auto forward_begin = std::chrono::steady_clock::now();
   StepHooks* const hooks = options_.expert_stats ? static_cast<StepHooks*>(&recorder_) : &guard_;
-  model_->Forward(batch, cache_, hooks, logits_);
+  model_->Forward(batch, *cache_, hooks, logits_);
   const double forward_seconds = seconds_since(forward_begin);
   if (options_.expert_stats) recorder_.Publish();
   const std::vector<bool>& failed =
@@ -551,7 +552,7 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
   if (o.max_step_tokens < o.max_num_seqs) o.max_step_tokens = o.max_num_seqs;
   const std::vector<KvLayerShape> shapes = CacheShapes(spec);
   const DType dtype = model->options().compute;
-  const int64_t block_bytes = KvCacheStorage::BytesPerBlock(shapes, dtype);
+  const int64_t block_bytes = model->backend().KvBlockBytes(shapes, dtype);
   int64_t blocks = o.kv_cache_bytes / block_bytes;
   if (o.kv_cache_bytes == 0) {
     blocks = std::max(o.max_num_seqs * BlocksFor(std::min(o.max_model_len, 2048)),
@@ -563,7 +564,8 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
                                         std::to_string(BlocksFor(o.max_model_len) * block_bytes) +
                                         " bytes, found " + std::to_string(o.kv_cache_bytes));
   }
-  MOESERVE_ASSIGN_OR_RETURN(KvCacheStorage cache, KvCacheStorage::Allocate(shapes, dtype, blocks));
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<KvCacheStorage> cache,
+                            model->backend().NewKvCache(shapes, dtype, blocks));
   auto impl = std::make_unique<Impl>(o, std::move(model), std::move(tokenizer),
                                      std::move(eos_token_ids), std::move(cache));
   return std::unique_ptr<Engine>(new Engine(std::move(impl)));

@@ -7,9 +7,13 @@
 //
 // One thread at a time calls the operations of a backend. Arguments are checked by the callers in
 // engine/; a violated precondition is a broken invariant and stops the process.
+//
+// Memory of activations and plans is the device's: the host reads it through CopyToHost() and
+// HostPlan() alone.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -113,12 +117,13 @@ struct RouterTensors {
 };
 
 // Which experts compute which rows: compressed rows in both directions. Assignments are sorted by
-// expert, then by row; A is their number. All arrays live as long as the backend's next Route of
-// the same slot.
+// expert, then by row; A is their number. All arrays are the device's and live as long as the
+// backend's next Route of the same slot. Rows that only fill up a step have no assignment.
 struct RoutingPlan {
   int rows = 0;
   int num_experts = 0;
-  int num_assignments = 0;
+  int num_assignments = 0;  // -1 where only the device knows it (expert_offsets[E])
+  int capacity = 0;         // most that A can be; the size of what holds a row per assignment
   const int32_t* expert_offsets = nullptr;        // [E + 1]
   const int32_t* expert_of_assignment = nullptr;  // [A]
   const int32_t* row_of_assignment = nullptr;     // [A]
@@ -144,7 +149,7 @@ struct LinearArgs {
   const RoutingPlan* plan = nullptr;  // null: one expert, every row of `input`
   bool gather = false;                // input row of a is plan->row_of_assignment[a], else a itself
   RowsView input;
-  RowsView output;  // [A, >= widest out_features rounded up to 16 where pad_output]
+  RowsView output;  // [capacity, >= widest out_features rounded up to 16 where pad_output]
   // Without gated bank: activation of each output. With gated bank: act(gate) * up.
   ActivationKind activation = ActivationKind::kNone;
   bool pad_output = false;  // zero columns up to the next multiple of 16 may be written
@@ -163,9 +168,7 @@ struct EmbedArgs {
   const EmbeddingTable* positions = nullptr;  // learned; null: none
   bool sinusoidal = false;
   float scale = 1.0f;
-  std::span<const int32_t> token_ids;  // [T]
-  std::span<const int32_t> position;   // [T]
-  RowsView output;                     // f32 [T, d]
+  RowsView output;  // f32 [T, d]
 };
 
 struct RopeSettings {
@@ -177,29 +180,33 @@ struct RopeSettings {
 
 struct RopeArgs {
   RopeSettings settings;
-  std::span<const int32_t> position;      // [T]
-  const int32_t* token_of_row = nullptr;  // null: row r is token r
-  RowsView rows;                          // f32, in place; heads adjacent
+  const RoutingPlan* plan = nullptr;  // rows are its assignments; null: row r is token r
+  RowsView rows;                      // f32, in place; heads adjacent
 };
 
 struct AppendKvArgs {
   KvCacheStorage* cache = nullptr;
   int layer = 0;
-  std::span<const int32_t> position;                       // [T]
-  std::span<const int32_t> sequence;                       // [T]
-  std::span<const std::span<const int32_t>> block_tables;  // [S]
-  RowsView keys;                                           // f32 [T, G * d_h]
-  RowsView values;                                         // f32 [T, G * d_h]
+  RowsView keys;    // f32 [T, G * d_h]
+  RowsView values;  // f32 [T, G * d_h]
 };
+
+// Which kv head (of G) a query head (of H) reads.
+enum class HeadOrder : uint8_t {
+  kInterleave,  // floor(h / (H / G))
+  kTile         // h mod G
+};
+
+constexpr int KvHeadOf(HeadOrder order, int head, int heads, int kv_heads) {
+  return order == HeadOrder::kInterleave ? head / (heads / kv_heads) : head % kv_heads;
+}
 
 struct AttentionArgs {
   const KvCacheStorage* cache = nullptr;
   int layer = 0;
-  std::span<const int32_t> position;                       // [T]
-  std::span<const int32_t> sequence;                       // [T]
-  std::span<const std::span<const int32_t>> block_tables;  // [S]
-  const int32_t* token_of_row = nullptr;                   // query row -> token; null: the same
-  std::span<const int32_t> kv_head;  // [heads per query row] kv head of each query head
+  const RoutingPlan* plan = nullptr;  // query rows are its assignments; null: row r is token r
+  int heads = 1;                      // H, of a query row; a multiple of the cache's kv heads
+  HeadOrder order = HeadOrder::kInterleave;
   float scale = 1.0f;
   int window = 0;   // 0: none
   RowsView query;   // f32 [Q, heads * d_h]
@@ -218,7 +225,7 @@ struct RouteArgs {
   const Router* router = nullptr;
   RowsView input;                      // f32 or bf16 [rows, c]
   const GivenRoutes* given = nullptr;  // replaces the router's choice
-  int slot = 0;                        // plans of different slots live side by side (0 or 1)
+  int slot = 0;                        // plans of different slots live side by side
   // Null, or f32 [rows, E]: where to leave the scores after bias and temperature (an override's
   // bias excluded).
   const RowsView* scores = nullptr;
@@ -232,6 +239,21 @@ struct CombineArgs {
   RowsView results;                    // [A, c]
   const RowsView* residual = nullptr;  // the sub-token itself (MH-MoE eq. 6)
   RowsView output;                     // f32 or bf16 [rows, c]
+};
+
+// The ragged batch of a step, as the operations read it.
+struct StepInputs {
+  std::span<const int32_t> token_ids = {};                      // [T]
+  std::span<const int32_t> position = {};                       // [T]
+  std::span<const int32_t> sequence = {};                       // [T] index into block_tables
+  std::span<const std::span<const int32_t>> block_tables = {};  // [S]
+  std::span<const int32_t> output_rows = {};  // rows that GatherOutputRows() takes
+};
+
+// Rows that the operations of a step work on: at least those of the inputs.
+struct StepRows {
+  int64_t tokens = 0;
+  int64_t outputs = 0;
 };
 
 class Backend {
@@ -253,8 +275,23 @@ class Backend {
   virtual Result<std::unique_ptr<EmbeddingTable>> NewTiedEmbeddingTable(const LinearBank& bank) = 0;
   virtual Result<std::unique_ptr<Router>> NewRouter(const RouteSettings& settings,
                                                     const RouterTensors& tensors) = 0;
+  // A copy of `values` on the device.
+  virtual Result<std::unique_ptr<DeviceBuffer>> Upload(std::span<const float> values) = 0;
+  virtual Result<std::unique_ptr<KvCacheStorage>> NewKvCache(std::vector<KvLayerShape> layers,
+                                                             DType dtype, int64_t num_blocks) = 0;
+  // Bytes that one block of such a cache takes over all layers.
+  virtual int64_t KvBlockBytes(std::span<const KvLayerShape> layers, DType dtype) const = 0;
 
-  // Step.
+  // Step: BeginStep, then RunStep with the operations.
+  //
+  // The spans live until the next call. A `replayable` step issues the same operations on the same
+  // memory as every step of `owner` with as many rows, so a backend may fill up its rows, record
+  // its operations once and replay them; any other step has the rows of the inputs.
+  virtual StepRows BeginStep(const StepInputs& inputs, const void* owner, bool replayable) = 0;
+  virtual void RunStep(const std::function<void()>& operations) = 0;
+  // The memory that the steps of `owner` work on is about to go.
+  virtual void ForgetSteps(const void* owner) = 0;
+
   virtual void Embed(const EmbedArgs& args) = 0;
   virtual void Norm(const NormArgs& args) = 0;
   virtual void Linear(const LinearArgs& args) = 0;
@@ -265,18 +302,24 @@ class Backend {
   virtual void Combine(const CombineArgs& args) = 0;
   // Rounds or copies rows: output = input (f32 -> f32 or bf16).
   virtual void Convert(const RowsView& input, const RowsView& output) = 0;
-  // x += scale * (branch + bias); bias [cols] f32 or null.
+  // x += scale * (branch + bias); bias [cols] f32 on the device, or null.
   virtual void AddScaled(const RowsView& x, const RowsView& branch, const float* bias,
                          float scale) = 0;
   // x[r] *= sigmoid(gate[r][0]); all f32. The gate of a shared expert.
   virtual void ScaleBySigmoid(const RowsView& x, const RowsView& gate) = 0;
-  // output[i] = input[rows[i]], f32.
-  virtual void GatherRows(const RowsView& input, std::span<const int32_t> rows,
-                          const RowsView& output) = 0;
+  // output[i] = input[output_rows[i]] of the step's inputs, f32.
+  virtual void GatherOutputRows(const RowsView& input, const RowsView& output) = 0;
   // Multiplies every element, f32, in place.
   virtual void Scale(const RowsView& x, float factor) = 0;
-  // Copies rows to host memory as f32, densely.
+  // Copies rows to host memory as f32, densely, when all operations before are done.
   virtual void CopyToHost(const RowsView& input, std::span<float> output) = 0;
+  // The other way; rounds where `output` is bf16. Outside of RunStep.
+  virtual void CopyFromHost(std::span<const float> input, const RowsView& output) = 0;
+  // True where plans lie in host memory as soon as Route() returns.
+  virtual bool plans_on_host() const = 0;
+  // The slot's last plan in host memory, of the rows of the inputs alone; valid until the next
+  // step. Outside of RunStep, but for backends whose plans are on the host.
+  virtual RoutingPlan HostPlan(int slot) = 0;
 
   // Since construction: expert matrices that Linear() streamed for routed plans. Tests use it to
   // see that rows of one step share grouped products.

@@ -1,10 +1,11 @@
-// The memory of the paged KV cache. Which block belongs to whom is the engine's business.
+// The memory of the paged KV cache. Which block belongs to whom is the engine's business, how a block
+// is laid out the backend's.
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
-#include "kernels/base/buffer.h"
 #include "kernels/base/dtype.h"
 
 namespace moeserve {
@@ -17,39 +18,27 @@ struct KvLayerShape {
   int head_dim = 0;
 };
 
-// Keys of one layer are laid out [block, kv_head, head_dim, 16] (a block's 16 positions adjacent,
-// so one vector holds one key element of 16 positions), values [block, kv_head, 16, padded_dim].
-// padded_dim is head_dim rounded up to 16; the padding stays zero.
+// `num_blocks` blocks of kKvBlockTokens positions for every layer.
 class KvCacheStorage {
  public:
-  // `num_blocks` blocks for every layer. `dtype` is kF32 or kBF16. ResourceExhausted with the size.
-  static Result<KvCacheStorage> Allocate(std::vector<KvLayerShape> layers, DType dtype,
-                                         int64_t num_blocks);
+  virtual ~KvCacheStorage() = default;
+  KvCacheStorage(const KvCacheStorage&) = delete;
+  KvCacheStorage& operator=(const KvCacheStorage&) = delete;
 
-  // Bytes that one block takes over all layers.
-  static int64_t BytesPerBlock(const std::vector<KvLayerShape>& layers, DType dtype);
-
-  DType dtype() const { return dtype_; }
+  DType dtype() const { return dtype_; }  // kF32 or kBF16
   int64_t num_blocks() const { return num_blocks_; }
   const KvLayerShape& shape(int layer) const { return shapes_[layer]; }
-  char* keys(int layer) const { return layers_[layer].keys; }
-  char* values(int layer) const { return layers_[layer].values; }
 
   // Copies what block `from` holds to block `to`, in every layer.
-  void CopyBlock(int32_t from, int32_t to);
+  virtual void CopyBlock(int32_t from, int32_t to) = 0;
 
- private:
-  struct Layer {
-    char* keys;
-    char* values;
-  };
-  DType dtype_ = DType::kF32;
-  int64_t num_blocks_ = 0;
-  std::vector<KvLayerShape> shapes_;
-  std::vector<Layer> layers_;
-  HostBuffer memory_;
+ protected:
+  KvCacheStorage(std::vector<KvLayerShape> shapes, DType dtype, int64_t num_blocks)
+      : dtype_(dtype), num_blocks_(num_blocks), shapes_(std::move(shapes)) {}
+
+  const DType dtype_;
+  const int64_t num_blocks_;
+  const std::vector<KvLayerShape> shapes_;
 };
-
-constexpr int PaddedHeadDim(int head_dim) { return (head_dim + 15) / 16 * 16; }
 
 }  // namespace moeserve

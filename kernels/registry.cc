@@ -2,6 +2,8 @@
 
 #include <sched.h>
 
+#include <map>
+
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cuda/device.h"
@@ -18,13 +20,24 @@ int AvailableCores() {
   return cores > 0 ? cores : 1;
 }
 
+std::map<std::string, BackendFactory>& RegisteredDevices() {
+  static auto* const devices = new std::map<std::string, BackendFactory>;
+  return *devices;
+}
+
 }  // namespace
+
+void RegisterDevice(const std::string& name, BackendFactory factory) {
+  RegisteredDevices()[name] = factory;
+}
 
 Result<std::unique_ptr<Backend>> CreateBackend(const BackendOptions& options) {
   if (options.device == "cuda") {
     MOESERVE_RETURN_IF_ERROR(cuda::CheckDevice());
     return absl::UnavailableError("device cuda: this version computes on the CPU only");
   }
+  const auto registered = RegisteredDevices().find(options.device);
+  if (registered != RegisteredDevices().end()) return registered->second(options);
   if (options.device != "cpu") {
     return absl::InvalidArgumentError("device '" + options.device + "': expected cpu or cuda");
   }

@@ -10,10 +10,15 @@
 namespace moeserve {
 
 struct BackendOptions {
-  std::string device = "cpu";    // "cpu" or "cuda"
+  std::string device = "cpu";    // "cpu", "cuda", or one that was registered
   int threads = 0;               // cpu: 0 = one per available core
   std::string cpu_isa = "auto";  // "auto", "avx512_bf16", "avx512", "avx2" or "plain"
 };
+
+using BackendFactory = Result<std::unique_ptr<Backend>> (*)(const BackendOptions&);
+
+// Makes a further device known under a name; before any backend is created.
+void RegisterDevice(const std::string& name, BackendFactory factory);
 
 // InvalidArgument: unknown device or instruction set, threads out of [0, 1024].
 // Unavailable: no CUDA device, with the cause in one line.

@@ -16,7 +16,9 @@ Result<std::unique_ptr<Attention>> Attention::Load(LoadContext& load, int layer,
   const LinearPart v{prefix + ".v", kv_width, spec.bias};
   if (spec.out_bias) {
     MOESERVE_ASSIGN_OR_RETURN(HostTensor bias, load.source.Get(prefix + ".out_bias", {d}));
-    for (int64_t i = 0; i < d; ++i) a->out_bias_.push_back(ElementAsF32(bias, i));
+    std::vector<float> values;
+    for (int64_t i = 0; i < d; ++i) values.push_back(ElementAsF32(bias, i));
+    MOESERVE_ASSIGN_OR_RETURN(a->out_bias_, load.backend.Upload(values));
   }
   if (spec.routed()) {
     MOESERVE_ASSIGN_OR_RETURN(a->projection_, LoadLinear(load, d, {k, v}));
@@ -38,11 +40,6 @@ Result<std::unique_ptr<Attention>> Attention::Load(LoadContext& load, int layer,
     MOESERVE_ASSIGN_OR_RETURN(
         a->key_norm_, LoadRmsNorm(load, prefix + ".k_norm", head ? spec.head_dim : kv_width));
   }
-  for (int h = 0; h < spec.num_heads; ++h) {
-    a->kv_head_.push_back(spec.group_order == GroupOrder::kInterleave
-                              ? h / (spec.num_heads / spec.num_kv_heads)
-                              : h % spec.num_kv_heads);
-  }
   return a;
 }
 
@@ -50,7 +47,7 @@ void Attention::Forward(StepContext& ctx, const RowsView& x, const RowsView& out
   const Workspace::Scope scope(ctx.workspace);
   const int kv_width = spec_.num_kv_heads * spec_.head_dim;
   const int q_width = spec_.routed() ? 0 : spec_.num_heads * spec_.head_dim;
-  const RowsView projected = ctx.workspace.Take(ctx.tokens(), q_width + 2 * kv_width, DType::kF32);
+  const RowsView projected = ctx.workspace.Take(x.rows, q_width + 2 * kv_width, DType::kF32);
   ctx.backend.Linear({.bank = projection_.get(), .input = x, .output = projected});
   const RowsView query = projected.Columns(0, q_width);
   const RowsView keys = projected.Columns(q_width, kv_width);
@@ -68,17 +65,9 @@ void Attention::Forward(StepContext& ctx, const RowsView& x, const RowsView& out
   }
   if (rope_.dimensions > 0) {
     // Queries and keys are adjacent columns, so one call turns both.
-    ctx.backend.Rope({.settings = rope_,
-                      .position = ctx.batch.positions,
-                      .rows = projected.Columns(0, q_width + kv_width)});
+    ctx.backend.Rope({.settings = rope_, .rows = projected.Columns(0, q_width + kv_width)});
   }
-  ctx.backend.AppendKv({.cache = &ctx.cache,
-                        .layer = layer_,
-                        .position = ctx.batch.positions,
-                        .sequence = ctx.batch.sequence,
-                        .block_tables = ctx.batch.block_tables,
-                        .keys = keys,
-                        .values = values});
+  ctx.backend.AppendKv({.cache = &ctx.cache, .layer = layer_, .keys = keys, .values = values});
   if (spec_.routed()) {
     routed_->Forward(ctx, x, output);
   } else {
@@ -91,10 +80,10 @@ void Attention::DenseQueries(StepContext& ctx, const RowsView& query,
   const RowsView heads = ctx.workspace.Take(query.rows, query.cols, ctx.activation);
   ctx.backend.Attention({.cache = &ctx.cache,
                          .layer = layer_,
-                         .position = ctx.batch.positions,
-                         .sequence = ctx.batch.sequence,
-                         .block_tables = ctx.batch.block_tables,
-                         .kv_head = kv_head_,
+                         .heads = spec_.num_heads,
+                         .order = spec_.group_order == GroupOrder::kInterleave
+                                      ? HeadOrder::kInterleave
+                                      : HeadOrder::kTile,
                          .scale = static_cast<float>(spec_.scale),
                          .window = spec_.window.value_or(0),
                          .query = query,

@@ -21,7 +21,11 @@ class Attention {
   // `x` [T, d] in the activation type; `output` [T, d] f32, the out-bias not yet added.
   void Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const;
 
-  const float* out_bias() const { return out_bias_.empty() ? nullptr : out_bias_.data(); }
+  const RoutedLayer* routed() const { return routed_.get(); }  // null: dense
+  // On the device, or null.
+  const float* out_bias() const {
+    return out_bias_ == nullptr ? nullptr : static_cast<const float*>(out_bias_->data());
+  }
 
  private:
   void DenseQueries(StepContext& ctx, const RowsView& query, const RowsView& output) const;
@@ -32,9 +36,8 @@ class Attention {
   std::unique_ptr<LinearBank> projection_;  // dense: q, k, v; routed: k, v
   std::unique_ptr<LinearBank> output_;      // dense
   std::unique_ptr<NormBank> query_norm_, key_norm_;
-  std::vector<int32_t> kv_head_;  // dense: kv head of each query head
   std::unique_ptr<RoutedLayer> routed_;
-  std::vector<float> out_bias_;
+  std::unique_ptr<DeviceBuffer> out_bias_;
 };
 
 }  // namespace moeserve

@@ -18,6 +18,8 @@ class FeedForward {
   // `x` [T, d] in the activation type; `output` [T, d] f32.
   void Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const;
 
+  const RoutedLayer* routed() const { return routed_.get(); }  // null: dense
+
  private:
   std::unique_ptr<FeedForwardExperts> dense_;  // dense, or the shared expert beside routed_
   std::unique_ptr<LinearBank> shared_gate_;

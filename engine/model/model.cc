@@ -23,6 +23,9 @@ class Model::Impl {
  public:
   Impl(const ModelSpec& s, const ModelOptions& o, Backend& b)
       : spec(s), options(o), backend(b), workspace(b) {}
+  ~Impl() { backend.ForgetSteps(this); }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
 
   absl::Status Load(WeightSource& source);
   void Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks,
@@ -34,6 +37,9 @@ class Model::Impl {
   Workspace workspace;
 
  private:
+  // Issues the operations of a step of so many tokens, up to the logits [outputs, V].
+  void Issue(StepContext& ctx, int64_t tokens, const RowsView& logits);
+
   // Runs `branch` on the (normalised) residual stream and adds its result to it.
   template <typename Branch>
   void RunBranch(StepContext& ctx, const RowsView& x, const NormBank& norm, const float* bias,
@@ -106,32 +112,51 @@ void Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* 
                  "room for the logits");
   if (tokens == 0) return;
   const Workspace::Scope scope(workspace);
-  StepContext ctx{backend, workspace, options.compute, batch, cache, hooks};
+  // Scores and inputs are looked at between two operations, and changed routes come with the step.
+  const bool inspected =
+      hooks != nullptr && (hooks->WantsScores() || hooks->WantsInputs() || hooks->GivesRoutes());
+  const bool at_once = inspected || backend.plans_on_host();
+  const StepRows rows = backend.BeginStep({.token_ids = batch.tokens,
+                                           .position = batch.positions,
+                                           .sequence = batch.sequence,
+                                           .block_tables = batch.block_tables,
+                                           .output_rows = batch.logit_rows},
+                                          this, !inspected && batch.controls.empty());
+  StepContext ctx{backend, workspace, options.compute, batch, cache, hooks, at_once};
+  RowsView scores = workspace.TakeDense(rows.outputs, spec.vocab_size, DType::kF32);
+  backend.RunStep([&] { Issue(ctx, rows.tokens, scores); });
+  scores.rows = static_cast<int64_t>(batch.logit_rows.size());
+  if (scores.rows > 0) backend.CopyToHost(scores, logits);
+  if (hooks == nullptr || at_once) return;
+  for (const DecoderLayer& layer : layers_) {
+    if (layer.attention->routed() != nullptr) layer.attention->routed()->TellPlan(backend, *hooks);
+    if (layer.feed_forward->routed() != nullptr) {
+      layer.feed_forward->routed()->TellPlan(backend, *hooks);
+    }
+  }
+}
+
+void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits) {
   const RowsView x = workspace.TakeDense(tokens, spec.hidden_size, DType::kF32);
   backend.Embed({.tokens = embedding_.get(),
                  .positions = learned_positions_.get(),
                  .sinusoidal = spec.position.kind == PositionKind::kSinusoidal,
                  .scale = static_cast<float>(spec.embedding_scale),
-                 .token_ids = batch.tokens,
-                 .position = batch.positions,
                  .output = x});
   for (const DecoderLayer& layer : layers_) {
     RunBranch(ctx, x, *layer.attention_norm, layer.attention->out_bias(), *layer.attention);
     RunBranch(ctx, x, *layer.feed_forward_norm, nullptr, *layer.feed_forward);
   }
-  const int64_t rows = static_cast<int64_t>(batch.logit_rows.size());
-  if (rows == 0) return;
-  const RowsView last = workspace.TakeDense(rows, spec.hidden_size, DType::kF32);
-  backend.GatherRows(x, batch.logit_rows, last);
+  if (logits.rows == 0) return;
+  const RowsView last = workspace.TakeDense(logits.rows, spec.hidden_size, DType::kF32);
+  backend.GatherOutputRows(x, last);
   // The head's input stays f32 in every run: rounding it would cost as much accuracy as a whole
   // layer does, and few rows reach the head.
   if (final_norm_ != nullptr) {
     backend.Norm({.bank = final_norm_.get(), .input = last, .output = last});
   }
-  const RowsView scores = workspace.TakeDense(rows, spec.vocab_size, DType::kF32);
-  backend.Linear({.bank = head_.get(), .input = last, .output = scores});
-  if (spec.logit_scale != 1.0) backend.Scale(scores, static_cast<float>(spec.logit_scale));
-  backend.CopyToHost(scores, logits);
+  backend.Linear({.bank = head_.get(), .input = last, .output = logits});
+  if (spec.logit_scale != 1.0) backend.Scale(logits, static_cast<float>(spec.logit_scale));
 }
 
 Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

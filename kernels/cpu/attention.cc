@@ -5,6 +5,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/kv_cache.h"
 
 namespace moeserve::cpu {
 namespace {
@@ -17,7 +18,7 @@ struct KvGeometry {
   int64_t value_block;
 };
 
-KvGeometry GeometryOf(const KvCacheStorage& cache, int layer) {
+KvGeometry GeometryOf(const CpuKvCache& cache, int layer) {
   const KvLayerShape& shape = cache.shape(layer);
   KvGeometry g;
   g.element = static_cast<int64_t>(SizeOf(cache.dtype()));
@@ -49,8 +50,8 @@ void CpuBackend::Rope(const RopeArgs& args) {
             float* sine = cosine + pairs;
             int32_t angles_of = -1;
             for (int64_t r = begin; r < end; ++r) {
-              const int64_t token = args.token_of_row == nullptr ? r : args.token_of_row[r];
-              const int32_t position = args.position[token];
+              const int64_t token = args.plan == nullptr ? r : args.plan->row_of_assignment[r];
+              const int32_t position = step_.position[token];
               if (position != angles_of) {
                 for (int i = 0; i < pairs; ++i) {
                   const double angle = position * std::pow(s.theta, -2.0 * i / s.dimensions);
@@ -74,16 +75,16 @@ void CpuBackend::Rope(const RopeArgs& args) {
 }
 
 void CpuBackend::AppendKv(const AppendKvArgs& args) {
-  const KvCacheStorage& cache = *args.cache;
+  const auto& cache = static_cast<const CpuKvCache&>(*args.cache);
   const KvLayerShape& shape = cache.shape(args.layer);
   const KvGeometry g = GeometryOf(cache, args.layer);
   const bool bf16 = cache.dtype() == DType::kBF16;
   const int padded = PaddedHeadDim(shape.head_dim);
   ForRows(args.keys.rows, args.keys.cols * 2, [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t) {
-      const int32_t position = args.position[t];
+      const int32_t position = step_.position[t];
       const int64_t block =
-          args.block_tables[args.sequence[t]][static_cast<size_t>(position / kKvBlockTokens)];
+          step_.block_tables[step_.sequence[t]][static_cast<size_t>(position / kKvBlockTokens)];
       const int64_t slot = position % kKvBlockTokens;
       const float* k = reinterpret_cast<const float*>(args.keys.row(t));
       const float* v = reinterpret_cast<const float*>(args.values.row(t));
@@ -102,23 +103,24 @@ void CpuBackend::AppendKv(const AppendKvArgs& args) {
 }
 
 void CpuBackend::Attention(const AttentionArgs& args) {
-  const KvCacheStorage& cache = *args.cache;
+  const auto& cache = static_cast<const CpuKvCache&>(*args.cache);
   const KvLayerShape& shape = cache.shape(args.layer);
   const KvGeometry g = GeometryOf(cache, args.layer);
-  const int heads = static_cast<int>(args.kv_head.size());
+  const int heads = args.heads;
   const int padded = PaddedHeadDim(shape.head_dim);
   MOESERVE_CHECK(args.query.cols == int64_t{heads} * shape.head_dim, "query heads");
 
   int64_t context = 0;
-  for (int32_t p : args.position) context = std::max<int64_t>(context, p + 1);
+  for (int32_t p : step_.position) context = std::max<int64_t>(context, p + 1);
   if (args.window > 0) context = std::min<int64_t>(context, args.window);
   ForRows(args.query.rows * heads, context * shape.head_dim * 2,
           [&](int64_t begin, int64_t end, int worker) {
             for (int64_t i = begin; i < end; ++i) {
               const int64_t r = i / heads;
               const int h = static_cast<int>(i % heads);
-              const int64_t token = args.token_of_row == nullptr ? r : args.token_of_row[r];
-              const int last = args.position[token];
+              const int64_t kv_head = KvHeadOf(args.order, h, heads, shape.num_kv_heads);
+              const int64_t token = args.plan == nullptr ? r : args.plan->row_of_assignment[r];
+              const int last = step_.position[token];
               const int first = args.window > 0 ? std::max(0, last - args.window + 1) : 0;
               const size_t lanes = static_cast<size_t>(last - first + 1) + 96;
               float* scores = scratch_[worker].Floats(lanes + padded);
@@ -128,11 +130,11 @@ void CpuBackend::Attention(const AttentionArgs& args) {
                    .keys = cache.keys(args.layer),
                    .values = cache.values(args.layer),
                    .cache_bf16 = cache.dtype() == DType::kBF16,
-                   .block_table = args.block_tables[args.sequence[token]].data(),
+                   .block_table = step_.block_tables[step_.sequence[token]].data(),
                    .key_block_bytes = g.key_block,
                    .value_block_bytes = g.value_block,
-                   .key_head_offset = args.kv_head[h] * g.key_head,
-                   .value_head_offset = args.kv_head[h] * g.value_head,
+                   .key_head_offset = kv_head * g.key_head,
+                   .value_head_offset = kv_head * g.value_head,
                    .head_dim = shape.head_dim,
                    .padded_dim = padded,
                    .begin = first,

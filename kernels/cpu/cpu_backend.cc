@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "kernels/base/check.h"
+#include "kernels/cpu/kv_cache.h"
 #include "kernels/cpu/packed_bank.h"
 
 namespace moeserve::cpu {
@@ -39,6 +40,27 @@ Result<std::unique_ptr<LinearBank>> CpuBackend::NewLinearBank(LinearBankShape sh
                             CpuLinearBank::Create(std::move(shape)));
   weight_bytes_ += static_cast<const CpuLinearBank&>(*bank).bytes();
   return bank;
+}
+
+Result<std::unique_ptr<DeviceBuffer>> CpuBackend::Upload(std::span<const float> values) {
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<DeviceBuffer> buffer, Allocate(values.size_bytes()));
+  std::copy(values.begin(), values.end(), static_cast<float*>(buffer->data()));
+  return buffer;
+}
+
+Result<std::unique_ptr<KvCacheStorage>> CpuBackend::NewKvCache(std::vector<KvLayerShape> layers,
+                                                               DType dtype, int64_t num_blocks) {
+  return CpuKvCache::Allocate(std::move(layers), dtype, num_blocks);
+}
+
+int64_t CpuBackend::KvBlockBytes(std::span<const KvLayerShape> layers, DType dtype) const {
+  return CpuKvCache::BytesPerBlock(layers, dtype);
+}
+
+StepRows CpuBackend::BeginStep(const StepInputs& inputs, const void*, bool) {
+  step_ = inputs;
+  return {static_cast<int64_t>(inputs.token_ids.size()),
+          static_cast<int64_t>(inputs.output_rows.size())};
 }
 
 Result<double> CpuBackend::MeasureReadBandwidth(int64_t bytes, int rounds) {

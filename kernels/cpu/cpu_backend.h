@@ -27,7 +27,14 @@ class CpuBackend : public Backend {
   Result<std::unique_ptr<EmbeddingTable>> NewTiedEmbeddingTable(const LinearBank& bank) override;
   Result<std::unique_ptr<Router>> NewRouter(const RouteSettings& settings,
                                             const RouterTensors& tensors) override;
+  Result<std::unique_ptr<DeviceBuffer>> Upload(std::span<const float> values) override;
+  Result<std::unique_ptr<KvCacheStorage>> NewKvCache(std::vector<KvLayerShape> layers, DType dtype,
+                                                     int64_t num_blocks) override;
+  int64_t KvBlockBytes(std::span<const KvLayerShape> layers, DType dtype) const override;
 
+  StepRows BeginStep(const StepInputs& inputs, const void* owner, bool replayable) override;
+  void RunStep(const std::function<void()>& operations) override { operations(); }
+  void ForgetSteps(const void*) override {}
   void Embed(const EmbedArgs& args) override;
   void Norm(const NormArgs& args) override;
   void Linear(const LinearArgs& args) override;
@@ -40,10 +47,12 @@ class CpuBackend : public Backend {
   void AddScaled(const RowsView& x, const RowsView& branch, const float* bias,
                  float scale) override;
   void ScaleBySigmoid(const RowsView& x, const RowsView& gate) override;
-  void GatherRows(const RowsView& input, std::span<const int32_t> rows,
-                  const RowsView& output) override;
+  void GatherOutputRows(const RowsView& input, const RowsView& output) override;
   void Scale(const RowsView& x, float factor) override;
   void CopyToHost(const RowsView& input, std::span<float> output) override;
+  void CopyFromHost(std::span<const float> input, const RowsView& output) override;
+  bool plans_on_host() const override { return true; }
+  RoutingPlan HostPlan(int slot) override { return plans_[slot].plan; }
 
   Result<double> MeasureReadBandwidth(int64_t bytes, int rounds) override;
   uint64_t expert_visits() const override { return expert_visits_; }
@@ -59,6 +68,7 @@ class CpuBackend : public Backend {
         assignments_of_row;
     std::vector<float> weight_of_assignment;
     std::vector<uint8_t> row_nonfinite;
+    RoutingPlan plan;
   };
   // Scratch of one thread; grows, never shrinks.
   struct Scratch {
@@ -83,16 +93,17 @@ class CpuBackend : public Backend {
   void ForRows(int64_t rows, int64_t work_per_row, const Body& body);
 
   void RunLinearTask(const LinearArgs& args, const LinearTask& task, int worker);
-  RoutingPlan BuildPlan(int rows, int experts, const std::vector<int32_t>& offsets,
-                        const std::vector<int32_t>& ids, const std::vector<float>& weights,
-                        PlanStorage& storage);
+  void BuildPlan(int rows, int experts, const std::vector<int32_t>& offsets,
+                 const std::vector<int32_t>& ids, const std::vector<float>& weights,
+                 PlanStorage& storage);
 
   const KernelTable* table_;
   ThreadPool pool_;
   std::string description_;
   std::vector<Scratch> scratch_;  // [threads]
   std::vector<LinearTask> linear_tasks_;
-  PlanStorage plans_[2];
+  std::vector<PlanStorage> plans_;  // by slot
+  StepInputs step_;
   // Routes of the current Route() before they are sorted into a plan.
   std::vector<int32_t> route_counts_, route_offsets_, route_experts_, route_experts_wide_;
   std::vector<float> route_weights_, route_weights_wide_;

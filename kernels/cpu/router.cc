@@ -139,11 +139,15 @@ RoutingPlan CpuBackend::Route(const RouteArgs& args) {
     if (o.k > 0) widest = std::max(widest, std::min(o.k, experts));
     if (o.p > 0.0f && !settings.top_p) widest = experts;
   }
+  if (plans_.size() <= static_cast<size_t>(args.slot)) {
+    plans_.resize(static_cast<size_t>(args.slot) + 1);
+  }
   PlanStorage& storage = plans_[args.slot];
   storage.row_nonfinite.assign(static_cast<size_t>(rows), 0);
   if (args.given != nullptr) {
-    return BuildPlan(rows, experts, args.given->offsets, args.given->experts, args.given->weights,
-                     storage);
+    BuildPlan(rows, experts, args.given->offsets, args.given->experts, args.given->weights,
+              storage);
+    return storage.plan;
   }
 
   route_counts_.resize(static_cast<size_t>(rows));
@@ -207,12 +211,13 @@ RoutingPlan CpuBackend::Route(const RouteArgs& args) {
       route_weights_[route_offsets_[r] + i] = route_weights_wide_[int64_t{r} * widest + i];
     }
   }
-  return BuildPlan(rows, experts, route_offsets_, route_experts_, route_weights_, storage);
+  BuildPlan(rows, experts, route_offsets_, route_experts_, route_weights_, storage);
+  return storage.plan;
 }
 
-RoutingPlan CpuBackend::BuildPlan(int rows, int experts, const std::vector<int32_t>& offsets,
-                                  const std::vector<int32_t>& ids,
-                                  const std::vector<float>& weights, PlanStorage& storage) {
+void CpuBackend::BuildPlan(int rows, int experts, const std::vector<int32_t>& offsets,
+                           const std::vector<int32_t>& ids, const std::vector<float>& weights,
+                           PlanStorage& storage) {
   const size_t total = ids.size();
   storage.expert_offsets.assign(static_cast<size_t>(experts) + 1, 0);
   for (int32_t e : ids) ++storage.expert_offsets[e + 1];
@@ -234,16 +239,17 @@ RoutingPlan CpuBackend::BuildPlan(int rows, int experts, const std::vector<int32
       storage.assignments_of_row[i] = a;
     }
   }
-  return {.rows = rows,
-          .num_experts = experts,
-          .num_assignments = static_cast<int>(total),
-          .expert_offsets = storage.expert_offsets.data(),
-          .expert_of_assignment = storage.expert_of_assignment.data(),
-          .row_of_assignment = storage.row_of_assignment.data(),
-          .weight_of_assignment = storage.weight_of_assignment.data(),
-          .row_offsets = storage.row_offsets.data(),
-          .assignments_of_row = storage.assignments_of_row.data(),
-          .row_nonfinite = storage.row_nonfinite.data()};
+  storage.plan = {.rows = rows,
+                  .num_experts = experts,
+                  .num_assignments = static_cast<int>(total),
+                  .capacity = static_cast<int>(total),
+                  .expert_offsets = storage.expert_offsets.data(),
+                  .expert_of_assignment = storage.expert_of_assignment.data(),
+                  .row_of_assignment = storage.row_of_assignment.data(),
+                  .weight_of_assignment = storage.weight_of_assignment.data(),
+                  .row_offsets = storage.row_offsets.data(),
+                  .assignments_of_row = storage.assignments_of_row.data(),
+                  .row_nonfinite = storage.row_nonfinite.data()};
 }
 
 }  // namespace moeserve::cpu

@@ -90,20 +90,20 @@ void CpuBackend::Embed(const EmbedArgs& args) {
     float* extra = scratch_[worker].Floats(static_cast<size_t>(width));
     for (int64_t t = begin; t < end; ++t) {
       float* out = FloatRow(args.output, t);
-      tokens.ReadRow(args.token_ids[t], out);
+      tokens.ReadRow(step_.token_ids[t], out);
       if (args.scale != 1.0f) {
         for (int64_t i = 0; i < width; ++i) out[i] *= args.scale;
       }
       if (learned != nullptr) {
-        learned->ReadRow(args.position[t], extra);
+        learned->ReadRow(step_.position[t], extra);
         for (int64_t i = 0; i < width; ++i) out[i] += extra[i];
       }
       if (args.sinusoidal) {
         for (int64_t i = 0; i < half; ++i) {
           const double f =
               std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(half - 1));
-          out[i] += static_cast<float>(std::sin(args.position[t] * f));
-          out[half + i] += static_cast<float>(std::cos(args.position[t] * f));
+          out[i] += static_cast<float>(std::sin(step_.position[t] * f));
+          out[half + i] += static_cast<float>(std::cos(step_.position[t] * f));
         }
       }
     }
@@ -205,10 +205,9 @@ void CpuBackend::ScaleBySigmoid(const RowsView& x, const RowsView& gate) {
   }
 }
 
-void CpuBackend::GatherRows(const RowsView& input, std::span<const int32_t> rows,
-                            const RowsView& output) {
-  for (size_t i = 0; i < rows.size(); ++i) {
-    std::copy_n(FloatRow(input, rows[i]), input.cols, FloatRow(output, static_cast<int64_t>(i)));
+void CpuBackend::GatherOutputRows(const RowsView& input, const RowsView& output) {
+  for (int64_t i = 0; i < output.rows; ++i) {
+    std::copy_n(FloatRow(input, step_.output_rows[i]), input.cols, FloatRow(output, i));
   }
 }
 
@@ -229,6 +228,18 @@ void CpuBackend::CopyToHost(const RowsView& input, std::span<float> output) {
       table_->widen_bf16(reinterpret_cast<const Bf16*>(input.row(r)), to, input.cols);
     } else {
       std::copy_n(FloatRow(input, r), input.cols, to);
+    }
+  }
+}
+
+void CpuBackend::CopyFromHost(std::span<const float> input, const RowsView& output) {
+  MOESERVE_CHECK(static_cast<int64_t>(input.size()) >= output.rows * output.cols, "host rows");
+  for (int64_t r = 0; r < output.rows; ++r) {
+    const float* from = input.data() + r * output.cols;
+    if (output.dtype == DType::kBF16) {
+      table_->convert_row(from, reinterpret_cast<Bf16*>(output.row(r)), output.cols);
+    } else {
+      std::copy_n(from, output.cols, FloatRow(output, r));
     }
   }
 }

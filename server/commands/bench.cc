@@ -252,10 +252,9 @@ absl::Status Run(const Options& options) {
   for (const LayerSpec& l : loaded.spec.layers) {
     shapes.push_back({l.attention.num_kv_heads, l.attention.head_dim});
   }
-  MOESERVE_ASSIGN_OR_RETURN(
-      KvCacheStorage cache,
-      KvCacheStorage::Allocate(shapes, compute, sequences * BlocksFor(length)));
-  Bench bench(options, *model, cache, sequences, length);
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<KvCacheStorage> cache,
+                            backend->NewKvCache(shapes, compute, sequences * BlocksFor(length)));
+  Bench bench(options, *model, *cache, sequences, length);
   std::vector<CaseResult> results;
   if (options.prompt > 0) results.push_back(bench.Prompt(options.prompt));
   for (int batch : options.batches) results.push_back(bench.Decode(batch));

@@ -17,6 +17,7 @@ class ReplayHooks : public StepHooks {
  public:
   ReplayHooks(const Golden& golden, const ModelSpec& spec) : golden_(golden), spec_(spec) {}
   void Begin(int prompt) { prompt_ = prompt; }
+  bool GivesRoutes() const override { return true; }
   const GivenRoutes* RoutesFor(int layer, BlockKind block) override {
     const LayerSpec& l = spec_.layers[layer];
     const auto& routing =

@@ -9,6 +9,7 @@
 #include "tests/reference/oracle.h"
 #include "tests/support/backends.h"
 #include "tests/support/compare.h"
+#include "tests/support/device_rows.h"
 #include "tests/support/random.h"
 
 namespace moeserve::testing {
@@ -17,12 +18,16 @@ namespace {
 class AttentionTest : public ::testing::TestWithParam<BackendOptions> {
  protected:
   void SetUp() override { backend_ = std::move(CreateBackend(GetParam())).value(); }
+  // A step of these positions; what is not given is 0.
+  void Begin(StepInputs inputs) {
+    zeros_.assign(inputs.position.size(), 0);
+    inputs.token_ids = zeros_;
+    if (inputs.sequence.empty()) inputs.sequence = zeros_;
+    backend_->BeginStep(inputs, nullptr, false);
+  }
+  std::vector<int32_t> zeros_;
   std::unique_ptr<Backend> backend_;
 };
-
-RowsView View(std::vector<float>& v, int64_t rows, int64_t cols) {
-  return {v.data(), DType::kF32, rows, cols, cols};
-}
 
 // Lengths around the block size, shuffled block tables, grouped heads, windows, both cache types.
 TEST_P(AttentionTest, MatchesDoubleArithmetic) {
@@ -31,16 +36,13 @@ TEST_P(AttentionTest, MatchesDoubleArithmetic) {
     for (int head_dim : {4, 12, 16, 80, 128}) {
       for (int window : {0, 1, 17}) {
         const int kv_heads = 2, heads = 6;
+        const HeadOrder order = window == 1 ? HeadOrder::kTile : HeadOrder::kInterleave;
         const std::vector<int> lengths = {1, 15, 16, 17, 40, 83};
         const int blocks_each = 6;
         const int sequences = static_cast<int>(lengths.size());
         auto cache =
-            KvCacheStorage::Allocate({{kv_heads, head_dim}}, dtype, sequences * blocks_each);
-        ASSERT_TRUE(cache.ok());
-        std::memset(
-            cache->keys(0), 0xff,
-            static_cast<size_t>(KvCacheStorage::BytesPerBlock({{kv_heads, head_dim}}, dtype)) *
-                sequences * blocks_each);
+            std::move(backend_->NewKvCache({{kv_heads, head_dim}}, dtype, sequences * blocks_each))
+                .value();
         std::vector<std::vector<int32_t>> tables(sequences);
         for (int b = 0; b < sequences * blocks_each; ++b) {
           tables[(b * 5 + 2) % sequences].push_back(b);
@@ -52,13 +54,11 @@ TEST_P(AttentionTest, MatchesDoubleArithmetic) {
           std::iota(position.begin(), position.end(), 0);
           std::vector<float> k = random.Normals(int64_t{lengths[s]} * kv_heads * head_dim);
           std::vector<float> v = random.Normals(int64_t{lengths[s]} * kv_heads * head_dim);
-          backend_->AppendKv({.cache = &*cache,
-                              .layer = 0,
-                              .position = position,
-                              .sequence = sequence,
-                              .block_tables = spans,
-                              .keys = View(k, lengths[s], kv_heads * head_dim),
-                              .values = View(v, lengths[s], kv_heads * head_dim)});
+          const DeviceRows new_keys = MakeRows(*backend_, k, kv_heads * head_dim);
+          const DeviceRows new_values = MakeRows(*backend_, v, kv_heads * head_dim);
+          Begin({.position = position, .sequence = sequence, .block_tables = spans});
+          backend_->AppendKv(
+              {.cache = cache.get(), .layer = 0, .keys = new_keys.view, .values = new_values.view});
           for (int p = 0; p < lengths[s]; ++p) {
             for (int h = 0; h < kv_heads; ++h) {
               std::vector<double> key, value;
@@ -78,25 +78,27 @@ TEST_P(AttentionTest, MatchesDoubleArithmetic) {
           position.push_back(lengths[s] - 1);
           sequence.push_back(s);
         }
-        const std::vector<int32_t> kv_head = {0, 0, 1, 1, 0, 1};
         std::vector<float> q = random.Normals(int64_t{sequences} * heads * head_dim);
-        std::vector<float> out(q.size(), NAN);
+        const DeviceRows query = MakeRows(*backend_, q, heads * head_dim);
+        const DeviceRows output = MakeRows(*backend_, sequences, heads * head_dim, heads * head_dim,
+                                           DType::kF32, nullptr);
         const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
-        backend_->Attention({.cache = &*cache,
+        Begin({.position = position, .sequence = sequence, .block_tables = spans});
+        backend_->Attention({.cache = cache.get(),
                              .layer = 0,
-                             .position = position,
-                             .sequence = sequence,
-                             .block_tables = spans,
-                             .kv_head = kv_head,
+                             .heads = heads,
+                             .order = order,
                              .scale = scale,
                              .window = window,
-                             .query = View(q, sequences, heads * head_dim),
-                             .output = View(out, sequences, heads * head_dim)});
+                             .query = query.view,
+                             .output = output.view});
+        const std::vector<float> out = HostRows(*backend_, output.view);
         for (int s = 0; s < sequences; ++s) {
           for (int h = 0; h < heads; ++h) {
             const int64_t at = (int64_t{s} * heads + h) * head_dim;
-            const Matrix& all_k = keys[s * kv_heads + kv_head[h]];
-            const Matrix& all_v = values[s * kv_heads + kv_head[h]];
+            const int kv_head = KvHeadOf(order, h, heads, kv_heads);
+            const Matrix& all_k = keys[s * kv_heads + kv_head];
+            const Matrix& all_v = values[s * kv_heads + kv_head];
             const int first = window > 0 ? std::max(0, lengths[s] - window) : 0;
             ASSERT_TRUE(RowNear({out.begin() + at, out.begin() + at + head_dim},
                                 OracleAttention({q.begin() + at, q.begin() + at + head_dim},
@@ -124,11 +126,12 @@ TEST_P(AttentionTest, NormsMatchDoubleArithmetic) {
       const int rows = 5, segments = 3;
       std::vector<float> x = random.Normals(int64_t{rows} * segments * width, 3.0);
       for (int i = 0; i < width; ++i) x[i] = 0.0f;
-      std::vector<float> y(x.size(), NAN);
-      backend_->Norm({.bank = bank.get(),
-                      .segments = segments,
-                      .input = View(x, rows, segments * width),
-                      .output = View(y, rows, segments * width)});
+      const DeviceRows input = MakeRows(*backend_, x, segments * width);
+      const DeviceRows output =
+          MakeRows(*backend_, rows, segments * width, segments * width, DType::kF32, nullptr);
+      backend_->Norm(
+          {.bank = bank.get(), .segments = segments, .input = input.view, .output = output.view});
+      const std::vector<float> y = HostRows(*backend_, output.view);
       std::vector<double> scales, shift_values;
       for (int i = 0; i < width; ++i) scales.push_back(ElementAsF32(scale, i));
       for (int i = 0; layer && i < width; ++i) shift_values.push_back(ElementAsF32(shift, i));
@@ -150,9 +153,10 @@ TEST_P(AttentionTest, RopeTurnsPairs) {
     const std::vector<int32_t> position = {0, 1, 100, 8000};
     std::vector<float> x = random.Normals(4 * heads * head_dim);
     const std::vector<float> before = x;
-    backend_->Rope({.settings = {head_dim, turned, 10000.0, interleaved},
-                    .position = position,
-                    .rows = View(x, 4, heads * head_dim)});
+    const DeviceRows rows = MakeRows(*backend_, x, heads * head_dim);
+    Begin({.position = position});
+    backend_->Rope({.settings = {head_dim, turned, 10000.0, interleaved}, .rows = rows.view});
+    x = HostRows(*backend_, rows.view);
     for (int t = 0; t < 4; ++t) {
       for (int h = 0; h < heads; ++h) {
         const int64_t at = (int64_t{t} * heads + h) * head_dim;

@@ -11,6 +11,7 @@
 #include "kernels/base/exp.h"
 #include "tests/reference/router_contract.h"
 #include "tests/support/backends.h"
+#include "tests/support/device_rows.h"
 #include "tests/support/random.h"
 
 namespace moeserve::testing {
@@ -141,9 +142,9 @@ class RouterTest : public ::testing::TestWithParam<BackendOptions> {
 
   RoutingPlan Route(const Case& c, const Router& router, std::vector<float>& rows) {
     const int width = c.settings.input_width;
-    const int64_t count = static_cast<int64_t>(rows.size()) / width;
-    return backend_->Route(
-        {.router = &router, .input = {rows.data(), DType::kF32, count, width, width}});
+    const DeviceRows input = MakeRows(*backend_, rows, width);
+    backend_->Route({.router = &router, .input = input.view});
+    return backend_->HostPlan(0);
   }
 
   std::unique_ptr<Backend> backend_;
@@ -193,12 +194,14 @@ TEST_P(RouterTest, OverridesAreRoutersOfTheirOwn) {
     overrides[2].p = 0.4f;
     overrides[3] = {.bias = bias.data(), .allowed = allowed};
     overrides[4] = {.k = 1 + random.Below(experts), .bias = bias.data(), .allowed = allowed};
-    std::vector<float> scores(static_cast<size_t>(6 * experts));
-    const RowsView kept{scores.data(), DType::kF32, 6, experts, experts};
-    const RoutingPlan plan = backend_->Route({.router = router.get(),
-                                              .input = {rows.data(), DType::kF32, 6, width, width},
-                                              .scores = &kept,
-                                              .overrides = overrides});
+    const DeviceRows input = MakeRows(*backend_, rows, width);
+    const DeviceRows kept = MakeRows(*backend_, 6, experts, experts, DType::kF32, nullptr);
+    backend_->Route({.router = router.get(),
+                     .input = input.view,
+                     .scores = &kept.view,
+                     .overrides = overrides});
+    const RoutingPlan plan = backend_->HostPlan(0);
+    const std::vector<float> scores = HostRows(*backend_, kept.view);
     for (int r = 0; r < 6; ++r) {
       const std::vector<float> row(rows.begin() + r * width, rows.begin() + (r + 1) * width);
       const RowRoutes<float> plain = ContractRoutes(c.settings, weights, row);

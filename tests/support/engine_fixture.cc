@@ -63,7 +63,7 @@ int64_t TestEngine::BytesFor(int tokens) const {
   for (const LayerSpec& l : engine_->spec().layers) {
     shapes.push_back({l.attention.num_kv_heads, l.attention.head_dim});
   }
-  return BlocksFor(tokens) * KvCacheStorage::BytesPerBlock(shapes, compute_);
+  return BlocksFor(tokens) * backend_->KvBlockBytes(shapes, compute_);
 }
 
 std::shared_ptr<CollectingSink> TestEngine::Submit(Request request) {

@@ -11,7 +11,7 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::Load(const std::filesystem::pa
   MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint,
                             LoadCheckpoint(path, {.require_tokenizer = false}));
   MOESERVE_ASSIGN_OR_RETURN(runner->backend_,
-                            CreateBackend({.threads = options.threads, .cpu_isa = options.isa}));
+                            CreateBackend({.device = options.device, .threads = options.threads, .cpu_isa = options.isa}));
   MOESERVE_ASSIGN_OR_RETURN(runner->model_,
                             Model::Create(checkpoint.spec, {.compute = options.compute},
                                           *checkpoint.weights, *runner->backend_));
@@ -20,9 +20,8 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::Load(const std::filesystem::pa
     shapes.push_back({l.attention.num_kv_heads, l.attention.head_dim});
   }
   const int64_t blocks = options.cache_tokens / kKvBlockTokens;
-  MOESERVE_ASSIGN_OR_RETURN(KvCacheStorage cache,
-                            KvCacheStorage::Allocate(shapes, options.compute, blocks));
-  runner->cache_ = std::make_unique<KvCacheStorage>(std::move(cache));
+  MOESERVE_ASSIGN_OR_RETURN(runner->cache_,
+                            runner->backend_->NewKvCache(shapes, options.compute, blocks));
   // Neighbouring blocks belong to different sequences, so that a confusion of tables shows.
   const int slots = static_cast<int>(options.cache_tokens / kTokensPerSlot);
   runner->tables_.resize(static_cast<size_t>(slots));

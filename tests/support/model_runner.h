@@ -15,6 +15,7 @@ namespace moeserve::testing {
 
 struct RunnerOptions {
   DType compute = DType::kF32;
+  std::string device = "cpu";
   std::string isa = "auto";
   int threads = 2;
   int64_t cache_tokens = 4096;

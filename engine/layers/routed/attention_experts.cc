@@ -1,5 +1,3 @@
-#include <numeric>
-
 #include "engine/layers/routed/expert_body.h"
 
 namespace moeserve {
@@ -18,8 +16,7 @@ Result<std::unique_ptr<AttentionExperts>> AttentionExperts::Load(
   MOESERVE_ASSIGN_OR_RETURN(body->output_,
                             LoadBank(load, {width}, std::vector<int>(experts, model_width),
                                      {names, "o", std::nullopt}, false));
-  body->kv_head_.resize(static_cast<size_t>(spec.num_kv_heads));
-  std::iota(body->kv_head_.begin(), body->kv_head_.end(), 0);
+  body->heads_ = spec.num_kv_heads;
   body->rope_ = RopeOf(position, spec.head_dim);
   body->layer_ = layer;
   body->scale_ = static_cast<float>(spec.scale);
@@ -29,26 +26,21 @@ Result<std::unique_ptr<AttentionExperts>> AttentionExperts::Load(
 
 RowsView AttentionExperts::Run(StepContext& ctx, const RoutingPlan* plan,
                                const RowsView& rows) const {
-  const int64_t width = static_cast<int64_t>(kv_head_.size()) * rope_.head_dim;
-  const int64_t count = plan->num_assignments;
+  const int64_t width = int64_t{heads_} * rope_.head_dim;
+  const int64_t count = plan->capacity;
   RowsView results = ctx.workspace.Take(count, rows.cols, ctx.activation);
   RowsView query = ctx.workspace.Take(count, width, DType::kF32);
   RowsView heads = ctx.workspace.Take(count, width, ctx.activation);
   ctx.backend.Linear(
       {.bank = query_.get(), .plan = plan, .gather = true, .input = rows, .output = query});
   if (rope_.dimensions > 0) {
-    ctx.backend.Rope({.settings = rope_,
-                      .position = ctx.batch.positions,
-                      .token_of_row = plan->row_of_assignment,
-                      .rows = query});
+    ctx.backend.Rope({.settings = rope_, .plan = plan, .rows = query});
   }
   ctx.backend.Attention({.cache = &ctx.cache,
                          .layer = layer_,
-                         .position = ctx.batch.positions,
-                         .sequence = ctx.batch.sequence,
-                         .block_tables = ctx.batch.block_tables,
-                         .token_of_row = plan->row_of_assignment,
-                         .kv_head = kv_head_,
+                         .plan = plan,
+                         .heads = heads_,
+                         .order = HeadOrder::kTile,
                          .scale = scale_,
                          .window = window_,
                          .query = query,

@@ -20,7 +20,7 @@ ActivationKind KernelActivation(Activation a) {
 }
 
 int64_t ResultRows(const RoutingPlan* plan, const RowsView& rows) {
-  return plan == nullptr ? rows.rows : plan->num_assignments;
+  return plan == nullptr ? rows.rows : plan->capacity;
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace moeserve {
 class ExpertBody {
  public:
   virtual ~ExpertBody() = default;
-  // Results [A, width] of every assignment of `plan`, in assignment order and in the run's
+  // Results [capacity, width] of every assignment of `plan`, in assignment order and in the run's
   // activation type; with no plan, of every row by the single expert. `rows` [R, width] in the
   // activation type. The memory comes from ctx.workspace.
   virtual RowsView Run(StepContext& ctx, const RoutingPlan* plan, const RowsView& rows) const = 0;
@@ -57,7 +57,7 @@ class AttentionExperts : public ExpertBody {
  private:
   std::unique_ptr<LinearBank> query_;
   std::unique_ptr<LinearBank> output_;
-  std::vector<int32_t> kv_head_;  // [G] head j of an expert reads kv head j
+  int heads_ = 1;      // of an expert; head j reads kv head j
   RopeSettings rope_;             // dimensions 0: none
   int layer_ = 0;
   float scale_ = 1.0f;

@@ -25,6 +25,7 @@ Result<std::unique_ptr<RoutedLayer>> RoutedLayer::Load(LoadContext& load, const 
                                                        const RoutedLayerSpec& spec, int model_width,
                                                        std::unique_ptr<ExpertBody> body) {
   auto routed = std::make_unique<RoutedLayer>();
+  routed->slot_ = 2 * layer + (block == BlockKind::kFeedForward ? 1 : 0);
   routed->layer_ = layer;
   routed->block_ = block;
   routed->heads_ = spec.split.heads;
@@ -67,7 +68,11 @@ std::vector<RouteOverride> RoutedLayer::Overrides(const StepContext& ctx) const 
 RoutingPlan RoutedLayer::Route(StepContext& ctx, const RowsView& rows) const {
   const GivenRoutes* given = ctx.hooks == nullptr ? nullptr : ctx.hooks->RoutesFor(layer_, block_);
   const std::vector<RouteOverride> overrides = Overrides(ctx);
-  RouteArgs args{.router = router_.get(), .input = rows, .given = given, .overrides = overrides};
+  RouteArgs args{.router = router_.get(),
+                 .input = rows,
+                 .given = given,
+                 .slot = slot_,
+                 .overrides = overrides};
   const Workspace::Scope scope(ctx.workspace);
   RowsView scores;
   if (ctx.hooks != nullptr && ctx.hooks->WantsScores() && given == nullptr) {
@@ -75,17 +80,22 @@ RoutingPlan RoutedLayer::Route(StepContext& ctx, const RowsView& rows) const {
     args.scores = &scores;
   }
   const RoutingPlan plan = ctx.backend.Route(args);
-  if (ctx.hooks == nullptr) return plan;
-  ctx.hooks->OnPlan(layer_, block_, plan);
+  if (ctx.hooks == nullptr || !ctx.hooks_at_once) return plan;
+  const RoutingPlan seen = ctx.backend.HostPlan(slot_);
+  ctx.hooks->OnPlan(layer_, block_, seen);
   std::vector<float> host;
   const auto fetch = [&](const RowsView& view) {
     host.resize(static_cast<size_t>(view.rows * view.cols));
     ctx.backend.CopyToHost(view, host);
     return std::span<const float>(host);
   };
-  if (args.scores != nullptr) ctx.hooks->OnScores(layer_, block_, plan, fetch(scores));
-  if (ctx.hooks->WantsInputs()) ctx.hooks->OnInputs(layer_, block_, plan, fetch(rows));
+  if (args.scores != nullptr) ctx.hooks->OnScores(layer_, block_, seen, fetch(scores));
+  if (ctx.hooks->WantsInputs()) ctx.hooks->OnInputs(layer_, block_, seen, fetch(rows));
   return plan;
+}
+
+void RoutedLayer::TellPlan(Backend& backend, StepHooks& hooks) const {
+  hooks.OnPlan(layer_, block_, backend.HostPlan(slot_));
 }
 
 void RoutedLayer::Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const {

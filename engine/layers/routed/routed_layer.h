@@ -22,6 +22,9 @@ class RoutedLayer {
                                                    const RoutedLayerSpec& spec, int model_width,
                                                    std::unique_ptr<ExpertBody> body);
 
+  // What the hooks want to know of the step's plan, when they were not told at once.
+  void TellPlan(Backend& backend, StepHooks& hooks) const;
+
   // Routes the tokens `x` [T, d] (activation type) and writes their sum [T, d] (f32) to `output`.
   void Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const;
 
@@ -35,6 +38,7 @@ class RoutedLayer {
   std::unique_ptr<ExpertBody> body_;
   std::unique_ptr<LinearBank> split_;  // null: none
   std::unique_ptr<LinearBank> merge_;
+  int slot_ = 0;  // of its plans, its own
   int layer_ = 0;
   BlockKind block_ = BlockKind::kFeedForward;
   int heads_ = 1;
