@@ -155,6 +155,18 @@ struct LinearArgs {
   bool pad_output = false;  // zero columns up to the next multiple of 16 may be written
 };
 
+// output[a] = down(epilogue(up(input[source_row(a)]))), the hidden units rounded to the activation
+// type in between, as two LinearArgs would have it.
+struct FeedForwardArgs {
+  const LinearBank* up = nullptr;
+  const LinearBank* down = nullptr;
+  const RoutingPlan* plan = nullptr;  // null: one expert, every row of `input`
+  bool gather = false;
+  RowsView input;
+  RowsView output;  // [capacity, out_features of down]
+  ActivationKind activation = ActivationKind::kNone;
+};
+
 struct NormArgs {
   const NormBank* bank = nullptr;
   const RoutingPlan* plan = nullptr;  // group of assignment a = its expert; null: group 0
@@ -295,6 +307,12 @@ class Backend {
   virtual void Embed(const EmbedArgs& args) = 0;
   virtual void Norm(const NormArgs& args) = 0;
   virtual void Linear(const LinearArgs& args) = 0;
+  // Whether FusedFeedForward() exists for these banks and is the faster way for so many rows.
+  virtual bool FusesFeedForward(const LinearBank& up, const LinearBank& down, int64_t rows) const {
+    (void)up, (void)down, (void)rows;
+    return false;
+  }
+  virtual void FusedFeedForward(const FeedForwardArgs& args) { (void)args; }
   virtual void Rope(const RopeArgs& args) = 0;
   virtual void AppendKv(const AppendKvArgs& args) = 0;
   virtual void Attention(const AttentionArgs& args) = 0;
@@ -322,7 +340,7 @@ class Backend {
   virtual RoutingPlan HostPlan(int slot) = 0;
 
   // Since construction: expert matrices that Linear() streamed for routed plans. Tests use it to
-  // see that rows of one step share grouped products.
+  // see that rows of one step share grouped products. 0 where only the device knows.
   virtual uint64_t expert_visits() const = 0;
   // Measures how fast the device reads memory, in bytes per second, over `bytes` (at least a few
   // times the last-level cache), best of `rounds`. ResourceExhausted.

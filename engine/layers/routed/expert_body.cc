@@ -77,6 +77,16 @@ RowsView FeedForwardExperts::Hidden(StepContext& ctx, const RoutingPlan* plan,
 RowsView FeedForwardExperts::Run(StepContext& ctx, const RoutingPlan* plan,
                                  const RowsView& rows) const {
   RowsView results = ctx.workspace.Take(ResultRows(plan, rows), rows.cols, ctx.activation);
+  if (inner_norm_ == nullptr && ctx.backend.FusesFeedForward(*up_, *down_, results.rows)) {
+    ctx.backend.FusedFeedForward({.up = up_.get(),
+                                  .down = down_.get(),
+                                  .plan = plan,
+                                  .gather = plan != nullptr,
+                                  .input = rows,
+                                  .output = results,
+                                  .activation = activation_});
+    return results;
+  }
   const RowsView hidden = Hidden(ctx, plan, rows);
   ctx.backend.Linear({.bank = down_.get(), .plan = plan, .input = hidden, .output = results});
   return results;

@@ -1,0 +1,546 @@
+#include "kernels/cuda/cuda_backend.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/base/check.h"
+#include "kernels/cuda/bandwidth.h"
+#include "kernels/cuda/fused_expert.h"
+#include "kernels/cuda/kv_cache.h"
+#include "kernels/cuda/linear.h"
+#include "kernels/cuda/rows.h"
+
+namespace moeserve::cuda {
+namespace {
+
+// Steps of more rows are long enough that issuing them costs nothing.
+constexpr int64_t kMaxReplayedTokens = 256;
+constexpr int64_t kMinContext = 256;
+// Splits of contexts that run side by side; a few for every multiprocessor of the largest devices.
+constexpr int kAttentionSlots = 2048;
+
+class CudaBuffer : public DeviceBuffer {
+ public:
+  explicit CudaBuffer(DeviceMemory memory) : memory_(std::move(memory)) {}
+  void* data() const override { return memory_.data(); }
+  size_t bytes() const override { return memory_.bytes(); }
+
+ private:
+  DeviceMemory memory_;
+};
+
+class CudaNormBank : public NormBank {
+ public:
+  NormShape shape;
+  DeviceMemory scales, shifts, group_begin;
+  bool has_shifts = false;
+  int width = 0;
+};
+
+class CudaEmbeddingTable : public EmbeddingTable {
+ public:
+  DeviceMemory memory;
+  TableView view;
+  const CudaLinearBank* tied = nullptr;  // rows of its matrix instead of `view`
+};
+
+// The paged cache with the stream on which its blocks are copied.
+class StreamKvCache : public KvCacheStorage {
+ public:
+  StreamKvCache(std::vector<KvLayerShape> layers, DType dtype, int64_t blocks, CudaKvCache cache,
+                cudaStream_t stream)
+      : KvCacheStorage(std::move(layers), dtype, blocks),
+        cache_(std::move(cache)),
+        stream_(stream) {}
+  void CopyBlock(int32_t from, int32_t to) override { cache_.CopyBlock(from, to, stream_); }
+  KvLayerView layer(int layer) const { return cache_.layer(layer); }
+
+ private:
+  CudaKvCache cache_;
+  cudaStream_t stream_;
+};
+
+int64_t PowerOfTwo(int64_t n) {
+  int64_t power = 1;
+  while (power < n) power *= 2;
+  return power;
+}
+
+// Rows that a replayed step is filled up to: few shapes, little waste.
+int64_t Bucket(int64_t rows) {
+  if (rows <= 8) return PowerOfTwo(rows);
+  const int64_t step = std::max<int64_t>(8, PowerOfTwo(rows) / 8);
+  return (rows + step - 1) / step * step;
+}
+
+// Routes that a row may have.
+int WidestRow(const RouteSettings& settings, std::span<const RouteOverride> overrides) {
+  int widest = std::min(settings.k, settings.num_experts);
+  for (const RouteOverride& o : overrides) {
+    if (o.k > 0) widest = std::max(widest, std::min(o.k, settings.num_experts));
+    if (o.p > 0.0f && !settings.top_p) widest = settings.num_experts;
+  }
+  return widest;
+}
+
+std::vector<float> Widened(const HostTensor& t) {
+  std::vector<float> v(static_cast<size_t>(t.size()));
+  for (int64_t i = 0; i < t.size(); ++i) v[i] = ElementAsF32(t, i);
+  return v;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Backend>> CudaBackend::Create(const BackendOptions&) {
+  MOESERVE_RETURN_IF_ERROR(CheckDevice());
+  std::unique_ptr<CudaBackend> backend(new CudaBackend);
+  cudaDeviceProp properties{};
+  MOESERVE_RETURN_IF_ERROR(
+      StatusOf(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties"));
+  if (properties.major < 8) {
+    return absl::UnavailableError("device cuda: " + std::string(properties.name) +
+                                  ": expected compute capability 8.0 or later, found " +
+                                  std::to_string(properties.major) + "." +
+                                  std::to_string(properties.minor));
+  }
+  MOESERVE_ASSIGN_OR_RETURN(backend->stream_, Stream::Create());
+  backend->description_ = "cuda, " + std::string(properties.name) + ", compute capability " +
+                          std::to_string(properties.major) + "." +
+                          std::to_string(properties.minor);
+  return std::unique_ptr<Backend>(std::move(backend));
+}
+
+CudaBackend::~CudaBackend() {
+  if (stream_.get() != nullptr) cudaStreamSynchronize(stream_.get());
+}
+
+void CudaBackend::CheckCall(cudaError_t error, const char* what) const {
+  if (error == cudaSuccess) return;
+  moeserve::internal::CheckFailed(__FILE__, __LINE__, what, cudaGetErrorString(error));
+}
+
+void CudaBackend::Synchronize() {
+  CheckCall(cudaStreamSynchronize(stream_.get()), "cudaStreamSynchronize");
+}
+
+void CudaBackend::DropRecordings() {
+  Synchronize();
+  recordings_.clear();
+}
+
+DeviceMemory CudaBackend::AllocateForStep(size_t bytes, const char* what) {
+  Result<DeviceMemory> memory = DeviceMemory::Allocate(bytes);
+  if (!memory.ok()) {
+    moeserve::internal::CheckFailed(__FILE__, __LINE__, what, std::string(memory.status().message()).c_str());
+  }
+  return std::move(memory).value();
+}
+
+void CudaBackend::CopyIn(void* to, const void* from, size_t bytes) {
+  CheckCall(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_.get()),
+            "cudaMemcpyAsync");
+  Synchronize();
+}
+
+Result<std::unique_ptr<DeviceBuffer>> CudaBackend::Allocate(size_t bytes) {
+  MOESERVE_ASSIGN_OR_RETURN(DeviceMemory memory, DeviceMemory::Allocate(bytes));
+  return std::unique_ptr<DeviceBuffer>(std::make_unique<CudaBuffer>(std::move(memory)));
+}
+
+Result<std::unique_ptr<LinearBank>> CudaBackend::NewLinearBank(LinearBankShape shape) {
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<CudaLinearBank> bank,
+                            CudaLinearBank::Create(std::move(shape)));
+  weight_bytes_ += bank->bytes();
+  return std::unique_ptr<LinearBank>(std::move(bank));
+}
+
+Result<std::unique_ptr<NormBank>> CudaBackend::NewNormBank(NormShape shape,
+                                                           std::span<const HostTensor> scales,
+                                                           std::span<const HostTensor> shifts) {
+  auto bank = std::make_unique<CudaNormBank>();
+  bank->shape = shape;
+  bank->has_shifts = !shifts.empty();
+  std::vector<float> all_scales, all_shifts;
+  std::vector<int32_t> begin = {0};
+  for (const HostTensor& t : scales) {
+    const std::vector<float> values = Widened(t);
+    all_scales.insert(all_scales.end(), values.begin(), values.end());
+    begin.push_back(static_cast<int32_t>(all_scales.size()));
+    bank->width = std::max(bank->width, static_cast<int>(values.size()));
+  }
+  for (const HostTensor& t : shifts) {
+    const std::vector<float> values = Widened(t);
+    all_shifts.insert(all_shifts.end(), values.begin(), values.end());
+  }
+  const auto upload = [&](const void* data, size_t bytes, DeviceMemory& to) -> absl::Status {
+    MOESERVE_ASSIGN_OR_RETURN(to, DeviceMemory::Allocate(bytes));
+    CopyIn(to.data(), data, bytes);
+    return absl::OkStatus();
+  };
+  MOESERVE_RETURN_IF_ERROR(
+      upload(all_scales.data(), all_scales.size() * sizeof(float), bank->scales));
+  if (bank->has_shifts) {
+    MOESERVE_RETURN_IF_ERROR(
+        upload(all_shifts.data(), all_shifts.size() * sizeof(float), bank->shifts));
+  }
+  MOESERVE_RETURN_IF_ERROR(
+      upload(begin.data(), begin.size() * sizeof(int32_t), bank->group_begin));
+  return std::unique_ptr<NormBank>(std::move(bank));
+}
+
+Result<std::unique_ptr<EmbeddingTable>> CudaBackend::NewEmbeddingTable(const HostTensor& table) {
+  auto copy = std::make_unique<CudaEmbeddingTable>();
+  const size_t bytes = static_cast<size_t>(table.size()) * SizeOf(table.dtype);
+  MOESERVE_ASSIGN_OR_RETURN(copy->memory, DeviceMemory::Allocate(bytes));
+  CopyIn(copy->memory.data(), table.data, bytes);
+  copy->view = {copy->memory.data(), table.dtype};
+  weight_bytes_ += static_cast<int64_t>(bytes);
+  return std::unique_ptr<EmbeddingTable>(std::move(copy));
+}
+
+Result<std::unique_ptr<EmbeddingTable>> CudaBackend::NewTiedEmbeddingTable(const LinearBank& bank) {
+  auto table = std::make_unique<CudaEmbeddingTable>();
+  table->tied = &static_cast<const CudaLinearBank&>(bank);
+  return std::unique_ptr<EmbeddingTable>(std::move(table));
+}
+
+Result<std::unique_ptr<Router>> CudaBackend::NewRouter(const RouteSettings& settings,
+                                                       const RouterTensors& tensors) {
+  return CudaRouter::Create(settings, tensors);
+}
+
+Result<std::unique_ptr<DeviceBuffer>> CudaBackend::Upload(std::span<const float> values) {
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<DeviceBuffer> buffer, Allocate(values.size_bytes()));
+  CopyIn(buffer->data(), values.data(), values.size_bytes());
+  return buffer;
+}
+
+Result<std::unique_ptr<KvCacheStorage>> CudaBackend::NewKvCache(std::vector<KvLayerShape> layers,
+                                                                DType dtype, int64_t num_blocks) {
+  MOESERVE_ASSIGN_OR_RETURN(CudaKvCache cache,
+                            CudaKvCache::Allocate(layers, dtype, num_blocks));
+  return std::unique_ptr<KvCacheStorage>(std::make_unique<StreamKvCache>(
+      std::move(layers), dtype, num_blocks, std::move(cache), stream_.get()));
+}
+
+int64_t CudaBackend::KvBlockBytes(std::span<const KvLayerShape> layers, DType dtype) const {
+  return CudaKvCache::BytesPerBlock({layers.begin(), layers.end()}, dtype);
+}
+
+int CudaBackend::SingleTokens(const StepInputs& inputs) const {
+  const auto& sequence = inputs.sequence;
+  size_t t = 0;
+  while (t < sequence.size() && (t + 1 == sequence.size() || sequence[t] != sequence[t + 1])) ++t;
+  return static_cast<int>(t);
+}
+
+StepRows CudaBackend::BeginStep(const StepInputs& inputs, const void* owner, bool replayable) {
+  inputs_ = inputs;
+  const int64_t tokens = static_cast<int64_t>(inputs.token_ids.size());
+  const int64_t outputs = static_cast<int64_t>(inputs.output_rows.size());
+  const int single = SingleTokens(inputs);
+  // Tiles of neighbours would depend on where sequences begin.
+  replayable_ = replayable && tokens <= kMaxReplayedTokens && single == tokens && tokens > 0;
+  StepRows rows{tokens, outputs};
+  if (replayable_) {
+    rows.tokens = Bucket(tokens);
+    rows.outputs = outputs == 0 ? 0 : std::min(rows.tokens, Bucket(outputs));
+  }
+  int64_t context = kMinContext, longest = 1;
+  for (const int32_t p : inputs.position) context = std::max<int64_t>(context, p + 1);
+  for (const auto& blocks : inputs.block_tables) {
+    longest = std::max(longest, static_cast<int64_t>(blocks.size()));
+  }
+  const int64_t sequences = static_cast<int64_t>(inputs.block_tables.size());
+  if (buffers_.MustGrow(rows.tokens, sequences, longest)) {
+    DropRecordings();
+    const absl::Status status = buffers_.Reserve(rows.tokens, sequences, longest);
+    MOESERVE_CHECK(status.ok(), "memory for a step's inputs");
+  }
+  step_ = buffers_.Upload(inputs, rows, stream_.get());
+  shape_ = {owner, rows, PowerOfTwo(context), buffers_.table_stride()};
+  tiled_from_ = replayable_ ? static_cast<int>(rows.tokens) : single;
+  for (auto& [key, work] : work_) work.laid_out = false;
+  for (PlanSlot& slot : slots_) slot.copied = false;
+  return rows;
+}
+
+void CudaBackend::RunStep(const std::function<void()>& operations) {
+  if (!replayable_) {
+    operations();
+    return;
+  }
+  // Memory that has to grow in the first run forgets all recordings, this one too.
+  Recording* recording = &recordings_[shape_];
+  if (!recording->ran) {
+    operations();
+    recordings_[shape_].ran = true;
+    return;
+  }
+  if (!recording->graph.valid()) {
+    CheckCall(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal),
+              "cudaStreamBeginCapture");
+    operations();
+    cudaGraph_t captured = nullptr;
+    CheckCall(cudaStreamEndCapture(stream_.get(), &captured), "cudaStreamEndCapture");
+    const Graph graph(captured);
+    Result<GraphExec> exec = graph.Instantiate();
+    MOESERVE_CHECK(exec.ok(), "a captured step can be instantiated");
+    recording->graph = std::move(exec).value();
+  }
+  CheckCall(cudaGraphLaunch(recording->graph.get(), stream_.get()), "cudaGraphLaunch");
+}
+
+void CudaBackend::ForgetSteps(const void* owner) {
+  Synchronize();
+  std::erase_if(recordings_, [owner](const auto& r) { return r.first.owner == owner; });
+}
+
+void CudaBackend::Embed(const EmbedArgs& args) {
+  const auto& tokens = static_cast<const CudaEmbeddingTable&>(*args.tokens);
+  if (tokens.tied != nullptr) {
+    LaunchReadRows(*tokens.tied, step_.token_ids, static_cast<int>(args.output.rows), args.scale,
+                   args.output, stream_.get());
+  } else {
+    LaunchEmbed(tokens.view, step_.token_ids, args.scale, args.output, stream_.get());
+  }
+  if (args.positions != nullptr) {
+    const auto& learned = static_cast<const CudaEmbeddingTable&>(*args.positions);
+    LaunchAddPositions(learned.view, step_.position, args.output, stream_.get());
+  }
+  if (args.sinusoidal) LaunchAddSinusoids(step_.position, args.output, stream_.get());
+}
+
+void CudaBackend::Norm(const NormArgs& args) {
+  const auto& bank = static_cast<const CudaNormBank&>(*args.bank);
+  LaunchNorm({.shape = bank.shape,
+              .scales = bank.scales.as<float>(),
+              .shifts = bank.has_shifts ? bank.shifts.as<float>() : nullptr,
+              .group_begin = bank.group_begin.as<int32_t>(),
+              .width = bank.width,
+              .plan = args.plan,
+              .segments = args.segments,
+              .input = args.input,
+              .output = args.output},
+             stream_.get());
+}
+
+void CudaBackend::Linear(const LinearArgs& args) { LaunchLinear(args, stream_.get()); }
+
+bool CudaBackend::FusesFeedForward(const LinearBank& up, const LinearBank& down,
+                                   int64_t rows) const {
+  return FusedExpertFits(up, down) && FusedExpertPays(up, down, rows);
+}
+
+void CudaBackend::FusedFeedForward(const FeedForwardArgs& args) {
+  LaunchFusedExpert({.up = args.up,
+                     .down = args.down,
+                     .plan = args.plan,
+                     .gather = args.gather,
+                     .input = args.input,
+                     .output = args.output,
+                     .activation = args.activation},
+                    stream_.get());
+}
+
+StepView CudaBackend::View() const {
+  return {.tokens = static_cast<int>(shape_.rows.tokens),
+          .position = step_.position,
+          .sequence = step_.sequence,
+          .block_tables = step_.block_tables,
+          .table_stride = shape_.table_stride,
+          .max_context = static_cast<int>(shape_.context)};
+}
+
+void CudaBackend::Rope(const RopeArgs& args) {
+  const RoutingPlan* plan = args.plan;
+  LaunchRope(
+      {.settings = args.settings,
+       .step = View(),
+       .token_of_row = plan == nullptr ? nullptr : plan->row_of_assignment,
+       .valid_rows = plan == nullptr ? nullptr : plan->expert_offsets + plan->num_experts,
+       .rows = static_cast<float*>(args.rows.data),
+       .num_rows = static_cast<int>(args.rows.rows),
+       .heads = static_cast<int>(args.rows.cols / args.settings.head_dim),
+       .stride = args.rows.stride},
+      stream_.get());
+}
+
+void CudaBackend::AppendKv(const AppendKvArgs& args) {
+  LaunchAppendKv({.cache = static_cast<StreamKvCache&>(*args.cache).layer(args.layer),
+                  .step = View(),
+                  .keys = static_cast<const float*>(args.keys.data),
+                  .values = static_cast<const float*>(args.values.data),
+                  .key_stride = args.keys.stride,
+                  .value_stride = args.values.stride},
+                 stream_.get());
+}
+
+const AttentionWork& CudaBackend::WorkFor(int window, int split_tokens, int64_t row_floats) {
+  WorkSlot& slot = work_[{window, split_tokens}];
+  const int tokens = static_cast<int>(shape_.rows.tokens);
+  if (tokens > slot.max_tokens || row_floats > slot.row_floats) {
+    DropRecordings();
+    slot.max_tokens = std::max(slot.max_tokens, tokens);
+    slot.row_floats = std::max(slot.row_floats, row_floats);
+    slot.memory = {};
+    slot.memory = AllocateForStep(
+        static_cast<size_t>(AttentionWorkBytes(slot.max_tokens, kAttentionSlots, slot.row_floats)),
+        "memory for attention");
+    slot.work = LayOutAttentionWork(slot.memory.data(), slot.max_tokens, kAttentionSlots);
+    slot.laid_out = false;
+  }
+  if (!slot.laid_out) {
+    LaunchAttentionWork(View(), tiled_from_, window, split_tokens, slot.work, stream_.get());
+    slot.laid_out = true;
+  }
+  return slot.work;
+}
+
+void CudaBackend::Attention(const AttentionArgs& args) {
+  const KvLayerView cache = static_cast<const StreamKvCache&>(*args.cache).layer(args.layer);
+  AttentionLaunch launch{.cache = cache,
+                         .step = View(),
+                         .query = static_cast<const float*>(args.query.data),
+                         .query_stride = args.query.stride,
+                         .output = args.output.data,
+                         .output_stride = args.output.stride,
+                         .output_dtype = args.output.dtype,
+                         .heads = args.heads,
+                         .tile_order = args.order == HeadOrder::kTile,
+                         .scale = args.scale,
+                         .window = args.window,
+                         .tiled_from = tiled_from_};
+  if (args.plan != nullptr) {
+    launch.rows = {args.plan->row_offsets, args.plan->assignments_of_row,
+                   args.plan->row_of_assignment,
+                   args.plan->rows == 0 ? 1 : args.plan->capacity / args.plan->rows};
+  }
+  if (tiled_from_ > 0) {
+    const int heads = args.heads * launch.rows.max_per_token;
+    launch.work = WorkFor(args.window, SplitTokens(heads / cache.num_kv_heads),
+                          PartialFloats(heads, cache.head_dim));
+  }
+  LaunchAttention(launch, stream_.get());
+}
+
+const DeviceOverride* CudaBackend::UploadOverrides(std::span<const RouteOverride> overrides,
+                                                   int experts) {
+  // Rows of one request share their bias.
+  std::map<const float*, size_t> biases;
+  for (const RouteOverride& o : overrides) {
+    if (o.bias != nullptr) biases.try_emplace(o.bias, biases.size());
+  }
+  const size_t head = (overrides.size() * sizeof(DeviceOverride) + 15) / 16 * 16;
+  const size_t bytes = head + biases.size() * static_cast<size_t>(experts) * sizeof(float);
+  if (overrides_.bytes() < bytes) {
+    Synchronize();
+    overrides_ = {};
+    overrides_ = AllocateForStep(2 * bytes, "memory for changed routing");
+  }
+  std::vector<char> host(bytes);
+  float* const device_biases = reinterpret_cast<float*>(overrides_.as<char>() + head);
+  for (size_t i = 0; i < overrides.size(); ++i) {
+    const RouteOverride& o = overrides[i];
+    DeviceOverride d{.k = o.k, .p = o.p, .bias = nullptr, .allowed = o.allowed};
+    if (o.bias != nullptr) {
+      const size_t at = biases[o.bias] * static_cast<size_t>(experts);
+      d.bias = device_biases + at;
+      std::memcpy(host.data() + head + at * sizeof(float), o.bias,
+                  static_cast<size_t>(experts) * sizeof(float));
+    }
+    std::memcpy(host.data() + i * sizeof(d), &d, sizeof(d));
+  }
+  CopyIn(overrides_.data(), host.data(), bytes);
+  return overrides_.as<DeviceOverride>();
+}
+
+RoutingPlan CudaBackend::Route(const RouteArgs& args) {
+  const auto& router = static_cast<const CudaRouter&>(*args.router);
+  const RouteSettings& settings = router.settings();
+  const int rows = static_cast<int>(args.input.rows);
+  int widest = WidestRow(settings, args.overrides);
+  if (args.given != nullptr) {
+    widest = 1;
+    for (size_t r = 0; r + 1 < args.given->offsets.size(); ++r) {
+      widest = std::max(widest, args.given->offsets[r + 1] - args.given->offsets[r]);
+    }
+  }
+  if (slots_.size() <= static_cast<size_t>(args.slot)) {
+    slots_.resize(static_cast<size_t>(args.slot) + 1);
+  }
+  PlanSlot& slot = slots_[args.slot];
+  const auto grow = [&](auto& memory, auto... sizes) {
+    if (!memory.MustGrow(sizes...)) return;
+    DropRecordings();
+    const absl::Status status = memory.Reserve(sizes...);
+    if (!status.ok()) {
+      moeserve::internal::CheckFailed(__FILE__, __LINE__, "memory for routes", std::string(status.message()).c_str());
+    }
+  };
+  grow(slot.memory, rows, widest, settings.num_experts);
+  grow(route_scratch_, rows, widest, settings.num_experts, router.tables().columns);
+  slot.copied = false;
+  if (args.given != nullptr) {
+    const GivenRoutes& given = *args.given;
+    const size_t offsets = given.offsets.size() * sizeof(int32_t);
+    const size_t routes = given.experts.size() * sizeof(int32_t);
+    if (given_.bytes() < offsets + 2 * routes) {
+      Synchronize();
+      given_ = {};
+      given_ = AllocateForStep(2 * (offsets + 2 * routes), "memory for given routes");
+    }
+    char* const base = given_.as<char>();
+    CopyIn(base, given.offsets.data(), offsets);
+    CopyIn(base + offsets, given.experts.data(), routes);
+    CopyIn(base + offsets + routes, given.weights.data(), routes);
+    slot.plan = LaunchGivenPlan({.rows = rows,
+                                 .num_experts = settings.num_experts,
+                                 .k_max = widest,
+                                 .offsets = reinterpret_cast<const int32_t*>(base),
+                                 .experts = reinterpret_cast<const int32_t*>(base + offsets),
+                                 .weights = reinterpret_cast<const float*>(base + offsets + routes),
+                                 .plan = &slot.memory,
+                                 .scratch = &route_scratch_},
+                                stream_.get());
+    return slot.plan;
+  }
+  const bool filled_up = shape_.rows.tokens > static_cast<int64_t>(inputs_.token_ids.size());
+  RouteLaunch launch{.router = &router,
+                     .input = args.input,
+                     .sequence = filled_up ? step_.sequence : nullptr,
+                     .rows_per_token =
+                         filled_up ? rows / static_cast<int>(shape_.rows.tokens) : 1,
+                     .k_max = widest,
+                     .plan = &slot.memory,
+                     .scratch = &route_scratch_};
+  if (args.scores != nullptr) {
+    launch.scores = static_cast<float*>(args.scores->data);
+    launch.scores_stride = args.scores->stride;
+  }
+  if (!args.overrides.empty()) {
+    launch.overrides = UploadOverrides(args.overrides, settings.num_experts);
+  }
+  slot.plan = LaunchRoute(launch, stream_.get());
+  return slot.plan;
+}
+
+void CudaBackend::Combine(const CombineArgs& args) { LaunchCombine(args, stream_.get()); }
+void CudaBackend::Convert(const RowsView& input, const RowsView& output) {
+  LaunchConvert(input, output, stream_.get());
+}
+void CudaBackend::AddScaled(const RowsView& x, const RowsView& branch, const float* bias,
+                            float scale) {
+  LaunchAddScaled(x, branch, bias, scale, stream_.get());
+}
+void CudaBackend::ScaleBySigmoid(const RowsView& x, const RowsView& gate) {
+  LaunchScaleBySigmoid(x, gate, stream_.get());
+}
+void CudaBackend::GatherOutputRows(const RowsView& input, const RowsView& output) {
+  LaunchGather(input, step_.output_rows, output, stream_.get());
+}
+void CudaBackend::Scale(const RowsView& x, float factor) {
+  LaunchScale(x, factor, stream_.get());
+}
+
+}  // namespace moeserve::cuda

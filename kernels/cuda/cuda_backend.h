@@ -1,0 +1,150 @@
+// The CUDA backend: one device, one stream, steps recorded as graphs.
+#pragma once
+
+#include <compare>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/handles.h"
+#include "kernels/cuda/router.h"
+#include "kernels/cuda/step_buffers.h"
+#include "kernels/registry.h"
+
+namespace moeserve::cuda {
+
+// Operations are issued to one stream and return before they are done; CopyToHost() and HostPlan()
+// wait. A step that may be replayed runs three ways: the first of its shape as it is (which grows
+// all memory to its size), the second is captured, all others replay that graph: no operation of it
+// is issued again, and nothing in it waits for the host.
+class CudaBackend : public Backend {
+ public:
+  // Unavailable without a usable device, with the cause.
+  static Result<std::unique_ptr<Backend>> Create(const BackendOptions& options);
+  ~CudaBackend() override;
+
+  std::string_view name() const override { return "cuda"; }
+  std::string_view description() const override { return description_; }
+
+  Result<std::unique_ptr<DeviceBuffer>> Allocate(size_t bytes) override;
+  Result<std::unique_ptr<LinearBank>> NewLinearBank(LinearBankShape shape) override;
+  Result<std::unique_ptr<NormBank>> NewNormBank(NormShape shape, std::span<const HostTensor> scales,
+                                                std::span<const HostTensor> shifts) override;
+  Result<std::unique_ptr<EmbeddingTable>> NewEmbeddingTable(const HostTensor& table) override;
+  Result<std::unique_ptr<EmbeddingTable>> NewTiedEmbeddingTable(const LinearBank& bank) override;
+  Result<std::unique_ptr<Router>> NewRouter(const RouteSettings& settings,
+                                            const RouterTensors& tensors) override;
+  Result<std::unique_ptr<DeviceBuffer>> Upload(std::span<const float> values) override;
+  Result<std::unique_ptr<KvCacheStorage>> NewKvCache(std::vector<KvLayerShape> layers, DType dtype,
+                                                     int64_t num_blocks) override;
+  int64_t KvBlockBytes(std::span<const KvLayerShape> layers, DType dtype) const override;
+
+  StepRows BeginStep(const StepInputs& inputs, const void* owner, bool replayable) override;
+  void RunStep(const std::function<void()>& operations) override;
+  void ForgetSteps(const void* owner) override;
+
+  void Embed(const EmbedArgs& args) override;
+  void Norm(const NormArgs& args) override;
+  void Linear(const LinearArgs& args) override;
+  bool FusesFeedForward(const LinearBank& up, const LinearBank& down, int64_t rows) const override;
+  void FusedFeedForward(const FeedForwardArgs& args) override;
+  void Rope(const RopeArgs& args) override;
+  void AppendKv(const AppendKvArgs& args) override;
+  void Attention(const AttentionArgs& args) override;
+  RoutingPlan Route(const RouteArgs& args) override;
+  void Combine(const CombineArgs& args) override;
+  void Convert(const RowsView& input, const RowsView& output) override;
+  void AddScaled(const RowsView& x, const RowsView& branch, const float* bias,
+                 float scale) override;
+  void ScaleBySigmoid(const RowsView& x, const RowsView& gate) override;
+  void GatherOutputRows(const RowsView& input, const RowsView& output) override;
+  void Scale(const RowsView& x, float factor) override;
+  void CopyToHost(const RowsView& input, std::span<float> output) override;
+  void CopyFromHost(std::span<const float> input, const RowsView& output) override;
+  bool plans_on_host() const override { return false; }
+  RoutingPlan HostPlan(int slot) override;
+
+  uint64_t expert_visits() const override { return 0; }
+  Result<double> MeasureReadBandwidth(int64_t bytes, int rounds) override;
+  int64_t weight_bytes() const override { return weight_bytes_; }
+
+ private:
+  // What makes two steps issue the same operations with the same arguments.
+  struct StepShape {
+    const void* owner = nullptr;
+    StepRows rows;
+    int64_t context = 0;  // bound of the positions
+    int table_stride = 0;
+
+    auto Tie() const { return std::tie(owner, rows.tokens, rows.outputs, context, table_stride); }
+    bool operator<(const StepShape& other) const { return Tie() < other.Tie(); }
+  };
+  struct Recording {
+    bool ran = false;  // once as it is
+    GraphExec graph;
+  };
+  // A plan and its copy in host memory.
+  struct PlanSlot {
+    PlanMemory memory;
+    RoutingPlan plan;
+    bool copied = false;
+    std::vector<int32_t> expert_offsets, expert_of_assignment, row_of_assignment, row_offsets,
+        assignments_of_row;
+    std::vector<float> weight_of_assignment;
+    std::vector<uint8_t> row_nonfinite;
+  };
+  struct WorkKey {
+    int window;
+    int split_tokens;
+    auto operator<=>(const WorkKey&) const = default;
+  };
+  struct WorkSlot {
+    DeviceMemory memory;
+    AttentionWork work;
+    int max_tokens = 0;
+    int64_t row_floats = 0;
+    bool laid_out = false;  // in this step
+  };
+
+  CudaBackend() = default;
+
+  // Stops with CUDA's words where a call of a step fails: the device is lost to this process.
+  void CheckCall(cudaError_t error, const char* what) const;
+  void Synchronize();
+  // Forgets every recording; before memory that steps work on moves.
+  void DropRecordings();
+  DeviceMemory AllocateForStep(size_t bytes, const char* what);
+  // Copies pageable memory to the device and waits.
+  void CopyIn(void* to, const void* from, size_t bytes);
+  const DeviceOverride* UploadOverrides(std::span<const RouteOverride> overrides, int experts);
+  const AttentionWork& WorkFor(int window, int split_tokens, int64_t row_floats);
+  StepView View() const;
+  // Pinned memory that no copy uses.
+  char* Staging(size_t bytes);
+  // Tokens at the front of the step that are their sequence's only one.
+  int SingleTokens(const StepInputs& inputs) const;
+
+  std::string description_;
+  Stream stream_;
+  StepBuffers buffers_;
+  std::map<StepShape, Recording> recordings_;
+  StepShape shape_;
+  StepInputs inputs_;
+  DeviceStep step_;
+  bool replayable_ = false;
+  int tiled_from_ = 0;
+  std::vector<PlanSlot> slots_;
+  RouteScratch route_scratch_;
+  std::map<WorkKey, WorkSlot> work_;
+  DeviceMemory overrides_;
+  DeviceMemory given_;
+  PinnedMemory staging_;  // of CopyToHost and CopyFromHost
+  int64_t weight_bytes_ = 0;
+};
+
+}  // namespace moeserve::cuda

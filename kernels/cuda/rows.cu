@@ -1,0 +1,382 @@
+#include "kernels/cuda/rows.h"
+
+#include "kernels/base/check.h"
+#include "kernels/base/dtype.h"
+#include "kernels/cuda/launch.h"
+
+namespace moeserve::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kVector = 4;  // elements of a thread's access where widths allow
+
+// Rows as kernels take them.
+struct Rows {
+  char* data;
+  int64_t stride;  // elements
+  int dtype;
+};
+
+Rows RowsOf(const RowsView& v) {
+  return {static_cast<char*>(v.data), v.stride, static_cast<int>(v.dtype)};
+}
+
+__device__ __forceinline__ float LoadElement(const void* data, int dtype, int64_t i) {
+  if (dtype == static_cast<int>(DType::kF32)) return static_cast<const float*>(data)[i];
+  const uint16_t bits = static_cast<const uint16_t*>(data)[i];
+  return dtype == static_cast<int>(DType::kBF16) ? F32FromBf16(bits) : F32FromF16(bits);
+}
+
+__device__ __forceinline__ float Load(const Rows& rows, int64_t r, int64_t c) {
+  return LoadElement(rows.data, rows.dtype, r * rows.stride + c);
+}
+
+__device__ __forceinline__ void Store(const Rows& rows, int64_t r, int64_t c, float v) {
+  const int64_t i = r * rows.stride + c;
+  if (rows.dtype == static_cast<int>(DType::kF32)) {
+    reinterpret_cast<float*>(rows.data)[i] = v;
+  } else {
+    reinterpret_cast<uint16_t*>(rows.data)[i] = Bf16FromF32(v);
+  }
+}
+
+// kVector adjacent elements; the address is a multiple of their size.
+__device__ __forceinline__ float4 LoadVector(const Rows& rows, int64_t r, int64_t c) {
+  const int64_t i = r * rows.stride + c;
+  if (rows.dtype == static_cast<int>(DType::kF32)) {
+    return *reinterpret_cast<const float4*>(rows.data + i * 4);
+  }
+  const uint2 bits = *reinterpret_cast<const uint2*>(rows.data + i * 2);
+  return make_float4(F32FromBits(bits.x << 16), F32FromBits(bits.x & 0xffff0000u),
+                     F32FromBits(bits.y << 16), F32FromBits(bits.y & 0xffff0000u));
+}
+
+__device__ __forceinline__ void StoreVector(const Rows& rows, int64_t r, int64_t c, float4 v) {
+  const int64_t i = r * rows.stride + c;
+  if (rows.dtype == static_cast<int>(DType::kF32)) {
+    *reinterpret_cast<float4*>(rows.data + i * 4) = v;
+    return;
+  }
+  uint2 bits;
+  bits.x = Bf16FromF32(v.x) | static_cast<uint32_t>(Bf16FromF32(v.y)) << 16;
+  bits.y = Bf16FromF32(v.z) | static_cast<uint32_t>(Bf16FromF32(v.w)) << 16;
+  *reinterpret_cast<uint2*>(rows.data + i * 2) = bits;
+}
+
+bool TakesVectors(const RowsView& v) {
+  return v.cols % kVector == 0 && v.stride % kVector == 0 &&
+         reinterpret_cast<uintptr_t>(v.data) % (kVector * SizeOf(v.dtype)) == 0;
+}
+
+// A thread per `per_thread` columns, a row of blocks per row.
+struct RowGrid {
+  dim3 grid;
+  dim3 block;
+};
+
+RowGrid GridOver(int64_t rows, int64_t cols, int per_thread) {
+  const int64_t units = (cols + per_thread - 1) / per_thread;
+  const int threads = units >= kThreads ? kThreads : static_cast<int>((units + 31) / 32 * 32);
+  // Rows go along x, which has room for 2^31 of them.
+  return {dim3(static_cast<unsigned>(rows), static_cast<unsigned>((units + threads - 1) / threads)),
+          dim3(static_cast<unsigned>(threads))};
+}
+
+// Calls Kernel<true> or Kernel<false> over all columns of `view`; nothing to do where it is empty.
+#define MOESERVE_LAUNCH_ROWS(Kernel, vectors, view, stream, ...)                             \
+  do {                                                                                       \
+    if ((view).rows == 0 || (view).cols == 0) break;                                         \
+    const bool by_vectors = (vectors);                                                       \
+    const RowGrid shape = GridOver((view).rows, (view).cols, by_vectors ? kVector : 1);      \
+    const LaunchShape launch{shape.grid, shape.block, 0, stream};                            \
+    by_vectors ? Launch(Kernel<true>, launch, __VA_ARGS__)                                   \
+               : Launch(Kernel<false>, launch, __VA_ARGS__);                                 \
+  } while (false)
+
+template <bool kVectors, typename Body>
+__device__ __forceinline__ void ForColumns(int cols, const Body& body) {
+  const int unit = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x);
+  const int c = kVectors ? unit * kVector : unit;
+  if (c < cols) body(c);
+}
+
+__device__ __forceinline__ float4 operator+(float4 a, float4 b) {
+  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+__device__ __forceinline__ float4 operator*(float a, float4 b) {
+  return make_float4(a * b.x, a * b.y, a * b.z, a * b.w);
+}
+__device__ __forceinline__ float4 MultiplyAdd(float a, float4 x, float4 y) {
+  return make_float4(fmaf(a, x.x, y.x), fmaf(a, x.y, y.y), fmaf(a, x.z, y.z), fmaf(a, x.w, y.w));
+}
+
+__global__ void EmbedKernel(const void* table, int dtype, const int32_t* ids, float scale,
+                            int cols, bool add, Rows out) {
+  const int64_t t = blockIdx.x;
+  const int64_t id = ids[t];
+  ForColumns<false>(cols, [&](int c) {
+    const float v = LoadElement(table, dtype, id * cols + c) * scale;
+    Store(out, t, c, add ? Load(out, t, c) + v : v);
+  });
+}
+
+void LaunchTableRows(const TableView& table, const int32_t* ids, float scale, bool add,
+                     const RowsView& output, cudaStream_t stream) {
+  if (output.rows == 0) return;
+  const RowGrid shape = GridOver(output.rows, output.cols, 1);
+  Launch(EmbedKernel, LaunchShape{shape.grid, shape.block, 0, stream}, table.data,
+         static_cast<int>(table.dtype), ids, scale, static_cast<int>(output.cols), add,
+         RowsOf(output));
+}
+
+__global__ void SinusoidKernel(const int32_t* position, int cols, Rows out) {
+  const int64_t t = blockIdx.x;
+  const int half = cols / 2;
+  ForColumns<false>(half, [&](int i) {
+    const double f = pow(10000.0, -static_cast<double>(i) / static_cast<double>(half - 1));
+    const double angle = position[t] * f;
+    Store(out, t, i, Load(out, t, i) + static_cast<float>(sin(angle)));
+    Store(out, t, half + i, Load(out, t, half + i) + static_cast<float>(cos(angle)));
+  });
+}
+
+struct NormParams {
+  bool layer;
+  float eps;
+  const float* scales;
+  const float* shifts;
+  const int32_t* group_begin;
+  const int32_t* expert_of_row;  // null: group 0
+  const int32_t* valid_rows;     // null: all
+  int rows;
+  int segments;
+  Rows input;
+  Rows output;
+};
+
+// Sum over the kWarps warps of a vector's team, in an order that is always the same.
+template <int kWarps>
+__device__ __forceinline__ float TeamSum(float v, float* shared) {
+  for (int offset = 16; offset > 0; offset /= 2) v += __shfl_xor_sync(0xffffffffu, v, offset);
+  if constexpr (kWarps > 1) {
+    __syncthreads();  // the last sum may still be read
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = 0.0f;
+    for (int w = 0; w < kWarps; ++w) v += shared[w];
+  }
+  return v;
+}
+
+// kWarps == 1: every warp of the block has a vector of its own; else the block has one.
+template <int kWarps>
+__global__ void NormKernel(NormParams p) {
+  float* shared = DynamicShared<float>();
+  const int team = kWarps * 32;
+  const int lane = static_cast<int>(threadIdx.x) % team;
+  const int64_t vector =
+      static_cast<int64_t>(blockIdx.x) * (blockDim.x / team) + threadIdx.x / team;
+  if (vector >= static_cast<int64_t>(p.rows) * p.segments) return;
+  const int64_t row = vector / p.segments;
+  if (p.valid_rows != nullptr && row >= *p.valid_rows) return;
+  const int group = p.expert_of_row == nullptr ? 0 : p.expert_of_row[row];
+  const int begin = p.group_begin[group];
+  const int n = p.group_begin[group + 1] - begin;
+  const int64_t first = vector % p.segments * n;
+  float mean = 0.0f;
+  if (p.layer) {
+    float sum = 0.0f;
+    for (int i = lane; i < n; i += team) sum += Load(p.input, row, first + i);
+    mean = TeamSum<kWarps>(sum, shared) / static_cast<float>(n);
+  }
+  float square = 0.0f;
+  for (int i = lane; i < n; i += team) {
+    const float v = Load(p.input, row, first + i) - mean;
+    square = fmaf(v, v, square);
+  }
+  const float variance = TeamSum<kWarps>(square, shared) / static_cast<float>(n);
+  const float factor = 1.0f / sqrtf(variance + p.eps);
+  for (int i = lane; i < n; i += team) {
+    float v = (Load(p.input, row, first + i) - mean) * factor * p.scales[begin + i];
+    if (p.shifts != nullptr) v += p.shifts[begin + i];
+    Store(p.output, row, first + i, v);
+  }
+}
+
+struct CombineParams {
+  const int32_t* row_offsets;
+  const int32_t* assignments_of_row;
+  const float* weights;
+  Rows results;
+  Rows residual;  // data null: none
+  Rows output;
+  int cols;
+};
+
+template <bool kVectors>
+__global__ void CombineKernel(CombineParams p) {
+  const int64_t r = blockIdx.x;
+  const int32_t begin = p.row_offsets[r];
+  const int32_t end = p.row_offsets[r + 1];
+  ForColumns<kVectors>(p.cols, [&](int c) {
+    if constexpr (kVectors) {
+      float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (p.residual.data != nullptr) sum = LoadVector(p.residual, r, c);
+      for (int32_t i = begin; i < end; ++i) {
+        const int32_t a = p.assignments_of_row[i];
+        sum = MultiplyAdd(p.weights[a], LoadVector(p.results, a, c), sum);
+      }
+      StoreVector(p.output, r, c, sum);
+    } else {
+      float sum = p.residual.data != nullptr ? Load(p.residual, r, c) : 0.0f;
+      for (int32_t i = begin; i < end; ++i) {
+        const int32_t a = p.assignments_of_row[i];
+        sum = fmaf(p.weights[a], Load(p.results, a, c), sum);
+      }
+      Store(p.output, r, c, sum);
+    }
+  });
+}
+
+template <bool kVectors>
+__global__ void ConvertKernel(Rows in, Rows out, int cols) {
+  const int64_t r = blockIdx.x;
+  ForColumns<kVectors>(cols, [&](int c) {
+    if constexpr (kVectors) {
+      StoreVector(out, r, c, LoadVector(in, r, c));
+    } else {
+      Store(out, r, c, Load(in, r, c));
+    }
+  });
+}
+
+template <bool kVectors>
+__global__ void AddScaledKernel(Rows x, Rows branch, const float* bias, float scale, int cols) {
+  const int64_t r = blockIdx.x;
+  ForColumns<kVectors>(cols, [&](int c) {
+    if constexpr (kVectors) {
+      float4 v = LoadVector(branch, r, c);
+      if (bias != nullptr) v = v + *reinterpret_cast<const float4*>(bias + c);
+      StoreVector(x, r, c, LoadVector(x, r, c) + scale * v);
+    } else {
+      float v = Load(branch, r, c);
+      if (bias != nullptr) v += bias[c];
+      Store(x, r, c, Load(x, r, c) + scale * v);
+    }
+  });
+}
+
+// x[r] *= sigmoid(gate[r]), or `factor` where gate.data is null.
+template <bool kVectors>
+__global__ void ScaleKernel(Rows x, Rows gate, float factor, int cols) {
+  const int64_t r = blockIdx.x;
+  const float f = gate.data == nullptr ? factor : 1.0f / (1.0f + expf(-Load(gate, r, 0)));
+  ForColumns<kVectors>(cols, [&](int c) {
+    if constexpr (kVectors) {
+      StoreVector(x, r, c, f * LoadVector(x, r, c));
+    } else {
+      Store(x, r, c, f * Load(x, r, c));
+    }
+  });
+}
+
+template <bool kVectors>
+__global__ void GatherKernel(Rows in, const int32_t* rows, Rows out, int cols) {
+  const int64_t r = blockIdx.x;
+  const int64_t from = rows[r];
+  ForColumns<kVectors>(cols, [&](int c) {
+    if constexpr (kVectors) {
+      StoreVector(out, r, c, LoadVector(in, from, c));
+    } else {
+      Store(out, r, c, Load(in, from, c));
+    }
+  });
+}
+
+}  // namespace
+
+void LaunchEmbed(const TableView& table, const int32_t* ids, float scale, const RowsView& output,
+                 cudaStream_t stream) {
+  LaunchTableRows(table, ids, scale, false, output, stream);
+}
+
+void LaunchAddPositions(const TableView& table, const int32_t* position, const RowsView& output,
+                        cudaStream_t stream) {
+  LaunchTableRows(table, position, 1.0f, true, output, stream);
+}
+
+void LaunchAddSinusoids(const int32_t* position, const RowsView& output, cudaStream_t stream) {
+  if (output.rows == 0) return;
+  const RowGrid shape = GridOver(output.rows, output.cols / 2, 1);
+  Launch(SinusoidKernel, LaunchShape{shape.grid, shape.block, 0, stream}, position,
+         static_cast<int>(output.cols), RowsOf(output));
+}
+
+void LaunchNorm(const NormLaunch& args, cudaStream_t stream) {
+  MOESERVE_CHECK(args.input.dtype == DType::kF32, "norms read f32 rows");
+  const int64_t vectors = args.input.rows * args.segments;
+  if (vectors == 0) return;
+  NormParams p{args.shape.layer,
+               args.shape.eps,
+               args.scales,
+               args.shifts,
+               args.group_begin,
+               args.plan == nullptr ? nullptr : args.plan->expert_of_assignment,
+               args.plan == nullptr ? nullptr : args.plan->expert_offsets + args.plan->num_experts,
+               static_cast<int>(args.input.rows),
+               args.segments,
+               RowsOf(args.input),
+               RowsOf(args.output)};
+  // The choice depends on the width alone, so that a vector's sum has one order.
+  if (args.width <= 512) {
+    const int per_block = 4;
+    const unsigned blocks = static_cast<unsigned>((vectors + per_block - 1) / per_block);
+    Launch(NormKernel<1>, LaunchShape{dim3(blocks), dim3(per_block * 32), 0, stream}, p);
+  } else {
+    Launch(NormKernel<8>,
+           LaunchShape{dim3(static_cast<unsigned>(vectors)), dim3(256), 8 * sizeof(float), stream},
+           p);
+  }
+}
+
+void LaunchCombine(const CombineArgs& args, cudaStream_t stream) {
+  const RoutingPlan& plan = *args.plan;
+  MOESERVE_CHECK(args.output.rows == plan.rows, "rows of plan and sum");
+  const RowsView none;
+  const RowsView& residual = args.residual == nullptr ? none : *args.residual;
+  const bool vectors = TakesVectors(args.output) && TakesVectors(args.results) &&
+                       (args.residual == nullptr || TakesVectors(residual));
+  const CombineParams p{plan.row_offsets,     plan.assignments_of_row, plan.weight_of_assignment,
+                        RowsOf(args.results), RowsOf(residual),        RowsOf(args.output),
+                        static_cast<int>(args.output.cols)};
+  MOESERVE_LAUNCH_ROWS(CombineKernel, vectors, args.output, stream, p);
+}
+
+void LaunchConvert(const RowsView& input, const RowsView& output, cudaStream_t stream) {
+  MOESERVE_LAUNCH_ROWS(ConvertKernel, TakesVectors(input) && TakesVectors(output), output, stream,
+                       RowsOf(input), RowsOf(output), static_cast<int>(output.cols));
+}
+
+void LaunchAddScaled(const RowsView& x, const RowsView& branch, const float* bias, float scale,
+                     cudaStream_t stream) {
+  MOESERVE_LAUNCH_ROWS(AddScaledKernel, TakesVectors(x) && TakesVectors(branch), x, stream,
+                       RowsOf(x), RowsOf(branch), bias, scale, static_cast<int>(x.cols));
+}
+
+void LaunchScaleBySigmoid(const RowsView& x, const RowsView& gate, cudaStream_t stream) {
+  MOESERVE_LAUNCH_ROWS(ScaleKernel, TakesVectors(x), x, stream, RowsOf(x), RowsOf(gate), 1.0f,
+                       static_cast<int>(x.cols));
+}
+
+void LaunchScale(const RowsView& x, float factor, cudaStream_t stream) {
+  MOESERVE_LAUNCH_ROWS(ScaleKernel, TakesVectors(x), x, stream, RowsOf(x), RowsOf(RowsView{}),
+                       factor, static_cast<int>(x.cols));
+}
+
+void LaunchGather(const RowsView& input, const int32_t* rows, const RowsView& output,
+                  cudaStream_t stream) {
+  MOESERVE_LAUNCH_ROWS(GatherKernel, TakesVectors(input) && TakesVectors(output), output, stream,
+                       RowsOf(input), rows, RowsOf(output), static_cast<int>(output.cols));
+}
+
+}  // namespace moeserve::cuda

@@ -1,0 +1,42 @@
+// The inputs of a step in device memory.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/backend.h"
+#include "kernels/cuda/handles.h"
+#include "kernels/cuda/runtime.h"
+
+namespace moeserve::cuda {
+
+// Where a step of some shape finds its inputs: the same addresses for every step of that shape.
+struct DeviceStep {
+  const int32_t* token_ids = nullptr;     // [tokens]
+  const int32_t* position = nullptr;      // [tokens]
+  const int32_t* sequence = nullptr;      // [tokens] -1: fills up the step
+  const int32_t* output_rows = nullptr;   // [outputs]
+  const int32_t* block_tables = nullptr;  // [sequences, table_stride]
+};
+
+// One copy per step brings all of it from pinned memory. Used by the backend's thread.
+class StepBuffers {
+ public:
+  // True where the buffers are too small for such a step and Reserve() would move them.
+  bool MustGrow(int64_t tokens, int64_t sequences, int64_t longest_table) const;
+  // The stream must be idle. ResourceExhausted.
+  absl::Status Reserve(int64_t tokens, int64_t sequences, int64_t longest_table);
+  int table_stride() const { return static_cast<int>(table_stride_); }
+
+  // Enqueues the copy of `inputs`, filled up to `rows`.
+  DeviceStep Upload(const StepInputs& inputs, const StepRows& rows, cudaStream_t stream);
+
+ private:
+  int64_t tokens_ = 0;
+  int64_t sequences_ = 0;
+  int64_t table_stride_ = 0;
+  PinnedMemory host_;
+  DeviceMemory device_;
+  Event copied_;
+};
+
+}  // namespace moeserve::cuda
