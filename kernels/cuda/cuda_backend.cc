@@ -131,7 +131,8 @@ void CudaBackend::DropRecordings() {
 DeviceMemory CudaBackend::AllocateForStep(size_t bytes, const char* what) {
   Result<DeviceMemory> memory = DeviceMemory::Allocate(bytes);
   if (!memory.ok()) {
-    moeserve::internal::CheckFailed(__FILE__, __LINE__, what, std::string(memory.status().message()).c_str());
+    moeserve::internal::CheckFailed(__FILE__, __LINE__, what,
+                                    std::string(memory.status().message()).c_str());
   }
   return std::move(memory).value();
 }
@@ -475,7 +476,8 @@ RoutingPlan CudaBackend::Route(const RouteArgs& args) {
     DropRecordings();
     const absl::Status status = memory.Reserve(sizes...);
     if (!status.ok()) {
-      moeserve::internal::CheckFailed(__FILE__, __LINE__, "memory for routes", std::string(status.message()).c_str());
+      moeserve::internal::CheckFailed(__FILE__, __LINE__, "memory for routes",
+                                      std::string(status.message()).c_str());
     }
   };
   grow(slot.memory, rows, widest, settings.num_experts);
