@@ -1,7 +1,6 @@
-#include "kernels/cuda/bandwidth.h"
-
 #include <algorithm>
 
+#include "kernels/cuda/bandwidth.h"
 #include "kernels/cuda/handles.h"
 #include "kernels/cuda/launch.h"
 
@@ -34,8 +33,8 @@ Result<double> MeasureReadBandwidth(int64_t bytes, int rounds, cudaStream_t stre
   cudaDeviceProp properties{};
   MOESERVE_RETURN_IF_ERROR(
       StatusOf(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties"));
-  const unsigned blocks = static_cast<unsigned>(
-      std::min<int64_t>(pieces, int64_t{properties.multiProcessorCount} * 4));
+  const unsigned blocks =
+      static_cast<unsigned>(std::min<int64_t>(pieces, int64_t{properties.multiProcessorCount} * 4));
   MOESERVE_ASSIGN_OR_RETURN(DeviceMemory memory,
                             DeviceMemory::Allocate(static_cast<size_t>(pieces * kPiece)));
   MOESERVE_ASSIGN_OR_RETURN(DeviceMemory sums, DeviceMemory::Allocate(blocks * sizeof(unsigned)));
@@ -51,8 +50,8 @@ Result<double> MeasureReadBandwidth(int64_t bytes, int rounds, cudaStream_t stre
     MOESERVE_RETURN_IF_ERROR(StatusOf(cudaEventRecord(end.get(), stream), "cudaEventRecord"));
     MOESERVE_RETURN_IF_ERROR(StatusOf(cudaEventSynchronize(end.get()), "cudaEventSynchronize"));
     float milliseconds = 0.0f;
-    MOESERVE_RETURN_IF_ERROR(StatusOf(
-        cudaEventElapsedTime(&milliseconds, start.get(), end.get()), "cudaEventElapsedTime"));
+    MOESERVE_RETURN_IF_ERROR(StatusOf(cudaEventElapsedTime(&milliseconds, start.get(), end.get()),
+                                      "cudaEventElapsedTime"));
     if (round > 0) {
       best = std::max(best, static_cast<double>(pieces * kPiece) / (milliseconds * 1e-3));
     }

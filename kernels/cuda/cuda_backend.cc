@@ -105,8 +105,7 @@ Result<std::unique_ptr<Backend>> CudaBackend::Create(const BackendOptions&) {
   }
   MOESERVE_ASSIGN_OR_RETURN(backend->stream_, Stream::Create());
   backend->description_ = "cuda, " + std::string(properties.name) + ", compute capability " +
-                          std::to_string(properties.major) + "." +
-                          std::to_string(properties.minor);
+                          std::to_string(properties.major) + "." + std::to_string(properties.minor);
   return std::unique_ptr<Backend>(std::move(backend));
 }
 
@@ -184,8 +183,7 @@ Result<std::unique_ptr<NormBank>> CudaBackend::NewNormBank(NormShape shape,
     MOESERVE_RETURN_IF_ERROR(
         upload(all_shifts.data(), all_shifts.size() * sizeof(float), bank->shifts));
   }
-  MOESERVE_RETURN_IF_ERROR(
-      upload(begin.data(), begin.size() * sizeof(int32_t), bank->group_begin));
+  MOESERVE_RETURN_IF_ERROR(upload(begin.data(), begin.size() * sizeof(int32_t), bank->group_begin));
   return std::unique_ptr<NormBank>(std::move(bank));
 }
 
@@ -218,8 +216,7 @@ Result<std::unique_ptr<DeviceBuffer>> CudaBackend::Upload(std::span<const float>
 
 Result<std::unique_ptr<KvCacheStorage>> CudaBackend::NewKvCache(std::vector<KvLayerShape> layers,
                                                                 DType dtype, int64_t num_blocks) {
-  MOESERVE_ASSIGN_OR_RETURN(CudaKvCache cache,
-                            CudaKvCache::Allocate(layers, dtype, num_blocks));
+  MOESERVE_ASSIGN_OR_RETURN(CudaKvCache cache, CudaKvCache::Allocate(layers, dtype, num_blocks));
   return std::unique_ptr<KvCacheStorage>(std::make_unique<StreamKvCache>(
       std::move(layers), dtype, num_blocks, std::move(cache), stream_.get()));
 }
@@ -355,16 +352,15 @@ StepView CudaBackend::View() const {
 
 void CudaBackend::Rope(const RopeArgs& args) {
   const RoutingPlan* plan = args.plan;
-  LaunchRope(
-      {.settings = args.settings,
-       .step = View(),
-       .token_of_row = plan == nullptr ? nullptr : plan->row_of_assignment,
-       .valid_rows = plan == nullptr ? nullptr : plan->expert_offsets + plan->num_experts,
-       .rows = static_cast<float*>(args.rows.data),
-       .num_rows = static_cast<int>(args.rows.rows),
-       .heads = static_cast<int>(args.rows.cols / args.settings.head_dim),
-       .stride = args.rows.stride},
-      stream_.get());
+  LaunchRope({.settings = args.settings,
+              .step = View(),
+              .token_of_row = plan == nullptr ? nullptr : plan->row_of_assignment,
+              .valid_rows = plan == nullptr ? nullptr : plan->expert_offsets + plan->num_experts,
+              .rows = static_cast<float*>(args.rows.data),
+              .num_rows = static_cast<int>(args.rows.rows),
+              .heads = static_cast<int>(args.rows.cols / args.settings.head_dim),
+              .stride = args.rows.stride},
+             stream_.get());
 }
 
 void CudaBackend::AppendKv(const AppendKvArgs& args) {
@@ -511,8 +507,7 @@ RoutingPlan CudaBackend::Route(const RouteArgs& args) {
   RouteLaunch launch{.router = &router,
                      .input = args.input,
                      .sequence = filled_up ? step_.sequence : nullptr,
-                     .rows_per_token =
-                         filled_up ? rows / static_cast<int>(shape_.rows.tokens) : 1,
+                     .rows_per_token = filled_up ? rows / static_cast<int>(shape_.rows.tokens) : 1,
                      .k_max = widest,
                      .plan = &slot.memory,
                      .scratch = &route_scratch_};
@@ -541,8 +536,6 @@ void CudaBackend::ScaleBySigmoid(const RowsView& x, const RowsView& gate) {
 void CudaBackend::GatherOutputRows(const RowsView& input, const RowsView& output) {
   LaunchGather(input, step_.output_rows, output, stream_.get());
 }
-void CudaBackend::Scale(const RowsView& x, float factor) {
-  LaunchScale(x, factor, stream_.get());
-}
+void CudaBackend::Scale(const RowsView& x, float factor) { LaunchScale(x, factor, stream_.get()); }
 
 }  // namespace moeserve::cuda

@@ -1,8 +1,7 @@
-#include "kernels/cuda/rows.h"
-
 #include "kernels/base/check.h"
 #include "kernels/base/dtype.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/rows.h"
 
 namespace moeserve::cuda {
 namespace {
@@ -83,14 +82,14 @@ RowGrid GridOver(int64_t rows, int64_t cols, int per_thread) {
 }
 
 // Calls Kernel<true> or Kernel<false> over all columns of `view`; nothing to do where it is empty.
-#define MOESERVE_LAUNCH_ROWS(Kernel, vectors, view, stream, ...)                             \
-  do {                                                                                       \
-    if ((view).rows == 0 || (view).cols == 0) break;                                         \
-    const bool by_vectors = (vectors);                                                       \
-    const RowGrid shape = GridOver((view).rows, (view).cols, by_vectors ? kVector : 1);      \
-    const LaunchShape launch{shape.grid, shape.block, 0, stream};                            \
-    by_vectors ? Launch(Kernel<true>, launch, __VA_ARGS__)                                   \
-               : Launch(Kernel<false>, launch, __VA_ARGS__);                                 \
+#define MOESERVE_LAUNCH_ROWS(Kernel, vectors, view, stream, ...)                        \
+  do {                                                                                  \
+    if ((view).rows == 0 || (view).cols == 0) break;                                    \
+    const bool by_vectors = (vectors);                                                  \
+    const RowGrid shape = GridOver((view).rows, (view).cols, by_vectors ? kVector : 1); \
+    const LaunchShape launch{shape.grid, shape.block, 0, stream};                       \
+    by_vectors ? Launch(Kernel<true>, launch, __VA_ARGS__)                              \
+               : Launch(Kernel<false>, launch, __VA_ARGS__);                            \
   } while (false)
 
 template <bool kVectors, typename Body>
@@ -110,8 +109,8 @@ __device__ __forceinline__ float4 MultiplyAdd(float a, float4 x, float4 y) {
   return make_float4(fmaf(a, x.x, y.x), fmaf(a, x.y, y.y), fmaf(a, x.z, y.z), fmaf(a, x.w, y.w));
 }
 
-__global__ void EmbedKernel(const void* table, int dtype, const int32_t* ids, float scale,
-                            int cols, bool add, Rows out) {
+__global__ void EmbedKernel(const void* table, int dtype, const int32_t* ids, float scale, int cols,
+                            bool add, Rows out) {
   const int64_t t = blockIdx.x;
   const int64_t id = ids[t];
   ForColumns<false>(cols, [&](int c) {
@@ -346,8 +345,12 @@ void LaunchCombine(const CombineArgs& args, cudaStream_t stream) {
   const RowsView& residual = args.residual == nullptr ? none : *args.residual;
   const bool vectors = TakesVectors(args.output) && TakesVectors(args.results) &&
                        (args.residual == nullptr || TakesVectors(residual));
-  const CombineParams p{plan.row_offsets,     plan.assignments_of_row, plan.weight_of_assignment,
-                        RowsOf(args.results), RowsOf(residual),        RowsOf(args.output),
+  const CombineParams p{plan.row_offsets,
+                        plan.assignments_of_row,
+                        plan.weight_of_assignment,
+                        RowsOf(args.results),
+                        RowsOf(residual),
+                        RowsOf(args.output),
                         static_cast<int>(args.output.cols)};
   MOESERVE_LAUNCH_ROWS(CombineKernel, vectors, args.output, stream, p);
 }

@@ -69,9 +69,9 @@ DeviceStep StepBuffers::Upload(const StepInputs& inputs, const StepRows& rows,
   }
   const size_t bytes = static_cast<size_t>(table - host) * sizeof(int32_t);
   int32_t* const device = device_.as<int32_t>();
-  MOESERVE_CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream) ==
-                     cudaSuccess,
-                 "a step's inputs reach the device");
+  MOESERVE_CHECK(
+      cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream) == cudaSuccess,
+      "a step's inputs reach the device");
   MOESERVE_CHECK(cudaEventRecord(copied_.get(), stream) == cudaSuccess, "record an event");
   return {device, device + (position - host), device + (sequence - host),
           device + (output_rows - host), device + (tables - host)};

@@ -15,7 +15,7 @@ char* CudaBackend::Staging(size_t bytes) {
     Result<PinnedMemory> memory = PinnedMemory::Allocate(bytes + bytes / 2);
     if (!memory.ok()) {
       moeserve::internal::CheckFailed(__FILE__, __LINE__, "memory for transfers",
-                  std::string(memory.status().message()).c_str());
+                                      std::string(memory.status().message()).c_str());
     }
     staging_ = std::move(memory).value();
   }
@@ -31,10 +31,9 @@ void CudaBackend::CopyToHost(const RowsView& input, std::span<float> output) {
   const size_t element = SizeOf(input.dtype);
   const size_t width = static_cast<size_t>(input.cols) * element;
   char* const staging = Staging(width * static_cast<size_t>(input.rows));
-  CheckCall(cudaMemcpy2DAsync(staging, width, input.data,
-                              static_cast<size_t>(input.stride) * element, width,
-                              static_cast<size_t>(input.rows), cudaMemcpyDeviceToHost,
-                              stream_.get()),
+  CheckCall(cudaMemcpy2DAsync(
+                staging, width, input.data, static_cast<size_t>(input.stride) * element, width,
+                static_cast<size_t>(input.rows), cudaMemcpyDeviceToHost, stream_.get()),
             "cudaMemcpy2DAsync");
   Synchronize();
   const int64_t count = input.rows * input.cols;

@@ -1,0 +1,238 @@
+// Operations on rows one by one against double arithmetic: embeddings, norms by expert, sums,
+// conversions. Widths that fill vectors and warps partly, strides larger than the width.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tests/reference/oracle.h"
+#include "tests/support/backends.h"
+#include "tests/support/compare.h"
+#include "tests/support/device_rows.h"
+#include "tests/support/random.h"
+
+namespace moeserve::testing {
+namespace {
+
+constexpr int kWidths[] = {1, 3, 8, 24, 33, 128, 700};
+
+class RowsTest : public ::testing::TestWithParam<BackendOptions> {
+ protected:
+  void SetUp() override { backend_ = std::move(CreateBackend(GetParam())).value(); }
+
+  DeviceRows Make(int64_t rows, int64_t cols, DType dtype, const std::vector<float>* values) {
+    return MakeRows(*backend_, rows, cols, (cols + 19) / 16 * 16, dtype, values);
+  }
+  DeviceRows Dense(int64_t rows, int64_t cols) {
+    return MakeRows(*backend_, rows, cols, cols, DType::kF32, nullptr);
+  }
+  // What lies behind the columns of a row is still what it was.
+  void ExpectUntouchedBehind(const DeviceRows& r) {
+    if (r.view.stride == r.view.cols) return;
+    for (int64_t i = 0; i < r.view.rows; ++i) {
+      ASSERT_TRUE(std::isnan(RowOf(*backend_, r.view, i, r.view.cols + 1).back()));
+    }
+  }
+  RoutingPlan Plan(const std::vector<std::vector<int>>& routes, int experts, Random& random) {
+    GivenRoutes given;
+    given.offsets.push_back(0);
+    for (const auto& row : routes) {
+      for (int e : row) {
+        given.experts.push_back(e);
+        given.weights.push_back(static_cast<float>(random.Normal()));
+      }
+      given.offsets.push_back(static_cast<int32_t>(given.experts.size()));
+    }
+    RouteSettings s;
+    s.num_experts = experts;
+    RouterTensors tensors;
+    tensors.weight = MakeTensor(std::vector<float>(static_cast<size_t>(experts)), {experts, 1});
+    router_ = std::move(backend_->NewRouter(s, tensors)).value();
+    const DeviceRows input = MakeRows(*backend_, std::vector<float>(routes.size()), 1);
+    return backend_->Route({.router = router_.get(), .input = input.view, .given = &given});
+  }
+
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Router> router_;
+};
+
+double Rounded(double v, DType t) {
+  const auto f = static_cast<float>(v);
+  return t == DType::kBF16 ? F32FromBf16(Bf16FromF32(f)) : f;
+}
+
+TEST_P(RowsTest, EmbedsTokensAndPositions) {
+  Random random(1);
+  const std::vector<int32_t> tokens = {3, 0, 6, 6}, position = {0, 5, 2, 1}, none(4);
+  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (int width : {2, 6, 24, 300}) {
+      const HostTensor table = MakeTensor(random.Normals(7 * width), {7, width}, dtype);
+      const HostTensor learned = MakeTensor(random.Normals(6 * width), {6, width}, dtype);
+      auto own = std::move(backend_->NewEmbeddingTable(table)).value();
+      auto positions = std::move(backend_->NewEmbeddingTable(learned)).value();
+      auto bank = std::move(backend_->NewLinearBank({{width}, {7}, false, false, dtype})).value();
+      bank->LoadWeight(0, LinearBank::Half::kMain, 0, table);
+      auto tied = std::move(backend_->NewTiedEmbeddingTable(*bank)).value();
+      backend_->BeginStep({.token_ids = tokens, .position = position, .sequence = none}, nullptr,
+                          false);
+      for (const EmbeddingTable* t : {own.get(), tied.get()}) {
+        for (int kind : {0, 1, 2}) {
+          if (kind == 2 && width < 4) continue;
+          const DeviceRows out = Dense(4, width);
+          backend_->Embed({.tokens = t,
+                           .positions = kind == 1 ? positions.get() : nullptr,
+                           .sinusoidal = kind == 2,
+                           .scale = 1.5f,
+                           .output = out.view});
+          for (int r = 0; r < 4; ++r) {
+            std::vector<double> expected;
+            const int half = width / 2;
+            for (int i = 0; i < width; ++i) {
+              double v = 1.5 * ElementAsF32(table, int64_t{tokens[r]} * width + i);
+              if (kind == 1) v += ElementAsF32(learned, int64_t{position[r]} * width + i);
+              if (kind == 2) {
+                const double angle =
+                    position[r] * std::pow(10000.0, -static_cast<double>(i % half) / (half - 1));
+                v += i < half ? std::sin(angle) : std::cos(angle);
+              }
+              expected.push_back(v);
+            }
+            ASSERT_TRUE(RowNear(RowOf(*backend_, out.view, r, width), expected, 3e-7))
+                << Name(dtype) << ", width " << width << ", kind " << kind;
+          }
+        }
+      }
+    }
+  }
+}
+
+// Every expert has a norm of its own width.
+TEST_P(RowsTest, NormsByExpert) {
+  Random random(2);
+  const std::vector<int> widths = {5, 40, 1, 33, 600};
+  for (const bool layer : {false, true}) {
+    for (DType dtype : {DType::kF32, DType::kBF16}) {
+      std::vector<HostTensor> scales, shifts;
+      for (int w : widths) {
+        scales.push_back(MakeTensor(random.Normals(w), {w}));
+        if (layer) shifts.push_back(MakeTensor(random.Normals(w), {w}));
+      }
+      auto bank = std::move(backend_->NewNormBank({layer, 1e-5f}, scales, shifts)).value();
+      const RoutingPlan plan = Plan({{0, 1, 4}, {1}, {3, 4}, {}, {1, 2, 3}}, 5, random);
+      const RoutingPlan host = backend_->HostPlan(0);
+      const std::vector<float> values = random.Normals(int64_t{plan.capacity} * 600, 2.0);
+      const DeviceRows x = Make(plan.capacity, 600, DType::kF32, &values);
+      const DeviceRows y = Make(plan.capacity, 600, dtype, nullptr);
+      backend_->Norm({.bank = bank.get(), .plan = &plan, .input = x.view, .output = y.view});
+      for (int a = 0; a < host.num_assignments; ++a) {
+        const int e = host.expert_of_assignment[a];
+        std::vector<double> scale, shift;
+        for (int i = 0; i < widths[e]; ++i) {
+          scale.push_back(ElementAsF32(scales[e], i));
+          if (layer) shift.push_back(ElementAsF32(shifts[e], i));
+        }
+        const std::vector<double> in = RowOf(*backend_, x.view, a, widths[e]);
+        ASSERT_TRUE(RowNear(RowOf(*backend_, y.view, a, widths[e]),
+                            OracleNorm(in, layer, 1e-5, scale, shift),
+                            3e-6 + 2 * (dtype == DType::kBF16 ? Epsilon(dtype) : 0.0)))
+            << "expert " << e;
+        ASSERT_TRUE(std::isnan(RowOf(*backend_, y.view, a, 601).back()));
+      }
+    }
+  }
+}
+
+TEST_P(RowsTest, CombinesByWeight) {
+  Random random(3);
+  for (int width : kWidths) {
+    for (DType results_type : {DType::kF32, DType::kBF16}) {
+      for (DType out_type : {DType::kF32, DType::kBF16}) {
+        for (const bool residual : {false, true}) {
+          const RoutingPlan plan = Plan({{0, 2}, {}, {1}, {0, 1, 2}, {2}}, 3, random);
+          const RoutingPlan host = backend_->HostPlan(0);
+          const std::vector<float> values = random.Normals(int64_t{plan.capacity} * width);
+          const std::vector<float> own = random.Normals(5 * width);
+          const DeviceRows results = Make(plan.capacity, width, results_type, &values);
+          const DeviceRows before = Make(5, width, results_type, &own);
+          const DeviceRows out = Make(5, width, out_type, nullptr);
+          backend_->Combine({.plan = &plan,
+                             .results = results.view,
+                             .residual = residual ? &before.view : nullptr,
+                             .output = out.view});
+          for (int r = 0; r < 5; ++r) {
+            std::vector<double> expected(static_cast<size_t>(width));
+            if (residual) expected = RowOf(*backend_, before.view, r, width);
+            for (int i = host.row_offsets[r]; i < host.row_offsets[r + 1]; ++i) {
+              const int a = host.assignments_of_row[i];
+              const std::vector<double> row = RowOf(*backend_, results.view, a, width);
+              for (int c = 0; c < width; ++c) expected[c] += host.weight_of_assignment[a] * row[c];
+            }
+            ASSERT_TRUE(RowNear(RowOf(*backend_, out.view, r, width), expected,
+                                1e-6 + 2 * (out_type == DType::kBF16 ? Epsilon(out_type) : 0.0)))
+                << "width " << width << ", row " << r;
+          }
+          ExpectUntouchedBehind(out);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(RowsTest, ElementsOneByOne) {
+  Random random(4);
+  for (int width : kWidths) {
+    const int rows = 6;
+    const std::vector<float> a = random.Normals(rows * width), b = random.Normals(rows * width),
+                             bias = random.Normals(width), g = random.Normals(rows);
+    const auto device_bias = std::move(backend_->Upload(bias)).value();
+    const auto expect = [&](const DeviceRows& out, double tolerance, auto value) {
+      for (int r = 0; r < rows; ++r) {
+        std::vector<double> expected;
+        for (int c = 0; c < width; ++c) expected.push_back(value(r * width + c, r, c));
+        ASSERT_TRUE(RowNear(RowOf(*backend_, out.view, r, width), expected, tolerance))
+            << "width " << width << ", row " << r;
+      }
+      ExpectUntouchedBehind(out);
+    };
+    for (DType dtype : {DType::kF32, DType::kBF16}) {
+      const DeviceRows x = Make(rows, width, DType::kF32, &a);
+      const DeviceRows y = Make(rows, width, dtype, nullptr);
+      backend_->Convert(x.view, y.view);
+      expect(y, 0.0, [&](int i, int, int) { return Rounded(a[i], dtype); });
+    }
+    for (const bool with_bias : {false, true}) {
+      const DeviceRows x = Make(rows, width, DType::kF32, &a);
+      const DeviceRows y = Make(rows, width, DType::kF32, &b);
+      backend_->AddScaled(x.view, y.view,
+                          with_bias ? static_cast<const float*>(device_bias->data()) : nullptr,
+                          0.75f);
+      expect(x, 3e-6, [&](int i, int, int c) {
+        return a[i] + 0.75 * (b[i] + (with_bias ? static_cast<double>(bias[c]) : 0.0));
+      });
+    }
+    const DeviceRows x = Make(rows, width, DType::kF32, &a);
+    const DeviceRows gate = Make(rows, 1, DType::kF32, &g);
+    backend_->ScaleBySigmoid(x.view, gate.view);
+    expect(x, 3e-7, [&](int i, int r, int) { return a[i] / (1.0 + std::exp(-double{g[r]})); });
+    const DeviceRows z = Make(rows, width, DType::kF32, &a);
+    backend_->Scale(z.view, -2.5f);
+    expect(z, 1e-7, [&](int i, int, int) { return -2.5 * a[i]; });
+
+    const std::vector<int32_t> tokens(rows), wanted = {5, 0, 3};
+    backend_->BeginStep(
+        {.token_ids = tokens, .position = tokens, .sequence = tokens, .output_rows = wanted},
+        nullptr, false);
+    const DeviceRows some = Make(3, width, DType::kF32, nullptr);
+    backend_->GatherOutputRows(z.view, some.view);
+    for (int r = 0; r < 3; ++r) {
+      EXPECT_EQ(RowOf(*backend_, some.view, r, width), RowOf(*backend_, z.view, wanted[r], width));
+    }
+    ExpectUntouchedBehind(some);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, RowsTest, ::testing::ValuesIn(AvailableBackends()),
+                         [](const auto& info) { return BackendName(info.param); });
+
+}  // namespace
+}  // namespace moeserve::testing
