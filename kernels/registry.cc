@@ -32,10 +32,7 @@ void RegisterDevice(const std::string& name, BackendFactory factory) {
 }
 
 Result<std::unique_ptr<Backend>> CreateBackend(const BackendOptions& options) {
-  if (options.device == "cuda") {
-    MOESERVE_RETURN_IF_ERROR(cuda::CheckDevice());
-    return absl::UnavailableError("device cuda: this version computes on the CPU only");
-  }
+  if (options.device == "cuda") return cuda::CreateDevice(options);
   const auto registered = RegisteredDevices().find(options.device);
   if (registered != RegisteredDevices().end()) return registered->second(options);
   if (options.device != "cpu") {

@@ -32,25 +32,25 @@ Result<double> MeasureReadBandwidth(int64_t bytes, int rounds, cudaStream_t stre
   if (pieces < 1) return absl::InvalidArgumentError("bandwidth: expected 64 KiB or more");
   cudaDeviceProp properties{};
   MOESERVE_RETURN_IF_ERROR(
-      StatusOf(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties"));
+      CudaStatus(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties"));
   const unsigned blocks =
       static_cast<unsigned>(std::min<int64_t>(pieces, int64_t{properties.multiProcessorCount} * 4));
   MOESERVE_ASSIGN_OR_RETURN(DeviceMemory memory,
                             DeviceMemory::Allocate(static_cast<size_t>(pieces * kPiece)));
   MOESERVE_ASSIGN_OR_RETURN(DeviceMemory sums, DeviceMemory::Allocate(blocks * sizeof(unsigned)));
   MOESERVE_RETURN_IF_ERROR(
-      StatusOf(cudaMemsetAsync(memory.data(), 1, memory.bytes(), stream), "cudaMemsetAsync"));
-  MOESERVE_ASSIGN_OR_RETURN(const Event start, Event::Create(Event::Kind::kTiming));
-  MOESERVE_ASSIGN_OR_RETURN(const Event end, Event::Create(Event::Kind::kTiming));
+      CudaStatus(cudaMemsetAsync(memory.data(), 1, memory.bytes(), stream), "cudaMemsetAsync"));
+  MOESERVE_ASSIGN_OR_RETURN(const Event start, Event::Create(true));
+  MOESERVE_ASSIGN_OR_RETURN(const Event end, Event::Create(true));
   double best = 0.0;
   for (int round = 0; round <= rounds; ++round) {  // the first one warms up
-    MOESERVE_RETURN_IF_ERROR(StatusOf(cudaEventRecord(start.get(), stream), "cudaEventRecord"));
+    MOESERVE_RETURN_IF_ERROR(CudaStatus(cudaEventRecord(start.get(), stream), "cudaEventRecord"));
     Launch(ReadKernel, LaunchShape{dim3(blocks), dim3(kThreads), 0, stream}, memory.as<uint4>(),
            pieces, sums.as<unsigned>());
-    MOESERVE_RETURN_IF_ERROR(StatusOf(cudaEventRecord(end.get(), stream), "cudaEventRecord"));
-    MOESERVE_RETURN_IF_ERROR(StatusOf(cudaEventSynchronize(end.get()), "cudaEventSynchronize"));
+    MOESERVE_RETURN_IF_ERROR(CudaStatus(cudaEventRecord(end.get(), stream), "cudaEventRecord"));
+    MOESERVE_RETURN_IF_ERROR(CudaStatus(cudaEventSynchronize(end.get()), "cudaEventSynchronize"));
     float milliseconds = 0.0f;
-    MOESERVE_RETURN_IF_ERROR(StatusOf(cudaEventElapsedTime(&milliseconds, start.get(), end.get()),
+    MOESERVE_RETURN_IF_ERROR(CudaStatus(cudaEventElapsedTime(&milliseconds, start.get(), end.get()),
                                       "cudaEventElapsedTime"));
     if (round > 0) {
       best = std::max(best, static_cast<double>(pieces * kPiece) / (milliseconds * 1e-3));

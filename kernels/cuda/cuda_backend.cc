@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "kernels/base/check.h"
-#include "kernels/cuda/bandwidth.h"
 #include "kernels/cuda/fused_expert.h"
 #include "kernels/cuda/kv_cache.h"
 #include "kernels/cuda/linear.h"
@@ -83,6 +82,16 @@ int WidestRow(const RouteSettings& settings, std::span<const RouteOverride> over
   return widest;
 }
 
+bool TooSmall(const PlanMemory& memory, int64_t rows, int k_max, int experts) {
+  return rows > memory.max_rows() || rows * k_max > memory.capacity() ||
+         experts > memory.num_experts();
+}
+
+bool TooSmall(const RouteScratch& memory, int64_t rows, int k_max, int experts, int columns) {
+  return rows > memory.max_rows() || rows * k_max > memory.max_routes() ||
+         rows * columns > memory.max_products() || experts > memory.num_experts();
+}
+
 std::vector<float> Widened(const HostTensor& t) {
   std::vector<float> v(static_cast<size_t>(t.size()));
   for (int64_t i = 0; i < t.size(); ++i) v[i] = ElementAsF32(t, i);
@@ -91,12 +100,16 @@ std::vector<float> Widened(const HostTensor& t) {
 
 }  // namespace
 
+Result<std::unique_ptr<Backend>> CreateDevice(const BackendOptions& options) {
+  return CudaBackend::Create(options);
+}
+
 Result<std::unique_ptr<Backend>> CudaBackend::Create(const BackendOptions&) {
   MOESERVE_RETURN_IF_ERROR(CheckDevice());
   std::unique_ptr<CudaBackend> backend(new CudaBackend);
   cudaDeviceProp properties{};
   MOESERVE_RETURN_IF_ERROR(
-      StatusOf(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties"));
+      CudaStatus(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties"));
   if (properties.major < 8) {
     return absl::UnavailableError("device cuda: " + std::string(properties.name) +
                                   ": expected compute capability 8.0 or later, found " +
@@ -114,13 +127,15 @@ CudaBackend::~CudaBackend() {
 }
 
 void CudaBackend::CheckCall(cudaError_t error, const char* what) const {
-  if (error == cudaSuccess) return;
-  moeserve::internal::CheckFailed(__FILE__, __LINE__, what, cudaGetErrorString(error));
+  CheckStatus(CudaStatus(error, what), what);
 }
 
-void CudaBackend::Synchronize() {
-  CheckCall(cudaStreamSynchronize(stream_.get()), "cudaStreamSynchronize");
+void CudaBackend::CheckStatus(const absl::Status& status, const char* what) const {
+  if (status.ok()) return;
+  moeserve::internal::CheckFailed(__FILE__, __LINE__, what, std::string(status.message()).c_str());
 }
+
+void CudaBackend::Synchronize() { CheckStatus(stream_.Synchronize(), "wait for the device"); }
 
 void CudaBackend::DropRecordings() {
   Synchronize();
@@ -129,16 +144,13 @@ void CudaBackend::DropRecordings() {
 
 DeviceMemory CudaBackend::AllocateForStep(size_t bytes, const char* what) {
   Result<DeviceMemory> memory = DeviceMemory::Allocate(bytes);
-  if (!memory.ok()) {
-    moeserve::internal::CheckFailed(__FILE__, __LINE__, what,
-                                    std::string(memory.status().message()).c_str());
-  }
+  CheckStatus(memory.status(), what);
   return std::move(memory).value();
 }
 
 void CudaBackend::CopyIn(void* to, const void* from, size_t bytes) {
   CheckCall(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_.get()),
-            "cudaMemcpyAsync");
+            "copy to the device");
   Synchronize();
 }
 
@@ -252,8 +264,7 @@ StepRows CudaBackend::BeginStep(const StepInputs& inputs, const void* owner, boo
   const int64_t sequences = static_cast<int64_t>(inputs.block_tables.size());
   if (buffers_.MustGrow(rows.tokens, sequences, longest)) {
     DropRecordings();
-    const absl::Status status = buffers_.Reserve(rows.tokens, sequences, longest);
-    MOESERVE_CHECK(status.ok(), "memory for a step's inputs");
+    CheckStatus(buffers_.Reserve(rows.tokens, sequences, longest), "memory for a step's inputs");
   }
   step_ = buffers_.Upload(inputs, rows, stream_.get());
   shape_ = {owner, rows, PowerOfTwo(context), buffers_.table_stride()};
@@ -275,18 +286,18 @@ void CudaBackend::RunStep(const std::function<void()>& operations) {
     recordings_[shape_].ran = true;
     return;
   }
-  if (!recording->graph.valid()) {
-    CheckCall(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal),
-              "cudaStreamBeginCapture");
-    operations();
-    cudaGraph_t captured = nullptr;
-    CheckCall(cudaStreamEndCapture(stream_.get(), &captured), "cudaStreamEndCapture");
-    const Graph graph(captured);
-    Result<GraphExec> exec = graph.Instantiate();
-    MOESERVE_CHECK(exec.ok(), "a captured step can be instantiated");
-    recording->graph = std::move(exec).value();
+  if (!recording->graph) {
+    Result<GraphExec> graph = GraphExec::Capture(stream_.get(), [&] {
+      operations();
+      return absl::OkStatus();
+    });
+    CheckStatus(graph.status(), "record a step");
+    recording->graph = std::move(graph).value();
+    for (const PlanSlot& slot : slots_) recording->plans.push_back(slot.plan);
   }
-  CheckCall(cudaGraphLaunch(recording->graph.get(), stream_.get()), "cudaGraphLaunch");
+  // Steps of other shapes have left theirs.
+  for (size_t i = 0; i < recording->plans.size(); ++i) slots_[i].plan = recording->plans[i];
+  CheckStatus(recording->graph.Launch(stream_.get()), "replay a step");
 }
 
 void CudaBackend::ForgetSteps(const void* owner) {
@@ -467,17 +478,16 @@ RoutingPlan CudaBackend::Route(const RouteArgs& args) {
     slots_.resize(static_cast<size_t>(args.slot) + 1);
   }
   PlanSlot& slot = slots_[args.slot];
-  const auto grow = [&](auto& memory, auto... sizes) {
-    if (!memory.MustGrow(sizes...)) return;
+  if (TooSmall(slot.memory, rows, widest, settings.num_experts)) {
     DropRecordings();
-    const absl::Status status = memory.Reserve(sizes...);
-    if (!status.ok()) {
-      moeserve::internal::CheckFailed(__FILE__, __LINE__, "memory for routes",
-                                      std::string(status.message()).c_str());
-    }
-  };
-  grow(slot.memory, rows, widest, settings.num_experts);
-  grow(route_scratch_, rows, widest, settings.num_experts, router.tables().columns);
+    CheckStatus(slot.memory.Reserve(rows, widest, settings.num_experts), "memory for a plan");
+  }
+  const int columns = router.tables().columns;
+  if (TooSmall(route_scratch_, rows, widest, settings.num_experts, columns)) {
+    DropRecordings();
+    CheckStatus(route_scratch_.Reserve(rows, widest, settings.num_experts, columns),
+                "memory for routing");
+  }
   slot.copied = false;
   if (args.given != nullptr) {
     const GivenRoutes& given = *args.given;

@@ -87,6 +87,7 @@ class CudaBackend : public Backend {
   struct Recording {
     bool ran = false;  // once as it is
     GraphExec graph;
+    std::vector<RoutingPlan> plans;  // by slot, as the recorded operations leave them
   };
   // A plan and its copy in host memory.
   struct PlanSlot {
@@ -113,7 +114,8 @@ class CudaBackend : public Backend {
 
   CudaBackend() = default;
 
-  // Stops with CUDA's words where a call of a step fails: the device is lost to this process.
+  // Stop with CUDA's words where a call of a step fails: the device is lost to this process.
+  void CheckStatus(const absl::Status& status, const char* what) const;
   void CheckCall(cudaError_t error, const char* what) const;
   void Synchronize();
   // Forgets every recording; before memory that steps work on moves.

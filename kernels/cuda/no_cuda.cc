@@ -9,4 +9,6 @@ absl::Status CheckDevice() {
       "device cuda: this build has no CUDA support (no nvcc was found when it was configured)");
 }
 
+Result<std::unique_ptr<Backend>> CreateDevice(const BackendOptions&) { return CheckDevice(); }
+
 }  // namespace moeserve::cuda

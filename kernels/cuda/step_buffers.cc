@@ -35,7 +35,7 @@ absl::Status StepBuffers::Reserve(int64_t tokens, int64_t sequences, int64_t lon
   MOESERVE_ASSIGN_OR_RETURN(host_, PinnedMemory::Allocate(bytes));
   MOESERVE_ASSIGN_OR_RETURN(device_, DeviceMemory::Allocate(bytes));
   if (copied_.get() == nullptr) {
-    MOESERVE_ASSIGN_OR_RETURN(copied_, Event::Create());
+    MOESERVE_ASSIGN_OR_RETURN(copied_, Event::Create(false));
   }
   return absl::OkStatus();
 }

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/base/check.h"
+#include "kernels/cuda/bandwidth.h"
 #include "kernels/cuda/cuda_backend.h"
 
 namespace moeserve::cuda {
@@ -13,10 +14,7 @@ char* CudaBackend::Staging(size_t bytes) {
     Synchronize();
     staging_ = {};
     Result<PinnedMemory> memory = PinnedMemory::Allocate(bytes + bytes / 2);
-    if (!memory.ok()) {
-      moeserve::internal::CheckFailed(__FILE__, __LINE__, "memory for transfers",
-                                      std::string(memory.status().message()).c_str());
-    }
+    CheckStatus(memory.status(), "memory for transfers");
     staging_ = std::move(memory).value();
   }
   return staging_.as<char>();
@@ -34,7 +32,7 @@ void CudaBackend::CopyToHost(const RowsView& input, std::span<float> output) {
   CheckCall(cudaMemcpy2DAsync(
                 staging, width, input.data, static_cast<size_t>(input.stride) * element, width,
                 static_cast<size_t>(input.rows), cudaMemcpyDeviceToHost, stream_.get()),
-            "cudaMemcpy2DAsync");
+            "copy rows");
   Synchronize();
   const int64_t count = input.rows * input.cols;
   if (input.dtype == DType::kF32) {
@@ -66,7 +64,7 @@ void CudaBackend::CopyFromHost(std::span<const float> input, const RowsView& out
   CheckCall(cudaMemcpy2DAsync(output.data, static_cast<size_t>(output.stride) * element, staging,
                               width, width, static_cast<size_t>(output.rows),
                               cudaMemcpyHostToDevice, stream_.get()),
-            "cudaMemcpy2DAsync");
+            "copy rows");
   Synchronize();
 }
 
@@ -83,7 +81,7 @@ RoutingPlan CudaBackend::HostPlan(int index) {
       if (count == 0) return;
       CheckCall(cudaMemcpyAsync(to.data(), from, count * sizeof(to[0]), cudaMemcpyDeviceToHost,
                                 stream_.get()),
-                "cudaMemcpyAsync");
+                "copy a plan");
     };
     const size_t experts = static_cast<size_t>(plan.num_experts);
     const size_t capacity = static_cast<size_t>(plan.capacity);
@@ -109,6 +107,10 @@ RoutingPlan CudaBackend::HostPlan(int index) {
           .row_offsets = slot.row_offsets.data(),
           .assignments_of_row = slot.assignments_of_row.data(),
           .row_nonfinite = slot.row_nonfinite.data()};
+}
+
+Result<double> CudaBackend::MeasureReadBandwidth(int64_t bytes, int rounds) {
+  return cuda::MeasureReadBandwidth(bytes, rounds, stream_.get());
 }
 
 }  // namespace moeserve::cuda
