@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# Packs the server, its tests and its benchmarks with the shared libraries that they need into one
+# folder that runs wherever the C library is at least as new as here (Debian 12, Ubuntu 24.04 and
+# later), with nothing installed but, for --device cuda, NVIDIA's driver.
+#
+#   deploy/bundle.sh [--build FOLDER] [--no-build] [--output FILE.tar.xz]
+#
+#   --build FOLDER   build folder, made with preset "release" where it is missing (build/release)
+#   --no-build       pack what the build folder holds
+#   --output FILE    the packed folder (build/moeserve-bundle.tar.xz)
+#
+# Unpacked: bin/ (programs), lib/ (libraries; found through the programs' own run path),
+# test-data/ (goldens; the bundled models are not packed), run-tests.sh.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+build=$root/build/release
+output=$root/build/moeserve-bundle.tar.xz
+compile=1
+limit_mib=24
+
+die() {
+  printf 'error: %s\n' "$*" >&2
+  exit 1
+}
+
+while (($# > 0)); do
+  case $1 in
+    --build) build=$(realpath -m "${2:?--build: expected a folder}") && shift 2 ;;
+    --output) output=$(realpath -m "${2:?--output: expected a file}") && shift 2 ;;
+    --no-build) compile=0 && shift ;;
+    *) die "unknown argument $1 (expected --build, --no-build or --output)" ;;
+  esac
+done
+
+if ((compile)); then
+  if [[ ! -f $build/CMakeCache.txt ]]; then
+    cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DMOESERVE_TESTS=ON
+  fi
+  cmake --build "$build"
+fi
+[[ -x $build/moeserve ]] || die "$build/moeserve is missing: build it first, or leave out --no-build"
+
+stage=$(mktemp -d)
+trap 'rm -rf "$stage"' EXIT
+bundle=$stage/moeserve
+mkdir -p "$bundle/bin" "$bundle/lib"
+
+# Tests that compute; those of parsing and of HTTP depend on no device.
+programs=("$build/moeserve")
+for name in rows linear router attention sampler parity invariance engine routing perplexity soak \
+  statistics; do
+  programs+=("$build/tests/${name}_test")
+done
+while IFS= read -r program; do programs+=("$program"); done < <(
+  find "$build/tests" -maxdepth 2 -type f -executable \( -name '*_bench' -o -path '*/cuda/*_test' \) |
+    sort)
+for program in "${programs[@]}"; do
+  [[ -x $program ]] || die "$program is missing from the build"
+  strip -o "$bundle/bin/$(basename "$program")" "$program"
+done
+
+# The C library's own parts come with every system and must be that system's.
+glibc='^(linux-vdso|ld-linux.*|libc|libm|libpthread|libdl|librt|libresolv|libutil)[.]so'
+for program in "$bundle"/bin/*; do
+  [[ $(objdump -p "$program" | awk '$1 == "RPATH" {print $2}') == *'$ORIGIN/../lib'* ]] ||
+    die "$program has no run path to its libraries"
+  ldd "$program"
+done | awk '$2 == "=>" && $3 ~ /^\// {print $1, $3}' | sort -u |
+  while read -r name file; do
+    [[ $name =~ $glibc ]] && continue
+    install -m 644 "$(readlink -f "$file")" "$bundle/lib/$name"
+    strip --strip-unneeded "$bundle/lib/$name"
+  done
+
+mkdir -p "$bundle/test-data/tests"
+cp -r "$root/tests/golden" "$root/tests/data" "$bundle/test-data/tests/"
+install -m 755 "$root/tests/run-bundle.sh" "$bundle/run-tests.sh"
+install -m 644 "$root/LICENSE" "$bundle/LICENSE"
+
+mkdir -p "$(dirname "$output")"
+# A window over everything: the programs have most of their code in common.
+tar -C "$stage" --sort=name --owner=0 --group=0 --mtime=@0 -cf - moeserve |
+  xz -T1 --lzma2=preset=6,dict=128MiB >"$output"
+size=$(stat -c %s "$output")
+printf '%s: %d programs, %d libraries, %.1f MiB packed\n' "$output" \
+  "$(find "$bundle/bin" -type f | wc -l)" "$(find "$bundle/lib" -type f | wc -l)" \
+  "$(awk -v bytes="$size" 'BEGIN {print bytes / 1048576}')"
+((size <= limit_mib << 20)) || die "more than $limit_mib MiB"
