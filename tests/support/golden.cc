@@ -1,6 +1,7 @@
 #include "tests/support/golden.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "model_loaders/safetensors.h"
@@ -69,7 +70,8 @@ Result<Golden> ReadGolden(const std::filesystem::path& path) {
 }
 
 std::filesystem::path SourcePath(const std::string& relative) {
-  return std::filesystem::path(MOESERVE_SOURCE_DIR) / relative;
+  const char* const folder = std::getenv("MOESERVE_TEST_DATA");  // of a bundle
+  return std::filesystem::path(folder == nullptr ? MOESERVE_SOURCE_DIR : folder) / relative;
 }
 
 std::vector<GoldenModel> GoldenModels() {
