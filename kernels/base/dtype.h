@@ -9,11 +9,13 @@
 #include <cstring>
 #include <string_view>
 
+#include "kernels/base/host_device.h"
+
 namespace moeserve {
 
 enum class DType : uint8_t { kF32, kF16, kBF16 };
 
-constexpr size_t SizeOf(DType t) { return t == DType::kF32 ? 4 : 2; }
+MOESERVE_HOST_DEVICE constexpr size_t SizeOf(DType t) { return t == DType::kF32 ? 4 : 2; }
 
 constexpr std::string_view Name(DType t) {
   switch (t) {
@@ -32,28 +34,30 @@ using Bf16 = uint16_t;
 // An IEEE binary16 value as its 16 bits.
 using F16 = uint16_t;
 
-static inline float F32FromBits(uint32_t bits) {
+MOESERVE_HOST_DEVICE static inline float F32FromBits(uint32_t bits) {
   float f;
   std::memcpy(&f, &bits, sizeof(f));
   return f;
 }
 
-static inline uint32_t BitsFromF32(float f) {
+MOESERVE_HOST_DEVICE static inline uint32_t BitsFromF32(float f) {
   uint32_t bits;
   std::memcpy(&bits, &f, sizeof(bits));
   return bits;
 }
 
-static inline float F32FromBf16(Bf16 v) { return F32FromBits(static_cast<uint32_t>(v) << 16); }
+MOESERVE_HOST_DEVICE static inline float F32FromBf16(Bf16 v) {
+  return F32FromBits(static_cast<uint32_t>(v) << 16);
+}
 
 // Round to nearest, ties to even; NaN stays a (quiet) NaN.
-static inline Bf16 Bf16FromF32(float f) {
+MOESERVE_HOST_DEVICE static inline Bf16 Bf16FromF32(float f) {
   const uint32_t bits = BitsFromF32(f);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<Bf16>((bits >> 16) | 0x40u);
   return static_cast<Bf16>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-static inline float F32FromF16(F16 v) {
+MOESERVE_HOST_DEVICE static inline float F32FromF16(F16 v) {
   const uint32_t sign = static_cast<uint32_t>(v & 0x8000u) << 16;
   const uint32_t exponent = (v >> 10) & 0x1fu;
   const uint32_t mantissa = v & 0x3ffu;

@@ -4,12 +4,14 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/base/host_device.h"
+
 namespace moeserve {
 
 // e^x within 2 ulp from fused multiply-adds and exponent bits alone, so that every compiler and
 // device gives the same result. 0 below ln 2^-126, +Inf above the logarithm of the largest float,
 // NaN for NaN.
-static inline float ContractExp(float x) {
+MOESERVE_HOST_DEVICE static inline float ContractExp(float x) {
   constexpr float kLog2E = 0x1.715476p+0f;
   constexpr float kLn2High = 0x1.62e400p-1f;  // 14 bits, so n * kLn2High is exact
   constexpr float kLn2Low = 0x1.7f7d1cp-20f;

@@ -1,8 +1,8 @@
 #include "kernels/cuda/device.h"
 
-#include <cuda_runtime_api.h>
-
 #include <string>
+
+#include "kernels/cuda/runtime.h"
 
 namespace moeserve::cuda {
 

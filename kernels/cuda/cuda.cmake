@@ -1,0 +1,35 @@
+# Finds nvcc, and lists the sources of the CUDA kernels. Included where the project is configured:
+# a language must be enabled above all targets that use it.
+
+set(MOESERVE_HAVE_CUDA OFF)
+if(MOESERVE_CUDA)
+  include(CheckLanguage)
+  check_language(CUDA)
+  find_package(CUDAToolkit QUIET)
+  if(CMAKE_CUDA_COMPILER AND TARGET CUDA::cudart_static)
+    set(MOESERVE_HAVE_CUDA ON)
+    if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+      # 9.0a has the instructions of that chip alone; the last is for chips to come.
+      set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 80-virtual)
+    endif()
+    enable_language(CUDA)
+    # CMake 3.25 knows no flag for C++20 here.
+    if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+      set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+      set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+    endif()
+    if(MOESERVE_CCACHE)
+      set(CMAKE_CUDA_COMPILER_LAUNCHER ${MOESERVE_CCACHE})
+    endif()
+  else()
+    message(STATUS "CUDA is off: no nvcc was found")
+  endif()
+else()
+  message(STATUS "CUDA is off: MOESERVE_CUDA=OFF")
+endif()
+
+# Compiled by nvcc, and by the C++ compiler for the emulated device of the tests.
+set(MOESERVE_CUDA_SOURCES
+  device.cc
+  launch.cc)
+list(TRANSFORM MOESERVE_CUDA_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)

@@ -1,0 +1,35 @@
+#include "kernels/cuda/launch.h"
+
+#include <cstdio>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "kernels/base/check.h"
+
+namespace moeserve::cuda::internal {
+
+void AllowSharedMemory(const void* kernel, size_t bytes) {
+  static std::mutex mutex;
+  static auto* const allowed = new std::map<std::pair<const void*, int>, size_t>;
+  int device = 0;
+  MOESERVE_CHECK(cudaGetDevice(&device) == cudaSuccess, "no current CUDA device");
+  std::lock_guard lock(mutex);
+  size_t& limit = (*allowed)[{kernel, device}];
+  if (bytes <= limit) return;
+  const cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+  MOESERVE_CHECK(error == cudaSuccess, cudaGetErrorString(error));
+  limit = bytes;
+}
+
+void LaunchFailed(cudaError_t error, const LaunchShape& shape) {
+  std::fprintf(stderr,
+               "CUDA launch of grid (%u,%u,%u), block (%u,%u,%u), %zu bytes of shared memory: %s\n",
+               shape.grid.x, shape.grid.y, shape.grid.z, shape.block.x, shape.block.y,
+               shape.block.z, shape.shared_bytes, cudaGetErrorString(error));
+  MOESERVE_CHECK(false, "a kernel could not be launched");
+  std::abort();
+}
+
+}  // namespace moeserve::cuda::internal
