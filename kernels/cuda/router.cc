@@ -31,10 +31,16 @@ float ContractSquares(const float* v, int64_t n) {
   return partial[0];
 }
 
+Status Failed(const char* what, cudaError_t error) {
+  return absl::InternalError(std::string(what) + ": " + cudaGetErrorString(error));
+}
+
 Result<DeviceMemory> Uploaded(const std::vector<float>& values) {
   const size_t bytes = values.size() * sizeof(float);
   MOESERVE_ASSIGN_OR_RETURN(DeviceMemory memory, DeviceMemory::Allocate(bytes));
-  MOESERVE_RETURN_IF_ERROR(memory.CopyFromHost(values.data(), bytes));
+  const cudaError_t error =
+      cudaMemcpy(memory.data(), values.data(), bytes, cudaMemcpyHostToDevice);
+  if (error != cudaSuccess) return Failed("copying a router to the device", error);
   return memory;
 }
 
@@ -189,7 +195,10 @@ Status RouteScratch::Reserve(int max_rows, int k_max, int num_experts, int max_c
                                {&arrivals_, 1 + PlanChunks(rows) * kPlanChunk / kFewestTileRows}}) {
     MOESERVE_RETURN_IF_ERROR(Grow(*memory, count));
   }
-  if (arrivals_.bytes() != old_arrivals) MOESERVE_RETURN_IF_ERROR(arrivals_.Clear());
+  if (arrivals_.bytes() != old_arrivals) {
+    const cudaError_t error = cudaMemset(arrivals_.data(), 0, arrivals_.bytes());
+    if (error != cudaSuccess) return Failed("clearing routing counters", error);
+  }
   max_rows_ = static_cast<int>(rows);
   max_routes_ = routes;
   max_products_ = products;
