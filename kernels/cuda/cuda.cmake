@@ -32,5 +32,8 @@ endif()
 set(MOESERVE_CUDA_SOURCES
   device.cc
   handles.cc
-  launch.cc)
+  launch.cc
+  plan.cu
+  route.cu
+  router.cc)
 list(TRANSFORM MOESERVE_CUDA_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)

@@ -1,0 +1,294 @@
+// Routing on the device has the CPU's bits: scores, selection, gates and every array of the plan.
+
+#include <gtest/gtest.h>
+
+#include <span>
+
+#include "tests/cuda/route_support.h"
+
+namespace moeserve::cuda {
+namespace {
+
+// Most routes of a row that the settings and these overrides allow.
+int MostRoutes(const RouteSettings& s, std::span<const RouteOverride> overrides) {
+  int most = std::min(s.k, s.num_experts);
+  for (const RouteOverride& o : overrides) {
+    if (o.k > 0) most = std::max(most, std::min(o.k, s.num_experts));
+    if (o.p > 0.0f) most = s.num_experts;
+  }
+  return most;
+}
+
+class RouteTest : public ::testing::Test {
+ protected:
+  // Routes `count` rows on both devices and compares all that comes out.
+  void Compare(const RouteCase& c, int count) {
+    SCOPED_TRACE("seed " + std::to_string(c.seed) + ", experts " +
+                 std::to_string(c.settings.num_experts) + ", width " +
+                 std::to_string(c.settings.input_width) + ", rows " + std::to_string(count));
+    const int experts = c.settings.num_experts, width = c.settings.input_width;
+    Random random(c.seed + 77);
+    const bool bf16 = random.Below(2) == 1;
+    const int64_t stride = random.Below(2) == 1 ? (width + 15) / 16 * 16 : width + 3;
+    std::vector<float> rows = MakeRows(count, width, random, bf16);
+
+    std::vector<float> bias(static_cast<size_t>(experts));
+    int allowed = experts;
+    for (int e = 1; e < experts; ++e) {
+      bias[static_cast<size_t>(e)] = random.Below(3) == 0
+                                         ? -std::numeric_limits<float>::infinity()
+                                         : static_cast<float>(random.Normal());
+      allowed -= std::isinf(bias[static_cast<size_t>(e)]);
+    }
+    const DeviceArray<float> device_bias(bias);
+    std::vector<RouteOverride> overrides;
+    std::vector<DeviceOverride> device_overrides;
+    const bool has_overrides = random.Below(2) == 1;
+    for (int r = 0; has_overrides && r < count; ++r) {
+      RouteOverride o;
+      const int kind = random.Below(6);
+      if (kind == 1 || kind == 4) o.k = 1 + random.Below(experts);
+      if ((kind == 2 || kind == 5) && c.settings.gate != Gate::kSoftmaxSelected) o.p = 0.4f;
+      if (kind >= 3) {
+        o.bias = bias.data();
+        o.allowed = allowed;
+      }
+      overrides.push_back(o);
+      device_overrides.push_back(
+          {o.k, o.p, o.bias == nullptr ? nullptr : device_bias.data(), o.allowed});
+    }
+    const DeviceArray<DeviceOverride> uploaded_overrides(device_overrides);
+
+    const int rows_per_token = count % 2 == 0 && random.Below(2) == 1 ? 2 : 1;
+    std::vector<int32_t> sequence(static_cast<size_t>(count / rows_per_token));
+    const bool has_padding = random.Below(2) == 1;
+    for (int32_t& s : sequence) s = has_padding && random.Below(4) == 0 ? -1 : 3;
+    std::vector<bool> padding;
+    for (int r = 0; r < count; ++r) {
+      padding.push_back(sequence[static_cast<size_t>(r / rows_per_token)] < 0);
+    }
+    const DeviceArray<int32_t> device_sequence(sequence);
+
+    std::vector<float> cpu_scores;
+    HostPlan expected = FromCpu(RouteOnCpu(*cpu_, c, rows, &cpu_scores, overrides));
+    const std::vector<uint8_t> nonfinite = expected.row_nonfinite;
+    const GivenRoutes kept = Without(expected, padding);
+    const auto router = std::move(cpu_->NewRouter(c.settings, c.tensors)).value();
+    expected = FromCpu(
+        cpu_->Route({.router = router.get(),
+                     .input = {rows.data(), DType::kF32, count, width, width},
+                     .given = &kept}));
+    for (size_t r = 0; r < padding.size(); ++r) {
+      expected.row_nonfinite[r] = padding[r] ? 0 : nonfinite[r];
+    }
+
+    const auto device_router = std::move(CudaRouter::Create(c.settings, c.tensors)).value();
+    const int k_max = MostRoutes(c.settings, overrides) + random.Below(2);
+    PlanMemory plan = PlanMemory::Create(count, k_max, experts).value();
+    RouteScratch scratch =
+        RouteScratch::Create(count, k_max, experts, device_router->tables().columns).value();
+    const DeviceRows input(rows, width, stride, bf16);
+    const int64_t scores_stride = experts + 2;
+    const DeviceArray<float> scores(static_cast<size_t>(count * scores_stride));
+    for (int run = 0; run < 2; ++run) {
+      const RoutingPlan routed =
+          LaunchRoute({.router = device_router.get(),
+                       .input = input.view(),
+                       .sequence = has_padding ? device_sequence.data() : nullptr,
+                       .rows_per_token = rows_per_token,
+                       .scores = scores.data(),
+                       .scores_stride = scores_stride,
+                       .overrides = has_overrides ? uploaded_overrides.data() : nullptr,
+                       .k_max = k_max,
+                       .plan = &plan,
+                       .scratch = &scratch},
+                      nullptr);
+      ASSERT_EQ(routed.capacity, count * k_max);
+      ExpectSame(FromCuda(routed), expected);
+      if (HasFatalFailure()) return;
+    }
+    ExpectSameScores(scores.Read(), scores_stride, cpu_scores, experts, padding);
+
+    // The same routes, given.
+    const DeviceArray<int32_t> given_offsets(kept.offsets), given_experts(kept.experts);
+    const DeviceArray<float> given_weights(kept.weights);
+    HostPlan given = expected;
+    std::fill(given.row_nonfinite.begin(), given.row_nonfinite.end(), uint8_t{0});
+    ExpectSame(FromCuda(LaunchGivenPlan({.rows = count,
+                                         .num_experts = experts,
+                                         .k_max = k_max,
+                                         .offsets = given_offsets.data(),
+                                         .experts = given_experts.data(),
+                                         .weights = given_weights.data(),
+                                         .plan = &plan,
+                                         .scratch = &scratch},
+                                        nullptr)),
+               given);
+  }
+
+  std::unique_ptr<Backend> cpu_ = MakeCpu();
+};
+
+constexpr int kRowCounts[] = {0, 1, 2, 7, 8, 9, 63, 64, 65, 257, 600};
+
+TEST_F(RouteTest, EqualsTheCpuInEverySettingAndSize) {
+  uint64_t seed = 1;
+  for (int experts : {1, 2, 3, 8, 10, 33, 60, 64, 100, 256, 300, 1024}) {
+    for (int width : {4, 24, 250, 600}) {
+      for (Gate gate : {Gate::kSoftmax, Gate::kSigmoid, Gate::kSoftmaxSelected}) {
+        const int64_t work = int64_t{experts} * width;
+        int count = kRowCounts[seed % std::size(kRowCounts)];
+        while (count > 9 && work * count > 3'000'000) count /= 8;
+        Compare(MakeCase(experts, width, gate, seed++), count);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_F(RouteTest, EveryRowCountInBothPaths) {
+  for (int count : kRowCounts) {
+    for (int experts : {5, 64}) {
+      Compare(MakeCase(experts, 40, Gate::kSoftmax, static_cast<uint64_t>(900 + count)), count);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_F(RouteTest, LongRowsPassThroughEveryStage) {
+  for (int count : {1, 9, 260}) {
+    RouteCase c = MakeCase(17, 2600, Gate::kSoftmax, static_cast<uint64_t>(300 + count));
+    Compare(c, count);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_F(RouteTest, ManyExpertsManyRows) {
+  RouteCase c = MakeCase(1024, 16, Gate::kSoftmax, 41);
+  c.settings.top_p = false;
+  c.settings.k = 8;
+  Compare(c, 300);
+}
+
+TEST_F(RouteTest, TopPAtItsEnds) {
+  for (float p : {0.0f, 1e-38f, 0.5f, 1.0f, 2.0f}) {
+    for (bool strict : {false, true}) {
+      for (Gate gate : {Gate::kSoftmax, Gate::kSigmoid}) {
+        for (int k : {1, 5, 48}) {
+          RouteCase c = MakeCase(48, 32, gate, static_cast<uint64_t>(5000 + k));
+          c.settings.top_p = true;
+          c.settings.p = p;
+          c.settings.k = k;
+          c.settings.strict = strict;
+          Compare(c, 9);
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+// A row's bits do not depend on its neighbours nor on the path that their number chooses.
+TEST_F(RouteTest, ARowRoutesTheSameInFewAndInMany) {
+  const RouteCase c = MakeCase(60, 300, Gate::kSigmoid, 12);
+  const int experts = 60, width = 300;
+  Random random(3);
+  const std::vector<float> rows = MakeRows(400, width, random, true);
+  const auto router = std::move(CudaRouter::Create(c.settings, c.tensors)).value();
+  const int k_max = std::min(c.settings.k, experts);
+  PlanMemory plan = PlanMemory::Create(400, k_max, experts).value();
+  RouteScratch scratch =
+      RouteScratch::Create(400, k_max, experts, router->tables().columns).value();
+  const auto routes_of = [&](int first, int count) {
+    const std::vector<float> some(rows.begin() + first * width,
+                                  rows.begin() + (first + count) * width);
+    const DeviceRows input(some, width, width, true);
+    const HostPlan p = FromCuda(LaunchRoute({.router = router.get(),
+                                             .input = input.view(),
+                                             .k_max = k_max,
+                                             .plan = &plan,
+                                             .scratch = &scratch},
+                                            nullptr));
+    return Without(p, std::vector<bool>(static_cast<size_t>(count)));
+  };
+  const GivenRoutes all = routes_of(0, 400);
+  for (auto [first, count] : {std::pair{0, 1}, {13, 7}, {100, 200}, {399, 1}}) {
+    const GivenRoutes some = routes_of(first, count);
+    const int32_t begin = all.offsets[static_cast<size_t>(first)];
+    const size_t n = some.experts.size();
+    ASSERT_EQ(all.offsets[static_cast<size_t>(first + count)] - begin, static_cast<int32_t>(n));
+    for (size_t i = 0; i < n; ++i) {
+      ASSERT_EQ(some.experts[i], all.experts[static_cast<size_t>(begin) + i]);
+      ASSERT_EQ(BitsFromF32(some.weights[i]),
+                BitsFromF32(all.weights[static_cast<size_t>(begin) + i]));
+    }
+  }
+}
+
+// What a recorded step routes is what its memory holds when it is replayed.
+TEST_F(RouteTest, ReplayedGraphsRouteAnew) {
+  for (int count : {40, 300}) {
+    RouteCase c = MakeCase(33, 64, Gate::kSoftmax, 77);
+    c.settings.top_p = false;
+    c.settings.k = 4;
+    Random random(5);
+    std::vector<float> rows = MakeRows(count, 64, random, false);
+    DeviceRows input(rows, 64, 64, false);
+    const auto router = std::move(CudaRouter::Create(c.settings, c.tensors)).value();
+    PlanMemory plan = PlanMemory::Create(count, 4, 33).value();
+    RouteScratch scratch =
+        RouteScratch::Create(count, 4, 33, router->tables().columns).value();
+    cudaStream_t stream;
+    ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    const RoutingPlan routed = LaunchRoute({.router = router.get(),
+                                            .input = input.view(),
+                                            .k_max = 4,
+                                            .plan = &plan,
+                                            .scratch = &scratch},
+                                           stream);
+    cudaGraph_t graph;
+    ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    cudaGraphExec_t exec;
+    ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+    for (int step = 0; step < 3; ++step) {
+      rows = MakeRows(count, 64, random, false);
+      input.Write(rows);
+      ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
+      ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+      std::vector<float> scores;
+      ExpectSame(FromCuda(routed), FromCpu(RouteOnCpu(*cpu_, c, rows, &scores)));
+      if (HasFatalFailure()) return;
+    }
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+    cudaStreamDestroy(stream);
+  }
+}
+
+#if defined(MOESERVE_CUDA_EMULATION)
+// No order of threads and blocks shows in the result.
+TEST_F(RouteTest, OrderOfThreadsDoesNotShow) {
+  for (const emulator::Order order :
+       {emulator::Order{emulator::Order::kReverse, 0}, emulator::Order{emulator::Order::kRandom, 1},
+        emulator::Order{emulator::Order::kRandom, 2}}) {
+    emulator::SetOrder(order);
+    for (int count : {1, 30, 300}) {
+      for (int experts : {7, 40}) {
+        Compare(MakeCase(experts, 280, Gate::kSoftmax, static_cast<uint64_t>(600 + count)), count);
+      }
+    }
+  }
+  emulator::SetOrder({});
+}
+#endif
+
+TEST_F(RouteTest, RefusesRoutersThatAreTooLarge) {
+  RouteCase c = MakeCase(5, 8, Gate::kSoftmax, 1);
+  c.settings.num_experts = kMaxRoutedExperts + 1;
+  EXPECT_EQ(CudaRouter::Create(c.settings, c.tensors).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace moeserve::cuda
