@@ -118,7 +118,8 @@ struct RouterTensors {
 struct RoutingPlan {
   int rows = 0;
   int num_experts = 0;
-  int num_assignments = 0;
+  int num_assignments = 0;  // -1 where only the device knows it (expert_offsets[E])
+  int capacity = 0;         // most that A can be; the size of what holds a row per assignment
   const int32_t* expert_offsets = nullptr;        // [E + 1]
   const int32_t* expert_of_assignment = nullptr;  // [A]
   const int32_t* row_of_assignment = nullptr;     // [A]

@@ -31,5 +31,11 @@ endif()
 # Compiled by nvcc, and by the C++ compiler for the emulated device of the tests.
 set(MOESERVE_CUDA_SOURCES
   device.cc
-  launch.cc)
+  fused_expert.cu
+  launch.cc
+  linear.cc
+  linear_bank.cc
+  linear_bank.cu
+  linear_f32.cu
+  linear_mma.cu)
 list(TRANSFORM MOESERVE_CUDA_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
