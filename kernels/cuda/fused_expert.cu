@@ -162,22 +162,20 @@ __device__ void ActivateHidden(const LinearParams& p, const LinearBankEntry& up,
   const int first = p.gated ? row_block * 32 - part * 32 : row_block * kImageBlock;
 #pragma unroll
   for (int n = 0; n < S::kNTiles; ++n) {
+    const int row = n * 8 + lane % 4 * 2;
+    if (p.gated) {
+      float gate[2] = {sums[n][0] + low, sums[n][1] + low};
+      Activate(p.activation, gate);
+      const bool real = first + unit < up.out_features;
+      StoreHidden(plane, row, unit, real ? gate[0] * (sums[n][2] + high) : 0.0f);
+      StoreHidden(plane, row + 1, unit, real ? gate[1] * (sums[n][3] + high) : 0.0f);
+    } else {
+      float value[4] = {sums[n][0] + low, sums[n][1] + low, sums[n][2] + high, sums[n][3] + high};
+      Activate(p.activation, value);
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int row = n * 8 + lane % 4 * 2 + j;
-      float a = sums[n][j];
-      float b = sums[n][2 + j];
-      if (p.bias != nullptr) {
-        a += low;
-        b += high;
-      }
-      a = Activate(p.activation, a);
-      if (p.gated) {
-        StoreHidden(plane, row, unit, first + unit < up.out_features ? a * b : 0.0f);
-      } else {
-        b = Activate(p.activation, b);
-        StoreHidden(plane, row, unit, first + unit < up.out_features ? a : 0.0f);
-        StoreHidden(plane, row, unit + 8, first + unit + 8 < up.out_features ? b : 0.0f);
+      for (int j = 0; j < 4; ++j) {
+        const int at = unit + j / 2 * 8;
+        StoreHidden(plane, row + j % 2, at, first + at < up.out_features ? value[j] : 0.0f);
       }
     }
   }

@@ -21,7 +21,7 @@ LinearTile ChooseTile(const LinearBankShape& shape, int64_t rows) {
   if (wanted <= 16) return LinearTile::kRows16;
   if (wanted <= 32) return LinearTile::kRows32;
   if (wanted <= 64) return LinearTile::kRows64;
-  return LinearTile::kRows128;
+  return LinearTile::kWarpgroup;
 }
 
 }  // namespace
@@ -70,7 +70,11 @@ void LaunchLinear(const LinearArgs& args, LinearTile tile, cudaStream_t stream) 
   }
   MOESERVE_CHECK(bank.shape().weight_dtype == DType::kBF16, "bf16 activations take bf16 weights");
   if (tile == LinearTile::kAuto) tile = ChooseTile(bank.shape(), params.rows);
-  internal::LaunchLinearMma(bank, params, tile, stream);
+  if (tile == LinearTile::kWarpgroup && internal::LinearWgmmaFits(params)) {
+    internal::LaunchLinearWgmma(bank, params, stream);
+  } else {
+    internal::LaunchLinearMma(bank, params, tile, stream);
+  }
 }
 
 }  // namespace moeserve::cuda

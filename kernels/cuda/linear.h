@@ -17,6 +17,7 @@ namespace moeserve::cuda {
 void LaunchLinear(const LinearArgs& args, cudaStream_t stream);
 
 // Which kernel multiplies bf16 rows. For tests and measurements; kAuto is what LaunchLinear uses.
+// kWarpgroup, where the device or the rows' alignment forbid it, is kRows128.
 enum class LinearTile : uint8_t { kAuto, kRows8, kRows16, kRows32, kRows64, kRows128, kWarpgroup };
 void LaunchLinear(const LinearArgs& args, LinearTile tile, cudaStream_t stream);
 

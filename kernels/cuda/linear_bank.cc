@@ -13,6 +13,9 @@ namespace {
 // Rows on their way to the device are held in pieces of about this size.
 constexpr int64_t kUploadBytes = int64_t{64} << 20;
 
+// While a model is loaded a failure of the device itself leaves nothing to go on with.
+void Require(cudaError_t error) { MOESERVE_CHECK(error == cudaSuccess, cudaGetErrorString(error)); }
+
 int Blocks(int n) { return (n + kImageBlock - 1) / kImageBlock; }
 
 int ImageRows(int out_features, bool gated) {
@@ -58,25 +61,27 @@ Result<std::unique_ptr<CudaLinearBank>> CudaLinearBank::Create(LinearBankShape s
 
   MOESERVE_ASSIGN_OR_RETURN(bank->weights_, DeviceMemory::Allocate(weight_bytes));
   MOESERVE_RETURN_IF_ERROR(
-      StatusOf(cudaMemset(bank->weights_.data(), 0, weight_bytes), "cudaMemset of weights"));
+      CudaStatus(cudaMemset(bank->weights_.data(), 0, weight_bytes), "cudaMemset"));
   bank->bytes_ = weight_bytes;
   if (s.bias) {
     const int64_t bias_bytes = bias_values * static_cast<int64_t>(sizeof(float));
     MOESERVE_ASSIGN_OR_RETURN(bank->bias_, DeviceMemory::Allocate(bias_bytes));
     MOESERVE_RETURN_IF_ERROR(
-        StatusOf(cudaMemset(bank->bias_.data(), 0, bias_bytes), "cudaMemset of biases"));
+        CudaStatus(cudaMemset(bank->bias_.data(), 0, bias_bytes), "cudaMemset"));
     bank->bytes_ += bias_bytes;
   }
   const size_t table_bytes = bank->entries_.size() * sizeof(LinearBankEntry);
   MOESERVE_ASSIGN_OR_RETURN(bank->table_, DeviceMemory::Allocate(table_bytes));
-  MOESERVE_RETURN_IF_ERROR(StatusOf(
+  MOESERVE_RETURN_IF_ERROR(CudaStatus(
       cudaMemcpy(bank->table_.data(), bank->entries_.data(), table_bytes, cudaMemcpyHostToDevice),
-      "cudaMemcpy of a bank's table"));
+      "cudaMemcpy"));
   const size_t order_bytes = order.size() * sizeof(int32_t);
   MOESERVE_ASSIGN_OR_RETURN(bank->order_, DeviceMemory::Allocate(order_bytes));
   MOESERVE_RETURN_IF_ERROR(
-      StatusOf(cudaMemcpy(bank->order_.data(), order.data(), order_bytes, cudaMemcpyHostToDevice),
-               "cudaMemcpy of a bank's order"));
+      CudaStatus(cudaMemcpy(bank->order_.data(), order.data(), order_bytes, cudaMemcpyHostToDevice),
+                 "cudaMemcpy"));
+  // Copies from pageable memory may still be on their way.
+  MOESERVE_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize"));
   return bank;
 }
 
@@ -94,9 +99,8 @@ void CudaLinearBank::LoadWeight(int expert, Half half, int row_begin, const Host
   MOESERVE_CHECK(piece.ok(), "device memory to unpack a weight");
   for (int64_t r = 0; r < weight.shape[0]; r += rows_per_piece) {
     const int64_t rows = std::min(rows_per_piece, weight.shape[0] - r);
-    CheckCuda(cudaMemcpy(piece->data(), static_cast<const char*>(weight.data) + r * row_bytes,
-                         static_cast<size_t>(rows * row_bytes), cudaMemcpyHostToDevice),
-              "cudaMemcpy of a weight");
+    Require(cudaMemcpy(piece->data(), static_cast<const char*>(weight.data) + r * row_bytes,
+                       static_cast<size_t>(rows * row_bytes), cudaMemcpyHostToDevice));
     internal::LaunchPackRows({.source = piece->data(),
                               .source_dtype = weight.dtype,
                               .image = weights_.as<char>() + m.weights,
@@ -108,7 +112,7 @@ void CudaLinearBank::LoadWeight(int expert, Half half, int row_begin, const Host
                               .gated = shape_.gated,
                               .gate_half = half == Half::kGate},
                              nullptr);
-    CheckCuda(cudaStreamSynchronize(nullptr), "unpacking a weight");
+    Require(cudaStreamSynchronize(nullptr));
   }
 }
 
@@ -122,11 +126,10 @@ void CudaLinearBank::LoadBias(int expert, Half half, int row_begin, const HostTe
   const size_t bytes = values.size() * sizeof(float);
   auto piece = DeviceMemory::Allocate(bytes);
   MOESERVE_CHECK(piece.ok(), "device memory to unpack a bias");
-  CheckCuda(cudaMemcpy(piece->data(), values.data(), bytes, cudaMemcpyHostToDevice),
-            "cudaMemcpy of a bias");
+  Require(cudaMemcpy(piece->data(), values.data(), bytes, cudaMemcpyHostToDevice));
   internal::LaunchPackBias(piece->as<float>(), static_cast<int>(values.size()), row_begin,
                            shape_.gated, half == Half::kGate, bias_.as<float>() + m.bias, nullptr);
-  CheckCuda(cudaStreamSynchronize(nullptr), "unpacking a bias");
+  Require(cudaStreamSynchronize(nullptr));
 }
 
 }  // namespace moeserve::cuda

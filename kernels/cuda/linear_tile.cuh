@@ -8,6 +8,7 @@
 #include "kernels/cuda/activation.cuh"
 #include "kernels/cuda/linear_bank.h"
 #include "kernels/cuda/linear_params.h"
+#include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/runtime.h"
 
 namespace moeserve::cuda {
@@ -25,62 +26,59 @@ struct LinearTileRange {
 template <int kTileRows, int kTileImageRows>
 __device__ inline LinearTileRange FindLinearTile(const LinearParams& p, int index) {
   constexpr int kPerLane = 4;
-  constexpr unsigned kAll = 0xffffffffu;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   int before = 0;
   for (int base = 0; base < p.experts; base += 32 * kPerLane) {
-    int tiles[kPerLane];
+    int expert[kPerLane], begin[kPerLane], rows[kPerLane], tiles[kPerLane];
     int own = 0;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
       const int at = base + lane * kPerLane + i;
-      tiles[i] = 0;
+      expert[i] = begin[i] = rows[i] = tiles[i] = 0;
       if (at < p.experts) {
-        const int e = p.order[at];
-        const int rows = p.offsets == nullptr ? p.rows : p.offsets[e + 1] - p.offsets[e];
-        const int columns = p.entries[e].row_blocks * kImageBlock;
-        tiles[i] =
-            (rows + kTileRows - 1) / kTileRows * ((columns + kTileImageRows - 1) / kTileImageRows);
+        expert[i] = p.order[at];
+        begin[i] = p.offsets == nullptr ? 0 : p.offsets[expert[i]];
+        rows[i] = (p.offsets == nullptr ? p.rows : p.offsets[expert[i] + 1]) - begin[i];
+        const int columns = p.entries[expert[i]].row_blocks * kImageBlock;
+        tiles[i] = (rows[i] + kTileRows - 1) / kTileRows *
+                   ((columns + kTileImageRows - 1) / kTileImageRows);
       }
       own += tiles[i];
     }
     int end = own;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
-      const int other = __shfl_up_sync(kAll, end, step);
+      const int other = __shfl_up_sync(kFullMask, end, step);
       if (lane >= step) end += other;
     }
-    const int total = __shfl_sync(kAll, end, 31);
+    const int total = __shfl_sync(kFullMask, end, 31);
     if (index >= before + total) {
       before += total;
       continue;
     }
-    int at = -1;
     int first = before + end - own;
+    int found = -1, found_begin = 0, found_rows = 0;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
-      if (at < 0) {
-        if (index >= first && index < first + tiles[i]) {
-          at = base + lane * kPerLane + i;
-        } else {
-          first += tiles[i];
-        }
+      if (found >= 0) continue;
+      if (index >= first && index < first + tiles[i]) {
+        found = expert[i];
+        found_begin = begin[i];
+        found_rows = rows[i];
+      } else {
+        first += tiles[i];
       }
     }
-    const unsigned found = __ballot_sync(kAll, at >= 0);
-    const int winner = __ffs(static_cast<int>(found)) - 1;
-    at = __shfl_sync(kAll, at, winner);
-    first = __shfl_sync(kAll, first, winner);
-    LinearTileRange tile;
-    tile.expert = p.order[at];
-    const int begin = p.offsets == nullptr ? 0 : p.offsets[tile.expert];
-    const int rows = (p.offsets == nullptr ? p.rows : p.offsets[tile.expert + 1]) - begin;
-    const int row_tiles = (rows + kTileRows - 1) / kTileRows;
-    const int within = index - first;
-    tile.row = begin + within % row_tiles * kTileRows;
-    tile.rows = min(kTileRows, begin + rows - tile.row);
-    tile.image_row = within / row_tiles * kTileImageRows;
-    return tile;
+    const unsigned lanes = __ballot_sync(kFullMask, found >= 0);
+    const int winner = __ffs(static_cast<int>(lanes)) - 1;
+    found = __shfl_sync(kFullMask, found, winner);
+    found_begin = __shfl_sync(kFullMask, found_begin, winner);
+    found_rows = __shfl_sync(kFullMask, found_rows, winner);
+    const int within = index - __shfl_sync(kFullMask, first, winner);
+    const int row_tiles = (found_rows + kTileRows - 1) / kTileRows;
+    const int row = within % row_tiles * kTileRows;
+    return {found, found_begin + row, min(kTileRows, found_rows - row),
+            within / row_tiles * kTileImageRows};
   }
   return {-1, 0, 0, 0};
 }
@@ -109,16 +107,17 @@ __device__ inline void StoreLinearTile(const LinearParams& p, const LinearBankEn
     const float* sums = staged + r * kPitch + at;
     float value[8];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      float v = sums[j];
-      if (bias != nullptr) v += bias[at + j];
-      v = Activate(p.activation, v);
-      if (p.gated) {
-        float up = sums[8 + j];
-        if (bias != nullptr) up += bias[at + 8 + j];
-        v *= up;
+    for (int j = 0; j < 8; ++j) value[j] = sums[j] + (bias == nullptr ? 0.0f : bias[at + j]);
+    Activate(p.activation, value);
+    if (p.gated) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        value[j] *= sums[8 + j] + (bias == nullptr ? 0.0f : bias[at + 8 + j]);
       }
-      value[j] = column + j < m.out_features ? v : 0.0f;
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      if (column + j >= m.out_features) value[j] = 0.0f;
     }
     char* row = p.output + static_cast<int64_t>(tile.row + r) * p.output_stride;
     const bool wide = p.wide_output && column + 8 <= limit;

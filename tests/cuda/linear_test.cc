@@ -24,8 +24,8 @@ constexpr Types kTypes[] = {{DType::kF32, DType::kF32},
                             {DType::kF32, DType::kBF16},
                             {DType::kF32, DType::kF16},
                             {DType::kBF16, DType::kBF16}};
-constexpr LinearTile kTiles[] = {LinearTile::kRows8, LinearTile::kRows16, LinearTile::kRows32,
-                                 LinearTile::kRows64, LinearTile::kRows128};
+constexpr LinearTile kTiles[] = {LinearTile::kRows8,  LinearTile::kRows16,  LinearTile::kRows32,
+                                 LinearTile::kRows64, LinearTile::kRows128, LinearTile::kWarpgroup};
 
 // The stored values make sums of n products of about 1 and the results of activations no larger
 // than their arguments: an error of the roundings of the sums, relative to 1, and of the result.
@@ -200,7 +200,7 @@ TEST(CudaLinearTest, UnequalExpertsMatchDoubleArithmetic) {
         const int rows = kRows[turn % 8];
         const auto routings = AdversarialRoutings(rows, experts, random);
         CheckExperts(t, up, down, model, rows, routings[turn % 5], turn % 4 * 13, kKinds[turn % 5],
-                     turn % 2 == 0 ? LinearTile::kAuto : kTiles[turn % 5], random);
+                     turn % 2 == 0 ? LinearTile::kAuto : kTiles[turn % 6], random);
         if (HasFatalFailure()) return;
       }
     }
