@@ -32,6 +32,7 @@ endif()
 set(MOESERVE_CUDA_SOURCES
   device.cc
   fused_expert.cu
+  handles.cc
   launch.cc
   linear.cc
   linear_bank.cc
