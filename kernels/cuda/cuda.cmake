@@ -31,8 +31,15 @@ endif()
 # Compiled by nvcc, and by the C++ compiler for the emulated device of the tests.
 set(MOESERVE_CUDA_SOURCES
   device.cc
+  fused_expert.cu
   handles.cc
   launch.cc
+  linear.cc
+  linear_bank.cc
+  linear_bank.cu
+  linear_f32.cu
+  linear_mma.cu
+  linear_wgmma.cu
   plan.cu
   route.cu
   router.cc)

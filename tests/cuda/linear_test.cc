@@ -1,0 +1,305 @@
+// Linear kernels of the device against double arithmetic, and their promises about bits.
+
+#include "kernels/cuda/linear.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <tuple>
+
+#include "tests/cuda/linear_case.h"
+
+namespace moeserve::testing {
+namespace {
+
+using cuda::LaunchLinear;
+using cuda::LinearTile;
+
+struct Types {
+  DType rows;
+  DType weights;
+};
+constexpr Types kTypes[] = {{DType::kF32, DType::kF32},
+                            {DType::kF32, DType::kBF16},
+                            {DType::kF32, DType::kF16},
+                            {DType::kBF16, DType::kBF16}};
+constexpr LinearTile kTiles[] = {LinearTile::kRows8,  LinearTile::kRows16,  LinearTile::kRows32,
+                                 LinearTile::kRows64, LinearTile::kRows128, LinearTile::kWarpgroup};
+
+// The stored values make sums of n products of about 1 and the results of activations no larger
+// than their arguments: an error of the roundings of the sums, relative to 1, and of the result.
+::testing::AssertionResult SumsNear(const std::vector<double>& actual,
+                                    const std::vector<double>& expected, const Types& t, DType out,
+                                    int64_t n) {
+  const double sums = 8 * std::sqrt(static_cast<double>(n) + 1) * Epsilon(DType::kF32) +
+                      (t.rows == DType::kBF16 ? 1e-5 : 0.0);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const double bound =
+        sums * (1 + std::abs(expected[i])) + 2 * Epsilon(out) * std::abs(expected[i]);
+    if (!(std::abs(actual[i] - expected[i]) <= bound)) {
+      return ::testing::AssertionFailure() << "element " << i << " of " << expected.size() << ": "
+                                           << actual[i] << " instead of " << expected[i];
+    }
+  }
+  return ::testing::AssertionSuccess();
+}
+
+int64_t RoundUp16(int64_t n) { return (n + 15) / 16 * 16; }
+
+TEST(CudaLinearTest, DenseMatchesDoubleArithmetic) {
+  Random random(1);
+  for (const Types& t : kTypes) {
+    for (const auto& [rows, in, out] : std::vector<std::tuple<int, int, int>>{{1, 1, 1},
+                                                                              {2, 3, 5},
+                                                                              {7, 16, 16},
+                                                                              {8, 33, 17},
+                                                                              {9, 64, 63},
+                                                                              {63, 24, 65},
+                                                                              {64, 128, 96},
+                                                                              {65, 250, 130},
+                                                                              {200, 31, 320}}) {
+      for (const bool bias : {false, true}) {
+        const DType out_type = bias ? t.rows : DType::kF32;
+        const BankCase bank({in}, {out}, false, bias, t.weights, random);
+        DeviceRows x(rows, in, in, t.rows, random.Normals(int64_t{rows} * in));
+        DeviceRows y(rows, out, out + 3, out_type);
+        LaunchLinear({.bank = bank.bank.get(), .input = x.view(), .output = y.view()}, nullptr);
+        const RowsView result = y.Fetch();
+        const RowsView input = x.Fetch();
+        for (int r = 0; r < rows; ++r) {
+          ASSERT_TRUE(SumsNear(RowOf(result, r, out),
+                               bank.Expected(0, RowOf(input, r, in), ActivationKind::kNone), t,
+                               out_type, in))
+              << Name(t.rows) << " x " << Name(t.weights) << ", " << rows << " x " << in << " x "
+              << out << ", row " << r;
+        }
+        ASSERT_TRUE(y.OthersUntouched(rows, std::vector<int64_t>(rows, out)));
+      }
+    }
+  }
+}
+
+// Every tile, rows of every alignment, both output types: one set of bits.
+TEST(CudaLinearTest, TilesAndAlignmentsGiveTheSameBits) {
+  Random random(2);
+  for (const auto& [rows, in, out] :
+       std::vector<std::tuple<int, int, int>>{{150, 200, 330}, {9, 64, 100}, {1, 40, 17}}) {
+    const BankCase bank({in}, {out}, false, true, DType::kBF16, random);
+    const std::vector<float> values = random.Normals(int64_t{rows} * in);
+    DeviceRows wide(rows, in, (in + 7) / 8 * 8, DType::kBF16, values);
+    DeviceRows narrow(rows, in, (in + 7) / 8 * 8, DType::kBF16, values, 1);
+    DeviceRows expected(rows, out, out, DType::kF32);
+    LaunchLinear({.bank = bank.bank.get(), .input = narrow.view(), .output = expected.view()},
+                 nullptr);
+    const RowsView bits = expected.Fetch();
+    for (const LinearTile tile : kTiles) {
+      for (const int64_t stride : {int64_t{out}, RoundUp16(out)}) {
+        DeviceRows y(rows, out, stride, DType::kF32);
+        LaunchLinear({.bank = bank.bank.get(), .input = wide.view(), .output = y.view()}, tile,
+                     nullptr);
+        const RowsView result = y.Fetch();
+        for (int r = 0; r < rows; ++r) {
+          ASSERT_TRUE(SameBits(result, bits, r, r, out))
+              << "tile " << static_cast<int>(tile) << ", row " << r << " of " << rows;
+        }
+        ASSERT_TRUE(y.OthersUntouched(rows, std::vector<int64_t>(rows, out)));
+      }
+      DeviceRows rounded(rows, out, RoundUp16(out), DType::kBF16);
+      LaunchLinear({.bank = bank.bank.get(), .input = wide.view(), .output = rounded.view()}, tile,
+                   nullptr);
+      const RowsView result = rounded.Fetch();
+      for (int r = 0; r < rows; ++r) {
+        for (int c = 0; c < out; ++c) {
+          const float exact = reinterpret_cast<const float*>(bits.row(r))[c];
+          ASSERT_EQ(reinterpret_cast<const Bf16*>(result.row(r))[c], Bf16FromF32(exact));
+        }
+      }
+    }
+  }
+}
+
+// All rows to the first expert, all to the last, to every one, to some, to none.
+std::vector<std::vector<std::vector<int>>> AdversarialRoutings(int rows, int experts,
+                                                               Random& random) {
+  std::vector<std::vector<int>> first(rows, {0}), last(rows, {experts - 1}), every(rows),
+      some(rows), none(rows);
+  for (int r = 0; r < rows; ++r) {
+    for (int e = 0; e < experts; ++e) {
+      every[r].push_back(e);
+      if (random.Below(3) == 0) some[r].push_back(e);
+    }
+  }
+  return {first, last, every, some, none};
+}
+
+// Runs `rows` rows of width `model` through the experts' two matrices; checks both products.
+void CheckExperts(const Types& t, const BankCase& up, const BankCase& down, int model, int rows,
+                  const std::vector<std::vector<int>>& routing, int spare, ActivationKind kind,
+                  LinearTile tile, Random& random) {
+  const int experts = up.bank->num_experts();
+  const DevicePlan plan(experts, routing, spare);
+  const int64_t n = plan.assignments();
+  const int widest =
+      *std::max_element(up.bank->shape().out_features.begin(), up.bank->shape().out_features.end());
+  DeviceRows x(rows, model, model, t.rows, random.Normals(int64_t{rows} * model));
+  DeviceRows hidden(plan.plan.capacity, widest, RoundUp16(widest), t.rows);
+  DeviceRows results(plan.plan.capacity, model, model, t.rows);
+  LaunchLinear({.bank = up.bank.get(),
+                .plan = &plan.plan,
+                .gather = true,
+                .input = x.view(),
+                .output = hidden.view(),
+                .activation = kind,
+                .pad_output = true},
+               tile, nullptr);
+  LaunchLinear({.bank = down.bank.get(),
+                .plan = &plan.plan,
+                .input = hidden.view(),
+                .output = results.view()},
+               tile, nullptr);
+  const RowsView input = x.Fetch();
+  const RowsView middle = hidden.Fetch();
+  const RowsView output = results.Fetch();
+  std::vector<int64_t> written;
+  for (int64_t a = 0; a < n; ++a) {
+    const int e = plan.expert[a];
+    const int width = up.bank->shape().out_features[e];
+    written.push_back(RoundUp16(width));
+    // A sample of many rows, and all rows near the edges of tiles.
+    if (n > 40 && a % 7 != 0 && a % 64 > 1 && a % 64 < 62) continue;
+    const std::vector<double> h = RowOf(middle, a, width);
+    ASSERT_TRUE(
+        SumsNear(h, up.Expected(e, RowOf(input, plan.row[a], model), kind), t, t.rows, model))
+        << "hidden, assignment " << a << " of " << n << ", expert " << e << ", width " << model;
+    for (const double v : RowOf(middle, a, RoundUp16(width))) ASSERT_FALSE(std::isnan(v));
+    ASSERT_TRUE(SumsNear(RowOf(output, a, model), down.Expected(e, h, ActivationKind::kNone), t,
+                         t.rows, width))
+        << "results, assignment " << a << " of " << n << ", expert " << e << ", width " << model;
+  }
+  ASSERT_TRUE(hidden.OthersUntouched(n, written));
+  ASSERT_TRUE(results.OthersUntouched(n, std::vector<int64_t>(n, model)));
+}
+
+TEST(CudaLinearTest, UnequalExpertsMatchDoubleArithmetic) {
+  Random random(3);
+  const std::vector<int> widths = {1, 3, 8, 24, 33, 64, 200};
+  const int experts = static_cast<int>(widths.size());
+  constexpr ActivationKind kKinds[] = {ActivationKind::kSilu, ActivationKind::kGelu,
+                                       ActivationKind::kGeluTanh, ActivationKind::kRelu,
+                                       ActivationKind::kNone};
+  constexpr int kRows[] = {1, 2, 7, 8, 9, 63, 64, 65};
+  int turn = 0;
+  for (const Types& t : kTypes) {
+    for (const int model : {8, 12, 64, 96, 128, 192, 256}) {
+      const bool gated = turn % 3 != 0;
+      const BankCase up({model}, widths, gated, turn % 2 == 0, t.weights, random);
+      const BankCase down(widths, std::vector<int>(widths.size(), model), false, turn % 2 == 0,
+                          t.weights, random);
+      for (int i = 0; i < 3; ++i, ++turn) {
+        const int rows = kRows[turn % 8];
+        const auto routings = AdversarialRoutings(rows, experts, random);
+        CheckExperts(t, up, down, model, rows, routings[turn % 5], turn % 4 * 13, kKinds[turn % 5],
+                     turn % 2 == 0 ? LinearTile::kAuto : kTiles[turn % 6], random);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(CudaLinearTest, ManyRowsOfOneExpert) {
+  Random random(4);
+  const std::vector<int> widths = {24, 3, 130};
+  const BankCase up({64}, widths, true, true, DType::kBF16, random);
+  const BankCase down(widths, {64, 64, 64}, false, true, DType::kBF16, random);
+  for (const LinearTile tile : kTiles) {
+    CheckExperts({DType::kBF16, DType::kBF16}, up, down, 64, 200,
+                 std::vector<std::vector<int>>(200, {2}), 5, ActivationKind::kSilu, tile, random);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// More experts than the lanes that look for a tile take at once.
+TEST(CudaLinearTest, ManyExperts) {
+  Random random(5);
+  for (const int experts : {31, 129, 300}) {
+    std::vector<int> widths;
+    for (int e = 0; e < experts; ++e) widths.push_back(1 + random.Below(20));
+    const BankCase up({16}, widths, true, false, DType::kBF16, random);
+    const BankCase down(widths, std::vector<int>(widths.size(), 16), false, false, DType::kBF16,
+                        random);
+    std::vector<std::vector<int>> routing(12);
+    for (auto& r : routing) {
+      for (int i = 0; i < 3; ++i) r.push_back(random.Below(experts));
+    }
+    CheckExperts({DType::kBF16, DType::kBF16}, up, down, 16, 12, routing, 3, ActivationKind::kSilu,
+                 LinearTile::kAuto, random);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// A row's bits are the same alone and in company, and NaN and Inf stay in their rows.
+TEST(CudaLinearTest, RowsDoNotInfluenceEachOther) {
+  Random random(6);
+  for (const Types& t : kTypes) {
+    const int in = 72, out = 150;
+    const BankCase bank({in}, {out}, false, false, t.weights, random);
+    std::vector<float> values = random.Normals(int64_t{300} * in);
+    for (int i = 0; i < in; ++i) {
+      values[5 * in + i] = std::numeric_limits<float>::quiet_NaN();
+      values[77 * in + i] = std::numeric_limits<float>::infinity();
+    }
+    DeviceRows x(300, in, in, t.rows, values);
+    DeviceRows together(300, out, out, DType::kF32);
+    LaunchLinear({.bank = bank.bank.get(), .input = x.view(), .output = together.view()}, nullptr);
+    const RowsView all = together.Fetch();
+    for (const int r : {0, 4, 5, 6, 76, 78, 299}) {
+      RowsView one = x.view();
+      one.data = x.view().row(r);
+      one.rows = 1;
+      DeviceRows alone(1, out, out, DType::kF32);
+      LaunchLinear({.bank = bank.bank.get(), .input = one, .output = alone.view()}, nullptr);
+      ASSERT_TRUE(SameBits(alone.Fetch(), all, 0, r, out)) << "row " << r;
+      ASSERT_EQ(std::isnan(reinterpret_cast<const float*>(all.row(r))[0]), r == 5);
+    }
+  }
+}
+
+TEST(CudaLinearTest, NoRowsWriteNothing) {
+  Random random(7);
+  const BankCase bank({16, 16}, {8, 24}, false, false, DType::kBF16, random);
+  const DevicePlan plan(2, {}, 0);
+  DeviceRows x(0, 16, 16, DType::kBF16);
+  DeviceRows y(0, 24, 32, DType::kBF16);
+  LaunchLinear({.bank = bank.bank.get(),
+                .plan = &plan.plan,
+                .gather = true,
+                .input = x.view(),
+                .output = y.view()},
+               nullptr);
+  y.Fetch();
+  EXPECT_TRUE(y.OthersUntouched(0, {}));
+}
+
+TEST(CudaLinearTest, ReadsRowsOfTheImage) {
+  Random random(8);
+  for (const DType type : {DType::kF32, DType::kBF16, DType::kF16}) {
+    const BankCase bank({70}, {100}, false, false, type, random);
+    const std::vector<int32_t> ids = {0, 99, 64, 63, 7, 7, -1};
+    const cuda::DeviceMemory device_ids = Upload(ids.data(), ids.size() * sizeof(int32_t));
+    DeviceRows y(static_cast<int64_t>(ids.size()), 70, 75, DType::kF32);
+    cuda::LaunchReadRows(*bank.bank, device_ids.as<int32_t>(), static_cast<int>(ids.size()), 2.0f,
+                         y.view(), nullptr);
+    const RowsView result = y.Fetch();
+    for (size_t i = 0; i < ids.size(); ++i) {
+      for (int k = 0; k < 70; ++k) {
+        ASSERT_EQ(reinterpret_cast<const float*>(result.row(static_cast<int64_t>(i)))[k],
+                  2.0 * bank.main[0][std::max(ids[i], 0)][k]);
+      }
+    }
+    ASSERT_TRUE(y.OthersUntouched(7, std::vector<int64_t>(7, 70)));
+  }
+}
+
+}  // namespace
+}  // namespace moeserve::testing
