@@ -30,6 +30,14 @@ endif()
 
 # Compiled by nvcc, and by the C++ compiler for the emulated device of the tests.
 set(MOESERVE_CUDA_SOURCES
+  append_kv.cu
+  attention.cc
+  attention_f32.cu
+  attention_split_mma.cu
+  attention_tiled_mma.cu
+  attention_work.cu
   device.cc
-  launch.cc)
+  kv_cache.cc
+  launch.cc
+  rope.cu)
 list(TRANSFORM MOESERVE_CUDA_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
