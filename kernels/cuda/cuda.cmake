@@ -30,9 +30,16 @@ endif()
 
 # Compiled by nvcc, and by the C++ compiler for the emulated device of the tests.
 set(MOESERVE_CUDA_SOURCES
+  append_kv.cu
+  attention.cc
+  attention_f32.cu
+  attention_split_mma.cu
+  attention_tiled_mma.cu
+  attention_work.cu
   device.cc
   fused_expert.cu
   handles.cc
+  kv_cache.cc
   launch.cc
   linear.cc
   linear_bank.cc
@@ -41,6 +48,7 @@ set(MOESERVE_CUDA_SOURCES
   linear_mma.cu
   linear_wgmma.cu
   plan.cu
+  rope.cu
   route.cu
   router.cc)
 list(TRANSFORM MOESERVE_CUDA_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)

@@ -1,0 +1,600 @@
+// Attention on the device against double arithmetic, and the promises about bits: a row is the
+// same alone and in company, split or tiled, and whatever room there is for splits.
+
+#include "kernels/cuda/attention.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/kv_cache.h"
+#include "tests/reference/oracle.h"
+#include "tests/support/compare.h"
+#include "tests/support/random.h"
+
+namespace moeserve::cuda {
+namespace {
+
+using testing::Matrix;
+using testing::Random;
+
+void Check(cudaError_t error) { ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error); }
+
+// Device memory that holds a copy of host values.
+template <typename T>
+class OnDevice {
+ public:
+  explicit OnDevice(const std::vector<T>& values) : count_(values.size()) {
+    Check(cudaMalloc(reinterpret_cast<void**>(&data_), std::max<size_t>(16, count_ * sizeof(T))));
+    Check(cudaMemcpy(data_, values.data(), count_ * sizeof(T), cudaMemcpyHostToDevice));
+  }
+  ~OnDevice() { cudaFree(data_); }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+  T* data() const { return data_; }
+  std::vector<T> Read() const {
+    std::vector<T> values(count_);
+    Check(cudaDeviceSynchronize());
+    Check(cudaMemcpy(values.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost));
+    return values;
+  }
+
+ private:
+  T* data_ = nullptr;
+  size_t count_;
+};
+
+float Rounded(float f) { return F32FromBf16(Bf16FromF32(f)); }
+
+// A model's attention layer and the contexts of some sequences.
+struct Setting {
+  int head_dim = 16;
+  int kv_heads = 1;
+  int heads = 1;
+  bool tile_order = false;
+  DType cache = DType::kF32;
+  DType output = DType::kF32;
+  int window = 0;
+  std::vector<int> lengths = {1};
+
+  std::string Describe() const {
+    return "head_dim " + std::to_string(head_dim) + ", heads " + std::to_string(heads) + "/" +
+           std::to_string(kv_heads) + (tile_order ? " tile" : " interleave") + ", cache " +
+           std::string(Name(cache)) + ", output " + std::string(Name(output)) + ", window " +
+           std::to_string(window);
+  }
+};
+
+// One query row.
+struct Query {
+  int sequence = 0;  // -1: padding
+  int position = 0;
+  std::vector<float> values;
+};
+
+class Scene {
+ public:
+  Scene(const Setting& setting, uint64_t seed) : s_(setting), random_(seed) {
+    const int sequences = static_cast<int>(s_.lengths.size());
+    std::vector<int> blocks(sequences);
+    int total = 3, widest = 0;
+    for (int i = 0; i < sequences; ++i) {
+      blocks[i] = (s_.lengths[i] + kKvBlockTokens - 1) / kKvBlockTokens;
+      total += blocks[i];
+      widest = std::max(widest, blocks[i]);
+    }
+    std::vector<int32_t> order(total);
+    std::iota(order.begin(), order.end(), 0);
+    for (int i = total - 1; i > 0; --i) std::swap(order[i], order[random_.Below(i + 1)]);
+    // Entries behind a sequence's last block point nowhere.
+    stride_ = widest + 2;
+    tables_.assign(static_cast<size_t>(sequences) * stride_, 1 << 29);
+    for (int i = 0, next = 0; i < sequences; ++i) {
+      for (int b = 0; b < blocks[i]; ++b) tables_[i * stride_ + b] = order[next++];
+    }
+    auto cache = CudaKvCache::Allocate({{s_.kv_heads, s_.head_dim}}, s_.cache, total);
+    EXPECT_TRUE(cache.ok()) << cache.status();
+    cache_.emplace(std::move(cache).value());
+    const KvLayerView view = cache_->layer(0);
+    bytes_ = static_cast<size_t>(view.block_stride) * total * SizeOf(s_.cache);
+    Check(cudaMemset(view.keys, 0xff, bytes_));
+    Check(cudaMemset(view.values, 0xff, bytes_));
+    Fill(total);
+  }
+
+  const Setting& setting() const { return s_; }
+  KvLayerView view() const { return cache_->layer(0); }
+  Random& random() { return random_; }
+
+  Query RandomQuery(int sequence, int position) {
+    Query q{sequence, position, random_.Normals(int64_t{s_.heads} * s_.head_dim)};
+    // What the tensor cores would round is rounded here, for the oracle's sake.
+    if (s_.cache == DType::kBF16 && s_.output == DType::kBF16) {
+      for (float& f : q.values) f = Rounded(f);
+    }
+    return q;
+  }
+
+  struct Options {
+    int tiled_from = 0;
+    int slots = 64;
+    int max_per_token = 0;  // > 0: rows are assignments
+    int extra_context = 0;  // of the bound that launch shapes follow
+  };
+
+  // Attention of tokens with one or (MoA) any number of rows each; results as the bits of rows.
+  // tokens[t] holds the token's rows, all with the same sequence and position.
+  std::vector<std::vector<uint32_t>> Run(const std::vector<std::vector<Query>>& tokens,
+                                         const Options& options) {
+    const int count = static_cast<int>(tokens.size());
+    const int width = s_.heads * s_.head_dim;
+    const bool routed = options.max_per_token > 0;
+    std::vector<int32_t> position, sequence, offsets = {0};
+    std::vector<int32_t> token_of;
+    for (int t = 0; t < count; ++t) {
+      // A routed padding row has no assignments; its position is not looked at.
+      const bool none = tokens[t].empty();
+      position.push_back(none ? 77777 : tokens[t][0].position);
+      sequence.push_back(none ? -1 : tokens[t][0].sequence);
+      for (size_t j = 0; j < tokens[t].size(); ++j) token_of.push_back(t);
+      offsets.push_back(static_cast<int32_t>(token_of.size()));
+    }
+    const int rows = static_cast<int>(token_of.size());
+    // Assignments lie in another order than tokens.
+    std::vector<int32_t> assignment(rows), row_of(rows);
+    std::iota(assignment.begin(), assignment.end(), 0);
+    if (routed) {
+      for (int i = rows - 1; i > 0; --i) std::swap(assignment[i], assignment[random_.Below(i + 1)]);
+    }
+    const int64_t query_stride = width + 4, output_stride = width + 6;
+    std::vector<float> query(rows * query_stride, NAN);
+    for (int t = 0, n = 0; t < count; ++t) {
+      for (const Query& q : tokens[t]) {
+        row_of[assignment[n]] = t;
+        std::copy(q.values.begin(), q.values.end(), query.begin() + assignment[n] * query_stride);
+        ++n;
+      }
+    }
+    const int element = static_cast<int>(SizeOf(s_.output));
+    OnDevice<int32_t> d_position(position), d_sequence(sequence), d_tables(tables_),
+        d_offsets(offsets), d_assignment(assignment), d_row_of(row_of);
+    OnDevice<float> d_query(query);
+    OnDevice<uint8_t> d_output(std::vector<uint8_t>((rows + 1) * output_stride * element, 0xff));
+    const int max_per_token = std::max(1, options.max_per_token);
+    const int group = s_.heads / s_.kv_heads * max_per_token;
+    OnDevice<uint8_t> work_memory(std::vector<uint8_t>(
+        static_cast<size_t>(AttentionWorkBytes(
+            count, options.slots, PartialFloats(s_.heads * max_per_token, s_.head_dim))),
+        0xff));
+    AttentionLaunch a;
+    a.cache = view();
+    a.step = {count, d_position.data(), d_sequence.data(), d_tables.data(), stride_, 1};
+    for (int t = 0; t < options.tiled_from; ++t) {
+      if (sequence[t] >= 0) a.step.max_context = std::max(a.step.max_context, position[t] + 1);
+    }
+    a.step.max_context += options.extra_context;
+    if (routed) a.rows = {d_offsets.data(), d_assignment.data(), d_row_of.data(), max_per_token};
+    a.query = d_query.data();
+    a.query_stride = query_stride;
+    a.output = d_output.data();
+    a.output_stride = output_stride;
+    a.output_dtype = s_.output;
+    a.heads = s_.heads;
+    a.tile_order = s_.tile_order;
+    a.scale = scale();
+    a.window = s_.window;
+    a.tiled_from = options.tiled_from;
+    a.work = LayOutAttentionWork(work_memory.data(), count, options.slots);
+    LaunchAttentionWork(a.step, options.tiled_from, s_.window, SplitTokens(group), a.work, nullptr);
+    LaunchAttention(a, nullptr);
+    const std::vector<uint8_t> output = d_output.Read();
+    std::vector<std::vector<uint32_t>> results(rows);
+    const auto at = [&](int64_t i) {
+      uint32_t bits = 0;
+      std::memcpy(&bits, &output[i * element], element);
+      return bits;
+    };
+    const uint32_t poison = element == 4 ? 0xffffffffu : 0xffffu;
+    for (int n = 0; n <= rows; ++n) {
+      const int64_t row = (n < rows ? assignment[n] : rows) * output_stride;
+      for (int i = 0; i < output_stride; ++i) {
+        if (n < rows && i < width) {
+          results[n].push_back(at(row + i));
+        } else if (at(row + i) != poison) {
+          ADD_FAILURE() << "wrote beside row " << n << ", column " << i << ": " << s_.Describe();
+          return results;
+        }
+      }
+    }
+    return results;
+  }
+
+  float scale() const { return 1.0f / std::sqrt(static_cast<float>(s_.head_dim)); }
+
+  void ExpectNear(const Query& q, const std::vector<uint32_t>& bits) {
+    std::vector<double> actual;
+    for (uint32_t b : bits) {
+      actual.push_back(s_.output == DType::kF32 ? F32FromBits(b)
+                                                : F32FromBf16(static_cast<Bf16>(b)));
+    }
+    if (q.sequence < 0) {
+      for (double v : actual) ASSERT_EQ(v, 0.0) << "padding row";
+      return;
+    }
+    const double tolerance = s_.output == DType::kF32  ? 4e-6
+                             : s_.cache == DType::kF32 ? 4e-3
+                                                       : 8e-3;
+    const int first = s_.window > 0 ? std::max(0, q.position - s_.window + 1) : 0;
+    for (int h = 0; h < s_.heads; ++h) {
+      const int kv = s_.tile_order ? h % s_.kv_heads : h / (s_.heads / s_.kv_heads);
+      const Matrix& k = keys_[q.sequence * s_.kv_heads + kv];
+      const Matrix& v = values_[q.sequence * s_.kv_heads + kv];
+      const auto from = q.values.begin() + h * s_.head_dim;
+      ASSERT_TRUE(testing::RowNear(
+          {actual.begin() + h * s_.head_dim, actual.begin() + (h + 1) * s_.head_dim},
+          testing::OracleAttention({from, from + s_.head_dim},
+                                   {k.begin() + first, k.begin() + q.position + 1},
+                                   {v.begin() + first, v.begin() + q.position + 1}, scale()),
+          tolerance))
+          << s_.Describe() << ", position " << q.position << ", head " << h;
+    }
+  }
+
+ private:
+  // Appends every position of every sequence, in one step with padding rows between.
+  void Fill(int total) {
+    const int width = s_.kv_heads * s_.head_dim;
+    std::vector<int32_t> position, sequence;
+    std::vector<float> k, v;
+    const int64_t stride = width + 3;
+    keys_.resize(s_.lengths.size() * s_.kv_heads);
+    values_.resize(keys_.size());
+    for (int i = 0; i < static_cast<int>(s_.lengths.size()); ++i) {
+      for (int p = 0; p < s_.lengths[i]; ++p) {
+        position.push_back(p);
+        sequence.push_back(i);
+        for (auto [data, oracle] : {std::pair{&k, &keys_}, std::pair{&v, &values_}}) {
+          const std::vector<float> row = random_.Normals(stride);
+          data->insert(data->end(), row.begin(), row.end());
+          for (int h = 0; h < s_.kv_heads; ++h) {
+            std::vector<double> head;
+            for (int d = 0; d < s_.head_dim; ++d) {
+              const float f = row[h * s_.head_dim + d];
+              head.push_back(s_.cache == DType::kBF16 ? Rounded(f) : f);
+            }
+            (*oracle)[i * s_.kv_heads + h].push_back(head);
+          }
+        }
+      }
+      position.push_back(5);
+      sequence.push_back(-1);
+      k.resize(k.size() + stride, NAN);
+      v.resize(v.size() + stride, NAN);
+    }
+    OnDevice<int32_t> d_position(position), d_sequence(sequence), d_tables(tables_);
+    OnDevice<float> d_k(k), d_v(v);
+    AppendKvLaunch a;
+    a.cache = view();
+    a.step = {static_cast<int>(position.size()),
+              d_position.data(),
+              d_sequence.data(),
+              d_tables.data(),
+              stride_,
+              0};
+    a.keys = d_k.data();
+    a.values = d_v.data();
+    a.key_stride = a.value_stride = stride;
+    LaunchAppendKv(a, nullptr);
+    Check(cudaDeviceSynchronize());
+    ExpectCacheHolds(total);
+  }
+
+  void ExpectCacheHolds(int total) {
+    const KvLayerView view = this->view();
+    std::vector<uint8_t> written(static_cast<size_t>(total) * kKvBlockTokens, 0);
+    const size_t element = SizeOf(s_.cache);
+    for (const auto& [memory, expected] :
+         {std::pair{view.keys, &keys_}, std::pair{view.values, &values_}}) {
+      std::vector<uint8_t> bytes(bytes_);
+      Check(cudaMemcpy(bytes.data(), memory, bytes_, cudaMemcpyDeviceToHost));
+      std::vector<uint8_t> image(bytes_, 0xff);
+      for (size_t i = 0; i < s_.lengths.size(); ++i) {
+        for (int p = 0; p < s_.lengths[i]; ++p) {
+          const int64_t block = tables_[i * stride_ + p / kKvBlockTokens];
+          for (int h = 0; h < s_.kv_heads; ++h) {
+            const int64_t at = block * view.block_stride + h * view.head_stride +
+                               p % kKvBlockTokens * view.padded_dim;
+            std::memset(&image[at * element], 0, view.padded_dim * element);
+            for (int d = 0; d < s_.head_dim; ++d) {
+              const float f =
+                  static_cast<float>((*expected)[i * s_.kv_heads + h][p][static_cast<size_t>(d)]);
+              const Bf16 b = Bf16FromF32(f);
+              std::memcpy(&image[(at + d) * element],
+                          element == 4 ? static_cast<const void*>(&f) : &b, element);
+            }
+          }
+        }
+      }
+      ASSERT_TRUE(bytes == image) << "cache contents, " << s_.Describe();
+    }
+  }
+
+  Setting s_;
+  Random random_;
+  int stride_ = 0;
+  size_t bytes_ = 0;
+  std::vector<int32_t> tables_;
+  std::optional<CudaKvCache> cache_;
+  std::vector<Matrix> keys_, values_;  // [sequence * kv_heads + h]
+};
+
+constexpr struct {
+  DType cache, output;
+} kTypes[] = {{DType::kF32, DType::kF32},
+              {DType::kBF16, DType::kF32},
+              {DType::kF32, DType::kBF16},
+              {DType::kBF16, DType::kBF16}};
+
+// The last token of every sequence, one by one, split and whole, and in tiles.
+TEST(CudaAttentionTest, SingleTokensMatchDoubleArithmetic) {
+  uint64_t seed = 1;
+  for (const auto type : kTypes) {
+    for (int head_dim : {4, 16, 24, 64, 80, 128, 256}) {
+      for (int window : {0, 1, 5, 16, 300}) {
+        if (window > 0 && head_dim != 24 && head_dim != 128) continue;
+        Setting setting{.head_dim = head_dim,
+                        .kv_heads = 2,
+                        .heads = 6,
+                        .tile_order = head_dim % 3 == 0,
+                        .cache = type.cache,
+                        .output = type.output,
+                        .window = window,
+                        .lengths = {1, 15, 16, 17, 255, 256, 257, 513}};
+        if (head_dim == 4 || head_dim == 80) setting.lengths = {513, 2, 64, 65};
+        Scene scene(setting, seed++);
+        std::vector<std::vector<Query>> tokens;
+        for (int i = 0; i < static_cast<int>(setting.lengths.size()); ++i) {
+          tokens.push_back({scene.RandomQuery(i, setting.lengths[i] - 1)});
+        }
+        tokens.insert(tokens.begin() + 2, {scene.RandomQuery(-1, 1 << 20)});
+        const int count = static_cast<int>(tokens.size());
+        const auto split = scene.Run(tokens, {.tiled_from = count, .extra_context = 700});
+        for (int t = 0; t < count; ++t) {
+          ASSERT_NO_FATAL_FAILURE(scene.ExpectNear(tokens[t][0], split[t]));
+        }
+        ASSERT_EQ(split, scene.Run(tokens, {.tiled_from = count, .slots = 0}));
+        ASSERT_EQ(split, scene.Run(tokens, {.tiled_from = count, .slots = 4}));
+        ASSERT_EQ(split, scene.Run(tokens, {.tiled_from = 0})) << setting.Describe();
+      }
+    }
+  }
+}
+
+// Chunks of prompts beside decoding tokens and padding, in every division between the two ways.
+TEST(CudaAttentionTest, ChunksMatchDoubleArithmeticAndSingleTokens) {
+  uint64_t seed = 100;
+  for (const auto type : kTypes) {
+    for (int head_dim : {16, 80, 128, 256}) {
+      for (int window : {0, 5, 40, 300}) {
+        if (window > 0 && head_dim != 80 && window != 300) continue;
+        const bool wide = head_dim > 100;
+        Setting setting{.head_dim = head_dim,
+                        .kv_heads = 2,
+                        .heads = wide ? 4 : 10,
+                        .tile_order = head_dim == 80,
+                        .cache = type.cache,
+                        .output = type.output,
+                        .window = window,
+                        .lengths = {40, 18, 300, 530}};
+        Scene scene(setting, seed++);
+        std::vector<std::vector<Query>> tokens;
+        tokens.push_back({scene.RandomQuery(0, 30)});
+        tokens.push_back({scene.RandomQuery(2, 280)});
+        for (int p = 0; p < 18; ++p) tokens.push_back({scene.RandomQuery(1, p)});
+        for (int p = 509; p < 530; ++p) tokens.push_back({scene.RandomQuery(3, p)});
+        for (int i = 0; i < 3; ++i) tokens.push_back({scene.RandomQuery(-1, 0)});
+        const int count = static_cast<int>(tokens.size());
+        const auto tiled = scene.Run(tokens, {.tiled_from = 2});
+        for (int t = 0; t < count; ++t) {
+          ASSERT_NO_FATAL_FAILURE(scene.ExpectNear(tokens[t][0], tiled[t]));
+        }
+        ASSERT_EQ(tiled, scene.Run(tokens, {.tiled_from = 0})) << setting.Describe();
+        ASSERT_EQ(tiled, scene.Run(tokens, {.tiled_from = 9})) << setting.Describe();
+        ASSERT_EQ(tiled, scene.Run(tokens, {.tiled_from = count})) << setting.Describe();
+        for (int t : {0, 1, 2, 19, 22, count - 4}) {
+          ASSERT_EQ(tiled[t], scene.Run({tokens[t]}, {.tiled_from = 1})[0]);
+          ASSERT_EQ(tiled[t], scene.Run({tokens[t]}, {.tiled_from = 0})[0]);
+        }
+      }
+    }
+  }
+}
+
+// Rows of a routing plan: a token has any number of rows, more heads than a block has rows, none.
+TEST(CudaAttentionTest, RowsOfPlansMatchDoubleArithmetic) {
+  uint64_t seed = 200;
+  for (const auto type : kTypes) {
+    for (int head_dim : {12, 128, 256}) {
+      for (int kv_heads : {1, 2}) {
+        Setting setting{.head_dim = head_dim,
+                        .kv_heads = kv_heads,
+                        .heads = kv_heads * (head_dim == 12 ? 3 : 1),
+                        .tile_order = kv_heads == 2,
+                        .cache = type.cache,
+                        .output = type.output,
+                        .window = kv_heads == 2 ? 70 : 0,
+                        .lengths = {20, 600, 33}};
+        Scene scene(setting, seed++);
+        std::vector<std::vector<Query>> tokens;
+        const auto add = [&](int sequence, int position, int rows) {
+          tokens.emplace_back();
+          for (int i = 0; i < rows; ++i) {
+            tokens.back().push_back(scene.RandomQuery(sequence, position));
+          }
+        };
+        add(0, 19, 16);
+        add(1, 599, 3);
+        for (int p = 20; p < 32; ++p) add(2, p, p == 24 ? 0 : 1 + p % 5);
+        add(2, 32, 22);
+        for (int i = 0; i < 3; ++i) tokens.emplace_back();
+        const int count = static_cast<int>(tokens.size());
+        const auto results = scene.Run(tokens, {.tiled_from = 2, .max_per_token = 22});
+        int n = 0;
+        for (const auto& token : tokens) {
+          for (const Query& q : token) {
+            ASSERT_NO_FATAL_FAILURE(scene.ExpectNear(q, results[n++]));
+          }
+        }
+        for (int tiled_from : {0, 8, count}) {
+          ASSERT_EQ(results, scene.Run(tokens, {.tiled_from = tiled_from, .max_per_token = 22}));
+        }
+        for (int t : {0, 1}) {
+          const auto alone = scene.Run({tokens[t]}, {.tiled_from = 1, .max_per_token = 22});
+          ASSERT_TRUE(std::equal(alone.begin(), alone.end(), results.begin() + (t == 0 ? 0 : 16)));
+        }
+      }
+    }
+  }
+}
+
+TEST(CudaAttentionTest, WorkListFallsBackWhereRoomEnds) {
+  const std::vector<int32_t> position = {0, 255, 256, 1000, 5, 600, 900};
+  const std::vector<int32_t> sequence = {0, 0, 0, 0, -1, 0, 0};
+  OnDevice<int32_t> d_position(position), d_sequence(sequence);
+  const int tokens = 7, slots = 7;
+  OnDevice<uint8_t> memory(
+      std::vector<uint8_t>(static_cast<size_t>(AttentionWorkBytes(tokens, slots, 20)), 0xff));
+  const AttentionWork work = LayOutAttentionWork(memory.data(), tokens, slots);
+  LaunchAttentionWork({tokens, d_position.data(), d_sequence.data(), nullptr, 0, 1001}, tokens, 0,
+                      256, work, nullptr);
+  Check(cudaDeviceSynchronize());
+  std::vector<int32_t> count(1), token(slots + tokens), split(slots + tokens), slot(tokens);
+  Check(cudaMemcpy(count.data(), work.item_count, 4, cudaMemcpyDeviceToHost));
+  ASSERT_EQ(count[0], 11);
+  Check(cudaMemcpy(token.data(), work.item_token, count[0] * 4, cudaMemcpyDeviceToHost));
+  Check(cudaMemcpy(split.data(), work.item_split, count[0] * 4, cudaMemcpyDeviceToHost));
+  Check(cudaMemcpy(slot.data(), work.slot_of_token, tokens * 4, cudaMemcpyDeviceToHost));
+  token.resize(count[0]);
+  split.resize(count[0]);
+  // 256 + 1 and 1000 + 1 positions take slots 0-1 and 2-5; 601 and 901 have no room.
+  EXPECT_EQ(token, (std::vector<int32_t>{0, 1, 2, 2, 3, 3, 3, 3, 4, 5, 6}));
+  EXPECT_EQ(split, (std::vector<int32_t>{-1, -1, 0, 1, 0, 1, 2, 3, -1, -1, -1}));
+  EXPECT_EQ(slot, (std::vector<int32_t>{-1, -1, 0, 2, -1, -1, -1}));
+}
+
+TEST(CudaAttentionTest, SplitsOfWindows) {
+  EXPECT_EQ(MaxSplits(1, 0, 256), 1);
+  EXPECT_EQ(MaxSplits(256, 0, 256), 1);
+  EXPECT_EQ(MaxSplits(257, 0, 256), 2);
+  for (int window : {1, 2, 16, 255, 256, 257, 258, 512, 513, 514, 700}) {
+    int most = 0;
+    for (int position = 0; position < 1500; ++position) {
+      const int first = std::max(0, position - window + 1);
+      most = std::max(most, position / 256 - first / 256 + 1);
+    }
+    EXPECT_EQ(MaxSplits(1500, window, 256), most) << window;
+  }
+}
+
+TEST(CudaAttentionTest, RopeTurnsPairs) {
+  Random random(7);
+  for (const bool interleaved : {false, true}) {
+    for (const int turned : {8, 12}) {
+      const int head_dim = 12, heads = 43, tokens = 4, stride = heads * head_dim + 5;
+      const std::vector<int32_t> position = {0, 1, 99999, 8000}, sequence = {0, 3, -1, 1};
+      const std::vector<int32_t> token_of = {3, 2, 1, 1, 0, 3, 3};
+      for (const bool routed : {false, true}) {
+        const int rows = routed ? 7 : tokens, valid = routed ? 5 : tokens;
+        std::vector<float> x = random.Normals(int64_t{rows} * stride);
+        OnDevice<int32_t> d_position(position), d_sequence(sequence), d_token_of(token_of),
+            d_valid(std::vector<int32_t>{valid});
+        OnDevice<float> d_x(x);
+        RopeLaunch a;
+        a.head_dim = head_dim;
+        a.dimensions = turned;
+        a.theta = 10000.0;
+        a.interleaved = interleaved;
+        a.step = {tokens, d_position.data(), d_sequence.data(), nullptr, 0, 0};
+        a.token_of_row = routed ? d_token_of.data() : nullptr;
+        a.valid_rows = routed ? d_valid.data() : nullptr;
+        a.rows = d_x.data();
+        a.num_rows = rows;
+        a.heads = heads;
+        a.stride = stride;
+        LaunchRope(a, nullptr);
+        const std::vector<float> y = d_x.Read();
+        for (int r = 0; r < rows; ++r) {
+          const int t = routed ? token_of[r] : r;
+          std::vector<double> expected(x.begin() + r * stride, x.begin() + (r + 1) * stride);
+          const bool turns = r < valid && sequence[t] >= 0;
+          for (int h = 0; turns && h < heads; ++h) {
+            for (int i = 0; i < turned / 2; ++i) {
+              const double angle = position[t] * std::pow(10000.0, -2.0 * i / turned);
+              const int first = h * head_dim + (interleaved ? 2 * i : i);
+              const int second = first + (interleaved ? 1 : turned / 2);
+              const double u = x[r * stride + first], v = x[r * stride + second];
+              expected[first] = u * std::cos(angle) - v * std::sin(angle);
+              expected[second] = v * std::cos(angle) + u * std::sin(angle);
+            }
+          }
+          const std::vector<double> actual(y.begin() + r * stride, y.begin() + (r + 1) * stride);
+          if (!turns) {
+            ASSERT_EQ(actual, expected);
+            continue;
+          }
+          ASSERT_TRUE(testing::RowNear(actual, expected, 1e-6)) << "row " << r;
+        }
+      }
+    }
+  }
+}
+
+TEST(CudaAttentionTest, BlocksAreCopiedInEveryLayer) {
+  const std::vector<KvLayerShape> shapes = {{2, 24}, {1, 4}, {3, 16}};
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    auto cache = CudaKvCache::Allocate(shapes, dtype, 5);
+    ASSERT_TRUE(cache.ok()) << cache.status();
+    EXPECT_EQ(CudaKvCache::BytesPerBlock(shapes, dtype),
+              2 * 16 * (2 * 32 + 16 + 3 * 16) * static_cast<int64_t>(SizeOf(dtype)));
+    std::vector<std::vector<uint8_t>> before;
+    const auto read = [&] {
+      std::vector<std::vector<uint8_t>> all;
+      Check(cudaDeviceSynchronize());
+      for (int l = 0; l < 3; ++l) {
+        const KvLayerView view = cache->layer(l);
+        for (const void* p : {view.keys, view.values}) {
+          all.emplace_back(view.block_stride * 5 * SizeOf(dtype));
+          Check(cudaMemcpy(all.back().data(), p, all.back().size(), cudaMemcpyDeviceToHost));
+        }
+      }
+      return all;
+    };
+    for (const auto& bytes : read()) {
+      ASSERT_TRUE(std::all_of(bytes.begin(), bytes.end(), [](uint8_t b) { return b == 0; }));
+    }
+    for (int l = 0; l < 3; ++l) {
+      const KvLayerView view = cache->layer(l);
+      for (void* p : {view.keys, view.values}) {
+        std::vector<uint8_t> bytes(view.block_stride * 5 * SizeOf(dtype));
+        for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i * 7 + i / 256);
+        Check(cudaMemcpy(p, bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
+      }
+    }
+    auto expected = read();
+    cache->CopyBlock(3, 1, nullptr);
+    for (auto& bytes : expected) {
+      const size_t block = bytes.size() / 5;
+      std::copy(bytes.begin() + 3 * block, bytes.begin() + 4 * block, bytes.begin() + block);
+    }
+    ASSERT_EQ(read(), expected);
+  }
+}
+
+}  // namespace
+}  // namespace moeserve::cuda
