@@ -13,6 +13,9 @@ namespace moeserve {
 // Tokens of one cache block; also the lane width that the CPU attention works with.
 inline constexpr int kKvBlockTokens = 16;
 
+// Rows of values are whole vectors.
+constexpr int PaddedHeadDim(int head_dim) { return (head_dim + 15) / 16 * 16; }
+
 struct KvLayerShape {
   int num_kv_heads = 0;
   int head_dim = 0;

@@ -10,8 +10,6 @@
 
 namespace moeserve::cpu {
 
-constexpr int PaddedHeadDim(int head_dim) { return (head_dim + 15) / 16 * 16; }
-
 // Keys of one layer are laid out [block, kv_head, head_dim, 16] (a block's 16 positions adjacent,
 // so one vector holds one key element of 16 positions), values [block, kv_head, 16, padded_dim].
 // padded_dim is head_dim rounded up to 16; the padding stays zero.

@@ -36,6 +36,8 @@ set(MOESERVE_CUDA_SOURCES
   attention_split_mma.cu
   attention_tiled_mma.cu
   attention_work.cu
+  bandwidth.cu
+  cuda_backend.cc
   device.cc
   fused_expert.cu
   handles.cc
@@ -50,5 +52,8 @@ set(MOESERVE_CUDA_SOURCES
   plan.cu
   rope.cu
   route.cu
-  router.cc)
+  router.cc
+  rows.cu
+  step_buffers.cc
+  transfers.cc)
 list(TRANSFORM MOESERVE_CUDA_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)

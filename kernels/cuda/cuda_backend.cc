@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/base/check.h"
+#include "kernels/cuda/device.h"
 #include "kernels/cuda/fused_expert.h"
 #include "kernels/cuda/kv_cache.h"
 #include "kernels/cuda/linear.h"
@@ -363,7 +364,10 @@ StepView CudaBackend::View() const {
 
 void CudaBackend::Rope(const RopeArgs& args) {
   const RoutingPlan* plan = args.plan;
-  LaunchRope({.settings = args.settings,
+  LaunchRope({.head_dim = args.settings.head_dim,
+              .dimensions = args.settings.dimensions,
+              .theta = args.settings.theta,
+              .interleaved = args.settings.interleaved,
               .step = View(),
               .token_of_row = plan == nullptr ? nullptr : plan->row_of_assignment,
               .valid_rows = plan == nullptr ? nullptr : plan->expert_offsets + plan->num_experts,
@@ -407,18 +411,19 @@ const AttentionWork& CudaBackend::WorkFor(int window, int split_tokens, int64_t 
 
 void CudaBackend::Attention(const AttentionArgs& args) {
   const KvLayerView cache = static_cast<const StreamKvCache&>(*args.cache).layer(args.layer);
-  AttentionLaunch launch{.cache = cache,
-                         .step = View(),
-                         .query = static_cast<const float*>(args.query.data),
-                         .query_stride = args.query.stride,
-                         .output = args.output.data,
-                         .output_stride = args.output.stride,
-                         .output_dtype = args.output.dtype,
-                         .heads = args.heads,
-                         .tile_order = args.order == HeadOrder::kTile,
-                         .scale = args.scale,
-                         .window = args.window,
-                         .tiled_from = tiled_from_};
+  AttentionLaunch launch;
+  launch.cache = cache;
+  launch.step = View();
+  launch.query = static_cast<const float*>(args.query.data);
+  launch.query_stride = args.query.stride;
+  launch.output = args.output.data;
+  launch.output_stride = args.output.stride;
+  launch.output_dtype = args.output.dtype;
+  launch.heads = args.heads;
+  launch.tile_order = args.order == HeadOrder::kTile;
+  launch.scale = args.scale;
+  launch.window = args.window;
+  launch.tiled_from = tiled_from_;
   if (args.plan != nullptr) {
     launch.rows = {args.plan->row_offsets, args.plan->assignments_of_row,
                    args.plan->row_of_assignment,

@@ -6,10 +6,12 @@
 #include <vector>
 
 #include "kernels/registry.h"
+#include "tests/support/devices.h"
 
 namespace moeserve::testing {
 
-// Every CPU instruction set that this processor runs, and CUDA where there is a device.
+// Every CPU instruction set that this processor runs, CUDA where there is a device, and the
+// emulated one.
 inline std::vector<BackendOptions> AvailableBackends(int threads = 2) {
   std::vector<BackendOptions> options;
   for (const char* isa : {"avx512_bf16", "avx512", "avx2", "plain"}) {
@@ -18,6 +20,8 @@ inline std::vector<BackendOptions> AvailableBackends(int threads = 2) {
   }
   BackendOptions cuda{.device = "cuda"};
   if (CreateBackend(cuda).ok()) options.push_back(cuda);
+  RegisterEmulatedDevice();
+  options.push_back({.device = "cuda_emulated"});
   return options;
 }
 

@@ -7,6 +7,7 @@
 
 #include "engine/kv_cache.h"
 #include "model_loaders/loader.h"
+#include "tests/support/devices.h"
 
 namespace moeserve::testing {
 
@@ -48,7 +49,7 @@ Result<std::unique_ptr<TestEngine>> TestEngine::Start(const std::filesystem::pat
   test->compute_ = compute;
   MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint,
                             LoadCheckpoint(path, {.require_tokenizer = false}));
-  MOESERVE_ASSIGN_OR_RETURN(test->backend_, CreateBackend({.threads = 2}));
+  MOESERVE_ASSIGN_OR_RETURN(test->backend_, CreateBackend({.device = TestDevice(), .threads = 2}));
   MOESERVE_ASSIGN_OR_RETURN(
       std::unique_ptr<Model> model,
       Model::Create(checkpoint.spec, {.compute = compute}, *checkpoint.weights, *test->backend_));

@@ -10,8 +10,9 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::Load(const std::filesystem::pa
   auto runner = std::make_unique<ModelRunner>();
   MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint,
                             LoadCheckpoint(path, {.require_tokenizer = false}));
-  MOESERVE_ASSIGN_OR_RETURN(runner->backend_,
-                            CreateBackend({.device = options.device, .threads = options.threads, .cpu_isa = options.isa}));
+  MOESERVE_ASSIGN_OR_RETURN(runner->backend_, CreateBackend({.device = options.device,
+                                                             .threads = options.threads,
+                                                             .cpu_isa = options.isa}));
   MOESERVE_ASSIGN_OR_RETURN(runner->model_,
                             Model::Create(checkpoint.spec, {.compute = options.compute},
                                           *checkpoint.weights, *runner->backend_));

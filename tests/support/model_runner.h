@@ -10,12 +10,13 @@
 #include "engine/model/model.h"
 #include "kernels/registry.h"
 #include "model_loaders/loader.h"
+#include "tests/support/devices.h"
 
 namespace moeserve::testing {
 
 struct RunnerOptions {
   DType compute = DType::kF32;
-  std::string device = "cpu";
+  std::string device = TestDevice();
   std::string isa = "auto";
   int threads = 2;
   int64_t cache_tokens = 4096;

@@ -1,0 +1,44 @@
+#include "tests/support/devices.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "kernels/registry.h"
+
+// Compiled from the sources of kernels/cuda for the emulated device.
+namespace moeserve::cuda_emulated {
+Result<std::unique_ptr<Backend>> CreateDevice(const BackendOptions& options);
+}  // namespace moeserve::cuda_emulated
+
+namespace moeserve::testing {
+namespace {
+
+class NeedsDevice : public ::testing::Environment {
+ public:
+  void SetUp() override {
+    const Result<std::unique_ptr<Backend>> backend = CreateBackend({.device = TestDevice()});
+    if (!backend.ok()) GTEST_SKIP() << backend.status().message();
+  }
+};
+
+[[maybe_unused]] const auto* const needs_device =
+    ::testing::AddGlobalTestEnvironment(new NeedsDevice);
+
+}  // namespace
+
+void RegisterEmulatedDevice() {
+  static const bool registered = [] {
+    RegisterDevice("cuda_emulated", cuda_emulated::CreateDevice);
+    return true;
+  }();
+  static_cast<void>(registered);
+}
+
+std::string TestDevice() {
+  RegisterEmulatedDevice();
+  const char* const device = std::getenv("MOESERVE_TEST_DEVICE");
+  return device == nullptr ? "cpu" : device;
+}
+
+}  // namespace moeserve::testing
