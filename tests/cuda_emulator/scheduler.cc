@@ -13,10 +13,12 @@
 
 namespace moeserve::emulator {
 
+namespace names {
 uint3 threadIdx{};
 uint3 blockIdx{};
 dim3 blockDim;
 dim3 gridDim;
+}  // namespace names
 Thread* current = nullptr;
 
 namespace {

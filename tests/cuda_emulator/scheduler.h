@@ -34,12 +34,14 @@ struct Order {
 void SetOrder(Order order);
 Order GetOrder();
 
+namespace names {
 // What the running thread reads.
 extern uint3 threadIdx;
 extern uint3 blockIdx;
 extern dim3 blockDim;
 extern dim3 gridDim;
 inline constexpr int warpSize = kWarpSize;
+}  // namespace names
 
 struct Warp;
 
