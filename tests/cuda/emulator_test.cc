@@ -290,5 +290,23 @@ TEST(EmulatorDeathTest, FaultsAreReported) {
   EXPECT_DEATH(RunFaulty(Fault::kArrivalLeft), "named barrier");
 }
 
+#if defined(__SANITIZE_ADDRESS__)
+__global__ void OverrunKernel(int* out, int shared_index, int index) {
+  out[index] = DynamicShared<int>()[shared_index];
+}
+
+TEST(EmulatorDeathTest, AddressSanitizerSeesOverrunsOfSharedAndDeviceMemory) {
+  const auto run = [](int shared_index, int index) {
+    DeviceArray<int> out(7);
+    Launch(OverrunKernel, {.grid = dim3(1), .block = dim3(32), .shared_bytes = 5 * sizeof(int)},
+           out.data(), shared_index, index);
+    cudaDeviceSynchronize();
+  };
+  run(4, 6);
+  EXPECT_DEATH(run(5, 6), "heap-buffer-overflow");
+  EXPECT_DEATH(run(4, 7), "heap-buffer-overflow");
+}
+#endif
+
 }  // namespace
 }  // namespace moeserve::cuda

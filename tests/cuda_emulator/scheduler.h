@@ -131,7 +131,7 @@ int BarrierSync(int id, int threads, int value, int* participants, Location loca
 // Counts as arrived and does not wait.
 void BarrierArrive(int id, int threads, Location location);
 
-// Lets others run; the thread stays runnable.
+// Lets others run; the thread stays runnable. Where nothing but that happens, the process stops.
 void YieldThread();
 // Waits until WakeAll(key).
 void WaitFor(const void* key, const char* what, Location location);
