@@ -275,6 +275,7 @@ __global__ void FaultyKernel(Fault fault, int* out) {
 }
 
 void RunFaulty(Fault fault) {
+  emulator::SetOrder({});  // messages name the thread that is found first
   DeviceArray<int> out(64);
   Launch(FaultyKernel, {.grid = dim3(2), .block = dim3(64)}, fault, out.data());
   cudaDeviceSynchronize();
