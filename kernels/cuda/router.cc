@@ -41,6 +41,7 @@ Result<DeviceMemory> Uploaded(const std::vector<float>& values) {
   const cudaError_t error =
       cudaMemcpy(memory.data(), values.data(), bytes, cudaMemcpyHostToDevice);
   if (error != cudaSuccess) return Failed("copying a router to the device", error);
+  MOESERVE_RETURN_IF_ERROR(FinishDefaultStream());
   return memory;
 }
 
@@ -198,6 +199,7 @@ Status RouteScratch::Reserve(int max_rows, int k_max, int num_experts, int max_c
   if (arrivals_.bytes() != old_arrivals) {
     const cudaError_t error = cudaMemset(arrivals_.data(), 0, arrivals_.bytes());
     if (error != cudaSuccess) return Failed("clearing routing counters", error);
+    MOESERVE_RETURN_IF_ERROR(FinishDefaultStream());
   }
   max_rows_ = static_cast<int>(rows);
   max_routes_ = routes;
