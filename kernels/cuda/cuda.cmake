@@ -31,6 +31,8 @@ endif()
 # Compiled by nvcc, and by the C++ compiler for the emulated device of the tests.
 set(MOESERVE_CUDA_SOURCES
   device.cc
+  expert_counters.cu
+  handles.cc
   launch.cc
   plan.cu
   route.cu

@@ -38,9 +38,7 @@ __device__ inline int32_t CountOf(const RouteTable& table, int row) {
 }
 
 // Adjacent threads that share a row.
-__device__ inline int RouteGroup(int k_max) {
-  return k_max > 4 ? 8 : k_max > 2 ? 4 : k_max;
-}
+__device__ inline int RouteGroup(int k_max) { return k_max > 4 ? 8 : k_max > 2 ? 4 : k_max; }
 
 // f(row of the chunk, index in the row, place in the table) for every route; adjacent threads take
 // adjacent routes of a row. `counts` [rows of the chunk].

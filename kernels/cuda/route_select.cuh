@@ -3,8 +3,8 @@
 
 #include "kernels/base/exp.h"
 #include "kernels/cuda/route_device.h"
-#include "kernels/cuda/runtime.h"
 #include "kernels/cuda/route_warp.cuh"
+#include "kernels/cuda/runtime.h"
 
 namespace moeserve::cuda {
 
@@ -77,8 +77,8 @@ __device__ inline float ColumnDot(const float* experts, int64_t stride, const fl
   float pending[6];
 #pragma unroll
   for (int visit = 0; visit < 32; ++visit) {
-    const int l = (visit & 1) << 4 | (visit & 2) << 2 | (visit & 4) | (visit & 8) >> 2 |
-                  (visit & 16) >> 4;
+    const int l =
+        (visit & 1) << 4 | (visit & 2) << 2 | (visit & 4) | (visit & 8) >> 2 | (visit & 16) >> 4;
     float sum = 0.0f;
     for (int begin = l * 8; begin < n; begin += 256) {
       const int end = begin + 8 < n ? begin + 8 : n;
