@@ -35,6 +35,7 @@ struct RouteKernelArgs {
   int select_warps = 1;  // that have room at once
   int select_bytes = 0;  // of each
   bool build_plan = false;
+  bool overlaps_predecessor = false;  // for the launch
   PlanArrays plan;
 };
 
@@ -74,6 +75,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) RouteKernel(RouteKernelArgs
   char* memory = header + kHeader;
   const int first_row = static_cast<int>(blockIdx.y) * Tile::kRows;
   TileProducts<Tile>(a.product, first_row, static_cast<int>(blockIdx.x) * Tile::kColumns, memory);
+  GridDependencyLaunch();
   if (gridDim.x == 1) {
     __syncthreads();
   } else if (!LastToArrive(a.arrivals + 1 + blockIdx.y, static_cast<int>(gridDim.x), flag)) {
@@ -97,8 +99,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) RouteKernel(RouteKernelArgs
 
 template <typename Tile>
 void LaunchTiles(RouteKernelArgs& a, cudaStream_t stream) {
-  const int64_t room = kMaxShared - kHeader;
-  a.select_warps = static_cast<int>(std::min<int64_t>(Tile::kWarps, room / a.select_bytes));
+  constexpr int64_t kRoom = kMaxShared - kHeader;
+  static_assert(Tile::kBytes <= kRoom);
+  a.select_warps = static_cast<int>(std::min<int64_t>(Tile::kWarps, kRoom / a.select_bytes));
   MOESERVE_CHECK(a.select_warps > 0, "the router was checked when it was made");
   int64_t shared = std::max<int64_t>(Tile::kBytes, int64_t{a.select_warps} * a.select_bytes);
   if (a.build_plan) shared = std::max(shared, PlanBytes(a.router.settings.num_experts));
@@ -110,7 +113,8 @@ void LaunchTiles(RouteKernelArgs& a, cudaStream_t stream) {
       {.grid = dim3(tiles(a.product.columns, Tile::kColumns), tiles(a.product.rows, Tile::kRows)),
        .block = Tile::kThreads,
        .shared_bytes = static_cast<size_t>(kHeader + shared),
-       .stream = stream},
+       .stream = stream,
+       .overlaps_predecessor = a.overlaps_predecessor},
       a);
 }
 
@@ -120,7 +124,7 @@ void LaunchProducts(RouteKernelArgs& a, cudaStream_t stream) {
   using FewColumns = ProductTile<T, 4, 1, 2, 4, 8>;  // 8 rows x 4
   using FewRows = ProductTile<T, 4, 4, 2, 4, 4>;     // 8 x 16
   using ManyRows = ProductTile<T, 8, 8, 4, 2, 3>;    // 32 x 16
-  using ManyByFew = ProductTile<T, 8, 8, 8, 1, 3>;   // 64 x 8
+  using ManyByFew = ProductTile<T, 8, 8, 8, 1, 2>;   // 64 x 8
   const int64_t rows = a.product.rows, columns = a.product.columns;
   if (rows > kPlanChunk) {
     if (columns <= ManyByFew::kColumns) {
@@ -206,6 +210,7 @@ RoutingPlan LaunchRoute(const RouteLaunch& launch, cudaStream_t stream) {
                     .select_warps = 1,
                     .select_bytes = static_cast<int>(SelectBytes(settings, sort)),
                     .build_plan = rows <= kPlanChunk,
+                    .overlaps_predecessor = launch.overlaps_predecessor,
                     .plan = plan};
   if (input.dtype == DType::kBF16) {
     LaunchProducts<Bf16>(a, stream);
