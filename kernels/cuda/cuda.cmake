@@ -39,6 +39,7 @@ set(MOESERVE_CUDA_SOURCES
   bandwidth.cu
   cuda_backend.cc
   device.cc
+  expert_counters.cu
   fused_expert.cu
   handles.cc
   kv_cache.cc

@@ -1,6 +1,5 @@
-#include "kernels/cuda/plan.h"
-
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/plan.h"
 #include "kernels/cuda/route_plan.cuh"
 
 namespace moeserve::cuda {
@@ -81,8 +80,8 @@ __global__ void __launch_bounds__(kThreads) ChunkWriteKernel(PlanBuild b) {
 void LaunchPlan(const PlanBuild& build, cudaStream_t stream) {
   const size_t shared = static_cast<size_t>(PlanBytes(build.experts));
   if (build.rows <= kPlanChunk) {
-    Launch(SmallPlanKernel, {.grid = 1, .block = kThreads, .shared_bytes = shared, .stream = stream},
-           build);
+    Launch(SmallPlanKernel,
+           {.grid = 1, .block = kThreads, .shared_bytes = shared, .stream = stream}, build);
     return;
   }
   const LaunchShape shape{.grid = static_cast<unsigned>(PlanChunks(build.rows)),

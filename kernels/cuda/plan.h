@@ -10,7 +10,7 @@ struct PlanBuild {
   RouteTable table;
   int rows = 0;
   int experts = 0;
-  bool clear_nonfinite = false;  // write zeros to plan.row_nonfinite
+  bool clear_nonfinite = false;     // write zeros to plan.row_nonfinite
   int32_t* chunk_counts = nullptr;  // scratch [E + 1][chunks of kPlanChunk rows]
   int32_t* arrivals = nullptr;      // scratch, 0 before and after
   PlanArrays plan;

@@ -31,10 +31,11 @@ struct RouteKernelArgs {
   float* weights = nullptr;    // [rows, k_max]
   int32_t* counts = nullptr;   // [rows]
   int32_t* arrivals = nullptr;
-  bool sort = false;      // scratch of selecting warps has room for keys
-  int select_warps = 1;   // that have room at once
-  int select_bytes = 0;   // of each
+  bool sort = false;     // scratch of selecting warps has room for keys
+  int select_warps = 1;  // that have room at once
+  int select_bytes = 0;  // of each
   bool build_plan = false;
+  bool overlaps_predecessor = false;  // for the launch
   PlanArrays plan;
 };
 
@@ -74,6 +75,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) RouteKernel(RouteKernelArgs
   char* memory = header + kHeader;
   const int first_row = static_cast<int>(blockIdx.y) * Tile::kRows;
   TileProducts<Tile>(a.product, first_row, static_cast<int>(blockIdx.x) * Tile::kColumns, memory);
+  GridDependencyLaunch();
   if (gridDim.x == 1) {
     __syncthreads();
   } else if (!LastToArrive(a.arrivals + 1 + blockIdx.y, static_cast<int>(gridDim.x), flag)) {
@@ -97,27 +99,32 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) RouteKernel(RouteKernelArgs
 
 template <typename Tile>
 void LaunchTiles(RouteKernelArgs& a, cudaStream_t stream) {
-  const int64_t room = kMaxShared - kHeader;
-  a.select_warps = static_cast<int>(std::min<int64_t>(Tile::kWarps, room / a.select_bytes));
+  constexpr int64_t kRoom = kMaxShared - kHeader;
+  static_assert(Tile::kBytes <= kRoom);
+  a.select_warps = static_cast<int>(std::min<int64_t>(Tile::kWarps, kRoom / a.select_bytes));
   MOESERVE_CHECK(a.select_warps > 0, "the router was checked when it was made");
   int64_t shared = std::max<int64_t>(Tile::kBytes, int64_t{a.select_warps} * a.select_bytes);
   if (a.build_plan) shared = std::max(shared, PlanBytes(a.router.settings.num_experts));
-  const auto tiles = [](int64_t n, int tile) { return static_cast<unsigned>((n + tile - 1) / tile); };
-  Launch(RouteKernel<Tile>,
-         {.grid = dim3(tiles(a.product.columns, Tile::kColumns), tiles(a.product.rows, Tile::kRows)),
-          .block = Tile::kThreads,
-          .shared_bytes = static_cast<size_t>(kHeader + shared),
-          .stream = stream},
-         a);
+  const auto tiles = [](int64_t n, int tile) {
+    return static_cast<unsigned>((n + tile - 1) / tile);
+  };
+  Launch(
+      RouteKernel<Tile>,
+      {.grid = dim3(tiles(a.product.columns, Tile::kColumns), tiles(a.product.rows, Tile::kRows)),
+       .block = Tile::kThreads,
+       .shared_bytes = static_cast<size_t>(kHeader + shared),
+       .stream = stream,
+       .overlaps_predecessor = a.overlaps_predecessor},
+      a);
 }
 
 // Every tile gives the same bits; they differ in how many blocks share the work.
 template <typename T>
 void LaunchProducts(RouteKernelArgs& a, cudaStream_t stream) {
-  using FewColumns = ProductTile<T, 4, 1, 2, 4, 8>;   // 8 rows x 4
-  using FewRows = ProductTile<T, 4, 4, 2, 4, 4>;      // 8 x 16
-  using ManyRows = ProductTile<T, 8, 8, 4, 2, 3>;     // 32 x 16
-  using ManyByFew = ProductTile<T, 8, 8, 8, 1, 3>;    // 64 x 8
+  using FewColumns = ProductTile<T, 4, 1, 2, 4, 8>;  // 8 rows x 4
+  using FewRows = ProductTile<T, 4, 4, 2, 4, 4>;     // 8 x 16
+  using ManyRows = ProductTile<T, 8, 8, 4, 2, 3>;    // 32 x 16
+  using ManyByFew = ProductTile<T, 8, 8, 8, 1, 2>;   // 64 x 8
   const int64_t rows = a.product.rows, columns = a.product.columns;
   if (rows > kPlanChunk) {
     if (columns <= ManyByFew::kColumns) {
@@ -135,9 +142,9 @@ void LaunchProducts(RouteKernelArgs& a, cudaStream_t stream) {
 void CheckRoom(int rows, int experts, int k_max, const PlanMemory& plan,
                const RouteScratch& scratch) {
   const int64_t routes = int64_t{rows} * k_max;
-  MOESERVE_CHECK(rows <= plan.max_rows() && routes <= plan.capacity() &&
-                     experts <= plan.num_experts(),
-                 "PlanMemory::Reserve comes before the step");
+  MOESERVE_CHECK(
+      rows <= plan.max_rows() && routes <= plan.capacity() && experts <= plan.num_experts(),
+      "PlanMemory::Reserve comes before the step");
   MOESERVE_CHECK(rows <= scratch.max_rows() && experts <= scratch.num_experts(),
                  "RouteScratch::Reserve comes before the step");
 }
@@ -155,8 +162,9 @@ RoutingPlan LaunchRoute(const RouteLaunch& launch, cudaStream_t stream) {
   MOESERVE_CHECK(int64_t{rows} * launch.k_max <= scratch.max_routes() &&
                      int64_t{rows} * router.columns <= scratch.max_products(),
                  "RouteScratch::Reserve comes before the step");
-  MOESERVE_CHECK(launch.k_max >= std::min(settings.k, experts) && input.cols >= settings.input_width,
-                 "the plan has room for what the router selects");
+  MOESERVE_CHECK(
+      launch.k_max >= std::min(settings.k, experts) && input.cols >= settings.input_width,
+      "the plan has room for what the router selects");
   const PlanArrays plan = launch.plan->arrays();
   const PlanBuild build{.table = {.experts = scratch.experts(),
                                   .weights = scratch.weights(),
@@ -176,34 +184,34 @@ RoutingPlan LaunchRoute(const RouteLaunch& launch, cudaStream_t stream) {
   const int64_t element = static_cast<int64_t>(SizeOf(input.dtype));
   const bool sort = launch.overrides != nullptr || settings.top_p ||
                     std::min(settings.k, experts) > kMostRanksByMaximum;
-  RouteKernelArgs a{
-      .product = {.input = input.data,
-                  .stride = input.stride,
-                  .aligned = reinterpret_cast<uintptr_t>(input.data) % 16 == 0 &&
-                             input.stride * element % 16 == 0,
-                  .rows = rows,
-                  .width = settings.input_width,
-                  .weights = router.weights,
-                  .padded = router.padded,
-                  .columns = router.columns,
-                  .bias = router.bias,
-                  .products = scratch.products()},
-      .router = router,
-      .sequence = launch.sequence,
-      .rows_per_token = launch.rows_per_token,
-      .scores = launch.scores,
-      .scores_stride = launch.scores_stride,
-      .overrides = launch.overrides,
-      .k_max = launch.k_max,
-      .experts = scratch.experts(),
-      .weights = scratch.weights(),
-      .counts = scratch.counts(),
-      .arrivals = scratch.arrivals(),
-      .sort = sort,
-      .select_warps = 1,
-      .select_bytes = static_cast<int>(SelectBytes(settings, sort)),
-      .build_plan = rows <= kPlanChunk,
-      .plan = plan};
+  RouteKernelArgs a{.product = {.input = input.data,
+                                .stride = input.stride,
+                                .aligned = reinterpret_cast<uintptr_t>(input.data) % 16 == 0 &&
+                                           input.stride * element % 16 == 0,
+                                .rows = rows,
+                                .width = settings.input_width,
+                                .weights = router.weights,
+                                .padded = router.padded,
+                                .columns = router.columns,
+                                .bias = router.bias,
+                                .products = scratch.products()},
+                    .router = router,
+                    .sequence = launch.sequence,
+                    .rows_per_token = launch.rows_per_token,
+                    .scores = launch.scores,
+                    .scores_stride = launch.scores_stride,
+                    .overrides = launch.overrides,
+                    .k_max = launch.k_max,
+                    .experts = scratch.experts(),
+                    .weights = scratch.weights(),
+                    .counts = scratch.counts(),
+                    .arrivals = scratch.arrivals(),
+                    .sort = sort,
+                    .select_warps = 1,
+                    .select_bytes = static_cast<int>(SelectBytes(settings, sort)),
+                    .build_plan = rows <= kPlanChunk,
+                    .overlaps_predecessor = launch.overlaps_predecessor,
+                    .plan = plan};
   if (input.dtype == DType::kBF16) {
     LaunchProducts<Bf16>(a, stream);
   } else {

@@ -38,45 +38,72 @@ __device__ inline int32_t CountOf(const RouteTable& table, int row) {
 }
 
 // Adjacent threads that share a row.
-__device__ inline int RouteGroup(int k_max) {
-  return k_max > 4 ? 8 : k_max > 2 ? 4 : k_max;
-}
+__device__ inline int RouteGroup(int k_max) { return k_max > 4 ? 8 : k_max > 2 ? 4 : k_max; }
 
-// f(row of the chunk, index in the row, place in the table) for every route; adjacent threads take
-// adjacent routes of a row. `counts` [rows of the chunk].
-template <typename F>
+// use(row of the chunk, index in the row, expert, weight) for every route. count(row): its routes.
+// Adjacent threads take adjacent routes of a row; the loads of several rows are on their way at
+// once. Without kWeights the weight is 0.
+template <bool kWeights, typename Count, typename Use>
 __device__ inline void ForEachRoute(const RouteTable& table, int first_row, int rows,
-                                    const int32_t* counts, const F& f) {
+                                    const Count& count, const Use& use) {
+  constexpr int kBatch = 8;
   const int group = RouteGroup(table.k_max);
   const int within = static_cast<int>(threadIdx.x) & (group - 1);
   const int groups = static_cast<int>(blockDim.x) / group;
-  for (int r = static_cast<int>(threadIdx.x) / group; r < rows; r += groups) {
-    const int32_t count = counts[r];
-    const int64_t first = FirstRoute(table, first_row + r);
-    for (int i = within; i < count; i += group) f(r, i, first + i);
+  for (int first = static_cast<int>(threadIdx.x) / group; first < rows; first += groups * kBatch) {
+    bool any = true;
+    for (int i = within; any; i += group) {
+      int32_t experts[kBatch];
+      float weights[kBatch];
+      any = false;
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        const int r = first + j * groups;
+        const bool there = r < rows && i < count(r);
+        const int64_t at = there ? FirstRoute(table, first_row + r) + i : 0;
+        experts[j] = there ? __ldcg(table.experts + at) : -1;
+        weights[j] = kWeights && there ? __ldcg(table.weights + at) : 0.0f;
+        any = any || there;
+      }
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        if (experts[j] >= 0) use(first + j * groups, i, experts[j], weights[j]);
+      }
+    }
   }
 }
 
 // Exclusive prefix sums in place, by the whole block; v[n] becomes the total.
 __device__ inline void BlockScan(int32_t* v, int n, int32_t* partial) {
+  constexpr int kEach = 4;
   const int thread = static_cast<int>(threadIdx.x);
   const int threads = static_cast<int>(blockDim.x);
   const int lane = thread & 31, warp = thread >> 5;
   int32_t carry = 0;
-  for (int base = 0; base < n; base += threads) {
-    const int i = base + thread;
-    const int32_t own = i < n ? v[i] : 0;
-    const int32_t inclusive = WarpInclusiveScan(own, lane);
+  for (int base = 0; base < n; base += threads * kEach) {
+    const int first = base + thread * kEach;
+    int32_t own[kEach], sum = 0;
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      own[j] = first + j < n ? v[first + j] : 0;
+      sum += own[j];
+    }
+    const int32_t inclusive = WarpInclusiveScan(sum, lane);
     if (lane == 31) partial[warp] = inclusive;
     __syncthreads();
     if (warp == 0) {
-      const int32_t sum = lane < threads / 32 ? partial[lane] : 0;
-      const int32_t scanned = WarpInclusiveScan(sum, lane);
-      partial[lane] = scanned - sum;
+      const int32_t total = lane < threads / 32 ? partial[lane] : 0;
+      const int32_t scanned = WarpInclusiveScan(total, lane);
+      partial[lane] = scanned - total;
       if (lane == 31) partial[32] = scanned;
     }
     __syncthreads();
-    if (i < n) v[i] = carry + partial[warp] + inclusive - own;
+    int32_t before = carry + partial[warp] + inclusive - sum;
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      if (first + j < n) v[first + j] = before;
+      before += own[j];
+    }
     carry += partial[32];
     __syncthreads();
   }
@@ -94,10 +121,12 @@ __device__ inline void MarkRoutes(const RouteTable& table, int experts, int firs
     s.counts[experts + r] = CountOf(table, first_row + r);
   }
   __syncthreads();
-  ForEachRoute(table, first_row, rows, s.counts + experts, [&](int r, int, int64_t at) {
-    const int e = __ldcg(table.experts + at);
-    atomicOr(&s.bits[e * kPlanWords + r / 32], 1u << (r % 32));
-  });
+  const int32_t* row_counts = s.counts + experts;
+  ForEachRoute<false>(
+      table, first_row, rows, [&](int r) { return row_counts[r]; },
+      [&](int r, int, int32_t e, float) {
+        atomicOr(&s.bits[e * kPlanWords + r / 32], 1u << (r % 32));
+      });
   __syncthreads();
   for (int e = thread; e < experts; e += threads) {
     int32_t count = 0;
@@ -114,26 +143,18 @@ __device__ inline void WriteRoutes(const RouteTable& table, int first_row, int r
                                    const uint32_t* bits, const int32_t* expert_begin,
                                    const int32_t* row_begin, int32_t row_base,
                                    const PlanArrays& plan) {
-  const int group = RouteGroup(table.k_max);
-  const int within = static_cast<int>(threadIdx.x) & (group - 1);
-  const int groups = static_cast<int>(blockDim.x) / group;
-  for (int r = static_cast<int>(threadIdx.x) / group; r < rows; r += groups) {
-    const int32_t count = row_begin[r + 1] - row_begin[r];
-    const int64_t first = FirstRoute(table, first_row + r);
-    const int32_t begin = row_base + row_begin[r];
-    for (int i = within; i < count; i += group) {
-      const int e = __ldcg(table.experts + first + i);
-      const float weight = __ldcg(table.weights + first + i);
-      const uint32_t* words = bits + int64_t{e} * kPlanWords;
-      int32_t before = __popc(words[r / 32] & ((1u << (r % 32)) - 1));
-      for (int w = 0; w < r / 32; ++w) before += __popc(words[w]);
-      const int32_t a = expert_begin[e] + before;
-      plan.expert_of_assignment[a] = e;
-      plan.row_of_assignment[a] = first_row + r;
-      plan.weight_of_assignment[a] = weight;
-      plan.assignments_of_row[begin + i] = a;
-    }
-  }
+  ForEachRoute<true>(
+      table, first_row, rows, [&](int r) { return row_begin[r + 1] - row_begin[r]; },
+      [&](int r, int i, int32_t e, float weight) {
+        const uint32_t* words = bits + int64_t{e} * kPlanWords;
+        int32_t before = __popc(words[r / 32] & ((1u << (r % 32)) - 1));
+        for (int w = 0; w < r / 32; ++w) before += __popc(words[w]);
+        const int32_t a = expert_begin[e] + before;
+        plan.expert_of_assignment[a] = e;
+        plan.row_of_assignment[a] = first_row + r;
+        plan.weight_of_assignment[a] = weight;
+        plan.assignments_of_row[row_base + row_begin[r] + i] = a;
+      });
 }
 
 // The whole plan of at most kPlanChunk rows.

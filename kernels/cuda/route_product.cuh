@@ -1,6 +1,7 @@
-// Products of a tile of rows with a tile of router columns by the routing contract: lane l of a warp
-// takes the groups of 8 elements l, l + 32, ... in ascending order with fused multiply-adds; the 32
-// partial sums are joined by the tree 16, 8, 4, 2, 1. Which tile a row is in changes nothing.
+// Products of a tile of rows with a tile of router columns by the routing contract: lane l of a
+// warp takes the groups of 8 elements l, l + 32, ... in ascending order with fused multiply-adds;
+// the 32 partial sums are joined by the tree 16, 8, 4, 2, 1. Which tile a row is in changes
+// nothing.
 #pragma once
 
 #include "kernels/base/dtype.h"
@@ -97,8 +98,7 @@ __device__ __forceinline__ void AddStep(const char* stage, int row_warp, int col
   using T = typename Tile::T;
   const float* weights =
       reinterpret_cast<const float*>(stage) + column_warp * Tile::kColumnTile * kRouterStep;
-  const char* rows =
-      stage + Tile::kWeightBytes + row_warp * Tile::kRowTile * Tile::kRowBytes;
+  const char* rows = stage + Tile::kWeightBytes + row_warp * Tile::kRowTile * Tile::kRowBytes;
   [[maybe_unused]] uint4 packed[Tile::kRowTile];
   if constexpr (sizeof(T) == 2) {
 #pragma unroll

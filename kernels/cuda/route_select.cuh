@@ -3,8 +3,8 @@
 
 #include "kernels/base/exp.h"
 #include "kernels/cuda/route_device.h"
-#include "kernels/cuda/runtime.h"
 #include "kernels/cuda/route_warp.cuh"
+#include "kernels/cuda/runtime.h"
 
 namespace moeserve::cuda {
 
@@ -77,12 +77,19 @@ __device__ inline float ColumnDot(const float* experts, int64_t stride, const fl
   float pending[6];
 #pragma unroll
   for (int visit = 0; visit < 32; ++visit) {
-    const int l = (visit & 1) << 4 | (visit & 2) << 2 | (visit & 4) | (visit & 8) >> 2 |
-                  (visit & 16) >> 4;
+    const int l =
+        (visit & 1) << 4 | (visit & 2) << 2 | (visit & 4) | (visit & 8) >> 2 | (visit & 16) >> 4;
     float sum = 0.0f;
     for (int begin = l * 8; begin < n; begin += 256) {
-      const int end = begin + 8 < n ? begin + 8 : n;
-      for (int i = begin; i < end; ++i) sum = fmaf(experts[i * stride], u[i], sum);
+      // All loads of a group are on their way at once.
+      float w[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        w[j] = begin + j < n ? __ldg(experts + (begin + j) * stride) : 0.0f;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        if (begin + j < n) sum = fmaf(w[j], u[begin + j], sum);
+      }
     }
     int level = 0;
 #pragma unroll
@@ -124,7 +131,19 @@ __device__ inline void ForEachScore(const RouterTables& router, const float* pro
                                     int lane, const F& f) {
   const RouteSettings& s = router.settings;
   if (s.score == RouteSettings::Score::kDot) {
-    for (int e = lane; e < s.num_experts; e += 32) f(e, __ldcg(products + e));
+    constexpr int kBatch = 4;
+    for (int first = lane; first < s.num_experts; first += 32 * kBatch) {
+      float score[kBatch];
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        const int e = first + j * 32;
+        score[j] = e < s.num_experts ? __ldcg(products + e) : 0.0f;
+      }
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        if (first + j * 32 < s.num_experts) f(first + j * 32, score[j]);
+      }
+    }
     return;
   }
   for (int i = lane; i < s.dim; i += 32) u[i] = __ldcg(products + i);

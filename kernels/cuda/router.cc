@@ -31,26 +31,24 @@ float ContractSquares(const float* v, int64_t n) {
   return partial[0];
 }
 
-Status Failed(const char* what, cudaError_t error) {
-  return absl::InternalError(std::string(what) + ": " + cudaGetErrorString(error));
-}
-
 Result<DeviceMemory> Uploaded(const std::vector<float>& values) {
   const size_t bytes = values.size() * sizeof(float);
   MOESERVE_ASSIGN_OR_RETURN(DeviceMemory memory, DeviceMemory::Allocate(bytes));
+<<<<<<< HEAD
   const cudaError_t error =
       cudaMemcpy(memory.data(), values.data(), bytes, cudaMemcpyHostToDevice);
   if (error != cudaSuccess) return Failed("copying a router to the device", error);
   MOESERVE_RETURN_IF_ERROR(FinishDefaultStream());
+=======
+  MOESERVE_CUDA_RETURN_IF_ERROR(
+      cudaMemcpy(memory.data(), values.data(), bytes, cudaMemcpyHostToDevice));
+  // The copy may still be on its way, and other streams do not wait for this one.
+  MOESERVE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(nullptr));
+>>>>>>> wip-route
   return memory;
 }
 
 int64_t RoundedUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-
-template <typename T>
-T* As(const DeviceMemory& memory) {
-  return static_cast<T*>(memory.data());
-}
 
 // Replaces `memory` where it is smaller than `count` elements; what it held is gone.
 Status Grow(DeviceMemory& memory, int64_t count) {
@@ -72,10 +70,9 @@ Result<std::unique_ptr<CudaRouter>> CudaRouter::Create(const RouteSettings& sett
                                       std::to_string(kMaxRoutedExperts));
   }
   if (cosine && settings.dim > kMaxCosineDim) {
-    return absl::InvalidArgumentError("a cosine router of dimension " +
-                                      std::to_string(settings.dim) +
-                                      "; the CUDA backend takes at most " +
-                                      std::to_string(kMaxCosineDim));
+    return absl::InvalidArgumentError(
+        "a cosine router of dimension " + std::to_string(settings.dim) +
+        "; the CUDA backend takes at most " + std::to_string(kMaxCosineDim));
   }
   const int64_t width = settings.input_width;
   auto router = std::unique_ptr<CudaRouter>(new CudaRouter);
@@ -85,17 +82,16 @@ Result<std::unique_ptr<CudaRouter>> CudaRouter::Create(const RouteSettings& sett
   t.padded = RoundedUp(width, kRouterStep);
 
   const std::vector<float> products = Widened(cosine ? tensors.projection : tensors.weight);
-  std::vector<float> tiled(
-      static_cast<size_t>(RoundedUp(t.columns, kRouterColumns) * t.padded));
+  std::vector<float> tiled(static_cast<size_t>(RoundedUp(t.columns, kRouterColumns) * t.padded));
   for (int64_t c = 0; c < t.columns; ++c) {
     float* row = tiled.data() + c * t.padded;
     for (int64_t i = 0; i < width; ++i) row[PermutedForTile(i)] = products[c * width + i];
   }
   MOESERVE_ASSIGN_OR_RETURN(router->weights_, Uploaded(tiled));
-  t.weights = As<float>(router->weights_);
+  t.weights = router->weights_.as<float>();
   if (tensors.bias.data != nullptr) {
     MOESERVE_ASSIGN_OR_RETURN(router->bias_, Uploaded(Widened(tensors.bias)));
-    t.bias = As<float>(router->bias_);
+    t.bias = router->bias_.as<float>();
   }
   if (!cosine) return router;
 
@@ -111,7 +107,7 @@ Result<std::unique_ptr<CudaRouter>> CudaRouter::Create(const RouteSettings& sett
     for (int64_t i = 0; i < dim; ++i) transposed[i * experts + e] = v[i];
   }
   MOESERVE_ASSIGN_OR_RETURN(router->experts_, Uploaded(transposed));
-  t.experts = As<float>(router->experts_);
+  t.experts = router->experts_.as<float>();
   // Divide by t, never by less than 1e-4; or multiply by e^t, at most 100.
   if (settings.temperature == RouteSettings::Temperature::kDivide) {
     t.temperature = std::max(tensors.temperature, 1e-4f);
@@ -151,13 +147,13 @@ Status PlanMemory::Reserve(int max_rows, int k_max, int num_experts) {
 }
 
 PlanArrays PlanMemory::arrays() const {
-  return {.expert_offsets = As<int32_t>(expert_offsets_),
-          .expert_of_assignment = As<int32_t>(expert_of_assignment_),
-          .row_of_assignment = As<int32_t>(row_of_assignment_),
-          .weight_of_assignment = As<float>(weight_of_assignment_),
-          .row_offsets = As<int32_t>(row_offsets_),
-          .assignments_of_row = As<int32_t>(assignments_of_row_),
-          .row_nonfinite = As<uint8_t>(row_nonfinite_)};
+  return {.expert_offsets = expert_offsets_.as<int32_t>(),
+          .expert_of_assignment = expert_of_assignment_.as<int32_t>(),
+          .row_of_assignment = row_of_assignment_.as<int32_t>(),
+          .weight_of_assignment = weight_of_assignment_.as<float>(),
+          .row_offsets = row_offsets_.as<int32_t>(),
+          .assignments_of_row = assignments_of_row_.as<int32_t>(),
+          .row_nonfinite = row_nonfinite_.as<uint8_t>()};
 }
 
 RoutingPlan PlanMemory::Plan(int rows, int num_experts, int k_max) const {
@@ -197,9 +193,14 @@ Status RouteScratch::Reserve(int max_rows, int k_max, int num_experts, int max_c
     MOESERVE_RETURN_IF_ERROR(Grow(*memory, count));
   }
   if (arrivals_.bytes() != old_arrivals) {
+<<<<<<< HEAD
     const cudaError_t error = cudaMemset(arrivals_.data(), 0, arrivals_.bytes());
     if (error != cudaSuccess) return Failed("clearing routing counters", error);
     MOESERVE_RETURN_IF_ERROR(FinishDefaultStream());
+=======
+    MOESERVE_CUDA_RETURN_IF_ERROR(cudaMemset(arrivals_.data(), 0, arrivals_.bytes()));
+    MOESERVE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(nullptr));
+>>>>>>> wip-route
   }
   max_rows_ = static_cast<int>(rows);
   max_routes_ = routes;

@@ -65,12 +65,12 @@ class RouteScratch {
   int64_t max_routes() const { return max_routes_; }
   int64_t max_products() const { return max_products_; }
   int num_experts() const { return num_experts_; }
-  float* products() const { return static_cast<float*>(products_.data()); }
-  int32_t* experts() const { return static_cast<int32_t*>(experts_.data()); }
-  float* weights() const { return static_cast<float*>(weights_.data()); }
-  int32_t* counts() const { return static_cast<int32_t*>(counts_.data()); }
-  int32_t* chunk_counts() const { return static_cast<int32_t*>(chunk_counts_.data()); }
-  int32_t* arrivals() const { return static_cast<int32_t*>(arrivals_.data()); }
+  float* products() const { return products_.as<float>(); }
+  int32_t* experts() const { return experts_.as<int32_t>(); }
+  float* weights() const { return weights_.as<float>(); }
+  int32_t* counts() const { return counts_.as<int32_t>(); }
+  int32_t* chunk_counts() const { return chunk_counts_.as<int32_t>(); }
+  int32_t* arrivals() const { return arrivals_.as<int32_t>(); }
 
  private:
   int max_rows_ = -1;
@@ -88,8 +88,8 @@ class RouteScratch {
 struct RouteLaunch {
   const CudaRouter* router = nullptr;
   RowsView input;                     // device, f32 or bf16 [rows, c]
-  const int32_t* sequence = nullptr;  // device [rows / rows_per_token], < 0: padding, whose rows get
-                                      // no routes; null: none is padding
+  const int32_t* sequence = nullptr;  // device [rows / rows_per_token], < 0: padding, whose rows
+                                      // get no routes; null: none is padding
   int rows_per_token = 1;
   float* scores = nullptr;  // device [rows, E] or null, after bias and temperature, an override's
                             // bias excluded; rows of padding are not written
@@ -98,6 +98,8 @@ struct RouteLaunch {
   int k_max = 0;  // room of a row: at least what the settings and any override select
   PlanMemory* plan = nullptr;
   RouteScratch* scratch = nullptr;
+  // The launch before in the stream may still run when this one fetches its first weights.
+  bool overlaps_predecessor = false;
 };
 
 // Scores, selects and plans: one launch up to kPlanChunk rows, else three. The plan is there once
@@ -107,10 +109,10 @@ RoutingPlan LaunchRoute(const RouteLaunch& launch, cudaStream_t stream);
 struct GivenPlanLaunch {
   int rows = 0;
   int num_experts = 0;
-  int k_max = 0;                      // routes of a row at most, and rows * k_max of all
-  const int32_t* offsets = nullptr;   // device [rows + 1]
-  const int32_t* experts = nullptr;   // device [A], ascending in a row
-  const float* weights = nullptr;     // device [A]
+  int k_max = 0;                     // routes of a row at most, and rows * k_max of all
+  const int32_t* offsets = nullptr;  // device [rows + 1]
+  const int32_t* experts = nullptr;  // device [A], ascending in a row
+  const float* weights = nullptr;    // device [A]
   PlanMemory* plan = nullptr;
   RouteScratch* scratch = nullptr;
 };

@@ -27,6 +27,7 @@ class DeviceArray {
   explicit DeviceArray(size_t n) : n_(n) {
     EXPECT_EQ(cudaMalloc(reinterpret_cast<void**>(&data_), (n + 1) * sizeof(T)), cudaSuccess);
     EXPECT_EQ(cudaMemset(data_, 0xff, n * sizeof(T)), cudaSuccess);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   }
   explicit DeviceArray(const std::vector<T>& v) : DeviceArray(v.size()) { Write(v); }
   ~DeviceArray() { cudaFree(data_); }
@@ -36,6 +37,7 @@ class DeviceArray {
   void Write(const std::vector<T>& v) {
     EXPECT_EQ(cudaMemcpy(data_, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice),
               cudaSuccess);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   }
   std::vector<T> Read() const {
     std::vector<T> v(n_);
@@ -150,7 +152,10 @@ inline RouteCase MakeCase(int experts, int width, Gate gate, uint64_t seed) {
     s.normalize_expert = random.Below(3) != 0;
     s.temperature = static_cast<Temperature>(random.Below(3));
     c.tensors.temperature = static_cast<float>(random.Normal());
-    c.tensors.weight = MakeTensor(random.Normals(int64_t{experts} * s.dim), {experts, s.dim}, dtype);
+    std::vector<float> w = random.Normals(int64_t{experts} * s.dim);
+    // An expert without a direction.
+    if (experts > 2) std::fill(w.begin() + 2 * s.dim, w.begin() + 3 * s.dim, 0.0f);
+    c.tensors.weight = MakeTensor(w, {experts, s.dim}, dtype);
     c.tensors.projection = MakeTensor(
         random.Normals(int64_t{s.dim} * width, 1.0 / std::sqrt(width)), {s.dim, width}, dtype);
     if (bias) c.tensors.bias = MakeTensor(random.Normals(s.dim, 0.1), {s.dim});
@@ -162,6 +167,11 @@ inline RouteCase MakeCase(int experts, int width, Gate gate, uint64_t seed) {
     if (bias) {
       std::vector<float> b = random.Normals(experts);
       if (experts > 4) b[3] = b[1];
+      const float odd[] = {std::numeric_limits<float>::quiet_NaN(),
+                           -std::numeric_limits<float>::infinity(),
+                           std::numeric_limits<float>::infinity()};
+      const int which = random.Below(12);
+      if (experts > 2 && which < 3) b[2] = odd[which];
       c.tensors.bias = MakeTensor(b, {experts});
     }
   }

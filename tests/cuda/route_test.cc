@@ -35,9 +35,8 @@ class RouteTest : public ::testing::Test {
     std::vector<float> bias(static_cast<size_t>(experts));
     int allowed = experts;
     for (int e = 1; e < experts; ++e) {
-      bias[static_cast<size_t>(e)] = random.Below(3) == 0
-                                         ? -std::numeric_limits<float>::infinity()
-                                         : static_cast<float>(random.Normal());
+      bias[static_cast<size_t>(e)] = random.Below(3) == 0 ? -std::numeric_limits<float>::infinity()
+                                                          : static_cast<float>(random.Normal());
       allowed -= std::isinf(bias[static_cast<size_t>(e)]);
     }
     const DeviceArray<float> device_bias(bias);
@@ -74,10 +73,9 @@ class RouteTest : public ::testing::Test {
     const std::vector<uint8_t> nonfinite = expected.row_nonfinite;
     const GivenRoutes kept = Without(expected, padding);
     const auto router = std::move(cpu_->NewRouter(c.settings, c.tensors)).value();
-    expected = FromCpu(
-        cpu_->Route({.router = router.get(),
-                     .input = {rows.data(), DType::kF32, count, width, width},
-                     .given = &kept}));
+    expected = FromCpu(cpu_->Route({.router = router.get(),
+                                    .input = {rows.data(), DType::kF32, count, width, width},
+                                    .given = &kept}));
     for (size_t r = 0; r < padding.size(); ++r) {
       expected.row_nonfinite[r] = padding[r] ? 0 : nonfinite[r];
     }
@@ -188,6 +186,66 @@ TEST_F(RouteTest, TopPAtItsEnds) {
   }
 }
 
+// Products that underflow leave a zero of either sign; both are the same score.
+TEST_F(RouteTest, ZerosTieWhateverTheirSign) {
+  RouteCase c;
+  c.settings.num_experts = 3;
+  c.settings.input_width = 256;
+  std::vector<float> w(3 * 256, 1e-30f);
+  std::fill(w.begin(), w.begin() + 256, -1e-30f);
+  c.tensors.weight = MakeTensor(w, {3, 256});
+  std::vector<float> row(256, 1e-30f), scores;
+  const HostPlan expected = FromCpu(RouteOnCpu(*cpu_, c, row, &scores));
+  ASSERT_TRUE(std::signbit(scores[0]) && !std::signbit(scores[1]));
+  ASSERT_EQ(expected.expert_of_assignment, std::vector<int32_t>{0});
+  const auto router = std::move(CudaRouter::Create(c.settings, c.tensors)).value();
+  PlanMemory plan = PlanMemory::Create(1, 1, 3).value();
+  RouteScratch scratch = RouteScratch::Create(1, 1, 3, 3).value();
+  const DeviceRows input(row, 256, 256, false);
+  ExpectSame(FromCuda(LaunchRoute({.router = router.get(),
+                                   .input = input.view(),
+                                   .k_max = 1,
+                                   .plan = &plan,
+                                   .scratch = &scratch},
+                                  nullptr)),
+             expected);
+}
+
+// More chunks of rows than a warp has lanes.
+TEST_F(RouteTest, GivenRoutesOfThousandsOfRows) {
+  const int rows = 40 * kPlanChunk + 3, experts = 3;
+  Random random(8);
+  GivenRoutes given;
+  given.offsets.push_back(0);
+  for (int r = 0; r < rows; ++r) {
+    for (int e = 0; e < experts; ++e) {
+      if (random.Below(3) != 0) continue;
+      given.experts.push_back(e);
+      given.weights.push_back(static_cast<float>(random.Normal()));
+    }
+    given.offsets.push_back(static_cast<int32_t>(given.experts.size()));
+  }
+  const RouteCase c = MakeCase(experts, 1, Gate::kSoftmax, 1);
+  const auto router = std::move(cpu_->NewRouter(c.settings, c.tensors)).value();
+  std::vector<float> input(static_cast<size_t>(rows));
+  const HostPlan expected = FromCpu(cpu_->Route(
+      {.router = router.get(), .input = {input.data(), DType::kF32, rows, 1, 1}, .given = &given}));
+  PlanMemory plan = PlanMemory::Create(rows, experts, experts).value();
+  RouteScratch scratch = RouteScratch::Create(rows, experts, experts, experts).value();
+  const DeviceArray<int32_t> offsets(given.offsets), ids(given.experts);
+  const DeviceArray<float> weights(given.weights);
+  ExpectSame(FromCuda(LaunchGivenPlan({.rows = rows,
+                                       .num_experts = experts,
+                                       .k_max = experts,
+                                       .offsets = offsets.data(),
+                                       .experts = ids.data(),
+                                       .weights = weights.data(),
+                                       .plan = &plan,
+                                       .scratch = &scratch},
+                                      nullptr)),
+             expected);
+}
+
 // A row's bits do not depend on its neighbours nor on the path that their number chooses.
 TEST_F(RouteTest, ARowRoutesTheSameInFewAndInMany) {
   const RouteCase c = MakeCase(60, 300, Gate::kSigmoid, 12);
@@ -236,8 +294,7 @@ TEST_F(RouteTest, ReplayedGraphsRouteAnew) {
     DeviceRows input(rows, 64, 64, false);
     const auto router = std::move(CudaRouter::Create(c.settings, c.tensors)).value();
     PlanMemory plan = PlanMemory::Create(count, 4, 33).value();
-    RouteScratch scratch =
-        RouteScratch::Create(count, 4, 33, router->tables().columns).value();
+    RouteScratch scratch = RouteScratch::Create(count, 4, 33, router->tables().columns).value();
     cudaStream_t stream;
     ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
     ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);

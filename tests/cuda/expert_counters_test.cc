@@ -1,0 +1,189 @@
+// The device counts from its plans what the recorder counts from the host's.
+
+#include "kernels/cuda/expert_counters.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+#include "engine/expert_recorder.h"
+#include "tests/cuda/route_support.h"
+
+namespace moeserve::cuda {
+namespace {
+
+// Layer 0: routed attention and sub-tokens in four; layer 1: sub-tokens in two, many experts.
+ModelSpec Spec(bool split) {
+  ModelSpec spec;
+  spec.vocab_size = 8;
+  spec.hidden_size = 8;
+  spec.layers.resize(2);
+  const auto routed = [](RoutedLayerSpec& r, int experts, int k, int heads) {
+    r.num_experts = experts;
+    r.widths.assign(static_cast<size_t>(experts), 4);
+    r.select.k = k;
+    r.split.heads = heads;
+  };
+  routed(spec.layers[0].attention.routing.emplace(), 5, 2, 1);
+  routed(spec.layers[0].feed_forward.routing.emplace(), 12, 3, split ? 4 : 1);
+  routed(spec.layers[1].feed_forward.routing.emplace(), 70, 9, split ? 2 : 1);
+  return spec;
+}
+
+// Routes of so many rows; experts ascend.
+GivenRoutes RandomRoutes(int rows, int experts, int most, Random& random) {
+  GivenRoutes g;
+  g.offsets.push_back(0);
+  for (int r = 0; r < rows; ++r) {
+    std::vector<int32_t> chosen;
+    const int n = random.Below(most + 1);
+    // Low experts are much more popular, so some have many rows and some none.
+    while (static_cast<int>(chosen.size()) < n) {
+      const int e = random.Below(1 + random.Below(experts));
+      if (std::find(chosen.begin(), chosen.end(), e) == chosen.end()) chosen.push_back(e);
+    }
+    std::sort(chosen.begin(), chosen.end());
+    for (int32_t e : chosen) {
+      g.experts.push_back(e);
+      g.weights.push_back(static_cast<float>(random.Uniform()));
+    }
+    g.offsets.push_back(static_cast<int32_t>(g.experts.size()));
+  }
+  return g;
+}
+
+template <typename A, typename B>
+void ExpectSameHistogram(const A& device, const B& host) {
+  EXPECT_TRUE(std::equal(device.buckets.begin(), device.buckets.end(), host.buckets.begin(),
+                         host.buckets.end()));
+  EXPECT_EQ(device.sum, host.sum);
+}
+
+void ExpectSameCounts(const CountsSnapshot& device, const ExpertStats& host) {
+  EXPECT_EQ(device.model.steps, host.steps);
+  EXPECT_EQ(device.model.tokens[0], host.blocks[0].tokens[0]);
+  EXPECT_EQ(device.model.tokens[1], host.blocks[0].tokens[1]);
+  EXPECT_EQ(device.model.tokens[2], host.recomputed_tokens);
+  for (int p = 0; p < 2; ++p) {
+    ExpectSameHistogram(device.model.expert_rows[p], host.expert_rows[p]);
+    ExpectSameHistogram(device.model.active_experts[p], host.active_experts[p]);
+  }
+  EXPECT_EQ(device.diversity_histogram, host.diversity_histogram);
+  ASSERT_EQ(device.blocks.size(), host.blocks.size());
+  for (size_t i = 0; i < host.blocks.size(); ++i) {
+    SCOPED_TRACE("block " + std::to_string(i));
+    const BlockExpertStats& h = host.blocks[i];
+    const BlockCounts& d = device.blocks[i];
+    EXPECT_EQ(d.nonfinite_rows, h.nonfinite_rows);
+    EXPECT_EQ(d.distinct_histogram, h.distinct_histogram);
+    for (size_t e = 0; e < h.selections.size(); ++e) {
+      SCOPED_TRACE("expert " + std::to_string(e));
+      EXPECT_EQ(d.experts[e].selections, h.selections[e]);
+      EXPECT_EQ(d.experts[e].decode_selections, h.decode_selections[e]);
+      EXPECT_EQ(d.experts[e].recomputed_selections, h.recomputed_selections[e]);
+      EXPECT_EQ(d.experts[e].touching_tokens, h.touching_tokens[e]);
+      EXPECT_EQ(d.experts[e].visits, h.visits[e]);
+      EXPECT_NEAR(d.experts[e].weight_sum, h.weight_sums[e], 1e-12 * (1.0 + h.weight_sums[e]));
+    }
+  }
+}
+
+class ExpertCountersTest : public ::testing::TestWithParam<bool> {};
+
+TEST_P(ExpertCountersTest, EqualTheRecordersOverManySteps) {
+  const ModelSpec spec = Spec(GetParam());
+  const ExpertStats empty = EmptyExpertStats(spec);
+  std::vector<CountedBlock> blocks;
+  for (const BlockExpertStats& b : empty.blocks) {
+    blocks.push_back({.num_experts = b.num_experts,
+                      .sub_tokens = b.split_heads,
+                      .most_distinct = static_cast<int>(b.distinct_histogram.size()) - 1,
+                      .diverse = !GetParam() || b.split_heads > 1});
+  }
+  ExpertCounters counters = ExpertCounters::Create(blocks, 50).value();
+  ExpertRecorder recorder(spec, {.router_stats_interval = 0});
+  const auto cpu = MakeCpu();
+  Random random(9);
+  PlanMemory memory;
+  RouteScratch scratch;
+  int step = 0;
+  for (int tokens : {1, 7, 50, 300, 3, 40, 600}) {
+    const bool decode = step++ % 3 == 1;
+    const int padding = random.Below(5);
+    const int all = tokens + padding;
+    ASSERT_TRUE(counters.Reserve(all).ok());
+    const std::vector<int32_t> table(static_cast<size_t>(tokens) / kKvBlockTokens + 1);
+    Batch batch;
+    batch.block_tables = {table};
+    std::vector<uint8_t> kind;
+    for (int t = 0; t < tokens; ++t) {
+      batch.tokens.push_back(0);
+      batch.positions.push_back(t);
+      batch.sequence.push_back(0);
+      batch.phase.push_back(decode ? Phase::kDecode : static_cast<Phase>(random.Below(3)));
+      kind.push_back(static_cast<uint8_t>(batch.phase.back()));
+    }
+    kind.resize(static_cast<size_t>(all), kTokenPadding);
+    const DeviceArray<uint8_t> device_kind(kind);
+    recorder.BeginStep(batch);
+    counters.LaunchBeginStep(device_kind.data(), all, nullptr);
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      const CountedBlock& b = blocks[i];
+      const int rows = tokens * b.sub_tokens, device_rows = all * b.sub_tokens;
+      const int most = empty.blocks[i].max_selected;
+      GivenRoutes given = RandomRoutes(rows, b.num_experts, most, random);
+      RouteCase c = MakeCase(b.num_experts, 8, Gate::kSoftmax, i);
+      const auto router = std::move(cpu->NewRouter(c.settings, c.tensors)).value();
+      std::vector<float> input(static_cast<size_t>(rows) * 8);
+      RoutingPlan plan = cpu->Route({.router = router.get(),
+                                     .input = {input.data(), DType::kF32, rows, 8, 8},
+                                     .given = &given});
+      std::vector<uint8_t> status(static_cast<size_t>(device_rows));
+      for (int r = 0; r < rows; ++r) {
+        const int s = random.Below(12);
+        status[static_cast<size_t>(r)] = static_cast<uint8_t>(s < 3 ? s : 0);
+      }
+      plan.row_nonfinite = status.data();
+      const BlockExpertStats& facts = empty.blocks[i];
+      recorder.OnPlan(facts.layer, facts.block, plan);
+
+      given.offsets.resize(static_cast<size_t>(device_rows) + 1, given.offsets.back());
+      const DeviceArray<int32_t> offsets(given.offsets), experts(given.experts);
+      const DeviceArray<float> weights(given.weights);
+      ASSERT_TRUE(memory.Reserve(device_rows, most, b.num_experts).ok());
+      ASSERT_TRUE(scratch.Reserve(device_rows, most, b.num_experts, 1).ok());
+      const RoutingPlan device_plan = LaunchGivenPlan({.rows = device_rows,
+                                                       .num_experts = b.num_experts,
+                                                       .k_max = most,
+                                                       .offsets = offsets.data(),
+                                                       .experts = experts.data(),
+                                                       .weights = weights.data(),
+                                                       .plan = &memory,
+                                                       .scratch = &scratch},
+                                                      nullptr);
+      ASSERT_EQ(cudaMemcpy(memory.arrays().row_nonfinite, status.data(), status.size(),
+                           cudaMemcpyHostToDevice),
+                cudaSuccess);
+      counters.LaunchCount(static_cast<int>(i), device_plan, nullptr);
+      ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
+    }
+    recorder.Publish();
+    counters.LaunchEndStep(nullptr);
+    const CountsSnapshot counts = std::move(counters.Read(nullptr)).value();
+    ExpectSameCounts(counts, recorder.Snapshot());
+    const std::vector<uint8_t> failed =
+        FromDevice(counters.failed_tokens(), static_cast<size_t>(all));
+    for (int t = 0; t < all; ++t) {
+      const bool expected = t < tokens && recorder.failed_tokens()[static_cast<size_t>(t)];
+      ASSERT_EQ(failed[static_cast<size_t>(t)], expected ? 1 : 0) << "token " << t;
+    }
+    if (HasFailure()) return;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, ExpertCountersTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "SubTokens" : "WholeTokens"; });
+
+}  // namespace
+}  // namespace moeserve::cuda
