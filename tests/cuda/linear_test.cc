@@ -24,8 +24,9 @@ constexpr Types kTypes[] = {{DType::kF32, DType::kF32},
                             {DType::kF32, DType::kBF16},
                             {DType::kF32, DType::kF16},
                             {DType::kBF16, DType::kBF16}};
-constexpr LinearTile kTiles[] = {LinearTile::kRows8,  LinearTile::kRows16,  LinearTile::kRows32,
-                                 LinearTile::kRows64, LinearTile::kRows128, LinearTile::kWarpgroup};
+constexpr LinearTile kTiles[] = {
+    LinearTile::kRows8,   LinearTile::kRows16,       LinearTile::kRows32,      LinearTile::kRows64,
+    LinearTile::kRows128, LinearTile::kWarpgroup128, LinearTile::kWarpgroup256};
 
 // The stored values make sums of n products of about 1 and the results of activations no larger
 // than their arguments: an error of the roundings of the sums, relative to 1, and of the result.
@@ -200,7 +201,7 @@ TEST(CudaLinearTest, UnequalExpertsMatchDoubleArithmetic) {
         const int rows = kRows[turn % 8];
         const auto routings = AdversarialRoutings(rows, experts, random);
         CheckExperts(t, up, down, model, rows, routings[turn % 5], turn % 4 * 13, kKinds[turn % 5],
-                     turn % 2 == 0 ? LinearTile::kAuto : kTiles[turn % 6], random);
+                     turn % 2 == 0 ? LinearTile::kAuto : kTiles[turn % 7], random);
         if (HasFatalFailure()) return;
       }
     }
@@ -235,6 +236,34 @@ TEST(CudaLinearTest, ManyExperts) {
     CheckExperts({DType::kBF16, DType::kBF16}, up, down, 16, 12, routing, 3, ActivationKind::kSilu,
                  LinearTile::kAuto, random);
     if (HasFatalFailure()) return;
+  }
+}
+
+// More tiles than a device has multiprocessors, so that blocks that stay take several: of few and
+// of many stages, full ones and tails.
+TEST(CudaLinearTest, ManyTiles) {
+  Random random(9);
+  std::vector<int> widths;
+  for (int e = 0; e < 80; ++e) widths.push_back(1 + random.Below(300));
+  const BankCase up({24}, widths, false, true, DType::kBF16, random);
+  const BankCase down(widths, std::vector<int>(widths.size(), 24), false, true, DType::kBF16,
+                      random);
+  std::vector<std::vector<int>> routing(70);
+  for (size_t r = 0; r < routing.size(); ++r) {
+    for (int e = 0; e < 80; ++e) {
+      if (e < 4 || (r < 3 && e % 3 != 0)) routing[r].push_back(e);
+    }
+  }
+  std::vector<std::vector<int>> few(3);
+  for (auto& r : few) {
+    for (int e = 0; e < 80; ++e) r.push_back(e);
+  }
+  for (const LinearTile tile : {LinearTile::kWarpgroup128, LinearTile::kWarpgroup256}) {
+    for (const auto& routes : {routing, few}) {
+      CheckExperts({DType::kBF16, DType::kBF16}, up, down, 24, static_cast<int>(routes.size()),
+                   routes, 3, ActivationKind::kGelu, tile, random);
+      if (HasFatalFailure()) return;
+    }
   }
 }
 
