@@ -294,6 +294,61 @@ TEST(CudaLinearTest, RowsDoNotInfluenceEachOther) {
   }
 }
 
+// Even a row of NaN has zeros in its padding.
+TEST(CudaLinearTest, PaddingIsZero) {
+  Random random(10);
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const Types& t : kTypes) {
+    for (const bool gated : {false, true}) {
+      const BankCase bank({8}, {19}, gated, true, t.weights, random);
+      DeviceRows x(3, 8, 8, t.rows, std::vector<float>(24, nan));
+      DeviceRows y(3, 32, 40, t.rows);
+      LaunchLinear({.bank = bank.bank.get(),
+                    .input = x.view(),
+                    .output = y.view(),
+                    .activation = ActivationKind::kGelu,
+                    .pad_output = true},
+                   nullptr);
+      const RowsView result = y.Fetch();
+      for (int r = 0; r < 3; ++r) {
+        const std::vector<double> row = RowOf(result, r, 32);
+        for (int c = 0; c < 19; ++c) ASSERT_TRUE(std::isnan(row[c]));
+        for (int c = 19; c < 32; ++c) ASSERT_EQ(row[c], 0.0);
+      }
+      ASSERT_TRUE(y.OthersUntouched(3, {32, 32, 32}));
+    }
+  }
+}
+
+// Layers wide enough for the wider of the two tiles of 64 rows, and for whole blocks of 64 outputs
+// with 8.
+TEST(CudaLinearTest, WideLayers) {
+  Random random(14);
+  const int in = 8, out = 100 * 128 - 40;
+  const BankCase bank({in}, {out}, false, false, DType::kBF16, random);
+  const std::vector<float> values = random.Normals(65 * in);
+  DeviceRows x(65, in, in, DType::kBF16, values);
+  DeviceRows expected(65, out, out, DType::kBF16);
+  LaunchLinear({.bank = bank.bank.get(), .input = x.view(), .output = expected.view()},
+               LinearTile::kRows128, nullptr);
+  const RowsView all = expected.Fetch();
+  for (const int r : {0, 63, 64}) {
+    ASSERT_TRUE(SumsNear(RowOf(all, r, out),
+                         bank.Expected(0, RowOf(x.Fetch(), r, in), ActivationKind::kNone),
+                         {DType::kBF16, DType::kBF16}, DType::kBF16, in));
+  }
+  for (const LinearTile tile : {LinearTile::kRows8, LinearTile::kRows64}) {
+    for (const int rows : {8, 65}) {
+      RowsView first = x.view();
+      first.rows = rows;
+      DeviceRows y(rows, out, out, DType::kBF16);
+      LaunchLinear({.bank = bank.bank.get(), .input = first, .output = y.view()}, tile, nullptr);
+      const RowsView result = y.Fetch();
+      for (int r = 0; r < rows; ++r) ASSERT_TRUE(SameBits(result, all, r, r, out));
+    }
+  }
+}
+
 TEST(CudaLinearTest, NoRowsWriteNothing) {
   Random random(7);
   const BankCase bank({16, 16}, {8, 24}, false, false, DType::kBF16, random);
