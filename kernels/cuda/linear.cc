@@ -70,8 +70,8 @@ void LaunchLinear(const LinearArgs& args, LinearTile tile, cudaStream_t stream) 
   }
   MOESERVE_CHECK(bank.shape().weight_dtype == DType::kBF16, "bf16 activations take bf16 weights");
   if (tile == LinearTile::kAuto) tile = ChooseTile(bank.shape(), params.rows);
-  if (tile == LinearTile::kWarpgroup && internal::LinearWgmmaFits(params)) {
-    internal::LaunchLinearWgmma(bank, params, stream);
+  if (tile >= LinearTile::kWarpgroup && internal::LinearWgmmaFits(params)) {
+    internal::LaunchLinearWgmma(bank, params, tile, stream);
   } else {
     internal::LaunchLinearMma(bank, params, tile, stream);
   }

@@ -16,9 +16,20 @@ namespace moeserve::cuda {
 // and its matrix alone: tiles of every shape sum in the same order.
 void LaunchLinear(const LinearArgs& args, cudaStream_t stream);
 
-// Which kernel multiplies bf16 rows. For tests and measurements; kAuto is what LaunchLinear uses.
-// kWarpgroup, where the device or the rows' alignment forbid it, is kRows128.
-enum class LinearTile : uint8_t { kAuto, kRows8, kRows16, kRows32, kRows64, kRows128, kWarpgroup };
+// Which kernel multiplies bf16 rows, for tests and measurements; kAuto is what LaunchLinear uses.
+// kRows*: mma.sync with tiles of so many rows. kWarpgroup*: wgmma with tiles of 128 rows by so many
+// outputs, or by what suits the layer; kRows128 where the device or the rows' alignment forbid it.
+enum class LinearTile : uint8_t {
+  kAuto,
+  kRows8,
+  kRows16,
+  kRows32,
+  kRows64,
+  kRows128,
+  kWarpgroup,
+  kWarpgroup128,
+  kWarpgroup256
+};
 void LaunchLinear(const LinearArgs& args, LinearTile tile, cudaStream_t stream);
 
 }  // namespace moeserve::cuda

@@ -32,7 +32,8 @@ void LaunchLinearMma(const CudaLinearBank& bank, const LinearParams& params, Lin
 
 // bf16 rows and weights by wgmma: whether the current device and these rows can, and the launch.
 bool LinearWgmmaFits(const LinearParams& params);
-void LaunchLinearWgmma(const CudaLinearBank& bank, const LinearParams& params, cudaStream_t stream);
+void LaunchLinearWgmma(const CudaLinearBank& bank, const LinearParams& params, LinearTile tile,
+                       cudaStream_t stream);
 
 // f32 rows, weights of any type.
 void LaunchLinearF32(const CudaLinearBank& bank, const LinearParams& params, cudaStream_t stream);

@@ -225,6 +225,7 @@ using Rows8Slice = MmaShape<8, 1, 1, 1, 16, 4>;
 using Rows8 = MmaShape<8, 4, 1, 1, 8, 3>;
 using Rows16 = MmaShape<16, 4, 1, 1, 7, 3>;
 using Rows32 = MmaShape<32, 4, 1, 1, 6, 3>;
+using Rows64Narrow = MmaShape<64, 4, 1, 1, 5, 2>;
 using Rows64 = MmaShape<64, 4, 2, 2, 4, 2>;
 using Rows128 = MmaShape<128, 4, 2, 2, 3, 2>;
 
@@ -244,21 +245,23 @@ void LaunchLinearMma(const CudaLinearBank& bank, const LinearParams& p, LinearTi
         p);
     return;
   }
+  // A narrow layer has fewer tiles than the device has multiprocessors: narrower ones keep more of
+  // them busy.
+  constexpr int64_t kFewTiles = 96;
   switch (tile) {
-    case LinearTile::kRows8: {
-      // A narrow layer has fewer blocks than the device has multiprocessors: slices of 16 outputs
-      // keep more of them busy.
-      constexpr int64_t kFewTiles = 96;
+    case LinearTile::kRows8:
       if (MaxLinearTiles(bank, p.rows, 8, kImageBlock) < kFewTiles) {
         return LaunchShaped<Rows8Slice>(bank, p, stream);
       }
       return LaunchShaped<Rows8>(bank, p, stream);
-    }
     case LinearTile::kRows16:
       return LaunchShaped<Rows16>(bank, p, stream);
     case LinearTile::kRows32:
       return LaunchShaped<Rows32>(bank, p, stream);
     case LinearTile::kRows64:
+      if (MaxLinearTiles(bank, p.rows, 64, 2 * kImageBlock) < 2 * kFewTiles) {
+        return LaunchShaped<Rows64Narrow>(bank, p, stream);
+      }
       return LaunchShaped<Rows64>(bank, p, stream);
     default:
       return LaunchShaped<Rows128>(bank, p, stream);

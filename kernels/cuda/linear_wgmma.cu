@@ -237,13 +237,17 @@ bool LinearWgmmaFits(const LinearParams& p) {
   return major == 9 && p.wide_input;
 }
 
-void LaunchLinearWgmma(const CudaLinearBank& bank, const LinearParams& p, cudaStream_t stream) {
+void LaunchLinearWgmma(const CudaLinearBank& bank, const LinearParams& p, LinearTile tile,
+                       cudaStream_t stream) {
   static const int multiprocessors = Attribute(cudaDevAttrMultiProcessorCount);
-  // Wide tiles read less per product; narrow ones waste less of a narrow layer and share few tiles
-  // more evenly.
-  const bool wide =
-      bank.max_row_blocks() > 2 && MaxLinearTiles(bank, p.rows, kTileRows, 256) >= multiprocessors;
-  if (wide) {
+  if (tile == LinearTile::kWarpgroup) {
+    // Wide tiles read less per product; narrow ones waste less of a narrow layer and share few
+    // tiles more evenly.
+    const bool wide = bank.max_row_blocks() > 2 &&
+                      MaxLinearTiles(bank, p.rows, kTileRows, 256) >= multiprocessors;
+    tile = wide ? LinearTile::kWarpgroup256 : LinearTile::kWarpgroup128;
+  }
+  if (tile == LinearTile::kWarpgroup256) {
     LaunchShaped<WgmmaShape<4, 4>>(bank, p, multiprocessors, stream);
   } else {
     LaunchShaped<WgmmaShape<2, 5>>(bank, p, multiprocessors, stream);

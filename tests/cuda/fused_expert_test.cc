@@ -99,20 +99,20 @@ TEST(FusedExpertTest, HasTheBitsOfThePair) {
 TEST(FusedExpertTest, AllRowsToOneExpertAndNone) {
   Random random(12);
   const std::vector<int> widths = {96, 40};
-  const BankCase up({64}, widths, true, true, DType::kBF16, random);
-  const BankCase down(widths, {64, 64}, false, true, DType::kBF16, random);
-  std::vector<float> values = random.Normals(200 * 64);
-  CheckAgainstPair(up, down, std::vector<std::vector<int>>(200, {1}), 7, DType::kBF16,
-                   ActivationKind::kSilu, values);
-  CheckAgainstPair(up, down, std::vector<std::vector<int>>(9), 7, DType::kBF16,
-                   ActivationKind::kSilu, random.Normals(9 * 64));
-  // A row of NaN and one of Inf stay by themselves, and come out as the pair gives them.
-  for (int i = 0; i < 64; ++i) {
-    values[3 * 64 + i] = std::numeric_limits<float>::quiet_NaN();
-    values[70 * 64 + i] = std::numeric_limits<float>::infinity();
+  for (const bool gated : {false, true}) {
+    const BankCase up({64}, widths, gated, true, DType::kBF16, random);
+    const BankCase down(widths, {64, 64}, false, true, DType::kBF16, random);
+    std::vector<float> values = random.Normals(200 * 64);
+    CheckAgainstPair(up, down, std::vector<std::vector<int>>(200, {1}), 7, DType::kBF16,
+                     ActivationKind::kSilu, values);
+    CheckAgainstPair(up, down, std::vector<std::vector<int>>(9), 7, DType::kBF16,
+                     ActivationKind::kSilu, random.Normals(9 * 64));
+    // A row of NaN and one with an Inf stay by themselves, and come out as the pair gives them.
+    for (int i = 0; i < 64; ++i) values[3 * 64 + i] = std::numeric_limits<float>::quiet_NaN();
+    values[70 * 64] = std::numeric_limits<float>::infinity();
+    CheckAgainstPair(up, down, std::vector<std::vector<int>>(200, {0, 1}), 0, DType::kF32,
+                     ActivationKind::kRelu, values);
   }
-  CheckAgainstPair(up, down, std::vector<std::vector<int>>(200, {0, 1}), 0, DType::kF32,
-                   ActivationKind::kRelu, values);
 }
 
 TEST(FusedExpertTest, FitsNarrowBf16ExpertsOnly) {

@@ -24,8 +24,9 @@ constexpr Types kTypes[] = {{DType::kF32, DType::kF32},
                             {DType::kF32, DType::kBF16},
                             {DType::kF32, DType::kF16},
                             {DType::kBF16, DType::kBF16}};
-constexpr LinearTile kTiles[] = {LinearTile::kRows8,  LinearTile::kRows16,  LinearTile::kRows32,
-                                 LinearTile::kRows64, LinearTile::kRows128, LinearTile::kWarpgroup};
+constexpr LinearTile kTiles[] = {
+    LinearTile::kRows8,   LinearTile::kRows16,       LinearTile::kRows32,      LinearTile::kRows64,
+    LinearTile::kRows128, LinearTile::kWarpgroup128, LinearTile::kWarpgroup256};
 
 // The stored values make sums of n products of about 1 and the results of activations no larger
 // than their arguments: an error of the roundings of the sums, relative to 1, and of the result.
@@ -200,7 +201,7 @@ TEST(CudaLinearTest, UnequalExpertsMatchDoubleArithmetic) {
         const int rows = kRows[turn % 8];
         const auto routings = AdversarialRoutings(rows, experts, random);
         CheckExperts(t, up, down, model, rows, routings[turn % 5], turn % 4 * 13, kKinds[turn % 5],
-                     turn % 2 == 0 ? LinearTile::kAuto : kTiles[turn % 6], random);
+                     turn % 2 == 0 ? LinearTile::kAuto : kTiles[turn % 7], random);
         if (HasFatalFailure()) return;
       }
     }
@@ -238,6 +239,34 @@ TEST(CudaLinearTest, ManyExperts) {
   }
 }
 
+// More tiles than a device has multiprocessors, so that blocks that stay take several: of few and
+// of many stages, full ones and tails.
+TEST(CudaLinearTest, ManyTiles) {
+  Random random(9);
+  std::vector<int> widths;
+  for (int e = 0; e < 80; ++e) widths.push_back(1 + random.Below(300));
+  const BankCase up({24}, widths, false, true, DType::kBF16, random);
+  const BankCase down(widths, std::vector<int>(widths.size(), 24), false, true, DType::kBF16,
+                      random);
+  std::vector<std::vector<int>> routing(70);
+  for (size_t r = 0; r < routing.size(); ++r) {
+    for (int e = 0; e < 80; ++e) {
+      if (e < 4 || (r < 3 && e % 3 != 0)) routing[r].push_back(e);
+    }
+  }
+  std::vector<std::vector<int>> few(3);
+  for (auto& r : few) {
+    for (int e = 0; e < 80; ++e) r.push_back(e);
+  }
+  for (const LinearTile tile : {LinearTile::kWarpgroup128, LinearTile::kWarpgroup256}) {
+    for (const auto& routes : {routing, few}) {
+      CheckExperts({DType::kBF16, DType::kBF16}, up, down, 24, static_cast<int>(routes.size()),
+                   routes, 3, ActivationKind::kGelu, tile, random);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 // A row's bits are the same alone and in company, and NaN and Inf stay in their rows.
 TEST(CudaLinearTest, RowsDoNotInfluenceEachOther) {
   Random random(6);
@@ -261,6 +290,61 @@ TEST(CudaLinearTest, RowsDoNotInfluenceEachOther) {
       LaunchLinear({.bank = bank.bank.get(), .input = one, .output = alone.view()}, nullptr);
       ASSERT_TRUE(SameBits(alone.Fetch(), all, 0, r, out)) << "row " << r;
       ASSERT_EQ(std::isnan(reinterpret_cast<const float*>(all.row(r))[0]), r == 5);
+    }
+  }
+}
+
+// Even a row of NaN has zeros in its padding.
+TEST(CudaLinearTest, PaddingIsZero) {
+  Random random(10);
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const Types& t : kTypes) {
+    for (const bool gated : {false, true}) {
+      const BankCase bank({8}, {19}, gated, true, t.weights, random);
+      DeviceRows x(3, 8, 8, t.rows, std::vector<float>(24, nan));
+      DeviceRows y(3, 32, 40, t.rows);
+      LaunchLinear({.bank = bank.bank.get(),
+                    .input = x.view(),
+                    .output = y.view(),
+                    .activation = ActivationKind::kGelu,
+                    .pad_output = true},
+                   nullptr);
+      const RowsView result = y.Fetch();
+      for (int r = 0; r < 3; ++r) {
+        const std::vector<double> row = RowOf(result, r, 32);
+        for (int c = 0; c < 19; ++c) ASSERT_TRUE(std::isnan(row[c]));
+        for (int c = 19; c < 32; ++c) ASSERT_EQ(row[c], 0.0);
+      }
+      ASSERT_TRUE(y.OthersUntouched(3, {32, 32, 32}));
+    }
+  }
+}
+
+// Layers wide enough for the wider of the two tiles of 64 rows, and for whole blocks of 64 outputs
+// with 8.
+TEST(CudaLinearTest, WideLayers) {
+  Random random(14);
+  const int in = 8, out = 100 * 128 - 40;
+  const BankCase bank({in}, {out}, false, false, DType::kBF16, random);
+  const std::vector<float> values = random.Normals(65 * in);
+  DeviceRows x(65, in, in, DType::kBF16, values);
+  DeviceRows expected(65, out, out, DType::kBF16);
+  LaunchLinear({.bank = bank.bank.get(), .input = x.view(), .output = expected.view()},
+               LinearTile::kRows128, nullptr);
+  const RowsView all = expected.Fetch();
+  for (const int r : {0, 63, 64}) {
+    ASSERT_TRUE(SumsNear(RowOf(all, r, out),
+                         bank.Expected(0, RowOf(x.Fetch(), r, in), ActivationKind::kNone),
+                         {DType::kBF16, DType::kBF16}, DType::kBF16, in));
+  }
+  for (const LinearTile tile : {LinearTile::kRows8, LinearTile::kRows64}) {
+    for (const int rows : {8, 65}) {
+      RowsView first = x.view();
+      first.rows = rows;
+      DeviceRows y(rows, out, out, DType::kBF16);
+      LaunchLinear({.bank = bank.bank.get(), .input = first, .output = y.view()}, tile, nullptr);
+      const RowsView result = y.Fetch();
+      for (int r = 0; r < rows; ++r) ASSERT_TRUE(SameBits(result, all, r, r, out));
     }
   }
 }
