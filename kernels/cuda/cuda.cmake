@@ -37,6 +37,7 @@ set(MOESERVE_CUDA_SOURCES
   attention_tiled_mma.cu
   attention_work.cu
   device.cc
+  handles.cc
   kv_cache.cc
   launch.cc
   rope.cu)

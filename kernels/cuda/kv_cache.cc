@@ -1,6 +1,5 @@
 #include "kernels/cuda/kv_cache.h"
 
-#include <string>
 #include <utility>
 
 #include "kernels/base/check.h"
@@ -30,11 +29,7 @@ Result<CudaKvCache> CudaKvCache::Allocate(std::vector<KvLayerShape> layers, DTyp
   MOESERVE_ASSIGN_OR_RETURN(cache.memory_, DeviceMemory::Allocate(bytes));
   // Attention multiplies the padding of rows that were written, which AppendKv leaves zero, and
   // reads no others; zeros keep the whole cache free of values that nobody wrote.
-  const cudaError_t error = cudaMemset(cache.memory_.data(), 0, bytes);
-  if (error != cudaSuccess) {
-    return absl::InternalError(std::string("cudaMemset of the KV cache: ") +
-                               cudaGetErrorString(error));
-  }
+  MOESERVE_CUDA_RETURN_IF_ERROR(cudaMemset(cache.memory_.data(), 0, bytes));
   char* next = static_cast<char*>(cache.memory_.data());
   for (const KvLayerShape& s : cache.shapes_) {
     KvLayerView view;

@@ -218,6 +218,7 @@ void RunBlock(Scheduler& s, const Launch& launch, uint64_t block) {
     Thread* t = s.threads[s.order.kind == Order::kReverse ? s.block_threads - 1 - i : i].get();
     t->exited = false;
     t->waits_for = nullptr;
+    t->copies = 0;
     t->open_copies.clear();
     t->copy_groups.clear();
     t->open_matrix_work.clear();

@@ -43,6 +43,18 @@ inline constexpr int warpSize = kWarpSize;
 
 struct Warp;
 
+// A wgmma of one thread, to be done with those of the other threads of the warpgroup.
+struct MatrixWork {
+  float* d = nullptr;  // n / 2 accumulators
+  int n = 0;
+  bool a_in_registers = false;
+  bool accumulate = false;
+  uint32_t a_registers[4] = {};
+  uint64_t a_descriptor = 0;
+  uint64_t b_descriptor = 0;
+  Location location;
+};
+
 // A thread of the running block.
 struct Thread {
   FiberContext fiber;
@@ -57,15 +69,17 @@ struct Thread {
   Location location;
   void* deposit = nullptr;
   int barrier_count = 0;  // sum over a barrier's threads of what they brought
-  // Asynchronous work of this thread that has been issued and not been done, oldest first; a group
-  // is what one commit closes. Cleared when the thread starts.
-  struct Group {
-    std::vector<std::function<void()>> work;
+  // Asynchronous work that this thread has issued and that has not been done, oldest first; a group
+  // is what one commit closes. Empty when a block starts.
+  struct Copy {
+    std::function<void()> work;  // null once done
+    uint64_t number = 0;
   };
-  std::vector<std::function<void()>> open_copies;
-  std::deque<Group> copy_groups;
-  std::vector<void*> open_matrix_work;
-  std::deque<std::vector<void*>> matrix_groups;
+  uint64_t copies = 0;  // issued
+  std::vector<Copy> open_copies;
+  std::deque<std::vector<Copy>> copy_groups;
+  std::vector<MatrixWork> open_matrix_work;
+  std::deque<std::vector<MatrixWork>> matrix_groups;
 };
 
 struct Warp {
