@@ -382,8 +382,9 @@ TEST(CudaAttentionTest, ChunksMatchDoubleArithmeticAndSingleTokens) {
   for (const auto type : kTypes) {
     for (int head_dim : {16, 80, 128, 256}) {
       for (int window : {0, 5, 40, 300}) {
-        if (window > 0 && head_dim != 80 && window != 300) continue;
+        if (window > 0 && head_dim != 80 && (window != 300 || head_dim == 16)) continue;
         const bool wide = head_dim > 100;
+        if (wide && (window > 0) == (type.cache == type.output)) continue;
         Setting setting{.head_dim = head_dim,
                         .kv_heads = 2,
                         .heads = wide ? 4 : 10,
@@ -401,13 +402,13 @@ TEST(CudaAttentionTest, ChunksMatchDoubleArithmeticAndSingleTokens) {
         for (int i = 0; i < 3; ++i) tokens.push_back({scene.RandomQuery(-1, 0)});
         const int count = static_cast<int>(tokens.size());
         const auto tiled = scene.Run(tokens, {.tiled_from = 2});
-        for (int t = 0; t < count; ++t) {
+        for (int t = 0; t < count; t += t % 20 < 2 ? 1 : 4) {
           ASSERT_NO_FATAL_FAILURE(scene.ExpectNear(tokens[t][0], tiled[t]));
         }
         ASSERT_EQ(tiled, scene.Run(tokens, {.tiled_from = 0})) << setting.Describe();
         ASSERT_EQ(tiled, scene.Run(tokens, {.tiled_from = 9})) << setting.Describe();
         ASSERT_EQ(tiled, scene.Run(tokens, {.tiled_from = count})) << setting.Describe();
-        for (int t : {0, 1, 2, 19, 22, count - 4}) {
+        for (int t : {1, 19, 22}) {
           ASSERT_EQ(tiled[t], scene.Run({tokens[t]}, {.tiled_from = 1})[0]);
           ASSERT_EQ(tiled[t], scene.Run({tokens[t]}, {.tiled_from = 0})[0]);
         }
