@@ -228,7 +228,8 @@ __device__ inline void RunRows(const AttentionLaunch& a, int begin, int end, int
 #pragma unroll
     for (int r = 0; r < kOwnRows; ++r) {
       if (shared.rows.query_row[own_row + r] < 0) continue;
-      float* to = partial + shared.rows.partial[own_row + r] * stride;
+      float* to = partial +
+                  PartialRow(a, chunk, kRows, own_row + r, shared.rows.head[own_row + r]) * stride;
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
         const int d = column + c * kThreads;
@@ -239,7 +240,8 @@ __device__ inline void RunRows(const AttentionLaunch& a, int begin, int end, int
     for (int i = 0; i < kRowsOfWarp; ++i) {
       const int row = warp * kRowsOfWarp + i;
       if (lane == 0 && shared.rows.query_row[row] >= 0) {
-        float* to = partial + shared.rows.partial[row] * stride + padded;
+        float* to =
+            partial + PartialRow(a, chunk, kRows, row, shared.rows.head[row]) * stride + padded;
         to[0] = maximum[i];
         to[1] = sum[i];
       }

@@ -17,8 +17,7 @@ struct BlockRows {
   int32_t query_row[kRows];
   int32_t head[kRows];
   int32_t position[kRows];
-  int32_t partial[kRows];  // index among all query heads of the run's first token
-  int32_t first_key;       // over all rows in use
+  int32_t first_key;  // over all rows in use
   int32_t last_key;
 };
 
@@ -64,7 +63,6 @@ __device__ inline void FindRows(const AttentionLaunch& a, int begin, int end, in
     rows->query_row[r] = query_row;
     rows->head[r] = head;
     rows->position[r] = position;
-    rows->partial[r] = slot * a.heads + head;
   }
   __syncthreads();
   if (threadIdx.x < 32) {
@@ -85,6 +83,13 @@ __device__ inline void FindRows(const AttentionLaunch& a, int begin, int end, in
     }
   }
   __syncthreads();
+}
+
+// Index of row `row` among all query heads that its token has.
+__device__ inline int PartialRow(const AttentionLaunch& a, int chunk, int rows_of_chunk, int row,
+                                 int head) {
+  const int group = a.heads / a.cache.num_kv_heads;
+  return (chunk * rows_of_chunk + row) / group * a.heads + head;
 }
 
 // Zeros in every row: what padding tokens give.
@@ -133,24 +138,32 @@ template <int kTileKeys, int kRowBytes, int kThreads>
 __device__ inline void CopyTile(char* to, const void* from, const KvLayerView& cache, int kv_head,
                                 const int32_t* block_table, int tile, int first, int last) {
   constexpr int kChunks = kRowBytes / 16;
-  static_assert(kTileKeys * kChunks % kThreads == 0, "every thread copies the same number");
+  constexpr int kRows = kThreads / kChunks;  // that all threads copy at a time
+  static_assert(kThreads % kChunks == 0 && kKvBlockTokens % kRows == 0 &&
+                kTileKeys % kKvBlockTokens == 0);
   const int element = cache.dtype == DType::kBF16 ? 2 : 4;
-  const int stored_chunks = cache.padded_dim * element / 16;
+  const int row = static_cast<int>(threadIdx.x) / kChunks;
+  const int chunk = static_cast<int>(threadIdx.x) % kChunks;
+  const bool stored_column = chunk < cache.padded_dim * element / 16;
+  const char* own = static_cast<const char*>(from) + kv_head * cache.head_stride * element +
+                    row * cache.padded_dim * element + chunk * 16;
+  int32_t blocks[kTileKeys / kKvBlockTokens];
 #pragma unroll
-  for (int i = 0; i < kTileKeys * kChunks / kThreads; ++i) {
-    const int n = i * kThreads + static_cast<int>(threadIdx.x);
-    const int row = n / kChunks, chunk = n % kChunks;
-    const int key = tile * kTileKeys + row;
-    const bool stored = key >= first && key <= last && chunk < stored_chunks;
-    int64_t at = 0;
-    if (stored) {
-      at = (block_table[key / kKvBlockTokens] * cache.block_stride + kv_head * cache.head_stride +
-            key % kKvBlockTokens * cache.padded_dim) *
-               element +
-           chunk * 16;
+  for (int b = 0; b < kTileKeys / kKvBlockTokens; ++b) {
+    const int key = tile * kTileKeys + b * kKvBlockTokens;
+    blocks[b] = key <= last && key + kKvBlockTokens > first ? block_table[key / kKvBlockTokens] : 0;
+  }
+#pragma unroll
+  for (int b = 0; b < kTileKeys / kKvBlockTokens; ++b) {
+    const char* block = own + blocks[b] * cache.block_stride * element;
+#pragma unroll
+    for (int r = 0; r < kKvBlockTokens; r += kRows) {
+      const int tile_row = b * kKvBlockTokens + r + row;
+      const int key = tile * kTileKeys + tile_row;
+      const bool stored = key >= first && key <= last && stored_column;
+      CopyAsync16(to + tile_row * kRowBytes + ((chunk ^ (tile_row & 7)) << 4),
+                  stored ? block + r * cache.padded_dim * element : from, stored ? 16 : 0);
     }
-    CopyAsync16(to + row * kRowBytes + ((chunk ^ (row & 7)) << 4),
-                static_cast<const char*>(from) + at, stored ? 16 : 0);
   }
 }
 

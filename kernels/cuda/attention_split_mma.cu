@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int h = 0; h < 2; ++h) {
       const int row = lane / 4 + h * 8;
       if (shared.rows.query_row[row] < 0) continue;
-      float* to = partial + shared.rows.partial[row] * stride;
+      float* to = partial + PartialRow(a, chunk, kRows, row, shared.rows.head[row]) * stride;
 #pragma unroll
       for (int n = 0; n < kColumns / 8; ++n) {
         const int column = warp * kColumns + n * 8 + lane % 4 * 2;

@@ -15,11 +15,16 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kRows = 64;
 
-// The merged sums of one thread, where registers have no room: element i of all threads adjacent.
+// What a thread merged so far, where registers have no room: in shared memory, element i of all
+// threads adjacent.
+template <int kDim>
 struct StashedRows {
-  float maximum[2] = {kMinusInfinity, kMinusInfinity};
-  float sum[2] = {};
+  float4 sums[kDim / 8][kThreads];
+  float maximum[2][kThreads];
+  float sum[2][kThreads];
 };
+
+struct NoStash {};
 
 template <int kDim>
 constexpr bool kStash = kDim > 128;
@@ -29,29 +34,33 @@ struct SharedTiles {
   alignas(128) char keys[kTileKeys * kDim * 2];
   char values[kTileKeys * kDim * 2];
   char queries[kRows * kDim * 2];
-  float4 stash[kStash<kDim> ? kDim / 8 : 1][kStash<kDim> ? kThreads : 1];
+  std::conditional_t<kStash<kDim>, StashedRows<kDim>, NoStash> stash;
   BlockRows<kRows> rows;
 };
 
 template <int kDim>
-__device__ inline void MergeStashed(bool first, float4 (&stash)[kDim / 8][kThreads],
-                                    RowState* state, float (&sums)[kDim / 8][4],
-                                    StashedRows* merged) {
+__device__ inline void MergeStashed(bool first, RowState* state, float (&sums)[kDim / 8][4],
+                                    StashedRows<kDim>* stash) {
+  const int thread = threadIdx.x;
   MergeFactors f[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    f[h] = Merge(&merged->maximum[h], &merged->sum[h], state->maximum[h], state->sum[h * 2]);
+    float maximum = first ? kMinusInfinity : stash->maximum[h][thread];
+    float sum = first ? 0.0f : stash->sum[h][thread];
+    f[h] = Merge(&maximum, &sum, state->maximum[h], state->sum[h * 2]);
+    stash->maximum[h][thread] = maximum;
+    stash->sum[h][thread] = sum;
     state->maximum[h] = kMinusInfinity;
     state->sum[h * 2] = state->sum[h * 2 + 1] = 0.0f;
   }
 #pragma unroll
   for (int n = 0; n < kDim / 8; ++n) {
-    float4 m = first ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : stash[n][threadIdx.x];
+    float4 m = first ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : stash->sums[n][thread];
     m.x = fmaf(sums[n][0], f[0].split, m.x * f[0].merged);
     m.y = fmaf(sums[n][1], f[0].split, m.y * f[0].merged);
     m.z = fmaf(sums[n][2], f[1].split, m.z * f[1].merged);
     m.w = fmaf(sums[n][3], f[1].split, m.w * f[1].merged);
-    stash[n][threadIdx.x] = m;
+    stash->sums[n][thread] = m;
     sums[n][0] = sums[n][1] = sums[n][2] = sums[n][3] = 0.0f;
   }
 }
@@ -83,23 +92,22 @@ __device__ inline void TiledRun(const AttentionLaunch& a, int begin, int end, in
 
   const int lane = threadIdx.x % 32;
   const int warp_row = threadIdx.x / 32 * 16;
-  const RowPair pair = RowPairOf(shared.rows, warp_row, a.window);
   // Keys that some row of the warp sees.
-  int warp_first = pair.last[0] < 0 ? INT32_MAX : pair.first[0], warp_last = pair.last[0];
-  if (pair.last[1] >= 0) {
-    warp_first = min(warp_first, pair.first[1]);
-    warp_last = max(warp_last, pair.last[1]);
+  int warp_first = INT32_MAX, warp_last = -1;
+  if (const int p = shared.rows.position[warp_row + lane % 16]; p >= 0) {
+    warp_first = FirstKey(p, a.window);
+    warp_last = p;
   }
 #pragma unroll
-  for (int other = 4; other < 32; other *= 2) {
+  for (int other = 1; other < 16; other *= 2) {
     warp_first = min(warp_first, __shfl_xor_sync(kFullMask, warp_first, other));
     warp_last = max(warp_last, __shfl_xor_sync(kFullMask, warp_last, other));
   }
 
   RowState state;
   float sums[kDim / 8][4] = {};
-  std::conditional_t<kStash<kDim>, StashedRows, MergedRows<kDim>> merged;
-  bool first_split = true;
+  std::conditional_t<kStash<kDim>, NoStash, MergedRows<kDim>> merged;
+  const int first_split = tiles.begin / split_tiles;
   for (int tile = tiles.begin; tile < tiles.end; ++tile) {
     const int key = tile * kTileKeys;
     // A tile that no row sees would change no sum.
@@ -113,6 +121,7 @@ __device__ inline void TiledRun(const AttentionLaunch& a, int begin, int end, in
     copy(shared.keys, a.cache.keys, tile + 1);
     float reference[2];
     if (seen) {
+      const RowPair pair = RowPairOf(shared.rows, warp_row, a.window);
       float maximum[2] = {state.maximum[0], state.maximum[1]};
       MaskAndMaximum(scale, pair, key, scores, maximum);
       reference[0] = Reference(maximum[0]);
@@ -131,11 +140,10 @@ __device__ inline void TiledRun(const AttentionLaunch& a, int begin, int end, in
     }
     if ((tile + 1) % split_tiles == 0 || tile + 1 == tiles.end) {
       if constexpr (kStash<kDim>) {
-        MergeStashed<kDim>(first_split, shared.stash, &state, sums, &merged);
+        MergeStashed<kDim>(tile / split_tiles == first_split, &state, sums, &shared.stash);
       } else {
         MergeSplit<kDim>(&state, sums, &merged);
       }
-      first_split = false;
     }
   }
 
@@ -144,14 +152,20 @@ __device__ inline void TiledRun(const AttentionLaunch& a, int begin, int end, in
   for (int h = 0; h < 2; ++h) {
     const int row = warp_row + lane / 4 + h * 8;
     if (shared.rows.query_row[row] < 0) continue;
-    const float inverse = 1.0f / merged.sum[h];
+    float sum;
+    if constexpr (kStash<kDim>) {
+      sum = shared.stash.sum[h][threadIdx.x];
+    } else {
+      sum = merged.sum[h];
+    }
+    const float inverse = 1.0f / sum;
     Bf16* to = static_cast<Bf16*>(a.output) + shared.rows.query_row[row] * a.output_stride +
                shared.rows.head[row] * dim;
 #pragma unroll
     for (int n = 0; n < kDim / 8; ++n) {
       float x, y;
       if constexpr (kStash<kDim>) {
-        const float4 m = shared.stash[n][threadIdx.x];
+        const float4 m = shared.stash.sums[n][threadIdx.x];
         x = h == 0 ? m.x : m.z;
         y = h == 0 ? m.y : m.w;
       } else {

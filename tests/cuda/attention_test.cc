@@ -347,7 +347,9 @@ TEST(CudaAttentionTest, SingleTokensMatchDoubleArithmetic) {
   for (const auto type : kTypes) {
     for (int head_dim : {4, 16, 24, 64, 80, 128, 256}) {
       for (int window : {0, 1, 5, 16, 300}) {
-        if (window > 0 && head_dim != 24 && head_dim != 128) continue;
+        if (window > 0 && head_dim != 24 && (head_dim != 128 || window < 300)) continue;
+        // Mixed types are the f32 kernels with one other load or store.
+        if (type.cache != type.output && head_dim != 24 && head_dim != 128) continue;
         Setting setting{.head_dim = head_dim,
                         .kv_heads = 2,
                         .heads = 6,
@@ -356,6 +358,7 @@ TEST(CudaAttentionTest, SingleTokensMatchDoubleArithmetic) {
                         .output = type.output,
                         .window = window,
                         .lengths = {1, 15, 16, 17, 255, 256, 257, 513}};
+        if (head_dim > 64) setting.heads = 4;
         if (head_dim == 4 || head_dim == 80) setting.lengths = {513, 2, 64, 65};
         Scene scene(setting, seed++);
         std::vector<std::vector<Query>> tokens;
@@ -382,8 +385,9 @@ TEST(CudaAttentionTest, ChunksMatchDoubleArithmeticAndSingleTokens) {
   for (const auto type : kTypes) {
     for (int head_dim : {16, 80, 128, 256}) {
       for (int window : {0, 5, 40, 300}) {
-        if (window > 0 && head_dim != 80 && window != 300) continue;
+        if (window > 0 && head_dim != 80 && (window != 300 || head_dim == 16)) continue;
         const bool wide = head_dim > 100;
+        if (type.cache != type.output && (head_dim != 80 || window != 40)) continue;
         Setting setting{.head_dim = head_dim,
                         .kv_heads = 2,
                         .heads = wide ? 4 : 10,
@@ -391,23 +395,23 @@ TEST(CudaAttentionTest, ChunksMatchDoubleArithmeticAndSingleTokens) {
                         .cache = type.cache,
                         .output = type.output,
                         .window = window,
-                        .lengths = {40, 18, 300, 530}};
+                        .lengths = {40, 18, 300, 517}};
         Scene scene(setting, seed++);
         std::vector<std::vector<Query>> tokens;
         tokens.push_back({scene.RandomQuery(0, 30)});
         tokens.push_back({scene.RandomQuery(2, 280)});
         for (int p = 0; p < 18; ++p) tokens.push_back({scene.RandomQuery(1, p)});
-        for (int p = 509; p < 530; ++p) tokens.push_back({scene.RandomQuery(3, p)});
+        for (int p = 508; p < 517; ++p) tokens.push_back({scene.RandomQuery(3, p)});
         for (int i = 0; i < 3; ++i) tokens.push_back({scene.RandomQuery(-1, 0)});
         const int count = static_cast<int>(tokens.size());
         const auto tiled = scene.Run(tokens, {.tiled_from = 2});
-        for (int t = 0; t < count; ++t) {
+        for (int t = 0; t < count; t += t % 20 < 2 ? 1 : 4) {
           ASSERT_NO_FATAL_FAILURE(scene.ExpectNear(tokens[t][0], tiled[t]));
         }
         ASSERT_EQ(tiled, scene.Run(tokens, {.tiled_from = 0})) << setting.Describe();
         ASSERT_EQ(tiled, scene.Run(tokens, {.tiled_from = 9})) << setting.Describe();
         ASSERT_EQ(tiled, scene.Run(tokens, {.tiled_from = count})) << setting.Describe();
-        for (int t : {0, 1, 2, 19, 22, count - 4}) {
+        for (int t : {1, 19, 22}) {
           ASSERT_EQ(tiled[t], scene.Run({tokens[t]}, {.tiled_from = 1})[0]);
           ASSERT_EQ(tiled[t], scene.Run({tokens[t]}, {.tiled_from = 0})[0]);
         }
