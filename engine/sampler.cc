@@ -68,7 +68,7 @@ TokenId ArgMax(std::span<const float> logits) {
   for (; i + kLanes <= logits.size(); i += kLanes) {
     for (size_t k = 0; k < kLanes; ++k) {
       const float l = logits[i + k];
-      lanes[k] = l > lanes[k] ? l : lanes[k];
+      lanes[k] = lanes[k] > l ? lanes[k] : l;
     }
   }
   float highest = *std::max_element(lanes.begin(), lanes.end());
@@ -155,6 +155,11 @@ bool SamplingState::constraint_ended() const {
 
 TokenId Sampler::Sample(std::span<const float> logits, const SamplingParams& params, uint64_t seed,
                         int64_t step) {
+  return Sample(logits, params, UniformDraw(seed, params.sample_index, step));
+}
+
+TokenId Sampler::Sample(std::span<const float> logits, const SamplingParams& params,
+                        double uniform) {
   const TokenId best = ArgMax(logits);
   const float scale = SamplingScale(params.temperature);
   if (scale == 0.0f) return best;
@@ -163,7 +168,7 @@ TokenId Sampler::Sample(std::span<const float> logits, const SamplingParams& par
   const SamplingCutoff cutoff = Filter(row, params);
   const uint64_t mass = SumBlocks(row, cutoff, min_p);
   if (mass == 0) return best;  // all logits are -infinity
-  const uint64_t target = DrawTarget(UniformDraw(seed, params.sample_index, step), mass);
+  const uint64_t target = DrawTarget(uniform, mass);
   uint64_t sum = 0;
   size_t block = 0;
   while (sum + block_mass_[block] <= target) sum += block_mass_[block++];

@@ -59,6 +59,8 @@ class Sampler {
   // (kernels/base/sampling.h), so that devices draw the same tokens.
   TokenId Sample(std::span<const float> logits, const SamplingParams& params, uint64_t seed,
                  int64_t step);
+  // The same for a given uniform number (a multiple of 2^-53 in [0, 1)).
+  TokenId Sample(std::span<const float> logits, const SamplingParams& params, double uniform);
 
  private:
   // What the weights of a row's tokens are made of.
