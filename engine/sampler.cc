@@ -5,7 +5,8 @@
 #include <bit>
 #include <cmath>
 #include <limits>
-#include <numeric>
+
+#include "kernels/base/check.h"
 
 namespace moeserve {
 namespace {
@@ -23,23 +24,29 @@ bool MoreProbable(const std::pair<float, TokenId>& a, const std::pair<float, Tok
 
 constexpr float kForbidden = -std::numeric_limits<float>::infinity();
 
-// exp(x) for x <= 0 with a relative error of about 1e-7, in plain multiplications and additions
-// that the compiler puts into vectors; 0 below -87.
-inline float FastExp(float x) {
-  const float clamped = x < -87.0f ? -87.0f : x;
-  const float scaled = clamped * 1.44269504f;
-  const auto whole = static_cast<int32_t>(scaled - 0.5f);
-  const auto n = static_cast<float>(whole);
-  const float r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  const float power = std::bit_cast<float>((whole + 127) << 23);
-  return x < -87.0f ? 0.0f : p * power;
+constexpr SamplingCutoff kKeepAll{kForbidden, std::numeric_limits<TokenId>::max()};
+constexpr int kBinBits = std::countr_zero(unsigned{kSamplingBins});
+
+constexpr size_t kBlock = 256;  // tokens whose weights are summed in one piece
+
+// The weight of a block of tokens, of which `begin` is the first, that pass the filters. Short
+// loops without branches run in vectors.
+uint64_t SumWeights(std::span<const float> logits, float highest, float scale,
+                    const SamplingCutoff& cutoff, float min_p, TokenId begin) {
+  std::array<float, kBlock> shares{};
+  const size_t size = std::min(kBlock, logits.size());
+  for (size_t i = 0; i < size; ++i) shares[i] = SamplingExp((logits[i] - highest) * scale);
+  if (min_p > 0.0f) {
+    for (float& share : shares) share = share < min_p ? 0.0f : share;
+  }
+  if (cutoff.logit != kForbidden) {
+    for (size_t i = 0; i < size; ++i) {
+      shares[i] = cutoff.Keeps(logits[i], begin + static_cast<TokenId>(i)) ? shares[i] : 0.0f;
+    }
+  }
+  uint64_t sum = 0;
+  for (float share : shares) sum += SamplingWeight(share);
+  return sum;
 }
 
 }  // namespace
@@ -61,7 +68,7 @@ TokenId ArgMax(std::span<const float> logits) {
   for (; i + kLanes <= logits.size(); i += kLanes) {
     for (size_t k = 0; k < kLanes; ++k) {
       const float l = logits[i + k];
-      lanes[k] = l > lanes[k] ? l : lanes[k];
+      lanes[k] = lanes[k] > l ? lanes[k] : l;
     }
   }
   float highest = *std::max_element(lanes.begin(), lanes.end());
@@ -148,69 +155,99 @@ bool SamplingState::constraint_ended() const {
 
 TokenId Sampler::Sample(std::span<const float> logits, const SamplingParams& params, uint64_t seed,
                         int64_t step) {
-  const TokenId best = ArgMax(logits);
-  if (params.temperature == 0.0) return best;
-  const float highest = logits[best];
-  const auto scale = static_cast<float>(1.0 / params.temperature);
-  weights_.resize(logits.size());
-  for (size_t i = 0; i < logits.size(); ++i) weights_[i] = FastExp((logits[i] - highest) * scale);
-  Filter(logits, params);
-  double mass = 0.0;
-  for (float w : weights_) mass += w;
-  const double target = UniformDraw(seed, params.sample_index, step) * mass;
-  double sum = 0.0;
-  TokenId last = best;
-  for (size_t i = 0; i < weights_.size(); ++i) {
-    if (weights_[i] == 0.0f) continue;
-    sum += weights_[i];
-    last = static_cast<TokenId>(i);
-    if (target < sum) break;
-  }
-  return last;
+  return Sample(logits, params, UniformDraw(seed, params.sample_index, step));
 }
 
-void Sampler::Filter(std::span<const float> logits, const SamplingParams& params) {
-  const auto size = static_cast<int64_t>(logits.size());
-  const bool by_rank = params.top_k > 0 && params.top_k < size;
-  if (by_rank || params.top_p < 1.0) {
-    order_.resize(logits.size());
-    std::iota(order_.begin(), order_.end(), 0);
-    // A heap gives the tokens from the most probable on, as many as are needed.
-    const auto less = [&](TokenId a, TokenId b) {
-      return MoreProbable({logits[b], b}, {logits[a], a});
-    };
-    std::make_heap(order_.begin(), order_.end(), less);
-    auto end = order_.end();
-    const int64_t ranks = by_rank ? params.top_k : size;
-    double total = 0.0;
-    if (by_rank) {
-      for (int64_t r = 0; r < ranks; ++r) {
-        std::pop_heap(order_.begin(), end, less);
-        total += weights_[*--end];
-      }
-    } else {
-      for (float w : weights_) total += w;
-    }
-    if (params.top_p < 1.0) {
-      double sum = 0.0;
-      auto rank = order_.end();
-      while (rank != order_.begin()) {
-        if (!by_rank) {
-          std::pop_heap(order_.begin(), rank, less);
-        } else if (rank == end) {
-          break;
-        }
-        sum += weights_[*--rank];
-        if (sum >= params.top_p * total) break;
-      }
-      end = rank;
-    }
-    for (auto it = order_.begin(); it != end; ++it) weights_[*it] = 0.0f;
+TokenId Sampler::Sample(std::span<const float> logits, const SamplingParams& params,
+                        double uniform) {
+  const TokenId best = ArgMax(logits);
+  const float scale = SamplingScale(params.temperature);
+  if (scale == 0.0f) return best;
+  const Row row{logits, logits[best], scale};
+  const auto min_p = static_cast<float>(params.min_p);
+  const SamplingCutoff cutoff = Filter(row, params);
+  const uint64_t mass = SumBlocks(row, cutoff, min_p);
+  if (mass == 0) return best;  // all logits are -infinity
+  const uint64_t target = DrawTarget(uniform, mass);
+  uint64_t sum = 0;
+  size_t block = 0;
+  while (sum + block_mass_[block] <= target) sum += block_mass_[block++];
+  for (size_t i = block * kBlock; i < logits.size(); ++i) {
+    const float share = SamplingExp(row.Exponent(i));
+    const auto token = static_cast<TokenId>(i);
+    if (share >= min_p && cutoff.Keeps(logits[i], token)) sum += SamplingWeight(share);
+    if (sum > target) return token;
   }
-  if (params.min_p > 0.0) {
-    // The most probable token has weight 1.
-    for (float& w : weights_) w = w < params.min_p ? 0.0f : w;
+  MOESERVE_CHECK(false, "a draw's target is less than the weight of all tokens");
+}
+
+uint64_t Sampler::SumBlocks(const Row& row, const SamplingCutoff& cutoff, float min_p) {
+  const size_t size = row.logits.size();
+  block_mass_.clear();
+  uint64_t mass = 0;
+  for (size_t i = 0; i < size; i += kBlock) {
+    const auto logits = row.logits.subspan(i, std::min(kBlock, size - i));
+    block_mass_.push_back(
+        SumWeights(logits, row.highest, row.scale, cutoff, min_p, static_cast<TokenId>(i)));
+    mass += block_mass_.back();
   }
+  return mass;
+}
+
+SamplingCutoff Sampler::Filter(const Row& row, const SamplingParams& params) {
+  SamplingCutoff cutoff = kKeepAll;
+  uint64_t size = row.logits.size();
+  if (params.top_k > 0 && static_cast<uint64_t>(params.top_k) < size) {
+    size = static_cast<uint64_t>(params.top_k);
+    cutoff = Cut(row, Measure::kCount, size, SamplingFloor(0));
+  }
+  if (params.top_p >= 1.0) return cutoff;
+  const uint64_t total = SumBlocks(row, cutoff, 0.0f);
+  if (total == 0) return cutoff;
+  // The nucleus of the tokens that top_k keeps is that of all tokens, for this weight. It has none
+  // of the tokens that could all be left out and the others still had the weight.
+  const uint64_t weight = NucleusWeight(params.top_p, total);
+  const float floor =
+      RaisedFloor(SamplingFloor((total - weight) / size), (cutoff.logit - row.highest) * row.scale);
+  return Cut(row, Measure::kWeight, weight, floor);
+}
+
+SamplingCutoff Sampler::Cut(const Row& row, Measure measure, uint64_t target, float floor) {
+  candidates_.resize(row.logits.size());
+  size_t kept = 0;
+  for (size_t i = 0; i < row.logits.size(); ++i) {
+    candidates_[kept] = static_cast<TokenId>(i);
+    kept += static_cast<size_t>(row.Exponent(i) >= floor);
+  }
+  candidates_.resize(kept);
+  const auto amount = [&](TokenId token) {
+    return measure == Measure::kCount ? 1 : SamplingWeight(SamplingExp(row.Exponent(token)));
+  };
+  // Leaves the candidates of the bin in which the target is reached, in order of id.
+  const auto narrow = [&](const auto& bin_of) {
+    histogram_.assign(kSamplingBins, 0);
+    for (TokenId token : candidates_) histogram_[bin_of(token)] += amount(token);
+    int bin = 0;
+    while (bin < kSamplingBins && histogram_[bin] < target) target -= histogram_[bin++];
+    std::erase_if(candidates_, [&](TokenId token) { return bin_of(token) != bin; });
+  };
+  const float bins_per_unit = SamplingBinsPerUnit(floor);
+  narrow([&](TokenId token) { return SamplingBin(row.Exponent(token), bins_per_unit); });
+  while (!candidates_.empty()) {
+    const auto order = [&](TokenId token) { return OrderOfLogit(row.logits[token]); };
+    uint32_t highest = 0, lowest = ~uint32_t{0};
+    for (TokenId token : candidates_) {
+      highest = std::max(highest, order(token));
+      lowest = std::min(lowest, order(token));
+    }
+    if (highest == lowest) {
+      const uint64_t each = amount(candidates_[0]);
+      return {LogitOfOrder(highest), candidates_[(target - 1) / each]};
+    }
+    const int shift = std::max(0, static_cast<int>(std::bit_width(highest - lowest)) - kBinBits);
+    narrow([&](TokenId token) { return static_cast<int>((highest - order(token)) >> shift); });
+  }
+  return kKeepAll;
 }
 
 TokenLogprob Logprob(std::span<const float> logits, TokenId token, int top) {

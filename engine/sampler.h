@@ -11,6 +11,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "engine/request.h"
+#include "kernels/base/sampling.h"
 
 namespace moeserve {
 
@@ -54,16 +55,36 @@ class Sampler {
   // `step` counts the tokens of this sequence drawn before. `seed` is the request's, or a random
   // one chosen once per request. Logits must not hold NaN; -infinity is never drawn unless there is
   // nothing else. Of the tokens that the filters keep, in order of id, the one is taken in whose
-  // share of the probability the uniform number falls.
+  // share of the probability the uniform number falls. Weights are integers
+  // (kernels/base/sampling.h), so that devices draw the same tokens.
   TokenId Sample(std::span<const float> logits, const SamplingParams& params, uint64_t seed,
                  int64_t step);
+  // The same for a given uniform number (a multiple of 2^-53 in [0, 1)).
+  TokenId Sample(std::span<const float> logits, const SamplingParams& params, double uniform);
 
  private:
-  // Zeroes the weights of tokens that top_k, top_p and min_p leave out.
-  void Filter(std::span<const float> logits, const SamplingParams& params);
+  // What the weights of a row's tokens are made of.
+  struct Row {
+    std::span<const float> logits;
+    float highest;
+    float scale;
 
-  std::vector<float> weights_;  // [V]
-  std::vector<TokenId> order_;
+    float Exponent(size_t i) const { return (logits[i] - highest) * scale; }
+  };
+  enum class Measure : uint8_t { kCount, kWeight };
+
+  // What top_k and top_p keep; everything where neither is set.
+  SamplingCutoff Filter(const Row& row, const SamplingParams& params);
+  // Sums of weights over blocks of tokens, and their total.
+  uint64_t SumBlocks(const Row& row, const SamplingCutoff& cutoff, float min_p);
+  // The shortest sequence of most probable tokens that has `target` > 0 tokens or so much weight.
+  // Tokens below `floor` (kernels/base/sampling.h) do not count; where the others do not suffice,
+  // all tokens are kept.
+  SamplingCutoff Cut(const Row& row, Measure measure, uint64_t target, float floor);
+
+  std::vector<uint64_t> block_mass_;
+  std::vector<uint64_t> histogram_;
+  std::vector<TokenId> candidates_;
 };
 
 // The largest logit; ties go to the lower id.

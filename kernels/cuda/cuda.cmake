@@ -55,6 +55,7 @@ set(MOESERVE_CUDA_SOURCES
   route.cu
   router.cc
   rows.cu
+  sampler.cu
   step_buffers.cc
   transfers.cc)
 list(TRANSFORM MOESERVE_CUDA_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)

@@ -11,6 +11,7 @@
 #include <set>
 
 #include "engine/output_text.h"
+#include "kernels/base/sampling.h"
 #include "tests/support/random.h"
 
 namespace moeserve::testing {
@@ -167,6 +168,129 @@ TEST(SamplerTest, EqualsTheObviousOne) {
   EXPECT_LT(close, compared / 100);
 }
 
+// The rules with the sampler's own weights, by sorting: nothing is close, so ties and borders
+// count.
+TokenId ChooseExactly(const std::vector<float>& logits, const SamplingParams& p, double uniform) {
+  const auto size = logits.size();
+  std::vector<TokenId> order(size);
+  for (size_t i = 0; i < size; ++i) order[i] = static_cast<TokenId>(i);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](TokenId a, TokenId b) { return logits[a] > logits[b]; });
+  const TokenId best = order[0];
+  if (p.temperature == 0.0) return best;
+  const auto share = [&](TokenId t) {
+    return SamplingExp((logits[t] - logits[best]) * SamplingScale(p.temperature));
+  };
+  size_t kept = size;
+  if (p.top_k > 0) kept = std::min(kept, static_cast<size_t>(p.top_k));
+  uint64_t total = 0;
+  for (size_t r = 0; r < kept; ++r) total += SamplingWeight(share(order[r]));
+  if (total == 0) return best;
+  if (p.top_p < 1.0) {
+    const uint64_t wanted = NucleusWeight(p.top_p, total);
+    uint64_t sum = 0;
+    size_t n = 0;
+    while (sum < wanted) sum += SamplingWeight(share(order[n++]));
+    kept = n;
+  }
+  order.resize(kept);
+  std::erase_if(order, [&](TokenId t) { return share(t) < static_cast<float>(p.min_p); });
+  std::sort(order.begin(), order.end());
+  uint64_t mass = 0;
+  for (TokenId t : order) mass += SamplingWeight(share(t));
+  const uint64_t target = DrawTarget(uniform, mass);
+  uint64_t sum = 0;
+  for (TokenId t : order) {
+    sum += SamplingWeight(share(t));
+    if (sum > target) return t;
+  }
+  ADD_FAILURE() << "nothing was drawn";
+  return -1;
+}
+
+TEST(SamplerTest, KeepsAndDrawsExactly) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  Sampler sampler;
+  for (int c = 0; c < 20000; ++c) {
+    Random random(static_cast<uint64_t>(c));
+    const int size = 1 + random.Below(c % 10 == 0 ? 1500 : 40);
+    std::vector<float> logits = random.Normals(size, 3.0);
+    const int kind = random.Below(7);
+    for (float& l : logits) {
+      if (kind == 1) l = std::round(l);
+      if (kind == 2) l = 4.5f;
+      if (kind == 3 && random.Below(3) != 0) l = -kInfinity;
+      if (kind == 4) l = l > 0.0f ? 8.0f : std::nextafter(8.0f, 0.0f);
+      if (kind == 5) l *= random.Below(2) == 0 ? 1e-39f : 1e38f;
+      if (kind == 6) l = l > 3.0f ? l : 0.0f * l;
+    }
+    SamplingParams p;
+    p.temperature = std::vector<double>{0.0, 1e-300, 0.1, 0.7, 1.0, 100.0}[random.Below(6)];
+    if (random.Below(2) == 0) p.top_k = 1 + random.Below(size + 2);
+    if (random.Below(2) == 0) p.top_p = random.Below(2) == 0 ? 1.0 - random.Uniform() : 1e-12;
+    if (random.Below(4) == 0) p.min_p = random.Below(2) == 0 ? random.Uniform() : 1.0;
+    const double uniform = std::vector<double>{0.0, 1.0 - 0x1p-53, random.Uniform(),
+                                               random.Uniform()}[random.Below(4)];
+    ASSERT_EQ(sampler.Sample(logits, p, uniform), ChooseExactly(logits, p, uniform))
+        << "case " << c << ", kind " << kind;
+  }
+}
+
+TEST(SamplingArithmetic, WeightsAreExponentials) {
+  EXPECT_EQ(SamplingWeight(SamplingExp(0.0f)), uint64_t{1} << kSamplingWeightBits);
+  EXPECT_EQ(SamplingWeight(SamplingExp(-std::numeric_limits<float>::infinity())), 0u);
+  EXPECT_EQ(SamplingWeight(SamplingExp(std::numeric_limits<float>::quiet_NaN())), 0u);
+  Random random(1);
+  for (int i = 0; i < 200000; ++i) {
+    const auto x = static_cast<float>(-90.0 * random.Uniform());
+    const double expected = x > -87.0f ? std::exp(static_cast<double>(x)) : 0.0;
+    EXPECT_NEAR(SamplingExp(x), expected, 2e-7 * expected);
+    EXPECT_EQ(
+        SamplingWeight(SamplingExp(x)),
+        static_cast<uint64_t>(std::nearbyint(std::ldexp(static_cast<double>(SamplingExp(x)), 40))));
+  }
+}
+
+// What the search for a cutoff leaves out at once does not matter.
+TEST(SamplingArithmetic, NothingOfWeightLiesBelowTheFloor) {
+  Random random(2);
+  for (int i = 0; i < 200000; ++i) {
+    const uint64_t negligible =
+        random.Below(10) == 0 ? 0 : (uint64_t{1} << 40) >> random.Below(41) >> random.Below(2);
+    const uint64_t near = negligible - (negligible > 1 && random.Below(2) == 0 ? 1 : 0);
+    const float floor = SamplingFloor(near);
+    ASSERT_LT(floor, 0.0f);
+    const float below = std::nextafter(
+        floor - (random.Below(2) == 0 ? 0.0f : static_cast<float>(random.Uniform())), -100.0f);
+    ASSERT_LE(SamplingWeight(SamplingExp(below)), near) << floor;
+    const float bins = SamplingBinsPerUnit(floor);
+    const auto a = static_cast<float>(floor * random.Uniform());
+    const auto b = std::max(floor, std::nextafter(a, -100.0f));
+    ASSERT_GE(SamplingBin(a, bins), 0);
+    ASSERT_LE(SamplingBin(a, bins), SamplingBin(b, bins));
+    ASSERT_LT(SamplingBin(b, bins), kSamplingBins);
+  }
+}
+
+TEST(SamplingArithmetic, TargetsLieInTheirRange) {
+  Random random(3);
+  for (int i = 0; i < 200000; ++i) {
+    const uint64_t total = 1 + (random.Next() >> (1 + random.Below(60)));
+    EXPECT_LT(DrawTarget(1.0 - 0x1p-53, total), total);
+    EXPECT_EQ(DrawTarget(0.0, total), 0u);
+    EXPECT_EQ(DrawTarget(0.5, total), total / 2);
+    const uint64_t weight = NucleusWeight(1.0 - random.Uniform(), total);
+    EXPECT_GE(weight, 1u);
+    EXPECT_LE(weight, total);
+    const auto a = F32FromBits(static_cast<uint32_t>(random.Next()));
+    const auto b = F32FromBits(static_cast<uint32_t>(random.Next()));
+    if (std::isnan(a) || std::isnan(b)) continue;
+    EXPECT_EQ(LogitOfOrder(OrderOfLogit(a)), a);
+    EXPECT_EQ(OrderOfLogit(a) < OrderOfLogit(b), a < b);
+  }
+  EXPECT_EQ(OrderOfLogit(0.0f), OrderOfLogit(-0.0f));
+}
+
 // Frequencies of draws follow the probabilities.
 TEST(SamplerTest, DrawsFollowTheDistribution) {
   const std::vector<float> logits = {0.0f, 1.0f, -1.0f, 2.0f, 0.5f};
@@ -182,6 +306,30 @@ TEST(SamplerTest, DrawsFollowTheDistribution) {
     const double p = std::exp(logits[i] / 0.7) / mass;
     EXPECT_NEAR(count[i], kDraws * p, 5 * std::sqrt(kDraws * p * (1 - p))) << i;
   }
+}
+
+// The same over a vocabulary of many blocks, by a chi-square over groups of tokens.
+TEST(SamplerTest, DrawsFollowALargeDistribution) {
+  constexpr int kSize = 3000, kGroups = 60, kDraws = 30000;
+  Random random(11);
+  const std::vector<float> logits = random.Normals(kSize);
+  std::vector<double> probability(kGroups), count(kGroups);
+  double mass = 0.0;
+  for (float l : logits) mass += std::exp(static_cast<double>(l));
+  for (int i = 0; i < kSize; ++i) probability[i * kGroups / kSize] += std::exp(logits[i]) / mass;
+  Sampler sampler;
+  const SamplingParams params;
+  for (int i = 0; i < kDraws; ++i) {
+    count[sampler.Sample(logits, params, 5, i) * kGroups / kSize] += 1.0;
+  }
+  double chi_square = 0.0;
+  for (int g = 0; g < kGroups; ++g) {
+    const double expected = kDraws * probability[g];
+    chi_square += (count[g] - expected) * (count[g] - expected) / expected;
+  }
+  // 59 degrees of freedom: 99.9 % lie below 98, and half above 58.
+  EXPECT_LT(chi_square, 98.0);
+  EXPECT_GT(chi_square, 25.0);
 }
 
 }  // namespace
