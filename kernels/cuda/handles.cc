@@ -25,10 +25,6 @@ Result<DeviceMemory> DeviceMemory::Allocate(size_t bytes) {
   return memory;
 }
 
-Status FinishDefaultStream() {
-  return CudaStatus(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
-}
-
 Result<PinnedMemory> PinnedMemory::Allocate(size_t bytes) {
   PinnedMemory memory;
   if (bytes == 0) return memory;

@@ -97,9 +97,6 @@ class Stream {
   Handle<cudaStream_t, cudaStreamDestroy> handle_;
 };
 
-// Waits for copies and fills that were called without a stream: work of a Stream does not.
-Status FinishDefaultStream();
-
 class Event {
  public:
   Event() = default;

@@ -34,17 +34,10 @@ float ContractSquares(const float* v, int64_t n) {
 Result<DeviceMemory> Uploaded(const std::vector<float>& values) {
   const size_t bytes = values.size() * sizeof(float);
   MOESERVE_ASSIGN_OR_RETURN(DeviceMemory memory, DeviceMemory::Allocate(bytes));
-<<<<<<< HEAD
-  const cudaError_t error =
-      cudaMemcpy(memory.data(), values.data(), bytes, cudaMemcpyHostToDevice);
-  if (error != cudaSuccess) return Failed("copying a router to the device", error);
-  MOESERVE_RETURN_IF_ERROR(FinishDefaultStream());
-=======
   MOESERVE_CUDA_RETURN_IF_ERROR(
       cudaMemcpy(memory.data(), values.data(), bytes, cudaMemcpyHostToDevice));
   // The copy may still be on its way, and other streams do not wait for this one.
   MOESERVE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(nullptr));
->>>>>>> wip-route
   return memory;
 }
 
@@ -193,14 +186,8 @@ Status RouteScratch::Reserve(int max_rows, int k_max, int num_experts, int max_c
     MOESERVE_RETURN_IF_ERROR(Grow(*memory, count));
   }
   if (arrivals_.bytes() != old_arrivals) {
-<<<<<<< HEAD
-    const cudaError_t error = cudaMemset(arrivals_.data(), 0, arrivals_.bytes());
-    if (error != cudaSuccess) return Failed("clearing routing counters", error);
-    MOESERVE_RETURN_IF_ERROR(FinishDefaultStream());
-=======
     MOESERVE_CUDA_RETURN_IF_ERROR(cudaMemset(arrivals_.data(), 0, arrivals_.bytes()));
     MOESERVE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(nullptr));
->>>>>>> wip-route
   }
   max_rows_ = static_cast<int>(rows);
   max_routes_ = routes;
