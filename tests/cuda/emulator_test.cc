@@ -275,6 +275,7 @@ __global__ void FaultyKernel(Fault fault, int* out) {
 }
 
 void RunFaulty(Fault fault) {
+  emulator::SetOrder({});  // messages name the thread that is found first
   DeviceArray<int> out(64);
   Launch(FaultyKernel, {.grid = dim3(2), .block = dim3(64)}, fault, out.data());
   cudaDeviceSynchronize();
@@ -289,6 +290,24 @@ TEST(EmulatorDeathTest, FaultsAreReported) {
   EXPECT_DEATH(RunFaulty(Fault::kAbsentLane), "lane 0 reads lane 20");
   EXPECT_DEATH(RunFaulty(Fault::kArrivalLeft), "named barrier");
 }
+
+#if defined(__SANITIZE_ADDRESS__)
+__global__ void OverrunKernel(int* out, int shared_index, int index) {
+  out[index] = DynamicShared<int>()[shared_index];
+}
+
+TEST(EmulatorDeathTest, AddressSanitizerSeesOverrunsOfSharedAndDeviceMemory) {
+  const auto run = [](int shared_index, int index) {
+    DeviceArray<int> out(7);
+    Launch(OverrunKernel, {.grid = dim3(1), .block = dim3(32), .shared_bytes = 5 * sizeof(int)},
+           out.data(), shared_index, index);
+    cudaDeviceSynchronize();
+  };
+  run(4, 6);
+  EXPECT_DEATH(run(5, 6), "heap-buffer-overflow");
+  EXPECT_DEATH(run(4, 7), "heap-buffer-overflow");
+}
+#endif
 
 }  // namespace
 }  // namespace moeserve::cuda

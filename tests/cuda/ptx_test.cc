@@ -1,5 +1,7 @@
-// The emulated tensor-core and copy instructions, through the primitives that kernels use, against
-// plain loops.
+// Tensor-core and copy instructions, through the primitives that kernels use, against plain loops;
+// on the emulated device also what it must report.
+
+#include "kernels/cuda/ptx.cuh"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +10,6 @@
 #include <vector>
 
 #include "kernels/cuda/launch.h"
-#include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/wgmma.cuh"
 #include "tests/cuda/emulator_test_support.h"
 
@@ -64,7 +65,7 @@ __global__ void MmaKernel(const Bf16* a, const Bf16* b, const Bf16* bt, float* o
   }
 }
 
-TEST(EmulatorPtx, LdmatrixAndMmaMultiplyMatrices) {
+TEST(Ptx, LdmatrixAndMmaMultiplyMatrices) {
   const std::vector<Bf16> a = Integers(16 * 32, 1), b = Integers(8 * 32, 2);
   std::vector<Bf16> bt(b.size());
   for (size_t n = 0; n < 8; ++n) {
@@ -81,12 +82,15 @@ TEST(EmulatorPtx, LdmatrixAndMmaMultiplyMatrices) {
   });
 }
 
-TEST(EmulatorPtx, PackedBf16IsRoundedToNearestEven) {
+#if defined(MOESERVE_CUDA_EMULATION)
+TEST(Ptx, PackedBf16IsRoundedToNearestEven) {
   EXPECT_EQ(PackBf16(1.0f, -2.0f), 0xc0003f80u);
   EXPECT_EQ(PackBf16(F32FromBits(0x3f808000u), F32FromBits(0x3f818000u)), 0x3f823f80u);
   EXPECT_EQ(LowBf16(0xc0003f80u), 1.0f);
   EXPECT_EQ(HighBf16(0xc0003f80u), -2.0f);
 }
+
+#endif
 
 // Copies in stages of 32 floats with two in flight; `wait` off: the fault to be found.
 __global__ void CopyAsyncKernel(const float* in, float* out, int stages, bool wait) {
@@ -109,7 +113,7 @@ __global__ void CopyAsyncKernel(const float* in, float* out, int stages, bool wa
   }
 }
 
-TEST(EmulatorPtx, CpAsyncArrivesWithItsWaitAndNotBefore) {
+TEST(Ptx, CpAsyncArrivesWithItsWaitAndNotBefore) {
   const int stages = 7;
   std::vector<float> in(stages * 32);
   for (size_t i = 0; i < in.size(); ++i) in[i] = static_cast<float>(i + 1);
@@ -119,8 +123,10 @@ TEST(EmulatorPtx, CpAsyncArrivesWithItsWaitAndNotBefore) {
     Launch(CopyAsyncKernel, shape, device_in.data(), out.data(), stages, true);
     const std::vector<float> got = out.Read();
     for (size_t i = 0; i < in.size(); ++i) EXPECT_EQ(got[i], i % 32 >= 30 ? 0.0f : in[i]);
+#if defined(MOESERVE_CUDA_EMULATION)
     Launch(CopyAsyncKernel, shape, device_in.data(), out.data(), stages, false);
     for (const float v : out.Read()) EXPECT_TRUE(std::isnan(v));
+#endif
   });
 }
 
@@ -165,7 +171,7 @@ __global__ void RingKernel(const float* in, float* out, int items) {
   }
 }
 
-TEST(EmulatorPtx, MbarriersCarryARingOfCopies) {
+TEST(Ptx, MbarriersCarryARingOfCopies) {
   const int items = 11;
   std::vector<float> in(items * kItem);
   for (size_t i = 0; i < in.size(); ++i) in[i] = static_cast<float>(i + 1);
@@ -261,7 +267,7 @@ void ExpectWgmmaMultiplies() {
   EXPECT_EQ(out_registers.Read(), expected);
 }
 
-TEST(EmulatorPtx, WgmmaMultipliesMatricesInEveryLayout) {
+TEST(Ptx, WgmmaMultipliesMatricesInEveryLayout) {
   InEveryOrder([] {
     ExpectWgmmaMultiplies<8, Swizzle::kNone>();
     ExpectWgmmaMultiplies<8, Swizzle::k32Bytes>();
@@ -272,7 +278,17 @@ TEST(EmulatorPtx, WgmmaMultipliesMatricesInEveryLayout) {
   });
 }
 
-enum class Fault { kNoInit, kTooManyArrivals, kNobodyWaits, kNeverArrives, kMisaligned, kOverrun };
+#if defined(MOESERVE_CUDA_EMULATION)
+
+enum class Fault {
+  kNoInit,
+  kTooManyArrivals,
+  kNobodyWaits,
+  kNeverArrives,
+  kPollsInVain,
+  kMisaligned,
+  kOverrun
+};
 
 __global__ void FaultyKernel(Fault fault, const float* in, float* out) {
   auto* buffer = DynamicShared<float>();
@@ -294,6 +310,10 @@ __global__ void FaultyKernel(Fault fault, const float* in, float* out) {
     case Fault::kNeverArrives:
       MbarrierWait(barrier, 0);
       break;
+    case Fault::kPollsInVain:
+      while (!MbarrierTryWait(barrier, 0)) {
+      }
+      break;
     case Fault::kMisaligned:
       CopyAsync16(buffer + 1, in);
       break;
@@ -305,20 +325,24 @@ __global__ void FaultyKernel(Fault fault, const float* in, float* out) {
 }
 
 void RunFaulty(Fault fault) {
+  emulator::SetOrder({});  // messages name the thread that is found first
   DeviceArray<float> in(32), out(1);
   Launch(FaultyKernel, {.grid = dim3(1), .block = dim3(1), .shared_bytes = 32 * 4 + 8}, fault,
          in.data(), out.data());
   cudaDeviceSynchronize();
 }
 
-TEST(EmulatorPtxDeathTest, FaultsAreReported) {
+TEST(PtxDeathTest, FaultsAreReported) {
   EXPECT_DEATH(RunFaulty(Fault::kNoInit), "mbarrier at 0x80 of shared memory was not initialised");
   EXPECT_DEATH(RunFaulty(Fault::kTooManyArrivals), "more arrivals");
   EXPECT_DEATH(RunFaulty(Fault::kNobodyWaits), "nobody waited for");
   EXPECT_DEATH(RunFaulty(Fault::kNeverArrives), "deadlock");
+  EXPECT_DEATH(RunFaulty(Fault::kPollsInVain), "deadlock.*\n.*polling");
   EXPECT_DEATH(RunFaulty(Fault::kMisaligned), "not aligned");
   EXPECT_DEATH(RunFaulty(Fault::kOverrun), "bytes \\[128, 144\\) of shared memory");
 }
+
+#endif
 
 }  // namespace
 }  // namespace moeserve::cuda
