@@ -295,8 +295,7 @@ __device__ SamplingCutoff RowSampler<kCached>::Cut(Measure measure, uint64_t tar
     bin = FindBin(target);
     target -= bin.before;
     highest -= static_cast<uint32_t>(bin.index) << shift;
-    const uint32_t width = (1u << shift) - 1;
-    lowest = highest - lowest > width ? highest - width : lowest;
+    lowest = highest - ((1u << shift) - 1);  // no order is low enough for a wrap
   }
   const float logit = LogitOfOrder(highest);
   const uint64_t each = Amount(measure, logit);
