@@ -31,6 +31,7 @@ endif()
 # Compiled by nvcc, and by the C++ compiler for the emulated device of the tests.
 set(MOESERVE_CUDA_SOURCES
   device.cc
+  handles.cc
   launch.cc
   sampler.cu)
 list(TRANSFORM MOESERVE_CUDA_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)

@@ -7,6 +7,14 @@
 
 namespace moeserve::cuda {
 
+// Whether the code being compiled may use instructions of compute capability 9.0a. On other devices
+// the functions marked 9.0a stop the kernel: hosts choose kernels by the device's capability.
+#if defined(MOESERVE_CUDA_EMULATION) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define MOESERVE_HAS_SM90A 1
+#else
+#define MOESERVE_HAS_SM90A 0
+#endif
+
 inline constexpr unsigned kFullMask = 0xffffffffu;
 
 // The 32-bit address of shared memory that PTX takes.
@@ -162,6 +170,207 @@ __device__ __forceinline__ void NamedBarrierArrive(int id, int threads) {
   emulator::BarrierArrive(id, threads, emulator::Location::current());
 #else
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+#endif
+}
+
+// --- mbarriers (shared memory, 8-byte aligned) --------------------------------------------------
+//
+// A phase ends when `count` arrivals have come and all expected bytes are there; then the next
+// phase begins. Phases have parities 0, 1, 0, ... Waiting for the end of a phase makes what was
+// written before the arrivals, and the copied bytes, visible.
+
+// One thread initialises; the others use the barrier after MbarrierInitFence() by that thread and
+// a barrier of the block.
+__device__ __forceinline__ void MbarrierInit(uint64_t* barrier, uint32_t count) {
+#if defined(MOESERVE_CUDA_EMULATION)
+  emulator::MbarrierInit(barrier, count);
+#else
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(SharedAddress(barrier)), "r"(count)
+               : "memory");
+#endif
+}
+// Makes initialised mbarriers visible to the copy engine.
+__device__ __forceinline__ void MbarrierInitFence() {
+#if !defined(MOESERVE_CUDA_EMULATION) && MOESERVE_HAS_SM90A
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void MbarrierInvalidate(uint64_t* barrier) {
+#if defined(MOESERVE_CUDA_EMULATION)
+  emulator::MbarrierInvalidate(barrier);
+#else
+  asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(SharedAddress(barrier)) : "memory");
+#endif
+}
+__device__ __forceinline__ void MbarrierArrive(uint64_t* barrier) {
+#if defined(MOESERVE_CUDA_EMULATION)
+  emulator::MbarrierArrive(barrier, 0);
+#else
+  asm volatile(
+      "{\n"
+      ".reg .b64 state;\n"
+      "mbarrier.arrive.shared.b64 state, [%0];\n"
+      "}" ::"r"(SharedAddress(barrier))
+      : "memory");
+#endif
+}
+// 9.0a: expects `bytes` more in this phase, then arrives.
+__device__ __forceinline__ void MbarrierArriveExpect(uint64_t* barrier, uint32_t bytes) {
+#if defined(MOESERVE_CUDA_EMULATION)
+  emulator::MbarrierArrive(barrier, bytes);
+#elif MOESERVE_HAS_SM90A
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)),
+      "r"(bytes)
+      : "memory");
+#else
+  __trap();
+#endif
+}
+// 9.0a: expects `bytes` more in this phase without arriving.
+__device__ __forceinline__ void MbarrierExpect(uint64_t* barrier, uint32_t bytes) {
+#if defined(MOESERVE_CUDA_EMULATION)
+  emulator::MbarrierExpect(barrier, bytes);
+#elif MOESERVE_HAS_SM90A
+  asm volatile(
+      "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barrier)),
+      "r"(bytes)
+      : "memory");
+#else
+  __trap();
+#endif
+}
+// Arrives when all cp.async copies of this thread so far are there. Each such call is one of the
+// arrivals that the barrier counts.
+__device__ __forceinline__ void CopyAsyncArrive(uint64_t* barrier) {
+#if defined(MOESERVE_CUDA_EMULATION)
+  emulator::CpAsyncMbarrierArrive(barrier);
+#else
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(SharedAddress(barrier))
+               : "memory");
+#endif
+}
+// Whether the phase with this parity has ended: that of the current phase has not. May wait a
+// while for it.
+__device__ __forceinline__ bool MbarrierTryWait(uint64_t* barrier, uint32_t parity) {
+#if defined(MOESERVE_CUDA_EMULATION)
+  return emulator::MbarrierTest(barrier, parity);
+#else
+  uint32_t ended;
+  asm volatile(
+      "{\n"
+      ".reg .pred ended;\n"
+#if MOESERVE_HAS_SM90A
+      "mbarrier.try_wait.parity.shared::cta.b64 ended, [%1], %2;\n"
+#else
+      "mbarrier.test_wait.parity.shared.b64 ended, [%1], %2;\n"
+#endif
+      "selp.u32 %0, 1, 0, ended;\n"
+      "}"
+      : "=r"(ended)
+      : "r"(SharedAddress(barrier)), "r"(parity)
+      : "memory");
+  return ended != 0;
+#endif
+}
+__device__ __forceinline__ void MbarrierWait(uint64_t* barrier, uint32_t parity) {
+#if defined(MOESERVE_CUDA_EMULATION)
+  emulator::MbarrierWait(barrier, parity);
+#else
+  while (!MbarrierTryWait(barrier, parity)) {
+  }
+#endif
+}
+
+// --- The copy engine (9.0a) -----------------------------------------------------------------
+
+// Copies `bytes` from global to shared memory and counts them at `barrier`, which has to expect
+// them. Addresses and size are multiples of 16. One thread calls this for all.
+__device__ __forceinline__ void CopyBulkAsync(void* shared, const void* global, uint32_t bytes,
+                                              uint64_t* barrier) {
+#if defined(MOESERVE_CUDA_EMULATION)
+  emulator::CpAsyncBulk(shared, global, bytes, barrier);
+#elif MOESERVE_HAS_SM90A
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(SharedAddress(shared)),
+      "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(SharedAddress(barrier))
+      : "memory");
+#else
+  __trap();
+#endif
+}
+// Cache policies for CopyBulkAsync: data read once, and data that many blocks read.
+__device__ __forceinline__ uint64_t EvictFirstPolicy() {
+#if defined(MOESERVE_CUDA_EMULATION)
+  return 1;
+#else
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+#endif
+}
+__device__ __forceinline__ uint64_t EvictLastPolicy() {
+#if defined(MOESERVE_CUDA_EMULATION)
+  return 2;
+#else
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+#endif
+}
+__device__ __forceinline__ void CopyBulkAsync(void* shared, const void* global, uint32_t bytes,
+                                              uint64_t* barrier, uint64_t policy) {
+#if defined(MOESERVE_CUDA_EMULATION)
+  static_cast<void>(policy);
+  emulator::CpAsyncBulk(shared, global, bytes, barrier);
+#elif MOESERVE_HAS_SM90A
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(SharedAddress(shared)),
+      "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(SharedAddress(barrier)), "l"(policy)
+      : "memory");
+#else
+  __trap();
+#endif
+}
+// Orders this thread's ordinary accesses to shared memory before those of the copy engine and of
+// wgmma: needed after writing an operand, or after reading a buffer that is copied into next, and
+// before the barrier that tells of it.
+__device__ __forceinline__ void FenceAsyncShared() {
+#if !defined(MOESERVE_CUDA_EMULATION) && MOESERVE_HAS_SM90A
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// --- Registers of a warpgroup, dependent launches (9.0a; nothing elsewhere) ---------------------
+
+// All warps of a warpgroup; kRegisters is a multiple of 8 in [24, 256].
+template <int kRegisters>
+__device__ __forceinline__ void IncreaseRegisters() {
+#if !defined(MOESERVE_CUDA_EMULATION) && MOESERVE_HAS_SM90A
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+#endif
+}
+template <int kRegisters>
+__device__ __forceinline__ void DecreaseRegisters() {
+#if !defined(MOESERVE_CUDA_EMULATION) && MOESERVE_HAS_SM90A
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+#endif
+}
+
+// Waits until the kernels that this launch depends on have ended and their writes are visible.
+// Every thread that reads or overwrites what they use calls it first.
+__device__ __forceinline__ void GridDependencyWait() {
+#if !defined(MOESERVE_CUDA_EMULATION) && MOESERVE_HAS_SM90A
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// Lets the next kernel start when all blocks have called this or ended.
+__device__ __forceinline__ void GridDependencyLaunch() {
+#if !defined(MOESERVE_CUDA_EMULATION) && MOESERVE_HAS_SM90A
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 

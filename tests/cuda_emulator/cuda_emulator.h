@@ -9,6 +9,7 @@
 #include "tests/cuda_emulator/scheduler.h"
 #include "tests/cuda_emulator/types.h"
 #include "tests/cuda_emulator/warp.h"
+#include "tests/cuda_emulator/wgmma.h"
 
-// CUDA's names are global.
-using namespace moeserve::emulator;  // NOLINT
+// CUDA's names are global; the emulator's own stay where they are.
+using namespace moeserve::emulator::names;  // NOLINT

@@ -35,14 +35,28 @@ struct Order {
 void SetOrder(Order order);
 Order GetOrder();
 
+namespace names {
 // What the running thread reads.
 extern uint3 threadIdx;
 extern uint3 blockIdx;
 extern dim3 blockDim;
 extern dim3 gridDim;
 inline constexpr int warpSize = kWarpSize;
+}  // namespace names
 
 struct Warp;
+
+// A wgmma of one thread, to be done with those of the other threads of the warpgroup.
+struct MatrixWork {
+  float* d = nullptr;  // n / 2 accumulators
+  int n = 0;
+  bool a_in_registers = false;
+  bool accumulate = false;
+  uint32_t a_registers[4] = {};
+  uint64_t a_descriptor = 0;
+  uint64_t b_descriptor = 0;
+  Location location;
+};
 
 // A thread of the running block.
 struct Thread {
@@ -58,15 +72,17 @@ struct Thread {
   Location location;
   void* deposit = nullptr;
   int barrier_count = 0;  // sum over a barrier's threads of what they brought
-  // Asynchronous work of this thread that has been issued and not been done, oldest first; a group
-  // is what one commit closes. Cleared when the thread starts.
-  struct Group {
-    std::vector<std::function<void()>> work;
+  // Asynchronous work that this thread has issued and that has not been done, oldest first; a group
+  // is what one commit closes. Empty when a block starts.
+  struct Copy {
+    std::function<void()> work;  // null once done
+    uint64_t number = 0;
   };
-  std::vector<std::function<void()>> open_copies;
-  std::deque<Group> copy_groups;
-  std::vector<void*> open_matrix_work;
-  std::deque<std::vector<void*>> matrix_groups;
+  uint64_t copies = 0;  // issued
+  std::vector<Copy> open_copies;
+  std::deque<std::vector<Copy>> copy_groups;
+  std::vector<MatrixWork> open_matrix_work;
+  std::deque<std::vector<MatrixWork>> matrix_groups;
 };
 
 struct Warp {
@@ -116,7 +132,7 @@ int BarrierSync(int id, int threads, int value, int* participants, Location loca
 // Counts as arrived and does not wait.
 void BarrierArrive(int id, int threads, Location location);
 
-// Lets others run; the thread stays runnable.
+// Lets others run; the thread stays runnable. Where nothing but that happens, the process stops.
 void YieldThread();
 // Waits until WakeAll(key).
 void WaitFor(const void* key, const char* what, Location location);

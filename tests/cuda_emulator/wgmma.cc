@@ -1,0 +1,187 @@
+#include "tests/cuda_emulator/wgmma.h"
+
+#include <cstring>
+
+#include "kernels/base/dtype.h"
+#include "tests/cuda_emulator/async_copy.h"
+
+namespace moeserve::emulator {
+namespace {
+
+constexpr int kRows = 64;
+constexpr int kDepth = 16;
+constexpr int kMaxColumns = 256;
+
+// Where a matrix descriptor says that elements (row, k) lie.
+class Operand {
+ public:
+  Operand(uint64_t descriptor, Location location) : location_(location) {
+    start_ = static_cast<uint32_t>(descriptor & 0x3fff) << 4;
+    leading_ = static_cast<uint32_t>((descriptor >> 16) & 0x3fff) << 4;
+    stride_ = static_cast<uint32_t>((descriptor >> 32) & 0x3fff) << 4;
+    if (((descriptor >> 49) & 7) != 0) {
+      Fail(location, "wgmma: a descriptor's base offset other than 0 is not supported");
+    }
+    switch (descriptor >> 62) {
+      case 1:
+        row_bytes_ = 128;
+        break;
+      case 2:
+        row_bytes_ = 64;
+        break;
+      case 3:
+        row_bytes_ = 32;
+        break;
+      default:
+        row_bytes_ = 16;
+        break;
+    }
+    // The pattern of a swizzle repeats every 8 rows and hangs on the address.
+    if (row_bytes_ > 16 && ((start_ & ~(row_bytes_ - 1)) % (8 * row_bytes_) != 0)) {
+      Fail(location,
+           "wgmma: a swizzled matrix at 0x%x of shared memory does not begin where its "
+           "pattern of %u bytes does",
+           start_, 8 * row_bytes_);
+    }
+  }
+
+  float At(int row, int k) const {
+    const auto r = static_cast<uint32_t>(row), depth = static_cast<uint32_t>(k);
+    uint32_t address = start_ + r / 8 * stride_ + r % 8 * row_bytes_;
+    if (row_bytes_ == 16) {
+      address += depth / 8 * leading_ + depth % 8 * 2;
+    } else {
+      address += depth * 2;
+      // Bits 4.. are exchanged by bits 7.., as many as the row has 16-byte units.
+      address ^= ((address >> 7) & (row_bytes_ / 16 - 1)) << 4;
+    }
+    Bf16 value;
+    std::memcpy(&value, SharedPointer(address, 2, location_), 2);
+    return F32FromBf16(value);
+  }
+
+ private:
+  uint32_t start_, leading_, stride_, row_bytes_ = 16;
+  Location location_;
+};
+
+void Multiply(const MatrixWork* const* work) {
+  const MatrixWork& first = *work[0];
+  const int n = first.n;
+  static float a[kRows][kDepth];
+  static float b[kDepth][kMaxColumns];
+  static float d[kRows][kMaxColumns];
+  const Operand b_operand(first.b_descriptor, first.location);
+  for (int column = 0; column < n; ++column) {
+    for (int k = 0; k < kDepth; ++k) b[k][column] = b_operand.At(column, k);
+  }
+  if (!first.a_in_registers) {
+    const Operand a_operand(first.a_descriptor, first.location);
+    for (int row = 0; row < kRows; ++row) {
+      for (int k = 0; k < kDepth; ++k) a[row][k] = a_operand.At(row, k);
+    }
+  }
+  for (int t = 0; t < kWarpgroupSize; ++t) {
+    const MatrixWork& w = *work[t];
+    if (w.n != n || w.b_descriptor != first.b_descriptor || w.accumulate != first.accumulate ||
+        w.a_in_registers != first.a_in_registers || w.a_descriptor != first.a_descriptor) {
+      Fail(w.location,
+           "wgmma: threads of one warpgroup disagree on shape, descriptors or whether "
+           "to accumulate");
+    }
+    const int row = t / kWarpSize * 16 + t % kWarpSize / 4, pair = 2 * (t % 4);
+    for (int i = 0; i < 8 && w.a_in_registers; ++i) {
+      const uint32_t both = w.a_registers[i / 2];
+      a[row + ((i & 2) ? 8 : 0)][pair + (i & 1) + (i >= 4 ? 8 : 0)] =
+          F32FromBf16(static_cast<Bf16>((i & 1) ? both >> 16 : both & 0xffffu));
+    }
+    for (int i = 0; i < n / 2; ++i) {
+      d[row + ((i & 2) ? 8 : 0)][i / 4 * 8 + pair + (i & 1)] = w.accumulate ? w.d[i] : 0.0f;
+    }
+  }
+  for (int row = 0; row < kRows; ++row) {
+    for (int k = 0; k < kDepth; ++k) {
+      const float factor = a[row][k];
+      for (int column = 0; column < n; ++column) d[row][column] += factor * b[k][column];
+    }
+  }
+  for (int t = 0; t < kWarpgroupSize; ++t) {
+    const int row = t / kWarpSize * 16 + t % kWarpSize / 4, pair = 2 * (t % 4);
+    for (int i = 0; i < n / 2; ++i) {
+      work[t]->d[i] = d[row + ((i & 2) ? 8 : 0)][i / 4 * 8 + pair + (i & 1)];
+    }
+  }
+}
+
+void ComputeWait(void* const* deposits, int pending) {
+  Thread* threads[kWarpgroupSize];
+  for (int t = 0; t < kWarpgroupSize; ++t) threads[t] = static_cast<Thread*>(deposits[t]);
+  const size_t groups = threads[0]->matrix_groups.size();
+  for (const Thread* t : threads) {
+    if (t->matrix_groups.size() != groups) {
+      Fail(t->location, "wgmma: threads of one warpgroup have committed different groups");
+    }
+  }
+  for (size_t left = groups; left > static_cast<size_t>(pending); --left) {
+    const size_t count = threads[0]->matrix_groups.front().size();
+    for (size_t i = 0; i < count; ++i) {
+      const MatrixWork* work[kWarpgroupSize];
+      for (int t = 0; t < kWarpgroupSize; ++t) {
+        const auto& group = threads[t]->matrix_groups.front();
+        if (group.size() != count) {
+          Fail(group.empty() ? Location::current() : group.back().location,
+               "wgmma: threads of one warpgroup have issued different instructions");
+        }
+        work[t] = &group[i];
+      }
+      Multiply(work);
+    }
+    for (Thread* t : threads) t->matrix_groups.pop_front();
+  }
+}
+
+void Issue(MatrixWork work) {
+  if (work.n < 8 || work.n > kMaxColumns || work.n % 8 != 0) {
+    Fail(work.location, "wgmma: n = %d", work.n);
+  }
+  current->open_matrix_work.push_back(work);
+}
+
+constexpr char kWaitName[] = "wgmma.wait_group";
+
+}  // namespace
+
+void WgmmaShared(float* d, int n, uint64_t a, uint64_t b, bool accumulate, Location location) {
+  MatrixWork work;
+  work.d = d;
+  work.n = n;
+  work.accumulate = accumulate;
+  work.a_descriptor = a;
+  work.b_descriptor = b;
+  work.location = location;
+  Issue(work);
+}
+
+void WgmmaRegisters(float* d, int n, const uint32_t* a, uint64_t b, bool accumulate,
+                    Location location) {
+  MatrixWork work;
+  work.d = d;
+  work.n = n;
+  work.accumulate = accumulate;
+  work.a_in_registers = true;
+  std::memcpy(work.a_registers, a, sizeof(work.a_registers));
+  work.b_descriptor = b;
+  work.location = location;
+  Issue(work);
+}
+
+void WgmmaCommit() {
+  current->matrix_groups.push_back(std::move(current->open_matrix_work));
+  current->open_matrix_work.clear();
+}
+
+void WgmmaWait(int pending, Location location) {
+  WarpgroupCollective(kWaitName, pending, current, ComputeWait, location);
+}
+
+}  // namespace moeserve::emulator
