@@ -28,8 +28,8 @@ class Model::Impl {
   Impl& operator=(const Impl&) = delete;
 
   absl::Status Load(WeightSource& source);
-  void Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks,
-               std::span<float> logits);
+  void Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks, std::span<float> logits,
+               std::span<SampleResult> samples);
 
   const ModelSpec spec;
   const ModelOptions options;
@@ -39,6 +39,9 @@ class Model::Impl {
  private:
   // Issues the operations of a step of so many tokens, up to the logits [outputs, V].
   void Issue(StepContext& ctx, int64_t tokens, const RowsView& logits);
+
+  void ReadOutputs(const Batch& batch, const RowsView& scores, std::span<float> logits,
+                   std::span<SampleResult> samples);
 
   // Runs `branch` on the (normalised) residual stream and adds its result to it.
   template <typename Branch>
@@ -105,7 +108,7 @@ void Model::Impl::RunBranch(StepContext& ctx, const RowsView& x, const NormBank&
 }
 
 void Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks,
-                          std::span<float> logits) {
+                          std::span<float> logits, std::span<SampleResult> samples) {
   const int64_t tokens = batch.num_tokens();
   MOESERVE_CHECK(static_cast<int64_t>(logits.size()) >=
                      static_cast<int64_t>(batch.logit_rows.size()) * spec.vocab_size,
@@ -120,13 +123,13 @@ void Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* 
                                            .position = batch.positions,
                                            .sequence = batch.sequence,
                                            .block_tables = batch.block_tables,
-                                           .output_rows = batch.logit_rows},
+                                           .output_rows = batch.logit_rows,
+                                           .samples = batch.samples},
                                           this, !inspected && batch.controls.empty());
   StepContext ctx{backend, workspace, options.compute, batch, cache, hooks, at_once};
-  RowsView scores = workspace.TakeDense(rows.outputs, spec.vocab_size, DType::kF32);
+  const RowsView scores = workspace.TakeDense(rows.outputs, spec.vocab_size, DType::kF32);
   backend.RunStep([&] { Issue(ctx, rows.tokens, scores); });
-  scores.rows = static_cast<int64_t>(batch.logit_rows.size());
-  if (scores.rows > 0) backend.CopyToHost(scores, logits);
+  ReadOutputs(batch, scores, logits, samples);
   if (hooks == nullptr || at_once) return;
   for (const DecoderLayer& layer : layers_) {
     if (layer.attention->routed() != nullptr) layer.attention->routed()->TellPlan(backend, *hooks);
@@ -134,6 +137,29 @@ void Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* 
       layer.feed_forward->routed()->TellPlan(backend, *hooks);
     }
   }
+}
+
+void Model::Impl::ReadOutputs(const Batch& batch, const RowsView& scores, std::span<float> logits,
+                              std::span<SampleResult> samples) {
+  const size_t rows = batch.logit_rows.size();
+  const auto wanted = [&](size_t row) { return batch.samples.empty() || batch.samples[row].row < 0; };
+  bool sampled = false;
+  for (size_t begin = 0; begin < rows;) {
+    if (!wanted(begin)) {
+      sampled = true;
+      ++begin;
+      continue;
+    }
+    size_t end = begin;
+    while (end < rows && wanted(end)) ++end;
+    RowsView part = scores;
+    part.data = scores.row(static_cast<int64_t>(begin));
+    part.rows = static_cast<int64_t>(end - begin);
+    const auto vocab = static_cast<size_t>(spec.vocab_size);
+    backend.CopyToHost(part, logits.subspan(begin * vocab, (end - begin) * vocab));
+    begin = end;
+  }
+  if (sampled) backend.ReadSamples(samples);
 }
 
 void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits) {
@@ -157,6 +183,7 @@ void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits
   }
   backend.Linear({.bank = head_.get(), .input = last, .output = logits});
   if (spec.logit_scale != 1.0) backend.Scale(logits, static_cast<float>(spec.logit_scale));
+  if (backend.samples_on_device()) backend.Sample(logits);
 }
 
 Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -174,8 +201,8 @@ Result<std::unique_ptr<Model>> Model::Create(const ModelSpec& spec, const ModelO
 }
 
 void Model::Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks,
-                    std::span<float> logits) {
-  impl_->Forward(batch, cache, hooks, logits);
+                    std::span<float> logits, std::span<SampleResult> samples) {
+  impl_->Forward(batch, cache, hooks, logits, samples);
 }
 
 const ModelSpec& Model::spec() const { return impl_->spec; }

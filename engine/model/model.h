@@ -27,9 +27,10 @@ class Model {
   ~Model();
 
   // Runs one ragged step: appends to `cache` and writes logits [batch.logit_rows.size(), V] (f32,
-  // host) into `logits`. One caller at a time. `hooks` may be null.
-  void Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks,
-               std::span<float> logits);
+  // host) into `logits`, but for rows that the batch has the device sample: of these `samples`
+  // [batch.samples.size()] tells what was drawn. One caller at a time. `hooks` may be null.
+  void Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks, std::span<float> logits,
+               std::span<SampleResult> samples = {});
 
   const ModelSpec& spec() const;
   const ModelOptions& options() const;

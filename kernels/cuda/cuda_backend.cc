@@ -9,6 +9,7 @@
 #include "kernels/cuda/kv_cache.h"
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda/rows.h"
+#include "kernels/cuda/sampler.h"
 
 namespace moeserve::cuda {
 namespace {
@@ -550,6 +551,21 @@ void CudaBackend::ScaleBySigmoid(const RowsView& x, const RowsView& gate) {
 }
 void CudaBackend::GatherOutputRows(const RowsView& input, const RowsView& output) {
   LaunchGather(input, step_.output_rows, output, stream_.get());
+}
+void CudaBackend::Sample(const RowsView& logits) {
+  const size_t bytes = static_cast<size_t>(logits.rows) * sizeof(SampleResult);
+  if (sampled_.bytes() < bytes) {
+    DropRecordings();
+    sampled_ = {};
+    sampled_ = AllocateForStep(bytes, "memory for drawn tokens");
+  }
+  LaunchSample({.rows = step_.samples,
+                .results = sampled_.as<SampleResult>(),
+                .count = static_cast<int>(logits.rows),
+                .logits = static_cast<const float*>(logits.data),
+                .stride = logits.stride,
+                .vocabulary = static_cast<int>(logits.cols)},
+               stream_.get());
 }
 void CudaBackend::Scale(const RowsView& x, float factor) { LaunchScale(x, factor, stream_.get()); }
 

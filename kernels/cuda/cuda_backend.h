@@ -64,6 +64,9 @@ class CudaBackend : public Backend {
   void ScaleBySigmoid(const RowsView& x, const RowsView& gate) override;
   void GatherOutputRows(const RowsView& input, const RowsView& output) override;
   void Scale(const RowsView& x, float factor) override;
+  bool samples_on_device() const override { return true; }
+  void Sample(const RowsView& logits) override;
+  void ReadSamples(std::span<SampleResult> results) override;
   void CopyToHost(const RowsView& input, std::span<float> output) override;
   void CopyFromHost(std::span<const float> input, const RowsView& output) override;
   bool plans_on_host() const override { return false; }
@@ -143,6 +146,7 @@ class CudaBackend : public Backend {
   std::vector<PlanSlot> slots_;
   RouteScratch route_scratch_;
   std::map<WorkKey, WorkSlot> work_;
+  DeviceMemory sampled_;  // [outputs] SampleResult
   DeviceMemory overrides_;
   DeviceMemory given_;
   PinnedMemory staging_;  // of CopyToHost and CopyFromHost

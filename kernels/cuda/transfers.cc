@@ -68,6 +68,15 @@ void CudaBackend::CopyFromHost(std::span<const float> input, const RowsView& out
   Synchronize();
 }
 
+void CudaBackend::ReadSamples(std::span<SampleResult> results) {
+  char* const staging = Staging(results.size_bytes());
+  CheckCall(cudaMemcpyAsync(staging, sampled_.data(), results.size_bytes(), cudaMemcpyDeviceToHost,
+                            stream_.get()),
+            "copy drawn tokens");
+  Synchronize();
+  std::memcpy(results.data(), staging, results.size_bytes());
+}
+
 RoutingPlan CudaBackend::HostPlan(int index) {
   PlanSlot& slot = slots_[index];
   const RoutingPlan& plan = slot.plan;
