@@ -39,5 +39,6 @@ set(MOESERVE_CUDA_SOURCES
   linear_bank.cu
   linear_f32.cu
   linear_mma.cu
+  linear_split_mma.cu
   linear_wgmma.cu)
 list(TRANSFORM MOESERVE_CUDA_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
