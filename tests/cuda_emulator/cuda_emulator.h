@@ -11,5 +11,5 @@
 #include "tests/cuda_emulator/warp.h"
 #include "tests/cuda_emulator/wgmma.h"
 
-// CUDA's names are global.
-using namespace moeserve::emulator;  // NOLINT
+// CUDA's names are global; the emulator's own stay where they are.
+using namespace moeserve::emulator::names;  // NOLINT

@@ -14,7 +14,7 @@
 #include <sanitizer/tsan_interface.h>
 #endif
 
-#if defined(__x86_64__)
+#if MOESERVE_EMULATOR_ASSEMBLY
 // Saves the registers that a callee must preserve on the stack that is left, and takes them from
 // the stack that is entered. Floating-point control words are the same for all fibers.
 extern "C" void MoeserveEmulatorSwitch(void** from_stack_pointer, void* to_stack_pointer);
@@ -81,7 +81,7 @@ void CreateFiber(FiberContext* fiber, size_t index, void (*entry)()) {
 #if defined(__SANITIZE_THREAD__)
   fiber->thread_state = __tsan_create_fiber(0);
 #endif
-#if defined(__x86_64__)
+#if MOESERVE_EMULATOR_ASSEMBLY
   // Six registers, then where to return to, then a null return address of `entry`; a function
   // finds the stack pointer 8 bytes past a multiple of 16 when it is entered.
   void** slots = reinterpret_cast<void**>(reinterpret_cast<uintptr_t>(top) & ~uintptr_t{63}) - 8;
@@ -109,7 +109,7 @@ void SwitchFiber(FiberContext* from, FiberContext* to) {
   }
   __tsan_switch_to_fiber(to->thread_state, 0);
 #endif
-#if defined(__x86_64__)
+#if MOESERVE_EMULATOR_ASSEMBLY
   MoeserveEmulatorSwitch(&from->stack_pointer, to->stack_pointer);
 #else
   swapcontext(&from->context, &to->context);

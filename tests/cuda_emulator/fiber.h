@@ -3,7 +3,11 @@
 
 #include <cstddef>
 
-#if !defined(__x86_64__)
+// MOESERVE_EMULATOR_UCONTEXT forces the portable and slower way.
+#if defined(__x86_64__) && !defined(MOESERVE_EMULATOR_UCONTEXT)
+#define MOESERVE_EMULATOR_ASSEMBLY 1
+#else
+#define MOESERVE_EMULATOR_ASSEMBLY 0
 #include <ucontext.h>
 #endif
 
@@ -11,7 +15,7 @@ namespace moeserve::emulator {
 
 // A stack and where it was left. Owns nothing: the stack's owner is StackPool.
 struct FiberContext {
-#if defined(__x86_64__)
+#if MOESERVE_EMULATOR_ASSEMBLY
   void* stack_pointer = nullptr;
 #else
   ucontext_t context;

@@ -12,7 +12,7 @@
 
 #include "tests/cuda_emulator/scheduler.h"
 
-namespace moeserve::emulator {
+namespace moeserve::emulator::names {
 
 inline int __popc(unsigned v) { return std::popcount(v); }
 inline int __popcll(unsigned long long v) { return std::popcount(v); }
@@ -92,35 +92,35 @@ inline double min(double a, double b) { return std::fmin(a, b); }
 inline double max(double a, double b) { return std::fmax(a, b); }
 
 template <typename T, typename F>
-inline T ReadModifyWrite(T* address, F f) {
+inline T EmulatedAtomic(T* address, F f) {
   const T old = *address;
   *address = f(old);
   return old;
 }
 
-#define MOESERVE_ATOMICS(type)                                              \
-  inline type atomicExch(type* address, type v) {                           \
-    return ReadModifyWrite(address, [v](type) { return v; });               \
-  }                                                                         \
-  inline type atomicCAS(type* address, type expected, type v) {             \
-    return ReadModifyWrite(address, [=](type old) {                         \
-      return std::memcmp(&old, &expected, sizeof(old)) == 0 ? v : old;      \
-    });                                                                     \
-  }                                                                         \
-  inline type atomicMin(type* address, type v) {                            \
-    return ReadModifyWrite(address, [v](type old) { return min(old, v); }); \
-  }                                                                         \
-  inline type atomicMax(type* address, type v) {                            \
-    return ReadModifyWrite(address, [v](type old) { return max(old, v); }); \
-  }                                                                         \
-  inline type atomicAnd(type* address, type v) {                            \
-    return ReadModifyWrite(address, [v](type old) { return old & v; });     \
-  }                                                                         \
-  inline type atomicOr(type* address, type v) {                             \
-    return ReadModifyWrite(address, [v](type old) { return old | v; });     \
-  }                                                                         \
-  inline type atomicXor(type* address, type v) {                            \
-    return ReadModifyWrite(address, [v](type old) { return old ^ v; });     \
+#define MOESERVE_ATOMICS(type)                                             \
+  inline type atomicExch(type* address, type v) {                          \
+    return EmulatedAtomic(address, [v](type) { return v; });               \
+  }                                                                        \
+  inline type atomicCAS(type* address, type expected, type v) {            \
+    return EmulatedAtomic(address, [=](type old) {                         \
+      return std::memcmp(&old, &expected, sizeof(old)) == 0 ? v : old;     \
+    });                                                                    \
+  }                                                                        \
+  inline type atomicMin(type* address, type v) {                           \
+    return EmulatedAtomic(address, [v](type old) { return min(old, v); }); \
+  }                                                                        \
+  inline type atomicMax(type* address, type v) {                           \
+    return EmulatedAtomic(address, [v](type old) { return max(old, v); }); \
+  }                                                                        \
+  inline type atomicAnd(type* address, type v) {                           \
+    return EmulatedAtomic(address, [v](type old) { return old & v; });     \
+  }                                                                        \
+  inline type atomicOr(type* address, type v) {                            \
+    return EmulatedAtomic(address, [v](type old) { return old | v; });     \
+  }                                                                        \
+  inline type atomicXor(type* address, type v) {                           \
+    return EmulatedAtomic(address, [v](type old) { return old ^ v; });     \
   }
 MOESERVE_ATOMICS(int)
 MOESERVE_ATOMICS(unsigned)
@@ -128,35 +128,35 @@ MOESERVE_ATOMICS(unsigned long long)
 #undef MOESERVE_ATOMICS
 
 inline int atomicAdd(int* address, int v) {
-  return ReadModifyWrite(address, [v](int old) {
+  return EmulatedAtomic(address, [v](int old) {
     return static_cast<int>(static_cast<unsigned>(old) + static_cast<unsigned>(v));
   });
 }
 inline int atomicSub(int* address, int v) {
-  return ReadModifyWrite(address, [v](int old) {
+  return EmulatedAtomic(address, [v](int old) {
     return static_cast<int>(static_cast<unsigned>(old) - static_cast<unsigned>(v));
   });
 }
 inline unsigned atomicAdd(unsigned* address, unsigned v) {
-  return ReadModifyWrite(address, [v](unsigned old) { return old + v; });
+  return EmulatedAtomic(address, [v](unsigned old) { return old + v; });
 }
 inline unsigned atomicSub(unsigned* address, unsigned v) {
-  return ReadModifyWrite(address, [v](unsigned old) { return old - v; });
+  return EmulatedAtomic(address, [v](unsigned old) { return old - v; });
 }
 inline unsigned long long atomicAdd(unsigned long long* address, unsigned long long v) {
-  return ReadModifyWrite(address, [v](unsigned long long old) { return old + v; });
+  return EmulatedAtomic(address, [v](unsigned long long old) { return old + v; });
 }
 inline float atomicAdd(float* address, float v) {
-  return ReadModifyWrite(address, [v](float old) { return old + v; });
+  return EmulatedAtomic(address, [v](float old) { return old + v; });
 }
 inline float atomicExch(float* address, float v) {
-  return ReadModifyWrite(address, [v](float) { return v; });
+  return EmulatedAtomic(address, [v](float) { return v; });
 }
 inline unsigned atomicInc(unsigned* address, unsigned limit) {
-  return ReadModifyWrite(address, [limit](unsigned old) { return old >= limit ? 0u : old + 1; });
+  return EmulatedAtomic(address, [limit](unsigned old) { return old >= limit ? 0u : old + 1; });
 }
 inline unsigned atomicDec(unsigned* address, unsigned limit) {
-  return ReadModifyWrite(
+  return EmulatedAtomic(
       address, [limit](unsigned old) { return old == 0 || old > limit ? limit : old - 1; });
 }
 
@@ -193,4 +193,4 @@ inline void __nanosleep(unsigned) { YieldThread(); }
 [[noreturn]] inline void __trap() { Fail(Location::current(), "__trap"); }
 inline long long clock64() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
-}  // namespace moeserve::emulator
+}  // namespace moeserve::emulator::names

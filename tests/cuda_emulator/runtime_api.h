@@ -16,7 +16,7 @@
 
 #include "tests/cuda_emulator/types.h"
 
-namespace moeserve::emulator {
+namespace moeserve::emulator::names {
 
 enum cudaError_t : int {
   cudaSuccess = 0,
@@ -181,21 +181,22 @@ enum cudaFuncAttribute : int {
   cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
   cudaFuncAttributePreferredSharedMemoryCarveout = 9,
 };
-cudaError_t SetFunctionAttribute(const void* function, cudaFuncAttribute attribute, int value);
+cudaError_t EmulatedSetFunctionAttribute(const void* function, cudaFuncAttribute attribute,
+                                         int value);
 template <typename F>
 cudaError_t cudaFuncSetAttribute(F* function, cudaFuncAttribute attribute, int value) {
-  return SetFunctionAttribute(reinterpret_cast<const void*>(function), attribute, value);
+  return EmulatedSetFunctionAttribute(reinterpret_cast<const void*>(function), attribute, value);
 }
-cudaError_t Occupancy(int* blocks, const void* function, int threads, size_t shared_bytes);
+cudaError_t EmulatedOccupancy(int* blocks, const void* function, int threads, size_t shared_bytes);
 template <typename F>
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, F* function, int threads,
                                                           size_t shared_bytes) {
-  return Occupancy(blocks, reinterpret_cast<const void*>(function), threads, shared_bytes);
+  return EmulatedOccupancy(blocks, reinterpret_cast<const void*>(function), threads, shared_bytes);
 }
 
 // Enqueues `run`, which is one thread's share of the kernel.
-cudaError_t EnqueueKernel(const void* function, dim3 grid, dim3 block, size_t shared_bytes,
-                          cudaStream_t stream, std::function<void()> run);
+cudaError_t EmulatedEnqueueKernel(const void* function, dim3 grid, dim3 block, size_t shared_bytes,
+                                  cudaStream_t stream, std::function<void()> run);
 
 enum cudaLaunchAttributeID : int {
   cudaLaunchAttributeIgnore = 0,
@@ -223,11 +224,11 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   static_assert(sizeof...(Parameters) == sizeof...(Arguments));
   static_assert((std::is_trivially_copyable_v<std::remove_reference_t<Parameters>> && ...),
                 "arguments of a kernel are copied as bytes");
-  return EnqueueKernel(
+  return EmulatedEnqueueKernel(
       reinterpret_cast<const void*>(kernel), config->gridDim, config->blockDim,
       config->dynamicSmemBytes, config->stream,
       [kernel, values = std::tuple<std::remove_cv_t<Parameters>...>(
                    std::forward<Arguments>(arguments)...)] { std::apply(kernel, values); });
 }
 
-}  // namespace moeserve::emulator
+}  // namespace moeserve::emulator::names

@@ -8,7 +8,7 @@
 #include "tests/cuda_emulator/runtime_state.h"
 #include "tests/cuda_emulator/scheduler.h"
 
-namespace moeserve::emulator {
+namespace moeserve::emulator::names {
 namespace {
 
 constexpr size_t kDeviceBytes = size_t{80} << 30;
@@ -328,7 +328,8 @@ cudaError_t cudaMemset(void* to, int value, size_t bytes) {
   return cudaMemsetAsync(to, value, bytes, nullptr);
 }
 
-cudaError_t SetFunctionAttribute(const void* function, cudaFuncAttribute attribute, int value) {
+cudaError_t EmulatedSetFunctionAttribute(const void* function, cudaFuncAttribute attribute,
+                                         int value) {
   Runtime& r = TheRuntime();
   std::lock_guard lock(r.mutex);
   if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize) {
@@ -347,7 +348,7 @@ int MaxDynamicShared(Runtime& r, const void* function) {
 
 }  // namespace
 
-cudaError_t Occupancy(int* blocks, const void* function, int threads, size_t shared_bytes) {
+cudaError_t EmulatedOccupancy(int* blocks, const void* function, int threads, size_t shared_bytes) {
   Runtime& r = TheRuntime();
   std::lock_guard lock(r.mutex);
   *blocks = 0;
@@ -360,8 +361,8 @@ cudaError_t Occupancy(int* blocks, const void* function, int threads, size_t sha
   return cudaSuccess;
 }
 
-cudaError_t EnqueueKernel(const void* function, dim3 grid, dim3 block, size_t shared_bytes,
-                          cudaStream_t stream, std::function<void()> run) {
+cudaError_t EmulatedEnqueueKernel(const void* function, dim3 grid, dim3 block, size_t shared_bytes,
+                                  cudaStream_t stream, std::function<void()> run) {
   Runtime& r = TheRuntime();
   std::lock_guard lock(r.mutex);
   const uint64_t threads = uint64_t{block.x} * block.y * block.z;
@@ -385,4 +386,4 @@ cudaError_t EnqueueKernel(const void* function, dim3 grid, dim3 block, size_t sh
   }));
 }
 
-}  // namespace moeserve::emulator
+}  // namespace moeserve::emulator::names

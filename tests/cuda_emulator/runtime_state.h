@@ -14,7 +14,7 @@
 
 #include "tests/cuda_emulator/runtime_api.h"
 
-namespace moeserve::emulator {
+namespace moeserve::emulator::names {
 
 using Work = std::function<void()>;
 
@@ -84,4 +84,4 @@ void RunAll(Runtime& r);
 // An error for calls that no capture may contain, with captures they break marked so.
 cudaError_t ForbiddenInCapture(Runtime& r, cudaError_t error);
 
-}  // namespace moeserve::emulator
+}  // namespace moeserve::emulator::names

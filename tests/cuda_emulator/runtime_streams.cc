@@ -5,7 +5,7 @@
 #include "kernels/base/check.h"
 #include "tests/cuda_emulator/runtime_state.h"
 
-namespace moeserve::emulator {
+namespace moeserve::emulator::names {
 
 StreamState* FindStream(Runtime& r, cudaStream_t stream) {
   if (stream == nullptr) return &r.default_stream;
@@ -357,4 +357,4 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, void* nodes, size_t* count) {
   return cudaSuccess;
 }
 
-}  // namespace moeserve::emulator
+}  // namespace moeserve::emulator::names

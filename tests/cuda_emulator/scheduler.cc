@@ -13,10 +13,12 @@
 
 namespace moeserve::emulator {
 
+namespace names {
 uint3 threadIdx{};
 uint3 blockIdx{};
 dim3 blockDim;
 dim3 gridDim;
+}  // namespace names
 Thread* current = nullptr;
 
 namespace {
@@ -53,6 +55,7 @@ struct Scheduler {
   uint32_t ready_count = 0;
   Order order;
   uint64_t random = 1;
+  uint64_t idle_yields = 0;  // since somebody got any further
   std::vector<void (*)()> block_end_callbacks;
 };
 
@@ -79,10 +82,13 @@ void PrintThread(const Thread& t) {
   std::fprintf(stderr, "thread (%u,%u,%u)", t.index.x, t.index.y, t.index.z);
 }
 
+// A thread that polls goes on in vain if nothing else happened for so many polls.
+constexpr uint64_t kMaxIdleYields = 1'000'000;
+
 [[noreturn]] void Deadlock(Scheduler& s) {
   std::fprintf(stderr,
                "CUDA emulator: deadlock in block (%u,%u,%u) of a grid (%u,%u,%u): none of "
-               "the %d threads that have not exited can run\n",
+               "the %d threads that have not exited gets any further\n",
                blockIdx.x, blockIdx.y, blockIdx.z, gridDim.x, gridDim.y, gridDim.z, s.live);
   int printed = 0;
   const Thread* last = nullptr;
@@ -129,6 +135,7 @@ void Suspend(Scheduler& s) {
 }
 
 void CompleteCollective(Scheduler& s, Warp& warp, size_t slot) {
+  s.idle_yields = 0;
   const Warp::Collective c = warp.collectives[slot];
   warp.collectives.erase(warp.collectives.begin() + static_cast<ptrdiff_t>(slot));
   void* deposits[kWarpSize];
@@ -151,6 +158,7 @@ bool CollectiveIsComplete(const Warp& warp, const Warp::Collective& c) {
 }
 
 void CompleteBarrier(Scheduler& s, Barrier& b) {
+  s.idle_yields = 0;
   std::vector<Thread*> waiting;
   waiting.swap(b.waiting);
   const int sum = b.sum;
@@ -173,6 +181,7 @@ void ExitThread() {
   Thread* self = current;
   self->exited = true;
   --s.live;
+  s.idle_yields = 0;
   Warp& warp = *self->warp;
   warp.live &= ~(1u << self->lane);
   if (s.live == 0) {
@@ -209,6 +218,7 @@ void RunBlock(Scheduler& s, const Launch& launch, uint64_t block) {
   if (launch.shared_bytes > 0) std::memset(s.shared, 0xff, launch.shared_bytes);
   s.live = s.block_threads;
   s.ready_head = s.ready_count = 0;
+  s.idle_yields = 0;
   for (int w = 0; w * kWarpSize < s.block_threads; ++w) {
     const int lanes = std::min(kWarpSize, s.block_threads - w * kWarpSize);
     s.warps[w].live = lanes == kWarpSize ? ~0u : (1u << lanes) - 1;
@@ -370,6 +380,7 @@ void WarpgroupCollective(const char* name, int detail, void* deposit,
     return;
   }
   g.arrived = 0;
+  s.idle_yields = 0;
   compute(g.deposits, detail);
   const bool reverse = s.order.kind == Order::kReverse;
   for (int i = 0; i < kWarpgroupSize; ++i) {
@@ -425,6 +436,8 @@ void BarrierArrive(int id, int threads, Location location) {
 
 void YieldThread() {
   Scheduler& s = S();
+  if (++s.idle_yields > kMaxIdleYields) Deadlock(s);
+  current->waits_for = "polling";
   MakeReady(s, current);
   Suspend(s);
 }
@@ -440,6 +453,7 @@ void WaitFor(const void* key, const char* what, Location location) {
 
 void WakeAll(const void* key) {
   Scheduler& s = S();
+  s.idle_yields = 0;
   std::vector<Thread*> woken;
   size_t kept = 0;
   for (const auto& [k, t] : s.waiting_on_key) {

@@ -34,12 +34,14 @@ struct Order {
 void SetOrder(Order order);
 Order GetOrder();
 
+namespace names {
 // What the running thread reads.
 extern uint3 threadIdx;
 extern uint3 blockIdx;
 extern dim3 blockDim;
 extern dim3 gridDim;
 inline constexpr int warpSize = kWarpSize;
+}  // namespace names
 
 struct Warp;
 
@@ -129,7 +131,7 @@ int BarrierSync(int id, int threads, int value, int* participants, Location loca
 // Counts as arrived and does not wait.
 void BarrierArrive(int id, int threads, Location location);
 
-// Lets others run; the thread stays runnable.
+// Lets others run; the thread stays runnable. Where nothing but that happens, the process stops.
 void YieldThread();
 // Waits until WakeAll(key).
 void WaitFor(const void* key, const char* what, Location location);

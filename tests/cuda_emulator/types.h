@@ -12,7 +12,7 @@
 #define __grid_constant__
 #define __align__(n) alignas(n)
 
-namespace moeserve::emulator {
+namespace moeserve::emulator::names {
 
 #define MOESERVE_VECTOR_TYPE2(name, type, alignment) \
   struct alignas(alignment) name {                   \
@@ -61,4 +61,8 @@ struct dim3 {
   constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
 };
 
-}  // namespace moeserve::emulator
+}  // namespace moeserve::emulator::names
+
+namespace moeserve::emulator {
+using namespace names;  // NOLINT
+}

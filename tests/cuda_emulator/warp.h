@@ -38,6 +38,8 @@ inline T ShuffleValue(uint32_t mask, T value, Shuffle kind, int argument, int wi
   return result;
 }
 
+namespace names {
+
 template <typename T>
 inline T __shfl_sync(unsigned mask, T value, int source, int width = kWarpSize,
                      Location location = Location::current()) {
@@ -121,4 +123,5 @@ inline int __syncthreads_and(int predicate, Location location = Location::curren
   return BarrierSync(0, 0, predicate == 0, nullptr, location) == 0;
 }
 
+}  // namespace names
 }  // namespace moeserve::emulator

@@ -1,0 +1,348 @@
+// Tensor-core and copy instructions, through the primitives that kernels use, against plain loops;
+// on the emulated device also what it must report.
+
+#include "kernels/cuda/ptx.cuh"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/wgmma.cuh"
+#include "tests/cuda/emulator_test_support.h"
+
+namespace moeserve::cuda {
+namespace {
+
+// Small integers: products and sums are exact in any order.
+std::vector<Bf16> Integers(size_t n, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<Bf16> v(n);
+  for (Bf16& x : v) x = Bf16FromF32(static_cast<float>(static_cast<int>(random() % 9) - 4));
+  return v;
+}
+
+// [m, n] = a [m, k] b [n, k]^T
+std::vector<float> Product(const std::vector<Bf16>& a, const std::vector<Bf16>& b, size_t m,
+                           size_t n, size_t k) {
+  std::vector<float> d(m * n, 0.0f);
+  for (size_t i = 0; i < m; ++i) {
+    for (size_t j = 0; j < n; ++j) {
+      for (size_t l = 0; l < k; ++l) {
+        d[i * n + j] += F32FromBf16(a[i * k + l]) * F32FromBf16(b[j * k + l]);
+      }
+    }
+  }
+  return d;
+}
+
+// One warp: a [16, 32], b [8, 32] row-major, both through ldmatrix; b once more from its transpose
+// bt [32, 8].
+__global__ void MmaKernel(const Bf16* a, const Bf16* b, const Bf16* bt, float* out, float* out_t) {
+  auto* sa = DynamicShared<Bf16>();
+  Bf16* sb = sa + 16 * 32;
+  Bf16* st = sb + 8 * 32;
+  const int lane = threadIdx.x;
+  for (int i = lane; i < 16 * 32; i += 32) sa[i] = a[i];
+  for (int i = lane; i < 8 * 32; i += 32) sb[i] = b[i];
+  for (int i = lane; i < 8 * 32; i += 32) st[i] = bt[i];
+  __syncwarp();
+  float d[4] = {0, 0, 0, 0}, dt[4] = {0, 0, 0, 0};
+  for (int k = 0; k < 32; k += 16) {
+    uint32_t fa[4], fb[2], ft[2];
+    LoadMatrix4(fa, sa + (lane % 16) * 32 + k + 8 * (lane / 16));
+    LoadMatrix2(fb, sb + (lane % 8) * 32 + k + 8 * (lane / 8 % 2));
+    LoadMatrix2Transposed(ft, st + (k + lane % 16) * 8);
+    MmaBf16(d, fa, fb);
+    MmaBf16(dt, fa, ft);
+  }
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
+    out[row * 8 + column] = d[i];
+    out_t[row * 8 + column] = dt[i];
+  }
+}
+
+TEST(Ptx, LdmatrixAndMmaMultiplyMatrices) {
+  const std::vector<Bf16> a = Integers(16 * 32, 1), b = Integers(8 * 32, 2);
+  std::vector<Bf16> bt(b.size());
+  for (size_t n = 0; n < 8; ++n) {
+    for (size_t k = 0; k < 32; ++k) bt[k * 8 + n] = b[n * 32 + k];
+  }
+  const std::vector<float> expected = Product(a, b, 16, 8, 32);
+  InEveryOrder([&] {
+    DeviceArray<Bf16> da(a), db(b), dbt(bt);
+    DeviceArray<float> out(16 * 8), out_t(16 * 8);
+    Launch(MmaKernel, {.grid = dim3(1), .block = dim3(32), .shared_bytes = 2 * 32 * (16 + 8 + 8)},
+           da.data(), db.data(), dbt.data(), out.data(), out_t.data());
+    EXPECT_EQ(out.Read(), expected);
+    EXPECT_EQ(out_t.Read(), expected);
+  });
+}
+
+#if defined(MOESERVE_CUDA_EMULATION)
+TEST(Ptx, PackedBf16IsRoundedToNearestEven) {
+  EXPECT_EQ(PackBf16(1.0f, -2.0f), 0xc0003f80u);
+  EXPECT_EQ(PackBf16(F32FromBits(0x3f808000u), F32FromBits(0x3f818000u)), 0x3f823f80u);
+  EXPECT_EQ(LowBf16(0xc0003f80u), 1.0f);
+  EXPECT_EQ(HighBf16(0xc0003f80u), -2.0f);
+}
+
+#endif
+
+// Copies in stages of 32 floats with two in flight; `wait` off: the fault to be found.
+__global__ void CopyAsyncKernel(const float* in, float* out, int stages, bool wait) {
+  float* shared = DynamicShared<float>();
+  const int t = threadIdx.x;
+  const auto issue = [&](int stage) {
+    if (stage < stages && t < 8) {
+      // The last thread's copy is half zeros.
+      CopyAsync16(shared + stage % 3 * 32 + t * 4, in + stage * 32 + t * 4, t == 7 ? 8 : 16);
+    }
+    CopyAsyncCommit();
+  };
+  issue(0);
+  issue(1);
+  for (int stage = 0; stage < stages; ++stage) {
+    if (wait) CopyAsyncWait<1>();
+    __syncthreads();
+    issue(stage + 2);
+    out[stage * 32 + t] = shared[stage % 3 * 32 + t];
+  }
+}
+
+TEST(Ptx, CpAsyncArrivesWithItsWaitAndNotBefore) {
+  const int stages = 7;
+  std::vector<float> in(stages * 32);
+  for (size_t i = 0; i < in.size(); ++i) in[i] = static_cast<float>(i + 1);
+  InEveryOrder([&] {
+    DeviceArray<float> device_in(in), out(in.size());
+    const LaunchShape shape{.grid = dim3(1), .block = dim3(32), .shared_bytes = 3 * 32 * 4};
+    Launch(CopyAsyncKernel, shape, device_in.data(), out.data(), stages, true);
+    const std::vector<float> got = out.Read();
+    for (size_t i = 0; i < in.size(); ++i) EXPECT_EQ(got[i], i % 32 >= 30 ? 0.0f : in[i]);
+#if defined(MOESERVE_CUDA_EMULATION)
+    Launch(CopyAsyncKernel, shape, device_in.data(), out.data(), stages, false);
+    for (const float v : out.Read()) EXPECT_TRUE(std::isnan(v));
+#endif
+  });
+}
+
+// A producer warp feeds two consumer warps through a ring of kSlots buffers, by bulk copies and by
+// cp.async in turn.
+constexpr int kSlots = 3;
+constexpr int kItem = 64;  // floats
+
+__global__ void RingKernel(const float* in, float* out, int items) {
+  auto* buffer = DynamicShared<float>();
+  auto* full = reinterpret_cast<uint64_t*>(buffer + kSlots * kItem);
+  uint64_t* empty = full + kSlots;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < kSlots; ++s) {
+      MbarrierInit(full + s, 33);
+      MbarrierInit(empty + s, 2);
+    }
+    MbarrierInitFence();
+  }
+  __syncthreads();
+  for (int item = 0; item < items; ++item) {
+    const int slot = item % kSlots;
+    const auto parity = static_cast<uint32_t>(item / kSlots % 2);
+    float* data = buffer + slot * kItem;
+    if (warp == 0) {
+      if (item >= kSlots) MbarrierWait(empty + slot, parity ^ 1u);
+      if (lane == 0) {
+        MbarrierArriveExpect(full + slot, kItem * 2);
+        CopyBulkAsync(data, in + item * kItem, kItem * 2, full + slot);
+      }
+      if (lane < 8) CopyAsync16(data + kItem / 2 + lane * 4, in + item * kItem + 32 + lane * 4);
+      CopyAsyncArrive(full + slot);
+    } else {
+      while (!MbarrierTryWait(full + slot, parity)) {
+      }
+      const int column = (warp - 1) * 32 + lane;
+      out[item * kItem + column] = data[column];
+      __syncwarp();
+      if (lane == 0) MbarrierArrive(empty + slot);
+    }
+  }
+}
+
+TEST(Ptx, MbarriersCarryARingOfCopies) {
+  const int items = 11;
+  std::vector<float> in(items * kItem);
+  for (size_t i = 0; i < in.size(); ++i) in[i] = static_cast<float>(i + 1);
+  InEveryOrder([&] {
+    DeviceArray<float> device_in(in), out(in.size());
+    Launch(RingKernel,
+           {.grid = dim3(2), .block = dim3(96), .shared_bytes = kSlots * (kItem * 4 + 16)},
+           device_in.data(), out.data(), items);
+    EXPECT_EQ(out.Read(), in);
+  });
+}
+
+// Places a [rows, 64] bf16 matrix in shared memory the way a swizzle wants it; the layouts narrower
+// than 64 columns are blocks of columns one after another.
+template <Swizzle kSwizzle>
+__device__ void Place(Bf16* shared, const Bf16* matrix, int rows) {
+  constexpr int kColumns = kSwizzle == Swizzle::k128Bytes  ? 64
+                           : kSwizzle == Swizzle::k64Bytes ? 32
+                                                           : 16;
+  for (int i = threadIdx.x; i < rows * 64; i += blockDim.x) {
+    const int row = i / 64, column = i % 64;
+    uint32_t offset;
+    if constexpr (kSwizzle == Swizzle::kNone) {
+      offset = row / 8 * 1024 + column / 8 * 128 + row % 8 * 16 + column % 8 * 2;
+    } else {
+      offset = column / kColumns * rows * kColumns * 2 +
+               Swizzled<kSwizzle>((row * kColumns + column % kColumns) * 2);
+    }
+    shared[offset / 2] = matrix[i];
+  }
+}
+
+// One warpgroup: [64, kN] = a [64, 64] b [kN, 64]^T twice, once with a from registers.
+template <int kN, Swizzle kSwizzle>
+__global__ void WgmmaKernel(const Bf16* a, const Bf16* b, float* out, float* out_registers) {
+  auto* sa = DynamicShared<Bf16>();
+  Bf16* sb = sa + 64 * 64;
+  Place<kSwizzle>(sa, a, 64);
+  Place<kSwizzle>(sb, b, kN);
+  FenceAsyncShared();
+  __syncthreads();
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  constexpr uint32_t kRowBytes = kSwizzle == Swizzle::k128Bytes  ? 128
+                                 : kSwizzle == Swizzle::k64Bytes ? 64
+                                                                 : 32;
+  const auto at = [&](Bf16* operand, int rows, int k) {
+    if constexpr (kSwizzle == Swizzle::kNone) {
+      return MatrixDescriptor(operand + k / 8 * 64, kSwizzle, 1024, 128);
+    } else {
+      const uint32_t byte = k * 2;
+      const uint64_t descriptor = MatrixDescriptor(
+          operand + byte / kRowBytes * rows * (kRowBytes / 2), kSwizzle, 8 * kRowBytes);
+      return AdvanceDescriptor(descriptor, byte % kRowBytes);
+    }
+  };
+  float d[kN / 2], dr[kN / 2];
+  for (int i = 0; i < kN / 2; ++i) d[i] = dr[i] = -1e30f;  // not read
+  WgmmaFence();
+  for (int k = 0; k < 64; k += 16) Wgmma<kN>::Shared(d, at(sa, 64, k), at(sb, kN, k), k > 0);
+  WgmmaCommit();
+  for (int k = 0; k < 64; k += 16) {
+    uint32_t fragment[4];
+    for (int i = 0; i < 4; ++i) {
+      const int row = 16 * warp + lane / 4 + 8 * (i % 2), column = k + 2 * (lane % 4) + 8 * (i / 2);
+      fragment[i] = a[row * 64 + column] | (static_cast<uint32_t>(a[row * 64 + column + 1]) << 16);
+    }
+    Wgmma<kN>::Registers(dr, fragment, at(sb, kN, k), k > 0);
+  }
+  WgmmaCommit();
+  WgmmaWait<1>();
+  for (int i = 0; i < kN / 2; ++i) {
+    const int row = 16 * warp + lane / 4 + 8 * (i / 2 % 2);
+    out[row * kN + i / 4 * 8 + 2 * (lane % 4) + i % 2] = d[i];
+  }
+  WgmmaWait<0>();
+  for (int i = 0; i < kN / 2; ++i) {
+    const int row = 16 * warp + lane / 4 + 8 * (i / 2 % 2);
+    out_registers[row * kN + i / 4 * 8 + 2 * (lane % 4) + i % 2] = dr[i];
+  }
+}
+
+template <int kN, Swizzle kSwizzle>
+void ExpectWgmmaMultiplies() {
+  SCOPED_TRACE(testing::Message() << "n " << kN << ", swizzle " << static_cast<int>(kSwizzle));
+  const std::vector<Bf16> a = Integers(64 * 64, 3), b = Integers(kN * 64, 4);
+  const std::vector<float> expected = Product(a, b, 64, kN, 64);
+  DeviceArray<Bf16> da(a), db(b);
+  DeviceArray<float> out(64 * kN), out_registers(64 * kN);
+  Launch(WgmmaKernel<kN, kSwizzle>,
+         {.grid = dim3(1), .block = dim3(128), .shared_bytes = 128 * (64 + kN)}, da.data(),
+         db.data(), out.data(), out_registers.data());
+  EXPECT_EQ(out.Read(), expected);
+  EXPECT_EQ(out_registers.Read(), expected);
+}
+
+TEST(Ptx, WgmmaMultipliesMatricesInEveryLayout) {
+  InEveryOrder([] {
+    ExpectWgmmaMultiplies<8, Swizzle::kNone>();
+    ExpectWgmmaMultiplies<8, Swizzle::k32Bytes>();
+    ExpectWgmmaMultiplies<16, Swizzle::k64Bytes>();
+    ExpectWgmmaMultiplies<64, Swizzle::k128Bytes>();
+    ExpectWgmmaMultiplies<256, Swizzle::kNone>();
+    ExpectWgmmaMultiplies<256, Swizzle::k128Bytes>();
+  });
+}
+
+#if defined(MOESERVE_CUDA_EMULATION)
+
+enum class Fault {
+  kNoInit,
+  kTooManyArrivals,
+  kNobodyWaits,
+  kNeverArrives,
+  kPollsInVain,
+  kMisaligned,
+  kOverrun
+};
+
+__global__ void FaultyKernel(Fault fault, const float* in, float* out) {
+  auto* buffer = DynamicShared<float>();
+  auto* barrier = reinterpret_cast<uint64_t*>(buffer + 32);
+  if (fault != Fault::kNoInit) MbarrierInit(barrier, 1);
+  switch (fault) {
+    case Fault::kNoInit:
+      MbarrierArrive(barrier);
+      break;
+    case Fault::kTooManyArrivals:
+      MbarrierExpect(barrier, 16);
+      MbarrierArrive(barrier);
+      MbarrierArrive(barrier);
+      break;
+    case Fault::kNobodyWaits:
+      MbarrierArriveExpect(barrier, 128);
+      CopyBulkAsync(buffer, in, 128, barrier);
+      break;
+    case Fault::kNeverArrives:
+      MbarrierWait(barrier, 0);
+      break;
+    case Fault::kPollsInVain:
+      while (!MbarrierTryWait(barrier, 0)) {
+      }
+      break;
+    case Fault::kMisaligned:
+      CopyAsync16(buffer + 1, in);
+      break;
+    case Fault::kOverrun:
+      CopyAsync16(buffer + 32, in);
+      break;
+  }
+  out[0] = buffer[0];
+}
+
+void RunFaulty(Fault fault) {
+  emulator::SetOrder({});  // messages name the thread that is found first
+  DeviceArray<float> in(32), out(1);
+  Launch(FaultyKernel, {.grid = dim3(1), .block = dim3(1), .shared_bytes = 32 * 4 + 8}, fault,
+         in.data(), out.data());
+  cudaDeviceSynchronize();
+}
+
+TEST(PtxDeathTest, FaultsAreReported) {
+  EXPECT_DEATH(RunFaulty(Fault::kNoInit), "mbarrier at 0x80 of shared memory was not initialised");
+  EXPECT_DEATH(RunFaulty(Fault::kTooManyArrivals), "more arrivals");
+  EXPECT_DEATH(RunFaulty(Fault::kNobodyWaits), "nobody waited for");
+  EXPECT_DEATH(RunFaulty(Fault::kNeverArrives), "deadlock");
+  EXPECT_DEATH(RunFaulty(Fault::kPollsInVain), "deadlock.*\n.*polling");
+  EXPECT_DEATH(RunFaulty(Fault::kMisaligned), "not aligned");
+  EXPECT_DEATH(RunFaulty(Fault::kOverrun), "bytes \\[128, 144\\) of shared memory");
+}
+
+#endif
+
+}  // namespace
+}  // namespace moeserve::cuda
