@@ -75,9 +75,7 @@ cuda::DeviceMemory Reserve(int64_t bytes) {
 
 std::unique_ptr<cuda::CudaLinearBank> RandomBank(LinearBankShape shape) {
   auto bank = std::move(cuda::CudaLinearBank::Create(std::move(shape))).value();
-  Randomise(const_cast<char*>(bank->weights()), bank->bytes() / 2 / 64 * 64);
-  const int64_t half = bank->bytes() / 2 / 64 * 64;
-  Randomise(const_cast<char*>(bank->weights()) + half, half);
+  Randomise(const_cast<char*>(bank->weights()), bank->bytes());
   return bank;
 }
 
