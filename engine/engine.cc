@@ -378,7 +378,8 @@ void Engine::Impl::Step() {
     if (first < logit_row && !samples_.empty() && batch.samples[first].row >= 0) {
       logits.drawn = &samples_[first];
     }
-    if (finite && (logits.drawn != nullptr ? logits.drawn->finite != 0 : AllFinite(logits.values))) {
+    if (finite &&
+        (logits.drawn != nullptr ? logits.drawn->finite != 0 : AllFinite(logits.values))) {
       Advance(rows, logits);
     } else {
       // Samples that wait for this prompt would run into the same.

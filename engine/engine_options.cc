@@ -30,8 +30,8 @@ Result<int64_t> CacheBlocks(const EngineOptions& options, int64_t block_bytes) {
   const int64_t longest = BlocksFor(options.max_model_len);
   int64_t blocks = options.kv_cache_bytes / block_bytes;
   if (options.kv_cache_bytes == 0) {
-    blocks = std::max(options.max_num_seqs * BlocksFor(std::min(options.max_model_len, 2048)),
-                      longest);
+    blocks =
+        std::max(options.max_num_seqs * BlocksFor(std::min(options.max_model_len, 2048)), longest);
   }
   if (blocks < longest) {
     return absl::ResourceExhaustedError("kv-cache-memory: one sequence of max-model-len " +

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/base/check.h"
 #include "engine/token_step.h"
+#include "kernels/base/check.h"
 
 namespace moeserve {
 namespace {

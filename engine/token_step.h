@@ -15,8 +15,8 @@ namespace moeserve {
 
 // Logits of rows of one sequence.
 struct RowLogits {
-  std::span<const int32_t> positions;  // [n] ascending token numbers of the rows
-  std::span<const float> values;       // [n, V]; undefined where `drawn` is there
+  std::span<const int32_t> positions;   // [n] ascending token numbers of the rows
+  std::span<const float> values;        // [n, V]; undefined where `drawn` is there
   const SampleResult* drawn = nullptr;  // what the device drew from the only row
 };
 

@@ -142,7 +142,9 @@ void Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* 
 void Model::Impl::ReadOutputs(const Batch& batch, const RowsView& scores, std::span<float> logits,
                               std::span<SampleResult> samples) {
   const size_t rows = batch.logit_rows.size();
-  const auto wanted = [&](size_t row) { return batch.samples.empty() || batch.samples[row].row < 0; };
+  const auto wanted = [&](size_t row) {
+    return batch.samples.empty() || batch.samples[row].row < 0;
+  };
   bool sampled = false;
   for (size_t begin = 0; begin < rows;) {
     if (!wanted(begin)) {

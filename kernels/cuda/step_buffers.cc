@@ -30,7 +30,8 @@ absl::Status StepBuffers::Reserve(int64_t tokens, int64_t sequences, int64_t lon
   sequences_ = std::max(sequences_, RoundUpToPower(sequences));
   table_stride_ = std::max(table_stride_, RoundUpToPower(longest_table));
   const size_t bytes =
-      static_cast<size_t>((kArrays + kSampleValues) * tokens_ + sequences_ * table_stride_) * sizeof(int32_t);
+      static_cast<size_t>((kArrays + kSampleValues) * tokens_ + sequences_ * table_stride_) *
+      sizeof(int32_t);
   host_ = {};
   device_ = {};
   MOESERVE_ASSIGN_OR_RETURN(host_, PinnedMemory::Allocate(bytes));
@@ -82,7 +83,9 @@ DeviceStep StepBuffers::Upload(const StepInputs& inputs, const StepRows& rows,
       cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream) == cudaSuccess,
       "a step's inputs reach the device");
   MOESERVE_CHECK(cudaEventRecord(copied_.get(), stream) == cudaSuccess, "record an event");
-  return {device, device + (position - host), device + (sequence - host),
+  return {device,
+          device + (position - host),
+          device + (sequence - host),
           device + (output_rows - host),
           reinterpret_cast<const SampleRow*>(device + kArrays * rows.tokens),
           device + (tables - host)};
