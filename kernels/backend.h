@@ -334,9 +334,11 @@ class Backend {
   virtual void Embed(const EmbedArgs& args) = 0;
   virtual void Norm(const NormArgs& args) = 0;
   virtual void Linear(const LinearArgs& args) = 0;
-  // Whether FusedFeedForward() exists for these banks and is the faster way for so many rows.
-  virtual bool FusesFeedForward(const LinearBank& up, const LinearBank& down, int64_t rows) const {
-    (void)up, (void)down, (void)rows;
+  // Whether FusedFeedForward() exists for these banks and is the faster way for so many rows of a
+  // type.
+  virtual bool FusesFeedForward(const LinearBank& up, const LinearBank& down, DType dtype,
+                                int64_t rows) const {
+    (void)up, (void)down, (void)dtype, (void)rows;
     return false;
   }
   virtual void FusedFeedForward(const FeedForwardArgs& args) { (void)args; }

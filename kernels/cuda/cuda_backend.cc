@@ -338,9 +338,9 @@ void CudaBackend::Norm(const NormArgs& args) {
 
 void CudaBackend::Linear(const LinearArgs& args) { LaunchLinear(args, stream_.get()); }
 
-bool CudaBackend::FusesFeedForward(const LinearBank& up, const LinearBank& down,
+bool CudaBackend::FusesFeedForward(const LinearBank& up, const LinearBank& down, DType dtype,
                                    int64_t rows) const {
-  return FusedExpertFits(up, down) && FusedExpertPays(up, down, rows);
+  return dtype == DType::kBF16 && FusedExpertFits(up, down) && FusedExpertPays(up, down, rows);
 }
 
 void CudaBackend::FusedFeedForward(const FeedForwardArgs& args) {
