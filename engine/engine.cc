@@ -545,6 +545,7 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
   const DType dtype = model->options().compute;
   MOESERVE_ASSIGN_OR_RETURN(const int64_t blocks,
                             CacheBlocks(o, model->backend().KvBlockBytes(shapes, dtype)));
+  MOESERVE_RETURN_IF_ERROR(model->Reserve(o.max_step_tokens, o.max_num_seqs));
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<KvCacheStorage> cache,
                             model->backend().NewKvCache(shapes, dtype, blocks));
   auto impl = std::make_unique<Impl>(o, std::move(model), std::move(tokenizer),

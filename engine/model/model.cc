@@ -1,5 +1,6 @@
 #include "engine/model/model.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "engine/layers/attention.h"
@@ -28,6 +29,7 @@ class Model::Impl {
   Impl& operator=(const Impl&) = delete;
 
   absl::Status Load(WeightSource& source);
+  absl::Status Reserve(int tokens, int logit_rows);
   void Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks, std::span<float> logits,
                std::span<SampleResult> samples);
 
@@ -110,9 +112,10 @@ void Model::Impl::RunBranch(StepContext& ctx, const RowsView& x, const NormBank&
 void Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks,
                           std::span<float> logits, std::span<SampleResult> samples) {
   const int64_t tokens = batch.num_tokens();
-  MOESERVE_CHECK(static_cast<int64_t>(logits.size()) >=
-                     static_cast<int64_t>(batch.logit_rows.size()) * spec.vocab_size,
-                 "room for the logits");
+  MOESERVE_CHECK(
+      !batch.samples.empty() || static_cast<int64_t>(logits.size()) >=
+                                    static_cast<int64_t>(batch.logit_rows.size()) * spec.vocab_size,
+      "room for the logits");
   if (tokens == 0) return;
   const Workspace::Scope scope(workspace);
   // Scores and inputs are looked at between two operations, and changed routes come with the step.
@@ -188,6 +191,29 @@ void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits
   if (backend.samples_on_device()) backend.Sample(logits);
 }
 
+absl::Status Model::Impl::Reserve(int tokens, int logit_rows) {
+  std::vector<KvLayerShape> shapes;
+  for (const LayerSpec& l : spec.layers) {
+    shapes.push_back({l.attention.num_kv_heads, l.attention.head_dim});
+  }
+  MOESERVE_ASSIGN_OR_RETURN(const std::unique_ptr<KvCacheStorage> cache,
+                            backend.NewKvCache(shapes, options.compute, 1));
+  Batch batch;
+  batch.tokens.assign(static_cast<size_t>(tokens), 0);
+  batch.positions = batch.tokens;
+  // Of no sequence: nothing is read from the cache or written to it.
+  batch.sequence.assign(batch.tokens.size(), -1);
+  batch.phase.assign(batch.tokens.size(), Phase::kPrefill);
+  for (int row = 0; row < std::min(tokens, logit_rows); ++row) batch.logit_rows.push_back(row);
+  // All rows are drawn from, so that no logits are copied.
+  SampleRow greedy{};
+  greedy.logprobs = -1;
+  batch.samples.assign(batch.logit_rows.size(), greedy);
+  std::vector<SampleResult> results(batch.samples.size());
+  Forward(batch, *cache, nullptr, {}, results);
+  return absl::OkStatus();
+}
+
 Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Model::~Model() = default;
 
@@ -205,6 +231,12 @@ Result<std::unique_ptr<Model>> Model::Create(const ModelSpec& spec, const ModelO
 void Model::Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks,
                     std::span<float> logits, std::span<SampleResult> samples) {
   impl_->Forward(batch, cache, hooks, logits, samples);
+}
+
+absl::Status Model::Reserve(int tokens, int logit_rows) {
+  // Host memory grows as it is needed.
+  if (impl_->backend.plans_on_host()) return absl::OkStatus();
+  return impl_->Reserve(tokens, logit_rows);
 }
 
 const ModelSpec& Model::spec() const { return impl_->spec; }

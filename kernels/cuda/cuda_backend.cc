@@ -156,16 +156,29 @@ void CudaBackend::CopyIn(void* to, const void* from, size_t bytes) {
   Synchronize();
 }
 
+absl::Status CudaBackend::WithBudget(const absl::Status& status, const std::string& what) const {
+  if (!absl::IsResourceExhausted(status)) return status;
+  size_t free = 0, total = 0;
+  if (cudaMemGetInfo(&free, &total) != cudaSuccess) return status;
+  return absl::ResourceExhaustedError("device cuda: " + what +
+                                      " does not fit: " + std::to_string(free >> 20) + " MiB of " +
+                                      std::to_string(total >> 20) + " are free, weights take " +
+                                      std::to_string(weight_bytes_ >> 20) + " MiB");
+}
+
 Result<std::unique_ptr<DeviceBuffer>> CudaBackend::Allocate(size_t bytes) {
-  MOESERVE_ASSIGN_OR_RETURN(DeviceMemory memory, DeviceMemory::Allocate(bytes));
-  return std::unique_ptr<DeviceBuffer>(std::make_unique<CudaBuffer>(std::move(memory)));
+  Result<DeviceMemory> memory = DeviceMemory::Allocate(bytes);
+  if (!memory.ok()) {
+    return WithBudget(memory.status(), "a buffer of " + std::to_string(bytes >> 20) + " MiB");
+  }
+  return std::unique_ptr<DeviceBuffer>(std::make_unique<CudaBuffer>(std::move(memory).value()));
 }
 
 Result<std::unique_ptr<LinearBank>> CudaBackend::NewLinearBank(LinearBankShape shape) {
-  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<CudaLinearBank> bank,
-                            CudaLinearBank::Create(std::move(shape)));
-  weight_bytes_ += bank->bytes();
-  return std::unique_ptr<LinearBank>(std::move(bank));
+  Result<std::unique_ptr<CudaLinearBank>> bank = CudaLinearBank::Create(std::move(shape));
+  if (!bank.ok()) return WithBudget(bank.status(), "a layer of the model");
+  weight_bytes_ += (*bank)->bytes();
+  return std::unique_ptr<LinearBank>(std::move(bank).value());
 }
 
 Result<std::unique_ptr<NormBank>> CudaBackend::NewNormBank(NormShape shape,
@@ -230,9 +243,15 @@ Result<std::unique_ptr<DeviceBuffer>> CudaBackend::Upload(std::span<const float>
 
 Result<std::unique_ptr<KvCacheStorage>> CudaBackend::NewKvCache(std::vector<KvLayerShape> layers,
                                                                 DType dtype, int64_t num_blocks) {
-  MOESERVE_ASSIGN_OR_RETURN(CudaKvCache cache, CudaKvCache::Allocate(layers, dtype, num_blocks));
+  Result<CudaKvCache> cache = CudaKvCache::Allocate(layers, dtype, num_blocks);
+  if (!cache.ok()) {
+    return WithBudget(cache.status(),
+                      "a KV cache of " +
+                          std::to_string(KvBlockBytes(layers, dtype) * num_blocks >> 20) +
+                          " MiB (kv-cache-memory, max-num-seqs, max-model-len)");
+  }
   return std::unique_ptr<KvCacheStorage>(std::make_unique<StreamKvCache>(
-      std::move(layers), dtype, num_blocks, std::move(cache), stream_.get()));
+      std::move(layers), dtype, num_blocks, std::move(cache).value(), stream_.get()));
 }
 
 int64_t CudaBackend::KvBlockBytes(std::span<const KvLayerShape> layers, DType dtype) const {

@@ -118,6 +118,8 @@ class CudaBackend : public Backend {
 
   CudaBackend() = default;
 
+  // `status`, with what is free and what weights take where memory is missing.
+  absl::Status WithBudget(const absl::Status& status, const std::string& what) const;
   // Stop with CUDA's words where a call of a step fails: the device is lost to this process.
   void CheckStatus(const absl::Status& status, const char* what) const;
   void CheckCall(cudaError_t error, const char* what) const;
