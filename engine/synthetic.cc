@@ -72,12 +72,35 @@ class SyntheticWeights : public WeightSource {
   DType dtype_;
 };
 
+ModelSpec MixtralSpec() {
+  ModelSpec spec;
+  spec.vocab_size = 32000;
+  spec.hidden_size = 4096;
+  spec.max_position_embeddings = 32768;
+  spec.norm.eps = 1e-5f;
+  AttentionSpec attention;
+  attention.num_heads = 32;
+  attention.num_kv_heads = 8;
+  attention.head_dim = 128;
+  attention.scale = 1.0 / std::sqrt(128.0);
+  RoutedLayerSpec routing;
+  routing.num_experts = 8;
+  routing.widths.assign(8, 14336);
+  routing.select.k = 2;
+  routing.renormalize = true;
+  FeedForwardSpec feed_forward;
+  feed_forward.routing = routing;
+  spec.layers.assign(8, {attention, feed_forward});
+  return spec;
+}
+
 }  // namespace
 
 Result<ModelSpec> SyntheticSpec(std::string_view name) {
+  if (name == "mixtral") return MixtralSpec();
   const bool medium = name == "medium";
   if (!medium && name != "small") {
-    return absl::InvalidArgumentError("synthetic model: expected small or medium, found " +
+    return absl::InvalidArgumentError("synthetic model: expected small, medium or mixtral, found " +
                                       std::string(name));
   }
   ModelSpec spec;

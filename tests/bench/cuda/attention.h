@@ -1,0 +1,60 @@
+// A paged cache of random keys and values with the queries of a step.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/kv_cache.h"
+#include "tests/bench/cuda/bench.h"
+
+namespace moeserve::bench {
+
+struct AttentionShape {
+  std::string name;
+  int kv_heads = 1;
+  int heads = 1;  // of a query row
+  int head_dim = 128;
+  int rows_per_token = 1;  // routed heads: k rows of `heads` heads each
+  bool tile_order = false;
+
+  int query_heads() const { return heads * rows_per_token; }
+  double kv_bytes_per_token() const { return 2.0 * kv_heads * head_dim * 2; }
+};
+
+std::vector<AttentionShape> AttentionShapes(bool tiny);
+AttentionShape AttentionShapeOf(const std::string& name, bool tiny);
+
+// A cache with several layers of `sequences` sequences of `length` tokens, blocks in random order,
+// filled with random numbers; and the arrays of a step.
+class RandomCache {
+ public:
+  static Result<std::unique_ptr<RandomCache>> Create(Bench& bench, const AttentionShape& shape,
+                                                     int layers, int sequences, int length);
+
+  int layers() const { return layers_; }
+  cuda::KvLayerView layer(int i) const { return cache_.layer(i); }
+  float key(int layer, int sequence, int position, int head, int column) const;
+  float value(int layer, int sequence, int position, int head, int column) const;
+
+  // A step of the last token of every sequence, or of all tokens of the only one.
+  Result<cuda::StepView> Step(Bench& bench, bool all_tokens);
+  // The arrays of a plan whose assignments lie in an order of their own; all null for one row.
+  Result<cuda::QueryRows> Rows(Bench& bench, int tokens);
+
+ private:
+  uint64_t seed(int layer, bool values) const {
+    return 9000 + 2 * static_cast<uint64_t>(layer) + (values ? 1 : 0);
+  }
+  int64_t Element(int sequence, int position, int head, int column) const;
+
+  AttentionShape shape_;
+  int layers_ = 0, sequences_ = 0, length_ = 0, stride_ = 0;
+  cuda::CudaKvCache cache_;
+  std::vector<int32_t> tables_;
+  std::vector<int32_t> assignment_of_;  // [tokens * rows_per_token]
+  cuda::DeviceMemory device_tables_, position_, sequence_, row_offsets_, assignments_, row_of_;
+};
+
+}  // namespace moeserve::bench

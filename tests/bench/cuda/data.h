@@ -1,0 +1,39 @@
+// Random data that the host and the device make alike, and kernels that measure the device itself.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/base/dtype.h"
+#include "kernels/base/host_device.h"
+#include "kernels/cuda/runtime.h"
+
+namespace moeserve::bench {
+
+// Element i of the stream `seed`: a sum of four uniform numbers with mean 0 and standard deviation
+// `scale`. The same bits wherever it is computed.
+MOESERVE_HOST_DEVICE static inline float RandomElement(uint64_t seed, int64_t i, float scale) {
+  uint64_t z = seed + static_cast<uint64_t>(i) * 0x9e3779b97f4a7c15ULL;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
+  z ^= z >> 31;
+  const int sum = static_cast<int>(z & 0xffff) + static_cast<int>(z >> 16 & 0xffff) +
+                  static_cast<int>(z >> 32 & 0xffff) + static_cast<int>(z >> 48);
+  // sqrt(3) / 65536: four uniform numbers of [0, 1) have the variance 1 / 3.
+  return static_cast<float>(sum - 131070) * (2.6428996e-5f * scale);
+}
+
+// The element as memory of this type holds it.
+static inline float RandomRounded(uint64_t seed, int64_t i, float scale, DType dtype) {
+  const float v = RandomElement(seed, i, scale);
+  return dtype == DType::kBF16 ? F32FromBf16(Bf16FromF32(v)) : v;
+}
+
+// data[i] = RandomElement(seed, i, scale), f32 or bf16.
+void LaunchFill(void* data, DType dtype, int64_t count, uint64_t seed, float scale,
+                cudaStream_t stream);
+// Copies `bytes`, a multiple of 16.
+void LaunchCopy(const void* from, void* to, int64_t bytes, cudaStream_t stream);
+// Does nothing.
+void LaunchEmpty(cudaStream_t stream);
+
+}  // namespace moeserve::bench

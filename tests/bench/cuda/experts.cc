@@ -1,0 +1,388 @@
+// Experts of every shape: the pair of products, the fused kernel, and the whole routed layer.
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/cuda/fused_expert.h"
+#include "kernels/cuda/linear.h"
+#include "kernels/cuda/router.h"
+#include "kernels/cuda/rows.h"
+#include "tests/bench/cuda/banks.h"
+#include "tests/bench/cuda/bench.h"
+
+namespace moeserve::bench {
+namespace {
+
+enum class Kind { kPair, kFused, kLayer };
+
+constexpr uint64_t kInputSeed = 77;
+constexpr int kMaxSets = 64;
+
+// Weights of several layers.
+struct Sets {
+  std::vector<std::unique_ptr<RandomBank>> up, down;
+};
+
+int SetsFor(const Bench& bench, const ExpertShape& shape, double rows) {
+  if (bench.tiny()) return 2;
+  const double touched = shape.expected_bytes(rows);
+  const double wanted = 4.0 * static_cast<double>(bench.rates().l2_bytes) / touched;
+  const double room = static_cast<double>(bench.weight_budget()) / shape.bank_bytes();
+  return static_cast<int>(
+      std::clamp(std::ceil(wanted), 2.0, std::clamp(room, 2.0, 1.0 * kMaxSets)));
+}
+
+Result<std::shared_ptr<Sets>> MakeSets(Bench& bench, const ExpertShape& shape) {
+  auto sets = std::make_shared<Sets>();
+  for (int i = 0; i < SetsFor(bench, shape, shape.heads); ++i) {
+    const uint64_t seed = 1000003ULL * static_cast<uint64_t>(i + 1);
+    MOESERVE_ASSIGN_OR_RETURN(
+        std::unique_ptr<RandomBank> up,
+        RandomBank::Create(
+            bench,
+            {.in_features = {shape.width}, .out_features = shape.hidden, .gated = shape.gated},
+            seed));
+    MOESERVE_ASSIGN_OR_RETURN(
+        std::unique_ptr<RandomBank> down,
+        RandomBank::Create(bench,
+                           {.in_features = shape.hidden,
+                            .out_features = std::vector<int>(shape.hidden.size(), shape.width)},
+                           seed + 500009));
+    sets->up.push_back(std::move(up));
+    sets->down.push_back(std::move(down));
+  }
+  return sets;
+}
+
+// One case: rows, their routes in every set, and room for all results.
+class ExpertRun {
+ public:
+  ExpertRun(Bench& bench, const ExpertShape& shape, Kind kind, int tokens)
+      : bench_(bench), shape_(shape), kind_(kind), rows_(tokens * shape.heads) {}
+
+  Result<Measured> Run() {
+    MOESERVE_RETURN_IF_ERROR(Prepare());
+    MOESERVE_RETURN_IF_ERROR(ReadPlans());
+    if (kind_ == Kind::kFused &&
+        !cuda::FusedExpertFits(sets_->up[0]->bank(), sets_->down[0]->bank())) {
+      return absl::UnimplementedError("the fused kernel does not take this shape");
+    }
+    for (int i = 0; i < count_; ++i) Enqueue(i);
+    MOESERVE_RETURN_IF_ERROR(bench_.Synchronize());
+    Enqueue(0);
+    MOESERVE_RETURN_IF_ERROR(kind_ == Kind::kPair ? CheckPair() : CheckAgainstPair());
+    Measured m;
+    MOESERVE_ASSIGN_OR_RETURN(m.timing, bench_.Time(count_, [this](int i) { Enqueue(i); }));
+    Account(m);
+    return m;
+  }
+
+ private:
+  absl::Status Prepare() {
+    const auto make = [this] { return MakeSets(bench_, shape_); };
+    // Top-p and top-k share weights.
+    std::string key = "experts/" + shape_.name;
+    if (shape_.top_p) key = key.substr(0, key.rfind('_'));
+    MOESERVE_ASSIGN_OR_RETURN(sets_, bench_.Keep<Sets>(key, make));
+    count_ = std::min(SetsFor(bench_, shape_, rows_), static_cast<int>(sets_->up.size()));
+    const int64_t capacity = int64_t{rows_} * shape_.k_max();
+    widest_ = (*std::max_element(shape_.hidden.begin(), shape_.hidden.end()) + 15) / 16 * 16;
+    MOESERVE_ASSIGN_OR_RETURN(
+        input_, bench_.Random(DType::kBF16, int64_t{rows_} * shape_.width, kInputSeed, 1.0f));
+    MOESERVE_ASSIGN_OR_RETURN(hidden_,
+                              bench_.Poisoned(static_cast<size_t>(capacity * widest_) * 2));
+    MOESERVE_ASSIGN_OR_RETURN(results_,
+                              bench_.Poisoned(static_cast<size_t>(capacity * shape_.width) * 2));
+    MOESERVE_ASSIGN_OR_RETURN(output_,
+                              bench_.Poisoned(static_cast<size_t>(rows_) * shape_.width * 4));
+    MOESERVE_ASSIGN_OR_RETURN(scratch_,
+                              cuda::RouteScratch::Create(rows_, shape_.k_max(), shape_.experts(),
+                                                         std::max(shape_.experts(), 64)));
+    float p = 0.0f;
+    plans_.resize(static_cast<size_t>(count_));
+    plan_memory_.resize(plans_.size());
+    routers_.resize(plans_.size());
+    for (cuda::PlanMemory& memory : plan_memory_) {
+      MOESERVE_ASSIGN_OR_RETURN(memory,
+                                cuda::PlanMemory::Create(rows_, shape_.k_max(), shape_.experts()));
+    }
+    if (shape_.top_p) {
+      const auto count = [this](float share) -> Result<int64_t> {
+        MOESERVE_RETURN_IF_ERROR(MakeRouter(0, share));
+        Route(0);
+        MOESERVE_ASSIGN_OR_RETURN(
+            const std::vector<int32_t> offsets,
+            bench_.Download<int32_t>(plans_[0].expert_offsets, shape_.experts() + 1));
+        return offsets.back();
+      };
+      MOESERVE_ASSIGN_OR_RETURN(p, SharePerRow(shape_, rows_, count));
+    }
+    for (int i = 0; i < count_; ++i) {
+      MOESERVE_RETURN_IF_ERROR(MakeRouter(i, p));
+      Route(i);
+    }
+    return bench_.Synchronize();
+  }
+
+  absl::Status MakeRouter(int set, float p) {
+    MOESERVE_ASSIGN_OR_RETURN(routers_[set],
+                              RandomRouter(shape_, 31 + 7 * static_cast<uint64_t>(set), p));
+    return absl::OkStatus();
+  }
+
+  RowsView InputView() const {
+    return {input_.data(), DType::kBF16, rows_, shape_.width, shape_.width};
+  }
+  RowsView ResultView() const {
+    return {results_.data(), DType::kBF16, int64_t{rows_} * shape_.k_max(), shape_.width,
+            shape_.width};
+  }
+  RowsView OutputView() const {
+    return {output_.data(), DType::kF32, rows_, shape_.width, shape_.width};
+  }
+
+  void Route(int set) {
+    plans_[set] = cuda::LaunchRoute({.router = routers_[set].get(),
+                                     .input = InputView(),
+                                     .k_max = shape_.k_max(),
+                                     .plan = &plan_memory_[set],
+                                     .scratch = &scratch_},
+                                    bench_.stream());
+  }
+
+  void Pair(int set) {
+    const RowsView hidden{hidden_.data(), DType::kBF16, int64_t{rows_} * shape_.k_max(), widest_,
+                          widest_};
+    cuda::LaunchLinear({.bank = &sets_->up[set]->bank(),
+                        .plan = &plans_[set],
+                        .gather = true,
+                        .input = InputView(),
+                        .output = hidden,
+                        .activation = shape_.activation,
+                        .pad_output = true},
+                       bench_.stream());
+    cuda::LaunchLinear({.bank = &sets_->down[set]->bank(),
+                        .plan = &plans_[set],
+                        .input = hidden,
+                        .output = ResultView()},
+                       bench_.stream());
+  }
+
+  void Fused(int set) {
+    cuda::LaunchFusedExpert({.up = &sets_->up[set]->bank(),
+                             .down = &sets_->down[set]->bank(),
+                             .plan = &plans_[set],
+                             .gather = true,
+                             .input = InputView(),
+                             .output = ResultView(),
+                             .activation = shape_.activation},
+                            bench_.stream());
+  }
+
+  // As the engine's layer chooses.
+  bool LayerFuses() const {
+    return cuda::FusedExpertPays(sets_->up[0]->bank(), sets_->down[0]->bank(),
+                                 int64_t{rows_} * shape_.k_max());
+  }
+
+  void Enqueue(int set) {
+    if (kind_ == Kind::kLayer) Route(set);
+    if (kind_ == Kind::kFused || (kind_ == Kind::kLayer && LayerFuses())) {
+      Fused(set);
+    } else {
+      Pair(set);
+    }
+    if (kind_ != Kind::kLayer) return;
+    cuda::LaunchCombine({.plan = &plans_[set], .results = ResultView(), .output = OutputView()},
+                        bench_.stream());
+  }
+
+  absl::Status ReadPlans() {
+    for (int i = 0; i < count_; ++i) {
+      MOESERVE_ASSIGN_OR_RETURN(
+          const std::vector<int32_t> offsets,
+          bench_.Download<int32_t>(plans_[i].expert_offsets, shape_.experts() + 1));
+      offsets_.push_back(offsets);
+      if (offsets.back() <= 0 || offsets.back() > int64_t{rows_} * shape_.k_max() ||
+          (!shape_.top_p && offsets.back() != rows_ * shape_.k)) {
+        return absl::InternalError("a plan of " + std::to_string(offsets.back()) + " routes");
+      }
+    }
+    MOESERVE_ASSIGN_OR_RETURN(
+        row_of_, bench_.Download<int32_t>(plans_[0].row_of_assignment, offsets_[0].back()));
+    return absl::OkStatus();
+  }
+
+  // Some hidden units of some assignments from the input, some results from the hidden units that
+  // the device has.
+  absl::Status CheckPair() {
+    const int routes = offsets_[0].back();
+    for (const int a : {0, routes / 2, routes - 1}) {
+      const int e = static_cast<int>(std::upper_bound(offsets_[0].begin(), offsets_[0].end(), a) -
+                                     offsets_[0].begin()) -
+                    1;
+      const int f = shape_.hidden[e];
+      std::vector<float> x;
+      for (int i = 0; i < shape_.width; ++i) {
+        x.push_back(
+            RandomRounded(kInputSeed, int64_t{row_of_[a]} * shape_.width + i, 1.0f, DType::kBF16));
+      }
+      MOESERVE_ASSIGN_OR_RETURN(
+          const std::vector<float> hidden,
+          bench_.DownloadRow(hidden_.data(), DType::kBF16, int64_t{a} * widest_, f));
+      MOESERVE_ASSIGN_OR_RETURN(const std::vector<float> result,
+                                bench_.DownloadRow(results_.data(), DType::kBF16,
+                                                   int64_t{a} * shape_.width, shape_.width));
+      for (const int u : {0, f / 3, f - 1}) {
+        double expected = OracleActivation(
+            shape_.activation,
+            sets_->up[0]->Product(
+                e, shape_.gated ? LinearBank::Half::kGate : LinearBank::Half::kMain, u, x));
+        if (shape_.gated) {
+          expected *= sets_->up[0]->Product(e, LinearBank::Half::kMain, u, x);
+        }
+        MOESERVE_RETURN_IF_ERROR(
+            CheckValue(hidden[u], expected, Spread(hidden),
+                       "hidden unit " + std::to_string(u) + " of route " + std::to_string(a)));
+      }
+      for (const int c : {0, shape_.width / 2 + 1, shape_.width - 1}) {
+        MOESERVE_RETURN_IF_ERROR(CheckValue(
+            result[c], sets_->down[0]->Product(e, LinearBank::Half::kMain, c, hidden),
+            Spread(result), "column " + std::to_string(c) + " of route " + std::to_string(a)));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  static double Spread(const std::vector<float>& values) {
+    double sum = 0;
+    for (const float v : values) sum += static_cast<double>(v) * v;
+    return std::sqrt(sum / static_cast<double>(values.size()));
+  }
+
+  // The fused kernel and the layer give what the pair gives, which is checked in turn.
+  absl::Status CheckAgainstPair() {
+    const int64_t count = int64_t{offsets_[0].back()} * shape_.width;
+    MOESERVE_ASSIGN_OR_RETURN(const std::vector<Bf16> results,
+                              bench_.Download<Bf16>(results_.data(), count));
+    if (kind_ == Kind::kLayer) MOESERVE_RETURN_IF_ERROR(CheckCombine());
+    MOESERVE_RETURN_IF_ERROR(
+        cuda::CudaStatus(cudaMemsetAsync(results_.data(), 0xff, results_.bytes(), bench_.stream()),
+                         "cudaMemsetAsync"));
+    Pair(0);
+    MOESERVE_RETURN_IF_ERROR(CheckPair());
+    MOESERVE_ASSIGN_OR_RETURN(const std::vector<Bf16> pair,
+                              bench_.Download<Bf16>(results_.data(), count));
+    if (results != pair) {
+      return absl::InternalError("results differ from those of the pair of products");
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckCombine() {
+    const int row = rows_ / 2;
+    MOESERVE_ASSIGN_OR_RETURN(const std::vector<int32_t> span,
+                              bench_.Download<int32_t>(plans_[0].row_offsets + row, 2));
+    MOESERVE_ASSIGN_OR_RETURN(
+        const std::vector<int32_t> assignments,
+        bench_.Download<int32_t>(plans_[0].assignments_of_row + span[0], span[1] - span[0]));
+    std::vector<double> sum(static_cast<size_t>(shape_.width));
+    for (const int32_t a : assignments) {
+      MOESERVE_ASSIGN_OR_RETURN(const std::vector<float> weight,
+                                bench_.Download<float>(plans_[0].weight_of_assignment + a, 1));
+      MOESERVE_ASSIGN_OR_RETURN(const std::vector<float> y,
+                                bench_.DownloadRow(results_.data(), DType::kBF16,
+                                                   int64_t{a} * shape_.width, shape_.width));
+      for (int c = 0; c < shape_.width; ++c) sum[c] += static_cast<double>(weight[0]) * y[c];
+    }
+    MOESERVE_ASSIGN_OR_RETURN(
+        const std::vector<float> output,
+        bench_.DownloadRow(output_.data(), DType::kF32, int64_t{row} * shape_.width, shape_.width));
+    for (int c = 0; c < shape_.width; ++c) {
+      MOESERVE_RETURN_IF_ERROR(
+          CheckValue(output[c], sum[c], Spread(output), "combined column " + std::to_string(c)));
+    }
+    return absl::OkStatus();
+  }
+
+  void Account(Measured& m) const {
+    double weights = 0, flops = 0, hidden = 0, routes = 0, hit = 0;
+    const double matrices = shape_.gated ? 3 : 2;
+    for (const std::vector<int32_t>& offsets : offsets_) {
+      for (int e = 0; e < shape_.experts(); ++e) {
+        const double rows = offsets[e + 1] - offsets[e];
+        const double units = shape_.hidden[e];
+        if (rows > 0) weights += matrices * shape_.width * units * 2;
+        hit += rows > 0;
+        flops += 2 * matrices * shape_.width * units * rows;
+        hidden += rows * units;
+        routes += rows;
+      }
+    }
+    const double n = count_;
+    weights /= n, flops /= n, hidden /= n, routes /= n, hit /= n;
+    const double d = shape_.width;
+    // Rows in, results out.
+    m.work.bytes = weights + 2.0 * rows_ * d + 2 * routes * d;
+    // What fusing saves counts for the fused kernel alone.
+    const bool fused = kind_ == Kind::kFused || (kind_ == Kind::kLayer && LayerFuses());
+    if (!fused) m.work.bytes += 4 * hidden;
+    m.work.flops = flops;
+    if (kind_ == Kind::kLayer) {
+      m.work.bytes += 2 * routes * d + 4.0 * rows_ * d;  // combine
+      m.work.bytes += 2.0 * rows_ * d + 4 * d * shape_.experts();
+    }
+    m.rotated_bytes = weights * n;
+    m.more = {{"rows", rows_},
+              {"routes", routes},
+              {"experts_hit", hit},
+              {"weight_mb", weights / 1e6},
+              {"fused", fused}};
+  }
+
+  Bench& bench_;
+  const ExpertShape& shape_;
+  const Kind kind_;
+  const int rows_;
+  int count_ = 0;
+  int64_t widest_ = 0;
+  std::shared_ptr<Sets> sets_;
+  cuda::DeviceMemory input_, hidden_, results_, output_;
+  cuda::RouteScratch scratch_;
+  std::vector<cuda::PlanMemory> plan_memory_;
+  std::vector<std::unique_ptr<cuda::CudaRouter>> routers_;
+  std::vector<RoutingPlan> plans_;
+  std::vector<std::vector<int32_t>> offsets_;  // [set][E + 1]
+  std::vector<int32_t> row_of_;                // of set 0
+};
+
+void Add(const ExpertShape& shape, Kind kind, int tokens, int priority, std::vector<Case>& cases) {
+  const char* family = kind == Kind::kPair ? "experts" : kind == Kind::kFused ? "fused" : "moe";
+  cases.push_back({std::string(family) + "/" + shape.name + "/T" + std::to_string(tokens), priority,
+                   [shape, kind, tokens](Bench& bench) {
+                     return ExpertRun(bench, shape, kind, tokens).Run();
+                   }});
+}
+
+}  // namespace
+
+void AddExpertCases(bool tiny, std::vector<Case>& cases) {
+  for (const ExpertShape& shape : ExpertShapes(tiny)) {
+    if (tiny) {
+      for (const int tokens : {1, 5}) {
+        for (const Kind kind : {Kind::kPair, Kind::kLayer}) Add(shape, kind, tokens, 0, cases);
+      }
+      if (shape.heads > 1) Add(shape, Kind::kFused, 5, 0, cases);
+      continue;
+    }
+    for (const int tokens : {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192}) {
+      const bool first = tokens == 1 || tokens == 16 || tokens == 64 || tokens == 256 ||
+                         tokens == 1024 || tokens == 4096;
+      Add(shape, Kind::kPair, tokens, first ? 0 : 1, cases);
+      Add(shape, Kind::kLayer, tokens, first ? 0 : 1, cases);
+      if (shape.heads > 1 && tokens >= 256) Add(shape, Kind::kFused, tokens, first ? 0 : 1, cases);
+    }
+  }
+}
+
+}  // namespace moeserve::bench

@@ -1,0 +1,260 @@
+// Speed of the CUDA kernels on the papers' shapes, each case as a share of what the device does at
+// best.
+//
+//   cuda_bench [--json FILE] [--filter SUBSTRING] [--list] [--seconds N]
+//              [--rates FILE | --bf16-tflops X] [--tiny]
+//
+// The first result is the device itself: copy and read-only bandwidth, an empty kernel in a graph.
+// Every case is timed as replays of a captured graph over sets of random data that are larger than
+// the L2 cache together, after some of its values were compared with slow arithmetic. With --json,
+// cases that the file has are skipped, so a run that was cut off goes on where it was; one that
+// stopped the process is not tried again.
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <map>
+#include <set>
+
+#include "kernels/cuda/device.h"
+#include "tests/bench/cuda/bench.h"
+
+namespace moeserve::bench {
+namespace {
+
+using nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+constexpr char kDeviceCase[] = "device/rates";
+// The device is lost to this process; another one may go on.
+constexpr int kDeviceLost = 3;
+
+struct Options {
+  std::string json_file;
+  std::string rates_file;
+  std::vector<std::string> filters;
+  double seconds = 1e9;
+  double bf16_tflops = 0;
+  bool list = false;
+  bool tiny = false;
+};
+
+// Results of this and of earlier runs, one JSON object to a line.
+class ResultFile {
+ public:
+  absl::Status Open(const std::string& path) {
+    if (path.empty()) return absl::OkStatus();
+    std::ifstream old(path);
+    for (std::string line; std::getline(old, line);) {
+      // The last line may have been cut off.
+      const json result = json::parse(line, nullptr, false);
+      if (!result.is_object() || !result.contains("name")) continue;
+      const std::string name = result["name"];
+      if (result.contains("started")) {
+        started_.insert(name);
+      } else {
+        results_[name] = result;
+      }
+    }
+    file_.open(path, std::ios::app);
+    if (!file_.good()) return absl::UnavailableError("cannot write " + path);
+    file_ << "\n";
+    return absl::OkStatus();
+  }
+  const json* Find(const std::string& name) const {
+    const auto it = results_.find(name);
+    return it == results_.end() ? nullptr : &it->second;
+  }
+  // It began in an earlier run that did not end it.
+  bool StoppedProcess(const std::string& name) const {
+    return started_.count(name) > 0 && Find(name) == nullptr;
+  }
+  void Write(const json& result) {
+    if (!file_.is_open()) return;
+    file_ << result.dump() << "\n" << std::flush;
+  }
+
+ private:
+  std::map<std::string, json> results_;
+  std::set<std::string> started_;
+  std::ofstream file_;
+};
+
+// The rate of matrix products that another program measured: a line
+// {"name": "rate/bf16", "tflops": 790}.
+double RateFrom(const std::string& path) {
+  std::ifstream file(path);
+  double rate = 0;
+  for (std::string line; std::getline(file, line);) {
+    const json result = json::parse(line, nullptr, false);
+    if (result.is_object() && result.value("name", "") == "rate/bf16" &&
+        result.contains("tflops")) {
+      rate = result["tflops"].get<double>() * 1e12;
+    }
+  }
+  return rate;
+}
+
+absl::Status DeviceRates(const Options& options, Bench& bench, ResultFile& file) {
+  Rates& rates = bench.rates();
+  if (const json* known = file.Find(kDeviceCase); known != nullptr) {
+    if ((*known)["device"] != rates.device) {
+      return absl::FailedPreconditionError(options.json_file + " has results of " +
+                                           (*known)["device"].get<std::string>() + ", this is " +
+                                           rates.device + "; expected another file");
+    }
+    rates.copy = (*known)["copy_gbps"].get<double>() * 1e9;
+    rates.read = (*known)["read_gbps"].get<double>() * 1e9;
+    rates.node = (*known)["graph_node_us"].get<double>() * 1e-6;
+  } else {
+    MOESERVE_RETURN_IF_ERROR(bench.MeasureRates());
+    file.Write({{"name", kDeviceCase},
+                {"device", rates.device},
+                {"copy_gbps", rates.copy / 1e9},
+                {"read_gbps", rates.read / 1e9},
+                {"graph_node_us", rates.node * 1e6},
+                {"l2_bytes", rates.l2_bytes},
+                {"multiprocessors", rates.multiprocessors}});
+  }
+  rates.bf16 = options.bf16_tflops * 1e12;
+  if (!options.rates_file.empty()) rates.bf16 = RateFrom(options.rates_file);
+  std::printf(
+      "%s: copy %.0f GB/s, read %.0f GB/s, empty graph node %.2f us, %d multiprocessors, "
+      "L2 %.0f MB, bf16 %s\n",
+      rates.device.c_str(), rates.copy / 1e9, rates.read / 1e9, rates.node * 1e6,
+      rates.multiprocessors, static_cast<double>(rates.l2_bytes) / 1e6,
+      rates.bf16 > 0 ? (std::to_string(rates.bf16 / 1e12) + " TFLOP/s").c_str() : "rate not known");
+  return absl::OkStatus();
+}
+
+json Describe(const Case& c, const Measured& m, const Rates& rates) {
+  const double t = m.timing.median;
+  json line = m.more;
+  line["name"] = c.name;
+  line["method"] = "moeserve";
+  line["device"] = rates.device;
+  line["median_us"] = t * 1e6;
+  line["p10_us"] = m.timing.p10 * 1e6;
+  line["p90_us"] = m.timing.p90 * 1e6;
+  line["items"] = m.timing.items;
+  line["replays"] = m.timing.replays;
+  line["bytes"] = m.work.bytes;
+  line["flops"] = m.work.flops;
+  const double floor = Floor(rates, m.work);
+  line["floor_us"] = floor * 1e6;
+  line["bound"] = floor < 2 * rates.node                        ? "launch"
+                  : m.work.bytes / rates.copy >= floor * 0.9999 ? "memory"
+                                                                : "compute";
+  line["share_of_floor"] = floor / t;
+  line["share_of_copy"] = m.work.bytes / t / rates.copy;
+  line["share_of_read"] = m.work.bytes / t / rates.read;
+  if (m.work.flops > 0) {
+    line["tflops"] = m.work.flops / t / 1e12;
+    if (rates.bf16 > 0) line["share_of_bf16"] = m.work.flops / t / rates.bf16;
+  }
+  // Prompts and the like read more than they reuse.
+  line["may_be_cached"] =
+      m.rotated_bytes > 0 && m.rotated_bytes < 2.0 * static_cast<double>(rates.l2_bytes);
+  return line;
+}
+
+int RunCases(const Options& options) {
+  std::vector<Case> cases;
+  AddExpertCases(options.tiny, cases);
+  AddBlockCases(options.tiny, cases);
+  AddRoutingCases(options.tiny, cases);
+  AddAttentionCases(options.tiny, cases);
+  AddRowCases(options.tiny, cases);
+  std::stable_sort(cases.begin(), cases.end(),
+                   [](const Case& a, const Case& b) { return a.priority < b.priority; });
+  std::erase_if(cases, [&](const Case& c) {
+    return !options.filters.empty() &&
+           std::none_of(options.filters.begin(), options.filters.end(),
+                        [&](const std::string& f) { return c.name.find(f) != c.name.npos; });
+  });
+  if (options.list) {
+    for (const Case& c : cases) std::printf("%s\n", c.name.c_str());
+    return 0;
+  }
+  const auto fail = [](const absl::Status& status) {
+    std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
+    return 1;
+  };
+  const auto start = Clock::now();
+  if (const absl::Status status = cuda::CheckDevice(); !status.ok()) return fail(status);
+  Result<std::unique_ptr<Bench>> created = Bench::Create(options.tiny);
+  if (!created.ok()) return fail(created.status());
+  Bench& bench = **created;
+  ResultFile file;
+  if (const absl::Status status = file.Open(options.json_file); !status.ok()) return fail(status);
+  if (const absl::Status status = DeviceRates(options, bench, file); !status.ok()) {
+    return fail(status);
+  }
+  const Rates& rates = bench.rates();
+  std::printf("%-30s %10s %10s %10s %9s %7s %7s %7s %8s\n", "case", "median us", "p10", "p90",
+              "floor us", "floor%", "copy%", "bf16%", "TFLOP/s");
+  int failed = 0, left_out = 0;
+  for (const Case& c : cases) {
+    if (file.Find(c.name) != nullptr) continue;
+    if (file.StoppedProcess(c.name)) {
+      file.Write({{"name", c.name}, {"method", "moeserve"}, {"error", "it stopped the process"}});
+      std::printf("%-30s stopped an earlier run\n", c.name.c_str());
+      ++failed;
+      continue;
+    }
+    if (std::chrono::duration<double>(Clock::now() - start).count() > options.seconds) {
+      ++left_out;
+      continue;
+    }
+    file.Write({{"name", c.name}, {"started", true}});
+    const Result<Measured> measured = c.run(bench);
+    if (!measured.ok()) {
+      ++failed;
+      const std::string message(measured.status().message());
+      file.Write({{"name", c.name}, {"method", "moeserve"}, {"error", message}});
+      std::printf("%-30s error: %s\n", c.name.c_str(), message.c_str());
+      std::fflush(stdout);
+      bench.Forget();
+      static_cast<void>(cudaGetLastError());
+      if (!bench.Synchronize().ok() || cudaDeviceSynchronize() != cudaSuccess) {
+        std::fprintf(stderr, "error: the device does not answer any more\n");
+        return kDeviceLost;
+      }
+      continue;
+    }
+    const json line = Describe(c, *measured, rates);
+    file.Write(line);
+    const auto percent = [&](const char* field) {
+      return line.contains(field) ? 100.0 * line[field].get<double>() : 0.0;
+    };
+    std::printf("%-30s %10.2f %10.2f %10.2f %9.2f %7.1f %7.1f %7.1f %8.1f%s\n", c.name.c_str(),
+                line["median_us"].get<double>(), line["p10_us"].get<double>(),
+                line["p90_us"].get<double>(), line["floor_us"].get<double>(),
+                percent("share_of_floor"), percent("share_of_copy"), percent("share_of_bf16"),
+                measured->work.flops / measured->timing.median / 1e12,
+                line["may_be_cached"].get<bool>() ? " (cached)" : "");
+    std::fflush(stdout);
+  }
+  if (left_out > 0) std::printf("%d cases were left out for lack of time\n", left_out);
+  if (failed > 0) std::printf("%d cases failed\n", failed);
+  return failed > 0 ? 1 : 0;
+}
+
+}  // namespace
+}  // namespace moeserve::bench
+
+int main(int argc, char** argv) {
+  moeserve::bench::Options options;
+  CLI::App app("Speed of the CUDA kernels as a share of what the device does at best");
+  app.add_option("--json", options.json_file, "Results, a JSON object to a line; appended");
+  app.add_option("--filter", options.filters, "Cases whose name has one of these in it")
+      ->delimiter(',');
+  app.add_option("--seconds", options.seconds, "Start no case after this time");
+  app.add_option("--rates", options.rates_file, "File with a line \"rate/bf16\"");
+  app.add_option("--bf16-tflops", options.bf16_tflops, "Rate of matrix products, if known");
+  app.add_flag("--list", options.list, "Print the cases' names");
+  app.add_flag("--tiny", options.tiny, "Small shapes, to try the program itself");
+  CLI11_PARSE(app, argc, argv);
+  return moeserve::bench::RunCases(options);
+}

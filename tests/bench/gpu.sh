@@ -1,0 +1,122 @@
+#!/usr/bin/env bash
+# All benchmarks of the CUDA backend in one go: the device's own rates, the kernels, what PyTorch and
+# Triton offer, whole models; then one table.
+#
+#   tests/bench/gpu.sh BUNDLE [--out FOLDER] [--minutes N] [--filter SUBSTRING] [--tiny]
+#
+#   BUNDLE      unpacked folder or packed file of deploy/bundle.sh, or a build folder
+#   --out       where the results are left (build/gpu-bench); results that it has are not measured
+#               again, so a run that was cut off goes on where it was
+#   --minutes   for all of it (9)
+#   --filter    kernels whose name has one of these in it, separated by commas; no whole models
+#   --tiny      small shapes on the CPU and the emulated device, to try the scripts themselves; BUNDLE
+#               is a build folder
+#
+# The environment variable PYTHON names the interpreter that has PyTorch (python3).
+set -uo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+here=$root/tests/bench
+python=${PYTHON:-python3}
+out=$root/build/gpu-bench
+minutes=9
+filter=
+tiny=0
+bundle=
+
+die() {
+  printf 'error: %s\n' "$*" >&2
+  exit 2
+}
+
+while (($# > 0)); do
+  case $1 in
+    --out) out=${2:?--out: expected a folder} && shift 2 ;;
+    --minutes) minutes=${2:?--minutes: expected a number} && shift 2 ;;
+    --filter) filter=${2:?--filter: expected a part of a name} && shift 2 ;;
+    --tiny) tiny=1 && shift ;;
+    -*) die "unknown argument $1" ;;
+    *) [[ -z $bundle ]] || die "unexpected argument $1" && bundle=$1 && shift ;;
+  esac
+done
+[[ -n $bundle ]] || die "expected a bundle (deploy/bundle.sh) or a build folder"
+[[ $minutes =~ ^[0-9]+$ ]] || die "--minutes: expected a whole number, found $minutes"
+mkdir -p "$out"
+if [[ -f $bundle ]]; then
+  unpacked=$(mktemp -d)
+  trap 'rm -rf "$unpacked"' EXIT
+  tar -C "$unpacked" -xf "$bundle" || die "cannot unpack $bundle"
+  bundle=$unpacked/moeserve
+fi
+
+find_program() {
+  local path
+  for path in "$bundle/bin/$1" "$bundle/tests/bench/$1" "$bundle/$1"; do
+    [[ -x $path ]] && printf '%s' "$path" && return
+  done
+  die "$bundle has no program $1"
+}
+
+device=(--device cuda)
+kernels=cuda_bench
+flags=()
+if ((tiny)); then
+  device=(--device cpu)
+  kernels=cuda_bench_emulated
+  flags=(--tiny)
+fi
+kernels=$(find_program "$kernels") || exit 2
+server=$(find_program moeserve) || exit 2
+
+end=$((SECONDS + minutes * 60 - 10))
+left() { echo $((end - SECONDS)); }
+# Seconds for a part: at most so many, and at most this share of what is left.
+part() {
+  local share=$(($(left) * $2 / 100))
+  echo $((share < $1 ? share : $1))
+}
+export PYTHONUNBUFFERED=1
+
+baselines() {
+  local seconds=$1
+  shift
+  # A compiler or a kernel may hang: the limit is for the process, not for its cases.
+  timeout -k 5 $((seconds + 30)) "$python" "$here/gpu_baselines.py" "${device[@]}" "${flags[@]}" \
+    --json "$out/baselines.jsonl" --filter "$filter" --seconds "$seconds" "$@" \
+    2>>"$out/errors.txt" || printf '(baselines: exit %d; see %s)\n' $? "$out/errors.txt"
+}
+
+run_kernels() {
+  local seconds=$1 try code=0
+  # A case that stops the process is left out when the program runs again.
+  for try in 1 2 3 4 5; do
+    timeout -k 5 $((seconds + 30)) "$kernels" --json "$out/kernels.jsonl" \
+      --rates "$out/baselines.jsonl" ${filter:+--filter "$filter"} --seconds "$seconds" \
+      "${flags[@]}" 2>>"$out/errors.txt"
+    code=$?
+    ((code <= 1)) && break
+    printf '(kernels: exit %d, try %d)\n' "$code" "$try"
+  done
+}
+
+printf '== rates\n'
+baselines 60 --only rates
+printf '== kernels\n'
+run_kernels "$(part 240 40)"
+printf '== PyTorch and Triton\n'
+baselines "$(part 90 25)" --only attention,sampling
+baselines "$(part 200 55)" --only moe
+if [[ -z $filter ]] && (($(left) > 20)); then
+  printf '== whole models\n'
+  seconds=$(left)
+  timeout -k 5 $((seconds + 20)) "$python" "$here/gpu_models.py" --moeserve "$server" \
+    "${device[@]}" "${flags[@]}" --json "$out/models.jsonl" --seconds "$seconds" \
+    2>>"$out/errors.txt" || printf '(models: exit %d; see %s)\n' $? "$out/errors.txt"
+fi
+printf '== table (%s)\n' "$out/table.txt"
+files=()
+for name in kernels baselines models; do
+  [[ -f $out/$name.jsonl ]] && files+=("$out/$name.jsonl")
+done
+"$python" "$here/gpu_table.py" "${files[@]}" --all >"$out/table-all.txt"
+"$python" "$here/gpu_table.py" "${files[@]}" | tee "$out/table.txt"
