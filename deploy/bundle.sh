@@ -37,7 +37,11 @@ if ((compile)); then
   if [[ ! -f $build/CMakeCache.txt ]]; then
     cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DMOESERVE_TESTS=ON
   fi
-  cmake --build "$build"
+  targets=(all)
+  if cmake --build "$build" --target help | grep -q '^cuda_device_tests'; then
+    targets+=(cuda_device_tests)
+  fi
+  cmake --build "$build" --target "${targets[@]}"
 fi
 [[ -x $build/moeserve ]] || die "$build/moeserve is missing: build it first, or leave out --no-build"
 
@@ -53,7 +57,7 @@ for name in rows linear router attention sampler parity invariance engine routin
   programs+=("$build/tests/${name}_test")
 done
 while IFS= read -r program; do programs+=("$program"); done < <(
-  find "$build/tests" -maxdepth 2 -type f -executable \( -name '*_bench' -o -path '*/cuda/*_test' \) |
+  find "$build/tests" -maxdepth 3 -type f -executable \( -name '*_bench' -o -name '*_device' \) |
     sort)
 for program in "${programs[@]}"; do
   [[ -x $program ]] || die "$program is missing from the build"
