@@ -104,7 +104,9 @@ TEST_P(ParityTest, LogprobsInBf16WithReplayedRoutes) {
   const Difference from_f32 = Compare(**runner, *golden, {golden->target_logprobs, none}, true);
   std::printf("%s bf16: worst difference %.2e, from the f32 run %.2e\n", GetParam().name.c_str(),
               d.worst, from_f32.worst);
-  EXPECT_LE(d.worst, 2e-2) << "prompt " << d.prompt << ", position " << d.position;
+  // Tensor cores take queries and softmax weights in bf16 as well.
+  const double bound = TestDevice() == "cpu" ? 2e-2 : 5e-2;
+  EXPECT_LE(d.worst, bound) << "prompt " << d.prompt << ", position " << d.position;
 }
 
 // Greedy continuation through the cache, one token a step.
