@@ -21,6 +21,8 @@ struct Batch {
   std::vector<Phase> phase;                            // [T] for statistics
   std::vector<std::span<const int32_t>> block_tables;  // [S] cache blocks of each sequence
   std::vector<int32_t> logit_rows;                     // rows whose logits are wanted, ascending
+  // [logit_rows] what the device draws; row < 0: the host wants the logits. Empty: of all rows.
+  std::vector<SampleRow> samples;
   // [S] how the routing of each sequence is changed, null: not at all. Empty: of none.
   std::vector<const RoutingControl*> controls;
 

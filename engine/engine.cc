@@ -11,6 +11,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "engine/engine_options.h"
 #include "engine/kv_cache.h"
 #include "engine/route_log.h"
 #include "engine/scheduler.h"
@@ -153,6 +154,7 @@ class Engine::Impl {
   TokenStep token_step_;
   StepTime step_time_;
   std::vector<float> logits_;
+  std::vector<SampleResult> samples_;  // what the device drew of the same rows
   std::unordered_set<std::string> cancelled_;
   EngineHistograms histograms_;
 
@@ -350,7 +352,7 @@ void Engine::Impl::Step() {
                               static_cast<int>(scheduler_.running().size()));
   const std::vector<ScheduledRows> scheduled = scheduler_.Plan(options_.max_step_tokens, budget);
   if (scheduled.empty()) return;
-  const Batch batch = MakeBatch(scheduled);
+  const Batch batch = MakeBatch(scheduled, model_->backend().samples_on_device());
   const size_t vocab = static_cast<size_t>(model_->spec().vocab_size);
   logits_.resize(batch.logit_rows.size() * vocab);
   if (options_.expert_stats) {
@@ -360,7 +362,8 @@ void Engine::Impl::Step() {
   }
   const auto forward_begin = std::chrono::steady_clock::now();
   StepHooks* const hooks = options_.expert_stats ? static_cast<StepHooks*>(&recorder_) : &guard_;
-  model_->Forward(batch, *cache_, hooks, logits_);
+  samples_.resize(batch.samples.size());
+  model_->Forward(batch, *cache_, hooks, logits_, samples_);
   const double forward_seconds = seconds_since(forward_begin);
   if (options_.expert_stats) recorder_.Publish();
   const std::vector<bool>& failed =
@@ -379,9 +382,12 @@ void Engine::Impl::Step() {
     while (logit_row < batch.logit_rows.size() && batch.logit_rows[logit_row] < end) {
       positions.push_back(batch.positions[batch.logit_rows[logit_row++]]);
     }
-    const RowLogits logits{positions,
-                           {logits_.data() + first * vocab, (logit_row - first) * vocab}};
-    if (finite && AllFinite(logits.values)) {
+    RowLogits logits{positions, {logits_.data() + first * vocab, (logit_row - first) * vocab}};
+    if (first < logit_row && !samples_.empty() && batch.samples[first].row >= 0) {
+      logits.drawn = &samples_[first];
+    }
+    if (finite &&
+        (logits.drawn != nullptr ? logits.drawn->finite != 0 : AllFinite(logits.values))) {
       Advance(rows, logits);
     } else {
       // Samples that wait for this prompt would run into the same.
@@ -544,41 +550,17 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
                                                std::unique_ptr<Model> model,
                                                std::shared_ptr<const Tokenizer> tokenizer,
                                                std::vector<TokenId> eos_token_ids) {
-  EngineOptions o = options;
-  const ModelSpec& spec = model->spec();
-  if (o.max_model_len == 0) o.max_model_len = spec.max_position_embeddings;
-  if (o.max_model_len < 1 || o.max_model_len > spec.max_position_embeddings) {
-    return absl::InvalidArgumentError(
-        "max-model-len: expected 1 to " + std::to_string(spec.max_position_embeddings) +
-        " (max_position_embeddings), found " + std::to_string(options.max_model_len));
-  }
-  if (o.max_num_seqs < 1 || o.max_num_seqs > 65536) {
-    return absl::InvalidArgumentError("max-num-seqs: expected 1 to 65536, found " +
-                                      std::to_string(o.max_num_seqs));
-  }
-  if (o.routing_records && !o.expert_stats) {
-    return absl::InvalidArgumentError("routing-records: expert statistics are switched off");
-  }
-  if (o.max_step_tokens < o.max_num_seqs) o.max_step_tokens = o.max_num_seqs;
-  const std::vector<KvLayerShape> shapes = CacheShapes(spec);
+  MOESERVE_ASSIGN_OR_RETURN(const EngineOptions o, Resolved(options, model->spec()));
+  const std::vector<KvLayerShape> shapes = CacheShapes(model->spec());
   const DType dtype = model->options().compute;
-  const int64_t block_bytes = model->backend().KvBlockBytes(shapes, dtype);
-  int64_t blocks = o.kv_cache_bytes / block_bytes;
-  if (o.kv_cache_bytes == 0) {
-    blocks = std::max(o.max_num_seqs * BlocksFor(std::min(o.max_model_len, 2048)),
-                      BlocksFor(o.max_model_len));
-  }
-  if (blocks < BlocksFor(o.max_model_len)) {
-    return absl::ResourceExhaustedError("kv-cache-memory: one sequence of max-model-len " +
-                                        std::to_string(o.max_model_len) + " tokens needs " +
-                                        std::to_string(BlocksFor(o.max_model_len) * block_bytes) +
-                                        " bytes, found " + std::to_string(o.kv_cache_bytes));
-  }
+  MOESERVE_ASSIGN_OR_RETURN(const int64_t blocks,
+                            CacheBlocks(o, model->backend().KvBlockBytes(shapes, dtype)));
+  MOESERVE_RETURN_IF_ERROR(model->Reserve(o.max_step_tokens, o.max_num_seqs));
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<KvCacheStorage> cache,
                             model->backend().NewKvCache(shapes, dtype, blocks));
   std::unique_ptr<RouteCounters> counters;
   if (o.expert_stats) {
-    const CountSettings counts = RecorderCounts(spec, RecorderSettings(o));
+    const CountSettings counts = RecorderCounts(model->spec(), RecorderSettings(o));
     MOESERVE_ASSIGN_OR_RETURN(counters, model->backend().NewRouteCounters(counts));
   }
   auto impl =

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine/token_step.h"
 #include "kernels/base/check.h"
 
 namespace moeserve {
@@ -247,9 +248,11 @@ StepWork WorkOf(const std::vector<ScheduledRows>& rows) {
   return work;
 }
 
-Batch MakeBatch(const std::vector<ScheduledRows>& rows) {
+Batch MakeBatch(const std::vector<ScheduledRows>& rows, bool samples_on_device) {
   Batch batch;
   bool controlled = false;
+  SampleRow on_host{};
+  on_host.row = -1;
   for (const ScheduledRows& r : rows) {
     const Sequence& s = *r.sequence;
     const int index = static_cast<int>(batch.block_tables.size());
@@ -257,7 +260,13 @@ Batch MakeBatch(const std::vector<ScheduledRows>& rows) {
     controlled = controlled || s.request.routing_control != nullptr;
     batch.controls.push_back(s.request.routing_control.get());
     for (int i = r.begin; i < r.begin + r.count; ++i) {
-      if (s.WantsLogits(i)) batch.logit_rows.push_back(batch.num_tokens());
+      if (s.WantsLogits(i)) {
+        if (samples_on_device) {
+          const int row = static_cast<int>(batch.logit_rows.size());
+          batch.samples.push_back(DeviceSample(s, row).value_or(on_host));
+        }
+        batch.logit_rows.push_back(batch.num_tokens());
+      }
       batch.tokens.push_back(s.tokens[i]);
       batch.positions.push_back(i);
       batch.sequence.push_back(index);

@@ -86,7 +86,8 @@ class Scheduler {
 StepWork DecodingWork(const std::vector<SequencePtr>& running);
 StepWork WorkOf(const std::vector<ScheduledRows>& rows);
 
-// The batch of those rows. Logits are asked for where Sequence::WantsLogits says so.
-Batch MakeBatch(const std::vector<ScheduledRows>& rows);
+// The batch of those rows. Logits are asked for where Sequence::WantsLogits says so; with
+// `samples_on_device`, tokens instead where the device can draw them.
+Batch MakeBatch(const std::vector<ScheduledRows>& rows, bool samples_on_device);
 
 }  // namespace moeserve

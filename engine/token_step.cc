@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/base/sampling.h"
+
 namespace moeserve {
 namespace {
 
@@ -10,7 +12,33 @@ bool Contains(std::span<const TokenId> ids, TokenId id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();
 }
 
+TokenLogprob DrawnLogprob(const SampleResult& drawn, int alternatives) {
+  TokenLogprob result{drawn.token, drawn.logprob, drawn.rank, {}};
+  for (int i = 0; i < alternatives; ++i) {
+    result.top.emplace_back(drawn.top_token[i], drawn.top_logprob[i]);
+  }
+  return result;
+}
+
 }  // namespace
+
+std::optional<SampleRow> DeviceSample(const Sequence& s, int row) {
+  const SamplingParams& params = s.request.sampling;
+  // Forks draw several tokens from one row.
+  if (s.sampling.changes_logits() || s.wants_prompt_logprobs() || !s.samples.empty() ||
+      params.logprobs.value_or(0) > kMaxAlternatives) {
+    return std::nullopt;
+  }
+  SampleRow sample{};
+  sample.scale = SamplingScale(params.temperature);
+  sample.top_k = params.top_k;
+  sample.top_p = params.top_p;
+  sample.min_p = static_cast<float>(params.min_p);
+  sample.row = row;
+  sample.uniform = UniformDraw(s.seed, params.sample_index, s.generated());
+  sample.logprobs = params.logprobs.value_or(-1);
+  return sample;
+}
 
 void TokenStep::CollectPromptLogprobs(Sequence& s, const RowLogits& logits) const {
   if (!s.wants_prompt_logprobs()) return;
@@ -38,22 +66,33 @@ Result<OutputDelta> TokenStep::Next(Sequence& s, const RowLogits& logits) {
     delta.usage = {s.prompt_length(), 0, s.cached_tokens};
     return delta;
   }
-  const auto row = logits.values.last(static_cast<size_t>(vocab_size_));
-  std::span<const float> chosen_from = row;
-  if (s.sampling.changes_logits()) {
-    changed_.assign(row.begin(), row.end());
-    if (!s.sampling.Apply(s.tokens, changed_)) {
-      return absl::InvalidArgumentError(
-          "no token is left that allowed_token_ids, bad_words, logit_bias and the structured "
-          "output together allow");
+  std::span<const float> row;
+  TokenId token = 0;
+  if (logits.drawn != nullptr) {
+    token = logits.drawn->token;
+  } else {
+    row = logits.values.last(static_cast<size_t>(vocab_size_));
+    std::span<const float> chosen_from = row;
+    if (s.sampling.changes_logits()) {
+      changed_.assign(row.begin(), row.end());
+      if (!s.sampling.Apply(s.tokens, changed_)) {
+        return absl::InvalidArgumentError(
+            "no token is left that allowed_token_ids, bad_words, logit_bias and the structured "
+            "output together allow");
+      }
+      chosen_from = changed_;
     }
-    chosen_from = changed_;
+    token = sampler_.Sample(chosen_from, params, s.seed, s.generated());
   }
-  const TokenId token = sampler_.Sample(chosen_from, params, s.seed, s.generated());
   s.tokens.push_back(token);
   s.sampling.Accept(token);
   delta.tokens.push_back(token);
-  if (params.logprobs.has_value()) delta.logprobs.push_back(Logprob(row, token, *params.logprobs));
+  if (params.logprobs.has_value()) {
+    delta.logprobs.push_back(
+        logits.drawn != nullptr
+            ? DrawnLogprob(*logits.drawn, std::min(*params.logprobs, vocab_size_))
+            : Logprob(row, token, *params.logprobs));
+  }
 
   const bool eos = !params.ignore_eos && Contains(eos_, token);
   const bool stop_token = Contains(params.stop_token_ids, token);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -14,9 +15,13 @@ namespace moeserve {
 
 // Logits of rows of one sequence.
 struct RowLogits {
-  std::span<const int32_t> positions;  // [n] ascending token numbers of the rows
-  std::span<const float> values;       // [n, V]
+  std::span<const int32_t> positions;   // [n] ascending token numbers of the rows
+  std::span<const float> values;        // [n, V]; undefined where `drawn` is there
+  const SampleResult* drawn = nullptr;  // what the device drew from the only row
 };
+
+// Whether the device can draw the sequence's next token, and how; `row` of the step's logits.
+std::optional<SampleRow> DeviceSample(const Sequence& sequence, int row);
 
 // Chooses tokens for sequences whose rows were run. One thread at a time.
 class TokenStep {

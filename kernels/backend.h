@@ -254,6 +254,32 @@ struct CombineArgs {
   RowsView output;                     // f32 or bf16 [rows, c]
 };
 
+// Alternatives beside a token that a device tells.
+inline constexpr int kMaxAlternatives = 20;
+
+// What to draw from one row of logits (kernels/base/sampling.h).
+struct SampleRow {
+  float scale;       // SamplingScale(temperature); 0: the most probable token
+  int32_t top_k;     // at most 0: no limit
+  double top_p;      // (0, 1]
+  float min_p;       // [0, 1]
+  int32_t row;       // of the logits; below 0: nothing is done and the result is left as it is
+  double uniform;    // UniformDraw of the row, in [0, 1)
+  int32_t logprobs;  // number of alternatives, up to kMaxAlternatives; -1: no log-probability
+};
+
+struct SampleResult {
+  int32_t token;   // -1 where a logit is NaN
+  int32_t finite;  // 0: a logit is NaN or infinite. The token is valid if it is only infinite.
+  // With logprobs >= 0 and without NaN, under the softmax of the logits alone:
+  float logprob;
+  int32_t rank;  // number of tokens that are more probable (equal logits: lower ids are)
+  // The most probable tokens, descending, as many as asked for; entries after them are left as they
+  // are. No more than the vocabulary has.
+  float top_logprob[kMaxAlternatives];
+  int32_t top_token[kMaxAlternatives];
+};
+
 // The ragged batch of a step, as the operations read it.
 struct StepInputs {
   std::span<const int32_t> token_ids = {};                      // [T]
@@ -261,6 +287,7 @@ struct StepInputs {
   std::span<const int32_t> sequence = {};                       // [T] index into block_tables
   std::span<const std::span<const int32_t>> block_tables = {};  // [S]
   std::span<const int32_t> output_rows = {};  // rows that GatherOutputRows() takes
+  std::span<const SampleRow> samples = {};    // [output_rows] what Sample() draws, or empty
   RouteCounters* counters = nullptr;          // what CountRoutes() adds to; null: it does nothing
   std::span<const uint8_t> kind = {};         // with counters: [T] kTokenPrefill and so on
 };
@@ -316,9 +343,11 @@ class Backend {
   virtual void Embed(const EmbedArgs& args) = 0;
   virtual void Norm(const NormArgs& args) = 0;
   virtual void Linear(const LinearArgs& args) = 0;
-  // Whether FusedFeedForward() exists for these banks and is the faster way for so many rows.
-  virtual bool FusesFeedForward(const LinearBank& up, const LinearBank& down, int64_t rows) const {
-    (void)up, (void)down, (void)rows;
+  // Whether FusedFeedForward() exists for these banks and is the faster way for so many rows of a
+  // type.
+  virtual bool FusesFeedForward(const LinearBank& up, const LinearBank& down, DType dtype,
+                                int64_t rows) const {
+    (void)up, (void)down, (void)dtype, (void)rows;
     return false;
   }
   virtual void FusedFeedForward(const FeedForwardArgs& args) { (void)args; }
@@ -338,6 +367,12 @@ class Backend {
   virtual void GatherOutputRows(const RowsView& input, const RowsView& output) = 0;
   // Multiplies every element, f32, in place.
   virtual void Scale(const RowsView& x, float factor) = 0;
+  // Whether Sample() exists. If so, steps call it where there are output rows.
+  virtual bool samples_on_device() const { return false; }
+  // Draws what the step's inputs ask for from the logits f32 [outputs, V].
+  virtual void Sample(const RowsView& logits) { (void)logits; }
+  // What was drawn, [samples of the step's inputs]. Outside of RunStep.
+  virtual void ReadSamples(std::span<SampleResult> results) { (void)results; }
   // Copies rows to host memory as f32, densely, when all operations before are done.
   virtual void CopyToHost(const RowsView& input, std::span<float> output) = 0;
   // The other way; rounds where `output` is bf16. Outside of RunStep.

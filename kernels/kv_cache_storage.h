@@ -1,5 +1,5 @@
-// The memory of the paged KV cache. Which block belongs to whom is the engine's business, how a block
-// is laid out the backend's.
+// The memory of the paged KV cache. Which block belongs to whom is the engine's business, how a
+// block is laid out the backend's.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
 #include "engine/layers/workspace.h"
 
 #include <algorithm>
+#include <string>
 
 #include "kernels/base/check.h"
 
@@ -26,8 +27,12 @@ RowsView Workspace::TakeStrided(int64_t rows, int64_t cols, int64_t stride, DTyp
   if (chunk_ == chunks_.size()) {
     const size_t last = chunks_.empty() ? kMinChunk : chunks_.back()->bytes() * 2;
     auto chunk = backend_.Allocate(std::max({bytes, last, kMinChunk}));
-    // The operating system overcommits: a refusal here means the address space itself is gone.
-    MOESERVE_CHECK(chunk.ok(), "memory for activations");
+    // Of host memory the operating system promises more than there is; devices were asked for all
+    // of it at the start (Model::Reserve).
+    if (!chunk.ok()) {
+      internal::CheckFailed(__FILE__, __LINE__, "memory for a step's activations",
+                            std::string(chunk.status().message()).c_str());
+    }
     chunks_.push_back(std::move(chunk).value());
     used_ = 0;
   }

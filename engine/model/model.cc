@@ -1,5 +1,6 @@
 #include "engine/model/model.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "engine/layers/attention.h"
@@ -28,8 +29,9 @@ class Model::Impl {
   Impl& operator=(const Impl&) = delete;
 
   absl::Status Load(WeightSource& source);
-  void Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks,
-               std::span<float> logits);
+  absl::Status Reserve(int tokens, int logit_rows);
+  void Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks, std::span<float> logits,
+               std::span<SampleResult> samples);
 
   const ModelSpec spec;
   const ModelOptions options;
@@ -39,6 +41,9 @@ class Model::Impl {
  private:
   // Issues the operations of a step of so many tokens, up to the logits [outputs, V].
   void Issue(StepContext& ctx, int64_t tokens, const RowsView& logits);
+
+  void ReadOutputs(const Batch& batch, const RowsView& scores, std::span<float> logits,
+                   std::span<SampleResult> samples);
 
   // Runs `branch` on the (normalised) residual stream and adds its result to it.
   template <typename Branch>
@@ -105,11 +110,12 @@ void Model::Impl::RunBranch(StepContext& ctx, const RowsView& x, const NormBank&
 }
 
 void Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks,
-                          std::span<float> logits) {
+                          std::span<float> logits, std::span<SampleResult> samples) {
   const int64_t tokens = batch.num_tokens();
-  MOESERVE_CHECK(static_cast<int64_t>(logits.size()) >=
-                     static_cast<int64_t>(batch.logit_rows.size()) * spec.vocab_size,
-                 "room for the logits");
+  MOESERVE_CHECK(
+      !batch.samples.empty() || static_cast<int64_t>(logits.size()) >=
+                                    static_cast<int64_t>(batch.logit_rows.size()) * spec.vocab_size,
+      "room for the logits");
   if (tokens == 0) return;
   const Workspace::Scope scope(workspace);
   // Scores and inputs are looked at between two operations, and changed routes come with the step.
@@ -124,14 +130,14 @@ void Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* 
                                            .sequence = batch.sequence,
                                            .block_tables = batch.block_tables,
                                            .output_rows = batch.logit_rows,
+                                           .samples = batch.samples,
                                            .counters = counters,
                                            .kind = kind},
                                           this, !inspected && batch.controls.empty());
   StepContext ctx{backend, workspace, options.compute, batch, cache, hooks, at_once};
-  RowsView scores = workspace.TakeDense(rows.outputs, spec.vocab_size, DType::kF32);
+  const RowsView scores = workspace.TakeDense(rows.outputs, spec.vocab_size, DType::kF32);
   backend.RunStep([&] { Issue(ctx, rows.tokens, scores); });
-  scores.rows = static_cast<int64_t>(batch.logit_rows.size());
-  if (scores.rows > 0) backend.CopyToHost(scores, logits);
+  ReadOutputs(batch, scores, logits, samples);
   if (hooks == nullptr || backend.plans_on_host()) return;
   hooks->OnOutcome(backend.Outcome());
   if (at_once || !hooks->WantsPlans()) return;
@@ -141,6 +147,31 @@ void Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* 
       layer.feed_forward->routed()->TellPlan(backend, *hooks);
     }
   }
+}
+
+void Model::Impl::ReadOutputs(const Batch& batch, const RowsView& scores, std::span<float> logits,
+                              std::span<SampleResult> samples) {
+  const size_t rows = batch.logit_rows.size();
+  const auto wanted = [&](size_t row) {
+    return batch.samples.empty() || batch.samples[row].row < 0;
+  };
+  bool sampled = false;
+  for (size_t begin = 0; begin < rows;) {
+    if (!wanted(begin)) {
+      sampled = true;
+      ++begin;
+      continue;
+    }
+    size_t end = begin;
+    while (end < rows && wanted(end)) ++end;
+    RowsView part = scores;
+    part.data = scores.row(static_cast<int64_t>(begin));
+    part.rows = static_cast<int64_t>(end - begin);
+    const auto vocab = static_cast<size_t>(spec.vocab_size);
+    backend.CopyToHost(part, logits.subspan(begin * vocab, (end - begin) * vocab));
+    begin = end;
+  }
+  if (sampled) backend.ReadSamples(samples);
 }
 
 void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits) {
@@ -164,6 +195,30 @@ void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits
   }
   backend.Linear({.bank = head_.get(), .input = last, .output = logits});
   if (spec.logit_scale != 1.0) backend.Scale(logits, static_cast<float>(spec.logit_scale));
+  if (backend.samples_on_device()) backend.Sample(logits);
+}
+
+absl::Status Model::Impl::Reserve(int tokens, int logit_rows) {
+  std::vector<KvLayerShape> shapes;
+  for (const LayerSpec& l : spec.layers) {
+    shapes.push_back({l.attention.num_kv_heads, l.attention.head_dim});
+  }
+  MOESERVE_ASSIGN_OR_RETURN(const std::unique_ptr<KvCacheStorage> cache,
+                            backend.NewKvCache(shapes, options.compute, 1));
+  Batch batch;
+  batch.tokens.assign(static_cast<size_t>(tokens), 0);
+  batch.positions = batch.tokens;
+  // Of no sequence: nothing is read from the cache or written to it.
+  batch.sequence.assign(batch.tokens.size(), -1);
+  batch.phase.assign(batch.tokens.size(), Phase::kPrefill);
+  for (int row = 0; row < std::min(tokens, logit_rows); ++row) batch.logit_rows.push_back(row);
+  // All rows are drawn from, so that no logits are copied.
+  SampleRow greedy{};
+  greedy.logprobs = -1;
+  batch.samples.assign(batch.logit_rows.size(), greedy);
+  std::vector<SampleResult> results(batch.samples.size());
+  Forward(batch, *cache, nullptr, {}, results);
+  return absl::OkStatus();
 }
 
 Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -181,8 +236,14 @@ Result<std::unique_ptr<Model>> Model::Create(const ModelSpec& spec, const ModelO
 }
 
 void Model::Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks,
-                    std::span<float> logits) {
-  impl_->Forward(batch, cache, hooks, logits);
+                    std::span<float> logits, std::span<SampleResult> samples) {
+  impl_->Forward(batch, cache, hooks, logits, samples);
+}
+
+absl::Status Model::Reserve(int tokens, int logit_rows) {
+  // Host memory grows as it is needed.
+  if (impl_->backend.plans_on_host()) return absl::OkStatus();
+  return impl_->Reserve(tokens, logit_rows);
 }
 
 const ModelSpec& Model::spec() const { return impl_->spec; }

@@ -27,9 +27,15 @@ class Model {
   ~Model();
 
   // Runs one ragged step: appends to `cache` and writes logits [batch.logit_rows.size(), V] (f32,
-  // host) into `logits`. One caller at a time. `hooks` may be null.
-  void Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks,
-               std::span<float> logits);
+  // host) into `logits`, but for rows that the batch has the device sample: of these `samples`
+  // [batch.samples.size()] tells what was drawn. One caller at a time. `hooks` may be null.
+  void Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks, std::span<float> logits,
+               std::span<SampleResult> samples = {});
+
+  // Makes a device allocate what a step of so many tokens and rows of logits takes, before requests
+  // depend on it. ResourceExhausted; where the device has no memory even for the activations, the
+  // process stops with the numbers.
+  absl::Status Reserve(int tokens, int logit_rows);
 
   const ModelSpec& spec() const;
   const ModelOptions& options() const;

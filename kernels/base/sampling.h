@@ -26,11 +26,11 @@ MOESERVE_HOST_DEVICE static inline float SamplingScale(double temperature) {
 // exp(x) for x <= 0 with a relative error of about 1e-7, in operations that compilers put into
 // vectors; exactly 1 for 0, and 0 at -87, below it and for NaN.
 MOESERVE_HOST_DEVICE static inline float SamplingExp(float x) {
+  constexpr float kRound = 0x1.8p+23f;  // adding it rounds to an integer, in the lowest bits
   const bool positive = x > -87.0f;
   const float clamped = positive ? x : -87.0f;
-  const float scaled = clamped * 1.44269504f;
-  const auto whole = static_cast<int32_t>(scaled - 0.5f);
-  const auto n = static_cast<float>(whole);
+  const float shifted = clamped * 1.44269504f + kRound;
+  const float n = shifted - kRound;
   const float r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
   float p = 1.9875691500e-4f;
   p = p * r + 1.3981999507e-3f;
@@ -39,7 +39,7 @@ MOESERVE_HOST_DEVICE static inline float SamplingExp(float x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  const float power = F32FromBits(static_cast<uint32_t>(whole + 127) << 23);
+  const float power = F32FromBits((BitsFromF32(shifted) << 23) + 0x3f800000u);
   return positive ? p * power : 0.0f;
 }
 

@@ -51,7 +51,7 @@ Result<double> MeasureReadBandwidth(int64_t bytes, int rounds, cudaStream_t stre
     MOESERVE_RETURN_IF_ERROR(CudaStatus(cudaEventSynchronize(end.get()), "cudaEventSynchronize"));
     float milliseconds = 0.0f;
     MOESERVE_RETURN_IF_ERROR(CudaStatus(cudaEventElapsedTime(&milliseconds, start.get(), end.get()),
-                                      "cudaEventElapsedTime"));
+                                        "cudaEventElapsedTime"));
     if (round > 0) {
       best = std::max(best, static_cast<double>(pieces * kPiece) / (milliseconds * 1e-3));
     }

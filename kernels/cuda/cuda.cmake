@@ -49,6 +49,7 @@ set(MOESERVE_CUDA_SOURCES
   linear_bank.cu
   linear_f32.cu
   linear_mma.cu
+  linear_split_mma.cu
   linear_wgmma.cu
   pack_plans.cu
   plan.cu

@@ -9,6 +9,7 @@
 #include "kernels/cuda/kv_cache.h"
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda/rows.h"
+#include "kernels/cuda/sampler.h"
 
 namespace moeserve::cuda {
 namespace {
@@ -158,16 +159,29 @@ void CudaBackend::CopyIn(void* to, const void* from, size_t bytes) {
   Synchronize();
 }
 
+absl::Status CudaBackend::WithBudget(const absl::Status& status, const std::string& what) const {
+  if (!absl::IsResourceExhausted(status)) return status;
+  size_t free = 0, total = 0;
+  if (cudaMemGetInfo(&free, &total) != cudaSuccess) return status;
+  return absl::ResourceExhaustedError("device cuda: " + what +
+                                      " does not fit: " + std::to_string(free >> 20) + " MiB of " +
+                                      std::to_string(total >> 20) + " are free, weights take " +
+                                      std::to_string(weight_bytes_ >> 20) + " MiB");
+}
+
 Result<std::unique_ptr<DeviceBuffer>> CudaBackend::Allocate(size_t bytes) {
-  MOESERVE_ASSIGN_OR_RETURN(DeviceMemory memory, DeviceMemory::Allocate(bytes));
-  return std::unique_ptr<DeviceBuffer>(std::make_unique<CudaBuffer>(std::move(memory)));
+  Result<DeviceMemory> memory = DeviceMemory::Allocate(bytes);
+  if (!memory.ok()) {
+    return WithBudget(memory.status(), "a buffer of " + std::to_string(bytes >> 20) + " MiB");
+  }
+  return std::unique_ptr<DeviceBuffer>(std::make_unique<CudaBuffer>(std::move(memory).value()));
 }
 
 Result<std::unique_ptr<LinearBank>> CudaBackend::NewLinearBank(LinearBankShape shape) {
-  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<CudaLinearBank> bank,
-                            CudaLinearBank::Create(std::move(shape)));
-  weight_bytes_ += bank->bytes();
-  return std::unique_ptr<LinearBank>(std::move(bank));
+  Result<std::unique_ptr<CudaLinearBank>> bank = CudaLinearBank::Create(std::move(shape));
+  if (!bank.ok()) return WithBudget(bank.status(), "a layer of the model");
+  weight_bytes_ += (*bank)->bytes();
+  return std::unique_ptr<LinearBank>(std::move(bank).value());
 }
 
 Result<std::unique_ptr<NormBank>> CudaBackend::NewNormBank(NormShape shape,
@@ -232,9 +246,15 @@ Result<std::unique_ptr<DeviceBuffer>> CudaBackend::Upload(std::span<const float>
 
 Result<std::unique_ptr<KvCacheStorage>> CudaBackend::NewKvCache(std::vector<KvLayerShape> layers,
                                                                 DType dtype, int64_t num_blocks) {
-  MOESERVE_ASSIGN_OR_RETURN(CudaKvCache cache, CudaKvCache::Allocate(layers, dtype, num_blocks));
+  Result<CudaKvCache> cache = CudaKvCache::Allocate(layers, dtype, num_blocks);
+  if (!cache.ok()) {
+    return WithBudget(cache.status(),
+                      "a KV cache of " +
+                          std::to_string(KvBlockBytes(layers, dtype) * num_blocks >> 20) +
+                          " MiB (kv-cache-memory, max-num-seqs, max-model-len)");
+  }
   return std::unique_ptr<KvCacheStorage>(std::make_unique<StreamKvCache>(
-      std::move(layers), dtype, num_blocks, std::move(cache), stream_.get()));
+      std::move(layers), dtype, num_blocks, std::move(cache).value(), stream_.get()));
 }
 
 int64_t CudaBackend::KvBlockBytes(std::span<const KvLayerShape> layers, DType dtype) const {
@@ -394,9 +414,9 @@ void CudaBackend::Norm(const NormArgs& args) {
 
 void CudaBackend::Linear(const LinearArgs& args) { LaunchLinear(args, stream_.get()); }
 
-bool CudaBackend::FusesFeedForward(const LinearBank& up, const LinearBank& down,
+bool CudaBackend::FusesFeedForward(const LinearBank& up, const LinearBank& down, DType dtype,
                                    int64_t rows) const {
-  return FusedExpertFits(up, down) && FusedExpertPays(up, down, rows);
+  return dtype == DType::kBF16 && FusedExpertFits(up, down) && FusedExpertPays(up, down, rows);
 }
 
 void CudaBackend::FusedFeedForward(const FeedForwardArgs& args) {
@@ -610,6 +630,21 @@ void CudaBackend::ScaleBySigmoid(const RowsView& x, const RowsView& gate) {
 }
 void CudaBackend::GatherOutputRows(const RowsView& input, const RowsView& output) {
   LaunchGather(input, step_.output_rows, output, stream_.get());
+}
+void CudaBackend::Sample(const RowsView& logits) {
+  const size_t bytes = static_cast<size_t>(logits.rows) * sizeof(SampleResult);
+  if (sampled_.bytes() < bytes) {
+    DropRecordings();
+    sampled_ = {};
+    sampled_ = AllocateForStep(bytes, "memory for drawn tokens");
+  }
+  LaunchSample({.rows = step_.samples,
+                .results = sampled_.as<SampleResult>(),
+                .count = static_cast<int>(logits.rows),
+                .logits = static_cast<const float*>(logits.data),
+                .stride = logits.stride,
+                .vocabulary = static_cast<int>(logits.cols)},
+               stream_.get());
 }
 void CudaBackend::Scale(const RowsView& x, float factor) { LaunchScale(x, factor, stream_.get()); }
 

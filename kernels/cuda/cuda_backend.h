@@ -52,7 +52,8 @@ class CudaBackend : public Backend {
   void Embed(const EmbedArgs& args) override;
   void Norm(const NormArgs& args) override;
   void Linear(const LinearArgs& args) override;
-  bool FusesFeedForward(const LinearBank& up, const LinearBank& down, int64_t rows) const override;
+  bool FusesFeedForward(const LinearBank& up, const LinearBank& down, DType dtype,
+                        int64_t rows) const override;
   void FusedFeedForward(const FeedForwardArgs& args) override;
   void Rope(const RopeArgs& args) override;
   void AppendKv(const AppendKvArgs& args) override;
@@ -65,6 +66,9 @@ class CudaBackend : public Backend {
   void ScaleBySigmoid(const RowsView& x, const RowsView& gate) override;
   void GatherOutputRows(const RowsView& input, const RowsView& output) override;
   void Scale(const RowsView& x, float factor) override;
+  bool samples_on_device() const override { return true; }
+  void Sample(const RowsView& logits) override;
+  void ReadSamples(std::span<SampleResult> results) override;
   void CopyToHost(const RowsView& input, std::span<float> output) override;
   void CopyFromHost(std::span<const float> input, const RowsView& output) override;
   bool plans_on_host() const override { return false; }
@@ -118,6 +122,8 @@ class CudaBackend : public Backend {
 
   CudaBackend() = default;
 
+  // `status`, with what is free and what weights take where memory is missing.
+  absl::Status WithBudget(const absl::Status& status, const std::string& what) const;
   // Stop with CUDA's words where a call of a step fails: the device is lost to this process.
   void CheckStatus(const absl::Status& status, const char* what) const;
   void CheckCall(cudaError_t error, const char* what) const;
@@ -152,6 +158,7 @@ class CudaBackend : public Backend {
   DeviceMemory packed_;  // of CopyPlans()
   RouteScratch route_scratch_;
   std::map<WorkKey, WorkSlot> work_;
+  DeviceMemory sampled_;  // [outputs] SampleResult
   DeviceMemory overrides_;
   DeviceMemory given_;
   PinnedMemory staging_;  // of CopyToHost and CopyFromHost

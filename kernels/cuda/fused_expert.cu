@@ -142,7 +142,7 @@ __device__ void MultiplyUp(const char* planes, const char* stage, float (&hidden
 
 __device__ inline void StoreHidden(char* plane, int row, int unit, float value) {
   char* at = plane + row * kRowBytes + (unit / 8 ^ (row & 7)) * 16 + unit % 8 * 2;
-  *reinterpret_cast<uint16_t*>(at) = Bf16FromF32(value);
+  *reinterpret_cast<uint16_t*>(at) = static_cast<uint16_t>(PackBf16(value, 0.0f));
 }
 
 // Bias, activation and rounding of the sums of one row block into the plane of hidden units. Units
@@ -165,13 +165,13 @@ __device__ void ActivateHidden(const LinearParams& p, const LinearBankEntry& up,
     const int row = n * 8 + lane % 4 * 2;
     if (p.gated) {
       float gate[2] = {sums[n][0] + low, sums[n][1] + low};
-      Activate(p.activation, gate);
+      Activate(p.activation, true, gate);
       const bool real = first + unit < up.out_features;
       StoreHidden(plane, row, unit, real ? gate[0] * (sums[n][2] + high) : 0.0f);
       StoreHidden(plane, row + 1, unit, real ? gate[1] * (sums[n][3] + high) : 0.0f);
     } else {
       float value[4] = {sums[n][0] + low, sums[n][1] + low, sums[n][2] + high, sums[n][3] + high};
-      Activate(p.activation, value);
+      Activate(p.activation, true, value);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int at = unit + j / 2 * 8;

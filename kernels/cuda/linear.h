@@ -11,9 +11,10 @@ namespace moeserve::cuda {
 // plan, the number of assignments is read from plan->expert_offsets on the device and may be
 // anything up to plan->capacity, for which `output` (and `input` without gather) has rows.
 //
-// bf16 rows take bf16 weights and run on the tensor cores; f32 rows take any weights and are summed
-// by one fused multiply-add per input in ascending order. Either way a result depends on its row
-// and its matrix alone: tiles of every shape sum in the same order.
+// bf16 rows take bf16 weights and run on the tensor cores; f32 rows take any weights: f32 and f16
+// ones are summed by one fused multiply-add per input in ascending order, bf16 ones on the tensor
+// cores without rounding the rows. A result depends on its row and its matrix alone: tiles of every
+// shape sum in the same order.
 void LaunchLinear(const LinearArgs& args, cudaStream_t stream);
 
 // Which kernel multiplies bf16 rows, for tests and measurements; kAuto is what LaunchLinear uses.

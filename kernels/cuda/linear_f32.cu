@@ -1,5 +1,5 @@
-// Products of f32 rows on the ordinary cores: every output is one chain of fused multiply-adds over
-// ascending inputs, whatever the tile.
+// Products of f32 rows by f32 and f16 weights, on the ordinary cores: every output is one chain of
+// fused multiply-adds over ascending inputs, whatever the tile.
 
 #include <algorithm>
 
@@ -48,9 +48,6 @@ __device__ inline void UnpackPiece(const char* piece, float (&values)[kCount]) {
   for (int i = 0; i < 4; ++i) {
     if constexpr (kWeights == DType::kF32) {
       values[i] = F32FromBits(words[i]);
-    } else if constexpr (kWeights == DType::kBF16) {
-      values[2 * i] = F32FromBits(words[i] << 16);
-      values[2 * i + 1] = F32FromBits(words[i] & 0xffff0000u);
     } else {
       values[2 * i] = WidenF16(words[i] & 0xffffu);
       values[2 * i + 1] = WidenF16(words[i] >> 16);
@@ -192,7 +189,7 @@ void LaunchLinearF32(const CudaLinearBank& bank, const LinearParams& p, cudaStre
     case DType::kF16:
       return LaunchTyped<DType::kF16>(bank, p, stream);
     case DType::kBF16:
-      return LaunchTyped<DType::kBF16>(bank, p, stream);
+      return LaunchLinearSplitMma(bank, p, stream);
   }
 }
 

@@ -35,6 +35,10 @@ bool LinearWgmmaFits(const LinearParams& params);
 void LaunchLinearWgmma(const CudaLinearBank& bank, const LinearParams& params, LinearTile tile,
                        cudaStream_t stream);
 
+// f32 rows by bf16 weights, on the tensor cores.
+void LaunchLinearSplitMma(const CudaLinearBank& bank, const LinearParams& params,
+                          cudaStream_t stream);
+
 // f32 rows, weights of any type.
 void LaunchLinearF32(const CudaLinearBank& bank, const LinearParams& params, cudaStream_t stream);
 

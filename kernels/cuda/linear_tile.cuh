@@ -108,7 +108,7 @@ __device__ inline void StoreLinearTile(const LinearParams& p, const LinearBankEn
     float value[8];
 #pragma unroll
     for (int j = 0; j < 8; ++j) value[j] = sums[j] + (bias == nullptr ? 0.0f : bias[at + j]);
-    Activate(p.activation, value);
+    Activate(p.activation, p.output_bf16, value);
     if (p.gated) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -126,8 +126,7 @@ __device__ inline void StoreLinearTile(const LinearParams& p, const LinearBankEn
       uint32_t pair[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        pair[j] = Bf16FromF32(value[2 * j]) | static_cast<uint32_t>(Bf16FromF32(value[2 * j + 1]))
-                                                  << 16;
+        pair[j] = PackBf16(value[2 * j], value[2 * j + 1]);
       }
       if (wide) {
         *reinterpret_cast<uint4*>(to) = make_uint4(pair[0], pair[1], pair[2], pair[3]);

@@ -115,73 +115,81 @@ __device__ void Produce(const LinearParams& p, char* shared, uint64_t* full, uin
   while (unannounced > 0) announce();
 }
 
+// One consumer's share of a tile: its 64 rows, `rows_at` into every stage, by kBlocks blocks of
+// outputs, `weights_at` into it; `tile` is that share.
+template <typename S, int kBlocks>
+__device__ void ConsumeTile(const LinearParams& p, const LinearBankEntry& m, LinearTileRange tile,
+                            const char* shared, int rows_at, int weights_at, uint64_t* full,
+                            uint64_t* empty, float* staged, int barrier,
+                            RingPosition<S::kStages>& reading) {
+  constexpr int kN = kBlocks * kImageBlock;
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+  const int lane = thread % 32;
+  float sums[kN / 2] = {};
+  int previous = reading.stage;
+  for (int k = 0; k < m.k_blocks; ++k) {
+    MbarrierWait(full + reading.stage, reading.parity);
+    const char* stage = shared + reading.stage * S::kStageBytes;
+    const uint64_t a = MatrixDescriptor(stage + rows_at, Swizzle::k128Bytes, 8 * kRowBytes);
+    const uint64_t b = MatrixDescriptor(stage + weights_at, Swizzle::k128Bytes, 8 * kRowBytes);
+    WgmmaKeepInPlace(sums);
+    WgmmaFence();
+#pragma unroll
+    for (int k16 = 0; k16 < kImageBlock / 16; ++k16) {
+      Wgmma<kN>::Shared(sums, AdvanceDescriptor(a, k16 * 32), AdvanceDescriptor(b, k16 * 32), true);
+    }
+    WgmmaCommit();
+    WgmmaKeepInPlace(sums);
+    WgmmaWait<1>();
+    // The stage before is no longer read.
+    if (k > 0 && lane == 0) MbarrierArrive(empty + previous);
+    previous = reading.stage;
+    reading.Advance();
+  }
+  WgmmaWait<0>();
+  WgmmaKeepInPlace(sums);
+  if (lane == 0) MbarrierArrive(empty + previous);
+
+  const int row = thread / 32 * 16 + lane / 4;
+#pragma unroll 1
+  for (int panel = 0; panel < kBlocks; ++panel) {
+    if (tile.image_row / kImageBlock >= m.row_blocks) break;
+    NamedBarrierSync(barrier, kWarpgroup);  // the panel before has been read
+#pragma unroll
+    for (int j = 0; j < kN / 8; ++j) {
+      // Registers are named by constants alone.
+      if (j / (kPanelColumns / 8) != panel) continue;
+      float* to = staged + row * kPitch + j % (kPanelColumns / 8) * 8 + lane % 4 * 2;
+      *reinterpret_cast<float2*>(to) = make_float2(sums[j * 4], sums[j * 4 + 1]);
+      *reinterpret_cast<float2*>(to + 8 * kPitch) = make_float2(sums[j * 4 + 2], sums[j * 4 + 3]);
+    }
+    NamedBarrierSync(barrier, kWarpgroup);
+    StoreLinearTile<kPanelColumns, kPitch, kWarpgroup>(p, m, tile, staged, thread);
+    tile.image_row += kPanelColumns;
+  }
+}
+
 template <typename S>
 __device__ void Consume(const LinearParams& p, char* shared, uint64_t* full, uint64_t* empty,
                         int consumer) {
-  constexpr int kN = S::kTileImageRows;
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
-  const int lane = thread % 32;
   float* staged =
       reinterpret_cast<float*>(shared + S::kStages * S::kStageBytes + consumer * S::kStagedBytes);
   RingPosition<S::kStages> reading;
-  float sums[kN / 2];
   for (int index = static_cast<int>(blockIdx.x);; index += static_cast<int>(gridDim.x)) {
     LinearTileRange tile = FindLinearTile<kTileRows, S::kTileImageRows>(p, index);
     if (tile.expert < 0) break;
     const LinearBankEntry m = p.entries[tile.expert];
-    const bool has_rows = consumer * 64 < tile.rows;
-    if (!has_rows) {
-      // The tile's tail: this half of the stages goes by.
-      for (int k = 0; k < m.k_blocks; ++k, reading.Advance()) {
-        MbarrierWait(full + reading.stage, reading.parity);
-        if (lane == 0) MbarrierArrive(empty + reading.stage);
-      }
-      continue;
-    }
-    int previous = reading.stage;
-    for (int k = 0; k < m.k_blocks; ++k) {
-      MbarrierWait(full + reading.stage, reading.parity);
-      const char* stage = shared + reading.stage * S::kStageBytes;
-      const uint64_t a =
-          MatrixDescriptor(stage + consumer * 64 * kRowBytes, Swizzle::k128Bytes, 8 * kRowBytes);
-      const uint64_t b = MatrixDescriptor(stage + S::kRowsBytes, Swizzle::k128Bytes, 8 * kRowBytes);
-      WgmmaKeepInPlace(sums);
-      WgmmaFence();
-#pragma unroll
-      for (int k16 = 0; k16 < kImageBlock / 16; ++k16) {
-        Wgmma<kN>::Shared(sums, AdvanceDescriptor(a, k16 * 32), AdvanceDescriptor(b, k16 * 32),
-                          k > 0 || k16 > 0);
-      }
-      WgmmaCommit();
-      WgmmaKeepInPlace(sums);
-      WgmmaWait<1>();
-      // The stage before is no longer read.
-      if (k > 0 && lane == 0) MbarrierArrive(empty + previous);
-      previous = reading.stage;
-      reading.Advance();
-    }
-    WgmmaWait<0>();
-    WgmmaKeepInPlace(sums);
-    if (lane == 0) MbarrierArrive(empty + previous);
-
-    tile.row += consumer * 64;
-    tile.rows = min(64, tile.rows - consumer * 64);
-    const int row = thread / 32 * 16 + lane / 4;
-#pragma unroll 1
-    for (int panel = 0; panel < S::kBlocks; ++panel) {
-      if (tile.image_row / kImageBlock >= m.row_blocks) break;
-      NamedBarrierSync(1 + consumer, kWarpgroup);  // the panel before has been read
-#pragma unroll
-      for (int j = 0; j < kN / 8; ++j) {
-        // Registers are named by constants alone.
-        if (j / (kPanelColumns / 8) != panel) continue;
-        float* to = staged + row * kPitch + j % (kPanelColumns / 8) * 8 + lane % 4 * 2;
-        *reinterpret_cast<float2*>(to) = make_float2(sums[j * 4], sums[j * 4 + 1]);
-        *reinterpret_cast<float2*>(to + 8 * kPitch) = make_float2(sums[j * 4 + 2], sums[j * 4 + 3]);
-      }
-      NamedBarrierSync(1 + consumer, kWarpgroup);
-      StoreLinearTile<kPanelColumns, kPitch, kWarpgroup>(p, m, tile, staged, thread);
-      tile.image_row += kPanelColumns;
+    if (tile.rows <= 64) {
+      // An expert's last rows: the consumers share the outputs instead.
+      constexpr int kHalf = S::kBlocks / 2;
+      tile.image_row += consumer * kHalf * kImageBlock;
+      ConsumeTile<S, kHalf>(p, m, tile, shared, 0, S::kRowsBytes + consumer * kHalf * kBlockBytes,
+                            full, empty, staged, 1 + consumer, reading);
+    } else {
+      tile.row += consumer * 64;
+      tile.rows = min(64, tile.rows - consumer * 64);
+      ConsumeTile<S, S::kBlocks>(p, m, tile, shared, consumer * 64 * kRowBytes, S::kRowsBytes, full,
+                                 empty, staged, 1 + consumer, reading);
     }
   }
 }

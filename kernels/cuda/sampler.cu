@@ -13,7 +13,8 @@ namespace {
 // lead to the place of a draw. Short rows stay in shared memory after the first pass over them.
 constexpr int kMaxWarps = 32;
 constexpr int kTokensPerThread = 8;  // before another warp is added
-constexpr int kUnroll = 8;
+constexpr int kUnroll = 4;
+constexpr int kLoads = 8;  // of a thread at a time from global memory
 constexpr int kMaxToken = 0x7fffffff;
 
 struct SharedState {
@@ -145,8 +146,9 @@ class RowSampler {
 
   __device__ uint64_t KeptWeight(int token, float logit, const SamplingCutoff& cutoff,
                                  float min_p) const {
+    if (!cutoff.Keeps(logit, token)) return 0;
     const float share = SamplingExp(Exponent(logit));
-    return share >= min_p && cutoff.Keeps(logit, token) ? SamplingWeight(share) : 0;
+    return SamplingWeight(share >= min_p ? share : 0.0f);
   }
   __device__ uint64_t SumWeights(const SamplingCutoff& cutoff, float min_p) {
     uint64_t sum = 0;
@@ -198,33 +200,40 @@ class RowSampler {
 
 template <bool kCached>
 __device__ bool RowSampler<kCached>::Load() {
-  uint64_t best = 0;
-  bool finite = true, numbers = true;
+  bool finite = true;
+  const int first = warp_ * segment_tokens_ + lane_;
   const int end = min((warp_ + 1) * segment_tokens_, vocabulary_);
-  for (int begin = warp_ * segment_tokens_ + lane_; begin < end; begin += 32 * kUnroll) {
+  float highest = -INFINITY;
+  int best = first;
+  for (int begin = first; begin < end; begin += 32 * kLoads) {
     // All loads first: stores into the cache would hold them up.
-    float loaded[kUnroll];
+    float loaded[kLoads];
 #pragma unroll
-    for (int i = 0; i < kUnroll; ++i) {
+    for (int i = 0; i < kLoads; ++i) {
       const int token = begin + 32 * i;
-      loaded[i] = token < end ? __ldg(logits_ + token) : 0.0f;
+      loaded[i] = token < end ? __ldg(logits_ + token) : -INFINITY;
     }
 #pragma unroll
-    for (int i = 0; i < kUnroll; ++i) {
+    for (int i = 0; i < kLoads; ++i) {
       const int token = begin + 32 * i;
       if (token >= end) break;
       const float logit = loaded[i];
       if constexpr (kCached) cache_[token] = logit;
       finite = finite && logit - logit == 0.0f;
-      numbers = numbers && logit == logit;
-      const uint64_t probability = Probability(logit, token);
-      best = probability > best ? probability : best;
+      if (logit > highest) {
+        highest = logit;
+        best = token;
+      }
     }
   }
-  best = BlockReduce(best, uint64_t{0}, Largest());
-  best_ = TokenOf(best);
-  highest_ = LogitOfOrder(static_cast<uint32_t>(best >> 32));
+  const uint64_t probability =
+      BlockReduce(first < end ? Probability(highest, best) : 0, uint64_t{0}, Largest());
+  best_ = TokenOf(probability);
+  highest_ = LogitOfOrder(static_cast<uint32_t>(probability >> 32));
   finite_ = __syncthreads_and(finite) != 0;
+  if (finite_) return true;
+  bool numbers = true;
+  ForTokens([&](int, float logit) { numbers = numbers && logit == logit; });
   return __syncthreads_and(numbers) != 0;
 }
 
@@ -286,8 +295,7 @@ __device__ SamplingCutoff RowSampler<kCached>::Cut(Measure measure, uint64_t tar
     bin = FindBin(target);
     target -= bin.before;
     highest -= static_cast<uint32_t>(bin.index) << shift;
-    const uint32_t width = (1u << shift) - 1;
-    lowest = highest - lowest > width ? highest - width : lowest;
+    lowest = highest - ((1u << shift) - 1);  // no order is low enough for a wrap
   }
   const float logit = LogitOfOrder(highest);
   const uint64_t each = Amount(measure, logit);

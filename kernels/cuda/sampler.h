@@ -4,34 +4,10 @@
 
 #include <cstdint>
 
+#include "kernels/backend.h"
 #include "kernels/cuda/runtime.h"
 
 namespace moeserve::cuda {
-
-inline constexpr int kMaxAlternatives = 20;
-
-// What to draw from one row of logits. In device memory, so that a replayed graph reads new ones.
-struct SampleRow {
-  float scale;       // SamplingScale(temperature); 0: the most probable token
-  int32_t top_k;     // at most 0: no limit
-  double top_p;      // (0, 1]
-  float min_p;       // [0, 1]
-  int32_t row;       // of the logits; below 0: nothing is done and the result is left as it is
-  double uniform;    // UniformDraw of the row, in [0, 1)
-  int32_t logprobs;  // number of alternatives, up to kMaxAlternatives; -1: no log-probability
-};
-
-struct SampleResult {
-  int32_t token;   // -1 where a logit is NaN
-  int32_t finite;  // 0: a logit is NaN or infinite. The token is valid if it is only infinite.
-  // With logprobs >= 0 and without NaN, under the softmax of the logits alone:
-  float logprob;
-  int32_t rank;  // number of tokens that are more probable (equal logits: lower ids are)
-  // The most probable tokens, descending, as many as asked for; entries after them are left as they
-  // are. No more than the vocabulary has.
-  float top_logprob[kMaxAlternatives];
-  int32_t top_token[kMaxAlternatives];
-};
 
 struct SampleLaunch {
   const SampleRow* rows = nullptr;  // [count], device

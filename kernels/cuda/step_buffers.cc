@@ -8,8 +8,9 @@
 namespace moeserve::cuda {
 namespace {
 
-// Per token its routes and two bytes, four words, then the block tables.
-constexpr int64_t kTokenBytes = static_cast<int64_t>(sizeof(TokenRoutes)) + 2 + 4 * 4;
+// Per token its routes, two bytes, four words and what to draw of it, then the block tables.
+constexpr int64_t kTokenBytes =
+    static_cast<int64_t>(sizeof(TokenRoutes) + sizeof(SampleRow)) + 2 + 4 * 4;
 constexpr int64_t kAlignment = 16;
 
 int64_t Aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
@@ -64,7 +65,10 @@ DeviceStep StepBuffers::Upload(const StepInputs& inputs, const StepRows& rows,
   int32_t* const position = token_ids + rows.tokens;
   int32_t* const sequence = position + rows.tokens;
   int32_t* const output_rows = sequence + rows.tokens;
-  int32_t* const tables = output_rows + rows.tokens;
+  // Four arrays of whole 4-byte values keep the 8 bytes that a SampleRow is aligned to where the
+  // number of tokens is even or not: 16 bytes a token.
+  SampleRow* const samples = reinterpret_cast<SampleRow*>(output_rows + rows.tokens);
+  int32_t* const tables = reinterpret_cast<int32_t*>(samples + rows.outputs);
   std::copy(inputs.token_ids.begin(), inputs.token_ids.end(), token_ids);
   std::copy(inputs.position.begin(), inputs.position.end(), position);
   std::copy(inputs.sequence.begin(), inputs.sequence.end(), sequence);
@@ -75,6 +79,11 @@ DeviceStep StepBuffers::Upload(const StepInputs& inputs, const StepRows& rows,
   const int64_t outputs = static_cast<int64_t>(inputs.output_rows.size());
   std::copy(inputs.output_rows.begin(), inputs.output_rows.end(), output_rows);
   std::fill(output_rows + outputs, output_rows + rows.tokens, 0);
+  std::copy(inputs.samples.begin(), inputs.samples.end(), samples);
+  for (int64_t i = static_cast<int64_t>(inputs.samples.size()); i < rows.outputs; ++i) {
+    samples[i] = {};
+    samples[i].row = -1;
+  }
   int32_t* table = tables;
   for (const std::span<const int32_t> blocks : inputs.block_tables) {
     std::copy(blocks.begin(), blocks.end(), table);
@@ -97,6 +106,8 @@ DeviceStep StepBuffers::Upload(const StepInputs& inputs, const StepRows& rows,
           .position = on_device(position),
           .sequence = on_device(sequence),
           .output_rows = on_device(output_rows),
+          .samples = reinterpret_cast<const SampleRow*>(
+              on_device(reinterpret_cast<const int32_t*>(samples))),
           .block_tables = on_device(tables)};
 }
 

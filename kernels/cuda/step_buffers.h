@@ -18,6 +18,7 @@ struct DeviceStep {
   const int32_t* position = nullptr;      // [tokens]
   const int32_t* sequence = nullptr;      // [tokens] -1: fills up the step
   const int32_t* output_rows = nullptr;   // [outputs]
+  const SampleRow* samples = nullptr;     // [outputs] row < 0: nothing to draw
   const int32_t* block_tables = nullptr;  // [sequences, table_stride]
 };
 

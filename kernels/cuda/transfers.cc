@@ -97,6 +97,15 @@ void CudaBackend::CopyPlans() {
   }
 }
 
+void CudaBackend::ReadSamples(std::span<SampleResult> results) {
+  char* const staging = Staging(results.size_bytes());
+  CheckCall(cudaMemcpyAsync(staging, sampled_.data(), results.size_bytes(), cudaMemcpyDeviceToHost,
+                            stream_.get()),
+            "copy drawn tokens");
+  Synchronize();
+  std::memcpy(results.data(), staging, results.size_bytes());
+}
+
 RoutingPlan CudaBackend::HostPlan(int index) {
   PlanSlot& slot = slots_[index];
   MOESERVE_CHECK(slot.plan.expert_offsets != nullptr, "a plan of this step");

@@ -278,6 +278,7 @@ TEST(CudaLinearTest, RowsDoNotInfluenceEachOther) {
       values[5 * in + i] = std::numeric_limits<float>::quiet_NaN();
       values[77 * in + i] = std::numeric_limits<float>::infinity();
     }
+    values[4 * in + 3] = std::numeric_limits<float>::infinity();
     DeviceRows x(300, in, in, t.rows, values);
     DeviceRows together(300, out, out, DType::kF32);
     LaunchLinear({.bank = bank.bank.get(), .input = x.view(), .output = together.view()}, nullptr);
@@ -289,8 +290,35 @@ TEST(CudaLinearTest, RowsDoNotInfluenceEachOther) {
       DeviceRows alone(1, out, out, DType::kF32);
       LaunchLinear({.bank = bank.bank.get(), .input = one, .output = alone.view()}, nullptr);
       ASSERT_TRUE(SameBits(alone.Fetch(), all, 0, r, out)) << "row " << r;
-      ASSERT_EQ(std::isnan(reinterpret_cast<const float*>(all.row(r))[0]), r == 5);
+      const float first = reinterpret_cast<const float*>(all.row(r))[0];
+      ASSERT_EQ(std::isnan(first), r == 5);
+      ASSERT_EQ(std::isinf(first), r == 4);
     }
+    RowsView some = x.view();
+    some.rows = 20;
+    DeviceRows fewer(20, out, out, DType::kF32);
+    LaunchLinear({.bank = bank.bank.get(), .input = some, .output = fewer.view()}, nullptr);
+    const RowsView result = fewer.Fetch();
+    for (int r = 0; r < 20; ++r) ASSERT_TRUE(SameBits(result, all, r, r, out)) << "row " << r;
+  }
+}
+
+// The identity returns f32 rows bit by bit: no part of them is rounded away for the tensor cores.
+TEST(CudaLinearTest, RowsKeepTheirPrecision) {
+  Random random(15);
+  const int n = 70;
+  std::vector<float> identity(n * n, 0.0f);
+  for (int i = 0; i < n; ++i) identity[i * n + i] = 1.0f;
+  auto bank =
+      std::move(cuda::CudaLinearBank::Create({{n}, {n}, false, false, DType::kBF16})).value();
+  bank->LoadWeight(0, LinearBank::Half::kMain, 0, MakeTensor(identity, {n, n}, DType::kBF16));
+  for (const int rows : {3, 30, 90}) {
+    DeviceRows x(rows, n, n, DType::kF32, random.Normals(int64_t{rows} * n));
+    DeviceRows y(rows, n, n, DType::kF32);
+    LaunchLinear({.bank = bank.get(), .input = x.view(), .output = y.view()}, nullptr);
+    const RowsView result = y.Fetch();
+    const RowsView input = x.Fetch();
+    for (int r = 0; r < rows; ++r) ASSERT_TRUE(SameBits(result, input, r, r, n));
   }
 }
 

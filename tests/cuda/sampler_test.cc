@@ -386,7 +386,8 @@ TEST(CudaSampler, ReadsRowsAnewWhereAGraphIsReplayed) {
 TEST(CudaSampler, DoesNotDependOnTheOrderOfThreads) {
   constexpr int kVocabulary = 1500;
   for (const emulator::Order order :
-       {emulator::Order{emulator::Order::kReverse, 0}, emulator::Order{emulator::Order::kRandom, 1},
+       {emulator::Order{emulator::Order::kReverse, 0}, emulator::Order{emulator::Order::kEager, 0},
+        emulator::Order{emulator::Order::kRandom, 1},
         emulator::Order{emulator::Order::kRandom, 2}}) {
     emulator::SetOrder(order);
     Random random(4);

@@ -118,9 +118,10 @@ Thread* TakeReady(Scheduler& s) {
     std::swap(s.ready[s.ready_head],
               s.ready[(s.ready_head + NextRandom(s) % s.ready_count) % kMaxThreads]);
   }
+  --s.ready_count;
+  if (s.order.kind == Order::kEager) return s.ready[(s.ready_head + s.ready_count) % kMaxThreads];
   Thread* t = s.ready[s.ready_head];
   s.ready_head = (s.ready_head + 1) % kMaxThreads;
-  --s.ready_count;
   return t;
 }
 
@@ -261,12 +262,14 @@ Order GetOrder() {
     const std::string value = text == nullptr ? "forward" : text;
     if (value == "reverse") {
       order.kind = Order::kReverse;
+    } else if (value == "eager") {
+      order.kind = Order::kEager;
     } else if (value != "forward") {
       char* end = nullptr;
       order.kind = Order::kRandom;
       order.seed = std::strtoull(value.c_str(), &end, 10);
       MOESERVE_CHECK(end != value.c_str() && *end == 0,
-                     "MOESERVE_EMULATOR_ORDER is forward, reverse or a number");
+                     "MOESERVE_EMULATOR_ORDER is forward, reverse, eager or a number");
     }
     g_order = order;
   }

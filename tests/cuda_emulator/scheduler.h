@@ -26,9 +26,10 @@ inline constexpr int kNumBarriers = 16;
 using Location = std::source_location;
 
 // The order of runnable threads and of blocks; the environment's MOESERVE_EMULATOR_ORDER
-// (forward, reverse or a number that seeds a permutation) is the default.
+// (forward, reverse, eager or a number that seeds a permutation) is the default. Eagerly, a warp
+// runs ahead of the others until it waits for them, which shows barriers that are missing.
 struct Order {
-  enum Kind : uint8_t { kForward, kReverse, kRandom } kind = kForward;
+  enum Kind : uint8_t { kForward, kReverse, kRandom, kEager } kind = kForward;
   uint64_t seed = 0;
 };
 void SetOrder(Order order);

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/base/dtype.h"
+#include "kernels/backend.h"
 
 namespace moeserve::testing {
 
@@ -38,6 +38,19 @@ inline ::testing::AssertionResult RowNear(const std::vector<double>& actual,
   return ::testing::AssertionFailure()
          << "element " << worst << ": " << actual[worst] << " instead of " << expected[worst]
          << ", " << worst_ratio << " times the tolerance";
+}
+
+// Row r of a view, widened; of memory that the host reads, as that of the emulated device.
+inline std::vector<double> RowOf(const RowsView& v, int64_t r, int64_t cols) {
+  std::vector<double> row;
+  for (int64_t i = 0; i < cols; ++i) {
+    if (v.dtype == DType::kF32) {
+      row.push_back(reinterpret_cast<const float*>(v.row(r))[i]);
+    } else {
+      row.push_back(F32FromBf16(reinterpret_cast<const Bf16*>(v.row(r))[i]));
+    }
+  }
+  return row;
 }
 
 }  // namespace moeserve::testing

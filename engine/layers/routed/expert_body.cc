@@ -77,7 +77,8 @@ RowsView FeedForwardExperts::Hidden(StepContext& ctx, const RoutingPlan* plan,
 RowsView FeedForwardExperts::Run(StepContext& ctx, const RoutingPlan* plan,
                                  const RowsView& rows) const {
   RowsView results = ctx.workspace.Take(ResultRows(plan, rows), rows.cols, ctx.activation);
-  if (inner_norm_ == nullptr && ctx.backend.FusesFeedForward(*up_, *down_, results.rows)) {
+  if (inner_norm_ == nullptr &&
+      ctx.backend.FusesFeedForward(*up_, *down_, rows.dtype, results.rows)) {
     ctx.backend.FusedFeedForward({.up = up_.get(),
                                   .down = down_.get(),
                                   .plan = plan,

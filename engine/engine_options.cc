@@ -1,0 +1,45 @@
+#include "engine/engine_options.h"
+
+#include <algorithm>
+#include <string>
+
+#include "engine/kv_cache.h"
+
+namespace moeserve {
+
+Result<EngineOptions> Resolved(const EngineOptions& options, const ModelSpec& spec) {
+  EngineOptions o = options;
+  if (o.max_model_len == 0) o.max_model_len = spec.max_position_embeddings;
+  if (o.max_model_len < 1 || o.max_model_len > spec.max_position_embeddings) {
+    return absl::InvalidArgumentError(
+        "max-model-len: expected 1 to " + std::to_string(spec.max_position_embeddings) +
+        " (max_position_embeddings), found " + std::to_string(options.max_model_len));
+  }
+  if (o.max_num_seqs < 1 || o.max_num_seqs > 65536) {
+    return absl::InvalidArgumentError("max-num-seqs: expected 1 to 65536, found " +
+                                      std::to_string(o.max_num_seqs));
+  }
+  if (o.routing_records && !o.expert_stats) {
+    return absl::InvalidArgumentError("routing-records: expert statistics are switched off");
+  }
+  if (o.max_step_tokens < o.max_num_seqs) o.max_step_tokens = o.max_num_seqs;
+  return o;
+}
+
+Result<int64_t> CacheBlocks(const EngineOptions& options, int64_t block_bytes) {
+  const int64_t longest = BlocksFor(options.max_model_len);
+  int64_t blocks = options.kv_cache_bytes / block_bytes;
+  if (options.kv_cache_bytes == 0) {
+    blocks =
+        std::max(options.max_num_seqs * BlocksFor(std::min(options.max_model_len, 2048)), longest);
+  }
+  if (blocks < longest) {
+    return absl::ResourceExhaustedError("kv-cache-memory: one sequence of max-model-len " +
+                                        std::to_string(options.max_model_len) + " tokens needs " +
+                                        std::to_string(longest * block_bytes) + " bytes, found " +
+                                        std::to_string(options.kv_cache_bytes));
+  }
+  return blocks;
+}
+
+}  // namespace moeserve
