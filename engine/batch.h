@@ -34,6 +34,13 @@ struct Batch {
 class StepHooks {
  public:
   virtual ~StepHooks() = default;
+  // Asked before the step: whether OnPlan() is needed even where plans do not lie on the host, from
+  // which they have to be fetched. OnOutcome() tells what matters most in any case.
+  virtual bool WantsPlans() const { return true; }
+  // Asked before the step: what counts its plans where they lie; null: nothing.
+  virtual RouteCounters* Counters() { return nullptr; }
+  // After the step, where plans do not lie on the host.
+  virtual void OnOutcome(const StepOutcome& outcome) { (void)outcome; }
   // After the plan of a routed block was made. `plan` is valid during the call.
   virtual void OnPlan(int layer, BlockKind block, const RoutingPlan& plan) {
     (void)layer, (void)block, (void)plan;

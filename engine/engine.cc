@@ -63,6 +63,10 @@ class RoutingGuard : public StepHooks {
   void BeginStep(const Batch& batch) {
     failed_.assign(static_cast<size_t>(batch.num_tokens()), false);
   }
+  bool WantsPlans() const override { return false; }
+  void OnOutcome(const StepOutcome& outcome) override {
+    for (size_t t = 0; t < failed_.size(); ++t) failed_[t] = outcome.failed[t] != 0;
+  }
   void OnPlan(int, BlockKind, const RoutingPlan& plan) override {
     const int heads = plan.rows / static_cast<int>(failed_.size());
     for (int r = 0; r < plan.rows; ++r) {
@@ -81,13 +85,13 @@ class Engine::Impl {
  public:
   Impl(const EngineOptions& options, std::unique_ptr<Model> model,
        std::shared_ptr<const Tokenizer> tokenizer, std::vector<TokenId> eos,
-       std::unique_ptr<KvCacheStorage> cache)
+       std::unique_ptr<KvCacheStorage> cache, std::unique_ptr<RouteCounters> counters)
       : options_(options),
         model_(std::move(model)),
         tokenizer_(std::move(tokenizer)),
         eos_(std::move(eos)),
         cache_(std::move(cache)),
-        recorder_(model_->spec(), RecorderSettings(options_), &routes_),
+        recorder_(model_->spec(), RecorderSettings(options_), &routes_, std::move(counters)),
         always_active_(recorder_.Snapshot().always_active_parameters),
         routes_(recorder_.layout(), cache_->num_blocks(), options_.routing_records),
         scheduler_(*cache_, routes_, options_.prefix_cache, options_.max_num_seqs),
@@ -130,6 +134,10 @@ class Engine::Impl {
   // the sink knows.
   void Finish(Sequence* sequence, OutputDelta delta);
   void Fail(Sequence* sequence, const absl::Status& status);
+  // With the last request's end the statistics are complete.
+  void MergeIfIdle() {
+    if (scheduler_.running().empty() && scheduler_.waiting().empty()) recorder_.Merge();
+  }
   void LeaveQueue(int sequences, int64_t tokens);
   void UpdateGauges();
   void CopySchedulerStats();  // under mutex_
@@ -461,6 +469,7 @@ void Engine::Impl::Finish(Sequence* sequence, OutputDelta delta) {
         static_cast<uint64_t>(sequence->computed) * static_cast<uint64_t>(always_active_);
   }
   const SequencePtr s = scheduler_.Remove(sequence);
+  MergeIfIdle();
   const auto now = std::chrono::steady_clock::now();
   histograms_.inference_seconds.Observe(SecondsBetween(s->admitted_at, now));
   if (s->generated() > 0) {
@@ -497,6 +506,7 @@ void Engine::Impl::Fail(Sequence* sequence, const absl::Status& status) {
   }
   const int computed = std::min(sequence->computed, sequence->prompt_length());
   if (s == nullptr) s = scheduler_.Remove(sequence);
+  MergeIfIdle();
   if (queued) {
     histograms_.queue_seconds.Observe(
         SecondsBetween(s->submitted_at, std::chrono::steady_clock::now()));
@@ -548,8 +558,14 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
   MOESERVE_RETURN_IF_ERROR(model->Reserve(o.max_step_tokens, o.max_num_seqs));
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<KvCacheStorage> cache,
                             model->backend().NewKvCache(shapes, dtype, blocks));
-  auto impl = std::make_unique<Impl>(o, std::move(model), std::move(tokenizer),
-                                     std::move(eos_token_ids), std::move(cache));
+  std::unique_ptr<RouteCounters> counters;
+  if (o.expert_stats) {
+    const CountSettings counts = RecorderCounts(model->spec(), RecorderSettings(o));
+    MOESERVE_ASSIGN_OR_RETURN(counters, model->backend().NewRouteCounters(counts));
+  }
+  auto impl =
+      std::make_unique<Impl>(o, std::move(model), std::move(tokenizer), std::move(eos_token_ids),
+                             std::move(cache), std::move(counters));
   return std::unique_ptr<Engine>(new Engine(std::move(impl)));
 }
 

@@ -8,9 +8,28 @@
 
 #include "engine/expert_counters.h"
 #include "engine/model/weights.h"
+#include "kernels/base/check.h"
 
 namespace moeserve {
 namespace {
+
+// Between two looks at the counters of a device.
+constexpr std::chrono::seconds kMergeInterval{1};
+
+static_assert(static_cast<uint8_t>(Phase::kPrefill) == kTokenPrefill &&
+              static_cast<uint8_t>(Phase::kDecode) == kTokenDecode &&
+              static_cast<uint8_t>(Phase::kRecompute) == kTokenRecompute);
+
+bool AnySplit(const RouteLayout& layout) {
+  return std::any_of(layout.blocks.begin(), layout.blocks.end(),
+                     [](const RoutedBlock& b) { return b.sub_tokens > 1; });
+}
+
+bool KeepsTokenCounts(const ModelSpec& spec, const RouteLayout& layout,
+                      const RecorderOptions& options) {
+  const int64_t bytes = TokenExpertCounts::BytesFor(spec.vocab_size, layout.num_experts);
+  return layout.num_experts > 0 && bytes <= options.token_counts_bytes;
+}
 
 bool IsEmbeddingOrHead(const std::string& name) {
   return name.starts_with("embed") || name.starts_with("head.");
@@ -87,18 +106,39 @@ ExpertStats EmptyExpertStats(const ModelSpec& spec, bool any_selection) {
   return stats;
 }
 
-ExpertRecorder::ExpertRecorder(const ModelSpec& spec, const RecorderOptions& options, RouteLog* log)
+CountSettings RecorderCounts(const ModelSpec& spec, const RecorderOptions& options) {
+  const RouteLayout layout(spec);
+  ExpertStats stats = EmptyExpertStats(spec, options.any_selection);
+  const bool split = AnySplit(layout);
+  CountSettings settings;
+  for (size_t i = 0; i < layout.blocks.size(); ++i) {
+    const RoutedBlock& block = layout.blocks[i];
+    BlockExpertStats& facts = stats.blocks[i];
+    settings.blocks.push_back(
+        {.slot = PlanSlot(block.layer, block.block),
+         .num_experts = block.num_experts,
+         .sub_tokens = block.sub_tokens,
+         .most_distinct = static_cast<int>(facts.distinct_histogram.size()) - 1,
+         .diverse = !split || block.sub_tokens > 1,
+         .expert_parameters = std::move(facts.expert_parameters)});
+  }
+  if (KeepsTokenCounts(spec, layout, options)) settings.vocabulary = spec.vocab_size;
+  return settings;
+}
+
+ExpertRecorder::ExpertRecorder(const ModelSpec& spec, const RecorderOptions& options, RouteLog* log,
+                               std::unique_ptr<RouteCounters> device)
     : layout_(spec),
       options_(options),
       log_(log),
+      device_(std::move(device)),
       total_(EmptyExpertStats(spec, options.any_selection)) {
   for (const BlockExpertStats& block : total_.blocks) {
     pending_.emplace_back().distinct_histogram.resize(block.distinct_histogram.size());
     pending_router_.push_back(block.router);
     counters_.emplace_back(static_cast<size_t>(block.num_experts));
   }
-  const bool split = std::any_of(layout_.blocks.begin(), layout_.blocks.end(),
-                                 [](const RoutedBlock& b) { return b.sub_tokens > 1; });
+  const bool split = AnySplit(layout_);
   int widest = 0;
   for (const RoutedBlock& block : layout_.blocks) {
     const LayerSpec& layer = spec.layers[block.layer];
@@ -115,8 +155,7 @@ ExpertRecorder::ExpertRecorder(const ModelSpec& spec, const RecorderOptions& opt
   }
   probability_.resize(static_cast<size_t>(widest));
   working_.resize(static_cast<size_t>(widest));
-  const int64_t bytes = TokenExpertCounts::BytesFor(spec.vocab_size, layout_.num_experts);
-  if (layout_.num_experts > 0 && bytes <= options.token_counts_bytes) {
+  if (KeepsTokenCounts(spec, layout_, options)) {
     token_counts_ = std::make_unique<TokenExpertCounts>(spec.vocab_size, layout_.num_experts);
   }
 }
@@ -140,9 +179,32 @@ void ExpertRecorder::BeginStep(const Batch& batch) {
   ++steps_;
 }
 
+void ExpertRecorder::OnOutcome(const StepOutcome& outcome) {
+  if (device_ == nullptr) return;  // OnPlan() saw the same
+  for (size_t t = 0; t < failed_.size(); ++t) {
+    failed_[t] = outcome.failed[t] != 0;
+    token_totals_[t] = {outcome.routes[t].routes, outcome.routes[t].parameters};
+  }
+}
+
+void ExpertRecorder::LogRoutes(const RoutedBlock& block, const RoutingPlan& plan) {
+  for (int r = 0; r < plan.rows; ++r) {
+    const int t = r / block.sub_tokens, row = block.first_row + r % block.sub_tokens;
+    for (int32_t i = plan.row_offsets[r]; i < plan.row_offsets[r + 1]; ++i) {
+      const int32_t a = plan.assignments_of_row[i];
+      log_->Add(cache_block_[t], batch_->positions[t] % kKvBlockTokens, row,
+                plan.expert_of_assignment[a], plan.weight_of_assignment[a]);
+    }
+  }
+}
+
 void ExpertRecorder::OnPlan(int layer, BlockKind block, const RoutingPlan& plan) {
   if (options_.observer != nullptr) options_.observer->OnPlan(layer, block, plan);
   const int index = layout_.IndexOf(layer, block);
+  if (device_ != nullptr) {
+    if (keep_routes_) LogRoutes(layout_.blocks[index], plan);
+    return;
+  }
   const RoutedBlock& where = layout_.blocks[index];
   const BlockExpertStats& facts = total_.blocks[index];  // of it, what never changes
   const int heads = where.sub_tokens;
@@ -290,7 +352,57 @@ void ExpertRecorder::OnInputs(int layer, BlockKind block, const RoutingPlan& pla
   }
 }
 
+void ExpertRecorder::MergeRouterStats() {
+  for (size_t i = 0; i < total_.blocks.size(); ++i) {
+    ForEachRouterCounter(total_.blocks[i].router, pending_router_[i],
+                         [](auto& sum, auto& value) { sum += std::exchange(value, 0); });
+  }
+}
+
+void ExpertRecorder::Merge() {
+  if (merged_) return;
+  const Result<CountsSnapshot> read = device_->Read();
+  MOESERVE_CHECK(read.ok(), "the counters of the device are read");
+  merged_ = true;
+  merged_at_ = std::chrono::steady_clock::now();
+  const CountsSnapshot& counts = *read;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  total_.steps = counts.model.steps;
+  std::copy(std::begin(counts.model.tokens), std::end(counts.model.tokens), tokens_);
+  for (int p = 0; p < kNumPhases; ++p) {
+    total_.expert_rows[p] = {counts.model.expert_rows[p].buckets, counts.model.expert_rows[p].sum};
+    total_.active_experts[p] = {counts.model.active_experts[p].buckets,
+                                counts.model.active_experts[p].sum};
+  }
+  total_.diversity_histogram = counts.diversity_histogram;
+  for (size_t i = 0; i < counts.blocks.size(); ++i) {
+    const BlockCounts& from = counts.blocks[i];
+    total_.blocks[i].nonfinite_rows = from.nonfinite_rows;
+    total_.blocks[i].distinct_histogram = from.distinct_histogram;
+    for (size_t e = 0; e < from.experts.size(); ++e) {
+      const ExpertCount& x = from.experts[e];
+      counters_[i][e] = {.selections = x.selections,
+                         .decode_selections = x.decode_selections,
+                         .recomputed_selections = x.recomputed_selections,
+                         .touching_tokens = x.touching_tokens,
+                         .visits = x.visits,
+                         .weight_sum = x.weight_sum};
+    }
+  }
+  MergeRouterStats();
+}
+
 void ExpertRecorder::Publish() {
+  if (log_ != nullptr) {
+    for (size_t t = 0; t < token_totals_.size(); ++t) {
+      log_->AddTotals(cache_block_[t], token_totals_[t]);
+    }
+  }
+  if (device_ != nullptr) {
+    merged_ = false;
+    if (std::chrono::steady_clock::now() - merged_at_ >= kMergeInterval) Merge();
+    return;
+  }
   if (token_counts_ != nullptr) token_counts_->Add(counted_);
   counted_.clear();
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -311,11 +423,6 @@ void ExpertRecorder::Publish() {
     total_.expert_rows[step_kind_].Observe(a.rows);
   }
   active_.clear();
-  if (log_ != nullptr) {
-    for (size_t t = 0; t < token_totals_.size(); ++t) {
-      log_->AddTotals(cache_block_[t], token_totals_[t]);
-    }
-  }
   for (size_t i = 0; i < total_.blocks.size(); ++i) {
     BlockExpertStats& to = total_.blocks[i];
     PendingBlock& from = pending_[i];
@@ -324,11 +431,22 @@ void ExpertRecorder::Publish() {
       to.distinct_histogram[n] += std::exchange(from.distinct_histogram[n], 0);
     }
     total_.active_experts[step_kind_].Observe(std::exchange(from.active, 0));
-    if (sampling_) {
-      ForEachRouterCounter(to.router, pending_router_[i],
-                           [](auto& sum, auto& value) { sum += std::exchange(value, 0); });
-    }
   }
+  if (sampling_) MergeRouterStats();
+}
+
+const TokenExpertCounts* ExpertRecorder::token_counts() const {
+  if (device_ == nullptr || token_counts_ == nullptr) return token_counts_.get();
+  const std::lock_guard<std::mutex> lock(refresh_mutex_);
+  std::vector<uint32_t> part(size_t{1} << 18);
+  for (int64_t first = 0; first < token_counts_->size();) {
+    part.resize(static_cast<size_t>(
+        std::min<int64_t>(static_cast<int64_t>(part.size()), token_counts_->size() - first)));
+    MOESERVE_CHECK(device_->ReadTokenExperts(first, part).ok(), "the device's counters are read");
+    token_counts_->Assign(first, part);
+    first += static_cast<int64_t>(part.size());
+  }
+  return token_counts_.get();
 }
 
 ExpertStats ExpertRecorder::Snapshot() const {

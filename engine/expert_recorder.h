@@ -1,6 +1,7 @@
 // Counts what the experts do, from the routing plans of every step.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -13,6 +14,7 @@
 #include "engine/route_layout.h"
 #include "engine/route_log.h"
 #include "engine/token_expert_counts.h"
+#include "kernels/route_counters.h"
 
 namespace moeserve {
 
@@ -32,15 +34,26 @@ struct RecorderOptions {
 // Statistics of `spec` before any token was run: all counters 0, parameters and widths filled in.
 ExpertStats EmptyExpertStats(const ModelSpec& spec, bool any_selection = false);
 
+// What a device has to count for a recorder of `spec`.
+CountSettings RecorderCounts(const ModelSpec& spec, const RecorderOptions& options);
+
 // One thread records; any thread takes snapshots. A step's counts become visible at once, when it
-// is published.
+// is published. Where a device counts, it counts every step, plans are fetched only for others that
+// want them, and counts become visible at most once a second, or when Merge() asks for it.
 class ExpertRecorder : public StepHooks {
  public:
   // `log` may be null; it is told the routes of every token and must be there while steps run.
-  ExpertRecorder(const ModelSpec& spec, const RecorderOptions& options, RouteLog* log = nullptr);
+  // `device` counts RecorderCounts(); null: the recorder does, from the plans.
+  ExpertRecorder(const ModelSpec& spec, const RecorderOptions& options, RouteLog* log = nullptr,
+                 std::unique_ptr<RouteCounters> device = nullptr);
 
   // Recording thread, in this order for every step.
   void BeginStep(const Batch& batch);
+  bool WantsPlans() const override {
+    return device_ == nullptr || keep_routes_ || options_.observer != nullptr;
+  }
+  RouteCounters* Counters() override { return device_.get(); }
+  void OnOutcome(const StepOutcome& outcome) override;
   void OnPlan(int layer, BlockKind block, const RoutingPlan& plan) override;
   bool WantsScores() const override {
     return sampling_ || (options_.observer != nullptr && options_.observer->WantsScores());
@@ -55,6 +68,8 @@ class ExpertRecorder : public StepHooks {
                 std::span<const float> inputs) override;
   // Adds the step to the counters.
   void Publish();
+  // Recording thread, between steps: makes all counts of a device visible.
+  void Merge();
 
   // Tokens of the current step whose router scores had no finite maximum in some block.
   const std::vector<bool>& failed_tokens() const { return failed_; }
@@ -62,17 +77,22 @@ class ExpertRecorder : public StepHooks {
   // Any thread.
   const RouteLayout& layout() const { return layout_; }
   ExpertStats Snapshot() const;
-  // Null where the table would be larger than the options allow.
-  const TokenExpertCounts* token_counts() const { return token_counts_.get(); }
+  // As of now. Null where the table would be larger than the options allow.
+  const TokenExpertCounts* token_counts() const;
   // By routed block; empty where none are kept.
   std::vector<HiddenSample> HiddenSamples() const;
 
  private:
   bool WantsInputsItself() const { return sampling_ && !reservoirs_.empty(); }
+  void LogRoutes(const RoutedBlock& block, const RoutingPlan& plan);
+  void MergeRouterStats();  // under mutex_
 
   const RouteLayout layout_;
   const RecorderOptions options_;
   RouteLog* const log_;
+  const std::unique_ptr<RouteCounters> device_;
+  bool merged_ = true;  // every step that the device counted
+  std::chrono::steady_clock::time_point merged_at_;
   bool keep_routes_ = false;
   std::vector<bool> sigmoid_;  // by routed block: the gate is a sigmoid
   std::vector<bool> diverse_;  // by routed block: counts for the diversity histogram
@@ -119,6 +139,7 @@ class ExpertRecorder : public StepHooks {
   std::vector<int32_t> diversity_;   // [T] distinct experts of all diversity blocks so far
   std::vector<double> probability_;  // [E] scratch of OnScores
   std::unique_ptr<TokenExpertCounts> token_counts_;
+  mutable std::mutex refresh_mutex_;  // of token_counts_ from the device
 
   // What a step adds to for each expert that had a row, in one place of memory: the vectors of
   // BlockExpertStats would be one for each field.

@@ -9,6 +9,11 @@
 
 namespace moeserve {
 
+// Where a backend keeps the plans of a block.
+constexpr int PlanSlot(int layer, BlockKind block) {
+  return 2 * layer + (block == BlockKind::kAttention ? 0 : 1);
+}
+
 struct RoutedBlock {
   int layer = 0;
   BlockKind block = BlockKind::kFeedForward;
@@ -25,15 +30,14 @@ struct RouteLayout {
 
   // Index into `blocks`; -1 where the block is not routed.
   int IndexOf(int layer, BlockKind block) const {
-    return block_of_layer[static_cast<size_t>(2 * layer +
-                                              (block == BlockKind::kAttention ? 0 : 1))];
+    return block_of_layer[static_cast<size_t>(PlanSlot(layer, block))];
   }
 
   std::vector<RoutedBlock> blocks;  // in order of layer, attention before feed_forward
   int rows_per_token = 0;
   uint32_t num_experts = 0;         // of all blocks
   std::vector<int> block_of_row;    // [rows_per_token]
-  std::vector<int> block_of_layer;  // [2 * layers]
+  std::vector<int> block_of_layer;  // [2 * layers] by PlanSlot()
 };
 
 }  // namespace moeserve

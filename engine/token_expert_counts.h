@@ -47,6 +47,14 @@ class TokenExpertCounts {
     }
   }
 
+  int64_t size() const { return vocabulary_ * experts_; }
+  // Replaces the counters from `first` on.
+  void Assign(int64_t first, std::span<const uint32_t> counts) {
+    for (size_t i = 0; i < counts.size(); ++i) {
+      counts_[static_cast<size_t>(first) + i].store(counts[i], std::memory_order_relaxed);
+    }
+  }
+
   // [vocabulary * count] the columns [first, first + count), tokens outermost.
   std::vector<uint32_t> Columns(int64_t first, int64_t count) const {
     std::vector<uint32_t> out(static_cast<size_t>(vocabulary_ * count));

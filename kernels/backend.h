@@ -23,6 +23,7 @@
 #include "kernels/base/host_tensor.h"
 #include "kernels/base/status.h"
 #include "kernels/kv_cache_storage.h"
+#include "kernels/route_counters.h"
 #include "kernels/route_settings.h"
 
 namespace moeserve {
@@ -287,6 +288,14 @@ struct StepInputs {
   std::span<const std::span<const int32_t>> block_tables = {};  // [S]
   std::span<const int32_t> output_rows = {};  // rows that GatherOutputRows() takes
   std::span<const SampleRow> samples = {};    // [output_rows] what Sample() draws, or empty
+  RouteCounters* counters = nullptr;          // what CountRoutes() adds to; null: it does nothing
+  std::span<const uint8_t> kind = {};         // with counters: [T] kTokenPrefill and so on
+};
+
+// What became of the tokens of a step; valid until the next one.
+struct StepOutcome {
+  std::span<const uint8_t> failed;      // [T] 1: a row of some block had no finite largest score
+  std::span<const TokenRoutes> routes;  // [T] of the counted blocks; empty: nothing was counted
 };
 
 // Rows that the operations of a step work on: at least those of the inputs.
@@ -371,8 +380,20 @@ class Backend {
   // True where plans lie in host memory as soon as Route() returns.
   virtual bool plans_on_host() const = 0;
   // The slot's last plan in host memory, of the rows of the inputs alone; valid until the next
-  // step. Outside of RunStep, but for backends whose plans are on the host.
+  // step. Brings the plans of all blocks that were routed so far in one copy. Not while a step is
+  // recorded.
   virtual RoutingPlan HostPlan(int slot) = 0;
+
+  // Where plans lie on the device, they are counted there: null where they are on the host.
+  // ResourceExhausted.
+  virtual Result<std::unique_ptr<RouteCounters>> NewRouteCounters(const CountSettings& settings) {
+    (void)settings;
+    return std::unique_ptr<RouteCounters>();
+  }
+  // Within a step: adds the slot's plan to the counters of the inputs.
+  virtual void CountRoutes(int slot) { (void)slot; }
+  // After RunStep, where plans are not on the host. Waits for the step unless something else did.
+  virtual StepOutcome Outcome() { return {}; }
 
   // Since construction: expert matrices that Linear() streamed for routed plans. Tests use it to
   // see that rows of one step share grouped products. 0 where only the device knows.

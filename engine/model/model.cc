@@ -122,18 +122,25 @@ void Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* 
   const bool inspected =
       hooks != nullptr && (hooks->WantsScores() || hooks->WantsInputs() || hooks->GivesRoutes());
   const bool at_once = inspected || backend.plans_on_host();
+  RouteCounters* const counters = hooks == nullptr ? nullptr : hooks->Counters();
+  const std::span<const uint8_t> kind(reinterpret_cast<const uint8_t*>(batch.phase.data()),
+                                      batch.phase.size());
   const StepRows rows = backend.BeginStep({.token_ids = batch.tokens,
                                            .position = batch.positions,
                                            .sequence = batch.sequence,
                                            .block_tables = batch.block_tables,
                                            .output_rows = batch.logit_rows,
-                                           .samples = batch.samples},
+                                           .samples = batch.samples,
+                                           .counters = counters,
+                                           .kind = kind},
                                           this, !inspected && batch.controls.empty());
   StepContext ctx{backend, workspace, options.compute, batch, cache, hooks, at_once};
   const RowsView scores = workspace.TakeDense(rows.outputs, spec.vocab_size, DType::kF32);
   backend.RunStep([&] { Issue(ctx, rows.tokens, scores); });
   ReadOutputs(batch, scores, logits, samples);
-  if (hooks == nullptr || at_once) return;
+  if (hooks == nullptr || backend.plans_on_host()) return;
+  hooks->OnOutcome(backend.Outcome());
+  if (at_once || !hooks->WantsPlans()) return;
   for (const DecoderLayer& layer : layers_) {
     if (layer.attention->routed() != nullptr) layer.attention->routed()->TellPlan(backend, *hooks);
     if (layer.feed_forward->routed() != nullptr) {

@@ -51,9 +51,11 @@ set(MOESERVE_CUDA_SOURCES
   linear_mma.cu
   linear_split_mma.cu
   linear_wgmma.cu
+  pack_plans.cu
   plan.cu
   rope.cu
   route.cu
+  route_counters.cc
   router.cc
   rows.cu
   sampler.cu

@@ -137,7 +137,10 @@ void CudaBackend::CheckStatus(const absl::Status& status, const char* what) cons
   moeserve::internal::CheckFailed(__FILE__, __LINE__, what, std::string(status.message()).c_str());
 }
 
-void CudaBackend::Synchronize() { CheckStatus(stream_.Synchronize(), "wait for the device"); }
+void CudaBackend::Synchronize() {
+  CheckStatus(stream_.Synchronize(), "wait for the device");
+  waited_ = true;
+}
 
 void CudaBackend::DropRecordings() {
   Synchronize();
@@ -287,15 +290,69 @@ StepRows CudaBackend::BeginStep(const StepInputs& inputs, const void* owner, boo
     DropRecordings();
     CheckStatus(buffers_.Reserve(rows.tokens, sequences, longest), "memory for a step's inputs");
   }
+  uint64_t counters_id = 0;
+  if (counters() != nullptr) {
+    MOESERVE_CHECK(inputs.kind.size() == inputs.token_ids.size(), "what every token is");
+    counters_id = counters()->id();
+    if (counters()->counters().max_tokens() < rows.tokens) {
+      DropRecordings();
+      CheckStatus(counters()->counters().Reserve(static_cast<int>(PowerOfTwo(rows.tokens))),
+                  "memory for counters");
+    }
+  }
   step_ = buffers_.Upload(inputs, rows, stream_.get());
-  shape_ = {owner, rows, PowerOfTwo(context), buffers_.table_stride()};
+  shape_ = {owner, rows, PowerOfTwo(context), buffers_.table_stride(), counters_id};
   tiled_from_ = replayable_ ? static_cast<int>(rows.tokens) : single;
   for (auto& [key, work] : work_) work.laid_out = false;
-  for (PlanSlot& slot : slots_) slot.copied = false;
+  for (PlanSlot& slot : slots_) {
+    slot.plan = {};
+    slot.copied = false;
+  }
   return rows;
 }
 
 void CudaBackend::RunStep(const std::function<void()>& operations) {
+  if (counters() == nullptr) {
+    RunOperations(operations);
+  } else {
+    ExpertCounters& c = counters()->counters();
+    RunOperations([&] {
+      c.LaunchBeginStep({.tokens = static_cast<int>(shape_.rows.tokens),
+                         .kind = step_.kind,
+                         .token_ids = step_.token_ids,
+                         .routes = step_.routes},
+                        stream_.get());
+      operations();
+      c.LaunchEndStep(stream_.get());
+    });
+  }
+  buffers_.Download(step_, static_cast<int64_t>(inputs_.token_ids.size()), counters() != nullptr,
+                    stream_.get());
+  waited_ = false;
+}
+
+StepOutcome CudaBackend::Outcome() {
+  if (!waited_) Synchronize();
+  const size_t tokens = inputs_.token_ids.size();
+  StepOutcome outcome{.failed = {buffers_.failed(), tokens}, .routes = {}};
+  if (counters() != nullptr) outcome.routes = {buffers_.routes(), tokens};
+  return outcome;
+}
+
+Result<std::unique_ptr<RouteCounters>> CudaBackend::NewRouteCounters(
+    const CountSettings& settings) {
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<CudaRouteCounters> counters,
+                            CudaRouteCounters::Create(settings, stream_.get()));
+  return std::unique_ptr<RouteCounters>(std::move(counters));
+}
+
+void CudaBackend::CountRoutes(int slot) {
+  if (counters() == nullptr) return;
+  const int block = counters()->BlockOf(slot);
+  if (block >= 0) counters()->counters().LaunchCount(block, slots_[slot].plan, stream_.get());
+}
+
+void CudaBackend::RunOperations(const std::function<void()>& operations) {
   if (!replayable_) {
     operations();
     return;
@@ -539,10 +596,13 @@ RoutingPlan CudaBackend::Route(const RouteArgs& args) {
     return slot.plan;
   }
   const bool filled_up = shape_.rows.tokens > static_cast<int64_t>(inputs_.token_ids.size());
+  const int tokens = static_cast<int>(shape_.rows.tokens);
+  const int rows_per_token = tokens > 0 && rows % tokens == 0 ? rows / tokens : 0;
   RouteLaunch launch{.router = &router,
                      .input = args.input,
                      .sequence = filled_up ? step_.sequence : nullptr,
-                     .rows_per_token = filled_up ? rows / static_cast<int>(shape_.rows.tokens) : 1,
+                     .rows_per_token = std::max(rows_per_token, 1),
+                     .failed = rows_per_token > 0 ? step_.failed : nullptr,
                      .k_max = widest,
                      .plan = &slot.memory,
                      .scratch = &route_scratch_};

@@ -12,6 +12,7 @@
 #include "kernels/backend.h"
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/handles.h"
+#include "kernels/cuda/route_counters.h"
 #include "kernels/cuda/router.h"
 #include "kernels/cuda/step_buffers.h"
 #include "kernels/registry.h"
@@ -72,6 +73,9 @@ class CudaBackend : public Backend {
   void CopyFromHost(std::span<const float> input, const RowsView& output) override;
   bool plans_on_host() const override { return false; }
   RoutingPlan HostPlan(int slot) override;
+  Result<std::unique_ptr<RouteCounters>> NewRouteCounters(const CountSettings& settings) override;
+  void CountRoutes(int slot) override;
+  StepOutcome Outcome() override;
 
   uint64_t expert_visits() const override { return 0; }
   Result<double> MeasureReadBandwidth(int64_t bytes, int rounds) override;
@@ -84,8 +88,11 @@ class CudaBackend : public Backend {
     StepRows rows;
     int64_t context = 0;  // bound of the positions
     int table_stride = 0;
+    uint64_t counters = 0;  // 0: nothing is counted
 
-    auto Tie() const { return std::tie(owner, rows.tokens, rows.outputs, context, table_stride); }
+    auto Tie() const {
+      return std::tie(owner, rows.tokens, rows.outputs, context, table_stride, counters);
+    }
     bool operator<(const StepShape& other) const { return Tie() < other.Tie(); }
   };
   struct Recording {
@@ -96,12 +103,9 @@ class CudaBackend : public Backend {
   // A plan and its copy in host memory.
   struct PlanSlot {
     PlanMemory memory;
-    RoutingPlan plan;
+    RoutingPlan plan;  // without arrays: not routed in this step
+    std::vector<char> host;
     bool copied = false;
-    std::vector<int32_t> expert_offsets, expert_of_assignment, row_of_assignment, row_offsets,
-        assignments_of_row;
-    std::vector<float> weight_of_assignment;
-    std::vector<uint8_t> row_nonfinite;
   };
   struct WorkKey {
     int window;
@@ -124,6 +128,9 @@ class CudaBackend : public Backend {
   void CheckStatus(const absl::Status& status, const char* what) const;
   void CheckCall(cudaError_t error, const char* what) const;
   void Synchronize();
+  void RunOperations(const std::function<void()>& operations);
+  void CopyPlans();
+  CudaRouteCounters* counters() const { return static_cast<CudaRouteCounters*>(inputs_.counters); }
   // Forgets every recording; before memory that steps work on moves.
   void DropRecordings();
   DeviceMemory AllocateForStep(size_t bytes, const char* what);
@@ -146,7 +153,9 @@ class CudaBackend : public Backend {
   DeviceStep step_;
   bool replayable_ = false;
   int tiled_from_ = 0;
+  bool waited_ = false;  // for the step, since all of it was issued
   std::vector<PlanSlot> slots_;
+  DeviceMemory packed_;  // of CopyPlans()
   RouteScratch route_scratch_;
   std::map<WorkKey, WorkSlot> work_;
   DeviceMemory sampled_;  // [outputs] SampleResult

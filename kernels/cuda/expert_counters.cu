@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "kernels/base/check.h"
@@ -43,7 +43,6 @@ struct BeginStepArgs {
   ModelCounts* model;
   StepState* step;
   int32_t* diversity;
-  uint8_t* failed;
 };
 
 __global__ void __launch_bounds__(kThreads) BeginStepKernel(BeginStepArgs a) {
@@ -54,7 +53,6 @@ __global__ void __launch_bounds__(kThreads) BeginStepKernel(BeginStepArgs a) {
 #pragma unroll
     for (int k = 0; k < 3; ++k) counts[k] += kind == k;
     a.diversity[t] = 0;
-    a.failed[t] = 0;
   }
   bool others = false;
 #pragma unroll
@@ -73,6 +71,7 @@ __global__ void __launch_bounds__(kThreads) BeginStepKernel(BeginStepArgs a) {
 struct CountArgs {
   RoutingPlan plan;
   const uint8_t* kind;
+  const int32_t* token_ids;
   int tokens;
   int sub_tokens;
   int warps_per_expert;  // 1 or kWarps
@@ -85,8 +84,17 @@ struct CountArgs {
   uint64_t* nonfinite;   // of the block
   int32_t* distinct;
   int32_t* diversity;
-  uint8_t* failed;
+  const int64_t* parameters;  // of the block's experts
+  TokenRoutes* routes;
+  uint32_t* token_experts;  // the block's columns of the table, or null
+  int64_t table_width;
 };
+
+// Counters of the table stay at their maximum: whoever wraps one around puts it back, and all that
+// added meanwhile did so before the launch ends.
+__device__ void AddSaturating(uint32_t* counter) {
+  if (atomicAdd(counter, 1u) == UINT32_MAX) atomicMax(counter, UINT32_MAX);
+}
 
 struct Share {
   double weights;
@@ -98,6 +106,7 @@ struct Share {
 __device__ void CountExpert(const CountArgs& a, int e, Share* shares) {
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   const int32_t begin = a.plan.expert_offsets[e], end = a.plan.expert_offsets[e + 1];
+  const uint64_t parameters = static_cast<uint64_t>(a.parameters[e]);
   const int stride = 32 * a.warps_per_expert;
   const int first_lane = a.warps_per_expert == 1 ? lane : static_cast<int>(threadIdx.x);
   Share own{0.0, 0, 0, 0};
@@ -105,9 +114,13 @@ __device__ void CountExpert(const CountArgs& a, int e, Share* shares) {
     const int32_t token = a.plan.row_of_assignment[i] / a.sub_tokens;
     const bool first = i == begin || a.plan.row_of_assignment[i - 1] / a.sub_tokens != token;
     const uint8_t kind = a.kind[token];
+    Add(&a.routes[token].parameters, parameters);
     if (kind == kTokenRecompute) {
       ++own.recomputed;
       continue;
+    }
+    if (a.token_experts != nullptr) {
+      AddSaturating(a.token_experts + a.token_ids[token] * a.table_width + e);
     }
     own.decoded += kind == kTokenDecode;
     own.weights += a.plan.weight_of_assignment[i];
@@ -170,13 +183,12 @@ __global__ void __launch_bounds__(kThreads) CountKernel(CountArgs a) {
   for (int t = thread; t < a.tokens; t += kThreads) {
     const uint8_t kind = a.kind[t];
     if (kind == kTokenPadding) continue;
-    int bad = 0;
-    for (int r = t * a.sub_tokens; r < (t + 1) * a.sub_tokens; ++r) {
-      const uint8_t status = a.plan.row_nonfinite[r];
-      bad += status != 0;
-      if (status == 2) a.failed[t] = 1;
-    }
+    const int first_row = t * a.sub_tokens, end_row = first_row + a.sub_tokens;
+    a.routes[t].routes +=
+        static_cast<uint64_t>(a.plan.row_offsets[end_row] - a.plan.row_offsets[first_row]);
     if (kind == kTokenRecompute) continue;
+    int bad = 0;
+    for (int r = first_row; r < end_row; ++r) bad += a.plan.row_nonfinite[r] != 0;
     if (bad > 0) atomicAdd(nonfinite, bad);
     const int32_t touched = __ldcg(a.distinct + t);
     a.distinct[t] = 0;
@@ -218,22 +230,48 @@ Result<DeviceMemory> Zeroed(int64_t bytes) {
 
 }  // namespace
 
-Result<ExpertCounters> ExpertCounters::Create(std::vector<CountedBlock> blocks, int max_tokens) {
+ExpertCounters::Layout ExpertCounters::LayOut(void* base) const {
+  Layout l{};
+  char* at = static_cast<char*>(base);
+  const auto take = [&at](auto*& array, int64_t count) {
+    array = reinterpret_cast<std::remove_reference_t<decltype(array)>>(at);
+    at += static_cast<size_t>(count) * sizeof(*array);
+  };
+  take(l.model, 1);
+  take(l.experts, num_experts_);
+  take(l.histograms, num_buckets_ + most_diversity_ + 1);
+  take(l.nonfinite, static_cast<int64_t>(blocks_.size()));
+  l.bytes = static_cast<size_t>(at - static_cast<char*>(base));
+  return l;
+}
+
+Result<ExpertCounters> ExpertCounters::Create(const CountSettings& settings, int max_tokens) {
   ExpertCounters c;
-  for (const CountedBlock& block : blocks) {
+  std::vector<int64_t> parameters;
+  for (const CountedBlock& block : settings.blocks) {
+    MOESERVE_CHECK(static_cast<int>(block.expert_parameters.size()) == block.num_experts,
+                   "the parameters of every expert");
     c.blocks_.push_back({.block = block, .experts = c.num_experts_, .histogram = c.num_buckets_});
     c.num_experts_ += block.num_experts;
     c.num_buckets_ += block.most_distinct + 1;
     if (block.diverse) c.most_diversity_ += block.most_distinct;
+    parameters.insert(parameters.end(), block.expert_parameters.begin(),
+                      block.expert_parameters.end());
   }
-  const int64_t counter = sizeof(uint64_t);
-  MOESERVE_ASSIGN_OR_RETURN(c.model_, Zeroed(sizeof(ModelCounts)));
-  MOESERVE_ASSIGN_OR_RETURN(c.experts_,
-                            Zeroed(c.num_experts_ * static_cast<int64_t>(sizeof(ExpertCount))));
-  MOESERVE_ASSIGN_OR_RETURN(c.histograms_,
-                            Zeroed((c.num_buckets_ + c.most_diversity_ + 1) * counter));
-  MOESERVE_ASSIGN_OR_RETURN(c.nonfinite_, Zeroed(static_cast<int64_t>(blocks.size()) * counter));
-  MOESERVE_ASSIGN_OR_RETURN(c.step_, Zeroed(sizeof(StepState)));
+  const size_t bytes = c.LayOut(nullptr).bytes;
+  MOESERVE_ASSIGN_OR_RETURN(c.counts_, Zeroed(static_cast<int64_t>(bytes)));
+  MOESERVE_ASSIGN_OR_RETURN(c.host_, PinnedMemory::Allocate(bytes));
+  MOESERVE_ASSIGN_OR_RETURN(c.state_, Zeroed(sizeof(StepState)));
+  MOESERVE_ASSIGN_OR_RETURN(c.parameters_,
+                            Zeroed(c.num_experts_ * static_cast<int64_t>(sizeof(int64_t))));
+  MOESERVE_CUDA_RETURN_IF_ERROR(cudaMemcpy(c.parameters_.data(), parameters.data(),
+                                           parameters.size() * sizeof(int64_t),
+                                           cudaMemcpyHostToDevice));
+  c.token_experts_size_ = settings.vocabulary * c.num_experts_;
+  if (c.token_experts_size_ > 0) {
+    MOESERVE_ASSIGN_OR_RETURN(
+        c.token_experts_, Zeroed(c.token_experts_size_ * static_cast<int64_t>(sizeof(uint32_t))));
+  }
   MOESERVE_RETURN_IF_ERROR(c.Reserve(max_tokens));
   return c;
 }
@@ -242,91 +280,89 @@ Status ExpertCounters::Reserve(int max_tokens) {
   if (max_tokens <= max_tokens_ && distinct_.data() != nullptr) return absl::OkStatus();
   MOESERVE_ASSIGN_OR_RETURN(distinct_, Zeroed(int64_t{max_tokens} * 4));
   MOESERVE_ASSIGN_OR_RETURN(diversity_, Zeroed(int64_t{max_tokens} * 4));
-  MOESERVE_ASSIGN_OR_RETURN(failed_, Zeroed(max_tokens));
   max_tokens_ = max_tokens;
   return absl::OkStatus();
 }
 
-void ExpertCounters::LaunchBeginStep(const uint8_t* kind, int tokens, cudaStream_t stream) {
-  MOESERVE_CHECK(tokens <= max_tokens_, "ExpertCounters::Reserve comes before the step");
-  kind_ = kind;
-  tokens_ = tokens;
+void ExpertCounters::LaunchBeginStep(const Step& step, cudaStream_t stream) {
+  MOESERVE_CHECK(step.tokens <= max_tokens_, "ExpertCounters::Reserve comes before the step");
+  step_ = step;
   Launch(BeginStepKernel, {.grid = 1, .block = kThreads, .stream = stream},
-         BeginStepArgs{.kind = kind,
-                       .tokens = tokens,
-                       .model = model_.as<ModelCounts>(),
-                       .step = step_.as<StepState>(),
-                       .diversity = diversity_.as<int32_t>(),
-                       .failed = failed_.as<uint8_t>()});
+         BeginStepArgs{.kind = step.kind,
+                       .tokens = step.tokens,
+                       .model = LayOut(counts_.data()).model,
+                       .step = state_.as<StepState>(),
+                       .diversity = diversity_.as<int32_t>()});
 }
 
 void ExpertCounters::LaunchCount(int block, const RoutingPlan& plan, cudaStream_t stream) {
   const Placed& placed = blocks_[static_cast<size_t>(block)];
   const CountedBlock& b = placed.block;
-  MOESERVE_CHECK(plan.rows == tokens_ * b.sub_tokens && plan.num_experts == b.num_experts,
+  MOESERVE_CHECK(plan.rows == step_.tokens * b.sub_tokens && plan.num_experts == b.num_experts,
                  "a plan of this block and step");
   const bool warps = plan.rows <= kWarpRows;
   const int64_t blocks = warps ? (b.num_experts + kWarps - 1) / kWarps : b.num_experts;
   const size_t shared =
       16 + kWarps * sizeof(Share) + (static_cast<size_t>(b.most_distinct) + 1) * 4;
+  const Layout counts = LayOut(counts_.data());
   Launch(CountKernel,
          {.grid = static_cast<unsigned>(blocks),
           .block = kThreads,
           .shared_bytes = shared,
           .stream = stream},
          CountArgs{.plan = plan,
-                   .kind = kind_,
-                   .tokens = tokens_,
+                   .kind = step_.kind,
+                   .token_ids = step_.token_ids,
+                   .tokens = step_.tokens,
                    .sub_tokens = b.sub_tokens,
                    .warps_per_expert = warps ? 1 : kWarps,
                    .diverse = b.diverse,
                    .most_distinct = b.most_distinct,
-                   .model = model_.as<ModelCounts>(),
-                   .step = step_.as<StepState>(),
-                   .experts = experts_.as<ExpertCount>() + placed.experts,
-                   .histogram = histograms_.as<uint64_t>() + placed.histogram,
-                   .nonfinite = nonfinite_.as<uint64_t>() + block,
+                   .model = counts.model,
+                   .step = state_.as<StepState>(),
+                   .experts = counts.experts + placed.experts,
+                   .histogram = counts.histograms + placed.histogram,
+                   .nonfinite = counts.nonfinite + block,
                    .distinct = distinct_.as<int32_t>(),
                    .diversity = diversity_.as<int32_t>(),
-                   .failed = failed_.as<uint8_t>()});
+                   .parameters = parameters_.as<int64_t>() + placed.experts,
+                   .routes = step_.routes,
+                   .token_experts = token_experts_size_ == 0
+                                        ? nullptr
+                                        : token_experts_.as<uint32_t>() + placed.experts,
+                   .table_width = num_experts_});
 }
 
 void ExpertCounters::LaunchEndStep(cudaStream_t stream) {
   Launch(EndStepKernel,
-         {.grid = static_cast<unsigned>((tokens_ + kThreads - 1) / kThreads),
+         {.grid = static_cast<unsigned>((step_.tokens + kThreads - 1) / kThreads),
           .block = kThreads,
           .stream = stream},
-         EndStepArgs{.kind = kind_,
-                     .tokens = tokens_,
+         EndStepArgs{.kind = step_.kind,
+                     .tokens = step_.tokens,
                      .diversity = diversity_.as<int32_t>(),
                      .most = most_diversity_,
-                     .histogram = histograms_.as<uint64_t>() + num_buckets_});
+                     .histogram = LayOut(counts_.data()).histograms + num_buckets_});
 }
 
-Result<CountsSnapshot> ExpertCounters::Read(cudaStream_t stream) const {
-  CountsSnapshot s;
-  std::vector<ExpertCount> experts(static_cast<size_t>(num_experts_));
-  std::vector<uint64_t> histograms(static_cast<size_t>(num_buckets_ + most_diversity_ + 1));
-  std::vector<uint64_t> nonfinite(blocks_.size());
-  for (auto [to, from, bytes] :
-       {std::tuple<void*, const DeviceMemory*, size_t>{&s.model, &model_, sizeof(s.model)},
-        {experts.data(), &experts_, experts.size() * sizeof(ExpertCount)},
-        {histograms.data(), &histograms_, histograms.size() * sizeof(uint64_t)},
-        {nonfinite.data(), &nonfinite_, nonfinite.size() * sizeof(uint64_t)}}) {
-    MOESERVE_CUDA_RETURN_IF_ERROR(
-        cudaMemcpyAsync(to, from->data(), bytes, cudaMemcpyDeviceToHost, stream));
-  }
+Result<CountsSnapshot> ExpertCounters::Read(cudaStream_t stream) {
+  const Layout counts = LayOut(host_.data());
+  MOESERVE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(host_.data(), counts_.data(), counts.bytes,
+                                                cudaMemcpyDeviceToHost, stream));
   MOESERVE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream));
+  CountsSnapshot s;
+  s.model = *counts.model;
   for (size_t i = 0; i < blocks_.size(); ++i) {
     const Placed& p = blocks_[i];
+    const ExpertCount* experts = counts.experts + p.experts;
+    const uint64_t* histogram = counts.histograms + p.histogram;
     BlockCounts& b = s.blocks.emplace_back();
-    b.experts.assign(experts.begin() + p.experts,
-                     experts.begin() + p.experts + p.block.num_experts);
-    b.distinct_histogram.assign(histograms.begin() + p.histogram,
-                                histograms.begin() + p.histogram + p.block.most_distinct + 1);
-    b.nonfinite_rows = nonfinite[i];
+    b.experts.assign(experts, experts + p.block.num_experts);
+    b.distinct_histogram.assign(histogram, histogram + p.block.most_distinct + 1);
+    b.nonfinite_rows = counts.nonfinite[i];
   }
-  s.diversity_histogram.assign(histograms.begin() + num_buckets_, histograms.end());
+  const uint64_t* diversity = counts.histograms + num_buckets_;
+  s.diversity_histogram.assign(diversity, diversity + most_diversity_ + 1);
   return s;
 }
 

@@ -30,6 +30,7 @@ struct RouteKernelArgs {
   int32_t* experts = nullptr;  // [rows, k_max]
   float* weights = nullptr;    // [rows, k_max]
   int32_t* counts = nullptr;   // [rows]
+  uint8_t* failed = nullptr;   // [rows / rows_per_token] or null
   int32_t* arrivals = nullptr;
   bool sort = false;     // scratch of selecting warps has room for keys
   int select_warps = 1;  // that have room at once
@@ -61,7 +62,8 @@ __device__ void SelectRows(const RouteKernelArgs& a, int first_row, int tile_row
                .experts = a.experts + int64_t{r} * a.k_max,
                .weights = a.weights + int64_t{r} * a.k_max,
                .count = a.counts + r,
-               .nonfinite = a.plan.row_nonfinite + r},
+               .nonfinite = a.plan.row_nonfinite + r,
+               .failed = a.failed == nullptr ? nullptr : a.failed + r / a.rows_per_token},
               scratch, lane);
   }
 }
@@ -205,6 +207,7 @@ RoutingPlan LaunchRoute(const RouteLaunch& launch, cudaStream_t stream) {
                     .experts = scratch.experts(),
                     .weights = scratch.weights(),
                     .counts = scratch.counts(),
+                    .failed = launch.failed,
                     .arrivals = scratch.arrivals(),
                     .sort = sort,
                     .select_warps = 1,

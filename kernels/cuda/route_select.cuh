@@ -223,6 +223,7 @@ struct SelectRowArgs {
   float* weights;                  // device [k_max]
   int32_t* count;
   uint8_t* nonfinite;
+  uint8_t* failed;  // of the row's token, or null; set to 1 where no largest score is finite
 };
 
 // All lanes of a warp together.
@@ -339,6 +340,7 @@ __device__ inline void SelectRow(const SelectRowArgs& a, const SelectScratch& sc
   if (lane == 0) {
     *a.count = stored;
     *a.nonfinite = finite ? nan : 2;
+    if (!finite && a.failed != nullptr) *a.failed = 1;
   }
   __syncwarp();
 }

@@ -8,9 +8,12 @@
 namespace moeserve::cuda {
 namespace {
 
-// Four arrays of a value per token, what to draw of each output, then the block tables.
-constexpr int64_t kArrays = 4;
-constexpr int64_t kSampleValues = sizeof(SampleRow) / sizeof(int32_t);
+// Per token its routes, two bytes, four words and what to draw of it, then the block tables.
+constexpr int64_t kTokenBytes =
+    static_cast<int64_t>(sizeof(TokenRoutes) + sizeof(SampleRow)) + 2 + 4 * 4;
+constexpr int64_t kAlignment = 16;
+
+int64_t Aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 int64_t RoundUpToPower(int64_t n) {
   int64_t power = 16;
@@ -29,13 +32,15 @@ absl::Status StepBuffers::Reserve(int64_t tokens, int64_t sequences, int64_t lon
   tokens_ = std::max(tokens_, RoundUpToPower(tokens));
   sequences_ = std::max(sequences_, RoundUpToPower(sequences));
   table_stride_ = std::max(table_stride_, RoundUpToPower(longest_table));
-  const size_t bytes =
-      static_cast<size_t>((kArrays + kSampleValues) * tokens_ + sequences_ * table_stride_) *
-      sizeof(int32_t);
+  const size_t bytes = static_cast<size_t>(kTokenBytes * tokens_ + 2 * kAlignment +
+                                           sequences_ * table_stride_ * 4);
   host_ = {};
   device_ = {};
+  outcome_ = {};
   MOESERVE_ASSIGN_OR_RETURN(host_, PinnedMemory::Allocate(bytes));
   MOESERVE_ASSIGN_OR_RETURN(device_, DeviceMemory::Allocate(bytes));
+  MOESERVE_ASSIGN_OR_RETURN(
+      outcome_, PinnedMemory::Allocate(static_cast<size_t>(tokens_) * (sizeof(TokenRoutes) + 1)));
   if (copied_.get() == nullptr) {
     MOESERVE_ASSIGN_OR_RETURN(copied_, Event::Create(false));
   }
@@ -47,8 +52,16 @@ DeviceStep StepBuffers::Upload(const StepInputs& inputs, const StepRows& rows,
   // The copy before reads the same memory.
   MOESERVE_CHECK(cudaEventSynchronize(copied_.get()) == cudaSuccess, "the step before was copied");
   const int64_t given = static_cast<int64_t>(inputs.token_ids.size());
-  int32_t* const host = host_.as<int32_t>();
-  int32_t* const token_ids = host;
+  char* const host = host_.as<char>();
+  // What steps write comes first, so that it is one copy back.
+  const int64_t failed_at = rows.tokens * static_cast<int64_t>(sizeof(TokenRoutes));
+  const int64_t kind_at = failed_at + Aligned(rows.tokens);
+  const int64_t words_at = kind_at + Aligned(rows.tokens);
+  std::memset(host, 0, static_cast<size_t>(kind_at));
+  char* const kind = host + kind_at;
+  std::memset(kind, kTokenPadding, static_cast<size_t>(rows.tokens));
+  std::copy(inputs.kind.begin(), inputs.kind.end(), kind);
+  int32_t* const token_ids = reinterpret_cast<int32_t*>(host + words_at);
   int32_t* const position = token_ids + rows.tokens;
   int32_t* const sequence = position + rows.tokens;
   int32_t* const output_rows = sequence + rows.tokens;
@@ -77,18 +90,38 @@ DeviceStep StepBuffers::Upload(const StepInputs& inputs, const StepRows& rows,
     std::fill(table + blocks.size(), table + table_stride_, 0);
     table += table_stride_;
   }
-  const size_t bytes = static_cast<size_t>(table - host) * sizeof(int32_t);
-  int32_t* const device = device_.as<int32_t>();
+  const size_t bytes = static_cast<size_t>(reinterpret_cast<char*>(table) - host);
+  char* const device = device_.as<char>();
   MOESERVE_CHECK(
       cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream) == cudaSuccess,
       "a step's inputs reach the device");
   MOESERVE_CHECK(cudaEventRecord(copied_.get(), stream) == cudaSuccess, "record an event");
-  return {device,
-          device + (position - host),
-          device + (sequence - host),
-          device + (output_rows - host),
-          reinterpret_cast<const SampleRow*>(device + kArrays * rows.tokens),
-          device + (tables - host)};
+  const auto on_device = [&](const int32_t* array) {
+    return reinterpret_cast<const int32_t*>(device + (reinterpret_cast<const char*>(array) - host));
+  };
+  return {.routes = reinterpret_cast<TokenRoutes*>(device),
+          .failed = reinterpret_cast<uint8_t*>(device + failed_at),
+          .kind = reinterpret_cast<const uint8_t*>(device + kind_at),
+          .token_ids = on_device(token_ids),
+          .position = on_device(position),
+          .sequence = on_device(sequence),
+          .output_rows = on_device(output_rows),
+          .samples = reinterpret_cast<const SampleRow*>(
+              on_device(reinterpret_cast<const int32_t*>(samples))),
+          .block_tables = on_device(tables)};
+}
+
+void StepBuffers::Download(const DeviceStep& step, int64_t tokens, bool routes,
+                           cudaStream_t stream) {
+  const char* const device = reinterpret_cast<const char*>(step.routes);
+  const size_t skipped =
+      routes ? 0 : static_cast<size_t>(reinterpret_cast<const char*>(step.failed) - device);
+  const size_t end = static_cast<size_t>(reinterpret_cast<const char*>(step.failed) - device) +
+                     static_cast<size_t>(tokens);
+  MOESERVE_CHECK(cudaMemcpyAsync(outcome_.as<char>() + skipped, device + skipped, end - skipped,
+                                 cudaMemcpyDeviceToHost, stream) == cudaSuccess,
+                 "what became of a step's tokens reaches the host");
+  failed_ = outcome_.as<uint8_t>() + (reinterpret_cast<const char*>(step.failed) - device);
 }
 
 }  // namespace moeserve::cuda

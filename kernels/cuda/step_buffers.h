@@ -11,6 +11,9 @@ namespace moeserve::cuda {
 
 // Where a step of some shape finds its inputs: the same addresses for every step of that shape.
 struct DeviceStep {
+  TokenRoutes* routes = nullptr;          // [tokens] 0 when the step begins
+  uint8_t* failed = nullptr;              // [tokens] 0 when the step begins
+  const uint8_t* kind = nullptr;          // [tokens] 255: fills up the step
   const int32_t* token_ids = nullptr;     // [tokens]
   const int32_t* position = nullptr;      // [tokens]
   const int32_t* sequence = nullptr;      // [tokens] -1: fills up the step
@@ -19,7 +22,8 @@ struct DeviceStep {
   const int32_t* block_tables = nullptr;  // [sequences, table_stride]
 };
 
-// One copy per step brings all of it from pinned memory. Used by the backend's thread.
+// One copy per step brings all of it from pinned memory, another takes what became of the tokens
+// back. Used by the backend's thread.
 class StepBuffers {
  public:
   // True where the buffers are too small for such a step and Reserve() would move them.
@@ -31,12 +35,20 @@ class StepBuffers {
   // Enqueues the copy of `inputs`, filled up to `rows`.
   DeviceStep Upload(const StepInputs& inputs, const StepRows& rows, cudaStream_t stream);
 
+  // Enqueues the copy of what the step wrote to `failed` and, where `routes`, to them.
+  void Download(const DeviceStep& step, int64_t tokens, bool routes, cudaStream_t stream);
+  // What the last Download() brought, once the stream has run it.
+  const uint8_t* failed() const { return failed_; }
+  const TokenRoutes* routes() const { return outcome_.as<TokenRoutes>(); }
+
  private:
   int64_t tokens_ = 0;
   int64_t sequences_ = 0;
   int64_t table_stride_ = 0;
   PinnedMemory host_;
   DeviceMemory device_;
+  PinnedMemory outcome_;
+  const uint8_t* failed_ = nullptr;
   Event copied_;
 };
 

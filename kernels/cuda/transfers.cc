@@ -6,6 +6,7 @@
 #include "kernels/base/check.h"
 #include "kernels/cuda/bandwidth.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/pack_plans.h"
 
 namespace moeserve::cuda {
 
@@ -68,6 +69,34 @@ void CudaBackend::CopyFromHost(std::span<const float> input, const RowsView& out
   Synchronize();
 }
 
+void CudaBackend::CopyPlans() {
+  std::vector<RoutingPlan> plans;
+  std::vector<PlanSlot*> slots;
+  size_t bytes = 0;
+  for (PlanSlot& slot : slots_) {
+    if (slot.copied || slot.plan.expert_offsets == nullptr) continue;
+    slots.push_back(&slot);
+    plans.push_back(slot.plan);
+    bytes += PackedPlanBytes(slot.plan);
+  }
+  if (packed_.bytes() < bytes) {
+    packed_ = {};
+    packed_ = AllocateForStep(bytes + bytes / 2, "memory for copies of plans");
+  }
+  LaunchPackPlans(plans, packed_.as<char>(), stream_.get());
+  char* staging = Staging(bytes);
+  CheckCall(
+      cudaMemcpyAsync(staging, packed_.data(), bytes, cudaMemcpyDeviceToHost, stream_.get()),
+      "copy plans");
+  Synchronize();
+  for (PlanSlot* slot : slots) {
+    const size_t size = PackedPlanBytes(slot->plan);
+    slot->host.assign(staging, staging + size);
+    slot->copied = true;
+    staging += size;
+  }
+}
+
 void CudaBackend::ReadSamples(std::span<SampleResult> results) {
   char* const staging = Staging(results.size_bytes());
   CheckCall(cudaMemcpyAsync(staging, sampled_.data(), results.size_bytes(), cudaMemcpyDeviceToHost,
@@ -79,43 +108,13 @@ void CudaBackend::ReadSamples(std::span<SampleResult> results) {
 
 RoutingPlan CudaBackend::HostPlan(int index) {
   PlanSlot& slot = slots_[index];
-  const RoutingPlan& plan = slot.plan;
+  MOESERVE_CHECK(slot.plan.expert_offsets != nullptr, "a plan of this step");
+  if (!slot.copied) CopyPlans();
   // Rows that fill up a step come last and have no assignments.
-  int64_t rows = plan.rows;
+  int64_t rows = slot.plan.rows;
   const int64_t tokens = static_cast<int64_t>(inputs_.token_ids.size());
   if (shape_.rows.tokens > tokens) rows = rows / shape_.rows.tokens * tokens;
-  if (!slot.copied) {
-    const auto fetch = [&](auto& to, const auto* from, size_t count) {
-      to.resize(count);
-      if (count == 0) return;
-      CheckCall(cudaMemcpyAsync(to.data(), from, count * sizeof(to[0]), cudaMemcpyDeviceToHost,
-                                stream_.get()),
-                "copy a plan");
-    };
-    const size_t experts = static_cast<size_t>(plan.num_experts);
-    const size_t capacity = static_cast<size_t>(plan.capacity);
-    fetch(slot.expert_offsets, plan.expert_offsets, experts + 1);
-    fetch(slot.expert_of_assignment, plan.expert_of_assignment, capacity);
-    fetch(slot.row_of_assignment, plan.row_of_assignment, capacity);
-    fetch(slot.weight_of_assignment, plan.weight_of_assignment, capacity);
-    fetch(slot.row_offsets, plan.row_offsets, static_cast<size_t>(plan.rows) + 1);
-    fetch(slot.assignments_of_row, plan.assignments_of_row, capacity);
-    fetch(slot.row_nonfinite, plan.row_nonfinite, static_cast<size_t>(plan.rows));
-    Synchronize();
-    slot.copied = true;
-  }
-  const int32_t assignments = slot.expert_offsets[plan.num_experts];
-  return {.rows = static_cast<int>(rows),
-          .num_experts = plan.num_experts,
-          .num_assignments = assignments,
-          .capacity = assignments,
-          .expert_offsets = slot.expert_offsets.data(),
-          .expert_of_assignment = slot.expert_of_assignment.data(),
-          .row_of_assignment = slot.row_of_assignment.data(),
-          .weight_of_assignment = slot.weight_of_assignment.data(),
-          .row_offsets = slot.row_offsets.data(),
-          .assignments_of_row = slot.assignments_of_row.data(),
-          .row_nonfinite = slot.row_nonfinite.data()};
+  return UnpackedPlan(slot.plan, static_cast<int>(rows), slot.host.data());
 }
 
 Result<double> CudaBackend::MeasureReadBandwidth(int64_t bytes, int rounds) {

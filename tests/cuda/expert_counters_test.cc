@@ -94,14 +94,14 @@ class ExpertCountersTest : public ::testing::TestWithParam<bool> {};
 TEST_P(ExpertCountersTest, EqualTheRecordersOverManySteps) {
   const ModelSpec spec = Spec(GetParam());
   const ExpertStats empty = EmptyExpertStats(spec);
-  std::vector<CountedBlock> blocks;
-  for (const BlockExpertStats& b : empty.blocks) {
-    blocks.push_back({.num_experts = b.num_experts,
-                      .sub_tokens = b.split_heads,
-                      .most_distinct = static_cast<int>(b.distinct_histogram.size()) - 1,
-                      .diverse = !GetParam() || b.split_heads > 1});
+  CountSettings settings = RecorderCounts(spec, {});
+  const std::vector<CountedBlock>& blocks = settings.blocks;
+  for (CountedBlock& b : settings.blocks) {
+    for (size_t e = 0; e < b.expert_parameters.size(); ++e) {
+      b.expert_parameters[e] = (int64_t{1} << 33) + static_cast<int64_t>(7 * e);
+    }
   }
-  ExpertCounters counters = ExpertCounters::Create(blocks, 50).value();
+  ExpertCounters counters = ExpertCounters::Create(settings, 50).value();
   ExpertRecorder recorder(spec, {.router_stats_interval = 0});
   const auto cpu = MakeCpu();
   Random random(9);
@@ -118,7 +118,7 @@ TEST_P(ExpertCountersTest, EqualTheRecordersOverManySteps) {
     batch.block_tables = {table};
     std::vector<uint8_t> kind;
     for (int t = 0; t < tokens; ++t) {
-      batch.tokens.push_back(0);
+      batch.tokens.push_back(random.Below(spec.vocab_size));
       batch.positions.push_back(t);
       batch.sequence.push_back(0);
       batch.phase.push_back(decode ? Phase::kDecode : static_cast<Phase>(random.Below(3)));
@@ -126,8 +126,17 @@ TEST_P(ExpertCountersTest, EqualTheRecordersOverManySteps) {
     }
     kind.resize(static_cast<size_t>(all), kTokenPadding);
     const DeviceArray<uint8_t> device_kind(kind);
+    std::vector<int32_t> token_ids = batch.tokens;
+    token_ids.resize(static_cast<size_t>(all), 0);
+    const DeviceArray<int32_t> device_token_ids(token_ids);
+    std::vector<TokenRoutes> routes(static_cast<size_t>(all));
+    const DeviceArray<TokenRoutes> device_routes(routes);
     recorder.BeginStep(batch);
-    counters.LaunchBeginStep(device_kind.data(), all, nullptr);
+    counters.LaunchBeginStep({.tokens = all,
+                              .kind = device_kind.data(),
+                              .token_ids = device_token_ids.data(),
+                              .routes = device_routes.data()},
+                             nullptr);
     for (size_t i = 0; i < blocks.size(); ++i) {
       const CountedBlock& b = blocks[i];
       const int rows = tokens * b.sub_tokens, device_rows = all * b.sub_tokens;
@@ -147,6 +156,13 @@ TEST_P(ExpertCountersTest, EqualTheRecordersOverManySteps) {
       plan.row_nonfinite = status.data();
       const BlockExpertStats& facts = empty.blocks[i];
       recorder.OnPlan(facts.layer, facts.block, plan);
+      for (int a = 0; a < plan.num_assignments; ++a) {
+        TokenRoutes& token =
+            routes[static_cast<size_t>(plan.row_of_assignment[a] / b.sub_tokens)];
+        ++token.routes;
+        token.parameters += static_cast<uint64_t>(
+            b.expert_parameters[static_cast<size_t>(plan.expert_of_assignment[a])]);
+      }
 
       given.offsets.resize(static_cast<size_t>(device_rows) + 1, given.offsets.back());
       const DeviceArray<int32_t> offsets(given.offsets), experts(given.experts);
@@ -172,14 +188,64 @@ TEST_P(ExpertCountersTest, EqualTheRecordersOverManySteps) {
     counters.LaunchEndStep(nullptr);
     const CountsSnapshot counts = std::move(counters.Read(nullptr)).value();
     ExpectSameCounts(counts, recorder.Snapshot());
-    const std::vector<uint8_t> failed =
-        FromDevice(counters.failed_tokens(), static_cast<size_t>(all));
+    const std::vector<TokenRoutes> device =
+        FromDevice(device_routes.data(), static_cast<size_t>(all));
     for (int t = 0; t < all; ++t) {
-      const bool expected = t < tokens && recorder.failed_tokens()[static_cast<size_t>(t)];
-      ASSERT_EQ(failed[static_cast<size_t>(t)], expected ? 1 : 0) << "token " << t;
+      ASSERT_EQ(device[static_cast<size_t>(t)].routes, routes[static_cast<size_t>(t)].routes) << t;
+      ASSERT_EQ(device[static_cast<size_t>(t)].parameters,
+                routes[static_cast<size_t>(t)].parameters)
+          << t;
     }
+    const TokenExpertCounts& pairs = *recorder.token_counts();
+    ASSERT_EQ(counters.token_experts_size(), pairs.size());
+    EXPECT_EQ(FromDevice(counters.token_experts(), static_cast<size_t>(pairs.size())),
+              pairs.Columns(0, pairs.experts()));
     if (HasFailure()) return;
   }
+}
+
+// However many threads add at once, a counter of the table stays at its maximum.
+TEST(ExpertCountersTable, StopsAtItsMaximum) {
+  const int tokens = 40;
+  ExpertCounters counters =
+      ExpertCounters::Create({.blocks = {{.num_experts = 2, .expert_parameters = {1, 1}}},
+                              .vocabulary = 1},
+                             tokens)
+          .value();
+  const std::vector<uint32_t> start = {UINT32_MAX - 3, UINT32_MAX - tokens};
+  ASSERT_EQ(cudaMemcpy(const_cast<uint32_t*>(counters.token_experts()), start.data(), 8,
+                       cudaMemcpyHostToDevice),
+            cudaSuccess);
+  const DeviceArray<uint8_t> kind(std::vector<uint8_t>(tokens, kTokenDecode));
+  const DeviceArray<int32_t> ids(std::vector<int32_t>(tokens, 0));
+  const DeviceArray<TokenRoutes> routes(std::vector<TokenRoutes>(tokens, TokenRoutes{}));
+  std::vector<int32_t> offset_values, expert_values;
+  for (int t = 0; t <= tokens; ++t) offset_values.push_back(2 * t);
+  for (int t = 0; t < tokens; ++t) expert_values.insert(expert_values.end(), {0, 1});
+  const DeviceArray<int32_t> offsets(offset_values), experts(expert_values);
+  const DeviceArray<float> weights(std::vector<float>(2 * tokens, 0.5f));
+  PlanMemory memory = PlanMemory::Create(tokens, 2, 2).value();
+  RouteScratch scratch = RouteScratch::Create(tokens, 2, 2, 1).value();
+  counters.LaunchBeginStep({.tokens = tokens,
+                            .kind = kind.data(),
+                            .token_ids = ids.data(),
+                            .routes = routes.data()},
+                           nullptr);
+  counters.LaunchCount(0,
+                       LaunchGivenPlan({.rows = tokens,
+                                        .num_experts = 2,
+                                        .k_max = 2,
+                                        .offsets = offsets.data(),
+                                        .experts = experts.data(),
+                                        .weights = weights.data(),
+                                        .plan = &memory,
+                                        .scratch = &scratch},
+                                       nullptr),
+                       nullptr);
+  counters.LaunchEndStep(nullptr);
+  ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
+  EXPECT_EQ(FromDevice(counters.token_experts(), 2),
+            (std::vector<uint32_t>{UINT32_MAX, UINT32_MAX}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, ExpertCountersTest, ::testing::Bool(),

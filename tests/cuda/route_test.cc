@@ -88,6 +88,7 @@ class RouteTest : public ::testing::Test {
     const DeviceRows input(rows, width, stride, bf16);
     const int64_t scores_stride = experts + 2;
     const DeviceArray<float> scores(static_cast<size_t>(count * scores_stride));
+    const DeviceArray<uint8_t> failed(std::vector<uint8_t>(sequence.size(), 0));
     for (int run = 0; run < 2; ++run) {
       const RoutingPlan routed =
           LaunchRoute({.router = device_router.get(),
@@ -97,6 +98,7 @@ class RouteTest : public ::testing::Test {
                        .scores = scores.data(),
                        .scores_stride = scores_stride,
                        .overrides = has_overrides ? uploaded_overrides.data() : nullptr,
+                       .failed = failed.data(),
                        .k_max = k_max,
                        .plan = &plan,
                        .scratch = &scratch},
@@ -106,6 +108,13 @@ class RouteTest : public ::testing::Test {
       if (HasFatalFailure()) return;
     }
     ExpectSameScores(scores.Read(), scores_stride, cpu_scores, experts, padding);
+    std::vector<uint8_t> expected_failed(sequence.size(), 0);
+    for (int r = 0; r < count; ++r) {
+      if (expected.row_nonfinite[static_cast<size_t>(r)] == 2) {
+        expected_failed[static_cast<size_t>(r / rows_per_token)] = 1;
+      }
+    }
+    EXPECT_EQ(failed.Read(), expected_failed);
 
     // The same routes, given.
     const DeviceArray<int32_t> given_offsets(kept.offsets), given_experts(kept.experts);

@@ -7,7 +7,6 @@
 
 #include "engine/kv_cache.h"
 #include "model_loaders/loader.h"
-#include "tests/support/devices.h"
 
 namespace moeserve::testing {
 
@@ -44,12 +43,13 @@ absl::Status CollectingSink::Wait() {
 }
 
 Result<std::unique_ptr<TestEngine>> TestEngine::Start(const std::filesystem::path& path,
-                                                      const EngineOptions& options, DType compute) {
+                                                      const EngineOptions& options, DType compute,
+                                                      const std::string& device) {
   auto test = std::make_unique<TestEngine>();
   test->compute_ = compute;
   MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint,
                             LoadCheckpoint(path, {.require_tokenizer = false}));
-  MOESERVE_ASSIGN_OR_RETURN(test->backend_, CreateBackend({.device = TestDevice(), .threads = 2}));
+  MOESERVE_ASSIGN_OR_RETURN(test->backend_, CreateBackend({.device = device, .threads = 2}));
   MOESERVE_ASSIGN_OR_RETURN(
       std::unique_ptr<Model> model,
       Model::Create(checkpoint.spec, {.compute = compute}, *checkpoint.weights, *test->backend_));

@@ -10,6 +10,7 @@
 
 #include "engine/engine.h"
 #include "kernels/registry.h"
+#include "tests/support/devices.h"
 
 namespace moeserve::testing {
 
@@ -49,7 +50,8 @@ class TestEngine {
  public:
   static Result<std::unique_ptr<TestEngine>> Start(const std::filesystem::path& model,
                                                    const EngineOptions& options,
-                                                   DType compute = DType::kF32);
+                                                   DType compute = DType::kF32,
+                                                   const std::string& device = TestDevice());
 
   Engine& get() { return *engine_; }
   // KV cache memory for one sequence of so many tokens.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/route_layout.h"
 #include "kernels/base/check.h"
 
 namespace moeserve {
@@ -25,7 +26,7 @@ Result<std::unique_ptr<RoutedLayer>> RoutedLayer::Load(LoadContext& load, const 
                                                        const RoutedLayerSpec& spec, int model_width,
                                                        std::unique_ptr<ExpertBody> body) {
   auto routed = std::make_unique<RoutedLayer>();
-  routed->slot_ = 2 * layer + (block == BlockKind::kFeedForward ? 1 : 0);
+  routed->slot_ = PlanSlot(layer, block);
   routed->layer_ = layer;
   routed->block_ = block;
   routed->heads_ = spec.split.heads;
@@ -80,6 +81,7 @@ RoutingPlan RoutedLayer::Route(StepContext& ctx, const RowsView& rows) const {
     args.scores = &scores;
   }
   const RoutingPlan plan = ctx.backend.Route(args);
+  ctx.backend.CountRoutes(slot_);
   if (ctx.hooks == nullptr || !ctx.hooks_at_once) return plan;
   const RoutingPlan seen = ctx.backend.HostPlan(slot_);
   ctx.hooks->OnPlan(layer_, block_, seen);

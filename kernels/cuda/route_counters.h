@@ -1,0 +1,45 @@
+// Counters of the routed blocks of a model, as the backend hands them out.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "kernels/cuda/expert_counters.h"
+#include "kernels/cuda/handles.h"
+#include "kernels/route_counters.h"
+
+namespace moeserve::cuda {
+
+class CudaRouteCounters : public RouteCounters {
+ public:
+  // `stream`: of the steps. ResourceExhausted.
+  static Result<std::unique_ptr<CudaRouteCounters>> Create(const CountSettings& settings,
+                                                           cudaStream_t stream);
+
+  Result<CountsSnapshot> Read() override { return counters_.Read(stream_); }
+  Status ReadTokenExperts(int64_t first, std::span<uint32_t> part) override;
+
+  ExpertCounters& counters() { return counters_; }
+  // Index of the counted block with this slot; -1: its plans are not counted.
+  int BlockOf(int slot) const {
+    return static_cast<size_t>(slot) < block_of_slot_.size() ? block_of_slot_[slot] : -1;
+  }
+  // No other counters of the process had it: a recorded step is of these alone.
+  uint64_t id() const { return id_; }
+
+ private:
+  CudaRouteCounters() = default;
+
+  ExpertCounters counters_;
+  std::vector<int> block_of_slot_;
+  uint64_t id_ = 0;
+  cudaStream_t stream_ = nullptr;
+  // Of ReadTokenExperts(), which does not wait for steps.
+  std::mutex mutex_;
+  Stream copies_;
+  PinnedMemory staging_;
+};
+
+}  // namespace moeserve::cuda

@@ -1,0 +1,248 @@
+// A device that counts its plans says the same as the recorder that sees them on the host.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/expert_counters.h"
+#include "tests/support/engine_fixture.h"
+#include "tests/support/golden.h"
+#include "tests/support/model_runner.h"
+
+namespace moeserve::testing {
+namespace {
+
+constexpr char kDevice[] = "cuda_emulated";
+
+std::vector<GoldenModel> SmallRoutedModels() {
+  std::vector<GoldenModel> models;
+  for (const GoldenModel& m : GoldenModels()) {
+    if (m.name.starts_with("tiny-")) models.push_back(m);
+  }
+  return models;
+}
+
+Request Greedy(const std::string& id, std::vector<TokenId> prompt, int max_tokens) {
+  Request r;
+  r.id = id;
+  r.prompt = std::move(prompt);
+  r.sampling.max_tokens = max_tokens;
+  r.sampling.temperature = 0.0;
+  r.sampling.ignore_eos = true;
+  return r;
+}
+
+// What an engine says about the same requests.
+struct Told {
+  std::vector<std::vector<TokenId>> tokens;
+  std::vector<Usage> usage;
+  std::vector<RoutingRecord> records;
+  ExpertStats stats;
+  std::vector<uint32_t> table;
+};
+
+class DeviceStatisticsTest : public ::testing::TestWithParam<GoldenModel> {
+ protected:
+  void SetUp() override {
+    auto golden = ReadGolden(GetParam().golden);
+    ASSERT_TRUE(golden.ok()) << golden.status();
+    golden_ = *std::move(golden);
+  }
+
+  // Requests one after the other and samples side by side: the same steps on every device.
+  Told Ask(const std::string& device, EngineOptions options) {
+    TestDevice();  // knows the emulated one
+    options.max_step_tokens = 7;
+    options.max_num_seqs = 4;
+    options.max_prompt_rows = 5;
+    options.kv_cache_bytes = 0;
+    auto started = TestEngine::Start(GetParam().model, options, DType::kF32, device);
+    EXPECT_TRUE(started.ok()) << started.status();
+    TestEngine& engine = **started;
+    Told told;
+    const int generated = std::min(6, engine.get().max_model_len() - golden_.length);
+    for (int n : {1, 3, 1}) {
+      std::vector<Request> requests;
+      std::vector<std::shared_ptr<TokenSink>> sinks;
+      std::vector<std::shared_ptr<CollectingSink>> collected;
+      for (int i = 0; i < n; ++i) {
+        requests.push_back(Greedy(std::to_string(i), golden_.Prompt(n % golden_.prompts),
+                                  generated - i % 2));
+        requests.back().routing_record = options.routing_records;
+        collected.push_back(std::make_shared<CollectingSink>());
+        sinks.push_back(collected.back());
+      }
+      EXPECT_TRUE(engine.get().Submit(std::move(requests), std::move(sinks)).ok());
+      for (const auto& sink : collected) {
+        EXPECT_TRUE(sink->Wait().ok());
+        told.tokens.push_back(sink->tokens());
+        told.usage.push_back(sink->last().usage);
+        told.records.push_back(sink->routing());
+      }
+      // Complete as soon as the last answer ended, without waiting for anything else.
+      told.stats = engine.get().ExpertSnapshot();
+    }
+    if (const TokenExpertCounts* table = engine.get().token_expert_counts()) {
+      told.table = table->Columns(0, table->experts());
+    }
+    return told;
+  }
+
+  void ExpectSame(Told device, Told host) {
+    EXPECT_EQ(device.tokens, host.tokens);
+    EXPECT_EQ(device.table, host.table);
+    ASSERT_EQ(device.usage.size(), host.usage.size());
+    for (size_t i = 0; i < host.usage.size(); ++i) {
+      EXPECT_EQ(device.usage[i].routed_tokens, host.usage[i].routed_tokens) << i;
+      EXPECT_EQ(device.usage[i].expert_routes, host.usage[i].expert_routes) << i;
+      EXPECT_EQ(device.usage[i].activated_parameters, host.usage[i].activated_parameters) << i;
+      EXPECT_EQ(device.records[i].offsets, host.records[i].offsets) << i;
+      EXPECT_EQ(device.records[i].experts, host.records[i].experts) << i;
+    }
+    int different = 0;
+    ForEachCounterOfModel(device.stats, host.stats, [&](auto& d, auto& h) {
+      if constexpr (std::is_same_v<std::decay_t<decltype(d)>, double>) {
+        different += std::abs(d - h) > 1e-4 * (1.0 + std::abs(h));
+      } else {
+        different += d != h;
+      }
+    });
+    EXPECT_EQ(different, 0);
+  }
+
+  Golden golden_;
+};
+
+TEST_P(DeviceStatisticsTest, EqualTheHosts) {
+  EngineOptions options;
+  options.recorder.router_stats_interval = 3;
+  const Told host = Ask("cpu", options), device = Ask(kDevice, options);
+  EXPECT_GT(host.stats.tokens, 0u);
+  ExpectSame(device, host);
+}
+
+// Routes on the host for the records, counts on the device: each step is counted once.
+TEST_P(DeviceStatisticsTest, EqualTheHostsWithRecords) {
+  EngineOptions options;
+  options.routing_records = true;
+  ExpectSame(Ask(kDevice, options), Ask("cpu", options));
+}
+
+TEST_P(DeviceStatisticsTest, AnObserverSeesEveryPlanOnce) {
+  class Observer : public StepHooks {
+   public:
+    void OnPlan(int, BlockKind, const RoutingPlan& plan) override {
+      ++plans;
+      assignments += static_cast<uint64_t>(plan.expert_offsets[plan.num_experts]);
+    }
+    uint64_t plans = 0, assignments = 0;
+  };
+  Observer observer;
+  EngineOptions options;
+  const Told host = Ask("cpu", options);
+  options.recorder.observer = &observer;
+  const Told device = Ask(kDevice, options);
+  ExpectSame(device, host);
+  EXPECT_EQ(observer.plans, device.stats.steps * device.stats.blocks.size());
+  uint64_t selections = 0;
+  for (const BlockExpertStats& b : device.stats.blocks) {
+    for (uint64_t n : b.selections) selections += n;
+  }
+  EXPECT_EQ(observer.assignments, selections);
+}
+
+TEST_P(DeviceStatisticsTest, OffNothingIsCountedAndAnswersStay) {
+  EngineOptions options;
+  const Told on = Ask(kDevice, options);
+  options.expert_stats = false;
+  const Told off = Ask(kDevice, options);
+  EXPECT_EQ(on.tokens, off.tokens);
+  EXPECT_EQ(off.stats.steps, 0u);
+  EXPECT_TRUE(off.table.empty());
+  for (const Usage& u : off.usage) EXPECT_EQ(u.expert_routes, 0u);
+}
+
+// Counts its steps on the device and refuses their plans.
+class CountingHooks : public StepHooks {
+ public:
+  explicit CountingHooks(RouteCounters* counters) : counters_(counters) {}
+  bool WantsPlans() const override { return false; }
+  RouteCounters* Counters() override { return counters_; }
+  void OnPlan(int, BlockKind, const RoutingPlan&) override { ++plans; }
+  void OnOutcome(const StepOutcome& outcome) override {
+    tokens += outcome.failed.size();
+    for (const TokenRoutes& t : outcome.routes) {
+      routes += t.routes;
+      parameters += t.parameters;
+    }
+    counted = outcome.routes.size();
+  }
+  uint64_t plans = 0, tokens = 0, routes = 0, parameters = 0;
+  size_t counted = 0;
+
+ private:
+  RouteCounters* const counters_;
+};
+
+// Steps of several shapes, each run, recorded and replayed, with rows that fill some up.
+TEST_P(DeviceStatisticsTest, ReplayedStepsCountAndFetchNoPlan) {
+  TestDevice();
+  const auto runner = ModelRunner::Load(GetParam().model, {.device = kDevice});
+  ASSERT_TRUE(runner.ok()) << runner.status();
+  Backend& backend = (*runner)->backend();
+  const CountSettings settings = RecorderCounts((*runner)->spec(), {});
+  auto counters = backend.NewRouteCounters(settings);
+  ASSERT_TRUE(counters.ok()) << counters.status();
+  ASSERT_NE(*counters, nullptr);
+  CountingHooks hooks(counters->get());
+  uint64_t tokens = 0, steps = 0;
+  for (int position = 0; position < 4; ++position) {
+    for (int sequences : {1, 3, 2}) {
+      std::vector<ModelRunner::Part> parts;
+      for (int s = 0; s < sequences; ++s) {
+        parts.push_back({sequences + s, position, {golden_.tokens[static_cast<size_t>(position)]}});
+      }
+      (*runner)->RunTogether(parts, &hooks);
+      EXPECT_EQ(hooks.counted, static_cast<size_t>(sequences));
+      tokens += static_cast<uint64_t>(sequences);
+      ++steps;
+    }
+  }
+  EXPECT_EQ(hooks.plans, 0u);
+  EXPECT_EQ(hooks.tokens, tokens);
+  const auto counts = (*counters)->Read();
+  ASSERT_TRUE(counts.ok()) << counts.status();
+  EXPECT_EQ(counts->model.steps, steps);
+  EXPECT_EQ(counts->model.tokens[kTokenPrefill], tokens);
+  uint64_t selections = 0, parameters = 0;
+  for (size_t i = 0; i < settings.blocks.size(); ++i) {
+    for (size_t e = 0; e < counts->blocks[i].experts.size(); ++e) {
+      const uint64_t n = counts->blocks[i].experts[e].selections;
+      selections += n;
+      parameters += n * static_cast<uint64_t>(settings.blocks[i].expert_parameters[e]);
+    }
+  }
+  EXPECT_EQ(hooks.routes, selections);
+  EXPECT_EQ(hooks.parameters, parameters);
+  // Without counters, the same steps leave them alone.
+  CountingHooks none(nullptr);
+  (*runner)->RunTogether({{0, 0, {golden_.tokens[0]}}}, &none);
+  EXPECT_EQ(none.counted, 0u);
+  EXPECT_EQ(none.tokens, 1u);
+  EXPECT_EQ((*counters)->Read()->model.steps, steps);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, DeviceStatisticsTest, ::testing::ValuesIn(SmallRoutedModels()),
+                         [](const auto& info) {
+                           std::string name = info.param.name;
+                           for (char& c : name) c = c == '-' ? '_' : c;
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace moeserve::testing
