@@ -101,7 +101,8 @@ class Engine {
   void Shutdown();
 
   EngineStats Stats() const;
-  // Includes every step finished before the call: an answered request is always in it.
+  // Includes every step finished before the call: an answered request is always in it. On a device
+  // that counts, up to a second later while other requests run.
   ExpertStats ExpertSnapshot() const;
 
   // Any thread; valid as long as the engine.

@@ -595,12 +595,12 @@ RoutingPlan CudaBackend::Route(const RouteArgs& args) {
                                 stream_.get());
     return slot.plan;
   }
-  const bool filled_up = shape_.rows.tokens > static_cast<int64_t>(inputs_.token_ids.size());
+  // A step that is recorded full may be replayed with rows that only fill it up.
   const int tokens = static_cast<int>(shape_.rows.tokens);
   const int rows_per_token = tokens > 0 && rows % tokens == 0 ? rows / tokens : 0;
   RouteLaunch launch{.router = &router,
                      .input = args.input,
-                     .sequence = filled_up ? step_.sequence : nullptr,
+                     .sequence = replayable_ ? step_.sequence : nullptr,
                      .rows_per_token = std::max(rows_per_token, 1),
                      .failed = rows_per_token > 0 ? step_.failed : nullptr,
                      .k_max = widest,

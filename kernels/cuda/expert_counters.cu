@@ -347,8 +347,8 @@ void ExpertCounters::LaunchEndStep(cudaStream_t stream) {
 
 Result<CountsSnapshot> ExpertCounters::Read(cudaStream_t stream) {
   const Layout counts = LayOut(host_.data());
-  MOESERVE_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(host_.data(), counts_.data(), counts.bytes,
-                                                cudaMemcpyDeviceToHost, stream));
+  MOESERVE_CUDA_RETURN_IF_ERROR(
+      cudaMemcpyAsync(host_.data(), counts_.data(), counts.bytes, cudaMemcpyDeviceToHost, stream));
   MOESERVE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream));
   CountsSnapshot s;
   s.model = *counts.model;

@@ -48,9 +48,9 @@ class ExpertCounters {
   // Where the counters lie in `counts_`, which one copy brings to the host.
   struct Layout {
     ModelCounts* model;
-    ExpertCount* experts;   // [num_experts_]
-    uint64_t* histograms;   // [num_buckets_ + most_diversity_ + 1]
-    uint64_t* nonfinite;    // [blocks]
+    ExpertCount* experts;  // [num_experts_]
+    uint64_t* histograms;  // [num_buckets_ + most_diversity_ + 1]
+    uint64_t* nonfinite;   // [blocks]
     size_t bytes;
   };
   Layout LayOut(void* base) const;

@@ -95,8 +95,8 @@ struct RouteLaunch {
                             // bias excluded; rows of padding are not written
   int64_t scores_stride = 0;
   const DeviceOverride* overrides = nullptr;  // device [rows] or null
-  uint8_t* failed = nullptr;  // device [rows / rows_per_token] or null: set to 1 for tokens of which
-                              // some row has no finite largest score
+  uint8_t* failed = nullptr;  // device [rows / rows_per_token] or null: set to 1 for tokens of
+                              // which some row has no finite largest score
   int k_max = 0;  // room of a row: at least what the settings and any override select
   PlanMemory* plan = nullptr;
   RouteScratch* scratch = nullptr;

@@ -32,8 +32,8 @@ absl::Status StepBuffers::Reserve(int64_t tokens, int64_t sequences, int64_t lon
   tokens_ = std::max(tokens_, RoundUpToPower(tokens));
   sequences_ = std::max(sequences_, RoundUpToPower(sequences));
   table_stride_ = std::max(table_stride_, RoundUpToPower(longest_table));
-  const size_t bytes = static_cast<size_t>(kTokenBytes * tokens_ + 2 * kAlignment +
-                                           sequences_ * table_stride_ * 4);
+  const size_t bytes =
+      static_cast<size_t>(kTokenBytes * tokens_ + 2 * kAlignment + sequences_ * table_stride_ * 4);
   host_ = {};
   device_ = {};
   outcome_ = {};

@@ -85,9 +85,8 @@ void CudaBackend::CopyPlans() {
   }
   LaunchPackPlans(plans, packed_.as<char>(), stream_.get());
   char* staging = Staging(bytes);
-  CheckCall(
-      cudaMemcpyAsync(staging, packed_.data(), bytes, cudaMemcpyDeviceToHost, stream_.get()),
-      "copy plans");
+  CheckCall(cudaMemcpyAsync(staging, packed_.data(), bytes, cudaMemcpyDeviceToHost, stream_.get()),
+            "copy plans");
   Synchronize();
   for (PlanSlot* slot : slots) {
     const size_t size = PackedPlanBytes(slot->plan);

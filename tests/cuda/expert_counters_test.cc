@@ -157,8 +157,7 @@ TEST_P(ExpertCountersTest, EqualTheRecordersOverManySteps) {
       const BlockExpertStats& facts = empty.blocks[i];
       recorder.OnPlan(facts.layer, facts.block, plan);
       for (int a = 0; a < plan.num_assignments; ++a) {
-        TokenRoutes& token =
-            routes[static_cast<size_t>(plan.row_of_assignment[a] / b.sub_tokens)];
+        TokenRoutes& token = routes[static_cast<size_t>(plan.row_of_assignment[a] / b.sub_tokens)];
         ++token.routes;
         token.parameters += static_cast<uint64_t>(
             b.expert_parameters[static_cast<size_t>(plan.expert_of_assignment[a])]);
@@ -208,9 +207,8 @@ TEST_P(ExpertCountersTest, EqualTheRecordersOverManySteps) {
 TEST(ExpertCountersTable, StopsAtItsMaximum) {
   const int tokens = 40;
   ExpertCounters counters =
-      ExpertCounters::Create({.blocks = {{.num_experts = 2, .expert_parameters = {1, 1}}},
-                              .vocabulary = 1},
-                             tokens)
+      ExpertCounters::Create(
+          {.blocks = {{.num_experts = 2, .expert_parameters = {1, 1}}}, .vocabulary = 1}, tokens)
           .value();
   const std::vector<uint32_t> start = {UINT32_MAX - 3, UINT32_MAX - tokens};
   ASSERT_EQ(cudaMemcpy(const_cast<uint32_t*>(counters.token_experts()), start.data(), 8,
@@ -226,11 +224,9 @@ TEST(ExpertCountersTable, StopsAtItsMaximum) {
   const DeviceArray<float> weights(std::vector<float>(2 * tokens, 0.5f));
   PlanMemory memory = PlanMemory::Create(tokens, 2, 2).value();
   RouteScratch scratch = RouteScratch::Create(tokens, 2, 2, 1).value();
-  counters.LaunchBeginStep({.tokens = tokens,
-                            .kind = kind.data(),
-                            .token_ids = ids.data(),
-                            .routes = routes.data()},
-                           nullptr);
+  counters.LaunchBeginStep(
+      {.tokens = tokens, .kind = kind.data(), .token_ids = ids.data(), .routes = routes.data()},
+      nullptr);
   counters.LaunchCount(0,
                        LaunchGivenPlan({.rows = tokens,
                                         .num_experts = 2,

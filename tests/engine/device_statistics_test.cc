@@ -19,10 +19,14 @@ namespace {
 
 constexpr char kDevice[] = "cuda_emulated";
 
+// Routed attention and feed-forward, sub-tokens, experts of unequal width, top-k and top-p.
 std::vector<GoldenModel> SmallRoutedModels() {
   std::vector<GoldenModel> models;
   for (const GoldenModel& m : GoldenModels()) {
-    if (m.name.starts_with("tiny-")) models.push_back(m);
+    for (const char* name : {"tiny-moa-groups-split-cosine", "tiny-split-unequal-sigmoid",
+                             "tiny-sigmoid-top-p", "tiny-layer-lists"}) {
+      if (m.name == name) models.push_back(m);
+    }
   }
   return models;
 }
@@ -71,8 +75,8 @@ class DeviceStatisticsTest : public ::testing::TestWithParam<GoldenModel> {
       std::vector<std::shared_ptr<TokenSink>> sinks;
       std::vector<std::shared_ptr<CollectingSink>> collected;
       for (int i = 0; i < n; ++i) {
-        requests.push_back(Greedy(std::to_string(i), golden_.Prompt(n % golden_.prompts),
-                                  generated - i % 2));
+        requests.push_back(
+            Greedy(std::to_string(i), golden_.Prompt(n % golden_.prompts), generated - i % 2));
         requests.back().routing_record = options.routing_records;
         collected.push_back(std::make_shared<CollectingSink>());
         sinks.push_back(collected.back());
@@ -167,6 +171,60 @@ TEST_P(DeviceStatisticsTest, OffNothingIsCountedAndAnswersStay) {
   for (const Usage& u : off.usage) EXPECT_EQ(u.expert_routes, 0u);
 }
 
+// Sequences that lose their cache run twice: of that only the recomputed_ counters know.
+TEST_P(DeviceStatisticsTest, PreemptedTokensAreCountedApart) {
+  EngineOptions options{.max_num_seqs = 4, .prefix_cache = false, .routing_records = true};
+  options.max_model_len = 40;
+  std::vector<uint64_t> from_records;
+  uint64_t tokens = 0;
+  int64_t bytes = 0;
+  {
+    auto any = TestEngine::Start(GetParam().model, options, DType::kF32, kDevice);
+    ASSERT_TRUE(any.ok()) << any.status();
+    bytes = (*any)->BytesFor(40) * 2;
+  }
+  options.kv_cache_bytes = bytes;
+  auto started = TestEngine::Start(GetParam().model, options, DType::kF32, kDevice);
+  ASSERT_TRUE(started.ok()) << started.status();
+  TestEngine& engine = **started;
+  const RouteLayout& layout = engine.get().route_layout();
+  from_records.resize(layout.num_experts);
+  std::vector<std::shared_ptr<CollectingSink>> sinks;
+  for (int i = 0; i < 4; ++i) {
+    std::vector<TokenId> prompt = golden_.Prompt(i % golden_.prompts);
+    prompt.resize(std::min<size_t>(prompt.size(), 8));
+    Request r = Greedy(std::to_string(i), prompt, 30);
+    r.routing_record = true;
+    sinks.push_back(engine.Submit(std::move(r)));
+  }
+  for (const auto& sink : sinks) {
+    ASSERT_TRUE(sink->Wait().ok());
+    const RoutingRecord& record = sink->routing();
+    tokens += static_cast<uint64_t>(record.tokens);
+    for (size_t row = 0; row + 1 < record.offsets.size(); ++row) {
+      const RoutedBlock& block = layout.blocks[static_cast<size_t>(
+          layout.block_of_row[row % static_cast<size_t>(layout.rows_per_token)])];
+      for (uint32_t a = record.offsets[row]; a < record.offsets[row + 1]; ++a) {
+        ++from_records[block.first_expert + record.experts[a]];
+      }
+    }
+  }
+  const ExpertStats stats = engine.get().ExpertSnapshot();
+  EXPECT_GT(stats.recomputed_tokens, 0u);
+  EXPECT_EQ(stats.tokens, tokens);
+  std::vector<uint64_t> selections;
+  for (const BlockExpertStats& b : stats.blocks) {
+    selections.insert(selections.end(), b.selections.begin(), b.selections.end());
+  }
+  EXPECT_EQ(selections, from_records);
+  const TokenExpertCounts* table = engine.get().token_expert_counts();
+  ASSERT_NE(table, nullptr);
+  const std::vector<uint32_t> pairs = table->Columns(0, table->experts());
+  std::vector<uint64_t> sums(layout.num_experts);
+  for (size_t i = 0; i < pairs.size(); ++i) sums[i % layout.num_experts] += pairs[i];
+  EXPECT_EQ(sums, from_records);
+}
+
 // Counts its steps on the device and refuses their plans.
 class CountingHooks : public StepHooks {
  public:
@@ -189,7 +247,8 @@ class CountingHooks : public StepHooks {
   RouteCounters* const counters_;
 };
 
-// Steps of several shapes, each run, recorded and replayed, with rows that fill some up.
+// Steps of several shapes, each run, recorded and replayed; one is recorded full and replayed with
+// a row that only fills it up.
 TEST_P(DeviceStatisticsTest, ReplayedStepsCountAndFetchNoPlan) {
   TestDevice();
   const auto runner = ModelRunner::Load(GetParam().model, {.device = kDevice});
@@ -202,7 +261,7 @@ TEST_P(DeviceStatisticsTest, ReplayedStepsCountAndFetchNoPlan) {
   CountingHooks hooks(counters->get());
   uint64_t tokens = 0, steps = 0;
   for (int position = 0; position < 4; ++position) {
-    for (int sequences : {1, 3, 2}) {
+    for (int sequences : {1, 4, 4, 3, 2}) {
       std::vector<ModelRunner::Part> parts;
       for (int s = 0; s < sequences; ++s) {
         parts.push_back({sequences + s, position, {golden_.tokens[static_cast<size_t>(position)]}});
@@ -228,6 +287,16 @@ TEST_P(DeviceStatisticsTest, ReplayedStepsCountAndFetchNoPlan) {
     }
   }
   EXPECT_EQ(hooks.routes, selections);
+  for (size_t i = 0; i < settings.blocks.size(); ++i) {
+    const CountedBlock& b = settings.blocks[i];
+    uint64_t seen = 0;
+    for (uint64_t n : counts->blocks[i].distinct_histogram) seen += n;
+    EXPECT_EQ(seen, tokens) << "block " << i;
+    if (EmptyExpertStats((*runner)->spec()).blocks[i].select != SelectKind::kTopK) continue;
+    uint64_t chosen = 0;
+    for (const ExpertCount& e : counts->blocks[i].experts) chosen += e.selections;
+    EXPECT_EQ(chosen % (tokens * static_cast<uint64_t>(b.sub_tokens)), 0u) << "block " << i;
+  }
   EXPECT_EQ(hooks.parameters, parameters);
   // Without counters, the same steps leave them alone.
   CountingHooks none(nullptr);
