@@ -105,7 +105,8 @@ printf '== kernels\n'
 run_kernels "$(part 180 35)"
 printf '== PyTorch and Triton\n'
 baselines "$(part 60 20)" --only attention,sampling
-baselines "$(part 240 55)" --only moe
+baselines "$(part 240 50)" --only moe
+baselines "$(part 40 15)" --only cublas
 if [[ -z $filter ]] && (($(left) > 20)); then
   printf '== whole models\n'
   seconds=$(left)
