@@ -214,17 +214,22 @@ def _methods(device: Device, layers: list[Layer], cases: list[Routed], rows: int
     if triton_moe is None or not device.cuda:
         return
 
-    def measure_triton() -> Line:
+    def measure_triton(fused: bool = False) -> Line:
         runner = triton_moe.TritonExperts(rows, shape.width, max(shape.hidden), shape.experts,
                                           shape.k, shape.gated, shape.activation, device.name)
         flat = [(r.experts.flatten().to(torch.int32), r.weights.flatten().contiguous())
                 for r in cases]
-        tuning = runner.tune(cases[0].x, flat[0][0], layers[0].w1, layers[0].w2, device.quick)
+        tune, launch = ((runner.tune_fused, runner.run_fused) if fused
+                        else (runner.tune, runner.run))
+        tuning = tune(cases[0].x, flat[0][0], layers[0].w1, layers[0].w2, device.quick)
         return _measure(device, layers, cases, "triton",
-                        lambda i: runner.run(cases[i].x, *flat[i], layers[i].w1, layers[i].w2),
+                        lambda i: launch(cases[i].x, *flat[i], layers[i].w1, layers[i].w2),
                         {**padded, **tuning})
 
     yield "triton", measure_triton
+    # With wider rows the sums do not fit into registers.
+    if shape.heads > 1 and shape.width <= triton_moe.MAX_FUSED_WIDTH:
+        yield "triton_fused", lambda: measure_triton(fused=True)
 
 
 def _cublas(device: Device, layers: list[Layer], cases: list[Routed]) -> Line:
