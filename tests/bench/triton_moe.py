@@ -65,9 +65,10 @@ def _activate(x, KIND: tl.constexpr):
 
 @triton.jit
 def _product(a, weights, out, sorted_routes, tile_expert, starts, rows_of, N, K, num_experts,
-             per_row, a_stride, out_stride, m_tiles, GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-             FIRST: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr, EVEN: tl.constexpr):
-    """FIRST: out[sorted place] = act(a[route // per_row] W); else out[route] = a[sorted place] W."""
+             per_row, a_stride, out_stride, m_tiles, GROUP: tl.constexpr, BM: tl.constexpr,
+             BN: tl.constexpr, BK: tl.constexpr, FIRST: tl.constexpr, GATED: tl.constexpr,
+             KIND: tl.constexpr, EVEN: tl.constexpr):
+    """FIRST: out[sorted place] = act(a[route // per_row] W). Else out[route] = a[sorted place] W."""
     # Groups of row tiles share the weights that they read.
     program = tl.program_id(0)
     in_group = GROUP * tl.cdiv(N, BN)
@@ -253,11 +254,12 @@ class TritonExperts:
     def _launch(self, first: bool, a: Tensor, weights: Tensor, out: Tensor, config: Config) -> None:
         n, k = (self.hidden, self.width) if first else (self.width, self.hidden)
         tiles = self._max_tiles(config.bm)
-        _product[(triton.cdiv(n, config.bn) * tiles,)](a, weights, out, self.sorted_routes, self.tile_expert, self.starts,
-                       self.rows_of, n, k, self.num_experts, self.per_row, a.stride(0),
-                       out.stride(0), tiles, GROUP=8 if config.bm > 16 else 1, BM=config.bm, BN=config.bn, BK=config.bk, FIRST=first,
-                       GATED=self.gated and first, KIND=self.kind if first else 0,
-                       EVEN=k % config.bk == 0, num_stages=config.stages, num_warps=config.warps)
+        _product[(triton.cdiv(n, config.bn) * tiles,)](
+            a, weights, out, self.sorted_routes, self.tile_expert, self.starts, self.rows_of, n, k,
+            self.num_experts, self.per_row, a.stride(0), out.stride(0), tiles,
+            GROUP=8 if config.bm > 16 else 1, BM=config.bm, BN=config.bn, BK=config.bk,
+            FIRST=first, GATED=self.gated and first, KIND=self.kind if first else 0,
+            EVEN=k % config.bk == 0, num_stages=config.stages, num_warps=config.warps)
 
     def _launch_fused(self, x: Tensor, w1: Tensor, w2: Tensor, config: Config) -> None:
         _fused[(self._max_tiles(config.bm),)](
