@@ -102,10 +102,11 @@ run_kernels() {
 printf '== rates\n'
 baselines 60 --only rates
 printf '== kernels\n'
-run_kernels "$(part 240 40)"
+run_kernels "$(part 180 35)"
 printf '== PyTorch and Triton\n'
-baselines "$(part 90 25)" --only attention,sampling
-baselines "$(part 200 55)" --only moe
+baselines "$(part 60 20)" --only attention,sampling
+baselines "$(part 240 50)" --only moe
+baselines "$(part 40 15)" --only cublas
 if [[ -z $filter ]] && (($(left) > 20)); then
   printf '== whole models\n'
   seconds=$(left)

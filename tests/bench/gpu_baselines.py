@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Speed of what PyTorch and Triton offer, on the shapes of cuda_bench and under its cases' names.
 
-    gpu_baselines.py [--json FILE] [--only rates,moe,attention,sampling] [--filter SUBSTRING]
+    gpu_baselines.py [--json FILE] [--only rates,moe,attention,sampling,cublas] [--filter SUBSTRING]
                      [--seconds N] [--device cuda|cpu] [--tiny]
 
 Every baseline runs in a CUDA graph where it can be captured, over sets of random data larger than
@@ -22,6 +22,8 @@ import gpu_moe
 from gpu_common import Device, Line, Rates, Results, Tensor, guarded, require_close
 
 PARTS = ("rates", "moe", "attention", "sampling")
+# Calls cuBLAS itself, which can stop the process: only where it is asked for.
+EXTRA_PARTS = ("cublas",)
 
 
 def measure_rates(device: Device, results: Results) -> None:
@@ -276,8 +278,9 @@ def main() -> None:
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: PyTorch finds no GPU here; try --device cpu --tiny")
     parts = [p for p in arguments.only.split(",") if p]
-    if not set(parts) <= set(PARTS):
-        parser.error(f"--only: expected some of {', '.join(PARTS)}, found {arguments.only}")
+    known = PARTS + EXTRA_PARTS
+    if not set(parts) <= set(known):
+        parser.error(f"--only: expected some of {', '.join(known)}, found {arguments.only}")
     start = time.monotonic()
 
     def wanted(name: str) -> bool:
@@ -302,6 +305,8 @@ def main() -> None:
             torch.cuda.empty_cache()
     if "moe" in parts:
         gpu_moe.run(device, results, wanted, in_time)
+    if "cublas" in parts and device.cuda:
+        gpu_moe.run(device, results, wanted, in_time, cublas=True)
     if not in_time():
         print("the time was up before all baselines ran")
 

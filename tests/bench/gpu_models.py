@@ -64,7 +64,8 @@ def reference(folder: pathlib.Path, device: str, compiled: bool, tokens: int) ->
 
 def transformers_generate(batch: int, context: int, tokens: int, device: str, tiny: bool,
                           variant: str) -> Line:
-    """variant: "eager", "grouped_mm" (its own grouped products) or "static" (compiled decoding)."""
+    """variant: how experts are computed ("eager", "grouped_mm", "batched_mm"), or "static": the
+    second with a static cache, whose decoding is compiled."""
     import torch
     from transformers import MixtralConfig, MixtralForCausalLM
 
@@ -78,8 +79,7 @@ def transformers_generate(batch: int, context: int, tokens: int, device: str, ti
                            eos_token_id=None, pad_token_id=0)
     # Versions before these settings take no notice of them.
     config._attn_implementation = "sdpa"
-    if variant == "grouped_mm":
-        config._experts_implementation = "grouped_mm"
+    config._experts_implementation = "grouped_mm" if variant == "static" else variant
     torch.set_default_dtype(torch.bfloat16)
     with torch.device(device):
         model = MixtralForCausalLM(config)
@@ -179,10 +179,14 @@ class Run:
             return [_ours(cases[f"decode {b}"]) for b in batches]
 
         self.add([f"model/{name}/B{b}" for b in batches], "moeserve", limit, ours)
-        for method in ("eager", "compiled"):
-            self.add([f"model/{name}/B1"], f"reference {method}", limit,
-                     lambda limit: [in_process(["--one", method, str(folder), "--device", a.device,
-                                                "--tokens", str(tokens)], limit)])
+        self.reference(name, "eager", limit)
+
+    def reference(self, name: str, method: str, limit: float) -> None:
+        a = self.arguments
+        self.add([f"model/{name}/B1"], f"reference {method}", limit,
+                 lambda limit: [in_process(["--one", method, str(a.models / name), "--device",
+                                            a.device, "--tokens", str(8 if a.tiny else TOKENS)],
+                                           limit)])
 
     def mixtral(self) -> None:
         a = self.arguments
@@ -204,7 +208,7 @@ class Run:
             return lines
 
         self.add(names, "moeserve", 180, ours)
-        for variant in ("grouped_mm", "eager", "static"):
+        for variant in ("grouped_mm", "static", "batched_mm", "eager"):
             for name, batch in zip(names, batches):
                 self.add([name], f"transformers {variant}", 120,
                          lambda limit: [in_process(
@@ -243,11 +247,14 @@ def main() -> None:
     if arguments.moeserve is None:
         parser.error("--moeserve: expected the program")
     run = Run(arguments)
-    for name in MODELS[:1]:
-        run.bundled(name)
+    run.bundled(MODELS[0])
     run.mixtral()
-    for name in MODELS[1:2] if arguments.tiny else MODELS[1:]:
+    others = MODELS[1:2] if arguments.tiny else MODELS[1:]
+    for name in others:
         run.bundled(name)
+    # Compiling a model that loops over the experts it selected can take minutes.
+    for name in (MODELS[0], *others):
+        run.reference(name, "compiled", 90)
 
 
 if __name__ == "__main__":

@@ -214,22 +214,37 @@ def _methods(device: Device, layers: list[Layer], cases: list[Routed], rows: int
     if triton_moe is None or not device.cuda:
         return
 
-    def measure_triton() -> Line:
+    def measure_triton(fused: bool = False) -> Line:
         runner = triton_moe.TritonExperts(rows, shape.width, max(shape.hidden), shape.experts,
                                           shape.k, shape.gated, shape.activation, device.name)
         flat = [(r.experts.flatten().to(torch.int32), r.weights.flatten().contiguous())
                 for r in cases]
-        tuning = runner.tune(cases[0].x, flat[0][0], layers[0].w1, layers[0].w2, device.quick)
+        tune, launch = ((runner.tune_fused, runner.run_fused) if fused
+                        else (runner.tune, runner.run))
+        tuning = tune(cases[0].x, flat[0][0], layers[0].w1, layers[0].w2, device.quick)
         return _measure(device, layers, cases, "triton",
-                        lambda i: runner.run(cases[i].x, *flat[i], layers[i].w1, layers[i].w2),
+                        lambda i: launch(cases[i].x, *flat[i], layers[i].w1, layers[i].w2),
                         {**padded, **tuning})
 
     yield "triton", measure_triton
+    # With wider rows the sums do not fit into registers.
+    if shape.heads > 1 and shape.width <= triton_moe.MAX_FUSED_WIDTH:
+        yield "triton_fused", lambda: measure_triton(fused=True)
+
+
+def _cublas(device: Device, layers: list[Layer], cases: list[Routed]) -> Line:
+    import gpu_cublas
+    library = gpu_cublas.library()
+    experts = [gpu_cublas.CublasExperts(device, library, layer, r)
+               for layer, r in zip(layers, cases)]
+    return _measure(device, layers, cases, "cublas_grouped", lambda i: experts[i].run(),
+                    {"note_counts": "row counts are known to the host"})
 
 
 def run(device: Device, results: Results, wanted: Callable[[str], bool],
-        in_time: Callable[[], bool]) -> None:
-    """All shapes; the sizes that say most come first."""
+        in_time: Callable[[], bool], cublas: bool = False) -> None:
+    """All shapes; the sizes that say most come first. `cublas`: its grouped products alone, which
+    are called in a way that can stop the process."""
     shapes = TINY if device.tiny else SHAPES
     tokens = (5, 1) if device.tiny else TOKENS
     for sizes in (tokens[:6], tokens[6:]):
@@ -248,7 +263,7 @@ def run(device: Device, results: Results, wanted: Callable[[str], bool],
                           for _ in range(device.sets_for(touched, whole * copies))]
                 for t in sizes:
                     if wanted(names[t]) and in_time():
-                        _run_size(device, results, shape, layers, t, names[t], whole)
+                        _run_size(device, results, shape, layers, t, names[t], whole, cublas)
             except Exception as error:  # memory, say
                 message = str(error).replace("\n", " ")[:300]
                 results.add({"name": f"moe/{shape.name}", "method": "setup", "error": message})
@@ -258,10 +273,14 @@ def run(device: Device, results: Results, wanted: Callable[[str], bool],
 
 
 def _run_size(device: Device, results: Results, shape: Shape, layers: list[Layer], tokens: int,
-              name: str, whole: float) -> None:
+              name: str, whole: float, cublas: bool) -> None:
     rows = tokens * shape.heads
     hit = 1 - (1 - shape.k / shape.experts) ** rows
     count = min(len(layers), device.sets_for(whole * hit, whole))
     cases = [routed(device, shape, rows) for _ in range(count)]
+    if cublas:
+        guarded(results, name, "cublas_grouped", device,
+                lambda: _cublas(device, layers[:count], cases))
+        return
     for method, measure in _methods(device, layers[:count], cases, rows):
         guarded(results, name, method, device, measure)

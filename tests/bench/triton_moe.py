@@ -65,9 +65,10 @@ def _activate(x, KIND: tl.constexpr):
 
 @triton.jit
 def _product(a, weights, out, sorted_routes, tile_expert, starts, rows_of, N, K, num_experts,
-             per_row, a_stride, out_stride, m_tiles, GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-             FIRST: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr, EVEN: tl.constexpr):
-    """FIRST: out[sorted place] = act(a[route // per_row] W); else out[route] = a[sorted place] W."""
+             per_row, a_stride, out_stride, m_tiles, GROUP: tl.constexpr, BM: tl.constexpr,
+             BN: tl.constexpr, BK: tl.constexpr, FIRST: tl.constexpr, GATED: tl.constexpr,
+             KIND: tl.constexpr, EVEN: tl.constexpr):
+    """FIRST: out[sorted place] = act(a[route // per_row] W). Else out[route] = a[sorted place] W."""
     # Groups of row tiles share the weights that they read.
     program = tl.program_id(0)
     in_group = GROUP * tl.cdiv(N, BN)
@@ -127,6 +128,44 @@ def _product(a, weights, out, sorted_routes, tile_expert, starts, rows_of, N, K,
 
 
 @triton.jit
+def _fused(x, w1, w2, out, sorted_routes, tile_expert, starts, rows_of, width, hidden, num_experts,
+           per_row, BM: tl.constexpr, BF: tl.constexpr, BD: tl.constexpr, GATED: tl.constexpr,
+           KIND: tl.constexpr):
+    """out[route] = act(x[route // per_row] W1) W2: the hidden units stay in registers."""
+    tile = tl.program_id(0)
+    expert = tl.load(tile_expert + tile)
+    if expert >= num_experts:
+        return
+    i = tl.arange(0, BM)
+    mask = i < tl.load(rows_of + expert) - (tile * BM - tl.load(starts + expert))
+    route = tl.load(sorted_routes + tile * BM + i, mask=mask, other=0)
+    c = tl.arange(0, BD)
+    inside = c < width
+    rows = tl.load(x + (route // per_row).to(tl.int64)[:, None] * width + c[None, :],
+                   mask=mask[:, None] & inside[None, :], other=0.0)
+    halves = 2 if GATED else 1
+    size = tl.cast(hidden, tl.int64) * width
+    first = w1 + expert.to(tl.int64) * size * halves
+    second = w2 + expert.to(tl.int64) * size
+    acc = tl.zeros((BM, BD), tl.float32)
+    for begin in range(0, hidden, BF):
+        f = begin + tl.arange(0, BF)
+        units = f < hidden
+        both = units[None, :] & inside[:, None]
+        w = tl.load(first + f[None, :].to(tl.int64) * width + c[:, None], mask=both, other=0.0)
+        h = _activate(tl.dot(rows, w), KIND)
+        if GATED:
+            u = tl.load(first + size + f[None, :].to(tl.int64) * width + c[:, None], mask=both,
+                        other=0.0)
+            h = h * tl.dot(rows, u)
+        w = tl.load(second + c[None, :].to(tl.int64) * hidden + f[:, None],
+                    mask=units[:, None] & inside[None, :], other=0.0)
+        acc = tl.dot(h.to(w.dtype), w, acc)
+    tl.store(out + route.to(tl.int64)[:, None] * width + c[None, :], acc.to(out.dtype.element_ty),
+             mask=mask[:, None] & inside[None, :])
+
+
+@triton.jit
 def _combine(results, weights, out, width, PER_ROW: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -155,6 +194,12 @@ CONFIGS = [
     Config(128, 64, 64, 4, 4), Config(128, 128, 64, 3, 8), Config(128, 128, 64, 4, 8),
     Config(128, 256, 64, 3, 8),
 ]
+# Of the fused kernel: bk is the number of hidden units in a piece, bn plays no part.
+FUSED_CONFIGS = [
+    Config(16, 0, 64, 3, 4), Config(32, 0, 64, 3, 4), Config(64, 0, 64, 2, 4),
+    Config(64, 0, 32, 3, 4), Config(128, 0, 64, 2, 8), Config(128, 0, 32, 3, 8),
+]
+MAX_FUSED_WIDTH = 256
 KINDS = {"none": 0, "silu": 1, "gelu": 2}
 
 
@@ -209,11 +254,43 @@ class TritonExperts:
     def _launch(self, first: bool, a: Tensor, weights: Tensor, out: Tensor, config: Config) -> None:
         n, k = (self.hidden, self.width) if first else (self.width, self.hidden)
         tiles = self._max_tiles(config.bm)
-        _product[(triton.cdiv(n, config.bn) * tiles,)](a, weights, out, self.sorted_routes, self.tile_expert, self.starts,
-                       self.rows_of, n, k, self.num_experts, self.per_row, a.stride(0),
-                       out.stride(0), tiles, GROUP=8 if config.bm > 16 else 1, BM=config.bm, BN=config.bn, BK=config.bk, FIRST=first,
-                       GATED=self.gated and first, KIND=self.kind if first else 0,
-                       EVEN=k % config.bk == 0, num_stages=config.stages, num_warps=config.warps)
+        _product[(triton.cdiv(n, config.bn) * tiles,)](
+            a, weights, out, self.sorted_routes, self.tile_expert, self.starts, self.rows_of, n, k,
+            self.num_experts, self.per_row, a.stride(0), out.stride(0), tiles,
+            GROUP=8 if config.bm > 16 else 1, BM=config.bm, BN=config.bn, BK=config.bk,
+            FIRST=first, GATED=self.gated and first, KIND=self.kind if first else 0,
+            EVEN=k % config.bk == 0, num_stages=config.stages, num_warps=config.warps)
+
+    def _launch_fused(self, x: Tensor, w1: Tensor, w2: Tensor, config: Config) -> None:
+        _fused[(self._max_tiles(config.bm),)](
+            x, w1, w2, self.results, self.sorted_routes, self.tile_expert, self.starts,
+            self.rows_of, self.width, self.hidden, self.num_experts, self.per_row, BM=config.bm,
+            BF=config.bk, BD=triton.next_power_of_2(self.width), GATED=self.gated, KIND=self.kind,
+            num_stages=config.stages, num_warps=config.warps)
+
+    def run_fused(self, x: Tensor, experts: Tensor, weights: Tensor, w1: Tensor, w2: Tensor,
+                  ) -> Tensor:
+        """As run(), for rows of at most MAX_FUSED_WIDTH."""
+        self.align(experts)
+        self._launch_fused(x, w1, w2, self.first)
+        return self.combine(weights)
+
+    def tune_fused(self, x: Tensor, experts: Tensor, w1: Tensor, w2: Tensor,
+                   quick: Callable[[Callable[[], Any]], float]) -> dict[str, Any]:
+        best: tuple[float, Config] | None = None
+        for config in FUSED_CONFIGS:
+            self.first = config
+            self.align(experts)
+            try:
+                seconds = quick(lambda: self._launch_fused(x, w1, w2, config))
+            except Exception:  # too much shared memory, say
+                continue
+            if best is None or seconds < best[0]:
+                best = (seconds, config)
+        if best is None:
+            raise RuntimeError("no configuration runs")
+        self.first = best[1]
+        return {"tried": len(FUSED_CONFIGS), "config": dataclasses.astuple(self.first)}
 
     def combine(self, weights: Tensor) -> Tensor:
         block = min(1024, triton.next_power_of_2(self.width))
