@@ -60,5 +60,6 @@ set(MOESERVE_CUDA_SOURCES
   rows.cu
   sampler.cu
   step_buffers.cc
+  steps.cc
   transfers.cc)
 list(TRANSFORM MOESERVE_CUDA_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)

@@ -14,9 +14,6 @@
 namespace moeserve::cuda {
 namespace {
 
-// Steps of more rows are long enough that issuing them costs nothing.
-constexpr int64_t kMaxReplayedTokens = 256;
-constexpr int64_t kMinContext = 256;
 // Splits of contexts that run side by side; a few for every multiprocessor of the largest devices.
 constexpr int kAttentionSlots = 2048;
 
@@ -60,19 +57,6 @@ class StreamKvCache : public KvCacheStorage {
   CudaKvCache cache_;
   cudaStream_t stream_;
 };
-
-int64_t PowerOfTwo(int64_t n) {
-  int64_t power = 1;
-  while (power < n) power *= 2;
-  return power;
-}
-
-// Rows that a replayed step is filled up to: few shapes, little waste.
-int64_t Bucket(int64_t rows) {
-  if (rows <= 8) return PowerOfTwo(rows);
-  const int64_t step = std::max<int64_t>(8, PowerOfTwo(rows) / 8);
-  return (rows + step - 1) / step * step;
-}
 
 // Routes that a row may have.
 int WidestRow(const RouteSettings& settings, std::span<const RouteOverride> overrides) {
@@ -259,128 +243,6 @@ Result<std::unique_ptr<KvCacheStorage>> CudaBackend::NewKvCache(std::vector<KvLa
 
 int64_t CudaBackend::KvBlockBytes(std::span<const KvLayerShape> layers, DType dtype) const {
   return CudaKvCache::BytesPerBlock({layers.begin(), layers.end()}, dtype);
-}
-
-int CudaBackend::SingleTokens(const StepInputs& inputs) const {
-  const auto& sequence = inputs.sequence;
-  size_t t = 0;
-  while (t < sequence.size() && (t + 1 == sequence.size() || sequence[t] != sequence[t + 1])) ++t;
-  return static_cast<int>(t);
-}
-
-StepRows CudaBackend::BeginStep(const StepInputs& inputs, const void* owner, bool replayable) {
-  inputs_ = inputs;
-  const int64_t tokens = static_cast<int64_t>(inputs.token_ids.size());
-  const int64_t outputs = static_cast<int64_t>(inputs.output_rows.size());
-  const int single = SingleTokens(inputs);
-  // Tiles of neighbours would depend on where sequences begin.
-  replayable_ = replayable && tokens <= kMaxReplayedTokens && single == tokens && tokens > 0;
-  StepRows rows{tokens, outputs};
-  if (replayable_) {
-    rows.tokens = Bucket(tokens);
-    rows.outputs = outputs == 0 ? 0 : std::min(rows.tokens, Bucket(outputs));
-  }
-  int64_t context = kMinContext, longest = 1;
-  for (const int32_t p : inputs.position) context = std::max<int64_t>(context, p + 1);
-  for (const auto& blocks : inputs.block_tables) {
-    longest = std::max(longest, static_cast<int64_t>(blocks.size()));
-  }
-  const int64_t sequences = static_cast<int64_t>(inputs.block_tables.size());
-  if (buffers_.MustGrow(rows.tokens, sequences, longest)) {
-    DropRecordings();
-    CheckStatus(buffers_.Reserve(rows.tokens, sequences, longest), "memory for a step's inputs");
-  }
-  uint64_t counters_id = 0;
-  if (counters() != nullptr) {
-    MOESERVE_CHECK(inputs.kind.size() == inputs.token_ids.size(), "what every token is");
-    counters_id = counters()->id();
-    if (counters()->counters().max_tokens() < rows.tokens) {
-      DropRecordings();
-      CheckStatus(counters()->counters().Reserve(static_cast<int>(PowerOfTwo(rows.tokens))),
-                  "memory for counters");
-    }
-  }
-  step_ = buffers_.Upload(inputs, rows, stream_.get());
-  shape_ = {owner, rows, PowerOfTwo(context), buffers_.table_stride(), counters_id};
-  tiled_from_ = replayable_ ? static_cast<int>(rows.tokens) : single;
-  for (auto& [key, work] : work_) work.laid_out = false;
-  for (PlanSlot& slot : slots_) {
-    slot.plan = {};
-    slot.copied = false;
-  }
-  return rows;
-}
-
-void CudaBackend::RunStep(const std::function<void()>& operations) {
-  if (counters() == nullptr) {
-    RunOperations(operations);
-  } else {
-    ExpertCounters& c = counters()->counters();
-    RunOperations([&] {
-      c.LaunchBeginStep({.tokens = static_cast<int>(shape_.rows.tokens),
-                         .kind = step_.kind,
-                         .token_ids = step_.token_ids,
-                         .routes = step_.routes},
-                        stream_.get());
-      operations();
-      c.LaunchEndStep(stream_.get());
-    });
-  }
-  buffers_.Download(step_, static_cast<int64_t>(inputs_.token_ids.size()), counters() != nullptr,
-                    stream_.get());
-  waited_ = false;
-}
-
-StepOutcome CudaBackend::Outcome() {
-  if (!waited_) Synchronize();
-  const size_t tokens = inputs_.token_ids.size();
-  StepOutcome outcome{.failed = {buffers_.failed(), tokens}, .routes = {}};
-  if (counters() != nullptr) outcome.routes = {buffers_.routes(), tokens};
-  return outcome;
-}
-
-Result<std::unique_ptr<RouteCounters>> CudaBackend::NewRouteCounters(
-    const CountSettings& settings) {
-  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<CudaRouteCounters> counters,
-                            CudaRouteCounters::Create(settings, stream_.get()));
-  return std::unique_ptr<RouteCounters>(std::move(counters));
-}
-
-void CudaBackend::CountRoutes(int slot) {
-  if (counters() == nullptr) return;
-  const int block = counters()->BlockOf(slot);
-  if (block >= 0) counters()->counters().LaunchCount(block, slots_[slot].plan, stream_.get());
-}
-
-void CudaBackend::RunOperations(const std::function<void()>& operations) {
-  if (!replayable_) {
-    operations();
-    return;
-  }
-  // Memory that has to grow in the first run forgets all recordings, this one too.
-  Recording* recording = &recordings_[shape_];
-  if (!recording->ran) {
-    operations();
-    recordings_[shape_].ran = true;
-    return;
-  }
-  if (!recording->graph) {
-    Result<GraphExec> graph = GraphExec::Capture(stream_.get(), [&] {
-      operations();
-      return absl::OkStatus();
-    });
-    CheckStatus(graph.status(), "record a step");
-    recording->graph = std::move(graph).value();
-    for (const PlanSlot& slot : slots_) recording->plans.push_back(slot.plan);
-  }
-  // Steps of other shapes have left theirs.
-  for (size_t i = 0; i < recording->plans.size(); ++i) slots_[i].plan = recording->plans[i];
-  CheckStatus(recording->graph.Launch(stream_.get()), "replay a step");
-}
-
-void CudaBackend::ForgetSteps(const void* owner) {
-  Synchronize();
-  std::erase_if(recordings_, [owner](const auto& r) { return r.first.owner == owner; });
 }
 
 void CudaBackend::Embed(const EmbedArgs& args) {
