@@ -113,6 +113,15 @@ client_tests() {
     "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/clients
 }
 
+# The same over HTTP and gRPC with models on a GPU, where there is one.
+device_client_tests() {
+  if ! command -v nvidia-smi >/dev/null || ! nvidia-smi -L >/dev/null 2>&1; then
+    printf 'skipped: servers on CUDA (no GPU answers)\n'
+    return
+  fi
+  MOESERVE_TEST_DEVICE=cuda client_tests release
+}
+
 # Against the release build: that dashboards and alerts name what it measures.
 deployment_tests() {
   MOESERVE_BIN=$PWD/build/release/moeserve MOESERVE_MODEL=$PWD/deploy/models/mh-moe \
@@ -234,6 +243,7 @@ main() {
   stage "Python environment" make_test_venv
   stage "release build" build release
   stage "clients in Python" client_tests release
+  stage "clients of servers on CUDA" device_client_tests
   stage "deployment files" deployment_tests
   stage "dashboard in a browser" dashboard_tests
   stage "chat templates against jinja2" chat_template_tests

@@ -97,7 +97,7 @@ struct RouteLaunch {
   const DeviceOverride* overrides = nullptr;  // device [rows] or null
   uint8_t* failed = nullptr;  // device [rows / rows_per_token] or null: set to 1 for tokens of
                               // which some row has no finite largest score
-  int k_max = 0;  // room of a row: at least what the settings and any override select
+  int k_max = 0;              // room of a row: at least what the settings and any override select
   PlanMemory* plan = nullptr;
   RouteScratch* scratch = nullptr;
   // The launch before in the stream may still run when this one fetches its first weights.

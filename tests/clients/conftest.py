@@ -49,11 +49,17 @@ def model():
     return models[0].parent
 
 
+def device():
+    """Where the servers compute: MOESERVE_TEST_DEVICE, or their default."""
+    name = os.environ.get("MOESERVE_TEST_DEVICE")
+    return ["--device", name] if name else []
+
+
 def start_server(*arguments, name="test-model"):
     """Runs the server until it says where it listens."""
     process = subprocess.Popen(
         [binary(), "serve", "--model", model(), "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0",
-         "--served-model-name", name, *arguments],
+         "--served-model-name", name, *device(), *arguments],
         stdout=subprocess.PIPE, text=True)
     addresses = {}
     while len(addresses) < 2:
