@@ -176,6 +176,17 @@ struct NormArgs {
   RowsView output;   // f32 or bf16; may be `input`
 };
 
+// x += scale * (branch + bias), then output = norm(x): the end of one branch of a layer and the
+// beginning of the next.
+struct AddNormArgs {
+  RowsView x;                   // f32
+  RowsView branch;              // f32
+  const float* bias = nullptr;  // [cols] on the device, or null
+  float scale = 1.0f;
+  const NormBank* norm = nullptr;
+  RowsView output;  // f32 or bf16; may be `x`
+};
+
 struct EmbedArgs {
   const EmbeddingTable* tokens = nullptr;
   const EmbeddingTable* positions = nullptr;  // learned; null: none
@@ -361,6 +372,10 @@ class Backend {
   // x += scale * (branch + bias); bias [cols] f32 on the device, or null.
   virtual void AddScaled(const RowsView& x, const RowsView& branch, const float* bias,
                          float scale) = 0;
+  virtual void AddNorm(const AddNormArgs& args) {
+    AddScaled(args.x, args.branch, args.bias, args.scale);
+    Norm({.bank = args.norm, .input = args.x, .output = args.output});
+  }
   // x[r] *= sigmoid(gate[r][0]); all f32. The gate of a shared expert.
   virtual void ScaleBySigmoid(const RowsView& x, const RowsView& gate) = 0;
   // output[i] = input[output_rows[i]] of the step's inputs, f32.

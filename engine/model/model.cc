@@ -45,10 +45,11 @@ class Model::Impl {
   void ReadOutputs(const Batch& batch, const RowsView& scores, std::span<float> logits,
                    std::span<SampleResult> samples);
 
-  // Runs `branch` on the (normalised) residual stream and adds its result to it.
+  // Adds the result of `branch` of `input` to the residual stream `x`, and makes the input of the
+  // next branch, which `next` normalises; null: there is none.
   template <typename Branch>
-  void RunBranch(StepContext& ctx, const RowsView& x, const NormBank& norm, const float* bias,
-                 const Branch& branch);
+  void RunBranch(StepContext& ctx, const RowsView& x, const RowsView& input, const Branch& branch,
+                 const float* bias, const NormBank& own, const NormBank* next);
 
   std::unique_ptr<LinearBank> head_;
   std::unique_ptr<EmbeddingTable> embedding_;
@@ -91,22 +92,25 @@ absl::Status Model::Impl::Load(WeightSource& source) {
 }
 
 template <typename Branch>
-void Model::Impl::RunBranch(StepContext& ctx, const RowsView& x, const NormBank& norm,
-                            const float* bias, const Branch& branch) {
+void Model::Impl::RunBranch(StepContext& ctx, const RowsView& x, const RowsView& input,
+                            const Branch& branch, const float* bias, const NormBank& own,
+                            const NormBank* next) {
   const Workspace::Scope scope(workspace);
-  const bool pre = spec.norm.placement == NormPlacement::kPre;
-  RowsView input = x;
-  if (pre) {
-    input = workspace.TakeDense(x.rows, x.cols, options.compute);
-    backend.Norm({.bank = &norm, .input = x, .output = input});
-  } else if (options.compute != DType::kF32) {
-    input = workspace.TakeDense(x.rows, x.cols, options.compute);
-    backend.Convert(x, input);
-  }
   const RowsView output = workspace.TakeDense(x.rows, x.cols, DType::kF32);
   branch.Forward(ctx, input, output);
-  backend.AddScaled(x, output, bias, static_cast<float>(spec.residual_scale));
-  if (!pre) backend.Norm({.bank = &norm, .input = x, .output = x});
+  const bool pre = spec.norm.placement == NormPlacement::kPre;
+  const auto scale = static_cast<float>(spec.residual_scale);
+  if (pre && next == nullptr) {
+    backend.AddScaled(x, output, bias, scale);
+    return;
+  }
+  backend.AddNorm({.x = x,
+                   .branch = output,
+                   .bias = bias,
+                   .scale = scale,
+                   .norm = pre ? next : &own,
+                   .output = pre ? input : x});
+  if (!pre && next != nullptr && input.data != x.data) backend.Convert(x, input);
 }
 
 void Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks,
@@ -181,9 +185,20 @@ void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits
                  .sinusoidal = spec.position.kind == PositionKind::kSinusoidal,
                  .scale = static_cast<float>(spec.embedding_scale),
                  .output = x});
-  for (const DecoderLayer& layer : layers_) {
-    RunBranch(ctx, x, *layer.attention_norm, layer.attention->out_bias(), *layer.attention);
-    RunBranch(ctx, x, *layer.feed_forward_norm, nullptr, *layer.feed_forward);
+  RowsView input = x;
+  if (spec.norm.placement == NormPlacement::kPre) {
+    input = workspace.TakeDense(tokens, spec.hidden_size, options.compute);
+    backend.Norm({.bank = layers_.front().attention_norm.get(), .input = x, .output = input});
+  } else if (options.compute != DType::kF32) {
+    input = workspace.TakeDense(tokens, spec.hidden_size, options.compute);
+    backend.Convert(x, input);
+  }
+  for (size_t l = 0; l < layers_.size(); ++l) {
+    const DecoderLayer& layer = layers_[l];
+    RunBranch(ctx, x, input, *layer.attention, layer.attention->out_bias(), *layer.attention_norm,
+              layer.feed_forward_norm.get());
+    RunBranch(ctx, x, input, *layer.feed_forward, nullptr, *layer.feed_forward_norm,
+              l + 1 < layers_.size() ? layers_[l + 1].attention_norm.get() : nullptr);
   }
   if (logits.rows == 0) return;
   const RowsView last = workspace.TakeDense(logits.rows, spec.hidden_size, DType::kF32);

@@ -487,6 +487,20 @@ void CudaBackend::AddScaled(const RowsView& x, const RowsView& branch, const flo
                             float scale) {
   LaunchAddScaled(x, branch, bias, scale, stream_.get());
 }
+void CudaBackend::AddNorm(const AddNormArgs& args) {
+  const auto& bank = static_cast<const CudaNormBank&>(*args.norm);
+  LaunchNorm({.shape = bank.shape,
+              .scales = bank.scales.as<float>(),
+              .shifts = bank.has_shifts ? bank.shifts.as<float>() : nullptr,
+              .group_begin = bank.group_begin.as<int32_t>(),
+              .width = bank.width,
+              .input = args.x,
+              .output = args.output,
+              .branch = args.branch,
+              .bias = args.bias,
+              .scale = args.scale},
+             stream_.get());
+}
 void CudaBackend::ScaleBySigmoid(const RowsView& x, const RowsView& gate) {
   LaunchScaleBySigmoid(x, gate, stream_.get());
 }

@@ -63,6 +63,7 @@ class CudaBackend : public Backend {
   void Convert(const RowsView& input, const RowsView& output) override;
   void AddScaled(const RowsView& x, const RowsView& branch, const float* bias,
                  float scale) override;
+  void AddNorm(const AddNormArgs& args) override;
   void ScaleBySigmoid(const RowsView& x, const RowsView& gate) override;
   void GatherOutputRows(const RowsView& input, const RowsView& output) override;
   void Scale(const RowsView& x, float factor) override;

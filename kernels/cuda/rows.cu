@@ -151,6 +151,9 @@ struct NormParams {
   int segments;
   Rows input;
   Rows output;
+  Rows branch;  // data null: none
+  const float* bias;
+  float scale;
 };
 
 // Sum over the kWarps warps of a vector's team, in an order that is always the same.
@@ -182,6 +185,14 @@ __global__ void NormKernel(NormParams p) {
   const int begin = p.group_begin[group];
   const int n = p.group_begin[group + 1] - begin;
   const int64_t first = vector % p.segments * n;
+  if (p.branch.data != nullptr) {
+    // A thread reads again only what it wrote itself.
+    for (int i = lane; i < n; i += team) {
+      float v = Load(p.branch, row, first + i);
+      if (p.bias != nullptr) v += p.bias[first + i];
+      Store(p.input, row, first + i, Load(p.input, row, first + i) + p.scale * v);
+    }
+  }
   float mean = 0.0f;
   if (p.layer) {
     float sum = 0.0f;
@@ -325,7 +336,10 @@ void LaunchNorm(const NormLaunch& args, cudaStream_t stream) {
                static_cast<int>(args.input.rows),
                args.segments,
                RowsOf(args.input),
-               RowsOf(args.output)};
+               RowsOf(args.output),
+               RowsOf(args.branch),
+               args.bias,
+               args.scale};
   // The choice depends on the width alone, so that a vector's sum has one order.
   if (args.width <= 512) {
     const int per_block = 4;

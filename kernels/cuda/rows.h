@@ -37,6 +37,10 @@ struct NormLaunch {
   int segments = 1;
   RowsView input;   // f32
   RowsView output;  // f32 or bf16
+  // Not empty: input += scale * (branch + bias) comes first.
+  RowsView branch = {};         // f32
+  const float* bias = nullptr;  // [cols]; null: none
+  float scale = 1.0f;
 };
 void LaunchNorm(const NormLaunch& args, cudaStream_t stream);
 

@@ -142,6 +142,40 @@ TEST_P(RowsTest, NormsByExpert) {
   }
 }
 
+// One operation has the bits of the two that it stands for.
+TEST_P(RowsTest, AddNormIsASumAndANorm) {
+  Random random(5);
+  for (int width : kWidths) {
+    for (const bool layer : {false, true}) {
+      for (DType dtype : {DType::kF32, DType::kBF16}) {
+        const HostTensor scale = MakeTensor(random.Normals(width), {width});
+        std::vector<HostTensor> shifts;
+        if (layer) shifts.push_back(MakeTensor(random.Normals(width), {width}));
+        auto bank = std::move(backend_->NewNormBank({layer, 1e-5f}, {&scale, 1}, shifts)).value();
+        const std::vector<float> a = random.Normals(5 * width), b = random.Normals(5 * width);
+        const auto bias = std::move(backend_->Upload(random.Normals(width))).value();
+        const auto* const bias_data = static_cast<const float*>(bias->data());
+        const DeviceRows branch = Make(5, width, DType::kF32, &b);
+        const DeviceRows x = Make(5, width, DType::kF32, &a), y = Make(5, width, DType::kF32, &a);
+        const DeviceRows one = Make(5, width, dtype, nullptr), two = Make(5, width, dtype, nullptr);
+        backend_->AddNorm({.x = x.view,
+                           .branch = branch.view,
+                           .bias = bias_data,
+                           .scale = 0.75f,
+                           .norm = bank.get(),
+                           .output = one.view});
+        backend_->AddScaled(y.view, branch.view, bias_data, 0.75f);
+        backend_->Norm({.bank = bank.get(), .input = y.view, .output = two.view});
+        EXPECT_EQ(HostRows(*backend_, x.view), HostRows(*backend_, y.view)) << "width " << width;
+        EXPECT_EQ(HostRows(*backend_, one.view), HostRows(*backend_, two.view))
+            << "width " << width;
+        ExpectUntouchedBehind(x);
+        ExpectUntouchedBehind(one);
+      }
+    }
+  }
+}
+
 TEST_P(RowsTest, CombinesByWeight) {
   Random random(3);
   for (int width : kWidths) {
