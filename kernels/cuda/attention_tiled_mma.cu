@@ -198,6 +198,8 @@ __global__ void __launch_bounds__(kThreads)
 
 template <int kDim>
 void LaunchOf(const AttentionLaunch& args, cudaStream_t stream) {
+  // What devices of compute capability 8.0 have.
+  static_assert(sizeof(SharedTiles<kDim>) <= 163 << 10);
   const TiledShape shape = TiledShapeOf(args, kRows);
   Launch(TiledKernel<kDim>,
          {.grid = dim3(shape.tiles, args.cache.num_kv_heads, shape.chunks),

@@ -7,6 +7,7 @@
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/fused_expert.h"
 #include "kernels/cuda/kv_cache.h"
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda/rows.h"
 #include "kernels/cuda/sampler.h"
@@ -230,6 +231,19 @@ Result<std::unique_ptr<DeviceBuffer>> CudaBackend::Upload(std::span<const float>
 
 Result<std::unique_ptr<KvCacheStorage>> CudaBackend::NewKvCache(std::vector<KvLayerShape> layers,
                                                                 DType dtype, int64_t num_blocks) {
+  // Attention to wide heads takes more shared memory than the smaller chips of a generation have.
+  constexpr int kHeadDimEverywhere = 128;
+  constexpr size_t kSharedForWideHeads = 163 << 10;
+  for (const KvLayerShape& layer : layers) {
+    if (layer.head_dim > kHeadDimEverywhere && SharedMemoryLimit() < kSharedForWideHeads) {
+      return absl::UnavailableError(
+          description_ + ": attention heads of dimension " + std::to_string(layer.head_dim) +
+          ": expected " + std::to_string(kSharedForWideHeads >> 10) +
+          " KiB of shared memory in a thread block, found " +
+          std::to_string(SharedMemoryLimit() >> 10) + " KiB; dimensions up to " +
+          std::to_string(kHeadDimEverywhere) + " can be used");
+    }
+  }
   Result<CudaKvCache> cache = CudaKvCache::Allocate(layers, dtype, num_blocks);
   if (!cache.ok()) {
     return WithBudget(cache.status(),

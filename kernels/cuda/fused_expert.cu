@@ -291,6 +291,20 @@ void LaunchRows(const FusedParams& p, int blocks, int64_t rows, cudaStream_t str
   }
 }
 
+// Of the largest shape for rows of so many blocks.
+size_t SharedBytes(int blocks) {
+  switch (blocks) {
+    case 1:
+      return FusedShape<64, 1, 6>::kSharedBytes;
+    case 2:
+      return FusedShape<64, 2, 4>::kSharedBytes;
+    case 3:
+      return FusedShape<64, 3, 3>::kSharedBytes;
+    default:
+      return FusedShape<64, 4, 2>::kSharedBytes;
+  }
+}
+
 const CudaLinearBank& AsCuda(const LinearBank& bank) {
   return static_cast<const CudaLinearBank&>(bank);
 }
@@ -304,6 +318,7 @@ bool FusedExpertFits(const LinearBank& up, const LinearBank& down) {
   if (up.num_experts() != down.num_experts()) return false;
   const int width = u.in_features_of(0);
   if (width > kMaxWidthBlocks * kImageBlock) return false;
+  if (SharedBytes((width + kImageBlock - 1) / kImageBlock) > SharedMemoryLimit()) return false;
   for (int e = 0; e < up.num_experts(); ++e) {
     if (u.in_features_of(e) != width || d.out_features[e] != width) return false;
     if (d.in_features_of(e) != u.out_features[e]) return false;

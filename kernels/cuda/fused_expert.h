@@ -22,7 +22,8 @@ struct FusedExpertArgs {
 };
 
 // Whether the kernel exists for these banks: bf16, every expert from at most 256 inputs to as many
-// outputs, `down` not gated and as wide as `up`. Any number of hidden units.
+// outputs, `down` not gated and as wide as `up`, and enough shared memory in a block of the current
+// device. Any number of hidden units.
 bool FusedExpertFits(const LinearBank& up, const LinearBank& down);
 
 // Whether it is expected to beat the pair of products for `rows` assignments: it does where the

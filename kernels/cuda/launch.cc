@@ -7,7 +7,18 @@
 
 #include "kernels/base/check.h"
 
-namespace moeserve::cuda::internal {
+namespace moeserve::cuda {
+
+size_t SharedMemoryLimit() {
+  int device = 0, bytes = 0;
+  MOESERVE_CHECK(cudaGetDevice(&device) == cudaSuccess, "no current CUDA device");
+  MOESERVE_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) ==
+                     cudaSuccess,
+                 "the device's shared memory");
+  return static_cast<size_t>(bytes);
+}
+
+namespace internal {
 
 void AllowSharedMemory(const void* kernel, size_t bytes) {
   static std::mutex mutex;
@@ -32,4 +43,5 @@ void LaunchFailed(cudaError_t error, const LaunchShape& shape) {
   std::abort();
 }
 
-}  // namespace moeserve::cuda::internal
+}  // namespace internal
+}  // namespace moeserve::cuda

@@ -17,6 +17,10 @@ struct LaunchShape {
   bool overlaps_predecessor = false;
 };
 
+// Dynamic shared memory, in bytes, that a block on the current device may ask for: 163 KiB on 8.0
+// and 8.7, 227 KiB on 9.0, 99 KiB on 8.6, 8.9 and 12.0.
+size_t SharedMemoryLimit();
+
 namespace internal {
 // Raises the limit of `kernel`'s dynamic shared memory on the current device if it is lower.
 void AllowSharedMemory(const void* kernel, size_t bytes);

@@ -217,6 +217,9 @@ __global__ void __launch_bounds__(kThreads, 1) LinearWgmmaKernel(const LinearPar
     IncreaseRegisters<224>();
     Consume<S>(p, shared, full, empty, warpgroup - 1);
   }
+#else
+  // Built for 9.0 without the instructions of 9.0a: stop rather than leave the output as it was.
+  __trap();
 #endif
 }
 

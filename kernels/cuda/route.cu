@@ -11,7 +11,7 @@
 namespace moeserve::cuda {
 namespace {
 
-// A block's dynamic shared memory on every device from sm_80 on.
+// A block's dynamic shared memory at most: some devices have less, see RoomOfBlock.
 constexpr int64_t kMaxShared = 160 << 10;
 // In front of what the phases share: the flag of LastToArrive.
 constexpr int64_t kHeader = 128;
@@ -99,11 +99,15 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) RouteKernel(RouteKernelArgs
   BuildSmallPlan(table, experts, a.product.rows, CarvePlan(memory, experts), a.plan);
 }
 
+// What the phases of a block can share on this device.
+int64_t RoomOfBlock() {
+  return std::min(kMaxShared, static_cast<int64_t>(SharedMemoryLimit())) - kHeader;
+}
+
 template <typename Tile>
-void LaunchTiles(RouteKernelArgs& a, cudaStream_t stream) {
-  constexpr int64_t kRoom = kMaxShared - kHeader;
-  static_assert(Tile::kBytes <= kRoom);
-  a.select_warps = static_cast<int>(std::min<int64_t>(Tile::kWarps, kRoom / a.select_bytes));
+void LaunchTiles(RouteKernelArgs& a, int64_t room, cudaStream_t stream) {
+  static_assert(Tile::kBytes <= kMaxShared - kHeader);
+  a.select_warps = static_cast<int>(std::min<int64_t>(Tile::kWarps, room / a.select_bytes));
   MOESERVE_CHECK(a.select_warps > 0, "the router was checked when it was made");
   int64_t shared = std::max<int64_t>(Tile::kBytes, int64_t{a.select_warps} * a.select_bytes);
   if (a.build_plan) shared = std::max(shared, PlanBytes(a.router.settings.num_experts));
@@ -128,16 +132,18 @@ void LaunchProducts(RouteKernelArgs& a, cudaStream_t stream) {
   using ManyRows = ProductTile<T, 8, 8, 4, 2, 3>;    // 32 x 16
   using ManyByFew = ProductTile<T, 8, 8, 8, 1, 2>;   // 64 x 8
   const int64_t rows = a.product.rows, columns = a.product.columns;
-  if (rows > kPlanChunk) {
+  const int64_t room = RoomOfBlock();
+  // Devices of little shared memory keep to the small tiles.
+  if (rows > kPlanChunk && std::max(ManyByFew::kBytes, ManyRows::kBytes) <= room) {
     if (columns <= ManyByFew::kColumns) {
-      LaunchTiles<ManyByFew>(a, stream);
+      LaunchTiles<ManyByFew>(a, room, stream);
     } else {
-      LaunchTiles<ManyRows>(a, stream);
+      LaunchTiles<ManyRows>(a, room, stream);
     }
   } else if ((rows + 7) / 8 * ((columns + 3) / 4) <= kSmallTileBlocks) {
-    LaunchTiles<FewColumns>(a, stream);
+    LaunchTiles<FewColumns>(a, room, stream);
   } else {
-    LaunchTiles<FewRows>(a, stream);
+    LaunchTiles<FewRows>(a, room, stream);
   }
 }
 

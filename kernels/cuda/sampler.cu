@@ -442,15 +442,6 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) SampleKernel(SampleLaunch a
   sampler.Run(row, args.results[blockIdx.x]);
 }
 
-size_t SharedLimit() {
-  int device = 0, bytes = 0;
-  MOESERVE_CHECK(cudaGetDevice(&device) == cudaSuccess, "the device of the launch");
-  MOESERVE_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) ==
-                     cudaSuccess,
-                 "the device's shared memory");
-  return static_cast<size_t>(bytes);
-}
-
 }  // namespace
 
 void LaunchSample(const SampleLaunch& args, cudaStream_t stream) {
@@ -462,7 +453,7 @@ void LaunchSample(const SampleLaunch& args, cudaStream_t stream) {
   LaunchShape shape{dim3(static_cast<unsigned>(args.count)),
                     dim3(static_cast<unsigned>(warps * 32)), kStateBytes, stream};
   const size_t with_row = kStateBytes + static_cast<size_t>(args.vocabulary) * sizeof(float);
-  if (with_row <= SharedLimit()) {
+  if (with_row <= SharedMemoryLimit()) {
     shape.shared_bytes = with_row;
     Launch(SampleKernel<true>, shape, args);
   } else {
