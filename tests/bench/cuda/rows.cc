@@ -136,17 +136,17 @@ Result<Measured> SampleCase(Bench& bench, int rows, int vocabulary, const Sample
   constexpr float kScale = 2.5f;
   MOESERVE_ASSIGN_OR_RETURN(const cuda::DeviceMemory logits,
                             bench.Random(DType::kF32, sets * count, kRowSeed + 3, kScale));
-  std::vector<cuda::SampleRow> settings;
+  std::vector<SampleRow> settings;
   for (int r = 0; r < rows; ++r) {
     settings.push_back({SamplingScale(kind.temperature), kind.top_k, kind.top_p, kind.min_p, r,
                         (r + 0.5) / rows, -1});
   }
   MOESERVE_ASSIGN_OR_RETURN(const cuda::DeviceMemory device_rows, bench.Upload(settings));
   MOESERVE_ASSIGN_OR_RETURN(const cuda::DeviceMemory results,
-                            bench.Poisoned(static_cast<size_t>(rows) * sizeof(cuda::SampleResult)));
+                            bench.Poisoned(static_cast<size_t>(rows) * sizeof(SampleResult)));
   const auto enqueue = [&](int i) {
-    cuda::LaunchSample({.rows = device_rows.as<cuda::SampleRow>(),
-                        .results = results.as<cuda::SampleResult>(),
+    cuda::LaunchSample({.rows = device_rows.as<SampleRow>(),
+                        .results = results.as<SampleResult>(),
                         .count = rows,
                         .logits = logits.as<float>() + i * count,
                         .stride = vocabulary,
@@ -155,8 +155,8 @@ Result<Measured> SampleCase(Bench& bench, int rows, int vocabulary, const Sample
   };
   for (int i = 0; i < sets; ++i) enqueue(i);
   enqueue(0);
-  MOESERVE_ASSIGN_OR_RETURN(const std::vector<cuda::SampleResult> drawn,
-                            bench.Download<cuda::SampleResult>(results.data(), rows));
+  MOESERVE_ASSIGN_OR_RETURN(const std::vector<SampleResult> drawn,
+                            bench.Download<SampleResult>(results.data(), rows));
   for (const int r : {0, rows / 2, rows - 1}) {
     std::vector<std::pair<float, int>> ranked;
     for (int v = 0; v < vocabulary; ++v) {
