@@ -370,7 +370,7 @@ void CudaBackend::Attention(const AttentionArgs& args) {
   }
   if (tiled_from_ > 0) {
     const int heads = args.heads * launch.rows.max_per_token;
-    launch.work = WorkFor(args.window, SplitTokens(heads / cache.num_kv_heads),
+    launch.work = WorkFor(args.window, SplitTokens(args.heads / cache.num_kv_heads),
                           PartialFloats(heads, cache.head_dim));
   }
   LaunchAttention(launch, stream_.get());
