@@ -208,8 +208,6 @@ absl::Status Model::Impl::Reserve(int tokens, int logit_rows) {
   Batch batch;
   batch.tokens.assign(static_cast<size_t>(tokens), 0);
   batch.positions = batch.tokens;
-  // Of no sequence: nothing is read from the cache or written to it.
-  batch.sequence.assign(batch.tokens.size(), -1);
   batch.phase.assign(batch.tokens.size(), Phase::kPrefill);
   for (int row = 0; row < std::min(tokens, logit_rows); ++row) batch.logit_rows.push_back(row);
   // All rows are drawn from, so that no logits are copied.
@@ -217,7 +215,11 @@ absl::Status Model::Impl::Reserve(int tokens, int logit_rows) {
   greedy.logprobs = -1;
   batch.samples.assign(batch.logit_rows.size(), greedy);
   std::vector<SampleResult> results(batch.samples.size());
+  // Of no sequence: nothing is read from the cache or written to it. But of different ones: tokens
+  // that decode take memory for attention, neighbours of a prompt none.
+  for (int t = 0; t < tokens; ++t) batch.sequence.push_back(-1 - t % 2);
   Forward(batch, *cache, nullptr, {}, results);
+  backend.ForgetSteps(this);  // it knows a cache that goes now
   return absl::OkStatus();
 }
 
