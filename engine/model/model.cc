@@ -129,6 +129,7 @@ void Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* 
                                            .position = batch.positions,
                                            .sequence = batch.sequence,
                                            .block_tables = batch.block_tables,
+                                           .cache = &cache,
                                            .output_rows = batch.logit_rows,
                                            .samples = batch.samples,
                                            .counters = counters,

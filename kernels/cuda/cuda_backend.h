@@ -89,9 +89,10 @@ class CudaBackend : public Backend {
     int64_t context = 0;  // bound of the positions
     int table_stride = 0;
     uint64_t counters = 0;  // 0: nothing is counted
+    uint64_t cache = 0;     // 0: none is used
 
     auto Tie() const {
-      return std::tie(owner, rows.tokens, rows.outputs, context, table_stride, counters);
+      return std::tie(owner, rows.tokens, rows.outputs, context, table_stride, counters, cache);
     }
     bool operator<(const StepShape& other) const { return Tie() < other.Tie(); }
   };

@@ -67,7 +67,12 @@ StepRows CudaBackend::BeginStep(const StepInputs& inputs, const void* owner, boo
     }
   }
   step_ = buffers_.Upload(inputs, rows, stream_.get());
-  shape_ = {owner, rows, PowerOfTwo(context), buffers_.table_stride(), counters_id};
+  shape_ = {owner,
+            rows,
+            PowerOfTwo(context),
+            buffers_.table_stride(),
+            counters_id,
+            inputs.cache == nullptr ? 0 : inputs.cache->id()};
   tiled_from_ = replayable_ ? static_cast<int>(rows.tokens) : single;
   for (auto& [key, work] : work_) work.laid_out = false;
   for (PlanSlot& slot : slots_) {
