@@ -176,6 +176,7 @@ void Model::Impl::ReadOutputs(const Batch& batch, const RowsView& scores, std::s
 }
 
 void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits) {
+  const Workspace::Scope scope(workspace);  // of its own: a backend may issue a step twice
   const RowsView x = workspace.TakeDense(tokens, spec.hidden_size, DType::kF32);
   backend.Embed({.tokens = embedding_.get(),
                  .positions = learned_positions_.get(),

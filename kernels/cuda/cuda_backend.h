@@ -129,6 +129,8 @@ class CudaBackend : public Backend {
   void CheckStatus(const absl::Status& status, const char* what) const;
   void CheckCall(cudaError_t error, const char* what) const;
   void Synchronize();
+  // Before the operations of a step are issued, or issued once more.
+  void BeginOperations();
   void RunOperations(const std::function<void()>& operations);
   void CopyPlans();
   CudaRouteCounters* counters() const { return static_cast<CudaRouteCounters*>(inputs_.counters); }
