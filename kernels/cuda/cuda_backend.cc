@@ -230,6 +230,13 @@ Result<std::unique_ptr<DeviceBuffer>> CudaBackend::Upload(std::span<const float>
 
 Result<std::unique_ptr<KvCacheStorage>> CudaBackend::NewKvCache(std::vector<KvLayerShape> layers,
                                                                 DType dtype, int64_t num_blocks) {
+  for (const KvLayerShape& layer : layers) {
+    if (layer.head_dim > kMaxHeadDim) {
+      return absl::InvalidArgumentError("heads of " + std::to_string(layer.head_dim) +
+                                        " dimensions; the CUDA backend takes at most " +
+                                        std::to_string(kMaxHeadDim));
+    }
+  }
   Result<CudaKvCache> cache = CudaKvCache::Allocate(layers, dtype, num_blocks);
   if (!cache.ok()) {
     return WithBudget(cache.status(),
