@@ -557,7 +557,10 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
   MOESERVE_ASSIGN_OR_RETURN(const int64_t blocks,
                             CacheBlocks(o, model->backend().KvBlockBytes(shapes, dtype)));
   // Log-probabilities of a prompt take logits of every row.
-  MOESERVE_RETURN_IF_ERROR(model->Reserve(o.max_step_tokens, o.max_step_tokens));
+  const std::optional<RoutingControl> widest =
+      RoutingControl::Widest(model->spec(), o.routing_control);
+  MOESERVE_RETURN_IF_ERROR(model->Reserve(o.max_step_tokens, o.max_step_tokens,
+                                          widest.has_value() ? &*widest : nullptr));
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<KvCacheStorage> cache,
                             model->backend().NewKvCache(shapes, dtype, blocks));
   std::unique_ptr<RouteCounters> counters;

@@ -29,7 +29,7 @@ class Model::Impl {
   Impl& operator=(const Impl&) = delete;
 
   absl::Status Load(WeightSource& source);
-  absl::Status Reserve(int tokens, int logit_rows);
+  absl::Status Reserve(int tokens, int logit_rows, const RoutingControl* widest);
   void Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks, std::span<float> logits,
                std::span<SampleResult> samples);
 
@@ -200,7 +200,7 @@ void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits
   if (backend.samples_on_device()) backend.Sample(logits);
 }
 
-absl::Status Model::Impl::Reserve(int tokens, int logit_rows) {
+absl::Status Model::Impl::Reserve(int tokens, int logit_rows, const RoutingControl* widest) {
   std::vector<KvLayerShape> shapes;
   for (const LayerSpec& l : spec.layers) {
     shapes.push_back({l.attention.num_kv_heads, l.attention.head_dim});
@@ -221,7 +221,11 @@ absl::Status Model::Impl::Reserve(int tokens, int logit_rows) {
   // that decode take memory for attention, neighbours of a prompt none.
   for (int t = 0; t < tokens; ++t) batch.sequence.push_back(-1 - t % 2);
   Forward(batch, *cache, nullptr, {}, results);
-  backend.ForgetSteps(this);  // it knows a cache that goes now
+  if (widest != nullptr) {
+    batch.controls = {widest};
+    Forward(batch, *cache, nullptr, {}, results);
+  }
+  backend.ForgetSteps(this);  // they know a cache that goes now
   return absl::OkStatus();
 }
 
@@ -244,10 +248,10 @@ void Model::Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks,
   impl_->Forward(batch, cache, hooks, logits, samples);
 }
 
-absl::Status Model::Reserve(int tokens, int logit_rows) {
+absl::Status Model::Reserve(int tokens, int logit_rows, const RoutingControl* widest) {
   // Host memory grows as it is needed.
   if (impl_->backend.plans_on_host()) return absl::OkStatus();
-  return impl_->Reserve(tokens, logit_rows);
+  return impl_->Reserve(tokens, logit_rows, widest);
 }
 
 const ModelSpec& Model::spec() const { return impl_->spec; }
