@@ -354,7 +354,8 @@ void Engine::Impl::Step() {
   if (scheduled.empty()) return;
   const Batch batch = MakeBatch(scheduled, model_->backend().samples_on_device());
   const size_t vocab = static_cast<size_t>(model_->spec().vocab_size);
-  logits_.resize(batch.logit_rows.size() * vocab);
+  // Never smaller again: what is added is filled with zeros each time.
+  logits_.resize(std::max(logits_.size(), batch.logit_rows.size() * vocab));
   if (options_.expert_stats) {
     recorder_.BeginStep(batch);
   } else {
@@ -555,7 +556,11 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
   const DType dtype = model->options().compute;
   MOESERVE_ASSIGN_OR_RETURN(const int64_t blocks,
                             CacheBlocks(o, model->backend().KvBlockBytes(shapes, dtype)));
-  MOESERVE_RETURN_IF_ERROR(model->Reserve(o.max_step_tokens, o.max_num_seqs));
+  // Log-probabilities of a prompt take logits of every row.
+  const std::optional<RoutingControl> widest =
+      RoutingControl::Widest(model->spec(), o.routing_control);
+  MOESERVE_RETURN_IF_ERROR(model->Reserve(o.max_step_tokens, o.max_step_tokens,
+                                          widest.has_value() ? &*widest : nullptr));
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<KvCacheStorage> cache,
                             model->backend().NewKvCache(shapes, dtype, blocks));
   std::unique_ptr<RouteCounters> counters;

@@ -122,6 +122,22 @@ Result<RoutingControl> RoutingControl::Create(const RoutingChange& change, const
   return control;
 }
 
+std::optional<RoutingControl> RoutingControl::Widest(const ModelSpec& spec,
+                                                     const RoutingControlLimits& limits) {
+  if (!limits.enabled) return std::nullopt;
+  Result<RoutingControl> control = Create({.top_p = 1.0}, spec, limits);
+  if (control.ok()) return *std::move(control);
+  int most = limits.max_top_k > 0 ? limits.max_top_k : std::numeric_limits<int>::max();
+  for (const LayerSpec& layer : spec.layers) {
+    for (const auto& routing : {layer.attention.routing, layer.feed_forward.routing}) {
+      if (routing.has_value()) most = std::min(most, routing->num_experts);
+    }
+  }
+  control = Create({.top_k = most}, spec, limits);
+  if (!control.ok()) return std::nullopt;
+  return *std::move(control);
+}
+
 RouteOverride RoutingControl::For(int layer, BlockKind block) const {
   RouteOverride change;
   change.k = change_.top_k.value_or(0);

@@ -46,6 +46,11 @@ class RoutingControl {
   static Result<RoutingControl> Create(const RoutingChange& change, const ModelSpec& spec,
                                        const RoutingControlLimits& limits);
 
+  // Of those that a request may ask for, one whose rows choose the most experts; nothing where no
+  // request may ask for any, or the model has no routed block.
+  static std::optional<RoutingControl> Widest(const ModelSpec& spec,
+                                              const RoutingControlLimits& limits);
+
   RouteOverride For(int layer, BlockKind block) const;
   const RoutingChange& change() const { return change_; }
   // Equal for equal changes, and for no others: prompts share cached prefixes only under the same.

@@ -297,6 +297,7 @@ struct StepInputs {
   std::span<const int32_t> position = {};                       // [T]
   std::span<const int32_t> sequence = {};                       // [T] index into block_tables
   std::span<const std::span<const int32_t>> block_tables = {};  // [S]
+  const KvCacheStorage* cache = nullptr;      // the only one of the step's operations
   std::span<const int32_t> output_rows = {};  // rows that GatherOutputRows() takes
   std::span<const SampleRow> samples = {};    // [output_rows] what Sample() draws, or empty
   RouteCounters* counters = nullptr;          // what CountRoutes() adds to; null: it does nothing
@@ -344,8 +345,9 @@ class Backend {
   // Step: BeginStep, then RunStep with the operations.
   //
   // The spans live until the next call. A `replayable` step issues the same operations on the same
-  // memory as every step of `owner` with as many rows, so a backend may fill up its rows, record
-  // its operations once and replay them; any other step has the rows of the inputs.
+  // memory as every step of `owner` with as many rows, the same cache and counters, so a backend
+  // may fill up its rows, record its operations once and replay them; any other step has the rows
+  // of the inputs.
   virtual StepRows BeginStep(const StepInputs& inputs, const void* owner, bool replayable) = 0;
   virtual void RunStep(const std::function<void()>& operations) = 0;
   // The memory that the steps of `owner` work on is about to go.

@@ -2,6 +2,7 @@
 // block is laid out the backend's.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -31,6 +32,8 @@ class KvCacheStorage {
   DType dtype() const { return dtype_; }  // kF32 or kBF16
   int64_t num_blocks() const { return num_blocks_; }
   const KvLayerShape& shape(int layer) const { return shapes_[layer]; }
+  // Not 0; no other storage of the process had it: a recorded step is of one storage alone.
+  uint64_t id() const { return id_; }
 
   // Copies what block `from` holds to block `to`, in every layer.
   virtual void CopyBlock(int32_t from, int32_t to) = 0;
@@ -42,6 +45,10 @@ class KvCacheStorage {
   const DType dtype_;
   const int64_t num_blocks_;
   const std::vector<KvLayerShape> shapes_;
+
+ private:
+  inline static std::atomic<uint64_t> last_id_{0};
+  const uint64_t id_ = ++last_id_;
 };
 
 }  // namespace moeserve

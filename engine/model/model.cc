@@ -29,7 +29,7 @@ class Model::Impl {
   Impl& operator=(const Impl&) = delete;
 
   absl::Status Load(WeightSource& source);
-  absl::Status Reserve(int tokens, int logit_rows);
+  absl::Status Reserve(int tokens, int logit_rows, const RoutingControl* widest);
   void Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks, std::span<float> logits,
                std::span<SampleResult> samples);
 
@@ -133,6 +133,7 @@ void Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* 
                                            .position = batch.positions,
                                            .sequence = batch.sequence,
                                            .block_tables = batch.block_tables,
+                                           .cache = &cache,
                                            .output_rows = batch.logit_rows,
                                            .samples = batch.samples,
                                            .counters = counters,
@@ -179,6 +180,7 @@ void Model::Impl::ReadOutputs(const Batch& batch, const RowsView& scores, std::s
 }
 
 void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits) {
+  const Workspace::Scope scope(workspace);  // of its own: a backend may issue a step twice
   const RowsView x = workspace.TakeDense(tokens, spec.hidden_size, DType::kF32);
   backend.Embed({.tokens = embedding_.get(),
                  .positions = learned_positions_.get(),
@@ -213,7 +215,7 @@ void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits
   if (backend.samples_on_device()) backend.Sample(logits);
 }
 
-absl::Status Model::Impl::Reserve(int tokens, int logit_rows) {
+absl::Status Model::Impl::Reserve(int tokens, int logit_rows, const RoutingControl* widest) {
   std::vector<KvLayerShape> shapes;
   for (const LayerSpec& l : spec.layers) {
     shapes.push_back({l.attention.num_kv_heads, l.attention.head_dim});
@@ -223,8 +225,6 @@ absl::Status Model::Impl::Reserve(int tokens, int logit_rows) {
   Batch batch;
   batch.tokens.assign(static_cast<size_t>(tokens), 0);
   batch.positions = batch.tokens;
-  // Of no sequence: nothing is read from the cache or written to it.
-  batch.sequence.assign(batch.tokens.size(), -1);
   batch.phase.assign(batch.tokens.size(), Phase::kPrefill);
   for (int row = 0; row < std::min(tokens, logit_rows); ++row) batch.logit_rows.push_back(row);
   // All rows are drawn from, so that no logits are copied.
@@ -232,7 +232,15 @@ absl::Status Model::Impl::Reserve(int tokens, int logit_rows) {
   greedy.logprobs = -1;
   batch.samples.assign(batch.logit_rows.size(), greedy);
   std::vector<SampleResult> results(batch.samples.size());
+  // Of no sequence: nothing is read from the cache or written to it. But of different ones: tokens
+  // that decode take memory for attention, neighbours of a prompt none.
+  for (int t = 0; t < tokens; ++t) batch.sequence.push_back(-1 - t % 2);
   Forward(batch, *cache, nullptr, {}, results);
+  if (widest != nullptr) {
+    batch.controls = {widest};
+    Forward(batch, *cache, nullptr, {}, results);
+  }
+  backend.ForgetSteps(this);  // they know a cache that goes now
   return absl::OkStatus();
 }
 
@@ -255,10 +263,10 @@ void Model::Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks,
   impl_->Forward(batch, cache, hooks, logits, samples);
 }
 
-absl::Status Model::Reserve(int tokens, int logit_rows) {
+absl::Status Model::Reserve(int tokens, int logit_rows, const RoutingControl* widest) {
   // Host memory grows as it is needed.
   if (impl_->backend.plans_on_host()) return absl::OkStatus();
-  return impl_->Reserve(tokens, logit_rows);
+  return impl_->Reserve(tokens, logit_rows, widest);
 }
 
 const ModelSpec& Model::spec() const { return impl_->spec; }

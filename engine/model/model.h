@@ -32,10 +32,11 @@ class Model {
   void Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks, std::span<float> logits,
                std::span<SampleResult> samples = {});
 
-  // Makes a device allocate what a step of so many tokens and rows of logits takes, before requests
-  // depend on it. ResourceExhausted; where the device has no memory even for the activations, the
+  // Makes a device allocate what a step of so many tokens and rows of logits takes, `widest` being
+  // the most that a request may change of its routing (null: nothing), before requests depend on
+  // it. ResourceExhausted; where the device has no memory even for the activations, the
   // process stops with the numbers.
-  absl::Status Reserve(int tokens, int logit_rows);
+  absl::Status Reserve(int tokens, int logit_rows, const RoutingControl* widest = nullptr);
 
   const ModelSpec& spec() const;
   const ModelOptions& options() const;

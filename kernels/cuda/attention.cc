@@ -14,7 +14,7 @@ void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream) {
     MOESERVE_CHECK(args.tiled_from <= args.work.max_tokens && args.step.max_context > 0,
                    "attention work list");
     (mma ? LaunchSplitMma : LaunchSplitF32)(args, stream);
-    if (MaxSplits(args.step.max_context, args.window, SplitTokens(GroupOf(args))) > 1) {
+    if (MaxSplits(args.step.max_context, args.window, SplitTokensOf(args)) > 1) {
       LaunchMergeSplits(args, stream);
     }
   }

@@ -84,7 +84,8 @@ AttentionWork LayOutAttentionWork(void* memory, int max_tokens, int slots);
 int64_t PartialFloats(int query_heads, int head_dim);
 
 // Tokens of one split: a function of the model's shape alone, so results do not depend on the
-// batch. `group`: query heads that share a kv head, over all rows that a token may have.
+// batch. `group`: query heads of one query row that share a kv head. How many rows a token has
+// must not count: that is a matter of the step, in which one token may have more than all others.
 int SplitTokens(int group);
 // Splits that one token needs at most.
 int MaxSplits(int max_context, int window, int split_tokens);

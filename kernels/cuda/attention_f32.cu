@@ -307,7 +307,7 @@ void LaunchSplit(const AttentionLaunch& args, cudaStream_t stream) {
           .block = dim3(kThreads),
           .shared_bytes = sizeof(SharedF32<kDim, Element>),
           .stream = stream},
-         args, SplitTokens(group), ScaleOf(args));
+         args, SplitTokensOf(args), ScaleOf(args));
 }
 
 template <int kDim, typename Element>
@@ -318,7 +318,7 @@ void LaunchTiled(const AttentionLaunch& args, cudaStream_t stream) {
           .block = dim3(kThreads),
           .shared_bytes = sizeof(SharedF32<kDim, Element>),
           .stream = stream},
-         args, shape.tokens_per_tile, SplitTokens(GroupOf(args)), ScaleOf(args));
+         args, shape.tokens_per_tile, SplitTokensOf(args), ScaleOf(args));
 }
 
 }  // namespace

@@ -20,9 +20,14 @@ inline int GroupOf(const AttentionLaunch& args) {
   return args.heads / args.cache.num_kv_heads * args.rows.max_per_token;
 }
 
+// Of every token of the launch.
+inline int SplitTokensOf(const AttentionLaunch& args) {
+  return SplitTokens(args.heads / args.cache.num_kv_heads);
+}
+
 // Thread blocks that cover every work item.
 inline int MaxItems(const AttentionLaunch& args) {
-  const int64_t splits = MaxSplits(args.step.max_context, args.window, SplitTokens(GroupOf(args)));
+  const int64_t splits = MaxSplits(args.step.max_context, args.window, SplitTokensOf(args));
   const int64_t items = splits * args.tiled_from;
   const int64_t bound = int64_t{args.work.slots} + args.tiled_from;
   return static_cast<int>(items < bound ? items : bound);

@@ -170,7 +170,7 @@ void LaunchOf(const AttentionLaunch& args, cudaStream_t stream) {
           .block = dim3(kThreads),
           .shared_bytes = sizeof(SharedSplit<kDim>),
           .stream = stream},
-         args, SplitTokens(group), args.scale * kLog2E);
+         args, SplitTokensOf(args), args.scale * kLog2E);
 }
 
 }  // namespace

@@ -206,7 +206,7 @@ void LaunchOf(const AttentionLaunch& args, cudaStream_t stream) {
           .block = dim3(kThreads),
           .shared_bytes = sizeof(SharedTiles<kDim>),
           .stream = stream},
-         args, shape.tokens_per_tile, SplitTokens(GroupOf(args)) / kTileKeys, args.scale * kLog2E);
+         args, shape.tokens_per_tile, SplitTokensOf(args) / kTileKeys, args.scale * kLog2E);
 }
 
 }  // namespace

@@ -196,7 +196,7 @@ void LaunchMergeSplits(const AttentionLaunch& args, cudaStream_t stream) {
                     (args.cache.padded_dim + 127) / 128),
        .block = dim3(kMergeThreads),
        .stream = stream},
-      args, SplitTokens(GroupOf(args)));
+      args, SplitTokensOf(args));
 }
 
 }  // namespace moeserve::cuda

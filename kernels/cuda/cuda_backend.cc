@@ -235,6 +235,11 @@ Result<std::unique_ptr<KvCacheStorage>> CudaBackend::NewKvCache(std::vector<KvLa
   constexpr int kHeadDimEverywhere = 128;
   constexpr size_t kSharedForWideHeads = 163 << 10;
   for (const KvLayerShape& layer : layers) {
+    if (layer.head_dim > kMaxHeadDim) {
+      return absl::InvalidArgumentError("heads of " + std::to_string(layer.head_dim) +
+                                        " dimensions; the CUDA backend takes at most " +
+                                        std::to_string(kMaxHeadDim));
+    }
     if (layer.head_dim > kHeadDimEverywhere && SharedMemoryLimit() < kSharedForWideHeads) {
       return absl::UnavailableError(
           description_ + ": attention heads of dimension " + std::to_string(layer.head_dim) +
@@ -384,7 +389,7 @@ void CudaBackend::Attention(const AttentionArgs& args) {
   }
   if (tiled_from_ > 0) {
     const int heads = args.heads * launch.rows.max_per_token;
-    launch.work = WorkFor(args.window, SplitTokens(heads / cache.num_kv_heads),
+    launch.work = WorkFor(args.window, SplitTokens(args.heads / cache.num_kv_heads),
                           PartialFloats(heads, cache.head_dim));
   }
   LaunchAttention(launch, stream_.get());

@@ -90,9 +90,10 @@ class CudaBackend : public Backend {
     int64_t context = 0;  // bound of the positions
     int table_stride = 0;
     uint64_t counters = 0;  // 0: nothing is counted
+    uint64_t cache = 0;     // 0: none is used
 
     auto Tie() const {
-      return std::tie(owner, rows.tokens, rows.outputs, context, table_stride, counters);
+      return std::tie(owner, rows.tokens, rows.outputs, context, table_stride, counters, cache);
     }
     bool operator<(const StepShape& other) const { return Tie() < other.Tie(); }
   };
@@ -129,6 +130,8 @@ class CudaBackend : public Backend {
   void CheckStatus(const absl::Status& status, const char* what) const;
   void CheckCall(cudaError_t error, const char* what) const;
   void Synchronize();
+  // Before the operations of a step are issued, or issued once more.
+  void BeginOperations();
   void RunOperations(const std::function<void()>& operations);
   void CopyPlans();
   CudaRouteCounters* counters() const { return static_cast<CudaRouteCounters*>(inputs_.counters); }

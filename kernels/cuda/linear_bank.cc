@@ -16,6 +16,11 @@ constexpr int64_t kUploadBytes = int64_t{64} << 20;
 // While a model is loaded a failure of the device itself leaves nothing to go on with.
 void Require(cudaError_t error) { MOESERVE_CHECK(error == cudaSuccess, cudaGetErrorString(error)); }
 
+void Require(const Status& status, const char* what) {
+  if (status.ok()) return;
+  moeserve::internal::CheckFailed(__FILE__, __LINE__, what, std::string(status.message()).c_str());
+}
+
 int Blocks(int n) { return (n + kImageBlock - 1) / kImageBlock; }
 
 int ImageRows(int out_features, bool gated) {
@@ -96,7 +101,7 @@ void CudaLinearBank::LoadWeight(int expert, Half half, int row_begin, const Host
   const int64_t row_bytes = weight.shape[1] * static_cast<int64_t>(SizeOf(weight.dtype));
   const int64_t rows_per_piece = std::clamp<int64_t>(kUploadBytes / row_bytes, 1, weight.shape[0]);
   auto piece = DeviceMemory::Allocate(static_cast<size_t>(rows_per_piece * row_bytes));
-  MOESERVE_CHECK(piece.ok(), "device memory to unpack a weight");
+  Require(piece.status(), "device memory to unpack a weight");
   for (int64_t r = 0; r < weight.shape[0]; r += rows_per_piece) {
     const int64_t rows = std::min(rows_per_piece, weight.shape[0] - r);
     Require(cudaMemcpy(piece->data(), static_cast<const char*>(weight.data) + r * row_bytes,
@@ -125,7 +130,7 @@ void CudaLinearBank::LoadBias(int expert, Half half, int row_begin, const HostTe
   for (int64_t i = 0; i < bias.size(); ++i) values[i] = ElementAsF32(bias, i);
   const size_t bytes = values.size() * sizeof(float);
   auto piece = DeviceMemory::Allocate(bytes);
-  MOESERVE_CHECK(piece.ok(), "device memory to unpack a bias");
+  Require(piece.status(), "device memory to unpack a bias");
   Require(cudaMemcpy(piece->data(), values.data(), bytes, cudaMemcpyHostToDevice));
   internal::LaunchPackBias(piece->as<float>(), static_cast<int>(values.size()), row_begin,
                            shape_.gated, half == Half::kGate, bias_.as<float>() + m.bias, nullptr);

@@ -67,14 +67,23 @@ StepRows CudaBackend::BeginStep(const StepInputs& inputs, const void* owner, boo
     }
   }
   step_ = buffers_.Upload(inputs, rows, stream_.get());
-  shape_ = {owner, rows, PowerOfTwo(context), buffers_.table_stride(), counters_id};
+  shape_ = {owner,
+            rows,
+            PowerOfTwo(context),
+            buffers_.table_stride(),
+            counters_id,
+            inputs.cache == nullptr ? 0 : inputs.cache->id()};
   tiled_from_ = replayable_ ? static_cast<int>(rows.tokens) : single;
+  BeginOperations();
+  return rows;
+}
+
+void CudaBackend::BeginOperations() {
   for (auto& [key, work] : work_) work.laid_out = false;
   for (PlanSlot& slot : slots_) {
     slot.plan = {};
     slot.copied = false;
   }
-  return rows;
 }
 
 void CudaBackend::RunStep(const std::function<void()>& operations) {
@@ -135,6 +144,13 @@ void CudaBackend::RunOperations(const std::function<void()>& operations) {
       operations();
       return absl::OkStatus();
     });
+    if (absl::IsResourceExhausted(graph.status())) {
+      // Recordings take memory of the device. Those of now are more useful than those of before.
+      DropRecordings();
+      BeginOperations();
+      operations();
+      return;
+    }
     CheckStatus(graph.status(), "record a step");
     recording->graph = std::move(graph).value();
     for (const PlanSlot& slot : slots_) recording->plans.push_back(slot.plan);

@@ -58,7 +58,9 @@ std::vector<RouteOverride> RoutedLayer::Overrides(const StepContext& ctx) const 
   if (batch.controls.empty()) return overrides;
   overrides.resize(static_cast<size_t>(batch.num_tokens()) * heads_);
   for (int t = 0; t < batch.num_tokens(); ++t) {
-    const RoutingControl* control = batch.controls[static_cast<size_t>(batch.sequence[t])];
+    // Tokens of no sequence are as the first one's (Model::Reserve).
+    const int sequence = std::max(batch.sequence[t], 0);
+    const RoutingControl* control = batch.controls[static_cast<size_t>(sequence)];
     if (control == nullptr) continue;
     const RouteOverride change = control->For(layer_, block_);
     std::fill_n(overrides.begin() + static_cast<std::ptrdiff_t>(t) * heads_, heads_, change);

@@ -14,8 +14,6 @@ constexpr uint64_t kQuerySeed = 4242;
 constexpr int kWorkSlots = 2048;  // as many as the backend reserves
 constexpr int kMaxLayers = 32;
 
-int Group(const AttentionShape& s) { return s.query_heads() / s.kv_heads; }
-
 class AttentionRun {
  public:
   AttentionRun(Bench& bench, const AttentionShape& shape, int sequences, int length, bool prompt)
@@ -51,8 +49,9 @@ class AttentionRun {
                                          cuda::AttentionWorkBytes(tokens_, kWorkSlots, partial))));
     if (!prompt_) {
       launch_.work = cuda::LayOutAttentionWork(work_.data(), tokens_, kWorkSlots);
-      cuda::LaunchAttentionWork(launch_.step, tokens_, 0, cuda::SplitTokens(Group(shape_)),
-                                launch_.work, bench_.stream());
+      cuda::LaunchAttentionWork(launch_.step, tokens_, 0,
+                                cuda::SplitTokens(shape_.heads / shape_.kv_heads), launch_.work,
+                                bench_.stream());
     }
     for (int i = 0; i < layers; ++i) Enqueue(i);
     MOESERVE_RETURN_IF_ERROR(bench_.Synchronize());

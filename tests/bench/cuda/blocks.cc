@@ -43,8 +43,8 @@ class BlockRun {
     MOESERVE_ASSIGN_OR_RETURN(step_, cache_->Step(bench_, false));
     for (int i = 0; i < layers; ++i) MOESERVE_RETURN_IF_ERROR(MakeLayer(i));
     MOESERVE_RETURN_IF_ERROR(MakeRows());
-    cuda::LaunchAttentionWork(step_, batch_, 0, cuda::SplitTokens(a.query_heads() / a.kv_heads),
-                              work_, bench_.stream());
+    cuda::LaunchAttentionWork(step_, batch_, 0, cuda::SplitTokens(a.heads / a.kv_heads), work_,
+                              bench_.stream());
     for (int i = 0; i < layers; ++i) Enqueue(i);
     MOESERVE_RETURN_IF_ERROR(Check());
     Measured m;
