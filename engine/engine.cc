@@ -47,16 +47,6 @@ bool AllFinite(std::span<const float> values) {
   return bad == 0;
 }
 
-RecorderOptions RecorderSettings(const EngineOptions& options) {
-  RecorderOptions recorder = options.recorder;
-  recorder.any_selection = options.routing_control.enabled;
-  if (!options.expert_stats) {
-    recorder.token_counts_bytes = 0;
-    recorder.hidden_samples = 0;
-  }
-  return recorder;
-}
-
 // Finds the tokens that no router could route, where no statistics are kept.
 class RoutingGuard : public StepHooks {
  public:

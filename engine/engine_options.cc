@@ -42,4 +42,14 @@ Result<int64_t> CacheBlocks(const EngineOptions& options, int64_t block_bytes) {
   return blocks;
 }
 
+RecorderOptions RecorderSettings(const EngineOptions& options) {
+  RecorderOptions recorder = options.recorder;
+  recorder.any_selection = options.routing_control.enabled;
+  if (!options.expert_stats) {
+    recorder.token_counts_bytes = 0;
+    recorder.hidden_samples = 0;
+  }
+  return recorder;
+}
+
 }  // namespace moeserve

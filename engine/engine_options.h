@@ -15,4 +15,7 @@ Result<EngineOptions> Resolved(const EngineOptions& options, const ModelSpec& sp
 // does not hold one sequence of max_model_len.
 Result<int64_t> CacheBlocks(const EngineOptions& options, int64_t block_bytes);
 
+// Of the recorder of expert statistics.
+RecorderOptions RecorderSettings(const EngineOptions& options);
+
 }  // namespace moeserve
