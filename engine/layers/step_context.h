@@ -16,8 +16,8 @@ struct StepContext {
   DType activation;  // type of products' inputs: f32 or bf16
   const Batch& batch;
   KvCacheStorage& cache;
-  StepHooks* hooks;      // may be null
-  bool hooks_at_once;    // tell the hooks of a block as soon as it routed; else after the step
+  StepHooks* hooks;    // may be null
+  bool hooks_at_once;  // tell the hooks of a block as soon as it routed; else after the step
 };
 
 }  // namespace moeserve

@@ -58,7 +58,7 @@ class AttentionExperts : public ExpertBody {
   std::unique_ptr<LinearBank> query_;
   std::unique_ptr<LinearBank> output_;
   int heads_ = 1;      // of an expert; head j reads kv head j
-  RopeSettings rope_;             // dimensions 0: none
+  RopeSettings rope_;  // dimensions 0: none
   int layer_ = 0;
   float scale_ = 1.0f;
   int window_ = 0;
