@@ -105,7 +105,8 @@ TEST_P(ParityTest, LogprobsInBf16WithReplayedRoutes) {
   const Difference from_f32 = Compare(**runner, *golden, {golden->target_logprobs, none}, true);
   std::printf("%s bf16: worst difference %.2e, from the f32 run %.2e\n", GetParam().name.c_str(),
               d.worst, from_f32.worst);
-  // Tensor cores take queries and softmax weights in bf16 as well.
+  // Tensor cores take queries and softmax weights in bf16 as well, so a device rounds elsewhere
+  // than the reference: both may be as far from the f32 run as bf16 is (up to 0.033), on two sides.
   const double bound = TestDevice() == "cpu" ? 2e-2 : 5e-2;
   EXPECT_LE(d.worst, bound) << "prompt " << d.prompt << ", position " << d.position;
 }
