@@ -189,6 +189,7 @@ TEST_F(EngineTest, AnswersDoNotDependOnCompany) {
       engine->ExpectIdle();
       const EngineStats stats = engine->get().Stats();
       EXPECT_TRUE(stats.preemptions > 0 || !companies[c].preempts) << "company " << c;
+      if (emulated) continue;  // too few requests for a prefix to be found again
       EXPECT_EQ(stats.prefix_hit_tokens > 0, companies[c].options.prefix_cache) << "company " << c;
     }
   }
