@@ -21,6 +21,7 @@
 
 #include "kernels/base/dtype.h"
 #include "kernels/base/host_tensor.h"
+#include "kernels/base/quantize.h"
 #include "kernels/base/status.h"
 #include "kernels/kv_cache_storage.h"
 #include "kernels/route_counters.h"
@@ -64,6 +65,9 @@ struct LinearBankShape {
   bool gated = false;             // rows come in (gate, up) pairs for Epilogue::kGated
   bool bias = false;
   DType weight_dtype = DType::kF32;  // stored type
+  // Not kNone: stored as integers instead; weight_dtype is kBF16 and inputs are f32 or bf16 rows,
+  // which the bank rounds to int8 by groups of as many columns.
+  Quantization quantization = Quantization::kNone;
 
   int in_features_of(int e) const {
     return in_features.size() == 1 ? in_features[0] : in_features[e];
@@ -78,6 +82,9 @@ class LinearBank {
   // Copies `weight` [n, in_features_of(expert)] (any dtype, converted to the stored one) into rows
   // [row_begin, row_begin + n) of matrix `expert`.
   virtual void LoadWeight(int expert, Half half, int row_begin, const HostTensor& weight) = 0;
+  // The same for a bank of that quantization: integers and scales are taken as they are.
+  virtual void LoadQuantized(int expert, Half half, int row_begin,
+                             const QuantizedMatrix& weight) = 0;
   virtual void LoadBias(int expert, Half half, int row_begin, const HostTensor& bias) = 0;
 
   const LinearBankShape& shape() const { return shape_; }
@@ -325,6 +332,7 @@ class Backend {
 
   // Setup. ResourceExhausted names the size.
   virtual Result<std::unique_ptr<DeviceBuffer>> Allocate(size_t bytes) = 0;
+  // Unimplemented where the device has no products with integers.
   virtual Result<std::unique_ptr<LinearBank>> NewLinearBank(LinearBankShape shape) = 0;
   // groups[e]: scale [n_e]; shifts empty unless shape.layer.
   virtual Result<std::unique_ptr<NormBank>> NewNormBank(NormShape shape,

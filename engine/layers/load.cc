@@ -14,32 +14,77 @@ DType StoredType(const LoadContext& load, const std::vector<HostTensor>& tensors
   return tensors.front().dtype;
 }
 
+// One matrix on its way into a bank: either its integers or its numbers.
+struct Weight {
+  int expert;
+  LinearBank::Half half;
+  int row_begin;
+  std::optional<QuantizedMatrix> integers;
+  HostTensor numbers;
+};
+
+// Fetches `name` [out_features, in_features] for a bank of that quantization.
+absl::Status Fetch(LoadContext& load, const std::string& name, int out_features, int in_features,
+                   Quantization quantization, Weight& weight) {
+  const std::vector<int64_t> shape = {out_features, in_features};
+  if (quantization != Quantization::kNone) {
+    MOESERVE_ASSIGN_OR_RETURN(weight.integers, load.source.GetQuantized(name, shape, quantization));
+    if (weight.integers.has_value()) return absl::OkStatus();
+  }
+  MOESERVE_ASSIGN_OR_RETURN(weight.numbers, load.source.Get(name, shape));
+  return absl::OkStatus();
+}
+
+Result<std::unique_ptr<LinearBank>> BankOf(LoadContext& load, LinearBankShape shape,
+                                           const std::vector<Weight>& weights) {
+  if (shape.quantization != Quantization::kNone) {
+    shape.weight_dtype = DType::kBF16;
+  } else {
+    std::vector<HostTensor> tensors;
+    for (const Weight& w : weights) tensors.push_back(w.numbers);
+    shape.weight_dtype = StoredType(load, tensors);
+  }
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank,
+                            load.backend.NewLinearBank(std::move(shape)));
+  for (const Weight& w : weights) {
+    if (w.integers.has_value()) {
+      bank->LoadQuantized(w.expert, w.half, w.row_begin, *w.integers);
+    } else {
+      bank->LoadWeight(w.expert, w.half, w.row_begin, w.numbers);
+    }
+  }
+  return bank;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<LinearBank>> LoadLinear(LoadContext& load, int in_features,
                                                const std::vector<LinearPart>& parts) {
-  std::vector<HostTensor> weights;
+  std::vector<Weight> weights;
   int total = 0;
   bool bias = false;
+  // Parts of one product are stored alike.
+  const Quantization quantization = QuantizationOf(
+      parts[0].prefix + ".weight", {parts[0].out_features, in_features}, load.quantization);
   for (const LinearPart& p : parts) {
-    MOESERVE_ASSIGN_OR_RETURN(HostTensor t,
-                              load.source.Get(p.prefix + ".weight", {p.out_features, in_features}));
-    weights.push_back(std::move(t));
+    Weight w{0, LinearBank::Half::kMain, total, std::nullopt, {}};
+    MOESERVE_RETURN_IF_ERROR(
+        Fetch(load, p.prefix + ".weight", p.out_features, in_features, quantization, w));
+    weights.push_back(std::move(w));
     total += p.out_features;
     bias = bias || p.bias;
   }
-  MOESERVE_ASSIGN_OR_RETURN(
-      std::unique_ptr<LinearBank> bank,
-      load.backend.NewLinearBank({{in_features}, {total}, false, bias, StoredType(load, weights)}));
-  int row = 0;
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, BankOf(load,
+                                                                     {.in_features = {in_features},
+                                                                      .out_features = {total},
+                                                                      .bias = bias,
+                                                                      .quantization = quantization},
+                                                                     weights));
   for (size_t i = 0; i < parts.size(); ++i) {
-    bank->LoadWeight(0, LinearBank::Half::kMain, row, weights[i]);
-    if (parts[i].bias) {
-      MOESERVE_ASSIGN_OR_RETURN(
-          HostTensor b, load.source.Get(parts[i].prefix + ".bias", {parts[i].out_features}));
-      bank->LoadBias(0, LinearBank::Half::kMain, row, b);
-    }
-    row += parts[i].out_features;
+    if (!parts[i].bias) continue;
+    MOESERVE_ASSIGN_OR_RETURN(HostTensor b,
+                              load.source.Get(parts[i].prefix + ".bias", {parts[i].out_features}));
+    bank->LoadBias(0, LinearBank::Half::kMain, weights[i].row_begin, b);
   }
   return bank;
 }
@@ -49,31 +94,33 @@ Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vecto
                                              const BankNames& names, bool bias) {
   const bool gated = names.gate.has_value();
   const size_t experts = names.prefixes.size();
-  std::vector<HostTensor> weights;  // main of every expert, then gate of every expert
-  for (const std::string* part : {&names.main, gated ? &*names.gate : nullptr}) {
-    if (part == nullptr) continue;
-    for (size_t e = 0; e < experts; ++e) {
-      MOESERVE_ASSIGN_OR_RETURN(
-          HostTensor t, load.source.Get(names.prefixes[e] + "." + *part + ".weight",
-                                        {out_features[e], in_features[e % in_features.size()]}));
-      weights.push_back(std::move(t));
+  const auto tensor = [&](size_t e, bool gate) {
+    return names.prefixes[e] + "." + (gate ? *names.gate : names.main);
+  };
+  const Quantization quantization = QuantizationOf(
+      tensor(0, false) + ".weight", {out_features[0], in_features[0]}, load.quantization);
+  std::vector<Weight> weights;  // main of every expert, then gate of every expert
+  for (const bool gate : {false, true}) {
+    for (size_t e = 0; e < experts && (gated || !gate); ++e) {
+      const LinearBank::Half half = gate ? LinearBank::Half::kGate : LinearBank::Half::kMain;
+      Weight w{static_cast<int>(e), half, 0, std::nullopt, {}};
+      MOESERVE_RETURN_IF_ERROR(Fetch(load, tensor(e, gate) + ".weight", out_features[e],
+                                     in_features[e % in_features.size()], quantization, w));
+      weights.push_back(std::move(w));
     }
   }
-  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank,
-                            load.backend.NewLinearBank({in_features, out_features, gated, bias,
-                                                        StoredType(load, weights)}));
-  for (size_t i = 0; i < weights.size(); ++i) {
-    const size_t e = i % experts;
-    const bool gate = i >= experts;
-    const LinearBank::Half half = gate ? LinearBank::Half::kGate : LinearBank::Half::kMain;
-    bank->LoadWeight(static_cast<int>(e), half, 0, weights[i]);
-    if (bias) {
-      MOESERVE_ASSIGN_OR_RETURN(
-          HostTensor b,
-          load.source.Get(names.prefixes[e] + "." + (gate ? *names.gate : names.main) + ".bias",
-                          {out_features[e]}));
-      bank->LoadBias(static_cast<int>(e), half, 0, b);
-    }
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, BankOf(load,
+                                                                     {.in_features = in_features,
+                                                                      .out_features = out_features,
+                                                                      .gated = gated,
+                                                                      .bias = bias,
+                                                                      .quantization = quantization},
+                                                                     weights));
+  for (size_t i = 0; bias && i < weights.size(); ++i) {
+    const auto e = static_cast<size_t>(weights[i].expert);
+    MOESERVE_ASSIGN_OR_RETURN(
+        HostTensor b, load.source.Get(tensor(e, i >= experts) + ".bias", {out_features[e]}));
+    bank->LoadBias(weights[i].expert, weights[i].half, 0, b);
   }
   return bank;
 }

@@ -17,6 +17,7 @@ struct LoadContext {
   Backend& backend;
   DType compute;  // f32: stored types are kept; bf16: every product's weight becomes bf16
   NormSpec norm;
+  Quantization quantization = Quantization::kNone;
 };
 
 // One of several weights that are stacked into a single product along the output axis.

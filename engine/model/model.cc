@@ -59,7 +59,7 @@ class Model::Impl {
 };
 
 absl::Status Model::Impl::Load(WeightSource& source) {
-  LoadContext load{source, backend, options.compute, spec.norm};
+  LoadContext load{source, backend, options.compute, spec.norm, options.quantization};
   const int d = spec.hidden_size;
   const std::string head_name = spec.tie_word_embeddings ? "embed" : "head";
   MOESERVE_ASSIGN_OR_RETURN(head_, LoadLinear(load, d, {{head_name, spec.vocab_size, false}}));
@@ -252,6 +252,12 @@ Result<std::unique_ptr<Model>> Model::Create(const ModelSpec& spec, const ModelO
   MOESERVE_RETURN_IF_ERROR(Validate(spec));
   if (options.compute == DType::kF16) {
     return absl::InvalidArgumentError("arithmetic type: expected f32 or bf16, found f16");
+  }
+  if (options.quantization != Quantization::kNone && options.compute != DType::kBF16) {
+    return absl::InvalidArgumentError(
+        "arithmetic type: expected bf16 beside quantized weights, "
+        "found " +
+        std::string(Name(options.compute)));
   }
   auto impl = std::make_unique<Impl>(spec, options, backend);
   MOESERVE_RETURN_IF_ERROR(impl->Load(source));

@@ -16,6 +16,8 @@ namespace moeserve {
 
 struct ModelOptions {
   DType compute = DType::kF32;  // kF32 or kBF16: the type of products' inputs and of the KV cache
+  // Not kNone (with kBF16): weights as integers, see QuantizationOf().
+  Quantization quantization = Quantization::kNone;
 };
 
 class Model {

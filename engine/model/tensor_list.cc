@@ -203,4 +203,14 @@ std::vector<TensorRequirement> RequiredTensors(const ModelSpec& spec) {
   return TensorList(spec).Build();
 }
 
+Quantization QuantizationOf(std::string_view name, const std::vector<int64_t>& shape,
+                            Quantization type) {
+  if (type == Quantization::kNone || shape.size() != 2) return Quantization::kNone;
+  if (name.starts_with("embed") || name.find(".router.") != std::string_view::npos ||
+      name.find(".shared_gate.") != std::string_view::npos) {
+    return Quantization::kNone;
+  }
+  return name == "head.weight" ? Quantization::kInt8 : type;
+}
+
 }  // namespace moeserve

@@ -68,4 +68,20 @@ MOESERVE_HOST_DEVICE static inline float F32FromF16(F16 v) {
   return F32FromBits(BitsFromF32(magnitude) | sign);
 }
 
+// Round to nearest, ties to even; too large becomes infinite, NaN stays a (quiet) NaN.
+MOESERVE_HOST_DEVICE static inline F16 F16FromF32(float f) {
+  const uint32_t bits = BitsFromF32(f);
+  const uint32_t sign = (bits >> 16) & 0x8000u;
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return static_cast<F16>(sign | 0x7e00u);
+  if (magnitude >= 0x477ff000u) return static_cast<F16>(sign | 0x7c00u);
+  if (magnitude < 0x38800000u) {
+    // Below the smallest normal: adding 0.5 leaves steps of 2^-24 in the last bits.
+    const uint32_t rounded = BitsFromF32(F32FromBits(magnitude) + 0.5f) - 0x3f000000u;
+    return static_cast<F16>(sign | rounded);
+  }
+  return static_cast<F16>(sign |
+                          ((magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13));
+}
+
 }  // namespace moeserve

@@ -37,7 +37,7 @@ Result<std::unique_ptr<DeviceBuffer>> CpuBackend::Allocate(size_t bytes) {
 
 Result<std::unique_ptr<LinearBank>> CpuBackend::NewLinearBank(LinearBankShape shape) {
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank,
-                            CpuLinearBank::Create(std::move(shape)));
+                            CpuLinearBank::Create(std::move(shape), &pool_));
   weight_bytes_ += static_cast<const CpuLinearBank&>(*bank).bytes();
   return bank;
 }

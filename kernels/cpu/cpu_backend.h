@@ -79,6 +79,14 @@ class CpuBackend : public Backend {
       return floats.data();
     }
   };
+  // Inputs of a product with integers, a row after the other; grow, never shrink.
+  struct QuantRows {
+    int64_t padded = 0;  // values of a row
+    int64_t groups = 0;  // of a row
+    std::vector<int8_t> values;
+    std::vector<float> scales;
+    std::vector<int32_t> corrections;
+  };
   // One product of some rows with some blocks; the unit that threads take.
   struct LinearTask {
     int expert;
@@ -92,6 +100,8 @@ class CpuBackend : public Backend {
   template <typename Body>
   void ForRows(int64_t rows, int64_t work_per_row, const Body& body);
 
+  // Rounds the rows that a product with integers reads.
+  void QuantizeInput(const LinearArgs& args);
   void RunLinearTask(const LinearArgs& args, const LinearTask& task, int worker);
   void BuildPlan(int rows, int experts, const std::vector<int32_t>& offsets,
                  const std::vector<int32_t>& ids, const std::vector<float>& weights,
@@ -102,6 +112,7 @@ class CpuBackend : public Backend {
   std::string description_;
   std::vector<Scratch> scratch_;  // [threads]
   std::vector<LinearTask> linear_tasks_;
+  QuantRows quant_rows_;
   std::vector<PlanStorage> plans_;  // by slot
   StepInputs step_;
   // Routes of the current Route() before they are sorted into a plan.

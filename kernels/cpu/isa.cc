@@ -11,7 +11,9 @@ std::vector<const KernelTable*> SupportedTables() {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512dq");
-  if (avx512 && __builtin_cpu_supports("avx512bf16")) tables.push_back(&kAvx512Bf16Table);
+  const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+  if (vnni && __builtin_cpu_supports("avx512bf16")) tables.push_back(&kAvx512Bf16Table);
+  if (vnni) tables.push_back(&kAvx512VnniTable);
   if (avx512) tables.push_back(&kAvx512Table);
   if (avx2) tables.push_back(&kAvx2Table);
 #endif

@@ -1,5 +1,6 @@
 #define MOESERVE_ISA avx512
 #define MOESERVE_BF16_DOT 0
+#define MOESERVE_VNNI 0
 #define MOESERVE_PANEL_TILE 4
 
 #include "kernels/cpu/kernel_table.h"

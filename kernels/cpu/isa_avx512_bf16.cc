@@ -1,5 +1,6 @@
 #define MOESERVE_ISA avx512_bf16
 #define MOESERVE_BF16_DOT 1
+#define MOESERVE_VNNI 1
 #define MOESERVE_PANEL_TILE 4
 
 #include "kernels/cpu/kernel_table.h"

@@ -5,6 +5,7 @@
 
 #include "kernels/base/exp.h"
 #include "kernels/cpu/linear_tile.inl"
+#include "kernels/cpu/quant_tile.inl"
 #include "kernels/cpu/route_row.inl"
 
 namespace moeserve::cpu::MOESERVE_ISA {
@@ -231,10 +232,10 @@ constexpr KernelTable MakeTable(const char* name) {
 #else
     .linear_bf16 = nullptr,
 #endif
-    .epilogue = &Epilogue, .norm_row = &NormRow, .attention_head = &AttentionHead,
-    .contract_dot = &ContractDot, .router_scores = &RouterScores, .route_row = &RouteRow,
-    .widen_bf16 = &WidenBf16Row, .convert_row = &ConvertRow, .axpy = &Axpy, .axpy_bf16 = &AxpyBf16,
-    .read_stream = &ReadStream,
+    .linear_quantized = &LinearQuantized, .quantize_row = &QuantizeInputRow, .epilogue = &Epilogue,
+    .norm_row = &NormRow, .attention_head = &AttentionHead, .contract_dot = &ContractDot,
+    .router_scores = &RouterScores, .route_row = &RouteRow, .widen_bf16 = &WidenBf16Row,
+    .convert_row = &ConvertRow, .axpy = &Axpy, .axpy_bf16 = &AxpyBf16, .read_stream = &ReadStream,
   };
 }
 

@@ -15,6 +15,10 @@ namespace moeserve::cpu {
 // Packed weights: a matrix [N, K] becomes blocks of up to 4 panels of 16 outputs. A block is one
 // linear stream of lines: for each step, each of its panels contributes one line of 16 outputs
 // (f32: one k, 64 bytes; f16: one k, 32 bytes; bf16: two k, 64 bytes, output-major pairs).
+//
+// Integers come in groups of QuantGroup() k. A group has lines of 64 bytes (int8: four k of each
+// output, the bytes 128 + value; int4: eight k, byte j of an output holding 8 + value of k j in its
+// low and of k 4 + j in its high bits), then, for each panel, the 16 scales of the group as f16.
 inline constexpr int kPanel = 16;
 inline constexpr int kPanelsPerBlock = 4;
 inline constexpr int kBlock = kPanel * kPanelsPerBlock;
@@ -28,6 +32,34 @@ struct LinearTileArgs {
   int64_t k;
   const void* const* x;  // [rows] input rows: f32, or bf16 in linear_bf16
   float* out;            // [rows][kBlock]
+};
+
+// Rows rounded to int8 by groups (QuantizeRowArgs).
+struct QuantTileArgs {
+  const char* weights;  // the block
+  bool int4;
+  int panels;  // in the block, 1..4
+  int rows;    // 1..row_tile
+  int64_t k;
+  const int8_t* const* x;             // [rows] values, padded with zeros to a whole step
+  const float* const* scales;         // [rows] one for each group
+  const int32_t* const* corrections;  // [rows] one for each group
+  float* out;                         // [rows][kBlock]
+};
+
+// value = nearest integer to x / scale, scale = largest magnitude of the group / 127. Weights are
+// stored with `zero` added, which adds zero * sum(values) to a product: the correction takes it
+// off.
+struct QuantizeRowArgs {
+  const void* x;
+  bool bf16;
+  int64_t n;
+  int group;
+  int zero;
+  int64_t padded;        // values to write, those after n are 0
+  int8_t* values;        // [padded]
+  float* scales;         // [groups]; NaN where a value of the group is not finite
+  int32_t* corrections;  // [groups] -zero * sum(values of the group)
 };
 
 enum class EpilogueActivation : uint8_t { kNone, kSilu, kGelu, kGeluTanh, kRelu };
@@ -93,6 +125,8 @@ struct KernelTable {
 
   void (*linear_f32)(const LinearTileArgs&);
   void (*linear_bf16)(const LinearTileArgs&);  // null unless bf16_dot
+  void (*linear_quantized)(const QuantTileArgs&);
+  void (*quantize_row)(const QuantizeRowArgs&);
   void (*epilogue)(const EpilogueArgs&);
   void (*norm_row)(const NormRowArgs&);
   void (*attention_head)(const AttentionHeadArgs&);
@@ -114,6 +148,7 @@ extern const KernelTable kPlainTable;
 #if defined(__x86_64__)
 extern const KernelTable kAvx2Table;
 extern const KernelTable kAvx512Table;
+extern const KernelTable kAvx512VnniTable;
 extern const KernelTable kAvx512Bf16Table;
 #endif
 

@@ -52,6 +52,7 @@ void CpuBackend::Linear(const LinearArgs& args) {
       }
     }
   }
+  if (bank.shape().quantization != Quantization::kNone) QuantizeInput(args);
   const int64_t tasks = static_cast<int64_t>(linear_tasks_.size());
   if (multiply_adds < kInlineMultiplyAdds) {
     for (const LinearTask& t : linear_tasks_) RunLinearTask(args, t, 0);
@@ -60,12 +61,45 @@ void CpuBackend::Linear(const LinearArgs& args) {
   pool_.Run(tasks, [&](int64_t i, int worker) { RunLinearTask(args, linear_tasks_[i], worker); });
 }
 
+void CpuBackend::QuantizeInput(const LinearArgs& args) {
+  const auto& bank = static_cast<const CpuLinearBank&>(*args.bank);
+  const Quantization type = bank.shape().quantization;
+  const RoutingPlan* plan = args.plan;
+  const int64_t rows = plan == nullptr || args.gather ? args.input.rows : plan->num_assignments;
+  int64_t widest = 0;
+  for (int e = 0; e < bank.num_experts(); ++e) {
+    widest = std::max<int64_t>(widest, bank.matrix(e).inputs);
+  }
+  QuantRows& to = quant_rows_;
+  to.padded = (widest + 63) / 64 * 64;
+  to.groups = QuantGroups(type, widest);
+  to.values.resize(std::max(to.values.size(), static_cast<size_t>(rows * to.padded)));
+  to.scales.resize(std::max(to.scales.size(), static_cast<size_t>(rows * to.groups)));
+  to.corrections.resize(to.scales.size());
+  ForRows(rows, widest * 4, [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r) {
+      const int expert = plan == nullptr || args.gather ? 0 : plan->expert_of_assignment[r];
+      const int64_t n = bank.matrix(expert).inputs;
+      table_->quantize_row({.x = args.input.row(r),
+                            .bf16 = args.input.dtype == DType::kBF16,
+                            .n = n,
+                            .group = QuantGroup(type),
+                            .zero = type == Quantization::kInt8 ? 128 : 8,
+                            .padded = (n + 7) / 8 * 8,
+                            .values = to.values.data() + r * to.padded,
+                            .scales = to.scales.data() + r * to.groups,
+                            .corrections = to.corrections.data() + r * to.groups});
+    }
+  });
+}
+
 void CpuBackend::RunLinearTask(const LinearArgs& args, const LinearTask& task, int worker) {
   const auto& bank = static_cast<const CpuLinearBank&>(*args.bank);
   const CpuLinearBank::Matrix& m = bank.matrix(task.expert);
   const bool gated = bank.shape().gated;
   const int64_t k = m.inputs;
-  const bool bf16_rows = args.input.dtype == DType::kBF16;
+  const bool quantized = bank.shape().quantization != Quantization::kNone;
+  const bool bf16_rows = args.input.dtype == DType::kBF16 && !quantized;
   MOESERVE_CHECK(!bf16_rows || bank.shape().weight_dtype == DType::kBF16,
                  "bf16 activations take bf16 weights");
   const bool widen = bf16_rows && !table_->bf16_dot;
@@ -84,15 +118,24 @@ void CpuBackend::RunLinearTask(const LinearArgs& args, const LinearTask& task, i
   for (int r = task.row_begin; r < task.row_end; r += tile_rows) {
     const int rows = std::min(tile_rows, task.row_end - r);
     const void* x[kMaxRowTile];
+    const int8_t* values[kMaxRowTile];
+    const float* scales[kMaxRowTile];
+    const int32_t* corrections[kMaxRowTile];
     char* out[kMaxRowTile];
     for (int i = 0; i < rows; ++i) {
       const int source = args.gather ? args.plan->row_of_assignment[r + i] : r + i;
+      out[i] = args.output.row(r + i) + first_column * out_size;
+      if (quantized) {
+        values[i] = quant_rows_.values.data() + source * quant_rows_.padded;
+        scales[i] = quant_rows_.scales.data() + source * quant_rows_.groups;
+        corrections[i] = quant_rows_.corrections.data() + source * quant_rows_.groups;
+        continue;
+      }
       x[i] = args.input.row(source);
       if (widen) {
         table_->widen_bf16(static_cast<const Bf16*>(x[i]), widened + i * k, k);
         x[i] = widened + i * k;
       }
-      out[i] = args.output.row(r + i) + first_column * out_size;
     }
     const LinearTileArgs linear{.weights = bank.block(m, task.block),
                                 .weight_dtype = bank.shape().weight_dtype,
@@ -101,7 +144,17 @@ void CpuBackend::RunLinearTask(const LinearArgs& args, const LinearTask& task, i
                                 .k = k,
                                 .x = x,
                                 .out = tile};
-    if (bf16_rows && !widen) {
+    if (quantized) {
+      table_->linear_quantized({.weights = bank.block(m, task.block),
+                                .int4 = bank.shape().quantization == Quantization::kInt4,
+                                .panels = panels,
+                                .rows = rows,
+                                .k = k,
+                                .x = values,
+                                .scales = scales,
+                                .corrections = corrections,
+                                .out = tile});
+    } else if (bf16_rows && !widen) {
       table_->linear_bf16(linear);
     } else {
       table_->linear_f32(linear);

@@ -1,5 +1,6 @@
 #include "kernels/cpu/packed_bank.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/base/check.h"
@@ -8,40 +9,64 @@ namespace moeserve::cpu {
 namespace {
 
 // Bytes of one line (16 outputs of one step) and elements of k in a step.
-int LineBytes(DType t) { return t == DType::kF16 ? 32 : 64; }
-int StepElements(DType t) { return t == DType::kBF16 ? 2 : 1; }
+int LineBytes(const LinearBankShape& s) {
+  return s.quantization == Quantization::kNone && s.weight_dtype == DType::kF16 ? 32 : 64;
+}
+int StepElements(const LinearBankShape& s) {
+  if (s.quantization == Quantization::kInt8) return 4;
+  if (s.quantization == Quantization::kInt4) return 8;
+  return s.weight_dtype == DType::kBF16 ? 2 : 1;
+}
 
-int64_t Steps(DType t, int64_t k) { return (k + StepElements(t) - 1) / StepElements(t); }
+int64_t Steps(const LinearBankShape& s, int64_t k) {
+  return (k + StepElements(s) - 1) / StepElements(s);
+}
+
+constexpr int kScaleBytes = kPanel * 2;  // of one panel and group
+
+// Bytes of a panel: its lines and, where integers are stored, the scales of its groups.
+int64_t PanelBytes(const LinearBankShape& s, int64_t k) {
+  const int64_t groups = s.quantization == Quantization::kNone ? 0 : QuantGroups(s.quantization, k);
+  return Steps(s, k) * LineBytes(s) + groups * kScaleBytes;
+}
 
 int Panels(int outputs, bool gated) { return (outputs + kPanel - 1) / kPanel * (gated ? 2 : 1); }
 
+// Adjacent packed rows share lines of the cache (and int4 bytes are changed by their row alone), so
+// threads take whole panels.
+template <typename Body>
+void ForRowParts(ThreadPool& pool, int64_t rows, int64_t columns, const Body& body) {
+  constexpr int64_t kPart = 64;
+  if (rows * columns < (1 << 16)) return body(0, rows);
+  pool.Run((rows + kPart - 1) / kPart,
+           [&](int64_t i, int) { body(i * kPart, std::min(rows, (i + 1) * kPart)); });
+}
+
 }  // namespace
 
-Result<std::unique_ptr<LinearBank>> CpuLinearBank::Create(LinearBankShape shape) {
-  const int64_t line = LineBytes(shape.weight_dtype);
+Result<std::unique_ptr<LinearBank>> CpuLinearBank::Create(LinearBankShape shape, ThreadPool* pool) {
   const int experts = static_cast<int>(shape.out_features.size());
   int64_t bytes = 0;
   for (int e = 0; e < experts; ++e) {
-    const int64_t steps = Steps(shape.weight_dtype, shape.in_features_of(e));
     const int64_t panels = Panels(shape.out_features[e], shape.gated);
     const int64_t blocks = (panels + kPanelsPerBlock - 1) / kPanelsPerBlock;
-    bytes += panels * steps * line;
+    bytes += panels * PanelBytes(shape, shape.in_features_of(e));
     if (shape.bias) bytes += blocks * kBlock * static_cast<int64_t>(sizeof(float));
   }
   MOESERVE_ASSIGN_OR_RETURN(HostBuffer memory, HostBuffer::Allocate(static_cast<size_t>(bytes)));
-  std::unique_ptr<CpuLinearBank> bank(new CpuLinearBank(std::move(shape), std::move(memory)));
+  std::unique_ptr<CpuLinearBank> bank(new CpuLinearBank(std::move(shape), std::move(memory), pool));
   char* next = bank->memory_.data();
   for (int e = 0; e < experts; ++e) {
     Matrix m;
     m.outputs = bank->shape_.out_features[e];
     m.inputs = bank->shape_.in_features_of(e);
-    const int64_t steps = Steps(bank->shape_.weight_dtype, m.inputs);
-    m.block_bytes = kPanelsPerBlock * steps * line;
+    const int64_t panel = PanelBytes(bank->shape_, m.inputs);
+    m.block_bytes = kPanelsPerBlock * panel;
     m.panels = Panels(m.outputs, bank->shape_.gated);
     m.blocks = (m.panels + kPanelsPerBlock - 1) / kPanelsPerBlock;
     m.weights = next;
     m.bias = nullptr;
-    next += m.panels * steps * line;
+    next += m.panels * panel;
     bank->matrices_.push_back(m);
   }
   if (bank->shape_.bias) {
@@ -63,10 +88,11 @@ int64_t CpuLinearBank::ElementOffset(const Matrix& m, int packed_row, int64_t k)
   const int block = packed_row / kBlock;
   const int panel = packed_row % kBlock / kPanel;
   const int lane = packed_row % kPanel;
-  const int64_t step = k / StepElements(t);
+  const int64_t step = k / StepElements(shape_);
   const int64_t line =
-      block * m.block_bytes + (step * panels_of_block(m, block) + panel) * LineBytes(t);
-  return line + (lane * StepElements(t) + k % StepElements(t)) * static_cast<int64_t>(SizeOf(t));
+      block * m.block_bytes + (step * panels_of_block(m, block) + panel) * LineBytes(shape_);
+  return line +
+         (lane * StepElements(shape_) + k % StepElements(shape_)) * static_cast<int64_t>(SizeOf(t));
 }
 
 void CpuLinearBank::LoadWeight(int expert, Half half, int row_begin, const HostTensor& weight) {
@@ -74,16 +100,84 @@ void CpuLinearBank::LoadWeight(int expert, Half half, int row_begin, const HostT
   MOESERVE_CHECK(weight.shape.size() == 2 && weight.shape[1] == m.inputs &&
                      row_begin + weight.shape[0] <= m.outputs,
                  "weight does not fit its bank");
+  ForRowParts(*pool_, weight.shape[0], m.inputs, [&](int64_t begin, int64_t end) {
+    if (shape_.quantization == Quantization::kNone) {
+      LoadRows(m, half, row_begin, weight, begin, end);
+      return;
+    }
+    std::vector<float> row(static_cast<size_t>(m.inputs));
+    std::vector<int8_t> values(row.size());
+    std::vector<F16> scales(static_cast<size_t>(QuantGroups(shape_.quantization, m.inputs)));
+    for (int64_t r = begin; r < end; ++r) {
+      for (int64_t k = 0; k < m.inputs; ++k) row[k] = ElementAsF32(weight, r * m.inputs + k);
+      QuantizeRow(shape_.quantization, row, values.data(), scales.data());
+      StoreQuantizedRow(m, PackedRow(half, row_begin + static_cast<int>(r)), values.data(),
+                        scales.data());
+    }
+  });
+}
+
+void CpuLinearBank::LoadQuantized(int expert, Half half, int row_begin,
+                                  const QuantizedMatrix& weight) {
+  const Matrix& m = matrices_[expert];
+  MOESERVE_CHECK(weight.type == shape_.quantization && weight.columns == m.inputs &&
+                     row_begin + weight.rows <= m.outputs,
+                 "quantized weight does not fit its bank");
+  const int64_t row_bytes = QuantRowBytes(weight.type, weight.columns);
+  const int64_t groups = QuantGroups(weight.type, weight.columns);
+  ForRowParts(*pool_, weight.rows, m.inputs, [&](int64_t begin, int64_t end) {
+    std::vector<int8_t> values(static_cast<size_t>(m.inputs));
+    std::vector<F16> scales(static_cast<size_t>(groups));
+    for (int64_t r = begin; r < end; ++r) {
+      UnpackQuantizedRow(weight.type, weight.values + r * row_bytes, values);
+      std::memcpy(scales.data(), weight.scales + r * groups, scales.size() * sizeof(F16));
+      StoreQuantizedRow(m, PackedRow(half, row_begin + static_cast<int>(r)), values.data(),
+                        scales.data());
+    }
+  });
+}
+
+void CpuLinearBank::StoreQuantizedRow(const Matrix& m, int packed_row, const int8_t* values,
+                                      const F16* scales) {
+  const bool int4 = shape_.quantization == Quantization::kInt4;
+  const int block = packed_row / kBlock;
+  const int panels = panels_of_block(m, block);
+  const int panel = packed_row % kBlock / kPanel;
+  const int lane = packed_row % kPanel;
+  const int group = QuantGroup(shape_.quantization);
+  char* base = const_cast<char*>(m.weights) + block * m.block_bytes;
+  for (int64_t begin = 0; begin < m.inputs; begin += group, ++scales) {
+    const int64_t n = std::min<int64_t>(group, m.inputs - begin);
+    char* line = base + panel * 64 + lane * 4;
+    for (int64_t i = 0; i < n; ++i) {
+      char& byte = line[i / StepElements(shape_) * panels * 64 + i % 4];
+      if (!int4) {
+        byte = static_cast<char>(values[begin + i] + 128);
+      } else if (i % 8 < 4) {
+        byte = static_cast<char>((byte & 0xf0) | (values[begin + i] + 8));
+      } else {
+        byte = static_cast<char>((byte & 0x0f) | (values[begin + i] + 8) << 4);
+      }
+    }
+    base += Steps(shape_, n) * panels * 64;
+    std::memcpy(base + panel * kScaleBytes + lane * 2, scales, 2);
+    base += panels * kScaleBytes;
+  }
+}
+
+void CpuLinearBank::LoadRows(const Matrix& m, Half half, int row_begin, const HostTensor& weight,
+                             int64_t begin, int64_t end) {
   const DType to = shape_.weight_dtype;
   const int64_t columns = m.inputs;
-  const int64_t steps = Steps(to, columns);
+  const int64_t steps = Steps(shape_, columns);
+  const int64_t line = LineBytes(shape_);
   char* base = const_cast<char*>(m.weights);
   const char* source = static_cast<const char*>(weight.data);
   const int64_t source_size = static_cast<int64_t>(SizeOf(weight.dtype));
-  for (int64_t r = 0; r < weight.shape[0]; ++r) {
+  for (int64_t r = begin; r < end; ++r) {
     const int packed = PackedRow(half, row_begin + static_cast<int>(r));
     char* to_row = base + ElementOffset(m, packed, 0);
-    const int64_t stride = int64_t{panels_of_block(m, packed / kBlock)} * LineBytes(to);
+    const int64_t stride = panels_of_block(m, packed / kBlock) * line;
     const char* from = source + r * columns * source_size;
     if (to == weight.dtype && to == DType::kBF16) {
       for (int64_t s = 0; s < columns / 2; ++s) std::memcpy(to_row + s * stride, from + 4 * s, 4);
@@ -91,8 +185,9 @@ void CpuLinearBank::LoadWeight(int expert, Half half, int row_begin, const HostT
       continue;
     }
     for (int64_t k = 0; k < columns; ++k) {
-      const int64_t step = k / StepElements(to);
-      char* p = to_row + step * stride + k % StepElements(to) * static_cast<int64_t>(SizeOf(to));
+      const int64_t step = k / StepElements(shape_);
+      char* p =
+          to_row + step * stride + k % StepElements(shape_) * static_cast<int64_t>(SizeOf(to));
       if (to == weight.dtype) {
         std::memcpy(p, from + k * source_size, static_cast<size_t>(source_size));
         continue;
@@ -119,11 +214,12 @@ void CpuLinearBank::LoadBias(int expert, Half half, int row_begin, const HostTen
 
 void CpuLinearBank::ReadRow(int expert, int row, float* out) const {
   MOESERVE_CHECK(!shape_.gated, "rows of a gated bank are interleaved");
+  MOESERVE_CHECK(shape_.quantization == Quantization::kNone, "rows of integers are not read back");
   const Matrix& m = matrices_[expert];
   const DType t = shape_.weight_dtype;
   const char* p = m.weights + ElementOffset(m, row, 0);
-  const int64_t stride = int64_t{panels_of_block(m, row / kBlock)} * LineBytes(t);
-  const int per_step = StepElements(t);
+  const int64_t stride = int64_t{panels_of_block(m, row / kBlock)} * LineBytes(shape_);
+  const int per_step = StepElements(shape_);
   for (int64_t k = 0; k < m.inputs; ++k) {
     const char* e = p + k / per_step * stride + k % per_step * static_cast<int64_t>(SizeOf(t));
     if (t == DType::kF32) {

@@ -8,6 +8,7 @@
 #include "kernels/backend.h"
 #include "kernels/base/buffer.h"
 #include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/thread_pool.h"
 
 namespace moeserve::cpu {
 
@@ -17,9 +18,11 @@ namespace moeserve::cpu {
 // padded to a multiple of 16 with zeros (a padded output is exactly 0 before its activation).
 class CpuLinearBank : public LinearBank {
  public:
-  static Result<std::unique_ptr<LinearBank>> Create(LinearBankShape shape);
+  // Packs on the threads of `pool`, which outlives the loading.
+  static Result<std::unique_ptr<LinearBank>> Create(LinearBankShape shape, ThreadPool* pool);
 
   void LoadWeight(int expert, Half half, int row_begin, const HostTensor& weight) override;
+  void LoadQuantized(int expert, Half half, int row_begin, const QuantizedMatrix& weight) override;
   void LoadBias(int expert, Half half, int row_begin, const HostTensor& bias) override;
 
   struct Matrix {
@@ -39,17 +42,23 @@ class CpuLinearBank : public LinearBank {
   }
   int64_t bytes() const { return static_cast<int64_t>(memory_.bytes()); }
 
-  // Row `row` of matrix `expert` (not gated) widened to f32.
+  // Row `row` of matrix `expert` (not gated, not quantized) widened to f32.
   void ReadRow(int expert, int row, float* out) const;
 
  private:
-  CpuLinearBank(LinearBankShape shape, HostBuffer memory)
-      : LinearBank(std::move(shape)), memory_(std::move(memory)) {}
+  CpuLinearBank(LinearBankShape shape, HostBuffer memory, ThreadPool* pool)
+      : LinearBank(std::move(shape)), memory_(std::move(memory)), pool_(pool) {}
   int PackedRow(Half half, int row) const;
   // Byte offset of element (packed row, k) within its matrix.
   int64_t ElementOffset(const Matrix& m, int packed_row, int64_t k) const;
+  // Integers [K] and scales [groups] of one packed row.
+  void StoreQuantizedRow(const Matrix& m, int packed_row, const int8_t* values, const F16* scales);
+  // Rows of `weight` one by one.
+  void LoadRows(const Matrix& m, Half half, int row_begin, const HostTensor& weight, int64_t begin,
+                int64_t end);
 
   HostBuffer memory_;
+  ThreadPool* pool_;
   std::vector<Matrix> matrices_;
 };
 

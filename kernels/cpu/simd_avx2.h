@@ -21,6 +21,7 @@ inline void Store(float* p, Vec v) {
 inline Vec Fma(Vec a, Vec b, Vec c) {
   return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
 }
+inline Vec Mul(Vec a, Vec b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
 inline Vec LoadF16(const void* p) {
   const __m128i* q = static_cast<const __m128i*>(p);
   return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
@@ -47,6 +48,49 @@ struct PairLine {
 inline PairLine LoadPairs(const void* p) {
   const __m256i* q = static_cast<const __m256i*>(p);
   return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
+}
+
+// 16 sums of int32.
+struct IntVec {
+  __m256i lo, hi;
+};
+inline IntVec BroadcastInt(int32_t v) { return {_mm256_set1_epi32(v), _mm256_set1_epi32(v)}; }
+inline Vec ToFloat(IntVec v) { return {_mm256_cvtepi32_ps(v.lo), _mm256_cvtepi32_ps(v.hi)}; }
+// A line of four unsigned bytes for each of 16 outputs.
+struct QuadLine {
+  __m256i lo, hi;
+};
+inline QuadLine LoadQuads(const void* p) {
+  const __m256i* q = static_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
+}
+inline QuadLine LowNibbles(QuadLine v) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(v.lo, mask), _mm256_and_si256(v.hi, mask)};
+}
+inline QuadLine HighNibbles(QuadLine v) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(_mm256_srli_epi16(v.lo, 4), mask),
+          _mm256_and_si256(_mm256_srli_epi16(v.hi, 4), mask)};
+}
+// Four signed bytes, the same for every output: bytes 0 and 2, 1 and 3 as pairs of 16 bits, because
+// the byte products' own instruction saturates.
+struct QuadInput {
+  __m256i even, odd;
+};
+inline QuadInput BroadcastQuad(const int8_t* p) {
+  int32_t four;
+  __builtin_memcpy(&four, p, 4);
+  const __m256i v = _mm256_set1_epi32(four);
+  return {_mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8), _mm256_srai_epi16(v, 8)};
+}
+inline __m256i DotQuads(__m256i sum, __m256i w, const QuadInput& x) {
+  const __m256i even = _mm256_and_si256(w, _mm256_set1_epi16(255));
+  sum = _mm256_add_epi32(sum, _mm256_madd_epi16(even, x.even));
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_srli_epi16(w, 8), x.odd));
+}
+inline IntVec DotQuads(IntVec sum, QuadLine w, const QuadInput& x) {
+  return {DotQuads(sum.lo, w.lo, x), DotQuads(sum.hi, w.hi, x)};
 }
 
 inline uint64_t ReadStream(const char* data, int64_t bytes) {

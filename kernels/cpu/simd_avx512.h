@@ -14,6 +14,7 @@ inline Vec Broadcast(float v) { return _mm512_set1_ps(v); }
 inline Vec Load(const float* p) { return _mm512_loadu_ps(p); }
 inline void Store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
 inline Vec Fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+inline Vec Mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
 inline Vec LoadF16(const void* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
 }
@@ -32,6 +33,47 @@ struct PairLine {
   }
 };
 inline PairLine LoadPairs(const void* p) { return {_mm512_loadu_si512(p)}; }
+
+// 16 sums of int32.
+using IntVec = __m512i;
+inline IntVec BroadcastInt(int32_t v) { return _mm512_set1_epi32(v); }
+inline Vec ToFloat(IntVec v) { return _mm512_cvtepi32_ps(v); }
+// A line of four unsigned bytes for each of 16 outputs.
+using QuadLine = __m512i;
+inline QuadLine LoadQuads(const void* p) { return _mm512_loadu_si512(p); }
+inline QuadLine LowNibbles(QuadLine v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
+inline QuadLine HighNibbles(QuadLine v) {
+  return _mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(15));
+}
+// Four signed bytes, the same for every output.
+#if MOESERVE_VNNI
+using QuadInput = __m512i;
+inline QuadInput BroadcastQuad(const int8_t* p) {
+  int32_t four;
+  __builtin_memcpy(&four, p, 4);
+  return _mm512_set1_epi32(four);
+}
+inline IntVec DotQuads(IntVec sum, QuadLine w, const QuadInput& x) {
+  return _mm512_dpbusd_epi32(sum, w, x);
+}
+#else
+// Bytes 0 and 2, 1 and 3 as pairs of 16 bits: the byte products' own instruction saturates.
+struct QuadInput {
+  __m512i even, odd;
+};
+inline QuadInput BroadcastQuad(const int8_t* p) {
+  int32_t four;
+  __builtin_memcpy(&four, p, 4);
+  const __m512i v = _mm512_set1_epi32(four);
+  return {_mm512_srai_epi16(_mm512_slli_epi16(v, 8), 8), _mm512_srai_epi16(v, 8)};
+}
+inline IntVec DotQuads(IntVec sum, QuadLine w, const QuadInput& x) {
+  const __m512i even = _mm512_and_si512(w, _mm512_set1_epi16(255));
+  const __m512i odd = _mm512_srli_epi16(w, 8);
+  sum = _mm512_add_epi32(sum, _mm512_madd_epi16(even, x.even));
+  return _mm512_add_epi32(sum, _mm512_madd_epi16(odd, x.odd));
+}
+#endif
 
 inline uint64_t ReadStream(const char* data, int64_t bytes) {
   __m512i a = _mm512_setzero_si512(), b = a, c = a, d = a;

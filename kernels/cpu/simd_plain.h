@@ -30,6 +30,10 @@ inline Vec Fma(Vec a, Vec b, Vec c) {
   for (int i = 0; i < 16; ++i) r.lane[i] = a.lane[i] * b.lane[i] + c.lane[i];
   return r;
 }
+inline Vec Mul(Vec a, Vec b) {
+  for (int i = 0; i < 16; ++i) a.lane[i] *= b.lane[i];
+  return a;
+}
 inline Vec LoadF16(const void* p) {
   Vec r;
   for (int i = 0; i < 16; ++i) r.lane[i] = F32FromF16(static_cast<const F16*>(p)[i]);
@@ -54,6 +58,49 @@ struct PairLine {
   }
 };
 inline PairLine LoadPairs(const void* p) { return {static_cast<const uint32_t*>(p)}; }
+
+// 16 sums of int32.
+struct IntVec {
+  int32_t lane[16];
+};
+inline IntVec BroadcastInt(int32_t v) {
+  IntVec r;
+  for (int32_t& i : r.lane) i = v;
+  return r;
+}
+inline Vec ToFloat(const IntVec& v) {
+  Vec r;
+  for (int i = 0; i < 16; ++i) r.lane[i] = static_cast<float>(v.lane[i]);
+  return r;
+}
+// A line of four unsigned bytes for each of 16 outputs.
+struct QuadLine {
+  uint8_t byte[64];
+};
+inline QuadLine LoadQuads(const void* p) {
+  QuadLine r;
+  __builtin_memcpy(r.byte, p, 64);
+  return r;
+}
+inline QuadLine LowNibbles(QuadLine v) {
+  for (uint8_t& b : v.byte) b &= 15;
+  return v;
+}
+inline QuadLine HighNibbles(QuadLine v) {
+  for (uint8_t& b : v.byte) b = static_cast<uint8_t>(b >> 4);
+  return v;
+}
+// Four signed bytes, the same for every output.
+struct QuadInput {
+  int8_t byte[4];
+};
+inline QuadInput BroadcastQuad(const int8_t* p) { return {{p[0], p[1], p[2], p[3]}}; }
+inline IntVec DotQuads(IntVec sum, const QuadLine& w, const QuadInput& x) {
+  for (int i = 0; i < 16; ++i) {
+    for (int j = 0; j < 4; ++j) sum.lane[i] += w.byte[4 * i + j] * x.byte[j];
+  }
+  return sum;
+}
 
 inline uint64_t ReadStream(const char* data, int64_t bytes) {
   const uint64_t* p = reinterpret_cast<const uint64_t*>(data);

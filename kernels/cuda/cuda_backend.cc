@@ -163,6 +163,12 @@ Result<std::unique_ptr<DeviceBuffer>> CudaBackend::Allocate(size_t bytes) {
 }
 
 Result<std::unique_ptr<LinearBank>> CudaBackend::NewLinearBank(LinearBankShape shape) {
+  if (shape.quantization != Quantization::kNone) {
+    return absl::UnimplementedError(
+        "quantized weights: expected --dtype f32 or bf16 on this "
+        "device, found " +
+        std::string(Name(shape.quantization)));
+  }
   Result<std::unique_ptr<CudaLinearBank>> bank = CudaLinearBank::Create(std::move(shape));
   if (!bank.ok()) return WithBudget(bank.status(), "a layer of the model");
   weight_bytes_ += (*bank)->bytes();

@@ -121,6 +121,10 @@ void CudaLinearBank::LoadWeight(int expert, Half half, int row_begin, const Host
   }
 }
 
+void CudaLinearBank::LoadQuantized(int, Half, int, const QuantizedMatrix&) {
+  MOESERVE_CHECK(false, "no bank of integers is made for this device");
+}
+
 void CudaLinearBank::LoadBias(int expert, Half half, int row_begin, const HostTensor& bias) {
   MOESERVE_CHECK(shape_.bias, "this bank was made without biases");
   const LinearBankEntry& m = entries_[expert];

@@ -38,6 +38,7 @@ class CudaLinearBank : public LinearBank {
   static Result<std::unique_ptr<CudaLinearBank>> Create(LinearBankShape shape);
 
   void LoadWeight(int expert, Half half, int row_begin, const HostTensor& weight) override;
+  void LoadQuantized(int expert, Half half, int row_begin, const QuantizedMatrix& weight) override;
   void LoadBias(int expert, Half half, int row_begin, const HostTensor& bias) override;
 
   // Device memory.

@@ -240,12 +240,12 @@ absl::Status Run(const Options& options) {
   // Twice, before and after: a machine's speed can drift in between.
   MOESERVE_ASSIGN_OR_RETURN(double bandwidth,
                             backend->MeasureReadBandwidth(kProbeBytes, kProbeRounds));
-  MOESERVE_ASSIGN_OR_RETURN(const DType compute,
-                            ResolveDType(options.model.dtype, loaded.weights->DominantDType()));
+  MOESERVE_ASSIGN_OR_RETURN(const ModelOptions types,
+                            ResolveDType(options.model.dtype, *loaded.weights));
+  const DType compute = types.compute;
   const auto start = Clock::now();
-  MOESERVE_ASSIGN_OR_RETURN(
-      std::unique_ptr<Model> model,
-      Model::Create(loaded.spec, {.compute = compute}, *loaded.weights, *backend));
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Model> model,
+                            Model::Create(loaded.spec, types, *loaded.weights, *backend));
   std::printf("%s, %s, %s, weights %.2f GB, loaded in %.1f s\n", loaded.name.c_str(),
               std::string(Name(compute)).c_str(), std::string(backend->description()).c_str(),
               static_cast<double>(model->weight_bytes()) / 1e9, Seconds(start));

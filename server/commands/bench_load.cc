@@ -105,14 +105,13 @@ Result<RunningModel> StartSynthetic(const Options& options, const EngineOptions&
   MOESERVE_ASSIGN_OR_RETURN(const ModelSpec spec, SyntheticSpec(options.synthetic));
   const auto weights =
       MakeSyntheticWeights(options.model.dtype == "f32" ? DType::kF32 : DType::kBF16);
-  MOESERVE_ASSIGN_OR_RETURN(const DType compute,
-                            ResolveDType(options.model.dtype, weights->DominantDType()));
+  MOESERVE_ASSIGN_OR_RETURN(const ModelOptions types, ResolveDType(options.model.dtype, *weights));
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Model> model,
-                            Model::Create(spec, {.compute = compute}, *weights, *out.backend));
+                            Model::Create(spec, types, *weights, *out.backend));
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Engine> running,
                             Engine::Create(engine, std::move(model), nullptr, {}));
   out.engine = AdaptEngine(std::move(running));
-  out.compute = compute;
+  out.compute = types.compute;
   return out;
 }
 

@@ -24,14 +24,16 @@ void AddComputeOptions(CLI::App& app, ModelOptionsText& options) {
   app.add_option("--device", options.device, "Where the model runs")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
-  app.add_option("--dtype", options.dtype, "Type of products and KV cache; auto: as stored")
-      ->check(CLI::IsMember({"auto", "f32", "bf16"}))
+  app.add_option("--dtype", options.dtype,
+                 "Type of products and KV cache; auto: as stored; int8, int4: bf16 with weights as "
+                 "integers")
+      ->check(CLI::IsMember({"auto", "f32", "bf16", "int8", "int4"}))
       ->capture_default_str();
   app.add_option("--threads", options.threads, "CPU threads; 0: one for each core")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
   app.add_option("--cpu-isa", options.cpu_isa, "Instruction set of the CPU backend")
-      ->check(CLI::IsMember({"auto", "avx512_bf16", "avx512", "avx2", "plain"}))
+      ->check(CLI::IsMember({"auto", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "plain"}))
       ->capture_default_str();
 }
 
@@ -79,10 +81,16 @@ Result<EngineOptions> ResolveEngineOptions(const EngineOptionsText& options) {
   return engine;
 }
 
-Result<DType> ResolveDType(const std::string& text, DType stored) {
-  if (text == "auto") return stored == DType::kBF16 ? DType::kBF16 : DType::kF32;
-  if (text == "f32") return DType::kF32;
-  if (text == "bf16") return DType::kBF16;
+Result<ModelOptions> ResolveDType(const std::string& text, const WeightSource& source) {
+  if (text == "auto") {
+    const Quantization stored = source.StoredQuantization();
+    const bool bf16 = stored != Quantization::kNone || source.DominantDType() == DType::kBF16;
+    return ModelOptions{bf16 ? DType::kBF16 : DType::kF32, stored};
+  }
+  if (text == "f32") return ModelOptions{DType::kF32};
+  if (text == "bf16") return ModelOptions{DType::kBF16};
+  if (text == "int8") return ModelOptions{DType::kBF16, Quantization::kInt8};
+  if (text == "int4") return ModelOptions{DType::kBF16, Quantization::kInt4};
   return absl::InvalidArgumentError(Concat("unknown dtype ", Quoted(text)));
 }
 
@@ -96,9 +104,8 @@ Result<RunningModel> StartModel(
   RunningModel out;
   MOESERVE_ASSIGN_OR_RETURN(out.backend, CreateBackend(backend_options));
   MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint, LoadCheckpoint(options.directory));
-  ModelOptions model_options;
-  MOESERVE_ASSIGN_OR_RETURN(model_options.compute,
-                            ResolveDType(options.dtype, checkpoint.weights->DominantDType()));
+  MOESERVE_ASSIGN_OR_RETURN(const ModelOptions model_options,
+                            ResolveDType(options.dtype, *checkpoint.weights));
   MOESERVE_ASSIGN_OR_RETURN(
       std::unique_ptr<Model> model,
       Model::Create(checkpoint.spec, model_options, *checkpoint.weights, *out.backend));
@@ -106,9 +113,11 @@ Result<RunningModel> StartModel(
   out.compute = model_options.compute;
   out.tokenizer_config = std::move(checkpoint.tokenizer_config);
   out.directory_name = checkpoint.directory_name;
-  out.description =
-      Concat("backend ", out.backend->description(), ", compute ", Name(model_options.compute),
-             ", weights ", ShowBytes(model->weight_bytes()));
+  out.description = Concat(
+      "backend ", out.backend->description(), ", compute ", Name(model_options.compute),
+      model_options.quantization == Quantization::kNone ? "" : " with ",
+      model_options.quantization == Quantization::kNone ? "" : Name(model_options.quantization),
+      ", weights ", ShowBytes(model->weight_bytes()));
   EngineOptions adjusted = engine;
   if (adjust) MOESERVE_RETURN_IF_ERROR(adjust(model->spec(), adjusted));
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Engine> running,

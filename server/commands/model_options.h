@@ -57,8 +57,9 @@ Result<RunningModel> StartModel(
     const ModelOptionsText& options, const EngineOptions& engine,
     const std::function<absl::Status(const ModelSpec&, EngineOptions&)>& adjust = {});
 
-// "auto" follows the stored type: bf16 stays, everything else runs in f32.
-Result<DType> ResolveDType(const std::string& text, DType stored);
+// Types of a run. "auto" follows the stored ones: bf16 and integers stay, everything else runs in
+// f32.
+Result<ModelOptions> ResolveDType(const std::string& text, const WeightSource& source);
 
 // Prints "error: <message>" and gives the exit status 1.
 int Fail(const absl::Status& status);
