@@ -7,6 +7,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/packed_bank.h"
 #include "kernels/cpu/thread_pool.h"
 
 namespace moeserve::cpu {
@@ -79,20 +80,27 @@ class CpuBackend : public Backend {
       return floats.data();
     }
   };
-  // Inputs of a product with integers, a row after the other; grow, never shrink.
+  // Inputs of a product with integers (QuantizeRowArgs); grows, never shrinks.
   struct QuantRows {
-    int64_t padded = 0;  // values of a row
-    int64_t groups = 0;  // of a row
-    std::vector<int8_t> values;
-    std::vector<float> scales;
-    std::vector<int32_t> corrections;
+    int64_t stride = 0;  // bytes of a row
+    std::vector<char> records;
   };
-  // One product of some rows with some blocks; the unit that threads take.
+  // Products of some rows with some adjacent blocks; the unit that threads take.
   struct LinearTask {
     int expert;
-    int block;
+    int block_begin;
+    int block_end;
     int row_begin;
     int row_end;
+  };
+  // Some rows with one block: what a register tile computes.
+  struct LinearTile {
+    int block;
+    int rows;                 // 1..row_tile
+    int source[kMaxRowTile];  // rows of the input
+    char* out[kMaxRowTile];   // first output column of the block
+    const char* ahead;        // memory to fetch into the cache meanwhile
+    alignas(64) float sums[kMaxRowTile * kBlock];
   };
 
   // Runs body(begin, end, worker) over [0, rows) in parts; on the calling thread alone when
@@ -103,6 +111,10 @@ class CpuBackend : public Backend {
   // Rounds the rows that a product with integers reads.
   void QuantizeInput(const LinearArgs& args);
   void RunLinearTask(const LinearArgs& args, const LinearTask& task, int worker);
+  void RunLinearBlock(const LinearArgs& args, const LinearTask& task, int block, int worker);
+  // Fills tile.sums.
+  void MultiplyTile(const LinearArgs& args, const CpuLinearBank::Matrix& m, LinearTile& tile,
+                    int worker);
   void BuildPlan(int rows, int experts, const std::vector<int32_t>& offsets,
                  const std::vector<int32_t>& ids, const std::vector<float>& weights,
                  PlanStorage& storage);

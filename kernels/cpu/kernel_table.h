@@ -31,35 +31,33 @@ struct LinearTileArgs {
   int rows;    // 1..row_tile
   int64_t k;
   const void* const* x;  // [rows] input rows: f32, or bf16 in linear_bf16
+  const char* ahead;     // every step fetches the next line from here on; null: the block's own
   float* out;            // [rows][kBlock]
 };
 
-// Rows rounded to int8 by groups (QuantizeRowArgs).
+// Inputs are rows rounded to int8 by groups (QuantizeRowArgs).
 struct QuantTileArgs {
   const char* weights;  // the block
   bool int4;
   int panels;  // in the block, 1..4
   int rows;    // 1..row_tile
   int64_t k;
-  const int8_t* const* x;             // [rows] values, padded with zeros to a whole step
-  const float* const* scales;         // [rows] one for each group
-  const int32_t* const* corrections;  // [rows] one for each group
-  float* out;                         // [rows][kBlock]
+  const char* const* x;  // [rows] records
+  const char* ahead;     // every step fetches the next line from here on; null: the block's own
+  float* out;            // [rows][kBlock]
 };
 
-// value = nearest integer to x / scale, scale = largest magnitude of the group / 127. Weights are
-// stored with `zero` added, which adds zero * sum(values) to a product: the correction takes it
-// off.
+// A row becomes one record for each group: int8 values [group] (zeros after the row's end), the
+// scale as f32 and a correction as int32. value = nearest integer to x / scale, scale = largest
+// magnitude of the group / 127; NaN where a value of the group is not finite. Weights are stored
+// with `zero` added, which adds zero * sum(values) to a product: the correction is its negative.
 struct QuantizeRowArgs {
   const void* x;
   bool bf16;
   int64_t n;
-  int group;
+  int group;  // 32 or 64
   int zero;
-  int64_t padded;        // values to write, those after n are 0
-  int8_t* values;        // [padded]
-  float* scales;         // [groups]; NaN where a value of the group is not finite
-  int32_t* corrections;  // [groups] -zero * sum(values of the group)
+  char* records;  // [groups][group + 8]
 };
 
 enum class EpilogueActivation : uint8_t { kNone, kSilu, kGelu, kGeluTanh, kRelu };

@@ -12,10 +12,10 @@
 
 namespace moeserve::cpu {
 
-// Every matrix [N, K] is packed into blocks of up to 64 outputs (kernel_table.h), one after the
-// other, so a product streams it once from front to back. In a gated bank panels alternate
-// (16 gate rows, 16 up rows), so one block holds both halves of the same 32 hidden units. N is
-// padded to a multiple of 16 with zeros (a padded output is exactly 0 before its activation).
+// Every matrix [N, K] is packed into blocks of up to 64 outputs (kernel_table.h),
+// one after the other, so a product streams it once from front to back. In a gated bank panels
+// alternate (16 gate rows, 16 up rows), so one block holds both halves of the same 32 hidden units.
+// N is padded to a multiple of 16 with zeros (a padded output is exactly 0 before its activation).
 class CpuLinearBank : public LinearBank {
  public:
   // Packs on the threads of `pool`, which outlives the loading.
@@ -27,7 +27,7 @@ class CpuLinearBank : public LinearBank {
 
   struct Matrix {
     const char* weights;
-    const float* bias;  // per block kBlock values, null: none
+    const float* bias;  // per packed output, whole blocks; null: none
     int panels;         // of 16 packed outputs, gate panels included
     int blocks;
     int outputs;          // true number of results, gated halves counted once
@@ -39,6 +39,9 @@ class CpuLinearBank : public LinearBank {
   int panels_of_block(const Matrix& m, int b) const {
     const int left = m.panels - b * kPanelsPerBlock;
     return left < kPanelsPerBlock ? left : kPanelsPerBlock;
+  }
+  int64_t block_bytes(const Matrix& m, int b) const {
+    return m.block_bytes / kPanelsPerBlock * panels_of_block(m, b);
   }
   int64_t bytes() const { return static_cast<int64_t>(memory_.bytes()); }
 

@@ -12,8 +12,10 @@ inline constexpr int kQuantStep = kInt4 ? 8 : 4;
 template <bool kInt4>
 inline constexpr int kGroupSteps = kInt4 ? 4 : 16;
 
+inline constexpr int kResidentResults = kPanelTile == 1 ? 3 : 12;
+
 template <int M, int P>
-inline void AddQuads(const QuadLine (&line)[P], const int8_t* const (&x)[M], int64_t at,
+inline void AddQuads(const QuadLine (&line)[P], const char* const (&x)[M], int64_t at,
                      IntVec (&sum)[M][P]) {
   for (int m = 0; m < M; ++m) {
     const QuadInput input = BroadcastQuad(x[m] + at);
@@ -21,12 +23,14 @@ inline void AddQuads(const QuadLine (&line)[P], const int8_t* const (&x)[M], int
   }
 }
 
-// One step; `at` is its first k.
-template <bool kInt4, int M, int P>
-inline void AddStep(const char* w, const int8_t* const (&x)[M], int64_t at, IntVec (&sum)[M][P]) {
+// One step; `at` is the offset of its values in the rows.
+template <bool kInt4, bool kStream, int M, int P>
+inline void AddStep(const char* w, const char* const (&x)[M], int64_t at, const char* ahead,
+                    IntVec (&sum)[M][P]) {
+  if constexpr (!kStream) __builtin_prefetch(ahead, 0, 2);
   QuadLine line[P];
   for (int p = 0; p < P; ++p) {
-    Prefetch<M>(w + p * 64);
+    if constexpr (kStream) __builtin_prefetch(w + p * 64 + kPrefetchBytes, 0, 3);
     line[p] = LoadQuads(w + p * 64);
     if (kInt4) line[p] = LowNibbles(line[p]);
   }
@@ -38,143 +42,178 @@ inline void AddStep(const char* w, const int8_t* const (&x)[M], int64_t at, IntV
 }
 
 // Panels [first, first + P) of the block.
-template <bool kInt4, int M, int P>
+template <bool kInt4, bool kStream, int M, int P>
 void TileQuant(const QuantTileArgs& a, int first) {
-  const int8_t* x[M];
-  const float* scale_of[M];
-  const int32_t* correction_of[M];
-  for (int m = 0; m < M; ++m) {
-    x[m] = a.x[m];
-    scale_of[m] = a.scales[m];
-    correction_of[m] = a.corrections[m];
-  }
-  const int64_t stride = int64_t{a.panels} * 64;  // from one step's lines to the next's
-  const int64_t total = (a.k + kQuantStep<kInt4> - 1) / kQuantStep<kInt4>;
+  constexpr int kStep = kQuantStep<kInt4>;
+  constexpr int kSteps = kGroupSteps<kInt4>;
+  constexpr int kGroup = kStep * kSteps;
+  const char* x[M];
+  for (int m = 0; m < M; ++m) x[m] = a.x[m];
+  const int panels = P == kPanelsPerBlock ? P : a.panels;
+  const int64_t stride = int64_t{panels} * 64;  // from one step's lines to the next's
   const char* w = a.weights;
+  const char* ahead = a.ahead;
+  float* out = a.out + first * kPanel;
+  // The integer sums of large tiles leave no registers for the results, which wait in the
+  // first-level cache then.
+  constexpr bool kResident = M * P <= kResidentResults;
   Vec acc[M][P];
   ClearTile(acc);
-  int64_t group = 0;
-  for (int64_t step = 0; step < total; step += kGroupSteps<kInt4>, ++group) {
+  if constexpr (!kResident) StoreTile(acc, out);
+  // The rows' records of groups: values, scale, correction.
+  for (int64_t k = a.k, at = 0; k > 0; k -= kGroup, at += kGroup + 8) {
     IntVec sum[M][P];
     for (int m = 0; m < M; ++m) {
-      for (int p = 0; p < P; ++p) sum[m][p] = BroadcastInt(correction_of[m][group]);
+      int32_t correction;
+      __builtin_memcpy(&correction, x[m] + at + kGroup + 4, 4);
+      for (int p = 0; p < P; ++p) sum[m][p] = BroadcastInt(correction);
     }
     const char* line = w + first * 64;
-    int64_t at = step * kQuantStep<kInt4>;
-    int64_t steps = kGroupSteps<kInt4>;
-    if (total - step >= kGroupSteps<kInt4>) {
-      for (int s = 0; s < kGroupSteps<kInt4>; ++s, line += stride, at += kQuantStep<kInt4>) {
-        AddStep<kInt4>(line, x, at, sum);
+    if (k >= kGroup) {
+      for (int s = 0; s < kSteps; ++s) {
+        AddStep<kInt4, kStream>(line + s * stride, x, at + s * kStep, ahead + s * 64, sum);
       }
+      w += kSteps * stride;
     } else {
-      steps = total - step;
-      for (int64_t s = 0; s < steps; ++s, line += stride, at += kQuantStep<kInt4>) {
-        AddStep<kInt4>(line, x, at, sum);
+      const int64_t steps = (k + kStep - 1) / kStep;
+      for (int64_t s = 0; s < steps; ++s) {
+        AddStep<kInt4, kStream>(line + s * stride, x, at + s * kStep, ahead, sum);
       }
+      w += steps * stride;
     }
-    const char* scales = w + steps * stride + first * 32;
+    ahead += kSteps * 64;
     for (int p = 0; p < P; ++p) {
-      const Vec scale = LoadF16(scales + p * 32);
+      const Vec scale = LoadF16(w + (first + p) * 32);
       for (int m = 0; m < M; ++m) {
-        acc[m][p] = Fma(ToFloat(sum[m][p]), Mul(scale, Broadcast(scale_of[m][group])), acc[m][p]);
+        float of_row;
+        __builtin_memcpy(&of_row, x[m] + at + kGroup, 4);
+        const Vec factor = Mul(scale, Broadcast(of_row));
+        if constexpr (kResident) {
+          acc[m][p] = Fma(ToFloat(sum[m][p]), factor, acc[m][p]);
+        } else {
+          float* result = out + m * kBlock + p * kPanel;
+          Store(result, Fma(ToFloat(sum[m][p]), factor, Load(result)));
+        }
       }
     }
-    w += steps * stride + int64_t{a.panels} * 32;
+    w += panels * 32;
+    // Else the compiler would keep a second copy of the results on the stack.
+    if constexpr (!kResident) asm volatile("" ::: "memory");
   }
-  StoreTile(acc, a.out + first * kPanel);
+  if constexpr (kResident) StoreTile(acc, out);
 }
 
-// Tiles of few rows are wide, so that one row streams whole blocks; those of many rows are narrow,
-// so that sums and results fit the registers.
-inline constexpr int kWideRows = kPanelTile == 1 ? 0 : 3;
-inline constexpr int kNarrowPanels = kPanelTile == 1 ? 1 : 2;
-
-template <bool kInt4, int M>
+template <bool kInt4, bool kStream, int M>
 void QuantRows(const QuantTileArgs& a) {
-  constexpr int kPanels = M <= kWideRows ? kPanelTile : kNarrowPanels;
-  for (int first = 0; first < a.panels; first += kPanels) {
-    const int panels = a.panels - first < kPanels ? a.panels - first : kPanels;
-    if (panels == kPanels) {
-      TileQuant<kInt4, M, kPanels>(a, first);
-    } else if (panels == 1) {
-      TileQuant<kInt4, M, 1>(a, first);
-    } else if constexpr (kPanels > 2) {
-      if (panels == 2) {
-        TileQuant<kInt4, M, 2>(a, first);
-      } else {
-        TileQuant<kInt4, M, 3>(a, first);
-      }
+  if constexpr (kPanelTile == 1) {
+    for (int p = 0; p < a.panels; ++p) TileQuant<kInt4, kStream, M, 1>(a, p);
+  } else {
+    switch (a.panels) {
+      case 1:
+        return TileQuant<kInt4, kStream, M, 1>(a, 0);
+      case 2:
+        return TileQuant<kInt4, kStream, M, 2>(a, 0);
+      case 3:
+        return TileQuant<kInt4, kStream, M, 3>(a, 0);
+      default:
+        return TileQuant<kInt4, kStream, M, 4>(a, 0);
     }
   }
 }
 
-template <bool kInt4>
+template <bool kInt4, bool kStream>
 void QuantBlock(const QuantTileArgs& a) {
   switch (a.rows) {
     case 1:
-      return QuantRows<kInt4, 1>(a);
+      return QuantRows<kInt4, kStream, 1>(a);
     case 2:
-      return QuantRows<kInt4, 2>(a);
+      return QuantRows<kInt4, kStream, 2>(a);
     case 3:
-      return QuantRows<kInt4, 3>(a);
+      return QuantRows<kInt4, kStream, 3>(a);
     case 4:
-      return QuantRows<kInt4, 4>(a);
+      return QuantRows<kInt4, kStream, 4>(a);
     default:
       if constexpr (kRowTile >= 6) {
         if (a.rows == 5) {
-          QuantRows<kInt4, 5>(a);
+          QuantRows<kInt4, kStream, 5>(a);
         } else {
-          QuantRows<kInt4, 6>(a);
+          QuantRows<kInt4, kStream, 6>(a);
         }
       }
   }
 }
 
 void LinearQuantized(const QuantTileArgs& a) {
+  const bool stream = a.ahead == nullptr;
   if (a.int4) {
-    QuantBlock<true>(a);
+    stream ? QuantBlock<true, true>(a) : QuantBlock<true, false>(a);
   } else {
-    QuantBlock<false>(a);
+    stream ? QuantBlock<false, true>(a) : QuantBlock<false, false>(a);
   }
 }
 
-template <typename Load>
-void QuantizeInput(const QuantizeRowArgs& a, const Load& load) {
-  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: a sum with it has no bits after the point
-  int64_t begin = 0;
-  for (int64_t g = 0; begin < a.n; ++g, begin += a.group) {
-    const int n = static_cast<int>(a.n - begin < a.group ? a.n - begin : a.group);
-    float value[64];  // the longest group
-    float largest = 0.0f;
-    int not_finite = 0;
-    for (int i = 0; i < n; ++i) value[i] = load(begin + i);
-    for (int i = 0; i < n; ++i) {
-      const float magnitude = __builtin_fabsf(value[i]);
-      largest = magnitude > largest ? magnitude : largest;
-      not_finite |= !(magnitude <= 3.40282347e38f);
-    }
-    // Below the smallest normal number the inverse would overflow.
-    const float inverse = largest < 1e-35f ? 0.0f : 127.0f / largest;
-    int sum = 0;
-    for (int i = 0; i < n; ++i) {
-      const float rounded = (not_finite ? 0.0f : value[i] * inverse) + kRound;
-      const int q = static_cast<int>(BitsFromF32(rounded) - 0x4b400000u);
-      a.values[begin + i] = static_cast<int8_t>(q);
-      sum += q;
-    }
-    a.scales[g] = not_finite ? __builtin_nanf("") : largest * (1.0f / 127.0f);
-    a.corrections[g] = -a.zero * sum;
+// One group of 16 * kVecs values.
+template <int kVecs>
+inline void QuantizeGroup(const Vec (&value)[kVecs], int zero, char* record) {
+  Vec largest = Zero();
+  Vec check = Zero();  // 0 * value: a NaN where a value is not finite
+  for (int v = 0; v < kVecs; ++v) {
+    largest = Max(Abs(value[v]), largest);
+    check = Fma(value[v], Zero(), check);
   }
-  for (int64_t i = a.n; i < a.padded; ++i) a.values[i] = 0;
+  const float most = LargestOf(largest);
+  const bool finite = SumOf(check) == 0.0f;
+  // Below the smallest normal number the inverse would overflow.
+  const float inverse = !finite || most < 1e-35f ? 0.0f : 127.0f / most;
+  IntVec sum = BroadcastInt(0);
+  for (int v = 0; v < kVecs; ++v) {
+    const IntVec q = finite ? ToInt(Mul(value[v], Broadcast(inverse))) : BroadcastInt(0);
+    StoreBytes(reinterpret_cast<int8_t*>(record) + v * 16, q);
+    sum = AddInt(sum, q);
+  }
+  const float scale = finite ? most * (1.0f / 127.0f) : __builtin_nanf("");
+  const int32_t correction = -zero * SumInt(sum);
+  __builtin_memcpy(record + kVecs * 16, &scale, 4);
+  __builtin_memcpy(record + kVecs * 16 + 4, &correction, 4);
+}
+
+template <int kVecs, typename LoadVec>
+void QuantizeInput(const QuantizeRowArgs& a, const LoadVec& load) {
+  constexpr int kGroup = kVecs * 16;
+  char* record = a.records;
+  int64_t begin = 0;
+  for (; begin + kGroup <= a.n; begin += kGroup, record += kGroup + 8) {
+    Vec value[kVecs];
+    for (int v = 0; v < kVecs; ++v) value[v] = load(begin + v * 16);
+    QuantizeGroup(value, a.zero, record);
+  }
+  if (begin == a.n) return;
+  float rest[kGroup] = {};
+  for (int64_t i = begin; i < a.n; ++i) {
+    rest[i - begin] =
+        a.bf16 ? F32FromBf16(static_cast<const Bf16*>(a.x)[i]) : static_cast<const float*>(a.x)[i];
+  }
+  Vec value[kVecs];
+  for (int v = 0; v < kVecs; ++v) value[v] = Load(rest + v * 16);
+  QuantizeGroup(value, a.zero, record);
+}
+
+template <int kVecs>
+void QuantizeInputOf(const QuantizeRowArgs& a) {
+  if (a.bf16) {
+    const Bf16* x = static_cast<const Bf16*>(a.x);
+    QuantizeInput<kVecs>(a, [x](int64_t i) { return LoadBf16(x + i); });
+  } else {
+    const float* x = static_cast<const float*>(a.x);
+    QuantizeInput<kVecs>(a, [x](int64_t i) { return Load(x + i); });
+  }
 }
 
 void QuantizeInputRow(const QuantizeRowArgs& a) {
-  if (a.bf16) {
-    const Bf16* x = static_cast<const Bf16*>(a.x);
-    QuantizeInput(a, [x](int64_t i) { return F32FromBf16(x[i]); });
+  if (a.group == 64) {
+    QuantizeInputOf<4>(a);
   } else {
-    const float* x = static_cast<const float*>(a.x);
-    QuantizeInput(a, [x](int64_t i) { return x[i]; });
+    QuantizeInputOf<2>(a);
   }
 }
 

@@ -22,6 +22,24 @@ inline Vec Fma(Vec a, Vec b, Vec c) {
   return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
 }
 inline Vec Mul(Vec a, Vec b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+inline Vec Abs(Vec v) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  return {_mm256_andnot_ps(sign, v.lo), _mm256_andnot_ps(sign, v.hi)};
+}
+// A lane with a NaN in `a` gives that of `b`.
+inline Vec Max(Vec a, Vec b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+inline float LargestOf(Vec v) {
+  const __m256 eight = _mm256_max_ps(v.lo, v.hi);
+  __m128 m = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+  return _mm_cvtss_f32(_mm_max_ss(m, _mm_shuffle_ps(m, m, 1)));
+}
+inline float SumOf(Vec v) {
+  const __m256 eight = _mm256_add_ps(v.lo, v.hi);
+  __m128 s = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
+}
 inline Vec LoadF16(const void* p) {
   const __m128i* q = static_cast<const __m128i*>(p);
   return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
@@ -56,6 +74,24 @@ struct IntVec {
 };
 inline IntVec BroadcastInt(int32_t v) { return {_mm256_set1_epi32(v), _mm256_set1_epi32(v)}; }
 inline Vec ToFloat(IntVec v) { return {_mm256_cvtepi32_ps(v.lo), _mm256_cvtepi32_ps(v.hi)}; }
+inline IntVec AddInt(IntVec a, IntVec b) {
+  return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)};
+}
+inline int32_t SumInt(IntVec v) {
+  const __m256i eight = _mm256_add_epi32(v.lo, v.hi);
+  __m128i s = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+}
+// Nearest, ties to even.
+inline IntVec ToInt(Vec v) { return {_mm256_cvtps_epi32(v.lo), _mm256_cvtps_epi32(v.hi)}; }
+// 16 values of -128..127 as bytes.
+inline void StoreBytes(int8_t* p, IntVec v) {
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(v.lo, v.hi), 0xd8);
+  _mm_storeu_si128(
+      reinterpret_cast<__m128i*>(p),
+      _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+}
 // A line of four unsigned bytes for each of 16 outputs.
 struct QuadLine {
   __m256i lo, hi;
@@ -78,7 +114,7 @@ inline QuadLine HighNibbles(QuadLine v) {
 struct QuadInput {
   __m256i even, odd;
 };
-inline QuadInput BroadcastQuad(const int8_t* p) {
+inline QuadInput BroadcastQuad(const char* p) {
   int32_t four;
   __builtin_memcpy(&four, p, 4);
   const __m256i v = _mm256_set1_epi32(four);

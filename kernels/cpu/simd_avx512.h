@@ -15,6 +15,11 @@ inline Vec Load(const float* p) { return _mm512_loadu_ps(p); }
 inline void Store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
 inline Vec Fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 inline Vec Mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
+inline Vec Abs(Vec v) { return _mm512_abs_ps(v); }
+// A lane with a NaN in `a` gives that of `b`.
+inline Vec Max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+inline float LargestOf(Vec v) { return _mm512_reduce_max_ps(v); }
+inline float SumOf(Vec v) { return _mm512_reduce_add_ps(v); }
 inline Vec LoadF16(const void* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
 }
@@ -38,6 +43,14 @@ inline PairLine LoadPairs(const void* p) { return {_mm512_loadu_si512(p)}; }
 using IntVec = __m512i;
 inline IntVec BroadcastInt(int32_t v) { return _mm512_set1_epi32(v); }
 inline Vec ToFloat(IntVec v) { return _mm512_cvtepi32_ps(v); }
+inline IntVec AddInt(IntVec a, IntVec b) { return _mm512_add_epi32(a, b); }
+inline int32_t SumInt(IntVec v) { return _mm512_reduce_add_epi32(v); }
+// Nearest, ties to even.
+inline IntVec ToInt(Vec v) { return _mm512_cvtps_epi32(v); }
+// 16 values of -128..127 as bytes.
+inline void StoreBytes(int8_t* p, IntVec v) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(v));
+}
 // A line of four unsigned bytes for each of 16 outputs.
 using QuadLine = __m512i;
 inline QuadLine LoadQuads(const void* p) { return _mm512_loadu_si512(p); }
@@ -48,20 +61,22 @@ inline QuadLine HighNibbles(QuadLine v) {
 // Four signed bytes, the same for every output.
 #if MOESERVE_VNNI
 using QuadInput = __m512i;
-inline QuadInput BroadcastQuad(const int8_t* p) {
+inline QuadInput BroadcastQuad(const char* p) {
   int32_t four;
   __builtin_memcpy(&four, p, 4);
   return _mm512_set1_epi32(four);
 }
 inline IntVec DotQuads(IntVec sum, QuadLine w, const QuadInput& x) {
-  return _mm512_dpbusd_epi32(sum, w, x);
+  // Not the intrinsic: g++ 12 copies the sum to another register before each.
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
+  return sum;
 }
 #else
 // Bytes 0 and 2, 1 and 3 as pairs of 16 bits: the byte products' own instruction saturates.
 struct QuadInput {
   __m512i even, odd;
 };
-inline QuadInput BroadcastQuad(const int8_t* p) {
+inline QuadInput BroadcastQuad(const char* p) {
   int32_t four;
   __builtin_memcpy(&four, p, 4);
   const __m512i v = _mm512_set1_epi32(four);

@@ -34,6 +34,25 @@ inline Vec Mul(Vec a, Vec b) {
   for (int i = 0; i < 16; ++i) a.lane[i] *= b.lane[i];
   return a;
 }
+inline Vec Abs(Vec v) {
+  for (float& f : v.lane) f = __builtin_fabsf(f);
+  return v;
+}
+// A lane with a NaN in `a` gives that of `b`.
+inline Vec Max(Vec a, Vec b) {
+  for (int i = 0; i < 16; ++i) a.lane[i] = a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i];
+  return a;
+}
+inline float LargestOf(Vec v) {
+  float m = v.lane[0];
+  for (float f : v.lane) m = f > m ? f : m;
+  return m;
+}
+inline float SumOf(Vec v) {
+  float sum = 0.0f;
+  for (float f : v.lane) sum += f;
+  return sum;
+}
 inline Vec LoadF16(const void* p) {
   Vec r;
   for (int i = 0; i < 16; ++i) r.lane[i] = F32FromF16(static_cast<const F16*>(p)[i]);
@@ -73,6 +92,28 @@ inline Vec ToFloat(const IntVec& v) {
   for (int i = 0; i < 16; ++i) r.lane[i] = static_cast<float>(v.lane[i]);
   return r;
 }
+inline IntVec AddInt(IntVec a, const IntVec& b) {
+  for (int i = 0; i < 16; ++i) a.lane[i] += b.lane[i];
+  return a;
+}
+inline int32_t SumInt(const IntVec& v) {
+  int32_t sum = 0;
+  for (int32_t i : v.lane) sum += i;
+  return sum;
+}
+// Nearest, ties to even, of values below 2^22 in magnitude: a sum with 1.5 * 2^23 has no bits after
+// the point.
+inline IntVec ToInt(Vec v) {
+  IntVec r;
+  for (int i = 0; i < 16; ++i) {
+    r.lane[i] = static_cast<int32_t>(BitsFromF32(v.lane[i] + 12582912.0f) - 0x4b400000u);
+  }
+  return r;
+}
+// 16 values of -128..127 as bytes.
+inline void StoreBytes(int8_t* p, const IntVec& v) {
+  for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(v.lane[i]);
+}
 // A line of four unsigned bytes for each of 16 outputs.
 struct QuadLine {
   uint8_t byte[64];
@@ -94,7 +135,11 @@ inline QuadLine HighNibbles(QuadLine v) {
 struct QuadInput {
   int8_t byte[4];
 };
-inline QuadInput BroadcastQuad(const int8_t* p) { return {{p[0], p[1], p[2], p[3]}}; }
+inline QuadInput BroadcastQuad(const char* p) {
+  QuadInput r;
+  __builtin_memcpy(r.byte, p, 4);
+  return r;
+}
 inline IntVec DotQuads(IntVec sum, const QuadLine& w, const QuadInput& x) {
   for (int i = 0; i < 16; ++i) {
     for (int j = 0; j < 4; ++j) sum.lane[i] += w.byte[4 * i + j] * x.byte[j];
