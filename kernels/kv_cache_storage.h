@@ -8,11 +8,9 @@
 #include <vector>
 
 #include "kernels/base/dtype.h"
+#include "kernels/kv_cache_type.h"
 
 namespace moeserve {
-
-// Tokens of one cache block; also the lane width that the CPU attention works with.
-inline constexpr int kKvBlockTokens = 16;
 
 // Rows of values are whole vectors.
 constexpr int PaddedHeadDim(int head_dim) { return (head_dim + 15) / 16 * 16; }

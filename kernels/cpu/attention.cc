@@ -1,7 +1,12 @@
-// Rotary positions, the cache's writes and attention over it.
+// Attention over the cache: which query rows share loads of keys and values, in which blocks of
+// positions, on which thread.
+//
+// A row's result is the softmax over its visible positions, taken block by block of kAttentionBlock
+// positions from its first visible one to its last and joined in that order. Blocks begin at
+// multiples of that number whatever a row sees, so the row's bits depend on its own positions
+// alone; tiles, tasks and threads only decide who computes what when.
 
 #include <algorithm>
-#include <cmath>
 
 #include "kernels/base/check.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -10,147 +15,285 @@
 namespace moeserve::cpu {
 namespace {
 
-struct KvGeometry {
-  int64_t element;
-  int64_t key_head;  // bytes of one kv head within a block
-  int64_t value_head;
-  int64_t key_block;
-  int64_t value_block;
-};
+constexpr int64_t kWorkPerTask = 1 << 16;  // elementary operations that are worth a hand-over
+// Fewer tiles for a thread than this balance badly, so their blocks are handed out one by one.
+constexpr int kTilesPerThread = 4;
 
-KvGeometry GeometryOf(const CpuKvCache& cache, int layer) {
-  const KvLayerShape& shape = cache.shape(layer);
-  KvGeometry g;
-  g.element = static_cast<int64_t>(SizeOf(cache.dtype()));
-  g.key_head = int64_t{shape.head_dim} * kKvBlockTokens * g.element;
-  g.value_head = int64_t{PaddedHeadDim(shape.head_dim)} * kKvBlockTokens * g.element;
-  g.key_block = g.key_head * shape.num_kv_heads;
-  g.value_block = g.value_head * shape.num_kv_heads;
-  return g;
-}
-
-inline void StoreElement(char* p, float v, bool bf16) {
-  if (bf16) {
-    *reinterpret_cast<Bf16*>(p) = Bf16FromF32(v);
-  } else {
-    *reinterpret_cast<float*>(p) = v;
-  }
-}
+int BlockOf(int position) { return position / kAttentionBlock; }
 
 }  // namespace
 
-void CpuBackend::Rope(const RopeArgs& args) {
-  const RopeSettings& s = args.settings;
-  const int pairs = s.dimensions / 2;
-  const int64_t heads = args.rows.cols / s.head_dim;
-  MOESERVE_CHECK(heads * s.head_dim == args.rows.cols, "rope rows hold whole heads");
-  ForRows(args.rows.rows, args.rows.cols * 4 + pairs * 80,
-          [&](int64_t begin, int64_t end, int worker) {
-            float* cosine = scratch_[worker].Floats(static_cast<size_t>(2 * pairs));
-            float* sine = cosine + pairs;
-            int32_t angles_of = -1;
-            for (int64_t r = begin; r < end; ++r) {
-              const int64_t token = args.plan == nullptr ? r : args.plan->row_of_assignment[r];
-              const int32_t position = step_.position[token];
-              if (position != angles_of) {
-                for (int i = 0; i < pairs; ++i) {
-                  const double angle = position * std::pow(s.theta, -2.0 * i / s.dimensions);
-                  cosine[i] = static_cast<float>(std::cos(angle));
-                  sine[i] = static_cast<float>(std::sin(angle));
-                }
-                angles_of = position;
-              }
-              float* row = reinterpret_cast<float*>(args.rows.row(r));
-              for (int64_t h = 0; h < heads; ++h, row += s.head_dim) {
-                for (int i = 0; i < pairs; ++i) {
-                  float& x = row[s.interleaved ? 2 * i : i];
-                  float& y = row[s.interleaved ? 2 * i + 1 : i + pairs];
-                  const float a = x, b = y;
-                  x = a * cosine[i] - b * sine[i];
-                  y = b * cosine[i] + a * sine[i];
-                }
-              }
-            }
-          });
-}
+// What the tiles of one call have in common, and what one of them is made of.
+class CpuBackend::AttentionCall {
+ public:
+  AttentionCall(CpuBackend& backend, const AttentionArgs& args)
+      : args_(args),
+        step_(backend.step_),
+        table_(*backend.table_),
+        rows_(backend.attention_rows_),
+        cache_(static_cast<const CpuKvCache&>(*args.cache)),
+        shape_(cache_.shape(args.layer)),
+        geometry_(cache_.geometry(args.layer)),
+        padded_(PaddedHeadDim(shape_.head_dim)),
+        heads_per_kv_head_(args.heads / shape_.num_kv_heads) {
+    MOESERVE_CHECK(args.query.cols == int64_t{args.heads} * shape_.head_dim, "query heads");
+  }
 
-void CpuBackend::AppendKv(const AppendKvArgs& args) {
-  const auto& cache = static_cast<const CpuKvCache&>(*args.cache);
-  const KvLayerShape& shape = cache.shape(args.layer);
-  const KvGeometry g = GeometryOf(cache, args.layer);
-  const bool bf16 = cache.dtype() == DType::kBF16;
-  const int padded = PaddedHeadDim(shape.head_dim);
-  ForRows(args.keys.rows, args.keys.cols * 2, [&](int64_t begin, int64_t end, int) {
-    for (int64_t t = begin; t < end; ++t) {
-      const int32_t position = step_.position[t];
-      const int64_t block =
-          step_.block_tables[step_.sequence[t]][static_cast<size_t>(position / kKvBlockTokens)];
-      const int64_t slot = position % kKvBlockTokens;
-      const float* k = reinterpret_cast<const float*>(args.keys.row(t));
-      const float* v = reinterpret_cast<const float*>(args.values.row(t));
-      for (int h = 0; h < shape.num_kv_heads; ++h) {
-        char* key = cache.keys(args.layer) + block * g.key_block + h * g.key_head;
-        char* value = cache.values(args.layer) + block * g.value_block + h * g.value_head +
-                      slot * padded * g.element;
-        for (int d = 0; d < shape.head_dim; ++d) {
-          StoreElement(key + (int64_t{d} * kKvBlockTokens + slot) * g.element,
-                       k[h * shape.head_dim + d], bf16);
-          StoreElement(value + d * g.element, v[h * shape.head_dim + d], bf16);
+  int FirstVisible(int token) const {
+    return args_.window > 0 ? std::max(0, step_.position[token] - args_.window + 1) : 0;
+  }
+
+  // All query rows, those of a token and those of neighbouring tokens adjacent.
+  void ListRows() {
+    rows_.clear();
+    if (args_.plan == nullptr) {
+      for (int r = 0; r < static_cast<int>(args_.query.rows); ++r) rows_.push_back({r, r});
+      return;
+    }
+    for (int t = 0; t < args_.plan->rows; ++t) {
+      for (int i = args_.plan->row_offsets[t]; i < args_.plan->row_offsets[t + 1]; ++i) {
+        rows_.push_back({args_.plan->assignments_of_row[i], t});
+      }
+    }
+  }
+
+  // Rows of one sequence in order of their positions are cut into tiles, for each kv head alone.
+  void ListTiles(std::vector<AttentionTask>& tiles) const {
+    tiles.clear();
+    const int count = static_cast<int>(rows_.size());
+    for (int begin = 0, end = 0; begin < count; begin = end) {
+      for (end = begin + 1; end < count && Follows(end); ++end) {
+      }
+      const int items = (end - begin) * heads_per_kv_head_;
+      for (int g = 0; g < shape_.num_kv_heads; ++g) {
+        for (int item = 0; item < items; item += table_.attention_rows) {
+          tiles.push_back({g, begin, item, std::min(table_.attention_rows, items - item)});
         }
       }
     }
-  });
-}
+  }
+
+  // Elementary operations of a tile, roughly.
+  int64_t Work(const AttentionTask& task) const {
+    const int last =
+        rows_[task.first_row + (task.item + task.count - 1) / heads_per_kv_head_].token;
+    const int first = rows_[task.first_row + task.item / heads_per_kv_head_].token;
+    const int64_t positions = step_.position[last] + 1 - FirstVisible(first);
+    return 2 * positions * task.count * shape_.head_dim;
+  }
+
+  int BlockBegin(const AttentionTask& task) const {
+    return BlockOf(FirstVisible(rows_[task.first_row + task.item / heads_per_kv_head_].token));
+  }
+  int BlockEnd(const AttentionTask& task) const {
+    const int last =
+        rows_[task.first_row + (task.item + task.count - 1) / heads_per_kv_head_].token;
+    return BlockOf(step_.position[last]) + 1;
+  }
+
+  // Floats of a tile's sums, largest scores and totals.
+  int64_t PartFloats() const { return kMaxAttentionRows * (int64_t{padded_} + 2); }
+  int64_t ScratchFloats() const { return AttentionScratch(shape_.head_dim) + 2 * PartFloats(); }
+
+  struct Tile {
+    const float* queries[kMaxAttentionRows];
+    char* output[kMaxAttentionRows];
+    int32_t begin[kMaxAttentionRows];
+    int32_t end[kMaxAttentionRows];
+    const int32_t* block_table;
+    int kv_head;
+    int count;
+  };
+
+  Tile Gather(const AttentionTask& task) const {
+    Tile tile;
+    tile.kv_head = task.kv_head;
+    tile.count = task.count;
+    tile.block_table = step_.block_tables[step_.sequence[rows_[task.first_row].token]].data();
+    const int64_t size = static_cast<int64_t>(SizeOf(args_.output.dtype));
+    for (int i = 0; i < task.count; ++i) {
+      const int item = task.item + i;
+      const AttentionRow row = rows_[task.first_row + item / heads_per_kv_head_];
+      const int member = item % heads_per_kv_head_;
+      const int64_t head = args_.order == HeadOrder::kInterleave
+                               ? int64_t{task.kv_head} * heads_per_kv_head_ + member
+                               : int64_t{member} * shape_.num_kv_heads + task.kv_head;
+      tile.queries[i] =
+          reinterpret_cast<const float*>(args_.query.row(row.row)) + head * shape_.head_dim;
+      tile.output[i] = args_.output.row(row.row) + head * shape_.head_dim * size;
+      tile.begin[i] = FirstVisible(row.token);
+      tile.end[i] = step_.position[row.token] + 1;
+    }
+    return tile;
+  }
+
+  // Rows of the tile that see a position of the block: neighbours, as bounds never fall.
+  struct Range {
+    int begin, end;
+  };
+  static Range Seeing(const Tile& tile, int block) {
+    Range range{0, tile.count};
+    while (tile.end[range.begin] <= block * kAttentionBlock) ++range.begin;
+    while (tile.begin[range.end - 1] >= (block + 1) * kAttentionBlock) --range.end;
+    return range;
+  }
+
+  // Computes one block of a tile into `part`, whose row 0 is the first row that sees it.
+  void RunBlock(const Tile& tile, int block, float* scratch, float* part) const {
+    const Range seeing = Seeing(tile, block);
+    if (seeing.begin >= seeing.end) return;
+    table_.attention_tile(
+        {.rows = seeing.end - seeing.begin,
+         .queries = tile.queries + seeing.begin,
+         .begin = tile.begin + seeing.begin,
+         .end = tile.end + seeing.begin,
+         .type = cache_.type(),
+         .keys = cache_.keys(args_.layer) + tile.kv_head * geometry_.key_head,
+         .values = cache_.values(args_.layer) + tile.kv_head * geometry_.value_head,
+         .block_table = tile.block_table,
+         .key_block_bytes = geometry_.key_block,
+         .value_block_bytes = geometry_.value_block,
+         .head_dim = shape_.head_dim,
+         .padded_dim = padded_,
+         .block = block,
+         .scale = args_.scale,
+         .scratch = scratch,
+         .largest = Largest(part),
+         .total = Total(part),
+         .sums = part});
+  }
+
+  // Joins a block's part to the tile's state, after those of the blocks before it.
+  void Join(const Tile& tile, int block, const float* part, float* state) const {
+    const Range seeing = Seeing(tile, block);
+    for (int r = seeing.begin; r < seeing.end; ++r) {
+      const int i = r - seeing.begin;
+      const float* sums = part + int64_t{i} * padded_;
+      float* to = state + int64_t{r} * padded_;
+      if (block == BlockOf(tile.begin[r])) {
+        Largest(state)[r] = Largest(part)[i];
+        Total(state)[r] = Total(part)[i];
+        std::copy_n(sums, padded_, to);
+        continue;
+      }
+      table_.merge_attention({.padded_dim = padded_,
+                              .largest = Largest(state) + r,
+                              .total = Total(state) + r,
+                              .sums = to,
+                              .partial_largest = Largest(part)[i],
+                              .partial_total = Total(part)[i],
+                              .partial_sums = sums});
+    }
+  }
+
+  void WriteOutput(const Tile& tile, float* state) const {
+    for (int r = 0; r < tile.count; ++r) {
+      float* sums = state + int64_t{r} * padded_;
+      const float inverse = 1.0f / Total(state)[r];
+      for (int d = 0; d < shape_.head_dim; ++d) sums[d] *= inverse;
+      if (args_.output.dtype == DType::kBF16) {
+        table_.convert_row(sums, reinterpret_cast<Bf16*>(tile.output[r]), shape_.head_dim);
+      } else {
+        std::copy_n(sums, shape_.head_dim, reinterpret_cast<float*>(tile.output[r]));
+      }
+    }
+  }
+
+  void RunTile(const AttentionTask& task, float* scratch) const {
+    const Tile tile = Gather(task);
+    float* part = scratch + AttentionScratch(shape_.head_dim);
+    float* state = part + PartFloats();
+    for (int block = BlockBegin(task); block < BlockEnd(task); ++block) {
+      RunBlock(tile, block, scratch, part);
+      Join(tile, block, part, state);
+    }
+    WriteOutput(tile, state);
+  }
+
+ private:
+  // Whether row i continues the sequence of the row before it.
+  bool Follows(int i) const {
+    const int before = rows_[i - 1].token, token = rows_[i].token;
+    return step_.sequence[before] == step_.sequence[token] &&
+           step_.position[before] <= step_.position[token];
+  }
+  float* Largest(float* part) const { return part + int64_t{kMaxAttentionRows} * padded_; }
+  const float* Largest(const float* part) const {
+    return part + int64_t{kMaxAttentionRows} * padded_;
+  }
+  float* Total(float* part) const { return Largest(part) + kMaxAttentionRows; }
+  const float* Total(const float* part) const { return Largest(part) + kMaxAttentionRows; }
+
+  const AttentionArgs& args_;
+  const StepInputs& step_;
+  const KernelTable& table_;
+  std::vector<AttentionRow>& rows_;
+  const CpuKvCache& cache_;
+  const KvLayerShape& shape_;
+  const CpuKvCache::Geometry geometry_;
+  const int padded_;
+  const int heads_per_kv_head_;
+};
 
 void CpuBackend::Attention(const AttentionArgs& args) {
-  const auto& cache = static_cast<const CpuKvCache&>(*args.cache);
-  const KvLayerShape& shape = cache.shape(args.layer);
-  const KvGeometry g = GeometryOf(cache, args.layer);
-  const int heads = args.heads;
-  const int padded = PaddedHeadDim(shape.head_dim);
-  MOESERVE_CHECK(args.query.cols == int64_t{heads} * shape.head_dim, "query heads");
+  AttentionCall call(*this, args);
+  call.ListRows();
+  call.ListTiles(attention_tiles_);
+  const auto tiles = static_cast<int64_t>(attention_tiles_.size());
+  int64_t work = 0;
+  for (const AttentionTask& t : attention_tiles_) work += call.Work(t);
+  const auto scratch = static_cast<size_t>(call.ScratchFloats());
+  const int threads = pool_.threads();
+  if (threads == 1 || work < kWorkPerTask) {
+    for (const AttentionTask& t : attention_tiles_) call.RunTile(t, scratch_[0].Floats(scratch));
+    return;
+  }
+  if (tiles >= int64_t{kTilesPerThread} * threads) {
+    // Small tiles travel together; the last tiles of a prompt, which are the longest, go first.
+    std::vector<int32_t>& ends = attention_task_ends_;
+    ends.clear();
+    int64_t sum = 0;
+    for (int32_t i = 0; i < tiles; ++i) {
+      sum += call.Work(attention_tiles_[i]);
+      if (sum < kWorkPerTask && i + 1 < tiles) continue;
+      ends.push_back(i + 1);
+      sum = 0;
+    }
+    const auto tasks = static_cast<int64_t>(ends.size());
+    pool_.Run(tasks, [&](int64_t n, int worker) {
+      const int64_t task = tasks - 1 - n;
+      for (int32_t i = task == 0 ? 0 : ends[task - 1]; i < ends[task]; ++i) {
+        call.RunTile(attention_tiles_[i], scratch_[worker].Floats(scratch));
+      }
+    });
+    return;
+  }
 
-  int64_t context = 0;
-  for (int32_t p : step_.position) context = std::max<int64_t>(context, p + 1);
-  if (args.window > 0) context = std::min<int64_t>(context, args.window);
-  ForRows(args.query.rows * heads, context * shape.head_dim * 2,
-          [&](int64_t begin, int64_t end, int worker) {
-            for (int64_t i = begin; i < end; ++i) {
-              const int64_t r = i / heads;
-              const int h = static_cast<int>(i % heads);
-              const int64_t kv_head = KvHeadOf(args.order, h, heads, shape.num_kv_heads);
-              const int64_t token = args.plan == nullptr ? r : args.plan->row_of_assignment[r];
-              const int last = step_.position[token];
-              const int first = args.window > 0 ? std::max(0, last - args.window + 1) : 0;
-              const size_t lanes = static_cast<size_t>(last - first + 1) + 96;
-              float* scores = scratch_[worker].Floats(lanes + padded);
-              float* out = scores + lanes;
-              table_->attention_head(
-                  {.q = reinterpret_cast<const float*>(args.query.row(r)) + h * shape.head_dim,
-                   .keys = cache.keys(args.layer),
-                   .values = cache.values(args.layer),
-                   .cache_bf16 = cache.dtype() == DType::kBF16,
-                   .block_table = step_.block_tables[step_.sequence[token]].data(),
-                   .key_block_bytes = g.key_block,
-                   .value_block_bytes = g.value_block,
-                   .key_head_offset = kv_head * g.key_head,
-                   .value_head_offset = kv_head * g.value_head,
-                   .head_dim = shape.head_dim,
-                   .padded_dim = padded,
-                   .begin = first,
-                   .end = last + 1,
-                   .scale = args.scale,
-                   .scores = scores,
-                   .out = out});
-              char* to = args.output.row(r) +
-                         h * shape.head_dim * static_cast<int64_t>(SizeOf(args.output.dtype));
-              if (args.output.dtype == DType::kBF16) {
-                table_->convert_row(out, reinterpret_cast<Bf16*>(to), shape.head_dim);
-              } else {
-                std::copy(out, out + shape.head_dim, reinterpret_cast<float*>(to));
-              }
-            }
-          });
+  attention_blocks_.clear();
+  for (int32_t i = 0; i < tiles; ++i) {
+    for (int b = call.BlockBegin(attention_tiles_[i]); b < call.BlockEnd(attention_tiles_[i]);
+         ++b) {
+      attention_blocks_.push_back({i, b});
+    }
+  }
+  const auto blocks = static_cast<int64_t>(attention_blocks_.size());
+  const int64_t part_floats = call.PartFloats();
+  if (attention_parts_.size() < static_cast<size_t>(blocks * part_floats)) {
+    attention_parts_.resize(static_cast<size_t>(blocks * part_floats));
+  }
+  pool_.Run(blocks, [&](int64_t n, int worker) {
+    const AttentionBlockTask& b = attention_blocks_[n];
+    call.RunBlock(call.Gather(attention_tiles_[b.tile]), b.block, scratch_[worker].Floats(scratch),
+                  attention_parts_.data() + n * part_floats);
+  });
+  float* state = scratch_[0].Floats(scratch);
+  for (int64_t n = 0, tile = 0; tile < tiles; ++tile) {
+    const AttentionCall::Tile rows = call.Gather(attention_tiles_[tile]);
+    for (; n < blocks && attention_blocks_[n].tile == tile; ++n) {
+      call.Join(rows, attention_blocks_[n].block, attention_parts_.data() + n * part_floats, state);
+    }
+    call.WriteOutput(rows, state);
+  }
 }
 
 }  // namespace moeserve::cpu

@@ -59,6 +59,7 @@ int64_t CpuBackend::KvBlockBytes(std::span<const KvLayerShape> layers, DType dty
 
 StepRows CpuBackend::BeginStep(const StepInputs& inputs, const void*, bool) {
   step_ = inputs;
+  ++step_number_;
   return {static_cast<int64_t>(inputs.token_ids.size()),
           static_cast<int64_t>(inputs.output_rows.size())};
 }

@@ -85,6 +85,33 @@ class CpuBackend : public Backend {
     int64_t stride = 0;  // bytes of a row
     std::vector<char> records;
   };
+  // A row of queries and the token of the step that it belongs to.
+  struct AttentionRow {
+    int32_t row;
+    int32_t token;
+  };
+  // `count` of the (row, head of the kv head's group) pairs of one sequence, heads running faster,
+  // from pair `item` after row attention_rows_[first_row] on.
+  struct AttentionTask {
+    int kv_head;
+    int first_row;
+    int item;
+    int count;
+  };
+  // One block of positions of a tile.
+  struct AttentionBlockTask {
+    int32_t tile;
+    int32_t block;
+  };
+  class AttentionCall;
+  // Cosines and sines of the positions of a step, which all layers share.
+  struct RopeTable {
+    double theta = 0.0;
+    int dimensions = 0;
+    uint64_t step = 0;                // that `angles` belong to
+    std::vector<double> frequencies;  // [dimensions / 2]
+    std::vector<float> angles;        // [tokens][cosines, sines]
+  };
   // Products of some rows with some adjacent blocks; the unit that threads take.
   struct LinearTask {
     int expert;
@@ -110,6 +137,8 @@ class CpuBackend : public Backend {
 
   // Rounds the rows that a product with integers reads.
   void QuantizeInput(const LinearArgs& args);
+  // [tokens of the step][cosines, sines][dimensions / 2]; until the next call.
+  const float* RopeAngles(double theta, int dimensions);
   void RunLinearTask(const LinearArgs& args, const LinearTask& task, int worker);
   void RunLinearBlock(const LinearArgs& args, const LinearTask& task, int block, int worker);
   // Fills tile.sums.
@@ -127,6 +156,13 @@ class CpuBackend : public Backend {
   QuantRows quant_rows_;
   std::vector<PlanStorage> plans_;  // by slot
   StepInputs step_;
+  uint64_t step_number_ = 0;
+  std::vector<RopeTable> rope_tables_;  // one for each pair of settings seen
+  std::vector<AttentionRow> attention_rows_;
+  std::vector<AttentionTask> attention_tiles_;
+  std::vector<int32_t> attention_task_ends_;
+  std::vector<AttentionBlockTask> attention_blocks_;
+  std::vector<float> attention_parts_;
   // Routes of the current Route() before they are sorted into a plan.
   std::vector<int32_t> route_counts_, route_offsets_, route_experts_, route_experts_wide_;
   std::vector<float> route_weights_, route_weights_wide_;

@@ -4,6 +4,7 @@
 // this file's copy, compiled for a processor that another machine is not.
 
 #include "kernels/base/exp.h"
+#include "kernels/cpu/attention_tile.inl"
 #include "kernels/cpu/linear_tile.inl"
 #include "kernels/cpu/quant_tile.inl"
 #include "kernels/cpu/route_row.inl"
@@ -109,112 +110,6 @@ void NormRow(const NormRowArgs& a) {
   }
 }
 
-template <bool kBf16>
-inline Vec LoadCached(const char* p) {
-  if constexpr (kBf16) {
-    return LoadBf16(p);
-  } else {
-    return Load(reinterpret_cast<const float*>(p));
-  }
-}
-
-// Scores of `kBlocks` adjacent cache blocks; one lane is one position.
-template <bool kBf16, int kBlocks>
-inline void ScoreBlocks(const AttentionHeadArgs& a, int block, float* scores) {
-  constexpr int kElement = kBf16 ? 2 : 4;
-  const char* key[kBlocks];
-  Vec acc[kBlocks];
-  for (int b = 0; b < kBlocks; ++b) {
-    key[b] = a.keys + a.block_table[block + b] * a.key_block_bytes + a.key_head_offset;
-    acc[b] = Zero();
-  }
-  for (int d = 0; d < a.head_dim; ++d) {
-    const Vec q = Broadcast(a.q[d]);
-    for (int b = 0; b < kBlocks; ++b) {
-      acc[b] = Fma(q, LoadCached<kBf16>(key[b] + d * 16 * kElement), acc[b]);
-    }
-  }
-  for (int b = 0; b < kBlocks; ++b) Store(scores + b * 16, acc[b]);
-}
-
-// `kVecs` vectors of the output, summed over positions in ascending order.
-template <bool kBf16, int kVecs>
-inline void SumValues(const AttentionHeadArgs& a, const float* weights, int first_block, int column,
-                      float inverse) {
-  constexpr int kElement = kBf16 ? 2 : 4;
-  Vec acc[kVecs];
-  for (int v = 0; v < kVecs; ++v) acc[v] = Zero();
-  const int64_t row_bytes = static_cast<int64_t>(a.padded_dim) * kElement;
-  int position = a.begin;
-  while (position < a.end) {
-    const int block = position / 16;
-    const int stop = (block + 1) * 16 < a.end ? (block + 1) * 16 : a.end;
-    const char* value = a.values + a.block_table[block] * a.value_block_bytes +
-                        a.value_head_offset + (position - block * 16) * row_bytes +
-                        column * kElement;
-    for (; position < stop; ++position, value += row_bytes) {
-      const Vec weight = Broadcast(weights[position - first_block * 16]);
-      for (int v = 0; v < kVecs; ++v) {
-        acc[v] = Fma(weight, LoadCached<kBf16>(value + v * 16 * kElement), acc[v]);
-      }
-    }
-  }
-  for (int v = 0; v < kVecs; ++v) {
-    float* out = a.out + column + v * 16;
-    Store(out, acc[v]);
-    for (int i = 0; i < 16; ++i) out[i] *= inverse;
-  }
-}
-
-template <bool kBf16>
-void AttentionHeadOf(const AttentionHeadArgs& a) {
-  const int first = a.begin / 16;
-  const int last = (a.end + 15) / 16;
-  int block = first;
-  for (; block + 4 <= last; block += 4) {
-    ScoreBlocks<kBf16, 4>(a, block, a.scores + (block - first) * 16);
-  }
-  for (; block < last; ++block) ScoreBlocks<kBf16, 1>(a, block, a.scores + (block - first) * 16);
-
-  // Positions before `begin` or from `end` on share a block with visible ones; what their lanes
-  // hold is arbitrary, so they are overwritten.
-  const int64_t lanes = static_cast<int64_t>(last - first) * 16;
-  const int64_t skip = a.begin - first * 16;
-  const int64_t visible = a.end - first * 16;
-  float maximum = -__builtin_inff();
-  for (int64_t i = skip; i < visible; ++i) {
-    a.scores[i] *= a.scale;
-    maximum = a.scores[i] > maximum ? a.scores[i] : maximum;
-  }
-  for (int64_t i = 0; i < skip; ++i) a.scores[i] = 0.0f;
-  for (int64_t i = skip; i < visible; ++i) a.scores[i] = ContractExp(a.scores[i] - maximum);
-  for (int64_t i = visible; i < lanes; ++i) a.scores[i] = 0.0f;
-  float lane[16] = {};
-  for (int64_t i = 0; i < lanes; i += 16) {
-    for (int l = 0; l < 16; ++l) lane[l] += a.scores[i + l];
-  }
-  for (int width = 8; width > 0; width /= 2) {
-    for (int l = 0; l < width; ++l) lane[l] += lane[l + width];
-  }
-  const float inverse = 1.0f / lane[0];
-
-  int column = 0;
-  for (; column + 64 <= a.padded_dim; column += 64) {
-    SumValues<kBf16, 4>(a, a.scores, first, column, inverse);
-  }
-  for (; column + 16 <= a.padded_dim; column += 16) {
-    SumValues<kBf16, 1>(a, a.scores, first, column, inverse);
-  }
-}
-
-void AttentionHead(const AttentionHeadArgs& a) {
-  if (a.cache_bf16) {
-    AttentionHeadOf<true>(a);
-  } else {
-    AttentionHeadOf<false>(a);
-  }
-}
-
 void Axpy(float a, const float* x, float* y, int64_t n) {
   for (int64_t i = 0; i < n; ++i) y[i] += a * x[i];
 }
@@ -226,16 +121,19 @@ void AxpyBf16(float a, const Bf16* x, float* y, int64_t n) {
 constexpr KernelTable MakeTable(const char* name) {
   return {
     .name = name, .bf16_dot = MOESERVE_BF16_DOT != 0, .row_tile = kRowTile,
+    .attention_rows = kAttentionRows,
     .linear_f32 = &LinearF32,
 #if MOESERVE_BF16_DOT
     .linear_bf16 = &LinearBf16,
 #else
     .linear_bf16 = nullptr,
 #endif
-    .linear_quantized = &LinearQuantized, .quantize_row = &QuantizeInputRow, .epilogue = &Epilogue,
-    .norm_row = &NormRow, .attention_head = &AttentionHead, .contract_dot = &ContractDot,
-    .router_scores = &RouterScores, .route_row = &RouteRow, .widen_bf16 = &WidenBf16Row,
-    .convert_row = &ConvertRow, .axpy = &Axpy, .axpy_bf16 = &AxpyBf16, .read_stream = &ReadStream,
+    .linear_quantized = &LinearQuantized, .quantize_row = &QuantizeInputRow,
+    .epilogue = &Epilogue, .norm_row = &NormRow, .attention_tile = &AttentionTile,
+    .merge_attention = &MergeAttention,
+    .contract_dot = &ContractDot, .router_scores = &RouterScores, .route_row = &RouteRow,
+    .widen_bf16 = &WidenBf16Row, .convert_row = &ConvertRow, .axpy = &Axpy, .axpy_bf16 = &AxpyBf16,
+    .read_stream = &ReadStream,
   };
 }
 

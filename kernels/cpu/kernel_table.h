@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "kernels/base/dtype.h"
+#include "kernels/kv_cache_type.h"
 #include "kernels/route_settings.h"
 
 namespace moeserve::cpu {
@@ -85,24 +86,51 @@ struct NormRowArgs {
   bool out_bf16;
 };
 
-// One query head against the cached keys and values of its kv head.
-struct AttentionHeadArgs {
-  const float* q;      // [head_dim]
-  const char* keys;    // layer base
-  const char* values;  // layer base
-  bool cache_bf16;
+// Attention goes through positions in blocks that begin at multiples of this many, each a softmax
+// of its own; MergeAttention() joins them.
+inline constexpr int kAttentionBlock = 256;
+inline constexpr int kMaxAttentionRows = 8;
+
+// Floats of AttentionTileArgs::scratch.
+constexpr int64_t AttentionScratch(int head_dim) {
+  return int64_t{kMaxAttentionRows} * (head_dim + kAttentionBlock);
+}
+
+// Query rows of one sequence against one block of positions of one kv head.
+struct AttentionTileArgs {
+  int rows;                     // 1..attention_rows
+  const float* const* queries;  // [rows] each [head_dim]
+  // [rows] visible positions [begin, end), at least one of them in the block; neither bound falls
+  // from row to row.
+  const int32_t* begin;
+  const int32_t* end;
+  KvCacheType type;
+  const char* keys;  // of this kv head in cache block 0 of the layer
+  const char* values;
   const int32_t* block_table;
-  int64_t key_block_bytes;  // bytes of one block of one layer
+  int64_t key_block_bytes;  // bytes of one cache block of one layer
   int64_t value_block_bytes;
-  int64_t key_head_offset;  // bytes from the block's start to this kv head
-  int64_t value_head_offset;
   int head_dim;
   int padded_dim;
-  int begin;  // first visible position
-  int end;    // one past the last visible position
+  int block;  // positions [block, block + 1) * kAttentionBlock
   float scale;
-  float* scores;  // scratch [end - begin rounded out to blocks of 16, + 64]
-  float* out;     // [padded_dim]
+  float* scratch;
+  // Of the row's visible positions in the block: the largest score, and the sums of weights
+  // e^(score - largest) and of weighted values.
+  float* largest;  // [rows]
+  float* total;    // [rows]
+  float* sums;     // [kMaxAttentionRows][padded_dim]; rows past the last one are overwritten
+};
+
+// Adds the part of a later block to a row's state.
+struct AttentionMergeArgs {
+  int padded_dim;
+  float* largest;
+  float* total;
+  float* sums;  // [padded_dim]
+  float partial_largest;
+  float partial_total;
+  const float* partial_sums;  // [padded_dim]
 };
 
 struct RouteRowArgs {
@@ -120,6 +148,7 @@ struct KernelTable {
   const char* name;
   bool bf16_dot;  // linear_bf16 works on bf16 rows; else the caller widens rows to f32
   int row_tile;
+  int attention_rows;  // query rows that share loads, up to kMaxAttentionRows
 
   void (*linear_f32)(const LinearTileArgs&);
   void (*linear_bf16)(const LinearTileArgs&);  // null unless bf16_dot
@@ -127,7 +156,8 @@ struct KernelTable {
   void (*quantize_row)(const QuantizeRowArgs&);
   void (*epilogue)(const EpilogueArgs&);
   void (*norm_row)(const NormRowArgs&);
-  void (*attention_head)(const AttentionHeadArgs&);
+  void (*attention_tile)(const AttentionTileArgs&);
+  void (*merge_attention)(const AttentionMergeArgs&);
   // The routing contract's dot product of two vectors of n elements.
   float (*contract_dot)(const float* a, const float* b, int64_t n);
   // E contract dots at once: x and weights permuted by PermuteForRouter, padded to 256 a row.

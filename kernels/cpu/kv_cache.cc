@@ -4,23 +4,25 @@
 #include <utility>
 
 namespace moeserve::cpu {
-namespace {
-
-int64_t KeyBytes(const KvLayerShape& s, DType dtype) {
-  return int64_t{s.num_kv_heads} * s.head_dim * kKvBlockTokens *
-         static_cast<int64_t>(SizeOf(dtype));
+CpuKvCache::Geometry CpuKvCache::GeometryOf(const KvLayerShape& shape, KvCacheType type) {
+  const auto head = [&](int dimensions) {
+    const int64_t bytes = int64_t{dimensions} * kKvBlockTokens * ElementBytes(type);
+    return type == KvCacheType::kInt8 ? kKvScaleBytes + (bytes + 63) / 64 * 64 : bytes;
+  };
+  Geometry g;
+  g.key_head = head(shape.head_dim);
+  g.value_head = head(PaddedHeadDim(shape.head_dim));
+  g.key_block = g.key_head * shape.num_kv_heads;
+  g.value_block = g.value_head * shape.num_kv_heads;
+  return g;
 }
-
-int64_t ValueBytes(const KvLayerShape& s, DType dtype) {
-  return int64_t{s.num_kv_heads} * PaddedHeadDim(s.head_dim) * kKvBlockTokens *
-         static_cast<int64_t>(SizeOf(dtype));
-}
-
-}  // namespace
 
 int64_t CpuKvCache::BytesPerBlock(std::span<const KvLayerShape> layers, DType dtype) {
   int64_t bytes = 0;
-  for (const KvLayerShape& s : layers) bytes += KeyBytes(s, dtype) + ValueBytes(s, dtype);
+  for (const KvLayerShape& s : layers) {
+    const Geometry g = GeometryOf(s, KvCacheTypeOf(dtype));
+    bytes += g.key_block + g.value_block;
+  }
   return bytes;
 }
 
@@ -31,8 +33,9 @@ Result<std::unique_ptr<CpuKvCache>> CpuKvCache::Allocate(std::vector<KvLayerShap
   MOESERVE_ASSIGN_OR_RETURN(cache->memory_, HostBuffer::Allocate(static_cast<size_t>(bytes)));
   char* next = cache->memory_.data();
   for (const KvLayerShape& s : cache->shapes_) {
-    Layer layer{next, next + KeyBytes(s, dtype) * num_blocks};
-    next = layer.values + ValueBytes(s, dtype) * num_blocks;
+    const Geometry g = GeometryOf(s, cache->type());
+    Layer layer{next, next + g.key_block * num_blocks};
+    next = layer.values + g.value_block * num_blocks;
     cache->layers_.push_back(layer);
   }
   return cache;
@@ -40,12 +43,11 @@ Result<std::unique_ptr<CpuKvCache>> CpuKvCache::Allocate(std::vector<KvLayerShap
 
 void CpuKvCache::CopyBlock(int32_t from, int32_t to) {
   for (int l = 0; l < static_cast<int>(shapes_.size()); ++l) {
-    const int64_t keys = KeyBytes(shapes_[l], dtype_);
-    const int64_t values = ValueBytes(shapes_[l], dtype_);
-    std::memcpy(layers_[l].keys + to * keys, layers_[l].keys + from * keys,
-                static_cast<size_t>(keys));
-    std::memcpy(layers_[l].values + to * values, layers_[l].values + from * values,
-                static_cast<size_t>(values));
+    const Geometry g = geometry(l);
+    std::memcpy(layers_[l].keys + to * g.key_block, layers_[l].keys + from * g.key_block,
+                static_cast<size_t>(g.key_block));
+    std::memcpy(layers_[l].values + to * g.value_block, layers_[l].values + from * g.value_block,
+                static_cast<size_t>(g.value_block));
   }
 }
 

@@ -10,6 +10,8 @@ struct Vec {
 };
 inline constexpr int kRowTile = 4;
 inline constexpr int kPanelTile = 1;
+inline constexpr int kAttentionRows = 4;
+inline constexpr int kAttentionAccumulators = 4;
 
 inline Vec Zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 inline Vec Broadcast(float v) { return {_mm256_set1_ps(v), _mm256_set1_ps(v)}; }
@@ -50,6 +52,11 @@ inline __m256 WidenBf16(__m128i v) {
 inline Vec LoadBf16(const void* p) {
   const __m128i* q = static_cast<const __m128i*>(p);
   return {WidenBf16(_mm_loadu_si128(q)), WidenBf16(_mm_loadu_si128(q + 1))};
+}
+inline __m256 WidenInt8(__m128i v) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v)); }
+inline Vec LoadInt8(const void* p) {
+  const __m128i v = _mm_loadu_si128(static_cast<const __m128i*>(p));
+  return {WidenInt8(v), WidenInt8(_mm_srli_si128(v, 8))};
 }
 struct PairLine {
   __m256i lo, hi;

@@ -8,6 +8,8 @@ namespace moeserve::cpu::MOESERVE_ISA {
 using Vec = __m512;
 inline constexpr int kRowTile = 6;
 inline constexpr int kPanelTile = 4;  // panels of a block that one tile covers
+inline constexpr int kAttentionRows = 8;
+inline constexpr int kAttentionAccumulators = 16;
 
 inline Vec Zero() { return _mm512_setzero_ps(); }
 inline Vec Broadcast(float v) { return _mm512_set1_ps(v); }
@@ -27,6 +29,10 @@ inline Vec LoadF16(const void* p) {
 inline Vec LoadBf16(const void* p) {
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
   return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+// 16 adjacent signed bytes.
+inline Vec LoadInt8(const void* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))));
 }
 // A line of 16 (even k, odd k) bf16 pairs.
 struct PairLine {

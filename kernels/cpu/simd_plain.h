@@ -8,6 +8,8 @@ struct Vec {
 };
 inline constexpr int kRowTile = 4;
 inline constexpr int kPanelTile = 1;
+inline constexpr int kAttentionRows = 4;
+inline constexpr int kAttentionAccumulators = 4;
 
 inline Vec Broadcast(float v) {
   Vec r;
@@ -61,6 +63,11 @@ inline Vec LoadF16(const void* p) {
 inline Vec LoadBf16(const void* p) {
   Vec r;
   for (int i = 0; i < 16; ++i) r.lane[i] = F32FromBf16(static_cast<const Bf16*>(p)[i]);
+  return r;
+}
+inline Vec LoadInt8(const void* p) {
+  Vec r;
+  for (int i = 0; i < 16; ++i) r.lane[i] = static_cast<const int8_t*>(p)[i];
   return r;
 }
 struct PairLine {

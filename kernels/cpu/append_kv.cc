@@ -1,0 +1,92 @@
+// Writes of keys and values into the cache's layout.
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/kv_cache.h"
+
+namespace moeserve::cpu {
+namespace {
+
+// Rounds a head's elements to signed bytes of a common scale, which it returns. Of a NaN or an
+// infinity the scale is NaN, so that what reads the head is NaN as well.
+float Quantize(const float* x, int n, int8_t* out) {
+  constexpr float kSmallest = 1e-36f;   // below it 127 / largest could overflow: rounds to 0
+  constexpr float kRound = 0x1.8p+23f;  // adding it rounds to the nearest integer, ties to even
+  float largest = 0.0f;
+  float zero = 0.0f;  // stays 0 if all are finite, else NaN
+  for (int i = 0; i < n; ++i) {
+    largest = std::max(largest, std::abs(x[i]));
+    zero += x[i] * 0.0f;
+  }
+  if (zero != 0.0f) {
+    std::fill_n(out, n, int8_t{0});
+    return std::numeric_limits<float>::quiet_NaN();
+  }
+  if (largest < kSmallest) {
+    std::fill_n(out, n, int8_t{0});
+    return 0.0f;
+  }
+  const float inverse = 127.0f / largest;
+  for (int i = 0; i < n; ++i) {
+    out[i] = static_cast<int8_t>(static_cast<int32_t>((x[i] * inverse + kRound) - kRound));
+  }
+  return largest / 127.0f;
+}
+
+template <typename Element>
+void Scatter(const Element* from, int head_dim, int64_t slot, char* head) {
+  Element* to = reinterpret_cast<Element*>(head) + slot;
+  for (int d = 0; d < head_dim; ++d) to[int64_t{d} * kKvBlockTokens] = from[d];
+}
+
+}  // namespace
+
+void CpuBackend::AppendKv(const AppendKvArgs& args) {
+  const auto& cache = static_cast<const CpuKvCache&>(*args.cache);
+  const KvLayerShape& shape = cache.shape(args.layer);
+  const CpuKvCache::Geometry g = cache.geometry(args.layer);
+  const int dim = shape.head_dim;
+  const int64_t value_row = PaddedHeadDim(dim) * ElementBytes(cache.type());
+  ForRows(args.keys.rows, args.keys.cols * 2, [&](int64_t begin, int64_t end, int worker) {
+    float* rounded = scratch_[worker].Floats(static_cast<size_t>(dim));
+    for (int64_t t = begin; t < end; ++t) {
+      const int32_t position = step_.position[t];
+      const int64_t block =
+          step_.block_tables[step_.sequence[t]][static_cast<size_t>(position / kKvBlockTokens)];
+      const int64_t slot = position % kKvBlockTokens;
+      const float* k = reinterpret_cast<const float*>(args.keys.row(t));
+      const float* v = reinterpret_cast<const float*>(args.values.row(t));
+      char* key = cache.keys(args.layer) + block * g.key_block;
+      char* value = cache.values(args.layer) + block * g.value_block;
+      for (int h = 0; h < shape.num_kv_heads;
+           ++h, k += dim, v += dim, key += g.key_head, value += g.value_head) {
+        switch (cache.type()) {
+          case KvCacheType::kF32:
+            Scatter(k, dim, slot, key);
+            std::copy_n(v, dim, reinterpret_cast<float*>(value + slot * value_row));
+            break;
+          case KvCacheType::kBF16: {
+            Bf16* bf16 = reinterpret_cast<Bf16*>(rounded);
+            table_->convert_row(k, bf16, dim);
+            Scatter(bf16, dim, slot, key);
+            table_->convert_row(v, reinterpret_cast<Bf16*>(value + slot * value_row), dim);
+            break;
+          }
+          case KvCacheType::kInt8: {
+            int8_t* bytes = reinterpret_cast<int8_t*>(rounded);
+            reinterpret_cast<float*>(key)[slot] = Quantize(k, dim, bytes);
+            Scatter(bytes, dim, slot, key + kKvScaleBytes);
+            reinterpret_cast<float*>(value)[slot] = Quantize(
+                v, dim, reinterpret_cast<int8_t*>(value + kKvScaleBytes + slot * value_row));
+            break;
+          }
+        }
+      }
+    }
+  });
+}
+
+}  // namespace moeserve::cpu

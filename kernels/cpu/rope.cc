@@ -1,0 +1,75 @@
+// Rotary positions.
+
+#include <cmath>
+
+#include "kernels/base/check.h"
+#include "kernels/cpu/cpu_backend.h"
+
+namespace moeserve::cpu {
+
+const float* CpuBackend::RopeAngles(double theta, int dimensions) {
+  const int pairs = dimensions / 2;
+  RopeTable* table = nullptr;
+  for (RopeTable& t : rope_tables_) {
+    if (t.theta == theta && t.dimensions == dimensions) table = &t;
+  }
+  if (table == nullptr) {
+    table = &rope_tables_.emplace_back();
+    table->theta = theta;
+    table->dimensions = dimensions;
+    for (int i = 0; i < pairs; ++i) {
+      table->frequencies.push_back(std::pow(theta, -2.0 * i / dimensions));
+    }
+  }
+  if (table->step == step_number_) return table->angles.data();
+  table->step = step_number_;
+  const auto tokens = static_cast<int64_t>(step_.position.size());
+  table->angles.resize(static_cast<size_t>(tokens * 2 * pairs));
+  ForRows(tokens, pairs * 80, [&](int64_t begin, int64_t end, int) {
+    for (int64_t t = begin; t < end; ++t) {
+      float* cosine = table->angles.data() + t * 2 * pairs;
+      for (int i = 0; i < pairs; ++i) {
+        const double angle = step_.position[t] * table->frequencies[i];
+        cosine[i] = static_cast<float>(std::cos(angle));
+        cosine[pairs + i] = static_cast<float>(std::sin(angle));
+      }
+    }
+  });
+  return table->angles.data();
+}
+
+void CpuBackend::Rope(const RopeArgs& args) {
+  const RopeSettings& s = args.settings;
+  const int pairs = s.dimensions / 2;
+  const int64_t heads = args.rows.cols / s.head_dim;
+  MOESERVE_CHECK(heads * s.head_dim == args.rows.cols, "rope rows hold whole heads");
+  const float* angles = RopeAngles(s.theta, s.dimensions);
+  ForRows(args.rows.rows, args.rows.cols * 4, [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r) {
+      const int64_t token = args.plan == nullptr ? r : args.plan->row_of_assignment[r];
+      const float* __restrict cosine = angles + token * 2 * pairs;
+      const float* __restrict sine = cosine + pairs;
+      float* row = reinterpret_cast<float*>(args.rows.row(r));
+      for (int64_t h = 0; h < heads; ++h, row += s.head_dim) {
+        // Two loops, as strides that the compiler knows are what it can vectorise.
+        if (s.interleaved) {
+          for (int i = 0; i < pairs; ++i) {
+            const float a = row[2 * i], b = row[2 * i + 1];
+            row[2 * i] = a * cosine[i] - b * sine[i];
+            row[2 * i + 1] = b * cosine[i] + a * sine[i];
+          }
+          continue;
+        }
+        float* __restrict first = row;
+        float* __restrict second = row + pairs;
+        for (int i = 0; i < pairs; ++i) {
+          const float a = first[i], b = second[i];
+          first[i] = a * cosine[i] - b * sine[i];
+          second[i] = b * cosine[i] + a * sine[i];
+        }
+      }
+    }
+  });
+}
+
+}  // namespace moeserve::cpu
