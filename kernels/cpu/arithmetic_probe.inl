@@ -49,7 +49,8 @@ int64_t ArithmeticBf16(int64_t iterations, float* sink) {
 #endif
 
 #if defined(__AVX512F__)
-// Sums of four products of bytes in one instruction. Not all processors with AVX-512 have it.
+// Sums of four products of bytes in one instruction, which not all processors with AVX-512 have.
+#if MOESERVE_BF16_DOT || defined(__AVX512VNNI__)
 __attribute__((target("avx512vnni"))) int64_t ArithmeticInt8Vnni(int64_t iterations, float* sink) {
   __m512i bytes = _mm512_set1_epi8(3);
   __m512i acc[kProbeVectors];
@@ -63,6 +64,8 @@ __attribute__((target("avx512vnni"))) int64_t ArithmeticInt8Vnni(int64_t iterati
   }
   return iterations * kProbeVectors * 64 * 2;
 }
+
+#endif
 
 // Weights widened to 16 bits, sums of two products.
 int64_t ArithmeticInt8Widened(int64_t iterations, float* sink) {
@@ -83,8 +86,10 @@ int64_t ArithmeticInt8Widened(int64_t iterations, float* sink) {
 }
 
 int64_t ArithmeticInt8(int64_t iterations, float* sink) {
-  return __builtin_cpu_supports("avx512vnni") ? ArithmeticInt8Vnni(iterations, sink)
-                                              : ArithmeticInt8Widened(iterations, sink);
+#if MOESERVE_BF16_DOT || defined(__AVX512VNNI__)
+  if (__builtin_cpu_supports("avx512vnni")) return ArithmeticInt8Vnni(iterations, sink);
+#endif
+  return ArithmeticInt8Widened(iterations, sink);
 }
 #elif defined(__AVX2__)
 int64_t ArithmeticInt8(int64_t iterations, float* sink) {

@@ -54,7 +54,11 @@ class Cases {
   }
 
  private:
-  DType compute() const { return model_.options().compute; }
+  // Bytes of matrices with so many parameters, and of what every step reads of the weights.
+  int64_t Stored(int64_t parameters) const {
+    return MatrixBytes(parameters, model_.options().compute);
+  }
+  int64_t FixedStored() const { return FixedWeightBytes(model_.spec(), model_.options().compute); }
 
   // Tokens per second of one prompt.
   double Prompt(StepHooks* hooks) {
@@ -86,8 +90,7 @@ class Cases {
     const int64_t steps = (tokens + settings_.chunk - 1) / settings_.chunk;
     result.tokens_per_step = static_cast<double>(tokens);
     // What earlier chunks left in the cache is not counted: it may still be in a cache.
-    result.bytes_per_step = static_cast<double>(steps * FixedWeightBytes(model_.spec(), compute()) +
-                                                MatrixBytes(work.parameters(), compute()));
+    result.bytes_per_step = static_cast<double>(steps * FixedStored() + Stored(work.parameters()));
     result.operations_per_step =
         Operations(model_.spec(), work, tokens, 0.5 * static_cast<double>(tokens + 1));
     result.distinct_experts = DistinctExperts(work, steps);
@@ -104,9 +107,9 @@ class Cases {
     const double visible = settings_.context + 0.5 * static_cast<double>(steps + 1);
     result.tokens_per_step = batch;
     result.bytes_per_step =
-        static_cast<double>(FixedWeightBytes(spec, compute())) +
-        static_cast<double>(MatrixBytes(work.parameters(), compute())) / settings_.tokens +
-        visible * batch * static_cast<double>(CacheBytesPerToken(spec, compute()));
+        static_cast<double>(FixedStored()) +
+        static_cast<double>(Stored(work.parameters())) / settings_.tokens +
+        visible * batch * static_cast<double>(CacheBytesPerToken(spec, model_.options().compute));
     result.operations_per_step =
         Operations(spec, work, steps * batch, visible) / static_cast<double>(steps) +
         2.0 * batch * static_cast<double>(HeadProducts(spec));
