@@ -45,7 +45,9 @@ class SyntheticWeights : public WeightSource {
     t.data = bytes->data();
     t.owner = bytes;
     if (shape.size() == 1) {
-      std::fill_n(reinterpret_cast<float*>(bytes->data()), n, 1.0f);
+      // A bias of ones would drown what routers see.
+      const bool bias = name.ends_with("bias");
+      std::fill_n(reinterpret_cast<float*>(bytes->data()), n, bias ? 0.0f : 1.0f);
       return t;
     }
     const float scale =
@@ -98,9 +100,15 @@ ModelSpec MixtralSpec() {
 
 Result<ModelSpec> SyntheticSpec(std::string_view name) {
   if (name == "mixtral") return MixtralSpec();
-  const bool medium = name == "medium";
-  if (!medium && name != "small") {
-    return absl::InvalidArgumentError("synthetic model: expected small, medium or mixtral, found " +
+  const bool dense = name.ends_with("-dense");
+  const std::string_view size = name.substr(0, name.size() - (dense ? 6 : 0));
+  const bool medium = size == "medium";
+  if (!medium && size != "small") {
+    std::string expected;
+    for (const char* known : kSyntheticNames) {
+      expected += (expected.empty() ? "" : ", ") + std::string(known);
+    }
+    return absl::InvalidArgumentError("synthetic model: expected one of " + expected + ", found " +
                                       std::string(name));
   }
   ModelSpec spec;
@@ -119,7 +127,11 @@ Result<ModelSpec> SyntheticSpec(std::string_view name) {
   routing.select.k = medium ? 8 : 2;
   routing.renormalize = true;
   FeedForwardSpec feed_forward;
-  feed_forward.routing = routing;
+  if (dense) {
+    feed_forward.width = routing.select.k * routing.widths[0];
+  } else {
+    feed_forward.routing = routing;
+  }
   spec.layers.assign(12, {attention, feed_forward});
   return spec;
 }

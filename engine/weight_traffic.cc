@@ -4,6 +4,10 @@
 
 namespace moeserve {
 
+int64_t MatrixBytes(int64_t parameters, DType weights) {
+  return parameters * static_cast<int64_t>(SizeOf(weights));
+}
+
 int64_t FixedWeightBytes(const ModelSpec& spec, DType weights) {
   int64_t bytes = 0;
   for (const TensorRequirement& t : RequiredTensors(spec)) {
@@ -14,7 +18,7 @@ int64_t FixedWeightBytes(const ModelSpec& spec, DType weights) {
     if (expert || lookup) continue;
     int64_t size = 1;
     for (int64_t s : t.shape) size *= s;
-    bytes += size * (router || t.shape.size() == 1 ? 4 : static_cast<int64_t>(SizeOf(weights)));
+    bytes += router || t.shape.size() == 1 ? size * 4 : MatrixBytes(size, weights);
   }
   return bytes;
 }
@@ -25,8 +29,7 @@ double WeightBytesRead(const ExpertStats& stats, const ModelSpec& spec, DType we
   for (const BlockExpertStats& block : stats.blocks) {
     for (int e = 0; e < block.num_experts; ++e) {
       bytes += static_cast<double>(block.visits[e]) *
-               static_cast<double>(block.expert_parameters[e]) *
-               static_cast<double>(SizeOf(weights));
+               static_cast<double>(MatrixBytes(block.expert_parameters[e], weights));
     }
   }
   return bytes;

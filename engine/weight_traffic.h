@@ -10,6 +10,9 @@
 
 namespace moeserve {
 
+// Of `parameters` values of matrices that are stored as `weights`.
+int64_t MatrixBytes(int64_t parameters, DType weights);
+
 // Of every step, whatever its routes: all tensors but routed experts, embeddings (of which a row or
 // so is read) and, once, the head. Routers and vectors are f32 in memory.
 int64_t FixedWeightBytes(const ModelSpec& spec, DType weights);

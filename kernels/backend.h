@@ -323,12 +323,18 @@ struct StepRows {
   int64_t outputs = 0;
 };
 
+// Products that the arithmetic probe times: of f32, of bf16 summed in f32, of int8 summed in int32.
+enum class ArithmeticKind : uint8_t { kF32, kBF16, kInt8 };
+
 class Backend {
  public:
   virtual ~Backend() = default;
 
   virtual std::string_view name() const = 0;         // "cpu", "cuda"
   virtual std::string_view description() const = 0;  // e.g. "cpu, avx512_bf16, 2 threads"
+  // Of a backend on the host: threads and the instruction set's name. 0 and empty otherwise.
+  virtual int threads() const { return 0; }
+  virtual std::string_view instruction_set() const { return {}; }
 
   // Setup. ResourceExhausted names the size.
   virtual Result<std::unique_ptr<DeviceBuffer>> Allocate(size_t bytes) = 0;
@@ -426,6 +432,13 @@ class Backend {
   // Measures how fast the device reads memory, in bytes per second, over `bytes` (at least a few
   // times the last-level cache), best of `rounds`. ResourceExhausted.
   virtual Result<double> MeasureReadBandwidth(int64_t bytes, int rounds) = 0;
+  // Measures the most operations per second (a multiplication and an addition are two) that all
+  // threads together reach on products in registers, best of `rounds`. 0: not measured, or the
+  // device has no instructions of its own for this type.
+  virtual double MeasureArithmetic(ArithmeticKind kind, int rounds) {
+    (void)kind, (void)rounds;
+    return 0.0;
+  }
   // Bytes of all weights laid out so far.
   virtual int64_t weight_bytes() const = 0;
 };

@@ -86,4 +86,28 @@ Result<double> CpuBackend::MeasureReadBandwidth(int64_t bytes, int rounds) {
   return best;
 }
 
+double CpuBackend::MeasureArithmetic(ArithmeticKind kind, int rounds) {
+  const auto probe = kind == ArithmeticKind::kF32    ? table_->arithmetic_f32
+                     : kind == ArithmeticKind::kBF16 ? table_->arithmetic_bf16
+                                                     : table_->arithmetic_int8;
+  if (probe == nullptr) return 0.0;
+  // A round takes some milliseconds: short beside the time for which a busy machine leaves a thread
+  // its core, long beside the hand-over.
+  constexpr int64_t kIterations = 30'000;
+  const int64_t parts = int64_t{32} * pool_.threads();
+  double best = 0.0;
+  std::vector<float> sinks(static_cast<size_t>(pool_.threads()) * 16);  // a cache line each
+  for (int round = 0; round < rounds; ++round) {
+    std::atomic<int64_t> operations{0};
+    const auto start = std::chrono::steady_clock::now();
+    pool_.Run(parts, [&](int64_t, int worker) {
+      operations.fetch_add(probe(kIterations, &sinks[static_cast<size_t>(worker) * 16]),
+                           std::memory_order_relaxed);
+    });
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    best = std::max(best, static_cast<double>(operations.load()) / seconds.count());
+  }
+  return best;
+}
+
 }  // namespace moeserve::cpu

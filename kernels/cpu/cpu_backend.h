@@ -19,6 +19,8 @@ class CpuBackend : public Backend {
 
   std::string_view name() const override { return "cpu"; }
   std::string_view description() const override { return description_; }
+  int threads() const override { return pool_.threads(); }
+  std::string_view instruction_set() const override { return table_->name; }
 
   Result<std::unique_ptr<DeviceBuffer>> Allocate(size_t bytes) override;
   Result<std::unique_ptr<LinearBank>> NewLinearBank(LinearBankShape shape) override;
@@ -56,6 +58,7 @@ class CpuBackend : public Backend {
   RoutingPlan HostPlan(int slot) override { return plans_[slot].plan; }
 
   Result<double> MeasureReadBandwidth(int64_t bytes, int rounds) override;
+  double MeasureArithmetic(ArithmeticKind kind, int rounds) override;
   uint64_t expert_visits() const override { return expert_visits_; }
   int64_t weight_bytes() const override { return weight_bytes_; }
 

@@ -4,6 +4,7 @@
 // this file's copy, compiled for a processor that another machine is not.
 
 #include "kernels/base/exp.h"
+#include "kernels/cpu/arithmetic_probe.inl"
 #include "kernels/cpu/attention_tile.inl"
 #include "kernels/cpu/linear_tile.inl"
 #include "kernels/cpu/quant_tile.inl"
@@ -134,6 +135,13 @@ constexpr KernelTable MakeTable(const char* name) {
     .contract_dot = &ContractDot, .router_scores = &RouterScores, .route_row = &RouteRow,
     .widen_bf16 = &WidenBf16Row, .convert_row = &ConvertRow, .axpy = &Axpy, .axpy_bf16 = &AxpyBf16,
     .read_stream = &ReadStream,
+    .arithmetic_f32 = &ArithmeticF32,
+#if MOESERVE_BF16_DOT
+    .arithmetic_bf16 = &ArithmeticBf16,
+#else
+    .arithmetic_bf16 = nullptr,
+#endif
+    .arithmetic_int8 = &ArithmeticInt8,
   };
 }
 

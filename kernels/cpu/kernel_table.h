@@ -170,6 +170,11 @@ struct KernelTable {
   void (*axpy_bf16)(float a, const Bf16* x, float* y, int64_t n);
   // Sum of all bytes' words: reads memory with the widest loads, for the bandwidth probe.
   uint64_t (*read_stream)(const char* data, int64_t bytes);
+  // Products in registers for the arithmetic probe: `iterations` rounds of them; the number of
+  // operations. Adds to *sink what depends on all.
+  int64_t (*arithmetic_f32)(int64_t iterations, float* sink);
+  int64_t (*arithmetic_bf16)(int64_t iterations, float* sink);  // null unless bf16_dot
+  int64_t (*arithmetic_int8)(int64_t iterations, float* sink);
 };
 
 extern const KernelTable kPlainTable;

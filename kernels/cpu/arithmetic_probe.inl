@@ -1,0 +1,132 @@
+// Loops of independent products that stay in registers: what the arithmetic of one instruction set
+// can do at most. Compiled once per isa_*.cc, after its simd header. Each loop returns the number
+// of its operations (a multiplication and an addition are two) and leaves something that depends on
+// all of them in *sink.
+
+namespace moeserve::cpu::MOESERVE_ISA {
+namespace {
+
+// As many 16-lane vectors as leave some of the registers for the factors, and enough to hide the
+// latency of an addition.
+#if defined(__AVX512F__)
+constexpr int kProbeVectors = 12;
+#elif defined(__AVX2__)
+constexpr int kProbeVectors = 6;
+#else
+constexpr int kProbeVectors = 3;
+#endif
+
+int64_t ArithmeticF32(int64_t iterations, float* sink) {
+  const Vec factor = Broadcast(0.999f);
+  const Vec term = Broadcast(0.5f);
+  Vec acc[kProbeVectors];
+  for (int v = 0; v < kProbeVectors; ++v) acc[v] = Broadcast(static_cast<float>(v));
+  for (int64_t i = 0; i < iterations; ++i) {
+    for (int v = 0; v < kProbeVectors; ++v) acc[v] = Fma(acc[v], factor, term);
+  }
+  for (int v = 0; v < kProbeVectors; ++v) {
+    float lane[16];
+    Store(lane, acc[v]);
+    for (float f : lane) *sink += f;
+  }
+  return iterations * kProbeVectors * 16 * 2;
+}
+
+#if MOESERVE_BF16_DOT
+int64_t ArithmeticBf16(int64_t iterations, float* sink) {
+  __m512i bits = _mm512_set1_epi32(0x3c003c00);  // 2^-7 in all lanes
+  __m512 acc[kProbeVectors];
+  for (int v = 0; v < kProbeVectors; ++v) acc[v] = _mm512_set1_ps(static_cast<float>(v));
+  for (int64_t i = 0; i < iterations; ++i) {
+    __asm__ volatile("" : "+v"(bits));  // unknown to the compiler from one round to the next
+    for (int v = 0; v < kProbeVectors; ++v) {
+      acc[v] = _mm512_dpbf16_ps(acc[v], (__m512bh)bits, (__m512bh)bits);
+    }
+  }
+  for (int v = 0; v < kProbeVectors; ++v) *sink += _mm512_reduce_add_ps(acc[v]);
+  return iterations * kProbeVectors * 32 * 2;
+}
+#endif
+
+#if defined(__AVX512F__)
+// Sums of four products of bytes in one instruction, which not all processors with AVX-512 have.
+#if MOESERVE_BF16_DOT || defined(__AVX512VNNI__)
+__attribute__((target("avx512vnni"))) int64_t ArithmeticInt8Vnni(int64_t iterations, float* sink) {
+  __m512i bytes = _mm512_set1_epi8(3);
+  __m512i acc[kProbeVectors];
+  for (int v = 0; v < kProbeVectors; ++v) acc[v] = _mm512_set1_epi32(v);
+  for (int64_t i = 0; i < iterations; ++i) {
+    __asm__ volatile("" : "+v"(bytes));
+    for (int v = 0; v < kProbeVectors; ++v) acc[v] = _mm512_dpbusd_epi32(acc[v], bytes, bytes);
+  }
+  for (int v = 0; v < kProbeVectors; ++v) {
+    *sink += static_cast<float>(_mm512_reduce_add_epi32(acc[v]));
+  }
+  return iterations * kProbeVectors * 64 * 2;
+}
+
+#endif
+
+// Weights widened to 16 bits, sums of two products.
+int64_t ArithmeticInt8Widened(int64_t iterations, float* sink) {
+  __m256i bytes = _mm256_set1_epi8(3);
+  const __m512i factor = _mm512_set1_epi16(5);
+  __m512i acc[kProbeVectors];
+  for (int v = 0; v < kProbeVectors; ++v) acc[v] = _mm512_set1_epi32(v);
+  for (int64_t i = 0; i < iterations; ++i) {
+    for (int v = 0; v < kProbeVectors; ++v) {
+      __asm__ volatile("" : "+v"(bytes));
+      acc[v] = _mm512_add_epi32(acc[v], _mm512_madd_epi16(_mm512_cvtepi8_epi16(bytes), factor));
+    }
+  }
+  for (int v = 0; v < kProbeVectors; ++v) {
+    *sink += static_cast<float>(_mm512_reduce_add_epi32(acc[v]));
+  }
+  return iterations * kProbeVectors * 32 * 2;
+}
+
+int64_t ArithmeticInt8(int64_t iterations, float* sink) {
+#if MOESERVE_BF16_DOT || defined(__AVX512VNNI__)
+  if (__builtin_cpu_supports("avx512vnni")) return ArithmeticInt8Vnni(iterations, sink);
+#endif
+  return ArithmeticInt8Widened(iterations, sink);
+}
+#elif defined(__AVX2__)
+int64_t ArithmeticInt8(int64_t iterations, float* sink) {
+  constexpr int kRegisters = 12;
+  __m128i bytes = _mm_set1_epi8(3);
+  const __m256i factor = _mm256_set1_epi16(5);
+  __m256i acc[kRegisters];
+  for (int v = 0; v < kRegisters; ++v) acc[v] = _mm256_set1_epi32(v);
+  for (int64_t i = 0; i < iterations; ++i) {
+    for (int v = 0; v < kRegisters; ++v) {
+      __asm__ volatile("" : "+x"(bytes));
+      acc[v] = _mm256_add_epi32(acc[v], _mm256_madd_epi16(_mm256_cvtepi8_epi16(bytes), factor));
+    }
+  }
+  for (int v = 0; v < kRegisters; ++v) {
+    alignas(32) int32_t lane[8];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(lane), acc[v]);
+    for (int32_t l : lane) *sink += static_cast<float>(l);
+  }
+  return iterations * kRegisters * 16 * 2;
+}
+#else
+int64_t ArithmeticInt8(int64_t iterations, float* sink) {
+  constexpr int kSums = 16;
+  uint32_t factor = 3;
+  uint32_t acc[kSums] = {};
+  for (int64_t i = 0; i < iterations; ++i) {
+    __asm__ volatile("" : "+r"(factor));
+    for (int v = 0; v < kSums; ++v) {
+      acc[v] +=
+          static_cast<uint32_t>(static_cast<int8_t>(factor + v) * static_cast<int8_t>(factor));
+    }
+  }
+  for (uint32_t a : acc) *sink += static_cast<float>(a);
+  return iterations * kSums * 2;
+}
+#endif
+
+}  // namespace
+}  // namespace moeserve::cpu::MOESERVE_ISA

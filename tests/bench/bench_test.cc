@@ -1,0 +1,415 @@
+// The parts of `moeserve bench`: shapes by flags, what steps cost, probes, results, files for
+// others.
+#include <gtest/gtest.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "engine/model/weights.h"
+#include "engine/synthetic.h"
+#include "engine/weight_traffic.h"
+#include "kernels/registry.h"
+#include "model_loaders/loader.h"
+#include "server/commands/bench_cases.h"
+#include "server/commands/bench_report.h"
+#include "server/commands/bench_work.h"
+#include "server/commands/synthetic_options.h"
+#include "tests/bench/synthetic_files.h"
+#include "tests/support/native_model.h"
+
+namespace moeserve::server {
+namespace {
+
+// As the command line would have it; "" stands for a refusal by the parser.
+Result<ModelSpec> Shape(const std::string& line) {
+  CLI::App app;
+  SyntheticOptions options;
+  AddSyntheticOptions(app, options);
+  try {
+    app.parse(line, false);
+  } catch (const CLI::ParseError& error) {
+    return absl::InvalidArgumentError(error.what());
+  }
+  return BuildSyntheticSpec(options);
+}
+
+ModelSpec Good(const std::string& line) {
+  Result<ModelSpec> spec = Shape(line);
+  EXPECT_TRUE(spec.ok()) << line << ": " << spec.status().message();
+  return spec.ok() ? *spec : ModelSpec();
+}
+
+int64_t Parameters(const ModelSpec& spec) {
+  int64_t sum = 0;
+  for (const TensorRequirement& t : RequiredTensors(spec)) {
+    int64_t n = 1;
+    for (const int64_t d : t.shape) n *= d;
+    sum += n;
+  }
+  return sum;
+}
+
+// A small shape, with flags that change it again.
+std::string Tiny(const std::string& flags = "") {
+  const std::pair<const char*, const char*> defaults[] = {
+      {"--hidden", "64"}, {"--layers", "2"},  {"--heads", "4"},  {"--head-dim", "16"},
+      {"--vocab", "300"}, {"--experts", "8"}, {"--widths", "32"}};
+  std::string line = "--synthetic small " + flags;
+  for (const auto& [flag, value] : defaults) {
+    if (line.find(std::string(flag) + " ") != std::string::npos) continue;
+    line += std::string(" ") + flag + " " + value;
+  }
+  return line;
+}
+
+TEST(SyntheticShapes, NamedOnesHaveTheirParameters) {
+  const std::map<std::string, int64_t> expected = {{"small", 644'010'240},
+                                                   {"medium", 2'930'680'320},
+                                                   {"small-dense", 112'873'728},
+                                                   {"medium-dense", 551'330'304}};
+  for (const auto& [name, parameters] : expected) {
+    EXPECT_EQ(Parameters(Good("--synthetic " + name)), parameters) << name;
+  }
+  for (const char* name : kSyntheticNames)
+    EXPECT_TRUE(Shape(std::string("--synthetic ") + name).ok());
+}
+
+TEST(SyntheticShapes, FlagsChangeThem) {
+  ModelSpec spec = Good(Tiny("--top-k 3 --score cosine --split-heads 4"));
+  EXPECT_EQ(spec.hidden_size, 64);
+  EXPECT_EQ(spec.num_layers(), 2);
+  EXPECT_EQ(spec.vocab_size, 300);
+  EXPECT_EQ(spec.layers[1].attention.num_heads, 4);
+  EXPECT_EQ(spec.layers[1].attention.num_kv_heads, 4);
+  EXPECT_DOUBLE_EQ(spec.layers[1].attention.scale, 0.25);
+  const RoutedLayerSpec routing = *spec.layers[1].feed_forward.routing;
+  EXPECT_EQ(routing.widths, std::vector<int>(8, 32));
+  EXPECT_EQ(routing.select.k, 3);
+  EXPECT_EQ(routing.split.heads, 4);
+  EXPECT_EQ(routing.score.kind, ScoreKind::kCosine);
+  EXPECT_EQ(routing.score.dim, 4);
+
+  spec = Good("--synthetic small --heads 8 --kv-heads 2");
+  EXPECT_EQ(spec.layers[0].attention.num_heads, 8);
+  EXPECT_EQ(spec.layers[0].attention.num_kv_heads, 2);
+
+  spec = Good("--synthetic small --widths 9,11,13,15");
+  EXPECT_EQ(spec.layers[0].feed_forward.routing->num_experts, 4);
+  spec = Good("--synthetic small --experts 6 --widths 9,11,13");
+  EXPECT_EQ(spec.layers[0].feed_forward.routing->widths, (std::vector<int>{9, 11, 13, 9, 11, 13}));
+
+  spec = Good("--synthetic small --ff dense");
+  EXPECT_EQ(spec.layers[0].feed_forward.width, 2 * 640);
+  EXPECT_EQ(Good("--synthetic small --ff dense --widths 16").layers[0].feed_forward.width, 16);
+
+  spec = Good("--synthetic small --attention routed --attention-experts 8 --attention-top-k 5");
+  const AttentionSpec& attention = spec.layers[0].attention;
+  ASSERT_TRUE(attention.routed());
+  EXPECT_EQ(attention.num_kv_heads, 1);
+  EXPECT_EQ(attention.routing->num_experts, 8);
+  EXPECT_EQ(attention.routing->select.k, 5);
+}
+
+TEST(SyntheticShapes, TopPTakesTopKAsItsLimit) {
+  SelectSpec select = Good("--synthetic small --top-p 0.6").layers[0].feed_forward.routing->select;
+  EXPECT_EQ(select.kind, SelectKind::kTopP);
+  EXPECT_EQ(select.max_experts, 32);
+  select = Good("--synthetic small --top-p 0.999 --top-k 2").layers[0].feed_forward.routing->select;
+  EXPECT_DOUBLE_EQ(select.p, 0.999);
+  EXPECT_EQ(select.max_experts, 2);
+}
+
+TEST(SyntheticShapes, NonsenseIsRefusedWithAReason) {
+  const std::pair<const char*, const char*> refused[] = {
+      {"--hidden 64", "--synthetic"},
+      {"--synthetic huge", "--synthetic"},
+      {"--synthetic small --score sphere", "--score"},
+      {"--synthetic small --experts 4 --top-k 5", "select.k"},
+      {"--synthetic small --experts 0", "--experts"},
+      {"--synthetic small --experts 2000000000", "--experts"},
+      {"--synthetic small --experts 4 --widths 1,2,3", "--widths"},
+      {"--synthetic small --widths 0", "widths[0]"},
+      {"--synthetic small --layers 0", "--layers"},
+      {"--synthetic small --layers 2000000000", "--layers"},
+      {"--synthetic small --heads 3 --kv-heads 2", "num_kv_heads"},
+      {"--synthetic small --split-heads 7", "split.heads"},
+      {"--synthetic small --hidden -1", "hidden_size"},
+      {"--synthetic small --head-dim 0", "head_dim"},
+      {"--synthetic small --head-dim 3", "position.fraction"},
+      {"--synthetic small --ff dense --top-k 2", "--top-k"},
+      {"--synthetic small --ff dense --widths 1,2", "--widths"},
+      {"--synthetic small-dense --experts 4", "--experts"},
+      {"--synthetic small-dense --ff routed", "--ff routed"},
+      {"--synthetic small --attention-top-k 2", "--attention-top-k"},
+      {"--synthetic small --attention routed --heads 4", "--heads"},
+      {"--synthetic small --attention routed --attention-top-k 40", "select.k"},
+      {"--synthetic small --top-p -0.1", "select.p"}};
+  for (const auto& [line, reason] : refused) {
+    const Result<ModelSpec> spec = Shape(line);
+    ASSERT_FALSE(spec.ok()) << line;
+    EXPECT_NE(spec.status().message().find(reason), std::string_view::npos)
+        << line << ": " << spec.status().message();
+  }
+}
+
+TEST(SyntheticShapes, TheDescriptionIsTheCommandLine) {
+  SyntheticOptions options;
+  CLI::App app;
+  AddSyntheticOptions(app, options);
+  const std::string line =
+      "small --hidden 64 --attention routed --experts 4 --widths 9,11 --top-p 0.25 --score cosine";
+  app.parse("--synthetic " + line, false);
+  EXPECT_EQ(Describe(options), line);
+}
+
+// A plan in which every row goes to the first k experts.
+struct Plan {
+  Plan(int rows, int experts, int k) : offsets(static_cast<size_t>(experts) + 1) {
+    for (int e = 0; e <= experts; ++e) offsets[e] = std::min(e, k) * rows;
+    plan.rows = rows;
+    plan.num_experts = experts;
+    plan.expert_offsets = offsets.data();
+  }
+  std::vector<int32_t> offsets;
+  RoutingPlan plan;
+};
+
+TEST(StepWork, CountsTheActiveParametersOfNamedShapes) {
+  const std::map<std::string, int64_t> expected = {{"small", 88'571'904},
+                                                   {"medium", 503'316'480},
+                                                   {"small-dense", 88'276'992},
+                                                   {"medium-dense", 502'136'832}};
+  for (const auto& [name, active] : expected) {
+    const ModelSpec spec = Good("--synthetic " + name);
+    constexpr int kTokens = 3;
+    RoutedWork work(spec);
+    for (int i = 0; i < spec.num_layers(); ++i) {
+      if (!spec.layers[i].feed_forward.routed()) continue;
+      const RoutedLayerSpec& r = *spec.layers[i].feed_forward.routing;
+      work.OnPlan(i, BlockKind::kFeedForward, Plan(kTokens, r.num_experts, r.select.k).plan);
+    }
+    const double head = 2.0 * kTokens * static_cast<double>(HeadProducts(spec));
+    EXPECT_EQ(Operations(spec, work, kTokens, 0.0) + head,
+              2.0 * kTokens * static_cast<double>(active))
+        << name;
+    // Scores and values: 2 operations each for every head dimension and position.
+    const AttentionSpec& a = spec.layers[0].attention;
+    EXPECT_EQ(Operations(spec, work, kTokens, 10.0) - Operations(spec, work, kTokens, 0.0),
+              4.0 * 10 * kTokens * spec.num_layers() * a.num_heads * a.head_dim);
+  }
+}
+
+TEST(StepWork, SubTokensAndUnequalExperts) {
+  const ModelSpec spec = Good(Tiny("--layers 1 --split-heads 4 --widths 8,16 --top-k 1"));
+  RoutedWork work(spec);
+  work.OnPlan(0, BlockKind::kFeedForward, Plan(4, 8, 1).plan);  // one token, four sub-tokens
+  EXPECT_EQ(work.experts(), 1);
+  EXPECT_EQ(work.parameters(), 3 * 8 * 16);
+  EXPECT_EQ(work.products(), 4 * 3 * 8 * 16);
+  // q, k, v, o, split, merge; the router sees each sub-token.
+  EXPECT_EQ(FixedProducts(spec), 6 * 64 * 64 + 4 * 8 * 16);
+}
+
+TEST(StepWork, RoutedAttention) {
+  const ModelSpec spec = Good(
+      "--synthetic small --hidden 64 --layers 1 --attention routed --attention-experts 6 "
+      "--attention-top-k 3 --head-dim 16 --ff dense --widths 16 --vocab 300");
+  RoutedWork work(spec);
+  work.OnPlan(0, BlockKind::kAttention, Plan(5, 6, 3).plan);
+  EXPECT_EQ(work.parameters(), 3 * 2 * 16 * 64);
+  EXPECT_EQ(work.attention_heads(0), 15);
+  EXPECT_EQ(Operations(spec, work, 5, 7.0) - Operations(spec, work, 5, 0.0), 4.0 * 7 * 15 * 16);
+  EXPECT_EQ(CacheBytesPerToken(spec, DType::kBF16), 2 * 16 * 2);
+}
+
+TEST(Rates, TheSlowerOfMemoryAndArithmeticBounds) {
+  CaseResult result;
+  result.tokens_per_step = 4;
+  result.bytes_per_step = 100;
+  result.operations_per_step = 1000;
+  MachineRates rates{.read_bandwidth = 200, .f32 = 1000, .bf16 = 4000};
+  EXPECT_DOUBLE_EQ(result.Bound(rates, DType::kBF16), 8.0);  // memory: 0.5 s
+  EXPECT_DOUBLE_EQ(result.Bound(rates, DType::kF32), 4.0);   // arithmetic: 1 s
+  rates.bf16 = 0;  // widened: the products are those of f32
+  EXPECT_DOUBLE_EQ(result.Bound(rates, DType::kBF16), 4.0);
+  EXPECT_DOUBLE_EQ(result.Bound({}, DType::kF32), 0.0);
+}
+
+TEST(Rates, EveryInstructionSetMeasuresItsArithmetic) {
+  for (const char* isa : {"plain", "avx2", "avx512", "avx512_bf16"}) {
+    Result<std::unique_ptr<Backend>> backend = CreateBackend({.threads = 2, .cpu_isa = isa});
+    if (!backend.ok()) continue;
+    EXPECT_GT((*backend)->MeasureArithmetic(ArithmeticKind::kF32, 1), 1e6) << isa;
+    EXPECT_GT((*backend)->MeasureArithmetic(ArithmeticKind::kInt8, 1), 1e6) << isa;
+    const double bf16 = (*backend)->MeasureArithmetic(ArithmeticKind::kBF16, 1);
+    EXPECT_EQ(bf16 > 0, std::string_view(isa) == "avx512_bf16") << isa;
+    EXPECT_EQ((*backend)->threads(), 2);
+    EXPECT_EQ((*backend)->instruction_set(), isa);
+  }
+}
+
+class MeasuredCases : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(MeasuredCases, ReportRatesBoundsAndShares) {
+  const ModelSpec spec = Good(Tiny(GetParam()));
+  Result<std::unique_ptr<Backend>> backend = CreateBackend({.threads = 2});
+  ASSERT_TRUE(backend.ok());
+  const std::unique_ptr<WeightSource> weights = MakeSyntheticWeights(DType::kBF16);
+  Result<std::unique_ptr<Model>> model =
+      Model::Create(spec, {.compute = DType::kBF16}, *weights, **backend);
+  ASSERT_TRUE(model.ok()) << model.status().message();
+  BenchReport report;
+  report.threads = 2;
+  report.compute = DType::kBF16;
+  report.settings = {
+      .batches = {1, 4}, .prompt = 10, .chunk = 4, .tokens = 3, .context = 5, .rounds = 4};
+  std::vector<KvLayerShape> shapes;
+  for (const LayerSpec& l : spec.layers) {
+    shapes.push_back({l.attention.num_kv_heads, l.attention.head_dim});
+  }
+  Result<std::unique_ptr<KvCacheStorage>> cache =
+      (*backend)->NewKvCache(shapes, DType::kBF16, 4 * BlocksFor(10));
+  ASSERT_TRUE(cache.ok());
+  report.cases = MeasureCases(report.settings, **model, **cache);
+  report.before = {.read_bandwidth = 3e9, .f32 = 1e9, .bf16 = 5e9};
+  report.after = {.read_bandwidth = 2e9, .f32 = 2e9, .bf16 = 4e9};
+
+  const nlohmann::json json = BenchJson(report, spec);
+  EXPECT_EQ(json["read_bandwidth"], 3e9);
+  EXPECT_EQ(json["peaks"], (nlohmann::json{{"f32", 2e9}, {"bf16", 5e9}}));
+  EXPECT_EQ(json["threads"], 2);
+  EXPECT_EQ(json["dtype"], "bf16");
+  EXPECT_FALSE(json.contains("isa"));
+  std::vector<std::string> names;
+  for (const nlohmann::json& c : json["cases"]) {
+    names.push_back(c["name"]);
+    const double speed = c["tokens_per_second"];
+    EXPECT_GT(c["min"], 0.0);
+    EXPECT_LE(c["min"], speed);
+    EXPECT_LE(speed, c["max"]);
+    EXPECT_EQ(c["rounds"].size(), 4u);
+    EXPECT_DOUBLE_EQ(c["share"], speed / c["bound_tokens_per_second"].get<double>());
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"prompt 10", "decode 1", "decode 4"}));
+  const std::string table = BenchTable(report);
+  for (const std::string& name : names) EXPECT_NE(table.find(name), std::string::npos);
+
+  // One token touches exactly the selected experts. Its context is 5 tokens, then the 2nd of 3.
+  if (!spec.layers[0].feed_forward.routed()) return;
+  const RoutedLayerSpec& r = *spec.layers[0].feed_forward.routing;
+  if (r.split.heads > 1) return;
+  EXPECT_DOUBLE_EQ(json["cases"][1]["distinct_experts"], r.select.MaxSelected());
+  const int64_t expert = 3 * 32 * 64;
+  const double bytes = static_cast<double>(FixedWeightBytes(spec, DType::kBF16)) +
+                       2.0 * spec.num_layers() * r.select.MaxSelected() * expert +
+                       7.0 * CacheBytesPerToken(spec, DType::kBF16);
+  EXPECT_DOUBLE_EQ(json["cases"][1]["bytes_per_step"], bytes);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, MeasuredCases,
+                         ::testing::Values("", " --top-p 0.999999 --top-k 2",
+                                           " --split-heads 4 --score cosine"));
+
+TEST(SyntheticFiles, AFolderReadsBackAsTheSameModel) {
+  for (const std::string flags :
+       {"", "--widths 9,11,13,15 --top-p 0.5 --top-k 3", "--split-heads 4 --score cosine",
+        "--synthetic small --hidden 64 --layers 2 --vocab 300 --head-dim 16 --attention routed "
+        "--ff dense --widths 32"}) {
+    const ModelSpec spec = Good(flags.starts_with("--synthetic") ? flags : Tiny(flags));
+    const std::unique_ptr<WeightSource> weights = MakeSyntheticWeights(DType::kBF16);
+    const testing::TempFolder folder;
+    const absl::Status status = testing::WriteNative(spec, *weights, folder.path());
+    ASSERT_TRUE(status.ok()) << status.message();
+    Result<Checkpoint> read = LoadCheckpoint(folder.path(), {});
+    ASSERT_TRUE(read.ok()) << read.status().message();
+    const std::vector<TensorRequirement> tensors = RequiredTensors(spec);
+    ASSERT_EQ(RequiredTensors(read->spec).size(), tensors.size());
+    const FeedForwardSpec& f = spec.layers[0].feed_forward;
+    const FeedForwardSpec& g = read->spec.layers[0].feed_forward;
+    EXPECT_EQ(f.routed(), g.routed());
+    if (f.routed()) {
+      EXPECT_EQ(f.routing->select.kind, g.routing->select.kind);
+      EXPECT_EQ(f.routing->select.MaxSelected(), g.routing->select.MaxSelected());
+      EXPECT_EQ(f.routing->renormalize, g.routing->renormalize);
+    }
+    EXPECT_EQ(spec.norm.eps, read->spec.norm.eps);
+    EXPECT_DOUBLE_EQ(spec.layers[0].attention.scale, read->spec.layers[0].attention.scale);
+    for (const TensorRequirement& t : tensors) {
+      Result<HostTensor> made = weights->Get(t.name, t.shape);
+      Result<HostTensor> stored = read->weights->Get(t.name, t.shape);
+      ASSERT_TRUE(made.ok() && stored.ok()) << t.name;
+      ASSERT_EQ(made->dtype, stored->dtype) << t.name;
+      ASSERT_EQ(std::memcmp(made->data, stored->data,
+                            static_cast<size_t>(made->size()) * SizeOf(made->dtype)),
+                0)
+          << t.name;
+    }
+  }
+}
+
+TEST(SyntheticFiles, GgufHoldsTheExpertsInTheirOrder) {
+  const ModelSpec spec = Good(Tiny("--layers 1"));
+  const std::unique_ptr<WeightSource> weights = MakeSyntheticWeights(DType::kBF16);
+  const testing::TempFolder folder;
+  const auto path = folder.path() / "m.gguf";
+  const absl::Status status = testing::WriteGguf(spec, *weights, "tiny", path);
+  ASSERT_TRUE(status.ok()) << status.message();
+  const std::string file = testing::ReadFile(path);
+  ASSERT_EQ(file.substr(0, 4), "GGUF");
+  // An entry of the tensor table: name, number of dimensions, dimensions, type, offset.
+  const std::string name = "blk.0.ffn_down_exps.weight";
+  const size_t entry = file.find(name);
+  ASSERT_NE(entry, std::string::npos);
+  const auto u32 = [&](size_t at) {
+    uint32_t v;
+    std::memcpy(&v, file.data() + at, 4);
+    return v;
+  };
+  const auto u64 = [&](size_t at) {
+    uint64_t v;
+    std::memcpy(&v, file.data() + at, 8);
+    return v;
+  };
+  const size_t dims = entry + name.size();
+  EXPECT_EQ(u32(dims), 3u);
+  EXPECT_EQ(u64(dims + 4), 32u);   // fastest: the inner width
+  EXPECT_EQ(u64(dims + 12), 64u);  // hidden
+  EXPECT_EQ(u64(dims + 20), 8u);   // experts
+  EXPECT_EQ(u32(dims + 28), 30u);  // bf16
+  const uint64_t offset = u64(dims + 32);
+  EXPECT_EQ(offset % 32, 0u);
+  // It is the last tensor, so the data begin where the file's end says.
+  const size_t expert = 32 * 64 * 2;
+  const size_t data = file.size() - 8 * expert - offset;
+  EXPECT_EQ(data % 32, 0u);
+  for (int e = 0; e < 8; ++e) {
+    Result<HostTensor> made = weights->Get(
+        "blocks.0.feed_forward.experts." + std::to_string(e) + ".down.weight", {64, 32});
+    ASSERT_TRUE(made.ok());
+    EXPECT_EQ(std::memcmp(file.data() + data + offset + e * expert, made->data, expert), 0) << e;
+  }
+}
+
+TEST(SyntheticFiles, GgufRefusesWhatItCannotExpress) {
+  const std::unique_ptr<WeightSource> weights = MakeSyntheticWeights(DType::kBF16);
+  const testing::TempFolder folder;
+  for (const char* flags :
+       {" --widths 8,16", " --split-heads 2", " --score cosine", " --top-p 0.5"}) {
+    EXPECT_FALSE(testing::WriteGguf(Good(Tiny(flags)), *weights, "x", folder.path() / "x").ok());
+  }
+  const ModelSpec few = Good(Tiny("--vocab 256"));
+  EXPECT_FALSE(testing::WriteNative(few, *weights, folder.path()).ok());
+  EXPECT_FALSE(testing::WriteGguf(few, *weights, "x", folder.path() / "x").ok());
+}
+
+}  // namespace
+}  // namespace moeserve::server

@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""Settings of the routed layer against each other, on equal work.
+
+    cpu_shapes.py MOESERVE [--threads N] [--rounds 5] [--only NAME] [--json FILE] [--tiny]
+
+Both sides of a pair run in turns (A B A B ...), each run with its own process; the table has the
+median and range of the runs and the median of the ratios of neighbouring runs, which a slow drift of
+the machine does not change. Equal means:
+
+hmoe    Widths 9u, 11u, ... 23u, repeated, against the same number of experts of width 16u: the same
+        parameters in all; with routes as even as random weights make them, the same expected work.
+top-p   top-p that always wants more experts than its maximum k (p just below 1) against top-k with
+        that k: the same experts with the same weights.
+mh-moe  Expert arithmetic: h sub-tokens of width d/h select k experts of E*h each, against tokens of
+        width d that select k of E, all of one inner width w and with cosine routers. Both take
+        3 * k * d * w multiply-adds a token in their experts, have the same parameters in them and
+        the same rows for each. Split and merge (2 * d * d) come on top on the left side; w is that
+        of the X-MoE and MH-MoE papers, 4 * d. Attention and head are as small as they can be, so
+        that the layer is what is timed.
+moa     Projection work: k experts of one head and one shared key-value head against H heads of the
+        same size with their own keys and values, 2 * (k + 1) = 4 * H, so that q, k, v and o take as
+        many multiply-adds a token. The feed-forward and the head are as small as they can be.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+
+from cpu_common import bench, cases, spread, summary, table
+
+RATIO = [9, 11, 13, 15, 17, 19, 21, 23]
+SMALL_HEAD = ["--vocab", 512]
+SMALL_FF = ["--ff", "dense", "--widths", 16]
+SMALL_ATTENTION = ["--heads", 1, "--head-dim", 16]
+
+
+def unequal(unit):
+    return ["--widths", ",".join(str(r * unit) for r in RATIO)]
+
+
+def pairs(tiny):
+    """Name, case, mark (smallest wanted ratio), left and right arguments, common arguments."""
+    prompt = ["--prompt", 64 if tiny else 512, "--batch", 16, "--tokens", 2 if tiny else 32]
+    shape = ["--layers", 1] if tiny else []
+    out = []
+    for name, unit in [("small", 40), ("medium", 48)][: 1 if tiny else 2]:
+        common = ["--synthetic", name, *shape, *prompt]
+        experts = ["--experts", 32 if name == "small" else 64]
+        for case in (f"prompt {prompt[1]}", "decode 16"):
+            out.append((f"hmoe {name}", case, 0.95, [*experts, *unequal(unit)],
+                        [*experts, "--widths", 16 * unit], common))
+            k = 2 if name == "small" else 8
+            out.append((f"top-p {name}", case, 0.97, ["--top-p", 0.999999, "--top-k", k],
+                        ["--top-k", k], common))
+    h, experts = 4, 8 if tiny else 32
+    common = ["--synthetic", "small", "--layers", 1 if tiny else 2, *SMALL_ATTENTION, *SMALL_HEAD,
+              "--score", "cosine", "--top-k", 2, "--widths", 4 * 768, *prompt]
+    for case in (f"prompt {prompt[1]}", "decode 16"):
+        out.append(("mh-moe", case, 0.85, ["--split-heads", h, "--experts", h * experts],
+                    ["--experts", experts], common))
+    common = ["--synthetic", "medium", "--layers", 1 if tiny else 4, *SMALL_FF, *SMALL_HEAD,
+              "--head-dim", 128, "--context", 256 if tiny else 4096, "--tokens", 2 if tiny else 16,
+              "--batch", "1,8"]
+    for case in ("decode 1", "decode 8"):
+        out.append(("moa", case, 2.0,
+                    ["--attention", "routed", "--attention-experts", 32, "--attention-top-k", 23,
+                     "--kv-heads", 1], ["--heads", 12, "--kv-heads", 12], common))
+    return out
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("program")
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--only", help="pairs whose names begin so")
+    parser.add_argument("--json")
+    parser.add_argument("--tiny", action="store_true", help="small sizes: to try the script")
+    a = parser.parse_args()
+
+    # Cases of one pair come from the same runs.
+    groups = {}
+    for name, case, mark, left, right, common in pairs(a.tiny):
+        if a.only and not name.startswith(a.only):
+            continue
+        key = json.dumps([name, left, right, common])
+        groups.setdefault(key, []).append((case, mark))
+    results = []
+    for key, wanted in groups.items():
+        name, left, right, common = json.loads(key)
+        runs = {"left": [], "right": []}
+        for _ in range(a.rounds):
+            for side, arguments in (("left", left), ("right", right)):
+                report = bench(a.program, [*common, *arguments, "--threads", a.threads, "--dtype",
+                                           a.dtype, "--rounds", 1 if a.tiny else 3])
+                runs[side].append(report)
+        for case, mark in wanted:
+            speeds = {side: [cases(r)[case]["tokens_per_second"] for r in reports]
+                      for side, reports in runs.items()}
+            ratio = summary([x / y for x, y in zip(speeds["left"], speeds["right"])])
+            results.append({
+                "name": name, "case": case, "mark": mark, "reached": ratio["median"] >= mark,
+                "left": {"arguments": left, **summary(speeds["left"])},
+                "right": {"arguments": right, **summary(speeds["right"])},
+                "common": common, "ratio": ratio,
+                "read_bandwidth": statistics.median(
+                    r["read_bandwidth"] for side in runs.values() for r in side)})
+            print(name, case, f"{ratio['median']:.3f}", file=sys.stderr)
+    print(table(["pair", "case", "routed, tokens/s", "against, tokens/s", "ratio", "mark", ""],
+                [[r["name"], r["case"], spread(r["left"]), spread(r["right"]),
+                  spread(r["ratio"], 3), f"{r['mark']:.2f}", "yes" if r["reached"] else "no"]
+                 for r in results]))
+    if a.json:
+        with open(a.json, "w") as file:
+            json.dump(results, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()
