@@ -69,6 +69,22 @@ PositionSpec ParsePosition(const Json& json, Problems* problems) {
   return position;
 }
 
+Quantization ParseQuantization(const Json& json, Problems* problems) {
+  ObjectReader reader(json, "quantization", problems);
+  const auto type =
+      reader.Pick<Quantization>("type", {{Name(Quantization::kInt8), Quantization::kInt8},
+                                         {Name(Quantization::kInt4), Quantization::kInt4}});
+  if (!type.has_value()) return Quantization::kNone;
+  const size_t before = problems->count();
+  const int group = reader.Int("group_size");
+  if (problems->count() == before && group != QuantGroup(*type)) {
+    reader.Fault("group_size", Concat(QuantGroup(*type), " (type is ", Quoted(Name(*type)), ')'),
+                 std::to_string(group));
+  }
+  reader.RefuseOthers();
+  return *type;
+}
+
 int64_t ExpertsOf(const AttentionSpec& block) {
   return block.routing.has_value() ? block.routing->num_experts : 0;
 }
@@ -187,6 +203,9 @@ Result<NativeConfig> ParseNativeConfig(std::string_view text) {
   spec.residual_scale = reader.Real("residual_scale", 1.0);
   spec.logit_scale = reader.Real("logit_scale", 1.0);
   spec.tie_word_embeddings = reader.Bool("tie_word_embeddings", false);
+  if (const Json* quantization = reader.Optional("quantization")) {
+    config.quantization = ParseQuantization(*quantization, &problems);
+  }
 
   std::vector<AttentionSpec> attention;
   std::vector<FeedForwardSpec> feed_forward;

@@ -6,12 +6,14 @@
 #include <vector>
 
 #include "engine/model/spec.h"
+#include "kernels/base/quantize.h"
 #include "kernels/base/status.h"
 
 namespace moeserve {
 
 struct NativeConfig {
   ModelSpec spec;
+  Quantization quantization = Quantization::kNone;  // of the matrices in the folder
   // Whether the file gives these as a list with one entry per layer, or as one object for all.
   bool attention_is_list = false;
   bool feed_forward_is_list = false;

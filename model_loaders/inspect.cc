@@ -9,6 +9,7 @@
 #include "engine/model/weights.h"
 #include "model_loaders/describe.h"
 #include "model_loaders/message.h"
+#include "model_loaders/quantized_tensors.h"
 
 namespace moeserve {
 namespace {
@@ -58,6 +59,17 @@ RoutedBlockSummary FeedForwardBlock(const ModelSpec& spec, int layer) {
 
 int64_t Sum(const std::vector<int64_t>& values) {
   return std::accumulate(values.begin(), values.end(), int64_t{0});
+}
+
+// Of a tensor in a folder of that quantization, bf16 where it keeps its numbers.
+int64_t BytesIn(const TensorRequirement& tensor, Quantization folder) {
+  int64_t bytes = 0;
+  for (const StoredTensor& stored : StoredTensors(tensor, folder)) {
+    int64_t elements = 1;
+    for (const int64_t dim : stored.shape) elements *= dim;
+    bytes += elements * SizeOf(stored.type.value_or(ElementType::kBF16));
+  }
+  return bytes;
 }
 
 ActivatedParameters Activated(const ModelSpec& spec, const ModelSummary& summary) {
@@ -144,6 +156,8 @@ ModelSummary Summarize(const ModelSpec& spec) {
     int64_t elements = 1;
     for (const int64_t dim : tensor.shape) elements *= dim;
     summary.parameters += elements;
+    summary.int8_bytes += BytesIn(tensor, Quantization::kInt8);
+    summary.int4_bytes += BytesIn(tensor, Quantization::kInt4);
     if (tensor.name == "embed.weight" || tensor.name == "embed_position.weight" ||
         tensor.name == "head.weight") {
       summary.embedding_parameters += elements;
@@ -180,7 +194,9 @@ std::string SummaryText(const ModelSummary& summary) {
                      Grouped(summary.always_active), ")\n"));
   text.append(Concat("activated by one token: ", ActivatedText(summary.activated), '\n'));
   text.append(Concat("weights: ", Mebibytes(summary.WeightBytes(DType::kF32)), " in f32, ",
-                     Mebibytes(summary.WeightBytes(DType::kBF16)), " in bf16 or f16\n"));
+                     Mebibytes(summary.WeightBytes(DType::kBF16)), " in bf16 or f16, ",
+                     Mebibytes(summary.int8_bytes), " with int8, ", Mebibytes(summary.int4_bytes),
+                     " with int4\n"));
   text.append(Concat("KV cache per token: ", Grouped(summary.KvBytesPerToken(DType::kF32)),
                      " bytes in f32, ", Grouped(summary.KvBytesPerToken(DType::kBF16)),
                      " bytes in bf16\n"));
@@ -212,6 +228,9 @@ nlohmann::json SummaryJson(const ModelSummary& summary) {
   Json activated = {{"min", summary.activated.min}, {"max", summary.activated.max}};
   activated["nominal"] =
       summary.activated.nominal.has_value() ? Json(*summary.activated.nominal) : Json(nullptr);
+  Json weight_bytes = bytes([&](DType d) { return summary.WeightBytes(d); });
+  weight_bytes[std::string(Name(Quantization::kInt8))] = summary.int8_bytes;
+  weight_bytes[std::string(Name(Quantization::kInt4))] = summary.int4_bytes;
   return {{"general", summary.general},
           {"layers", groups},
           {"parameters", summary.parameters},
@@ -220,7 +239,7 @@ nlohmann::json SummaryJson(const ModelSummary& summary) {
           {"always_active_parameters", summary.always_active},
           {"activated_parameters", activated},
           {"routed_blocks", blocks},
-          {"weight_bytes", bytes([&](DType d) { return summary.WeightBytes(d); })},
+          {"weight_bytes", weight_bytes},
           {"kv_bytes_per_token", bytes([&](DType d) { return summary.KvBytesPerToken(d); })}};
 }
 

@@ -45,6 +45,8 @@ struct ModelSummary {
   int64_t expert_parameters = 0;     // of routed experts
   int64_t always_active = 0;         // the rest: attention, dense blocks, routers, norms
   ActivatedParameters activated;
+  int64_t int8_bytes = 0;  // of a folder with such matrices and the rest in bf16
+  int64_t int4_bytes = 0;
   std::vector<RoutedBlockSummary> routed_blocks;  // by layer, attention first
   int64_t kv_elements_per_token = 0;              // keys and values of all layers
   std::vector<LayerGroup> groups;

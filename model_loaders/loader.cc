@@ -74,7 +74,9 @@ Result<Checkpoint> Load(const fs::path& directory, const LoadOptions& options) {
   MOESERVE_ASSIGN_OR_RETURN(checkpoint.tokenizer_config, LoadTokenizerConfig(directory));
   MOESERVE_ASSIGN_OR_RETURN(WeightFiles files, WeightFiles::Open(directory));
   MOESERVE_RETURN_IF_ERROR(CheckTensors(config, files));
-  checkpoint.weights = std::make_unique<NativeWeights>(std::move(files));
+  auto weights = std::make_unique<NativeWeights>(std::move(files), config.quantization);
+  checkpoint.weight_bytes = weights->stored_bytes();
+  checkpoint.weights = std::move(weights);
   checkpoint.spec = std::move(config.spec);
   checkpoint.directory_name = DirectoryName(directory);
   return checkpoint;

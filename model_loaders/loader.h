@@ -26,6 +26,7 @@ struct GenerationDefaults {
 struct Checkpoint {
   ModelSpec spec;
   std::unique_ptr<WeightSource> weights;       // memory-mapped; checked against the spec
+  int64_t weight_bytes = 0;                    // of all tensors, as the files hold them
   std::shared_ptr<const Tokenizer> tokenizer;  // null: the folder has none
   TokenizerConfig tokenizer_config;            // empty without tokenizer_config.json
   GenerationDefaults generation;
@@ -39,7 +40,8 @@ struct LoadOptions {
 
 // Validates everything the folder contains, tensors included, without reading tensor data.
 // InvalidArgument or NotFound with file, key or tensor, expected, found, and the configuration key
-// it follows from. Hostile files are refused, never crash. No exception leaves.
+// it follows from. Integers are checked when `weights` gives them, or by CheckQuantizedData()
+// (quantized_tensors.h). Hostile files are refused, never crash. No exception leaves.
 Result<Checkpoint> LoadCheckpoint(const std::filesystem::path& directory,
                                   const LoadOptions& options = {});
 

@@ -3,10 +3,12 @@
 #include <string>
 #include <string_view>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "model_loaders/leftover.h"
 #include "model_loaders/message.h"
+#include "model_loaders/quantized_tensors.h"
 
 namespace moeserve {
 
@@ -23,12 +25,39 @@ std::optional<DType> WeightType(ElementType type) {
   }
 }
 
+namespace {
+
+// What to say beside the types of weights where integers were found.
+std::string_view NotInteger(const NativeConfig& config, ElementType found) {
+  if (found != ElementType::kI8 && found != ElementType::kU8) return "";
+  return config.quantization == Quantization::kNone ? " (config.json: quantization is absent)"
+                                                    : " (no quantization of this tensor)";
+}
+
+// Why a tensor does not belong to the model; `known` are those that do.
+std::string Reason(std::string_view name, const NativeConfig& config,
+                   const std::unordered_set<std::string_view>& known) {
+  constexpr std::string_view kScale = "_scale";
+  if (name.ends_with(kScale) && known.contains(name.substr(0, name.size() - kScale.size()))) {
+    return config.quantization == Quantization::kNone ? "quantization is absent"
+                                                      : "quantization leaves this weight as it is";
+  }
+  return WhyLeftOver(name, config.spec);
+}
+
+}  // namespace
+
 absl::Status CheckTensors(const NativeConfig& config, const WeightFiles& weights) {
-  const std::vector<TensorRequirement> required = RequiredTensors(config.spec);
+  std::vector<StoredTensor> required;
+  for (const TensorRequirement& tensor : RequiredTensors(config.spec)) {
+    for (StoredTensor& stored : StoredTensors(tensor, config.quantization)) {
+      required.push_back(std::move(stored));
+    }
+  }
   Problems problems;
   std::unordered_set<std::string_view> known;
   known.reserve(required.size());
-  for (const TensorRequirement& tensor : required) {
+  for (const StoredTensor& tensor : required) {
     known.insert(tensor.name);
     const WeightFiles::Location* found = weights.Find(tensor.name);
     // Most tensors are right; the text for one that is not is made only then.
@@ -47,9 +76,14 @@ absl::Status CheckTensors(const NativeConfig& config, const WeightFiles& weights
                           ShapeText(tensor.shape), follows(), ", found ",
                           ShapeText(found->entry->shape)));
     }
-    if (!WeightType(found->entry->type).has_value()) {
+    const ElementType type = found->entry->type;
+    if (tensor.type.has_value() && type != *tensor.type) {
+      problems.Add(Concat(file, ": tensor ", Quoted(tensor.name), ": expected dtype ",
+                          Name(*tensor.type), follows(), ", found ", Name(type)));
+    } else if (!tensor.type.has_value() && !WeightType(type).has_value()) {
       problems.Add(Concat(file, ": tensor ", Quoted(tensor.name),
-                          ": expected dtype F32, F16 or BF16, found ", Name(found->entry->type)));
+                          ": expected dtype F32, F16 or BF16", NotInteger(config, type), ", found ",
+                          Name(type)));
     }
   }
   for (const WeightFiles::Location& tensor : weights.tensors()) {
@@ -57,7 +91,7 @@ absl::Status CheckTensors(const NativeConfig& config, const WeightFiles& weights
     if (known.contains(name)) continue;
     problems.Add(Concat(
         tensor.file->file_name(), ": tensor ", Quoted(name),
-        ": expected no such tensor (config.json: ", config.AsInFile(WhyLeftOver(name, config.spec)),
+        ": expected no such tensor (config.json: ", config.AsInFile(Reason(name, config, known)),
         "), found shape ", ShapeText(tensor.entry->shape)));
   }
   return problems.ToStatus("");

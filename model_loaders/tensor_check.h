@@ -14,8 +14,9 @@ namespace moeserve {
 std::optional<DType> WeightType(ElementType type);
 
 // OK if the files hold exactly RequiredTensors(config.spec), each in its shape and in a weight
-// type. Otherwise InvalidArgument: file, tensor, expected, found, and the configuration key it
-// follows from; the first few faults are listed and the rest counted.
+// type, those that config.quantization makes integers as StoredTensors() says. Otherwise
+// InvalidArgument: file, tensor, expected, found, and the configuration key it follows from; the
+// first few faults are listed and the rest counted.
 absl::Status CheckTensors(const NativeConfig& config, const WeightFiles& weights);
 
 }  // namespace moeserve

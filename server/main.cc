@@ -11,6 +11,7 @@
 #include "server/commands/generate.h"
 #include "server/commands/health.h"
 #include "server/commands/inspect.h"
+#include "server/commands/quantize.h"
 #include "server/commands/score.h"
 #include "server/commands/serve.h"
 #include "server/version.h"
@@ -28,6 +29,7 @@ int main(int argc, char** argv) {
     AddExpertsCommand(app, selected);
     AddInspectCommand(app, selected);
     AddCheckCommand(app, selected);
+    AddQuantizeCommand(app, selected);
     AddBenchCommand(app, selected);
     AddHealthCommand(app, selected);
     try {

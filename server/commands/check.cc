@@ -6,6 +6,7 @@
 
 #include "model_loaders/loader.h"
 #include "model_loaders/message.h"
+#include "model_loaders/quantized_tensors.h"
 #include "server/chat_format.h"
 #include "server/commands/model_options.h"
 
@@ -15,6 +16,8 @@ namespace {
 int Run(const ModelOptionsText& options) {
   const auto checkpoint = LoadCheckpoint(options.directory);
   if (!checkpoint.ok()) return Fail(checkpoint.status());
+  const absl::Status integers = CheckQuantizedData(checkpoint->spec, *checkpoint->weights);
+  if (!integers.ok()) return Fail(integers);
   const ChatFormat chat(checkpoint->tokenizer_config);
   if (!chat.status().ok() && !absl::IsNotFound(chat.status())) {
     std::fprintf(stderr, "warning: chats will be refused: %s\n",

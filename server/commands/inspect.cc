@@ -24,15 +24,21 @@ int Run(const Options& options) {
   const auto checkpoint = LoadCheckpoint(options.model.directory, load);
   if (!checkpoint.ok()) return Fail(checkpoint.status());
   const ModelSummary summary = Summarize(checkpoint->spec);
+  const DType dominant = checkpoint->weights->DominantDType();
+  const Quantization quantization = checkpoint->weights->StoredQuantization();
+  const bool integers = quantization != Quantization::kNone;
+  const std::string type(integers ? Name(quantization) : Name(dominant));
+  const DType cache = integers ? DType::kBF16 : dominant;  // of a run with that type
   if (options.json) {
-    std::printf("%s\n", SummaryJson(summary).dump(2).c_str());
+    nlohmann::json json = SummaryJson(summary);
+    json["stored"] = {{"type", type}, {"weight_bytes", checkpoint->weight_bytes}};
+    std::printf("%s\n", json.dump(2).c_str());
     return 0;
   }
   std::fputs(SummaryText(summary).c_str(), stdout);
-  const DType stored = checkpoint->weights->DominantDType();
-  std::printf("stored as %s: %s of weights, %s of KV cache for each token\n",
-              std::string(Name(stored)).c_str(), ShowBytes(summary.WeightBytes(stored)).c_str(),
-              ShowBytes(summary.KvBytesPerToken(stored)).c_str());
+  std::printf("stored as %s: %s of weights, %s of KV cache for each token\n", type.c_str(),
+              ShowBytes(checkpoint->weight_bytes).c_str(),
+              ShowBytes(summary.KvBytesPerToken(cache)).c_str());
   if (checkpoint->tokenizer != nullptr) {
     std::printf("tokenizer: %d tokens\n", checkpoint->tokenizer->vocab_size());
   } else {

@@ -113,10 +113,18 @@ Result<RunningModel> StartModel(
   out.compute = model_options.compute;
   out.tokenizer_config = std::move(checkpoint.tokenizer_config);
   out.directory_name = checkpoint.directory_name;
+  const Quantization run = model_options.quantization;
+  const Quantization stored = checkpoint.weights->StoredQuantization();
   out.description = Concat(
       "backend ", out.backend->description(), ", compute ", Name(model_options.compute),
-      model_options.quantization == Quantization::kNone ? "" : " with ",
-      model_options.quantization == Quantization::kNone ? "" : Name(model_options.quantization),
+      run == Quantization::kNone ? "" : " with ", run == Quantization::kNone ? "" : Name(run),
+      // Rounded a second time, or widened and without the gain in memory.
+      stored == run
+          ? ""
+          : Concat(" (stored as ",
+                   stored == Quantization::kNone ? Name(checkpoint.weights->DominantDType())
+                                                 : Name(stored),
+                   ')'),
       ", weights ", ShowBytes(model->weight_bytes()));
   EngineOptions adjusted = engine;
   if (adjust) MOESERVE_RETURN_IF_ERROR(adjust(model->spec(), adjusted));

@@ -1,5 +1,5 @@
 // Perplexity of held-out text through the engine against the reference's, in f32 and, choosing its
-// own routes, in bf16.
+// own routes, in bf16 and with weights as integers.
 
 #include <gtest/gtest.h>
 
@@ -59,26 +59,42 @@ double Perplexity(TestEngine& engine, const std::vector<TokenId>& tokens, int wi
   return std::exp(sum / static_cast<double>(count));
 }
 
-class PerplexityTest : public ::testing::TestWithParam<std::string> {};
-
-TEST_P(PerplexityTest, EqualsTheReference) {
-  const nlohmann::json reference = Reference();
-  const double expected = reference["perplexity"][GetParam()];
-  const int window = reference["window"];
-  for (DType compute : {DType::kF32, DType::kBF16}) {
-    auto engine = TestEngine::Start(SourcePath("deploy/models/" + GetParam()), {}, compute);
-    ASSERT_TRUE(engine.ok()) << engine.status();
-    ASSERT_TRUE((*engine)->get().has_tokenizer());
+class PerplexityTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  // Of the model of this test; the figure is printed beside `baseline`.
+  double Measure(DType compute, Quantization quantization, double baseline) {
+    const nlohmann::json reference = Reference();
+    auto engine = TestEngine::Start(SourcePath("deploy/models/" + GetParam()), {}, compute,
+                                    TestDevice(), quantization);
+    EXPECT_TRUE(engine.ok()) << engine.status();
+    if (!engine.ok() || !(*engine)->get().has_tokenizer()) return std::nan("");
     auto tokens =
         (*engine)->get().tokenizer().Encode(ReadText(SourcePath(reference["text"])), false);
-    ASSERT_TRUE(tokens.ok()) << tokens.status();
+    EXPECT_TRUE(tokens.ok()) << tokens.status();
+    if (!tokens.ok()) return std::nan("");
     tokens->resize(reference["tokens"]);
-    const double found = Perplexity(**engine, *tokens, window);
-    std::printf("%s %s: perplexity %.4f, reference %.4f, %+.4f %%\n", GetParam().c_str(),
-                std::string(Name(compute)).c_str(), found, expected,
-                100.0 * (found / expected - 1.0));
-    EXPECT_NEAR(found / expected, 1.0, 1e-3);
+    const double found = Perplexity(**engine, *tokens, reference["window"]);
+    const std::string_view type =
+        quantization == Quantization::kNone ? Name(compute) : Name(quantization);
+    std::printf("%s %s: perplexity %.4f, against %.4f, %+.4f %%\n", GetParam().c_str(),
+                std::string(type).c_str(), found, baseline, 100.0 * (found / baseline - 1.0));
+    return found;
   }
+};
+
+TEST_P(PerplexityTest, EqualsTheReference) {
+  const double expected = Reference()["perplexity"][GetParam()];
+  for (DType compute : {DType::kF32, DType::kBF16}) {
+    EXPECT_NEAR(Measure(compute, Quantization::kNone, expected) / expected, 1.0, 1e-3);
+  }
+}
+
+TEST_P(PerplexityTest, IntegersCostLittle) {
+  if (TestDevice() != "cpu") GTEST_SKIP() << "products with integers run on the CPU alone";
+  const double reference = Reference()["perplexity"][GetParam()];
+  const double bf16 = Measure(DType::kBF16, Quantization::kNone, reference);
+  EXPECT_LE(Measure(DType::kBF16, Quantization::kInt8, bf16) / bf16, 1.003);
+  EXPECT_LE(Measure(DType::kBF16, Quantization::kInt4, bf16) / bf16, 1.03);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, PerplexityTest, ::testing::ValuesIn(Names()),

@@ -44,7 +44,8 @@ absl::Status CollectingSink::Wait() {
 
 Result<std::unique_ptr<TestEngine>> TestEngine::Start(const std::filesystem::path& path,
                                                       const EngineOptions& options, DType compute,
-                                                      const std::string& device) {
+                                                      const std::string& device,
+                                                      Quantization quantization) {
   auto test = std::make_unique<TestEngine>();
   test->compute_ = compute;
   MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint,
@@ -52,7 +53,8 @@ Result<std::unique_ptr<TestEngine>> TestEngine::Start(const std::filesystem::pat
   MOESERVE_ASSIGN_OR_RETURN(test->backend_, CreateBackend({.device = device, .threads = 2}));
   MOESERVE_ASSIGN_OR_RETURN(
       std::unique_ptr<Model> model,
-      Model::Create(checkpoint.spec, {.compute = compute}, *checkpoint.weights, *test->backend_));
+      Model::Create(checkpoint.spec, {.compute = compute, .quantization = quantization},
+                    *checkpoint.weights, *test->backend_));
   MOESERVE_ASSIGN_OR_RETURN(
       test->engine_,
       Engine::Create(options, std::move(model), checkpoint.tokenizer, checkpoint.eos_token_ids));

@@ -51,7 +51,8 @@ class TestEngine {
   static Result<std::unique_ptr<TestEngine>> Start(const std::filesystem::path& model,
                                                    const EngineOptions& options,
                                                    DType compute = DType::kF32,
-                                                   const std::string& device = TestDevice());
+                                                   const std::string& device = TestDevice(),
+                                                   Quantization quantization = Quantization::kNone);
 
   Engine& get() { return *engine_; }
   // KV cache memory for one sequence of so many tokens.

@@ -13,9 +13,10 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::Load(const std::filesystem::pa
   MOESERVE_ASSIGN_OR_RETURN(runner->backend_, CreateBackend({.device = options.device,
                                                              .threads = options.threads,
                                                              .cpu_isa = options.isa}));
-  MOESERVE_ASSIGN_OR_RETURN(runner->model_,
-                            Model::Create(checkpoint.spec, {.compute = options.compute},
-                                          *checkpoint.weights, *runner->backend_));
+  MOESERVE_ASSIGN_OR_RETURN(runner->model_, Model::Create(checkpoint.spec,
+                                                          {.compute = options.compute,
+                                                           .quantization = options.quantization},
+                                                          *checkpoint.weights, *runner->backend_));
   std::vector<KvLayerShape> shapes;
   for (const LayerSpec& l : checkpoint.spec.layers) {
     shapes.push_back({l.attention.num_kv_heads, l.attention.head_dim});

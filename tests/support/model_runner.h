@@ -16,6 +16,7 @@ namespace moeserve::testing {
 
 struct RunnerOptions {
   DType compute = DType::kF32;
+  Quantization quantization = Quantization::kNone;  // with kBF16
   std::string device = TestDevice();
   std::string isa = "auto";
   int threads = 2;

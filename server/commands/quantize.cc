@@ -1,0 +1,53 @@
+#include "server/commands/quantize.h"
+
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "model_loaders/message.h"
+#include "model_loaders/quantize_folder.h"
+#include "server/commands/model_options.h"
+#include "server/text_values.h"
+
+namespace moeserve::server {
+namespace {
+
+struct Options {
+  std::string source;
+  std::string destination;
+  std::string dtype;
+};
+
+int Run(const Options& options) {
+  const Quantization type = options.dtype == "int8" ? Quantization::kInt8 : Quantization::kInt4;
+  const auto folder = QuantizeFolder(options.source, options.destination, type);
+  if (!folder.ok()) return Fail(folder.status());
+  if (folder->source_type != Quantization::kNone && folder->source_type != type) {
+    std::fprintf(stderr, "warning: %s is %s already and was rounded a second time\n",
+                 Printable(options.source, 300).c_str(),
+                 std::string(Name(folder->source_type)).c_str());
+  }
+  std::printf(
+      "%s: %s of weights\n%s: %s of weights (%.1f %%)\n", Printable(options.source, 300).c_str(),
+      ShowBytes(folder->source_bytes).c_str(), Printable(options.destination, 300).c_str(),
+      ShowBytes(folder->bytes).c_str(),
+      100.0 * static_cast<double>(folder->bytes) / static_cast<double>(folder->source_bytes));
+  return 0;
+}
+
+}  // namespace
+
+void AddQuantizeCommand(CLI::App& app, Command& selected) {
+  CLI::App* command =
+      app.add_subcommand("quantize", "Write a copy of a model with its weights as integers");
+  auto options = std::make_shared<Options>();
+  command->add_option("source", options->source, "Folder of the model")->required();
+  command->add_option("destination", options->destination, "New folder, absent or empty")
+      ->required();
+  command->add_option("--dtype", options->dtype, "Type of experts and projections")
+      ->check(CLI::IsMember({"int8", "int4"}))
+      ->required();
+  command->callback([options, &selected] { selected = [options] { return Run(*options); }; });
+}
+
+}  // namespace moeserve::server
