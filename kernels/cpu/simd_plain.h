@@ -45,12 +45,12 @@ inline Vec Max(Vec a, Vec b) {
   for (int i = 0; i < 16; ++i) a.lane[i] = a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i];
   return a;
 }
-inline float LargestOf(Vec v) {
+inline float LargestLane(Vec v) {
   float m = v.lane[0];
   for (float f : v.lane) m = f > m ? f : m;
   return m;
 }
-inline float SumOf(Vec v) {
+inline float SumOfLanes(Vec v) {
   float sum = 0.0f;
   for (float f : v.lane) sum += f;
   return sum;
