@@ -105,6 +105,7 @@ class Cases {
     RoutedWork work(spec);
     Decode(batch, &work);
     const double visible = settings_.context + 0.5 * static_cast<double>(steps + 1);
+    result.decode = true;
     result.tokens_per_step = batch;
     result.bytes_per_step =
         static_cast<double>(FixedStored()) +
@@ -181,9 +182,10 @@ double CaseResult::Min() const { return *std::min_element(rounds.begin(), rounds
 double CaseResult::Max() const { return *std::max_element(rounds.begin(), rounds.end()); }
 
 double CaseResult::Bound(const MachineRates& rates, DType compute) const {
+  const double peak = rates.PeakFor(compute);
+  if (!decode && peak <= 0) return 0.0;
   double seconds = 0.0;
   if (rates.read_bandwidth > 0) seconds = bytes_per_step / rates.read_bandwidth;
-  const double peak = rates.PeakFor(compute);
   if (peak > 0) seconds = std::max(seconds, operations_per_step / peak);
   return seconds > 0 ? tokens_per_step / seconds : 0.0;
 }

@@ -36,6 +36,7 @@ struct MachineRates {
 struct CaseResult {
   std::string name;            // "prompt 512", "decode 16"
   std::vector<double> rounds;  // tokens per second, in the order of measuring
+  bool decode = false;         // else a prompt
   double tokens_per_step = 0;  // that a step of decoding, or the whole prompt, computes
   double bytes_per_step = 0;   // weights and cached keys and values, read once
   double operations_per_step = 0;
@@ -44,7 +45,8 @@ struct CaseResult {
   double Median() const;
   double Min() const;
   double Max() const;
-  // Tokens per second at these rates: what the slower of memory and arithmetic allows. 0: unknown.
+  // Tokens per second at these rates: what the slower of memory and arithmetic allows. Where
+  // arithmetic is not measured: memory alone for decoding, 0 (unknown) for prompts.
   double Bound(const MachineRates& rates, DType compute) const;
 };
 

@@ -242,6 +242,10 @@ TEST(Rates, TheSlowerOfMemoryAndArithmeticBounds) {
   rates.bf16 = 0;  // widened: the products are those of f32
   EXPECT_DOUBLE_EQ(result.Bound(rates, DType::kBF16), 4.0);
   EXPECT_DOUBLE_EQ(result.Bound({}, DType::kF32), 0.0);
+  const MachineRates memory{.read_bandwidth = 200};
+  EXPECT_DOUBLE_EQ(result.Bound(memory, DType::kF32), 0.0);
+  result.decode = true;
+  EXPECT_DOUBLE_EQ(result.Bound(memory, DType::kF32), 8.0);
 }
 
 TEST(Rates, EveryInstructionSetMeasuresItsArithmetic) {

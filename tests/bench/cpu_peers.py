@@ -24,6 +24,7 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
 
 from cpu_common import bench, cases, read_once, spread, summary, table
 
@@ -53,8 +54,10 @@ def marks(shape, kind, threads, case):
 
 
 def run(command, timeout=1800):
-    done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          text=True, timeout=timeout)
+    # Some of them write a log where they run.
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, timeout=timeout, cwd=folder)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(map(str, command))}: status {done.returncode}\n"
                            f"{(done.stdout + done.stderr)[-2000:]}")
@@ -71,9 +74,9 @@ def peer(folder, model, threads, options):
         rates[f"prompt {PROMPT}" if test["n_prompt"] else "decode 1"] = test["avg_ts"]
     # Options of one program are flags of the other.
     flags = [o for o in options if o.startswith("-")]
-    length = max(BATCHES) * (BATCHED_PROMPT + BATCHED_TOKENS)
-    done = run([folder / "llama-batched-bench", "-m", model, "-c", 2048 if length <= 2048 else length,
-                "-b", 2048, "-ub", 512, "-npp", BATCHED_PROMPT, "-ntg", BATCHED_TOKENS, "-npl",
+    length = max(2048, max(BATCHES) * (BATCHED_PROMPT + BATCHED_TOKENS))
+    done = run([folder / "llama-batched-bench", "-m", model, "-c", length, "-b", 2048,
+                "-ub", 512, "-npp", BATCHED_PROMPT, "-ntg", BATCHED_TOKENS, "-npl",
                 ",".join(map(str, BATCHES)), "-t", threads, "-tb", threads, *flags])
     # PP, TG, B, N_KV, T_PP, S_PP, T_TG, S_TG, ...
     for line in (done.stdout + done.stderr).splitlines():
@@ -100,7 +103,7 @@ def ours(program, shape, kind, threads):
 
 def compare(a, shape, kind, threads, engines):
     """Result lines of one run: one a case."""
-    model = a.models / f"{shape}-{FILES[kind]}.gguf"
+    model = a.models.resolve() / f"{shape}-{FILES[kind]}.gguf"
     rates = {name: {case: [] for case in CASES} for name in ["moeserve", *engines]}
     shares = {case: [] for case in CASES}
     bandwidths = []
@@ -170,10 +173,10 @@ def main():
 
     engines = {}
     if a.llama:
-        engines["llama.cpp"] = (a.llama, [])
+        engines["llama.cpp"] = (a.llama.resolve(), [])
     if a.ik:
-        engines["ik"] = (a.ik, [])
-        engines["ik -rtr"] = (a.ik, ["-rtr", "1"])
+        engines["ik"] = (a.ik.resolve(), [])
+        engines["ik -rtr"] = (a.ik.resolve(), ["-rtr", "1"])
     results = []
     for spec in a.run or ["small:bf16", "medium:bf16"]:
         shape, _, kind = spec.partition(":")

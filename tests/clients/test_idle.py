@@ -1,0 +1,31 @@
+"""A server without requests leaves the processor alone."""
+
+import os
+import pathlib
+import time
+
+from conftest import post, start_server, stop_server
+
+SECONDS = 10.0
+SHARE = 0.01  # of a core
+
+
+def processor_seconds(pid):
+    """User and system time of all threads of a process."""
+    # The name, which may hold anything, ends at the last parenthesis.
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_idle_costs_nothing():
+    server = start_server()
+    try:
+        # Every thread has worked once.
+        post(server, "/v1/completions", {"prompt": "The", "max_tokens": 16})
+        time.sleep(1.0)
+        before, start = processor_seconds(server.process.pid), time.monotonic()
+        time.sleep(SECONDS)
+        used = processor_seconds(server.process.pid) - before
+        assert used < SHARE * (time.monotonic() - start), f"{used:.2f} s of {SECONDS:.0f} s"
+    finally:
+        assert stop_server(server) == 0
