@@ -161,7 +161,8 @@ class Bench {
     result.bytes_per_step =
         static_cast<double>(FixedWeightBytes(model_.spec(), model_.options().compute)) +
         static_cast<double>(touched.weights * size) / steps +
-        context * batch * static_cast<double>(CacheBytesPerToken(model_.spec(), size));
+        context * batch *
+            static_cast<double>(CacheBytesPerToken(model_.spec(), ElementBytes(cache_.type())));
     int blocks = 0;
     for (const LayerSpec& l : model_.spec().layers) {
       blocks += l.attention.routed() + l.feed_forward.routed();
@@ -249,6 +250,8 @@ absl::Status Run(const Options& options) {
   std::printf("%s, %s, %s, weights %.2f GB, loaded in %.1f s\n", loaded.name.c_str(),
               std::string(Name(compute)).c_str(), std::string(backend->description()).c_str(),
               static_cast<double>(model->weight_bytes()) / 1e9, Seconds(start));
+  MOESERVE_ASSIGN_OR_RETURN(const KvCacheType cache_type,
+                            ResolveKvCacheType(options.model.kv_cache_dtype, compute));
   const int sequences = *std::max_element(options.batches.begin(), options.batches.end());
   const int length = std::max(options.prompt, options.context + options.tokens);
   if (length > loaded.spec.max_position_embeddings) {
@@ -259,7 +262,7 @@ absl::Status Run(const Options& options) {
     shapes.push_back({l.attention.num_kv_heads, l.attention.head_dim});
   }
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<KvCacheStorage> cache,
-                            backend->NewKvCache(shapes, compute, sequences * BlocksFor(length)));
+                            backend->NewKvCache(shapes, cache_type, sequences * BlocksFor(length)));
   Bench bench(options, *model, *cache, sequences, length);
   std::vector<CaseResult> results;
   if (options.prompt > 0) results.push_back(bench.Prompt(options.prompt));

@@ -107,10 +107,13 @@ Result<RunningModel> StartSynthetic(const Options& options, const EngineOptions&
       MakeSyntheticWeights(options.model.dtype == "f32" ? DType::kF32 : DType::kBF16);
   MOESERVE_ASSIGN_OR_RETURN(const DType compute,
                             ResolveDType(options.model.dtype, weights->DominantDType()));
+  EngineOptions adjusted = engine;
+  MOESERVE_ASSIGN_OR_RETURN(adjusted.kv_cache_type,
+                            ResolveKvCacheType(options.model.kv_cache_dtype, compute));
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Model> model,
                             Model::Create(spec, {.compute = compute}, *weights, *out.backend));
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Engine> running,
-                            Engine::Create(engine, std::move(model), nullptr, {}));
+                            Engine::Create(adjusted, std::move(model), nullptr, {}));
   out.engine = AdaptEngine(std::move(running));
   out.compute = compute;
   return out;

@@ -24,8 +24,12 @@ void AddComputeOptions(CLI::App& app, ModelOptionsText& options) {
   app.add_option("--device", options.device, "Where the model runs")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
-  app.add_option("--dtype", options.dtype, "Type of products and KV cache; auto: as stored")
+  app.add_option("--dtype", options.dtype, "Type of products; auto: as stored")
       ->check(CLI::IsMember({"auto", "f32", "bf16"}))
+      ->capture_default_str();
+  app.add_option("--kv-cache-dtype", options.kv_cache_dtype,
+                 "Type of the KV cache; auto: that of products")
+      ->check(CLI::IsMember({"auto", "f32", "bf16", "int8"}))
       ->capture_default_str();
   app.add_option("--threads", options.threads, "CPU threads; 0: one for each core")
       ->check(CLI::Range(0, 1024))
@@ -86,6 +90,14 @@ Result<DType> ResolveDType(const std::string& text, DType stored) {
   return absl::InvalidArgumentError(Concat("unknown dtype ", Quoted(text)));
 }
 
+Result<KvCacheType> ResolveKvCacheType(const std::string& text, DType compute) {
+  if (text == "auto") return KvCacheTypeOf(compute);
+  for (const KvCacheType type : {KvCacheType::kF32, KvCacheType::kBF16, KvCacheType::kInt8}) {
+    if (text == Name(type)) return type;
+  }
+  return absl::InvalidArgumentError(Concat("unknown KV cache dtype ", Quoted(text)));
+}
+
 Result<RunningModel> StartModel(
     const ModelOptionsText& options, const EngineOptions& engine,
     const std::function<absl::Status(const ModelSpec&, EngineOptions&)>& adjust) {
@@ -108,8 +120,11 @@ Result<RunningModel> StartModel(
   out.directory_name = checkpoint.directory_name;
   out.description =
       Concat("backend ", out.backend->description(), ", compute ", Name(model_options.compute),
+             options.kv_cache_dtype == "auto" ? "" : ", KV cache " + options.kv_cache_dtype,
              ", weights ", ShowBytes(model->weight_bytes()));
   EngineOptions adjusted = engine;
+  MOESERVE_ASSIGN_OR_RETURN(adjusted.kv_cache_type,
+                            ResolveKvCacheType(options.kv_cache_dtype, out.compute));
   if (adjust) MOESERVE_RETURN_IF_ERROR(adjust(model->spec(), adjusted));
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Engine> running,
                             Engine::Create(adjusted, std::move(model), checkpoint.tokenizer,

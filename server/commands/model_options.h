@@ -19,13 +19,14 @@ struct ModelOptionsText {
   std::string directory;
   std::string device = "cpu";
   std::string dtype = "auto";
+  std::string kv_cache_dtype = "auto";
   int threads = 0;
   std::string cpu_isa = "auto";
 };
 
 // --model only.
 void AddModelDirectory(CLI::App& app, ModelOptionsText& options);
-// --device, --dtype, --threads, --cpu-isa.
+// --device, --dtype, --kv-cache-dtype, --threads, --cpu-isa.
 void AddComputeOptions(CLI::App& app, ModelOptionsText& options);
 // --model and those.
 void AddModelOptions(CLI::App& app, ModelOptionsText& options);
@@ -59,6 +60,8 @@ Result<RunningModel> StartModel(
 
 // "auto" follows the stored type: bf16 stays, everything else runs in f32.
 Result<DType> ResolveDType(const std::string& text, DType stored);
+// "auto" follows the type of products.
+Result<KvCacheType> ResolveKvCacheType(const std::string& text, DType compute);
 
 // Prints "error: <message>" and gives the exit status 1.
 int Fail(const absl::Status& status);
