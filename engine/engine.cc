@@ -543,16 +543,16 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
                                                std::vector<TokenId> eos_token_ids) {
   MOESERVE_ASSIGN_OR_RETURN(const EngineOptions o, Resolved(options, model->spec()));
   const std::vector<KvLayerShape> shapes = CacheShapes(model->spec());
-  const DType dtype = model->options().compute;
+  const KvCacheType type = o.kv_cache_type.value_or(KvCacheTypeOf(model->options().compute));
   MOESERVE_ASSIGN_OR_RETURN(const int64_t blocks,
-                            CacheBlocks(o, model->backend().KvBlockBytes(shapes, dtype)));
+                            CacheBlocks(o, model->backend().KvBlockBytes(shapes, type)));
   // Log-probabilities of a prompt take logits of every row.
   const std::optional<RoutingControl> widest =
       RoutingControl::Widest(model->spec(), o.routing_control);
-  MOESERVE_RETURN_IF_ERROR(model->Reserve(o.max_step_tokens, o.max_step_tokens,
+  MOESERVE_RETURN_IF_ERROR(model->Reserve(o.max_step_tokens, o.max_step_tokens, type,
                                           widest.has_value() ? &*widest : nullptr));
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<KvCacheStorage> cache,
-                            model->backend().NewKvCache(shapes, dtype, blocks));
+                            model->backend().NewKvCache(shapes, type, blocks));
   std::unique_ptr<RouteCounters> counters;
   if (o.expert_stats) {
     const CountSettings counts = RecorderCounts(model->spec(), RecorderSettings(o));

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,7 @@ struct EngineOptions {
   int max_num_seqs = 64;       // sequences that run at the same time
   int max_step_tokens = 512;   // rows of one step, prefill and decode together
   int64_t kv_cache_bytes = 0;  // 0: room for max_num_seqs sequences of min(max_model_len, 2048)
+  std::optional<KvCacheType> kv_cache_type = std::nullopt;  // nullopt: that of the model's products
   int max_queued_seqs = 1024;
   int64_t max_queued_tokens = 1'000'000;
   absl::Duration max_queue_wait = absl::Seconds(60);

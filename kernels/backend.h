@@ -351,10 +351,12 @@ class Backend {
                                                     const RouterTensors& tensors) = 0;
   // A copy of `values` on the device.
   virtual Result<std::unique_ptr<DeviceBuffer>> Upload(std::span<const float> values) = 0;
+  // Unimplemented where the device has no cache of this type.
   virtual Result<std::unique_ptr<KvCacheStorage>> NewKvCache(std::vector<KvLayerShape> layers,
-                                                             DType dtype, int64_t num_blocks) = 0;
+                                                             KvCacheType type,
+                                                             int64_t num_blocks) = 0;
   // Bytes that one block of such a cache takes over all layers.
-  virtual int64_t KvBlockBytes(std::span<const KvLayerShape> layers, DType dtype) const = 0;
+  virtual int64_t KvBlockBytes(std::span<const KvLayerShape> layers, KvCacheType type) const = 0;
 
   // Step: BeginStep, then RunStep with the operations.
   //

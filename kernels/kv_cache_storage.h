@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/base/dtype.h"
 #include "kernels/kv_cache_type.h"
 
 namespace moeserve {
@@ -27,7 +26,7 @@ class KvCacheStorage {
   KvCacheStorage(const KvCacheStorage&) = delete;
   KvCacheStorage& operator=(const KvCacheStorage&) = delete;
 
-  DType dtype() const { return dtype_; }  // kF32 or kBF16
+  KvCacheType type() const { return type_; }
   int64_t num_blocks() const { return num_blocks_; }
   const KvLayerShape& shape(int layer) const { return shapes_[layer]; }
   // Not 0; no other storage of the process had it: a recorded step is of one storage alone.
@@ -37,10 +36,10 @@ class KvCacheStorage {
   virtual void CopyBlock(int32_t from, int32_t to) = 0;
 
  protected:
-  KvCacheStorage(std::vector<KvLayerShape> shapes, DType dtype, int64_t num_blocks)
-      : dtype_(dtype), num_blocks_(num_blocks), shapes_(std::move(shapes)) {}
+  KvCacheStorage(std::vector<KvLayerShape> shapes, KvCacheType type, int64_t num_blocks)
+      : type_(type), num_blocks_(num_blocks), shapes_(std::move(shapes)) {}
 
-  const DType dtype_;
+  const KvCacheType type_;
   const int64_t num_blocks_;
   const std::vector<KvLayerShape> shapes_;
 

@@ -29,7 +29,8 @@ class Model::Impl {
   Impl& operator=(const Impl&) = delete;
 
   absl::Status Load(WeightSource& source);
-  absl::Status Reserve(int tokens, int logit_rows, const RoutingControl* widest);
+  absl::Status Reserve(int tokens, int logit_rows, KvCacheType cache_type,
+                       const RoutingControl* widest);
   void Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks, std::span<float> logits,
                std::span<SampleResult> samples);
 
@@ -215,13 +216,14 @@ void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits
   if (backend.samples_on_device()) backend.Sample(logits);
 }
 
-absl::Status Model::Impl::Reserve(int tokens, int logit_rows, const RoutingControl* widest) {
+absl::Status Model::Impl::Reserve(int tokens, int logit_rows, KvCacheType cache_type,
+                                  const RoutingControl* widest) {
   std::vector<KvLayerShape> shapes;
   for (const LayerSpec& l : spec.layers) {
     shapes.push_back({l.attention.num_kv_heads, l.attention.head_dim});
   }
   MOESERVE_ASSIGN_OR_RETURN(const std::unique_ptr<KvCacheStorage> cache,
-                            backend.NewKvCache(shapes, options.compute, 1));
+                            backend.NewKvCache(shapes, cache_type, 1));
   Batch batch;
   batch.tokens.assign(static_cast<size_t>(tokens), 0);
   batch.positions = batch.tokens;
@@ -269,10 +271,11 @@ void Model::Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks,
   impl_->Forward(batch, cache, hooks, logits, samples);
 }
 
-absl::Status Model::Reserve(int tokens, int logit_rows, const RoutingControl* widest) {
+absl::Status Model::Reserve(int tokens, int logit_rows, KvCacheType cache_type,
+                            const RoutingControl* widest) {
   // Host memory grows as it is needed.
   if (impl_->backend.plans_on_host()) return absl::OkStatus();
-  return impl_->Reserve(tokens, logit_rows, widest);
+  return impl_->Reserve(tokens, logit_rows, cache_type, widest);
 }
 
 const ModelSpec& Model::spec() const { return impl_->spec; }

@@ -15,7 +15,7 @@
 namespace moeserve {
 
 struct ModelOptions {
-  DType compute = DType::kF32;  // kF32 or kBF16: the type of products' inputs and of the KV cache
+  DType compute = DType::kF32;  // kF32 or kBF16: the type of products' inputs
   // Not kNone (with kBF16): weights as integers, see QuantizationOf().
   Quantization quantization = Quantization::kNone;
 };
@@ -34,11 +34,12 @@ class Model {
   void Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks, std::span<float> logits,
                std::span<SampleResult> samples = {});
 
-  // Makes a device allocate what a step of so many tokens and rows of logits takes, `widest` being
-  // the most that a request may change of its routing (null: nothing), before requests depend on
-  // it. ResourceExhausted; where the device has no memory even for the activations, the
-  // process stops with the numbers.
-  absl::Status Reserve(int tokens, int logit_rows, const RoutingControl* widest = nullptr);
+  // Makes a device allocate what a step of so many tokens and rows of logits over a cache of this
+  // type takes, `widest` being the most that a request may change of its routing (null: nothing),
+  // before requests depend on it. ResourceExhausted; where the device has no memory even for the
+  // activations, the process stops with the numbers.
+  absl::Status Reserve(int tokens, int logit_rows, KvCacheType cache_type,
+                       const RoutingControl* widest = nullptr);
 
   const ModelSpec& spec() const;
   const ModelOptions& options() const;

@@ -93,7 +93,7 @@ class CpuBackend::AttentionCall {
 
   // Floats of a tile's sums, largest scores and totals.
   int64_t PartFloats() const { return kMaxAttentionRows * (int64_t{padded_} + 2); }
-  int64_t ScratchFloats() const { return AttentionScratch(shape_.head_dim) + 2 * PartFloats(); }
+  int64_t ScratchFloats() const { return kAttentionScratch + 2 * PartFloats(); }
 
   struct Tile {
     const float* queries[kMaxAttentionRows];
@@ -201,9 +201,14 @@ class CpuBackend::AttentionCall {
 
   void RunTile(const AttentionTask& task, float* scratch) const {
     const Tile tile = Gather(task);
-    float* part = scratch + AttentionScratch(shape_.head_dim);
+    float* part = scratch + kAttentionScratch;
     float* state = part + PartFloats();
     for (int block = BlockBegin(task); block < BlockEnd(task); ++block) {
+      if (BlockOf(tile.begin[tile.count - 1]) == block && tile.end[0] > block * kAttentionBlock &&
+          BlockOf(tile.begin[0]) == block) {
+        RunBlock(tile, block, scratch, state);  // the first block of every row
+        continue;
+      }
       RunBlock(tile, block, scratch, part);
       Join(tile, block, part, state);
     }

@@ -32,21 +32,42 @@ inline constexpr int kScaleBytes = kType == KvCacheType::kInt8 ? 64 : 0;
 
 inline Vec Multiply(Vec a, Vec b) { return Fma(a, b, Zero()); }
 
-// Scores of R rows at the 16 positions of each of B adjacent cache blocks; `queries` is
-// [head_dim][kMaxAttentionRows].
+// Few rows wait for memory. Blocks of a sequence lie apart, where the processor's own prefetch does
+// not look: while one is read, this asks for the one that comes `ahead` blocks later.
+template <int R>
+inline const char* Upcoming(const AttentionTileArgs& a, const char* base, int64_t block_bytes,
+                            int block, int ahead) {
+  const int last = (a.end[a.rows - 1] - 1) / 16;
+  const int next = block + ahead < last ? block + ahead : last;
+  return base + a.block_table[R > 2 ? block : next] * block_bytes;
+}
+
+template <int R>
+inline void PrefetchLine([[maybe_unused]] const char* p) {
+  if constexpr (R <= 2) __builtin_prefetch(p, 0, 3);
+}
+
+// Scores of R rows at the 16 positions of each of B adjacent cache blocks.
 template <KvCacheType kType, int R, int B>
-void ScoreTile(const AttentionTileArgs& a, const float* queries, int block, float* scores) {
+void ScoreTile(const AttentionTileArgs& a, const float* const* queries, int block, float* scores) {
   const char* key[B];
+  const char* next[B];
+  const float* query[R];
   Vec acc[R][B];
+  for (int r = 0; r < R; ++r) query[r] = queries[r];
   for (int b = 0; b < B; ++b) {
     key[b] = a.keys + a.block_table[block + b] * a.key_block_bytes + kScaleBytes<kType>;
+    next[b] = Upcoming<R>(a, a.keys, a.key_block_bytes, block + b, B) + kScaleBytes<kType>;
     for (int r = 0; r < R; ++r) acc[r][b] = Zero();
   }
-  for (int d = 0; d < a.head_dim; ++d, queries += kMaxAttentionRows) {
+  for (int d = 0; d < a.head_dim; ++d) {
     Vec line[B];
-    for (int b = 0; b < B; ++b) line[b] = LoadCached<kType>(key[b] + d * kLineBytes<kType>);
+    for (int b = 0; b < B; ++b) {
+      PrefetchLine<R>(next[b] + d * kLineBytes<kType>);
+      line[b] = LoadCached<kType>(key[b] + d * kLineBytes<kType>);
+    }
     for (int r = 0; r < R; ++r) {
-      const Vec q = Broadcast(queries[r]);
+      const Vec q = Broadcast(query[r][d]);
       for (int b = 0; b < B; ++b) acc[r][b] = Fma(q, line[b], acc[r][b]);
     }
   }
@@ -55,6 +76,7 @@ void ScoreTile(const AttentionTileArgs& a, const float* queries, int block, floa
       const Vec scale = Load(reinterpret_cast<const float*>(key[b] - kScaleBytes<kType>));
       for (int r = 0; r < R; ++r) acc[r][b] = Multiply(acc[r][b], scale);
     }
+    for (int r = 0; r < R; ++r) acc[r][b] = Multiply(acc[r][b], Broadcast(a.scale));
     for (int r = 0; r < R; ++r) Store(scores + r * kAttentionLanes + b * 16, acc[r][b]);
   }
 }
@@ -74,9 +96,14 @@ void SumTile(const AttentionTileArgs& a, const float* weights, int first_positio
     const int stop = (block + 1) * 16 < end ? (block + 1) * 16 : end;
     const char* value = a.values + a.block_table[block] * a.value_block_bytes + kScaleBytes<kType> +
                         (position - block * 16) * row_bytes + column * (kLineBytes<kType> / 16);
-    for (; position < stop; ++position, ++weights, value += row_bytes) {
+    const int64_t offset = value - (a.values + a.block_table[block] * a.value_block_bytes);
+    const char* next = Upcoming<R>(a, a.values, a.value_block_bytes, block, 1) + offset;
+    for (; position < stop; ++position, ++weights, value += row_bytes, next += row_bytes) {
       Vec line[V];
-      for (int v = 0; v < V; ++v) line[v] = LoadCached<kType>(value + v * kLineBytes<kType>);
+      for (int v = 0; v < V; ++v) {
+        PrefetchLine<R>(next + v * kLineBytes<kType>);
+        line[v] = LoadCached<kType>(value + v * kLineBytes<kType>);
+      }
       for (int r = 0; r < R; ++r) {
         const Vec weight = Broadcast(weights[r * kAttentionLanes]);
         for (int v = 0; v < V; ++v) acc[r][v] = Fma(weight, line[v], acc[r][v]);
@@ -89,7 +116,7 @@ void SumTile(const AttentionTileArgs& a, const float* weights, int first_positio
 }
 
 template <KvCacheType kType, int R>
-void ScoreRows(const AttentionTileArgs& a, const float* queries, int begin, int end,
+void ScoreRows(const AttentionTileArgs& a, const float* const* queries, int begin, int end,
                float* scores) {
   constexpr int kBlocks = kAttentionAccumulators / R < 4 ? kAttentionAccumulators / R : 4;
   int block = begin;
@@ -115,46 +142,50 @@ void SumRows(const AttentionTileArgs& a, const float* weights, int first_positio
   }
 }
 
-inline float LargestOf(const float* scores, int count) {
-  float lane[16];
-  for (int l = 0; l < 16; ++l) lane[l] = -__builtin_inff();
-  int i = 0;
-  for (; i + 16 <= count; i += 16) {
-    for (int l = 0; l < 16; ++l) lane[l] = scores[i + l] > lane[l] ? scores[i + l] : lane[l];
-  }
-  for (int l = 0; i + l < count; ++l) lane[l] = scores[i + l] > lane[l] ? scores[i + l] : lane[l];
-  for (int width = 8; width > 0; width /= 2) {
-    for (int l = 0; l < width; ++l) lane[l] = lane[l + width] > lane[l] ? lane[l + width] : lane[l];
-  }
-  return lane[0];
+inline float Larger(float a, float b) { return a > b ? a : b; }
+
+// Of 16 lanes, as a tree. Arrays of their own keep the steps in registers.
+inline float LargestLane(const float* lane) {
+  float a[8], b[4];
+  for (int l = 0; l < 8; ++l) a[l] = Larger(lane[l], lane[l + 8]);
+  for (int l = 0; l < 4; ++l) b[l] = Larger(a[l], a[l + 4]);
+  return Larger(Larger(b[0], b[2]), Larger(b[1], b[3]));
+}
+inline float LaneTotal(const float* lane) {
+  float a[8], b[4];
+  for (int l = 0; l < 8; ++l) a[l] = lane[l] + lane[l + 8];
+  for (int l = 0; l < 4; ++l) b[l] = a[l] + a[l + 4];
+  return (b[0] + b[2]) + (b[1] + b[3]);
 }
 
 // Turns the scores of positions [begin, end), which stand at [begin - first_position, ..), into
-// weights e^(score - largest). Lanes up to whole vectors become 0; tells the largest and the sum.
-inline void Exponentials(const AttentionTileArgs& a, int begin, int end, int first_position,
-                         float* lanes, float* largest, float* sum) {
+// weights e^(score - largest); tells the largest and the sum. Goes through whole vectors: what the
+// lanes of other positions hold is arbitrary, they may never have been written.
+inline void Exponentials(int begin, int end, int first_position, float* lanes, float* largest,
+                         float* sum) {
   const int skip = begin - first_position;
   const int visible = end - first_position;
   const int from = skip / 16 * 16;
   const int to = (visible + 15) / 16 * 16;
-  for (int i = skip; i < visible; ++i) lanes[i] *= a.scale;
-  const float maximum = LargestOf(lanes + skip, visible - skip);
-  // What other positions' lanes hold is arbitrary: they may never have been written.
-  for (int i = from; i < skip; ++i) lanes[i] = 0.0f;
-  for (int i = skip; i < visible; ++i) lanes[i] = ContractExp(lanes[i] - maximum);
-  for (int i = visible; i < to; ++i) lanes[i] = 0.0f;
-  float lane[16] = {};
+  for (int i = from; i < skip; ++i) lanes[i] = -__builtin_inff();
+  for (int i = visible; i < to; ++i) lanes[i] = -__builtin_inff();
+  float lane[16];
+  for (int l = 0; l < 16; ++l) lane[l] = -__builtin_inff();
   for (int i = from; i < to; i += 16) {
-    for (int l = 0; l < 16; ++l) lane[l] += lanes[i + l];
+    for (int l = 0; l < 16; ++l) lane[l] = Larger(lanes[i + l], lane[l]);
   }
-  for (int width = 8; width > 0; width /= 2) {
-    for (int l = 0; l < width; ++l) lane[l] += lane[l + width];
+  const float maximum = LargestLane(lane);
+  float total[16] = {};
+  for (int i = from; i < to; i += 16) {
+    for (int l = 0; l < 16; ++l) lanes[i + l] = ContractExp(lanes[i + l] - maximum);
+    for (int l = 0; l < 16; ++l) total[l] += lanes[i + l];
   }
   *largest = maximum;
-  *sum = lane[0];
+  *sum = LaneTotal(total);
 }
 
-// `R` is the number of rows rounded up to a power of two; the rows that fill it up are zeros.
+// `R` is the number of rows rounded up to a power of two; the rows that fill it up repeat one
+// and have no weights.
 template <KvCacheType kType, int R>
 void AttentionTileOf(const AttentionTileArgs& a) {
   const int block_begin = a.block * kAttentionBlock;
@@ -167,17 +198,13 @@ void AttentionTileOf(const AttentionTileArgs& a) {
   const int first = begin[0] / 16;
   const int last = (end[a.rows - 1] + 15) / 16;
 
-  float* queries = a.scratch;
-  float* weights = queries + static_cast<int64_t>(a.head_dim) * kMaxAttentionRows;
-  for (int r = 0; r < R; ++r) {
-    for (int d = 0; d < a.head_dim; ++d) {
-      queries[d * kMaxAttentionRows + r] = r < a.rows ? a.queries[r][d] : 0.0f;
-    }
-  }
+  float* weights = a.scratch;
+  const float* queries[R];
+  for (int r = 0; r < R; ++r) queries[r] = a.queries[r < a.rows ? r : 0];
   ScoreRows<kType, R>(a, queries, first, last, weights);
   for (int r = 0; r < a.rows; ++r) {
     float* lanes = weights + r * kAttentionLanes;
-    Exponentials(a, begin[r], end[r], first * 16, lanes, &a.largest[r], &a.total[r]);
+    Exponentials(begin[r], end[r], first * 16, lanes, &a.largest[r], &a.total[r]);
     if constexpr (kType == KvCacheType::kInt8) {
       // After the sum: the total is of the weights alone.
       for (int block = begin[r] / 16; block < (end[r] + 15) / 16; ++block) {

@@ -49,12 +49,13 @@ Result<std::unique_ptr<DeviceBuffer>> CpuBackend::Upload(std::span<const float> 
 }
 
 Result<std::unique_ptr<KvCacheStorage>> CpuBackend::NewKvCache(std::vector<KvLayerShape> layers,
-                                                               DType dtype, int64_t num_blocks) {
-  return CpuKvCache::Allocate(std::move(layers), dtype, num_blocks);
+                                                               KvCacheType type,
+                                                               int64_t num_blocks) {
+  return CpuKvCache::Allocate(std::move(layers), type, num_blocks);
 }
 
-int64_t CpuBackend::KvBlockBytes(std::span<const KvLayerShape> layers, DType dtype) const {
-  return CpuKvCache::BytesPerBlock(layers, dtype);
+int64_t CpuBackend::KvBlockBytes(std::span<const KvLayerShape> layers, KvCacheType type) const {
+  return CpuKvCache::BytesPerBlock(layers, type);
 }
 
 StepRows CpuBackend::BeginStep(const StepInputs& inputs, const void*, bool) {

@@ -122,20 +122,17 @@ void AxpyBf16(float a, const Bf16* x, float* y, int64_t n) {
 constexpr KernelTable MakeTable(const char* name) {
   return {
     .name = name, .bf16_dot = MOESERVE_BF16_DOT != 0, .row_tile = kRowTile,
-    .attention_rows = kAttentionRows,
-    .linear_f32 = &LinearF32,
+    .attention_rows = kAttentionRows, .linear_f32 = &LinearF32,
 #if MOESERVE_BF16_DOT
     .linear_bf16 = &LinearBf16,
 #else
     .linear_bf16 = nullptr,
 #endif
-    .linear_quantized = &LinearQuantized, .quantize_row = &QuantizeInputRow,
-    .epilogue = &Epilogue, .norm_row = &NormRow, .attention_tile = &AttentionTile,
-    .merge_attention = &MergeAttention,
+    .linear_quantized = &LinearQuantized, .quantize_row = &QuantizeInputRow, .epilogue = &Epilogue,
+    .norm_row = &NormRow, .attention_tile = &AttentionTile, .merge_attention = &MergeAttention,
     .contract_dot = &ContractDot, .router_scores = &RouterScores, .route_row = &RouteRow,
     .widen_bf16 = &WidenBf16Row, .convert_row = &ConvertRow, .axpy = &Axpy, .axpy_bf16 = &AxpyBf16,
-    .read_stream = &ReadStream,
-    .arithmetic_f32 = &ArithmeticF32,
+    .read_stream = &ReadStream, .arithmetic_f32 = &ArithmeticF32,
 #if MOESERVE_BF16_DOT
     .arithmetic_bf16 = &ArithmeticBf16,
 #else

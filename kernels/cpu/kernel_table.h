@@ -92,9 +92,7 @@ inline constexpr int kAttentionBlock = 256;
 inline constexpr int kMaxAttentionRows = 8;
 
 // Floats of AttentionTileArgs::scratch.
-constexpr int64_t AttentionScratch(int head_dim) {
-  return int64_t{kMaxAttentionRows} * (head_dim + kAttentionBlock);
-}
+inline constexpr int64_t kAttentionScratch = int64_t{kMaxAttentionRows} * kAttentionBlock;
 
 // Query rows of one sequence against one block of positions of one kv head.
 struct AttentionTileArgs {
@@ -114,7 +112,7 @@ struct AttentionTileArgs {
   int padded_dim;
   int block;  // positions [block, block + 1) * kAttentionBlock
   float scale;
-  float* scratch;
+  float* scratch;  // [kAttentionScratch]
   // Of the row's visible positions in the block: the largest score, and the sums of weights
   // e^(score - largest) and of weighted values.
   float* largest;  // [rows]

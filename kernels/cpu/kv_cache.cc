@@ -17,19 +17,19 @@ CpuKvCache::Geometry CpuKvCache::GeometryOf(const KvLayerShape& shape, KvCacheTy
   return g;
 }
 
-int64_t CpuKvCache::BytesPerBlock(std::span<const KvLayerShape> layers, DType dtype) {
+int64_t CpuKvCache::BytesPerBlock(std::span<const KvLayerShape> layers, KvCacheType type) {
   int64_t bytes = 0;
   for (const KvLayerShape& s : layers) {
-    const Geometry g = GeometryOf(s, KvCacheTypeOf(dtype));
+    const Geometry g = GeometryOf(s, type);
     bytes += g.key_block + g.value_block;
   }
   return bytes;
 }
 
 Result<std::unique_ptr<CpuKvCache>> CpuKvCache::Allocate(std::vector<KvLayerShape> layers,
-                                                         DType dtype, int64_t num_blocks) {
-  std::unique_ptr<CpuKvCache> cache(new CpuKvCache(std::move(layers), dtype, num_blocks));
-  const int64_t bytes = BytesPerBlock(cache->shapes_, dtype) * num_blocks;
+                                                         KvCacheType type, int64_t num_blocks) {
+  std::unique_ptr<CpuKvCache> cache(new CpuKvCache(std::move(layers), type, num_blocks));
+  const int64_t bytes = BytesPerBlock(cache->shapes_, type) * num_blocks;
   MOESERVE_ASSIGN_OR_RETURN(cache->memory_, HostBuffer::Allocate(static_cast<size_t>(bytes)));
   char* next = cache->memory_.data();
   for (const KvLayerShape& s : cache->shapes_) {

@@ -20,9 +20,9 @@ inline constexpr int64_t kKvScaleBytes = kKvBlockTokens * int64_t{sizeof(float)}
 class CpuKvCache : public KvCacheStorage {
  public:
   // ResourceExhausted with the size.
-  static Result<std::unique_ptr<CpuKvCache>> Allocate(std::vector<KvLayerShape> layers, DType dtype,
-                                                      int64_t num_blocks);
-  static int64_t BytesPerBlock(std::span<const KvLayerShape> layers, DType dtype);
+  static Result<std::unique_ptr<CpuKvCache>> Allocate(std::vector<KvLayerShape> layers,
+                                                      KvCacheType type, int64_t num_blocks);
+  static int64_t BytesPerBlock(std::span<const KvLayerShape> layers, KvCacheType type);
 
   // Bytes of one kv head within a block, and of a block.
   struct Geometry {
@@ -33,7 +33,6 @@ class CpuKvCache : public KvCacheStorage {
   };
   static Geometry GeometryOf(const KvLayerShape& shape, KvCacheType type);
 
-  KvCacheType type() const { return KvCacheTypeOf(dtype()); }
   Geometry geometry(int layer) const { return GeometryOf(shape(layer), type()); }
 
   char* keys(int layer) const { return layers_[layer].keys; }

@@ -46,9 +46,9 @@ class CudaEmbeddingTable : public EmbeddingTable {
 // The paged cache with the stream on which its blocks are copied.
 class StreamKvCache : public KvCacheStorage {
  public:
-  StreamKvCache(std::vector<KvLayerShape> layers, DType dtype, int64_t blocks, CudaKvCache cache,
-                cudaStream_t stream)
-      : KvCacheStorage(std::move(layers), dtype, blocks),
+  StreamKvCache(std::vector<KvLayerShape> layers, KvCacheType type, int64_t blocks,
+                CudaKvCache cache, cudaStream_t stream)
+      : KvCacheStorage(std::move(layers), type, blocks),
         cache_(std::move(cache)),
         stream_(stream) {}
   void CopyBlock(int32_t from, int32_t to) override { cache_.CopyBlock(from, to, stream_); }
@@ -58,6 +58,11 @@ class StreamKvCache : public KvCacheStorage {
   CudaKvCache cache_;
   cudaStream_t stream_;
 };
+
+// Of a cache that the device has; bf16 also stands for int8, which it refuses to allocate.
+DType ElementType(KvCacheType type) {
+  return type == KvCacheType::kF32 ? DType::kF32 : DType::kBF16;
+}
 
 // Routes that a row may have.
 int WidestRow(const RouteSettings& settings, std::span<const RouteOverride> overrides) {
@@ -236,7 +241,12 @@ Result<std::unique_ptr<DeviceBuffer>> CudaBackend::Upload(std::span<const float>
 }
 
 Result<std::unique_ptr<KvCacheStorage>> CudaBackend::NewKvCache(std::vector<KvLayerShape> layers,
-                                                                DType dtype, int64_t num_blocks) {
+                                                                KvCacheType type,
+                                                                int64_t num_blocks) {
+  if (type == KvCacheType::kInt8) {
+    return absl::UnimplementedError(description_ +
+                                    ": type of the KV cache: expected f32 or bf16, found int8");
+  }
   // Attention to wide heads takes more shared memory than the smaller chips of a generation have.
   constexpr int kHeadDimEverywhere = 128;
   constexpr size_t kSharedForWideHeads = 163 << 10;
@@ -255,19 +265,19 @@ Result<std::unique_ptr<KvCacheStorage>> CudaBackend::NewKvCache(std::vector<KvLa
           std::to_string(kHeadDimEverywhere) + " can be used");
     }
   }
-  Result<CudaKvCache> cache = CudaKvCache::Allocate(layers, dtype, num_blocks);
+  Result<CudaKvCache> cache = CudaKvCache::Allocate(layers, ElementType(type), num_blocks);
   if (!cache.ok()) {
     return WithBudget(cache.status(),
                       "a KV cache of " +
-                          std::to_string(KvBlockBytes(layers, dtype) * num_blocks >> 20) +
+                          std::to_string(KvBlockBytes(layers, type) * num_blocks >> 20) +
                           " MiB (kv-cache-memory, max-num-seqs, max-model-len)");
   }
   return std::unique_ptr<KvCacheStorage>(std::make_unique<StreamKvCache>(
-      std::move(layers), dtype, num_blocks, std::move(cache).value(), stream_.get()));
+      std::move(layers), type, num_blocks, std::move(cache).value(), stream_.get()));
 }
 
-int64_t CudaBackend::KvBlockBytes(std::span<const KvLayerShape> layers, DType dtype) const {
-  return CudaKvCache::BytesPerBlock({layers.begin(), layers.end()}, dtype);
+int64_t CudaBackend::KvBlockBytes(std::span<const KvLayerShape> layers, KvCacheType type) const {
+  return CudaKvCache::BytesPerBlock({layers.begin(), layers.end()}, ElementType(type));
 }
 
 void CudaBackend::Embed(const EmbedArgs& args) {

@@ -41,9 +41,9 @@ class CudaBackend : public Backend {
   Result<std::unique_ptr<Router>> NewRouter(const RouteSettings& settings,
                                             const RouterTensors& tensors) override;
   Result<std::unique_ptr<DeviceBuffer>> Upload(std::span<const float> values) override;
-  Result<std::unique_ptr<KvCacheStorage>> NewKvCache(std::vector<KvLayerShape> layers, DType dtype,
-                                                     int64_t num_blocks) override;
-  int64_t KvBlockBytes(std::span<const KvLayerShape> layers, DType dtype) const override;
+  Result<std::unique_ptr<KvCacheStorage>> NewKvCache(std::vector<KvLayerShape> layers,
+                                                     KvCacheType type, int64_t num_blocks) override;
+  int64_t KvBlockBytes(std::span<const KvLayerShape> layers, KvCacheType type) const override;
 
   StepRows BeginStep(const StepInputs& inputs, const void* owner, bool replayable) override;
   void RunStep(const std::function<void()>& operations) override;

@@ -90,13 +90,17 @@ absl::Status Run(const Options& options) {
                                            .cpu_isa = options.model.cpu_isa}));
   MOESERVE_ASSIGN_OR_RETURN(const ModelOptions types,
                             ResolveDType(options.model.dtype, *loaded.weights));
-  const DType compute = types.compute;
+  MOESERVE_ASSIGN_OR_RETURN(const KvCacheType cache_type,
+                            ResolveKvCacheType(options.model.kv_cache_dtype, types.compute));
   const auto start = std::chrono::steady_clock::now();
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Model> model,
                             Model::Create(loaded.spec, types, *loaded.weights, *backend));
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   std::printf("%s, %s, %s, weights %.2f GB, loaded in %.1f s\n", loaded.name.c_str(),
-              std::string(Name(compute)).c_str(), std::string(backend->description()).c_str(),
+              std::string(types.quantization == Quantization::kNone ? Name(types.compute)
+                                                                    : Name(types.quantization))
+                  .c_str(),
+              std::string(backend->description()).c_str(),
               static_cast<double>(model->weight_bytes()) / 1e9, seconds.count());
   std::fflush(stdout);
   std::vector<KvLayerShape> shapes;
@@ -104,13 +108,14 @@ absl::Status Run(const Options& options) {
     shapes.push_back({l.attention.num_kv_heads, l.attention.head_dim});
   }
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<KvCacheStorage> cache,
-                            backend->NewKvCache(shapes, compute, sequences * BlocksFor(length)));
+                            backend->NewKvCache(shapes, cache_type, sequences * BlocksFor(length)));
   BenchReport report;
   report.model = loaded.name;
   report.device = backend->description();
   report.instruction_set = backend->instruction_set();
   report.threads = backend->threads();
-  report.compute = compute;
+  report.types = types;
+  report.kv_cache = cache_type;
   report.weight_bytes = model->weight_bytes();
   report.settings = cases;
   // Twice, around the cases: a machine's speed can drift in between.

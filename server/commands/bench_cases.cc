@@ -56,9 +56,9 @@ class Cases {
  private:
   // Bytes of matrices with so many parameters, and of what every step reads of the weights.
   int64_t Stored(int64_t parameters) const {
-    return MatrixBytes(parameters, model_.options().compute);
+    return MatrixBytes(parameters, model_.options().compute, model_.options().quantization);
   }
-  int64_t FixedStored() const { return FixedWeightBytes(model_.spec(), model_.options().compute); }
+  int64_t FixedStored() const { return FixedWeightBytes(model_.spec(), model_.options()); }
 
   // Tokens per second of one prompt.
   double Prompt(StepHooks* hooks) {
@@ -110,7 +110,7 @@ class Cases {
     result.bytes_per_step =
         static_cast<double>(FixedStored()) +
         static_cast<double>(Stored(work.parameters())) / settings_.tokens +
-        visible * batch * static_cast<double>(CacheBytesPerToken(spec, model_.options().compute));
+        visible * batch * static_cast<double>(CacheBytesPerToken(spec, cache_.type()));
     result.operations_per_step =
         Operations(spec, work, steps * batch, visible) / static_cast<double>(steps) +
         2.0 * batch * static_cast<double>(HeadProducts(spec));
@@ -166,9 +166,10 @@ MachineRates MachineRates::Best(const MachineRates& a, const MachineRates& b) {
           .int8 = std::max(a.int8, b.int8)};
 }
 
-double MachineRates::PeakFor(DType compute) const {
+double MachineRates::PeakFor(const ModelOptions& types) const {
+  if (types.quantization != Quantization::kNone && int8 > 0) return int8;
   // Without instructions for bf16 its rows are widened.
-  return compute == DType::kBF16 && bf16 > 0 ? bf16 : f32;
+  return types.compute == DType::kBF16 && bf16 > 0 ? bf16 : f32;
 }
 
 double CaseResult::Median() const {
@@ -181,8 +182,8 @@ double CaseResult::Median() const {
 double CaseResult::Min() const { return *std::min_element(rounds.begin(), rounds.end()); }
 double CaseResult::Max() const { return *std::max_element(rounds.begin(), rounds.end()); }
 
-double CaseResult::Bound(const MachineRates& rates, DType compute) const {
-  const double peak = rates.PeakFor(compute);
+double CaseResult::Bound(const MachineRates& rates, const ModelOptions& types) const {
+  const double peak = rates.PeakFor(types);
   if (!decode && peak <= 0) return 0.0;
   double seconds = 0.0;
   if (rates.read_bandwidth > 0) seconds = bytes_per_step / rates.read_bandwidth;

@@ -7,7 +7,6 @@
 
 #include "engine/kv_cache.h"
 #include "engine/model/model.h"
-#include "kernels/base/dtype.h"
 
 namespace moeserve::server {
 
@@ -29,8 +28,8 @@ struct MachineRates {
 
   // The better of two measurements of each.
   static MachineRates Best(const MachineRates& a, const MachineRates& b);
-  // The fastest arithmetic that products with inputs of this type can use; 0: not measured.
-  double PeakFor(DType compute) const;
+  // The fastest arithmetic that products of these types can use; 0: not measured.
+  double PeakFor(const ModelOptions& types) const;
 };
 
 struct CaseResult {
@@ -47,7 +46,7 @@ struct CaseResult {
   double Max() const;
   // Tokens per second at these rates: what the slower of memory and arithmetic allows. Where
   // arithmetic is not measured: memory alone for decoding, 0 (unknown) for prompts.
-  double Bound(const MachineRates& rates, DType compute) const;
+  double Bound(const MachineRates& rates, const ModelOptions& types) const;
 };
 
 // Every round runs each case once, so that a disturbance of the machine meets all alike; a round

@@ -108,10 +108,13 @@ Result<RunningModel> StartSynthetic(const Options& options, const EngineOptions&
   MOESERVE_ASSIGN_OR_RETURN(const ModelOptions types, ResolveDType(options.model.dtype, *weights));
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Model> model,
                             Model::Create(spec, types, *weights, *out.backend));
+  EngineOptions adjusted = engine;
+  MOESERVE_ASSIGN_OR_RETURN(adjusted.kv_cache_type,
+                            ResolveKvCacheType(options.model.kv_cache_dtype, types.compute));
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Engine> running,
-                            Engine::Create(engine, std::move(model), nullptr, {}));
+                            Engine::Create(adjusted, std::move(model), nullptr, {}));
   out.engine = AdaptEngine(std::move(running));
-  out.compute = types.compute;
+  out.types = types;
   return out;
 }
 
@@ -210,7 +213,7 @@ absl::Status RunInProcess(const Options& options) {
   std::function<double()> weight_bytes;
   if (options.bandwidth) {
     weight_bytes = [&] {
-      return WeightBytesRead(model.engine->ExpertSnapshot(), model.engine->spec(), model.compute);
+      return WeightBytesRead(model.engine->ExpertSnapshot(), model.engine->spec(), model.types);
     };
     MOESERVE_RETURN_IF_ERROR(probe());
   }

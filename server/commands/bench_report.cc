@@ -93,7 +93,7 @@ std::string BenchTable(const BenchReport& report) {
   for (const CaseResult& r : report.cases) {
     Append(out, "%-14s %10.1f %10.1f-%-10.1f %10.1f %11.1f", r.name.c_str(), r.Median(), r.Min(),
            r.Max(), r.bytes_per_step / 1e6, r.distinct_experts);
-    const double bound = r.Bound(best, report.compute);
+    const double bound = r.Bound(best, report.types);
     if (bound > 0) Append(out, " %10.1f %6.1f%%", bound, 100.0 * r.Median() / bound);
     out += "\n";
   }
@@ -112,7 +112,7 @@ Json BenchJson(const BenchReport& report, const ModelSpec& spec) {
               {"bytes_per_step", r.bytes_per_step},
               {"operations_per_step", r.operations_per_step},
               {"distinct_experts", r.distinct_experts}};
-    const double bound = r.Bound(best, report.compute);
+    const double bound = r.Bound(best, report.types);
     if (bound > 0) {
       c["bound_tokens_per_second"] = bound;
       c["share"] = r.Median() / bound;
@@ -121,7 +121,10 @@ Json BenchJson(const BenchReport& report, const ModelSpec& spec) {
   }
   Json json = {{"model", report.model},
                {"device", report.device},
-               {"dtype", std::string(Name(report.compute))},
+               {"dtype", std::string(report.types.quantization == Quantization::kNone
+                                         ? Name(report.types.compute)
+                                         : Name(report.types.quantization))},
+               {"kv_cache_dtype", std::string(Name(report.kv_cache))},
                {"weight_bytes", report.weight_bytes},
                {"context", report.settings.context},
                {"tokens", report.settings.tokens},

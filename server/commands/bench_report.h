@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "engine/model/spec.h"
-#include "kernels/base/dtype.h"
+#include "kernels/kv_cache_type.h"
 #include "server/commands/bench_cases.h"
 
 namespace moeserve::server {
@@ -16,7 +16,8 @@ struct BenchReport {
   std::string device;           // the backend's description
   std::string instruction_set;  // empty where there is none
   int threads = 0;              // 0: not on the host
-  DType compute = DType::kF32;
+  ModelOptions types;
+  KvCacheType kv_cache = KvCacheType::kF32;
   int64_t weight_bytes = 0;
   CaseSettings settings;
   MachineRates before, after;  // the cases; bounds take the better of each

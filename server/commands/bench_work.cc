@@ -57,12 +57,13 @@ int64_t FixedProducts(const ModelSpec& spec) {
 
 int64_t HeadProducts(const ModelSpec& spec) { return int64_t{spec.vocab_size} * spec.hidden_size; }
 
-int64_t CacheBytesPerToken(const ModelSpec& spec, DType cache) {
-  int64_t values = 0;
+int64_t CacheBytesPerToken(const ModelSpec& spec, KvCacheType cache) {
+  const int64_t scale = cache == KvCacheType::kInt8 ? sizeof(float) : 0;
+  int64_t bytes = 0;
   for (const LayerSpec& l : spec.layers) {
-    values += int64_t{2} * l.attention.num_kv_heads * l.attention.head_dim;
+    bytes += 2 * l.attention.num_kv_heads * (l.attention.head_dim * ElementBytes(cache) + scale);
   }
-  return values * static_cast<int64_t>(SizeOf(cache));
+  return bytes;
 }
 
 double Operations(const ModelSpec& spec, const RoutedWork& work, int64_t tokens, double visible) {

@@ -6,7 +6,7 @@
 #include "engine/batch.h"
 #include "engine/model/spec.h"
 #include "kernels/backend.h"
-#include "kernels/base/dtype.h"
+#include "kernels/kv_cache_type.h"
 
 namespace moeserve::server {
 
@@ -43,7 +43,7 @@ int64_t FixedProducts(const ModelSpec& spec);
 int64_t HeadProducts(const ModelSpec& spec);
 
 // Bytes of keys and values that a token leaves in the caches of all layers.
-int64_t CacheBytesPerToken(const ModelSpec& spec, DType cache);
+int64_t CacheBytesPerToken(const ModelSpec& spec, KvCacheType cache);
 
 // Operations of `tokens` tokens that pass the whole model but the head, with the routes counted in
 // `work` (of exactly these tokens) and `visible` cached positions for each on average. A

@@ -29,6 +29,10 @@ void AddComputeOptions(CLI::App& app, ModelOptionsText& options) {
                  "integers")
       ->check(CLI::IsMember({"auto", "f32", "bf16", "int8", "int4"}))
       ->capture_default_str();
+  app.add_option("--kv-cache-dtype", options.kv_cache_dtype,
+                 "Type of the KV cache; auto: that of products")
+      ->check(CLI::IsMember({"auto", "f32", "bf16", "int8"}))
+      ->capture_default_str();
   app.add_option("--threads", options.threads, "CPU threads; 0: one for each core")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
@@ -94,6 +98,14 @@ Result<ModelOptions> ResolveDType(const std::string& text, const WeightSource& s
   return absl::InvalidArgumentError(Concat("unknown dtype ", Quoted(text)));
 }
 
+Result<KvCacheType> ResolveKvCacheType(const std::string& text, DType compute) {
+  if (text == "auto") return KvCacheTypeOf(compute);
+  for (const KvCacheType type : {KvCacheType::kF32, KvCacheType::kBF16, KvCacheType::kInt8}) {
+    if (text == Name(type)) return type;
+  }
+  return absl::InvalidArgumentError(Concat("unknown KV cache dtype ", Quoted(text)));
+}
+
 Result<RunningModel> StartModel(
     const ModelOptionsText& options, const EngineOptions& engine,
     const std::function<absl::Status(const ModelSpec&, EngineOptions&)>& adjust) {
@@ -110,7 +122,7 @@ Result<RunningModel> StartModel(
       std::unique_ptr<Model> model,
       Model::Create(checkpoint.spec, model_options, *checkpoint.weights, *out.backend));
   out.defaults = checkpoint.generation;
-  out.compute = model_options.compute;
+  out.types = model_options;
   out.tokenizer_config = std::move(checkpoint.tokenizer_config);
   out.directory_name = checkpoint.directory_name;
   const Quantization run = model_options.quantization;
@@ -127,6 +139,8 @@ Result<RunningModel> StartModel(
                    ')'),
       ", weights ", ShowBytes(model->weight_bytes()));
   EngineOptions adjusted = engine;
+  MOESERVE_ASSIGN_OR_RETURN(adjusted.kv_cache_type,
+                            ResolveKvCacheType(options.kv_cache_dtype, out.types.compute));
   if (adjust) MOESERVE_RETURN_IF_ERROR(adjust(model->spec(), adjusted));
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Engine> running,
                             Engine::Create(adjusted, std::move(model), checkpoint.tokenizer,

@@ -19,13 +19,14 @@ struct ModelOptionsText {
   std::string directory;
   std::string device = "cpu";
   std::string dtype = "auto";
+  std::string kv_cache_dtype = "auto";
   int threads = 0;
   std::string cpu_isa = "auto";
 };
 
 // --model only.
 void AddModelDirectory(CLI::App& app, ModelOptionsText& options);
-// --device, --dtype, --threads, --cpu-isa.
+// --device, --dtype, --kv-cache-dtype, --threads, --cpu-isa.
 void AddComputeOptions(CLI::App& app, ModelOptionsText& options);
 // --model and those.
 void AddModelOptions(CLI::App& app, ModelOptionsText& options);
@@ -48,7 +49,7 @@ struct RunningModel {
   TokenizerConfig tokenizer_config;
   std::string directory_name;
   std::string description;  // of backend and model, one line
-  DType compute = DType::kF32;
+  ModelOptions types;
 };
 
 // Loads a checkpoint and starts an engine with it. `adjust`, if given, may change the engine's
@@ -60,6 +61,8 @@ Result<RunningModel> StartModel(
 // Types of a run. "auto" follows the stored ones: bf16 and integers stay, everything else runs in
 // f32.
 Result<ModelOptions> ResolveDType(const std::string& text, const WeightSource& source);
+// "auto" follows the type of products.
+Result<KvCacheType> ResolveKvCacheType(const std::string& text, DType compute);
 
 // Prints "error: <message>" and gives the exit status 1.
 int Fail(const absl::Status& status);

@@ -228,7 +228,7 @@ TEST(StepWork, RoutedAttention) {
   EXPECT_EQ(work.parameters(), 3 * 2 * 16 * 64);
   EXPECT_EQ(work.attention_heads(0), 15);
   EXPECT_EQ(Operations(spec, work, 5, 7.0) - Operations(spec, work, 5, 0.0), 4.0 * 7 * 15 * 16);
-  EXPECT_EQ(CacheBytesPerToken(spec, DType::kBF16), 2 * 16 * 2);
+  EXPECT_EQ(CacheBytesPerToken(spec, KvCacheType::kBF16), 2 * 16 * 2);
 }
 
 TEST(Rates, TheSlowerOfMemoryAndArithmeticBounds) {
@@ -237,15 +237,19 @@ TEST(Rates, TheSlowerOfMemoryAndArithmeticBounds) {
   result.bytes_per_step = 100;
   result.operations_per_step = 1000;
   MachineRates rates{.read_bandwidth = 200, .f32 = 1000, .bf16 = 4000};
-  EXPECT_DOUBLE_EQ(result.Bound(rates, DType::kBF16), 8.0);  // memory: 0.5 s
-  EXPECT_DOUBLE_EQ(result.Bound(rates, DType::kF32), 4.0);   // arithmetic: 1 s
+  EXPECT_DOUBLE_EQ(result.Bound(rates, {.compute = DType::kBF16}), 8.0);  // memory: 0.5 s
+  EXPECT_DOUBLE_EQ(result.Bound(rates, {}), 4.0);                         // arithmetic: 1 s
   rates.bf16 = 0;  // widened: the products are those of f32
-  EXPECT_DOUBLE_EQ(result.Bound(rates, DType::kBF16), 4.0);
-  EXPECT_DOUBLE_EQ(result.Bound({}, DType::kF32), 0.0);
+  EXPECT_DOUBLE_EQ(result.Bound(rates, {.compute = DType::kBF16}), 4.0);
+  const ModelOptions int8{DType::kBF16, Quantization::kInt8};
+  EXPECT_DOUBLE_EQ(result.Bound(rates, int8), 4.0);
+  rates.int8 = 4000;
+  EXPECT_DOUBLE_EQ(result.Bound(rates, int8), 8.0);
+  EXPECT_DOUBLE_EQ(result.Bound({}, {}), 0.0);
   const MachineRates memory{.read_bandwidth = 200};
-  EXPECT_DOUBLE_EQ(result.Bound(memory, DType::kF32), 0.0);
+  EXPECT_DOUBLE_EQ(result.Bound(memory, {}), 0.0);
   result.decode = true;
-  EXPECT_DOUBLE_EQ(result.Bound(memory, DType::kF32), 8.0);
+  EXPECT_DOUBLE_EQ(result.Bound(memory, {}), 8.0);
 }
 
 TEST(Rates, EveryInstructionSetMeasuresItsArithmetic) {
@@ -273,7 +277,8 @@ TEST_P(MeasuredCases, ReportRatesBoundsAndShares) {
   ASSERT_TRUE(model.ok()) << model.status().message();
   BenchReport report;
   report.threads = 2;
-  report.compute = DType::kBF16;
+  report.types.compute = DType::kBF16;
+  report.kv_cache = KvCacheType::kBF16;
   report.settings = {
       .batches = {1, 4}, .prompt = 10, .chunk = 4, .tokens = 3, .context = 5, .rounds = 4};
   std::vector<KvLayerShape> shapes;
@@ -281,7 +286,7 @@ TEST_P(MeasuredCases, ReportRatesBoundsAndShares) {
     shapes.push_back({l.attention.num_kv_heads, l.attention.head_dim});
   }
   Result<std::unique_ptr<KvCacheStorage>> cache =
-      (*backend)->NewKvCache(shapes, DType::kBF16, 4 * BlocksFor(10));
+      (*backend)->NewKvCache(shapes, KvCacheType::kBF16, 4 * BlocksFor(10));
   ASSERT_TRUE(cache.ok());
   report.cases = MeasureCases(report.settings, **model, **cache);
   report.before = {.read_bandwidth = 3e9, .f32 = 1e9, .bf16 = 5e9};
@@ -313,9 +318,9 @@ TEST_P(MeasuredCases, ReportRatesBoundsAndShares) {
   if (r.split.heads > 1) return;
   EXPECT_DOUBLE_EQ(json["cases"][1]["distinct_experts"], r.select.MaxSelected());
   const int64_t expert = 3 * 32 * 64;
-  const double bytes = static_cast<double>(FixedWeightBytes(spec, DType::kBF16)) +
+  const double bytes = static_cast<double>(FixedWeightBytes(spec, {.compute = DType::kBF16})) +
                        2.0 * spec.num_layers() * r.select.MaxSelected() * expert +
-                       7.0 * CacheBytesPerToken(spec, DType::kBF16);
+                       7.0 * CacheBytesPerToken(spec, KvCacheType::kBF16);
   EXPECT_DOUBLE_EQ(json["cases"][1]["bytes_per_step"], bytes);
 }
 

@@ -149,10 +149,16 @@ TEST_F(EngineTest, AnswersDoNotDependOnCompany) {
   // The emulated device is some thousand times slower than the host.
   const bool emulated = TestDevice() == "cuda_emulated";
   const int requests = emulated ? 16 : 200;
-  for (DType compute : {DType::kF32, DType::kBF16}) {
+  struct Types {
+    DType compute;
+    std::optional<KvCacheType> cache;
+  };
+  std::vector<Types> types = {{DType::kF32, {}}, {DType::kBF16, {}}};
+  if (TestDevice() == "cpu") types.push_back({DType::kBF16, KvCacheType::kInt8});
+  for (const auto& [compute, cache] : types) {
     std::vector<Answer> alone;
     {
-      auto engine = Start({.prefix_cache = false}, compute);
+      auto engine = Start({.kv_cache_type = cache, .prefix_cache = false}, compute);
       for (int i = 0; i < requests; ++i) {
         auto sink = engine->Submit(MixedRequest(golden_, i));
         ASSERT_TRUE(sink->Wait().ok());
@@ -160,7 +166,8 @@ TEST_F(EngineTest, AnswersDoNotDependOnCompany) {
         ASSERT_FALSE(alone.back().expert_counts.empty());
       }
     }
-    const int64_t one_sequence = Start({.max_model_len = 112}, compute)->BytesFor(112);
+    const int64_t one_sequence =
+        Start({.max_model_len = 112, .kv_cache_type = cache}, compute)->BytesFor(112);
     struct Company {
       EngineOptions options;
       bool preempts = false;
@@ -179,7 +186,9 @@ TEST_F(EngineTest, AnswersDoNotDependOnCompany) {
          true}};
     for (size_t c = 0; c < companies.size(); ++c) {
       if (emulated && c % 2 == 1) continue;
-      auto engine = Start(companies[c].options, compute);
+      EngineOptions options = companies[c].options;
+      options.kv_cache_type = cache;
+      auto engine = Start(options, compute);
       std::vector<std::shared_ptr<CollectingSink>> sinks;
       for (int i = 0; i < requests; ++i) sinks.push_back(engine->Submit(MixedRequest(golden_, i)));
       for (int i = 0; i < requests; ++i) {

@@ -97,6 +97,27 @@ TEST_P(PerplexityTest, IntegersCostLittle) {
   EXPECT_LE(Measure(DType::kBF16, Quantization::kInt4, bf16) / bf16, 1.03);
 }
 
+// A cache of bytes costs next to nothing.
+TEST_P(PerplexityTest, OfACacheOfBytesIsClose) {
+  if (TestDevice() != "cpu") GTEST_SKIP() << "caches of bytes are the CPU's";
+  const nlohmann::json reference = Reference();
+  double found[2];
+  for (const KvCacheType type : {KvCacheType::kBF16, KvCacheType::kInt8}) {
+    auto engine = TestEngine::Start(SourcePath("deploy/models/" + GetParam()),
+                                    {.kv_cache_type = type}, DType::kBF16);
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    auto tokens =
+        (*engine)->get().tokenizer().Encode(ReadText(SourcePath(reference["text"])), false);
+    ASSERT_TRUE(tokens.ok()) << tokens.status();
+    tokens->resize(reference["tokens"]);
+    found[type == KvCacheType::kInt8] = Perplexity(**engine, *tokens, reference["window"]);
+  }
+  std::printf("%s: perplexity %.4f with bf16, %.4f with int8, %+.4f %%\n", GetParam().c_str(),
+              found[0], found[1], 100.0 * (found[1] / found[0] - 1.0));
+  EXPECT_NE(found[0], found[1]);
+  EXPECT_NEAR(found[1] / found[0], 1.0, 3e-3);
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, PerplexityTest, ::testing::ValuesIn(Names()),
                          [](const auto& info) {
                            std::string name = info.param;

@@ -40,9 +40,9 @@ TEST_P(AttentionTest, MatchesDoubleArithmetic) {
         const std::vector<int> lengths = {1, 15, 16, 17, 40, 83};
         const int blocks_each = 6;
         const int sequences = static_cast<int>(lengths.size());
-        auto cache =
-            std::move(backend_->NewKvCache({{kv_heads, head_dim}}, dtype, sequences * blocks_each))
-                .value();
+        auto cache = std::move(backend_->NewKvCache({{kv_heads, head_dim}}, KvCacheTypeOf(dtype),
+                                                    sequences * blocks_each))
+                         .value();
         std::vector<std::vector<int32_t>> tables(sequences);
         for (int b = 0; b < sequences * blocks_each; ++b) {
           tables[(b * 5 + 2) % sequences].push_back(b);

@@ -47,7 +47,7 @@ Result<std::unique_ptr<TestEngine>> TestEngine::Start(const std::filesystem::pat
                                                       const std::string& device,
                                                       Quantization quantization) {
   auto test = std::make_unique<TestEngine>();
-  test->compute_ = compute;
+  test->cache_type_ = options.kv_cache_type.value_or(KvCacheTypeOf(compute));
   MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint,
                             LoadCheckpoint(path, {.require_tokenizer = false}));
   MOESERVE_ASSIGN_OR_RETURN(test->backend_, CreateBackend({.device = device, .threads = 2}));
@@ -66,7 +66,7 @@ int64_t TestEngine::BytesFor(int tokens) const {
   for (const LayerSpec& l : engine_->spec().layers) {
     shapes.push_back({l.attention.num_kv_heads, l.attention.head_dim});
   }
-  return BlocksFor(tokens) * backend_->KvBlockBytes(shapes, compute_);
+  return BlocksFor(tokens) * backend_->KvBlockBytes(shapes, cache_type_);
 }
 
 std::shared_ptr<CollectingSink> TestEngine::Submit(Request request) {

@@ -65,7 +65,7 @@ class TestEngine {
  private:
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Engine> engine_;
-  DType compute_ = DType::kF32;
+  KvCacheType cache_type_ = KvCacheType::kF32;
 };
 
 }  // namespace moeserve::testing

@@ -22,8 +22,9 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::Load(const std::filesystem::pa
     shapes.push_back({l.attention.num_kv_heads, l.attention.head_dim});
   }
   const int64_t blocks = options.cache_tokens / kKvBlockTokens;
-  MOESERVE_ASSIGN_OR_RETURN(runner->cache_,
-                            runner->backend_->NewKvCache(shapes, options.compute, blocks));
+  MOESERVE_ASSIGN_OR_RETURN(
+      runner->cache_, runner->backend_->NewKvCache(
+                          shapes, options.cache.value_or(KvCacheTypeOf(options.compute)), blocks));
   // Neighbouring blocks belong to different sequences, so that a confusion of tables shows.
   const int slots = static_cast<int>(options.cache_tokens / kTokensPerSlot);
   runner->tables_.resize(static_cast<size_t>(slots));

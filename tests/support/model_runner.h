@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@ namespace moeserve::testing {
 struct RunnerOptions {
   DType compute = DType::kF32;
   Quantization quantization = Quantization::kNone;  // with kBF16
+  std::optional<KvCacheType> cache = std::nullopt;  // that of products
   std::string device = TestDevice();
   std::string isa = "auto";
   int threads = 2;
