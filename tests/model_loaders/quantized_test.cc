@@ -1,7 +1,9 @@
 // Folders whose matrices are integers: writing, reading, and what is refused.
-#include <sys/stat.h>
+#include <sys/resource.h>
 
+#include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -11,6 +13,7 @@
 
 #include "gtest/gtest.h"
 #include "model_loaders/config_json.h"
+#include "model_loaders/inspect.h"
 #include "model_loaders/loader.h"
 #include "model_loaders/quantize_folder.h"
 #include "model_loaders/quantized_tensors.h"
@@ -85,6 +88,12 @@ TEST(QuantizeFolder, HoldsTheIntegersOfARun) {
       EXPECT_EQ(weights.DominantDType(), dtype);
       EXPECT_EQ(written->bytes, checkpoint->weight_bytes);
       EXPECT_LT(written->bytes, written->source_bytes);
+      const ModelSummary summary = Summarize(checkpoint->spec);
+      if (dtype == DType::kBF16) {
+        EXPECT_EQ(written->source_bytes, summary.WeightBytes(DType::kBF16));
+        EXPECT_EQ(written->bytes,
+                  type == Quantization::kInt8 ? summary.int8_bytes : summary.int4_bytes);
+      }
       int matrices = 0;
       for (const RawTensor& raw : source.tensors) {
         SCOPED_TRACE(raw.name);
@@ -228,6 +237,23 @@ TEST(QuantizeFolder, RefusesWhatNoIntegerStandsFor) {
       EXPECT_TRUE(NamesIn(parent.path()).empty()) << "nothing is left behind";
     }
   }
+}
+
+// A file that cannot grow is what a full disk is.
+TEST(QuantizeFolder, LeavesNothingBehindWhereThereIsNoRoom) {
+  const Source source;
+  TempFolder parent;
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit small = limit;
+  small.rlim_cur = 64 << 10;
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const auto made = QuantizeFolder(source.path(), parent.path() / "new", Quantization::kInt8);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_TRUE(Mentions(made.status(), {"model.safetensors: cannot write: "}));
+  EXPECT_TRUE(NamesIn(parent.path()).empty());
 }
 
 // The tensors of a file in the order of their data.
