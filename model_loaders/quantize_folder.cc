@@ -15,6 +15,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -167,6 +168,50 @@ struct Task {
   size_t scales = 0;  // with integers
 };
 
+// Rounds rows of one matrix; one for each thread.
+class RowRounder {
+ public:
+  RowRounder(Quantization type, const HostTensor& matrix)
+      : type_(type),
+        matrix_(&matrix),
+        row_(static_cast<size_t>(matrix.shape[1])),
+        values_(row_.size()) {}
+
+  // Rows [begin, end) to their places in `integers` and `scales`, which begin with row `first`.
+  // Stops at a row with a value that is not to be held. Allocates nothing.
+  void Run(int64_t begin, int64_t end, int64_t first, std::string& integers,
+           std::vector<F16>& scales) {
+    const int64_t columns = matrix_->shape[1];
+    const int64_t row_bytes = QuantRowBytes(type_, columns);
+    const int64_t groups = QuantGroups(type_, columns);
+    for (int64_t r = begin; r < end; ++r) {
+      bool held = true;
+      for (int64_t c = 0; c < columns; ++c) {
+        const float v = ElementAsF32(*matrix_, r * columns + c);
+        row_[static_cast<size_t>(c)] = v;
+        held = held && std::fabs(v) <= kLargest;
+      }
+      if (!held) {
+        bad_row_ = r;
+        return;
+      }
+      QuantizeRow(type_, row_, values_.data(), scales.data() + (r - first) * groups);
+      PackQuantizedRow(type_, values_,
+                       reinterpret_cast<uint8_t*>(integers.data()) + (r - first) * row_bytes);
+    }
+  }
+
+  // -1: every row was rounded.
+  int64_t bad_row() const { return bad_row_; }
+
+ private:
+  Quantization type_;
+  const HostTensor* matrix_;
+  std::vector<float> row_;
+  std::vector<int8_t> values_;
+  int64_t bad_row_ = -1;
+};
+
 class FolderWriter {
  public:
   FolderWriter(const ModelSpec& spec, WeightSource& source, Quantization type)
@@ -259,33 +304,47 @@ class FolderWriter {
 
   absl::Status Round(const Task& task) {
     MOESERVE_ASSIGN_OR_RETURN(const HostTensor t, source_.Get(task.tensor.name, task.tensor.shape));
-    const int64_t columns = t.shape[1];
-    std::vector<float> row(static_cast<size_t>(columns));
-    std::vector<int8_t> values(row.size());
-    std::vector<F16> scales(static_cast<size_t>(QuantGroups(task.type, columns)));
-    std::string integer_bytes, scale_bytes;
-    const auto row_bytes = static_cast<size_t>(QuantRowBytes(task.type, columns));
-    const auto flush = [&]() -> absl::Status {
-      MOESERVE_RETURN_IF_ERROR(writer_->Append(task.first, integer_bytes));
-      MOESERVE_RETURN_IF_ERROR(writer_->Append(task.scales, scale_bytes));
-      integer_bytes.clear();
-      scale_bytes.clear();
-      return absl::OkStatus();
-    };
-    for (int64_t r = 0; r < t.shape[0]; ++r) {
-      for (int64_t c = 0; c < columns; ++c) row[c] = ElementAsF32(t, r * columns + c);
-      for (int64_t c = 0; c < columns; ++c) {
-        if (std::fabs(row[c]) <= kLargest) continue;
-        return ValueFault(task.tensor.name, r, c, row[c], true);
+    const int64_t rows = t.shape[0], columns = t.shape[1];
+    const int64_t row_bytes = QuantRowBytes(task.type, columns);
+    const int64_t at_once = std::clamp<int64_t>(kPieceBytes / row_bytes, 1, rows);
+    std::vector<RowRounder> workers(
+        std::clamp<size_t>(std::thread::hardware_concurrency(), 1, static_cast<size_t>(at_once)),
+        RowRounder(task.type, t));
+    std::string integers(static_cast<size_t>(at_once * row_bytes), '\0');
+    std::vector<F16> scales(static_cast<size_t>(at_once * QuantGroups(task.type, columns)));
+    for (int64_t begin = 0; begin < rows; begin += at_once) {
+      const int64_t end = std::min(rows, begin + at_once);
+      const auto size = static_cast<int64_t>(workers.size());
+      const auto part = [&](int64_t i) { return begin + (end - begin) * i / size; };
+      std::vector<std::jthread> threads;
+      threads.reserve(workers.size());
+      for (int64_t i = 1; i < size; ++i) {
+        threads.emplace_back([&, i] {
+          workers[static_cast<size_t>(i)].Run(part(i), part(i + 1), begin, integers, scales);
+        });
       }
-      QuantizeRow(task.type, row, values.data(), scales.data());
-      const size_t at = integer_bytes.size();
-      integer_bytes.resize(at + row_bytes);
-      PackQuantizedRow(task.type, values, reinterpret_cast<uint8_t*>(integer_bytes.data() + at));
-      scale_bytes.append(reinterpret_cast<const char*>(scales.data()), scales.size() * sizeof(F16));
-      if (integer_bytes.size() >= kPieceBytes) MOESERVE_RETURN_IF_ERROR(flush());
+      workers[0].Run(part(0), part(1), begin, integers, scales);
+      threads.clear();  // joins
+      for (const RowRounder& worker : workers) {
+        if (worker.bad_row() < 0) continue;
+        int64_t column = 0;
+        float value = 0.0f;
+        while (std::fabs(value = ElementAsF32(t, worker.bad_row() * columns + column)) <=
+               kLargest) {
+          ++column;
+        }
+        return ValueFault(task.tensor.name, worker.bad_row(), column, value, true);
+      }
+      const auto count = static_cast<size_t>(end - begin);
+      MOESERVE_RETURN_IF_ERROR(writer_->Append(
+          task.first,
+          std::string_view(integers).substr(0, count * static_cast<size_t>(row_bytes))));
+      MOESERVE_RETURN_IF_ERROR(writer_->Append(
+          task.scales,
+          {reinterpret_cast<const char*>(scales.data()),
+           count * static_cast<size_t>(QuantGroups(task.type, columns)) * sizeof(F16)}));
     }
-    return flush();
+    return absl::OkStatus();
   }
 
   WeightSource& source_;

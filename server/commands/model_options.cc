@@ -125,19 +125,17 @@ Result<RunningModel> StartModel(
   out.types = model_options;
   out.tokenizer_config = std::move(checkpoint.tokenizer_config);
   out.directory_name = checkpoint.directory_name;
-  const Quantization run = model_options.quantization;
+  std::string compute(Name(model_options.compute));
   const Quantization stored = checkpoint.weights->StoredQuantization();
-  out.description = Concat(
-      "backend ", out.backend->description(), ", compute ", Name(model_options.compute),
-      run == Quantization::kNone ? "" : " with ", run == Quantization::kNone ? "" : Name(run),
-      // Rounded a second time, or widened and without the gain in memory.
-      stored == run
-          ? ""
-          : Concat(" (stored as ",
-                   stored == Quantization::kNone ? Name(checkpoint.weights->DominantDType())
-                                                 : Name(stored),
-                   ')'),
-      ", weights ", ShowBytes(model->weight_bytes()));
+  if (model_options.quantization != Quantization::kNone) {
+    compute += Concat(" with ", Name(model_options.quantization));
+  }
+  // Rounded a second time, or widened and without the gain in memory.
+  if (stored != Quantization::kNone && stored != model_options.quantization) {
+    compute += Concat(" (stored as ", Name(stored), ')');
+  }
+  out.description = Concat("backend ", out.backend->description(), ", compute ", compute,
+                           ", weights ", ShowBytes(model->weight_bytes()));
   EngineOptions adjusted = engine;
   MOESERVE_ASSIGN_OR_RETURN(adjusted.kv_cache_type,
                             ResolveKvCacheType(options.kv_cache_dtype, out.types.compute));

@@ -14,6 +14,11 @@ namespace {
 struct Setup {
   GoldenModel model;
   DType compute;
+  Quantization quantization = Quantization::kNone;
+
+  std::string type() const {
+    return std::string(quantization == Quantization::kNone ? Name(compute) : Name(quantization));
+  }
 };
 
 std::vector<Setup> Setups() {
@@ -21,6 +26,9 @@ std::vector<Setup> Setups() {
   for (const GoldenModel& m : GoldenModels()) {
     setups.push_back({m, DType::kF32});
     setups.push_back({m, DType::kBF16});
+    if (TestDevice() != "cpu") continue;  // no products with integers
+    setups.push_back({m, DType::kBF16, Quantization::kInt8});
+    setups.push_back({m, DType::kBF16, Quantization::kInt4});
   }
   return setups;
 }
@@ -41,7 +49,9 @@ class InvarianceTest : public ::testing::TestWithParam<Setup> {
     ASSERT_TRUE(golden.ok()) << golden.status();
     golden_ = *std::move(golden);
   }
-  std::unique_ptr<ModelRunner> Load(const RunnerOptions& options) {
+  std::unique_ptr<ModelRunner> Load(RunnerOptions options = {}) {
+    options.compute = GetParam().compute;
+    options.quantization = GetParam().quantization;
     auto runner = ModelRunner::Load(GetParam().model.model, options);
     EXPECT_TRUE(runner.ok()) << runner.status();
     return *std::move(runner);
@@ -50,7 +60,7 @@ class InvarianceTest : public ::testing::TestWithParam<Setup> {
 };
 
 TEST_P(InvarianceTest, CachedDecodingEqualsFullRecomputation) {
-  auto runner = Load({.compute = GetParam().compute});
+  auto runner = Load();
   const int n = golden_.length * runner->vocab();
   for (int p = 0; p < 2; ++p) {
     const std::vector<float> whole = runner->Run(golden_.Prompt(p), golden_.length);
@@ -62,8 +72,8 @@ TEST_P(InvarianceTest, CachedDecodingEqualsFullRecomputation) {
 }
 
 TEST_P(InvarianceTest, ThreadsDoNotMatter) {
-  auto one = Load({.compute = GetParam().compute, .threads = 1});
-  auto three = Load({.compute = GetParam().compute, .threads = 3});
+  auto one = Load({.threads = 1});
+  auto three = Load({.threads = 3});
   const std::vector<float> a = one->Run(golden_.Prompt(0), golden_.length);
   const std::vector<float> b = three->Run(golden_.Prompt(0), golden_.length);
   EXPECT_TRUE(SameBits(a.data(), b.data(), static_cast<int64_t>(a.size())));
@@ -72,7 +82,7 @@ TEST_P(InvarianceTest, ThreadsDoNotMatter) {
 // Eight sequences at different points: some in the middle of their prompt with several rows, some
 // decoding one row; 32 rows in one step.
 TEST_P(InvarianceTest, ARowIsTheSameAloneAndInABatch) {
-  auto runner = Load({.compute = GetParam().compute});
+  auto runner = Load();
   const int vocab = runner->vocab();
   const std::vector<int> begins = {0, 5, 16, 31, 40, 47, 1, 50};
   const std::vector<int> counts = {9, 1, 7, 1, 5, 1, 7, 1};
@@ -116,8 +126,7 @@ TEST_P(InvarianceTest, ARowIsTheSameAloneAndInABatch) {
 
 INSTANTIATE_TEST_SUITE_P(Models, InvarianceTest, ::testing::ValuesIn(Setups()),
                          [](const auto& info) {
-                           std::string name =
-                               info.param.model.name + "_" + std::string(Name(info.param.compute));
+                           std::string name = info.param.model.name + "_" + info.param.type();
                            std::replace(name.begin(), name.end(), '-', '_');
                            return name;
                          });

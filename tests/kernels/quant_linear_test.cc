@@ -1,0 +1,431 @@
+// Linear layers with weights as integers: against double arithmetic on the same integers, and bit
+// by bit the same whatever stands beside a row, for every instruction set of the CPU.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "kernels/registry.h"
+#include "tests/reference/oracle.h"
+#include "tests/support/compare.h"
+#include "tests/support/device_rows.h"
+#include "tests/support/random.h"
+
+namespace moeserve::testing {
+namespace {
+
+constexpr Quantization kTypes[] = {Quantization::kInt8, Quantization::kInt4};
+constexpr DType kRowTypes[] = {DType::kF32, DType::kBF16};
+using Half = LinearBank::Half;
+
+std::vector<std::string> InstructionSets() {
+  std::vector<std::string> names;
+  for (const char* isa : {"avx512_bf16", "avx512_vnni", "avx512", "avx2", "plain"}) {
+    if (CreateBackend({.device = "cpu", .threads = 1, .cpu_isa = isa}).ok()) names.push_back(isa);
+  }
+  return names;
+}
+
+std::unique_ptr<Backend> MakeBackend(const std::string& isa, int threads = 2) {
+  return std::move(CreateBackend({.device = "cpu", .threads = threads, .cpu_isa = isa})).value();
+}
+
+// A matrix with what it is rounded to.
+struct Weight {
+  HostTensor numbers;
+  QuantizedMatrix integers;
+};
+
+Weight MakeWeight(Random& random, Quantization type, int out, int in) {
+  struct Owner {
+    std::vector<uint8_t> bytes;
+    std::vector<F16> scales;
+  };
+  auto owner = std::make_shared<Owner>();
+  const int64_t row_bytes = QuantRowBytes(type, in), groups = QuantGroups(type, in);
+  owner->bytes.resize(static_cast<size_t>(out * row_bytes));
+  owner->scales.resize(static_cast<size_t>(out * groups));
+  std::vector<float> all = random.Normals(int64_t{out} * in, 0.3);
+  std::vector<int8_t> values(static_cast<size_t>(in));
+  for (int r = 0; r < out; ++r) {
+    QuantizeRow(type, std::span(all).subspan(static_cast<size_t>(r * in), values.size()),
+                values.data(), owner->scales.data() + r * groups);
+    PackQuantizedRow(type, values, owner->bytes.data() + r * row_bytes);
+  }
+  return {MakeTensor(all, {out, in}),
+          {type, out, in, owner->bytes.data(), owner->scales.data(), owner}};
+}
+
+// The row as a product takes it: groups of columns as int8 with a scale each. The arithmetic is the
+// kernels' (f32, ties to even), so the integers are the same and only the sums are rounded.
+std::vector<double> RoundedInput(const std::vector<double>& row, Quantization type) {
+  std::vector<double> out;
+  const auto group = static_cast<size_t>(QuantGroup(type));
+  for (size_t begin = 0; begin < row.size(); begin += group) {
+    const size_t end = std::min(row.size(), begin + group);
+    float largest = 0.0f;
+    for (size_t i = begin; i < end; ++i) {
+      largest = std::max(largest, std::fabs(static_cast<float>(row[i])));
+    }
+    const float inverse = largest < 1e-35f ? 0.0f : 127.0f / largest;
+    const float scale = largest * (1.0f / 127.0f);
+    for (size_t i = begin; i < end; ++i) {
+      const float level = std::nearbyint(static_cast<float>(row[i]) * inverse);
+      out.push_back(static_cast<double>(level) * scale);
+    }
+  }
+  return out;
+}
+
+struct Sums {
+  std::vector<double> value;
+  std::vector<double> size;  // sum of the magnitudes of what is added up in f32
+};
+
+Sums OracleSums(const std::vector<double>& row, const QuantizedMatrix& m,
+                const std::vector<double>& bias) {
+  const std::vector<double> x = RoundedInput(row, m.type);
+  const int64_t group = QuantGroup(m.type);
+  Sums y;
+  for (int64_t r = 0; r < m.rows; ++r) {
+    double sum = bias.empty() ? 0.0 : bias[static_cast<size_t>(r)];
+    double size = std::fabs(sum);
+    for (int64_t begin = 0; begin < m.columns; begin += group) {
+      double part = 0.0;
+      for (int64_t c = begin; c < std::min(m.columns, begin + group); ++c) {
+        part += x[static_cast<size_t>(c)] * m.value(r, c) * m.scale(r, c);
+      }
+      sum += part;
+      size += std::fabs(part);
+    }
+    y.value.push_back(sum);
+    y.size.push_back(size);
+  }
+  return y;
+}
+
+std::vector<double> Oracle(const std::vector<double>& row, const QuantizedMatrix& m,
+                           const std::vector<double>& bias) {
+  return OracleSums(row, m, bias).value;
+}
+
+// Roundings of a sum over groups and of the result.
+double Tolerance(Quantization type, int in, DType out) {
+  const auto groups = static_cast<double>(QuantGroups(type, in));
+  return 4 * std::sqrt(groups + 2) * Epsilon(DType::kF32) + 2 * Epsilon(out);
+}
+
+std::vector<double> Widened(const std::vector<float>& v) { return {v.begin(), v.end()}; }
+
+LinearBankShape Shape(Quantization type, std::vector<int> in, std::vector<int> out, bool gated,
+                      bool bias) {
+  return {.in_features = std::move(in),
+          .out_features = std::move(out),
+          .gated = gated,
+          .bias = bias,
+          .weight_dtype = DType::kBF16,
+          .quantization = type};
+}
+
+class QuantLinearTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override { backend_ = MakeBackend(GetParam()); }
+  std::unique_ptr<LinearBank> Bank(LinearBankShape shape) {
+    return std::move(backend_->NewLinearBank(std::move(shape))).value();
+  }
+  std::unique_ptr<Backend> backend_;
+};
+
+TEST_P(QuantLinearTest, DenseMatchesDoubleArithmetic) {
+  Random random(1);
+  struct Size {
+    int rows, in, out;
+  };
+  const Size sizes[] = {{1, 1, 1},     {2, 3, 5},     {3, 8, 16},    {4, 31, 17},    {5, 32, 48},
+                        {6, 33, 63},   {7, 63, 64},   {8, 64, 65},   {13, 65, 80},   {1, 96, 130},
+                        {63, 100, 33}, {65, 129, 96}, {200, 71, 70}, {197, 256, 144}};
+  for (const Quantization type : kTypes) {
+    for (const DType rows_type : kRowTypes) {
+      for (const Size& s : sizes) {
+        for (const bool bias : {false, true}) {
+          const Weight w = MakeWeight(random, type, s.out, s.in);
+          const std::vector<float> b = random.Normals(s.out);
+          const auto bank = Bank(Shape(type, {s.in}, {s.out}, false, bias));
+          bank->LoadQuantized(0, Half::kMain, 0, w.integers);
+          if (bias) bank->LoadBias(0, Half::kMain, 0, MakeTensor(b, {s.out}));
+          const std::vector<float> values = random.Normals(int64_t{s.rows} * s.in);
+          const DeviceRows x = MakeRows(*backend_, s.rows, s.in, s.in + 5, rows_type, &values);
+          const DType out_type = s.rows % 2 == 0 ? DType::kF32 : rows_type;
+          const DeviceRows y = MakeRows(*backend_, s.rows, s.out, s.out + 3, out_type, nullptr);
+          backend_->Linear({.bank = bank.get(), .input = x.view, .output = y.view});
+          for (int r = 0; r < s.rows; ++r) {
+            ASSERT_TRUE(RowNear(RowOf(y.view, r, s.out),
+                                Oracle(RowOf(x.view, r, s.in), w.integers,
+                                       bias ? Widened(b) : std::vector<double>{}),
+                                Tolerance(type, s.in, out_type)))
+                << Name(type) << ", " << Name(rows_type) << ", " << s.rows << " x " << s.in << " x "
+                << s.out << ", row " << r;
+            // Neighbouring memory stays untouched.
+            ASSERT_TRUE(std::isnan(RowOf(y.view, r, s.out + 1)[static_cast<size_t>(s.out)]));
+          }
+        }
+      }
+    }
+  }
+}
+
+void ExpectSameBits(const std::vector<double>& a, const std::vector<double>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(double)), 0);
+}
+
+// Rounding at load and integers from a file are the same weights, also where they come in parts
+// that begin in the middle of a panel.
+TEST_P(QuantLinearTest, NumbersAndTheirIntegersLoadAlike) {
+  Random random(2);
+  for (const Quantization type : kTypes) {
+    const int in = 75, parts[] = {9, 40, 30};
+    const auto rounded = Bank(Shape(type, {in}, {79}, false, false));
+    const auto stored = Bank(Shape(type, {in}, {79}, false, false));
+    int row = 0;
+    for (const int n : parts) {
+      const Weight w = MakeWeight(random, type, n, in);
+      rounded->LoadWeight(0, Half::kMain, row, w.numbers);
+      stored->LoadQuantized(0, Half::kMain, row, w.integers);
+      row += n;
+    }
+    const std::vector<float> values = random.Normals(7 * in);
+    const DeviceRows x = MakeRows(*backend_, 7, in, in, DType::kBF16, &values);
+    const DeviceRows a = MakeRows(*backend_, 7, 79, 79, DType::kF32, nullptr);
+    const DeviceRows b = MakeRows(*backend_, 7, 79, 79, DType::kF32, nullptr);
+    backend_->Linear({.bank = rounded.get(), .input = x.view, .output = a.view});
+    backend_->Linear({.bank = stored.get(), .input = x.view, .output = b.view});
+    for (int r = 0; r < 7; ++r) {
+      ExpectSameBits(RowOf(a.view, r, 79), RowOf(b.view, r, 79));
+      EXPECT_NE(RowOf(a.view, r, 79)[0], 0.0);
+    }
+  }
+}
+
+// A plan from given routes: row r goes to the experts routes[r].
+struct Grouped {
+  std::unique_ptr<Router> router;
+  RoutingPlan plan;
+};
+
+Grouped MakePlan(Backend& backend, int experts, const std::vector<std::vector<int>>& routes) {
+  Grouped g;
+  RouteSettings s;
+  s.num_experts = experts;
+  s.input_width = 1;
+  RouterTensors tensors;
+  tensors.weight = MakeTensor(std::vector<float>(static_cast<size_t>(experts), 0.0f), {experts, 1});
+  g.router = std::move(backend.NewRouter(s, tensors)).value();
+  GivenRoutes given;
+  given.offsets.push_back(0);
+  for (const auto& row : routes) {
+    given.experts.insert(given.experts.end(), row.begin(), row.end());
+    given.offsets.push_back(static_cast<int32_t>(given.experts.size()));
+  }
+  given.weights.assign(given.experts.size(), 1.0f);
+  const DeviceRows rows = MakeRows(backend, std::vector<float>(routes.size(), 0.0f), 1);
+  g.plan = backend.Route({.router = g.router.get(), .input = rows.view, .given = &given});
+  return g;
+}
+
+std::vector<std::vector<std::vector<int>>> Routings(int rows, int experts, Random& random) {
+  std::vector<std::vector<int>> last(static_cast<size_t>(rows), {experts - 1}), every, mixed;
+  for (int r = 0; r < rows; ++r) {
+    std::vector<int> all, some;
+    for (int e = 0; e < experts; ++e) {
+      all.push_back(e);
+      if (random.Below(3) == 0) some.push_back(e);
+    }
+    if (some.empty()) some.push_back(random.Below(experts));
+    every.push_back(all);
+    mixed.push_back(some);
+  }
+  return {last, every, mixed};
+}
+
+// Gated experts of very unequal widths, gathered from tokens, then down from rows of their own
+// whose widths differ from expert to expert.
+TEST_P(QuantLinearTest, UnequalGatedExpertsMatchDoubleArithmetic) {
+  Random random(3);
+  const std::vector<int> widths = {1, 3, 8, 24, 33, 64, 67, 130};
+  const int experts = static_cast<int>(widths.size());
+  const int model = 72, widest = 130, stride = 144;
+  for (const Quantization type : kTypes) {
+    const auto up = Bank(Shape(type, {model}, widths, true, true));
+    const auto down =
+        Bank(Shape(type, widths, std::vector<int>(widths.size(), model), false, true));
+    std::vector<Weight> gate_w, up_w, down_w;
+    std::vector<std::vector<float>> gate_b, up_b, down_b;
+    for (int e = 0; e < experts; ++e) {
+      gate_w.push_back(MakeWeight(random, type, widths[e], model));
+      up_w.push_back(MakeWeight(random, type, widths[e], model));
+      down_w.push_back(MakeWeight(random, type, model, widths[e]));
+      gate_b.push_back(random.Normals(widths[e]));
+      up_b.push_back(random.Normals(widths[e]));
+      down_b.push_back(random.Normals(model));
+      up->LoadWeight(e, Half::kGate, 0, gate_w[e].numbers);
+      up->LoadQuantized(e, Half::kMain, 0, up_w[e].integers);
+      down->LoadQuantized(e, Half::kMain, 0, down_w[e].integers);
+      up->LoadBias(e, Half::kGate, 0, MakeTensor(gate_b[e], {widths[e]}));
+      up->LoadBias(e, Half::kMain, 0, MakeTensor(up_b[e], {widths[e]}));
+      down->LoadBias(e, Half::kMain, 0, MakeTensor(down_b[e], {model}));
+    }
+    for (const DType rows_type : kRowTypes) {
+      for (const ActivationKind activation :
+           {ActivationKind::kSilu, ActivationKind::kGelu, ActivationKind::kRelu}) {
+        for (const int rows : {1, 6, 41}) {
+          const std::vector<float> values = random.Normals(int64_t{rows} * model);
+          const DeviceRows x = MakeRows(*backend_, rows, model, model, rows_type, &values);
+          for (const auto& routing : Routings(rows, experts, random)) {
+            const Grouped g = MakePlan(*backend_, experts, routing);
+            const int64_t n = g.plan.num_assignments;
+            const DeviceRows hidden = MakeRows(*backend_, n, widest, stride, rows_type, nullptr);
+            const DeviceRows results = MakeRows(*backend_, n, model, model, DType::kF32, nullptr);
+            backend_->Linear({.bank = up.get(),
+                              .plan = &g.plan,
+                              .gather = true,
+                              .input = x.view,
+                              .output = hidden.view,
+                              .activation = activation,
+                              .pad_output = true});
+            backend_->Linear({.bank = down.get(),
+                              .plan = &g.plan,
+                              .input = hidden.view,
+                              .output = results.view});
+            for (int64_t a = 0; a < n; ++a) {
+              const int e = g.plan.expert_of_assignment[a];
+              const std::vector<double> row = RowOf(x.view, g.plan.row_of_assignment[a], model);
+              const Sums gate = OracleSums(row, gate_w[e].integers, Widened(gate_b[e]));
+              const Sums main = OracleSums(row, up_w[e].integers, Widened(up_b[e]));
+              const std::vector<double> actual = RowOf(hidden.view, a, widths[e]);
+              for (size_t i = 0; i < actual.size(); ++i) {
+                const double act = OracleActivation(activation, gate.value[i]);
+                // No activation is steeper than 1.2; its own error is relative to its argument.
+                const double sums =
+                    8 * Epsilon(DType::kF32) *
+                    (1.2 * gate.size[i] * std::fabs(main.value[i]) + std::fabs(act) * main.size[i]);
+                const double own = 1e-6 * std::fabs(gate.value[i] * main.value[i]);
+                const double expected = act * main.value[i];
+                ASSERT_NEAR(actual[i], expected,
+                            sums + own + 2 * Epsilon(rows_type) * std::fabs(expected))
+                    << Name(type) << ", " << Name(rows_type) << ", expert " << e << " of row "
+                    << g.plan.row_of_assignment[a] << ", unit " << i;
+              }
+              ASSERT_TRUE(RowNear(RowOf(results.view, a, model),
+                                  Oracle(actual, down_w[e].integers, Widened(down_b[e])),
+                                  Tolerance(type, widths[e], DType::kF32)))
+                  << Name(type) << ", " << Name(rows_type) << ", expert " << e;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// The same row gives the same bits whatever rows stand beside it and however many threads work.
+TEST_P(QuantLinearTest, RowsAndThreadsDoNotMatter) {
+  const int in = 267, out = 150, rows = 300;
+  for (const Quantization type : kTypes) {
+    for (const DType rows_type : kRowTypes) {
+      std::vector<std::vector<double>> first;
+      for (const int threads : {1, 2, 3}) {
+        Random random(4);
+        const auto backend = MakeBackend(GetParam(), threads);
+        const auto bank =
+            std::move(backend->NewLinearBank(Shape(type, {in}, {out}, false, false))).value();
+        bank->LoadWeight(0, Half::kMain, 0, MakeWeight(random, type, out, in).numbers);
+        std::vector<float> values = random.Normals(int64_t{rows} * in);
+        values[5 * in + 7] = std::numeric_limits<float>::quiet_NaN();
+        values[77 * in + 266] = std::numeric_limits<float>::infinity();
+        std::fill_n(values.begin() + 78 * in, in, 0.0f);
+        const DeviceRows x = MakeRows(*backend, rows, in, in, rows_type, &values);
+        const DeviceRows together = MakeRows(*backend, rows, out, out, DType::kF32, nullptr);
+        backend->Linear({.bank = bank.get(), .input = x.view, .output = together.view});
+        for (int r = 0; r < rows; ++r) {
+          const std::vector<double> row = RowOf(together.view, r, out);
+          if (threads == 1) first.push_back(row);
+          ExpectSameBits(row, first[static_cast<size_t>(r)]);
+          ASSERT_EQ(std::isnan(row[0]), r == 5 || r == 77) << "row " << r;
+          ASSERT_EQ(row[0] == 0.0, r == 78) << "row " << r;
+        }
+        for (const int begin : {0, 4, 6, 76, 78, 295}) {
+          for (const int count : {1, 2, 3, 5}) {
+            RowsView part = x.view;
+            part.data = x.view.row(begin);
+            part.rows = count;
+            const DeviceRows alone = MakeRows(*backend, count, out, out, DType::kF32, nullptr);
+            backend->Linear({.bank = bank.get(), .input = part, .output = alone.view});
+            for (int i = 0; i < count; ++i) {
+              ExpectSameBits(RowOf(alone.view, i, out), RowOf(together.view, begin + i, out));
+            }
+            ASSERT_FALSE(HasFailure()) << count << " rows from " << begin;
+          }
+        }
+      }
+    }
+  }
+}
+
+// What a scale cannot hold makes the outputs of its row NaN, and no others.
+TEST_P(QuantLinearTest, WeightsThatAreNotFiniteShow) {
+  Random random(5);
+  for (const Quantization type : kTypes) {
+    const int in = 70, out = 40;
+    std::vector<float> w = random.Normals(out * in);
+    w[17 * in + 3] = std::numeric_limits<float>::quiet_NaN();
+    w[18 * in + 69] = std::numeric_limits<float>::infinity();
+    const auto bank = Bank(Shape(type, {in}, {out}, false, false));
+    bank->LoadWeight(0, Half::kMain, 0, MakeTensor(w, {out, in}));
+    const std::vector<float> values = random.Normals(in);
+    const DeviceRows x = MakeRows(*backend_, 1, in, in, DType::kF32, &values);
+    const DeviceRows y = MakeRows(*backend_, 1, out, out, DType::kF32, nullptr);
+    backend_->Linear({.bank = bank.get(), .input = x.view, .output = y.view});
+    const std::vector<double> row = RowOf(y.view, 0, out);
+    for (int i = 0; i < out; ++i) {
+      EXPECT_EQ(std::isnan(row[static_cast<size_t>(i)]), i == 17 || i == 18) << i;
+    }
+  }
+}
+
+// Rows that are tiny, huge or zero in some groups.
+TEST_P(QuantLinearTest, InputsOfAnyMagnitude) {
+  Random random(6);
+  const int in = 160, out = 33;
+  for (const Quantization type : kTypes) {
+    const Weight w = MakeWeight(random, type, out, in);
+    const auto bank = Bank(Shape(type, {in}, {out}, false, false));
+    bank->LoadQuantized(0, Half::kMain, 0, w.integers);
+    std::vector<float> values;
+    for (const double scale : {1e-44, 1e-38, 1e-30, 1e-3, 1e3, 1e30}) {
+      std::vector<float> row = random.Normals(in, scale);
+      for (int i = 64; i < 128; ++i) row[static_cast<size_t>(i)] = 0.0f;
+      values.insert(values.end(), row.begin(), row.end());
+    }
+    const int rows = static_cast<int>(values.size()) / in;
+    const DeviceRows x = MakeRows(*backend_, rows, in, in, DType::kF32, &values);
+    const DeviceRows y = MakeRows(*backend_, rows, out, out, DType::kF32, nullptr);
+    backend_->Linear({.bank = bank.get(), .input = x.view, .output = y.view});
+    for (int r = 0; r < rows; ++r) {
+      EXPECT_TRUE(RowNear(RowOf(y.view, r, out), Oracle(RowOf(x.view, r, in), w.integers, {}),
+                          Tolerance(type, in, DType::kF32)))
+          << Name(type) << ", row " << r;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cpu, QuantLinearTest, ::testing::ValuesIn(InstructionSets()),
+                         [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace moeserve::testing

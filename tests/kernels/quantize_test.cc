@@ -1,0 +1,320 @@
+// Rounding of weights to integers and of scales to f16.
+
+#include "kernels/base/quantize.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "tests/support/random.h"
+
+namespace moeserve::testing {
+namespace {
+
+constexpr Quantization kTypes[] = {Quantization::kInt8, Quantization::kInt4};
+
+struct Rounded {
+  std::vector<int8_t> values;
+  std::vector<F16> scales;
+
+  float scale(Quantization type, size_t column) const {
+    return F32FromF16(scales[column / static_cast<size_t>(QuantGroup(type))]);
+  }
+};
+
+Rounded Round(Quantization type, const std::vector<float>& row) {
+  Rounded r;
+  // Impossible values show what was not written.
+  r.values.assign(row.size(), -128);
+  r.scales.assign(static_cast<size_t>(QuantGroups(type, static_cast<int64_t>(row.size()))), 0xffff);
+  QuantizeRow(type, row, r.values.data(), r.scales.data());
+  return r;
+}
+
+bool IsNan(F16 v) { return (v & 0x7c00) == 0x7c00 && (v & 0x3ff) != 0; }
+
+TEST(F16, EveryValueComesBack) {
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const auto v = static_cast<F16>(bits);
+    const F16 back = F16FromF32(F32FromF16(v));
+    if (IsNan(v)) {
+      EXPECT_TRUE(IsNan(back)) << bits;
+    } else {
+      ASSERT_EQ(back, v);
+    }
+  }
+}
+
+TEST(F16, BetweenTwoValuesTheNearerAndOfEqualsTheEven) {
+  constexpr F16 kInfinity = 0x7c00;
+  for (F16 low = 0; low < kInfinity; ++low) {
+    const F16 high = static_cast<F16>(low + 1);
+    const float a = F32FromF16(low);
+    // What would come after the largest value, 65504, decides where infinity begins.
+    const float b = high == kInfinity ? 65536.0f : F32FromF16(high);
+    const float middle = (a + b) / 2;
+    for (const uint16_t sign : {0x0000, 0x8000}) {
+      const float s = sign == 0 ? 1.0f : -1.0f;
+      ASSERT_EQ(F16FromF32(s * middle), (low % 2 == 0 ? low : high) | sign) << low;
+      ASSERT_EQ(F16FromF32(s * std::nextafter(middle, 0.0f)), low | sign) << low;
+      ASSERT_EQ(F16FromF32(s * std::nextafter(middle, 1e9f)), high | sign) << low;
+    }
+  }
+  EXPECT_EQ(F16FromF32(std::numeric_limits<float>::max()), kInfinity);
+  EXPECT_EQ(F16FromF32(std::numeric_limits<float>::denorm_min()), 0);
+}
+
+// Rows of many lengths, distributions and magnitudes whose scales are normal f16 numbers.
+std::vector<std::vector<float>> Rows(Random& random) {
+  std::vector<std::vector<float>> rows;
+  for (const int n : {1, 2, 3, 7, 31, 32, 33, 63, 64, 65, 100, 128, 257}) {
+    for (const double magnitude : {0.05, 1.0, 300.0}) {
+      std::vector<float> normal = random.Normals(n, magnitude), uniform, sparse;
+      for (int i = 0; i < n; ++i) {
+        uniform.push_back(static_cast<float>((2 * random.Uniform() - 1) * magnitude));
+        sparse.push_back(random.Below(8) == 0 ? uniform.back() : 0.0f);
+      }
+      std::vector<float> outlier = normal;
+      outlier[static_cast<size_t>(random.Below(n))] *= 20.0f;
+      for (auto* row : {&normal, &uniform, &sparse, &outlier}) rows.push_back(*row);
+    }
+  }
+  return rows;
+}
+
+TEST(QuantizeRow, IntegersStayInRange) {
+  Random random(1);
+  for (const Quantization type : kTypes) {
+    for (const std::vector<float>& row : Rows(random)) {
+      const Rounded r = Round(type, row);
+      for (const int8_t v : r.values) {
+        ASSERT_GE(v, QuantMin(type));
+        ASSERT_LE(v, QuantMax(type));
+      }
+      for (const F16 s : r.scales) ASSERT_NE(s & 0x7c00, 0x7c00);
+    }
+  }
+}
+
+TEST(QuantizeRow, AnInt8IsWithinHalfAStep) {
+  Random random(2);
+  for (const std::vector<float>& row : Rows(random)) {
+    const Rounded r = Round(Quantization::kInt8, row);
+    for (size_t begin = 0; begin < row.size(); begin += 64) {
+      const size_t end = std::min(row.size(), begin + 64);
+      double largest = 0.0;
+      for (size_t i = begin; i < end; ++i) largest = std::max<double>(largest, std::fabs(row[i]));
+      const double scale = r.scale(Quantization::kInt8, begin);
+      EXPECT_NEAR(scale, largest / 127, largest / 127 * 0x1p-11 + 1e-30);
+      // A scale that was rounded down cuts off what is beyond 127 steps.
+      const double bound = scale / 2 * (1 + 1e-5) + std::max(0.0, largest - 127 * scale);
+      for (size_t i = begin; i < end; ++i) {
+        ASSERT_LE(std::fabs(r.values[i] * scale - row[i]), bound) << "column " << i;
+      }
+    }
+  }
+}
+
+// Of a group: what the integers and their scale are off by.
+double SquaredError(const std::vector<float>& w, const int8_t* q, double scale) {
+  double sum = 0.0;
+  for (size_t i = 0; i < w.size(); ++i) sum += (q[i] * scale - w[i]) * (q[i] * scale - w[i]);
+  return sum;
+}
+
+// The same where the value of largest magnitude is simply made -8.
+double PlainError(const std::vector<float>& w) {
+  float extreme = 0.0f;
+  for (const float v : w) {
+    if (std::fabs(v) > std::fabs(extreme)) extreme = v;
+  }
+  const float scale = F32FromF16(F16FromF32(extreme / -8.0f));
+  std::vector<int8_t> q;
+  for (const float v : w) {
+    const double level = scale == 0.0f ? 0.0 : std::round(v / scale);
+    q.push_back(static_cast<int8_t>(std::clamp(level, -8.0, 7.0)));
+  }
+  return SquaredError(w, q.data(), scale);
+}
+
+TEST(QuantizeRow, AnInt4GroupIsNoWorseThanThePlainScale) {
+  Random random(3);
+  for (const std::vector<float>& row : Rows(random)) {
+    const Rounded r = Round(Quantization::kInt4, row);
+    for (size_t begin = 0; begin < row.size(); begin += 32) {
+      const size_t end = std::min(row.size(), begin + 32);
+      const std::vector<float> group(row.begin() + static_cast<int64_t>(begin),
+                                     row.begin() + static_cast<int64_t>(end));
+      double power = 0.0;
+      for (const float v : group) power += double{v} * v;
+      const double error =
+          SquaredError(group, r.values.data() + begin, r.scale(Quantization::kInt4, begin));
+      // The best scale is rounded to f16, by at most 2^-11 of itself.
+      EXPECT_LE(error, PlainError(group) * (1 + 1e-5) + power * 0x1p-22) << row.size();
+    }
+  }
+}
+
+TEST(QuantizeRow, TheSearchForAnInt4ScalePays) {
+  Random random(4);
+  double error = 0.0, plain = 0.0;
+  for (int i = 0; i < 2000; ++i) {
+    const std::vector<float> group = random.Normals(32, 0.1);
+    const Rounded r = Round(Quantization::kInt4, group);
+    error += SquaredError(group, r.values.data(), r.scale(Quantization::kInt4, 0));
+    plain += PlainError(group);
+  }
+  EXPECT_LT(error, 0.9 * plain);
+}
+
+TEST(QuantizeRow, APowerOfTwoOnlyChangesTheScales) {
+  Random random(5);
+  for (const Quantization type : kTypes) {
+    std::vector<float> row = random.Normals(130);
+    const Rounded one = Round(type, row);
+    for (float& v : row) v *= 8.0f;
+    const Rounded eight = Round(type, row);
+    EXPECT_EQ(one.values, eight.values);
+    for (size_t g = 0; g < one.scales.size(); ++g) {
+      EXPECT_EQ(F32FromF16(eight.scales[g]), 8.0f * F32FromF16(one.scales[g]));
+    }
+  }
+}
+
+TEST(QuantizeRow, GroupsDoNotInfluenceEachOther) {
+  Random random(6);
+  for (const Quantization type : kTypes) {
+    const int group = QuantGroup(type);
+    std::vector<float> row = random.Normals(3 * group + 5);
+    const Rounded before = Round(type, row);
+    for (int i = 0; i < group; ++i) row[static_cast<size_t>(group + i)] *= 100.0f;
+    const Rounded after = Round(type, row);
+    for (size_t i = 0; i < row.size(); ++i) {
+      if (static_cast<int>(i) / group == 1) continue;
+      ASSERT_EQ(before.values[i], after.values[i]);
+      ASSERT_EQ(before.scale(type, i), after.scale(type, i));
+    }
+    EXPECT_NE(before.scales[1], after.scales[1]);
+  }
+}
+
+TEST(QuantizeRow, ZerosAndSingleElements) {
+  for (const Quantization type : kTypes) {
+    for (const size_t n : {1, 32, 64, 70}) {
+      const Rounded r = Round(type, std::vector<float>(n, 0.0f));
+      EXPECT_EQ(r.values, std::vector<int8_t>(n, 0));
+      for (size_t i = 0; i < n; ++i) EXPECT_EQ(r.scale(type, i), 0.0f);
+    }
+    for (const float v : {1.0f, -1.0f, 0.37f, -123.4f, 65504.0f, -65504.0f}) {
+      const Rounded r = Round(type, {v});
+      EXPECT_GE(std::abs(r.values[0]), QuantMax(type)) << v;
+      EXPECT_NEAR(r.values[0] * r.scale(type, 0), v, std::fabs(v) * 0x1p-10);
+    }
+  }
+}
+
+// Scales below 2^-14 have fewer bits, those below 2^-25 none: values turn coarse, then 0, never
+// large and never NaN.
+TEST(QuantizeRow, TinyValuesFade) {
+  Random random(7);
+  for (const Quantization type : kTypes) {
+    for (int exponent = -149; exponent <= -10; ++exponent) {
+      std::vector<float> row = random.Normals(64);
+      for (float& v : row) v = std::ldexp(v, exponent);
+      const Rounded r = Round(type, row);
+      float largest = 0.0f;
+      for (const float v : row) largest = std::max(largest, std::fabs(v));
+      for (size_t i = 0; i < row.size(); ++i) {
+        const float scale = r.scale(type, i);
+        ASSERT_TRUE(std::isfinite(scale));
+        ASSERT_LE(std::fabs(static_cast<float>(r.values[i]) * scale - row[i]), largest * 1.01f)
+            << "2^" << exponent;
+      }
+    }
+  }
+}
+
+TEST(QuantizeRow, WhatNoScaleCanHoldShowsAsNan) {
+  Random random(8);
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const Quantization type : kTypes) {
+    const auto group = static_cast<size_t>(QuantGroup(type));
+    for (const float bad : {kInfinity, -kInfinity, std::nanf(""), 65505.0f, -1e30f}) {
+      std::vector<float> row = random.Normals(static_cast<int64_t>(3 * group - 1));
+      const Rounded good = Round(type, row);
+      for (const size_t at : {group, 2 * group - 1}) {
+        std::vector<float> damaged = row;
+        damaged[at] = bad;
+        const Rounded r = Round(type, damaged);
+        EXPECT_TRUE(IsNan(r.scales[1])) << bad;
+        // So that NaN times an integer is NaN and stays one in a sum.
+        for (size_t i = 0; i < row.size(); ++i) {
+          if (i / group == 1) continue;
+          ASSERT_EQ(r.values[i], good.values[i]);
+          ASSERT_EQ(r.scale(type, i), good.scale(type, i));
+        }
+      }
+    }
+  }
+}
+
+TEST(PackQuantizedRow, UnpacksToTheSame) {
+  Random random(9);
+  for (const Quantization type : kTypes) {
+    for (int n = 1; n <= 67; ++n) {
+      std::vector<int8_t> values;
+      for (int i = 0; i < n; ++i) {
+        values.push_back(static_cast<int8_t>(QuantMin(type) +
+                                             random.Below(QuantMax(type) - QuantMin(type) + 1)));
+      }
+      const auto bytes = static_cast<size_t>(QuantRowBytes(type, n));
+      std::vector<uint8_t> packed(bytes + 1, 0xa5);
+      PackQuantizedRow(type, values, packed.data());
+      EXPECT_EQ(packed[bytes], 0xa5) << "beyond the row";
+      std::vector<int8_t> unpacked(values.size(), 99);
+      UnpackQuantizedRow(type, packed.data(), unpacked);
+      ASSERT_EQ(unpacked, values);
+      if (type == Quantization::kInt4 && n % 2 != 0) {
+        EXPECT_EQ(packed[bytes - 1] >> 4, 0);
+      }
+    }
+  }
+}
+
+TEST(PackQuantizedRow, TheEvenColumnIsInTheLowBits) {
+  uint8_t bytes[2];
+  PackQuantizedRow(Quantization::kInt4, std::vector<int8_t>{-8, 7, -1}, bytes);
+  EXPECT_EQ(bytes[0], 0x78);
+  EXPECT_EQ(bytes[1], 0x0f);
+}
+
+TEST(QuantizedMatrix, ElementsAreWhatTheRowsHold) {
+  Random random(10);
+  for (const Quantization type : kTypes) {
+    const int64_t rows = 3, columns = 71;
+    const int64_t row_bytes = QuantRowBytes(type, columns), groups = QuantGroups(type, columns);
+    std::vector<uint8_t> bytes(static_cast<size_t>(rows * row_bytes));
+    std::vector<F16> scales;
+    std::vector<Rounded> expected;
+    for (int64_t r = 0; r < rows; ++r) {
+      expected.push_back(Round(type, random.Normals(columns)));
+      PackQuantizedRow(type, expected.back().values, bytes.data() + r * row_bytes);
+      scales.insert(scales.end(), expected.back().scales.begin(), expected.back().scales.end());
+    }
+    ASSERT_EQ(static_cast<int64_t>(scales.size()), rows * groups);
+    const QuantizedMatrix m{type, rows, columns, bytes.data(), scales.data(), nullptr};
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < columns; ++c) {
+        const auto column = static_cast<size_t>(c);
+        ASSERT_EQ(m.value(r, c), expected[static_cast<size_t>(r)].values[column]);
+        ASSERT_EQ(m.scale(r, c), expected[static_cast<size_t>(r)].scale(type, column));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace moeserve::testing
