@@ -161,7 +161,7 @@ inline void QuantizeGroup(const Vec (&value)[kVecs], int zero, char* record) {
     largest = Max(Abs(value[v]), largest);
     check = Fma(value[v], Zero(), check);
   }
-  const float most = LargestLane(largest);
+  const float most = MaxOfLanes(largest);
   const bool finite = SumOfLanes(check) == 0.0f;
   // Below the smallest normal number the inverse would overflow.
   const float inverse = !finite || most < 1e-35f ? 0.0f : 127.0f / most;

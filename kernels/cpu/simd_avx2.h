@@ -30,7 +30,7 @@ inline Vec Abs(Vec v) {
 }
 // A lane with a NaN in `a` gives that of `b`.
 inline Vec Max(Vec a, Vec b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
-inline float LargestLane(Vec v) {
+inline float MaxOfLanes(Vec v) {
   const __m256 eight = _mm256_max_ps(v.lo, v.hi);
   __m128 m = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   m = _mm_max_ps(m, _mm_movehl_ps(m, m));

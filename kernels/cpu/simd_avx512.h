@@ -20,7 +20,7 @@ inline Vec Mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
 inline Vec Abs(Vec v) { return _mm512_abs_ps(v); }
 // A lane with a NaN in `a` gives that of `b`.
 inline Vec Max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
-inline float LargestLane(Vec v) { return _mm512_reduce_max_ps(v); }
+inline float MaxOfLanes(Vec v) { return _mm512_reduce_max_ps(v); }
 inline float SumOfLanes(Vec v) { return _mm512_reduce_add_ps(v); }
 inline Vec LoadF16(const void* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));

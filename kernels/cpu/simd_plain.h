@@ -45,7 +45,7 @@ inline Vec Max(Vec a, Vec b) {
   for (int i = 0; i < 16; ++i) a.lane[i] = a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i];
   return a;
 }
-inline float LargestLane(Vec v) {
+inline float MaxOfLanes(Vec v) {
   float m = v.lane[0];
   for (float f : v.lane) m = f > m ? f : m;
   return m;
