@@ -32,19 +32,13 @@ inline constexpr int kScaleBytes = kType == KvCacheType::kInt8 ? 64 : 0;
 
 inline Vec Multiply(Vec a, Vec b) { return Fma(a, b, Zero()); }
 
-// Few rows wait for memory. Blocks of a sequence lie apart, where the processor's own prefetch does
-// not look: while one is read, this asks for the one that comes `ahead` blocks later.
-template <int R>
+// Blocks of a sequence lie apart, where the processor's own prefetch does not look: while one is
+// read, this asks for the one that comes `ahead` blocks later.
 inline const char* Upcoming(const AttentionTileArgs& a, const char* base, int64_t block_bytes,
                             int block, int ahead) {
   const int last = (a.end[a.rows - 1] - 1) / 16;
   const int next = block + ahead < last ? block + ahead : last;
-  return base + a.block_table[R > 2 ? block : next] * block_bytes;
-}
-
-template <int R>
-inline void PrefetchLine([[maybe_unused]] const char* p) {
-  if constexpr (R <= 2) __builtin_prefetch(p, 0, 3);
+  return base + a.block_table[next] * block_bytes;
 }
 
 // Scores of R rows at the 16 positions of each of B adjacent cache blocks.
@@ -57,13 +51,13 @@ void ScoreTile(const AttentionTileArgs& a, const float* const* queries, int bloc
   for (int r = 0; r < R; ++r) query[r] = queries[r];
   for (int b = 0; b < B; ++b) {
     key[b] = a.keys + a.block_table[block + b] * a.key_block_bytes + kScaleBytes<kType>;
-    next[b] = Upcoming<R>(a, a.keys, a.key_block_bytes, block + b, B) + kScaleBytes<kType>;
+    next[b] = Upcoming(a, a.keys, a.key_block_bytes, block + b, B) + kScaleBytes<kType>;
     for (int r = 0; r < R; ++r) acc[r][b] = Zero();
   }
   for (int d = 0; d < a.head_dim; ++d) {
     Vec line[B];
     for (int b = 0; b < B; ++b) {
-      PrefetchLine<R>(next[b] + d * kLineBytes<kType>);
+      __builtin_prefetch(next[b] + d * kLineBytes<kType>, 0, 3);
       line[b] = LoadCached<kType>(key[b] + d * kLineBytes<kType>);
     }
     for (int r = 0; r < R; ++r) {
@@ -97,11 +91,11 @@ void SumTile(const AttentionTileArgs& a, const float* weights, int first_positio
     const char* value = a.values + a.block_table[block] * a.value_block_bytes + kScaleBytes<kType> +
                         (position - block * 16) * row_bytes + column * (kLineBytes<kType> / 16);
     const int64_t offset = value - (a.values + a.block_table[block] * a.value_block_bytes);
-    const char* next = Upcoming<R>(a, a.values, a.value_block_bytes, block, 1) + offset;
+    const char* next = Upcoming(a, a.values, a.value_block_bytes, block, 1) + offset;
     for (; position < stop; ++position, ++weights, value += row_bytes, next += row_bytes) {
       Vec line[V];
       for (int v = 0; v < V; ++v) {
-        PrefetchLine<R>(next + v * kLineBytes<kType>);
+        __builtin_prefetch(next + v * kLineBytes<kType>, 0, 3);
         line[v] = LoadCached<kType>(value + v * kLineBytes<kType>);
       }
       for (int r = 0; r < R; ++r) {

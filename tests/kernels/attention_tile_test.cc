@@ -209,8 +209,7 @@ TEST_P(AttentionTileTest, MatchesDoubleArithmetic) {
     Attended attended(GetParam(), shape, data.keys, data.values, 512);
     const int dim = shape.head_dim;
     const int64_t width = int64_t{shape.heads} * dim;
-    const std::vector<float> queries =
-        random.Normals(static_cast<int64_t>(rows.size()) * width, 3.0);
+    const std::vector<float> queries = random.Normals(static_cast<int64_t>(rows.size()) * width);
     const std::vector<float> out = attended.Run(rows, queries);
     for (size_t r = 0; r < rows.size(); ++r) {
       const int last = rows[r].position;
@@ -394,7 +393,7 @@ TEST(KvCacheTypeTest, BytesOfExtremeHeads) {
   const Shape shape{1, 1, 16, HeadOrder::kInterleave, 0, KvCacheType::kInt8};
   for (const float largest : {0.0f, 1e-42f, 1e-30f, 1.0f, 3e38f}) {
     std::vector<float> value(16);
-    for (int i = 0; i < 16; ++i) value[i] = largest * static_cast<float>(i - 8) / 8.0f;
+    for (int i = 0; i < 16; ++i) value[i] = largest * (static_cast<float>(i - 8) / 8.0f);
     Attended attended(CpuBackends(1)[0], shape, {std::vector<float>(16, 1.0f)}, {value}, 1);
     const std::vector<float> out = attended.Run({{0, 0}}, std::vector<float>(16, 1.0f));
     for (int i = 0; i < 16; ++i) {
