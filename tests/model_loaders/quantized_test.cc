@@ -136,6 +136,19 @@ TEST(QuantizeFolder, HoldsTheIntegersOfARun) {
   }
 }
 
+// Scales are F16 and here more bytes than all numbers together, but no weights of that type.
+TEST(QuantizeFolder, ScalesDoNotDecideTheType) {
+  Json config = Config();
+  config["feed_forward"][0]["routing"]["widths"] = 1600;
+  config["tie_word_embeddings"] = true;
+  TempFolder source, parent;
+  testing::WriteNativeModel(source.path(), config, DType::kBF16);
+  ASSERT_TRUE(QuantizeFolder(source.path(), parent.path() / "new", Quantization::kInt4).ok());
+  const auto checkpoint = LoadCheckpoint(parent.path() / "new");
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_EQ(checkpoint->weights->DominantDType(), DType::kBF16);
+}
+
 TEST(QuantizeFolder, CopiesTheOtherFiles) {
   const Source source;
   WriteFile(source.path() / "generation_config.json", "{ \"top_k\":  3 }");
