@@ -12,7 +12,7 @@ namespace moeserve {
 struct BackendOptions {
   std::string device = "cpu";    // "cpu", "cuda", or one that was registered
   int threads = 0;               // cpu: 0 = one per available core
-  std::string cpu_isa = "auto";  // "auto", "avx512_bf16", "avx512", "avx2" or "plain"
+  std::string cpu_isa = "auto";  // "auto" or the name of a kernel table (cpu/isa.h)
 };
 
 using BackendFactory = Result<std::unique_ptr<Backend>> (*)(const BackendOptions&);

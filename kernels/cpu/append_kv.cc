@@ -52,17 +52,24 @@ void CpuBackend::AppendKv(const AppendKvArgs& args) {
   const int64_t value_row = PaddedHeadDim(dim) * ElementBytes(cache.type());
   ForRows(args.keys.rows, args.keys.cols * 2, [&](int64_t begin, int64_t end, int worker) {
     float* rounded = scratch_[worker].Floats(static_cast<size_t>(dim));
-    for (int64_t t = begin; t < end; ++t) {
-      const int32_t position = step_.position[t];
-      const int64_t block =
-          step_.block_tables[step_.sequence[t]][static_cast<size_t>(position / kKvBlockTokens)];
-      const int64_t slot = position % kKvBlockTokens;
-      const float* k = reinterpret_cast<const float*>(args.keys.row(t));
-      const float* v = reinterpret_cast<const float*>(args.values.row(t));
-      char* key = cache.keys(args.layer) + block * g.key_block;
-      char* value = cache.values(args.layer) + block * g.value_block;
-      for (int h = 0; h < shape.num_kv_heads;
-           ++h, k += dim, v += dim, key += g.key_head, value += g.value_head) {
+    const auto block_of = [&](int64_t t) {
+      return step_
+          .block_tables[step_.sequence[t]][static_cast<size_t>(step_.position[t]) / kKvBlockTokens];
+    };
+    for (int64_t first = begin; first < end;) {
+      const int64_t block = block_of(first);
+      int64_t last = first + 1;
+      while (last < end && block_of(last) == block) ++last;
+      // Head by head: keys of a block's tokens lie interleaved.
+      const int64_t tokens = last - first;
+      for (int64_t i = 0; i < tokens * shape.num_kv_heads; ++i) {
+        const int64_t t = first + i % tokens;
+        const int64_t h = i / tokens;
+        const int64_t slot = step_.position[t] % kKvBlockTokens;
+        const float* k = reinterpret_cast<const float*>(args.keys.row(t)) + h * dim;
+        const float* v = reinterpret_cast<const float*>(args.values.row(t)) + h * dim;
+        char* key = cache.keys(args.layer) + block * g.key_block + h * g.key_head;
+        char* value = cache.values(args.layer) + block * g.value_block + h * g.value_head;
         switch (cache.type()) {
           case KvCacheType::kF32:
             Scatter(k, dim, slot, key);
@@ -85,6 +92,7 @@ void CpuBackend::AppendKv(const AppendKvArgs& args) {
           }
         }
       }
+      first = last;
     }
   });
 }

@@ -63,7 +63,7 @@ void Epilogue(const EpilogueArgs& a) {
         const float* up = gate + kPanel;
         float* hidden = tile + p / 2 * kPanel;
         ActivatePanel(a.activation, gate);
-        for (int i = 0; i < kPanel; ++i) hidden[i] = gate[i] * up[i];
+        Store(hidden, Mul(Load(gate), Load(up)));  // hidden may be gate
       }
     } else {
       for (int p = 0; p < a.panels; ++p) ActivatePanel(a.activation, tile + p * kPanel);

@@ -88,8 +88,7 @@ absl::Status Run(const Options& options) {
                             CreateBackend({.device = options.model.device,
                                            .threads = options.model.threads,
                                            .cpu_isa = options.model.cpu_isa}));
-  MOESERVE_ASSIGN_OR_RETURN(const ModelOptions types,
-                            ResolveDType(options.model.dtype, *loaded.weights));
+  MOESERVE_ASSIGN_OR_RETURN(const ModelOptions types, ResolveDType(options.model, *loaded.weights));
   MOESERVE_ASSIGN_OR_RETURN(const KvCacheType cache_type,
                             ResolveKvCacheType(options.model.kv_cache_dtype, types.compute));
   const auto start = std::chrono::steady_clock::now();

@@ -105,7 +105,7 @@ Result<RunningModel> StartSynthetic(const Options& options, const EngineOptions&
   MOESERVE_ASSIGN_OR_RETURN(const ModelSpec spec, SyntheticSpec(options.synthetic));
   const auto weights =
       MakeSyntheticWeights(options.model.dtype == "f32" ? DType::kF32 : DType::kBF16);
-  MOESERVE_ASSIGN_OR_RETURN(const ModelOptions types, ResolveDType(options.model.dtype, *weights));
+  MOESERVE_ASSIGN_OR_RETURN(const ModelOptions types, ResolveDType(options.model, *weights));
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Model> model,
                             Model::Create(spec, types, *weights, *out.backend));
   EngineOptions adjusted = engine;

@@ -85,11 +85,14 @@ Result<EngineOptions> ResolveEngineOptions(const EngineOptionsText& options) {
   return engine;
 }
 
-Result<ModelOptions> ResolveDType(const std::string& text, const WeightSource& source) {
+Result<ModelOptions> ResolveDType(const ModelOptionsText& options, const WeightSource& source) {
+  const std::string& text = options.dtype;
   if (text == "auto") {
     const Quantization stored = source.StoredQuantization();
     const bool bf16 = stored != Quantization::kNone || source.DominantDType() == DType::kBF16;
-    return ModelOptions{bf16 ? DType::kBF16 : DType::kF32, stored};
+    // Only the CPU has products with integers; elsewhere they are widened again.
+    return ModelOptions{bf16 ? DType::kBF16 : DType::kF32,
+                        options.device == "cpu" ? stored : Quantization::kNone};
   }
   if (text == "f32") return ModelOptions{DType::kF32};
   if (text == "bf16") return ModelOptions{DType::kBF16};
@@ -117,7 +120,7 @@ Result<RunningModel> StartModel(
   MOESERVE_ASSIGN_OR_RETURN(out.backend, CreateBackend(backend_options));
   MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint, LoadCheckpoint(options.directory));
   MOESERVE_ASSIGN_OR_RETURN(const ModelOptions model_options,
-                            ResolveDType(options.dtype, *checkpoint.weights));
+                            ResolveDType(options, *checkpoint.weights));
   MOESERVE_ASSIGN_OR_RETURN(
       std::unique_ptr<Model> model,
       Model::Create(checkpoint.spec, model_options, *checkpoint.weights, *out.backend));

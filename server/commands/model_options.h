@@ -58,9 +58,9 @@ Result<RunningModel> StartModel(
     const ModelOptionsText& options, const EngineOptions& engine,
     const std::function<absl::Status(const ModelSpec&, EngineOptions&)>& adjust = {});
 
-// Types of a run. "auto" follows the stored ones: bf16 and integers stay, everything else runs in
-// f32.
-Result<ModelOptions> ResolveDType(const std::string& text, const WeightSource& source);
+// Types of a run. "auto" follows the stored ones: bf16 and integers stay (integers on the CPU
+// alone), everything else runs in f32.
+Result<ModelOptions> ResolveDType(const ModelOptionsText& options, const WeightSource& source);
 // "auto" follows the type of products.
 Result<KvCacheType> ResolveKvCacheType(const std::string& text, DType compute);
 

@@ -14,7 +14,7 @@ namespace moeserve::testing {
 // emulated one.
 inline std::vector<BackendOptions> AvailableBackends(int threads = 2) {
   std::vector<BackendOptions> options;
-  for (const char* isa : {"avx512_bf16", "avx512", "avx2", "plain"}) {
+  for (const char* isa : {"avx512_bf16", "avx512_vnni", "avx512", "avx2", "plain"}) {
     BackendOptions o{.device = "cpu", .threads = threads, .cpu_isa = isa};
     if (CreateBackend(o).ok()) options.push_back(o);
   }
