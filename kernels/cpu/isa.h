@@ -13,7 +13,8 @@ namespace moeserve::cpu {
 // The tables that this processor can run, best first; never empty.
 std::vector<const KernelTable*> SupportedTables();
 
-// `name`: "auto" for the best, or one of "avx512_bf16", "avx512", "avx2", "plain".
+// `name`: "auto" for the best, or one of "avx512_bf16", "avx512_vnni", "avx512", "avx2",
+// "plain".
 // InvalidArgument: unknown, or not supported by this processor (the message lists what is).
 Result<const KernelTable*> SelectTable(std::string_view name);
 
