@@ -130,9 +130,9 @@ constexpr KernelTable MakeTable(const char* name) {
 #endif
     .linear_quantized = &LinearQuantized, .quantize_row = &QuantizeInputRow, .epilogue = &Epilogue,
     .norm_row = &NormRow, .attention_tile = &AttentionTile, .merge_attention = &MergeAttention,
-    .contract_dot = &ContractDot, .router_scores = &RouterScores, .route_row = &RouteRow,
-    .widen_bf16 = &WidenBf16Row, .convert_row = &ConvertRow, .axpy = &Axpy, .axpy_bf16 = &AxpyBf16,
-    .read_stream = &ReadStream, .arithmetic_f32 = &ArithmeticF32,
+    .contract_dot = &ContractDot, .contract_dots = &ContractDots, .router_scores = &RouterScores,
+    .route_row = &RouteRow, .widen_bf16 = &WidenBf16Row, .convert_row = &ConvertRow, .axpy = &Axpy,
+    .axpy_bf16 = &AxpyBf16, .read_stream = &ReadStream, .arithmetic_f32 = &ArithmeticF32,
 #if MOESERVE_BF16_DOT
     .arithmetic_bf16 = &ArithmeticBf16,
 #else

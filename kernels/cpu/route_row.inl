@@ -25,6 +25,32 @@ float ContractDot(const float* a, const float* b, int64_t n) {
   return TreeSum(lane);
 }
 
+// Dots of one vector with the columns of `columns` [n][padded], 16 at a time: each sums as
+// ContractDot does.
+void ContractDots(const float* columns, const float* x, int64_t n, int count, float* dots) {
+  const int64_t padded = (count + kPanel - 1) / kPanel * kPanel;
+  for (int first = 0; first < count; first += kPanel) {
+    float lane[kLanes][kPanel] = {};
+    for (int64_t group = 0; group < n; group += kGroup) {
+      float* of_lane = lane[group / kGroup % kLanes];
+      float sum[kPanel];
+      for (int c = 0; c < kPanel; ++c) sum[c] = of_lane[c];
+      const int64_t end = group + kGroup < n ? group + kGroup : n;
+      for (int64_t i = group; i < end; ++i) {
+        const float* column = columns + i * padded + first;
+        for (int c = 0; c < kPanel; ++c) sum[c] = __builtin_fmaf(column[c], x[i], sum[c]);
+      }
+      for (int c = 0; c < kPanel; ++c) of_lane[c] = sum[c];
+    }
+    for (int width = kLanes / 2; width > 0; width /= 2) {
+      for (int l = 0; l < width; ++l) {
+        for (int c = 0; c < kPanel; ++c) lane[l][c] += lane[l + width][c];
+      }
+    }
+    for (int c = 0; c < kPanel && first + c < count; ++c) dots[first + c] = lane[0][c];
+  }
+}
+
 // Element j of lane l of every 256 stands at j * 32 + l, so the lanes are adjacent.
 void RouterScores(const float* x, const float* weights, int64_t padded, int experts,
                   float* scores) {

@@ -72,10 +72,17 @@ CpuRouter::CpuRouter(const RouteSettings& settings, const RouterTensors& tensors
   }
   if (tensors.bias.data != nullptr) bias_ = Widened(tensors.bias);
   if (cosine) {
-    experts_ = Widened(tensors.weight);
+    std::vector<float> experts = Widened(tensors.weight);
     if (settings.normalize_expert) {
       for (int e = 0; e < settings.num_experts; ++e) {
-        Normalise(experts_.data() + int64_t{e} * settings.dim, settings.dim, settings.eps, table);
+        Normalise(experts.data() + int64_t{e} * settings.dim, settings.dim, settings.eps, table);
+      }
+    }
+    const int64_t padded = (settings.num_experts + kPanel - 1) / kPanel * kPanel;
+    experts_.resize(static_cast<size_t>(settings.dim * padded));
+    for (int64_t e = 0; e < settings.num_experts; ++e) {
+      for (int64_t i = 0; i < settings.dim; ++i) {
+        experts_[i * padded + e] = experts[e * settings.dim + i];
       }
     }
     // Paper and public code: divide by t, never by less than 1e-4; or multiply by e^t, at most 100.
@@ -107,9 +114,9 @@ void CpuRouter::Scores(const float* x, float* scratch, float* scores,
     for (int i = 0; i < settings_.dim; ++i) u[i] += bias_[i];
   }
   if (settings_.normalize_row) Normalise(u, settings_.dim, settings_.eps, table);
+  table.contract_dots(experts_.data(), u, settings_.dim, settings_.num_experts, scores);
   for (int e = 0; e < settings_.num_experts; ++e) {
-    const float s =
-        table.contract_dot(experts_.data() + int64_t{e} * settings_.dim, u, settings_.dim);
+    const float s = scores[e];
     switch (settings_.temperature) {
       case RouteSettings::Temperature::kNone:
         scores[e] = s;

@@ -29,7 +29,7 @@ class CpuRouter : public Router {
   RouteSettings settings_;
   int64_t padded_ = 0;
   std::vector<float> weights_;  // permuted: dot [E, padded]; cosine: projection [dim, padded]
-  std::vector<float> experts_;  // cosine: [E, dim], normalised where the settings say so
+  std::vector<float> experts_;  // cosine: [dim, E rounded up to kPanel], normalised if wanted
   std::vector<float> bias_;     // dot [E]; cosine [dim]; empty: none
   float temperature_ = 1.0f;    // divisor or factor, resolved at load
 };
