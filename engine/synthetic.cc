@@ -31,6 +31,29 @@ const std::vector<float>& NormalTable() {
   return table;
 }
 
+// Memory of tensors that are no longer needed: new pages for each would take longer than the
+// numbers. One thread.
+class Spares : public std::enable_shared_from_this<Spares> {
+ public:
+  std::shared_ptr<std::vector<char>> Take(size_t size) {
+    auto found = std::find_if(free_.begin(), free_.end(),
+                              [size](const auto& v) { return v->size() == size; });
+    std::unique_ptr<std::vector<char>> memory;
+    if (found == free_.end()) {
+      memory = std::make_unique<std::vector<char>>(size);
+    } else {
+      memory = std::move(*found);
+      free_.erase(found);
+    }
+    return {memory.release(), [self = shared_from_this()](std::vector<char>* v) {
+              self->free_.emplace_back(v);
+            }};
+  }
+
+ private:
+  std::vector<std::unique_ptr<std::vector<char>>> free_;
+};
+
 class SyntheticWeights : public WeightSource {
  public:
   explicit SyntheticWeights(DType dtype) : dtype_(dtype) {}
@@ -41,7 +64,8 @@ class SyntheticWeights : public WeightSource {
     const bool router = name.find(".router.") != std::string_view::npos;
     t.dtype = router || shape.size() == 1 ? DType::kF32 : dtype_;
     const int64_t n = t.size();
-    auto bytes = std::make_shared<std::vector<char>>(static_cast<size_t>(n) * SizeOf(t.dtype));
+    const std::shared_ptr<std::vector<char>> bytes =
+        spares_->Take(static_cast<size_t>(n) * SizeOf(t.dtype));
     t.data = bytes->data();
     t.owner = bytes;
     if (shape.size() == 1) {
@@ -72,6 +96,7 @@ class SyntheticWeights : public WeightSource {
 
  private:
   DType dtype_;
+  std::shared_ptr<Spares> spares_ = std::make_shared<Spares>();
 };
 
 ModelSpec MixtralSpec() {

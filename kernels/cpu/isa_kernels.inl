@@ -23,23 +23,20 @@ inline float GeluTanh(float x) {
 
 inline float Gelu(float x) { return 0.5f * x * (1.0f + __builtin_erff(x * 0.7071067811865476f)); }
 
-void ActivatePanel(EpilogueActivation activation, float* v) {
-  switch (activation) {
+template <EpilogueActivation kActivation>
+inline float Activated(float v) {
+  switch (kActivation) {
     case EpilogueActivation::kNone:
-      return;
+      return v;
     case EpilogueActivation::kSilu:
-      for (int i = 0; i < kPanel; ++i) v[i] = v[i] * Sigmoid(v[i]);
-      return;
+      return v * Sigmoid(v);
     case EpilogueActivation::kGelu:
-      for (int i = 0; i < kPanel; ++i) v[i] = Gelu(v[i]);
-      return;
+      return Gelu(v);
     case EpilogueActivation::kGeluTanh:
-      for (int i = 0; i < kPanel; ++i) v[i] = GeluTanh(v[i]);
-      return;
+      return GeluTanh(v);
     case EpilogueActivation::kRelu:
       // NaN stays NaN: a numeric failure must reach its request.
-      for (int i = 0; i < kPanel; ++i) v[i] = v[i] < 0.0f ? 0.0f : v[i];
-      return;
+      return v < 0.0f ? 0.0f : v;
   }
 }
 
@@ -51,28 +48,60 @@ void WidenBf16Row(const Bf16* in, float* out, int64_t n) {
   for (int64_t i = 0; i < n; ++i) out[i] = F32FromBf16(in[i]);
 }
 
-void Epilogue(const EpilogueArgs& a) {
+// Panels of whole 16 columns, so that every loop is one vector: left alone, the compiler unrolls
+// them first and then fails to see it.
+template <EpilogueActivation kActivation>
+void EpilogueOf(const EpilogueArgs& a) {
+  const int results = a.gated ? a.panels / 2 : a.panels;
   for (int r = 0; r < a.rows; ++r) {
     float* tile = a.tile + r * kBlock;
     if (a.bias != nullptr) {
       for (int i = 0; i < a.panels * kPanel; ++i) tile[i] += a.bias[i];
     }
-    if (a.gated) {
-      for (int p = 0; p < a.panels; p += 2) {
-        float* gate = tile + p * kPanel;
-        const float* up = gate + kPanel;
-        float* hidden = tile + p / 2 * kPanel;
-        ActivatePanel(a.activation, gate);
-        Store(hidden, Mul(Load(gate), Load(up)));  // hidden may be gate
+    for (int p = 0; p < results; ++p) {
+      const float* in = tile + (a.gated ? 2 * p : p) * kPanel;
+      float value[kPanel];
+#pragma GCC unroll 1
+      for (int i = 0; i < kPanel; ++i) value[i] = Activated<kActivation>(in[i]);
+      if (a.gated) {
+#pragma GCC unroll 1
+        for (int i = 0; i < kPanel; ++i) value[i] *= in[kPanel + i];
       }
-    } else {
-      for (int p = 0; p < a.panels; ++p) ActivatePanel(a.activation, tile + p * kPanel);
+      Bf16 rounded[kPanel];
+      const int columns = a.cols - p * kPanel;
+      if (a.out_bf16) {
+#pragma GCC unroll 1
+        for (int i = 0; i < kPanel; ++i) rounded[i] = Bf16FromF32(value[i]);
+        Bf16* out = reinterpret_cast<Bf16*>(a.out[r]) + p * kPanel;
+        if (columns >= kPanel) {
+          __builtin_memcpy(out, rounded, sizeof(rounded));
+        } else if (columns > 0) {
+          __builtin_memcpy(out, rounded, static_cast<size_t>(columns) * sizeof(Bf16));
+        }
+      } else {
+        float* out = reinterpret_cast<float*>(a.out[r]) + p * kPanel;
+        if (columns >= kPanel) {
+          __builtin_memcpy(out, value, sizeof(value));
+        } else if (columns > 0) {
+          __builtin_memcpy(out, value, static_cast<size_t>(columns) * sizeof(float));
+        }
+      }
     }
-    if (a.out_bf16) {
-      ConvertRow(tile, reinterpret_cast<Bf16*>(a.out[r]), a.cols);
-    } else {
-      __builtin_memcpy(a.out[r], tile, static_cast<size_t>(a.cols) * sizeof(float));
-    }
+  }
+}
+
+void Epilogue(const EpilogueArgs& a) {
+  switch (a.activation) {
+    case EpilogueActivation::kNone:
+      return EpilogueOf<EpilogueActivation::kNone>(a);
+    case EpilogueActivation::kSilu:
+      return EpilogueOf<EpilogueActivation::kSilu>(a);
+    case EpilogueActivation::kGelu:
+      return EpilogueOf<EpilogueActivation::kGelu>(a);
+    case EpilogueActivation::kGeluTanh:
+      return EpilogueOf<EpilogueActivation::kGeluTanh>(a);
+    case EpilogueActivation::kRelu:
+      return EpilogueOf<EpilogueActivation::kRelu>(a);
   }
 }
 

@@ -64,7 +64,7 @@ struct QuantizeRowArgs {
 enum class EpilogueActivation : uint8_t { kNone, kSilu, kGelu, kGeluTanh, kRelu };
 
 struct EpilogueArgs {
-  float* tile;  // [rows][kBlock]; overwritten
+  float* tile;  // [rows][kBlock]; may be overwritten
   int rows;
   int panels;
   bool gated;  // panels alternate gate, up
