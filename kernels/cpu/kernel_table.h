@@ -32,7 +32,7 @@ struct LinearTileArgs {
   int rows;    // 1..row_tile
   int64_t k;
   const void* const* x;  // [rows] input rows: f32, or bf16 in linear_bf16
-  const char* ahead;     // every step fetches the next line from here on; null: the block's own
+  const char* ahead;     // every step fetches two lines from here on; null: the block's own
   float* out;            // [rows][kBlock]
 };
 
@@ -44,7 +44,7 @@ struct QuantTileArgs {
   int rows;    // 1..row_tile
   int64_t k;
   const char* const* x;  // [rows] records
-  const char* ahead;     // every step fetches the next line from here on; null: the block's own
+  const char* ahead;     // every step fetches two lines from here on; null: the block's own
   float* out;            // [rows][kBlock]
 };
 

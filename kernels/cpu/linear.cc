@@ -125,7 +125,7 @@ void CpuBackend::RunLinearBlock(const LinearArgs& args, const LinearTask& task, 
   const int rows = task.row_end - task.row_begin;
   const int tiles = (rows + table_->row_tile - 1) / table_->row_tile;
   // While tiles work on this block from the cache, the next one of the task comes from memory.
-  const int64_t ahead_per_tile = bank.block_bytes(m, block) / panels;  // a line a step
+  const int64_t ahead_per_tile = 2 * bank.block_bytes(m, block) / panels;  // two lines a step
   const char* ahead = bank.block(m, block + 1);
   const char* const last_ahead =
       block + 1 < task.block_end ? ahead + bank.block_bytes(m, block + 1) : ahead;

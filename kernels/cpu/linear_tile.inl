@@ -7,13 +7,14 @@ namespace {
 inline constexpr int kPrefetchBytes = 4096;
 
 // A tile that reads its weights from memory fetches them some steps before; one whose weights are
-// in the cache has time to fetch a line a step of what comes next.
+// in the cache has time to fetch two lines a step of what comes next.
 template <int P>
 inline void Prefetch(const char* own, int line_bytes, const char* ahead, bool stream) {
   if (stream) {
     for (int p = 0; p < P; ++p) __builtin_prefetch(own + p * line_bytes + kPrefetchBytes, 0, 3);
   } else {
     __builtin_prefetch(ahead, 0, 2);
+    __builtin_prefetch(ahead + 64, 0, 2);
   }
 }
 
@@ -42,7 +43,7 @@ void TileF32(const char* w, int64_t step, int64_t k, const void* const* rows, co
   ClearTile(acc);
   for (int64_t i = 0; i < k; ++i, w += step) {
     Prefetch<P>(w, 64, ahead, stream);
-    ahead += 64;
+    ahead += 128;
     for (int p = 0; p < P; ++p) {
       const Vec weight = Load(reinterpret_cast<const float*>(w + p * 64));
       for (int m = 0; m < M; ++m) acc[m][p] = Fma(Broadcast(x[m][i]), weight, acc[m][p]);
@@ -61,7 +62,7 @@ void TileF16(const char* w, int64_t step, int64_t k, const void* const* rows, co
   ClearTile(acc);
   for (int64_t i = 0; i < k; ++i, w += step) {
     Prefetch<P>(w, 32, ahead, stream);
-    ahead += 64;
+    ahead += 128;
     for (int p = 0; p < P; ++p) {
       const Vec weight = LoadF16(w + p * 32);
       for (int m = 0; m < M; ++m) acc[m][p] = Fma(Broadcast(x[m][i]), weight, acc[m][p]);
@@ -81,7 +82,7 @@ void TileBf16(const char* w, int64_t step, int64_t k, const void* const* rows, c
   int64_t i = 0;
   for (; i + 2 <= k; i += 2, w += step) {
     Prefetch<P>(w, 64, ahead, stream);
-    ahead += 64;
+    ahead += 128;
     for (int p = 0; p < P; ++p) {
       const PairLine line = LoadPairs(w + p * 64);
       const Vec even = line.Even();
@@ -111,7 +112,7 @@ void TileBf16Dot(const char* w, int64_t step, int64_t k, const void* const* rows
   const int64_t pairs = k / 2;
   for (int64_t i = 0; i < pairs; ++i, w += step) {
     Prefetch<P>(w, 64, ahead, stream);
-    ahead += 64;
+    ahead += 128;
     for (int p = 0; p < P; ++p) {
       const __m512i weight = _mm512_loadu_si512(w + p * 64);
       for (int m = 0; m < M; ++m) {

@@ -27,7 +27,10 @@ inline void AddQuads(const QuadLine (&line)[P], const char* const (&x)[M], int64
 template <bool kInt4, bool kStream, int M, int P>
 inline void AddStep(const char* w, const char* const (&x)[M], int64_t at, const char* ahead,
                     IntVec (&sum)[M][P]) {
-  if constexpr (!kStream) __builtin_prefetch(ahead, 0, 2);
+  if constexpr (!kStream) {
+    __builtin_prefetch(ahead, 0, 2);
+    __builtin_prefetch(ahead + 64, 0, 2);
+  }
   QuadLine line[P];
   for (int p = 0; p < P; ++p) {
     if constexpr (kStream) __builtin_prefetch(w + p * 64 + kPrefetchBytes, 0, 3);
@@ -71,7 +74,7 @@ void TileQuant(const QuantTileArgs& a, int first) {
     const char* line = w + first * 64;
     if (k >= kGroup) {
       for (int s = 0; s < kSteps; ++s) {
-        AddStep<kInt4, kStream>(line + s * stride, x, at + s * kStep, ahead + s * 64, sum);
+        AddStep<kInt4, kStream>(line + s * stride, x, at + s * kStep, ahead + s * 128, sum);
       }
       w += kSteps * stride;
     } else {
@@ -81,7 +84,7 @@ void TileQuant(const QuantTileArgs& a, int first) {
       }
       w += steps * stride;
     }
-    ahead += kSteps * 64;
+    ahead += kSteps * 128;
     for (int p = 0; p < P; ++p) {
       const Vec scale = LoadF16(w + (first + p) * 32);
       for (int m = 0; m < M; ++m) {
