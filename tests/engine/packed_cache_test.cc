@@ -137,15 +137,16 @@ std::vector<fs::path> FilesIn(const fs::path& folder) {
   return files;
 }
 
-// Without, with an empty and with a full cache; returns the warm run.
+// Without, with a cache that lacks something and with a full one; returns the warm run.
 Outcome ExpectSameAnswers(const fs::path& model, const fs::path& folder, Types types) {
   const Outcome plain = RunModel(model, {}, types);
   const Outcome cold = RunModel(model, folder, types);
-  EXPECT_EQ(cold.found, 0);
   EXPECT_GT(cold.stored, 0);
-  EXPECT_EQ(cold.fetched, plain.fetched);
+  if (cold.found == 0) {
+    EXPECT_EQ(cold.fetched, plain.fetched);
+  }
   Outcome warm = RunModel(model, folder, types);
-  EXPECT_EQ(warm.found, cold.stored);
+  EXPECT_EQ(warm.found, cold.found + cold.stored);
   EXPECT_EQ(warm.stored, 0);
   for (const Outcome* o : std::initializer_list<const Outcome*>{&cold, &warm}) {
     EXPECT_TRUE(SameBits(o->logits, plain.logits));
@@ -207,7 +208,8 @@ TEST_F(PackedCacheTest, InstructionSetsShareFiles) {
   for (const Types types : kTypes) {
     const Outcome cold = RunModel(model(), folder(), types, "auto");
     const Outcome warm = RunModel(model(), folder(), types, "plain");
-    EXPECT_EQ(warm.found, cold.stored);
+    EXPECT_EQ(warm.found, cold.found + cold.stored);
+    EXPECT_EQ(warm.stored, 0);
     EXPECT_TRUE(SameBits(warm.logits, RunModel(model(), {}, types, "plain").logits));
   }
 }
@@ -262,6 +264,7 @@ TEST_F(PackedCacheTest, StateChangesWithTimesSizesAndConfiguration) {
   EXPECT_EQ(place, fs::canonical(model()).string());
 }
 
+// But for what is bf16 in a run with integers too.
 TEST_F(PackedCacheTest, TypesDoNotShareFiles) {
   std::map<std::vector<float>, int> answers;
   int stored = 0;
@@ -269,7 +272,12 @@ TEST_F(PackedCacheTest, TypesDoNotShareFiles) {
     for (const Types types : kTypes) {
       const Outcome out = Run(types);
       stored += out.stored;
-      EXPECT_EQ(out.found == 0, round == 0);
+      if (types.quantization == Quantization::kNone) {
+        EXPECT_EQ(out.found == 0, round == 0);
+      }
+      if (round == 1) {
+        EXPECT_EQ(out.stored, 0);
+      }
       ++answers[out.logits];
     }
   }
@@ -332,15 +340,22 @@ class DamageTest : public ::testing::Test {
 TEST_F(DamageTest, EveryDamagedByteShows) {
   EXPECT_TRUE(Taken(bytes_));
   EXPECT_TRUE(warnings_.empty());
+  const auto cache = Open();
+  const int fd = open(path_.c_str(), O_RDWR);
   uint32_t random = 1;
   for (size_t i = 0; i < bytes_.size(); ++i) {
     random = random * 1664525 + 1013904223;
-    std::string damaged = bytes_;
-    damaged[i] = static_cast<char>(damaged[i] ^ (1 << (random >> 29)));
-    ASSERT_FALSE(Taken(damaged)) << "byte " << i;
+    const char damaged = static_cast<char>(bytes_[i] ^ (1 << (random >> 29)));
+    const auto offset = static_cast<off_t>(i);
+    ASSERT_EQ(pwrite(fd, &damaged, 1, offset), 1);
+    warnings_.clear();
+    ASSERT_EQ(cache->Find(key_), nullptr) << "byte " << i;
     ASSERT_EQ(warnings_.size(), 1u) << "byte " << i;
     EXPECT_EQ(warnings_[0].find('\n'), std::string::npos);
+    ASSERT_EQ(pwrite(fd, &bytes_[i], 1, offset), 1);
   }
+  EXPECT_NE(cache->Find(key_), nullptr);
+  close(fd);
 }
 
 TEST_F(DamageTest, EveryOtherLengthShows) {
@@ -433,15 +448,22 @@ TEST_F(DamageTest, AReplacedFileStaysMapped) {
 
 TEST_F(DamageTest, ChecksumSeesEveryBitAndPlace) {
   std::string bytes(200, '\0');
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * i * 31 >> 3);
   const uint64_t sum = PackedChecksum(bytes);
-  std::map<uint64_t, int> sums = {{sum, 1}};
+  EXPECT_EQ(PackedChecksum(bytes), sum);
   for (size_t bit = 0; bit < bytes.size() * 8; ++bit) {
-    bytes[bit / 8] = static_cast<char>(1 << bit % 8);
-    ++sums[PackedChecksum(bytes)];
-    bytes[bit / 8] = 0;
+    std::string damaged = bytes;
+    damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ 1 << bit % 8);
+    EXPECT_NE(PackedChecksum(damaged), sum) << bit;
   }
-  for (size_t n = 0; n < bytes.size(); ++n) ++sums[PackedChecksum({bytes.data(), n})];
-  EXPECT_EQ(sums.size(), 1 + 200 * 8 + 200u);
+  for (size_t n = 0; n < bytes.size(); ++n) EXPECT_NE(PackedChecksum({bytes.data(), n}), sum) << n;
+  for (size_t i = 0; i < bytes.size(); i += 8) {
+    for (size_t j = i + 8; j < bytes.size(); j += 8) {
+      std::string swapped = bytes;
+      std::swap_ranges(swapped.begin() + i, swapped.begin() + i + 8, swapped.begin() + j);
+      EXPECT_NE(PackedChecksum(swapped), sum) << i << " " << j;
+    }
+  }
 }
 
 TEST_F(PackedCacheTest, DamagedFilesAreWrittenAnew) {
