@@ -358,6 +358,24 @@ TEST_F(DamageTest, EveryDamagedByteShows) {
   close(fd);
 }
 
+// Headers that are whole and say something else.
+TEST_F(DamageTest, ForgedNumbersAreRefused) {
+  uint32_t random = 7;
+  for (size_t at = 8; at < 40; at += 4) {
+    for (const uint32_t value : {0u, 1u, 2u, 3u, 255u, 4096u, 0x7fffffffu, 0xffffffffu, random}) {
+      std::string forged = bytes_;
+      uint32_t old;
+      std::memcpy(&old, forged.data() + at, sizeof old);
+      if (value == old) continue;
+      std::memcpy(forged.data() + at, &value, sizeof value);
+      const uint64_t sum = PackedChecksum({forged.data(), 4088});
+      std::memcpy(forged.data() + 4088, &sum, sizeof sum);
+      EXPECT_FALSE(Taken(forged)) << at << ": " << value;
+      random = random * 1664525 + 1013904223;
+    }
+  }
+}
+
 TEST_F(DamageTest, EveryOtherLengthShows) {
   for (size_t n = 0; n < bytes_.size(); n += n < 64 || n > 4090 ? 1 : 61) {
     ASSERT_FALSE(Taken(bytes_.substr(0, n))) << n;
