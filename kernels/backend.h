@@ -74,6 +74,12 @@ struct LinearBankShape {
   }
 };
 
+// Read-only host memory; `owner` keeps it alive.
+struct PackedBytes {
+  std::span<const char> bytes;
+  std::shared_ptr<const void> owner;
+};
+
 class LinearBank {
  public:
   enum class Half : uint8_t { kMain, kGate };  // kGate only where gated; up is kMain
@@ -86,6 +92,10 @@ class LinearBank {
   virtual void LoadQuantized(int expert, Half half, int row_begin,
                              const QuantizedMatrix& weight) = 0;
   virtual void LoadBias(int expert, Half half, int row_begin, const HostTensor& bias) = 0;
+
+  // Everything that was loaded, as Backend::NewPackedBank() takes it; empty where the device has no
+  // such form. Valid while the bank lives.
+  virtual std::span<const char> packed_bytes() const { return {}; }
 
   const LinearBankShape& shape() const { return shape_; }
   int num_experts() const { return static_cast<int>(shape_.out_features.size()); }
@@ -340,10 +350,26 @@ class Backend {
   virtual Result<std::unique_ptr<DeviceBuffer>> Allocate(size_t bytes) = 0;
   // Unimplemented where the device has no products with integers.
   virtual Result<std::unique_ptr<LinearBank>> NewLinearBank(LinearBankShape shape) = 0;
+  // Names the form of packed_bytes(), which depends on a bank's shape alone; another name where the
+  // same bytes would mean something else. Empty: there is none.
+  virtual std::string_view packed_layout() const { return {}; }
+  // Bytes of a bank of that shape in this form.
+  virtual int64_t PackedBankBytes(const LinearBankShape& shape) const {
+    (void)shape;
+    return 0;
+  }
+  // A bank that reads its weights out of `packed`, PackedBankBytes() of them, 64-byte aligned;
+  // nothing more can be loaded into it. Any content is safe. Unimplemented without packed_layout().
+  virtual Result<std::unique_ptr<LinearBank>> NewPackedBank(LinearBankShape shape,
+                                                            PackedBytes packed) {
+    (void)shape, (void)packed;
+    return absl::UnimplementedError("this device has no packed banks");
+  }
   // groups[e]: scale [n_e]; shifts empty unless shape.layer.
   virtual Result<std::unique_ptr<NormBank>> NewNormBank(NormShape shape,
                                                         std::span<const HostTensor> scales,
                                                         std::span<const HostTensor> shifts) = 0;
+  // May read `table` in place as long as its owner, where it has one, keeps it.
   virtual Result<std::unique_ptr<EmbeddingTable>> NewEmbeddingTable(const HostTensor& table) = 0;
   // Reads the rows of a table out of a bank of one (tied embeddings) instead of a copy.
   virtual Result<std::unique_ptr<EmbeddingTable>> NewTiedEmbeddingTable(const LinearBank& bank) = 0;

@@ -31,6 +31,21 @@ std::string DirectoryName(const fs::path& directory) {
   return path.filename().string();
 }
 
+CheckpointIdentity Identify(const fs::path& directory, std::string_view config,
+                            const WeightFiles& files) {
+  std::error_code error;
+  CheckpointIdentity identity;
+  identity.place = fs::canonical(directory, error).string();
+  // Lengths first, so that no two lists of files read alike.
+  identity.state = Concat(config.size(), ' ', config, files.files().size(), '\n');
+  for (const auto& file : files.files()) {
+    const FileStamp& stamp = file->stamp();
+    identity.state += Concat(file->file_name().size(), ' ', file->file_name(), ' ', stamp.size, ' ',
+                             stamp.modified_ns, ' ', stamp.changed_ns, '\n');
+  }
+  return identity;
+}
+
 absl::Status CheckDirectory(const fs::path& directory) {
   std::error_code error;
   const fs::file_status status = fs::status(directory, error);
@@ -74,6 +89,7 @@ Result<Checkpoint> Load(const fs::path& directory, const LoadOptions& options) {
   MOESERVE_ASSIGN_OR_RETURN(checkpoint.tokenizer_config, LoadTokenizerConfig(directory));
   MOESERVE_ASSIGN_OR_RETURN(WeightFiles files, WeightFiles::Open(directory));
   MOESERVE_RETURN_IF_ERROR(CheckTensors(config, files));
+  checkpoint.identity = Identify(directory, config_text, files);
   auto weights = std::make_unique<NativeWeights>(std::move(files), config.quantization);
   checkpoint.weight_bytes = weights->stored_bytes();
   checkpoint.weights = std::move(weights);

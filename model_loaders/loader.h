@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "engine/model/spec.h"
@@ -23,6 +24,14 @@ struct GenerationDefaults {
   std::optional<double> repetition_penalty;
 };
 
+// Where a checkpoint lies and what it is, for what is kept beside it between runs.
+struct CheckpointIdentity {
+  std::string place;  // the folder's absolute path
+  // config.json in full, and of every weight file its name, size and times. Copied or touched files
+  // are another state; a writer that keeps all of these equal is not noticed.
+  std::string state;
+};
+
 struct Checkpoint {
   ModelSpec spec;
   std::unique_ptr<WeightSource> weights;       // memory-mapped; checked against the spec
@@ -32,6 +41,7 @@ struct Checkpoint {
   GenerationDefaults generation;
   std::vector<TokenId> eos_token_ids;  // of config.json and generation_config.json together
   std::string directory_name;          // last path component: the default served name
+  CheckpointIdentity identity;
 };
 
 struct LoadOptions {

@@ -47,7 +47,9 @@ int OpenForReading(const std::filesystem::path& path) {
   return open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 }
 
-Result<uint64_t> RegularFileSize(int fd, const std::filesystem::path& path) {
+int64_t Nanoseconds(const timespec& t) { return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec; }
+
+Result<FileStamp> StampOfRegularFile(int fd, const std::filesystem::path& path) {
   struct stat info {};
   if (fstat(fd, &info) != 0) return SystemError(errno, path, "read its size");
   if (!S_ISREG(info.st_mode)) {
@@ -55,7 +57,8 @@ Result<uint64_t> RegularFileSize(int fd, const std::filesystem::path& path) {
                                              ": expected a regular file, found a ",
                                              S_ISDIR(info.st_mode) ? "directory" : "special file"));
   }
-  return static_cast<uint64_t>(info.st_size);
+  return FileStamp{static_cast<uint64_t>(info.st_size), Nanoseconds(info.st_mtim),
+                   Nanoseconds(info.st_ctim)};
 }
 
 }  // namespace
@@ -63,23 +66,24 @@ Result<uint64_t> RegularFileSize(int fd, const std::filesystem::path& path) {
 Result<std::shared_ptr<const MappedFile>> MappedFile::Open(const std::filesystem::path& path) {
   const Descriptor fd(OpenForReading(path));
   if (fd.get() < 0) return SystemError(errno, path, "open");
-  MOESERVE_ASSIGN_OR_RETURN(const uint64_t size, RegularFileSize(fd.get(), path));
+  MOESERVE_ASSIGN_OR_RETURN(const FileStamp stamp, StampOfRegularFile(fd.get(), path));
   void* data = nullptr;
-  if (size > 0) {  // mmap refuses a length of zero
-    data = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd.get(), 0);
+  if (stamp.size > 0) {  // mmap refuses a length of zero
+    data = mmap(nullptr, stamp.size, PROT_READ, MAP_PRIVATE, fd.get(), 0);
     if (data == MAP_FAILED) return SystemError(errno, path, "map into memory");
   }
-  return std::shared_ptr<const MappedFile>(new MappedFile(data, size));
+  return std::shared_ptr<const MappedFile>(new MappedFile(data, stamp));
 }
 
 MappedFile::~MappedFile() {
-  if (data_ != nullptr) munmap(data_, size_);
+  if (data_ != nullptr) munmap(data_, stamp_.size);
 }
 
 Result<std::string> ReadTextFile(const std::filesystem::path& path, uint64_t max_bytes) {
   const Descriptor fd(OpenForReading(path));
   if (fd.get() < 0) return SystemError(errno, path, "open");
-  MOESERVE_ASSIGN_OR_RETURN(const uint64_t size, RegularFileSize(fd.get(), path));
+  MOESERVE_ASSIGN_OR_RETURN(const FileStamp stamp, StampOfRegularFile(fd.get(), path));
+  const uint64_t size = stamp.size;
   if (size > max_bytes) {
     return absl::InvalidArgumentError(Concat(Printable(path.filename().string()),
                                              ": expected at most ", max_bytes, " bytes, found ",

@@ -12,6 +12,13 @@
 
 namespace moeserve {
 
+// Tells one state of a file from another without reading it.
+struct FileStamp {
+  uint64_t size = 0;
+  int64_t modified_ns = 0;  // of its content, as its writer may have set it
+  int64_t changed_ns = 0;   // of anything about it; the system alone sets it
+};
+
 // A whole file mapped into memory, unmapped when the last owner goes.
 //
 // The size is taken once, when the file is opened. A file must not be truncated while it is mapped:
@@ -27,13 +34,15 @@ class MappedFile {
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
 
-  std::string_view bytes() const { return {static_cast<const char*>(data_), size_}; }
+  std::string_view bytes() const { return {static_cast<const char*>(data_), stamp_.size}; }
+  // When it was opened.
+  const FileStamp& stamp() const { return stamp_; }
 
  private:
-  MappedFile(void* data, size_t size) : data_(data), size_(size) {}
+  MappedFile(void* data, const FileStamp& stamp) : data_(data), stamp_(stamp) {}
 
   void* data_;  // null for an empty file
-  size_t size_;
+  FileStamp stamp_;
 };
 
 // The contents of a regular file of at most `max_bytes`. Errors as above.

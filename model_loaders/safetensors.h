@@ -69,6 +69,7 @@ class SafetensorsFile {
   static Result<std::shared_ptr<const SafetensorsFile>> Open(const std::filesystem::path& path);
 
   const std::string& file_name() const { return file_name_; }
+  const FileStamp& stamp() const { return file_->stamp(); }
   const std::vector<TensorEntry>& tensors() const { return header_.tensors; }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
 

@@ -14,6 +14,17 @@ DType StoredType(const LoadContext& load, const std::vector<HostTensor>& tensors
   return tensors.front().dtype;
 }
 
+// The bank of `key` out of the cache, or as `load_it` makes it, which the cache then keeps.
+template <typename LoadIt>
+Result<std::unique_ptr<LinearBank>> CachedBank(LoadContext& load, const PackedBankKey& key,
+                                               const LoadIt& load_it) {
+  if (load.packed_cache == nullptr) return load_it();
+  if (std::unique_ptr<LinearBank> bank = load.packed_cache->Find(key)) return bank;
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, load_it());
+  load.packed_cache->Store(key, *bank);
+  return bank;
+}
+
 // One matrix on its way into a bank: either its integers or its numbers.
 struct Weight {
   int expert;
@@ -60,33 +71,41 @@ Result<std::unique_ptr<LinearBank>> BankOf(LoadContext& load, LinearBankShape sh
 
 Result<std::unique_ptr<LinearBank>> LoadLinear(LoadContext& load, int in_features,
                                                const std::vector<LinearPart>& parts) {
-  std::vector<Weight> weights;
-  int total = 0;
-  bool bias = false;
   // Parts of one product are stored alike.
   const Quantization quantization = QuantizationOf(
       parts[0].prefix + ".weight", {parts[0].out_features, in_features}, load.quantization);
+  int total = 0;
+  PackedBankKey key;
+  key.compute = load.compute;
+  LinearBankShape& shape = key.shape;
+  shape.in_features = {in_features};
+  shape.quantization = quantization;
   for (const LinearPart& p : parts) {
-    Weight w{0, LinearBank::Half::kMain, total, std::nullopt, {}};
-    MOESERVE_RETURN_IF_ERROR(
-        Fetch(load, p.prefix + ".weight", p.out_features, in_features, quantization, w));
-    weights.push_back(std::move(w));
+    key.tensors.push_back(p.prefix + ".weight");
+    if (p.bias) key.tensors.push_back(p.prefix + ".bias");
     total += p.out_features;
-    bias = bias || p.bias;
+    shape.bias = shape.bias || p.bias;
   }
-  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, BankOf(load,
-                                                                     {.in_features = {in_features},
-                                                                      .out_features = {total},
-                                                                      .bias = bias,
-                                                                      .quantization = quantization},
-                                                                     weights));
-  for (size_t i = 0; i < parts.size(); ++i) {
-    if (!parts[i].bias) continue;
-    MOESERVE_ASSIGN_OR_RETURN(HostTensor b,
-                              load.source.Get(parts[i].prefix + ".bias", {parts[i].out_features}));
-    bank->LoadBias(0, LinearBank::Half::kMain, weights[i].row_begin, b);
-  }
-  return bank;
+  shape.out_features = {total};
+  return CachedBank(load, key, [&]() -> Result<std::unique_ptr<LinearBank>> {
+    std::vector<Weight> weights;
+    int row = 0;
+    for (const LinearPart& p : parts) {
+      Weight w{0, LinearBank::Half::kMain, row, std::nullopt, {}};
+      MOESERVE_RETURN_IF_ERROR(
+          Fetch(load, p.prefix + ".weight", p.out_features, in_features, quantization, w));
+      weights.push_back(std::move(w));
+      row += p.out_features;
+    }
+    MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, BankOf(load, key.shape, weights));
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (!parts[i].bias) continue;
+      MOESERVE_ASSIGN_OR_RETURN(
+          HostTensor b, load.source.Get(parts[i].prefix + ".bias", {parts[i].out_features}));
+      bank->LoadBias(0, LinearBank::Half::kMain, weights[i].row_begin, b);
+    }
+    return bank;
+  });
 }
 
 Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vector<int>& in_features,
@@ -99,30 +118,38 @@ Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vecto
   };
   const Quantization quantization = QuantizationOf(
       tensor(0, false) + ".weight", {out_features[0], in_features[0]}, load.quantization);
-  std::vector<Weight> weights;  // main of every expert, then gate of every expert
-  for (const bool gate : {false, true}) {
-    for (size_t e = 0; e < experts && (gated || !gate); ++e) {
-      const LinearBank::Half half = gate ? LinearBank::Half::kGate : LinearBank::Half::kMain;
+  // Matrices are main of every expert, then gate of every expert.
+  const size_t matrices = gated ? 2 * experts : experts;
+  PackedBankKey key;
+  key.compute = load.compute;
+  key.shape.in_features = in_features;
+  key.shape.out_features = out_features;
+  key.shape.gated = gated;
+  key.shape.bias = bias;
+  key.shape.quantization = quantization;
+  for (size_t i = 0; i < matrices; ++i) {
+    key.tensors.push_back(tensor(i % experts, i >= experts) + ".weight");
+  }
+  return CachedBank(load, key, [&]() -> Result<std::unique_ptr<LinearBank>> {
+    std::vector<Weight> weights;
+    for (size_t i = 0; i < matrices; ++i) {
+      const size_t e = i % experts;
+      const LinearBank::Half half =
+          i >= experts ? LinearBank::Half::kGate : LinearBank::Half::kMain;
       Weight w{static_cast<int>(e), half, 0, std::nullopt, {}};
-      MOESERVE_RETURN_IF_ERROR(Fetch(load, tensor(e, gate) + ".weight", out_features[e],
+      MOESERVE_RETURN_IF_ERROR(Fetch(load, tensor(e, i >= experts) + ".weight", out_features[e],
                                      in_features[e % in_features.size()], quantization, w));
       weights.push_back(std::move(w));
     }
-  }
-  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, BankOf(load,
-                                                                     {.in_features = in_features,
-                                                                      .out_features = out_features,
-                                                                      .gated = gated,
-                                                                      .bias = bias,
-                                                                      .quantization = quantization},
-                                                                     weights));
-  for (size_t i = 0; bias && i < weights.size(); ++i) {
-    const auto e = static_cast<size_t>(weights[i].expert);
-    MOESERVE_ASSIGN_OR_RETURN(
-        HostTensor b, load.source.Get(tensor(e, i >= experts) + ".bias", {out_features[e]}));
-    bank->LoadBias(weights[i].expert, weights[i].half, 0, b);
-  }
-  return bank;
+    MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, BankOf(load, key.shape, weights));
+    for (size_t i = 0; bias && i < matrices; ++i) {
+      const size_t e = i % experts;
+      MOESERVE_ASSIGN_OR_RETURN(
+          HostTensor b, load.source.Get(tensor(e, i >= experts) + ".bias", {out_features[e]}));
+      bank->LoadBias(weights[i].expert, weights[i].half, 0, b);
+    }
+    return bank;
+  });
 }
 
 Result<std::unique_ptr<NormBank>> LoadNorm(LoadContext& load,

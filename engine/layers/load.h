@@ -8,6 +8,7 @@
 
 #include "engine/model/spec.h"
 #include "engine/model/weights.h"
+#include "engine/packed_cache.h"
 #include "kernels/backend.h"
 
 namespace moeserve {
@@ -18,6 +19,7 @@ struct LoadContext {
   DType compute;  // f32: stored types are kept; bf16: every product's weight becomes bf16
   NormSpec norm;
   Quantization quantization = Quantization::kNone;
+  PackedCache* packed_cache = nullptr;  // asked for banks before their tensors are
 };
 
 // One of several weights that are stacked into a single product along the output axis.

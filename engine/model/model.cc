@@ -28,7 +28,7 @@ class Model::Impl {
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
-  absl::Status Load(WeightSource& source);
+  absl::Status Load(WeightSource& source, PackedCache* packed_cache);
   absl::Status Reserve(int tokens, int logit_rows, KvCacheType cache_type,
                        const RoutingControl* widest);
   void Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks, std::span<float> logits,
@@ -59,8 +59,8 @@ class Model::Impl {
   std::vector<DecoderLayer> layers_;
 };
 
-absl::Status Model::Impl::Load(WeightSource& source) {
-  LoadContext load{source, backend, options.compute, spec.norm, options.quantization};
+absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) {
+  LoadContext load{source, backend, options.compute, spec.norm, options.quantization, packed_cache};
   const int d = spec.hidden_size;
   const std::string head_name = spec.tie_word_embeddings ? "embed" : "head";
   MOESERVE_ASSIGN_OR_RETURN(head_, LoadLinear(load, d, {{head_name, spec.vocab_size, false}}));
@@ -250,7 +250,8 @@ Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Model::~Model() = default;
 
 Result<std::unique_ptr<Model>> Model::Create(const ModelSpec& spec, const ModelOptions& options,
-                                             WeightSource& source, Backend& backend) {
+                                             WeightSource& source, Backend& backend,
+                                             PackedCache* packed_cache) {
   MOESERVE_RETURN_IF_ERROR(Validate(spec));
   if (options.compute == DType::kF16) {
     return absl::InvalidArgumentError("arithmetic type: expected f32 or bf16, found f16");
@@ -262,7 +263,7 @@ Result<std::unique_ptr<Model>> Model::Create(const ModelSpec& spec, const ModelO
         std::string(Name(options.compute)));
   }
   auto impl = std::make_unique<Impl>(spec, options, backend);
-  MOESERVE_RETURN_IF_ERROR(impl->Load(source));
+  MOESERVE_RETURN_IF_ERROR(impl->Load(source, packed_cache));
   return std::unique_ptr<Model>(new Model(std::move(impl)));
 }
 

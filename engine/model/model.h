@@ -9,6 +9,7 @@
 #include "engine/batch.h"
 #include "engine/model/spec.h"
 #include "engine/model/weights.h"
+#include "engine/packed_cache.h"
 #include "kernels/backend.h"
 #include "kernels/base/status.h"
 
@@ -23,9 +24,11 @@ struct ModelOptions {
 class Model {
  public:
   // Validates the spec, takes every weight from `source` and lays it out for `backend`, which must
-  // outlive the model. InvalidArgument, ResourceExhausted (memory) or the source's error.
+  // outlive the model. Linear layers that `packed_cache` (of this backend, or null) has are taken
+  // from there. InvalidArgument, ResourceExhausted (memory) or the source's error.
   static Result<std::unique_ptr<Model>> Create(const ModelSpec& spec, const ModelOptions& options,
-                                               WeightSource& source, Backend& backend);
+                                               WeightSource& source, Backend& backend,
+                                               PackedCache* packed_cache = nullptr);
   ~Model();
 
   // Runs one ragged step: appends to `cache` and writes logits [batch.logit_rows.size(), V] (f32,

@@ -42,6 +42,18 @@ Result<std::unique_ptr<LinearBank>> CpuBackend::NewLinearBank(LinearBankShape sh
   return bank;
 }
 
+int64_t CpuBackend::PackedBankBytes(const LinearBankShape& shape) const {
+  return CpuLinearBank::Bytes(shape);
+}
+
+Result<std::unique_ptr<LinearBank>> CpuBackend::NewPackedBank(LinearBankShape shape,
+                                                              PackedBytes packed) {
+  std::unique_ptr<LinearBank> bank =
+      CpuLinearBank::View(std::move(shape), std::move(packed), &pool_);
+  weight_bytes_ += static_cast<const CpuLinearBank&>(*bank).bytes();
+  return bank;
+}
+
 Result<std::unique_ptr<DeviceBuffer>> CpuBackend::Upload(std::span<const float> values) {
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<DeviceBuffer> buffer, Allocate(values.size_bytes()));
   std::copy(values.begin(), values.end(), static_cast<float*>(buffer->data()));

@@ -24,6 +24,10 @@ class CpuBackend : public Backend {
 
   Result<std::unique_ptr<DeviceBuffer>> Allocate(size_t bytes) override;
   Result<std::unique_ptr<LinearBank>> NewLinearBank(LinearBankShape shape) override;
+  std::string_view packed_layout() const override { return kPackedLayout; }
+  int64_t PackedBankBytes(const LinearBankShape& shape) const override;
+  Result<std::unique_ptr<LinearBank>> NewPackedBank(LinearBankShape shape,
+                                                    PackedBytes packed) override;
   Result<std::unique_ptr<NormBank>> NewNormBank(NormShape shape, std::span<const HostTensor> scales,
                                                 std::span<const HostTensor> shifts) override;
   Result<std::unique_ptr<EmbeddingTable>> NewEmbeddingTable(const HostTensor& table) override;

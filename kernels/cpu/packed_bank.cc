@@ -44,7 +44,7 @@ void ForRowParts(ThreadPool& pool, int64_t rows, int64_t columns, const Body& bo
 
 }  // namespace
 
-Result<std::unique_ptr<LinearBank>> CpuLinearBank::Create(LinearBankShape shape, ThreadPool* pool) {
+int64_t CpuLinearBank::Bytes(const LinearBankShape& shape) {
   const int experts = static_cast<int>(shape.out_features.size());
   int64_t bytes = 0;
   for (int e = 0; e < experts; ++e) {
@@ -53,29 +53,55 @@ Result<std::unique_ptr<LinearBank>> CpuLinearBank::Create(LinearBankShape shape,
     bytes += panels * PanelBytes(shape, shape.in_features_of(e));
     if (shape.bias) bytes += blocks * kBlock * static_cast<int64_t>(sizeof(float));
   }
-  MOESERVE_ASSIGN_OR_RETURN(HostBuffer memory, HostBuffer::Allocate(static_cast<size_t>(bytes)));
-  std::unique_ptr<CpuLinearBank> bank(new CpuLinearBank(std::move(shape), std::move(memory), pool));
-  char* next = bank->memory_.data();
-  for (int e = 0; e < experts; ++e) {
+  return bytes;
+}
+
+Result<std::unique_ptr<LinearBank>> CpuLinearBank::Create(LinearBankShape shape, ThreadPool* pool) {
+  std::unique_ptr<CpuLinearBank> bank(new CpuLinearBank(std::move(shape), pool));
+  const auto bytes = static_cast<size_t>(Bytes(bank->shape_));
+  MOESERVE_ASSIGN_OR_RETURN(bank->memory_, HostBuffer::Allocate(bytes));
+  bank->bytes_ = {bank->memory_.data(), bytes};
+  bank->PlaceMatrices();
+  return std::unique_ptr<LinearBank>(std::move(bank));
+}
+
+std::unique_ptr<LinearBank> CpuLinearBank::View(LinearBankShape shape, PackedBytes packed,
+                                                ThreadPool* pool) {
+  MOESERVE_CHECK(static_cast<int64_t>(packed.bytes.size()) == Bytes(shape) &&
+                     reinterpret_cast<uintptr_t>(packed.bytes.data()) % 64 == 0,
+                 "packed bytes do not fit their bank");
+  std::unique_ptr<CpuLinearBank> bank(new CpuLinearBank(std::move(shape), pool));
+  bank->bytes_ = packed.bytes;
+  bank->owner_ = std::move(packed.owner);
+  bank->PlaceMatrices();
+  return bank;
+}
+
+void CpuLinearBank::PlaceMatrices() {
+  const char* next = bytes_.data();
+  for (int e = 0; e < num_experts(); ++e) {
     Matrix m;
-    m.outputs = bank->shape_.out_features[e];
-    m.inputs = bank->shape_.in_features_of(e);
-    const int64_t panel = PanelBytes(bank->shape_, m.inputs);
+    m.outputs = shape_.out_features[e];
+    m.inputs = shape_.in_features_of(e);
+    const int64_t panel = PanelBytes(shape_, m.inputs);
     m.block_bytes = kPanelsPerBlock * panel;
-    m.panels = Panels(m.outputs, bank->shape_.gated);
+    m.panels = Panels(m.outputs, shape_.gated);
     m.blocks = (m.panels + kPanelsPerBlock - 1) / kPanelsPerBlock;
     m.weights = next;
     m.bias = nullptr;
     next += m.panels * panel;
-    bank->matrices_.push_back(m);
+    matrices_.push_back(m);
   }
-  if (bank->shape_.bias) {
-    for (Matrix& m : bank->matrices_) {
-      m.bias = reinterpret_cast<const float*>(next);
-      next += m.blocks * kBlock * static_cast<int64_t>(sizeof(float));
-    }
+  if (!shape_.bias) return;
+  for (Matrix& m : matrices_) {
+    m.bias = reinterpret_cast<const float*>(next);
+    next += m.blocks * kBlock * static_cast<int64_t>(sizeof(float));
   }
-  return std::unique_ptr<LinearBank>(std::move(bank));
+}
+
+char* CpuLinearBank::Writable(const void* p) {
+  MOESERVE_CHECK(owner_ == nullptr, "a view of packed bytes is complete");
+  return static_cast<char*>(const_cast<void*>(p));
 }
 
 int CpuLinearBank::PackedRow(Half half, int row) const {
@@ -145,7 +171,7 @@ void CpuLinearBank::StoreQuantizedRow(const Matrix& m, int packed_row, const int
   const int panel = packed_row % kBlock / kPanel;
   const int lane = packed_row % kPanel;
   const int group = QuantGroup(shape_.quantization);
-  char* base = const_cast<char*>(m.weights) + block * m.block_bytes;
+  char* base = Writable(m.weights) + block * m.block_bytes;
   for (int64_t begin = 0; begin < m.inputs; begin += group, ++scales) {
     const int64_t n = std::min<int64_t>(group, m.inputs - begin);
     char* line = base + panel * 64 + lane * 4;
@@ -171,7 +197,7 @@ void CpuLinearBank::LoadRows(const Matrix& m, Half half, int row_begin, const Ho
   const int64_t columns = m.inputs;
   const int64_t steps = Steps(shape_, columns);
   const int64_t line = LineBytes(shape_);
-  char* base = const_cast<char*>(m.weights);
+  char* base = Writable(m.weights);
   const char* source = static_cast<const char*>(weight.data);
   const int64_t source_size = static_cast<int64_t>(SizeOf(weight.dtype));
   for (int64_t r = begin; r < end; ++r) {
@@ -206,7 +232,7 @@ void CpuLinearBank::LoadRows(const Matrix& m, Half half, int row_begin, const Ho
 
 void CpuLinearBank::LoadBias(int expert, Half half, int row_begin, const HostTensor& bias) {
   MOESERVE_CHECK(shape_.bias, "this bank was made without biases");
-  float* base = const_cast<float*>(matrices_[expert].bias);
+  auto* base = reinterpret_cast<float*>(Writable(matrices_[expert].bias));
   for (int64_t r = 0; r < bias.size(); ++r) {
     base[PackedRow(half, row_begin + static_cast<int>(r))] = ElementAsF32(bias, r);
   }

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <string_view>
 #include <vector>
 
 #include "kernels/backend.h"
@@ -12,6 +14,10 @@
 
 namespace moeserve::cpu {
 
+// Of the layout below and in kernel_table.h, which no instruction set changes. Files hold it
+// (Backend::packed_layout()): whoever changes the layout changes the name.
+inline constexpr std::string_view kPackedLayout = "cpu 1";
+
 // Every matrix [N, K] is packed into blocks of up to 64 outputs (kernel_table.h),
 // one after the other, so a product streams it once from front to back. In a gated bank panels
 // alternate (16 gate rows, 16 up rows), so one block holds both halves of the same 32 hidden units.
@@ -20,10 +26,17 @@ class CpuLinearBank : public LinearBank {
  public:
   // Packs on the threads of `pool`, which outlives the loading.
   static Result<std::unique_ptr<LinearBank>> Create(LinearBankShape shape, ThreadPool* pool);
+  // Reads out of `packed`, which has Bytes(shape) bytes at a multiple of 64.
+  static std::unique_ptr<LinearBank> View(LinearBankShape shape, PackedBytes packed,
+                                          ThreadPool* pool);
+  // Of all matrices and biases.
+  static int64_t Bytes(const LinearBankShape& shape);
 
   void LoadWeight(int expert, Half half, int row_begin, const HostTensor& weight) override;
   void LoadQuantized(int expert, Half half, int row_begin, const QuantizedMatrix& weight) override;
   void LoadBias(int expert, Half half, int row_begin, const HostTensor& bias) override;
+
+  std::span<const char> packed_bytes() const override { return bytes_; }
 
   struct Matrix {
     const char* weights;
@@ -43,14 +56,18 @@ class CpuLinearBank : public LinearBank {
   int64_t block_bytes(const Matrix& m, int b) const {
     return m.block_bytes / kPanelsPerBlock * panels_of_block(m, b);
   }
-  int64_t bytes() const { return static_cast<int64_t>(memory_.bytes()); }
+  int64_t bytes() const { return static_cast<int64_t>(bytes_.size()); }
 
   // Row `row` of matrix `expert` (not gated, not quantized) widened to f32.
   void ReadRow(int expert, int row, float* out) const;
 
  private:
-  CpuLinearBank(LinearBankShape shape, HostBuffer memory, ThreadPool* pool)
-      : LinearBank(std::move(shape)), memory_(std::move(memory)), pool_(pool) {}
+  CpuLinearBank(LinearBankShape shape, ThreadPool* pool)
+      : LinearBank(std::move(shape)), pool_(pool) {}
+  // Fills matrices_ with places within bytes_.
+  void PlaceMatrices();
+  // Where `p`, of bytes_, can be written to.
+  char* Writable(const void* p);
   int PackedRow(Half half, int row) const;
   // Byte offset of element (packed row, k) within its matrix.
   int64_t ElementOffset(const Matrix& m, int packed_row, int64_t k) const;
@@ -60,7 +77,9 @@ class CpuLinearBank : public LinearBank {
   void LoadRows(const Matrix& m, Half half, int row_begin, const HostTensor& weight, int64_t begin,
                 int64_t end);
 
-  HostBuffer memory_;
+  HostBuffer memory_;                  // of a bank that was created
+  std::shared_ptr<const void> owner_;  // of the bytes of a view
+  std::span<const char> bytes_;        // of either
   ThreadPool* pool_;
   std::vector<Matrix> matrices_;
 };

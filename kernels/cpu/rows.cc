@@ -22,15 +22,15 @@ class CpuEmbeddingTable : public EmbeddingTable {
   virtual void ReadRow(int32_t row, float* out) const = 0;
 };
 
-class CopiedTable : public CpuEmbeddingTable {
+// A table of its own: the tensor in place, which ElementAsF32() reads at any alignment, or a copy.
+class OwnTable : public CpuEmbeddingTable {
  public:
-  DType dtype = DType::kF32;
-  int64_t width = 0;
-  HostBuffer memory;
+  HostTensor table;  // [rows, width]
+  HostBuffer copy;   // of the table's bytes, where nobody else keeps them
   void ReadRow(int32_t row, float* out) const override {
-    const HostTensor view{
-        memory.data() + row * width * static_cast<int64_t>(SizeOf(dtype)), dtype, {width}, nullptr};
-    for (int64_t i = 0; i < width; ++i) out[i] = ElementAsF32(view, i);
+    const int64_t width = table.shape[1];
+    const int64_t begin = row * width;
+    for (int64_t i = 0; i < width; ++i) out[i] = ElementAsF32(table, begin + i);
   }
 };
 
@@ -64,14 +64,16 @@ Result<std::unique_ptr<NormBank>> CpuBackend::NewNormBank(NormShape shape,
 }
 
 Result<std::unique_ptr<EmbeddingTable>> CpuBackend::NewEmbeddingTable(const HostTensor& table) {
-  auto copy = std::make_unique<CopiedTable>();
-  copy->dtype = table.dtype;
-  copy->width = table.shape.at(1);
+  auto own = std::make_unique<OwnTable>();
+  own->table = table;
   const size_t bytes = static_cast<size_t>(table.size()) * SizeOf(table.dtype);
-  MOESERVE_ASSIGN_OR_RETURN(copy->memory, HostBuffer::Allocate(bytes));
-  std::memcpy(copy->memory.data(), table.data, bytes);
+  if (table.owner == nullptr) {
+    MOESERVE_ASSIGN_OR_RETURN(own->copy, HostBuffer::Allocate(bytes));
+    std::memcpy(own->copy.data(), table.data, bytes);
+    own->table.data = own->copy.data();
+  }
   weight_bytes_ += static_cast<int64_t>(bytes);
-  return std::unique_ptr<EmbeddingTable>(std::move(copy));
+  return std::unique_ptr<EmbeddingTable>(std::move(own));
 }
 
 Result<std::unique_ptr<EmbeddingTable>> CpuBackend::NewTiedEmbeddingTable(const LinearBank& bank) {

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <fstream>
 #include <memory>
+#include <optional>
 
 #include "engine/kv_cache.h"
 #include "engine/model/model.h"
@@ -35,11 +36,13 @@ struct Loaded {
   ModelSpec spec;
   std::unique_ptr<WeightSource> weights;
   std::string name;
+  std::optional<CheckpointIdentity> identity;  // none: synthetic
 };
 
 Result<Loaded> Open(const Options& options) {
   Loaded loaded;
   if (!options.synthetic.name.empty()) {
+    MOESERVE_RETURN_IF_ERROR(CheckSyntheticOptions(options.model));
     MOESERVE_ASSIGN_OR_RETURN(loaded.spec, BuildSyntheticSpec(options.synthetic));
     loaded.weights =
         MakeSyntheticWeights(options.model.dtype == "f32" ? DType::kF32 : DType::kBF16);
@@ -51,6 +54,7 @@ Result<Loaded> Open(const Options& options) {
   loaded.spec = checkpoint.spec;
   loaded.weights = std::move(checkpoint.weights);
   loaded.name = checkpoint.directory_name;
+  loaded.identity = std::move(checkpoint.identity);
   return loaded;
 }
 
@@ -91,9 +95,15 @@ absl::Status Run(const Options& options) {
   MOESERVE_ASSIGN_OR_RETURN(const ModelOptions types, ResolveDType(options.model, *loaded.weights));
   MOESERVE_ASSIGN_OR_RETURN(const KvCacheType cache_type,
                             ResolveKvCacheType(options.model.kv_cache_dtype, types.compute));
+  std::unique_ptr<PackedCache> packed_cache;
+  if (loaded.identity.has_value()) {
+    MOESERVE_ASSIGN_OR_RETURN(packed_cache,
+                              OpenPackedCache(options.model, *loaded.identity, *backend));
+  }
   const auto start = std::chrono::steady_clock::now();
-  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Model> model,
-                            Model::Create(loaded.spec, types, *loaded.weights, *backend));
+  MOESERVE_ASSIGN_OR_RETURN(
+      std::unique_ptr<Model> model,
+      Model::Create(loaded.spec, types, *loaded.weights, *backend, packed_cache.get()));
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   std::printf("%s, %s, %s, weights %.2f GB, loaded in %.1f s\n", loaded.name.c_str(),
               std::string(types.quantization == Quantization::kNone ? Name(types.compute)

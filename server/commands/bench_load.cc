@@ -98,6 +98,7 @@ Result<Workload> MakeWorkload(const Options& options, int vocab_size) {
 }
 
 Result<RunningModel> StartSynthetic(const Options& options, const EngineOptions& engine) {
+  MOESERVE_RETURN_IF_ERROR(CheckSyntheticOptions(options.model));
   RunningModel out;
   MOESERVE_ASSIGN_OR_RETURN(out.backend, CreateBackend({.device = options.model.device,
                                                         .threads = options.model.threads,

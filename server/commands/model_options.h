@@ -22,11 +22,12 @@ struct ModelOptionsText {
   std::string kv_cache_dtype = "auto";
   int threads = 0;
   std::string cpu_isa = "auto";
+  std::string packed_cache;  // folder; empty: none
 };
 
 // --model only.
 void AddModelDirectory(CLI::App& app, ModelOptionsText& options);
-// --device, --dtype, --kv-cache-dtype, --threads, --cpu-isa.
+// --device, --dtype, --kv-cache-dtype, --threads, --cpu-isa, --packed-cache.
 void AddComputeOptions(CLI::App& app, ModelOptionsText& options);
 // --model and those.
 void AddModelOptions(CLI::App& app, ModelOptionsText& options);
@@ -57,6 +58,14 @@ struct RunningModel {
 Result<RunningModel> StartModel(
     const ModelOptionsText& options, const EngineOptions& engine,
     const std::function<absl::Status(const ModelSpec&, EngineOptions&)>& adjust = {});
+
+// The cache of --packed-cache for a checkpoint; null without the flag. Its warnings go to standard
+// error. Unimplemented where the device has none. The backend must outlive it.
+Result<std::unique_ptr<PackedCache>> OpenPackedCache(const ModelOptionsText& options,
+                                                     const CheckpointIdentity& identity,
+                                                     Backend& backend);
+// Refuses --packed-cache beside weights that are made up.
+absl::Status CheckSyntheticOptions(const ModelOptionsText& options);
 
 // Types of a run. "auto" follows the stored ones: bf16 and integers stay (integers on the CPU
 // alone), everything else runs in f32.

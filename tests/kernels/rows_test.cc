@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <memory>
 
 #include "tests/reference/oracle.h"
 #include "tests/support/backends.h"
@@ -102,6 +105,39 @@ TEST_P(RowsTest, EmbedsTokensAndPositions) {
           }
         }
       }
+    }
+  }
+}
+
+// A table with an owner lives as long as the embedding, wherever it lies, and is read there where
+// the device can; one without is gone after the call.
+TEST_P(RowsTest, EmbeddingsKeepWhatTheyRead) {
+  for (const int shift : {0, 1, 2, 3}) {
+    for (const bool owned : {true, false}) {
+      const std::vector<float> values = {1, 2, 3, 4, 5, 6};
+      auto memory = std::make_shared<std::vector<char>>(shift + sizeof(float) * values.size());
+      char* const data = memory->data() + shift;
+      std::memcpy(data, values.data(), sizeof(float) * values.size());
+      HostTensor tensor{data, DType::kF32, {3, 2}, nullptr};
+      if (owned) tensor.owner = memory;
+      const int64_t before = backend_->weight_bytes();
+      auto table = std::move(backend_->NewEmbeddingTable(tensor)).value();
+      EXPECT_EQ(backend_->weight_bytes() - before, 24);
+      const bool in_place = owned && GetParam().device == "cpu";
+      tensor.owner = nullptr;
+      EXPECT_EQ(memory.use_count(), in_place ? 2 : 1);
+      if (in_place) {
+        memory.reset();
+      } else {
+        std::fill(memory->begin(), memory->end(), '\x7f');
+      }
+      const std::vector<int32_t> tokens = {2, 0}, zeros(2);
+      backend_->BeginStep({.token_ids = tokens, .position = zeros, .sequence = zeros}, nullptr,
+                          false);
+      const DeviceRows out = Dense(2, 2);
+      backend_->Embed({.tokens = table.get(), .output = out.view});
+      EXPECT_EQ(RowOf(*backend_, out.view, 0, 2), (std::vector<double>{5, 6}));
+      EXPECT_EQ(RowOf(*backend_, out.view, 1, 2), (std::vector<double>{1, 2}));
     }
   }
 }

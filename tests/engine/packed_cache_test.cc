@@ -1,0 +1,544 @@
+// A model out of the packed cache is the model out of its checkpoint, whatever lies in the folder.
+
+#include "engine/packed_cache.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstring>
+#include <map>
+
+#include "engine/batch.h"
+#include "engine/kv_cache.h"
+#include "engine/model/model.h"
+#include "kernels/registry.h"
+#include "model_loaders/loader.h"
+#include "model_loaders/quantize_folder.h"
+#include "tests/support/golden.h"
+#include "tests/support/native_model.h"
+
+namespace moeserve::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Types {
+  DType compute;
+  Quantization quantization;
+};
+constexpr Types kTypes[] = {{DType::kF32, Quantization::kNone},
+                            {DType::kBF16, Quantization::kNone},
+                            {DType::kBF16, Quantization::kInt8},
+                            {DType::kBF16, Quantization::kInt4}};
+constexpr Types kF32Run = kTypes[0];
+
+// Remembers what was asked for.
+class CountingSource : public WeightSource {
+ public:
+  explicit CountingSource(WeightSource& source) : source_(source) {}
+  Result<HostTensor> Get(std::string_view name, const std::vector<int64_t>& shape) override {
+    names.emplace_back(name);
+    return source_.Get(name, shape);
+  }
+  Result<std::optional<QuantizedMatrix>> GetQuantized(std::string_view name,
+                                                      const std::vector<int64_t>& shape,
+                                                      Quantization type) override {
+    names.emplace_back(name);
+    return source_.GetQuantized(name, shape, type);
+  }
+  Quantization StoredQuantization() const override { return source_.StoredQuantization(); }
+  DType DominantDType() const override { return source_.DominantDType(); }
+
+  std::vector<std::string> names;
+
+ private:
+  WeightSource& source_;
+};
+
+struct Outcome {
+  std::vector<float> logits;
+  std::vector<std::string> fetched;
+  std::vector<std::string> warnings;
+  int found = 0;
+  int stored = 0;
+  int64_t weight_bytes = 0;
+};
+
+// Loads a model, with the cache in `folder` unless it is empty, and runs 24 tokens.
+Outcome RunModel(const fs::path& model_folder, const fs::path& folder, Types types,
+                 const std::string& isa = "auto") {
+  Outcome out;
+  auto checkpoint = LoadCheckpoint(model_folder, {.require_tokenizer = false});
+  auto backend = CreateBackend({.device = "cpu", .threads = 2, .cpu_isa = isa});
+  EXPECT_TRUE(checkpoint.ok() && backend.ok()) << checkpoint.status() << backend.status();
+  if (!checkpoint.ok() || !backend.ok()) return out;
+  std::unique_ptr<PackedCache> cache;
+  if (!folder.empty()) {
+    auto opened =
+        PackedCache::Open({.folder = folder,
+                           .place = checkpoint->identity.place,
+                           .state = checkpoint->identity.state,
+                           .warn = [&](const std::string& w) { out.warnings.push_back(w); }},
+                          **backend);
+    EXPECT_TRUE(opened.ok()) << opened.status();
+    if (!opened.ok()) return out;
+    cache = *std::move(opened);
+  }
+  CountingSource source(*checkpoint->weights);
+  auto model = Model::Create(checkpoint->spec,
+                             {.compute = types.compute, .quantization = types.quantization}, source,
+                             **backend, cache.get());
+  EXPECT_TRUE(model.ok()) << model.status();
+  if (!model.ok()) return out;
+  out.fetched = source.names;
+  if (cache != nullptr) {
+    out.found = cache->found();
+    out.stored = cache->stored();
+  }
+  cache.reset();
+  out.weight_bytes = (*model)->weight_bytes();
+  const ModelSpec& spec = (*model)->spec();
+  std::vector<KvLayerShape> shapes;
+  for (const LayerSpec& l : spec.layers) {
+    shapes.push_back({l.attention.num_kv_heads, l.attention.head_dim});
+  }
+  auto kv = (*backend)->NewKvCache(shapes, KvCacheTypeOf(types.compute), 2);
+  EXPECT_TRUE(kv.ok());
+  const std::vector<int32_t> table = {0, 1};
+  Batch batch;
+  batch.block_tables = {table};
+  for (int i = 0; i < 24; ++i) {
+    batch.logit_rows.push_back(batch.num_tokens());
+    batch.tokens.push_back((i * 37 + 11) % spec.vocab_size);
+    batch.positions.push_back(i);
+    batch.sequence.push_back(0);
+    batch.phase.push_back(Phase::kPrefill);
+  }
+  out.logits.resize(24 * static_cast<size_t>(spec.vocab_size));
+  (*model)->Forward(batch, **kv, nullptr, out.logits);
+  return out;
+}
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return !a.empty() && a.size() == b.size() &&
+         std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+std::vector<fs::path> FilesIn(const fs::path& folder) {
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(folder)) files.push_back(entry.path());
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+// Without, with a cache that lacks something and with a full one; returns the warm run.
+Outcome ExpectSameAnswers(const fs::path& model, const fs::path& folder, Types types) {
+  const Outcome plain = RunModel(model, {}, types);
+  const Outcome cold = RunModel(model, folder, types);
+  EXPECT_GT(cold.stored, 0);
+  if (cold.found == 0) {
+    EXPECT_EQ(cold.fetched, plain.fetched);
+  }
+  Outcome warm = RunModel(model, folder, types);
+  EXPECT_EQ(warm.found, cold.found + cold.stored);
+  EXPECT_EQ(warm.stored, 0);
+  for (const Outcome* o : std::initializer_list<const Outcome*>{&cold, &warm}) {
+    EXPECT_TRUE(SameBits(o->logits, plain.logits));
+    EXPECT_EQ(o->weight_bytes, plain.weight_bytes);
+    EXPECT_TRUE(o->warnings.empty()) << o->warnings.front();
+  }
+  return warm;
+}
+
+class PackedCacheTest : public ::testing::Test {
+ protected:
+  void SetUp() override { WriteNativeModel(model(), TinyConfig()); }
+  fs::path model() const { return model_.path(); }
+  fs::path folder() const { return parent_.path() / "cache"; }
+  Outcome Run(Types types = kF32Run) const { return RunModel(model(), folder(), types); }
+
+ private:
+  TempFolder model_;
+  TempFolder parent_;
+};
+
+TEST_F(PackedCacheTest, AnswersAreTheSameBitForBit) {
+  for (const DType stored : {DType::kF32, DType::kBF16, DType::kF16}) {
+    SCOPED_TRACE(Name(stored));
+    TempFolder source, cache;
+    WriteNativeModel(source.path(), TinyConfig(), stored);
+    for (const Types types : kTypes) {
+      SCOPED_TRACE(std::string(Name(types.compute)) + " " + std::string(Name(types.quantization)));
+      const Outcome warm = ExpectSameAnswers(source.path(), cache.path(), types);
+      // What is left are norms, routers, embeddings: nothing that a linear layer is made of.
+      for (const std::string& name : warm.fetched) {
+        EXPECT_TRUE(name.find("norm") != std::string::npos ||
+                    name.find("router") != std::string::npos || name == "embed.weight" ||
+                    name.find("out_bias") != std::string::npos)
+            << name;
+      }
+    }
+  }
+}
+
+TEST_F(PackedCacheTest, BundledModelAnswersTheSame) {
+  for (const Types types : kTypes) {
+    TempFolder cache;
+    ExpectSameAnswers(SourcePath("deploy/models/smoe"), cache.path(), types);
+  }
+}
+
+TEST_F(PackedCacheTest, FolderOfIntegersAnswersTheSame) {
+  for (const Quantization type : {Quantization::kInt8, Quantization::kInt4}) {
+    TempFolder parent, cache;
+    ASSERT_TRUE(QuantizeFolder(model(), parent.path() / "model", type).ok());
+    for (const Types types : kTypes) {
+      ExpectSameAnswers(parent.path() / "model", cache.path(), types);
+    }
+  }
+}
+
+TEST_F(PackedCacheTest, InstructionSetsShareFiles) {
+  for (const Types types : kTypes) {
+    const Outcome cold = RunModel(model(), folder(), types, "auto");
+    const Outcome warm = RunModel(model(), folder(), types, "plain");
+    EXPECT_EQ(warm.found, cold.found + cold.stored);
+    EXPECT_EQ(warm.stored, 0);
+    EXPECT_TRUE(SameBits(warm.logits, RunModel(model(), {}, types, "plain").logits));
+  }
+}
+
+TEST_F(PackedCacheTest, FolderIsMadeForItsUserAlone) {
+  Run();
+  struct stat info {};
+  ASSERT_EQ(stat(folder().c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0700u);
+  for (const fs::path& file : FilesIn(folder())) {
+    ASSERT_EQ(stat(file.c_str(), &info), 0);
+    EXPECT_EQ(info.st_mode & 0777, 0600u);
+    EXPECT_EQ(file.extension(), ".packed") << "what was written temporarily is gone";
+  }
+}
+
+TEST_F(PackedCacheTest, AnotherCheckpointIsNotServedAndReplacesTheFiles) {
+  const Outcome before = Run();
+  const size_t files = FilesIn(folder()).size();
+  // The same sizes and configuration, other values.
+  WriteNativeModel(model(), TinyConfig(), DType::kF32, 2);
+  const Outcome after = Run();
+  EXPECT_EQ(after.found, 0);
+  EXPECT_EQ(after.stored, before.stored);
+  EXPECT_FALSE(SameBits(after.logits, before.logits));
+  EXPECT_TRUE(SameBits(after.logits, RunModel(model(), {}, kF32Run).logits));
+  EXPECT_TRUE(after.warnings.empty());
+  EXPECT_EQ(FilesIn(folder()).size(), files);
+  EXPECT_EQ(Run().found, before.stored);
+}
+
+TEST_F(PackedCacheTest, StateChangesWithTimesSizesAndConfiguration) {
+  const auto state = [&] {
+    return LoadCheckpoint(model(), {.require_tokenizer = false})->identity.state;
+  };
+  const fs::path weights = model() / "model.safetensors";
+  const std::string first = state();
+  EXPECT_EQ(state(), first);
+  fs::last_write_time(weights, fs::last_write_time(weights) + std::chrono::nanoseconds(1));
+  const std::string touched = state();
+  EXPECT_NE(touched, first);
+  // Written anew with the old time, as a copy that keeps times would: the system knows better.
+  const auto time = fs::last_write_time(weights);
+  WriteFile(weights, ReadFile(weights));
+  fs::last_write_time(weights, time);
+  const std::string copied = state();
+  EXPECT_NE(copied, touched);
+  WriteFile(model() / "config.json", ReadFile(model() / "config.json") + " ");
+  const std::string configured = state();
+  EXPECT_NE(configured, copied);
+  std::string place = LoadCheckpoint(model(), {.require_tokenizer = false})->identity.place;
+  EXPECT_EQ(place, fs::canonical(model()).string());
+}
+
+// But for what is bf16 in a run with integers too.
+TEST_F(PackedCacheTest, TypesDoNotShareFiles) {
+  std::map<std::vector<float>, int> answers;
+  int stored = 0;
+  for (int round = 0; round < 2; ++round) {
+    for (const Types types : kTypes) {
+      const Outcome out = Run(types);
+      stored += out.stored;
+      if (types.quantization == Quantization::kNone) {
+        EXPECT_EQ(out.found == 0, round == 0);
+      }
+      if (round == 1) {
+        EXPECT_EQ(out.stored, 0);
+      }
+      ++answers[out.logits];
+    }
+  }
+  EXPECT_EQ(answers.size(), std::size(kTypes));
+  EXPECT_EQ(FilesIn(folder()).size(), static_cast<size_t>(stored));
+}
+
+// A cache with one bank [5 -> 20] with a bias, and what a reader makes of its file's bytes.
+class DamageTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    backend_ = *CreateBackend({.device = "cpu", .threads = 1});
+    key_.tensors = {"layer.weight", "layer.bias"};
+    key_.shape.in_features = {5};
+    key_.shape.out_features = {20};
+    key_.shape.bias = true;
+    LinearBankShape shape = key_.shape;
+    shape.weight_dtype = DType::kF32;
+    auto bank = *backend_->NewLinearBank(shape);
+    std::vector<float> values(100);
+    for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i) - 50.5f;
+    bank->LoadWeight(0, LinearBank::Half::kMain, 0, {values.data(), DType::kF32, {20, 5}, nullptr});
+    bank->LoadBias(0, LinearBank::Half::kMain, 0, {values.data(), DType::kF32, {20}, nullptr});
+    packed_.assign(bank->packed_bytes().begin(), bank->packed_bytes().end());
+    auto cache = Open();
+    cache->Store(key_, *bank);
+    ASSERT_EQ(cache->stored(), 1);
+    ASSERT_EQ(FilesIn(folder_.path()).size(), 1u);
+    path_ = FilesIn(folder_.path()).front();
+    bytes_ = ReadFile(path_);
+    ASSERT_EQ(bytes_.size(), 4096 + packed_.size());
+  }
+  std::unique_ptr<PackedCache> Open(const std::string& state = "state") {
+    return *PackedCache::Open({.folder = folder_.path(),
+                               .place = "/place",
+                               .state = state,
+                               .warn = [this](const std::string& w) { warnings_.push_back(w); }},
+                              *backend_);
+  }
+  // Whether a file of these bytes is taken; if so, with the right content.
+  bool Taken(const std::string& bytes) {
+    WriteFile(path_, bytes);
+    warnings_.clear();
+    const auto bank = Open()->Find(key_);
+    if (bank == nullptr) return false;
+    EXPECT_TRUE(std::equal(packed_.begin(), packed_.end(), bank->packed_bytes().begin(),
+                           bank->packed_bytes().end()));
+    return true;
+  }
+
+  TempFolder folder_;
+  std::unique_ptr<Backend> backend_;
+  PackedBankKey key_;
+  std::string packed_;
+  fs::path path_;
+  std::string bytes_;
+  std::vector<std::string> warnings_;
+};
+
+TEST_F(DamageTest, EveryDamagedByteShows) {
+  EXPECT_TRUE(Taken(bytes_));
+  EXPECT_TRUE(warnings_.empty());
+  const auto cache = Open();
+  const int fd = open(path_.c_str(), O_RDWR);
+  uint32_t random = 1;
+  for (size_t i = 0; i < bytes_.size(); ++i) {
+    random = random * 1664525 + 1013904223;
+    const char damaged = static_cast<char>(bytes_[i] ^ (1 << (random >> 29)));
+    const auto offset = static_cast<off_t>(i);
+    ASSERT_EQ(pwrite(fd, &damaged, 1, offset), 1);
+    warnings_.clear();
+    ASSERT_EQ(cache->Find(key_), nullptr) << "byte " << i;
+    ASSERT_EQ(warnings_.size(), 1u) << "byte " << i;
+    EXPECT_EQ(warnings_[0].find('\n'), std::string::npos);
+    ASSERT_EQ(pwrite(fd, &bytes_[i], 1, offset), 1);
+  }
+  EXPECT_NE(cache->Find(key_), nullptr);
+  close(fd);
+}
+
+// Headers that are whole and say something else.
+TEST_F(DamageTest, ForgedNumbersAreRefused) {
+  uint32_t random = 7;
+  for (size_t at = 8; at < 40; at += 4) {
+    for (const uint32_t value : {0u, 1u, 2u, 3u, 255u, 4096u, 0x7fffffffu, 0xffffffffu, random}) {
+      std::string forged = bytes_;
+      uint32_t old;
+      std::memcpy(&old, forged.data() + at, sizeof old);
+      if (value == old) continue;
+      std::memcpy(forged.data() + at, &value, sizeof value);
+      const uint64_t sum = PackedChecksum({forged.data(), 4088});
+      std::memcpy(forged.data() + 4088, &sum, sizeof sum);
+      EXPECT_FALSE(Taken(forged)) << at << ": " << value;
+      random = random * 1664525 + 1013904223;
+    }
+  }
+}
+
+TEST_F(DamageTest, EveryOtherLengthShows) {
+  for (size_t n = 0; n < bytes_.size(); n += n < 64 || n > 4090 ? 1 : 61) {
+    ASSERT_FALSE(Taken(bytes_.substr(0, n))) << n;
+    ASSERT_EQ(warnings_.size(), 1u);
+  }
+  for (const size_t more : {1, 7, 64, 4096}) {
+    ASSERT_FALSE(Taken(bytes_ + std::string(more, '\0'))) << more;
+    ASSERT_EQ(warnings_.size(), 1u);
+  }
+  EXPECT_FALSE(Taken(std::string(100'000, '\xff')));
+  EXPECT_TRUE(Taken(bytes_));
+}
+
+TEST_F(DamageTest, AnotherKeyIsNotServed) {
+  const auto found = [&](const PackedBankKey& key, const std::string& state = "state") {
+    auto cache = Open(state);
+    // Under the name that the other key has, too.
+    auto bank = *backend_->NewLinearBank(key_.shape);
+    TempFolder aside;
+    auto other = *PackedCache::Open(
+        {.folder = aside.path(), .place = "/place", .state = state, .warn = {}}, *backend_);
+    other->Store(key, *bank);
+    for (const fs::path& file : FilesIn(aside.path())) {
+      WriteFile(folder_.path() / file.filename(), bytes_);
+    }
+    return cache->Find(key) != nullptr;
+  };
+  EXPECT_TRUE(found(key_));
+  EXPECT_FALSE(found(key_, "another state"));
+  PackedBankKey key = key_;
+  key.tensors[1] = "layer.other";
+  EXPECT_FALSE(found(key));
+  key = key_;
+  key.shape.in_features = {6};
+  EXPECT_FALSE(found(key));
+  key = key_;
+  key.shape.out_features = {19};  // as many bytes
+  EXPECT_FALSE(found(key));
+  key = key_;
+  key.shape.bias = false;
+  EXPECT_FALSE(found(key));
+  key = key_;
+  key.compute = DType::kBF16;
+  EXPECT_FALSE(found(key));
+}
+
+TEST_F(DamageTest, WhatIsNoFileIsIgnored) {
+  fs::remove(path_);
+  EXPECT_EQ(Open()->Find(key_), nullptr);
+  EXPECT_TRUE(warnings_.empty());
+  fs::create_directory(path_);
+  EXPECT_EQ(Open()->Find(key_), nullptr);
+  EXPECT_EQ(warnings_.size(), 1u);
+  fs::remove(path_);
+  ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);
+  EXPECT_EQ(Open()->Find(key_), nullptr);
+  EXPECT_EQ(warnings_.size(), 2u);
+}
+
+TEST_F(DamageTest, AWriterAtWorkIsLeftAlone) {
+  const fs::path temporary = path_.string() + ".new";
+  WriteFile(temporary, "half");
+  const int fd = open(temporary.c_str(), O_RDWR);
+  ASSERT_EQ(flock(fd, LOCK_EX), 0);
+  auto bank = Open()->Find(key_);
+  ASSERT_NE(bank, nullptr);
+  auto cache = Open();
+  cache->Store(key_, *bank);
+  EXPECT_EQ(cache->stored(), 0);
+  EXPECT_EQ(ReadFile(temporary), "half");
+  // One that ended leaves its file to the next.
+  close(fd);
+  cache->Store(key_, *bank);
+  EXPECT_EQ(cache->stored(), 1);
+  EXPECT_FALSE(fs::exists(temporary));
+  EXPECT_TRUE(Taken(ReadFile(path_)));
+  EXPECT_TRUE(warnings_.empty());
+}
+
+TEST_F(DamageTest, AReplacedFileStaysMapped) {
+  const auto bank = Open()->Find(key_);
+  auto cache = Open("another state");
+  cache->Store(key_, *bank);
+  ASSERT_EQ(cache->stored(), 1);
+  fs::remove(path_);
+  EXPECT_TRUE(std::equal(packed_.begin(), packed_.end(), bank->packed_bytes().begin()));
+}
+
+TEST_F(DamageTest, ChecksumSeesEveryBitAndPlace) {
+  std::string bytes(200, '\0');
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * i * 31 >> 3);
+  const uint64_t sum = PackedChecksum(bytes);
+  EXPECT_EQ(PackedChecksum(bytes), sum);
+  for (size_t bit = 0; bit < bytes.size() * 8; ++bit) {
+    std::string damaged = bytes;
+    damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ 1 << bit % 8);
+    EXPECT_NE(PackedChecksum(damaged), sum) << bit;
+  }
+  for (size_t n = 0; n < bytes.size(); ++n) EXPECT_NE(PackedChecksum({bytes.data(), n}), sum) << n;
+  for (size_t i = 0; i < bytes.size(); i += 8) {
+    for (size_t j = i + 8; j < bytes.size(); j += 8) {
+      std::string swapped = bytes;
+      std::swap_ranges(swapped.begin() + i, swapped.begin() + i + 8, swapped.begin() + j);
+      EXPECT_NE(PackedChecksum(swapped), sum) << i << " " << j;
+    }
+  }
+}
+
+TEST_F(PackedCacheTest, DamagedFilesAreWrittenAnew) {
+  const Outcome cold = Run();
+  int damaged = 0;
+  for (const fs::path& file : FilesIn(folder())) {
+    if (++damaged % 2 == 0) continue;
+    std::string bytes = ReadFile(file);
+    bytes[bytes.size() - 3] = static_cast<char>(bytes[bytes.size() - 3] ^ 16);
+    WriteFile(file, bytes);
+  }
+  const Outcome repaired = Run();
+  EXPECT_EQ(repaired.stored, (damaged + 1) / 2);
+  EXPECT_EQ(repaired.found, damaged / 2);
+  EXPECT_EQ(repaired.warnings.size(), static_cast<size_t>(repaired.stored));
+  EXPECT_TRUE(SameBits(repaired.logits, cold.logits));
+  const Outcome warm = Run();
+  EXPECT_EQ(warm.found, cold.stored);
+  EXPECT_TRUE(warm.warnings.empty());
+  EXPECT_TRUE(SameBits(warm.logits, cold.logits));
+}
+
+// No folder can be made below a file; nor can a file lie there. (A superuser may write anywhere, so
+// modes of folders would not do.)
+TEST_F(PackedCacheTest, AnUnusableFolderIsOneWarning) {
+  const std::vector<float> expected = RunModel(model(), {}, kF32Run).logits;
+  WriteFile(folder(), "a file");
+  for (const fs::path& place : {folder(), folder() / "below", folder() / "far" / "below"}) {
+    const Outcome out = RunModel(model(), place, kF32Run);
+    EXPECT_TRUE(SameBits(out.logits, expected));
+    EXPECT_EQ(out.stored, 0);
+    EXPECT_GE(out.warnings.size(), 1u);
+    EXPECT_LE(out.warnings.size(), 2u);
+  }
+  EXPECT_EQ(ReadFile(folder()), "a file");
+}
+
+// A limit on the size of files stands for a full disk: writing fails half way.
+TEST_F(PackedCacheTest, AFullDiskIsOneWarning) {
+  const Outcome expected = RunModel(model(), {}, kF32Run);
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  rlimit small = before;
+  small.rlim_cur = 5000;
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const Outcome out = Run();
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_TRUE(SameBits(out.logits, expected.logits));
+  ASSERT_EQ(out.warnings.size(), 1u);
+  EXPECT_NE(out.warnings[0].find("cannot write"), std::string::npos);
+  for (const fs::path& file : FilesIn(folder())) EXPECT_EQ(file.extension(), ".packed");
+  const Outcome next = Run();
+  EXPECT_GT(next.stored, 0);
+  EXPECT_TRUE(SameBits(next.logits, expected.logits));
+}
+
+}  // namespace
+}  // namespace moeserve::testing
