@@ -45,9 +45,8 @@ class Spares : public std::enable_shared_from_this<Spares> {
       memory = std::move(*found);
       free_.erase(found);
     }
-    return {memory.release(), [self = shared_from_this()](std::vector<char>* v) {
-              self->free_.emplace_back(v);
-            }};
+    return {memory.release(),
+            [self = shared_from_this()](std::vector<char>* v) { self->free_.emplace_back(v); }};
   }
 
  private:

@@ -9,8 +9,9 @@ A run is SHAPE:TYPE. moeserve makes the weights of SHAPE in memory (--dtype TYPE
 MODELS/SHAPE-FILE.gguf, FILE being bf16, q8_0 for int8 and q4_0 for int4. The folders BIN hold
 llama-bench and llama-batched-bench.
 
-Cases: a prompt of 512 tokens; one stream; 4, 16 and 32 sequences
-that generate 32 tokens each after 16. Every round runs all engines one after the other, after
+Cases: a prompt of 512 tokens; one stream (ours generates 32 tokens after 16, the peers 64 from an
+empty cache: the same context on average); 4, 16 and 32 sequences that generate 32 tokens each after
+16. Every round runs all engines one after the other, after
 reading the peers' file into the page cache. Rates are medians with ranges over rounds, ratios
 medians over rounds. Tokens are random in all of them; a batched benchmark that feeds one token to
 every sequence lets all route alike and has to be changed first.
