@@ -25,7 +25,10 @@ class CpuBuffer : public DeviceBuffer {
 }  // namespace
 
 CpuBackend::CpuBackend(const KernelTable* table, int threads)
-    : table_(table), pool_(threads), scratch_(static_cast<size_t>(threads)) {
+    : table_(table),
+      pool_(threads),
+      scratch_(static_cast<size_t>(threads)),
+      linear_queues_(static_cast<size_t>(threads)) {
   description_ = std::string("cpu, ") + table->name + ", " + std::to_string(threads) +
                  (threads == 1 ? " thread" : " threads");
 }

@@ -1,7 +1,9 @@
 // The CPU backend: weights packed for the instruction set, threads from one pool.
 #pragma once
 
+#include <atomic>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -126,6 +128,12 @@ class CpuBackend : public Backend {
     int block_end;
     int row_begin;
     int row_end;
+    int64_t cost_end;  // of all tasks up to this one
+  };
+  // Tasks [next, end) of linear_tasks_.
+  struct alignas(64) LinearQueue {
+    std::atomic<int64_t> next{0};
+    int64_t end = 0;
   };
   // Some rows with one block: what a register tile computes.
   struct LinearTile {
@@ -133,7 +141,8 @@ class CpuBackend : public Backend {
     int rows;                 // 1..row_tile
     int source[kMaxRowTile];  // rows of the input
     char* out[kMaxRowTile];   // first output column of the block
-    const char* ahead;        // memory to fetch into the cache meanwhile
+    const char* ahead;        // see LinearTileArgs
+    int64_t ahead_stride;
     alignas(64) float sums[kMaxRowTile * kBlock];
   };
 
@@ -146,8 +155,11 @@ class CpuBackend : public Backend {
   void QuantizeInput(const LinearArgs& args);
   // [tokens of the step][cosines, sines][dimensions / 2]; until the next call.
   const float* RopeAngles(double theta, int dimensions);
-  void RunLinearTask(const LinearArgs& args, const LinearTask& task, int worker);
-  void RunLinearBlock(const LinearArgs& args, const LinearTask& task, int block, int worker);
+  // Task `index` of a queue that ends before `end`.
+  void RunLinearTask(const LinearArgs& args, int64_t index, int64_t end, int worker);
+  // `next` is the block that comes after; may be empty.
+  void RunLinearBlock(const LinearArgs& args, const LinearTask& task, int block,
+                      std::span<const char> next, int worker);
   // Fills tile.sums.
   void MultiplyTile(const LinearArgs& args, const CpuLinearBank::Matrix& m, LinearTile& tile,
                     int worker);
@@ -160,6 +172,7 @@ class CpuBackend : public Backend {
   std::string description_;
   std::vector<Scratch> scratch_;  // [threads]
   std::vector<LinearTask> linear_tasks_;
+  std::vector<LinearQueue> linear_queues_;  // [threads]
   QuantRows quant_rows_;
   std::vector<PlanStorage> plans_;  // by slot
   StepInputs step_;

@@ -32,8 +32,11 @@ struct LinearTileArgs {
   int rows;    // 1..row_tile
   int64_t k;
   const void* const* x;  // [rows] input rows: f32, or bf16 in linear_bf16
-  const char* ahead;     // every step fetches two lines from here on; null: the block's own
-  float* out;            // [rows][kBlock]
+  // Where fetching begins of what is needed next, a line each step, and how far it moves (at most
+  // 64 bytes). Null: the block itself comes from memory.
+  const char* ahead;
+  int64_t ahead_stride;
+  float* out;  // [rows][kBlock]
 };
 
 // Inputs are rows rounded to int8 by groups (QuantizeRowArgs).
@@ -44,8 +47,11 @@ struct QuantTileArgs {
   int rows;    // 1..row_tile
   int64_t k;
   const char* const* x;  // [rows] records
-  const char* ahead;     // every step fetches two lines from here on; null: the block's own
-  float* out;            // [rows][kBlock]
+  // Where fetching begins of what is needed next, a line each step, and how far it moves (at most
+  // 64 bytes). Null: the block itself comes from memory.
+  const char* ahead;
+  int64_t ahead_stride;
+  float* out;  // [rows][kBlock]
 };
 
 // A row becomes one record for each group: int8 values [group] (zeros after the row's end), the

@@ -12,8 +12,11 @@ namespace {
 // Rows that one task takes through a block: the block stays in the second-level cache meanwhile.
 constexpr int kRowsPerTask = 192;
 constexpr int64_t kInlineMultiplyAdds = 1 << 16;
-constexpr int kTasksPerThread = 32;
-constexpr int kMaxTaskBlocks = 8;
+// Neighbouring small blocks make one task: below this its hand-over would be felt.
+constexpr int64_t kTaskBytes = 64 << 10;
+constexpr int kTilesOfStream = 3;
+// Up to about so many rows a block takes as long as its weights take from memory.
+constexpr int kRowsOfStream = 16;
 
 EpilogueActivation ToEpilogue(ActivationKind a) {
   switch (a) {
@@ -38,9 +41,11 @@ void CpuBackend::Linear(const LinearArgs& args) {
   const bool routed = args.plan != nullptr;
   MOESERVE_CHECK(!routed || args.plan->num_experts == bank.num_experts(),
                  "experts of plan and bank");
+  MOESERVE_CHECK(bank.shape().weight_dtype == DType::kBF16 || args.input.dtype == DType::kF32,
+                 "bf16 activations take bf16 weights");
   linear_tasks_.clear();
   int64_t multiply_adds = 0;
-  int64_t blocks = 0;
+  int64_t cost = 0;
   for (int e = 0; e < bank.num_experts(); ++e) {
     const int begin = routed ? args.plan->expert_offsets[e] : 0;
     const int end = routed ? args.plan->expert_offsets[e + 1] : static_cast<int>(args.input.rows);
@@ -49,31 +54,45 @@ void CpuBackend::Linear(const LinearArgs& args) {
     const CpuLinearBank::Matrix& m = bank.matrix(e);
     MOESERVE_CHECK(args.input.cols >= m.inputs, "input width of a linear layer");
     multiply_adds += int64_t{end - begin} * m.panels * kPanel * m.inputs;
-    blocks += m.blocks;
-  }
-  if (multiply_adds == 0) return;
-  // Neighbouring blocks are one stream for the thread that takes them; enough tasks are left that a
-  // thread which is off its core does not hold up the others.
-  const int blocks_per_task = static_cast<int>(std::clamp<int64_t>(
-      blocks / (int64_t{pool_.threads()} * kTasksPerThread), 1, kMaxTaskBlocks));
-  for (int e = 0; e < bank.num_experts(); ++e) {
-    const int begin = routed ? args.plan->expert_offsets[e] : 0;
-    const int end = routed ? args.plan->expert_offsets[e + 1] : static_cast<int>(args.input.rows);
-    const int of_expert = begin == end ? 0 : bank.matrix(e).blocks;
-    for (int b = 0; b < of_expert; b += blocks_per_task) {
+    const int blocks =
+        static_cast<int>(std::clamp<int64_t>(kTaskBytes / m.block_bytes, 1, m.blocks));
+    for (int b = 0; b < m.blocks; b += blocks) {
+      const int b_end = std::min(m.blocks, b + blocks);
       for (int r = begin; r < end; r += kRowsPerTask) {
-        linear_tasks_.push_back(
-            {e, b, std::min(of_expert, b + blocks_per_task), r, std::min(end, r + kRowsPerTask)});
+        const int r_end = std::min(end, r + kRowsPerTask);
+        cost += (b_end - b) * m.block_bytes * std::max(r_end - r, kRowsOfStream);
+        linear_tasks_.push_back({e, b, b_end, r, r_end, cost});
       }
     }
   }
+  if (multiply_adds == 0) return;
   if (bank.shape().quantization != Quantization::kNone) QuantizeInput(args);
-  const int64_t tasks = static_cast<int64_t>(linear_tasks_.size());
+  const auto tasks = static_cast<int64_t>(linear_tasks_.size());
   if (multiply_adds < kInlineMultiplyAdds) {
-    for (const LinearTask& t : linear_tasks_) RunLinearTask(args, t, 0);
+    for (int64_t i = 0; i < tasks; ++i) RunLinearTask(args, i, tasks, 0);
     return;
   }
-  pool_.Run(tasks, [&](int64_t i, int worker) { RunLinearTask(args, linear_tasks_[i], worker); });
+  // A queue for each thread, of neighbouring tasks and about equal cost: the thread knows what it
+  // needs next and can fetch it. One that has finished its own helps with the others', so a thread
+  // that is off its core does not hold up the rest.
+  const int queues = pool_.threads();
+  int64_t first = 0;
+  for (int q = 0; q < queues; ++q) {
+    linear_queues_[q].next.store(first, std::memory_order_relaxed);
+    const int64_t share = cost / queues * (q + 1);
+    while (first < tasks && (q + 1 == queues || linear_tasks_[first].cost_end <= share)) ++first;
+    linear_queues_[q].end = first;
+  }
+  pool_.Run(queues, [&](int64_t own, int worker) {
+    for (int i = 0; i < queues; ++i) {
+      LinearQueue& queue = linear_queues_[(own + i) % queues];
+      for (;;) {
+        const int64_t task = queue.next.fetch_add(1, std::memory_order_relaxed);
+        if (task >= queue.end) break;
+        RunLinearTask(args, task, queue.end, worker);
+      }
+    }
+  });
 }
 
 void CpuBackend::QuantizeInput(const LinearArgs& args) {
@@ -102,15 +121,24 @@ void CpuBackend::QuantizeInput(const LinearArgs& args) {
   });
 }
 
-void CpuBackend::RunLinearTask(const LinearArgs& args, const LinearTask& task, int worker) {
+void CpuBackend::RunLinearTask(const LinearArgs& args, int64_t index, int64_t end, int worker) {
   const auto& bank = static_cast<const CpuLinearBank&>(*args.bank);
-  MOESERVE_CHECK(bank.shape().weight_dtype == DType::kBF16 || args.input.dtype == DType::kF32,
-                 "bf16 activations take bf16 weights");
-  for (int b = task.block_begin; b < task.block_end; ++b) RunLinearBlock(args, task, b, worker);
+  const LinearTask& task = linear_tasks_[index];
+  const CpuLinearBank::Matrix& m = bank.matrix(task.expert);
+  for (int b = task.block_begin; b < task.block_end; ++b) {
+    std::span<const char> next;
+    if (b + 1 < task.block_end) {
+      next = bank.block_span(m, b + 1);
+    } else if (index + 1 < end) {
+      const LinearTask& following = linear_tasks_[index + 1];
+      next = bank.block_span(bank.matrix(following.expert), following.block_begin);
+    }
+    RunLinearBlock(args, task, b, next, worker);
+  }
 }
 
 void CpuBackend::RunLinearBlock(const LinearArgs& args, const LinearTask& task, int block,
-                                int worker) {
+                                std::span<const char> next, int worker) {
   const auto& bank = static_cast<const CpuLinearBank&>(*args.bank);
   const CpuLinearBank::Matrix& m = bank.matrix(task.expert);
   const int panels = bank.panels_of_block(m, block);
@@ -124,14 +152,17 @@ void CpuBackend::RunLinearBlock(const LinearArgs& args, const LinearTask& task, 
   // Tiles of about equal size: a full one beside one of a single row would be slower.
   const int rows = task.row_end - task.row_begin;
   const int tiles = (rows + table_->row_tile - 1) / table_->row_tile;
-  // While tiles work on this block from the cache, the next one of the task comes from memory.
-  const int64_t ahead_per_tile = 2 * bank.block_bytes(m, block) / panels;  // two lines a step
-  const char* ahead = bank.block(m, block + 1);
-  const char* const last_ahead =
-      block + 1 < task.block_end ? ahead + bank.block_bytes(m, block + 1) : ahead;
+  const int64_t steps = bank.steps(m);
 
   LinearTile tile;
   tile.block = block;
+  // While tiles work on this block from the cache, the next one comes from memory, evenly: what is
+  // asked for faster than memory gives it holds up the products. Few tiles leave too little time,
+  // so the first of them reads from memory what was not fetched.
+  const int fetching = tiles <= kTilesOfStream ? tiles - 1 : tiles;
+  const int64_t fetches = std::max<int64_t>(fetching * steps, 1);
+  tile.ahead_stride =
+      std::min<int64_t>((static_cast<int64_t>(next.size()) + fetches - 1) / fetches, 64);
   for (int t = 0; t < tiles; ++t) {
     const int begin = task.row_begin + static_cast<int>(int64_t{rows} * t / tiles);
     const int end = task.row_begin + static_cast<int>(int64_t{rows} * (t + 1) / tiles);
@@ -140,8 +171,10 @@ void CpuBackend::RunLinearBlock(const LinearArgs& args, const LinearTask& task, 
       tile.source[i] = args.gather ? args.plan->row_of_assignment[begin + i] : begin + i;
       tile.out[i] = args.output.row(begin + i) + first_column * out_size;
     }
-    tile.ahead = tiles == 1 ? nullptr : ahead < last_ahead ? ahead : bank.block(m, block);
-    ahead += ahead_per_tile;
+    const int fetch = t - (tiles - fetching);
+    tile.ahead = fetch < 0      ? nullptr
+                 : next.empty() ? bank.block(m, block)
+                                : next.data() + fetch * steps * tile.ahead_stride;
     MultiplyTile(args, m, tile, worker);
     table_->epilogue({.tile = tile.sums,
                       .rows = tile.rows,
@@ -171,6 +204,7 @@ void CpuBackend::MultiplyTile(const LinearArgs& args, const CpuLinearBank::Matri
                               .k = m.inputs,
                               .x = x,
                               .ahead = tile.ahead,
+                              .ahead_stride = tile.ahead_stride,
                               .out = tile.sums});
     return;
   }
@@ -193,6 +227,7 @@ void CpuBackend::MultiplyTile(const LinearArgs& args, const CpuLinearBank::Matri
                               .k = m.inputs,
                               .x = x,
                               .ahead = tile.ahead,
+                              .ahead_stride = tile.ahead_stride,
                               .out = tile.sums};
   if (bf16_rows && !widen) {
     table_->linear_bf16(linear);

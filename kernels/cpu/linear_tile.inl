@@ -7,16 +7,21 @@ namespace {
 inline constexpr int kPrefetchBytes = 4096;
 
 // A tile that reads its weights from memory fetches them some steps before; one whose weights are
-// in the cache has time to fetch two lines a step of what comes next.
-template <int P>
-inline void Prefetch(const char* own, int line_bytes, const char* ahead, bool stream) {
-  if (stream) {
-    for (int p = 0; p < P; ++p) __builtin_prefetch(own + p * line_bytes + kPrefetchBytes, 0, 3);
-  } else {
-    __builtin_prefetch(ahead, 0, 2);
-    __builtin_prefetch(ahead + 64, 0, 2);
+// in the cache fetches what comes next.
+struct Ahead {
+  const char* next;
+  int64_t stride;
+
+  template <int P>
+  void Fetch(const char* own, int line_bytes) {
+    if (next == nullptr) {
+      for (int p = 0; p < P; ++p) __builtin_prefetch(own + p * line_bytes + kPrefetchBytes, 0, 3);
+      return;
+    }
+    __builtin_prefetch(next, 0, 2);
+    next += stride;
   }
-}
+};
 
 template <int M, int P>
 inline void StoreTile(Vec (&acc)[M][P], float* out) {
@@ -34,16 +39,14 @@ inline void ClearTile(Vec (&acc)[M][P]) {
 
 // `step` is the distance in bytes between the lines of two steps.
 template <int M, int P>
-void TileF32(const char* w, int64_t step, int64_t k, const void* const* rows, const char* ahead,
+void TileF32(const char* w, int64_t step, int64_t k, const void* const* rows, Ahead ahead,
              float* out) {
   const float* x[M];
   for (int m = 0; m < M; ++m) x[m] = static_cast<const float*>(rows[m]);
-  const bool stream = ahead == nullptr;
   Vec acc[M][P];
   ClearTile(acc);
   for (int64_t i = 0; i < k; ++i, w += step) {
-    Prefetch<P>(w, 64, ahead, stream);
-    ahead += 128;
+    ahead.Fetch<P>(w, 64);
     for (int p = 0; p < P; ++p) {
       const Vec weight = Load(reinterpret_cast<const float*>(w + p * 64));
       for (int m = 0; m < M; ++m) acc[m][p] = Fma(Broadcast(x[m][i]), weight, acc[m][p]);
@@ -53,16 +56,14 @@ void TileF32(const char* w, int64_t step, int64_t k, const void* const* rows, co
 }
 
 template <int M, int P>
-void TileF16(const char* w, int64_t step, int64_t k, const void* const* rows, const char* ahead,
+void TileF16(const char* w, int64_t step, int64_t k, const void* const* rows, Ahead ahead,
              float* out) {
   const float* x[M];
   for (int m = 0; m < M; ++m) x[m] = static_cast<const float*>(rows[m]);
-  const bool stream = ahead == nullptr;
   Vec acc[M][P];
   ClearTile(acc);
   for (int64_t i = 0; i < k; ++i, w += step) {
-    Prefetch<P>(w, 32, ahead, stream);
-    ahead += 128;
+    ahead.Fetch<P>(w, 32);
     for (int p = 0; p < P; ++p) {
       const Vec weight = LoadF16(w + p * 32);
       for (int m = 0; m < M; ++m) acc[m][p] = Fma(Broadcast(x[m][i]), weight, acc[m][p]);
@@ -72,17 +73,15 @@ void TileF16(const char* w, int64_t step, int64_t k, const void* const* rows, co
 }
 
 template <int M, int P>
-void TileBf16(const char* w, int64_t step, int64_t k, const void* const* rows, const char* ahead,
-              float* out) {
+void TileBf16(const char* w, int64_t step, int64_t k, const void* const* rows, Ahead ahead,
+             float* out) {
   const float* x[M];
   for (int m = 0; m < M; ++m) x[m] = static_cast<const float*>(rows[m]);
-  const bool stream = ahead == nullptr;
   Vec acc[M][P];
   ClearTile(acc);
   int64_t i = 0;
   for (; i + 2 <= k; i += 2, w += step) {
-    Prefetch<P>(w, 64, ahead, stream);
-    ahead += 128;
+    ahead.Fetch<P>(w, 64);
     for (int p = 0; p < P; ++p) {
       const PairLine line = LoadPairs(w + p * 64);
       const Vec even = line.Even();
@@ -102,17 +101,15 @@ void TileBf16(const char* w, int64_t step, int64_t k, const void* const* rows, c
 
 #if MOESERVE_BF16_DOT
 template <int M, int P>
-void TileBf16Dot(const char* w, int64_t step, int64_t k, const void* const* rows, const char* ahead,
-                 float* out) {
+void TileBf16Dot(const char* w, int64_t step, int64_t k, const void* const* rows, Ahead ahead,
+             float* out) {
   const char* x[M];
   for (int m = 0; m < M; ++m) x[m] = static_cast<const char*>(rows[m]);
-  const bool stream = ahead == nullptr;
   Vec acc[M][P];
   ClearTile(acc);
   const int64_t pairs = k / 2;
   for (int64_t i = 0; i < pairs; ++i, w += step) {
-    Prefetch<P>(w, 64, ahead, stream);
-    ahead += 128;
+    ahead.Fetch<P>(w, 64);
     for (int p = 0; p < P; ++p) {
       const __m512i weight = _mm512_loadu_si512(w + p * 64);
       for (int m = 0; m < M; ++m) {
@@ -139,8 +136,7 @@ void TileBf16Dot(const char* w, int64_t step, int64_t k, const void* const* rows
 }
 #endif
 
-using TileFunction = void (*)(const char*, int64_t, int64_t, const void* const*, const char*,
-                              float*);
+using TileFunction = void (*)(const char*, int64_t, int64_t, const void* const*, Ahead, float*);
 
 // Covers the block's panels with tiles of at most kPanelTile panels.
 inline void RunBlock(const TileFunction (&grid)[kRowTile][kPanelTile], int line_bytes,
@@ -148,7 +144,7 @@ inline void RunBlock(const TileFunction (&grid)[kRowTile][kPanelTile], int line_
   const int64_t step = static_cast<int64_t>(a.panels) * line_bytes;
   for (int p = 0; p < a.panels; p += kPanelTile) {
     const int panels = a.panels - p < kPanelTile ? a.panels - p : kPanelTile;
-    grid[a.rows - 1][panels - 1](a.weights + p * line_bytes, step, a.k, a.x, a.ahead,
+    grid[a.rows - 1][panels - 1](a.weights + p * line_bytes, step, a.k, a.x, {a.ahead, a.ahead_stride},
                                  a.out + p * kPanel);
   }
 }

@@ -99,6 +99,8 @@ void CpuLinearBank::PlaceMatrices() {
   }
 }
 
+int64_t CpuLinearBank::steps(const Matrix& m) const { return Steps(shape_, m.inputs); }
+
 char* CpuLinearBank::Writable(const void* p) {
   MOESERVE_CHECK(owner_ == nullptr, "a view of packed bytes is complete");
   return static_cast<char*>(const_cast<void*>(p));

@@ -56,6 +56,11 @@ class CpuLinearBank : public LinearBank {
   int64_t block_bytes(const Matrix& m, int b) const {
     return m.block_bytes / kPanelsPerBlock * panels_of_block(m, b);
   }
+  std::span<const char> block_span(const Matrix& m, int b) const {
+    return {block(m, b), static_cast<size_t>(block_bytes(m, b))};
+  }
+  // Steps of a block: lines of each of its panels.
+  int64_t steps(const Matrix& m) const;
   int64_t bytes() const { return static_cast<int64_t>(bytes_.size()); }
 
   // Row `row` of matrix `expert` (not gated, not quantized) widened to f32.

@@ -29,7 +29,6 @@ inline void AddStep(const char* w, const char* const (&x)[M], int64_t at, const 
                     IntVec (&sum)[M][P]) {
   if constexpr (!kStream) {
     __builtin_prefetch(ahead, 0, 2);
-    __builtin_prefetch(ahead + 64, 0, 2);
   }
   QuadLine line[P];
   for (int p = 0; p < P; ++p) {
@@ -74,7 +73,8 @@ void TileQuant(const QuantTileArgs& a, int first) {
     const char* line = w + first * 64;
     if (k >= kGroup) {
       for (int s = 0; s < kSteps; ++s) {
-        AddStep<kInt4, kStream>(line + s * stride, x, at + s * kStep, ahead + s * 128, sum);
+        AddStep<kInt4, kStream>(line + s * stride, x, at + s * kStep, ahead + s * a.ahead_stride,
+                                sum);
       }
       w += kSteps * stride;
     } else {
@@ -84,7 +84,7 @@ void TileQuant(const QuantTileArgs& a, int first) {
       }
       w += steps * stride;
     }
-    ahead += kSteps * 128;
+    ahead += kSteps * a.ahead_stride;
     for (int p = 0; p < P; ++p) {
       const Vec scale = LoadF16(w + (first + p) * 32);
       for (int m = 0; m < M; ++m) {
