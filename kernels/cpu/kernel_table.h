@@ -164,11 +164,9 @@ struct KernelTable {
   void (*merge_attention)(const AttentionMergeArgs&);
   // The routing contract's dot product of two vectors of n elements.
   float (*contract_dot)(const float* a, const float* b, int64_t n);
-  // Contract dots of x [n] with `count` columns [n][count rounded up to kPanel].
+  // Contract dots of x [n] with `count` vectors, interleaved in panels of kPanel:
+  // [count rounded up / kPanel][n][kPanel].
   void (*contract_dots)(const float* columns, const float* x, int64_t n, int count, float* dots);
-  // E contract dots at once: x and weights permuted by PermuteForRouter, padded to 256 a row.
-  void (*router_scores)(const float* x, const float* weights, int64_t padded, int experts,
-                        float* scores);
   int (*route_row)(const RouteRowArgs&);  // number of selected experts
   void (*widen_bf16)(const Bf16* in, float* out, int64_t n);
   void (*convert_row)(const float* in, Bf16* out, int64_t n);

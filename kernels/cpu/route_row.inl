@@ -25,10 +25,8 @@ float ContractDot(const float* a, const float* b, int64_t n) {
   return TreeSum(lane);
 }
 
-// Dots of one vector with the columns of `columns` [n][padded], 16 at a time: each sums as
-// ContractDot does.
+// Dots of one vector with `count` others, 16 at a time: each sums as ContractDot does.
 void ContractDots(const float* columns, const float* x, int64_t n, int count, float* dots) {
-  const int64_t padded = (count + kPanel - 1) / kPanel * kPanel;
   for (int first = 0; first < count; first += kPanel) {
     float lane[kLanes][kPanel] = {};
     for (int64_t group = 0; group < n; group += kGroup) {
@@ -37,7 +35,7 @@ void ContractDots(const float* columns, const float* x, int64_t n, int count, fl
       for (int c = 0; c < kPanel; ++c) sum[c] = of_lane[c];
       const int64_t end = group + kGroup < n ? group + kGroup : n;
       for (int64_t i = group; i < end; ++i) {
-        const float* column = columns + i * padded + first;
+        const float* column = columns + first * n + i * kPanel;
         for (int c = 0; c < kPanel; ++c) sum[c] = __builtin_fmaf(column[c], x[i], sum[c]);
       }
       for (int c = 0; c < kPanel; ++c) of_lane[c] = sum[c];
@@ -51,23 +49,26 @@ void ContractDots(const float* columns, const float* x, int64_t n, int count, fl
   }
 }
 
-// Element j of lane l of every 256 stands at j * 32 + l, so the lanes are adjacent.
-void RouterScores(const float* x, const float* weights, int64_t padded, int experts,
-                  float* scores) {
-  for (int e = 0; e < experts; ++e) {
-    const float* w = weights + e * padded;
-    float lane[kLanes] = {};
-    for (int64_t i = 0; i < padded; i += kLanes) {
-      for (int l = 0; l < kLanes; ++l) lane[l] = __builtin_fmaf(x[i + l], w[i + l], lane[l]);
-    }
-    scores[e] = TreeSum(lane);
-  }
+// Of n values without NaN.
+inline float LargestOf(const float* v, int n) {
+  Vec of_lanes = Broadcast(-__builtin_inff());
+  int i = 0;
+  for (; i + kPanel <= n; i += kPanel) of_lanes = Max(Load(v + i), of_lanes);
+  float largest = MaxOfLanes(of_lanes);
+  for (; i < n; ++i) largest = v[i] > largest ? v[i] : largest;
+  return largest;
 }
 
 // Sum of n values by the rule of ContractDot.
 inline float ContractSum(const float* v, int n) {
   float lane[kLanes] = {};
-  for (int i = 0; i < n; ++i) lane[i / kGroup % kLanes] += v[i];
+  for (int begin = 0; begin < n; begin += kGroup) {
+    float& sum = lane[begin / kGroup % kLanes];
+    const int end = begin + kGroup < n ? begin + kGroup : n;
+    float of_lane = sum;
+    for (int i = begin; i < end; ++i) of_lane += v[i];
+    sum = of_lane;
+  }
   return TreeSum(lane);
 }
 
@@ -98,20 +99,44 @@ inline int PopExpert(uint64_t* heap, int* n) {
   return static_cast<int>(0xffffffffu - static_cast<uint32_t>(top));
 }
 
+// Up to so many experts are found by going through all keys for each.
+inline constexpr int kScannedExperts = 8;
+
+// keys[e] is of expert e; 0 once it was taken.
+inline int TakeLargest(uint64_t* keys, int n) {
+  uint64_t largest = 0;
+  for (int i = 0; i < n; ++i) largest = keys[i] > largest ? keys[i] : largest;
+  const int e = static_cast<int>(0xffffffffu - static_cast<uint32_t>(largest));
+  keys[e] = 0;
+  return e;
+}
+
+inline void SortFew(int32_t* values, int n) {
+  for (int i = 1; i < n; ++i) {
+    const int32_t v = values[i];
+    int j = i;
+    for (; j > 0 && values[j - 1] > v; --j) values[j] = values[j - 1];
+    values[j] = v;
+  }
+}
+
 int RouteRow(const RouteRowArgs& a) {
   const RouteSettings& s = *a.settings;
   const int experts = s.num_experts;
   *a.status = 0;
-  float maximum = -__builtin_inff();
+  int nan = 0;
   for (int e = 0; e < experts; ++e) {
-    a.keys[e] = SelectionKey(a.scores[e], e);
-    if (a.scores[e] != a.scores[e]) {
-      *a.status = 1;
-      a.scores[e] = -__builtin_inff();
-    }
-    maximum = a.scores[e] > maximum ? a.scores[e] : maximum;
+    const float score = a.scores[e];
+    a.keys[e] = SelectionKey(score, e);
+    nan |= score != score;
+    a.scores[e] = score != score ? -__builtin_inff() : score;
   }
-  for (int i = experts / 2 - 1; i >= 0; --i) SiftDown(a.keys, experts, i);
+  const float maximum = LargestOf(a.scores, experts);
+  if (nan != 0) *a.status = 1;
+  const bool scanned = s.k <= kScannedExperts;
+  if (!scanned) {
+    for (int i = experts / 2 - 1; i >= 0; --i) SiftDown(a.keys, experts, i);
+  }
 
   const bool finite = maximum - maximum == 0.0f;
   if (!finite) *a.status = 2;
@@ -131,7 +156,7 @@ int RouteRow(const RouteRowArgs& a) {
   float sum = 0.0f;
   const float threshold = s.p * total;
   while (selected < s.k) {
-    const int e = PopExpert(a.keys, &remaining);
+    const int e = scanned ? TakeLargest(a.keys, experts) : PopExpert(a.keys, &remaining);
     a.experts[selected++] = e;
     if (!finite) {
       if (s.top_p) break;
@@ -150,7 +175,12 @@ int RouteRow(const RouteRowArgs& a) {
     }
     a.gates[e] = gate * s.scale;
   }
-  // Ascending expert order. Insertion would be quadratic for large top-p sets.
+  // Ascending expert order.
+  if (scanned) {
+    SortFew(a.experts, selected);
+    for (int i = 0; i < selected; ++i) a.weights[i] = a.gates[a.experts[i]];
+    return selected;
+  }
   for (int i = 0; i < experts; ++i) a.keys[i] = 0;
   for (int i = 0; i < selected; ++i) a.keys[a.experts[i]] = 1;
   int out = 0;

@@ -47,29 +47,24 @@ int WithoutMasked(const float* bias, int count, int32_t* experts, float* weights
   return kept;
 }
 
-}  // namespace
-
-int64_t PaddedForRouter(int64_t n) { return (n + 255) / 256 * 256; }
-
-void PermuteForRouter(const float* in, int64_t n, float* out) {
-  std::fill(out, out + PaddedForRouter(n), 0.0f);
-  for (int64_t i = 0; i < n; ++i) {
-    const int64_t within = i % 256;
-    out[i - within + within % 8 * 32 + within / 8] = in[i];
+// [rows, n] as contract_dots takes it.
+std::vector<float> Panels(const std::vector<float>& rows, int64_t n) {
+  const int64_t count = static_cast<int64_t>(rows.size()) / n;
+  std::vector<float> panels(static_cast<size_t>((count + kPanel - 1) / kPanel * kPanel * n));
+  for (int64_t r = 0; r < count; ++r) {
+    float* to = panels.data() + r / kPanel * kPanel * n + r % kPanel;
+    for (int64_t i = 0; i < n; ++i) to[i * kPanel] = rows[r * n + i];
   }
+  return panels;
 }
+
+}  // namespace
 
 CpuRouter::CpuRouter(const RouteSettings& settings, const RouterTensors& tensors,
                      const KernelTable& table)
-    : settings_(settings), padded_(PaddedForRouter(settings.input_width)) {
+    : settings_(settings) {
   const bool cosine = settings.score == RouteSettings::Score::kCosine;
-  const std::vector<float> products = Widened(cosine ? tensors.projection : tensors.weight);
-  const int64_t rows = cosine ? settings.dim : settings.num_experts;
-  weights_.resize(static_cast<size_t>(rows * padded_));
-  for (int64_t r = 0; r < rows; ++r) {
-    PermuteForRouter(products.data() + r * settings.input_width, settings.input_width,
-                     weights_.data() + r * padded_);
-  }
+  weights_ = Panels(Widened(cosine ? tensors.projection : tensors.weight), settings.input_width);
   if (tensors.bias.data != nullptr) bias_ = Widened(tensors.bias);
   if (cosine) {
     std::vector<float> experts = Widened(tensors.weight);
@@ -78,13 +73,7 @@ CpuRouter::CpuRouter(const RouteSettings& settings, const RouterTensors& tensors
         Normalise(experts.data() + int64_t{e} * settings.dim, settings.dim, settings.eps, table);
       }
     }
-    const int64_t padded = (settings.num_experts + kPanel - 1) / kPanel * kPanel;
-    experts_.resize(static_cast<size_t>(settings.dim * padded));
-    for (int64_t e = 0; e < settings.num_experts; ++e) {
-      for (int64_t i = 0; i < settings.dim; ++i) {
-        experts_[i * padded + e] = experts[e * settings.dim + i];
-      }
-    }
+    experts_ = Panels(experts, settings.dim);
     // Paper and public code: divide by t, never by less than 1e-4; or multiply by e^t, at most 100.
     if (settings.temperature == RouteSettings::Temperature::kDivide) {
       temperature_ = std::max(tensors.temperature, 1e-4f);
@@ -94,22 +83,19 @@ CpuRouter::CpuRouter(const RouteSettings& settings, const RouterTensors& tensors
   }
 }
 
-size_t CpuRouter::scratch_floats() const {
-  return static_cast<size_t>(padded_ + std::max(settings_.dim, 1));
-}
+size_t CpuRouter::scratch_floats() const { return static_cast<size_t>(std::max(settings_.dim, 1)); }
 
 void CpuRouter::Scores(const float* x, float* scratch, float* scores,
                        const KernelTable& table) const {
-  PermuteForRouter(x, settings_.input_width, scratch);
   if (settings_.score == RouteSettings::Score::kDot) {
-    table.router_scores(scratch, weights_.data(), padded_, settings_.num_experts, scores);
+    table.contract_dots(weights_.data(), x, settings_.input_width, settings_.num_experts, scores);
     if (!bias_.empty()) {
       for (int e = 0; e < settings_.num_experts; ++e) scores[e] += bias_[e];
     }
     return;
   }
-  float* u = scratch + padded_;
-  table.router_scores(scratch, weights_.data(), padded_, settings_.dim, u);
+  float* u = scratch;
+  table.contract_dots(weights_.data(), x, settings_.input_width, settings_.dim, u);
   if (!bias_.empty()) {
     for (int i = 0; i < settings_.dim; ++i) u[i] += bias_[i];
   }
@@ -161,7 +147,7 @@ RoutingPlan CpuBackend::Route(const RouteArgs& args) {
   route_experts_wide_.resize(static_cast<size_t>(rows) * widest);
   route_weights_wide_.resize(static_cast<size_t>(rows) * widest);
   const int64_t work = (settings.score == RouteSettings::Score::kDot ? experts : settings.dim) *
-                           PaddedForRouter(settings.input_width) / 8 +
+                           int64_t{settings.input_width} / 8 +
                        experts * 32;
   ForRows(rows, work, [&](int64_t begin, int64_t end, int worker) {
     Scratch& scratch = scratch_[worker];

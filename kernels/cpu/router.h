@@ -9,12 +9,6 @@
 
 namespace moeserve::cpu {
 
-// The contract's 32 lanes take groups of 8 adjacent elements in turn. Permuting each 256 elements
-// so that element j of lane l stands at j * 32 + l makes the lanes adjacent; short rows are padded
-// with zeros, which leave every partial sum as it is.
-int64_t PaddedForRouter(int64_t n);
-void PermuteForRouter(const float* in, int64_t n, float* out);
-
 class CpuRouter : public Router {
  public:
   CpuRouter(const RouteSettings& settings, const RouterTensors& tensors, const KernelTable& table);
@@ -27,9 +21,8 @@ class CpuRouter : public Router {
 
  private:
   RouteSettings settings_;
-  int64_t padded_ = 0;
-  std::vector<float> weights_;  // permuted: dot [E, padded]; cosine: projection [dim, padded]
-  std::vector<float> experts_;  // cosine: [dim, E rounded up to kPanel], normalised if wanted
+  std::vector<float> weights_;  // for contract_dots: dot [E] of input_width; cosine: [dim] of it
+  std::vector<float> experts_;  // cosine, for contract_dots: [E] of dim, normalised if wanted
   std::vector<float> bias_;     // dot [E]; cosine [dim]; empty: none
   float temperature_ = 1.0f;    // divisor or factor, resolved at load
 };

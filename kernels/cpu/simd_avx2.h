@@ -30,6 +30,33 @@ inline Vec Abs(Vec v) {
 }
 // A lane with a NaN in `a` gives that of `b`.
 inline Vec Max(Vec a, Vec b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+// The same for the smaller.
+inline Vec Min(Vec a, Vec b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+inline Vec Add(Vec a, Vec b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+inline Vec Sub(Vec a, Vec b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+inline Vec Div(Vec a, Vec b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+inline __m256 AddExponent(__m256 v, __m256 integer) {
+  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v),
+                                              _mm256_slli_epi32(_mm256_castps_si256(integer), 23)));
+}
+// v * 2^n, n the lowest bits of `integer`.
+inline Vec AddExponent(Vec v, Vec integer) {
+  return {AddExponent(v.lo, integer.lo), AddExponent(v.hi, integer.hi)};
+}
+inline __m256i RoundToBf16(__m256 v) {
+  const __m256i bits = _mm256_castps_si256(v);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+  const __m256i chosen =
+      _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)));
+  return _mm256_srli_epi32(chosen, 16);
+}
+// As Bf16FromF32().
+inline void StoreBf16(Bf16* p, Vec v) {
+  const __m256i words = _mm256_packus_epi32(RoundToBf16(v.lo), RoundToBf16(v.hi));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(words, 0xd8));
+}
 inline float MaxOfLanes(Vec v) {
   const __m256 eight = _mm256_max_ps(v.lo, v.hi);
   __m128 m = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));

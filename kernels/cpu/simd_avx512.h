@@ -20,6 +20,26 @@ inline Vec Mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
 inline Vec Abs(Vec v) { return _mm512_abs_ps(v); }
 // A lane with a NaN in `a` gives that of `b`.
 inline Vec Max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+// The same for the smaller.
+inline Vec Min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
+inline Vec Add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+inline Vec Sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
+inline Vec Div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
+// v * 2^n, n the lowest bits of `integer`.
+inline Vec AddExponent(Vec v, Vec integer) {
+  return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(v),
+                                              _mm512_slli_epi32(_mm512_castps_si512(integer), 23)));
+}
+// As Bf16FromF32().
+inline void StoreBf16(Bf16* p, Vec v) {
+  const __m512i bits = _mm512_castps_si512(v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  rounded = _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), bits,
+                                 _mm512_set1_epi32(0x400000));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+}
 inline float MaxOfLanes(Vec v) { return _mm512_reduce_max_ps(v); }
 inline float SumOfLanes(Vec v) { return _mm512_reduce_add_ps(v); }
 inline Vec LoadF16(const void* p) {

@@ -45,6 +45,33 @@ inline Vec Max(Vec a, Vec b) {
   for (int i = 0; i < 16; ++i) a.lane[i] = a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i];
   return a;
 }
+// The same for the smaller.
+inline Vec Min(Vec a, Vec b) {
+  for (int i = 0; i < 16; ++i) a.lane[i] = a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i];
+  return a;
+}
+inline Vec Add(Vec a, Vec b) {
+  for (int i = 0; i < 16; ++i) a.lane[i] += b.lane[i];
+  return a;
+}
+inline Vec Sub(Vec a, Vec b) {
+  for (int i = 0; i < 16; ++i) a.lane[i] -= b.lane[i];
+  return a;
+}
+inline Vec Div(Vec a, Vec b) {
+  for (int i = 0; i < 16; ++i) a.lane[i] /= b.lane[i];
+  return a;
+}
+// v * 2^n, n the lowest bits of `integer`.
+inline Vec AddExponent(Vec v, Vec integer) {
+  for (int i = 0; i < 16; ++i) {
+    v.lane[i] = F32FromBits(BitsFromF32(v.lane[i]) + (BitsFromF32(integer.lane[i]) << 23));
+  }
+  return v;
+}
+inline void StoreBf16(Bf16* p, Vec v) {
+  for (int i = 0; i < 16; ++i) p[i] = Bf16FromF32(v.lane[i]);
+}
 inline float MaxOfLanes(Vec v) {
   float m = v.lane[0];
   for (float f : v.lane) m = f > m ? f : m;

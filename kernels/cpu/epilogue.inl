@@ -1,0 +1,115 @@
+// What follows a product: bias, activation, gate, rounding.
+
+namespace moeserve::cpu::MOESERVE_ISA {
+namespace {
+
+// e^x within 3 ulp between the bounds below, the value there beyond them (activations are the same
+// to an ulp from there on), NaN for NaN. Half the operations of ContractExp().
+inline Vec ActivationExp(Vec x) {
+  const Vec round = Broadcast(0x1.8p+23f);  // adding it rounds to the nearest integer
+  x = Min(Broadcast(88.0f), Max(Broadcast(-87.0f), x));
+  const Vec shifted = Fma(x, Broadcast(0x1.715476p+0f), round);
+  const Vec n = Sub(round, shifted);  // its negative
+  Vec r = Fma(n, Broadcast(0x1.62e400p-1f), x);
+  r = Fma(n, Broadcast(0x1.7f7d1cp-20f), r);
+  Vec p = Broadcast(0x1.6c16c2p-10f);  // 1/6!
+  p = Fma(p, r, Broadcast(0x1.111112p-7f));
+  p = Fma(p, r, Broadcast(0x1.555556p-5f));
+  p = Fma(p, r, Broadcast(0x1.555556p-3f));
+  p = Fma(p, r, Broadcast(0.5f));
+  p = Fma(p, r, Broadcast(1.0f));
+  p = Fma(p, r, Broadcast(1.0f));
+  // The lowest bits of `shifted` are the exponent.
+  return AddExponent(p, shifted);
+}
+
+inline Vec TimesSigmoid(Vec x, Vec minus_u) {
+  return Div(x, Add(Broadcast(1.0f), ActivationExp(minus_u)));
+}
+
+// x * Phi(x), the error function by Abramowitz and Stegun 7.1.26 (within 1.5e-7).
+inline Vec Gelu(Vec x) {
+  const Vec one = Broadcast(1.0f);
+  const Vec z = Mul(Abs(x), Broadcast(0.7071067811865476f));
+  const Vec t = Div(one, Fma(z, Broadcast(0.3275911f), one));
+  Vec p = Broadcast(1.061405429f);
+  p = Fma(p, t, Broadcast(-1.453152027f));
+  p = Fma(p, t, Broadcast(1.421413741f));
+  p = Fma(p, t, Broadcast(-0.284496736f));
+  p = Fma(p, t, Broadcast(0.254829592f));
+  const Vec square = Mul(Mul(z, z), Broadcast(-1.0f));
+  const Vec tail = Mul(Mul(Mul(p, t), Broadcast(0.5f)), ActivationExp(square));  // Phi(-|x|)
+  return Sub(Max(Zero(), x), Mul(Abs(x), tail));
+}
+
+inline Vec GeluTanh(Vec x) {
+  const Vec cubic = Fma(Mul(x, x), Broadcast(0.044715f), Broadcast(1.0f));
+  return TimesSigmoid(x, Mul(Mul(x, cubic), Broadcast(-2.0f * 0.7978845608028654f)));
+}
+
+// NaN stays NaN: a numeric failure must reach its request.
+template <EpilogueActivation kActivation>
+inline Vec Activated(Vec v) {
+  switch (kActivation) {
+    case EpilogueActivation::kNone:
+      return v;
+    case EpilogueActivation::kSilu:
+      return TimesSigmoid(v, Mul(v, Broadcast(-1.0f)));
+    case EpilogueActivation::kGelu:
+      return Gelu(v);
+    case EpilogueActivation::kGeluTanh:
+      return GeluTanh(v);
+    case EpilogueActivation::kRelu:
+      return Max(Zero(), v);
+  }
+}
+
+inline void StoreResults(Vec value, bool bf16, int columns, char* out) {
+  const int size = bf16 ? 2 : 4;
+  alignas(64) char some[64];
+  char* to = columns >= kPanel ? out : some;
+  if (bf16) {
+    StoreBf16(reinterpret_cast<Bf16*>(to), value);
+  } else {
+    Store(reinterpret_cast<float*>(to), value);
+  }
+  if (columns < kPanel) __builtin_memcpy(out, some, static_cast<size_t>(columns * size));
+}
+
+template <EpilogueActivation kActivation>
+void EpilogueOf(const EpilogueArgs& a) {
+  const int size = a.out_bf16 ? 2 : 4;
+  for (int r = 0; r < a.rows; ++r) {
+    for (int begin = 0; begin < a.cols; begin += kPanel) {
+      const int at = a.gated ? 2 * begin : begin;
+      const float* in = a.tile + r * kBlock + at;
+      Vec value = Load(in);
+      if (a.bias != nullptr) value = Add(value, Load(a.bias + at));
+      value = Activated<kActivation>(value);
+      if (a.gated) {
+        Vec up = Load(in + kPanel);
+        if (a.bias != nullptr) up = Add(up, Load(a.bias + at + kPanel));
+        value = Mul(value, up);
+      }
+      StoreResults(value, a.out_bf16, a.cols - begin, a.out[r] + begin * size);
+    }
+  }
+}
+
+void Epilogue(const EpilogueArgs& a) {
+  switch (a.activation) {
+    case EpilogueActivation::kNone:
+      return EpilogueOf<EpilogueActivation::kNone>(a);
+    case EpilogueActivation::kSilu:
+      return EpilogueOf<EpilogueActivation::kSilu>(a);
+    case EpilogueActivation::kGelu:
+      return EpilogueOf<EpilogueActivation::kGelu>(a);
+    case EpilogueActivation::kGeluTanh:
+      return EpilogueOf<EpilogueActivation::kGeluTanh>(a);
+    case EpilogueActivation::kRelu:
+      return EpilogueOf<EpilogueActivation::kRelu>(a);
+  }
+}
+
+}  // namespace
+}  // namespace moeserve::cpu::MOESERVE_ISA
