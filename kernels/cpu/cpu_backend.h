@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "kernels/backend.h"
 #include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/packed_bank.h"
@@ -47,6 +48,9 @@ class CpuBackend : public Backend {
   void Embed(const EmbedArgs& args) override;
   void Norm(const NormArgs& args) override;
   void Linear(const LinearArgs& args) override;
+  bool FusesFeedForward(const LinearBank& up, const LinearBank& down, DType dtype,
+                        int64_t rows) const override;
+  void FusedFeedForward(const FeedForwardArgs& args) override;
   void Rope(const RopeArgs& args) override;
   void AppendKv(const AppendKvArgs& args) override;
   void Attention(const AttentionArgs& args) override;
@@ -84,15 +88,12 @@ class CpuBackend : public Backend {
   struct Scratch {
     std::vector<float> floats;
     std::vector<uint64_t> keys;
+    // Hidden units of a fused feed-forward, and their records.
+    std::vector<char> hidden, hidden_records;
     float* Floats(size_t n) {
       if (floats.size() < n) floats.resize(n);
       return floats.data();
     }
-  };
-  // Inputs of a product with integers (QuantizeRowArgs); grows, never shrinks.
-  struct QuantRows {
-    int64_t stride = 0;  // bytes of a row
-    std::vector<char> records;
   };
   // A row of queries and the token of the step that it belongs to.
   struct AttentionRow {
@@ -120,6 +121,18 @@ class CpuBackend : public Backend {
     uint64_t step = 0;                // that `angles` belong to
     std::vector<double> frequencies;  // [dimensions / 2]
     std::vector<float> angles;        // [tokens][cosines, sines]
+  };
+  // Rows that one task takes through a block: the block stays in the second-level cache meanwhile.
+  static constexpr int kRowsPerTask = 192;
+  // Up to about so many rows a block takes as long as its weights take from memory.
+  static constexpr int kRowsOfStream = 16;
+  // A linear layer and where the rows of its tasks lie.
+  struct LinearWork {
+    const LinearArgs& args;
+    const char* records = nullptr;  // of a product with integers (QuantizeRowArgs), row by row
+    int64_t record_stride = 0;
+    int64_t first_input = 0;   // row of the tasks that is the input's first, unless gathered
+    int64_t first_output = 0;  // the same of the output
   };
   // Products of some rows with some adjacent blocks; the unit that threads take.
   struct LinearTask {
@@ -152,16 +165,30 @@ class CpuBackend : public Backend {
   void ForRows(int64_t rows, int64_t work_per_row, const Body& body);
 
   // Rounds the rows that a product with integers reads.
-  void QuantizeInput(const LinearArgs& args);
+  void QuantizeInput(const LinearArgs& args, LinearWork* work);
+  static int64_t QuantRecordBytes(const CpuLinearBank& bank, int64_t width);
+  void QuantizeRowOf(const CpuLinearBank& bank, const RowsView& rows, int64_t row, int64_t width,
+                     char* records) const;
   // [tokens of the step][cosines, sines][dimensions / 2]; until the next call.
   const float* RopeAngles(double theta, int dimensions);
-  // Task `index` of a queue that ends before `end`.
-  void RunLinearTask(const LinearArgs& args, int64_t index, int64_t end, int worker);
-  // `next` is the block that comes after; may be empty.
-  void RunLinearBlock(const LinearArgs& args, const LinearTask& task, int block,
+  // Calls run(task, end of its queue, worker) for all linear_tasks_, whose cost is `cost`. Each
+  // thread has a queue of neighbouring tasks, so it knows what it needs next and can fetch it. One
+  // that has finished its own helps with the others', so a thread that is off its core does not
+  // hold up the rest.
+  void RunLinearQueues(int64_t cost,
+                       absl::FunctionRef<void(int64_t task, int64_t end, int worker)> run);
+  void RunLinearTask(const LinearWork& work, int64_t index, int64_t end, int worker);
+  // `after` is the block that is needed next; may be empty.
+  void RunLinearBlocks(const LinearWork& work, const LinearTask& task, std::span<const char> after,
+                       int worker);
+  void RunLinearBlock(const LinearWork& work, const LinearTask& task, int block,
                       std::span<const char> next, int worker);
   // Fills tile.sums.
-  void MultiplyTile(const LinearArgs& args, const CpuLinearBank::Matrix& m, LinearTile& tile,
+  void MultiplyTile(const LinearWork& work, const CpuLinearBank::Matrix& m, LinearTile& tile,
+                    int worker);
+  // Rows of an expert whose hidden units a thread keeps in its cache.
+  int FusedRows(const CpuLinearBank& up, DType dtype) const;
+  void RunFusedTask(const FeedForwardArgs& args, const LinearWork& up, int64_t index, int64_t end,
                     int worker);
   void BuildPlan(int rows, int experts, const std::vector<int32_t>& offsets,
                  const std::vector<int32_t>& ids, const std::vector<float>& weights,
@@ -173,8 +200,8 @@ class CpuBackend : public Backend {
   std::vector<Scratch> scratch_;  // [threads]
   std::vector<LinearTask> linear_tasks_;
   std::vector<LinearQueue> linear_queues_;  // [threads]
-  QuantRows quant_rows_;
-  std::vector<PlanStorage> plans_;  // by slot
+  std::vector<char> quant_records_;         // grows, never shrinks
+  std::vector<PlanStorage> plans_;          // by slot
   StepInputs step_;
   uint64_t step_number_ = 0;
   std::vector<RopeTable> rope_tables_;  // one for each pair of settings seen

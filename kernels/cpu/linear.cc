@@ -9,14 +9,10 @@
 namespace moeserve::cpu {
 namespace {
 
-// Rows that one task takes through a block: the block stays in the second-level cache meanwhile.
-constexpr int kRowsPerTask = 192;
 constexpr int64_t kInlineMultiplyAdds = 1 << 16;
 // Neighbouring small blocks make one task: below this its hand-over would be felt.
 constexpr int64_t kTaskBytes = 64 << 10;
 constexpr int kTilesOfStream = 3;
-// Up to about so many rows a block takes as long as its weights take from memory.
-constexpr int kRowsOfStream = 16;
 
 EpilogueActivation ToEpilogue(ActivationKind a) {
   switch (a) {
@@ -66,15 +62,20 @@ void CpuBackend::Linear(const LinearArgs& args) {
     }
   }
   if (multiply_adds == 0) return;
-  if (bank.shape().quantization != Quantization::kNone) QuantizeInput(args);
-  const auto tasks = static_cast<int64_t>(linear_tasks_.size());
+  LinearWork work{args};
+  if (bank.shape().quantization != Quantization::kNone) QuantizeInput(args, &work);
+  const auto run = [&](int64_t i, int64_t end, int worker) { RunLinearTask(work, i, end, worker); };
   if (multiply_adds < kInlineMultiplyAdds) {
-    for (int64_t i = 0; i < tasks; ++i) RunLinearTask(args, i, tasks, 0);
+    const auto tasks = static_cast<int64_t>(linear_tasks_.size());
+    for (int64_t i = 0; i < tasks; ++i) run(i, tasks, 0);
     return;
   }
-  // A queue for each thread, of neighbouring tasks and about equal cost: the thread knows what it
-  // needs next and can fetch it. One that has finished its own helps with the others', so a thread
-  // that is off its core does not hold up the rest.
+  RunLinearQueues(cost, run);
+}
+
+void CpuBackend::RunLinearQueues(
+    int64_t cost, absl::FunctionRef<void(int64_t task, int64_t end, int worker)> run) {
+  const auto tasks = static_cast<int64_t>(linear_tasks_.size());
   const int queues = pool_.threads();
   int64_t first = 0;
   for (int q = 0; q < queues; ++q) {
@@ -89,56 +90,72 @@ void CpuBackend::Linear(const LinearArgs& args) {
       for (;;) {
         const int64_t task = queue.next.fetch_add(1, std::memory_order_relaxed);
         if (task >= queue.end) break;
-        RunLinearTask(args, task, queue.end, worker);
+        run(task, queue.end, worker);
       }
     }
   });
 }
 
-void CpuBackend::QuantizeInput(const LinearArgs& args) {
+void CpuBackend::QuantizeInput(const LinearArgs& args, LinearWork* work) {
   const auto& bank = static_cast<const CpuLinearBank&>(*args.bank);
-  const Quantization type = bank.shape().quantization;
   const RoutingPlan* plan = args.plan;
   const int64_t rows = plan == nullptr || args.gather ? args.input.rows : plan->num_assignments;
   int64_t widest = 0;
   for (int e = 0; e < bank.num_experts(); ++e) {
     widest = std::max<int64_t>(widest, bank.matrix(e).inputs);
   }
-  const int group = QuantGroup(type);
-  quant_rows_.stride = QuantGroups(type, widest) * (group + 8);
-  quant_rows_.records.resize(
-      std::max(quant_rows_.records.size(), static_cast<size_t>(rows * quant_rows_.stride)));
+  const int64_t stride = QuantRecordBytes(bank, widest);
+  quant_records_.resize(std::max(quant_records_.size(), static_cast<size_t>(rows * stride)));
+  work->records = quant_records_.data();
+  work->record_stride = stride;
   ForRows(rows, widest, [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r) {
       const int expert = plan == nullptr || args.gather ? 0 : plan->expert_of_assignment[r];
-      table_->quantize_row({.x = args.input.row(r),
-                            .bf16 = args.input.dtype == DType::kBF16,
-                            .n = bank.matrix(expert).inputs,
-                            .group = group,
-                            .zero = -QuantMin(type) + (type == Quantization::kInt8),
-                            .records = quant_rows_.records.data() + r * quant_rows_.stride});
+      QuantizeRowOf(bank, args.input, r, bank.matrix(expert).inputs,
+                    quant_records_.data() + r * stride);
     }
   });
 }
 
-void CpuBackend::RunLinearTask(const LinearArgs& args, int64_t index, int64_t end, int worker) {
-  const auto& bank = static_cast<const CpuLinearBank&>(*args.bank);
-  const LinearTask& task = linear_tasks_[index];
+int64_t CpuBackend::QuantRecordBytes(const CpuLinearBank& bank, int64_t width) {
+  const Quantization type = bank.shape().quantization;
+  return QuantGroups(type, width) * (QuantGroup(type) + 8);
+}
+
+void CpuBackend::QuantizeRowOf(const CpuLinearBank& bank, const RowsView& rows, int64_t row,
+                               int64_t width, char* records) const {
+  const Quantization type = bank.shape().quantization;
+  table_->quantize_row({.x = rows.row(row),
+                        .bf16 = rows.dtype == DType::kBF16,
+                        .n = width,
+                        .group = QuantGroup(type),
+                        .zero = -QuantMin(type) + (type == Quantization::kInt8),
+                        .records = records});
+}
+
+void CpuBackend::RunLinearTask(const LinearWork& work, int64_t index, int64_t end, int worker) {
+  const auto& bank = static_cast<const CpuLinearBank&>(*work.args.bank);
+  std::span<const char> after;
+  if (index + 1 < end) {
+    const LinearTask& next = linear_tasks_[index + 1];
+    after = bank.block_span(bank.matrix(next.expert), next.block_begin);
+  }
+  RunLinearBlocks(work, linear_tasks_[index], after, worker);
+}
+
+void CpuBackend::RunLinearBlocks(const LinearWork& work, const LinearTask& task,
+                                 std::span<const char> after, int worker) {
+  const auto& bank = static_cast<const CpuLinearBank&>(*work.args.bank);
   const CpuLinearBank::Matrix& m = bank.matrix(task.expert);
   for (int b = task.block_begin; b < task.block_end; ++b) {
-    std::span<const char> next;
-    if (b + 1 < task.block_end) {
-      next = bank.block_span(m, b + 1);
-    } else if (index + 1 < end) {
-      const LinearTask& following = linear_tasks_[index + 1];
-      next = bank.block_span(bank.matrix(following.expert), following.block_begin);
-    }
-    RunLinearBlock(args, task, b, next, worker);
+    const bool last = b + 1 == task.block_end;
+    RunLinearBlock(work, task, b, last ? after : bank.block_span(m, b + 1), worker);
   }
 }
 
-void CpuBackend::RunLinearBlock(const LinearArgs& args, const LinearTask& task, int block,
+void CpuBackend::RunLinearBlock(const LinearWork& work, const LinearTask& task, int block,
                                 std::span<const char> next, int worker) {
+  const LinearArgs& args = work.args;
   const auto& bank = static_cast<const CpuLinearBank&>(*args.bank);
   const CpuLinearBank::Matrix& m = bank.matrix(task.expert);
   const int panels = bank.panels_of_block(m, block);
@@ -168,14 +185,15 @@ void CpuBackend::RunLinearBlock(const LinearArgs& args, const LinearTask& task, 
     const int end = task.row_begin + static_cast<int>(int64_t{rows} * (t + 1) / tiles);
     tile.rows = end - begin;
     for (int i = 0; i < tile.rows; ++i) {
-      tile.source[i] = args.gather ? args.plan->row_of_assignment[begin + i] : begin + i;
-      tile.out[i] = args.output.row(begin + i) + first_column * out_size;
+      tile.source[i] =
+          args.gather ? args.plan->row_of_assignment[begin + i] : begin + i - work.first_input;
+      tile.out[i] = args.output.row(begin + i - work.first_output) + first_column * out_size;
     }
     const int fetch = t - (tiles - fetching);
     tile.ahead = fetch < 0      ? nullptr
                  : next.empty() ? bank.block(m, block)
                                 : next.data() + fetch * steps * tile.ahead_stride;
-    MultiplyTile(args, m, tile, worker);
+    MultiplyTile(work, m, tile, worker);
     table_->epilogue({.tile = tile.sums,
                       .rows = tile.rows,
                       .panels = panels,
@@ -188,14 +206,15 @@ void CpuBackend::RunLinearBlock(const LinearArgs& args, const LinearTask& task, 
   }
 }
 
-void CpuBackend::MultiplyTile(const LinearArgs& args, const CpuLinearBank::Matrix& m,
+void CpuBackend::MultiplyTile(const LinearWork& work, const CpuLinearBank::Matrix& m,
                               LinearTile& tile, int worker) {
+  const LinearArgs& args = work.args;
   const auto& bank = static_cast<const CpuLinearBank&>(*args.bank);
   const int panels = bank.panels_of_block(m, tile.block);
   if (bank.shape().quantization != Quantization::kNone) {
     const char* x[kMaxRowTile];
     for (int i = 0; i < tile.rows; ++i) {
-      x[i] = quant_rows_.records.data() + tile.source[i] * quant_rows_.stride;
+      x[i] = work.records + tile.source[i] * work.record_stride;
     }
     table_->linear_quantized({.weights = bank.block(m, tile.block),
                               .int4 = bank.shape().quantization == Quantization::kInt4,

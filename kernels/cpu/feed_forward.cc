@@ -1,0 +1,130 @@
+// Both products of an expert by one thread, which keeps the hidden units in its cache.
+
+#include <algorithm>
+
+#include "kernels/base/check.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/packed_bank.h"
+
+namespace moeserve::cpu {
+namespace {
+
+// Beside two blocks of weights in the second-level cache.
+constexpr int64_t kHiddenBytes = 384 << 10;
+// With fewer experts for each thread the last ones would leave threads without work.
+constexpr int kExpertsPerThread = 16;
+// With fewer rows for each expert the weights' way from memory is what counts, and it is shorter
+// when all threads share an expert.
+constexpr int kFewRows = 8;
+
+const CpuLinearBank& Cpu(const LinearBank& bank) { return static_cast<const CpuLinearBank&>(bank); }
+
+// Packed results of a matrix of a gated bank or another, whole panels.
+int64_t HiddenColumns(const CpuLinearBank& bank, int expert) {
+  return int64_t{bank.matrix(expert).panels} * kPanel / (bank.shape().gated ? 2 : 1);
+}
+
+}  // namespace
+
+int CpuBackend::FusedRows(const CpuLinearBank& up, DType dtype) const {
+  int64_t widest = 1;
+  for (int e = 0; e < up.num_experts(); ++e) widest = std::max(widest, HiddenColumns(up, e));
+  const int64_t fit = kHiddenBytes / (widest * static_cast<int64_t>(SizeOf(dtype)));
+  return static_cast<int>(std::clamp<int64_t>(fit, table_->row_tile, kRowsPerTask));
+}
+
+bool CpuBackend::FusesFeedForward(const LinearBank& up, const LinearBank& down, DType dtype,
+                                  int64_t rows) const {
+  (void)down;
+  const int64_t experts = up.num_experts();
+  // Where experts have more rows than are taken at once their weights are read again.
+  return experts >= int64_t{kExpertsPerThread} * pool_.threads() && rows >= experts * kFewRows &&
+         rows <= experts * FusedRows(Cpu(up), dtype) * 3 / 4;
+}
+
+void CpuBackend::FusedFeedForward(const FeedForwardArgs& args) {
+  const CpuLinearBank& up = Cpu(*args.up);
+  const CpuLinearBank& down = Cpu(*args.down);
+  const RoutingPlan* plan = args.plan;
+  MOESERVE_CHECK(plan == nullptr || plan->num_experts == up.num_experts(),
+                 "experts of plan and bank");
+  MOESERVE_CHECK(up.num_experts() == down.num_experts(), "experts of both products");
+  MOESERVE_CHECK(up.shape().weight_dtype == DType::kBF16 || args.input.dtype == DType::kF32,
+                 "bf16 activations take bf16 weights");
+  const int rows_per_task = FusedRows(up, args.output.dtype);
+  linear_tasks_.clear();
+  int64_t cost = 0;
+  for (int e = 0; e < up.num_experts(); ++e) {
+    const int begin = plan == nullptr ? 0 : plan->expert_offsets[e];
+    const int end =
+        plan == nullptr ? static_cast<int>(args.input.rows) : plan->expert_offsets[e + 1];
+    if (begin == end) continue;
+    if (plan != nullptr) expert_visits_ += 2;
+    const CpuLinearBank::Matrix& m = up.matrix(e);
+    MOESERVE_CHECK(args.input.cols >= m.inputs, "input width of a feed-forward");
+    MOESERVE_CHECK(down.matrix(e).inputs == m.outputs, "hidden width of a feed-forward");
+    for (int r = begin; r < end; r += rows_per_task) {
+      const int r_end = std::min(end, r + rows_per_task);
+      cost += m.blocks * m.block_bytes * std::max(r_end - r, kRowsOfStream);
+      linear_tasks_.push_back({e, 0, m.blocks, r, r_end, cost});
+    }
+  }
+  if (cost == 0) return;
+  const LinearArgs first{.bank = args.up,
+                         .plan = plan,
+                         .gather = args.gather,
+                         .input = args.input,
+                         .output = {},
+                         .activation = args.activation,
+                         .pad_output = true};
+  LinearWork work{first};
+  if (up.shape().quantization != Quantization::kNone) QuantizeInput(first, &work);
+  RunLinearQueues(
+      cost, [&](int64_t i, int64_t end, int worker) { RunFusedTask(args, work, i, end, worker); });
+}
+
+void CpuBackend::RunFusedTask(const FeedForwardArgs& args, const LinearWork& up, int64_t index,
+                              int64_t end, int worker) {
+  const CpuLinearBank& up_bank = Cpu(*args.up);
+  const CpuLinearBank& down_bank = Cpu(*args.down);
+  LinearTask task = linear_tasks_[index];
+  const CpuLinearBank::Matrix& down = down_bank.matrix(task.expert);
+  Scratch& scratch = scratch_[worker];
+
+  RowsView hidden;
+  hidden.dtype = args.output.dtype;
+  hidden.rows = task.row_end - task.row_begin;
+  hidden.cols = hidden.stride = HiddenColumns(up_bank, task.expert);
+  const auto bytes = static_cast<size_t>(hidden.rows * hidden.stride) * SizeOf(hidden.dtype);
+  if (scratch.hidden.size() < bytes) scratch.hidden.resize(bytes);
+  hidden.data = scratch.hidden.data();
+
+  LinearArgs first = up.args;
+  first.output = hidden;
+  LinearWork first_work{first, up.records, up.record_stride};
+  first_work.first_output = task.row_begin;
+  RunLinearBlocks(first_work, task, down_bank.block_span(down, 0), worker);
+
+  const LinearArgs second{
+      .bank = args.down, .plan = args.plan, .input = hidden, .output = args.output};
+  LinearWork second_work{second};
+  second_work.first_input = task.row_begin;
+  if (down_bank.shape().quantization != Quantization::kNone) {
+    const int64_t stride = QuantRecordBytes(down_bank, down.inputs);
+    const auto size = static_cast<size_t>(hidden.rows * stride);
+    if (scratch.hidden_records.size() < size) scratch.hidden_records.resize(size);
+    for (int64_t r = 0; r < hidden.rows; ++r) {
+      QuantizeRowOf(down_bank, hidden, r, down.inputs, scratch.hidden_records.data() + r * stride);
+    }
+    second_work.records = scratch.hidden_records.data();
+    second_work.record_stride = stride;
+  }
+  task.block_end = down.blocks;
+  std::span<const char> after;
+  if (index + 1 < end) {
+    after = up_bank.block_span(up_bank.matrix(linear_tasks_[index + 1].expert), 0);
+  }
+  RunLinearBlocks(second_work, task, after, worker);
+}
+
+}  // namespace moeserve::cpu

@@ -1,0 +1,175 @@
+// The fused feed-forward of the CPU has the bits of its two products, for every instruction set,
+// type and number of threads.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/registry.h"
+#include "tests/support/device_rows.h"
+#include "tests/support/random.h"
+
+namespace moeserve::testing {
+namespace {
+
+struct Types {
+  DType rows;
+  DType weights;
+  Quantization quantization;
+};
+
+constexpr Types kTypes[] = {{DType::kF32, DType::kF32, Quantization::kNone},
+                            {DType::kF32, DType::kBF16, Quantization::kNone},
+                            {DType::kBF16, DType::kBF16, Quantization::kNone},
+                            {DType::kF32, DType::kBF16, Quantization::kInt8},
+                            {DType::kBF16, DType::kBF16, Quantization::kInt8},
+                            {DType::kBF16, DType::kBF16, Quantization::kInt4}};
+
+struct Banks {
+  std::unique_ptr<LinearBank> up, down;
+};
+
+Banks MakeBanks(Backend& backend, Random& random, const Types& t, const std::vector<int>& widths,
+                int model, bool gated) {
+  const auto experts = static_cast<int>(widths.size());
+  Banks b;
+  b.up = std::move(backend.NewLinearBank({{model}, widths, gated, true, t.weights, t.quantization}))
+             .value();
+  b.down = std::move(backend.NewLinearBank({widths, std::vector<int>(widths.size(), model), false,
+                                            true, t.weights, t.quantization}))
+               .value();
+  using Half = LinearBank::Half;
+  for (int e = 0; e < experts; ++e) {
+    const int64_t w = widths[e];
+    b.up->LoadWeight(e, Half::kMain, 0,
+                     MakeTensor(random.Normals(w * model, 0.3), {w, model}, t.weights));
+    b.up->LoadBias(e, Half::kMain, 0, MakeTensor(random.Normals(w), {w}));
+    if (gated) {
+      b.up->LoadWeight(e, Half::kGate, 0,
+                       MakeTensor(random.Normals(w * model, 0.3), {w, model}, t.weights));
+      b.up->LoadBias(e, Half::kGate, 0, MakeTensor(random.Normals(w), {w}));
+    }
+    b.down->LoadWeight(e, Half::kMain, 0,
+                       MakeTensor(random.Normals(w * model, 0.3), {model, w}, t.weights));
+    b.down->LoadBias(e, Half::kMain, 0, MakeTensor(random.Normals(model), {model}));
+  }
+  return b;
+}
+
+class FeedForwardTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  std::unique_ptr<Backend> MakeBackend(int threads) {
+    return std::move(CreateBackend({.device = "cpu", .threads = threads, .cpu_isa = GetParam()}))
+        .value();
+  }
+};
+
+// Expert 0 takes every row (more than are taken at once), expert 1 none, the others some.
+RoutingPlan MakePlan(Backend& backend, Random& random, int experts, int rows,
+                     std::unique_ptr<Router>* router) {
+  RouteSettings s;
+  s.num_experts = experts;
+  s.input_width = 1;
+  RouterTensors tensors;
+  tensors.weight = MakeTensor(std::vector<float>(static_cast<size_t>(experts), 0.0f), {experts, 1});
+  *router = std::move(backend.NewRouter(s, tensors)).value();
+  GivenRoutes given;
+  given.offsets.push_back(0);
+  for (int r = 0; r < rows; ++r) {
+    given.experts.push_back(0);
+    for (int e = 2; e < experts; ++e) {
+      if (random.Below(e) == 0) given.experts.push_back(e);
+    }
+    given.offsets.push_back(static_cast<int32_t>(given.experts.size()));
+  }
+  given.weights.assign(given.experts.size(), 1.0f);
+  const DeviceRows input = MakeRows(backend, std::vector<float>(static_cast<size_t>(rows)), 1);
+  return backend.Route({.router = router->get(), .input = input.view, .given = &given});
+}
+
+TEST_P(FeedForwardTest, HasTheBitsOfTheTwoProducts) {
+  const std::vector<int> widths = {40, 16, 7, 130, 64, 1, 33};
+  const auto experts = static_cast<int>(widths.size());
+  const int model = 72, stride = 144;
+  for (const int threads : {1, 3}) {
+    const std::unique_ptr<Backend> backend = MakeBackend(threads);
+    for (const Types& t : kTypes) {
+      for (const bool gated : {false, true}) {
+        Random random(7);
+        const Banks banks = MakeBanks(*backend, random, t, widths, model, gated);
+        for (const int rows : {1, 5, 230}) {
+          std::unique_ptr<Router> router;
+          const RoutingPlan plan = MakePlan(*backend, random, experts, rows, &router);
+          const std::vector<float> values = random.Normals(int64_t{rows} * model);
+          const DeviceRows x = MakeRows(*backend, rows, model, model, t.rows, &values);
+          const int64_t n = plan.num_assignments;
+          const DeviceRows hidden = MakeRows(*backend, n, stride, stride, t.rows, nullptr);
+          const DeviceRows pair = MakeRows(*backend, n, model, model, t.rows, nullptr);
+          const DeviceRows fused = MakeRows(*backend, n, model, model, t.rows, nullptr);
+          const ActivationKind activation = ActivationKind::kSilu;
+          const uint64_t visits = backend->expert_visits();
+          backend->Linear({.bank = banks.up.get(),
+                           .plan = &plan,
+                           .gather = true,
+                           .input = x.view,
+                           .output = hidden.view,
+                           .activation = activation,
+                           .pad_output = true});
+          backend->Linear(
+              {.bank = banks.down.get(), .plan = &plan, .input = hidden.view, .output = pair.view});
+          const uint64_t of_pair = backend->expert_visits() - visits;
+          backend->FusedFeedForward({.up = banks.up.get(),
+                                     .down = banks.down.get(),
+                                     .plan = &plan,
+                                     .gather = true,
+                                     .input = x.view,
+                                     .output = fused.view,
+                                     .activation = activation});
+          EXPECT_EQ(backend->expert_visits() - visits, 2 * of_pair);
+          const std::vector<float> a = HostRows(*backend, pair.view);
+          const std::vector<float> b = HostRows(*backend, fused.view);
+          ASSERT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)), 0)
+              << Name(t.rows) << " rows, " << Name(t.weights) << " weights, "
+              << static_cast<int>(t.quantization) << ", gated " << gated << ", " << rows
+              << " rows, " << threads << " threads";
+          ASSERT_TRUE(std::all_of(a.begin(), a.end(), [](float v) { return v == v; }));
+        }
+      }
+    }
+  }
+}
+
+// Of the shapes that occur: many experts with some rows each, not few experts, few rows or so many
+// that weights would be read twice.
+TEST_P(FeedForwardTest, FusesWhereAThreadHasItsOwnExperts) {
+  const std::unique_ptr<Backend> backend = MakeBackend(2);
+  const Types bf16{DType::kBF16, DType::kBF16, Quantization::kNone};
+  Random random(1);
+  const Banks many = MakeBanks(*backend, random, bf16, std::vector<int>(64, 32), 16, true);
+  const Banks few = MakeBanks(*backend, random, bf16, std::vector<int>(8, 32), 16, true);
+  const auto fuses = [&](const Banks& b, int64_t rows) {
+    return backend->FusesFeedForward(*b.up, *b.down, DType::kBF16, rows);
+  };
+  EXPECT_TRUE(fuses(many, 64 * 32));
+  EXPECT_FALSE(fuses(many, 64));
+  EXPECT_FALSE(fuses(many, 64 * 1000));
+  EXPECT_FALSE(fuses(few, 8 * 32));
+}
+
+std::vector<std::string> InstructionSets() {
+  std::vector<std::string> names;
+  for (const char* isa : {"avx512_bf16", "avx512_vnni", "avx512", "avx2", "plain"}) {
+    if (CreateBackend({.device = "cpu", .threads = 1, .cpu_isa = isa}).ok()) names.push_back(isa);
+  }
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Cpu, FeedForwardTest, ::testing::ValuesIn(InstructionSets()),
+                         [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace moeserve::testing
