@@ -12,6 +12,7 @@ namespace {
 constexpr int64_t kInlineMultiplyAdds = 1 << 16;
 // Neighbouring small blocks make one task: below this its hand-over would be felt.
 constexpr int64_t kTaskBytes = 64 << 10;
+// With so many tiles or fewer a block is done before memory has given the next one.
 constexpr int kTilesOfStream = 3;
 
 EpilogueActivation ToEpilogue(ActivationKind a) {

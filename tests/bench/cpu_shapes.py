@@ -15,11 +15,14 @@ mh-moe  Expert arithmetic: h sub-tokens of width d/h select k experts of E*h eac
         width d that select k of E, all of one inner width w and with cosine routers. Both take
         3 * k * d * w multiply-adds a token in their experts, have the same parameters in them and
         the same rows for each. Split and merge (2 * d * d) come on top on the left side; w is that
-        of the X-MoE and MH-MoE papers, 4 * d. Attention and head are as small as they can be, so
-        that the layer is what is timed.
-moa     Projection work: k experts of one head and one shared key-value head against H heads of the
-        same size with their own keys and values, 2 * (k + 1) = 4 * H, so that q, k, v and o take as
-        many multiply-adds a token. The feed-forward and the head are as small as they can be.
+        of the X-MoE and MH-MoE papers, 4 * d. h = 4 is the first MH-MoE paper's, h = 2 of width 768
+        a parity size of the second. Attention and head are as small as they can be, so that the
+        layer is what is timed.
+moa     Projection work: k experts of one head and one shared key-value head against heads of 128
+        with their own keys and values, so many that q, k, v and o have as many parameters and take
+        as many multiply-adds a token. 512: 16 of 32 heads of 256 (MoA's 16K32E256D) against 17;
+        1536: 23 of 32 heads of 128 against 12. The feed-forward and the head are as small as they
+        can be.
 """
 
 import argparse
@@ -53,19 +56,24 @@ def pairs(tiny):
             k = 2 if name == "small" else 8
             out.append((f"top-p {name}", case, 0.97, ["--top-p", 0.999999, "--top-k", k],
                         ["--top-k", k], common))
-    h, experts = 4, 8 if tiny else 32
-    common = ["--synthetic", "small", "--layers", 1 if tiny else 2, *SMALL_ATTENTION, *SMALL_HEAD,
-              "--score", "cosine", "--top-k", 2, "--widths", 4 * 768, *prompt]
-    for case in (f"prompt {prompt[1]}", "decode 16"):
-        out.append(("mh-moe", case, 0.85, ["--split-heads", h, "--experts", h * experts],
-                    ["--experts", experts], common))
-    common = ["--synthetic", "medium", "--layers", 1 if tiny else 4, *SMALL_FF, *SMALL_HEAD,
-              "--head-dim", 128, "--context", 256 if tiny else 4096, "--tokens", 2 if tiny else 16,
-              "--batch", "1,8"]
-    for case in ("decode 1", "decode 8"):
-        out.append(("moa", case, 2.0,
-                    ["--attention", "routed", "--attention-experts", 32, "--attention-top-k", 23,
-                     "--kv-heads", 1], ["--heads", 12, "--kv-heads", 12], common))
+    for width, h, experts in [(768, 2, 32), (768, 4, 32), (1536, 4, 16)][: 1 if tiny else 3]:
+        common = ["--synthetic", "small", "--hidden", width, "--layers", 1 if tiny else 2,
+                  *SMALL_ATTENTION, *SMALL_HEAD, "--score", "cosine", "--top-k", 2, "--widths",
+                  4 * width, *prompt]
+        experts = 8 if tiny else experts
+        for case in (f"prompt {prompt[1]}", "decode 16"):
+            out.append((f"mh-moe {width}, h = {h}", case, 0.85,
+                        ["--split-heads", h, "--experts", h * experts], ["--experts", experts],
+                        common))
+    routed = ["--attention", "routed", "--attention-experts", 32, "--kv-heads", 1]
+    for width, k, head, heads in [(512, 16, 256, 17), (1536, 23, 128, 12)][: 1 if tiny else 2]:
+        common = ["--synthetic", "small", "--hidden", width, "--layers", 1 if tiny else 4,
+                  *SMALL_FF, *SMALL_HEAD, "--context", 256 if tiny else 4096, "--tokens",
+                  2 if tiny else 16, "--batch", "1,8"]
+        for case in ("decode 1", "decode 8"):
+            out.append((f"moa {width}", case, 2.0,
+                        [*routed, "--attention-top-k", k, "--head-dim", head],
+                        ["--head-dim", 128, "--heads", heads, "--kv-heads", heads], common))
     return out
 
 
@@ -108,13 +116,13 @@ def main():
                 "read_bandwidth": statistics.median(
                     r["read_bandwidth"] for side in runs.values() for r in side)})
             print(name, case, f"{ratio['median']:.3f}", file=sys.stderr)
+        if a.json:
+            with open(a.json, "w") as file:
+                json.dump(results, file, indent=2)
     print(table(["pair", "case", "routed, tokens/s", "against, tokens/s", "ratio", "mark", ""],
                 [[r["name"], r["case"], spread(r["left"]), spread(r["right"]),
                   spread(r["ratio"], 3), f"{r['mark']:.2f}", "yes" if r["reached"] else "no"]
                  for r in results]))
-    if a.json:
-        with open(a.json, "w") as file:
-            json.dump(results, file, indent=2)
 
 
 if __name__ == "__main__":
