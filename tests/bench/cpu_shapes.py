@@ -19,8 +19,8 @@ mh-moe  Expert arithmetic: h sub-tokens of width d/h select k experts of E*h eac
         a parity size of the second. Attention and head are as small as they can be, so that the
         layer is what is timed.
 moa     Projection work: k experts of one head and one shared key-value head against heads of 128
-        with their own keys and values, so many that q, k, v and o have as many parameters and take
-        as many multiply-adds a token. 512: 16 of 32 heads of 256 (MoA's 16K32E256D) against 17;
+        with their own keys and values, so many that q, k, v and o take as many multiply-adds a token
+        and one stream reads as many of their weights. 512: 16 of 32 heads of 256 (MoA's 16K32E256D) against 17;
         1536: 23 of 32 heads of 128 against 12. The feed-forward and the head are as small as they
         can be.
 """
