@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "engine/sha256.h"
+#include "kernels/base/descriptor.h"
 
 namespace moeserve {
 namespace {
@@ -99,20 +100,6 @@ std::optional<DType> WeightDType(const Prefix& prefix, const PackedBankKey& key)
   }
   return std::nullopt;
 }
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 class Mapping {
  public:

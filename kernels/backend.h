@@ -454,8 +454,9 @@ class Backend {
   // After RunStep, where plans are not on the host. Waits for the step unless something else did.
   virtual StepOutcome Outcome() { return {}; }
 
-  // Since construction: expert matrices that Linear() streamed for routed plans. Tests use it to
-  // see that rows of one step share grouped products. 0 where only the device knows.
+  // Since construction: expert matrices that Linear() and FusedFeedForward() streamed for routed
+  // plans. Tests use it to see that rows of one step share grouped products. 0 where only the
+  // device knows.
   virtual uint64_t expert_visits() const = 0;
   // Measures how fast the device reads memory, in bytes per second, over `bytes` (at least a few
   // times the last-level cache), best of `rounds`. ResourceExhausted.

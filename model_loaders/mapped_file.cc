@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <system_error>
 
+#include "kernels/base/descriptor.h"
 #include "model_loaders/message.h"
 
 namespace moeserve {
@@ -27,20 +28,6 @@ absl::Status SystemError(int error, const std::filesystem::path& path, std::stri
       return absl::UnavailableError(message);
   }
 }
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 // O_NONBLOCK: opening a pipe that nobody writes to would otherwise wait for ever.
 int OpenForReading(const std::filesystem::path& path) {

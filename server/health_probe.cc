@@ -14,28 +14,13 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "kernels/base/descriptor.h"
 #include "model_loaders/message.h"
 
 namespace moeserve::server {
 namespace {
 
 constexpr size_t kMaxStatusLineBytes = 1024;
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) close(fd_);
-  }
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 HostPort Reachable(const HostPort& address) {
   if (address.host == "0.0.0.0") return {"127.0.0.1", address.port};

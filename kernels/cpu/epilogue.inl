@@ -3,8 +3,8 @@
 namespace moeserve::cpu::MOESERVE_ISA {
 namespace {
 
-// e^x within 3 ulp between the bounds below, the value there beyond them (activations are the same
-// to an ulp from there on), NaN for NaN. Half the operations of ContractExp().
+// e^x within 3 ulp between the bounds below, the value there beyond them (which moves an activation
+// by less than 1e-36), NaN for NaN. Half the operations of ContractExp().
 inline Vec ActivationExp(Vec x) {
   const Vec round = Broadcast(0x1.8p+23f);  // adding it rounds to the nearest integer
   x = Min(Broadcast(88.0f), Max(Broadcast(-87.0f), x));
@@ -64,35 +64,52 @@ inline Vec Activated(Vec v) {
   }
 }
 
-inline void StoreResults(Vec value, bool bf16, int columns, char* out) {
-  const int size = bf16 ? 2 : 4;
-  alignas(64) char some[64];
-  char* to = columns >= kPanel ? out : some;
+inline void StoreResults(Vec value, bool bf16, char* out) {
   if (bf16) {
-    StoreBf16(reinterpret_cast<Bf16*>(to), value);
+    StoreBf16(reinterpret_cast<Bf16*>(out), value);
   } else {
-    Store(reinterpret_cast<float*>(to), value);
+    Store(reinterpret_cast<float*>(out), value);
   }
-  if (columns < kPanel) __builtin_memcpy(out, some, static_cast<size_t>(columns * size));
+}
+
+template <EpilogueActivation kActivation, bool kGated, bool kBf16>
+void EpilogueRows(const EpilogueArgs& a) {
+  constexpr int kSize = kBf16 ? 2 : 4;
+  constexpr int kFrom = kGated ? 2 : 1;  // columns of the tile for one of the output
+  const auto result = [&](int row, int begin) __attribute__((always_inline)) {
+    const int at = begin * kFrom;
+    const float* in = a.tile + row * kBlock + at;
+    Vec value = Load(in);
+    if (a.bias != nullptr) value = Add(value, Load(a.bias + at));
+    value = Activated<kActivation>(value);
+    if (kGated) {
+      Vec up = Load(in + kPanel);
+      if (a.bias != nullptr) up = Add(up, Load(a.bias + at + kPanel));
+      value = Mul(value, up);
+    }
+    return value;
+  };
+  for (int r = 0; r < a.rows; ++r) {
+    char* out = a.out[r];
+    int begin = 0;
+    for (; begin + kPanel <= a.cols; begin += kPanel) {
+      StoreResults(result(r, begin), kBf16, out + begin * kSize);
+    }
+    if (begin < a.cols) {
+      alignas(64) char some[64];
+      StoreResults(result(r, begin), kBf16, some);
+      __builtin_memcpy(out + begin * kSize, some, static_cast<size_t>((a.cols - begin) * kSize));
+    }
+  }
 }
 
 template <EpilogueActivation kActivation>
 void EpilogueOf(const EpilogueArgs& a) {
-  const int size = a.out_bf16 ? 2 : 4;
-  for (int r = 0; r < a.rows; ++r) {
-    for (int begin = 0; begin < a.cols; begin += kPanel) {
-      const int at = a.gated ? 2 * begin : begin;
-      const float* in = a.tile + r * kBlock + at;
-      Vec value = Load(in);
-      if (a.bias != nullptr) value = Add(value, Load(a.bias + at));
-      value = Activated<kActivation>(value);
-      if (a.gated) {
-        Vec up = Load(in + kPanel);
-        if (a.bias != nullptr) up = Add(up, Load(a.bias + at + kPanel));
-        value = Mul(value, up);
-      }
-      StoreResults(value, a.out_bf16, a.cols - begin, a.out[r] + begin * size);
-    }
+  if (a.out_bf16) {
+    a.gated ? EpilogueRows<kActivation, true, true>(a) : EpilogueRows<kActivation, false, true>(a);
+  } else {
+    a.gated ? EpilogueRows<kActivation, true, false>(a)
+            : EpilogueRows<kActivation, false, false>(a);
   }
 }
 

@@ -19,7 +19,7 @@ constexpr int kFewRows = 8;
 
 const CpuLinearBank& Cpu(const LinearBank& bank) { return static_cast<const CpuLinearBank&>(bank); }
 
-// Packed results of a matrix of a gated bank or another, whole panels.
+// Hidden units of an expert up to the end of their last panel, as the up product writes them.
 int64_t HiddenColumns(const CpuLinearBank& bank, int expert) {
   return int64_t{bank.matrix(expert).panels} * kPanel / (bank.shape().gated ? 2 : 1);
 }

@@ -70,7 +70,7 @@ struct QuantizeRowArgs {
 enum class EpilogueActivation : uint8_t { kNone, kSilu, kGelu, kGeluTanh, kRelu };
 
 struct EpilogueArgs {
-  float* tile;  // [rows][kBlock]; may be overwritten
+  const float* tile;  // [rows][kBlock]
   int rows;
   int panels;
   bool gated;  // panels alternate gate, up

@@ -12,6 +12,10 @@ inline constexpr int kQuantStep = kInt4 ? 8 : 4;
 template <bool kInt4>
 inline constexpr int kGroupSteps = kInt4 ? 4 : 16;
 
+// Ahead of a tile that streams: rows of int4 take longer for their bytes than others.
+template <bool kInt4, int M>
+inline constexpr int kQuantPrefetchBytes = kInt4 && M > 1 ? 2 * kPrefetchBytes : kPrefetchBytes;
+
 inline constexpr int kResidentResults = kPanelTile == 1 ? 3 : 12;
 
 template <int M, int P>
@@ -32,7 +36,7 @@ inline void AddStep(const char* w, const char* const (&x)[M], int64_t at, const 
   }
   QuadLine line[P];
   for (int p = 0; p < P; ++p) {
-    if constexpr (kStream) __builtin_prefetch(w + p * 64 + kPrefetchBytes, 0, 3);
+    if constexpr (kStream) __builtin_prefetch(w + p * 64 + kQuantPrefetchBytes<kInt4, M>, 0, 3);
     line[p] = LoadQuads(w + p * 64);
     if (kInt4) line[p] = LowNibbles(line[p]);
   }
@@ -85,6 +89,11 @@ void TileQuant(const QuantTileArgs& a, int first) {
       w += steps * stride;
     }
     ahead += kSteps * a.ahead_stride;
+    if constexpr (kStream && kInt4) {  // a ninth of all lines
+      for (int p = 0; p < panels; p += 2) {
+        __builtin_prefetch(w + p * 32 + kQuantPrefetchBytes<kInt4, M>, 0, 3);
+      }
+    }
     for (int p = 0; p < P; ++p) {
       const Vec scale = LoadF16(w + (first + p) * 32);
       for (int m = 0; m < M; ++m) {
@@ -119,6 +128,13 @@ void QuantRows(const QuantTileArgs& a) {
       case 3:
         return TileQuant<kInt4, kStream, M, 3>(a, 0);
       default:
+        // Half of the block at a time keeps the results in registers. Not where it comes from
+        // memory, which is read best in one go, and not where too few sums would be left to hide
+        // the latency of a product.
+        if constexpr (!kStream && (kInt4 ? M > 3 : M > 5)) {
+          TileQuant<kInt4, kStream, M, 2>(a, 0);
+          return TileQuant<kInt4, kStream, M, 2>(a, 2);
+        }
         return TileQuant<kInt4, kStream, M, 4>(a, 0);
     }
   }

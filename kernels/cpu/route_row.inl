@@ -25,28 +25,62 @@ float ContractDot(const float* a, const float* b, int64_t n) {
   return TreeSum(lane);
 }
 
-// Dots of one vector with `count` others, 16 at a time: each sums as ContractDot does.
-void ContractDots(const float* columns, const float* x, int64_t n, int count, float* dots) {
-  for (int first = 0; first < count; first += kPanel) {
-    float lane[kLanes][kPanel] = {};
-    for (int64_t group = 0; group < n; group += kGroup) {
-      float* of_lane = lane[group / kGroup % kLanes];
-      float sum[kPanel];
-      for (int c = 0; c < kPanel; ++c) sum[c] = of_lane[c];
-      const int64_t end = group + kGroup < n ? group + kGroup : n;
-      for (int64_t i = group; i < end; ++i) {
-        const float* column = columns + first * n + i * kPanel;
-        for (int c = 0; c < kPanel; ++c) sum[c] = __builtin_fmaf(column[c], x[i], sum[c]);
-      }
-      for (int c = 0; c < kPanel; ++c) of_lane[c] = sum[c];
-    }
-    for (int width = kLanes / 2; width > 0; width /= 2) {
-      for (int l = 0; l < width; ++l) {
-        for (int c = 0; c < kPanel; ++c) lane[l][c] += lane[l + width][c];
+// Dots of x with P panels of others, each as ContractDot() sums it. Several panels at once, because
+// the products of one wait for each other.
+template <int P>
+inline void PanelDots(const float* columns, const float* x, int64_t n, Vec (&dots)[P]) {
+  alignas(64) float lane[kLanes][P * kPanel];
+  int64_t used = 0;
+  for (int64_t begin = 0; begin < n; begin += kGroup) {
+    float* of_lane = lane[begin / kGroup % kLanes];
+    Vec sum[P];
+    for (int p = 0; p < P; ++p) sum[p] = used < kLanes ? Zero() : Load(of_lane + p * kPanel);
+    used += used < kLanes;
+    const int64_t end = begin + kGroup < n ? begin + kGroup : n;
+    for (int64_t i = begin; i < end; ++i) {
+      const Vec factor = Broadcast(x[i]);
+      for (int p = 0; p < P; ++p) {
+        sum[p] = ContractFma(Load(columns + (p * n + i) * kPanel), factor, sum[p]);
       }
     }
-    for (int c = 0; c < kPanel && first + c < count; ++c) dots[first + c] = lane[0][c];
+    for (int p = 0; p < P; ++p) Store(of_lane + p * kPanel, sum[p]);
   }
+  // The tree over all lanes. Those without products are zeros, which change nothing but the sign
+  // of a zero.
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int l = 0; l < width && l + width < used; ++l) {
+      for (int p = 0; p < P * kPanel; p += kPanel) {
+        Store(lane[l] + p, Add(Load(lane[l] + p), Load(lane[l + width] + p)));
+      }
+    }
+  }
+  for (int p = 0; p < P; ++p) {
+    dots[p] = used == 0 ? Zero() : Load(lane[0] + p * kPanel);
+    if (used < kLanes) dots[p] = Add(dots[p], Zero());
+  }
+}
+
+template <int P>
+inline void StoreDots(const float* columns, const float* x, int64_t n, int count, float* dots) {
+  Vec of_panel[P];
+  PanelDots(columns, x, n, of_panel);
+  for (int p = 0; p < P; ++p) {
+    alignas(64) float some[kPanel];
+    Store(some, of_panel[p]);
+    for (int c = 0; c < kPanel && p * kPanel + c < count; ++c) dots[p * kPanel + c] = some[c];
+  }
+}
+
+void ContractDots(const float* columns, const float* x, int64_t n, int count, float* dots) {
+  constexpr int kWide = kPanelTile == 4 ? 8 : 4;  // panels whose sums stay in registers
+  int first = 0;
+  for (; count - first > (kWide - 1) * kPanel; first += kWide * kPanel) {
+    StoreDots<kWide>(columns + first * n, x, n, count - first, dots + first);
+  }
+  for (; count - first > kPanel; first += 2 * kPanel) {
+    StoreDots<2>(columns + first * n, x, n, count - first, dots + first);
+  }
+  if (first < count) StoreDots<1>(columns + first * n, x, n, count - first, dots + first);
 }
 
 // Of n values without NaN.

@@ -23,6 +23,7 @@ inline void Store(float* p, Vec v) {
 inline Vec Fma(Vec a, Vec b, Vec c) {
   return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
 }
+inline Vec ContractFma(Vec a, Vec b, Vec c) { return Fma(a, b, c); }
 inline Vec Mul(Vec a, Vec b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
 inline Vec Abs(Vec v) {
   const __m256 sign = _mm256_set1_ps(-0.0f);

@@ -16,6 +16,7 @@ inline Vec Broadcast(float v) { return _mm512_set1_ps(v); }
 inline Vec Load(const float* p) { return _mm512_loadu_ps(p); }
 inline void Store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
 inline Vec Fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+inline Vec ContractFma(Vec a, Vec b, Vec c) { return Fma(a, b, c); }
 inline Vec Mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
 inline Vec Abs(Vec v) { return _mm512_abs_ps(v); }
 // A lane with a NaN in `a` gives that of `b`.
@@ -30,8 +31,13 @@ inline Vec AddExponent(Vec v, Vec integer) {
   return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(v),
                                               _mm512_slli_epi32(_mm512_castps_si512(integer), 23)));
 }
-// As Bf16FromF32().
+// As Bf16FromF32(), but that subnormal numbers, which products of bf16 pairs take for zeros as
+// well, may become zeros.
 inline void StoreBf16(Bf16* p, Vec v) {
+#if MOESERVE_BF16_DOT
+  const __m256bh rounded = _mm512_cvtneps_pbh(v);
+  __builtin_memcpy(p, &rounded, sizeof(rounded));
+#else
   const __m512i bits = _mm512_castps_si512(v);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
@@ -39,6 +45,7 @@ inline void StoreBf16(Bf16* p, Vec v) {
                                  _mm512_set1_epi32(0x400000));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                       _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+#endif
 }
 inline float MaxOfLanes(Vec v) { return _mm512_reduce_max_ps(v); }
 inline float SumOfLanes(Vec v) { return _mm512_reduce_add_ps(v); }

@@ -32,6 +32,11 @@ inline Vec Fma(Vec a, Vec b, Vec c) {
   for (int i = 0; i < 16; ++i) r.lane[i] = a.lane[i] * b.lane[i] + c.lane[i];
   return r;
 }
+// Rounded once, which Fma() is not here.
+inline Vec ContractFma(Vec a, Vec b, Vec c) {
+  for (int i = 0; i < 16; ++i) c.lane[i] = __builtin_fmaf(a.lane[i], b.lane[i], c.lane[i]);
+  return c;
+}
 inline Vec Mul(Vec a, Vec b) {
   for (int i = 0; i < 16; ++i) a.lane[i] *= b.lane[i];
   return a;

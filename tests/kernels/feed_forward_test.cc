@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "kernels/registry.h"
+#include "tests/support/backends.h"
 #include "tests/support/device_rows.h"
+#include "tests/support/plans.h"
 #include "tests/support/random.h"
 
 namespace moeserve::testing {
@@ -69,26 +71,14 @@ class FeedForwardTest : public ::testing::TestWithParam<std::string> {
 };
 
 // Expert 0 takes every row (more than are taken at once), expert 1 none, the others some.
-RoutingPlan MakePlan(Backend& backend, Random& random, int experts, int rows,
-                     std::unique_ptr<Router>* router) {
-  RouteSettings s;
-  s.num_experts = experts;
-  s.input_width = 1;
-  RouterTensors tensors;
-  tensors.weight = MakeTensor(std::vector<float>(static_cast<size_t>(experts), 0.0f), {experts, 1});
-  *router = std::move(backend.NewRouter(s, tensors)).value();
-  GivenRoutes given;
-  given.offsets.push_back(0);
-  for (int r = 0; r < rows; ++r) {
-    given.experts.push_back(0);
+std::vector<std::vector<int>> UnevenRoutes(Random& random, int experts, int rows) {
+  std::vector<std::vector<int>> routes(static_cast<size_t>(rows), {0});
+  for (std::vector<int>& row : routes) {
     for (int e = 2; e < experts; ++e) {
-      if (random.Below(e) == 0) given.experts.push_back(e);
+      if (random.Below(e) == 0) row.push_back(e);
     }
-    given.offsets.push_back(static_cast<int32_t>(given.experts.size()));
   }
-  given.weights.assign(given.experts.size(), 1.0f);
-  const DeviceRows input = MakeRows(backend, std::vector<float>(static_cast<size_t>(rows)), 1);
-  return backend.Route({.router = router->get(), .input = input.view, .given = &given});
+  return routes;
 }
 
 TEST_P(FeedForwardTest, HasTheBitsOfTheTwoProducts) {
@@ -102,8 +92,8 @@ TEST_P(FeedForwardTest, HasTheBitsOfTheTwoProducts) {
         Random random(7);
         const Banks banks = MakeBanks(*backend, random, t, widths, model, gated);
         for (const int rows : {1, 5, 230}) {
-          std::unique_ptr<Router> router;
-          const RoutingPlan plan = MakePlan(*backend, random, experts, rows, &router);
+          const Grouped grouped = MakePlan(*backend, experts, UnevenRoutes(random, experts, rows));
+          const RoutingPlan& plan = grouped.plan;
           const std::vector<float> values = random.Normals(int64_t{rows} * model);
           const DeviceRows x = MakeRows(*backend, rows, model, model, t.rows, &values);
           const int64_t n = plan.num_assignments;
@@ -160,15 +150,7 @@ TEST_P(FeedForwardTest, FusesWhereAThreadHasItsOwnExperts) {
   EXPECT_FALSE(fuses(few, 8 * 32));
 }
 
-std::vector<std::string> InstructionSets() {
-  std::vector<std::string> names;
-  for (const char* isa : {"avx512_bf16", "avx512_vnni", "avx512", "avx2", "plain"}) {
-    if (CreateBackend({.device = "cpu", .threads = 1, .cpu_isa = isa}).ok()) names.push_back(isa);
-  }
-  return names;
-}
-
-INSTANTIATE_TEST_SUITE_P(Cpu, FeedForwardTest, ::testing::ValuesIn(InstructionSets()),
+INSTANTIATE_TEST_SUITE_P(Cpu, FeedForwardTest, ::testing::ValuesIn(CpuInstructionSets()),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

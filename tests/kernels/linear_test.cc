@@ -11,6 +11,7 @@
 #include "tests/support/backends.h"
 #include "tests/support/compare.h"
 #include "tests/support/device_rows.h"
+#include "tests/support/plans.h"
 #include "tests/support/random.h"
 
 namespace moeserve::testing {
@@ -87,35 +88,6 @@ TEST_P(LinearTest, DenseMatchesDoubleArithmetic) {
       }
     }
   }
-}
-
-// A plan from given routes: expert of row r is routes[r].
-struct Grouped {
-  std::unique_ptr<Router> router;
-  RoutingPlan plan;
-};
-
-Grouped MakePlan(Backend& backend, int experts, const std::vector<std::vector<int>>& routes) {
-  Grouped g;
-  RouteSettings s;
-  s.num_experts = experts;
-  s.input_width = 1;
-  const std::vector<float> zeros(static_cast<size_t>(experts), 0.0f);
-  RouterTensors tensors;
-  tensors.weight = MakeTensor(zeros, {experts, 1});
-  g.router = std::move(backend.NewRouter(s, tensors)).value();
-  GivenRoutes given;
-  given.offsets.push_back(0);
-  for (const auto& row : routes) {
-    for (int e : row) {
-      given.experts.push_back(e);
-      given.weights.push_back(0.25f * static_cast<float>(e + 1));
-    }
-    given.offsets.push_back(static_cast<int32_t>(given.experts.size()));
-  }
-  const DeviceRows rows = MakeRows(backend, std::vector<float>(routes.size(), 0.0f), 1);
-  g.plan = backend.Route({.router = g.router.get(), .input = rows.view, .given = &given});
-  return g;
 }
 
 std::vector<std::vector<std::vector<int>>> AdversarialRoutings(int rows, int experts,
@@ -245,6 +217,39 @@ TEST_P(LinearTest, RowsDoNotInfluenceEachOther) {
       backend_->Linear({.bank = bank.get(), .input = one, .output = alone.view});
       ExpectSameBits(RowOf(*backend_, alone.view, 0, out), RowOf(*backend_, together.view, r, out));
       ASSERT_FALSE(HasFailure()) << "row " << r;
+    }
+  }
+}
+
+// A numeric failure must reach its request: no activation makes a number of a NaN, or a finite one
+// of an infinity that it should pass.
+TEST_P(LinearTest, ActivationsKeepWhatIsNotFinite) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const std::vector<float> values = {std::numeric_limits<float>::quiet_NaN(), kInfinity, -kInfinity,
+                                     1.0f};
+  for (const DType type : {DType::kF32, DType::kBF16}) {
+    const HostTensor w = MakeTensor(std::vector<float>(40, 1.0f), {40, 1}, type);
+    for (const bool gated : {false, true}) {
+      auto bank = std::move(backend_->NewLinearBank({{1}, {40}, gated, false, type})).value();
+      bank->LoadWeight(0, LinearBank::Half::kMain, 0, w);
+      if (gated) bank->LoadWeight(0, LinearBank::Half::kGate, 0, w);
+      for (const ActivationKind activation :
+           {ActivationKind::kNone, ActivationKind::kSilu, ActivationKind::kGelu,
+            ActivationKind::kGeluTanh, ActivationKind::kRelu}) {
+        if (gated && activation == ActivationKind::kNone) continue;
+        const DeviceRows x = MakeRows(*backend_, 4, 1, 1, type, &values);
+        const DeviceRows y = MakeRows(*backend_, 4, 40, 40, type, nullptr);
+        backend_->Linear(
+            {.bank = bank.get(), .input = x.view, .output = y.view, .activation = activation});
+        for (int i = 0; i < 40; ++i) {
+          EXPECT_TRUE(std::isnan(RowOf(*backend_, y.view, 0, 40)[i]));
+          EXPECT_FALSE(std::isfinite(RowOf(*backend_, y.view, 1, 40)[i]));
+          EXPECT_TRUE(std::isfinite(RowOf(*backend_, y.view, 3, 40)[i]));
+          EXPECT_NE(RowOf(*backend_, y.view, 3, 40)[i], 0.0);
+        }
+        ASSERT_FALSE(HasFailure())
+            << Name(type) << ", gated " << gated << ", activation " << static_cast<int>(activation);
+      }
     }
   }
 }

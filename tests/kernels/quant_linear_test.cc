@@ -12,8 +12,10 @@
 
 #include "kernels/registry.h"
 #include "tests/reference/oracle.h"
+#include "tests/support/backends.h"
 #include "tests/support/compare.h"
 #include "tests/support/device_rows.h"
+#include "tests/support/plans.h"
 #include "tests/support/random.h"
 
 namespace moeserve::testing {
@@ -22,14 +24,6 @@ namespace {
 constexpr Quantization kTypes[] = {Quantization::kInt8, Quantization::kInt4};
 constexpr DType kRowTypes[] = {DType::kF32, DType::kBF16};
 using Half = LinearBank::Half;
-
-std::vector<std::string> InstructionSets() {
-  std::vector<std::string> names;
-  for (const char* isa : {"avx512_bf16", "avx512_vnni", "avx512", "avx2", "plain"}) {
-    if (CreateBackend({.device = "cpu", .threads = 1, .cpu_isa = isa}).ok()) names.push_back(isa);
-  }
-  return names;
-}
 
 std::unique_ptr<Backend> MakeBackend(const std::string& isa, int threads = 2) {
   return std::move(CreateBackend({.device = "cpu", .threads = threads, .cpu_isa = isa})).value();
@@ -210,32 +204,6 @@ TEST_P(QuantLinearTest, NumbersAndTheirIntegersLoadAlike) {
       EXPECT_NE(RowOf(a.view, r, 79)[0], 0.0);
     }
   }
-}
-
-// A plan from given routes: row r goes to the experts routes[r].
-struct Grouped {
-  std::unique_ptr<Router> router;
-  RoutingPlan plan;
-};
-
-Grouped MakePlan(Backend& backend, int experts, const std::vector<std::vector<int>>& routes) {
-  Grouped g;
-  RouteSettings s;
-  s.num_experts = experts;
-  s.input_width = 1;
-  RouterTensors tensors;
-  tensors.weight = MakeTensor(std::vector<float>(static_cast<size_t>(experts), 0.0f), {experts, 1});
-  g.router = std::move(backend.NewRouter(s, tensors)).value();
-  GivenRoutes given;
-  given.offsets.push_back(0);
-  for (const auto& row : routes) {
-    given.experts.insert(given.experts.end(), row.begin(), row.end());
-    given.offsets.push_back(static_cast<int32_t>(given.experts.size()));
-  }
-  given.weights.assign(given.experts.size(), 1.0f);
-  const DeviceRows rows = MakeRows(backend, std::vector<float>(routes.size(), 0.0f), 1);
-  g.plan = backend.Route({.router = g.router.get(), .input = rows.view, .given = &given});
-  return g;
 }
 
 std::vector<std::vector<std::vector<int>>> Routings(int rows, int experts, Random& random) {
@@ -424,7 +392,7 @@ TEST_P(QuantLinearTest, InputsOfAnyMagnitude) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Cpu, QuantLinearTest, ::testing::ValuesIn(InstructionSets()),
+INSTANTIATE_TEST_SUITE_P(Cpu, QuantLinearTest, ::testing::ValuesIn(CpuInstructionSets()),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

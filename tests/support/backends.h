@@ -10,13 +10,21 @@
 
 namespace moeserve::testing {
 
+// Those that this processor runs.
+inline std::vector<std::string> CpuInstructionSets() {
+  std::vector<std::string> names;
+  for (const char* isa : {"avx512_bf16", "avx512_vnni", "avx512", "avx2", "plain"}) {
+    if (CreateBackend({.device = "cpu", .threads = 1, .cpu_isa = isa}).ok()) names.push_back(isa);
+  }
+  return names;
+}
+
 // Every CPU instruction set that this processor runs, CUDA where there is a device, and the
 // emulated one.
 inline std::vector<BackendOptions> AvailableBackends(int threads = 2) {
   std::vector<BackendOptions> options;
-  for (const char* isa : {"avx512_bf16", "avx512_vnni", "avx512", "avx2", "plain"}) {
-    BackendOptions o{.device = "cpu", .threads = threads, .cpu_isa = isa};
-    if (CreateBackend(o).ok()) options.push_back(o);
+  for (const std::string& isa : CpuInstructionSets()) {
+    options.push_back({.device = "cpu", .threads = threads, .cpu_isa = isa});
   }
   BackendOptions cuda{.device = "cuda"};
   if (CreateBackend(cuda).ok()) options.push_back(cuda);
