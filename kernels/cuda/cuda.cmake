@@ -11,6 +11,9 @@ if(MOESERVE_CUDA)
     if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
       # 9.0a has the instructions of that chip alone; the last is for chips to come.
       set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 80-virtual)
+    elseif(CMAKE_CUDA_ARCHITECTURES MATCHES "(^|;)((90|native|all|all-major)(-real|-virtual)?)(;|$)")
+      message(FATAL_ERROR "CMAKE_CUDA_ARCHITECTURES is ${CMAKE_CUDA_ARCHITECTURES}, which builds for "
+                          "9.0: name 90a, whose instructions the kernels for such devices need")
     endif()
     enable_language(CUDA)
     # CMake 3.25 knows no flag for C++20 here.

@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(kThreads, 2) FusedExpertKernel(const FusedPara
   float results[S::kBlocks][S::kNTiles][4] = {};
 
   LoadRows<S>(p.up, up.in_features, tile, planes);
-#pragma unroll
+#pragma unroll 1
   for (int s = 0; s < S::kStages - 1; ++s) {
     if (s < steps) LoadStep<S>(p, up, down, halves, s, stages + s * S::kStageBytes);
     CopyAsyncCommit();

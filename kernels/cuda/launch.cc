@@ -28,9 +28,13 @@ void AllowSharedMemory(const void* kernel, size_t bytes) {
   std::lock_guard lock(mutex);
   size_t& limit = (*allowed)[{kernel, device}];
   if (bytes <= limit) return;
-  const cudaError_t error = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-  MOESERVE_CHECK(error == cudaSuccess, cudaGetErrorString(error));
+  for (const auto& [attribute, value] :
+       {std::pair{cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)},
+        std::pair{cudaFuncAttributePreferredSharedMemoryCarveout,
+                  static_cast<int>(cudaSharedmemCarveoutMaxShared)}}) {
+    const cudaError_t error = cudaFuncSetAttribute(kernel, attribute, value);
+    MOESERVE_CHECK(error == cudaSuccess, cudaGetErrorString(error));
+  }
   limit = bytes;
 }
 

@@ -22,11 +22,12 @@ struct LaunchShape {
 size_t SharedMemoryLimit();
 
 namespace internal {
-// Raises the limit of `kernel`'s dynamic shared memory on the current device if it is lower.
+// Raises the limit of `kernel`'s dynamic shared memory on the current device if it is lower, and
+// asks for the split of the first-level cache that gives as many blocks as possible their share.
 void AllowSharedMemory(const void* kernel, size_t bytes);
 // Stops the process with CUDA's words for `error`.
 [[noreturn]] void LaunchFailed(cudaError_t error, const LaunchShape& shape);
-inline constexpr size_t kSharedMemoryWithoutOptIn = 48 << 10;
+inline constexpr size_t kLittleSharedMemory = 16 << 10;
 }  // namespace internal
 
 // Enqueues `kernel`; a grid without blocks enqueues nothing. A launch that the runtime refuses is a
@@ -34,7 +35,7 @@ inline constexpr size_t kSharedMemoryWithoutOptIn = 48 << 10;
 template <typename... Parameters, typename... Arguments>
 void Launch(void (*kernel)(Parameters...), const LaunchShape& shape, Arguments&&... arguments) {
   if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
-  if (shape.shared_bytes > internal::kSharedMemoryWithoutOptIn) {
+  if (shape.shared_bytes > internal::kLittleSharedMemory) {
     internal::AllowSharedMemory(reinterpret_cast<const void*>(kernel), shape.shared_bytes);
   }
   cudaLaunchConfig_t config{};

@@ -14,13 +14,17 @@ bool StartsWide(const RowsView& rows) {
 
 // Tiles somewhat above the mean number of rows per expert: a tile that is not full costs little,
 // a second one reads the weights again.
-LinearTile ChooseTile(const LinearBankShape& shape, int64_t rows) {
-  const int64_t experts = static_cast<int64_t>(shape.out_features.size());
+LinearTile ChooseTile(const CudaLinearBank& bank, int64_t rows) {
+  const int64_t experts = bank.num_experts();
   const int64_t wanted = experts == 1 ? rows : rows * 3 / 2 / experts;
   if (wanted <= 8) return LinearTile::kRows8;
   if (wanted <= 16) return LinearTile::kRows16;
   if (wanted <= 32) return LinearTile::kRows32;
   if (wanted <= 64) return LinearTile::kRows64;
+  // One of these blocks fills a multiprocessor: where they are few, smaller ones keep more of the
+  // device reading.
+  constexpr int64_t kFewTiles = 64;
+  if (internal::MaxLinearTiles(bank, rows, 128, 128) < kFewTiles) return LinearTile::kRows64;
   return LinearTile::kWarpgroup;
 }
 
@@ -69,7 +73,7 @@ void LaunchLinear(const LinearArgs& args, LinearTile tile, cudaStream_t stream) 
     return;
   }
   MOESERVE_CHECK(bank.shape().weight_dtype == DType::kBF16, "bf16 activations take bf16 weights");
-  if (tile == LinearTile::kAuto) tile = ChooseTile(bank.shape(), params.rows);
+  if (tile == LinearTile::kAuto) tile = ChooseTile(bank, params.rows);
   if (tile >= LinearTile::kWarpgroup && internal::LinearWgmmaFits(params)) {
     internal::LaunchLinearWgmma(bank, params, tile, stream);
   } else {

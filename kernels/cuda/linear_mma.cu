@@ -39,13 +39,14 @@ struct MmaShape {
   static_assert(kThreads % 8 == 0);
 };
 
-// One thread's part of the copies into a stage. Its pieces lie kThreads / 8 rows apart.
+// One thread's part of the copies into the stages, one block of 64 inputs after the other. Its
+// pieces lie kThreads / 8 rows apart.
 template <typename S>
 class StageLoader {
  public:
   __device__ StageLoader(const LinearParams& p, const LinearBankEntry& m,
                          const LinearTileRange& tile)
-      : in_bytes_(m.in_features * 2) {
+      : input_(p.input) {
     const int thread = static_cast<int>(threadIdx.x);
     const int64_t strip = static_cast<int64_t>(m.k_blocks) * kBlockBytes;
 #pragma unroll
@@ -56,55 +57,58 @@ class StageLoader {
       weights_[i] = p.weights + m.weights + present * strip +
                     tile.image_row % kImageBlock * kRowBytes + thread * 16;
     }
-    piece_ = thread % 8;
+    const int piece = thread % 8;
+    bytes_left_ = m.in_features * 2 - piece * 16;
+    // Of the rows beyond the last only those that share its n8 are read, and their results are
+    // dropped; what they hold does not matter.
+    row_pieces_ = ((tile.rows + 7) / 8 * 8 - thread / 8 + S::kThreads / 8 - 1) / (S::kThreads / 8);
 #pragma unroll
     for (int i = 0; i < S::kRowPieces; ++i) {
-      const int r = thread / 8 + i * (S::kThreads / 8);
-      // Of the rows beyond the last only those that share its n8 are read, and their results are
-      // dropped; what they hold does not matter.
-      const int real = r < tile.rows ? r : tile.rows - 1;
-      rows_[i] = r < S::kTileRows && r < (tile.rows + 7) / 8 * 8
-                     ? LinearInputRow(p, tile.row + real)
-                     : nullptr;
+      const int r = min(thread / 8 + i * (S::kThreads / 8), tile.rows - 1);
+      rows_[i] = LinearInputRow(p, tile.row + r) + piece * 16;
     }
   }
 
+  // The next block into `stage`.
   template <bool kWide>
-  __device__ void Load(int k_block, char* stage) const {
+  __device__ void Load(char* stage) {
     const int thread = static_cast<int>(threadIdx.x);
 #pragma unroll
     for (int i = 0; i < S::kWeightPieces; ++i) {
       const int at = (thread + i * S::kThreads) * 16;
       const int in_strip = i * S::kThreads * 16 % kBlockBytes;
-      const char* from = weights_[i * S::kThreads * 16 / kBlockBytes] + in_strip +
-                         static_cast<int64_t>(k_block) * kBlockBytes;
-      CopyAsync16(stage + at, from);
+      CopyAsync16(stage + at, weights_[i * S::kThreads * 16 / kBlockBytes] + in_strip);
     }
+#pragma unroll
+    for (int i = 0; i < kStrips; ++i) weights_[i] += kBlockBytes;
     char* rows = stage + S::kTileImageRows * kRowBytes;
-    const int byte = k_block * kRowBytes + piece_ * 16;
-    const int valid = min(16, max(0, in_bytes_ - byte));
+    const int valid = min(16, max(0, bytes_left_));
 #pragma unroll
     for (int i = 0; i < S::kRowPieces; ++i) {
-      if (rows_[i] == nullptr) continue;
-      const int r = thread / 8 + i * (S::kThreads / 8);
-      char* to = rows + r * kRowBytes + ((piece_ ^ (r & 7)) * 16);
-      if constexpr (kWide) {
-        CopyAsync16(to, valid > 0 ? rows_[i] + byte : rows_[i], valid);
-      } else {
-        const uint16_t* from = reinterpret_cast<const uint16_t*>(rows_[i] + byte);
-        uint16_t* piece = reinterpret_cast<uint16_t*>(to);
+      if (i < row_pieces_) {
+        const int r = thread / 8 + i * (S::kThreads / 8);
+        char* to = rows + r * kRowBytes + ((thread % 8 ^ (r & 7)) * 16);
+        if constexpr (kWide) {
+          CopyAsync16(to, valid > 0 ? rows_[i] : input_, valid);
+        } else {
+          const uint16_t* from = reinterpret_cast<const uint16_t*>(rows_[i]);
+          uint16_t* piece = reinterpret_cast<uint16_t*>(to);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) piece[j] = j * 2 < valid ? from[j] : uint16_t{0};
+          for (int j = 0; j < 8; ++j) piece[j] = j * 2 < valid ? from[j] : uint16_t{0};
+        }
       }
+      rows_[i] += kRowBytes;
     }
+    bytes_left_ -= kRowBytes;
   }
 
  private:
   static constexpr int kStrips = S::kTileImageRows > kImageBlock ? 2 : 1;
   const char* weights_[kStrips];
   const char* rows_[S::kRowPieces];
-  int piece_;
-  int in_bytes_;
+  const char* input_;  // some address to copy nothing from
+  int row_pieces_;     // may be negative, or more than kRowPieces
+  int bytes_left_;     // of a row, from this thread's piece on; may be negative
 };
 
 template <typename S>
@@ -116,22 +120,30 @@ __device__ void MultiplyStage(const char* stage, int valid_n_tiles,
   const int down = thread / 32 / S::kWarpsAcross;
   const char* weights = stage + across * S::kMTiles * 16 * kRowBytes;
   const char* rows = stage + S::kTileImageRows * kRowBytes + down * S::kNTiles * 8 * kRowBytes;
+  constexpr int kSteps = kImageBlock / 16;
+  if constexpr (S::kNTiles == 1) {
+    // One chain of products: all fragments first, so that it waits for shared memory once.
+    static_assert(S::kMTiles == 1);
+    uint32_t a[kSteps][4], b[kSteps][2];
 #pragma unroll
-  for (int k16 = 0; k16 < kImageBlock / 16; ++k16) {
-    uint32_t a[S::kMTiles][4];
-#pragma unroll
-    for (int mt = 0; mt < S::kMTiles; ++mt) {
-      const int row = mt * 16 + lane % 16;
-      const int piece = (k16 * 2 + lane / 16) ^ (row & 7);
-      LoadMatrix4(a[mt], weights + row * kRowBytes + piece * 16);
-    }
-    if constexpr (S::kNTiles == 1) {
+    for (int k16 = 0; k16 < kSteps; ++k16) {
+      const int row = lane % 16;
+      LoadMatrix4(a[k16], weights + row * kRowBytes + ((k16 * 2 + lane / 16) ^ (row & 7)) * 16);
       const int piece = (k16 * 2 + lane / 8 % 2) ^ (lane & 7);
-      uint32_t b[2];
-      LoadMatrix2(b, rows + lane % 8 * kRowBytes + piece * 16);
+      LoadMatrix2(b[k16], rows + lane % 8 * kRowBytes + piece * 16);
+    }
 #pragma unroll
-      for (int mt = 0; mt < S::kMTiles; ++mt) MmaBf16(sums[mt][0], a[mt], b);
-    } else {
+    for (int k16 = 0; k16 < kSteps; ++k16) MmaBf16(sums[0][0], a[k16], b[k16]);
+  } else {
+#pragma unroll
+    for (int k16 = 0; k16 < kSteps; ++k16) {
+      uint32_t a[S::kMTiles][4];
+#pragma unroll
+      for (int mt = 0; mt < S::kMTiles; ++mt) {
+        const int row = mt * 16 + lane % 16;
+        const int piece = (k16 * 2 + lane / 16) ^ (row & 7);
+        LoadMatrix4(a[mt], weights + row * kRowBytes + piece * 16);
+      }
 #pragma unroll
       for (int pair = 0; pair < S::kNTiles / 2; ++pair) {
         if (pair * 2 >= valid_n_tiles) break;
@@ -179,12 +191,13 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerMultiprocessor)
   if (tile.expert < 0) return;
   const LinearBankEntry m = p.entries[tile.expert];
   char* shared = DynamicShared<char>();
-  const StageLoader<S> loader(p, m, tile);
+  StageLoader<S> loader(p, m, tile);
   float sums[S::kMTiles][S::kNTiles][4] = {};
 
-#pragma unroll
+  // Rolled up: straight code of many stages takes longer to fetch than to run.
+#pragma unroll 1
   for (int s = 0; s < S::kStages - 1; ++s) {
-    if (s < m.k_blocks) loader.template Load<kWide>(s, shared + s * S::kStageBytes);
+    if (s < m.k_blocks) loader.template Load<kWide>(shared + s * S::kStageBytes);
     CopyAsyncCommit();
   }
   const int down = static_cast<int>(threadIdx.x) / 32 / S::kWarpsAcross;
@@ -196,7 +209,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerMultiprocessor)
     const int next = k + S::kStages - 1;
     if (next < m.k_blocks) {
       const int slot = stage == 0 ? S::kStages - 1 : stage - 1;
-      loader.template Load<kWide>(next, shared + slot * S::kStageBytes);
+      loader.template Load<kWide>(shared + slot * S::kStageBytes);
     }
     CopyAsyncCommit();
     MultiplyStage<S>(shared + stage * S::kStageBytes, valid_n_tiles, sums);

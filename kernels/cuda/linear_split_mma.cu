@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kThreads, S::kBlocksPerMultiprocessor)
       static_cast<int64_t>(tile.image_row / kImageBlock) * m.k_blocks * kBlockBytes;
   char* stages = DynamicShared<char>();
   char* planes = stages + S::kWeightBytes;
-#pragma unroll
+#pragma unroll 1
   for (int s = 0; s < S::kStages - 1; ++s) {
     if (s < m.k_blocks) {
       LoadBlock(weights + static_cast<int64_t>(s) * kBlockBytes, stages + s * kBlockBytes);

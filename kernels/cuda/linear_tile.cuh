@@ -25,6 +25,14 @@ struct LinearTileRange {
 // neighbours share their weights. Called by whole warps; every lane gets the answer.
 template <int kTileRows, int kTileImageRows>
 __device__ inline LinearTileRange FindLinearTile(const LinearParams& p, int index) {
+  if (p.offsets == nullptr) {
+    // One expert: nothing to look for.
+    const int row_tiles = (p.rows + kTileRows - 1) / kTileRows;
+    const int image_row = index / row_tiles * kTileImageRows;
+    if (image_row >= p.entries[0].row_blocks * kImageBlock) return {-1, 0, 0, 0};
+    const int row = index % row_tiles * kTileRows;
+    return {0, row, min(kTileRows, p.rows - row), image_row};
+  }
   constexpr int kPerLane = 4;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   int before = 0;
@@ -37,8 +45,8 @@ __device__ inline LinearTileRange FindLinearTile(const LinearParams& p, int inde
       expert[i] = begin[i] = rows[i] = tiles[i] = 0;
       if (at < p.experts) {
         expert[i] = p.order[at];
-        begin[i] = p.offsets == nullptr ? 0 : p.offsets[expert[i]];
-        rows[i] = (p.offsets == nullptr ? p.rows : p.offsets[expert[i] + 1]) - begin[i];
+        begin[i] = p.offsets[expert[i]];
+        rows[i] = p.offsets[expert[i] + 1] - begin[i];
         const int columns = p.entries[expert[i]].row_blocks * kImageBlock;
         tiles[i] = (rows[i] + kTileRows - 1) / kTileRows *
                    ((columns + kTileImageRows - 1) / kTileImageRows);
@@ -88,32 +96,43 @@ __device__ inline const char* LinearInputRow(const LinearParams& p, int row) {
   return p.input + source * p.input_stride;
 }
 
+// 8 sums from shared memory (16-byte aligned), with their bias if there is one.
+__device__ inline void ReadSums(const float* sums, const float* bias, float (&value)[8]) {
+  const float4 low = reinterpret_cast<const float4*>(sums)[0];
+  const float4 high = reinterpret_cast<const float4*>(sums)[1];
+  const float all[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+  for (int j = 0; j < 8; ++j) value[j] = all[j] + (bias == nullptr ? 0.0f : bias[j]);
+}
+
 // Adds the bias, applies the activation and writes a tile of sums `staged` [rows, kColumns image
 // rows, `kPitch` floats apart] in shared memory to the output, 8 columns per thread and turn.
 template <int kColumns, int kPitch, int kThreads>
 __device__ inline void StoreLinearTile(const LinearParams& p, const LinearBankEntry& m,
                                        const LinearTileRange& tile, const float* staged,
                                        int thread) {
-  const int groups = p.gated ? kColumns / 16 : kColumns / 8;
+  constexpr int kGroups = kColumns / 8;
+  static_assert(kPitch % 4 == 0);  // sums are read four at a time
+  const int groups = p.gated ? kGroups / 2 : kGroups;
   const int first = p.gated ? tile.image_row / 2 : tile.image_row;
   const int limit = p.pad_output ? (m.out_features + 15) / 16 * 16 : m.out_features;
   const float* bias = p.bias == nullptr ? nullptr : p.bias + m.bias + tile.image_row;
+#pragma unroll 1
   for (int i = thread; i < tile.rows * groups; i += kThreads) {
-    const int r = i / groups;
-    const int group = i % groups;
+    const int r = p.gated ? i / (kGroups / 2) : i / kGroups;  // by constants
+    const int group = i - r * groups;
     const int column = first + group * 8;
     if (column >= limit) continue;
     const int at = p.gated ? group * 16 : group * 8;
     const float* sums = staged + r * kPitch + at;
     float value[8];
-#pragma unroll
-    for (int j = 0; j < 8; ++j) value[j] = sums[j] + (bias == nullptr ? 0.0f : bias[at + j]);
+    ReadSums(sums, bias == nullptr ? nullptr : bias + at, value);
     Activate(p.activation, p.output_bf16, value);
     if (p.gated) {
+      float up[8];
+      ReadSums(sums + 8, bias == nullptr ? nullptr : bias + at + 8, up);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        value[j] *= sums[8 + j] + (bias == nullptr ? 0.0f : bias[at + 8 + j]);
-      }
+      for (int j = 0; j < 8; ++j) value[j] *= up[j];
     }
 #pragma unroll
     for (int j = 0; j < 8; ++j) {

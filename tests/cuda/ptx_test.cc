@@ -204,9 +204,10 @@ __device__ void Place(Bf16* shared, const Bf16* matrix, int rows) {
   }
 }
 
-// One warpgroup: [64, kN] = a [64, 64] b [kN, 64]^T twice, once with a from registers.
-template <int kN, Swizzle kSwizzle>
-__global__ void WgmmaKernel(const Bf16* a, const Bf16* b, float* out, float* out_registers) {
+// One warpgroup: [64, kN] = a [64, 64] b [kN, 64]^T, with a from shared memory or from registers,
+// in two groups of products.
+template <int kN, Swizzle kSwizzle, bool kFromRegisters>
+__global__ void WgmmaKernel(const Bf16* a, const Bf16* b, float* out) {
   auto* sa = DynamicShared<Bf16>();
   Bf16* sb = sa + 64 * 64;
   Place<kSwizzle>(sa, a, 64);
@@ -227,29 +228,40 @@ __global__ void WgmmaKernel(const Bf16* a, const Bf16* b, float* out, float* out
       return AdvanceDescriptor(descriptor, byte % kRowBytes);
     }
   };
-  float d[kN / 2], dr[kN / 2];
-  for (int i = 0; i < kN / 2; ++i) d[i] = dr[i] = -1e30f;  // not read
-  WgmmaFence();
-  for (int k = 0; k < 64; k += 16) Wgmma<kN>::Shared(d, at(sa, 64, k), at(sb, kN, k), k > 0);
-  WgmmaCommit();
-  for (int k = 0; k < 64; k += 16) {
-    uint32_t fragment[4];
+  uint32_t fragments[4][4];
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+#pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int row = 16 * warp + lane / 4 + 8 * (i % 2), column = k + 2 * (lane % 4) + 8 * (i / 2);
-      fragment[i] = a[row * 64 + column] | (static_cast<uint32_t>(a[row * 64 + column + 1]) << 16);
+      const int row = 16 * warp + lane / 4 + 8 * (i % 2);
+      const int column = k16 * 16 + 2 * (lane % 4) + 8 * (i / 2);
+      fragments[k16][i] =
+          a[row * 64 + column] | (static_cast<uint32_t>(a[row * 64 + column + 1]) << 16);
     }
-    Wgmma<kN>::Registers(dr, fragment, at(sb, kN, k), k > 0);
+  }
+  float d[kN / 2];
+#pragma unroll
+  for (int i = 0; i < kN / 2; ++i) d[i] = -1e30f;  // not read
+  WgmmaKeepInPlace(d);
+  WgmmaFence();
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    if constexpr (kFromRegisters) {
+      Wgmma<kN>::Registers(d, fragments[k16], at(sb, kN, k16 * 16), k16 > 0);
+    } else {
+      Wgmma<kN>::Shared(d, at(sa, 64, k16 * 16), at(sb, kN, k16 * 16), k16 > 0);
+    }
+    if (k16 == 1) WgmmaCommit();
   }
   WgmmaCommit();
+  WgmmaKeepInPlace(d);
   WgmmaWait<1>();
+  WgmmaWait<0>();
+  WgmmaKeepInPlace(d);
+#pragma unroll
   for (int i = 0; i < kN / 2; ++i) {
     const int row = 16 * warp + lane / 4 + 8 * (i / 2 % 2);
     out[row * kN + i / 4 * 8 + 2 * (lane % 4) + i % 2] = d[i];
-  }
-  WgmmaWait<0>();
-  for (int i = 0; i < kN / 2; ++i) {
-    const int row = 16 * warp + lane / 4 + 8 * (i / 2 % 2);
-    out_registers[row * kN + i / 4 * 8 + 2 * (lane % 4) + i % 2] = dr[i];
   }
 }
 
@@ -260,9 +272,9 @@ void ExpectWgmmaMultiplies() {
   const std::vector<float> expected = Product(a, b, 64, kN, 64);
   DeviceArray<Bf16> da(a), db(b);
   DeviceArray<float> out(64 * kN), out_registers(64 * kN);
-  Launch(WgmmaKernel<kN, kSwizzle>,
-         {.grid = dim3(1), .block = dim3(128), .shared_bytes = 128 * (64 + kN)}, da.data(),
-         db.data(), out.data(), out_registers.data());
+  const LaunchShape shape{.grid = dim3(1), .block = dim3(128), .shared_bytes = 128 * (64 + kN)};
+  Launch(WgmmaKernel<kN, kSwizzle, false>, shape, da.data(), db.data(), out.data());
+  Launch(WgmmaKernel<kN, kSwizzle, true>, shape, da.data(), db.data(), out_registers.data());
   EXPECT_EQ(out.Read(), expected);
   EXPECT_EQ(out_registers.Read(), expected);
 }

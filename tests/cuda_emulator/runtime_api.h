@@ -181,6 +181,7 @@ enum cudaFuncAttribute : int {
   cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
   cudaFuncAttributePreferredSharedMemoryCarveout = 9,
 };
+enum cudaSharedCarveout : int { cudaSharedmemCarveoutMaxShared = 100 };
 cudaError_t EmulatedSetFunctionAttribute(const void* function, cudaFuncAttribute attribute,
                                          int value);
 template <typename F>

@@ -244,6 +244,9 @@ TEST_P(LinearTest, ActivationsKeepWhatIsNotFinite) {
         for (int i = 0; i < 40; ++i) {
           EXPECT_TRUE(std::isnan(RowOf(*backend_, y.view, 0, 40)[i]));
           EXPECT_FALSE(std::isfinite(RowOf(*backend_, y.view, 1, 40)[i]));
+          // An ungated ReLU alone makes a number, 0, of a negative infinity.
+          EXPECT_EQ(std::isfinite(RowOf(*backend_, y.view, 2, 40)[i]),
+                    activation == ActivationKind::kRelu && !gated);
           EXPECT_TRUE(std::isfinite(RowOf(*backend_, y.view, 3, 40)[i]));
           EXPECT_NE(RowOf(*backend_, y.view, 3, 40)[i], 0.0);
         }
