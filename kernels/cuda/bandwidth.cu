@@ -34,7 +34,7 @@ Result<double> MeasureReadBandwidth(int64_t bytes, int rounds, cudaStream_t stre
   MOESERVE_RETURN_IF_ERROR(
       CudaStatus(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties"));
   const unsigned blocks =
-      static_cast<unsigned>(std::min<int64_t>(pieces, int64_t{properties.multiProcessorCount} * 4));
+      static_cast<unsigned>(std::min<int64_t>(pieces, int64_t{properties.multiProcessorCount} * 3));
   MOESERVE_ASSIGN_OR_RETURN(DeviceMemory memory,
                             DeviceMemory::Allocate(static_cast<size_t>(pieces * kPiece)));
   MOESERVE_ASSIGN_OR_RETURN(DeviceMemory sums, DeviceMemory::Allocate(blocks * sizeof(unsigned)));

@@ -91,6 +91,8 @@ Result<GraphExec> GraphExec::EndCapture(cudaStream_t stream, Status status) {
   MOESERVE_CUDA_RETURN_IF_ERROR(cudaGraphInstantiate(&handle, graph.get(), 0));
   GraphExec exec;
   exec.handle_ = Handle<cudaGraphExec_t, cudaGraphExecDestroy>(handle);
+  // Its memory on the device is taken here, where a lack of it can be answered, not at the launch.
+  MOESERVE_CUDA_RETURN_IF_ERROR(cudaGraphUpload(handle, stream));
   return exec;
 }
 

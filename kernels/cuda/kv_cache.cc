@@ -30,8 +30,8 @@ Result<CudaKvCache> CudaKvCache::Allocate(std::vector<KvLayerShape> layers, DTyp
   // Attention multiplies the padding of rows that were written, which AppendKv leaves zero, and
   // reads no others; zeros keep the whole cache free of values that nobody wrote.
   MOESERVE_CUDA_RETURN_IF_ERROR(cudaMemset(cache.memory_.data(), 0, bytes));
-  // Streams that do not wait for the default one come next.
-  MOESERVE_CUDA_RETURN_IF_ERROR(cudaDeviceSynchronize());
+  // Streams that do not wait for the default one come next; others may be recording.
+  MOESERVE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(nullptr));
   char* next = static_cast<char*>(cache.memory_.data());
   for (const KvLayerShape& s : cache.shapes_) {
     KvLayerView view;

@@ -38,6 +38,19 @@ void AllowSharedMemory(const void* kernel, size_t bytes) {
   limit = bytes;
 }
 
+bool HasGridDependencies() {
+  // Code of 9.0a runs on 9.0 alone; later devices compile that of 8.0.
+  static const bool has = [] {
+    int device = 0, major = 0;
+    MOESERVE_CHECK(cudaGetDevice(&device) == cudaSuccess, "no current CUDA device");
+    MOESERVE_CHECK(
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess,
+        "the device's compute capability");
+    return major == 9;
+  }();
+  return has;
+}
+
 void LaunchFailed(cudaError_t error, const LaunchShape& shape) {
   std::fprintf(stderr,
                "CUDA launch of grid (%u,%u,%u), block (%u,%u,%u), %zu bytes of shared memory: %s\n",

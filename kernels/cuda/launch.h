@@ -13,7 +13,7 @@ struct LaunchShape {
   size_t shared_bytes = 0;  // dynamic shared memory of a block, up to the device's opt-in limit
   cudaStream_t stream = nullptr;
   // The kernel may start before its predecessor in the stream has ended; it reads what others wrote
-  // only after GridDependencyWait() (ptx.cuh).
+  // only after GridDependencyWait() (ptx.cuh). Ignored where that is not compiled in.
   bool overlaps_predecessor = false;
 };
 
@@ -25,6 +25,8 @@ namespace internal {
 // Raises the limit of `kernel`'s dynamic shared memory on the current device if it is lower, and
 // asks for the split of the first-level cache that gives as many blocks as possible their share.
 void AllowSharedMemory(const void* kernel, size_t bytes);
+// Whether the code that the current device runs has GridDependencyWait().
+bool HasGridDependencies();
 // Stops the process with CUDA's words for `error`.
 [[noreturn]] void LaunchFailed(cudaError_t error, const LaunchShape& shape);
 inline constexpr size_t kLittleSharedMemory = 16 << 10;
@@ -44,7 +46,7 @@ void Launch(void (*kernel)(Parameters...), const LaunchShape& shape, Arguments&&
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = shape.stream;
   cudaLaunchAttribute attribute{};
-  if (shape.overlaps_predecessor) {
+  if (shape.overlaps_predecessor && internal::HasGridDependencies()) {
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &attribute;

@@ -15,8 +15,10 @@ namespace {
 constexpr int64_t kMaxShared = 160 << 10;
 // In front of what the phases share: the flag of LastToArrive.
 constexpr int64_t kHeader = 128;
-// Tiles of few columns are used until they would fill the device this often.
-constexpr int64_t kSmallTileBlocks = 264;
+// Of a large device. Tiles of few columns are used until they would fill it twice; tiles of few
+// rows until they would fill it once: more would read the router's weights too often.
+constexpr int64_t kMultiprocessors = 132;
+constexpr int64_t kSmallTileBlocks = 2 * kMultiprocessors;
 
 struct RouteKernelArgs {
   ProductArgs product;
@@ -100,9 +102,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) RouteKernel(RouteKernelArgs
 }
 
 // What the phases of a block can share on this device.
-int64_t RoomOfBlock() {
-  return std::min(kMaxShared, static_cast<int64_t>(SharedMemoryLimit())) - kHeader;
-}
+int64_t RoomOfBlock() { return RouteSharedLimit() - kHeader; }
 
 template <typename Tile>
 void LaunchTiles(RouteKernelArgs& a, int64_t room, cudaStream_t stream) {
@@ -129,6 +129,7 @@ template <typename T>
 void LaunchProducts(RouteKernelArgs& a, cudaStream_t stream) {
   using FewColumns = ProductTile<T, 4, 1, 2, 4, 8>;  // 8 rows x 4
   using FewRows = ProductTile<T, 4, 4, 2, 4, 4>;     // 8 x 16
+  using SomeRows = ProductTile<T, 4, 8, 4, 2, 3>;    // 16 x 16
   using ManyRows = ProductTile<T, 8, 8, 4, 2, 3>;    // 32 x 16
   using ManyByFew = ProductTile<T, 8, 8, 8, 1, 2>;   // 64 x 8
   const int64_t rows = a.product.rows, columns = a.product.columns;
@@ -142,8 +143,11 @@ void LaunchProducts(RouteKernelArgs& a, cudaStream_t stream) {
     }
   } else if ((rows + 7) / 8 * ((columns + 3) / 4) <= kSmallTileBlocks) {
     LaunchTiles<FewColumns>(a, room, stream);
-  } else {
+  } else if ((rows + 7) / 8 * ((columns + 15) / 16) <= kMultiprocessors ||
+             SomeRows::kBytes > room) {
     LaunchTiles<FewRows>(a, room, stream);
+  } else {
+    LaunchTiles<SomeRows>(a, room, stream);
   }
 }
 
@@ -158,6 +162,14 @@ void CheckRoom(int rows, int experts, int k_max, const PlanMemory& plan,
 }
 
 }  // namespace
+
+int64_t RouteSharedBytes(const RouteSettings& settings) {
+  return kHeader + std::max(SelectBytes(settings, true), PlanBytes(settings.num_experts));
+}
+
+int64_t RouteSharedLimit() {
+  return std::min(kMaxShared, static_cast<int64_t>(SharedMemoryLimit()));
+}
 
 RoutingPlan LaunchRoute(const RouteLaunch& launch, cudaStream_t stream) {
   const RouterTables& router = launch.router->tables();

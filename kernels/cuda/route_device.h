@@ -19,6 +19,11 @@ inline constexpr int kRouterStep = 256;
 // Fewest rows of a block that computes products.
 inline constexpr int kFewestTileRows = 8;
 
+// Shared memory, in bytes, that routing by `settings` with a plan needs of a block; and what the
+// current device gives it.
+int64_t RouteSharedBytes(const RouteSettings& settings);
+int64_t RouteSharedLimit();
+
 // Changes the selection of one row: RouteOverride with a device pointer.
 struct DeviceOverride {
   int32_t k = 0;

@@ -67,6 +67,13 @@ Result<std::unique_ptr<CudaRouter>> CudaRouter::Create(const RouteSettings& sett
         "a cosine router of dimension " + std::to_string(settings.dim) +
         "; the CUDA backend takes at most " + std::to_string(kMaxCosineDim));
   }
+  if (RouteSharedBytes(settings) > RouteSharedLimit()) {
+    return absl::InvalidArgumentError("a router of " + std::to_string(settings.num_experts) +
+                                      " experts; it needs " +
+                                      std::to_string(RouteSharedBytes(settings)) +
+                                      " bytes of shared memory, and the device has " +
+                                      std::to_string(RouteSharedLimit()) + " for a block");
+  }
   const int64_t width = settings.input_width;
   auto router = std::unique_ptr<CudaRouter>(new CudaRouter);
   RouterTables& t = router->tables_;

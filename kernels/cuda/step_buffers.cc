@@ -23,17 +23,16 @@ int64_t RoundUpToPower(int64_t n) {
 
 }  // namespace
 
-bool StepBuffers::MustGrow(int64_t tokens, int64_t sequences, int64_t longest_table) const {
-  return tokens > tokens_ || sequences > sequences_ || longest_table > table_stride_;
+bool StepBuffers::MustGrow(int64_t tokens, int64_t sequences, int64_t table_stride) const {
+  return tokens > tokens_ || sequences * table_stride > table_entries_;
 }
 
-absl::Status StepBuffers::Reserve(int64_t tokens, int64_t sequences, int64_t longest_table) {
-  if (!MustGrow(tokens, sequences, longest_table)) return absl::OkStatus();
+absl::Status StepBuffers::Reserve(int64_t tokens, int64_t sequences, int64_t table_stride) {
+  if (!MustGrow(tokens, sequences, table_stride)) return absl::OkStatus();
   tokens_ = std::max(tokens_, RoundUpToPower(tokens));
-  sequences_ = std::max(sequences_, RoundUpToPower(sequences));
-  table_stride_ = std::max(table_stride_, RoundUpToPower(longest_table));
+  table_entries_ = std::max(table_entries_, RoundUpToPower(sequences * table_stride));
   const size_t bytes =
-      static_cast<size_t>(kTokenBytes * tokens_ + 2 * kAlignment + sequences_ * table_stride_ * 4);
+      static_cast<size_t>(kTokenBytes * tokens_ + 2 * kAlignment + table_entries_ * 4);
   host_ = {};
   device_ = {};
   outcome_ = {};
@@ -47,7 +46,7 @@ absl::Status StepBuffers::Reserve(int64_t tokens, int64_t sequences, int64_t lon
   return absl::OkStatus();
 }
 
-DeviceStep StepBuffers::Upload(const StepInputs& inputs, const StepRows& rows,
+DeviceStep StepBuffers::Upload(const StepInputs& inputs, const StepRows& rows, int64_t table_stride,
                                cudaStream_t stream) {
   // The copy before reads the same memory.
   MOESERVE_CHECK(cudaEventSynchronize(copied_.get()) == cudaSuccess, "the step before was copied");
@@ -87,8 +86,8 @@ DeviceStep StepBuffers::Upload(const StepInputs& inputs, const StepRows& rows,
   int32_t* table = tables;
   for (const std::span<const int32_t> blocks : inputs.block_tables) {
     std::copy(blocks.begin(), blocks.end(), table);
-    std::fill(table + blocks.size(), table + table_stride_, 0);
-    table += table_stride_;
+    std::fill(table + blocks.size(), table + table_stride, 0);
+    table += table_stride;
   }
   const size_t bytes = static_cast<size_t>(reinterpret_cast<char*>(table) - host);
   char* const device = device_.as<char>();

@@ -27,13 +27,14 @@ struct DeviceStep {
 class StepBuffers {
  public:
   // True where the buffers are too small for such a step and Reserve() would move them.
-  bool MustGrow(int64_t tokens, int64_t sequences, int64_t longest_table) const;
+  bool MustGrow(int64_t tokens, int64_t sequences, int64_t table_stride) const;
   // The stream must be idle. ResourceExhausted.
-  absl::Status Reserve(int64_t tokens, int64_t sequences, int64_t longest_table);
-  int table_stride() const { return static_cast<int>(table_stride_); }
+  absl::Status Reserve(int64_t tokens, int64_t sequences, int64_t table_stride);
 
-  // Enqueues the copy of `inputs`, filled up to `rows`.
-  DeviceStep Upload(const StepInputs& inputs, const StepRows& rows, cudaStream_t stream);
+  // Enqueues the copy of `inputs`, filled up to `rows`; block tables are `table_stride` apart,
+  // which the longest does not exceed.
+  DeviceStep Upload(const StepInputs& inputs, const StepRows& rows, int64_t table_stride,
+                    cudaStream_t stream);
 
   // Enqueues the copy of what the step wrote to `failed` and, where `routes`, to them.
   void Download(const DeviceStep& step, int64_t tokens, bool routes, cudaStream_t stream);
@@ -43,8 +44,7 @@ class StepBuffers {
 
  private:
   int64_t tokens_ = 0;
-  int64_t sequences_ = 0;
-  int64_t table_stride_ = 0;
+  int64_t table_entries_ = 0;  // of all block tables
   PinnedMemory host_;
   DeviceMemory device_;
   PinnedMemory outcome_;

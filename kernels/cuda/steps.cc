@@ -11,6 +11,9 @@ namespace {
 // Steps of more rows are long enough that issuing them costs nothing.
 constexpr int64_t kMaxReplayedTokens = 256;
 constexpr int64_t kMinContext = 256;
+constexpr int64_t kMinTableStride = kMinContext / kKvBlockTokens;
+// Recordings take memory of the device; a server whose steps have more shapes begins anew.
+constexpr size_t kMaxRecordings = 128;
 
 int64_t PowerOfTwo(int64_t n) {
   int64_t power = 1;
@@ -52,9 +55,12 @@ StepRows CudaBackend::BeginStep(const StepInputs& inputs, const void* owner, boo
     longest = std::max(longest, static_cast<int64_t>(blocks.size()));
   }
   const int64_t sequences = static_cast<int64_t>(inputs.block_tables.size());
-  if (buffers_.MustGrow(rows.tokens, sequences, longest)) {
+  // By powers of two: few shapes, and a long sequence of the past costs later steps nothing.
+  const int64_t table_stride = std::max(PowerOfTwo(longest), kMinTableStride);
+  if (buffers_.MustGrow(rows.tokens, sequences, table_stride)) {
     DropRecordings();
-    CheckStatus(buffers_.Reserve(rows.tokens, sequences, longest), "memory for a step's inputs");
+    CheckStatus(buffers_.Reserve(rows.tokens, sequences, table_stride),
+                "memory for a step's inputs");
   }
   uint64_t counters_id = 0;
   if (counters() != nullptr) {
@@ -66,11 +72,11 @@ StepRows CudaBackend::BeginStep(const StepInputs& inputs, const void* owner, boo
                   "memory for counters");
     }
   }
-  step_ = buffers_.Upload(inputs, rows, stream_.get());
+  step_ = buffers_.Upload(inputs, rows, table_stride, stream_.get());
   shape_ = {owner,
             rows,
             PowerOfTwo(context),
-            buffers_.table_stride(),
+            static_cast<int>(table_stride),
             counters_id,
             inputs.cache == nullptr ? 0 : inputs.cache->id()};
   tiled_from_ = replayable_ ? static_cast<int>(rows.tokens) : single;
@@ -133,6 +139,7 @@ void CudaBackend::RunOperations(const std::function<void()>& operations) {
     return;
   }
   // Memory that has to grow in the first run forgets all recordings, this one too.
+  if (recordings_.size() >= kMaxRecordings && !recordings_.contains(shape_)) DropRecordings();
   Recording* recording = &recordings_[shape_];
   if (!recording->ran) {
     operations();

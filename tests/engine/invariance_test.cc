@@ -120,7 +120,10 @@ TEST_P(InvarianceTest, ARowIsTheSameAloneAndInABatch) {
       if (l.feed_forward.routed()) experts += l.feed_forward.routing->num_experts;
     }
     EXPECT_LE(step_visits, 2 * experts);
-    EXPECT_EQ(step_visits > 0, experts > 0);
+    // Devices do not report visits.
+    if (runner->backend().plans_on_host()) {
+      EXPECT_EQ(step_visits > 0, experts > 0);
+    }
   }
 }
 
