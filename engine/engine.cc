@@ -541,7 +541,9 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
                                                std::unique_ptr<Model> model,
                                                std::shared_ptr<const Tokenizer> tokenizer,
                                                std::vector<TokenId> eos_token_ids) {
-  MOESERVE_ASSIGN_OR_RETURN(const EngineOptions o, Resolved(options, model->spec()));
+  MOESERVE_ASSIGN_OR_RETURN(
+      const EngineOptions o,
+      Resolved(options, model->spec(), model->backend().preferred_step_rows()));
   const std::vector<KvLayerShape> shapes = CacheShapes(model->spec());
   const KvCacheType type = o.kv_cache_type.value_or(KvCacheTypeOf(model->options().compute));
   MOESERVE_ASSIGN_OR_RETURN(const int64_t blocks,

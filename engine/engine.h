@@ -20,9 +20,10 @@
 namespace moeserve {
 
 struct EngineOptions {
-  int max_model_len = 0;       // 0: max_position_embeddings of the model
-  int max_num_seqs = 64;       // sequences that run at the same time
-  int max_step_tokens = 512;   // rows of one step, prefill and decode together
+  int max_model_len = 0;  // 0: max_position_embeddings of the model
+  int max_num_seqs = 64;  // sequences that run at the same time
+  // Rows of one step, prefill and decode together. 0: as many as suit the device.
+  int max_step_tokens = 0;
   int64_t kv_cache_bytes = 0;  // 0: room for max_num_seqs sequences of min(max_model_len, 2048)
   std::optional<KvCacheType> kv_cache_type = std::nullopt;  // nullopt: that of the model's products
   int max_queued_seqs = 1024;

@@ -7,7 +7,8 @@
 
 namespace moeserve {
 
-Result<EngineOptions> Resolved(const EngineOptions& options, const ModelSpec& spec) {
+Result<EngineOptions> Resolved(const EngineOptions& options, const ModelSpec& spec,
+                               int device_step_rows) {
   EngineOptions o = options;
   if (o.max_model_len == 0) o.max_model_len = spec.max_position_embeddings;
   if (o.max_model_len < 1 || o.max_model_len > spec.max_position_embeddings) {
@@ -22,6 +23,7 @@ Result<EngineOptions> Resolved(const EngineOptions& options, const ModelSpec& sp
   if (o.routing_records && !o.expert_stats) {
     return absl::InvalidArgumentError("routing-records: expert statistics are switched off");
   }
+  if (o.max_step_tokens == 0) o.max_step_tokens = device_step_rows;
   if (o.max_step_tokens < o.max_num_seqs) o.max_step_tokens = o.max_num_seqs;
   return o;
 }

@@ -9,7 +9,8 @@ namespace moeserve {
 
 // The options with every default filled in. InvalidArgument names the option, what was expected and
 // what was found.
-Result<EngineOptions> Resolved(const EngineOptions& options, const ModelSpec& spec);
+Result<EngineOptions> Resolved(const EngineOptions& options, const ModelSpec& spec,
+                               int device_step_rows);
 
 // Blocks of the KV cache, of `block_bytes` each over all layers. ResourceExhausted where the memory
 // does not hold one sequence of max_model_len.

@@ -458,6 +458,9 @@ class Backend {
   // plans. Tests use it to see that rows of one step share grouped products. 0 where only the
   // device knows.
   virtual uint64_t expert_visits() const = 0;
+
+  // Rows of a step beyond which a row becomes hardly cheaper, while others wait longer.
+  virtual int preferred_step_rows() const { return 512; }
   // Measures how fast the device reads memory, in bytes per second, over `bytes` (at least a few
   // times the last-level cache), best of `rounds`. ResourceExhausted.
   virtual Result<double> MeasureReadBandwidth(int64_t bytes, int rounds) = 0;

@@ -79,6 +79,8 @@ class CudaBackend : public Backend {
   StepOutcome Outcome() override;
 
   uint64_t expert_visits() const override { return 0; }
+  // An expert of 64 that each row chooses 8 of has 256 rows then: enough to be worth its weights.
+  int preferred_step_rows() const override { return 2048; }
   Result<double> MeasureReadBandwidth(int64_t bytes, int rounds) override;
   int64_t weight_bytes() const override { return weight_bytes_; }
 

@@ -52,8 +52,9 @@ void AddEngineOptions(CLI::App& app, EngineOptionsText& options) {
   app.add_option("--max-num-seqs", engine.max_num_seqs, "Sequences that run at the same time")
       ->check(CLI::Range(1, 1 << 16))
       ->capture_default_str();
-  app.add_option("--max-step-tokens", engine.max_step_tokens, "Rows of one step")
-      ->check(CLI::Range(1, 1 << 20))
+  app.add_option("--max-step-tokens", engine.max_step_tokens,
+                 "Rows of one step; 0: as many as suit the device")
+      ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
   app.add_option("--max-prompt-rows", engine.max_prompt_rows,
                  "Prompt rows in a step beside running answers; 0: as many as double its time")

@@ -177,6 +177,16 @@ TEST_F(RouteTest, ManyExpertsManyRows) {
   Compare(c, 300);
 }
 
+// As many as one launch takes, of so many experts that tiles of 16 rows are used.
+TEST_F(RouteTest, ManyExpertsInOneLaunch) {
+  for (int experts : {100, 300}) {
+    for (Gate gate : {Gate::kSoftmax, Gate::kSigmoid}) {
+      Compare(MakeCase(experts, 280, gate, static_cast<uint64_t>(77 + experts)), 250);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 TEST_F(RouteTest, TopPAtItsEnds) {
   for (float p : {0.0f, 1e-38f, 0.5f, 1.0f, 2.0f}) {
     for (bool strict : {false, true}) {
