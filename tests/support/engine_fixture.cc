@@ -47,7 +47,10 @@ Result<std::unique_ptr<TestEngine>> TestEngine::Start(const std::filesystem::pat
                                                       const std::string& device,
                                                       Quantization quantization) {
   auto test = std::make_unique<TestEngine>();
-  test->cache_type_ = options.kv_cache_type.value_or(KvCacheTypeOf(compute));
+  EngineOptions o = options;
+  // An engine begins with its largest step, which takes the emulated device long.
+  if (o.max_step_tokens == 0 && device == "cuda_emulated") o.max_step_tokens = 256;
+  test->cache_type_ = o.kv_cache_type.value_or(KvCacheTypeOf(compute));
   MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint,
                             LoadCheckpoint(path, {.require_tokenizer = false}));
   MOESERVE_ASSIGN_OR_RETURN(test->backend_, CreateBackend({.device = device, .threads = 2}));
@@ -55,9 +58,8 @@ Result<std::unique_ptr<TestEngine>> TestEngine::Start(const std::filesystem::pat
       std::unique_ptr<Model> model,
       Model::Create(checkpoint.spec, {.compute = compute, .quantization = quantization},
                     *checkpoint.weights, *test->backend_));
-  MOESERVE_ASSIGN_OR_RETURN(
-      test->engine_,
-      Engine::Create(options, std::move(model), checkpoint.tokenizer, checkpoint.eos_token_ids));
+  MOESERVE_ASSIGN_OR_RETURN(test->engine_, Engine::Create(o, std::move(model), checkpoint.tokenizer,
+                                                          checkpoint.eos_token_ids));
   return test;
 }
 
