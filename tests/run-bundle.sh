@@ -1,20 +1,25 @@
 #!/usr/bin/env bash
 # Runs the tests of an unpacked bundle (deploy/bundle.sh) and says which passed.
 #
-#   run-tests.sh [--device cpu|cuda] [--models FOLDER] [--seconds N] [--check TOOL] [TEST...]
+#   run-tests.sh [--device cpu|cuda] [--models FOLDER] [--jobs N] [--seconds N] [--check TOOL]
+#                [TEST...]
 #
-#   --device     where the models run (cuda); tests of kernels run on every device there is
+#   --device     where the models run, and with cuda the tests of kernels (cuda)
 #   --models     folder of the bundled models, deploy/models of the sources (default: beside this
 #                file)
+#   --jobs       programs at a time (4; 1 with --check)
 #   --check      run under compute-sanitizer with this tool (memcheck, racecheck, synccheck, initcheck)
 #   --seconds    longest time of one program (240)
 #   TEST         programs to run, "linear_test" say (all)
+#
+# The environment variable GTEST_FILTER, where it is set, chooses among the tests of each program.
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 device=cuda
 models=$here/models
 seconds=240
+jobs=
 check=()
 tests=()
 while (($# > 0)); do
@@ -22,6 +27,7 @@ while (($# > 0)); do
     --device) device=${2:?--device: expected cpu or cuda} && shift 2 ;;
     --models) models=$(realpath "${2:?--models: expected a folder}") && shift 2 ;;
     --seconds) seconds=${2:?--seconds: expected a number} && shift 2 ;;
+    --jobs) jobs=${2:?--jobs: expected a number} && shift 2 ;;
     --check)
       check=(compute-sanitizer --tool "${2:?--check: expected a tool}" --error-exitcode 9) && shift 2
       ;;
@@ -29,6 +35,11 @@ while (($# > 0)); do
     *) tests+=("$1") && shift ;;
   esac
 done
+: "${jobs:=$((${#check[@]} > 0 ? 1 : 4))}"
+if [[ ! $jobs =~ ^[1-9][0-9]*$ ]]; then
+  printf 'error: --jobs: expected a number, found %s\n' "$jobs" >&2
+  exit 2
+fi
 if ((${#tests[@]} == 0)); then
   # Instructions and kernels first: what builds on them says less about a fault.
   for program in "$here"/bin/ptx_test_device "$here"/bin/*_device "$here"/bin/*_test; do
@@ -39,14 +50,25 @@ fi
 mkdir -p "$here/test-data/deploy"
 [[ -e $here/test-data/deploy/models ]] || ln -s "$models" "$here/test-data/deploy/models"
 
-failed=0
-for test in "${tests[@]}"; do
-  log=$here/$test.log
-  start=$SECONDS
+# run TEST: leaves TEST.log and, in TEST.result, the exit status and the seconds it took.
+run() {
+  local test=$1 start=$SECONDS filter=${GTEST_FILTER:-*}
+  # These run the same tests on every backend; here the device is what one came for.
+  if [[ -z ${GTEST_FILTER:-} && $device == cuda ]]; then
+    [[ $test =~ ^(rows|linear|router|attention)_test$ ]] && filter='*/cuda'
+  fi
   MOESERVE_TEST_DATA=$here/test-data MOESERVE_TEST_DEVICE=$device \
-    timeout "$seconds" "${check[@]}" "$here/bin/$test" --gtest_brief=1 >"$log" 2>&1
-  code=$?
-  printf '%-28s exit %3d  %4d s  %s\n' "$test" "$code" $((SECONDS - start)) \
+    timeout "$seconds" "${check[@]}" "$here/bin/$test" --gtest_brief=1 --gtest_filter="$filter" \
+    >"$here/$test.log" 2>&1
+  printf '%d %d\n' $? $((SECONDS - start)) >"$here/$test.result"
+}
+
+failed=0
+# report TEST: the line about it, and its log where something is wrong.
+report() {
+  local test=$1 code took log=$here/$1.log
+  read -r code took <"$here/$test.result"
+  printf '%-28s exit %3d  %4d s  %s\n' "$test" "$code" "$took" \
     "$(grep -E '^\[  (PASSED|FAILED)  \]|tests? ran' "$log" | head -2 | tr '\n' ' ')"
   if ((code != 0)); then
     failed=1
@@ -55,6 +77,21 @@ for test in "${tests[@]}"; do
     # Tests skip themselves where the device cannot be used; here that is what one came for.
     failed=1
     grep -m1 "device $device: " "$log"
+  elif [[ $test == *_test && -z ${GTEST_FILTER:-} ]] && grep -q '^\[==========\] 0 tests' "$log"; then
+    failed=1
+    printf 'no test of it runs on %s\n' "$device"
   fi
+}
+
+# Programs start in order, `jobs` at a time, and are reported in the same order.
+started=0
+for ((i = 0; i < ${#tests[@]}; ++i)); do
+  while ((started < ${#tests[@]} && started < i + jobs)); do
+    run "${tests[started]}" &
+    pids[started]=$!
+    started=$((started + 1))
+  done
+  wait "${pids[i]}"
+  report "${tests[i]}"
 done
 exit $failed
