@@ -9,6 +9,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/linear_fragment.cuh"
 #include "kernels/cuda/linear_kernels.h"
 #include "kernels/cuda/linear_tile.cuh"
 #include "kernels/cuda/ptx.cuh"
@@ -149,6 +150,7 @@ __device__ void ConsumeTile(const LinearParams& p, const LinearBankEntry& m, Lin
   WgmmaWait<0>();
   WgmmaKeepInPlace(sums);
   if (lane == 0) MbarrierArrive(empty + previous);
+  if (TryStoreFragments<kN>(p, m, tile, sums, thread)) return;
 
   const int row = thread / 32 * 16 + lane / 4;
 #pragma unroll 1

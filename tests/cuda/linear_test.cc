@@ -120,6 +120,48 @@ TEST(CudaLinearTest, TilesAndAlignmentsGiveTheSameBits) {
   }
 }
 
+// What happens to the sums on their way to a bf16 output, with the bits of the first tile.
+TEST(CudaLinearTest, EpiloguesGiveTheSameBits) {
+  Random random(12);
+  constexpr std::pair<bool, ActivationKind> kEpilogues[] = {
+      {false, ActivationKind::kNone}, {false, ActivationKind::kRelu},
+      {false, ActivationKind::kSilu}, {true, ActivationKind::kSilu},
+      {true, ActivationKind::kGelu},  {true, ActivationKind::kRelu}};
+  constexpr int kIn = 72;
+  for (const auto& [gated, activation] : kEpilogues) {
+    for (const auto& [rows, out] :
+         std::vector<std::pair<int, int>>{{150, 330}, {70, 37}, {3, 64}}) {
+      for (const bool pad : {false, true}) {
+        const bool bias = pad;
+        const int64_t columns = pad ? RoundUp16(out) : out;
+        const BankCase bank({kIn}, {out}, gated, bias, DType::kBF16, random);
+        DeviceRows x(rows, kIn, kIn, DType::kBF16, random.Normals(int64_t{rows} * kIn));
+        LinearArgs args{.bank = bank.bank.get(),
+                        .input = x.view(),
+                        .output = {},
+                        .activation = activation,
+                        .pad_output = pad};
+        DeviceRows expected(rows, out, RoundUp16(out), DType::kBF16);
+        args.output = expected.view();
+        LaunchLinear(args, kTiles[0], nullptr);
+        const RowsView bits = expected.Fetch();
+        for (const LinearTile tile : kTiles) {
+          DeviceRows y(rows, out, RoundUp16(out), DType::kBF16);
+          args.output = y.view();
+          LaunchLinear(args, tile, nullptr);
+          const RowsView result = y.Fetch();
+          for (int r = 0; r < rows; ++r) {
+            ASSERT_TRUE(SameBits(result, bits, r, r, columns))
+                << "tile " << static_cast<int>(tile) << ", row " << r << " of " << rows
+                << ", gated " << gated << ", activation " << static_cast<int>(activation);
+          }
+          ASSERT_TRUE(y.OthersUntouched(rows, std::vector<int64_t>(rows, columns)));
+        }
+      }
+    }
+  }
+}
+
 // All rows to the first expert, all to the last, to every one, to some, to none.
 std::vector<std::vector<std::vector<int>>> AdversarialRoutings(int rows, int experts,
                                                                Random& random) {
