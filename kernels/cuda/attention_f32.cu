@@ -5,6 +5,7 @@
 #include "kernels/cuda/attention_kernels.h"
 #include "kernels/cuda/attention_rows.cuh"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx.cuh"
 
 namespace moeserve::cuda {
 namespace {
@@ -270,6 +271,7 @@ __device__ inline void RunRows(const AttentionLaunch& a, int begin, int end, int
 template <int kDim, typename Element>
 __global__ void __launch_bounds__(kThreads)
     SplitKernel(const AttentionLaunch a, const int split_tokens, const float scale) {
+  GridDependencyPass();
   const int item = blockIdx.x;
   if (item >= *a.work.item_count) return;
   const int token = a.work.item_token[item];
@@ -282,6 +284,7 @@ template <int kDim, typename Element>
 __global__ void __launch_bounds__(kThreads)
     TiledKernel(const AttentionLaunch a, const int tokens_per_tile, const int split_tokens,
                 const float scale) {
+  GridDependencyPass();
   auto& shared = *DynamicShared<SharedF32<kDim, Element>>();
   const int tile = static_cast<int>(gridDim.x - 1 - blockIdx.x);
   int begin = a.tiled_from + tile * tokens_per_tile;
@@ -306,7 +309,8 @@ void LaunchSplit(const AttentionLaunch& args, cudaStream_t stream) {
          {.grid = dim3(MaxItems(args), args.cache.num_kv_heads * chunks),
           .block = dim3(kThreads),
           .shared_bytes = sizeof(SharedF32<kDim, Element>),
-          .stream = stream},
+          .stream = stream,
+          .overlaps_predecessor = true},
          args, SplitTokensOf(args), ScaleOf(args));
 }
 
@@ -317,7 +321,8 @@ void LaunchTiled(const AttentionLaunch& args, cudaStream_t stream) {
          {.grid = dim3(shape.tiles, args.cache.num_kv_heads, shape.chunks),
           .block = dim3(kThreads),
           .shared_bytes = sizeof(SharedF32<kDim, Element>),
-          .stream = stream},
+          .stream = stream,
+          .overlaps_predecessor = true},
          args, shape.tokens_per_tile, SplitTokensOf(args), ScaleOf(args));
 }
 

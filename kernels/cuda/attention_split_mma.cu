@@ -25,6 +25,7 @@ struct SharedSplit {
 template <int kDim>
 __global__ void __launch_bounds__(kThreads)
     SplitKernel(const AttentionLaunch a, const int split_tokens, const float scale) {
+  GridDependencyPass();
   constexpr int kColumns = kDim / 4;  // of one warp
   const int item = blockIdx.x;
   if (item >= *a.work.item_count) return;
@@ -169,7 +170,8 @@ void LaunchOf(const AttentionLaunch& args, cudaStream_t stream) {
          {.grid = dim3(MaxItems(args), args.cache.num_kv_heads * chunks),
           .block = dim3(kThreads),
           .shared_bytes = sizeof(SharedSplit<kDim>),
-          .stream = stream},
+          .stream = stream,
+          .overlaps_predecessor = true},
          args, SplitTokensOf(args), args.scale * kLog2E);
 }
 

@@ -181,6 +181,7 @@ template <int kDim>
 __global__ void __launch_bounds__(kThreads)
     TiledKernel(const AttentionLaunch a, const int tokens_per_tile, const int split_tiles,
                 const float scale) {
+  GridDependencyPass();
   auto& shared = *DynamicShared<SharedTiles<kDim>>();
   // The last tiles have the longest contexts: they start first.
   const int tile = static_cast<int>(gridDim.x - 1 - blockIdx.x);
@@ -205,7 +206,8 @@ void LaunchOf(const AttentionLaunch& args, cudaStream_t stream) {
          {.grid = dim3(shape.tiles, args.cache.num_kv_heads, shape.chunks),
           .block = dim3(kThreads),
           .shared_bytes = sizeof(SharedTiles<kDim>),
-          .stream = stream},
+          .stream = stream,
+          .overlaps_predecessor = true},
          args, shape.tokens_per_tile, SplitTokensOf(args) / kTileKeys, args.scale * kLog2E);
 }
 

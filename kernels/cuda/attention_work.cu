@@ -3,6 +3,7 @@
 #include "kernels/cuda/attention_kernels.h"
 #include "kernels/cuda/attention_rows.cuh"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx.cuh"
 
 namespace moeserve::cuda {
 namespace {
@@ -38,6 +39,7 @@ __device__ inline int ExclusiveSum(int value, SharedScan* shared, int* total) {
 __global__ void __launch_bounds__(kWorkThreads)
     WorkKernel(const StepView step, const int tokens, const int window, const int split_tokens,
                const AttentionWork work) {
+  GridDependencyPass();
   auto* shared = DynamicShared<SharedScan>();
   int items = 0, wanted_slots = 0;
   for (int base = 0; base < tokens; base += kWorkThreads) {
@@ -71,6 +73,7 @@ __global__ void __launch_bounds__(kWorkThreads)
 // One warp merges one query head's splits in ascending order, 128 columns of it.
 __global__ void __launch_bounds__(kMergeThreads)
     MergeKernel(const AttentionLaunch a, const int split_tokens) {
+  GridDependencyPass();
   constexpr int kAhead = 8;  // splits whose loads are under way together
   const int token = blockIdx.x;
   const int first_slot = a.work.slot_of_token[token];
@@ -184,7 +187,8 @@ void LaunchAttentionWork(const StepView& step, int tokens, int window, int split
          {.grid = dim3(1),
           .block = dim3(kWorkThreads),
           .shared_bytes = sizeof(SharedScan),
-          .stream = stream},
+          .stream = stream,
+          .overlaps_predecessor = true},
          step, tokens, window, split_tokens, work);
 }
 
@@ -195,7 +199,8 @@ void LaunchMergeSplits(const AttentionLaunch& args, cudaStream_t stream) {
       {.grid = dim3(args.tiled_from, (query_heads + kMergeThreads / 32 - 1) / (kMergeThreads / 32),
                     (args.cache.padded_dim + 127) / 128),
        .block = dim3(kMergeThreads),
-       .stream = stream},
+       .stream = stream,
+       .overlaps_predecessor = true},
       args, SplitTokensOf(args));
 }
 

@@ -200,6 +200,7 @@ __device__ void MultiplyDown(const char* plane, const char* stage,
 
 template <typename S>
 __global__ void __launch_bounds__(kThreads, 2) FusedExpertKernel(const FusedParams p) {
+  GridDependencyPass();
   const LinearTileRange tile =
       FindLinearTile<S::kTileRows, S::kBlocks * kImageBlock>(p.down, static_cast<int>(blockIdx.x));
   if (tile.expert < 0) return;
@@ -273,7 +274,8 @@ void LaunchShaped(const FusedParams& p, int64_t rows, cudaStream_t stream) {
   const int64_t tiles = std::min<int64_t>(p.down.experts, rows) + rows / S::kTileRows;
   MOESERVE_CHECK(tiles <= INT32_MAX, "tiles of fused experts");
   Launch(FusedExpertKernel<S>,
-         LaunchShape{dim3(static_cast<unsigned>(tiles)), dim3(kThreads), S::kSharedBytes, stream},
+         LaunchShape{dim3(static_cast<unsigned>(tiles)), dim3(kThreads), S::kSharedBytes, stream,
+                     true},
          p);
 }
 

@@ -1,8 +1,10 @@
 #include "kernels/cuda/launch.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <mutex>
+#include <string_view>
 #include <utility>
 
 #include "kernels/base/check.h"
@@ -46,7 +48,8 @@ bool HasGridDependencies() {
     MOESERVE_CHECK(
         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess,
         "the device's compute capability");
-    return major == 9;
+    const char* wanted = std::getenv("MOESERVE_CUDA_OVERLAP");
+    return major == 9 && (wanted == nullptr || std::string_view(wanted) != "0");
   }();
   return has;
 }

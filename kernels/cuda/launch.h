@@ -25,7 +25,8 @@ namespace internal {
 // Raises the limit of `kernel`'s dynamic shared memory on the current device if it is lower, and
 // asks for the split of the first-level cache that gives as many blocks as possible their share.
 void AllowSharedMemory(const void* kernel, size_t bytes);
-// Whether the code that the current device runs has GridDependencyWait().
+// Whether the code that the current device runs has GridDependencyWait(), and the environment's
+// MOESERVE_CUDA_OVERLAP is not 0 (to measure what it brings).
 bool HasGridDependencies();
 // Stops the process with CUDA's words for `error`.
 [[noreturn]] void LaunchFailed(cudaError_t error, const LaunchShape& shape);

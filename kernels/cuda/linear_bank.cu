@@ -6,6 +6,7 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/linear_bank.h"
 #include "kernels/cuda/linear_image.h"
+#include "kernels/cuda/ptx.cuh"
 
 namespace moeserve::cuda {
 namespace {
@@ -59,6 +60,7 @@ struct ReadRowsArgs {
 };
 
 __global__ void ReadRowsKernel(ReadRowsArgs a) {
+  GridDependencyPass();
   const int r = static_cast<int>(blockIdx.x);
   const int id = a.ids[r];
   const int row = id < 0 || id >= a.out_features ? 0 : id;
@@ -101,7 +103,8 @@ void LaunchReadRows(const CudaLinearBank& bank, const int32_t* ids, int rows, fl
                           .scale = scale,
                           .output = static_cast<float*>(output.data),
                           .stride = output.stride};
-  Launch(ReadRowsKernel, {dim3(static_cast<unsigned>(rows)), dim3(kThreads), 0, stream}, args);
+  Launch(ReadRowsKernel, {dim3(static_cast<unsigned>(rows)), dim3(kThreads), 0, stream, true},
+         args);
 }
 
 }  // namespace moeserve::cuda

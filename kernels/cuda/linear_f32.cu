@@ -118,6 +118,7 @@ __device__ void MultiplyF32Stage(const char* stage, int rows, float (&sums)[2][S
 
 template <typename S>
 __global__ void __launch_bounds__(S::kThreads, 2) LinearF32Kernel(const LinearParams p) {
+  GridDependencyPass();
   const LinearTileRange tile =
       FindLinearTile<S::kTileRows, kTileImageRows>(p, static_cast<int>(blockIdx.x));
   if (tile.expert < 0) return;
@@ -161,10 +162,10 @@ template <typename S>
 void LaunchShaped(const CudaLinearBank& bank, const LinearParams& p, cudaStream_t stream) {
   const int64_t tiles = internal::MaxLinearTiles(bank, p.rows, S::kTileRows, kTileImageRows);
   MOESERVE_CHECK(tiles <= INT32_MAX, "tiles of a linear layer");
-  Launch(
-      LinearF32Kernel<S>,
-      LaunchShape{dim3(static_cast<unsigned>(tiles)), dim3(S::kThreads), S::kSharedBytes, stream},
-      p);
+  Launch(LinearF32Kernel<S>,
+         LaunchShape{dim3(static_cast<unsigned>(tiles)), dim3(S::kThreads), S::kSharedBytes, stream,
+                     true},
+         p);
 }
 
 // Few rows: many small blocks that stream weights. Many: tiles that reuse them.

@@ -69,9 +69,8 @@ class StageLoader {
     }
   }
 
-  // The next block into `stage`.
-  template <bool kWide>
-  __device__ void Load(char* stage) {
+  // The next block of weights into `stage`.
+  __device__ void LoadWeights(char* stage) {
     const int thread = static_cast<int>(threadIdx.x);
 #pragma unroll
     for (int i = 0; i < S::kWeightPieces; ++i) {
@@ -81,6 +80,12 @@ class StageLoader {
     }
 #pragma unroll
     for (int i = 0; i < kStrips; ++i) weights_[i] += kBlockBytes;
+  }
+
+  // The next block of the rows into `stage`.
+  template <bool kWide>
+  __device__ void LoadRows(char* stage) {
+    const int thread = static_cast<int>(threadIdx.x);
     char* rows = stage + S::kTileImageRows * kRowBytes;
     const int valid = min(16, max(0, bytes_left_));
 #pragma unroll
@@ -186,6 +191,7 @@ __device__ void StageSums(const float (&sums)[S::kMTiles][S::kNTiles][4], float*
 template <typename S, bool kWide>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerMultiprocessor)
     LinearMmaKernel(const LinearParams p) {
+  if (p.offsets != nullptr) GridDependencyWait();
   const LinearTileRange tile =
       FindLinearTile<S::kTileRows, S::kTileImageRows>(p, static_cast<int>(blockIdx.x));
   if (tile.expert < 0) return;
@@ -196,8 +202,14 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerMultiprocessor)
 
   // Rolled up: straight code of many stages takes longer to fetch than to run.
 #pragma unroll 1
+  for (int s = 0; s < min(S::kStages - 1, m.k_blocks); ++s) {
+    loader.LoadWeights(shared + s * S::kStageBytes);
+  }
+  // Weights do not depend on what ran before.
+  GridDependencyPass();
+#pragma unroll 1
   for (int s = 0; s < S::kStages - 1; ++s) {
-    if (s < m.k_blocks) loader.template Load<kWide>(shared + s * S::kStageBytes);
+    if (s < m.k_blocks) loader.template LoadRows<kWide>(shared + s * S::kStageBytes);
     CopyAsyncCommit();
   }
   const int down = static_cast<int>(threadIdx.x) / 32 / S::kWarpsAcross;
@@ -209,7 +221,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerMultiprocessor)
     const int next = k + S::kStages - 1;
     if (next < m.k_blocks) {
       const int slot = stage == 0 ? S::kStages - 1 : stage - 1;
-      loader.template Load<kWide>(shared + slot * S::kStageBytes);
+      loader.LoadWeights(shared + slot * S::kStageBytes);
+      loader.template LoadRows<kWide>(shared + slot * S::kStageBytes);
     }
     CopyAsyncCommit();
     MultiplyStage<S>(shared + stage * S::kStageBytes, valid_n_tiles, sums);
@@ -229,7 +242,7 @@ void LaunchShaped(const CudaLinearBank& bank, const LinearParams& p, cudaStream_
   const int64_t tiles = internal::MaxLinearTiles(bank, p.rows, S::kTileRows, S::kTileImageRows);
   MOESERVE_CHECK(tiles <= INT32_MAX, "tiles of a linear layer");
   const LaunchShape shape{dim3(static_cast<unsigned>(tiles)), dim3(S::kThreads), S::kSharedBytes,
-                          stream};
+                          stream, true};
   Launch(LinearMmaKernel<S, true>, shape, p);
 }
 
@@ -252,10 +265,10 @@ void LaunchLinearMma(const CudaLinearBank& bank, const LinearParams& p, LinearTi
     // Sub-tokens of odd widths: one shape that loads element by element.
     using S = Rows32;
     const int64_t tiles = MaxLinearTiles(bank, p.rows, S::kTileRows, S::kTileImageRows);
-    Launch(
-        LinearMmaKernel<S, false>,
-        LaunchShape{dim3(static_cast<unsigned>(tiles)), dim3(S::kThreads), S::kSharedBytes, stream},
-        p);
+    Launch(LinearMmaKernel<S, false>,
+           LaunchShape{dim3(static_cast<unsigned>(tiles)), dim3(S::kThreads), S::kSharedBytes,
+                       stream, true},
+           p);
     return;
   }
   // A narrow layer has fewer tiles than the device has multiprocessors: narrower ones keep more of

@@ -176,6 +176,7 @@ __device__ void MultiplyBlock(const char* weights, const char* planes, int valid
 template <typename S>
 __global__ void __launch_bounds__(kThreads, S::kBlocksPerMultiprocessor)
     LinearSplitMmaKernel(const LinearParams p) {
+  if (p.offsets != nullptr) GridDependencyWait();
   const LinearTileRange tile =
       FindLinearTile<S::kTileRows, kImageBlock>(p, static_cast<int>(blockIdx.x));
   if (tile.expert < 0) return;
@@ -192,6 +193,8 @@ __global__ void __launch_bounds__(kThreads, S::kBlocksPerMultiprocessor)
     }
     CopyAsyncCommit();
   }
+  // Weights do not depend on what ran before.
+  GridDependencyPass();
   RowPieces<S> rows(p, m, tile);
   rows.Read(0);
   float sums[S::kNTiles][4] = {};
@@ -235,7 +238,8 @@ void LaunchShaped(const CudaLinearBank& bank, const LinearParams& p, cudaStream_
   const int64_t tiles = internal::MaxLinearTiles(bank, p.rows, S::kTileRows, kImageBlock);
   MOESERVE_CHECK(tiles <= INT32_MAX, "tiles of a linear layer");
   Launch(LinearSplitMmaKernel<S>,
-         LaunchShape{dim3(static_cast<unsigned>(tiles)), dim3(kThreads), S::kSharedBytes, stream},
+         LaunchShape{dim3(static_cast<unsigned>(tiles)), dim3(kThreads), S::kSharedBytes, stream,
+                     true},
          p);
 }
 

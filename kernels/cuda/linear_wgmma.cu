@@ -209,6 +209,7 @@ __global__ void __launch_bounds__(kThreads, 1) LinearWgmmaKernel(const LinearPar
     }
     MbarrierInitFence();
   }
+  GridDependencyPass();
   __syncthreads();
   // The same in all lanes, and seen to be by the compiler.
   const int warpgroup = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
@@ -230,7 +231,8 @@ void LaunchShaped(const CudaLinearBank& bank, const LinearParams& p, int multipr
                   cudaStream_t stream) {
   const int64_t tiles = internal::MaxLinearTiles(bank, p.rows, kTileRows, S::kTileImageRows);
   const auto grid = static_cast<unsigned>(std::min<int64_t>(tiles, multiprocessors));
-  Launch(LinearWgmmaKernel<S>, LaunchShape{dim3(grid), dim3(kThreads), S::kSharedBytes, stream}, p);
+  Launch(LinearWgmmaKernel<S>,
+         LaunchShape{dim3(grid), dim3(kThreads), S::kSharedBytes, stream, true}, p);
 }
 
 int Attribute(cudaDeviceAttr attribute) {

@@ -1,5 +1,6 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/plan.h"
+#include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/route_plan.cuh"
 
 namespace moeserve::cuda {
@@ -14,6 +15,7 @@ __device__ void ClearNonfinite(const PlanBuild& b, int first_row, int rows) {
 }
 
 __global__ void __launch_bounds__(kThreads) SmallPlanKernel(PlanBuild b) {
+  GridDependencyPass();
   if (b.clear_nonfinite) ClearNonfinite(b, 0, b.rows);
   const PlanScratch scratch = CarvePlan(DynamicShared<char>(), b.experts);
   BuildSmallPlan(b.table, b.experts, b.rows, scratch, b.plan);
@@ -22,6 +24,7 @@ __global__ void __launch_bounds__(kThreads) SmallPlanKernel(PlanBuild b) {
 // Counts what each chunk gives each expert; the block that comes last turns the counts of an
 // expert into sums over the chunks before, and writes where each expert begins.
 __global__ void __launch_bounds__(kThreads) ChunkCountKernel(PlanBuild b) {
+  GridDependencyPass();
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread & 31, warp = thread >> 5;
   const int chunk = static_cast<int>(blockIdx.x), chunks = static_cast<int>(gridDim.x);
@@ -55,6 +58,7 @@ __global__ void __launch_bounds__(kThreads) ChunkCountKernel(PlanBuild b) {
 }
 
 __global__ void __launch_bounds__(kThreads) ChunkWriteKernel(PlanBuild b) {
+  GridDependencyPass();
   const int thread = static_cast<int>(threadIdx.x);
   const int chunk = static_cast<int>(blockIdx.x), chunks = static_cast<int>(gridDim.x);
   const int first_row = chunk * kPlanChunk;
@@ -81,13 +85,19 @@ void LaunchPlan(const PlanBuild& build, cudaStream_t stream) {
   const size_t shared = static_cast<size_t>(PlanBytes(build.experts));
   if (build.rows <= kPlanChunk) {
     Launch(SmallPlanKernel,
-           {.grid = 1, .block = kThreads, .shared_bytes = shared, .stream = stream}, build);
+           {.grid = 1,
+            .block = kThreads,
+            .shared_bytes = shared,
+            .stream = stream,
+            .overlaps_predecessor = true},
+           build);
     return;
   }
   const LaunchShape shape{.grid = static_cast<unsigned>(PlanChunks(build.rows)),
                           .block = kThreads,
                           .shared_bytes = shared,
-                          .stream = stream};
+                          .stream = stream,
+                          .overlaps_predecessor = true};
   Launch(ChunkCountKernel, shape, build);
   Launch(ChunkWriteKernel, shape, build);
 }

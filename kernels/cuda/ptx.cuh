@@ -361,9 +361,12 @@ __device__ __forceinline__ void DecreaseRegisters() {
 }
 
 // Waits until the kernels that this launch depends on have ended and their writes are visible.
-// Every thread that reads or overwrites what they use calls it first.
+// Every thread calls it before it reads or overwrites what they use, and before it exits: the next
+// kernel takes the end of this one for the end of all before.
 __device__ __forceinline__ void GridDependencyWait() {
-#if !defined(MOESERVE_CUDA_EMULATION) && MOESERVE_HAS_SM90A
+#if defined(MOESERVE_CUDA_EMULATION)
+  emulator::GridDependencyWait();
+#elif MOESERVE_HAS_SM90A
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
@@ -372,6 +375,12 @@ __device__ __forceinline__ void GridDependencyLaunch() {
 #if !defined(MOESERVE_CUDA_EMULATION) && MOESERVE_HAS_SM90A
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+}
+// The first statement of kernels that read right away what others wrote. In this order at most two
+// kernels are under way: what came before them has ended when the second starts.
+__device__ __forceinline__ void GridDependencyPass() {
+  GridDependencyWait();
+  GridDependencyLaunch();
 }
 
 }  // namespace moeserve::cuda

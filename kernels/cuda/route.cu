@@ -38,7 +38,6 @@ struct RouteKernelArgs {
   int select_warps = 1;  // that have room at once
   int select_bytes = 0;  // of each
   bool build_plan = false;
-  bool overlaps_predecessor = false;  // for the launch
   PlanArrays plan;
 };
 
@@ -79,7 +78,6 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) RouteKernel(RouteKernelArgs
   char* memory = header + kHeader;
   const int first_row = static_cast<int>(blockIdx.y) * Tile::kRows;
   TileProducts<Tile>(a.product, first_row, static_cast<int>(blockIdx.x) * Tile::kColumns, memory);
-  GridDependencyLaunch();
   if (gridDim.x == 1) {
     __syncthreads();
   } else if (!LastToArrive(a.arrivals + 1 + blockIdx.y, static_cast<int>(gridDim.x), flag)) {
@@ -120,7 +118,7 @@ void LaunchTiles(RouteKernelArgs& a, int64_t room, cudaStream_t stream) {
        .block = Tile::kThreads,
        .shared_bytes = static_cast<size_t>(kHeader + shared),
        .stream = stream,
-       .overlaps_predecessor = a.overlaps_predecessor},
+       .overlaps_predecessor = true},
       a);
 }
 
@@ -231,7 +229,6 @@ RoutingPlan LaunchRoute(const RouteLaunch& launch, cudaStream_t stream) {
                     .select_warps = 1,
                     .select_bytes = static_cast<int>(SelectBytes(settings, sort)),
                     .build_plan = rows <= kPlanChunk,
-                    .overlaps_predecessor = launch.overlaps_predecessor,
                     .plan = plan};
   if (input.dtype == DType::kBF16) {
     LaunchProducts<Bf16>(a, stream);

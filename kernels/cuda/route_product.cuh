@@ -149,7 +149,7 @@ __device__ __forceinline__ void TileProducts(const ProductArgs& a, int first_row
       CopyWeights<Tile>(a, first_column, int64_t{s} * kRouterStep, memory + s * Tile::kStageBytes);
     }
   }
-  GridDependencyWait();
+  GridDependencyPass();
 #pragma unroll
   for (int s = 0; s < Tile::kStages - 1; ++s) {
     if (s < steps) {

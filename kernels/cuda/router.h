@@ -100,8 +100,6 @@ struct RouteLaunch {
   int k_max = 0;              // room of a row: at least what the settings and any override select
   PlanMemory* plan = nullptr;
   RouteScratch* scratch = nullptr;
-  // The launch before in the stream may still run when this one fetches its first weights.
-  bool overlaps_predecessor = false;
 };
 
 // Scores, selects and plans: one launch up to kPlanChunk rows, else three. The plan is there once

@@ -106,7 +106,7 @@ class RowSampler {
 
   __device__ float Logit(int token) const {
     if constexpr (kCached) return cache_[token];
-    return __ldg(logits_ + token);
+    return logits_[token];
   }
   __device__ float Exponent(float logit) const { return (logit - highest_) * scale_; }
 
@@ -211,7 +211,7 @@ __device__ bool RowSampler<kCached>::Load() {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       const int token = begin + 32 * i;
-      loaded[i] = token < end ? __ldg(logits_ + token) : -INFINITY;
+      loaded[i] = token < end ? logits_[token] : -INFINITY;
     }
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
@@ -433,6 +433,7 @@ __device__ void RowSampler<kCached>::Run(const SampleRow& row, SampleResult& res
 
 template <bool kCached>
 __global__ void __launch_bounds__(kMaxWarps * 32, 1) SampleKernel(SampleLaunch args) {
+  GridDependencyPass();
   const SampleRow row = args.rows[blockIdx.x];
   if (row.row < 0) return;
   char* memory = DynamicShared<char>();
@@ -451,7 +452,7 @@ void LaunchSample(const SampleLaunch& args, cudaStream_t stream) {
   const int per_warp = 32 * kTokensPerThread;
   const int warps = std::min((args.vocabulary + per_warp - 1) / per_warp, kMaxWarps);
   LaunchShape shape{dim3(static_cast<unsigned>(args.count)),
-                    dim3(static_cast<unsigned>(warps * 32)), kStateBytes, stream};
+                    dim3(static_cast<unsigned>(warps * 32)), kStateBytes, stream, true};
   const size_t with_row = kStateBytes + static_cast<size_t>(args.vocabulary) * sizeof(float);
   if (with_row <= SharedMemoryLimit()) {
     shape.shared_bytes = with_row;

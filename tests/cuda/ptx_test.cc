@@ -7,8 +7,10 @@
 
 #include <cmath>
 #include <random>
+#include <utility>
 #include <vector>
 
+#include "kernels/cuda/handles.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/wgmma.cuh"
 #include "tests/cuda/emulator_test_support.h"
@@ -290,7 +292,64 @@ TEST(Ptx, WgmmaMultipliesMatricesInEveryLayout) {
   });
 }
 
+// A link of a chain of launches that overlap: every block reads what another block wrote and
+// overwrites what the launch before reads; blocks take unequal times.
 #if defined(MOESERVE_CUDA_EMULATION)
+constexpr unsigned kLinkBlocks = 5;
+#else
+constexpr unsigned kLinkBlocks = 500;
+#endif
+constexpr unsigned kLinkThreads = 64, kLinkValues = kLinkBlocks * kLinkThreads;
+
+__host__ __device__ inline uint32_t LinkValue(uint32_t value, unsigned block) {
+  for (unsigned i = 0; i < block % 5 * 40; ++i) value = value * 1664525u + 1013904223u;
+  return value + 1;
+}
+__host__ __device__ inline unsigned LinkSource(unsigned i, unsigned link) {
+  return (i + (link * 3 + 1) * kLinkThreads + 7) % kLinkValues;
+}
+__global__ void LinkKernel(const uint32_t* in, uint32_t* out, unsigned link) {
+  GridDependencyPass();
+  const unsigned i = blockIdx.x * kLinkThreads + threadIdx.x;
+  out[i] = LinkValue(in[LinkSource(i, link)], blockIdx.x);
+}
+
+TEST(Ptx, OverlappingLaunchesSeeWhatCameBefore) {
+  constexpr unsigned kLinks = 40;
+  std::vector<uint32_t> values(kLinkValues), next(kLinkValues);
+  for (unsigned i = 0; i < kLinkValues; ++i) values[i] = i * 2654435761u;
+  DeviceArray<uint32_t> even(values), odd(values);
+  const Stream stream = std::move(Stream::Create()).value();
+  const auto enqueue = [&] {
+    for (unsigned link = 0; link < kLinks; ++link) {
+      Launch(LinkKernel, LaunchShape{dim3(kLinkBlocks), dim3(kLinkThreads), 0, stream.get(), true},
+             (link % 2 == 0 ? even : odd).data(), (link % 2 == 0 ? odd : even).data(), link);
+    }
+    return Status();
+  };
+  // As they are, then recorded and replayed.
+  ASSERT_TRUE(enqueue().ok());
+  const Result<GraphExec> graph = GraphExec::Capture(stream.get(), enqueue);
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  constexpr int kReplays = 3;
+  for (int i = 0; i < kReplays; ++i) ASSERT_TRUE(graph->Launch(stream.get()).ok());
+  ASSERT_TRUE(stream.Synchronize().ok());
+  for (unsigned run = 0; run < 1 + kReplays; ++run) {
+    for (unsigned link = 0; link < kLinks; ++link) {
+      for (unsigned i = 0; i < kLinkValues; ++i) {
+        next[i] = LinkValue(values[LinkSource(i, link)], i / kLinkThreads);
+      }
+      values.swap(next);
+    }
+  }
+  EXPECT_EQ(even.Read(), values);
+}
+
+#if defined(MOESERVE_CUDA_EMULATION)
+
+__global__ void ImpatientKernel() {
+  if (threadIdx.x != 5) GridDependencyPass();
+}
 
 enum class Fault {
   kNoInit,
@@ -352,6 +411,12 @@ TEST(PtxDeathTest, FaultsAreReported) {
   EXPECT_DEATH(RunFaulty(Fault::kPollsInVain), "deadlock.*\n.*polling");
   EXPECT_DEATH(RunFaulty(Fault::kMisaligned), "not aligned");
   EXPECT_DEATH(RunFaulty(Fault::kOverrun), "bytes \\[128, 144\\) of shared memory");
+  EXPECT_DEATH(
+      {
+        Launch(ImpatientKernel, LaunchShape{dim3(1), dim3(32), 0, nullptr, true});
+        cudaDeviceSynchronize();
+      },
+      "did not call GridDependencyWait");
 }
 
 #endif

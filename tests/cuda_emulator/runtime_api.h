@@ -197,7 +197,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, F* functi
 
 // Enqueues `run`, which is one thread's share of the kernel.
 cudaError_t EmulatedEnqueueKernel(const void* function, dim3 grid, dim3 block, size_t shared_bytes,
-                                  cudaStream_t stream, std::function<void()> run);
+                                  cudaStream_t stream, bool overlaps, std::function<void()> run);
 
 enum cudaLaunchAttributeID : int {
   cudaLaunchAttributeIgnore = 0,
@@ -227,7 +227,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
                 "arguments of a kernel are copied as bytes");
   return EmulatedEnqueueKernel(
       reinterpret_cast<const void*>(kernel), config->gridDim, config->blockDim,
-      config->dynamicSmemBytes, config->stream,
+      config->dynamicSmemBytes, config->stream, config->numAttrs > 0,
       [kernel, values = std::tuple<std::remove_cv_t<Parameters>...>(
                    std::forward<Arguments>(arguments)...)] { std::apply(kernel, values); });
 }

@@ -362,7 +362,7 @@ cudaError_t EmulatedOccupancy(int* blocks, const void* function, int threads, si
 }
 
 cudaError_t EmulatedEnqueueKernel(const void* function, dim3 grid, dim3 block, size_t shared_bytes,
-                                  cudaStream_t stream, std::function<void()> run) {
+                                  cudaStream_t stream, bool overlaps, std::function<void()> run) {
   Runtime& r = TheRuntime();
   std::lock_guard lock(r.mutex);
   const uint64_t threads = uint64_t{block.x} * block.y * block.z;
@@ -375,11 +375,12 @@ cudaError_t EmulatedEnqueueKernel(const void* function, dim3 grid, dim3 block, s
   }
   StreamState* s = FindStream(r, stream);
   if (s == nullptr) return Report(cudaErrorInvalidResourceHandle);
-  return Report(Enqueue(r, s, [grid, block, shared_bytes, run = std::move(run)] {
+  return Report(Enqueue(r, s, [grid, block, shared_bytes, overlaps, run = std::move(run)] {
     Launch launch;
     launch.grid = grid;
     launch.block = block;
     launch.shared_bytes = shared_bytes;
+    launch.overlaps = overlaps;
     launch.arguments = const_cast<std::function<void()>*>(&run);
     launch.run = [](void* arguments) { (*static_cast<std::function<void()>*>(arguments))(); };
     RunLaunch(launch);

@@ -228,6 +228,7 @@ void RunBlock(Scheduler& s, const Launch& launch, uint64_t block) {
   for (int i = 0; i < s.block_threads; ++i) {
     Thread* t = s.threads[s.order.kind == Order::kReverse ? s.block_threads - 1 - i : i].get();
     t->exited = false;
+    t->waited_for_grids = false;
     t->waits_for = nullptr;
     t->copies = 0;
     t->open_copies.clear();
@@ -241,6 +242,14 @@ void RunBlock(Scheduler& s, const Launch& launch, uint64_t block) {
   current = TakeReady(s);
   threadIdx = current->index;
   SwitchFiber(&host, &current->fiber);
+  for (int i = 0; launch.overlaps && i < s.block_threads; ++i) {
+    current = s.threads[i].get();
+    if (!current->waited_for_grids) {
+      Fail(Location::current(),
+           "a thread of a kernel that may start before the one before it has "
+           "ended did not call GridDependencyWait()");
+    }
+  }
   for (const Barrier& b : s.barriers) {
     if (b.arrived > 0)
       Fail(Location::current(),
@@ -321,6 +330,8 @@ void RunLaunch(const Launch& launch) {
   s.shared = nullptr;
   s.launch = nullptr;
 }
+
+void GridDependencyWait() { current->waited_for_grids = true; }
 
 void* SharedBase() { return S().shared; }
 size_t SharedBytes() { return S().launch->shared_bytes; }

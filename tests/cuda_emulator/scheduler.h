@@ -66,6 +66,7 @@ struct Thread {
   int lane = 0;
   Warp* warp = nullptr;
   bool exited = false;
+  bool waited_for_grids = false;  // GridDependencyWait()
   // While it waits: for what, where, and what it brings to a collective.
   const char* waits_for = nullptr;
   int64_t wait_detail = 0;
@@ -108,6 +109,7 @@ struct Launch {
   size_t shared_bytes = 0;
   void (*run)(void* arguments) = nullptr;  // one thread's share
   void* arguments = nullptr;
+  bool overlaps = false;  // every thread has to call GridDependencyWait()
 };
 // One launch at a time in the process; the caller sees to it.
 void RunLaunch(const Launch& launch);
@@ -131,6 +133,9 @@ void WarpgroupCollective(const char* name, int detail, void* deposit,
 int BarrierSync(int id, int threads, int value, int* participants, Location location);
 // Counts as arrived and does not wait.
 void BarrierArrive(int id, int threads, Location location);
+
+// griddepcontrol.wait. Kernels do not overlap here; what is checked is that all threads call it.
+void GridDependencyWait();
 
 // Lets others run; the thread stays runnable. Where nothing but that happens, the process stops.
 void YieldThread();
