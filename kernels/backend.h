@@ -317,7 +317,7 @@ struct StepInputs {
   const KvCacheStorage* cache = nullptr;      // the only one of the step's operations
   std::span<const int32_t> output_rows = {};  // rows that GatherOutputRows() takes
   std::span<const SampleRow> samples = {};    // [output_rows] what Sample() draws, or empty
-  RouteCounters* counters = nullptr;          // what CountRoutes() adds to; null: it does nothing
+  RouteCounters* counters = nullptr;          // the step adds its plans; null: to none
   std::span<const uint8_t> kind = {};         // with counters: [T] kTokenPrefill and so on
 };
 
@@ -443,14 +443,12 @@ class Backend {
   // recorded.
   virtual RoutingPlan HostPlan(int slot) = 0;
 
-  // Where plans lie on the device, they are counted there: null where they are on the host.
-  // ResourceExhausted.
+  // Where plans lie on the device, they are counted there, at the end of a step: null where they
+  // are on the host. ResourceExhausted.
   virtual Result<std::unique_ptr<RouteCounters>> NewRouteCounters(const CountSettings& settings) {
     (void)settings;
     return std::unique_ptr<RouteCounters>();
   }
-  // Within a step: adds the slot's plan to the counters of the inputs.
-  virtual void CountRoutes(int slot) { (void)slot; }
   // After RunStep, where plans are not on the host. Waits for the step unless something else did.
   virtual StepOutcome Outcome() { return {}; }
 

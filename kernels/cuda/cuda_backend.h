@@ -75,7 +75,6 @@ class CudaBackend : public Backend {
   bool plans_on_host() const override { return false; }
   RoutingPlan HostPlan(int slot) override;
   Result<std::unique_ptr<RouteCounters>> NewRouteCounters(const CountSettings& settings) override;
-  void CountRoutes(int slot) override;
   StepOutcome Outcome() override;
 
   uint64_t expert_visits() const override { return 0; }
@@ -133,6 +132,7 @@ class CudaBackend : public Backend {
   // Before the operations of a step are issued, or issued once more.
   void BeginOperations();
   void RunOperations(const std::function<void()>& operations);
+  void CountRoutes();
   void CopyPlans();
   CudaRouteCounters* counters() const { return static_cast<CudaRouteCounters*>(inputs_.counters); }
   // Forgets every recording; before memory that steps work on moves.

@@ -83,7 +83,6 @@ RoutingPlan RoutedLayer::Route(StepContext& ctx, const RowsView& rows) const {
     args.scores = &scores;
   }
   const RoutingPlan plan = ctx.backend.Route(args);
-  ctx.backend.CountRoutes(slot_);
   if (ctx.hooks == nullptr || !ctx.hooks_at_once) return plan;
   const RoutingPlan seen = ctx.backend.HostPlan(slot_);
   ctx.hooks->OnPlan(layer_, block_, seen);
