@@ -126,6 +126,16 @@ CountSettings RecorderCounts(const ModelSpec& spec, const RecorderOptions& optio
   return settings;
 }
 
+StepLooks RecorderLooks(const RecorderOptions& options) {
+  const bool samples = options.router_stats_interval > 0;
+  StepLooks looks{samples, samples && options.hidden_samples > 0};
+  if (options.observer != nullptr) {
+    looks.scores = looks.scores || options.observer->WantsScores();
+    looks.inputs = looks.inputs || options.observer->WantsInputs();
+  }
+  return looks;
+}
+
 ExpertRecorder::ExpertRecorder(const ModelSpec& spec, const RecorderOptions& options, RouteLog* log,
                                std::unique_ptr<RouteCounters> device)
     : layout_(spec),

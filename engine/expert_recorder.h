@@ -37,6 +37,9 @@ ExpertStats EmptyExpertStats(const ModelSpec& spec, bool any_selection = false);
 // What a device has to count for a recorder of `spec`.
 CountSettings RecorderCounts(const ModelSpec& spec, const RecorderOptions& options);
 
+// What a recorder looks at in some of its steps.
+StepLooks RecorderLooks(const RecorderOptions& options);
+
 // One thread records; any thread takes snapshots. A step's counts become visible at once, when it
 // is published. Where a device counts, it counts every step, plans are fetched only for others that
 // want them, and counts become visible at most once a second, or when Merge() asks for it.

@@ -90,9 +90,11 @@ class CudaBackend : public Backend {
     int table_stride = 0;
     uint64_t counters = 0;  // 0: nothing is counted
     uint64_t cache = 0;     // 0: none is used
+    int variant = 0;
 
     auto Tie() const {
-      return std::tie(owner, rows.tokens, rows.outputs, context, table_stride, counters, cache);
+      return std::tie(owner, rows.tokens, rows.outputs, context, table_stride, counters, cache,
+                      variant);
     }
     bool operator<(const StepShape& other) const { return Tie() < other.Tie(); }
   };

@@ -72,7 +72,8 @@ StepRows CudaBackend::BeginStep(const StepInputs& inputs, const void* owner, boo
             PowerOfTwo(context),
             buffers_.table_stride(),
             counters_id,
-            inputs.cache == nullptr ? 0 : inputs.cache->id()};
+            inputs.cache == nullptr ? 0 : inputs.cache->id(),
+            inputs.variant};
   tiled_from_ = replayable_ ? static_cast<int>(rows.tokens) : single;
   BeginOperations();
   return rows;
