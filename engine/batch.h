@@ -48,6 +48,8 @@ class StepHooks {
   virtual bool WantsPlans() const { return true; }
   // Asked before the step: what counts its plans where they lie; null: nothing.
   virtual RouteCounters* Counters() { return nullptr; }
+  // When a step was issued to a device, which may run it for a while yet: the host has time.
+  virtual void OnIssued() {}
   // After the step, where plans do not lie on the host.
   virtual void OnOutcome(const StepOutcome& outcome) { (void)outcome; }
   // After the plan of a routed block was made. `plan` is valid during the call.

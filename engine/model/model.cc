@@ -169,6 +169,7 @@ void Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* 
   StepContext ctx{backend, workspace, options.compute, batch, cache, hooks, at_once, {}};
   if (keeps) ctx.kept = kept_;
   backend.RunStep([&] { Issue(ctx, rows.tokens, scores); });
+  if (hooks != nullptr && !backend.plans_on_host()) hooks->OnIssued();
   ReadOutputs(batch, scores, logits, samples);
   if (hooks == nullptr || backend.plans_on_host()) return;
   hooks->OnOutcome(backend.Outcome());
