@@ -50,7 +50,7 @@ class Model::Impl {
   void ReadOutputs(const Batch& batch, const RowsView& scores, std::span<float> logits,
                    std::span<SampleResult> samples);
 
-  // Where what is looked at lies behind `memory`, in kept_; returns the floats that it takes.
+  // Places in kept_ what hooks look at of all blocks, as RoutedLayer::LayOutKept() does of one.
   int64_t LayOutKept(int64_t tokens, StepLooks looks, float* memory);
   // Tells of every block, after the step; `kept` is its memory (kept_), empty: nothing was kept.
   void TellHooks(StepHooks& hooks, const RowsView& kept);

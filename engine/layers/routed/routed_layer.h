@@ -22,11 +22,11 @@ class RoutedLayer {
                                                    const RoutedLayerSpec& spec, int model_width,
                                                    std::unique_ptr<ExpertBody> body);
 
-  // What hooks that look at more than the plan need in a step of so many tokens, one f32 row behind
-  // the other at `memory`; returns the floats up to its end. With `memory` null only that counts.
+  // Places in `kept` what hooks look at in a step of so many tokens, from `memory` (device) on;
+  // returns how many floats that takes. `memory` null: only tells their number.
   int64_t LayOutKept(int64_t tokens, StepLooks looks, float* memory, KeptRows& kept) const;
   // What the hooks want to know of a step when they were not told at once. Spans: what was kept, in
-  // host memory; empty: nothing.
+  // host memory, of at least the rows of the step's inputs; empty: nothing.
   void Tell(Backend& backend, StepHooks& hooks, std::span<const float> scores,
             std::span<const float> inputs) const;
   int slot() const { return slot_; }
