@@ -53,7 +53,7 @@ mkdir -p "$bundle/bin" "$bundle/lib"
 # Tests that compute; those of parsing and of HTTP depend on no device.
 programs=("$build/moeserve")
 for name in rows linear router attention sampler parity invariance engine routing perplexity soak \
-  statistics; do
+  statistics device_statistics; do
   programs+=("$build/tests/${name}_test")
 done
 while IFS= read -r program; do programs+=("$program"); done < <(

@@ -29,8 +29,17 @@ struct Batch {
   int num_tokens() const { return static_cast<int>(tokens.size()); }
 };
 
-// Called by the model on the thread that runs Forward: while the step runs, or after it where the
-// plans lie on a device and nothing but them is wanted.
+// What is looked at of every routed block beside its plan.
+struct StepLooks {
+  bool scores = false;
+  bool inputs = false;
+
+  bool any() const { return scores || inputs; }
+};
+
+// Called by the model on the thread that runs Forward: while the step runs, or after it where plans
+// lie on a device, for which nothing of the step then has to wait. (Prompts so long that scores and
+// inputs would take much memory of the device are looked at while they run.)
 class StepHooks {
  public:
   virtual ~StepHooks() = default;
@@ -39,13 +48,15 @@ class StepHooks {
   virtual bool WantsPlans() const { return true; }
   // Asked before the step: what counts its plans where they lie; null: nothing.
   virtual RouteCounters* Counters() { return nullptr; }
+  // When a step was issued to a device, which may run it for a while yet: the host has time.
+  virtual void OnIssued() {}
   // After the step, where plans do not lie on the host.
   virtual void OnOutcome(const StepOutcome& outcome) { (void)outcome; }
   // After the plan of a routed block was made. `plan` is valid during the call.
   virtual void OnPlan(int layer, BlockKind block, const RoutingPlan& plan) {
     (void)layer, (void)block, (void)plan;
   }
-  // Asked before the step and once a block, always with the same answer within a step: whether
+  // Asked before the step and while it runs, always with the same answer within a step: whether
   // OnScores() and OnInputs() are to be called.
   virtual bool WantsScores() const { return false; }
   virtual bool WantsInputs() const { return false; }

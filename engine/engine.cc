@@ -551,8 +551,9 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
   // Log-probabilities of a prompt take logits of every row.
   const std::optional<RoutingControl> widest =
       RoutingControl::Widest(model->spec(), o.routing_control);
-  MOESERVE_RETURN_IF_ERROR(model->Reserve(o.max_step_tokens, o.max_step_tokens, type,
-                                          widest.has_value() ? &*widest : nullptr));
+  MOESERVE_RETURN_IF_ERROR(model->Reserve(
+      o.max_step_tokens, o.max_step_tokens, type, widest.has_value() ? &*widest : nullptr,
+      o.expert_stats ? RecorderLooks(RecorderSettings(o)) : StepLooks{}));
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<KvCacheStorage> cache,
                             model->backend().NewKvCache(shapes, type, blocks));
   std::unique_ptr<RouteCounters> counters;

@@ -126,6 +126,16 @@ CountSettings RecorderCounts(const ModelSpec& spec, const RecorderOptions& optio
   return settings;
 }
 
+StepLooks RecorderLooks(const RecorderOptions& options) {
+  const bool samples = options.router_stats_interval > 0;
+  StepLooks looks{samples, samples && options.hidden_samples > 0};
+  if (options.observer != nullptr) {
+    looks.scores = looks.scores || options.observer->WantsScores();
+    looks.inputs = looks.inputs || options.observer->WantsInputs();
+  }
+  return looks;
+}
+
 ExpertRecorder::ExpertRecorder(const ModelSpec& spec, const RecorderOptions& options, RouteLog* log,
                                std::unique_ptr<RouteCounters> device)
     : layout_(spec),
@@ -280,7 +290,6 @@ void ExpertRecorder::OnScores(int layer, BlockKind block, const RoutingPlan& pla
   if (!sampling_) return;
   const int index = layout_.IndexOf(layer, block);
   const int heads = layout_.blocks[index].sub_tokens;
-  RouterStats& stats = pending_router_[index];
   const size_t experts = static_cast<size_t>(plan.num_experts);
   // Of many tokens only some are looked at, whole ones since sub-tokens differ by their place, and
   // others each time.
@@ -293,37 +302,65 @@ void ExpertRecorder::OnScores(int layer, BlockKind block, const RoutingPlan& pla
     const int t = r / heads;
     if (static_cast<uint64_t>(t) % stride != sample % stride) continue;
     if (batch_->phase[t] == Phase::kRecompute || plan.row_nonfinite[r] != 0) continue;
-    const float* s = scores.data() + static_cast<size_t>(r) * experts;
-    const double max = *std::max_element(s, s + experts);
-    double exp_sum = 0.0, sum = 0.0;
-    for (size_t e = 0; e < experts; ++e) {
-      probability_[e] = std::exp(static_cast<double>(s[e]) - max);
-      exp_sum += probability_[e];
-    }
-    sum = exp_sum;
-    if (sigmoid_[index]) {
-      sum = 0.0;
-      for (size_t e = 0; e < experts; ++e) {
-        probability_[e] = 1.0 / (1.0 + std::exp(-static_cast<double>(s[e])));
-        sum += probability_[e];
-      }
-      if (sum == 0.0) continue;  // every sigmoid underflowed
-    }
-    double entropy = 0.0;
-    for (size_t e = 0; e < experts; ++e) {
-      const double p = probability_[e] / sum;
-      stats.probability_sums[e] += p;
-      if (p > 0.0) entropy -= p * std::log(p);
-    }
-    const double logsumexp = max + std::log(exp_sum);
-    ++stats.rows;
-    stats.entropy_sum += entropy;
-    stats.squared_logsumexp_sum += logsumexp * logsumexp;
+    const std::span<const float> row = scores.subspan(static_cast<size_t>(r) * experts, experts);
+    chosen_.clear();
     for (int32_t i = plan.row_offsets[r]; i < plan.row_offsets[r + 1]; ++i) {
-      const int32_t a = plan.assignments_of_row[i];
-      ++stats.selections[plan.expert_of_assignment[a]];
+      chosen_.push_back(plan.expert_of_assignment[plan.assignments_of_row[i]]);
     }
+    if (device_ == nullptr) {
+      AddLook(index, row, chosen_);
+      continue;
+    }
+    looks_.rows.push_back({.block = index, .chosen = chosen_.size()});
+    looks_.scores.insert(looks_.scores.end(), row.begin(), row.end());
+    looks_.chosen.insert(looks_.chosen.end(), chosen_.begin(), chosen_.end());
   }
+}
+
+void ExpertRecorder::AddLook(int block, std::span<const float> scores,
+                             std::span<const int32_t> chosen) {
+  RouterStats& stats = pending_router_[block];
+  const size_t experts = scores.size();
+  const double max = *std::max_element(scores.begin(), scores.end());
+  double exp_sum = 0.0, sum = 0.0;
+  for (size_t e = 0; e < experts; ++e) {
+    probability_[e] = std::exp(static_cast<double>(scores[e]) - max);
+    exp_sum += probability_[e];
+  }
+  sum = exp_sum;
+  if (sigmoid_[block]) {
+    sum = 0.0;
+    for (size_t e = 0; e < experts; ++e) {
+      probability_[e] = 1.0 / (1.0 + std::exp(-static_cast<double>(scores[e])));
+      sum += probability_[e];
+    }
+    if (sum == 0.0) return;  // every sigmoid underflowed
+  }
+  double entropy = 0.0;
+  for (size_t e = 0; e < experts; ++e) {
+    const double p = probability_[e] / sum;
+    stats.probability_sums[e] += p;
+    if (p > 0.0) entropy -= p * std::log(p);
+  }
+  const double logsumexp = max + std::log(exp_sum);
+  ++stats.rows;
+  stats.entropy_sum += entropy;
+  stats.squared_logsumexp_sum += logsumexp * logsumexp;
+  for (const int32_t e : chosen) ++stats.selections[e];
+}
+
+void ExpertRecorder::AddLooks() {
+  std::span<const float> scores = looks_.scores;
+  std::span<const int32_t> chosen = looks_.chosen;
+  for (const Looks::Row& row : looks_.rows) {
+    const size_t experts = static_cast<size_t>(layout_.blocks[row.block].num_experts);
+    AddLook(row.block, scores.first(experts), chosen.first(row.chosen));
+    scores = scores.subspan(experts);
+    chosen = chosen.subspan(row.chosen);
+  }
+  looks_.rows.clear();
+  looks_.scores.clear();
+  looks_.chosen.clear();
 }
 
 void ExpertRecorder::OnInputs(int layer, BlockKind block, const RoutingPlan& plan,
@@ -361,6 +398,7 @@ void ExpertRecorder::MergeRouterStats() {
 
 void ExpertRecorder::Merge() {
   if (merged_) return;
+  AddLooks();
   const Result<CountsSnapshot> read = device_->Read();
   MOESERVE_CHECK(read.ok(), "the counters of the device are read");
   merged_ = true;

@@ -37,6 +37,9 @@ ExpertStats EmptyExpertStats(const ModelSpec& spec, bool any_selection = false);
 // What a device has to count for a recorder of `spec`.
 CountSettings RecorderCounts(const ModelSpec& spec, const RecorderOptions& options);
 
+// What a recorder looks at in some of its steps.
+StepLooks RecorderLooks(const RecorderOptions& options);
+
 // One thread records; any thread takes snapshots. A step's counts become visible at once, when it
 // is published. Where a device counts, it counts every step, plans are fetched only for others that
 // want them, and counts become visible at most once a second, or when Merge() asks for it.
@@ -53,6 +56,7 @@ class ExpertRecorder : public StepHooks {
     return device_ == nullptr || keep_routes_ || options_.observer != nullptr;
   }
   RouteCounters* Counters() override { return device_.get(); }
+  void OnIssued() override { AddLooks(); }
   void OnOutcome(const StepOutcome& outcome) override;
   void OnPlan(int layer, BlockKind block, const RoutingPlan& plan) override;
   bool WantsScores() const override {
@@ -85,6 +89,9 @@ class ExpertRecorder : public StepHooks {
  private:
   bool WantsInputsItself() const { return sampling_ && !reservoirs_.empty(); }
   void LogRoutes(const RoutedBlock& block, const RoutingPlan& plan);
+  // One row of scores [E] and the experts that were chosen for it.
+  void AddLook(int block, std::span<const float> scores, std::span<const int32_t> chosen);
+  void AddLooks();          // those of looks_
   void MergeRouterStats();  // under mutex_
 
   const RouteLayout layout_;
@@ -137,7 +144,20 @@ class ExpertRecorder : public StepHooks {
   std::vector<bool> failed_;
   std::vector<RouteLog::Totals> token_totals_;  // [T]
   std::vector<int32_t> diversity_;   // [T] distinct experts of all diversity blocks so far
-  std::vector<double> probability_;  // [E] scratch of OnScores
+  std::vector<double> probability_;  // [E] scratch of AddLook
+  std::vector<int32_t> chosen_;      // scratch of OnScores
+  // Rows that OnScores() has seen, in order. Where a device runs the steps, they are looked at when
+  // it runs the next one: the exponentials would keep it waiting.
+  struct Looks {
+    struct Row {
+      int block = 0;
+      size_t chosen = 0;  // how many
+    };
+    std::vector<Row> rows;
+    std::vector<float> scores;
+    std::vector<int32_t> chosen;
+  };
+  Looks looks_;
   std::unique_ptr<TokenExpertCounts> token_counts_;
   mutable std::mutex refresh_mutex_;  // of token_counts_ from the device
 

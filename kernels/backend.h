@@ -317,8 +317,9 @@ struct StepInputs {
   const KvCacheStorage* cache = nullptr;      // the only one of the step's operations
   std::span<const int32_t> output_rows = {};  // rows that GatherOutputRows() takes
   std::span<const SampleRow> samples = {};    // [output_rows] what Sample() draws, or empty
-  RouteCounters* counters = nullptr;          // what CountRoutes() adds to; null: it does nothing
+  RouteCounters* counters = nullptr;          // the step adds its plans; null: to none
   std::span<const uint8_t> kind = {};         // with counters: [T] kTokenPrefill and so on
+  int variant = 0;                            // of the operations of a replayable step
 };
 
 // What became of the tokens of a step; valid until the next one.
@@ -387,9 +388,9 @@ class Backend {
   // Step: BeginStep, then RunStep with the operations.
   //
   // The spans live until the next call. A `replayable` step issues the same operations on the same
-  // memory as every step of `owner` with as many rows, the same cache and counters, so a backend
-  // may fill up its rows, record its operations once and replay them; any other step has the rows
-  // of the inputs.
+  // memory as every step of `owner` with as many rows, the same variant, cache and counters, so a
+  // backend may fill up its rows, record its operations once and replay them; any other step has
+  // the rows of the inputs.
   virtual StepRows BeginStep(const StepInputs& inputs, const void* owner, bool replayable) = 0;
   virtual void RunStep(const std::function<void()>& operations) = 0;
   // The memory that the steps of `owner` work on is about to go.
@@ -411,7 +412,7 @@ class Backend {
   virtual void Attention(const AttentionArgs& args) = 0;
   virtual RoutingPlan Route(const RouteArgs& args) = 0;
   virtual void Combine(const CombineArgs& args) = 0;
-  // Rounds or copies rows: output = input (f32 -> f32 or bf16).
+  // Rounds, widens or copies rows: output = input (f32 -> f32 or bf16, bf16 -> f32).
   virtual void Convert(const RowsView& input, const RowsView& output) = 0;
   // x += scale * (branch + bias); bias [cols] f32 on the device, or null.
   virtual void AddScaled(const RowsView& x, const RowsView& branch, const float* bias,
@@ -443,14 +444,12 @@ class Backend {
   // recorded.
   virtual RoutingPlan HostPlan(int slot) = 0;
 
-  // Where plans lie on the device, they are counted there: null where they are on the host.
-  // ResourceExhausted.
+  // Where plans lie on the device, they are counted there, at the end of a step: null where they
+  // are on the host. ResourceExhausted.
   virtual Result<std::unique_ptr<RouteCounters>> NewRouteCounters(const CountSettings& settings) {
     (void)settings;
     return std::unique_ptr<RouteCounters>();
   }
-  // Within a step: adds the slot's plan to the counters of the inputs.
-  virtual void CountRoutes(int slot) { (void)slot; }
   // After RunStep, where plans are not on the host. Waits for the step unless something else did.
   virtual StepOutcome Outcome() { return {}; }
 

@@ -10,6 +10,12 @@
 
 namespace moeserve {
 
+// What hooks look at of a routed block after the step, f32 and dense; without data: not wanted.
+struct KeptRows {
+  RowsView scores;  // [rows, E]
+  RowsView inputs;  // [rows, c]
+};
+
 struct StepContext {
   Backend& backend;
   Workspace& workspace;
@@ -18,6 +24,7 @@ struct StepContext {
   KvCacheStorage& cache;
   StepHooks* hooks;    // may be null
   bool hooks_at_once;  // tell the hooks of a block as soon as it routed; else after the step
+  std::span<const KeptRows> kept;  // by PlanSlot(); empty: nothing is kept for after the step
 };
 
 }  // namespace moeserve

@@ -11,6 +11,9 @@
 namespace moeserve {
 namespace {
 
+// Most that is kept of a step for hooks that look at it afterwards, in floats: 32 MiB.
+constexpr int64_t kMostKept = int64_t{8} << 20;
+
 // One pre-norm or post-norm layer: two branches, each added to the residual stream.
 struct DecoderLayer {
   std::unique_ptr<NormBank> attention_norm, feed_forward_norm;
@@ -30,9 +33,10 @@ class Model::Impl {
 
   absl::Status Load(WeightSource& source, PackedCache* packed_cache);
   absl::Status Reserve(int tokens, int logit_rows, KvCacheType cache_type,
-                       const RoutingControl* widest);
+                       const RoutingControl* widest, StepLooks looks);
+  // `reserved`: floats that are taken but not used, as if something were kept.
   void Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks, std::span<float> logits,
-               std::span<SampleResult> samples);
+               std::span<SampleResult> samples, int64_t reserved = 0);
 
   const ModelSpec spec;
   const ModelOptions options;
@@ -46,6 +50,11 @@ class Model::Impl {
   void ReadOutputs(const Batch& batch, const RowsView& scores, std::span<float> logits,
                    std::span<SampleResult> samples);
 
+  // Places in kept_ what hooks look at of all blocks, as RoutedLayer::LayOutKept() does of one.
+  int64_t LayOutKept(int64_t tokens, StepLooks looks, float* memory);
+  // Tells of every block, after the step; `kept` is its memory (kept_), empty: nothing was kept.
+  void TellHooks(StepHooks& hooks, const RowsView& kept);
+
   // Adds the result of `branch` of `input` to the residual stream `x`, and makes the input of the
   // next branch, which `next` normalises; null: there is none.
   template <typename Branch>
@@ -57,6 +66,9 @@ class Model::Impl {
   std::unique_ptr<EmbeddingTable> learned_positions_;
   std::unique_ptr<NormBank> final_norm_;  // null: post-norm
   std::vector<DecoderLayer> layers_;
+  std::vector<const RoutedLayer*> routed_;  // of all layers, in order
+  std::vector<KeptRows> kept_;              // by PlanSlot()
+  std::vector<float> kept_on_host_;
 };
 
 absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) {
@@ -87,6 +99,9 @@ absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) 
     MOESERVE_ASSIGN_OR_RETURN(layer.feed_forward_norm,
                               LoadNorm(load, {prefix + ".feed_forward.norm"}, {d}));
     MOESERVE_ASSIGN_OR_RETURN(layer.feed_forward, FeedForward::Load(load, l, spec));
+    for (const RoutedLayer* routed : {layer.attention->routed(), layer.feed_forward->routed()}) {
+      if (routed != nullptr) routed_.push_back(routed);
+    }
     layers_.push_back(std::move(layer));
   }
   return absl::OkStatus();
@@ -115,7 +130,8 @@ void Model::Impl::RunBranch(StepContext& ctx, const RowsView& x, const RowsView&
 }
 
 void Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks,
-                          std::span<float> logits, std::span<SampleResult> samples) {
+                          std::span<float> logits, std::span<SampleResult> samples,
+                          int64_t reserved) {
   const int64_t tokens = batch.num_tokens();
   MOESERVE_CHECK(
       !batch.samples.empty() || static_cast<int64_t>(logits.size()) >=
@@ -123,10 +139,14 @@ void Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* 
       "room for the logits");
   if (tokens == 0) return;
   const Workspace::Scope scope(workspace);
-  // Scores and inputs are looked at between two operations, and changed routes come with the step.
-  const bool inspected =
-      hooks != nullptr && (hooks->WantsScores() || hooks->WantsInputs() || hooks->GivesRoutes());
-  const bool at_once = inspected || backend.plans_on_host();
+  StepLooks looks;
+  if (hooks != nullptr) looks = {hooks->WantsScores(), hooks->WantsInputs()};
+  const bool given = hooks != nullptr && hooks->GivesRoutes();
+  // A device does not wait for hooks, but where they bring routes along or want to see too much.
+  const bool at_once =
+      backend.plans_on_host() || given || LayOutKept(tokens, looks, nullptr) > kMostKept;
+  const bool interrupted = at_once && (given || looks.any());
+  const bool keeps = !at_once && looks.any();
   RouteCounters* const counters = hooks == nullptr ? nullptr : hooks->Counters();
   const std::span<const uint8_t> kind(reinterpret_cast<const uint8_t*>(batch.phase.data()),
                                       batch.phase.size());
@@ -138,20 +158,47 @@ void Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* 
                                            .output_rows = batch.logit_rows,
                                            .samples = batch.samples,
                                            .counters = counters,
-                                           .kind = kind},
-                                          this, !inspected && batch.controls.empty());
-  StepContext ctx{backend, workspace, options.compute, batch, cache, hooks, at_once};
+                                           .kind = kind,
+                                           .variant = keeps ? looks.scores + 2 * looks.inputs : 0},
+                                          this, !interrupted && batch.controls.empty());
   const RowsView scores = workspace.TakeDense(rows.outputs, spec.vocab_size, DType::kF32);
+  RowsView kept;
+  if (keeps) reserved = LayOutKept(rows.tokens, looks, nullptr);
+  if (reserved > 0) kept = workspace.TakeDense(1, reserved, DType::kF32);
+  if (keeps) LayOutKept(rows.tokens, looks, static_cast<float*>(kept.data));
+  StepContext ctx{backend, workspace, options.compute, batch, cache, hooks, at_once, {}};
+  if (keeps) ctx.kept = kept_;
   backend.RunStep([&] { Issue(ctx, rows.tokens, scores); });
+  if (hooks != nullptr && !backend.plans_on_host()) hooks->OnIssued();
   ReadOutputs(batch, scores, logits, samples);
   if (hooks == nullptr || backend.plans_on_host()) return;
   hooks->OnOutcome(backend.Outcome());
-  if (at_once || !hooks->WantsPlans()) return;
-  for (const DecoderLayer& layer : layers_) {
-    if (layer.attention->routed() != nullptr) layer.attention->routed()->TellPlan(backend, *hooks);
-    if (layer.feed_forward->routed() != nullptr) {
-      layer.feed_forward->routed()->TellPlan(backend, *hooks);
-    }
+  if (!at_once && (keeps || hooks->WantsPlans())) TellHooks(*hooks, kept);
+}
+
+int64_t Model::Impl::LayOutKept(int64_t tokens, StepLooks looks, float* memory) {
+  kept_.assign(2 * layers_.size(), {});
+  int64_t end = 0;
+  for (const RoutedLayer* routed : routed_) {
+    end += routed->LayOutKept(tokens, looks, memory == nullptr ? nullptr : memory + end,
+                              kept_[static_cast<size_t>(routed->slot())]);
+  }
+  return end;
+}
+
+void Model::Impl::TellHooks(StepHooks& hooks, const RowsView& kept) {
+  // One copy brings what was kept of all blocks, another one all plans.
+  kept_on_host_.resize(static_cast<size_t>(kept.cols));
+  if (kept.data != nullptr) backend.CopyToHost(kept, kept_on_host_);
+  const auto on_host = [&](const RowsView& view) -> std::span<const float> {
+    if (kept.data == nullptr || view.data == nullptr) return {};
+    const auto begin = static_cast<const float*>(view.data) - static_cast<const float*>(kept.data);
+    return std::span<const float>(kept_on_host_)
+        .subspan(static_cast<size_t>(begin), static_cast<size_t>(view.rows * view.cols));
+  };
+  for (const RoutedLayer* routed : routed_) {
+    const KeptRows& rows = kept_[static_cast<size_t>(routed->slot())];
+    routed->Tell(backend, hooks, on_host(rows.scores), on_host(rows.inputs));
   }
 }
 
@@ -217,7 +264,7 @@ void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits
 }
 
 absl::Status Model::Impl::Reserve(int tokens, int logit_rows, KvCacheType cache_type,
-                                  const RoutingControl* widest) {
+                                  const RoutingControl* widest, StepLooks looks) {
   std::vector<KvLayerShape> shapes;
   for (const LayerSpec& l : spec.layers) {
     shapes.push_back({l.attention.num_kv_heads, l.attention.head_dim});
@@ -237,10 +284,11 @@ absl::Status Model::Impl::Reserve(int tokens, int logit_rows, KvCacheType cache_
   // Of no sequence: nothing is read from the cache or written to it. But of different ones: tokens
   // that decode take memory for attention, neighbours of a prompt none.
   for (int t = 0; t < tokens; ++t) batch.sequence.push_back(-1 - t % 2);
-  Forward(batch, *cache, nullptr, {}, results);
+  const int64_t kept = std::min(kMostKept, LayOutKept(tokens, looks, nullptr));
+  Forward(batch, *cache, nullptr, {}, results, kept);
   if (widest != nullptr) {
     batch.controls = {widest};
-    Forward(batch, *cache, nullptr, {}, results);
+    Forward(batch, *cache, nullptr, {}, results, kept);
   }
   backend.ForgetSteps(this);  // they know a cache that goes now
   return absl::OkStatus();
@@ -273,10 +321,10 @@ void Model::Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks,
 }
 
 absl::Status Model::Reserve(int tokens, int logit_rows, KvCacheType cache_type,
-                            const RoutingControl* widest) {
+                            const RoutingControl* widest, StepLooks looks) {
   // Host memory grows as it is needed.
   if (impl_->backend.plans_on_host()) return absl::OkStatus();
-  return impl_->Reserve(tokens, logit_rows, cache_type, widest);
+  return impl_->Reserve(tokens, logit_rows, cache_type, widest, looks);
 }
 
 const ModelSpec& Model::spec() const { return impl_->spec; }

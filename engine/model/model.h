@@ -38,11 +38,11 @@ class Model {
                std::span<SampleResult> samples = {});
 
   // Makes a device allocate what a step of so many tokens and rows of logits over a cache of this
-  // type takes, `widest` being the most that a request may change of its routing (null: nothing),
-  // before requests depend on it. ResourceExhausted; where the device has no memory even for the
-  // activations, the process stops with the numbers.
+  // type takes, `widest` being the most that a request may change of its routing (null: nothing)
+  // and `looks` what hooks may look at, before requests depend on it. ResourceExhausted; where the
+  // device has no memory even for the activations, the process stops with the numbers.
   absl::Status Reserve(int tokens, int logit_rows, KvCacheType cache_type,
-                       const RoutingControl* widest = nullptr);
+                       const RoutingControl* widest = nullptr, StepLooks looks = {});
 
   const ModelSpec& spec() const;
   const ModelOptions& options() const;

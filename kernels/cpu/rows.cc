@@ -175,7 +175,10 @@ void CpuBackend::Combine(const CombineArgs& args) {
 void CpuBackend::Convert(const RowsView& input, const RowsView& output) {
   ForRows(input.rows, input.cols, [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r) {
-      if (output.dtype == DType::kBF16) {
+      if (input.dtype == DType::kBF16) {
+        const Bf16* from = reinterpret_cast<const Bf16*>(input.row(r));
+        for (int64_t i = 0; i < input.cols; ++i) FloatRow(output, r)[i] = F32FromBf16(from[i]);
+      } else if (output.dtype == DType::kBF16) {
         table_->convert_row(FloatRow(input, r), reinterpret_cast<Bf16*>(output.row(r)), input.cols);
       } else {
         std::copy_n(FloatRow(input, r), input.cols, FloatRow(output, r));

@@ -75,7 +75,6 @@ class CudaBackend : public Backend {
   bool plans_on_host() const override { return false; }
   RoutingPlan HostPlan(int slot) override;
   Result<std::unique_ptr<RouteCounters>> NewRouteCounters(const CountSettings& settings) override;
-  void CountRoutes(int slot) override;
   StepOutcome Outcome() override;
 
   uint64_t expert_visits() const override { return 0; }
@@ -93,9 +92,11 @@ class CudaBackend : public Backend {
     int table_stride = 0;
     uint64_t counters = 0;  // 0: nothing is counted
     uint64_t cache = 0;     // 0: none is used
+    int variant = 0;
 
     auto Tie() const {
-      return std::tie(owner, rows.tokens, rows.outputs, context, table_stride, counters, cache);
+      return std::tie(owner, rows.tokens, rows.outputs, context, table_stride, counters, cache,
+                      variant);
     }
     bool operator<(const StepShape& other) const { return Tie() < other.Tie(); }
   };
@@ -135,6 +136,7 @@ class CudaBackend : public Backend {
   // Before the operations of a step are issued, or issued once more.
   void BeginOperations();
   void RunOperations(const std::function<void()>& operations);
+  void CountRoutes();
   void CopyPlans();
   CudaRouteCounters* counters() const { return static_cast<CudaRouteCounters*>(inputs_.counters); }
   // Forgets every recording; before memory that steps work on moves.

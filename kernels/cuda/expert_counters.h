@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "kernels/backend.h"
@@ -11,8 +12,7 @@
 
 namespace moeserve::cuda {
 
-// All launches of one stream. Per step: LaunchBeginStep, LaunchCount for every block, then
-// LaunchEndStep. Sums have the same bits in every run; none depends on an order of arrival.
+// Sums have the same bits in every run; none depends on an order of arrival.
 class ExpertCounters {
  public:
   // ResourceExhausted.
@@ -25,13 +25,12 @@ class ExpertCounters {
     int tokens = 0;
     const uint8_t* kind = nullptr;       // device [tokens]
     const int32_t* token_ids = nullptr;  // device [tokens]
-    TokenRoutes* routes = nullptr;       // device [tokens], 0 before; complete after the last count
+    TokenRoutes* routes = nullptr;       // device [tokens], 0 before
   };
-  // The arrays are there until the step ends.
-  void LaunchBeginStep(const Step& step, cudaStream_t stream);
-  // A plan of tokens * sub_tokens rows.
-  void LaunchCount(int block, const RoutingPlan& plan, cudaStream_t stream);
-  void LaunchEndStep(cudaStream_t stream);
+  // Adds a step, in one launch for up to 48 blocks: at its end, so that nothing else of it waits.
+  // `plans`: of every block of the settings, in their order, of tokens * sub_tokens rows each; one
+  // without arrays was not routed. They lie at addresses of their own. All launches of one stream.
+  void LaunchCount(const Step& step, std::span<const RoutingPlan> plans, cudaStream_t stream);
 
   // One copy; waits for the stream. Internal where it fails.
   Result<CountsSnapshot> Read(cudaStream_t stream);
@@ -61,14 +60,14 @@ class ExpertCounters {
   int64_t most_diversity_ = 0;
   int64_t token_experts_size_ = 0;
   int max_tokens_ = 0;
-  Step step_;
   DeviceMemory counts_;         // see Layout
   DeviceMemory parameters_;     // [num_experts_] int64
   DeviceMemory token_experts_;  // [vocabulary, num_experts_]
-  DeviceMemory state_;          // StepState
-  DeviceMemory distinct_;       // [max_tokens_] of the block being counted, 0 between launches
-  DeviceMemory diversity_;      // [max_tokens_]
-  PinnedMemory host_;           // of Read()
+  // Scratch, 0 between launches (the last: between steps).
+  DeviceMemory arrivals_;   // [1 + blocks]
+  DeviceMemory distinct_;   // [blocks, max_tokens_]
+  DeviceMemory diversity_;  // [max_tokens_]
+  PinnedMemory host_;       // of Read()
 };
 
 }  // namespace moeserve::cuda

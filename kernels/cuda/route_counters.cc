@@ -21,11 +21,7 @@ Result<std::unique_ptr<CudaRouteCounters>> CudaRouteCounters::Create(const Count
   MOESERVE_ASSIGN_OR_RETURN(c->counters_, ExpertCounters::Create(settings, kFirstTokens));
   c->stream_ = stream;
   c->id_ = ++last_id;
-  for (size_t i = 0; i < settings.blocks.size(); ++i) {
-    const size_t slot = static_cast<size_t>(settings.blocks[i].slot);
-    if (c->block_of_slot_.size() <= slot) c->block_of_slot_.resize(slot + 1, -1);
-    c->block_of_slot_[slot] = static_cast<int>(i);
-  }
+  for (const CountedBlock& block : settings.blocks) c->slots_.push_back(block.slot);
   if (c->counters_.token_experts_size() > 0) {
     MOESERVE_ASSIGN_OR_RETURN(c->copies_, Stream::Create());
     MOESERVE_ASSIGN_OR_RETURN(c->staging_, PinnedMemory::Allocate(kStagingBytes));

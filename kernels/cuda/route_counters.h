@@ -22,10 +22,8 @@ class CudaRouteCounters : public RouteCounters {
   Status ReadTokenExperts(int64_t first, std::span<uint32_t> part) override;
 
   ExpertCounters& counters() { return counters_; }
-  // Index of the counted block with this slot; -1: its plans are not counted.
-  int BlockOf(int slot) const {
-    return static_cast<size_t>(slot) < block_of_slot_.size() ? block_of_slot_[slot] : -1;
-  }
+  // Of each counted block, where its plans lie.
+  std::span<const int> slots() const { return slots_; }
   // No other counters of the process had it: a recorded step is of these alone.
   uint64_t id() const { return id_; }
 
@@ -33,7 +31,7 @@ class CudaRouteCounters : public RouteCounters {
   CudaRouteCounters() = default;
 
   ExpertCounters counters_;
-  std::vector<int> block_of_slot_;
+  std::vector<int> slots_;
   uint64_t id_ = 0;
   cudaStream_t stream_ = nullptr;
   // Of ReadTokenExperts(), which does not wait for steps.

@@ -78,7 +78,8 @@ StepRows CudaBackend::BeginStep(const StepInputs& inputs, const void* owner, boo
             PowerOfTwo(context),
             static_cast<int>(table_stride),
             counters_id,
-            inputs.cache == nullptr ? 0 : inputs.cache->id()};
+            inputs.cache == nullptr ? 0 : inputs.cache->id(),
+            inputs.variant};
   tiled_from_ = replayable_ ? static_cast<int>(rows.tokens) : single;
   BeginOperations();
   return rows;
@@ -93,20 +94,10 @@ void CudaBackend::BeginOperations() {
 }
 
 void CudaBackend::RunStep(const std::function<void()>& operations) {
-  if (counters() == nullptr) {
-    RunOperations(operations);
-  } else {
-    ExpertCounters& c = counters()->counters();
-    RunOperations([&] {
-      c.LaunchBeginStep({.tokens = static_cast<int>(shape_.rows.tokens),
-                         .kind = step_.kind,
-                         .token_ids = step_.token_ids,
-                         .routes = step_.routes},
-                        stream_.get());
-      operations();
-      c.LaunchEndStep(stream_.get());
-    });
-  }
+  RunOperations([&] {
+    operations();
+    CountRoutes();
+  });
   buffers_.Download(step_, static_cast<int64_t>(inputs_.token_ids.size()), counters() != nullptr,
                     stream_.get());
   waited_ = false;
@@ -127,10 +118,18 @@ Result<std::unique_ptr<RouteCounters>> CudaBackend::NewRouteCounters(
   return std::unique_ptr<RouteCounters>(std::move(counters));
 }
 
-void CudaBackend::CountRoutes(int slot) {
+// At the end, where the plans of all blocks still lie: one launch instead of one for each.
+void CudaBackend::CountRoutes() {
   if (counters() == nullptr) return;
-  const int block = counters()->BlockOf(slot);
-  if (block >= 0) counters()->counters().LaunchCount(block, slots_[slot].plan, stream_.get());
+  std::vector<RoutingPlan> plans;
+  for (const int slot : counters()->slots()) {
+    plans.push_back(static_cast<size_t>(slot) < slots_.size() ? slots_[slot].plan : RoutingPlan{});
+  }
+  counters()->counters().LaunchCount({.tokens = static_cast<int>(shape_.rows.tokens),
+                                      .kind = step_.kind,
+                                      .token_ids = step_.token_ids,
+                                      .routes = step_.routes},
+                                     plans, stream_.get());
 }
 
 void CudaBackend::RunOperations(const std::function<void()>& operations) {

@@ -166,6 +166,7 @@ int RunCases(const Options& options) {
   AddRoutingCases(options.tiny, cases);
   AddAttentionCases(options.tiny, cases);
   AddRowCases(options.tiny, cases);
+  AddCountingCases(options.tiny, cases);
   std::stable_sort(cases.begin(), cases.end(),
                    [](const Case& a, const Case& b) { return a.priority < b.priority; });
   std::erase_if(cases, [&](const Case& c) {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "engine/expert_recorder.h"
 #include "tests/cuda/route_support.h"
@@ -13,12 +14,16 @@
 namespace moeserve::cuda {
 namespace {
 
+// Sub-tokens or none, in three blocks of a model; or more blocks than one launch counts.
+enum class Shape : uint8_t { kWhole, kSplit, kManyBlocks };
+
 // Layer 0: routed attention and sub-tokens in four; layer 1: sub-tokens in two, many experts.
-ModelSpec Spec(bool split) {
+ModelSpec Spec(Shape shape) {
+  const bool split = shape == Shape::kSplit;
   ModelSpec spec;
   spec.vocab_size = 8;
   spec.hidden_size = 8;
-  spec.layers.resize(2);
+  spec.layers.resize(shape == Shape::kManyBlocks ? 60 : 2);
   const auto routed = [](RoutedLayerSpec& r, int experts, int k, int heads) {
     r.num_experts = experts;
     r.widths.assign(static_cast<size_t>(experts), 4);
@@ -28,6 +33,9 @@ ModelSpec Spec(bool split) {
   routed(spec.layers[0].attention.routing.emplace(), 5, 2, 1);
   routed(spec.layers[0].feed_forward.routing.emplace(), 12, 3, split ? 4 : 1);
   routed(spec.layers[1].feed_forward.routing.emplace(), 70, 9, split ? 2 : 1);
+  for (size_t l = 2; l < spec.layers.size(); ++l) {
+    routed(spec.layers[l].feed_forward.routing.emplace(), 2 + static_cast<int>(l % 9), 2, 1);
+  }
   return spec;
 }
 
@@ -89,7 +97,7 @@ void ExpectSameCounts(const CountsSnapshot& device, const ExpertStats& host) {
   }
 }
 
-class ExpertCountersTest : public ::testing::TestWithParam<bool> {};
+class ExpertCountersTest : public ::testing::TestWithParam<Shape> {};
 
 TEST_P(ExpertCountersTest, EqualTheRecordersOverManySteps) {
   const ModelSpec spec = Spec(GetParam());
@@ -105,7 +113,8 @@ TEST_P(ExpertCountersTest, EqualTheRecordersOverManySteps) {
   ExpertRecorder recorder(spec, {.router_stats_interval = 0});
   const auto cpu = MakeCpu();
   Random random(9);
-  PlanMemory memory;
+  // As in a model: all blocks share the scratch, plans lie side by side until the step is counted.
+  std::vector<PlanMemory> memory(blocks.size());
   RouteScratch scratch;
   int step = 0;
   for (int tokens : {1, 7, 50, 300, 3, 40, 600}) {
@@ -132,11 +141,7 @@ TEST_P(ExpertCountersTest, EqualTheRecordersOverManySteps) {
     std::vector<TokenRoutes> routes(static_cast<size_t>(all));
     const DeviceArray<TokenRoutes> device_routes(routes);
     recorder.BeginStep(batch);
-    counters.LaunchBeginStep({.tokens = all,
-                              .kind = device_kind.data(),
-                              .token_ids = device_token_ids.data(),
-                              .routes = device_routes.data()},
-                             nullptr);
+    std::vector<RoutingPlan> device_plans;
     for (size_t i = 0; i < blocks.size(); ++i) {
       const CountedBlock& b = blocks[i];
       const int rows = tokens * b.sub_tokens, device_rows = all * b.sub_tokens;
@@ -166,25 +171,28 @@ TEST_P(ExpertCountersTest, EqualTheRecordersOverManySteps) {
       given.offsets.resize(static_cast<size_t>(device_rows) + 1, given.offsets.back());
       const DeviceArray<int32_t> offsets(given.offsets), experts(given.experts);
       const DeviceArray<float> weights(given.weights);
-      ASSERT_TRUE(memory.Reserve(device_rows, most, b.num_experts).ok());
+      ASSERT_TRUE(memory[i].Reserve(device_rows, most, b.num_experts).ok());
       ASSERT_TRUE(scratch.Reserve(device_rows, most, b.num_experts, 1).ok());
-      const RoutingPlan device_plan = LaunchGivenPlan({.rows = device_rows,
-                                                       .num_experts = b.num_experts,
-                                                       .k_max = most,
-                                                       .offsets = offsets.data(),
-                                                       .experts = experts.data(),
-                                                       .weights = weights.data(),
-                                                       .plan = &memory,
-                                                       .scratch = &scratch},
-                                                      nullptr);
-      ASSERT_EQ(cudaMemcpy(memory.arrays().row_nonfinite, status.data(), status.size(),
+      device_plans.push_back(LaunchGivenPlan({.rows = device_rows,
+                                              .num_experts = b.num_experts,
+                                              .k_max = most,
+                                              .offsets = offsets.data(),
+                                              .experts = experts.data(),
+                                              .weights = weights.data(),
+                                              .plan = &memory[i],
+                                              .scratch = &scratch},
+                                             nullptr));
+      ASSERT_EQ(cudaMemcpy(memory[i].arrays().row_nonfinite, status.data(), status.size(),
                            cudaMemcpyHostToDevice),
                 cudaSuccess);
-      counters.LaunchCount(static_cast<int>(i), device_plan, nullptr);
       ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
     }
     recorder.Publish();
-    counters.LaunchEndStep(nullptr);
+    counters.LaunchCount({.tokens = all,
+                          .kind = device_kind.data(),
+                          .token_ids = device_token_ids.data(),
+                          .routes = device_routes.data()},
+                         device_plans, nullptr);
     const CountsSnapshot counts = std::move(counters.Read(nullptr)).value();
     ExpectSameCounts(counts, recorder.Snapshot());
     const std::vector<TokenRoutes> device =
@@ -203,49 +211,147 @@ TEST_P(ExpertCountersTest, EqualTheRecordersOverManySteps) {
   }
 }
 
+// `tokens` tokens of decode, each routed to both experts of a block, for as many blocks as one
+// asks.
+class TwoExperts {
+ public:
+  explicit TwoExperts(int tokens)
+      : tokens_(tokens),
+        kind_(std::vector<uint8_t>(static_cast<size_t>(tokens), kTokenDecode)),
+        ids_(std::vector<int32_t>(static_cast<size_t>(tokens), 0)),
+        routes_(std::vector<TokenRoutes>(static_cast<size_t>(tokens), TokenRoutes{})),
+        weights_(std::vector<float>(2 * static_cast<size_t>(tokens), 0.5f)) {
+    std::vector<int32_t> offsets, experts;
+    for (int t = 0; t <= tokens; ++t) offsets.push_back(2 * t);
+    for (int t = 0; t < tokens; ++t) experts.insert(experts.end(), {0, 1});
+    offsets_.Write(offsets);
+    experts_.Write(experts);
+  }
+  RoutingPlan Plan() {
+    memory_.push_back(PlanMemory::Create(tokens_, 2, 2).value());
+    return LaunchGivenPlan({.rows = tokens_,
+                            .num_experts = 2,
+                            .k_max = 2,
+                            .offsets = offsets_.data(),
+                            .experts = experts_.data(),
+                            .weights = weights_.data(),
+                            .plan = &memory_.back(),
+                            .scratch = &scratch_},
+                           nullptr);
+  }
+  ExpertCounters::Step Step() const {
+    return {.tokens = tokens_,
+            .kind = kind_.data(),
+            .token_ids = ids_.data(),
+            .routes = routes_.data()};
+  }
+  std::vector<TokenRoutes> routes() const { return routes_.Read(); }
+
+ private:
+  const int tokens_;
+  DeviceArray<uint8_t> kind_;
+  DeviceArray<int32_t> ids_;
+  DeviceArray<TokenRoutes> routes_;
+  DeviceArray<float> weights_;
+  DeviceArray<int32_t> offsets_{static_cast<size_t>(tokens_) + 1};
+  DeviceArray<int32_t> experts_{2 * static_cast<size_t>(tokens_)};
+  RouteScratch scratch_ = RouteScratch::Create(tokens_, 2, 2, 1).value();
+  std::vector<PlanMemory> memory_;
+};
+
+CountSettings BlocksOfTwo(size_t count) {
+  CountSettings settings;
+  settings.blocks.resize(
+      count, {.num_experts = 2, .most_distinct = 2, .diverse = true, .expert_parameters = {3, 10}});
+  return settings;
+}
+
 // However many threads add at once, a counter of the table stays at its maximum.
 TEST(ExpertCountersTable, StopsAtItsMaximum) {
   const int tokens = 40;
-  ExpertCounters counters =
-      ExpertCounters::Create(
-          {.blocks = {{.num_experts = 2, .expert_parameters = {1, 1}}}, .vocabulary = 1}, tokens)
-          .value();
+  CountSettings settings = BlocksOfTwo(1);
+  settings.vocabulary = 1;
+  ExpertCounters counters = ExpertCounters::Create(settings, tokens).value();
   const std::vector<uint32_t> start = {UINT32_MAX - 3, UINT32_MAX - tokens};
   ASSERT_EQ(cudaMemcpy(const_cast<uint32_t*>(counters.token_experts()), start.data(), 8,
                        cudaMemcpyHostToDevice),
             cudaSuccess);
-  const DeviceArray<uint8_t> kind(std::vector<uint8_t>(tokens, kTokenDecode));
-  const DeviceArray<int32_t> ids(std::vector<int32_t>(tokens, 0));
-  const DeviceArray<TokenRoutes> routes(std::vector<TokenRoutes>(tokens, TokenRoutes{}));
-  std::vector<int32_t> offset_values, expert_values;
-  for (int t = 0; t <= tokens; ++t) offset_values.push_back(2 * t);
-  for (int t = 0; t < tokens; ++t) expert_values.insert(expert_values.end(), {0, 1});
-  const DeviceArray<int32_t> offsets(offset_values), experts(expert_values);
-  const DeviceArray<float> weights(std::vector<float>(2 * tokens, 0.5f));
-  PlanMemory memory = PlanMemory::Create(tokens, 2, 2).value();
-  RouteScratch scratch = RouteScratch::Create(tokens, 2, 2, 1).value();
-  counters.LaunchBeginStep(
-      {.tokens = tokens, .kind = kind.data(), .token_ids = ids.data(), .routes = routes.data()},
-      nullptr);
-  counters.LaunchCount(0,
-                       LaunchGivenPlan({.rows = tokens,
-                                        .num_experts = 2,
-                                        .k_max = 2,
-                                        .offsets = offsets.data(),
-                                        .experts = experts.data(),
-                                        .weights = weights.data(),
-                                        .plan = &memory,
-                                        .scratch = &scratch},
-                                       nullptr),
-                       nullptr);
-  counters.LaunchEndStep(nullptr);
+  TwoExperts step(tokens);
+  const RoutingPlan plan = step.Plan();
+  counters.LaunchCount(step.Step(), {&plan, 1}, nullptr);
   ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
   EXPECT_EQ(FromDevice(counters.token_experts(), 2),
             (std::vector<uint32_t>{UINT32_MAX, UINT32_MAX}));
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, ExpertCountersTest, ::testing::Bool(),
-                         [](const auto& info) { return info.param ? "SubTokens" : "WholeTokens"; });
+size_t LaunchesOfStep(ExpertCounters& counters, const ExpertCounters::Step& step,
+                      const std::vector<RoutingPlan>& plans) {
+  const Stream stream = Stream::Create().value();
+  EXPECT_EQ(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  counters.LaunchCount(step, plans, stream.get());
+  cudaGraph_t graph = nullptr;
+  EXPECT_EQ(cudaStreamEndCapture(stream.get(), &graph), cudaSuccess);
+  size_t nodes = 0;
+  EXPECT_EQ(cudaGraphGetNodes(graph, nullptr, &nodes), cudaSuccess);
+  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  return nodes;
+}
+
+TEST(ExpertCountersLaunch, IsOneForAllBlocks) {
+  TwoExperts step(3);
+  const std::vector<RoutingPlan> plans(100, step.Plan());
+  for (const auto& [blocks, launches] :
+       {std::pair<size_t, size_t>{0, 1}, {1, 1}, {48, 1}, {49, 2}, {96, 2}, {97, 3}}) {
+    ExpertCounters counters = ExpertCounters::Create(BlocksOfTwo(blocks), 3).value();
+    EXPECT_EQ(LaunchesOfStep(counters, step.Step(), {plans.begin(), plans.begin() + blocks}),
+              launches)
+        << blocks << " blocks";
+  }
+}
+
+// A model without routed blocks still has steps and tokens.
+TEST(ExpertCountersLaunch, WithoutBlocksTokensAreCounted) {
+  ExpertCounters counters = ExpertCounters::Create(BlocksOfTwo(0), 3).value();
+  TwoExperts step(3);
+  for (int i = 0; i < 2; ++i) counters.LaunchCount(step.Step(), {}, nullptr);
+  const CountsSnapshot counts = counters.Read(nullptr).value();
+  EXPECT_EQ(counts.model.steps, 2u);
+  EXPECT_EQ(counts.model.tokens[kTokenDecode], 6u);
+  EXPECT_EQ(counts.diversity_histogram, (std::vector<uint64_t>{6}));
+  EXPECT_EQ(step.routes()[0].routes, 0u);
+}
+
+// With 48 others they need two launches where the missing one is the last: it counts no block.
+TEST(ExpertCountersLaunch, BlocksThatWereNotRoutedAreLeftOut) {
+  const int tokens = 5;
+  TwoExperts step(tokens);
+  const RoutingPlan plan = step.Plan();
+  for (const size_t missing : {0, 48}) {
+    SCOPED_TRACE(missing);
+    std::vector<RoutingPlan> plans(49, plan);
+    plans[missing] = {};
+    ExpertCounters counters = ExpertCounters::Create(BlocksOfTwo(plans.size()), tokens).value();
+    for (int i = 0; i < 2; ++i) counters.LaunchCount(step.Step(), plans, nullptr);
+    const CountsSnapshot counts = counters.Read(nullptr).value();
+    EXPECT_EQ(counts.model.steps, 2u);
+    EXPECT_EQ(counts.model.tokens[kTokenDecode], 2u * tokens);
+    EXPECT_EQ(counts.diversity_histogram[2 * 48], 2u * tokens);
+    for (size_t i = 0; i < plans.size(); ++i) {
+      const uint64_t expected = i == missing ? 0 : 2 * tokens;
+      EXPECT_EQ(counts.blocks[i].experts[1].selections, expected) << i;
+      EXPECT_EQ(counts.blocks[i].distinct_histogram, (std::vector<uint64_t>{0, 0, expected})) << i;
+    }
+  }
+}
+
+std::string NameOf(const ::testing::TestParamInfo<Shape>& info) {
+  constexpr const char* kNames[] = {"WholeTokens", "SubTokens", "ManyBlocks"};
+  return kNames[static_cast<int>(info.param)];
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, ExpertCountersTest,
+                         ::testing::Values(Shape::kWhole, Shape::kSplit, Shape::kManyBlocks),
+                         NameOf);
 
 }  // namespace
 }  // namespace moeserve::cuda

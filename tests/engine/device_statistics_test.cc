@@ -17,7 +17,11 @@
 namespace moeserve::testing {
 namespace {
 
-constexpr char kDevice[] = "cuda_emulated";
+// That of the tests where it keeps plans to itself, else the emulated one.
+std::string CountingDevice() {
+  const std::string device = TestDevice();
+  return device == "cpu" ? "cuda_emulated" : device;
+}
 
 // Routed attention and feed-forward, sub-tokens, experts of unequal width, top-k and top-p.
 std::vector<GoldenModel> SmallRoutedModels() {
@@ -60,7 +64,6 @@ class DeviceStatisticsTest : public ::testing::TestWithParam<GoldenModel> {
 
   // Requests one after the other and samples side by side: the same steps on every device.
   Told Ask(const std::string& device, EngineOptions options) {
-    TestDevice();  // knows the emulated one
     options.max_step_tokens = 7;
     options.max_num_seqs = 4;
     options.max_prompt_rows = 5;
@@ -125,7 +128,7 @@ class DeviceStatisticsTest : public ::testing::TestWithParam<GoldenModel> {
 TEST_P(DeviceStatisticsTest, EqualTheHosts) {
   EngineOptions options;
   options.recorder.router_stats_interval = 3;
-  const Told host = Ask("cpu", options), device = Ask(kDevice, options);
+  const Told host = Ask("cpu", options), device = Ask(CountingDevice(), options);
   EXPECT_GT(host.stats.tokens, 0u);
   ExpectSame(device, host);
 }
@@ -134,7 +137,7 @@ TEST_P(DeviceStatisticsTest, EqualTheHosts) {
 TEST_P(DeviceStatisticsTest, EqualTheHostsWithRecords) {
   EngineOptions options;
   options.routing_records = true;
-  ExpectSame(Ask(kDevice, options), Ask("cpu", options));
+  ExpectSame(Ask(CountingDevice(), options), Ask("cpu", options));
 }
 
 TEST_P(DeviceStatisticsTest, AnObserverSeesEveryPlanOnce) {
@@ -150,7 +153,7 @@ TEST_P(DeviceStatisticsTest, AnObserverSeesEveryPlanOnce) {
   EngineOptions options;
   const Told host = Ask("cpu", options);
   options.recorder.observer = &observer;
-  const Told device = Ask(kDevice, options);
+  const Told device = Ask(CountingDevice(), options);
   ExpectSame(device, host);
   EXPECT_EQ(observer.plans, device.stats.steps * device.stats.blocks.size());
   uint64_t selections = 0;
@@ -162,9 +165,9 @@ TEST_P(DeviceStatisticsTest, AnObserverSeesEveryPlanOnce) {
 
 TEST_P(DeviceStatisticsTest, OffNothingIsCountedAndAnswersStay) {
   EngineOptions options;
-  const Told on = Ask(kDevice, options);
+  const Told on = Ask(CountingDevice(), options);
   options.expert_stats = false;
-  const Told off = Ask(kDevice, options);
+  const Told off = Ask(CountingDevice(), options);
   EXPECT_EQ(on.tokens, off.tokens);
   EXPECT_EQ(off.stats.steps, 0u);
   EXPECT_TRUE(off.table.empty());
@@ -179,12 +182,12 @@ TEST_P(DeviceStatisticsTest, PreemptedTokensAreCountedApart) {
   uint64_t tokens = 0;
   int64_t bytes = 0;
   {
-    auto any = TestEngine::Start(GetParam().model, options, DType::kF32, kDevice);
+    auto any = TestEngine::Start(GetParam().model, options, DType::kF32, CountingDevice());
     ASSERT_TRUE(any.ok()) << any.status();
     bytes = (*any)->BytesFor(40) * 2;
   }
   options.kv_cache_bytes = bytes;
-  auto started = TestEngine::Start(GetParam().model, options, DType::kF32, kDevice);
+  auto started = TestEngine::Start(GetParam().model, options, DType::kF32, CountingDevice());
   ASSERT_TRUE(started.ok()) << started.status();
   TestEngine& engine = **started;
   const RouteLayout& layout = engine.get().route_layout();
@@ -250,8 +253,7 @@ class CountingHooks : public StepHooks {
 // Steps of several shapes, each run, recorded and replayed; one is recorded full and replayed with
 // a row that only fills it up.
 TEST_P(DeviceStatisticsTest, ReplayedStepsCountAndFetchNoPlan) {
-  TestDevice();
-  const auto runner = ModelRunner::Load(GetParam().model, {.device = kDevice});
+  const auto runner = ModelRunner::Load(GetParam().model, {.device = CountingDevice()});
   ASSERT_TRUE(runner.ok()) << runner.status();
   Backend& backend = (*runner)->backend();
   const CountSettings settings = RecorderCounts((*runner)->spec(), {});
@@ -304,6 +306,129 @@ TEST_P(DeviceStatisticsTest, ReplayedStepsCountAndFetchNoPlan) {
   EXPECT_EQ(none.counted, 0u);
   EXPECT_EQ(none.tokens, 1u);
   EXPECT_EQ((*counters)->Read()->model.steps, steps);
+}
+
+// Looks at scores and inputs of every other step. Without routes to give, RoutesFor() is asked
+// whenever the operations of a block are issued: not in a step that is replayed.
+class LookingHooks : public StepHooks {
+ public:
+  explicit LookingHooks(bool at_once = false) : at_once_(at_once) {}
+  bool WantsPlans() const override { return false; }
+  bool WantsScores() const override { return looks; }
+  bool WantsInputs() const override { return looks; }
+  bool GivesRoutes() const override { return at_once_; }
+  const GivenRoutes* RoutesFor(int, BlockKind) override {
+    ++issued;
+    return nullptr;
+  }
+  void OnOutcome(const StepOutcome&) override { outcomes_.push_back(seen.size()); }
+  void OnPlan(int layer, BlockKind block, const RoutingPlan& plan) override {
+    Seen& s = seen.emplace_back();
+    s.slot = PlanSlot(layer, block);
+    for (int r = 0; r < plan.rows; ++r) {
+      for (int32_t i = plan.row_offsets[r]; i < plan.row_offsets[r + 1]; ++i) {
+        s.experts.push_back(plan.expert_of_assignment[plan.assignments_of_row[i]]);
+      }
+    }
+  }
+  void OnScores(int, BlockKind, const RoutingPlan& plan, std::span<const float> scores) override {
+    EXPECT_EQ(scores.size(), static_cast<size_t>(plan.rows) * plan.num_experts);
+    seen.back().scores.assign(scores.begin(), scores.end());
+  }
+  void OnInputs(int, BlockKind, const RoutingPlan&, std::span<const float> inputs) override {
+    seen.back().inputs.assign(inputs.begin(), inputs.end());
+  }
+
+  struct Seen {
+    int slot = 0;
+    std::vector<int32_t> experts;
+    std::vector<float> scores, inputs;
+  };
+  // Of the last step: how many blocks were told before its outcome.
+  size_t told_before_outcome() const { return outcomes_.back(); }
+  bool looks = true;
+  int issued = 0;
+  std::vector<Seen> seen;
+
+ private:
+  const bool at_once_;
+  std::vector<size_t> outcomes_;
+};
+
+void ExpectNear(const std::vector<float>& device, const std::vector<float>& host) {
+  ASSERT_EQ(device.size(), host.size());
+  for (size_t i = 0; i < host.size(); ++i) {
+    ASSERT_NEAR(device[i], host[i], 1e-4 * (1.0 + std::abs(host[i]))) << i;
+  }
+}
+
+void ExpectSameSight(const LookingHooks& device, const LookingHooks& host) {
+  ASSERT_EQ(device.seen.size(), host.seen.size());
+  for (size_t b = 0; b < host.seen.size(); ++b) {
+    SCOPED_TRACE("block " + std::to_string(b));
+    EXPECT_EQ(device.seen[b].slot, host.seen[b].slot);
+    EXPECT_EQ(device.seen[b].experts, host.seen[b].experts);
+    ASSERT_FALSE(host.seen[b].scores.empty());
+    ASSERT_FALSE(host.seen[b].inputs.empty());
+    ExpectNear(device.seen[b].scores, host.seen[b].scores);
+    ExpectNear(device.seen[b].inputs, host.seen[b].inputs);
+  }
+}
+
+// A step that is looked at is recorded and replayed like any other, beside those of its size that
+// are not, and its hooks see what they see on the host. A row that only fills it up is not shown.
+TEST_P(DeviceStatisticsTest, StepsThatAreLookedAtAreReplayed) {
+  const auto device = ModelRunner::Load(GetParam().model, {.device = CountingDevice()});
+  const auto host = ModelRunner::Load(GetParam().model, {.device = "cpu"});
+  ASSERT_TRUE(device.ok()) << device.status();
+  ASSERT_TRUE(host.ok()) << host.status();
+  const int blocks = static_cast<int>(EmptyExpertStats((*host)->spec()).blocks.size());
+  int runs = 0;
+  for (int position = 0; position < 4; ++position) {
+    for (const int sequences : {4, 3}) {
+      for (const bool looks : {true, false}) {
+        SCOPED_TRACE(::testing::Message() << position << ", " << sequences << ", " << looks);
+        std::vector<ModelRunner::Part> parts;
+        for (int s = 0; s < sequences; ++s) {
+          const size_t token = static_cast<size_t>(position + s) % golden_.tokens.size();
+          parts.push_back({s, position, {golden_.tokens[token]}});
+        }
+        LookingHooks on_device, on_host;
+        on_device.looks = on_host.looks = looks;
+        (*device)->RunTogether(parts, &on_device);
+        // Once as it is and once to record it; steps with and without a look have their own.
+        EXPECT_EQ(on_device.issued, runs < 2 ? blocks : 0);
+        EXPECT_EQ(on_device.told_before_outcome(), 0u);
+        if (!looks) {
+          EXPECT_TRUE(on_device.seen.empty());
+          continue;
+        }
+        (*host)->RunTogether(parts, &on_host);
+        ExpectSameSight(on_device, on_host);
+        if (HasFatalFailure()) return;
+      }
+      ++runs;
+    }
+  }
+}
+
+// Prompts are not replayed, but wait for the host no more; hooks that bring routes have to.
+TEST_P(DeviceStatisticsTest, PromptsAreLookedAtAfterwardsOrAtOnce) {
+  const auto device = ModelRunner::Load(GetParam().model, {.device = CountingDevice()});
+  const auto host = ModelRunner::Load(GetParam().model, {.device = "cpu"});
+  ASSERT_TRUE(device.ok()) << device.status();
+  ASSERT_TRUE(host.ok()) << host.status();
+  const std::vector<ModelRunner::Part> parts = {{0, 0, golden_.Prompt(0)},
+                                                {1, 0, golden_.Prompt(1 % golden_.prompts)}};
+  LookingHooks on_host;
+  (*host)->RunTogether(parts, &on_host);
+  for (const bool at_once : {false, true}) {
+    SCOPED_TRACE(at_once);
+    LookingHooks on_device(at_once);
+    (*device)->RunTogether(parts, &on_device);
+    EXPECT_EQ(on_device.told_before_outcome(), at_once ? on_device.seen.size() : 0u);
+    ExpectSameSight(on_device, on_host);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, DeviceStatisticsTest, ::testing::ValuesIn(SmallRoutedModels()),

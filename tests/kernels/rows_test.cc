@@ -269,6 +269,9 @@ TEST_P(RowsTest, ElementsOneByOne) {
       const DeviceRows y = Make(rows, width, dtype, nullptr);
       backend_->Convert(x.view, y.view);
       expect(y, 0.0, [&](int i, int, int) { return Rounded(a[i], dtype); });
+      const DeviceRows z = Make(rows, width, DType::kF32, &b);
+      backend_->Convert(y.view, z.view);
+      expect(z, 0.0, [&](int i, int, int) { return Rounded(a[i], dtype); });
     }
     for (const bool with_bias : {false, true}) {
       const DeviceRows x = Make(rows, width, DType::kF32, &a);

@@ -30,6 +30,7 @@ Result<std::unique_ptr<RoutedLayer>> RoutedLayer::Load(LoadContext& load, const 
   routed->layer_ = layer;
   routed->block_ = block;
   routed->heads_ = spec.split.heads;
+  routed->width_ = model_width / spec.split.heads;
   routed->num_experts_ = spec.num_experts;
   routed->residual_ = spec.split.residual;
   routed->body_ = std::move(body);
@@ -77,13 +78,14 @@ RoutingPlan RoutedLayer::Route(StepContext& ctx, const RowsView& rows) const {
                  .slot = slot_,
                  .overrides = overrides};
   const Workspace::Scope scope(ctx.workspace);
-  RowsView scores;
-  if (ctx.hooks != nullptr && ctx.hooks->WantsScores() && given == nullptr) {
+  const KeptRows kept = ctx.kept.empty() ? KeptRows{} : ctx.kept[static_cast<size_t>(slot_)];
+  RowsView scores = kept.scores;
+  if (ctx.hooks_at_once && ctx.hooks != nullptr && ctx.hooks->WantsScores() && given == nullptr) {
     scores = ctx.workspace.TakeDense(rows.rows, num_experts_, DType::kF32);
-    args.scores = &scores;
   }
+  if (scores.data != nullptr) args.scores = &scores;
+  if (kept.inputs.data != nullptr) ctx.backend.Convert(rows, kept.inputs);
   const RoutingPlan plan = ctx.backend.Route(args);
-  ctx.backend.CountRoutes(slot_);
   if (ctx.hooks == nullptr || !ctx.hooks_at_once) return plan;
   const RoutingPlan seen = ctx.backend.HostPlan(slot_);
   ctx.hooks->OnPlan(layer_, block_, seen);
@@ -98,8 +100,31 @@ RoutingPlan RoutedLayer::Route(StepContext& ctx, const RowsView& rows) const {
   return plan;
 }
 
-void RoutedLayer::TellPlan(Backend& backend, StepHooks& hooks) const {
-  hooks.OnPlan(layer_, block_, backend.HostPlan(slot_));
+int64_t RoutedLayer::LayOutKept(int64_t tokens, StepLooks looks, float* memory,
+                                KeptRows& kept) const {
+  int64_t end = 0;
+  const auto place = [&](bool wanted, int cols, RowsView& view) {
+    if (!wanted) return;
+    const int64_t rows = tokens * heads_;
+    if (memory != nullptr) view = {memory + end, DType::kF32, rows, cols, cols};
+    constexpr int64_t kAligned = 64;  // vectors of any kernel
+    end += (rows * cols + kAligned - 1) / kAligned * kAligned;
+  };
+  place(looks.scores, num_experts_, kept.scores);
+  place(looks.inputs, width_, kept.inputs);
+  return end;
+}
+
+void RoutedLayer::Tell(Backend& backend, StepHooks& hooks, std::span<const float> scores,
+                       std::span<const float> inputs) const {
+  const RoutingPlan plan = backend.HostPlan(slot_);
+  hooks.OnPlan(layer_, block_, plan);
+  // Rows that only fill up the step come last.
+  const auto of_plan = [&](std::span<const float> rows, int cols) {
+    return rows.first(static_cast<size_t>(plan.rows) * static_cast<size_t>(cols));
+  };
+  if (!scores.empty()) hooks.OnScores(layer_, block_, plan, of_plan(scores, num_experts_));
+  if (!inputs.empty()) hooks.OnInputs(layer_, block_, plan, of_plan(inputs, width_));
 }
 
 void RoutedLayer::Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const {

@@ -22,8 +22,14 @@ class RoutedLayer {
                                                    const RoutedLayerSpec& spec, int model_width,
                                                    std::unique_ptr<ExpertBody> body);
 
-  // What the hooks want to know of the step's plan, when they were not told at once.
-  void TellPlan(Backend& backend, StepHooks& hooks) const;
+  // Places in `kept` what hooks look at in a step of so many tokens, from `memory` (device) on;
+  // returns how many floats that takes. `memory` null: only tells their number.
+  int64_t LayOutKept(int64_t tokens, StepLooks looks, float* memory, KeptRows& kept) const;
+  // What the hooks want to know of a step when they were not told at once. Spans: what was kept, in
+  // host memory, of at least the rows of the step's inputs; empty: nothing.
+  void Tell(Backend& backend, StepHooks& hooks, std::span<const float> scores,
+            std::span<const float> inputs) const;
+  int slot() const { return slot_; }
 
   // Routes the tokens `x` [T, d] (activation type) and writes their sum [T, d] (f32) to `output`.
   void Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const;
@@ -42,6 +48,7 @@ class RoutedLayer {
   int layer_ = 0;
   BlockKind block_ = BlockKind::kFeedForward;
   int heads_ = 1;
+  int width_ = 0;  // of a sub-token
   int num_experts_ = 1;
   bool residual_ = false;
 };

@@ -144,5 +144,6 @@ void AddRoutingCases(bool tiny, std::vector<Case>& cases);
 void AddAttentionCases(bool tiny, std::vector<Case>& cases);
 void AddBlockCases(bool tiny, std::vector<Case>& cases);
 void AddRowCases(bool tiny, std::vector<Case>& cases);
+void AddCountingCases(bool tiny, std::vector<Case>& cases);
 
 }  // namespace moeserve::bench
