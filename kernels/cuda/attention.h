@@ -33,13 +33,22 @@ struct QueryRows {
   int max_per_token = 1;                        // largest number of rows of one token
 };
 
-// Turns the leading dimensions of every head in place, as CpuBackend::Rope does: the angle, its
-// sine and cosine in double, rounded to float. Padding rows stay as they are.
+// Cosines and sines of position * frequency, as CpuBackend::Rope has them: the angle, its sine and
+// cosine in double, rounded to float.
+struct RopeAnglesLaunch {
+  StepView step;
+  int pairs = 0;                        // of dimensions that turn
+  const double* frequencies = nullptr;  // [pairs]
+  float2* angles = nullptr;             // [step.tokens, pairs] (cosine, sine)
+};
+void LaunchRopeAngles(const RopeAnglesLaunch& args, cudaStream_t stream);
+
+// Turns the leading dimensions of every head in place. Padding rows stay as they are.
 struct RopeLaunch {
   int head_dim = 0;
   int dimensions = 0;  // leading dimensions that turn, even
-  double theta = 10000.0;
   bool interleaved = false;
+  const float2* angles = nullptr;  // [step.tokens, dimensions / 2]
   StepView step;
   const int32_t* token_of_row = nullptr;  // [rows]; null: row r is token r
   const int32_t* valid_rows = nullptr;    // on the device: rows from here on are left alone

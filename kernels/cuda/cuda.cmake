@@ -57,6 +57,7 @@ set(MOESERVE_CUDA_SOURCES
   pack_plans.cu
   plan.cu
   rope.cu
+  rope_tables.cc
   route.cu
   route_counters.cc
   router.cc

@@ -336,12 +336,22 @@ StepView CudaBackend::View() const {
           .max_context = static_cast<int>(shape_.context)};
 }
 
+const float2* CudaBackend::RopeAngles(const RopeSettings& settings) {
+  if (rope_tables_.MustGrow(settings, shape_.rows.tokens)) {
+    DropRecordings();
+    CheckStatus(rope_tables_.Reserve(settings, shape_.rows.tokens, stream_.get()),
+                "memory for rotary positions");
+  }
+  return rope_tables_.Angles(settings, View(), stream_.get());
+}
+
 void CudaBackend::Rope(const RopeArgs& args) {
+  if (args.settings.dimensions == 0) return;
   const RoutingPlan* plan = args.plan;
   LaunchRope({.head_dim = args.settings.head_dim,
               .dimensions = args.settings.dimensions,
-              .theta = args.settings.theta,
               .interleaved = args.settings.interleaved,
+              .angles = RopeAngles(args.settings),
               .step = View(),
               .token_of_row = plan == nullptr ? nullptr : plan->row_of_assignment,
               .valid_rows = plan == nullptr ? nullptr : plan->expert_offsets + plan->num_experts,

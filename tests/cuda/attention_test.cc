@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/cuda/kv_cache.h"
+#include "kernels/cuda/rope_tables.h"
 #include "tests/reference/oracle.h"
 #include "tests/support/compare.h"
 #include "tests/support/random.h"
@@ -524,9 +525,12 @@ TEST(CudaAttentionTest, RopeTurnsPairs) {
         RopeLaunch a;
         a.head_dim = head_dim;
         a.dimensions = turned;
-        a.theta = 10000.0;
         a.interleaved = interleaved;
         a.step = {tokens, d_position.data(), d_sequence.data(), nullptr, 0, 0};
+        RopeTables tables;
+        const RopeSettings settings{.head_dim = head_dim, .dimensions = turned};
+        ASSERT_TRUE(tables.Reserve(settings, tokens, nullptr).ok());
+        a.angles = tables.Angles(settings, a.step, nullptr);
         a.token_of_row = routed ? d_token_of.data() : nullptr;
         a.valid_rows = routed ? d_valid.data() : nullptr;
         a.rows = d_x.data();

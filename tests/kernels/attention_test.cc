@@ -146,30 +146,38 @@ TEST_P(AttentionTest, NormsMatchDoubleArithmetic) {
   }
 }
 
+// Layers of a step may turn differently, and steps have other positions and more tokens.
 TEST_P(AttentionTest, RopeTurnsPairs) {
   Random random(7);
-  for (const bool interleaved : {false, true}) {
-    const int head_dim = 12, turned = 8, heads = 3;
-    const std::vector<int32_t> position = {0, 1, 100, 8000};
-    std::vector<float> x = random.Normals(4 * heads * head_dim);
-    const std::vector<float> before = x;
-    const DeviceRows rows = MakeRows(*backend_, x, heads * head_dim);
+  const std::vector<std::vector<int32_t>> steps = {
+      {0, 1, 100, 8000}, {5, 3, 2, 99999}, {7}, {1, 2, 3, 4, 5, 6, 7, 131071, 9}};
+  const RopeSettings layers[] = {{12, 8, 10000.0, false},  {12, 8, 10000.0, true},
+                                 {12, 8, 500000.0, false}, {12, 12, 10000.0, true},
+                                 {12, 0, 10000.0, true},   {12, 8, 10000.0, false}};
+  const int heads = 3;
+  for (const std::vector<int32_t>& position : steps) {
     Begin({.position = position});
-    backend_->Rope({.settings = {head_dim, turned, 10000.0, interleaved}, .rows = rows.view});
-    x = HostRows(*backend_, rows.view);
-    for (int t = 0; t < 4; ++t) {
-      for (int h = 0; h < heads; ++h) {
-        const int64_t at = (int64_t{t} * heads + h) * head_dim;
-        std::vector<double> expected(before.begin() + at, before.begin() + at + head_dim);
-        for (int i = 0; i < turned / 2; ++i) {
-          const double angle = position[t] * std::pow(10000.0, -2.0 * i / turned);
-          const int a = interleaved ? 2 * i : i;
-          const int b = interleaved ? 2 * i + 1 : i + turned / 2;
-          expected[a] = before[at + a] * std::cos(angle) - before[at + b] * std::sin(angle);
-          expected[b] = before[at + b] * std::cos(angle) + before[at + a] * std::sin(angle);
+    for (const RopeSettings& s : layers) {
+      std::vector<float> x =
+          random.Normals(static_cast<int64_t>(position.size()) * heads * s.head_dim);
+      const std::vector<float> before = x;
+      const DeviceRows rows = MakeRows(*backend_, x, heads * s.head_dim);
+      backend_->Rope({.settings = s, .rows = rows.view});
+      x = HostRows(*backend_, rows.view);
+      for (size_t t = 0; t < position.size(); ++t) {
+        for (int h = 0; h < heads; ++h) {
+          const int64_t at = (static_cast<int64_t>(t) * heads + h) * s.head_dim;
+          std::vector<double> expected(before.begin() + at, before.begin() + at + s.head_dim);
+          for (int i = 0; i < s.dimensions / 2; ++i) {
+            const double angle = position[t] * std::pow(s.theta, -2.0 * i / s.dimensions);
+            const int a = s.interleaved ? 2 * i : i;
+            const int b = s.interleaved ? 2 * i + 1 : i + s.dimensions / 2;
+            expected[a] = before[at + a] * std::cos(angle) - before[at + b] * std::sin(angle);
+            expected[b] = before[at + b] * std::cos(angle) + before[at + a] * std::sin(angle);
+          }
+          ASSERT_TRUE(RowNear({x.begin() + at, x.begin() + at + s.head_dim}, expected, 1e-6))
+              << "position " << position[t] << ", theta " << s.theta;
         }
-        ASSERT_TRUE(RowNear({x.begin() + at, x.begin() + at + head_dim}, expected, 1e-6))
-            << "position " << position[t];
       }
     }
   }

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "kernels/cuda/linear.h"
+#include "kernels/cuda/rope_tables.h"
 #include "kernels/cuda/router.h"
 #include "kernels/cuda/rows.h"
 #include "tests/bench/cuda/attention.h"
@@ -15,7 +16,6 @@ namespace moeserve::bench {
 namespace {
 
 constexpr int kWorkSlots = 2048;
-constexpr double kTheta = 10000.0;
 
 struct BlockShape {
   std::string name;
@@ -45,6 +45,9 @@ class BlockRun {
     MOESERVE_RETURN_IF_ERROR(MakeRows());
     cuda::LaunchAttentionWork(step_, batch_, 0, cuda::SplitTokens(a.heads / a.kv_heads), work_,
                               bench_.stream());
+    const RopeSettings rope{.head_dim = a.head_dim, .dimensions = a.head_dim};
+    MOESERVE_RETURN_IF_ERROR(rope_tables_.Reserve(rope, batch_, bench_.stream()));
+    angles_ = rope_tables_.Angles(rope, step_, bench_.stream());
     for (int i = 0; i < layers; ++i) Enqueue(i);
     MOESERVE_RETURN_IF_ERROR(Check());
     Measured m;
@@ -146,7 +149,7 @@ class BlockRun {
     cuda::LaunchRope(
         {.head_dim = d,
          .dimensions = d,
-         .theta = kTheta,
+         .angles = angles_,
          .step = step_,
          .token_of_row = plan == nullptr ? nullptr : plan->row_of_assignment,
          .valid_rows = plan == nullptr ? nullptr : plan->expert_offsets + plan->num_experts,
@@ -255,6 +258,8 @@ class BlockRun {
   RowsView x_, normed_, projected_, query_, heads_, results_, branch_;
   cuda::DeviceMemory scales_, groups_, work_memory_;
   cuda::AttentionWork work_;
+  cuda::RopeTables rope_tables_;
+  const float2* angles_ = nullptr;
   cuda::PlanMemory plan_memory_;
   cuda::RouteScratch scratch_;
   RoutingPlan plan_;
