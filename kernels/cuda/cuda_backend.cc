@@ -33,7 +33,7 @@ class CudaNormBank : public NormBank {
   NormShape shape;
   DeviceMemory scales, shifts, group_begin;
   bool has_shifts = false;
-  int width = 0;
+  int width = 0, widest = 0;  // of group 0, of all
 };
 
 class CudaEmbeddingTable : public EmbeddingTable {
@@ -192,7 +192,8 @@ Result<std::unique_ptr<NormBank>> CudaBackend::NewNormBank(NormShape shape,
     const std::vector<float> values = Widened(t);
     all_scales.insert(all_scales.end(), values.begin(), values.end());
     begin.push_back(static_cast<int32_t>(all_scales.size()));
-    bank->width = std::max(bank->width, static_cast<int>(values.size()));
+    if (begin.size() == 2) bank->width = begin.back();
+    bank->widest = std::max(bank->widest, static_cast<int>(values.size()));
   }
   for (const HostTensor& t : shifts) {
     const std::vector<float> values = Widened(t);
@@ -301,7 +302,7 @@ void CudaBackend::Norm(const NormArgs& args) {
               .scales = bank.scales.as<float>(),
               .shifts = bank.has_shifts ? bank.shifts.as<float>() : nullptr,
               .group_begin = bank.group_begin.as<int32_t>(),
-              .width = bank.width,
+              .width = args.plan == nullptr ? bank.width : bank.widest,
               .plan = args.plan,
               .segments = args.segments,
               .input = args.input,
