@@ -339,7 +339,8 @@ TEST_P(RowsTest, ElementsOneByOne) {
     const DeviceRows x = Make(rows, width, DType::kF32, &a);
     const DeviceRows gate = Make(rows, 1, DType::kF32, &g);
     backend_->ScaleBySigmoid(x.view, gate.view);
-    expect(x, 3e-7, [&](int i, int r, int) { return a[i] / (1.0 + std::exp(-double{g[r]})); });
+    // Some devices' exponential is off by two units in the last place, a division by one more.
+    expect(x, 6e-7, [&](int i, int r, int) { return a[i] / (1.0 + std::exp(-double{g[r]})); });
     const DeviceRows z = Make(rows, width, DType::kF32, &a);
     backend_->Scale(z.view, -2.5f);
     expect(z, 1e-7, [&](int i, int, int) { return -2.5 * a[i]; });
