@@ -1,4 +1,4 @@
-// Attention of one step on the device: rotary positions, the cache's writes, attention over it.
+// Attention of one step on the device: rotary positions, attention over the cache.
 //
 // All pointers are device pointers and all launches are asynchronous on `stream`. What changes from
 // step to step is read on the device; launch shapes depend on the fields of these structs alone,
@@ -58,18 +58,6 @@ struct RopeLaunch {
   int64_t stride = 0;
 };
 void LaunchRope(const RopeLaunch& args, cudaStream_t stream);
-
-// Writes the step's keys and values, f32 [tokens, num_kv_heads * head_dim], to the cache. Padding
-// rows write nothing.
-struct AppendKvLaunch {
-  KvLayerView cache;
-  StepView step;
-  const float* keys = nullptr;
-  const float* values = nullptr;
-  int64_t key_stride = 0;
-  int64_t value_stride = 0;
-};
-void LaunchAppendKv(const AppendKvLaunch& args, cudaStream_t stream);
 
 // How the contexts of a step's single tokens are cut into splits that run side by side. Laid out by
 // LaunchAttentionWork once per step (and distinct window), read by LaunchAttention. The partial

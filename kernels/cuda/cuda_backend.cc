@@ -9,6 +9,7 @@
 #include "kernels/cuda/kv_cache.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/linear.h"
+#include "kernels/cuda/norm_rope_append.h"
 #include "kernels/cuda/rows.h"
 #include "kernels/cuda/sampler.h"
 
@@ -82,6 +83,15 @@ bool TooSmall(const PlanMemory& memory, int64_t rows, int k_max, int experts) {
 bool TooSmall(const RouteScratch& memory, int64_t rows, int k_max, int experts, int columns) {
   return rows > memory.max_rows() || rows * k_max > memory.max_routes() ||
          rows * columns > memory.max_products() || experts > memory.num_experts();
+}
+
+VectorNorm VectorNormOf(const NormBank* norm) {
+  if (norm == nullptr) return {};
+  const auto& bank = static_cast<const CudaNormBank&>(*norm);
+  return {.layer = bank.shape.layer,
+          .eps = bank.shape.eps,
+          .scales = bank.scales.as<float>(),
+          .shifts = bank.has_shifts ? bank.shifts.as<float>() : nullptr};
 }
 
 std::vector<float> Widened(const HostTensor& t) {
@@ -364,13 +374,33 @@ void CudaBackend::Rope(const RopeArgs& args) {
 }
 
 void CudaBackend::AppendKv(const AppendKvArgs& args) {
-  LaunchAppendKv({.cache = static_cast<StreamKvCache&>(*args.cache).layer(args.layer),
-                  .step = View(),
-                  .keys = static_cast<const float*>(args.keys.data),
-                  .values = static_cast<const float*>(args.values.data),
-                  .key_stride = args.keys.stride,
-                  .value_stride = args.values.stride},
-                 stream_.get());
+  LaunchNormRopeAppend({.cache = static_cast<StreamKvCache&>(*args.cache).layer(args.layer),
+                        .step = View(),
+                        .keys = static_cast<const float*>(args.keys.data),
+                        .values = static_cast<const float*>(args.values.data),
+                        .key_stride = args.keys.stride,
+                        .value_stride = args.values.stride},
+                       stream_.get());
+}
+
+void CudaBackend::NormRopeAppend(const NormRopeAppendArgs& args) {
+  const QkvColumns columns = args.columns();
+  LaunchNormRopeAppend({.cache = static_cast<StreamKvCache&>(*args.cache).layer(args.layer),
+                        .step = View(),
+                        .query = static_cast<float*>(columns.query.data),
+                        .keys = static_cast<const float*>(columns.keys.data),
+                        .values = static_cast<const float*>(columns.values.data),
+                        .query_stride = args.rows.stride,
+                        .key_stride = args.rows.stride,
+                        .value_stride = args.rows.stride,
+                        .heads = args.heads,
+                        .query_norm = VectorNormOf(args.query_norm),
+                        .key_norm = VectorNormOf(args.key_norm),
+                        .norm_heads = args.norm_heads,
+                        .dimensions = args.rope.dimensions,
+                        .interleaved = args.rope.interleaved,
+                        .angles = args.rope.dimensions == 0 ? nullptr : RopeAngles(args.rope)},
+                       stream_.get());
 }
 
 const AttentionWork& CudaBackend::WorkFor(int window, int split_tokens, int64_t row_floats) {

@@ -58,6 +58,7 @@ class CudaBackend : public Backend {
   void FusedFeedForward(const FeedForwardArgs& args) override;
   void Rope(const RopeArgs& args) override;
   void AppendKv(const AppendKvArgs& args) override;
+  void NormRopeAppend(const NormRopeAppendArgs& args) override;
   void Attention(const AttentionArgs& args) override;
   RoutingPlan Route(const RouteArgs& args) override;
   void Combine(const CombineArgs& args) override;

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "kernels/base/host_device.h"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/runtime.h"
 
@@ -17,7 +18,7 @@ inline constexpr int kNormBlock = 256;
 inline constexpr int kNormSharedFloats = 2 * kNormBlock / 32;
 
 // Threads of a team; `width`: of the widest vector of the bank.
-inline int NormTeam(int width) { return width <= 512 ? 32 : kNormBlock; }
+MOESERVE_HOST_DEVICE constexpr int NormTeam(int width) { return width <= 512 ? 32 : kNormBlock; }
 
 __device__ __forceinline__ bool Aligned16(const void* p) {
   return reinterpret_cast<uintptr_t>(p) % 16 == 0;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/cuda/kv_cache.h"
+#include "kernels/cuda/norm_rope_append.h"
 #include "kernels/cuda/rope_tables.h"
 #include "tests/reference/oracle.h"
 #include "tests/support/compare.h"
@@ -280,7 +281,7 @@ class Scene {
     }
     OnDevice<int32_t> d_position(position), d_sequence(sequence), d_tables(tables_);
     OnDevice<float> d_k(k), d_v(v);
-    AppendKvLaunch a;
+    NormRopeAppendLaunch a;
     a.cache = view();
     a.step = {static_cast<int>(position.size()),
               d_position.data(),
@@ -291,7 +292,7 @@ class Scene {
     a.keys = d_k.data();
     a.values = d_v.data();
     a.key_stride = a.value_stride = stride;
-    LaunchAppendKv(a, nullptr);
+    LaunchNormRopeAppend(a, nullptr);
     Check(cudaDeviceSynchronize());
     ExpectCacheHolds(total);
   }

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "kernels/cuda/linear.h"
+#include "kernels/cuda/norm_rope_append.h"
 #include "kernels/cuda/rope_tables.h"
 #include "kernels/cuda/router.h"
 #include "kernels/cuda/rows.h"
@@ -144,20 +145,20 @@ class BlockRun {
     return absl::OkStatus();
   }
 
-  void Rope(const RowsView& rows, int columns, const RoutingPlan* plan) {
+  // Of queries of attention experts.
+  void RopeQueries() {
     const int d = s_.attention.head_dim;
-    cuda::LaunchRope(
-        {.head_dim = d,
-         .dimensions = d,
-         .angles = angles_,
-         .step = step_,
-         .token_of_row = plan == nullptr ? nullptr : plan->row_of_assignment,
-         .valid_rows = plan == nullptr ? nullptr : plan->expert_offsets + plan->num_experts,
-         .rows = static_cast<float*>(rows.data),
-         .num_rows = static_cast<int>(rows.rows),
-         .heads = columns / d,
-         .stride = rows.stride},
-        bench_.stream());
+    cuda::LaunchRope({.head_dim = d,
+                      .dimensions = d,
+                      .angles = angles_,
+                      .step = step_,
+                      .token_of_row = plan_.row_of_assignment,
+                      .valid_rows = plan_.expert_offsets + plan_.num_experts,
+                      .rows = static_cast<float*>(query_.data),
+                      .num_rows = static_cast<int>(query_.rows),
+                      .heads = static_cast<int>(query_.cols) / d,
+                      .stride = query_.stride},
+                     bench_.stream());
   }
 
   void Attend(int layer, const RowsView& query, const RoutingPlan* plan) {
@@ -197,14 +198,18 @@ class BlockRun {
                        stream);
     const RowsView keys = projected_.Columns(query_columns_, kv_width_);
     const RowsView values = projected_.Columns(query_columns_ + kv_width_, kv_width_);
-    Rope(projected_, query_columns_ + kv_width_, nullptr);
-    cuda::LaunchAppendKv({.cache = cache_->layer(i),
-                          .step = step_,
-                          .keys = static_cast<const float*>(keys.data),
-                          .values = static_cast<const float*>(values.data),
-                          .key_stride = keys.stride,
-                          .value_stride = values.stride},
-                         stream);
+    cuda::LaunchNormRopeAppend({.cache = cache_->layer(i),
+                                .step = step_,
+                                .query = static_cast<float*>(projected_.data),
+                                .keys = static_cast<const float*>(keys.data),
+                                .values = static_cast<const float*>(values.data),
+                                .query_stride = projected_.stride,
+                                .key_stride = keys.stride,
+                                .value_stride = values.stride,
+                                .heads = s_.routed ? 0 : s_.attention.heads,
+                                .dimensions = s_.attention.head_dim,
+                                .angles = angles_},
+                               stream);
     if (!s_.routed) {
       Attend(i, projected_.Columns(0, query_columns_), nullptr);
       cuda::LaunchLinear({.bank = &layer.output->bank(), .input = heads_, .output = branch_},
@@ -222,7 +227,7 @@ class BlockRun {
                           .input = normed_,
                           .output = query_},
                          stream);
-      Rope(query_, static_cast<int>(query_.cols), &plan_);
+      RopeQueries();
       Attend(i, query_, &plan_);
       cuda::LaunchLinear(
           {.bank = &layer.output->bank(), .plan = &plan_, .input = heads_, .output = results_},
