@@ -232,6 +232,33 @@ struct AppendKvArgs {
   RowsView values;  // f32 [T, G * d_h]
 };
 
+// Queries, keys and values of a projection; columns of the same rows.
+struct QkvColumns {
+  RowsView query, keys, values;
+};
+
+// All that happens to a projection's rows before attention: norms of queries and keys, rotary
+// positions of both, the write of keys and values to the cache.
+struct NormRopeAppendArgs {
+  KvCacheStorage* cache = nullptr;
+  int layer = 0;
+  // f32 [T, (H + 2 G) * d_h]: queries, which change in place, then keys and values, of which it is
+  // not said what they hold afterwards. G and d_h are those of the cache's layer.
+  RowsView rows;
+  int heads = 0;                         // H; 0: no queries
+  const NormBank* query_norm = nullptr;  // of one group; null: none
+  const NormBank* key_norm = nullptr;    // of one group; null: none
+  bool norm_heads = true;                // a norm's vector is one head; else all heads of a row
+  RopeSettings rope;                     // head_dim is d_h; dimensions 0: none
+
+  QkvColumns columns() const {
+    const KvLayerShape& shape = cache->shape(layer);
+    const int64_t query = int64_t{heads} * shape.head_dim;
+    const int64_t kv = int64_t{shape.num_kv_heads} * shape.head_dim;
+    return {rows.Columns(0, query), rows.Columns(query, kv), rows.Columns(query + kv, kv)};
+  }
+};
+
 // Which kv head (of G) a query head (of H) reads.
 enum class HeadOrder : uint8_t {
   kInterleave,  // floor(h / (H / G))
@@ -409,6 +436,22 @@ class Backend {
   virtual void FusedFeedForward(const FeedForwardArgs& args) { (void)args; }
   virtual void Rope(const RopeArgs& args) = 0;
   virtual void AppendKv(const AppendKvArgs& args) = 0;
+  // Has the bits of Norm(), Rope() and AppendKv() one after another.
+  virtual void NormRopeAppend(const NormRopeAppendArgs& args) {
+    const auto [query, keys, values] = args.columns();
+    const int kv_heads = args.cache->shape(args.layer).num_kv_heads;
+    const auto norm = [&](const NormBank* bank, const RowsView& rows, int heads) {
+      if (bank == nullptr || rows.cols == 0) return;
+      Norm({.bank = bank, .segments = args.norm_heads ? heads : 1, .input = rows, .output = rows});
+    };
+    norm(args.query_norm, query, args.heads);
+    norm(args.key_norm, keys, kv_heads);
+    if (args.rope.dimensions > 0) {
+      // Queries and keys are adjacent, so one call turns both.
+      Rope({.settings = args.rope, .rows = args.rows.Columns(0, query.cols + keys.cols)});
+    }
+    AppendKv({.cache = args.cache, .layer = args.layer, .keys = keys, .values = values});
+  }
   virtual void Attention(const AttentionArgs& args) = 0;
   virtual RoutingPlan Route(const RouteArgs& args) = 0;
   virtual void Combine(const CombineArgs& args) = 0;

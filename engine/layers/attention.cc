@@ -49,29 +49,18 @@ void Attention::Forward(StepContext& ctx, const RowsView& x, const RowsView& out
   const int q_width = spec_.routed() ? 0 : spec_.num_heads * spec_.head_dim;
   const RowsView projected = ctx.workspace.Take(x.rows, q_width + 2 * kv_width, DType::kF32);
   ctx.backend.Linear({.bank = projection_.get(), .input = x, .output = projected});
-  const RowsView query = projected.Columns(0, q_width);
-  const RowsView keys = projected.Columns(q_width, kv_width);
-  const RowsView values = projected.Columns(q_width + kv_width, kv_width);
-  if (query_norm_ != nullptr) {
-    const bool head = spec_.qk_norm == QkNorm::kHead;
-    ctx.backend.Norm({.bank = query_norm_.get(),
-                      .segments = head ? spec_.num_heads : 1,
-                      .input = query,
-                      .output = query});
-    ctx.backend.Norm({.bank = key_norm_.get(),
-                      .segments = head ? spec_.num_kv_heads : 1,
-                      .input = keys,
-                      .output = keys});
-  }
-  if (rope_.dimensions > 0) {
-    // Queries and keys are adjacent columns, so one call turns both.
-    ctx.backend.Rope({.settings = rope_, .rows = projected.Columns(0, q_width + kv_width)});
-  }
-  ctx.backend.AppendKv({.cache = &ctx.cache, .layer = layer_, .keys = keys, .values = values});
+  ctx.backend.NormRopeAppend({.cache = &ctx.cache,
+                              .layer = layer_,
+                              .rows = projected,
+                              .heads = spec_.routed() ? 0 : spec_.num_heads,
+                              .query_norm = query_norm_.get(),
+                              .key_norm = key_norm_.get(),
+                              .norm_heads = spec_.qk_norm == QkNorm::kHead,
+                              .rope = rope_});
   if (spec_.routed()) {
     routed_->Forward(ctx, x, output);
   } else {
-    DenseQueries(ctx, query, output);
+    DenseQueries(ctx, projected.Columns(0, q_width), output);
   }
 }
 

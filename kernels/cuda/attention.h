@@ -1,4 +1,4 @@
-// Attention of one step on the device: rotary positions, the cache's writes, attention over it.
+// Attention of one step on the device: rotary positions, attention over the cache.
 //
 // All pointers are device pointers and all launches are asynchronous on `stream`. What changes from
 // step to step is read on the device; launch shapes depend on the fields of these structs alone,
@@ -33,13 +33,22 @@ struct QueryRows {
   int max_per_token = 1;                        // largest number of rows of one token
 };
 
-// Turns the leading dimensions of every head in place, as CpuBackend::Rope does: the angle, its
-// sine and cosine in double, rounded to float. Padding rows stay as they are.
+// Cosines and sines of position * frequency, as CpuBackend::Rope has them: the angle, its sine and
+// cosine in double, rounded to float.
+struct RopeAnglesLaunch {
+  StepView step;
+  int pairs = 0;                        // of dimensions that turn
+  const double* frequencies = nullptr;  // [pairs]
+  float2* angles = nullptr;             // [step.tokens, pairs] (cosine, sine)
+};
+void LaunchRopeAngles(const RopeAnglesLaunch& args, cudaStream_t stream);
+
+// Turns the leading dimensions of every head in place. Padding rows stay as they are.
 struct RopeLaunch {
   int head_dim = 0;
   int dimensions = 0;  // leading dimensions that turn, even
-  double theta = 10000.0;
   bool interleaved = false;
+  const float2* angles = nullptr;  // [step.tokens, dimensions / 2]
   StepView step;
   const int32_t* token_of_row = nullptr;  // [rows]; null: row r is token r
   const int32_t* valid_rows = nullptr;    // on the device: rows from here on are left alone
@@ -49,18 +58,6 @@ struct RopeLaunch {
   int64_t stride = 0;
 };
 void LaunchRope(const RopeLaunch& args, cudaStream_t stream);
-
-// Writes the step's keys and values, f32 [tokens, num_kv_heads * head_dim], to the cache. Padding
-// rows write nothing.
-struct AppendKvLaunch {
-  KvLayerView cache;
-  StepView step;
-  const float* keys = nullptr;
-  const float* values = nullptr;
-  int64_t key_stride = 0;
-  int64_t value_stride = 0;
-};
-void LaunchAppendKv(const AppendKvLaunch& args, cudaStream_t stream);
 
 // How the contexts of a step's single tokens are cut into splits that run side by side. Laid out by
 // LaunchAttentionWork once per step (and distinct window), read by LaunchAttention. The partial

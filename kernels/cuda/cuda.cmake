@@ -33,7 +33,6 @@ endif()
 
 # Compiled by nvcc, and by the C++ compiler for the emulated device of the tests.
 set(MOESERVE_CUDA_SOURCES
-  append_kv.cu
   attention.cc
   attention_f32.cu
   attention_split_mma.cu
@@ -54,9 +53,11 @@ set(MOESERVE_CUDA_SOURCES
   linear_mma.cu
   linear_split_mma.cu
   linear_wgmma.cu
+  norm_rope_append.cu
   pack_plans.cu
   plan.cu
   rope.cu
+  rope_tables.cc
   route.cu
   route_counters.cc
   router.cc

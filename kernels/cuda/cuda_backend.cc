@@ -9,6 +9,7 @@
 #include "kernels/cuda/kv_cache.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/linear.h"
+#include "kernels/cuda/norm_rope_append.h"
 #include "kernels/cuda/rows.h"
 #include "kernels/cuda/sampler.h"
 
@@ -33,7 +34,7 @@ class CudaNormBank : public NormBank {
   NormShape shape;
   DeviceMemory scales, shifts, group_begin;
   bool has_shifts = false;
-  int width = 0;
+  int width = 0, widest = 0;  // of group 0, of all
 };
 
 class CudaEmbeddingTable : public EmbeddingTable {
@@ -82,6 +83,15 @@ bool TooSmall(const PlanMemory& memory, int64_t rows, int k_max, int experts) {
 bool TooSmall(const RouteScratch& memory, int64_t rows, int k_max, int experts, int columns) {
   return rows > memory.max_rows() || rows * k_max > memory.max_routes() ||
          rows * columns > memory.max_products() || experts > memory.num_experts();
+}
+
+VectorNorm VectorNormOf(const NormBank* norm) {
+  if (norm == nullptr) return {};
+  const auto& bank = static_cast<const CudaNormBank&>(*norm);
+  return {.layer = bank.shape.layer,
+          .eps = bank.shape.eps,
+          .scales = bank.scales.as<float>(),
+          .shifts = bank.has_shifts ? bank.shifts.as<float>() : nullptr};
 }
 
 std::vector<float> Widened(const HostTensor& t) {
@@ -192,7 +202,8 @@ Result<std::unique_ptr<NormBank>> CudaBackend::NewNormBank(NormShape shape,
     const std::vector<float> values = Widened(t);
     all_scales.insert(all_scales.end(), values.begin(), values.end());
     begin.push_back(static_cast<int32_t>(all_scales.size()));
-    bank->width = std::max(bank->width, static_cast<int>(values.size()));
+    if (begin.size() == 2) bank->width = begin.back();
+    bank->widest = std::max(bank->widest, static_cast<int>(values.size()));
   }
   for (const HostTensor& t : shifts) {
     const std::vector<float> values = Widened(t);
@@ -301,7 +312,7 @@ void CudaBackend::Norm(const NormArgs& args) {
               .scales = bank.scales.as<float>(),
               .shifts = bank.has_shifts ? bank.shifts.as<float>() : nullptr,
               .group_begin = bank.group_begin.as<int32_t>(),
-              .width = bank.width,
+              .width = args.plan == nullptr ? bank.width : bank.widest,
               .plan = args.plan,
               .segments = args.segments,
               .input = args.input,
@@ -336,12 +347,22 @@ StepView CudaBackend::View() const {
           .max_context = static_cast<int>(shape_.context)};
 }
 
+const float2* CudaBackend::RopeAngles(const RopeSettings& settings) {
+  if (rope_tables_.MustGrow(settings, shape_.rows.tokens)) {
+    DropRecordings();
+    CheckStatus(rope_tables_.Reserve(settings, shape_.rows.tokens, stream_.get()),
+                "memory for rotary positions");
+  }
+  return rope_tables_.Angles(settings, View(), stream_.get());
+}
+
 void CudaBackend::Rope(const RopeArgs& args) {
+  if (args.settings.dimensions == 0) return;
   const RoutingPlan* plan = args.plan;
   LaunchRope({.head_dim = args.settings.head_dim,
               .dimensions = args.settings.dimensions,
-              .theta = args.settings.theta,
               .interleaved = args.settings.interleaved,
+              .angles = RopeAngles(args.settings),
               .step = View(),
               .token_of_row = plan == nullptr ? nullptr : plan->row_of_assignment,
               .valid_rows = plan == nullptr ? nullptr : plan->expert_offsets + plan->num_experts,
@@ -353,13 +374,33 @@ void CudaBackend::Rope(const RopeArgs& args) {
 }
 
 void CudaBackend::AppendKv(const AppendKvArgs& args) {
-  LaunchAppendKv({.cache = static_cast<StreamKvCache&>(*args.cache).layer(args.layer),
-                  .step = View(),
-                  .keys = static_cast<const float*>(args.keys.data),
-                  .values = static_cast<const float*>(args.values.data),
-                  .key_stride = args.keys.stride,
-                  .value_stride = args.values.stride},
-                 stream_.get());
+  LaunchNormRopeAppend({.cache = static_cast<StreamKvCache&>(*args.cache).layer(args.layer),
+                        .step = View(),
+                        .keys = static_cast<const float*>(args.keys.data),
+                        .values = static_cast<const float*>(args.values.data),
+                        .key_stride = args.keys.stride,
+                        .value_stride = args.values.stride},
+                       stream_.get());
+}
+
+void CudaBackend::NormRopeAppend(const NormRopeAppendArgs& args) {
+  const QkvColumns columns = args.columns();
+  LaunchNormRopeAppend({.cache = static_cast<StreamKvCache&>(*args.cache).layer(args.layer),
+                        .step = View(),
+                        .query = static_cast<float*>(columns.query.data),
+                        .keys = static_cast<const float*>(columns.keys.data),
+                        .values = static_cast<const float*>(columns.values.data),
+                        .query_stride = args.rows.stride,
+                        .key_stride = args.rows.stride,
+                        .value_stride = args.rows.stride,
+                        .heads = args.heads,
+                        .query_norm = VectorNormOf(args.query_norm),
+                        .key_norm = VectorNormOf(args.key_norm),
+                        .norm_heads = args.norm_heads,
+                        .dimensions = args.rope.dimensions,
+                        .interleaved = args.rope.interleaved,
+                        .angles = args.rope.dimensions == 0 ? nullptr : RopeAngles(args.rope)},
+                       stream_.get());
 }
 
 const AttentionWork& CudaBackend::WorkFor(int window, int split_tokens, int64_t row_floats) {

@@ -12,6 +12,7 @@
 #include "kernels/backend.h"
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/handles.h"
+#include "kernels/cuda/rope_tables.h"
 #include "kernels/cuda/route_counters.h"
 #include "kernels/cuda/router.h"
 #include "kernels/cuda/step_buffers.h"
@@ -57,6 +58,7 @@ class CudaBackend : public Backend {
   void FusedFeedForward(const FeedForwardArgs& args) override;
   void Rope(const RopeArgs& args) override;
   void AppendKv(const AppendKvArgs& args) override;
+  void NormRopeAppend(const NormRopeAppendArgs& args) override;
   void Attention(const AttentionArgs& args) override;
   RoutingPlan Route(const RouteArgs& args) override;
   void Combine(const CombineArgs& args) override;
@@ -146,6 +148,8 @@ class CudaBackend : public Backend {
   void CopyIn(void* to, const void* from, size_t bytes);
   const DeviceOverride* UploadOverrides(std::span<const RouteOverride> overrides, int experts);
   const AttentionWork& WorkFor(int window, int split_tokens, int64_t row_floats);
+  // Of the step's tokens, for layers that turn so many dimensions.
+  const float2* RopeAngles(const RopeSettings& settings);
   StepView View() const;
   // Pinned memory that no copy uses.
   char* Staging(size_t bytes);
@@ -166,6 +170,7 @@ class CudaBackend : public Backend {
   DeviceMemory packed_;  // of CopyPlans()
   RouteScratch route_scratch_;
   std::map<WorkKey, WorkSlot> work_;
+  RopeTables rope_tables_;
   DeviceMemory sampled_;  // [outputs] SampleResult
   DeviceMemory overrides_;
   DeviceMemory given_;

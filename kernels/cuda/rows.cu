@@ -1,13 +1,15 @@
 #include "kernels/base/check.h"
 #include "kernels/base/dtype.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/norm.cuh"
 #include "kernels/cuda/rows.h"
 
 namespace moeserve::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kVector = 4;  // elements of a thread's access where widths allow
+constexpr int kVector = 4;     // elements of a thread's access where widths allow
+constexpr int kNormWarps = 4;  // of a block that normalises a vector with each of them
 
 // Rows as kernels take them.
 struct Rows {
@@ -148,6 +150,7 @@ struct NormParams {
   const int32_t* expert_of_row;  // null: group 0
   const int32_t* valid_rows;     // null: all
   int rows;
+  int width;  // where expert_of_row is null
   int segments;
   Rows input;
   Rows output;
@@ -156,61 +159,76 @@ struct NormParams {
   float scale;
 };
 
-// Sum over the kWarps warps of a vector's team, in an order that is always the same.
-template <int kWarps>
-__device__ __forceinline__ float TeamSum(float v, float* shared) {
-  for (int offset = 16; offset > 0; offset /= 2) v += __shfl_xor_sync(0xffffffffu, v, offset);
-  if constexpr (kWarps > 1) {
-    __syncthreads();  // the last sum may still be read
-    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = v;
-    __syncthreads();
-    v = 0.0f;
-    for (int w = 0; w < kWarps; ++w) v += shared[w];
+__device__ __forceinline__ void StoreRowFour(const Rows& rows, int64_t r, int64_t c, int count,
+                                             const float4& v) {
+  const int64_t i = r * rows.stride + c;
+  if (rows.dtype == static_cast<int>(DType::kF32)) {
+    float* out = reinterpret_cast<float*>(rows.data) + i;
+    StoreFour(out, count, Aligned16(out), v);
+  } else if (count >= 4 && reinterpret_cast<uintptr_t>(rows.data + i * 2) % 8 == 0) {
+    StoreVector(rows, r, c, v);
+  } else {
+    Store(rows, r, c, v.x);
+    if (count > 1) Store(rows, r, c + 1, v.y);
+    if (count > 2) Store(rows, r, c + 2, v.z);
+    if (count > 3) Store(rows, r, c + 3, v.w);
   }
-  return v;
 }
 
-// kWarps == 1: every warp of the block has a vector of its own; else the block has one.
-template <int kWarps>
-__global__ void NormKernel(NormParams p) {
-  float* shared = DynamicShared<float>();
-  const int team = kWarps * 32;
-  const int lane = static_cast<int>(threadIdx.x) % team;
-  const int64_t vector =
-      static_cast<int64_t>(blockIdx.x) * (blockDim.x / team) + threadIdx.x / team;
-  if (vector >= static_cast<int64_t>(p.rows) * p.segments) return;
-  const int64_t row = vector / p.segments;
+// kBlock: the block has one vector; else each of its warps has one. What memory has to bring is
+// asked for at once, and a row is read once.
+template <bool kBlock>
+__global__ void __launch_bounds__(kBlock ? kNormBlock : kNormWarps * 32)
+    NormKernel(const NormParams p) {
+  constexpr int kTeam = kBlock ? kNormBlock : 32;
+  const int64_t item = static_cast<int64_t>(blockIdx.x) * (blockDim.x / kTeam) +
+                       static_cast<int>(threadIdx.x) / kTeam;
+  if (item >= static_cast<int64_t>(p.rows) * p.segments) return;
+  const int64_t row = item / p.segments;
   if (p.valid_rows != nullptr && row >= *p.valid_rows) return;
-  const int group = p.expert_of_row == nullptr ? 0 : p.expert_of_row[row];
-  const int begin = p.group_begin[group];
-  const int n = p.group_begin[group + 1] - begin;
-  const int64_t first = vector % p.segments * n;
+  int begin = 0, n = p.width;
+  if (p.expert_of_row != nullptr) {
+    const int group = p.expert_of_row[row];
+    begin = p.group_begin[group];
+    n = p.group_begin[group + 1] - begin;
+  }
+  const int64_t first = item % p.segments * n;
+  const auto start = [&](const Rows& rows) {
+    return reinterpret_cast<float*>(rows.data) + row * rows.stride + first;
+  };
+  NormVector vector;
+  vector.x = start(p.input);
+  vector.n = n;
+  vector.lane = static_cast<int>(threadIdx.x) % kTeam;
+  vector.threads = kTeam;
+  vector.aligned = Aligned16(vector.x);
+  vector.Load();
+  const float* scales = p.scales + begin;
+  float4 scale[NormVector::kHeld] = {};
+  vector.Load(scales, scale);
+  const auto other = [n](const float* from, int c) {
+    return LoadFour(from + c, n - c, Aligned16(from));
+  };
   if (p.branch.data != nullptr) {
-    // A thread reads again only what it wrote itself.
-    for (int i = lane; i < n; i += team) {
-      float v = Load(p.branch, row, first + i);
-      if (p.bias != nullptr) v += p.bias[first + i];
-      Store(p.input, row, first + i, Load(p.input, row, first + i) + p.scale * v);
-    }
+    const float* branch = start(p.branch);
+    const float* bias = p.bias == nullptr ? nullptr : p.bias + first;
+    float4 sums[NormVector::kHeld] = {}, biases[NormVector::kHeld] = {};
+    vector.Load(branch, sums);
+    if (bias != nullptr) vector.Load(bias, biases);
+    vector.ForFours([&](int j, int c, float4& x) {
+      const bool held = j < NormVector::kHeld;
+      float4 v = held ? sums[j] : other(branch, c);
+      if (bias != nullptr) v = v + (held ? biases[j] : other(bias, c));
+      x = x + p.scale * v;
+      StoreFour(vector.x + c, n - c, vector.aligned, x);
+    });
   }
-  float mean = 0.0f;
-  if (p.layer) {
-    float sum = 0.0f;
-    for (int i = lane; i < n; i += team) sum += Load(p.input, row, first + i);
-    mean = TeamSum<kWarps>(sum, shared) / static_cast<float>(n);
-  }
-  float square = 0.0f;
-  for (int i = lane; i < n; i += team) {
-    const float v = Load(p.input, row, first + i) - mean;
-    square = fmaf(v, v, square);
-  }
-  const float variance = TeamSum<kWarps>(square, shared) / static_cast<float>(n);
-  const float factor = 1.0f / sqrtf(variance + p.eps);
-  for (int i = lane; i < n; i += team) {
-    float v = (Load(p.input, row, first + i) - mean) * factor * p.scales[begin + i];
-    if (p.shifts != nullptr) v += p.shifts[begin + i];
-    Store(p.output, row, first + i, v);
-  }
+  const NormFactors factors = FactorsOf<kBlock>(vector, n, p.layer, p.eps, DynamicShared<float>());
+  vector.ForFours([&](int j, int c, const float4& x) {
+    float4 v = factors(x, j < NormVector::kHeld ? scale[j] : other(scales, c));
+    if (p.shifts != nullptr) v = v + other(p.shifts + begin, c);
+    StoreRowFour(p.output, row, first + c, n - c, v);
+  });
 }
 
 struct CombineParams {
@@ -334,21 +352,21 @@ void LaunchNorm(const NormLaunch& args, cudaStream_t stream) {
                args.plan == nullptr ? nullptr : args.plan->expert_of_assignment,
                args.plan == nullptr ? nullptr : args.plan->expert_offsets + args.plan->num_experts,
                static_cast<int>(args.input.rows),
+               args.width,
                args.segments,
                RowsOf(args.input),
                RowsOf(args.output),
                RowsOf(args.branch),
                args.bias,
                args.scale};
-  // The choice depends on the width alone, so that a vector's sum has one order.
-  if (args.width <= 512) {
-    const int per_block = 4;
-    const unsigned blocks = static_cast<unsigned>((vectors + per_block - 1) / per_block);
-    Launch(NormKernel<1>, LaunchShape{dim3(blocks), dim3(per_block * 32), 0, stream}, p);
-  } else {
-    Launch(NormKernel<8>,
-           LaunchShape{dim3(static_cast<unsigned>(vectors)), dim3(256), 8 * sizeof(float), stream},
+  if (NormTeam(args.width) == kNormBlock) {
+    Launch(NormKernel<true>,
+           LaunchShape{dim3(static_cast<unsigned>(vectors)), dim3(kNormBlock),
+                       kNormSharedFloats * sizeof(float), stream},
            p);
+  } else {
+    const unsigned blocks = static_cast<unsigned>((vectors + kNormWarps - 1) / kNormWarps);
+    Launch(NormKernel<false>, LaunchShape{dim3(blocks), dim3(kNormWarps * 32), 0, stream}, p);
   }
 }
 

@@ -32,7 +32,7 @@ struct NormLaunch {
   const float* scales = nullptr;         // of all groups, one after the other
   const float* shifts = nullptr;         // null: none
   const int32_t* group_begin = nullptr;  // [groups + 1] into scales
-  int width = 0;                         // of group 0; the widest where there are several
+  int width = 0;                         // of the widest vector; without a plan of group 0
   const RoutingPlan* plan = nullptr;     // group of a row = its expert; null: group 0
   int segments = 1;
   RowsView input;   // f32

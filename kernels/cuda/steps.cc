@@ -87,6 +87,7 @@ StepRows CudaBackend::BeginStep(const StepInputs& inputs, const void* owner, boo
 
 void CudaBackend::BeginOperations() {
   for (auto& [key, work] : work_) work.laid_out = false;
+  rope_tables_.BeginStep();
   for (PlanSlot& slot : slots_) {
     slot.plan = {};
     slot.copied = false;

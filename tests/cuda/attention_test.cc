@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "kernels/cuda/kv_cache.h"
+#include "kernels/cuda/norm_rope_append.h"
+#include "kernels/cuda/rope_tables.h"
 #include "tests/reference/oracle.h"
 #include "tests/support/compare.h"
 #include "tests/support/random.h"
@@ -279,7 +281,7 @@ class Scene {
     }
     OnDevice<int32_t> d_position(position), d_sequence(sequence), d_tables(tables_);
     OnDevice<float> d_k(k), d_v(v);
-    AppendKvLaunch a;
+    NormRopeAppendLaunch a;
     a.cache = view();
     a.step = {static_cast<int>(position.size()),
               d_position.data(),
@@ -290,7 +292,7 @@ class Scene {
     a.keys = d_k.data();
     a.values = d_v.data();
     a.key_stride = a.value_stride = stride;
-    LaunchAppendKv(a, nullptr);
+    LaunchNormRopeAppend(a, nullptr);
     Check(cudaDeviceSynchronize());
     ExpectCacheHolds(total);
   }
@@ -524,9 +526,12 @@ TEST(CudaAttentionTest, RopeTurnsPairs) {
         RopeLaunch a;
         a.head_dim = head_dim;
         a.dimensions = turned;
-        a.theta = 10000.0;
         a.interleaved = interleaved;
         a.step = {tokens, d_position.data(), d_sequence.data(), nullptr, 0, 0};
+        RopeTables tables;
+        const RopeSettings settings{.head_dim = head_dim, .dimensions = turned};
+        ASSERT_TRUE(tables.Reserve(settings, tokens, nullptr).ok());
+        a.angles = tables.Angles(settings, a.step, nullptr);
         a.token_of_row = routed ? d_token_of.data() : nullptr;
         a.valid_rows = routed ? d_valid.data() : nullptr;
         a.rows = d_x.data();

@@ -1,4 +1,5 @@
-// Attention over the paged cache, norms and rotary positions against double arithmetic.
+// Attention over the paged cache, norms and rotary positions against double arithmetic; the
+// operation that stands for several against each of them.
 
 #include <gtest/gtest.h>
 
@@ -146,31 +147,130 @@ TEST_P(AttentionTest, NormsMatchDoubleArithmetic) {
   }
 }
 
+// Layers of a step may turn differently, and steps have other positions and more tokens.
 TEST_P(AttentionTest, RopeTurnsPairs) {
   Random random(7);
-  for (const bool interleaved : {false, true}) {
-    const int head_dim = 12, turned = 8, heads = 3;
-    const std::vector<int32_t> position = {0, 1, 100, 8000};
-    std::vector<float> x = random.Normals(4 * heads * head_dim);
-    const std::vector<float> before = x;
-    const DeviceRows rows = MakeRows(*backend_, x, heads * head_dim);
+  const std::vector<std::vector<int32_t>> steps = {
+      {0, 1, 100, 8000}, {5, 3, 2, 99999}, {7}, {1, 2, 3, 4, 5, 6, 7, 131071, 9}};
+  const RopeSettings layers[] = {{12, 8, 10000.0, false},  {12, 8, 10000.0, true},
+                                 {12, 8, 500000.0, false}, {12, 12, 10000.0, true},
+                                 {12, 0, 10000.0, true},   {12, 8, 10000.0, false}};
+  const int heads = 3;
+  for (const std::vector<int32_t>& position : steps) {
     Begin({.position = position});
-    backend_->Rope({.settings = {head_dim, turned, 10000.0, interleaved}, .rows = rows.view});
-    x = HostRows(*backend_, rows.view);
-    for (int t = 0; t < 4; ++t) {
-      for (int h = 0; h < heads; ++h) {
-        const int64_t at = (int64_t{t} * heads + h) * head_dim;
-        std::vector<double> expected(before.begin() + at, before.begin() + at + head_dim);
-        for (int i = 0; i < turned / 2; ++i) {
-          const double angle = position[t] * std::pow(10000.0, -2.0 * i / turned);
-          const int a = interleaved ? 2 * i : i;
-          const int b = interleaved ? 2 * i + 1 : i + turned / 2;
-          expected[a] = before[at + a] * std::cos(angle) - before[at + b] * std::sin(angle);
-          expected[b] = before[at + b] * std::cos(angle) + before[at + a] * std::sin(angle);
+    for (const RopeSettings& s : layers) {
+      std::vector<float> x =
+          random.Normals(static_cast<int64_t>(position.size()) * heads * s.head_dim);
+      const std::vector<float> before = x;
+      const DeviceRows rows = MakeRows(*backend_, x, heads * s.head_dim);
+      backend_->Rope({.settings = s, .rows = rows.view});
+      x = HostRows(*backend_, rows.view);
+      for (size_t t = 0; t < position.size(); ++t) {
+        for (int h = 0; h < heads; ++h) {
+          const int64_t at = (static_cast<int64_t>(t) * heads + h) * s.head_dim;
+          std::vector<double> expected(before.begin() + at, before.begin() + at + s.head_dim);
+          for (int i = 0; i < s.dimensions / 2; ++i) {
+            const double angle = position[t] * std::pow(s.theta, -2.0 * i / s.dimensions);
+            const int a = s.interleaved ? 2 * i : i;
+            const int b = s.interleaved ? 2 * i + 1 : i + s.dimensions / 2;
+            expected[a] = before[at + a] * std::cos(angle) - before[at + b] * std::sin(angle);
+            expected[b] = before[at + b] * std::cos(angle) + before[at + a] * std::sin(angle);
+          }
+          ASSERT_TRUE(RowNear({x.begin() + at, x.begin() + at + s.head_dim}, expected, 1e-6))
+              << "position " << position[t] << ", theta " << s.theta;
         }
-        ASSERT_TRUE(RowNear({x.begin() + at, x.begin() + at + head_dim}, expected, 1e-6))
-            << "position " << position[t];
       }
+    }
+  }
+}
+
+struct QkvShape {
+  int heads;
+  int kv_heads;
+  int head_dim;
+  int turned;
+  bool interleaved;
+  enum { kNone, kHeads, kRow } norm;
+};
+
+// One operation has the bits of those that it stands for: in the queries, and in what attention
+// makes of the cache.
+TEST_P(AttentionTest, NormRopeAppendIsItsParts) {
+  Random random(8);
+  const QkvShape shapes[] = {
+      {6, 2, 16, 16, false, QkvShape::kNone},  {6, 2, 12, 8, true, QkvShape::kHeads},
+      {8, 2, 128, 128, false, QkvShape::kRow}, {4, 4, 80, 0, false, QkvShape::kHeads},
+      {0, 3, 64, 32, true, QkvShape::kNone},   {4, 1, 128, 128, false, QkvShape::kHeads}};
+  for (const QkvShape& s : shapes) {
+    for (KvCacheType type : {KvCacheType::kF32, KvCacheType::kBF16, KvCacheType::kInt8}) {
+      const std::vector<KvLayerShape> layers = {{1, 8}, {s.kv_heads, s.head_dim}};
+      auto one = backend_->NewKvCache(layers, type, 5),
+           many = backend_->NewKvCache(layers, type, 5);
+      if (type == KvCacheType::kInt8 && absl::IsUnimplemented(one.status())) continue;
+      std::vector<int32_t> position, sequence;
+      for (int t = 0; t < 20; ++t) position.push_back(t), sequence.push_back(0);
+      for (int t = 0; t < 3; ++t) position.push_back(t), sequence.push_back(1);
+      const auto tokens = static_cast<int64_t>(position.size());
+      const std::vector<int32_t> first = {3, 0}, second = {2};
+      const std::vector<std::span<const int32_t>> tables = {first, second};
+      Begin({.position = position, .sequence = sequence, .block_tables = tables});
+
+      const int q_width = s.heads * s.head_dim, kv_width = s.kv_heads * s.head_dim;
+      const int width = q_width + 2 * kv_width;
+      std::unique_ptr<NormBank> query_norm, key_norm;
+      if (s.norm != QkvShape::kNone) {
+        const auto bank = [&](int n) {
+          const HostTensor scale = MakeTensor(random.Normals(n), {n});
+          return std::move(backend_->NewNormBank({false, 1e-6f}, {&scale, 1}, {})).value();
+        };
+        query_norm = bank(s.norm == QkvShape::kHeads ? s.head_dim : q_width);
+        key_norm = bank(s.norm == QkvShape::kHeads ? s.head_dim : kv_width);
+      }
+      const std::vector<float> x = random.Normals(tokens * width, 2.0);
+      const DeviceRows a = MakeRows(*backend_, tokens, width, width + 3, DType::kF32, &x);
+      const DeviceRows b = MakeRows(*backend_, tokens, width, width + 3, DType::kF32, &x);
+      const RopeSettings rope{s.head_dim, s.turned, 10000.0, s.interleaved};
+      backend_->NormRopeAppend({.cache = one->get(),
+                                .layer = 1,
+                                .rows = a.view,
+                                .heads = s.heads,
+                                .query_norm = query_norm.get(),
+                                .key_norm = key_norm.get(),
+                                .norm_heads = s.norm == QkvShape::kHeads,
+                                .rope = rope});
+
+      const RowsView query = b.view.Columns(0, q_width), keys = b.view.Columns(q_width, kv_width),
+                     values = b.view.Columns(q_width + kv_width, kv_width);
+      if (s.norm != QkvShape::kNone) {
+        const bool heads = s.norm == QkvShape::kHeads;
+        backend_->Norm({.bank = query_norm.get(),
+                        .segments = heads ? s.heads : 1,
+                        .input = query,
+                        .output = query});
+        backend_->Norm({.bank = key_norm.get(),
+                        .segments = heads ? s.kv_heads : 1,
+                        .input = keys,
+                        .output = keys});
+      }
+      backend_->Rope({.settings = rope, .rows = b.view.Columns(0, q_width + kv_width)});
+      backend_->AppendKv({.cache = many->get(), .layer = 1, .keys = keys, .values = values});
+
+      if (s.heads > 0) {
+        EXPECT_EQ(HostRows(*backend_, a.view.Columns(0, q_width)), HostRows(*backend_, query));
+      }
+      const DeviceRows asked = MakeRows(*backend_, random.Normals(tokens * kv_width), kv_width);
+      const auto attend = [&](const KvCacheStorage* cache) {
+        const DeviceRows out =
+            MakeRows(*backend_, tokens, kv_width, kv_width, DType::kF32, nullptr);
+        backend_->Attention({.cache = cache,
+                             .layer = 1,
+                             .heads = s.kv_heads,
+                             .scale = 0.25f,
+                             .query = asked.view,
+                             .output = out.view});
+        return HostRows(*backend_, out.view);
+      };
+      EXPECT_EQ(attend(one->get()), attend(many->get())) << "head_dim " << s.head_dim;
     }
   }
 }

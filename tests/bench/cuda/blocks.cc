@@ -5,6 +5,8 @@
 #include <cmath>
 
 #include "kernels/cuda/linear.h"
+#include "kernels/cuda/norm_rope_append.h"
+#include "kernels/cuda/rope_tables.h"
 #include "kernels/cuda/router.h"
 #include "kernels/cuda/rows.h"
 #include "tests/bench/cuda/attention.h"
@@ -15,7 +17,6 @@ namespace moeserve::bench {
 namespace {
 
 constexpr int kWorkSlots = 2048;
-constexpr double kTheta = 10000.0;
 
 struct BlockShape {
   std::string name;
@@ -45,6 +46,9 @@ class BlockRun {
     MOESERVE_RETURN_IF_ERROR(MakeRows());
     cuda::LaunchAttentionWork(step_, batch_, 0, cuda::SplitTokens(a.heads / a.kv_heads), work_,
                               bench_.stream());
+    const RopeSettings rope{.head_dim = a.head_dim, .dimensions = a.head_dim};
+    MOESERVE_RETURN_IF_ERROR(rope_tables_.Reserve(rope, batch_, bench_.stream()));
+    angles_ = rope_tables_.Angles(rope, step_, bench_.stream());
     for (int i = 0; i < layers; ++i) Enqueue(i);
     MOESERVE_RETURN_IF_ERROR(Check());
     Measured m;
@@ -141,20 +145,20 @@ class BlockRun {
     return absl::OkStatus();
   }
 
-  void Rope(const RowsView& rows, int columns, const RoutingPlan* plan) {
+  // Of queries of attention experts.
+  void RopeQueries() {
     const int d = s_.attention.head_dim;
-    cuda::LaunchRope(
-        {.head_dim = d,
-         .dimensions = d,
-         .theta = kTheta,
-         .step = step_,
-         .token_of_row = plan == nullptr ? nullptr : plan->row_of_assignment,
-         .valid_rows = plan == nullptr ? nullptr : plan->expert_offsets + plan->num_experts,
-         .rows = static_cast<float*>(rows.data),
-         .num_rows = static_cast<int>(rows.rows),
-         .heads = columns / d,
-         .stride = rows.stride},
-        bench_.stream());
+    cuda::LaunchRope({.head_dim = d,
+                      .dimensions = d,
+                      .angles = angles_,
+                      .step = step_,
+                      .token_of_row = plan_.row_of_assignment,
+                      .valid_rows = plan_.expert_offsets + plan_.num_experts,
+                      .rows = static_cast<float*>(query_.data),
+                      .num_rows = static_cast<int>(query_.rows),
+                      .heads = static_cast<int>(query_.cols) / d,
+                      .stride = query_.stride},
+                     bench_.stream());
   }
 
   void Attend(int layer, const RowsView& query, const RoutingPlan* plan) {
@@ -194,14 +198,18 @@ class BlockRun {
                        stream);
     const RowsView keys = projected_.Columns(query_columns_, kv_width_);
     const RowsView values = projected_.Columns(query_columns_ + kv_width_, kv_width_);
-    Rope(projected_, query_columns_ + kv_width_, nullptr);
-    cuda::LaunchAppendKv({.cache = cache_->layer(i),
-                          .step = step_,
-                          .keys = static_cast<const float*>(keys.data),
-                          .values = static_cast<const float*>(values.data),
-                          .key_stride = keys.stride,
-                          .value_stride = values.stride},
-                         stream);
+    cuda::LaunchNormRopeAppend({.cache = cache_->layer(i),
+                                .step = step_,
+                                .query = static_cast<float*>(projected_.data),
+                                .keys = static_cast<const float*>(keys.data),
+                                .values = static_cast<const float*>(values.data),
+                                .query_stride = projected_.stride,
+                                .key_stride = keys.stride,
+                                .value_stride = values.stride,
+                                .heads = s_.routed ? 0 : s_.attention.heads,
+                                .dimensions = s_.attention.head_dim,
+                                .angles = angles_},
+                               stream);
     if (!s_.routed) {
       Attend(i, projected_.Columns(0, query_columns_), nullptr);
       cuda::LaunchLinear({.bank = &layer.output->bank(), .input = heads_, .output = branch_},
@@ -219,7 +227,7 @@ class BlockRun {
                           .input = normed_,
                           .output = query_},
                          stream);
-      Rope(query_, static_cast<int>(query_.cols), &plan_);
+      RopeQueries();
       Attend(i, query_, &plan_);
       cuda::LaunchLinear(
           {.bank = &layer.output->bank(), .plan = &plan_, .input = heads_, .output = results_},
@@ -255,6 +263,8 @@ class BlockRun {
   RowsView x_, normed_, projected_, query_, heads_, results_, branch_;
   cuda::DeviceMemory scales_, groups_, work_memory_;
   cuda::AttentionWork work_;
+  cuda::RopeTables rope_tables_;
+  const float2* angles_ = nullptr;
   cuda::PlanMemory plan_memory_;
   cuda::RouteScratch scratch_;
   RoutingPlan plan_;
