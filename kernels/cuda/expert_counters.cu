@@ -5,6 +5,7 @@
 #include "kernels/base/check.h"
 #include "kernels/cuda/expert_counters.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/route_warp.cuh"
 
 namespace moeserve::cuda {
@@ -219,6 +220,7 @@ __device__ void EndStep(const CountArgs& a) {
 // Grid: thread blocks that the largest block of the model needs x blocks of the model. The last one
 // of a block looks at its tokens, the last of these at the step.
 __global__ void __launch_bounds__(kThreads) CountKernel(CountArgs a) {
+  GridDependencyPass();
   // The flag of LastToArrive and counters of the block, shares of the warps, then the histogram.
   int32_t* flag = DynamicShared<int32_t>();
   Share* shares = reinterpret_cast<Share*>(flag + 4);
@@ -362,7 +364,8 @@ void ExpertCounters::LaunchCount(const Step& step, std::span<const RoutingPlan> 
                          static_cast<unsigned>(std::max(args.num_blocks, 1))),
             .block = kThreads,
             .shared_bytes = shared,
-            .stream = stream},
+            .stream = stream,
+            .overlaps_predecessor = true},
            args);
   }
 }

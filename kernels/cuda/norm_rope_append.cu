@@ -114,6 +114,7 @@ struct Heads {
 template <bool kBf16, bool kBlock>
 __global__ void __launch_bounds__(kBlock ? kNormBlock : kWarps * 32)
     NormRopeAppendKernel(const NormRopeAppendLaunch a) {
+  GridDependencyPass();
   constexpr int kTeam = kBlock ? kNormBlock : 32;
   const int lane = static_cast<int>(threadIdx.x) % kTeam;
   const int64_t token = blockIdx.x;
@@ -192,7 +193,8 @@ void LaunchNormRopeAppend(const NormRopeAppendLaunch& args, cudaStream_t stream)
            {.grid = dim3(tokens, 3),
             .block = dim3(kNormBlock),
             .shared_bytes = kNormSharedFloats * sizeof(float),
-            .stream = stream},
+            .stream = stream,
+            .overlaps_predecessor = true},
            a);
     return;
   }
@@ -200,7 +202,8 @@ void LaunchNormRopeAppend(const NormRopeAppendLaunch& args, cudaStream_t stream)
   Launch(bf16 ? NormRopeAppendKernel<true, false> : NormRopeAppendKernel<false, false>,
          {.grid = dim3(tokens, static_cast<unsigned>((heads + kWarps - 1) / kWarps)),
           .block = dim3(kWarps * 32),
-          .stream = stream},
+          .stream = stream,
+          .overlaps_predecessor = true},
          a);
 }
 

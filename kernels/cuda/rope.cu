@@ -1,6 +1,7 @@
 #include "kernels/base/check.h"
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/rope.cuh"
 
 namespace moeserve::cuda {
@@ -11,6 +12,7 @@ constexpr int kAngleThreads = 64;  // sines in double take long: many small bloc
 
 // A thread per pair of a token.
 __global__ void __launch_bounds__(kAngleThreads) RopeAnglesKernel(const RopeAnglesLaunch a) {
+  GridDependencyPass();
   const int i = static_cast<int>(blockIdx.y * kAngleThreads + threadIdx.x);
   if (i >= a.pairs) return;
   const int64_t token = blockIdx.x;
@@ -21,6 +23,7 @@ __global__ void __launch_bounds__(kAngleThreads) RopeAnglesKernel(const RopeAngl
 
 // One row per thread block.
 __global__ void __launch_bounds__(kThreads) RopeKernel(const RopeLaunch a) {
+  GridDependencyPass();
   const int row = blockIdx.x;
   if (a.valid_rows != nullptr && row >= *a.valid_rows) return;
   const int token = a.token_of_row == nullptr ? row : a.token_of_row[row];
@@ -44,7 +47,8 @@ void LaunchRopeAngles(const RopeAnglesLaunch& args, cudaStream_t stream) {
   Launch(RopeAnglesKernel,
          {.grid = dim3(static_cast<unsigned>(args.step.tokens), blocks),
           .block = dim3(kAngleThreads),
-          .stream = stream},
+          .stream = stream,
+          .overlaps_predecessor = true},
          args);
 }
 
@@ -53,7 +57,11 @@ void LaunchRope(const RopeLaunch& args, cudaStream_t stream) {
       args.dimensions >= 0 && args.dimensions % 2 == 0 && args.dimensions <= args.head_dim,
       "rotary dimensions");
   if (args.dimensions == 0) return;
-  Launch(RopeKernel, {.grid = dim3(args.num_rows), .block = dim3(kThreads), .stream = stream},
+  Launch(RopeKernel,
+         {.grid = dim3(args.num_rows),
+          .block = dim3(kThreads),
+          .stream = stream,
+          .overlaps_predecessor = true},
          args);
 }
 

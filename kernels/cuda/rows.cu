@@ -2,6 +2,7 @@
 #include "kernels/base/dtype.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/norm.cuh"
+#include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/rows.h"
 
 namespace moeserve::cuda {
@@ -89,7 +90,7 @@ RowGrid GridOver(int64_t rows, int64_t cols, int per_thread) {
     if ((view).rows == 0 || (view).cols == 0) break;                                    \
     const bool by_vectors = (vectors);                                                  \
     const RowGrid shape = GridOver((view).rows, (view).cols, by_vectors ? kVector : 1); \
-    const LaunchShape launch{shape.grid, shape.block, 0, stream};                       \
+    const LaunchShape launch{shape.grid, shape.block, 0, stream, true};                 \
     by_vectors ? Launch(Kernel<true>, launch, __VA_ARGS__)                              \
                : Launch(Kernel<false>, launch, __VA_ARGS__);                            \
   } while (false)
@@ -113,6 +114,7 @@ __device__ __forceinline__ float4 MultiplyAdd(float a, float4 x, float4 y) {
 
 __global__ void EmbedKernel(const void* table, int dtype, const int32_t* ids, float scale, int cols,
                             bool add, Rows out) {
+  GridDependencyPass();
   const int64_t t = blockIdx.x;
   const int64_t id = ids[t];
   ForColumns<false>(cols, [&](int c) {
@@ -125,12 +127,13 @@ void LaunchTableRows(const TableView& table, const int32_t* ids, float scale, bo
                      const RowsView& output, cudaStream_t stream) {
   if (output.rows == 0) return;
   const RowGrid shape = GridOver(output.rows, output.cols, 1);
-  Launch(EmbedKernel, LaunchShape{shape.grid, shape.block, 0, stream}, table.data,
+  Launch(EmbedKernel, LaunchShape{shape.grid, shape.block, 0, stream, true}, table.data,
          static_cast<int>(table.dtype), ids, scale, static_cast<int>(output.cols), add,
          RowsOf(output));
 }
 
 __global__ void SinusoidKernel(const int32_t* position, int cols, Rows out) {
+  GridDependencyPass();
   const int64_t t = blockIdx.x;
   const int half = cols / 2;
   ForColumns<false>(half, [&](int i) {
@@ -180,6 +183,7 @@ __device__ __forceinline__ void StoreRowFour(const Rows& rows, int64_t r, int64_
 template <bool kBlock>
 __global__ void __launch_bounds__(kBlock ? kNormBlock : kNormWarps * 32)
     NormKernel(const NormParams p) {
+  GridDependencyPass();
   constexpr int kTeam = kBlock ? kNormBlock : 32;
   const int64_t item = static_cast<int64_t>(blockIdx.x) * (blockDim.x / kTeam) +
                        static_cast<int>(threadIdx.x) / kTeam;
@@ -243,6 +247,7 @@ struct CombineParams {
 
 template <bool kVectors>
 __global__ void CombineKernel(CombineParams p) {
+  GridDependencyPass();
   const int64_t r = blockIdx.x;
   const int32_t begin = p.row_offsets[r];
   const int32_t end = p.row_offsets[r + 1];
@@ -268,6 +273,7 @@ __global__ void CombineKernel(CombineParams p) {
 
 template <bool kVectors>
 __global__ void ConvertKernel(Rows in, Rows out, int cols) {
+  GridDependencyPass();
   const int64_t r = blockIdx.x;
   ForColumns<kVectors>(cols, [&](int c) {
     if constexpr (kVectors) {
@@ -280,6 +286,7 @@ __global__ void ConvertKernel(Rows in, Rows out, int cols) {
 
 template <bool kVectors>
 __global__ void AddScaledKernel(Rows x, Rows branch, const float* bias, float scale, int cols) {
+  GridDependencyPass();
   const int64_t r = blockIdx.x;
   ForColumns<kVectors>(cols, [&](int c) {
     if constexpr (kVectors) {
@@ -297,6 +304,7 @@ __global__ void AddScaledKernel(Rows x, Rows branch, const float* bias, float sc
 // x[r] *= sigmoid(gate[r]), or `factor` where gate.data is null.
 template <bool kVectors>
 __global__ void ScaleKernel(Rows x, Rows gate, float factor, int cols) {
+  GridDependencyPass();
   const int64_t r = blockIdx.x;
   const float f = gate.data == nullptr ? factor : 1.0f / (1.0f + expf(-Load(gate, r, 0)));
   ForColumns<kVectors>(cols, [&](int c) {
@@ -310,6 +318,7 @@ __global__ void ScaleKernel(Rows x, Rows gate, float factor, int cols) {
 
 template <bool kVectors>
 __global__ void GatherKernel(Rows in, const int32_t* rows, Rows out, int cols) {
+  GridDependencyPass();
   const int64_t r = blockIdx.x;
   const int64_t from = rows[r];
   ForColumns<kVectors>(cols, [&](int c) {
@@ -336,7 +345,7 @@ void LaunchAddPositions(const TableView& table, const int32_t* position, const R
 void LaunchAddSinusoids(const int32_t* position, const RowsView& output, cudaStream_t stream) {
   if (output.rows == 0) return;
   const RowGrid shape = GridOver(output.rows, output.cols / 2, 1);
-  Launch(SinusoidKernel, LaunchShape{shape.grid, shape.block, 0, stream}, position,
+  Launch(SinusoidKernel, LaunchShape{shape.grid, shape.block, 0, stream, true}, position,
          static_cast<int>(output.cols), RowsOf(output));
 }
 
@@ -362,11 +371,11 @@ void LaunchNorm(const NormLaunch& args, cudaStream_t stream) {
   if (NormTeam(args.width) == kNormBlock) {
     Launch(NormKernel<true>,
            LaunchShape{dim3(static_cast<unsigned>(vectors)), dim3(kNormBlock),
-                       kNormSharedFloats * sizeof(float), stream},
+                       kNormSharedFloats * sizeof(float), stream, true},
            p);
   } else {
     const unsigned blocks = static_cast<unsigned>((vectors + kNormWarps - 1) / kNormWarps);
-    Launch(NormKernel<false>, LaunchShape{dim3(blocks), dim3(kNormWarps * 32), 0, stream}, p);
+    Launch(NormKernel<false>, LaunchShape{dim3(blocks), dim3(kNormWarps * 32), 0, stream, true}, p);
   }
 }
 
