@@ -3,10 +3,11 @@
 # folder that runs wherever the C library is at least as new as here (Debian 12, Ubuntu 24.04 and
 # later), with nothing installed but, for --device cuda, NVIDIA's driver.
 #
-#   deploy/bundle.sh [--build FOLDER] [--no-build] [--output FILE.tar.xz]
+#   deploy/bundle.sh [--build FOLDER] [--no-build] [--no-data] [--output FILE.tar.xz]
 #
 #   --build FOLDER   build folder, made with preset "release" where it is missing (build/release)
 #   --no-build       pack what the build folder holds
+#   --no-data        leave out the tests' data, for a machine that has the sources too
 #   --output FILE    the packed folder (build/moeserve-bundle.tar.xz)
 #
 # Unpacked: bin/ (programs), lib/ (libraries; found through the programs' own run path),
@@ -17,6 +18,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build=$root/build/release
 output=$root/build/moeserve-bundle.tar.xz
 compile=1
+data=1
 limit_mib=24
 
 die() {
@@ -29,7 +31,8 @@ while (($# > 0)); do
     --build) build=$(realpath -m "${2:?--build: expected a folder}") && shift 2 ;;
     --output) output=$(realpath -m "${2:?--output: expected a file}") && shift 2 ;;
     --no-build) compile=0 && shift ;;
-    *) die "unknown argument $1 (expected --build, --no-build or --output)" ;;
+    --no-data) data=0 && shift ;;
+    *) die "unknown argument $1 (expected --build, --no-build, --no-data or --output)" ;;
   esac
 done
 
@@ -58,7 +61,7 @@ for name in rows linear router attention sampler parity invariance engine routin
 done
 while IFS= read -r program; do programs+=("$program"); done < <(
   find "$build/tests" -maxdepth 3 -type f -executable \( -name '*_bench' -o -name '*_device' \) |
-    sort)
+    grep -v structured_bench | sort)
 for program in "${programs[@]}"; do
   [[ -x $program ]] || die "$program is missing from the build"
   strip -o "$bundle/bin/$(basename "$program")" "$program"
@@ -77,8 +80,10 @@ done | awk '$2 == "=>" && $3 ~ /^\// {print $1, $3}' | sort -u |
     strip --strip-unneeded "$bundle/lib/$name"
   done
 
-mkdir -p "$bundle/test-data/tests"
-cp -r "$root/tests/golden" "$root/tests/data" "$bundle/test-data/tests/"
+if ((data)); then
+  mkdir -p "$bundle/test-data/tests"
+  cp -r "$root/tests/golden" "$root/tests/data" "$bundle/test-data/tests/"
+fi
 install -m 755 "$root/tests/run-bundle.sh" "$bundle/run-tests.sh"
 install -m 644 "$root/LICENSE" "$bundle/LICENSE"
 

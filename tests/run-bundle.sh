@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Runs the tests of an unpacked bundle (deploy/bundle.sh) and says which passed.
 #
-#   run-tests.sh [--device cpu|cuda] [--models FOLDER] [--jobs N] [--seconds N] [--check TOOL]
-#                [TEST...]
+#   run-tests.sh [--device cpu|cuda] [--models FOLDER | --sources FOLDER] [--jobs N] [--seconds N]
+#                [--check TOOL] [TEST...]
 #
 #   --device     where the models run, and with cuda the tests of kernels (cuda)
 #   --models     folder of the bundled models, deploy/models of the sources (default: beside this
 #                file)
+#   --sources    the sources' folder, whose models and test data are taken (needed for a bundle that
+#                was made with --no-data)
 #   --jobs       programs at a time (4; 1 with --check)
 #   --check      run under compute-sanitizer with this tool (memcheck, racecheck, synccheck, initcheck)
 #   --seconds    longest time of one program (240)
@@ -20,12 +22,14 @@ device=cuda
 models=$here/models
 seconds=240
 jobs=
+sources=
 check=()
 tests=()
 while (($# > 0)); do
   case $1 in
     --device) device=${2:?--device: expected cpu or cuda} && shift 2 ;;
     --models) models=$(realpath "${2:?--models: expected a folder}") && shift 2 ;;
+    --sources) sources=$(realpath "${2:?--sources: expected a folder}") && shift 2 ;;
     --seconds) seconds=${2:?--seconds: expected a number} && shift 2 ;;
     --jobs) jobs=${2:?--jobs: expected a number} && shift 2 ;;
     --check)
@@ -47,8 +51,17 @@ if ((${#tests[@]} == 0)); then
     [[ -x $program && " ${tests[*]} " != *" $name "* ]] && tests+=("$name")
   done
 fi
-mkdir -p "$here/test-data/deploy"
-[[ -e $here/test-data/deploy/models ]] || ln -s "$models" "$here/test-data/deploy/models"
+data=$here/test-data
+if [[ -n $sources ]]; then
+  data=$sources
+else
+  mkdir -p "$data/deploy"
+  [[ -e $data/deploy/models ]] || ln -s "$models" "$data/deploy/models"
+fi
+if [[ ! -d $data/tests/golden ]]; then
+  printf 'error: %s/tests/golden is missing: name the sources with --sources\n' "$data" >&2
+  exit 2
+fi
 
 # run TEST: leaves TEST.log and, in TEST.result, the exit status and the seconds it took.
 run() {
@@ -57,7 +70,7 @@ run() {
   if [[ -z ${GTEST_FILTER:-} && $device == cuda ]]; then
     [[ $test =~ ^(rows|linear|router|attention)_test$ ]] && filter='*/cuda'
   fi
-  MOESERVE_TEST_DATA=$here/test-data MOESERVE_TEST_DEVICE=$device \
+  MOESERVE_TEST_DATA=$data MOESERVE_TEST_DEVICE=$device \
     timeout "$seconds" "${check[@]}" "$here/bin/$test" --gtest_brief=1 --gtest_filter="$filter" \
     >"$here/$test.log" 2>&1
   printf '%d %d\n' $? $((SECONDS - start)) >"$here/$test.result"
