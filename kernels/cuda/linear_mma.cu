@@ -112,7 +112,7 @@ class StageLoader {
   const char* weights_[kStrips];
   const char* rows_[S::kRowPieces];
   const char* input_;  // some address to copy nothing from
-  int row_pieces_;     // may be negative, or more than kRowPieces
+  int row_pieces_;     // that this thread loads, the first ones
   int bytes_left_;     // of a row, from this thread's piece on; may be negative
 };
 
