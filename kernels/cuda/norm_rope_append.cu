@@ -50,14 +50,23 @@ struct Heads {
   }
   __device__ __forceinline__ int partner() const { return a.interleaved ? 1 : pairs; }
 
-  __device__ __forceinline__ void Load(int begin, int step, Loaded& l) const {
+  // Calls body(j, head, unit, column, offset from the first head) with the units begin, begin +
+  // step and so on, as many as a thread loads at once.
+  template <typename Body>
+  __device__ __forceinline__ void ForUnits(int begin, int step, const Body& body) const {
     const int per_head = units();
 #pragma unroll
     for (int j = 0; j < kUnits; ++j) {
       const int n = begin + j * step;
       if (n >= heads * per_head) break;
       const int head = heads == 1 ? 0 : n / per_head, unit = n - head * per_head;
-      const int c = column(unit), at = head * dim() + c;
+      const int c = column(unit);
+      body(j, head, unit, c, head * dim() + c);
+    }
+  }
+
+  __device__ __forceinline__ void Load(int begin, int step, Loaded& l) const {
+    ForUnits(begin, step, [&](int j, int, int unit, int c, int at) {
       l.x[j] = c < dim() ? from[at] : 0.0f;
       if (normed() && c < dim()) l.x_scale[j] = norm.scales[at];
       if (unit < pairs) {
@@ -65,18 +74,12 @@ struct Heads {
         l.angle[j] = angles[unit];
         if (normed()) l.y_scale[j] = norm.scales[at + partner()];
       }
-    }
+    });
   }
 
   __device__ __forceinline__ void Finish(int begin, int step, const NormFactors& factors,
                                          const Loaded& l) const {
-    const int per_head = units();
-#pragma unroll
-    for (int j = 0; j < kUnits; ++j) {
-      const int n = begin + j * step;
-      if (n >= heads * per_head) break;
-      const int head = heads == 1 ? 0 : n / per_head, unit = n - head * per_head;
-      const int c = column(unit), at = head * dim() + c;
+    ForUnits(begin, step, [&](int j, int head, int unit, int c, int at) {
       float x = l.x[j], y = l.y[j];
       if (normed() && c < dim()) {
         x = factors(x, l.x_scale[j]);
@@ -91,7 +94,7 @@ struct Heads {
         Store(head, c + partner(), y);
       }
       Store(head, c, x);
-    }
+    });
   }
 
   __device__ __forceinline__ void Store(int head, int c, float v) const {

@@ -138,8 +138,8 @@ void CudaBackend::RunOperations(const std::function<void()>& operations) {
     operations();
     return;
   }
-  // Memory that has to grow in the first run forgets all recordings, this one too.
   if (recordings_.size() >= kMaxRecordings && !recordings_.contains(shape_)) DropRecordings();
+  // Memory that has to grow in the first run forgets all recordings, this one too.
   Recording* recording = &recordings_[shape_];
   if (!recording->ran) {
     operations();

@@ -112,6 +112,7 @@ TEST_P(InvarianceTest, ARowIsTheSameAloneAndInABatch) {
           << "sequence " << part.slot;
       row += expected.size();
     }
+    if (!runner->backend().plans_on_host()) continue;  // a device does not report visits
     // Rows of one step share grouped products: an expert's two matrices are streamed at most once
     // however many of the 32 rows chose it.
     uint64_t experts = 0;
@@ -120,10 +121,7 @@ TEST_P(InvarianceTest, ARowIsTheSameAloneAndInABatch) {
       if (l.feed_forward.routed()) experts += l.feed_forward.routing->num_experts;
     }
     EXPECT_LE(step_visits, 2 * experts);
-    // Devices do not report visits.
-    if (runner->backend().plans_on_host()) {
-      EXPECT_EQ(step_visits > 0, experts > 0);
-    }
+    EXPECT_EQ(step_visits > 0, experts > 0);
   }
 }
 
