@@ -11,15 +11,15 @@
 #include <unordered_set>
 #include <utility>
 
+#include "base/check.h"
 #include "engine/engine_options.h"
-#include "engine/kv_cache.h"
-#include "engine/route_log.h"
-#include "engine/scheduler.h"
-#include "engine/sequence.h"
-#include "engine/step_time.h"
-#include "engine/token_step.h"
+#include "engine/routes/route_log.h"
+#include "engine/sample/token_step.h"
+#include "engine/schedule/block_manager.h"
+#include "engine/schedule/scheduler.h"
+#include "engine/schedule/sequence.h"
+#include "engine/schedule/step_time.h"
 #include "engine/validate_request.h"
-#include "kernels/base/check.h"
 
 namespace moeserve {
 namespace {

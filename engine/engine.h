@@ -9,13 +9,13 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/status.h"
 #include "engine/engine_histograms.h"
-#include "engine/expert_recorder.h"
-#include "engine/expert_stats.h"
 #include "engine/model/model.h"
 #include "engine/request.h"
-#include "engine/tokenizer/tokenizer.h"
-#include "kernels/base/status.h"
+#include "engine/statistics/expert_recorder.h"
+#include "engine/statistics/expert_stats.h"
+#include "engine/text/tokenizer/tokenizer.h"
 
 namespace moeserve {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "engine/kv_cache.h"
+#include "engine/schedule/block_manager.h"
 
 namespace moeserve {
 

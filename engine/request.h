@@ -10,10 +10,10 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "engine/routing_control.h"
-#include "engine/routing_record.h"
-#include "engine/structured/constraint.h"
-#include "engine/tokenizer/tokenizer.h"
+#include "engine/routes/routing_control.h"
+#include "engine/routes/routing_record.h"
+#include "engine/text/structured/constraint.h"
+#include "engine/text/token_id.h"
 
 namespace moeserve {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "kernels/base/status.h"
+#include "base/status.h"
 
 namespace moeserve {
 namespace {

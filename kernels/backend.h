@@ -19,10 +19,10 @@
 #include <string_view>
 #include <vector>
 
+#include "base/status.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/host_tensor.h"
 #include "kernels/base/quantize.h"
-#include "kernels/base/status.h"
 #include "kernels/kv_cache_storage.h"
 #include "kernels/route_counters.h"
 #include "kernels/route_settings.h"

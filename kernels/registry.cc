@@ -5,8 +5,8 @@
 #include <map>
 
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/cpu/isa.h"
-#include "kernels/cuda/device.h"
+#include "kernels/cpu/isa/isa.h"
+#include "kernels/cuda/device/device.h"
 
 namespace moeserve {
 namespace {

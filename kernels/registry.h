@@ -4,8 +4,8 @@
 #include <memory>
 #include <string>
 
+#include "base/status.h"
 #include "kernels/backend.h"
-#include "kernels/base/status.h"
 
 namespace moeserve {
 

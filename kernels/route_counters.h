@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/base/status.h"
+#include "base/status.h"
 
 namespace moeserve {
 

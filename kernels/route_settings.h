@@ -5,7 +5,7 @@
 
 namespace moeserve {
 
-// See engine/model/spec.h for the meanings; this is the part that kernels need, with enums
+// See engine/spec/spec.h for the meanings; this is the part that kernels need, with enums
 // resolved once at load.
 struct RouteSettings {
   enum class Score : uint8_t { kDot, kCosine };

@@ -6,10 +6,10 @@
 #include <string_view>
 #include <utility>
 
-#include "engine/model/weights.h"
-#include "model_loaders/describe.h"
-#include "model_loaders/message.h"
-#include "model_loaders/quantized_tensors.h"
+#include "base/message.h"
+#include "engine/spec/weights.h"
+#include "model_loaders/architectures/native/describe.h"
+#include "model_loaders/quantize/quantized_tensors.h"
 
 namespace moeserve {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/model/spec.h"
+#include "engine/spec/spec.h"
 #include "kernels/base/dtype.h"
 #include "nlohmann/json.hpp"
 

@@ -6,13 +6,13 @@
 #include <system_error>
 #include <utility>
 
-#include "model_loaders/config_json.h"
-#include "model_loaders/generation_config.h"
-#include "model_loaders/mapped_file.h"
-#include "model_loaders/message.h"
-#include "model_loaders/native_weights.h"
+#include "base/message.h"
+#include "model_loaders/architectures/native/config_json.h"
+#include "model_loaders/architectures/native/native_weights.h"
+#include "model_loaders/files/mapped_file.h"
 #include "model_loaders/tensor_check.h"
-#include "model_loaders/tokenizer_files.h"
+#include "model_loaders/tokenizer/generation_config.h"
+#include "model_loaders/tokenizer/tokenizer_files.h"
 
 namespace moeserve {
 namespace {

@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "engine/model/spec.h"
-#include "engine/model/weights.h"
-#include "engine/tokenizer/tokenizer.h"
-#include "kernels/base/status.h"
-#include "model_loaders/tokenizer_json.h"
+#include "base/status.h"
+#include "engine/spec/spec.h"
+#include "engine/spec/weights.h"
+#include "engine/text/tokenizer/tokenizer.h"
+#include "model_loaders/tokenizer/tokenizer_json.h"
 
 namespace moeserve {
 

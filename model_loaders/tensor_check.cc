@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "model_loaders/leftover.h"
-#include "model_loaders/message.h"
-#include "model_loaders/quantized_tensors.h"
+#include "base/message.h"
+#include "model_loaders/files/leftover.h"
+#include "model_loaders/quantize/quantized_tensors.h"
 
 namespace moeserve {
 

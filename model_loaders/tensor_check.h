@@ -3,10 +3,10 @@
 
 #include <optional>
 
-#include "engine/model/weights.h"
-#include "kernels/base/status.h"
-#include "model_loaders/config_json.h"
-#include "model_loaders/weight_files.h"
+#include "base/status.h"
+#include "engine/spec/weights.h"
+#include "model_loaders/architectures/native/config_json.h"
+#include "model_loaders/files/weight_files.h"
 
 namespace moeserve {
 

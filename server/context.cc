@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "absl/time/clock.h"
-#include "kernels/base/check.h"
-#include "server/api_error.h"
+#include "base/check.h"
+#include "server/base/api_error.h"
 
 namespace moeserve::server {
 namespace {

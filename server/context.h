@@ -9,17 +9,17 @@
 #include <vector>
 
 #include "model_loaders/loader.h"
-#include "server/auth.h"
-#include "server/chat_format.h"
-#include "server/completion_request.h"
-#include "server/constraint_compiler.h"
-#include "server/engine_api.h"
-#include "server/expert_history.h"
-#include "server/expert_metrics.h"
-#include "server/limits.h"
-#include "server/metrics.h"
-#include "server/metrics_compat.h"
-#include "server/work_pool.h"
+#include "server/base/auth.h"
+#include "server/base/limits.h"
+#include "server/base/work_pool.h"
+#include "server/generation/constraint_compiler.h"
+#include "server/generation/engine_api.h"
+#include "server/metrics/expert_metrics.h"
+#include "server/metrics/metrics.h"
+#include "server/metrics/metrics_compat.h"
+#include "server/openai/chat_format.h"
+#include "server/openai/completion_request.h"
+#include "server/reports/expert_history.h"
 
 namespace moeserve::server {
 

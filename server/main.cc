@@ -4,17 +4,8 @@
 #include <exception>
 #include <string>
 
-#include "server/commands/bench.h"
-#include "server/commands/check.h"
-#include "server/commands/command.h"
-#include "server/commands/experts.h"
-#include "server/commands/generate.h"
-#include "server/commands/health.h"
-#include "server/commands/inspect.h"
-#include "server/commands/quantize.h"
-#include "server/commands/score.h"
-#include "server/commands/serve.h"
-#include "server/version.h"
+#include "server/base/version.h"
+#include "server/commands/commands.h"
 
 int main(int argc, char** argv) {
   using namespace moeserve::server;

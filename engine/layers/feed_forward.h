@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "engine/layers/load.h"
+#include "engine/layers/load_weights.h"
 #include "engine/layers/routed/routed_layer.h"
 #include "engine/layers/step_context.h"
 

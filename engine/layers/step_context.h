@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <span>
 
-#include "engine/batch.h"
 #include "engine/layers/workspace.h"
+#include "engine/model/batch.h"
 #include "kernels/backend.h"
 
 namespace moeserve {

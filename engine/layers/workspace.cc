@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "kernels/base/check.h"
+#include "base/check.h"
 
 namespace moeserve {
 namespace {

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/check.h"
 #include "engine/layers/attention.h"
 #include "engine/layers/feed_forward.h"
 #include "engine/layers/workspace.h"
-#include "kernels/base/check.h"
 
 namespace moeserve {
 namespace {

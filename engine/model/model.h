@@ -6,12 +6,12 @@
 #include <span>
 #include <vector>
 
-#include "engine/batch.h"
-#include "engine/model/spec.h"
-#include "engine/model/weights.h"
-#include "engine/packed_cache.h"
+#include "base/status.h"
+#include "engine/model/batch.h"
+#include "engine/model/packed_cache.h"
+#include "engine/spec/spec.h"
+#include "engine/spec/weights.h"
 #include "kernels/backend.h"
-#include "kernels/base/status.h"
 
 namespace moeserve {
 

@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "engine/expert_stats.h"
-#include "engine/hidden_samples.h"
-#include "engine/statistics/route_sequence.h"
-#include "engine/statistics/token_affinity.h"
-#include "engine/token_expert_counts.h"
+#include "engine/statistics/expert_stats.h"
+#include "engine/statistics/hidden_samples.h"
+#include "engine/statistics/measures/route_sequence.h"
+#include "engine/statistics/measures/token_affinity.h"
+#include "engine/statistics/token_expert_counts.h"
 
 namespace moeserve {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "kernels/base/status.h"
+#include "base/status.h"
 
 namespace moeserve {
 

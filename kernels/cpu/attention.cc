@@ -8,7 +8,7 @@
 
 #include <algorithm>
 
-#include "kernels/base/check.h"
+#include "base/check.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/kv_cache.h"
 

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <cstring>
 
-#include "kernels/base/check.h"
+#include "base/check.h"
 #include "kernels/cpu/kv_cache.h"
 #include "kernels/cpu/packed_bank.h"
 

@@ -9,7 +9,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "kernels/backend.h"
-#include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/isa/kernel_table.h"
 #include "kernels/cpu/packed_bank.h"
 #include "kernels/cpu/thread_pool.h"
 

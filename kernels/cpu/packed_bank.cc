@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/base/check.h"
+#include "base/check.h"
 
 namespace moeserve::cpu {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/base/buffer.h"
-#include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/isa/kernel_table.h"
 #include "kernels/cpu/thread_pool.h"
 
 namespace moeserve::cpu {

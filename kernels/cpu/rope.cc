@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "kernels/base/check.h"
+#include "base/check.h"
 #include "kernels/cpu/cpu_backend.h"
 
 namespace moeserve::cpu {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "kernels/backend.h"
-#include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/isa/kernel_table.h"
 
 namespace moeserve::cpu {
 

@@ -1,6 +1,6 @@
 #include "kernels/cpu/thread_pool.h"
 
-#include "kernels/base/check.h"
+#include "base/check.h"
 
 namespace moeserve::cpu {
 namespace {

@@ -33,36 +33,36 @@ endif()
 
 # Compiled by nvcc, and by the C++ compiler for the emulated device of the tests.
 set(MOESERVE_CUDA_SOURCES
-  attention.cc
-  attention_f32.cu
-  attention_split_mma.cu
-  attention_tiled_mma.cu
-  attention_work.cu
-  bandwidth.cu
+  attention/attention.cc
+  attention/attention_f32.cu
+  attention/attention_split_mma.cu
+  attention/attention_tiled_mma.cu
+  attention/attention_work.cu
+  device/bandwidth.cu
   cuda_backend.cc
-  device.cc
-  expert_counters.cu
-  fused_expert.cu
-  handles.cc
-  kv_cache.cc
-  launch.cc
-  linear.cc
-  linear_bank.cc
-  linear_bank.cu
-  linear_f32.cu
-  linear_mma.cu
-  linear_split_mma.cu
-  linear_wgmma.cu
-  norm_rope_append.cu
-  pack_plans.cu
-  plan.cu
-  rope.cu
-  rope_tables.cc
-  route.cu
-  route_counters.cc
-  router.cc
-  rows.cu
-  sampler.cu
+  device/device.cc
+  statistics/expert_counters.cu
+  linear/fused_expert.cu
+  device/handles.cc
+  attention/kv_cache.cc
+  device/launch.cc
+  linear/linear.cc
+  linear/linear_bank.cc
+  linear/linear_bank.cu
+  linear/linear_f32.cu
+  linear/linear_mma.cu
+  linear/linear_split_mma.cu
+  linear/linear_wgmma.cu
+  attention/norm_rope_append.cu
+  routing/pack_plans.cu
+  routing/plan.cu
+  attention/rope.cu
+  attention/rope_tables.cc
+  routing/route.cu
+  statistics/route_counters.cc
+  routing/router.cc
+  rows/rows.cu
+  rows/sampler.cu
   step_buffers.cc
   steps.cc
   transfers.cc)

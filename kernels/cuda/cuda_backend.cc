@@ -3,15 +3,15 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/base/check.h"
-#include "kernels/cuda/device.h"
-#include "kernels/cuda/fused_expert.h"
-#include "kernels/cuda/kv_cache.h"
-#include "kernels/cuda/launch.h"
-#include "kernels/cuda/linear.h"
-#include "kernels/cuda/norm_rope_append.h"
-#include "kernels/cuda/rows.h"
-#include "kernels/cuda/sampler.h"
+#include "base/check.h"
+#include "kernels/cuda/attention/kv_cache.h"
+#include "kernels/cuda/attention/norm_rope_append.h"
+#include "kernels/cuda/device/device.h"
+#include "kernels/cuda/device/launch.h"
+#include "kernels/cuda/linear/fused_expert.h"
+#include "kernels/cuda/linear/linear.h"
+#include "kernels/cuda/rows/rows.h"
+#include "kernels/cuda/rows/sampler.h"
 
 namespace moeserve::cuda {
 namespace {

@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "kernels/backend.h"
-#include "kernels/cuda/attention.h"
-#include "kernels/cuda/handles.h"
-#include "kernels/cuda/rope_tables.h"
-#include "kernels/cuda/route_counters.h"
-#include "kernels/cuda/router.h"
+#include "kernels/cuda/attention/attention.h"
+#include "kernels/cuda/attention/rope_tables.h"
+#include "kernels/cuda/device/handles.h"
+#include "kernels/cuda/routing/router.h"
+#include "kernels/cuda/statistics/route_counters.h"
 #include "kernels/cuda/step_buffers.h"
 #include "kernels/registry.h"
 

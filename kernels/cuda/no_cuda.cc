@@ -1,6 +1,6 @@
 // Linked where no CUDA compiler was found.
 
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/device/device.h"
 
 namespace moeserve::cuda {
 

@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "kernels/backend.h"
-#include "kernels/cuda/handles.h"
-#include "kernels/cuda/runtime.h"
+#include "kernels/cuda/device/handles.h"
+#include "kernels/cuda/device/runtime.h"
 
 namespace moeserve::cuda {
 

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/base/check.h"
-#include "kernels/cuda/bandwidth.h"
+#include "base/check.h"
 #include "kernels/cuda/cuda_backend.h"
-#include "kernels/cuda/pack_plans.h"
+#include "kernels/cuda/device/bandwidth.h"
+#include "kernels/cuda/routing/pack_plans.h"
 
 namespace moeserve::cuda {
 

@@ -1,14 +1,13 @@
-#include "server/commands/check.h"
-
 #include <cstdio>
 #include <memory>
 #include <string>
 
+#include "base/message.h"
 #include "model_loaders/loader.h"
-#include "model_loaders/message.h"
-#include "model_loaders/quantized_tensors.h"
-#include "server/chat_format.h"
+#include "model_loaders/quantize/quantized_tensors.h"
+#include "server/commands/commands.h"
 #include "server/commands/model_options.h"
+#include "server/openai/chat_format.h"
 
 namespace moeserve::server {
 namespace {

@@ -1,5 +1,3 @@
-#include "server/commands/experts.h"
-
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -7,12 +5,13 @@
 #include <utility>
 #include <vector>
 
+#include "base/message.h"
 #include "model_loaders/loader.h"
-#include "model_loaders/message.h"
-#include "model_loaders/profile_file.h"
+#include "model_loaders/profiles/profile_file.h"
+#include "server/commands/commands.h"
 #include "server/commands/profile_texts.h"
 #include "server/commands/report_options.h"
-#include "server/profile_diff.h"
+#include "server/reports/profile_diff.h"
 
 namespace moeserve::server {
 namespace {

@@ -4,11 +4,11 @@
 #include <utility>
 #include <vector>
 
-#include "model_loaders/message.h"
-#include "server/commands/experts.h"
+#include "base/message.h"
+#include "server/commands/commands.h"
 #include "server/commands/profile_texts.h"
 #include "server/commands/report_options.h"
-#include "server/model_comparison.h"
+#include "server/reports/model_comparison.h"
 
 namespace moeserve::server {
 namespace {

@@ -1,5 +1,3 @@
-#include "server/commands/generate.h"
-
 #include <algorithm>
 #include <cstdio>
 #include <memory>
@@ -8,10 +6,11 @@
 #include <utility>
 #include <vector>
 
+#include "server/commands/commands.h"
 #include "server/commands/model_options.h"
 #include "server/commands/run_to_end.h"
-#include "server/completion_request.h"
-#include "server/expert_report.h"
+#include "server/openai/completion_request.h"
+#include "server/reports/expert_report.h"
 
 namespace moeserve::server {
 namespace {

@@ -1,13 +1,12 @@
-#include "server/commands/health.h"
-
 #include <cstdio>
 #include <memory>
 #include <string>
 
 #include "absl/time/time.h"
+#include "server/base/text_values.h"
+#include "server/commands/commands.h"
 #include "server/commands/model_options.h"
-#include "server/health_probe.h"
-#include "server/text_values.h"
+#include "server/http/health_probe.h"
 
 namespace moeserve::server {
 namespace {

@@ -1,14 +1,14 @@
-#include "server/commands/inspect.h"
+#include "model_loaders/inspect.h"
 
 #include <cstdio>
 #include <memory>
 #include <string>
 
-#include "model_loaders/inspect.h"
 #include "model_loaders/loader.h"
-#include "server/chat_format.h"
+#include "server/base/text_values.h"
+#include "server/commands/commands.h"
 #include "server/commands/model_options.h"
-#include "server/text_values.h"
+#include "server/openai/chat_format.h"
 
 namespace moeserve::server {
 namespace {

@@ -3,11 +3,11 @@
 #include <cstdio>
 #include <utility>
 
+#include "base/message.h"
 #include "engine/model/model.h"
 #include "kernels/registry.h"
-#include "model_loaders/message.h"
-#include "server/engine_adapter.h"
-#include "server/text_values.h"
+#include "server/base/text_values.h"
+#include "server/generation/engine_adapter.h"
 
 namespace moeserve::server {
 

@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "base/status.h"
 #include "engine/engine.h"
 #include "kernels/backend.h"
-#include "kernels/base/status.h"
 #include "model_loaders/loader.h"
-#include "server/engine_api.h"
+#include "server/generation/engine_api.h"
 
 namespace moeserve::server {
 

@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "absl/time/clock.h"
-#include "engine/statistics/route_trace.h"
+#include "engine/statistics/measures/route_trace.h"
 #include "server/commands/score_dump.h"
-#include "server/live_profile.h"
+#include "server/reports/live_profile.h"
 
 namespace moeserve::server {
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "base/status.h"
 #include "engine/statistics/expert_profile.h"
-#include "kernels/base/status.h"
 #include "server/commands/model_options.h"
 #include "server/commands/text_scorer.h"
 

@@ -1,13 +1,12 @@
-#include "server/commands/quantize.h"
-
 #include <cstdio>
 #include <memory>
 #include <string>
 
-#include "model_loaders/message.h"
-#include "model_loaders/quantize_folder.h"
+#include "base/message.h"
+#include "model_loaders/quantize/quantize_folder.h"
+#include "server/base/text_values.h"
+#include "server/commands/commands.h"
 #include "server/commands/model_options.h"
-#include "server/text_values.h"
 
 namespace moeserve::server {
 namespace {

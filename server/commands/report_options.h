@@ -5,7 +5,7 @@
 #include <cstdio>
 
 #include "nlohmann/json.hpp"
-#include "server/statistics_report.h"
+#include "server/reports/statistics_report.h"
 
 namespace moeserve::server {
 

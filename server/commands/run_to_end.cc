@@ -5,7 +5,7 @@
 #include <mutex>
 #include <utility>
 
-#include "server/generation.h"
+#include "server/generation/generation.h"
 
 namespace moeserve::server {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "engine/request.h"
-#include "server/engine_api.h"
+#include "server/generation/engine_api.h"
 
 namespace moeserve::server {
 

@@ -1,14 +1,13 @@
-#include "server/commands/score.h"
-
 #include <cstdio>
 #include <memory>
 #include <string>
 
-#include "model_loaders/profile_file.h"
+#include "model_loaders/profiles/profile_file.h"
+#include "server/commands/commands.h"
 #include "server/commands/model_options.h"
 #include "server/commands/profile_texts.h"
 #include "server/commands/report_options.h"
-#include "server/statistics_report.h"
+#include "server/reports/statistics_report.h"
 
 namespace moeserve::server {
 namespace {

@@ -3,8 +3,8 @@
 #include <system_error>
 #include <utility>
 
-#include "model_loaders/message.h"
-#include "model_loaders/profile_file.h"
+#include "base/message.h"
+#include "model_loaders/profiles/profile_file.h"
 #include "nlohmann/json.hpp"
 
 namespace moeserve::server {

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "engine/model/spec.h"
-#include "engine/statistics/route_trace.h"
-#include "kernels/base/status.h"
-#include "model_loaders/npy_writer.h"
+#include "base/status.h"
+#include "engine/spec/spec.h"
+#include "engine/statistics/measures/route_trace.h"
+#include "model_loaders/profiles/npy_writer.h"
 
 namespace moeserve::server {
 

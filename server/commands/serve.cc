@@ -1,5 +1,3 @@
-#include "server/commands/serve.h"
-
 #include <chrono>
 #include <cmath>
 #include <condition_variable>
@@ -15,21 +13,22 @@
 #include <vector>
 
 #include "absl/time/clock.h"
-#include "engine/chat/chat_template.h"
-#include "model_loaders/mapped_file.h"
-#include "model_loaders/message.h"
-#include "server/auth.h"
-#include "server/chat_format.h"
+#include "base/message.h"
+#include "engine/text/chat/chat_template.h"
+#include "model_loaders/files/mapped_file.h"
+#include "server/base/auth.h"
+#include "server/base/logging.h"
+#include "server/base/signals.h"
+#include "server/base/text_values.h"
+#include "server/base/version.h"
+#include "server/commands/commands.h"
 #include "server/commands/commit.h"
 #include "server/commands/model_options.h"
 #include "server/context.h"
 #include "server/http/api.h"
 #include "server/http/server.h"
-#include "server/logging.h"
+#include "server/openai/chat_format.h"
 #include "server/rpc/server.h"
-#include "server/signals.h"
-#include "server/text_values.h"
-#include "server/version.h"
 
 namespace moeserve::server {
 namespace {

@@ -6,7 +6,7 @@
 #include <iterator>
 #include <utility>
 
-#include "model_loaders/message.h"
+#include "base/message.h"
 #include "server/commands/run_to_end.h"
 
 namespace moeserve::server {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/base/status.h"
-#include "server/engine_api.h"
+#include "base/status.h"
+#include "server/generation/engine_api.h"
 
 namespace moeserve::server {
 

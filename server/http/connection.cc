@@ -13,13 +13,13 @@
 #include <chrono>
 #include <utility>
 
-#include "model_loaders/message.h"
+#include "base/message.h"
+#include "server/base/logging.h"
+#include "server/base/request_id.h"
 #include "server/http/deferred_response.h"
 #include "server/http/error_response.h"
 #include "server/http/head_check.h"
 #include "server/http/response_head.h"
-#include "server/logging.h"
-#include "server/request_id.h"
 
 namespace moeserve::server::http {
 namespace {

@@ -12,10 +12,10 @@
 #include <string>
 #include <string_view>
 
+#include "server/base/limits.h"
+#include "server/base/work_pool.h"
 #include "server/http/router.h"
-#include "server/limits.h"
-#include "server/metrics.h"
-#include "server/work_pool.h"
+#include "server/metrics/metrics.h"
 
 namespace moeserve::server::http {
 

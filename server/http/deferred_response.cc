@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "server/api_error.h"
+#include "server/base/api_error.h"
 #include "server/http/error_response.h"
 
 namespace moeserve::server::http {

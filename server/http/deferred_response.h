@@ -6,8 +6,8 @@
 #include <mutex>
 #include <optional>
 
+#include "server/base/work_pool.h"
 #include "server/http/types.h"
-#include "server/work_pool.h"
 
 namespace moeserve::server::http {
 

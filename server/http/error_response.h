@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
-#include "server/convert.h"
+#include "server/base/status_conversion.h"
 #include "server/http/types.h"
 
 namespace moeserve::server::http {

@@ -8,16 +8,16 @@
 #include <utility>
 #include <vector>
 
-#include "engine/statistics/collapse.h"
-#include "engine/statistics/token_affinity.h"
-#include "model_loaders/message.h"
-#include "model_loaders/profile_file.h"
-#include "server/answer.h"
-#include "server/api_error.h"
+#include "base/message.h"
+#include "engine/statistics/measures/collapse.h"
+#include "engine/statistics/measures/token_affinity.h"
+#include "model_loaders/profiles/profile_file.h"
+#include "server/base/api_error.h"
+#include "server/generation/answer.h"
 #include "server/http/error_response.h"
 #include "server/http/url.h"
-#include "server/live_profile.h"
-#include "server/statistics_report.h"
+#include "server/reports/live_profile.h"
+#include "server/reports/statistics_report.h"
 
 namespace moeserve::server::http {
 namespace {

@@ -5,8 +5,8 @@
 #include <optional>
 #include <string_view>
 
+#include "server/base/limits.h"
 #include "server/http/types.h"
-#include "server/limits.h"
 
 namespace moeserve::server::http {
 

@@ -2,7 +2,7 @@
 
 #include <exception>
 
-#include "model_loaders/message.h"
+#include "base/message.h"
 #include "server/http/error_response.h"
 
 namespace moeserve::server::http {

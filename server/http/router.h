@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "server/auth.h"
+#include "server/base/auth.h"
 #include "server/http/types.h"
 
 namespace moeserve::server::http {

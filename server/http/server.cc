@@ -14,9 +14,9 @@
 #include <utility>
 
 #include "absl/time/clock.h"
-#include "model_loaders/message.h"
+#include "base/message.h"
+#include "server/base/logging.h"
 #include "server/http/connection.h"
-#include "server/logging.h"
 
 namespace moeserve::server::http {
 

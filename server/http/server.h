@@ -5,10 +5,10 @@
 #include <string>
 
 #include "absl/time/time.h"
-#include "kernels/base/status.h"
+#include "base/status.h"
+#include "server/base/limits.h"
 #include "server/http/router.h"
-#include "server/limits.h"
-#include "server/metrics.h"
+#include "server/metrics/metrics.h"
 
 namespace moeserve::server::http {
 

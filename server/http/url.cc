@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <charconv>
 
-#include "model_loaders/message.h"
-#include "server/api_error.h"
+#include "base/message.h"
+#include "server/base/api_error.h"
 
 namespace moeserve::server::http {
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <utility>
 
-#include "kernels/base/check.h"
-#include "model_loaders/message.h"
+#include "base/check.h"
+#include "base/message.h"
 #include "server/http/error_response.h"
 
 namespace moeserve::server::http {

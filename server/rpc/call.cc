@@ -4,10 +4,10 @@
 #include <string_view>
 
 #include "absl/time/clock.h"
-#include "server/api_error.h"
-#include "server/convert.h"
-#include "server/logging.h"
-#include "server/request_id.h"
+#include "server/base/api_error.h"
+#include "server/base/logging.h"
+#include "server/base/request_id.h"
+#include "server/base/status_conversion.h"
 
 namespace moeserve::server::rpc {
 namespace {

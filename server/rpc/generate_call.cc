@@ -5,9 +5,9 @@
 #include <optional>
 #include <utility>
 
-#include "model_loaders/message.h"
-#include "server/api_error.h"
-#include "server/request_id.h"
+#include "base/message.h"
+#include "server/base/api_error.h"
+#include "server/base/request_id.h"
 
 namespace moeserve::server::rpc {
 GenerateCall::GenerateCall(grpc::CallbackServerContext* context, ServerContext& server)

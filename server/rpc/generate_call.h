@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "moeserve/v1/moeserve.pb.h"
-#include "server/completion_request.h"
-#include "server/generation.h"
+#include "server/generation/generation.h"
+#include "server/openai/completion_request.h"
 #include "server/rpc/call.h"
 #include "server/rpc/dispatcher.h"
 #include "server/rpc/messages.h"

@@ -7,12 +7,12 @@
 #include <string>
 #include <utility>
 
-#include "model_loaders/message.h"
-#include "server/answer.h"
-#include "server/api_error.h"
-#include "server/logit_fields.h"
-#include "server/prometheus.h"
-#include "server/request_id.h"
+#include "base/message.h"
+#include "server/base/api_error.h"
+#include "server/base/request_id.h"
+#include "server/generation/answer.h"
+#include "server/generation/logit_fields.h"
+#include "server/metrics/prometheus.h"
 
 namespace moeserve::server::rpc {
 namespace {

@@ -3,11 +3,11 @@
 
 #include <optional>
 
-#include "engine/expert_stats.h"
+#include "base/status.h"
 #include "engine/request.h"
-#include "kernels/base/status.h"
+#include "engine/statistics/expert_stats.h"
 #include "moeserve/v1/moeserve.pb.h"
-#include "server/completion_request.h"
+#include "server/openai/completion_request.h"
 
 namespace moeserve::server::rpc {
 

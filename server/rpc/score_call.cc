@@ -3,8 +3,8 @@
 #include <exception>
 #include <utility>
 
-#include "model_loaders/message.h"
-#include "server/request_id.h"
+#include "base/message.h"
+#include "server/base/request_id.h"
 #include "server/rpc/messages.h"
 
 namespace moeserve::server::rpc {

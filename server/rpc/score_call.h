@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "moeserve/v1/moeserve.pb.h"
-#include "server/generation.h"
+#include "server/generation/generation.h"
 #include "server/rpc/call.h"
 #include "server/rpc/dispatcher.h"
 

@@ -9,7 +9,7 @@
 #include <mutex>
 #include <utility>
 
-#include "model_loaders/message.h"
+#include "base/message.h"
 #include "server/rpc/dispatcher.h"
 #include "server/rpc/service.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "absl/time/time.h"
-#include "kernels/base/status.h"
+#include "base/status.h"
 #include "server/context.h"
 
 namespace moeserve::server::rpc {

@@ -4,14 +4,14 @@
 #include <string>
 #include <vector>
 
-#include "model_loaders/message.h"
-#include "server/api_error.h"
-#include "server/completion_request.h"
+#include "base/message.h"
+#include "server/base/api_error.h"
+#include "server/base/version.h"
+#include "server/openai/completion_request.h"
 #include "server/rpc/call.h"
 #include "server/rpc/generate_call.h"
 #include "server/rpc/messages.h"
 #include "server/rpc/score_call.h"
-#include "server/version.h"
 
 namespace moeserve::server::rpc {
 namespace {

@@ -14,15 +14,15 @@
 #include <utility>
 #include <vector>
 
-#include "engine/model/weights.h"
-#include "engine/synthetic.h"
-#include "engine/weight_traffic.h"
+#include "engine/spec/weights.h"
 #include "kernels/registry.h"
 #include "model_loaders/loader.h"
-#include "server/commands/bench_cases.h"
-#include "server/commands/bench_report.h"
-#include "server/commands/bench_work.h"
-#include "server/commands/synthetic_options.h"
+#include "server/bench/bench_cases.h"
+#include "server/bench/bench_report.h"
+#include "server/bench/bench_work.h"
+#include "server/bench/synthetic_model.h"
+#include "server/bench/synthetic_options.h"
+#include "server/bench/weight_traffic.h"
 #include "tests/bench/synthetic_files.h"
 #include "tests/support/native_model.h"
 

@@ -17,7 +17,7 @@
 #include <map>
 #include <set>
 
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/device/device.h"
 #include "tests/bench/cuda/bench.h"
 
 namespace moeserve::bench {

@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/fused_expert.h"
-#include "kernels/cuda/linear.h"
+#include "kernels/cuda/linear/fused_expert.h"
+#include "kernels/cuda/linear/linear.h"
 #include "tests/cuda/linear_case.h"
 
 namespace moeserve::testing {

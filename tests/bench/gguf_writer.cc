@@ -5,7 +5,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "kernels/base/status.h"
+#include "base/status.h"
 
 namespace moeserve::testing {
 namespace {

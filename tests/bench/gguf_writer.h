@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "engine/model/weights.h"
+#include "engine/spec/weights.h"
 
 namespace moeserve::testing {
 

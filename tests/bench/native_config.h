@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 
-#include "engine/model/spec.h"
+#include "engine/spec/spec.h"
 
 namespace moeserve::testing {
 

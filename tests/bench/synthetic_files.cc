@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/base/status.h"
+#include "base/status.h"
 #include "tests/bench/gguf_writer.h"
 #include "tests/bench/native_config.h"
 #include "tests/support/native_model.h"

@@ -5,8 +5,8 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "engine/model/spec.h"
-#include "engine/model/weights.h"
+#include "engine/spec/spec.h"
+#include "engine/spec/weights.h"
 
 namespace moeserve::testing {
 

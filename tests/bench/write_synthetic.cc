@@ -7,9 +7,9 @@
 #include <memory>
 #include <string>
 
-#include "engine/synthetic.h"
-#include "kernels/base/status.h"
-#include "server/commands/synthetic_options.h"
+#include "base/status.h"
+#include "server/bench/synthetic_model.h"
+#include "server/bench/synthetic_options.h"
 #include "tests/bench/synthetic_files.h"
 
 namespace moeserve {

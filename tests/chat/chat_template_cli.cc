@@ -6,7 +6,7 @@
 #include <map>
 #include <string>
 
-#include "engine/chat/chat_template.h"
+#include "engine/text/chat/chat_template.h"
 
 int main() {
   using Json = nlohmann::ordered_json;

@@ -1,6 +1,6 @@
 // The language as such is compared with jinja2 by test_differential.py; here are trust, limits and
 // hostile templates.
-#include "engine/chat/chat_template.h"
+#include "engine/text/chat/chat_template.h"
 
 #include <gtest/gtest.h>
 

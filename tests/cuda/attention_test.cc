@@ -1,7 +1,7 @@
 // Attention on the device against double arithmetic, and the promises about bits: a row is the
 // same alone and in company, split or tiled, and whatever room there is for splits.
 
-#include "kernels/cuda/attention.h"
+#include "kernels/cuda/attention/attention.h"
 
 #include <gtest/gtest.h>
 
@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/kv_cache.h"
-#include "kernels/cuda/norm_rope_append.h"
-#include "kernels/cuda/rope_tables.h"
+#include "kernels/cuda/attention/kv_cache.h"
+#include "kernels/cuda/attention/norm_rope_append.h"
+#include "kernels/cuda/attention/rope_tables.h"
 #include "tests/reference/oracle.h"
 #include "tests/support/compare.h"
 #include "tests/support/random.h"

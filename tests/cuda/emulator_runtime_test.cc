@@ -4,8 +4,8 @@
 
 #include <vector>
 
-#include "kernels/cuda/handles.h"
-#include "kernels/cuda/launch.h"
+#include "kernels/cuda/device/handles.h"
+#include "kernels/cuda/device/launch.h"
 #include "tests/cuda/emulator_test_support.h"
 
 namespace moeserve::cuda {

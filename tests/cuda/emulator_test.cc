@@ -6,8 +6,8 @@
 #include <set>
 #include <vector>
 
-#include "kernels/cuda/launch.h"
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/device/launch.h"
+#include "kernels/cuda/device/ptx.cuh"
 #include "tests/cuda/emulator_test_support.h"
 
 namespace moeserve::cuda {

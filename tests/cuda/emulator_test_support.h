@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "kernels/cuda/runtime.h"
+#include "kernels/cuda/device/runtime.h"
 
 namespace moeserve::cuda {
 

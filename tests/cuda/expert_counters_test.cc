@@ -1,6 +1,6 @@
 // The device counts from its plans what the recorder counts from the host's.
 
-#include "kernels/cuda/expert_counters.h"
+#include "kernels/cuda/statistics/expert_counters.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "engine/expert_recorder.h"
+#include "engine/statistics/expert_recorder.h"
 #include "tests/cuda/route_support.h"
 
 namespace moeserve::cuda {

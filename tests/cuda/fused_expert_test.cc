@@ -1,12 +1,12 @@
 // The fused expert kernel gives the bits of the pair of products that it replaces.
 
-#include "kernels/cuda/fused_expert.h"
+#include "kernels/cuda/linear/fused_expert.h"
 
 #include <gtest/gtest.h>
 
 #include <limits>
 
-#include "kernels/cuda/linear.h"
+#include "kernels/cuda/linear/linear.h"
 #include "tests/cuda/linear_case.h"
 
 namespace moeserve::testing {

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "kernels/backend.h"
-#include "kernels/cuda/handles.h"
-#include "kernels/cuda/linear_bank.h"
-#include "kernels/cuda/runtime.h"
+#include "kernels/cuda/device/handles.h"
+#include "kernels/cuda/device/runtime.h"
+#include "kernels/cuda/linear/linear_bank.h"
 #include "tests/reference/oracle.h"
 #include "tests/support/compare.h"
 #include "tests/support/random.h"

@@ -1,6 +1,6 @@
 // Linear kernels of the device against double arithmetic, and their promises about bits.
 
-#include "kernels/cuda/linear.h"
+#include "kernels/cuda/linear/linear.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // One launch for norms, rotary positions and the cache's write against a launch for each: the same
 // bits in the queries and in every byte of the cache.
 
-#include "kernels/cuda/norm_rope_append.h"
+#include "kernels/cuda/attention/norm_rope_append.h"
 
 #include <gtest/gtest.h>
 
@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/kv_cache.h"
-#include "kernels/cuda/rope_tables.h"
-#include "kernels/cuda/rows.h"
+#include "kernels/cuda/attention/kv_cache.h"
+#include "kernels/cuda/attention/rope_tables.h"
+#include "kernels/cuda/rows/rows.h"
 #include "tests/cuda/emulator_test_support.h"
 #include "tests/support/random.h"
 

@@ -1,7 +1,7 @@
 // Tensor-core and copy instructions, through the primitives that kernels use, against plain loops;
 // on the emulated device also what it must report.
 
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/device/ptx.cuh"
 
 #include <gtest/gtest.h>
 
@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cuda/handles.h"
-#include "kernels/cuda/launch.h"
-#include "kernels/cuda/wgmma.cuh"
+#include "kernels/cuda/device/handles.h"
+#include "kernels/cuda/device/launch.h"
+#include "kernels/cuda/linear/wgmma.cuh"
 #include "tests/cuda/emulator_test_support.h"
 
 namespace moeserve::cuda {

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/cuda/router.h"
+#include "kernels/cuda/routing/router.h"
 #include "kernels/registry.h"
 #include "tests/support/random.h"
 

@@ -1,6 +1,6 @@
 // Draws on the device are the engine's draws on the host.
 
-#include "kernels/cuda/sampler.h"
+#include "kernels/cuda/rows/sampler.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/sampler.h"
+#include "engine/sample/sampler.h"
 #include "tests/support/random.h"
 
 namespace moeserve::cuda {

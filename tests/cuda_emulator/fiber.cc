@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "kernels/base/check.h"
+#include "base/check.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/base/check.h"
+#include "base/check.h"
 #include "tests/cuda_emulator/runtime_state.h"
 
 namespace moeserve::emulator::names {

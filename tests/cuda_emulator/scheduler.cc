@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-#include "kernels/base/check.h"
+#include "base/check.h"
 
 namespace moeserve::emulator {
 

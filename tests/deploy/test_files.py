@@ -95,7 +95,7 @@ def test_every_metric_exists(served):
 
 
 def test_conditional_metrics_are_in_the_source(served):
-    source = (ROOT / "server/expert_metrics.cc").read_text()
+    source = (ROOT / "server/metrics/expert_metrics.cc").read_text()
     for name in ONLY_OF_LARGE_MODELS:
         assert name not in served, f"{name} is no exception"
         assert f'"{name.removeprefix("moeserve_")}"' in source

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "engine/engine.h"
-#include "engine/expert_counters.h"
+#include "engine/statistics/stats_fields.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/golden.h"
 #include "tests/support/model_runner.h"

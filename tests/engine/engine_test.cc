@@ -9,7 +9,7 @@
 #include <mutex>
 #include <thread>
 
-#include "engine/sampler.h"
+#include "engine/sample/sampler.h"
 #include "model_loaders/loader.h"
 #include "tests/support/devices.h"
 #include "tests/support/engine_fixture.h"

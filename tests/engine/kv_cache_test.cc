@@ -1,12 +1,11 @@
 // Cache blocks under random use, against a plain model of what must hold.
 
-#include "engine/kv_cache.h"
-
 #include <gtest/gtest.h>
 
 #include <map>
 #include <set>
 
+#include "engine/schedule/block_manager.h"
 #include "tests/support/random.h"
 
 namespace moeserve::testing {

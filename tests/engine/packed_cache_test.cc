@@ -1,6 +1,6 @@
 // A model out of the packed cache is the model out of its checkpoint, whatever lies in the folder.
 
-#include "engine/packed_cache.h"
+#include "engine/model/packed_cache.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -14,12 +14,12 @@
 #include <cstring>
 #include <map>
 
-#include "engine/batch.h"
-#include "engine/kv_cache.h"
+#include "engine/model/batch.h"
 #include "engine/model/model.h"
+#include "engine/schedule/block_manager.h"
 #include "kernels/registry.h"
 #include "model_loaders/loader.h"
-#include "model_loaders/quantize_folder.h"
+#include "model_loaders/quantize/quantize_folder.h"
 #include "tests/support/golden.h"
 #include "tests/support/native_model.h"
 

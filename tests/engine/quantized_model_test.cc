@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "model_loaders/quantize_folder.h"
+#include "model_loaders/quantize/quantize_folder.h"
 #include "tests/support/golden.h"
 #include "tests/support/model_runner.h"
 #include "tests/support/native_model.h"

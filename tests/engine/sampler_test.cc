@@ -1,6 +1,6 @@
 // The sampler against one written to be obviously right, in double precision.
 
-#include "engine/sampler.h"
+#include "engine/sample/sampler.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <map>
 #include <set>
 
-#include "engine/output_text.h"
+#include "engine/sample/output_text.h"
 #include "kernels/base/sampling.h"
 #include "tests/support/random.h"
 

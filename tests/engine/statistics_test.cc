@@ -7,15 +7,15 @@
 #include <set>
 #include <vector>
 
-#include "engine/expert_recorder.h"
-#include "engine/statistics/activated.h"
-#include "engine/statistics/agreement.h"
-#include "engine/statistics/collapse.h"
 #include "engine/statistics/expert_profile.h"
-#include "engine/statistics/load.h"
-#include "engine/statistics/router_losses.h"
-#include "engine/statistics/symmetric_eigen.h"
-#include "engine/statistics/token_affinity.h"
+#include "engine/statistics/expert_recorder.h"
+#include "engine/statistics/measures/activated.h"
+#include "engine/statistics/measures/agreement.h"
+#include "engine/statistics/measures/collapse.h"
+#include "engine/statistics/measures/load_balance.h"
+#include "engine/statistics/measures/router_losses.h"
+#include "engine/statistics/measures/symmetric_eigen.h"
+#include "engine/statistics/measures/token_affinity.h"
 #include "tests/support/random.h"
 
 namespace moeserve {

@@ -1,5 +1,5 @@
 // What the engine learns about the time of its steps, and the budget that it gives to prompts.
-#include "engine/step_time.h"
+#include "engine/schedule/step_time.h"
 
 #include <gtest/gtest.h>
 

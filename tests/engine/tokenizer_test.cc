@@ -1,7 +1,7 @@
 // The tokenizer's parts and their properties. Identity with Hugging Face's library is checked by
 // tests/tokenizer/parity.py; here are properties, limits and cases small enough to work out by
 // hand.
-#include "engine/tokenizer/tokenizer.h"
+#include "engine/text/tokenizer/tokenizer.h"
 
 #include <algorithm>
 #include <chrono>
@@ -9,16 +9,16 @@
 #include <random>
 #include <thread>
 
-#include "engine/tokenizer/added_tokens.h"
-#include "engine/tokenizer/bpe_model.h"
-#include "engine/tokenizer/byte_level.h"
-#include "engine/tokenizer/decoder.h"
-#include "engine/tokenizer/normalizer.h"
-#include "engine/tokenizer/pipeline_tokenizer.h"
-#include "engine/tokenizer/pre_tokenizer.h"
-#include "engine/tokenizer/regex.h"
-#include "engine/tokenizer/regex_syntax.h"
-#include "engine/tokenizer/utf8.h"
+#include "engine/text/tokenizer/added_tokens.h"
+#include "engine/text/tokenizer/bpe_model.h"
+#include "engine/text/tokenizer/byte_level.h"
+#include "engine/text/tokenizer/decoder.h"
+#include "engine/text/tokenizer/normalizer.h"
+#include "engine/text/tokenizer/pipeline_tokenizer.h"
+#include "engine/text/tokenizer/pre_tokenizer.h"
+#include "engine/text/tokenizer/regex.h"
+#include "engine/text/tokenizer/regex_syntax.h"
+#include "engine/text/tokenizer/utf8.h"
 #include "gtest/gtest.h"
 
 namespace moeserve {

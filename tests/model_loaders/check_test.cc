@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "model_loaders/config_json.h"
+#include "model_loaders/architectures/native/config_json.h"
 #include "model_loaders/loader.h"
 #include "tests/model_loaders/support.h"
 #include "tests/support/native_model.h"

@@ -1,4 +1,4 @@
-#include "model_loaders/config_json.h"
+#include "model_loaders/architectures/native/config_json.h"
 
 #include <cmath>
 #include <string>

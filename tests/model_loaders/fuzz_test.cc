@@ -6,13 +6,13 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/model/weights.h"
+#include "engine/spec/weights.h"
 #include "gtest/gtest.h"
-#include "model_loaders/config_json.h"
-#include "model_loaders/generation_config.h"
+#include "model_loaders/architectures/native/config_json.h"
+#include "model_loaders/files/safetensors.h"
 #include "model_loaders/inspect.h"
 #include "model_loaders/loader.h"
-#include "model_loaders/safetensors.h"
+#include "model_loaders/tokenizer/generation_config.h"
 #include "tests/support/native_model.h"
 
 namespace moeserve {

@@ -1,4 +1,4 @@
-#include "model_loaders/generation_config.h"
+#include "model_loaders/tokenizer/generation_config.h"
 
 #include "gtest/gtest.h"
 #include "tests/model_loaders/support.h"

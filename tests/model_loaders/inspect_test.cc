@@ -2,9 +2,9 @@
 
 #include <string>
 
-#include "engine/model/weights.h"
+#include "engine/spec/weights.h"
 #include "gtest/gtest.h"
-#include "model_loaders/config_json.h"
+#include "model_loaders/architectures/native/config_json.h"
 #include "tests/support/native_model.h"
 
 namespace moeserve {

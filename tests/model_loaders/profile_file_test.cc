@@ -1,6 +1,6 @@
 // Files of expert profiles: what is written is read, whatever else is refused or keeps its
 // promises.
-#include "model_loaders/profile_file.h"
+#include "model_loaders/profiles/profile_file.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -13,12 +13,12 @@
 #include <string>
 #include <vector>
 
-#include "engine/expert_counters.h"
-#include "engine/statistics/agreement.h"
-#include "engine/statistics/collapse.h"
-#include "engine/statistics/router_losses.h"
-#include "model_loaders/npy_writer.h"
-#include "model_loaders/safetensors.h"
+#include "engine/statistics/measures/agreement.h"
+#include "engine/statistics/measures/collapse.h"
+#include "engine/statistics/measures/router_losses.h"
+#include "engine/statistics/stats_fields.h"
+#include "model_loaders/files/safetensors.h"
+#include "model_loaders/profiles/npy_writer.h"
 #include "tests/support/native_model.h"
 #include "tests/support/random.h"
 

@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "model_loaders/config_json.h"
+#include "model_loaders/architectures/native/config_json.h"
 #include "model_loaders/inspect.h"
 #include "model_loaders/loader.h"
-#include "model_loaders/quantize_folder.h"
-#include "model_loaders/quantized_tensors.h"
+#include "model_loaders/quantize/quantize_folder.h"
+#include "model_loaders/quantize/quantized_tensors.h"
 #include "tests/model_loaders/support.h"
 #include "tests/support/native_model.h"
 

@@ -1,4 +1,4 @@
-#include "model_loaders/safetensors.h"
+#include "model_loaders/files/safetensors.h"
 
 #include <algorithm>
 #include <cstring>

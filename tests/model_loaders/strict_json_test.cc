@@ -1,9 +1,9 @@
-#include "model_loaders/strict_json.h"
+#include "model_loaders/files/strict_json.h"
 
 #include <string>
 
+#include "base/message.h"
 #include "gtest/gtest.h"
-#include "model_loaders/message.h"
 #include "tests/model_loaders/support.h"
 
 namespace moeserve {

@@ -2,11 +2,11 @@
 #include <string>
 #include <vector>
 
-#include "engine/model/weights.h"
+#include "base/message.h"
+#include "engine/spec/weights.h"
 #include "gtest/gtest.h"
-#include "model_loaders/config_json.h"
-#include "model_loaders/leftover.h"
-#include "model_loaders/message.h"
+#include "model_loaders/architectures/native/config_json.h"
+#include "model_loaders/files/leftover.h"
 #include "tests/support/native_model.h"
 
 namespace moeserve {

@@ -1,11 +1,11 @@
 // Reading tokenizer.json and tokenizer_config.json: what is accepted, what is refused and how the
 // refusal reads, and that no input whatever crashes the reader.
-#include "model_loaders/tokenizer_json.h"
+#include "model_loaders/tokenizer/tokenizer_json.h"
 
 #include <fstream>
 #include <random>
 
-#include "engine/tokenizer/byte_level.h"
+#include "engine/text/tokenizer/byte_level.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 

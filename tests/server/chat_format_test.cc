@@ -1,4 +1,4 @@
-#include "server/chat_format.h"
+#include "server/openai/chat_format.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/api_error.h"
+#include "server/base/api_error.h"
 #include "tests/server/fake_engine.h"
 
 namespace moeserve::server {

@@ -1,4 +1,4 @@
-#include "server/chat_request.h"
+#include "server/openai/chat_request.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "server/api_error.h"
+#include "server/base/api_error.h"
 #include "tests/server/fake_engine.h"
 
 namespace moeserve::server {

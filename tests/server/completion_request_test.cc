@@ -1,11 +1,11 @@
-#include "server/completion_request.h"
+#include "server/openai/completion_request.h"
 
 #include <gtest/gtest.h>
 
 #include <ostream>
 #include <string>
 
-#include "server/api_error.h"
+#include "server/base/api_error.h"
 #include "tests/server/fake_engine.h"
 
 namespace moeserve::server {

@@ -1,12 +1,12 @@
-#include "server/completion_response.h"
+#include "server/openai/completion_response.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 
-#include "server/convert.h"
-#include "server/utf8.h"
+#include "server/base/status_conversion.h"
+#include "server/base/utf8.h"
 #include "tests/server/fake_engine.h"
 
 namespace moeserve::server {

@@ -1,5 +1,5 @@
 // Series of the experts: how many there are in each mode, and what their window says.
-#include "server/expert_metrics.h"
+#include "server/metrics/expert_metrics.h"
 
 #include <gtest/gtest.h>
 

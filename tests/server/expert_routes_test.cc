@@ -8,9 +8,9 @@
 #include <thread>
 #include <utility>
 
-#include "engine/statistics/collapse.h"
-#include "engine/statistics/token_affinity.h"
-#include "model_loaders/profile_file.h"
+#include "engine/statistics/measures/collapse.h"
+#include "engine/statistics/measures/token_affinity.h"
+#include "model_loaders/profiles/profile_file.h"
 #include "tests/server/http_fixture.h"
 
 namespace moeserve::server::testing {

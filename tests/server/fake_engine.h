@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "server/engine_api.h"
+#include "server/generation/engine_api.h"
 
 namespace moeserve::server::testing {
 

@@ -14,8 +14,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "moeserve/v1/moeserve.grpc.pb.h"
+#include "server/base/logging.h"
 #include "server/context.h"
-#include "server/logging.h"
 #include "server/rpc/server.h"
 #include "tests/server/fake_engine.h"
 #include "tests/server/generic_call.h"

@@ -1,4 +1,4 @@
-#include "server/health_probe.h"
+#include "server/http/health_probe.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

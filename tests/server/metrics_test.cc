@@ -11,14 +11,14 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "server/base/text_values.h"
 #include "server/context.h"
-#include "server/expert_history.h"
-#include "server/expert_report.h"
 #include "server/http/api.h"
-#include "server/metrics_compat.h"
-#include "server/prometheus.h"
+#include "server/metrics/metrics_compat.h"
+#include "server/metrics/prometheus.h"
+#include "server/reports/expert_history.h"
+#include "server/reports/expert_report.h"
 #include "server/rpc/server.h"
-#include "server/text_values.h"
 #include "tests/server/exposition.h"
 #include "tests/server/fake_engine.h"
 

@@ -9,10 +9,10 @@
 #include <thread>
 #include <vector>
 
-#include "server/api_error.h"
-#include "server/constraint_compiler.h"
-#include "server/structured_fields.h"
-#include "server/work_pool.h"
+#include "server/base/api_error.h"
+#include "server/base/work_pool.h"
+#include "server/generation/constraint_compiler.h"
+#include "server/generation/structured_fields.h"
 #include "tests/server/http_fixture.h"
 
 namespace moeserve::server::testing {

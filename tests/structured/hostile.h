@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/structured/constraint.h"
+#include "engine/text/structured/constraint.h"
 #include "tests/structured/support.h"
 
 namespace moeserve::testing {

@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "engine/structured/number_dfa.h"
+#include "engine/text/structured/automata/number_dfa.h"
 #include "tests/structured/support.h"
 
 namespace moeserve::testing {

@@ -12,8 +12,8 @@
 #include <cstdlib>
 #include <map>
 
-#include "kernels/base/check.h"
-#include "model_loaders/tokenizer_json.h"
+#include "base/check.h"
+#include "model_loaders/tokenizer/tokenizer_json.h"
 #include "tests/structured/hostile.h"
 
 namespace moeserve::testing {

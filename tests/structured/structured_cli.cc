@@ -20,10 +20,10 @@
 #include <string>
 #include <vector>
 
-#include "engine/structured/compiled.h"
-#include "engine/structured/constraint.h"
-#include "kernels/base/check.h"
-#include "model_loaders/tokenizer_json.h"
+#include "base/check.h"
+#include "engine/text/structured/compiled.h"
+#include "engine/text/structured/constraint.h"
+#include "model_loaders/tokenizer/tokenizer_json.h"
 #include "tests/support/random.h"
 
 namespace {

@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/structured/compiled.h"
-#include "engine/structured/constraint.h"
+#include "engine/text/structured/compiled.h"
+#include "engine/text/structured/constraint.h"
 #include "tests/support/random.h"
 
 namespace moeserve::testing {

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <thread>
 
-#include "engine/kv_cache.h"
+#include "engine/schedule/block_manager.h"
 #include "model_loaders/loader.h"
 
 namespace moeserve::testing {

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "model_loaders/safetensors.h"
+#include "model_loaders/files/safetensors.h"
 
 namespace moeserve::testing {
 namespace {

@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "engine/model/spec.h"
+#include "base/status.h"
+#include "engine/spec/spec.h"
 #include "kernels/backend.h"
-#include "kernels/base/status.h"
 
 namespace moeserve::testing {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/batch.h"
+#include "engine/model/batch.h"
 #include "engine/model/model.h"
 #include "kernels/registry.h"
 #include "model_loaders/loader.h"

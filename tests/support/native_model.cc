@@ -10,9 +10,9 @@
 #include <string>
 #include <system_error>
 
-#include "engine/model/weights.h"
-#include "kernels/base/check.h"
-#include "model_loaders/config_json.h"
+#include "base/check.h"
+#include "engine/spec/weights.h"
+#include "model_loaders/architectures/native/config_json.h"
 
 namespace moeserve::testing {
 namespace {

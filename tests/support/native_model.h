@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/model/spec.h"
+#include "engine/spec/spec.h"
 #include "kernels/base/dtype.h"
 #include "nlohmann/json.hpp"
 

@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-#include "model_loaders/tokenizer_json.h"
+#include "model_loaders/tokenizer/tokenizer_json.h"
 
 namespace {
 

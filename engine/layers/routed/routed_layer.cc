@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "engine/route_layout.h"
-#include "kernels/base/check.h"
+#include "base/check.h"
+#include "engine/routes/route_layout.h"
 
 namespace moeserve {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/layers/load.h"
+#include "engine/layers/load_weights.h"
 #include "engine/layers/routed/expert_body.h"
 #include "engine/layers/step_context.h"
 

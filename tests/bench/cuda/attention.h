@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/attention.h"
-#include "kernels/cuda/kv_cache.h"
+#include "kernels/cuda/attention/attention.h"
+#include "kernels/cuda/attention/kv_cache.h"
 #include "tests/bench/cuda/bench.h"
 
 namespace moeserve::bench {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/linear_bank.h"
-#include "kernels/cuda/router.h"
+#include "kernels/cuda/linear/linear_bank.h"
+#include "kernels/cuda/routing/router.h"
 #include "tests/bench/cuda/bench.h"
 
 namespace moeserve::bench {

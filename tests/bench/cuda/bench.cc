@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "kernels/cuda/bandwidth.h"
+#include "kernels/cuda/device/bandwidth.h"
 
 namespace moeserve::bench {
 namespace {

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/base/status.h"
-#include "kernels/cuda/handles.h"
-#include "kernels/cuda/runtime.h"
+#include "base/status.h"
+#include "kernels/cuda/device/handles.h"
+#include "kernels/cuda/device/runtime.h"
 #include "tests/bench/cuda/data.h"
 
 namespace moeserve::bench {

@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/cuda/linear.h"
-#include "kernels/cuda/norm_rope_append.h"
-#include "kernels/cuda/rope_tables.h"
-#include "kernels/cuda/router.h"
-#include "kernels/cuda/rows.h"
+#include "kernels/cuda/attention/norm_rope_append.h"
+#include "kernels/cuda/attention/rope_tables.h"
+#include "kernels/cuda/linear/linear.h"
+#include "kernels/cuda/routing/router.h"
+#include "kernels/cuda/rows/rows.h"
 #include "tests/bench/cuda/attention.h"
 #include "tests/bench/cuda/banks.h"
 #include "tests/bench/cuda/bench.h"

@@ -1,6 +1,6 @@
 // Expert statistics: what counting the plans of all routed blocks adds to a step.
 
-#include "kernels/cuda/expert_counters.h"
+#include "kernels/cuda/statistics/expert_counters.h"
 #include "tests/bench/cuda/banks.h"
 #include "tests/bench/cuda/bench.h"
 

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "kernels/cuda/launch.h"
+#include "kernels/cuda/device/launch.h"
 #include "tests/bench/cuda/data.h"
 
 namespace moeserve::bench {

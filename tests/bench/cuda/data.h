@@ -5,7 +5,7 @@
 
 #include "kernels/base/dtype.h"
 #include "kernels/base/host_device.h"
-#include "kernels/cuda/runtime.h"
+#include "kernels/cuda/device/runtime.h"
 
 namespace moeserve::bench {
 

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/cuda/fused_expert.h"
-#include "kernels/cuda/linear.h"
-#include "kernels/cuda/router.h"
-#include "kernels/cuda/rows.h"
+#include "kernels/cuda/linear/fused_expert.h"
+#include "kernels/cuda/linear/linear.h"
+#include "kernels/cuda/routing/router.h"
+#include "kernels/cuda/rows/rows.h"
 #include "tests/bench/cuda/banks.h"
 #include "tests/bench/cuda/bench.h"
 

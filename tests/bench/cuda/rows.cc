@@ -1,12 +1,12 @@
 // Norms, sums of experts' results, and sampling.
 
-#include "kernels/cuda/rows.h"
+#include "kernels/cuda/rows/rows.h"
 
 #include <algorithm>
 #include <cmath>
 
 #include "kernels/base/sampling.h"
-#include "kernels/cuda/sampler.h"
+#include "kernels/cuda/rows/sampler.h"
 #include "tests/bench/cuda/bench.h"
 
 namespace moeserve::bench {

@@ -1,4 +1,4 @@
-#include "server/load/completion_stream.h"
+#include "server/bench/load_test/completion_stream.h"
 
 #include <gtest/gtest.h>
 

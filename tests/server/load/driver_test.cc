@@ -1,4 +1,4 @@
-#include "server/load/driver.h"
+#include "server/bench/load_test/driver.h"
 
 #include <gtest/gtest.h>
 

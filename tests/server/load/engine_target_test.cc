@@ -1,9 +1,9 @@
-#include "server/load/engine_target.h"
+#include "server/bench/load_test/engine_target.h"
 
 #include <gtest/gtest.h>
 
-#include "server/load/driver.h"
-#include "server/load/load_report.h"
+#include "server/bench/load_test/driver.h"
+#include "server/bench/load_test/load_report.h"
 #include "tests/server/fake_engine.h"
 
 namespace moeserve::server {

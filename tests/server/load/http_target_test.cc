@@ -1,4 +1,4 @@
-#include "server/load/http_target.h"
+#include "server/bench/load_test/http_target.h"
 
 #include <gtest/gtest.h>
 
@@ -6,8 +6,8 @@
 #include <set>
 
 #include "nlohmann/json.hpp"
-#include "server/load/driver.h"
-#include "server/load/load_report.h"
+#include "server/bench/load_test/driver.h"
+#include "server/bench/load_test/load_report.h"
 #include "tests/server/http_fixture.h"
 #include "tests/server/load/scripted_server.h"
 

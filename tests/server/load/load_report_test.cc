@@ -1,4 +1,4 @@
-#include "server/load/load_report.h"
+#include "server/bench/load_test/load_report.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "server/load/workload.h"
+#include "server/bench/load_test/workload.h"
 
 #include <gtest/gtest.h>
 

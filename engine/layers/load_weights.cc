@@ -1,0 +1,235 @@
+#include "engine/layers/load_weights.h"
+
+#include <limits>
+
+namespace moeserve {
+namespace {
+
+// The stored type that holds every tensor of a product without loss, or the run's own.
+DType StoredType(const LoadContext& load, const std::vector<HostTensor>& tensors) {
+  if (load.compute == DType::kBF16) return DType::kBF16;
+  for (const HostTensor& t : tensors) {
+    if (t.dtype != tensors.front().dtype) return DType::kF32;
+  }
+  return tensors.front().dtype;
+}
+
+// The bank of `key` out of the cache, or as `load_it` makes it, which the cache then keeps.
+template <typename LoadIt>
+Result<std::unique_ptr<LinearBank>> CachedBank(LoadContext& load, const PackedBankKey& key,
+                                               const LoadIt& load_it) {
+  if (load.packed_cache == nullptr) return load_it();
+  if (std::unique_ptr<LinearBank> bank = load.packed_cache->Find(key)) return bank;
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, load_it());
+  load.packed_cache->Store(key, *bank);
+  return bank;
+}
+
+// One matrix on its way into a bank: either its integers or its numbers.
+struct Weight {
+  int expert;
+  LinearBank::Half half;
+  int row_begin;
+  std::optional<QuantizedMatrix> integers;
+  HostTensor numbers;
+};
+
+// Fetches `name` [out_features, in_features] for a bank of that quantization.
+absl::Status Fetch(LoadContext& load, const std::string& name, int out_features, int in_features,
+                   Quantization quantization, Weight& weight) {
+  const std::vector<int64_t> shape = {out_features, in_features};
+  if (quantization != Quantization::kNone) {
+    MOESERVE_ASSIGN_OR_RETURN(weight.integers, load.source.GetQuantized(name, shape, quantization));
+    if (weight.integers.has_value()) return absl::OkStatus();
+  }
+  MOESERVE_ASSIGN_OR_RETURN(weight.numbers, load.source.Get(name, shape));
+  return absl::OkStatus();
+}
+
+Result<std::unique_ptr<LinearBank>> BankOf(LoadContext& load, LinearBankShape shape,
+                                           const std::vector<Weight>& weights) {
+  if (shape.quantization != Quantization::kNone) {
+    shape.weight_dtype = DType::kBF16;
+  } else {
+    std::vector<HostTensor> tensors;
+    for (const Weight& w : weights) tensors.push_back(w.numbers);
+    shape.weight_dtype = StoredType(load, tensors);
+  }
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank,
+                            load.backend.NewLinearBank(std::move(shape)));
+  for (const Weight& w : weights) {
+    if (w.integers.has_value()) {
+      bank->LoadQuantized(w.expert, w.half, w.row_begin, *w.integers);
+    } else {
+      bank->LoadWeight(w.expert, w.half, w.row_begin, w.numbers);
+    }
+  }
+  return bank;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<LinearBank>> LoadLinear(LoadContext& load, int in_features,
+                                               const std::vector<LinearPart>& parts) {
+  // Parts of one product are stored alike.
+  const Quantization quantization = QuantizationOf(
+      parts[0].prefix + ".weight", {parts[0].out_features, in_features}, load.quantization);
+  int total = 0;
+  PackedBankKey key;
+  key.compute = load.compute;
+  LinearBankShape& shape = key.shape;
+  shape.in_features = {in_features};
+  shape.quantization = quantization;
+  for (const LinearPart& p : parts) {
+    key.tensors.push_back(p.prefix + ".weight");
+    if (p.bias) key.tensors.push_back(p.prefix + ".bias");
+    total += p.out_features;
+    shape.bias = shape.bias || p.bias;
+  }
+  shape.out_features = {total};
+  return CachedBank(load, key, [&]() -> Result<std::unique_ptr<LinearBank>> {
+    std::vector<Weight> weights;
+    int row = 0;
+    for (const LinearPart& p : parts) {
+      Weight w{0, LinearBank::Half::kMain, row, std::nullopt, {}};
+      MOESERVE_RETURN_IF_ERROR(
+          Fetch(load, p.prefix + ".weight", p.out_features, in_features, quantization, w));
+      weights.push_back(std::move(w));
+      row += p.out_features;
+    }
+    MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, BankOf(load, key.shape, weights));
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (!parts[i].bias) continue;
+      MOESERVE_ASSIGN_OR_RETURN(
+          HostTensor b, load.source.Get(parts[i].prefix + ".bias", {parts[i].out_features}));
+      bank->LoadBias(0, LinearBank::Half::kMain, weights[i].row_begin, b);
+    }
+    return bank;
+  });
+}
+
+Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vector<int>& in_features,
+                                             const std::vector<int>& out_features,
+                                             const BankNames& names, bool bias) {
+  const bool gated = names.gate.has_value();
+  const size_t experts = names.prefixes.size();
+  const auto tensor = [&](size_t e, bool gate) {
+    return names.prefixes[e] + "." + (gate ? *names.gate : names.main);
+  };
+  const Quantization quantization = QuantizationOf(
+      tensor(0, false) + ".weight", {out_features[0], in_features[0]}, load.quantization);
+  // Matrices are main of every expert, then gate of every expert.
+  const size_t matrices = gated ? 2 * experts : experts;
+  PackedBankKey key;
+  key.compute = load.compute;
+  key.shape.in_features = in_features;
+  key.shape.out_features = out_features;
+  key.shape.gated = gated;
+  key.shape.bias = bias;
+  key.shape.quantization = quantization;
+  for (size_t i = 0; i < matrices; ++i) {
+    key.tensors.push_back(tensor(i % experts, i >= experts) + ".weight");
+  }
+  return CachedBank(load, key, [&]() -> Result<std::unique_ptr<LinearBank>> {
+    std::vector<Weight> weights;
+    for (size_t i = 0; i < matrices; ++i) {
+      const size_t e = i % experts;
+      const LinearBank::Half half =
+          i >= experts ? LinearBank::Half::kGate : LinearBank::Half::kMain;
+      Weight w{static_cast<int>(e), half, 0, std::nullopt, {}};
+      MOESERVE_RETURN_IF_ERROR(Fetch(load, tensor(e, i >= experts) + ".weight", out_features[e],
+                                     in_features[e % in_features.size()], quantization, w));
+      weights.push_back(std::move(w));
+    }
+    MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, BankOf(load, key.shape, weights));
+    for (size_t i = 0; bias && i < matrices; ++i) {
+      const size_t e = i % experts;
+      MOESERVE_ASSIGN_OR_RETURN(
+          HostTensor b, load.source.Get(tensor(e, i >= experts) + ".bias", {out_features[e]}));
+      bank->LoadBias(weights[i].expert, weights[i].half, 0, b);
+    }
+    return bank;
+  });
+}
+
+Result<std::unique_ptr<NormBank>> LoadNorm(LoadContext& load,
+                                           const std::vector<std::string>& prefixes,
+                                           const std::vector<int>& widths) {
+  const bool layer = load.norm.kind == NormKind::kLayer;
+  std::vector<HostTensor> scales, shifts;
+  for (size_t g = 0; g < prefixes.size(); ++g) {
+    MOESERVE_ASSIGN_OR_RETURN(HostTensor scale,
+                              load.source.Get(prefixes[g] + ".weight", {widths[g]}));
+    scales.push_back(std::move(scale));
+    if (layer) {
+      MOESERVE_ASSIGN_OR_RETURN(HostTensor shift,
+                                load.source.Get(prefixes[g] + ".bias", {widths[g]}));
+      shifts.push_back(std::move(shift));
+    }
+  }
+  return load.backend.NewNormBank({layer, load.norm.eps}, scales, shifts);
+}
+
+Result<std::unique_ptr<NormBank>> LoadRmsNorm(LoadContext& load, const std::string& prefix,
+                                              int width) {
+  MOESERVE_ASSIGN_OR_RETURN(HostTensor scale, load.source.Get(prefix + ".weight", {width}));
+  return load.backend.NewNormBank({false, load.norm.eps}, {&scale, 1}, {});
+}
+
+Result<std::unique_ptr<Router>> LoadRouter(LoadContext& load, const std::string& prefix,
+                                           const RoutedLayerSpec& spec, int input_width) {
+  RouteSettings s;
+  RouterTensors tensors;
+  s.num_experts = spec.num_experts;
+  s.input_width = input_width;
+  if (spec.score.kind == ScoreKind::kDot) {
+    s.score = RouteSettings::Score::kDot;
+    MOESERVE_ASSIGN_OR_RETURN(tensors.weight,
+                              load.source.Get(prefix + ".weight", {spec.num_experts, input_width}));
+    if (spec.score.bias) {
+      MOESERVE_ASSIGN_OR_RETURN(tensors.bias,
+                                load.source.Get(prefix + ".bias", {spec.num_experts}));
+    }
+  } else {
+    s.score = RouteSettings::Score::kCosine;
+    s.dim = spec.score.dim;
+    s.normalize_row = spec.score.normalize_row;
+    s.normalize_expert = spec.score.normalize_expert;
+    s.eps = static_cast<float>(spec.score.eps);
+    MOESERVE_ASSIGN_OR_RETURN(tensors.projection,
+                              load.source.Get(prefix + ".projection.weight", {s.dim, input_width}));
+    MOESERVE_ASSIGN_OR_RETURN(
+        tensors.weight, load.source.Get(prefix + ".experts.weight", {spec.num_experts, s.dim}));
+    if (spec.score.bias) {
+      MOESERVE_ASSIGN_OR_RETURN(tensors.bias,
+                                load.source.Get(prefix + ".projection.bias", {s.dim}));
+    }
+    if (spec.score.temperature != TemperatureKind::kNone) {
+      s.temperature = spec.score.temperature == TemperatureKind::kDivide
+                          ? RouteSettings::Temperature::kDivide
+                          : RouteSettings::Temperature::kLogScale;
+      MOESERVE_ASSIGN_OR_RETURN(HostTensor t, load.source.Get(prefix + ".temperature", {1}));
+      tensors.temperature = ElementAsF32(t, 0);
+    }
+  }
+  switch (spec.gate) {
+    case GateKind::kSoftmax:
+      s.gate = RouteSettings::Gate::kSoftmax;
+      break;
+    case GateKind::kSigmoid:
+      s.gate = RouteSettings::Gate::kSigmoid;
+      break;
+    case GateKind::kSoftmaxSelected:
+      s.gate = RouteSettings::Gate::kSoftmaxSelected;
+      break;
+  }
+  s.top_p = spec.select.kind == SelectKind::kTopP;
+  s.k = spec.select.MaxSelected();
+  s.p = static_cast<float>(spec.select.p);
+  s.strict = spec.select.compare == TopPCompare::kGt;
+  s.renormalize = spec.renormalize;
+  s.scale = static_cast<float>(spec.scale);
+  return load.backend.NewRouter(s, tensors);
+}
+
+}  // namespace moeserve

@@ -1,5 +1,0 @@
-# The specification as data: Validate() and RequiredTensors(). Loaders and engine share it.
-add_library(moeserve_spec STATIC
-  ${CMAKE_CURRENT_LIST_DIR}/spec.cc
-  ${CMAKE_CURRENT_LIST_DIR}/tensor_list.cc)
-target_link_libraries(moeserve_spec PUBLIC moeserve_flags absl::status absl::statusor)

@@ -1,0 +1,278 @@
+#include "engine/sample/sampler.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "base/check.h"
+
+namespace moeserve {
+namespace {
+
+// Steele, Lea, Flood: "Fast splittable pseudorandom number generators" (the mix of SplitMix64).
+uint64_t Mix(uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
+  return z ^ (z >> 31);
+}
+
+bool MoreProbable(const std::pair<float, TokenId>& a, const std::pair<float, TokenId>& b) {
+  return a.first != b.first ? a.first > b.first : a.second < b.second;
+}
+
+constexpr float kForbidden = -std::numeric_limits<float>::infinity();
+
+constexpr SamplingCutoff kKeepAll{kForbidden, std::numeric_limits<TokenId>::max()};
+constexpr int kBinBits = std::countr_zero(unsigned{kSamplingBins});
+
+constexpr size_t kBlock = 256;  // tokens whose weights are summed in one piece
+
+// The weight of a block of tokens, of which `begin` is the first, that pass the filters. Short
+// loops without branches run in vectors.
+uint64_t SumWeights(std::span<const float> logits, float highest, float scale,
+                    const SamplingCutoff& cutoff, float min_p, TokenId begin) {
+  std::array<float, kBlock> shares{};
+  const size_t size = std::min(kBlock, logits.size());
+  for (size_t i = 0; i < size; ++i) shares[i] = SamplingExp((logits[i] - highest) * scale);
+  if (min_p > 0.0f) {
+    for (float& share : shares) share = share < min_p ? 0.0f : share;
+  }
+  if (cutoff.logit != kForbidden) {
+    for (size_t i = 0; i < size; ++i) {
+      shares[i] = cutoff.Keeps(logits[i], begin + static_cast<TokenId>(i)) ? shares[i] : 0.0f;
+    }
+  }
+  uint64_t sum = 0;
+  for (float share : shares) sum += SamplingWeight(share);
+  return sum;
+}
+
+}  // namespace
+
+double UniformDraw(uint64_t seed, int64_t sample_index, int64_t step) {
+  uint64_t z = Mix(seed + 0x9e3779b97f4a7c15ULL);
+  z = Mix(z ^ (static_cast<uint64_t>(sample_index) + 0x9e3779b97f4a7c15ULL));
+  z = Mix(z ^ (static_cast<uint64_t>(step) * 0x9e3779b97f4a7c15ULL + 1));
+  return static_cast<double>(z >> 11) * 0x1p-53;
+}
+
+TokenId ArgMax(std::span<const float> logits) {
+  // The maximum first: a loop with no index to carry, and with lanes that do not wait for each
+  // other, runs in vectors.
+  constexpr size_t kLanes = 16;
+  std::array<float, kLanes> lanes;
+  lanes.fill(logits[0]);
+  size_t i = 0;
+  for (; i + kLanes <= logits.size(); i += kLanes) {
+    for (size_t k = 0; k < kLanes; ++k) {
+      const float l = logits[i + k];
+      lanes[k] = lanes[k] > l ? lanes[k] : l;
+    }
+  }
+  float highest = *std::max_element(lanes.begin(), lanes.end());
+  for (; i < logits.size(); ++i) highest = std::max(highest, logits[i]);
+  return static_cast<TokenId>(std::find(logits.begin(), logits.end(), highest) - logits.begin());
+}
+
+SamplingState::SamplingState(const SamplingParams& params, std::span<const TokenId> prompt,
+                             std::span<const TokenId> eos)
+    : params_(params), eos_(eos) {
+  if (params.repetition_penalty != 1.0) {
+    for (TokenId token : prompt) counts_.try_emplace(token, 0);
+  }
+  if (params.constraint != nullptr) constraint_ = params.constraint->NewState();
+  changes_ = !params.logit_bias.empty() || !params.allowed_token_ids.empty() ||
+             !params.bad_words.empty() || params.min_tokens > 0 || constraint_ != nullptr ||
+             params.presence_penalty != 0.0 || params.frequency_penalty != 0.0 ||
+             params.repetition_penalty != 1.0;
+}
+
+bool SamplingState::Apply(std::span<const TokenId> history, std::span<float> logits) {
+  for (const auto& [token, bias] : params_.logit_bias) logits[token] += bias;
+  mask_.assign((logits.size() + 31) / 32, ~uint32_t{0});
+  if (constraint_ != nullptr) {
+    constraint_->AllowedTokens(mask_, params_.max_tokens - generated_);
+  }
+  if (!params_.allowed_token_ids.empty()) {
+    std::vector<uint32_t> allowed(mask_.size());
+    for (TokenId token : params_.allowed_token_ids) {
+      allowed[token / 32] |= uint32_t{1} << (token % 32);
+    }
+    for (size_t i = 0; i < mask_.size(); ++i) mask_[i] &= allowed[i];
+  }
+  if (constraint_ != nullptr || !params_.allowed_token_ids.empty()) {
+    for (size_t i = 0; i < logits.size(); ++i) {
+      if ((mask_[i / 32] >> (i % 32) & 1) == 0) logits[i] = kForbidden;
+    }
+  }
+  ForbidBadWords(history, logits);
+  ForbidEnds(logits);
+  Penalise(logits);
+  return std::any_of(logits.begin(), logits.end(), [](float l) { return l != kForbidden; });
+}
+
+void SamplingState::ForbidEnds(std::span<float> logits) const {
+  if (generated_ >= params_.min_tokens) return;
+  for (TokenId token : eos_) logits[token] = kForbidden;
+  for (TokenId token : params_.stop_token_ids) logits[token] = kForbidden;
+}
+
+void SamplingState::ForbidBadWords(std::span<const TokenId> history,
+                                   std::span<float> logits) const {
+  for (const std::vector<TokenId>& word : params_.bad_words) {
+    const size_t before = word.size() - 1;
+    if (before > history.size()) continue;
+    if (std::equal(word.begin(), word.end() - 1, history.end() - static_cast<int64_t>(before))) {
+      logits[word.back()] = kForbidden;
+    }
+  }
+}
+
+void SamplingState::Penalise(std::span<float> logits) const {
+  const auto repetition = static_cast<float>(params_.repetition_penalty);
+  for (const auto& [token, count] : counts_) {
+    float& logit = logits[token];
+    if (logit == kForbidden) continue;
+    logit = logit > 0.0f ? logit / repetition : logit * repetition;
+    if (count == 0) continue;
+    logit -= static_cast<float>(params_.frequency_penalty) * static_cast<float>(count) +
+             static_cast<float>(params_.presence_penalty);
+  }
+}
+
+void SamplingState::Accept(TokenId token) {
+  ++generated_;
+  if (!changes_) return;
+  ++counts_[token];
+  if (constraint_ != nullptr) constraint_->Accept(token);
+}
+
+bool SamplingState::constraint_ended() const {
+  return constraint_ != nullptr && constraint_->complete() && !constraint_->can_continue();
+}
+
+TokenId Sampler::Sample(std::span<const float> logits, const SamplingParams& params, uint64_t seed,
+                        int64_t step) {
+  return Sample(logits, params, UniformDraw(seed, params.sample_index, step));
+}
+
+TokenId Sampler::Sample(std::span<const float> logits, const SamplingParams& params,
+                        double uniform) {
+  const TokenId best = ArgMax(logits);
+  const float scale = SamplingScale(params.temperature);
+  if (scale == 0.0f) return best;
+  const Row row{logits, logits[best], scale};
+  const auto min_p = static_cast<float>(params.min_p);
+  const SamplingCutoff cutoff = Filter(row, params);
+  const uint64_t mass = SumBlocks(row, cutoff, min_p);
+  if (mass == 0) return best;  // all logits are -infinity
+  const uint64_t target = DrawTarget(uniform, mass);
+  uint64_t sum = 0;
+  size_t block = 0;
+  while (sum + block_mass_[block] <= target) sum += block_mass_[block++];
+  for (size_t i = block * kBlock; i < logits.size(); ++i) {
+    const float share = SamplingExp(row.Exponent(i));
+    const auto token = static_cast<TokenId>(i);
+    if (share >= min_p && cutoff.Keeps(logits[i], token)) sum += SamplingWeight(share);
+    if (sum > target) return token;
+  }
+  MOESERVE_CHECK(false, "a draw's target is less than the weight of all tokens");
+}
+
+uint64_t Sampler::SumBlocks(const Row& row, const SamplingCutoff& cutoff, float min_p) {
+  const size_t size = row.logits.size();
+  block_mass_.clear();
+  uint64_t mass = 0;
+  for (size_t i = 0; i < size; i += kBlock) {
+    const auto logits = row.logits.subspan(i, std::min(kBlock, size - i));
+    block_mass_.push_back(
+        SumWeights(logits, row.highest, row.scale, cutoff, min_p, static_cast<TokenId>(i)));
+    mass += block_mass_.back();
+  }
+  return mass;
+}
+
+SamplingCutoff Sampler::Filter(const Row& row, const SamplingParams& params) {
+  SamplingCutoff cutoff = kKeepAll;
+  uint64_t size = row.logits.size();
+  if (params.top_k > 0 && static_cast<uint64_t>(params.top_k) < size) {
+    size = static_cast<uint64_t>(params.top_k);
+    cutoff = Cut(row, Measure::kCount, size, SamplingFloor(0));
+  }
+  if (params.top_p >= 1.0) return cutoff;
+  const uint64_t total = SumBlocks(row, cutoff, 0.0f);
+  if (total == 0) return cutoff;
+  // The nucleus of the tokens that top_k keeps is that of all tokens, for this weight. It has none
+  // of the tokens that could all be left out and the others still had the weight.
+  const uint64_t weight = NucleusWeight(params.top_p, total);
+  const float floor =
+      RaisedFloor(SamplingFloor((total - weight) / size), (cutoff.logit - row.highest) * row.scale);
+  return Cut(row, Measure::kWeight, weight, floor);
+}
+
+SamplingCutoff Sampler::Cut(const Row& row, Measure measure, uint64_t target, float floor) {
+  candidates_.resize(row.logits.size());
+  size_t kept = 0;
+  for (size_t i = 0; i < row.logits.size(); ++i) {
+    candidates_[kept] = static_cast<TokenId>(i);
+    kept += static_cast<size_t>(row.Exponent(i) >= floor);
+  }
+  candidates_.resize(kept);
+  const auto amount = [&](TokenId token) {
+    return measure == Measure::kCount ? 1 : SamplingWeight(SamplingExp(row.Exponent(token)));
+  };
+  // Leaves the candidates of the bin in which the target is reached, in order of id.
+  const auto narrow = [&](const auto& bin_of) {
+    histogram_.assign(kSamplingBins, 0);
+    for (TokenId token : candidates_) histogram_[bin_of(token)] += amount(token);
+    int bin = 0;
+    while (bin < kSamplingBins && histogram_[bin] < target) target -= histogram_[bin++];
+    std::erase_if(candidates_, [&](TokenId token) { return bin_of(token) != bin; });
+  };
+  const float bins_per_unit = SamplingBinsPerUnit(floor);
+  narrow([&](TokenId token) { return SamplingBin(row.Exponent(token), bins_per_unit); });
+  while (!candidates_.empty()) {
+    const auto order = [&](TokenId token) { return OrderOfLogit(row.logits[token]); };
+    uint32_t highest = 0, lowest = ~uint32_t{0};
+    for (TokenId token : candidates_) {
+      highest = std::max(highest, order(token));
+      lowest = std::min(lowest, order(token));
+    }
+    if (highest == lowest) {
+      const uint64_t each = amount(candidates_[0]);
+      return {LogitOfOrder(highest), candidates_[(target - 1) / each]};
+    }
+    const int shift = std::max(0, static_cast<int>(std::bit_width(highest - lowest)) - kBinBits);
+    narrow([&](TokenId token) { return static_cast<int>((highest - order(token)) >> shift); });
+  }
+  return kKeepAll;
+}
+
+TokenLogprob Logprob(std::span<const float> logits, TokenId token, int top) {
+  const float highest = *std::max_element(logits.begin(), logits.end());
+  double sum = 0.0;
+  for (float l : logits) sum += std::exp(l - highest);
+  const double log_sum = std::log(sum) + highest;
+  TokenLogprob result;
+  result.token = token;
+  result.logprob = static_cast<float>(logits[token] - log_sum);
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if (MoreProbable({logits[i], static_cast<TokenId>(i)}, {logits[token], token})) ++result.rank;
+  }
+  const size_t n = std::min<size_t>(static_cast<size_t>(std::max(top, 0)), logits.size());
+  if (n == 0) return result;
+  std::vector<std::pair<float, TokenId>> best;
+  best.reserve(logits.size());
+  for (size_t i = 0; i < logits.size(); ++i) {
+    best.emplace_back(logits[i], static_cast<TokenId>(i));
+  }
+  std::partial_sort(best.begin(), best.begin() + static_cast<int64_t>(n), best.end(), MoreProbable);
+  for (size_t i = 0; i < n; ++i) {
+    result.top.emplace_back(best[i].second, static_cast<float>(best[i].first - log_sum));
+  }
+  return result;
+}
+
+}  // namespace moeserve

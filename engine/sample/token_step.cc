@@ -1,0 +1,115 @@
+#include "engine/sample/token_step.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/base/sampling.h"
+
+namespace moeserve {
+namespace {
+
+bool Contains(std::span<const TokenId> ids, TokenId id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
+
+TokenLogprob DrawnLogprob(const SampleResult& drawn, int alternatives) {
+  TokenLogprob result{drawn.token, drawn.logprob, drawn.rank, {}};
+  for (int i = 0; i < alternatives; ++i) {
+    result.top.emplace_back(drawn.top_token[i], drawn.top_logprob[i]);
+  }
+  return result;
+}
+
+}  // namespace
+
+std::optional<SampleRow> DeviceSample(const Sequence& s, int row) {
+  const SamplingParams& params = s.request.sampling;
+  // Forks draw several tokens from one row.
+  if (s.sampling.changes_logits() || s.wants_prompt_logprobs() || !s.samples.empty() ||
+      params.logprobs.value_or(0) > kMaxAlternatives) {
+    return std::nullopt;
+  }
+  SampleRow sample{};
+  sample.scale = SamplingScale(params.temperature);
+  sample.top_k = params.top_k;
+  sample.top_p = params.top_p;
+  sample.min_p = static_cast<float>(params.min_p);
+  sample.row = row;
+  sample.uniform = UniformDraw(s.seed, params.sample_index, s.generated());
+  sample.logprobs = params.logprobs.value_or(-1);
+  return sample;
+}
+
+void TokenStep::CollectPromptLogprobs(Sequence& s, const RowLogits& logits) const {
+  if (!s.wants_prompt_logprobs()) return;
+  if (s.prompt_logprobs.empty()) s.prompt_logprobs.emplace_back(std::nullopt);
+  for (size_t r = 0; r < logits.positions.size(); ++r) {
+    const int next = logits.positions[r] + 1;
+    if (next != static_cast<int>(s.prompt_logprobs.size()) || next >= s.prompt_length()) continue;
+    const auto row = logits.values.subspan(r * static_cast<size_t>(vocab_size_),
+                                           static_cast<size_t>(vocab_size_));
+    s.prompt_logprobs.push_back(Logprob(row, s.tokens[next], *s.request.sampling.prompt_logprobs));
+  }
+}
+
+Result<OutputDelta> TokenStep::Next(Sequence& s, const RowLogits& logits) {
+  const SamplingParams& params = s.request.sampling;
+  OutputDelta delta;
+  if (!s.prompt_delivered) {
+    delta.prompt_logprobs = std::move(s.prompt_logprobs);
+    s.prompt_logprobs.assign(delta.prompt_logprobs.size(), std::nullopt);  // all were collected
+    s.prompt_delivered = true;
+  }
+  if (params.max_tokens == 0) {
+    delta.finished = true;
+    delta.finish_reason = FinishReason::kLength;
+    delta.usage = {s.prompt_length(), 0, s.cached_tokens};
+    return delta;
+  }
+  std::span<const float> row;
+  TokenId token = 0;
+  if (logits.drawn != nullptr) {
+    token = logits.drawn->token;
+  } else {
+    row = logits.values.last(static_cast<size_t>(vocab_size_));
+    std::span<const float> chosen_from = row;
+    if (s.sampling.changes_logits()) {
+      changed_.assign(row.begin(), row.end());
+      if (!s.sampling.Apply(s.tokens, changed_)) {
+        return absl::InvalidArgumentError(
+            "no token is left that allowed_token_ids, bad_words, logit_bias and the structured "
+            "output together allow");
+      }
+      chosen_from = changed_;
+    }
+    token = sampler_.Sample(chosen_from, params, s.seed, s.generated());
+  }
+  s.tokens.push_back(token);
+  s.sampling.Accept(token);
+  delta.tokens.push_back(token);
+  if (params.logprobs.has_value()) {
+    delta.logprobs.push_back(
+        logits.drawn != nullptr
+            ? DrawnLogprob(*logits.drawn, std::min(*params.logprobs, vocab_size_))
+            : Logprob(row, token, *params.logprobs));
+  }
+
+  const bool eos = !params.ignore_eos && Contains(eos_, token);
+  const bool stop_token = Contains(params.stop_token_ids, token);
+  if (!eos && (!stop_token || params.include_stop)) delta.text = s.text.Push(token);
+  if (stop_token && !eos) delta.stop_token = token;
+  const bool stop =
+      eos || stop_token || s.text.matched_stop().has_value() || s.sampling.constraint_ended();
+  if (stop || s.generated() >= params.max_tokens || s.length() >= max_model_len_) {
+    delta.finished = true;
+    if (!s.text.matched_stop().has_value()) delta.text += s.text.Finish();
+    // The rest of a text can still complete a stop string.
+    delta.finish_reason =
+        stop || s.text.matched_stop().has_value() ? FinishReason::kStop : FinishReason::kLength;
+    delta.stop_string = s.text.matched_stop();
+  }
+  delta.usage = {s.prompt_length(), s.generated(), s.cached_tokens};
+  return delta;
+}
+
+}  // namespace moeserve

@@ -1,0 +1,282 @@
+#include "engine/schedule/scheduler.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "engine/sample/token_step.h"
+
+namespace moeserve {
+namespace {
+
+void Insert(std::vector<SequencePtr>& list, SequencePtr sequence) {
+  const auto place = std::upper_bound(
+      list.begin(), list.end(), sequence,
+      [](const SequencePtr& a, const SequencePtr& b) { return ServedBefore(*a, *b); });
+  list.insert(place, std::move(sequence));
+}
+
+// Null where `list` does not hold it.
+SequencePtr TakeOut(std::vector<SequencePtr>& list, const Sequence* sequence) {
+  const auto place = std::find_if(list.begin(), list.end(),
+                                  [&](const SequencePtr& s) { return s.get() == sequence; });
+  if (place == list.end()) return nullptr;
+  SequencePtr taken = std::move(*place);
+  list.erase(place);
+  return taken;
+}
+
+// Leading blocks that may come from the prefix cache: the last known token is always run, and so
+// are tokens whose log-probabilities are still wanted.
+int64_t PrefixLimit(const Sequence& s) {
+  int64_t tokens = s.length() - 1;
+  if (s.wants_prompt_logprobs()) {
+    tokens = std::min<int64_t>(tokens, std::max<int64_t>(0, std::ssize(s.prompt_logprobs) - 1));
+  }
+  return tokens / kKvBlockTokens;
+}
+
+}  // namespace
+
+Scheduler::Scheduler(KvCacheStorage& cache, RouteLog& routes, bool prefix_cache, int max_running)
+    : cache_(cache),
+      routes_(routes),
+      max_running_(max_running),
+      blocks_(cache.num_blocks(), prefix_cache) {}
+
+void Scheduler::Enqueue(SequencePtr sequence) { Insert(waiting_, std::move(sequence)); }
+
+std::vector<Sequence*> Scheduler::Admit() {
+  std::vector<Sequence*> admitted;
+  while (!waiting_.empty() && static_cast<int>(running_.size()) < max_running_ &&
+         TryAdmit(*waiting_.front())) {
+    SequencePtr next = std::move(waiting_.front());
+    waiting_.erase(waiting_.begin());
+    if (!std::exchange(next->admitted, true)) admitted.push_back(next.get());
+    Insert(running_, std::move(next));
+  }
+  return admitted;
+}
+
+bool Scheduler::TryAdmit(Sequence& s) {
+  std::vector<int32_t> prefix = blocks_.TakePrefix(s.tokens, s.cache_key, PrefixLimit(s));
+  const int64_t needed = BlocksFor(s.length()) - std::ssize(prefix);
+  // A little is left for those that run already, lest they be preempted at once.
+  const int64_t spare = running_.empty() ? 0 : std::max<int64_t>(1, blocks_.total() / 100);
+  if (needed + spare > blocks_.available()) {
+    while (!prefix.empty()) {
+      blocks_.Release(prefix.back());
+      prefix.pop_back();
+    }
+    return false;
+  }
+  s.blocks = std::move(prefix);
+  s.published = static_cast<int>(s.blocks.size());
+  s.computed = s.published * kKvBlockTokens;
+  if (s.computed > s.high_water) {
+    s.reused.emplace_back(s.high_water, s.computed);
+    s.high_water = s.computed;
+  }
+  if (!s.admitted) {
+    s.cached_tokens = s.computed;
+    queried_tokens_ += static_cast<uint64_t>(s.prompt_length());
+    hit_tokens_ += static_cast<uint64_t>(s.cached_tokens);
+  }
+  for (int64_t i = 0; i < needed; ++i) s.blocks.push_back(TakeBlock());
+  return true;
+}
+
+int32_t Scheduler::TakeBlock() {
+  const int32_t block = blocks_.Take();
+  routes_.Clear(block);
+  return block;
+}
+
+bool Scheduler::Reserve(Sequence& s, int length) {
+  const auto make_room = [&] {
+    while (blocks_.available() == 0) {
+      Sequence* last = running_.back().get();
+      Preempt(last);
+      if (last == &s) return false;
+    }
+    return true;
+  };
+  const int first = s.computed / kKvBlockTokens;
+  if (s.computed % kKvBlockTokens != 0 && blocks_.references(s.blocks[first]) > 1) {
+    if (!make_room()) return false;
+    // Those that shared the block may have been preempted meanwhile.
+    if (blocks_.references(s.blocks[first]) > 1) {
+      const int32_t own = TakeBlock();
+      cache_.CopyBlock(s.blocks[first], own);
+      routes_.Copy(s.blocks[first], own);
+      blocks_.Release(std::exchange(s.blocks[first], own));
+    }
+  }
+  while (std::ssize(s.blocks) < BlocksFor(length)) {
+    if (!make_room()) return false;
+    s.blocks.push_back(TakeBlock());
+  }
+  return true;
+}
+
+std::vector<ScheduledRows> Scheduler::Plan(int max_rows, const PromptBudget& budget) {
+  std::vector<ScheduledRows> rows;
+  // By index: growing may preempt sequences at the end of the list.
+  for (size_t i = 0; i < running_.size(); ++i) {
+    Sequence& s = *running_[i];
+    if (s.decoding() && Reserve(s, s.length())) rows.push_back({&s, s.computed, 1});
+  }
+  const bool alone = rows.empty();
+  int left = max_rows - static_cast<int>(rows.size());
+  double cost_left = budget.total;
+
+  std::vector<ScheduledRows> prompts;
+  for (const SequencePtr& s : running_) {
+    if (!s->decoding()) prompts.push_back({s.get(), s->computed, 0});
+  }
+  if (prompts.empty()) return rows;
+  const auto give = [&](ScheduledRows& r, int most, double cost) {
+    const int begin = r.begin + r.count;
+    if (!alone) most = std::min(most, budget.RowsFor(cost, begin));
+    const int count = std::min(most, r.sequence->remaining() - r.count);
+    r.count += count;
+    left -= count;
+    cost_left -= budget.Cost(begin, count);
+  };
+  give(prompts.front(), (left + 1) / 2, 0.5 * cost_left);
+  std::vector<ScheduledRows*> by_length;
+  for (ScheduledRows& r : prompts) by_length.push_back(&r);
+  std::stable_sort(by_length.begin(), by_length.end(),
+                   [](const ScheduledRows* a, const ScheduledRows* b) {
+                     return a->sequence->remaining() < b->sequence->remaining();
+                   });
+  for (ScheduledRows* r : by_length) give(*r, left, cost_left);
+  for (const ScheduledRows& r : prompts) {
+    if (r.count > 0) rows.push_back(r);
+  }
+  return rows;
+}
+
+void Scheduler::Complete(const ScheduledRows& rows) {
+  Sequence& s = *rows.sequence;
+  s.computed += rows.count;
+  s.high_water = std::max(s.high_water, s.computed);
+  while ((s.published + 1) * kKvBlockTokens <= s.computed) {
+    const int i = s.published++;
+    blocks_.Publish(s.blocks[i], i == 0 ? -1 : s.blocks[i - 1], s.cache_key,
+                    std::span<const TokenId>(s.tokens).subspan(
+                        static_cast<size_t>(i) * kKvBlockTokens, kKvBlockTokens));
+  }
+}
+
+void Scheduler::Fork(Sequence& parent, SequencePtr sample) {
+  sample->admitted = true;
+  sample->cached_tokens = parent.cached_tokens;
+  sample->prompt_logprobs = parent.prompt_logprobs;
+  if (static_cast<int>(running_.size()) >= max_running_) {
+    Insert(waiting_, std::move(sample));
+    return;
+  }
+  sample->blocks = parent.blocks;
+  for (int32_t block : sample->blocks) blocks_.Share(block);
+  sample->computed = parent.computed;
+  sample->published = parent.published;
+  sample->high_water = parent.computed;
+  sample->reused = {{0, parent.computed}};
+  Insert(running_, std::move(sample));
+}
+
+void Scheduler::FreeBlocks(Sequence& s) {
+  while (!s.blocks.empty()) {
+    blocks_.Release(s.blocks.back());
+    s.blocks.pop_back();
+  }
+  s.computed = 0;
+  s.published = 0;
+}
+
+void Scheduler::Preempt(Sequence* sequence) {
+  ++preemptions_;
+  SequencePtr s = TakeOut(running_, sequence);
+  FreeBlocks(*s);
+  Insert(waiting_, std::move(s));
+}
+
+SequencePtr Scheduler::Remove(Sequence* sequence) {
+  SequencePtr s = TakeOut(running_, sequence);
+  const bool ran = s != nullptr;
+  if (!ran) s = TakeOut(waiting_, sequence);
+  MOESERVE_CHECK(s != nullptr, "a sequence that ends was running or waiting");
+  if (!s->samples.empty()) {
+    SequencePtr heir = std::move(s->samples.front());
+    s->samples.erase(s->samples.begin());
+    heir->samples = std::move(s->samples);
+    s->samples.clear();
+    heir->admitted = s->admitted;
+    heir->cached_tokens = s->cached_tokens;
+    heir->prompt_logprobs = s->prompt_logprobs;
+    std::swap(heir->blocks, s->blocks);
+    std::swap(heir->computed, s->computed);
+    std::swap(heir->published, s->published);
+    heir->high_water = s->high_water;
+    heir->reused = s->reused;
+    Insert(ran ? running_ : waiting_, std::move(heir));
+  }
+  FreeBlocks(*s);
+  return s;
+}
+
+StepWork DecodingWork(const std::vector<SequencePtr>& running) {
+  StepWork work;
+  for (const SequencePtr& s : running) {
+    if (!s->decoding()) continue;
+    ++work.decode_rows;
+    work.decode_context += s->length();
+  }
+  return work;
+}
+
+StepWork WorkOf(const std::vector<ScheduledRows>& rows) {
+  StepWork work;
+  for (const ScheduledRows& r : rows) {
+    const int64_t count = r.count;
+    const int64_t context = count * r.begin + count * (count + 1) / 2;
+    const bool decoding = r.sequence->decoding();
+    (decoding ? work.decode_rows : work.prompt_rows) += r.count;
+    (decoding ? work.decode_context : work.prompt_context) += context;
+  }
+  return work;
+}
+
+Batch MakeBatch(const std::vector<ScheduledRows>& rows, bool samples_on_device) {
+  Batch batch;
+  bool controlled = false;
+  SampleRow on_host{};
+  on_host.row = -1;
+  for (const ScheduledRows& r : rows) {
+    const Sequence& s = *r.sequence;
+    const int index = static_cast<int>(batch.block_tables.size());
+    batch.block_tables.emplace_back(s.blocks);
+    controlled = controlled || s.request.routing_control != nullptr;
+    batch.controls.push_back(s.request.routing_control.get());
+    for (int i = r.begin; i < r.begin + r.count; ++i) {
+      if (s.WantsLogits(i)) {
+        if (samples_on_device) {
+          const int row = static_cast<int>(batch.logit_rows.size());
+          batch.samples.push_back(DeviceSample(s, row).value_or(on_host));
+        }
+        batch.logit_rows.push_back(batch.num_tokens());
+      }
+      batch.tokens.push_back(s.tokens[i]);
+      batch.positions.push_back(i);
+      batch.sequence.push_back(index);
+      batch.phase.push_back(i < s.high_water        ? Phase::kRecompute
+                            : i < s.prompt_length() ? Phase::kPrefill
+                                                    : Phase::kDecode);
+    }
+  }
+  if (!controlled) batch.controls.clear();
+  return batch;
+}
+
+}  // namespace moeserve

@@ -1,0 +1,279 @@
+#include "engine/spec/spec.h"
+
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "engine/spec/spec_limits.h"
+#include "engine/spec/weights.h"
+
+namespace moeserve {
+namespace {
+
+// Dimensions that rope turns, before rounding.
+double ExactRopeDimensions(const PositionSpec& position, int head_dim) {
+  return position.fraction * head_dim;
+}
+
+std::string Number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.9g", value);
+  return text;
+}
+
+// Checks one relation after the other and keeps the first that fails. Keys are joined to paths only
+// then: a large model has many relations.
+class Checker {
+ public:
+  bool ok() const { return status_.ok(); }
+  absl::Status status() const { return status_; }
+
+  void Fail(const std::string& path, const std::string& expected, const std::string& found) {
+    if (!ok()) return;
+    status_ = absl::InvalidArgumentError(path + ": expected " + expected + ", found " + found);
+  }
+
+  // `because` explains a bound that comes from another key: " (num_experts is 8)".
+  void Int(const std::string& scope, const char* key, int64_t value, int64_t low, int64_t high,
+           const std::string& because = "") {
+    if (!ok() || (value >= low && value <= high)) return;
+    const std::string range =
+        low == high ? std::to_string(low)
+                    : "an integer in [" + std::to_string(low) + ", " + std::to_string(high) + "]";
+    Fail(scope + key, range, std::to_string(value) + because);
+  }
+
+  void Divides(const std::string& scope, const char* key, int64_t value, const char* whole_key,
+               int64_t whole) {
+    if (!ok() || whole % value == 0) return;
+    Fail(scope + key, "a divisor of " + std::to_string(whole),
+         std::to_string(value) + " (" + whole_key + " is " + std::to_string(whole) + ")");
+  }
+
+  // Within [low, high]; NaN is in no interval.
+  void Real(const std::string& scope, const char* key, double value, double low, double high) {
+    if (!ok() || (value >= low && value <= high)) return;
+    Fail(scope + key, "a number in [" + Number(low) + ", " + Number(high) + "]", Number(value));
+  }
+
+  // A factor of the arithmetic in f32.
+  void Factor(const std::string& scope, const char* key, double value) {
+    constexpr double kLargest = std::numeric_limits<float>::max();
+    if (!ok() || std::fabs(value) <= kLargest) return;
+    Fail(scope + key, "a number that f32 can hold", Number(value));
+  }
+
+  void Positive(const std::string& scope, const char* key, double value) {
+    Factor(scope, key, value);
+    if (!ok() || value > 0) return;
+    Fail(scope + key, "a number above 0", Number(value));
+  }
+
+  void Set(const std::string& scope, const char* key, bool value, bool expected,
+           const std::string& because) {
+    if (!ok() || value == expected) return;
+    Fail(scope + key, expected ? "true" : "false", (value ? "true" : "false") + because);
+  }
+
+ private:
+  absl::Status status_;
+};
+
+std::string Is(const char* key, int64_t value) {
+  return std::string(" (") + key + " is " + std::to_string(value) + ")";
+}
+
+void CheckScore(Checker& check, const std::string& scope, const ScoreSpec& score) {
+  if (score.kind != ScoreKind::kCosine) return;
+  check.Int(scope, "score.dim", score.dim, 1, kMaxWidth);
+  check.Real(scope, "score.eps", score.eps, 0.0, 1.0);
+}
+
+void CheckSelect(Checker& check, const std::string& scope, const RoutedLayerSpec& routing) {
+  const int experts = routing.num_experts;
+  const SelectSpec& select = routing.select;
+  if (select.kind == SelectKind::kTopK) {
+    check.Int(scope, "select.k", select.k, 1, experts, Is("num_experts", experts));
+    return;
+  }
+  check.Factor(scope, "select.p", select.p);
+  if (check.ok() && !(select.p >= 0)) {
+    check.Fail(scope + "select.p", "a number >= 0", Number(select.p));
+  }
+  check.Int(scope, "select.max", select.max_experts, 1, experts, Is("num_experts", experts));
+}
+
+void CheckRouting(Checker& check, const std::string& scope, const ModelSpec& spec,
+                  const RoutedLayerSpec& routing, BlockKind block) {
+  check.Int(scope, "num_experts", routing.num_experts, 1, kMaxExperts);
+  if (!check.ok()) return;
+  const auto widths = static_cast<int64_t>(routing.widths.size());
+  if (block == BlockKind::kAttention) {
+    if (widths != 0) check.Fail(scope + "widths", "none in attention", std::to_string(widths));
+    if (routing.split.heads != 1) {
+      check.Fail(scope + "split", "none in attention",
+                 std::to_string(routing.split.heads) + " heads");
+    }
+  } else {
+    if (widths != routing.num_experts) {
+      check.Fail(scope + "widths", "a list of " + std::to_string(routing.num_experts) + " widths",
+                 std::to_string(widths) + Is("num_experts", routing.num_experts));
+    }
+    for (int64_t i = 0; check.ok() && i < widths; ++i) {
+      if (routing.widths[i] >= 1 && routing.widths[i] <= kMaxWidth) continue;
+      check.Int(scope, ("widths[" + std::to_string(i) + "]").c_str(), routing.widths[i], 1,
+                kMaxWidth);
+    }
+    check.Int(scope, "split.heads", routing.split.heads, 1, kMaxWidth);
+    check.Divides(scope, "split.heads", routing.split.heads, "hidden_size", spec.hidden_size);
+  }
+  CheckScore(check, scope, routing.score);
+  CheckSelect(check, scope, routing);
+  check.Factor(scope, "scale", routing.scale);
+}
+
+void CheckRope(Checker& check, const ModelSpec& spec, const std::string& scope, int head_dim) {
+  if (!check.ok() || spec.position.kind != PositionKind::kRope) return;
+  const double exact = ExactRopeDimensions(spec.position, head_dim);
+  const int rounded = RopeDimensions(spec.position, head_dim);
+  if (std::fabs(exact - rounded) <= 1e-3 && rounded % 2 == 0 && rounded >= 2) return;
+  check.Fail("position.fraction", "fraction * head_dim to be an even whole number >= 2",
+             Number(exact) + " (" + scope + "head_dim is " + std::to_string(head_dim) + ")");
+}
+
+void CheckAttention(Checker& check, const ModelSpec& spec, const std::string& scope,
+                    const AttentionSpec& attention) {
+  check.Int(scope, "num_kv_heads", attention.num_kv_heads, 1, kMaxWidth);
+  check.Int(scope, "head_dim", attention.head_dim, 1, kMaxWidth);
+  if (!check.ok()) return;
+  const int64_t head_dim = attention.head_dim;
+  if (attention.num_kv_heads * head_dim > kMaxWidth) {
+    check.Fail(scope + "num_kv_heads", "num_kv_heads * head_dim <= " + std::to_string(kMaxWidth),
+               std::to_string(attention.num_kv_heads * head_dim));
+  }
+  if (attention.routed()) {
+    // These are no keys of a routed attention; a loader that sets them misread its file.
+    if (attention.qk_norm != QkNorm::kNone) {
+      check.Fail(scope + "qk_norm", "none in routed attention", "another kind");
+    }
+    CheckRouting(check, scope + "routing.", spec, *attention.routing, BlockKind::kAttention);
+  } else {
+    check.Int(scope, "num_heads", attention.num_heads, 1, kMaxWidth);
+    check.Divides(scope, "num_kv_heads", attention.num_kv_heads, "num_heads", attention.num_heads);
+    if (check.ok() && attention.num_heads * head_dim > kMaxWidth) {
+      check.Fail(scope + "num_heads", "num_heads * head_dim <= " + std::to_string(kMaxWidth),
+                 std::to_string(attention.num_heads * head_dim));
+    }
+  }
+  check.Factor(scope, "scale", attention.scale);
+  if (attention.window.has_value()) {
+    check.Int(scope, "window", *attention.window, 1, std::numeric_limits<int>::max());
+  }
+  CheckRope(check, spec, scope, attention.head_dim);
+}
+
+void CheckFeedForward(Checker& check, const ModelSpec& spec, const std::string& scope,
+                      const FeedForwardSpec& feed_forward) {
+  if (!feed_forward.routed()) {
+    check.Int(scope, "width", feed_forward.width, 1, kMaxWidth);
+    check.Int(scope, "shared_width", feed_forward.shared_width, 0, 0, " (kind is \"dense\")");
+    return;
+  }
+  CheckRouting(check, scope + "routing.", spec, *feed_forward.routing, BlockKind::kFeedForward);
+  check.Int(scope, "shared_width", feed_forward.shared_width, 0, kMaxWidth);
+  if (feed_forward.shared_width == 0) {
+    check.Set(scope, "shared_gate", feed_forward.shared_gate, false, Is("shared_width", 0));
+  }
+}
+
+void CheckTokenIds(Checker& check, const ModelSpec& spec) {
+  const std::string because = Is("vocab_size", spec.vocab_size);
+  if (spec.bos_token_id.has_value()) {
+    check.Int("", "bos_token_id", *spec.bos_token_id, 0, spec.vocab_size - 1, because);
+  }
+  for (size_t i = 0; i < spec.eos_token_ids.size(); ++i) {
+    const std::string key =
+        spec.eos_token_ids.size() == 1 ? "eos_token_id" : "eos_token_id[" + std::to_string(i) + "]";
+    check.Int("", key.c_str(), spec.eos_token_ids[i], 0, spec.vocab_size - 1, because);
+  }
+}
+
+void CheckPosition(Checker& check, const ModelSpec& spec) {
+  switch (spec.position.kind) {
+    case PositionKind::kRope:
+      check.Positive("position.", "theta", spec.position.theta);
+      check.Positive("position.", "fraction", spec.position.fraction);
+      check.Real("position.", "fraction", spec.position.fraction, 0.0, 1.0);
+      break;
+    case PositionKind::kSinusoidal:
+      if (check.ok() && (spec.hidden_size < 4 || spec.hidden_size % 2 != 0)) {
+        check.Fail("hidden_size", "an even number >= 4",
+                   std::to_string(spec.hidden_size) + " (position.kind is \"sinusoidal\")");
+      }
+      break;
+    case PositionKind::kLearned:
+    case PositionKind::kNone:
+      break;
+  }
+}
+
+// Runs once everything else holds: the list of tensors is bounded by then.
+void CheckTotals(Checker& check, const ModelSpec& spec) {
+  if (!check.ok()) return;
+  int64_t total = 0;
+  for (const TensorRequirement& tensor : RequiredTensors(spec)) {
+    int64_t elements = 1;  // two dimensions at most, so at most 2^44
+    for (const int64_t dim : tensor.shape) elements *= dim;
+    total += elements;
+    if (total > kMaxParameters) {
+      check.Fail("the configuration", "at most " + std::to_string(kMaxParameters) + " parameters",
+                 "more, counted up to " + tensor.name);
+      return;
+    }
+  }
+}
+
+}  // namespace
+
+int RopeDimensions(const PositionSpec& position, int head_dim) {
+  if (position.kind != PositionKind::kRope) return 0;
+  return static_cast<int>(std::lround(ExactRopeDimensions(position, head_dim)));
+}
+
+absl::Status Validate(const ModelSpec& spec) {
+  Checker check;
+  check.Int("", "vocab_size", spec.vocab_size, 1, kMaxVocabulary);
+  check.Int("", "hidden_size", spec.hidden_size, 1, kMaxWidth);
+  check.Int("", "num_hidden_layers", static_cast<int64_t>(spec.layers.size()), 1, kMaxLayers);
+  check.Int("", "max_position_embeddings", spec.max_position_embeddings, 1, kMaxPositions);
+  CheckTokenIds(check, spec);
+  check.Real("norm.", "eps", spec.norm.eps, 0.0, 1.0);
+  CheckPosition(check, spec);
+  check.Factor("", "embedding_scale", spec.embedding_scale);
+  check.Factor("", "residual_scale", spec.residual_scale);
+  check.Factor("", "logit_scale", spec.logit_scale);
+  if (!check.ok()) return check.status();
+
+  int64_t experts = 0;
+  for (size_t i = 0; check.ok() && i < spec.layers.size(); ++i) {
+    const LayerSpec& layer = spec.layers[i];
+    const std::string index = std::to_string(i) + "].";
+    CheckAttention(check, spec, "attention[" + index, layer.attention);
+    CheckFeedForward(check, spec, "feed_forward[" + index, layer.feed_forward);
+    if (layer.attention.routed()) experts += layer.attention.routing->num_experts;
+    if (layer.feed_forward.routed()) experts += layer.feed_forward.routing->num_experts;
+    if (experts > kMaxExpertsOfModel) {
+      check.Fail(
+          "num_experts",
+          "at most " + std::to_string(kMaxExpertsOfModel) + " experts in all layers together",
+          std::to_string(experts) + " up to layer " + std::to_string(i));
+    }
+  }
+  CheckTotals(check, spec);
+  return check.status();
+}
+
+}  // namespace moeserve

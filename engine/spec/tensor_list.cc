@@ -1,0 +1,216 @@
+#include <initializer_list>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/spec/spec.h"
+#include "engine/spec/weights.h"
+
+namespace moeserve {
+namespace {
+
+// A size and the key it comes from.
+struct Dim {
+  int64_t size = 0;
+  std::string key;
+};
+
+// Which expert-shaped network a group of tensors is, as its keys name it.
+struct ExpertShape {
+  Dim in;     // width of its rows
+  Dim inner;  // between up and down
+};
+
+class TensorList {
+ public:
+  explicit TensorList(const ModelSpec& spec)
+      : spec_(spec), hidden_{spec.hidden_size, "hidden_size"} {}
+
+  std::vector<TensorRequirement> Build() {
+    const Dim vocabulary{spec_.vocab_size, "vocab_size"};
+    Add("embed.weight", {vocabulary, hidden_});
+    if (spec_.position.kind == PositionKind::kLearned) {
+      Add("embed_position.weight",
+          {{spec_.max_position_embeddings, "max_position_embeddings"}, hidden_},
+          "position.kind is \"learned\"");
+    }
+    if (spec_.norm.placement == NormPlacement::kPre) AddNorm("norm", hidden_);
+    if (!spec_.tie_word_embeddings) {
+      Add("head.weight", {vocabulary, hidden_}, "tie_word_embeddings is false");
+    }
+    for (int i = 0; i < spec_.num_layers(); ++i) {
+      const std::string number = std::to_string(i);
+      const std::string block = "blocks." + number;
+      const std::string index = number + "].";
+      AddAttention(block + ".attention.", "attention[" + index, spec_.layers[i].attention);
+      AddFeedForward(block + ".feed_forward.", "feed_forward[" + index,
+                     spec_.layers[i].feed_forward);
+    }
+    return std::move(list_);
+  }
+
+ private:
+  // `when` names the setting without which the tensor would not exist.
+  void Add(std::string name, std::initializer_list<Dim> dims, const std::string& when = "") {
+    TensorRequirement tensor;
+    tensor.name = std::move(name);
+    tensor.shape.reserve(dims.size());
+    for (const Dim& dim : dims) {
+      tensor.follows_from += (tensor.shape.empty() ? "[" : ", ") + dim.key;
+      tensor.shape.push_back(dim.size);
+    }
+    tensor.follows_from += "]";
+    if (!when.empty()) tensor.follows_from += "; " + when;
+    list_.push_back(std::move(tensor));
+  }
+
+  // A norm of the model's kind.
+  void AddNorm(const std::string& name, const Dim& width, const std::string& when = "") {
+    Add(name + ".weight", {width}, when);
+    if (spec_.norm.kind == NormKind::kLayer) {
+      Add(name + ".bias", {width}, "norm.kind is \"layer\"");
+    }
+  }
+
+  // `bias_key`: what switches the bias on; empty if it is off.
+  void AddLinear(const std::string& name, const Dim& out, const Dim& in,
+                 const std::string& bias_key = "", const std::string& when = "") {
+    Add(name + ".weight", {out, in}, when);
+    if (!bias_key.empty()) Add(name + ".bias", {out}, bias_key + " is true");
+  }
+
+  void AddRouter(const std::string& name, const std::string& key, const RoutedLayerSpec& routing,
+                 const Dim& row) {
+    const Dim experts{routing.num_experts, key + "num_experts"};
+    const std::string score = key + "score.";
+    const std::string bias_key = routing.score.bias ? score + "bias" : "";
+    if (routing.score.kind == ScoreKind::kDot) {
+      AddLinear(name, experts, row, bias_key);
+      return;
+    }
+    const Dim dim{routing.score.dim, score + "dim"};
+    const std::string cosine = score + "kind is \"cosine\"";
+    AddLinear(name + ".projection", dim, row, bias_key, cosine);
+    Add(name + ".experts.weight", {experts, dim}, cosine);
+    if (routing.score.temperature != TemperatureKind::kNone) {
+      Add(name + ".temperature", {{1, "1"}}, score + "temperature is not \"none\"");
+    }
+  }
+
+  void AddExpert(const std::string& name, const std::string& key, const ExpertSpec& expert,
+                 const ExpertShape& shape, const std::string& when = "") {
+    const std::string bias_key = expert.bias ? key + "expert.bias" : "";
+    if (expert.form == ExpertForm::kGated) {
+      AddLinear(name + "gate", shape.inner, shape.in, bias_key,
+                when.empty() ? key + "expert.form is \"gated\"" : when);
+    }
+    AddLinear(name + "up", shape.inner, shape.in, bias_key, when);
+    AddLinear(name + "down", shape.in, shape.inner, bias_key, when);
+    if (expert.inner_norm) {
+      AddNorm(name + "inner_norm", shape.inner, key + "expert.inner_norm is true");
+    }
+  }
+
+  void AddAttention(const std::string& name, const std::string& key,
+                    const AttentionSpec& attention) {
+    const std::string per_head = " * " + key + "head_dim";
+    const int64_t head_dim = attention.head_dim;
+    const Dim keys{attention.num_kv_heads * head_dim, key + "num_kv_heads" + per_head};
+    const std::string bias_key = attention.bias ? key + "bias" : "";
+    AddNorm(name + "norm", hidden_);
+    AddLinear(name + "k", keys, hidden_, bias_key);
+    AddLinear(name + "v", keys, hidden_, bias_key);
+    if (attention.routed()) {
+      const RoutedLayerSpec& routing = *attention.routing;
+      AddRouter(name + "router", key + "routing.", routing, hidden_);
+      for (int j = 0; j < routing.num_experts; ++j) {
+        const std::string expert = name + "experts." + std::to_string(j) + ".";
+        AddLinear(expert + "q", keys, hidden_);
+        AddLinear(expert + "o", hidden_, keys);
+      }
+    } else {
+      const Dim queries{attention.num_heads * head_dim, key + "num_heads" + per_head};
+      AddLinear(name + "q", queries, hidden_, bias_key);
+      AddLinear(name + "o", hidden_, queries);
+      AddQkNorm(name, key, attention, queries, keys);
+    }
+    if (attention.out_bias) Add(name + "out_bias", {hidden_}, key + "out_bias is true");
+  }
+
+  // Always RMS, hence without bias.
+  void AddQkNorm(const std::string& name, const std::string& key, const AttentionSpec& attention,
+                 const Dim& queries, const Dim& keys) {
+    const Dim head{attention.head_dim, key + "head_dim"};
+    switch (attention.qk_norm) {
+      case QkNorm::kNone:
+        return;
+      case QkNorm::kHead:
+        Add(name + "q_norm.weight", {head}, key + "qk_norm is \"head\"");
+        Add(name + "k_norm.weight", {head}, key + "qk_norm is \"head\"");
+        return;
+      case QkNorm::kFull:
+        Add(name + "q_norm.weight", {queries}, key + "qk_norm is \"full\"");
+        Add(name + "k_norm.weight", {keys}, key + "qk_norm is \"full\"");
+        return;
+    }
+  }
+
+  void AddFeedForward(const std::string& name, const std::string& key,
+                      const FeedForwardSpec& feed_forward) {
+    AddNorm(name + "norm", hidden_);
+    if (!feed_forward.routed()) {
+      AddExpert(name, key, feed_forward.expert, {hidden_, {feed_forward.width, key + "width"}});
+      return;
+    }
+    const RoutedLayerSpec& routing = *feed_forward.routing;
+    const std::string routing_key = key + "routing.";
+    const SplitSpec& split = routing.split;
+    Dim row = hidden_;
+    if (split.heads > 1) {
+      const std::string heads_key = routing_key + "split.heads";
+      row = {spec_.hidden_size / split.heads, "hidden_size / " + heads_key};
+      if (split.projection) {
+        const std::string when = heads_key + " is above 1";
+        const std::string bias_key = split.bias ? routing_key + "split.bias" : "";
+        AddLinear(name + "split", hidden_, hidden_, bias_key, when);
+        AddLinear(name + "merge", hidden_, hidden_, bias_key, when);
+      }
+    }
+    AddRouter(name + "router", routing_key, routing, row);
+    for (int j = 0; j < routing.num_experts; ++j) {
+      const std::string number = std::to_string(j);
+      AddExpert(name + "experts." + number + ".", key, feed_forward.expert,
+                {row, {routing.widths[j], routing_key + "widths[" + number + "]"}});
+    }
+    if (feed_forward.shared_width > 0) {
+      const std::string when = key + "shared_width is above 0";
+      AddExpert(name + "shared.", key, feed_forward.expert,
+                {hidden_, {feed_forward.shared_width, key + "shared_width"}}, when);
+      if (feed_forward.shared_gate) {
+        Add(name + "shared_gate.weight", {{1, "1"}, hidden_}, key + "shared_gate is true");
+      }
+    }
+  }
+
+  const ModelSpec& spec_;
+  const Dim hidden_;
+  std::vector<TensorRequirement> list_;
+};
+
+}  // namespace
+
+std::vector<TensorRequirement> RequiredTensors(const ModelSpec& spec) {
+  return TensorList(spec).Build();
+}
+
+Quantization QuantizationOf(std::string_view name, const std::vector<int64_t>& shape,
+                            Quantization type) {
+  if (type == Quantization::kNone || shape.size() != 2) return Quantization::kNone;
+  if (name.starts_with("embed") || name.find(".router.") != std::string_view::npos ||
+      name.find(".shared_gate.") != std::string_view::npos) {
+    return Quantization::kNone;
+  }
+  return name == "head.weight" ? Quantization::kInt8 : type;
+}
+
+}  // namespace moeserve

@@ -1,0 +1,35 @@
+// Collects the routes of a text while the model runs it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "engine/model/batch.h"
+#include "engine/routes/route_layout.h"
+#include "engine/statistics/measures/route_sequence.h"
+
+namespace moeserve {
+
+// Requests must be run one after the other, without a prefix cache, so that rows come in the order
+// of the text. The engine thread adds; others may read after a request has ended.
+class RouteTrace : public StepHooks {
+ public:
+  explicit RouteTrace(const RouteLayout& layout)
+      : layout_(layout), routes_(layout.blocks.size()), weights_(layout.blocks.size()) {}
+
+  void OnPlan(int layer, BlockKind block, const RoutingPlan& plan) override;
+
+  const RouteLayout& layout() const { return layout_; }
+  // By routed block, as BlockRoutes.
+  const std::vector<BlockRoutes>& routes() const { return routes_; }
+  // [A] of each routed block: the final gate weight of every entry of BlockRoutes::experts.
+  const std::vector<std::vector<float>>& weights() const { return weights_; }
+
+ private:
+  const RouteLayout layout_;
+  std::vector<BlockRoutes> routes_;
+  std::vector<std::vector<float>> weights_;
+};
+
+}  // namespace moeserve

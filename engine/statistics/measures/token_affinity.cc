@@ -1,0 +1,115 @@
+#include "engine/statistics/measures/token_affinity.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/check.h"
+
+namespace moeserve {
+namespace {
+
+std::vector<double> SumsByExpert(const TokenCounts& c) {
+  std::vector<double> sums(static_cast<size_t>(c.experts));
+  for (int64_t v = 0; v < c.vocabulary; ++v) {
+    for (int64_t e = 0; e < c.experts; ++e) sums[static_cast<size_t>(e)] += c.at(v, e);
+  }
+  return sums;
+}
+
+double SumOfToken(const TokenCounts& c, int64_t token) {
+  double sum = 0.0;
+  for (int64_t e = 0; e < c.experts; ++e) sum += c.at(token, e);
+  return sum;
+}
+
+}  // namespace
+
+std::vector<std::vector<TokenAffinity>> TopTokens(const TokenCounts& c, uint32_t min_count,
+                                                  int top) {
+  min_count = std::max<uint32_t>(min_count, 1);
+  const std::vector<double> of_expert = SumsByExpert(c);
+  double all = 0.0;
+  for (const double n : of_expert) all += n;
+  const auto better = [](const TokenAffinity& a, const TokenAffinity& b) {
+    if (a.pmi != b.pmi) return a.pmi > b.pmi;
+    if (a.count != b.count) return a.count > b.count;
+    return a.token < b.token;
+  };
+  // Heaps whose front is the worst of the best so far.
+  std::vector<std::vector<TokenAffinity>> best(static_cast<size_t>(c.experts));
+  for (int64_t v = 0; v < c.vocabulary && top > 0; ++v) {
+    const double of_token = SumOfToken(c, v);
+    for (int64_t e = 0; e < c.experts; ++e) {
+      const uint32_t count = c.at(v, e);
+      if (count < min_count) continue;
+      const TokenAffinity candidate{static_cast<int32_t>(v), count,
+                                    count * all / (of_token * of_expert[static_cast<size_t>(e)]),
+                                    count / of_token};
+      std::vector<TokenAffinity>& heap = best[static_cast<size_t>(e)];
+      if (heap.size() == static_cast<size_t>(top)) {
+        if (!better(candidate, heap.front())) continue;
+        std::pop_heap(heap.begin(), heap.end(), better);
+        heap.pop_back();
+      }
+      heap.push_back(candidate);
+      std::push_heap(heap.begin(), heap.end(), better);
+    }
+  }
+  for (auto& heap : best) std::sort_heap(heap.begin(), heap.end(), better);
+  return best;
+}
+
+std::vector<double> TokenShares(const TokenCounts& c, int32_t token) {
+  std::vector<double> shares(static_cast<size_t>(c.experts));
+  const double sum = SumOfToken(c, token);
+  for (int64_t e = 0; e < c.experts && sum > 0.0; ++e) {
+    shares[static_cast<size_t>(e)] = c.at(token, e) / sum;
+  }
+  return shares;
+}
+
+std::vector<double> TokenDistances(const TokenCounts& c) {
+  const size_t experts = static_cast<size_t>(c.experts);
+  const std::vector<double> sums = SumsByExpert(c);
+  std::vector<double> below(experts);  // counts of tokens up to v: exact, unlike sums of quotients
+  std::vector<double> cdf(experts);
+  std::vector<double> out(experts * experts);
+  for (int64_t v = 0; v < c.vocabulary; ++v) {
+    for (size_t e = 0; e < experts; ++e) {
+      below[e] += c.at(v, static_cast<int64_t>(e));
+      cdf[e] = sums[e] > 0.0 ? below[e] / sums[e] : std::numeric_limits<double>::quiet_NaN();
+    }
+    for (size_t a = 0; a < experts; ++a) {
+      for (size_t b = 0; b < a; ++b) out[a * experts + b] += std::abs(cdf[a] - cdf[b]);
+    }
+  }
+  for (size_t a = 0; a < experts; ++a) {
+    if (sums[a] <= 0.0) out[a * experts + a] = std::numeric_limits<double>::quiet_NaN();
+    for (size_t b = 0; b < a; ++b) out[b * experts + a] = out[a * experts + b];
+  }
+  return out;
+}
+
+std::vector<double> TokenDivergences(const TokenCounts& c, double eps) {
+  MOESERVE_CHECK(eps > 0.0, "smoothing");
+  const size_t experts = static_cast<size_t>(c.experts);
+  const std::vector<double> sums = SumsByExpert(c);
+  std::vector<double> density(experts), logarithm(experts);
+  std::vector<double> out(experts * experts);
+  for (int64_t v = 0; v < c.vocabulary; ++v) {
+    for (size_t e = 0; e < experts; ++e) {
+      density[e] = (c.at(v, static_cast<int64_t>(e)) + eps) /
+                   (sums[e] + eps * static_cast<double>(c.vocabulary));
+      logarithm[e] = std::log(density[e]);
+    }
+    for (size_t a = 0; a < experts; ++a) {
+      for (size_t b = 0; b < experts; ++b) {
+        out[a * experts + b] += density[a] * (logarithm[a] - logarithm[b]);
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace moeserve

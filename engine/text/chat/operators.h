@@ -1,0 +1,45 @@
+// Operators of expressions, with Python's meaning.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "engine/text/chat/budget.h"
+#include "engine/text/chat/value.h"
+
+namespace moeserve::chat {
+
+bool Truthy(const Value& value);
+// A string, list or tuple.
+bool IsSequence(const Value& value);
+
+// Equality of what can be a dictionary's key, containers excepted.
+bool SimpleEqual(const Value& a, const Value& b);
+bool Equal(const Value& a, const Value& b, Budget& budget);
+// Fails for values that Python does not order.
+bool Less(const Value& a, const Value& b, Budget& budget);
+// `item in container`.
+bool Contains(const Value& container, const Value& item, Budget& budget);
+
+enum class BinaryOp { kAdd, kSubtract, kMultiply, kDivide, kFloorDivide, kModulo, kPower };
+Value Binary(BinaryOp op, const Value& a, const Value& b, Budget& budget);
+Value Negate(const Value& value);
+
+// Where `needle` first starts at or after `from`, or last starts within the text; npos if nowhere.
+// In linear time, which is paid for.
+size_t FindBytes(std::string_view text, std::string_view needle, size_t from, Budget& budget);
+size_t FindLastBytes(std::string_view text, std::string_view needle, Budget& budget);
+
+// What a `for` visits: elements, keys, characters. Fails for what cannot be iterated over.
+std::vector<Value> Iterate(const Value& value, Budget& budget);
+int64_t Length(const Value& value);
+
+// value[index]; Undefined if it is not there. No attributes.
+Value Item(const Value& value, const Value& index, Budget& budget);
+// value[begin:end:step]; absent parts are None.
+Value Slice(const Value& value, const Value& begin, const Value& end, const Value& step,
+            Budget& budget);
+
+Value MakeList(std::vector<Value> items, bool is_tuple, Budget& budget);
+
+}  // namespace moeserve::chat

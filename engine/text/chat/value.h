@@ -1,0 +1,161 @@
+// What expressions of a template evaluate to.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "engine/text/chat/text.h"
+
+namespace moeserve::chat {
+
+class Value;
+struct Callable;
+struct LoopState;
+
+// A use that Python or Jinja refuses, or a limit; caught where rendering starts.
+struct TemplateError {
+  std::string message;
+  // By raise_exception, or because the text became too long: not the template's mistake.
+  bool refusal = false;
+  int line = 0;  // 0: not known yet
+};
+[[noreturn]] void Fail(std::string message);
+
+struct Undefined {
+  std::string what;  // for messages: "'x' is undefined"
+};
+struct None {};
+
+struct List {
+  std::vector<Value> items;
+  bool is_tuple = false;
+  bool is_iterator = false;  // what filters such as map give: always true, without a length
+  int depth = 1;             // of nested containers
+};
+
+// In order of insertion.
+struct Dict {
+  std::vector<std::pair<Value, Value>> items;
+  int depth = 1;
+
+  const Value* Find(const Value& key) const;
+  const Value* Find(std::string_view key) const;
+  void Set(Value key, Value value);
+};
+
+// The one thing that a template can change.
+struct Namespace {
+  std::vector<std::pair<std::string, Value>> items;
+
+  Value* Find(std::string_view name);
+};
+
+// Cheap to copy. Containers are immutable once they are in a Value, except namespaces.
+class Value {
+ public:
+  Value() : data_(Undefined{"the value"}) {}
+  Value(Undefined undefined) : data_(std::move(undefined)) {}
+  Value(None none) : data_(none) {}
+  Value(bool value) : data_(value) {}
+  Value(int64_t value) : data_(value) {}
+  Value(double value) : data_(value) {}
+  Value(const char*) = delete;
+  Value(Text text) : data_(std::make_shared<const Text>(std::move(text))) {}
+  Value(List list) : data_(std::make_shared<const List>(std::move(list))) {}
+  Value(Dict dict) : data_(std::make_shared<const Dict>(std::move(dict))) {}
+  Value(std::shared_ptr<Namespace> space) : data_(std::move(space)) {}
+  Value(std::shared_ptr<const Callable> callable) : data_(std::move(callable)) {}
+  Value(std::shared_ptr<LoopState> loop) : data_(std::move(loop)) {}
+  // Text of the template or the server.
+  static Value Trusted(std::string_view text) { return Text(std::string(text), true); }
+
+  bool IsUndefined() const { return Is<Undefined>(); }
+  bool IsNone() const { return Is<None>(); }
+  bool IsBool() const { return Is<bool>(); }
+  bool IsInt() const { return Is<int64_t>(); }
+  bool IsFloat() const { return Is<double>(); }
+  bool IsNumber() const { return IsInt() || IsFloat() || IsBool(); }
+  bool IsText() const { return Is<std::shared_ptr<const Text>>(); }
+  bool IsList() const { return Is<std::shared_ptr<const List>>(); }
+  bool IsDict() const { return Is<std::shared_ptr<const Dict>>(); }
+
+  const Undefined& undefined() const { return std::get<Undefined>(data_); }
+  bool boolean() const { return std::get<bool>(data_); }
+  // Of an int or a bool, which Python takes for 0 or 1.
+  int64_t integer() const { return IsBool() ? (boolean() ? 1 : 0) : std::get<int64_t>(data_); }
+  double number() const {
+    return IsFloat() ? std::get<double>(data_) : static_cast<double>(integer());
+  }
+  const Text& text() const { return *std::get<std::shared_ptr<const Text>>(data_); }
+  const List& list() const { return *std::get<std::shared_ptr<const List>>(data_); }
+  const Dict& dict() const { return *std::get<std::shared_ptr<const Dict>>(data_); }
+  // Null if it is something else.
+  Namespace* space() const;
+  const Callable* callable() const;
+  LoopState* loop() const;
+
+  // Python's name of the type.
+  std::string_view TypeName() const;
+  // Containers, a string not being one.
+  int depth() const { return IsList() ? list().depth : IsDict() ? dict().depth : 0; }
+  // Whether both are the same object, which is what equality of the rest means.
+  bool SameObject(const Value& other) const;
+
+ private:
+  template <typename T>
+  bool Is() const {
+    return std::holds_alternative<T>(data_);
+  }
+
+  std::variant<Undefined, None, bool, int64_t, double, std::shared_ptr<const Text>,
+               std::shared_ptr<const List>, std::shared_ptr<const Dict>, std::shared_ptr<Namespace>,
+               std::shared_ptr<const Callable>, std::shared_ptr<LoopState>>
+      data_;
+};
+
+// Arguments of a call, a filter or a test.
+struct Arguments {
+  std::vector<Value> positional;
+  std::vector<std::pair<std::string, Value>> named;
+
+  // The argument at `index` or named `name`; null if absent. Call Check() before.
+  const Value* Get(size_t index, std::string_view name) const;
+  // Refuses more than the parameters in `names`, other names, and one given twice.
+  void Check(std::string_view function, const std::vector<std::string_view>& names,
+             size_t required = 0) const;
+};
+
+struct MacroNode;
+struct Scope;
+
+// A macro, a built-in function, or a method bound to its object.
+struct Callable {
+  std::string name;
+  const MacroNode* macro = nullptr;  // null: built in
+  std::shared_ptr<Scope> closure;    // of a macro
+  Value self;                        // of a method
+  bool is_method = false;
+};
+
+// The variable `loop`. Elements are taken from the source when they are asked for, because the
+// condition of a loop may depend on what its body has done.
+struct LoopState {
+  std::vector<Value> items;    // taken so far
+  std::function<bool()> pull;  // takes one more; false: there is none. Null once the loop is over
+  size_t index0 = 0;
+
+  bool Has(size_t index) {
+    while (items.size() <= index && pull != nullptr) {
+      if (!pull()) pull = nullptr;
+    }
+    return index < items.size();
+  }
+};
+
+}  // namespace moeserve::chat

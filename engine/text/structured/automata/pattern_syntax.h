@@ -1,0 +1,27 @@
+// The syntax tree of a regular expression.
+#pragma once
+
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "engine/text/structured/automata/char_set.h"
+
+namespace moeserve::structured {
+
+struct PatternNode {
+  enum class Kind { kSet, kSequence, kAlternatives, kRepeat, kAtStart, kAtEnd };
+  static constexpr int kUnbounded = -1;
+
+  Kind kind = Kind::kSequence;
+  CharSet set;                                         // kSet
+  std::vector<std::unique_ptr<PatternNode>> children;  // kRepeat has one
+  int min = 0;                                         // kRepeat
+  int max = kUnbounded;                                // kRepeat
+};
+
+// InvalidArgument: what is wrong, with its position in the pattern, counted in characters from 1.
+Result<std::unique_ptr<PatternNode>> ParsePattern(std::string_view pattern);
+
+}  // namespace moeserve::structured

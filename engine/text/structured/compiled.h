@@ -1,0 +1,43 @@
+// A grammar with the vocabulary that it was compiled for.
+#pragma once
+
+#include <memory>
+
+#include "engine/text/structured/constraint.h"
+#include "engine/text/structured/dfa_mask.h"
+#include "engine/text/structured/grammar.h"
+#include "engine/text/structured/matcher.h"
+
+namespace moeserve::structured {
+
+class Compiled : public CompiledConstraint, public std::enable_shared_from_this<Compiled> {
+ public:
+  // `grammar` is finished and its root has a finite instance.
+  Compiled(Grammar grammar, std::shared_ptr<const VocabularyIndex> vocabulary);
+
+  std::unique_ptr<ConstraintState> NewState() const override;
+  size_t memory_bytes() const override;
+
+  const VocabularyIndex& vocabulary() const { return *vocabulary_; }
+  const Matcher& matcher() const { return matcher_; }
+  // See DfaMaskCache::Get.
+  std::shared_ptr<const DfaMask> MaskOf(int32_t dfa, int32_t state, bool at_root,
+                                        int64_t room) const;
+
+ private:
+  const Grammar grammar_;
+  const std::shared_ptr<const VocabularyIndex> vocabulary_;
+  const Matcher matcher_;
+  mutable DfaMaskCache masks_;
+};
+
+// The automaton of all JSON strings, finished for this vocabulary, and its masks. Made once per
+// vocabulary.
+struct StringMasks {
+  DfaPtr dfa;
+  mutable DfaMaskCache cache;
+
+  explicit StringMasks(DfaPtr any_string);
+};
+
+}  // namespace moeserve::structured

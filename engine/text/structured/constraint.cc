@@ -1,0 +1,116 @@
+#include "engine/text/structured/constraint.h"
+
+#include <exception>
+#include <utility>
+
+#include "engine/text/structured/automata/nfa.h"
+#include "engine/text/structured/automata/pattern.h"
+#include "engine/text/structured/compiled.h"
+#include "engine/text/structured/schema_compiler.h"
+#include "engine/text/tokenizer/utf8.h"
+
+namespace moeserve {
+namespace structured {
+namespace {
+
+// The texts that `dfa` accepts, as the whole answer.
+Result<Grammar> WholeText(ByteDfa dfa, DfaPtr any_string, const ByteSet& spellable,
+                          CompileBudget* budget) {
+  MOESERVE_RETURN_IF_ERROR(dfa.Finish(spellable, budget));
+  Grammar grammar;
+  grammar.dfas = {std::move(any_string), std::make_shared<const ByteDfa>(std::move(dfa))};
+  ScalarNode node;
+  node.dfa = 1;
+  grammar.nodes.push_back({node});
+  grammar.root = 0;
+  MOESERVE_RETURN_IF_ERROR(grammar.Finish(spellable, budget));
+  if (grammar.nodes[0].distance < kUnreachable) return grammar;
+  return absl::InvalidArgumentError("no text matches that the model's vocabulary can spell");
+}
+
+Result<ByteDfa> RegexDfa(const std::string& pattern, const ConstraintLimits& limits,
+                         CompileBudget* budget) {
+  if (pattern.size() > limits.pattern_bytes) {
+    return absl::InvalidArgumentError("the pattern has " + std::to_string(pattern.size()) +
+                                      " bytes, more than " + std::to_string(limits.pattern_bytes));
+  }
+  return PatternDfa(pattern, MatchMode::kWholeText, Encoding::kUtf8, budget);
+}
+
+Result<ByteDfa> ChoiceDfa(const std::vector<std::string>& choices, const ConstraintLimits& limits,
+                          CompileBudget* budget) {
+  if (choices.empty()) return absl::InvalidArgumentError("choices: empty");
+  if (choices.size() > static_cast<size_t>(limits.enum_entries)) {
+    return absl::InvalidArgumentError("choices: " + std::to_string(choices.size()) +
+                                      ", more than " + std::to_string(limits.enum_entries));
+  }
+  size_t bytes = 0;
+  Nfa nfa(budget);
+  std::vector<Nfa::NodeId> starts;
+  for (size_t i = 0; i < choices.size(); ++i) {
+    bytes += choices[i].size();
+    if (bytes > limits.schema_bytes) {
+      return absl::InvalidArgumentError("choices: more than " +
+                                        std::to_string(limits.schema_bytes) + " bytes together");
+    }
+    if (!IsValidUtf8(choices[i])) {
+      return absl::InvalidArgumentError("choices: entry " + std::to_string(i) + " is not UTF-8");
+    }
+    MOESERVE_ASSIGN_OR_RETURN(starts.emplace_back(),
+                              nfa.Literal(choices[i], Encoding::kUtf8, nfa.match()));
+  }
+  MOESERVE_ASSIGN_OR_RETURN(const Nfa::NodeId start, nfa.Any(starts));
+  return nfa.Determinize(start);
+}
+
+Result<Grammar> CompileGrammar(const ConstraintSpec& spec, const VocabularyIndex& vocabulary,
+                               const ConstraintLimits& limits) {
+  CompileBudget budget(limits.states, limits.compile_time);
+  const DfaPtr& any_string = vocabulary.string_masks().dfa;
+  const ByteSet& spellable = vocabulary.spellable();
+  switch (spec.kind) {
+    case ConstraintSpec::Kind::kJsonObject:
+      return CompileSchema(R"({"type": "object"})", spec.strict, limits, any_string, spellable,
+                           &budget);
+    case ConstraintSpec::Kind::kJsonSchema:
+      return CompileSchema(spec.text, spec.strict, limits, any_string, spellable, &budget);
+    case ConstraintSpec::Kind::kRegex: {
+      MOESERVE_ASSIGN_OR_RETURN(ByteDfa dfa, RegexDfa(spec.text, limits, &budget));
+      return WholeText(std::move(dfa), any_string, spellable, &budget);
+    }
+    case ConstraintSpec::Kind::kChoice: {
+      MOESERVE_ASSIGN_OR_RETURN(ByteDfa dfa, ChoiceDfa(spec.choices, limits, &budget));
+      return WholeText(std::move(dfa), any_string, spellable, &budget);
+    }
+  }
+  return absl::InvalidArgumentError("unknown kind of constraint");
+}
+
+Result<Grammar> Compile(const ConstraintSpec& spec, const VocabularyIndex& vocabulary,
+                        const ConstraintLimits& limits) {
+  MOESERVE_ASSIGN_OR_RETURN(Grammar grammar, CompileGrammar(spec, vocabulary, limits));
+  const int64_t shortest = grammar.nodes[grammar.root].distance;
+  if (shortest <= limits.shortest_answer) return grammar;
+  return absl::InvalidArgumentError("the shortest text that matches has " +
+                                    std::to_string(shortest) + " bytes, more than " +
+                                    std::to_string(limits.shortest_answer));
+}
+
+}  // namespace
+}  // namespace structured
+
+Result<std::shared_ptr<const CompiledConstraint>> CompileConstraint(
+    const ConstraintSpec& spec, std::shared_ptr<const VocabularyIndex> vocabulary,
+    const ConstraintLimits& limits) {
+  try {
+    MOESERVE_ASSIGN_OR_RETURN(structured::Grammar grammar,
+                              structured::Compile(spec, *vocabulary, limits));
+    return std::make_shared<const structured::Compiled>(std::move(grammar), std::move(vocabulary));
+  } catch (const std::exception& error) {
+    // The JSON library reports its own errors so.
+    return absl::InvalidArgumentError(std::string("the constraint cannot be read: ") +
+                                      error.what());
+  }
+}
+
+}  // namespace moeserve

@@ -1,0 +1,250 @@
+#include "engine/text/structured/grammar.h"
+
+#include <algorithm>
+#include <string_view>
+#include <tuple>
+#include <utility>
+
+#include "engine/text/structured/automata/char_set.h"
+#include "engine/text/tokenizer/utf8.h"
+
+namespace moeserve::structured {
+namespace {
+
+int64_t Sum(int64_t a, int64_t b) { return std::min(a + b, kUnreachable); }
+int64_t Product(int64_t a, int64_t b) {
+  if (a == 0 || b == 0) return 0;
+  return a > kUnreachable / b ? kUnreachable : std::min(a * b, kUnreachable);
+}
+
+// So many properties beyond the named ones that an object has to have.
+constexpr int64_t kMaxFillers = 1000;
+
+struct Size {
+  int64_t distance;
+  int64_t height;
+  bool operator<(const Size& other) const {
+    return std::pair(distance, height) < std::pair(other.distance, other.height);
+  }
+};
+
+class Measurer {
+ public:
+  Measurer(const Grammar& grammar, const ByteSet& spellable)
+      : grammar_(grammar), spellable_(spellable) {}
+
+  Size Of(const Node& node) const {
+    return std::visit([&](const auto& value) { return Measure(value); }, node.value);
+  }
+
+ private:
+  const Node& At(NodeId id) const { return grammar_.nodes[id]; }
+
+  Size Measure(const ScalarNode& scalar) const {
+    const ByteDfa& dfa = *grammar_.dfas[scalar.dfa];
+    const int64_t distance = dfa.distance[ByteDfa::kStart];
+    if (!scalar.counted || scalar.min_chars == 0 || distance >= kUnreachable) return {distance, 0};
+    if (scalar.min_chars > scalar.max_chars || !spellable_[' ']) return {kUnreachable, 0};
+    return {Sum(distance, scalar.min_chars), 0};
+  }
+
+  Size Measure(const ArrayNode& array) const {
+    Size size{Brackets('[', ']'), 1};
+    if (array.min_items > array.max_items) size.distance = kUnreachable;
+    const int64_t prefix = static_cast<int64_t>(array.prefix.size());
+    for (int64_t i = 0; i < std::min(array.min_items, prefix); ++i) Add(array.ItemAt(i), 1, &size);
+    if (array.min_items > prefix) Add(array.ItemAt(prefix), array.min_items - prefix, &size);
+    if (array.min_items > 0) size.distance -= size.distance < kUnreachable;
+    if (array.min_items > 1 && !spellable_[',']) size.distance = kUnreachable;
+    return size;
+  }
+
+  Size Measure(const ObjectNode& object) const {
+    Size size{Brackets('{', '}'), 1};
+    int64_t count = 0;
+    int64_t inner = 0;
+    std::vector<Size> optional;
+    for (const Property& property : object.properties) {
+      if (property.value == kNoNode) {
+        if (property.required) return {kUnreachable, 0};
+        continue;
+      }
+      const Node& value = At(property.value);
+      const int64_t cost = Sum(property.suffix_bytes[0] + 4, value.distance);
+      if (property.required) {
+        ++count;
+        size.distance = Sum(size.distance, cost);
+        inner = std::max(inner, value.height);
+      } else if (cost < kUnreachable) {
+        optional.push_back({cost, value.height});
+      }
+    }
+    if (count > object.max_properties || object.min_properties > object.max_properties) {
+      return {kUnreachable, 0};
+    }
+    const int64_t more = object.min_properties - count;
+    if (more > 0) {
+      // The cheapest ones, as a state that needs more properties counts them.
+      std::stable_sort(optional.begin(), optional.end(),
+                       [](const Size& a, const Size& b) { return a.distance < b.distance; });
+      Size other{kUnreachable, 0};
+      if (object.additional != kNoNode && spellable_['a']) {
+        const int64_t taken = static_cast<int64_t>(object.properties.size()) + more;
+        other.distance = Sum(At(object.additional).distance, 4 + FreeNameLength(taken));
+        other.height = At(object.additional).height;
+      }
+      int64_t left = more;
+      for (size_t i = 0; i < optional.size() && left > 0; ++i, --left) {
+        if (other.distance <= optional[i].distance) break;
+        size.distance = Sum(size.distance, optional[i].distance);
+        inner = std::max(inner, optional[i].height);
+      }
+      if (left > 0) {
+        if (left > kMaxFillers) return {kUnreachable, 0};
+        size.distance = Sum(size.distance, Product(left, other.distance));
+        inner = std::max(inner, other.height);
+      }
+    }
+    const bool any = count > 0 || more > 0;
+    if (any && (!spellable_['"'] || !spellable_[':'] || !spellable_[','])) return {kUnreachable, 0};
+    size.distance -= any && size.distance < kUnreachable;
+    size.height += inner;
+    return size;
+  }
+
+  Size Measure(const ChoiceNode& choice) const {
+    Size size{kUnreachable, 0};
+    for (const NodeId option : choice.options) {
+      size = std::min(size, Size{At(option).distance, At(option).height});
+    }
+    return size;
+  }
+
+  int64_t Brackets(char open, char close) const {
+    return spellable_[open] && spellable_[close] ? 2 : kUnreachable;
+  }
+  // `count` items with their commas.
+  void Add(NodeId item, int64_t count, Size* size) const {
+    if (item == kNoNode) {
+      size->distance = kUnreachable;
+      return;
+    }
+    size->distance = Sum(size->distance, Product(count, Sum(At(item).distance, 1)));
+    size->height = std::max(size->height, 1 + At(item).height);
+  }
+
+  const Grammar& grammar_;
+  const ByteSet& spellable_;
+};
+
+}  // namespace
+
+int64_t FreeNameLength(int64_t taken) { return taken < 90 ? 1 : 2; }
+
+int64_t SpelledBytes(char32_t c, const ByteSet& spellable) {
+  if (ShortEscape(c) != 0) {
+    return spellable['\\'] && spellable[static_cast<uint8_t>(ShortEscape(c))] ? 2 : kUnreachable;
+  }
+  std::string utf8;
+  AppendUtf8(c, &utf8);
+  const bool direct = c >= 0x20 && std::all_of(utf8.begin(), utf8.end(), [&](char b) {
+                        return spellable[static_cast<uint8_t>(b)];
+                      });
+  if (direct) return static_cast<int64_t>(utf8.size());
+  if (c >= 0x20 && c < 0x7F) return kUnreachable;
+  for (const char b : std::string_view("\\u0123456789abcdef")) {
+    if (!spellable[static_cast<uint8_t>(b)]) return kUnreachable;
+  }
+  return c > 0xFFFF ? 12 : 6;
+}
+
+Status Grammar::Finish(const ByteSet& spellable_bytes, CompileBudget* budget) {
+  spellable = spellable_bytes;
+  for (Node& node : nodes) {
+    auto* object = std::get_if<ObjectNode>(&node.value);
+    if (object == nullptr) continue;
+    for (Property& property : object->properties) {
+      property.suffix_bytes.assign(property.name.size() + 1, 0);
+      for (size_t i = property.name.size(); i-- > 0;) {
+        property.suffix_bytes[i] =
+            Sum(property.suffix_bytes[i + 1], SpelledBytes(property.name[i], spellable));
+      }
+      MOESERVE_RETURN_IF_ERROR(budget->Tick(static_cast<int64_t>(property.name.size())));
+    }
+  }
+
+  // Distances only shrink, each to one of finitely many values: this ends.
+  const Measurer measurer(*this, spellable);
+  for (bool changed = true; changed;) {
+    changed = false;
+    // Most values refer to later nodes.
+    for (size_t i = nodes.size(); i-- > 0;) {
+      Node& node = nodes[i];
+      int64_t work = 1;
+      if (const auto* object = std::get_if<ObjectNode>(&node.value)) {
+        work += static_cast<int64_t>(object->properties.size());
+      } else if (const auto* array = std::get_if<ArrayNode>(&node.value)) {
+        work += static_cast<int64_t>(array->prefix.size());
+      } else if (const auto* choice = std::get_if<ChoiceNode>(&node.value)) {
+        work += static_cast<int64_t>(choice->options.size());
+      }
+      MOESERVE_RETURN_IF_ERROR(budget->Tick(8 * work));
+      const Size size = measurer.Of(node);
+      if (size.distance < node.distance) {
+        node.distance = size.distance;
+        changed = true;
+      }
+    }
+  }
+  // A shortest instance consists of shorter ones, so heights follow in order of distance; a choice
+  // is as long as an option.
+  std::vector<NodeId> order;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    if (nodes[i].distance < kUnreachable) order.push_back(static_cast<NodeId>(i));
+  }
+  std::sort(order.begin(), order.end(), [&](NodeId a, NodeId b) {
+    const auto key = [&](NodeId id) {
+      return std::tuple(nodes[id].distance, std::holds_alternative<ChoiceNode>(nodes[id].value),
+                        id);
+    };
+    return key(a) < key(b);
+  });
+  for (const NodeId id : order) nodes[id].height = measurer.Of(nodes[id]).height;
+
+  const auto finite = [&](NodeId id) {
+    return id != kNoNode && nodes[id].distance < kUnreachable ? id : kNoNode;
+  };
+  for (Node& node : nodes) {
+    if (auto* choice = std::get_if<ChoiceNode>(&node.value)) {
+      std::erase_if(choice->options, [&](NodeId id) { return finite(id) == kNoNode; });
+    } else if (auto* array = std::get_if<ArrayNode>(&node.value)) {
+      for (NodeId& id : array->prefix) id = finite(id);
+      array->items = finite(array->items);
+    } else if (auto* object = std::get_if<ObjectNode>(&node.value)) {
+      object->additional = finite(object->additional);
+      for (size_t i = 0; i < object->properties.size(); ++i) {
+        Property& property = object->properties[i];
+        property.value = finite(property.value);
+        if (property.suffix_bytes[0] >= kUnreachable) property.value = kNoNode;
+        if (property.value == kNoNode) continue;
+        property.cost = property.suffix_bytes[0] + 4 + nodes[property.value].distance;
+        if (property.required) {
+          ++object->num_required;
+          object->required_cost += property.cost;
+        } else {
+          object->optional_by_cost.push_back(static_cast<int32_t>(i));
+        }
+      }
+      std::stable_sort(object->optional_by_cost.begin(), object->optional_by_cost.end(),
+                       [&](int32_t a, int32_t b) {
+                         return object->properties[a].cost < object->properties[b].cost;
+                       });
+      for (size_t rank = 0; rank < object->optional_by_cost.size(); ++rank) {
+        object->properties[object->optional_by_cost[rank]].rank = static_cast<int32_t>(rank);
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace moeserve::structured

@@ -1,0 +1,375 @@
+// Objects: keys in any order, each once.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "engine/text/structured/matcher.h"
+
+namespace moeserve::structured {
+namespace {
+
+// Of one object, named properties aside; bounds the memory of a state.
+constexpr int32_t kMaxOthers = 4096;
+
+constexpr uint64_t kNamed = uint64_t{1} << 63;
+
+void AddSeen(uint64_t key, Frame* top, StackPool* pool) {
+  pool->seen.push_back({key, top->seen_list});
+  top->seen_list = static_cast<int32_t>(pool->seen.size() - 1);
+  top->seen_hash = HashWith(top->seen_hash, key);
+}
+
+}  // namespace
+
+class Matcher::SeenNames {
+ public:
+  SeenNames(const Frame& top, const StackPool& pool, size_t num_properties) : first_(top.seen) {
+    if (num_properties <= 64) return;
+    more_.resize((num_properties - 1) / 64);
+    for (int32_t s = top.seen_list; s >= 0; s = pool.seen[s].previous) {
+      const uint64_t key = pool.seen[s].key;
+      if (key & kNamed) more_[(key & ~kNamed) / 64 - 1] |= uint64_t{1} << (key % 64);
+    }
+    pool.work += 2 + (top.count + static_cast<int64_t>(more_.size())) / 16;
+  }
+  bool Has(int32_t property) const {
+    const uint64_t word = property < 64 ? first_ : more_[property / 64 - 1];
+    return (word >> (property % 64)) & 1;
+  }
+
+ private:
+  uint64_t first_;
+  std::vector<uint64_t> more_;
+};
+
+// The cheapest optional properties that are missing, a number of them.
+struct Matcher::Fillers {
+  int64_t cost = 0;
+  int64_t cost_of_one_less = 0;
+  int32_t end = 0;  // the named ones among them stand before this place of optional_by_cost
+
+  // Of one less, where `property` itself is the one that is not needed.
+  int64_t CostWith(const Property& property) const {
+    const bool among = property.rank >= 0 && property.rank < end;
+    if (!among) return cost_of_one_less;
+    return cost < kUnreachable ? cost - property.cost : kUnreachable;
+  }
+};
+
+bool Matcher::HasSeenOther(const Frame& top, const StackPool& pool, uint64_t key) const {
+  for (int32_t s = top.seen_list; s >= 0; s = pool.seen[s].previous) {
+    if (pool.seen[s].key == key) return true;
+  }
+  pool.work += top.count / 16;
+  return false;
+}
+
+bool Matcher::HasRoom(const Frame& top) const {
+  return top.count + top.missing < ObjectOf(top).max_properties;
+}
+
+bool Matcher::PropertyAllowed(const Frame& top, const SeenNames& seen, int32_t property) const {
+  const Property& p = ObjectOf(top).properties[property];
+  return p.value != kNoNode && (p.required || HasRoom(top)) && Fits(p.value, top) &&
+         !seen.Has(property);
+}
+
+bool Matcher::OtherAllowed(const Frame& top) const {
+  const NodeId additional = ObjectOf(top).additional;
+  return additional != kNoNode && HasRoom(top) && top.num_others < kMaxOthers &&
+         Fits(additional, top);
+}
+
+bool Matcher::AnyKeyAllowed(const Frame& top, const StackPool& pool) const {
+  if (OtherAllowed(top)) return true;
+  const size_t n = ObjectOf(top).properties.size();
+  const SeenNames seen(top, pool, n);
+  int32_t i = 0;
+  while (i < static_cast<int32_t>(n) && !PropertyAllowed(top, seen, i)) ++i;
+  pool.work += i / 8;
+  return i < static_cast<int32_t>(n);
+}
+
+// Some allowed property's name begins with what has been read of the key.
+bool Matcher::KeyCanEnd(const Frame& top, const StackPool& pool) const {
+  if (OtherAllowed(top)) return true;
+  const ObjectNode& object = ObjectOf(top);
+  const SeenNames seen(top, pool, object.properties.size());
+  for (int32_t i = top.first; i < top.last; ++i) {
+    if ((i - top.first) % 8 == 7) ++pool.work;
+    if (!PropertyAllowed(top, seen, i)) continue;
+    if (top.decoder.at_boundary()) return true;
+    const std::u32string& name = object.properties[i].name;
+    if (static_cast<int32_t>(name.size()) > top.length && top.decoder.CanBecome(name[top.length])) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool Matcher::CanCloseObject(const Frame& top) const {
+  return top.missing == 0 && top.count >= ObjectOf(top).min_properties;
+}
+
+void Matcher::StepObject(const Frame& top, uint8_t byte, StackPool* pool,
+                         std::vector<Frame>* out) const {
+  Frame frame = top;
+  switch (top.phase) {
+    case Phase::kOpen:
+    case Phase::kExpectKey:
+      if (byte == '}') {
+        if (top.phase == Phase::kOpen && CanCloseObject(top)) Pop(top, *pool, out);
+      } else if (StepSpace(&frame, byte, /*line_end_allowed=*/true)) {
+        out->push_back(frame);
+      } else if (byte == '"' && AnyKeyAllowed(top, *pool)) {
+        frame.phase = Phase::kKey;
+        frame.space = 0;
+        frame.decoder = StringDecoder();
+        frame.dfa_state = grammar_.dfas[grammar_.any_string]->Next(ByteDfa::kStart, '"');
+        frame.first = 0;
+        frame.last = static_cast<int32_t>(ObjectOf(top).properties.size());
+        frame.length = 0;
+        frame.hash = kHashBasis;
+        out->push_back(frame);
+      }
+      return;
+    case Phase::kKey:
+      return StepKey(top, byte, pool, out);
+    case Phase::kColon:
+      if (byte == ':') {
+        frame.phase = Phase::kExpectValue;
+        out->push_back(frame);
+      }
+      return;
+    case Phase::kExpectValue:
+      if (StepSpace(&frame, byte, /*line_end_allowed=*/false)) {
+        out->push_back(frame);
+        return;
+      }
+      frame.phase = Phase::kAfterValue;
+      frame.space = 0;
+      frame.pending = kNoNode;
+      return BeginValue(top.pending, &frame, byte, pool, out);
+    case Phase::kAfterValue:
+      if (byte == ',' && AnyKeyAllowed(top, *pool)) {
+        frame.phase = Phase::kExpectKey;
+        out->push_back(frame);
+      } else if (byte == '}' && CanCloseObject(top)) {
+        Pop(top, *pool, out);
+      } else if (byte == '\n' && CanCloseObject(top)) {
+        frame.phase = Phase::kClosing;
+        frame.space = 2;
+        out->push_back(frame);
+      }
+      return;
+    case Phase::kClosing:
+      if (byte == '}') {
+        Pop(top, *pool, out);
+      } else if (StepSpace(&frame, byte, false)) {
+        out->push_back(frame);
+      }
+      return;
+  }
+}
+
+void Matcher::StepKey(const Frame& top, uint8_t byte, StackPool* pool,
+                      std::vector<Frame>* out) const {
+  Frame frame = top;
+  if (byte == '"' && top.decoder.at_boundary()) {
+    if (CloseKey(&frame, pool)) out->push_back(frame);
+    return;
+  }
+  const StringDecoder::Result result = frame.decoder.Push(byte);
+  frame.dfa_state = grammar_.dfas[grammar_.any_string]->Next(top.dfa_state, byte);
+  if (result == StringDecoder::Result::kError || frame.dfa_state == kDead) return;
+  if (result == StringDecoder::Result::kCharacter) {
+    const char32_t c = frame.decoder.character();
+    const auto& properties = ObjectOf(top).properties;
+    const size_t at = static_cast<size_t>(top.length);
+    // A name that ends here sorts before those that go on.
+    const auto character = [&](const Property& p) {
+      return p.name.size() > at ? static_cast<int64_t>(p.name[at]) : -1;
+    };
+    const auto begin = properties.begin() + top.first;
+    const auto end = properties.begin() + top.last;
+    const auto first = std::partition_point(
+        begin, end, [&](const Property& p) { return character(p) < static_cast<int64_t>(c); });
+    const auto last = std::partition_point(
+        first, end, [&](const Property& p) { return character(p) == static_cast<int64_t>(c); });
+    frame.first = static_cast<int32_t>(first - properties.begin());
+    frame.last = static_cast<int32_t>(last - properties.begin());
+    ++frame.length;
+    frame.hash = HashWith(top.hash, c);
+  }
+  if (KeyCanEnd(frame, *pool)) out->push_back(frame);
+}
+
+bool Matcher::CloseKey(Frame* top, StackPool* pool) const {
+  const ObjectNode& object = ObjectOf(*top);
+  const bool named = top->first < top->last &&
+                     static_cast<int32_t>(object.properties[top->first].name.size()) == top->length;
+  if (named) {
+    const int32_t i = top->first;
+    if (!PropertyAllowed(*top, SeenNames(*top, *pool, object.properties.size()), i)) return false;
+    const Property& property = object.properties[i];
+    if (i < 64) {
+      top->seen |= uint64_t{1} << i;
+    } else {
+      AddSeen(kNamed | static_cast<uint64_t>(i), top, pool);
+    }
+    if (property.required) {
+      --top->missing;
+      top->missing_cost -= property.cost;
+    }
+    top->pending = property.value;
+  } else {
+    const uint64_t key = top->hash & ~kNamed;
+    if (!OtherAllowed(*top) || HasSeenOther(*top, *pool, key)) return false;
+    AddSeen(key, top, pool);
+    ++top->num_others;
+    top->pending = object.additional;
+  }
+  ++top->count;
+  top->phase = Phase::kColon;
+  // What is left of the key makes no difference from here on.
+  top->decoder = StringDecoder();
+  top->dfa_state = 0;
+  top->first = top->last = top->length = 0;
+  top->hash = 0;
+  return true;
+}
+
+// Properties still needed for the smallest number, required ones aside.
+int64_t Matcher::Needed(const Frame& top) const {
+  return std::max<int64_t>(ObjectOf(top).min_properties - top.count - top.missing, 0);
+}
+
+// Of a property without a name of its own: a free name, the shortest value and a comma.
+int64_t Matcher::OtherCost(const Frame& top) const {
+  const ObjectNode& object = ObjectOf(top);
+  const int64_t taken =
+      static_cast<int64_t>(object.properties.size()) + top.num_others + Needed(top);
+  return 4 + FreeNameLength(taken) + At(object.additional).distance;
+}
+
+Matcher::Fillers Matcher::FillersOf(const Frame& top, const SeenNames& seen, int64_t count) const {
+  Fillers out;
+  if (count <= 0) return out;
+  const ObjectNode& object = ObjectOf(top);
+  const bool others = object.additional != kNoNode && Fits(object.additional, top);
+  const int64_t other_cost = others ? OtherCost(top) : kUnreachable;
+  const int32_t n = static_cast<int32_t>(object.optional_by_cost.size());
+  for (; out.end < n && count > 0; ++out.end) {
+    const int32_t i = object.optional_by_cost[out.end];
+    if (other_cost <= object.properties[i].cost) break;
+    if (seen.Has(i)) continue;
+    out.cost_of_one_less = out.cost;
+    out.cost += object.properties[i].cost;
+    --count;
+  }
+  if (count > 0) {
+    out.cost_of_one_less = std::min(out.cost + (count - 1) * other_cost, kUnreachable);
+    out.cost = std::min(out.cost + count * other_cost, kUnreachable);
+  }
+  return out;
+}
+
+int64_t Matcher::ObjectRest(const Frame& top, const StackPool& pool) const {
+  const ObjectNode& object = ObjectOf(top);
+  if (top.phase == Phase::kClosing) return 1;
+  if (top.phase == Phase::kKey) return KeyRest(top, pool);
+  const int64_t needed = Needed(top);
+  const SeenNames seen(top, pool, object.properties.size());
+  const Fillers fillers = FillersOf(top, seen, needed);
+  pool.work += fillers.end / 8;
+  const int64_t rest = top.missing_cost + fillers.cost + 1;
+  switch (top.phase) {
+    case Phase::kOpen:
+      return rest - (top.missing + needed > 0 ? 1 : 0);
+    case Phase::kExpectKey: {
+      if (top.missing + needed > 0) return rest - 1;
+      int64_t cheapest = kUnreachable;
+      if (OtherAllowed(top)) cheapest = OtherCost(top) - 1;
+      for (const int32_t i : object.optional_by_cost) {
+        if (!PropertyAllowed(top, seen, i)) continue;
+        cheapest = std::min(cheapest, object.properties[i].cost - 1);
+        break;
+      }
+      return rest + cheapest;
+    }
+    case Phase::kColon:
+      return rest + 1 + At(top.pending).distance;
+    case Phase::kExpectValue:
+      return rest + At(top.pending).distance;
+    default:
+      return rest;
+  }
+}
+
+int64_t Matcher::KeyRest(const Frame& top, const StackPool& pool) const {
+  const ObjectNode& object = ObjectOf(top);
+  const bool boundary = top.decoder.at_boundary();
+  const int64_t needed = Needed(top);
+  const SeenNames seen(top, pool, object.properties.size());
+  const Fillers fillers = FillersOf(top, seen, needed);
+  pool.work += (fillers.end + top.last - top.first) / 8;
+  int64_t best = kUnreachable;
+  for (int32_t i = top.first; i < top.last; ++i) {
+    if (!PropertyAllowed(top, seen, i)) continue;
+    const Property& property = object.properties[i];
+    const size_t read = static_cast<size_t>(top.length);
+    int64_t key = 0;
+    if (boundary) {
+      key = property.suffix_bytes[read];
+    } else {
+      if (property.name.size() <= read || !top.decoder.CanBecome(property.name[read])) continue;
+      const std::string ending = top.decoder.Ending(property.name[read]);
+      const bool spellable = std::all_of(ending.begin(), ending.end(), [&](char c) {
+        return grammar_.spellable[static_cast<uint8_t>(c)];
+      });
+      if (!spellable) continue;
+      key = static_cast<int64_t>(ending.size()) + property.suffix_bytes[read + 1];
+    }
+    int64_t rest = top.missing_cost + 1;
+    if (property.required) {
+      rest += fillers.cost - property.cost;
+    } else {
+      rest += fillers.CostWith(property);
+    }
+    best = std::min(best, rest + key + 2 + At(property.value).distance);
+  }
+  if (OtherAllowed(top)) {
+    const int64_t taken = static_cast<int64_t>(object.properties.size()) + top.num_others + needed;
+    const int64_t more = FreeNameLength(taken);
+    int64_t key = 0;
+    if (boundary) {
+      const bool named =
+          top.first < top.last &&
+          static_cast<int32_t>(object.properties[top.first].name.size()) == top.length;
+      if (named || HasSeenOther(top, pool, top.hash & ~kNamed)) key = more;
+    } else {
+      // As if the character that has been begun led to a name that is taken.
+      key = grammar_.dfas[grammar_.any_string]->distance[top.dfa_state] - 1 + more;
+    }
+    best = std::min(best, top.missing_cost + 1 + fillers.cost_of_one_less + key + 2 +
+                              At(object.additional).distance);
+  }
+  return std::min(best, kUnreachable);
+}
+
+bool Matcher::InFreeKey(const Frame& top, const StackPool& pool, int64_t* bound) const {
+  if (top.kind != FrameKind::kObject || top.phase != Phase::kKey || !OtherAllowed(top))
+    return false;
+  const ObjectNode& object = ObjectOf(top);
+  const int64_t needed = Needed(top);
+  const SeenNames seen(top, pool, object.properties.size());
+  const Fillers fillers = FillersOf(top, seen, needed);
+  pool.work += fillers.end / 8;
+  const int64_t taken = static_cast<int64_t>(object.properties.size()) + top.num_others + needed;
+  // The characters that tell the key from the others, a colon and a bracket.
+  *bound = top.tail + top.missing_cost + fillers.cost + FreeNameLength(taken) + 2 +
+           At(object.additional).distance;
+  return true;
+}
+
+}  // namespace moeserve::structured

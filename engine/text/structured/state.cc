@@ -1,0 +1,351 @@
+// The state of one sequence: the matcher's alternatives, and masks over the vocabulary.
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "base/check.h"
+#include "engine/text/structured/compiled.h"
+
+namespace moeserve::structured {
+namespace {
+
+constexpr size_t kMaskCacheBytes = 8 << 20;
+
+// Work (StackPool::work) that one mask may take, some milliseconds: beyond it, alternatives are
+// left out, those that take longest to complete first, and what is left of a walk only looks at
+// tokens of one byte. Texts read in one or few ways stay far below. A single token may take twice
+// as much: what a mask has found is then always found again.
+constexpr int64_t kMaxMaskWork = 200000;
+constexpr int64_t kMaxTokenWork = 2 * kMaxMaskWork;
+
+// Trie nodes that an automaton alone looks at in the time of one step.
+constexpr int64_t kNodesPerStep = 4;
+// The same for masks that are mostly found kept. Whether one was must not matter: the same text has
+// the same mask each time.
+constexpr int64_t kKeptNodesPerStep = 16;
+
+class State : public ConstraintState {
+ public:
+  explicit State(std::shared_ptr<const Compiled> compiled)
+      : compiled_(std::move(compiled)), tops_{matcher().Start()} {}
+
+  void AllowedTokens(std::span<uint32_t> mask, int64_t tokens_left) override {
+    MOESERVE_CHECK(mask.size() == vocabulary().mask_words(), "the mask's size is the vocabulary's");
+    std::fill(mask.begin(), mask.end(), 0);
+    const std::vector<Alternative> order = Ordered();
+    // How far one token can bring the end nearer, with room for estimates.
+    const int64_t reach = vocabulary().max_depth() + 64;
+    const bool hopeless = !order.empty() && order[0].distance > Sum(tokens_left, reach);
+    if (!hopeless) FillMask(order, std::min(tokens_left, kUnreachable) - 1, mask);
+    const bool complete = this->complete();
+    if (!complete && Empty(mask)) FillMask(order, kUnreachable - 1, mask);
+    if (complete) {
+      for (const TokenId id : vocabulary().eos_ids()) mask[id / 32] |= uint32_t{1} << (id % 32);
+    }
+  }
+
+  bool Accept(TokenId token) override {
+    if (vocabulary().IsEos(token)) {
+      if (!complete()) return false;
+      tops_.clear();
+      Frame done;
+      done.kind = FrameKind::kDone;
+      tops_.push_back(done);
+      pool_ = StackPool();
+      return true;
+    }
+    const std::string_view bytes = vocabulary().Bytes(token);
+    if (bytes.empty()) return false;
+    const StackPool::Mark mark = pool_.mark();
+    std::vector<Frame> reached;
+    // One by one, as the mask was computed: what one alternative leads to must not push out what
+    // another one does before the token is complete.
+    pool_.work = 0;
+    for (const Alternative& alternative : Ordered()) {
+      if (!reached.empty() && pool_.work > kMaxTokenWork) break;
+      std::vector<Frame> now = {tops_[alternative.index]};
+      for (const char c : bytes) {
+        std::vector<Frame> next;
+        for (const Frame& frame : now) {
+          matcher().Step(frame, static_cast<uint8_t>(c), &pool_, &next);
+        }
+        matcher().Reduce(pool_, &next);
+        now = std::move(next);
+        if (now.empty()) break;
+      }
+      for (const Frame& frame : now) {
+        if (matcher().Distance(frame, pool_) < kUnreachable) reached.push_back(frame);
+      }
+      if (reached.size() > 4 * Matcher::kMaxAlternatives) matcher().Reduce(pool_, &reached);
+    }
+    if (reached.empty()) {
+      pool_.CutTo(mark);
+      return false;
+    }
+    matcher().Reduce(pool_, &reached);
+    tops_ = std::move(reached);
+    if (pool_.frames.size() + pool_.seen.size() > compact_at_) {
+      pool_.Compact(&tops_);
+      compact_at_ = 2 * (pool_.frames.size() + pool_.seen.size()) + 256;
+    }
+    return true;
+  }
+
+  bool complete() const override {
+    return std::any_of(tops_.begin(), tops_.end(),
+                       [&](const Frame& top) { return matcher().Complete(top); });
+  }
+
+  bool can_continue() const override {
+    return std::any_of(tops_.begin(), tops_.end(),
+                       [&](const Frame& top) { return matcher().CanContinue(top); });
+  }
+
+  std::unique_ptr<ConstraintState> Clone() const override {
+    auto clone = std::make_unique<State>(compiled_);
+    clone->tops_ = tops_;
+    clone->pool_ = pool_;
+    clone->compact_at_ = compact_at_;
+    return clone;
+  }
+
+ private:
+  const Matcher& matcher() const { return compiled_->matcher(); }
+  const VocabularyIndex& vocabulary() const { return compiled_->vocabulary(); }
+
+  struct Alternative {
+    size_t index;  // into tops_
+    int64_t distance;
+  };
+
+  static int64_t Sum(int64_t a, int64_t b) {
+    return std::min(a, kUnreachable) + std::min(b, kUnreachable);
+  }
+
+  // The shortest to complete first.
+  std::vector<Alternative> Ordered() const {
+    std::vector<Alternative> order;
+    for (size_t i = 0; i < tops_.size(); ++i) {
+      order.push_back({i, matcher().Distance(tops_[i], pool_)});
+    }
+    std::stable_sort(order.begin(), order.end(), [](const Alternative& a, const Alternative& b) {
+      return a.distance < b.distance;
+    });
+    return order;
+  }
+
+  static bool Empty(std::span<const uint32_t> mask) {
+    return std::all_of(mask.begin(), mask.end(), [](uint32_t word) { return word == 0; });
+  }
+
+  bool Overworked() const { return pool_.work > kMaxMaskWork; }
+
+  // `budget`: bytes in which the text has to be completed after the token.
+  void FillMask(const std::vector<Alternative>& order, int64_t budget, std::span<uint32_t> mask) {
+    const StackPool::Mark mark = pool_.mark();
+    pool_.work = 0;
+    for (const auto& [index, distance] : order) {
+      if (Overworked() && index != order[0].index) break;
+      const Frame& top = tops_[index];
+      const bool filled = FillScalar(top, budget, mask) || FillKey(top, budget, mask);
+      // Near the limit a key's estimates may leave nothing.
+      if (!filled || (distance <= budget + 1 && Empty(mask))) Walk({top}, 0, budget, mask);
+      pool_.CutTo(mark);
+    }
+  }
+
+  static void Or(const DfaMask& from, std::span<uint32_t> mask) {
+    for (size_t i = 0; i < mask.size(); ++i) mask[i] |= from.tokens[i];
+  }
+
+  // Inside a value that an automaton describes to its end. False: not the case.
+  bool FillScalar(const Frame& top, int64_t budget, std::span<uint32_t> mask) {
+    if (top.kind != FrameKind::kScalar) return false;
+    const ByteDfa& dfa = matcher().DfaOf(top);
+    const bool at_root = top.parent < 0;
+    if (!at_root && !dfa.ends_itself) return false;
+    const ScalarNode& scalar = matcher().ScalarOf(top);
+    const int64_t room = scalar.counted ? scalar.max_chars - top.count : kNoLimit;
+    const int64_t needed = scalar.counted ? std::max<int64_t>(scalar.min_chars - top.count, 0) : 0;
+    const int64_t max_rest = budget - top.tail;
+    std::shared_ptr<const DfaMask> cached;
+    exits_.clear();
+    // Inside a character there is little to walk.
+    const bool room_matters = room < vocabulary().max_depth() && !dfa.boundary[top.dfa_state];
+    if (!room_matters && max_rest >= Sum(dfa.max_distance, needed)) {
+      cached = MaskOf(scalar.dfa, top.dfa_state, at_root, room, mask);
+    } else {
+      WalkLimits limits;
+      limits.counted = scalar.counted;
+      limits.count = top.count;
+      limits.min_chars = scalar.min_chars;
+      limits.max_chars = scalar.max_chars;
+      limits.max_rest = max_rest;
+      limits.at_root = at_root;
+      pool_.work +=
+          WalkDfa(vocabulary(), dfa, top.dfa_state, limits, mask, &exits_) / kNodesPerStep;
+    }
+    std::vector<Frame> behind;
+    matcher().Pop(top, pool_, &behind);
+    // Behind the value all is the same wherever it ended.
+    const bool ends_in_time = matcher().Distance(behind[0], pool_) <= budget;
+    for (const auto& [node, chars] : cached ? cached->exits : exits_) {
+      if (chars < needed || SkipsExit(node)) continue;
+      if (ends_in_time) SetTokens(node, mask);
+      Walk(behind, node, budget, mask);
+    }
+    return true;
+  }
+
+  // Sets the tokens that stay inside an automaton.
+  std::shared_ptr<const DfaMask> MaskOf(int32_t dfa, int32_t state, bool at_root, int64_t room,
+                                        std::span<uint32_t> mask) {
+    auto cached = compiled_->MaskOf(dfa, state, at_root, room);
+    Or(*cached, mask);
+    pool_.work += cached->visited / kKeptNodesPerStep;
+    return cached;
+  }
+
+  bool SkipsExit(int32_t node) const {
+    return Overworked() && vocabulary().nodes()[node].depth > 1;
+  }
+
+  // Inside a key that any character may follow. False: not the case.
+  bool FillKey(const Frame& top, int64_t budget, std::span<uint32_t> mask) {
+    int64_t bound = 0;
+    if (!matcher().InFreeKey(top, pool_, &bound)) return false;
+    const int32_t any_string = matcher().grammar().any_string;
+    const ByteDfa& dfa = *matcher().grammar().dfas[any_string];
+    std::shared_ptr<const DfaMask> cached;
+    if (budget - bound >= dfa.max_distance) {
+      cached = MaskOf(any_string, top.dfa_state, /*at_root=*/false, kNoLimit, mask);
+    } else {
+      cached = compiled_->MaskOf(any_string, top.dfa_state, /*at_root=*/false, kNoLimit);
+      WalkLimits limits;
+      limits.max_rest = budget - bound;
+      exits_.clear();
+      if (limits.max_rest > 0) {
+        pool_.work +=
+            WalkDfa(vocabulary(), dfa, top.dfa_state, limits, mask, &exits_) / kNodesPerStep;
+      }
+    }
+    const StackPool::Mark mark = pool_.mark();
+    std::vector<uint8_t> path;
+    for (const auto& [node, chars] : cached->exits) {
+      if (SkipsExit(node)) continue;
+      // What follows depends on the key: it may be a named one, or taken.
+      path.clear();
+      for (int32_t n = node; n > 0; n = vocabulary().nodes()[n].parent) {
+        path.push_back(vocabulary().nodes()[n].byte);
+      }
+      std::vector<Frame> now = {top};
+      for (auto it = path.rbegin(); it != path.rend() && !now.empty(); ++it) {
+        std::vector<Frame> next;
+        matcher().Step(now[0], *it, &pool_, &next);
+        now = std::move(next);
+      }
+      if (!now.empty()) {
+        if (matcher().Distance(now[0], pool_) <= budget) SetTokens(node, mask);
+        Walk(now, node, budget, mask);
+      }
+      pool_.CutTo(mark);
+    }
+    return true;
+  }
+
+  void SetTokens(int32_t node, std::span<uint32_t> mask) const {
+    for (const TokenId id : vocabulary().TokensAt(node)) mask[id / 32] |= uint32_t{1} << (id % 32);
+  }
+
+  // Tokens whose bytes begin with those of trie node `from`, which led to `tops`.
+  void Walk(const std::vector<Frame>& tops, int32_t from, int64_t budget,
+            std::span<uint32_t> mask) {
+    const std::vector<VocabularyIndex::Node>& nodes = vocabulary().nodes();
+    const int32_t end = nodes[from].end;
+    if (from + 1 >= end) return;
+    const int base = nodes[from].depth;
+    if (levels_.empty()) {
+      levels_.resize(static_cast<size_t>(vocabulary().max_depth()) + 1);
+      marks_.resize(levels_.size());
+    }
+    levels_[0] = tops;
+    marks_[0] = pool_.mark();
+    for (int32_t i = from + 1; i < end;) {
+      const int depth = nodes[i].depth - base;
+      pool_.CutTo(marks_[depth - 1]);
+      std::vector<Frame>& now = levels_[depth];
+      now.clear();
+      for (const Frame& top : levels_[depth - 1]) {
+        matcher().Step(top, nodes[i].byte, &pool_, &now);
+      }
+      matcher().Reduce(pool_, &now);
+      if (now.empty()) {
+        i = nodes[i].end;
+        continue;
+      }
+      marks_[depth] = pool_.mark();
+      if (!vocabulary().TokensAt(i).empty() &&
+          std::any_of(now.begin(), now.end(), [&](const Frame& top) {
+            const int64_t distance = matcher().Distance(top, pool_);
+            return distance <= budget && distance < kUnreachable;
+          })) {
+        SetTokens(i, mask);
+      }
+      i = Overworked() ? nodes[i].end : i + 1;
+    }
+    pool_.CutTo(marks_[0]);
+  }
+
+  const std::shared_ptr<const Compiled> compiled_;
+  std::vector<Frame> tops_;
+  StackPool pool_;
+  size_t compact_at_ = 256;
+
+  // Scratch space of walks.
+  std::vector<DfaExit> exits_;
+  std::vector<std::vector<Frame>> levels_;
+  std::vector<StackPool::Mark> marks_;
+};
+
+}  // namespace
+
+StringMasks::StringMasks(DfaPtr any_string) : dfa(std::move(any_string)), cache(kMaskCacheBytes) {}
+
+Compiled::Compiled(Grammar grammar, std::shared_ptr<const VocabularyIndex> vocabulary)
+    : grammar_(std::move(grammar)),
+      vocabulary_(std::move(vocabulary)),
+      matcher_(&grammar_),
+      masks_(kMaskCacheBytes) {}
+
+std::unique_ptr<ConstraintState> Compiled::NewState() const {
+  return std::make_unique<State>(shared_from_this());
+}
+
+size_t Compiled::memory_bytes() const {
+  size_t bytes = kMaskCacheBytes;
+  for (const DfaPtr& dfa : grammar_.dfas) {
+    bytes += sizeof(*dfa) + dfa->next.size() * sizeof(dfa->next[0]) +
+             dfa->accepting.size() * (3 + 2 * sizeof(int64_t));
+  }
+  for (const Node& node : grammar_.nodes) {
+    bytes += sizeof(node);
+    if (const auto* object = std::get_if<ObjectNode>(&node.value)) {
+      for (const Property& property : object->properties) {
+        bytes += sizeof(property) + property.name.size() * sizeof(char32_t) +
+                 property.suffix_bytes.size() * sizeof(int64_t);
+      }
+    }
+  }
+  return bytes;
+}
+
+std::shared_ptr<const DfaMask> Compiled::MaskOf(int32_t dfa, int32_t state, bool at_root,
+                                                int64_t room) const {
+  const StringMasks& strings = vocabulary_->string_masks();
+  if (grammar_.dfas[dfa] == strings.dfa) {
+    return strings.cache.Get(*vocabulary_, *strings.dfa, 0, state, at_root, room);
+  }
+  return masks_.Get(*vocabulary_, *grammar_.dfas[dfa], dfa, state, at_root, room);
+}
+
+}  // namespace moeserve::structured

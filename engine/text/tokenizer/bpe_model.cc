@@ -1,0 +1,307 @@
+#include "engine/text/tokenizer/bpe_model.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "engine/text/tokenizer/byte_level.h"
+#include "engine/text/tokenizer/utf8.h"
+
+namespace moeserve {
+namespace {
+
+// Up to this many symbols a scan for the best pair beats a heap.
+constexpr size_t kShortPiece = 48;
+constexpr uint32_t kNoRank = UINT32_MAX;
+
+absl::Status Invalid(std::string message) { return absl::InvalidArgumentError(message); }
+
+// Waiting merge of the symbol at `position` with the one after it.
+struct Candidate {
+  uint32_t rank;
+  int32_t position;
+  TokenId result;
+  // The order of a max-heap: lowest rank on top, then leftmost.
+  bool operator<(const Candidate& other) const {
+    return rank != other.rank ? rank > other.rank : position > other.position;
+  }
+};
+
+// A symbol of a long piece, in a doubly linked list by position; -1 ends the list.
+struct Symbol {
+  TokenId id;
+  int32_t previous;
+  int32_t next;
+  bool merged_away;
+};
+
+}  // namespace
+
+// Work space of one thread; it grows to the longest piece seen and is given back when large.
+struct BpeModel::Scratch {
+  std::vector<TokenId> ids;
+  std::vector<uint32_t> ranks;
+  std::vector<Symbol> symbols;
+  std::vector<Candidate> heap;
+};
+
+absl::StatusOr<std::unique_ptr<BpeModel>> BpeModel::Create(BpeConfig config) {
+  std::unique_ptr<BpeModel> model(new BpeModel);
+  model->byte_level_ = config.byte_level;
+  model->fuse_unk_ = config.fuse_unk;
+  model->byte_fallback_ = config.byte_fallback;
+  model->ignore_merges_ = config.ignore_merges;
+  if (absl::Status s = model->AddVocab(std::move(config.vocab)); !s.ok()) return s;
+  if (absl::Status s = model->AddMerges(config.merges); !s.ok()) return s;
+  for (int byte = 0; byte < 256; ++byte) {
+    const std::string_view symbol = ByteLevelChar(static_cast<uint8_t>(byte));
+    model->byte_ids_[byte] = model->TokenToId(symbol).value_or(-1);
+    char name[8];
+    std::snprintf(name, sizeof(name), "<0x%02X>", byte);
+    model->fallback_ids_[byte] = model->TokenToId(name).value_or(-1);
+  }
+  if (config.unk_token.has_value()) {
+    model->unk_id_ = model->TokenToId(*config.unk_token).value_or(-1);
+    // Files name unknown tokens that they lack; that is harmless where no symbol can be unknown.
+    const bool needed = !model->byte_level_ ||
+                        std::count(model->byte_ids_.begin(), model->byte_ids_.end(), -1) != 0;
+    if (model->unk_id_ < 0 && needed) {
+      return Invalid("unk_token: expected a token of the vocabulary, found \"" + *config.unk_token +
+                     "\"");
+    }
+  }
+  if (model->byte_level_) model->FindWholeWords();
+  return model;
+}
+
+absl::Status BpeModel::AddVocab(std::vector<std::pair<std::string, TokenId>> vocab) {
+  TokenId bound = 0;
+  for (const auto& [token, id] : vocab) {
+    if (id < 0 || id > kMaxId) {
+      return Invalid("vocab: token \"" + token + "\": expected an id from 0 to " +
+                     std::to_string(kMaxId) + ", found " + std::to_string(id));
+    }
+    if (!IsValidUtf8(token)) return Invalid("vocab: a token is not UTF-8");
+    bound = std::max(bound, id + 1);
+  }
+  strings_.resize(bound);
+  ids_.reserve(vocab.size());
+  for (auto& [token, id] : vocab) {
+    std::optional<std::string>& slot = strings_[id];
+    if (slot.has_value()) {
+      return Invalid("vocab: id " + std::to_string(id) + " belongs to both \"" + *slot +
+                     "\" and \"" + token + "\"");
+    }
+    slot = std::move(token);
+    if (!ids_.emplace(*slot, id).second) {
+      return Invalid("vocab: token \"" + *slot + "\" is listed twice");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BpeModel::AddMerges(const std::vector<std::pair<std::string, std::string>>& merges) {
+  merges_.reserve(merges.size());
+  std::string joined;
+  for (size_t rank = 0; rank < merges.size(); ++rank) {
+    const auto& [left, right] = merges[rank];
+    const std::string where = "merges[" + std::to_string(rank) + "]: ";
+    // That merging by scan and by heap agree rests on every merge making its symbol longer.
+    if (left.empty() || right.empty()) return Invalid(where + "one half is empty");
+    joined = left + right;
+    TokenId ids[3];
+    const std::string* const parts[3] = {&left, &right, &joined};
+    for (int i = 0; i < 3; ++i) {
+      const std::optional<TokenId> id = TokenToId(*parts[i]);
+      if (!id.has_value()) {
+        return Invalid(where + "expected tokens of the vocabulary, found \"" + *parts[i] + "\"");
+      }
+      ids[i] = *id;
+    }
+    // As in Hugging Face's map, the last mention of a pair counts.
+    merges_[PairKey(ids[0], ids[1])] = {static_cast<uint32_t>(rank), ids[2]};
+  }
+  return absl::OkStatus();
+}
+
+void BpeModel::FindWholeWords() {
+  std::vector<std::pair<size_t, TokenId>> found;  // end of the word in whole_word_text_, id
+  std::vector<TokenId> merged;
+  for (TokenId id = 0; id < id_bound(); ++id) {
+    if (!strings_[id].has_value()) continue;
+    const size_t begin = whole_word_text_.size();
+    if (!AppendByteLevelBytes(*strings_[id], &whole_word_text_)) continue;
+    bool whole = whole_word_text_.size() > begin;
+    if (whole && !ignore_merges_) {
+      merged.clear();
+      MergePiece(std::string_view(whole_word_text_).substr(begin), &merged);
+      whole = merged.size() == 1 && merged[0] == id;
+    }
+    if (whole) {
+      found.emplace_back(whole_word_text_.size(), id);
+    } else {
+      whole_word_text_.resize(begin);
+    }
+  }
+  whole_word_text_.shrink_to_fit();
+  whole_words_.reserve(found.size());
+  size_t begin = 0;
+  for (const auto& [end, id] : found) {
+    whole_words_.emplace(std::string_view(whole_word_text_).substr(begin, end - begin), id);
+    begin = end;
+  }
+}
+
+std::optional<TokenId> BpeModel::TokenToId(std::string_view token) const {
+  const auto it = ids_.find(token);
+  if (it == ids_.end()) return std::nullopt;
+  return it->second;
+}
+
+std::optional<std::string_view> BpeModel::TokenString(TokenId id) const {
+  if (id < 0 || id >= id_bound() || !strings_[id].has_value()) return std::nullopt;
+  return *strings_[id];
+}
+
+absl::Status BpeModel::Tokenize(std::string_view piece, std::vector<TokenId>* ids) const {
+  if (piece.empty()) return absl::OkStatus();
+  if (byte_level_) {
+    if (const auto it = whole_words_.find(piece); it != whole_words_.end()) {
+      ids->push_back(it->second);
+      return absl::OkStatus();
+    }
+  } else if (ignore_merges_) {
+    if (const std::optional<TokenId> id = TokenToId(piece); id.has_value()) {
+      ids->push_back(*id);
+      return absl::OkStatus();
+    }
+  }
+  MergePiece(piece, ids);
+  return absl::OkStatus();
+}
+
+void BpeModel::AppendSymbols(std::string_view piece, std::vector<TokenId>* symbols) const {
+  bool unknown_waits = false;
+  const auto flush_unknown = [&] {
+    if (unknown_waits) symbols->push_back(unk_id_);
+    unknown_waits = false;
+  };
+  const auto add_missing = [&](std::string_view symbol) {
+    if (byte_fallback_ && std::all_of(symbol.begin(), symbol.end(), [&](char byte) {
+          return fallback_ids_[static_cast<uint8_t>(byte)] >= 0;
+        })) {
+      // Hugging Face leaves a waiting unknown symbol waiting here, so it lands after these.
+      for (const char byte : symbol) {
+        symbols->push_back(fallback_ids_[static_cast<uint8_t>(byte)]);
+      }
+      return;
+    }
+    if (unk_id_ < 0) return;
+    if (!fuse_unk_) flush_unknown();
+    unknown_waits = true;
+  };
+  for (size_t pos = 0; pos < piece.size();) {
+    const size_t begin = pos;
+    TokenId id = -1;
+    if (byte_level_) {
+      id = byte_ids_[static_cast<uint8_t>(piece[pos++])];
+    } else {
+      NextCodePoint(piece, &pos);
+      id = TokenToId(piece.substr(begin, pos - begin)).value_or(-1);
+    }
+    if (id >= 0) {
+      flush_unknown();
+      symbols->push_back(id);
+    } else if (byte_level_) {
+      add_missing(ByteLevelChar(static_cast<uint8_t>(piece[begin])));
+    } else {
+      add_missing(piece.substr(begin, pos - begin));
+    }
+  }
+  flush_unknown();
+}
+
+void BpeModel::MergePiece(std::string_view piece, std::vector<TokenId>* ids) const {
+  static thread_local Scratch scratch;
+  scratch.ids.clear();
+  AppendSymbols(piece, &scratch.ids);
+  if (scratch.ids.size() <= kShortPiece) {
+    MergeShort(&scratch);
+  } else {
+    MergeLong(&scratch);
+  }
+  ids->insert(ids->end(), scratch.ids.begin(), scratch.ids.end());
+  constexpr size_t kKeptSymbols = 1 << 16;
+  if (scratch.ids.capacity() > kKeptSymbols) scratch = Scratch();
+}
+
+// Both ways of merging give the same ids: lowest rank first, leftmost of equals.
+void BpeModel::MergeShort(Scratch* scratch) const {
+  std::vector<TokenId>& ids = scratch->ids;
+  std::vector<uint32_t>& ranks = scratch->ranks;  // ranks[i]: of the pair i, i + 1
+  const auto rank_at = [&](size_t i) {
+    const Merge* merge = FindMerge(ids[i], ids[i + 1]);
+    return merge == nullptr ? kNoRank : merge->rank;
+  };
+  ranks.clear();
+  for (size_t i = 0; i + 1 < ids.size(); ++i) ranks.push_back(rank_at(i));
+  while (!ranks.empty()) {
+    const size_t best = std::min_element(ranks.begin(), ranks.end()) - ranks.begin();
+    if (ranks[best] == kNoRank) break;
+    ids[best] = FindMerge(ids[best], ids[best + 1])->result;
+    ids.erase(ids.begin() + best + 1);
+    ranks.erase(ranks.begin() + best);
+    if (best < ranks.size()) ranks[best] = rank_at(best);
+    if (best > 0) ranks[best - 1] = rank_at(best - 1);
+  }
+}
+
+void BpeModel::MergeLong(Scratch* scratch) const {
+  std::vector<Symbol>& symbols = scratch->symbols;
+  std::vector<Candidate>& heap = scratch->heap;
+  const int32_t count = static_cast<int32_t>(scratch->ids.size());
+  symbols.clear();
+  heap.clear();
+  for (int32_t i = 0; i < count; ++i) {
+    symbols.push_back({scratch->ids[i], i - 1, i + 1 < count ? i + 1 : -1, false});
+  }
+  const auto candidate_at = [&](int32_t position) -> std::optional<Candidate> {
+    if (position < 0 || symbols[position].next < 0) return std::nullopt;
+    const Merge* merge = FindMerge(symbols[position].id, symbols[symbols[position].next].id);
+    if (merge == nullptr) return std::nullopt;
+    return Candidate{merge->rank, position, merge->result};
+  };
+  const auto push = [&](int32_t position) {
+    if (const std::optional<Candidate> candidate = candidate_at(position); candidate.has_value()) {
+      heap.push_back(*candidate);
+      std::push_heap(heap.begin(), heap.end());
+    }
+  };
+  for (int32_t i = 0; i < count; ++i) {
+    if (const std::optional<Candidate> candidate = candidate_at(i); candidate.has_value()) {
+      heap.push_back(*candidate);
+    }
+  }
+  std::make_heap(heap.begin(), heap.end());
+  while (!heap.empty()) {
+    std::pop_heap(heap.begin(), heap.end());
+    const Candidate top = heap.back();
+    heap.pop_back();
+    // Either symbol may have been merged since; only what still gives the same result is done.
+    Symbol& left = symbols[top.position];
+    if (left.merged_away) continue;
+    const std::optional<Candidate> now = candidate_at(top.position);
+    if (!now.has_value() || now->result != top.result) continue;
+
+    Symbol& right = symbols[left.next];
+    left.id = top.result;
+    left.next = right.next;
+    right.merged_away = true;
+    if (left.next >= 0) symbols[left.next].previous = top.position;
+    push(left.previous);
+    push(top.position);
+  }
+  scratch->ids.clear();
+  for (int32_t i = 0; i >= 0; i = symbols[i].next) scratch->ids.push_back(symbols[i].id);
+}
+
+}  // namespace moeserve

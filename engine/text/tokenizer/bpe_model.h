@@ -1,0 +1,95 @@
+// Byte-pair encoding with ranked merges, as Hugging Face's BPE model runs it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/text/tokenizer/model.h"
+#include "engine/text/tokenizer/string_map.h"
+
+namespace moeserve {
+
+struct BpeConfig {
+  std::vector<std::pair<std::string, TokenId>> vocab;
+  // In order of rank, the first one is applied first.
+  std::vector<std::pair<std::string, std::string>> merges;
+  // Pieces are read as bytes and the vocabulary is spelt in the byte-level alphabet. Otherwise
+  // pieces are read as characters.
+  bool byte_level = true;
+  // Stands for a symbol that the vocabulary lacks; without it such a symbol is dropped.
+  std::optional<std::string> unk_token;
+  // Neighbouring unknown symbols become one unk_token.
+  bool fuse_unk = false;
+  // A symbol that the vocabulary lacks becomes tokens <0x00> .. <0xFF>, where all of them exist.
+  bool byte_fallback = false;
+  // A piece that is a token becomes that token even if no merges lead to it.
+  bool ignore_merges = false;
+};
+
+class BpeModel : public TokenModel {
+ public:
+  // InvalidArgument, naming what is wrong: an id out of range or used twice, a token listed twice,
+  // a merge of or into something that is no token, an unk_token that is none.
+  static absl::StatusOr<std::unique_ptr<BpeModel>> Create(BpeConfig config);
+
+  absl::Status Tokenize(std::string_view piece, std::vector<TokenId>* ids) const override;
+  std::optional<TokenId> TokenToId(std::string_view token) const override;
+  std::optional<std::string_view> TokenString(TokenId id) const override;
+  int token_count() const override { return static_cast<int>(ids_.size()); }
+  TokenId id_bound() const override { return static_cast<TokenId>(strings_.size()); }
+
+  // Ids above this bound are refused: they size tables.
+  static constexpr TokenId kMaxId = (1 << 22) - 1;
+
+ private:
+  struct Merge {
+    uint32_t rank;
+    TokenId result;
+  };
+  struct Scratch;
+
+  BpeModel() = default;
+  absl::Status AddVocab(std::vector<std::pair<std::string, TokenId>> vocab);
+  absl::Status AddMerges(const std::vector<std::pair<std::string, std::string>>& merges);
+  void FindWholeWords();
+
+  static uint64_t PairKey(TokenId left, TokenId right) {
+    return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
+  }
+  const Merge* FindMerge(TokenId left, TokenId right) const {
+    const auto it = merges_.find(PairKey(left, right));
+    return it == merges_.end() ? nullptr : &it->second;
+  }
+
+  // Runs the merges, whatever the piece is.
+  void MergePiece(std::string_view piece, std::vector<TokenId>* ids) const;
+  void AppendSymbols(std::string_view piece, std::vector<TokenId>* symbols) const;
+  void MergeShort(Scratch* scratch) const;
+  void MergeLong(Scratch* scratch) const;
+
+  // All are constant after Create.
+  bool byte_level_ = true;
+  bool fuse_unk_ = false;
+  bool byte_fallback_ = false;
+  bool ignore_merges_ = false;
+  TokenId unk_id_ = -1;
+  std::vector<std::optional<std::string>> strings_;  // by id
+  StringMap<TokenId> ids_;                           // keys point into strings_
+  absl::flat_hash_map<uint64_t, Merge> merges_;      // by PairKey
+  std::array<TokenId, 256> byte_ids_;                // byte_level: the symbol of each byte, or -1
+  std::array<TokenId, 256> fallback_ids_;            // <0x00> .. <0xFF>, or -1
+  // Pieces known to become one token, so that most words of a text need no merging.
+  StringMap<TokenId> whole_words_;  // keys point into whole_word_text_
+  std::string whole_word_text_;
+};
+
+}  // namespace moeserve

@@ -1,0 +1,166 @@
+#include "engine/text/tokenizer/normalizer.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "engine/text/tokenizer/unicode_tables.h"
+#include "engine/text/tokenizer/utf8.h"
+
+namespace moeserve {
+namespace {
+
+// Hangul syllables are composed by arithmetic (Unicode standard, section 3.12).
+constexpr char32_t kSyllableBase = 0xAC00;
+constexpr char32_t kLeadBase = 0x1100;
+constexpr char32_t kVowelBase = 0x1161;
+constexpr char32_t kTrailBase = 0x11A7;  // one before the first trailing consonant
+constexpr char32_t kLeads = 19;
+constexpr char32_t kVowels = 21;
+constexpr char32_t kTrails = 28;  // none included
+constexpr char32_t kSyllables = kLeads * kVowels * kTrails;
+
+// Below it nothing decomposes into something else and nothing combines.
+constexpr char32_t kFirstInteresting = 0x300;
+
+class NormalizationData {
+ public:
+  static const NormalizationData& Get() {
+    static const NormalizationData data;
+    return data;
+  }
+
+  uint8_t CombiningClass(char32_t c) const {
+    if (c < kFirstInteresting) return 0;
+    const auto it = classes_.find(c);
+    return it == classes_.end() ? 0 : it->second;
+  }
+
+  // Appends the full canonical decomposition.
+  void Decompose(char32_t c, std::u32string* out) const {
+    if (c - kSyllableBase < kSyllables && c >= kSyllableBase) {
+      const char32_t index = c - kSyllableBase;
+      out->push_back(kLeadBase + index / (kVowels * kTrails));
+      out->push_back(kVowelBase + index / kTrails % kVowels);
+      if (index % kTrails != 0) out->push_back(kTrailBase + index % kTrails);
+      return;
+    }
+    const auto it = c < 0xC0 ? decompositions_.end() : decompositions_.find(c);
+    if (it == decompositions_.end()) {
+      out->push_back(c);
+      return;
+    }
+    // The first character may decompose further; the second one never does.
+    Decompose(it->second.first, out);
+    if (it->second.second != 0) out->push_back(it->second.second);
+  }
+
+  // The composition of two characters, 0 if they have none.
+  char32_t Compose(char32_t a, char32_t b) const {
+    if (a >= kLeadBase && a < kLeadBase + kLeads && b >= kVowelBase && b < kVowelBase + kVowels) {
+      return kSyllableBase + ((a - kLeadBase) * kVowels + (b - kVowelBase)) * kTrails;
+    }
+    if (a >= kSyllableBase && a < kSyllableBase + kSyllables &&
+        (a - kSyllableBase) % kTrails == 0 && b > kTrailBase && b < kTrailBase + kTrails) {
+      return a + (b - kTrailBase);
+    }
+    const auto it = compositions_.find(static_cast<uint64_t>(a) << 32 | b);
+    return it == compositions_.end() ? 0 : it->second;
+  }
+
+ private:
+  NormalizationData() {
+    for (const CombiningClassRange& range : CombiningClassRanges()) {
+      for (char32_t c = range.first; c <= range.last; ++c) classes_[c] = range.value;
+    }
+    for (const Decomposition& d : Decompositions()) {
+      decompositions_[d.code_point] = {d.first, d.second};
+      if (d.composes) {
+        compositions_[static_cast<uint64_t>(d.first) << 32 | d.second] = d.code_point;
+      }
+    }
+  }
+
+  absl::flat_hash_map<char32_t, uint8_t> classes_;
+  absl::flat_hash_map<char32_t, std::pair<char32_t, char32_t>> decompositions_;
+  absl::flat_hash_map<uint64_t, char32_t> compositions_;
+};
+
+// Sorts each run of combining marks by class, keeping the order of equal ones.
+void ReorderMarks(const NormalizationData& data, std::u32string* text) {
+  size_t i = 0;
+  while (i < text->size()) {
+    if (data.CombiningClass((*text)[i]) == 0) {
+      ++i;
+      continue;
+    }
+    size_t end = i + 1;
+    while (end < text->size() && data.CombiningClass((*text)[end]) != 0) ++end;
+    if (end - i > 1) {
+      std::stable_sort(text->begin() + i, text->begin() + end, [&](char32_t a, char32_t b) {
+        return data.CombiningClass(a) < data.CombiningClass(b);
+      });
+    }
+    i = end;
+  }
+}
+
+std::u32string ComposeAll(const NormalizationData& data, const std::u32string& text) {
+  std::u32string out;
+  out.reserve(text.size());
+  size_t starter = std::u32string::npos;  // where in `out` the last class 0 character stands
+  uint8_t last_class = 0;
+  for (const char32_t c : text) {
+    const uint8_t combining_class = data.CombiningClass(c);
+    if (starter != std::u32string::npos) {
+      const bool adjacent = starter + 1 == out.size();
+      // A mark is blocked by another one of the same or a higher class in between.
+      if (adjacent || (last_class != 0 && last_class < combining_class)) {
+        if (const char32_t composed = data.Compose(out[starter], c); composed != 0) {
+          out[starter] = composed;
+          continue;
+        }
+      }
+    }
+    if (combining_class == 0) starter = out.size();
+    last_class = combining_class;
+    out.push_back(c);
+  }
+  return out;
+}
+
+}  // namespace
+
+bool NfcNormalizer::IsUnchanged(std::string_view text) const {
+  // U+0300 is CC 80: every lead byte below CC starts a character that stands alone in form C.
+  return std::all_of(text.begin(), text.end(),
+                     [](char byte) { return static_cast<uint8_t>(byte) < 0xCC; });
+}
+
+std::string NfcNormalizer::Normalize(std::string_view text) const {
+  const NormalizationData& data = NormalizationData::Get();
+  std::u32string decomposed;
+  decomposed.reserve(text.size());
+  for (size_t pos = 0; pos < text.size();) data.Decompose(NextCodePoint(text, &pos), &decomposed);
+  ReorderMarks(data, &decomposed);
+  std::string out;
+  out.reserve(text.size());
+  for (const char32_t c : ComposeAll(data, decomposed)) AppendUtf8(c, &out);
+  return out;
+}
+
+std::string SequenceNormalizer::Normalize(std::string_view text) const {
+  std::string out(text);
+  for (const auto& step : steps_) {
+    if (!step->IsUnchanged(out)) out = step->Normalize(out);
+  }
+  return out;
+}
+
+bool SequenceNormalizer::IsUnchanged(std::string_view text) const {
+  return std::all_of(steps_.begin(), steps_.end(),
+                     [&](const auto& step) { return step->IsUnchanged(text); });
+}
+
+}  // namespace moeserve

@@ -1,0 +1,165 @@
+#include "engine/text/tokenizer/pipeline_tokenizer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/text/tokenizer/utf8.h"
+
+namespace moeserve {
+namespace {
+
+// Positions in a piece are 32 bits wide.
+constexpr size_t kMaxTextBytes = size_t{1} << 30;
+
+}  // namespace
+
+class PipelineTokenizer::Stream : public DecodeStream {
+ public:
+  Stream(const PipelineTokenizer* tokenizer, bool skip_special_tokens)
+      : tokenizer_(tokenizer),
+        skip_special_tokens_(skip_special_tokens),
+        state_(tokenizer->parts_.decoder->Start()) {}
+
+  void Push(TokenId id, std::string* out) override {
+    const std::optional<std::string_view> form = tokenizer_->DecodedForm(id);
+    if (!form.has_value()) return;
+    if (skip_special_tokens_ && tokenizer_->parts_.added_tokens->IsSkipped(*form)) return;
+    state_->Push(*form, out);
+  }
+
+  void Finish(std::string* out) override { state_->Finish(out); }
+
+ private:
+  const PipelineTokenizer* tokenizer_;
+  bool skip_special_tokens_;
+  std::unique_ptr<DecoderState> state_;
+};
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> PipelineTokenizer::Create(PipelineParts parts) {
+  std::unique_ptr<PipelineTokenizer> tokenizer(new PipelineTokenizer(std::move(parts)));
+  for (const std::optional<TokenId>& id : tokenizer->parts_.frame) {
+    if (id.has_value() && !tokenizer->DecodedForm(*id).has_value()) {
+      return absl::InvalidArgumentError("expected ids of tokens, found " + std::to_string(*id));
+    }
+  }
+  return tokenizer;
+}
+
+absl::StatusOr<std::vector<TokenId>> PipelineTokenizer::Encode(std::string_view text,
+                                                               bool add_special_tokens,
+                                                               bool parse_special) const {
+  return EncodeInFrame(text, SpecialRule::All(parse_special), add_special_tokens);
+}
+
+absl::StatusOr<std::vector<TokenId>> PipelineTokenizer::EncodeTrusted(
+    std::string_view text, std::span<const TextSpan> trusted, bool add_special_tokens) const {
+  return EncodeInFrame(text, SpecialRule::Within(trusted), add_special_tokens);
+}
+
+absl::StatusOr<std::vector<TokenId>> PipelineTokenizer::EncodeInFrame(
+    std::string_view text, const SpecialRule& special, bool add_special_tokens) const {
+  if (text.size() > kMaxTextBytes) {
+    return absl::InvalidArgumentError("the text is larger than 1 GiB");
+  }
+  if (!IsValidUtf8(text)) return absl::InvalidArgumentError("the text is not valid UTF-8");
+  std::vector<TokenId> ids;
+  for (const std::optional<TokenId>& id : parts_.frame) {
+    if (!id.has_value()) {
+      if (absl::Status s = EncodeText(text, special, &ids); !s.ok()) return s;
+    } else if (add_special_tokens) {
+      ids.push_back(*id);
+    }
+  }
+  return ids;
+}
+
+absl::Status PipelineTokenizer::EncodeText(std::string_view text, const SpecialRule& special,
+                                           std::vector<TokenId>* ids) const {
+  TextArena arena;
+  std::vector<TextPart> raw_parts;
+  std::vector<TextPart> parts;
+  std::vector<std::string_view> pieces;
+  parts_.added_tokens->SplitRaw(text, special, &raw_parts);
+  for (const TextPart& raw : raw_parts) {
+    parts.clear();
+    if (raw.id.has_value()) {
+      ids->push_back(*raw.id);
+      continue;
+    }
+    std::string_view normalized = raw.text;
+    SpecialRule part_special =
+        special.Part(static_cast<size_t>(raw.text.data() - text.data()), raw.text.size());
+    if (parts_.normalizer != nullptr && !parts_.normalizer->IsUnchanged(normalized)) {
+      normalized = arena.Keep(parts_.normalizer->Normalize(normalized));
+      part_special = part_special.Normalized(raw.text, normalized, *parts_.normalizer);
+    }
+    parts_.added_tokens->SplitNormalized(normalized, part_special, &parts);
+    for (const TextPart& part : parts) {
+      if (part.id.has_value()) {
+        ids->push_back(*part.id);
+        continue;
+      }
+      pieces.assign(1, part.text);
+      if (parts_.pre_tokenizer != nullptr) {
+        if (absl::Status s = parts_.pre_tokenizer->Apply(&pieces, &arena); !s.ok()) return s;
+      }
+      for (const std::string_view piece : pieces) {
+        if (absl::Status s = parts_.model->Tokenize(piece, ids); !s.ok()) return s;
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> PipelineTokenizer::Decode(std::span<const TokenId> ids,
+                                                      bool skip_special_tokens) const {
+  std::string out;
+  Stream stream(this, skip_special_tokens);
+  for (const TokenId id : ids) {
+    if (!DecodedForm(id).has_value()) {
+      return absl::InvalidArgumentError("id " + std::to_string(id) + " is no token");
+    }
+    stream.Push(id, &out);
+  }
+  stream.Finish(&out);
+  return out;
+}
+
+std::optional<std::string_view> PipelineTokenizer::DecodedForm(TokenId id) const {
+  if (const AddedToken* added = parts_.added_tokens->Find(id); added != nullptr) {
+    return parts_.added_tokens->DecodedForm(*added);
+  }
+  return parts_.model->TokenString(id);
+}
+
+std::string PipelineTokenizer::TokenBytes(TokenId id) const {
+  const std::optional<std::string_view> form = DecodedForm(id);
+  return form.has_value() ? parts_.decoder->TokenBytes(*form) : "";
+}
+
+std::string_view PipelineTokenizer::TokenString(TokenId id) const {
+  if (const AddedToken* added = parts_.added_tokens->Find(id); added != nullptr) {
+    return added->content;
+  }
+  return parts_.model->TokenString(id).value_or("");
+}
+
+std::optional<TokenId> PipelineTokenizer::TokenToId(std::string_view token) const {
+  const std::optional<TokenId> id = parts_.added_tokens->TokenToId(token);
+  return id.has_value() ? id : parts_.model->TokenToId(token);
+}
+
+bool PipelineTokenizer::IsSpecial(TokenId id) const {
+  const AddedToken* added = parts_.added_tokens->Find(id);
+  return added != nullptr && added->special;
+}
+
+int PipelineTokenizer::vocab_size() const {
+  return std::max(parts_.model->id_bound(), parts_.added_tokens->id_bound());
+}
+
+std::unique_ptr<DecodeStream> PipelineTokenizer::NewDecodeStream(bool skip_special_tokens) const {
+  return std::make_unique<Stream>(this, skip_special_tokens);
+}
+
+}  // namespace moeserve

@@ -1,0 +1,65 @@
+// A tokenizer put together from parts, each of which is a choice: added tokens, normalizer,
+// pre-tokenizer, model, what is put around a text, decoder.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/text/tokenizer/added_tokens.h"
+#include "engine/text/tokenizer/decoder.h"
+#include "engine/text/tokenizer/model.h"
+#include "engine/text/tokenizer/normalizer.h"
+#include "engine/text/tokenizer/pre_tokenizer.h"
+#include "engine/text/tokenizer/tokenizer.h"
+
+namespace moeserve {
+
+struct PipelineParts {
+  std::unique_ptr<TokenModel> model;
+  std::unique_ptr<AddedTokens> added_tokens;    // may hold none
+  std::unique_ptr<Normalizer> normalizer;       // null: none
+  std::unique_ptr<PreTokenizer> pre_tokenizer;  // null: none
+  std::unique_ptr<Decoder> decoder;
+  // Ids around the text, and nothing where the text itself goes.
+  std::vector<std::optional<TokenId>> frame = {std::nullopt};
+};
+
+class PipelineTokenizer : public Tokenizer {
+ public:
+  // InvalidArgument: `frame` has an id that is no token.
+  static absl::StatusOr<std::unique_ptr<Tokenizer>> Create(PipelineParts parts);
+
+  absl::StatusOr<std::vector<TokenId>> Encode(std::string_view text, bool add_special_tokens,
+                                              bool parse_special = true) const override;
+  absl::StatusOr<std::vector<TokenId>> EncodeTrusted(std::string_view text,
+                                                     std::span<const TextSpan> trusted,
+                                                     bool add_special_tokens) const override;
+  absl::StatusOr<std::string> Decode(std::span<const TokenId> ids,
+                                     bool skip_special_tokens) const override;
+  std::string TokenBytes(TokenId id) const override;
+  std::string_view TokenString(TokenId id) const override;
+  std::optional<TokenId> TokenToId(std::string_view token) const override;
+  bool IsSpecial(TokenId id) const override;
+  int vocab_size() const override;
+  std::unique_ptr<DecodeStream> NewDecodeStream(bool skip_special_tokens) const override;
+
+ private:
+  class Stream;
+
+  explicit PipelineTokenizer(PipelineParts parts) : parts_(std::move(parts)) {}
+
+  absl::StatusOr<std::vector<TokenId>> EncodeInFrame(std::string_view text,
+                                                     const SpecialRule& special,
+                                                     bool add_special_tokens) const;
+  absl::Status EncodeText(std::string_view text, const SpecialRule& special,
+                          std::vector<TokenId>* ids) const;
+  // The spelling that the decoder sees, nothing for an unknown id.
+  std::optional<std::string_view> DecodedForm(TokenId id) const;
+
+  const PipelineParts parts_;
+};
+
+}  // namespace moeserve

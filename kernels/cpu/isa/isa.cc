@@ -1,0 +1,37 @@
+#include "kernels/cpu/isa/isa.h"
+
+namespace moeserve::cpu {
+
+std::vector<const KernelTable*> SupportedTables() {
+  std::vector<const KernelTable*> tables;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("f16c");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512dq");
+  const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+  if (vnni && __builtin_cpu_supports("avx512bf16")) tables.push_back(&kAvx512Bf16Table);
+  if (vnni) tables.push_back(&kAvx512VnniTable);
+  if (avx512) tables.push_back(&kAvx512Table);
+  if (avx2) tables.push_back(&kAvx2Table);
+#endif
+  tables.push_back(&kPlainTable);
+  return tables;
+}
+
+Result<const KernelTable*> SelectTable(std::string_view name) {
+  const std::vector<const KernelTable*> tables = SupportedTables();
+  if (name == "auto") return tables.front();
+  std::string supported;
+  for (const KernelTable* t : tables) {
+    if (t->name == name) return t;
+    supported += supported.empty() ? t->name : std::string(", ") + t->name;
+  }
+  return absl::InvalidArgumentError("instruction set '" + std::string(name) +
+                                    "' is not available here; expected auto or one of " +
+                                    supported);
+}
+
+}  // namespace moeserve::cpu

@@ -1,0 +1,92 @@
+// The kernels of one instruction set apart from the linear tiles. Compiled once per isa_*.cc, which
+// defines MOESERVE_ISA (namespace), MOESERVE_BF16_DOT and MOESERVE_PANEL_TILE and includes its simd
+// header first. No templates or inline functions of the standard library: the linker could pick
+// this file's copy, compiled for a processor that another machine is not.
+
+#include "kernels/base/exp.h"
+#include "kernels/cpu/isa/arithmetic_probe.inl"
+#include "kernels/cpu/isa/attention_tile.inl"
+#include "kernels/cpu/isa/epilogue.inl"
+#include "kernels/cpu/isa/linear_tile.inl"
+#include "kernels/cpu/isa/quant_tile.inl"
+#include "kernels/cpu/isa/route_row.inl"
+
+namespace moeserve::cpu::MOESERVE_ISA {
+namespace {
+
+void ConvertRow(const float* in, Bf16* out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = Bf16FromF32(in[i]);
+}
+
+void WidenBf16Row(const Bf16* in, float* out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = F32FromBf16(in[i]);
+}
+
+// Sum over n values in 32 interleaved partial sums, then a tree: the order depends on n alone.
+template <typename F>
+inline float LaneSum(int64_t n, F value) {
+  float lane[32] = {};
+  int64_t i = 0;
+  for (; i + 32 <= n; i += 32) {
+    for (int l = 0; l < 32; ++l) lane[l] += value(i + l);
+  }
+  for (int l = 0; i + l < n; ++l) lane[l] += value(i + l);
+  for (int width = 16; width > 0; width /= 2) {
+    for (int l = 0; l < width; ++l) lane[l] += lane[l + width];
+  }
+  return lane[0];
+}
+
+void NormRow(const NormRowArgs& a) {
+  const float* x = a.x;
+  const float count = static_cast<float>(a.n);
+  float mean = 0.0f;
+  if (a.layer) mean = LaneSum(a.n, [=](int64_t i) { return x[i]; }) / count;
+  const float square = LaneSum(a.n, [=](int64_t i) { return (x[i] - mean) * (x[i] - mean); });
+  const float inverse = 1.0f / __builtin_sqrtf(square / count + a.eps);
+  float* out = static_cast<float*>(a.out);
+  Bf16* out16 = static_cast<Bf16*>(a.out);
+  for (int64_t i = 0; i < a.n; ++i) {
+    float v = (x[i] - mean) * inverse * a.scale[i];
+    if (a.shift != nullptr) v += a.shift[i];
+    if (a.out_bf16) {
+      out16[i] = Bf16FromF32(v);
+    } else {
+      out[i] = v;
+    }
+  }
+}
+
+void Axpy(float a, const float* x, float* y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) y[i] += a * x[i];
+}
+
+void AxpyBf16(float a, const Bf16* x, float* y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) y[i] += a * F32FromBf16(x[i]);
+}
+
+constexpr KernelTable MakeTable(const char* name) {
+  return {
+    .name = name, .bf16_dot = MOESERVE_BF16_DOT != 0, .row_tile = kRowTile,
+    .attention_rows = kAttentionRows, .linear_f32 = &LinearF32,
+#if MOESERVE_BF16_DOT
+    .linear_bf16 = &LinearBf16,
+#else
+    .linear_bf16 = nullptr,
+#endif
+    .linear_quantized = &LinearQuantized, .quantize_row = &QuantizeInputRow, .epilogue = &Epilogue,
+    .norm_row = &NormRow, .attention_tile = &AttentionTile, .merge_attention = &MergeAttention,
+    .contract_dot = &ContractDot, .contract_dots = &ContractDots,
+    .route_row = &RouteRow, .widen_bf16 = &WidenBf16Row, .convert_row = &ConvertRow, .axpy = &Axpy,
+    .axpy_bf16 = &AxpyBf16, .read_stream = &ReadStream, .arithmetic_f32 = &ArithmeticF32,
+#if MOESERVE_BF16_DOT
+    .arithmetic_bf16 = &ArithmeticBf16,
+#else
+    .arithmetic_bf16 = nullptr,
+#endif
+    .arithmetic_int8 = &ArithmeticInt8,
+  };
+}
+
+}  // namespace
+}  // namespace moeserve::cpu::MOESERVE_ISA

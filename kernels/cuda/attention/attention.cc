@@ -1,0 +1,24 @@
+#include "kernels/cuda/attention/attention.h"
+
+#include "base/check.h"
+#include "kernels/cuda/attention/attention_kernels.h"
+
+namespace moeserve::cuda {
+
+void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream) {
+  MOESERVE_CHECK(args.cache.head_dim > 0 && args.cache.head_dim <= kMaxHeadDim, "head_dim");
+  MOESERVE_CHECK(args.heads > 0 && args.heads % args.cache.num_kv_heads == 0, "query heads");
+  MOESERVE_CHECK(args.tiled_from >= 0 && args.tiled_from <= args.step.tokens, "tiled_from");
+  const bool mma = args.cache.dtype == DType::kBF16 && args.output_dtype == DType::kBF16;
+  if (args.tiled_from > 0) {
+    MOESERVE_CHECK(args.tiled_from <= args.work.max_tokens && args.step.max_context > 0,
+                   "attention work list");
+    (mma ? LaunchSplitMma : LaunchSplitF32)(args, stream);
+    if (MaxSplits(args.step.max_context, args.window, SplitTokensOf(args)) > 1) {
+      LaunchMergeSplits(args, stream);
+    }
+  }
+  if (args.tiled_from < args.step.tokens) (mma ? LaunchTiledMma : LaunchTiledF32)(args, stream);
+}
+
+}  // namespace moeserve::cuda

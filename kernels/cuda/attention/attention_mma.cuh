@@ -1,0 +1,210 @@
+// Steps of attention on the tensor cores that the split and the tiled kernel share, so that a row
+// has the same bits from either: keys come in tiles of 64 positions, products of a tile in the
+// order of its k16 steps, and the sum of the softmax weights is one more column of the second
+// product.
+#pragma once
+
+#include "kernels/cuda/attention/attention_rows.cuh"
+
+namespace moeserve::cuda {
+
+inline constexpr int kTileKeys = 64;
+inline constexpr float kLog2E = 0x1.715476p+0f;
+
+// 2^x to about 2 units in the last place, subnormal results as 0: ample for what becomes bf16.
+__device__ inline float Exp2Approximate(float x) {
+#ifdef MOESERVE_CUDA_EMULATION
+  return exp2f(x);
+#else
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#endif
+}
+
+// Shared-memory rows of kRowBytes hold 16-byte chunk c of row r at chunk c ^ (r % 8): eight rows at
+// one column lie in different banks.
+template <int kRowBytes>
+__device__ inline char* Swizzled(char* base, int row, int chunk) {
+  return base + row * kRowBytes + ((chunk ^ (row & 7)) << 4);
+}
+
+// Queries of a block's rows as bf16, zeros beyond head_dim and in unused rows.
+template <int kDim, int kRows, int kThreads>
+__device__ inline void LoadQueries(const AttentionLaunch& a, const BlockRows<kRows>& rows,
+                                   char* to) {
+  constexpr int kChunks = kDim / 8;
+  const int dim = a.cache.head_dim;
+  const bool vectors =
+      dim % 4 == 0 && a.query_stride % 4 == 0 && reinterpret_cast<uintptr_t>(a.query) % 16 == 0;
+  for (int i = threadIdx.x; i < kRows * kChunks; i += kThreads) {
+    const int r = i / kChunks, d = i % kChunks * 8;
+    float v[8] = {};
+    if (rows.query_row[r] >= 0) {
+      const float* q = a.query + rows.query_row[r] * a.query_stride + rows.head[r] * dim;
+      if (vectors) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          if (d + h * 4 >= dim) continue;
+          const float4 f = *reinterpret_cast<const float4*>(q + d + h * 4);
+          v[h * 4] = f.x, v[h * 4 + 1] = f.y, v[h * 4 + 2] = f.z, v[h * 4 + 3] = f.w;
+        }
+      } else {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          if (d + e < dim) v[e] = q[d + e];
+        }
+      }
+    }
+    *reinterpret_cast<uint4*>(Swizzled<kDim * 2>(to, r, d / 8)) = make_uint4(
+        PackBf16(v[0], v[1]), PackBf16(v[2], v[3]), PackBf16(v[4], v[5]), PackBf16(v[6], v[7]));
+  }
+}
+
+// scores[n] = queries of 16 rows from `row` on times keys [key, key + 8 * kSteps) of the tile.
+template <int kDim, int kSteps>
+__device__ inline void Scores(char* queries, int row, char* keys, int key,
+                              float (&scores)[kSteps][4]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int n = 0; n < kSteps; ++n) {
+    scores[n][0] = scores[n][1] = scores[n][2] = scores[n][3] = 0.0f;
+  }
+#pragma unroll
+  for (int d = 0; d < kDim / 16; ++d) {
+    uint32_t q[4];
+    LoadMatrix4(q, Swizzled<kDim * 2>(queries, row + lane % 16, 2 * d + lane / 16));
+#pragma unroll
+    for (int n = 0; n < kSteps; n += 2) {
+      uint32_t k[4];
+      LoadMatrix4(k, Swizzled<kDim * 2>(keys, key + n * 8 + lane / 16 * 8 + lane % 8,
+                                        2 * d + lane / 8 % 2));
+      MmaBf16(scores[n], q, {k[0], k[1]});
+      MmaBf16(scores[n + 1], q, {k[2], k[3]});
+    }
+  }
+}
+
+// Two rows of a thread's fragments: `first` and `last` key that each may see.
+struct RowPair {
+  int first[2], last[2];
+};
+
+template <int kRows>
+__device__ inline RowPair RowPairOf(const BlockRows<kRows>& rows, int row, int window) {
+  RowPair p;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    p.last[h] = rows.position[row + threadIdx.x % 32 / 4 + h * 8];
+    p.first[h] = FirstKey(p.last[h], window);
+  }
+  return p;
+}
+
+// Scales the scores of keys from `key` on to units of log 2, makes those that a row may not see
+// -inf, and raises `maximum` to the largest of each row within this thread's four-lane group.
+template <int kSteps>
+__device__ inline void MaskAndMaximum(float scale, const RowPair& pair, int key,
+                                      float (&scores)[kSteps][4], float (&maximum)[2]) {
+  const int column = key + threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int n = 0; n < kSteps; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int k = column + n * 8 + e % 2;
+      const bool seen = k >= pair.first[e / 2] && k <= pair.last[e / 2];
+      scores[n][e] = seen ? scores[n][e] * scale : kMinusInfinity;
+      maximum[e / 2] = fmaxf(maximum[e / 2], scores[n][e]);
+    }
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    maximum[h] = fmaxf(maximum[h], __shfl_xor_sync(kFullMask, maximum[h], 1));
+    maximum[h] = fmaxf(maximum[h], __shfl_xor_sync(kFullMask, maximum[h], 2));
+  }
+}
+
+// Online softmax of two rows: the sums so far count relative to `maximum`.
+struct RowState {
+  float maximum[2] = {kMinusInfinity, kMinusInfinity};
+  float sum[4] = {};  // a fragment all of whose columns are the row's sum
+};
+
+// Weights of 16 keys, scores[2 * step] and [2 * step + 1], as the left operand.
+template <int kSteps>
+__device__ inline void Weights(const float (&scores)[kSteps][4], int step,
+                               const float (&reference)[2], uint32_t (&p)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float* s = scores[2 * step + i / 2] + i % 2 * 2;
+    p[i] = PackBf16(Exp2Approximate(s[0] - reference[i % 2]),
+                    Exp2Approximate(s[1] - reference[i % 2]));
+  }
+}
+
+template <int kColumns>
+__device__ inline void Rescale(const float (&maximum)[2], RowState* state,
+                               float (&sums)[kColumns / 8][4]) {
+  float factor[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    factor[h] = exp2f(state->maximum[h] - Reference(maximum[h]));
+    state->maximum[h] = maximum[h];
+  }
+#pragma unroll
+  for (int e = 0; e < 4; ++e) state->sum[e] *= factor[e / 2];
+#pragma unroll
+  for (int n = 0; n < kColumns / 8; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sums[n][e] *= factor[e / 2];
+  }
+}
+
+// sums += weights of keys [16 * step, 16 * step + 16) of the tile times columns
+// [column, column + kColumns) of their values.
+template <int kDim, int kColumns>
+__device__ inline void AddValues(const uint32_t (&p)[4], char* values, int step, int column,
+                                 RowState* state, float (&sums)[kColumns / 8][4]) {
+  constexpr uint32_t kOnes = 0x3f803f80u;
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int n = 0; n < kColumns / 8; n += 2) {
+    uint32_t v[4];
+    LoadMatrix4Transposed(
+        v, Swizzled<kDim * 2>(values, step * 16 + lane % 16, column / 8 + n + lane / 16));
+    MmaBf16(sums[n], p, {v[0], v[1]});
+    MmaBf16(sums[n + 1], p, {v[2], v[3]});
+  }
+  MmaBf16(state->sum, p, {kOnes, kOnes});
+}
+
+// Result of all splits so far.
+template <int kColumns>
+struct MergedRows {
+  float maximum[2] = {kMinusInfinity, kMinusInfinity};
+  float sum[2] = {};
+  float sums[kColumns / 8][4] = {};
+};
+
+// Adds a finished split to `merged` and starts the next one.
+template <int kColumns>
+__device__ inline void MergeSplit(RowState* state, float (&sums)[kColumns / 8][4],
+                                  MergedRows<kColumns>* merged) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const MergeFactors f =
+        Merge(&merged->maximum[h], &merged->sum[h], state->maximum[h], state->sum[h * 2]);
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n) {
+#pragma unroll
+      for (int e = h * 2; e < h * 2 + 2; ++e) {
+        merged->sums[n][e] = fmaf(sums[n][e], f.split, merged->sums[n][e] * f.merged);
+        sums[n][e] = 0.0f;
+      }
+    }
+    state->maximum[h] = kMinusInfinity;
+    state->sum[h * 2] = state->sum[h * 2 + 1] = 0.0f;
+  }
+}
+
+}  // namespace moeserve::cuda

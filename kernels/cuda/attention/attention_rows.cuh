@@ -1,0 +1,192 @@
+// What the attention kernels share: which rows a thread block computes, what they may see, how the
+// results of the splits of a context are merged, and the way of a tile of the cache into shared
+// memory.
+#pragma once
+
+#include "kernels/cuda/attention/attention.h"
+#include "kernels/cuda/device/ptx.cuh"
+#include "kernels/cuda/device/runtime.h"
+
+namespace moeserve::cuda {
+
+inline constexpr float kMinusInfinity = -__builtin_inff();
+
+// Rows of a block, in shared memory. Unused rows have query_row -1 and position -1.
+template <int kRows>
+struct BlockRows {
+  int32_t query_row[kRows];
+  int32_t head[kRows];
+  int32_t position[kRows];
+  int32_t first_key;  // over all rows in use
+  int32_t last_key;
+};
+
+__device__ inline int QueryHead(const AttentionLaunch& a, int kv_head, int i) {
+  const int group = a.heads / a.cache.num_kv_heads;
+  return a.tile_order ? i * a.cache.num_kv_heads + kv_head : kv_head * group + i;
+}
+
+__device__ inline int FirstKey(int position, int window) {
+  return window > 0 && position >= window ? position - window + 1 : 0;
+}
+
+// Query heads of tokens [begin, end) that share one kv head.
+__device__ inline int QueryHeadsOf(const AttentionLaunch& a, int begin, int end) {
+  const int rows = a.rows.row_offsets == nullptr
+                       ? end - begin
+                       : a.rows.row_offsets[end] - a.rows.row_offsets[begin];
+  return rows * (a.heads / a.cache.num_kv_heads);
+}
+
+// Finds query heads [chunk * kRows, (chunk + 1) * kRows) of those that tokens [begin, end), all of
+// one sequence, have for `kv_head`. Ends with a barrier.
+template <int kRows>
+__device__ inline void FindRows(const AttentionLaunch& a, int begin, int end, int kv_head,
+                                int chunk, BlockRows<kRows>* rows) {
+  const int group = a.heads / a.cache.num_kv_heads;
+  const int first_row = a.rows.row_offsets == nullptr ? begin : a.rows.row_offsets[begin];
+  const int count = QueryHeadsOf(a, begin, end);
+  for (int r = threadIdx.x; r < kRows; r += blockDim.x) {
+    const int n = chunk * kRows + r;
+    int32_t query_row = -1, position = -1;
+    const int slot = n / group;
+    const int head = QueryHead(a, kv_head, n % group);
+    if (n < count) {
+      int token = begin + slot;
+      query_row = token;
+      if (a.rows.row_offsets != nullptr) {
+        query_row = a.rows.assignments_of_row[first_row + slot];
+        token = a.rows.row_of_assignment[query_row];
+      }
+      position = a.step.position[token];
+    }
+    rows->query_row[r] = query_row;
+    rows->head[r] = head;
+    rows->position[r] = position;
+  }
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    int first = INT32_MAX, last = -1;
+    for (int r = threadIdx.x; r < kRows; r += 32) {
+      const int p = rows->position[r];
+      if (p < 0) continue;
+      first = min(first, FirstKey(p, a.window));
+      last = max(last, p);
+    }
+    for (int lane = 16; lane > 0; lane /= 2) {
+      first = min(first, __shfl_xor_sync(kFullMask, first, lane));
+      last = max(last, __shfl_xor_sync(kFullMask, last, lane));
+    }
+    if (threadIdx.x == 0) {
+      rows->first_key = first;
+      rows->last_key = last;
+    }
+  }
+  __syncthreads();
+}
+
+// Index of row `row` among all query heads that its token has.
+__device__ inline int PartialRow(const AttentionLaunch& a, int chunk, int rows_of_chunk, int row,
+                                 int head) {
+  const int group = a.heads / a.cache.num_kv_heads;
+  return (chunk * rows_of_chunk + row) / group * a.heads + head;
+}
+
+// Zeros in every row: what padding tokens give.
+template <int kRows>
+__device__ inline void StoreZeros(const AttentionLaunch& a, const BlockRows<kRows>& rows) {
+  const int dim = a.cache.head_dim;
+  for (int i = threadIdx.x; i < kRows * dim; i += blockDim.x) {
+    const int r = i / dim;
+    if (rows.query_row[r] < 0) continue;
+    const int64_t at = rows.query_row[r] * a.output_stride + rows.head[r] * dim + i % dim;
+    if (a.output_dtype == DType::kBF16) {
+      static_cast<Bf16*>(a.output)[at] = 0;
+    } else {
+      static_cast<float*>(a.output)[at] = 0.0f;
+    }
+  }
+}
+
+// Elements [column, column + 2) of a row of `dim`, whose head may start at any address.
+__device__ inline void StoreBf16Pair(Bf16* row, int column, int dim, float x, float y) {
+  if (column >= dim) return;
+  const uint32_t pair = PackBf16(x, y);
+  if (dim % 2 == 0 && reinterpret_cast<uintptr_t>(row) % 4 == 0) {
+    *reinterpret_cast<uint32_t*>(row + column) = pair;
+    return;
+  }
+  row[column] = static_cast<Bf16>(pair);
+  if (column + 1 < dim) row[column + 1] = static_cast<Bf16>(pair >> 16);
+}
+
+// Tiles start at multiples of their size and splits at multiples of the split size, whatever the
+// window leaves of them, so that the sums of a row are grouped by its position alone.
+struct TileRange {
+  int begin, end;  // tile indices
+};
+
+template <int kTileKeys>
+__device__ inline TileRange TilesOf(int first_key, int last_key) {
+  return {first_key / kTileKeys, last_key / kTileKeys + 1};
+}
+
+// Starts the copies of tile `tile` of keys or values into shared memory, kRowBytes per key, 16-byte
+// chunk c of key k at chunk c ^ (k % 8). Keys outside [first, last] and columns beyond the cache's
+// become zeros. The caller commits.
+template <int kTileKeys, int kRowBytes, int kThreads>
+__device__ inline void CopyTile(char* to, const void* from, const KvLayerView& cache, int kv_head,
+                                const int32_t* block_table, int tile, int first, int last) {
+  constexpr int kChunks = kRowBytes / 16;
+  constexpr int kRows = kThreads / kChunks;  // that all threads copy at a time
+  static_assert(kThreads % kChunks == 0 && kKvBlockTokens % kRows == 0 &&
+                kTileKeys % kKvBlockTokens == 0);
+  const int element = cache.dtype == DType::kBF16 ? 2 : 4;
+  const int row = static_cast<int>(threadIdx.x) / kChunks;
+  const int chunk = static_cast<int>(threadIdx.x) % kChunks;
+  const bool stored_column = chunk < cache.padded_dim * element / 16;
+  const char* own = static_cast<const char*>(from) + kv_head * cache.head_stride * element +
+                    row * cache.padded_dim * element + chunk * 16;
+  int32_t blocks[kTileKeys / kKvBlockTokens];
+#pragma unroll
+  for (int b = 0; b < kTileKeys / kKvBlockTokens; ++b) {
+    const int key = tile * kTileKeys + b * kKvBlockTokens;
+    blocks[b] = key <= last && key + kKvBlockTokens > first ? block_table[key / kKvBlockTokens] : 0;
+  }
+#pragma unroll
+  for (int b = 0; b < kTileKeys / kKvBlockTokens; ++b) {
+    const char* block = own + blocks[b] * cache.block_stride * element;
+#pragma unroll
+    for (int r = 0; r < kKvBlockTokens; r += kRows) {
+      const int tile_row = b * kKvBlockTokens + r + row;
+      const int key = tile * kTileKeys + tile_row;
+      const bool stored = key >= first && key <= last && stored_column;
+      CopyAsync16(to + tile_row * kRowBytes + ((chunk ^ (tile_row & 7)) << 4),
+                  stored ? block + r * cache.padded_dim * element : from, stored ? 16 : 0);
+    }
+  }
+}
+
+// m where it can be subtracted: a row that has seen no key yet has the maximum -inf.
+__device__ inline float Reference(float m) { return m == kMinusInfinity ? 0.0f : m; }
+
+// Factors by which the merged result so far and one split's result count: m_* are maxima in units
+// of log 2.
+struct MergeFactors {
+  float merged, split;
+};
+
+__device__ inline MergeFactors Merge(float* merged_max, float* merged_sum, float split_max,
+                                     float split_sum) {
+  const float m = fmaxf(*merged_max, split_max);
+  const float reference = Reference(m);
+  const MergeFactors f{exp2f(*merged_max - reference), exp2f(split_max - reference)};
+  *merged_sum = fmaf(split_sum, f.split, *merged_sum * f.merged);
+  *merged_max = m;
+  return f;
+}
+
+// Partial results of one query head over one split: padded_dim sums, then maximum and sum.
+__device__ __host__ inline int64_t PartialStride(int padded_dim) { return padded_dim + 4; }
+
+}  // namespace moeserve::cuda

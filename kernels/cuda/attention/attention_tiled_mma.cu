@@ -1,0 +1,226 @@
+// Attention of many neighbouring tokens over a bf16 cache. A thread block takes 64 rows, pairs of a
+// token and one of the query heads that share a kv head, through their whole context. A warp owns
+// 16 rows. Copies of keys hide behind the softmax and the second product, those of values behind
+// the first. Results of splits are merged as those of single tokens are, which costs a second set
+// of accumulators (in shared memory for the widest heads) and makes the bits the same.
+#include <type_traits>
+
+#include "kernels/cuda/attention/attention_kernels.h"
+#include "kernels/cuda/attention/attention_mma.cuh"
+#include "kernels/cuda/device/launch.h"
+
+namespace moeserve::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kRows = 64;
+
+// What a thread merged so far, where registers have no room: in shared memory, element i of all
+// threads adjacent.
+template <int kDim>
+struct StashedRows {
+  float4 sums[kDim / 8][kThreads];
+  float maximum[2][kThreads];
+  float sum[2][kThreads];
+};
+
+struct NoStash {};
+
+template <int kDim>
+constexpr bool kStash = kDim > 128;
+
+template <int kDim>
+struct SharedTiles {
+  alignas(128) char keys[kTileKeys * kDim * 2];
+  char values[kTileKeys * kDim * 2];
+  char queries[kRows * kDim * 2];
+  std::conditional_t<kStash<kDim>, StashedRows<kDim>, NoStash> stash;
+  BlockRows<kRows> rows;
+};
+
+template <int kDim>
+__device__ inline void MergeStashed(bool first, RowState* state, float (&sums)[kDim / 8][4],
+                                    StashedRows<kDim>* stash) {
+  const int thread = threadIdx.x;
+  MergeFactors f[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float maximum = first ? kMinusInfinity : stash->maximum[h][thread];
+    float sum = first ? 0.0f : stash->sum[h][thread];
+    f[h] = Merge(&maximum, &sum, state->maximum[h], state->sum[h * 2]);
+    stash->maximum[h][thread] = maximum;
+    stash->sum[h][thread] = sum;
+    state->maximum[h] = kMinusInfinity;
+    state->sum[h * 2] = state->sum[h * 2 + 1] = 0.0f;
+  }
+#pragma unroll
+  for (int n = 0; n < kDim / 8; ++n) {
+    float4 m = first ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : stash->sums[n][thread];
+    m.x = fmaf(sums[n][0], f[0].split, m.x * f[0].merged);
+    m.y = fmaf(sums[n][1], f[0].split, m.y * f[0].merged);
+    m.z = fmaf(sums[n][2], f[1].split, m.z * f[1].merged);
+    m.w = fmaf(sums[n][3], f[1].split, m.w * f[1].merged);
+    stash->sums[n][thread] = m;
+    sums[n][0] = sums[n][1] = sums[n][2] = sums[n][3] = 0.0f;
+  }
+}
+
+// Rows of `chunk` of tokens [begin, end), which belong to one sequence.
+template <int kDim>
+__device__ inline void TiledRun(const AttentionLaunch& a, int begin, int end, int kv_head,
+                                int chunk, int split_tiles, float scale,
+                                SharedTiles<kDim>& shared) {
+  if (chunk * kRows >= QueryHeadsOf(a, begin, end)) return;
+  FindRows(a, begin, end, kv_head, chunk, &shared.rows);
+  const int sequence = a.step.sequence[begin];
+  if (sequence < 0) {
+    StoreZeros(a, shared.rows);
+    return;
+  }
+  const int32_t* block_table = a.step.block_tables + int64_t{sequence} * a.step.table_stride;
+  const int first = shared.rows.first_key, last = shared.rows.last_key;
+  const TileRange tiles = TilesOf<kTileKeys>(first, last);
+  const auto copy = [&](char* to, const void* from, int tile) {
+    if (tile < tiles.end) {
+      CopyTile<kTileKeys, kDim * 2, kThreads>(to, from, a.cache, kv_head, block_table, tile, first,
+                                              last);
+    }
+    CopyAsyncCommit();
+  };
+  copy(shared.keys, a.cache.keys, tiles.begin);
+  LoadQueries<kDim, kRows, kThreads>(a, shared.rows, shared.queries);
+
+  const int lane = threadIdx.x % 32;
+  const int warp_row = threadIdx.x / 32 * 16;
+  // Keys that some row of the warp sees.
+  int warp_first = INT32_MAX, warp_last = -1;
+  if (const int p = shared.rows.position[warp_row + lane % 16]; p >= 0) {
+    warp_first = FirstKey(p, a.window);
+    warp_last = p;
+  }
+#pragma unroll
+  for (int other = 1; other < 16; other *= 2) {
+    warp_first = min(warp_first, __shfl_xor_sync(kFullMask, warp_first, other));
+    warp_last = max(warp_last, __shfl_xor_sync(kFullMask, warp_last, other));
+  }
+
+  RowState state;
+  float sums[kDim / 8][4] = {};
+  std::conditional_t<kStash<kDim>, NoStash, MergedRows<kDim>> merged;
+  const int first_split = tiles.begin / split_tiles;
+  for (int tile = tiles.begin; tile < tiles.end; ++tile) {
+    const int key = tile * kTileKeys;
+    // A tile that no row sees would change no sum.
+    const bool seen = key <= warp_last && key + kTileKeys > warp_first;
+    CopyAsyncWait<0>();
+    __syncthreads();
+    copy(shared.values, a.cache.values, tile);
+    float scores[kTileKeys / 8][4];
+    if (seen) Scores<kDim>(shared.queries, warp_row, shared.keys, 0, scores);
+    __syncthreads();
+    copy(shared.keys, a.cache.keys, tile + 1);
+    float reference[2];
+    if (seen) {
+      const RowPair pair = RowPairOf(shared.rows, warp_row, a.window);
+      float maximum[2] = {state.maximum[0], state.maximum[1]};
+      MaskAndMaximum(scale, pair, key, scores, maximum);
+      reference[0] = Reference(maximum[0]);
+      reference[1] = Reference(maximum[1]);
+      Rescale<kDim>(maximum, &state, sums);
+    }
+    CopyAsyncWait<1>();
+    __syncthreads();
+    if (seen) {
+#pragma unroll
+      for (int step = 0; step < kTileKeys / 16; ++step) {
+        uint32_t weights[4];
+        Weights(scores, step, reference, weights);
+        AddValues<kDim, kDim>(weights, shared.values, step, 0, &state, sums);
+      }
+    }
+    if ((tile + 1) % split_tiles == 0 || tile + 1 == tiles.end) {
+      if constexpr (kStash<kDim>) {
+        MergeStashed<kDim>(tile / split_tiles == first_split, &state, sums, &shared.stash);
+      } else {
+        MergeSplit<kDim>(&state, sums, &merged);
+      }
+    }
+  }
+
+  const int dim = a.cache.head_dim;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = warp_row + lane / 4 + h * 8;
+    if (shared.rows.query_row[row] < 0) continue;
+    float sum;
+    if constexpr (kStash<kDim>) {
+      sum = shared.stash.sum[h][threadIdx.x];
+    } else {
+      sum = merged.sum[h];
+    }
+    const float inverse = 1.0f / sum;
+    Bf16* to = static_cast<Bf16*>(a.output) + shared.rows.query_row[row] * a.output_stride +
+               shared.rows.head[row] * dim;
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n) {
+      float x, y;
+      if constexpr (kStash<kDim>) {
+        const float4 m = shared.stash.sums[n][threadIdx.x];
+        x = h == 0 ? m.x : m.z;
+        y = h == 0 ? m.y : m.w;
+      } else {
+        x = merged.sums[n][h * 2];
+        y = merged.sums[n][h * 2 + 1];
+      }
+      StoreBf16Pair(to, n * 8 + lane % 4 * 2, dim, x * inverse, y * inverse);
+    }
+  }
+}
+
+template <int kDim>
+__global__ void __launch_bounds__(kThreads)
+    TiledKernel(const AttentionLaunch a, const int tokens_per_tile, const int split_tiles,
+                const float scale) {
+  GridDependencyPass();
+  auto& shared = *DynamicShared<SharedTiles<kDim>>();
+  // The last tiles have the longest contexts: they start first.
+  const int tile = static_cast<int>(gridDim.x - 1 - blockIdx.x);
+  int begin = a.tiled_from + tile * tokens_per_tile;
+  const int tile_end = min(begin + tokens_per_tile, a.step.tokens);
+  while (begin < tile_end) {
+    int end = begin + 1;
+    while (end < tile_end && a.step.sequence[end] == a.step.sequence[begin]) ++end;
+    TiledRun<kDim>(a, begin, end, blockIdx.y, blockIdx.z, split_tiles, scale, shared);
+    // The next run's rows take the place of this one's.
+    __syncthreads();
+    begin = end;
+  }
+}
+
+template <int kDim>
+void LaunchOf(const AttentionLaunch& args, cudaStream_t stream) {
+  // What devices of compute capability 8.0 have.
+  static_assert(sizeof(SharedTiles<kDim>) <= 163 << 10);
+  const TiledShape shape = TiledShapeOf(args, kRows);
+  Launch(TiledKernel<kDim>,
+         {.grid = dim3(shape.tiles, args.cache.num_kv_heads, shape.chunks),
+          .block = dim3(kThreads),
+          .shared_bytes = sizeof(SharedTiles<kDim>),
+          .stream = stream,
+          .overlaps_predecessor = true},
+         args, shape.tokens_per_tile, SplitTokensOf(args) / kTileKeys, args.scale * kLog2E);
+}
+
+}  // namespace
+
+void LaunchTiledMma(const AttentionLaunch& args, cudaStream_t stream) {
+  if (args.cache.head_dim <= 64) {
+    LaunchOf<64>(args, stream);
+  } else if (args.cache.head_dim <= 128) {
+    LaunchOf<128>(args, stream);
+  } else {
+    LaunchOf<256>(args, stream);
+  }
+}
+
+}  // namespace moeserve::cuda

@@ -1,0 +1,67 @@
+#include "kernels/cuda/attention/kv_cache.h"
+
+#include <utility>
+
+#include "base/check.h"
+
+namespace moeserve::cuda {
+namespace {
+
+int64_t BlockStride(const KvLayerShape& s) {
+  return int64_t{s.num_kv_heads} * kKvBlockTokens * PaddedHeadDim(s.head_dim);
+}
+
+}  // namespace
+
+int64_t CudaKvCache::BytesPerBlock(const std::vector<KvLayerShape>& layers, DType dtype) {
+  int64_t elements = 0;
+  for (const KvLayerShape& s : layers) elements += 2 * BlockStride(s);
+  return elements * static_cast<int64_t>(SizeOf(dtype));
+}
+
+Result<CudaKvCache> CudaKvCache::Allocate(std::vector<KvLayerShape> layers, DType dtype,
+                                          int64_t num_blocks) {
+  CudaKvCache cache;
+  cache.dtype_ = dtype;
+  cache.num_blocks_ = num_blocks;
+  cache.shapes_ = std::move(layers);
+  const auto bytes = static_cast<size_t>(BytesPerBlock(cache.shapes_, dtype) * num_blocks);
+  MOESERVE_ASSIGN_OR_RETURN(cache.memory_, DeviceMemory::Allocate(bytes));
+  // Attention multiplies the padding of rows that were written, which AppendKv leaves zero, and
+  // reads no others; zeros keep the whole cache free of values that nobody wrote.
+  MOESERVE_CUDA_RETURN_IF_ERROR(cudaMemset(cache.memory_.data(), 0, bytes));
+  // Streams that do not wait for the default one come next; others may be recording.
+  MOESERVE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(nullptr));
+  char* next = static_cast<char*>(cache.memory_.data());
+  for (const KvLayerShape& s : cache.shapes_) {
+    KvLayerView view;
+    view.dtype = dtype;
+    view.num_kv_heads = s.num_kv_heads;
+    view.head_dim = s.head_dim;
+    view.padded_dim = PaddedHeadDim(s.head_dim);
+    view.head_stride = int64_t{kKvBlockTokens} * view.padded_dim;
+    view.block_stride = BlockStride(s);
+    const int64_t layer_bytes =
+        view.block_stride * num_blocks * static_cast<int64_t>(SizeOf(dtype));
+    view.keys = next;
+    view.values = next + layer_bytes;
+    next += 2 * layer_bytes;
+    cache.layers_.push_back(view);
+  }
+  return cache;
+}
+
+void CudaKvCache::CopyBlock(int32_t from, int32_t to, cudaStream_t stream) {
+  for (const KvLayerView& view : layers_) {
+    const int64_t bytes = view.block_stride * static_cast<int64_t>(SizeOf(dtype_));
+    for (void* base : {view.keys, view.values}) {
+      char* memory = static_cast<char*>(base);
+      const cudaError_t error =
+          cudaMemcpyAsync(memory + to * bytes, memory + from * bytes, static_cast<size_t>(bytes),
+                          cudaMemcpyDeviceToDevice, stream);
+      MOESERVE_CHECK(error == cudaSuccess, cudaGetErrorString(error));
+    }
+  }
+}
+
+}  // namespace moeserve::cuda

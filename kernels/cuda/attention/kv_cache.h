@@ -1,0 +1,42 @@
+// The paged KV cache in device memory.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/status.h"
+#include "kernels/base/dtype.h"
+#include "kernels/cuda/attention/kv_layer_view.h"
+#include "kernels/cuda/device/handles.h"
+#include "kernels/cuda/device/runtime.h"
+#include "kernels/kv_cache_storage.h"
+
+namespace moeserve::cuda {
+
+class CudaKvCache {
+ public:
+  // `num_blocks` blocks for every layer, zeroed. `dtype` is kF32 or kBF16. ResourceExhausted with
+  // the size.
+  static Result<CudaKvCache> Allocate(std::vector<KvLayerShape> layers, DType dtype,
+                                      int64_t num_blocks);
+
+  // Bytes that one block takes over all layers.
+  static int64_t BytesPerBlock(const std::vector<KvLayerShape>& layers, DType dtype);
+
+  DType dtype() const { return dtype_; }
+  int64_t num_blocks() const { return num_blocks_; }
+  const KvLayerShape& shape(int layer) const { return shapes_[layer]; }
+  KvLayerView layer(int layer) const { return layers_[layer]; }
+
+  // Copies what block `from` holds to block `to`, in every layer.
+  void CopyBlock(int32_t from, int32_t to, cudaStream_t stream);
+
+ private:
+  DType dtype_ = DType::kF32;
+  int64_t num_blocks_ = 0;
+  std::vector<KvLayerShape> shapes_;
+  std::vector<KvLayerView> layers_;
+  DeviceMemory memory_;
+};
+
+}  // namespace moeserve::cuda

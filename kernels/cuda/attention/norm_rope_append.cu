@@ -1,0 +1,213 @@
+#include "base/check.h"
+#include "kernels/cuda/attention/norm_rope_append.h"
+#include "kernels/cuda/attention/rope.cuh"
+#include "kernels/cuda/device/launch.h"
+#include "kernels/cuda/device/ptx.cuh"
+#include "kernels/cuda/rows/norm.cuh"
+
+namespace moeserve::cuda {
+namespace {
+
+constexpr int kWarps = 4;  // of a block whose warps have a head each
+constexpr int kUnits = 4;  // that a thread loads at once
+
+enum class Part { kQuery, kKeys, kValues };
+
+// What a thread has of some units.
+struct Loaded {
+  float x[kUnits];
+  float y[kUnits];  // of pairs
+  float2 angle[kUnits];
+  float x_scale[kUnits];
+  float y_scale[kUnits];
+};
+
+// Heads [first, first + heads) of one part of a token. A unit is a pair of dimensions that turns,
+// or one that does not.
+template <bool kBf16>
+struct Heads {
+  const NormRopeAppendLaunch& a;
+  Part part = Part::kQuery;
+  int first = 0;
+  int heads = 1;
+  const float* from = nullptr;  // of the first head
+  float* query = nullptr;       // the same, of queries
+  void* cache = nullptr;        // of keys or values
+  int64_t cache_at = 0;         // of the token in the first head
+  const float2* angles = nullptr;
+  VectorNorm norm = {};
+  int pairs = 0;
+
+  __device__ __forceinline__ bool normed() const { return norm.scales != nullptr; }
+  __device__ __forceinline__ int dim() const { return a.cache.head_dim; }
+  // Queries that only turn are left alone elsewhere.
+  __device__ __forceinline__ int units() const {
+    if (part == Part::kQuery && !normed()) return pairs;
+    return (part == Part::kQuery ? dim() : a.cache.padded_dim) - pairs;
+  }
+  __device__ __forceinline__ int column(int unit) const {
+    return unit >= pairs ? unit + pairs : a.interleaved ? 2 * unit : unit;
+  }
+  __device__ __forceinline__ int partner() const { return a.interleaved ? 1 : pairs; }
+
+  // Calls body(j, head, unit, column, offset from the first head) with the units begin, begin +
+  // step and so on, as many as a thread loads at once.
+  template <typename Body>
+  __device__ __forceinline__ void ForUnits(int begin, int step, const Body& body) const {
+    const int per_head = units();
+#pragma unroll
+    for (int j = 0; j < kUnits; ++j) {
+      const int n = begin + j * step;
+      if (n >= heads * per_head) break;
+      const int head = heads == 1 ? 0 : n / per_head, unit = n - head * per_head;
+      const int c = column(unit);
+      body(j, head, unit, c, head * dim() + c);
+    }
+  }
+
+  __device__ __forceinline__ void Load(int begin, int step, Loaded& l) const {
+    ForUnits(begin, step, [&](int j, int, int unit, int c, int at) {
+      l.x[j] = c < dim() ? from[at] : 0.0f;
+      if (normed() && c < dim()) l.x_scale[j] = norm.scales[at];
+      if (unit < pairs) {
+        l.y[j] = from[at + partner()];
+        l.angle[j] = angles[unit];
+        if (normed()) l.y_scale[j] = norm.scales[at + partner()];
+      }
+    });
+  }
+
+  __device__ __forceinline__ void Finish(int begin, int step, const NormFactors& factors,
+                                         const Loaded& l) const {
+    ForUnits(begin, step, [&](int j, int head, int unit, int c, int at) {
+      float x = l.x[j], y = l.y[j];
+      if (normed() && c < dim()) {
+        x = factors(x, l.x_scale[j]);
+        if (norm.shifts != nullptr) x += norm.shifts[at];
+      }
+      if (unit < pairs) {
+        if (normed()) {
+          y = factors(y, l.y_scale[j]);
+          if (norm.shifts != nullptr) y += norm.shifts[at + partner()];
+        }
+        Turn(x, y, l.angle[j]);
+        Store(head, c + partner(), y);
+      }
+      Store(head, c, x);
+    });
+  }
+
+  __device__ __forceinline__ void Store(int head, int c, float v) const {
+    if (part == Part::kQuery) {
+      query[head * dim() + c] = v;
+      return;
+    }
+    const int64_t at = cache_at + head * a.cache.head_stride + c;
+    if constexpr (kBf16) {
+      static_cast<Bf16*>(cache)[at] = static_cast<Bf16>(PackBf16(v, 0.0f));
+    } else {
+      static_cast<float*>(cache)[at] = v;
+    }
+  }
+};
+
+// Blocks (token, part). kBlock: the threads of a block share all heads of the part, whose norm is
+// that of one vector; else every warp has a head. All that memory has to bring is asked for before
+// the first sum waits for it; the norm's own loads find it in the cache or bring it there.
+template <bool kBf16, bool kBlock>
+__global__ void __launch_bounds__(kBlock ? kNormBlock : kWarps * 32)
+    NormRopeAppendKernel(const NormRopeAppendLaunch a) {
+  GridDependencyPass();
+  constexpr int kTeam = kBlock ? kNormBlock : 32;
+  const int lane = static_cast<int>(threadIdx.x) % kTeam;
+  const int64_t token = blockIdx.x;
+  const int kv_heads = a.cache.num_kv_heads, dim = a.cache.head_dim;
+  Heads<kBf16> h{.a = a};
+  if constexpr (kBlock) {
+    h.part = static_cast<Part>(blockIdx.y);
+    h.heads = h.part == Part::kQuery ? a.heads : kv_heads;
+  } else {
+    const int n = static_cast<int>(blockIdx.y * kWarps + threadIdx.x / 32);
+    if (n >= a.heads + 2 * kv_heads) return;
+    h.part = n < a.heads ? Part::kQuery : n < a.heads + kv_heads ? Part::kKeys : Part::kValues;
+    h.first = n < a.heads ? n : (n - a.heads) % kv_heads;
+  }
+  const int sequence = a.step.sequence[token];
+  if (sequence < 0 || h.heads == 0) return;
+
+  h.pairs = h.part == Part::kValues ? 0 : a.dimensions / 2;
+  h.angles = a.angles + token * (a.dimensions / 2);
+  if (h.part == Part::kQuery) {
+    h.query = a.query + token * a.query_stride + h.first * dim;
+    h.from = h.query;
+    h.norm = a.query_norm;
+  } else {
+    const bool keys = h.part == Part::kKeys;
+    h.from =
+        (keys ? a.keys + token * a.key_stride : a.values + token * a.value_stride) + h.first * dim;
+    if (keys) h.norm = a.key_norm;
+    const int position = a.step.position[token];
+    const int64_t block =
+        a.step.block_tables[int64_t{sequence} * a.step.table_stride + position / kKvBlockTokens];
+    h.cache = keys ? a.cache.keys : a.cache.values;
+    h.cache_at = block * a.cache.block_stride +
+                 int64_t{position % kKvBlockTokens} * a.cache.padded_dim +
+                 h.first * a.cache.head_stride;
+  }
+
+  Loaded loaded;
+  h.Load(lane, kTeam, loaded);
+  NormFactors factors;
+  if (h.normed()) {
+    const int width = h.heads * dim;
+    NormVector vector;
+    vector.x = const_cast<float*>(h.from);
+    vector.threads = kBlock ? NormTeam(width) : 32;
+    vector.n = lane < vector.threads ? width : 0;
+    vector.lane = lane;
+    vector.aligned = Aligned16(vector.x);
+    vector.Load();
+    factors = FactorsOf<kBlock>(vector, width, h.norm.layer, h.norm.eps, DynamicShared<float>());
+  }
+  // From here on rows are written, each element by the thread that reads it.
+  const int total = h.heads * h.units();
+  for (int n = lane; n < total; n += kUnits * kTeam) {
+    if (n != lane) h.Load(n, kTeam, loaded);
+    h.Finish(n, kTeam, factors, loaded);
+  }
+}
+
+}  // namespace
+
+void LaunchNormRopeAppend(const NormRopeAppendLaunch& args, cudaStream_t stream) {
+  MOESERVE_CHECK(
+      args.dimensions >= 0 && args.dimensions % 2 == 0 && args.dimensions <= args.cache.head_dim,
+      "rotary dimensions");
+  MOESERVE_CHECK(args.cache.head_dim <= kMaxHeadDim, "head_dim");
+  static_assert(kMaxHeadDim <= 512, "a warp has the norm of a head");
+  const bool bf16 = args.cache.dtype == DType::kBF16;
+  MOESERVE_CHECK(bf16 || args.cache.dtype == DType::kF32, "cache type");
+  NormRopeAppendLaunch a = args;
+  const bool query_norm = a.query_norm.scales != nullptr;
+  if (!query_norm && a.dimensions == 0) a.heads = 0;
+  const auto tokens = static_cast<unsigned>(a.step.tokens);
+  if (!a.norm_heads && (query_norm || a.key_norm.scales != nullptr)) {
+    Launch(bf16 ? NormRopeAppendKernel<true, true> : NormRopeAppendKernel<false, true>,
+           {.grid = dim3(tokens, 3),
+            .block = dim3(kNormBlock),
+            .shared_bytes = kNormSharedFloats * sizeof(float),
+            .stream = stream,
+            .overlaps_predecessor = true},
+           a);
+    return;
+  }
+  const int heads = a.heads + 2 * a.cache.num_kv_heads;
+  Launch(bf16 ? NormRopeAppendKernel<true, false> : NormRopeAppendKernel<false, false>,
+         {.grid = dim3(tokens, static_cast<unsigned>((heads + kWarps - 1) / kWarps)),
+          .block = dim3(kWarps * 32),
+          .stream = stream,
+          .overlaps_predecessor = true},
+         a);
+}
+
+}  // namespace moeserve::cuda

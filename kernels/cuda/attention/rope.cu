@@ -1,0 +1,68 @@
+#include "base/check.h"
+#include "kernels/cuda/attention/attention.h"
+#include "kernels/cuda/attention/rope.cuh"
+#include "kernels/cuda/device/launch.h"
+#include "kernels/cuda/device/ptx.cuh"
+
+namespace moeserve::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kAngleThreads = 64;  // sines in double take long: many small blocks share the work
+
+// A thread per pair of a token.
+__global__ void __launch_bounds__(kAngleThreads) RopeAnglesKernel(const RopeAnglesLaunch a) {
+  GridDependencyPass();
+  const int i = static_cast<int>(blockIdx.y * kAngleThreads + threadIdx.x);
+  if (i >= a.pairs) return;
+  const int64_t token = blockIdx.x;
+  const double angle = a.step.position[token] * a.frequencies[i];
+  a.angles[token * a.pairs + i] =
+      make_float2(static_cast<float>(cos(angle)), static_cast<float>(sin(angle)));
+}
+
+// One row per thread block.
+__global__ void __launch_bounds__(kThreads) RopeKernel(const RopeLaunch a) {
+  GridDependencyPass();
+  const int row = blockIdx.x;
+  if (a.valid_rows != nullptr && row >= *a.valid_rows) return;
+  const int token = a.token_of_row == nullptr ? row : a.token_of_row[row];
+  if (a.step.sequence[token] < 0) return;
+  const int pairs = a.dimensions / 2;
+  const float2* angles = a.angles + int64_t{token} * pairs;
+  float* rows = a.rows + row * a.stride;
+#pragma unroll 4
+  for (int n = threadIdx.x; n < a.heads * pairs; n += kThreads) {
+    const int head = n / pairs, i = n % pairs;
+    float* x = rows + head * a.head_dim + (a.interleaved ? 2 * i : i);
+    float* y = x + (a.interleaved ? 1 : pairs);
+    Turn(*x, *y, angles[i]);
+  }
+}
+
+}  // namespace
+
+void LaunchRopeAngles(const RopeAnglesLaunch& args, cudaStream_t stream) {
+  const unsigned blocks = static_cast<unsigned>((args.pairs + kAngleThreads - 1) / kAngleThreads);
+  Launch(RopeAnglesKernel,
+         {.grid = dim3(static_cast<unsigned>(args.step.tokens), blocks),
+          .block = dim3(kAngleThreads),
+          .stream = stream,
+          .overlaps_predecessor = true},
+         args);
+}
+
+void LaunchRope(const RopeLaunch& args, cudaStream_t stream) {
+  MOESERVE_CHECK(
+      args.dimensions >= 0 && args.dimensions % 2 == 0 && args.dimensions <= args.head_dim,
+      "rotary dimensions");
+  if (args.dimensions == 0) return;
+  Launch(RopeKernel,
+         {.grid = dim3(args.num_rows),
+          .block = dim3(kThreads),
+          .stream = stream,
+          .overlaps_predecessor = true},
+         args);
+}
+
+}  // namespace moeserve::cuda

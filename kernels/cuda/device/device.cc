@@ -1,0 +1,26 @@
+#include "kernels/cuda/device/device.h"
+
+#include <cstdlib>
+#include <string>
+
+#include "base/check.h"
+#include "kernels/cuda/device/runtime.h"
+
+namespace moeserve::cuda {
+
+absl::Status CheckDevice() {
+  // All kernels are loaded with the first call: later there may be no memory for them, and a stream
+  // may be recording. The driver reads this once; what the user has set stands.
+  static const int set = setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  MOESERVE_CHECK(set == 0, "the environment can be extended");
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess) {
+    return absl::UnavailableError(std::string("device cuda: no device can be used: ") +
+                                  cudaGetErrorString(error));
+  }
+  if (count == 0) return absl::UnavailableError("device cuda: the driver reports no device");
+  return absl::OkStatus();
+}
+
+}  // namespace moeserve::cuda

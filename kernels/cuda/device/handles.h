@@ -1,0 +1,142 @@
+// Owners of what the CUDA runtime hands out. All are movable, may be empty, and release what they
+// own when they go; a failed call's status names the call and what the runtime says.
+//
+// No object is locked: one thread at a time uses each.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+#include <utility>
+
+#include "base/status.h"
+#include "kernels/cuda/device/runtime.h"
+
+namespace moeserve::cuda {
+
+// OK, or what the runtime says about `call`: ResourceExhausted where memory is missing, else
+// Internal.
+Status CudaStatus(cudaError_t error, std::string_view call);
+
+#define MOESERVE_CUDA_RETURN_IF_ERROR(call) \
+  MOESERVE_RETURN_IF_ERROR(::moeserve::cuda::CudaStatus((call), #call))
+
+// A handle that `kRelease` gives back.
+template <typename T, cudaError_t (*kRelease)(T)>
+class Handle {
+ public:
+  Handle() = default;
+  explicit Handle(T value) : value_(value) {}
+  Handle(Handle&& other) noexcept : value_(std::exchange(other.value_, nullptr)) {}
+  Handle& operator=(Handle&& other) noexcept {
+    if (this != &other) {
+      Reset();
+      value_ = std::exchange(other.value_, nullptr);
+    }
+    return *this;
+  }
+  ~Handle() { Reset(); }
+
+  T get() const { return value_; }
+  explicit operator bool() const { return value_ != nullptr; }
+  // Errors are of earlier work and were reported, or will be, where it is waited for.
+  void Reset() {
+    if (value_ != nullptr) static_cast<void>(kRelease(std::exchange(value_, nullptr)));
+  }
+
+ private:
+  T value_ = nullptr;
+};
+
+// Device memory, 256-byte aligned, uninitialised. Releasing it waits for the device.
+class DeviceMemory {
+ public:
+  DeviceMemory() = default;
+  static Result<DeviceMemory> Allocate(size_t bytes);
+
+  void* data() const { return handle_.get(); }
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(handle_.get());
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  Handle<void*, cudaFree> handle_;
+  size_t bytes_ = 0;
+};
+
+// Page-locked host memory: copies to and from it are asynchronous.
+class PinnedMemory {
+ public:
+  PinnedMemory() = default;
+  static Result<PinnedMemory> Allocate(size_t bytes);
+
+  void* data() const { return handle_.get(); }
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(handle_.get());
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  Handle<void*, cudaFreeHost> handle_;
+  size_t bytes_ = 0;
+};
+
+// A stream that does not wait for the default stream.
+class Stream {
+ public:
+  Stream() = default;
+  static Result<Stream> Create();
+
+  cudaStream_t get() const { return handle_.get(); }
+  // Waits for all enqueued work and reports errors of kernels that ran.
+  Status Synchronize() const;
+
+ private:
+  Handle<cudaStream_t, cudaStreamDestroy> handle_;
+};
+
+class Event {
+ public:
+  Event() = default;
+  // Without timing, recording and waiting cost less.
+  static Result<Event> Create(bool timing);
+
+  cudaEvent_t get() const { return handle_.get(); }
+  Status Record(cudaStream_t stream) const;
+  Status Synchronize() const;
+  // Later work of `stream` waits for what was recorded.
+  Status MakeWait(cudaStream_t stream) const;
+  // From `begin` to this event; both were created with timing and have happened.
+  Result<float> MillisecondsSince(const Event& begin) const;
+
+ private:
+  Handle<cudaEvent_t, cudaEventDestroy> handle_;
+};
+
+// A recorded sequence of work that one call enqueues.
+class GraphExec {
+ public:
+  GraphExec() = default;
+  // Runs `enqueue`, which returns a Status, while `stream` records instead of running. Pointers and
+  // values that it passes are recorded; it may neither allocate nor synchronise. The stream does
+  // not record any more when this returns.
+  template <typename F>
+  static Result<GraphExec> Capture(cudaStream_t stream, F&& enqueue) {
+    MOESERVE_RETURN_IF_ERROR(BeginCapture(stream));
+    Status status = std::forward<F>(enqueue)();
+    return EndCapture(stream, std::move(status));
+  }
+
+  explicit operator bool() const { return static_cast<bool>(handle_); }
+  Status Launch(cudaStream_t stream) const;
+
+ private:
+  static Status BeginCapture(cudaStream_t stream);
+  static Result<GraphExec> EndCapture(cudaStream_t stream, Status status);
+
+  Handle<cudaGraphExec_t, cudaGraphExecDestroy> handle_;
+};
+
+}  // namespace moeserve::cuda

@@ -1,0 +1,67 @@
+#include "kernels/cuda/device/launch.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <string_view>
+#include <utility>
+
+#include "base/check.h"
+
+namespace moeserve::cuda {
+
+size_t SharedMemoryLimit() {
+  int device = 0, bytes = 0;
+  MOESERVE_CHECK(cudaGetDevice(&device) == cudaSuccess, "no current CUDA device");
+  MOESERVE_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) ==
+                     cudaSuccess,
+                 "the device's shared memory");
+  return static_cast<size_t>(bytes);
+}
+
+namespace internal {
+
+void AllowSharedMemory(const void* kernel, size_t bytes) {
+  static std::mutex mutex;
+  static auto* const allowed = new std::map<std::pair<const void*, int>, size_t>;
+  int device = 0;
+  MOESERVE_CHECK(cudaGetDevice(&device) == cudaSuccess, "no current CUDA device");
+  std::lock_guard lock(mutex);
+  size_t& limit = (*allowed)[{kernel, device}];
+  if (bytes <= limit) return;
+  for (const auto& [attribute, value] :
+       {std::pair{cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)},
+        std::pair{cudaFuncAttributePreferredSharedMemoryCarveout,
+                  static_cast<int>(cudaSharedmemCarveoutMaxShared)}}) {
+    const cudaError_t error = cudaFuncSetAttribute(kernel, attribute, value);
+    MOESERVE_CHECK(error == cudaSuccess, cudaGetErrorString(error));
+  }
+  limit = bytes;
+}
+
+bool HasGridDependencies() {
+  // Code of 9.0a runs on 9.0 alone; later devices compile that of 8.0.
+  static const bool has = [] {
+    int device = 0, major = 0;
+    MOESERVE_CHECK(cudaGetDevice(&device) == cudaSuccess, "no current CUDA device");
+    MOESERVE_CHECK(
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess,
+        "the device's compute capability");
+    const char* wanted = std::getenv("MOESERVE_CUDA_OVERLAP");
+    return major == 9 && (wanted == nullptr || std::string_view(wanted) != "0");
+  }();
+  return has;
+}
+
+void LaunchFailed(cudaError_t error, const LaunchShape& shape) {
+  std::fprintf(stderr,
+               "CUDA launch of grid (%u,%u,%u), block (%u,%u,%u), %zu bytes of shared memory: %s\n",
+               shape.grid.x, shape.grid.y, shape.grid.z, shape.block.x, shape.block.y,
+               shape.block.z, shape.shared_bytes, cudaGetErrorString(error));
+  MOESERVE_CHECK(false, "a kernel could not be launched");
+  std::abort();
+}
+
+}  // namespace internal
+}  // namespace moeserve::cuda

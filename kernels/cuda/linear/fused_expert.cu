@@ -1,0 +1,361 @@
+#include <algorithm>
+
+#include "base/check.h"
+#include "kernels/cuda/device/launch.h"
+#include "kernels/cuda/device/ptx.cuh"
+#include "kernels/cuda/linear/fused_expert.h"
+#include "kernels/cuda/linear/linear_params.h"
+#include "kernels/cuda/linear/linear_tile.cuh"
+
+namespace moeserve::cuda {
+namespace {
+
+constexpr int kBlockBytes = kImageBlock * kImageBlock * 2;
+constexpr int kRowBytes = kImageBlock * 2;
+constexpr int kWarps = 4;
+constexpr int kThreads = kWarps * 32;
+constexpr int kMaxWidthBlocks = 4;
+
+// kTileRows rows of width kBlocks * 64. A step streams kBlocks blocks of weights: one row block of
+// the first matrix (64 units, or 32 where gated), or one k block of the second. A chunk is the one
+// or two steps that make 64 hidden units, and the step that consumes them.
+template <int kTileRowsArg, int kBlocksArg, int kStagesArg>
+struct FusedShape {
+  static constexpr int kTileRows = kTileRowsArg;
+  static constexpr int kBlocks = kBlocksArg;
+  static constexpr int kStages = kStagesArg;
+  static constexpr int kNTiles = kTileRows / 8;
+  static constexpr int kTilePlaneBytes = kTileRows * kRowBytes;  // 64 columns of all rows
+  static constexpr int kInputBytes = kBlocks * kTilePlaneBytes;
+  static constexpr int kStageBytes = kBlocks * kBlockBytes;
+  static constexpr int kPitch = kBlocks * kImageBlock + 4;
+  static constexpr int kStagedBytes = kTileRows * kPitch * static_cast<int>(sizeof(float));
+  static constexpr int kSharedBytes =
+      std::max(kInputBytes + kTilePlaneBytes + kStages * kStageBytes, kStagedBytes);
+};
+
+struct FusedParams {
+  LinearParams up;
+  LinearParams down;
+};
+
+// Copies the rows into planes of 64 columns, swizzled like blocks of weights.
+template <typename S>
+__device__ void LoadRows(const LinearParams& p, int in_features, const LinearTileRange& tile,
+                         char* planes) {
+  constexpr int kPieces = S::kBlocks * 8;
+  for (int i = static_cast<int>(threadIdx.x); i < S::kTileRows * kPieces; i += kThreads) {
+    const int r = i / kPieces;
+    const int piece = i % kPieces;
+    char* to = planes + piece / 8 * S::kTilePlaneBytes + r * kRowBytes + (piece % 8 ^ (r & 7)) * 16;
+    const int valid = r < tile.rows ? min(16, max(0, in_features * 2 - piece * 16)) : 0;
+    const char* from = valid > 0 ? LinearInputRow(p, tile.row + r) + piece * 16 : p.input;
+    if (p.wide_input) {
+      CopyAsync16(to, from, valid);
+    } else {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        reinterpret_cast<uint16_t*>(to)[j] =
+            j * 2 < valid ? reinterpret_cast<const uint16_t*>(from)[j] : uint16_t{0};
+      }
+    }
+  }
+}
+
+// Starts the copies of step `step` into `stage`. A gated expert whose last chunk has 32 units has
+// no second row block there: nothing is copied, and nothing reads the stage.
+template <typename S>
+__device__ void LoadStep(const FusedParams& p, const LinearBankEntry& up,
+                         const LinearBankEntry& down, int halves, int step, char* stage) {
+  const int chunk = step / (halves + 1);
+  const int part = step % (halves + 1);
+  const int thread = static_cast<int>(threadIdx.x);
+  const char* from;
+  int64_t stride;
+  if (part < halves) {
+    const int block = chunk * halves + part;
+    if (block >= up.row_blocks) return;
+    from = p.up.weights + up.weights + static_cast<int64_t>(block) * S::kStageBytes;
+    stride = kBlockBytes;
+  } else {
+    from = p.down.weights + down.weights + static_cast<int64_t>(chunk) * kBlockBytes;
+    stride = static_cast<int64_t>(down.k_blocks) * kBlockBytes;
+  }
+#pragma unroll
+  for (int b = 0; b < S::kBlocks; ++b) {
+#pragma unroll
+    for (int i = 0; i < kBlockBytes / 16 / kThreads; ++i) {
+      const int at = (thread + i * kThreads) * 16;
+      CopyAsync16(stage + b * kBlockBytes + at, from + b * stride + at);
+    }
+  }
+}
+
+// The n8 fragments of inputs [16 * k16, + 16) of every row of a plane.
+template <int kNTiles>
+__device__ void LoadRowFragments(const char* plane, int k16, uint32_t (&b)[kNTiles][2]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if constexpr (kNTiles == 1) {
+    const int piece = (k16 * 2 + lane / 8 % 2) ^ (lane & 7);
+    LoadMatrix2(b[0], plane + lane % 8 * kRowBytes + piece * 16);
+  } else {
+#pragma unroll
+    for (int pair = 0; pair < kNTiles / 2; ++pair) {
+      const int row = pair * 16 + lane % 8 + lane / 16 * 8;
+      const int piece = (k16 * 2 + lane / 8 % 2) ^ (row & 7);
+      uint32_t both[4];
+      LoadMatrix4(both, plane + row * kRowBytes + piece * 16);
+      b[pair * 2][0] = both[0];
+      b[pair * 2][1] = both[1];
+      b[pair * 2 + 1][0] = both[2];
+      b[pair * 2 + 1][1] = both[3];
+    }
+  }
+}
+
+__device__ inline void LoadWeightFragment(const char* block, int k16, uint32_t (&a)[4]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int row = static_cast<int>(threadIdx.x) / 32 * 16 + lane % 16;
+  const int piece = (k16 * 2 + lane / 16) ^ (row & 7);
+  LoadMatrix4(a, block + row * kRowBytes + piece * 16);
+}
+
+template <typename S>
+__device__ void MultiplyUp(const char* planes, const char* stage, float (&hidden)[S::kNTiles][4]) {
+#pragma unroll
+  for (int n = 0; n < S::kNTiles; ++n) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) hidden[n][j] = 0.0f;
+  }
+#pragma unroll
+  for (int b = 0; b < S::kBlocks; ++b) {
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) {
+      uint32_t weight[4], row[S::kNTiles][2];
+      LoadWeightFragment(stage + b * kBlockBytes, k16, weight);
+      LoadRowFragments<S::kNTiles>(planes + b * S::kTilePlaneBytes, k16, row);
+#pragma unroll
+      for (int n = 0; n < S::kNTiles; ++n) MmaBf16(hidden[n], weight, row[n]);
+    }
+  }
+}
+
+__device__ inline void StoreHidden(char* plane, int row, int unit, float value) {
+  char* at = plane + row * kRowBytes + (unit / 8 ^ (row & 7)) * 16 + unit % 8 * 2;
+  *reinterpret_cast<uint16_t*>(at) = static_cast<uint16_t>(PackBf16(value, 0.0f));
+}
+
+// Bias, activation and rounding of the sums of one row block into the plane of hidden units. Units
+// beyond the expert's width are 0, as the second product of a pair reads them.
+template <typename S>
+__device__ void ActivateHidden(const LinearParams& p, const LinearBankEntry& up, int row_block,
+                               int part, const float (&sums)[S::kNTiles][4], char* plane) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int image_row = static_cast<int>(threadIdx.x) / 32 * 16 + lane / 4;
+  float low = 0.0f, high = 0.0f;
+  if (p.bias != nullptr && row_block < up.row_blocks) {
+    const float* bias = p.bias + up.bias + row_block * kImageBlock + image_row;
+    low = bias[0];
+    high = bias[8];
+  }
+  const int unit = p.gated ? part * 32 + image_row / 16 * 8 + image_row % 8 : image_row;
+  const int first = p.gated ? row_block * 32 - part * 32 : row_block * kImageBlock;
+#pragma unroll
+  for (int n = 0; n < S::kNTiles; ++n) {
+    const int row = n * 8 + lane % 4 * 2;
+    if (p.gated) {
+      float gate[2] = {sums[n][0] + low, sums[n][1] + low};
+      Activate(p.activation, true, gate);
+      const bool real = first + unit < up.out_features;
+      StoreHidden(plane, row, unit, real ? gate[0] * (sums[n][2] + high) : 0.0f);
+      StoreHidden(plane, row + 1, unit, real ? gate[1] * (sums[n][3] + high) : 0.0f);
+    } else {
+      float value[4] = {sums[n][0] + low, sums[n][1] + low, sums[n][2] + high, sums[n][3] + high};
+      Activate(p.activation, true, value);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int at = unit + j / 2 * 8;
+        StoreHidden(plane, row + j % 2, at, first + at < up.out_features ? value[j] : 0.0f);
+      }
+    }
+  }
+}
+
+template <typename S>
+__device__ void MultiplyDown(const char* plane, const char* stage,
+                             float (&sums)[S::kBlocks][S::kNTiles][4]) {
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    uint32_t row[S::kNTiles][2];
+    LoadRowFragments<S::kNTiles>(plane, k16, row);
+#pragma unroll
+    for (int b = 0; b < S::kBlocks; ++b) {
+      uint32_t weight[4];
+      LoadWeightFragment(stage + b * kBlockBytes, k16, weight);
+#pragma unroll
+      for (int n = 0; n < S::kNTiles; ++n) MmaBf16(sums[b][n], weight, row[n]);
+    }
+  }
+}
+
+template <typename S>
+__global__ void __launch_bounds__(kThreads, 2) FusedExpertKernel(const FusedParams p) {
+  GridDependencyPass();
+  const LinearTileRange tile =
+      FindLinearTile<S::kTileRows, S::kBlocks * kImageBlock>(p.down, static_cast<int>(blockIdx.x));
+  if (tile.expert < 0) return;
+  const LinearBankEntry up = p.up.entries[tile.expert];
+  const LinearBankEntry down = p.down.entries[tile.expert];
+  char* planes = DynamicShared<char>();
+  char* hidden_plane = planes + S::kInputBytes;
+  char* stages = hidden_plane + S::kTilePlaneBytes;
+  const int halves = p.up.gated ? 2 : 1;
+  const int steps = down.k_blocks * (halves + 1);
+  float results[S::kBlocks][S::kNTiles][4] = {};
+
+  LoadRows<S>(p.up, up.in_features, tile, planes);
+#pragma unroll 1
+  for (int s = 0; s < S::kStages - 1; ++s) {
+    if (s < steps) LoadStep<S>(p, up, down, halves, s, stages + s * S::kStageBytes);
+    CopyAsyncCommit();
+  }
+  int stage = 0;
+  int step = 0;
+  // Waits for the current step's weights, starts the copies of a later one.
+  const auto advance = [&]() -> const char* {
+    CopyAsyncWait<S::kStages - 2>();
+    __syncthreads();
+    const int next = step + S::kStages - 1;
+    if (next < steps) {
+      const int slot = stage == 0 ? S::kStages - 1 : stage - 1;
+      LoadStep<S>(p, up, down, halves, next, stages + slot * S::kStageBytes);
+    }
+    CopyAsyncCommit();
+    const char* current = stages + stage * S::kStageBytes;
+    stage = stage + 1 == S::kStages ? 0 : stage + 1;
+    ++step;
+    return current;
+  };
+  for (int chunk = 0; chunk < down.k_blocks; ++chunk) {
+    for (int part = 0; part < halves; ++part) {
+      const char* weights = advance();
+      float hidden[S::kNTiles][4] = {};
+      const int row_block = chunk * halves + part;
+      if (row_block < up.row_blocks) MultiplyUp<S>(planes, weights, hidden);
+      // The barrier of the next step lies between this and the reads of the plane; the one of this
+      // step between the reads of the last chunk and this.
+      ActivateHidden<S>(p.up, up, row_block, part, hidden, hidden_plane);
+    }
+    MultiplyDown<S>(hidden_plane, advance(), results);
+  }
+  CopyAsyncWait<0>();
+  __syncthreads();
+  float* staged = reinterpret_cast<float*>(planes);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int b = 0; b < S::kBlocks; ++b) {
+    const int column = b * kImageBlock + static_cast<int>(threadIdx.x) / 32 * 16 + lane / 4;
+#pragma unroll
+    for (int n = 0; n < S::kNTiles; ++n) {
+      const int row = n * 8 + lane % 4 * 2;
+      staged[row * S::kPitch + column] = results[b][n][0];
+      staged[(row + 1) * S::kPitch + column] = results[b][n][1];
+      staged[row * S::kPitch + column + 8] = results[b][n][2];
+      staged[(row + 1) * S::kPitch + column + 8] = results[b][n][3];
+    }
+  }
+  __syncthreads();
+  StoreLinearTile<S::kBlocks * kImageBlock, S::kPitch, kThreads>(p.down, down, tile, staged,
+                                                                 static_cast<int>(threadIdx.x));
+}
+
+template <typename S>
+void LaunchShaped(const FusedParams& p, int64_t rows, cudaStream_t stream) {
+  const int64_t tiles = std::min<int64_t>(p.down.experts, rows) + rows / S::kTileRows;
+  MOESERVE_CHECK(tiles <= INT32_MAX, "tiles of fused experts");
+  Launch(FusedExpertKernel<S>,
+         LaunchShape{dim3(static_cast<unsigned>(tiles)), dim3(kThreads), S::kSharedBytes, stream,
+                     true},
+         p);
+}
+
+template <int kTileRows>
+void LaunchRows(const FusedParams& p, int blocks, int64_t rows, cudaStream_t stream) {
+  switch (blocks) {
+    case 1:
+      return LaunchShaped<FusedShape<kTileRows, 1, 6>>(p, rows, stream);
+    case 2:
+      return LaunchShaped<FusedShape<kTileRows, 2, 4>>(p, rows, stream);
+    case 3:
+      return LaunchShaped<FusedShape<kTileRows, 3, 3>>(p, rows, stream);
+    default:
+      return LaunchShaped<FusedShape<kTileRows, 4, 2>>(p, rows, stream);
+  }
+}
+
+// Of the largest shape for rows of so many blocks.
+size_t SharedBytes(int blocks) {
+  switch (blocks) {
+    case 1:
+      return FusedShape<64, 1, 6>::kSharedBytes;
+    case 2:
+      return FusedShape<64, 2, 4>::kSharedBytes;
+    case 3:
+      return FusedShape<64, 3, 3>::kSharedBytes;
+    default:
+      return FusedShape<64, 4, 2>::kSharedBytes;
+  }
+}
+
+const CudaLinearBank& AsCuda(const LinearBank& bank) {
+  return static_cast<const CudaLinearBank&>(bank);
+}
+
+}  // namespace
+
+bool FusedExpertFits(const LinearBank& up, const LinearBank& down) {
+  const LinearBankShape& u = up.shape();
+  const LinearBankShape& d = down.shape();
+  if (u.weight_dtype != DType::kBF16 || d.weight_dtype != DType::kBF16 || d.gated) return false;
+  if (up.num_experts() != down.num_experts()) return false;
+  const int width = u.in_features_of(0);
+  if (width > kMaxWidthBlocks * kImageBlock) return false;
+  if (SharedBytes((width + kImageBlock - 1) / kImageBlock) > SharedMemoryLimit()) return false;
+  for (int e = 0; e < up.num_experts(); ++e) {
+    if (u.in_features_of(e) != width || d.out_features[e] != width) return false;
+    if (d.in_features_of(e) != u.out_features[e]) return false;
+  }
+  return true;
+}
+
+bool FusedExpertPays(const LinearBank& up, const LinearBank& down, int64_t rows) {
+  if (!FusedExpertFits(up, down)) return false;
+  // Below, a kernel that spreads one expert over many multiprocessors is faster.
+  constexpr int64_t kRowsPerExpert = 32;
+  constexpr int64_t kRows = 8192;
+  return rows >= kRows && rows >= kRowsPerExpert * up.num_experts();
+}
+
+void LaunchFusedExpert(const FusedExpertArgs& args, cudaStream_t stream) {
+  MOESERVE_CHECK(FusedExpertFits(*args.up, *args.down), "banks of a fused expert");
+  MOESERVE_CHECK(args.input.dtype == DType::kBF16, "bf16 rows");
+  const LinearArgs up{.bank = args.up,
+                      .plan = args.plan,
+                      .gather = args.gather,
+                      .input = args.input,
+                      .output = args.output,
+                      .activation = args.activation};
+  const LinearArgs down{
+      .bank = args.down, .plan = args.plan, .input = args.input, .output = args.output};
+  const FusedParams params{internal::LinearParamsOf(up), internal::LinearParamsOf(down)};
+  const int64_t rows = params.down.rows;
+  if (rows == 0) return;
+  const int blocks = AsCuda(*args.down).entry(0).row_blocks;
+  if (rows <= 16 * int64_t{args.down->num_experts()}) {
+    LaunchRows<16>(params, blocks, rows, stream);
+  } else {
+    LaunchRows<64>(params, blocks, rows, stream);
+  }
+}
+
+}  // namespace moeserve::cuda

@@ -1,0 +1,84 @@
+#include "kernels/cuda/linear/linear.h"
+
+#include "base/check.h"
+#include "kernels/cuda/linear/linear_kernels.h"
+
+namespace moeserve::cuda {
+namespace {
+
+bool StartsWide(const RowsView& rows) {
+  const auto bits = reinterpret_cast<uintptr_t>(rows.data) |
+                    static_cast<uintptr_t>(rows.stride) * SizeOf(rows.dtype);
+  return bits % 16 == 0;
+}
+
+// Tiles somewhat above the mean number of rows per expert: a tile that is not full costs little,
+// a second one reads the weights again.
+LinearTile ChooseTile(const CudaLinearBank& bank, int64_t rows) {
+  const int64_t experts = bank.num_experts();
+  const int64_t wanted = experts == 1 ? rows : rows * 3 / 2 / experts;
+  if (wanted <= 8) return LinearTile::kRows8;
+  if (wanted <= 16) return LinearTile::kRows16;
+  if (wanted <= 32) return LinearTile::kRows32;
+  if (wanted <= 64) return LinearTile::kRows64;
+  // One of these blocks fills a multiprocessor: where they are few, smaller ones keep more of the
+  // device reading.
+  constexpr int64_t kFewTiles = 64;
+  if (internal::MaxLinearTiles(bank, rows, 128, 128) < kFewTiles) return LinearTile::kRows64;
+  return LinearTile::kWarpgroup;
+}
+
+}  // namespace
+
+namespace internal {
+
+LinearParams LinearParamsOf(const LinearArgs& args) {
+  const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
+  const bool routed = args.plan != nullptr;
+  MOESERVE_CHECK(routed ? args.plan->num_experts == bank.num_experts() : bank.num_experts() == 1,
+                 "experts of plan and bank");
+  const int64_t rows = routed ? args.plan->capacity : args.input.rows;
+  return {.weights = bank.weights(),
+          .bias = bank.bias(),
+          .entries = bank.entries(),
+          .order = bank.order(),
+          .offsets = routed ? args.plan->expert_offsets : nullptr,
+          .source = routed && args.gather ? args.plan->row_of_assignment : nullptr,
+          .input = static_cast<const char*>(args.input.data),
+          .output = static_cast<char*>(args.output.data),
+          .input_stride = args.input.stride * static_cast<int64_t>(SizeOf(args.input.dtype)),
+          .output_stride = args.output.stride * static_cast<int64_t>(SizeOf(args.output.dtype)),
+          .experts = bank.num_experts(),
+          .rows = static_cast<int>(rows),
+          .activation = args.activation,
+          .gated = bank.shape().gated,
+          .output_bf16 = args.output.dtype == DType::kBF16,
+          .pad_output = args.pad_output,
+          .wide_input = StartsWide(args.input),
+          .wide_output = StartsWide(args.output)};
+}
+
+}  // namespace internal
+
+void LaunchLinear(const LinearArgs& args, cudaStream_t stream) {
+  LaunchLinear(args, LinearTile::kAuto, stream);
+}
+
+void LaunchLinear(const LinearArgs& args, LinearTile tile, cudaStream_t stream) {
+  const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
+  const LinearParams params = internal::LinearParamsOf(args);
+  if (params.rows == 0) return;
+  if (args.input.dtype == DType::kF32) {
+    internal::LaunchLinearF32(bank, params, stream);
+    return;
+  }
+  MOESERVE_CHECK(bank.shape().weight_dtype == DType::kBF16, "bf16 activations take bf16 weights");
+  if (tile == LinearTile::kAuto) tile = ChooseTile(bank, params.rows);
+  if (tile >= LinearTile::kWarpgroup && internal::LinearWgmmaFits(params)) {
+    internal::LaunchLinearWgmma(bank, params, tile, stream);
+  } else {
+    internal::LaunchLinearMma(bank, params, tile, stream);
+  }
+}
+
+}  // namespace moeserve::cuda

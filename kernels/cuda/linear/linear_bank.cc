@@ -1,0 +1,144 @@
+#include "kernels/cuda/linear/linear_bank.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+
+#include "base/check.h"
+#include "kernels/cuda/linear/linear_image.h"
+
+namespace moeserve::cuda {
+namespace {
+
+// Rows on their way to the device are held in pieces of about this size.
+constexpr int64_t kUploadBytes = int64_t{64} << 20;
+
+// While a model is loaded a failure of the device itself leaves nothing to go on with.
+void Require(cudaError_t error) { MOESERVE_CHECK(error == cudaSuccess, cudaGetErrorString(error)); }
+
+void Require(const Status& status, const char* what) {
+  if (status.ok()) return;
+  moeserve::internal::CheckFailed(__FILE__, __LINE__, what, std::string(status.message()).c_str());
+}
+
+int Blocks(int n) { return (n + kImageBlock - 1) / kImageBlock; }
+
+int ImageRows(int out_features, bool gated) {
+  return gated ? (out_features + 7) / 8 * 16 : out_features;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<CudaLinearBank>> CudaLinearBank::Create(LinearBankShape shape) {
+  std::unique_ptr<CudaLinearBank> bank(new CudaLinearBank(std::move(shape)));
+  const LinearBankShape& s = bank->shape_;
+  const int experts = bank->num_experts();
+  const int64_t element = static_cast<int64_t>(SizeOf(s.weight_dtype));
+  int64_t weight_bytes = 0;
+  int64_t bias_values = 0;
+  for (int e = 0; e < experts; ++e) {
+    LinearBankEntry entry{};
+    entry.weights = weight_bytes;
+    entry.bias = bias_values;
+    entry.in_features = s.in_features_of(e);
+    entry.out_features = s.out_features[e];
+    entry.k_blocks = Blocks(entry.in_features);
+    entry.row_blocks = Blocks(ImageRows(entry.out_features, s.gated));
+    weight_bytes +=
+        int64_t{entry.row_blocks} * entry.k_blocks * kImageBlock * kImageBlock * element;
+    bias_values += int64_t{entry.row_blocks} * kImageBlock;
+    bank->max_row_blocks_ = std::max(bank->max_row_blocks_, entry.row_blocks);
+    bank->entries_.push_back(entry);
+  }
+  std::vector<int32_t> order(static_cast<size_t>(experts));
+  std::iota(order.begin(), order.end(), 0);
+  const auto cost = [&](int e) {
+    return int64_t{bank->entries_[e].row_blocks} * bank->entries_[e].k_blocks;
+  };
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return cost(a) > cost(b); });
+  std::vector<int64_t> by_rows;
+  for (const LinearBankEntry& e : bank->entries_) by_rows.push_back(e.row_blocks);
+  std::sort(by_rows.begin(), by_rows.end(), std::greater<>());
+  bank->largest_row_blocks_.push_back(0);
+  for (const int64_t n : by_rows) {
+    bank->largest_row_blocks_.push_back(bank->largest_row_blocks_.back() + n);
+  }
+
+  MOESERVE_ASSIGN_OR_RETURN(bank->weights_, DeviceMemory::Allocate(weight_bytes));
+  MOESERVE_RETURN_IF_ERROR(
+      CudaStatus(cudaMemset(bank->weights_.data(), 0, weight_bytes), "cudaMemset"));
+  bank->bytes_ = weight_bytes;
+  if (s.bias) {
+    const int64_t bias_bytes = bias_values * static_cast<int64_t>(sizeof(float));
+    MOESERVE_ASSIGN_OR_RETURN(bank->bias_, DeviceMemory::Allocate(bias_bytes));
+    MOESERVE_RETURN_IF_ERROR(
+        CudaStatus(cudaMemset(bank->bias_.data(), 0, bias_bytes), "cudaMemset"));
+    bank->bytes_ += bias_bytes;
+  }
+  const size_t table_bytes = bank->entries_.size() * sizeof(LinearBankEntry);
+  MOESERVE_ASSIGN_OR_RETURN(bank->table_, DeviceMemory::Allocate(table_bytes));
+  MOESERVE_RETURN_IF_ERROR(CudaStatus(
+      cudaMemcpy(bank->table_.data(), bank->entries_.data(), table_bytes, cudaMemcpyHostToDevice),
+      "cudaMemcpy"));
+  const size_t order_bytes = order.size() * sizeof(int32_t);
+  MOESERVE_ASSIGN_OR_RETURN(bank->order_, DeviceMemory::Allocate(order_bytes));
+  MOESERVE_RETURN_IF_ERROR(
+      CudaStatus(cudaMemcpy(bank->order_.data(), order.data(), order_bytes, cudaMemcpyHostToDevice),
+                 "cudaMemcpy"));
+  // Copies from pageable memory may still be on their way.
+  MOESERVE_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize"));
+  return bank;
+}
+
+void CudaLinearBank::LoadWeight(int expert, Half half, int row_begin, const HostTensor& weight) {
+  const LinearBankEntry& m = entries_[expert];
+  MOESERVE_CHECK(weight.shape.size() == 2 && weight.shape[1] == m.in_features &&
+                     row_begin + weight.shape[0] <= m.out_features,
+                 "weight does not fit its bank");
+  MOESERVE_CHECK(shape_.weight_dtype != DType::kF16 || weight.dtype == DType::kF16,
+                 "no conversion to f16: it could overflow");
+  if (weight.size() == 0) return;
+  const int64_t row_bytes = weight.shape[1] * static_cast<int64_t>(SizeOf(weight.dtype));
+  const int64_t rows_per_piece = std::clamp<int64_t>(kUploadBytes / row_bytes, 1, weight.shape[0]);
+  auto piece = DeviceMemory::Allocate(static_cast<size_t>(rows_per_piece * row_bytes));
+  Require(piece.status(), "device memory to unpack a weight");
+  for (int64_t r = 0; r < weight.shape[0]; r += rows_per_piece) {
+    const int64_t rows = std::min(rows_per_piece, weight.shape[0] - r);
+    Require(cudaMemcpy(piece->data(), static_cast<const char*>(weight.data) + r * row_bytes,
+                       static_cast<size_t>(rows * row_bytes), cudaMemcpyHostToDevice));
+    internal::LaunchPackRows({.source = piece->data(),
+                              .source_dtype = weight.dtype,
+                              .image = weights_.as<char>() + m.weights,
+                              .image_dtype = shape_.weight_dtype,
+                              .k_blocks = m.k_blocks,
+                              .in_features = m.in_features,
+                              .first_row = row_begin + static_cast<int>(r),
+                              .rows = static_cast<int>(rows),
+                              .gated = shape_.gated,
+                              .gate_half = half == Half::kGate},
+                             nullptr);
+    Require(cudaStreamSynchronize(nullptr));
+  }
+}
+
+void CudaLinearBank::LoadQuantized(int, Half, int, const QuantizedMatrix&) {
+  MOESERVE_CHECK(false, "no bank of integers is made for this device");
+}
+
+void CudaLinearBank::LoadBias(int expert, Half half, int row_begin, const HostTensor& bias) {
+  MOESERVE_CHECK(shape_.bias, "this bank was made without biases");
+  const LinearBankEntry& m = entries_[expert];
+  MOESERVE_CHECK(row_begin + bias.size() <= m.out_features, "bias does not fit its bank");
+  if (bias.size() == 0) return;
+  std::vector<float> values(static_cast<size_t>(bias.size()));
+  for (int64_t i = 0; i < bias.size(); ++i) values[i] = ElementAsF32(bias, i);
+  const size_t bytes = values.size() * sizeof(float);
+  auto piece = DeviceMemory::Allocate(bytes);
+  Require(piece.status(), "device memory to unpack a bias");
+  Require(cudaMemcpy(piece->data(), values.data(), bytes, cudaMemcpyHostToDevice));
+  internal::LaunchPackBias(piece->as<float>(), static_cast<int>(values.size()), row_begin,
+                           shape_.gated, half == Half::kGate, bias_.as<float>() + m.bias, nullptr);
+  Require(cudaStreamSynchronize(nullptr));
+}
+
+}  // namespace moeserve::cuda

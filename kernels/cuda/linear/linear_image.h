@@ -1,0 +1,27 @@
+// Addresses within the weight image of linear_bank.h, for host and device.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/base/host_device.h"
+#include "kernels/cuda/linear/linear_bank.h"
+
+namespace moeserve::cuda {
+
+// Image row of row `row` of a half.
+MOESERVE_HOST_DEVICE inline int ImageRow(bool gated, bool gate_half, int row) {
+  if (!gated) return row;
+  return row / 8 * 16 + (gate_half ? 0 : 8) + row % 8;
+}
+
+// Byte offset of element (image row, k) from the start of a matrix whose elements take
+// `element_bytes` (2 or 4).
+MOESERVE_HOST_DEVICE inline int64_t ImageOffset(int k_blocks, int row, int k, int element_bytes) {
+  const int64_t block = static_cast<int64_t>(row / kImageBlock) * k_blocks + k / kImageBlock;
+  const int in_row = row % kImageBlock;
+  const int byte = k % kImageBlock * element_bytes;
+  const int piece = byte / 16 ^ (in_row & 7);
+  return (block * kImageBlock + in_row) * kImageBlock * element_bytes + piece * 16 + byte % 16;
+}
+
+}  // namespace moeserve::cuda

@@ -1,0 +1,173 @@
+// What the linear kernels share: the list of tiles, which only the device knows, and the epilogue.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/backend.h"
+#include "kernels/base/dtype.h"
+#include "kernels/cuda/device/ptx.cuh"
+#include "kernels/cuda/device/runtime.h"
+#include "kernels/cuda/linear/activation.cuh"
+#include "kernels/cuda/linear/linear_bank.h"
+#include "kernels/cuda/linear/linear_params.h"
+
+namespace moeserve::cuda {
+
+// Rows [row, row + rows) of `expert` by image rows [image_row, + the tile's).
+struct LinearTileRange {
+  int expert;  // negative: there is no such tile
+  int row;
+  int rows;
+  int image_row;
+};
+
+// Tile `index` of the list: experts by falling size; within an expert row tiles first, so that
+// neighbours share their weights. Called by whole warps; every lane gets the answer.
+template <int kTileRows, int kTileImageRows>
+__device__ inline LinearTileRange FindLinearTile(const LinearParams& p, int index) {
+  if (p.offsets == nullptr) {
+    // One expert: nothing to look for.
+    const int row_tiles = (p.rows + kTileRows - 1) / kTileRows;
+    const int image_row = index / row_tiles * kTileImageRows;
+    if (image_row >= p.entries[0].row_blocks * kImageBlock) return {-1, 0, 0, 0};
+    const int row = index % row_tiles * kTileRows;
+    return {0, row, min(kTileRows, p.rows - row), image_row};
+  }
+  constexpr int kPerLane = 4;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  int before = 0;
+  for (int base = 0; base < p.experts; base += 32 * kPerLane) {
+    int expert[kPerLane], begin[kPerLane], rows[kPerLane], tiles[kPerLane];
+    int own = 0;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const int at = base + lane * kPerLane + i;
+      expert[i] = begin[i] = rows[i] = tiles[i] = 0;
+      if (at < p.experts) {
+        expert[i] = p.order[at];
+        begin[i] = p.offsets[expert[i]];
+        rows[i] = p.offsets[expert[i] + 1] - begin[i];
+        const int columns = p.entries[expert[i]].row_blocks * kImageBlock;
+        tiles[i] = (rows[i] + kTileRows - 1) / kTileRows *
+                   ((columns + kTileImageRows - 1) / kTileImageRows);
+      }
+      own += tiles[i];
+    }
+    int end = own;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(kFullMask, end, step);
+      if (lane >= step) end += other;
+    }
+    const int total = __shfl_sync(kFullMask, end, 31);
+    if (index >= before + total) {
+      before += total;
+      continue;
+    }
+    int first = before + end - own;
+    int found = -1, found_begin = 0, found_rows = 0;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (found >= 0) continue;
+      if (index >= first && index < first + tiles[i]) {
+        found = expert[i];
+        found_begin = begin[i];
+        found_rows = rows[i];
+      } else {
+        first += tiles[i];
+      }
+    }
+    const unsigned lanes = __ballot_sync(kFullMask, found >= 0);
+    const int winner = __ffs(static_cast<int>(lanes)) - 1;
+    found = __shfl_sync(kFullMask, found, winner);
+    found_begin = __shfl_sync(kFullMask, found_begin, winner);
+    found_rows = __shfl_sync(kFullMask, found_rows, winner);
+    const int within = index - __shfl_sync(kFullMask, first, winner);
+    const int row_tiles = (found_rows + kTileRows - 1) / kTileRows;
+    const int row = within % row_tiles * kTileRows;
+    return {found, found_begin + row, min(kTileRows, found_rows - row),
+            within / row_tiles * kTileImageRows};
+  }
+  return {-1, 0, 0, 0};
+}
+
+__device__ inline const char* LinearInputRow(const LinearParams& p, int row) {
+  const int64_t source = p.source == nullptr ? row : p.source[row];
+  return p.input + source * p.input_stride;
+}
+
+// 8 sums from shared memory (16-byte aligned), with their bias if there is one.
+__device__ inline void ReadSums(const float* sums, const float* bias, float (&value)[8]) {
+  const float4 low = reinterpret_cast<const float4*>(sums)[0];
+  const float4 high = reinterpret_cast<const float4*>(sums)[1];
+  const float all[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+  for (int j = 0; j < 8; ++j) value[j] = all[j] + (bias == nullptr ? 0.0f : bias[j]);
+}
+
+// Adds the bias, applies the activation and writes a tile of sums `staged` [rows, kColumns image
+// rows, `kPitch` floats apart] in shared memory to the output, 8 columns per thread and turn.
+template <int kColumns, int kPitch, int kThreads>
+__device__ inline void StoreLinearTile(const LinearParams& p, const LinearBankEntry& m,
+                                       const LinearTileRange& tile, const float* staged,
+                                       int thread) {
+  constexpr int kGroups = kColumns / 8;
+  static_assert(kPitch % 4 == 0);  // sums are read four at a time
+  const int groups = p.gated ? kGroups / 2 : kGroups;
+  const int first = p.gated ? tile.image_row / 2 : tile.image_row;
+  const int limit = p.pad_output ? (m.out_features + 15) / 16 * 16 : m.out_features;
+  const float* bias = p.bias == nullptr ? nullptr : p.bias + m.bias + tile.image_row;
+#pragma unroll 1
+  for (int i = thread; i < tile.rows * groups; i += kThreads) {
+    const int r = p.gated ? i / (kGroups / 2) : i / kGroups;  // by constants
+    const int group = i - r * groups;
+    const int column = first + group * 8;
+    if (column >= limit) continue;
+    const int at = p.gated ? group * 16 : group * 8;
+    const float* sums = staged + r * kPitch + at;
+    float value[8];
+    ReadSums(sums, bias == nullptr ? nullptr : bias + at, value);
+    Activate(p.activation, p.output_bf16, value);
+    if (p.gated) {
+      float up[8];
+      ReadSums(sums + 8, bias == nullptr ? nullptr : bias + at + 8, up);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) value[j] *= up[j];
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      if (column + j >= m.out_features) value[j] = 0.0f;
+    }
+    char* row = p.output + static_cast<int64_t>(tile.row + r) * p.output_stride;
+    const bool wide = p.wide_output && column + 8 <= limit;
+    if (p.output_bf16) {
+      uint16_t* to = reinterpret_cast<uint16_t*>(row) + column;
+      uint32_t pair[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        pair[j] = PackBf16(value[2 * j], value[2 * j + 1]);
+      }
+      if (wide) {
+        *reinterpret_cast<uint4*>(to) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+      } else {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          if (column + j < limit) to[j] = static_cast<uint16_t>(pair[j / 2] >> (j % 2 * 16));
+        }
+      }
+    } else {
+      float* to = reinterpret_cast<float*>(row) + column;
+      if (wide) {
+        reinterpret_cast<float4*>(to)[0] = make_float4(value[0], value[1], value[2], value[3]);
+        reinterpret_cast<float4*>(to)[1] = make_float4(value[4], value[5], value[6], value[7]);
+      } else {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          if (column + j < limit) to[j] = value[j];
+        }
+      }
+    }
+  }
+}
+
+}  // namespace moeserve::cuda

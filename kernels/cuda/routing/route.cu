@@ -1,0 +1,259 @@
+#include <algorithm>
+
+#include "base/check.h"
+#include "kernels/cuda/device/launch.h"
+#include "kernels/cuda/routing/plan.h"
+#include "kernels/cuda/routing/route_plan.cuh"
+#include "kernels/cuda/routing/route_product.cuh"
+#include "kernels/cuda/routing/route_select.cuh"
+#include "kernels/cuda/routing/router.h"
+
+namespace moeserve::cuda {
+namespace {
+
+// A block's dynamic shared memory at most: some devices have less, see RoomOfBlock.
+constexpr int64_t kMaxShared = 160 << 10;
+// In front of what the phases share: the flag of LastToArrive.
+constexpr int64_t kHeader = 128;
+// Of a large device. Tiles of few columns are used until they would fill it twice; tiles of few
+// rows until they would fill it once: more would read the router's weights too often.
+constexpr int64_t kMultiprocessors = 132;
+constexpr int64_t kSmallTileBlocks = 2 * kMultiprocessors;
+
+struct RouteKernelArgs {
+  ProductArgs product;
+  RouterTables router;
+  const int32_t* sequence = nullptr;
+  int rows_per_token = 1;
+  float* scores = nullptr;
+  int64_t scores_stride = 0;
+  const DeviceOverride* overrides = nullptr;
+  int k_max = 0;
+  int32_t* experts = nullptr;  // [rows, k_max]
+  float* weights = nullptr;    // [rows, k_max]
+  int32_t* counts = nullptr;   // [rows]
+  uint8_t* failed = nullptr;   // [rows / rows_per_token] or null
+  int32_t* arrivals = nullptr;
+  bool sort = false;     // scratch of selecting warps has room for keys
+  int select_warps = 1;  // that have room at once
+  int select_bytes = 0;  // of each
+  bool build_plan = false;
+  PlanArrays plan;
+};
+
+__device__ void SelectRows(const RouteKernelArgs& a, int first_row, int tile_rows, char* memory) {
+  const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
+  if (warp >= a.select_warps) return;
+  const SelectScratch scratch =
+      CarveSelect(memory + int64_t{warp} * a.select_bytes, a.router.settings, a.sort);
+  const int end = min(first_row + tile_rows, a.product.rows);
+  for (int r = first_row + warp; r < end; r += a.select_warps) {
+    if (a.sequence != nullptr && a.sequence[r / a.rows_per_token] < 0) {
+      if (lane == 0) {
+        a.counts[r] = 0;
+        a.plan.row_nonfinite[r] = 0;
+      }
+      continue;
+    }
+    SelectRow({.router = &a.router,
+               .products = a.product.products + int64_t{r} * a.product.columns,
+               .override = a.overrides == nullptr ? nullptr : a.overrides + r,
+               .scores = a.scores == nullptr ? nullptr : a.scores + r * a.scores_stride,
+               .k_max = a.k_max,
+               .experts = a.experts + int64_t{r} * a.k_max,
+               .weights = a.weights + int64_t{r} * a.k_max,
+               .count = a.counts + r,
+               .nonfinite = a.plan.row_nonfinite + r,
+               .failed = a.failed == nullptr ? nullptr : a.failed + r / a.rows_per_token},
+              scratch, lane);
+  }
+}
+
+// Grid: column tiles x row tiles. The block that comes last in a row of tiles selects for its rows;
+// the one whose rows are last builds the plan where there is one launch for all.
+template <typename Tile>
+__global__ void __launch_bounds__(Tile::kThreads, 2) RouteKernel(RouteKernelArgs a) {
+  char* header = DynamicShared<char>();
+  int32_t* flag = reinterpret_cast<int32_t*>(header);
+  char* memory = header + kHeader;
+  const int first_row = static_cast<int>(blockIdx.y) * Tile::kRows;
+  TileProducts<Tile>(a.product, first_row, static_cast<int>(blockIdx.x) * Tile::kColumns, memory);
+  if (gridDim.x == 1) {
+    __syncthreads();
+  } else if (!LastToArrive(a.arrivals + 1 + blockIdx.y, static_cast<int>(gridDim.x), flag)) {
+    return;
+  }
+  SelectRows(a, first_row, Tile::kRows, memory);
+  if (!a.build_plan) return;
+  if (gridDim.y == 1) {
+    __syncthreads();
+  } else if (!LastToArrive(a.arrivals, static_cast<int>(gridDim.y), flag)) {
+    return;
+  }
+  const RouteTable table{.experts = a.experts,
+                         .weights = a.weights,
+                         .counts = a.counts,
+                         .offsets = nullptr,
+                         .k_max = a.k_max};
+  const int experts = a.router.settings.num_experts;
+  BuildSmallPlan(table, experts, a.product.rows, CarvePlan(memory, experts), a.plan);
+}
+
+// What the phases of a block can share on this device.
+int64_t RoomOfBlock() { return RouteSharedLimit() - kHeader; }
+
+template <typename Tile>
+void LaunchTiles(RouteKernelArgs& a, int64_t room, cudaStream_t stream) {
+  static_assert(Tile::kBytes <= kMaxShared - kHeader);
+  a.select_warps = static_cast<int>(std::min<int64_t>(Tile::kWarps, room / a.select_bytes));
+  MOESERVE_CHECK(a.select_warps > 0, "the router was checked when it was made");
+  int64_t shared = std::max<int64_t>(Tile::kBytes, int64_t{a.select_warps} * a.select_bytes);
+  if (a.build_plan) shared = std::max(shared, PlanBytes(a.router.settings.num_experts));
+  const auto tiles = [](int64_t n, int tile) {
+    return static_cast<unsigned>((n + tile - 1) / tile);
+  };
+  Launch(
+      RouteKernel<Tile>,
+      {.grid = dim3(tiles(a.product.columns, Tile::kColumns), tiles(a.product.rows, Tile::kRows)),
+       .block = Tile::kThreads,
+       .shared_bytes = static_cast<size_t>(kHeader + shared),
+       .stream = stream,
+       .overlaps_predecessor = true},
+      a);
+}
+
+// Every tile gives the same bits; they differ in how many blocks share the work.
+template <typename T>
+void LaunchProducts(RouteKernelArgs& a, cudaStream_t stream) {
+  using FewColumns = ProductTile<T, 4, 1, 2, 4, 8>;  // 8 rows x 4
+  using FewRows = ProductTile<T, 4, 4, 2, 4, 4>;     // 8 x 16
+  using SomeRows = ProductTile<T, 4, 8, 4, 2, 3>;    // 16 x 16
+  using ManyRows = ProductTile<T, 8, 8, 4, 2, 3>;    // 32 x 16
+  using ManyByFew = ProductTile<T, 8, 8, 8, 1, 2>;   // 64 x 8
+  const int64_t rows = a.product.rows, columns = a.product.columns;
+  const int64_t room = RoomOfBlock();
+  // Devices of little shared memory keep to the small tiles.
+  if (rows > kPlanChunk && std::max(ManyByFew::kBytes, ManyRows::kBytes) <= room) {
+    if (columns <= ManyByFew::kColumns) {
+      LaunchTiles<ManyByFew>(a, room, stream);
+    } else {
+      LaunchTiles<ManyRows>(a, room, stream);
+    }
+  } else if ((rows + 7) / 8 * ((columns + 3) / 4) <= kSmallTileBlocks) {
+    LaunchTiles<FewColumns>(a, room, stream);
+  } else if ((rows + 7) / 8 * ((columns + 15) / 16) <= kMultiprocessors ||
+             SomeRows::kBytes > room) {
+    LaunchTiles<FewRows>(a, room, stream);
+  } else {
+    LaunchTiles<SomeRows>(a, room, stream);
+  }
+}
+
+void CheckRoom(int rows, int experts, int k_max, const PlanMemory& plan,
+               const RouteScratch& scratch) {
+  const int64_t routes = int64_t{rows} * k_max;
+  MOESERVE_CHECK(
+      rows <= plan.max_rows() && routes <= plan.capacity() && experts <= plan.num_experts(),
+      "PlanMemory::Reserve comes before the step");
+  MOESERVE_CHECK(rows <= scratch.max_rows() && experts <= scratch.num_experts(),
+                 "RouteScratch::Reserve comes before the step");
+}
+
+}  // namespace
+
+int64_t RouteSharedBytes(const RouteSettings& settings) {
+  return kHeader + std::max(SelectBytes(settings, true), PlanBytes(settings.num_experts));
+}
+
+int64_t RouteSharedLimit() {
+  return std::min(kMaxShared, static_cast<int64_t>(SharedMemoryLimit()));
+}
+
+RoutingPlan LaunchRoute(const RouteLaunch& launch, cudaStream_t stream) {
+  const RouterTables& router = launch.router->tables();
+  const RouteSettings& settings = router.settings;
+  const RowsView& input = launch.input;
+  const int rows = static_cast<int>(input.rows);
+  const int experts = settings.num_experts;
+  RouteScratch& scratch = *launch.scratch;
+  CheckRoom(rows, experts, launch.k_max, *launch.plan, scratch);
+  MOESERVE_CHECK(int64_t{rows} * launch.k_max <= scratch.max_routes() &&
+                     int64_t{rows} * router.columns <= scratch.max_products(),
+                 "RouteScratch::Reserve comes before the step");
+  MOESERVE_CHECK(
+      launch.k_max >= std::min(settings.k, experts) && input.cols >= settings.input_width,
+      "the plan has room for what the router selects");
+  const PlanArrays plan = launch.plan->arrays();
+  const PlanBuild build{.table = {.experts = scratch.experts(),
+                                  .weights = scratch.weights(),
+                                  .counts = scratch.counts(),
+                                  .offsets = nullptr,
+                                  .k_max = launch.k_max},
+                        .rows = rows,
+                        .experts = experts,
+                        .clear_nonfinite = false,
+                        .chunk_counts = scratch.chunk_counts(),
+                        .arrivals = scratch.arrivals(),
+                        .plan = plan};
+  if (rows == 0) {
+    LaunchPlan(build, stream);
+    return launch.plan->Plan(rows, experts, launch.k_max);
+  }
+  const int64_t element = static_cast<int64_t>(SizeOf(input.dtype));
+  const bool sort = launch.overrides != nullptr || settings.top_p ||
+                    std::min(settings.k, experts) > kMostRanksByMaximum;
+  RouteKernelArgs a{.product = {.input = input.data,
+                                .stride = input.stride,
+                                .aligned = reinterpret_cast<uintptr_t>(input.data) % 16 == 0 &&
+                                           input.stride * element % 16 == 0,
+                                .rows = rows,
+                                .width = settings.input_width,
+                                .weights = router.weights,
+                                .padded = router.padded,
+                                .columns = router.columns,
+                                .bias = router.bias,
+                                .products = scratch.products()},
+                    .router = router,
+                    .sequence = launch.sequence,
+                    .rows_per_token = launch.rows_per_token,
+                    .scores = launch.scores,
+                    .scores_stride = launch.scores_stride,
+                    .overrides = launch.overrides,
+                    .k_max = launch.k_max,
+                    .experts = scratch.experts(),
+                    .weights = scratch.weights(),
+                    .counts = scratch.counts(),
+                    .failed = launch.failed,
+                    .arrivals = scratch.arrivals(),
+                    .sort = sort,
+                    .select_warps = 1,
+                    .select_bytes = static_cast<int>(SelectBytes(settings, sort)),
+                    .build_plan = rows <= kPlanChunk,
+                    .plan = plan};
+  if (input.dtype == DType::kBF16) {
+    LaunchProducts<Bf16>(a, stream);
+  } else {
+    LaunchProducts<float>(a, stream);
+  }
+  if (!a.build_plan) LaunchPlan(build, stream);
+  return launch.plan->Plan(rows, experts, launch.k_max);
+}
+
+RoutingPlan LaunchGivenPlan(const GivenPlanLaunch& launch, cudaStream_t stream) {
+  CheckRoom(launch.rows, launch.num_experts, launch.k_max, *launch.plan, *launch.scratch);
+  LaunchPlan({.table = {.experts = launch.experts,
+                        .weights = launch.weights,
+                        .counts = nullptr,
+                        .offsets = launch.offsets,
+                        .k_max = launch.k_max},
+              .rows = launch.rows,
+              .experts = launch.num_experts,
+              .clear_nonfinite = true,
+              .chunk_counts = launch.scratch->chunk_counts(),
+              .arrivals = launch.scratch->arrivals(),
+              .plan = launch.plan->arrays()},
+             stream);
+  return launch.plan->Plan(launch.rows, launch.num_experts, launch.k_max);
+}
+
+}  // namespace moeserve::cuda

@@ -1,0 +1,43 @@
+// Counters of the routed blocks of a model, as the backend hands them out.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "kernels/cuda/device/handles.h"
+#include "kernels/cuda/statistics/expert_counters.h"
+#include "kernels/route_counters.h"
+
+namespace moeserve::cuda {
+
+class CudaRouteCounters : public RouteCounters {
+ public:
+  // `stream`: of the steps. ResourceExhausted.
+  static Result<std::unique_ptr<CudaRouteCounters>> Create(const CountSettings& settings,
+                                                           cudaStream_t stream);
+
+  Result<CountsSnapshot> Read() override { return counters_.Read(stream_); }
+  Status ReadTokenExperts(int64_t first, std::span<uint32_t> part) override;
+
+  ExpertCounters& counters() { return counters_; }
+  // Of each counted block, where its plans lie.
+  std::span<const int> slots() const { return slots_; }
+  // No other counters of the process had it: a recorded step is of these alone.
+  uint64_t id() const { return id_; }
+
+ private:
+  CudaRouteCounters() = default;
+
+  ExpertCounters counters_;
+  std::vector<int> slots_;
+  uint64_t id_ = 0;
+  cudaStream_t stream_ = nullptr;
+  // Of ReadTokenExperts(), which does not wait for steps.
+  std::mutex mutex_;
+  Stream copies_;
+  PinnedMemory staging_;
+};
+
+}  // namespace moeserve::cuda

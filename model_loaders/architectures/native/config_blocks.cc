@@ -1,0 +1,247 @@
+#include "model_loaders/architectures/native/config_blocks.h"
+
+#include <cmath>
+#include <optional>
+#include <vector>
+
+#include "engine/spec/spec_limits.h"
+#include "model_loaders/files/object_reader.h"
+
+namespace moeserve {
+namespace {
+
+using Json = nlohmann::json;
+
+enum class BlockForm { kDense, kRouted };
+
+std::optional<BlockForm> ReadBlockForm(ObjectReader& reader) {
+  return reader.Pick<BlockForm>("kind",
+                                {{"dense", BlockForm::kDense}, {"routed", BlockForm::kRouted}});
+}
+
+ScoreSpec ParseScore(const Json& json, const std::string& path, Problems* problems) {
+  ObjectReader reader(json, path, problems);
+  ScoreSpec score;
+  const auto kind =
+      reader.Pick<ScoreKind>("kind", {{"dot", ScoreKind::kDot}, {"cosine", ScoreKind::kCosine}});
+  if (!kind.has_value()) return score;
+  score.kind = *kind;
+  score.bias = reader.Bool("bias", false);
+  if (score.kind == ScoreKind::kDot) {
+    reader.RefuseOthers(" (kind is \"dot\")");
+    return score;
+  }
+  score.dim = reader.Int("dim", 16);
+  score.normalize_row = reader.Bool("normalize_row", true);
+  score.normalize_expert = reader.Bool("normalize_expert", true);
+  score.eps = reader.Real("eps", 1e-12);
+  score.temperature = reader
+                          .Pick<TemperatureKind>("temperature",
+                                                 {{"none", TemperatureKind::kNone},
+                                                  {"divide", TemperatureKind::kDivide},
+                                                  {"log_scale", TemperatureKind::kLogScale}},
+                                                 TemperatureKind::kNone)
+                          .value_or(TemperatureKind::kNone);
+  reader.RefuseOthers(" (kind is \"cosine\")");
+  return score;
+}
+
+SelectSpec ParseSelect(const Json& json, const std::string& path, int num_experts,
+                       Problems* problems) {
+  ObjectReader reader(json, path, problems);
+  SelectSpec select;
+  const auto kind =
+      reader.Pick<SelectKind>("kind", {{"top_k", SelectKind::kTopK}, {"top_p", SelectKind::kTopP}});
+  if (!kind.has_value()) return select;
+  select.kind = *kind;
+  if (select.kind == SelectKind::kTopK) {
+    select.k = reader.Int("k");
+    reader.RefuseOthers(" (kind is \"top_k\")");
+    return select;
+  }
+  select.p = reader.Real("p");
+  select.compare =
+      reader
+          .Pick<TopPCompare>("compare", {{"ge", TopPCompare::kGe}, {"gt", TopPCompare::kGt}},
+                             TopPCompare::kGe)
+          .value_or(TopPCompare::kGe);
+  select.max_experts = reader.Int("max", num_experts);
+  reader.RefuseOthers(" (kind is \"top_p\")");
+  return select;
+}
+
+SplitSpec ParseSplit(const Json& json, const std::string& path, Problems* problems) {
+  ObjectReader reader(json, path, problems);
+  SplitSpec split;
+  split.heads = reader.Int("heads");
+  split.projection = reader.Bool("projection", true);
+  split.bias = reader.Bool("bias", true);
+  split.residual = reader.Bool("residual", false);
+  reader.RefuseOthers();
+  return split;
+}
+
+// `num_experts` is 0 where it was faulty: then only the types can be checked.
+std::vector<int> ParseWidths(const Json& json, const std::string& path, int num_experts,
+                             Problems* problems) {
+  const std::string expected = num_experts > 0
+                                   ? Concat("an integer or a list of ", num_experts, " integers")
+                                   : std::string("an integer or a list of integers");
+  if (const std::optional<int> width = IntFrom(json)) return std::vector<int>(num_experts, *width);
+  if (!json.is_array() || (num_experts > 0 && json.size() != static_cast<size_t>(num_experts))) {
+    const std::string because =
+        num_experts > 0 ? Concat(" (num_experts is ", num_experts, ')') : std::string();
+    const std::string found = json.is_array() ? Concat("a list of ", json.size()) : ShowJson(json);
+    problems->Add(Concat(path, ": expected ", expected, ", found ", found, because));
+    return {};
+  }
+  std::vector<int> widths;
+  widths.reserve(json.size());
+  for (const Json& item : json) {
+    const std::optional<int> width = IntFrom(item);
+    if (!width.has_value()) {
+      problems->Add(
+          Concat(path, '[', widths.size(), "]: expected an integer, found ", ShowJson(item)));
+      return {};
+    }
+    widths.push_back(*width);
+  }
+  return widths;
+}
+
+RoutedLayerSpec ParseRouting(const Json& json, const std::string& path, BlockKind block,
+                             Problems* problems) {
+  ObjectReader reader(json, path, problems);
+  RoutedLayerSpec routing;
+  if (!reader.valid()) return routing;
+  const size_t before = problems->count();
+  routing.num_experts = reader.Int("num_experts");
+  // Checked here and not only by Validate(), because the widths below are expanded to this length.
+  if (problems->count() == before &&
+      (routing.num_experts < 1 || routing.num_experts > kMaxExperts)) {
+    reader.Fault("num_experts", Concat("an integer in [1, ", kMaxExperts, "]"),
+                 std::to_string(routing.num_experts));
+  }
+  const int experts = problems->count() == before ? routing.num_experts : 0;
+  if (block == BlockKind::kFeedForward) {
+    if (const Json* widths = reader.Required("widths", "an integer or a list of integers")) {
+      routing.widths = ParseWidths(*widths, reader.PathOf("widths"), experts, problems);
+    }
+    if (const Json* split = reader.Optional("split")) {
+      routing.split = ParseSplit(*split, reader.PathOf("split"), problems);
+    }
+  }
+  if (const Json* score = reader.Optional("score")) {
+    routing.score = ParseScore(*score, reader.PathOf("score"), problems);
+  }
+  routing.gate = reader
+                     .Pick<GateKind>("gate",
+                                     {{"softmax", GateKind::kSoftmax},
+                                      {"sigmoid", GateKind::kSigmoid},
+                                      {"softmax_selected", GateKind::kSoftmaxSelected}},
+                                     GateKind::kSoftmax)
+                     .value_or(GateKind::kSoftmax);
+  if (const Json* select = reader.Required("select", "an object")) {
+    routing.select = ParseSelect(*select, reader.PathOf("select"), experts, problems);
+  }
+  routing.renormalize = reader.Bool("renormalize", false);
+  routing.scale = reader.Real("scale", 1.0);
+  reader.RefuseOthers(Concat(" (of ", Name(block), ')'));
+  return routing;
+}
+
+ExpertSpec ParseExpert(const Json& json, const std::string& path, Problems* problems) {
+  ObjectReader reader(json, path, problems);
+  ExpertSpec expert;
+  if (!reader.valid()) return expert;
+  expert.form =
+      reader
+          .Pick<ExpertForm>("form", {{"plain", ExpertForm::kPlain}, {"gated", ExpertForm::kGated}})
+          .value_or(ExpertForm::kPlain);
+  expert.activation = reader
+                          .Pick<Activation>("activation", {{"silu", Activation::kSilu},
+                                                           {"gelu", Activation::kGelu},
+                                                           {"gelu_tanh", Activation::kGeluTanh},
+                                                           {"relu", Activation::kRelu}})
+                          .value_or(Activation::kSilu);
+  expert.bias = reader.Bool("bias", false);
+  expert.inner_norm = reader.Bool("inner_norm", false);
+  reader.RefuseOthers();
+  return expert;
+}
+
+}  // namespace
+
+AttentionSpec ParseAttention(const Json& json, const std::string& path, Problems* problems) {
+  ObjectReader reader(json, path, problems);
+  AttentionSpec attention;
+  if (!reader.valid()) return attention;
+  const std::optional<BlockForm> form = ReadBlockForm(reader);
+  if (!form.has_value()) return attention;
+  const bool routed = *form == BlockForm::kRouted;
+
+  if (routed) {
+    attention.num_kv_heads = reader.Int("num_kv_heads", 1);
+    if (const Json* routing = reader.Required("routing", "an object")) {
+      attention.routing =
+          ParseRouting(*routing, reader.PathOf("routing"), BlockKind::kAttention, problems);
+    }
+  } else {
+    attention.num_heads = reader.Int("num_heads");
+    attention.num_kv_heads = reader.Int("num_kv_heads", attention.num_heads);
+    attention.qk_norm =
+        reader
+            .Pick<QkNorm>(
+                "qk_norm",
+                {{"none", QkNorm::kNone}, {"head", QkNorm::kHead}, {"full", QkNorm::kFull}},
+                QkNorm::kNone)
+            .value_or(QkNorm::kNone);
+    attention.group_order = reader
+                                .Pick<GroupOrder>("group_order",
+                                                  {{"interleave", GroupOrder::kInterleave},
+                                                   {"tile", GroupOrder::kTile}},
+                                                  GroupOrder::kInterleave)
+                                .value_or(GroupOrder::kInterleave);
+  }
+  attention.head_dim = reader.Int("head_dim");
+  attention.bias = reader.Bool("bias", false);
+  attention.out_bias = reader.Bool("out_bias", false);
+  const double default_scale =
+      attention.head_dim > 0 ? 1.0 / std::sqrt(static_cast<double>(attention.head_dim)) : 1.0;
+  attention.scale = reader.Real("scale", default_scale);
+  if (const Json* window = reader.Optional("window"); window != nullptr && !window->is_null()) {
+    attention.window = IntFrom(*window);
+    if (!attention.window.has_value()) {
+      reader.Fault("window", "null or an integer", ShowJson(*window));
+    }
+  }
+  reader.RefuseOthers(routed ? " (kind is \"routed\")" : " (kind is \"dense\")");
+  return attention;
+}
+
+FeedForwardSpec ParseFeedForward(const Json& json, const std::string& path, Problems* problems) {
+  ObjectReader reader(json, path, problems);
+  FeedForwardSpec feed_forward;
+  if (!reader.valid()) return feed_forward;
+  const std::optional<BlockForm> form = ReadBlockForm(reader);
+  if (!form.has_value()) return feed_forward;
+  const bool routed = *form == BlockForm::kRouted;
+
+  if (const Json* expert = reader.Required("expert", "an object")) {
+    feed_forward.expert = ParseExpert(*expert, reader.PathOf("expert"), problems);
+  }
+  if (routed) {
+    if (const Json* routing = reader.Required("routing", "an object")) {
+      feed_forward.routing =
+          ParseRouting(*routing, reader.PathOf("routing"), BlockKind::kFeedForward, problems);
+    }
+    feed_forward.shared_width = reader.Int("shared_width", 0);
+    feed_forward.shared_gate = reader.Bool("shared_gate", false);
+  } else {
+    feed_forward.width = reader.Int("width");
+  }
+  reader.RefuseOthers(routed ? " (kind is \"routed\")" : " (kind is \"dense\")");
+  return feed_forward;
+}
+
+}  // namespace moeserve

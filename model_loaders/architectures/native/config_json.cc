@@ -1,0 +1,236 @@
+#include "model_loaders/architectures/native/config_json.h"
+
+#include <cctype>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <utility>
+
+#include "base/message.h"
+#include "engine/spec/spec_limits.h"
+#include "model_loaders/architectures/native/config_blocks.h"
+#include "model_loaders/files/object_reader.h"
+#include "model_loaders/files/strict_json.h"
+#include "model_loaders/tokenizer/token_ids.h"
+
+namespace moeserve {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::string_view kFile = "config.json";
+constexpr int kFormatVersion = 1;
+constexpr JsonLimits kLimits = {
+    .max_bytes = size_t{64} << 20, .max_depth = 16, .max_values = size_t{4} << 20};
+
+NormSpec ParseNorm(const Json& json, Problems* problems) {
+  ObjectReader reader(json, "norm", problems);
+  NormSpec norm;
+  if (!reader.valid()) return norm;
+  norm.kind = reader.Pick<NormKind>("kind", {{"rms", NormKind::kRms}, {"layer", NormKind::kLayer}})
+                  .value_or(NormKind::kRms);
+  const double eps = reader.Real("eps", 1e-5);
+  if (std::fabs(eps) <= std::numeric_limits<float>::max()) {
+    norm.eps = static_cast<float>(eps);
+  } else {
+    reader.Fault("eps", "a number that f32 can hold", ShowJson(json["eps"]));
+  }
+  norm.placement =
+      reader
+          .Pick<NormPlacement>("placement",
+                               {{"pre", NormPlacement::kPre}, {"post", NormPlacement::kPost}},
+                               NormPlacement::kPre)
+          .value_or(NormPlacement::kPre);
+  reader.RefuseOthers();
+  return norm;
+}
+
+PositionSpec ParsePosition(const Json& json, Problems* problems) {
+  ObjectReader reader(json, "position", problems);
+  PositionSpec position;
+  const auto kind = reader.Pick<PositionKind>("kind", {{"rope", PositionKind::kRope},
+                                                       {"sinusoidal", PositionKind::kSinusoidal},
+                                                       {"learned", PositionKind::kLearned},
+                                                       {"none", PositionKind::kNone}});
+  if (!kind.has_value()) return position;
+  position.kind = *kind;
+  if (position.kind == PositionKind::kRope) {
+    position.theta = reader.Real("theta", 10000.0);
+    position.pairing = reader
+                           .Pick<RopePairing>("pairing",
+                                              {{"half", RopePairing::kHalf},
+                                               {"interleaved", RopePairing::kInterleaved}},
+                                              RopePairing::kHalf)
+                           .value_or(RopePairing::kHalf);
+    position.fraction = reader.Real("fraction", 1.0);
+  }
+  reader.RefuseOthers(position.kind == PositionKind::kRope ? " (kind is \"rope\")"
+                                                           : " (kind is not \"rope\")");
+  return position;
+}
+
+Quantization ParseQuantization(const Json& json, Problems* problems) {
+  ObjectReader reader(json, "quantization", problems);
+  const auto type =
+      reader.Pick<Quantization>("type", {{Name(Quantization::kInt8), Quantization::kInt8},
+                                         {Name(Quantization::kInt4), Quantization::kInt4}});
+  if (!type.has_value()) return Quantization::kNone;
+  const size_t before = problems->count();
+  const int group = reader.Int("group_size");
+  if (problems->count() == before && group != QuantGroup(*type)) {
+    reader.Fault("group_size", Concat(QuantGroup(*type), " (type is ", Quoted(Name(*type)), ')'),
+                 std::to_string(group));
+  }
+  reader.RefuseOthers();
+  return *type;
+}
+
+int64_t ExpertsOf(const AttentionSpec& block) {
+  return block.routing.has_value() ? block.routing->num_experts : 0;
+}
+int64_t ExpertsOf(const FeedForwardSpec& block) {
+  return block.routing.has_value() ? block.routing->num_experts : 0;
+}
+
+// The blocks of all layers from one object or from a list of objects. The number of experts is
+// bounded while they are read: a short file can ask for a list of widths in each of many layers.
+template <typename Block>
+std::vector<Block> ParseBlocks(ObjectReader& reader, const char* key, int layers, bool* is_list,
+                               Block (*parse)(const Json&, const std::string&, Problems*),
+                               Problems* problems) {
+  const std::string expected = Concat("an object or a list of ", layers, " objects");
+  const Json* json = reader.Required(key, expected);
+  if (json == nullptr) return {};
+  *is_list = json->is_array();
+  const auto too_many = [&](int64_t experts) {
+    if (experts <= kMaxExpertsOfModel) return false;
+    reader.Fault(key, Concat("at most ", kMaxExpertsOfModel, " experts in all layers together"),
+                 Concat(experts, " (num_hidden_layers is ", layers, ')'));
+    return true;
+  };
+  if (!*is_list) {
+    const Block block = parse(*json, key, problems);
+    if (!problems->empty() || too_many(ExpertsOf(block) * layers)) return {};
+    return std::vector<Block>(layers, block);
+  }
+  if (json->size() != static_cast<size_t>(layers)) {
+    reader.Fault(key, expected,
+                 Concat("a list of ", json->size(), " (num_hidden_layers is ", layers, ')'));
+    return {};
+  }
+  std::vector<Block> blocks;
+  int64_t experts = 0;
+  for (const Json& item : *json) {
+    blocks.push_back(parse(item, Concat(key, '[', blocks.size(), ']'), problems));
+    experts += ExpertsOf(blocks.back());
+    if (problems->count() >= Problems::kShown || too_many(experts)) break;
+  }
+  return blocks;
+}
+
+// Says at once that a file is of another kind or version: its other keys would only add noise.
+absl::Status CheckFormat(ObjectReader& reader, const Problems& problems) {
+  reader.Pick<int>("model_type", {{"routed_decoder", 0}});
+  const size_t before = problems.count();
+  const int version = reader.Int("format_version", kFormatVersion);
+  if (problems.count() == before && version != kFormatVersion) {
+    reader.Fault("format_version",
+                 version > kFormatVersion
+                     ? Concat(kFormatVersion, " (the newest that this server reads)")
+                     : std::to_string(kFormatVersion),
+                 std::to_string(version));
+  }
+  return problems.ToStatus(kFile);
+}
+
+}  // namespace
+
+std::string NativeConfig::AsInFile(std::string_view text) const {
+  std::string out;
+  const auto collapse = [&](std::string_view word, bool is_list) {
+    if (is_list || !text.starts_with(word)) return false;
+    size_t end = word.size();
+    while (end < text.size() && std::isdigit(static_cast<unsigned char>(text[end]))) ++end;
+    if (end == word.size() || end == text.size() || text[end] != ']') return false;
+    out.append(word.substr(0, word.size() - 1));
+    text.remove_prefix(end + 1);
+    return true;
+  };
+  while (!text.empty()) {
+    if (collapse("attention[", attention_is_list)) continue;
+    if (collapse("feed_forward[", feed_forward_is_list)) continue;
+    out.push_back(text[0]);
+    text.remove_prefix(1);
+  }
+  return out;
+}
+
+Result<NativeConfig> ParseNativeConfig(std::string_view text) {
+  const std::string prefix = Concat(kFile, ": ");
+  Result<Json> json = ParseStrictJson(text, kLimits);
+  if (!json.ok()) return Prefixed(prefix, json.status());
+
+  Problems problems;
+  ObjectReader reader(*json, "", &problems);
+  MOESERVE_RETURN_IF_ERROR(CheckFormat(reader, problems));
+
+  NativeConfig config;
+  ModelSpec& spec = config.spec;
+  spec.vocab_size = reader.Int("vocab_size");
+  spec.hidden_size = reader.Int("hidden_size");
+  size_t before = problems.count();
+  int layers = reader.Int("num_hidden_layers");
+  if (problems.count() == before && (layers < 1 || layers > kMaxLayers)) {
+    reader.Fault("num_hidden_layers", Concat("an integer in [1, ", kMaxLayers, "]"),
+                 std::to_string(layers));
+  }
+  const bool layers_known = problems.count() == before;
+  spec.max_position_embeddings = reader.Int("max_position_embeddings");
+  if (const Json* bos = reader.Required("bos_token_id", "an integer or null")) {
+    spec.bos_token_id = IntFrom(*bos);
+    if (!spec.bos_token_id.has_value() && !bos->is_null()) {
+      reader.Fault("bos_token_id", "an integer or null", ShowJson(*bos));
+    }
+  }
+  if (const Json* eos = reader.Required("eos_token_id", kTokenIdsExpected)) {
+    spec.eos_token_ids = ParseTokenIds(*eos, "eos_token_id", &problems);
+  }
+  if (const Json* norm = reader.Optional("norm")) spec.norm = ParseNorm(*norm, &problems);
+  if (const Json* position = reader.Optional("position")) {
+    spec.position = ParsePosition(*position, &problems);
+  }
+  spec.embedding_scale = reader.Real("embedding_scale", 1.0);
+  spec.residual_scale = reader.Real("residual_scale", 1.0);
+  spec.logit_scale = reader.Real("logit_scale", 1.0);
+  spec.tie_word_embeddings = reader.Bool("tie_word_embeddings", false);
+  if (const Json* quantization = reader.Optional("quantization")) {
+    config.quantization = ParseQuantization(*quantization, &problems);
+  }
+
+  std::vector<AttentionSpec> attention;
+  std::vector<FeedForwardSpec> feed_forward;
+  if (layers_known) {
+    attention = ParseBlocks<AttentionSpec>(reader, "attention", layers, &config.attention_is_list,
+                                           ParseAttention, &problems);
+    feed_forward = ParseBlocks<FeedForwardSpec>(
+        reader, "feed_forward", layers, &config.feed_forward_is_list, ParseFeedForward, &problems);
+  } else {
+    reader.Optional("attention");
+    reader.Optional("feed_forward");
+  }
+  reader.RefuseOthers();
+  MOESERVE_RETURN_IF_ERROR(problems.ToStatus(kFile));
+
+  spec.layers.resize(layers);
+  for (int i = 0; i < layers; ++i) {
+    spec.layers[i].attention = std::move(attention[i]);
+    spec.layers[i].feed_forward = std::move(feed_forward[i]);
+  }
+  if (const absl::Status status = Validate(spec); !status.ok()) {
+    const absl::string_view message = status.message();
+    return absl::Status(status.code(), prefix + config.AsInFile({message.data(), message.size()}));
+  }
+  return config;
+}
+
+}  // namespace moeserve

@@ -1,0 +1,159 @@
+#include "model_loaders/architectures/native/describe.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <vector>
+
+#include "base/message.h"
+
+namespace moeserve {
+namespace {
+
+std::string Number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.6g", value);
+  return text;
+}
+
+std::string WidthsText(const std::vector<int>& widths) {
+  const auto [least, most] = std::minmax_element(widths.begin(), widths.end());
+  if (*least == *most) return Concat("width ", *least);
+  constexpr size_t kShown = 16;
+  std::string text = "widths ";
+  for (size_t i = 0; i < widths.size() && i < kShown; ++i) {
+    text.append(Concat(i == 0 ? "" : ",", widths[i]));
+  }
+  if (widths.size() > kShown) text.append(",...");
+  return text;
+}
+
+std::string ScoreText(const ScoreSpec& score) {
+  if (score.kind == ScoreKind::kDot) return score.bias ? "dot score with bias" : "dot score";
+  std::string text = Concat("cosine score of dim ", score.dim);
+  if (score.bias) text.append(" with bias");
+  if (!score.normalize_row) text.append(", rows as they are");
+  if (!score.normalize_expert) text.append(", experts as they are");
+  if (score.temperature == TemperatureKind::kDivide) text.append(", divided by a temperature");
+  if (score.temperature == TemperatureKind::kLogScale) text.append(", times exp(temperature)");
+  return text;
+}
+
+std::string GateText(GateKind gate) {
+  switch (gate) {
+    case GateKind::kSoftmax:
+      return "softmax";
+    case GateKind::kSigmoid:
+      return "sigmoid";
+    case GateKind::kSoftmaxSelected:
+      return "softmax of the selected";
+  }
+  return "?";
+}
+
+std::string SelectText(const SelectSpec& select) {
+  if (select.kind == SelectKind::kTopK) return Concat("top-", select.k);
+  return Concat("top-p ", select.compare == TopPCompare::kGe ? ">= " : "> ", Number(select.p),
+                ", at most ", select.max_experts);
+}
+
+std::string RoutingText(const RoutedLayerSpec& routing) {
+  std::string text;
+  if (routing.split.heads > 1) {
+    text = Concat("split into ", routing.split.heads, " sub-tokens",
+                  routing.split.projection ? "" : " without projections", ", ");
+  }
+  if (routing.split.residual) text.append("sub-token residual, ");
+  text.append(Concat(ScoreText(routing.score), ", ", GateText(routing.gate), ", ",
+                     SelectText(routing.select)));
+  if (routing.renormalize) text.append(", renormalized");
+  if (routing.scale != 1.0) text.append(Concat(", times ", Number(routing.scale)));
+  return text;
+}
+
+std::string ExpertText(const ExpertSpec& expert) {
+  std::string text = expert.form == ExpertForm::kGated ? "gated " : "plain ";
+  switch (expert.activation) {
+    case Activation::kSilu:
+      text.append("silu");
+      break;
+    case Activation::kGelu:
+      text.append("gelu");
+      break;
+    case Activation::kGeluTanh:
+      text.append("gelu_tanh");
+      break;
+    case Activation::kRelu:
+      text.append("relu");
+      break;
+  }
+  if (expert.bias) text.append(", bias");
+  if (expert.inner_norm) text.append(", inner norm");
+  return text;
+}
+
+}  // namespace
+
+std::string DescribeModel(const ModelSpec& spec) {
+  std::string text =
+      Concat("vocabulary ", spec.vocab_size, ", hidden size ", spec.hidden_size, ", ",
+             spec.num_layers(), " layers, up to ", spec.max_position_embeddings, " positions, ",
+             spec.norm.placement == NormPlacement::kPre ? "pre-" : "post-",
+             spec.norm.kind == NormKind::kRms ? "rms norm" : "layer norm");
+  switch (spec.position.kind) {
+    case PositionKind::kRope:
+      text.append(Concat(", rope theta ", Number(spec.position.theta),
+                         spec.position.pairing == RopePairing::kHalf ? " half" : " interleaved"));
+      if (spec.position.fraction != 1.0) {
+        text.append(Concat(" fraction ", Number(spec.position.fraction)));
+      }
+      break;
+    case PositionKind::kSinusoidal:
+      text.append(", sinusoidal positions");
+      break;
+    case PositionKind::kLearned:
+      text.append(", learned positions");
+      break;
+    case PositionKind::kNone:
+      text.append(", no positions");
+      break;
+  }
+  if (spec.tie_word_embeddings) text.append(", tied embeddings");
+  return text;
+}
+
+std::string DescribeAttention(const AttentionSpec& attention) {
+  std::string text;
+  if (attention.routed()) {
+    const RoutedLayerSpec& routing = *attention.routing;
+    text = Concat("routed: ", routing.num_experts, " experts of ", attention.num_kv_heads,
+                  " heads x ", attention.head_dim, ", ", RoutingText(routing));
+  } else {
+    text = Concat("dense: ", attention.num_heads, " heads x ", attention.head_dim, ", ",
+                  attention.num_kv_heads, " kv heads");
+    if (attention.qk_norm == QkNorm::kHead) text.append(", q and k norm of each head");
+    if (attention.qk_norm == QkNorm::kFull) text.append(", q and k norm");
+    if (attention.group_order == GroupOrder::kTile) text.append(", tile order");
+  }
+  if (attention.bias) text.append(", bias");
+  if (attention.out_bias) text.append(", output bias");
+  if (attention.window.has_value()) text.append(Concat(", window ", *attention.window));
+  text.append(Concat(", scale ", Number(attention.scale)));
+  return text;
+}
+
+std::string DescribeFeedForward(const FeedForwardSpec& feed_forward) {
+  if (!feed_forward.routed()) {
+    return Concat("dense: width ", feed_forward.width, ", ", ExpertText(feed_forward.expert));
+  }
+  const RoutedLayerSpec& routing = *feed_forward.routing;
+  std::string text =
+      Concat("routed: ", routing.num_experts, " experts, ", WidthsText(routing.widths), ", ",
+             ExpertText(feed_forward.expert), "; ", RoutingText(routing));
+  if (feed_forward.shared_width > 0) {
+    text.append(Concat("; shared expert of width ", feed_forward.shared_width,
+                       feed_forward.shared_gate ? ", gated" : ""));
+  }
+  return text;
+}
+
+}  // namespace moeserve

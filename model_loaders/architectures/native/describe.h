@@ -1,0 +1,15 @@
+// Blocks of a specification in words.
+#pragma once
+
+#include <string>
+
+#include "engine/spec/spec.h"
+
+namespace moeserve {
+
+// One line each. Two blocks with the same settings have the same line.
+std::string DescribeModel(const ModelSpec& spec);
+std::string DescribeAttention(const AttentionSpec& attention);
+std::string DescribeFeedForward(const FeedForwardSpec& feed_forward);
+
+}  // namespace moeserve

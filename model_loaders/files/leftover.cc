@@ -1,0 +1,153 @@
+#include "model_loaders/files/leftover.h"
+
+#include <charconv>
+#include <optional>
+
+#include "base/message.h"
+
+namespace moeserve {
+namespace {
+
+constexpr std::string_view kUnknown = "no key of the configuration leads to a tensor of this name";
+
+// Takes `prefix` off the front of `text`.
+bool Take(std::string_view& text, std::string_view prefix) {
+  if (!text.starts_with(prefix)) return false;
+  text.remove_prefix(prefix.size());
+  return true;
+}
+
+// Takes a number without leading zeros and the dot after it.
+std::optional<int> TakeIndex(std::string_view& text) {
+  int index = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), index);
+  const auto digits = static_cast<size_t>(end - text.data());
+  if (error != std::errc() || digits == text.size() || *end != '.' || index < 0)
+    return std::nullopt;
+  if (digits > 1 && text[0] == '0') return std::nullopt;
+  text.remove_prefix(digits + 1);
+  return index;
+}
+
+std::string Kind(const std::string& key, bool routed) {
+  return Concat(key, "kind is \"", routed ? "routed" : "dense", '"');
+}
+
+std::string NormKindReason(const ModelSpec& spec) {
+  return spec.norm.kind == NormKind::kRms ? "norm.kind is \"rms\", which has no bias"
+                                          : std::string(kUnknown);
+}
+
+std::string RouterReason(std::string_view rest, const std::string& key, const ScoreSpec& score) {
+  const std::string score_key = key + "routing.score.";
+  const bool of_cosine =
+      rest.starts_with("projection.") || rest.starts_with("experts.") || rest == "temperature";
+  const bool cosine = score.kind == ScoreKind::kCosine;
+  if (of_cosine != cosine) {
+    return Concat(score_key, "kind is \"", cosine ? "cosine" : "dot", '"');
+  }
+  if (rest == "bias" || rest == "projection.bias") return score_key + "bias is false";
+  if (rest == "temperature") return score_key + "temperature is \"none\"";
+  return std::string(kUnknown);
+}
+
+// `rest` is what follows the name of an expert-shaped network.
+std::string ExpertReason(std::string_view rest, const std::string& key, const ExpertSpec& expert,
+                         const ModelSpec& spec) {
+  if (rest.starts_with("inner_norm.")) {
+    return expert.inner_norm ? NormKindReason(spec) : key + "expert.inner_norm is false";
+  }
+  if (rest.starts_with("gate.") && expert.form == ExpertForm::kPlain) {
+    return key + "expert.form is \"plain\"";
+  }
+  if (rest == "gate.bias" || rest == "up.bias" || rest == "down.bias") {
+    return key + "expert.bias is false";
+  }
+  return std::string(kUnknown);
+}
+
+std::string AttentionReason(std::string_view rest, const std::string& key,
+                            const AttentionSpec& attention, const ModelSpec& spec) {
+  const bool routed = attention.routed();
+  if (rest == "norm.bias") return NormKindReason(spec);
+  if (rest == "out_bias") return key + "out_bias is false";
+  if (rest == "k.bias" || rest == "v.bias") return key + "bias is false";
+  if (rest.starts_with("q.") || rest.starts_with("o.")) {
+    if (routed) return Kind(key, routed);
+    return rest == "q.bias" ? key + "bias is false" : std::string(kUnknown);
+  }
+  if (rest == "q_norm.weight" || rest == "k_norm.weight") {
+    return routed ? Kind(key, routed) : key + "qk_norm is \"none\"";
+  }
+  if (Take(rest, "router.")) {
+    return routed ? RouterReason(rest, key, attention.routing->score) : Kind(key, routed);
+  }
+  if (Take(rest, "experts.")) {
+    if (!routed) return Kind(key, routed);
+    const std::optional<int> expert = TakeIndex(rest);
+    if (expert.value_or(0) >= attention.routing->num_experts) {
+      return Concat(key, "routing.num_experts is ", attention.routing->num_experts);
+    }
+  }
+  return std::string(kUnknown);
+}
+
+std::string FeedForwardReason(std::string_view rest, const std::string& key,
+                              const FeedForwardSpec& block, const ModelSpec& spec) {
+  const bool routed = block.routed();
+  if (rest == "norm.bias") return NormKindReason(spec);
+  const bool of_routed = rest.starts_with("router.") || rest.starts_with("experts.") ||
+                         rest.starts_with("split.") || rest.starts_with("merge.") ||
+                         rest.starts_with("shared.") || rest.starts_with("shared_gate.");
+  const bool of_dense = rest.starts_with("gate.") || rest.starts_with("up.") ||
+                        rest.starts_with("down.") || rest.starts_with("inner_norm.");
+  if (!of_routed && !of_dense) return std::string(kUnknown);
+  if (of_routed != routed) return Kind(key, routed);
+  if (!routed) return ExpertReason(rest, key, block.expert, spec);
+
+  const RoutedLayerSpec& routing = *block.routing;
+  if (Take(rest, "router.")) return RouterReason(rest, key, routing.score);
+  if (Take(rest, "experts.")) {
+    const std::optional<int> expert = TakeIndex(rest);
+    if (!expert.has_value()) return std::string(kUnknown);
+    if (*expert >= routing.num_experts) {
+      return Concat(key, "routing.num_experts is ", routing.num_experts);
+    }
+    return ExpertReason(rest, key, block.expert, spec);
+  }
+  if (rest.starts_with("split.") || rest.starts_with("merge.")) {
+    if (routing.split.heads == 1) return key + "routing.split.heads is 1";
+    if (!routing.split.projection) return key + "routing.split.projection is false";
+    return rest.ends_with(".bias") ? key + "routing.split.bias is false" : std::string(kUnknown);
+  }
+  if (block.shared_width == 0) return key + "shared_width is 0";
+  if (rest == "shared_gate.weight") return key + "shared_gate is false";
+  if (Take(rest, "shared.")) return ExpertReason(rest, key, block.expert, spec);
+  return std::string(kUnknown);
+}
+
+}  // namespace
+
+std::string WhyLeftOver(std::string_view name, const ModelSpec& spec) {
+  if (name == "head.weight") return "tie_word_embeddings is true";
+  if (name == "embed_position.weight") return "position.kind is not \"learned\"";
+  if (name == "norm.weight" || name == "norm.bias") {
+    return spec.norm.placement == NormPlacement::kPost ? "norm.placement is \"post\""
+                                                       : NormKindReason(spec);
+  }
+  if (!Take(name, "blocks.")) return std::string(kUnknown);
+  const std::optional<int> layer = TakeIndex(name);
+  if (!layer.has_value()) return std::string(kUnknown);
+  if (*layer >= spec.num_layers()) return Concat("num_hidden_layers is ", spec.num_layers());
+  const LayerSpec& block = spec.layers[*layer];
+  const std::string index = Concat('[', *layer, "].");
+  if (Take(name, "attention.")) {
+    return AttentionReason(name, "attention" + index, block.attention, spec);
+  }
+  if (Take(name, "feed_forward.")) {
+    return FeedForwardReason(name, "feed_forward" + index, block.feed_forward, spec);
+  }
+  return std::string(kUnknown);
+}
+
+}  // namespace moeserve

@@ -1,0 +1,97 @@
+#include "model_loaders/files/mapped_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <system_error>
+
+#include "base/message.h"
+#include "kernels/base/descriptor.h"
+
+namespace moeserve {
+namespace {
+
+absl::Status SystemError(int error, const std::filesystem::path& path, std::string_view action) {
+  const std::string message = Concat(Printable(path.filename().string()), ": cannot ", action, ": ",
+                                     std::generic_category().message(error));
+  switch (error) {
+    case ENOENT:
+    case ENOTDIR:
+      return absl::NotFoundError(message);
+    case EACCES:
+    case EPERM:
+      return absl::PermissionDeniedError(message);
+    default:
+      return absl::UnavailableError(message);
+  }
+}
+
+// O_NONBLOCK: opening a pipe that nobody writes to would otherwise wait for ever.
+int OpenForReading(const std::filesystem::path& path) {
+  return open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+}
+
+int64_t Nanoseconds(const timespec& t) { return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec; }
+
+Result<FileStamp> StampOfRegularFile(int fd, const std::filesystem::path& path) {
+  struct stat info {};
+  if (fstat(fd, &info) != 0) return SystemError(errno, path, "read its size");
+  if (!S_ISREG(info.st_mode)) {
+    return absl::InvalidArgumentError(Concat(Printable(path.filename().string()),
+                                             ": expected a regular file, found a ",
+                                             S_ISDIR(info.st_mode) ? "directory" : "special file"));
+  }
+  return FileStamp{static_cast<uint64_t>(info.st_size), Nanoseconds(info.st_mtim),
+                   Nanoseconds(info.st_ctim)};
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const MappedFile>> MappedFile::Open(const std::filesystem::path& path) {
+  const Descriptor fd(OpenForReading(path));
+  if (fd.get() < 0) return SystemError(errno, path, "open");
+  MOESERVE_ASSIGN_OR_RETURN(const FileStamp stamp, StampOfRegularFile(fd.get(), path));
+  void* data = nullptr;
+  if (stamp.size > 0) {  // mmap refuses a length of zero
+    data = mmap(nullptr, stamp.size, PROT_READ, MAP_PRIVATE, fd.get(), 0);
+    if (data == MAP_FAILED) return SystemError(errno, path, "map into memory");
+  }
+  return std::shared_ptr<const MappedFile>(new MappedFile(data, stamp));
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) munmap(data_, stamp_.size);
+}
+
+Result<std::string> ReadTextFile(const std::filesystem::path& path, uint64_t max_bytes) {
+  const Descriptor fd(OpenForReading(path));
+  if (fd.get() < 0) return SystemError(errno, path, "open");
+  MOESERVE_ASSIGN_OR_RETURN(const FileStamp stamp, StampOfRegularFile(fd.get(), path));
+  const uint64_t size = stamp.size;
+  if (size > max_bytes) {
+    return absl::InvalidArgumentError(Concat(Printable(path.filename().string()),
+                                             ": expected at most ", max_bytes, " bytes, found ",
+                                             size));
+  }
+  std::string text(size, '\0');
+  size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t n = read(fd.get(), text.data() + done, text.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return SystemError(errno, path, "read");
+    if (n == 0) break;  // shrank since its size was taken
+    done += static_cast<size_t>(n);
+  }
+  text.resize(done);
+  return text;
+}
+
+bool Exists(const std::filesystem::path& path) {
+  struct stat info {};
+  return lstat(path.c_str(), &info) == 0;
+}
+
+}  // namespace moeserve

@@ -1,0 +1,87 @@
+#include "model_loaders/files/object_reader.h"
+
+#include <limits>
+#include <utility>
+
+namespace moeserve {
+
+using Json = nlohmann::json;
+
+ObjectReader::ObjectReader(const Json& json, std::string path, Problems* problems)
+    : json_(json), path_(std::move(path)), problems_(problems), valid_(json.is_object()) {
+  if (valid_) return;
+  const std::string fault = Concat("expected an object, found ", ShowJson(json));
+  problems_->Add(path_.empty() ? fault : Concat(path_, ": ", fault));
+}
+
+std::string ObjectReader::PathOf(std::string_view key) const {
+  return path_.empty() ? std::string(key) : Concat(path_, '.', key);
+}
+
+void ObjectReader::Fault(std::string_view key, std::string_view expected, std::string_view found) {
+  problems_->Add(Concat(PathOf(key), ": expected ", expected, ", found ", found));
+}
+
+const Json* ObjectReader::Optional(std::string_view key) {
+  known_.emplace(key);
+  if (!valid_) return nullptr;
+  const auto it = json_.find(key);
+  return it == json_.end() ? nullptr : &*it;
+}
+
+const Json* ObjectReader::Required(std::string_view key, std::string_view expected) {
+  const Json* value = Optional(key);
+  if (value == nullptr && valid_) Fault(key, expected, "no such key, and it has no default");
+  return value;
+}
+
+int ObjectReader::Int(std::string_view key, std::optional<int> fallback) {
+  const Json* value = fallback.has_value() ? Optional(key) : Required(key, "an integer");
+  if (value == nullptr) return fallback.value_or(0);
+  if (const std::optional<int> number = IntFrom(*value)) return *number;
+  Fault(key, value->is_number_integer() ? "an integer below 2^31" : "an integer", ShowJson(*value));
+  return fallback.value_or(0);
+}
+
+double ObjectReader::Real(std::string_view key, std::optional<double> fallback) {
+  const Json* value = fallback.has_value() ? Optional(key) : Required(key, "a number");
+  if (value == nullptr) return fallback.value_or(0.0);
+  if (value->is_number()) return value->get<double>();
+  Fault(key, "a number", ShowJson(*value));
+  return fallback.value_or(0.0);
+}
+
+bool ObjectReader::Bool(std::string_view key, bool fallback) {
+  const Json* value = Optional(key);
+  if (value == nullptr) return fallback;
+  if (value->is_boolean()) return value->get<bool>();
+  Fault(key, "true or false", ShowJson(*value));
+  return fallback;
+}
+
+void ObjectReader::RefuseOthers(std::string_view of) {
+  if (!valid_) return;
+  std::string expected;
+  for (const std::string& key : known_) expected.append(Concat(expected.empty() ? "" : ", ", key));
+  for (const auto& [key, unused] : json_.items()) {
+    if (known_.contains(key)) continue;
+    problems_->Add(Concat(Printable(PathOf(key)), ": expected one of the keys ", expected, of,
+                          ", found an unknown key"));
+  }
+}
+
+std::optional<int> IntFrom(const Json& json) {
+  if (!json.is_number_integer()) return std::nullopt;
+  if (json.is_number_unsigned()) {
+    const uint64_t number = json.get<uint64_t>();
+    if (number > static_cast<uint64_t>(std::numeric_limits<int>::max())) return std::nullopt;
+    return static_cast<int>(number);
+  }
+  const int64_t number = json.get<int64_t>();
+  if (number < std::numeric_limits<int>::min() || number > std::numeric_limits<int>::max()) {
+    return std::nullopt;
+  }
+  return static_cast<int>(number);
+}
+
+}  // namespace moeserve

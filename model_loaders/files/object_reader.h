@@ -1,0 +1,90 @@
+// Reads a JSON object key by key and reports what is missing, of the wrong type, or left over.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/message.h"
+#include "model_loaders/files/strict_json.h"
+#include "nlohmann/json.hpp"
+
+namespace moeserve {
+
+template <typename Enum>
+struct Choice {
+  std::string_view name;
+  Enum value;
+};
+
+// Ranges are not its business: Validate() knows them for every loader. It only refuses an integer
+// that the specification cannot hold.
+//
+// After a fault the reading goes on with the default or with a zero, so that one run reports
+// several faults; the caller looks at `problems` before it uses what was read.
+class ObjectReader {
+ public:
+  // `path` is how messages name the object, "" for the whole file. `json` and `problems` must
+  // outlive the reader.
+  ObjectReader(const nlohmann::json& json, std::string path, Problems* problems);
+
+  // A key without a fallback is required.
+  int Int(std::string_view key, std::optional<int> fallback = std::nullopt);
+  double Real(std::string_view key, std::optional<double> fallback = std::nullopt);
+  bool Bool(std::string_view key, bool fallback);
+  // Nothing, with a report, if the value is none of the names; the fallback's or the value's
+  // otherwise.
+  template <typename Enum>
+  std::optional<Enum> Pick(std::string_view key, const std::vector<Choice<Enum>>& choices,
+                           std::optional<Enum> fallback = std::nullopt);
+
+  // The value as it is, null if the key is absent. `expected` describes it in the report of a
+  // required key that is missing.
+  const nlohmann::json* Optional(std::string_view key);
+  const nlohmann::json* Required(std::string_view key, std::string_view expected);
+
+  // Reports every key that was not asked for. `of` says which variant of the object it is:
+  // " (kind is \"routed\")".
+  void RefuseOthers(std::string_view of = "");
+
+  // Whether the value is an object at all.
+  bool valid() const { return valid_; }
+  std::string PathOf(std::string_view key) const;
+  void Fault(std::string_view key, std::string_view expected, std::string_view found);
+
+ private:
+  const nlohmann::json& json_;
+  const std::string path_;
+  Problems* const problems_;
+  bool valid_ = true;
+  std::set<std::string, std::less<>> known_;
+};
+
+// The integer if `json` is one that fits int.
+std::optional<int> IntFrom(const nlohmann::json& json);
+
+template <typename Enum>
+std::optional<Enum> ObjectReader::Pick(std::string_view key,
+                                       const std::vector<Choice<Enum>>& choices,
+                                       std::optional<Enum> fallback) {
+  std::string expected;
+  for (size_t i = 0; i < choices.size(); ++i) {
+    if (i > 0) expected.append(i + 1 == choices.size() ? " or " : ", ");
+    expected.append(Quoted(choices[i].name));
+  }
+  const nlohmann::json* value = fallback.has_value() ? Optional(key) : Required(key, expected);
+  if (value == nullptr) return fallback;
+  if (value->is_string()) {
+    for (const Choice<Enum>& choice : choices) {
+      if (choice.name == value->get_ref<const std::string&>()) return choice.value;
+    }
+  }
+  Fault(key, expected, ShowJson(*value));
+  return std::nullopt;
+}
+
+}  // namespace moeserve

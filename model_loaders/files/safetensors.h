@@ -1,0 +1,94 @@
+// The safetensors container: header bytes, a JSON table of tensors, raw data. Knows nothing about
+// models; reads every element type of the format.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "base/status.h"
+#include "model_loaders/files/mapped_file.h"
+
+namespace moeserve {
+
+enum class ElementType : uint8_t {
+  kBool,
+  kU8,
+  kI8,
+  kF8E5M2,
+  kF8E4M3,
+  kU16,
+  kI16,
+  kF16,
+  kBF16,
+  kU32,
+  kI32,
+  kF32,
+  kU64,
+  kI64,
+  kF64,
+};
+
+// The format's own spelling: "BF16", "F8_E4M3".
+std::string_view Name(ElementType type);
+std::optional<ElementType> ElementTypeFromName(std::string_view name);
+int64_t SizeOf(ElementType type);
+
+struct TensorEntry {
+  std::string name;
+  ElementType type = ElementType::kF32;
+  std::vector<int64_t> shape;  // [] is a scalar
+  uint64_t begin = 0;          // of the data section
+  uint64_t end = 0;
+};
+
+struct SafetensorsHeader {
+  std::vector<TensorEntry> tensors;  // in order of their data
+  std::map<std::string, std::string> metadata;
+};
+
+// Largest header that the format allows.
+inline constexpr uint64_t kMaxSafetensorsHeader = 100'000'000;
+
+// Parses the JSON table of a file whose data section has `data_size` bytes. On success every entry
+// has end - begin == elements * element size, and the entries cover [0, data_size) without hole or
+// overlap. Otherwise InvalidArgument: tensor, expected, found.
+Result<SafetensorsHeader> ParseSafetensorsHeader(std::string_view json, uint64_t data_size);
+
+// An open file, memory-mapped (see MappedFile about truncation). Immutable; shared by whoever uses
+// its bytes.
+class SafetensorsFile {
+ public:
+  // Errors begin with the last component of `path`.
+  static Result<std::shared_ptr<const SafetensorsFile>> Open(const std::filesystem::path& path);
+
+  const std::string& file_name() const { return file_name_; }
+  const FileStamp& stamp() const { return file_->stamp(); }
+  const std::vector<TensorEntry>& tensors() const { return header_.tensors; }
+  const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
+
+  // Null if there is none of that name.
+  const TensorEntry* Find(std::string_view name) const;
+
+  // Data of one of tensors(). Any alignment. Valid while this object lives.
+  std::string_view Bytes(const TensorEntry& entry) const {
+    return data_.substr(entry.begin, entry.end - entry.begin);
+  }
+
+ private:
+  SafetensorsFile() = default;
+
+  std::string file_name_;
+  std::shared_ptr<const MappedFile> file_;
+  std::string_view data_;
+  SafetensorsHeader header_;
+  std::unordered_map<std::string_view, const TensorEntry*> by_name_;
+};
+
+}  // namespace moeserve

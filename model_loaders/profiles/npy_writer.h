@@ -1,0 +1,64 @@
+// Arrays as .npy files (format 1.0), written row by row: the number of rows is known at the end.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "absl/status/status.h"
+#include "base/status.h"
+
+namespace moeserve {
+
+// NumPy's name of a little-endian element type: "<f4".
+template <typename T>
+constexpr std::string_view NpyType() {
+  if constexpr (std::is_same_v<T, float>) return "<f4";
+  if constexpr (std::is_same_v<T, int32_t>) return "<i4";
+  if constexpr (std::is_same_v<T, uint16_t>) return "<u2";
+  if constexpr (std::is_same_v<T, uint64_t>) return "<u8";
+}
+
+// The first 128 bytes of an .npy file, which its elements follow in row-major order. `type` is
+// NumPy's name of a little-endian type; `shape` has at most three dimensions.
+std::string NpyHeader(std::string_view type, std::span<const int64_t> shape);
+
+// One file. Not thread-safe. Errors of Append() are kept until Finish().
+class NpyWriter {
+ public:
+  // `row_size` > 0: an array [rows, row_size]; 0: one of [rows]. Errors name the file.
+  static Result<std::unique_ptr<NpyWriter>> Create(const std::filesystem::path& path,
+                                                   std::string_view type, int64_t row_size);
+
+  template <typename T>
+  void Append(std::span<const T> values) {
+    AppendBytes(values.data(), values.size_bytes());
+  }
+
+  // Completes the header and closes. Without it the file is not valid.
+  absl::Status Finish();
+
+ private:
+  struct Close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+
+  NpyWriter() = default;
+  void AppendBytes(const void* data, size_t size);
+  std::string Header() const;
+
+  std::unique_ptr<std::FILE, Close> file_;
+  std::string name_;
+  std::string type_;
+  size_t element_bytes_ = 0;
+  int64_t row_size_ = 0;
+  uint64_t bytes_ = 0;
+  int error_ = 0;  // errno of the first failure
+};
+
+}  // namespace moeserve

@@ -1,0 +1,397 @@
+#include "model_loaders/quantize/quantize_folder.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "base/message.h"
+#include "model_loaders/architectures/native/config_json.h"
+#include "model_loaders/files/mapped_file.h"
+#include "model_loaders/files/safetensors_writer.h"
+#include "model_loaders/loader.h"
+#include "model_loaders/quantize/quantized_tensors.h"
+#include "nlohmann/json.hpp"
+
+namespace moeserve {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kConfig[] = "config.json";
+constexpr char kWeights[] = "model.safetensors";
+constexpr const char* kCopied[] = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
+                                   "generation_config.json"};
+constexpr uint64_t kMaxConfigBytes = uint64_t{64} << 20;
+constexpr size_t kPieceBytes = size_t{1} << 20;  // of a tensor, in memory at once
+
+std::string Shown(const fs::path& path) { return Printable(path.string(), 300); }
+
+absl::Status SystemFault(const fs::path& path, std::string_view action, int error) {
+  return absl::UnavailableError(
+      Concat(Shown(path), ": cannot ", action, ": ", std::generic_category().message(error)));
+}
+
+absl::Status Sync(const fs::path& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return SystemFault(path, "open", errno);
+  const bool done = fsync(fd) == 0;
+  const int error = errno;
+  close(fd);
+  return done ? absl::OkStatus() : SystemFault(path, "write to the disk", error);
+}
+
+// A new folder beside the one that it is going to be, gone at the end unless it became that.
+class UnfinishedFolder {
+ public:
+  // InvalidArgument where there is something at `destination` but an empty folder.
+  static Result<std::unique_ptr<UnfinishedFolder>> Create(const fs::path& destination) {
+    std::unique_ptr<UnfinishedFolder> folder(new UnfinishedFolder);
+    std::error_code error;
+    fs::path target = fs::absolute(destination, error).lexically_normal();
+    if (!target.has_filename()) target = target.parent_path();
+    if (Exists(target)) {
+      const bool is_folder = fs::is_directory(target, error);
+      if (!is_folder || !fs::is_empty(target, error) || error) {
+        return absl::InvalidArgumentError(
+            Concat(Shown(destination), ": expected no such folder or an empty one, found ",
+                   is_folder ? "one with files" : "a file"));
+      }
+      target = fs::canonical(target, error);  // a link stays, and its folder is filled
+      if (error) return SystemFault(destination, "open", error.value());
+    }
+    folder->target_ = target;
+    std::string pattern =
+        (target.parent_path() / Concat('.', target.filename().string(), ".partial-XXXXXX"))
+            .string();
+    if (mkdtemp(pattern.data()) == nullptr) {
+      return SystemFault(target.parent_path(), "make a folder in it", errno);
+    }
+    folder->path_ = pattern;
+    // mkdtemp() gives it to its owner alone; models are as public as the user's other files.
+    const mode_t mask = umask(0);
+    umask(mask);
+    if (chmod(pattern.c_str(), 0777 & ~mask) != 0) {
+      return SystemFault(pattern, "set its access rights", errno);
+    }
+    return folder;
+  }
+
+  ~UnfinishedFolder() {
+    std::error_code ignored;
+    if (!path_.empty()) fs::remove_all(path_, ignored);
+  }
+
+  const fs::path& path() const { return path_; }
+
+  absl::Status Finish() {
+    MOESERVE_RETURN_IF_ERROR(Sync(path_));
+    if (std::rename(path_.c_str(), target_.c_str()) != 0) {
+      return SystemFault(target_, "give the new folder its name", errno);
+    }
+    path_.clear();
+    return Sync(target_.parent_path());
+  }
+
+ private:
+  UnfinishedFolder() = default;
+  fs::path path_, target_;
+};
+
+absl::Status WriteWhole(const fs::path& path, std::string_view text) {
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  if (fd < 0) return SystemFault(path, "write", errno);
+  int error = 0;
+  while (!text.empty() && error == 0) {
+    const ssize_t n = write(fd, text.data(), text.size());
+    if (n >= 0) {
+      text.remove_prefix(static_cast<size_t>(n));
+    } else if (errno != EINTR) {
+      error = errno;
+    }
+  }
+  if (error == 0 && fsync(fd) != 0) error = errno;
+  if (close(fd) != 0 && error == 0) error = errno;
+  return error == 0 ? absl::OkStatus() : SystemFault(path, "write", error);
+}
+
+absl::Status WriteConfig(const fs::path& source, const fs::path& to, Quantization type) {
+  MOESERVE_ASSIGN_OR_RETURN(const std::string text,
+                            ReadTextFile(source / kConfig, kMaxConfigBytes));
+  MOESERVE_RETURN_IF_ERROR(ParseNativeConfig(text).status());
+  auto config = nlohmann::ordered_json::parse(text);  // keeps the order of the keys
+  config["quantization"] = {{"type", Name(type)}, {"group_size", QuantGroup(type)}};
+  return WriteWhole(to / kConfig, config.dump(2) + "\n");
+}
+
+// Largest magnitude that QuantizeRow() gives a scale.
+constexpr float kLargest = 65504.0f;
+
+// A value that the folder is not to hold. `bounded`: kLargest is the limit.
+absl::Status ValueFault(std::string_view tensor, int64_t row, int64_t column, float value,
+                        bool bounded) {
+  const std::string found = std::isnan(value)   ? "NaN"
+                            : std::isinf(value) ? "an infinite value"
+                                                : std::to_string(value);
+  return absl::InvalidArgumentError(Concat(
+      "tensor ", Quoted(tensor), ": row ", row, ", column ", column, ": expected a finite number",
+      bounded ? Concat(" of magnitude at most ", static_cast<int>(kLargest)) : "", ", found ",
+      found));
+}
+
+ElementType TypeOf(DType type) {
+  return type == DType::kF32   ? ElementType::kF32
+         : type == DType::kF16 ? ElementType::kF16
+                               : ElementType::kBF16;
+}
+
+// Everything about one required tensor.
+struct Task {
+  TensorRequirement tensor;
+  Quantization type = Quantization::kNone;
+  size_t first = 0;   // its place in the list of the writer: numbers, or integers
+  size_t scales = 0;  // with integers
+};
+
+// Rounds rows of one matrix; one for each thread.
+class RowRounder {
+ public:
+  RowRounder(Quantization type, const HostTensor& matrix)
+      : type_(type),
+        matrix_(&matrix),
+        row_(static_cast<size_t>(matrix.shape[1])),
+        values_(row_.size()) {}
+
+  // Rows [begin, end) to their places in `integers` and `scales`, which begin with row `first`.
+  // Stops at a row with a value that is not to be held. Allocates nothing.
+  void Run(int64_t begin, int64_t end, int64_t first, std::string& integers,
+           std::vector<F16>& scales) {
+    const int64_t columns = matrix_->shape[1];
+    const int64_t row_bytes = QuantRowBytes(type_, columns);
+    const int64_t groups = QuantGroups(type_, columns);
+    for (int64_t r = begin; r < end; ++r) {
+      bool held = true;
+      for (int64_t c = 0; c < columns; ++c) {
+        const float v = ElementAsF32(*matrix_, r * columns + c);
+        row_[static_cast<size_t>(c)] = v;
+        held = held && std::fabs(v) <= kLargest;
+      }
+      if (!held) {
+        bad_row_ = r;
+        return;
+      }
+      QuantizeRow(type_, row_, values_.data(), scales.data() + (r - first) * groups);
+      PackQuantizedRow(type_, values_,
+                       reinterpret_cast<uint8_t*>(integers.data()) + (r - first) * row_bytes);
+    }
+  }
+
+  // -1: every row was rounded.
+  int64_t bad_row() const { return bad_row_; }
+
+ private:
+  Quantization type_;
+  const HostTensor* matrix_;
+  std::vector<float> row_;
+  std::vector<int8_t> values_;
+  int64_t bad_row_ = -1;
+};
+
+class FolderWriter {
+ public:
+  FolderWriter(const ModelSpec& spec, WeightSource& source, Quantization type)
+      : source_(source), type_(type) {
+    for (TensorRequirement& t : RequiredTensors(spec)) {
+      const Quantization q = QuantizationOf(t.name, t.shape, type);
+      tasks_.push_back({std::move(t), q});
+    }
+  }
+
+  absl::Status Write(const fs::path& path) {
+    MOESERVE_ASSIGN_OR_RETURN(std::vector<TensorEntry> entries, Entries());
+    MOESERVE_ASSIGN_OR_RETURN(writer_, SafetensorsWriter::Create(path, std::move(entries)));
+    for (const Task& task : tasks_) {
+      if (task.type == Quantization::kNone) {
+        MOESERVE_RETURN_IF_ERROR(CopyNumbers(task));
+        continue;
+      }
+      MOESERVE_ASSIGN_OR_RETURN(
+          const std::optional<QuantizedMatrix> integers,
+          source_.GetQuantized(task.tensor.name, task.tensor.shape, task.type));
+      MOESERVE_RETURN_IF_ERROR(integers.has_value() ? CopyIntegers(task, *integers) : Round(task));
+    }
+    return writer_->Finish();
+  }
+
+ private:
+  // The tensors of the file, wide elements first, so that every element is aligned. Gives the tasks
+  // their places.
+  Result<std::vector<TensorEntry>> Entries() {
+    struct Part {
+      TensorEntry entry;
+      size_t* place;
+    };
+    std::vector<Part> parts;
+    for (Task& task : tasks_) {
+      size_t* const places[] = {&task.first, &task.scales};
+      int i = 0;
+      for (StoredTensor& stored : StoredTensors(task.tensor, type_)) {
+        TensorEntry entry{.name = std::move(stored.name), .shape = std::move(stored.shape)};
+        if (stored.type.has_value()) {
+          entry.type = *stored.type;
+        } else {
+          MOESERVE_ASSIGN_OR_RETURN(const HostTensor t,
+                                    source_.Get(task.tensor.name, task.tensor.shape));
+          entry.type = TypeOf(t.dtype);
+        }
+        parts.push_back({std::move(entry), places[i++]});
+      }
+    }
+    std::stable_sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) {
+      return SizeOf(a.entry.type) > SizeOf(b.entry.type);
+    });
+    std::vector<TensorEntry> entries;
+    for (Part& part : parts) {
+      *part.place = entries.size();
+      entries.push_back(std::move(part.entry));
+    }
+    return entries;
+  }
+
+  absl::Status CopyNumbers(const Task& task) {
+    MOESERVE_ASSIGN_OR_RETURN(const HostTensor t, source_.Get(task.tensor.name, task.tensor.shape));
+    const int64_t columns = t.shape.back();
+    for (int64_t i = 0; i < t.size(); ++i) {
+      const float v = ElementAsF32(t, i);
+      if (!std::isfinite(v)) {
+        return ValueFault(task.tensor.name, i / columns, i % columns, v, false);
+      }
+    }
+    return AppendPieces(task.first, t.data, static_cast<size_t>(t.size()) * SizeOf(t.dtype));
+  }
+
+  absl::Status CopyIntegers(const Task& task, const QuantizedMatrix& m) {
+    MOESERVE_RETURN_IF_ERROR(AppendPieces(
+        task.first, m.values, static_cast<size_t>(m.rows * QuantRowBytes(m.type, m.columns))));
+    return AppendPieces(task.scales, m.scales,
+                        static_cast<size_t>(m.rows * QuantGroups(m.type, m.columns)) * sizeof(F16));
+  }
+
+  absl::Status AppendPieces(size_t index, const void* data, size_t size) {
+    std::string_view bytes(static_cast<const char*>(data), size);
+    while (!bytes.empty()) {
+      const std::string_view piece = bytes.substr(0, kPieceBytes);
+      MOESERVE_RETURN_IF_ERROR(writer_->Append(index, piece));
+      bytes.remove_prefix(piece.size());
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Round(const Task& task) {
+    MOESERVE_ASSIGN_OR_RETURN(const HostTensor t, source_.Get(task.tensor.name, task.tensor.shape));
+    const int64_t rows = t.shape[0], columns = t.shape[1];
+    const int64_t row_bytes = QuantRowBytes(task.type, columns);
+    const int64_t at_once = std::clamp<int64_t>(kPieceBytes / row_bytes, 1, rows);
+    std::vector<RowRounder> workers(
+        std::clamp<size_t>(std::thread::hardware_concurrency(), 1, static_cast<size_t>(at_once)),
+        RowRounder(task.type, t));
+    std::string integers(static_cast<size_t>(at_once * row_bytes), '\0');
+    std::vector<F16> scales(static_cast<size_t>(at_once * QuantGroups(task.type, columns)));
+    for (int64_t begin = 0; begin < rows; begin += at_once) {
+      const int64_t end = std::min(rows, begin + at_once);
+      const auto size = static_cast<int64_t>(workers.size());
+      const auto part = [&](int64_t i) { return begin + (end - begin) * i / size; };
+      std::vector<std::jthread> threads;
+      threads.reserve(workers.size());
+      for (int64_t i = 1; i < size; ++i) {
+        threads.emplace_back([&, i] {
+          workers[static_cast<size_t>(i)].Run(part(i), part(i + 1), begin, integers, scales);
+        });
+      }
+      workers[0].Run(part(0), part(1), begin, integers, scales);
+      threads.clear();  // joins
+      for (const RowRounder& worker : workers) {
+        if (worker.bad_row() < 0) continue;
+        int64_t column = 0;
+        float value = 0.0f;
+        while (std::fabs(value = ElementAsF32(t, worker.bad_row() * columns + column)) <=
+               kLargest) {
+          ++column;
+        }
+        return ValueFault(task.tensor.name, worker.bad_row(), column, value, true);
+      }
+      const auto count = static_cast<size_t>(end - begin);
+      MOESERVE_RETURN_IF_ERROR(writer_->Append(
+          task.first,
+          std::string_view(integers).substr(0, count * static_cast<size_t>(row_bytes))));
+      MOESERVE_RETURN_IF_ERROR(writer_->Append(
+          task.scales,
+          {reinterpret_cast<const char*>(scales.data()),
+           count * static_cast<size_t>(QuantGroups(task.type, columns)) * sizeof(F16)}));
+    }
+    return absl::OkStatus();
+  }
+
+  WeightSource& source_;
+  const Quantization type_;
+  std::vector<Task> tasks_;
+  std::unique_ptr<SafetensorsWriter> writer_;
+};
+
+Result<QuantizedFolder> Quantize(const fs::path& source, const fs::path& destination,
+                                 Quantization type) {
+  MOESERVE_CHECK(type != Quantization::kNone, "a type of integers");
+  MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint,
+                            LoadCheckpoint(source, {.require_tokenizer = false}));
+  MOESERVE_ASSIGN_OR_RETURN(const std::unique_ptr<UnfinishedFolder> folder,
+                            UnfinishedFolder::Create(destination));
+  MOESERVE_RETURN_IF_ERROR(WriteConfig(source, folder->path(), type));
+  for (const char* name : kCopied) {
+    if (!Exists(source / name)) continue;
+    std::error_code error;
+    fs::copy_file(source / name, folder->path() / name, error);
+    if (error) return SystemFault(source / name, "copy", error.value());
+    MOESERVE_RETURN_IF_ERROR(Sync(folder->path() / name));
+  }
+  MOESERVE_RETURN_IF_ERROR(
+      FolderWriter(checkpoint.spec, *checkpoint.weights, type).Write(folder->path() / kWeights));
+
+  Result<Checkpoint> written = LoadCheckpoint(folder->path(), {.require_tokenizer = false});
+  if (!written.ok()) return Prefixed("reading the new folder back: ", written.status());
+  const QuantizedFolder result{.source_bytes = checkpoint.weight_bytes,
+                               .bytes = written->weight_bytes,
+                               .source_type = checkpoint.weights->StoredQuantization()};
+  MOESERVE_RETURN_IF_ERROR(folder->Finish());
+  return result;
+}
+
+}  // namespace
+
+Result<QuantizedFolder> QuantizeFolder(const fs::path& source, const fs::path& destination,
+                                       Quantization type) {
+  // Nothing below throws on purpose; the standard library does when memory runs out.
+  try {
+    return Quantize(source, destination, type);
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("not enough memory to write the folder");
+  } catch (const std::exception& error) {
+    return absl::InternalError(Concat("writing the folder: ", Printable(error.what())));
+  }
+}
+
+}  // namespace moeserve

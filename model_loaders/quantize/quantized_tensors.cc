@@ -1,0 +1,115 @@
+#include "model_loaders/quantize/quantized_tensors.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <utility>
+
+#include "base/message.h"
+
+namespace moeserve {
+namespace {
+
+constexpr F16 kF16Exponent = 0x7c00;  // all ones: infinite or NaN
+
+std::string Place(std::string_view tensor, int64_t row, int64_t column) {
+  return Concat(tensor, ": row ", row, ", column ", column, ": ");
+}
+
+}  // namespace
+
+std::string ScaleName(std::string_view weight) { return Concat(weight, "_scale"); }
+
+std::vector<StoredTensor> StoredTensors(const TensorRequirement& tensor, Quantization folder) {
+  const Quantization type = QuantizationOf(tensor.name, tensor.shape, folder);
+  if (type == Quantization::kNone) {
+    return {{tensor.name, std::nullopt, tensor.shape, tensor.follows_from}};
+  }
+  const int64_t rows = tensor.shape[0];
+  const int64_t columns = tensor.shape[1];
+  const std::string key = Concat("; quantization.type is \"", Name(folder), '"');
+  const std::string halved = type == Quantization::kInt4 ? ", two columns in a byte" : "";
+  return {{tensor.name,
+           type == Quantization::kInt8 ? ElementType::kI8 : ElementType::kU8,
+           {rows, QuantRowBytes(type, columns)},
+           Concat(tensor.follows_from, halved, key)},
+          {ScaleName(tensor.name),
+           ElementType::kF16,
+           {rows, QuantGroups(type, columns)},
+           Concat(tensor.follows_from, ", ", QuantGroup(type), " columns in a group", key)}};
+}
+
+absl::Status CheckQuantizedMatrix(const QuantizedMatrix& matrix, std::string_view integers,
+                                  std::string_view scales) {
+  const int64_t row_bytes = QuantRowBytes(matrix.type, matrix.columns);
+  const int64_t groups = QuantGroups(matrix.type, matrix.columns);
+  if (matrix.type == Quantization::kInt8) {
+    const auto* bad = static_cast<const uint8_t*>(
+        std::memchr(matrix.values, 0x80, static_cast<size_t>(matrix.rows * row_bytes)));
+    if (bad != nullptr) {
+      const int64_t at = bad - matrix.values;
+      return absl::InvalidArgumentError(Concat(Place(integers, at / row_bytes, at % row_bytes),
+                                               "expected an integer in [", QuantMin(matrix.type),
+                                               ", ", QuantMax(matrix.type), "], found -128"));
+    }
+  } else if (matrix.columns % 2 != 0) {
+    for (int64_t r = 0; r < matrix.rows; ++r) {
+      const int high = matrix.values[(r + 1) * row_bytes - 1] >> 4;
+      if (high == 0) continue;
+      return absl::InvalidArgumentError(Concat(Place(integers, r, row_bytes - 1),
+                                               "expected zero in the high bits (the row has ",
+                                               matrix.columns, " columns), found ", high));
+    }
+  }
+  for (int64_t i = 0; i < matrix.rows * groups; ++i) {
+    const F16 scale = matrix.scales[i];
+    if ((scale & kF16Exponent) != kF16Exponent) continue;
+    const bool nan = (scale & 0x3ff) != 0;
+    return absl::InvalidArgumentError(Concat(Place(scales, i / groups, i % groups),
+                                             "expected a finite number, found ",
+                                             nan ? "NaN" : "an infinite one"));
+  }
+  return absl::OkStatus();
+}
+
+Result<HostTensor> Dequantize(const QuantizedMatrix& matrix) {
+  const int64_t size = matrix.rows * matrix.columns;
+  const std::shared_ptr<float[]> owner(new (std::nothrow) float[static_cast<size_t>(size)]);
+  if (owner == nullptr) {
+    return absl::ResourceExhaustedError(Concat("not enough memory to widen a matrix ",
+                                               ShapeText({matrix.rows, matrix.columns}), ": ",
+                                               size * 4, " bytes"));
+  }
+  float* out = owner.get();
+  const int group = QuantGroup(matrix.type);
+  const int64_t groups = QuantGroups(matrix.type, matrix.columns);
+  const int64_t row_bytes = QuantRowBytes(matrix.type, matrix.columns);
+  std::vector<int8_t> row(static_cast<size_t>(matrix.columns));
+  for (int64_t r = 0; r < matrix.rows; ++r, out += matrix.columns) {
+    UnpackQuantizedRow(matrix.type, matrix.values + r * row_bytes, row);
+    for (int64_t g = 0; g < groups; ++g) {
+      const float scale = F32FromF16(matrix.scales[r * groups + g]);
+      const int64_t end = std::min(matrix.columns, (g + 1) * group);
+      for (int64_t c = g * group; c < end; ++c) out[c] = static_cast<float>(row[c]) * scale;
+    }
+  }
+  return HostTensor{.data = owner.get(),
+                    .dtype = DType::kF32,
+                    .shape = {matrix.rows, matrix.columns},
+                    .owner = owner};
+}
+
+absl::Status CheckQuantizedData(const ModelSpec& spec, WeightSource& weights) {
+  if (weights.StoredQuantization() == Quantization::kNone) return absl::OkStatus();
+  for (const TensorRequirement& tensor : RequiredTensors(spec)) {
+    const Quantization type =
+        QuantizationOf(tensor.name, tensor.shape, weights.StoredQuantization());
+    if (type == Quantization::kNone) continue;
+    const auto matrix = weights.GetQuantized(tensor.name, tensor.shape, type);
+    MOESERVE_RETURN_IF_ERROR(matrix.status());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace moeserve

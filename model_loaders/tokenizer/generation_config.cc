@@ -1,0 +1,81 @@
+#include "model_loaders/tokenizer/generation_config.h"
+
+#include <limits>
+#include <string>
+
+#include "base/message.h"
+#include "model_loaders/files/object_reader.h"
+#include "model_loaders/files/strict_json.h"
+#include "model_loaders/tokenizer/token_ids.h"
+
+namespace moeserve {
+namespace {
+
+constexpr std::string_view kFile = "generation_config.json";
+constexpr JsonLimits kLimits = {
+    .max_bytes = size_t{1} << 20, .max_depth = 8, .max_values = size_t{1} << 16};
+
+}  // namespace
+
+Result<GenerationConfig> ParseGenerationConfig(std::string_view text, int vocab_size) {
+  Result<nlohmann::json> json = ParseStrictJson(text, kLimits);
+  if (!json.ok()) return Prefixed(Concat(kFile, ": "), json.status());
+
+  Problems problems;
+  ObjectReader reader(*json, "", &problems);
+  GenerationConfig config;
+  // The ranges are those of the API fields of the same names.
+  const auto real = [&](std::string_view key, const char* expected, auto in_range) {
+    std::optional<double> value;
+    const nlohmann::json* found = reader.Optional(key);
+    if (found == nullptr) return value;
+    if (found->is_number() && in_range(found->get<double>())) {
+      value = found->get<double>();
+    } else {
+      reader.Fault(key, expected, ShowJson(*found));
+    }
+    return value;
+  };
+  config.defaults.temperature =
+      real("temperature", "a number in [0, 2]", [](double v) { return v >= 0 && v <= 2; });
+  config.defaults.top_p =
+      real("top_p", "a number in (0, 1]", [](double v) { return v > 0 && v <= 1; });
+  config.defaults.min_p =
+      real("min_p", "a number in [0, 1]", [](double v) { return v >= 0 && v <= 1; });
+  config.defaults.repetition_penalty =
+      real("repetition_penalty", "a number above 0 that f32 can hold",
+           [](double v) { return v > 0 && v <= std::numeric_limits<float>::max(); });
+  if (const nlohmann::json* top_k = reader.Optional("top_k")) {
+    config.defaults.top_k = IntFrom(*top_k);
+    if (config.defaults.top_k.value_or(-1) < 0) {
+      reader.Fault("top_k", "an integer >= 0 below 2^31 (0 is off)", ShowJson(*top_k));
+    }
+  }
+  if (const nlohmann::json* eos = reader.Optional("eos_token_id")) {
+    config.eos_token_ids = ParseTokenIds(*eos, "eos_token_id", &problems);
+    for (const TokenId id : config.eos_token_ids) {
+      if (id >= 0 && id < vocab_size) continue;
+      reader.Fault("eos_token_id", Concat("ids in [0, ", vocab_size - 1, "]"),
+                   Concat(id, " (vocab_size of config.json is ", vocab_size, ')'));
+    }
+  }
+  // Written by common tools; they change nothing here, but a wrong id shows a wrong file.
+  for (const char* key : {"bos_token_id", "pad_token_id"}) {
+    const nlohmann::json* id = reader.Optional(key);
+    if (id == nullptr || id->is_null()) continue;
+    const std::optional<int> value = IntFrom(*id);
+    if (!value.has_value() || *value < 0 || *value >= vocab_size) {
+      reader.Fault(key, Concat("null or an id in [0, ", vocab_size - 1, "]"), ShowJson(*id));
+    }
+  }
+  if (const nlohmann::json* version = reader.Optional("transformers_version")) {
+    if (!version->is_string()) {
+      reader.Fault("transformers_version", "a string", ShowJson(*version));
+    }
+  }
+  reader.RefuseOthers();
+  MOESERVE_RETURN_IF_ERROR(problems.ToStatus(kFile));
+  return config;
+}
+
+}  // namespace moeserve

@@ -1,0 +1,21 @@
+// generation_config.json: sampling defaults and further ids that end a generation.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "engine/text/token_id.h"
+#include "model_loaders/loader.h"
+
+namespace moeserve {
+
+struct GenerationConfig {
+  GenerationDefaults defaults;
+  std::vector<TokenId> eos_token_ids;
+};
+
+// InvalidArgument whose text begins with "generation_config.json: ".
+Result<GenerationConfig> ParseGenerationConfig(std::string_view text, int vocab_size);
+
+}  // namespace moeserve

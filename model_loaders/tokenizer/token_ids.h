@@ -1,0 +1,22 @@
+// Token ids as the configuration files write them: one integer or a list.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/message.h"
+#include "nlohmann/json.hpp"
+
+namespace moeserve {
+
+inline constexpr std::string_view kTokenIdsExpected = "an integer or a list of integers";
+inline constexpr size_t kMaxTokenIds = 1024;
+
+// Checks types only; the range depends on the vocabulary.
+std::vector<int32_t> ParseTokenIds(const nlohmann::json& json, const std::string& path,
+                                   Problems* problems);
+
+}  // namespace moeserve

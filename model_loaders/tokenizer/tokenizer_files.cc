@@ -1,0 +1,78 @@
+#include "model_loaders/tokenizer/tokenizer_files.h"
+
+#include <charconv>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "base/message.h"
+#include "model_loaders/files/mapped_file.h"
+#include "model_loaders/files/object_reader.h"
+#include "model_loaders/files/strict_json.h"
+#include "model_loaders/tokenizer/tokenizer_json.h"
+
+namespace moeserve {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr char kTokenizer[] = "tokenizer.json";
+constexpr char kSentencePiece[] = "tokenizer.model";
+constexpr char kConfig[] = "tokenizer_config.json";
+constexpr JsonLimits kConfigLimits = {
+    .max_bytes = size_t{16} << 20, .max_depth = 32, .max_values = size_t{1} << 20};
+
+// The ids that tokenizer_config.json names. Its other keys belong to the training tools; those that
+// a server uses are read by LoadTokenizerConfig().
+absl::Status CheckAddedTokenIds(std::string_view text, int vocab_size) {
+  Result<Json> json = ParseStrictJson(text, kConfigLimits);
+  if (!json.ok()) return Prefixed(Concat(kConfig, ": "), json.status());
+  Problems problems;
+  const Json* added = ObjectReader(*json, "", &problems).Optional("added_tokens_decoder");
+  if (added == nullptr) return problems.ToStatus(kConfig);
+  ObjectReader(*added, "added_tokens_decoder", &problems);  // reports what is no object
+  if (!added->is_object()) return problems.ToStatus(kConfig);
+  for (const auto& [key, unused] : added->items()) {
+    int id = -1;
+    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
+    if (error == std::errc() && end == key.data() + key.size() && id >= 0 && id < vocab_size) {
+      continue;
+    }
+    problems.Add(Concat("added_tokens_decoder: expected ids in [0, ", vocab_size - 1, "], found ",
+                        Quoted(key), " (vocab_size of config.json is ", vocab_size, ')'));
+  }
+  return problems.ToStatus(kConfig);
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const Tokenizer>> LoadTokenizer(const std::filesystem::path& directory,
+                                                       int vocab_size, bool required) {
+  if (Exists(directory / kConfig)) {
+    MOESERVE_ASSIGN_OR_RETURN(const std::string text,
+                              ReadTextFile(directory / kConfig, kConfigLimits.max_bytes));
+    MOESERVE_RETURN_IF_ERROR(CheckAddedTokenIds(text, vocab_size));
+  }
+  if (!Exists(directory / kTokenizer)) {
+    if (Exists(directory / kSentencePiece)) {
+      return absl::UnimplementedError(
+          Concat(kSentencePiece, ": expected ", kTokenizer,
+                 ", found a SentencePiece model, which is not supported yet"));
+    }
+    if (required) {
+      return absl::NotFoundError(Concat(kTokenizer, ": expected this file, found none"));
+    }
+    return std::shared_ptr<const Tokenizer>();
+  }
+  MOESERVE_ASSIGN_OR_RETURN(std::shared_ptr<const Tokenizer> tokenizer,
+                            LoadTokenizerJson(directory));
+  // A model may have more rows than its tokenizer has tokens (padding), never fewer.
+  if (tokenizer->vocab_size() > vocab_size) {
+    return absl::InvalidArgumentError(
+        Concat(kTokenizer, ": expected token ids in [0, ", vocab_size - 1, "], found ids up to ",
+               tokenizer->vocab_size() - 1, " (vocab_size of config.json is ", vocab_size, ')'));
+  }
+  return tokenizer;
+}
+
+}  // namespace moeserve

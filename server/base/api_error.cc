@@ -1,0 +1,82 @@
+#include "server/base/api_error.h"
+
+#include "absl/strings/cord.h"
+#include "base/message.h"
+
+namespace moeserve::server {
+namespace {
+
+constexpr char kCodeUrl[] = "moeserve/code";
+constexpr char kParamUrl[] = "moeserve/param";
+
+std::string Payload(const absl::Status& status, const char* url) {
+  const auto payload = status.GetPayload(url);
+  return payload ? std::string(*payload) : std::string();
+}
+
+absl::Cord ToCord(std::string_view text) {
+  return absl::Cord(absl::string_view(text.data(), text.size()));
+}
+
+}  // namespace
+
+absl::Status MakeError(absl::StatusCode code, std::string_view api_code, std::string message,
+                       std::string_view param) {
+  absl::Status status(code, message);
+  status.SetPayload(kCodeUrl, ToCord(api_code));
+  if (!param.empty()) status.SetPayload(kParamUrl, ToCord(param));
+  return status;
+}
+
+absl::Status InvalidValue(std::string_view param, std::string message) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "invalid_value", std::move(message), param);
+}
+
+absl::Status UnsupportedParameter(std::string_view param) {
+  return MakeError(
+      absl::StatusCode::kInvalidArgument, "unsupported_parameter",
+      Concat("'", param, "' is not supported by this server; leave it out or at its default"),
+      param);
+}
+
+absl::Status MissingField(std::string_view param) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "missing_field",
+                   Concat("the required field '", param, "' is missing"), param);
+}
+
+std::string ApiCode(const absl::Status& status) {
+  if (status.ok()) return {};
+  if (std::string code = Payload(status, kCodeUrl); !code.empty()) return code;
+  switch (status.code()) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kOutOfRange:
+      return "invalid_value";
+    case absl::StatusCode::kNotFound:
+      return "model_not_found";
+    case absl::StatusCode::kAlreadyExists:
+      return "duplicate_request_id";
+    case absl::StatusCode::kUnauthenticated:
+      return "invalid_api_key";
+    case absl::StatusCode::kPermissionDenied:
+      return "forbidden";
+    case absl::StatusCode::kResourceExhausted:
+      return "queue_full";
+    case absl::StatusCode::kUnavailable:
+      return "draining";
+    case absl::StatusCode::kDeadlineExceeded:
+      return "timeout";
+    case absl::StatusCode::kUnimplemented:
+      return "unsupported_parameter";
+    default:
+      return "internal_error";
+  }
+}
+
+std::string ApiParam(const absl::Status& status) { return Payload(status, kParamUrl); }
+
+absl::Status WithApiCode(absl::Status status, std::string_view api_code) {
+  if (!status.ok() && !status.GetPayload(kCodeUrl)) status.SetPayload(kCodeUrl, ToCord(api_code));
+  return status;
+}
+
+}  // namespace moeserve::server

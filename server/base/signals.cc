@@ -1,0 +1,44 @@
+#include "server/base/signals.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <ctime>
+#include <utility>
+
+namespace moeserve::server {
+namespace {
+
+sigset_t TerminationSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGINT);
+  return set;
+}
+
+}  // namespace
+
+void BlockTerminationSignals() {
+  const sigset_t set = TerminationSignals();
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+}
+
+SignalWatcher::SignalWatcher(std::function<void()> on_first)
+    : thread_([on_first = std::move(on_first)](std::stop_token stop) {
+        const sigset_t set = TerminationSignals();
+        const timespec pause{0, 100'000'000};
+        bool first = true;
+        while (!stop.stop_requested()) {
+          const int signal = sigtimedwait(&set, nullptr, &pause);
+          if (signal <= 0) continue;
+          if (!first) _exit(128 + signal);
+          first = false;
+          on_first();
+        }
+      }) {}
+
+SignalWatcher::~SignalWatcher() = default;
+
+}  // namespace moeserve::server

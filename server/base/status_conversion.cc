@@ -1,0 +1,120 @@
+#include "server/base/status_conversion.h"
+
+#include <grpcpp/support/status.h>
+
+#include "nlohmann/json.hpp"
+#include "server/base/api_error.h"
+
+namespace moeserve::server {
+namespace {
+
+constexpr char kInternalMessage[] = "internal error; the server's log has the details";
+
+std::string PublicMessage(const absl::Status& status, int http_status) {
+  if (http_status == 500) return kInternalMessage;
+  return std::string(status.message());
+}
+
+}  // namespace
+
+HttpError ToHttpError(const absl::Status& status) {
+  HttpError error;
+  error.code = ApiCode(status);
+  error.param = ApiParam(status);
+  error.type = "invalid_request_error";
+  switch (status.code()) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kOutOfRange:
+    case absl::StatusCode::kUnimplemented:
+      error.status = 400;
+      break;
+    case absl::StatusCode::kUnauthenticated:
+      error.status = 401;
+      error.type = "authentication_error";
+      break;
+    case absl::StatusCode::kPermissionDenied:
+      error.status = 403;
+      error.type = "permission_error";
+      break;
+    case absl::StatusCode::kNotFound:
+      error.status = 404;
+      break;
+    case absl::StatusCode::kAlreadyExists:
+      error.status = 409;
+      error.never_retry = true;
+      break;
+    case absl::StatusCode::kCancelled:
+      error.status = 499;
+      error.code = "cancelled";
+      break;
+    case absl::StatusCode::kResourceExhausted:
+      error.status = 503;
+      error.type = "overloaded_error";
+      error.retry_after_seconds = 1;
+      break;
+    case absl::StatusCode::kUnavailable:
+      error.status = 503;
+      error.type = "unavailable_error";
+      error.retry_after_seconds = 5;
+      break;
+    case absl::StatusCode::kDeadlineExceeded:
+      error.status = 504;
+      error.type = "server_error";
+      break;
+    default:
+      error.status = 500;
+      error.type = "server_error";
+      error.code = "internal_error";
+      break;
+  }
+  error.message = PublicMessage(status, error.status);
+  return error;
+}
+
+std::string ErrorJson(const HttpError& error) {
+  const auto or_null = [](const std::string& text) {
+    return text.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(text);
+  };
+  nlohmann::ordered_json inner;
+  inner["message"] = error.message;
+  inner["type"] = error.type;
+  inner["param"] = or_null(error.param);
+  inner["code"] = or_null(error.code);
+  nlohmann::ordered_json outer;
+  outer["error"] = std::move(inner);
+  return outer.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+grpc::Status ToGrpcStatus(const absl::Status& status) {
+  const auto with = [&status](grpc::StatusCode code) {
+    return grpc::Status(code, std::string(status.message()));
+  };
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return grpc::Status::OK;
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kOutOfRange:
+    case absl::StatusCode::kUnimplemented:
+      return with(grpc::StatusCode::INVALID_ARGUMENT);
+    case absl::StatusCode::kUnauthenticated:
+      return with(grpc::StatusCode::UNAUTHENTICATED);
+    case absl::StatusCode::kPermissionDenied:
+      return with(grpc::StatusCode::PERMISSION_DENIED);
+    case absl::StatusCode::kNotFound:
+      return with(grpc::StatusCode::NOT_FOUND);
+    case absl::StatusCode::kAlreadyExists:
+      return with(grpc::StatusCode::ALREADY_EXISTS);
+    case absl::StatusCode::kCancelled:
+      return with(grpc::StatusCode::CANCELLED);
+    case absl::StatusCode::kResourceExhausted:
+      return with(grpc::StatusCode::RESOURCE_EXHAUSTED);
+    case absl::StatusCode::kUnavailable:
+      return with(grpc::StatusCode::UNAVAILABLE);
+    case absl::StatusCode::kDeadlineExceeded:
+      return with(grpc::StatusCode::DEADLINE_EXCEEDED);
+    default:
+      return grpc::Status(grpc::StatusCode::INTERNAL, kInternalMessage);
+  }
+}
+
+}  // namespace moeserve::server

@@ -1,0 +1,21 @@
+#include "server/base/utf8.h"
+
+#include "engine/text/tokenizer/utf8.h"
+
+namespace moeserve::server {
+
+std::string ReplaceInvalidUtf8(std::string_view bytes) {
+  std::string out;
+  Utf8Assembler assembler;
+  assembler.Push(bytes, &out);
+  assembler.Finish(&out);
+  return out;
+}
+
+size_t CountCodePoints(std::string_view text) {
+  size_t count = 0;
+  for (const char c : text) count += (static_cast<unsigned char>(c) & 0xC0) != 0x80;
+  return count;
+}
+
+}  // namespace moeserve::server

@@ -1,0 +1,199 @@
+#include "server/bench/bench_cases.h"
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <utility>
+
+#include "engine/model/batch.h"
+#include "server/bench/bench_work.h"
+#include "server/bench/weight_traffic.h"
+
+namespace moeserve::server {
+namespace {
+
+constexpr int kContextRows = 4096;  // of a step that fills the cache
+
+using Clock = std::chrono::steady_clock;
+
+double Seconds(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+class Cases {
+ public:
+  Cases(const CaseSettings& settings, Model& model, KvCacheStorage& cache)
+      : settings_(settings), model_(model), cache_(cache) {
+    const int sequences = *std::max_element(settings.batches.begin(), settings.batches.end());
+    const int64_t blocks = BlocksFor(std::max(settings.prompt, settings.context + settings.tokens));
+    for (int s = 0; s < sequences; ++s) {
+      tables_.emplace_back();
+      for (int64_t b = 0; b < blocks; ++b) {
+        tables_.back().push_back(static_cast<int32_t>(s * blocks + b));
+      }
+    }
+  }
+
+  std::vector<CaseResult> Run() {
+    std::vector<CaseResult> results;
+    std::vector<std::function<double()>> cases;
+    // The first round warms up and counts: where plans have to be fetched from a device, counting
+    // takes time.
+    if (settings_.prompt > 0) {
+      results.push_back(WarmPrompt());
+      cases.emplace_back([this] { return Prompt(nullptr); });
+    }
+    for (const int batch : settings_.batches) {
+      results.push_back(WarmDecode(batch));
+      cases.emplace_back([this, batch] { return Decode(batch, nullptr); });
+    }
+    for (int round = 0; round < settings_.rounds; ++round) {
+      for (size_t c = 0; c < cases.size(); ++c) results[c].rounds.push_back(cases[c]());
+    }
+    return results;
+  }
+
+ private:
+  // Bytes of matrices with so many parameters, and of what every step reads of the weights.
+  int64_t Stored(int64_t parameters) const {
+    return MatrixBytes(parameters, model_.options().compute, model_.options().quantization);
+  }
+  int64_t FixedStored() const { return FixedWeightBytes(model_.spec(), model_.options()); }
+
+  // Tokens per second of one prompt.
+  double Prompt(StepHooks* hooks) {
+    const int tokens = settings_.prompt;
+    const auto start = Clock::now();
+    for (int at = 0; at < tokens; at += settings_.chunk) {
+      Step(1, at, std::min(settings_.chunk, tokens - at), hooks);
+    }
+    return tokens / Seconds(start);
+  }
+
+  // Tokens per second of all sequences together.
+  double Decode(int batch, StepHooks* hooks) {
+    const int piece = std::max(1, kContextRows / batch);
+    for (int at = 0; at < settings_.context; at += piece) {
+      Step(batch, at, std::min(piece, settings_.context - at), nullptr);
+    }
+    const auto start = Clock::now();
+    for (int i = 0; i < settings_.tokens; ++i) Step(batch, settings_.context + i, 1, hooks);
+    return static_cast<double>(settings_.tokens) * batch / Seconds(start);
+  }
+
+  CaseResult WarmPrompt() {
+    const int64_t tokens = settings_.prompt;
+    CaseResult result;
+    result.name = "prompt " + std::to_string(tokens);
+    RoutedWork work(model_.spec());
+    Prompt(&work);
+    const int64_t steps = (tokens + settings_.chunk - 1) / settings_.chunk;
+    result.tokens_per_step = static_cast<double>(tokens);
+    // What earlier chunks left in the cache is not counted: it may still be in a cache.
+    result.bytes_per_step = static_cast<double>(steps * FixedStored() + Stored(work.parameters()));
+    result.operations_per_step =
+        Operations(model_.spec(), work, tokens, 0.5 * static_cast<double>(tokens + 1));
+    result.distinct_experts = DistinctExperts(work, steps);
+    return result;
+  }
+
+  CaseResult WarmDecode(int batch) {
+    const int64_t steps = settings_.tokens;
+    const ModelSpec& spec = model_.spec();
+    CaseResult result;
+    result.name = "decode " + std::to_string(batch);
+    RoutedWork work(spec);
+    Decode(batch, &work);
+    const double visible = settings_.context + 0.5 * static_cast<double>(steps + 1);
+    result.decode = true;
+    result.tokens_per_step = batch;
+    result.bytes_per_step =
+        static_cast<double>(FixedStored()) +
+        static_cast<double>(Stored(work.parameters())) / settings_.tokens +
+        visible * batch * static_cast<double>(CacheBytesPerToken(spec, cache_.type()));
+    result.operations_per_step =
+        Operations(spec, work, steps * batch, visible) / static_cast<double>(steps) +
+        2.0 * batch * static_cast<double>(HeadProducts(spec));
+    result.distinct_experts = DistinctExperts(work, steps);
+    return result;
+  }
+
+  double DistinctExperts(const RoutedWork& work, int64_t steps) const {
+    int blocks = 0;
+    for (const LayerSpec& l : model_.spec().layers) {
+      blocks += l.attention.routed() + l.feed_forward.routed();
+    }
+    if (blocks == 0) return 0.0;
+    return static_cast<double>(work.experts()) / static_cast<double>(steps) / blocks;
+  }
+
+  // `count` random tokens of each of `sequences` sequences from position `begin` on; logits of
+  // every sequence's last one.
+  void Step(int sequences, int begin, int count, StepHooks* hooks) {
+    Batch batch;
+    for (int s = 0; s < sequences; ++s) {
+      batch.block_tables.emplace_back(tables_[s]);
+      for (int i = 0; i < count; ++i) {
+        random_ ^= random_ << 13;
+        random_ ^= random_ >> 7;
+        random_ ^= random_ << 17;
+        batch.tokens.push_back(
+            static_cast<int32_t>(random_ % static_cast<uint64_t>(model_.spec().vocab_size)));
+        batch.positions.push_back(begin + i);
+        batch.sequence.push_back(s);
+        batch.phase.push_back(Phase::kDecode);
+      }
+      batch.logit_rows.push_back(batch.num_tokens() - 1);
+    }
+    logits_.resize(batch.logit_rows.size() * static_cast<size_t>(model_.spec().vocab_size));
+    model_.Forward(batch, cache_, hooks, logits_);
+  }
+
+  const CaseSettings& settings_;
+  Model& model_;
+  KvCacheStorage& cache_;
+  std::vector<std::vector<int32_t>> tables_;
+  std::vector<float> logits_;
+  uint64_t random_ = 88172645463325252ULL;
+};
+
+}  // namespace
+
+MachineRates MachineRates::Best(const MachineRates& a, const MachineRates& b) {
+  return {.read_bandwidth = std::max(a.read_bandwidth, b.read_bandwidth),
+          .f32 = std::max(a.f32, b.f32),
+          .bf16 = std::max(a.bf16, b.bf16),
+          .int8 = std::max(a.int8, b.int8)};
+}
+
+double MachineRates::PeakFor(const ModelOptions& types) const {
+  if (types.quantization != Quantization::kNone && int8 > 0) return int8;
+  // Without instructions for bf16 its rows are widened.
+  return types.compute == DType::kBF16 && bf16 > 0 ? bf16 : f32;
+}
+
+double CaseResult::Median() const {
+  std::vector<double> sorted = rounds;
+  std::sort(sorted.begin(), sorted.end());
+  const size_t n = sorted.size();
+  return n % 2 == 1 ? sorted[n / 2] : 0.5 * (sorted[n / 2 - 1] + sorted[n / 2]);
+}
+
+double CaseResult::Min() const { return *std::min_element(rounds.begin(), rounds.end()); }
+double CaseResult::Max() const { return *std::max_element(rounds.begin(), rounds.end()); }
+
+double CaseResult::Bound(const MachineRates& rates, const ModelOptions& types) const {
+  const double peak = rates.PeakFor(types);
+  if (!decode && peak <= 0) return 0.0;
+  double seconds = 0.0;
+  if (rates.read_bandwidth > 0) seconds = bytes_per_step / rates.read_bandwidth;
+  if (peak > 0) seconds = std::max(seconds, operations_per_step / peak);
+  return seconds > 0 ? tokens_per_step / seconds : 0.0;
+}
+
+std::vector<CaseResult> MeasureCases(const CaseSettings& settings, Model& model,
+                                     KvCacheStorage& cache) {
+  return Cases(settings, model, cache).Run();
+}
+
+}  // namespace moeserve::server

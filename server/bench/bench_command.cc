@@ -1,0 +1,180 @@
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <optional>
+
+#include "engine/model/model.h"
+#include "engine/schedule/block_manager.h"
+#include "kernels/registry.h"
+#include "model_loaders/loader.h"
+#include "server/bench/bench_cases.h"
+#include "server/bench/bench_report.h"
+#include "server/bench/synthetic_model.h"
+#include "server/bench/synthetic_options.h"
+#include "server/commands/commands.h"
+#include "server/commands/model_options.h"
+
+namespace moeserve::server {
+namespace {
+
+struct Options {
+  ModelOptionsText model;      // folder; empty where a synthetic one is given
+  SyntheticOptions synthetic;  // random weights made in memory
+  CaseSettings cases;
+  std::string json;  // file for the results; empty: none
+};
+
+constexpr int64_t kProbeBytes = int64_t{2} << 30;
+constexpr int kProbeRounds = 5;
+constexpr int kArithmeticRounds = 10;
+
+struct Loaded {
+  ModelSpec spec;
+  std::unique_ptr<WeightSource> weights;
+  std::string name;
+  std::optional<CheckpointIdentity> identity;  // none: synthetic
+};
+
+Result<Loaded> Open(const Options& options) {
+  Loaded loaded;
+  if (!options.synthetic.name.empty()) {
+    MOESERVE_RETURN_IF_ERROR(CheckSyntheticOptions(options.model));
+    MOESERVE_ASSIGN_OR_RETURN(loaded.spec, BuildSyntheticSpec(options.synthetic));
+    loaded.weights =
+        MakeSyntheticWeights(options.model.dtype == "f32" ? DType::kF32 : DType::kBF16);
+    loaded.name = "synthetic " + Describe(options.synthetic);
+    return loaded;
+  }
+  MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint,
+                            LoadCheckpoint(options.model.directory, {.require_tokenizer = false}));
+  loaded.spec = checkpoint.spec;
+  loaded.weights = std::move(checkpoint.weights);
+  loaded.name = checkpoint.directory_name;
+  loaded.identity = std::move(checkpoint.identity);
+  return loaded;
+}
+
+Result<MachineRates> MeasureRates(Backend& backend) {
+  MachineRates rates;
+  MOESERVE_ASSIGN_OR_RETURN(rates.read_bandwidth,
+                            backend.MeasureReadBandwidth(kProbeBytes, kProbeRounds));
+  rates.f32 = backend.MeasureArithmetic(ArithmeticKind::kF32, kArithmeticRounds);
+  rates.bf16 = backend.MeasureArithmetic(ArithmeticKind::kBF16, kArithmeticRounds);
+  rates.int8 = backend.MeasureArithmetic(ArithmeticKind::kInt8, kArithmeticRounds);
+  return rates;
+}
+
+absl::Status WriteJson(const std::string& path, const nlohmann::json& json) {
+  std::ofstream file(path);
+  file << json.dump(2) << "\n";
+  file.close();
+  return file.good() ? absl::OkStatus() : absl::UnavailableError("cannot write " + path);
+}
+
+absl::Status Run(const Options& options) {
+  if (options.synthetic.name.empty() && options.model.directory.empty()) {
+    return absl::InvalidArgumentError("bench: expected --model or --synthetic, found neither");
+  }
+  MOESERVE_ASSIGN_OR_RETURN(Loaded loaded, Open(options));
+  const CaseSettings& cases = options.cases;
+  const int sequences = *std::max_element(cases.batches.begin(), cases.batches.end());
+  const int length = std::max(cases.prompt, cases.context + cases.tokens);
+  if (length > loaded.spec.max_position_embeddings) {
+    return absl::InvalidArgumentError(
+        "bench: expected at most " + std::to_string(loaded.spec.max_position_embeddings) +
+        " positions (max_position_embeddings), found " + std::to_string(length));
+  }
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
+                            CreateBackend({.device = options.model.device,
+                                           .threads = options.model.threads,
+                                           .cpu_isa = options.model.cpu_isa}));
+  MOESERVE_ASSIGN_OR_RETURN(const ModelOptions types, ResolveDType(options.model, *loaded.weights));
+  MOESERVE_ASSIGN_OR_RETURN(const KvCacheType cache_type,
+                            ResolveKvCacheType(options.model.kv_cache_dtype, types.compute));
+  std::unique_ptr<PackedCache> packed_cache;
+  if (loaded.identity.has_value()) {
+    MOESERVE_ASSIGN_OR_RETURN(packed_cache,
+                              OpenPackedCache(options.model, *loaded.identity, *backend));
+  }
+  const auto start = std::chrono::steady_clock::now();
+  MOESERVE_ASSIGN_OR_RETURN(
+      std::unique_ptr<Model> model,
+      Model::Create(loaded.spec, types, *loaded.weights, *backend, packed_cache.get()));
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  std::printf("%s, %s, %s, weights %.2f GB, loaded in %.1f s\n", loaded.name.c_str(),
+              std::string(types.quantization == Quantization::kNone ? Name(types.compute)
+                                                                    : Name(types.quantization))
+                  .c_str(),
+              std::string(backend->description()).c_str(),
+              static_cast<double>(model->weight_bytes()) / 1e9, seconds.count());
+  std::fflush(stdout);
+  std::vector<KvLayerShape> shapes;
+  for (const LayerSpec& l : loaded.spec.layers) {
+    shapes.push_back({l.attention.num_kv_heads, l.attention.head_dim});
+  }
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<KvCacheStorage> cache,
+                            backend->NewKvCache(shapes, cache_type, sequences * BlocksFor(length)));
+  BenchReport report;
+  report.model = loaded.name;
+  report.device = backend->description();
+  report.instruction_set = backend->instruction_set();
+  report.threads = backend->threads();
+  report.types = types;
+  report.kv_cache = cache_type;
+  report.weight_bytes = model->weight_bytes();
+  report.settings = cases;
+  // Twice, around the cases: a machine's speed can drift in between.
+  MOESERVE_ASSIGN_OR_RETURN(report.before, MeasureRates(*backend));
+  report.cases = MeasureCases(cases, *model, *cache);
+  MOESERVE_ASSIGN_OR_RETURN(report.after, MeasureRates(*backend));
+  std::fputs(BenchTable(report).c_str(), stdout);
+  if (options.json.empty()) return absl::OkStatus();
+  return WriteJson(options.json, BenchJson(report, loaded.spec));
+}
+
+}  // namespace
+
+void AddBenchCommand(CLI::App& app, Command& selected) {
+  CLI::App* command =
+      app.add_subcommand("bench", "Measure speed as a share of what the machine allows");
+  auto options = std::make_shared<Options>();
+  CLI::Option* model =
+      command->add_option("--model", options->model.directory, "Checkpoint folder");
+  AddSyntheticOptions(*command, options->synthetic)->excludes(model);
+  AddComputeOptions(*command, options->model);
+  command->add_option("--batch", options->cases.batches, "Sequences that decode together; a list")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  command->add_option("--prompt", options->cases.prompt, "Tokens of a prompt case; 0: none")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  command
+      ->add_option("--chunk", options->cases.chunk,
+                   "Tokens of the prompt that are computed together")
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str();
+  command->add_option("--tokens", options->cases.tokens, "Decode steps of a case")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command->add_option("--context", options->cases.context, "Tokens in the cache before decoding")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command->add_option("--rounds", options->cases.rounds, "Repetitions; the median counts")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  command->add_option("--json", options->json, "File for the results");
+  AddBenchLoadCommand(*command, selected);
+  command->callback([options, command, &selected] {
+    // A command of its own has been chosen.
+    if (!command->get_subcommands().empty()) return;
+    selected = [options] {
+      const absl::Status status = Run(*options);
+      return status.ok() ? 0 : Fail(status);
+    };
+  });
+}
+
+}  // namespace moeserve::server

@@ -1,0 +1,367 @@
+#include <time.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "base/message.h"
+#include "kernels/registry.h"
+#include "server/base/auth.h"
+#include "server/bench/load_test/driver.h"
+#include "server/bench/load_test/engine_target.h"
+#include "server/bench/load_test/http_target.h"
+#include "server/bench/load_test/load_report.h"
+#include "server/bench/load_test/workload.h"
+#include "server/bench/synthetic_model.h"
+#include "server/bench/weight_traffic.h"
+#include "server/commands/commands.h"
+#include "server/commands/model_options.h"
+#include "server/generation/engine_adapter.h"
+
+namespace moeserve::server {
+namespace {
+
+constexpr size_t kMaxPromptFileBytes = size_t{256} << 20;
+// For servers, which do not say how many ids they know; every model has this many.
+constexpr int kDefaultVocabulary = 1000;
+constexpr int64_t kProbeBytes = int64_t{2} << 30;
+constexpr int kProbeRounds = 5;
+
+struct Options {
+  // The target: one of these three.
+  std::string url;
+  ModelOptionsText model;
+  std::string synthetic;
+
+  EngineOptionsText engine;
+  HttpTargetOptions http;
+  std::string api_key_file;
+
+  LoadOptions load;
+  int64_t warmup = 0;
+  IdleStreamOptions idle;
+
+  WorkloadOptions workload;
+  std::string prompt_tokens = "32:256";  // ranges as written
+  std::string output_tokens = "32:128";
+  std::string long_prompt_tokens = "2048:4096";
+  std::string lengths = "uniform";
+  std::string prompts_file;
+
+  bool bandwidth = false;
+  std::string json;
+
+  bool has_load() const { return load.clients > 0 || load.rate > 0.0; }
+};
+
+Result<std::vector<std::string>> ReadPrompts(const std::string& path) {
+  std::ifstream file(path);
+  std::vector<std::string> prompts;
+  size_t bytes = 0;
+  for (std::string line; std::getline(file, line);) {
+    bytes += line.size();
+    if (bytes > kMaxPromptFileBytes) {
+      return absl::InvalidArgumentError(Concat(path, ": larger than ", kMaxPromptFileBytes));
+    }
+    if (!line.empty()) prompts.push_back(std::move(line));
+  }
+  if (prompts.empty()) {
+    return absl::InvalidArgumentError(Concat(path, ": cannot be read or holds no line of text"));
+  }
+  return prompts;
+}
+
+Result<LengthRange> ParseRange(const char* option, const std::string& text) {
+  auto range = ParseLengthRange(text);
+  if (!range.ok()) return Prefixed(Concat(option, ": "), range.status());
+  return range;
+}
+
+Result<Workload> MakeWorkload(const Options& options, int vocab_size) {
+  WorkloadOptions workload = options.workload;
+  MOESERVE_ASSIGN_OR_RETURN(workload.prompt, ParseRange("--prompt-tokens", options.prompt_tokens));
+  MOESERVE_ASSIGN_OR_RETURN(workload.output, ParseRange("--output-tokens", options.output_tokens));
+  MOESERVE_ASSIGN_OR_RETURN(workload.long_prompt,
+                            ParseRange("--long-prompt-tokens", options.long_prompt_tokens));
+  workload.lengths =
+      options.lengths == "uniform" ? LengthDistribution::kUniform : LengthDistribution::kLogUniform;
+  if (workload.vocab_size == 0) workload.vocab_size = vocab_size;
+  if (!options.prompts_file.empty()) {
+    MOESERVE_ASSIGN_OR_RETURN(workload.texts, ReadPrompts(options.prompts_file));
+  }
+  return Workload::Create(std::move(workload));
+}
+
+Result<RunningModel> StartSynthetic(const Options& options, const EngineOptions& engine) {
+  MOESERVE_RETURN_IF_ERROR(CheckSyntheticOptions(options.model));
+  RunningModel out;
+  MOESERVE_ASSIGN_OR_RETURN(out.backend, CreateBackend({.device = options.model.device,
+                                                        .threads = options.model.threads,
+                                                        .cpu_isa = options.model.cpu_isa}));
+  MOESERVE_ASSIGN_OR_RETURN(const ModelSpec spec, SyntheticSpec(options.synthetic));
+  const auto weights =
+      MakeSyntheticWeights(options.model.dtype == "f32" ? DType::kF32 : DType::kBF16);
+  MOESERVE_ASSIGN_OR_RETURN(const ModelOptions types, ResolveDType(options.model, *weights));
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Model> model,
+                            Model::Create(spec, types, *weights, *out.backend));
+  EngineOptions adjusted = engine;
+  MOESERVE_ASSIGN_OR_RETURN(adjusted.kv_cache_type,
+                            ResolveKvCacheType(options.model.kv_cache_dtype, types.compute));
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Engine> running,
+                            Engine::Create(adjusted, std::move(model), nullptr, {}));
+  out.engine = AdaptEngine(std::move(running));
+  out.types = types;
+  return out;
+}
+
+double ThreadCpuSeconds() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+// `weight_bytes` counts since the start; it may be empty.
+Result<LoadReport> Measure(const Options& options, const Workload& workload, LoadTarget& target,
+                           const std::function<double()>& weight_bytes = nullptr) {
+  const int warmup_clients = options.load.clients > 0 ? options.load.clients : 8;
+  MOESERVE_RETURN_IF_ERROR(WarmUp(options.warmup, warmup_clients, workload, target));
+  const Result<ServerCounters> before = target.Counters();
+  const double bytes_before = weight_bytes ? weight_bytes() : 0.0;
+  const double cpu_before = ThreadCpuSeconds();
+  const LoadRun run = RunLoad(options.load, workload, target);
+  const double cpu = ThreadCpuSeconds() - cpu_before;
+  const Result<ServerCounters> after = target.Counters();
+  LoadReport report = MakeReport(run);
+  report.sender_cpu_seconds = cpu;
+  if (weight_bytes) report.weight_bytes = weight_bytes() - bytes_before;
+  if (before.ok() && after.ok()) report.server = Difference(*after, *before);
+  return report;
+}
+
+absl::Status WriteReport(const Options& options, const LoadReport& report,
+                         const std::string& target) {
+  // JSON on standard output must stand there alone.
+  std::FILE* const table_file = options.json == "-" ? stderr : stdout;
+  std::fprintf(table_file, "%s", ReportTable(report).c_str());
+  if (!options.json.empty()) {
+    const std::string json = ReportJson(report, target) + "\n";
+    if (options.json == "-") {
+      std::fputs(json.c_str(), stdout);
+    } else {
+      std::ofstream file(options.json);
+      file << json;
+      file.close();
+      if (!file) return absl::UnavailableError("cannot write " + options.json);
+    }
+  }
+  if (report.unanswered > 0 || report.answered_twice > 0) {
+    return absl::DataLossError(Concat(report.unanswered, " requests were not answered and ",
+                                      report.answered_twice, " were answered more than once"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunAgainstServer(Options options) {
+  MOESERVE_ASSIGN_OR_RETURN(options.http.url, ParseBaseUrl(options.url));
+  if (!options.api_key_file.empty()) {
+    MOESERVE_ASSIGN_OR_RETURN(const ApiKeys keys, ReadApiKeys(options.api_key_file));
+    options.http.api_key = keys.first();
+  }
+  MOESERVE_ASSIGN_OR_RETURN(const Workload workload, MakeWorkload(options, kDefaultVocabulary));
+  MOESERVE_ASSIGN_OR_RETURN(const auto target, HttpTarget::Create(options.http));
+  LoadReport report;
+  if (options.idle.count > 0) target->OpenIdleStreams(options.idle, workload);
+  if (options.has_load()) {
+    MOESERVE_ASSIGN_OR_RETURN(report, Measure(options, workload, *target));
+  } else {
+    target->HoldIdleStreams(options.load.seconds);
+  }
+  if (options.idle.count > 0) {
+    report.idle_streams = target->ReleaseIdleStreams(options.load.drain_seconds);
+  }
+  return WriteReport(options, report, options.url);
+}
+
+absl::Status RunInProcess(const Options& options) {
+  if (options.idle.count > 0) {
+    return absl::InvalidArgumentError("--idle-streams needs a server: give --url");
+  }
+  MOESERVE_ASSIGN_OR_RETURN(const EngineOptions engine, ResolveEngineOptions(options.engine));
+  MOESERVE_ASSIGN_OR_RETURN(const RunningModel model, options.synthetic.empty()
+                                                          ? StartModel(options.model, engine)
+                                                          : StartSynthetic(options, engine));
+  MOESERVE_ASSIGN_OR_RETURN(const Workload workload,
+                            MakeWorkload(options, model.engine->spec().vocab_size));
+  if (workload.max_total_tokens() > model.engine->max_model_len()) {
+    return absl::InvalidArgumentError(
+        Concat("the longest request has ", workload.max_total_tokens(),
+               " tokens, prefix, prompt and output together; the context has ",
+               model.engine->max_model_len()));
+  }
+  EngineTarget target(model.engine, options.http.timeout_seconds);
+  double bandwidth = 0.0;
+  const auto probe = [&]() -> absl::Status {
+    MOESERVE_ASSIGN_OR_RETURN(const double found,
+                              model.backend->MeasureReadBandwidth(kProbeBytes, kProbeRounds));
+    bandwidth = std::max(bandwidth, found);
+    return absl::OkStatus();
+  };
+  std::function<double()> weight_bytes;
+  if (options.bandwidth) {
+    weight_bytes = [&] {
+      return WeightBytesRead(model.engine->ExpertSnapshot(), model.engine->spec(), model.types);
+    };
+    MOESERVE_RETURN_IF_ERROR(probe());
+  }
+  MOESERVE_ASSIGN_OR_RETURN(LoadReport report, Measure(options, workload, target, weight_bytes));
+  if (options.bandwidth) {
+    // Before and after: a machine's speed can drift in between.
+    MOESERVE_RETURN_IF_ERROR(probe());
+    report.read_bandwidth = bandwidth;
+  }
+  return WriteReport(
+      options, report,
+      options.synthetic.empty() ? options.model.directory : "synthetic " + options.synthetic);
+}
+
+absl::Status Run(const Options& options) {
+  const int targets =
+      !options.url.empty() + !options.model.directory.empty() + !options.synthetic.empty();
+  if (targets != 1) {
+    return absl::InvalidArgumentError(
+        Concat("bench load: expected one of --url, --model and --synthetic, found ", targets));
+  }
+  if (options.has_load() || options.idle.count == 0) {
+    MOESERVE_RETURN_IF_ERROR(CheckLoadOptions(options.load));
+  } else if (!(options.load.seconds > 0.0)) {
+    return absl::InvalidArgumentError("--idle-streams alone needs --seconds to hold them");
+  }
+  if (options.bandwidth && !options.url.empty()) {
+    return absl::InvalidArgumentError("--bandwidth needs the model in this process: no --url");
+  }
+  return options.url.empty() ? RunInProcess(options) : RunAgainstServer(options);
+}
+
+void AddTargetOptions(CLI::App& command, Options& options) {
+  command.add_option("--url", options.url,
+                     "Base URL of an OpenAI-compatible server, such as http://127.0.0.1:8080/v1");
+  command.add_option("--served-model", options.http.served_model,
+                     "Name for requests to --url; default: the first that the server lists");
+  command.add_option("--api-key-file", options.api_key_file,
+                     "File whose first key is sent to --url");
+  command.add_flag("--token-ids", options.http.token_ids,
+                   "Ask --url for token ids too (an extension), so that every token is seen");
+  command.add_option("--timeout", options.http.timeout_seconds, "Seconds for one request")
+      ->check(CLI::Range(0.01, 86400.0))
+      ->capture_default_str();
+  command.add_option("--model", options.model.directory,
+                     "Checkpoint folder, run in this process without sockets");
+  command.add_option("--synthetic", options.synthetic, "Random weights of this shape instead")
+      ->check(CLI::IsMember({"small", "medium"}));
+  AddComputeOptions(command, options.model);
+  AddEngineOptions(command, options.engine);
+}
+
+void AddLoopOptions(CLI::App& command, Options& options) {
+  LoadOptions& load = options.load;
+  CLI::Option* clients = command.add_option(
+      "--clients", load.clients, "Closed loop: clients, each with one request at a time");
+  clients->check(CLI::Range(1, 100'000));
+  command.add_option("--rate", load.rate, "Open loop: requests per second, Poisson arrivals")
+      ->check(CLI::Range(1e-3, 1e6))
+      ->excludes(clients);
+  command.add_option("--seconds", load.seconds, "How long requests are started")
+      ->check(CLI::Range(0.001, 1e6));
+  command.add_option("--requests", load.requests, "How many requests are started")
+      ->check(CLI::Range(1, 100'000'000));
+  command
+      .add_option("--drain", load.drain_seconds,
+                  "Seconds for what still runs after the last start; then it is cut off")
+      ->check(CLI::Range(0.0, 86400.0))
+      ->capture_default_str();
+  command
+      .add_option("--error-pause", load.error_pause,
+                  "Seconds that a client of the closed loop waits after an error")
+      ->check(CLI::Range(0.0, 3600.0))
+      ->capture_default_str();
+  command.add_option("--warmup", options.warmup, "Requests before the measurement")
+      ->check(CLI::Range(0, 1'000'000))
+      ->capture_default_str();
+  command
+      .add_option("--idle-streams", options.idle.count,
+                  "Streams to hold open meanwhile; without --clients or --rate for --seconds")
+      ->check(CLI::Range(1, 100'000));
+  command.add_option("--idle-tokens", options.idle.output_tokens, "Output tokens of each of them")
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
+  command
+      .add_option("--idle-read-bytes", options.idle.read_bytes_per_second,
+                  "Bytes that each of them reads per second")
+      ->check(CLI::Range(0, 1 << 24))
+      ->capture_default_str();
+  command
+      .add_option("--idle-open-seconds", options.idle.open_seconds,
+                  "Seconds until all of them must have begun")
+      ->check(CLI::Range(0.001, 86400.0))
+      ->capture_default_str();
+}
+
+void AddWorkloadOptions(CLI::App& command, Options& options) {
+  WorkloadOptions& workload = options.workload;
+  command.add_option("--seed", workload.seed, "Of lengths, tokens and arrivals")
+      ->capture_default_str();
+  command.add_option("--prompt-tokens", options.prompt_tokens, "N or MIN:MAX")
+      ->capture_default_str();
+  command.add_option("--output-tokens", options.output_tokens, "N or MIN:MAX")
+      ->capture_default_str();
+  command.add_option("--lengths", options.lengths, "How lengths are drawn from their ranges")
+      ->check(CLI::IsMember({"uniform", "log-uniform"}))
+      ->capture_default_str();
+  command.add_option("--long-share", workload.long_share, "Share of requests with a long prompt")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  command.add_option("--long-prompt-tokens", options.long_prompt_tokens, "N or MIN:MAX")
+      ->capture_default_str();
+  command
+      .add_option("--prefix-tokens", workload.prefix_tokens,
+                  "Tokens of a shared prefix, put before the prompt")
+      ->check(CLI::Range(0, 1 << 24))
+      ->capture_default_str();
+  command.add_option("--prefix-share", workload.prefix_share, "Share of requests that have it")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  command
+      .add_option("--vocab-size", workload.vocab_size,
+                  "Prompts are random ids below this; default: the model's, 1000 for --url")
+      ->check(CLI::Range(1, 1 << 24));
+  command.add_option("--prompts", options.prompts_file,
+                     "File with one text prompt a line, instead of random ids");
+}
+
+}  // namespace
+
+void AddBenchLoadCommand(CLI::App& bench, Command& selected) {
+  CLI::App* command = bench.add_subcommand(
+      "load", "Measure latencies and throughput under a reproducible load of requests");
+  auto options = std::make_shared<Options>();
+  AddTargetOptions(*command, *options);
+  AddLoopOptions(*command, *options);
+  AddWorkloadOptions(*command, *options);
+  command->add_flag("--bandwidth", options->bandwidth,
+                    "Also measure the memory's read bandwidth, and what share of it the run's "
+                    "weights make");
+  command->add_option("--json", options->json, "File for the results; - for standard output");
+  command->callback([options, &selected] {
+    selected = [options] {
+      options->load.seed = options->workload.seed;
+      const absl::Status status = Run(*options);
+      return status.ok() ? 0 : Fail(status);
+    };
+  });
+}
+
+}  // namespace moeserve::server

@@ -1,0 +1,81 @@
+#include "server/bench/bench_work.h"
+
+#include <string>
+
+#include "engine/spec/weights.h"
+
+namespace moeserve::server {
+
+int64_t ExpertParameters(const ModelSpec& spec, int layer, BlockKind block, int expert) {
+  const LayerSpec& l = spec.layers[layer];
+  if (block == BlockKind::kAttention) {
+    return int64_t{2} * l.attention.num_kv_heads * l.attention.head_dim * spec.hidden_size;
+  }
+  const FeedForwardSpec& f = l.feed_forward;
+  const int64_t matrices = f.expert.form == ExpertForm::kGated ? 3 : 2;
+  return matrices * f.routing->widths[expert] * (spec.hidden_size / f.routing->split.heads);
+}
+
+void RoutedWork::OnPlan(int layer, BlockKind block, const RoutingPlan& plan) {
+  for (int e = 0; e < plan.num_experts; ++e) {
+    const int64_t rows = plan.expert_offsets[e + 1] - plan.expert_offsets[e];
+    if (rows == 0) continue;
+    const int64_t parameters = ExpertParameters(spec_, layer, block, e);
+    ++experts_;
+    parameters_ += parameters;
+    products_ += rows * parameters;
+    if (block == BlockKind::kAttention) {
+      heads_[layer] += rows * spec_.layers[layer].attention.num_kv_heads;
+    }
+  }
+}
+
+int64_t RoutedWork::attention_heads(int layer) const { return heads_[layer]; }
+
+int64_t FixedProducts(const ModelSpec& spec) {
+  int64_t products = 0;
+  for (const TensorRequirement& t : RequiredTensors(spec)) {
+    const bool router = t.name.find(".router.") != std::string::npos;
+    const bool expert = !router && t.name.find(".experts.") != std::string::npos;
+    if (t.shape.size() != 2 || expert || t.name.starts_with("embed") || t.name == "head.weight") {
+      continue;
+    }
+    products += t.shape[0] * t.shape[1];
+  }
+  // A router sees every sub-token of a token.
+  for (const LayerSpec& l : spec.layers) {
+    if (!l.feed_forward.routed()) continue;
+    const RoutedLayerSpec& r = *l.feed_forward.routing;
+    const int64_t width = spec.hidden_size / r.split.heads;
+    const int64_t once = r.score.kind == ScoreKind::kDot
+                             ? int64_t{r.num_experts} * width
+                             : int64_t{r.score.dim} * (width + r.num_experts);
+    products += once * (r.split.heads - 1);
+  }
+  return products;
+}
+
+int64_t HeadProducts(const ModelSpec& spec) { return int64_t{spec.vocab_size} * spec.hidden_size; }
+
+int64_t CacheBytesPerToken(const ModelSpec& spec, KvCacheType cache) {
+  const int64_t scale = cache == KvCacheType::kInt8 ? sizeof(float) : 0;
+  int64_t bytes = 0;
+  for (const LayerSpec& l : spec.layers) {
+    bytes += 2 * l.attention.num_kv_heads * (l.attention.head_dim * ElementBytes(cache) + scale);
+  }
+  return bytes;
+}
+
+double Operations(const ModelSpec& spec, const RoutedWork& work, int64_t tokens, double visible) {
+  double products = static_cast<double>(work.products()) +
+                    static_cast<double>(tokens) * static_cast<double>(FixedProducts(spec));
+  for (int i = 0; i < spec.num_layers(); ++i) {
+    const AttentionSpec& a = spec.layers[i].attention;
+    const int64_t heads = a.routed() ? work.attention_heads(i) : tokens * a.num_heads;
+    const double seen = a.window && *a.window < visible ? *a.window : visible;
+    products += 2.0 * seen * static_cast<double>(heads * a.head_dim);  // scores and values
+  }
+  return 2.0 * products;
+}
+
+}  // namespace moeserve::server

@@ -1,0 +1,116 @@
+// One HTTP request of a load run and what comes of it. For http_target.cc only.
+#pragma once
+
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/beast/core/buffers_range.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "server/bench/load_test/completion_stream.h"
+#include "server/bench/load_test/load_target.h"
+
+namespace moeserve::server::load {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+using boost::system::error_code;
+
+inline constexpr double kNever = std::numeric_limits<double>::infinity();
+
+// The answer to one HTTP request, as far as it has come.
+struct Answer {
+  void OnHead(const beast::http::response_header<>& head);
+  void OnBody(std::string_view bytes);
+
+  double now = 0.0;  // when the bytes being parsed arrived
+  int status = 0;    // 0: no head yet
+  bool event_stream = false;
+  std::optional<double> retry_after;
+  CompletionStream stream;
+  std::vector<double> arrivals;
+  std::string body;  // of what is no event stream; cut at 4 MiB
+};
+
+// Hands a response's body over piece by piece as it is parsed.
+struct AnswerBody {
+  using value_type = Answer*;
+  class reader {
+   public:
+    template <bool is_request, typename Fields>
+    reader(beast::http::header<is_request, Fields>& head, value_type& answer)
+        : head_(head), answer_(answer) {}
+    void init(const boost::optional<uint64_t>&, error_code& error) {
+      error = {};
+      answer_->OnHead(head_);
+    }
+    template <typename Buffers>
+    size_t put(const Buffers& buffers, error_code& error) {
+      error = {};
+      size_t size = 0;
+      for (const asio::const_buffer buffer : beast::buffers_range_ref(buffers)) {
+        answer_->OnBody({static_cast<const char*>(buffer.data()), buffer.size()});
+        size += buffer.size();
+      }
+      return size;
+    }
+    void finish(error_code& error) { error = {}; }
+
+   private:
+    const beast::http::response_header<>& head_;
+    value_type& answer_;  // the parser is told of the answer only after it has made this reader
+  };
+};
+
+struct Connection {
+  explicit Connection(asio::io_context& io) : socket(io) {}
+  asio::ip::tcp::socket socket;
+  beast::flat_buffer buffer;
+};
+
+// One HTTP request and what comes of it.
+struct Call {
+  std::string request;
+  double deadline = kNever;
+  std::unique_ptr<Connection> connection;
+  Answer answer;
+  std::string failure;   // empty: the answer is complete
+  bool surplus = false;  // bytes followed the answer
+  bool timed_out = false;
+  bool cut_off = false;
+  bool held = false;  // of an idle stream, which the end of a load does not concern
+  RequestResult result;
+
+  void Break() {
+    error_code ignored;
+    if (connection) connection->socket.close(ignored);
+  }
+};
+
+// Feeds what arrives on a call's connection to its answer.
+class AnswerParser {
+ public:
+  explicit AnswerParser(Call& call);
+
+  // Parses what the connection's buffer holds, which arrived at `now`; sets the call's failure.
+  void Parse(double now);
+  // The connection has ended, which may be the answer's proper end.
+  void ParseEnd();
+
+  bool done() const { return parser_.is_done(); }
+  bool keep_alive() const { return parser_.keep_alive(); }
+
+ private:
+  Call& call_;
+  beast::http::response_parser<AnswerBody> parser_;
+};
+
+// What a complete or broken call means for the one who asked for a completion.
+void Judge(Call& call);
+
+}  // namespace moeserve::server::load

@@ -1,0 +1,79 @@
+// What a load run says about a server: exact percentiles, as a table for people and as JSON.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/bench/load_test/driver.h"
+#include "server/bench/load_test/idle_streams.h"
+#include "server/bench/load_test/server_counters.h"
+
+namespace moeserve::server {
+
+// Of all samples: a percentile is the least sample that no fewer than that share are at or below.
+struct Distribution {
+  int64_t count = 0;  // 0: the rest means nothing
+  double mean = 0.0;
+  double p50 = 0.0;
+  double p90 = 0.0;
+  double p99 = 0.0;
+  double max = 0.0;
+};
+
+Distribution Summarize(std::vector<double> samples);
+
+// Seconds, of requests that were completed.
+struct LatencyGroup {
+  int64_t requests = 0;
+  Distribution first_token;       // from the start to the first piece of output
+  Distribution inter_token;       // between one piece of output and the next
+  Distribution per_output_token;  // of a request: first to last piece, by its tokens less one
+  Distribution duration;          // from the start to the end
+};
+
+struct LoadReport {
+  int64_t started = 0;
+  int64_t completed = 0;
+  int64_t wrong_length = 0;  // completed with another number of tokens than was asked for
+  int64_t unanswered = 0;
+  int64_t answered_twice = 0;
+  int64_t cut_off = 0;
+
+  double seconds = 0.0;  // from the beginning to the last end
+  double requests_per_second = 0.0;
+  double input_tokens_per_second = 0.0;   // of completed requests
+  double output_tokens_per_second = 0.0;  // of all
+  // While requests were still being started; absent where that was less than a fifth of the run.
+  std::optional<double> full_load_output_tokens_per_second;
+
+  LatencyGroup all;
+  LatencyGroup normal;       // of requests with a prompt of ordinary length
+  LatencyGroup long_prompt;  // of the others
+  Distribution start_lag;    // how late the sender was; open loop only
+
+  std::map<std::string, Distribution> errors;  // latency by kind
+  Distribution refusals;     // latency of all answers that said no before any output
+  Distribution retry_after;  // seconds asked for
+
+  int64_t pieces = 0;  // of output that arrived
+  std::optional<double> sender_cpu_seconds;
+  std::optional<ServerCounters> server;  // over the run; absent: it reports none
+  std::optional<IdleStreamReport> idle_streams;
+  // What memory sets as the limit; in process and where asked for only.
+  std::optional<double> weight_bytes;    // that the steps of the run had to read
+  std::optional<double> read_bandwidth;  // bytes per second, measured beside the run
+};
+
+// `run` as it ended; the optional parts are the caller's to add.
+LoadReport MakeReport(const LoadRun& run);
+
+// Several lines, the last one ended too. Times in milliseconds.
+std::string ReportTable(const LoadReport& report);
+
+// One object, indented. Times in seconds; what is not reported is null.
+std::string ReportJson(const LoadReport& report, const std::string& target);
+
+}  // namespace moeserve::server

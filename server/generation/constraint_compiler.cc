@@ -1,0 +1,76 @@
+#include "server/generation/constraint_compiler.h"
+
+#include "base/message.h"
+#include "server/base/api_error.h"
+
+namespace moeserve::server {
+namespace {
+
+// Equal keys, equal constraints: every part is preceded by its length.
+std::string KeyOf(const ConstraintSpec& spec) {
+  std::string key = Concat(static_cast<int>(spec.kind), spec.strict ? 's' : '-', spec.text.size(),
+                           ':', spec.text);
+  for (const std::string& choice : spec.choices) key += Concat(choice.size(), ':', choice);
+  return key;
+}
+
+}  // namespace
+
+ConstraintCompiler::ConstraintCompiler(Result<std::shared_ptr<const VocabularyIndex>> vocabulary,
+                                       ConstraintLimits limits, size_t max_cached_bytes)
+    : vocabulary_(std::move(vocabulary)), limits_(limits), max_cached_bytes_(max_cached_bytes) {}
+
+Result<std::shared_ptr<const CompiledConstraint>> ConstraintCompiler::Compile(
+    const ConstraintField& field) {
+  const auto refuse = [&](const absl::Status& status) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "invalid_schema",
+                     Concat("'", field.param, "': ", Printable(std::string(status.message()), 400)),
+                     field.param);
+  };
+  if (!vocabulary_.ok()) {
+    return refuse(absl::InvalidArgumentError(Concat("this model cannot constrain its text: ",
+                                                    std::string(vocabulary_.status().message()))));
+  }
+  std::string key = KeyOf(field.spec);
+  if (auto found = FindKey(key)) return found;
+  auto compiled = CompileConstraint(field.spec, *vocabulary_, limits_);
+  if (!compiled.ok()) return refuse(compiled.status());
+  Insert(std::move(key), *compiled);
+  return compiled;
+}
+
+std::shared_ptr<const CompiledConstraint> ConstraintCompiler::Find(const ConstraintField& field) {
+  return FindKey(KeyOf(field.spec));
+}
+
+std::shared_ptr<const CompiledConstraint> ConstraintCompiler::FindKey(const std::string& key) {
+  std::lock_guard lock(mutex_);
+  const auto found = by_key_.find(key);
+  if (found == by_key_.end()) return nullptr;
+  entries_.splice(entries_.begin(), entries_, found->second);
+  return found->second->compiled;
+}
+
+void ConstraintCompiler::Insert(std::string key,
+                                std::shared_ptr<const CompiledConstraint> compiled) {
+  const auto size_of = [](const Entry& entry) {
+    return 2 * entry.key.size() + entry.compiled->memory_bytes();
+  };
+  std::lock_guard lock(mutex_);
+  if (by_key_.contains(key)) return;  // two threads compiled the same
+  entries_.push_front({key, std::move(compiled)});
+  by_key_.emplace(std::move(key), entries_.begin());
+  bytes_ += size_of(entries_.front());
+  while (bytes_ > max_cached_bytes_) {
+    bytes_ -= size_of(entries_.back());
+    by_key_.erase(entries_.back().key);
+    entries_.pop_back();
+  }
+}
+
+size_t ConstraintCompiler::cached() const {
+  std::lock_guard lock(mutex_);
+  return entries_.size();
+}
+
+}  // namespace moeserve::server

@@ -1,0 +1,197 @@
+#include "server/generation/generation.h"
+
+#include <chrono>
+#include <utility>
+
+#include "base/check.h"
+#include "server/base/api_error.h"
+#include "server/metrics/metrics.h"
+
+namespace moeserve::server {
+namespace {
+
+// What an event keeps in memory while it waits. The log-probabilities of a prompt come in one
+// piece whatever the reader does, so they do not count against it.
+size_t Weight(const ChoiceEvent& event) {
+  size_t bytes = sizeof(ChoiceEvent) + event.delta.text.size();
+  bytes += event.delta.tokens.size() * sizeof(TokenId);
+  // So do the routes of a prompt.
+  if (event.delta.routing && event.delta.routing->first_position > 0) {
+    bytes += event.delta.routing->experts.size() * (sizeof(uint16_t) + sizeof(float)) +
+             event.delta.routing->offsets.size() * sizeof(uint32_t);
+  }
+  for (const TokenLogprob& logprob : event.delta.logprobs) {
+    bytes += sizeof(TokenLogprob) + logprob.top.size() * sizeof(logprob.top[0]);
+  }
+  return bytes;
+}
+
+class ChoiceSink final : public TokenSink {
+ public:
+  ChoiceSink(std::shared_ptr<EventChannel> channel, int choice, int prompt_tokens,
+             std::shared_ptr<Metrics> metrics)
+      : channel_(std::move(channel)),
+        choice_(choice),
+        prompt_tokens_(prompt_tokens),
+        metrics_(std::move(metrics)),
+        start_(std::chrono::steady_clock::now()),
+        previous_(start_) {}
+
+  void OnDelta(OutputDelta delta) override {
+    if (metrics_ != nullptr) Measure(delta);
+    ChoiceEvent event;
+    event.choice = choice_;
+    event.delta = std::move(delta);
+    channel_->Push(std::move(event));
+  }
+
+  void OnError(const absl::Status& status) override {
+    ChoiceEvent event;
+    event.choice = choice_;
+    // A full queue refuses at once; what comes later is the end of a wait in it.
+    event.error = absl::IsResourceExhausted(status) ? WithApiCode(status, "queue_timeout") : status;
+    channel_->Push(std::move(event));
+  }
+
+ private:
+  void Measure(const OutputDelta& delta) {
+    const auto now = std::chrono::steady_clock::now();
+    const auto seconds = [](auto duration) {
+      return std::chrono::duration<double>(duration).count();
+    };
+    if (!delta.tokens.empty()) {
+      if (first_) {
+        metrics_->time_to_first_token.Observe(seconds(now - start_));
+        first_token_ = now;
+      } else {
+        // A piece can hold several tokens (text held back): the gap belongs to all of them.
+        const size_t count = delta.tokens.size();
+        const double gap = seconds(now - previous_) / static_cast<double>(count);
+        for (size_t i = 0; i < count; ++i) metrics_->inter_token_latency.Observe(gap);
+      }
+      first_ = false;
+      previous_ = now;
+    }
+    if (!delta.finished) return;
+    metrics_->request_duration.Observe(seconds(now - start_));
+    metrics_->request_prompt_tokens.Observe(prompt_tokens_);
+    metrics_->request_generation_tokens.Observe(delta.usage.completion_tokens);
+    if (delta.usage.completion_tokens > 1) {
+      metrics_->request_time_per_output_token.Observe(seconds(now - first_token_) /
+                                                      (delta.usage.completion_tokens - 1));
+    }
+  }
+
+  const std::shared_ptr<EventChannel> channel_;
+  const int choice_;
+  const int prompt_tokens_;
+  const std::shared_ptr<Metrics> metrics_;
+  const std::chrono::steady_clock::time_point start_;
+  std::chrono::steady_clock::time_point previous_;
+  std::chrono::steady_clock::time_point first_token_;
+  bool first_ = true;
+};
+
+}  // namespace
+
+EventChannel::EventChannel(size_t max_bytes, std::function<void()> wake)
+    : max_bytes_(max_bytes), wake_(std::move(wake)) {}
+
+void EventChannel::Push(ChoiceEvent event) {
+  bool was_empty;
+  {
+    std::lock_guard lock(mutex_);
+    if (overflowed_) return;
+    was_empty = events_.empty();
+    const size_t weight = Weight(event);
+    if (!was_empty && bytes_ + weight > max_bytes_) {
+      overflowed_ = true;
+      was_empty = true;  // the consumer may be stuck in a write: it has to hear of this
+    } else {
+      bytes_ += weight;
+      events_.push_back(std::move(event));
+    }
+  }
+  if (was_empty) wake_();
+}
+
+std::vector<ChoiceEvent> EventChannel::Take() {
+  std::lock_guard lock(mutex_);
+  bytes_ = 0;
+  return std::exchange(events_, {});
+}
+
+bool EventChannel::overflowed() const {
+  std::lock_guard lock(mutex_);
+  return overflowed_;
+}
+
+Generation::Generation(std::shared_ptr<EngineApi> engine, GenerationOptions options)
+    : engine_(std::move(engine)),
+      channel_(std::make_shared<EventChannel>(options.max_unread_bytes, std::move(options.wake))) {}
+
+Result<std::unique_ptr<Generation>> Generation::Start(std::shared_ptr<EngineApi> engine,
+                                                      std::vector<Request> requests,
+                                                      GenerationOptions options) {
+  const std::shared_ptr<Metrics> metrics = options.metrics;
+  const auto samples = static_cast<size_t>(options.samples);
+  MOESERVE_CHECK(requests.size() % samples == 0, "every prompt has all its samples");
+  std::unique_ptr<Generation> generation(new Generation(std::move(engine), std::move(options)));
+  for (size_t begin = 0; begin < requests.size(); begin += samples) {
+    std::vector<Request> group;
+    std::vector<std::shared_ptr<TokenSink>> sinks;
+    std::vector<std::string> ids;
+    const int max_tokens = requests[begin].sampling.max_tokens;
+    for (size_t i = begin; i < begin + samples; ++i) {
+      ids.push_back(requests[i].id);
+      sinks.push_back(std::make_shared<ChoiceSink>(generation->channel_, static_cast<int>(i),
+                                                   static_cast<int>(requests[i].prompt.size()),
+                                                   metrics));
+      group.push_back(std::move(requests[i]));
+    }
+    // The destructor cancels what was accepted before a refusal.
+    MOESERVE_RETURN_IF_ERROR(generation->engine_->Submit(std::move(group), std::move(sinks)));
+    if (metrics != nullptr) {
+      metrics->request_max_tokens.Observe(max_tokens);
+      metrics->request_n.Observe(static_cast<double>(samples));
+    }
+    for (std::string& id : ids) {
+      generation->ids_.push_back(std::move(id));
+      generation->ended_.push_back(false);
+      ++generation->unfinished_;
+    }
+  }
+  return generation;
+}
+
+Generation::~Generation() { Cancel(); }
+
+std::vector<ChoiceEvent> Generation::Take() {
+  std::vector<ChoiceEvent> events = channel_->Take();
+  for (const ChoiceEvent& event : events) {
+    if ((event.delta.finished || !event.error.ok()) && !ended_[event.choice]) {
+      ended_[event.choice] = true;
+      --unfinished_;
+    }
+  }
+  if (!overflow_reported_ && channel_->overflowed()) {
+    overflow_reported_ = true;
+    Cancel();
+    ChoiceEvent event;
+    event.error = MakeError(absl::StatusCode::kResourceExhausted, "slow_reader",
+                            "the client reads its answer too slowly");
+    events.push_back(std::move(event));
+  }
+  return events;
+}
+
+void Generation::Cancel() {
+  for (size_t i = 0; i < ids_.size(); ++i) {
+    if (ended_[i]) continue;
+    ended_[i] = true;
+    --unfinished_;
+    engine_->Cancel(ids_[i]);
+  }
+}
+
+}  // namespace moeserve::server

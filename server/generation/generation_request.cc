@@ -1,0 +1,109 @@
+#include "server/generation/generation_request.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "base/message.h"
+#include "server/base/api_error.h"
+#include "server/base/json_fields.h"
+
+namespace moeserve::server {
+
+absl::Status ParsePromptLogprobs(const nlohmann::json& body, const RequestRules& rules,
+                                 GenerationParams& out) {
+  MOESERVE_ASSIGN_OR_RETURN(auto count,
+                            IntField(body, "prompt_logprobs", 0, rules.limits.max_logprobs));
+  if (!count) return absl::OkStatus();
+  if (out.stream) {
+    return InvalidValue("prompt_logprobs", "'prompt_logprobs' cannot be streamed");
+  }
+  out.prompt_logprobs = static_cast<int>(*count);
+  return absl::OkStatus();
+}
+
+absl::Status CompileConstraint(ConstraintCompiler& compiler, SharedParams& params) {
+  if (!params.constraint) return absl::OkStatus();
+  MOESERVE_ASSIGN_OR_RETURN(params.sampling.constraint, compiler.Compile(*params.constraint));
+  return absl::OkStatus();
+}
+
+bool TruncatePrompt(const GenerationParams& params, int max_model_len, std::vector<TokenId>& ids) {
+  if (!params.truncate_prompt_tokens) return false;
+  const int64_t room = max_model_len - params.max_tokens.value_or(kDefaultMaxTokens);
+  const int64_t keep = *params.truncate_prompt_tokens == -1 ? std::max<int64_t>(1, room)
+                                                            : *params.truncate_prompt_tokens;
+  if (static_cast<int64_t>(ids.size()) <= keep) return false;
+  ids.erase(ids.begin(), ids.end() - keep);
+  return true;
+}
+
+Result<int> FitIntoContext(const GenerationParams& params, size_t prompt_tokens,
+                           int max_model_len) {
+  const int64_t prompt = static_cast<int64_t>(prompt_tokens);
+  const int64_t room = max_model_len - prompt;
+  const auto too_long = [&](int64_t wanted) {
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, "context_length_exceeded",
+        Concat("the context length of this model is ", max_model_len, " tokens; the prompt has ",
+               prompt, " and ", wanted, " are to be generated"),
+        params.prompt_field);
+  };
+  if (!params.max_tokens) {
+    if (room < 1) return too_long(1);
+    return static_cast<int>(std::min<int64_t>(params.default_max_tokens, room));
+  }
+  if (*params.max_tokens > room) return too_long(*params.max_tokens);
+  return *params.max_tokens;
+}
+
+absl::Status CheckRecordSize(const GenerationParams& params,
+                             const std::vector<PreparedPrompt>& prompts, const ModelSpec& spec,
+                             bool stream, int64_t max_routes) {
+  const RoutingParams& routing = params.routing;
+  if (!routing.any_record()) return absl::OkStatus();
+  const int64_t per_token = MostRoutes(spec, routing.control.get());
+  int64_t tokens = 0;
+  for (const PreparedPrompt& prompt : prompts) {
+    tokens += static_cast<int64_t>(prompt.ids.size()) + (stream ? 0 : prompt.max_tokens);
+  }
+  tokens *= params.n;
+  if (per_token == 0 || tokens <= max_routes / per_token) return absl::OkStatus();
+  const char* const field = routing.record ? "return_routing" : "return_routed_experts";
+  return InvalidValue(
+      field, Concat("'", field, "': ", tokens, " tokens of all choices", stream ? "' prompts" : "",
+                    " are too many for one answer: at most ", max_routes / per_token,
+                    " with this model; ask for fewer choices or tokens"));
+}
+
+std::vector<Request> MakeEngineRequests(const GenerationParams& params,
+                                        const std::vector<PreparedPrompt>& prompts,
+                                        const std::string& id, absl::Time deadline) {
+  // The engine gives one list, which serves both who asked for it and echo.
+  std::optional<int> prompt_logprobs = params.prompt_logprobs;
+  if (params.echo && params.logprobs) {
+    prompt_logprobs = std::max(*params.logprobs, prompt_logprobs.value_or(0));
+  }
+  std::vector<Request> requests;
+  for (size_t p = 0; p < prompts.size(); ++p) {
+    for (int sample = 0; sample < params.n; ++sample) {
+      Request request;
+      request.id = Concat(id, '-', p * params.n + sample);
+      request.prompt = prompts[p].ids;
+      request.sampling = params.sampling;
+      request.sampling.sample_index = sample;
+      request.sampling.max_tokens = prompts[p].max_tokens;
+      request.sampling.logprobs = params.logprobs;
+      request.sampling.prompt_logprobs = prompt_logprobs;
+      request.deadline = deadline;
+      request.priority = params.priority;
+      request.cache_salt = params.cache_salt;
+      request.routing_record = params.routing.any_record();
+      request.routing_control = params.routing.control;
+      requests.push_back(std::move(request));
+    }
+  }
+  return requests;
+}
+
+}  // namespace moeserve::server

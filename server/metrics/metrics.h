@@ -1,0 +1,71 @@
+// What the server counts, and its text at /metrics.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <tuple>
+
+#include "engine/engine.h"
+#include "server/metrics/prometheus.h"
+
+namespace moeserve::server {
+
+// What the server refuses itself; the engine counts its own.
+enum class Rejection { kInvalid, kDraining, kQueueFull };
+
+// Thread-safe. The engine thread observes, so nothing here waits for long.
+class Metrics {
+ public:
+  Metrics();
+
+  Histogram time_to_first_token;
+  Histogram inter_token_latency;
+  Histogram request_time_per_output_token;
+  Histogram request_duration;
+  Histogram request_prompt_tokens;
+  Histogram request_generation_tokens;
+  Histogram request_max_tokens;
+  Histogram request_n;
+
+  std::atomic<int64_t> http_connections{0};
+  std::atomic<uint64_t> ignored_fields{0};
+  std::atomic<double> model_load_seconds{0.0};
+
+  // Series that shall be there, as 0, before the first call. A counter that appears with its first
+  // event has no increase to be seen by an alert.
+  void DeclareHttp(std::string_view endpoint, std::string_view method);
+  void DeclareGrpc(std::string_view method);
+
+  // `endpoint` is a route pattern or "other"; `method` one of a closed set.
+  void CountHttp(std::string_view endpoint, std::string_view method, int code, double seconds);
+  void CountGrpc(std::string_view method, std::string_view code, double seconds);
+  void CountRejected(Rejection reason);
+
+  using HttpKey = std::tuple<std::string, std::string, int>;  // endpoint, method, code
+  std::map<HttpKey, uint64_t> HttpRequests() const;
+
+  // Families that do not need the engine.
+  void WriteServer(PrometheusText& text) const;
+  void WriteRejected(PrometheusText& text, const EngineStats& stats) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<HttpKey, uint64_t> http_requests_;
+  std::map<std::pair<std::string, std::string>, uint64_t> grpc_requests_;
+  Histogram http_duration_;
+  Histogram grpc_duration_;
+  std::array<std::atomic<uint64_t>, 3> rejected_{};
+};
+
+// Families of the engine's own counters.
+void WriteEngineMetrics(PrometheusText& text, const EngineStats& stats);
+// The standard process_* set of this process.
+void WriteProcessMetrics(PrometheusText& text);
+
+}  // namespace moeserve::server

@@ -1,0 +1,29 @@
+// Our numbers under the names that vLLM and SGLang give them, for dashboards made for those.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "engine/engine.h"
+#include "server/metrics/metrics.h"
+#include "server/metrics/prometheus.h"
+
+namespace moeserve::server {
+
+struct MetricsCompat {
+  bool vllm = false;
+  bool sglang = false;
+};
+
+// From "vllm" and "sglang" in any order; InvalidArgument for other words.
+Result<MetricsCompat> ParseMetricsCompat(const std::vector<std::string>& words);
+
+// Families named "vllm:..." with the labels model_name and engine, and "http_requests_total".
+void WriteVllmNames(PrometheusText& text, const Metrics& metrics, const EngineStats& stats,
+                    const std::string& model);
+// Families named "sglang:..." with the label model_name.
+void WriteSglangNames(PrometheusText& text, const Metrics& metrics, const EngineStats& stats,
+                      const std::string& model);
+
+}  // namespace moeserve::server

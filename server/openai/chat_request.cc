@@ -1,0 +1,93 @@
+#include "server/openai/chat_request.h"
+
+#include <cstdint>
+#include <limits>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "server/base/api_error.h"
+#include "server/base/json_fields.h"
+
+namespace moeserve::server {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int kMaxInt = std::numeric_limits<int32_t>::max();
+
+constexpr std::string_view kOwnFields[] = {
+    "max_completion_tokens", "max_tokens", "logprobs",  "top_logprobs",
+    "prompt_logprobs",       "echo",       "documents", "modalities"};
+
+absl::Status ParseLimits(const Json& body, ChatParams& out) {
+  out.default_max_tokens = kMaxInt;  // what the context has room for
+  for (const char* name : {"max_tokens", "max_completion_tokens"}) {
+    MOESERVE_ASSIGN_OR_RETURN(auto max_tokens, IntField(body, name, 1, kMaxInt));
+    if (max_tokens) out.max_tokens = static_cast<int>(*max_tokens);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ParseLogprobs(const Json& body, const RequestRules& rules, ChatParams& out) {
+  MOESERVE_ASSIGN_OR_RETURN(auto logprobs, BoolField(body, "logprobs"));
+  MOESERVE_ASSIGN_OR_RETURN(auto top, IntField(body, "top_logprobs", 0, rules.limits.max_logprobs));
+  if (logprobs.value_or(false)) {
+    out.logprobs = static_cast<int>(top.value_or(0));
+  } else if (top) {
+    return InvalidValue("top_logprobs", "'top_logprobs' needs 'logprobs': true");
+  }
+  return ParsePromptLogprobs(body, rules, out);
+}
+
+// Fields that only chats of other servers have.
+absl::Status CheckUnsupported(const Json& body) {
+  MOESERVE_ASSIGN_OR_RETURN(auto echo, BoolField(body, "echo"));
+  if (echo.value_or(false)) return UnsupportedParameter("echo");
+  const Json* documents = FindField(body, "documents");
+  if (documents != nullptr && *documents != Json::array()) return UnsupportedParameter("documents");
+  const Json* modalities = FindField(body, "modalities");
+  if (modalities != nullptr && *modalities != Json::array({"text"})) {
+    return UnsupportedParameter("modalities");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Result<ChatParams> ParseChat(const Json& body, const RequestRules& rules,
+                             bool allow_request_template) {
+  if (!body.is_object()) return InvalidValue("", "the body must be a JSON object");
+  ChatParams out;
+  out.prompt_field = "messages";
+  std::vector<std::string_view> own(std::begin(kOwnFields), std::end(kOwnFields));
+  own.insert(own.end(), ConversationFields().begin(), ConversationFields().end());
+  MOESERVE_RETURN_IF_ERROR(ParseSharedFields(body, rules, own, out));
+  MOESERVE_RETURN_IF_ERROR(CheckUnsupported(body));
+  MOESERVE_RETURN_IF_ERROR(ParseLimits(body, out));
+  MOESERVE_RETURN_IF_ERROR(ParseLogprobs(body, rules, out));
+  const ConversationRules conversation_rules = {.limits = rules.limits,
+                                                .allow_template = allow_request_template,
+                                                .strict_fields = rules.strict_fields};
+  MOESERVE_ASSIGN_OR_RETURN(out.conversation, ParseConversation(body, conversation_rules));
+  out.add_special_tokens = out.conversation.add_special_tokens;
+  out.ignored_fields += out.conversation.ignored_fields;
+  return out;
+}
+
+Result<PreparedPrompt> PrepareChat(const ChatParams& params, const ChatFormat& format,
+                                   const Tokenizer* tokenizer, const RequestLimits& limits,
+                                   int max_model_len, std::time_t now) {
+  if (tokenizer == nullptr) {
+    return InvalidValue("messages", "this model has no tokenizer: use /v1/completions with ids");
+  }
+  PreparedPrompt prompt;
+  MOESERVE_ASSIGN_OR_RETURN(prompt.ids,
+                            format.Encode(params.conversation, *tokenizer, limits, now));
+  TruncatePrompt(params, max_model_len, prompt.ids);
+  MOESERVE_ASSIGN_OR_RETURN(prompt.max_tokens,
+                            FitIntoContext(params, prompt.ids.size(), max_model_len));
+  return prompt;
+}
+
+}  // namespace moeserve::server

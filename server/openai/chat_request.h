@@ -1,0 +1,28 @@
+// The body of POST /v1/chat/completions: from JSON to a prompt, in two steps that need no socket.
+#pragma once
+
+#include <ctime>
+
+#include "base/status.h"
+#include "nlohmann/json.hpp"
+#include "server/generation/generation_request.h"
+#include "server/openai/chat_conversation.h"
+#include "server/openai/chat_format.h"
+
+namespace moeserve::server {
+
+struct ChatParams : GenerationParams {
+  Conversation conversation;
+};
+
+// The error names the field. NotFound: a model that is not served.
+Result<ChatParams> ParseChat(const nlohmann::json& body, const RequestRules& rules,
+                             bool allow_request_template);
+
+// Renders and encodes the conversation and fits it into the context. `tokenizer` may be null. Takes
+// up to about a second.
+Result<PreparedPrompt> PrepareChat(const ChatParams& params, const ChatFormat& format,
+                                   const Tokenizer* tokenizer, const RequestLimits& limits,
+                                   int max_model_len, std::time_t now);
+
+}  // namespace moeserve::server

@@ -1,0 +1,142 @@
+#include "server/openai/chat_response.h"
+
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace moeserve::server {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::string_view kObject = "chat.completion";
+constexpr std::string_view kChunkObject = "chat.completion.chunk";
+
+Json BytesJson(const Tokenizer* tokenizer, TokenId token) {
+  const std::string bytes = tokenizer == nullptr ? std::string() : tokenizer->TokenBytes(token);
+  if (bytes.empty()) return nullptr;
+  Json list = Json::array();
+  for (const char c : bytes) list.push_back(static_cast<unsigned char>(c));
+  return list;
+}
+
+Json TokenJson(const Tokenizer* tokenizer, TokenId token, float logprob, bool as_id) {
+  return {{"token", TokenText(tokenizer, token, as_id)},
+          {"logprob", LogprobValue(logprob)},
+          {"bytes", BytesJson(tokenizer, token)}};
+}
+
+}  // namespace
+
+Result<Json> ChatLogprobJson(const Tokenizer* tokenizer, const TokenLogprob& logprob,
+                             bool token_as_id) {
+  MOESERVE_RETURN_IF_ERROR(CheckLogprob(logprob));
+  Json entry = TokenJson(tokenizer, logprob.token, logprob.logprob, token_as_id);
+  entry["top_logprobs"] = Json::array();
+  for (const auto& [token, value] : logprob.top) {
+    entry["top_logprobs"].push_back(TokenJson(tokenizer, token, value, token_as_id));
+  }
+  return entry;
+}
+
+ChatWriter::ChatWriter(AnswerIdentity identity, const AnswerOptions& options,
+                       const Tokenizer* tokenizer, int choices)
+    : identity_(std::move(identity)), options_(options), tokenizer_(tokenizer), choices_(choices) {
+  for (int i = 0; i < choices; ++i) choices_[i].part.index = i;
+}
+
+absl::Status ChatWriter::Add(int index, const PreparedPrompt& prompt, OutputDelta delta) {
+  Choice& choice = choices_[index];
+  if (!choice.started) {
+    choice.started = true;
+    if (options_.return_token_ids) choice.part.prompt_token_ids = prompt.ids;
+    // There is one prompt, whatever the number of choices.
+    if (options_.prompt_logprobs && index == 0) {
+      MOESERVE_RETURN_IF_ERROR(CheckPromptLogprobs(prompt, delta));
+      choice.part.prompt_logprobs =
+          PromptLogprobsJson(tokenizer_, delta.prompt_logprobs, *options_.prompt_logprobs);
+    }
+  }
+  if (options_.logprobs) {
+    for (const TokenLogprob& logprob : delta.logprobs) {
+      MOESERVE_ASSIGN_OR_RETURN(Json entry,
+                                ChatLogprobJson(tokenizer_, logprob, options_.tokens_as_ids));
+      choice.logprobs.push_back(std::move(entry));
+    }
+  }
+  choice.part.Add(std::move(delta), options_.return_token_ids);
+  return absl::OkStatus();
+}
+
+Json ChatWriter::TakeLogprobs(Choice& choice) {
+  if (!options_.logprobs) return nullptr;
+  return {{"content", std::exchange(choice.logprobs, Json::array())}, {"refusal", nullptr}};
+}
+
+std::vector<Json> ChatWriter::TakeChunks(int index) {
+  Choice& choice = choices_[index];
+  ChoicePart& part = choice.part;
+  std::vector<Json> chunks;
+  const auto add = [&](Json delta, Json logprobs) -> Json& {
+    Json item = {{"index", index},
+                 {"delta", std::move(delta)},
+                 {"logprobs", std::move(logprobs)},
+                 {"finish_reason", nullptr}};
+    chunks.push_back(EnvelopeJson(identity_, kChunkObject, Json::array({std::move(item)})));
+    return chunks.back()["choices"][0];
+  };
+  const auto add_ids = [&](Json& item) {
+    if (part.token_ids && !part.token_ids->empty()) item["token_ids"] = *part.token_ids;
+    part.token_ids.reset();
+    PutRouting(part, options_.routing, item);
+    part.routing.reset();
+  };
+  if (!choice.opened) {
+    choice.opened = true;
+    add({{"role", "assistant"}, {"content", ""}}, nullptr);
+    if (part.prompt_token_ids) chunks.back()["prompt_token_ids"] = *part.prompt_token_ids;
+  }
+  const bool has_more =
+      !choice.logprobs.empty() || part.HasRoutes() || (part.token_ids && !part.token_ids->empty());
+  if (!part.text.empty() || (has_more && !part.finish_reason)) {
+    add_ids(add({{"content", std::move(part.text)}}, TakeLogprobs(choice)));
+  }
+  if (part.finish_reason) {
+    const bool has_logprobs = !choice.logprobs.empty();
+    Json& item = add(Json::object(), has_logprobs ? TakeLogprobs(choice) : Json(nullptr));
+    item["finish_reason"] = FinishReasonJson(part);
+    item["stop_reason"] = StopReasonJson(part);
+    add_ids(item);
+  }
+  part = ChoicePart();
+  part.index = index;
+  return chunks;
+}
+
+Json ChatWriter::EmptyChunk() const { return EnvelopeJson(identity_, kChunkObject, Json::array()); }
+
+Json ChatWriter::TakeAnswer() {
+  Json list = Json::array();
+  for (Choice& choice : choices_) {
+    ChoicePart& part = choice.part;
+    Json item;
+    item["index"] = part.index;
+    item["message"] = {
+        {"role", "assistant"}, {"content", std::move(part.text)}, {"refusal", nullptr}};
+    item["logprobs"] = TakeLogprobs(choice);
+    item["finish_reason"] = FinishReasonJson(part);
+    item["stop_reason"] = StopReasonJson(part);
+    if (part.token_ids) item["token_ids"] = *part.token_ids;
+    PutRouting(part, options_.routing, item);
+    list.push_back(std::move(item));
+  }
+  Json answer = EnvelopeJson(identity_, kObject, std::move(list));
+  ChoicePart& first = choices_.front().part;
+  if (first.prompt_token_ids) answer["prompt_token_ids"] = *std::move(first.prompt_token_ids);
+  if (!first.prompt_logprobs.is_null()) {
+    answer["prompt_logprobs"] = std::move(first.prompt_logprobs);
+  }
+  return answer;
+}
+
+}  // namespace moeserve::server

@@ -1,0 +1,147 @@
+#include "server/openai/completion_request.h"
+
+#include <algorithm>
+#include <limits>
+#include <string_view>
+#include <utility>
+
+#include "base/message.h"
+#include "server/base/api_error.h"
+#include "server/base/json_fields.h"
+
+namespace moeserve::server {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
+
+constexpr std::string_view kOwnFields[] = {"prompt", "max_tokens",         "logprobs",
+                                           "echo",   "add_special_tokens", "prompt_logprobs"};
+
+Result<PromptInput> TextPrompt(const Json& value, const RequestLimits& limits) {
+  PromptInput prompt;
+  prompt.is_text = true;
+  prompt.text = value.get<std::string>();
+  if (prompt.text.empty()) return InvalidValue("prompt", "'prompt' must not be empty");
+  if (prompt.text.size() > limits.max_prompt_bytes) {
+    return InvalidValue("prompt",
+                        Concat("'prompt': at most ", limits.max_prompt_bytes,
+                               " bytes of text are accepted, found ", prompt.text.size()));
+  }
+  return prompt;
+}
+
+Result<PromptInput> IdPrompt(const Json& value, int vocab_size) {
+  PromptInput prompt;
+  MOESERVE_ASSIGN_OR_RETURN(prompt.ids, TokenIdList(value, "prompt", vocab_size));
+  if (prompt.ids.empty()) return InvalidValue("prompt", "'prompt' must not be empty");
+  return prompt;
+}
+
+// A string, a list of strings, a list of ids, or a list of lists of ids.
+Result<std::vector<PromptInput>> ParsePrompts(const Json& body, const RequestRules& rules) {
+  const Json* field = FindField(body, "prompt");
+  if (field == nullptr) return MissingField("prompt");
+  std::vector<PromptInput> prompts;
+  if (field->is_string()) {
+    MOESERVE_ASSIGN_OR_RETURN(PromptInput prompt, TextPrompt(*field, rules.limits));
+    prompts.push_back(std::move(prompt));
+    return prompts;
+  }
+  if (!field->is_array()) {
+    return InvalidValue("prompt",
+                        "'prompt' must be a string, a list of strings, a list of token ids or a "
+                        "list of lists of token ids");
+  }
+  if (field->empty()) return InvalidValue("prompt", "'prompt' must not be empty");
+  if (field->front().is_number()) {
+    MOESERVE_ASSIGN_OR_RETURN(PromptInput prompt, IdPrompt(*field, rules.vocab_size));
+    prompts.push_back(std::move(prompt));
+    return prompts;
+  }
+  if (static_cast<int64_t>(field->size()) > rules.limits.max_prompts) {
+    return InvalidValue("prompt",
+                        Concat("at most ", rules.limits.max_prompts,
+                               " prompts are accepted in one request, found ", field->size()));
+  }
+  const bool texts = field->front().is_string();
+  for (const Json& item : *field) {
+    if (texts ? !item.is_string() : !item.is_array()) {
+      return InvalidValue("prompt",
+                          "'prompt': a list must hold only strings, only token ids or "
+                          "only lists of token ids");
+    }
+    Result<PromptInput> prompt =
+        texts ? TextPrompt(item, rules.limits) : IdPrompt(item, rules.vocab_size);
+    if (!prompt.ok()) return prompt.status();
+    prompts.push_back(*std::move(prompt));
+  }
+  return prompts;
+}
+
+absl::Status ParseCounts(const Json& body, const RequestRules& rules, CompletionParams& out) {
+  const int64_t choices = static_cast<int64_t>(out.prompts.size()) * out.n;
+  if (choices > rules.limits.max_choices) {
+    return InvalidValue("n", Concat("prompts times 'n' is at most ", rules.limits.max_choices,
+                                    ", found ", choices));
+  }
+  MOESERVE_ASSIGN_OR_RETURN(auto echo, BoolField(body, "echo"));
+  out.echo = echo.value_or(false);
+  MOESERVE_ASSIGN_OR_RETURN(auto special, BoolField(body, "add_special_tokens"));
+  out.add_special_tokens = special.value_or(true);
+  MOESERVE_ASSIGN_OR_RETURN(auto max_tokens, IntField(body, "max_tokens", 0, kMaxInt));
+  if (max_tokens) out.max_tokens = static_cast<int>(*max_tokens);
+  if (out.max_tokens == 0 && !out.echo) {
+    return InvalidValue("max_tokens", "'max_tokens' may be 0 only together with 'echo': true");
+  }
+  MOESERVE_ASSIGN_OR_RETURN(auto logprobs,
+                            IntField(body, "logprobs", 0, rules.limits.max_logprobs));
+  if (logprobs) out.logprobs = static_cast<int>(*logprobs);
+  return ParsePromptLogprobs(body, rules, out);
+}
+
+}  // namespace
+
+Result<CompletionParams> ParseCompletion(const Json& body, const RequestRules& rules) {
+  if (!body.is_object()) return InvalidValue("", "the body must be a JSON object");
+  CompletionParams out;
+  MOESERVE_RETURN_IF_ERROR(ParseSharedFields(body, rules, kOwnFields, out));
+  MOESERVE_ASSIGN_OR_RETURN(out.prompts, ParsePrompts(body, rules));
+  MOESERVE_RETURN_IF_ERROR(ParseCounts(body, rules, out));
+  return out;
+}
+
+Result<std::vector<PreparedPrompt>> PreparePrompts(const CompletionParams& params,
+                                                   const Tokenizer* tokenizer, int max_model_len) {
+  std::vector<PreparedPrompt> prepared;
+  prepared.reserve(params.prompts.size());
+  for (const PromptInput& input : params.prompts) {
+    PreparedPrompt prompt;
+    if (input.is_text) {
+      if (tokenizer == nullptr) {
+        return InvalidValue("prompt", "this model has no tokenizer: send token ids");
+      }
+      auto ids = tokenizer->Encode(input.text, params.add_special_tokens);
+      if (!ids.ok()) return WithApiCode(ids.status(), "invalid_value");
+      prompt.ids = *std::move(ids);
+      if (prompt.ids.empty()) return InvalidValue("prompt", "'prompt' has no tokens");
+    } else {
+      prompt.ids = input.ids;
+    }
+    const bool truncated = TruncatePrompt(params, max_model_len, prompt.ids);
+    MOESERVE_ASSIGN_OR_RETURN(prompt.max_tokens,
+                              FitIntoContext(params, prompt.ids.size(), max_model_len));
+    if (params.echo) {
+      if (input.is_text && !truncated) {
+        prompt.echo_text = input.text;
+      } else if (tokenizer != nullptr) {
+        MOESERVE_ASSIGN_OR_RETURN(prompt.echo_text, tokenizer->Decode(prompt.ids, false));
+      }
+    }
+    prepared.push_back(std::move(prompt));
+  }
+  return prepared;
+}
+
+}  // namespace moeserve::server

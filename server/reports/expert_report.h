@@ -1,0 +1,32 @@
+// Expert statistics as people and programs read them: JSON and a table.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/statistics/expert_stats.h"
+#include "nlohmann/json.hpp"
+
+namespace moeserve::server {
+
+// The answer of GET /v1/experts/stats. `window_seconds` absent: since start. `threshold` is that of
+// the activation ratio.
+nlohmann::ordered_json ExpertStatsJson(const ExpertStats& stats, const std::string& model,
+                                       std::optional<double> window_seconds, double threshold);
+
+// One line for each routed block: load, balance, distinct experts; and the totals.
+std::string ExpertStatsTable(const ExpertStats& stats, double threshold);
+
+// Mean number of distinct experts that a token touched in a block; 0 without tokens.
+double MeanDistinctExperts(const BlockExpertStats& block);
+
+// How evenly `selections` are spread. All zero selections: 1, 1, all experts unused.
+struct LoadShape {
+  double balance = 1.0;  // mean / max
+  double entropy = 1.0;  // of the shares / ln E
+  int unused = 0;
+};
+LoadShape MeasureLoad(const std::vector<double>& selections);
+
+}  // namespace moeserve::server

@@ -1,0 +1,17 @@
+#include "server/reports/live_profile.h"
+
+namespace moeserve::server {
+
+ExpertProfile LiveProfile(const EngineApi& engine, const std::string& model) {
+  ExpertProfile out;
+  out.model = model;
+  out.vocabulary = engine.spec().vocab_size;
+  out.stats = engine.ExpertSnapshot();
+  if (const TokenExpertCounts* table = engine.token_expert_counts()) {
+    out.token_counts = CountsByBlock(*table, out.stats);
+  }
+  out.hidden = engine.HiddenSamples();
+  return out;
+}
+
+}  // namespace moeserve::server

@@ -1,0 +1,250 @@
+#include "server/reports/statistics_report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "engine/statistics/measures/activated.h"
+#include "engine/statistics/measures/collapse.h"
+#include "engine/statistics/measures/load_balance.h"
+#include "engine/statistics/measures/router_losses.h"
+#include "server/reports/expert_report.h"
+
+namespace moeserve::server {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr char kGroundMetric[] = "W1, ground metric |u - v| of token ids";
+
+Json ActivatedJson(const ActivatedParameters& a) {
+  return {{"compute", a.compute},
+          {"unique", a.unique},
+          {"total", a.total},
+          {"compute_ratio", a.compute_ratio()},
+          {"unique_ratio", a.unique_ratio()}};
+}
+
+Json RouterJson(const BlockExpertStats& block) {
+  const RouterSummary r = SummarizeRouter(block);
+  return {{"rows", r.rows},
+          {"entropy_mean", r.entropy_mean},
+          {"entropy_loss", r.entropy_loss},
+          {"z_loss", r.z_loss},
+          {"balance_loss", r.balance_loss},
+          {"normalized_balance_loss", r.normalized_balance_loss},
+          {"parameter_penalty", r.parameter_penalty},
+          {"probability_mean", r.probability_mean},
+          {"counts", block.router.selections}};
+}
+
+Json Matrix(const std::vector<double>& values, size_t n) {
+  Json rows = Json::array();
+  for (size_t a = 0; a < n; ++a) {
+    Json row = Json::array();
+    for (size_t b = 0; b < n; ++b) {
+      const double v = values[a * n + b];
+      row.push_back(std::isfinite(v) ? Json(v) : Json(nullptr));
+    }
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+std::optional<std::string> TokenText(const Tokenizer* tokenizer, int32_t id) {
+  if (tokenizer == nullptr) return std::nullopt;
+  const TokenId ids[] = {id};
+  auto text = tokenizer->Decode(ids, false);
+  if (!text.ok()) return std::nullopt;
+  return *std::move(text);
+}
+
+// Between single quotes, without line breaks.
+std::string Shown(const Tokenizer* tokenizer, int32_t id) {
+  const std::optional<std::string> text = TokenText(tokenizer, id);
+  if (!text) return std::to_string(id);
+  std::string out = "'";
+  for (const char c : *text) {
+    if (c == '\n') {
+      out += "\\n";
+    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+      out += '?';
+    } else {
+      out += c;
+    }
+  }
+  return out + "'";
+}
+
+class Lines {
+ public:
+  template <typename... Arguments>
+  void Add(const char* format, Arguments... arguments) {
+    char line[256];
+    const int length = std::snprintf(line, sizeof(line), format, arguments...);
+    text_.append(line, std::min(static_cast<size_t>(std::max(length, 0)), sizeof(line) - 1));
+  }
+  void AddText(std::string_view text) { text_ += text; }
+  std::string Take() && { return std::move(text_); }
+
+ private:
+  std::string text_;
+};
+
+void AddRouterTable(Lines& lines, const ExpertStats& stats, double threshold) {
+  lines.Add("\n%5s  %-12s  %7s  %8s  %8s  %8s  %9s  %9s  %9s  %9s\n", "layer", "block", "active",
+            "entropy", "z-loss", "balance", "L_a", "penalty", "compute", "unique");
+  for (const BlockExpertStats& block : stats.blocks) {
+    const RouterSummary r = SummarizeRouter(block);
+    const ActivatedParameters a = ActivatedOf(block);
+    lines.Add("%5d  %-12s  %7d  %8.4f  %8.3f  %8.4f  %9.4f  %9.2f  %8.2f%%  %8.2f%%\n", block.layer,
+              Name(block.block), ActivatedExperts(block, threshold), r.entropy_mean, r.z_loss,
+              r.balance_loss, r.normalized_balance_loss, r.parameter_penalty,
+              100.0 * a.compute_ratio(), 100.0 * a.unique_ratio());
+  }
+  const ActivatedParameters all = ActivatedOf(stats);
+  lines.Add(
+      "active: experts over the threshold; entropy in nats; balance: E sum T P (X-MoE, MH-MoE, "
+      "HMoE); L_a: MoA's;\npenalty: HMoE's, in units of width; compute, unique: activated share "
+      "of the block's expert parameters\n");
+  lines.Add("activated parameters per token: compute %.0f, unique %.0f of %lld\n", all.compute,
+            all.unique, static_cast<long long>(all.total));
+  lines.Add("diversity %.4f distinct experts of a token in a block (mean over %d blocks)\n",
+            MeanDiversity(stats), stats.diversity_blocks);
+}
+
+void AddTokenLines(Lines& lines, const ExpertProfile& profile, const Tokenizer* tokenizer,
+                   const ProfileReportOptions& options) {
+  for (size_t i = 0; i < profile.stats.blocks.size(); ++i) {
+    const BlockExpertStats& block = profile.stats.blocks[i];
+    lines.Add("\nlayer %d %s: load %%", block.layer, Name(block.block));
+    const std::vector<double> shares = LoadShares(block);
+    for (const int e : ExpertsByLoad(block)) {
+      lines.Add(" %d:%.1f", e, 100.0 * shares[static_cast<size_t>(e)]);
+    }
+    lines.Add("\n");
+    if (!profile.hidden.empty()) {
+      const auto collapse = RepresentationCollapse(profile.hidden[i]);
+      if (collapse.ok()) {
+        lines.Add("  representation collapse %.4f (%lld rows, %d experts, rank %d)\n",
+                  collapse->value, static_cast<long long>(collapse->rows), collapse->classes,
+                  collapse->rank);
+      }
+    }
+    if (profile.token_counts.empty()) continue;
+    const auto best = TopTokens(profile.CountsOf(i), options.min_count, options.top);
+    for (size_t e = 0; e < best.size(); ++e) {
+      if (best[e].empty()) continue;
+      lines.Add("  expert %zu, PMI:", e);
+      for (const TokenAffinity& t : best[e]) {
+        lines.AddText(" " + Shown(tokenizer, t.token));
+        lines.Add(" %.1f", t.pmi);
+      }
+      lines.Add("\n");
+    }
+  }
+}
+
+}  // namespace
+
+void AddBlockStatistics(Json& out, const BlockExpertStats& block, double threshold) {
+  out["decode_counts"] = block.decode_selections;
+  out["touching_tokens"] = block.touching_tokens;
+  out["visits"] = block.visits;
+  out["recomputed"] = {{"tokens", block.recomputed_tokens},
+                       {"rows", block.recomputed_rows},
+                       {"counts", block.recomputed_selections}};
+  out["expert_widths"] = block.expert_widths;
+  out["selection_ratio"] = SelectionRatios(block);
+  out["selection_ratio_of_choices"] = SelectionRatiosOfChoices(block);
+  out["activated_experts"] = ActivatedExperts(block, threshold);
+  out["load_share"] = LoadShares(block);
+  out["experts_by_load"] = ExpertsByLoad(block);
+  out["activated_parameters"] = ActivatedJson(ActivatedOf(block));
+  out["router"] = RouterJson(block);
+}
+
+void AddModelStatistics(Json& out, const ExpertStats& stats) {
+  out["recomputed_tokens"] = stats.recomputed_tokens;
+  out["diversity"] = {{"mean", MeanDiversity(stats)},
+                      {"blocks", stats.diversity_blocks},
+                      {"histogram", stats.diversity_histogram}};
+  Json activated = ActivatedJson(ActivatedOf(stats));
+  activated["always"] = stats.always_active_parameters;
+  activated["mean_block_ratio"] = MeanActivatedRatio(stats);
+  out["activated_parameters"] = std::move(activated);
+}
+
+Json TopTokensJson(const TokenCounts& counts, const Tokenizer* tokenizer, uint32_t min_count,
+                   int top) {
+  const auto best = TopTokens(counts, min_count, top);
+  Json out = Json::array();
+  for (size_t e = 0; e < best.size(); ++e) {
+    Json tokens = Json::array();
+    for (const TokenAffinity& t : best[e]) {
+      const std::optional<std::string> text = TokenText(tokenizer, t.token);
+      tokens.push_back({{"id", t.token},
+                        {"text", text ? Json(*text) : Json(nullptr)},
+                        {"count", t.count},
+                        {"pmi", t.pmi},
+                        {"log_pmi", std::log(t.pmi)},
+                        {"share", t.share}});
+    }
+    out.push_back({{"expert", e}, {"tokens", std::move(tokens)}});
+  }
+  return out;
+}
+
+Json SimilarityJson(const TokenCounts& counts, double eps) {
+  const size_t experts = static_cast<size_t>(counts.experts);
+  return {{"wasserstein",
+           {{"metric", kGroundMetric}, {"matrix", Matrix(TokenDistances(counts), experts)}}},
+          {"kl", {{"eps", eps}, {"matrix", Matrix(TokenDivergences(counts, eps), experts)}}}};
+}
+
+Json CollapseJson(const HiddenSample& sample) {
+  const auto collapse = RepresentationCollapse(sample);
+  Json out;
+  out["value"] = collapse.ok() ? Json(collapse->value) : Json(nullptr);
+  if (collapse.ok()) {
+    out["classes"] = collapse->classes;
+    out["rank"] = collapse->rank;
+  } else {
+    out["reason"] = std::string(collapse.status().message());
+  }
+  out["rows"] = sample.size();
+  out["seen"] = sample.seen;
+  return out;
+}
+
+Json ProfileJson(const ExpertProfile& profile, const Tokenizer* tokenizer,
+                 const ProfileReportOptions& options) {
+  Json out = ExpertStatsJson(profile.stats, profile.model, std::nullopt, options.threshold);
+  out["min_count"] = options.min_count;
+  for (size_t i = 0; i < profile.stats.blocks.size(); ++i) {
+    Json& layer = out["layers"][i];
+    const bool counted = !profile.token_counts.empty();
+    layer["top_tokens"] =
+        counted ? TopTokensJson(profile.CountsOf(i), tokenizer, options.min_count, options.top)
+                : Json(nullptr);
+    layer["similarity"] =
+        counted ? SimilarityJson(profile.CountsOf(i), options.eps) : Json(nullptr);
+    layer["collapse"] = profile.hidden.empty() ? Json(nullptr) : CollapseJson(profile.hidden[i]);
+  }
+  return out;
+}
+
+std::string ProfileTable(const ExpertProfile& profile, const Tokenizer* tokenizer,
+                         const ProfileReportOptions& options) {
+  Lines lines;
+  lines.AddText(ExpertStatsTable(profile.stats, options.threshold));
+  AddRouterTable(lines, profile.stats, options.threshold);
+  AddTokenLines(lines, profile, tokenizer, options);
+  return std::move(lines).Take();
+}
+
+}  // namespace moeserve::server
