@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <numeric>
 
+#include "base/kinds.h"
 #include "server/reports/statistics_report.h"
 
 namespace moeserve::server {
@@ -60,7 +61,7 @@ Json ExpertStatsJson(const ExpertStats& stats, const std::string& model,
     layer["layer"] = block.layer;
     layer["block"] = Name(block.block);
     layer["experts"] = block.num_experts;
-    layer["select"] = block.select == SelectKind::kTopK ? "top_k" : "top_p";
+    layer["select"] = KindName(block.select);
     layer["max_selected"] = block.max_selected;
     layer["split_heads"] = block.split_heads;
     layer["rows"] = block.total_rows();

@@ -1,4 +1,4 @@
-// Which kernels run on this processor.
+// Selects the kernel table for this processor.
 #pragma once
 
 #include <string>

@@ -1,6 +1,6 @@
 // Builds compressed rows in both directions from a table of routes, for at most kPlanChunk rows by
-// one block. A bit for each (expert, row) gives every assignment its place without any order of
-// arrival: the bits below it are the rows before it.
+// one block. A bit for each (expert, row) determines the place of every assignment independently of
+// the order of arrival: the bits below it are the rows before it.
 #pragma once
 
 #include "kernels/cuda/device/runtime.h"
