@@ -60,7 +60,7 @@ void CpuBackend::AppendKv(const AppendKvArgs& args) {
       const int64_t block = block_of(first);
       int64_t last = first + 1;
       while (last < end && block_of(last) == block) ++last;
-      // Head by head: keys of a block's tokens lie interleaved.
+      // Head by head: keys of a block's tokens are interleaved.
       const int64_t tokens = last - first;
       for (int64_t i = 0; i < tokens * shape.num_kv_heads; ++i) {
         const int64_t t = first + i % tokens;

@@ -8,7 +8,7 @@
 
 #include "base/kinds.h"
 #include "base/message.h"
-#include "server/reports/expert_report.h"
+#include "engine/statistics/measures/load_balance.h"
 
 namespace moeserve::server {
 namespace {

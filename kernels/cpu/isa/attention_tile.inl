@@ -152,7 +152,7 @@ inline float LaneTotal(const float* lane) {
   return (b[0] + b[2]) + (b[1] + b[3]);
 }
 
-// Turns the scores of positions [begin, end), which stand at [begin - first_position, ..), into
+// Turns the scores of positions [begin, end), stored at [begin - first_position, ..), into
 // weights e^(score - largest); reports the largest and the sum. Works on whole vectors: lanes of
 // other positions hold arbitrary values.
 inline void Exponentials(int begin, int end, int first_position, float* lanes, float* largest,

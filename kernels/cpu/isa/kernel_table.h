@@ -117,8 +117,8 @@ struct NormRowArgs {
   bool out_bf16;
 };
 
-// Attention goes through positions in blocks that begin at multiples of this many, each a softmax
-// of its own; MergeAttention() joins them.
+// Attention computes a softmax for each block of positions, which begin at multiples of this;
+// MergeAttention() joins them.
 inline constexpr int kAttentionBlock = 256;
 inline constexpr int kMaxAttentionRows = 8;
 

@@ -73,7 +73,7 @@ struct AttentionLaunch {
   bool tile_order = false;  // kv head of head h: h % num_kv_heads; else h / (heads / num_kv_heads)
   float scale = 1.0f;
   int window = 0;  // 0: none
-  // Tokens [0, tiled_from) run one by one, their contexts split as `work` says; tokens from there
+  // Tokens [0, tiled_from) run one by one, their contexts split by `work`; tokens from there
   // on run in tiles of neighbours of one sequence. Affects speed only.
   int tiled_from = 0;
   AttentionWork work;  // of the same window and split size; unused where tiled_from is 0

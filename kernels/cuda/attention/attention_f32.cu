@@ -331,8 +331,10 @@ __device__ inline void RunRows(const AttentionLaunch& a, int begin, int end, int
   }
 }
 
+// Heads of more than 128 elements fill the shared memory with one or two blocks, so the compiler
+// must not save registers for more of them; 0 leaves the choice to it.
 template <int kDim, typename Element>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kDim > 128 ? 1 : 0)
     SplitKernel(const AttentionLaunch a, const int split_tokens, const float scale) {
   GridDependencyPass();
   const int item = blockIdx.x;

@@ -15,8 +15,8 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kRows = 64;
 
-// What a thread merged so far, where registers have no room: in shared memory, element i of all
-// threads adjacent.
+// The results that a thread merged so far, in shared memory where registers do not suffice: element
+// i of all threads is adjacent.
 template <int kDim>
 struct StashedRows {
   float4 sums[kDim / 8][kThreads];
@@ -65,7 +65,7 @@ __device__ inline void MergeStashed(bool first, RowState* state, float (&sums)[k
   }
 }
 
-// What a thread merged so far of its two rows: in registers or stashed.
+// The results that a thread merged so far for its two rows: in registers or stashed.
 template <int kDim>
 using Merged = std::conditional_t<kStash<kDim>, NoStash, MergedRows<kDim>>;
 
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <int kDim>
 void LaunchOf(const AttentionLaunch& args, cudaStream_t stream) {
-  // What devices of compute capability 8.0 have.
+  // The limit of devices of compute capability 8.0.
   static_assert(sizeof(SharedTiles<kDim>) <= 163 << 10);
   const TiledShape shape = TiledShapeOf(args, kRows);
   Launch(TiledKernel<kDim>,

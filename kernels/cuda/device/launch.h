@@ -23,7 +23,7 @@ size_t SharedMemoryLimit();
 
 namespace internal {
 // Raises the limit of `kernel`'s dynamic shared memory on the current device if it is lower, and
-// asks for the split of the first-level cache that gives as many blocks as possible their share.
+// requests the split of the first-level cache that lets the most blocks run at a time.
 void AllowSharedMemory(const void* kernel, size_t bytes);
 // Whether the code for the current device has GridDependencyWait() and the environment variable
 // MOESERVE_CUDA_OVERLAP is not 0. Setting it to 0 measures the effect of overlapping.

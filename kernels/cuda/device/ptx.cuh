@@ -46,7 +46,7 @@ __device__ __forceinline__ float HighBf16(uint32_t pair) {
 
 // --- Asynchronous copies by threads (cp.async) ------------------------------------------------
 
-// Copies 16 bytes; both addresses are 16-byte aligned. With `source_bytes` < 16 only so many are
+// Copies 16 bytes; both addresses are 16-byte aligned. With `source_bytes` < 16 only that many are
 // read and the rest is zero (none are read for 0, but `global` must be a valid pointer).
 __device__ __forceinline__ void CopyAsync16(void* shared, const void* global,
                                             int source_bytes = 16) {
@@ -66,7 +66,7 @@ __device__ __forceinline__ void CopyAsyncCommit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
-// Waits until all but the latest kPending groups of this thread are there; other threads see them
+// Waits until all but the latest kPending groups of this thread are complete; other threads see them
 // after a barrier.
 template <int kPending>
 __device__ __forceinline__ void CopyAsyncWait() {
@@ -162,7 +162,7 @@ __device__ __forceinline__ void NamedBarrierArrive(int id, int threads) {
 
 // --- mbarriers (shared memory, 8-byte aligned) --------------------------------------------------
 //
-// A phase ends when `count` arrivals have come and all expected bytes are there; then the next
+// A phase ends when `count` arrivals and all expected bytes have come; then the next
 // phase begins. Phases have parities 0, 1, 0, ... Waiting for the end of a phase makes what was
 // written before the arrivals, and the copied bytes, visible.
 
@@ -228,7 +228,7 @@ __device__ __forceinline__ void MbarrierExpect(uint64_t* barrier, uint32_t bytes
   __trap();
 #endif
 }
-// Arrives when all cp.async copies of this thread so far are there. Each such call is one of the
+// Arrives when all cp.async copies of this thread so far are complete. Each such call is one of the
 // arrivals that the barrier counts.
 __device__ __forceinline__ void CopyAsyncArrive(uint64_t* barrier) {
 #if defined(MOESERVE_CUDA_EMULATION)

@@ -35,8 +35,8 @@ struct RouterTables {
   float temperature = 1.0f;        // ResolvedTemperature()
 };
 
-// Where element `i` of a weight row stands: lane l of a warp takes the elements 8 l to 8 l + 7 of
-// every 256, in pairs that lie side by side for the warp.
+// The place of element `i` of a weight row: lane l of a warp takes the elements 8 l to 8 l + 7 of
+// every 256, in pairs that are adjacent for the warp.
 constexpr int64_t PermutedForTile(int64_t i) {
   const int64_t within = i % kRouterStep;
   const int64_t lane = within / 8, element = within % 8;

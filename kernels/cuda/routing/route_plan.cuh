@@ -41,8 +41,8 @@ __device__ inline int32_t CountOf(const RouteTable& table, int row) {
 __device__ inline int RouteGroup(int k_max) { return k_max > 4 ? 8 : k_max > 2 ? 4 : k_max; }
 
 // use(row of the chunk, index in the row, expert, weight) for every route. count(row): its routes.
-// Adjacent threads take adjacent routes of a row; the loads of several rows are on their way at
-// once. Without kWeights the weight is 0.
+// Adjacent threads take adjacent routes of a row; the loads of several rows are in flight
+// together. Without kWeights the weight is 0.
 template <bool kWeights, typename Count, typename Use>
 __device__ inline void ForEachRoute(const RouteTable& table, int first_row, int rows,
                                     const Count& count, const Use& use) {

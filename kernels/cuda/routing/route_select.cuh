@@ -59,7 +59,7 @@ __device__ inline float ColumnDot(const float* experts, int64_t stride, const fl
         (visit & 1) << 4 | (visit & 2) << 2 | (visit & 4) | (visit & 8) >> 2 | (visit & 16) >> 4;
     float sum = 0.0f;
     for (int begin = l * 8; begin < n; begin += 256) {
-      // All loads of a group are on their way at once.
+      // All loads of a group are in flight together.
       float w[8];
 #pragma unroll
       for (int j = 0; j < 8; ++j)

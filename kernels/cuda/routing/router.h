@@ -12,7 +12,7 @@ namespace moeserve::cuda {
 
 class CudaRouter : public Router {
  public:
-  // Widens the tensors, normalises expert vectors and brings both into the kernels' order.
+  // Widens the tensors, normalises expert vectors and arranges both in the kernels' layout.
   // InvalidArgument where a router is larger than the kernels hold; ResourceExhausted.
   static Result<std::unique_ptr<CudaRouter>> Create(const RouteSettings& settings,
                                                     const RouterTensors& tensors);
