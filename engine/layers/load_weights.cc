@@ -176,60 +176,70 @@ Result<std::unique_ptr<NormBank>> LoadRmsNorm(LoadContext& load, const std::stri
   return load.backend.NewNormBank({false, load.norm.eps}, {&scale, 1}, {});
 }
 
-Result<std::unique_ptr<Router>> LoadRouter(LoadContext& load, const std::string& prefix,
-                                           const RoutedLayerSpec& spec, int input_width) {
-  RouteSettings s;
+namespace {
+
+// The tensors of a router of `s`, whose settings of the score are set.
+Result<RouterTensors> LoadRouterTensors(LoadContext& load, const std::string& prefix, bool bias,
+                                        const RouteSettings& s) {
   RouterTensors tensors;
+  switch (s.score) {
+    case ScoreKind::kDot: {
+      MOESERVE_ASSIGN_OR_RETURN(
+          tensors.weight, load.source.Get(prefix + ".weight", {s.num_experts, s.input_width}));
+      if (bias) {
+        MOESERVE_ASSIGN_OR_RETURN(tensors.bias, load.source.Get(prefix + ".bias", {s.num_experts}));
+      }
+      break;
+    }
+    case ScoreKind::kCosine: {
+      MOESERVE_ASSIGN_OR_RETURN(tensors.projection, load.source.Get(prefix + ".projection.weight",
+                                                                    {s.dim, s.input_width}));
+      MOESERVE_ASSIGN_OR_RETURN(
+          tensors.weight, load.source.Get(prefix + ".experts.weight", {s.num_experts, s.dim}));
+      if (bias) {
+        MOESERVE_ASSIGN_OR_RETURN(tensors.bias,
+                                  load.source.Get(prefix + ".projection.bias", {s.dim}));
+      }
+      if (s.temperature != TemperatureKind::kNone) {
+        MOESERVE_ASSIGN_OR_RETURN(HostTensor t, load.source.Get(prefix + ".temperature", {1}));
+        tensors.temperature = ElementAsF32(t, 0);
+      }
+      break;
+    }
+  }
+  return tensors;
+}
+
+RouteSettings SettingsOf(const RoutedLayerSpec& spec, int input_width) {
+  RouteSettings s;
   s.num_experts = spec.num_experts;
   s.input_width = input_width;
-  if (spec.score.kind == ScoreKind::kDot) {
-    s.score = RouteSettings::Score::kDot;
-    MOESERVE_ASSIGN_OR_RETURN(tensors.weight,
-                              load.source.Get(prefix + ".weight", {spec.num_experts, input_width}));
-    if (spec.score.bias) {
-      MOESERVE_ASSIGN_OR_RETURN(tensors.bias,
-                                load.source.Get(prefix + ".bias", {spec.num_experts}));
-    }
-  } else {
-    s.score = RouteSettings::Score::kCosine;
+  s.score = spec.score.kind;
+  if (spec.score.kind == ScoreKind::kCosine) {
     s.dim = spec.score.dim;
     s.normalize_row = spec.score.normalize_row;
     s.normalize_expert = spec.score.normalize_expert;
     s.eps = static_cast<float>(spec.score.eps);
-    MOESERVE_ASSIGN_OR_RETURN(tensors.projection,
-                              load.source.Get(prefix + ".projection.weight", {s.dim, input_width}));
-    MOESERVE_ASSIGN_OR_RETURN(
-        tensors.weight, load.source.Get(prefix + ".experts.weight", {spec.num_experts, s.dim}));
-    if (spec.score.bias) {
-      MOESERVE_ASSIGN_OR_RETURN(tensors.bias,
-                                load.source.Get(prefix + ".projection.bias", {s.dim}));
-    }
-    if (spec.score.temperature != TemperatureKind::kNone) {
-      s.temperature = spec.score.temperature == TemperatureKind::kDivide
-                          ? RouteSettings::Temperature::kDivide
-                          : RouteSettings::Temperature::kLogScale;
-      MOESERVE_ASSIGN_OR_RETURN(HostTensor t, load.source.Get(prefix + ".temperature", {1}));
-      tensors.temperature = ElementAsF32(t, 0);
-    }
+    s.temperature = spec.score.temperature;
   }
-  switch (spec.gate) {
-    case GateKind::kSoftmax:
-      s.gate = RouteSettings::Gate::kSoftmax;
-      break;
-    case GateKind::kSigmoid:
-      s.gate = RouteSettings::Gate::kSigmoid;
-      break;
-    case GateKind::kSoftmaxSelected:
-      s.gate = RouteSettings::Gate::kSoftmaxSelected;
-      break;
-  }
-  s.top_p = spec.select.kind == SelectKind::kTopP;
+  s.gate = spec.gate;
+  s.select = spec.select.kind;
   s.k = spec.select.MaxSelected();
   s.p = static_cast<float>(spec.select.p);
-  s.strict = spec.select.compare == TopPCompare::kGt;
+  s.compare = spec.select.compare;
   s.renormalize = spec.renormalize;
   s.scale = static_cast<float>(spec.scale);
-  return load.backend.NewRouter(s, tensors);
+  return s;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Router>> LoadRouter(LoadContext& load, const std::string& prefix,
+                                           const RoutedLayerSpec& spec, int input_width) {
+  const RouteSettings settings = SettingsOf(spec, input_width);
+  MOESERVE_ASSIGN_OR_RETURN(const RouterTensors tensors,
+                            LoadRouterTensors(load, prefix, spec.score.bias, settings));
+  return load.backend.NewRouter(settings, tensors);
 }
 
 }  // namespace moeserve

@@ -233,7 +233,7 @@ SamplingCutoff Sampler::Cut(const Row& row, Measure measure, uint64_t target, fl
   const float bins_per_unit = SamplingBinsPerUnit(floor);
   narrow([&](TokenId token) { return SamplingBin(row.Exponent(token), bins_per_unit); });
   while (!candidates_.empty()) {
-    const auto order = [&](TokenId token) { return OrderOfLogit(row.logits[token]); };
+    const auto order = [&](TokenId token) { return OrderOfF32(row.logits[token]); };
     uint32_t highest = 0, lowest = ~uint32_t{0};
     for (TokenId token : candidates_) {
       highest = std::max(highest, order(token));
@@ -241,7 +241,7 @@ SamplingCutoff Sampler::Cut(const Row& row, Measure measure, uint64_t target, fl
     }
     if (highest == lowest) {
       const uint64_t each = amount(candidates_[0]);
-      return {LogitOfOrder(highest), candidates_[(target - 1) / each]};
+      return {F32OfOrder(highest), candidates_[(target - 1) / each]};
     }
     const int shift = std::max(0, static_cast<int>(std::bit_width(highest - lowest)) - kBinBits);
     narrow([&](TokenId token) { return static_cast<int>((highest - order(token)) >> shift); });
