@@ -11,6 +11,7 @@
 #include "engine/spec/spec.h"
 #include "engine/spec/weights.h"
 #include "engine/text/tokenizer/tokenizer.h"
+#include "model_loaders/architectures/registry.h"
 #include "model_loaders/tokenizer/tokenizer_json.h"
 
 namespace moeserve {
@@ -45,7 +46,8 @@ struct Checkpoint {
 };
 
 struct LoadOptions {
-  bool require_tokenizer = true;  // false: a folder without tokenizer files is fine
+  bool require_tokenizer = true;  // false: accepts a folder without tokenizer files
+  ArchitectureList architectures = Architectures();  // the families to choose from
 };
 
 // Validates everything the folder contains, tensors included, without reading tensor data.

@@ -23,6 +23,7 @@ struct RunnerOptions {
   std::string isa = "auto";
   int threads = 2;
   int64_t cache_tokens = 4096;
+  LoadOptions load = {.require_tokenizer = false};
 };
 
 // One model with its own backend and cache. Sequences own fixed shares of the cache.
