@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 constexpr char kGeneration[] = "generation_config.json";
 constexpr uint64_t kMaxConfigBytes = uint64_t{64} << 20;
 
-// "model" of "/srv/model", "/srv/model/" and "." inside it.
+// "model" for "/srv/model", for "/srv/model/", and for "." in that folder.
 std::string DirectoryName(const fs::path& directory) {
   std::error_code error;
   fs::path path = fs::absolute(directory, error).lexically_normal();
@@ -35,7 +35,7 @@ CheckpointIdentity Identify(const fs::path& directory, std::string_view config,
   std::error_code error;
   CheckpointIdentity identity;
   identity.place = fs::canonical(directory, error).string();
-  // Lengths first, so that no two lists of files read alike.
+  // Lengths come first, so that different lists of files have different texts.
   identity.state = Concat(config.size(), ' ', config, files.files().size(), '\n');
   for (const auto& file : files.files()) {
     const FileStamp& stamp = file->stamp();
@@ -101,7 +101,7 @@ Result<Checkpoint> Load(const fs::path& directory, const LoadOptions& options) {
 }  // namespace
 
 Result<Checkpoint> LoadCheckpoint(const fs::path& directory, const LoadOptions& options) {
-  // Nothing below throws on purpose; the standard library does when memory runs out.
+  // The code below throws nothing itself; the standard library does when memory runs out.
   try {
     return Load(directory, options);
   } catch (const std::bad_alloc&) {

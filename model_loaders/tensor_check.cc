@@ -26,7 +26,7 @@ std::optional<DType> WeightType(ElementType type) {
 
 namespace {
 
-// Why `found` is not a type of weights, if it is one of integers.
+// An explanation for a message about integers in place of a floating-point type, else "".
 std::string_view NotInteger(const CheckpointConfig& config, ElementType found) {
   if (found != ElementType::kI8 && found != ElementType::kU8) return "";
   return config.quantization == Quantization::kNone ? " (config.json: quantization is absent)"
@@ -59,7 +59,7 @@ absl::Status CheckTensors(const CheckpointConfig& config, const WeightFiles& wei
   for (const StoredTensor& tensor : required) {
     if (!known.insert(tensor.name).second) continue;  // another part of it was checked
     const WeightFiles::Location* found = weights.Find(tensor.name);
-    // Made only for a tensor that is wrong.
+    // A lambda, because only messages need the text.
     const auto follows = [&] {
       return Concat(" (config.json: ", config.AsInFile(tensor.follows_from), ')');
     };

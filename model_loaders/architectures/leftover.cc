@@ -8,14 +8,14 @@
 namespace moeserve {
 namespace {
 
-// Takes `prefix` off the front of `text`.
+// Removes `prefix` from the front of `text`; false if it is not there.
 bool Take(std::string_view& text, std::string_view prefix) {
   if (!text.starts_with(prefix)) return false;
   text.remove_prefix(prefix.size());
   return true;
 }
 
-// Takes a number without leading zeros and the dot after it.
+// Removes a number without leading zeros and the dot after it from the front of `text`.
 std::optional<int> TakeIndex(std::string_view& text) {
   int index = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), index);
@@ -49,7 +49,7 @@ std::string RouterReason(std::string_view rest, const std::string& key, const Sc
   return std::string(kUnknownTensor);
 }
 
-// `rest` is what follows the name of an expert-shaped network.
+// `rest`: the part of the name after that of an expert.
 std::string ExpertReason(std::string_view rest, const std::string& key, const ExpertSpec& expert,
                          const ModelSpec& spec) {
   if (rest.starts_with("inner_norm.")) {

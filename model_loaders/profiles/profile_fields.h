@@ -1,5 +1,5 @@
-// The counters of expert statistics by their names in profile files; see
-// engine/statistics/README.md. A field added to the statistics is added here.
+// The counters of expert statistics and their names in profile files; see
+// engine/statistics/README.md. A new field of the statistics must be added here.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ void ForEachBlockArray(BlockExpertStats& b, const F& f) {
   f("expert_widths", b.expert_widths, true);
 }
 
-// f(counter) for those of blocks.<i>.counters, in the order of the file.
+// f(counter) for each of blocks.<i>.counters, in the order of the file.
 inline constexpr int kBlockScalars = 8;
 template <typename F>
 void ForEachBlockScalar(BlockExpertStats& b, const F& f) {
@@ -36,8 +36,8 @@ void ForEachBlockScalar(BlockExpertStats& b, const F& f) {
   f(b.router.rows);
 }
 
-// f(counter) for those of model.counters: tokens, recomputed tokens, steps, then by kind of step
-// the buckets and the sum of expert_rows, then those of active_experts.
+// f(counter) for each of model.counters: tokens, recomputed tokens, steps, then for each phase the
+// buckets and the sum of expert_rows, then for each phase those of active_experts.
 inline constexpr int kModelScalars = 3 + kNumPhases * (16 + 12);
 template <typename F>
 void ForEachModelScalar(ExpertStats& s, const F& f) {

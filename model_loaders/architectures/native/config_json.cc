@@ -91,8 +91,8 @@ int64_t ExpertsOf(const FeedForwardSpec& block) {
   return block.routing.has_value() ? block.routing->num_experts : 0;
 }
 
-// The blocks of all layers from one object or from a list of objects. The number of experts is
-// bounded while they are read: a short file can ask for a list of widths in each of many layers.
+// The blocks of all layers, from one object or from a list of objects. Bounds the number of experts
+// while reading, because a short file can demand long lists of widths in many layers.
 template <typename Block>
 std::vector<Block> ParseBlocks(ObjectReader& reader, const char* key, int layers, bool* is_list,
                                Block (*parse)(const Json&, const std::string&, Problems*),
