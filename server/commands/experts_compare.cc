@@ -47,7 +47,7 @@ absl::Status Compare(Options options) {
 
 void AddExpertsCompareCommand(CLI::App& experts, Command& selected) {
   CLI::App* command = experts.add_subcommand(
-      "compare", "Score models over one text and set their experts' work beside the papers'");
+      "compare", "Score models over one text and compare what their experts do");
   auto options = std::make_shared<Options>();
   command->add_option("MODELS", options->models, "Checkpoint folders")->required();
   AddComputeOptions(*command, options->compute);

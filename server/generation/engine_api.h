@@ -28,7 +28,7 @@ class EngineApi {
   virtual const RouteLayout& route_layout() const = 0;
   virtual RoutingControlLimits routing_control() const = 0;
   // Valid as long as the engine; null where they are not kept.
-  virtual const TokenExpertCounts* token_expert_counts() const = 0;
+  virtual std::optional<TokenExpertCounts> token_expert_counts() const = 0;
   virtual std::vector<HiddenSample> HiddenSamples() const = 0;
 
   virtual int max_model_len() const = 0;

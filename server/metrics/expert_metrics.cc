@@ -7,7 +7,7 @@
 #include <span>
 
 #include "base/message.h"
-#include "server/reports/expert_report.h"
+#include "engine/statistics/measures/load_balance.h"
 
 namespace moeserve::server {
 namespace {

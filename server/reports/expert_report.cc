@@ -5,74 +5,25 @@
 #include <cstdio>
 #include <numeric>
 
-#include "server/reports/statistics_report.h"
+#include "engine/statistics/measures/activated.h"
+#include "engine/statistics/measures/load_balance.h"
+#include "engine/statistics/statistic_list.h"
+#include "server/reports/statistic_json.h"
 
 namespace moeserve::server {
 
 using Json = nlohmann::ordered_json;
 
-double MeanDistinctExperts(const BlockExpertStats& block) {
-  double tokens = 0.0;
-  double sum = 0.0;
-  for (size_t n = 0; n < block.distinct_histogram.size(); ++n) {
-    tokens += static_cast<double>(block.distinct_histogram[n]);
-    sum += static_cast<double>(n) * static_cast<double>(block.distinct_histogram[n]);
-  }
-  return tokens > 0.0 ? sum / tokens : 0.0;
-}
-
-LoadShape MeasureLoad(const std::vector<double>& selections) {
-  LoadShape shape;
-  const double total = std::accumulate(selections.begin(), selections.end(), 0.0);
-  if (selections.empty() || total <= 0.0) {
-    shape.unused = static_cast<int>(selections.size());
-    return shape;
-  }
-  const double max = *std::max_element(selections.begin(), selections.end());
-  const double count = static_cast<double>(selections.size());
-  double entropy = 0.0;
-  for (const double value : selections) {
-    if (value <= 0.0) {
-      ++shape.unused;
-    } else {
-      entropy -= value / total * std::log(value / total);
-    }
-  }
-  shape.balance = total / count / max;
-  shape.entropy = selections.size() > 1 ? std::min(1.0, entropy / std::log(count)) : 1.0;
-  return shape;
-}
-
 Json ExpertStatsJson(const ExpertStats& stats, const std::string& model,
                      std::optional<double> window_seconds, double threshold) {
+  const StatisticOptions options{.threshold = threshold};
   Json out;
   out["model"] = model;
   out["window_seconds"] = window_seconds ? Json(*window_seconds) : Json(nullptr);
-  out["tokens"] = stats.tokens;
-  out["activation_ratio"] = ActivationRatio(stats, threshold);
-  out["activation_threshold"] = threshold;
-  out["activated_parameters_per_token"] = MeanActivatedParameters(stats);
-  out["always_active_parameters"] = stats.always_active_parameters;
-  AddModelStatistics(out, stats);
+  AddStatistics(out, ModelStatistics(), stats, options);
   Json layers = Json::array();
   for (const BlockExpertStats& block : stats.blocks) {
-    Json layer;
-    layer["layer"] = block.layer;
-    layer["block"] = Name(block.block);
-    layer["experts"] = block.num_experts;
-    layer["select"] = block.select == SelectKind::kTopK ? "top_k" : "top_p";
-    layer["max_selected"] = block.max_selected;
-    layer["split_heads"] = block.split_heads;
-    layer["rows"] = block.total_rows();
-    layer["tokens"] = block.total_tokens();
-    layer["counts"] = block.selections;
-    layer["weight_sums"] = block.weight_sums;
-    layer["distinct_experts_histogram"] = block.distinct_histogram;
-    layer["distinct_experts_mean"] = MeanDistinctExperts(block);
-    layer["nonfinite_rows"] = block.nonfinite_rows;
-    layer["expert_parameters"] = block.expert_parameters;
-    AddBlockStatistics(layer, block, threshold);
-    layers.push_back(std::move(layer));
+    AddStatistics(layers.emplace_back(), BlockStatistics(), block, options);
   }
   out["layers"] = std::move(layers);
   return out;

@@ -1,4 +1,4 @@
-// Models over one text, side by side with what the papers report for theirs.
+// Models over one text, side by side.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ struct Comparison {
 };
 
 nlohmann::ordered_json ComparisonJson(const Comparison& comparison);
-// Two tables: ours, and the papers'. As text for a terminal, or as Markdown.
+// A table for a terminal, or in Markdown, and what its columns mean.
 std::string ComparisonTable(const Comparison& comparison, bool markdown);
 
 }  // namespace moeserve::server

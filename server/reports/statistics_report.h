@@ -13,13 +13,6 @@
 
 namespace moeserve::server {
 
-// Adds to the object of a block what its counters say beside those of ExpertStatsJson().
-void AddBlockStatistics(nlohmann::ordered_json& block_json, const BlockExpertStats& block,
-                        double threshold);
-
-// The same for the model as a whole.
-void AddModelStatistics(nlohmann::ordered_json& model_json, const ExpertStats& stats);
-
 // [{"expert", "tokens": [{"id", "text", "count", "pmi", "log_pmi", "share"}]}], one for each
 // expert. `tokenizer` may be null: then there are no texts.
 nlohmann::ordered_json TopTokensJson(const TokenCounts& counts, const Tokenizer* tokenizer,

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "engine/statistics/measures/load_balance.h"
 #include "server/base/text_values.h"
 #include "server/context.h"
 #include "server/http/api.h"
