@@ -15,7 +15,7 @@
 namespace moeserve {
 namespace {
 
-// Weights of an expert-shaped network between rows of width `in` and inner width `inner`.
+// Parameters of an expert with rows of width `in` and inner width `inner`.
 int64_t ExpertParameters(const ExpertSpec& expert, NormKind norm, int64_t in, int64_t inner) {
   const int64_t up_like = expert.form == ExpertForm::kGated ? 2 : 1;
   int64_t count = (up_like + 1) * in * inner;
@@ -62,7 +62,7 @@ int64_t Sum(const std::vector<int64_t>& values) {
   return std::accumulate(values.begin(), values.end(), int64_t{0});
 }
 
-// Of a tensor in a folder of that quantization, bf16 where it keeps its numbers.
+// Bytes of a tensor in a folder of that quantization, with bf16 for tensors that are not quantized.
 int64_t BytesIn(const TensorRequirement& tensor, Quantization folder) {
   int64_t bytes = 0;
   for (const StoredTensor& stored : StoredTensors(tensor, folder)) {

@@ -5,7 +5,7 @@
 namespace moeserve {
 namespace {
 
-// The stored type that holds every tensor of a product without loss, or the run's own.
+// Returns the stored type that holds every tensor of a product without loss, or the run's own.
 DType StoredType(const LoadContext& load, const std::vector<HostTensor>& tensors) {
   if (load.compute == DType::kBF16) return DType::kBF16;
   for (const HostTensor& t : tensors) {
@@ -14,7 +14,7 @@ DType StoredType(const LoadContext& load, const std::vector<HostTensor>& tensors
   return tensors.front().dtype;
 }
 
-// The bank of `key` out of the cache, or as `load_it` makes it, which the cache then keeps.
+// Returns the bank of `key` from the cache, or from `load_it`, and then stores it in the cache.
 template <typename LoadIt>
 Result<std::unique_ptr<LinearBank>> CachedBank(LoadContext& load, const PackedBankKey& key,
                                                const LoadIt& load_it) {
@@ -25,7 +25,7 @@ Result<std::unique_ptr<LinearBank>> CachedBank(LoadContext& load, const PackedBa
   return bank;
 }
 
-// One matrix on its way into a bank: either its integers or its numbers.
+// One matrix to be loaded into a bank: integers with scales, or numbers.
 struct Weight {
   int expert;
   LinearBank::Half half;
@@ -71,7 +71,7 @@ Result<std::unique_ptr<LinearBank>> BankOf(LoadContext& load, LinearBankShape sh
 
 Result<std::unique_ptr<LinearBank>> LoadLinear(LoadContext& load, int in_features,
                                                const std::vector<LinearPart>& parts) {
-  // Parts of one product are stored alike.
+  // All parts of one product have the same storage.
   const Quantization quantization = QuantizationOf(
       parts[0].prefix + ".weight", {parts[0].out_features, in_features}, load.quantization);
   int total = 0;
@@ -118,7 +118,7 @@ Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vecto
   };
   const Quantization quantization = QuantizationOf(
       tensor(0, false) + ".weight", {out_features[0], in_features[0]}, load.quantization);
-  // Matrices are main of every expert, then gate of every expert.
+  // Order of the matrices: main of every expert, then gate of every expert.
   const size_t matrices = gated ? 2 * experts : experts;
   PackedBankKey key;
   key.compute = load.compute;

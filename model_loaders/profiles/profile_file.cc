@@ -26,7 +26,7 @@ namespace {
 
 constexpr char kFormat[] = "moeserve-expert-profile";
 constexpr char kVersion[] = "1";
-// Far beyond any model; they keep a hostile file from asking for more than it brings.
+// Far above any model. They bound the memory that a hostile file can demand.
 constexpr int64_t kMaxBlocks = 1 << 16;
 constexpr int64_t kMaxExperts = 0xffff;
 constexpr int64_t kMaxVocabulary = int64_t{1} << 28;
@@ -118,7 +118,7 @@ class Reader {
     return absl::OkStatus();
   }
 
-  // Says which array nobody asked for.
+  // Reports arrays that were not read.
   absl::Status CheckAllUsed() const {
     for (const auto& [name, entry] : entries_) {
       if (used_.count(name) == 0) return Fault(name, "is unknown");
@@ -264,7 +264,7 @@ absl::Status ReadModel(Reader& reader, ExpertProfile& out) {
   if (out.stats.diversity_histogram.empty()) {
     return Reader::Fault("model.diversity_histogram", "is empty");
   }
-  // Blocks are added one by one: the count in the file is no reason to take memory.
+  // Adds blocks one by one instead of allocating for the count that the file states.
   for (int64_t i = 0; i < shape[1]; ++i) {
     BlockExpertStats block;
     MOESERVE_RETURN_IF_ERROR(ReadBlock(reader, Prefix(static_cast<size_t>(i)), block));
@@ -394,7 +394,7 @@ Result<ExpertProfile> DecodeProfile(std::string_view bytes) {
 
 absl::Status WriteWholeFile(const std::filesystem::path& path, std::string_view bytes) {
   std::error_code ignored;
-  // A device or a pipe is written to: a rename would put a file in its place.
+  // A rename would replace a device or a pipe by a file.
   const bool special = std::filesystem::is_other(path, ignored);
   std::filesystem::path partial = path;
   if (!special) partial += ".partial";
