@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/spec/spec.h"
 #include "kernels/base/dtype.h"
+#include "kernels/base/quantization.h"
 #include "nlohmann/json.hpp"
 
 namespace moeserve {
@@ -45,8 +47,8 @@ struct ModelSummary {
   int64_t expert_parameters = 0;     // of routed experts
   int64_t always_active = 0;         // the rest: attention, dense blocks, routers, norms
   ActivatedParameters activated;
-  int64_t int8_bytes = 0;  // of a folder with int8 matrices and the rest in bf16
-  int64_t int4_bytes = 0;
+  // Bytes of a folder with matrices of that integer type and the rest in bf16, for every type.
+  std::vector<std::pair<Quantization, int64_t>> quantized_bytes;
   std::vector<RoutedBlockSummary> routed_blocks;  // by layer, attention first
   int64_t kv_elements_per_token = 0;              // keys and values of all layers
   std::vector<LayerGroup> groups;

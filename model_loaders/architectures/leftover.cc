@@ -3,6 +3,7 @@
 #include <charconv>
 #include <optional>
 
+#include "base/kinds.h"
 #include "base/message.h"
 
 namespace moeserve {
@@ -42,7 +43,7 @@ std::string RouterReason(std::string_view rest, const std::string& key, const Sc
       rest.starts_with("projection.") || rest.starts_with("experts.") || rest == "temperature";
   const bool cosine = score.kind == ScoreKind::kCosine;
   if (of_cosine != cosine) {
-    return Concat(score_key, "kind is \"", cosine ? "cosine" : "dot", '"');
+    return Concat(score_key, "kind is ", Quoted(KindName(score.kind)));
   }
   if (rest == "bias" || rest == "projection.bias") return score_key + "bias is false";
   if (rest == "temperature") return score_key + "temperature is \"none\"";

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/kinds.h"
 #include "base/message.h"
 #include "model_loaders/files/strict_json.h"
 #include "nlohmann/json.hpp"
@@ -41,6 +42,16 @@ class ObjectReader {
   template <typename Enum>
   std::optional<Enum> Pick(std::string_view key, const std::vector<Choice<Enum>>& choices,
                            std::optional<Enum> fallback = std::nullopt);
+
+  // Pick() for an enum with a table of traits (base/kinds.h): its names from `first` on.
+  template <typename Kind>
+  std::optional<Kind> PickKind(std::string_view key, Kind first = Kind{},
+                               std::optional<Kind> fallback = std::nullopt);
+  // Any name of the enum; returns the fallback also after a fault.
+  template <typename Kind>
+  Kind PickKindOr(std::string_view key, Kind fallback) {
+    return PickKind<Kind>(key, Kind{}, fallback).value_or(fallback);
+  }
 
   // The JSON value, null if the key is absent. `expected` describes it in the message about a
   // missing key.
@@ -85,6 +96,14 @@ std::optional<Enum> ObjectReader::Pick(std::string_view key,
   }
   Fault(key, expected, ShowJson(*value));
   return std::nullopt;
+}
+
+template <typename Kind>
+std::optional<Kind> ObjectReader::PickKind(std::string_view key, Kind first,
+                                           std::optional<Kind> fallback) {
+  std::vector<Choice<Kind>> choices;
+  for (const Kind kind : AllKinds(first)) choices.push_back({KindName(kind), kind});
+  return Pick<Kind>(key, choices, fallback);
 }
 
 }  // namespace moeserve

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/kinds.h"
 #include "base/message.h"
 #include "engine/statistics/stats_fields.h"
 #include "model_loaders/files/safetensors.h"
@@ -159,13 +160,13 @@ absl::Status ReadShape(Reader& reader, const std::string& prefix, BlockExpertSta
   MOESERVE_RETURN_IF_ERROR(within(1, 0, 1));
   MOESERVE_RETURN_IF_ERROR(within(2, 1, kMaxExperts));
   MOESERVE_RETURN_IF_ERROR(within(3, 1, kMaxExperts));
-  MOESERVE_RETURN_IF_ERROR(within(4, 0, 1));
+  MOESERVE_RETURN_IF_ERROR(within(4, 0, std::ssize(AllKinds<SelectKind>()) - 1));
   MOESERVE_RETURN_IF_ERROR(within(5, 1, values[2]));
   b.layer = static_cast<int>(values[0]);
   b.block = values[1] == 0 ? BlockKind::kAttention : BlockKind::kFeedForward;
   b.num_experts = static_cast<int>(values[2]);
   b.split_heads = static_cast<int>(values[3]);
-  b.select = values[4] == 0 ? SelectKind::kTopK : SelectKind::kTopP;
+  b.select = static_cast<SelectKind>(values[4]);
   b.max_selected = static_cast<int>(values[5]);
   return absl::OkStatus();
 }
@@ -337,7 +338,7 @@ std::string EncodeProfile(const ExpertProfile& profile) {
     const std::string prefix = Prefix(i);
     writer.Vector<int64_t>(prefix + "shape",
                            {b.layer, b.block == BlockKind::kAttention ? 0 : 1, b.num_experts,
-                            b.split_heads, b.select == SelectKind::kTopK ? 0 : 1, b.max_selected});
+                            b.split_heads, static_cast<int>(b.select), b.max_selected});
     ForEachBlockArray(
         [&](const BlockArray& array, const auto& values) {
           writer.Vector(Concat(prefix, array.name), values);

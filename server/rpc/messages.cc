@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "base/kinds.h"
 #include "base/message.h"
 #include "server/base/api_error.h"
 #include "server/base/request_id.h"
@@ -366,7 +367,7 @@ void Fill(const ExpertStats& stats, double threshold, v1::GetExpertStatsResponse
     block.set_block(Name(from.block));
     block.set_num_experts(from.num_experts);
     block.set_split_heads(from.split_heads);
-    block.set_select(from.select == SelectKind::kTopK ? "top_k" : "top_p");
+    block.set_select(KindName(from.select));
     block.set_max_selected(from.max_selected);
     block.set_prefill_tokens(from.tokens[static_cast<int>(Phase::kPrefill)]);
     block.set_decode_tokens(from.tokens[static_cast<int>(Phase::kDecode)]);

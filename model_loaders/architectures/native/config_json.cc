@@ -70,9 +70,7 @@ PositionSpec ParsePosition(const Json& json, Problems* problems) {
 
 Quantization ParseQuantization(const Json& json, Problems* problems) {
   ObjectReader reader(json, "quantization", problems);
-  const auto type =
-      reader.Pick<Quantization>("type", {{Name(Quantization::kInt8), Quantization::kInt8},
-                                         {Name(Quantization::kInt4), Quantization::kInt4}});
+  const auto type = reader.PickKind("type", Quantization::kInt8);  // any but kNone
   if (!type.has_value()) return Quantization::kNone;
   const size_t before = problems->count();
   const int group = reader.Int("group_size");
