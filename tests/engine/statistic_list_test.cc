@@ -45,8 +45,8 @@ template <typename Stats>
 void ExpectUniqueNames(std::span<const Statistic<Stats>> list) {
   std::set<std::string_view> json, proto;
   for (const Statistic<Stats>& s : list) {
-    if (!s.name.empty()) EXPECT_TRUE(json.insert(s.name).second) << s.name;
-    if (!s.proto.empty()) EXPECT_TRUE(proto.insert(s.proto).second) << s.proto;
+    EXPECT_TRUE(s.name.empty() || json.insert(s.name).second) << s.name;
+    EXPECT_TRUE(s.proto.empty() || proto.insert(s.proto).second) << s.proto;
     EXPECT_FALSE(s.meaning.empty()) << s.name;
   }
 }
@@ -90,7 +90,7 @@ TEST(StatisticList, ValuesPerExpertHaveOneForEveryExpert) {
           }
         },
         s.value(stats.blocks[0], {}));
-    if (by_expert) EXPECT_EQ(size, kExperts) << s.name << s.proto;
+    EXPECT_TRUE(!by_expert || size == kExperts) << s.name << s.proto << ": " << size;
   }
 }
 
