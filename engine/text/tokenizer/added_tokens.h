@@ -18,6 +18,7 @@
 #include "engine/text/tokenizer/normalizer.h"
 #include "engine/text/tokenizer/regex.h"
 #include "engine/text/tokenizer/string_map.h"
+#include "engine/text/tokenizer/tokenizer.h"
 
 namespace moeserve {
 
