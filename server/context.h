@@ -14,11 +14,11 @@
 #include "server/base/work_pool.h"
 #include "server/generation/constraint_compiler.h"
 #include "server/generation/engine_api.h"
+#include "server/generation/submission.h"
 #include "server/metrics/expert_metrics.h"
 #include "server/metrics/metrics.h"
 #include "server/metrics/metrics_compat.h"
 #include "server/openai/chat_format.h"
-#include "server/openai/completion_request.h"
 #include "server/reports/expert_history.h"
 
 namespace moeserve::server {
@@ -65,11 +65,11 @@ class ServerContext {
 
   // How requests are to be read; the engine must be there.
   RequestRules Rules() const;
+  // For a request to `engine`, which was got from here.
+  SubmissionContext Submissions(std::shared_ptr<EngineApi> engine) const;
   // Not null once the engine is there.
   std::shared_ptr<const ChatFormat> chat_format() const;
 
-  // Null until loaded.
-  std::shared_ptr<ConstraintCompiler> constraint_compiler() const;
   // For what is too long for the threads that serve connections.
   WorkPool& work_pool() { return work_pool_; }
 

@@ -1,4 +1,4 @@
-// Compiles what requests ask of their text, once for equal requests.
+// Compiles the constraints of structured output and caches them by their content.
 #pragma once
 
 #include <cstddef>
@@ -11,9 +11,13 @@
 
 #include "base/status.h"
 #include "engine/text/structured/constraint.h"
-#include "server/generation/structured_fields.h"
 
 namespace moeserve::server {
+
+struct ConstraintField {
+  ConstraintSpec spec;
+  std::string param;  // the request field that it came from, for messages
+};
 
 // Thread-safe. Compile can take as long as ConstraintLimits allows: not for io threads.
 class ConstraintCompiler {

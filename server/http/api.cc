@@ -1,6 +1,6 @@
 #include "server/http/api.h"
 
-#include <limits>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,9 +13,8 @@
 #include "model_loaders/files/strict_json.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
-#include "server/base/request_id.h"
 #include "server/base/version.h"
-#include "server/generation/unsupported_fields.h"
+#include "server/generation/submission.h"
 #include "server/http/deferred_response.h"
 #include "server/http/error_response.h"
 #include "server/http/expert_routes.h"
@@ -24,7 +23,10 @@
 #include "server/http/web_assets.h"
 #include "server/openai/chat_request.h"
 #include "server/openai/chat_response.h"
+#include "server/openai/completion_request.h"
 #include "server/openai/completion_response.h"
+#include "server/openai/routing_fields.h"
+#include "server/openai/unsupported_fields.h"
 #include "server/reports/expert_report.h"
 
 namespace moeserve::server::http {
@@ -194,17 +196,6 @@ class Api : public std::enable_shared_from_this<Api> {
   }
 
  private:
-  // A request whose prompts are tokens and whose constraint has yet to be compiled.
-  struct Launch {
-    std::shared_ptr<EngineApi> engine;
-    GenerationParams params;
-    std::vector<PreparedPrompt> prompts;
-    std::unique_ptr<AnswerWriter> writer;
-    std::string id;
-    absl::Time deadline;
-    GenerationOptions options;
-  };
-
   Result<Handled> StartCompletion(const Request& request) {
     MOESERVE_ASSIGN_OR_RETURN(auto engine, context_.ServingEngine());
     const RequestLimits& limits = context_.settings().limits;
@@ -242,38 +233,26 @@ class Api : public std::enable_shared_from_this<Api> {
   Result<Handled> Submit(const Request& request, std::shared_ptr<EngineApi> engine,
                          const GenerationParams& params, std::vector<PreparedPrompt> prompts,
                          std::string_view id_prefix) {
-    const RequestLimits& limits = context_.settings().limits;
-    MOESERVE_RETURN_IF_ERROR(
-        CheckRecordSize(params, prompts, engine->spec(), params.stream, limits.max_routes));
-    AnswerIdentity identity;
-    identity.id = Concat(id_prefix, params.request_id.empty() ? NewRequestId() : params.request_id);
-    identity.created = absl::ToUnixSeconds(absl::Now());
-    identity.model = params.model;
-    const std::string id = identity.id;
+    auto submission =
+        std::make_shared<Submission>(context_.Submissions(std::move(engine)), params, id_prefix);
+    MOESERVE_RETURN_IF_ERROR(submission->SetPrompts(std::move(prompts)));
     auto writer =
-        std::make_unique<Writer>(std::move(identity), MakeAnswerOptions(params),
-                                 engine->tokenizer(), static_cast<int>(prompts.size()) * params.n);
-    GenerationOptions options;
-    options.wake = request.wake;
-    options.metrics = context_.shared_metrics();
-    // Only a stream can leave its output unread: a unary answer is collected as it comes.
-    options.max_unread_bytes =
-        params.stream ? limits.max_unread_bytes : std::numeric_limits<size_t>::max();
-    const absl::Time deadline = absl::Now() + limits.max_request_time;
-    Launch launch{std::move(engine), params, std::move(prompts), std::move(writer), id, deadline,
-                  std::move(options)};
-    if (!params.constraint) return Start(std::move(launch));
-    if (auto known = context_.constraint_compiler()->Find(*params.constraint)) {
-      launch.params.sampling.constraint = std::move(known);
-      return Start(std::move(launch));
+        std::make_unique<Writer>(AnswerIdentity{.id = submission->id(),
+                                                .created = absl::ToUnixSeconds(absl::Now()),
+                                                .model = params.model},
+                                 MakeAnswerOptions(params), submission->engine()->tokenizer(),
+                                 static_cast<int>(submission->num_choices()));
+    const absl::Time deadline = absl::Now() + context_.settings().limits.max_request_time;
+    if (!submission->NeedsCompiling()) {
+      return Start(std::move(submission), std::move(writer), deadline, request.wake);
     }
-    auto shared = std::make_shared<Launch>(std::move(launch));
+    auto shared_writer = std::make_shared<std::unique_ptr<AnswerWriter>>(std::move(writer));
     Handled deferred = DeferredResponse::Start(
         context_.work_pool(),
-        [self = shared_from_this(), shared] {
-          const auto compiler = self->context_.constraint_compiler();
-          const absl::Status status = CompileConstraint(*compiler, shared->params);
-          return self->Started(status.ok() ? Start(std::move(*shared)) : status);
+        [self = shared_from_this(), submission, shared_writer, deadline, wake = request.wake] {
+          const absl::Status status = submission->CompileConstraint();
+          return self->Started(
+              status.ok() ? Start(submission, std::move(*shared_writer), deadline, wake) : status);
         },
         request.wake);
     if (std::holds_alternative<Response>(deferred)) {
@@ -282,16 +261,16 @@ class Api : public std::enable_shared_from_this<Api> {
     return deferred;
   }
 
-  static Result<Handled> Start(Launch launch) {
+  static Result<Handled> Start(std::shared_ptr<const Submission> submission,
+                               std::unique_ptr<AnswerWriter> writer, absl::Time deadline,
+                               std::function<void()> wake) {
     MOESERVE_ASSIGN_OR_RETURN(
-        auto pending,
-        GenerationSession::Start(std::move(launch.engine), launch.params, std::move(launch.prompts),
-                                 std::move(launch.writer), launch.id, launch.deadline,
-                                 std::move(launch.options)));
+        auto pending, GenerationSession::Start(std::move(submission), std::move(writer), deadline,
+                                               std::move(wake)));
     return Handled(std::move(pending));
   }
 
-  // What was refused is counted here, unless by the engine.
+  // Counts refusals, except those of the engine, which it counts itself.
   Handled Started(Result<Handled> started) {
     if (started.ok()) return *std::move(started);
     Response response = ErrorResponse(started.status());

@@ -7,7 +7,7 @@
 #include <span>
 
 #include "base/message.h"
-#include "server/reports/expert_report.h"
+#include "server/metrics/expert_balance.h"
 
 namespace moeserve::server {
 namespace {
@@ -206,17 +206,17 @@ void ExpertMetrics::Write(PrometheusText& text, const ExpertStats& stats,
   text.Family("moe_layer_load_balance_ratio", "gauge", "Mean over maximum load of the experts.");
   each_block([&](size_t b, const BlockExpertStats&, const Labels& l) {
     text.Sample({{"model", model}, {"layer", l.layer}, {"block", l.block}},
-                MeasureLoad(window_[b]).balance);
+                MeasureBalance(window_[b]).balance);
   });
   text.Family("moe_layer_load_entropy_ratio", "gauge", "Entropy of the load over its maximum.");
   each_block([&](size_t b, const BlockExpertStats&, const Labels& l) {
     text.Sample({{"model", model}, {"layer", l.layer}, {"block", l.block}},
-                MeasureLoad(window_[b]).entropy);
+                MeasureBalance(window_[b]).entropy);
   });
   text.Family("moe_layer_unused_experts", "gauge", "Experts that no row chose in the window.");
   each_block([&](size_t b, const BlockExpertStats&, const Labels& l) {
     text.Sample({{"model", model}, {"layer", l.layer}, {"block", l.block}},
-                static_cast<double>(MeasureLoad(window_[b]).unused));
+                static_cast<double>(MeasureBalance(window_[b]).unused));
   });
   text.Family("moe_window_tokens", "gauge", "Tokens in the decaying window of the load gauges.");
   text.Sample({{"model", model}}, window_tokens_);

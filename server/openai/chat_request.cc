@@ -8,6 +8,7 @@
 
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
+#include "server/openai/shared_fields.h"
 
 namespace moeserve::server {
 namespace {

@@ -4,6 +4,8 @@
 #include <string_view>
 #include <utility>
 
+#include "server/generation/token_text.h"
+
 namespace moeserve::server {
 namespace {
 

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "server/base/utf8.h"
+#include "server/generation/token_text.h"
 
 namespace moeserve::server {
 namespace {

@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "engine/request.h"
 #include "nlohmann/json.hpp"
-#include "server/generation/answer.h"
+#include "server/openai/answer.h"
 
 namespace moeserve::server {
 

@@ -1,10 +1,10 @@
 #include "server/reports/expert_report.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <numeric>
 
+#include "server/metrics/expert_balance.h"
 #include "server/reports/statistics_report.h"
 
 namespace moeserve::server {
@@ -19,28 +19,6 @@ double MeanDistinctExperts(const BlockExpertStats& block) {
     sum += static_cast<double>(n) * static_cast<double>(block.distinct_histogram[n]);
   }
   return tokens > 0.0 ? sum / tokens : 0.0;
-}
-
-LoadShape MeasureLoad(const std::vector<double>& selections) {
-  LoadShape shape;
-  const double total = std::accumulate(selections.begin(), selections.end(), 0.0);
-  if (selections.empty() || total <= 0.0) {
-    shape.unused = static_cast<int>(selections.size());
-    return shape;
-  }
-  const double max = *std::max_element(selections.begin(), selections.end());
-  const double count = static_cast<double>(selections.size());
-  double entropy = 0.0;
-  for (const double value : selections) {
-    if (value <= 0.0) {
-      ++shape.unused;
-    } else {
-      entropy -= value / total * std::log(value / total);
-    }
-  }
-  shape.balance = total / count / max;
-  shape.entropy = selections.size() > 1 ? std::min(1.0, entropy / std::log(count)) : 1.0;
-  return shape;
 }
 
 Json ExpertStatsJson(const ExpertStats& stats, const std::string& model,
@@ -93,10 +71,10 @@ std::string ExpertStatsTable(const ExpertStats& stats, double threshold) {
     const double top =
         selections.empty() ? 0.0 : *std::max_element(selections.begin(), selections.end());
     const double rows = static_cast<double>(block.total_rows());
-    const LoadShape shape = MeasureLoad(selections);
+    const ExpertBalance spread = MeasureBalance(selections);
     add("%5d  %-12s  %7d  %10.0f  %8.3f  %8.3f  %8.3f  %7.3f  %8.1f%%\n", block.layer,
         Name(block.block), block.num_experts, rows, rows > 0 ? total / rows : 0.0,
-        MeanDistinctExperts(block), shape.balance, shape.entropy,
+        MeanDistinctExperts(block), spread.balance, spread.entropy,
         total > 0 ? 100.0 * top / total : 0.0);
   }
   add("tokens %llu, activation ratio %.4f (share of experts chosen by more than %g of the "

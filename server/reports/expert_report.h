@@ -21,12 +21,4 @@ std::string ExpertStatsTable(const ExpertStats& stats, double threshold);
 // Mean number of distinct experts that a token touched in a block; 0 without tokens.
 double MeanDistinctExperts(const BlockExpertStats& block);
 
-// How evenly `selections` are spread. All zero selections: 1, 1, all experts unused.
-struct LoadShape {
-  double balance = 1.0;  // mean / max
-  double entropy = 1.0;  // of the shares / ln E
-  int unused = 0;
-};
-LoadShape MeasureLoad(const std::vector<double>& selections);
-
 }  // namespace moeserve::server

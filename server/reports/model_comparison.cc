@@ -6,7 +6,7 @@
 
 #include "engine/statistics/measures/activated.h"
 #include "engine/statistics/measures/router_losses.h"
-#include "server/reports/expert_report.h"
+#include "server/metrics/expert_balance.h"
 
 namespace moeserve::server {
 namespace {
@@ -114,7 +114,7 @@ ComparedModel Summarize(const ExpertProfile& profile, double perplexity, double 
   for (const BlockExpertStats& b : stats.blocks) {
     out.experts += b.num_experts;
     const RouterSummary router = SummarizeRouter(b);
-    out.balance += MeasureLoad({b.selections.begin(), b.selections.end()}).balance / blocks;
+    out.balance += MeasureBalance({b.selections.begin(), b.selections.end()}).balance / blocks;
     out.balance_loss += router.normalized_balance_loss / blocks;
     if (b.num_experts > 1) {
       out.entropy += router.entropy_mean / std::log(static_cast<double>(b.num_experts)) / blocks;

@@ -11,7 +11,7 @@
 
 #include "moeserve/v1/moeserve.pb.h"
 #include "server/generation/generation.h"
-#include "server/openai/completion_request.h"
+#include "server/generation/submission.h"
 #include "server/rpc/call.h"
 #include "server/rpc/dispatcher.h"
 #include "server/rpc/messages.h"
@@ -38,7 +38,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<v1::GenerateResponse>
 
   // Reads the request and launches it, here or, where a constraint has to be compiled, on the pool.
   absl::Status Submit(const v1::GenerateRequest& request, const EventQueue& queue);
-  absl::Status Launch(const GenerateParams& params, const EventQueue& queue);
+  absl::Status Launch(const CompletionParams& params, const EventQueue& queue);
   void Fail(const absl::Status& status);  // before anything was generated
   // Writes or finishes if there is something to write or to finish.
   void Advance();
@@ -54,13 +54,8 @@ class GenerateCall final : public grpc::ServerWriteReactor<v1::GenerateResponse>
   ServerContext& server_;
   Call call_;
   std::shared_ptr<GenerateCall> self_;
-  std::shared_ptr<EngineApi> engine_;
-  std::string answer_id_;
-  std::string model_;
-  int n_ = 1;
-  RoutingParams routing_;
-  std::vector<PreparedPrompt> prompts_;
-  std::vector<bool> opened_;  // by choice: its first message was made
+  std::unique_ptr<Submission> submission_;  // null: the request was refused when it was read
+  std::vector<bool> opened_;                // by choice: its first message was made
   grpc::Alarm stall_alarm_;
 
   std::mutex mutex_;  // guards what follows

@@ -1,25 +1,21 @@
-// Between protobuf messages and the types of the engine; pure functions.
+// Converts between protobuf messages and the types of the engine. Pure functions.
 #pragma once
 
-#include <optional>
+#include <vector>
 
 #include "base/status.h"
 #include "engine/request.h"
 #include "engine/statistics/expert_stats.h"
 #include "moeserve/v1/moeserve.pb.h"
-#include "server/openai/completion_request.h"
+#include "server/generation/generation_request.h"
 
 namespace moeserve::server::rpc {
 
-struct GenerateParams {
-  CompletionParams completion;  // the fields that this interface has
-  std::optional<int> prompt_logprobs;
-};
-
 // The error names the field.
-Result<GenerateParams> ParseGenerate(const v1::GenerateRequest& request, const RequestRules& rules);
-// As a generation of nothing.
-Result<GenerateParams> ParseScore(const v1::ScoreRequest& request, const RequestRules& rules);
+Result<CompletionParams> ParseGenerate(const v1::GenerateRequest& request,
+                                       const RequestRules& rules);
+// A Score call runs the prompt and generates nothing.
+Result<CompletionParams> ParseScore(const v1::ScoreRequest& request, const RequestRules& rules);
 
 // `tokenizer` may be null. Internal if a value is NaN.
 absl::Status Fill(const TokenLogprob& from, const Tokenizer* tokenizer, v1::TokenLogprob& to);

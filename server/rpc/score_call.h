@@ -5,10 +5,10 @@
 
 #include <memory>
 #include <mutex>
-#include <vector>
 
 #include "moeserve/v1/moeserve.pb.h"
 #include "server/generation/generation.h"
+#include "server/generation/submission.h"
 #include "server/rpc/call.h"
 #include "server/rpc/dispatcher.h"
 
@@ -39,8 +39,7 @@ class ScoreCall final : public grpc::ServerUnaryReactor,
   ServerContext& server_;
   Call call_;
   std::shared_ptr<ScoreCall> self_;
-  std::shared_ptr<EngineApi> engine_;
-  std::vector<TokenId> ids_;
+  std::unique_ptr<Submission> submission_;  // null: the request was refused when it was read
 
   std::mutex mutex_;  // guards what follows
   std::unique_ptr<Generation> generation_;

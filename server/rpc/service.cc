@@ -7,7 +7,7 @@
 #include "base/message.h"
 #include "server/base/api_error.h"
 #include "server/base/version.h"
-#include "server/openai/completion_request.h"
+#include "server/generation/generation_params.h"
 #include "server/rpc/call.h"
 #include "server/rpc/generate_call.h"
 #include "server/rpc/messages.h"

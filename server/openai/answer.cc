@@ -1,4 +1,4 @@
-#include "server/generation/answer.h"
+#include "server/openai/answer.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,8 +6,9 @@
 
 #include "base/message.h"
 #include "base/status.h"
-#include "server/base/utf8.h"
 #include "server/base/version.h"
+#include "server/generation/token_text.h"
+#include "server/openai/routing_fields.h"
 
 namespace moeserve::server {
 namespace {
@@ -46,13 +47,6 @@ void ChoicePart::Add(OutputDelta delta, bool return_token_ids) {
     stop_string = std::move(delta.stop_string);
     stop_token = delta.stop_token;
   }
-}
-
-std::string TokenText(const Tokenizer* tokenizer, TokenId token, bool as_id) {
-  if (as_id || tokenizer == nullptr) return Concat("token_id:", token);
-  std::string bytes = tokenizer->TokenBytes(token);
-  if (bytes.empty()) bytes = std::string(tokenizer->TokenString(token));
-  return ReplaceInvalidUtf8(bytes);
 }
 
 double LogprobValue(float logprob) {

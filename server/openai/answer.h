@@ -69,10 +69,6 @@ class AnswerWriter {
   virtual nlohmann::ordered_json TakeAnswer() = 0;
 };
 
-// How one token is written: its text, U+FFFD for bytes that are no whole character, "token_id:7" if
-// `as_id` or without a tokenizer.
-std::string TokenText(const Tokenizer* tokenizer, TokenId token, bool as_id);
-
 // A log-probability as JSON can say it.
 double LogprobValue(float logprob);
 // Internal if a value is NaN.

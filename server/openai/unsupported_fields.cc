@@ -1,4 +1,4 @@
-#include "server/generation/unsupported_fields.h"
+#include "server/openai/unsupported_fields.h"
 
 #include <string>
 

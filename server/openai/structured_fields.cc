@@ -1,6 +1,7 @@
-#include "server/generation/structured_fields.h"
+#include "server/openai/structured_fields.h"
 
 #include <algorithm>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>

@@ -2,18 +2,12 @@
 #pragma once
 
 #include <optional>
-#include <string>
 
 #include "base/status.h"
-#include "engine/text/structured/constraint.h"
 #include "nlohmann/json.hpp"
+#include "server/generation/constraint_compiler.h"
 
 namespace moeserve::server {
-
-struct ConstraintField {
-  ConstraintSpec spec;
-  std::string param;  // the request field that it came from, for messages
-};
 
 // Reads `response_format` (text, json_object, json_schema), `structured_outputs` (json,
 // json_object, regex, choice) and the older guided_json, guided_regex and guided_choice. None: the
