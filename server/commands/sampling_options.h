@@ -1,5 +1,4 @@
-// The options of a command that say how tokens are sampled, one for each number and flag of
-// engine/sampling_params.h.
+// Command line options for sampling: one per number and flag of engine/sampling_params.h.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -10,7 +9,7 @@
 
 namespace moeserve::server {
 
-// What the user gave, to be applied to the defaults of the model once that is loaded.
+// The given options. They are applied to the model's defaults after it is loaded.
 struct SamplingOptions {
   std::vector<std::function<void(SamplingParams&)>> given;
 

@@ -1,5 +1,4 @@
-// What a client may ask of a generating endpoint, whichever interface the request came by, and the
-// rules that it is read by.
+// The parameters of a generating request, of any interface, and the rules for reading them.
 #pragma once
 
 #include <optional>
@@ -45,7 +44,7 @@ struct GenerationParams {
   std::string request_id;  // of the body; empty: none
   int ignored_fields = 0;  // unknown fields of the body
 
-  std::string_view prompt_field = "prompt";  // what errors about the prompt's length name
+  std::string_view prompt_field = "prompt";  // the field that errors about the prompt's length name
   std::optional<int> max_tokens;
   int default_max_tokens = kDefaultMaxTokens;  // where that is absent; clamped to what fits
   bool add_special_tokens = true;

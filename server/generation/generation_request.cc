@@ -92,7 +92,7 @@ absl::Status CheckRecordSize(const GenerationParams& params,
 std::vector<Request> MakeEngineRequests(const GenerationParams& params,
                                         const std::vector<PreparedPrompt>& prompts,
                                         const std::string& id, absl::Time deadline) {
-  // The engine gives one list, which serves both who asked for it and echo.
+  // The engine returns one list, for prompt_logprobs and for echo.
   std::optional<int> prompt_logprobs = params.prompt_logprobs;
   if (params.echo && params.logprobs) {
     prompt_logprobs = std::max(*params.logprobs, prompt_logprobs.value_or(0));

@@ -26,12 +26,12 @@ struct CompletionParams : GenerationParams {
 
 struct PreparedPrompt {
   std::vector<TokenId> ids;
-  std::string echo_text;  // set where echo was asked for
+  std::string echo_text;  // if the request asked for echo
   int max_tokens = 0;
 };
 
-// Drops tokens from the left as `truncate_prompt_tokens` says; true if there were such. -1 keeps
-// what leaves room for `max_tokens`, or for kDefaultMaxTokens.
+// Drops tokens from the left so that `truncate_prompt_tokens` remain; returns whether it dropped
+// any. -1 keeps as many as leave room for `max_tokens`, or for kDefaultMaxTokens.
 bool TruncatePrompt(const GenerationParams& params, int max_model_len, std::vector<TokenId>& ids);
 
 // Checks one prompt against the context length. Returns the number of tokens to generate.
@@ -46,7 +46,7 @@ absl::Status CheckRecordSize(const GenerationParams& params,
                              const std::vector<PreparedPrompt>& prompts, const ModelSpec& spec,
                              int64_t max_routes);
 
-// One engine request for each choice, in order of index (prompt * n + sample).
+// Returns one engine request per choice, in order of prompt * n + sample.
 std::vector<Request> MakeEngineRequests(const GenerationParams& params,
                                         const std::vector<PreparedPrompt>& prompts,
                                         const std::string& id, absl::Time deadline);

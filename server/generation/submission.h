@@ -1,4 +1,4 @@
-// The way of a request from its parameters to the engine, the same for every interface.
+// Submits a request to the engine: the path that HTTP and gRPC share.
 #pragma once
 
 #include <functional>

@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// What clients expect in place of minus infinity, which JSON cannot say.
+// Clients expect this for minus infinity, which JSON cannot represent.
 constexpr double kMinusInfinity = -9999.0;
 
 }  // namespace

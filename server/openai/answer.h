@@ -1,4 +1,4 @@
-// What the answers of all generating endpoints share, unary and streamed.
+// The parts of answers that all generating endpoints share, unary and streamed.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,14 @@
 
 namespace moeserve::server {
 
-// What all parts of one answer share.
+// Identifies an answer; repeated in every chunk.
 struct AnswerIdentity {
   std::string id;  // "cmpl-..."
   int64_t created = 0;
   std::string model;
 };
 
-// What an answer is to contain.
+// The optional parts of an answer.
 struct AnswerOptions {
   bool echo = false;
   bool logprobs = false;
@@ -34,42 +34,42 @@ struct AnswerOptions {
 
 AnswerOptions MakeAnswerOptions(const GenerationParams& params);
 
-// A choice, or the piece of one that a chunk carries.
+// A choice, or the part of one that a chunk contains.
 struct ChoicePart {
   int index = 0;
   std::string text;
-  nlohmann::ordered_json logprobs;  // null where not asked for
+  nlohmann::ordered_json logprobs;  // null unless asked for
   std::optional<FinishReason> finish_reason;
   std::optional<std::string> stop_string;
   std::optional<TokenId> stop_token;
   std::optional<std::vector<TokenId>> prompt_token_ids;
-  nlohmann::ordered_json prompt_logprobs;  // null where not asked for
+  nlohmann::ordered_json prompt_logprobs;  // null unless asked for
   std::optional<std::vector<TokenId>> token_ids;
-  std::optional<RoutingRecord> routing;  // where asked for, what is known
+  std::optional<RoutingRecord> routing;  // if asked for: the routes so far
 
-  // Text, end and, if wanted, ids.
+  // Adds text, routes, the end and, if asked for, ids.
   void Add(OutputDelta delta, bool return_token_ids);
   bool HasIds() const { return prompt_token_ids || (token_ids && !token_ids->empty()); }
   bool HasRoutes() const { return routing && routing->tokens > 0; }
 };
 
-// Writes the answer of one request as its endpoint does. One thread at a time.
+// Writes the answer of one request in the format of its endpoint. Used by one thread at a time.
 class AnswerWriter {
  public:
   virtual ~AnswerWriter() = default;
 
-  // A piece of choice `index`. The first one of a choice brings in what the answer has of the
-  // prompt. Internal if the piece cannot be shown.
+  // Adds a piece of choice `index`. With the first piece of a choice it also adds the prompt's
+  // part, such as echo. Internal: a log-probability is NaN or missing.
   virtual absl::Status Add(int index, const PreparedPrompt& prompt, OutputDelta delta) = 0;
-  // Chunks with what choice `index` has got since the last call; they lack the usage.
+  // Returns chunks with the output of choice `index` since the last call, without usage.
   virtual std::vector<nlohmann::ordered_json> TakeChunks(int index) = 0;
-  // A chunk of no choice.
+  // Returns a chunk without choices.
   virtual nlohmann::ordered_json EmptyChunk() const = 0;
-  // The unary answer without the usage.
+  // Returns the unary answer without usage.
   virtual nlohmann::ordered_json TakeAnswer() = 0;
 };
 
-// A log-probability as JSON can say it.
+// Returns a log-probability that JSON can represent: -9999 for minus infinity.
 double LogprobValue(float logprob);
 // Internal if a value is NaN.
 absl::Status CheckLogprob(const TokenLogprob& logprob);
@@ -77,13 +77,13 @@ absl::Status CheckLogprob(const TokenLogprob& logprob);
 // Internal unless the first piece of a choice has one entry, without NaN, for each prompt token.
 absl::Status CheckPromptLogprobs(const PreparedPrompt& prompt, const OutputDelta& first);
 
-// By token of the prompt, null for the first: an object of {"logprob", "rank", "decoded_token"} by
-// id, of the `count` most probable tokens and the prompt's own.
+// Returns a list with one entry per prompt token, null for the first: an object from token ids to
+// {"logprob", "rank", "decoded_token"}, for the `count` most probable tokens and the prompt's own.
 nlohmann::ordered_json PromptLogprobsJson(const Tokenizer* tokenizer,
                                           const std::vector<std::optional<TokenLogprob>>& logprobs,
                                           int count);
 
-// Puts the routes of a choice, if there are any, into its JSON.
+// Adds the routes of a choice, if there are any, to its JSON.
 void PutRouting(const ChoicePart& part, const RoutingParams& params,
                 nlohmann::ordered_json& choice);
 
@@ -92,14 +92,15 @@ nlohmann::ordered_json FinishReasonJson(const ChoicePart& part);
 // The stop string, the stop token's id or null.
 nlohmann::ordered_json StopReasonJson(const ChoicePart& part);
 
-// An answer or a chunk with no more than its identity and choices.
+// Returns an answer or a chunk with its identity and choices only.
 nlohmann::ordered_json EnvelopeJson(const AnswerIdentity& identity, std::string_view object,
                                     nlohmann::ordered_json choices);
 
-// Sums over the choices of an answer, prompts counted once. The experts appear once known.
+// `sums` are over the choices of an answer, prompts counted once. The experts' part is absent until
+// it is known.
 nlohmann::ordered_json UsageJson(const Usage& sums);
 
-// One line of valid UTF-8.
+// Returns one line of valid UTF-8.
 std::string DumpJson(const nlohmann::ordered_json& value);
 
 // "data: <json>\n\n"

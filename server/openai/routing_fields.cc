@@ -33,7 +33,7 @@ absl::Status CheckKnownKeys(const Json& object, std::initializer_list<std::strin
   return absl::OkStatus();
 }
 
-// The keys "layer" and "block" that the entries of both lists have.
+// Reads "layer" and "block", which the entries of both lists have.
 Result<RoutingChange::Expert> ParseBlock(const Json& entry) {
   RoutingChange::Expert out;
   MOESERVE_ASSIGN_OR_RETURN(const auto layer, IntField(entry, "layer", 0, kMaxChangedExperts));
@@ -57,7 +57,7 @@ Result<std::optional<int>> ParseExpert(const Json& value) {
   return std::optional<int>(static_cast<int>(*expert));
 }
 
-// A list of objects; null where it is absent.
+// Returns a list of objects; null if it is absent.
 Result<const Json*> ParseList(const Json& body, const char* name) {
   const Json* list = FindField(body, name);
   if (list == nullptr) return list;
@@ -130,7 +130,7 @@ Result<RoutingChange> ParseChange(const Json& field) {
   return change;
 }
 
-// A table has one place for each layer and the same number of experts in each.
+// The table [token, layer, k] needs one routed block per layer and the same k in each.
 absl::Status CheckTable(const RoutingRules& rules) {
   const auto refuse = [](const char* why) {
     return InvalidValue("return_routed_experts",
@@ -151,7 +151,7 @@ absl::Status CheckTable(const RoutingRules& rules) {
   return k == 0 ? refuse("it has no routed layer") : absl::OkStatus();
 }
 
-// The shortest decimal number that is this float.
+// Returns the double whose shortest decimal is that of the float.
 double Shortest(float value) {
   char text[32];
   const auto end = std::to_chars(text, text + sizeof(text), value).ptr;

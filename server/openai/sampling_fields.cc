@@ -19,7 +19,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Numbers that the body lacks stay as they are.
+// Reads the fields of the table. Fields that are absent keep their value in `out`.
 absl::Status ParseNumbers(const Json& body, std::span<const SamplingField> fields,
                           SamplingParams& out) {
   for (const SamplingField& field : fields) {
@@ -100,7 +100,7 @@ absl::Status ParseAllowedIds(const Json& body, const RequestRules& rules, Sampli
   return absl::OkStatus();
 }
 
-// A token id as an object key: decimal digits and nothing else.
+// Reads a token id from an object key: decimal digits only.
 std::optional<int> KeyAsToken(const std::string& key, int vocab_size) {
   int id = -1;
   const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);

@@ -34,7 +34,7 @@ absl::Status ParseStreaming(const Json& body, GenerationParams& out) {
   MOESERVE_ASSIGN_OR_RETURN(auto include_usage, BoolField(*options, "include_usage"));
   out.include_usage = include_usage.value_or(false);
   MOESERVE_ASSIGN_OR_RETURN(auto continuous, BoolField(*options, "continuous_usage_stats"));
-  // As in vLLM, the continuous numbers are an addition to include_usage.
+  // As in vLLM, continuous_usage_stats has no effect without include_usage.
   out.continuous_usage = out.include_usage && continuous.value_or(false);
   return absl::OkStatus();
 }

@@ -21,7 +21,7 @@ absl::Status Unsupported(const std::string& param, std::string message) {
                    param);
 }
 
-// A schema is sent as JSON or as a string that holds JSON.
+// A schema is sent as JSON or as a string that contains JSON.
 Result<ConstraintSpec> SchemaSpec(const Json& value, const std::string& param) {
   ConstraintSpec spec;
   spec.kind = Kind::kJsonSchema;
@@ -108,7 +108,7 @@ Result<std::optional<ConstraintSpec>> ResponseFormat(const Json& format) {
 
 class Collector {
  public:
-  // Takes the constraint of one field.
+  // Adds the constraint of one field; an error if there is one already.
   absl::Status Add(Result<ConstraintSpec> spec, const std::string& param) {
     if (!spec.ok()) return spec.status();
     if (found_) {

@@ -10,7 +10,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// When a value (not null) is as good as absent.
+// Which value (other than null) has the same meaning as an absent field.
 enum class Harmless {
   kNever,
   kEmpty,  // [] or {}

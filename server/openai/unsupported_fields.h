@@ -1,5 +1,5 @@
-// Request fields that clients of other servers send and this one does not implement. They pass at
-// their default and are refused otherwise: silence would change what the client asked for.
+// Request fields that clients of other servers send and this one does not implement. They are
+// accepted with their default value and refused otherwise, never ignored.
 #pragma once
 
 #include <string_view>
@@ -11,8 +11,8 @@ namespace moeserve::server {
 
 bool IsKnownUnsupportedField(std::string_view name);
 
-// InvalidArgument, code "unsupported_parameter", for the first field with a value that matters;
-// code "invalid_value" for one whose value no server would take.
+// InvalidArgument, code "unsupported_parameter", for the first field with another value;
+// code "invalid_value" for a value that is invalid in any case.
 absl::Status CheckUnsupportedFields(const nlohmann::json& body);
 
 }  // namespace moeserve::server

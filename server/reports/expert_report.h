@@ -1,4 +1,4 @@
-// Expert statistics as people and programs read them: JSON and a table.
+// Expert statistics as JSON and as a table.
 #pragma once
 
 #include <optional>
@@ -10,15 +10,15 @@
 
 namespace moeserve::server {
 
-// The answer of GET /v1/experts/stats. `window_seconds` absent: since start. `threshold` is that of
-// the activation ratio.
+// Returns the answer of GET /v1/experts/stats. `window_seconds` absent: since start. `threshold` is
+// that of the activation ratio.
 nlohmann::ordered_json ExpertStatsJson(const ExpertStats& stats, const std::string& model,
                                        std::optional<double> window_seconds, double threshold);
 
-// One line for each routed block: load, balance, distinct experts; and the totals.
+// Returns one line per routed block (rows, balance, distinct experts) and the totals.
 std::string ExpertStatsTable(const ExpertStats& stats, double threshold);
 
-// Mean number of distinct experts that a token touched in a block; 0 without tokens.
+// Returns the mean number of distinct experts that a token touched in a block; 0 without tokens.
 double MeanDistinctExperts(const BlockExpertStats& block);
 
 }  // namespace moeserve::server

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "base/message.h"
 #include "engine/statistics/measures/activated.h"
 #include "engine/statistics/measures/router_losses.h"
 #include "server/metrics/expert_balance.h"
@@ -13,7 +14,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Only what the papers state as numbers in text or tables; what they plot is not here.
+// Numbers from text and tables of the papers; plots are left out.
 struct PaperFigure {
   const char* paper;
   const char* where;
@@ -47,7 +48,7 @@ std::string Number(const char* format, double value) {
   return text;
 }
 
-// A dense model has no experts to speak of.
+// A dense model has no experts.
 std::vector<std::string> Row(const ComparedModel& m) {
   const auto routed = [&](std::string text) { return m.experts > 0 ? text : std::string("-"); };
   return {m.model,
@@ -67,7 +68,7 @@ std::string Markdown(const std::vector<std::vector<std::string>>& rows) {
   std::string out;
   for (size_t r = 0; r < rows.size(); ++r) {
     out += "|";
-    for (const std::string& cell : rows[r]) out += " " + cell + " |";
+    for (const std::string& cell : rows[r]) out += Concat(' ', cell, " |");
     out += "\n";
     if (r > 0) continue;
     out += "|";
@@ -87,7 +88,7 @@ std::string Plain(const std::vector<std::vector<std::string>>& rows) {
     for (size_t c = 0; c < row.size(); ++c) {
       const std::string pad(width[c] - row[c].size(), ' ');
       if (c > 0) out += "  ";
-      // Names to the left, numbers to the right.
+      // Aligns names left and numbers right.
       out += c == 0 || rows.front().size() < kNumColumns ? row[c] + pad : pad + row[c];
     }
     while (out.back() == ' ') out.pop_back();

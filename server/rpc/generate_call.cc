@@ -24,7 +24,7 @@ GenerateCall* GenerateCall::Start(grpc::CallbackServerContext* context,
     status = absl::InternalError(error.what());
   }
   if (status.ok()) {
-    call->Advance();  // output may have come before there was anything to receive it
+    call->Advance();  // output may have arrived before generation_ was set
   } else {
     call->Fail(status);
   }
@@ -105,9 +105,9 @@ v1::GenerateResponse GenerateCall::NewMessage(int choice) {
 }
 
 RoutingRecord GenerateCall::SendRoutesAhead(int choice, const RoutingRecord& record) {
-  // Clients refuse messages of more than 4 MiB unless told otherwise.
+  // By default clients refuse messages of more than 4 MiB.
   constexpr size_t kMostBytes = 1 << 19;
-  constexpr size_t kOffsetBytes = 5;  // of a 32-bit number at most
+  constexpr size_t kOffsetBytes = 5;  // most of a 32-bit number
   constexpr size_t kRouteBytes = 3 + sizeof(float);
   const RouteLayout& layout = *submission_->params().routing.layout;
   const int rows = layout.rows_per_token;
@@ -187,7 +187,7 @@ void GenerateCall::WatchForStall() {
   const absl::Duration limit = server_.settings().http.write_stall_timeout;
   stall_alarm_.Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(limit),
                    [weak = weak_from_this(), write = writes_](bool fired) {
-                     // Weak: an alarm keeps its callback for as long as it lives.
+                     // Weak, because the alarm, a member, keeps its callback.
                      const auto self = weak.lock();
                      if (!fired || self == nullptr) return;
                      bool stalled;

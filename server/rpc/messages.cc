@@ -37,7 +37,7 @@ absl::Status CheckIds(const char* name, const google::protobuf::RepeatedField<in
   return absl::OkStatus();
 }
 
-// The value of a numeric field, set or not.
+// Returns the value of a numeric field, the default if it is not set.
 double Number(const v1::SamplingParams& in, const google::protobuf::FieldDescriptor& field) {
   using Field = google::protobuf::FieldDescriptor;
   const google::protobuf::Reflection& reflection = *in.GetReflection();
@@ -52,8 +52,8 @@ double Number(const v1::SamplingParams& in, const google::protobuf::FieldDescrip
   }
 }
 
-// Fields of the message have the names of the table. Those without a value that was sent leave
-// `out` as it is; the result is checked in any case.
+// Reads the fields of the table, by name. A field that was not sent keeps its value in `out`; that
+// value, a default of the model, is checked as well.
 absl::Status ParseNumbers(const v1::SamplingParams& in, std::span<const SamplingField> fields,
                           SamplingParams& out) {
   for (const SamplingField& field : fields) {
@@ -102,7 +102,7 @@ absl::Status ParseStop(const v1::SamplingParams& in, const RequestRules& rules,
   return absl::OkStatus();
 }
 
-// Fields about single tokens and words.
+// Reads the fields about single tokens and words.
 absl::Status ParseTokenChanges(const v1::SamplingParams& in, const RequestRules& rules,
                                SamplingParams& out) {
   if (in.logit_bias().size() > rules.limits.max_logit_bias) {

@@ -19,10 +19,10 @@ Result<CompletionParams> ParseScore(const v1::ScoreRequest& request, const Reque
 
 // `tokenizer` may be null. Internal if a value is NaN.
 absl::Status Fill(const TokenLogprob& from, const Tokenizer* tokenizer, v1::TokenLogprob& to);
-// A token that nothing precedes.
+// For the first token of a prompt, which has no log-probability.
 void FillUnscored(TokenId token, const Tokenizer* tokenizer, v1::TokenLogprob& to);
 
-// `delta` is a piece of a choice of `prompt`.
+// `delta` is a piece of a choice; `prompt` are its prompt's ids.
 absl::Status Fill(const OutputDelta& delta, const std::vector<TokenId>& prompt,
                   const Tokenizer* tokenizer, v1::GenerateResponse& to);
 

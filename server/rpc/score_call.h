@@ -14,7 +14,7 @@
 
 namespace moeserve::server::rpc {
 
-// Keeps itself alive until gRPC is done with it.
+// Owns itself until OnDone.
 class ScoreCall final : public grpc::ServerUnaryReactor,
                         public std::enable_shared_from_this<ScoreCall> {
  public:
@@ -32,7 +32,7 @@ class ScoreCall final : public grpc::ServerUnaryReactor,
  private:
   absl::Status Submit(const v1::ScoreRequest& request, Dispatcher& dispatcher);
   void Advance();
-  absl::Status Take(const OutputDelta& delta);  // with mutex_
+  absl::Status Take(const OutputDelta& delta);  // requires mutex_
   void EndOnce(const absl::Status& status);
 
   v1::ScoreResponse* const response_;
@@ -41,7 +41,7 @@ class ScoreCall final : public grpc::ServerUnaryReactor,
   std::shared_ptr<ScoreCall> self_;
   std::unique_ptr<Submission> submission_;  // null: the request was refused when it was read
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::unique_ptr<Generation> generation_;
   bool ended_ = false;
 };

@@ -16,7 +16,7 @@
 namespace moeserve::server::rpc {
 namespace {
 
-// Runs a call that needs nothing of the engine thread and finishes it.
+// Runs and finishes a call that does not wait for the engine.
 template <typename Body>
 grpc::ServerUnaryReactor* Immediately(grpc::CallbackServerContext* context, ServerContext& server,
                                       const char* method, Body&& body) {

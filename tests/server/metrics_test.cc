@@ -13,7 +13,7 @@
 #include "absl/time/clock.h"
 #include "server/base/text_values.h"
 #include "server/context.h"
-#include "server/http/api.h"
+#include "server/http/routes/api.h"
 #include "server/metrics/expert_balance.h"
 #include "server/metrics/metrics_compat.h"
 #include "server/metrics/prometheus.h"

@@ -2,14 +2,17 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <future>
 #include <set>
+#include <thread>
 
 #include "nlohmann/json.hpp"
 #include "server/bench/load_test/driver.h"
 #include "server/bench/load_test/load_report.h"
 #include "tests/server/http_fixture.h"
-#include "tests/server/load/scripted_server.h"
+#include "tests/server/load_test/scripted_server.h"
 
 namespace moeserve::server {
 namespace {
@@ -244,15 +247,31 @@ TEST(HttpTargetTest, CutsOffWhatRunsAtTheEnd) {
   EXPECT_EQ(run.unanswered, 0);
 }
 
-TEST(HttpTargetTest, AnUnfinishedTargetCanBeDestroyed) {
-  ScriptedServer server([](Peer& peer, const std::string&) {
+TEST(HttpTargetTest, DestroyingATargetClosesItsConnections) {
+  std::atomic<int> begun = 0, ended = 0;
+  ScriptedServer server([&](Peer& peer, const std::string&) {
+    ++begun;
     peer.WaitForEnd();
+    ++ended;
     return false;
   });
-  const auto target = Target(server.url());
-  for (int i = 0; i < 5; ++i) target->Start(AnyWorkload().Make(i), target->Now());
-  target->Wait(target->Now() + 0.02);
-  for (int i = 5; i < 10; ++i) target->Start(AnyWorkload().Make(i), target->Now());
+  constexpr int kRunning = 5;
+  {
+    const auto target = Target(server.url());
+    for (int i = 0; i < kRunning; ++i) target->Start(AnyWorkload().Make(i), target->Now());
+    const double deadline = target->Now() + 10.0;
+    while (begun < kRunning && target->Now() < deadline) {
+      EXPECT_TRUE(target->Wait(target->Now() + 0.02).empty());
+    }
+    EXPECT_EQ(begun, kRunning);
+    EXPECT_EQ(ended, 0);
+    // Requests that have not been sent yet.
+    for (int i = 0; i < 5; ++i) target->Start(AnyWorkload().Make(kRunning + i), target->Now());
+  }
+  for (int i = 0; i < 1000 && ended < begun; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_EQ(ended, begun);
 }
 
 TEST(HttpTargetTest, ConnectionsThatWereClosedMeanwhileAreReplaced) {

@@ -1,5 +1,5 @@
-// GET /v1/experts/tokens, /similarity, /collapse and /profile: statistics of the experts that take
-// longer than those of /v1/experts/stats.
+// GET /v1/experts/tokens, /similarity, /collapse and /profile: expert statistics that are slower to
+// compute than those of /v1/experts/stats.
 #pragma once
 
 #include "server/context.h"

@@ -1,4 +1,4 @@
-#include "server/http/expert_routes.h"
+#include "server/http/routes/expert_routes.h"
 
 #include <atomic>
 #include <memory>
@@ -24,19 +24,19 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The pool's threads also prepare chats and structured output: matrices take one of them, and not
-// for longer than this many steps of about a nanosecond.
+// Most work of one answer, in steps of about a nanosecond: the pool's threads also prepare chats
+// and structured output.
 constexpr int kComputations = 1;
 constexpr double kMaxWork = double{1ull << 32};
-// A profile is as large as the tables that the operator allowed, until its client has read it.
+// Most profiles in memory at the same time. One is held until its client has read it.
 constexpr int kDownloads = 2;
 
-// So many at the same time.
+// Limits how many answers are computed or held at the same time.
 class Slots {
  public:
   explicit Slots(int free) : free_(std::make_shared<std::atomic<int>>(free)) {}
 
-  // Holds a slot as long as any copy of the result lives; null where none is free.
+  // Takes a slot, which is free again when the last copy of the result is gone; null if none is.
   std::shared_ptr<void> Take() const {
     int free = free_->load();
     while (free > 0 && !free_->compare_exchange_weak(free, free - 1)) {
@@ -86,8 +86,8 @@ struct Chosen {
   int64_t first = 0;
 };
 
-// What "layer" and "block" mean; "block" may be left out where a layer routes one block only. None
-// without "layer".
+// Resolves "layer" and "block" of a query. "block" is optional where the layer routes one block
+// only. None without "layer".
 Result<std::optional<Chosen>> ChosenBlock(std::string_view query, const ExpertStats& stats) {
   MOESERVE_ASSIGN_OR_RETURN(const auto layer, QueryInteger(query, "layer", 0, 1 << 30));
   const auto name = QueryText(query, "block");
@@ -130,7 +130,7 @@ class ExpertRoutes {
  public:
   explicit ExpertRoutes(ServerContext& context) : context_(context) {}
 
-  // Takes no slot: one pass over the table is short.
+  // Needs no slot: one pass over the table is short.
   Handled Tokens(const Request& request) const {
     return WithEngine([&](const EngineApi& engine) -> Result<Json> {
       MOESERVE_ASSIGN_OR_RETURN(const auto top, QueryInteger(request.query, "top", 1, 1000));
@@ -210,7 +210,7 @@ class ExpertRoutes {
   }
 
  private:
-  // The counts of one block.
+  // The token counts of one block.
   struct Table {
     Chosen block;
     int64_t vocabulary = 0;

@@ -1,4 +1,4 @@
-#include "server/http/web_assets.h"
+#include "server/http/routes/web_assets.h"
 
 #include <cstdint>
 #include <cstdio>
@@ -30,7 +30,7 @@ std::string_view ContentType(std::string_view name) {
   return "application/octet-stream";
 }
 
-// FNV-1a: it tells versions of a file apart, nobody has to be kept from finding collisions.
+// FNV-1a: distinguishes versions of a file; collision resistance is not needed.
 std::string MakeEtag(std::string_view bytes) {
   uint64_t hash = 0xcbf29ce484222325;
   for (const char c : bytes) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
@@ -39,7 +39,7 @@ std::string MakeEtag(std::string_view bytes) {
   return text;
 }
 
-// Whether an If-None-Match value holds the tag. Ours contain no comma.
+// Whether an If-None-Match value contains the tag. Our tags contain no comma.
 bool HoldsEtag(std::string_view list, std::string_view etag) {
   while (!list.empty()) {
     const size_t comma = list.find(',');

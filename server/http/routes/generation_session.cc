@@ -1,4 +1,4 @@
-#include "server/http/generation_session.h"
+#include "server/http/routes/generation_session.h"
 
 #include <utility>
 
@@ -103,7 +103,7 @@ Json GenerationSession::SumUsage() const {
     sums.routed_tokens += counts_[i].routed_tokens;
     sums.expert_routes += counts_[i].expert_routes;
     sums.activated_parameters += counts_[i].activated_parameters;
-    // Each prompt once, whatever the number of its samples.
+    // Count each prompt once, not once per sample.
     if (i % samples == 0) sums.cached_tokens += counts_[i].cached_tokens;
   }
   return UsageJson(sums);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "nlohmann/json.hpp"
 #include "tests/support/random.h"
@@ -166,7 +167,7 @@ TEST(ServerCountersTest, DifferencesNeedBothEndsAndNoRestart) {
   EXPECT_FALSE(difference.prompt_tokens.has_value());
 }
 
-TEST(ServerCountersTest, AnyBytesAreSurvived) {
+TEST(ServerCountersTest, DamagedLinesLeaveTheOthersAlone) {
   moeserve::testing::Random random(2);
   const std::string base =
       "moeserve_requests_rejected_total{reason=\"queue_full\"} 25\nmoeserve_prompt_tokens_total "
@@ -176,7 +177,12 @@ TEST(ServerCountersTest, AnyBytesAreSurvived) {
     for (int k = random.Below(4); k > 0; --k) {
       text[random.Below(static_cast<int>(text.size()))] = static_cast<char>(random.Next());
     }
-    ParseServerCounters(text);
+    const ServerCounters counters = ParseServerCounters(
+        "moeserve_engine_steps_total 3\n" + text + "\nmoeserve_preemptions_total{model=\"m\"} 7\n");
+    ASSERT_EQ(counters.steps, 3.0) << text;
+    ASSERT_EQ(counters.preemptions, 7.0) << text;
+    ASSERT_TRUE(std::isfinite(counters.rejected.value_or(0.0))) << text;
+    ASSERT_TRUE(std::isfinite(counters.prompt_tokens.value_or(0.0))) << text;
   }
 }
 

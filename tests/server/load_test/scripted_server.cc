@@ -1,4 +1,4 @@
-#include "tests/server/load/scripted_server.h"
+#include "tests/server/load_test/scripted_server.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

@@ -1,4 +1,4 @@
-#include "server/commands/commit.h"
+#include "server/base/commit.h"
 
 namespace moeserve::server {
 namespace {

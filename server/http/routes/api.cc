@@ -1,4 +1,4 @@
-#include "server/http/api.h"
+#include "server/http/routes/api.h"
 
 #include <functional>
 #include <memory>
@@ -17,10 +17,10 @@
 #include "server/generation/submission.h"
 #include "server/http/deferred_response.h"
 #include "server/http/error_response.h"
-#include "server/http/expert_routes.h"
-#include "server/http/generation_session.h"
+#include "server/http/routes/expert_routes.h"
+#include "server/http/routes/generation_session.h"
+#include "server/http/routes/web_assets.h"
 #include "server/http/url.h"
-#include "server/http/web_assets.h"
 #include "server/openai/chat_request.h"
 #include "server/openai/chat_response.h"
 #include "server/openai/completion_request.h"
@@ -43,7 +43,7 @@ Response JsonResponse(const Json& body) {
 Result<nlohmann::json> ParseBody(const Request& request, const RequestLimits& limits) {
   JsonLimits json_limits;
   json_limits.max_depth = limits.json_depth;
-  json_limits.max_values = size_t{8} << 20;  // the byte limit is the one that matters
+  json_limits.max_values = size_t{8} << 20;  // the limit on bytes is stricter
   Result<nlohmann::json> body = ParseStrictJson(request.body, json_limits);
   if (body.ok()) {
     if (!body->is_object()) {
@@ -52,7 +52,7 @@ Result<nlohmann::json> ParseBody(const Request& request, const RequestLimits& li
     }
     return body;
   }
-  // The parser quotes what it read last, which may be a part of somebody's prompt.
+  // Cuts off the parser's quote of the input, which can be part of a prompt.
   std::string message(body.status().message());
   message.resize(std::min(message.size(), message.find("; last read")));
   return MakeError(absl::StatusCode::kInvalidArgument, "invalid_json",
@@ -345,7 +345,7 @@ std::unique_ptr<Router> MakeRouter(ServerContext& context) {
                 [api, handler](const Request& request) { return (api.get()->*handler)(request); });
   };
   add("POST", "/v1/completions", Access::kKey, &Api::Completions);
-  // Chat templates are programs.
+  // Slow: chat templates are programs.
   add("POST", "/v1/chat/completions", Access::kKey, &Api::ChatCompletions, Work::kSlow);
   add("GET", "/v1/models", Access::kKey, &Api::Models);
   add("GET", "/v1/models/*", Access::kKey, &Api::Model);
