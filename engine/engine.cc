@@ -47,28 +47,6 @@ bool AllFinite(std::span<const float> values) {
   return bad == 0;
 }
 
-// Finds the tokens that no router could route, where no statistics are kept.
-class RoutingGuard : public StepHooks {
- public:
-  void BeginStep(const Batch& batch) {
-    failed_.assign(static_cast<size_t>(batch.num_tokens()), false);
-  }
-  bool WantsPlans() const override { return false; }
-  void OnOutcome(const StepOutcome& outcome) override {
-    for (size_t t = 0; t < failed_.size(); ++t) failed_[t] = outcome.failed[t] != 0;
-  }
-  void OnPlan(int, BlockKind, const RoutingPlan& plan) override {
-    const int heads = plan.rows / static_cast<int>(failed_.size());
-    for (int r = 0; r < plan.rows; ++r) {
-      if (plan.row_nonfinite[r] == 2) failed_[static_cast<size_t>(r / heads)] = true;
-    }
-  }
-  const std::vector<bool>& failed_tokens() const { return failed_; }
-
- private:
-  std::vector<bool> failed_;
-};
-
 }  // namespace
 
 class Engine::Impl {
@@ -125,8 +103,8 @@ class Engine::Impl {
   void Finish(Sequence* sequence, OutputDelta delta);
   void Fail(Sequence* sequence, const absl::Status& status);
   // With the last request's end the statistics are complete.
-  void MergeIfIdle() {
-    if (scheduler_.running().empty() && scheduler_.waiting().empty()) recorder_.Merge();
+  void RefreshIfIdle() {
+    if (scheduler_.running().empty() && scheduler_.waiting().empty()) recorder_.Refresh();
   }
   void LeaveQueue(int sequences, int64_t tokens);
   void UpdateGauges();
@@ -137,7 +115,6 @@ class Engine::Impl {
 
   // Engine thread only.
   ExpertRecorder recorder_;
-  RoutingGuard guard_;
   const int64_t always_active_;  // parameters of the model that every token uses
   RouteLog routes_;
   Scheduler scheduler_;
@@ -346,19 +323,12 @@ void Engine::Impl::Step() {
   const size_t vocab = static_cast<size_t>(model_->spec().vocab_size);
   // Never smaller again: what is added is filled with zeros each time.
   logits_.resize(std::max(logits_.size(), batch.logit_rows.size() * vocab));
-  if (options_.expert_stats) {
-    recorder_.BeginStep(batch);
-  } else {
-    guard_.BeginStep(batch);
-  }
+  const StepOptions step = options_.expert_stats ? recorder_.BeginStep() : StepOptions{};
   const auto forward_begin = std::chrono::steady_clock::now();
-  StepHooks* const hooks = options_.expert_stats ? static_cast<StepHooks*>(&recorder_) : &guard_;
   samples_.resize(batch.samples.size());
-  model_->Forward(batch, *cache_, hooks, logits_, samples_);
+  const StepReport report = model_->Forward(batch, *cache_, step, logits_, samples_);
   const double forward_seconds = seconds_since(forward_begin);
-  if (options_.expert_stats) recorder_.Publish();
-  const std::vector<bool>& failed =
-      options_.expert_stats ? recorder_.failed_tokens() : guard_.failed_tokens();
+  if (options_.expert_stats) recorder_.EndStep(batch, report);
   step_time_.Observe(WorkOf(scheduled), forward_seconds);
 
   int token = 0;
@@ -367,7 +337,7 @@ void Engine::Impl::Step() {
   for (const ScheduledRows& rows : scheduled) {
     const int end = token + rows.count;
     bool finite = true;
-    for (int t = token; t < end; ++t) finite = finite && !failed[t];
+    for (int t = token; t < end; ++t) finite = finite && report.failed[t] == 0;
     const size_t first = logit_row;
     positions.clear();
     while (logit_row < batch.logit_rows.size() && batch.logit_rows[logit_row] < end) {
@@ -452,7 +422,7 @@ void Engine::Impl::Finish(Sequence* sequence, OutputDelta delta) {
     routes_.Count(sequence->blocks, delta.expert_counts);
   }
   if (options_.expert_stats) {
-    const RouteLog::Totals totals = routes_.Total(sequence->blocks);
+    const TokenRoutes totals = routes_.Total(sequence->blocks);
     delta.usage.routed_tokens = sequence->computed;
     delta.usage.expert_routes = totals.routes;
     delta.usage.activated_parameters =
@@ -460,7 +430,7 @@ void Engine::Impl::Finish(Sequence* sequence, OutputDelta delta) {
         static_cast<uint64_t>(sequence->computed) * static_cast<uint64_t>(always_active_);
   }
   const SequencePtr s = scheduler_.Remove(sequence);
-  MergeIfIdle();
+  RefreshIfIdle();
   const auto now = std::chrono::steady_clock::now();
   histograms_.inference_seconds.Observe(SecondsBetween(s->admitted_at, now));
   if (s->generated() > 0) {
@@ -497,7 +467,7 @@ void Engine::Impl::Fail(Sequence* sequence, const absl::Status& status) {
   }
   const int computed = std::min(sequence->computed, sequence->prompt_length());
   if (s == nullptr) s = scheduler_.Remove(sequence);
-  MergeIfIdle();
+  RefreshIfIdle();
   if (queued) {
     histograms_.queue_seconds.Observe(
         SecondsBetween(s->submitted_at, std::chrono::steady_clock::now()));
@@ -541,9 +511,11 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
                                                std::unique_ptr<Model> model,
                                                std::shared_ptr<const Tokenizer> tokenizer,
                                                std::vector<TokenId> eos_token_ids) {
-  MOESERVE_ASSIGN_OR_RETURN(
-      const EngineOptions o,
-      Resolved(options, model->spec(), model->backend().preferred_step_rows()));
+  const StepLooks looks =
+      options.expert_stats ? RecorderLooks(RecorderSettings(options)) : StepLooks{};
+  MOESERVE_ASSIGN_OR_RETURN(const EngineOptions o,
+                            Resolved(options, model->spec(), model->backend().preferred_step_rows(),
+                                     model->LookFloatsPerToken(looks)));
   const std::vector<KvLayerShape> shapes = CacheShapes(model->spec());
   const KvCacheType type = o.kv_cache_type.value_or(KvCacheTypeOf(model->options().compute));
   MOESERVE_ASSIGN_OR_RETURN(const int64_t blocks,
@@ -551,9 +523,8 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
   // Log-probabilities of a prompt take logits of every row.
   const std::optional<RoutingControl> widest =
       RoutingControl::Widest(model->spec(), o.routing_control);
-  MOESERVE_RETURN_IF_ERROR(model->Reserve(
-      o.max_step_tokens, o.max_step_tokens, type, widest.has_value() ? &*widest : nullptr,
-      o.expert_stats ? RecorderLooks(RecorderSettings(o)) : StepLooks{}));
+  MOESERVE_RETURN_IF_ERROR(model->Reserve(o.max_step_tokens, o.max_step_tokens, type,
+                                          widest.has_value() ? &*widest : nullptr, looks));
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<KvCacheStorage> cache,
                             model->backend().NewKvCache(shapes, type, blocks));
   std::unique_ptr<RouteCounters> counters;
@@ -582,8 +553,8 @@ void Engine::Shutdown() { impl_->Shutdown(); }
 EngineStats Engine::Stats() const { return impl_->Stats(); }
 ExpertStats Engine::ExpertSnapshot() const { return impl_->recorder().Snapshot(); }
 const RouteLayout& Engine::route_layout() const { return impl_->recorder().layout(); }
-const TokenExpertCounts* Engine::token_expert_counts() const {
-  return impl_->options_.expert_stats ? impl_->recorder().token_counts() : nullptr;
+std::optional<TokenExpertCounts> Engine::token_expert_counts() const {
+  return impl_->recorder().token_counts();
 }
 std::vector<HiddenSample> Engine::HiddenSamples() const {
   return impl_->recorder().HiddenSamples();

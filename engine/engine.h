@@ -110,8 +110,9 @@ class Engine {
 
   // Any thread; valid as long as the engine.
   const RouteLayout& route_layout() const;
-  // Null where they are not kept (RecorderOptions::token_counts_bytes, expert_stats).
-  const TokenExpertCounts* token_expert_counts() const;
+  // Empty where they are not kept (RecorderOptions::token_counts_bytes, expert_stats). Valid as
+  // long as the engine.
+  std::optional<TokenExpertCounts> token_expert_counts() const;
   // By routed block; empty unless asked for (RecorderOptions::hidden_samples).
   std::vector<HiddenSample> HiddenSamples() const;
 

@@ -6,9 +6,16 @@
 #include "engine/schedule/block_manager.h"
 
 namespace moeserve {
+namespace {
+
+// Most memory for what a step reports of its routed blocks (router scores and inputs). It is taken
+// from the device before the KV cache; a longer step is run as several.
+constexpr int64_t kMaxLookBytes = int64_t{256} << 20;
+
+}  // namespace
 
 Result<EngineOptions> Resolved(const EngineOptions& options, const ModelSpec& spec,
-                               int device_step_rows) {
+                               int device_step_rows, int64_t look_floats) {
   EngineOptions o = options;
   if (o.max_model_len == 0) o.max_model_len = spec.max_position_embeddings;
   if (o.max_model_len < 1 || o.max_model_len > spec.max_position_embeddings) {
@@ -24,6 +31,10 @@ Result<EngineOptions> Resolved(const EngineOptions& options, const ModelSpec& sp
     return absl::InvalidArgumentError("routing-records: expert statistics are switched off");
   }
   if (o.max_step_tokens == 0) o.max_step_tokens = device_step_rows;
+  if (look_floats > 0) {
+    const int64_t fitting = kMaxLookBytes / (look_floats * static_cast<int64_t>(sizeof(float)));
+    o.max_step_tokens = static_cast<int>(std::min<int64_t>(o.max_step_tokens, fitting));
+  }
   if (o.max_step_tokens < o.max_num_seqs) o.max_step_tokens = o.max_num_seqs;
   return o;
 }

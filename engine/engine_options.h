@@ -1,4 +1,4 @@
-// What an engine's options come to for a model.
+// Resolves the defaults of an engine's options for a model.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,11 @@ namespace moeserve {
 
 // The options with every default filled in. InvalidArgument names the option, what was expected and
 // what was found.
+//
+// `device_step_rows`: rows of a step that suit the device. `look_floats`: memory that a token's
+// router scores and inputs take in a step that reports them; steps are made small enough for it.
 Result<EngineOptions> Resolved(const EngineOptions& options, const ModelSpec& spec,
-                               int device_step_rows);
+                               int device_step_rows, int64_t look_floats);
 
 // Blocks of the KV cache, of `block_bytes` each over all layers. ResourceExhausted where the memory
 // does not hold one sequence of max_model_len.

@@ -349,10 +349,10 @@ struct StepInputs {
   int variant = 0;                            // of the operations of a replayable step
 };
 
-// What became of the tokens of a step; valid until the next one.
+// Per-token results of a step beside its logits; valid until the next step.
 struct StepOutcome {
-  std::span<const uint8_t> failed;      // [T] 1: a row of some block had no finite largest score
-  std::span<const TokenRoutes> routes;  // [T] of the counted blocks; empty: nothing was counted
+  std::span<const uint8_t> failed;      // [T] 1: some row had no finite largest router score
+  std::span<const TokenRoutes> routes;  // [T] of the counted blocks; empty without counters
 };
 
 // Rows that the operations of a step work on: at least those of the inputs.
@@ -480,26 +480,22 @@ class Backend {
   virtual void CopyToHost(const RowsView& input, std::span<float> output) = 0;
   // The other way; rounds where `output` is bf16. Outside of RunStep.
   virtual void CopyFromHost(std::span<const float> input, const RowsView& output) = 0;
-  // True where plans lie in host memory as soon as Route() returns.
-  virtual bool plans_on_host() const = 0;
   // The slot's last plan in host memory, of the rows of the inputs alone; valid until the next
-  // step. Brings the plans of all blocks that were routed so far in one copy. Not while a step is
-  // recorded.
+  // step. A device copies the plans of all blocks of the step at the first call. Not while a step
+  // is recorded.
   virtual RoutingPlan HostPlan(int slot) = 0;
 
-  // Where plans lie on the device, they are counted there, at the end of a step: null where they
-  // are on the host. ResourceExhausted.
-  virtual Result<std::unique_ptr<RouteCounters>> NewRouteCounters(const CountSettings& settings) {
-    (void)settings;
-    return std::unique_ptr<RouteCounters>();
-  }
-  // After RunStep, where plans are not on the host. Waits for the step unless something else did.
-  virtual StepOutcome Outcome() { return {}; }
+  // Counters for the plans of a model's steps (StepInputs::counters). ResourceExhausted.
+  virtual Result<std::unique_ptr<RouteCounters>> NewRouteCounters(
+      const CountSettings& settings) = 0;
+  // Since construction: steps that were replayed from a recording instead of being issued.
+  virtual uint64_t replayed_steps() const { return 0; }
+  // Waits for the step that RunStep() issued and returns its per-token results.
+  virtual StepOutcome FinishStep() = 0;
 
-  // Since construction: expert matrices that Linear() and FusedFeedForward() streamed for routed
-  // plans. Tests use it to see that rows of one step share grouped products. 0 where only the
-  // device knows.
-  virtual uint64_t expert_visits() const = 0;
+  // Whether the memory of the largest step has to be taken before requests depend on it
+  // (Model::Reserve()): a device that has no memory left in a step stops the process.
+  virtual bool needs_reservation() const { return false; }
 
   // Rows of a step beyond which a row becomes hardly cheaper, while others wait longer.
   virtual int preferred_step_rows() const { return 512; }

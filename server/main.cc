@@ -12,7 +12,7 @@ int main(int argc, char** argv) {
   using namespace moeserve::server;
   try {
     CLI::App app("moeserve: a server for sparse mixture-of-experts language models", "moeserve");
-    app.set_version_flag("--version", Concat("moeserve ", kVersion));
+    app.set_version_flag("--version", moeserve::Concat("moeserve ", kVersion));
     app.require_subcommand(1);
     Command selected;
     AddServeCommand(app, selected);

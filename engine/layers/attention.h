@@ -5,25 +5,22 @@
 #include <string>
 #include <vector>
 
+#include "engine/layers/branch.h"
 #include "engine/layers/load_weights.h"
 #include "engine/layers/routed/routed_layer.h"
-#include "engine/layers/step_context.h"
 
 namespace moeserve {
 
 // Keys and values of the step's tokens go to the cache first; then every token attends to the
 // cache, its own entry included. Immutable after loading.
-class Attention {
+class Attention : public Branch {
  public:
   static Result<std::unique_ptr<Attention>> Load(LoadContext& load, int layer,
                                                  const ModelSpec& model);
 
-  // `x` [T, d] in the activation type; `output` [T, d] f32, the out-bias not yet added.
-  void Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const;
+  void Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const override;
 
-  const RoutedLayer* routed() const { return routed_.get(); }  // null: dense
-  // On the device, or null.
-  const float* out_bias() const {
+  const float* out_bias() const override {
     return out_bias_ == nullptr ? nullptr : static_cast<const float*>(out_bias_->data());
   }
 
@@ -36,7 +33,7 @@ class Attention {
   std::unique_ptr<LinearBank> projection_;  // dense: q, k, v; routed: k, v
   std::unique_ptr<LinearBank> output_;      // dense
   std::unique_ptr<NormBank> query_norm_, key_norm_;
-  std::unique_ptr<RoutedLayer> routed_;
+  std::unique_ptr<RoutedLayer> routed_;  // null: dense
   std::unique_ptr<DeviceBuffer> out_bias_;
 };
 

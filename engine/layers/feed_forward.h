@@ -3,27 +3,24 @@
 
 #include <memory>
 
+#include "engine/layers/branch.h"
 #include "engine/layers/load_weights.h"
 #include "engine/layers/routed/routed_layer.h"
-#include "engine/layers/step_context.h"
 
 namespace moeserve {
 
 // Immutable after loading.
-class FeedForward {
+class FeedForward : public Branch {
  public:
   static Result<std::unique_ptr<FeedForward>> Load(LoadContext& load, int layer,
                                                    const ModelSpec& model);
 
-  // `x` [T, d] in the activation type; `output` [T, d] f32.
-  void Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const;
-
-  const RoutedLayer* routed() const { return routed_.get(); }  // null: dense
+  void Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const override;
 
  private:
   std::unique_ptr<FeedForwardExperts> dense_;  // dense, or the shared expert beside routed_
   std::unique_ptr<LinearBank> shared_gate_;
-  std::unique_ptr<RoutedLayer> routed_;
+  std::unique_ptr<RoutedLayer> routed_;  // null: dense
 };
 
 }  // namespace moeserve

@@ -1,20 +1,12 @@
 // What every layer of a step needs to see.
 #pragma once
 
-#include <cstdint>
-#include <span>
-
 #include "engine/layers/workspace.h"
 #include "engine/model/batch.h"
+#include "engine/model/look_buffer.h"
 #include "kernels/backend.h"
 
 namespace moeserve {
-
-// What hooks look at of a routed block after the step, f32 and dense; without data: not wanted.
-struct KeptRows {
-  RowsView scores;  // [rows, E]
-  RowsView inputs;  // [rows, c]
-};
 
 struct StepContext {
   Backend& backend;
@@ -22,9 +14,7 @@ struct StepContext {
   DType activation;  // type of products' inputs: f32 or bf16
   const Batch& batch;
   KvCacheStorage& cache;
-  StepHooks* hooks;    // may be null
-  bool hooks_at_once;  // tell the hooks of a block as soon as it routed; else after the step
-  std::span<const KeptRows> kept;  // by PlanSlot(); empty: nothing is kept for after the step
+  const LookBuffer& looks;  // what routed blocks keep for the step's report
 };
 
 }  // namespace moeserve

@@ -4,21 +4,21 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/message.h"
 #include "engine/layers/attention.h"
+#include "engine/layers/branch.h"
 #include "engine/layers/feed_forward.h"
 #include "engine/layers/workspace.h"
+#include "engine/model/look_buffer.h"
+#include "engine/routes/route_layout.h"
 
 namespace moeserve {
 namespace {
 
-// Most that is kept of a step for hooks that look at it afterwards, in floats: 32 MiB.
-constexpr int64_t kMostKept = int64_t{8} << 20;
-
-// One pre-norm or post-norm layer: two branches, each added to the residual stream.
-struct DecoderLayer {
-  std::unique_ptr<NormBank> attention_norm, feed_forward_norm;
-  std::unique_ptr<Attention> attention;
-  std::unique_ptr<FeedForward> feed_forward;
+// A norm, a branch and the residual stream that the branch's output is added to.
+struct Block {
+  std::unique_ptr<NormBank> norm;  // of the branch's input (pre-norm) or of the sum (post-norm)
+  std::unique_ptr<Branch> branch;
 };
 
 }  // namespace
@@ -26,7 +26,7 @@ struct DecoderLayer {
 class Model::Impl {
  public:
   Impl(const ModelSpec& s, const ModelOptions& o, Backend& b)
-      : spec(s), options(o), backend(b), workspace(b) {}
+      : spec(s), options(o), backend(b), workspace(b), looks_(RouteLayout(s), s.hidden_size) {}
   ~Impl() { backend.ForgetSteps(this); }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -34,9 +34,9 @@ class Model::Impl {
   absl::Status Load(WeightSource& source, PackedCache* packed_cache);
   absl::Status Reserve(int tokens, int logit_rows, KvCacheType cache_type,
                        const RoutingControl* widest, StepLooks looks);
-  // `reserved`: floats that are taken but not used, as if something were kept.
-  void Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks, std::span<float> logits,
-               std::span<SampleResult> samples, int64_t reserved = 0);
+  StepReport Forward(const Batch& batch, KvCacheStorage& cache, const StepOptions& step,
+                     std::span<float> logits, std::span<SampleResult> samples);
+  const LookBuffer& looks() const { return looks_; }
 
   const ModelSpec spec;
   const ModelOptions options;
@@ -50,25 +50,17 @@ class Model::Impl {
   void ReadOutputs(const Batch& batch, const RowsView& scores, std::span<float> logits,
                    std::span<SampleResult> samples);
 
-  // Places in kept_ what hooks look at of all blocks, as RoutedLayer::LayOutKept() does of one.
-  int64_t LayOutKept(int64_t tokens, StepLooks looks, float* memory);
-  // Tells of every block, after the step; `kept` is its memory (kept_), empty: nothing was kept.
-  void TellHooks(StepHooks& hooks, const RowsView& kept);
-
-  // Adds the result of `branch` of `input` to the residual stream `x`, and makes the input of the
-  // next branch, which `next` normalises; null: there is none.
-  template <typename Branch>
-  void RunBranch(StepContext& ctx, const RowsView& x, const RowsView& input, const Branch& branch,
-                 const float* bias, const NormBank& own, const NormBank* next);
+  // Adds the branch of `block` applied to `input` to the residual stream `x`, and makes the input
+  // of the next block, whose norm is `next`; null: there is none.
+  void RunBlock(StepContext& ctx, const RowsView& x, const RowsView& input, const Block& block,
+                const NormBank* next);
 
   std::unique_ptr<LinearBank> head_;
   std::unique_ptr<EmbeddingTable> embedding_;
   std::unique_ptr<EmbeddingTable> learned_positions_;
   std::unique_ptr<NormBank> final_norm_;  // null: post-norm
-  std::vector<DecoderLayer> layers_;
-  std::vector<const RoutedLayer*> routed_;  // of all layers, in order
-  std::vector<KeptRows> kept_;              // by PlanSlot()
-  std::vector<float> kept_on_host_;
+  std::vector<Block> blocks_;             // in the order of the computation
+  LookBuffer looks_;
 };
 
 absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) {
@@ -91,31 +83,27 @@ absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) 
     MOESERVE_ASSIGN_OR_RETURN(final_norm_, LoadNorm(load, {"norm"}, {d}));
   }
   for (int l = 0; l < spec.num_layers(); ++l) {
-    const std::string prefix = "blocks." + std::to_string(l);
-    DecoderLayer layer;
-    MOESERVE_ASSIGN_OR_RETURN(layer.attention_norm,
-                              LoadNorm(load, {prefix + ".attention.norm"}, {d}));
-    MOESERVE_ASSIGN_OR_RETURN(layer.attention, Attention::Load(load, l, spec));
-    MOESERVE_ASSIGN_OR_RETURN(layer.feed_forward_norm,
+    const std::string prefix = Concat("blocks.", l);
+    Block attention, feed_forward;
+    MOESERVE_ASSIGN_OR_RETURN(attention.norm, LoadNorm(load, {prefix + ".attention.norm"}, {d}));
+    MOESERVE_ASSIGN_OR_RETURN(attention.branch, Attention::Load(load, l, spec));
+    MOESERVE_ASSIGN_OR_RETURN(feed_forward.norm,
                               LoadNorm(load, {prefix + ".feed_forward.norm"}, {d}));
-    MOESERVE_ASSIGN_OR_RETURN(layer.feed_forward, FeedForward::Load(load, l, spec));
-    for (const RoutedLayer* routed : {layer.attention->routed(), layer.feed_forward->routed()}) {
-      if (routed != nullptr) routed_.push_back(routed);
-    }
-    layers_.push_back(std::move(layer));
+    MOESERVE_ASSIGN_OR_RETURN(feed_forward.branch, FeedForward::Load(load, l, spec));
+    blocks_.push_back(std::move(attention));
+    blocks_.push_back(std::move(feed_forward));
   }
   return absl::OkStatus();
 }
 
-template <typename Branch>
-void Model::Impl::RunBranch(StepContext& ctx, const RowsView& x, const RowsView& input,
-                            const Branch& branch, const float* bias, const NormBank& own,
-                            const NormBank* next) {
+void Model::Impl::RunBlock(StepContext& ctx, const RowsView& x, const RowsView& input,
+                           const Block& block, const NormBank* next) {
   const Workspace::Scope scope(workspace);
   const RowsView output = workspace.TakeDense(x.rows, x.cols, DType::kF32);
-  branch.Forward(ctx, input, output);
+  block.branch->Forward(ctx, input, output);
   const bool pre = spec.norm.placement == NormPlacement::kPre;
   const auto scale = static_cast<float>(spec.residual_scale);
+  const float* const bias = block.branch->out_bias();
   if (pre && next == nullptr) {
     backend.AddScaled(x, output, bias, scale);
     return;
@@ -124,32 +112,22 @@ void Model::Impl::RunBranch(StepContext& ctx, const RowsView& x, const RowsView&
                    .branch = output,
                    .bias = bias,
                    .scale = scale,
-                   .norm = pre ? next : &own,
+                   .norm = pre ? next : block.norm.get(),
                    .output = pre ? input : x});
   if (!pre && next != nullptr && input.data != x.data) backend.Convert(x, input);
 }
 
-void Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks,
-                          std::span<float> logits, std::span<SampleResult> samples,
-                          int64_t reserved) {
-  const int64_t tokens = batch.num_tokens();
+StepReport Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, const StepOptions& step,
+                                std::span<float> logits, std::span<SampleResult> samples) {
   MOESERVE_CHECK(
       !batch.samples.empty() || static_cast<int64_t>(logits.size()) >=
                                     static_cast<int64_t>(batch.logit_rows.size()) * spec.vocab_size,
       "room for the logits");
-  if (tokens == 0) return;
+  if (batch.num_tokens() == 0) return {};
   const Workspace::Scope scope(workspace);
-  StepLooks looks;
-  if (hooks != nullptr) looks = {hooks->WantsScores(), hooks->WantsInputs()};
-  const bool given = hooks != nullptr && hooks->GivesRoutes();
-  // A device does not wait for hooks, but where they bring routes along or want to see too much.
-  const bool at_once =
-      backend.plans_on_host() || given || LayOutKept(tokens, looks, nullptr) > kMostKept;
-  const bool interrupted = at_once && (given || looks.any());
-  const bool keeps = !at_once && looks.any();
-  RouteCounters* const counters = hooks == nullptr ? nullptr : hooks->Counters();
   const std::span<const uint8_t> kind(reinterpret_cast<const uint8_t*>(batch.phase.data()),
                                       batch.phase.size());
+  const bool replayable = batch.given.empty() && batch.controls.empty();
   const StepRows rows = backend.BeginStep({.token_ids = batch.tokens,
                                            .position = batch.positions,
                                            .sequence = batch.sequence,
@@ -157,49 +135,24 @@ void Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* 
                                            .cache = &cache,
                                            .output_rows = batch.logit_rows,
                                            .samples = batch.samples,
-                                           .counters = counters,
+                                           .counters = step.counters,
                                            .kind = kind,
-                                           .variant = keeps ? looks.scores + 2 * looks.inputs : 0},
-                                          this, !interrupted && batch.controls.empty());
+                                           .variant = step.looks.scores + 2 * step.looks.inputs},
+                                          this, replayable);
   const RowsView scores = workspace.TakeDense(rows.outputs, spec.vocab_size, DType::kF32);
   RowsView kept;
-  if (keeps) reserved = LayOutKept(rows.tokens, looks, nullptr);
-  if (reserved > 0) kept = workspace.TakeDense(1, reserved, DType::kF32);
-  if (keeps) LayOutKept(rows.tokens, looks, static_cast<float*>(kept.data));
-  StepContext ctx{backend, workspace, options.compute, batch, cache, hooks, at_once, {}};
-  if (keeps) ctx.kept = kept_;
+  if (const int64_t floats = looks_.Floats(rows.tokens, step.looks); floats > 0) {
+    kept = workspace.TakeDense(1, floats, DType::kF32);
+  }
+  looks_.Place(rows.tokens, step.looks, kept);
+  StepContext ctx{backend, workspace, options.compute, batch, cache, looks_};
   backend.RunStep([&] { Issue(ctx, rows.tokens, scores); });
-  if (hooks != nullptr && !backend.plans_on_host()) hooks->OnIssued();
+  if (step.meanwhile) step.meanwhile();
   ReadOutputs(batch, scores, logits, samples);
-  if (hooks == nullptr || backend.plans_on_host()) return;
-  hooks->OnOutcome(backend.Outcome());
-  if (!at_once && (keeps || hooks->WantsPlans())) TellHooks(*hooks, kept);
-}
-
-int64_t Model::Impl::LayOutKept(int64_t tokens, StepLooks looks, float* memory) {
-  kept_.assign(2 * layers_.size(), {});
-  int64_t end = 0;
-  for (const RoutedLayer* routed : routed_) {
-    end += routed->LayOutKept(tokens, looks, memory == nullptr ? nullptr : memory + end,
-                              kept_[static_cast<size_t>(routed->slot())]);
-  }
-  return end;
-}
-
-void Model::Impl::TellHooks(StepHooks& hooks, const RowsView& kept) {
-  // One copy brings what was kept of all blocks, another one all plans.
-  kept_on_host_.resize(static_cast<size_t>(kept.cols));
-  if (kept.data != nullptr) backend.CopyToHost(kept, kept_on_host_);
-  const auto on_host = [&](const RowsView& view) -> std::span<const float> {
-    if (kept.data == nullptr || view.data == nullptr) return {};
-    const auto begin = static_cast<const float*>(view.data) - static_cast<const float*>(kept.data);
-    return std::span<const float>(kept_on_host_)
-        .subspan(static_cast<size_t>(begin), static_cast<size_t>(view.rows * view.cols));
-  };
-  for (const RoutedLayer* routed : routed_) {
-    const KeptRows& rows = kept_[static_cast<size_t>(routed->slot())];
-    routed->Tell(backend, hooks, on_host(rows.scores), on_host(rows.inputs));
-  }
+  const StepOutcome outcome = backend.FinishStep();
+  StepReport report{.failed = outcome.failed, .routes = outcome.routes, .blocks = {}};
+  if (step.looks.any()) report.blocks = looks_.Report(backend, step.looks);
+  return report;
 }
 
 void Model::Impl::ReadOutputs(const Batch& batch, const RowsView& scores, std::span<float> logits,
@@ -238,17 +191,14 @@ void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits
   RowsView input = x;
   if (spec.norm.placement == NormPlacement::kPre) {
     input = workspace.TakeDense(tokens, spec.hidden_size, options.compute);
-    backend.Norm({.bank = layers_.front().attention_norm.get(), .input = x, .output = input});
+    backend.Norm({.bank = blocks_.front().norm.get(), .input = x, .output = input});
   } else if (options.compute != DType::kF32) {
     input = workspace.TakeDense(tokens, spec.hidden_size, options.compute);
     backend.Convert(x, input);
   }
-  for (size_t l = 0; l < layers_.size(); ++l) {
-    const DecoderLayer& layer = layers_[l];
-    RunBranch(ctx, x, input, *layer.attention, layer.attention->out_bias(), *layer.attention_norm,
-              layer.feed_forward_norm.get());
-    RunBranch(ctx, x, input, *layer.feed_forward, nullptr, *layer.feed_forward_norm,
-              l + 1 < layers_.size() ? layers_[l + 1].attention_norm.get() : nullptr);
+  for (size_t b = 0; b < blocks_.size(); ++b) {
+    const NormBank* const next = b + 1 < blocks_.size() ? blocks_[b + 1].norm.get() : nullptr;
+    RunBlock(ctx, x, input, blocks_[b], next);
   }
   if (logits.rows == 0) return;
   const RowsView last = workspace.TakeDense(logits.rows, spec.hidden_size, DType::kF32);
@@ -284,11 +234,10 @@ absl::Status Model::Impl::Reserve(int tokens, int logit_rows, KvCacheType cache_
   // Of no sequence: nothing is read from the cache or written to it. But of different ones: tokens
   // that decode take memory for attention, neighbours of a prompt none.
   for (int t = 0; t < tokens; ++t) batch.sequence.push_back(-1 - t % 2);
-  const int64_t kept = std::min(kMostKept, LayOutKept(tokens, looks, nullptr));
-  Forward(batch, *cache, nullptr, {}, results, kept);
+  Forward(batch, *cache, {.looks = looks}, {}, results);
   if (widest != nullptr) {
     batch.controls = {widest};
-    Forward(batch, *cache, nullptr, {}, results, kept);
+    Forward(batch, *cache, {.looks = looks}, {}, results);
   }
   backend.ForgetSteps(this);  // they know a cache that goes now
   return absl::OkStatus();
@@ -315,15 +264,16 @@ Result<std::unique_ptr<Model>> Model::Create(const ModelSpec& spec, const ModelO
   return std::unique_ptr<Model>(new Model(std::move(impl)));
 }
 
-void Model::Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks,
-                    std::span<float> logits, std::span<SampleResult> samples) {
-  impl_->Forward(batch, cache, hooks, logits, samples);
+StepReport Model::Forward(const Batch& batch, KvCacheStorage& cache, const StepOptions& options,
+                          std::span<float> logits, std::span<SampleResult> samples) {
+  return impl_->Forward(batch, cache, options, logits, samples);
 }
+
+int64_t Model::LookFloatsPerToken(StepLooks looks) const { return impl_->looks().Floats(1, looks); }
 
 absl::Status Model::Reserve(int tokens, int logit_rows, KvCacheType cache_type,
                             const RoutingControl* widest, StepLooks looks) {
-  // Host memory grows as it is needed.
-  if (impl_->backend.plans_on_host()) return absl::OkStatus();
+  if (!impl_->backend.needs_reservation()) return absl::OkStatus();
   return impl_->Reserve(tokens, logit_rows, cache_type, widest, looks);
 }
 

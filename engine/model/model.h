@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "engine/model/batch.h"
 #include "engine/model/packed_cache.h"
+#include "engine/model/step_report.h"
 #include "engine/spec/spec.h"
 #include "engine/spec/weights.h"
 #include "kernels/backend.h"
@@ -32,15 +33,18 @@ class Model {
   ~Model();
 
   // Runs one ragged step: appends to `cache` and writes logits [batch.logit_rows.size(), V] (f32,
-  // host) into `logits`, but for rows that the batch has the device sample: of these `samples`
-  // [batch.samples.size()] tells what was drawn. One caller at a time. `hooks` may be null.
-  void Forward(const Batch& batch, KvCacheStorage& cache, StepHooks* hooks, std::span<float> logits,
-               std::span<SampleResult> samples = {});
+  // host) into `logits`. Rows that the batch has the device sample are drawn into `samples`
+  // [batch.samples.size()] instead. One caller at a time.
+  StepReport Forward(const Batch& batch, KvCacheStorage& cache, const StepOptions& options,
+                     std::span<float> logits, std::span<SampleResult> samples = {});
 
-  // Makes a device allocate what a step of so many tokens and rows of logits over a cache of this
-  // type takes, `widest` being the most that a request may change of its routing (null: nothing)
-  // and `looks` what hooks may look at, before requests depend on it. ResourceExhausted; where the
-  // device has no memory even for the activations, the process stops with the numbers.
+  // Floats of memory that the looks of a step take for every token.
+  int64_t LookFloatsPerToken(StepLooks looks) const;
+
+  // Takes the device memory of a step of so many tokens and rows of logits over a cache of this
+  // type before requests depend on it. `widest`: the most that a request may change of its routing
+  // (null: nothing); `looks`: the most that a step reports. ResourceExhausted; where the device has
+  // no memory even for the activations, the process stops with the numbers.
   absl::Status Reserve(int tokens, int logit_rows, KvCacheType cache_type,
                        const RoutingControl* widest = nullptr, StepLooks looks = {});
 

@@ -14,8 +14,8 @@ void RouteLog::Copy(int32_t from, int32_t to) {
   if (keeps_routes()) routes_[to] = routes_[from];
 }
 
-RouteLog::Totals RouteLog::Total(std::span<const int32_t> blocks) const {
-  Totals totals;
+TokenRoutes RouteLog::Total(std::span<const int32_t> blocks) const {
+  TokenRoutes totals;
   for (int32_t block : blocks) {
     totals.routes += totals_[block].routes;
     totals.parameters += totals_[block].parameters;

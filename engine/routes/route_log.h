@@ -8,6 +8,7 @@
 
 #include "engine/routes/route_layout.h"
 #include "engine/routes/routing_record.h"
+#include "kernels/route_counters.h"
 
 namespace moeserve {
 
@@ -38,17 +39,13 @@ class RouteLog {
                               static_cast<uint16_t>(expert), weight});
   }
 
-  // Of all tokens in `blocks`.
-  struct Totals {
-    uint64_t routes = 0;      // (row, expert) pairs
-    uint64_t parameters = 0;  // of their experts
-  };
   // A token of the block was run.
-  void AddTotals(int32_t block, const Totals& totals) {
-    totals_[block].routes += totals.routes;
-    totals_[block].parameters += totals.parameters;
+  void AddTotals(int32_t block, const TokenRoutes& token) {
+    totals_[block].routes += token.routes;
+    totals_[block].parameters += token.parameters;
   }
-  Totals Total(std::span<const int32_t> blocks) const;
+  // Sum over all tokens in `blocks`.
+  TokenRoutes Total(std::span<const int32_t> blocks) const;
   // The rest needs keeps_routes().
 
   // Adds how often each expert was chosen; `counts` [layout.num_experts].
@@ -64,7 +61,7 @@ class RouteLog {
     float weight;
   };
   const RouteLayout& layout_;
-  std::vector<Totals> totals_;              // by cache block
+  std::vector<TokenRoutes> totals_;         // by cache block
   std::vector<std::vector<Route>> routes_;  // by cache block; empty: not kept
 };
 

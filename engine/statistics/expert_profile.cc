@@ -75,13 +75,9 @@ void Append(BlockRoutes& to, const BlockRoutes& from) {
 
 std::vector<std::vector<uint32_t>> CountsByBlock(const TokenExpertCounts& table,
                                                  const ExpertStats& stats) {
-  std::vector<std::vector<uint32_t>> out;
-  int64_t first = 0;
-  for (const BlockExpertStats& b : stats.blocks) {
-    out.push_back(table.Columns(first, b.num_experts));
-    first += b.num_experts;
-  }
-  return out;
+  std::vector<int64_t> experts;
+  for (const BlockExpertStats& b : stats.blocks) experts.push_back(b.num_experts);
+  return table.ColumnGroups(experts);
 }
 
 absl::Status CheckComparable(const ExpertProfile& a, const ExpertProfile& b) {

@@ -2,12 +2,12 @@
 // pair that was really computed; a row is a token, or a sub-token where the block splits.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <vector>
 
 #include "engine/model/phase.h"
 #include "engine/spec/spec.h"
+#include "kernels/route_counters.h"
 
 namespace moeserve {
 
@@ -55,20 +55,6 @@ struct BlockExpertStats {
   uint64_t total_rows() const { return rows[0] + rows[1]; }
 };
 
-// Steps by a power of two: bucket i counts values of at most 2^i, the last one all larger ones.
-template <size_t kBuckets>
-struct StepHistogram {
-  std::array<uint64_t, kBuckets> buckets{};
-  uint64_t sum = 0;
-
-  void Observe(uint64_t value, uint64_t times = 1) {
-    size_t i = 0;
-    while (i + 1 < kBuckets && value > uint64_t{1} << i) ++i;
-    buckets[i] += times;
-    sum += value * times;
-  }
-};
-
 struct ExpertStats {
   uint64_t tokens = 0;                   // tokens run through the model
   uint64_t recomputed_tokens = 0;        // not in `tokens`
@@ -81,8 +67,8 @@ struct ExpertStats {
   int diversity_blocks = 0;
   // Of every step and routed block, recomputed rows included, by what the step held: index 1 where
   // all its rows were of kDecode, else 0. Rows of an expert that had any; experts that had any.
-  StepHistogram<15> expert_rows[kNumPhases];     // bounds 1 to 8192
-  StepHistogram<11> active_experts[kNumPhases];  // bounds 1 to 512
+  PowerHistogram<15> expert_rows[kNumPhases];     // bounds 1 to 8192
+  PowerHistogram<11> active_experts[kNumPhases];  // bounds 1 to 512
   // Parameters that every token uses, embeddings, head and experts excluded (attention, norms,
   // routers, split and merge, shared experts, dense feed-forward).
   int64_t always_active_parameters = 0;

@@ -1,77 +1,95 @@
-// Walks the counters of two statistics side by side: adding, subtracting and clearing are one list
-// of fields.
+// The fields of expert statistics, once: adding, subtracting, comparing and files of profiles walk
+// these lists. A field added to expert_stats.h is added here.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
-#include <utility>
+#include <string_view>
 
 #include "base/check.h"
 #include "engine/statistics/expert_stats.h"
 
 namespace moeserve {
 
-// Calls f(counter of `a`, counter of `b`) for every counter of one block.
+// An array of a block: its name in profile files and its length.
+struct BlockArray {
+  std::string_view name;
+  bool by_expert = true;  // [E]; else of a length of its own
+  bool counter = true;    // sums over steps; else a fact about the model
+};
+
+// Calls f(array, member of each of `blocks`) for every array.
+template <typename F, typename... Blocks>
+void ForEachBlockArray(const F& f, Blocks&... blocks) {
+  f(BlockArray{"selections"}, blocks.selections...);
+  f(BlockArray{"decode_selections"}, blocks.decode_selections...);
+  f(BlockArray{"weight_sums"}, blocks.weight_sums...);
+  f(BlockArray{"touching_tokens"}, blocks.touching_tokens...);
+  f(BlockArray{"visits"}, blocks.visits...);
+  f(BlockArray{"distinct_histogram", false}, blocks.distinct_histogram...);
+  f(BlockArray{"recomputed_selections"}, blocks.recomputed_selections...);
+  f(BlockArray{"router.probability_sums"}, blocks.router.probability_sums...);
+  f(BlockArray{"router.selections"}, blocks.router.selections...);
+  f(BlockArray{"expert_parameters", true, false}, blocks.expert_parameters...);
+  f(BlockArray{"expert_widths", true, false}, blocks.expert_widths...);
+}
+
+// Calls f(counter of each of `blocks`) for every single integer, in the order of profile files.
+inline constexpr int kBlockIntegers = 4 + 2 * kNumPhases;
+template <typename F, typename... Blocks>
+void ForEachBlockInteger(const F& f, Blocks&... blocks) {
+  for (int p = 0; p < kNumPhases; ++p) f(blocks.tokens[p]...);
+  for (int p = 0; p < kNumPhases; ++p) f(blocks.rows[p]...);
+  f(blocks.nonfinite_rows...);
+  f(blocks.recomputed_tokens...);
+  f(blocks.recomputed_rows...);
+  f(blocks.router.rows...);
+}
+
+// Calls f(sum of each of `blocks`) for every single real number, in the order of profile files.
+inline constexpr int kBlockReals = 2;
+template <typename F, typename... Blocks>
+void ForEachBlockReal(const F& f, Blocks&... blocks) {
+  f(blocks.router.entropy_sum...);
+  f(blocks.router.squared_logsumexp_sum...);
+}
+
+// Calls f(counter of each of `stats`) for every single integer of the model, in the order of
+// profile files.
+inline constexpr int kModelIntegers = 3 + kNumPhases * (16 + 12);
+template <typename F, typename... Stats>
+void ForEachModelInteger(const F& f, Stats&... stats) {
+  f(stats.tokens...);
+  f(stats.recomputed_tokens...);
+  f(stats.steps...);
+  const auto histogram = [&](auto&... histograms) {
+    const size_t buckets = std::max({histograms.buckets.size()...});
+    for (size_t i = 0; i < buckets; ++i) f(histograms.buckets[i]...);
+    f(histograms.sum...);
+  };
+  for (int p = 0; p < kNumPhases; ++p) histogram(stats.expert_rows[p]...);
+  for (int p = 0; p < kNumPhases; ++p) histogram(stats.active_experts[p]...);
+}
+
+// Calls f(counter of `a`, counter of `b`) for every counter, facts about the model left out. Both
+// must be statistics of the same model.
 template <typename A, typename B, typename F>
-void ForEachCounter(A& a, B& b, const F& f) {
+void ForEachCounterOfModel(A& a, B& b, const F& f) {
   const auto each = [&](auto& x, auto& y) {
     MOESERVE_CHECK(x.size() == y.size(), "statistics of the same model");
     for (size_t i = 0; i < x.size(); ++i) f(x[i], y[i]);
   };
-  for (int p = 0; p < kNumPhases; ++p) {
-    f(a.tokens[p], b.tokens[p]);
-    f(a.rows[p], b.rows[p]);
-  }
-  each(a.selections, b.selections);
-  each(a.decode_selections, b.decode_selections);
-  each(a.weight_sums, b.weight_sums);
-  each(a.touching_tokens, b.touching_tokens);
-  each(a.visits, b.visits);
-  each(a.distinct_histogram, b.distinct_histogram);
-  f(a.nonfinite_rows, b.nonfinite_rows);
-  f(a.recomputed_tokens, b.recomputed_tokens);
-  f(a.recomputed_rows, b.recomputed_rows);
-  each(a.recomputed_selections, b.recomputed_selections);
-}
-
-template <typename A, typename B, typename F>
-void ForEachRouterCounter(A& a, B& b, const F& f) {
-  f(a.rows, b.rows);
-  f(a.entropy_sum, b.entropy_sum);
-  f(a.squared_logsumexp_sum, b.squared_logsumexp_sum);
-  for (size_t e = 0; e < a.probability_sums.size(); ++e) {
-    f(a.probability_sums[e], b.probability_sums[e]);
-    f(a.selections[e], b.selections[e]);
-  }
-}
-
-// The counters of the model as a whole, blocks excluded.
-template <typename A, typename B, typename F>
-void ForEachModelCounter(A& a, B& b, const F& f) {
-  f(a.tokens, b.tokens);
-  f(a.recomputed_tokens, b.recomputed_tokens);
-  f(a.steps, b.steps);
-  for (size_t n = 0; n < a.diversity_histogram.size(); ++n) {
-    f(a.diversity_histogram[n], b.diversity_histogram[n]);
-  }
-  const auto histogram = [&](auto& x, auto& y) {
-    for (size_t i = 0; i < x.buckets.size(); ++i) f(x.buckets[i], y.buckets[i]);
-    f(x.sum, y.sum);
-  };
-  for (int p = 0; p < kNumPhases; ++p) {
-    histogram(a.expert_rows[p], b.expert_rows[p]);
-    histogram(a.active_experts[p], b.active_experts[p]);
-  }
-}
-
-template <typename A, typename B, typename F>
-void ForEachCounterOfModel(A& a, B& b, const F& f) {
-  MOESERVE_CHECK(a.blocks.size() == b.blocks.size() &&
-                     a.diversity_histogram.size() == b.diversity_histogram.size(),
-                 "statistics of the same model");
-  ForEachModelCounter(a, b, f);
+  MOESERVE_CHECK(a.blocks.size() == b.blocks.size(), "statistics of the same model");
+  ForEachModelInteger(f, a, b);
+  each(a.diversity_histogram, b.diversity_histogram);
   for (size_t i = 0; i < a.blocks.size(); ++i) {
-    ForEachCounter(a.blocks[i], b.blocks[i], f);
-    ForEachRouterCounter(a.blocks[i].router, b.blocks[i].router, f);
+    ForEachBlockInteger(f, a.blocks[i], b.blocks[i]);
+    ForEachBlockReal(f, a.blocks[i], b.blocks[i]);
+    ForEachBlockArray(
+        [&](const BlockArray& array, auto& x, auto& y) {
+          if (array.counter) each(x, y);
+        },
+        a.blocks[i], b.blocks[i]);
   }
 }
 

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "kernels/cpu/kv_cache.h"
 #include "kernels/cpu/packed_bank.h"
+#include "kernels/cpu/route_counters.h"
 
 namespace moeserve::cpu {
 namespace {
@@ -76,8 +77,33 @@ int64_t CpuBackend::KvBlockBytes(std::span<const KvLayerShape> layers, KvCacheTy
 StepRows CpuBackend::BeginStep(const StepInputs& inputs, const void*, bool) {
   step_ = inputs;
   ++step_number_;
+  failed_.assign(inputs.token_ids.size(), 0);
   return {static_cast<int64_t>(inputs.token_ids.size()),
           static_cast<int64_t>(inputs.output_rows.size())};
+}
+
+void CpuBackend::RunStep(const std::function<void()>& operations) {
+  operations();
+  if (step_.counters == nullptr) return;
+  auto& counters = static_cast<CpuRouteCounters&>(*step_.counters);
+  counted_plans_.clear();
+  for (const CountedBlock& block : counters.settings().blocks) {
+    const size_t slot = static_cast<size_t>(block.slot);
+    const bool routed = slot < plans_.size() && plans_[slot].step == step_number_;
+    counted_plans_.push_back(routed ? &plans_[slot].plan : nullptr);
+  }
+  routes_.resize(step_.token_ids.size());
+  counters.Count(step_.kind, step_.token_ids, counted_plans_, routes_);
+}
+
+StepOutcome CpuBackend::FinishStep() {
+  StepOutcome outcome{.failed = failed_, .routes = {}};
+  if (step_.counters != nullptr) outcome.routes = routes_;
+  return outcome;
+}
+
+Result<std::unique_ptr<RouteCounters>> CpuBackend::NewRouteCounters(const CountSettings& settings) {
+  return std::unique_ptr<RouteCounters>(std::make_unique<CpuRouteCounters>(settings));
 }
 
 Result<double> CpuBackend::MeasureReadBandwidth(int64_t bytes, int rounds) {

@@ -43,7 +43,7 @@ class CpuBackend : public Backend {
   int64_t KvBlockBytes(std::span<const KvLayerShape> layers, KvCacheType type) const override;
 
   StepRows BeginStep(const StepInputs& inputs, const void* owner, bool replayable) override;
-  void RunStep(const std::function<void()>& operations) override { operations(); }
+  void RunStep(const std::function<void()>& operations) override;
   void ForgetSteps(const void*) override {}
   void Embed(const EmbedArgs& args) override;
   void Norm(const NormArgs& args) override;
@@ -64,12 +64,15 @@ class CpuBackend : public Backend {
   void Scale(const RowsView& x, float factor) override;
   void CopyToHost(const RowsView& input, std::span<float> output) override;
   void CopyFromHost(std::span<const float> input, const RowsView& output) override;
-  bool plans_on_host() const override { return true; }
   RoutingPlan HostPlan(int slot) override { return plans_[slot].plan; }
+  Result<std::unique_ptr<RouteCounters>> NewRouteCounters(const CountSettings& settings) override;
+  StepOutcome FinishStep() override;
 
   Result<double> MeasureReadBandwidth(int64_t bytes, int rounds) override;
   double MeasureArithmetic(ArithmeticKind kind, int rounds) override;
-  uint64_t expert_visits() const override { return expert_visits_; }
+  // Since construction: expert matrices that Linear() and FusedFeedForward() read for routed plans.
+  // Tests use it to see that the rows of one step share grouped products.
+  uint64_t expert_visits() const { return expert_visits_; }
   int64_t weight_bytes() const override { return weight_bytes_; }
 
   const KernelTable& table() const { return *table_; }
@@ -83,6 +86,7 @@ class CpuBackend : public Backend {
     std::vector<float> weight_of_assignment;
     std::vector<uint8_t> row_nonfinite;
     RoutingPlan plan;
+    uint64_t step = 0;  // that `plan` belongs to
   };
   // Scratch of one thread; grows, never shrinks.
   struct Scratch {
@@ -190,6 +194,8 @@ class CpuBackend : public Backend {
   int FusedRows(const CpuLinearBank& up, DType dtype) const;
   void RunFusedTask(const FeedForwardArgs& args, const LinearWork& up, int64_t index, int64_t end,
                     int worker);
+  // Marks the tokens of rows without a finite largest score as failed.
+  void MarkFailed(std::span<const uint8_t> row_nonfinite);
   void BuildPlan(int rows, int experts, const std::vector<int32_t>& offsets,
                  const std::vector<int32_t>& ids, const std::vector<float>& weights,
                  PlanStorage& storage);
@@ -204,7 +210,10 @@ class CpuBackend : public Backend {
   std::vector<PlanStorage> plans_;          // by slot
   StepInputs step_;
   uint64_t step_number_ = 0;
-  std::vector<RopeTable> rope_tables_;  // one for each pair of settings seen
+  std::vector<uint8_t> failed_;                    // [T] see StepOutcome
+  std::vector<TokenRoutes> routes_;                // [T] with counters
+  std::vector<const RoutingPlan*> counted_plans_;  // scratch of RunStep()
+  std::vector<RopeTable> rope_tables_;             // one for each pair of settings seen
   std::vector<AttentionRow> attention_rows_;
   std::vector<AttentionTask> attention_tiles_;
   std::vector<int32_t> attention_task_ends_;

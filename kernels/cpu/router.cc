@@ -205,7 +205,18 @@ RoutingPlan CpuBackend::Route(const RouteArgs& args) {
     }
   }
   BuildPlan(rows, experts, route_offsets_, route_experts_, route_weights_, storage);
+  MarkFailed(storage.row_nonfinite);
   return storage.plan;
+}
+
+void CpuBackend::MarkFailed(std::span<const uint8_t> row_nonfinite) {
+  constexpr uint8_t kNoLargest = 2;  // see RoutingPlan
+  // A router that is run by itself, outside of a step, has no tokens.
+  if (failed_.empty() || row_nonfinite.size() % failed_.size() != 0) return;
+  const size_t sub_tokens = row_nonfinite.size() / failed_.size();
+  for (size_t r = 0; r < row_nonfinite.size(); ++r) {
+    if (row_nonfinite[r] == kNoLargest) failed_[r / sub_tokens] = 1;
+  }
 }
 
 void CpuBackend::BuildPlan(int rows, int experts, const std::vector<int32_t>& offsets,
@@ -232,6 +243,7 @@ void CpuBackend::BuildPlan(int rows, int experts, const std::vector<int32_t>& of
       storage.assignments_of_row[i] = a;
     }
   }
+  storage.step = step_number_;
   storage.plan = {.rows = rows,
                   .num_experts = experts,
                   .num_assignments = static_cast<int>(total),

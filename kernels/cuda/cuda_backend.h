@@ -74,12 +74,12 @@ class CudaBackend : public Backend {
   void ReadSamples(std::span<SampleResult> results) override;
   void CopyToHost(const RowsView& input, std::span<float> output) override;
   void CopyFromHost(std::span<const float> input, const RowsView& output) override;
-  bool plans_on_host() const override { return false; }
   RoutingPlan HostPlan(int slot) override;
   Result<std::unique_ptr<RouteCounters>> NewRouteCounters(const CountSettings& settings) override;
-  StepOutcome Outcome() override;
+  StepOutcome FinishStep() override;
+  uint64_t replayed_steps() const override { return replayed_steps_; }
 
-  uint64_t expert_visits() const override { return 0; }
+  bool needs_reservation() const override { return true; }
   // An expert of 64 that each row chooses 8 of has 256 rows then: enough to be worth its weights.
   int preferred_step_rows() const override { return 2048; }
   Result<double> MeasureReadBandwidth(int64_t bytes, int rounds) override;
@@ -163,6 +163,7 @@ class CudaBackend : public Backend {
   StepShape shape_;
   StepInputs inputs_;
   DeviceStep step_;
+  uint64_t replayed_steps_ = 0;
   bool replayable_ = false;
   int tiled_from_ = 0;
   bool waited_ = false;  // for the step, since all of it was issued

@@ -104,7 +104,7 @@ void CudaBackend::RunStep(const std::function<void()>& operations) {
   waited_ = false;
 }
 
-StepOutcome CudaBackend::Outcome() {
+StepOutcome CudaBackend::FinishStep() {
   if (!waited_) Synchronize();
   const size_t tokens = inputs_.token_ids.size();
   StepOutcome outcome{.failed = {buffers_.failed(), tokens}, .routes = {}};
@@ -165,6 +165,7 @@ void CudaBackend::RunOperations(const std::function<void()>& operations) {
   // Steps of other shapes have left theirs.
   for (size_t i = 0; i < recording->plans.size(); ++i) slots_[i].plan = recording->plans[i];
   CheckStatus(recording->graph.Launch(stream_.get()), "replay a step");
+  ++replayed_steps_;
 }
 
 void CudaBackend::ForgetSteps(const void* owner) {

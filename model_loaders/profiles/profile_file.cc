@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "base/message.h"
+#include "engine/statistics/stats_fields.h"
 #include "model_loaders/files/safetensors.h"
-#include "model_loaders/profiles/profile_fields.h"
 #include "nlohmann/json.hpp"
 
 namespace moeserve {
@@ -173,21 +173,25 @@ absl::Status ReadShape(Reader& reader, const std::string& prefix, BlockExpertSta
 absl::Status ReadBlock(Reader& reader, const std::string& prefix, BlockExpertStats& b) {
   MOESERVE_RETURN_IF_ERROR(ReadShape(reader, prefix, b));
   absl::Status status;
-  ForEachBlockArray(b, [&](const char* name, auto& array, bool by_expert) {
-    if (status.ok()) status = reader.Into(prefix + name, array, by_expert ? b.num_experts : -1);
-  });
+  ForEachBlockArray(
+      [&](const BlockArray& array, auto& values) {
+        if (!status.ok()) return;
+        status =
+            reader.Into(Concat(prefix, array.name), values, array.by_expert ? b.num_experts : -1);
+      },
+      b);
   MOESERVE_RETURN_IF_ERROR(status);
   if (b.distinct_histogram.empty()) {
     return Reader::Fault(prefix + "distinct_histogram", "is empty");
   }
-  std::vector<uint64_t> scalars;
-  MOESERVE_RETURN_IF_ERROR(reader.Into(prefix + "counters", scalars, kBlockScalars));
+  std::vector<uint64_t> integers;
+  MOESERVE_RETURN_IF_ERROR(reader.Into(prefix + "counters", integers, kBlockIntegers));
   size_t next = 0;
-  ForEachBlockScalar(b, [&](uint64_t& value) { value = scalars[next++]; });
-  std::vector<double> sums;
-  MOESERVE_RETURN_IF_ERROR(reader.Into(prefix + "router.sums", sums, 2));
-  b.router.entropy_sum = sums[0];
-  b.router.squared_logsumexp_sum = sums[1];
+  ForEachBlockInteger([&](uint64_t& value) { value = integers[next++]; }, b);
+  std::vector<double> reals;
+  MOESERVE_RETURN_IF_ERROR(reader.Into(prefix + "router.sums", reals, kBlockReals));
+  next = 0;
+  ForEachBlockReal([&](double& value) { value = reals[next++]; }, b);
   if (!AllBelow(b.expert_widths, std::numeric_limits<int32_t>::max()) ||
       !AllBelow(b.expert_parameters, std::numeric_limits<int64_t>::max() / kMaxExperts)) {
     return Reader::Fault(prefix + "expert_parameters", "holds a size out of range");
@@ -251,9 +255,9 @@ absl::Status ReadModel(Reader& reader, ExpertProfile& out) {
   out.stats.diversity_blocks = static_cast<int>(shape[2]);
   out.stats.always_active_parameters = shape[3];
   std::vector<uint64_t> counters;
-  MOESERVE_RETURN_IF_ERROR(reader.Into("model.counters", counters, kModelScalars));
+  MOESERVE_RETURN_IF_ERROR(reader.Into("model.counters", counters, kModelIntegers));
   size_t next = 0;
-  ForEachModelScalar(out.stats, [&](uint64_t& value) { value = counters[next++]; });
+  ForEachModelInteger([&](uint64_t& value) { value = counters[next++]; }, out.stats);
   MOESERVE_RETURN_IF_ERROR(
       reader.Into("model.diversity_histogram", out.stats.diversity_histogram, -1));
   if (out.stats.diversity_histogram.empty()) {
@@ -320,27 +324,31 @@ Result<ExpertProfile> Decode(const SafetensorsHeader& header, std::string_view d
 
 std::string EncodeProfile(const ExpertProfile& profile) {
   Writer writer;
-  ExpertStats stats = profile.stats;  // the field lists below give references that can be written
+  const ExpertStats& stats = profile.stats;
   writer.Vector<int64_t>("model.shape",
                          {profile.vocabulary, static_cast<int64_t>(stats.blocks.size()),
                           stats.diversity_blocks, stats.always_active_parameters});
   std::vector<uint64_t> counters;
-  ForEachModelScalar(stats, [&](uint64_t& value) { counters.push_back(value); });
+  ForEachModelInteger([&](uint64_t value) { counters.push_back(value); }, stats);
   writer.Vector("model.counters", counters);
   writer.Vector("model.diversity_histogram", stats.diversity_histogram);
   for (size_t i = 0; i < stats.blocks.size(); ++i) {
-    BlockExpertStats& b = stats.blocks[i];
+    const BlockExpertStats& b = stats.blocks[i];
     const std::string prefix = Prefix(i);
     writer.Vector<int64_t>(prefix + "shape",
                            {b.layer, b.block == BlockKind::kAttention ? 0 : 1, b.num_experts,
                             b.split_heads, b.select == SelectKind::kTopK ? 0 : 1, b.max_selected});
     ForEachBlockArray(
-        b, [&](const char* name, auto& array, bool) { writer.Vector(prefix + name, array); });
+        [&](const BlockArray& array, const auto& values) {
+          writer.Vector(Concat(prefix, array.name), values);
+        },
+        b);
     counters.clear();
-    ForEachBlockScalar(b, [&](uint64_t& value) { counters.push_back(value); });
+    ForEachBlockInteger([&](uint64_t value) { counters.push_back(value); }, b);
     writer.Vector(prefix + "counters", counters);
-    writer.Vector<double>(prefix + "router.sums",
-                          {b.router.entropy_sum, b.router.squared_logsumexp_sum});
+    std::vector<double> reals;
+    ForEachBlockReal([&](double value) { reals.push_back(value); }, b);
+    writer.Vector(prefix + "router.sums", reals);
     if (!profile.token_counts.empty()) {
       writer.Array<uint32_t>(prefix + "token_counts", profile.token_counts[i],
                              {profile.vocabulary, b.num_experts});

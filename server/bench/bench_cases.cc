@@ -61,23 +61,23 @@ class Cases {
   int64_t FixedStored() const { return FixedWeightBytes(model_.spec(), model_.options()); }
 
   // Tokens per second of one prompt.
-  double Prompt(StepHooks* hooks) {
+  double Prompt(RoutedWork* work) {
     const int tokens = settings_.prompt;
     const auto start = Clock::now();
     for (int at = 0; at < tokens; at += settings_.chunk) {
-      Step(1, at, std::min(settings_.chunk, tokens - at), hooks);
+      Step(1, at, std::min(settings_.chunk, tokens - at), work);
     }
     return tokens / Seconds(start);
   }
 
   // Tokens per second of all sequences together.
-  double Decode(int batch, StepHooks* hooks) {
+  double Decode(int batch, RoutedWork* work) {
     const int piece = std::max(1, kContextRows / batch);
     for (int at = 0; at < settings_.context; at += piece) {
       Step(batch, at, std::min(piece, settings_.context - at), nullptr);
     }
     const auto start = Clock::now();
-    for (int i = 0; i < settings_.tokens; ++i) Step(batch, settings_.context + i, 1, hooks);
+    for (int i = 0; i < settings_.tokens; ++i) Step(batch, settings_.context + i, 1, work);
     return static_cast<double>(settings_.tokens) * batch / Seconds(start);
   }
 
@@ -127,9 +127,9 @@ class Cases {
     return static_cast<double>(work.experts()) / static_cast<double>(steps) / blocks;
   }
 
-  // `count` random tokens of each of `sequences` sequences from position `begin` on; logits of
+  // Runs `count` random tokens of each of `sequences` sequences from position `begin` on; logits of
   // every sequence's last one.
-  void Step(int sequences, int begin, int count, StepHooks* hooks) {
+  void Step(int sequences, int begin, int count, RoutedWork* work) {
     Batch batch;
     for (int s = 0; s < sequences; ++s) {
       batch.block_tables.emplace_back(tables_[s]);
@@ -146,7 +146,9 @@ class Cases {
       batch.logit_rows.push_back(batch.num_tokens() - 1);
     }
     logits_.resize(batch.logit_rows.size() * static_cast<size_t>(model_.spec().vocab_size));
-    model_.Forward(batch, cache_, hooks, logits_);
+    const StepReport report =
+        model_.Forward(batch, cache_, {.looks = {.plans = work != nullptr}}, logits_);
+    if (work != nullptr) work->Add(report);
   }
 
   const CaseSettings& settings_;

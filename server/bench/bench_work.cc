@@ -16,7 +16,7 @@ int64_t ExpertParameters(const ModelSpec& spec, int layer, BlockKind block, int 
   return matrices * f.routing->widths[expert] * (spec.hidden_size / f.routing->split.heads);
 }
 
-void RoutedWork::OnPlan(int layer, BlockKind block, const RoutingPlan& plan) {
+void RoutedWork::Add(int layer, BlockKind block, const RoutingPlan& plan) {
   for (int e = 0; e < plan.num_experts; ++e) {
     const int64_t rows = plan.expert_offsets[e + 1] - plan.expert_offsets[e];
     if (rows == 0) continue;

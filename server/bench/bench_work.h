@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "engine/model/batch.h"
+#include "engine/model/step_report.h"
 #include "engine/spec/spec.h"
 #include "kernels/backend.h"
 #include "kernels/kv_cache_type.h"
@@ -11,12 +11,15 @@
 namespace moeserve::server {
 
 // Counts what the routes of steps really touched.
-class RoutedWork : public StepHooks {
+class RoutedWork {
  public:
   // `spec` must outlive this.
   explicit RoutedWork(const ModelSpec& spec) : spec_(spec) {}
 
-  void OnPlan(int layer, BlockKind block, const RoutingPlan& plan) override;
+  void Add(int layer, BlockKind block, const RoutingPlan& plan);
+  void Add(const StepReport& report) {  // which has plans
+    for (const BlockReport& b : report.blocks) Add(b.layer, b.block, b.plan);
+  }
 
   int64_t experts() const { return experts_; }        // touched, summed over blocks and steps
   int64_t parameters() const { return parameters_; }  // of their matrices

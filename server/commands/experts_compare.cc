@@ -47,7 +47,7 @@ absl::Status Compare(Options options) {
 
 void AddExpertsCompareCommand(CLI::App& experts, Command& selected) {
   CLI::App* command = experts.add_subcommand(
-      "compare", "Run models over one text and compare their expert statistics with the papers");
+      "compare", "Run models over one text and compare their expert statistics");
   auto options = std::make_shared<Options>();
   command->add_option("MODELS", options->models, "Checkpoint folders")->required();
   AddComputeOptions(*command, options->compute);

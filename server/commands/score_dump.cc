@@ -79,14 +79,12 @@ Result<std::unique_ptr<ScoreDump>> ScoreDump::Create(const std::filesystem::path
   return dump;
 }
 
-void ScoreDump::OnScores(int layer, BlockKind block, const RoutingPlan&,
-                         std::span<const float> scores) {
-  scores_[static_cast<size_t>(layout().IndexOf(layer, block))]->Append(scores);
-}
-
-void ScoreDump::OnInputs(int layer, BlockKind block, const RoutingPlan&,
-                         std::span<const float> inputs) {
-  inputs_[static_cast<size_t>(layout().IndexOf(layer, block))]->Append(inputs);
+void ScoreDump::OnStep(const Batch& batch, const StepReport& report) {
+  RouteTrace::OnStep(batch, report);
+  for (size_t i = 0; i < report.blocks.size(); ++i) {
+    scores_[i]->Append(report.blocks[i].scores);
+    if (!inputs_.empty()) inputs_[i]->Append(report.blocks[i].inputs);
+  }
 }
 
 absl::Status ScoreDump::Finish(const std::string& model, const std::vector<int32_t>& run) {

@@ -22,12 +22,10 @@ class ScoreDump final : public RouteTrace {
   static Result<std::unique_ptr<ScoreDump>> Create(const std::filesystem::path& folder,
                                                    const ModelSpec& spec, bool hidden);
 
-  bool WantsScores() const override { return true; }
-  bool WantsInputs() const override { return !inputs_.empty(); }
-  void OnScores(int layer, BlockKind block, const RoutingPlan& plan,
-                std::span<const float> scores) override;
-  void OnInputs(int layer, BlockKind block, const RoutingPlan& plan,
-                std::span<const float> inputs) override;
+  StepLooks looks() const override {
+    return {.plans = true, .scores = true, .inputs = !inputs_.empty()};
+  }
+  void OnStep(const Batch& batch, const StepReport& report) override;
 
   // Writes the rest and the index. `run`: the tokens that the model was given, in order.
   absl::Status Finish(const std::string& model, const std::vector<int32_t>& run);

@@ -23,7 +23,7 @@ class EngineAdapter final : public EngineApi {
   RoutingControlLimits routing_control() const override {
     return engine_->options().routing_control;
   }
-  const TokenExpertCounts* token_expert_counts() const override {
+  std::optional<TokenExpertCounts> token_expert_counts() const override {
     return engine_->token_expert_counts();
   }
   std::vector<HiddenSample> HiddenSamples() const override { return engine_->HiddenSamples(); }

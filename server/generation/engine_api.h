@@ -27,8 +27,8 @@ class EngineApi {
   virtual ExpertStats ExpertSnapshot() const = 0;
   virtual const RouteLayout& route_layout() const = 0;
   virtual RoutingControlLimits routing_control() const = 0;
-  // Lives as long as the engine; null if these counts are not kept.
-  virtual const TokenExpertCounts* token_expert_counts() const = 0;
+  // Lives as long as the engine; none if these counts are not kept.
+  virtual std::optional<TokenExpertCounts> token_expert_counts() const = 0;
   virtual std::vector<HiddenSample> HiddenSamples() const = 0;
 
   virtual int max_model_len() const = 0;

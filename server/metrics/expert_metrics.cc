@@ -7,7 +7,7 @@
 #include <span>
 
 #include "base/message.h"
-#include "server/metrics/expert_balance.h"
+#include "engine/statistics/measures/load_balance.h"
 
 namespace moeserve::server {
 namespace {
@@ -250,14 +250,13 @@ void ExpertMetrics::WriteWindow(PrometheusText& text, const ExpertStats& stats,
   BlockFamilies families(text, stats, model);
   families.PerBlock("moe_layer_load_balance_ratio", "gauge",
                     "Mean over maximum load of the experts.",
-                    [&](size_t b, const Block&) { return MeasureBalance(window_[b]).balance; });
+                    [&](size_t b, const Block&) { return MeasureLoad(window_[b]).balance; });
   families.PerBlock("moe_layer_load_entropy_ratio", "gauge",
                     "Entropy of the load over its maximum.",
-                    [&](size_t b, const Block&) { return MeasureBalance(window_[b]).entropy; });
-  families.PerBlock("moe_layer_unused_experts", "gauge", "Experts that no row chose in the window.",
-                    [&](size_t b, const Block&) {
-                      return static_cast<double>(MeasureBalance(window_[b]).unused);
-                    });
+                    [&](size_t b, const Block&) { return MeasureLoad(window_[b]).entropy; });
+  families.PerBlock(
+      "moe_layer_unused_experts", "gauge", "Experts that no row chose in the window.",
+      [&](size_t b, const Block&) { return static_cast<double>(MeasureLoad(window_[b]).unused); });
   text.Family("moe_window_tokens", "gauge", "Tokens in the decaying window of the load gauges.");
   text.Sample({{"model", model}}, window_tokens_);
   if (options_.mode != MoeMetricsMode::kTop) return;

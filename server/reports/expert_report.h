@@ -18,7 +18,4 @@ nlohmann::ordered_json ExpertStatsJson(const ExpertStats& stats, const std::stri
 // Returns one line per routed block (rows, balance, distinct experts) and the totals.
 std::string ExpertStatsTable(const ExpertStats& stats, double threshold);
 
-// Returns the mean number of distinct experts that a token touched in a block; 0 without tokens.
-double MeanDistinctExperts(const BlockExpertStats& block);
-
 }  // namespace moeserve::server

@@ -7,7 +7,7 @@ ExpertProfile LiveProfile(const EngineApi& engine, const std::string& model) {
   out.model = model;
   out.vocabulary = engine.spec().vocab_size;
   out.stats = engine.ExpertSnapshot();
-  if (const TokenExpertCounts* table = engine.token_expert_counts()) {
+  if (const std::optional<TokenExpertCounts> table = engine.token_expert_counts()) {
     out.token_counts = CountsByBlock(*table, out.stats);
   }
   out.hidden = engine.HiddenSamples();

@@ -6,41 +6,17 @@
 
 #include "base/message.h"
 #include "engine/statistics/measures/activated.h"
+#include "engine/statistics/measures/load_balance.h"
 #include "engine/statistics/measures/router_losses.h"
-#include "server/metrics/expert_balance.h"
 
 namespace moeserve::server {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Numbers from text and tables of the papers; plots are left out.
-struct PaperFigure {
-  const char* paper;
-  const char* where;
-  const char* what;
-  const char* value;
-};
-constexpr PaperFigure kPapers[] = {
-    {"MH-MoE", "fig. 1", "activation ratio on XNLI, 6 layers of 32 experts, threshold not given",
-     "SMoE 8.33 %, MH-MoE 90.71 %"},
-    {"MH-MoE", "table 1", "validation perplexity, English, 8 experts",
-     "dense 16.23, X-MoE 14.82, MH-MoE 12.72"},
-    {"MH-MoE", "table 1", "validation perplexity, English, 32 experts",
-     "dense 16.23, X-MoE 11.96, MH-MoE 10.28"},
-    {"MH-MoE", "table 5", "validation perplexity by split heads 2, 4, 6, 8, 12",
-     "12.87, 12.72, 12.41, 12.95, 13.28"},
-    {"X-MoE", "table 2", "perplexity of masked multilingual text, 32 experts, softmax gate",
-     "dense 23.51, SMoE 19.02, X-MoE 18.72"},
-    {"MoA", "fig. 3", "load of the most and the least used of 32 experts, 16 chosen", "5 %, 1 %"},
-    {"MoA", "table 2", "perplexity of masked WikiText-103: Transformer; 8 of 8, 16, 32, 64 heads",
-     "4.95; 4.64, 4.48, 4.25, 4.21"},
-};
-
 constexpr const char* kColumns[] = {"model",     "parameters", "perplexity", "active experts",
                                     "diversity", "compute",    "unique",     "expert share",
                                     "balance",   "L_a",        "entropy"};
-constexpr size_t kNumColumns = std::size(kColumns);
 
 std::string Number(const char* format, double value) {
   char text[64];
@@ -48,7 +24,7 @@ std::string Number(const char* format, double value) {
   return text;
 }
 
-// A dense model has no experts.
+// A dense model has "-" in the columns about experts.
 std::vector<std::string> Row(const ComparedModel& m) {
   const auto routed = [&](std::string text) { return m.experts > 0 ? text : std::string("-"); };
   return {m.model,
@@ -89,7 +65,7 @@ std::string Plain(const std::vector<std::vector<std::string>>& rows) {
       const std::string pad(width[c] - row[c].size(), ' ');
       if (c > 0) out += "  ";
       // Aligns names left and numbers right.
-      out += c == 0 || rows.front().size() < kNumColumns ? row[c] + pad : pad + row[c];
+      out += c == 0 ? row[c] + pad : pad + row[c];
     }
     while (out.back() == ' ') out.pop_back();
     out += "\n";
@@ -115,7 +91,7 @@ ComparedModel Summarize(const ExpertProfile& profile, double perplexity, double 
   for (const BlockExpertStats& b : stats.blocks) {
     out.experts += b.num_experts;
     const RouterSummary router = SummarizeRouter(b);
-    out.balance += MeasureBalance({b.selections.begin(), b.selections.end()}).balance / blocks;
+    out.balance += MeasureLoad({b.selections.begin(), b.selections.end()}).balance / blocks;
     out.balance_loss += router.normalized_balance_loss / blocks;
     if (b.num_experts > 1) {
       out.entropy += router.entropy_mean / std::log(static_cast<double>(b.num_experts)) / blocks;
@@ -143,29 +119,20 @@ Json ComparisonJson(const Comparison& comparison) {
                              {"normalized_balance_loss", m.balance_loss},
                              {"router_entropy_ratio", m.entropy}});
   }
-  out["papers"] = Json::array();
-  for (const PaperFigure& p : kPapers) {
-    out["papers"].push_back(
-        {{"paper", p.paper}, {"where", p.where}, {"what", p.what}, {"value", p.value}});
-  }
   return out;
 }
 
 std::string ComparisonTable(const Comparison& comparison, bool markdown) {
-  std::vector<std::vector<std::string>> ours = {{std::begin(kColumns), std::end(kColumns)}};
-  for (const ComparedModel& m : comparison.models) ours.push_back(Row(m));
-  std::vector<std::vector<std::string>> papers = {{"paper", "where", "what", "value"}};
-  for (const PaperFigure& p : kPapers) papers.push_back({p.paper, p.where, p.what, p.value});
-  const auto table = [&](const auto& rows) { return markdown ? Markdown(rows) : Plain(rows); };
-  return table(ours) + "\nActive experts: share chosen by more than " +
-         Number("%g", comparison.threshold) +
+  std::vector<std::vector<std::string>> rows = {{std::begin(kColumns), std::end(kColumns)}};
+  for (const ComparedModel& m : comparison.models) rows.push_back(Row(m));
+  return (markdown ? Markdown(rows) : Plain(rows)) +
+         "\nActive experts: share chosen by more than " + Number("%g", comparison.threshold) +
          " of the tokens. "
          "Diversity: distinct experts of a token in a\n"
          "block. Compute and unique: parameters that a token activated, counting an expert for "
          "every row or\nonce; parameters without embeddings and head. Expert share: compute over "
          "the block's expert\nparameters. Balance: mean over largest load. L_a: MoA, eq. 13, 1 is "
-         "even. Entropy: of the router's\nprobabilities over ln E. Means over blocks.\n\n" +
-         table(papers);
+         "even. Entropy: of the router's\nprobabilities over ln E. Means over blocks.\n";
 }
 
 }  // namespace moeserve::server

@@ -1,4 +1,4 @@
-// Compares models on one text with the results that the papers report.
+// Compares models on one text.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ struct Comparison {
 };
 
 nlohmann::ordered_json ComparisonJson(const Comparison& comparison);
-// Returns two tables, of the models and of the papers, as text or as Markdown.
+// Returns a table as text or as Markdown, and the meaning of its columns.
 std::string ComparisonTable(const Comparison& comparison, bool markdown);
 
 }  // namespace moeserve::server

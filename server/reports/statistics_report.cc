@@ -21,27 +21,6 @@ using Json = nlohmann::ordered_json;
 
 constexpr char kGroundMetric[] = "W1, ground metric |u - v| of token ids";
 
-Json ActivatedJson(const ActivatedParameters& a) {
-  return {{"compute", a.compute},
-          {"unique", a.unique},
-          {"total", a.total},
-          {"compute_ratio", a.compute_ratio()},
-          {"unique_ratio", a.unique_ratio()}};
-}
-
-Json RouterJson(const BlockExpertStats& block) {
-  const RouterSummary r = SummarizeRouter(block);
-  return {{"rows", r.rows},
-          {"entropy_mean", r.entropy_mean},
-          {"entropy_loss", r.entropy_loss},
-          {"z_loss", r.z_loss},
-          {"balance_loss", r.balance_loss},
-          {"normalized_balance_loss", r.normalized_balance_loss},
-          {"parameter_penalty", r.parameter_penalty},
-          {"probability_mean", r.probability_mean},
-          {"counts", block.router.selections}};
-}
-
 Json Matrix(const std::vector<double>& values, size_t n) {
   Json rows = Json::array();
   for (size_t a = 0; a < n; ++a) {
@@ -150,34 +129,6 @@ void AddTokenLines(Lines& lines, const ExpertProfile& profile, const Tokenizer* 
 }
 
 }  // namespace
-
-void AddBlockStatistics(Json& out, const BlockExpertStats& block, double threshold) {
-  out["decode_counts"] = block.decode_selections;
-  out["touching_tokens"] = block.touching_tokens;
-  out["visits"] = block.visits;
-  out["recomputed"] = {{"tokens", block.recomputed_tokens},
-                       {"rows", block.recomputed_rows},
-                       {"counts", block.recomputed_selections}};
-  out["expert_widths"] = block.expert_widths;
-  out["selection_ratio"] = SelectionRatios(block);
-  out["selection_ratio_of_choices"] = SelectionRatiosOfChoices(block);
-  out["activated_experts"] = ActivatedExperts(block, threshold);
-  out["load_share"] = LoadShares(block);
-  out["experts_by_load"] = ExpertsByLoad(block);
-  out["activated_parameters"] = ActivatedJson(ActivatedOf(block));
-  out["router"] = RouterJson(block);
-}
-
-void AddModelStatistics(Json& out, const ExpertStats& stats) {
-  out["recomputed_tokens"] = stats.recomputed_tokens;
-  out["diversity"] = {{"mean", MeanDiversity(stats)},
-                      {"blocks", stats.diversity_blocks},
-                      {"histogram", stats.diversity_histogram}};
-  Json activated = ActivatedJson(ActivatedOf(stats));
-  activated["always"] = stats.always_active_parameters;
-  activated["mean_block_ratio"] = MeanActivatedRatio(stats);
-  out["activated_parameters"] = std::move(activated);
-}
 
 Json TopTokensJson(const TokenCounts& counts, const Tokenizer* tokenizer, uint32_t min_count,
                    int top) {

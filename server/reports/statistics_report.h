@@ -13,13 +13,6 @@
 
 namespace moeserve::server {
 
-// Adds the statistics of a block to its object of ExpertStatsJson().
-void AddBlockStatistics(nlohmann::ordered_json& block_json, const BlockExpertStats& block,
-                        double threshold);
-
-// Adds the statistics of the whole model.
-void AddModelStatistics(nlohmann::ordered_json& model_json, const ExpertStats& stats);
-
 // Returns [{"expert", "tokens": [{"id", "text", "count", "pmi", "log_pmi", "share"}]}], one per
 // expert. `tokenizer` may be null: then there are no texts.
 nlohmann::ordered_json TopTokensJson(const TokenCounts& counts, const Tokenizer* tokenizer,

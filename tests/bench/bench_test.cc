@@ -196,7 +196,7 @@ TEST(StepWork, CountsTheActiveParametersOfNamedShapes) {
     for (int i = 0; i < spec.num_layers(); ++i) {
       if (!spec.layers[i].feed_forward.routed()) continue;
       const RoutedLayerSpec& r = *spec.layers[i].feed_forward.routing;
-      work.OnPlan(i, BlockKind::kFeedForward, Plan(kTokens, r.num_experts, r.select.k).plan);
+      work.Add(i, BlockKind::kFeedForward, Plan(kTokens, r.num_experts, r.select.k).plan);
     }
     const double head = 2.0 * kTokens * static_cast<double>(HeadProducts(spec));
     EXPECT_EQ(Operations(spec, work, kTokens, 0.0) + head,
@@ -212,7 +212,7 @@ TEST(StepWork, CountsTheActiveParametersOfNamedShapes) {
 TEST(StepWork, SubTokensAndUnequalExperts) {
   const ModelSpec spec = Good(Tiny("--layers 1 --split-heads 4 --widths 8,16 --top-k 1"));
   RoutedWork work(spec);
-  work.OnPlan(0, BlockKind::kFeedForward, Plan(4, 8, 1).plan);  // one token, four sub-tokens
+  work.Add(0, BlockKind::kFeedForward, Plan(4, 8, 1).plan);  // one token, four sub-tokens
   EXPECT_EQ(work.experts(), 1);
   EXPECT_EQ(work.parameters(), 3 * 8 * 16);
   EXPECT_EQ(work.products(), 4 * 3 * 8 * 16);
@@ -225,7 +225,7 @@ TEST(StepWork, RoutedAttention) {
       "--synthetic small --hidden 64 --layers 1 --attention routed --attention-experts 6 "
       "--attention-top-k 3 --head-dim 16 --ff dense --widths 16 --vocab 300");
   RoutedWork work(spec);
-  work.OnPlan(0, BlockKind::kAttention, Plan(5, 6, 3).plan);
+  work.Add(0, BlockKind::kAttention, Plan(5, 6, 3).plan);
   EXPECT_EQ(work.parameters(), 3 * 2 * 16 * 64);
   EXPECT_EQ(work.attention_heads(0), 15);
   EXPECT_EQ(Operations(spec, work, 5, 7.0) - Operations(spec, work, 5, 0.0), 4.0 * 7 * 15 * 16);

@@ -1,4 +1,4 @@
-"""The figures of README's "Many users at once": every case several times, interleaved, medians.
+"""The figures of RESULTS.md, "Many users at once": every case several times, interleaved, medians.
 
     python3 tests/bench/serving.py build/release/moeserve [--runs 5] [--seconds 20] [CASE ...]
 

@@ -1,4 +1,4 @@
-// The device counts from its plans what the recorder counts from the host's.
+// The device counts from its plans what the CPU counts from its own.
 
 #include "kernels/cuda/statistics/expert_counters.h"
 
@@ -8,7 +8,9 @@
 #include <string>
 #include <utility>
 
+#include "engine/routes/route_layout.h"
 #include "engine/statistics/expert_recorder.h"
+#include "kernels/cpu/route_counters.h"
 #include "tests/cuda/route_support.h"
 
 namespace moeserve::cuda {
@@ -61,45 +63,40 @@ GivenRoutes RandomRoutes(int rows, int experts, int most, Random& random) {
   return g;
 }
 
-template <typename A, typename B>
-void ExpectSameHistogram(const A& device, const B& host) {
-  EXPECT_TRUE(std::equal(device.buckets.begin(), device.buckets.end(), host.buckets.begin(),
-                         host.buckets.end()));
-  EXPECT_EQ(device.sum, host.sum);
-}
-
-void ExpectSameCounts(const CountsSnapshot& device, const ExpertStats& host) {
-  EXPECT_EQ(device.model.steps, host.steps);
-  EXPECT_EQ(device.model.tokens[0], host.blocks[0].tokens[0]);
-  EXPECT_EQ(device.model.tokens[1], host.blocks[0].tokens[1]);
-  EXPECT_EQ(device.model.tokens[2], host.recomputed_tokens);
+void ExpectSameCounts(const CountsSnapshot& device, const CountsSnapshot& host) {
+  EXPECT_EQ(device.model.steps, host.model.steps);
+  for (int kind = 0; kind < 3; ++kind)
+    EXPECT_EQ(device.model.tokens[kind], host.model.tokens[kind]);
   for (int p = 0; p < 2; ++p) {
-    ExpectSameHistogram(device.model.expert_rows[p], host.expert_rows[p]);
-    ExpectSameHistogram(device.model.active_experts[p], host.active_experts[p]);
+    EXPECT_EQ(device.model.expert_rows[p].buckets, host.model.expert_rows[p].buckets);
+    EXPECT_EQ(device.model.expert_rows[p].sum, host.model.expert_rows[p].sum);
+    EXPECT_EQ(device.model.active_experts[p].buckets, host.model.active_experts[p].buckets);
+    EXPECT_EQ(device.model.active_experts[p].sum, host.model.active_experts[p].sum);
   }
   EXPECT_EQ(device.diversity_histogram, host.diversity_histogram);
   ASSERT_EQ(device.blocks.size(), host.blocks.size());
   for (size_t i = 0; i < host.blocks.size(); ++i) {
     SCOPED_TRACE("block " + std::to_string(i));
-    const BlockExpertStats& h = host.blocks[i];
-    const BlockCounts& d = device.blocks[i];
-    EXPECT_EQ(d.nonfinite_rows, h.nonfinite_rows);
-    EXPECT_EQ(d.distinct_histogram, h.distinct_histogram);
-    for (size_t e = 0; e < h.selections.size(); ++e) {
+    EXPECT_EQ(device.blocks[i].nonfinite_rows, host.blocks[i].nonfinite_rows);
+    EXPECT_EQ(device.blocks[i].distinct_histogram, host.blocks[i].distinct_histogram);
+    ASSERT_EQ(device.blocks[i].experts.size(), host.blocks[i].experts.size());
+    for (size_t e = 0; e < host.blocks[i].experts.size(); ++e) {
       SCOPED_TRACE("expert " + std::to_string(e));
-      EXPECT_EQ(d.experts[e].selections, h.selections[e]);
-      EXPECT_EQ(d.experts[e].decode_selections, h.decode_selections[e]);
-      EXPECT_EQ(d.experts[e].recomputed_selections, h.recomputed_selections[e]);
-      EXPECT_EQ(d.experts[e].touching_tokens, h.touching_tokens[e]);
-      EXPECT_EQ(d.experts[e].visits, h.visits[e]);
-      EXPECT_NEAR(d.experts[e].weight_sum, h.weight_sums[e], 1e-12 * (1.0 + h.weight_sums[e]));
+      const ExpertCount& d = device.blocks[i].experts[e];
+      const ExpertCount& h = host.blocks[i].experts[e];
+      EXPECT_EQ(d.selections, h.selections);
+      EXPECT_EQ(d.decode_selections, h.decode_selections);
+      EXPECT_EQ(d.recomputed_selections, h.recomputed_selections);
+      EXPECT_EQ(d.touching_tokens, h.touching_tokens);
+      EXPECT_EQ(d.visits, h.visits);
+      EXPECT_NEAR(d.weight_sum, h.weight_sum, 1e-12 * (1.0 + h.weight_sum));
     }
   }
 }
 
 class ExpertCountersTest : public ::testing::TestWithParam<Shape> {};
 
-TEST_P(ExpertCountersTest, EqualTheRecordersOverManySteps) {
+TEST_P(ExpertCountersTest, EqualTheCpusOverManySteps) {
   const ModelSpec spec = Spec(GetParam());
   const ExpertStats empty = EmptyExpertStats(spec);
   CountSettings settings = RecorderCounts(spec, {});
@@ -110,7 +107,7 @@ TEST_P(ExpertCountersTest, EqualTheRecordersOverManySteps) {
     }
   }
   ExpertCounters counters = ExpertCounters::Create(settings, 50).value();
-  ExpertRecorder recorder(spec, {.router_stats_interval = 0});
+  cpu::CpuRouteCounters host(settings);
   const auto cpu = MakeCpu();
   Random random(9);
   // As in a model: all blocks share the scratch, plans lie side by side until the step is counted.
@@ -122,26 +119,20 @@ TEST_P(ExpertCountersTest, EqualTheRecordersOverManySteps) {
     const int padding = random.Below(5);
     const int all = tokens + padding;
     ASSERT_TRUE(counters.Reserve(all).ok());
-    const std::vector<int32_t> table(static_cast<size_t>(tokens) / kKvBlockTokens + 1);
-    Batch batch;
-    batch.block_tables = {table};
     std::vector<uint8_t> kind;
+    std::vector<int32_t> token_ids;
     for (int t = 0; t < tokens; ++t) {
-      batch.tokens.push_back(random.Below(spec.vocab_size));
-      batch.positions.push_back(t);
-      batch.sequence.push_back(0);
-      batch.phase.push_back(decode ? Phase::kDecode : static_cast<Phase>(random.Below(3)));
-      kind.push_back(static_cast<uint8_t>(batch.phase.back()));
+      token_ids.push_back(random.Below(spec.vocab_size));
+      kind.push_back(decode ? kTokenDecode : static_cast<uint8_t>(random.Below(3)));
     }
     kind.resize(static_cast<size_t>(all), kTokenPadding);
     const DeviceArray<uint8_t> device_kind(kind);
-    std::vector<int32_t> token_ids = batch.tokens;
     token_ids.resize(static_cast<size_t>(all), 0);
     const DeviceArray<int32_t> device_token_ids(token_ids);
     std::vector<TokenRoutes> routes(static_cast<size_t>(all));
     const DeviceArray<TokenRoutes> device_routes(routes);
-    recorder.BeginStep(batch);
-    std::vector<RoutingPlan> device_plans;
+    std::vector<RoutingPlan> device_plans, host_plans;
+    std::vector<std::vector<uint8_t>> statuses;
     for (size_t i = 0; i < blocks.size(); ++i) {
       const CountedBlock& b = blocks[i];
       const int rows = tokens * b.sub_tokens, device_rows = all * b.sub_tokens;
@@ -152,15 +143,15 @@ TEST_P(ExpertCountersTest, EqualTheRecordersOverManySteps) {
       std::vector<float> input(static_cast<size_t>(rows) * 8);
       RoutingPlan plan = cpu->Route({.router = router.get(),
                                      .input = {input.data(), DType::kF32, rows, 8, 8},
-                                     .given = &given});
-      std::vector<uint8_t> status(static_cast<size_t>(device_rows));
+                                     .given = &given,
+                                     .slot = static_cast<int>(i)});
+      std::vector<uint8_t>& status = statuses.emplace_back(static_cast<size_t>(device_rows));
       for (int r = 0; r < rows; ++r) {
         const int s = random.Below(12);
         status[static_cast<size_t>(r)] = static_cast<uint8_t>(s < 3 ? s : 0);
       }
       plan.row_nonfinite = status.data();
-      const BlockExpertStats& facts = empty.blocks[i];
-      recorder.OnPlan(facts.layer, facts.block, plan);
+      host_plans.push_back(plan);
       for (int a = 0; a < plan.num_assignments; ++a) {
         TokenRoutes& token = routes[static_cast<size_t>(plan.row_of_assignment[a] / b.sub_tokens)];
         ++token.routes;
@@ -187,14 +178,23 @@ TEST_P(ExpertCountersTest, EqualTheRecordersOverManySteps) {
                 cudaSuccess);
       ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
     }
-    recorder.Publish();
+    std::vector<const RoutingPlan*> seen;
+    for (const RoutingPlan& plan : host_plans) seen.push_back(&plan);
+    std::vector<TokenRoutes> host_routes(static_cast<size_t>(tokens));
+    host.Count(std::span(kind).first(static_cast<size_t>(tokens)),
+               std::span(token_ids).first(static_cast<size_t>(tokens)), seen, host_routes);
+    for (int t = 0; t < tokens; ++t) {
+      ASSERT_EQ(host_routes[static_cast<size_t>(t)].routes, routes[static_cast<size_t>(t)].routes);
+      ASSERT_EQ(host_routes[static_cast<size_t>(t)].parameters,
+                routes[static_cast<size_t>(t)].parameters);
+    }
     counters.LaunchCount({.tokens = all,
                           .kind = device_kind.data(),
                           .token_ids = device_token_ids.data(),
                           .routes = device_routes.data()},
                          device_plans, nullptr);
     const CountsSnapshot counts = std::move(counters.Read(nullptr)).value();
-    ExpectSameCounts(counts, recorder.Snapshot());
+    ExpectSameCounts(counts, host.Read());
     const std::vector<TokenRoutes> device =
         FromDevice(device_routes.data(), static_cast<size_t>(all));
     for (int t = 0; t < all; ++t) {
@@ -203,10 +203,11 @@ TEST_P(ExpertCountersTest, EqualTheRecordersOverManySteps) {
                 routes[static_cast<size_t>(t)].parameters)
           << t;
     }
-    const TokenExpertCounts& pairs = *recorder.token_counts();
-    ASSERT_EQ(counters.token_experts_size(), pairs.size());
-    EXPECT_EQ(FromDevice(counters.token_experts(), static_cast<size_t>(pairs.size())),
-              pairs.Columns(0, pairs.experts()));
+    std::vector<uint32_t> pairs(static_cast<size_t>(counters.token_experts_size()));
+    ASSERT_EQ(static_cast<int64_t>(pairs.size()),
+              settings.vocabulary * RouteLayout(spec).num_experts);
+    ASSERT_TRUE(host.ReadTokenExperts(0, pairs).ok());
+    EXPECT_EQ(FromDevice(counters.token_experts(), pairs.size()), pairs);
     if (HasFailure()) return;
   }
 }

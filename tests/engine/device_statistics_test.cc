@@ -94,7 +94,7 @@ class DeviceStatisticsTest : public ::testing::TestWithParam<GoldenModel> {
       // Complete as soon as the last answer ended, without waiting for anything else.
       told.stats = engine.get().ExpertSnapshot();
     }
-    if (const TokenExpertCounts* table = engine.get().token_expert_counts()) {
+    if (const auto table = engine.get().token_expert_counts()) {
       told.table = table->Columns(0, table->experts());
     }
     return told;
@@ -141,11 +141,14 @@ TEST_P(DeviceStatisticsTest, EqualTheHostsWithRecords) {
 }
 
 TEST_P(DeviceStatisticsTest, AnObserverSeesEveryPlanOnce) {
-  class Observer : public StepHooks {
+  class Observer : public StepObserver {
    public:
-    void OnPlan(int, BlockKind, const RoutingPlan& plan) override {
-      ++plans;
-      assignments += static_cast<uint64_t>(plan.expert_offsets[plan.num_experts]);
+    StepLooks looks() const override { return {.plans = true}; }
+    void OnStep(const Batch&, const StepReport& report) override {
+      for (const BlockReport& block : report.blocks) {
+        ++plans;
+        assignments += static_cast<uint64_t>(block.plan.expert_offsets[block.plan.num_experts]);
+      }
     }
     uint64_t plans = 0, assignments = 0;
   };
@@ -220,35 +223,13 @@ TEST_P(DeviceStatisticsTest, PreemptedTokensAreCountedApart) {
     selections.insert(selections.end(), b.selections.begin(), b.selections.end());
   }
   EXPECT_EQ(selections, from_records);
-  const TokenExpertCounts* table = engine.get().token_expert_counts();
-  ASSERT_NE(table, nullptr);
+  const auto table = engine.get().token_expert_counts();
+  ASSERT_TRUE(table.has_value());
   const std::vector<uint32_t> pairs = table->Columns(0, table->experts());
   std::vector<uint64_t> sums(layout.num_experts);
   for (size_t i = 0; i < pairs.size(); ++i) sums[i % layout.num_experts] += pairs[i];
   EXPECT_EQ(sums, from_records);
 }
-
-// Counts its steps on the device and refuses their plans.
-class CountingHooks : public StepHooks {
- public:
-  explicit CountingHooks(RouteCounters* counters) : counters_(counters) {}
-  bool WantsPlans() const override { return false; }
-  RouteCounters* Counters() override { return counters_; }
-  void OnPlan(int, BlockKind, const RoutingPlan&) override { ++plans; }
-  void OnOutcome(const StepOutcome& outcome) override {
-    tokens += outcome.failed.size();
-    for (const TokenRoutes& t : outcome.routes) {
-      routes += t.routes;
-      parameters += t.parameters;
-    }
-    counted = outcome.routes.size();
-  }
-  uint64_t plans = 0, tokens = 0, routes = 0, parameters = 0;
-  size_t counted = 0;
-
- private:
-  RouteCounters* const counters_;
-};
 
 // Steps of several shapes, each run, recorded and replayed; one is recorded full and replayed with
 // a row that only fills it up.
@@ -260,100 +241,99 @@ TEST_P(DeviceStatisticsTest, ReplayedStepsCountAndFetchNoPlan) {
   auto counters = backend.NewRouteCounters(settings);
   ASSERT_TRUE(counters.ok()) << counters.status();
   ASSERT_NE(*counters, nullptr);
-  CountingHooks hooks(counters->get());
-  uint64_t tokens = 0, steps = 0;
+  uint64_t tokens = 0, steps = 0, reported = 0, routes = 0, token_parameters = 0;
+  StepSetup setup{.options = {.counters = counters->get()}};
+  size_t counted = 0;
+  setup.report = [&](const StepReport& report) {
+    EXPECT_TRUE(report.blocks.empty());
+    reported += report.failed.size();
+    counted = report.routes.size();
+    for (const TokenRoutes& t : report.routes) {
+      routes += t.routes;
+      token_parameters += t.parameters;
+    }
+  };
   for (int position = 0; position < 4; ++position) {
     for (int sequences : {1, 4, 4, 3, 2}) {
       std::vector<ModelRunner::Part> parts;
       for (int s = 0; s < sequences; ++s) {
         parts.push_back({sequences + s, position, {golden_.tokens[static_cast<size_t>(position)]}});
       }
-      (*runner)->RunTogether(parts, &hooks);
-      EXPECT_EQ(hooks.counted, static_cast<size_t>(sequences));
+      (*runner)->RunTogether(parts, setup);
+      EXPECT_EQ(counted, static_cast<size_t>(sequences));
       tokens += static_cast<uint64_t>(sequences);
       ++steps;
     }
   }
-  EXPECT_EQ(hooks.plans, 0u);
-  EXPECT_EQ(hooks.tokens, tokens);
-  const auto counts = (*counters)->Read();
-  ASSERT_TRUE(counts.ok()) << counts.status();
-  EXPECT_EQ(counts->model.steps, steps);
-  EXPECT_EQ(counts->model.tokens[kTokenPrefill], tokens);
+  EXPECT_GT(backend.replayed_steps(), 0u);
+  EXPECT_EQ(reported, tokens);
+  EXPECT_EQ((*counters)->Read().model.steps, 0u) << "visible before they were refreshed";
+  ASSERT_TRUE((*counters)->Refresh().ok());
+  const CountsSnapshot counts = (*counters)->Read();
+  EXPECT_EQ(counts.model.steps, steps);
+  EXPECT_EQ(counts.model.tokens[kTokenPrefill], tokens);
   uint64_t selections = 0, parameters = 0;
   for (size_t i = 0; i < settings.blocks.size(); ++i) {
-    for (size_t e = 0; e < counts->blocks[i].experts.size(); ++e) {
-      const uint64_t n = counts->blocks[i].experts[e].selections;
+    for (size_t e = 0; e < counts.blocks[i].experts.size(); ++e) {
+      const uint64_t n = counts.blocks[i].experts[e].selections;
       selections += n;
       parameters += n * static_cast<uint64_t>(settings.blocks[i].expert_parameters[e]);
     }
   }
-  EXPECT_EQ(hooks.routes, selections);
+  EXPECT_EQ(routes, selections);
   for (size_t i = 0; i < settings.blocks.size(); ++i) {
     const CountedBlock& b = settings.blocks[i];
     uint64_t seen = 0;
-    for (uint64_t n : counts->blocks[i].distinct_histogram) seen += n;
+    for (uint64_t n : counts.blocks[i].distinct_histogram) seen += n;
     EXPECT_EQ(seen, tokens) << "block " << i;
     if (EmptyExpertStats((*runner)->spec()).blocks[i].select != SelectKind::kTopK) continue;
     uint64_t chosen = 0;
-    for (const ExpertCount& e : counts->blocks[i].experts) chosen += e.selections;
+    for (const ExpertCount& e : counts.blocks[i].experts) chosen += e.selections;
     EXPECT_EQ(chosen % (tokens * static_cast<uint64_t>(b.sub_tokens)), 0u) << "block " << i;
   }
-  EXPECT_EQ(hooks.parameters, parameters);
+  EXPECT_EQ(token_parameters, parameters);
   // Without counters, the same steps leave them alone.
-  CountingHooks none(nullptr);
-  (*runner)->RunTogether({{0, 0, {golden_.tokens[0]}}}, &none);
-  EXPECT_EQ(none.counted, 0u);
-  EXPECT_EQ(none.tokens, 1u);
-  EXPECT_EQ((*counters)->Read()->model.steps, steps);
+  setup.options.counters = nullptr;
+  (*runner)->RunTogether({{0, 0, {golden_.tokens[0]}}}, setup);
+  EXPECT_EQ(counted, 0u);
+  EXPECT_EQ(reported, tokens + 1);
+  ASSERT_TRUE((*counters)->Refresh().ok());
+  EXPECT_EQ((*counters)->Read().model.steps, steps);
 }
 
-// Looks at scores and inputs of every other step. Without routes to give, RoutesFor() is asked
-// whenever the operations of a block are issued: not in a step that is replayed.
-class LookingHooks : public StepHooks {
- public:
-  explicit LookingHooks(bool at_once = false) : at_once_(at_once) {}
-  bool WantsPlans() const override { return false; }
-  bool WantsScores() const override { return looks; }
-  bool WantsInputs() const override { return looks; }
-  bool GivesRoutes() const override { return at_once_; }
-  const GivenRoutes* RoutesFor(int, BlockKind) override {
-    ++issued;
-    return nullptr;
-  }
-  void OnOutcome(const StepOutcome&) override { outcomes_.push_back(seen.size()); }
-  void OnPlan(int layer, BlockKind block, const RoutingPlan& plan) override {
-    Seen& s = seen.emplace_back();
-    s.slot = PlanSlot(layer, block);
-    for (int r = 0; r < plan.rows; ++r) {
-      for (int32_t i = plan.row_offsets[r]; i < plan.row_offsets[r + 1]; ++i) {
-        s.experts.push_back(plan.expert_of_assignment[plan.assignments_of_row[i]]);
-      }
-    }
-  }
-  void OnScores(int, BlockKind, const RoutingPlan& plan, std::span<const float> scores) override {
-    EXPECT_EQ(scores.size(), static_cast<size_t>(plan.rows) * plan.num_experts);
-    seen.back().scores.assign(scores.begin(), scores.end());
-  }
-  void OnInputs(int, BlockKind, const RoutingPlan&, std::span<const float> inputs) override {
-    seen.back().inputs.assign(inputs.begin(), inputs.end());
-  }
-
-  struct Seen {
-    int slot = 0;
-    std::vector<int32_t> experts;
-    std::vector<float> scores, inputs;
-  };
-  // Of the last step: how many blocks were told before its outcome.
-  size_t told_before_outcome() const { return outcomes_.back(); }
-  bool looks = true;
-  int issued = 0;
-  std::vector<Seen> seen;
-
- private:
-  const bool at_once_;
-  std::vector<size_t> outcomes_;
+// The routed blocks of one step, copied.
+struct SeenBlock {
+  int slot = 0;
+  std::vector<int32_t> experts;
+  std::vector<float> scores, inputs;
 };
+
+std::vector<SeenBlock> Look(ModelRunner& runner, const std::vector<ModelRunner::Part>& parts,
+                            StepLooks looks) {
+  std::vector<SeenBlock> seen;
+  StepSetup setup{.options = {.looks = looks}};
+  setup.report = [&](const StepReport& report) {
+    for (const BlockReport& block : report.blocks) {
+      const RoutingPlan& plan = block.plan;
+      SeenBlock& s = seen.emplace_back();
+      s.slot = PlanSlot(block.layer, block.block);
+      for (int r = 0; r < plan.rows; ++r) {
+        for (int32_t i = plan.row_offsets[r]; i < plan.row_offsets[r + 1]; ++i) {
+          s.experts.push_back(plan.expert_of_assignment[plan.assignments_of_row[i]]);
+        }
+      }
+      if (looks.scores) {
+        EXPECT_EQ(block.scores.size(), static_cast<size_t>(plan.rows) * plan.num_experts);
+      }
+      s.scores.assign(block.scores.begin(), block.scores.end());
+      s.inputs.assign(block.inputs.begin(), block.inputs.end());
+    }
+  };
+  runner.RunTogether(parts, setup);
+  return seen;
+}
+
+constexpr StepLooks kEverything{.plans = true, .scores = true, .inputs = true};
 
 void ExpectNear(const std::vector<float>& device, const std::vector<float>& host) {
   ASSERT_EQ(device.size(), host.size());
@@ -362,27 +342,27 @@ void ExpectNear(const std::vector<float>& device, const std::vector<float>& host
   }
 }
 
-void ExpectSameSight(const LookingHooks& device, const LookingHooks& host) {
-  ASSERT_EQ(device.seen.size(), host.seen.size());
-  for (size_t b = 0; b < host.seen.size(); ++b) {
+void ExpectSameSight(const std::vector<SeenBlock>& device, const std::vector<SeenBlock>& host) {
+  ASSERT_EQ(device.size(), host.size());
+  ASSERT_FALSE(host.empty());
+  for (size_t b = 0; b < host.size(); ++b) {
     SCOPED_TRACE("block " + std::to_string(b));
-    EXPECT_EQ(device.seen[b].slot, host.seen[b].slot);
-    EXPECT_EQ(device.seen[b].experts, host.seen[b].experts);
-    ASSERT_FALSE(host.seen[b].scores.empty());
-    ASSERT_FALSE(host.seen[b].inputs.empty());
-    ExpectNear(device.seen[b].scores, host.seen[b].scores);
-    ExpectNear(device.seen[b].inputs, host.seen[b].inputs);
+    EXPECT_EQ(device[b].slot, host[b].slot);
+    EXPECT_EQ(device[b].experts, host[b].experts);
+    ASSERT_FALSE(host[b].scores.empty());
+    ASSERT_FALSE(host[b].inputs.empty());
+    ExpectNear(device[b].scores, host[b].scores);
+    ExpectNear(device[b].inputs, host[b].inputs);
   }
 }
 
-// A step that is looked at is recorded and replayed like any other, beside those of its size that
-// are not, and its hooks see what they see on the host. A row that only fills it up is not shown.
-TEST_P(DeviceStatisticsTest, StepsThatAreLookedAtAreReplayed) {
+// A step that reports its blocks is recorded and replayed like any other, beside those of its size
+// that do not, and reports what the host's step does. A row that only fills it up is left out.
+TEST_P(DeviceStatisticsTest, StepsWithLooksAreReplayed) {
   const auto device = ModelRunner::Load(GetParam().model, {.device = CountingDevice()});
   const auto host = ModelRunner::Load(GetParam().model, {.device = "cpu"});
   ASSERT_TRUE(device.ok()) << device.status();
   ASSERT_TRUE(host.ok()) << host.status();
-  const int blocks = static_cast<int>(EmptyExpertStats((*host)->spec()).blocks.size());
   int runs = 0;
   for (int position = 0; position < 4; ++position) {
     for (const int sequences : {4, 3}) {
@@ -393,18 +373,16 @@ TEST_P(DeviceStatisticsTest, StepsThatAreLookedAtAreReplayed) {
           const size_t token = static_cast<size_t>(position + s) % golden_.tokens.size();
           parts.push_back({s, position, {golden_.tokens[token]}});
         }
-        LookingHooks on_device, on_host;
-        on_device.looks = on_host.looks = looks;
-        (*device)->RunTogether(parts, &on_device);
-        // Once as it is and once to record it; steps with and without a look have their own.
-        EXPECT_EQ(on_device.issued, runs < 2 ? blocks : 0);
-        EXPECT_EQ(on_device.told_before_outcome(), 0u);
+        const uint64_t replayed = (*device)->backend().replayed_steps();
+        const auto seen = Look(**device, parts, looks ? kEverything : StepLooks{});
+        // The first run is eager, the second records and replays; steps with and without looks
+        // have recordings of their own.
+        EXPECT_EQ((*device)->backend().replayed_steps() - replayed, runs < 1 ? 0u : 1u);
         if (!looks) {
-          EXPECT_TRUE(on_device.seen.empty());
+          EXPECT_TRUE(seen.empty());
           continue;
         }
-        (*host)->RunTogether(parts, &on_host);
-        ExpectSameSight(on_device, on_host);
+        ExpectSameSight(seen, Look(**host, parts, kEverything));
         if (HasFatalFailure()) return;
       }
       ++runs;
@@ -412,23 +390,16 @@ TEST_P(DeviceStatisticsTest, StepsThatAreLookedAtAreReplayed) {
   }
 }
 
-// Prompts are not replayed, but wait for the host no more; hooks that bring routes have to.
-TEST_P(DeviceStatisticsTest, PromptsAreLookedAtAfterwardsOrAtOnce) {
+// Prompts are not replayed; their reports are the host's, and so are those of given routes.
+TEST_P(DeviceStatisticsTest, PromptsReportWhatTheHostReports) {
   const auto device = ModelRunner::Load(GetParam().model, {.device = CountingDevice()});
   const auto host = ModelRunner::Load(GetParam().model, {.device = "cpu"});
   ASSERT_TRUE(device.ok()) << device.status();
   ASSERT_TRUE(host.ok()) << host.status();
   const std::vector<ModelRunner::Part> parts = {{0, 0, golden_.Prompt(0)},
                                                 {1, 0, golden_.Prompt(1 % golden_.prompts)}};
-  LookingHooks on_host;
-  (*host)->RunTogether(parts, &on_host);
-  for (const bool at_once : {false, true}) {
-    SCOPED_TRACE(at_once);
-    LookingHooks on_device(at_once);
-    (*device)->RunTogether(parts, &on_device);
-    EXPECT_EQ(on_device.told_before_outcome(), at_once ? on_device.seen.size() : 0u);
-    ExpectSameSight(on_device, on_host);
-  }
+  ExpectSameSight(Look(**device, parts, kEverything), Look(**host, parts, kEverything));
+  EXPECT_EQ((*device)->backend().replayed_steps(), 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, DeviceStatisticsTest, ::testing::ValuesIn(SmallRoutedModels()),

@@ -121,7 +121,7 @@ Outcome RunModel(const fs::path& model_folder, const fs::path& folder, Types typ
     batch.phase.push_back(Phase::kPrefill);
   }
   out.logits.resize(24 * static_cast<size_t>(spec.vocab_size));
-  (*model)->Forward(batch, **kv, nullptr, out.logits);
+  (*model)->Forward(batch, **kv, {}, out.logits);
   return out;
 }
 

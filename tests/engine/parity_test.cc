@@ -6,31 +6,31 @@
 #include <cmath>
 #include <cstdio>
 
+#include "engine/routes/route_layout.h"
 #include "tests/support/golden.h"
 #include "tests/support/model_runner.h"
 
 namespace moeserve::testing {
 namespace {
 
-// Feeds the reference's routes back to the model, token by token of one prompt.
-class ReplayHooks : public StepHooks {
+// The reference's routes of one prompt, for all routed blocks.
+class ReferenceRoutes {
  public:
-  ReplayHooks(const Golden& golden, const ModelSpec& spec) : golden_(golden), spec_(spec) {}
-  void Begin(int prompt) { prompt_ = prompt; }
-  bool GivesRoutes() const override { return true; }
-  const GivenRoutes* RoutesFor(int layer, BlockKind block) override {
-    const LayerSpec& l = spec_.layers[layer];
-    const auto& routing =
-        block == BlockKind::kAttention ? l.attention.routing : l.feed_forward.routing;
-    routes_ = golden_.Routes(layer, block, prompt_, 0, golden_.length, routing->split.heads);
-    return &routes_;
+  ReferenceRoutes(const Golden& golden, const ModelSpec& spec, int prompt) {
+    const RouteLayout layout(spec);
+    given_.resize(layout.block_of_layer.size());
+    routes_.reserve(layout.blocks.size());
+    for (const RoutedBlock& b : layout.blocks) {
+      routes_.push_back(golden.Routes(b.layer, b.block, prompt, 0, golden.length, b.sub_tokens));
+      given_[static_cast<size_t>(PlanSlot(b.layer, b.block))] = &routes_.back();
+    }
   }
+  // As Batch::given.
+  const std::vector<const GivenRoutes*>& given() const { return given_; }
 
  private:
-  const Golden& golden_;
-  const ModelSpec& spec_;
-  int prompt_ = 0;
-  GivenRoutes routes_;
+  std::vector<GivenRoutes> routes_;
+  std::vector<const GivenRoutes*> given_;
 };
 
 struct Difference {
@@ -49,11 +49,11 @@ struct Expected {
 Difference Compare(ModelRunner& runner, const Golden& golden, const Expected& expected,
                    bool replay) {
   Difference d;
-  ReplayHooks hooks(golden, runner.spec());
   for (int p = 0; p < golden.prompts; ++p) {
-    hooks.Begin(p);
-    const std::vector<float> logits =
-        runner.Run(golden.Prompt(p), golden.length, 0, replay ? &hooks : nullptr);
+    const ReferenceRoutes routes(golden, runner.spec(), p);
+    StepSetup setup;
+    if (replay) setup.given = routes.given();
+    const std::vector<float> logits = runner.Run(golden.Prompt(p), golden.length, 0, setup);
     for (int i = 0; i < golden.length; ++i) {
       const float* row = logits.data() + static_cast<int64_t>(i) * runner.vocab();
       const auto note = [&](int token, float logprob) {

@@ -151,9 +151,9 @@ TEST_P(TrainedModel, CountersAreTheSumOfTheRecords) {
     }
   }
   // What token types were sent where adds up to the same.
-  const TokenExpertCounts* tokens = engine->get().token_expert_counts();
+  const std::optional<TokenExpertCounts> tokens = engine->get().token_expert_counts();
   if (layout.num_experts > 0) {
-    ASSERT_NE(tokens, nullptr);
+    ASSERT_TRUE(tokens.has_value());
     const std::vector<uint32_t> table = tokens->Columns(0, layout.num_experts);
     std::vector<uint64_t> sums(layout.num_experts);
     for (size_t i = 0; i < table.size(); ++i) sums[i % layout.num_experts] += table[i];
@@ -496,7 +496,7 @@ TEST(ExpertStatsOff, CountsNothingAndChangesNothing) {
       const ExpertStats stats = (*engine)->get().ExpertSnapshot();
       EXPECT_EQ(stats.tokens > 0, on);
       EXPECT_EQ(sink->last().usage.expert_routes > 0, on);
-      EXPECT_EQ((*engine)->get().token_expert_counts() != nullptr, on);
+      EXPECT_EQ((*engine)->get().token_expert_counts().has_value(), on);
     }
     EXPECT_EQ(tokens[0], tokens[1]);
   }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <set>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "engine/statistics/measures/router_losses.h"
 #include "engine/statistics/measures/symmetric_eigen.h"
 #include "engine/statistics/measures/token_affinity.h"
+#include "kernels/cpu/route_counters.h"
 #include "tests/support/random.h"
 
 namespace moeserve {
@@ -350,6 +352,41 @@ BlockRoutes Routes(std::vector<std::vector<uint16_t>> rows, std::vector<uint16_t
   return out;
 }
 
+// A recorder of a model with one routed block, fed with steps that a test makes up.
+class CountedSteps {
+ public:
+  CountedSteps(const ModelSpec& spec, const RecorderOptions& options) {
+    auto counters = std::make_unique<cpu::CpuRouteCounters>(RecorderCounts(spec, options));
+    counters_ = counters.get();
+    recorder_ = std::make_unique<ExpertRecorder>(spec, options, nullptr, std::move(counters));
+  }
+
+  // Returns what the recorder asked for; the step reports no more than that.
+  StepLooks Run(const Batch& batch, const RoutingPlan& plan, std::span<const float> scores,
+                std::span<const float> inputs) {
+    const StepOptions step = recorder_->BeginStep();
+    const RoutingPlan* const plans[] = {&plan};
+    std::vector<uint8_t> kind;
+    for (const Phase phase : batch.phase) kind.push_back(static_cast<uint8_t>(phase));
+    std::vector<TokenRoutes> routes(kind.size());
+    counters_->Count(kind, batch.tokens, plans, routes);
+    step.meanwhile();
+    BlockReport block;
+    block.plan = plan;
+    if (step.looks.scores) block.scores = scores;
+    if (step.looks.inputs) block.inputs = inputs;
+    StepReport report{.failed = {}, .routes = routes, .blocks = {}};
+    if (step.looks.any()) report.blocks = {&block, 1};
+    recorder_->EndStep(batch, report);
+    return step.looks;
+  }
+  const ExpertRecorder& recorder() const { return *recorder_; }
+
+ private:
+  cpu::CpuRouteCounters* counters_;
+  std::unique_ptr<ExpertRecorder> recorder_;
+};
+
 // A row with a NaN in it is counted as such; what is sampled of the others can be computed with.
 TEST(Recorder, RowsThatAreNotFiniteAreNotSampled) {
   ModelSpec spec;
@@ -359,7 +396,8 @@ TEST(Recorder, RowsThatAreNotFiniteAreNotSampled) {
   RoutedLayerSpec& routing = spec.layers[0].feed_forward.routing.emplace();
   routing.num_experts = 2;
   routing.widths = {4, 4};
-  ExpertRecorder recorder(spec, {.router_stats_interval = 1, .hidden_samples = 8});
+  const RecorderOptions options{.router_stats_interval = 1, .hidden_samples = 8};
+  CountedSteps steps(spec, options);
   const std::vector<int32_t> table = {0};
   Batch batch;
   batch.tokens = {3, 4, 5};
@@ -367,7 +405,6 @@ TEST(Recorder, RowsThatAreNotFiniteAreNotSampled) {
   batch.sequence = {0, 0, 0};
   batch.phase = {Phase::kRecompute, Phase::kPrefill, Phase::kPrefill};
   batch.block_tables = {table};
-  recorder.BeginStep(batch);
 
   const std::vector<int32_t> offsets = {0, 1, 3}, experts = {0, 1, 1}, rows = {0, 1, 2};
   const std::vector<int32_t> row_offsets = {0, 1, 2, 3}, of_row = {0, 1, 2};
@@ -384,16 +421,15 @@ TEST(Recorder, RowsThatAreNotFiniteAreNotSampled) {
                          .assignments_of_row = of_row.data(),
                          .row_nonfinite = status.data()};
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  recorder.OnPlan(0, BlockKind::kFeedForward, plan);
-  recorder.OnScores(0, BlockKind::kFeedForward, plan, std::vector<float>{nan, nan, nan, nan, 0, 1});
-  recorder.OnInputs(0, BlockKind::kFeedForward, plan, std::vector<float>{nan, nan, nan, 1, 2, 3});
-  recorder.Publish();
+  const StepLooks looks = steps.Run(batch, plan, std::vector<float>{nan, nan, nan, nan, 0, 1},
+                                    std::vector<float>{nan, nan, nan, 1, 2, 3});
+  EXPECT_TRUE(looks.scores && looks.inputs);
 
+  const ExpertRecorder& recorder = steps.recorder();
   const BlockExpertStats block = recorder.Snapshot().blocks[0];
   EXPECT_EQ(block.nonfinite_rows, 1u) << "the recomputed row was counted before";
   EXPECT_EQ(block.router.rows, 1u);
   EXPECT_EQ(block.selections, (std::vector<uint64_t>{0, 2}));
-  EXPECT_EQ(recorder.failed_tokens(), (std::vector<bool>{true, true, false}));
   const HiddenSample sample = recorder.HiddenSamples()[0];
   EXPECT_EQ(sample.seen, 1u);
   EXPECT_EQ(sample.rows, (std::vector<float>{2, 3}));
@@ -411,7 +447,7 @@ TEST(Recorder, SampledRouterScoresMissNobody) {
   routing.num_experts = kTokens;
   routing.widths.assign(kTokens, 4);
   routing.split.heads = kHeads;
-  ExpertRecorder recorder(spec, {.router_stats_interval = 4, .router_stats_rows = 8});
+  CountedSteps steps(spec, {.router_stats_interval = 4, .router_stats_rows = 8});
   const std::vector<int32_t> table = {0};
   Batch batch;
   batch.block_tables = {table};
@@ -447,12 +483,10 @@ TEST(Recorder, SampledRouterScoresMissNobody) {
                          .row_nonfinite = status.data()};
   constexpr int kSamples = 12;  // two tokens each time: every token twice
   for (int step = 0; step < 4 * kSamples; ++step) {
-    recorder.BeginStep(batch);
-    recorder.OnPlan(0, BlockKind::kFeedForward, plan);
-    if (recorder.WantsScores()) recorder.OnScores(0, BlockKind::kFeedForward, plan, scores);
-    recorder.Publish();
+    const StepLooks looks = steps.Run(batch, plan, scores, {});
+    EXPECT_EQ(looks.scores, step % 4 == 0);
   }
-  const RouterStats router = recorder.Snapshot().blocks[0].router;
+  const RouterStats router = steps.recorder().Snapshot().blocks[0].router;
   EXPECT_EQ(router.rows, static_cast<uint64_t>(kSamples * 8));
   for (int t = 0; t < kTokens; ++t) {
     EXPECT_NEAR(router.probability_sums[t], 2.0 * kHeads, 1e-9) << "token " << t;

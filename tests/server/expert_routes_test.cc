@@ -22,12 +22,16 @@ class ExpertRoutes : public HttpTest {
  protected:
   // Token 'a' went 6 times to expert 0 and 2 times to 1, 'b' 4 times to expert 1.
   void CountTokens() {
-    auto counts = std::make_unique<TokenExpertCounts>(kVocabSize, 4);
-    std::vector<size_t> counted(6, counts->IndexOf('a', 0));
-    counted.insert(counted.end(), 2, counts->IndexOf('a', 1));
-    counted.insert(counted.end(), 4, counts->IndexOf('b', 1));
-    counts->Add(counted);
-    engine_->SetTokenCounts(std::move(counts));
+    constexpr int kExperts = 4;
+    std::vector<uint32_t> table(kVocabSize * kExperts);
+    table['a' * kExperts] = 6;
+    table['a' * kExperts + 1] = 2;
+    table['b' * kExperts + 1] = 4;
+    engine_->SetTokenCounts(
+        TokenExpertCounts(kVocabSize, kExperts, [table](int64_t first, std::span<uint32_t> part) {
+          std::copy_n(table.begin() + first, part.size(), part.begin());
+          return absl::OkStatus();
+        }));
   }
 
   // `rows` of width 2; experts 0 and 1 in turn, one unit apart and half a unit around their means.

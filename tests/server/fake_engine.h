@@ -63,7 +63,7 @@ class FakeEngine final : public EngineApi {
   void Drain(absl::Time deadline) override;
   EngineStats Stats() const override;
   ExpertStats ExpertSnapshot() const override;
-  const TokenExpertCounts* token_expert_counts() const override { return token_counts_.get(); }
+  std::optional<TokenExpertCounts> token_expert_counts() const override { return token_counts_; }
   std::vector<HiddenSample> HiddenSamples() const override { return hidden_samples_; }
   int max_model_len() const override { return max_model_len_; }
   const ModelSpec& spec() const override { return spec_; }
@@ -73,9 +73,7 @@ class FakeEngine final : public EngineApi {
 
   ByteTokenizer& mutable_tokenizer() { return tokenizer_; }
   // To be set before requests come; of the one block of ExpertSnapshot().
-  void SetTokenCounts(std::unique_ptr<TokenExpertCounts> counts) {
-    token_counts_ = std::move(counts);
-  }
+  void SetTokenCounts(TokenExpertCounts counts) { token_counts_ = std::move(counts); }
   void SetHiddenSample(HiddenSample sample) { hidden_samples_ = {std::move(sample)}; }
   void SetScript(const Script& script);
   void SetHealthy(bool healthy);
@@ -106,7 +104,7 @@ class FakeEngine final : public EngineApi {
   RouteLayout layout_;
   RoutingControlLimits control_;
   ByteTokenizer tokenizer_;
-  std::unique_ptr<TokenExpertCounts> token_counts_;
+  std::optional<TokenExpertCounts> token_counts_;
   std::vector<HiddenSample> hidden_samples_;
 
   mutable std::mutex mutex_;

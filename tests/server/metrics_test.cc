@@ -11,10 +11,10 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "engine/statistics/measures/load_balance.h"
 #include "server/base/text_values.h"
 #include "server/context.h"
 #include "server/http/routes/api.h"
-#include "server/metrics/expert_balance.h"
 #include "server/metrics/metrics_compat.h"
 #include "server/metrics/prometheus.h"
 #include "server/reports/expert_history.h"
@@ -301,14 +301,14 @@ TEST(MetricsCompat, IsOffUnlessAskedFor) {
   EXPECT_TRUE(read.types.contains("sglang:num_running_reqs"));
 }
 
-TEST(MeasureBalance, KnowsTheExtremes) {
-  EXPECT_DOUBLE_EQ(MeasureBalance({5, 5, 5, 5}).balance, 1.0);
-  EXPECT_DOUBLE_EQ(MeasureBalance({5, 5, 5, 5}).entropy, 1.0);
-  const ExpertBalance one = MeasureBalance({0, 8, 0, 0});
+TEST(MeasureLoad, KnowsTheExtremes) {
+  EXPECT_DOUBLE_EQ(MeasureLoad({5, 5, 5, 5}).balance, 1.0);
+  EXPECT_DOUBLE_EQ(MeasureLoad({5, 5, 5, 5}).entropy, 1.0);
+  const LoadShape one = MeasureLoad({0, 8, 0, 0});
   EXPECT_DOUBLE_EQ(one.balance, 0.25);
   EXPECT_DOUBLE_EQ(one.entropy, 0.0);
   EXPECT_EQ(one.unused, 3);
-  EXPECT_EQ(MeasureBalance({0, 0}).unused, 2);
+  EXPECT_EQ(MeasureLoad({0, 0}).unused, 2);
 }
 
 ExpertStats Wide(int blocks, int experts) {

@@ -35,7 +35,7 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::Load(const std::filesystem::pa
 }
 
 std::vector<float> ModelRunner::Run(const std::vector<int32_t>& tokens, int chunk, int begin,
-                                    StepHooks* hooks, int slot) {
+                                    const StepSetup& setup, int slot) {
   std::vector<float> logits;
   for (size_t at = 0; at < tokens.size(); at += static_cast<size_t>(chunk)) {
     const size_t end = std::min(tokens.size(), at + static_cast<size_t>(chunk));
@@ -43,13 +43,14 @@ std::vector<float> ModelRunner::Run(const std::vector<int32_t>& tokens, int chun
         {{slot,
           begin + static_cast<int>(at),
           {tokens.begin() + static_cast<int64_t>(at), tokens.begin() + static_cast<int64_t>(end)}}},
-        hooks);
+        setup);
     logits.insert(logits.end(), part.begin(), part.end());
   }
   return logits;
 }
 
-std::vector<float> ModelRunner::RunTogether(const std::vector<Part>& parts, StepHooks* hooks) {
+std::vector<float> ModelRunner::RunTogether(const std::vector<Part>& parts,
+                                            const StepSetup& setup) {
   Batch batch;
   for (const Part& p : parts) {
     const int index = static_cast<int>(batch.block_tables.size());
@@ -63,7 +64,9 @@ std::vector<float> ModelRunner::RunTogether(const std::vector<Part>& parts, Step
     }
   }
   std::vector<float> logits(batch.tokens.size() * static_cast<size_t>(vocab()));
-  model_->Forward(batch, *cache_, hooks, logits);
+  batch.given = setup.given;
+  const StepReport report = model_->Forward(batch, *cache_, setup.options, logits);
+  if (setup.report) setup.report(report);
   return logits;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -25,6 +26,13 @@ struct RunnerOptions {
   int64_t cache_tokens = 4096;
 };
 
+// How ModelRunner runs its steps.
+struct StepSetup {
+  StepOptions options;
+  std::vector<const GivenRoutes*> given = {};               // see Batch
+  std::function<void(const StepReport&)> report = nullptr;  // called after every step
+};
+
 // One model with its own backend and cache. Sequences own fixed shares of the cache.
 class ModelRunner {
  public:
@@ -34,7 +42,7 @@ class ModelRunner {
   // Logits of every token, [tokens, V], computed in steps of at most `chunk` tokens from position
   // `begin` on; earlier positions must have been run before. `slot` tells sequences apart.
   std::vector<float> Run(const std::vector<int32_t>& tokens, int chunk, int begin = 0,
-                         StepHooks* hooks = nullptr, int slot = 0);
+                         const StepSetup& setup = {}, int slot = 0);
 
   // One step over parts of several sequences; logits of all rows in order.
   struct Part {
@@ -42,7 +50,7 @@ class ModelRunner {
     int begin;
     std::vector<int32_t> tokens;
   };
-  std::vector<float> RunTogether(const std::vector<Part>& parts, StepHooks* hooks = nullptr);
+  std::vector<float> RunTogether(const std::vector<Part>& parts, const StepSetup& setup = {});
 
   const ModelSpec& spec() const { return model_->spec(); }
   Backend& backend() { return *backend_; }

@@ -30,8 +30,6 @@ Result<std::unique_ptr<RoutedLayer>> RoutedLayer::Load(LoadContext& load, const 
   routed->layer_ = layer;
   routed->block_ = block;
   routed->heads_ = spec.split.heads;
-  routed->width_ = model_width / spec.split.heads;
-  routed->num_experts_ = spec.num_experts;
   routed->residual_ = spec.split.residual;
   routed->body_ = std::move(body);
   MOESERVE_ASSIGN_OR_RETURN(
@@ -70,61 +68,32 @@ std::vector<RouteOverride> RoutedLayer::Overrides(const StepContext& ctx) const 
 }
 
 RoutingPlan RoutedLayer::Route(StepContext& ctx, const RowsView& rows) const {
-  const GivenRoutes* given = ctx.hooks == nullptr ? nullptr : ctx.hooks->RoutesFor(layer_, block_);
   const std::vector<RouteOverride> overrides = Overrides(ctx);
-  RouteArgs args{.router = router_.get(),
-                 .input = rows,
-                 .given = given,
-                 .slot = slot_,
-                 .overrides = overrides};
-  const Workspace::Scope scope(ctx.workspace);
-  const KeptRows kept = ctx.kept.empty() ? KeptRows{} : ctx.kept[static_cast<size_t>(slot_)];
-  RowsView scores = kept.scores;
-  if (ctx.hooks_at_once && ctx.hooks != nullptr && ctx.hooks->WantsScores() && given == nullptr) {
-    scores = ctx.workspace.TakeDense(rows.rows, num_experts_, DType::kF32);
+  const BlockLook& look = ctx.looks.of_slot(slot_);
+  if (look.inputs.data != nullptr) ctx.backend.Convert(rows, look.inputs);
+  return ctx.backend.Route(
+      {.router = router_.get(),
+       .input = rows,
+       .given = ctx.batch.given.empty() ? nullptr : ctx.batch.given[static_cast<size_t>(slot_)],
+       .slot = slot_,
+       .scores = look.scores.data != nullptr ? &look.scores : nullptr,
+       .overrides = overrides});
+}
+
+void RoutedLayer::CombineAndMerge(StepContext& ctx, const RoutingPlan& plan,
+                                  const RowsView& results, const RowsView& rows,
+                                  const RowsView& output) const {
+  RowsView combined = output;
+  if (merge_ != nullptr) {
+    combined = ctx.workspace.TakeDense(output.rows, output.cols, ctx.activation);
   }
-  if (scores.data != nullptr) args.scores = &scores;
-  if (kept.inputs.data != nullptr) ctx.backend.Convert(rows, kept.inputs);
-  const RoutingPlan plan = ctx.backend.Route(args);
-  if (ctx.hooks == nullptr || !ctx.hooks_at_once) return plan;
-  const RoutingPlan seen = ctx.backend.HostPlan(slot_);
-  ctx.hooks->OnPlan(layer_, block_, seen);
-  std::vector<float> host;
-  const auto fetch = [&](const RowsView& view) {
-    host.resize(static_cast<size_t>(view.rows * view.cols));
-    ctx.backend.CopyToHost(view, host);
-    return std::span<const float>(host);
-  };
-  if (args.scores != nullptr) ctx.hooks->OnScores(layer_, block_, seen, fetch(scores));
-  if (ctx.hooks->WantsInputs()) ctx.hooks->OnInputs(layer_, block_, seen, fetch(rows));
-  return plan;
-}
-
-int64_t RoutedLayer::LayOutKept(int64_t tokens, StepLooks looks, float* memory,
-                                KeptRows& kept) const {
-  int64_t end = 0;
-  const auto place = [&](bool wanted, int cols, RowsView& view) {
-    if (!wanted) return;
-    const int64_t rows = tokens * heads_;
-    if (memory != nullptr) view = {memory + end, DType::kF32, rows, cols, cols};
-    constexpr int64_t kAligned = 64;  // vectors of any kernel
-    end += (rows * cols + kAligned - 1) / kAligned * kAligned;
-  };
-  place(looks.scores, num_experts_, kept.scores);
-  place(looks.inputs, width_, kept.inputs);
-  return end;
-}
-
-void RoutedLayer::Tell(Backend& backend, StepHooks& hooks, std::span<const float> scores,
-                       std::span<const float> inputs) const {
-  const RoutingPlan plan = backend.HostPlan(slot_);
-  hooks.OnPlan(layer_, block_, plan);
-  // Rows that only fill up the step come last.
-  const auto of_plan = [&](std::span<const float> rows, int cols) {
-    return rows.first(static_cast<size_t>(plan.rows) * static_cast<size_t>(cols));
-  };
-  if (!scores.empty()) hooks.OnScores(layer_, block_, plan, of_plan(scores, num_experts_));
-  if (!inputs.empty()) hooks.OnInputs(layer_, block_, plan, of_plan(inputs, width_));
+  ctx.backend.Combine({.plan = &plan,
+                       .results = results,
+                       .residual = residual_ ? &rows : nullptr,
+                       .output = AsSubTokens(combined, heads_)});
+  if (merge_ != nullptr) {
+    ctx.backend.Linear({.bank = merge_.get(), .input = combined, .output = output});
+  }
 }
 
 void RoutedLayer::Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const {
@@ -132,20 +101,7 @@ void RoutedLayer::Forward(StepContext& ctx, const RowsView& x, const RowsView& o
   const RowsView rows = Split(ctx, x);
   const RoutingPlan plan = Route(ctx, rows);
   const RowsView results = body_->Run(ctx, &plan, rows);
-  const RowsView* residual = residual_ ? &rows : nullptr;
-  if (merge_ == nullptr) {
-    ctx.backend.Combine({.plan = &plan,
-                         .results = results,
-                         .residual = residual,
-                         .output = AsSubTokens(output, heads_)});
-    return;
-  }
-  const RowsView combined = ctx.workspace.TakeDense(x.rows, x.cols, ctx.activation);
-  ctx.backend.Combine({.plan = &plan,
-                       .results = results,
-                       .residual = residual,
-                       .output = AsSubTokens(combined, heads_)});
-  ctx.backend.Linear({.bank = merge_.get(), .input = combined, .output = output});
+  CombineAndMerge(ctx, plan, results, rows, output);
 }
 
 }  // namespace moeserve

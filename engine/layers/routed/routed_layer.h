@@ -22,34 +22,27 @@ class RoutedLayer {
                                                    const RoutedLayerSpec& spec, int model_width,
                                                    std::unique_ptr<ExpertBody> body);
 
-  // Places in `kept` what hooks look at in a step of so many tokens, from `memory` (device) on;
-  // returns how many floats that takes. `memory` null: only tells their number.
-  int64_t LayOutKept(int64_t tokens, StepLooks looks, float* memory, KeptRows& kept) const;
-  // What the hooks want to know of a step when they were not told at once. Spans: what was kept, in
-  // host memory, of at least the rows of the step's inputs; empty: nothing.
-  void Tell(Backend& backend, StepHooks& hooks, std::span<const float> scores,
-            std::span<const float> inputs) const;
-  int slot() const { return slot_; }
-
   // Routes the tokens `x` [T, d] (activation type) and writes their sum [T, d] (f32) to `output`.
   void Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const;
 
  private:
   RowsView Split(StepContext& ctx, const RowsView& x) const;
-  // One for each row; empty where no sequence of the step asks for any.
+  // One for each row; empty where no sequence of the step changes its routing.
   std::vector<RouteOverride> Overrides(const StepContext& ctx) const;
+  // Scores, gates and selects.
   RoutingPlan Route(StepContext& ctx, const RowsView& rows) const;
+  // Sums the experts' results for every row, merges sub-tokens and projects them.
+  void CombineAndMerge(StepContext& ctx, const RoutingPlan& plan, const RowsView& results,
+                       const RowsView& rows, const RowsView& output) const;
 
   std::unique_ptr<Router> router_;
   std::unique_ptr<ExpertBody> body_;
   std::unique_ptr<LinearBank> split_;  // null: none
   std::unique_ptr<LinearBank> merge_;
-  int slot_ = 0;  // of its plans, its own
+  int slot_ = 0;  // PlanSlot()
   int layer_ = 0;
   BlockKind block_ = BlockKind::kFeedForward;
   int heads_ = 1;
-  int width_ = 0;  // of a sub-token
-  int num_experts_ = 1;
   bool residual_ = false;
 };
 

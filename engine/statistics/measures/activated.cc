@@ -49,4 +49,14 @@ double MeanDiversity(const ExpertStats& stats) {
   return sum / tokens / stats.diversity_blocks;
 }
 
+double MeanDistinctExperts(const BlockExpertStats& block) {
+  double tokens = 0.0;
+  double sum = 0.0;
+  for (size_t n = 0; n < block.distinct_histogram.size(); ++n) {
+    tokens += static_cast<double>(block.distinct_histogram[n]);
+    sum += static_cast<double>(n) * static_cast<double>(block.distinct_histogram[n]);
+  }
+  return tokens > 0.0 ? sum / tokens : 0.0;
+}
+
 }  // namespace moeserve

@@ -35,4 +35,7 @@ double MeanActivatedRatio(const ExpertStats& stats);
 // the diversity blocks and tokens. 0 without tokens.
 double MeanDiversity(const ExpertStats& stats);
 
+// Mean number of distinct experts that a token touched in a block; 0 without tokens.
+double MeanDistinctExperts(const BlockExpertStats& block);
+
 }  // namespace moeserve

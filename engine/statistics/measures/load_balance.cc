@@ -1,6 +1,7 @@
 #include "engine/statistics/measures/load_balance.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 namespace moeserve {
@@ -43,6 +44,28 @@ int ActivatedExperts(const BlockExpertStats& block, double threshold) {
   const std::vector<double> ratios = SelectionRatios(block);
   return static_cast<int>(
       std::count_if(ratios.begin(), ratios.end(), [&](double r) { return r > threshold; }));
+}
+
+LoadShape MeasureLoad(const std::vector<double>& selections) {
+  LoadShape shape;
+  const double total = std::accumulate(selections.begin(), selections.end(), 0.0);
+  if (selections.empty() || total <= 0.0) {
+    shape.unused = static_cast<int>(selections.size());
+    return shape;
+  }
+  const double max = *std::max_element(selections.begin(), selections.end());
+  const double count = static_cast<double>(selections.size());
+  double entropy = 0.0;
+  for (const double value : selections) {
+    if (value <= 0.0) {
+      ++shape.unused;
+    } else {
+      entropy -= value / total * std::log(value / total);
+    }
+  }
+  shape.balance = total / count / max;
+  shape.entropy = selections.size() > 1 ? std::min(1.0, entropy / std::log(count)) : 1.0;
+  return shape;
 }
 
 }  // namespace moeserve

@@ -24,4 +24,12 @@ std::vector<int> ExpertsByLoad(const BlockExpertStats& block);
 // Experts with SelectionRatios() above `threshold`.
 int ActivatedExperts(const BlockExpertStats& block, double threshold);
 
+// How evenly `selections` are spread. All zero selections: 1, 1, all experts unused.
+struct LoadShape {
+  double balance = 1.0;  // mean / max
+  double entropy = 1.0;  // of the shares / ln E
+  int unused = 0;
+};
+LoadShape MeasureLoad(const std::vector<double>& selections);
+
 }  // namespace moeserve

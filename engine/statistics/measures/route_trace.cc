@@ -2,8 +2,11 @@
 
 namespace moeserve {
 
-void RouteTrace::OnPlan(int layer, BlockKind block, const RoutingPlan& plan) {
-  const size_t index = static_cast<size_t>(layout_.IndexOf(layer, block));
+void RouteTrace::OnStep(const Batch&, const StepReport& report) {
+  for (size_t i = 0; i < report.blocks.size(); ++i) Add(i, report.blocks[i].plan);
+}
+
+void RouteTrace::Add(size_t index, const RoutingPlan& plan) {
   BlockRoutes& to = routes_[index];
   for (int r = 0; r < plan.rows; ++r) {
     uint16_t top = BlockRoutes::kNone;

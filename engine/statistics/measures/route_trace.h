@@ -5,20 +5,21 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/model/batch.h"
 #include "engine/routes/route_layout.h"
 #include "engine/statistics/measures/route_sequence.h"
+#include "engine/statistics/step_observer.h"
 
 namespace moeserve {
 
 // Requests must be run one after the other, without a prefix cache, so that rows come in the order
 // of the text. The engine thread adds; others may read after a request has ended.
-class RouteTrace : public StepHooks {
+class RouteTrace : public StepObserver {
  public:
   explicit RouteTrace(const RouteLayout& layout)
       : layout_(layout), routes_(layout.blocks.size()), weights_(layout.blocks.size()) {}
 
-  void OnPlan(int layer, BlockKind block, const RoutingPlan& plan) override;
+  StepLooks looks() const override { return {.plans = true}; }
+  void OnStep(const Batch& batch, const StepReport& report) override;
 
   const RouteLayout& layout() const { return layout_; }
   // By routed block, as BlockRoutes.
@@ -27,6 +28,8 @@ class RouteTrace : public StepHooks {
   const std::vector<std::vector<float>>& weights() const { return weights_; }
 
  private:
+  void Add(size_t index, const RoutingPlan& plan);  // of a routed block
+
   const RouteLayout layout_;
   std::vector<BlockRoutes> routes_;
   std::vector<std::vector<float>> weights_;

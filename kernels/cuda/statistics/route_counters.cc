@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <utility>
 
 #include "base/check.h"
 
@@ -22,6 +23,7 @@ Result<std::unique_ptr<CudaRouteCounters>> CudaRouteCounters::Create(const Count
   c->stream_ = stream;
   c->id_ = ++last_id;
   for (const CountedBlock& block : settings.blocks) c->slots_.push_back(block.slot);
+  c->read_ = ZeroCounts(settings);
   if (c->counters_.token_experts_size() > 0) {
     MOESERVE_ASSIGN_OR_RETURN(c->copies_, Stream::Create());
     MOESERVE_ASSIGN_OR_RETURN(c->staging_, PinnedMemory::Allocate(kStagingBytes));
@@ -29,11 +31,23 @@ Result<std::unique_ptr<CudaRouteCounters>> CudaRouteCounters::Create(const Count
   return c;
 }
 
-Status CudaRouteCounters::ReadTokenExperts(int64_t first, std::span<uint32_t> part) {
+Status CudaRouteCounters::Refresh() {
+  MOESERVE_ASSIGN_OR_RETURN(CountsSnapshot counts, counters_.Read(stream_));
+  const std::lock_guard<std::mutex> lock(read_mutex_);
+  read_ = std::move(counts);
+  return absl::OkStatus();
+}
+
+CountsSnapshot CudaRouteCounters::Read() const {
+  const std::lock_guard<std::mutex> lock(read_mutex_);
+  return read_;
+}
+
+Status CudaRouteCounters::ReadTokenExperts(int64_t first, std::span<uint32_t> part) const {
   MOESERVE_CHECK(
       first >= 0 && first + static_cast<int64_t>(part.size()) <= counters_.token_experts_size(),
       "elements of the table");
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> lock(copy_mutex_);
   constexpr size_t kPiece = kStagingBytes / sizeof(uint32_t);
   for (size_t begin = 0; begin < part.size(); begin += kPiece) {
     const size_t bytes = std::min(kPiece, part.size() - begin) * sizeof(uint32_t);

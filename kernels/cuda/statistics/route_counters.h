@@ -18,8 +18,9 @@ class CudaRouteCounters : public RouteCounters {
   static Result<std::unique_ptr<CudaRouteCounters>> Create(const CountSettings& settings,
                                                            cudaStream_t stream);
 
-  Result<CountsSnapshot> Read() override { return counters_.Read(stream_); }
-  Status ReadTokenExperts(int64_t first, std::span<uint32_t> part) override;
+  Status Refresh() override;
+  CountsSnapshot Read() const override;
+  Status ReadTokenExperts(int64_t first, std::span<uint32_t> part) const override;
 
   ExpertCounters& counters() { return counters_; }
   // Of each counted block, where its plans lie.
@@ -34,8 +35,10 @@ class CudaRouteCounters : public RouteCounters {
   std::vector<int> slots_;
   uint64_t id_ = 0;
   cudaStream_t stream_ = nullptr;
+  mutable std::mutex read_mutex_;
+  CountsSnapshot read_;  // of the last Refresh(); guarded by read_mutex_
   // Of ReadTokenExperts(), which does not wait for steps.
-  std::mutex mutex_;
+  mutable std::mutex copy_mutex_;
   Stream copies_;
   PinnedMemory staging_;
 };

@@ -245,8 +245,8 @@ class ExpertRoutes {
     const ExpertStats stats = engine.ExpertSnapshot();
     MOESERVE_ASSIGN_OR_RETURN(const auto chosen, ChosenBlock(request.query, stats));
     if (!chosen) return MissingField("layer");
-    const TokenExpertCounts* counts = engine.token_expert_counts();
-    if (counts == nullptr) {
+    const std::optional<TokenExpertCounts> counts = engine.token_expert_counts();
+    if (!counts) {
       return Missing("not_counted",
                      "tokens are not counted by expert: their table would be larger than the "
                      "server's --token-stats-mib allows");

@@ -107,7 +107,7 @@ class TwiceEngine final : public EngineApi {
   const ModelSpec& spec() const override { return spec_; }
   const RouteLayout& route_layout() const override { return layout_; }
   RoutingControlLimits routing_control() const override { return control_; }
-  const TokenExpertCounts* token_expert_counts() const override { return nullptr; }
+  std::optional<TokenExpertCounts> token_expert_counts() const override { return std::nullopt; }
   std::vector<HiddenSample> HiddenSamples() const override { return {}; }
   const Tokenizer* tokenizer() const override { return nullptr; }
 

@@ -1,0 +1,54 @@
+// The one list of the statistics of experts: names, units, meanings, sources and values.
+//
+// The JSON report, the gRPC message, the plain Prometheus families and the table in README.md
+// follow from it. A new statistic is an entry here (and a field in the proto file, if gRPC reports
+// it).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "engine/statistics/expert_stats.h"
+
+namespace moeserve {
+
+using StatisticValue = std::variant<uint64_t, int64_t, double, std::string, std::vector<uint64_t>,
+                                    std::vector<int64_t>, std::vector<double>>;
+
+struct StatisticOptions {
+  double threshold = 0.0;  // of selections per token, above which an expert counts as activated
+};
+
+// A Prometheus family with one sample for each block (a vector: one for each expert), or for the
+// model. Families of windows and histograms are not in the list (server/metrics).
+struct StatisticMetric {
+  const char* family = nullptr;  // without prefix; null: not exported
+  const char* type = "counter";
+  const char* help = "";
+  const char* phase = nullptr;  // label; entries of one family that differ in it are adjacent
+};
+
+// T: tokens; h: rows of a token; k: most experts of a row; E: experts of the block.
+template <typename Stats>
+struct Statistic {
+  std::string_view name;   // key in JSON; "a.b" is key b of object a; empty: not in JSON
+  std::string_view proto;  // field of the gRPC message; empty: not there
+  std::string_view unit;   // with [E] for one value per expert
+  std::string_view meaning;
+  std::string_view source;  // paper and place; empty: ours
+  StatisticValue (*value)(const Stats& stats, const StatisticOptions& options);
+  StatisticMetric metric = {};
+};
+
+using BlockStatistic = Statistic<BlockExpertStats>;
+using ModelStatistic = Statistic<ExpertStats>;
+
+// In the order of the reports. Static data.
+std::span<const BlockStatistic> BlockStatistics();
+std::span<const ModelStatistic> ModelStatistics();
+
+}  // namespace moeserve

@@ -1,0 +1,182 @@
+"""Answers as JSON that keeps every bit, without what differs from run to run.
+
+A number that is not a plain integer becomes a string: "#" and its digits as they were sent, or the
+shortest digits that give the same float or double. What is random or timed becomes "*".
+"""
+
+import json
+import re
+
+import numpy as np
+
+ANY = "*"
+# What a message leaves out where it is nothing, and joining needs.
+EMPTY_ROUTING = {"first_position": 0, "tokens": 0, "reused": [], "offsets": [0], "experts": [],
+                 "weights": []}
+RANDOM_ID = re.compile(r"^(cmpl|chatcmpl|gen|score)-[0-9a-f]{24}$")
+FINGERPRINT = re.compile(r"^moeserve-.+$")
+
+
+def _integer(text):
+    return int(text) if str(int(text)) == text else f"#{text}"
+
+
+def parse(text):
+    """JSON with the digits of its numbers."""
+    return json.loads(text, parse_int=_integer, parse_float=lambda digits: f"#{digits}",
+                      parse_constant=lambda word: f"#{word}")
+
+
+def _hide(answer, key, pattern=None):
+    value = answer.get(key)
+    if value is not None and (pattern is None or pattern.match(value)):
+        answer[key] = value.split("-")[0] + "-" + ANY if pattern is RANDOM_ID else ANY
+
+
+def hide_identity(answer):
+    """Takes ids, times and versions out of the head of an answer."""
+    _hide(answer, "id", RANDOM_ID)
+    _hide(answer, "created")
+    _hide(answer, "system_fingerprint", FINGERPRINT)
+    for key in ("version", "commit", "server_version", "window_seconds"):
+        if key in answer and not isinstance(answer[key], dict):
+            answer[key] = ANY if answer[key] is not None else None
+    data = answer.get("data")
+    for card in data if isinstance(data, list) else []:
+        _hide(card, "created")
+    return answer
+
+
+def _join_routing(a, b):
+    """Routes of adjacent tokens as one record."""
+    if b["first_position"] != a["first_position"] + a["tokens"]:
+        return {"not adjacent": [a, b]}
+    end = a["offsets"][-1]
+    out = dict(a)
+    out["tokens"] += b["tokens"]
+    out["reused"] = a.get("reused", []) + b.get("reused", [])
+    out["offsets"] = a["offsets"] + [end + offset for offset in b["offsets"][1:]]
+    for key in ("experts", "weights"):
+        out[key] = a.get(key, []) + b.get(key, [])
+    return out
+
+
+def join(a, b, key=""):
+    """Two pieces of an answer as one: texts and lists go on, else the last value counts."""
+    if a is None or b is None:
+        return a if b is None else b
+    if key == "routing":
+        return _join_routing(a, b)
+    if isinstance(a, dict):
+        out = dict(a)
+        for name, value in b.items():
+            out[name] = join(out.get(name), value, name)
+        return out
+    if isinstance(a, list):
+        return a + b
+    return a + b if key in ("text", "content") else b
+
+
+def join_stream(body):
+    """A stream of events as one answer. Where it was cut into events depends on time."""
+    heads, choices, usages, once, end = [], {}, set(), {}, None
+    usage = "absent"
+    for event in body.split("\n\n"):
+        if not event or event.startswith(":"):
+            continue
+        if event == "data: [DONE]":
+            end = "[DONE]"
+            continue
+        chunk = hide_identity(parse(event.removeprefix("data: ")))
+        usage = chunk.pop("usage", "absent")
+        parts = chunk.pop("choices", None)
+        if parts:
+            usages.add(usage if usage in (None, "absent") else "given")
+        for choice in parts or []:
+            choices[choice["index"]] = join(choices.get(choice["index"]), choice)
+        for key in ("routing_control", "prompt_token_ids"):  # in the first of the chunks only
+            if key in chunk:
+                once.setdefault(key, []).append(chunk.pop(key))
+        if chunk not in heads:
+            heads.append(chunk)
+    return {"heads": heads, **once, "choices": [_sorted(choices[i]) for i in sorted(choices)],
+            "usage": usage, "usage_of_chunks": sorted(map(str, usages)), "end": end}
+
+
+def _sorted(choice):
+    """Which key comes first depends on how a stream was cut."""
+    return dict(sorted(choice.items()))
+
+
+def _number(value, single):
+    return f"#{np.float32(value)!s}" if single else f"#{value!r}"
+
+
+def _field_value(field, value):
+    if field.type == field.TYPE_MESSAGE:
+        return message(value)
+    if field.type == field.TYPE_ENUM:
+        return field.enum_type.values_by_number[value].name
+    if field.type in (field.TYPE_FLOAT, field.TYPE_DOUBLE):
+        return _number(value, field.type == field.TYPE_FLOAT)
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def message(proto):
+    """A gRPC message by names. Fields at their defaults are left out."""
+    out = {}
+    for field, value in proto.ListFields():
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            values = field.message_type.fields_by_name["value"]
+            out[field.name] = {str(key): _field_value(values, value[key]) for key in sorted(value)}
+        elif field.is_repeated:
+            out[field.name] = [_field_value(field, item) for item in value]
+        else:
+            out[field.name] = _field_value(field, value)
+    return dict(sorted(out.items()))
+
+
+def join_messages(messages):
+    """A stream of GenerateResponse as one answer for each choice."""
+    choices = {}
+    for piece in messages:
+        one = {"index": 0, **hide_identity(message(piece))}
+        if "routing" in one:
+            one["routing"] = {**EMPTY_ROUTING, **one["routing"]}
+        choices[one["index"]] = join(choices.get(one["index"]), one)
+    return [_sorted(choices[i]) for i in sorted(choices)]
+
+
+# Gauges over a fading window, and what other connections and earlier scrapes change.
+TIMED = re.compile(
+    r"^process_|_load_(balance|entropy)_ratio|moe_window_tokens|moe_hot_expert|connections_open|"
+    r"^moeserve_(http|grpc)_request_duration|"
+    r"http_requests_total\{.*\"/(metrics|v1/experts/stats)\"")
+SECONDS = re.compile(r"_(seconds|time|latency)")
+HISTOGRAM_COUNT = re.compile(r"_count[{ ]")
+VERSION_LABEL = re.compile(r'version="[^"]*"')
+
+
+def metrics(text):
+    """Names, types and helps of every family, and its series; of those that are timed no values."""
+    heads, series = [], {}
+    for line in text.splitlines():
+        if line.startswith("#"):
+            heads.append(line)
+            continue
+        name, value = line.rsplit(" ", 1)
+        timed = TIMED.search(name) or (SECONDS.search(name.split("{")[0]) and
+                                       not HISTOGRAM_COUNT.search(line))
+        name = VERSION_LABEL.sub(f'version="{ANY}"', name)
+        assert name not in series, name
+        series[name] = ANY if timed else value
+    return {"families": heads, "series": series}
+
+
+def metric(text, name, **labels):
+    """The sum of the samples of a name that have these labels."""
+    total = 0.0
+    for line in text.splitlines():
+        if re.match(rf"{name}[{{ ]", line) and all(f'{k}="{v}"' in line for k, v in labels.items()):
+            total += float(line.rsplit(" ", 1)[1])
+    return total

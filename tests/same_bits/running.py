@@ -1,0 +1,176 @@
+"""A server for one recording, spoken to over HTTP and gRPC."""
+
+import hashlib
+import http.client
+import importlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import grpc
+
+import exact
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DROPPED_HEADERS = {"date", "content-length"}  # the length follows from the body
+LONGEST_TEXT = 4000
+JSON_TYPE = {"Content-Type": "application/json"}
+
+
+def environment():
+    """The environment of the program: none of its own variables."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("MOESERVE_")}
+
+
+def make_stubs(folder):
+    """The modules (messages, stubs) of the proto that lies beside this script."""
+    from grpc_tools import protoc
+
+    status = protoc.main(["protoc", f"-I{ROOT / 'proto'}", f"--python_out={folder}",
+                          f"--grpc_python_out={folder}", "moeserve/v1/moeserve.proto"])
+    if status != 0:
+        raise RuntimeError("protoc failed")
+    sys.path.insert(0, str(folder))
+    return (importlib.import_module("moeserve.v1.moeserve_pb2"),
+            importlib.import_module("moeserve.v1.moeserve_pb2_grpc"))
+
+
+class Server:
+    """Runs `moeserve serve` until the block ends."""
+
+    def __init__(self, binary, model, stubs, log, *flags):
+        self.pb, services = stubs
+        self._calls = 0
+        self.default_headers = {}  # of the look at the metrics
+        with open(log, "wb") as errors:
+            self._process = subprocess.Popen(
+                [binary, "serve", "--model", model, "--http", "127.0.0.1:0", "--grpc",
+                 "127.0.0.1:0", "--threads", "2", *flags],
+                stdout=subprocess.PIPE, stderr=errors, text=True, env=environment())
+        addresses = {}
+        while len(addresses) < 2:
+            line = self._process.stdout.readline()
+            if not line:
+                tail = pathlib.Path(log).read_text()[-2000:]
+                raise RuntimeError(f"the server of {model} ended: {self._process.wait()}\n{tail}")
+            kind, _, address = line.strip().partition(" listening on ")
+            addresses[kind] = address
+        self._http = http.client.HTTPConnection(addresses["http"], timeout=120)
+        self._channel = grpc.insecure_channel(addresses["grpc"])
+        self._stub = services.InferenceStub(self._channel)
+        time.sleep(0.1)  # its first look at the statistics comes before the first request
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._channel.close()
+        self._http.close()
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self.status = self._process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self.status = self._process.wait()
+
+    def _next_id(self):
+        self._calls += 1
+        return f"call-{self._calls}"
+
+    def http(self, method, path, body=None, headers=None):
+        """The answer (status, headers, bytes) to one HTTP request."""
+        headers = {"X-Request-Id": "unrecorded", **(headers or {})}
+        if isinstance(body, dict):
+            body = json.dumps(body).encode()
+            headers = {**JSON_TYPE, **headers}
+        self._http.request(method, path, body, headers)
+        answer = self._http.getresponse()
+        return answer.status, answer.getheaders(), answer.read()
+
+    def record_http(self, key, method, path, body=None, headers=None):
+        """One HTTP request and its answer as a record."""
+        shown = body.decode("latin-1") if isinstance(body, bytes) else body
+        request = {"method": method, "path": path}
+        if headers:
+            request["headers"] = headers
+        if body is not None:
+            request["body"] = shown
+        status, answer_headers, data = self.http(
+            method, path, body, {**(headers or {}), "X-Request-Id": self._next_id()})
+        kept = [[name, value] for name, value in answer_headers
+                if name.lower() not in DROPPED_HEADERS]
+        return {"key": key, "request": request,
+                "answer": {"status": status, "headers": kept,
+                           "body": self._body(dict(answer_headers), data)}}
+
+    @staticmethod
+    def _body(headers, data):
+        kind = headers.get("Content-Type", "")
+        if kind.startswith("text/event-stream"):
+            return exact.join_stream(data.decode())
+        if kind.startswith("application/json") and data:
+            return exact.hide_identity(exact.parse(data.decode()))
+        if len(data) > LONGEST_TEXT or b"\0" in data:
+            return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        return data.decode("utf-8", "backslashreplace")
+
+    def record_grpc(self, key, method, request, metadata=()):
+        """One gRPC call and its answer as a record."""
+        call_id = self._next_id()
+        answer = {"messages": None}
+        call = None
+        try:
+            metadata = [("x-request-id", call_id), *metadata]
+            if method == "Generate":
+                call = self._stub.Generate(request, metadata=metadata)
+                answer["messages"] = exact.join_messages(call)
+            else:
+                response, call = getattr(self._stub, method).with_call(request, metadata=metadata)
+                answer["messages"] = exact.hide_identity(exact.message(response))
+        except grpc.RpcError as error:
+            call = error
+        answer["code"] = call.code().name
+        answer["details"] = call.details()
+        answer["trailers"] = [list(pair) for pair in call.trailing_metadata()]
+        return {"key": key, "request": {"method": method, "message": exact.message(request)},
+                "answer": answer}
+
+    def record_health(self, service):
+        """A call of gRPC's health service, whose messages are short enough to be written here."""
+        check = self._channel.unary_unary("/grpc.health.v1.Health/Check")
+        request = b"\x0a" + bytes([len(service)]) + service.encode() if service else b""
+        try:
+            answer = check(request).hex()
+        except grpc.RpcError as error:
+            answer = error.code().name
+        return {"key": f"health {service}", "request": service, "answer": answer}
+
+    def metrics_text(self, accept="text/plain"):
+        """/metrics once it knows of every step: it looks at the experts only once a second."""
+        for _ in range(100):
+            text = self.http("GET", "/metrics",
+                             headers={**self.default_headers, "Accept": accept})[2].decode()
+            stats = json.loads(self.http("GET", "/v1/experts/stats",
+                                         headers=self.default_headers)[2])
+            layers = stats["layers"]
+            agree = stats["activated_parameters_per_token"] == exact.metric(
+                text, "moeserve_moe_activated_parameters_per_token")
+            if agree and layers:
+                agree = layers[0]["tokens"] == exact.metric(
+                    text, "moeserve_moe_layer_tokens_total", layer=layers[0]["layer"],
+                    block=layers[0]["block"])
+            if agree:
+                return text
+            time.sleep(0.05)
+        raise RuntimeError("/metrics does not come to agree with /v1/experts/stats")
+
+    def record_metrics(self, key):
+        """/metrics in both formats as records."""
+        for accept in ("text/plain", "application/openmetrics-text"):
+            text = self.metrics_text(accept)
+            yield {"key": f"{key} {accept}", "request": "/metrics",
+                   "answer": exact.metrics(text)}
