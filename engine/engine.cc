@@ -24,7 +24,7 @@
 namespace moeserve {
 namespace {
 
-// How often a waiting engine looks at deadlines and queue times.
+// How often an idle engine checks deadlines and queue times.
 constexpr absl::Duration kTick = absl::Milliseconds(20);
 
 std::vector<KvLayerShape> CacheShapes(const ModelSpec& spec) {
@@ -41,7 +41,7 @@ double SecondsBetween(std::chrono::steady_clock::time_point begin,
 }
 
 bool AllFinite(std::span<const float> values) {
-  // No early exit, so that it runs in vectors: x - x is 0 but for infinities and NaN.
+  // No early exit, so that the loop is vectorised; x - x is 0 unless x is infinite or NaN.
   int bad = 0;
   for (float v : values) bad |= v - v != 0.0f;
   return bad == 0;
@@ -86,23 +86,23 @@ class Engine::Impl {
 
  private:
   void Loop();
-  // Moves new requests in and out of the queue; false when the engine has stopped and nothing is
-  // left. Waits while there is nothing to do.
+  // Takes submitted requests and cancellations; waits while there is nothing to do. Returns false
+  // when the engine was stopped and no request is left.
   bool TakeWork();
   void AbortExpired();
   void Admit();
   void Step();
-  // What follows from the logits of a sequence's rows.
+  // Advances a sequence by the results of its rows.
   void Advance(const ScheduledRows& rows, const RowLogits& logits);
-  // The samples that waited for this prompt go on, each with a token of its own.
+  // Starts the samples that waited for this prompt; each draws its own token.
   void ForkSamples(Sequence& sequence, const RowLogits& logits);
   void NextToken(Sequence& sequence, const RowLogits& logits);
   void DeliverRoutes(Sequence& sequence, OutputDelta& delta);
-  // Ends a request, with its last piece or with an error: its blocks are free, and its id, before
-  // the sink knows.
+  // End a request with its last piece or with an error. Its blocks and its id are free before the
+  // sink is called.
   void Finish(Sequence* sequence, OutputDelta delta);
   void Fail(Sequence* sequence, const absl::Status& status);
-  // With the last request's end the statistics are complete.
+  // Statistics are complete when the last request has ended.
   void RefreshIfIdle() {
     if (scheduler_.running().empty() && scheduler_.waiting().empty()) recorder_.Refresh();
   }
@@ -121,7 +121,7 @@ class Engine::Impl {
   TokenStep token_step_;
   StepTime step_time_;
   std::vector<float> logits_;
-  std::vector<SampleResult> samples_;  // what the device drew of the same rows
+  std::vector<SampleResult> samples_;  // drawn by the device from the same rows
   std::unordered_set<std::string> cancelled_;
   EngineHistograms histograms_;
 
@@ -131,7 +131,7 @@ class Engine::Impl {
   // Guarded by mutex_.
   std::deque<SequencePtr> submitted_;
   std::vector<std::string> cancel_requests_;
-  std::unordered_set<std::string> ids_;  // submitted and not yet over
+  std::unordered_set<std::string> ids_;  // submitted and not yet ended
   int queued_seqs_ = 0;                  // submitted and never admitted
   int64_t queued_tokens_ = 0;            // of their prompts; samples of one prompt count once
   uint64_t submissions_ = 0;
@@ -321,7 +321,7 @@ void Engine::Impl::Step() {
   if (scheduled.empty()) return;
   const Batch batch = MakeBatch(scheduled, model_->backend().samples_on_device());
   const size_t vocab = static_cast<size_t>(model_->spec().vocab_size);
-  // Never smaller again: what is added is filled with zeros each time.
+  // Never shrinks: resizing fills new elements with zeros each time.
   logits_.resize(std::max(logits_.size(), batch.logit_rows.size() * vocab));
   const StepOptions step = options_.expert_stats ? recorder_.BeginStep() : StepOptions{};
   const auto forward_begin = std::chrono::steady_clock::now();
@@ -351,7 +351,7 @@ void Engine::Impl::Step() {
         (logits.drawn != nullptr ? logits.drawn->finite != 0 : AllFinite(logits.values))) {
       Advance(rows, logits);
     } else {
-      // Samples that wait for this prompt would run into the same.
+      // Samples that wait for this prompt would fail in the same way.
       const absl::Status failure =
           absl::InternalError("numeric failure: router scores or logits are not finite");
       auto& samples = rows.sequence->samples;
@@ -492,7 +492,7 @@ void Engine::Impl::UpdateGauges() {
 
 void Engine::Impl::CopySchedulerStats() {
   stats_.running = static_cast<int>(scheduler_.running().size());
-  // Preempted sequences wait as well.
+  // Preempted sequences count as waiting.
   stats_.waiting = queued_seqs_ + static_cast<int>(std::count_if(
                                       scheduler_.waiting().begin(), scheduler_.waiting().end(),
                                       [](const SequencePtr& s) { return s->admitted; }));
@@ -520,7 +520,7 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
   const KvCacheType type = o.kv_cache_type.value_or(KvCacheTypeOf(model->options().compute));
   MOESERVE_ASSIGN_OR_RETURN(const int64_t blocks,
                             CacheBlocks(o, model->backend().KvBlockBytes(shapes, type)));
-  // Log-probabilities of a prompt take logits of every row.
+  // Log-probabilities of a prompt need logits of every row.
   const std::optional<RoutingControl> widest =
       RoutingControl::Widest(model->spec(), o.routing_control);
   MOESERVE_RETURN_IF_ERROR(model->Reserve(o.max_step_tokens, o.max_step_tokens, type,

@@ -21,21 +21,21 @@ namespace moeserve {
 
 struct EngineOptions {
   int max_model_len = 0;  // 0: max_position_embeddings of the model
-  int max_num_seqs = 64;  // sequences that run at the same time
-  // Rows of one step, prefill and decode together. 0: as many as suit the device.
+  int max_num_seqs = 64;  // sequences that run at a time
+  // Rows of one step, prefill and decode together. 0: the device's preferred number.
   int max_step_tokens = 0;
   int64_t kv_cache_bytes = 0;  // 0: room for max_num_seqs sequences of min(max_model_len, 2048)
   std::optional<KvCacheType> kv_cache_type = std::nullopt;  // nullopt: that of the model's products
   int max_queued_seqs = 1024;
   int64_t max_queued_tokens = 1'000'000;
   absl::Duration max_queue_wait = absl::Seconds(60);
-  // Prompt rows beside decoding ones in a step. 0: as many as make the step about twice as long.
+  // Prompt rows beside decoding rows in a step. 0: as many as about double the step's time.
   int max_prompt_rows = 0;
   bool prefix_cache = true;
   // False: nothing is counted, ExpertSnapshot() stays at 0.
   bool expert_stats = true;
-  // Requests may ask for their routes (routing_record, expert_counts), which are kept for that
-  // with the cache; needs expert_stats.
+  // Requests may ask for their routes (routing_record, expert_counts), which are kept beside the KV
+  // cache. Requires expert_stats.
   bool routing_records = false;
   RecorderOptions recorder = {};
   RoutingControlLimits routing_control = {};  // what requests may change
@@ -47,12 +47,12 @@ struct EngineStats {
   int waiting = 0;
   int64_t kv_blocks_total = 0;
   int64_t kv_blocks_used = 0;       // held by a sequence
-  int64_t kv_blocks_evictable = 0;  // free, but still known to the prefix cache
+  int64_t kv_blocks_evictable = 0;  // free, but still findable in the prefix cache
   uint64_t preemptions = 0;
-  uint64_t prefix_queried_tokens = 0;  // prompt tokens that were looked for in the prefix cache
+  uint64_t prefix_queried_tokens = 0;  // prompt tokens looked up in the prefix cache
   uint64_t prefix_hit_tokens = 0;
   double step_seconds = 0.0;     // time spent in steps
-  double forward_seconds = 0.0;  // of it, inside the model
+  double forward_seconds = 0.0;  // the part spent in Model::Forward
   int kv_block_tokens = 0;
   uint64_t prompt_tokens = 0;
   uint64_t generation_tokens = 0;
@@ -116,7 +116,7 @@ class Engine {
   // By routed block; empty unless asked for (RecorderOptions::hidden_samples).
   std::vector<HiddenSample> HiddenSamples() const;
 
-  const EngineOptions& options() const;  // as they are in force
+  const EngineOptions& options() const;  // with all defaults resolved
   int max_model_len() const;
   const ModelSpec& spec() const;
   const Tokenizer& tokenizer() const;  // null deref forbidden: see has_tokenizer()

@@ -1,4 +1,4 @@
-// Sizes and times that the engine counts as it works.
+// Histograms of sizes and times that the engine measures.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ class BucketCounts {
   }
 
   std::span<const double> bounds() const { return bounds_; }
-  // One per bound, of the values up to it and over the one before; then those over all bounds.
+  // One count per bound, of values above the bound before it; then the count above all bounds.
   std::span<const uint64_t> counts() const { return {counts_.data(), bounds_.size() + 1}; }
   double sum() const { return sum_; }
   uint64_t total() const {
@@ -53,16 +53,16 @@ inline constexpr std::array kStepSequencesBounds = {1.,   2.,   4.,   8.,    16.
 
 // Times are in seconds of a steady clock. A sequence is one sample of one request.
 struct EngineHistograms {
-  // From submission until a sequence is admitted for the first time or given up: every sequence
-  // that leaves the queue is in it once.
+  // From submission to the first admission or the end: every sequence that leaves the queue counts
+  // once.
   BucketCounts queue_seconds{kRequestPhaseBounds};
-  // From admission to the first token, or to the end where no token was asked for.
+  // From admission to the first token, or to the end if no token was requested.
   BucketCounts prefill_seconds{kRequestPhaseBounds};
-  // Of sequences that came to their own end: from the first token, and from admission, to it.
+  // Of finished sequences: from the first token to the end, and from admission to the end.
   BucketCounts decode_seconds{kRequestPhaseBounds};
   BucketCounts inference_seconds{kRequestPhaseBounds};
-  // Of every step: rows, sequences, and time by whether a row of a prompt, or one that had to be
-  // computed again, was among them.
+  // Of every step: rows, sequences, and time. prefill_step_seconds: steps with rows of prompts or
+  // recomputed rows; decode_step_seconds: all others.
   BucketCounts step_tokens{kStepTokensBounds};
   BucketCounts step_sequences{kStepSequencesBounds};
   BucketCounts prefill_step_seconds{kStepSecondsBounds};

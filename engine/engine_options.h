@@ -15,11 +15,11 @@ namespace moeserve {
 Result<EngineOptions> Resolved(const EngineOptions& options, const ModelSpec& spec,
                                int device_step_rows, int64_t look_floats);
 
-// Blocks of the KV cache, of `block_bytes` each over all layers. ResourceExhausted where the memory
-// does not hold one sequence of max_model_len.
+// Returns the number of KV cache blocks, of `block_bytes` each over all layers. ResourceExhausted:
+// the memory does not hold one sequence of max_model_len.
 Result<int64_t> CacheBlocks(const EngineOptions& options, int64_t block_bytes);
 
-// Of the recorder of expert statistics.
+// Options of the recorder of expert statistics.
 RecorderOptions RecorderSettings(const EngineOptions& options);
 
 }  // namespace moeserve

@@ -1,9 +1,9 @@
-// What a device must offer: weights in its own layout and the coarse operations of a decoder step.
+// The interface of a device: weights in its own layout and the coarse operations of a decoder step.
 //
-// The CPU and CUDA backends stand behind this interface; engine code sees nothing else of them.
-// Rows are the unit of all activations: every operation computes a row's result from that row (and
-// the cache) alone, in an order that does not depend on which other rows are present, so results
-// are bit-identical alone and in any batch.
+// The CPU and CUDA backends implement it; engine code sees nothing else of them. Rows are the unit
+// of all activations: every operation computes a row's result from that row (and the cache) alone,
+// in an order that does not depend on which other rows are present, so results are bit-identical
+// alone and in any batch.
 //
 // One thread at a time calls the operations of a backend. Arguments are checked by the callers in
 // engine/; a violated precondition is a broken invariant and stops the process.
@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "kernels/base/activation.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/host_tensor.h"
 #include "kernels/base/quantize.h"
@@ -62,11 +63,11 @@ class DeviceBuffer {
 struct LinearBankShape {
   std::vector<int> in_features;   // [E], or one for all
   std::vector<int> out_features;  // [E]; gated: the width of the gate and of the up half
-  bool gated = false;             // rows come in (gate, up) pairs for Epilogue::kGated
+  bool gated = false;             // every output is act(gate) * up
   bool bias = false;
   DType weight_dtype = DType::kF32;  // stored type
-  // Not kNone: stored as integers instead; weight_dtype is kBF16 and inputs are f32 or bf16 rows,
-  // which the bank rounds to int8 by groups of as many columns.
+  // Not kNone: weights are stored as integers. weight_dtype is then kBF16, and the bank rounds
+  // input rows, f32 or bf16, to int8 in groups of QuantGroup() columns.
   Quantization quantization = Quantization::kNone;
 
   int in_features_of(int e) const {
@@ -93,8 +94,8 @@ class LinearBank {
                              const QuantizedMatrix& weight) = 0;
   virtual void LoadBias(int expert, Half half, int row_begin, const HostTensor& bias) = 0;
 
-  // Everything that was loaded, as Backend::NewPackedBank() takes it; empty where the device has no
-  // such form. Valid while the bank lives.
+  // All loaded weights in the form of Backend::NewPackedBank(); empty where the device has no such
+  // form. Valid while the bank lives.
   virtual std::span<const char> packed_bytes() const { return {}; }
 
   const LinearBankShape& shape() const { return shape_; }
@@ -135,13 +136,13 @@ struct RouterTensors {
 };
 
 // Which experts compute which rows: compressed rows in both directions. Assignments are sorted by
-// expert, then by row; A is their number. All arrays are the device's and live as long as the
-// backend's next Route of the same slot. Rows that only fill up a step have no assignment.
+// expert, then by row; A is their number. All arrays are in the device's memory and valid
+// until the backend's next Route() of the same slot. Padding rows have no assignment.
 struct RoutingPlan {
   int rows = 0;
   int num_experts = 0;
-  int num_assignments = 0;  // -1 where only the device knows it (expert_offsets[E])
-  int capacity = 0;         // most that A can be; the size of what holds a row per assignment
+  int num_assignments = 0;  // -1 where it is on the device only: expert_offsets[E]
+  int capacity = 0;         // upper bound of A; rows of arrays with a row per assignment
   const int32_t* expert_offsets = nullptr;        // [E + 1]
   const int32_t* expert_of_assignment = nullptr;  // [A]
   const int32_t* row_of_assignment = nullptr;     // [A]
@@ -157,8 +158,6 @@ struct GivenRoutes {
   std::vector<int32_t> experts;  // [A]
   std::vector<float> weights;    // [A]
 };
-
-enum class ActivationKind : uint8_t { kNone, kSilu, kGelu, kGeluTanh, kRelu };
 
 // output[a] = epilogue(input[source_row(a)] * W_e^T + b_e) for every assignment a of expert e. Of
 // an input row the first in_features_of(e) columns count.
@@ -214,7 +213,7 @@ struct EmbedArgs {
 
 struct RopeSettings {
   int head_dim = 0;
-  int dimensions = 0;  // leading dimensions that turn, even
+  int dimensions = 0;  // leading dimensions that are rotated, even
   double theta = 10000.0;
   bool interleaved = false;
 };
@@ -237,13 +236,13 @@ struct QkvColumns {
   RowsView query, keys, values;
 };
 
-// All that happens to a projection's rows before attention: norms of queries and keys, rotary
-// positions of both, the write of keys and values to the cache.
+// What attention needs from the rows of a projection: normalised queries and keys, rotary positions
+// of both, keys and values written to the cache.
 struct NormRopeAppendArgs {
   KvCacheStorage* cache = nullptr;
   int layer = 0;
-  // f32 [T, (H + 2 G) * d_h]: queries, which change in place, then keys and values, of which it is
-  // not said what they hold afterwards. G and d_h are those of the cache's layer.
+  // f32 [T, (H + 2 G) * d_h]: queries, updated in place, then keys and values, whose contents are
+  // unspecified afterwards. G and d_h are those of the cache's layer.
   RowsView rows;
   int heads = 0;                         // H; 0: no queries
   const NormBank* query_norm = nullptr;  // of one group; null: none
@@ -265,10 +264,6 @@ enum class HeadOrder : uint8_t {
   kTile         // h mod G
 };
 
-constexpr int KvHeadOf(HeadOrder order, int head, int heads, int kv_heads) {
-  return order == HeadOrder::kInterleave ? head / (heads / kv_heads) : head % kv_heads;
-}
-
 struct AttentionArgs {
   const KvCacheStorage* cache = nullptr;
   int layer = 0;
@@ -281,21 +276,13 @@ struct AttentionArgs {
   RowsView output;  // f32 or bf16 [Q, heads * d_h]
 };
 
-// Changes the selection of one row.
-struct RouteOverride {
-  int k = 0;                    // 0: as the router's settings say; else top-k with this many
-  float p = 0.0f;               // 0: as the settings say; else top-p with this share
-  const float* bias = nullptr;  // [E] added to the scores; -inf: the expert is never chosen
-  int allowed = 0;              // with bias: experts that may be chosen, at least 1
-};
-
 struct RouteArgs {
   const Router* router = nullptr;
   RowsView input;                      // f32 or bf16 [rows, c]
   const GivenRoutes* given = nullptr;  // replaces the router's choice
-  int slot = 0;                        // plans of different slots live side by side
-  // Null, or f32 [rows, E]: where to leave the scores after bias and temperature (an override's
-  // bias excluded).
+  int slot = 0;                        // a plan is kept until the next one of its slot
+  // Null, or f32 [rows, E]: receives the scores after the router's bias and temperature, without
+  // the bias of an override.
   const RowsView* scores = nullptr;
   std::span<const RouteOverride> overrides = {};  // [rows], or empty: none
 };
@@ -309,7 +296,7 @@ struct CombineArgs {
   RowsView output;                     // f32 or bf16 [rows, c]
 };
 
-// Alternatives beside a token that a device tells.
+// Max alternatives that a device returns per token.
 inline constexpr int kMaxAlternatives = 20;
 
 // What to draw from one row of logits (kernels/base/sampling.h).
@@ -318,7 +305,7 @@ struct SampleRow {
   int32_t top_k;     // at most 0: no limit
   double top_p;      // (0, 1]
   float min_p;       // [0, 1]
-  int32_t row;       // of the logits; below 0: nothing is done and the result is left as it is
+  int32_t row;       // of the logits; below 0: no draw, the result is not written
   double uniform;    // UniformDraw of the row, in [0, 1)
   int32_t logprobs;  // number of alternatives, up to kMaxAlternatives; -1: no log-probability
 };
@@ -329,8 +316,8 @@ struct SampleResult {
   // With logprobs >= 0 and without NaN, under the softmax of the logits alone:
   float logprob;
   int32_t rank;  // number of tokens that are more probable (equal logits: lower ids are)
-  // The most probable tokens, descending, as many as asked for; entries after them are left as they
-  // are. No more than the vocabulary has.
+  // The most probable tokens, descending: min(SampleRow::logprobs, V) of them. Later entries are
+  // not written.
   float top_logprob[kMaxAlternatives];
   int32_t top_token[kMaxAlternatives];
 };
@@ -378,16 +365,16 @@ class Backend {
   virtual Result<std::unique_ptr<DeviceBuffer>> Allocate(size_t bytes) = 0;
   // Unimplemented where the device has no products with integers.
   virtual Result<std::unique_ptr<LinearBank>> NewLinearBank(LinearBankShape shape) = 0;
-  // Names the form of packed_bytes(), which depends on a bank's shape alone; another name where the
-  // same bytes would mean something else. Empty: there is none.
+  // Names the layout of packed_bytes(), which depends on a bank's shape alone. Layouts in which the
+  // same bytes mean different weights have different names. Empty: the device has no such form.
   virtual std::string_view packed_layout() const { return {}; }
-  // Bytes of a bank of that shape in this form.
+  // Size of packed_bytes() of a bank of that shape.
   virtual int64_t PackedBankBytes(const LinearBankShape& shape) const {
     (void)shape;
     return 0;
   }
-  // A bank that reads its weights out of `packed`, PackedBankBytes() of them, 64-byte aligned;
-  // nothing more can be loaded into it. Any content is safe. Unimplemented without packed_layout().
+  // A bank that reads its weights from `packed` (PackedBankBytes(shape) bytes, 64-byte aligned) and
+  // takes no Load*() calls. Any content is safe. Unimplemented without packed_layout().
   virtual Result<std::unique_ptr<LinearBank>> NewPackedBank(LinearBankShape shape,
                                                             PackedBytes packed) {
     (void)shape, (void)packed;
@@ -397,9 +384,9 @@ class Backend {
   virtual Result<std::unique_ptr<NormBank>> NewNormBank(NormShape shape,
                                                         std::span<const HostTensor> scales,
                                                         std::span<const HostTensor> shifts) = 0;
-  // May read `table` in place as long as its owner, where it has one, keeps it.
+  // A `table` with an owner may be read in place.
   virtual Result<std::unique_ptr<EmbeddingTable>> NewEmbeddingTable(const HostTensor& table) = 0;
-  // Reads the rows of a table out of a bank of one (tied embeddings) instead of a copy.
+  // Tied embeddings: the rows of the only matrix of `bank`, without a copy.
   virtual Result<std::unique_ptr<EmbeddingTable>> NewTiedEmbeddingTable(const LinearBank& bank) = 0;
   virtual Result<std::unique_ptr<Router>> NewRouter(const RouteSettings& settings,
                                                     const RouterTensors& tensors) = 0;
@@ -409,7 +396,7 @@ class Backend {
   virtual Result<std::unique_ptr<KvCacheStorage>> NewKvCache(std::vector<KvLayerShape> layers,
                                                              KvCacheType type,
                                                              int64_t num_blocks) = 0;
-  // Bytes that one block of such a cache takes over all layers.
+  // Bytes of one block of such a cache, all layers together.
   virtual int64_t KvBlockBytes(std::span<const KvLayerShape> layers, KvCacheType type) const = 0;
 
   // Step: BeginStep, then RunStep with the operations.
@@ -426,8 +413,8 @@ class Backend {
   virtual void Embed(const EmbedArgs& args) = 0;
   virtual void Norm(const NormArgs& args) = 0;
   virtual void Linear(const LinearArgs& args) = 0;
-  // Whether FusedFeedForward() exists for these banks and is the faster way for so many rows of a
-  // type.
+  // Whether FusedFeedForward() exists for these banks and is expected to be faster than two
+  // Linear() calls for `rows` rows of `dtype`.
   virtual bool FusesFeedForward(const LinearBank& up, const LinearBank& down, DType dtype,
                                 int64_t rows) const {
     (void)up, (void)down, (void)dtype, (void)rows;
@@ -436,7 +423,7 @@ class Backend {
   virtual void FusedFeedForward(const FeedForwardArgs& args) { (void)args; }
   virtual void Rope(const RopeArgs& args) = 0;
   virtual void AppendKv(const AppendKvArgs& args) = 0;
-  // Has the bits of Norm(), Rope() and AppendKv() one after another.
+  // Has the bits of Norm(), Rope() and AppendKv() called one after another.
   virtual void NormRopeAppend(const NormRopeAppendArgs& args) {
     const auto [query, keys, values] = args.columns();
     const int kv_heads = args.cache->shape(args.layer).num_kv_heads;
@@ -447,7 +434,7 @@ class Backend {
     norm(args.query_norm, query, args.heads);
     norm(args.key_norm, keys, kv_heads);
     if (args.rope.dimensions > 0) {
-      // Queries and keys are adjacent, so one call turns both.
+      // Queries and keys are adjacent, so one call rotates both.
       Rope({.settings = args.rope, .rows = args.rows.Columns(0, query.cols + keys.cols)});
     }
     AppendKv({.cache = args.cache, .layer = args.layer, .keys = keys, .values = values});
@@ -472,13 +459,13 @@ class Backend {
   virtual void Scale(const RowsView& x, float factor) = 0;
   // Whether Sample() exists. If so, steps call it where there are output rows.
   virtual bool samples_on_device() const { return false; }
-  // Draws what the step's inputs ask for from the logits f32 [outputs, V].
+  // Draws the tokens of StepInputs::samples from the logits, f32 [outputs, V].
   virtual void Sample(const RowsView& logits) { (void)logits; }
-  // What was drawn, [samples of the step's inputs]. Outside of RunStep.
+  // The results of Sample(), one for each of StepInputs::samples. Outside of RunStep.
   virtual void ReadSamples(std::span<SampleResult> results) { (void)results; }
-  // Copies rows to host memory as f32, densely, when all operations before are done.
+  // Waits for all operations before and copies rows to host memory as f32, densely.
   virtual void CopyToHost(const RowsView& input, std::span<float> output) = 0;
-  // The other way; rounds where `output` is bf16. Outside of RunStep.
+  // Copies dense rows to the device; rounds where `output` is bf16. Outside of RunStep.
   virtual void CopyFromHost(std::span<const float> input, const RowsView& output) = 0;
   // The slot's last plan in host memory, of the rows of the inputs alone; valid until the next
   // step. A device copies the plans of all blocks of the step at the first call. Not while a step
@@ -497,7 +484,7 @@ class Backend {
   // (Model::Reserve()): a device that has no memory left in a step stops the process.
   virtual bool needs_reservation() const { return false; }
 
-  // Rows of a step beyond which a row becomes hardly cheaper, while others wait longer.
+  // Step size beyond which more rows per step raise latency without raising throughput much.
   virtual int preferred_step_rows() const { return 512; }
   // Measures how fast the device reads memory, in bytes per second, over `bytes` (at least a few
   // times the last-level cache), best of `rounds`. ResourceExhausted.

@@ -1,5 +1,5 @@
-// The memory of the paged KV cache. Which block belongs to whom is the engine's business, how a
-// block is laid out the backend's.
+// The memory of the paged KV cache. The engine decides which sequence a block belongs to, the
+// backend how a block is laid out.
 #pragma once
 
 #include <atomic>
@@ -29,10 +29,10 @@ class KvCacheStorage {
   KvCacheType type() const { return type_; }
   int64_t num_blocks() const { return num_blocks_; }
   const KvLayerShape& shape(int layer) const { return shapes_[layer]; }
-  // Not 0; no other storage of the process had it: a recorded step is of one storage alone.
+  // Unique within the process and not 0: a recorded step is valid for one storage only.
   uint64_t id() const { return id_; }
 
-  // Copies what block `from` holds to block `to`, in every layer.
+  // Copies the content of block `from` to block `to` in every layer.
   virtual void CopyBlock(int32_t from, int32_t to) = 0;
 
  protected:

@@ -1,4 +1,4 @@
-// Creates backends by name; the only place that knows the concrete ones.
+// Creates backends by name; the only header through which others reach the concrete ones.
 #pragma once
 
 #include <memory>
@@ -17,7 +17,7 @@ struct BackendOptions {
 
 using BackendFactory = Result<std::unique_ptr<Backend>> (*)(const BackendOptions&);
 
-// Makes a further device known under a name; before any backend is created.
+// Registers a further device under a name. Call before any backend is created.
 void RegisterDevice(const std::string& name, BackendFactory factory);
 
 // InvalidArgument: unknown device or instruction set, threads out of [0, 1024].

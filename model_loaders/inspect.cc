@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/kinds.h"
 #include "base/message.h"
 #include "engine/spec/weights.h"
 #include "model_loaders/architectures/native/describe.h"
@@ -14,7 +15,7 @@
 namespace moeserve {
 namespace {
 
-// Weights of an expert-shaped network between rows of width `in` and inner width `inner`.
+// Parameters of an expert with rows of width `in` and inner width `inner`.
 int64_t ExpertParameters(const ExpertSpec& expert, NormKind norm, int64_t in, int64_t inner) {
   const int64_t up_like = expert.form == ExpertForm::kGated ? 2 : 1;
   int64_t count = (up_like + 1) * in * inner;
@@ -26,7 +27,7 @@ int64_t ExpertParameters(const ExpertSpec& expert, NormKind norm, int64_t in, in
 void SetExpertsPerToken(const RoutedLayerSpec& routing, RoutedBlockSummary* block) {
   const int64_t experts = routing.num_experts;
   const int64_t per_row = routing.select.MaxSelected();
-  block->min_experts = routing.select.kind == SelectKind::kTopK ? per_row : 1;
+  block->min_experts = routing.select.MinSelected();
   block->max_experts = std::min(experts, per_row * routing.split.heads);
 }
 
@@ -61,7 +62,7 @@ int64_t Sum(const std::vector<int64_t>& values) {
   return std::accumulate(values.begin(), values.end(), int64_t{0});
 }
 
-// Of a tensor in a folder of that quantization, bf16 where it keeps its numbers.
+// Bytes of a tensor in a folder of that quantization, with bf16 for tensors that are not quantized.
 int64_t BytesIn(const TensorRequirement& tensor, Quantization folder) {
   int64_t bytes = 0;
   for (const StoredTensor& stored : StoredTensors(tensor, folder)) {
@@ -152,12 +153,14 @@ std::string ActivatedText(const ActivatedParameters& activated) {
 
 ModelSummary Summarize(const ModelSpec& spec) {
   ModelSummary summary;
+  for (const Quantization type : AllKinds(Quantization::kInt8)) {
+    summary.quantized_bytes.emplace_back(type, 0);
+  }
   for (const TensorRequirement& tensor : RequiredTensors(spec)) {
     int64_t elements = 1;
     for (const int64_t dim : tensor.shape) elements *= dim;
     summary.parameters += elements;
-    summary.int8_bytes += BytesIn(tensor, Quantization::kInt8);
-    summary.int4_bytes += BytesIn(tensor, Quantization::kInt4);
+    for (auto& [type, bytes] : summary.quantized_bytes) bytes += BytesIn(tensor, type);
     if (tensor.name == "embed.weight" || tensor.name == "embed_position.weight" ||
         tensor.name == "head.weight") {
       summary.embedding_parameters += elements;
@@ -194,9 +197,11 @@ std::string SummaryText(const ModelSummary& summary) {
                      Grouped(summary.always_active), ")\n"));
   text.append(Concat("activated by one token: ", ActivatedText(summary.activated), '\n'));
   text.append(Concat("weights: ", Mebibytes(summary.WeightBytes(DType::kF32)), " in f32, ",
-                     Mebibytes(summary.WeightBytes(DType::kBF16)), " in bf16 or f16, ",
-                     Mebibytes(summary.int8_bytes), " with int8, ", Mebibytes(summary.int4_bytes),
-                     " with int4\n"));
+                     Mebibytes(summary.WeightBytes(DType::kBF16)), " in bf16 or f16"));
+  for (const auto& [type, bytes] : summary.quantized_bytes) {
+    text.append(Concat(", ", Mebibytes(bytes), " with ", Name(type)));
+  }
+  text.append("\n");
   text.append(Concat("KV cache per token: ", Grouped(summary.KvBytesPerToken(DType::kF32)),
                      " bytes in f32, ", Grouped(summary.KvBytesPerToken(DType::kBF16)),
                      " bytes in bf16\n"));
@@ -229,8 +234,9 @@ nlohmann::json SummaryJson(const ModelSummary& summary) {
   activated["nominal"] =
       summary.activated.nominal.has_value() ? Json(*summary.activated.nominal) : Json(nullptr);
   Json weight_bytes = bytes([&](DType d) { return summary.WeightBytes(d); });
-  weight_bytes[std::string(Name(Quantization::kInt8))] = summary.int8_bytes;
-  weight_bytes[std::string(Name(Quantization::kInt4))] = summary.int4_bytes;
+  for (const auto& [type, size] : summary.quantized_bytes) {
+    weight_bytes[std::string(Name(type))] = size;
+  }
   return {{"general", summary.general},
           {"layers", groups},
           {"parameters", summary.parameters},

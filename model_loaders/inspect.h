@@ -1,13 +1,15 @@
-// What a model is made of, in numbers and words: the facts behind `moeserve inspect`.
+// A summary of a model: parameters, memory and architecture, as `moeserve inspect` prints it.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/spec/spec.h"
 #include "kernels/base/dtype.h"
+#include "kernels/base/quantization.h"
 #include "nlohmann/json.hpp"
 
 namespace moeserve {
@@ -16,23 +18,23 @@ namespace moeserve {
 struct RoutedBlockSummary {
   int layer = 0;
   BlockKind block = BlockKind::kFeedForward;
-  std::vector<int64_t> expert_parameters;  // by expert; the router is not among them
-  // How many different experts one token can use: with `h` sub-tokens that select `k` each, between
-  // k and min(h * k, E). Top-p selects between 1 and `max` in a row.
+  std::vector<int64_t> expert_parameters;  // by expert, without the router
+  // Bounds on the distinct experts of one token. With h sub-tokens that select k each: k and
+  // min(h * k, E). Top-p selects between 1 and `max` for a row.
   int64_t min_experts = 0;
   int64_t max_experts = 0;
 };
 
-// Parameters that one token touches. The embedding counts as a whole, as is usual in papers.
+// Parameters that one token uses. Counts the whole embedding, as papers do.
 struct ActivatedParameters {
-  int64_t min = 0;  // the fewest and smallest experts everywhere
-  int64_t max = 0;  // the most and largest
-  // Mean expert size times the number of experts, the upper number where sub-tokens may share;
-  // absent if a block selects by top-p, because the number then depends on the text.
+  int64_t min = 0;  // in every block the fewest and smallest experts
+  int64_t max = 0;  // in every block the most and largest experts
+  // Mean expert size times the number of experts (the upper bound of it if sub-tokens may share
+  // experts). Absent if a block selects by top-p, because it then depends on the text.
   std::optional<int64_t> nominal;
 };
 
-// A run of the text rendering: layers that are alike.
+// Layers with equal settings, which the text shows together.
 struct LayerGroup {
   std::vector<int> layers;  // ascending
   std::string attention;    // one line each
@@ -45,8 +47,8 @@ struct ModelSummary {
   int64_t expert_parameters = 0;     // of routed experts
   int64_t always_active = 0;         // the rest: attention, dense blocks, routers, norms
   ActivatedParameters activated;
-  int64_t int8_bytes = 0;  // of a folder with such matrices and the rest in bf16
-  int64_t int4_bytes = 0;
+  // Bytes of a folder with matrices of that integer type and the rest in bf16, for every type.
+  std::vector<std::pair<Quantization, int64_t>> quantized_bytes;
   std::vector<RoutedBlockSummary> routed_blocks;  // by layer, attention first
   int64_t kv_elements_per_token = 0;              // keys and values of all layers
   std::vector<LayerGroup> groups;

@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "base/message.h"
-#include "model_loaders/architectures/native/config_json.h"
-#include "model_loaders/architectures/native/native_weights.h"
+#include "model_loaders/architectures/architecture.h"
 #include "model_loaders/files/mapped_file.h"
+#include "model_loaders/folder_weights.h"
 #include "model_loaders/tensor_check.h"
 #include "model_loaders/tokenizer/generation_config.h"
 #include "model_loaders/tokenizer/tokenizer_files.h"
@@ -19,11 +19,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kConfig[] = "config.json";
 constexpr char kGeneration[] = "generation_config.json";
 constexpr uint64_t kMaxConfigBytes = uint64_t{64} << 20;
 
-// "model" of "/srv/model", "/srv/model/" and "." inside it.
+// "model" for "/srv/model", for "/srv/model/", and for "." in that folder.
 std::string DirectoryName(const fs::path& directory) {
   std::error_code error;
   fs::path path = fs::absolute(directory, error).lexically_normal();
@@ -36,7 +35,7 @@ CheckpointIdentity Identify(const fs::path& directory, std::string_view config,
   std::error_code error;
   CheckpointIdentity identity;
   identity.place = fs::canonical(directory, error).string();
-  // Lengths first, so that no two lists of files read alike.
+  // Lengths come first, so that different lists of files have different texts.
   identity.state = Concat(config.size(), ' ', config, files.files().size(), '\n');
   for (const auto& file : files.files()) {
     const FileStamp& stamp = file->stamp();
@@ -65,9 +64,10 @@ absl::Status CheckDirectory(const fs::path& directory) {
 Result<Checkpoint> Load(const fs::path& directory, const LoadOptions& options) {
   MOESERVE_RETURN_IF_ERROR(CheckDirectory(directory));
   MOESERVE_ASSIGN_OR_RETURN(const std::string config_text,
-                            ReadTextFile(directory / kConfig, kMaxConfigBytes));
-  MOESERVE_ASSIGN_OR_RETURN(NativeConfig config, ParseNativeConfig(config_text));
-  const int vocab_size = config.spec.vocab_size;
+                            ReadTextFile(directory / kConfigFile, kMaxConfigBytes));
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<const CheckpointConfig> config,
+                            ReadConfig(config_text, options.architectures));
+  const int vocab_size = config->spec.vocab_size;
 
   GenerationConfig generation;
   if (Exists(directory / kGeneration)) {
@@ -78,8 +78,8 @@ Result<Checkpoint> Load(const fs::path& directory, const LoadOptions& options) {
 
   Checkpoint checkpoint;
   checkpoint.generation = generation.defaults;
-  for (const auto* ids : {&config.spec.eos_token_ids, &generation.eos_token_ids}) {
-    for (const TokenId id : *ids) {
+  for (const auto& ids : {config->spec.eos_token_ids, generation.eos_token_ids}) {
+    for (const TokenId id : ids) {
       std::vector<TokenId>& all = checkpoint.eos_token_ids;
       if (std::find(all.begin(), all.end(), id) == all.end()) all.push_back(id);
     }
@@ -88,12 +88,12 @@ Result<Checkpoint> Load(const fs::path& directory, const LoadOptions& options) {
                             LoadTokenizer(directory, vocab_size, options.require_tokenizer));
   MOESERVE_ASSIGN_OR_RETURN(checkpoint.tokenizer_config, LoadTokenizerConfig(directory));
   MOESERVE_ASSIGN_OR_RETURN(WeightFiles files, WeightFiles::Open(directory));
-  MOESERVE_RETURN_IF_ERROR(CheckTensors(config, files));
+  MOESERVE_RETURN_IF_ERROR(CheckTensors(*config, files));
   checkpoint.identity = Identify(directory, config_text, files);
-  auto weights = std::make_unique<NativeWeights>(std::move(files), config.quantization);
+  checkpoint.spec = config->spec;
+  auto weights = std::make_unique<FolderWeights>(std::move(files), std::move(config));
   checkpoint.weight_bytes = weights->stored_bytes();
   checkpoint.weights = std::move(weights);
-  checkpoint.spec = std::move(config.spec);
   checkpoint.directory_name = DirectoryName(directory);
   return checkpoint;
 }
@@ -101,7 +101,7 @@ Result<Checkpoint> Load(const fs::path& directory, const LoadOptions& options) {
 }  // namespace
 
 Result<Checkpoint> LoadCheckpoint(const fs::path& directory, const LoadOptions& options) {
-  // Nothing below throws on purpose; the standard library does when memory runs out.
+  // The code below throws nothing itself; the standard library does when memory runs out.
   try {
     return Load(directory, options);
   } catch (const std::bad_alloc&) {

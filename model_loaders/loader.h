@@ -11,6 +11,7 @@
 #include "engine/spec/spec.h"
 #include "engine/spec/weights.h"
 #include "engine/text/tokenizer/tokenizer.h"
+#include "model_loaders/architectures/registry.h"
 #include "model_loaders/tokenizer/tokenizer_json.h"
 
 namespace moeserve {
@@ -24,18 +25,18 @@ struct GenerationDefaults {
   std::optional<double> repetition_penalty;
 };
 
-// Where a checkpoint lies and what it is, for what is kept beside it between runs.
+// Identifies a checkpoint and its state, for caches that outlive a run.
 struct CheckpointIdentity {
-  std::string place;  // the folder's absolute path
-  // config.json in full, and of every weight file its name, size and times. Copied or touched files
-  // are another state; a writer that keeps all of these equal is not noticed.
+  std::string place;  // absolute path of the folder
+  // The text of config.json, and name, size and times of every weight file. Copied or touched files
+  // are another state. A change that keeps all of these is not detected.
   std::string state;
 };
 
 struct Checkpoint {
   ModelSpec spec;
   std::unique_ptr<WeightSource> weights;       // memory-mapped; checked against the spec
-  int64_t weight_bytes = 0;                    // of all tensors, as the files hold them
+  int64_t weight_bytes = 0;                    // of all tensors as stored
   std::shared_ptr<const Tokenizer> tokenizer;  // null: the folder has none
   TokenizerConfig tokenizer_config;            // empty without tokenizer_config.json
   GenerationDefaults generation;
@@ -45,13 +46,14 @@ struct Checkpoint {
 };
 
 struct LoadOptions {
-  bool require_tokenizer = true;  // false: a folder without tokenizer files is fine
+  bool require_tokenizer = true;  // false: accepts a folder without tokenizer files
+  ArchitectureList architectures = Architectures();  // the families to choose from
 };
 
-// Validates everything the folder contains, tensors included, without reading tensor data.
-// InvalidArgument or NotFound with file, key or tensor, expected, found, and the configuration key
-// it follows from. Integers are checked when `weights` gives them, or by CheckQuantizedData()
-// (quantized_tensors.h). Hostile files are refused, never crash. No exception leaves.
+// Validates all files of the folder, names, shapes and types of tensors included, without reading
+// tensor data. InvalidArgument or NotFound with file, key or tensor, expected, found, and the
+// configuration key it follows from. Integers are checked when `weights` returns them, or by
+// CheckQuantizedData() (quantized_tensors.h). Safe with hostile files. Throws nothing.
 Result<Checkpoint> LoadCheckpoint(const std::filesystem::path& directory,
                                   const LoadOptions& options = {});
 

@@ -7,8 +7,7 @@
 #include <vector>
 
 #include "base/message.h"
-#include "model_loaders/files/leftover.h"
-#include "model_loaders/quantize/quantized_tensors.h"
+#include "model_loaders/stored_parts.h"
 
 namespace moeserve {
 
@@ -27,40 +26,40 @@ std::optional<DType> WeightType(ElementType type) {
 
 namespace {
 
-// What to say beside the types of weights where integers were found.
-std::string_view NotInteger(const NativeConfig& config, ElementType found) {
+// An explanation for a message about integers in place of a floating-point type, else "".
+std::string_view NotInteger(const CheckpointConfig& config, ElementType found) {
   if (found != ElementType::kI8 && found != ElementType::kU8) return "";
   return config.quantization == Quantization::kNone ? " (config.json: quantization is absent)"
                                                     : " (no quantization of this tensor)";
 }
 
-// Why a tensor does not belong to the model; `known` are those that do.
-std::string Reason(std::string_view name, const NativeConfig& config,
-                   const std::unordered_set<std::string_view>& known) {
+// Why a tensor does not belong to the model; nothing if it may be there. `known` are the tensors
+// that belong.
+std::optional<std::string> Reason(std::string_view name, const CheckpointConfig& config,
+                                  const std::unordered_set<std::string_view>& known) {
   constexpr std::string_view kScale = "_scale";
   if (name.ends_with(kScale) && known.contains(name.substr(0, name.size() - kScale.size()))) {
     return config.quantization == Quantization::kNone ? "quantization is absent"
                                                       : "quantization leaves this weight as it is";
   }
-  return WhyLeftOver(name, config.spec);
+  return config.LeftOverReason(name);
 }
 
 }  // namespace
 
-absl::Status CheckTensors(const NativeConfig& config, const WeightFiles& weights) {
+absl::Status CheckTensors(const CheckpointConfig& config, const WeightFiles& weights) {
   std::vector<StoredTensor> required;
   for (const TensorRequirement& tensor : RequiredTensors(config.spec)) {
-    for (StoredTensor& stored : StoredTensors(tensor, config.quantization)) {
-      required.push_back(std::move(stored));
-    }
+    MOESERVE_ASSIGN_OR_RETURN(std::vector<StoredPart> parts, StoredParts(config, tensor));
+    for (StoredPart& part : parts) required.push_back(std::move(part.stored));
   }
   Problems problems;
   std::unordered_set<std::string_view> known;
   known.reserve(required.size());
   for (const StoredTensor& tensor : required) {
-    known.insert(tensor.name);
+    if (!known.insert(tensor.name).second) continue;  // another part of it was checked
     const WeightFiles::Location* found = weights.Find(tensor.name);
-    // Most tensors are right; the text for one that is not is made only then.
+    // A lambda, because only messages need the text.
     const auto follows = [&] {
       return Concat(" (config.json: ", config.AsInFile(tensor.follows_from), ')');
     };
@@ -89,10 +88,11 @@ absl::Status CheckTensors(const NativeConfig& config, const WeightFiles& weights
   for (const WeightFiles::Location& tensor : weights.tensors()) {
     const std::string& name = tensor.entry->name;
     if (known.contains(name)) continue;
-    problems.Add(Concat(
-        tensor.file->file_name(), ": tensor ", Quoted(name),
-        ": expected no such tensor (config.json: ", config.AsInFile(Reason(name, config, known)),
-        "), found shape ", ShapeText(tensor.entry->shape)));
+    const std::optional<std::string> reason = Reason(name, config, known);
+    if (!reason.has_value()) continue;
+    problems.Add(Concat(tensor.file->file_name(), ": tensor ", Quoted(name),
+                        ": expected no such tensor (config.json: ", config.AsInFile(*reason),
+                        "), found shape ", ShapeText(tensor.entry->shape)));
   }
   return problems.ToStatus("");
 }

@@ -237,6 +237,8 @@ main() {
   done
   trap report_failure EXIT
   jobs=$(deploy/build_jobs.sh)
+  # Without it ccache stores nothing that uses precompiled headers.
+  export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:-pch_defines,time_macros}
   export PATH=$PATH:$PWD/$prometheus/usr/bin
 
   if $install; then stage "packages" install_packages; fi

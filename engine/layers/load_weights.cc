@@ -5,7 +5,7 @@
 namespace moeserve {
 namespace {
 
-// The stored type that holds every tensor of a product without loss, or the run's own.
+// Returns the stored type that holds every tensor of a product without loss, or the run's own.
 DType StoredType(const LoadContext& load, const std::vector<HostTensor>& tensors) {
   if (load.compute == DType::kBF16) return DType::kBF16;
   for (const HostTensor& t : tensors) {
@@ -14,7 +14,7 @@ DType StoredType(const LoadContext& load, const std::vector<HostTensor>& tensors
   return tensors.front().dtype;
 }
 
-// The bank of `key` out of the cache, or as `load_it` makes it, which the cache then keeps.
+// Returns the bank of `key` from the cache, or from `load_it`, and then stores it in the cache.
 template <typename LoadIt>
 Result<std::unique_ptr<LinearBank>> CachedBank(LoadContext& load, const PackedBankKey& key,
                                                const LoadIt& load_it) {
@@ -25,7 +25,7 @@ Result<std::unique_ptr<LinearBank>> CachedBank(LoadContext& load, const PackedBa
   return bank;
 }
 
-// One matrix on its way into a bank: either its integers or its numbers.
+// One matrix to be loaded into a bank: integers with scales, or numbers.
 struct Weight {
   int expert;
   LinearBank::Half half;
@@ -71,7 +71,7 @@ Result<std::unique_ptr<LinearBank>> BankOf(LoadContext& load, LinearBankShape sh
 
 Result<std::unique_ptr<LinearBank>> LoadLinear(LoadContext& load, int in_features,
                                                const std::vector<LinearPart>& parts) {
-  // Parts of one product are stored alike.
+  // All parts of one product have the same storage.
   const Quantization quantization = QuantizationOf(
       parts[0].prefix + ".weight", {parts[0].out_features, in_features}, load.quantization);
   int total = 0;
@@ -118,7 +118,7 @@ Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vecto
   };
   const Quantization quantization = QuantizationOf(
       tensor(0, false) + ".weight", {out_features[0], in_features[0]}, load.quantization);
-  // Matrices are main of every expert, then gate of every expert.
+  // Order of the matrices: main of every expert, then gate of every expert.
   const size_t matrices = gated ? 2 * experts : experts;
   PackedBankKey key;
   key.compute = load.compute;
@@ -176,60 +176,70 @@ Result<std::unique_ptr<NormBank>> LoadRmsNorm(LoadContext& load, const std::stri
   return load.backend.NewNormBank({false, load.norm.eps}, {&scale, 1}, {});
 }
 
-Result<std::unique_ptr<Router>> LoadRouter(LoadContext& load, const std::string& prefix,
-                                           const RoutedLayerSpec& spec, int input_width) {
-  RouteSettings s;
+namespace {
+
+// The tensors of a router of `s`, whose settings of the score are set.
+Result<RouterTensors> LoadRouterTensors(LoadContext& load, const std::string& prefix, bool bias,
+                                        const RouteSettings& s) {
   RouterTensors tensors;
+  switch (s.score) {
+    case ScoreKind::kDot: {
+      MOESERVE_ASSIGN_OR_RETURN(
+          tensors.weight, load.source.Get(prefix + ".weight", {s.num_experts, s.input_width}));
+      if (bias) {
+        MOESERVE_ASSIGN_OR_RETURN(tensors.bias, load.source.Get(prefix + ".bias", {s.num_experts}));
+      }
+      break;
+    }
+    case ScoreKind::kCosine: {
+      MOESERVE_ASSIGN_OR_RETURN(tensors.projection, load.source.Get(prefix + ".projection.weight",
+                                                                    {s.dim, s.input_width}));
+      MOESERVE_ASSIGN_OR_RETURN(
+          tensors.weight, load.source.Get(prefix + ".experts.weight", {s.num_experts, s.dim}));
+      if (bias) {
+        MOESERVE_ASSIGN_OR_RETURN(tensors.bias,
+                                  load.source.Get(prefix + ".projection.bias", {s.dim}));
+      }
+      if (s.temperature != TemperatureKind::kNone) {
+        MOESERVE_ASSIGN_OR_RETURN(HostTensor t, load.source.Get(prefix + ".temperature", {1}));
+        tensors.temperature = ElementAsF32(t, 0);
+      }
+      break;
+    }
+  }
+  return tensors;
+}
+
+RouteSettings SettingsOf(const RoutedLayerSpec& spec, int input_width) {
+  RouteSettings s;
   s.num_experts = spec.num_experts;
   s.input_width = input_width;
-  if (spec.score.kind == ScoreKind::kDot) {
-    s.score = RouteSettings::Score::kDot;
-    MOESERVE_ASSIGN_OR_RETURN(tensors.weight,
-                              load.source.Get(prefix + ".weight", {spec.num_experts, input_width}));
-    if (spec.score.bias) {
-      MOESERVE_ASSIGN_OR_RETURN(tensors.bias,
-                                load.source.Get(prefix + ".bias", {spec.num_experts}));
-    }
-  } else {
-    s.score = RouteSettings::Score::kCosine;
+  s.score = spec.score.kind;
+  if (spec.score.kind == ScoreKind::kCosine) {
     s.dim = spec.score.dim;
     s.normalize_row = spec.score.normalize_row;
     s.normalize_expert = spec.score.normalize_expert;
     s.eps = static_cast<float>(spec.score.eps);
-    MOESERVE_ASSIGN_OR_RETURN(tensors.projection,
-                              load.source.Get(prefix + ".projection.weight", {s.dim, input_width}));
-    MOESERVE_ASSIGN_OR_RETURN(
-        tensors.weight, load.source.Get(prefix + ".experts.weight", {spec.num_experts, s.dim}));
-    if (spec.score.bias) {
-      MOESERVE_ASSIGN_OR_RETURN(tensors.bias,
-                                load.source.Get(prefix + ".projection.bias", {s.dim}));
-    }
-    if (spec.score.temperature != TemperatureKind::kNone) {
-      s.temperature = spec.score.temperature == TemperatureKind::kDivide
-                          ? RouteSettings::Temperature::kDivide
-                          : RouteSettings::Temperature::kLogScale;
-      MOESERVE_ASSIGN_OR_RETURN(HostTensor t, load.source.Get(prefix + ".temperature", {1}));
-      tensors.temperature = ElementAsF32(t, 0);
-    }
+    s.temperature = spec.score.temperature;
   }
-  switch (spec.gate) {
-    case GateKind::kSoftmax:
-      s.gate = RouteSettings::Gate::kSoftmax;
-      break;
-    case GateKind::kSigmoid:
-      s.gate = RouteSettings::Gate::kSigmoid;
-      break;
-    case GateKind::kSoftmaxSelected:
-      s.gate = RouteSettings::Gate::kSoftmaxSelected;
-      break;
-  }
-  s.top_p = spec.select.kind == SelectKind::kTopP;
+  s.gate = spec.gate;
+  s.select = spec.select.kind;
   s.k = spec.select.MaxSelected();
   s.p = static_cast<float>(spec.select.p);
-  s.strict = spec.select.compare == TopPCompare::kGt;
+  s.compare = spec.select.compare;
   s.renormalize = spec.renormalize;
   s.scale = static_cast<float>(spec.scale);
-  return load.backend.NewRouter(s, tensors);
+  return s;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Router>> LoadRouter(LoadContext& load, const std::string& prefix,
+                                           const RoutedLayerSpec& spec, int input_width) {
+  const RouteSettings settings = SettingsOf(spec, input_width);
+  MOESERVE_ASSIGN_OR_RETURN(const RouterTensors tensors,
+                            LoadRouterTensors(load, prefix, spec.score.bias, settings));
+  return load.backend.NewRouter(settings, tensors);
 }
 
 }  // namespace moeserve

@@ -1,4 +1,4 @@
-// What every layer of a step needs to see.
+// Arguments that every layer of a step shares.
 #pragma once
 
 #include "engine/layers/workspace.h"

@@ -27,8 +27,8 @@ RowsView Workspace::TakeStrided(int64_t rows, int64_t cols, int64_t stride, DTyp
   if (chunk_ == chunks_.size()) {
     const size_t last = chunks_.empty() ? kMinChunk : chunks_.back()->bytes() * 2;
     auto chunk = backend_.Allocate(std::max({bytes, last, kMinChunk}));
-    // Of host memory the operating system promises more than there is; devices were asked for all
-    // of it at the start (Model::Reserve).
+    // Host memory is overcommitted by the operating system; device memory was taken at the start
+    // (Model::Reserve).
     if (!chunk.ok()) {
       internal::CheckFailed(__FILE__, __LINE__, "memory for a step's activations",
                             std::string(chunk.status().message()).c_str());

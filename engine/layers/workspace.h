@@ -17,10 +17,10 @@ class Workspace {
 
   // [rows, cols]; the stride is cols rounded up to 16 so that padded columns stay inside the row.
   RowsView Take(int64_t rows, int64_t cols, DType dtype);
-  // The same without padding: the rows are one piece of memory.
+  // Without padding: the rows are contiguous.
   RowsView TakeDense(int64_t rows, int64_t cols, DType dtype);
 
-  // Everything taken during a scope's life is free again after it.
+  // Releases everything taken during its lifetime.
   class Scope {
    public:
     explicit Scope(Workspace& w) : workspace_(w), chunk_(w.chunk_), used_(w.used_) {}

@@ -181,7 +181,7 @@ void Model::Impl::ReadOutputs(const Batch& batch, const RowsView& scores, std::s
 }
 
 void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits) {
-  const Workspace::Scope scope(workspace);  // of its own: a backend may issue a step twice
+  const Workspace::Scope scope(workspace);  // its own scope: a backend may issue a step twice
   const RowsView x = workspace.TakeDense(tokens, spec.hidden_size, DType::kF32);
   backend.Embed({.tokens = embedding_.get(),
                  .positions = learned_positions_.get(),
@@ -203,8 +203,8 @@ void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits
   if (logits.rows == 0) return;
   const RowsView last = workspace.TakeDense(logits.rows, spec.hidden_size, DType::kF32);
   backend.GatherOutputRows(x, last);
-  // The head's input stays f32 in every run: rounding it would cost as much accuracy as a whole
-  // layer does, and few rows reach the head.
+  // The head's input stays f32 in every run: few rows reach the head, and rounding them would cost
+  // as much accuracy as rounding in a whole layer.
   if (final_norm_ != nullptr) {
     backend.Norm({.bank = final_norm_.get(), .input = last, .output = last});
   }
@@ -226,20 +226,20 @@ absl::Status Model::Impl::Reserve(int tokens, int logit_rows, KvCacheType cache_
   batch.positions = batch.tokens;
   batch.phase.assign(batch.tokens.size(), Phase::kPrefill);
   for (int row = 0; row < std::min(tokens, logit_rows); ++row) batch.logit_rows.push_back(row);
-  // All rows are drawn from, so that no logits are copied.
+  // The device samples from all rows, so no logits are copied.
   SampleRow greedy{};
   greedy.logprobs = -1;
   batch.samples.assign(batch.logit_rows.size(), greedy);
   std::vector<SampleResult> results(batch.samples.size());
-  // Of no sequence: nothing is read from the cache or written to it. But of different ones: tokens
-  // that decode take memory for attention, neighbours of a prompt none.
+  // Negative sequences: nothing is read from or written to the cache. Neighbours differ, because
+  // decoding tokens take memory for attention and adjacent prompt tokens do not.
   for (int t = 0; t < tokens; ++t) batch.sequence.push_back(-1 - t % 2);
   Forward(batch, *cache, {.looks = looks}, {}, results);
   if (widest != nullptr) {
     batch.controls = {widest};
     Forward(batch, *cache, {.looks = looks}, {}, results);
   }
-  backend.ForgetSteps(this);  // they know a cache that goes now
+  backend.ForgetSteps(this);  // recordings refer to the cache, which is destroyed here
   return absl::OkStatus();
 }
 

@@ -78,7 +78,7 @@ std::string Header(const std::string& key, DType weight_dtype, uint64_t payload_
   return header;
 }
 
-// A file with a whole header, which may be that of another key, and nothing of it damaged.
+// A file whose header and checksums are valid; its key may differ.
 bool HasIntactHeader(std::string_view file) {
   Prefix prefix;
   std::memcpy(&prefix, file.data(), sizeof prefix);
@@ -90,7 +90,7 @@ bool HasIntactHeader(std::string_view file) {
   return checksum == PackedChecksum({file.data(), covered});
 }
 
-// The stored type that a file names, if a run with these settings can have it.
+// Returns the stored type that a file names, if this run can use it.
 std::optional<DType> WeightDType(const Prefix& prefix, const PackedBankKey& key) {
   for (const DType type : {DType::kF32, DType::kBF16, DType::kF16}) {
     if (prefix.weight_dtype != static_cast<uint32_t>(type)) continue;
@@ -113,7 +113,7 @@ class Mapping {
   size_t size_;
 };
 
-// 0, or the system's error.
+// Returns 0, or errno.
 int WriteAll(int fd, const char* data, size_t size) {
   constexpr size_t kPart = size_t{64} << 20;
   while (size > 0) {
@@ -134,9 +134,10 @@ bool IsSameFile(int fd, const fs::path& path) {
          open_file.st_ino == named.st_ino;
 }
 
-// Writes `header` and `payload` to `path` under another name first. Whoever holds the lock on that
-// other file owns its name; a process that ends leaves at most this one file, which the next writer
-// takes over. False: another process is at it. Otherwise `error` is 0 or the system's.
+// Writes `header` and `payload` to a temporary file, then renames it to `path`. The holder of the
+// lock on the temporary file owns its name; a process that dies leaves at most this file, which the
+// next writer takes over. Returns false if another process holds the lock. Otherwise `error` is 0
+// or errno.
 bool Replace(const fs::path& path, std::string_view header, std::span<const char> payload,
              int& error) {
   error = 0;
@@ -152,7 +153,7 @@ bool Replace(const fs::path& path, std::string_view header, std::span<const char
     error = errno;
     return true;
   }
-  // Its owner may have given it its final name before the lock was free.
+  // The previous owner may have renamed the file before it released the lock.
   if (!IsSameFile(fd.get(), temporary)) return false;
   if (ftruncate(fd.get(), 0) != 0) error = errno;
   if (error == 0) error = WriteAll(fd.get(), header.data(), header.size());
@@ -215,7 +216,7 @@ Result<std::unique_ptr<PackedCache>> PackedCache::Open(PackedCacheOptions option
 
 std::unique_ptr<LinearBank> PackedCache::Find(const PackedBankKey& key) {
   const fs::path path = PathOf(key);
-  // O_NONBLOCK: opening a pipe would wait for ever.
+  // O_NONBLOCK: opening a pipe would block.
   const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.get() < 0) {
     const int error = errno;
@@ -260,7 +261,7 @@ std::unique_ptr<LinearBank> PackedCache::Read(const PackedBankKey& key, int file
   if (type.has_value()) shape.weight_dtype = *type;
   const auto expected = static_cast<uint64_t>(backend_.PackedBankBytes(shape));
   if (!type.has_value() || header != Header(text, *type, expected, prefix.payload_checksum)) {
-    // An older state of the checkpoint is nothing to tell about.
+    // Files of an older state of the checkpoint need no warning.
     if (!HasIntactHeader({header.data(), size}))
       problem = "its header is damaged or not of a packed bank";
     return nullptr;

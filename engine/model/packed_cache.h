@@ -1,4 +1,4 @@
-// Linear banks as a device lays them out, kept in files between runs of one checkpoint.
+// Files of linear banks in a device's layout, kept between runs of one checkpoint.
 #pragma once
 
 #include <filesystem>
@@ -14,17 +14,16 @@ namespace moeserve {
 
 struct PackedCacheOptions {
   std::filesystem::path folder;
-  // Where the checkpoint lies and what it is (CheckpointIdentity). Another state of the same place
-  // replaces the files of the one before.
+  // CheckpointIdentity of the checkpoint. Files of another state of the same place are replaced.
   std::string place;
   std::string state;
-  // Told in one line what could not be read or written; may be empty.
+  // Receives one line for every file that cannot be read or written; may be empty.
   std::function<void(const std::string&)> warn;
 };
 
-// What a bank is made of.
+// Identifies a bank.
 struct PackedBankKey {
-  std::vector<std::string> tensors;  // that it is made of, in order; at least one
+  std::vector<std::string> tensors;  // names of its tensors, in order; at least one
   LinearBankShape shape;             // all but weight_dtype
   DType compute = DType::kF32;       // type of the run's products
 };
@@ -38,23 +37,23 @@ struct PackedBankKey {
 //   zeros, checksum of all before     8, at the end of a page of 4096 bytes
 //   payload                           LinearBank::packed_bytes(), to the end of the file
 //
-// Every byte is compared or covered by a checksum, and a file that is not as it must be counts as
-// absent. Checksums find damage, not forgery: who may write to the folder decides what the model
+// Every byte is compared or covered by a checksum; a file that fails a check counts as absent.
+// Checksums detect damage, not forgery: whoever may write to the folder controls what the model
 // computes, as with the checkpoint. Files are replaced by renaming and never changed in place, so
 // any number of processes may share a folder, and it may be emptied at any time. Files must not be
-// truncated by others while they are mapped.
+// truncated while they are mapped.
 //
 // Single-threaded.
 class PackedCache {
  public:
-  // Makes the folder (for this user alone) if there is none. Unimplemented where the backend, which
-  // must outlive the cache, has no packed form. Trouble with the folder is a warning.
+  // Creates the folder, readable by this user alone, if it does not exist. `backend` outlives the
+  // cache. Unimplemented if it has no packed form. Failures of the folder are warnings.
   static Result<std::unique_ptr<PackedCache>> Open(PackedCacheOptions options, Backend& backend);
 
-  // The bank, mapped; null if there is none.
+  // Returns the bank, mapped; null if it is not in the folder.
   std::unique_ptr<LinearBank> Find(const PackedBankKey& key);
 
-  // Writes a bank that is completely loaded. A failure is a warning and the last attempt. Does
+  // Writes a completely loaded bank. A failure is a warning, and later calls do nothing. Does
   // nothing while another process writes the same bank.
   void Store(const PackedBankKey& key, const LinearBank& bank);
 
@@ -65,7 +64,8 @@ class PackedCache {
   PackedCache(PackedCacheOptions options, Backend& backend);
   std::filesystem::path PathOf(const PackedBankKey& key) const;
   std::string KeyText(const PackedBankKey& key) const;
-  // The bank in `file`, null with a reason where it is not this key's, empty for another state's.
+  // Returns the bank in `file`, or null with the reason in `problem` (empty if the file belongs to
+  // another state of the checkpoint).
   std::unique_ptr<LinearBank> Read(const PackedBankKey& key, int file, std::string& problem);
   void Warn(const std::filesystem::path& path, const std::string& problem) const;
 
@@ -73,12 +73,12 @@ class PackedCache {
   std::string state_digest_;
   Backend& backend_;
   bool writing_ = true;
-  bool open_failed_ = false;  // and was told
+  bool open_failed_ = false;  // and a warning was given
   int found_ = 0;
   int stored_ = 0;
 };
 
-// Of `bytes`, 8 of them at a time: any change within one word shows for certain. For tests.
+// Checksum over 8-byte words; detects every change within one word. Public for tests.
 uint64_t PackedChecksum(std::span<const char> bytes);
 
 }  // namespace moeserve

@@ -1,5 +1,4 @@
-// Where the routes of a token lie: which routed blocks a model has, and how their rows and experts
-// are numbered through.
+// Numbering of the routed blocks of a model, of the rows of a token and of all experts.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +8,7 @@
 
 namespace moeserve {
 
-// Where a backend keeps the plans of a block.
+// The slot of a block's plans in a backend.
 constexpr int PlanSlot(int layer, BlockKind block) {
   return 2 * layer + (block == BlockKind::kAttention ? 0 : 1);
 }
@@ -19,8 +18,8 @@ struct RoutedBlock {
   BlockKind block = BlockKind::kFeedForward;
   int num_experts = 0;
   int sub_tokens = 1;         // rows of a token
-  int first_row = 0;          // of them, among all rows of a token
-  uint32_t first_expert = 0;  // among the experts of all blocks
+  int first_row = 0;          // index of the first among all rows of a token
+  uint32_t first_expert = 0;  // index of expert 0 among the experts of all blocks
 };
 
 // Immutable; any thread.

@@ -1,5 +1,5 @@
-// Which experts computed the tokens of each cache block: what a request's own counts and its
-// routing record are made of.
+// Routes of the tokens in each cache block: the source of a request's own counts and of its routing
+// record.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,10 @@
 
 namespace moeserve {
 
-// How much the experts did for the tokens of each cache block and, where `keep_routes`, which ones
-// they were.
-//
-// The routes of a token stay with the cache block that holds its key and value. So the routes of a
-// request are the same whether its tokens were computed for it, found in the prefix cache, shared
-// with another sample or computed again after a preemption. Engine thread only.
+// Stores how much work the experts did for the tokens of each cache block and, with `keep_routes`,
+// the routes themselves. They belong to the cache block that holds the token's key and value, so
+// the routes of a request are the same whether its tokens were computed for it, found in the prefix
+// cache, shared with another sample or recomputed after a preemption. Engine thread only.
 class RouteLog {
  public:
   // `layout` outlives the log.
@@ -28,30 +26,30 @@ class RouteLog {
 
   bool keeps_routes() const { return !routes_.empty(); }
 
-  // The block is about to be filled anew.
+  // Call before a block is filled anew.
   void Clear(int32_t block);
   void Copy(int32_t from, int32_t to);
 
-  // Only with keeps_routes(): the token in `slot` of `block` was routed, its row `row` (of
-  // rows_per_token) chose `expert`. Experts of a row come in ascending order.
+  // Adds a route: row `row` (of rows_per_token) of the token in `slot` of `block` chose `expert`.
+  // Experts of a row come in ascending order. Requires keeps_routes().
   void Add(int32_t block, int slot, int row, int expert, float weight) {
     routes_[block].push_back({static_cast<uint32_t>(slot * layout_.rows_per_token + row),
                               static_cast<uint16_t>(expert), weight});
   }
 
-  // A token of the block was run.
+  // Adds the work for one token of the block.
   void AddTotals(int32_t block, const TokenRoutes& token) {
     totals_[block].routes += token.routes;
     totals_[block].parameters += token.parameters;
   }
   // Sum over all tokens in `blocks`.
   TokenRoutes Total(std::span<const int32_t> blocks) const;
-  // The rest needs keeps_routes().
-
-  // Adds how often each expert was chosen; `counts` [layout.num_experts].
+  // Adds how often each expert was chosen to `counts` [layout.num_experts]. Requires
+  // keeps_routes().
   void Count(std::span<const int32_t> blocks, std::span<uint64_t> counts) const;
 
-  // The routes of the tokens [begin, end) of a sequence with these cache blocks.
+  // Returns the routes of the tokens [begin, end) of a sequence with these cache blocks. Requires
+  // keeps_routes().
   RoutingRecord Record(std::span<const int32_t> blocks, int begin, int end) const;
 
  private:

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "base/sha256.h"
+#include "kernels/base/routing_kinds.h"
 
 namespace moeserve {
 namespace {
@@ -46,7 +47,7 @@ absl::Status CheckSelection(const RoutingChange& change, const ModelSpec& spec, 
       if (routing == nullptr) continue;
       routed = true;
       most = std::min(most, routing->num_experts);
-      over_selected = over_selected || routing->gate == GateKind::kSoftmaxSelected;
+      over_selected = over_selected || DivisorOf(routing->gate) == GateDivisor::kSelectedOnly;
     }
   }
   if (!routed) return absl::InvalidArgumentError("the model has no routed layer");

@@ -14,7 +14,7 @@
 
 namespace moeserve {
 
-// As a client states it.
+// The change as a client states it.
 struct RoutingChange {
   // At most one of the two: in every routed block, the number of experts for a row, or the share
   // of top-p (at most as many experts as the model's own top-p allows, all where it has none).
@@ -32,13 +32,13 @@ struct RoutingChange {
   bool empty() const { return !top_k && !top_p && experts.empty(); }
 };
 
-// What the operator allows.
+// What the operator allows requests to change.
 struct RoutingControlLimits {
   bool enabled = false;
   int max_top_k = 0;  // 0: as many as there are experts
 };
 
-// The same, resolved for one model. Immutable; any thread.
+// A RoutingChange resolved for one model. Immutable; any thread.
 class RoutingControl {
  public:
   // InvalidArgument: a value out of range, a block that is not routed, an expert that does not
@@ -46,15 +46,15 @@ class RoutingControl {
   static Result<RoutingControl> Create(const RoutingChange& change, const ModelSpec& spec,
                                        const RoutingControlLimits& limits);
 
-  // Of those that a request may ask for, one whose rows choose the most experts; nothing where no
-  // request may ask for any, or the model has no routed block.
+  // Returns an allowed control whose rows choose the most experts; empty if requests may not change
+  // routing or the model has no routed block.
   static std::optional<RoutingControl> Widest(const ModelSpec& spec,
                                               const RoutingControlLimits& limits);
 
   RouteOverride For(int layer, BlockKind block) const;
   const RoutingChange& change() const { return change_; }
-  // Equal for equal changes, and for no others: prompts share cached prefixes only under the same.
-  const std::string& key() const { return key_; }  // at most 64 bytes
+  // At most 64 bytes, equal for equal changes only: prompts share cached prefixes under equal keys.
+  const std::string& key() const { return key_; }
 
  private:
   struct Bias {

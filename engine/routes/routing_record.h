@@ -1,4 +1,4 @@
-// Which experts computed the tokens of one request, with which weights.
+// Routes of one request: the experts of its tokens and their gate weights.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct RoutingRecord {
 // Joins two adjacent pieces: `next` begins where `to` ends.
 void Append(RoutingRecord& to, const RoutingRecord& next);
 
-// The routes of its tokens [begin, end), counted from the record's first.
+// Returns the routes of the tokens [begin, end), counted from the record's first token.
 RoutingRecord Slice(const RoutingRecord& record, int begin, int end, int rows_per_token);
 
 }  // namespace moeserve

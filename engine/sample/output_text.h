@@ -1,4 +1,4 @@
-// The text of one growing answer: whole characters only, ended by stop strings.
+// Text of one answer as it grows: whole characters only, ended by stop strings.
 #pragma once
 
 #include <optional>
@@ -9,9 +9,9 @@
 
 namespace moeserve {
 
-// Joins the text of tokens, holds back what could still become a stop string or the rest of a
-// character, and cuts the text where a stop string appears (the earliest in the text; of those
-// that start together, the first in the list).
+// Joins the text of tokens, holds back bytes that may still become a stop string or complete a
+// character, and cuts the text at the first stop string (of those that start at the same place, the
+// first in the list).
 class OutputText {
  public:
   // `tokenizer` outlives the object; null: all text is empty. A stop string counts only where it
@@ -19,9 +19,9 @@ class OutputText {
   OutputText(const Tokenizer* tokenizer, bool skip_special_tokens, std::vector<std::string> stop,
              bool include_stop, int min_tokens = 0);
 
-  // Text that became final with this token. After a stop string matched, nothing more is released.
+  // Returns the text that became final with this token; empty after a stop string matched.
   std::string Push(TokenId token);
-  // The rest, with U+FFFD for an unfinished character.
+  // Returns the rest, with U+FFFD for an unfinished character.
   std::string Finish();
 
   const std::optional<std::string>& matched_stop() const { return matched_; }
@@ -32,7 +32,7 @@ class OutputText {
   std::optional<IncrementalDecoder> decoder_;
   std::vector<std::string> stop_;
   bool include_stop_;
-  int before_stop_;         // tokens to come whose text cannot end a stop string
+  int before_stop_;         // next tokens whose text cannot end a stop string
   size_t unstoppable_ = 0;  // bytes of held_ in which no stop string may end
   std::string held_;
   std::optional<std::string> matched_;

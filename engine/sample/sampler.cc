@@ -27,10 +27,10 @@ constexpr float kForbidden = -std::numeric_limits<float>::infinity();
 constexpr SamplingCutoff kKeepAll{kForbidden, std::numeric_limits<TokenId>::max()};
 constexpr int kBinBits = std::countr_zero(unsigned{kSamplingBins});
 
-constexpr size_t kBlock = 256;  // tokens whose weights are summed in one piece
+constexpr size_t kBlock = 256;  // tokens per partial sum of weights
 
-// The weight of a block of tokens, of which `begin` is the first, that pass the filters. Short
-// loops without branches run in vectors.
+// Sums the weights of the tokens of a block, from `begin` on, that pass the filters. Short loops
+// without branches are vectorised.
 uint64_t SumWeights(std::span<const float> logits, float highest, float scale,
                     const SamplingCutoff& cutoff, float min_p, TokenId begin) {
   std::array<float, kBlock> shares{};
@@ -59,8 +59,7 @@ double UniformDraw(uint64_t seed, int64_t sample_index, int64_t step) {
 }
 
 TokenId ArgMax(std::span<const float> logits) {
-  // The maximum first: a loop with no index to carry, and with lanes that do not wait for each
-  // other, runs in vectors.
+  // Finds the maximum first: a loop without an index and with independent lanes is vectorised.
   constexpr size_t kLanes = 16;
   std::array<float, kLanes> lanes;
   lanes.fill(logits[0]);
@@ -204,8 +203,8 @@ SamplingCutoff Sampler::Filter(const Row& row, const SamplingParams& params) {
   if (params.top_p >= 1.0) return cutoff;
   const uint64_t total = SumBlocks(row, cutoff, 0.0f);
   if (total == 0) return cutoff;
-  // The nucleus of the tokens that top_k keeps is that of all tokens, for this weight. It has none
-  // of the tokens that could all be left out and the others still had the weight.
+  // The nucleus among the tokens that top_k keeps equals that of all tokens for this weight. Tokens
+  // that are not needed to reach the weight are not in it.
   const uint64_t weight = NucleusWeight(params.top_p, total);
   const float floor =
       RaisedFloor(SamplingFloor((total - weight) / size), (cutoff.logit - row.highest) * row.scale);
@@ -223,7 +222,7 @@ SamplingCutoff Sampler::Cut(const Row& row, Measure measure, uint64_t target, fl
   const auto amount = [&](TokenId token) {
     return measure == Measure::kCount ? 1 : SamplingWeight(SamplingExp(row.Exponent(token)));
   };
-  // Leaves the candidates of the bin in which the target is reached, in order of id.
+  // Keeps the candidates of the bin that reaches the target, in order of id.
   const auto narrow = [&](const auto& bin_of) {
     histogram_.assign(kSamplingBins, 0);
     for (TokenId token : candidates_) histogram_[bin_of(token)] += amount(token);
@@ -234,7 +233,7 @@ SamplingCutoff Sampler::Cut(const Row& row, Measure measure, uint64_t target, fl
   const float bins_per_unit = SamplingBinsPerUnit(floor);
   narrow([&](TokenId token) { return SamplingBin(row.Exponent(token), bins_per_unit); });
   while (!candidates_.empty()) {
-    const auto order = [&](TokenId token) { return OrderOfLogit(row.logits[token]); };
+    const auto order = [&](TokenId token) { return OrderOfF32(row.logits[token]); };
     uint32_t highest = 0, lowest = ~uint32_t{0};
     for (TokenId token : candidates_) {
       highest = std::max(highest, order(token));
@@ -242,7 +241,7 @@ SamplingCutoff Sampler::Cut(const Row& row, Measure measure, uint64_t target, fl
     }
     if (highest == lowest) {
       const uint64_t each = amount(candidates_[0]);
-      return {LogitOfOrder(highest), candidates_[(target - 1) / each]};
+      return {F32OfOrder(highest), candidates_[(target - 1) / each]};
     }
     const int shift = std::max(0, static_cast<int>(std::bit_width(highest - lowest)) - kBinBits);
     narrow([&](TokenId token) { return static_cast<int>((highest - order(token)) >> shift); });

@@ -15,24 +15,24 @@
 
 namespace moeserve {
 
-// What the sampling of one sequence remembers of the tokens before.
+// Sampling state of one sequence that depends on its earlier tokens.
 class SamplingState {
  public:
   // `params` and `prompt` must outlive the object. `eos` are the ids that end an answer.
   SamplingState(const SamplingParams& params, std::span<const TokenId> prompt,
                 std::span<const TokenId> eos);
 
-  // True where logits have to be changed before a token is chosen.
+  // Whether Apply() changes logits.
   bool changes_logits() const { return changes_; }
 
-  // Biases, masks and penalties, in that order; what is forbidden becomes -infinity. `history` is
-  // the prompt and the tokens after it. False: no token is allowed.
+  // Applies biases, masks and penalties, in that order; forbidden tokens get -infinity. `history`
+  // is the prompt and the tokens after it. Returns false if no token is allowed.
   bool Apply(std::span<const TokenId> history, std::span<float> logits);
 
-  // The token that was chosen.
+  // Call with every token that was chosen.
   void Accept(TokenId token);
 
-  // The structured output is complete and nothing but EOS could follow.
+  // Whether the structured output is complete and only EOS may follow.
   bool constraint_ended() const;
 
  private:
@@ -52,10 +52,9 @@ class SamplingState {
 // Chooses tokens; holds scratch memory, so one thread at a time.
 class Sampler {
  public:
-  // `step` counts the tokens of this sequence drawn before. `seed` is the request's, or a random
-  // one chosen once per request. Logits must not hold NaN; -infinity is never drawn unless there is
-  // nothing else. Of the tokens that the filters keep, in order of id, the one is taken in whose
-  // share of the probability the uniform number falls. Weights are integers
+  // `step`: number of tokens drawn before for this sequence. `seed`: the request's, or a random one
+  // chosen once per request. Logits must not contain NaN; a token with -infinity is drawn only if
+  // all have it. Draws by inverse CDF over the kept tokens in order of id. Weights are integers
   // (kernels/base/sampling.h), so that devices draw the same tokens.
   TokenId Sample(std::span<const float> logits, const SamplingParams& params, uint64_t seed,
                  int64_t step);
@@ -63,7 +62,7 @@ class Sampler {
   TokenId Sample(std::span<const float> logits, const SamplingParams& params, double uniform);
 
  private:
-  // What the weights of a row's tokens are made of.
+  // Inputs of the weights of a row's tokens.
   struct Row {
     std::span<const float> logits;
     float highest;
@@ -73,13 +72,13 @@ class Sampler {
   };
   enum class Measure : uint8_t { kCount, kWeight };
 
-  // What top_k and top_p keep; everything where neither is set.
+  // Returns what top_k and top_p keep; all tokens if neither is set.
   SamplingCutoff Filter(const Row& row, const SamplingParams& params);
   // Sums of weights over blocks of tokens, and their total.
   uint64_t SumBlocks(const Row& row, const SamplingCutoff& cutoff, float min_p);
-  // The shortest sequence of most probable tokens that has `target` > 0 tokens or so much weight.
-  // Tokens below `floor` (kernels/base/sampling.h) do not count; where the others do not suffice,
-  // all tokens are kept.
+  // Returns the shortest prefix of the tokens by descending probability whose measure (count or
+  // weight) reaches `target` > 0. Tokens below `floor` (kernels/base/sampling.h) do not count; if
+  // the others do not suffice, all tokens are kept.
   SamplingCutoff Cut(const Row& row, Measure measure, uint64_t target, float floor);
 
   std::vector<uint64_t> block_mass_;

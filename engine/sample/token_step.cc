@@ -24,7 +24,7 @@ TokenLogprob DrawnLogprob(const SampleResult& drawn, int alternatives) {
 
 std::optional<SampleRow> DeviceSample(const Sequence& s, int row) {
   const SamplingParams& params = s.request.sampling;
-  // Forks draw several tokens from one row.
+  // Samples that fork from one prompt draw several tokens from one row.
   if (s.sampling.changes_logits() || s.wants_prompt_logprobs() || !s.samples.empty() ||
       params.logprobs.value_or(0) > kMaxAlternatives) {
     return std::nullopt;

@@ -1,4 +1,4 @@
-// From the logits of a step's rows to the next piece of an answer.
+// Turns the logits of a step's rows into the next piece of an answer.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,12 @@ namespace moeserve {
 // Logits of rows of one sequence.
 struct RowLogits {
   std::span<const int32_t> positions;   // [n] ascending token numbers of the rows
-  std::span<const float> values;        // [n, V]; undefined where `drawn` is there
-  const SampleResult* drawn = nullptr;  // what the device drew from the only row
+  std::span<const float> values;        // [n, V]; undefined with `drawn`
+  const SampleResult* drawn = nullptr;  // drawn by the device from the only row; null: none
 };
 
-// Whether the device can draw the sequence's next token, and how; `row` of the step's logits.
+// Returns how the device draws the sequence's next token from `row` of the step's logits; empty if
+// it cannot.
 std::optional<SampleRow> DeviceSample(const Sequence& sequence, int row);
 
 // Chooses tokens for sequences whose rows were run. One thread at a time.
@@ -30,11 +31,11 @@ class TokenStep {
   TokenStep(std::span<const TokenId> eos, int vocab_size, int max_model_len)
       : eos_(eos), vocab_size_(vocab_size), max_model_len_(max_model_len) {}
 
-  // Keeps the log-probabilities of prompt tokens that these rows predict.
+  // Stores the log-probabilities of prompt tokens that these rows predict.
   void CollectPromptLogprobs(Sequence& sequence, const RowLogits& logits) const;
 
-  // Draws the token after the last known one, from the last row of `logits`, and appends it. The
-  // delta says whether the answer is over. InvalidArgument: the request's masks allow no token.
+  // Draws the next token from the last row of `logits` and appends it. The delta says whether the
+  // answer is finished. InvalidArgument: the request's masks allow no token.
   Result<OutputDelta> Next(Sequence& sequence, const RowLogits& logits);
 
  private:

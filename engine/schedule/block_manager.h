@@ -1,4 +1,4 @@
-// Which cache block belongs to whom: reference counts, and the prefix cache over full blocks.
+// Ownership of KV cache blocks: reference counts, and the prefix cache over full blocks.
 #pragma once
 
 #include <cstdint>
@@ -18,47 +18,47 @@ constexpr int64_t BlocksFor(int64_t tokens) {
 }
 
 // The blocks of the KV cache. A block is held by one sequence or shared by several (a common
-// prefix, or samples of one prompt before they part); nobody writes into a block that others hold.
-// A full block whose tokens are known can be published: it then stays findable by its content,
-// after its last holder left too, until its memory is needed (least recently used first).
+// prefix, or samples of one prompt before they diverge). A shared block is never written. A full
+// block can be published: it is then found by its content, also after its last holder released it,
+// until its memory is needed (least recently used first).
 //
-// Content is compared, not only hashed: a block is known by the content before it and its own 16
-// tokens, so a hit is always the right one. Engine thread only.
+// The key of a block is the content before it and its own 16 tokens. Keys are compared, not only
+// hashed, so a hit is never wrong. Engine thread only.
 class BlockManager {
  public:
-  // `prefix_cache` false: nothing is ever found.
+  // `prefix_cache` false: TakePrefix() finds nothing.
   BlockManager(int64_t blocks, bool prefix_cache);
 
   int64_t total() const { return static_cast<int64_t>(blocks_.size()); }
-  // Blocks that nobody holds: empty ones and findable ones.
+  // Blocks without a holder: empty ones and findable ones.
   int64_t available() const { return static_cast<int64_t>(free_.size() + unheld_.size()); }
   int64_t used() const { return total() - available(); }
-  // Of the available: those that still hold findable content.
+  // Available blocks with findable content.
   int64_t evictable() const { return static_cast<int64_t>(unheld_.size()); }
   int references(int32_t block) const { return blocks_[block].references; }
 
-  // A block for the caller alone; its content is undefined. available() must not be 0.
+  // Returns a block held by the caller alone, contents undefined. Requires available() > 0.
   int32_t Take();
-  // One more holder.
+  // Adds a holder.
   void Share(int32_t block);
-  // One holder less. A sequence gives its blocks back from the last to the first, so that the ends
-  // of its text are forgotten before the beginnings.
+  // Removes a holder. A sequence releases its blocks from the last to the first, so that ends of
+  // texts are evicted before their beginnings.
   void Release(int32_t block);
 
-  // The longest run of published blocks that hold the beginning of `tokens`, at most `limit` of
-  // them; the caller becomes a holder of each. Texts with different salts never share.
+  // Returns the longest run of published blocks that hold the beginning of `tokens`, at most
+  // `limit` blocks, and makes the caller a holder of each. Texts with different salts never share.
   std::vector<int32_t> TakePrefix(std::span<const TokenId> tokens, const std::string& salt,
                                   int64_t limit);
 
-  // `block` is full: it holds `tokens` [16], which follow the content of `parent` (a block that was
-  // published before, or -1 at the start of a text). Where the same content is already findable,
-  // that block stays the findable one.
+  // Publishes a full block: it holds `tokens` [16], which follow the content of `parent` (a
+  // published block, or -1 at the start of a text). If another block with this content is findable,
+  // that one stays so.
   void Publish(int32_t block, int32_t parent, const std::string& salt,
                std::span<const TokenId> tokens);
 
  private:
   struct Key {
-    uint64_t parent = 0;  // content before; 0: the start
+    uint64_t parent = 0;  // content id of the block before; 0: start of a text
     std::string salt;     // only at the start
     std::vector<TokenId> tokens;
 
@@ -70,7 +70,7 @@ class BlockManager {
   };
   struct Block {
     int references = 0;
-    uint64_t content = 0;                // number of the content that ends here; 0: not published
+    uint64_t content = 0;                // id of the text up to its end; 0: not published
     bool findable = false;               // `index_` points here
     Key key;                             // while findable
     std::list<int32_t>::iterator place;  // in unheld_, while findable and not held

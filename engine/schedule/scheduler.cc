@@ -16,7 +16,7 @@ void Insert(std::vector<SequencePtr>& list, SequencePtr sequence) {
   list.insert(place, std::move(sequence));
 }
 
-// Null where `list` does not hold it.
+// Returns null if `list` does not contain it.
 SequencePtr TakeOut(std::vector<SequencePtr>& list, const Sequence* sequence) {
   const auto place = std::find_if(list.begin(), list.end(),
                                   [&](const SequencePtr& s) { return s.get() == sequence; });
@@ -61,7 +61,7 @@ std::vector<Sequence*> Scheduler::Admit() {
 bool Scheduler::TryAdmit(Sequence& s) {
   std::vector<int32_t> prefix = blocks_.TakePrefix(s.tokens, s.cache_key, PrefixLimit(s));
   const int64_t needed = BlocksFor(s.length()) - std::ssize(prefix);
-  // A little is left for those that run already, lest they be preempted at once.
+  // Keeps blocks in reserve for running sequences, so that they are not preempted at once.
   const int64_t spare = running_.empty() ? 0 : std::max<int64_t>(1, blocks_.total() / 100);
   if (needed + spare > blocks_.available()) {
     while (!prefix.empty()) {
@@ -104,7 +104,7 @@ bool Scheduler::Reserve(Sequence& s, int length) {
   const int first = s.computed / kKvBlockTokens;
   if (s.computed % kKvBlockTokens != 0 && blocks_.references(s.blocks[first]) > 1) {
     if (!make_room()) return false;
-    // Those that shared the block may have been preempted meanwhile.
+    // The other holders may have been preempted in between.
     if (blocks_.references(s.blocks[first]) > 1) {
       const int32_t own = TakeBlock();
       cache_.CopyBlock(s.blocks[first], own);

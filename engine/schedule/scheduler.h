@@ -1,4 +1,4 @@
-// Decides which sequences run, which tokens of them in a step, and who holds which cache block.
+// Decides which sequences run, which of their tokens a step runs, and which blocks they hold.
 #pragma once
 
 #include <cstdint>
@@ -19,40 +19,40 @@ struct ScheduledRows {
   int count = 0;
 };
 
-// Sequences wait, run, wait again when the cache is full, and end; all in the order of
-// ServedBefore. Engine thread only.
+// Sequences wait, run, wait again after a preemption, and end, in the order of ServedBefore().
+// Engine thread only.
 //
-// - Waiting ones are admitted from the front while there is a place and memory for all their known
-//   tokens; nobody overtakes.
+// - Admission takes waiting sequences from the front, without overtaking, while a place and blocks
+//   for all their known tokens are free.
 // - A step runs every decoding sequence, one row each, then prompts within a budget: half of it for
-//   the sequence served first, the rest for the one with the fewest tokens left, so that short
-//   prompts need not wait for long ones and long ones always move.
-// - A sequence that grows and finds no free block takes the memory of the one served last, which
-//   starts again later from its own tokens. The one served first is never interrupted, and since
-//   every request fits alone it always ends.
+//   the sequence served first, the rest for the one with the fewest tokens left. So short prompts
+//   do not wait for long ones, and long ones always advance.
+// - A sequence that needs a block when none is free preempts the one served last, which later runs
+//   its known tokens again. The one served first is never preempted, and since every request fits
+//   alone it always ends.
 class Scheduler {
  public:
   // `cache` and `routes` outlive the scheduler. At most `max_running` sequences run.
   Scheduler(KvCacheStorage& cache, RouteLog& routes, bool prefix_cache, int max_running);
 
   void Enqueue(SequencePtr sequence);
-  // Admits what can be; returns the newly admitted (each once, however often it is preempted) and
-  // counts what the prefix cache gave.
+  // Admits sequences from the front. Returns those admitted for the first time (not after a
+  // preemption) and counts their prefix cache hits.
   std::vector<Sequence*> Admit();
 
-  // The rows of the next step: at most `max_rows`, of which prompt rows beside decoding ones within
-  // `budget`. May preempt.
+  // Returns the rows of the next step, at most `max_rows`; prompt rows beside decoding rows stay
+  // within `budget`. May preempt.
   std::vector<ScheduledRows> Plan(int max_rows, const PromptBudget& budget);
 
-  // `rows` were run: their tokens count as computed, full blocks become findable.
+  // Call after `rows` were run: marks their tokens as computed and publishes full blocks.
   void Complete(const ScheduledRows& rows);
 
-  // A further sample of `parent`, whose prompt has just been run; it shares the parent's blocks.
-  // Waits like a preempted sequence where there is no place.
+  // Adds a sample of `parent`, whose prompt has just been run; it shares the parent's blocks. Waits
+  // like a preempted sequence if there is no place.
   void Fork(Sequence& parent, SequencePtr sample);
 
-  // Takes a sequence out, running or waiting, and frees its blocks. Samples that wait for its
-  // prompt go on in its place.
+  // Removes a running or waiting sequence and releases its blocks. Samples that wait for its prompt
+  // take its place.
   SequencePtr Remove(Sequence* sequence);
 
   const std::vector<SequencePtr>& running() const { return running_; }
@@ -64,8 +64,8 @@ class Scheduler {
 
  private:
   bool TryAdmit(Sequence& sequence);
-  // Blocks for the tokens up to `length`, the last of them for this sequence alone. False: the
-  // sequence itself had to give way.
+  // Takes blocks for the tokens up to `length`, the last one unshared. Returns false if the
+  // sequence itself was preempted.
   bool Reserve(Sequence& sequence, int length);
   int32_t TakeBlock();
   void FreeBlocks(Sequence& sequence);
@@ -82,12 +82,12 @@ class Scheduler {
   uint64_t hit_tokens_ = 0;
 };
 
-// The decoding part of a step in which every sequence that can decode does.
+// Work of a step in which every sequence that can decode does so, prompts left out.
 StepWork DecodingWork(const std::vector<SequencePtr>& running);
 StepWork WorkOf(const std::vector<ScheduledRows>& rows);
 
-// The batch of those rows. Logits are asked for where Sequence::WantsLogits says so; with
-// `samples_on_device`, tokens instead where the device can draw them.
+// Builds the batch of those rows. It asks for logits where Sequence::WantsLogits() is true, or,
+// with `samples_on_device`, for drawn tokens where the device can draw them.
 Batch MakeBatch(const std::vector<ScheduledRows>& rows, bool samples_on_device);
 
 }  // namespace moeserve

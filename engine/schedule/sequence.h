@@ -38,20 +38,20 @@ struct Sequence {
   int prompt_length() const { return static_cast<int>(request.prompt.size()); }
   int length() const { return static_cast<int>(tokens.size()); }
   int generated() const { return length() - prompt_length(); }
-  int remaining() const { return length() - computed; }  // known tokens that the model has not seen
-  // Only the last token is left to run: a row of this sequence gives a new token.
+  int remaining() const { return length() - computed; }  // known tokens that were not run
+  // Only the last token remains to be run, so its row yields a new token.
   bool decoding() const { return remaining() == 1 && computed >= prompt_length(); }
   // Tokens whose keys and values the cache must hold at the end: the last sampled one is never run.
   int64_t cache_tokens() const {
     return prompt_length() + std::max(request.sampling.max_tokens - 1, 0);
   }
-  // Entries of prompt_logprobs that are still to come.
+  // Whether entries of prompt_logprobs are missing.
   bool wants_prompt_logprobs() const {
     return request.sampling.prompt_logprobs.has_value() &&
            static_cast<int>(prompt_logprobs.size()) < prompt_length();
   }
-  // The row of token i has logits to be read: it is the last one, or it predicts a prompt token
-  // whose log-probability is wanted.
+  // Whether logits of token i's row are read: it is the last one, or it predicts a prompt token
+  // whose log-probability is missing.
   bool WantsLogits(int i) const {
     if (i + 1 == length()) return true;
     return wants_prompt_logprobs() && i + 1 < prompt_length() &&
@@ -65,24 +65,24 @@ struct Sequence {
   std::vector<TokenId> tokens;  // prompt, then generated
   int computed = 0;             // leading tokens that were run or found in the prefix cache
   std::vector<int32_t> blocks;  // of the KV cache
-  int published = 0;            // leading blocks that the prefix cache knows
-  std::string cache_key;        // texts share cached prefixes only under the same
-  int high_water = 0;           // the most that `computed` ever was: below, tokens run again
-  std::vector<std::pair<int, int>> reused;  // positions [begin, end) that were never run for it
-  int routes_delivered = 0;                 // leading tokens whose routes the sink knows
+  int published = 0;            // leading blocks that were published (BlockManager)
+  std::string cache_key;        // texts share cached prefixes only if it is equal
+  int high_water = 0;           // largest `computed` so far: tokens below it are recomputed
+  std::vector<std::pair<int, int>> reused;  // positions [begin, end) that this request did not run
+  int routes_delivered = 0;                 // leading tokens whose routes the sink has received
   int cached_tokens = 0;  // prompt tokens that the first admission found in the cache
   uint64_t seed = 0;
   absl::Time queued_at;  // when it was submitted
-  // The same, and what came of it, for measuring.
+  // Timestamps for latency metrics.
   std::chrono::steady_clock::time_point submitted_at;
   std::chrono::steady_clock::time_point admitted_at;  // for the first time
   std::optional<std::chrono::steady_clock::time_point> first_token_at;
   absl::Time rank;        // sequences are served in this order: arrival and priority
   uint64_t order = 0;     // of submission; decides between equal ranks
-  bool admitted = false;  // ran before: waits again after a preemption, or came as a sample
+  bool admitted = false;  // was admitted once: now runs, or waits after a preemption or as a sample
   std::vector<std::optional<TokenLogprob>> prompt_logprobs;
   bool prompt_delivered = false;
-  // Further samples of the same prompt. They begin when it has been run, with its cache blocks.
+  // Further samples of the same prompt. They start, sharing its blocks, when it has been run.
   std::vector<std::unique_ptr<Sequence>> samples;
 };
 

@@ -7,14 +7,14 @@ namespace moeserve {
 namespace {
 
 constexpr double kFading = 0.99;
-// Keeps what the last steps say nothing about where it was.
+// Ridge term: keeps a cost at its old value when recent steps do not determine it.
 constexpr double kInertia = 1e-3;
-// A step that took so many times what was expected was interrupted by something else.
+// A step that took this many times the predicted time is an outlier and is ignored.
 constexpr double kOutlier = 3.0;
-constexpr int kEnough = 8;  // steps before the figures are used
+constexpr int kEnough = 8;  // steps before predictions are used
 constexpr int kUnknown = 64;
 constexpr int kLeast = 16;
-constexpr int kProbe = 16;  // one step in so many is without prompts
+constexpr int kProbe = 16;  // one step in 16 runs without prompts
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// How long steps take, so that prompts get the share of a step that running answers can bear.
+// Learns how long steps take, to bound how much prompts delay running answers.
 #pragma once
 
 #include <array>
@@ -23,7 +23,7 @@ struct PromptBudget {
   static PromptBudget Rows(int rows) { return {.total = static_cast<double>(rows)}; }
 
   double Cost(int begin, int count) const;
-  // The most rows from position `begin` on that cost no more than `cost`.
+  // Returns the largest number of rows from position `begin` on that costs at most `cost`.
   int RowsFor(double cost, int begin) const;
 };
 
@@ -33,13 +33,13 @@ class StepTime {
  public:
   void Observe(const StepWork& work, double seconds);
 
-  // Prompt rows that take as long as a step in which all `running` sequences decode: a running
-  // answer then never waits longer than twice such a step, and prompts are not starved while few
-  // answers run beside them. `decoding` is the decoding part of the step to come. Now and then the
-  // budget is nothing: without steps of another kind the costs of both could not be told apart.
+  // Returns a budget of prompt rows that take as long as a step in which all `running` sequences
+  // decode: a running answer then waits at most twice such a step, and prompts are not starved
+  // while few answers run. `decoding` is the decoding part of the next step. Every 16th budget is
+  // 0, because the costs of decoding and prompt rows could not be separated without such steps.
   PromptBudget Budget(const StepWork& decoding, int running);
 
-  // Seconds; 0 before anything was learned.
+  // Returns seconds; 0 before anything was learned.
   double Predict(const StepWork& work) const;
 
  private:

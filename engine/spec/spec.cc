@@ -87,23 +87,31 @@ std::string Is(const char* key, int64_t value) {
 }
 
 void CheckScore(Checker& check, const std::string& scope, const ScoreSpec& score) {
-  if (score.kind != ScoreKind::kCosine) return;
-  check.Int(scope, "score.dim", score.dim, 1, kMaxWidth);
-  check.Real(scope, "score.eps", score.eps, 0.0, 1.0);
+  switch (score.kind) {
+    case ScoreKind::kDot:
+      return;
+    case ScoreKind::kCosine:
+      check.Int(scope, "score.dim", score.dim, 1, kMaxWidth);
+      check.Real(scope, "score.eps", score.eps, 0.0, 1.0);
+      return;
+  }
 }
 
 void CheckSelect(Checker& check, const std::string& scope, const RoutedLayerSpec& routing) {
   const int experts = routing.num_experts;
   const SelectSpec& select = routing.select;
-  if (select.kind == SelectKind::kTopK) {
-    check.Int(scope, "select.k", select.k, 1, experts, Is("num_experts", experts));
-    return;
+  switch (select.kind) {
+    case SelectKind::kTopK:
+      check.Int(scope, "select.k", select.k, 1, experts, Is("num_experts", experts));
+      return;
+    case SelectKind::kTopP:
+      check.Factor(scope, "select.p", select.p);
+      if (check.ok() && !(select.p >= 0)) {
+        check.Fail(scope + "select.p", "a number >= 0", Number(select.p));
+      }
+      check.Int(scope, "select.max", select.max_experts, 1, experts, Is("num_experts", experts));
+      return;
   }
-  check.Factor(scope, "select.p", select.p);
-  if (check.ok() && !(select.p >= 0)) {
-    check.Fail(scope + "select.p", "a number >= 0", Number(select.p));
-  }
-  check.Int(scope, "select.max", select.max_experts, 1, experts, Is("num_experts", experts));
 }
 
 void CheckRouting(Checker& check, const std::string& scope, const ModelSpec& spec,

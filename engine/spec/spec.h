@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "kernels/base/activation.h"
+#include "kernels/base/routing_kinds.h"
 
 namespace moeserve {
 
@@ -39,9 +41,6 @@ struct SplitSpec {
   bool residual = false;   // adds a sub-token to its own routed sum (eq. 6)
 };
 
-enum class ScoreKind : uint8_t { kDot, kCosine };
-enum class TemperatureKind : uint8_t { kNone, kDivide, kLogScale };
-
 // Stage "score": dot product, or X-MoE's cosine on a low-dimensional sphere
 // ("On the Representation Collapse of Sparse Mixture of Experts", eq. 7).
 struct ScoreSpec {
@@ -54,10 +53,6 @@ struct ScoreSpec {
   TemperatureKind temperature = TemperatureKind::kNone;
 };
 
-enum class GateKind : uint8_t { kSoftmax, kSigmoid, kSoftmaxSelected };
-enum class SelectKind : uint8_t { kTopK, kTopP };
-enum class TopPCompare : uint8_t { kGe, kGt };
-
 // Stage "select": top-k, or top-p ("HMoE", section 3; a variable number of experts for each row).
 struct SelectSpec {
   SelectKind kind = SelectKind::kTopK;
@@ -66,17 +61,33 @@ struct SelectSpec {
   TopPCompare compare = TopPCompare::kGe;
   int max_experts = 1;  // top_p: never more than this many
 
-  // The largest number of experts that one row can select.
-  int MaxSelected() const { return kind == SelectKind::kTopK ? k : max_experts; }
+  // The smallest and the largest number of experts that one row can select.
+  int MinSelected() const {
+    switch (kind) {
+      case SelectKind::kTopK:
+        return k;
+      case SelectKind::kTopP:
+        return 1;
+    }
+    return 1;
+  }
+  int MaxSelected() const {
+    switch (kind) {
+      case SelectKind::kTopK:
+        return k;
+      case SelectKind::kTopP:
+        return max_experts;
+    }
+    return 1;
+  }
 };
 
 enum class ExpertForm : uint8_t { kPlain, kGated };
-enum class Activation : uint8_t { kSilu, kGelu, kGeluTanh, kRelu };
 
 // plain: down(act(up x)); gated: down(act(gate x) * up x).
 struct ExpertSpec {
   ExpertForm form = ExpertForm::kGated;
-  Activation activation = Activation::kSilu;
+  ActivationKind activation = ActivationKind::kSilu;  // never kNone
   bool bias = false;
   bool inner_norm = false;  // a norm of the model's kind before `down`
 };

@@ -84,16 +84,20 @@ class TensorList {
     const Dim experts{routing.num_experts, key + "num_experts"};
     const std::string score = key + "score.";
     const std::string bias_key = routing.score.bias ? score + "bias" : "";
-    if (routing.score.kind == ScoreKind::kDot) {
-      AddLinear(name, experts, row, bias_key);
-      return;
-    }
-    const Dim dim{routing.score.dim, score + "dim"};
-    const std::string cosine = score + "kind is \"cosine\"";
-    AddLinear(name + ".projection", dim, row, bias_key, cosine);
-    Add(name + ".experts.weight", {experts, dim}, cosine);
-    if (routing.score.temperature != TemperatureKind::kNone) {
-      Add(name + ".temperature", {{1, "1"}}, score + "temperature is not \"none\"");
+    switch (routing.score.kind) {
+      case ScoreKind::kDot:
+        AddLinear(name, experts, row, bias_key);
+        return;
+      case ScoreKind::kCosine: {
+        const Dim dim{routing.score.dim, score + "dim"};
+        const std::string cosine = score + "kind is \"cosine\"";
+        AddLinear(name + ".projection", dim, row, bias_key, cosine);
+        Add(name + ".experts.weight", {experts, dim}, cosine);
+        if (routing.score.temperature != TemperatureKind::kNone) {
+          Add(name + ".temperature", {{1, "1"}}, score + "temperature is not \"none\"");
+        }
+        return;
+      }
     }
   }
 

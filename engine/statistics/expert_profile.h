@@ -1,4 +1,4 @@
-// What a model's experts did with some texts: the counters, and what statistics need beside them.
+// What the experts of a model did over some texts: counters, token counts, samples and routes.
 #pragma once
 
 #include <cstdint>
@@ -25,28 +25,27 @@ struct ExpertProfile {
   std::vector<HiddenSample> hidden;  // by routed block; empty where none were kept
   std::optional<RouteSequence> routes;
 
-  // `token_counts` must be there.
+  // Requires token_counts.
   TokenCounts CountsOf(size_t block) const {
     return {vocabulary, stats.blocks[block].num_experts, token_counts[block]};
   }
 };
 
-// One table for each routed block of `stats`, whose experts are the columns of `table`.
+// Splits `table` into one table for each routed block of `stats`.
 std::vector<std::vector<uint32_t>> CountsByBlock(const TokenExpertCounts& table,
                                                  const ExpertStats& stats);
 
-// OK where `a` and `b` have the same routed blocks with as many experts, of whatever size, so that
-// their loads can be compared. InvalidArgument: what differs.
+// OK if `a` and `b` have the same routed blocks with equal numbers of experts, so that their loads
+// can be compared. InvalidArgument: what differs.
 absl::Status CheckComparable(const ExpertProfile& a, const ExpertProfile& b);
 
-// OK where vocabulary and sizes of the experts are the same as well, so that counters can be added.
+// OK if vocabulary and sizes of the experts are equal too, so that counters can be added.
 absl::Status CheckSameShape(const ExpertProfile& a, const ExpertProfile& b);
 
-// Adds what happened in `from`, as if the texts of `to` and then those of `from` had been run. What
-// only one of the two kept (token counts, hidden sample, routes) is dropped. Counters and
-// histograms are exact, token counts stop at their maximum, sums of floats are rounded. Hidden
-// samples stay fair: each row of either text is in the merged sample with the same chance, where
-// it does not fit as a whole. InvalidArgument: not CheckSameShape().
+// Adds `from` to `to`, as if the texts of `to` and then those of `from` had been run. Token counts,
+// hidden samples and routes that only one of them has are dropped. Counters and histograms are
+// exact, token counts saturate, sums of floats are rounded. Merged hidden samples are uniform over
+// the rows of both texts. InvalidArgument: CheckSameShape() failed.
 absl::Status Merge(ExpertProfile& to, const ExpertProfile& from);
 
 }  // namespace moeserve

@@ -1,4 +1,4 @@
-// A fair sample of the rows that routers saw, for representation collapse (X-MoE, eq. 11).
+// A uniform sample of the router inputs of a block, for representation collapse (X-MoE, eq. 11).
 #pragma once
 
 #include <algorithm>
@@ -12,15 +12,15 @@ namespace moeserve {
 struct HiddenSample {
   int64_t width = 0;
   int64_t capacity = 0;  // n is the smaller of this and `seen`
-  uint64_t seen = 0;     // rows that the sample was drawn from
+  uint64_t seen = 0;     // rows offered
   std::vector<float> rows;
   std::vector<int32_t> experts;  // [n]
 
   int64_t size() const { return static_cast<int64_t>(experts.size()); }
 };
 
-// Keeps `capacity` rows of all that were offered, each with the same chance (reservoir sampling).
-// Not thread-safe.
+// Reservoir sampling: keeps `capacity` of all offered rows, each with the same probability. Not
+// thread-safe.
 class HiddenReservoir {
  public:
   HiddenReservoir(int64_t capacity, int64_t width, uint64_t seed) : random_(seed) {

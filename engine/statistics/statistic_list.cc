@@ -1,5 +1,6 @@
 #include "engine/statistics/statistic_list.h"
 
+#include "base/kinds.h"
 #include "engine/statistics/measures/activated.h"
 #include "engine/statistics/measures/load_balance.h"
 #include "engine/statistics/measures/router_losses.h"
@@ -31,7 +32,7 @@ constexpr BlockStatistic kBlockStatistics[] = {
     {"experts", "num_experts", "experts", "E", "",
      [](const Block& b, const Options&) { return Integer(b.num_experts); }},
     {"select", "select", "", "\"top_k\" or \"top_p\"", "",
-     [](const Block& b, const Options&) { return Value(std::string(b.select == SelectKind::kTopK ? "top_k" : "top_p")); }},
+     [](const Block& b, const Options&) { return Value(std::string(KindName(b.select))); }},
     {"max_selected", "max_selected", "experts", "k, the most experts of a row", "",
      [](const Block& b, const Options&) { return Integer(b.max_selected); }},
     {"split_heads", "split_heads", "rows", "h, rows of a token", "MH-MoE, eq. 3",

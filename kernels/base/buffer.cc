@@ -12,7 +12,7 @@ constexpr size_t kHugePage = size_t{2} << 20;
 Result<HostBuffer> HostBuffer::Allocate(size_t bytes) {
   HostBuffer buffer;
   if (bytes == 0) return buffer;
-  // Small buffers would waste most of a huge page.
+  // A small buffer would waste most of a huge page.
   const size_t alignment = bytes >= kHugePage ? kHugePage : 4096;
   const size_t rounded = (bytes + alignment - 1) / alignment * alignment;
   if (rounded < bytes) {

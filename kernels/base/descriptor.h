@@ -7,7 +7,7 @@
 
 namespace moeserve {
 
-// Closes it at the end. Negative: none, as open() says of a failure.
+// Closes the descriptor when destroyed. Negative: none, as open() returns on failure.
 class Descriptor {
  public:
   explicit Descriptor(int fd) : fd_(fd) {}

@@ -46,6 +46,15 @@ MOESERVE_HOST_DEVICE static inline uint32_t BitsFromF32(float f) {
   return bits;
 }
 
+// Integers in the order of the floats, infinities included; equal for both zeros. Not for NaN.
+MOESERVE_HOST_DEVICE static inline uint32_t OrderOfF32(float f) {
+  const uint32_t bits = BitsFromF32(f + 0.0f);
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+MOESERVE_HOST_DEVICE static inline float F32OfOrder(uint32_t order) {
+  return F32FromBits((order & 0x80000000u) != 0 ? order & 0x7fffffffu : ~order);
+}
+
 MOESERVE_HOST_DEVICE static inline float F32FromBf16(Bf16 v) {
   return F32FromBits(static_cast<uint32_t>(v) << 16);
 }

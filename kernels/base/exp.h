@@ -9,7 +9,7 @@
 namespace moeserve {
 
 // e^x within 2 ulp from fused multiply-adds and exponent bits alone, so that every compiler and
-// device gives the same result. 0 below ln 2^-126, +Inf above the logarithm of the largest float,
+// device has the same result. 0 below ln 2^-126, +Inf above the logarithm of the largest float,
 // NaN for NaN.
 MOESERVE_HOST_DEVICE static inline float ContractExp(float x) {
   constexpr float kLog2E = 0x1.715476p+0f;

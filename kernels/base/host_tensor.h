@@ -1,4 +1,4 @@
-// A dense tensor in host memory, as a checkpoint or a generator hands it over.
+// A dense tensor in host memory, as checkpoints and generators of weights produce it.
 #pragma once
 
 #include <cstdint>
@@ -34,6 +34,13 @@ inline float ElementAsF32(const HostTensor& t, int64_t i) {
   uint16_t bits;
   std::memcpy(&bits, base + 2 * i, 2);
   return t.dtype == DType::kBF16 ? F32FromBf16(bits) : F32FromF16(bits);
+}
+
+// All elements widened to f32.
+inline std::vector<float> Widened(const HostTensor& t) {
+  std::vector<float> v(static_cast<size_t>(t.size()));
+  for (int64_t i = 0; i < t.size(); ++i) v[i] = ElementAsF32(t, i);
+  return v;
 }
 
 }  // namespace moeserve

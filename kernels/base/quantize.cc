@@ -19,19 +19,19 @@ inline float Level(float value, float inverse, float low, float high) {
   return Nearest(std::min(std::max(value * inverse, low), high));
 }
 
-// The scale of one int4 group. For given integers q the best scale is sum(w q) / sum(q q), which
-// lowers the squared error by sum(w q)^2 / sum(q q); so of the scales that are tried as a
-// beginning the one with the largest such gain wins.
+// The scale of one int4 group. Each start scale that is tried gives integers q. The best scale for
+// given q is sum(w q) / sum(q q), which lowers the squared error by sum(w q)^2 / sum(q q); the
+// result is that of the q with the largest such gain.
 float Int4Scale(const float* w, int n) {
-  float extreme = 0.0f;  // of largest magnitude, with its sign
+  float extreme = 0.0f;  // the value of largest magnitude
   for (int i = 0; i < n; ++i) {
     if (std::fabs(w[i]) > std::fabs(extreme)) extreme = w[i];
   }
   if (extreme == 0.0f) return 0.0f;
   float best_gain = 0.0f;
   float best = extreme / -8.0f;
-  // The extreme value at -8 uses all sixteen levels; a smaller scale cuts it off for finer steps, a
-  // larger one, or the other sign, may fit the others better.
+  // With the extreme value at -8 all sixteen levels are used; a smaller scale clips it in exchange
+  // for finer steps, a larger one or the opposite sign may fit the other values better.
   for (const float level : {-8.0f, -7.6f, -7.2f, -6.8f, -8.4f, -8.8f, -9.3f, 7.0f, 7.4f, 6.6f}) {
     const float inverse = level / extreme;
     float product = 0.0f;
@@ -47,6 +47,19 @@ float Int4Scale(const float* w, int n) {
     }
   }
   return best;
+}
+
+// The scale of a group of finite values.
+float GroupScale(Quantization type, const float* w, int n, float largest) {
+  switch (type) {
+    case Quantization::kNone:
+      break;
+    case Quantization::kInt8:
+      return largest / static_cast<float>(QuantMax(type));
+    case Quantization::kInt4:
+      return Int4Scale(w, n);
+  }
+  return 0.0f;
 }
 
 }  // namespace
@@ -70,8 +83,8 @@ void QuantizeRow(Quantization type, std::span<const float> row, int8_t* values, 
       std::fill_n(q, n, static_cast<int8_t>(1));
       continue;
     }
-    // The integers belong to the scale as it is stored.
-    *scales = F16FromF32(type == Quantization::kInt8 ? largest / high : Int4Scale(w, n));
+    // The integers are computed with the scale as stored in f16.
+    *scales = F16FromF32(GroupScale(type, w, n, largest));
     const float scale = F32FromF16(*scales);
     const float inverse = scale == 0.0f ? 0.0f : 1.0f / scale;
     for (int i = 0; i < n; ++i) q[i] = static_cast<int8_t>(Level(w[i], inverse, low, high));
@@ -79,25 +92,25 @@ void QuantizeRow(Quantization type, std::span<const float> row, int8_t* values, 
 }
 
 void PackQuantizedRow(Quantization type, std::span<const int8_t> values, uint8_t* bytes) {
-  if (type == Quantization::kInt8) {
-    std::transform(values.begin(), values.end(), bytes,
-                   [](int8_t v) { return static_cast<uint8_t>(v); });
-    return;
-  }
-  for (size_t i = 0; i < values.size(); i += 2) {
-    const int high = i + 1 < values.size() ? values[i + 1] & 15 : 0;
-    bytes[i / 2] = static_cast<uint8_t>((values[i] & 15) | high << 4);
+  switch (type) {
+    case Quantization::kNone:
+      return;
+    case Quantization::kInt8:
+      std::transform(values.begin(), values.end(), bytes,
+                     [](int8_t v) { return static_cast<uint8_t>(v); });
+      return;
+    case Quantization::kInt4:
+      for (size_t i = 0; i < values.size(); i += 2) {
+        const int high = i + 1 < values.size() ? values[i + 1] & 15 : 0;
+        bytes[i / 2] = static_cast<uint8_t>((values[i] & 15) | high << 4);
+      }
+      return;
   }
 }
 
 void UnpackQuantizedRow(Quantization type, const uint8_t* bytes, std::span<int8_t> values) {
   for (size_t i = 0; i < values.size(); ++i) {
-    if (type == Quantization::kInt8) {
-      values[i] = static_cast<int8_t>(bytes[i]);
-      continue;
-    }
-    const int nibble = i % 2 == 0 ? bytes[i / 2] & 15 : bytes[i / 2] >> 4;
-    values[i] = static_cast<int8_t>(nibble < 8 ? nibble : nibble - 16);
+    values[i] = static_cast<int8_t>(UnpackedValue(type, bytes, static_cast<int64_t>(i)));
   }
 }
 

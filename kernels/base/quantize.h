@@ -4,32 +4,25 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string_view>
 
 #include "kernels/base/dtype.h"
+#include "kernels/base/quantization.h"
 
 namespace moeserve {
 
-enum class Quantization : uint8_t { kNone, kInt8, kInt4 };
-
-constexpr std::string_view Name(Quantization q) {
-  return q == Quantization::kInt8 ? "int8" : q == Quantization::kInt4 ? "int4" : "none";
-}
-
-// Columns that share a scale; the last group of a row may be shorter.
-constexpr int QuantGroup(Quantization q) { return q == Quantization::kInt8 ? 64 : 32; }
-constexpr int64_t QuantGroups(Quantization q, int64_t columns) {
-  return (columns + QuantGroup(q) - 1) / QuantGroup(q);
-}
-
-// Smallest and largest integer.
-constexpr int QuantMin(Quantization q) { return q == Quantization::kInt8 ? -127 : -8; }
-constexpr int QuantMax(Quantization q) { return q == Quantization::kInt8 ? 127 : 7; }
-
-// Bytes of the integers of one row: int4 puts two in a byte, the even column in the low four bits,
-// both in two's complement; an odd last column leaves the high bits zero.
-constexpr int64_t QuantRowBytes(Quantization q, int64_t columns) {
-  return q == Quantization::kInt8 ? columns : (columns + 1) / 2;
+// The integer of one column of a row of bytes.
+constexpr int UnpackedValue(Quantization type, const uint8_t* bytes, int64_t column) {
+  switch (type) {
+    case Quantization::kNone:
+      break;
+    case Quantization::kInt8:
+      return static_cast<int8_t>(bytes[column]);
+    case Quantization::kInt4: {
+      const int nibble = column % 2 == 0 ? bytes[column / 2] & 15 : bytes[column / 2] >> 4;
+      return nibble < 8 ? nibble : nibble - 16;
+    }
+  }
+  return 0;
 }
 
 // A matrix [rows, columns]: element (r, c) is value(r, c) * scale(r, c / group). Row-major; `owner`
@@ -43,10 +36,7 @@ struct QuantizedMatrix {
   std::shared_ptr<const void> owner;
 
   int value(int64_t row, int64_t column) const {
-    const uint8_t* bytes = values + row * QuantRowBytes(type, columns);
-    if (type == Quantization::kInt8) return static_cast<int8_t>(bytes[column]);
-    const int nibble = column % 2 == 0 ? bytes[column / 2] & 15 : bytes[column / 2] >> 4;
-    return nibble < 8 ? nibble : nibble - 16;
+    return UnpackedValue(type, values + row * QuantRowBytes(type, columns), column);
   }
   float scale(int64_t row, int64_t column) const {
     return F32FromF16(scales[row * QuantGroups(type, columns) + column / QuantGroup(type)]);
@@ -55,13 +45,13 @@ struct QuantizedMatrix {
 
 // The nearest integers to one row and its scales. int8: the largest magnitude of a group becomes
 // 127. int4: the scale with the smallest sum of squared errors among those tried. A group with a
-// value that is not finite, or too large for an f16 scale, gets a NaN scale, so that it shows.
-// values [row.size()], scales [QuantGroups].
+// value that is not finite, or too large for an f16 scale, gets a NaN scale, so that the fault
+// reaches the results. values [row.size()], scales [QuantGroups].
 void QuantizeRow(Quantization type, std::span<const float> row, int8_t* values, F16* scales);
 
-// Puts the integers of a row into bytes as QuantizedMatrix has them.
+// Packs the integers of a row into bytes, the format of QuantizedMatrix::values.
 void PackQuantizedRow(Quantization type, std::span<const int8_t> values, uint8_t* bytes);
-// The other way.
+// The inverse of PackQuantizedRow().
 void UnpackQuantizedRow(Quantization type, const uint8_t* bytes, std::span<int8_t> values);
 
 }  // namespace moeserve

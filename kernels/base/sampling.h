@@ -1,7 +1,7 @@
 // The arithmetic of drawing tokens: the same bits on the host and on devices.
 //
-// Weights are integers, so that their sums are exact in whatever order they are made. Only plain
-// multiplications and additions are used, which compilers must not fuse.
+// Weights are integers, so their sums are exact in any order. Only multiplications and additions
+// are used, which compilers must not fuse.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace moeserve {
 // The weight of the most probable token. 2^23 weights of this size fit into 64 bits.
 inline constexpr int kSamplingWeightBits = 40;
 
-// The factor of logits; 0 stands for temperature 0, where the most probable token is taken.
+// The factor of logits for a temperature; 0 for temperature 0, which takes the most probable token.
 MOESERVE_HOST_DEVICE static inline float SamplingScale(double temperature) {
   constexpr double kLargest = 0x1.fffffep+127;
   if (temperature == 0.0) return 0.0f;
@@ -23,8 +23,8 @@ MOESERVE_HOST_DEVICE static inline float SamplingScale(double temperature) {
   return static_cast<float>(scale < kLargest ? scale : kLargest);
 }
 
-// exp(x) for x <= 0 with a relative error of about 1e-7, in operations that compilers put into
-// vectors; exactly 1 for 0, and 0 at -87, below it and for NaN.
+// exp(x) for x <= 0 with a relative error of about 1e-7, in operations that compilers vectorise.
+// Exactly 1 for x = 0; 0 for x <= -87 and for NaN.
 MOESERVE_HOST_DEVICE static inline float SamplingExp(float x) {
   constexpr float kRound = 0x1.8p+23f;  // adding it rounds to an integer, in the lowest bits
   const bool positive = x > -87.0f;
@@ -48,7 +48,7 @@ MOESERVE_HOST_DEVICE static inline uint64_t SamplingWeight(float share) {
 #if defined(__CUDA_ARCH__)
   return __float2ull_rn(share * 0x1p+40f);
 #else
-  // In the lowest bits of a double of 2^52 and more: unlike a conversion, this runs in vectors.
+  // The lowest bits of a double >= 2^52 are the integer; unlike a conversion, this vectorises.
   const double shifted = static_cast<double>(share) * 0x1p+40 + 0x1p+52;
   uint64_t bits;
   std::memcpy(&bits, &shifted, sizeof(bits));
@@ -56,7 +56,7 @@ MOESERVE_HOST_DEVICE static inline uint64_t SamplingWeight(float share) {
 #endif
 }
 
-// The weight that the most probable tokens must have together to pass top_p < 1 of `total` > 0.
+// The sum of weights that the most probable tokens must reach for top_p < 1 of `total` > 0.
 MOESERVE_HOST_DEVICE static inline uint64_t NucleusWeight(double top_p, uint64_t total) {
   const double exact = top_p * static_cast<double>(total);
   auto weight = static_cast<uint64_t>(exact);
@@ -65,7 +65,7 @@ MOESERVE_HOST_DEVICE static inline uint64_t NucleusWeight(double top_p, uint64_t
   return weight < total ? weight : total;
 }
 
-// The token is drawn at which the running sum of weights first exceeds this. `uniform` is a
+// The draw takes the first token at which the running sum of weights exceeds this. `uniform` is a
 // multiple of 2^-53 in [0, 1), so the result is less than `mass` > 0.
 MOESERVE_HOST_DEVICE static inline uint64_t DrawTarget(double uniform, uint64_t mass) {
   const auto numerator = static_cast<uint64_t>(uniform * 0x1p+53);
@@ -73,16 +73,8 @@ MOESERVE_HOST_DEVICE static inline uint64_t DrawTarget(double uniform, uint64_t 
   return static_cast<uint64_t>(product >> 53);
 }
 
-// Integers in the order of the (finite or infinite) logits; equal for both zeros.
-MOESERVE_HOST_DEVICE static inline uint32_t OrderOfLogit(float logit) {
-  const uint32_t bits = BitsFromF32(logit + 0.0f);
-  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-}
-MOESERVE_HOST_DEVICE static inline float LogitOfOrder(uint32_t order) {
-  return F32FromBits((order & 0x80000000u) != 0 ? order & 0x7fffffffu : ~order);
-}
-
-// The tokens that top_k or top_p keep: those above a logit, and of those at it the lowest ids.
+// The tokens that top_k or top_p keep: those above a logit, and the lowest ids of those equal to
+// it.
 struct SamplingCutoff {
   float logit;
   int32_t last_tie;  // highest id kept among the tokens that have exactly this logit
@@ -99,24 +91,24 @@ inline constexpr int kSamplingBins = 1024;
 MOESERVE_HOST_DEVICE static inline float SamplingFloor(uint64_t negligible) {
   constexpr float kNothing = -29.0f;  // e^-29 < 2^-41, which rounds to no weight
   if (negligible == 0) return kNothing;
-  // The power of two below, and room for the errors of the exponential and of this.
+  // The next lower power of two, with a margin for the errors of the exponential and of this.
   const uint32_t bits = BitsFromF32(static_cast<float>(negligible));
   const int exponent = static_cast<int>(bits >> 23) - 127 - kSamplingWeightBits;
   const float floor = static_cast<float>(exponent) * 0.6931472f - 1e-3f;
   return floor > kNothing ? floor : kNothing;
 }
-// The same where the tokens below `cutoff`, an x, are not needed either.
+// The floor where the tokens below x = `cutoff` are not needed either.
 MOESERVE_HOST_DEVICE static inline float RaisedFloor(float floor, float cutoff) {
   const float below_zero = cutoff < -1e-3f ? cutoff : -1e-3f;
   return below_zero > floor ? below_zero : floor;
 }
 
-// For floor <= x <= 0. Never lower for a smaller x.
+// The bin of floor <= x <= 0; monotonic: a smaller x never has a lower bin.
 MOESERVE_HOST_DEVICE static inline int SamplingBin(float x, float bins_per_unit) {
   const auto bin = static_cast<int>(x * bins_per_unit);
   return bin < kSamplingBins - 1 ? bin : kSamplingBins - 1;
 }
-// What turns the floor into the last bin.
+// The factor that maps the floor to the end of the last bin.
 MOESERVE_HOST_DEVICE static inline float SamplingBinsPerUnit(float floor) {
   return static_cast<float>(kSamplingBins) / floor;
 }

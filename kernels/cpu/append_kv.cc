@@ -10,8 +10,8 @@
 namespace moeserve::cpu {
 namespace {
 
-// Rounds a head's elements to signed bytes of a common scale, which it returns. Of a NaN or an
-// infinity the scale is NaN, so that what reads the head is NaN as well.
+// Rounds a head's elements to signed bytes with a common scale and returns the scale. It is NaN if
+// an element is not finite, so that results that read the head are NaN as well.
 float Quantize(const float* x, int n, int8_t* out) {
   constexpr float kSmallest = 1e-36f;   // below it 127 / largest could overflow: rounds to 0
   constexpr float kRound = 0x1.8p+23f;  // adding it rounds to the nearest integer, ties to even
@@ -60,7 +60,7 @@ void CpuBackend::AppendKv(const AppendKvArgs& args) {
       const int64_t block = block_of(first);
       int64_t last = first + 1;
       while (last < end && block_of(last) == block) ++last;
-      // Head by head: keys of a block's tokens lie interleaved.
+      // Head by head: keys of a block's tokens are interleaved.
       const int64_t tokens = last - first;
       for (int64_t i = 0; i < tokens * shape.num_kv_heads; ++i) {
         const int64_t t = first + i % tokens;

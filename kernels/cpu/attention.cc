@@ -1,5 +1,5 @@
-// Attention over the cache: which query rows share loads of keys and values, in which blocks of
-// positions, on which thread.
+// Attention over the cache: assigns query rows that share loads of keys and values to tiles, and
+// tiles and blocks of positions to threads.
 //
 // A row's result is the softmax over its visible positions, taken block by block of kAttentionBlock
 // positions from its first visible one to its last and joined in that order. Blocks begin at
@@ -15,15 +15,16 @@
 namespace moeserve::cpu {
 namespace {
 
-constexpr int64_t kWorkPerTask = 1 << 16;  // elementary operations that are worth a hand-over
-// Fewer tiles for a thread than this balance badly, so their blocks are handed out one by one.
+constexpr int64_t kWorkPerTask =
+    1 << 16;  // elementary operations; less is not worth a hand-over to a thread
+// With fewer tiles per thread than this, threads take single blocks, for balance.
 constexpr int kTilesPerThread = 4;
 
 int BlockOf(int position) { return position / kAttentionBlock; }
 
 }  // namespace
 
-// What the tiles of one call have in common, and what one of them is made of.
+// The common arguments of the tiles of one call, and the parts of a tile.
 class CpuBackend::AttentionCall {
  public:
   AttentionCall(CpuBackend& backend, const AttentionArgs& args)
@@ -254,7 +255,7 @@ void CpuBackend::Attention(const AttentionArgs& args) {
     return;
   }
   if (tiles >= int64_t{kTilesPerThread} * threads) {
-    // Small tiles travel together; the last tiles of a prompt, which are the longest, go first.
+    // Small tiles share a task; the last tiles of a prompt, which are the longest, go first.
     std::vector<int32_t>& ends = attention_task_ends_;
     ends.clear();
     int64_t sum = 0;

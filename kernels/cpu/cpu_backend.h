@@ -126,14 +126,14 @@ class CpuBackend : public Backend {
     std::vector<double> frequencies;  // [dimensions / 2]
     std::vector<float> angles;        // [tokens][cosines, sines]
   };
-  // Rows that one task takes through a block: the block stays in the second-level cache meanwhile.
+  // Rows of one task, which reads a block once from memory and keeps it in the second-level cache.
   static constexpr int kRowsPerTask = 192;
-  // Up to about so many rows a block takes as long as its weights take from memory.
+  // Up to about this many rows a block is memory-bound.
   static constexpr int kRowsOfStream = 16;
   // A linear layer and where the rows of its tasks lie.
   struct LinearWork {
     const LinearArgs& args;
-    const char* records = nullptr;  // of a product with integers (QuantizeRowArgs), row by row
+    const char* records = nullptr;  // with integer weights: QuantizeRowArgs::records of each row
     int64_t record_stride = 0;
     int64_t first_input = 0;   // row of the tasks that is the input's first, unless gathered
     int64_t first_output = 0;  // the same of the output
@@ -163,7 +163,7 @@ class CpuBackend : public Backend {
     alignas(64) float sums[kMaxRowTile * kBlock];
   };
 
-  // Runs body(begin, end, worker) over [0, rows) in parts; on the calling thread alone when
+  // Runs body(begin, end, worker) over parts of [0, rows); on the calling thread alone when
   // rows * work_per_row (in elementary operations) is small.
   template <typename Body>
   void ForRows(int64_t rows, int64_t work_per_row, const Body& body);
@@ -175,14 +175,13 @@ class CpuBackend : public Backend {
                      char* records) const;
   // [tokens of the step][cosines, sines][dimensions / 2]; until the next call.
   const float* RopeAngles(double theta, int dimensions);
-  // Calls run(task, end of its queue, worker) for all linear_tasks_, whose cost is `cost`. Each
-  // thread has a queue of neighbouring tasks, so it knows what it needs next and can fetch it. One
-  // that has finished its own helps with the others', so a thread that is off its core does not
-  // hold up the rest.
+  // Calls run(task, end of its queue, worker) for all linear_tasks_, whose total cost is `cost`.
+  // Each thread has a queue of neighbouring tasks, so it can prefetch the next one. A thread whose
+  // queue is empty takes tasks of other queues, so a thread that lost its core delays nobody.
   void RunLinearQueues(int64_t cost,
                        absl::FunctionRef<void(int64_t task, int64_t end, int worker)> run);
   void RunLinearTask(const LinearWork& work, int64_t index, int64_t end, int worker);
-  // `after` is the block that is needed next; may be empty.
+  // `after` is the block to prefetch, needed next; may be empty.
   void RunLinearBlocks(const LinearWork& work, const LinearTask& task, std::span<const char> after,
                        int worker);
   void RunLinearBlock(const LinearWork& work, const LinearTask& task, int block,
@@ -194,6 +193,8 @@ class CpuBackend : public Backend {
   int FusedRows(const CpuLinearBank& up, DType dtype) const;
   void RunFusedTask(const FeedForwardArgs& args, const LinearWork& up, int64_t index, int64_t end,
                     int worker);
+  // Routes all rows; row r leaves route_counts_[r] experts and weights at r * widest.
+  void SelectRows(const RouteArgs& args, int widest, std::vector<uint8_t>& row_nonfinite);
   // Marks the tokens of rows without a finite largest score as failed.
   void MarkFailed(std::span<const uint8_t> row_nonfinite);
   void BuildPlan(int rows, int experts, const std::vector<int32_t>& offsets,
@@ -228,7 +229,8 @@ class CpuBackend : public Backend {
 
 template <typename Body>
 void CpuBackend::ForRows(int64_t rows, int64_t work_per_row, const Body& body) {
-  constexpr int64_t kInlineWork = 1 << 16;  // below this a hand-over costs more than it gains
+  constexpr int64_t kInlineWork =
+      1 << 16;  // below this a hand-over to threads costs more than it gains
   if (pool_.threads() == 1 || rows * work_per_row < kInlineWork || rows < 2) {
     body(int64_t{0}, rows, 0);
     return;

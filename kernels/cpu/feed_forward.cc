@@ -9,12 +9,12 @@
 namespace moeserve::cpu {
 namespace {
 
-// Beside two blocks of weights in the second-level cache.
+// Bytes of hidden units, which share the second-level cache with two blocks of weights.
 constexpr int64_t kHiddenBytes = 384 << 10;
-// With fewer experts for each thread the last ones would leave threads without work.
+// With fewer experts per thread some threads would be idle at the end.
 constexpr int kExpertsPerThread = 16;
-// With fewer rows for each expert the weights' way from memory is what counts, and it is shorter
-// when all threads share an expert.
+// With fewer rows per expert the product is memory-bound, and faster when all threads share an
+// expert.
 constexpr int kFewRows = 8;
 
 const CpuLinearBank& Cpu(const LinearBank& bank) { return static_cast<const CpuLinearBank&>(bank); }

@@ -19,7 +19,7 @@ inline constexpr int64_t kKvScaleBytes = kKvBlockTokens * int64_t{sizeof(float)}
 // (block, kv_head) come after the f32 scales of its 16 positions, and both take whole lines.
 class CpuKvCache : public KvCacheStorage {
  public:
-  // ResourceExhausted with the size.
+  // ResourceExhausted, with the size.
   static Result<std::unique_ptr<CpuKvCache>> Allocate(std::vector<KvLayerShape> layers,
                                                       KvCacheType type, int64_t num_blocks);
   static int64_t BytesPerBlock(std::span<const KvLayerShape> layers, KvCacheType type);

@@ -10,26 +10,10 @@ namespace moeserve::cpu {
 namespace {
 
 constexpr int64_t kInlineMultiplyAdds = 1 << 16;
-// Neighbouring small blocks make one task: below this its hand-over would be felt.
+// Neighbouring small blocks form tasks of at least this size, to amortise the hand-over.
 constexpr int64_t kTaskBytes = 64 << 10;
-// With so many tiles or fewer a block is done before memory has given the next one.
+// With this many tiles or fewer a block is computed before the next one is in the cache.
 constexpr int kTilesOfStream = 3;
-
-EpilogueActivation ToEpilogue(ActivationKind a) {
-  switch (a) {
-    case ActivationKind::kNone:
-      return EpilogueActivation::kNone;
-    case ActivationKind::kSilu:
-      return EpilogueActivation::kSilu;
-    case ActivationKind::kGelu:
-      return EpilogueActivation::kGelu;
-    case ActivationKind::kGeluTanh:
-      return EpilogueActivation::kGeluTanh;
-    case ActivationKind::kRelu:
-      return EpilogueActivation::kRelu;
-  }
-  return EpilogueActivation::kNone;
-}
 
 }  // namespace
 
@@ -130,7 +114,7 @@ void CpuBackend::QuantizeRowOf(const CpuLinearBank& bank, const RowsView& rows, 
                         .bf16 = rows.dtype == DType::kBF16,
                         .n = width,
                         .group = QuantGroup(type),
-                        .zero = -QuantMin(type) + (type == Quantization::kInt8),
+                        .zero = QuantZero(type),
                         .records = records});
 }
 
@@ -167,16 +151,16 @@ void CpuBackend::RunLinearBlock(const LinearWork& work, const LinearTask& task, 
       args.pad_output ? packed_columns : std::min(packed_columns, m.outputs - first_column);
   const int64_t out_size = static_cast<int64_t>(SizeOf(args.output.dtype));
 
-  // Tiles of about equal size: a full one beside one of a single row would be slower.
+  // Tiles of about equal size are faster than full tiles and a small rest.
   const int rows = task.row_end - task.row_begin;
   const int tiles = (rows + table_->row_tile - 1) / table_->row_tile;
   const int64_t steps = bank.steps(m);
 
   LinearTile tile;
   tile.block = block;
-  // While tiles work on this block from the cache, the next one comes from memory, evenly: what is
-  // asked for faster than memory gives it holds up the products. Few tiles leave too little time,
-  // so the first of them reads from memory what was not fetched.
+  // While tiles work on this block from the cache, the next one is prefetched at an even rate:
+  // requests beyond the memory bandwidth stall the products. With few tiles there is too little
+  // time, so the first tile reads from memory what was not prefetched.
   const int fetching = tiles <= kTilesOfStream ? tiles - 1 : tiles;
   const int64_t fetches = std::max<int64_t>(fetching * steps, 1);
   tile.ahead_stride =
@@ -199,7 +183,7 @@ void CpuBackend::RunLinearBlock(const LinearWork& work, const LinearTask& task, 
                       .rows = tile.rows,
                       .panels = panels,
                       .gated = bank.shape().gated,
-                      .activation = ToEpilogue(args.activation),
+                      .activation = args.activation,
                       .bias = m.bias == nullptr ? nullptr : m.bias + block * kBlock,
                       .out = tile.out,
                       .out_bf16 = args.output.dtype == DType::kBF16,
@@ -218,7 +202,7 @@ void CpuBackend::MultiplyTile(const LinearWork& work, const CpuLinearBank::Matri
       x[i] = work.records + tile.source[i] * work.record_stride;
     }
     table_->linear_quantized({.weights = bank.block(m, tile.block),
-                              .int4 = bank.shape().quantization == Quantization::kInt4,
+                              .quantization = bank.shape().quantization,
                               .panels = panels,
                               .rows = tile.rows,
                               .k = m.inputs,

@@ -13,8 +13,7 @@ int LineBytes(const LinearBankShape& s) {
   return s.quantization == Quantization::kNone && s.weight_dtype == DType::kF16 ? 32 : 64;
 }
 int StepElements(const LinearBankShape& s) {
-  if (s.quantization == Quantization::kInt8) return 4;
-  if (s.quantization == Quantization::kInt4) return 8;
+  if (s.quantization != Quantization::kNone) return QuantStep(s.quantization);
   return s.weight_dtype == DType::kBF16 ? 2 : 1;
 }
 
@@ -167,7 +166,6 @@ void CpuLinearBank::LoadQuantized(int expert, Half half, int row_begin,
 
 void CpuLinearBank::StoreQuantizedRow(const Matrix& m, int packed_row, const int8_t* values,
                                       const F16* scales) {
-  const bool int4 = shape_.quantization == Quantization::kInt4;
   const int block = packed_row / kBlock;
   const int panels = panels_of_block(m, block);
   const int panel = packed_row % kBlock / kPanel;
@@ -179,12 +177,17 @@ void CpuLinearBank::StoreQuantizedRow(const Matrix& m, int packed_row, const int
     char* line = base + panel * 64 + lane * 4;
     for (int64_t i = 0; i < n; ++i) {
       char& byte = line[i / StepElements(shape_) * panels * 64 + i % 4];
-      if (!int4) {
-        byte = static_cast<char>(values[begin + i] + 128);
-      } else if (i % 8 < 4) {
-        byte = static_cast<char>((byte & 0xf0) | (values[begin + i] + 8));
-      } else {
-        byte = static_cast<char>((byte & 0x0f) | (values[begin + i] + 8) << 4);
+      const int stored = values[begin + i] + QuantZero(shape_.quantization);
+      switch (shape_.quantization) {
+        case Quantization::kNone:
+          break;
+        case Quantization::kInt8:
+          byte = static_cast<char>(stored);
+          break;
+        case Quantization::kInt4:
+          byte =
+              static_cast<char>(i % 8 < 4 ? (byte & 0xf0) | stored : (byte & 0x0f) | stored << 4);
+          break;
       }
     }
     base += Steps(shape_, n) * panels * 64;

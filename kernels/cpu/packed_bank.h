@@ -14,8 +14,8 @@
 
 namespace moeserve::cpu {
 
-// Of the layout below and in kernel_table.h, which no instruction set changes. Files hold it
-// (Backend::packed_layout()): whoever changes the layout changes the name.
+// Name of the layout below and in kernel_table.h, the same for all instruction sets. Files contain
+// it (Backend::packed_layout()): a change of the layout needs a new name.
 inline constexpr std::string_view kPackedLayout = "cpu 1";
 
 // Every matrix [N, K] is packed into blocks of up to 64 outputs (kernel_table.h),

@@ -1,46 +1,19 @@
 #include "kernels/cpu/router.h"
 
 #include <algorithm>
-#include <cmath>
 
-#include "kernels/base/exp.h"
+#include "kernels/base/routing.h"
 #include "kernels/cpu/cpu_backend.h"
 
 namespace moeserve::cpu {
 namespace {
 
-std::vector<float> Widened(const HostTensor& t) {
-  std::vector<float> v(static_cast<size_t>(t.size()));
-  for (int64_t i = 0; i < t.size(); ++i) v[i] = ElementAsF32(t, i);
-  return v;
-}
-
-void Normalise(float* v, int64_t n, float eps, const KernelTable& table) {
-  const float norm = std::sqrt(table.contract_dot(v, v, n));
-  const float divisor = std::max(norm, eps);
-  for (int64_t i = 0; i < n; ++i) v[i] /= divisor;
-}
-
-RouteSettings Changed(const RouteSettings& settings, const RouteOverride& change) {
-  RouteSettings s = settings;
-  if (change.k > 0) {
-    s.top_p = false;
-    s.k = change.k;
-  } else if (change.p > 0.0f) {
-    if (!s.top_p) s.k = s.num_experts;
-    s.top_p = true;
-    s.p = change.p;
-  }
-  s.k = std::min(s.k, change.bias != nullptr ? change.allowed : s.num_experts);
-  return s;
-}
-
-// Drops what was selected of experts that must not be, which happens only where the scores of all
-// others are -inf as well or a share of 1 is asked for; the number that is left.
+// Drops masked experts from a selection and returns the number of those left. They are selected
+// only where the scores of all others are -Inf as well, or where top-p asks for a share of 1.
 int WithoutMasked(const float* bias, int count, int32_t* experts, float* weights) {
   int kept = 0;
   for (int i = 0; i < count; ++i) {
-    if (std::isinf(bias[experts[i]])) continue;
+    if (IsMasked(bias[experts[i]])) continue;
     experts[kept] = experts[i];
     weights[kept++] = weights[i];
   }
@@ -60,25 +33,20 @@ std::vector<float> Panels(const std::vector<float>& rows, int64_t n) {
 
 }  // namespace
 
-CpuRouter::CpuRouter(const RouteSettings& settings, const RouterTensors& tensors,
-                     const KernelTable& table)
+CpuRouter::CpuRouter(const RouteSettings& settings, const RouterTensors& tensors)
     : settings_(settings) {
-  const bool cosine = settings.score == RouteSettings::Score::kCosine;
-  weights_ = Panels(Widened(cosine ? tensors.projection : tensors.weight), settings.input_width);
   if (tensors.bias.data != nullptr) bias_ = Widened(tensors.bias);
-  if (cosine) {
-    std::vector<float> experts = Widened(tensors.weight);
-    if (settings.normalize_expert) {
-      for (int e = 0; e < settings.num_experts; ++e) {
-        Normalise(experts.data() + int64_t{e} * settings.dim, settings.dim, settings.eps, table);
-      }
-    }
-    experts_ = Panels(experts, settings.dim);
-    // Paper and public code: divide by t, never by less than 1e-4; or multiply by e^t, at most 100.
-    if (settings.temperature == RouteSettings::Temperature::kDivide) {
-      temperature_ = std::max(tensors.temperature, 1e-4f);
-    } else if (settings.temperature == RouteSettings::Temperature::kLogScale) {
-      temperature_ = ContractExp(std::min(tensors.temperature, 4.605170185988092f));
+  switch (settings.score) {
+    case ScoreKind::kDot:
+      weights_ = Panels(Widened(tensors.weight), settings.input_width);
+      break;
+    case ScoreKind::kCosine: {
+      weights_ = Panels(Widened(tensors.projection), settings.input_width);
+      std::vector<float> experts = Widened(tensors.weight);
+      NormaliseExperts(settings, experts.data());
+      experts_ = Panels(experts, settings.dim);
+      temperature_ = ResolvedTemperature(settings.temperature, tensors.temperature);
+      break;
     }
   }
 }
@@ -87,68 +55,44 @@ size_t CpuRouter::scratch_floats() const { return static_cast<size_t>(std::max(s
 
 void CpuRouter::Scores(const float* x, float* scratch, float* scores,
                        const KernelTable& table) const {
-  if (settings_.score == RouteSettings::Score::kDot) {
-    table.contract_dots(weights_.data(), x, settings_.input_width, settings_.num_experts, scores);
-    if (!bias_.empty()) {
-      for (int e = 0; e < settings_.num_experts; ++e) scores[e] += bias_[e];
-    }
-    return;
-  }
-  float* u = scratch;
-  table.contract_dots(weights_.data(), x, settings_.input_width, settings_.dim, u);
+  const int products = ProductsOf(settings_);
+  float* u = settings_.score == ScoreKind::kDot ? scores : scratch;
+  table.contract_dots(weights_.data(), x, settings_.input_width, products, u);
   if (!bias_.empty()) {
-    for (int i = 0; i < settings_.dim; ++i) u[i] += bias_[i];
+    for (int i = 0; i < products; ++i) u[i] += bias_[i];
   }
-  if (settings_.normalize_row) Normalise(u, settings_.dim, settings_.eps, table);
-  table.contract_dots(experts_.data(), u, settings_.dim, settings_.num_experts, scores);
-  for (int e = 0; e < settings_.num_experts; ++e) {
-    const float s = scores[e];
-    switch (settings_.temperature) {
-      case RouteSettings::Temperature::kNone:
-        scores[e] = s;
-        break;
-      case RouteSettings::Temperature::kDivide:
-        scores[e] = s / temperature_;
-        break;
-      case RouteSettings::Temperature::kLogScale:
-        scores[e] = s * temperature_;
-        break;
-    }
+  switch (settings_.score) {
+    case ScoreKind::kDot:
+      return;
+    case ScoreKind::kCosine:
+      if (settings_.normalize_row) {
+        const float divisor = NormDivisor(table.contract_dot(u, u, products), settings_.eps);
+        for (int i = 0; i < products; ++i) u[i] /= divisor;
+      }
+      table.contract_dots(experts_.data(), u, products, settings_.num_experts, scores);
+      for (int e = 0; e < settings_.num_experts; ++e) {
+        scores[e] = WithTemperature(settings_.temperature, scores[e], temperature_);
+      }
+      return;
   }
 }
 
 Result<std::unique_ptr<Router>> CpuBackend::NewRouter(const RouteSettings& settings,
                                                       const RouterTensors& tensors) {
-  return std::unique_ptr<Router>(std::make_unique<CpuRouter>(settings, tensors, *table_));
+  return std::unique_ptr<Router>(std::make_unique<CpuRouter>(settings, tensors));
 }
 
-RoutingPlan CpuBackend::Route(const RouteArgs& args) {
+void CpuBackend::SelectRows(const RouteArgs& args, int widest,
+                            std::vector<uint8_t>& row_nonfinite) {
   const CpuRouter& router = static_cast<const CpuRouter&>(*args.router);
   const RouteSettings& settings = router.settings();
-  const int rows = static_cast<int>(args.input.rows);
+  const int64_t rows = args.input.rows;
   const int experts = settings.num_experts;
-  int widest = std::min(settings.k, experts);
-  for (const RouteOverride& o : args.overrides) {
-    if (o.k > 0) widest = std::max(widest, std::min(o.k, experts));
-    if (o.p > 0.0f && !settings.top_p) widest = experts;
-  }
-  if (plans_.size() <= static_cast<size_t>(args.slot)) {
-    plans_.resize(static_cast<size_t>(args.slot) + 1);
-  }
-  PlanStorage& storage = plans_[args.slot];
-  storage.row_nonfinite.assign(static_cast<size_t>(rows), 0);
-  if (args.given != nullptr) {
-    BuildPlan(rows, experts, args.given->offsets, args.given->experts, args.given->weights,
-              storage);
-    return storage.plan;
-  }
-
   route_counts_.resize(static_cast<size_t>(rows));
   route_experts_wide_.resize(static_cast<size_t>(rows) * widest);
   route_weights_wide_.resize(static_cast<size_t>(rows) * widest);
-  const int64_t work = (settings.score == RouteSettings::Score::kDot ? experts : settings.dim) *
-                           int64_t{settings.input_width} / 8 +
-                       experts * 32;
+  const int64_t work =
+      int64_t{ProductsOf(settings)} * settings.input_width / 8 + int64_t{experts} * 32;
   ForRows(rows, work, [&](int64_t begin, int64_t end, int worker) {
     Scratch& scratch = scratch_[worker];
     const size_t width = static_cast<size_t>(settings.input_width);
@@ -167,31 +111,45 @@ RoutingPlan CpuBackend::Route(const RouteArgs& args) {
       if (args.scores != nullptr) {
         std::copy_n(scores, experts, reinterpret_cast<float*>(args.scores->row(r)));
       }
-      RouteSettings changed;
-      const RouteSettings* chosen = &settings;
       const RouteOverride* change = args.overrides.empty() ? nullptr : &args.overrides[r];
-      if (change != nullptr) {
-        changed = Changed(settings, *change);
-        chosen = &changed;
-        if (change->bias != nullptr) {
-          for (int e = 0; e < experts; ++e) scores[e] += change->bias[e];
-        }
-      }
-      route_counts_[r] = table_->route_row({.settings = chosen,
-                                            .scores = scores,
-                                            .keys = scratch.keys.data(),
-                                            .exps = scores + experts,
-                                            .gates = scores + 2 * experts,
-                                            .experts = route_experts_wide_.data() + r * widest,
-                                            .weights = route_weights_wide_.data() + r * widest,
-                                            .status = &storage.row_nonfinite[r]});
-      if (change != nullptr && change->bias != nullptr) {
-        route_counts_[r] =
-            WithoutMasked(change->bias, route_counts_[r], route_experts_wide_.data() + r * widest,
-                          route_weights_wide_.data() + r * widest);
-      }
+      const float* bias = change == nullptr ? nullptr : change->bias;
+      for (int e = 0; bias != nullptr && e < experts; ++e) scores[e] += bias[e];
+      int32_t* row_experts = route_experts_wide_.data() + r * widest;
+      float* row_weights = route_weights_wide_.data() + r * widest;
+      int count = table_->route_row(
+          {.settings = &settings,
+           .selection = change == nullptr ? SelectionOf(settings) : SelectionOf(settings, *change),
+           .scores = scores,
+           .keys = scratch.keys.data(),
+           .values = scores + experts,
+           .gates = scores + 2 * experts,
+           .experts = row_experts,
+           .weights = row_weights,
+           .status = &row_nonfinite[r]});
+      if (bias != nullptr) count = WithoutMasked(bias, count, row_experts, row_weights);
+      route_counts_[r] = count;
     }
   });
+}
+
+RoutingPlan CpuBackend::Route(const RouteArgs& args) {
+  const CpuRouter& router = static_cast<const CpuRouter&>(*args.router);
+  const RouteSettings& settings = router.settings();
+  const int rows = static_cast<int>(args.input.rows);
+  const int experts = settings.num_experts;
+  const int widest = WidestRow(settings, args.overrides);
+  if (plans_.size() <= static_cast<size_t>(args.slot)) {
+    plans_.resize(static_cast<size_t>(args.slot) + 1);
+  }
+  PlanStorage& storage = plans_[args.slot];
+  storage.row_nonfinite.assign(static_cast<size_t>(rows), 0);
+  if (args.given != nullptr) {
+    BuildPlan(rows, experts, args.given->offsets, args.given->experts, args.given->weights,
+              storage);
+    return storage.plan;
+  }
+
+  SelectRows(args, widest, storage.row_nonfinite);
 
   route_offsets_.resize(static_cast<size_t>(rows) + 1);
   route_offsets_[0] = 0;

@@ -11,7 +11,7 @@ namespace moeserve::cpu {
 
 class CpuRouter : public Router {
  public:
-  CpuRouter(const RouteSettings& settings, const RouterTensors& tensors, const KernelTable& table);
+  CpuRouter(const RouteSettings& settings, const RouterTensors& tensors);
 
   const RouteSettings& settings() const { return settings_; }
   // Floats that Scores() needs as scratch.
@@ -24,7 +24,7 @@ class CpuRouter : public Router {
   std::vector<float> weights_;  // for contract_dots: dot [E] of input_width; cosine: [dim] of it
   std::vector<float> experts_;  // cosine, for contract_dots: [E] of dim, normalised if wanted
   std::vector<float> bias_;     // dot [E]; cosine [dim]; empty: none
-  float temperature_ = 1.0f;    // divisor or factor, resolved at load
+  float temperature_ = 1.0f;    // ResolvedTemperature()
 };
 
 }  // namespace moeserve::cpu

@@ -26,7 +26,7 @@ class CpuEmbeddingTable : public EmbeddingTable {
 class OwnTable : public CpuEmbeddingTable {
  public:
   HostTensor table;  // [rows, width]
-  HostBuffer copy;   // of the table's bytes, where nobody else keeps them
+  HostBuffer copy;   // of the table's bytes, where the tensor has no owner
   void ReadRow(int32_t row, float* out) const override {
     const int64_t width = table.shape[1];
     const int64_t begin = row * width;
@@ -39,12 +39,6 @@ class TiedTable : public CpuEmbeddingTable {
   const CpuLinearBank* bank = nullptr;
   void ReadRow(int32_t row, float* out) const override { bank->ReadRow(0, row, out); }
 };
-
-std::vector<float> Widened(const HostTensor& t) {
-  std::vector<float> v(static_cast<size_t>(t.size()));
-  for (int64_t i = 0; i < t.size(); ++i) v[i] = ElementAsF32(t, i);
-  return v;
-}
 
 float* FloatRow(const RowsView& v, int64_t r) {
   MOESERVE_CHECK(v.dtype == DType::kF32, "f32 rows");

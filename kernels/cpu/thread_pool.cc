@@ -69,8 +69,8 @@ void ThreadPool::RunErased(int64_t count, const void* task, Invoke invoke) {
 void ThreadPool::WorkerLoop(int worker) {
   for (;;) {
     const uint64_t seen = Work(worker);
-    // After the ticket was read: the epoch that tells of the end may be the one just seen, and
-    // nothing follows it.
+    // Checked after the ticket was read: the epoch that ends the pool may be the one just read, and
+    // no epoch follows it.
     if (stop_.load(std::memory_order_acquire)) return;
     int spins = 0;
     uint64_t now = seen;

@@ -4,8 +4,10 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "kernels/base/routing.h"
 #include "kernels/cuda/attention/kv_cache.h"
 #include "kernels/cuda/attention/norm_rope_append.h"
+#include "kernels/cuda/attention/rope.h"
 #include "kernels/cuda/device/device.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/linear/fused_expert.h"
@@ -16,7 +18,7 @@
 namespace moeserve::cuda {
 namespace {
 
-// Splits of contexts that run side by side; a few for every multiprocessor of the largest devices.
+// Max context splits that run concurrently: a few per multiprocessor of the largest devices.
 constexpr int kAttentionSlots = 2048;
 
 class CudaBuffer : public DeviceBuffer {
@@ -60,19 +62,9 @@ class StreamKvCache : public KvCacheStorage {
   cudaStream_t stream_;
 };
 
-// Of a cache that the device has; bf16 also stands for int8, which it refuses to allocate.
+// Element type of a cache. int8 maps to bf16: such caches are never allocated.
 DType ElementType(KvCacheType type) {
   return type == KvCacheType::kF32 ? DType::kF32 : DType::kBF16;
-}
-
-// Routes that a row may have.
-int WidestRow(const RouteSettings& settings, std::span<const RouteOverride> overrides) {
-  int widest = std::min(settings.k, settings.num_experts);
-  for (const RouteOverride& o : overrides) {
-    if (o.k > 0) widest = std::max(widest, std::min(o.k, settings.num_experts));
-    if (o.p > 0.0f && !settings.top_p) widest = settings.num_experts;
-  }
-  return widest;
 }
 
 bool TooSmall(const PlanMemory& memory, int64_t rows, int k_max, int experts) {
@@ -92,12 +84,6 @@ VectorNorm VectorNormOf(const NormBank* norm) {
           .eps = bank.shape.eps,
           .scales = bank.scales.as<float>(),
           .shifts = bank.has_shifts ? bank.shifts.as<float>() : nullptr};
-}
-
-std::vector<float> Widened(const HostTensor& t) {
-  std::vector<float> v(static_cast<size_t>(t.size()));
-  for (int64_t i = 0; i < t.size(); ++i) v[i] = ElementAsF32(t, i);
-  return v;
 }
 
 }  // namespace
@@ -452,14 +438,14 @@ void CudaBackend::Attention(const AttentionArgs& args) {
   LaunchAttention(launch, stream_.get());
 }
 
-const DeviceOverride* CudaBackend::UploadOverrides(std::span<const RouteOverride> overrides,
-                                                   int experts) {
+const RouteOverride* CudaBackend::UploadOverrides(std::span<const RouteOverride> overrides,
+                                                  int experts) {
   // Rows of one request share their bias.
   std::map<const float*, size_t> biases;
   for (const RouteOverride& o : overrides) {
     if (o.bias != nullptr) biases.try_emplace(o.bias, biases.size());
   }
-  const size_t head = (overrides.size() * sizeof(DeviceOverride) + 15) / 16 * 16;
+  const size_t head = (overrides.size() * sizeof(RouteOverride) + 15) / 16 * 16;
   const size_t bytes = head + biases.size() * static_cast<size_t>(experts) * sizeof(float);
   if (overrides_.bytes() < bytes) {
     Synchronize();
@@ -470,7 +456,7 @@ const DeviceOverride* CudaBackend::UploadOverrides(std::span<const RouteOverride
   float* const device_biases = reinterpret_cast<float*>(overrides_.as<char>() + head);
   for (size_t i = 0; i < overrides.size(); ++i) {
     const RouteOverride& o = overrides[i];
-    DeviceOverride d{.k = o.k, .p = o.p, .bias = nullptr, .allowed = o.allowed};
+    RouteOverride d{.k = o.k, .p = o.p, .bias = nullptr, .allowed = o.allowed};
     if (o.bias != nullptr) {
       const size_t at = biases[o.bias] * static_cast<size_t>(experts);
       d.bias = device_biases + at;
@@ -480,7 +466,7 @@ const DeviceOverride* CudaBackend::UploadOverrides(std::span<const RouteOverride
     std::memcpy(host.data() + i * sizeof(d), &d, sizeof(d));
   }
   CopyIn(overrides_.data(), host.data(), bytes);
-  return overrides_.as<DeviceOverride>();
+  return overrides_.as<RouteOverride>();
 }
 
 RoutingPlan CudaBackend::Route(const RouteArgs& args) {
@@ -533,7 +519,7 @@ RoutingPlan CudaBackend::Route(const RouteArgs& args) {
                                 stream_.get());
     return slot.plan;
   }
-  // A step that is recorded full may be replayed with rows that only fill it up.
+  // A step recorded without padding rows may be replayed with some.
   const int tokens = static_cast<int>(shape_.rows.tokens);
   const int rows_per_token = tokens > 0 && rows % tokens == 0 ? rows / tokens : 0;
   RouteLaunch launch{.router = &router,

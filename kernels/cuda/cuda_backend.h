@@ -21,9 +21,9 @@
 namespace moeserve::cuda {
 
 // Operations are issued to one stream and return before they are done; CopyToHost() and HostPlan()
-// wait. A step that may be replayed runs three ways: the first of its shape as it is (which grows
-// all memory to its size), the second is captured, all others replay that graph: no operation of it
-// is issued again, and nothing in it waits for the host.
+// wait. Of the replayable steps of one shape the first runs as issued, which grows all memory to
+// its size, the second is captured as a graph and the others replay it, without calls per operation
+// and without waiting for the host.
 class CudaBackend : public Backend {
  public:
   // Unavailable without a usable device, with the cause.
@@ -80,13 +80,13 @@ class CudaBackend : public Backend {
   uint64_t replayed_steps() const override { return replayed_steps_; }
 
   bool needs_reservation() const override { return true; }
-  // An expert of 64 that each row chooses 8 of has 256 rows then: enough to be worth its weights.
+  // With 8 of 64 experts per row an expert then has 256 rows, enough to amortise its weights.
   int preferred_step_rows() const override { return 2048; }
   Result<double> MeasureReadBandwidth(int64_t bytes, int rounds) override;
   int64_t weight_bytes() const override { return weight_bytes_; }
 
  private:
-  // What makes two steps issue the same operations with the same arguments.
+  // Two steps with equal keys issue the same operations with the same arguments.
   struct StepShape {
     const void* owner = nullptr;
     StepRows rows;
@@ -103,7 +103,7 @@ class CudaBackend : public Backend {
     bool operator<(const StepShape& other) const { return Tie() < other.Tie(); }
   };
   struct Recording {
-    bool ran = false;  // once as it is
+    bool ran = false;  // once, without capture
     GraphExec graph;
     std::vector<RoutingPlan> plans;  // by slot, as the recorded operations leave them
   };
@@ -129,13 +129,13 @@ class CudaBackend : public Backend {
 
   CudaBackend() = default;
 
-  // `status`, with what is free and what weights take where memory is missing.
+  // `status`; where memory is missing, with the free memory and that of the weights.
   absl::Status WithBudget(const absl::Status& status, const std::string& what) const;
-  // Stop with CUDA's words where a call of a step fails: the device is lost to this process.
+  // Stop the process with CUDA's message where a call of a step fails: the device is unusable then.
   void CheckStatus(const absl::Status& status, const char* what) const;
   void CheckCall(cudaError_t error, const char* what) const;
   void Synchronize();
-  // Before the operations of a step are issued, or issued once more.
+  // Called before the operations of a step are issued, for capture too.
   void BeginOperations();
   void RunOperations(const std::function<void()>& operations);
   void CountRoutes();
@@ -146,9 +146,9 @@ class CudaBackend : public Backend {
   DeviceMemory AllocateForStep(size_t bytes, const char* what);
   // Copies pageable memory to the device and waits.
   void CopyIn(void* to, const void* from, size_t bytes);
-  const DeviceOverride* UploadOverrides(std::span<const RouteOverride> overrides, int experts);
+  const RouteOverride* UploadOverrides(std::span<const RouteOverride> overrides, int experts);
   const AttentionWork& WorkFor(int window, int split_tokens, int64_t row_floats);
-  // Of the step's tokens, for layers that turn so many dimensions.
+  // The angles of the step's tokens for these settings.
   const float2* RopeAngles(const RopeSettings& settings);
   StepView View() const;
   // Pinned memory that no copy uses.
@@ -166,7 +166,7 @@ class CudaBackend : public Backend {
   uint64_t replayed_steps_ = 0;
   bool replayable_ = false;
   int tiled_from_ = 0;
-  bool waited_ = false;  // for the step, since all of it was issued
+  bool waited_ = false;  // for the step, since its last operation was issued
   std::vector<PlanSlot> slots_;
   DeviceMemory packed_;  // of CopyPlans()
   RouteScratch route_scratch_;

@@ -8,7 +8,7 @@
 namespace moeserve::cuda {
 namespace {
 
-// Per token its routes, two bytes, four words and what to draw of it, then the block tables.
+// Bytes per token: routes, two bytes, four words and a SampleRow; then the block tables.
 constexpr int64_t kTokenBytes =
     static_cast<int64_t>(sizeof(TokenRoutes) + sizeof(SampleRow)) + 2 + 4 * 4;
 constexpr int64_t kAlignment = 16;
@@ -52,7 +52,7 @@ DeviceStep StepBuffers::Upload(const StepInputs& inputs, const StepRows& rows, i
   MOESERVE_CHECK(cudaEventSynchronize(copied_.get()) == cudaSuccess, "the step before was copied");
   const int64_t given = static_cast<int64_t>(inputs.token_ids.size());
   char* const host = host_.as<char>();
-  // What steps write comes first, so that it is one copy back.
+  // The arrays that steps write come first, so that one copy downloads them.
   const int64_t failed_at = rows.tokens * static_cast<int64_t>(sizeof(TokenRoutes));
   const int64_t kind_at = failed_at + Aligned(rows.tokens);
   const int64_t words_at = kind_at + Aligned(rows.tokens);

@@ -1,4 +1,4 @@
-// What leaves the device and what is brought to it outside of steps.
+// Copies between host and device outside of steps.
 
 #include <algorithm>
 #include <cstring>
@@ -109,7 +109,7 @@ RoutingPlan CudaBackend::HostPlan(int index) {
   PlanSlot& slot = slots_[index];
   MOESERVE_CHECK(slot.plan.expert_offsets != nullptr, "a plan of this step");
   if (!slot.copied) CopyPlans();
-  // Rows that fill up a step come last and have no assignments.
+  // Padding rows come last and have no assignments.
   int64_t rows = slot.plan.rows;
   const int64_t tokens = static_cast<int64_t>(inputs_.token_ids.size());
   if (shape_.rows.tokens > tokens) rows = rows / shape_.rows.tokens * tokens;

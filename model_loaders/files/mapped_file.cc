@@ -29,7 +29,7 @@ absl::Status SystemError(int error, const std::filesystem::path& path, std::stri
   }
 }
 
-// O_NONBLOCK: opening a pipe that nobody writes to would otherwise wait for ever.
+// O_NONBLOCK: otherwise opening a pipe without a writer would block.
 int OpenForReading(const std::filesystem::path& path) {
   return open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 }
@@ -82,7 +82,7 @@ Result<std::string> ReadTextFile(const std::filesystem::path& path, uint64_t max
     const ssize_t n = read(fd.get(), text.data() + done, text.size() - done);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return SystemError(errno, path, "read");
-    if (n == 0) break;  // shrank since its size was taken
+    if (n == 0) break;  // the file has become shorter
     done += static_cast<size_t>(n);
   }
   text.resize(done);

@@ -1,4 +1,4 @@
-// Read-only view of a file, and the one way in which the loaders read text files.
+// Read-only mapping of a file, and the reader of text files.
 #pragma once
 
 #include <cstddef>
@@ -12,22 +12,21 @@
 
 namespace moeserve {
 
-// Tells one state of a file from another without reading it.
+// Distinguishes states of a file without reading it.
 struct FileStamp {
   uint64_t size = 0;
-  int64_t modified_ns = 0;  // of its content, as its writer may have set it
-  int64_t changed_ns = 0;   // of anything about it; the system alone sets it
+  int64_t modified_ns = 0;  // last change of the content; a program can set it
+  int64_t changed_ns = 0;   // last change of content or attributes; only the system sets it
 };
 
-// A whole file mapped into memory, unmapped when the last owner goes.
+// A whole file mapped into memory, unmapped by the last owner.
 //
-// The size is taken once, when the file is opened. A file must not be truncated while it is mapped:
-// the system then answers a read past the new end with SIGBUS, which no check can prevent.
-// Replacing it by rename is safe.
+// The size is read once, on opening. The file must not be truncated while it is mapped: reading
+// past the new end raises SIGBUS, which no check can prevent. Replacing the file by rename is safe.
 class MappedFile {
  public:
-  // NotFound if there is no such file, InvalidArgument if it is not a regular file, otherwise the
-  // code that fits the system's error. Messages name the last path component only.
+  // NotFound if there is no such file, InvalidArgument if it is not a regular file, else a code for
+  // the system's error. Messages contain only the last component of the path.
   static Result<std::shared_ptr<const MappedFile>> Open(const std::filesystem::path& path);
 
   ~MappedFile();
@@ -35,7 +34,7 @@ class MappedFile {
   MappedFile& operator=(const MappedFile&) = delete;
 
   std::string_view bytes() const { return {static_cast<const char*>(data_), stamp_.size}; }
-  // When it was opened.
+  // The stamp at the time of opening.
   const FileStamp& stamp() const { return stamp_; }
 
  private:
@@ -48,8 +47,7 @@ class MappedFile {
 // The contents of a regular file of at most `max_bytes`. Errors as above.
 Result<std::string> ReadTextFile(const std::filesystem::path& path, uint64_t max_bytes);
 
-// Whether something of that name exists, whatever it is (a dangling link counts: opening it then
-// says what is wrong).
+// Whether there is anything of that name, dangling links included: opening one reports the fault.
 bool Exists(const std::filesystem::path& path);
 
 }  // namespace moeserve

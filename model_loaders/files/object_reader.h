@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/kinds.h"
 #include "base/message.h"
 #include "model_loaders/files/strict_json.h"
 #include "nlohmann/json.hpp"
@@ -21,14 +22,14 @@ struct Choice {
   Enum value;
 };
 
-// Ranges are not its business: Validate() knows them for every loader. It only refuses an integer
-// that the specification cannot hold.
+// Does not check ranges, which Validate() does for every loader; refuses only integers that do not
+// fit int.
 //
-// After a fault the reading goes on with the default or with a zero, so that one run reports
-// several faults; the caller looks at `problems` before it uses what was read.
+// After a fault, returns the default or zero, so that one run reports several faults. The caller
+// checks `problems` before it uses the values.
 class ObjectReader {
  public:
-  // `path` is how messages name the object, "" for the whole file. `json` and `problems` must
+  // `path`: the name of the object in messages, "" for the whole file. `json` and `problems` must
   // outlive the reader.
   ObjectReader(const nlohmann::json& json, std::string path, Problems* problems);
 
@@ -36,18 +37,28 @@ class ObjectReader {
   int Int(std::string_view key, std::optional<int> fallback = std::nullopt);
   double Real(std::string_view key, std::optional<double> fallback = std::nullopt);
   bool Bool(std::string_view key, bool fallback);
-  // Nothing, with a report, if the value is none of the names; the fallback's or the value's
-  // otherwise.
+  // The value of the matching choice, or the fallback if the key is absent. Reports a fault and
+  // returns nothing if no choice matches.
   template <typename Enum>
   std::optional<Enum> Pick(std::string_view key, const std::vector<Choice<Enum>>& choices,
                            std::optional<Enum> fallback = std::nullopt);
 
-  // The value as it is, null if the key is absent. `expected` describes it in the report of a
-  // required key that is missing.
+  // Pick() for an enum with a table of traits (base/kinds.h): its names from `first` on.
+  template <typename Kind>
+  std::optional<Kind> PickKind(std::string_view key, Kind first = Kind{},
+                               std::optional<Kind> fallback = std::nullopt);
+  // Any name of the enum; returns the fallback also after a fault.
+  template <typename Kind>
+  Kind PickKindOr(std::string_view key, Kind fallback) {
+    return PickKind<Kind>(key, Kind{}, fallback).value_or(fallback);
+  }
+
+  // The JSON value, null if the key is absent. `expected` describes it in the message about a
+  // missing key.
   const nlohmann::json* Optional(std::string_view key);
   const nlohmann::json* Required(std::string_view key, std::string_view expected);
 
-  // Reports every key that was not asked for. `of` says which variant of the object it is:
+  // Reports every key that was not read. `of` names the variant of the object:
   // " (kind is \"routed\")".
   void RefuseOthers(std::string_view of = "");
 
@@ -85,6 +96,14 @@ std::optional<Enum> ObjectReader::Pick(std::string_view key,
   }
   Fault(key, expected, ShowJson(*value));
   return std::nullopt;
+}
+
+template <typename Kind>
+std::optional<Kind> ObjectReader::PickKind(std::string_view key, Kind first,
+                                           std::optional<Kind> fallback) {
+  std::vector<Choice<Kind>> choices;
+  for (const Kind kind : AllKinds(first)) choices.push_back({KindName(kind), kind});
+  return Pick<Kind>(key, choices, fallback);
 }
 
 }  // namespace moeserve

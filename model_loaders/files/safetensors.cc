@@ -41,8 +41,8 @@ constexpr std::array<TypeRow, 15> kTypes = {{
     {ElementType::kF64, "F64", 8},
 }};
 
-// A tensor takes about eight values; the bound is generous, yet keeps the table of a hostile header
-// within memory.
+// A tensor takes about eight values. The bound is far above real files and limits the memory that a
+// hostile header can take.
 constexpr JsonLimits kHeaderLimits = {
     .max_bytes = kMaxSafetensorsHeader, .max_depth = 4, .max_values = size_t{16} << 20};
 constexpr size_t kMaxDimensions = 32;
@@ -59,9 +59,9 @@ std::optional<int64_t> NonNegative(const Json& value) {
   return static_cast<int64_t>(number);
 }
 
-// Bytes of a tensor; nothing if they do not fit int64_t.
+// Bytes of a tensor; nothing if the number does not fit int64_t.
 std::optional<int64_t> ByteCount(const std::vector<int64_t>& shape, ElementType type) {
-  // A zero dimension makes the product zero whatever the others are, so it is looked for first.
+  // Zero dimensions first: the product is then zero even if the others would overflow.
   if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
   int64_t bytes = SizeOf(type);
   for (const int64_t dim : shape) {
@@ -212,7 +212,7 @@ Result<SafetensorsHeader> ParseSafetensorsHeader(std::string_view json, uint64_t
     MOESERVE_ASSIGN_OR_RETURN(TensorEntry entry, ParseEntry(name, value, data_size));
     header.tensors.push_back(std::move(entry));
   }
-  // By end as well: an empty tensor sorts before the one that begins where it lies.
+  // Then by end, so that an empty tensor sorts before one with the same begin.
   std::sort(header.tensors.begin(), header.tensors.end(),
             [](const TensorEntry& a, const TensorEntry& b) {
               return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;

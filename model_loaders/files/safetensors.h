@@ -1,5 +1,5 @@
-// The safetensors container: header bytes, a JSON table of tensors, raw data. Knows nothing about
-// models; reads every element type of the format.
+// Reader of the safetensors container: the length of the header, a JSON table of tensors, raw data.
+// Independent of models; supports every element type of the format.
 #pragma once
 
 #include <cstdint>
@@ -56,13 +56,13 @@ struct SafetensorsHeader {
 // Largest header that the format allows.
 inline constexpr uint64_t kMaxSafetensorsHeader = 100'000'000;
 
-// Parses the JSON table of a file whose data section has `data_size` bytes. On success every entry
-// has end - begin == elements * element size, and the entries cover [0, data_size) without hole or
-// overlap. Otherwise InvalidArgument: tensor, expected, found.
+// Parses the JSON table of a file whose data section has `data_size` bytes. On success, end - begin
+// of every entry is its number of elements times their size, and the entries cover [0, data_size)
+// without hole or overlap. Otherwise InvalidArgument: tensor, expected, found.
 Result<SafetensorsHeader> ParseSafetensorsHeader(std::string_view json, uint64_t data_size);
 
-// An open file, memory-mapped (see MappedFile about truncation). Immutable; shared by whoever uses
-// its bytes.
+// A memory-mapped file (see MappedFile about truncation). Immutable; users of its bytes share
+// ownership.
 class SafetensorsFile {
  public:
   // Errors begin with the last component of `path`.
@@ -73,10 +73,10 @@ class SafetensorsFile {
   const std::vector<TensorEntry>& tensors() const { return header_.tensors; }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
 
-  // Null if there is none of that name.
+  // Null if there is no tensor of that name.
   const TensorEntry* Find(std::string_view name) const;
 
-  // Data of one of tensors(). Any alignment. Valid while this object lives.
+  // Data of one of tensors(), of any alignment. Valid during the lifetime of this object.
   std::string_view Bytes(const TensorEntry& entry) const {
     return data_.substr(entry.begin, entry.end - entry.begin);
   }

@@ -1,4 +1,4 @@
-// Writes a safetensors file whose tensors are known beforehand and whose data comes in pieces.
+// Writes a safetensors file: all entries first, then data in pieces.
 #pragma once
 
 #include <cstddef>
@@ -14,14 +14,14 @@
 
 namespace moeserve {
 
-// Pieces of different tensors may come in any order; those of one tensor in the order of its data.
-// A file that was not finished has holes: write under a name that nobody reads and rename.
+// Pieces of different tensors may be appended in any order, those of one tensor in order. An
+// unfinished file has holes, so write under a temporary name and rename.
 class SafetensorsWriter {
  public:
-  // Replaces what is at `path`. `begin` and `end` of the entries are set here: data lies in the
-  // order of the list and begins at a multiple of 64 bytes of the file. InvalidArgument where the
-  // header would be longer than the format allows or the sizes do not fit; else the system's error
-  // with the last component of `path`.
+  // Replaces a file at `path`. Sets `begin` and `end` of the entries: data is in the order of the
+  // list, and the data section begins at a multiple of 64 bytes. InvalidArgument if the header is
+  // longer than the format allows or a size overflows; else the system's error with the last
+  // component of `path`.
   static Result<std::unique_ptr<SafetensorsWriter>> Create(const std::filesystem::path& path,
                                                            std::vector<TensorEntry> tensors);
   // Closes without finishing.
@@ -29,10 +29,10 @@ class SafetensorsWriter {
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
 
-  // The next bytes of tensor `index` of the list; never more than it has.
+  // Appends the next bytes of tensor `index` of the list. Together at most its size.
   absl::Status Append(size_t index, std::string_view bytes);
 
-  // All bytes of all tensors have been appended. Brings them to the disk and closes.
+  // Syncs to the disk and closes. All bytes of all tensors must have been appended.
   absl::Status Finish();
 
   const std::vector<TensorEntry>& tensors() const { return tensors_; }
@@ -45,7 +45,7 @@ class SafetensorsWriter {
   std::string file_name_;
   uint64_t data_begin_ = 0;  // of the data section in the file
   std::vector<TensorEntry> tensors_;
-  std::vector<uint64_t> next_;  // by tensor: where its next byte goes, within the data section
+  std::vector<uint64_t> next_;  // by tensor: offset of its next byte in the data section
 };
 
 }  // namespace moeserve

@@ -16,13 +16,13 @@ struct JsonLimits {
   size_t max_values = size_t{1} << 20;  // lists, objects and scalars together
 };
 
-// Parses exactly one JSON text. Refuses, with a message that says where: a limit exceeded, a syntax
-// error, invalid UTF-8, a lone surrogate, a number beyond the range of double, NaN and Infinity, a
-// byte order mark, text after the value, and an object that has a key twice. Never throws, except
-// std::bad_alloc. Integers keep their type: 3 is_number_integer(), 3.0 does not.
+// Parses exactly one JSON text. Refuses, with the position: a text beyond a limit, a syntax error,
+// invalid UTF-8, a lone surrogate, a number beyond the range of double, NaN and Infinity, a byte
+// order mark, text after the value, and a key that occurs twice in an object. Throws only
+// std::bad_alloc. is_number_integer() is true for 3 and false for 3.0.
 Result<nlohmann::json> ParseStrictJson(std::string_view text, const JsonLimits& limits = {});
 
-// A value as messages show it: short printable ASCII, long or nested values by kind and size.
+// A value for messages: printable ASCII, or kind and size if it is long or nested.
 std::string ShowJson(const nlohmann::json& value);
 
 }  // namespace moeserve

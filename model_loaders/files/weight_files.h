@@ -22,12 +22,12 @@ class WeightFiles {
     const TensorEntry* entry = nullptr;  // of *file
   };
 
-  // Opens every file and checks that the index and the shards agree on each tensor. NotFound if the
-  // folder has neither form, InvalidArgument if it has both or if they disagree; messages name the
-  // file and the tensor.
+  // Opens every file and checks that index and shards agree on each tensor. NotFound if the folder
+  // has neither a single file nor an index, InvalidArgument if it has both or if index and shards
+  // disagree. Messages name the file and the tensor.
   static Result<WeightFiles> Open(const std::filesystem::path& directory);
 
-  // Null if there is none of that name.
+  // Null if there is no tensor of that name.
   const Location* Find(std::string_view name) const;
 
   // Every tensor once, in order of files and of data within a file.
@@ -36,7 +36,7 @@ class WeightFiles {
   // Files that hold the tensors; one or more.
   const std::vector<std::shared_ptr<const SafetensorsFile>>& files() const { return files_; }
 
-  // What a message calls the place a missing tensor was looked for in.
+  // The file that a message about a missing tensor names.
   std::string_view name() const { return name_; }
 
  private:

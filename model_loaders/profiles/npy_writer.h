@@ -1,4 +1,4 @@
-// Arrays as .npy files (format 1.0), written row by row: the number of rows is known at the end.
+// Writes arrays as .npy files (format 1.0) row by row. The number of rows is set at the end.
 #pragma once
 
 #include <cstdint>
@@ -24,11 +24,11 @@ constexpr std::string_view NpyType() {
   if constexpr (std::is_same_v<T, uint64_t>) return "<u8";
 }
 
-// The first 128 bytes of an .npy file, which its elements follow in row-major order. `type` is
-// NumPy's name of a little-endian type; `shape` has at most three dimensions.
+// The first 128 bytes of an .npy file; the elements follow in row-major order. `type`: NumPy's name
+// of a little-endian type; `shape`: at most three dimensions.
 std::string NpyHeader(std::string_view type, std::span<const int64_t> shape);
 
-// One file. Not thread-safe. Errors of Append() are kept until Finish().
+// One file. Not thread-safe. Finish() returns errors of Append().
 class NpyWriter {
  public:
   // `row_size` > 0: an array [rows, row_size]; 0: one of [rows]. Errors name the file.
@@ -40,7 +40,7 @@ class NpyWriter {
     AppendBytes(values.data(), values.size_bytes());
   }
 
-  // Completes the header and closes. Without it the file is not valid.
+  // Completes the header, without which the file is not valid, and closes.
   absl::Status Finish();
 
  private:

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/kinds.h"
 #include "base/message.h"
 #include "engine/statistics/stats_fields.h"
 #include "model_loaders/files/safetensors.h"
@@ -25,7 +26,7 @@ namespace {
 
 constexpr char kFormat[] = "moeserve-expert-profile";
 constexpr char kVersion[] = "1";
-// Far beyond any model; they keep a hostile file from asking for more than it brings.
+// Far above any model. They bound the memory that a hostile file can demand.
 constexpr int64_t kMaxBlocks = 1 << 16;
 constexpr int64_t kMaxExperts = 0xffff;
 constexpr int64_t kMaxVocabulary = int64_t{1} << 28;
@@ -117,7 +118,7 @@ class Reader {
     return absl::OkStatus();
   }
 
-  // Says which array nobody asked for.
+  // Reports arrays that were not read.
   absl::Status CheckAllUsed() const {
     for (const auto& [name, entry] : entries_) {
       if (used_.count(name) == 0) return Fault(name, "is unknown");
@@ -159,13 +160,13 @@ absl::Status ReadShape(Reader& reader, const std::string& prefix, BlockExpertSta
   MOESERVE_RETURN_IF_ERROR(within(1, 0, 1));
   MOESERVE_RETURN_IF_ERROR(within(2, 1, kMaxExperts));
   MOESERVE_RETURN_IF_ERROR(within(3, 1, kMaxExperts));
-  MOESERVE_RETURN_IF_ERROR(within(4, 0, 1));
+  MOESERVE_RETURN_IF_ERROR(within(4, 0, std::ssize(AllKinds<SelectKind>()) - 1));
   MOESERVE_RETURN_IF_ERROR(within(5, 1, values[2]));
   b.layer = static_cast<int>(values[0]);
   b.block = values[1] == 0 ? BlockKind::kAttention : BlockKind::kFeedForward;
   b.num_experts = static_cast<int>(values[2]);
   b.split_heads = static_cast<int>(values[3]);
-  b.select = values[4] == 0 ? SelectKind::kTopK : SelectKind::kTopP;
+  b.select = static_cast<SelectKind>(values[4]);
   b.max_selected = static_cast<int>(values[5]);
   return absl::OkStatus();
 }
@@ -263,7 +264,7 @@ absl::Status ReadModel(Reader& reader, ExpertProfile& out) {
   if (out.stats.diversity_histogram.empty()) {
     return Reader::Fault("model.diversity_histogram", "is empty");
   }
-  // Blocks are added one by one: the count in the file is no reason to take memory.
+  // Adds blocks one by one instead of allocating for the count that the file states.
   for (int64_t i = 0; i < shape[1]; ++i) {
     BlockExpertStats block;
     MOESERVE_RETURN_IF_ERROR(ReadBlock(reader, Prefix(static_cast<size_t>(i)), block));
@@ -337,7 +338,7 @@ std::string EncodeProfile(const ExpertProfile& profile) {
     const std::string prefix = Prefix(i);
     writer.Vector<int64_t>(prefix + "shape",
                            {b.layer, b.block == BlockKind::kAttention ? 0 : 1, b.num_experts,
-                            b.split_heads, b.select == SelectKind::kTopK ? 0 : 1, b.max_selected});
+                            b.split_heads, static_cast<int>(b.select), b.max_selected});
     ForEachBlockArray(
         [&](const BlockArray& array, const auto& values) {
           writer.Vector(Concat(prefix, array.name), values);
@@ -393,7 +394,7 @@ Result<ExpertProfile> DecodeProfile(std::string_view bytes) {
 
 absl::Status WriteWholeFile(const std::filesystem::path& path, std::string_view bytes) {
   std::error_code ignored;
-  // A device or a pipe is written to: a rename would put a file in its place.
+  // A rename would replace a device or a pipe by a file.
   const bool special = std::filesystem::is_other(path, ignored);
   std::filesystem::path partial = path;
   if (!special) partial += ".partial";

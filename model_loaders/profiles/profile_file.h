@@ -15,16 +15,16 @@ namespace moeserve {
 // The bytes of a profile file.
 std::string EncodeProfile(const ExpertProfile& profile);
 
-// The opposite. Every array is there, of the type and shape that the others imply, and every number
-// in range, or InvalidArgument: array, expected, found.
+// Reads the bytes of a profile file. InvalidArgument (array, expected, found) if an array is
+// missing, if its type or shape disagrees with the others, or if a number is out of range.
 Result<ExpertProfile> DecodeProfile(std::string_view bytes);
 
-// Writes beside `path` and renames, so that a reader never sees half a file. Errors begin with the
-// last component of the path.
+// Writes a temporary file beside `path` and renames it, so that readers never see a partial file.
+// Errors begin with the last component of the path.
 absl::Status SaveProfile(const std::filesystem::path& path, const ExpertProfile& profile);
 Result<ExpertProfile> LoadProfile(const std::filesystem::path& path);
 
-// Writes a whole file in the same way. Into a device or a pipe it writes directly.
+// Writes a whole file in the same way; to a device or a pipe, directly.
 absl::Status WriteWholeFile(const std::filesystem::path& path, std::string_view bytes);
 
 }  // namespace moeserve

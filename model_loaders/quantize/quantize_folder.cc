@@ -38,7 +38,7 @@ constexpr char kWeights[] = "model.safetensors";
 constexpr const char* kCopied[] = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
                                    "generation_config.json"};
 constexpr uint64_t kMaxConfigBytes = uint64_t{64} << 20;
-constexpr size_t kPieceBytes = size_t{1} << 20;  // of a tensor, in memory at once
+constexpr size_t kPieceBytes = size_t{1} << 20;  // bytes of a tensor in memory at a time
 
 std::string Shown(const fs::path& path) { return Printable(path.string(), 300); }
 
@@ -56,10 +56,11 @@ absl::Status Sync(const fs::path& path) {
   return done ? absl::OkStatus() : SystemFault(path, "write to the disk", error);
 }
 
-// A new folder beside the one that it is going to be, gone at the end unless it became that.
+// A temporary folder beside its destination. Finish() renames it; otherwise the destructor removes
+// it.
 class UnfinishedFolder {
  public:
-  // InvalidArgument where there is something at `destination` but an empty folder.
+  // InvalidArgument if there is anything but an empty folder at `destination`.
   static Result<std::unique_ptr<UnfinishedFolder>> Create(const fs::path& destination) {
     std::unique_ptr<UnfinishedFolder> folder(new UnfinishedFolder);
     std::error_code error;
@@ -72,7 +73,7 @@ class UnfinishedFolder {
             Concat(Shown(destination), ": expected no such folder or an empty one, found ",
                    is_folder ? "one with files" : "a file"));
       }
-      target = fs::canonical(target, error);  // a link stays, and its folder is filled
+      target = fs::canonical(target, error);  // of a link, replaces the folder it leads to
       if (error) return SystemFault(destination, "open", error.value());
     }
     folder->target_ = target;
@@ -83,7 +84,7 @@ class UnfinishedFolder {
       return SystemFault(target.parent_path(), "make a folder in it", errno);
     }
     folder->path_ = pattern;
-    // mkdtemp() gives it to its owner alone; models are as public as the user's other files.
+    // mkdtemp() grants access to the owner only; a model has the user's ordinary access rights.
     const mode_t mask = umask(0);
     umask(mask);
     if (chmod(pattern.c_str(), 0777 & ~mask) != 0) {
@@ -139,10 +140,10 @@ absl::Status WriteConfig(const fs::path& source, const fs::path& to, Quantizatio
   return WriteWhole(to / kConfig, config.dump(2) + "\n");
 }
 
-// Largest magnitude that QuantizeRow() gives a scale.
+// Largest magnitude of a value in QuantizeRow().
 constexpr float kLargest = 65504.0f;
 
-// A value that the folder is not to hold. `bounded`: kLargest is the limit.
+// The error about a value that cannot be stored. `bounded`: kLargest applies.
 absl::Status ValueFault(std::string_view tensor, int64_t row, int64_t column, float value,
                         bool bounded) {
   const std::string found = std::isnan(value)   ? "NaN"
@@ -160,15 +161,15 @@ ElementType TypeOf(DType type) {
                                : ElementType::kBF16;
 }
 
-// Everything about one required tensor.
+// One required tensor and its place in the new file.
 struct Task {
   TensorRequirement tensor;
   Quantization type = Quantization::kNone;
-  size_t first = 0;   // its place in the list of the writer: numbers, or integers
-  size_t scales = 0;  // with integers
+  size_t first = 0;   // index of its numbers or integers in the writer's list
+  size_t scales = 0;  // index of the scales, with integers only
 };
 
-// Rounds rows of one matrix; one for each thread.
+// Rounds rows of one matrix. One object per thread.
 class RowRounder {
  public:
   RowRounder(Quantization type, const HostTensor& matrix)
@@ -177,8 +178,8 @@ class RowRounder {
         row_(static_cast<size_t>(matrix.shape[1])),
         values_(row_.size()) {}
 
-  // Rows [begin, end) to their places in `integers` and `scales`, which begin with row `first`.
-  // Stops at a row with a value that is not to be held. Allocates nothing.
+  // Rounds rows [begin, end) into `integers` and `scales`, which begin with row `first`. Stops at a
+  // row with a value that cannot be stored. Allocates nothing.
   void Run(int64_t begin, int64_t end, int64_t first, std::string& integers,
            std::vector<F16>& scales) {
     const int64_t columns = matrix_->shape[1];
@@ -201,7 +202,7 @@ class RowRounder {
     }
   }
 
-  // -1: every row was rounded.
+  // The row at which Run() stopped, -1 if there is none.
   int64_t bad_row() const { return bad_row_; }
 
  private:
@@ -239,8 +240,8 @@ class FolderWriter {
   }
 
  private:
-  // The tensors of the file, wide elements first, so that every element is aligned. Gives the tasks
-  // their places.
+  // The tensors of the file, wide elements first, so that every element is aligned. Sets the
+  // indices of the tasks.
   Result<std::vector<TensorEntry>> Entries() {
     struct Part {
       TensorEntry entry;
@@ -384,7 +385,7 @@ Result<QuantizedFolder> Quantize(const fs::path& source, const fs::path& destina
 
 Result<QuantizedFolder> QuantizeFolder(const fs::path& source, const fs::path& destination,
                                        Quantization type) {
-  // Nothing below throws on purpose; the standard library does when memory runs out.
+  // The code below throws nothing itself; the standard library does when memory runs out.
   try {
     return Quantize(source, destination, type);
   } catch (const std::bad_alloc&) {

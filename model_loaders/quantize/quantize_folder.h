@@ -1,4 +1,4 @@
-// Writes a copy of a checkpoint folder with its matrices as integers.
+// Writes a copy of a checkpoint folder with quantized matrices.
 #pragma once
 
 #include <cstdint>
@@ -12,19 +12,17 @@ namespace moeserve {
 struct QuantizedFolder {
   int64_t source_bytes = 0;  // of all tensors
   int64_t bytes = 0;
-  Quantization source_type = Quantization::kNone;  // what the source's matrices were already
+  Quantization source_type = Quantization::kNone;  // of the source's matrices
 };
 
-// Makes the native folder `destination`, which must not exist or be empty, from the checkpoint
-// `source`: matrices as QuantizationOf() says for `type` (not kNone), rounded as a run with these
-// types rounds them, every other tensor bit by bit, the files of tokenizer and generation byte by
-// byte. A source of integers of that type is copied; of another type, its integers are rounded
-// again.
+// Writes the native folder `destination`, which must be absent or empty, from the native folder
+// `source`. Matrices get the type QuantizationOf() for `type` (not kNone), with the rounding of a
+// run of that type. Other tensors and the files of tokenizer and generation are copied. A source
+// that has integers of `type` is copied; integers of another type are rounded a second time.
 //
-// The folder is made beside `destination` under a temporary name, read back, and renamed at the
-// end. Holds some rows of a matrix in memory, or the whole of one where the source has integers.
-// InvalidArgument names a tensor with a value that is not finite or too large for its scale. No
-// exception leaves.
+// Writes under a temporary name beside `destination`, reads the result back and renames it. Keeps
+// some rows of a matrix in memory, or a whole matrix if the source has integers. InvalidArgument
+// names a tensor with a value that is not finite or too large for its scale. Throws nothing.
 Result<QuantizedFolder> QuantizeFolder(const std::filesystem::path& source,
                                        const std::filesystem::path& destination, Quantization type);
 

@@ -17,6 +17,29 @@ std::string Place(std::string_view tensor, int64_t row, int64_t column) {
   return Concat(tensor, ": row ", row, ", column ", column, ": ");
 }
 
+absl::Status CheckInt8(const QuantizedMatrix& matrix, std::string_view name) {
+  const auto* bad = static_cast<const uint8_t*>(
+      std::memchr(matrix.values, 0x80, static_cast<size_t>(matrix.rows * matrix.columns)));
+  if (bad == nullptr) return absl::OkStatus();
+  const int64_t at = bad - matrix.values;
+  return absl::InvalidArgumentError(Concat(Place(name, at / matrix.columns, at % matrix.columns),
+                                           "expected an integer in [", QuantMin(matrix.type), ", ",
+                                           QuantMax(matrix.type), "], found -128"));
+}
+
+absl::Status CheckInt4(const QuantizedMatrix& matrix, std::string_view name) {
+  if (matrix.columns % 2 == 0) return absl::OkStatus();
+  const int64_t row_bytes = QuantRowBytes(matrix.type, matrix.columns);
+  for (int64_t r = 0; r < matrix.rows; ++r) {
+    const int high = matrix.values[(r + 1) * row_bytes - 1] >> 4;
+    if (high == 0) continue;
+    return absl::InvalidArgumentError(Concat(Place(name, r, row_bytes - 1),
+                                             "expected zero in the high bits (the row has ",
+                                             matrix.columns, " columns), found ", high));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::string ScaleName(std::string_view weight) { return Concat(weight, "_scale"); }
@@ -29,9 +52,9 @@ std::vector<StoredTensor> StoredTensors(const TensorRequirement& tensor, Quantiz
   const int64_t rows = tensor.shape[0];
   const int64_t columns = tensor.shape[1];
   const std::string key = Concat("; quantization.type is \"", Name(folder), '"');
-  const std::string halved = type == Quantization::kInt4 ? ", two columns in a byte" : "";
+  const std::string halved = Traits(type).per_byte == 2 ? ", two columns in a byte" : "";
   return {{tensor.name,
-           type == Quantization::kInt8 ? ElementType::kI8 : ElementType::kU8,
+           Traits(type).per_byte == 1 ? ElementType::kI8 : ElementType::kU8,
            {rows, QuantRowBytes(type, columns)},
            Concat(tensor.follows_from, halved, key)},
           {ScaleName(tensor.name),
@@ -42,26 +65,17 @@ std::vector<StoredTensor> StoredTensors(const TensorRequirement& tensor, Quantiz
 
 absl::Status CheckQuantizedMatrix(const QuantizedMatrix& matrix, std::string_view integers,
                                   std::string_view scales) {
-  const int64_t row_bytes = QuantRowBytes(matrix.type, matrix.columns);
-  const int64_t groups = QuantGroups(matrix.type, matrix.columns);
-  if (matrix.type == Quantization::kInt8) {
-    const auto* bad = static_cast<const uint8_t*>(
-        std::memchr(matrix.values, 0x80, static_cast<size_t>(matrix.rows * row_bytes)));
-    if (bad != nullptr) {
-      const int64_t at = bad - matrix.values;
-      return absl::InvalidArgumentError(Concat(Place(integers, at / row_bytes, at % row_bytes),
-                                               "expected an integer in [", QuantMin(matrix.type),
-                                               ", ", QuantMax(matrix.type), "], found -128"));
-    }
-  } else if (matrix.columns % 2 != 0) {
-    for (int64_t r = 0; r < matrix.rows; ++r) {
-      const int high = matrix.values[(r + 1) * row_bytes - 1] >> 4;
-      if (high == 0) continue;
-      return absl::InvalidArgumentError(Concat(Place(integers, r, row_bytes - 1),
-                                               "expected zero in the high bits (the row has ",
-                                               matrix.columns, " columns), found ", high));
-    }
+  switch (matrix.type) {
+    case Quantization::kNone:
+      return absl::InternalError("a matrix without integers");
+    case Quantization::kInt8:
+      MOESERVE_RETURN_IF_ERROR(CheckInt8(matrix, integers));
+      break;
+    case Quantization::kInt4:
+      MOESERVE_RETURN_IF_ERROR(CheckInt4(matrix, integers));
+      break;
   }
+  const int64_t groups = QuantGroups(matrix.type, matrix.columns);
   for (int64_t i = 0; i < matrix.rows * groups; ++i) {
     const F16 scale = matrix.scales[i];
     if ((scale & kF16Exponent) != kF16Exponent) continue;

@@ -1,4 +1,4 @@
-// Matrices of integers as a folder stores them: a tensor of integers and one of scales.
+// Stored form of quantized matrices: a tensor of integers and one of scales.
 #pragma once
 
 #include <cstdint>
@@ -18,30 +18,30 @@ namespace moeserve {
 // One tensor of a file.
 struct StoredTensor {
   std::string name;
-  std::optional<ElementType> type;  // nothing: any type that weights may have
+  std::optional<ElementType> type;  // absent: F32, F16 or BF16
   std::vector<int64_t> shape;
-  std::string follows_from;  // as TensorRequirement
+  std::string follows_from;  // as in TensorRequirement
 };
 
-// "blocks.0.attention.q.weight_scale" of "blocks.0.attention.q.weight".
+// The scales of "blocks.0.attention.q.weight" are "blocks.0.attention.q.weight_scale".
 std::string ScaleName(std::string_view weight);
 
-// Tensors that stand for `tensor` in a folder of that quantization: itself, or integers (int8: I8
-// [out, in]; int4: U8 [out, ceil(in / 2)], see QuantizedMatrix) and their scales (F16
-// [out, groups]).
+// The tensors that store `tensor` in a folder of that quantization: itself, or integers (int8: I8
+// [out, in]; int4: U8 [out, ceil(in / 2)], see QuantizedMatrix) and their scales (F16 [out,
+// groups]).
 std::vector<StoredTensor> StoredTensors(const TensorRequirement& tensor, Quantization folder);
 
-// InvalidArgument with row and column where an integer is out of range, a scale is not finite or
-// the bits after an odd last column are not zero. `integers` and `scales` are what the message
-// calls the two tensors.
+// InvalidArgument with row and column if an integer is out of range, a scale is not finite or the
+// bits after an odd last column are not zero. `integers` and `scales`: the names of the two tensors
+// in messages.
 absl::Status CheckQuantizedMatrix(const QuantizedMatrix& matrix, std::string_view integers,
                                   std::string_view scales);
 
-// The matrix as f32, which is exact. ResourceExhausted.
+// The matrix as f32, which is exact. ResourceExhausted if memory runs out.
 Result<HostTensor> Dequantize(const QuantizedMatrix& matrix);
 
-// Reads all integers and scales of a checked folder: the first fault that CheckQuantizedMatrix()
-// finds. Nothing is read where no tensor is stored as integers.
+// Reads all integers and scales of a checked folder and returns the first fault that
+// CheckQuantizedMatrix() finds. Reads nothing if no tensor is stored as integers.
 absl::Status CheckQuantizedData(const ModelSpec& spec, WeightSource& weights);
 
 }  // namespace moeserve

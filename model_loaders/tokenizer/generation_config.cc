@@ -59,7 +59,7 @@ Result<GenerationConfig> ParseGenerationConfig(std::string_view text, int vocab_
                    Concat(id, " (vocab_size of config.json is ", vocab_size, ')'));
     }
   }
-  // Written by common tools; they change nothing here, but a wrong id shows a wrong file.
+  // Unused, but common tools write them, and a wrong id means a wrong file.
   for (const char* key : {"bos_token_id", "pad_token_id"}) {
     const nlohmann::json* id = reader.Optional(key);
     if (id == nullptr || id->is_null()) continue;

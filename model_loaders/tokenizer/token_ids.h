@@ -1,4 +1,4 @@
-// Token ids as the configuration files write them: one integer or a list.
+// Token ids in configuration files: one integer or a list.
 #pragma once
 
 #include <cstddef>

@@ -9,9 +9,8 @@
 
 namespace moeserve {
 
-// The folder's tokenizer, every id of which lies in [0, vocab_size). Without tokenizer files:
-// NotFound if `required`, else null. A folder whose only tokenizer is tokenizer.model
-// (SentencePiece) is refused as Unimplemented.
+// The folder's tokenizer, with all ids in [0, vocab_size). Without tokenizer files: NotFound if
+// `required`, else null. Unimplemented if the only one is tokenizer.model (SentencePiece).
 Result<std::shared_ptr<const Tokenizer>> LoadTokenizer(const std::filesystem::path& directory,
                                                        int vocab_size, bool required);
 

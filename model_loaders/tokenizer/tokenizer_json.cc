@@ -7,6 +7,7 @@
 #include <system_error>
 #include <unordered_set>
 
+#include "base/message.h"
 #include "engine/text/tokenizer/bpe_model.h"
 #include "engine/text/tokenizer/pipeline_tokenizer.h"
 #include "engine/text/tokenizer/regex_syntax.h"
@@ -34,8 +35,8 @@ std::string Describe(const Json& value) {
   return text;
 }
 
-// Reads values and remembers the first thing that was wrong; after it, every read gives an empty
-// value, so a caller may read on and ask for status() at the end.
+// Reads values and keeps the first fault. After a fault every read returns an empty value, so a
+// caller may continue and check status() at the end.
 class Reader {
  public:
   explicit Reader(std::string_view file_name) : file_name_(file_name) {}
@@ -53,17 +54,16 @@ class Reader {
     Fail(where, "expected " + expected + ", found " + Describe(found));
   }
 
-  // Null, and a failure, on text that is no JSON, nests too deep or has a key twice in one object.
+  // Fails and returns null for a text that is not JSON, nests too deep or repeats a key of an
+  // object.
   Json Parse(std::string_view text) {
     if (text.size() > kMaxFileBytes) {
-      Fail("", "expected at most " + std::to_string(kMaxFileBytes) + " bytes, found " +
-                   std::to_string(text.size()));
+      Fail("", Concat("expected at most ", kMaxFileBytes, " bytes, found ", text.size()));
       return nullptr;
     }
     std::vector<std::unordered_set<std::string>> keys;  // of the objects that are open
     const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
-      if (depth > kMaxDepth)
-        Fail("", "nested deeper than " + std::to_string(kMaxDepth) + " levels");
+      if (depth > kMaxDepth) Fail("", Concat("nested deeper than ", kMaxDepth, " levels"));
       if (event == Json::parse_event_t::object_start) keys.emplace_back();
       if (event == Json::parse_event_t::object_end && !keys.empty()) keys.pop_back();
       if (event == Json::parse_event_t::key && !keys.empty() &&
@@ -138,7 +138,7 @@ class Reader {
     if (value.is_number_unsigned() && value.get<uint64_t>() <= BpeModel::kMaxId) {
       return value.get<TokenId>();
     }
-    FailExpected(where, "an id from 0 to " + std::to_string(BpeModel::kMaxId), value);
+    FailExpected(where, Concat("an id from 0 to ", BpeModel::kMaxId), value);
     return 0;
   }
 
@@ -147,8 +147,8 @@ class Reader {
   absl::Status status_;
 };
 
-// The members of a part, which may be a sequence of parts, itself of sequences. `list_key` is where
-// a sequence has them. Null has none.
+// Appends the steps of a part to `steps`: the part itself, or, of a sequence, the steps of its
+// members, which may be sequences too. `list_key` holds the members. Null has none.
 struct Step {
   const Json* json;
   std::string where;
@@ -167,7 +167,7 @@ void Flatten(Reader& reader, const Json& json, const std::string& where, std::st
   reader.CheckKeys(json, where, {"type", list_key});
   const Json& list = reader.Array(json, where, list_key);
   for (size_t i = 0; i < list.size(); ++i) {
-    const std::string member = reader.Path(where, list_key) + "[" + std::to_string(i) + "]";
+    const std::string member = Concat(reader.Path(where, list_key), '[', i, ']');
     if (!list[i].is_object()) return reader.FailExpected(member, "an object", list[i]);
     Flatten(reader, list[i], member, list_key, steps);
   }
@@ -230,8 +230,7 @@ std::unique_ptr<PreTokenizer> ReadSplit(Reader& reader, const Step& step) {
   reader.CheckKeys(pattern, where, {"Regex", "String"});
   if (!reader.ok()) return nullptr;
   if (pattern.size() != 1) {
-    reader.Fail(where, "expected one of Regex and String, found " + std::to_string(pattern.size()) +
-                           " keys");
+    reader.Fail(where, Concat("expected one of Regex and String, found ", pattern.size(), " keys"));
     return nullptr;
   }
   const bool is_regex = pattern.contains("Regex");
@@ -296,7 +295,7 @@ Frame ReadTemplate(Reader& reader, const Step& step) {
   }
   const Json& single = reader.Array(*step.json, step.where, "single");
   for (size_t i = 0; i < single.size() && reader.ok(); ++i) {
-    const std::string where = step.where + ".single[" + std::to_string(i) + "]";
+    const std::string where = Concat(step.where, ".single[", i, ']');
     reader.CheckKeys(single[i], where, {"Sequence", "SpecialToken"});
     if (!reader.ok()) break;
     if (single[i].size() != 1) {
@@ -319,7 +318,7 @@ Frame ReadTemplate(Reader& reader, const Step& step) {
     reader.CheckKeys(token, token_where, {"id", "ids", "tokens"});
     const Json& ids = reader.Array(token, token_where, "ids");
     for (size_t k = 0; k < ids.size(); ++k) {
-      frame.push_back(reader.Id(ids[k], token_where + ".ids[" + std::to_string(k) + "]"));
+      frame.push_back(reader.Id(ids[k], Concat(token_where, ".ids[", k, ']')));
     }
   }
   return frame;
@@ -332,7 +331,7 @@ Frame ReadPostProcessor(Reader& reader, const Json& json) {
   bool has_template = false;
   for (const Step& step : steps) {
     if (step.type == "ByteLevel") {
-      // It moves offsets, which the server does not report.
+      // This setting changes offsets only, which the server does not report.
       reader.CheckKeys(*step.json, step.where,
                        {"type", "add_prefix_space", "trim_offsets", "use_regex"});
     } else if (step.type == "TemplateProcessing" && !has_template) {
@@ -370,7 +369,7 @@ void ReadMerges(Reader& reader, const Json& merges, BpeConfig* config) {
   const bool are_pairs = !merges.empty() && merges[0].is_array();
   for (size_t i = 0; i < merges.size() && reader.ok(); ++i) {
     const Json& merge = merges[i];
-    const auto where = [&] { return "model.merges[" + std::to_string(i) + "]"; };
+    const auto where = [&] { return Concat("model.merges[", i, ']'); };
     if (are_pairs) {
       if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
         config->merges.emplace_back(merge[0].get<std::string>(), merge[1].get<std::string>());
@@ -396,7 +395,7 @@ void ReadMerges(Reader& reader, const Json& merges, BpeConfig* config) {
 
 std::unique_ptr<TokenModel> ReadModel(Reader& reader, const Json& model, bool byte_level) {
   const Json& type = reader.Get(model, "type");
-  // Early files do not name the type; only this kind has both vocab and merges.
+  // Early files do not have the type; only BPE has both vocab and merges.
   if (!type.is_null() && type != "BPE") {
     reader.FailExpected("model.type", "BPE", type);
     return nullptr;
@@ -442,7 +441,7 @@ std::vector<AddedToken> ReadAddedTokens(Reader& reader, const Json& root) {
   if (reader.Get(root, "added_tokens").is_null()) return tokens;
   const Json& list = reader.Array(root, "", "added_tokens");
   for (size_t i = 0; i < list.size() && reader.ok(); ++i) {
-    const std::string where = "added_tokens[" + std::to_string(i) + "]";
+    const std::string where = Concat("added_tokens[", i, ']');
     reader.CheckKeys(list[i], where,
                      {"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
     AddedToken token;
@@ -458,7 +457,7 @@ std::vector<AddedToken> ReadAddedTokens(Reader& reader, const Json& root) {
   return tokens;
 }
 
-// Nothing if there is no such file.
+// The text of a file, nothing if there is none.
 absl::StatusOr<std::optional<std::string>> ReadFile(const std::filesystem::path& path) {
   std::error_code error;
   if (!std::filesystem::exists(path, error)) return std::nullopt;
@@ -547,7 +546,7 @@ absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(std::string_view json,
   config.add_eos_token = ReadFlag(reader, root, "add_eos_token");
   if (const Json& value = reader.Get(root, "chat_template"); value.is_array()) {
     for (size_t i = 0; i < value.size(); ++i) {
-      const std::string where = "chat_template[" + std::to_string(i) + "]";
+      const std::string where = Concat("chat_template[", i, ']');
       std::string name = reader.String(value[i], where, "name");
       std::string text = reader.String(value[i], where, "template");
       if (name == "default") config.chat_template = text;

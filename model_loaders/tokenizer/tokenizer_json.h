@@ -1,6 +1,6 @@
-// Readers of Hugging Face's tokenizer files. The files are taken for hostile: sizes, depth, types
-// and ids are checked, an unknown key or a setting that we do not run exactly as Hugging Face does
-// is refused by name, and nothing throws.
+// Readers of Hugging Face's tokenizer files. The files are untrusted: sizes, depth, types and ids
+// are checked. An unknown key, or a setting that is not implemented exactly as Hugging Face's, is
+// refused by name. Nothing throws.
 #pragma once
 
 #include <filesystem>
@@ -17,8 +17,8 @@
 namespace moeserve {
 
 // Reads `model_dir`/tokenizer.json. NotFound: no such file; InvalidArgument: "where: expected ...,
-// found ...". The sections `truncation` and `padding` are left out of account: the server neither
-// cuts nor pads prompts.
+// found ...". Ignores the sections `truncation` and `padding`: the server neither truncates nor
+// pads prompts.
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizerJson(
     const std::filesystem::path& model_dir);
 
@@ -26,7 +26,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizerJson(
 absl::StatusOr<std::unique_ptr<Tokenizer>> ParseTokenizerJson(std::string_view json,
                                                               std::string_view file_name);
 
-// What the server uses of tokenizer_config.json. A token written as an object gives its content.
+// The keys of tokenizer_config.json that the server uses. Of a token that is an object, its
+// content.
 struct TokenizerConfig {
   // The template, or the one named "default" where the file has a list.
   std::optional<std::string> chat_template;
@@ -41,8 +42,8 @@ struct TokenizerConfig {
   std::optional<bool> add_eos_token;
 };
 
-// Reads `model_dir`/tokenizer_config.json, where present, and chat_template.jinja, where present,
-// whose template then counts. Other keys are ignored. InvalidArgument as above.
+// Reads `model_dir`/tokenizer_config.json and chat_template.jinja, if present; the template of the
+// latter has precedence. Ignores other keys. InvalidArgument as above.
 absl::StatusOr<TokenizerConfig> LoadTokenizerConfig(const std::filesystem::path& model_dir);
 
 absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(std::string_view json,

@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "base/kinds.h"
+
 namespace moeserve::server {
 namespace {
 
@@ -32,8 +34,7 @@ Json ToJson(const MachineRates& rates) {
 }
 
 Json RoutingJson(const RoutedLayerSpec& routing) {
-  Json json = {{"num_experts", routing.num_experts},
-               {"score", routing.score.kind == ScoreKind::kDot ? "dot" : "cosine"}};
+  Json json = {{"num_experts", routing.num_experts}, {"score", KindName(routing.score.kind)}};
   if (routing.select.kind == SelectKind::kTopK) {
     json["top_k"] = routing.select.k;
   } else {

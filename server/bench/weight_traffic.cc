@@ -8,7 +8,7 @@ int64_t MatrixBytes(int64_t parameters, DType weights, Quantization quantization
   if (quantization == Quantization::kNone) {
     return parameters * static_cast<int64_t>(SizeOf(weights));
   }
-  const int64_t values = quantization == Quantization::kInt4 ? parameters / 2 : parameters;
+  const int64_t values = parameters / Traits(quantization).per_byte;
   return values + parameters / QuantGroup(quantization) * static_cast<int64_t>(sizeof(F16));
 }
 

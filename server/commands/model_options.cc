@@ -1,8 +1,11 @@
 #include "server/commands/model_options.h"
 
 #include <cstdio>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "base/kinds.h"
 #include "base/message.h"
 #include "engine/model/model.h"
 #include "kernels/registry.h"
@@ -10,6 +13,15 @@
 #include "server/generation/engine_adapter.h"
 
 namespace moeserve::server {
+namespace {
+
+std::vector<std::string> DTypeNames() {
+  std::vector<std::string> names = {"auto", "f32", "bf16"};
+  for (std::string& name : KindNames(Quantization::kInt8)) names.push_back(std::move(name));
+  return names;
+}
+
+}  // namespace
 
 void AddModelDirectory(CLI::App& app, ModelOptionsText& options) {
   app.add_option("--model", options.directory, "Checkpoint folder")->required();
@@ -27,7 +39,7 @@ void AddComputeOptions(CLI::App& app, ModelOptionsText& options) {
   app.add_option("--dtype", options.dtype,
                  "Compute and KV cache type; auto: as stored; int8, int4: bf16 with weights as "
                  "integers")
-      ->check(CLI::IsMember({"auto", "f32", "bf16", "int8", "int4"}))
+      ->check(CLI::IsMember(DTypeNames()))
       ->capture_default_str();
   app.add_option("--kv-cache-dtype", options.kv_cache_dtype,
                  "Type of the KV cache; auto: the compute type")
@@ -122,8 +134,9 @@ Result<ModelOptions> ResolveDType(const ModelOptionsText& options, const WeightS
   }
   if (text == "f32") return ModelOptions{DType::kF32};
   if (text == "bf16") return ModelOptions{DType::kBF16};
-  if (text == "int8") return ModelOptions{DType::kBF16, Quantization::kInt8};
-  if (text == "int4") return ModelOptions{DType::kBF16, Quantization::kInt4};
+  if (const auto type = KindNamed(text, Quantization::kInt8)) {
+    return ModelOptions{DType::kBF16, *type};
+  }
   return absl::InvalidArgumentError(Concat("unknown dtype ", Quoted(text)));
 }
 

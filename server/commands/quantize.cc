@@ -2,6 +2,7 @@
 #include <memory>
 #include <string>
 
+#include "base/kinds.h"
 #include "base/message.h"
 #include "model_loaders/quantize/quantize_folder.h"
 #include "server/base/text_values.h"
@@ -18,7 +19,7 @@ struct Options {
 };
 
 int Run(const Options& options) {
-  const Quantization type = options.dtype == "int8" ? Quantization::kInt8 : Quantization::kInt4;
+  const Quantization type = KindNamed(options.dtype, Quantization::kInt8).value();
   const auto folder = QuantizeFolder(options.source, options.destination, type);
   if (!folder.ok()) return Fail(folder.status());
   if (folder->source_type != Quantization::kNone && folder->source_type != type) {
@@ -44,7 +45,7 @@ void AddQuantizeCommand(CLI::App& app, Command& selected) {
   command->add_option("destination", options->destination, "New folder, absent or empty")
       ->required();
   command->add_option("--dtype", options->dtype, "Type of experts and projections")
-      ->check(CLI::IsMember({"int8", "int4"}))
+      ->check(CLI::IsMember(KindNames(Quantization::kInt8)))
       ->required();
   command->callback([options, &selected] { selected = [options] { return Run(*options); }; });
 }

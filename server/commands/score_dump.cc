@@ -3,6 +3,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/kinds.h"
 #include "base/message.h"
 #include "model_loaders/profiles/profile_file.h"
 #include "nlohmann/json.hpp"
@@ -29,28 +30,18 @@ absl::Status WriteArray(const std::filesystem::path& path, const std::vector<T>&
 
 Json SelectJson(const SelectSpec& select) {
   Json out;
-  if (select.kind == SelectKind::kTopK) {
-    out["kind"] = "top_k";
-    out["k"] = select.k;
-  } else {
-    out["kind"] = "top_p";
-    out["p"] = select.p;
-    out["compare"] = select.compare == TopPCompare::kGe ? "ge" : "gt";
-    out["max"] = select.max_experts;
+  out["kind"] = KindName(select.kind);
+  switch (select.kind) {
+    case SelectKind::kTopK:
+      out["k"] = select.k;
+      break;
+    case SelectKind::kTopP:
+      out["p"] = select.p;
+      out["compare"] = KindName(select.compare);
+      out["max"] = select.max_experts;
+      break;
   }
   return out;
-}
-
-const char* GateName(GateKind gate) {
-  switch (gate) {
-    case GateKind::kSoftmax:
-      return "softmax";
-    case GateKind::kSigmoid:
-      return "sigmoid";
-    case GateKind::kSoftmaxSelected:
-      return "softmax_selected";
-  }
-  return "";
 }
 
 }  // namespace
@@ -104,7 +95,7 @@ absl::Status ScoreDump::Finish(const std::string& model, const std::vector<int32
     entry["block"] = Name(block.block);
     entry["experts"] = block.num_experts;
     entry["split_heads"] = block.sub_tokens;
-    entry["gate"] = GateName(routing.gate);
+    entry["gate"] = KindName(routing.gate);
     entry["select"] = SelectJson(routing.select);
     entry["renormalize"] = routing.renormalize;
     entry["scale"] = routing.scale;

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <span>
 
+#include "base/kinds.h"
 #include "base/message.h"
 #include "engine/statistics/measures/load_balance.h"
 
@@ -228,7 +229,7 @@ void ExpertMetrics::Write(PrometheusText& text, const ExpertStats& stats,
                  {"layer", std::to_string(block.layer)},
                  {"block", Name(block.block)},
                  {"experts", std::to_string(block.num_experts)},
-                 {"select", block.select == SelectKind::kTopK ? "top_k" : "top_p"},
+                 {"select", std::string(KindName(block.select))},
                  {"top_k", std::to_string(block.max_selected)},
                  {"split_heads", std::to_string(block.split_heads)},
                  {"shared_experts", HasSharedExpert(block) ? "1" : "0"},

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/kinds.h"
 #include "base/message.h"
 #include "server/base/api_error.h"
 #include "server/base/request_id.h"
@@ -394,7 +395,7 @@ void Fill(const ExpertStats& stats, double threshold, v1::GetExpertStatsResponse
     block.set_block(Name(from.block));
     block.set_num_experts(from.num_experts);
     block.set_split_heads(from.split_heads);
-    block.set_select(from.select == SelectKind::kTopK ? "top_k" : "top_p");
+    block.set_select(std::string(KindName(from.select)));
     block.set_max_selected(from.max_selected);
     block.set_prefill_tokens(from.tokens[static_cast<int>(Phase::kPrefill)]);
     block.set_decode_tokens(from.tokens[static_cast<int>(Phase::kDecode)]);

@@ -32,7 +32,7 @@ absl::Status CheckGguf(const ModelSpec& spec) {
   const FeedForwardSpec& f = spec.layers[0].feed_forward;
   bool same = !a.routed() && a.qk_norm == QkNorm::kHead && !a.window &&
               a.group_order == GroupOrder::kInterleave && f.expert.form == ExpertForm::kGated &&
-              f.expert.activation == Activation::kSilu && f.shared_width == 0;
+              f.expert.activation == ActivationKind::kSilu && f.shared_width == 0;
   if (f.routed()) {
     const RoutedLayerSpec& r = *f.routing;
     same = same && r.split.heads == 1 && r.score.kind == ScoreKind::kDot && r.renormalize &&

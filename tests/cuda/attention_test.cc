@@ -15,6 +15,7 @@
 
 #include "kernels/cuda/attention/kv_cache.h"
 #include "kernels/cuda/attention/norm_rope_append.h"
+#include "kernels/cuda/attention/rope.h"
 #include "kernels/cuda/attention/rope_tables.h"
 #include "tests/reference/oracle.h"
 #include "tests/support/compare.h"

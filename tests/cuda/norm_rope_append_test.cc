@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/cuda/attention/kv_cache.h"
+#include "kernels/cuda/attention/rope.h"
 #include "kernels/cuda/attention/rope_tables.h"
 #include "kernels/cuda/rows/rows.h"
 #include "tests/cuda/emulator_test_support.h"

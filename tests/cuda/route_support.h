@@ -14,9 +14,9 @@
 
 namespace moeserve::cuda {
 
-using Gate = RouteSettings::Gate;
-using Score = RouteSettings::Score;
-using Temperature = RouteSettings::Temperature;
+using Gate = GateKind;
+using Score = ScoreKind;
+using Temperature = TemperatureKind;
 using testing::MakeTensor;
 using testing::Random;
 
@@ -137,10 +137,11 @@ inline RouteCase MakeCase(int experts, int width, Gate gate, uint64_t seed) {
   s.input_width = width;
   s.gate = gate;
   s.k = random.Below(3) == 0 ? 1 + random.Below(experts) : 1 + random.Below(std::min(experts, 8));
-  s.top_p = gate != Gate::kSoftmaxSelected && random.Below(2) == 1;
+  s.select = gate != Gate::kSoftmaxSelected && random.Below(2) == 1 ? SelectKind::kTopP
+                                                                    : SelectKind::kTopK;
   s.p = static_cast<float>(random.Uniform() * 1.2);
   if (random.Below(4) == 0) s.p = random.Below(2) == 0 ? 1e-30f : 1.0f;
-  s.strict = random.Below(2) == 1;
+  s.compare = random.Below(2) == 1 ? TopPCompare::kGt : TopPCompare::kGe;
   s.renormalize = random.Below(2) == 1;
   s.scale = random.Below(3) == 0 ? 2.5f : 1.0f;
   const DType dtype = random.Below(2) == 0 ? DType::kF32 : DType::kBF16;

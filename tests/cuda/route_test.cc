@@ -41,7 +41,7 @@ class RouteTest : public ::testing::Test {
     }
     const DeviceArray<float> device_bias(bias);
     std::vector<RouteOverride> overrides;
-    std::vector<DeviceOverride> device_overrides;
+    std::vector<RouteOverride> device_overrides;
     const bool has_overrides = random.Below(2) == 1;
     for (int r = 0; has_overrides && r < count; ++r) {
       RouteOverride o;
@@ -56,7 +56,7 @@ class RouteTest : public ::testing::Test {
       device_overrides.push_back(
           {o.k, o.p, o.bias == nullptr ? nullptr : device_bias.data(), o.allowed});
     }
-    const DeviceArray<DeviceOverride> uploaded_overrides(device_overrides);
+    const DeviceArray<RouteOverride> uploaded_overrides(device_overrides);
 
     const int rows_per_token = count % 2 == 0 && random.Below(2) == 1 ? 2 : 1;
     std::vector<int32_t> sequence(static_cast<size_t>(count / rows_per_token));
@@ -172,7 +172,7 @@ TEST_F(RouteTest, LongRowsPassThroughEveryStage) {
 
 TEST_F(RouteTest, ManyExpertsManyRows) {
   RouteCase c = MakeCase(1024, 16, Gate::kSoftmax, 41);
-  c.settings.top_p = false;
+  c.settings.select = SelectKind::kTopK;
   c.settings.k = 8;
   Compare(c, 300);
 }
@@ -193,10 +193,10 @@ TEST_F(RouteTest, TopPAtItsEnds) {
       for (Gate gate : {Gate::kSoftmax, Gate::kSigmoid}) {
         for (int k : {1, 5, 48}) {
           RouteCase c = MakeCase(48, 32, gate, static_cast<uint64_t>(5000 + k));
-          c.settings.top_p = true;
+          c.settings.select = SelectKind::kTopP;
           c.settings.p = p;
           c.settings.k = k;
-          c.settings.strict = strict;
+          c.settings.compare = strict ? TopPCompare::kGt : TopPCompare::kGe;
           Compare(c, 9);
           if (HasFatalFailure()) return;
         }
@@ -306,7 +306,7 @@ TEST_F(RouteTest, ARowRoutesTheSameInFewAndInMany) {
 TEST_F(RouteTest, ReplayedGraphsRouteAnew) {
   for (int count : {40, 300}) {
     RouteCase c = MakeCase(33, 64, Gate::kSoftmax, 77);
-    c.settings.top_p = false;
+    c.settings.select = SelectKind::kTopK;
     c.settings.k = 4;
     Random random(5);
     std::vector<float> rows = MakeRows(count, 64, random, false);

@@ -285,10 +285,10 @@ TEST(SamplingArithmetic, TargetsLieInTheirRange) {
     const auto a = F32FromBits(static_cast<uint32_t>(random.Next()));
     const auto b = F32FromBits(static_cast<uint32_t>(random.Next()));
     if (std::isnan(a) || std::isnan(b)) continue;
-    EXPECT_EQ(LogitOfOrder(OrderOfLogit(a)), a);
-    EXPECT_EQ(OrderOfLogit(a) < OrderOfLogit(b), a < b);
+    EXPECT_EQ(F32OfOrder(OrderOfF32(a)), a);
+    EXPECT_EQ(OrderOfF32(a) < OrderOfF32(b), a < b);
   }
-  EXPECT_EQ(OrderOfLogit(0.0f), OrderOfLogit(-0.0f));
+  EXPECT_EQ(OrderOfF32(0.0f), OrderOfF32(-0.0f));
 }
 
 // Frequencies of draws follow the probabilities.

@@ -13,6 +13,7 @@
 #include "tests/support/backends.h"
 #include "tests/support/compare.h"
 #include "tests/support/device_rows.h"
+#include "tests/support/head_order.h"
 #include "tests/support/random.h"
 
 namespace moeserve::testing {

@@ -17,9 +17,9 @@
 namespace moeserve::testing {
 namespace {
 
-using Gate = RouteSettings::Gate;
-using Score = RouteSettings::Score;
-using Temperature = RouteSettings::Temperature;
+using Gate = GateKind;
+using Score = ScoreKind;
+using Temperature = TemperatureKind;
 
 struct Case {
   RouteSettings settings;
@@ -43,9 +43,9 @@ std::vector<Case> Cases() {
         c.seed = seed++;
         Random random(c.seed);
         s.k = 1 + random.Below(experts);
-        s.top_p = random.Below(2) == 1;
+        s.select = random.Below(2) == 1 ? SelectKind::kTopP : SelectKind::kTopK;
         s.p = static_cast<float>(random.Uniform() * 1.2);
-        s.strict = random.Below(2) == 1;
+        s.compare = random.Below(2) == 1 ? TopPCompare::kGt : TopPCompare::kGe;
         s.renormalize = random.Below(2) == 1;
         s.scale = random.Below(3) == 0 ? 2.5f : 1.0f;
         c.bias = random.Below(2) == 1;
@@ -210,11 +210,11 @@ TEST_P(RouterTest, OverridesAreRoutersOfTheirOwn) {
       }
       RouteSettings changed = c.settings;
       if (overrides[r].k > 0) {
-        changed.top_p = false;
+        changed.select = SelectKind::kTopK;
         changed.k = overrides[r].k;
       } else if (overrides[r].p > 0) {
-        changed.k = changed.top_p ? changed.k : experts;
-        changed.top_p = true;
+        changed.k = changed.select == SelectKind::kTopP ? changed.k : experts;
+        changed.select = SelectKind::kTopP;
         changed.p = overrides[r].p;
       }
       if (overrides[r].bias == nullptr) {
@@ -226,7 +226,7 @@ TEST_P(RouterTest, OverridesAreRoutersOfTheirOwn) {
         const int count = plan.row_offsets[r + 1] - plan.row_offsets[r];
         ASSERT_GE(count, 1);
         ASSERT_LE(count, changed.k);
-        if (!changed.top_p) {
+        if (changed.select == SelectKind::kTopK) {
           ASSERT_EQ(count, changed.k);
         }
         for (int i = plan.row_offsets[r]; i < plan.row_offsets[r + 1]; ++i) {
@@ -280,7 +280,7 @@ TEST_P(RouterTest, NonFiniteRowsStayAmongThemselves) {
       c.settings.num_experts = 5;
       c.settings.input_width = 12;
       c.settings.k = 3;
-      c.settings.top_p = top_p;
+      c.settings.select = top_p ? SelectKind::kTopP : SelectKind::kTopK;
       c.settings.p = 0.7f;
       c.settings.gate = gate;
       Random random(11);
@@ -327,7 +327,7 @@ INSTANTIATE_TEST_SUITE_P(Backends, RouterTest, ::testing::ValuesIn(AvailableBack
 // near 1 put nearly every row close to another selection.)
 bool IsUsual(const RouteSettings& s) {
   if (s.num_experts > 64 || (s.score == Score::kCosine && s.dim < 4)) return false;
-  return s.top_p ? s.p <= 0.8f : s.k <= 8;
+  return s.select == SelectKind::kTopP ? s.p <= 0.8f : s.k <= 8;
 }
 
 // The contract computes what the formulas say: wherever double arithmetic is not within 1e-5 of

@@ -26,7 +26,7 @@ using testing::WriteFile;
 using Json = nlohmann::json;
 using Tensors = std::vector<RawTensor>;
 
-// What a case may damage, before it is written.
+// The contents of a folder before they are written; cases damage them.
 struct Folder {
   fs::path path;
   Json config = testing::TinyConfig();
@@ -70,6 +70,7 @@ Case Files(std::string name, std::function<void(const fs::path&)> damage,
   return {std::move(name), nullptr, std::move(damage), std::move(expect)};
 }
 
+// Long because it is a table.
 std::vector<Case> Cases() {
   const std::string weights = "model.safetensors: ";
   return {

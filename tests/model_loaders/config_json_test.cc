@@ -146,7 +146,7 @@ TEST(NativeConfig, ReadsEveryKey) {
   const FeedForwardSpec& plain = spec.layers[0].feed_forward;
   EXPECT_EQ(plain.width, 7);
   EXPECT_EQ(plain.expert.form, ExpertForm::kPlain);
-  EXPECT_EQ(plain.expert.activation, Activation::kGeluTanh);
+  EXPECT_EQ(plain.expert.activation, ActivationKind::kGeluTanh);
   EXPECT_TRUE(plain.expert.bias && plain.expert.inner_norm);
   const FeedForwardSpec& routed = spec.layers[1].feed_forward;
   EXPECT_EQ(routed.shared_width, 5);

@@ -1,5 +1,5 @@
-// Deterministic mutations of good files. Whatever comes out, reading it neither crashes nor throws,
-// and what is accepted keeps its promises.
+// Deterministic mutations of valid files. Reading them must neither crash nor throw, and an
+// accepted file must meet the guarantees of its reader.
 #include <cstdint>
 #include <iterator>
 #include <string>
@@ -25,7 +25,7 @@ class Mutator {
   std::string Mutate(std::string_view text) {
     std::string out(text);
     if (Below(2) == 0) {
-      // One value and nothing else: such a text usually gets past the parser.
+      // A single value: the text usually still parses.
       ReplaceValue(&out, Below(out.size() + 1));
     } else {
       for (uint64_t edits = 1 + Below(3); edits > 0; --edits) Edit(&out);
@@ -39,7 +39,7 @@ class Mutator {
   }
 
  private:
-  // Values that have broken parsers before.
+  // Values that often break parsers.
   static constexpr std::string_view kHostile[] = {"0",
                                                   "-1",
                                                   "1",
@@ -149,7 +149,7 @@ TEST(Fuzz, Configurations) {
     EXPECT_LE(summary.activated.max, summary.parameters);
     EXPECT_FALSE(SummaryText(summary).empty());
   }
-  // A mutator that only ever breaks the syntax would test the parser alone.
+  // A mutator that always breaks the syntax would test only the parser.
   EXPECT_GT(accepted, 100);
 }
 
@@ -186,7 +186,7 @@ TEST(Fuzz, GenerationConfigs) {
   }
 }
 
-// Whole folders, one file of which is damaged; the data of every tensor of an accepted one is read.
+// Folders with one damaged file. Reads the data of every tensor of an accepted folder.
 TEST(Fuzz, Folders) {
   testing::TempFolder folder;
   testing::WriteNativeModel(folder.path(), testing::TinyConfig());
@@ -198,7 +198,7 @@ TEST(Fuzz, Folders) {
                            "generation_config.json", "tokenizer_config.json"}) {
     const std::string good = testing::ReadFile(folder.path() / name);
     const bool binary = std::string_view(name) == "model.safetensors";
-    const size_t head = binary ? 4096 : good.size();  // damage in the data itself goes unseen
+    const size_t head = binary ? 4096 : good.size();  // damaged data is not detected
     for (int i = 0; i < 300; ++i) {
       testing::WriteFile(folder.path() / name,
                          mutator.Mutate(good.substr(0, head)) + good.substr(head));

@@ -131,7 +131,7 @@ TEST(LoadCheckpoint, MixesDtypesAndFollowsTheLargerPart) {
             DType::kF32);
 }
 
-// A folder whose weights lie in two shards, which tests then damage.
+// A folder with weights in two shards; tests damage it.
 class ShardedFolder {
  public:
   ShardedFolder() {

@@ -1,5 +1,5 @@
-// Files of expert profiles: what is written is read, whatever else is refused or keeps its
-// promises.
+// Files of expert profiles: a written file is read back unchanged; a damaged one is refused, or is
+// still consistent.
 #include "model_loaders/profiles/profile_file.h"
 
 #include <fcntl.h>
@@ -29,7 +29,7 @@ using ::moeserve::testing::Random;
 using ::moeserve::testing::ReadFile;
 using ::moeserve::testing::TempFolder;
 
-// Every number differs from its neighbours, so that a field in the wrong place shows.
+// Every number differs from its neighbours, so that a misplaced field is detected.
 ExpertProfile Example() {
   ExpertProfile p;
   p.model = "a \"model\"\n\xff";
@@ -154,7 +154,7 @@ TEST(ProfileFile, WhatIsWrittenIsRead) {
   EXPECT_EQ(read->routes, p.routes);
 }
 
-// A counter that is in the statistics and not in the file would come back as 0.
+// A counter that is missing in the file would be read back as 0.
 TEST(ProfileFile, HoldsEveryCounter) {
   const ExpertProfile p = Example();
   const auto read = DecodeProfile(EncodeProfile(p));
@@ -232,7 +232,7 @@ TEST(ProfileFile, SaysWhatIsWrong) {
   expect(Joined(header, data), "version");
 }
 
-// Uses everything that was read, so that a sanitizer sees what a hostile file could reach.
+// Uses all values that were read, so that a sanitizer detects invalid accesses.
 void Use(ExpertProfile profile) {
   for (size_t i = 0; i < profile.stats.blocks.size(); ++i) {
     SummarizeRouter(profile.stats.blocks[i]);

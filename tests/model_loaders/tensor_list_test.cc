@@ -5,8 +5,8 @@
 #include "base/message.h"
 #include "engine/spec/weights.h"
 #include "gtest/gtest.h"
+#include "model_loaders/architectures/leftover.h"
 #include "model_loaders/architectures/native/config_json.h"
-#include "model_loaders/files/leftover.h"
 #include "tests/support/native_model.h"
 
 namespace moeserve {

@@ -1,5 +1,5 @@
-// Reading tokenizer.json and tokenizer_config.json: what is accepted, what is refused and how the
-// refusal reads, and that no input whatever crashes the reader.
+// tokenizer.json and tokenizer_config.json: accepted files, refused files with their messages, and
+// random damage, which must not crash the reader.
 #include "model_loaders/tokenizer/tokenizer_json.h"
 
 #include <fstream>
@@ -67,7 +67,7 @@ TEST(TokenizerJson, OldFormsReadTheSame) {
   json["model"].erase("type");
   json.erase("version");
   json.erase("truncation");
-  json["truncation"] = {{"max_length", 1}};  // left out of account
+  json["truncation"] = {{"max_length", 1}};  // ignored
   const auto tokenizer = Parse(json);
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   EXPECT_EQ(*(*tokenizer)->Encode("the the", false), (Ids{257, 258}));

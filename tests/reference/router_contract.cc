@@ -55,7 +55,7 @@ std::vector<float> Scores(const RouteSettings& s, const RouterWeights& w,
                           const std::vector<float>& row) {
   std::vector<float> scores;
   const int c = s.input_width;
-  if (s.score == RouteSettings::Score::kDot) {
+  if (s.score == ScoreKind::kDot) {
     for (int e = 0; e < s.num_experts; ++e) {
       float v = Dot(row.data(), w.weight.data() + e * c, c);
       if (!w.bias.empty()) v = v + w.bias[e];
@@ -74,9 +74,9 @@ std::vector<float> Scores(const RouteSettings& s, const RouterWeights& w,
     std::vector<float> expert(w.weight.begin() + e * s.dim, w.weight.begin() + (e + 1) * s.dim);
     if (s.normalize_expert) expert = Normalised(expert, s.eps);
     float v = Dot(expert.data(), u.data(), s.dim);
-    if (s.temperature == RouteSettings::Temperature::kDivide) {
+    if (s.temperature == TemperatureKind::kDivide) {
       v = v / std::max(w.temperature, 1e-4f);
-    } else if (s.temperature == RouteSettings::Temperature::kLogScale) {
+    } else if (s.temperature == TemperatureKind::kLogScale) {
       v = v * ContractExp(std::min(w.temperature, std::log(100.0f)));
     }
     scores.push_back(v);
@@ -113,6 +113,8 @@ void SortByExpert(RowRoutes<Real>& r) {
 
 RowRoutes<float> ContractRoutes(const RouteSettings& s, const RouterWeights& w,
                                 const std::vector<float>& row) {
+  const bool top_p = s.select == SelectKind::kTopP;
+  const bool strict = s.compare == TopPCompare::kGt;
   RowRoutes<float> r;
   r.scores = Scores(s, w, row);
   r.ranking = Ranking(r.scores);
@@ -127,12 +129,12 @@ RowRoutes<float> ContractRoutes(const RouteSettings& s, const RouterWeights& w,
   }
   r.no_finite_maximum = !std::isfinite(maximum);
   if (r.no_finite_maximum) {
-    r.experts.assign(r.ranking.begin(), r.ranking.begin() + (s.top_p ? 1 : s.k));
+    r.experts.assign(r.ranking.begin(), r.ranking.begin() + (top_p ? 1 : s.k));
     r.weights.assign(r.experts.size(), 0.0f);
     SortByExpert(r);
     return r;
   }
-  const bool sigmoid = s.gate == RouteSettings::Gate::kSigmoid;
+  const bool sigmoid = s.gate == GateKind::kSigmoid;
   std::vector<float> value;
   for (float v : counted) {
     value.push_back(sigmoid ? 1.0f / (1.0f + ContractExp(-v)) : ContractExp(v - maximum));
@@ -144,11 +146,11 @@ RowRoutes<float> ContractRoutes(const RouteSettings& s, const RouterWeights& w,
     if (static_cast<int>(r.experts.size()) == s.k) break;
     r.experts.push_back(e);
     cumulative = cumulative + value[e];
-    if (s.top_p && (s.strict ? cumulative > threshold : cumulative >= threshold)) break;
+    if (top_p && (strict ? cumulative > threshold : cumulative >= threshold)) break;
   }
   for (int e : r.experts) {
     float gate;
-    if (s.renormalize || s.gate == RouteSettings::Gate::kSoftmaxSelected) {
+    if (s.renormalize || s.gate == GateKind::kSoftmaxSelected) {
       gate = cumulative == 0.0f ? 0.0f : value[e] / cumulative;
     } else {
       gate = sigmoid ? value[e] : value[e] / z;
@@ -161,6 +163,8 @@ RowRoutes<float> ContractRoutes(const RouteSettings& s, const RouterWeights& w,
 
 RowRoutes<double> OracleRoutes(const RouteSettings& s, const RouterWeights& w,
                                const std::vector<float>& row) {
+  const bool top_p = s.select == SelectKind::kTopP;
+  const bool strict = s.compare == TopPCompare::kGt;
   RowRoutes<double> r;
   const int c = s.input_width;
   const auto dot = [](auto a, auto b, int n) {
@@ -173,7 +177,7 @@ RowRoutes<double> OracleRoutes(const RouteSettings& s, const RouterWeights& w,
     for (double& x : v) x /= std::max(norm, static_cast<double>(s.eps));
     return v;
   };
-  if (s.score == RouteSettings::Score::kDot) {
+  if (s.score == ScoreKind::kDot) {
     for (int e = 0; e < s.num_experts; ++e) {
       r.scores.push_back(dot(row.data(), w.weight.data() + e * c, c) +
                          (w.bias.empty() ? 0.0 : w.bias[e]));
@@ -189,16 +193,16 @@ RowRoutes<double> OracleRoutes(const RouteSettings& s, const RouterWeights& w,
       std::vector<double> expert(w.weight.begin() + e * s.dim, w.weight.begin() + (e + 1) * s.dim);
       if (s.normalize_expert) expert = normalise(expert);
       double v = dot(expert.data(), u.data(), s.dim);
-      if (s.temperature == RouteSettings::Temperature::kDivide) {
+      if (s.temperature == TemperatureKind::kDivide) {
         v /= std::max(static_cast<double>(w.temperature), 1e-4);
-      } else if (s.temperature == RouteSettings::Temperature::kLogScale) {
+      } else if (s.temperature == TemperatureKind::kLogScale) {
         v *= std::exp(std::min(static_cast<double>(w.temperature), std::log(100.0)));
       }
       r.scores.push_back(v);
     }
   }
   r.ranking = Ranking(r.scores);
-  const bool sigmoid = s.gate == RouteSettings::Gate::kSigmoid;
+  const bool sigmoid = s.gate == GateKind::kSigmoid;
   double maximum = -std::numeric_limits<double>::infinity();
   for (double v : r.scores) maximum = std::max(maximum, v);
   std::vector<double> value;
@@ -214,17 +218,17 @@ RowRoutes<double> OracleRoutes(const RouteSettings& s, const RouterWeights& w,
     if (static_cast<int>(r.experts.size()) == s.k) break;
     r.experts.push_back(e);
     cumulative += value[e];
-    if (!s.top_p) continue;
+    if (!top_p) continue;
     // Where the running sum nearly meets the threshold one rounding decides.
     r.margin = std::min(r.margin, std::abs(cumulative - s.p * z) / z);
-    if (s.strict ? cumulative > s.p * z : cumulative >= s.p * z) break;
+    if (strict ? cumulative > s.p * z : cumulative >= s.p * z) break;
   }
   const size_t n = r.experts.size();
   if (n < r.scores.size()) {
     r.margin = std::min(r.margin, r.scores[r.ranking[n - 1]] - r.scores[r.ranking[n]]);
   }
   for (int e : r.experts) {
-    const bool over_selected = s.renormalize || s.gate == RouteSettings::Gate::kSoftmaxSelected;
+    const bool over_selected = s.renormalize || s.gate == GateKind::kSoftmaxSelected;
     const double gate = over_selected ? value[e] / cumulative : value[e] / z;
     r.weights.push_back(gate * s.scale);
   }

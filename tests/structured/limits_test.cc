@@ -54,6 +54,7 @@ std::string Chain(int count, const Make& make, const std::string& end) {
 
 std::string Ref(int i) { return "{\"$ref\":\"#/$defs/" + Number(i) + "\"}"; }
 
+// Long because it is a table.
 std::vector<Refused> RefusedSpecs() {
   std::vector<Refused> out;
   const auto schema = [&](std::string name, std::string text, std::string reason) {

@@ -8,8 +8,7 @@ namespace moeserve::testing {
 Result<std::unique_ptr<ModelRunner>> ModelRunner::Load(const std::filesystem::path& path,
                                                        const RunnerOptions& options) {
   auto runner = std::make_unique<ModelRunner>();
-  MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint,
-                            LoadCheckpoint(path, {.require_tokenizer = false}));
+  MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint, LoadCheckpoint(path, options.load));
   MOESERVE_ASSIGN_OR_RETURN(runner->backend_, CreateBackend({.device = options.device,
                                                              .threads = options.threads,
                                                              .cpu_isa = options.isa}));

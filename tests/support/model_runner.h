@@ -24,6 +24,7 @@ struct RunnerOptions {
   std::string isa = "auto";
   int threads = 2;
   int64_t cache_tokens = 4096;
+  LoadOptions load = {.require_tokenizer = false};
 };
 
 // How ModelRunner runs its steps.

@@ -156,6 +156,7 @@ def every_code_point():
     return [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 
 
+# Long because it is a list of settings, one after the other.
 def cases(args):
     texts = corpus.records(int(args.megabytes * 1e6)) + corpus.held_out()
     some = corpus.records(300_000, seed=2)

@@ -5,20 +5,6 @@
 namespace moeserve {
 namespace {
 
-ActivationKind KernelActivation(Activation a) {
-  switch (a) {
-    case Activation::kSilu:
-      return ActivationKind::kSilu;
-    case Activation::kGelu:
-      return ActivationKind::kGelu;
-    case Activation::kGeluTanh:
-      return ActivationKind::kGeluTanh;
-    case Activation::kRelu:
-      return ActivationKind::kRelu;
-  }
-  return ActivationKind::kNone;
-}
-
 int64_t ResultRows(const RoutingPlan* plan, const RowsView& rows) {
   return plan == nullptr ? rows.rows : plan->capacity;
 }
@@ -39,7 +25,7 @@ Result<std::unique_ptr<FeedForwardExperts>> FeedForwardExperts::Load(
     LoadContext& load, const std::vector<std::string>& prefixes, const ExpertSpec& spec,
     const std::vector<int>& widths, int model_width) {
   auto body = std::make_unique<FeedForwardExperts>();
-  body->activation_ = KernelActivation(spec.activation);
+  body->activation_ = spec.activation;
   body->widest_ = *std::max_element(widths.begin(), widths.end());
   BankNames up{prefixes, "up", std::nullopt};
   if (spec.form == ExpertForm::kGated) up.gate = "gate";

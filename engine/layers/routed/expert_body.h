@@ -1,4 +1,4 @@
-// Stage "experts": what happens between an expert's first and last matrix.
+// Stage "experts": the computation between an expert's first and last matrix.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace moeserve {
 
-// The only polymorphic point of the routed layer. Immutable after loading.
+// The only polymorphic part of the routed layer. Immutable after loading.
 class ExpertBody {
  public:
   virtual ~ExpertBody() = default;

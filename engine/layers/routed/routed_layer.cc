@@ -57,7 +57,7 @@ std::vector<RouteOverride> RoutedLayer::Overrides(const StepContext& ctx) const 
   if (batch.controls.empty()) return overrides;
   overrides.resize(static_cast<size_t>(batch.num_tokens()) * heads_);
   for (int t = 0; t < batch.num_tokens(); ++t) {
-    // Tokens of no sequence are as the first one's (Model::Reserve).
+    // Model::Reserve() runs tokens of no sequence; they use the first control.
     const int sequence = std::max(batch.sequence[t], 0);
     const RoutingControl* control = batch.controls[static_cast<size_t>(sequence)];
     if (control == nullptr) continue;

@@ -1,4 +1,4 @@
-// What one rendering may use up, so that no template runs for long or fills the memory.
+// Limits on the work and memory of one rendering.
 #pragma once
 
 #include <cstddef>
@@ -10,13 +10,13 @@ namespace moeserve::chat {
 
 struct RenderLimits {
   int64_t max_steps = 10'000'000;        // nodes evaluated, elements visited
-  size_t max_bytes = size_t{256} << 20;  // ever made, intermediate results included
+  size_t max_bytes = size_t{256} << 20;  // allocated in total, intermediate results included
   size_t max_output_bytes = size_t{4} << 20;
 };
 
 inline constexpr int kMaxEvaluationDepth = 1000;  // nested nodes, through macros too
 inline constexpr int kMaxContainerDepth = 80;
-inline constexpr int64_t kMaxRange = 100'000;  // as Jinja's sandbox
+inline constexpr int64_t kMaxRange = 100'000;  // that of Jinja's sandbox
 
 class Budget {
  public:
@@ -25,7 +25,7 @@ class Budget {
   void Step(int64_t count = 1) {
     if ((steps_ += count) > limits_.max_steps) Fail("the template does too much work");
   }
-  // To be called before the bytes are made.
+  // Call before allocating the bytes.
   void Bytes(size_t count) {
     if (count > limits_.max_bytes - bytes_) Fail("the template needs too much memory");
     bytes_ += count;

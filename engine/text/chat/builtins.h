@@ -9,7 +9,7 @@
 
 namespace moeserve::chat {
 
-// All of these fail for a name that there is not, for wrong arguments and as Python does.
+// These throw TemplateError for an unknown name, wrong arguments, and where Python raises.
 Value ApplyFilter(const std::string& name, const Value& value, const Arguments& args,
                   Budget& budget);
 bool ApplyTest(const std::string& name, const Value& value, const Arguments& args, Budget& budget);

@@ -1,4 +1,4 @@
-// Case mappings of Unicode, as Python's str has them.
+// Case mappings of Unicode, as in Python's str.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct CaseRange {
 std::span<const CaseRange> UpperRanges();
 std::span<const CaseRange> LowerRanges();
 
-// Code points with a mapping of several characters or a title case that is not the upper case.
+// Code points that map to several characters, or whose title case differs from their upper case.
 struct SpecialCase {
   char32_t code_point;
   std::string_view upper;
@@ -33,7 +33,7 @@ struct PointRange {
 std::span<const PointRange> CasedRanges();
 bool InRanges(std::span<const PointRange> ranges, char32_t code_point);
 bool IsCaseIgnorable(char32_t code_point);
-// What repr() shows as it is, above ASCII.
+// Whether repr() leaves a code point above ASCII unescaped.
 bool IsPrintable(char32_t code_point);
 
 }  // namespace moeserve::chat

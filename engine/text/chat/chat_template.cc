@@ -3,6 +3,7 @@
 #include <new>
 #include <utility>
 
+#include "base/message.h"
 #include "engine/text/chat/interpreter.h"
 #include "engine/text/chat/parser.h"
 #include "engine/text/tokenizer/utf8.h"
@@ -57,8 +58,7 @@ std::string WithLine(const TemplateError& error) {
   return message + ": " + error.message;
 }
 
-// Nothing that a template does may leave as an exception. A fault of the template has the code
-// `fault`.
+// Turns every exception into a status; `fault` is the code of an error in the template.
 template <typename Work>
 absl::Status Guarded(absl::StatusCode fault, Work work) {
   try {
@@ -85,9 +85,8 @@ ChatTemplate::~ChatTemplate() = default;
 
 Result<std::unique_ptr<const ChatTemplate>> ChatTemplate::Compile(std::string_view source) {
   if (source.size() > kMaxTemplateBytes) {
-    return absl::InvalidArgumentError("chat template: expected at most " +
-                                      std::to_string(kMaxTemplateBytes) + " bytes, found " +
-                                      std::to_string(source.size()));
+    return absl::InvalidArgumentError(Concat("chat template: expected at most ", kMaxTemplateBytes,
+                                             " bytes, found ", source.size()));
   }
   if (!IsValidUtf8(source)) return absl::InvalidArgumentError("chat template: not valid UTF-8");
   std::unique_ptr<ChatTemplate> out(new ChatTemplate);

@@ -1,4 +1,4 @@
-// Chat templates: the subset of Jinja that checkpoints use to write a conversation as a prompt.
+// Chat templates: the subset of Jinja with which checkpoints turn a conversation into a prompt.
 #pragma once
 
 #include <ctime>
@@ -17,8 +17,8 @@ namespace moeserve::chat {
 inline constexpr size_t kMaxTemplateBytes = size_t{1} << 20;
 
 struct RenderInput {
-  // A list of objects. What stands under "role" in them is taken for trusted, so the caller must
-  // have checked it; all other strings come from the client.
+  // A list of objects. The values of "role" are trusted, so the caller must have checked them; all
+  // other strings are the client's.
   nlohmann::ordered_json messages = nlohmann::ordered_json::array();
   // Objects of further variables: the server's own (bos_token, ...), and the client's.
   nlohmann::ordered_json trusted = nlohmann::ordered_json::object();
@@ -29,21 +29,22 @@ struct RenderInput {
 
 struct RenderedPrompt {
   std::string text;
-  // Where the text comes from the template or from trusted variables; ascending, disjoint. Special
-  // tokens may be recognised inside one span only.
+  // The parts of the text that come from the template or from trusted variables; ascending,
+  // disjoint. A special token counts only if it lies in one span.
   std::vector<TextSpan> trusted;
 };
 
 // A compiled template. Immutable: any number of threads may render at the same time.
 class ChatTemplate {
  public:
-  // InvalidArgument, naming line and cause: not a template, or one that uses what is not supported.
+  // InvalidArgument, with line and cause: not a template, or it uses a feature that is not
+  // supported.
   static Result<std::unique_ptr<const ChatTemplate>> Compile(std::string_view source);
   ~ChatTemplate();
 
-  // InvalidArgument: the template refuses the conversation (its own message, as it is), or the text
-  // exceeds max_output_bytes. FailedPrecondition: the template fails (line and cause), or exceeds
-  // another limit.
+  // InvalidArgument: the template rejects the conversation (with the message of the template), or
+  // the text exceeds max_output_bytes. FailedPrecondition: the template fails (line and cause) or
+  // exceeds another limit.
   Result<RenderedPrompt> Render(const RenderInput& input) const;
 
   const std::string& source() const { return source_; }

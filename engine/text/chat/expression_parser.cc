@@ -411,7 +411,7 @@ ExprPtr ExpressionParser::ParseTest(ExprPtr operand) {
              kind == TokenKind::kFloat || IsOperator("[") || IsOperator("{") ||
              (kind == TokenKind::kName && !IsName("else") && !IsName("or") && !IsName("and"))) {
     if (IsName("is")) FailHere("tests cannot be chained");
-    // A word that goes on with the expression is not taken for an argument either.
+    // A keyword that continues the expression is not an argument either.
     if (!IsName("if") && !IsName("not") && !IsName("in") && !IsName("recursive")) {
       ExprPtr argument = ParsePostfix(ParsePrimary());
       Deepen(*test, argument);

@@ -1,4 +1,4 @@
-// Parses expressions, and is the cursor over a template's tokens.
+// Parser of expressions, with the position in a template's tokens.
 #pragma once
 
 #include <span>
@@ -14,7 +14,7 @@ namespace moeserve::chat {
 // All functions throw TemplateError with the line.
 class ExpressionParser {
  public:
-  // `tokens`, the last of which is kEnd, must outlive this.
+  // The last of `tokens` is kEnd. They must outlive this object.
   explicit ExpressionParser(std::span<const Token> tokens) : tokens_(tokens) {}
 
   const Token& current() const { return tokens_[pos_]; }
@@ -32,9 +32,9 @@ class ExpressionParser {
   void Expect(TokenKind kind, std::string_view shown);
   void ExpectOperator(std::string_view op);
 
-  // `conditional`: `a if b else c` is taken.
+  // `conditional`: accepts `a if b else c`.
   ExprPtr ParseExpression(bool conditional = true);
-  // Several of them with commas between are a tuple.
+  // One expression, or a tuple if commas follow.
   ExprPtr ParseTuple(bool conditional = true);
   // The filters and tests after `operand`; `inside_tag`: the first has no `|` before it.
   ExprPtr ParseFilters(ExprPtr operand, bool inside_tag = false);

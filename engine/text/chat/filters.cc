@@ -56,7 +56,7 @@ Value Path(V value, const Value* attribute, B budget) {
   return current;
 }
 
-// What sorting and the like compare: strings without regard to case unless asked for.
+// The key that sorting and similar filters compare: case-insensitive unless asked otherwise.
 Value SortKey(V value, bool case_sensitive) {
   return !case_sensitive && value.IsText() ? Value(MapCase(value.text(), CaseMap::kLower)) : value;
 }
@@ -401,7 +401,7 @@ Value Escape(V value, A args, B budget) {
   Text text = ToText(value, budget);
   for (const auto& [from, to] :
        {std::pair("&", "&amp;"), {">", "&gt;"}, {"<", "&lt;"}, {"'", "&#39;"}, {"\"", "&#34;"}}) {
-    // Untrusted like the character that it stands for may be.
+    // Untrusted, because the character may be.
     text = ReplaceText(text, Text(from, true), Text(to, false), -1, budget);
   }
   return text;

@@ -12,7 +12,7 @@
 namespace moeserve::chat {
 namespace {
 
-// Appends to a text and pays for what it appends.
+// Appends to a text and charges the budget.
 class Writer {
  public:
   explicit Writer(Budget& budget) : budget_(budget) {}
@@ -44,7 +44,7 @@ std::string Hex(const char* format, char32_t c) {
   return buffer;
 }
 
-// Copies `text`, with the characters for which `escape` gives something replaced by that.
+// Copies `text`; a character for which `escape` returns a replacement is replaced by it.
 template <typename Escape>
 void WriteEscaped(const Text& text, Writer& out, Escape escape) {
   size_t copied = 0;

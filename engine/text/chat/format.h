@@ -12,7 +12,7 @@ namespace moeserve::chat {
 // repr() of a double: the shortest digits that read back as the same number.
 std::string FloatRepr(double value);
 
-// What printing a value gives: str(), "" for an undefined one.
+// The printed form of a value: str(), "" for an undefined one.
 Text ToText(const Value& value, Budget& budget);
 Text Repr(const Value& value, Budget& budget);
 
@@ -23,7 +23,7 @@ struct JsonFormat {
   bool ensure_ascii = false;
   bool sort_keys = false;
 };
-// json.dumps(); what came from a client stays untrusted inside its quotes.
+// json.dumps(). Strings of a client stay untrusted; their quotes are trusted.
 Text ToJson(const Value& value, const JsonFormat& format, Budget& budget);
 
 // format % values with the conversions s, r, d, i, f and %.

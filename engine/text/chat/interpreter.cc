@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/message.h"
 #include "engine/text/chat/builtins.h"
 #include "engine/text/chat/format.h"
 #include "engine/text/tokenizer/utf8.h"
@@ -35,7 +36,7 @@ Value Range(const Arguments& args, Budget& budget) {
                              : static_cast<unsigned __int128>(-static_cast<__int128>(step));
   const unsigned __int128 count = (distance + size - 1) / size;
   if (count > static_cast<unsigned __int128>(kMaxRange)) {
-    Fail("range(): more than " + std::to_string(kMaxRange) + " numbers");
+    Fail(Concat("range(): more than ", kMaxRange, " numbers"));
   }
   budget.Step(static_cast<int64_t>(count));
   std::vector<Value> items;
@@ -54,13 +55,13 @@ Value FormatTime(const Arguments& args, std::time_t now) {
   std::tm parts{};
   localtime_r(&now, &parts);
   char buffer[4096];
-  // An empty result is told from a full buffer by the space at the end.
+  // The space at the end distinguishes an empty result from a buffer that is too small.
   const std::string with_space = format.text().bytes() + " ";
   const size_t size = std::strftime(buffer, sizeof(buffer), with_space.c_str(), &parts);
   if (size == 0 || !IsValidUtf8(std::string_view(buffer, size - 1))) {
     Fail("strftime_now(): the format is not usable");
   }
-  // Ordinary characters of a format stand in the result.
+  // Characters outside conversions are copied to the result.
   const bool trusted = format.text().IsTrusted(0, format.text().size());
   return Text(std::string(buffer, size - 1), trusted);
 }
@@ -76,7 +77,7 @@ void Scope::Set(const std::string& name, Value value) {
   variables.emplace_back(name, std::move(value));
 }
 
-// Counts how deeply evaluation is nested, which bounds the use of the stack.
+// Counts nested evaluations to bound the use of the stack.
 class Interpreter::Depth {
  public:
   explicit Depth(int* depth) : depth_(depth) {
@@ -119,8 +120,8 @@ Interpreter::ScopePtr Interpreter::Inner(const ScopePtr& parent) {
 
 void Interpreter::Write(const Text& text, Text& out) {
   if (text.size() > budget_.limits().max_output_bytes - out.size()) {
-    throw TemplateError{"the rendered conversation is larger than " +
-                            std::to_string(budget_.limits().max_output_bytes) + " bytes",
+    throw TemplateError{Concat("the rendered conversation is larger than ",
+                               budget_.limits().max_output_bytes, " bytes"),
                         true};
   }
   budget_.Bytes(text.size());
@@ -253,8 +254,7 @@ void Interpreter::Assign(const Target& target, const Value& value, const ScopePt
   if (!target.elements.empty()) {
     const std::vector<Value> items = Iterate(value, budget_);
     if (items.size() != target.elements.size()) {
-      Fail("expected " + std::to_string(target.elements.size()) + " values to unpack, found " +
-           std::to_string(items.size()));
+      Fail(Concat("expected ", target.elements.size(), " values to unpack, found ", items.size()));
     }
     for (size_t i = 0; i < items.size(); ++i) Assign(target.elements[i], items[i], scope);
     return;
@@ -268,7 +268,7 @@ void Interpreter::Assign(const Target& target, const Value& value, const ScopePt
   if (space == nullptr) Fail("cannot assign attribute on non-namespace object");
   budget_.Step(static_cast<int64_t>(space->items.size() / 16));
   if (Value* old = space->Find(target.attribute)) {
-    // The old value goes after the assignment, in which it may be used.
+    // The old value is destroyed after the assignment, which may use it.
     const Value keep = std::exchange(*old, value);
   } else {
     budget_.Elements(1);

@@ -23,7 +23,7 @@ struct Scope {
 // For one rendering, on one thread. All functions throw TemplateError.
 class Interpreter {
  public:
-  // `now` is what strftime_now() tells, in local time.
+  // `now`: the time that strftime_now() formats, in local time.
   Interpreter(const RenderLimits& limits, std::time_t now);
   ~Interpreter();
 
@@ -49,9 +49,9 @@ class Interpreter {
   Value Lookup(const std::string& name, const Scope& scope);
   Value EvaluateDict(const Expr& expr, const ScopePtr& scope);
   Value EvaluateCompare(const Expr& expr, const ScopePtr& scope);
-  // `caller` is what the body of a {% call %} becomes; null in other calls.
+  // `caller`: the body of a {% call %} block as a callable; null in other calls.
   Value EvaluateCall(const Expr& expr, const Value* caller, const ScopePtr& scope);
-  // `input` replaces the expression's own operand if it is not null.
+  // `input`, if not null, replaces the operand of the expression.
   Value EvaluateFilter(const Expr& expr, const Value* input, const ScopePtr& scope);
   Arguments EvaluateArguments(const Expr& expr, const ScopePtr& scope);
   Value CallMacro(const Callable& macro, const Arguments& args, const Value* caller);
@@ -61,7 +61,7 @@ class Interpreter {
   const std::time_t now_;
   const ScopePtr root_ = std::make_shared<Scope>();
   int depth_ = 0;
-  // Namespaces and the scopes that macros remember can refer to themselves: emptied at the end.
+  // Namespaces, and scopes that macros capture, can form cycles; the destructor clears them.
   std::vector<std::shared_ptr<Namespace>> namespaces_;
   std::vector<ScopePtr> captured_;
 };

@@ -16,7 +16,7 @@ bool IsNameByte(char c) {
          static_cast<unsigned char>(c) >= 0x80;
 }
 
-// Line ends become \n, and one at the very end is dropped.
+// Line ends become \n; one at the end of the template is dropped.
 std::string NormalizeNewlines(std::string_view source) {
   std::string out;
   out.reserve(source.size());

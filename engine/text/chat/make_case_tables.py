@@ -1,4 +1,4 @@
-"""Writes case_tables.cc, beside this file, from what str of CPython 3.11 (Unicode 14) does."""
+"""Writes case_tables.cc beside this file, from the behaviour of str in CPython 3.11 (Unicode 14)."""
 
 import pathlib
 import sys

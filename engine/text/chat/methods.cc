@@ -97,7 +97,7 @@ Value Split(const Text& text, const Arguments& args, bool from_right, Budget& bu
                   false, budget);
 }
 
-// Whether all characters pass, and at least one does what `needs` says.
+// Whether all characters pass the test and at least one meets `needs`.
 template <typename Test>
 bool AllCharacters(const Text& text, Test test) {
   if (text.empty()) return false;
@@ -107,7 +107,7 @@ bool AllCharacters(const Text& text, Test test) {
   return true;
 }
 
-// str.isupper() and islower(): cased characters there are, and none of the other case.
+// str.isupper() and islower(): at least one cased character, and none of the other case.
 bool HasOnlyCase(const Text& text, CaseMap map) {
   bool cased = false;
   std::string mapped;
@@ -305,7 +305,7 @@ Value LoopAttribute(LoopState& loop, const std::string& name) {
   if (name == "length") return length();
   if (name == "revindex") return length() - index0;
   if (name == "revindex0") return length() - index0 - 1;
-  if (name == "depth") return int64_t{1};  // of recursion, which there is none of
+  if (name == "depth") return int64_t{1};  // recursive loops are not supported
   if (name == "depth0") return int64_t{0};
   if (name == "previtem") {
     if (index0 == 0) return Undefined{"there is no previous item"};
@@ -335,7 +335,7 @@ std::vector<Value> SplitText(const Text& text, const Text* separator, int64_t ma
   if (separator != nullptr) {
     const std::string& cut = separator->bytes();
     if (cut.empty()) Fail("empty separator");
-    // From the right is from the left in the mirror.
+    // Splits the reversed text from the left.
     const std::string searched = from_right ? std::string(bytes.rbegin(), bytes.rend()) : bytes;
     const std::string sought = from_right ? std::string(cut.rbegin(), cut.rend()) : cut;
     std::vector<size_t> cuts;
@@ -467,7 +467,7 @@ bool HasMethod(const Value& self, std::string_view name) {
 Value CallMethod(const Value& self, const std::string& name, const Arguments& args,
                  Budget& budget) {
   if (self.IsText()) {
-    // Every method reads the text and may write it anew.
+    // Charges for reading and copying the text once.
     budget.Bytes(self.text().size());
     budget.Step(static_cast<int64_t>(self.text().size() / 256));
     return TextMethods().find(name)->second(self.text(), args, budget);

@@ -1,4 +1,4 @@
-// Operators of expressions, with Python's meaning.
+// Operators of expressions, with Python's semantics.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@ bool Truthy(const Value& value);
 // A string, list or tuple.
 bool IsSequence(const Value& value);
 
-// Equality of what can be a dictionary's key, containers excepted.
+// Equality of values that can be dictionary keys, except containers.
 bool SimpleEqual(const Value& a, const Value& b);
 bool Equal(const Value& a, const Value& b, Budget& budget);
 // Fails for values that Python does not order.
@@ -25,12 +25,12 @@ enum class BinaryOp { kAdd, kSubtract, kMultiply, kDivide, kFloorDivide, kModulo
 Value Binary(BinaryOp op, const Value& a, const Value& b, Budget& budget);
 Value Negate(const Value& value);
 
-// Where `needle` first starts at or after `from`, or last starts within the text; npos if nowhere.
-// In linear time, which is paid for.
+// The first occurrence of `needle` at or after `from`, or the last in the text; npos if none. Takes
+// linear time and charges for it.
 size_t FindBytes(std::string_view text, std::string_view needle, size_t from, Budget& budget);
 size_t FindLastBytes(std::string_view text, std::string_view needle, Budget& budget);
 
-// What a `for` visits: elements, keys, characters. Fails for what cannot be iterated over.
+// The items of a `for`: elements, keys, characters. Fails for a value that is not iterable.
 std::vector<Value> Iterate(const Value& value, Budget& budget);
 int64_t Length(const Value& value);
 

@@ -30,8 +30,8 @@ class Parser {
     return stmt;
   }
 
-  // Statements up to a tag with one of the names `ends`, whose name is the current token then, or
-  // up to the end of the template if there are none.
+  // Statements up to a tag with one of the names `ends` (the name is then the current token), or up
+  // to the end of the template if `ends` is empty.
   Body ParseBody(std::initializer_list<std::string_view> ends) {
     Body body;
     if (++depth_ > kMaxBlockDepth) in_.FailHere("tags are nested too deeply");
@@ -151,7 +151,7 @@ class Parser {
     return stmt;
   }
 
-  // A loop outside such a block cannot be left from inside it.
+  // `break` and `continue` inside such a block cannot refer to a loop around it.
   Body ParseScopedBlock(std::string_view end) {
     const int loops = std::exchange(loops_, 0);
     Body body = ParseBlock(end);

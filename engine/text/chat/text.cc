@@ -23,7 +23,7 @@ const CaseRange* FindCase(std::span<const CaseRange> ranges, char32_t c) {
   return &range;
 }
 
-// Greek sigma is written differently at the end of a word.
+// Greek sigma has a form of its own at the end of a word.
 bool IsFinalSigma(std::u32string_view text, size_t at) {
   size_t before = at;
   while (before > 0 && IsCaseIgnorable(text[before - 1])) --before;

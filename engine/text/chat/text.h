@@ -1,4 +1,4 @@
-// Strings that know which of their bytes a template wrote.
+// Strings with the origin of their bytes: the template or the client.
 #pragma once
 
 #include <cstddef>
@@ -41,10 +41,11 @@ class Text {
   std::vector<TextSpan> spans_;
 };
 
-// What Python takes for white space in str.strip() and str.split().
+// White space of Python's str.strip() and str.split().
 bool IsPythonSpace(char32_t code_point);
 
-// Bounds of `text` without the characters of `set` (white space if null) at the chosen ends.
+// The part of `text` that is left when the characters of `set` (white space if null) are stripped
+// from the chosen ends.
 TextSpan StripBounds(std::string_view text, const std::u32string* set, bool left, bool right);
 
 std::u32string CodePoints(std::string_view text);
@@ -55,7 +56,7 @@ size_t ByteOffset(std::string_view text, size_t index);
 // Case mapping of one code point, appended to `out` as UTF-8; up to three characters.
 enum class CaseMap { kUpper, kLower, kTitle };
 void AppendMapped(char32_t code_point, CaseMap map, std::string& out);
-// Has a case at all, which is what str.title() goes by.
+// Whether a code point has a case, which str.title() uses to find words.
 bool IsCased(char32_t code_point);
 
 // str.upper(), str.lower(), and for kTitle str.title(). Mapped characters keep their trust.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/message.h"
 #include "engine/text/chat/operators.h"
 
 namespace moeserve::chat {
@@ -87,8 +88,8 @@ void Arguments::Check(std::string_view function, const std::vector<std::string_v
                       size_t required) const {
   const std::string prefix = std::string(function) + "(): ";
   if (positional.size() > names.size()) {
-    Fail(prefix + "expected at most " + std::to_string(names.size()) + " arguments, found " +
-         std::to_string(positional.size()));
+    Fail(
+        Concat(prefix, "expected at most ", names.size(), " arguments, found ", positional.size()));
   }
   for (const auto& [key, value] : named) {
     const auto it = std::find(names.begin(), names.end(), key);

@@ -1,4 +1,4 @@
-// What expressions of a template evaluate to.
+// The values of template expressions.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,10 @@ class Value;
 struct Callable;
 struct LoopState;
 
-// A use that Python or Jinja refuses, or a limit; caught where rendering starts.
+// An operation that Python or Jinja rejects, or an exceeded limit. Caught by ChatTemplate.
 struct TemplateError {
   std::string message;
-  // By raise_exception, or because the text became too long: not the template's mistake.
+  // Raised by raise_exception, or the text is too long: not an error of the template.
   bool refusal = false;
   int line = 0;  // 0: not known yet
 };
@@ -35,7 +35,7 @@ struct None {};
 struct List {
   std::vector<Value> items;
   bool is_tuple = false;
-  bool is_iterator = false;  // what filters such as map give: always true, without a length
+  bool is_iterator = false;  // result of filters such as map: always true, has no length
   int depth = 1;             // of nested containers
 };
 
@@ -49,7 +49,7 @@ struct Dict {
   void Set(Value key, Value value);
 };
 
-// The one thing that a template can change.
+// The only mutable value.
 struct Namespace {
   std::vector<std::pair<std::string, Value>> items;
 
@@ -102,9 +102,10 @@ class Value {
 
   // Python's name of the type.
   std::string_view TypeName() const;
-  // Containers, a string not being one.
+  // Depth of nested containers; strings are not containers.
   int depth() const { return IsList() ? list().depth : IsDict() ? dict().depth : 0; }
-  // Whether both are the same object, which is what equality of the rest means.
+  // Whether both are the same object: equality of values other than numbers, strings and
+  // containers.
   bool SameObject(const Value& other) const;
 
  private:
@@ -124,9 +125,10 @@ struct Arguments {
   std::vector<Value> positional;
   std::vector<std::pair<std::string, Value>> named;
 
-  // The argument at `index` or named `name`; null if absent. Call Check() before.
+  // The argument at `index` or named `name`; null if absent. Call Check() first.
   const Value* Get(size_t index, std::string_view name) const;
-  // Refuses more than the parameters in `names`, other names, and one given twice.
+  // Fails for more arguments than `names`, for unknown names, for one given twice, and for fewer
+  // than `required`.
   void Check(std::string_view function, const std::vector<std::string_view>& names,
              size_t required = 0) const;
 };
@@ -143,11 +145,12 @@ struct Callable {
   bool is_method = false;
 };
 
-// The variable `loop`. Elements are taken from the source when they are asked for, because the
-// condition of a loop may depend on what its body has done.
+// The variable `loop`. Elements are pulled from the source on demand, because the condition of a
+// loop may depend on the effects of its body.
 struct LoopState {
-  std::vector<Value> items;    // taken so far
-  std::function<bool()> pull;  // takes one more; false: there is none. Null once the loop is over
+  std::vector<Value> items;  // taken so far
+  std::function<bool()>
+      pull;  // appends one more to `items`, or false; null when the loop has ended
   size_t index0 = 0;
 
   bool Has(size_t index) {

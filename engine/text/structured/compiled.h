@@ -1,4 +1,4 @@
-// A grammar with the vocabulary that it was compiled for.
+// A grammar, the vocabulary that it was compiled for, and caches of masks.
 #pragma once
 
 #include <memory>
@@ -31,7 +31,7 @@ class Compiled : public CompiledConstraint, public std::enable_shared_from_this<
   mutable DfaMaskCache masks_;
 };
 
-// The automaton of all JSON strings, finished for this vocabulary, and its masks. Made once per
+// The automaton of all JSON strings, finished for one vocabulary, and its masks. One per
 // vocabulary.
 struct StringMasks {
   DfaPtr dfa;

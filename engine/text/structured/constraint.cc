@@ -3,6 +3,7 @@
 #include <exception>
 #include <utility>
 
+#include "base/message.h"
 #include "engine/text/structured/automata/nfa.h"
 #include "engine/text/structured/automata/pattern.h"
 #include "engine/text/structured/compiled.h"
@@ -31,8 +32,8 @@ Result<Grammar> WholeText(ByteDfa dfa, DfaPtr any_string, const ByteSet& spellab
 Result<ByteDfa> RegexDfa(const std::string& pattern, const ConstraintLimits& limits,
                          CompileBudget* budget) {
   if (pattern.size() > limits.pattern_bytes) {
-    return absl::InvalidArgumentError("the pattern has " + std::to_string(pattern.size()) +
-                                      " bytes, more than " + std::to_string(limits.pattern_bytes));
+    return absl::InvalidArgumentError(
+        Concat("the pattern has ", pattern.size(), " bytes, more than ", limits.pattern_bytes));
   }
   return PatternDfa(pattern, MatchMode::kWholeText, Encoding::kUtf8, budget);
 }
@@ -41,8 +42,8 @@ Result<ByteDfa> ChoiceDfa(const std::vector<std::string>& choices, const Constra
                           CompileBudget* budget) {
   if (choices.empty()) return absl::InvalidArgumentError("choices: empty");
   if (choices.size() > static_cast<size_t>(limits.enum_entries)) {
-    return absl::InvalidArgumentError("choices: " + std::to_string(choices.size()) +
-                                      ", more than " + std::to_string(limits.enum_entries));
+    return absl::InvalidArgumentError(
+        Concat("choices: ", choices.size(), ", more than ", limits.enum_entries));
   }
   size_t bytes = 0;
   Nfa nfa(budget);
@@ -50,11 +51,11 @@ Result<ByteDfa> ChoiceDfa(const std::vector<std::string>& choices, const Constra
   for (size_t i = 0; i < choices.size(); ++i) {
     bytes += choices[i].size();
     if (bytes > limits.schema_bytes) {
-      return absl::InvalidArgumentError("choices: more than " +
-                                        std::to_string(limits.schema_bytes) + " bytes together");
+      return absl::InvalidArgumentError(
+          Concat("choices: more than ", limits.schema_bytes, " bytes together"));
     }
     if (!IsValidUtf8(choices[i])) {
-      return absl::InvalidArgumentError("choices: entry " + std::to_string(i) + " is not UTF-8");
+      return absl::InvalidArgumentError(Concat("choices: entry ", i, " is not UTF-8"));
     }
     MOESERVE_ASSIGN_OR_RETURN(starts.emplace_back(),
                               nfa.Literal(choices[i], Encoding::kUtf8, nfa.match()));
@@ -91,9 +92,8 @@ Result<Grammar> Compile(const ConstraintSpec& spec, const VocabularyIndex& vocab
   MOESERVE_ASSIGN_OR_RETURN(Grammar grammar, CompileGrammar(spec, vocabulary, limits));
   const int64_t shortest = grammar.nodes[grammar.root].distance;
   if (shortest <= limits.shortest_answer) return grammar;
-  return absl::InvalidArgumentError("the shortest text that matches has " +
-                                    std::to_string(shortest) + " bytes, more than " +
-                                    std::to_string(limits.shortest_answer));
+  return absl::InvalidArgumentError(Concat("the shortest text that matches has ", shortest,
+                                           " bytes, more than ", limits.shortest_answer));
 }
 
 }  // namespace

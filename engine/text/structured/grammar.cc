@@ -17,7 +17,7 @@ int64_t Product(int64_t a, int64_t b) {
   return a > kUnreachable / b ? kUnreachable : std::min(a * b, kUnreachable);
 }
 
-// So many properties beyond the named ones that an object has to have.
+// Most properties without a name of their own that an object may need to reach minProperties.
 constexpr int64_t kMaxFillers = 1000;
 
 struct Size {
@@ -84,7 +84,7 @@ class Measurer {
     }
     const int64_t more = object.min_properties - count;
     if (more > 0) {
-      // The cheapest ones, as a state that needs more properties counts them.
+      // The cheapest ones, as Matcher counts them for an object that needs more properties.
       std::stable_sort(optional.begin(), optional.end(),
                        [](const Size& a, const Size& b) { return a.distance < b.distance; });
       Size other{kUnreachable, 0};
@@ -137,6 +137,115 @@ class Measurer {
   const ByteSet& spellable_;
 };
 
+// Fills in Property::suffix_bytes.
+Status MeasureNames(Grammar* grammar, CompileBudget* budget) {
+  for (Node& node : grammar->nodes) {
+    auto* object = std::get_if<ObjectNode>(&node.value);
+    if (object == nullptr) continue;
+    for (Property& property : object->properties) {
+      property.suffix_bytes.assign(property.name.size() + 1, 0);
+      for (size_t i = property.name.size(); i-- > 0;) {
+        property.suffix_bytes[i] =
+            Sum(property.suffix_bytes[i + 1], SpelledBytes(property.name[i], grammar->spellable));
+      }
+      MOESERVE_RETURN_IF_ERROR(budget->Tick(static_cast<int64_t>(property.name.size())));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Nodes that the size of `node` depends on, itself included.
+int64_t WorkOf(const Node& node) {
+  size_t others = 0;
+  if (const auto* object = std::get_if<ObjectNode>(&node.value)) {
+    others = object->properties.size();
+  } else if (const auto* array = std::get_if<ArrayNode>(&node.value)) {
+    others = array->prefix.size();
+  } else if (const auto* choice = std::get_if<ChoiceNode>(&node.value)) {
+    others = choice->options.size();
+  }
+  return 1 + static_cast<int64_t>(others);
+}
+
+// Repeats until no distance changes. Distances only shrink, each to one of finitely many values.
+Status MeasureDistances(Grammar* grammar, CompileBudget* budget) {
+  const Measurer measurer(*grammar, grammar->spellable);
+  for (bool changed = true; changed;) {
+    changed = false;
+    // Backwards, because most values refer to later nodes.
+    for (size_t i = grammar->nodes.size(); i-- > 0;) {
+      Node& node = grammar->nodes[i];
+      MOESERVE_RETURN_IF_ERROR(budget->Tick(8 * WorkOf(node)));
+      const int64_t distance = measurer.Of(node).distance;
+      if (distance < node.distance) {
+        node.distance = distance;
+        changed = true;
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+// A shortest instance consists of shorter ones, so heights are found in order of distance. A choice
+// is as long as one of its options and comes after it.
+void MeasureHeights(Grammar* grammar) {
+  std::vector<Node>& nodes = grammar->nodes;
+  std::vector<NodeId> order;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    if (nodes[i].distance < kUnreachable) order.push_back(static_cast<NodeId>(i));
+  }
+  std::sort(order.begin(), order.end(), [&](NodeId a, NodeId b) {
+    const auto key = [&](NodeId id) {
+      return std::tuple(nodes[id].distance, std::holds_alternative<ChoiceNode>(nodes[id].value),
+                        id);
+    };
+    return key(a) < key(b);
+  });
+  const Measurer measurer(*grammar, grammar->spellable);
+  for (const NodeId id : order) nodes[id].height = measurer.Of(nodes[id]).height;
+}
+
+// Removes from `node` the options, items and properties that have no finite instance.
+void RemoveEndless(const Grammar& grammar, Node* node) {
+  const auto finite = [&](NodeId id) {
+    return id != kNoNode && grammar.nodes[id].distance < kUnreachable ? id : kNoNode;
+  };
+  if (auto* choice = std::get_if<ChoiceNode>(&node->value)) {
+    std::erase_if(choice->options, [&](NodeId id) { return finite(id) == kNoNode; });
+  } else if (auto* array = std::get_if<ArrayNode>(&node->value)) {
+    for (NodeId& id : array->prefix) id = finite(id);
+    array->items = finite(array->items);
+  } else if (auto* object = std::get_if<ObjectNode>(&node->value)) {
+    object->additional = finite(object->additional);
+    for (Property& property : object->properties) {
+      property.value = finite(property.value);
+      if (property.suffix_bytes[0] >= kUnreachable) property.value = kNoNode;
+    }
+  }
+}
+
+// Fills in the costs of the properties that may appear and the order of the optional ones.
+void RankProperties(const Grammar& grammar, ObjectNode* object) {
+  for (size_t i = 0; i < object->properties.size(); ++i) {
+    Property& property = object->properties[i];
+    if (property.value == kNoNode) continue;
+    property.cost = property.suffix_bytes[0] + 4 + grammar.nodes[property.value].distance;
+    if (property.required) {
+      ++object->num_required;
+      object->required_cost += property.cost;
+    } else {
+      object->optional_by_cost.push_back(static_cast<int32_t>(i));
+    }
+  }
+  std::stable_sort(object->optional_by_cost.begin(), object->optional_by_cost.end(),
+                   [&](int32_t a, int32_t b) {
+                     return object->properties[a].cost < object->properties[b].cost;
+                   });
+  for (size_t rank = 0; rank < object->optional_by_cost.size(); ++rank) {
+    object->properties[object->optional_by_cost[rank]].rank = static_cast<int32_t>(rank);
+  }
+}
+
 }  // namespace
 
 int64_t FreeNameLength(int64_t taken) { return taken < 90 ? 1 : 2; }
@@ -160,89 +269,12 @@ int64_t SpelledBytes(char32_t c, const ByteSet& spellable) {
 
 Status Grammar::Finish(const ByteSet& spellable_bytes, CompileBudget* budget) {
   spellable = spellable_bytes;
+  MOESERVE_RETURN_IF_ERROR(MeasureNames(this, budget));
+  MOESERVE_RETURN_IF_ERROR(MeasureDistances(this, budget));
+  MeasureHeights(this);
   for (Node& node : nodes) {
-    auto* object = std::get_if<ObjectNode>(&node.value);
-    if (object == nullptr) continue;
-    for (Property& property : object->properties) {
-      property.suffix_bytes.assign(property.name.size() + 1, 0);
-      for (size_t i = property.name.size(); i-- > 0;) {
-        property.suffix_bytes[i] =
-            Sum(property.suffix_bytes[i + 1], SpelledBytes(property.name[i], spellable));
-      }
-      MOESERVE_RETURN_IF_ERROR(budget->Tick(static_cast<int64_t>(property.name.size())));
-    }
-  }
-
-  // Distances only shrink, each to one of finitely many values: this ends.
-  const Measurer measurer(*this, spellable);
-  for (bool changed = true; changed;) {
-    changed = false;
-    // Most values refer to later nodes.
-    for (size_t i = nodes.size(); i-- > 0;) {
-      Node& node = nodes[i];
-      int64_t work = 1;
-      if (const auto* object = std::get_if<ObjectNode>(&node.value)) {
-        work += static_cast<int64_t>(object->properties.size());
-      } else if (const auto* array = std::get_if<ArrayNode>(&node.value)) {
-        work += static_cast<int64_t>(array->prefix.size());
-      } else if (const auto* choice = std::get_if<ChoiceNode>(&node.value)) {
-        work += static_cast<int64_t>(choice->options.size());
-      }
-      MOESERVE_RETURN_IF_ERROR(budget->Tick(8 * work));
-      const Size size = measurer.Of(node);
-      if (size.distance < node.distance) {
-        node.distance = size.distance;
-        changed = true;
-      }
-    }
-  }
-  // A shortest instance consists of shorter ones, so heights follow in order of distance; a choice
-  // is as long as an option.
-  std::vector<NodeId> order;
-  for (size_t i = 0; i < nodes.size(); ++i) {
-    if (nodes[i].distance < kUnreachable) order.push_back(static_cast<NodeId>(i));
-  }
-  std::sort(order.begin(), order.end(), [&](NodeId a, NodeId b) {
-    const auto key = [&](NodeId id) {
-      return std::tuple(nodes[id].distance, std::holds_alternative<ChoiceNode>(nodes[id].value),
-                        id);
-    };
-    return key(a) < key(b);
-  });
-  for (const NodeId id : order) nodes[id].height = measurer.Of(nodes[id]).height;
-
-  const auto finite = [&](NodeId id) {
-    return id != kNoNode && nodes[id].distance < kUnreachable ? id : kNoNode;
-  };
-  for (Node& node : nodes) {
-    if (auto* choice = std::get_if<ChoiceNode>(&node.value)) {
-      std::erase_if(choice->options, [&](NodeId id) { return finite(id) == kNoNode; });
-    } else if (auto* array = std::get_if<ArrayNode>(&node.value)) {
-      for (NodeId& id : array->prefix) id = finite(id);
-      array->items = finite(array->items);
-    } else if (auto* object = std::get_if<ObjectNode>(&node.value)) {
-      object->additional = finite(object->additional);
-      for (size_t i = 0; i < object->properties.size(); ++i) {
-        Property& property = object->properties[i];
-        property.value = finite(property.value);
-        if (property.suffix_bytes[0] >= kUnreachable) property.value = kNoNode;
-        if (property.value == kNoNode) continue;
-        property.cost = property.suffix_bytes[0] + 4 + nodes[property.value].distance;
-        if (property.required) {
-          ++object->num_required;
-          object->required_cost += property.cost;
-        } else {
-          object->optional_by_cost.push_back(static_cast<int32_t>(i));
-        }
-      }
-      std::stable_sort(object->optional_by_cost.begin(), object->optional_by_cost.end(),
-                       [&](int32_t a, int32_t b) {
-                         return object->properties[a].cost < object->properties[b].cost;
-                       });
-      for (size_t rank = 0; rank < object->optional_by_cost.size(); ++rank) {
-        object->properties[object->optional_by_cost[rank]].rank = static_cast<int32_t>(rank);
-      }
-    }
+    RemoveEndless(*this, &node);
+    if (auto* object = std::get_if<ObjectNode>(&node.value)) RankProperties(*this, object);
   }
   return absl::OkStatus();
 }

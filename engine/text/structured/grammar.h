@@ -1,4 +1,4 @@
-// What a compiled constraint consists of: a graph of values.
+// A compiled constraint: a graph of values.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +13,13 @@ namespace moeserve::structured {
 using NodeId = int32_t;
 inline constexpr NodeId kNoNode = -1;
 
-// Containers in containers in an answer; bounds the memory of a state.
+// Nesting of containers in an answer; bounds the memory of a state.
 inline constexpr int kMaxDepth = 96;
 
 struct ScalarNode {
   int32_t dfa = 0;  // into Grammar::dfas
-  // For free strings the characters are counted here instead of by states: dfa is any_string, and
-  // a string has min_chars to max_chars characters.
+  // A string that only its length restricts: dfa is any_string, and the matcher counts min_chars to
+  // max_chars characters.
   bool counted = false;
   int64_t min_chars = 0;
   int64_t max_chars = kNoLimit;
@@ -41,8 +41,8 @@ struct Property {
   std::u32string name;
   NodeId value = kNoNode;  // kNoNode: must not appear
   bool required = false;
-  // Filled in by Grammar::Finish. suffix_bytes[i]: of the shortest spelling of the characters of
-  // the name from the i-th on.
+  // Filled in by Grammar::Finish(). suffix_bytes[i]: bytes of the shortest spelling of the name
+  // from its i-th character on.
   std::vector<int64_t> suffix_bytes;
   int64_t cost = 0;   // key, shortest value and a comma
   int32_t rank = -1;  // in optional_by_cost; -1: not there
@@ -66,7 +66,7 @@ struct ChoiceNode {
 
 struct Node {
   std::variant<ScalarNode, ArrayNode, ObjectNode, ChoiceNode> value;
-  // Spellable bytes of a shortest instance, and how deep that one nests.
+  // Bytes of a shortest instance that the vocabulary can spell, and its nesting depth.
   int64_t distance = kUnreachable;
   int64_t height = 0;
 };
@@ -78,12 +78,13 @@ struct Grammar {
   NodeId root = kNoNode;
   ByteSet spellable;  // filled in by Finish
 
-  // Computes distances and takes out what has no finite instance. `spellable_bytes`: those
-  // that are tokens of their own.
+  // Computes distances and removes what has no finite instance. `spellable_bytes`: bytes that are
+  // tokens by themselves.
   Status Finish(const ByteSet& spellable_bytes, CompileBudget* budget);
 };
 
-// Some key of so many characters, or any given key with so many more, is not among `taken` names.
+// A number of characters with which some key, or any given key extended by as many, is not among
+// `taken` names.
 int64_t FreeNameLength(int64_t taken);
 
 // Bytes of the shortest spelling of `c` inside a JSON string.

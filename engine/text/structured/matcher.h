@@ -1,4 +1,4 @@
-// The pushdown matcher: steps of a constraint's state over single bytes.
+// The pushdown matcher: advances a stack of frames by one byte.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace moeserve::structured {
 
 inline constexpr uint64_t kHashBasis = 0xcbf29ce484222325;
 
-// Of a sequence, value by value from kHashBasis on.
+// Extends the hash of a sequence, which starts as kHashBasis, by one value.
 inline uint64_t HashWith(uint64_t hash, uint64_t value) {
   hash = (hash ^ value) * 0x9e3779b97f4a7c15;
   return hash ^ (hash >> 29);
@@ -33,11 +33,11 @@ enum class Phase : uint8_t {
 struct Frame {
   FrameKind kind = FrameKind::kStart;
   Phase phase = Phase::kOpen;
-  uint8_t space = 0;  // white space just read: 0 none, 1 a space, 2 + n a line end and n more
+  uint8_t space = 0;  // preceding white space: 0 none, 1 a space, 2 + n a line end and n characters
   NodeId node = kNoNode;
-  int32_t parent = -1;    // into StackPool::frames: how it goes on behind this value
+  int32_t parent = -1;    // into StackPool::frames: the container's frame after this value
   int32_t depth = 0;      // containers around and including this value
-  int64_t tail = 0;       // distance from behind this value to the end
+  int64_t tail = 0;       // distance from the end of this value to the end of the text
   int64_t count = 0;      // characters, items or properties so far
   uint64_t below = 0;     // hash of the frames below
   int32_t dfa_state = 0;  // kScalar; in a key, of any_string
@@ -46,10 +46,10 @@ struct Frame {
   uint64_t seen = 0;       // the first 64 properties
   int32_t seen_list = -1;  // into StackPool::seen: the other properties
   uint64_t seen_hash = 0;  // of that list
-  int32_t num_others = 0;  // properties without a name of their own in the node
+  int32_t num_others = 0;  // properties that the node does not name
   int32_t missing = 0;     // required properties not seen
   int64_t missing_cost = 0;
-  NodeId pending = kNoNode;  // the value behind the key
+  NodeId pending = kNoNode;  // the value that follows the key
 
   // In a key: properties [first, last) begin with the `length` characters read.
   StringDecoder decoder;
@@ -58,18 +58,18 @@ struct Frame {
   int32_t length = 0;
   uint64_t hash = 0;
 
-  // All but where in the pool the rest is.
+  // Compares everything except the indices into the pool.
   bool SameTop(const Frame& other) const;
-  // Equal for frames with the same top; tells almost all others apart.
+  // A hash of what SameTop() compares.
   uint64_t Hash() const;
 };
 
-// What frames refer to. An element refers only to earlier ones and never changes, so that several
-// states share what is below their tops, and what a walk has added is undone by cutting it off.
+// The frames below the tops of the stacks. An element refers only to earlier ones and never
+// changes, so several stacks share elements, and CutTo() undoes the additions of a walk.
 struct StackPool {
   struct Seen {
-    // The index of a named property, marked; or the hash of another key. Two keys of the same hash
-    // count as the same: the second is refused, which is harmless.
+    // The marked index of a named property, or the hash of another key. Keys of equal hash count as
+    // the same key, so the second is refused; other keys remain possible.
     uint64_t key;
     int32_t previous;
   };
@@ -80,7 +80,7 @@ struct StackPool {
 
   std::vector<Frame> frames;
   std::vector<Seen> seen;
-  // What the matcher has done, in units of a step's work. For callers that have to stop in time.
+  // Work of the matcher, in units of one step, for callers that limit it.
   mutable int64_t work = 0;
 
   Mark mark() const { return {frames.size(), seen.size()}; }
@@ -88,29 +88,29 @@ struct StackPool {
     frames.resize(mark.frames);
     seen.resize(mark.seen);
   }
-  // The same stack, even if not the same elements.
+  // Whether the stacks are equal, in the same elements or in others.
   bool Equal(const Frame& a, const Frame& b) const;
-  // Drops what no frame of `tops` needs.
+  // Removes the elements that no frame of `tops` refers to.
   void Compact(std::vector<Frame>* tops);
 };
 
 // Immutable: any number of threads may use one object. The grammar must outlive it.
 class Matcher {
  public:
-  // More ways to read the same text than this are dropped, the longest to complete first. What is
-  // left is still correct, so this can only refuse a text.
+  // Most ways to read the same text that are kept; those that take longest to complete are dropped.
+  // The remaining ones are correct, so dropping can only refuse a text.
   static constexpr size_t kMaxAlternatives = 256;
 
   explicit Matcher(const Grammar* grammar) : grammar_(*grammar) {}
 
   Frame Start() const;
-  // Appends to `out` every way in which `top` can go on with `byte`.
+  // Appends to `out` every way in which `top` can continue with `byte`.
   void Step(const Frame& top, uint8_t byte, StackPool* pool, std::vector<Frame>* out) const;
-  // Joins equal ways and applies kMaxAlternatives.
+  // Removes equal ways and applies kMaxAlternatives.
   void Reduce(const StackPool& pool, std::vector<Frame>* tops) const;
 
-  // Bytes (and maybe an end-of-sequence token) that complete the text: that many always can.
-  // kUnreachable where the vocabulary cannot spell the rest.
+  // An upper bound, always attainable, of the bytes (and end-of-sequence token) that complete the
+  // text. kUnreachable if the vocabulary cannot spell the rest.
   int64_t Distance(const Frame& top, const StackPool& pool) const;
   bool Complete(const Frame& top) const;
   bool CanContinue(const Frame& top) const;
@@ -119,10 +119,10 @@ class Matcher {
   const ScalarNode& ScalarOf(const Frame& top) const {
     return std::get<ScalarNode>(grammar_.nodes[top.node].value);
   }
-  // In a key that any characters may follow. If so, an upper bound of the distance from any point
-  // inside the key, over what closes the string there.
+  // Whether `top` is in a key that any characters may continue. If so, sets `*bound` to an upper
+  // bound of the distance from the end of the key, whatever the key becomes.
   bool InFreeKey(const Frame& top, const StackPool& pool, int64_t* bound) const;
-  // Appends what follows behind the value `top`.
+  // Appends the frames that can follow the finished value `top`.
   void Pop(const Frame& top, const StackPool& pool, std::vector<Frame>* out) const;
 
   const Grammar& grammar() const { return grammar_; }
@@ -137,7 +137,7 @@ class Matcher {
     return container.depth + At(id).height <= kMaxDepth;
   }
 
-  // A value of node `id` begins with `byte`; behind it `parent` (null at the root) goes on.
+  // Begins a value of node `id` with `byte`. `parent` (null at the root) continues after it.
   void BeginValue(NodeId id, const Frame* parent, uint8_t byte, StackPool* pool,
                   std::vector<Frame>* out) const;
   void Emit(const Frame& top, const StackPool& pool, std::vector<Frame>* out) const;
@@ -152,7 +152,7 @@ class Matcher {
   void StepObject(const Frame& top, uint8_t byte, StackPool* pool, std::vector<Frame>* out) const;
   void StepKey(const Frame& top, uint8_t byte, StackPool* pool, std::vector<Frame>* out) const;
   bool CloseKey(Frame* top, StackPool* pool) const;
-  // Which named properties an object has. For many questions about the same frame.
+  // The named properties that an object has already; built once for several queries of a frame.
   class SeenNames;
   struct Fillers;
   bool HasSeenOther(const Frame& top, const StackPool& pool, uint64_t key) const;
@@ -171,7 +171,8 @@ class Matcher {
   const Grammar& grammar_;
 };
 
-// Reads `byte` as white space between the parts of a container, a bounded amount of it.
+// Advances over white space between the parts of a container. False if `byte` is no white space, or
+// more than is allowed there.
 bool StepSpace(Frame* frame, uint8_t byte, bool line_end_allowed);
 
 }  // namespace moeserve::structured

@@ -8,7 +8,7 @@
 namespace moeserve::structured {
 namespace {
 
-// Of one object, named properties aside; bounds the memory of a state.
+// Most properties of one object that its node does not name; bounds the memory of a state.
 constexpr int32_t kMaxOthers = 4096;
 
 constexpr uint64_t kNamed = uint64_t{1} << 63;
@@ -42,13 +42,13 @@ class Matcher::SeenNames {
   std::vector<uint64_t> more_;
 };
 
-// The cheapest optional properties that are missing, a number of them.
+// The cheapest missing optional properties with which an object reaches its smallest size.
 struct Matcher::Fillers {
   int64_t cost = 0;
   int64_t cost_of_one_less = 0;
-  int32_t end = 0;  // the named ones among them stand before this place of optional_by_cost
+  int32_t end = 0;  // the named ones among them have a rank in optional_by_cost below this
 
-  // Of one less, where `property` itself is the one that is not needed.
+  // The cost of one less, if `property` is added instead.
   int64_t CostWith(const Property& property) const {
     const bool among = property.rank >= 0 && property.rank < end;
     if (!among) return cost_of_one_less;
@@ -90,7 +90,7 @@ bool Matcher::AnyKeyAllowed(const Frame& top, const StackPool& pool) const {
   return i < static_cast<int32_t>(n);
 }
 
-// Some allowed property's name begins with what has been read of the key.
+// Whether some allowed property's name begins with the part of the key that has been read.
 bool Matcher::KeyCanEnd(const Frame& top, const StackPool& pool) const {
   if (OtherAllowed(top)) return true;
   const ObjectNode& object = ObjectOf(top);
@@ -186,7 +186,7 @@ void Matcher::StepKey(const Frame& top, uint8_t byte, StackPool* pool,
     const char32_t c = frame.decoder.character();
     const auto& properties = ObjectOf(top).properties;
     const size_t at = static_cast<size_t>(top.length);
-    // A name that ends here sorts before those that go on.
+    // A name that ends here sorts before longer ones.
     const auto character = [&](const Property& p) {
       return p.name.size() > at ? static_cast<int64_t>(p.name[at]) : -1;
     };
@@ -231,7 +231,7 @@ bool Matcher::CloseKey(Frame* top, StackPool* pool) const {
   }
   ++top->count;
   top->phase = Phase::kColon;
-  // What is left of the key makes no difference from here on.
+  // Resets the fields of the key, so that equal states compare equal.
   top->decoder = StringDecoder();
   top->dfa_state = 0;
   top->first = top->last = top->length = 0;
@@ -239,12 +239,12 @@ bool Matcher::CloseKey(Frame* top, StackPool* pool) const {
   return true;
 }
 
-// Properties still needed for the smallest number, required ones aside.
+// Properties that min_properties demands beyond the required ones.
 int64_t Matcher::Needed(const Frame& top) const {
   return std::max<int64_t>(ObjectOf(top).min_properties - top.count - top.missing, 0);
 }
 
-// Of a property without a name of its own: a free name, the shortest value and a comma.
+// The cost of a property that the node does not name: a free name, the shortest value, a comma.
 int64_t Matcher::OtherCost(const Frame& top) const {
   const ObjectNode& object = ObjectOf(top);
   const int64_t taken =
@@ -348,7 +348,7 @@ int64_t Matcher::KeyRest(const Frame& top, const StackPool& pool) const {
           static_cast<int32_t>(object.properties[top.first].name.size()) == top.length;
       if (named || HasSeenOther(top, pool, top.hash & ~kNamed)) key = more;
     } else {
-      // As if the character that has been begun led to a name that is taken.
+      // Assumes that the unfinished character completes a name that is taken.
       key = grammar_.dfas[grammar_.any_string]->distance[top.dfa_state] - 1 + more;
     }
     best = std::min(best, top.missing_cost + 1 + fillers.cost_of_one_less + key + 2 +
@@ -366,7 +366,7 @@ bool Matcher::InFreeKey(const Frame& top, const StackPool& pool, int64_t* bound)
   const Fillers fillers = FillersOf(top, seen, needed);
   pool.work += fillers.end / 8;
   const int64_t taken = static_cast<int64_t>(object.properties.size()) + top.num_others + needed;
-  // The characters that tell the key from the others, a colon and a bracket.
+  // The 2 are a colon and a bracket.
   *bound = top.tail + top.missing_cost + fillers.cost + FreeNameLength(taken) + 2 +
            At(object.additional).distance;
   return true;

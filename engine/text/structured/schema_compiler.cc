@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "base/message.h"
 #include "engine/text/structured/automata/formats.h"
 #include "engine/text/structured/automata/nfa.h"
 #include "engine/text/structured/automata/pattern.h"
@@ -17,7 +18,7 @@ namespace {
 
 using nlohmann::json;
 
-// Longer plain spellings of listed numbers are left to the spelling with an exponent.
+// Longest plain spelling of a listed number; longer ones are spelt with an exponent only.
 constexpr int64_t kMaxPlainDigits = 40;
 
 std::u32string CodePoints(const std::string& text) {
@@ -51,7 +52,7 @@ class SchemaCompiler {
     const Node& root = grammar_.nodes[grammar_.root];
     if (root.distance >= kUnreachable) return Unsatisfiable(unpruned);
     if (root.height > kMaxDepth) {
-      return reader_.Error(&root_, "every instance nests deeper than " + std::to_string(kMaxDepth));
+      return reader_.Error(&root_, Concat("every instance nests deeper than ", kMaxDepth));
     }
     return std::move(grammar_);
   }
@@ -64,8 +65,8 @@ class SchemaCompiler {
     return static_cast<NodeId>(grammar_.nodes.size() - 1);
   }
 
-  // The choice between the branches of `schemas`, which is filled in later: schemas may refer to
-  // each other in circles.
+  // The choice between the branches of `schemas`. It is filled in later, because schemas may refer
+  // to each other in cycles.
   Result<NodeId> NodeOf(const Conjunction& schemas) {
     const auto it = nodes_.find(schemas);
     if (it != nodes_.end()) return it->second;
@@ -169,10 +170,9 @@ class SchemaCompiler {
     return Scalar(id);
   }
 
-  // The strings that have all formats and patterns; there is at least one of these.
+  // The strings that match all formats and patterns of `branch`, which has at least one.
   Result<int32_t> PatternedStrings(const json* place, const Branch& branch) {
-    std::string key =
-        "string " + std::to_string(branch.min_chars) + " " + std::to_string(branch.max_chars);
+    std::string key = Concat("string ", branch.min_chars, ' ', branch.max_chars);
     for (const std::string& format : branch.formats) key += "\nf" + format;
     for (const std::string& pattern : branch.patterns) key += "\np" + pattern;
     if (const auto it = dfas_.find(key); it != dfas_.end()) return it->second;
@@ -238,7 +238,7 @@ class SchemaCompiler {
       if (part.properties == nullptr) continue;
       for (const auto& [name, schema] : part.properties->items()) names.insert(name);
     }
-    // Many branches may have the same many names.
+    // Many branches may share a long list of names.
     MOESERVE_RETURN_IF_ERROR(budget_->AddStates(static_cast<int64_t>(names.size())));
     ObjectNode node;
     node.min_properties = branch.min_properties;
@@ -304,8 +304,8 @@ class SchemaCompiler {
     return absl::OkStatus();
   }
 
-  // Spellings of a listed number: plain, and with an exponent where that is what writers use. An
-  // integer is spelt with a fraction only if the schema spells it so.
+  // Spellings of a listed number: plain, and with an exponent where common writers use one. An
+  // integer has a fraction only if the schema spells it with one.
   static void AddSpellings(const json& value, std::vector<std::string>* texts) {
     const Decimal number = DecimalOf(value);
     const bool with_fraction = value.is_number_float();
@@ -350,7 +350,7 @@ class SchemaCompiler {
     return Literals(texts, {});
   }
 
-  // Follows what has to be there down to the reason.
+  // Follows the mandatory parts down to the one that has no instance.
   Status Unsatisfiable(const Grammar& unpruned) const {
     const json* place = &root_;
     NodeId at = grammar_.root;
@@ -403,8 +403,8 @@ class SchemaCompiler {
 Result<Grammar> CompileSchema(std::string_view schema, bool strict, const ConstraintLimits& limits,
                               DfaPtr any_string, const ByteSet& spellable, CompileBudget* budget) {
   if (schema.size() > limits.schema_bytes) {
-    return absl::InvalidArgumentError("schema: " + std::to_string(schema.size()) +
-                                      " bytes, more than " + std::to_string(limits.schema_bytes));
+    return absl::InvalidArgumentError(
+        Concat("schema: ", schema.size(), " bytes, more than ", limits.schema_bytes));
   }
   if (!IsValidUtf8(schema)) return absl::InvalidArgumentError("schema: not UTF-8");
   // A schema inside another one is at most three values deeper; listed values may add some.

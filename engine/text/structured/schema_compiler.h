@@ -8,8 +8,8 @@
 
 namespace moeserve::structured {
 
-// The grammar, finished. `any_string`: the finished automaton of all JSON strings. InvalidArgument:
-// what is wrong or unsupported and where.
+// Returns the finished grammar. `any_string`: the finished automaton of all JSON strings.
+// InvalidArgument: what is wrong or unsupported, with a JSON pointer.
 Result<Grammar> CompileSchema(std::string_view schema, bool strict, const ConstraintLimits& limits,
                               DfaPtr any_string, const ByteSet& spellable, CompileBudget* budget);
 

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <string_view>
 
+#include "base/message.h"
 #include "engine/text/structured/automata/formats.h"
 
 namespace moeserve::structured {
@@ -13,12 +14,12 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kMaxBranches = 512;
-// Names, patterns and listed values of all branches of one schema together; bounds their memory.
+// Most names, patterns and listed values in all branches of one schema; bounds their memory.
 constexpr int64_t kMaxBranchParts = 100000;
-// Schemas that refer to each other, or stand inside each other, without a property or item in
+// Longest chain of schemas that refer to or contain each other without a property or item in
 // between; bounds the stack.
 constexpr size_t kMaxChain = 100;
-// Of one name in a path.
+// Bytes of one step of a path in messages.
 constexpr size_t kMaxStep = 64;
 
 constexpr std::string_view kAnnotations[] = {
@@ -26,7 +27,7 @@ constexpr std::string_view kAnnotations[] = {
     "$comment", "deprecated",       "readOnly",        "writeOnly",    "$defs",   "definitions",
     "$anchor",  "contentMediaType", "contentEncoding", "contentSchema"};
 
-// Restrict values, and are not supported.
+// Keywords that restrict values and are not supported.
 constexpr std::string_view kUnsupported[] = {"not",
                                              "if",
                                              "then",
@@ -55,7 +56,7 @@ bool Contains(const Range& range, std::string_view key) {
   return std::find(std::begin(range), std::end(range), key) != std::end(range);
 }
 
-// One step of a JSON pointer, cut to a length that messages can bear.
+// One step of a JSON pointer, cut to kMaxStep.
 std::string Escaped(std::string_view step) {
   std::string out = "/";
   if (step.size() > kMaxStep) {
@@ -217,8 +218,7 @@ Status SchemaReader::Enter(const json* parent, const std::string& step, const js
   const Place& place = paths_[parent];
   const int depth = place.depth + 1;
   if (depth > limits_.schema_nesting) {
-    return Error(parent,
-                 "schemas are nested deeper than " + std::to_string(limits_.schema_nesting));
+    return Error(parent, Concat("schemas are nested deeper than ", limits_.schema_nesting));
   }
   std::string path = place.path + step;
   paths_.try_emplace(child, Place{std::move(path), depth});
@@ -261,8 +261,9 @@ Result<Branches> SchemaReader::ReadSchema(const json* schema) {
   }
   if (in_progress_.size() > kMaxChain) {
     in_progress_.erase(schema);
-    return Error(schema, "more than " + std::to_string(kMaxChain) +
-                             " schemas refer to each other without a property or item in between");
+    return Error(schema,
+                 Concat("more than ", kMaxChain,
+                        " schemas refer to each other without a property or item in between"));
   }
   Result<Branches> out = ReadKeywords(schema);
   in_progress_.erase(schema);
@@ -276,27 +277,10 @@ Result<Branches> SchemaReader::ReadKeywords(const json* schema) {
   ArrayPart array;
   for (const auto& [key, value] : schema->items()) {
     if (Contains(kUnsupported, key)) return Error(schema, "\"" + key + "\" is not supported");
-    if (key == "properties") {
-      if (!value.is_object()) return Error(schema, "properties must be an object");
-      for (const auto& [name, child] : value.items()) {
-        MOESERVE_RETURN_IF_ERROR(Enter(schema, "/properties" + Escaped(name), &child));
-      }
-      object.properties = &value;
-    } else if (key == "additionalProperties") {
-      MOESERVE_RETURN_IF_ERROR(Enter(schema, "/" + key, &value));
-      object.additional = &value;
-    } else if (key == "items") {
-      if (value.is_array()) {
-        return Error(schema, "items must be one schema; use prefixItems for a list");
-      }
-      MOESERVE_RETURN_IF_ERROR(Enter(schema, "/" + key, &value));
-      array.items = &value;
-    } else if (key == "prefixItems") {
-      if (!value.is_array()) return Error(schema, "prefixItems must be an array");
-      for (size_t i = 0; i < value.size(); ++i) {
-        MOESERVE_RETURN_IF_ERROR(Enter(schema, "/prefixItems/" + std::to_string(i), &value[i]));
-        array.prefix.push_back(&value[i]);
-      }
+    if (key == "properties" || key == "additionalProperties") {
+      MOESERVE_RETURN_IF_ERROR(ReadProperties(schema, key, value, &object));
+    } else if (key == "items" || key == "prefixItems") {
+      MOESERVE_RETURN_IF_ERROR(ReadItems(schema, key, value, &array));
     } else if (key != "$ref" && key != "allOf" && key != "anyOf" && key != "oneOf" &&
                !Contains(kAnnotations, key)) {
       MOESERVE_RETURN_IF_ERROR(ReadBasics(schema, key, value, &own));
@@ -305,7 +289,7 @@ Result<Branches> SchemaReader::ReadKeywords(const json* schema) {
   if (object.properties != nullptr || object.additional != nullptr) own.objects.push_back(object);
   if (array.items != nullptr || !array.prefix.empty()) own.arrays.push_back(std::move(array));
   MOESERVE_RETURN_IF_ERROR(CheckBranch(schema, own));
-  // Values of the wrong types go here.
+  // Meet() removes listed values of the wrong types.
   Branches out;
   if (std::optional<Branch> kept = Meet(own, Branch())) out.push_back(*std::move(kept));
 
@@ -317,39 +301,80 @@ Result<Branches> SchemaReader::ReadKeywords(const json* schema) {
   for (const std::string key : {"allOf", "anyOf", "oneOf"}) {
     const auto it = schema->find(key);
     if (it == schema->end()) continue;
-    if (!it->is_array() || it->empty()) return Error(schema, key + " must be a non-empty array");
-    std::vector<Branches> parts;
-    for (size_t i = 0; i < it->size(); ++i) {
-      const json* child = &(*it)[i];
-      MOESERVE_RETURN_IF_ERROR(Enter(schema, "/" + key + "/" + std::to_string(i), child));
-      MOESERVE_ASSIGN_OR_RETURN(parts.emplace_back(), ReadSchema(child));
-    }
+    MOESERVE_ASSIGN_OR_RETURN(const std::vector<Branches> parts, ReadList(schema, key, *it));
     if (key == "allOf") {
       for (const Branches& part : parts) {
         MOESERVE_ASSIGN_OR_RETURN(out, Product(schema, out, part));
       }
       continue;
     }
-    Branches any;
-    for (size_t i = 0; i < parts.size(); ++i) {
-      for (const Branch& branch : parts[i]) {
-        for (size_t j = 0; key == "oneOf" && j < i; ++j) {
-          for (const Branch& other : parts[j]) {
-            MOESERVE_ASSIGN_OR_RETURN(const bool disjoint, Disjoint(branch, other, 0));
-            if (disjoint) continue;
-            return Error(schema, "oneOf: values may match both alternative " + std::to_string(j) +
-                                     " and " + std::to_string(i) +
-                                     "; tell them apart by type or by a required constant, or use "
-                                     "anyOf");
-          }
-        }
-        any.push_back(branch);
-      }
-      if (any.size() > kMaxBranches) return Error(schema, "too many alternatives");
-    }
+    MOESERVE_ASSIGN_OR_RETURN(const Branches any, Union(schema, parts, key == "oneOf"));
     MOESERVE_ASSIGN_OR_RETURN(out, Product(schema, out, any));
   }
   return out;
+}
+
+Status SchemaReader::ReadProperties(const json* schema, const std::string& key, const json& value,
+                                    ObjectPart* object) {
+  if (key == "additionalProperties") {
+    object->additional = &value;
+    return Enter(schema, "/" + key, &value);
+  }
+  if (!value.is_object()) return Error(schema, "properties must be an object");
+  for (const auto& [name, child] : value.items()) {
+    MOESERVE_RETURN_IF_ERROR(Enter(schema, "/properties" + Escaped(name), &child));
+  }
+  object->properties = &value;
+  return absl::OkStatus();
+}
+
+Status SchemaReader::ReadItems(const json* schema, const std::string& key, const json& value,
+                               ArrayPart* array) {
+  if (key == "items") {
+    if (value.is_array()) {
+      return Error(schema, "items must be one schema; use prefixItems for a list");
+    }
+    array->items = &value;
+    return Enter(schema, "/" + key, &value);
+  }
+  if (!value.is_array()) return Error(schema, "prefixItems must be an array");
+  for (size_t i = 0; i < value.size(); ++i) {
+    MOESERVE_RETURN_IF_ERROR(Enter(schema, Concat("/prefixItems/", i), &value[i]));
+    array->prefix.push_back(&value[i]);
+  }
+  return absl::OkStatus();
+}
+
+Result<std::vector<Branches>> SchemaReader::ReadList(const json* schema, const std::string& key,
+                                                     const json& value) {
+  if (!value.is_array() || value.empty()) return Error(schema, key + " must be a non-empty array");
+  std::vector<Branches> parts;
+  for (size_t i = 0; i < value.size(); ++i) {
+    MOESERVE_RETURN_IF_ERROR(Enter(schema, Concat("/", key, "/", i), &value[i]));
+    MOESERVE_ASSIGN_OR_RETURN(parts.emplace_back(), ReadSchema(&value[i]));
+  }
+  return parts;
+}
+
+Result<Branches> SchemaReader::Union(const json* schema, const std::vector<Branches>& parts,
+                                     bool disjoint) {
+  Branches any;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    for (const Branch& branch : parts[i]) {
+      for (size_t j = 0; disjoint && j < i; ++j) {
+        for (const Branch& other : parts[j]) {
+          MOESERVE_ASSIGN_OR_RETURN(const bool sure, Disjoint(branch, other, 0));
+          if (sure) continue;
+          return Error(schema, Concat("oneOf: values may match both alternative ", j, " and ", i,
+                                      "; tell them apart by type or by a required constant, or use "
+                                      "anyOf"));
+        }
+      }
+      any.push_back(branch);
+    }
+    if (any.size() > kMaxBranches) return Error(schema, "too many alternatives");
+  }
+  return any;
 }
 
 Result<int64_t> SchemaReader::ReadCount(const json* schema, const std::string& key,
@@ -396,6 +421,63 @@ Status SchemaReader::ReadBound(const json* schema, const std::string& key, const
   return absl::OkStatus();
 }
 
+Status SchemaReader::ReadValues(const json* schema, const std::string& key, const json& value,
+                                Branch* branch) {
+  Branch listed;
+  listed.values.emplace();
+  if (key == "const") {
+    listed.values->push_back(&value);
+  } else {
+    if (!value.is_array() || value.empty()) {
+      return Error(schema, "enum must be a non-empty array");
+    }
+    if (value.size() > static_cast<size_t>(limits_.enum_entries)) {
+      return Error(schema,
+                   Concat("enum has ", value.size(), " entries, more than ", limits_.enum_entries));
+    }
+    for (const json& entry : value) listed.values->push_back(&entry);
+  }
+  if (std::optional<Branch> both = Meet(*branch, listed)) {
+    *branch = *std::move(both);
+  } else {
+    // CheckBranch() reports that no value is left.
+    branch->values.emplace();
+    branch->types = 0;
+  }
+  return absl::OkStatus();
+}
+
+Status SchemaReader::ReadMultiple(const json* schema, const json& value, Branch* branch) {
+  const Decimal number = value.is_number() ? DecimalOf(value) : Decimal();
+  if (number.is_zero() || number.negative) {
+    return Error(schema, "multipleOf must be a positive number");
+  }
+  if (!number.is_integer() || number.point > 4) {
+    return Error(schema, "multipleOf is supported for integers up to 9999 only");
+  }
+  branch->number.multiple_of = std::stoll(number.Plain());
+  return absl::OkStatus();
+}
+
+Status SchemaReader::ReadText(const json* schema, const std::string& key, const json& value,
+                              Branch* branch) {
+  if (key == "format") {
+    if (!value.is_string() || !FormatPattern(value.get_ref<const std::string&>())) {
+      return Error(schema,
+                   "format is supported for date, time, date-time, uuid, email, hostname "
+                   "and ipv4 only");
+    }
+    branch->formats.insert(value.get<std::string>());
+    return absl::OkStatus();
+  }
+  if (!value.is_string()) return Error(schema, "pattern must be a string");
+  if (value.get_ref<const std::string&>().size() > limits_.pattern_bytes) {
+    return Error(schema, Concat("pattern is longer than ", limits_.pattern_bytes, " bytes"));
+  }
+  branch->patterns.insert(value.get<std::string>());
+  return absl::OkStatus();
+}
+
 Status SchemaReader::ReadBasics(const json* schema, const std::string& key, const json& value,
                                 Branch* branch) {
   const std::pair<std::string_view, int64_t*> counts[] = {
@@ -412,59 +494,9 @@ Status SchemaReader::ReadBasics(const json* schema, const std::string& key, cons
       key == "exclusiveMaximum") {
     return ReadBound(schema, key, value, branch);
   }
-  if (key == "enum" || key == "const") {
-    if (key == "enum" && (!value.is_array() || value.empty())) {
-      return Error(schema, "enum must be a non-empty array");
-    }
-    if (key == "enum" && value.size() > static_cast<size_t>(limits_.enum_entries)) {
-      return Error(schema, "enum has " + std::to_string(value.size()) + " entries, more than " +
-                               std::to_string(limits_.enum_entries));
-    }
-    Branch other;
-    other.values.emplace();
-    if (key == "const") other.values->push_back(&value);
-    if (key == "enum") {
-      for (const json& entry : value) other.values->push_back(&entry);
-    }
-    std::optional<Branch> both = Meet(*branch, other);
-    // No value is left: an empty list says so.
-    if (both) {
-      *branch = *std::move(both);
-    } else {
-      branch->values.emplace();
-      branch->types = 0;
-    }
-    return absl::OkStatus();
-  }
-  if (key == "multipleOf") {
-    const Decimal number = value.is_number() ? DecimalOf(value) : Decimal();
-    if (number.is_zero() || number.negative) {
-      return Error(schema, "multipleOf must be a positive number");
-    }
-    if (!number.is_integer() || number.point > 4) {
-      return Error(schema, "multipleOf is supported for integers up to 9999 only");
-    }
-    branch->number.multiple_of = std::stoll(number.Plain());
-    return absl::OkStatus();
-  }
-  if (key == "pattern") {
-    if (!value.is_string()) return Error(schema, "pattern must be a string");
-    if (value.get_ref<const std::string&>().size() > limits_.pattern_bytes) {
-      return Error(schema,
-                   "pattern is longer than " + std::to_string(limits_.pattern_bytes) + " bytes");
-    }
-    branch->patterns.insert(value.get<std::string>());
-    return absl::OkStatus();
-  }
-  if (key == "format") {
-    if (!value.is_string() || !FormatPattern(value.get_ref<const std::string&>())) {
-      return Error(schema,
-                   "format is supported for date, time, date-time, uuid, email, hostname "
-                   "and ipv4 only");
-    }
-    branch->formats.insert(value.get<std::string>());
-    return absl::OkStatus();
-  }
+  if (key == "enum" || key == "const") return ReadValues(schema, key, value, branch);
+  if (key == "multipleOf") return ReadMultiple(schema, value, branch);
+  if (key == "pattern" || key == "format") return ReadText(schema, key, value, branch);
   if (key == "required") {
     if (!value.is_array()) return Error(schema, "required must be an array of strings");
     for (const json& name : value) {
@@ -478,8 +510,8 @@ Status SchemaReader::ReadBasics(const json* schema, const std::string& key, cons
     branch->unique_items = value.get<bool>();
     return absl::OkStatus();
   }
-  // An unknown word restricts nothing by JSON Schema's rules.
-  if (strict_) return Error(schema, "unknown keyword \"" + key.substr(0, 64) + "\"");
+  // By JSON Schema's rules an unknown keyword restricts nothing.
+  if (strict_) return Error(schema, Concat("unknown keyword \"", key.substr(0, 64), "\""));
   return absl::OkStatus();
 }
 
@@ -541,7 +573,7 @@ Result<const json*> SchemaReader::Resolve(const json* schema, const json& refere
   if (!at->is_object() && !at->is_boolean()) {
     return Error(schema, "$ref \"" + text.substr(0, 64) + "\" does not lead to a schema");
   }
-  // Definitions stand two steps below the root and count as one level.
+  // A definition is two steps below the root (#/$defs/name) and counts as one level.
   paths_.try_emplace(at, Place{text.substr(1), (depth + 1) / 2});
   return at;
 }
@@ -551,7 +583,7 @@ Result<bool> SchemaReader::Disjoint(const Branch& a, const Branch& b, int depth)
   const std::optional<Branch> both = Meet(a, b);
   if (!both) return true;
   const uint32_t types = both->types;
-  // Listed values of either that the other one's list or types exclude are gone in `both`.
+  // Meet() has removed listed values that the other's list or types exclude.
   if (both->values && both->values->empty()) return true;
   if (types & (kNullType | kBooleanType | kArrayType)) return false;
   if (types & kNumberTypes) {
@@ -567,7 +599,7 @@ Result<bool> SchemaReader::Disjoint(const Branch& a, const Branch& b, int depth)
     // A property that both require, with values that differ.
     for (const std::string& name : both->required) {
       if (!a.required.contains(name) || !b.required.contains(name)) continue;
-      // A property that refers back to this very choice cannot be read here: it tells nothing.
+      // A property that refers back to this choice cannot be read here and is skipped.
       const Result<Branches> x = Read(a.PropertyNamed(name));
       const Result<Branches> y = Read(b.PropertyNamed(name));
       if (!x.ok() || !y.ok()) continue;

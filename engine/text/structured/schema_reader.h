@@ -1,4 +1,4 @@
-// JSON Schema documents as alternatives of plain conditions.
+// Reads JSON Schema documents into alternatives of plain conditions.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace moeserve::structured {
 
-// All schemas of it hold. Sorted, each once; none: every value.
+// Schemas that all hold. Sorted, each once. An empty one allows every value.
 using Conjunction = std::vector<const nlohmann::json*>;
 
 enum TypeBits : uint32_t {
@@ -40,11 +40,11 @@ struct ObjectPart {
   const nlohmann::json* additional = nullptr;  // of all other names; null: any
 };
 
-// Conditions that hold together. Those on values of a type that `types` lacks mean nothing.
+// Conditions that all hold. Conditions on a type that is not in `types` have no effect.
 struct Branch {
   uint32_t types = kAllTypes;
   std::optional<std::vector<const nlohmann::json*>> values;  // one of these
-  NumberRange number;                                        // `integer` is left to `types`
+  NumberRange number;                                        // `types` decides about `integer`
   int64_t min_chars = 0;
   int64_t max_chars = kNoLimit;
   std::set<std::string> patterns;  // each found anywhere in the string
@@ -65,10 +65,10 @@ struct Branch {
 
 using Branches = std::vector<Branch>;
 
-// What both allow; nullopt if the types already show that nothing is.
+// The values that both allow; nullopt if their types have nothing in common.
 std::optional<Branch> Meet(const Branch& a, const Branch& b);
 
-// Reads schemas of one document. Errors are InvalidArgument and name the place.
+// Reads schemas of one document. Errors are InvalidArgument with a JSON pointer.
 class SchemaReader {
  public:
   // `root` must outlive the reader.
@@ -93,8 +93,20 @@ class SchemaReader {
 
   Result<Branches> ReadSchema(const nlohmann::json* schema);
   Result<Branches> ReadKeywords(const nlohmann::json* schema);
+  // One keyword each, or a few that belong together.
+  Status ReadProperties(const nlohmann::json* schema, const std::string& key,
+                        const nlohmann::json& value, ObjectPart* object);
+  Status ReadItems(const nlohmann::json* schema, const std::string& key,
+                   const nlohmann::json& value, ArrayPart* array);
+  Result<std::vector<Branches>> ReadList(const nlohmann::json* schema, const std::string& key,
+                                         const nlohmann::json& value);
   Status ReadBasics(const nlohmann::json* schema, const std::string& key,
                     const nlohmann::json& value, Branch* branch);
+  Status ReadValues(const nlohmann::json* schema, const std::string& key,
+                    const nlohmann::json& value, Branch* branch);
+  Status ReadMultiple(const nlohmann::json* schema, const nlohmann::json& value, Branch* branch);
+  Status ReadText(const nlohmann::json* schema, const std::string& key, const nlohmann::json& value,
+                  Branch* branch);
   Status ReadTypes(const nlohmann::json* schema, const nlohmann::json& value, Branch* branch);
   Status ReadBound(const nlohmann::json* schema, const std::string& key,
                    const nlohmann::json& value, Branch* branch);
@@ -103,10 +115,13 @@ class SchemaReader {
   Status CheckBranch(const nlohmann::json* schema, const Branch& branch) const;
   Result<const nlohmann::json*> Resolve(const nlohmann::json* schema,
                                         const nlohmann::json& reference);
-  // Notes where a schema inside another one is; checks the nesting and the schema's type.
+  // Records the path of a schema inside another one; checks the nesting and the schema's type.
   Status Enter(const nlohmann::json* parent, const std::string& step, const nlohmann::json* child);
   Result<Branches> Product(const nlohmann::json* schema, const Branches& a, const Branches& b);
-  // Whether no value matches both; false where that is not sure.
+  // The branches of all parts. `disjoint`: an error unless no value matches two parts.
+  Result<Branches> Union(const nlohmann::json* schema, const std::vector<Branches>& parts,
+                         bool disjoint);
+  // Whether no value matches both; false where that is not certain.
   Result<bool> Disjoint(const Branch& a, const Branch& b, int depth);
 
   const nlohmann::json& root_;

@@ -11,17 +11,17 @@ namespace {
 
 constexpr size_t kMaskCacheBytes = 8 << 20;
 
-// Work (StackPool::work) that one mask may take, some milliseconds: beyond it, alternatives are
-// left out, those that take longest to complete first, and what is left of a walk only looks at
-// tokens of one byte. Texts read in one or few ways stay far below. A single token may take twice
-// as much: what a mask has found is then always found again.
+// Limit on the work (StackPool::work) of one mask, some milliseconds. Beyond it, the alternatives
+// that take longest to complete are left out, and the rest of a walk considers tokens of one byte
+// only. Texts with few readings stay far below. Accepting a single token may take twice as much, so
+// that every token of a mask is accepted.
 constexpr int64_t kMaxMaskWork = 200000;
 constexpr int64_t kMaxTokenWork = 2 * kMaxMaskWork;
 
-// Trie nodes that an automaton alone looks at in the time of one step.
+// Trie nodes that a walk of one automaton visits in the time of one matcher step.
 constexpr int64_t kNodesPerStep = 4;
-// The same for masks that are mostly found kept. Whether one was must not matter: the same text has
-// the same mask each time.
+// The same for masks that are usually cached. The work counted must not depend on whether one was:
+// equal texts have equal masks.
 constexpr int64_t kKeptNodesPerStep = 16;
 
 class State : public ConstraintState {
@@ -33,7 +33,7 @@ class State : public ConstraintState {
     MOESERVE_CHECK(mask.size() == vocabulary().mask_words(), "the mask's size is the vocabulary's");
     std::fill(mask.begin(), mask.end(), 0);
     const std::vector<Alternative> order = Ordered();
-    // How far one token can bring the end nearer, with room for estimates.
+    // How much one token can reduce the distance, with a margin for estimates.
     const int64_t reach = vocabulary().max_depth() + 64;
     const bool hopeless = !order.empty() && order[0].distance > Sum(tokens_left, reach);
     if (!hopeless) FillMask(order, std::min(tokens_left, kUnreachable) - 1, mask);
@@ -58,8 +58,8 @@ class State : public ConstraintState {
     if (bytes.empty()) return false;
     const StackPool::Mark mark = pool_.mark();
     std::vector<Frame> reached;
-    // One by one, as the mask was computed: what one alternative leads to must not push out what
-    // another one does before the token is complete.
+    // Advances each alternative separately, as the mask was computed: Reduce() must not drop
+    // results of one in favour of another before the token is complete.
     pool_.work = 0;
     for (const Alternative& alternative : Ordered()) {
       if (!reached.empty() && pool_.work > kMaxTokenWork) break;
@@ -122,7 +122,7 @@ class State : public ConstraintState {
     return std::min(a, kUnreachable) + std::min(b, kUnreachable);
   }
 
-  // The shortest to complete first.
+  // Sorted by distance, the shortest first.
   std::vector<Alternative> Ordered() const {
     std::vector<Alternative> order;
     for (size_t i = 0; i < tops_.size(); ++i) {
@@ -140,7 +140,7 @@ class State : public ConstraintState {
 
   bool Overworked() const { return pool_.work > kMaxMaskWork; }
 
-  // `budget`: bytes in which the text has to be completed after the token.
+  // `budget`: bytes within which the text must be completed after the token.
   void FillMask(const std::vector<Alternative>& order, int64_t budget, std::span<uint32_t> mask) {
     const StackPool::Mark mark = pool_.mark();
     pool_.work = 0;
@@ -148,7 +148,7 @@ class State : public ConstraintState {
       if (Overworked() && index != order[0].index) break;
       const Frame& top = tops_[index];
       const bool filled = FillScalar(top, budget, mask) || FillKey(top, budget, mask);
-      // Near the limit a key's estimates may leave nothing.
+      // Near the limit, the estimates of a key may leave no token.
       if (!filled || (distance <= budget + 1 && Empty(mask))) Walk({top}, 0, budget, mask);
       pool_.CutTo(mark);
     }
@@ -158,7 +158,7 @@ class State : public ConstraintState {
     for (size_t i = 0; i < mask.size(); ++i) mask[i] |= from.tokens[i];
   }
 
-  // Inside a value that an automaton describes to its end. False: not the case.
+  // Fills the mask inside a value that an automaton describes to its end. False if `top` is not.
   bool FillScalar(const Frame& top, int64_t budget, std::span<uint32_t> mask) {
     if (top.kind != FrameKind::kScalar) return false;
     const ByteDfa& dfa = matcher().DfaOf(top);
@@ -170,7 +170,7 @@ class State : public ConstraintState {
     const int64_t max_rest = budget - top.tail;
     std::shared_ptr<const DfaMask> cached;
     exits_.clear();
-    // Inside a character there is little to walk.
+    // A limited walk is cheap inside a character.
     const bool room_matters = room < vocabulary().max_depth() && !dfa.boundary[top.dfa_state];
     if (!room_matters && max_rest >= Sum(dfa.max_distance, needed)) {
       cached = MaskOf(scalar.dfa, top.dfa_state, at_root, room, mask);
@@ -187,7 +187,7 @@ class State : public ConstraintState {
     }
     std::vector<Frame> behind;
     matcher().Pop(top, pool_, &behind);
-    // Behind the value all is the same wherever it ended.
+    // The state after the value does not depend on where it ended.
     const bool ends_in_time = matcher().Distance(behind[0], pool_) <= budget;
     for (const auto& [node, chars] : cached ? cached->exits : exits_) {
       if (chars < needed || SkipsExit(node)) continue;
@@ -210,7 +210,7 @@ class State : public ConstraintState {
     return Overworked() && vocabulary().nodes()[node].depth > 1;
   }
 
-  // Inside a key that any character may follow. False: not the case.
+  // Fills the mask inside a key that any character may continue. False if `top` is not.
   bool FillKey(const Frame& top, int64_t budget, std::span<uint32_t> mask) {
     int64_t bound = 0;
     if (!matcher().InFreeKey(top, pool_, &bound)) return false;
@@ -233,7 +233,7 @@ class State : public ConstraintState {
     std::vector<uint8_t> path;
     for (const auto& [node, chars] : cached->exits) {
       if (SkipsExit(node)) continue;
-      // What follows depends on the key: it may be a named one, or taken.
+      // The state after the key depends on it: it may be a named one, or taken.
       path.clear();
       for (int32_t n = node; n > 0; n = vocabulary().nodes()[n].parent) {
         path.push_back(vocabulary().nodes()[n].byte);

@@ -19,7 +19,7 @@ Interval Completions(uint32_t bits, int more, int width) {
   return {bits << shift, (bits << shift) | ((1u << shift) - 1)};
 }
 
-// Whether \u may be followed by a code unit of the interval. A low surrogate may not come first.
+// Whether some code unit of the interval may follow \u. A low surrogate may not come first.
 bool AnyEscapable(Interval units) {
   for (uint32_t u = units.first; u <= units.last && u < 0x7F; ++u) {
     if (MayBeHexEscaped(u)) return true;
@@ -61,7 +61,7 @@ StringDecoder::Result StringDecoder::Push(uint8_t byte) {
       if ((byte & 0xC0) != 0x80) return Result::kError;
       value_ = (value_ << 6) | (byte & 0x3F);
       --count_;
-      // Overlong forms, surrogates and what lies beyond Unicode show with the second byte.
+      // The second byte shows overlong forms, surrogates and values above U+10FFFF.
       const Interval c = Completions(value_, count_, 6);
       const uint32_t least = length_ == 2 ? 0x80 : length_ == 3 ? 0x800 : 0x10000;
       if (c.last < least || c.first > 0x10FFFF || (c.first >= 0xD800 && c.last <= 0xDFFF)) {

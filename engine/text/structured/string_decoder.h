@@ -10,19 +10,19 @@ namespace moeserve::structured {
 class StringDecoder {
  public:
   enum class Result : uint8_t {
-    kError,      // no string goes on like this
+    kError,      // no string continues with this byte
     kPartial,    // inside a character
     kCharacter,  // a character is complete, see character()
   };
 
-  // A byte of the content; the closing quote is the caller's.
+  // Takes a byte of the content. The caller handles the closing quote.
   Result Push(uint8_t byte);
   char32_t character() const { return value_; }
   bool at_boundary() const { return phase_ == Phase::kBoundary; }
-  // The bytes that finish the character that has been begun as `c`, which CanBecome allows; none at
+  // The bytes that complete the unfinished character as `c`, for which CanBecome() is true; none at
   // a boundary.
   std::string Ending(char32_t c) const;
-  // Whether the character that has been begun can still become `c`.
+  // Whether the unfinished character can become `c`.
   bool CanBecome(char32_t c) const;
 
   bool operator==(const StringDecoder&) const = default;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/message.h"
 #include "engine/text/structured/automata/pattern.h"
 #include "engine/text/structured/compiled.h"
 
@@ -27,8 +28,7 @@ Result<std::shared_ptr<const VocabularyIndex>> VocabularyIndex::Build(const Toke
                                                                       std::vector<TokenId> eos_ids,
                                                                       int vocab_size) {
   if (vocab_size <= 0) {
-    return absl::InvalidArgumentError("vocab_size must be positive, found " +
-                                      std::to_string(vocab_size));
+    return absl::InvalidArgumentError(Concat("vocab_size must be positive, found ", vocab_size));
   }
   if (eos_ids.empty()) {
     return absl::InvalidArgumentError(
@@ -36,9 +36,8 @@ Result<std::shared_ptr<const VocabularyIndex>> VocabularyIndex::Build(const Toke
   }
   for (const TokenId id : eos_ids) {
     if (id < 0 || id >= vocab_size) {
-      return absl::InvalidArgumentError("end-of-sequence id " + std::to_string(id) +
-                                        " is outside the vocabulary of " +
-                                        std::to_string(vocab_size));
+      return absl::InvalidArgumentError(
+          Concat("end-of-sequence id ", id, " is outside the vocabulary of ", vocab_size));
     }
   }
   std::shared_ptr<VocabularyIndex> index(new VocabularyIndex());
@@ -89,7 +88,7 @@ Result<std::shared_ptr<const VocabularyIndex>> VocabularyIndex::Build(const Toke
 
   MOESERVE_ASSIGN_OR_RETURN(structured::DfaPtr any_string, AnyStringDfa(index->spellable_));
   index->string_masks_ = std::make_shared<structured::StringMasks>(std::move(any_string));
-  // The state inside a string is met in nearly every answer.
+  // Nearly every answer passes through the state inside a string.
   const structured::StringMasks& strings = *index->string_masks_;
   const int32_t inside = strings.dfa->Next(structured::ByteDfa::kStart, '"');
   strings.cache.Get(*index, *strings.dfa, 0, inside, /*at_root=*/false, structured::kNoLimit);

@@ -1,4 +1,4 @@
-// The vocabulary as a trie of bytes, for walks that find the tokens an automaton allows.
+// The vocabulary as a trie of bytes.
 #pragma once
 
 #include <bitset>
@@ -26,11 +26,11 @@ class VocabularyIndex {
     uint16_t depth;  // bytes from the root
     int32_t parent;
     int32_t end;          // the first node behind this one's subtree
-    int32_t first_token;  // into tokens(); up to the next node's
+    int32_t first_token;  // into tokens_; the node's tokens end where those of the next node begin
   };
 
-  // `vocab_size`: of the logits; tokens beyond it are never allowed. Special tokens are never
-  // allowed either, but for `eos_ids`, which end a complete text. Tokens without text are left out.
+  // `vocab_size`: the number of logits; tokens beyond it are never allowed. Special tokens are
+  // never allowed except `eos_ids`, which end a complete text. Tokens without text are left out.
   // InvalidArgument: no EOS id, an id outside the vocabulary, no token with text.
   static Result<std::shared_ptr<const VocabularyIndex>> Build(const Tokenizer& tokenizer,
                                                               std::vector<TokenId> eos_ids,
@@ -42,7 +42,7 @@ class VocabularyIndex {
   bool IsEos(TokenId id) const;
   // "" for tokens that are never allowed and for ids outside the vocabulary.
   std::string_view Bytes(TokenId id) const;
-  // The bytes that are tokens of their own.
+  // The bytes that are tokens by themselves.
   const std::bitset<256>& spellable() const { return spellable_; }
 
   const structured::StringMasks& string_masks() const { return *string_masks_; }

@@ -2,13 +2,14 @@
 
 #include <algorithm>
 
+#include "base/message.h"
 #include "engine/text/tokenizer/regex_syntax.h"
 #include "engine/text/tokenizer/utf8.h"
 
 namespace moeserve {
 namespace {
 
-// The search looks at up to this many bytes from each place; real tokens are below 100.
+// Bounds the work of the search at each position; tokens in use are shorter than 100 bytes.
 constexpr size_t kMaxContentBytes = 4096;
 
 absl::Status Invalid(const AddedToken& token, const std::string& message) {
@@ -92,20 +93,20 @@ absl::StatusOr<std::unique_ptr<AddedTokens>> AddedTokens::Create(std::vector<Add
     added->tokens_.push_back(std::make_unique<AddedToken>(std::move(given)));
     const AddedToken& token = *added->tokens_.back();
     if (token.content.empty() || token.content.size() > kMaxContentBytes) {
-      return Invalid(token, "expected 1 to " + std::to_string(kMaxContentBytes) +
-                                " bytes of content, found " + std::to_string(token.content.size()));
+      return Invalid(token, Concat("expected 1 to ", kMaxContentBytes, " bytes of content, found ",
+                                   token.content.size()));
     }
     if (!IsValidUtf8(token.content)) return Invalid(token, "its content is not UTF-8");
     const std::optional<TokenId> model_id = model.TokenToId(token.content);
     const TokenId expected_id = model_id.has_value() ? *model_id : next_id++;
     if (token.id != expected_id) {
-      return Invalid(token, "expected id " + std::to_string(expected_id) + " (" +
-                                (model_id.has_value() ? "the model's" : "the next one free") +
-                                "), found " + std::to_string(token.id));
+      return Invalid(token, Concat("expected id ", expected_id, " (",
+                                   model_id.has_value() ? "the model's" : "the next one free",
+                                   "), found ", token.id));
     }
     if (!model_id.has_value() && model.TokenString(token.id).has_value()) {
-      return Invalid(token, "its id " + std::to_string(token.id) + " is the model's token \"" +
-                                std::string(*model.TokenString(token.id)) + "\"");
+      return Invalid(token, Concat("its id ", token.id, " is the model's token \"",
+                                   *model.TokenString(token.id), "\""));
     }
     if (!added->by_content_.emplace(token.content, token.id).second) {
       return Invalid(token, "it is listed twice");
@@ -163,7 +164,8 @@ SpecialRule SpecialRule::Part(size_t begin, size_t size) const {
 SpecialRule SpecialRule::Normalized(std::string_view text, std::string_view normalized,
                                     const Normalizer& normalizer) const {
   if (!by_place_) return *this;
-  // Stretches of one kind, each by itself: if they make up the same text, places are known.
+  // Normalises the trusted and the other stretches one by one. If the results joined are the
+  // normalised text, they are the places of the stretches in it.
   SpecialRule out = Within({});
   std::string joined;
   size_t done = 0;
@@ -193,14 +195,14 @@ void AddedTokens::SplitNormalized(std::string_view text, const SpecialRule& spec
 
 void AddedTokens::Split(const Matcher& matcher, std::string_view text, const SpecialRule& special,
                         std::vector<TextPart>* parts) const {
-  // A token that may not be here by its place is no match at all, so that what a client writes
-  // cannot use up the start of a token of the template.
+  // A token that the rule forbids here is no match at all. Otherwise text of a client could consume
+  // the start of a token that the template writes.
   const auto accepts = [&](size_t begin, size_t end, TokenId id) {
     return !special.by_place() || special.Allows(begin, end) ||
            !special_.contains(by_id_.find(id)->second->content);
   };
-  // Every detail here is Hugging Face's: a match that is turned down still uses up its text, and
-  // white space taken by rstrip can be matched again by the next token.
+  // As in Hugging Face's library, a rejected match still consumes its text, and the next token can
+  // match white space again that rstrip took.
   size_t covered = 0;
   size_t match_begin = 0;
   size_t match_end = 0;
@@ -217,7 +219,7 @@ void AddedTokens::Split(const Matcher& matcher, std::string_view text, const Spe
     if (token.lstrip) begin = std::max(SkipSpaceBackwards(text, begin), covered);
     if (token.rstrip) end = SkipSpace(text, end);
     if (covered < begin) parts->push_back({text.substr(covered, begin - covered), std::nullopt});
-    // A token all of whose text is white space that the one before took is not there.
+    // Skips a token that consists of white space which the token before it took.
     if (begin < end) parts->push_back({text.substr(begin, end - begin), id});
     covered = end;
   }

@@ -1,5 +1,5 @@
-// Tokens that are found in the text itself, before it is cut into pieces: special ones (<s>,
-// <|im_end|>) and others that were added to a finished vocabulary.
+// Added tokens: special ones (<s>, <|im_end|>) and others that were added to a finished vocabulary.
+// They are searched in the text before it is cut into pieces.
 #pragma once
 
 #include <memory>
@@ -26,10 +26,10 @@ struct AddedToken {
   TokenId id = 0;
   std::string content;
   bool single_word = false;  // only where no word character touches it
-  bool lstrip = false;       // takes the white space before it along
-  bool rstrip = false;       // and the white space after it
-  bool normalized = false;   // is looked for in the normalised text, itself normalised
-  bool special = false;      // may be skipped in decoding, may be ignored in encoding
+  bool lstrip = false;       // the match includes white space before it
+  bool rstrip = false;       // the match includes white space after it
+  bool normalized = false;   // its normalised form is searched in the normalised text
+  bool special = false;      // decoding can skip it, encoding can read it as ordinary text
 };
 
 // A part of a text: an added token, or text without one.
@@ -38,7 +38,7 @@ struct TextPart {
   std::optional<TokenId> id;
 };
 
-// Where a text may spell special tokens.
+// The parts of a text in which special tokens are recognised.
 class SpecialRule {
  public:
   static SpecialRule All(bool everywhere) {
@@ -46,17 +46,17 @@ class SpecialRule {
     rule.everywhere_ = everywhere;
     return rule;
   }
-  // Inside single ones of `spans`, which are ascending and disjoint.
+  // Where a token lies inside one of `spans`, which are ascending and disjoint.
   static SpecialRule Within(std::span<const TextSpan> spans);
 
   // The rule of bytes [begin, begin + size) of the text.
   SpecialRule Part(size_t begin, size_t size) const;
-  // The rule of `normalized`, the normal form of `text`, which this is the rule of. Where it cannot
-  // be told what came from where, nothing is allowed.
+  // This is the rule of `text`; returns the rule of `normalized`, its normal form. Where positions
+  // of the two cannot be related, allows nothing.
   SpecialRule Normalized(std::string_view text, std::string_view normalized,
                          const Normalizer& normalizer) const;
 
-  // Whether this depends on the place.
+  // Whether the rule differs between positions.
   bool by_place() const { return by_place_; }
   bool everywhere() const { return everywhere_; }
   bool Allows(size_t begin, size_t end) const;
@@ -70,16 +70,17 @@ class SpecialRule {
 // Immutable after construction, for any number of threads.
 class AddedTokens {
  public:
-  // The ids must be those that Hugging Face's library gives the tokens, which does not read them
-  // from the file: a token of the model keeps its id, the others follow the model's tokens.
-  // InvalidArgument, naming the token: another id, an id that the model uses for something else, a
-  // token listed twice or empty. Copies what it needs; `normalizer` may be null.
+  // Hugging Face's library ignores the ids in the file and assigns its own: a token of the model
+  // keeps its id, the others follow the model's tokens. The given ids must be the same.
+  // InvalidArgument, with the token: another id, an id that the model uses for something else, a
+  // token listed twice or empty. `normalizer` may be null and need not outlive the call.
   static absl::StatusOr<std::unique_ptr<AddedTokens>> Create(std::vector<AddedToken> tokens,
                                                              const TokenModel& model,
                                                              const Normalizer* normalizer);
 
-  // Cuts raw text at the tokens that are not `normalized`, and normalised text at those that are.
-  // Special tokens are found where `special` allows. Appends to `parts`; views into `text`.
+  // SplitRaw() splits raw text at the tokens without `normalized`, SplitNormalized() normalised
+  // text at the others. Special tokens are found where `special` allows. Both append to `parts`
+  // views into `text`.
   void SplitRaw(std::string_view text, const SpecialRule& special,
                 std::vector<TextPart>* parts) const;
   void SplitNormalized(std::string_view text, const SpecialRule& special,
@@ -101,10 +102,10 @@ class AddedTokens {
   // Finds, from left to right, the longest token at the first place where one starts.
   class Matcher {
    public:
-    // False if `text` is there already.
+    // False if `text` has been added before.
     bool Add(std::string_view text, TokenId id);
-    // The first match at or after `*begin`, which moves to where it starts. `accepts`, called with
-    // begin, end and id, says which matches there are.
+    // Finds the first match at or after `*begin` for which `accepts(begin, end, id)` is true, and
+    // sets `*begin`, `*end` and `*id` to it. False if there is none.
     template <typename Accepts>
     bool Next(std::string_view text, const Accepts& accepts, size_t* begin, size_t* end,
               TokenId* id) const;
@@ -131,7 +132,7 @@ class AddedTokens {
   absl::flat_hash_set<std::string_view, StringViewHash> special_;  // contents of special tokens
   Matcher raw_;
   Matcher normalized_;
-  std::optional<Regex> word_;  // one word character; there if a token is single_word
+  std::optional<Regex> word_;  // matches one word character; present if a token is single_word
   TokenId id_bound_ = 0;
 };
 

@@ -3,19 +3,20 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "base/message.h"
 #include "engine/text/tokenizer/byte_level.h"
 #include "engine/text/tokenizer/utf8.h"
 
 namespace moeserve {
 namespace {
 
-// Up to this many symbols a scan for the best pair beats a heap.
+// Up to this many symbols, scanning for the best pair is faster than a heap.
 constexpr size_t kShortPiece = 48;
 constexpr uint32_t kNoRank = UINT32_MAX;
 
 absl::Status Invalid(std::string message) { return absl::InvalidArgumentError(message); }
 
-// Waiting merge of the symbol at `position` with the one after it.
+// A possible merge of the symbol at `position` with its successor.
 struct Candidate {
   uint32_t rank;
   int32_t position;
@@ -36,7 +37,7 @@ struct Symbol {
 
 }  // namespace
 
-// Work space of one thread; it grows to the longest piece seen and is given back when large.
+// Work space of one thread. Grows to the longest piece and is freed when it is large.
 struct BpeModel::Scratch {
   std::vector<TokenId> ids;
   std::vector<uint32_t> ranks;
@@ -61,7 +62,8 @@ absl::StatusOr<std::unique_ptr<BpeModel>> BpeModel::Create(BpeConfig config) {
   }
   if (config.unk_token.has_value()) {
     model->unk_id_ = model->TokenToId(*config.unk_token).value_or(-1);
-    // Files name unknown tokens that they lack; that is harmless where no symbol can be unknown.
+    // Some files name an unk_token that is not in the vocabulary; accepted if no symbol can be
+    // unknown.
     const bool needed = !model->byte_level_ ||
                         std::count(model->byte_ids_.begin(), model->byte_ids_.end(), -1) != 0;
     if (model->unk_id_ < 0 && needed) {
@@ -77,8 +79,8 @@ absl::Status BpeModel::AddVocab(std::vector<std::pair<std::string, TokenId>> voc
   TokenId bound = 0;
   for (const auto& [token, id] : vocab) {
     if (id < 0 || id > kMaxId) {
-      return Invalid("vocab: token \"" + token + "\": expected an id from 0 to " +
-                     std::to_string(kMaxId) + ", found " + std::to_string(id));
+      return Invalid(Concat("vocab: token \"", token, "\": expected an id from 0 to ", kMaxId,
+                            ", found ", id));
     }
     if (!IsValidUtf8(token)) return Invalid("vocab: a token is not UTF-8");
     bound = std::max(bound, id + 1);
@@ -88,8 +90,8 @@ absl::Status BpeModel::AddVocab(std::vector<std::pair<std::string, TokenId>> voc
   for (auto& [token, id] : vocab) {
     std::optional<std::string>& slot = strings_[id];
     if (slot.has_value()) {
-      return Invalid("vocab: id " + std::to_string(id) + " belongs to both \"" + *slot +
-                     "\" and \"" + token + "\"");
+      return Invalid(
+          Concat("vocab: id ", id, " belongs to both \"", *slot, "\" and \"", token, "\""));
     }
     slot = std::move(token);
     if (!ids_.emplace(*slot, id).second) {
@@ -104,8 +106,8 @@ absl::Status BpeModel::AddMerges(const std::vector<std::pair<std::string, std::s
   std::string joined;
   for (size_t rank = 0; rank < merges.size(); ++rank) {
     const auto& [left, right] = merges[rank];
-    const std::string where = "merges[" + std::to_string(rank) + "]: ";
-    // That merging by scan and by heap agree rests on every merge making its symbol longer.
+    const std::string where = Concat("merges[", rank, "]: ");
+    // Merging by scan and by heap agree only if every merge makes its symbol longer.
     if (left.empty() || right.empty()) return Invalid(where + "one half is empty");
     joined = left + right;
     TokenId ids[3];
@@ -117,7 +119,7 @@ absl::Status BpeModel::AddMerges(const std::vector<std::pair<std::string, std::s
       }
       ids[i] = *id;
     }
-    // As in Hugging Face's map, the last mention of a pair counts.
+    // As in Hugging Face's library, the last rule of a pair wins.
     merges_[PairKey(ids[0], ids[1])] = {static_cast<uint32_t>(rank), ids[2]};
   }
   return absl::OkStatus();
@@ -189,7 +191,7 @@ void BpeModel::AppendSymbols(std::string_view piece, std::vector<TokenId>* symbo
     if (byte_fallback_ && std::all_of(symbol.begin(), symbol.end(), [&](char byte) {
           return fallback_ids_[static_cast<uint8_t>(byte)] >= 0;
         })) {
-      // Hugging Face leaves a waiting unknown symbol waiting here, so it lands after these.
+      // Hugging Face's library does not flush a pending unknown symbol here, so it follows these.
       for (const char byte : symbol) {
         symbols->push_back(fallback_ids_[static_cast<uint8_t>(byte)]);
       }
@@ -234,7 +236,7 @@ void BpeModel::MergePiece(std::string_view piece, std::vector<TokenId>* ids) con
   if (scratch.ids.capacity() > kKeptSymbols) scratch = Scratch();
 }
 
-// Both ways of merging give the same ids: lowest rank first, leftmost of equals.
+// MergeShort() and MergeLong() give the same ids: lowest rank first, leftmost of equals.
 void BpeModel::MergeShort(Scratch* scratch) const {
   std::vector<TokenId>& ids = scratch->ids;
   std::vector<uint32_t>& ranks = scratch->ranks;  // ranks[i]: of the pair i, i + 1
@@ -286,7 +288,7 @@ void BpeModel::MergeLong(Scratch* scratch) const {
     std::pop_heap(heap.begin(), heap.end());
     const Candidate top = heap.back();
     heap.pop_back();
-    // Either symbol may have been merged since; only what still gives the same result is done.
+    // Either symbol may have been merged since: skips an entry whose result has changed.
     Symbol& left = symbols[top.position];
     if (left.merged_away) continue;
     const std::optional<Candidate> now = candidate_at(top.position);

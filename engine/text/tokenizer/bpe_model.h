@@ -22,23 +22,23 @@ struct BpeConfig {
   std::vector<std::pair<std::string, TokenId>> vocab;
   // In order of rank, the first one is applied first.
   std::vector<std::pair<std::string, std::string>> merges;
-  // Pieces are read as bytes and the vocabulary is spelt in the byte-level alphabet. Otherwise
-  // pieces are read as characters.
+  // True: symbols are bytes, and the vocabulary is in the byte-level alphabet. False: symbols are
+  // characters.
   bool byte_level = true;
-  // Stands for a symbol that the vocabulary lacks; without it such a symbol is dropped.
+  // Replaces symbols that are not in the vocabulary; without it they are dropped.
   std::optional<std::string> unk_token;
   // Neighbouring unknown symbols become one unk_token.
   bool fuse_unk = false;
-  // A symbol that the vocabulary lacks becomes tokens <0x00> .. <0xFF>, where all of them exist.
+  // A symbol that is not in the vocabulary becomes tokens <0x00> .. <0xFF>, if all of these exist.
   bool byte_fallback = false;
-  // A piece that is a token becomes that token even if no merges lead to it.
+  // A piece that equals a token becomes that token even if no merges produce it.
   bool ignore_merges = false;
 };
 
 class BpeModel : public TokenModel {
  public:
-  // InvalidArgument, naming what is wrong: an id out of range or used twice, a token listed twice,
-  // a merge of or into something that is no token, an unk_token that is none.
+  // InvalidArgument: an id out of range or used twice, a token listed twice, a merge whose parts or
+  // result are not in the vocabulary, an unk_token that is not.
   static absl::StatusOr<std::unique_ptr<BpeModel>> Create(BpeConfig config);
 
   absl::Status Tokenize(std::string_view piece, std::vector<TokenId>* ids) const override;
@@ -47,7 +47,7 @@ class BpeModel : public TokenModel {
   int token_count() const override { return static_cast<int>(ids_.size()); }
   TokenId id_bound() const override { return static_cast<TokenId>(strings_.size()); }
 
-  // Ids above this bound are refused: they size tables.
+  // Bounds the size of tables that are indexed by id.
   static constexpr TokenId kMaxId = (1 << 22) - 1;
 
  private:
@@ -70,7 +70,7 @@ class BpeModel : public TokenModel {
     return it == merges_.end() ? nullptr : &it->second;
   }
 
-  // Runs the merges, whatever the piece is.
+  // Applies the merges without looking up the whole piece first.
   void MergePiece(std::string_view piece, std::vector<TokenId>* ids) const;
   void AppendSymbols(std::string_view piece, std::vector<TokenId>* symbols) const;
   void MergeShort(Scratch* scratch) const;
@@ -87,7 +87,7 @@ class BpeModel : public TokenModel {
   absl::flat_hash_map<uint64_t, Merge> merges_;      // by PairKey
   std::array<TokenId, 256> byte_ids_;                // byte_level: the symbol of each byte, or -1
   std::array<TokenId, 256> fallback_ids_;            // <0x00> .. <0xFF>, or -1
-  // Pieces known to become one token, so that most words of a text need no merging.
+  // Pieces that merge to one token; most words of a text are found here.
   StringMap<TokenId> whole_words_;  // keys point into whole_word_text_
   std::string whole_word_text_;
 };

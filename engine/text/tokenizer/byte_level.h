@@ -8,11 +8,11 @@
 
 namespace moeserve {
 
-// The character, in UTF-8, that stands for `byte`. Lives for ever.
+// The character, in UTF-8, that stands for `byte`. The view is always valid.
 std::string_view ByteLevelChar(uint8_t byte);
 
-// Appends to `bytes` what `token` stands for and returns true, or leaves `bytes` as it was and
-// returns false when `token` has a character outside the alphabet. `token` must be valid UTF-8.
+// Appends the bytes that `token`, valid UTF-8, stands for. False, with `bytes` unchanged, if
+// `token` has a character outside the alphabet.
 bool AppendByteLevelBytes(std::string_view token, std::string* bytes);
 
 }  // namespace moeserve

@@ -9,11 +9,11 @@
 
 namespace moeserve {
 
-// The decoding of one sequence.
+// State of decoding one sequence.
 class DecoderState {
  public:
   virtual ~DecoderState() = default;
-  // Takes the next token, as its vocabulary spells it, and appends the text that is now final.
+  // Takes the vocabulary's spelling of the next token and appends the text that is now final.
   virtual void Push(std::string_view token, std::string* out) = 0;
   virtual void Finish(std::string* out) = 0;
 };
@@ -23,7 +23,7 @@ class Decoder {
  public:
   virtual ~Decoder() = default;
   virtual std::unique_ptr<DecoderState> Start() const = 0;
-  // What one token adds to the bytes of a text, apart from its neighbours.
+  // The bytes that one token contributes, without regard to its neighbours.
   virtual std::string TokenBytes(std::string_view token) const = 0;
 };
 

@@ -1,8 +1,8 @@
-"""Writes unicode_tables.cc and normalization_tables.cc, beside this file.
+"""Writes unicode_tables.cc and normalization_tables.cc beside this file.
 
-Needs CPython 3.11 (its unicodedata is Unicode 14, what PCRE2 10.42 knows), unicodedata2 16.0.0 and
-Hugging Face tokenizers: the normalisation tables of that library are older than its other tables,
-so they are Unicode 16 less what a probe shows the library not to know.
+Needs CPython 3.11 (its unicodedata is Unicode 14, the version of PCRE2 10.42), unicodedata2 16.0.0
+and Hugging Face tokenizers. That library normalises by tables older than Unicode 16, so the
+normalisation tables are those of Unicode 16 without the characters that the library does not change.
 """
 
 import pathlib
@@ -53,7 +53,7 @@ def matched(pattern):
 
 
 def library_combining_class(c, nfd=normalizers.NFD()):
-    """0 where the library does not move the character, else its Unicode class."""
+    """The character's combining class, or 0 if the library does not reorder it."""
     ours = full.combining(chr(c))
     if ours == 0:
         return 0

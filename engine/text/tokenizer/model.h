@@ -1,5 +1,4 @@
-// The part of a tokenizer that turns one piece of text into ids: byte-pair encoding today, other
-// kinds later.
+// The stage of a tokenizer that turns one piece of text into ids, such as byte-pair encoding.
 #pragma once
 
 #include <optional>
@@ -21,11 +20,11 @@ class TokenModel {
 
   virtual std::optional<TokenId> TokenToId(std::string_view token) const = 0;
 
-  // The spelling in the vocabulary, nothing if `id` is no token of the model. Lives as long as the
+  // The spelling in the vocabulary, nothing if `id` is no token of the model. Valid as long as the
   // model.
   virtual std::optional<std::string_view> TokenString(TokenId id) const = 0;
 
-  // How many tokens there are, and the largest id + 1.
+  // The number of tokens, and the largest id + 1.
   virtual int token_count() const = 0;
   virtual TokenId id_bound() const = 0;
 };

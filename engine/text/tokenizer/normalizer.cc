@@ -18,10 +18,10 @@ constexpr char32_t kVowelBase = 0x1161;
 constexpr char32_t kTrailBase = 0x11A7;  // one before the first trailing consonant
 constexpr char32_t kLeads = 19;
 constexpr char32_t kVowels = 21;
-constexpr char32_t kTrails = 28;  // none included
+constexpr char32_t kTrails = 28;  // "no trailing consonant" is one of them
 constexpr char32_t kSyllables = kLeads * kVowels * kTrails;
 
-// Below it nothing decomposes into something else and nothing combines.
+// Characters below this one neither decompose nor combine.
 constexpr char32_t kFirstInteresting = 0x300;
 
 class NormalizationData {
@@ -109,7 +109,7 @@ void ReorderMarks(const NormalizationData& data, std::u32string* text) {
 std::u32string ComposeAll(const NormalizationData& data, const std::u32string& text) {
   std::u32string out;
   out.reserve(text.size());
-  size_t starter = std::u32string::npos;  // where in `out` the last class 0 character stands
+  size_t starter = std::u32string::npos;  // position in `out` of the last class 0 character
   uint8_t last_class = 0;
   for (const char32_t c : text) {
     const uint8_t combining_class = data.CombiningClass(c);

@@ -27,7 +27,7 @@ class NfcNormalizer : public Normalizer {
   bool IsUnchanged(std::string_view text) const override;
 };
 
-// One after the other; no steps leave every text as it is.
+// Applies its steps in order; without steps, changes nothing.
 class SequenceNormalizer : public Normalizer {
  public:
   explicit SequenceNormalizer(std::vector<std::unique_ptr<Normalizer>> steps)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/message.h"
 #include "engine/text/tokenizer/utf8.h"
 
 namespace moeserve {
@@ -39,7 +40,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> PipelineTokenizer::Create(PipelinePar
   std::unique_ptr<PipelineTokenizer> tokenizer(new PipelineTokenizer(std::move(parts)));
   for (const std::optional<TokenId>& id : tokenizer->parts_.frame) {
     if (id.has_value() && !tokenizer->DecodedForm(*id).has_value()) {
-      return absl::InvalidArgumentError("expected ids of tokens, found " + std::to_string(*id));
+      return absl::InvalidArgumentError(Concat("expected ids of tokens, found ", *id));
     }
   }
   return tokenizer;
@@ -117,7 +118,7 @@ absl::StatusOr<std::string> PipelineTokenizer::Decode(std::span<const TokenId> i
   Stream stream(this, skip_special_tokens);
   for (const TokenId id : ids) {
     if (!DecodedForm(id).has_value()) {
-      return absl::InvalidArgumentError("id " + std::to_string(id) + " is no token");
+      return absl::InvalidArgumentError(Concat("id ", id, " is no token"));
     }
     stream.Push(id, &out);
   }

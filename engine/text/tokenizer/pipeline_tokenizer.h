@@ -1,5 +1,5 @@
-// A tokenizer put together from parts, each of which is a choice: added tokens, normalizer,
-// pre-tokenizer, model, what is put around a text, decoder.
+// A tokenizer made of exchangeable stages: added tokens, normalizer, pre-tokenizer, model, the ids
+// around a text (bos and the like), decoder.
 #pragma once
 
 #include <memory>
@@ -23,7 +23,7 @@ struct PipelineParts {
   std::unique_ptr<Normalizer> normalizer;       // null: none
   std::unique_ptr<PreTokenizer> pre_tokenizer;  // null: none
   std::unique_ptr<Decoder> decoder;
-  // Ids around the text, and nothing where the text itself goes.
+  // Ids around the text; nullopt is the place of the text itself.
   std::vector<std::optional<TokenId>> frame = {std::nullopt};
 };
 
@@ -56,7 +56,7 @@ class PipelineTokenizer : public Tokenizer {
                                                      bool add_special_tokens) const;
   absl::Status EncodeText(std::string_view text, const SpecialRule& special,
                           std::vector<TokenId>* ids) const;
-  // The spelling that the decoder sees, nothing for an unknown id.
+  // The decoder's input for this id, nothing for an unknown id.
   std::optional<std::string_view> DecodedForm(TokenId id) const;
 
   const PipelineParts parts_;

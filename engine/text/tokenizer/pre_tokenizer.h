@@ -1,4 +1,4 @@
-// Pre-tokenizers cut a text into the pieces that the model then tokenizes one by one.
+// Pre-tokenizers split a text into pieces, which the model tokenizes one by one.
 #pragma once
 
 #include <memory>
@@ -18,15 +18,15 @@ class PreTokenizer {
  public:
   virtual ~PreTokenizer() = default;
 
-  // Replaces `pieces` (valid UTF-8, not empty) by smaller ones, also not empty, in order. The new
-  // ones point into the old ones' text or into `arena`. ResourceExhausted: a pattern ran out of
-  // limits.
+  // Splits each of `pieces` (valid UTF-8, not empty) into pieces that are not empty, in order. They
+  // point into the text of the old ones or into `arena`. ResourceExhausted: a pattern exceeded the
+  // limits of a search.
   virtual absl::Status Apply(std::vector<std::string_view>* pieces, TextArena* arena) const = 0;
 };
 
-// What becomes of the text that a pattern matches.
+// The treatment of text that a pattern matches.
 enum class SplitBehavior {
-  kRemoved,             // it is dropped
+  kRemoved,             // dropped
   kIsolated,            // a piece of its own
   kMergedWithPrevious,  // the end of the piece before
   kMergedWithNext,      // the start of the piece after
@@ -47,12 +47,12 @@ class SplitPreTokenizer : public PreTokenizer {
   bool inverted_;
 };
 
-// The cutting half of Hugging Face's ByteLevel. The other half, writing bytes as characters, needs
-// no work here: the model looks at bytes directly (BpeConfig::byte_level).
+// The splitting part of Hugging Face's ByteLevel. Its other part, replacing bytes by characters, is
+// not needed: the model reads bytes (BpeConfig::byte_level).
 class ByteLevelPreTokenizer : public PreTokenizer {
  public:
-  // `use_regex`: cut with GPT-2's pattern. `add_prefix_space`: every piece that comes in gets a
-  // leading space unless it has one.
+  // `use_regex`: splits by GPT-2's pattern. `add_prefix_space`: prepends a space to every input
+  // piece that does not start with one.
   static absl::StatusOr<std::unique_ptr<PreTokenizer>> Create(bool add_prefix_space,
                                                               bool use_regex);
 
@@ -63,10 +63,10 @@ class ByteLevelPreTokenizer : public PreTokenizer {
       : add_prefix_space_(add_prefix_space), split_(std::move(split)) {}
 
   bool add_prefix_space_;
-  std::unique_ptr<PreTokenizer> split_;  // null: no cutting
+  std::unique_ptr<PreTokenizer> split_;  // null: does not split
 };
 
-// One after the other.
+// Applies its steps in order.
 class SequencePreTokenizer : public PreTokenizer {
  public:
   explicit SequencePreTokenizer(std::vector<std::unique_ptr<PreTokenizer>> steps)

@@ -8,8 +8,8 @@
 namespace moeserve {
 namespace {
 
-// Steps of backtracking in one search. The patterns in use need a handful; the limit stops those
-// that would take exponential time.
+// Backtracking steps of one search. Patterns in use need few; the limit stops those that would take
+// exponential time.
 constexpr uint32_t kMatchLimit = 10'000'000;
 constexpr size_t kJitStackMin = 32 * 1024;
 constexpr size_t kJitStackMax = 8 * 1024 * 1024;
@@ -20,7 +20,7 @@ std::string ErrorText(int code) {
   return reinterpret_cast<const char*>(buffer);
 }
 
-// What a search writes to; one per thread, so that a Regex itself stays immutable.
+// Output of a search. One per thread, so that a Regex is immutable.
 struct MatchScratch {
   pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
   pcre2_match_context* context = pcre2_match_context_create(nullptr);
@@ -50,8 +50,7 @@ absl::StatusOr<Regex> Regex::Compile(const std::string& pattern) {
   pcre2_set_newline(context, PCRE2_NEWLINE_LF);
   int error = 0;
   PCRE2_SIZE offset = 0;
-  // In Ruby's syntax ^ and $ are about lines. DOLLAR_ENDONLY changes nothing beside MULTILINE; it
-  // is there for the day someone takes MULTILINE away.
+  // In Ruby's syntax ^ and $ match at lines. DOLLAR_ENDONLY has an effect only without MULTILINE.
   pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
                                    PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_DOLLAR_ENDONLY |
                                        PCRE2_NO_AUTO_CAPTURE | PCRE2_NEVER_BACKSLASH_C,
@@ -73,7 +72,7 @@ bool Regex::Finder::Next(Match* match) {
     return false;
   }
   while (position_ <= text_.size()) {
-    // An empty view may have no address; PCRE2 wants one.
+    // PCRE2 refuses a null subject, which an empty view may have.
     const char* subject = text_.empty() ? "" : text_.data();
     const int result =
         pcre2_match(regex_->code_.get(), reinterpret_cast<PCRE2_SPTR>(subject), text_.size(),

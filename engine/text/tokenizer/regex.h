@@ -14,11 +14,11 @@ struct pcre2_real_code_8;
 
 namespace moeserve {
 
-// Immutable after construction, for any number of threads. A search that runs out of PCRE2's limits
-// is an error, never a wrong answer.
+// Immutable after construction, for any number of threads. A search that exceeds PCRE2's limits
+// returns an error, not a wrong result.
 class Regex {
  public:
-  // `pattern` in the syntax that TranslateRegex writes. InvalidArgument: PCRE2 rejects it.
+  // `pattern` is a result of TranslateRegex(). InvalidArgument: PCRE2 rejects it.
   static absl::StatusOr<Regex> Compile(const std::string& pattern);
 
   struct Match {
@@ -26,8 +26,8 @@ class Regex {
     size_t end;
   };
 
-  // Iterates over the matches in `text` as Oniguruma's Rust wrapper does: an empty match right
-  // after the match before it is passed over. `text` must be valid UTF-8 and outlive the iterator.
+  // Iterates over the matches in `text` as Oniguruma's Rust wrapper does: skips an empty match that
+  // directly follows another match. `text` must be valid UTF-8 and outlive the iterator.
   class Finder {
    public:
     Finder(const Regex* regex, std::string_view text) : regex_(regex), text_(text) {}

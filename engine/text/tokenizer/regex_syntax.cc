@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/message.h"
 #include "engine/text/tokenizer/unicode_tables.h"
 #include "engine/text/tokenizer/utf8.h"
 
@@ -22,8 +23,8 @@ struct PropertyName {
   std::string_view name;
   std::string_view category;
 };
-// Mn, Cn and C are missing on purpose: Unicode 16 takes code points from these sets that PCRE2
-// still counts in, and a class cannot subtract.
+// Without Mn, Cn and C: Unicode 16 removes code points from these sets, PCRE2's older version has
+// them, and a class cannot subtract.
 constexpr PropertyName kProperties[] = {
     {"l", "L"},   {"letter", "L"},
     {"lu", "Lu"}, {"uppercaseletter", "Lu"},
@@ -117,7 +118,7 @@ std::string CategoryItems(std::string_view category) {
   return out;
 }
 
-// What \w has in both other engines beyond letters and marks.
+// What \w matches in Oniguruma and Rust beside letters and marks.
 std::string CommonWordItems() {
   return CategoryItems("L") + CategoryItems("M") + CategoryItems("Nd") + CategoryItems("Nl") +
          CategoryItems("Pc") +
@@ -159,8 +160,8 @@ class Translator {
     Alternatives(0);
     if (error_.empty() && pos_ < pattern_.size()) Fail("unmatched ')'");
     if (error_.empty()) return std::move(out_);
-    return absl::InvalidArgumentError(error_ + " at character " + std::to_string(pos_ + 1) +
-                                      " of the pattern");
+    return absl::InvalidArgumentError(
+        Concat(error_, " at character ", pos_ + 1, " of the pattern"));
   }
 
  private:
@@ -264,7 +265,7 @@ class Translator {
       return false;
     } else {
       ++pos_;
-      out_ += "(?:";  // what it captures is never asked for
+      out_ += "(?:";  // captures are not used
     }
     Alternatives(depth + 1);
     if (!Accept(")")) {
@@ -297,8 +298,8 @@ class Translator {
     return true;
   }
 
-  // A backslash sequence that stands for a set. Inside brackets: its items; outside: a whole class.
-  // Nothing, and nothing consumed, when the sequence stands for a single character.
+  // Reads a backslash sequence that stands for a set: its items inside brackets, a whole class
+  // outside. Returns nothing and consumes nothing if the sequence stands for a single character.
   std::optional<std::string> SetEscape(bool in_class) {
     std::string items;
     bool negated = false;
@@ -551,15 +552,15 @@ class Translator {
   std::string out_;
   std::string error_;
   bool ignore_case_ = false;
-  // The literal just before, 0 if none: for FoldsTogether.
+  // The literal before the current position, 0 if none, for FoldsTogether().
   char32_t previous_literal_ = 0;
 };
 
 }  // namespace
 
 absl::StatusOr<std::string> TranslateRegex(std::string_view pattern) {
-  // Within a run of spaces that does not end a line each start would scan the rest of the run;
-  // if the first start fails the others must, so the run can be skipped at once.
+  // In a run of spaces that does not end a line, a match attempt at each position would scan the
+  // rest of the run. If the first attempt fails, the others fail too, so the run is skipped.
   if (pattern == "\\s+$") {
     const std::string space = InBrackets("[", WhiteSpaceItems());
     return space + "+$|" + space + "++(*SKIP)(*FAIL)";

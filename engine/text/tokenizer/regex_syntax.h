@@ -1,7 +1,7 @@
-// Patterns in tokenizer files are written for Oniguruma (Ruby's syntax); we run PCRE2. The two
-// agree on most of what such patterns use and differ quietly on the rest: which Unicode version
-// they know, what \s, \h, \v, $ and x{2}+ mean, set operations inside brackets. So a pattern is
-// parsed here and written anew with nothing in it that PCRE2 would read differently.
+// Translates patterns of tokenizer files, which are written for Oniguruma (Ruby's syntax), to
+// PCRE2. The two engines accept the same text and differ in its meaning: the version of Unicode,
+// \s, \h, \v, $, x{2}+, set operations inside brackets. The translation uses only constructs on
+// which PCRE2's meaning is known to be the same.
 #pragma once
 
 #include <string>

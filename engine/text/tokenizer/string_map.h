@@ -1,4 +1,4 @@
-// A hash map keyed by strings that someone else owns.
+// A hash map with keys that it does not own.
 #pragma once
 
 #include <string_view>

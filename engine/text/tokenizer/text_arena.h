@@ -1,4 +1,4 @@
-// Owner of the texts that come into being while one input is encoded.
+// Owns the intermediate texts of encoding one input.
 #pragma once
 
 #include <deque>

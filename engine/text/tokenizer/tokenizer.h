@@ -1,5 +1,5 @@
-// Text <-> token ids. The interface every other part of the server sees; which kind of tokenizer
-// stands behind it is decided where its files are read (model_loaders/tokenizer/tokenizer_json.h).
+// Text <-> token ids: the interface of every tokenizer. The implementation is chosen where the
+// files are read (model_loaders/tokenizer/tokenizer_json.h).
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,8 @@ class DecodeStream {
   virtual ~DecodeStream() = default;
   // Appends to `out` the text that no later token can change. An unknown id adds nothing.
   virtual void Push(TokenId id, std::string* out) = 0;
-  // Appends what is left, U+FFFD for an unfinished character. Nothing may be pushed afterwards.
+  // Appends the rest, with U+FFFD for an unfinished character. Push() must not be called
+  // afterwards.
   virtual void Finish(std::string* out) = 0;
 };
 
@@ -38,15 +39,15 @@ class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  // Ids of `text`. `add_special_tokens`: include what the post-processor adds (bos and the like).
-  // `parse_special`: text that spells a special token becomes that token; when false it is encoded
-  // as ordinary text. InvalidArgument: `text` is not UTF-8 or larger than 1 GiB.
+  // Ids of `text`. `add_special_tokens`: with the ids that the post-processor adds (bos and the
+  // like). `parse_special`: text that spells a special token becomes that token; otherwise it is
+  // encoded as ordinary text. InvalidArgument: `text` is not UTF-8 or larger than 1 GiB.
   virtual absl::StatusOr<std::vector<TokenId>> Encode(std::string_view text,
                                                       bool add_special_tokens,
                                                       bool parse_special = true) const = 0;
 
-  // As Encode() with `parse_special`, but text spells a special token only where all of it lies in
-  // one of the `trusted` spans, which are ascending and disjoint; elsewhere it is ordinary text.
+  // As Encode() with `parse_special`, but recognises a special token only where it lies completely
+  // in one of the `trusted` spans, which are ascending and disjoint.
   virtual absl::StatusOr<std::vector<TokenId>> EncodeTrusted(std::string_view text,
                                                              std::span<const TextSpan> trusted,
                                                              bool add_special_tokens) const = 0;
@@ -55,8 +56,8 @@ class Tokenizer {
   virtual absl::StatusOr<std::string> Decode(std::span<const TokenId> ids,
                                              bool skip_special_tokens) const = 0;
 
-  // The bytes that this token adds to a decoded text, possibly part of a character. A special token
-  // gives its own text; an unknown id gives "".
+  // The bytes that this token adds to a decoded text, possibly part of a character; of a special
+  // token its own text, of an unknown id "".
   virtual std::string TokenBytes(TokenId id) const = 0;
 
   // The token as its file spells it ("Ġthe"), "" for an unknown id. Lives as long as the tokenizer.
@@ -65,20 +66,20 @@ class Tokenizer {
   virtual std::optional<TokenId> TokenToId(std::string_view token) const = 0;
   virtual bool IsSpecial(TokenId id) const = 0;
 
-  // Largest id + 1, added tokens included. Some ids below it may be no token.
+  // Largest id + 1, added tokens included. Ids below it may be unused.
   virtual int vocab_size() const = 0;
 
-  // The stream must not outlive the tokenizer. All it appends, put together, is what Decode gives.
-  // This implementation joins TokenBytes, without special tokens when they are skipped.
+  // The stream must not outlive the tokenizer. Its output, joined, equals Decode(). The default
+  // implementation joins TokenBytes(), without special tokens if they are skipped.
   virtual std::unique_ptr<DecodeStream> NewDecodeStream(bool skip_special_tokens) const;
 };
 
-// Incremental detokeniser of one sequence. Push returns the text that became final with this token,
-// always whole characters; bytes of an unfinished one are held back until it is complete. Finish
-// returns the rest. The pieces put together are Decode of all the ids.
+// Incremental detokenizer of one sequence. Push() returns the text that became final with this
+// token, in whole characters; bytes of an unfinished character wait until it is complete. Finish()
+// returns the rest. The pieces joined equal Decode() of all ids.
 class IncrementalDecoder {
  public:
-  // `tokenizer` is not owned and must live longer than this object.
+  // `tokenizer` must outlive this object.
   IncrementalDecoder(const Tokenizer* tokenizer, bool skip_special_tokens);
 
   std::string Push(TokenId id);

@@ -1,5 +1,5 @@
-// Unicode data that PCRE2 lacks or that must agree with one fixed version: Hugging Face's patterns
-// run on Unicode 16 tables, its normalisation on older ones.
+// Unicode data that PCRE2 does not have, or that must be of one version: Hugging Face's patterns
+// use Unicode 16, its normalisation an older one.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +32,8 @@ struct CombiningClassRange {
 };
 std::span<const CombiningClassRange> CombiningClassRanges();
 
-// One step of canonical decomposition, without Hangul; ascending. `second` is 0 for a single
-// character. `composes`: normal form C puts the pair together again.
+// One step of canonical decomposition, without Hangul; ascending. `second` is 0 if the result is a
+// single character. `composes`: normal form C composes the pair again.
 struct Decomposition {
   char32_t code_point;
   char32_t first;

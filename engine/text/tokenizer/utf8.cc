@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
-// Bytes of the character that `lead` starts, 0 if no character starts so.
+// Length of a character that starts with `lead`, 0 if none does.
 int SequenceSize(uint8_t lead) {
   if (lead < 0x80) return 1;
   if (lead >= 0xC2 && lead <= 0xDF) return 2;
@@ -17,8 +17,8 @@ int SequenceSize(uint8_t lead) {
   return 0;
 }
 
-// Only the second byte has a range that depends on the first one; this is where overlong forms,
-// surrogates and values above U+10FFFF are ruled out.
+// The range of the second byte depends on the first one, which excludes overlong forms, surrogates
+// and values above U+10FFFF. All later bytes have one range.
 bool ContinuesAt(uint8_t lead, int position, uint8_t byte) {
   uint8_t low = 0x80;
   uint8_t high = 0xBF;

@@ -1,5 +1,5 @@
-// UTF-8: checking, stepping through code points, and putting characters together from bytes that
-// arrive in parts.
+// UTF-8: validation, iteration over code points, and assembly of characters from bytes that arrive
+// in parts.
 #pragma once
 
 #include <cstddef>
@@ -11,20 +11,21 @@ namespace moeserve {
 // Well-formed by the Unicode standard: no overlong form, no surrogate, nothing above U+10FFFF.
 bool IsValidUtf8(std::string_view text);
 
-// The code point at `*pos`, which moves past it. `text` must be valid and `*pos` at a boundary.
+// Returns the code point at `*pos` and advances `*pos`. `text` must be valid and `*pos` at a
+// boundary.
 char32_t NextCodePoint(std::string_view text, size_t* pos);
 
 // `code_point` must be a Unicode scalar value.
 void AppendUtf8(char32_t code_point, std::string* out);
 
-// Turns a stream of bytes into valid UTF-8. Each longest start of a character that the next byte
-// does not continue becomes one U+FFFD, as does each byte that starts nothing; this is the rule of
-// the Unicode standard (section 3.9) and of Rust's lossy conversion.
+// Turns a stream of bytes into valid UTF-8. Each maximal prefix of a character that the next byte
+// does not continue becomes one U+FFFD, as does each byte that cannot start a character. This is
+// the rule of the Unicode standard (section 3.9) and of Rust's lossy conversion.
 class Utf8Assembler {
  public:
-  // Appends every character that is complete; holds an unfinished one back.
+  // Appends every complete character and keeps the bytes of an unfinished one.
   void Push(std::string_view bytes, std::string* out);
-  // Appends U+FFFD when a character is unfinished, and starts anew.
+  // Appends U+FFFD if a character is unfinished, and resets.
   void Finish(std::string* out);
 
  private:

@@ -1,13 +1,12 @@
-// Loops of independent products that stay in registers: what the arithmetic of one instruction set
-// can do at most. Compiled once per isa_*.cc, after its simd header. Each loop returns the number
-// of its operations (a multiplication and an addition are two) and leaves something that depends on
-// all of them in *sink.
+// Loops of independent products in registers: the peak arithmetic rate of one instruction set.
+// Compiled once per isa_*.cc, after its simd header. Each loop returns the number of its operations
+// (a multiplication and an addition are two) and adds a value that depends on all of them to *sink.
 
 namespace moeserve::cpu::MOESERVE_ISA {
 namespace {
 
-// As many 16-lane vectors as leave some of the registers for the factors, and enough to hide the
-// latency of an addition.
+// Number of 16-lane accumulators: enough to hide the latency of an addition, with registers left
+// for the factors.
 #if defined(__AVX512F__)
 constexpr int kProbeVectors = 16;  // the compiler unrolls no longer loops
 #elif defined(__AVX2__)

@@ -32,8 +32,8 @@ inline constexpr int kScaleBytes = kType == KvCacheType::kInt8 ? 64 : 0;
 
 inline Vec Multiply(Vec a, Vec b) { return Fma(a, b, Zero()); }
 
-// Blocks of a sequence lie apart, where the processor's own prefetch does not look: while one is
-// read, this asks for the one that comes `ahead` blocks later.
+// Blocks of a sequence are scattered, so the hardware prefetcher does not find them: while one is
+// read, this prefetches the one `ahead` blocks later.
 inline const char* Upcoming(const AttentionTileArgs& a, const char* base, int64_t block_bytes,
                             int block, int ahead) {
   const int last = (a.end[a.rows - 1] - 1) / 16;
@@ -152,9 +152,9 @@ inline float LaneTotal(const float* lane) {
   return (b[0] + b[2]) + (b[1] + b[3]);
 }
 
-// Turns the scores of positions [begin, end), which stand at [begin - first_position, ..), into
-// weights e^(score - largest); tells the largest and the sum. Goes through whole vectors: what the
-// lanes of other positions hold is arbitrary, they may never have been written.
+// Turns the scores of positions [begin, end), stored at [begin - first_position, ..), into
+// weights e^(score - largest); reports the largest and the sum. Works on whole vectors: lanes of
+// other positions hold arbitrary values.
 inline void Exponentials(int begin, int end, int first_position, float* lanes, float* largest,
                          float* sum) {
   const int skip = begin - first_position;

@@ -1,4 +1,4 @@
-// What follows a product: bias, activation, gate, rounding.
+// The epilogue of a product: bias, activation, gate, rounding.
 
 namespace moeserve::cpu::MOESERVE_ISA {
 namespace {
@@ -48,18 +48,18 @@ inline Vec GeluTanh(Vec x) {
 }
 
 // NaN stays NaN: a numeric failure must reach its request.
-template <EpilogueActivation kActivation>
+template <ActivationKind kActivation>
 inline Vec Activated(Vec v) {
   switch (kActivation) {
-    case EpilogueActivation::kNone:
+    case ActivationKind::kNone:
       return v;
-    case EpilogueActivation::kSilu:
+    case ActivationKind::kSilu:
       return TimesSigmoid(v, Mul(v, Broadcast(-1.0f)));
-    case EpilogueActivation::kGelu:
+    case ActivationKind::kGelu:
       return Gelu(v);
-    case EpilogueActivation::kGeluTanh:
+    case ActivationKind::kGeluTanh:
       return GeluTanh(v);
-    case EpilogueActivation::kRelu:
+    case ActivationKind::kRelu:
       return Max(Zero(), v);
   }
 }
@@ -72,7 +72,7 @@ inline void StoreResults(Vec value, bool bf16, char* out) {
   }
 }
 
-template <EpilogueActivation kActivation, bool kGated, bool kBf16>
+template <ActivationKind kActivation, bool kGated, bool kBf16>
 void EpilogueRows(const EpilogueArgs& a) {
   constexpr int kSize = kBf16 ? 2 : 4;
   constexpr int kFrom = kGated ? 2 : 1;  // columns of the tile for one of the output
@@ -103,7 +103,7 @@ void EpilogueRows(const EpilogueArgs& a) {
   }
 }
 
-template <EpilogueActivation kActivation>
+template <ActivationKind kActivation>
 void EpilogueOf(const EpilogueArgs& a) {
   if (a.out_bf16) {
     a.gated ? EpilogueRows<kActivation, true, true>(a) : EpilogueRows<kActivation, false, true>(a);
@@ -115,16 +115,16 @@ void EpilogueOf(const EpilogueArgs& a) {
 
 void Epilogue(const EpilogueArgs& a) {
   switch (a.activation) {
-    case EpilogueActivation::kNone:
-      return EpilogueOf<EpilogueActivation::kNone>(a);
-    case EpilogueActivation::kSilu:
-      return EpilogueOf<EpilogueActivation::kSilu>(a);
-    case EpilogueActivation::kGelu:
-      return EpilogueOf<EpilogueActivation::kGelu>(a);
-    case EpilogueActivation::kGeluTanh:
-      return EpilogueOf<EpilogueActivation::kGeluTanh>(a);
-    case EpilogueActivation::kRelu:
-      return EpilogueOf<EpilogueActivation::kRelu>(a);
+    case ActivationKind::kNone:
+      return EpilogueOf<ActivationKind::kNone>(a);
+    case ActivationKind::kSilu:
+      return EpilogueOf<ActivationKind::kSilu>(a);
+    case ActivationKind::kGelu:
+      return EpilogueOf<ActivationKind::kGelu>(a);
+    case ActivationKind::kGeluTanh:
+      return EpilogueOf<ActivationKind::kGeluTanh>(a);
+    case ActivationKind::kRelu:
+      return EpilogueOf<ActivationKind::kRelu>(a);
   }
 }
 

@@ -1,4 +1,4 @@
-// Which kernels run on this processor.
+// Selects the kernel table for this processor.
 #pragma once
 
 #include <string>
@@ -15,7 +15,7 @@ std::vector<const KernelTable*> SupportedTables();
 
 // `name`: "auto" for the best, or one of "avx512_bf16", "avx512_vnni", "avx512", "avx2",
 // "plain".
-// InvalidArgument: unknown, or not supported by this processor (the message lists what is).
+// InvalidArgument: unknown, or not supported by this processor (the message lists those that are).
 Result<const KernelTable*> SelectTable(std::string_view name);
 
 }  // namespace moeserve::cpu

@@ -1,7 +1,7 @@
 // The kernels of one instruction set apart from the linear tiles. Compiled once per isa_*.cc, which
 // defines MOESERVE_ISA (namespace), MOESERVE_BF16_DOT and MOESERVE_PANEL_TILE and includes its simd
-// header first. No templates or inline functions of the standard library: the linker could pick
-// this file's copy, compiled for a processor that another machine is not.
+// header first. No templates or inline functions of the standard library: the linker could keep
+// this file's copy, compiled for instructions that other processors lack, for the whole program.
 
 #include "kernels/base/exp.h"
 #include "kernels/cpu/isa/arithmetic_probe.inl"

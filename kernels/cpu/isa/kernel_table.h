@@ -7,9 +7,11 @@
 
 #include <cstdint>
 
+#include "kernels/base/activation.h"
 #include "kernels/base/dtype.h"
+#include "kernels/base/quantization.h"
+#include "kernels/base/routing.h"
 #include "kernels/kv_cache_type.h"
-#include "kernels/route_settings.h"
 
 namespace moeserve::cpu {
 
@@ -20,6 +22,31 @@ namespace moeserve::cpu {
 // Integers come in groups of QuantGroup() k. A group has lines of 64 bytes (int8: four k of each
 // output, the bytes 128 + value; int4: eight k, byte j of an output holding 8 + value of k j in its
 // low and of k 4 + j in its high bits), then, for each panel, the 16 scales of the group as f16.
+//
+// The functions are static for the reason given in dtype.h.
+static constexpr int QuantStep(Quantization q) {  // k of each output in a line
+  switch (q) {
+    case Quantization::kNone:
+      break;
+    case Quantization::kInt8:
+      return 4;
+    case Quantization::kInt4:
+      return 8;
+  }
+  return 1;
+}
+static constexpr int QuantZero(Quantization q) {  // what a stored integer has added
+  switch (q) {
+    case Quantization::kNone:
+      break;
+    case Quantization::kInt8:
+      return 128;
+    case Quantization::kInt4:
+      return 8;
+  }
+  return 0;
+}
+
 inline constexpr int kPanel = 16;
 inline constexpr int kPanelsPerBlock = 4;
 inline constexpr int kBlock = kPanel * kPanelsPerBlock;
@@ -32,8 +59,8 @@ struct LinearTileArgs {
   int rows;    // 1..row_tile
   int64_t k;
   const void* const* x;  // [rows] input rows: f32, or bf16 in linear_bf16
-  // Where fetching begins of what is needed next, a line each step, and how far it moves (at most
-  // 64 bytes). Null: the block itself comes from memory.
+  // Prefetches the weights needed next: one line per step from `ahead`, which advances by
+  // `ahead_stride` (at most 64 bytes). Null: the block itself is read from memory.
   const char* ahead;
   int64_t ahead_stride;
   float* out;  // [rows][kBlock]
@@ -42,13 +69,13 @@ struct LinearTileArgs {
 // Inputs are rows rounded to int8 by groups (QuantizeRowArgs).
 struct QuantTileArgs {
   const char* weights;  // the block
-  bool int4;
+  Quantization quantization;
   int panels;  // in the block, 1..4
   int rows;    // 1..row_tile
   int64_t k;
   const char* const* x;  // [rows] records
-  // Where fetching begins of what is needed next, a line each step, and how far it moves (at most
-  // 64 bytes). Null: the block itself comes from memory.
+  // Prefetches the weights needed next: one line per step from `ahead`, which advances by
+  // `ahead_stride` (at most 64 bytes). Null: the block itself is read from memory.
   const char* ahead;
   int64_t ahead_stride;
   float* out;  // [rows][kBlock]
@@ -67,14 +94,12 @@ struct QuantizeRowArgs {
   char* records;  // [groups][group + 8]
 };
 
-enum class EpilogueActivation : uint8_t { kNone, kSilu, kGelu, kGeluTanh, kRelu };
-
 struct EpilogueArgs {
   const float* tile;  // [rows][kBlock]
   int rows;
   int panels;
   bool gated;  // panels alternate gate, up
-  EpilogueActivation activation;
+  ActivationKind activation;
   const float* bias;  // [kBlock] or null
   char* const* out;   // [rows] first output column of this block
   bool out_bf16;
@@ -92,8 +117,8 @@ struct NormRowArgs {
   bool out_bf16;
 };
 
-// Attention goes through positions in blocks that begin at multiples of this many, each a softmax
-// of its own; MergeAttention() joins them.
+// Attention computes a softmax for each block of positions, which begin at multiples of this;
+// MergeAttention() joins them.
 inline constexpr int kAttentionBlock = 256;
 inline constexpr int kMaxAttentionRows = 8;
 
@@ -139,13 +164,14 @@ struct AttentionMergeArgs {
 
 struct RouteRowArgs {
   const RouteSettings* settings;
+  RowSelection selection;
   float* scores;     // [E] in: scores after bias and temperature; overwritten
   uint64_t* keys;    // scratch [E]
-  float* exps;       // scratch [E]
+  float* values;     // scratch [E]
   float* gates;      // scratch [E]
   int32_t* experts;  // out [n] ascending
   float* weights;    // out [n]
-  uint8_t* status;   // out: 0, 1 = a NaN was seen, 2 = no finite maximum (all weights 0)
+  uint8_t* status;   // out: RoutingPlan::row_nonfinite
 };
 
 struct KernelTable {
@@ -172,10 +198,10 @@ struct KernelTable {
   void (*convert_row)(const float* in, Bf16* out, int64_t n);
   void (*axpy)(float a, const float* x, float* y, int64_t n);  // y += a * x
   void (*axpy_bf16)(float a, const Bf16* x, float* y, int64_t n);
-  // Sum of all bytes' words: reads memory with the widest loads, for the bandwidth probe.
+  // Sum of all words: reads memory with the widest loads, for the bandwidth probe.
   uint64_t (*read_stream)(const char* data, int64_t bytes);
-  // Products in registers for the arithmetic probe: `iterations` rounds of them; the number of
-  // operations. Adds to *sink what depends on all.
+  // `iterations` rounds of products in registers for the arithmetic probe. Returns the number of
+  // operations and adds a value that depends on all of them to *sink.
   int64_t (*arithmetic_f32)(int64_t iterations, float* sink);
   int64_t (*arithmetic_bf16)(int64_t iterations, float* sink);  // null unless bf16_dot
   int64_t (*arithmetic_int8)(int64_t iterations, float* sink);

@@ -6,8 +6,8 @@ namespace {
 
 inline constexpr int kPrefetchBytes = 4096;
 
-// A tile that reads its weights from memory fetches them some steps before; one whose weights are
-// in the cache fetches what comes next.
+// A tile that reads its weights from memory prefetches them some steps ahead; a tile whose weights
+// are in the cache prefetches the next block.
 struct Ahead {
   const char* next;
   int64_t stride;

@@ -5,14 +5,11 @@
 namespace moeserve::cpu::MOESERVE_ISA {
 namespace {
 
-// k of each output in a line.
-template <bool kInt4>
-inline constexpr int kQuantStep = kInt4 ? 8 : 4;
-// Steps of a whole group: QuantGroup() / kQuantStep.
-template <bool kInt4>
-inline constexpr int kGroupSteps = kInt4 ? 4 : 16;
+constexpr Quantization QuantTypeOf(bool int4) {
+  return int4 ? Quantization::kInt4 : Quantization::kInt8;
+}
 
-// Ahead of a tile that streams: rows of int4 take longer for their bytes than others.
+// Prefetch distance of a tile that streams: int4 computes longer per byte.
 template <bool kInt4, int M>
 inline constexpr int kQuantPrefetchBytes = kInt4 && M > 1 ? 2 * kPrefetchBytes : kPrefetchBytes;
 
@@ -50,9 +47,9 @@ inline void AddStep(const char* w, const char* const (&x)[M], int64_t at, const 
 // Panels [first, first + P) of the block.
 template <bool kInt4, bool kStream, int M, int P>
 void TileQuant(const QuantTileArgs& a, int first) {
-  constexpr int kStep = kQuantStep<kInt4>;
-  constexpr int kSteps = kGroupSteps<kInt4>;
-  constexpr int kGroup = kStep * kSteps;
+  constexpr int kStep = QuantStep(QuantTypeOf(kInt4));
+  constexpr int kGroup = QuantGroup(QuantTypeOf(kInt4));
+  constexpr int kSteps = kGroup / kStep;
   const char* x[M];
   for (int m = 0; m < M; ++m) x[m] = a.x[m];
   const int panels = P == kPanelsPerBlock ? P : a.panels;
@@ -60,8 +57,8 @@ void TileQuant(const QuantTileArgs& a, int first) {
   const char* w = a.weights;
   const char* ahead = a.ahead;
   float* out = a.out + first * kPanel;
-  // The integer sums of large tiles leave no registers for the results, which wait in the
-  // first-level cache then.
+  // The integer sums of large tiles leave no registers for the results, which then stay in the
+  // first-level cache.
   constexpr bool kResident = M * P <= kResidentResults;
   Vec acc[M][P];
   ClearTile(acc);
@@ -128,9 +125,9 @@ void QuantRows(const QuantTileArgs& a) {
       case 3:
         return TileQuant<kInt4, kStream, M, 3>(a, 0);
       default:
-        // Half of the block at a time keeps the results in registers. Not where it comes from
-        // memory, which is read best in one go, and not where too few sums would be left to hide
-        // the latency of a product.
+        // Half of the block at a time keeps the results in registers. Not for a block that is read
+        // from memory, which streams best as a whole, and not where too few sums would remain to
+        // hide the latency of a product.
         if constexpr (!kStream && (kInt4 ? M > 3 : M > 5)) {
           TileQuant<kInt4, kStream, M, 2>(a, 0);
           return TileQuant<kInt4, kStream, M, 2>(a, 2);
@@ -164,10 +161,13 @@ void QuantBlock(const QuantTileArgs& a) {
 
 void LinearQuantized(const QuantTileArgs& a) {
   const bool stream = a.ahead == nullptr;
-  if (a.int4) {
-    stream ? QuantBlock<true, true>(a) : QuantBlock<true, false>(a);
-  } else {
-    stream ? QuantBlock<false, true>(a) : QuantBlock<false, false>(a);
+  switch (a.quantization) {
+    case Quantization::kNone:
+      return;
+    case Quantization::kInt8:
+      return stream ? QuantBlock<false, true>(a) : QuantBlock<false, false>(a);
+    case Quantization::kInt4:
+      return stream ? QuantBlock<true, true>(a) : QuantBlock<true, false>(a);
   }
 }
 

@@ -1,42 +1,21 @@
-// Routing of one row: the same bits in every instruction set. Every sum's order is fixed: products
-// in 32 partial sums over groups of 8 elements, then an exchange tree 16, 8, 4, 2, 1; sums over
-// selected experts in rank order.
+// Routing of one row by the arithmetic of kernels/base/routing.h: the same bits in every
+// instruction set.
 
 namespace moeserve::cpu::MOESERVE_ISA {
 namespace {
-
-inline constexpr int kLanes = 32;
-inline constexpr int kGroup = 8;
-
-// l + (l ^ 16), then ^ 8 and so on: lane 0 holds the sum in the order every backend uses.
-inline float TreeSum(float* lane) {
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int l = 0; l < width; ++l) lane[l] = lane[l] + lane[l + width];
-  }
-  return lane[0];
-}
-
-float ContractDot(const float* a, const float* b, int64_t n) {
-  float lane[kLanes] = {};
-  for (int64_t i = 0; i < n; ++i) {
-    const int64_t l = i / kGroup % kLanes;
-    lane[l] = __builtin_fmaf(a[i], b[i], lane[l]);
-  }
-  return TreeSum(lane);
-}
 
 // Dots of x with P panels of others, each as ContractDot() sums it. Several panels at once, because
 // the products of one wait for each other.
 template <int P>
 inline void PanelDots(const float* columns, const float* x, int64_t n, Vec (&dots)[P]) {
-  alignas(64) float lane[kLanes][P * kPanel];
+  alignas(64) float lane[kRoutingLanes][P * kPanel];
   int64_t used = 0;
-  for (int64_t begin = 0; begin < n; begin += kGroup) {
-    float* of_lane = lane[begin / kGroup % kLanes];
+  for (int64_t begin = 0; begin < n; begin += kRoutingGroup) {
+    float* of_lane = lane[begin / kRoutingGroup % kRoutingLanes];
     Vec sum[P];
-    for (int p = 0; p < P; ++p) sum[p] = used < kLanes ? Zero() : Load(of_lane + p * kPanel);
-    used += used < kLanes;
-    const int64_t end = begin + kGroup < n ? begin + kGroup : n;
+    for (int p = 0; p < P; ++p) sum[p] = used < kRoutingLanes ? Zero() : Load(of_lane + p * kPanel);
+    used += used < kRoutingLanes;
+    const int64_t end = begin + kRoutingGroup < n ? begin + kRoutingGroup : n;
     for (int64_t i = begin; i < end; ++i) {
       const Vec factor = Broadcast(x[i]);
       for (int p = 0; p < P; ++p) {
@@ -47,7 +26,7 @@ inline void PanelDots(const float* columns, const float* x, int64_t n, Vec (&dot
   }
   // The tree over all lanes. Those without products are zeros, which change nothing but the sign
   // of a zero.
-  for (int width = kLanes / 2; width > 0; width /= 2) {
+  for (int width = kRoutingLanes / 2; width > 0; width /= 2) {
     for (int l = 0; l < width && l + width < used; ++l) {
       for (int p = 0; p < P * kPanel; p += kPanel) {
         Store(lane[l] + p, Add(Load(lane[l] + p), Load(lane[l + width] + p)));
@@ -56,7 +35,7 @@ inline void PanelDots(const float* columns, const float* x, int64_t n, Vec (&dot
   }
   for (int p = 0; p < P; ++p) {
     dots[p] = used == 0 ? Zero() : Load(lane[0] + p * kPanel);
-    if (used < kLanes) dots[p] = Add(dots[p], Zero());
+    if (used < kRoutingLanes) dots[p] = Add(dots[p], Zero());
   }
 }
 
@@ -93,28 +72,6 @@ inline float LargestOf(const float* v, int n) {
   return largest;
 }
 
-// Sum of n values by the rule of ContractDot.
-inline float ContractSum(const float* v, int n) {
-  float lane[kLanes] = {};
-  for (int begin = 0; begin < n; begin += kGroup) {
-    float& sum = lane[begin / kGroup % kLanes];
-    const int end = begin + kGroup < n ? begin + kGroup : n;
-    float of_lane = sum;
-    for (int i = begin; i < end; ++i) of_lane += v[i];
-    sum = of_lane;
-  }
-  return TreeSum(lane);
-}
-
-// Descending keys order experts by score, ties by lower index; NaN comes last, +0 equals -0.
-inline uint64_t SelectionKey(float score, int expert) {
-  const uint64_t low = 0xffffffffu - static_cast<uint32_t>(expert);
-  if (score != score) return low;
-  const uint32_t bits = BitsFromF32(score + 0.0f);
-  const uint32_t ordered = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-  return static_cast<uint64_t>(ordered) << 32 | low;
-}
-
 inline void SiftDown(uint64_t* heap, int n, int i) {
   const uint64_t value = heap[i];
   for (int child = 2 * i + 1; child < n; child = 2 * i + 1) {
@@ -130,17 +87,17 @@ inline int PopExpert(uint64_t* heap, int* n) {
   const uint64_t top = heap[0];
   heap[0] = heap[--*n];
   if (*n > 0) SiftDown(heap, *n, 0);
-  return static_cast<int>(0xffffffffu - static_cast<uint32_t>(top));
+  return ExpertOfKey(top);
 }
 
-// Up to so many experts are found by going through all keys for each.
+// Up to this many experts are found by one scan of all keys each, more by a heap.
 inline constexpr int kScannedExperts = 8;
 
-// keys[e] is of expert e; 0 once it was taken.
+// Returns the expert with the largest key and sets its key to 0. keys[e] is that of expert e.
 inline int TakeLargest(uint64_t* keys, int n) {
   uint64_t largest = 0;
   for (int i = 0; i < n; ++i) largest = keys[i] > largest ? keys[i] : largest;
-  const int e = static_cast<int>(0xffffffffu - static_cast<uint32_t>(largest));
+  const int e = ExpertOfKey(largest);
   keys[e] = 0;
   return e;
 }
@@ -156,58 +113,48 @@ inline void SortFew(int32_t* values, int n) {
 
 int RouteRow(const RouteRowArgs& a) {
   const RouteSettings& s = *a.settings;
+  const RowSelection& row = a.selection;
   const int experts = s.num_experts;
   *a.status = 0;
   int nan = 0;
   for (int e = 0; e < experts; ++e) {
     const float score = a.scores[e];
-    a.keys[e] = SelectionKey(score, e);
+    a.keys[e] = SelectionKey(OrderOfScore(score), e);
     nan |= score != score;
     a.scores[e] = score != score ? -__builtin_inff() : score;
   }
   const float maximum = LargestOf(a.scores, experts);
   if (nan != 0) *a.status = 1;
-  const bool scanned = s.k <= kScannedExperts;
+  const bool scanned = row.k <= kScannedExperts;
   if (!scanned) {
     for (int i = experts / 2 - 1; i >= 0; --i) SiftDown(a.keys, experts, i);
   }
 
   const bool finite = maximum - maximum == 0.0f;
   if (!finite) *a.status = 2;
-  const bool sigmoid = s.gate == RouteSettings::Gate::kSigmoid;
   float total = 1.0f;
   if (finite) {
-    for (int e = 0; e < experts; ++e) {
-      a.exps[e] =
-          sigmoid ? 1.0f / (1.0f + ContractExp(-a.scores[e])) : ContractExp(a.scores[e] - maximum);
-    }
-    if (!sigmoid) total = ContractSum(a.exps, experts);
+    GateValues(s.gate, a.scores, experts, maximum, a.values);
+    if (NeedsTotal(s, row)) total = ContractSum(a.values, experts);
   }
 
   // Ranks in descending key order; a.experts holds them until the final ascending pass.
   int remaining = experts;
   int selected = 0;
   float sum = 0.0f;
-  const float threshold = s.p * total;
-  while (selected < s.k) {
+  const float threshold = row.p * total;
+  const int most = finite ? row.k : CountWithoutScores(row);
+  while (selected < most) {
     const int e = scanned ? TakeLargest(a.keys, experts) : PopExpert(a.keys, &remaining);
     a.experts[selected++] = e;
-    if (!finite) {
-      if (s.top_p) break;
-      continue;
-    }
-    sum = sum + a.exps[e];
-    if (s.top_p && (s.strict ? sum > threshold : sum >= threshold)) break;
+    if (!finite) continue;
+    sum = sum + a.values[e];
+    if (EndsSelection(row, sum, threshold)) break;
   }
-  const bool over_selected = s.gate == RouteSettings::Gate::kSoftmaxSelected || s.renormalize;
-  const float denominator = over_selected ? sum : total;
+  const float divisor = DivisorValue(DivisorOf(s), total, sum);
   for (int i = 0; i < selected; ++i) {
     const int e = a.experts[i];
-    float gate = 0.0f;
-    if (finite && denominator != 0.0f) {
-      gate = sigmoid && !over_selected ? a.exps[e] : a.exps[e] / denominator;
-    }
-    a.gates[e] = gate * s.scale;
+    a.gates[e] = FinalGate(finite ? a.values[e] : 0.0f, divisor, s.scale);
   }
   // Ascending expert order.
   if (scanned) {

@@ -29,9 +29,9 @@ inline Vec Abs(Vec v) {
   const __m256 sign = _mm256_set1_ps(-0.0f);
   return {_mm256_andnot_ps(sign, v.lo), _mm256_andnot_ps(sign, v.hi)};
 }
-// A lane with a NaN in `a` gives that of `b`.
+// A lane with a NaN in `a` returns that of `b`.
 inline Vec Max(Vec a, Vec b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
-// The same for the smaller.
+// The smaller one, with the same rule for NaN.
 inline Vec Min(Vec a, Vec b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
 inline Vec Add(Vec a, Vec b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
 inline Vec Sub(Vec a, Vec b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }

@@ -19,9 +19,9 @@ inline Vec Fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 inline Vec ContractFma(Vec a, Vec b, Vec c) { return Fma(a, b, c); }
 inline Vec Mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
 inline Vec Abs(Vec v) { return _mm512_abs_ps(v); }
-// A lane with a NaN in `a` gives that of `b`.
+// A lane with a NaN in `a` returns that of `b`.
 inline Vec Max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
-// The same for the smaller.
+// The smaller one, with the same rule for NaN.
 inline Vec Min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
 inline Vec Add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
 inline Vec Sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }

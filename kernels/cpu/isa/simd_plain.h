@@ -45,12 +45,12 @@ inline Vec Abs(Vec v) {
   for (float& f : v.lane) f = __builtin_fabsf(f);
   return v;
 }
-// A lane with a NaN in `a` gives that of `b`.
+// A lane with a NaN in `a` returns that of `b`.
 inline Vec Max(Vec a, Vec b) {
   for (int i = 0; i < 16; ++i) a.lane[i] = a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i];
   return a;
 }
-// The same for the smaller.
+// The smaller one, with the same rule for NaN.
 inline Vec Min(Vec a, Vec b) {
   for (int i = 0; i < 16; ++i) a.lane[i] = a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i];
   return a;

@@ -1,4 +1,4 @@
-// Attention of one step on the device: rotary positions, attention over the cache.
+// Attention of one step over the cache, on the device.
 //
 // All pointers are device pointers and all launches are asynchronous on `stream`. What changes from
 // step to step is read on the device; launch shapes depend on the fields of these structs alone,
@@ -9,55 +9,18 @@
 
 #include "kernels/base/dtype.h"
 #include "kernels/cuda/attention/kv_layer_view.h"
+#include "kernels/cuda/attention/step_view.h"
 #include "kernels/cuda/device/runtime.h"
 
 namespace moeserve::cuda {
 
-inline constexpr int kMaxHeadDim = 256;
-
-// Which tokens a step computes. A token's row of `block_tables` names the blocks of its sequence.
-struct StepView {
-  int tokens = 0;
-  const int32_t* position = nullptr;      // [tokens]
-  const int32_t* sequence = nullptr;      // [tokens] row of block_tables; -1: padding row
-  const int32_t* block_tables = nullptr;  // [sequences, table_stride]
-  int table_stride = 0;
-  int max_context = 0;  // at least position + 1 of every token of [0, AttentionLaunch::tiled_from)
-};
-
-// The query rows of each token, as the arrays of a RoutingPlan tell; all null: row t is token t.
+// The query rows of each token, as the arrays of a RoutingPlan; all null: row t is token t.
 struct QueryRows {
   const int32_t* row_offsets = nullptr;         // [tokens + 1]
   const int32_t* assignments_of_row = nullptr;  // [A]
   const int32_t* row_of_assignment = nullptr;   // [A]
   int max_per_token = 1;                        // largest number of rows of one token
 };
-
-// Cosines and sines of position * frequency, as CpuBackend::Rope has them: the angle, its sine and
-// cosine in double, rounded to float.
-struct RopeAnglesLaunch {
-  StepView step;
-  int pairs = 0;                        // of dimensions that turn
-  const double* frequencies = nullptr;  // [pairs]
-  float2* angles = nullptr;             // [step.tokens, pairs] (cosine, sine)
-};
-void LaunchRopeAngles(const RopeAnglesLaunch& args, cudaStream_t stream);
-
-// Turns the leading dimensions of every head in place. Padding rows stay as they are.
-struct RopeLaunch {
-  int head_dim = 0;
-  int dimensions = 0;  // leading dimensions that turn, even
-  bool interleaved = false;
-  const float2* angles = nullptr;  // [step.tokens, dimensions / 2]
-  StepView step;
-  const int32_t* token_of_row = nullptr;  // [rows]; null: row r is token r
-  const int32_t* valid_rows = nullptr;    // on the device: rows from here on are left alone
-  float* rows = nullptr;
-  int num_rows = 0;  // launched; the upper bound where valid_rows is given
-  int heads = 0;     // adjacent
-  int64_t stride = 0;
-};
-void LaunchRope(const RopeLaunch& args, cudaStream_t stream);
 
 // How the contexts of a step's single tokens are cut into splits that run side by side. Laid out by
 // LaunchAttentionWork once per step (and distinct window), read by LaunchAttention. The partial
@@ -76,13 +39,13 @@ struct AttentionWork {
 // the largest PartialFloats of the model's layers.
 int64_t AttentionWorkBytes(int max_tokens, int slots, int64_t row_floats);
 AttentionWork LayOutAttentionWork(void* memory, int max_tokens, int slots);
-// Floats that the partial results of one split of one token take. `query_heads` counts all
-// heads of all query rows that a token may have.
+// Floats of the partial results of one split of one token. `query_heads`: heads of all query rows
+// that a token may have.
 int64_t PartialFloats(int query_heads, int head_dim);
 
 // Tokens of one split: a function of the model's shape alone, so results do not depend on the
-// batch. `group`: query heads of one query row that share a kv head. How many rows a token has
-// must not count: that is a matter of the step, in which one token may have more than all others.
+// batch. `group`: query heads of one query row that share a kv head. It must not depend on the rows
+// of a token, whose maximum differs from step to step.
 int SplitTokens(int group);
 // Splits that one token needs at most.
 int MaxSplits(int max_context, int window, int split_tokens);
@@ -92,8 +55,8 @@ void LaunchAttentionWork(const StepView& step, int tokens, int window, int split
                          const AttentionWork& work, cudaStream_t stream);
 
 // output = softmax(scale * q . k) v over the cached positions of the row's token, from
-// position - window + 1 on where window > 0. A row has the same bits whatever other rows there are
-// and on which side of tiled_from its token is. Rows of padding tokens become zeros.
+// position - window + 1 on where window > 0. The bits of a row do not depend on other rows or on
+// the side of tiled_from its token is on. Rows of padding tokens become zeros.
 //
 // Arithmetic is f32 throughout, unless both the cache and the output are bf16: then queries and
 // softmax weights are rounded to bf16 for the tensor cores, which accumulate in f32.
@@ -110,8 +73,8 @@ struct AttentionLaunch {
   bool tile_order = false;  // kv head of head h: h % num_kv_heads; else h / (heads / num_kv_heads)
   float scale = 1.0f;
   int window = 0;  // 0: none
-  // Tokens [0, tiled_from) run one by one, their contexts split as `work` says; tokens from there
-  // on run in tiles of neighbours that belong to one sequence. A matter of speed alone.
+  // Tokens [0, tiled_from) run one by one, their contexts split by `work`; tokens from there
+  // on run in tiles of neighbours of one sequence. Affects speed only.
   int tiled_from = 0;
   AttentionWork work;  // of the same window and split size; unused where tiled_from is 0
 };

@@ -53,41 +53,29 @@ __device__ inline float ElementAt(const Bf16* p) {
   return __uint_as_float(static_cast<uint32_t>(*p) << 16);
 }
 
-// One chunk of rows of tokens [begin, end), which belong to one sequence; split -1: all splits.
+// Columns and rows that one thread computes in the second product.
+template <int kDim>
+struct OwnSums {
+  static constexpr int kColumns = kDim > kThreads ? kDim / kThreads : 1;
+  static constexpr int kRowGroups = kDim < kThreads ? kThreads / kDim : 1;
+  static constexpr int kOwnRows = kRows / kRowGroups;
+  using Sums = float[kOwnRows][kColumns];
+
+  static __device__ __forceinline__ int Column() { return threadIdx.x % (kThreads / kRowGroups); }
+  static __device__ __forceinline__ int FirstRow() {
+    return threadIdx.x / (kThreads / kRowGroups) * kOwnRows;
+  }
+};
+
+// Online softmax of a warp's rows, in all lanes alike: of the current split and of the merged ones.
+struct RowMaxima {
+  float maximum[kRowsOfWarp], sum[kRowsOfWarp];
+  float merged_maximum[kRowsOfWarp], merged_sum[kRowsOfWarp];
+};
+
 template <int kDim, typename Element>
-__device__ inline void RunRows(const AttentionLaunch& a, int begin, int end, int split, int kv_head,
-                               int chunk, int split_tokens, float scale,
-                               SharedF32<kDim, Element>& shared) {
-  constexpr int kRowBytes = kDim * sizeof(Element);
-  constexpr int kElements = kChunkElements<Element>;
-  // Columns and rows of one thread in the second product.
-  constexpr int kColumns = kDim > kThreads ? kDim / kThreads : 1;
-  constexpr int kRowGroups = kDim < kThreads ? kThreads / kDim : 1;
-  constexpr int kOwnRows = kRows / kRowGroups;
-  if (chunk * kRows >= QueryHeadsOf(a, begin, end)) return;
-  FindRows(a, begin, end, kv_head, chunk, &shared.rows);
-  const int sequence = a.step.sequence[begin];
-  if (sequence < 0) {
-    StoreZeros(a, shared.rows);
-    return;
-  }
-  const int32_t* block_table = a.step.block_tables + int64_t{sequence} * a.step.table_stride;
-  int first = shared.rows.first_key, last = shared.rows.last_key;
-  if (split >= 0) {
-    first = max(first, split * split_tokens);
-    last = min(last, (split + 1) * split_tokens - 1);
-  }
-  const TileRange tiles = TilesOf<kTileKeys>(first, last);
-  const auto copy = [&](char(&to)[2][kTileKeys * kRowBytes], const void* from, int tile) {
-    if (tile < tiles.end) {
-      CopyTile<kTileKeys, kRowBytes, kThreads>(to[tile % 2], from, a.cache, kv_head, block_table,
-                                               tile, first, last);
-    }
-    CopyAsyncCommit();
-  };
-  copy(shared.keys, a.cache.keys, tiles.begin);
-  copy(shared.values, a.cache.values, tiles.begin);
-  copy(shared.keys, a.cache.keys, tiles.begin + 1);
+__device__ __forceinline__ void LoadQueriesF32(const AttentionLaunch& a,
+                                               SharedF32<kDim, Element>& shared) {
   const int dim = a.cache.head_dim;
   for (int i = threadIdx.x; i < kRows * kDim; i += kThreads) {
     const int r = i / kDim, d = i % kDim;
@@ -96,167 +84,187 @@ __device__ inline void RunRows(const AttentionLaunch& a, int begin, int end, int
             ? a.query[shared.rows.query_row[r] * a.query_stride + shared.rows.head[r] * dim + d]
             : 0.0f;
   }
+}
 
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int column = threadIdx.x % (kThreads / kRowGroups);
-  const int own_row = threadIdx.x / (kThreads / kRowGroups) * kOwnRows;
-  float maximum[kRowsOfWarp], sum[kRowsOfWarp], merged_maximum[kRowsOfWarp],
-      merged_sum[kRowsOfWarp];
+// Dot products of the warp's rows with the lane's key, in four sums of every fourth element each:
+// shorter chains, smaller errors.
+template <int kDim, typename Element>
+__device__ __forceinline__ void KeyDots(const SharedF32<kDim, Element>& shared, const char* key_row,
+                                        int warp, int lane, float4 (&dots)[kRowsOfWarp]) {
+  constexpr int kElements = kChunkElements<Element>;
+  constexpr int kRowBytes = kDim * sizeof(Element);
+#pragma unroll 4
+  for (int c = 0; c < kRowBytes / 16; ++c) {
+    float k[kElements];
+    Widen(key_row + ((c ^ (lane & 7)) << 4), k);
+#pragma unroll
+    for (int i = 0; i < kRowsOfWarp; ++i) {
+      const float* q = &shared.queries[warp * kRowsOfWarp + i][c * kElements];
+#pragma unroll
+      for (int e = 0; e < kElements; e += 4) {
+        const float4 f = *reinterpret_cast<const float4*>(q + e);
+        dots[i].x = fmaf(f.x, k[e], dots[i].x);
+        dots[i].y = fmaf(f.y, k[e + 1], dots[i].y);
+        dots[i].z = fmaf(f.z, k[e + 2], dots[i].z);
+        dots[i].w = fmaf(f.w, k[e + 3], dots[i].w);
+      }
+    }
+  }
+}
+
+// Weights of the lane's key, with the factor by which each row's sums so far are rescaled.
+template <int kDim, typename Element>
+__device__ __forceinline__ void KeyWeights(const float4 (&dots)[kRowsOfWarp], int key, int window,
+                                           float scale, int warp, int lane, RowMaxima* maxima,
+                                           SharedF32<kDim, Element>& shared) {
 #pragma unroll
   for (int i = 0; i < kRowsOfWarp; ++i) {
-    maximum[i] = merged_maximum[i] = kMinusInfinity;
-    sum[i] = merged_sum[i] = 0.0f;
+    const int row = warp * kRowsOfWarp + i;
+    const int position = shared.rows.position[row];
+    const bool seen = key <= position && key >= FirstKey(position, window);
+    const float s =
+        seen ? ((dots[i].x + dots[i].y) + (dots[i].z + dots[i].w)) * scale : kMinusInfinity;
+    float m = fmaxf(maxima->maximum[i], s);
+#pragma unroll
+    for (int other = 16; other > 0; other /= 2) {
+      m = fmaxf(m, __shfl_xor_sync(kFullMask, m, other));
+    }
+    const float weight = exp2f(s - Reference(m));
+    float total = weight;
+#pragma unroll
+    for (int other = 16; other > 0; other /= 2) {
+      total += __shfl_xor_sync(kFullMask, total, other);
+    }
+    const float rescale = exp2f(maxima->maximum[i] - Reference(m));
+    maxima->sum[i] = maxima->sum[i] * rescale + total;
+    maxima->maximum[i] = m;
+    shared.weights[row][lane] = weight;
+    if (lane == 0) shared.rescale[row] = rescale;
   }
-  float sums[kOwnRows][kColumns] = {}, merged[kOwnRows][kColumns] = {};
+}
 
-  for (int tile = tiles.begin; tile < tiles.end; ++tile) {
-    // Committed so far: ... keys(tile), values(tile), keys(tile + 1).
-    CopyAsyncWait<2>();
-    __syncthreads();
-    copy(shared.values, a.cache.values, tile + 1);
-    // Four sums of every fourth element each: shorter chains, smaller errors.
-    float4 dots[kRowsOfWarp] = {};
-    const char* key_row = shared.keys[tile % 2] + lane * kRowBytes;
-#pragma unroll 4
-    for (int c = 0; c < kRowBytes / 16; ++c) {
-      float k[kElements];
-      Widen(key_row + ((c ^ (lane & 7)) << 4), k);
+// Leaves the factors of MergeSums() in shared memory.
+template <int kDim, typename Element>
+__device__ __forceinline__ void MergeMaxima(int warp, int lane, RowMaxima* maxima,
+                                            SharedF32<kDim, Element>& shared) {
 #pragma unroll
-      for (int i = 0; i < kRowsOfWarp; ++i) {
-        const float* q = &shared.queries[warp * kRowsOfWarp + i][c * kElements];
-#pragma unroll
-        for (int e = 0; e < kElements; e += 4) {
-          const float4 f = *reinterpret_cast<const float4*>(q + e);
-          dots[i].x = fmaf(f.x, k[e], dots[i].x);
-          dots[i].y = fmaf(f.y, k[e + 1], dots[i].y);
-          dots[i].z = fmaf(f.z, k[e + 2], dots[i].z);
-          dots[i].w = fmaf(f.w, k[e + 3], dots[i].w);
-        }
-      }
+  for (int i = 0; i < kRowsOfWarp; ++i) {
+    const MergeFactors f = Merge(&maxima->merged_maximum[i], &maxima->merged_sum[i],
+                                 maxima->maximum[i], maxima->sum[i]);
+    if (lane == 0) {
+      shared.merge[warp * kRowsOfWarp + i] = f;
+      shared.inverse[warp * kRowsOfWarp + i] = 1.0f / maxima->merged_sum[i];
     }
-    const int key = tile * kTileKeys + lane;
+    maxima->maximum[i] = kMinusInfinity;
+    maxima->sum[i] = 0.0f;
+  }
+}
+
+template <int kDim, typename Element>
+__device__ __forceinline__ void AddValuesF32(const SharedF32<kDim, Element>& shared,
+                                             const char* values,
+                                             typename OwnSums<kDim>::Sums& sums) {
+  using Own = OwnSums<kDim>;
+  constexpr int kElements = kChunkElements<Element>;
+  constexpr int kRowBytes = kDim * sizeof(Element);
+  const int column = Own::Column(), own_row = Own::FirstRow();
 #pragma unroll
-    for (int i = 0; i < kRowsOfWarp; ++i) {
-      const int row = warp * kRowsOfWarp + i;
-      const int position = shared.rows.position[row];
-      const bool seen = key <= position && key >= FirstKey(position, a.window);
-      const float s =
-          seen ? ((dots[i].x + dots[i].y) + (dots[i].z + dots[i].w)) * scale : kMinusInfinity;
-      float m = fmaxf(maximum[i], s);
+  for (int r = 0; r < Own::kOwnRows; ++r) {
+    const float rescale = shared.rescale[own_row + r];
 #pragma unroll
-      for (int other = 16; other > 0; other /= 2) {
-        m = fmaxf(m, __shfl_xor_sync(kFullMask, m, other));
-      }
-      const float weight = exp2f(s - Reference(m));
-      float total = weight;
-#pragma unroll
-      for (int other = 16; other > 0; other /= 2) {
-        total += __shfl_xor_sync(kFullMask, total, other);
-      }
-      const float rescale = exp2f(maximum[i] - Reference(m));
-      sum[i] = sum[i] * rescale + total;
-      maximum[i] = m;
-      shared.weights[row][lane] = weight;
-      if (lane == 0) shared.rescale[row] = rescale;
-    }
-    const bool split_ends = (tile + 1) * kTileKeys % split_tokens == 0 || tile + 1 == tiles.end;
-    if (split < 0 && split_ends) {
-#pragma unroll
-      for (int i = 0; i < kRowsOfWarp; ++i) {
-        const MergeFactors f = Merge(&merged_maximum[i], &merged_sum[i], maximum[i], sum[i]);
-        if (lane == 0) {
-          shared.merge[warp * kRowsOfWarp + i] = f;
-          shared.inverse[warp * kRowsOfWarp + i] = 1.0f / merged_sum[i];
-        }
-        maximum[i] = kMinusInfinity;
-        sum[i] = 0.0f;
-      }
-    }
-    CopyAsyncWait<2>();
-    __syncthreads();
-    copy(shared.keys, a.cache.keys, tile + 2);
-#pragma unroll
-    for (int r = 0; r < kOwnRows; ++r) {
-      const float rescale = shared.rescale[own_row + r];
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) sums[r][c] *= rescale;
-    }
+    for (int c = 0; c < Own::kColumns; ++c) sums[r][c] *= rescale;
+  }
 #pragma unroll 2
-    for (int k = 0; k < kTileKeys; k += 4) {
-      float v[4][kColumns];
+  for (int k = 0; k < kTileKeys; k += 4) {
+    float v[4][Own::kColumns];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
+    for (int j = 0; j < 4; ++j) {
 #pragma unroll
-        for (int c = 0; c < kColumns; ++c) {
-          const int d = column + c * kThreads;
-          v[j][c] = ElementAt(
-              reinterpret_cast<const Element*>(shared.values[tile % 2] + (k + j) * kRowBytes +
-                                               ((d / kElements ^ ((k + j) & 7)) << 4)) +
-              d % kElements);
-        }
-      }
-#pragma unroll
-      for (int r = 0; r < kOwnRows; ++r) {
-        const float4 w = *reinterpret_cast<const float4*>(&shared.weights[own_row + r][k]);
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) {
-          sums[r][c] = fmaf(w.x, v[0][c], sums[r][c]);
-          sums[r][c] = fmaf(w.y, v[1][c], sums[r][c]);
-          sums[r][c] = fmaf(w.z, v[2][c], sums[r][c]);
-          sums[r][c] = fmaf(w.w, v[3][c], sums[r][c]);
-        }
-      }
-    }
-    if (split < 0 && split_ends) {
-#pragma unroll
-      for (int r = 0; r < kOwnRows; ++r) {
-        const MergeFactors f = shared.merge[own_row + r];
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) {
-          merged[r][c] = fmaf(sums[r][c], f.split, merged[r][c] * f.merged);
-          sums[r][c] = 0.0f;
-        }
-      }
-    }
-  }
-
-  if (split >= 0) {
-    const int padded = a.cache.padded_dim;
-    const int64_t stride = PartialStride(padded);
-    const int slot = a.work.slot_of_token[begin] + split -
-                     FirstKey(a.step.position[begin], a.window) / split_tokens;
-    float* partial = a.work.partial + slot * (int64_t{a.rows.max_per_token} * a.heads * stride);
-#pragma unroll
-    for (int r = 0; r < kOwnRows; ++r) {
-      if (shared.rows.query_row[own_row + r] < 0) continue;
-      float* to = partial +
-                  PartialRow(a, chunk, kRows, own_row + r, shared.rows.head[own_row + r]) * stride;
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
+      for (int c = 0; c < Own::kColumns; ++c) {
         const int d = column + c * kThreads;
-        if (d < padded) to[d] = sums[r][c];
+        v[j][c] =
+            ElementAt(reinterpret_cast<const Element*>(values + (k + j) * kRowBytes +
+                                                       ((d / kElements ^ ((k + j) & 7)) << 4)) +
+                      d % kElements);
       }
     }
 #pragma unroll
-    for (int i = 0; i < kRowsOfWarp; ++i) {
-      const int row = warp * kRowsOfWarp + i;
-      if (lane == 0 && shared.rows.query_row[row] >= 0) {
-        float* to =
-            partial + PartialRow(a, chunk, kRows, row, shared.rows.head[row]) * stride + padded;
-        to[0] = maximum[i];
-        to[1] = sum[i];
+    for (int r = 0; r < Own::kOwnRows; ++r) {
+      const float4 w = *reinterpret_cast<const float4*>(&shared.weights[own_row + r][k]);
+#pragma unroll
+      for (int c = 0; c < Own::kColumns; ++c) {
+        sums[r][c] = fmaf(w.x, v[0][c], sums[r][c]);
+        sums[r][c] = fmaf(w.y, v[1][c], sums[r][c]);
+        sums[r][c] = fmaf(w.z, v[2][c], sums[r][c]);
+        sums[r][c] = fmaf(w.w, v[3][c], sums[r][c]);
       }
     }
-    return;
   }
+}
+
+template <int kDim, typename Element>
+__device__ __forceinline__ void MergeSums(const SharedF32<kDim, Element>& shared,
+                                          typename OwnSums<kDim>::Sums& sums,
+                                          typename OwnSums<kDim>::Sums& merged) {
+  using Own = OwnSums<kDim>;
 #pragma unroll
-  for (int r = 0; r < kOwnRows; ++r) {
-    const int row = own_row + r;
+  for (int r = 0; r < Own::kOwnRows; ++r) {
+    const MergeFactors f = shared.merge[Own::FirstRow() + r];
+#pragma unroll
+    for (int c = 0; c < Own::kColumns; ++c) {
+      merged[r][c] = fmaf(sums[r][c], f.split, merged[r][c] * f.merged);
+      sums[r][c] = 0.0f;
+    }
+  }
+}
+
+template <int kDim, typename Element>
+__device__ __forceinline__ void StorePartial(const AttentionLaunch& a,
+                                             const SharedF32<kDim, Element>& shared, int chunk,
+                                             float* partial, const RowMaxima& maxima,
+                                             const typename OwnSums<kDim>::Sums& sums) {
+  using Own = OwnSums<kDim>;
+  const int padded = a.cache.padded_dim;
+  const int64_t stride = PartialStride(padded);
+  const int own_row = Own::FirstRow();
+#pragma unroll
+  for (int r = 0; r < Own::kOwnRows; ++r) {
+    if (shared.rows.query_row[own_row + r] < 0) continue;
+    float* to =
+        partial + PartialRow(a, chunk, kRows, own_row + r, shared.rows.head[own_row + r]) * stride;
+#pragma unroll
+    for (int c = 0; c < Own::kColumns; ++c) {
+      const int d = Own::Column() + c * kThreads;
+      if (d < padded) to[d] = sums[r][c];
+    }
+  }
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kRowsOfWarp; ++i) {
+    const int row = warp * kRowsOfWarp + i;
+    if (lane == 0 && shared.rows.query_row[row] >= 0) {
+      float* to =
+          partial + PartialRow(a, chunk, kRows, row, shared.rows.head[row]) * stride + padded;
+      to[0] = maxima.maximum[i];
+      to[1] = maxima.sum[i];
+    }
+  }
+}
+
+template <int kDim, typename Element>
+__device__ __forceinline__ void StoreFinished(const AttentionLaunch& a,
+                                              const SharedF32<kDim, Element>& shared,
+                                              const typename OwnSums<kDim>::Sums& merged) {
+  using Own = OwnSums<kDim>;
+  const int dim = a.cache.head_dim;
+#pragma unroll
+  for (int r = 0; r < Own::kOwnRows; ++r) {
+    const int row = Own::FirstRow() + r;
     if (shared.rows.query_row[row] < 0) continue;
     const int64_t to = shared.rows.query_row[row] * a.output_stride + shared.rows.head[row] * dim;
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      const int d = column + c * kThreads;
+    for (int c = 0; c < Own::kColumns; ++c) {
+      const int d = Own::Column() + c * kThreads;
       if (d >= dim) continue;
       const float value = merged[r][c] * shared.inverse[row];
       if (a.output_dtype == DType::kBF16) {
@@ -268,8 +276,65 @@ __device__ inline void RunRows(const AttentionLaunch& a, int begin, int end, int
   }
 }
 
+// One chunk of rows of tokens [begin, end), which belong to one sequence; split -1: all splits.
 template <int kDim, typename Element>
-__global__ void __launch_bounds__(kThreads)
+__device__ inline void RunRows(const AttentionLaunch& a, int begin, int end, int split, int kv_head,
+                               int chunk, int split_tokens, float scale,
+                               SharedF32<kDim, Element>& shared) {
+  constexpr int kRowBytes = kDim * sizeof(Element);
+  BlockKeys range;
+  if (!FindWork<kTileKeys>(a, begin, end, split, split_tokens, kv_head, chunk, &shared.rows,
+                           &range)) {
+    return;
+  }
+  const auto copy = [&](char(&to)[2][kTileKeys * kRowBytes], const void* from, int tile) {
+    if (tile < range.tiles.end) {
+      CopyTile<kTileKeys, kRowBytes, kThreads>(to[tile % 2], from, a.cache, kv_head, range, tile);
+    }
+    CopyAsyncCommit();
+  };
+  copy(shared.keys, a.cache.keys, range.tiles.begin);
+  copy(shared.values, a.cache.values, range.tiles.begin);
+  copy(shared.keys, a.cache.keys, range.tiles.begin + 1);
+  LoadQueriesF32(a, shared);
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  RowMaxima maxima;
+#pragma unroll
+  for (int i = 0; i < kRowsOfWarp; ++i) {
+    maxima.maximum[i] = maxima.merged_maximum[i] = kMinusInfinity;
+    maxima.sum[i] = maxima.merged_sum[i] = 0.0f;
+  }
+  typename OwnSums<kDim>::Sums sums = {}, merged = {};
+  for (int tile = range.tiles.begin; tile < range.tiles.end; ++tile) {
+    // Committed so far: ... keys(tile), values(tile), keys(tile + 1).
+    CopyAsyncWait<2>();
+    __syncthreads();
+    copy(shared.values, a.cache.values, tile + 1);
+    float4 dots[kRowsOfWarp] = {};
+    KeyDots(shared, shared.keys[tile % 2] + lane * kRowBytes, warp, lane, dots);
+    KeyWeights(dots, tile * kTileKeys + lane, a.window, scale, warp, lane, &maxima, shared);
+    const bool split_ends =
+        (tile + 1) * kTileKeys % split_tokens == 0 || tile + 1 == range.tiles.end;
+    const bool merges = split < 0 && split_ends;
+    if (merges) MergeMaxima(warp, lane, &maxima, shared);
+    CopyAsyncWait<2>();
+    __syncthreads();
+    copy(shared.keys, a.cache.keys, tile + 2);
+    AddValuesF32(shared, shared.values[tile % 2], sums);
+    if (merges) MergeSums(shared, sums, merged);
+  }
+  if (split >= 0) {
+    StorePartial(a, shared, chunk, PartialOf(a, begin, split, split_tokens), maxima, sums);
+  } else {
+    StoreFinished(a, shared, merged);
+  }
+}
+
+// Heads of more than 128 elements fill the shared memory with one or two blocks, so the compiler
+// must not save registers for more of them; 0 leaves the choice to it.
+template <int kDim, typename Element>
+__global__ void __launch_bounds__(kThreads, kDim > 128 ? 1 : 0)
     SplitKernel(const AttentionLaunch a, const int split_tokens, const float scale) {
   GridDependencyPass();
   const int item = blockIdx.x;
@@ -286,17 +351,9 @@ __global__ void __launch_bounds__(kThreads)
                 const float scale) {
   GridDependencyPass();
   auto& shared = *DynamicShared<SharedF32<kDim, Element>>();
-  const int tile = static_cast<int>(gridDim.x - 1 - blockIdx.x);
-  int begin = a.tiled_from + tile * tokens_per_tile;
-  const int tile_end = min(begin + tokens_per_tile, a.step.tokens);
-  while (begin < tile_end) {
-    int end = begin + 1;
-    while (end < tile_end && a.step.sequence[end] == a.step.sequence[begin]) ++end;
+  ForEachRun(a, tokens_per_tile, [&](int begin, int end) {
     RunRows<kDim, Element>(a, begin, end, -1, blockIdx.y, blockIdx.z, split_tokens, scale, shared);
-    // The next run's rows take the place of this one's.
-    __syncthreads();
-    begin = end;
-  }
+  });
 }
 
 float ScaleOf(const AttentionLaunch& args) { return static_cast<float>(args.scale * kLog2E); }

@@ -20,7 +20,7 @@ inline int GroupOf(const AttentionLaunch& args) {
   return args.heads / args.cache.num_kv_heads * args.rows.max_per_token;
 }
 
-// Of every token of the launch.
+// Tokens of one split of the launch.
 inline int SplitTokensOf(const AttentionLaunch& args) {
   return SplitTokens(args.heads / args.cache.num_kv_heads);
 }

@@ -1,6 +1,5 @@
-// What the attention kernels share: which rows a thread block computes, what they may see, how the
-// results of the splits of a context are merged, and the way of a tile of the cache into shared
-// memory.
+// What the attention kernels share: the rows of a thread block and the keys that they may see, the
+// copies of cache tiles into shared memory, and the merge of the splits of a context.
 #pragma once
 
 #include "kernels/cuda/attention/attention.h"
@@ -92,7 +91,7 @@ __device__ inline int PartialRow(const AttentionLaunch& a, int chunk, int rows_o
   return (chunk * rows_of_chunk + row) / group * a.heads + head;
 }
 
-// Zeros in every row: what padding tokens give.
+// Zeros in every row: the result of padding tokens.
 template <int kRows>
 __device__ inline void StoreZeros(const AttentionLaunch& a, const BlockRows<kRows>& rows) {
   const int dim = a.cache.head_dim;
@@ -131,12 +130,62 @@ __device__ inline TileRange TilesOf(int first_key, int last_key) {
   return {first_key / kTileKeys, last_key / kTileKeys + 1};
 }
 
+// The keys that a block's rows read and where they are.
+struct BlockKeys {
+  const int32_t* block_table;  // of the sequence
+  int first, last;
+  TileRange tiles;
+};
+
+// Finds the rows `chunk` of tokens [begin, end), which belong to one sequence, and the keys that
+// they read in `split` of their context (-1: in all of it). False where nothing is left to do:
+// there are no such rows, or they belong to padding tokens and are zeros now.
+template <int kTileKeys, int kRows>
+__device__ __forceinline__ bool FindWork(const AttentionLaunch& a, int begin, int end, int split,
+                                         int split_tokens, int kv_head, int chunk,
+                                         BlockRows<kRows>* rows, BlockKeys* keys) {
+  if (chunk * kRows >= QueryHeadsOf(a, begin, end)) return false;
+  FindRows(a, begin, end, kv_head, chunk, rows);
+  const int sequence = a.step.sequence[begin];
+  if (sequence < 0) {
+    StoreZeros(a, *rows);
+    return false;
+  }
+  keys->block_table = a.step.block_tables + int64_t{sequence} * a.step.table_stride;
+  keys->first = rows->first_key;
+  keys->last = rows->last_key;
+  if (split >= 0) {
+    keys->first = max(keys->first, split * split_tokens);
+    keys->last = min(keys->last, (split + 1) * split_tokens - 1);
+  }
+  keys->tiles = TilesOf<kTileKeys>(keys->first, keys->last);
+  return true;
+}
+
+// Calls f(begin, end) for the runs of tokens of one sequence in the block's tile of neighbouring
+// tokens, with a barrier after each: the next run's rows take the place of this one's. The last
+// tiles, which have the longest contexts, belong to the first blocks.
+template <typename F>
+__device__ __forceinline__ void ForEachRun(const AttentionLaunch& a, int tokens_per_tile,
+                                           const F& f) {
+  const int tile = static_cast<int>(gridDim.x - 1 - blockIdx.x);
+  int begin = a.tiled_from + tile * tokens_per_tile;
+  const int tile_end = min(begin + tokens_per_tile, a.step.tokens);
+  while (begin < tile_end) {
+    int end = begin + 1;
+    while (end < tile_end && a.step.sequence[end] == a.step.sequence[begin]) ++end;
+    f(begin, end);
+    __syncthreads();
+    begin = end;
+  }
+}
+
 // Starts the copies of tile `tile` of keys or values into shared memory, kRowBytes per key, 16-byte
-// chunk c of key k at chunk c ^ (k % 8). Keys outside [first, last] and columns beyond the cache's
+// chunk c of key k at chunk c ^ (k % 8). Keys that are not read and columns beyond the cache's
 // become zeros. The caller commits.
 template <int kTileKeys, int kRowBytes, int kThreads>
 __device__ inline void CopyTile(char* to, const void* from, const KvLayerView& cache, int kv_head,
-                                const int32_t* block_table, int tile, int first, int last) {
+                                const BlockKeys& keys, int tile) {
   constexpr int kChunks = kRowBytes / 16;
   constexpr int kRows = kThreads / kChunks;  // that all threads copy at a time
   static_assert(kThreads % kChunks == 0 && kKvBlockTokens % kRows == 0 &&
@@ -151,7 +200,8 @@ __device__ inline void CopyTile(char* to, const void* from, const KvLayerView& c
 #pragma unroll
   for (int b = 0; b < kTileKeys / kKvBlockTokens; ++b) {
     const int key = tile * kTileKeys + b * kKvBlockTokens;
-    blocks[b] = key <= last && key + kKvBlockTokens > first ? block_table[key / kKvBlockTokens] : 0;
+    const bool read = key <= keys.last && key + kKvBlockTokens > keys.first;
+    blocks[b] = read ? keys.block_table[key / kKvBlockTokens] : 0;
   }
 #pragma unroll
   for (int b = 0; b < kTileKeys / kKvBlockTokens; ++b) {
@@ -160,18 +210,17 @@ __device__ inline void CopyTile(char* to, const void* from, const KvLayerView& c
     for (int r = 0; r < kKvBlockTokens; r += kRows) {
       const int tile_row = b * kKvBlockTokens + r + row;
       const int key = tile * kTileKeys + tile_row;
-      const bool stored = key >= first && key <= last && stored_column;
+      const bool stored = key >= keys.first && key <= keys.last && stored_column;
       CopyAsync16(to + tile_row * kRowBytes + ((chunk ^ (tile_row & 7)) << 4),
                   stored ? block + r * cache.padded_dim * element : from, stored ? 16 : 0);
     }
   }
 }
 
-// m where it can be subtracted: a row that has seen no key yet has the maximum -inf.
+// The value to subtract for a maximum m, which is -inf in a row that has seen no key yet.
 __device__ inline float Reference(float m) { return m == kMinusInfinity ? 0.0f : m; }
 
-// Factors by which the merged result so far and one split's result count: m_* are maxima in units
-// of log 2.
+// Factors of the merged result so far and of one split's result. Maxima are in units of log 2.
 struct MergeFactors {
   float merged, split;
 };
@@ -186,7 +235,17 @@ __device__ inline MergeFactors Merge(float* merged_max, float* merged_sum, float
   return f;
 }
 
-// Partial results of one query head over one split: padded_dim sums, then maximum and sum.
+// Floats of the partial results of one query head over one split: padded_dim sums, then maximum and
+// sum.
 __device__ __host__ inline int64_t PartialStride(int padded_dim) { return padded_dim + 4; }
+
+// The partial results of all query heads of a token over one split; see PartialRow.
+__device__ __forceinline__ float* PartialOf(const AttentionLaunch& a, int token, int split,
+                                            int split_tokens) {
+  const int slot = a.work.slot_of_token[token] + split -
+                   FirstKey(a.step.position[token], a.window) / split_tokens;
+  return a.work.partial +
+         slot * (int64_t{a.rows.max_per_token} * a.heads * PartialStride(a.cache.padded_dim));
+}
 
 }  // namespace moeserve::cuda

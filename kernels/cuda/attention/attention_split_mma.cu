@@ -22,129 +22,75 @@ struct SharedSplit {
   BlockRows<kRows> rows;
 };
 
+// Columns of the head that one warp computes in the second product.
 template <int kDim>
-__global__ void __launch_bounds__(kThreads)
-    SplitKernel(const AttentionLaunch a, const int split_tokens, const float scale) {
-  GridDependencyPass();
-  constexpr int kColumns = kDim / 4;  // of one warp
-  const int item = blockIdx.x;
-  if (item >= *a.work.item_count) return;
-  const int token = a.work.item_token[item];
-  const int split = a.work.item_split[item];
-  const int kv_head = blockIdx.y % a.cache.num_kv_heads;
-  const int chunk = blockIdx.y / a.cache.num_kv_heads;
-  if (chunk * kRows >= QueryHeadsOf(a, token, token + 1)) return;
+constexpr int kColumns = kDim / 4;
 
-  auto& shared = *DynamicShared<SharedSplit<kDim>>();
-  FindRows(a, token, token + 1, kv_head, chunk, &shared.rows);
-  const int sequence = a.step.sequence[token];
-  if (sequence < 0) {
-    StoreZeros(a, shared.rows);
-    return;
+// Raises `maximum`, which holds the largest scores of the warp's keys, to those of all warps.
+template <int kDim>
+__device__ __forceinline__ void ShareMaximum(SharedSplit<kDim>& shared, int warp, int lane,
+                                             float (&maximum)[2]) {
+  if (lane % 4 == 0) {
+    shared.maximum[warp][lane / 4] = maximum[0];
+    shared.maximum[warp][lane / 4 + 8] = maximum[1];
   }
-  const int32_t* block_table = a.step.block_tables + int64_t{sequence} * a.step.table_stride;
-  int first = shared.rows.first_key, last = shared.rows.last_key;
-  if (split >= 0) {
-    first = max(first, split * split_tokens);
-    last = min(last, (split + 1) * split_tokens - 1);
+  __syncthreads();
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+#pragma unroll
+    for (int w = 0; w < kThreads / 32; ++w) {
+      maximum[h] = fmaxf(maximum[h], shared.maximum[w][lane / 4 + h * 8]);
+    }
   }
-  const TileRange tiles = TilesOf<kTileKeys>(first, last);
-  const auto copy_keys = [&](int tile) {
-    if (tile < tiles.end) {
-      CopyTile<kTileKeys, kDim * 2, kThreads>(shared.keys[tile % 2], a.cache.keys, a.cache, kv_head,
-                                              block_table, tile, first, last);
-    }
-    CopyAsyncCommit();
-  };
-  const auto copy_values = [&](int tile) {
-    if (tile < tiles.end) {
-      CopyTile<kTileKeys, kDim * 2, kThreads>(shared.values[tile % 2], a.cache.values, a.cache,
-                                              kv_head, block_table, tile, first, last);
-    }
-    CopyAsyncCommit();
-  };
-  copy_keys(tiles.begin);
-  copy_values(tiles.begin);
-  copy_keys(tiles.begin + 1);
-  LoadQueries<kDim, kRows, kThreads>(a, shared.rows, shared.queries);
+}
 
+// Leaves the softmax weights of the warp's keys in shared memory.
+template <int kDim>
+__device__ __forceinline__ void StoreWeights(SharedSplit<kDim>& shared, int warp, int lane,
+                                             const float (&scores)[2][4],
+                                             const float (&maximum)[2]) {
+  const float reference[2] = {Reference(maximum[0]), Reference(maximum[1])};
+  uint32_t weights[4];
+  Weights(scores, 0, reference, weights);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    *reinterpret_cast<uint32_t*>(
+        Swizzled<kTileKeys * 2>(shared.weights, lane / 4 + i % 2 * 8, warp * 2 + i / 2) +
+        lane % 4 * 4) = weights[i];
+  }
+}
+
+template <int kDim>
+__device__ __forceinline__ void StorePartial(const AttentionLaunch& a,
+                                             const SharedSplit<kDim>& shared, int chunk,
+                                             float* partial, const RowState& state,
+                                             const float (&sums)[kColumns<kDim> / 8][4]) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const RowPair pair = RowPairOf(shared.rows, 0, a.window);
-  const int split_tiles = split_tokens / kTileKeys;
-  RowState state;
-  float sums[kColumns / 8][4] = {};
-  MergedRows<kColumns> merged;
-  for (int tile = tiles.begin; tile < tiles.end; ++tile) {
-    // Committed so far: ... keys(tile), values(tile), keys(tile + 1).
-    CopyAsyncWait<2>();
-    __syncthreads();
-    copy_values(tile + 1);
-    float scores[2][4];
-    Scores<kDim>(shared.queries, 0, shared.keys[tile % 2], warp * 16, scores);
-    float maximum[2] = {state.maximum[0], state.maximum[1]};
-    MaskAndMaximum(scale, pair, tile * kTileKeys + warp * 16, scores, maximum);
-    if (lane % 4 == 0) {
-      shared.maximum[warp][lane / 4] = maximum[0];
-      shared.maximum[warp][lane / 4 + 8] = maximum[1];
-    }
-    __syncthreads();
-    float reference[2];
+  const int padded = a.cache.padded_dim;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
+  for (int h = 0; h < 2; ++h) {
+    const int row = lane / 4 + h * 8;
+    if (shared.rows.query_row[row] < 0) continue;
+    float* to =
+        partial + PartialRow(a, chunk, kRows, row, shared.rows.head[row]) * PartialStride(padded);
 #pragma unroll
-      for (int w = 0; w < kThreads / 32; ++w) {
-        maximum[h] = fmaxf(maximum[h], shared.maximum[w][lane / 4 + h * 8]);
+    for (int n = 0; n < kColumns<kDim> / 8; ++n) {
+      const int column = warp * kColumns<kDim> + n * 8 + lane % 4 * 2;
+      if (column < padded) {
+        *reinterpret_cast<float2*>(to + column) = make_float2(sums[n][h * 2], sums[n][h * 2 + 1]);
       }
-      reference[h] = Reference(maximum[h]);
     }
-    uint32_t weights[4];
-    Weights(scores, 0, reference, weights);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      *reinterpret_cast<uint32_t*>(
-          Swizzled<kTileKeys * 2>(shared.weights, lane / 4 + i % 2 * 8, warp * 2 + i / 2) +
-          lane % 4 * 4) = weights[i];
-    }
-    CopyAsyncWait<2>();
-    __syncthreads();
-    copy_keys(tile + 2);
-    Rescale<kColumns>(maximum, &state, sums);
-#pragma unroll
-    for (int step = 0; step < kTileKeys / 16; ++step) {
-      LoadMatrix4(weights,
-                  Swizzled<kTileKeys * 2>(shared.weights, lane % 16, step * 2 + lane / 16));
-      AddValues<kDim, kColumns>(weights, shared.values[tile % 2], step, warp * kColumns, &state,
-                                sums);
-    }
-    if (split < 0 && ((tile + 1) % split_tiles == 0 || tile + 1 == tiles.end)) {
-      MergeSplit<kColumns>(&state, sums, &merged);
+    if (warp == 0 && lane % 4 == 0) {
+      *reinterpret_cast<float2*>(to + padded) = make_float2(state.maximum[h], state.sum[h * 2]);
     }
   }
+}
 
-  if (split >= 0) {
-    const int padded = a.cache.padded_dim;
-    const int64_t stride = PartialStride(padded);
-    const int slot = a.work.slot_of_token[token] + split -
-                     FirstKey(a.step.position[token], a.window) / split_tokens;
-    float* partial = a.work.partial + slot * (int64_t{a.rows.max_per_token} * a.heads * stride);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = lane / 4 + h * 8;
-      if (shared.rows.query_row[row] < 0) continue;
-      float* to = partial + PartialRow(a, chunk, kRows, row, shared.rows.head[row]) * stride;
-#pragma unroll
-      for (int n = 0; n < kColumns / 8; ++n) {
-        const int column = warp * kColumns + n * 8 + lane % 4 * 2;
-        if (column < padded) {
-          *reinterpret_cast<float2*>(to + column) = make_float2(sums[n][h * 2], sums[n][h * 2 + 1]);
-        }
-      }
-      if (warp == 0 && lane % 4 == 0) {
-        *reinterpret_cast<float2*>(to + padded) = make_float2(state.maximum[h], state.sum[h * 2]);
-      }
-    }
-    return;
-  }
+template <int kDim>
+__device__ __forceinline__ void StoreFinished(const AttentionLaunch& a,
+                                              const SharedSplit<kDim>& shared,
+                                              const MergedRows<kColumns<kDim>>& merged) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int dim = a.cache.head_dim;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -154,11 +100,78 @@ __global__ void __launch_bounds__(kThreads)
     Bf16* to = static_cast<Bf16*>(a.output) + shared.rows.query_row[row] * a.output_stride +
                shared.rows.head[row] * dim;
 #pragma unroll
-    for (int n = 0; n < kColumns / 8; ++n) {
-      const int column = warp * kColumns + n * 8 + lane % 4 * 2;
+    for (int n = 0; n < kColumns<kDim> / 8; ++n) {
+      const int column = warp * kColumns<kDim> + n * 8 + lane % 4 * 2;
       StoreBf16Pair(to, column, dim, merged.sums[n][h * 2] * inverse,
                     merged.sums[n][h * 2 + 1] * inverse);
     }
+  }
+}
+
+template <int kDim>
+__global__ void __launch_bounds__(kThreads)
+    SplitKernel(const AttentionLaunch a, const int split_tokens, const float scale) {
+  GridDependencyPass();
+  const int item = blockIdx.x;
+  if (item >= *a.work.item_count) return;
+  const int token = a.work.item_token[item];
+  const int split = a.work.item_split[item];
+  const int kv_head = blockIdx.y % a.cache.num_kv_heads;
+  const int chunk = blockIdx.y / a.cache.num_kv_heads;
+  auto& shared = *DynamicShared<SharedSplit<kDim>>();
+  BlockKeys range;
+  if (!FindWork<kTileKeys>(a, token, token + 1, split, split_tokens, kv_head, chunk, &shared.rows,
+                           &range)) {
+    return;
+  }
+  const auto copy = [&](char(&to)[2][kTileKeys * kDim * 2], const void* from, int tile) {
+    if (tile < range.tiles.end) {
+      CopyTile<kTileKeys, kDim * 2, kThreads>(to[tile % 2], from, a.cache, kv_head, range, tile);
+    }
+    CopyAsyncCommit();
+  };
+  copy(shared.keys, a.cache.keys, range.tiles.begin);
+  copy(shared.values, a.cache.values, range.tiles.begin);
+  copy(shared.keys, a.cache.keys, range.tiles.begin + 1);
+  LoadQueries<kDim, kRows, kThreads>(a, shared.rows, shared.queries);
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const RowPair pair = RowPairOf(shared.rows, 0, a.window);
+  const int split_tiles = split_tokens / kTileKeys;
+  RowState state;
+  float sums[kColumns<kDim> / 8][4] = {};
+  MergedRows<kColumns<kDim>> merged;
+  for (int tile = range.tiles.begin; tile < range.tiles.end; ++tile) {
+    // Committed so far: ... keys(tile), values(tile), keys(tile + 1).
+    CopyAsyncWait<2>();
+    __syncthreads();
+    copy(shared.values, a.cache.values, tile + 1);
+    float scores[2][4];
+    Scores<kDim>(shared.queries, 0, shared.keys[tile % 2], warp * 16, scores);
+    float maximum[2] = {state.maximum[0], state.maximum[1]};
+    MaskAndMaximum(scale, pair, tile * kTileKeys + warp * 16, scores, maximum);
+    ShareMaximum(shared, warp, lane, maximum);
+    StoreWeights(shared, warp, lane, scores, maximum);
+    CopyAsyncWait<2>();
+    __syncthreads();
+    copy(shared.keys, a.cache.keys, tile + 2);
+    Rescale<kColumns<kDim>>(maximum, &state, sums);
+#pragma unroll
+    for (int step = 0; step < kTileKeys / 16; ++step) {
+      uint32_t weights[4];
+      LoadMatrix4(weights,
+                  Swizzled<kTileKeys * 2>(shared.weights, lane % 16, step * 2 + lane / 16));
+      AddValues<kDim, kColumns<kDim>>(weights, shared.values[tile % 2], step, warp * kColumns<kDim>,
+                                      &state, sums);
+    }
+    if (split < 0 && ((tile + 1) % split_tiles == 0 || tile + 1 == range.tiles.end)) {
+      MergeSplit<kColumns<kDim>>(&state, sums, &merged);
+    }
+  }
+  if (split >= 0) {
+    StorePartial(a, shared, chunk, PartialOf(a, token, split, split_tokens), state, sums);
+  } else {
+    StoreFinished(a, shared, merged);
   }
 }
 

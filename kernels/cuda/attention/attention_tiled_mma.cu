@@ -15,8 +15,8 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kRows = 64;
 
-// What a thread merged so far, where registers have no room: in shared memory, element i of all
-// threads adjacent.
+// The results that a thread merged so far, in shared memory where registers do not suffice: element
+// i of all threads is adjacent.
 template <int kDim>
 struct StashedRows {
   float4 sums[kDim / 8][kThreads];
@@ -65,88 +65,35 @@ __device__ inline void MergeStashed(bool first, RowState* state, float (&sums)[k
   }
 }
 
-// Rows of `chunk` of tokens [begin, end), which belong to one sequence.
+// The results that a thread merged so far for its two rows: in registers or stashed.
 template <int kDim>
-__device__ inline void TiledRun(const AttentionLaunch& a, int begin, int end, int kv_head,
-                                int chunk, int split_tiles, float scale,
-                                SharedTiles<kDim>& shared) {
-  if (chunk * kRows >= QueryHeadsOf(a, begin, end)) return;
-  FindRows(a, begin, end, kv_head, chunk, &shared.rows);
-  const int sequence = a.step.sequence[begin];
-  if (sequence < 0) {
-    StoreZeros(a, shared.rows);
-    return;
-  }
-  const int32_t* block_table = a.step.block_tables + int64_t{sequence} * a.step.table_stride;
-  const int first = shared.rows.first_key, last = shared.rows.last_key;
-  const TileRange tiles = TilesOf<kTileKeys>(first, last);
-  const auto copy = [&](char* to, const void* from, int tile) {
-    if (tile < tiles.end) {
-      CopyTile<kTileKeys, kDim * 2, kThreads>(to, from, a.cache, kv_head, block_table, tile, first,
-                                              last);
-    }
-    CopyAsyncCommit();
-  };
-  copy(shared.keys, a.cache.keys, tiles.begin);
-  LoadQueries<kDim, kRows, kThreads>(a, shared.rows, shared.queries);
+using Merged = std::conditional_t<kStash<kDim>, NoStash, MergedRows<kDim>>;
 
-  const int lane = threadIdx.x % 32;
-  const int warp_row = threadIdx.x / 32 * 16;
-  // Keys that some row of the warp sees.
-  int warp_first = INT32_MAX, warp_last = -1;
-  if (const int p = shared.rows.position[warp_row + lane % 16]; p >= 0) {
-    warp_first = FirstKey(p, a.window);
-    warp_last = p;
+// The keys that some of the 16 rows from `warp_row` on sees.
+struct KeysOfWarp {
+  int first = INT32_MAX, last = -1;
+};
+
+__device__ __forceinline__ KeysOfWarp FindKeysOfWarp(const BlockRows<kRows>& rows, int warp_row,
+                                                     int window) {
+  KeysOfWarp keys;
+  if (const int p = rows.position[warp_row + threadIdx.x % 16]; p >= 0) {
+    keys.first = FirstKey(p, window);
+    keys.last = p;
   }
 #pragma unroll
   for (int other = 1; other < 16; other *= 2) {
-    warp_first = min(warp_first, __shfl_xor_sync(kFullMask, warp_first, other));
-    warp_last = max(warp_last, __shfl_xor_sync(kFullMask, warp_last, other));
+    keys.first = min(keys.first, __shfl_xor_sync(kFullMask, keys.first, other));
+    keys.last = max(keys.last, __shfl_xor_sync(kFullMask, keys.last, other));
   }
+  return keys;
+}
 
-  RowState state;
-  float sums[kDim / 8][4] = {};
-  std::conditional_t<kStash<kDim>, NoStash, MergedRows<kDim>> merged;
-  const int first_split = tiles.begin / split_tiles;
-  for (int tile = tiles.begin; tile < tiles.end; ++tile) {
-    const int key = tile * kTileKeys;
-    // A tile that no row sees would change no sum.
-    const bool seen = key <= warp_last && key + kTileKeys > warp_first;
-    CopyAsyncWait<0>();
-    __syncthreads();
-    copy(shared.values, a.cache.values, tile);
-    float scores[kTileKeys / 8][4];
-    if (seen) Scores<kDim>(shared.queries, warp_row, shared.keys, 0, scores);
-    __syncthreads();
-    copy(shared.keys, a.cache.keys, tile + 1);
-    float reference[2];
-    if (seen) {
-      const RowPair pair = RowPairOf(shared.rows, warp_row, a.window);
-      float maximum[2] = {state.maximum[0], state.maximum[1]};
-      MaskAndMaximum(scale, pair, key, scores, maximum);
-      reference[0] = Reference(maximum[0]);
-      reference[1] = Reference(maximum[1]);
-      Rescale<kDim>(maximum, &state, sums);
-    }
-    CopyAsyncWait<1>();
-    __syncthreads();
-    if (seen) {
-#pragma unroll
-      for (int step = 0; step < kTileKeys / 16; ++step) {
-        uint32_t weights[4];
-        Weights(scores, step, reference, weights);
-        AddValues<kDim, kDim>(weights, shared.values, step, 0, &state, sums);
-      }
-    }
-    if ((tile + 1) % split_tiles == 0 || tile + 1 == tiles.end) {
-      if constexpr (kStash<kDim>) {
-        MergeStashed<kDim>(tile / split_tiles == first_split, &state, sums, &shared.stash);
-      } else {
-        MergeSplit<kDim>(&state, sums, &merged);
-      }
-    }
-  }
-
+template <int kDim>
+__device__ __forceinline__ void StoreFinished(const AttentionLaunch& a,
+                                              const SharedTiles<kDim>& shared, int warp_row,
+                                              const Merged<kDim>& merged) {
+  const int lane = threadIdx.x % 32;
   const int dim = a.cache.head_dim;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -177,29 +124,83 @@ __device__ inline void TiledRun(const AttentionLaunch& a, int begin, int end, in
   }
 }
 
+// Rows of `chunk` of tokens [begin, end), which belong to one sequence.
+template <int kDim>
+__device__ inline void TiledRun(const AttentionLaunch& a, int begin, int end, int kv_head,
+                                int chunk, int split_tiles, float scale,
+                                SharedTiles<kDim>& shared) {
+  BlockKeys range;
+  if (!FindWork<kTileKeys>(a, begin, end, -1, 0, kv_head, chunk, &shared.rows, &range)) return;
+  const auto copy = [&](char* to, const void* from, int tile) {
+    if (tile < range.tiles.end) {
+      CopyTile<kTileKeys, kDim * 2, kThreads>(to, from, a.cache, kv_head, range, tile);
+    }
+    CopyAsyncCommit();
+  };
+  copy(shared.keys, a.cache.keys, range.tiles.begin);
+  LoadQueries<kDim, kRows, kThreads>(a, shared.rows, shared.queries);
+
+  const int warp_row = threadIdx.x / 32 * 16;
+  const KeysOfWarp keys = FindKeysOfWarp(shared.rows, warp_row, a.window);
+  RowState state;
+  float sums[kDim / 8][4] = {};
+  Merged<kDim> merged;
+  const int first_split = range.tiles.begin / split_tiles;
+  for (int tile = range.tiles.begin; tile < range.tiles.end; ++tile) {
+    const int key = tile * kTileKeys;
+    // A tile that no row sees would change no sum.
+    const bool seen = key <= keys.last && key + kTileKeys > keys.first;
+    CopyAsyncWait<0>();
+    __syncthreads();
+    copy(shared.values, a.cache.values, tile);
+    float scores[kTileKeys / 8][4];
+    if (seen) Scores<kDim>(shared.queries, warp_row, shared.keys, 0, scores);
+    __syncthreads();
+    copy(shared.keys, a.cache.keys, tile + 1);
+    float reference[2];
+    if (seen) {
+      const RowPair pair = RowPairOf(shared.rows, warp_row, a.window);
+      float maximum[2] = {state.maximum[0], state.maximum[1]};
+      MaskAndMaximum(scale, pair, key, scores, maximum);
+      reference[0] = Reference(maximum[0]);
+      reference[1] = Reference(maximum[1]);
+      Rescale<kDim>(maximum, &state, sums);
+    }
+    CopyAsyncWait<1>();
+    __syncthreads();
+    if (seen) {
+#pragma unroll
+      for (int step = 0; step < kTileKeys / 16; ++step) {
+        uint32_t weights[4];
+        Weights(scores, step, reference, weights);
+        AddValues<kDim, kDim>(weights, shared.values, step, 0, &state, sums);
+      }
+    }
+    if ((tile + 1) % split_tiles == 0 || tile + 1 == range.tiles.end) {
+      if constexpr (kStash<kDim>) {
+        MergeStashed<kDim>(tile / split_tiles == first_split, &state, sums, &shared.stash);
+      } else {
+        MergeSplit<kDim>(&state, sums, &merged);
+      }
+    }
+  }
+  StoreFinished<kDim>(a, shared, warp_row, merged);
+}
+
 template <int kDim>
 __global__ void __launch_bounds__(kThreads)
     TiledKernel(const AttentionLaunch a, const int tokens_per_tile, const int split_tiles,
                 const float scale) {
   GridDependencyPass();
   auto& shared = *DynamicShared<SharedTiles<kDim>>();
-  // The last tiles have the longest contexts: they start first.
-  const int tile = static_cast<int>(gridDim.x - 1 - blockIdx.x);
-  int begin = a.tiled_from + tile * tokens_per_tile;
-  const int tile_end = min(begin + tokens_per_tile, a.step.tokens);
-  while (begin < tile_end) {
-    int end = begin + 1;
-    while (end < tile_end && a.step.sequence[end] == a.step.sequence[begin]) ++end;
+  ForEachRun(a, tokens_per_tile, [&](int begin, int end) {
     TiledRun<kDim>(a, begin, end, blockIdx.y, blockIdx.z, split_tiles, scale, shared);
-    // The next run's rows take the place of this one's.
-    __syncthreads();
-    begin = end;
-  }
+  });
 }
 
 template <int kDim>
 void LaunchOf(const AttentionLaunch& args, cudaStream_t stream) {
-  // What devices of compute capability 8.0 have.
+  // The limit of devices of compute capability 8.0.
   static_assert(sizeof(SharedTiles<kDim>) <= 163 << 10);
   const TiledShape shape = TiledShapeOf(args, kRows);
   Launch(TiledKernel<kDim>,

@@ -143,8 +143,8 @@ constexpr int64_t RoundUp(int64_t n) { return (n + 15) / 16 * 16; }
 }  // namespace
 
 int SplitTokens(int group) {
-  // A wide group leaves large partial results: twice the tokens keep them below a tenth of the
-  // keys and values read.
+  // A wide group has large partial results: twice the tokens keep them below a tenth of the keys
+  // and values read.
   return group <= 8 ? 256 : 512;
 }
 

@@ -27,8 +27,8 @@ Result<CudaKvCache> CudaKvCache::Allocate(std::vector<KvLayerShape> layers, DTyp
   cache.shapes_ = std::move(layers);
   const auto bytes = static_cast<size_t>(BytesPerBlock(cache.shapes_, dtype) * num_blocks);
   MOESERVE_ASSIGN_OR_RETURN(cache.memory_, DeviceMemory::Allocate(bytes));
-  // Attention multiplies the padding of rows that were written, which AppendKv leaves zero, and
-  // reads no others; zeros keep the whole cache free of values that nobody wrote.
+  // Attention multiplies the padding of written rows, which AppendKv leaves zero, and reads no
+  // other padding; zeros everywhere avoid uninitialised values all the same.
   MOESERVE_CUDA_RETURN_IF_ERROR(cudaMemset(cache.memory_.data(), 0, bytes));
   // Streams that do not wait for the default one come next; others may be recording.
   MOESERVE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(nullptr));

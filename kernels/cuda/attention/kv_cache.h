@@ -20,7 +20,7 @@ class CudaKvCache {
   static Result<CudaKvCache> Allocate(std::vector<KvLayerShape> layers, DType dtype,
                                       int64_t num_blocks);
 
-  // Bytes that one block takes over all layers.
+  // Bytes of one block, all layers together.
   static int64_t BytesPerBlock(const std::vector<KvLayerShape>& layers, DType dtype);
 
   DType dtype() const { return dtype_; }
@@ -28,7 +28,7 @@ class CudaKvCache {
   const KvLayerShape& shape(int layer) const { return shapes_[layer]; }
   KvLayerView layer(int layer) const { return layers_[layer]; }
 
-  // Copies what block `from` holds to block `to`, in every layer.
+  // Copies the content of block `from` to block `to` in every layer.
   void CopyBlock(int32_t from, int32_t to, cudaStream_t stream);
 
  private:

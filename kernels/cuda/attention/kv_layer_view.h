@@ -1,4 +1,4 @@
-// Where the attention kernels find one layer of the paged KV cache.
+// One layer of the paged KV cache as the attention kernels read it.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,8 @@
 #include "kernels/kv_cache_storage.h"
 
 namespace moeserve::cuda {
+
+inline constexpr int kMaxHeadDim = 256;
 
 // Keys and values of one layer, each [block, kv_head, kKvBlockTokens, padded_dim]: what one kv head
 // reads of a block is one contiguous piece, its rows are whole 32-byte sectors, and 16-byte copies

@@ -13,7 +13,7 @@ constexpr int kUnits = 4;  // that a thread loads at once
 
 enum class Part { kQuery, kKeys, kValues };
 
-// What a thread has of some units.
+// The elements of some units that a thread has.
 struct Loaded {
   float x[kUnits];
   float y[kUnits];  // of pairs
@@ -22,8 +22,8 @@ struct Loaded {
   float y_scale[kUnits];
 };
 
-// Heads [first, first + heads) of one part of a token. A unit is a pair of dimensions that turns,
-// or one that does not.
+// Heads [first, first + heads) of one part of a token. A unit is a pair of dimensions that is
+// rotated, or one dimension that is not.
 template <bool kBf16>
 struct Heads {
   const NormRopeAppendLaunch& a;
@@ -40,7 +40,7 @@ struct Heads {
 
   __device__ __forceinline__ bool normed() const { return norm.scales != nullptr; }
   __device__ __forceinline__ int dim() const { return a.cache.head_dim; }
-  // Queries that only turn are left alone elsewhere.
+  // Queries without a norm change in rotated dimensions only.
   __device__ __forceinline__ int units() const {
     if (part == Part::kQuery && !normed()) return pairs;
     return (part == Part::kQuery ? dim() : a.cache.padded_dim) - pairs;
@@ -112,8 +112,8 @@ struct Heads {
 };
 
 // Blocks (token, part). kBlock: the threads of a block share all heads of the part, whose norm is
-// that of one vector; else every warp has a head. All that memory has to bring is asked for before
-// the first sum waits for it; the norm's own loads find it in the cache or bring it there.
+// that of one vector; else every warp has a head. All loads are issued before the first sum waits
+// for one; the norm's own loads then hit the cache.
 template <bool kBf16, bool kBlock>
 __global__ void __launch_bounds__(kBlock ? kNormBlock : kWarps * 32)
     NormRopeAppendKernel(const NormRopeAppendLaunch a) {

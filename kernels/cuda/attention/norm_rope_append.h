@@ -1,10 +1,10 @@
-// What happens to a step's queries, keys and values between their projection and attention.
+// The operations on a step's queries, keys and values between their projection and attention.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/attention/kv_layer_view.h"
+#include "kernels/cuda/attention/step_view.h"
 #include "kernels/cuda/device/runtime.h"
 
 namespace moeserve::cuda {
@@ -18,9 +18,9 @@ struct VectorNorm {
 };
 
 // Norms of queries and keys, their rotary positions, the write of keys and values to the cache: one
-// launch with the bits of LaunchNorm, LaunchRope and a copy one after another. Of padding rows
-// nothing is changed or written. The padding columns of what is written become zeros, as blocks may
-// hold anything before.
+// launch with the bits of LaunchNorm, LaunchRope and a copy one after another. Padding rows are not
+// changed or written. The padding columns of written rows become zeros, as blocks are
+// uninitialised.
 struct NormRopeAppendLaunch {
   KvLayerView cache;
   StepView step;
@@ -34,7 +34,7 @@ struct NormRopeAppendLaunch {
   VectorNorm query_norm = {};
   VectorNorm key_norm = {};
   bool norm_heads = true;  // each head by itself; else all heads of a row are one vector
-  int dimensions = 0;      // leading dimensions of a head that turn, even
+  int dimensions = 0;      // leading dimensions of a head that are rotated, even
   bool interleaved = false;
   const float2* angles = nullptr;  // [step.tokens, dimensions / 2]
 };

@@ -1,6 +1,6 @@
 #include "base/check.h"
-#include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/attention/rope.cuh"
+#include "kernels/cuda/attention/rope.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/ptx.cuh"
 
@@ -8,7 +8,7 @@ namespace moeserve::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kAngleThreads = 64;  // sines in double take long: many small blocks share the work
+constexpr int kAngleThreads = 64;  // sines in double are slow: many small blocks share the work
 
 // A thread per pair of a token.
 __global__ void __launch_bounds__(kAngleThreads) RopeAnglesKernel(const RopeAnglesLaunch a) {

@@ -1,11 +1,11 @@
-// The turn of one pair of dimensions.
+// The rotation of one pair of dimensions.
 #pragma once
 
 #include "kernels/cuda/device/runtime.h"
 
 namespace moeserve::cuda {
 
-// By the angle of that (cosine, sine).
+// Rotates (x, y) by the angle with this (cosine, sine).
 __device__ __forceinline__ void Turn(float& x, float& y, float2 angle) {
   const float u = x, v = y;
   x = u * angle.x - v * angle.y;

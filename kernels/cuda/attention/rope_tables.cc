@@ -18,7 +18,7 @@ absl::Status RopeTables::Reserve(const RopeSettings& settings, int64_t tokens,
   Table& table = tables_[KeyOf(settings)];
   const int pairs = settings.dimensions / 2;
   if (table.frequencies.bytes() == 0) {
-    // By the host, as the CPU backend has them: a power in double is slow on a device.
+    // Computed on the host, as by the CPU backend: powers in double are slow on a device.
     std::vector<double> frequencies;
     for (int i = 0; i < pairs; ++i) {
       frequencies.push_back(std::pow(settings.theta, -2.0 * i / settings.dimensions));

@@ -1,4 +1,4 @@
-// How fast the device reads its memory.
+// Measures the bandwidth of reads from device memory.
 #pragma once
 
 #include <cstdint>

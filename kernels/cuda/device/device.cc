@@ -9,8 +9,8 @@
 namespace moeserve::cuda {
 
 absl::Status CheckDevice() {
-  // All kernels are loaded with the first call: later there may be no memory for them, and a stream
-  // may be recording. The driver reads this once; what the user has set stands.
+  // Loads all kernels with the first call: later there may be no memory for them, and a stream may
+  // be capturing. The driver reads this once; a value set by the user is kept.
   static const int set = setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   MOESERVE_CHECK(set == 0, "the environment can be extended");
   int count = 0;

@@ -10,7 +10,7 @@
 namespace moeserve::cuda {
 
 // OK if at least one device answers; else Unavailable with the cause: built without CUDA, no
-// driver, or what the runtime says.
+// driver, or the runtime's message.
 absl::Status CheckDevice();
 
 // The backend of the first device. Unavailable where CheckDevice() is, or where the device is too

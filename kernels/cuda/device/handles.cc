@@ -8,7 +8,7 @@ Status CudaStatus(cudaError_t error, std::string_view call) {
   if (error == cudaSuccess) return absl::OkStatus();
   std::string message = "CUDA: " + std::string(call) + ": " + cudaGetErrorString(error) + " (" +
                         cudaGetErrorName(error) + ")";
-  // Else a later call that asks for the last error would find this one.
+  // Clears the error, which a later cudaGetLastError() would report again.
   static_cast<void>(cudaGetLastError());
   if (error == cudaErrorMemoryAllocation) return absl::ResourceExhaustedError(message);
   return absl::InternalError(message);
@@ -91,7 +91,7 @@ Result<GraphExec> GraphExec::EndCapture(cudaStream_t stream, Status status) {
   MOESERVE_CUDA_RETURN_IF_ERROR(cudaGraphInstantiate(&handle, graph.get(), 0));
   GraphExec exec;
   exec.handle_ = Handle<cudaGraphExec_t, cudaGraphExecDestroy>(handle);
-  // Its memory on the device is taken here, where a lack of it can be answered, not at the launch.
+  // Allocates the graph's device memory here, where a failure can be returned, not at the launch.
   MOESERVE_CUDA_RETURN_IF_ERROR(cudaGraphUpload(handle, stream));
   return exec;
 }

@@ -1,5 +1,5 @@
-// Owners of what the CUDA runtime hands out. All are movable, may be empty, and release what they
-// own when they go; a failed call's status names the call and what the runtime says.
+// Owners of CUDA runtime resources. All are movable, may be empty, and release what they own when
+// destroyed; a failed call's status names the call and the runtime's message.
 //
 // No object is locked: one thread at a time uses each.
 #pragma once
@@ -13,14 +13,14 @@
 
 namespace moeserve::cuda {
 
-// OK, or what the runtime says about `call`: ResourceExhausted where memory is missing, else
-// Internal.
+// The status of `call`: OK, ResourceExhausted where memory is missing, else Internal, with the
+// runtime's message.
 Status CudaStatus(cudaError_t error, std::string_view call);
 
 #define MOESERVE_CUDA_RETURN_IF_ERROR(call) \
   MOESERVE_RETURN_IF_ERROR(::moeserve::cuda::CudaStatus((call), #call))
 
-// A handle that `kRelease` gives back.
+// A handle that `kRelease` destroys.
 template <typename T, cudaError_t (*kRelease)(T)>
 class Handle {
  public:
@@ -38,7 +38,7 @@ class Handle {
 
   T get() const { return value_; }
   explicit operator bool() const { return value_ != nullptr; }
-  // Errors are of earlier work and were reported, or will be, where it is waited for.
+  // An error here belongs to earlier work and is reported where that work is waited for.
   void Reset() {
     if (value_ != nullptr) static_cast<void>(kRelease(std::exchange(value_, nullptr)));
   }
@@ -115,13 +115,13 @@ class Event {
   Handle<cudaEvent_t, cudaEventDestroy> handle_;
 };
 
-// A recorded sequence of work that one call enqueues.
+// A captured sequence of work that one call enqueues.
 class GraphExec {
  public:
   GraphExec() = default;
-  // Runs `enqueue`, which returns a Status, while `stream` records instead of running. Pointers and
-  // values that it passes are recorded; it may neither allocate nor synchronise. The stream does
-  // not record any more when this returns.
+  // Runs `enqueue`, which returns a Status, while `stream` captures instead of running. Pointers
+  // and values of its launches are recorded; it may neither allocate nor synchronise. The capture
+  // has ended when this returns.
   template <typename F>
   static Result<GraphExec> Capture(cudaStream_t stream, F&& enqueue) {
     MOESERVE_RETURN_IF_ERROR(BeginCapture(stream));

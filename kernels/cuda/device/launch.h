@@ -12,8 +12,8 @@ struct LaunchShape {
   dim3 block;
   size_t shared_bytes = 0;  // dynamic shared memory of a block, up to the device's opt-in limit
   cudaStream_t stream = nullptr;
-  // The kernel may start before its predecessor in the stream has ended; it reads what others wrote
-  // only after GridDependencyWait() (ptx.cuh). Ignored where that is not compiled in.
+  // The kernel may start before its predecessor in the stream has ended; it reads results of other
+  // kernels only after GridDependencyWait() (ptx.cuh). Ignored where that is not compiled in.
   bool overlaps_predecessor = false;
 };
 
@@ -23,12 +23,12 @@ size_t SharedMemoryLimit();
 
 namespace internal {
 // Raises the limit of `kernel`'s dynamic shared memory on the current device if it is lower, and
-// asks for the split of the first-level cache that gives as many blocks as possible their share.
+// requests the split of the first-level cache that lets the most blocks run at a time.
 void AllowSharedMemory(const void* kernel, size_t bytes);
-// Whether the code that the current device runs has GridDependencyWait(), and the environment's
-// MOESERVE_CUDA_OVERLAP is not 0 (to measure what it brings).
+// Whether the code for the current device has GridDependencyWait() and the environment variable
+// MOESERVE_CUDA_OVERLAP is not 0. Setting it to 0 measures the effect of overlapping.
 bool HasGridDependencies();
-// Stops the process with CUDA's words for `error`.
+// Stops the process with CUDA's message for `error`.
 [[noreturn]] void LaunchFailed(cudaError_t error, const LaunchShape& shape);
 inline constexpr size_t kLittleSharedMemory = 16 << 10;
 }  // namespace internal

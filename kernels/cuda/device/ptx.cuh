@@ -46,8 +46,8 @@ __device__ __forceinline__ float HighBf16(uint32_t pair) {
 
 // --- Asynchronous copies by threads (cp.async) ------------------------------------------------
 
-// Copies 16 bytes; both addresses are 16-byte aligned. With `source_bytes` < 16 only so many are
-// read and the rest is zeros (none are read for 0, but `global` must be a valid pointer).
+// Copies 16 bytes; both addresses are 16-byte aligned. With `source_bytes` < 16 only that many are
+// read and the rest is zero (none are read for 0, but `global` must be a valid pointer).
 __device__ __forceinline__ void CopyAsync16(void* shared, const void* global,
                                             int source_bytes = 16) {
 #if defined(MOESERVE_CUDA_EMULATION)
@@ -55,19 +55,6 @@ __device__ __forceinline__ void CopyAsync16(void* shared, const void* global,
 #else
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(SharedAddress(shared)),
                "l"(__cvta_generic_to_global(global)), "r"(source_bytes)
-               : "memory");
-#endif
-}
-// Copies 4 or 8 bytes, aligned to their size.
-template <int kBytes>
-__device__ __forceinline__ void CopyAsyncSmall(void* shared, const void* global,
-                                               int source_bytes = kBytes) {
-  static_assert(kBytes == 4 || kBytes == 8);
-#if defined(MOESERVE_CUDA_EMULATION)
-  emulator::CpAsync(shared, global, kBytes, source_bytes);
-#else
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(SharedAddress(shared)),
-               "l"(__cvta_generic_to_global(global)), "n"(kBytes), "r"(source_bytes)
                : "memory");
 #endif
 }
@@ -79,7 +66,7 @@ __device__ __forceinline__ void CopyAsyncCommit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
-// Waits until all but the latest kPending groups of this thread are there; other threads see them
+// Waits until all but the latest kPending groups of this thread are complete; other threads see them
 // after a barrier.
 template <int kPending>
 __device__ __forceinline__ void CopyAsyncWait() {
@@ -175,7 +162,7 @@ __device__ __forceinline__ void NamedBarrierArrive(int id, int threads) {
 
 // --- mbarriers (shared memory, 8-byte aligned) --------------------------------------------------
 //
-// A phase ends when `count` arrivals have come and all expected bytes are there; then the next
+// A phase ends when `count` arrivals and all expected bytes have come; then the next
 // phase begins. Phases have parities 0, 1, 0, ... Waiting for the end of a phase makes what was
 // written before the arrivals, and the copied bytes, visible.
 
@@ -241,7 +228,7 @@ __device__ __forceinline__ void MbarrierExpect(uint64_t* barrier, uint32_t bytes
   __trap();
 #endif
 }
-// Arrives when all cp.async copies of this thread so far are there. Each such call is one of the
+// Arrives when all cp.async copies of this thread so far are complete. Each such call is one of the
 // arrivals that the barrier counts.
 __device__ __forceinline__ void CopyAsyncArrive(uint64_t* barrier) {
 #if defined(MOESERVE_CUDA_EMULATION)
@@ -251,8 +238,7 @@ __device__ __forceinline__ void CopyAsyncArrive(uint64_t* barrier) {
                : "memory");
 #endif
 }
-// Whether the phase with this parity has ended: that of the current phase has not. May wait a
-// while for it.
+// Whether the phase with this parity has ended; the current phase has not. May wait a while for it.
 __device__ __forceinline__ bool MbarrierTryWait(uint64_t* barrier, uint32_t parity) {
 #if defined(MOESERVE_CUDA_EMULATION)
   return emulator::MbarrierTest(barrier, parity);
@@ -301,43 +287,9 @@ __device__ __forceinline__ void CopyBulkAsync(void* shared, const void* global, 
   __trap();
 #endif
 }
-// Cache policies for CopyBulkAsync: data read once, and data that many blocks read.
-__device__ __forceinline__ uint64_t EvictFirstPolicy() {
-#if defined(MOESERVE_CUDA_EMULATION)
-  return 1;
-#else
-  uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-#endif
-}
-__device__ __forceinline__ uint64_t EvictLastPolicy() {
-#if defined(MOESERVE_CUDA_EMULATION)
-  return 2;
-#else
-  uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-#endif
-}
-__device__ __forceinline__ void CopyBulkAsync(void* shared, const void* global, uint32_t bytes,
-                                              uint64_t* barrier, uint64_t policy) {
-#if defined(MOESERVE_CUDA_EMULATION)
-  static_cast<void>(policy);
-  emulator::CpAsyncBulk(shared, global, bytes, barrier);
-#elif MOESERVE_HAS_SM90A
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1], %2, [%3], %4;" ::"r"(SharedAddress(shared)),
-      "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(SharedAddress(barrier)), "l"(policy)
-      : "memory");
-#else
-  __trap();
-#endif
-}
 // Orders this thread's ordinary accesses to shared memory before those of the copy engine and of
 // wgmma: needed after writing an operand, or after reading a buffer that is copied into next, and
-// before the barrier that tells of it.
+// before the barrier that announces it.
 __device__ __forceinline__ void FenceAsyncShared() {
 #if !defined(MOESERVE_CUDA_EMULATION) && MOESERVE_HAS_SM90A
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -361,8 +313,8 @@ __device__ __forceinline__ void DecreaseRegisters() {
 }
 
 // Waits until the kernels that this launch depends on have ended and their writes are visible.
-// Every thread calls it before it reads or overwrites what they use, and before it exits: the next
-// kernel takes the end of this one for the end of all before.
+// Every thread calls it before it reads or overwrites memory that they use, and before it exits:
+// the next kernel assumes that the end of this one implies the end of all before.
 __device__ __forceinline__ void GridDependencyWait() {
 #if defined(MOESERVE_CUDA_EMULATION)
   emulator::GridDependencyWait();
@@ -376,8 +328,9 @@ __device__ __forceinline__ void GridDependencyLaunch() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-// The first statement of kernels that read right away what others wrote. In this order at most two
-// kernels are under way: what came before them has ended when the second starts.
+// The first statement of kernels that start by reading the results of others. With this order of
+// the two calls at most two kernels run at a time: all before them have ended when the second
+// starts.
 __device__ __forceinline__ void GridDependencyPass() {
   GridDependencyWait();
   GridDependencyLaunch();

@@ -49,8 +49,8 @@ __device__ inline void ActivateEach(float (&x)[kCount]) {
   for (int i = 0; i < kCount; ++i) x[i] = Activated<kKind, kFast>(x[i]);
 }
 
-// Several values at once: one branch, and chains of instructions that overlap. `fast`: they are
-// rounded to bf16 next.
+// Several values at once: one branch, and independent chains of instructions. `fast`: the results
+// are rounded to bf16 next.
 template <int kCount>
 __device__ inline void Activate(ActivationKind kind, bool fast, float (&x)[kCount]) {
   switch (kind) {

@@ -293,7 +293,7 @@ void LaunchRows(const FusedParams& p, int blocks, int64_t rows, cudaStream_t str
   }
 }
 
-// Of the largest shape for rows of so many blocks.
+// For the largest shape of rows of this many blocks.
 size_t SharedBytes(int blocks) {
   switch (blocks) {
     case 1:

@@ -26,8 +26,8 @@ struct FusedExpertArgs {
 // device. Any number of hidden units.
 bool FusedExpertFits(const LinearBank& up, const LinearBank& down);
 
-// Whether it is expected to beat the pair of products for `rows` assignments: it does where the
-// hidden units are more traffic than the weights and every multiprocessor has rows of its own.
+// Whether it is expected to be faster than two products for `rows` assignments: where the traffic
+// of the hidden units exceeds that of the weights and there are rows for every multiprocessor.
 bool FusedExpertPays(const LinearBank& up, const LinearBank& down, int64_t rows);
 
 // FusedExpertFits() must hold.

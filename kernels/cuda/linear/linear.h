@@ -18,8 +18,9 @@ namespace moeserve::cuda {
 void LaunchLinear(const LinearArgs& args, cudaStream_t stream);
 
 // Which kernel multiplies bf16 rows, for tests and measurements; kAuto is what LaunchLinear uses.
-// kRows*: mma.sync with tiles of so many rows. kWarpgroup*: wgmma with tiles of 128 rows by so many
-// outputs, or by what suits the layer; kRows128 where the device or the rows' alignment forbid it.
+// kRows*: mma.sync with tiles of that many rows. kWarpgroup*: wgmma with tiles of 128 rows by that
+// many outputs, or by what suits the layer; kRows128 where the device or the rows' alignment forbid
+// it.
 enum class LinearTile : uint8_t {
   kAuto,
   kRows8,

@@ -10,10 +10,10 @@
 namespace moeserve::cuda {
 namespace {
 
-// Rows on their way to the device are held in pieces of about this size.
+// Rows are uploaded in pieces of about this size.
 constexpr int64_t kUploadBytes = int64_t{64} << 20;
 
-// While a model is loaded a failure of the device itself leaves nothing to go on with.
+// A failure of the device while a model is loaded is fatal.
 void Require(cudaError_t error) { MOESERVE_CHECK(error == cudaSuccess, cudaGetErrorString(error)); }
 
 void Require(const Status& status, const char* what) {
@@ -85,7 +85,7 @@ Result<std::unique_ptr<CudaLinearBank>> CudaLinearBank::Create(LinearBankShape s
   MOESERVE_RETURN_IF_ERROR(
       CudaStatus(cudaMemcpy(bank->order_.data(), order.data(), order_bytes, cudaMemcpyHostToDevice),
                  "cudaMemcpy"));
-  // Copies from pageable memory may still be on their way.
+  // Copies from pageable memory may still be running.
   MOESERVE_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize"));
   return bank;
 }

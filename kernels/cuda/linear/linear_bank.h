@@ -14,7 +14,7 @@ namespace moeserve::cuda {
 // Outputs and inputs of one block of a weight image.
 inline constexpr int kImageBlock = 64;
 
-// Where the matrix of one expert lies. Offsets count from the bank's arrays.
+// The place of one expert's matrix: offsets into the bank's arrays.
 struct LinearBankEntry {
   int64_t weights;  // bytes
   int64_t bias;     // values
@@ -45,7 +45,7 @@ class CudaLinearBank : public LinearBank {
   const char* weights() const { return weights_.as<char>(); }
   const float* bias() const { return shape_.bias ? bias_.as<float>() : nullptr; }
   const LinearBankEntry* entries() const { return table_.as<LinearBankEntry>(); }
-  // [E] experts by falling size of their matrices: the longest work is handed out first.
+  // [E] experts by descending size of their matrices, so that the longest work starts first.
   const int32_t* order() const { return order_.as<int32_t>(); }
 
   const LinearBankEntry& entry(int expert) const { return entries_[expert]; }

@@ -1,7 +1,7 @@
-// The epilogue of wgmma products without a way through shared memory: bias, activation, gate and
-// rounding happen in the accumulators, then four lanes exchange their results so that each stores
-// 16 bytes. StoreLinearTile (linear_tile.cuh) gives the same bits; it takes several times the
-// instructions, while which the tensor cores wait.
+// The epilogue of wgmma products without shared memory: bias, activation, gate and rounding happen
+// in the accumulators, then four lanes exchange their results so that each stores 16 bytes.
+// StoreLinearTile (linear_tile.cuh) has the same bits; it takes several times the instructions,
+// during which the tensor cores idle.
 #pragma once
 
 #include <cstdint>
@@ -87,7 +87,7 @@ __device__ __forceinline__ void StoreFragments(const LinearParams& p, const Line
   }
 }
 
-// The same where there is such an epilogue: false, and nothing is done, for other settings.
+// StoreFragments() for the settings that have such an epilogue; returns false for others.
 template <int kN>
 __device__ __forceinline__ bool TryStoreFragments(const LinearParams& p, const LinearBankEntry& m,
                                                   const LinearTileRange& tile,

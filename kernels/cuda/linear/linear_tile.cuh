@@ -1,4 +1,4 @@
-// What the linear kernels share: the list of tiles, which only the device knows, and the epilogue.
+// What the linear kernels share: the list of tiles, computed on the device, and the epilogue.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ struct LinearTileRange {
   int image_row;
 };
 
-// Tile `index` of the list: experts by falling size; within an expert row tiles first, so that
-// neighbours share their weights. Called by whole warps; every lane gets the answer.
+// Tile `index` of the list: experts by descending size; within an expert row tiles first, so that
+// neighbours share their weights. Called by whole warps; all lanes return the same.
 template <int kTileRows, int kTileImageRows>
 __device__ inline LinearTileRange FindLinearTile(const LinearParams& p, int index) {
   if (p.offsets == nullptr) {

@@ -1,4 +1,4 @@
-// Plans of many blocks side by side, so that one copy brings them to the host.
+// Packs the plans of many routed blocks, so that one copy downloads them.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +9,14 @@
 
 namespace moeserve::cuda {
 
-// Bytes that a plan takes, a multiple of 16: as much as its rows and capacity can need.
+// Bytes of a packed plan, a multiple of 16: an upper bound for its rows and capacity.
 size_t PackedPlanBytes(const RoutingPlan& plan);
 
 // Copies the arrays of `plans` (device) to `packed` (device), one plan behind the other.
 void LaunchPackPlans(std::span<const RoutingPlan> plans, char* packed, cudaStream_t stream);
 
-// The plan of `shape`'s sizes whose packed bytes are at `packed` in host memory; `rows`: of them,
-// the first ones, behind which no row has assignments.
+// The plan with the sizes of `shape` whose packed bytes are at `packed` in host memory, cut to its
+// first `rows` rows; later rows have no assignments.
 RoutingPlan UnpackedPlan(const RoutingPlan& shape, int rows, const char* packed);
 
 }  // namespace moeserve::cuda

@@ -11,12 +11,12 @@
 namespace moeserve::cuda {
 namespace {
 
-// A block's dynamic shared memory at most: some devices have less, see RoomOfBlock.
+// Upper bound of a block's dynamic shared memory; some devices have less, see RoomOfBlock.
 constexpr int64_t kMaxShared = 160 << 10;
 // In front of what the phases share: the flag of LastToArrive.
 constexpr int64_t kHeader = 128;
-// Of a large device. Tiles of few columns are used until they would fill it twice; tiles of few
-// rows until they would fill it once: more would read the router's weights too often.
+// Multiprocessors of a large device. Tiles of few columns are used up to two blocks per
+// multiprocessor, tiles of few rows up to one: more would read the router's weights too often.
 constexpr int64_t kMultiprocessors = 132;
 constexpr int64_t kSmallTileBlocks = 2 * kMultiprocessors;
 
@@ -27,7 +27,7 @@ struct RouteKernelArgs {
   int rows_per_token = 1;
   float* scores = nullptr;
   int64_t scores_stride = 0;
-  const DeviceOverride* overrides = nullptr;
+  const RouteOverride* overrides = nullptr;
   int k_max = 0;
   int32_t* experts = nullptr;  // [rows, k_max]
   float* weights = nullptr;    // [rows, k_max]
@@ -69,8 +69,8 @@ __device__ void SelectRows(const RouteKernelArgs& a, int first_row, int tile_row
   }
 }
 
-// Grid: column tiles x row tiles. The block that comes last in a row of tiles selects for its rows;
-// the one whose rows are last builds the plan where there is one launch for all.
+// Grid: column tiles x row tiles. The last block to arrive in a row of tiles selects for its rows;
+// where there is one launch for all, the block that completes the last rows builds the plan.
 template <typename Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 2) RouteKernel(RouteKernelArgs a) {
   char* header = DynamicShared<char>();
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) RouteKernel(RouteKernelArgs
   BuildSmallPlan(table, experts, a.product.rows, CarvePlan(memory, experts), a.plan);
 }
 
-// What the phases of a block can share on this device.
+// Shared memory of the phases of a block on this device.
 int64_t RoomOfBlock() { return RouteSharedLimit() - kHeader; }
 
 template <typename Tile>
@@ -122,7 +122,7 @@ void LaunchTiles(RouteKernelArgs& a, int64_t room, cudaStream_t stream) {
       a);
 }
 
-// Every tile gives the same bits; they differ in how many blocks share the work.
+// All tiles have the same bits; they differ in the number of blocks that share the work.
 template <typename T>
 void LaunchProducts(RouteKernelArgs& a, cudaStream_t stream) {
   using FewColumns = ProductTile<T, 4, 1, 2, 4, 8>;  // 8 rows x 4
@@ -132,7 +132,7 @@ void LaunchProducts(RouteKernelArgs& a, cudaStream_t stream) {
   using ManyByFew = ProductTile<T, 8, 8, 8, 1, 2>;   // 64 x 8
   const int64_t rows = a.product.rows, columns = a.product.columns;
   const int64_t room = RoomOfBlock();
-  // Devices of little shared memory keep to the small tiles.
+  // Devices with little shared memory use the small tiles only.
   if (rows > kPlanChunk && std::max(ManyByFew::kBytes, ManyRows::kBytes) <= room) {
     if (columns <= ManyByFew::kColumns) {
       LaunchTiles<ManyByFew>(a, room, stream);
@@ -200,7 +200,7 @@ RoutingPlan LaunchRoute(const RouteLaunch& launch, cudaStream_t stream) {
     return launch.plan->Plan(rows, experts, launch.k_max);
   }
   const int64_t element = static_cast<int64_t>(SizeOf(input.dtype));
-  const bool sort = launch.overrides != nullptr || settings.top_p ||
+  const bool sort = launch.overrides != nullptr || settings.select == SelectKind::kTopP ||
                     std::min(settings.k, experts) > kMostRanksByMaximum;
   RouteKernelArgs a{.product = {.input = input.data,
                                 .stride = input.stride,

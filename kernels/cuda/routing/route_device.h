@@ -1,4 +1,4 @@
-// What the routing kernels are given: plain values and device pointers.
+// Arguments of the routing kernels: plain values and device pointers.
 #pragma once
 
 #include <cstdint>
@@ -19,21 +19,12 @@ inline constexpr int kRouterStep = 256;
 // Fewest rows of a block that computes products.
 inline constexpr int kFewestTileRows = 8;
 
-// Shared memory, in bytes, that routing by `settings` with a plan needs of a block; and what the
-// current device gives it.
+// Bytes of shared memory that routing by `settings` with a plan needs per block, and the limit of
+// the current device.
 int64_t RouteSharedBytes(const RouteSettings& settings);
 int64_t RouteSharedLimit();
 
-// Changes the selection of one row: RouteOverride with a device pointer.
-struct DeviceOverride {
-  int32_t k = 0;
-  float p = 0.0f;
-  const float* bias = nullptr;  // device [E] or null
-  int32_t allowed = 0;
-};
-
-// A router's tensors. Products are what a row's dot products with `weights` give: the scores of a
-// dot router, the projection of a cosine one.
+// A router's tensors on the device. `weights` is what ProductsOf() counts the products of.
 struct RouterTables {
   RouteSettings settings;
   int columns = 0;                 // products of a row: E or dim
@@ -41,11 +32,11 @@ struct RouterTables {
   const float* weights = nullptr;  // [columns rounded up, padded], see PermutedForTile
   const float* bias = nullptr;     // [columns] or null
   const float* experts = nullptr;  // cosine: [dim][E]
-  float temperature = 1.0f;        // divisor or factor
+  float temperature = 1.0f;        // ResolvedTemperature()
 };
 
-// Where element `i` of a weight row stands: lane l of a warp takes the elements 8 l to 8 l + 7 of
-// every 256, in pairs that lie side by side for the warp.
+// The place of element `i` of a weight row: lane l of a warp takes the elements 8 l to 8 l + 7 of
+// every 256, in pairs that are adjacent for the warp.
 constexpr int64_t PermutedForTile(int64_t i) {
   const int64_t within = i % kRouterStep;
   const int64_t lane = within / 8, element = within % 8;

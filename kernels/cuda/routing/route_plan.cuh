@@ -1,6 +1,6 @@
 // Builds compressed rows in both directions from a table of routes, for at most kPlanChunk rows by
-// one block. A bit for each (expert, row) gives every assignment its place without any order of
-// arrival: the bits below it are the rows before it.
+// one block. A bit for each (expert, row) determines the place of every assignment independently of
+// the order of arrival: the bits below it are the rows before it.
 #pragma once
 
 #include "kernels/cuda/device/runtime.h"
@@ -41,8 +41,8 @@ __device__ inline int32_t CountOf(const RouteTable& table, int row) {
 __device__ inline int RouteGroup(int k_max) { return k_max > 4 ? 8 : k_max > 2 ? 4 : k_max; }
 
 // use(row of the chunk, index in the row, expert, weight) for every route. count(row): its routes.
-// Adjacent threads take adjacent routes of a row; the loads of several rows are on their way at
-// once. Without kWeights the weight is 0.
+// Adjacent threads take adjacent routes of a row; the loads of several rows are in flight
+// together. Without kWeights the weight is 0.
 template <bool kWeights, typename Count, typename Use>
 __device__ inline void ForEachRoute(const RouteTable& table, int first_row, int rows,
                                     const Count& count, const Use& use) {

@@ -13,7 +13,7 @@
 namespace moeserve::cuda {
 
 // A warp computes kRowTile x kColumnTile products; a block has kRowWarps x kColumnWarps of them and
-// kStages steps of kRouterStep elements on their way.
+// kStages steps of kRouterStep elements in flight.
 template <typename T_, int kRowTile_, int kColumnTile_, int kRowWarps_, int kColumnWarps_,
           int kStages_>
 struct ProductTile {

@@ -1,7 +1,7 @@
 // One warp selects the experts of one row from its products, by the routing contract.
 #pragma once
 
-#include "kernels/base/exp.h"
+#include "kernels/base/routing.h"
 #include "kernels/cuda/device/runtime.h"
 #include "kernels/cuda/routing/route_device.h"
 #include "kernels/cuda/routing/route_warp.cuh"
@@ -26,14 +26,14 @@ MOESERVE_HOST_DEVICE constexpr int PowerOfTwoFrom(int n) {
 inline int64_t SelectBytes(const RouteSettings& s, bool sort) {
   int64_t bytes = int64_t{8} * RoundUp(s.num_experts, 32);
   if (sort) bytes += int64_t{8} * PowerOfTwoFrom(s.num_experts);
-  if (s.score == RouteSettings::Score::kCosine) bytes += int64_t{4} * RoundUp(s.dim, 4);
+  if (s.score == ScoreKind::kCosine) bytes += int64_t{4} * RoundUp(s.dim, 4);
   return (bytes + 15) / 16 * 16;
 }
 
 struct SelectScratch {
   uint64_t* keys;     // [power of two from E], only where sorting may be needed
-  uint32_t* ordered;  // [E rounded up to 32] scores as integers of the same order, 0: NaN
-  float* values;      // [E rounded up to 32] exponentials or sigmoids
+  uint32_t* ordered;  // [E rounded up to 32] OrderOfScore()
+  float* values;      // [E rounded up to 32] gate values
   float* u;           // cosine [dim]
 };
 
@@ -49,28 +49,6 @@ __device__ inline SelectScratch CarveSelect(char* memory, const RouteSettings& s
   return c;
 }
 
-// Integers that compare as the scores do, +0 equal to -0 and NaN below everything.
-__device__ inline uint32_t OrderedBits(float score) {
-  if (score != score) return 0;
-  const uint32_t bits = BitsFromF32(score + 0.0f);
-  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-}
-
-// NaN counts as -Inf from here on.
-__device__ inline float FromOrderedBits(uint32_t ordered) {
-  if (ordered == 0) return -__builtin_inff();
-  return F32FromBits((ordered & 0x80000000u) != 0 ? ordered ^ 0x80000000u : ~ordered);
-}
-
-// Descending keys: higher scores first, ties by lower expert.
-__device__ inline uint64_t SelectionKey(uint32_t ordered, int expert) {
-  return static_cast<uint64_t>(ordered) << 32 | (0xffffffffu - static_cast<uint32_t>(expert));
-}
-
-__device__ inline int ExpertOfKey(uint64_t key) {
-  return static_cast<int>(0xffffffffu - static_cast<uint32_t>(key));
-}
-
 // The contract's dot product of a column of `experts` and u by one thread: the 32 partial sums are
 // visited in the order in which the tree 16, 8, 4, 2, 1 joins them, so five pending sums suffice.
 __device__ inline float ColumnDot(const float* experts, int64_t stride, const float* u, int n) {
@@ -81,7 +59,7 @@ __device__ inline float ColumnDot(const float* experts, int64_t stride, const fl
         (visit & 1) << 4 | (visit & 2) << 2 | (visit & 4) | (visit & 8) >> 2 | (visit & 16) >> 4;
     float sum = 0.0f;
     for (int begin = l * 8; begin < n; begin += 256) {
-      // All loads of a group are on their way at once.
+      // All loads of a group are in flight together.
       float w[8];
 #pragma unroll
       for (int j = 0; j < 8; ++j)
@@ -118,54 +96,59 @@ __device__ inline void NormaliseRow(float* u, int n, float eps, int lane) {
     const int end = begin + 8 < n ? begin + 8 : n;
     for (int i = begin; i < end; ++i) sum = fmaf(u[i], u[i], sum);
   }
-  const float norm = sqrtf(WarpTreeSum(sum));
-  const float divisor = norm < eps ? eps : norm;
+  const float divisor = NormDivisor(WarpTreeSum(sum), eps);
   __syncwarp();
   for (int i = lane; i < n; i += 32) u[i] /= divisor;
   __syncwarp();
 }
 
-// Scores of a row after bias and temperature: f(expert, score), each lane for its experts.
+// f(expert, score) for scores that are the row's products, each lane for its experts.
 template <typename F>
-__device__ inline void ForEachScore(const RouterTables& router, const float* products, float* u,
-                                    int lane, const F& f) {
-  const RouteSettings& s = router.settings;
-  if (s.score == RouteSettings::Score::kDot) {
-    constexpr int kBatch = 4;
-    for (int first = lane; first < s.num_experts; first += 32 * kBatch) {
-      float score[kBatch];
+__device__ __forceinline__ void ForEachDotScore(int experts, const float* products, int lane,
+                                                const F& f) {
+  constexpr int kBatch = 4;
+  for (int first = lane; first < experts; first += 32 * kBatch) {
+    float score[kBatch];
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        const int e = first + j * 32;
-        score[j] = e < s.num_experts ? __ldcg(products + e) : 0.0f;
-      }
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        if (first + j * 32 < s.num_experts) f(first + j * 32, score[j]);
-      }
+    for (int j = 0; j < kBatch; ++j) {
+      const int e = first + j * 32;
+      score[j] = e < experts ? __ldcg(products + e) : 0.0f;
     }
-    return;
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      if (first + j * 32 < experts) f(first + j * 32, score[j]);
+    }
   }
+}
+
+// The same for a cosine router, of which the products are the row's projection.
+template <typename F>
+__device__ __forceinline__ void ForEachCosineScore(const RouterTables& router,
+                                                   const float* products, float* u, int lane,
+                                                   const F& f) {
+  const RouteSettings& s = router.settings;
   for (int i = lane; i < s.dim; i += 32) u[i] = __ldcg(products + i);
   __syncwarp();
   if (s.normalize_row) NormaliseRow(u, s.dim, s.eps, lane);
   for (int e = lane; e < s.num_experts; e += 32) {
     const float dot = ColumnDot(router.experts + e, s.num_experts, u, s.dim);
-    switch (s.temperature) {
-      case RouteSettings::Temperature::kNone:
-        f(e, dot);
-        break;
-      case RouteSettings::Temperature::kDivide:
-        f(e, dot / router.temperature);
-        break;
-      case RouteSettings::Temperature::kLogScale:
-        f(e, dot * router.temperature);
-        break;
-    }
+    f(e, WithTemperature(s.temperature, dot, router.temperature));
   }
 }
 
-// Descending.
+// Scores of a row after bias and temperature: f(expert, score), each lane for its experts.
+template <typename F>
+__device__ __forceinline__ void ForEachScore(const RouterTables& router, const float* products,
+                                             float* u, int lane, const F& f) {
+  switch (router.settings.score) {
+    case ScoreKind::kDot:
+      return ForEachDotScore(router.settings.num_experts, products, lane, f);
+    case ScoreKind::kCosine:
+      return ForEachCosineScore(router, products, u, lane, f);
+  }
+}
+
+// Sorts n keys, a power of two, in descending order.
 __device__ inline void SortKeys(uint64_t* keys, int n, int lane) {
   for (int size = 2; size <= n; size *= 2) {
     for (int stride = size / 2; stride > 0; stride /= 2) {
@@ -183,7 +166,8 @@ __device__ inline void SortKeys(uint64_t* keys, int n, int lane) {
   __syncwarp();
 }
 
-// Finds ranks 0 to k - 1, k <= 32, each the maximum of what is left; lane r gets the key of rank r.
+// Finds ranks 0 to k - 1, k <= 32, each the maximum of the experts left; lane r returns the key of
+// rank r.
 __device__ inline uint64_t RanksByMaximum(const uint32_t* ordered, int experts, int k, int lane) {
   constexpr uint32_t kNone = 0xffffffffu;
   uint32_t best = 0, best_expert = kNone;
@@ -215,131 +199,139 @@ __device__ inline uint64_t RanksByMaximum(const uint32_t* ordered, int experts, 
 
 struct SelectRowArgs {
   const RouterTables* router;
-  const float* products;           // device [columns]
-  const DeviceOverride* override;  // or null
-  float* scores;                   // device [E] or null
-  int k_max;                       // room
-  int32_t* experts;                // device [k_max]
-  float* weights;                  // device [k_max]
+  const float* products;          // device [columns]
+  const RouteOverride* override;  // or null
+  float* scores;                  // device [E] or null
+  int k_max;                      // room
+  int32_t* experts;               // device [k_max]
+  float* weights;                 // device [k_max]
   int32_t* count;
   uint8_t* nonfinite;
   uint8_t* failed;  // of the row's token, or null; set to 1 where no largest score is finite
 };
 
-// All lanes of a warp together.
-__device__ inline void SelectRow(const SelectRowArgs& a, const SelectScratch& scratch, int lane) {
-  const RouteSettings& s = a.router->settings;
-  const int experts = s.num_experts;
-  bool top_p = s.top_p;
-  float p = s.p;
-  int k = s.k;
-  const float* bias = nullptr;
-  if (a.override != nullptr) {
-    const DeviceOverride change = *a.override;
-    if (change.k > 0) {
-      top_p = false;
-      k = change.k;
-    } else if (change.p > 0.0f) {
-      if (!top_p) k = experts;
-      top_p = true;
-      p = change.p;
-    }
-    bias = change.bias;
-    if (bias != nullptr && change.allowed < k) k = change.allowed;
-  }
-  k = k < experts ? k : experts;
-  k = k < a.k_max ? k : a.k_max;
+struct RowScores {
+  float maximum;  // NaN counted as -Inf
+  bool nan;       // some score is NaN
+};
 
+// Brings the row's scores, with an override's bias added, into `scratch.ordered`.
+__device__ __forceinline__ RowScores ReadScores(const SelectRowArgs& a, const float* bias,
+                                                const SelectScratch& scratch, int lane) {
   uint32_t highest = 0;
   bool nan = false;
   ForEachScore(*a.router, a.products, scratch.u, lane, [&](int e, float score) {
     if (a.scores != nullptr) a.scores[e] = score;
     if (bias != nullptr) score += bias[e];
-    const uint32_t o = OrderedBits(score);
+    const uint32_t o = OrderOfScore(score);
     scratch.ordered[e] = o;
     highest = o > highest ? o : highest;
     nan = nan || o == 0;
   });
   highest = __reduce_max_sync(kFullMask, highest);
   nan = __any_sync(kFullMask, nan);
-  const float maximum = FromOrderedBits(highest);
-  const bool finite = maximum - maximum == 0.0f;
+  return {ScoreOfOrder(highest), nan};
+}
 
-  const bool sigmoid = s.gate == RouteSettings::Gate::kSigmoid;
-  const bool over_selected = s.gate == RouteSettings::Gate::kSoftmaxSelected || s.renormalize;
-  for (int e = lane; finite && e < experts; e += 32) {
-    const float score = FromOrderedBits(scratch.ordered[e]);
-    scratch.values[e] =
-        sigmoid ? 1.0f / (1.0f + ContractExp(-score)) : ContractExp(score - maximum);
-  }
-  __syncwarp();
-  float total = 1.0f;
-  if (finite && !sigmoid && (top_p || !over_selected)) {
-    total = WarpSum(scratch.values, experts, lane);
-  }
+struct RankedRow {
+  bool by_maximum;    // the ranks are in `rank_key`, else in scratch.keys
+  uint64_t rank_key;  // by_maximum: key of the rank that equals the lane
+};
 
-  const bool by_maximum = k <= (top_p ? kMostOpenRanksByMaximum : kMostRanksByMaximum);
-  uint64_t rank_key = 0;
-  if (by_maximum) {
-    rank_key = RanksByMaximum(scratch.ordered, experts, k, lane);
-  } else {
-    const int n = PowerOfTwoFrom(experts);
-    for (int e = lane; e < n; e += 32) {
-      scratch.keys[e] = e < experts ? SelectionKey(scratch.ordered[e], e) : 0;
-    }
-    SortKeys(scratch.keys, n, lane);
+// Finds the k first ranks, or sorts all experts.
+__device__ __forceinline__ RankedRow RankExperts(const RowSelection& row, int experts,
+                                                 const SelectScratch& scratch, int lane) {
+  const int limit = row.kind == SelectKind::kTopK ? kMostRanksByMaximum : kMostOpenRanksByMaximum;
+  if (row.k <= limit) return {true, RanksByMaximum(scratch.ordered, experts, row.k, lane)};
+  const int n = PowerOfTwoFrom(experts);
+  for (int e = lane; e < n; e += 32) {
+    scratch.keys[e] = e < experts ? SelectionKey(scratch.ordered[e], e) : 0;
   }
-  // Sums run in rank order, the same in all lanes.
-  int selected = 0;
-  float sum = 0.0f;
-  uint64_t last = 0;
-  const float threshold = p * total;
+  SortKeys(scratch.keys, n, lane);
+  return {false, 0};
+}
+
+struct Selected {
+  int count;
+  uint64_t last;  // the smallest key that was selected
+  float sum;      // of the gate values, in rank order
+};
+
+// All lanes return the same.
+__device__ __forceinline__ Selected TakeRanks(const RowSelection& row, const RankedRow& ranked,
+                                              bool finite, float total,
+                                              const SelectScratch& scratch, int lane) {
+  Selected selected{0, 0, 0.0f};
+  const float threshold = row.p * total;
+  const int most = finite ? row.k : CountWithoutScores(row);
+  uint64_t rank_key = ranked.rank_key;
   bool reached = false;
-  for (int base = 0; base < k && !reached; base += 32) {
+  for (int base = 0; base < most && !reached; base += 32) {
     const int rank = base + lane;
-    if (!by_maximum) rank_key = rank < k ? scratch.keys[rank] : 0;
-    const float value = finite && rank < k ? scratch.values[ExpertOfKey(rank_key)] : 0.0f;
-    const int in_chunk = k - base < 32 ? k - base : 32;
+    if (!ranked.by_maximum) rank_key = rank < row.k ? scratch.keys[rank] : 0;
+    const float value = finite && rank < row.k ? scratch.values[ExpertOfKey(rank_key)] : 0.0f;
+    const int in_chunk = most - base < 32 ? most - base : 32;
     int taken = 0;
     while (taken < in_chunk && !reached) {
       const float next = __shfl_sync(kFullMask, value, taken);
       ++taken;
-      if (finite) {
-        sum = sum + next;
-        reached = top_p && (s.strict ? sum > threshold : sum >= threshold);
-      } else {
-        reached = top_p;
-      }
+      if (!finite) continue;
+      selected.sum = selected.sum + next;
+      reached = EndsSelection(row, selected.sum, threshold);
     }
-    selected += taken;
-    last = __shfl_sync(kFullMask, rank_key, taken - 1);
+    selected.count += taken;
+    selected.last = __shfl_sync(kFullMask, rank_key, taken - 1);
   }
-  const float denominator = over_selected ? sum : total;
+  return selected;
+}
 
-  // The selected ones are those from the last key up; stored by ascending expert.
+// Stores the experts with keys from the last selected one up, by ascending expert, without masked
+// ones: those are selected only where the scores of all others are -Inf as well, or where top-p
+// asks for a share of 1. Returns the number stored.
+__device__ __forceinline__ int StoreSelected(const SelectRowArgs& a, const Selected& selected,
+                                             const float* bias, bool finite, float total,
+                                             const SelectScratch& scratch, int lane) {
+  const RouteSettings& s = a.router->settings;
+  const float divisor = DivisorValue(DivisorOf(s), total, selected.sum);
   int stored = 0;
-  for (int base = 0; base < experts && selected > 0; base += 32) {
+  for (int base = 0; base < s.num_experts && selected.count > 0; base += 32) {
     const int e = base + lane;
-    bool chosen = e < experts && SelectionKey(scratch.ordered[e], e) >= last;
-    // A masked expert gets here only where the scores of all others are -Inf as well or a share of
-    // 1 is asked for.
-    if (chosen && bias != nullptr) chosen = fabsf(bias[e]) != __builtin_inff();
+    bool chosen = e < s.num_experts && SelectionKey(scratch.ordered[e], e) >= selected.last;
+    if (chosen && bias != nullptr) chosen = !IsMasked(bias[e]);
     const uint32_t mask = __ballot_sync(kFullMask, chosen);
     if (chosen) {
-      float gate = 0.0f;
-      if (finite && denominator != 0.0f) {
-        const float value = scratch.values[e];
-        gate = sigmoid && !over_selected ? value : value / denominator;
-      }
       const int at = stored + __popc(mask & ((1u << lane) - 1));
       a.experts[at] = e;
-      a.weights[at] = gate * s.scale;
+      a.weights[at] = FinalGate(finite ? scratch.values[e] : 0.0f, divisor, s.scale);
     }
     stored += __popc(mask);
   }
+  return stored;
+}
+
+// All lanes of a warp together.
+__device__ inline void SelectRow(const SelectRowArgs& a, const SelectScratch& scratch, int lane) {
+  const RouteSettings& s = a.router->settings;
+  const int experts = s.num_experts;
+  const float* bias = a.override == nullptr ? nullptr : a.override->bias;
+  RowSelection row = a.override == nullptr ? SelectionOf(s) : SelectionOf(s, *a.override);
+  row.k = row.k < a.k_max ? row.k : a.k_max;
+
+  const RowScores scores = ReadScores(a, bias, scratch, lane);
+  const bool finite = scores.maximum - scores.maximum == 0.0f;
+  for (int e = lane; finite && e < experts; e += 32) {
+    scratch.values[e] = GateValue(s.gate, ScoreOfOrder(scratch.ordered[e]), scores.maximum);
+  }
+  __syncwarp();
+  float total = 1.0f;
+  if (finite && NeedsTotal(s, row)) total = WarpSum(scratch.values, experts, lane);
+
+  const RankedRow ranked = RankExperts(row, experts, scratch, lane);
+  const Selected selected = TakeRanks(row, ranked, finite, total, scratch, lane);
+  const int stored = StoreSelected(a, selected, bias, finite, total, scratch, lane);
   if (lane == 0) {
     *a.count = stored;
-    *a.nonfinite = finite ? nan : 2;
+    *a.nonfinite = finite ? scores.nan : 2;
     if (!finite && a.failed != nullptr) *a.failed = 1;
   }
   __syncwarp();

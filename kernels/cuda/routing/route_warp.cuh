@@ -53,9 +53,9 @@ __device__ constexpr int TreeSumIndex(int lane) {
   return kCount >= 32 ? lane * (kCount / 32) : lane / (32 / kCount);
 }
 
-// Adds 1 and returns what was there; orders what the block wrote before (with a barrier in front)
-// and what it reads after (with a barrier behind) against the other blocks that come here. Cheaper
-// than fences, which wait for all other memory traffic as well.
+// Adds 1 and returns the old value. With a barrier before and after it, orders the block's earlier
+// writes and later reads against the other blocks that call this. Cheaper than fences, which wait
+// for all other memory traffic as well.
 __device__ __forceinline__ int32_t Arrive(int32_t* counter) {
 #if defined(MOESERVE_CUDA_EMULATION)
   return atomicAdd(counter, 1);
@@ -69,9 +69,9 @@ __device__ __forceinline__ int32_t Arrive(int32_t* counter) {
 #endif
 }
 
-// True in all threads of the block that is the last of `expected` to come here; what the others
-// wrote to global memory before is then visible through __ldcg. The counter is 0 again afterwards.
-// `flag` is a word of shared memory of its own.
+// True in all threads of the last of `expected` blocks to call this; earlier writes of the others
+// to global memory are then visible through __ldcg. Resets the counter to 0. `flag` is a word of
+// shared memory used for nothing else.
 __device__ inline bool LastToArrive(int32_t* counter, int expected, int32_t* flag) {
   __syncthreads();
   if (threadIdx.x == 0) {

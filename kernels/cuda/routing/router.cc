@@ -1,49 +1,29 @@
 #include "kernels/cuda/routing/router.h"
 
 #include <algorithm>
-#include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "kernels/base/exp.h"
+#include "kernels/base/routing.h"
 #include "kernels/cuda/routing/plan.h"
 
 namespace moeserve::cuda {
 namespace {
-
-std::vector<float> Widened(const HostTensor& t) {
-  std::vector<float> v(static_cast<size_t>(t.size()));
-  for (int64_t i = 0; i < t.size(); ++i) v[i] = ElementAsF32(t, i);
-  return v;
-}
-
-// The routing contract's order: 32 partial sums over groups of 8 elements in turn, then a tree.
-float ContractSquares(const float* v, int64_t n) {
-  float partial[32] = {};
-  for (int64_t i = 0; i < n; ++i) {
-    float& p = partial[i / 8 % 32];
-    p = std::fma(v[i], v[i], p);
-  }
-  for (int width = 16; width > 0; width /= 2) {
-    for (int l = 0; l < width; ++l) partial[l] += partial[l + width];
-  }
-  return partial[0];
-}
 
 Result<DeviceMemory> Uploaded(const std::vector<float>& values) {
   const size_t bytes = values.size() * sizeof(float);
   MOESERVE_ASSIGN_OR_RETURN(DeviceMemory memory, DeviceMemory::Allocate(bytes));
   MOESERVE_CUDA_RETURN_IF_ERROR(
       cudaMemcpy(memory.data(), values.data(), bytes, cudaMemcpyHostToDevice));
-  // The copy may still be on its way, and other streams do not wait for this one.
+  // The copy may still be running, and other streams do not wait for this one.
   MOESERVE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(nullptr));
   return memory;
 }
 
 int64_t RoundedUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// Replaces `memory` where it is smaller than `count` elements; what it held is gone.
+// Replaces `memory` where it is smaller than `count` elements, without its contents.
 Status Grow(DeviceMemory& memory, int64_t count) {
   const size_t bytes = static_cast<size_t>(std::max<int64_t>(count, 1)) * 4;
   if (memory.bytes() >= bytes) return absl::OkStatus();
@@ -56,7 +36,7 @@ Status Grow(DeviceMemory& memory, int64_t count) {
 
 Result<std::unique_ptr<CudaRouter>> CudaRouter::Create(const RouteSettings& settings,
                                                        const RouterTensors& tensors) {
-  const bool cosine = settings.score == RouteSettings::Score::kCosine;
+  const bool cosine = settings.score == ScoreKind::kCosine;
   if (settings.num_experts > kMaxRoutedExperts) {
     return absl::InvalidArgumentError("a router of " + std::to_string(settings.num_experts) +
                                       " experts; the CUDA backend routes to at most " +
@@ -78,7 +58,7 @@ Result<std::unique_ptr<CudaRouter>> CudaRouter::Create(const RouteSettings& sett
   auto router = std::unique_ptr<CudaRouter>(new CudaRouter);
   RouterTables& t = router->tables_;
   t.settings = settings;
-  t.columns = cosine ? settings.dim : settings.num_experts;
+  t.columns = ProductsOf(settings);
   t.padded = RoundedUp(width, kRouterStep);
 
   const std::vector<float> products = Widened(cosine ? tensors.projection : tensors.weight);
@@ -98,22 +78,13 @@ Result<std::unique_ptr<CudaRouter>> CudaRouter::Create(const RouteSettings& sett
   const int64_t dim = settings.dim, experts = settings.num_experts;
   std::vector<float> vectors = Widened(tensors.weight);
   std::vector<float> transposed(vectors.size());
+  NormaliseExperts(settings, vectors.data());
   for (int64_t e = 0; e < experts; ++e) {
-    float* v = vectors.data() + e * dim;
-    if (settings.normalize_expert) {
-      const float divisor = std::max(std::sqrt(ContractSquares(v, dim)), settings.eps);
-      for (int64_t i = 0; i < dim; ++i) v[i] /= divisor;
-    }
-    for (int64_t i = 0; i < dim; ++i) transposed[i * experts + e] = v[i];
+    for (int64_t i = 0; i < dim; ++i) transposed[i * experts + e] = vectors[e * dim + i];
   }
   MOESERVE_ASSIGN_OR_RETURN(router->experts_, Uploaded(transposed));
   t.experts = router->experts_.as<float>();
-  // Divide by t, never by less than 1e-4; or multiply by e^t, at most 100.
-  if (settings.temperature == RouteSettings::Temperature::kDivide) {
-    t.temperature = std::max(tensors.temperature, 1e-4f);
-  } else if (settings.temperature == RouteSettings::Temperature::kLogScale) {
-    t.temperature = ContractExp(std::min(tensors.temperature, 4.605170185988092f));
-  }
+  t.temperature = ResolvedTemperature(settings.temperature, tensors.temperature);
   return router;
 }
 

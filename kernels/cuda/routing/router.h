@@ -12,7 +12,7 @@ namespace moeserve::cuda {
 
 class CudaRouter : public Router {
  public:
-  // Widens the tensors, normalises expert vectors and brings both into the kernels' order.
+  // Widens the tensors, normalises expert vectors and arranges both in the kernels' layout.
   // InvalidArgument where a router is larger than the kernels hold; ResourceExhausted.
   static Result<std::unique_ptr<CudaRouter>> Create(const RouteSettings& settings,
                                                     const RouterTensors& tensors);
@@ -36,14 +36,14 @@ class PlanMemory {
  public:
   // Room for `max_rows` rows of up to `k_max` routes each. ResourceExhausted.
   static Result<PlanMemory> Create(int max_rows, int k_max, int num_experts);
-  // Grows where it must, never between the launch and the end of a step that uses it.
+  // Grows the arrays where needed. Not between the launch and the end of a step that uses them.
   Status Reserve(int max_rows, int k_max, int num_experts);
 
   PlanArrays arrays() const;
   int max_rows() const { return max_rows_; }
   int64_t capacity() const { return capacity_; }
   int num_experts() const { return num_experts_; }
-  // The plan as others read it; every plan of this memory lies at the same addresses.
+  // The view of the plan for readers; every plan of this memory has the same addresses.
   RoutingPlan Plan(int rows, int num_experts, int k_max) const;
 
  private:
@@ -54,7 +54,7 @@ class PlanMemory {
   DeviceMemory row_offsets_, assignments_of_row_, row_nonfinite_;
 };
 
-// What one launch leaves for the next; routing of all blocks on one stream shares it.
+// Results that one launch of routing leaves for the next; shared by all blocks of one stream.
 class RouteScratch {
  public:
   // `max_columns`: the largest of the routers' tables().columns. ResourceExhausted.
@@ -94,7 +94,7 @@ struct RouteLaunch {
   float* scores = nullptr;  // device [rows, E] or null, after bias and temperature, an override's
                             // bias excluded; rows of padding are not written
   int64_t scores_stride = 0;
-  const DeviceOverride* overrides = nullptr;  // device [rows] or null
+  const RouteOverride* overrides = nullptr;  // device [rows] or null, biases on the device
   uint8_t* failed = nullptr;  // device [rows / rows_per_token] or null: set to 1 for tokens of
                               // which some row has no finite largest score
   int k_max = 0;              // room of a row: at least what the settings and any override select
@@ -102,8 +102,8 @@ struct RouteLaunch {
   RouteScratch* scratch = nullptr;
 };
 
-// Scores, selects and plans: one launch up to kPlanChunk rows, else three. The plan is there once
-// the stream has run it.
+// Scores, selects and plans: one launch up to kPlanChunk rows, else three. The plan is valid
+// once the stream has run it.
 RoutingPlan LaunchRoute(const RouteLaunch& launch, cudaStream_t stream);
 
 struct GivenPlanLaunch {
@@ -117,7 +117,7 @@ struct GivenPlanLaunch {
   RouteScratch* scratch = nullptr;
 };
 
-// The plan of routes that somebody else chose.
+// Builds the plan of given routes.
 RoutingPlan LaunchGivenPlan(const GivenPlanLaunch& launch, cudaStream_t stream);
 
 }  // namespace moeserve::cuda

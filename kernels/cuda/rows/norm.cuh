@@ -45,7 +45,7 @@ __device__ __forceinline__ void StoreFour(float* x, int count, bool aligned, con
   if (count > 3) x[3] = v.w;
 }
 
-// What a thread has of its team's vector: up to kHeld fours in registers, the others in memory.
+// A thread's elements of its team's vector: up to kHeld fours in registers, the others in memory.
 struct NormVector {
   static constexpr int kHeld = 4;
 
@@ -110,7 +110,7 @@ __device__ __forceinline__ float TeamSum(float v, int warps, float* shared) {
   return v;
 }
 
-// What an element becomes before scale and shift: (element - mean) * factor.
+// Normalises an element before scale and shift: (element - mean) * factor.
 struct NormFactors {
   float mean = 0.0f;
   float factor = 1.0f;

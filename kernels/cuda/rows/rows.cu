@@ -12,7 +12,7 @@ constexpr int kThreads = 256;
 constexpr int kVector = 4;     // elements of a thread's access where widths allow
 constexpr int kNormWarps = 4;  // of a block that normalises a vector with each of them
 
-// Rows as kernels take them.
+// RowsView for kernels.
 struct Rows {
   char* data;
   int64_t stride;  // elements
@@ -79,12 +79,12 @@ struct RowGrid {
 RowGrid GridOver(int64_t rows, int64_t cols, int per_thread) {
   const int64_t units = (cols + per_thread - 1) / per_thread;
   const int threads = units >= kThreads ? kThreads : static_cast<int>((units + 31) / 32 * 32);
-  // Rows go along x, which has room for 2^31 of them.
+  // Rows are the grid's x dimension, which can be up to 2^31.
   return {dim3(static_cast<unsigned>(rows), static_cast<unsigned>((units + threads - 1) / threads)),
           dim3(static_cast<unsigned>(threads))};
 }
 
-// Calls Kernel<true> or Kernel<false> over all columns of `view`; nothing to do where it is empty.
+// Launches Kernel<true> or Kernel<false> over all columns of `view`; nothing where it is empty.
 #define MOESERVE_LAUNCH_ROWS(Kernel, vectors, view, stream, ...)                        \
   do {                                                                                  \
     if ((view).rows == 0 || (view).cols == 0) break;                                    \
@@ -178,8 +178,8 @@ __device__ __forceinline__ void StoreRowFour(const Rows& rows, int64_t r, int64_
   }
 }
 
-// kBlock: the block has one vector; else each of its warps has one. What memory has to bring is
-// asked for at once, and a row is read once.
+// kBlock: the block has one vector; else each of its warps has one. All loads are issued
+// before the first is used, and a row is read once.
 template <bool kBlock>
 __global__ void __launch_bounds__(kBlock ? kNormBlock : kNormWarps * 32)
     NormKernel(const NormParams p) {

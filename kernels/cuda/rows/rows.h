@@ -1,7 +1,7 @@
 // Launches of the kernels that work on rows one by one: embeddings, norms, sums, conversions.
 //
-// Pointers are the device's. Every launch is asynchronous on its stream and computes a row from
-// that row alone, in an order that depends on the row's width alone.
+// All pointers are device pointers. Every launch is asynchronous on its stream and computes a row
+// from that row alone, in an order that depends on the row's width alone.
 #pragma once
 
 #include <cstdint>

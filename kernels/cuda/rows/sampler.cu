@@ -9,18 +9,18 @@
 namespace moeserve::cuda {
 namespace {
 
-// A block draws from one row. Its warps own segments of adjacent tokens, so that sums of segments
-// lead to the place of a draw. Short rows stay in shared memory after the first pass over them.
+// A block draws from one row. Its warps own segments of adjacent tokens, so the place of a draw is
+// found from the sums of segments. Short rows stay in shared memory after the first pass over them.
 constexpr int kMaxWarps = 32;
 constexpr int kTokensPerThread = 8;  // before another warp is added
 constexpr int kUnroll = 4;
-constexpr int kLoads = 8;  // of a thread at a time from global memory
+constexpr int kLoads = 8;  // loads of a thread from global memory at a time
 constexpr int kMaxToken = 0x7fffffff;
 
 struct SharedState {
   uint64_t scratch[kMaxWarps];
   uint64_t segment[kMaxWarps];  // sums over the warps' segments
-  // Sums of bins, by halves: only 32 bits have fast atomics.
+  // Sums of bins in two halves: only 32-bit atomics are fast.
   uint32_t low[kSamplingBins];
   uint32_t high[kSamplingBins];
   int32_t token;
@@ -54,7 +54,7 @@ __device__ __forceinline__ T WarpReduce(T value, Op op) {
   return value;
 }
 
-// Where in the lanes' amounts, in order, the running sum first exceeds a target.
+// The first lane at which the running sum of the lanes' amounts exceeds a target.
 struct Place {
   int lane;  // -1: nowhere
   uint64_t before;
@@ -72,7 +72,7 @@ __device__ __forceinline__ Place WarpFind(uint64_t amount, uint64_t target) {
 
 // Higher for a more probable token; never 0.
 __device__ __forceinline__ uint64_t Probability(float logit, int token) {
-  return static_cast<uint64_t>(OrderOfLogit(logit)) << 32 | ~static_cast<uint32_t>(token);
+  return static_cast<uint64_t>(OrderOfF32(logit)) << 32 | ~static_cast<uint32_t>(token);
 }
 __device__ __forceinline__ int TokenOf(uint64_t probability) {
   return static_cast<int>(~static_cast<uint32_t>(probability));
@@ -80,7 +80,7 @@ __device__ __forceinline__ int TokenOf(uint64_t probability) {
 
 enum class Measure { kCount, kWeight };
 
-// One row in the hands of its block. Methods are called by all threads, with the same arguments.
+// The row of a block. All threads call the methods, with the same arguments.
 template <bool kCached>
 class RowSampler {
  public:
@@ -135,7 +135,7 @@ class RowSampler {
   // Leaves sums over the segments for FindSegment. Returns their sum.
   __device__ uint64_t SumSegments(uint64_t value) {
     value = WarpReduce(value, Add());
-    __syncthreads();  // whoever read the sums before is done
+    __syncthreads();  // earlier reads of the sums are done
     if (lane_ == 0) shared_.segment[warp_] = value;
     __syncthreads();
     return WarpReduce(lane_ < warps_ ? shared_.segment[lane_] : 0, Add());
@@ -206,7 +206,7 @@ __device__ bool RowSampler<kCached>::Load() {
   float highest = -INFINITY;
   int best = first;
   for (int begin = first; begin < end; begin += 32 * kLoads) {
-    // All loads first: stores into the cache would hold them up.
+    // All loads first: stores into the cache would delay them.
     float loaded[kLoads];
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
@@ -229,7 +229,7 @@ __device__ bool RowSampler<kCached>::Load() {
   const uint64_t probability =
       BlockReduce(first < end ? Probability(highest, best) : 0, uint64_t{0}, Largest());
   best_ = TokenOf(probability);
-  highest_ = LogitOfOrder(static_cast<uint32_t>(probability >> 32));
+  highest_ = F32OfOrder(static_cast<uint32_t>(probability >> 32));
   finite_ = __syncthreads_and(finite) != 0;
   if (finite_) return true;
   bool numbers = true;
@@ -258,7 +258,7 @@ __device__ typename RowSampler<kCached>::Bin RowSampler<kCached>::FindBin(uint64
   return bin;
 }
 
-// The shortest sequence of most probable tokens that has `target` tokens or so much weight, of
+// The shortest sequence of most probable tokens that has `target` tokens or this much weight, of
 // those not below the floor; all tokens where these do not suffice.
 template <bool kCached>
 __device__ SamplingCutoff RowSampler<kCached>::Cut(Measure measure, uint64_t target, float floor) {
@@ -276,7 +276,7 @@ __device__ SamplingCutoff RowSampler<kCached>::Cut(Measure measure, uint64_t tar
   ForTokens([&](int, float logit) {
     const float x = Exponent(logit);
     if (x >= floor && SamplingBin(x, bins_per_unit) == bin.index) {
-      const uint32_t order = OrderOfLogit(logit);
+      const uint32_t order = OrderOfF32(logit);
       range = LargestHalves()(range, static_cast<uint64_t>(order) << 32 | ~order);
     }
   });
@@ -287,7 +287,7 @@ __device__ SamplingCutoff RowSampler<kCached>::Cut(Measure measure, uint64_t tar
     const int shift = max(0, 22 - __clz(static_cast<int>(highest - lowest)));
     ClearBins();
     ForTokens([&](int, float logit) {
-      const uint32_t order = OrderOfLogit(logit);
+      const uint32_t order = OrderOfF32(logit);
       if (order >= lowest && order <= highest) {
         AddToBin(static_cast<int>((highest - order) >> shift), Amount(measure, logit));
       }
@@ -297,17 +297,17 @@ __device__ SamplingCutoff RowSampler<kCached>::Cut(Measure measure, uint64_t tar
     highest -= static_cast<uint32_t>(bin.index) << shift;
     lowest = highest - ((1u << shift) - 1);  // no order is low enough for a wrap
   }
-  const float logit = LogitOfOrder(highest);
+  const float logit = F32OfOrder(highest);
   const uint64_t each = Amount(measure, logit);
   const uint64_t index = (target - 1) / each;
   return {logit, index + 1 == bin.amount / each ? kMaxToken : FindTie(highest, index)};
 }
 
-// The token number `index` of those with one logit, which has more.
+// Token number `index` among those with one logit, of which there are more.
 template <bool kCached>
 __device__ int RowSampler<kCached>::FindTie(uint32_t order, uint64_t index) {
   uint64_t ties = 0;
-  ForTokens([&](int, float logit) { ties += OrderOfLogit(logit) == order ? 1 : 0; });
+  ForTokens([&](int, float logit) { ties += OrderOfF32(logit) == order ? 1 : 0; });
   SumSegments(ties);
   const Place segment = FindSegment(index);
   auto rest = static_cast<int>(index - segment.before);
@@ -316,7 +316,7 @@ __device__ int RowSampler<kCached>::FindTie(uint32_t order, uint64_t index) {
   const int end = min(begin + segment_tokens_, vocabulary_);
   for (int first = begin; first < end; first += 32) {
     const int token = first + lane_;
-    uint32_t tied = __ballot_sync(kFullMask, token < end && OrderOfLogit(Logit(token)) == order);
+    uint32_t tied = __ballot_sync(kFullMask, token < end && OrderOfF32(Logit(token)) == order);
     if (rest < __popc(tied)) {
       for (; rest > 0; --rest) tied &= tied - 1;
       return first + __ffs(static_cast<int>(tied)) - 1;
@@ -401,7 +401,7 @@ __device__ void RowSampler<kCached>::FillLogprobs(int token, int alternatives,
       result.top_logprob[i] = static_cast<float>(static_cast<double>(Logit(top)) - log_sum);
     }
     if (best == winner) {
-      // Its owner brings its next one.
+      // Its owner provides the next one.
       best = 0;
       ForTokens([&](int t, float logit) {
         const uint64_t probability = Probability(logit, t);

@@ -4,6 +4,8 @@
 #include <optional>
 #include <vector>
 
+#include "base/kinds.h"
+#include "base/message.h"
 #include "engine/spec/spec_limits.h"
 #include "model_loaders/files/object_reader.h"
 
@@ -22,27 +24,22 @@ std::optional<BlockForm> ReadBlockForm(ObjectReader& reader) {
 ScoreSpec ParseScore(const Json& json, const std::string& path, Problems* problems) {
   ObjectReader reader(json, path, problems);
   ScoreSpec score;
-  const auto kind =
-      reader.Pick<ScoreKind>("kind", {{"dot", ScoreKind::kDot}, {"cosine", ScoreKind::kCosine}});
+  const auto kind = reader.PickKind<ScoreKind>("kind");
   if (!kind.has_value()) return score;
   score.kind = *kind;
   score.bias = reader.Bool("bias", false);
-  if (score.kind == ScoreKind::kDot) {
-    reader.RefuseOthers(" (kind is \"dot\")");
-    return score;
+  switch (score.kind) {
+    case ScoreKind::kDot:
+      break;
+    case ScoreKind::kCosine:
+      score.dim = reader.Int("dim", 16);
+      score.normalize_row = reader.Bool("normalize_row", true);
+      score.normalize_expert = reader.Bool("normalize_expert", true);
+      score.eps = reader.Real("eps", 1e-12);
+      score.temperature = reader.PickKindOr("temperature", TemperatureKind::kNone);
+      break;
   }
-  score.dim = reader.Int("dim", 16);
-  score.normalize_row = reader.Bool("normalize_row", true);
-  score.normalize_expert = reader.Bool("normalize_expert", true);
-  score.eps = reader.Real("eps", 1e-12);
-  score.temperature = reader
-                          .Pick<TemperatureKind>("temperature",
-                                                 {{"none", TemperatureKind::kNone},
-                                                  {"divide", TemperatureKind::kDivide},
-                                                  {"log_scale", TemperatureKind::kLogScale}},
-                                                 TemperatureKind::kNone)
-                          .value_or(TemperatureKind::kNone);
-  reader.RefuseOthers(" (kind is \"cosine\")");
+  reader.RefuseOthers(Concat(" (kind is ", Quoted(KindName(score.kind)), ')'));
   return score;
 }
 
@@ -50,23 +47,20 @@ SelectSpec ParseSelect(const Json& json, const std::string& path, int num_expert
                        Problems* problems) {
   ObjectReader reader(json, path, problems);
   SelectSpec select;
-  const auto kind =
-      reader.Pick<SelectKind>("kind", {{"top_k", SelectKind::kTopK}, {"top_p", SelectKind::kTopP}});
+  const auto kind = reader.PickKind<SelectKind>("kind");
   if (!kind.has_value()) return select;
   select.kind = *kind;
-  if (select.kind == SelectKind::kTopK) {
-    select.k = reader.Int("k");
-    reader.RefuseOthers(" (kind is \"top_k\")");
-    return select;
+  switch (select.kind) {
+    case SelectKind::kTopK:
+      select.k = reader.Int("k");
+      break;
+    case SelectKind::kTopP:
+      select.p = reader.Real("p");
+      select.compare = reader.PickKindOr("compare", TopPCompare::kGe);
+      select.max_experts = reader.Int("max", num_experts);
+      break;
   }
-  select.p = reader.Real("p");
-  select.compare =
-      reader
-          .Pick<TopPCompare>("compare", {{"ge", TopPCompare::kGe}, {"gt", TopPCompare::kGt}},
-                             TopPCompare::kGe)
-          .value_or(TopPCompare::kGe);
-  select.max_experts = reader.Int("max", num_experts);
-  reader.RefuseOthers(" (kind is \"top_p\")");
+  reader.RefuseOthers(Concat(" (kind is ", Quoted(KindName(select.kind)), ')'));
   return select;
 }
 
@@ -134,13 +128,7 @@ RoutedLayerSpec ParseRouting(const Json& json, const std::string& path, BlockKin
   if (const Json* score = reader.Optional("score")) {
     routing.score = ParseScore(*score, reader.PathOf("score"), problems);
   }
-  routing.gate = reader
-                     .Pick<GateKind>("gate",
-                                     {{"softmax", GateKind::kSoftmax},
-                                      {"sigmoid", GateKind::kSigmoid},
-                                      {"softmax_selected", GateKind::kSoftmaxSelected}},
-                                     GateKind::kSoftmax)
-                     .value_or(GateKind::kSoftmax);
+  routing.gate = reader.PickKindOr("gate", GateKind::kSoftmax);
   if (const Json* select = reader.Required("select", "an object")) {
     routing.select = ParseSelect(*select, reader.PathOf("select"), experts, problems);
   }
@@ -159,11 +147,8 @@ ExpertSpec ParseExpert(const Json& json, const std::string& path, Problems* prob
           .Pick<ExpertForm>("form", {{"plain", ExpertForm::kPlain}, {"gated", ExpertForm::kGated}})
           .value_or(ExpertForm::kPlain);
   expert.activation = reader
-                          .Pick<Activation>("activation", {{"silu", Activation::kSilu},
-                                                           {"gelu", Activation::kGelu},
-                                                           {"gelu_tanh", Activation::kGeluTanh},
-                                                           {"relu", Activation::kRelu}})
-                          .value_or(Activation::kSilu);
+                          .PickKind("activation", ActivationKind::kSilu)  // any but kNone
+                          .value_or(ActivationKind::kSilu);
   expert.bias = reader.Bool("bias", false);
   expert.inner_norm = reader.Bool("inner_norm", false);
   reader.RefuseOthers();

@@ -9,8 +9,7 @@
 
 namespace moeserve {
 
-// `path` names the object in messages. What is read means something only if nothing was added to
-// `problems`.
+// `path` names the object in messages. The result is valid only if nothing was added to `problems`.
 AttentionSpec ParseAttention(const nlohmann::json& json, const std::string& path,
                              Problems* problems);
 FeedForwardSpec ParseFeedForward(const nlohmann::json& json, const std::string& path,

@@ -3,14 +3,15 @@
 #include <cctype>
 #include <cmath>
 #include <limits>
-#include <optional>
+#include <memory>
 #include <utility>
 
 #include "base/message.h"
 #include "engine/spec/spec_limits.h"
+#include "model_loaders/architectures/families.h"
+#include "model_loaders/architectures/leftover.h"
 #include "model_loaders/architectures/native/config_blocks.h"
 #include "model_loaders/files/object_reader.h"
-#include "model_loaders/files/strict_json.h"
 #include "model_loaders/tokenizer/token_ids.h"
 
 namespace moeserve {
@@ -18,10 +19,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::string_view kFile = "config.json";
+constexpr std::string_view kModelType = "routed_decoder";
 constexpr int kFormatVersion = 1;
-constexpr JsonLimits kLimits = {
-    .max_bytes = size_t{64} << 20, .max_depth = 16, .max_values = size_t{4} << 20};
 
 NormSpec ParseNorm(const Json& json, Problems* problems) {
   ObjectReader reader(json, "norm", problems);
@@ -71,9 +70,7 @@ PositionSpec ParsePosition(const Json& json, Problems* problems) {
 
 Quantization ParseQuantization(const Json& json, Problems* problems) {
   ObjectReader reader(json, "quantization", problems);
-  const auto type =
-      reader.Pick<Quantization>("type", {{Name(Quantization::kInt8), Quantization::kInt8},
-                                         {Name(Quantization::kInt4), Quantization::kInt4}});
+  const auto type = reader.PickKind("type", Quantization::kInt8);  // any but kNone
   if (!type.has_value()) return Quantization::kNone;
   const size_t before = problems->count();
   const int group = reader.Int("group_size");
@@ -92,8 +89,8 @@ int64_t ExpertsOf(const FeedForwardSpec& block) {
   return block.routing.has_value() ? block.routing->num_experts : 0;
 }
 
-// The blocks of all layers from one object or from a list of objects. The number of experts is
-// bounded while they are read: a short file can ask for a list of widths in each of many layers.
+// The blocks of all layers, from one object or from a list of objects. Bounds the number of experts
+// while reading, because a short file can demand long lists of widths in many layers.
 template <typename Block>
 std::vector<Block> ParseBlocks(ObjectReader& reader, const char* key, int layers, bool* is_list,
                                Block (*parse)(const Json&, const std::string&, Problems*),
@@ -128,9 +125,9 @@ std::vector<Block> ParseBlocks(ObjectReader& reader, const char* key, int layers
   return blocks;
 }
 
-// Says at once that a file is of another kind or version: its other keys would only add noise.
+// Reports another kind or version alone: faults of the other keys would follow from it.
 absl::Status CheckFormat(ObjectReader& reader, const Problems& problems) {
-  reader.Pick<int>("model_type", {{"routed_decoder", 0}});
+  reader.Pick<int>("model_type", {{kModelType, 0}});
   const size_t before = problems.count();
   const int version = reader.Int("format_version", kFormatVersion);
   if (problems.count() == before && version != kFormatVersion) {
@@ -140,38 +137,12 @@ absl::Status CheckFormat(ObjectReader& reader, const Problems& problems) {
                      : std::to_string(kFormatVersion),
                  std::to_string(version));
   }
-  return problems.ToStatus(kFile);
+  return problems.ToStatus(kConfigFile);
 }
 
-}  // namespace
-
-std::string NativeConfig::AsInFile(std::string_view text) const {
-  std::string out;
-  const auto collapse = [&](std::string_view word, bool is_list) {
-    if (is_list || !text.starts_with(word)) return false;
-    size_t end = word.size();
-    while (end < text.size() && std::isdigit(static_cast<unsigned char>(text[end]))) ++end;
-    if (end == word.size() || end == text.size() || text[end] != ']') return false;
-    out.append(word.substr(0, word.size() - 1));
-    text.remove_prefix(end + 1);
-    return true;
-  };
-  while (!text.empty()) {
-    if (collapse("attention[", attention_is_list)) continue;
-    if (collapse("feed_forward[", feed_forward_is_list)) continue;
-    out.push_back(text[0]);
-    text.remove_prefix(1);
-  }
-  return out;
-}
-
-Result<NativeConfig> ParseNativeConfig(std::string_view text) {
-  const std::string prefix = Concat(kFile, ": ");
-  Result<Json> json = ParseStrictJson(text, kLimits);
-  if (!json.ok()) return Prefixed(prefix, json.status());
-
+Result<NativeConfig> ReadNativeConfig(const Json& json) {
   Problems problems;
-  ObjectReader reader(*json, "", &problems);
+  ObjectReader reader(json, "", &problems);
   MOESERVE_RETURN_IF_ERROR(CheckFormat(reader, problems));
 
   NativeConfig config;
@@ -219,18 +190,60 @@ Result<NativeConfig> ParseNativeConfig(std::string_view text) {
     reader.Optional("feed_forward");
   }
   reader.RefuseOthers();
-  MOESERVE_RETURN_IF_ERROR(problems.ToStatus(kFile));
+  MOESERVE_RETURN_IF_ERROR(problems.ToStatus(kConfigFile));
 
   spec.layers.resize(layers);
   for (int i = 0; i < layers; ++i) {
     spec.layers[i].attention = std::move(attention[i]);
     spec.layers[i].feed_forward = std::move(feed_forward[i]);
   }
-  if (const absl::Status status = Validate(spec); !status.ok()) {
-    const absl::string_view message = status.message();
-    return absl::Status(status.code(), prefix + config.AsInFile({message.data(), message.size()}));
-  }
+  MOESERVE_RETURN_IF_ERROR(ValidateConfig(config));
   return config;
+}
+
+Result<std::unique_ptr<const CheckpointConfig>> Read(const Json& json) {
+  MOESERVE_ASSIGN_OR_RETURN(NativeConfig config, ReadNativeConfig(json));
+  return std::make_unique<const NativeConfig>(std::move(config));
+}
+
+}  // namespace
+
+constinit const Architecture kNativeArchitecture = {
+    .model_type = kModelType,
+    .recognizes = [](const Json& config) { return HasModelType(config, kModelType); },
+    .read = Read};
+
+std::optional<TensorPlace> NativeConfig::Place(const TensorRequirement& tensor) const {
+  return TensorPlace{.name = tensor.name};
+}
+
+std::optional<std::string> NativeConfig::LeftOverReason(std::string_view name) const {
+  return WhyLeftOver(name, spec);
+}
+
+std::string NativeConfig::AsInFile(std::string_view text) const {
+  std::string out;
+  const auto collapse = [&](std::string_view word, bool is_list) {
+    if (is_list || !text.starts_with(word)) return false;
+    size_t end = word.size();
+    while (end < text.size() && std::isdigit(static_cast<unsigned char>(text[end]))) ++end;
+    if (end == word.size() || end == text.size() || text[end] != ']') return false;
+    out.append(word.substr(0, word.size() - 1));
+    text.remove_prefix(end + 1);
+    return true;
+  };
+  while (!text.empty()) {
+    if (collapse("attention[", attention_is_list)) continue;
+    if (collapse("feed_forward[", feed_forward_is_list)) continue;
+    out.push_back(text[0]);
+    text.remove_prefix(1);
+  }
+  return out;
+}
+
+Result<NativeConfig> ParseNativeConfig(std::string_view text) {
+  MOESERVE_ASSIGN_OR_RETURN(const Json json, ParseConfigJson(text));
+  return ReadNativeConfig(json);
 }
 
 }  // namespace moeserve

@@ -1,30 +1,29 @@
 // config.json of the native format.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "base/status.h"
-#include "engine/spec/spec.h"
-#include "kernels/base/quantize.h"
+#include "model_loaders/architectures/architecture.h"
 
 namespace moeserve {
 
-struct NativeConfig {
-  ModelSpec spec;
-  Quantization quantization = Quantization::kNone;  // of the matrices in the folder
+// Tensors are stored under the model's names, each by itself.
+struct NativeConfig final : CheckpointConfig {
   // Whether the file gives these as a list with one entry per layer, or as one object for all.
   bool attention_is_list = false;
   bool feed_forward_is_list = false;
 
-  // `text` with the keys of Validate() and RequiredTensors() ("attention[0].head_dim") as the file
-  // spells them ("attention.head_dim" where there is one object).
-  std::string AsInFile(std::string_view text) const;
+  std::optional<TensorPlace> Place(const TensorRequirement& tensor) const override;
+  std::optional<std::string> LeftOverReason(std::string_view name) const override;
+  // "attention[0].head_dim" is "attention.head_dim" where there is one object for all layers.
+  std::string AsInFile(std::string_view text) const override;
 };
 
-// Parses and validates. InvalidArgument with the path of the key, expected and found; the text
-// begins with "config.json: ". Several faults are listed together.
+// Parses and validates the text of a config.json. InvalidArgument with the path of the key,
+// expected and found; the message begins with "config.json: ". Lists several faults together.
 Result<NativeConfig> ParseNativeConfig(std::string_view text);
 
 }  // namespace moeserve

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <vector>
 
+#include "base/kinds.h"
 #include "base/message.h"
 
 namespace moeserve {
@@ -28,32 +29,31 @@ std::string WidthsText(const std::vector<int>& widths) {
 }
 
 std::string ScoreText(const ScoreSpec& score) {
-  if (score.kind == ScoreKind::kDot) return score.bias ? "dot score with bias" : "dot score";
-  std::string text = Concat("cosine score of dim ", score.dim);
-  if (score.bias) text.append(" with bias");
-  if (!score.normalize_row) text.append(", rows as they are");
-  if (!score.normalize_expert) text.append(", experts as they are");
-  if (score.temperature == TemperatureKind::kDivide) text.append(", divided by a temperature");
-  if (score.temperature == TemperatureKind::kLogScale) text.append(", times exp(temperature)");
+  std::string text = Concat(KindName(score.kind), " score");
+  switch (score.kind) {
+    case ScoreKind::kDot:
+      if (score.bias) text.append(" with bias");
+      break;
+    case ScoreKind::kCosine:
+      text.append(Concat(" of dim ", score.dim));
+      if (score.bias) text.append(" with bias");
+      if (!score.normalize_row) text.append(", rows as they are");
+      if (!score.normalize_expert) text.append(", experts as they are");
+      text.append(Traits(score.temperature).suffix);
+      break;
+  }
   return text;
 }
 
-std::string GateText(GateKind gate) {
-  switch (gate) {
-    case GateKind::kSoftmax:
-      return "softmax";
-    case GateKind::kSigmoid:
-      return "sigmoid";
-    case GateKind::kSoftmaxSelected:
-      return "softmax of the selected";
+std::string SelectText(const SelectSpec& select) {
+  switch (select.kind) {
+    case SelectKind::kTopK:
+      return Concat("top-", select.k);
+    case SelectKind::kTopP:
+      return Concat("top-p ", Traits(select.compare).symbol, ' ', Number(select.p), ", at most ",
+                    select.max_experts);
   }
   return "?";
-}
-
-std::string SelectText(const SelectSpec& select) {
-  if (select.kind == SelectKind::kTopK) return Concat("top-", select.k);
-  return Concat("top-p ", select.compare == TopPCompare::kGe ? ">= " : "> ", Number(select.p),
-                ", at most ", select.max_experts);
 }
 
 std::string RoutingText(const RoutedLayerSpec& routing) {
@@ -63,7 +63,7 @@ std::string RoutingText(const RoutedLayerSpec& routing) {
                   routing.split.projection ? "" : " without projections", ", ");
   }
   if (routing.split.residual) text.append("sub-token residual, ");
-  text.append(Concat(ScoreText(routing.score), ", ", GateText(routing.gate), ", ",
+  text.append(Concat(ScoreText(routing.score), ", ", Traits(routing.gate).description, ", ",
                      SelectText(routing.select)));
   if (routing.renormalize) text.append(", renormalized");
   if (routing.scale != 1.0) text.append(Concat(", times ", Number(routing.scale)));
@@ -72,20 +72,7 @@ std::string RoutingText(const RoutedLayerSpec& routing) {
 
 std::string ExpertText(const ExpertSpec& expert) {
   std::string text = expert.form == ExpertForm::kGated ? "gated " : "plain ";
-  switch (expert.activation) {
-    case Activation::kSilu:
-      text.append("silu");
-      break;
-    case Activation::kGelu:
-      text.append("gelu");
-      break;
-    case Activation::kGeluTanh:
-      text.append("gelu_tanh");
-      break;
-    case Activation::kRelu:
-      text.append("relu");
-      break;
-  }
+  text.append(KindName(expert.activation));
   if (expert.bias) text.append(", bias");
   if (expert.inner_norm) text.append(", inner norm");
   return text;

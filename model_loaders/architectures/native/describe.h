@@ -1,4 +1,4 @@
-// Blocks of a specification in words.
+// Descriptions of a specification for people.
 #pragma once
 
 #include <string>

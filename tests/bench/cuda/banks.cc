@@ -188,15 +188,15 @@ Result<std::unique_ptr<cuda::CudaRouter>> RandomRouter(const ExpertShape& shape,
   settings.num_experts = shape.experts();
   settings.input_width = shape.width;
   settings.k = shape.k_max();
-  settings.top_p = shape.top_p;
+  settings.select = shape.top_p ? SelectKind::kTopP : SelectKind::kTopK;
   settings.p = p;
   settings.renormalize = !shape.top_p;
   const float scale = 1.0f / std::sqrt(static_cast<float>(shape.width));
   RouterTensors tensors;
   if (shape.cosine) {
-    settings.score = RouteSettings::Score::kCosine;
+    settings.score = ScoreKind::kCosine;
     settings.dim = kCosineDim;
-    settings.temperature = RouteSettings::Temperature::kDivide;
+    settings.temperature = TemperatureKind::kDivide;
     tensors.temperature = 0.3f;
     tensors.projection = RandomTensor(seed, {kCosineDim, shape.width}, scale);
     tensors.weight = RandomTensor(seed + 1, {shape.experts(), kCosineDim}, 0.25f);

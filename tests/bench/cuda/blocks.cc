@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "kernels/cuda/attention/norm_rope_append.h"
+#include "kernels/cuda/attention/rope.h"
 #include "kernels/cuda/attention/rope_tables.h"
 #include "kernels/cuda/linear/linear.h"
 #include "kernels/cuda/routing/router.h"

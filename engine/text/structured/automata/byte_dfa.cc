@@ -8,10 +8,10 @@
 namespace moeserve::structured {
 namespace {
 
-// Transitions of all automata of one constraint together; bounds their memory.
+// Most transitions of all automata of one constraint; bounds their memory.
 constexpr int64_t kMaxCells = 16 << 20;
 
-// Shortest ways over `usable` bytes to the states that `seed` gives a finite value.
+// Shortest distances over `usable` bytes to the states with a finite `seed`.
 std::vector<int64_t> Distances(const ByteDfa& dfa, const std::vector<uint8_t>& usable,
                                std::vector<int64_t> distance,
                                const std::vector<std::vector<int32_t>>& before) {
@@ -22,7 +22,7 @@ std::vector<int64_t> Distances(const ByteDfa& dfa, const std::vector<uint8_t>& u
       if (distance[s] == seed) queue.push_back(s);
     }
   }
-  // With a seed of 1 behind seeds of 0 a state may be improved once more; it is then queued again.
+  // A state with a seed of 1 may get a shorter distance later; it is then queued again.
   while (!queue.empty()) {
     const int32_t s = queue.front();
     queue.pop_front();
@@ -125,7 +125,7 @@ Status ByteDfa::Finish(const ByteSet& spellable, CompileBudget* budget) {
 Result<ByteDfa> Quoted(const ByteDfa& content, CompileBudget* budget) {
   MOESERVE_RETURN_IF_ERROR(budget->AddStates(content.num_states() + 2, content.num_classes + 1));
   ByteDfa out;
-  // A class of its own for the quote; the rest as before.
+  // Adds a class for the quote.
   out.class_of = content.class_of;
   out.num_classes = content.num_classes + 1;
   const int quote = content.num_classes;
@@ -139,7 +139,7 @@ Result<ByteDfa> Quoted(const ByteDfa& content, CompileBudget* budget) {
       const int32_t t = content.next[static_cast<size_t>(s) * content.num_classes + c];
       if (t != kDead) out.SetNext(1 + s, c, 1 + t);
     }
-    // The quote after a backslash is part of the content.
+    // A quote after a backslash belongs to the content.
     const int32_t escaped = content.Next(s, '"');
     if (escaped != kDead) {
       out.SetNext(1 + s, quote, 1 + escaped);

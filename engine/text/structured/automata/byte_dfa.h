@@ -13,23 +13,24 @@
 
 namespace moeserve::structured {
 
-// Distances are counted in bytes; anything from here on means that there is no way.
+// Distances are in bytes; values from this one on mean unreachable.
 inline constexpr int64_t kUnreachable = int64_t{1} << 50;
 inline constexpr int64_t kNoLimit = int64_t{1} << 40;
 inline constexpr int32_t kDead = -1;
 
 using ByteSet = std::bitset<256>;
 
-// What one compilation may still use. Not for use by two threads at the same time.
+// The remaining time and memory of one compilation. One thread at a time.
 class CompileBudget {
  public:
   CompileBudget(int max_states, std::chrono::milliseconds time)
       : states_left_(max_states), end_(std::chrono::steady_clock::now() + time) {}
 
-  // InvalidArgument when the time is up. Cheap: looks at the clock every few hundred calls.
+  // InvalidArgument when the time is up. Cheap: reads the clock only every few hundred units of
+  // work.
   Status Tick(int64_t work = 1);
-  // InvalidArgument when more states have been made than allowed, or tables of more memory.
-  // `num_classes`: of the automaton that gets the states.
+  // Counts new states of an automaton with `num_classes` byte classes. InvalidArgument when the
+  // states or the memory of their tables exceed the limits.
   Status AddStates(int64_t count, int num_classes = 1);
   int64_t states_left() const { return states_left_; }
 
@@ -48,12 +49,12 @@ struct ByteDfa {
   std::vector<uint8_t> accepting;  // [states]
   std::vector<uint8_t> boundary;   // [states]; between two characters of a JSON string
   std::vector<uint8_t> has_next;   // [states]; some byte may follow
-  // [states]; spellable bytes to an accepting state.
+  // [states]; the fewest spellable bytes to an accepting state.
   std::vector<int64_t> distance;
-  // [states]; the same plus one where that state has a next byte, for the end-of-sequence token.
+  // [states]; the same, plus one end-of-sequence token if that accepting state has a next byte.
   std::vector<int64_t> end_distance;
   int64_t max_distance = 0;  // largest finite end_distance
-  bool ends_itself = true;   // no accepting state has a next byte
+  bool ends_itself = true;   // no accepting state has a next byte, so the end needs no mark
 
   static constexpr int32_t kStart = 0;
 
@@ -68,22 +69,22 @@ struct ByteDfa {
   }
   bool Matches(std::string_view text) const;
 
-  // Cuts transitions after which nothing can match and computes the distances. `spellable`: the
-  // bytes that are tokens of their own.
+  // Removes transitions after which nothing can match and computes the distances. `spellable`: the
+  // bytes that are tokens by themselves.
   Status Finish(const ByteSet& spellable, CompileBudget* budget);
-  // No text matches (of a finished automaton).
+  // Whether no text matches. For finished automata.
   bool empty() const { return !has_next[kStart] && !accepting[kStart]; }
 };
 
 using DfaPtr = std::shared_ptr<const ByteDfa>;
 
-// The language of JSON strings, quotes included, whose content `content` matches. Not finished.
+// Accepts the JSON strings, with quotes, whose content `content` accepts. Not finished.
 Result<ByteDfa> Quoted(const ByteDfa& content, CompileBudget* budget);
 
-// Texts that both match. Not finished.
+// Accepts the texts that both accept. Not finished.
 Result<ByteDfa> Intersection(const ByteDfa& a, const ByteDfa& b, CompileBudget* budget);
 
-// Of the quoted strings `dfa`, those of `min` to `max` characters. Not finished.
+// Accepts those quoted strings of `dfa` that have `min` to `max` characters. Not finished.
 Result<ByteDfa> WithLength(const ByteDfa& dfa, int64_t min, int64_t max, CompileBudget* budget);
 
 }  // namespace moeserve::structured

@@ -236,7 +236,7 @@ CharAutomaton BuildCharAutomaton(const CharSet& set, Encoding encoding) {
     }
     ForRawParts(range.first, range.last,
                 [&](char32_t first, char32_t last) { AddUtf8(first, last, &out); });
-    // Below DEL there are few enough to go through one by one.
+    // Checks the characters below DEL one by one.
     for (char32_t c = range.first; c <= range.last && c < 0x7F; ++c) {
       if (const char escape = ShortEscape(c); escape != 0) {
         const uint8_t e = static_cast<uint8_t>(escape);

@@ -17,18 +17,18 @@ struct CodePointRange {
 using CharSet = std::vector<CodePointRange>;
 
 CharSet AllCharacters();
-// Sorts, joins, and takes out surrogates.
+// Sorts and joins the ranges and removes surrogates.
 CharSet Normalized(CharSet set);
 CharSet Complement(const CharSet& set);
-// With the other case of ASCII letters.
+// Adds the other case of ASCII letters.
 CharSet WithBothCases(const CharSet& set);
 
-// How the characters of a text appear as bytes.
+// Encoding of the characters of a text as bytes.
 enum class Encoding {
   kUtf8,
-  // Inside a JSON string, as common writers spell it: a quote, a backslash or a control character
-  // by its short escape, or \u00xx (lower case) where there is none; everything from DEL on as
-  // itself or as \uxxxx, a pair of surrogates where needed; the rest as itself only.
+  // Inside a JSON string, as common writers spell it. A quote, a backslash or a control character:
+  // its short escape, or \u00xx (lower case) if it has none. From DEL on: unescaped, or \uxxxx,
+  // with a pair of surrogates if needed. All others: unescaped.
   kJsonString,
 };
 

@@ -1,4 +1,4 @@
-// Exact decimal numbers, as JSON texts spell them.
+// Exact decimal numbers of JSON texts.
 #pragma once
 
 #include <compare>

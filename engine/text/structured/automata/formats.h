@@ -7,8 +7,8 @@
 
 namespace moeserve::structured {
 
-// A pattern for the whole string, nullopt for a format that is not supported. Every string that it
-// matches has the format; rare spellings of the mail formats are left out.
+// A pattern for the whole string, nullopt for an unsupported format. Every match has the format;
+// rare spellings of e-mail addresses do not match.
 std::optional<std::string> FormatPattern(std::string_view format);
 
 }  // namespace moeserve::structured

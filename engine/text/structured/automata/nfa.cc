@@ -10,7 +10,7 @@ namespace moeserve::structured {
 
 Result<Nfa::NodeId> Nfa::Add(Node node) {
   MOESERVE_RETURN_IF_ERROR(budget_->Tick());
-  // Nodes are counted apart from states: a bounded number of each.
+  // Nodes and states have a limit each.
   if (static_cast<int64_t>(nodes_.size()) > 4 * budget_->states_left()) {
     return absl::InvalidArgumentError(
         "the pattern is too large when its repetitions are written out");
@@ -77,11 +77,11 @@ class Nfa::Determinizer {
     Set first;
     ++mark_;
     MOESERVE_RETURN_IF_ERROR(Reach(start, /*at_start=*/true, /*at_end=*/false, &first));
-    // The start is kept out of the table: reached again, it is no longer the start.
+    // The start is not in the table: when its set is reached again, ^ no longer matches.
     MOESERVE_RETURN_IF_ERROR(AddState(first, /*at_start=*/true));
     for (size_t s = 0; s < sets_.size(); ++s) {
       std::vector<Set> targets(dfa_.num_classes);
-      // States may be added below, which moves the sets.
+      // A copy, because states added below move the sets.
       const Set positions = sets_[s];
       for (const Position& position : positions) {
         const Node& node = nfa_.nodes_[position.first];

@@ -12,30 +12,30 @@
 
 namespace moeserve::structured {
 
-// Built from the end: every node names the nodes after it.
+// Built from the end: every node refers to the nodes after it.
 class Nfa {
  public:
   using NodeId = int32_t;
 
   explicit Nfa(CompileBudget* budget) : budget_(budget) {}
 
-  // The node where a match ends; there is one.
+  // The only node in which a match ends.
   NodeId match() const { return 0; }
   // One character of `set`, spelt in `encoding`, then `next`. An empty set never matches.
   Result<NodeId> Character(const CharSet& set, Encoding encoding, NodeId next);
-  // Either way. `b` may be set later, see SetBranch.
+  // Continues with `a` or `b`. SetBranch() may set `b` later.
   Result<NodeId> Split(NodeId a, NodeId b);
   void SetBranch(NodeId split, NodeId b) { nodes_[split].b = b; }
-  // Goes on to `next` only before the first character / only after the last.
+  // Continues to `next` only before the first character / only after the last one.
   Result<NodeId> AtStart(NodeId next);
   Result<NodeId> AtEnd(NodeId next);
   // The text (valid UTF-8), then `next`.
   Result<NodeId> Literal(std::string_view text, Encoding encoding, NodeId next);
-  // Any of the nodes; `starts` is not empty.
+  // Continues with any of `starts`, which is not empty.
   Result<NodeId> Any(const std::vector<NodeId>& starts);
 
-  // The automaton that starts at `start`. Not finished. States between two characters are its
-  // boundaries.
+  // The deterministic automaton that starts at `start`. Not finished. Its boundaries are the states
+  // between two characters.
   Result<ByteDfa> Determinize(NodeId start) const;
 
  private:

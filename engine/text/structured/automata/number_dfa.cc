@@ -19,7 +19,7 @@ enum class Phase : int8_t { kStart, kMinus, kZero, kInteger, kDot, kFraction, kE
 
 Cmp Compare(int a, int b) { return a < b ? Cmp::kLess : a > b ? Cmp::kGreater : Cmp::kEqual; }
 
-// Compares the magnitude of a number, as its digits come in, with one bound.
+// Compares the magnitude of a number with one bound, digit by digit.
 class BoundDigits {
  public:
   explicit BoundDigits(const Decimal& magnitude) : bound_(magnitude) {}
@@ -77,8 +77,8 @@ Side MakeSide(const NumberRange& range, bool negative) {
   return side;
 }
 
-// Where the text of a number stands. Fields that no longer matter are zero, so that equal futures
-// are equal states.
+// A position in the text of a number. Fields that no longer matter are zero, so that positions with
+// the same continuations compare equal.
 struct State {
   Phase phase = Phase::kStart;
   bool negative = false;
@@ -194,7 +194,7 @@ class Builder {
     return Capped(s);
   }
 
-  // More digits than any bound has are all the same.
+  // Numbers of more digits than any bound need no distinction.
   State Capped(State s) const {
     int64_t most = 0;
     for (const auto& bound : sides_[s.negative].bound) {

@@ -1,4 +1,4 @@
-// The JSON texts of the numbers in an interval.
+// Automata of the JSON texts of the numbers in an interval.
 #pragma once
 
 #include <cstdint>
@@ -20,15 +20,15 @@ struct NumberRange {
   std::optional<NumberBound> max;
   // Only integers, spelt without fraction and exponent.
   bool integer = false;
-  // Integers only: multiples of this.
+  // With `integer`: only multiples of this.
   int64_t multiple_of = 1;
 
   bool Contains(const Decimal& value) const;
 };
 
-// Plain decimals of any length are compared exactly. An exponent is allowed in the form in which
-// shortest-digits writers use it: one non-zero digit, maybe a fraction, and a signed exponent of
-// two or three digits that is at most -5 or at least 16, within +-307. Not finished.
+// Accepts plain decimals of any length, compared exactly, and exponents in the form of
+// shortest-digits writers: one non-zero digit, an optional fraction, and a signed exponent of two
+// or three digits that is at most -5 or at least 16, within +-307. Not finished.
 Result<ByteDfa> NumberDfa(const NumberRange& range, CompileBudget* budget);
 
 }  // namespace moeserve::structured

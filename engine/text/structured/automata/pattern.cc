@@ -15,7 +15,7 @@ class Translator {
 
   // The start of what matches `node` and then goes on to `next`.
   Result<Nfa::NodeId> Translate(const PatternNode& node, Nfa::NodeId next) {
-    // Repetitions of nothing make no nodes, but take time.
+    // Repetitions of nothing add no nodes but take time.
     MOESERVE_RETURN_IF_ERROR(budget_->Tick());
     switch (node.kind) {
       case Kind::kSet:

@@ -1,9 +1,8 @@
 // Regular expressions: the regular part of ECMA-262's syntax with Unicode characters.
 //
-// Literals, escapes, classes, groups of any kind that only group, alternation, greedy and lazy
-// repetition, ^ and $ (the ends of the text, wherever they stand), (?i) at the very start (ASCII
-// letters). Back-references, look-around and word boundaries are not regular or not supported and
-// are refused by name.
+// Supported: literals, escapes, classes, groups (capturing or not), alternation, greedy and lazy
+// repetition, ^ and $ (the ends of the text, anywhere in the pattern), (?i) at the start of the
+// pattern (ASCII letters). Back-references, look-around and word boundaries are refused by name.
 #pragma once
 
 #include <string_view>
@@ -18,7 +17,7 @@ enum class MatchMode {
   kSearch,  // anywhere in the text
 };
 
-// The texts that `pattern` matches, spelt in `encoding` (without quotes). Not finished.
+// Accepts the texts that `pattern` matches, in `encoding` (without quotes). Not finished.
 // InvalidArgument: what is wrong, with its position in the pattern.
 Result<ByteDfa> PatternDfa(std::string_view pattern, MatchMode mode, Encoding encoding,
                            CompileBudget* budget);

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "base/message.h"
 #include "engine/text/tokenizer/utf8.h"
 
 namespace moeserve::structured {
@@ -13,7 +14,7 @@ using NodePtr = std::unique_ptr<PatternNode>;
 using Kind = PatternNode::Kind;
 
 constexpr int kMaxGroupDepth = 64;
-// Larger counts could not be written out anyway.
+// Larger counts would exceed the limit on states.
 constexpr int kMaxCount = 100000;
 
 const CharSet kDigits = {{'0', '9'}};
@@ -49,8 +50,8 @@ class Parser {
     NodePtr node = Alternatives(0);
     if (error_.empty() && !AtEnd()) Fail("unmatched ')'");
     if (error_.empty()) return node;
-    return absl::InvalidArgumentError(error_ + " at character " + std::to_string(error_pos_ + 1) +
-                                      " of the pattern");
+    return absl::InvalidArgumentError(
+        Concat(error_, " at character ", error_pos_ + 1, " of the pattern"));
   }
 
  private:
@@ -111,7 +112,7 @@ class Parser {
       Fail("repetition of an anchor");
       return atom;
     }
-    Accept("?");  // lazy: the same language
+    Accept("?");  // lazy repetition matches the same texts
     if (Peek() == '+') Fail("possessive repetition is not supported");
     if (Peek() == '*' || Peek() == '?') Fail("repetition of a repetition");
     NodePtr out = MakeNode(Kind::kRepeat);
@@ -130,7 +131,7 @@ class Parser {
     return value;
   }
 
-  // Braces that are no repetition are ordinary characters; false then.
+  // Reads {n}, {n,} or {n,m}. False, and nothing read, if the braces are ordinary characters.
   bool Braces(int* min, int* max) {
     if (Peek() != '{') return false;
     size_t ahead = 1;
@@ -254,7 +255,64 @@ class Parser {
     return 0x10000 + ((*first - 0xD800) << 10) + (*second - 0xDC00);
   }
 
-  // A backslash sequence; `*set` for one that stands for several characters, else one character.
+  // The characters that a letter after a backslash stands for, if it is a class escape.
+  static std::optional<CharSet> ClassEscape(char32_t letter) {
+    switch (letter) {
+      case 'd':
+        return kDigits;
+      case 'D':
+        return Complement(kDigits);
+      case 'w':
+        return kWordCharacters;
+      case 'W':
+        return Complement(kWordCharacters);
+      case 's':
+        return kWhiteSpace;
+      case 'S':
+        return Complement(kWhiteSpace);
+      default:
+        return std::nullopt;
+    }
+  }
+
+  static std::optional<char32_t> ControlEscape(char32_t letter) {
+    switch (letter) {
+      case 't':
+        return '\t';
+      case 'n':
+        return '\n';
+      case 'r':
+        return '\r';
+      case 'f':
+        return '\f';
+      case 'v':
+        return '\v';
+      default:
+        return std::nullopt;
+    }
+  }
+
+  // Why an escape is refused; empty if it is not.
+  static std::string_view Refusal(char32_t c) {
+    switch (c) {
+      case 'b':
+      case 'B':
+        return "word boundaries are not supported";
+      case 'p':
+      case 'P':
+        return "Unicode properties are not supported";
+      case 'A':
+      case 'Z':
+      case 'z':
+        return "use ^ and $ for the ends of the text";
+      default:
+        if (c == 'k' || (c >= '1' && c <= '9')) return "back-references are not supported";
+        if ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z')) return "unknown escape";
+        return "";
+    }
+  }
+
+  // Reads a backslash sequence. Returns its character, or sets `*set` if it stands for several.
   std::optional<char32_t> EscapedCharacter(bool in_class, std::optional<CharSet>* set) {
     const size_t at = pos_;
     ++pos_;
@@ -269,69 +327,27 @@ class Parser {
       Fail(what);
       return std::nullopt;
     };
-    switch (c) {
-      case 'd':
-        *set = kDigits;
-        return std::nullopt;
-      case 'D':
-        *set = Complement(kDigits);
-        return std::nullopt;
-      case 'w':
-        *set = kWordCharacters;
-        return std::nullopt;
-      case 'W':
-        *set = Complement(kWordCharacters);
-        return std::nullopt;
-      case 's':
-        *set = kWhiteSpace;
-        return std::nullopt;
-      case 'S':
-        *set = Complement(kWhiteSpace);
-        return std::nullopt;
-      case 't':
-        return '\t';
-      case 'n':
-        return '\n';
-      case 'r':
-        return '\r';
-      case 'f':
-        return '\f';
-      case 'v':
-        return '\v';
-      case '0':
-        if (IsDigit(Peek())) return fail("octal escapes are not supported");
-        return U'\0';
-      case 'x': {
-        const std::optional<char32_t> value = Hex(2);
-        if (!value) return fail("\\x needs two hexadecimal digits");
-        return value;
-      }
-      case 'u': {
-        const std::optional<char32_t> value = UnicodeEscape();
-        if (!value || (*value >= 0xD800 && *value <= 0xDFFF)) {
-          return fail("\\u needs the four digits of a character");
-        }
-        return value;
-      }
-      case 'b':
-        if (in_class) return '\b';
-        [[fallthrough]];
-      case 'B':
-        return fail("word boundaries are not supported");
-      case 'k':
-        return fail("back-references are not supported");
-      case 'p':
-      case 'P':
-        return fail("Unicode properties are not supported");
-      case 'A':
-      case 'Z':
-      case 'z':
-        return fail("use ^ and $ for the ends of the text");
-      default:
-        if (c >= '1' && c <= '9') return fail("back-references are not supported");
-        if ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z')) return fail("unknown escape");
-        return c;
+    if ((*set = ClassEscape(c))) return std::nullopt;
+    if (const std::optional<char32_t> control = ControlEscape(c)) return control;
+    if (c == 'b' && in_class) return '\b';
+    if (c == '0') {
+      if (IsDigit(Peek())) return fail("octal escapes are not supported");
+      return U'\0';
     }
+    if (c == 'x') {
+      const std::optional<char32_t> value = Hex(2);
+      if (!value) return fail("\\x needs two hexadecimal digits");
+      return value;
+    }
+    if (c == 'u') {
+      const std::optional<char32_t> value = UnicodeEscape();
+      if (!value || (*value >= 0xD800 && *value <= 0xDFFF)) {
+        return fail("\\u needs the four digits of a character");
+      }
+      return value;
+    }
+    if (const std::string_view refusal = Refusal(c); !refusal.empty()) return fail(refusal);
+    return c;
   }
 
   NodePtr Escape() {

@@ -1,23 +1,22 @@
-#include "model_loaders/files/leftover.h"
+#include "model_loaders/architectures/leftover.h"
 
 #include <charconv>
 #include <optional>
 
+#include "base/kinds.h"
 #include "base/message.h"
 
 namespace moeserve {
 namespace {
 
-constexpr std::string_view kUnknown = "no key of the configuration leads to a tensor of this name";
-
-// Takes `prefix` off the front of `text`.
+// Removes `prefix` from the front of `text`; false if it is not there.
 bool Take(std::string_view& text, std::string_view prefix) {
   if (!text.starts_with(prefix)) return false;
   text.remove_prefix(prefix.size());
   return true;
 }
 
-// Takes a number without leading zeros and the dot after it.
+// Removes a number without leading zeros and the dot after it from the front of `text`.
 std::optional<int> TakeIndex(std::string_view& text) {
   int index = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), index);
@@ -35,7 +34,7 @@ std::string Kind(const std::string& key, bool routed) {
 
 std::string NormKindReason(const ModelSpec& spec) {
   return spec.norm.kind == NormKind::kRms ? "norm.kind is \"rms\", which has no bias"
-                                          : std::string(kUnknown);
+                                          : std::string(kUnknownTensor);
 }
 
 std::string RouterReason(std::string_view rest, const std::string& key, const ScoreSpec& score) {
@@ -44,14 +43,14 @@ std::string RouterReason(std::string_view rest, const std::string& key, const Sc
       rest.starts_with("projection.") || rest.starts_with("experts.") || rest == "temperature";
   const bool cosine = score.kind == ScoreKind::kCosine;
   if (of_cosine != cosine) {
-    return Concat(score_key, "kind is \"", cosine ? "cosine" : "dot", '"');
+    return Concat(score_key, "kind is ", Quoted(KindName(score.kind)));
   }
   if (rest == "bias" || rest == "projection.bias") return score_key + "bias is false";
   if (rest == "temperature") return score_key + "temperature is \"none\"";
-  return std::string(kUnknown);
+  return std::string(kUnknownTensor);
 }
 
-// `rest` is what follows the name of an expert-shaped network.
+// `rest`: the part of the name after that of an expert.
 std::string ExpertReason(std::string_view rest, const std::string& key, const ExpertSpec& expert,
                          const ModelSpec& spec) {
   if (rest.starts_with("inner_norm.")) {
@@ -63,7 +62,7 @@ std::string ExpertReason(std::string_view rest, const std::string& key, const Ex
   if (rest == "gate.bias" || rest == "up.bias" || rest == "down.bias") {
     return key + "expert.bias is false";
   }
-  return std::string(kUnknown);
+  return std::string(kUnknownTensor);
 }
 
 std::string AttentionReason(std::string_view rest, const std::string& key,
@@ -74,7 +73,7 @@ std::string AttentionReason(std::string_view rest, const std::string& key,
   if (rest == "k.bias" || rest == "v.bias") return key + "bias is false";
   if (rest.starts_with("q.") || rest.starts_with("o.")) {
     if (routed) return Kind(key, routed);
-    return rest == "q.bias" ? key + "bias is false" : std::string(kUnknown);
+    return rest == "q.bias" ? key + "bias is false" : std::string(kUnknownTensor);
   }
   if (rest == "q_norm.weight" || rest == "k_norm.weight") {
     return routed ? Kind(key, routed) : key + "qk_norm is \"none\"";
@@ -89,7 +88,7 @@ std::string AttentionReason(std::string_view rest, const std::string& key,
       return Concat(key, "routing.num_experts is ", attention.routing->num_experts);
     }
   }
-  return std::string(kUnknown);
+  return std::string(kUnknownTensor);
 }
 
 std::string FeedForwardReason(std::string_view rest, const std::string& key,
@@ -101,7 +100,7 @@ std::string FeedForwardReason(std::string_view rest, const std::string& key,
                          rest.starts_with("shared.") || rest.starts_with("shared_gate.");
   const bool of_dense = rest.starts_with("gate.") || rest.starts_with("up.") ||
                         rest.starts_with("down.") || rest.starts_with("inner_norm.");
-  if (!of_routed && !of_dense) return std::string(kUnknown);
+  if (!of_routed && !of_dense) return std::string(kUnknownTensor);
   if (of_routed != routed) return Kind(key, routed);
   if (!routed) return ExpertReason(rest, key, block.expert, spec);
 
@@ -109,7 +108,7 @@ std::string FeedForwardReason(std::string_view rest, const std::string& key,
   if (Take(rest, "router.")) return RouterReason(rest, key, routing.score);
   if (Take(rest, "experts.")) {
     const std::optional<int> expert = TakeIndex(rest);
-    if (!expert.has_value()) return std::string(kUnknown);
+    if (!expert.has_value()) return std::string(kUnknownTensor);
     if (*expert >= routing.num_experts) {
       return Concat(key, "routing.num_experts is ", routing.num_experts);
     }
@@ -118,12 +117,13 @@ std::string FeedForwardReason(std::string_view rest, const std::string& key,
   if (rest.starts_with("split.") || rest.starts_with("merge.")) {
     if (routing.split.heads == 1) return key + "routing.split.heads is 1";
     if (!routing.split.projection) return key + "routing.split.projection is false";
-    return rest.ends_with(".bias") ? key + "routing.split.bias is false" : std::string(kUnknown);
+    return rest.ends_with(".bias") ? key + "routing.split.bias is false"
+                                   : std::string(kUnknownTensor);
   }
   if (block.shared_width == 0) return key + "shared_width is 0";
   if (rest == "shared_gate.weight") return key + "shared_gate is false";
   if (Take(rest, "shared.")) return ExpertReason(rest, key, block.expert, spec);
-  return std::string(kUnknown);
+  return std::string(kUnknownTensor);
 }
 
 }  // namespace
@@ -135,9 +135,9 @@ std::string WhyLeftOver(std::string_view name, const ModelSpec& spec) {
     return spec.norm.placement == NormPlacement::kPost ? "norm.placement is \"post\""
                                                        : NormKindReason(spec);
   }
-  if (!Take(name, "blocks.")) return std::string(kUnknown);
+  if (!Take(name, "blocks.")) return std::string(kUnknownTensor);
   const std::optional<int> layer = TakeIndex(name);
-  if (!layer.has_value()) return std::string(kUnknown);
+  if (!layer.has_value()) return std::string(kUnknownTensor);
   if (*layer >= spec.num_layers()) return Concat("num_hidden_layers is ", spec.num_layers());
   const LayerSpec& block = spec.layers[*layer];
   const std::string index = Concat('[', *layer, "].");
@@ -147,7 +147,7 @@ std::string WhyLeftOver(std::string_view name, const ModelSpec& spec) {
   if (Take(name, "feed_forward.")) {
     return FeedForwardReason(name, "feed_forward" + index, block.feed_forward, spec);
   }
-  return std::string(kUnknown);
+  return std::string(kUnknownTensor);
 }
 
 }  // namespace moeserve

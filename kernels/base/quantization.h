@@ -1,0 +1,47 @@
+// The types of integer weights. Apart from the conversions (kernels/base/quantize.h) because the
+// inner kernels, which must not see the standard library's templates, include it.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace moeserve {
+
+enum class Quantization : uint8_t { kNone, kInt8, kInt4 };
+
+struct QuantizationTraits {
+  std::string_view name;  // in files, options and reports
+  int group;              // columns that share a scale; the last group of a row may be shorter
+  int min, max;           // smallest and largest integer
+  int per_byte;           // integers in a byte of a file
+};
+
+constexpr QuantizationTraits Traits(Quantization q) {
+  switch (q) {
+    case Quantization::kNone:
+      return {"none", 1, 0, 0, 1};
+    case Quantization::kInt8:
+      return {"int8", 64, -127, 127, 1};
+    case Quantization::kInt4:
+      return {"int4", 32, -8, 7, 2};
+  }
+  return {};
+}
+
+constexpr std::string_view Name(Quantization q) { return Traits(q).name; }
+
+constexpr int QuantGroup(Quantization q) { return Traits(q).group; }
+constexpr int64_t QuantGroups(Quantization q, int64_t columns) {
+  return (columns + QuantGroup(q) - 1) / QuantGroup(q);
+}
+
+constexpr int QuantMin(Quantization q) { return Traits(q).min; }
+constexpr int QuantMax(Quantization q) { return Traits(q).max; }
+
+// Bytes of the integers of one row in a file: int4 puts two in a byte, the even column in the low
+// four bits, both in two's complement; an odd last column leaves the high bits zero.
+constexpr int64_t QuantRowBytes(Quantization q, int64_t columns) {
+  return (columns + Traits(q).per_byte - 1) / Traits(q).per_byte;
+}
+
+}  // namespace moeserve

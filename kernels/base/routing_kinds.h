@@ -1,0 +1,123 @@
+// How a router scores, gates and selects experts: enums with their tables of traits (base/kinds.h).
+//
+// A new kind needs a value and its traits here and its arithmetic in kernels/base/routing.h, which
+// both devices and the statistics share. The meanings are documented in model_loaders/README.md.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "kernels/base/host_device.h"
+
+namespace moeserve {
+
+enum class ScoreKind : uint8_t { kDot, kCosine };
+
+struct ScoreTraits {
+  std::string_view name;  // in configuration files
+};
+
+constexpr ScoreTraits Traits(ScoreKind kind) {
+  switch (kind) {
+    case ScoreKind::kDot:
+      return {"dot"};
+    case ScoreKind::kCosine:
+      return {"cosine"};
+  }
+  return {};
+}
+
+// What a learned temperature does to the scores of a cosine router.
+enum class TemperatureKind : uint8_t { kNone, kDivide, kLogScale };
+
+struct TemperatureTraits {
+  std::string_view name;    // in configuration files
+  std::string_view suffix;  // of the description of a score
+};
+
+constexpr TemperatureTraits Traits(TemperatureKind kind) {
+  switch (kind) {
+    case TemperatureKind::kNone:
+      return {"none", ""};
+    case TemperatureKind::kDivide:
+      return {"divide", ", divided by a temperature"};
+    case TemperatureKind::kLogScale:
+      return {"log_scale", ", times exp(temperature)"};
+  }
+  return {};
+}
+
+enum class GateKind : uint8_t { kSoftmax, kSigmoid, kSoftmaxSelected };
+
+struct GateTraits {
+  std::string_view name;         // in configuration files
+  std::string_view description;  // for readers
+};
+
+constexpr GateTraits Traits(GateKind kind) {
+  switch (kind) {
+    case GateKind::kSoftmax:
+      return {"softmax", "softmax"};
+    case GateKind::kSigmoid:
+      return {"sigmoid", "sigmoid"};
+    case GateKind::kSoftmaxSelected:
+      return {"softmax_selected", "softmax of the selected"};
+  }
+  return {};
+}
+
+// What the gate values of experts are divided by.
+enum class GateDivisor : uint8_t {
+  kOne,          // nothing: every value is a share of 1 by itself
+  kAllExperts,   // their sum over all experts
+  kSelectedOnly  // their sum over the selected experts: there are no shares before the selection
+};
+
+MOESERVE_HOST_DEVICE static constexpr GateDivisor DivisorOf(GateKind kind) {
+  switch (kind) {
+    case GateKind::kSoftmax:
+      return GateDivisor::kAllExperts;
+    case GateKind::kSigmoid:
+      return GateDivisor::kOne;
+    case GateKind::kSoftmaxSelected:
+      return GateDivisor::kSelectedOnly;
+  }
+  return GateDivisor::kOne;
+}
+
+// A fixed number of experts, or as many as reach a share of the gate values.
+enum class SelectKind : uint8_t { kTopK, kTopP };
+
+struct SelectTraits {
+  std::string_view name;  // in configuration files and reports
+};
+
+constexpr SelectTraits Traits(SelectKind kind) {
+  switch (kind) {
+    case SelectKind::kTopK:
+      return {"top_k"};
+    case SelectKind::kTopP:
+      return {"top_p"};
+  }
+  return {};
+}
+
+// Whether top-p stops at its share or only beyond it.
+enum class TopPCompare : uint8_t { kGe, kGt };
+
+struct TopPCompareTraits {
+  std::string_view name;    // in configuration files
+  std::string_view symbol;  // for readers
+};
+
+constexpr TopPCompareTraits Traits(TopPCompare compare) {
+  switch (compare) {
+    case TopPCompare::kGe:
+      return {"ge", ">="};
+    case TopPCompare::kGt:
+      return {"gt", ">"};
+  }
+  return {};
+}
+
+}  // namespace moeserve

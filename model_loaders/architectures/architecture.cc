@@ -1,0 +1,51 @@
+#include "model_loaders/architectures/architecture.h"
+
+#include <algorithm>
+
+#include "base/message.h"
+#include "engine/spec/spec_limits.h"
+#include "model_loaders/files/strict_json.h"
+
+namespace moeserve {
+namespace {
+
+constexpr JsonLimits kLimits = {
+    .max_bytes = size_t{64} << 20, .max_depth = 16, .max_values = size_t{4} << 20};
+
+}  // namespace
+
+Result<nlohmann::json> ParseConfigJson(std::string_view text) {
+  Result<nlohmann::json> json = ParseStrictJson(text, kLimits);
+  if (!json.ok()) return Prefixed(Concat(kConfigFile, ": "), json.status());
+  return json;
+}
+
+bool HasModelType(const nlohmann::json& config, std::string_view model_type) {
+  const auto it = config.find("model_type");
+  return it != config.end() && it->is_string() && it->get_ref<const std::string&>() == model_type;
+}
+
+absl::Status CheckListLengths(const Count& layers, const Count& experts) {
+  if (layers.value < 1 || layers.value > kMaxLayers) {
+    return absl::InvalidArgumentError(Concat(kConfigFile, ": ", layers.key,
+                                             ": expected an integer in [1, ", kMaxLayers,
+                                             "], found ", layers.value));
+  }
+  const int64_t most = std::min<int64_t>(kMaxExperts, kMaxExpertsOfModel / layers.value);
+  if (experts.value < 0 || experts.value > most) {
+    return absl::InvalidArgumentError(
+        Concat(kConfigFile, ": ", experts.key, ": expected an integer in [0, ", most, "] (",
+               layers.key, " is ", layers.value, "), found ", experts.value));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateConfig(const CheckpointConfig& config) {
+  const absl::Status status = Validate(config.spec);
+  if (status.ok()) return status;
+  const absl::string_view message = status.message();
+  return absl::Status(status.code(),
+                      Concat(kConfigFile, ": ", config.AsInFile({message.data(), message.size()})));
+}
+
+}  // namespace moeserve

@@ -1,0 +1,10 @@
+// The families, each defined in the file or folder of its name. registry.cc lists them.
+#pragma once
+
+#include "model_loaders/architectures/architecture.h"
+
+namespace moeserve {
+
+extern const Architecture kNativeArchitecture;
+
+}  // namespace moeserve

@@ -1,0 +1,19 @@
+// Why a tensor that a folder holds does not belong to its model. Names are the model's own.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "engine/spec/spec.h"
+
+namespace moeserve {
+
+// The reason for a tensor whose name no setting accounts for.
+inline constexpr std::string_view kUnknownTensor =
+    "no key of the configuration leads to a tensor of this name";
+
+// The setting that excludes the tensor ("feed_forward[1].routing.num_experts is 8"), or
+// kUnknownTensor. `name` is not one of RequiredTensors(spec).
+std::string WhyLeftOver(std::string_view name, const ModelSpec& spec);
+
+}  // namespace moeserve

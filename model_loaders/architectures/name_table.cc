@@ -1,0 +1,164 @@
+#include "model_loaders/architectures/name_table.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+
+#include "base/message.h"
+#include "model_loaders/architectures/leftover.h"
+
+namespace moeserve {
+namespace {
+
+// The numbers that the "*" of a pattern stand for.
+struct Numbers {
+  std::array<int, 2> value{};
+  size_t count = 0;
+};
+
+bool IsDigit(char c) { return c >= '0' && c <= '9'; }
+bool IsKeyStart(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+bool IsKeyPart(char c) { return IsKeyStart(c) || IsDigit(c) || c == '_'; }
+
+size_t Stars(std::string_view pattern) {
+  return static_cast<size_t>(std::count(pattern.begin(), pattern.end(), '*'));
+}
+
+// Nothing if `name` is not of `pattern`. A number has no leading zeros and fits int.
+std::optional<Numbers> Match(std::string_view pattern, std::string_view name) {
+  Numbers numbers;
+  while (!pattern.empty()) {
+    if (name.empty()) return std::nullopt;
+    if (pattern.front() != '*') {
+      if (pattern.front() != name.front()) return std::nullopt;
+      pattern.remove_prefix(1);
+      name.remove_prefix(1);
+      continue;
+    }
+    if (numbers.count == numbers.value.size() || !IsDigit(name.front())) return std::nullopt;
+    int& number = numbers.value[numbers.count++];
+    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), number);
+    const auto digits = static_cast<size_t>(end - name.data());
+    if (error != std::errc() || (digits > 1 && name.front() == '0')) return std::nullopt;
+    pattern.remove_prefix(1);
+    name.remove_prefix(digits);
+  }
+  return name.empty() ? std::optional(numbers) : std::nullopt;
+}
+
+// `pattern` with the numbers in place of its "*"; 0 where there are too few.
+std::string Substitute(std::string_view pattern, const Numbers& numbers) {
+  std::string name;
+  size_t next = 0;
+  for (const char c : pattern) {
+    if (c == '*') {
+      name.append(std::to_string(next < numbers.count ? numbers.value[next] : 0));
+      ++next;
+    } else {
+      name.push_back(c);
+    }
+  }
+  return name;
+}
+
+// The block that a tensor of the model's layer `layer` belongs to; null if it is not routed.
+const RoutedLayerSpec* RoutingOf(const ModelSpec& spec, std::string_view pattern, int layer) {
+  if (layer < 0 || layer >= spec.num_layers()) return nullptr;
+  const LayerSpec& block = spec.layers[static_cast<size_t>(layer)];
+  const std::optional<RoutedLayerSpec>& routing = pattern.starts_with("blocks.*.attention.")
+                                                      ? block.attention.routing
+                                                      : block.feed_forward.routing;
+  return routing.has_value() ? &*routing : nullptr;
+}
+
+// A configuration key at the front of `text`, with its indices, or "" if there is none.
+std::string_view LeadingKey(std::string_view text) {
+  size_t end = 0;
+  while (end < text.size() && IsKeyStart(text[end])) {
+    while (end < text.size() && IsKeyPart(text[end])) ++end;
+    if (end < text.size() && text[end] == '[') {
+      size_t close = end + 1;
+      while (close < text.size() && IsDigit(text[close])) ++close;
+      if (close == end + 1 || close == text.size() || text[close] != ']') break;
+      end = close + 1;
+    }
+    if (end + 1 >= text.size() || text[end] != '.' || !IsKeyStart(text[end + 1])) break;
+    ++end;
+  }
+  return text.substr(0, end);
+}
+
+std::string WithoutIndices(std::string_view key) {
+  std::string out;
+  bool inside = false;
+  for (const char c : key) {
+    inside = c == '[' || (inside && c != ']');
+    if (!inside && c != ']') out.push_back(c);
+  }
+  return out;
+}
+
+}  // namespace
+
+std::optional<TensorPlace> NameTableConfig::Place(const TensorRequirement& tensor) const {
+  for (const TensorRule& rule : tensors_) {
+    const std::optional<Numbers> numbers = Match(rule.model, tensor.name);
+    if (!numbers.has_value()) continue;
+    TensorPlace place{.name = Substitute(rule.file, *numbers)};
+    const bool stacked = Stars(rule.file) < Stars(rule.model);
+    if (!stacked && rule.parts == 1) return place;
+
+    // "[width, hidden_size]" of the tensor becomes "[num_experts, 2 * width, hidden_size]".
+    std::string follows_from = "[";
+    place.shape = tensor.shape;
+    place.first_row = rule.part * tensor.shape[0];
+    place.shape[0] *= rule.parts;
+    if (stacked) {
+      const int layer = numbers->value[0];
+      const RoutedLayerSpec* routing = RoutingOf(spec, rule.model, layer);
+      if (routing == nullptr) return std::nullopt;
+      place.index = numbers->value[numbers->count - 1];
+      place.shape.insert(place.shape.begin(), routing->num_experts);
+      follows_from +=
+          Concat(rule.model.starts_with("blocks.*.attention.") ? "attention[" : "feed_forward[",
+                 layer, "].routing.num_experts, ");
+    }
+    if (rule.parts > 1) follows_from += Concat(rule.parts, " * ");
+    if (tensor.follows_from.starts_with('[')) {
+      place.follows_from = follows_from + tensor.follows_from.substr(1);
+    }
+    return place;
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> NameTableConfig::LeftOverReason(std::string_view name) const {
+  for (const std::string_view pattern : ignored) {
+    if (Match(pattern, name).has_value()) return std::nullopt;
+  }
+  for (const TensorRule& rule : tensors_) {
+    const std::optional<Numbers> numbers = Match(rule.file, name);
+    if (numbers.has_value()) return WhyLeftOver(Substitute(rule.model, *numbers), spec);
+  }
+  return std::string(kUnknownTensor);
+}
+
+std::string NameTableConfig::AsInFile(std::string_view text) const {
+  std::string out;
+  while (!text.empty()) {
+    const std::string_view key = LeadingKey(text);
+    if (key.empty()) {
+      out.push_back(text[0]);
+      text.remove_prefix(1);
+      continue;
+    }
+    const std::string plain = WithoutIndices(key);
+    const auto rule = std::find_if(keys_.begin(), keys_.end(),
+                                   [&](const KeyRule& r) { return r.model == plain; });
+    out.append(rule == keys_.end() ? plain : rule->file);
+    text.remove_prefix(key.size());
+  }
+  return out;
+}
+
+}  // namespace moeserve

@@ -1,0 +1,47 @@
+#include "model_loaders/architectures/registry.h"
+
+#include <string>
+
+#include "base/message.h"
+#include "model_loaders/architectures/architecture.h"
+#include "model_loaders/architectures/families.h"
+#include "model_loaders/files/object_reader.h"
+
+namespace moeserve {
+namespace {
+
+// One line for each family; a family whose test is the narrower one comes first.
+constexpr const Architecture* kArchitectures[] = {
+    &kNativeArchitecture,
+};
+
+absl::Status UnknownArchitecture(const nlohmann::json& config, ArchitectureList known) {
+  std::string expected;
+  for (size_t i = 0; i < known.size(); ++i) {
+    if (i > 0) expected.append(i + 1 == known.size() ? " or " : ", ");
+    expected.append(Quoted(known[i]->model_type));
+  }
+  Problems problems;
+  ObjectReader reader(config, "", &problems);
+  if (const auto* found = reader.Required("model_type", expected); found != nullptr) {
+    reader.Fault("model_type", expected, ShowJson(*found));
+  }
+  return problems.ToStatus(kConfigFile);
+}
+
+}  // namespace
+
+ArchitectureList Architectures() { return kArchitectures; }
+
+Result<std::unique_ptr<const CheckpointConfig>> ReadConfig(std::string_view text,
+                                                           ArchitectureList architectures) {
+  MOESERVE_ASSIGN_OR_RETURN(const nlohmann::json config, ParseConfigJson(text));
+  if (config.is_object()) {
+    for (const Architecture* architecture : architectures) {
+      if (architecture->recognizes(config)) return architecture->read(config);
+    }
+  }
+  return UnknownArchitecture(config, architectures);
+}
+
+}  // namespace moeserve

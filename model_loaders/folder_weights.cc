@@ -1,0 +1,132 @@
+#include "model_loaders/folder_weights.h"
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "base/message.h"
+#include "model_loaders/quantize/quantized_tensors.h"
+#include "model_loaders/tensor_check.h"
+
+namespace moeserve {
+namespace {
+
+DType Dominant(const WeightFiles& files, Quantization quantization) {
+  std::array<uint64_t, 3> bytes{};  // by DType
+  for (const WeightFiles::Location& tensor : files.tensors()) {
+    const std::optional<DType> type = WeightType(tensor.entry->type);
+    const bool scale =
+        quantization != Quantization::kNone && tensor.entry->name.ends_with(".weight_scale");
+    if (type.has_value() && !scale) {
+      bytes[static_cast<size_t>(*type)] += tensor.entry->end - tensor.entry->begin;
+    }
+  }
+  DType dominant = DType::kF32;
+  for (const DType type : {DType::kF16, DType::kBF16}) {
+    if (bytes[static_cast<size_t>(type)] > bytes[static_cast<size_t>(dominant)]) dominant = type;
+  }
+  return dominant;
+}
+
+// A copy of scales whose address in the file is odd, and the file of their integers.
+struct AlignedScales {
+  std::shared_ptr<const SafetensorsFile> file;
+  std::vector<F16> scales;
+};
+
+// The files of integers and scales.
+using TwoFiles =
+    std::pair<std::shared_ptr<const SafetensorsFile>, std::shared_ptr<const SafetensorsFile>>;
+
+}  // namespace
+
+FolderWeights::FolderWeights(WeightFiles files, std::unique_ptr<const CheckpointConfig> config)
+    : files_(std::move(files)),
+      config_(std::move(config)),
+      dominant_(Dominant(files_, config_->quantization)) {
+  for (const WeightFiles::Location& tensor : files_.tensors()) {
+    stored_bytes_ += static_cast<int64_t>(tensor.entry->end - tensor.entry->begin);
+  }
+}
+
+Result<std::vector<FolderWeights::FoundPart>> FolderWeights::Find(
+    std::string_view name, const std::vector<int64_t>& shape) const {
+  MOESERVE_ASSIGN_OR_RETURN(std::vector<StoredPart> parts,
+                            StoredParts(*config_, {std::string(name), shape, ""}));
+  std::vector<FoundPart> found;
+  for (StoredPart& part : parts) {
+    const StoredTensor& stored = part.stored;
+    const WeightFiles::Location* location = files_.Find(stored.name);
+    const bool matches = location != nullptr && location->entry->shape == stored.shape &&
+                         (stored.type.has_value() ? location->entry->type == *stored.type
+                                                  : WeightType(location->entry->type).has_value());
+    if (!matches) {
+      return absl::InternalError(Concat("tensor ", Quoted(stored.name), " ",
+                                        ShapeText(stored.shape),
+                                        " was asked for but is not one that the checkpoint was "
+                                        "checked against"));
+    }
+    found.push_back({std::move(part), location});
+  }
+  return found;
+}
+
+Result<HostTensor> FolderWeights::Get(std::string_view name, const std::vector<int64_t>& shape) {
+  const Quantization stored = QuantizationOf(name, shape, config_->quantization);
+  if (stored != Quantization::kNone) {
+    MOESERVE_ASSIGN_OR_RETURN(const QuantizedMatrix matrix, Integers(name, shape, stored));
+    return Dequantize(matrix);
+  }
+  MOESERVE_ASSIGN_OR_RETURN(const std::vector<FoundPart> found, Find(name, shape));
+  const auto& [file, entry] = *found[0].location;
+  const int64_t skipped_bytes = found[0].part.first_element * SizeOf(entry->type);
+  return HostTensor{.data = file->Bytes(*entry).data() + skipped_bytes,
+                    .dtype = *WeightType(entry->type),
+                    .shape = shape,
+                    .owner = file};
+}
+
+Result<std::optional<QuantizedMatrix>> FolderWeights::GetQuantized(
+    std::string_view name, const std::vector<int64_t>& shape, Quantization type) {
+  if (type == Quantization::kNone || QuantizationOf(name, shape, config_->quantization) != type) {
+    return std::optional<QuantizedMatrix>();
+  }
+  MOESERVE_ASSIGN_OR_RETURN(QuantizedMatrix matrix, Integers(name, shape, type));
+  return std::optional<QuantizedMatrix>(std::move(matrix));
+}
+
+Result<QuantizedMatrix> FolderWeights::Integers(std::string_view name,
+                                                const std::vector<int64_t>& shape,
+                                                Quantization type) const {
+  MOESERVE_ASSIGN_OR_RETURN(const std::vector<FoundPart> found, Find(name, shape));
+  const WeightFiles::Location& integers = *found[0].location;
+  const WeightFiles::Location& scales = *found[1].location;
+  const std::string_view scale_bytes = scales.file->Bytes(*scales.entry);
+  QuantizedMatrix matrix{
+      .type = type,
+      .rows = shape[0],
+      .columns = shape[1],
+      .values = reinterpret_cast<const uint8_t*>(integers.file->Bytes(*integers.entry).data()),
+      .scales = nullptr,
+      .owner = nullptr};
+  if (reinterpret_cast<uintptr_t>(scale_bytes.data()) % alignof(F16) == 0) {
+    matrix.scales = reinterpret_cast<const F16*>(scale_bytes.data());
+    matrix.owner = std::make_shared<TwoFiles>(integers.file, scales.file);
+  } else {
+    auto copy = std::make_shared<AlignedScales>();
+    copy->file = integers.file;
+    copy->scales.resize(scale_bytes.size() / sizeof(F16));
+    std::memcpy(copy->scales.data(), scale_bytes.data(), scale_bytes.size());
+    matrix.scales = copy->scales.data();
+    matrix.owner = std::move(copy);
+  }
+  const auto place = [](const WeightFiles::Location& tensor) {
+    return Concat(Printable(tensor.file->file_name()), ": tensor ", Quoted(tensor.entry->name));
+  };
+  MOESERVE_RETURN_IF_ERROR(CheckQuantizedMatrix(matrix, place(integers), place(scales)));
+  return matrix;
+}
+
+}  // namespace moeserve

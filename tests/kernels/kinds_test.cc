@@ -1,0 +1,68 @@
+// Enums with a table of traits, and the gate arithmetic that statistics use.
+
+#include "base/kinds.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+#include <string>
+
+#include "kernels/base/activation.h"
+#include "kernels/base/quantization.h"
+#include "kernels/base/routing.h"
+
+namespace moeserve {
+namespace {
+
+template <typename Kind>
+class KindsTest : public ::testing::Test {};
+
+using Kinds = ::testing::Types<ScoreKind, TemperatureKind, GateKind, SelectKind, TopPCompare,
+                               ActivationKind, Quantization>;
+TYPED_TEST_SUITE(KindsTest, Kinds);
+
+TYPED_TEST(KindsTest, NamesAreDistinctAndFindTheirKind) {
+  std::set<std::string> names;
+  for (const TypeParam kind : AllKinds<TypeParam>()) {
+    const std::string name(KindName(kind));
+    EXPECT_TRUE(names.insert(name).second) << name;
+    EXPECT_EQ(KindNamed<TypeParam>(name), kind) << name;
+  }
+  EXPECT_GE(names.size(), 2u);
+  EXPECT_EQ(KindNamed<TypeParam>("no such kind"), std::nullopt);
+  EXPECT_EQ(KindNamed<TypeParam>(""), std::nullopt);
+}
+
+TEST(KindNamesTest, CanLeaveOutTheFirst) {
+  EXPECT_EQ(KindNames(Quantization::kInt8), (std::vector<std::string>{"int8", "int4"}));
+  EXPECT_EQ(KindNamed("none", ActivationKind::kSilu), std::nullopt);
+  EXPECT_EQ(KindNamed("none", ActivationKind::kNone), ActivationKind::kNone);
+}
+
+TEST(GateTest, DoubleAgreesWithFloat) {
+  constexpr float kMaximum = 2.5f;
+  for (const GateKind gate : AllKinds<GateKind>()) {
+    for (float score = -20.0f; score <= kMaximum; score += 0.37f) {
+      const double exact = GateValueInDouble(gate, score, kMaximum);
+      EXPECT_NEAR(GateValue(gate, score, kMaximum), exact, 1e-6 * exact)
+          << KindName(gate) << " of " << score;
+    }
+  }
+}
+
+TEST(GateTest, ManyScoresHaveTheBitsOfOne) {
+  constexpr int kCount = 37;  // whole vectors and a rest
+  float scores[kCount], values[kCount];
+  for (int i = 0; i < kCount; ++i) scores[i] = 3.0f - 0.41f * static_cast<float>(i);
+  for (const GateKind gate : AllKinds<GateKind>()) {
+    GateValues(gate, scores, kCount, scores[0], values);
+    for (int i = 0; i < kCount; ++i) {
+      EXPECT_EQ(BitsFromF32(values[i]), BitsFromF32(GateValue(gate, scores[i], scores[0])))
+          << KindName(gate) << " of " << scores[i];
+    }
+  }
+}
+
+}  // namespace
+}  // namespace moeserve

@@ -1,0 +1,12 @@
+// A family of checkpoint folders that exists in tests alone, written as a real one would be. It has
+// Mixtral's names, Granite's fused gate and up projections [E, 2 * width, d], and JetMoE's joined
+// keys and values.
+#pragma once
+
+#include "model_loaders/architectures/architecture.h"
+
+namespace moeserve::testing {
+
+extern const Architecture kMadeUpArchitecture;
+
+}  // namespace moeserve::testing

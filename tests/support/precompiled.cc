@@ -1,0 +1,1 @@
+// The file of the library that precompiles the headers of the tests.
