@@ -37,9 +37,9 @@ while (($# > 0)); do
 done
 
 if ((compile)); then
-  if [[ ! -f $build/CMakeCache.txt ]]; then
-    cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DMOESERVE_TESTS=ON
-  fi
+  # All architectures, also where the folder was made for one (tests/run.sh).
+  cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DMOESERVE_TESTS=ON \
+    -DMOESERVE_CUDA=ON -UCMAKE_CUDA_ARCHITECTURES
   targets=(all)
   if cmake --build "$build" --target help | grep -q '^cuda_device_tests'; then
     targets+=(cuda_device_tests)

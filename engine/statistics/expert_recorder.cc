@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "engine/spec/weights.h"
+#include "kernels/base/routing.h"
 
 namespace moeserve {
 namespace {
@@ -189,7 +190,7 @@ ExpertRecorder::ExpertRecorder(const ModelSpec& spec, const RecorderOptions& opt
     const RoutedLayerSpec& routing = block.block == BlockKind::kAttention
                                          ? *layer.attention.routing
                                          : *layer.feed_forward.routing;
-    sigmoid_.push_back(routing.gate == GateKind::kSigmoid);
+    gates_.push_back(routing.gate);
     widest = std::max(widest, block.num_experts);
     if (options.hidden_samples > 0) {
       reservoirs_.emplace_back(options.hidden_samples, spec.hidden_size / block.sub_tokens,
@@ -286,22 +287,16 @@ void ExpertRecorder::SampleScores(const Batch& batch, const BlockReport& report)
 void ExpertRecorder::AddRow(int block, std::span<const float> scores,
                             std::span<const int32_t> chosen) const {
   RouterStats& stats = partial_[static_cast<size_t>(block)];
+  const GateKind gate = gates_[static_cast<size_t>(block)];
   const size_t experts = scores.size();
   const double max = *std::max_element(scores.begin(), scores.end());
   double exp_sum = 0.0, sum = 0.0;
   for (size_t e = 0; e < experts; ++e) {
-    probability_[e] = std::exp(static_cast<double>(scores[e]) - max);
-    exp_sum += probability_[e];
+    exp_sum += std::exp(static_cast<double>(scores[e]) - max);
+    probability_[e] = GateValueInDouble(gate, scores[e], max);
+    sum += probability_[e];
   }
-  sum = exp_sum;
-  if (sigmoid_[static_cast<size_t>(block)]) {
-    sum = 0.0;
-    for (size_t e = 0; e < experts; ++e) {
-      probability_[e] = 1.0 / (1.0 + std::exp(-static_cast<double>(scores[e])));
-      sum += probability_[e];
-    }
-    if (sum == 0.0) return;  // every sigmoid underflowed
-  }
+  if (sum == 0.0) return;  // every gate value underflowed
   double entropy = 0.0;
   for (size_t e = 0; e < experts; ++e) {
     const double p = probability_[e] / sum;

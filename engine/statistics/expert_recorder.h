@@ -89,9 +89,9 @@ class ExpertRecorder {
   const RecorderOptions options_;
   RouteLog* const log_;
   const std::unique_ptr<RouteCounters> counters_;
-  const ExpertStats empty_;    // shapes and facts of the model
-  int64_t table_tokens_ = 0;   // vocabulary of the token x expert table; 0: none
-  std::vector<bool> sigmoid_;  // by routed block: the gate is a sigmoid
+  const ExpertStats empty_;      // shapes and facts of the model
+  int64_t table_tokens_ = 0;     // vocabulary of the token x expert table; 0: none
+  std::vector<GateKind> gates_;  // by routed block
 
   // Recording thread.
   uint64_t steps_ = 0;

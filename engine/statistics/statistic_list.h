@@ -23,13 +23,17 @@ struct StatisticOptions {
   double threshold = 0.0;  // of selections per token, above which an expert counts as activated
 };
 
-// A Prometheus family with one sample for each block (a vector: one for each expert), or for the
-// model. Families of windows and histograms are not in the list (server/metrics).
+// When a family is exported: always, with a series per expert, or with the experts' weights too
+// (--moe-metrics, --moe-expert-weights).
+enum class MetricDetail : uint8_t { kAlways, kExperts, kWeights };
+
+// A Prometheus counter with one sample for each block, or of each expert where the value is a
+// vector. Windows, histograms and values of the model are not in the list (server/metrics).
 struct StatisticMetric {
   const char* family = nullptr;  // without prefix; null: not exported
-  const char* type = "counter";
   const char* help = "";
-  const char* phase = nullptr;  // label; entries of one family that differ in it are adjacent
+  const char* phase = nullptr;  // a label; entries of one family that differ in it are adjacent
+  MetricDetail detail = MetricDetail::kAlways;
 };
 
 // T: tokens; h: rows of a token; k: most experts of a row; E: experts of the block.

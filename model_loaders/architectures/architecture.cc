@@ -25,7 +25,7 @@ bool HasModelType(const nlohmann::json& config, std::string_view model_type) {
   return it != config.end() && it->is_string() && it->get_ref<const std::string&>() == model_type;
 }
 
-absl::Status CheckListLengths(const Count& layers, const Count& experts) {
+absl::Status CheckListLengths(const NamedCount& layers, const NamedCount& experts) {
   if (layers.value < 1 || layers.value > kMaxLayers) {
     return absl::InvalidArgumentError(Concat(kConfigFile, ": ", layers.key,
                                              ": expected an integer in [1, ", kMaxLayers,

@@ -1,5 +1,5 @@
-// What a family of checkpoint folders tells the loader: how its config.json is recognised and read,
-// and where its files hold each tensor of the model. See README.md for how to add one.
+// The interface of a family of checkpoint folders: it recognises and reads a config.json and gives
+// the place of each tensor of the model in the files. README.md describes how to add one.
 #pragma once
 
 #include <cstdint>
@@ -43,8 +43,8 @@ class CheckpointConfig {
   // Nothing if the model has no tensor of that name.
   virtual std::optional<TensorPlace> Place(const TensorRequirement& tensor) const = 0;
 
-  // Why the stored tensor `name`, which holds no tensor of the model, should not be in the files:
-  // usually the setting that excludes it. Nothing if the family expects it there and ignores it.
+  // For a stored tensor that no Place() refers to: the reason why it should not be there, usually
+  // the setting that excludes it. Nothing if the family ignores the tensor.
   virtual std::optional<std::string> LeftOverReason(std::string_view name) const = 0;
 
   // `text` with the keys of Validate(), RequiredTensors() and LeftOverReason()
@@ -56,7 +56,7 @@ class CheckpointConfig {
   Quantization quantization = Quantization::kNone;
 };
 
-// A family. Its functions are called with a JSON object of any content.
+// A family. Its functions must accept a JSON object of any content.
 struct Architecture {
   std::string_view model_type;  // the value in config.json; names the family in messages
   bool (*recognizes)(const nlohmann::json& config);
@@ -74,14 +74,15 @@ Result<nlohmann::json> ParseConfigJson(std::string_view text);
 bool HasModelType(const nlohmann::json& config, std::string_view model_type);
 
 // A configuration key and its value.
-struct Count {
+struct NamedCount {
   std::string_view key;
   int value = 0;
 };
 
-// Whether a model may have so many layers with so many experts each (0: none). To be called before
-// lists of these lengths are built; Validate() comes too late for that.
-absl::Status CheckListLengths(const Count& layers, const Count& experts);
+// InvalidArgument if a model may not have this many layers with this many experts each (0: none).
+// Call it before building lists of these lengths, so that a hostile configuration cannot demand
+// memory.
+absl::Status CheckListLengths(const NamedCount& layers, const NamedCount& experts);
 
 // Validate(config.spec), with the keys of config.json in the message.
 absl::Status ValidateConfig(const CheckpointConfig& config);

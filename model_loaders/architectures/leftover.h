@@ -1,4 +1,5 @@
-// Why a tensor that a folder holds does not belong to its model. Names are the model's own.
+// Explains tensors of a folder that do not belong to its model. Names are those of the model
+// (RequiredTensors()), not of a family's files.
 #pragma once
 
 #include <string>

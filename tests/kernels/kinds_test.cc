@@ -43,7 +43,7 @@ TEST(KindNamesTest, CanLeaveOutTheFirst) {
 TEST(GateTest, DoubleAgreesWithFloat) {
   constexpr float kMaximum = 2.5f;
   for (const GateKind gate : AllKinds<GateKind>()) {
-    for (float score = -20.0f; score <= kMaximum; score += 0.37f) {
+    for (float score = -20.0f; score <= kMaximum; score += 0.375f) {  // exact differences
       const double exact = GateValueInDouble(gate, score, kMaximum);
       EXPECT_NEAR(GateValue(gate, score, kMaximum), exact, 1e-6 * exact)
           << KindName(gate) << " of " << score;

@@ -1,0 +1,131 @@
+#include "engine/text/structured/schema_branch.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace moeserve::structured {
+namespace {
+
+using nlohmann::json;
+
+void Tidy(Conjunction* schemas) {
+  std::erase_if(*schemas, [](const json* s) { return s->is_boolean() && s->get<bool>(); });
+  std::sort(schemas->begin(), schemas->end());
+  schemas->erase(std::unique(schemas->begin(), schemas->end()), schemas->end());
+}
+
+}  // namespace
+
+std::optional<NumberBound> Tighter(const std::optional<NumberBound>& a,
+                                   const std::optional<NumberBound>& b, bool upper) {
+  if (!a) return b;
+  if (!b) return a;
+  if (a->value == b->value) return a->exclusive ? a : b;
+  return (a->value < b->value) == upper ? a : b;
+}
+
+Decimal DecimalOf(const json& number) {
+  // The JSON library's own spelling of a double is not always the shortest one.
+  if (number.is_number_float()) return Decimal::Shortest(number.get<double>());
+  return Decimal::Parse(number.dump());
+}
+
+uint32_t TypeOf(const json& value) {
+  switch (value.type()) {
+    case json::value_t::null:
+      return kNullType;
+    case json::value_t::boolean:
+      return kBooleanType;
+    case json::value_t::string:
+      return kStringType;
+    case json::value_t::array:
+      return kArrayType;
+    case json::value_t::object:
+      return kObjectType;
+    default:
+      return DecimalOf(value).is_integer() ? kIntegerType : kFractionType;
+  }
+}
+
+int64_t CountCharacters(const std::string& text) {
+  return std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; });
+}
+
+Conjunction Branch::ItemAt(size_t i) const {
+  Conjunction out;
+  for (const ArrayPart& part : arrays) {
+    if (i < part.prefix.size()) {
+      out.push_back(part.prefix[i]);
+    } else if (part.items != nullptr) {
+      out.push_back(part.items);
+    }
+  }
+  Tidy(&out);
+  return out;
+}
+
+Conjunction Branch::PropertyNamed(const std::string& name) const {
+  Conjunction out;
+  for (const ObjectPart& part : objects) {
+    const bool named = part.properties != nullptr && part.properties->contains(name);
+    if (named) {
+      out.push_back(&part.properties->at(name));
+    } else if (part.additional != nullptr) {
+      out.push_back(part.additional);
+    }
+  }
+  Tidy(&out);
+  return out;
+}
+
+Conjunction Branch::Additional() const {
+  Conjunction out;
+  for (const ObjectPart& part : objects) {
+    if (part.additional != nullptr) out.push_back(part.additional);
+  }
+  Tidy(&out);
+  return out;
+}
+
+std::optional<Branch> Meet(const Branch& a, const Branch& b) {
+  Branch out = a;
+  out.types &= b.types;
+  if (b.values) {
+    if (!out.values) {
+      out.values = b.values;
+    } else {
+      std::erase_if(*out.values, [&](const json* value) {
+        return std::none_of(b.values->begin(), b.values->end(),
+                            [&](const json* other) { return *value == *other; });
+      });
+    }
+  }
+  if (out.values) {
+    uint32_t types = 0;
+    std::erase_if(*out.values, [&](const json* value) { return !(TypeOf(*value) & out.types); });
+    for (const json* value : *out.values) types |= TypeOf(*value);
+    out.types = types;
+  }
+  out.number.min = Tighter(a.number.min, b.number.min, false);
+  out.number.max = Tighter(a.number.max, b.number.max, true);
+  out.number.multiple_of = std::lcm(a.number.multiple_of, b.number.multiple_of);
+  out.min_chars = std::max(a.min_chars, b.min_chars);
+  out.max_chars = std::min(a.max_chars, b.max_chars);
+  out.patterns.insert(b.patterns.begin(), b.patterns.end());
+  out.formats.insert(b.formats.begin(), b.formats.end());
+  out.min_items = std::max(a.min_items, b.min_items);
+  out.max_items = std::min(a.max_items, b.max_items);
+  out.unique_items |= b.unique_items;
+  out.arrays.insert(out.arrays.end(), b.arrays.begin(), b.arrays.end());
+  out.min_properties = std::max(a.min_properties, b.min_properties);
+  out.max_properties = std::min(a.max_properties, b.max_properties);
+  out.required.insert(b.required.begin(), b.required.end());
+  out.objects.insert(out.objects.end(), b.objects.begin(), b.objects.end());
+  if (out.min_chars > out.max_chars) out.types &= ~kStringType;
+  if (out.min_items > out.max_items) out.types &= ~kArrayType;
+  if (out.min_properties > out.max_properties) out.types &= ~kObjectType;
+  if (out.types == 0) return std::nullopt;
+  return out;
+}
+
+}  // namespace moeserve::structured
