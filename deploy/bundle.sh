@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Packs the server, its tests and its benchmarks with the shared libraries that they need into one
-# folder that runs wherever the C library is at least as new as here (Debian 12, Ubuntu 24.04 and
-# later), with nothing installed but, for --device cuda, NVIDIA's driver.
+# Packs the server, its tests, its benchmarks and their shared libraries into one folder. It runs on
+# systems with a C library that is at least as new as this one's (Debian 12, Ubuntu 24.04 and later)
+# and needs no packages; --device cuda needs NVIDIA's driver.
 #
 #   deploy/bundle.sh [--build FOLDER] [--no-build] [--no-data] [--output FILE.tar.xz]
 #
-#   --build FOLDER   build folder, made with preset "release" where it is missing (build/release)
-#   --no-build       pack what the build folder holds
+#   --build FOLDER   build folder, created with preset "release" if missing (build/release)
+#   --no-build       pack the build folder as it is
 #   --no-data        leave out the tests' data, for a machine that has the sources too
 #   --output FILE    the packed folder (build/moeserve-bundle.tar.xz)
 #
@@ -46,14 +46,14 @@ if ((compile)); then
   fi
   cmake --build "$build" --target "${targets[@]}"
 fi
-[[ -x $build/moeserve ]] || die "$build/moeserve is missing: build it first, or leave out --no-build"
+[[ -x $build/moeserve ]] || die "$build/moeserve is missing: build it first, or omit --no-build"
 
 stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 bundle=$stage/moeserve
 mkdir -p "$bundle/bin" "$bundle/lib"
 
-# Tests that compute; those of parsing and of HTTP depend on no device.
+# Tests of computation; tests of parsing and HTTP do not depend on the device.
 programs=("$build/moeserve")
 for name in rows linear router attention sampler parity invariance engine routing perplexity soak \
   statistics device_statistics; do
@@ -67,7 +67,7 @@ for program in "${programs[@]}"; do
   strip -o "$bundle/bin/$(basename "$program")" "$program"
 done
 
-# The C library's own parts come with every system and must be that system's.
+# Parts of the C library must come from the target system.
 glibc='^(linux-vdso|ld-linux.*|libc|libm|libpthread|libdl|librt|libresolv|libutil)[.]so'
 for program in "$bundle"/bin/*; do
   [[ $(objdump -p "$program" | awk '$1 == "RPATH" {print $2}') == *'$ORIGIN/../lib'* ]] ||
@@ -88,7 +88,7 @@ install -m 755 "$root/tests/run-bundle.sh" "$bundle/run-tests.sh"
 install -m 644 "$root/LICENSE" "$bundle/LICENSE"
 
 mkdir -p "$(dirname "$output")"
-# A window over everything: the programs have most of their code in common.
+# The window covers all programs, because they share most of their code.
 tar -C "$stage" --sort=name --owner=0 --group=0 --mtime=@0 -cf - moeserve |
   xz -T1 --lzma2=preset=6,dict=128MiB >"$output"
 size=$(stat -c %s "$output")

@@ -1,19 +1,18 @@
 #!/usr/bin/env bash
-# Installs the packages that moeserve needs and this machine lacks. Debian 12, Ubuntu 24.04 and
-# their successors. Where nothing is missing, it neither needs root nor the network.
+# Installs missing packages on Debian 12, Ubuntu 24.04 and later. Needs neither root nor the network
+# if nothing is missing.
 #
 #   deploy/install_dependencies.sh [build] [clients] [tests] [browser] [reference]
 #
 #   build      compiler, CMake and libraries (the default, together with clients)
-#   clients    what the examples of deploy/clients need
-#   tests      what tests/run.sh needs besides
-#   browser    what the tests of the dashboard run it in
+#   clients    packages of the examples in deploy/clients
+#   tests      further packages of tests/run.sh
+#   browser    the browser for the tests of the dashboard
 #   reference  PyTorch, which recomputes the goldens
 set -euo pipefail
 
-# One entry for each need: package names in order of preference, separated by "|", each with
-# ">=VERSION" where an older one will not do. "COMMAND@" in front: any such command will do, however
-# it came here.
+# One entry per need: package names in order of preference, separated by "|", with ">=VERSION" if a
+# minimum version is needed. With "COMMAND@" in front, the need is met if the command exists.
 build=(
   "g++@g++" "cmake@cmake" "ninja@ninja-build" "pkg-config@pkgconf|pkg-config"
   "protoc@protobuf-compiler" "grpc_cpp_plugin@protobuf-compiler-grpc"
@@ -28,7 +27,7 @@ tests=(libgtest-dev libgmock-dev python3 python3-venv ca-certificates)
 browser=("chromium@chromium" "chromedriver@chromium-driver")
 reference=(python3 python3-venv python3-torch python3-numpy ca-certificates)
 
-# They make builds faster. Not worth a call of apt, but welcome when there has to be one.
+# These make builds faster. Installed only together with other packages.
 optional=(mold ccache)
 
 die() {
@@ -36,7 +35,7 @@ die() {
   exit 1
 }
 
-# Package names only, without the version that is asked for.
+# Prints the package name without the wanted version.
 name_of() { printf '%s' "${1%%>=*}"; }
 
 # Whether VERSION satisfies a wanted package such as "libboost-dev>=1.81".
@@ -47,7 +46,7 @@ new_enough() {
 
 is_installed() {
   local status version
-  # A package that was removed but left its configuration has a version too.
+  # A removed package whose configuration remains also has a version.
   read -r status version < <(
     dpkg-query -W -f='${db:Status-Status} ${Version}\n' "$(name_of "$1")" 2>/dev/null || true
   ) || return 1
@@ -98,19 +97,19 @@ as_root() {
 install() {
   local need package removed
   local -a packages=()
-  # Lists that are a little old are good enough, so a failure here need not be the end.
-  as_root apt-get update -qq || echo "warning: the package lists could not be renewed"
+  # Old lists can be good enough, so a failure here is only a warning.
+  as_root apt-get update -qq || echo "warning: the package lists could not be updated"
   for need in "$@"; do
     package=$(resolve "$need") || die "apt knows no package for \"${need#*@}\". moeserve needs" \
       "Debian 12, Ubuntu 24.04 (with the component \"universe\") or newer."
-    # Two commands can come from one package.
+    # Two needs can have the same package.
     if [[ " ${packages[*]} " != *" $package "* ]]; then packages+=("$package"); fi
   done
   for package in "${optional[@]}"; do
     if ! is_satisfied "$package@$package" && is_available "$package"; then packages+=("$package"); fi
   done
 
-  # The headers of two Boost versions exclude each other, so an older one has to go.
+  # Headers of two Boost versions cannot be installed together: apt removes the older ones.
   removed=$(LC_ALL=C apt-get install --simulate --no-install-recommends "${packages[@]}" |
     awk '$1 == "Remv" {print $2}' | paste -sd ' ')
   [[ -z $removed ]] || echo "apt replaces these packages: $removed"
@@ -136,7 +135,7 @@ main() {
   done
   for need in "${needs[@]}"; do
     command -v dpkg-query apt-get >/dev/null ||
-      die "this is no Debian or Ubuntu. Install what corresponds to: ${needs[*]#*@}"
+      die "this is not Debian or Ubuntu. Install the equivalents of: ${needs[*]#*@}"
     is_satisfied "$need" || missing+=("$need")
   done
   if ((${#missing[@]} == 0)); then

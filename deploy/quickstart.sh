@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
-# From a fresh clone to streamed text: installs what is missing, builds, serves a bundled model,
-# sends one prompt over HTTP and one over gRPC and shows which experts worked.
+# From a fresh clone to streamed text: installs missing packages, builds the program, serves a
+# bundled model, sends one prompt over HTTP and one over gRPC, and prints which experts worked.
 #
-#   deploy/quickstart.sh [--once] [--model FOLDER] [--no-install]
+#   deploy/quickstart.sh [--once] [--model FOLDER] [--no-install] [--cuda]
 #
-#   --once        stop the server and exit instead of serving on
+#   --once        stop the server and exit after the two prompts
 #   --model       checkpoint folder, default deploy/models/mh-moe
-#   --no-install  leave the machine's packages alone
+#   --no-install  do not install packages
+#   --cuda        build the CUDA backend even where no GPU answers (twice as long)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly http_port=8080 grpc_port=8081  # as in "moeserve serve"
 readonly binary=build/release/moeserve
-readonly work=build/quickstart  # the server's output
+readonly work=build/quickstart  # logs
 readonly stubs=build/clients    # generated Python code
 # The distribution's Python is the one that its packages are installed for.
 readonly python=/usr/bin/python3
@@ -21,6 +22,7 @@ readonly body="{\"prompt\": \"$prompt\", \"max_tokens\": 48, \"temperature\": 0,
 
 once=false
 install=true
+cuda=OFF
 model=deploy/models/mh-moe
 server=
 
@@ -38,6 +40,7 @@ parse_arguments() {
     case $1 in
       --once) once=true ;;
       --no-install) install=false ;;
+      --cuda) cuda=ON ;;
       --model)
         (($# > 1)) || die "--model needs a folder"
         model=$2
@@ -54,7 +57,7 @@ parse_arguments() {
     esac
     shift
   done
-  [[ -f $model/config.json ]] || die "$model is no checkpoint folder: it has no config.json"
+  [[ -f $model/config.json ]] || die "$model is not a checkpoint folder: it has no config.json"
 }
 
 stop_server() {
@@ -70,12 +73,26 @@ stop_server() {
   wait "$pid" 2>/dev/null || true
 }
 
+# Sets `cuda` and prints one line about it.
+choose_backend() {
+  if [[ $cuda == ON ]]; then
+    echo "CUDA backend: built, because of --cuda"
+  elif nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then
+    cuda=ON
+    echo "CUDA backend: built, nvidia-smi lists a GPU"
+  else
+    echo "CUDA backend: not built, nvidia-smi lists no GPU; --cuda builds it"
+  fi
+}
+
 build() {
   local jobs
   jobs=$(deploy/build_jobs.sh)
-  # No tests, hence no test packages; a warning of a newer compiler is no reason to stop a user.
-  # MOESERVE_CUDA turns itself off where there is no nvcc.
-  cmake --preset release -DMOESERVE_TESTS=OFF -DMOESERVE_DEV=OFF >"$work/configure.log" 2>&1 || {
+  choose_backend
+  # No tests, so their packages are not needed. Warnings are not errors: a newer compiler may have
+  # new ones. CMake turns CUDA off if there is no nvcc.
+  cmake --preset release -DMOESERVE_TESTS=OFF -DMOESERVE_DEV=OFF -DMOESERVE_CUDA="$cuda" \
+    >"$work/configure.log" 2>&1 || {
     tail -n 30 "$work/configure.log" >&2
     die "CMake could not configure the build"
   }
@@ -106,7 +123,7 @@ start_server() {
     http_wish=$(free_port $http_port)
     grpc_wish=$(free_port $grpc_port)
   fi
-  : >"$work/ready.txt"  # what an earlier server said must not be read as this one's
+  : >"$work/ready.txt"  # drop the addresses of an earlier run
   "$binary" serve --model "$model" --http "127.0.0.1:$http_wish" --grpc "127.0.0.1:$grpc_wish" \
     --routing-records --drain-timeout 5 >"$work/ready.txt" 2>"$work/server.log" &
   server=$!
@@ -142,8 +159,8 @@ show_experts() {
 show_commands() {
   cat <<COMMANDS
 
-The server keeps running; Ctrl-C stops it. In a browser, http://$http/ shows its experts at work.
-In another terminal, in $PWD, try:
+The server keeps running; Ctrl-C stops it. The dashboard is http://$http/.
+Try in another terminal, in $PWD:
 
   curl -sN http://$http/v1/completions -H 'Content-Type: application/json' \\
     -d '$body' |
@@ -164,12 +181,12 @@ main() {
   mkdir -p "$work"
 
   if $install; then
-    step 1/6 "Packages: on a bare system this loads about 200 MB and takes a few minutes"
+    step 1/6 "Packages: about 200 MB and a few minutes on a bare system"
     deploy/install_dependencies.sh build clients
   else
-    step 1/6 "Packages: left alone"
+    step 1/6 "Packages: skipped"
   fi
-  step 2/6 "Build: about 5 minutes on 2 cores the first time"
+  step 2/6 "Build: about 5 minutes on 2 cores the first time, 11 with CUDA"
   build
   step 3/6 "Server: $model"
   make_stubs
@@ -187,7 +204,7 @@ main() {
   wait "$server" || {
     server=
     tail -n 20 "$work/server.log" >&2
-    die "the server ended"
+    die "the server exited"
   }
 }
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Builds the images, runs them as one should in production (no root, read-only, no capabilities),
-# generates, scrapes and stops them, and prints their size and the time from start to first token.
+# Builds the images and runs them as in production: no root, read-only, no capabilities. Generates,
+# scrapes and stops them; prints their sizes and the time from start to first token.
 #
 #   deploy/test-image.sh [--no-install] [--keep]
 #
-#   --no-install  leave the machine's packages alone
-#   --keep        leave the images when done
+#   --no-install  do not install packages
+#   --keep        keep the images
 #
-# Takes docker if its daemon answers, else podman, which it installs if need be. Where no registry
-# can be reached it makes the base image itself with debootstrap, as root.
+# Uses docker if its daemon answers, else podman, which is installed if missing. If no registry can
+# be reached, the base image is made with debootstrap, as root.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -54,7 +54,7 @@ clean_up() {
 
 install_packages() {
   ((EUID == 0)) || die "$* is missing, and installing it needs root"
-  apt-get update -qq || echo "warning: the package lists could not be renewed"
+  apt-get update -qq || echo "warning: the package lists could not be updated"
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
     -o Dpkg::Use-Pty=0 "$@" >/dev/null
 }
@@ -87,7 +87,7 @@ choose_base() {
   ((EUID == 0)) || die "debootstrap needs root"
   debootstrap --variant=minbase bookworm "$work/root" "$mirror" >"$work/debootstrap.log" 2>&1 ||
     { tail -n 5 "$work/debootstrap.log" >&2; die "debootstrap"; }
-  # What the slim variant of the official image leaves out, too.
+  # Files that the slim variant of the official image also leaves out.
   rm -rf "$work"/root/var/cache/apt/archives/*.deb "$work"/root/var/lib/apt/lists/* \
     "$work"/root/usr/share/{man,info,locale,groff,linda,lintian}/* "$work"/root/var/log/*.log
   find "$work/root/usr/share/doc" -type f ! -name copyright -delete
@@ -108,8 +108,8 @@ SLIM
 build() {
   local -a options=(--file deploy/Dockerfile --target "$1" --tag "$2" --build-arg BUILD_BASE="$base"
     --build-arg RUNTIME_BASE="$base")
-  # Health checks exist only in Docker's image format. The chroot isolation works without rights
-  # that a build inside a container may lack.
+  # Only Docker's image format has health checks. chroot isolation needs no privileges that a build
+  # inside a container may lack.
   if [[ $engine == podman ]]; then
     options+=(--format docker --isolation chroot --network host --pull-never)
   fi
@@ -117,8 +117,8 @@ build() {
     { tail -n 40 "$work/build.log" >&2; die "the build of $1"; }
 }
 
-# Finds the options with which containers start here: inside another container, limits cannot be
-# raised and networks not be made.
+# Finds the options for starting containers here: inside another container, raising limits and
+# making networks fails.
 choose_run_options() {
   if "$engine" run --rm -p 127.0.0.1::8080 "$image" --version >/dev/null 2>&1; then return; fi
   [[ $engine == podman ]] || die "docker cannot run a container: $(
@@ -159,12 +159,12 @@ start() {
   if (($# > 0)); then shift; fi
   http=http://127.0.0.1:$http_port
   grpc=127.0.0.1:$grpc_port
-  # Kept from the screen: without systemd, podman complains of each health check's timer.
+  # Hides podman's warnings about health check timers, which need systemd.
   container=$("$engine" run "${options[@]}" "$name" "$@" 2>"$work/error") ||
     die "$name does not start: $(tail -n 3 "$work/error")"
 }
 
-# complete MAX_TOKENS [CURL OPTION...]: greedy; the answer as JSON, or a stream.
+# complete MAX_TOKENS [CURL OPTION...]: prints a greedy completion, as JSON or as a stream.
 complete() {
   local tokens=$1
   shift
@@ -179,12 +179,12 @@ wait_ready() {
   until curl --silent --fail --max-time 5 "$http/health/ready" >/dev/null; do
     ((SECONDS < limit)) || die "not ready after $start_limit s"
     [[ $("$engine" inspect -f '{{.State.Running}}' "$container") == true ]] ||
-      die "the server ended"
+      die "the server exited"
     sleep 0.02
   done
 }
 
-# Stops the container and expects it to end by itself, with status 0.
+# Stops the container and checks that it exits by itself with status 0.
 stop() {
   local begin=$SECONDS status
   "$engine" stop --time "$stop_limit" "$container" >/dev/null 2>"$work/error" ||
@@ -206,7 +206,7 @@ check_confinement() {
   grep -qE "^Uid:\s+$uid\s+$uid\s+$uid\s+$uid$" <<<"$status" || die "process 1 is not user $uid"
   grep -qE '^CapEff:\s+0+$' <<<"$status" || die "process 1 has capabilities"
   grep -qE '^NoNewPrivs:\s+1$' <<<"$status" || die "process 1 may gain privileges"
-  # As the owner of the folders, whom only the mount can stop.
+  # As the owner of the folders, so that only the read-only mount can refuse.
   refused=$("$engine" exec --user 0 "$container" touch /usr/local/bin/x 2>&1) || true
   [[ $refused == *"Read-only file system"* ]] || die "the root can be written to: $refused"
   ok "process 1 is moeserve, user $uid, without capabilities, on a read-only root"
@@ -214,7 +214,7 @@ check_confinement() {
 
 check_health() {
   inside moeserve health >/dev/null || die "moeserve health"
-  # Podman runs health checks by systemd's timers, which need not be here; docker has its own.
+  # Podman runs health checks with systemd timers, which may be missing; docker runs its own.
   if [[ $engine == podman ]]; then
     podman healthcheck run "$container" >/dev/null || die "the image's health check"
   else
@@ -258,7 +258,8 @@ check_metrics() {
   ok "/metrics counts $generated generated tokens"
 }
 
-# A stop lets what runs end. Eight long answers at once, so that the signal comes before their end.
+# A stop lets running requests end. Eight long answers in parallel, so that the signal comes before
+# their ends.
 check_drain() {
   local request done_events
   choices=8 stream=true complete 3000 --no-buffer >"$work/stream" &
@@ -311,14 +312,14 @@ check_mounted() {
   stop
   ok "with --api-key-file: 401 without the key, an answer with it"
 
-  # The image listens on every address, which needs keys or a decision.
+  # The image listens on every address, which needs keys or --allow-open.
   if refused=$("$engine" run --rm "${run_options[@]}" "${mount[@]}" "$image" \
     serve --model /models 2>&1); then die "an open server started unasked"; fi
   [[ $refused == *--allow-open* ]] || die "refused for another reason: $refused"
   ok "without keys or --allow-open it refuses to start"
 }
 
-# Prints the median milliseconds from "run" to the first token's arrival.
+# Prints the median milliseconds from "run" to the first token.
 measure_start() {
   local begin limit
   local -a times=()

@@ -1,4 +1,4 @@
-// What a caller asks of the engine, and what comes back. Plain data; no wire types.
+// Requests to the engine and the pieces of their answers. Plain data; no wire types.
 #pragma once
 
 #include <cstdint>
@@ -12,38 +12,10 @@
 #include "absl/time/time.h"
 #include "engine/routes/routing_control.h"
 #include "engine/routes/routing_record.h"
-#include "engine/text/structured/constraint.h"
+#include "engine/sampling_params.h"
 #include "engine/text/token_id.h"
 
 namespace moeserve {
-
-// Order of work per token: logit_bias and masks, penalties, temperature, top_k, top_p, min_p, draw.
-struct SamplingParams {
-  double temperature = 1.0;     // 0 = greedy: ties go to the lower token id
-  int top_k = 0;                // 0 = off
-  double top_p = 1.0;           // (0, 1]
-  double min_p = 0.0;           // [0, 1]
-  std::optional<int64_t> seed;  // absent: a fresh random one
-  int sample_index = 0;         // sample i of `n` draws from a stream derived from (seed, i)
-  // Subtracted from the logit of a token that was generated before: once, and once per occurrence.
-  double presence_penalty = 0.0;   // [-2, 2]
-  double frequency_penalty = 0.0;  // [-2, 2]
-  // Divides a positive and multiplies a negative logit of a token of the prompt or the output.
-  double repetition_penalty = 1.0;                    // (0, 100]
-  std::vector<std::pair<TokenId, float>> logit_bias;  // added to the logits
-  std::vector<TokenId> allowed_token_ids;             // empty: every token
-  std::vector<std::vector<TokenId>> bad_words;  // the last token of each may not follow the others
-  std::shared_ptr<const CompiledConstraint> constraint;  // structured output; null: none
-  int min_tokens = 0;             // before so many, neither EOS nor a stop token nor a stop string
-  int max_tokens = 16;            // 0: run the prompt only (echo)
-  std::vector<std::string> stop;  // matched text is cut from the output unless include_stop
-  bool include_stop = false;
-  std::vector<TokenId> stop_token_ids;
-  bool ignore_eos = false;
-  bool skip_special_tokens = true;
-  std::optional<int> logprobs;         // of generated tokens: number of alternatives beside each
-  std::optional<int> prompt_logprobs;  // of prompt tokens, likewise
-};
 
 // One unit of priority is worth this much waiting: a request of priority p is served as if it had
 // come p units later, so that nobody waits for ever.

@@ -4,57 +4,55 @@
 #include <cstdlib>
 #include <span>
 #include <string>
-#include <utility>
+#include <string_view>
 
+#include "base/message.h"
 #include "base/status.h"
 
 namespace moeserve {
 namespace {
 
-absl::Status Invalid(const std::string& field, const std::string& expected, double found) {
-  std::string number = std::to_string(found);
-  return absl::InvalidArgumentError(field + ": expected " + expected + ", found " + number);
+absl::Status Invalid(std::string_view field, std::string_view expected, double found) {
+  return absl::InvalidArgumentError(
+      Concat(field, ": expected ", expected, ", found ", std::to_string(found)));
 }
 
-absl::Status ValidateIds(const std::string& field, std::span<const TokenId> ids, int vocab_size) {
+absl::Status ValidateIds(std::string_view field, std::span<const TokenId> ids, int vocab_size) {
   for (TokenId id : ids) {
     if (id < 0 || id >= vocab_size) {
-      return Invalid(field, "token ids below " + std::to_string(vocab_size), id);
+      return Invalid(field, Concat("token ids below ", vocab_size), id);
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status ValidateChangesOfLogits(const SamplingParams& p, int vocab_size) {
-  for (const auto& [name, penalty] : {std::pair{"presence_penalty", p.presence_penalty},
-                                      std::pair{"frequency_penalty", p.frequency_penalty}}) {
-    if (!(penalty >= -2.0 && penalty <= 2.0)) return Invalid(name, "-2 to 2", penalty);
+absl::Status ValidateNumbers(std::span<const SamplingField> fields, const SamplingParams& p) {
+  for (const SamplingField& field : fields) {
+    const double value = field.Get(p);
+    if (!field.Accepts(value)) return Invalid(field.name, RangeText(field), value);
   }
-  if (!(p.repetition_penalty > 0.0 && p.repetition_penalty <= 100.0)) {
-    return Invalid("repetition_penalty", "above 0, at most 100", p.repetition_penalty);
-  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateLogitChanges(const SamplingParams& p, int vocab_size) {
+  MOESERVE_RETURN_IF_ERROR(ValidateNumbers(kPenaltyFields, p));
   for (const auto& [id, bias] : p.logit_bias) {
     MOESERVE_RETURN_IF_ERROR(ValidateIds("logit_bias", {&id, 1}, vocab_size));
-    if (!(bias >= -100.0f && bias <= 100.0f)) return Invalid("logit_bias", "-100 to 100", bias);
+    if (!(std::abs(bias) <= kMaxLogitBias)) {
+      return Invalid("logit_bias", Concat(-kMaxLogitBias, " to ", kMaxLogitBias), bias);
+    }
   }
   MOESERVE_RETURN_IF_ERROR(ValidateIds("allowed_token_ids", p.allowed_token_ids, vocab_size));
   for (const std::vector<TokenId>& word : p.bad_words) {
     if (word.empty()) return absl::InvalidArgumentError("bad_words: expected a token or more");
     MOESERVE_RETURN_IF_ERROR(ValidateIds("bad_words", word, vocab_size));
   }
-  if (p.min_tokens < 0 || p.min_tokens > p.max_tokens) {
-    return Invalid("min_tokens", "0 to max_tokens", p.min_tokens);
-  }
+  if (p.min_tokens > p.max_tokens) return Invalid("min_tokens", "0 to max_tokens", p.min_tokens);
   return absl::OkStatus();
 }
 
 absl::Status ValidateSampling(const SamplingParams& p, const RequestLimits& limits) {
-  if (!(p.temperature >= 0.0 && p.temperature <= 100.0)) {
-    return Invalid("temperature", "0 to 100", p.temperature);
-  }
-  if (p.top_k < 0) return Invalid("top_k", "0 (off) or more", p.top_k);
-  if (!(p.top_p > 0.0 && p.top_p <= 1.0)) return Invalid("top_p", "(0, 1]", p.top_p);
-  if (!(p.min_p >= 0.0 && p.min_p <= 1.0)) return Invalid("min_p", "[0, 1]", p.min_p);
+  MOESERVE_RETURN_IF_ERROR(ValidateNumbers(kDrawFields, p));
   if (p.max_tokens < 0) return Invalid("max_tokens", "0 or more", p.max_tokens);
   for (const auto& top : {p.logprobs, p.prompt_logprobs}) {
     if (top.has_value() && *top < 0) return Invalid("logprobs", "0 or more", *top);
@@ -66,7 +64,7 @@ absl::Status ValidateSampling(const SamplingParams& p, const RequestLimits& limi
     return absl::InvalidArgumentError("stop: this model was loaded without a tokenizer");
   }
   MOESERVE_RETURN_IF_ERROR(ValidateIds("stop_token_ids", p.stop_token_ids, limits.vocab_size));
-  return ValidateChangesOfLogits(p, limits.vocab_size);
+  return ValidateLogitChanges(p, limits.vocab_size);
 }
 
 }  // namespace
@@ -75,7 +73,7 @@ absl::Status ValidateRequest(const Request& request, const RequestLimits& limits
   if (request.prompt.empty()) return absl::InvalidArgumentError("prompt: expected a token or more");
   MOESERVE_RETURN_IF_ERROR(ValidateIds("prompt", request.prompt, limits.vocab_size));
   if (std::abs(request.priority) > kMaxPriority) {
-    return Invalid("priority", "-1000 to 1000", request.priority);
+    return Invalid("priority", Concat(-kMaxPriority, " to ", kMaxPriority), request.priority);
   }
   if ((request.expert_counts || request.routing_record) && !limits.routing_records) {
     return absl::InvalidArgumentError("routing: this server keeps no routing records");
@@ -87,10 +85,9 @@ absl::Status ValidateRequest(const Request& request, const RequestLimits& limits
   const int64_t prompt = static_cast<int64_t>(request.prompt.size());
   const int64_t total = prompt + request.sampling.max_tokens;
   if (total > limits.max_model_len) {
-    return absl::InvalidArgumentError("context length: the limit is " +
-                                      std::to_string(limits.max_model_len) + " tokens, found " +
-                                      std::to_string(prompt) + " in the prompt and max_tokens " +
-                                      std::to_string(request.sampling.max_tokens));
+    return absl::InvalidArgumentError(
+        Concat("context length: the limit is ", limits.max_model_len, " tokens, found ", prompt,
+               " in the prompt and max_tokens ", request.sampling.max_tokens));
   }
   return absl::OkStatus();
 }

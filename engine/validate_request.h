@@ -1,4 +1,4 @@
-// Limits of a request that do not depend on the engine's state.
+// Checks of a request that do not depend on the engine's state.
 #pragma once
 
 #include "absl/status/status.h"

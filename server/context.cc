@@ -58,11 +58,6 @@ std::shared_ptr<EngineApi> ServerContext::engine() const {
   return engine_;
 }
 
-std::shared_ptr<ConstraintCompiler> ServerContext::constraint_compiler() const {
-  std::lock_guard lock(mutex_);
-  return constraint_compiler_;
-}
-
 Result<std::shared_ptr<EngineApi>> ServerContext::ServingEngine() const {
   const auto unavailable = [](const char* code, const char* message) {
     return MakeError(absl::StatusCode::kUnavailable, code, message);
@@ -94,6 +89,14 @@ RequestRules ServerContext::Rules() const {
                    .layout = &engine_->route_layout()};
   rules.tokenizer = engine_->tokenizer();
   return rules;
+}
+
+SubmissionContext ServerContext::Submissions(std::shared_ptr<EngineApi> engine) const {
+  std::lock_guard lock(mutex_);
+  return {.engine = std::move(engine),
+          .constraint_compiler = constraint_compiler_,
+          .metrics = metrics_,
+          .limits = settings_.limits};
 }
 
 std::shared_ptr<const ChatFormat> ServerContext::chat_format() const {

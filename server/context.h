@@ -1,4 +1,4 @@
-// What all parts of the server share: settings, state, counters and the engine once it is there.
+// The state that all parts of the server share: settings, counters and, once loaded, the engine.
 #pragma once
 
 #include <atomic>
@@ -14,11 +14,11 @@
 #include "server/base/work_pool.h"
 #include "server/generation/constraint_compiler.h"
 #include "server/generation/engine_api.h"
+#include "server/generation/submission.h"
 #include "server/metrics/expert_metrics.h"
 #include "server/metrics/metrics.h"
 #include "server/metrics/metrics_compat.h"
 #include "server/openai/chat_format.h"
-#include "server/openai/completion_request.h"
 #include "server/reports/expert_history.h"
 
 namespace moeserve::server {
@@ -26,7 +26,7 @@ namespace moeserve::server {
 struct ServerSettings {
   std::vector<std::string> served_names;  // not empty; the first appears in answers
   std::string device = "cpu";
-  std::string commit;  // that the program was built from; may be empty
+  std::string commit;  // of the program's sources; may be empty
   ApiKeys keys;
   RequestLimits limits;
   HttpLimits http;
@@ -52,28 +52,29 @@ class ServerContext {
   const std::shared_ptr<Metrics>& shared_metrics() const { return metrics_; }
 
   ServerState state() const { return state_.load(); }
-  // From loading to serving. ResolveMoeMetrics has accepted the settings for this model.
+  // Changes the state from loading to serving. Requires settings that ResolveMoeMetrics accepts for
+  // this model.
   void SetServing(std::shared_ptr<EngineApi> engine, const GenerationDefaults& defaults,
                   std::shared_ptr<const ChatFormat> chat = std::make_shared<ChatFormat>());
-  // New requests are refused from here on.
+  // From now on new requests are refused.
   void SetDraining();
 
-  // The engine, or Unavailable with code "loading", "draining" or "engine_dead".
+  // Returns the engine, or Unavailable with code "loading", "draining" or "engine_dead".
   Result<std::shared_ptr<EngineApi>> ServingEngine() const;
   // Null until loaded.
   std::shared_ptr<EngineApi> engine() const;
 
-  // How requests are to be read; the engine must be there.
+  // The rules for reading requests. Requires the engine.
   RequestRules Rules() const;
-  // Not null once the engine is there.
+  // For a request to `engine`, a result of ServingEngine().
+  SubmissionContext Submissions(std::shared_ptr<EngineApi> engine) const;
+  // Not null once the engine is loaded.
   std::shared_ptr<const ChatFormat> chat_format() const;
 
-  // Null until loaded.
-  std::shared_ptr<ConstraintCompiler> constraint_compiler() const;
-  // For what is too long for the threads that serve connections.
+  // For tasks that take too long for the threads of connections.
   WorkPool& work_pool() { return work_pool_; }
 
-  // Housekeeping, to be called about once a second.
+  // Updates windows and history of the expert statistics; call about once a second.
   void Tick();
   const ExpertHistory& expert_history() const { return expert_history_; }
 
@@ -94,7 +95,7 @@ class ServerContext {
   std::shared_ptr<ConstraintCompiler> constraint_compiler_;
   GenerationDefaults defaults_;
   std::shared_ptr<const ChatFormat> chat_format_;
-  WorkPool work_pool_;  // last: its tasks use the rest
+  WorkPool work_pool_;  // last, because its tasks use the other members
 };
 
 }  // namespace moeserve::server

@@ -1,9 +1,10 @@
-// The command line: one subcommand for each thing the program can do.
+// The entry point: parses the command line and runs a subcommand.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
 #include <string>
 
+#include "base/message.h"
 #include "server/base/version.h"
 #include "server/commands/commands.h"
 
@@ -11,7 +12,7 @@ int main(int argc, char** argv) {
   using namespace moeserve::server;
   try {
     CLI::App app("moeserve: a server for sparse mixture-of-experts language models", "moeserve");
-    app.set_version_flag("--version", "moeserve " + std::string(kVersion));
+    app.set_version_flag("--version", moeserve::Concat("moeserve ", kVersion));
     app.require_subcommand(1);
     Command selected;
     AddServeCommand(app, selected);

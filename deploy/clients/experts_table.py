@@ -1,45 +1,51 @@
-"""Prints what the experts did, from the JSON of /v1/experts/stats on standard input.
+"""Prints how busy the experts were, from the JSON of /v1/experts/stats on standard input.
 
     curl -s http://127.0.0.1:8080/v1/experts/stats | python3 experts_table.py
 
-Under each routed block there is one character for each expert, in tenths of the busiest one's load:
-"9" is the busiest, "." was never chosen.
+Each routed block has a line of totals and a grid of its experts: number, share of the block's
+choices, and a bar relative to the busiest expert of the block. Of a block with more than 64 experts
+only the 16 busiest are shown.
 """
 
 import json
-import math
 import sys
 
-BUSIEST = 4  # experts listed by number
-WIDTH = 64   # experts in one line of loads
+BARS = "▁▂▃▄▅▆▇█"
+COLUMNS = 8   # experts per line of the grid
+MOST = 64     # experts in a grid
+BUSIEST = 16  # shown of a larger block
 
 
-def load_line(counts):
-    most = max(counts, default=0)
-    return "".join("." if count == 0 else str(math.ceil(9 * count / most)) for count in counts)
+def cell(expert, count, chosen, most):
+    if count == 0:
+        return f"{expert:4} -  none"
+    bar = BARS[min(len(BARS) - 1, len(BARS) * count // most)]
+    return f"{expert:4} {bar}{100 * count / chosen:5.1f}%"
 
 
 def print_block(block):
     counts = block["counts"]
     chosen = sum(counts)
     worked = sum(count > 0 for count in counts)
-    order = sorted(range(len(counts)), key=lambda expert: -counts[expert])
-    busiest = "  ".join(f"{expert}: {100 * counts[expert] / chosen:.1f}%"
-                        for expert in order[:BUSIEST] if counts[expert])
-    print(f"{block['layer']:5}  {block['block']:12}  {len(counts):7}  {worked:6}  {block['rows']:6}  "
-          f"{chosen:8}  {block['distinct_experts_mean']:9.2f}  {busiest}")
-    loads = load_line(counts)
-    for start in range(0, len(loads), WIDTH):
-        print(f"{'load' if start == 0 else '':>12}  {loads[start:start + WIDTH]}")
+    print(f"\nlayer {block['layer']}, {block['block']}: {worked} of {len(counts)} experts worked, "
+          f"{chosen} choices by {block['rows']} rows, "
+          f"{block['distinct_experts_mean']:.1f} experts per token")
+    order = range(len(counts))
+    if len(counts) > MOST:
+        order = sorted(order, key=lambda expert: -counts[expert])[:BUSIEST]
+        print(f"  the {BUSIEST} busiest:")
+    cells = [cell(expert, counts[expert], chosen, max(counts)) for expert in order]
+    for start in range(0, len(cells), COLUMNS):
+        print("".join(cells[start:start + COLUMNS]))
 
 
 def main():
+    sys.stdout.reconfigure(errors="replace")  # where the terminal cannot show bars
     stats = json.load(sys.stdin)
     if not stats["layers"]:
         print(f"{stats['model']} has no experts: every token uses all of its parameters")
         return
-    print(f"{'layer':5}  {'block':12}  experts  worked    rows   choices  per token  "
-          "busiest experts, share of choices")
+    print("Experts: number, bar, share of the block's choices")
     for block in stats["layers"]:
         print_block(block)
     print()
@@ -47,8 +53,8 @@ def main():
     print(f"activation ratio                {stats['activation_ratio']:.3f}  "
           "(share of all experts that were chosen)")
     print(f"activated parameters per token  {stats['activated_parameters_per_token']:.0f}  "
-          f"({stats['always_active_parameters']} of them whatever the route; "
-          "without embeddings and head)")
+          f"(of them {stats['always_active_parameters']} for every token; "
+          "embeddings and head excluded)")
 
 
 if __name__ == "__main__":

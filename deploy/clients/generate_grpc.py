@@ -1,4 +1,4 @@
-"""Streams a completion over gRPC and prints its text as it comes.
+"""Streams a completion over gRPC and prints its text as it arrives.
 
     protoc -I proto --python_out=build/clients --grpc_out=build/clients \
         --plugin=protoc-gen-grpc=/usr/bin/grpc_python_plugin proto/moeserve/v1/moeserve.proto

@@ -1,4 +1,4 @@
-"""Prints the text of a streamed completion as it comes, read from standard input.
+"""Prints the text of a streamed completion as it arrives, from standard input.
 
     curl -sN http://127.0.0.1:8080/v1/completions -H 'Content-Type: application/json' \
         -d '{"prompt": "In the beginning", "stream": true}' | python3 stream_text.py
@@ -13,7 +13,7 @@ def main():
         line = line.strip()
         if not line or line.startswith(":"):  # the end of an event, a comment
             continue
-        # A request that fails at once is answered with plain JSON instead of a stream.
+        # A refused request is answered with plain JSON instead of a stream.
         data = line.removeprefix("data:").strip()
         if data == "[DONE]":
             print()

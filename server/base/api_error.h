@@ -1,5 +1,5 @@
 // Errors of the public interfaces: an absl::Status that also carries the error code and the field
-// that the client sees. A Status without them (from the engine, say) has the defaults of its code.
+// that the client sees. A Status without them, such as the engine's, gets defaults for its code.
 #pragma once
 
 #include <string>
@@ -16,14 +16,14 @@ absl::Status MakeError(absl::StatusCode code, std::string_view api_code, std::st
 
 // InvalidArgument, code "invalid_value".
 absl::Status InvalidValue(std::string_view param, std::string message);
-// InvalidArgument, code "unsupported_parameter": known, not implemented, not at its default.
+// InvalidArgument, code "unsupported_parameter": a known field that is not implemented.
 absl::Status UnsupportedParameter(std::string_view param);
 // InvalidArgument, code "missing_field".
 absl::Status MissingField(std::string_view param);
 
-// The code that was attached, else the default of the status code; empty for OK.
+// Returns the attached code, else the default for the status code; empty for OK.
 std::string ApiCode(const absl::Status& status);
-// The request field that was attached, or empty.
+// Returns the attached request field, or an empty string.
 std::string ApiParam(const absl::Status& status);
 
 // Adds `api_code` to an error that has none yet.

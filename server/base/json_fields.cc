@@ -11,11 +11,11 @@
 namespace moeserve::server {
 namespace {
 
-// Wrong values are shown short and escaped: prompts must not travel into messages and logs.
+// Wrong values are cut and escaped, so that prompts do not end up in messages and logs.
 std::string Shown(const nlohmann::json& value) {
   std::string text = ShowJson(value);
   constexpr size_t kMaxBytes = 64;
-  if (text.size() > kMaxBytes) text = text.substr(0, kMaxBytes) + "...";
+  if (text.size() > kMaxBytes) text = Concat(text.substr(0, kMaxBytes), "...");
   return text;
 }
 
@@ -46,7 +46,7 @@ std::optional<int64_t> AsInteger(const nlohmann::json& value) {
   if (value.is_number_integer()) return value.get<int64_t>();
   if (value.is_number_float()) {
     const double d = value.get<double>();
-    // 2^63 is the first double beyond the range.
+    // 2^63 is the smallest double above the range of int64_t.
     if (std::trunc(d) == d && d >= -0x1p63 && d < 0x1p63) return static_cast<int64_t>(d);
   }
   return std::nullopt;

@@ -1,4 +1,4 @@
-// Bounds on what one client may ask for or occupy.
+// Limits of one request and of one connection.
 #pragma once
 
 #include <cstddef>
@@ -25,11 +25,11 @@ struct RequestLimits {
   size_t max_rendered_bytes = size_t{4} << 20;  // of a conversation
   size_t max_template_variables = 64;
   int json_depth = 64;
-  // (row, expert) pairs in the routing records of a request that have to be held at once: the whole
-  // of an answer, of a stream the prompts' part. About 60 bytes each until the answer is sent.
+  // Most (row, expert) pairs of a request's routing records in memory at once: all of a unary
+  // answer, the prompts' part of a stream. A pair takes about 60 bytes until it is sent.
   int64_t max_routes = int64_t{1} << 22;
   absl::Duration max_request_time = absl::Seconds(600);
-  size_t max_unread_bytes = size_t{1} << 20;  // output that a slow reader has not taken
+  size_t max_unread_bytes = size_t{1} << 20;  // of a stream whose client reads slowly
 };
 
 struct HttpLimits {

@@ -26,7 +26,7 @@ void Emit(spdlog::level::level_enum level, std::string_view component, std::stri
     line["component"] = std::string(component);
     line["message"] = std::string(message);
     for (const auto& [key, value] : fields.items()) line[key] = value;
-    // The pattern puts the time in front of the remaining members.
+    // The pattern of the logger writes "{" and the time in front of this.
     const std::string text = line.dump(-1, ' ', true, Fields::error_handler_t::replace);
     spdlog::log(level, "{}", text.substr(1));
     return;

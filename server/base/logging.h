@@ -1,4 +1,4 @@
-// The log, on standard error. Prompts and keys never go into it.
+// The log, on standard error. It never contains prompts or keys.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@ enum class LogFormat { kText, kJson };
 
 enum class LogLevel { kInfo, kWarning, kError, kOff };
 
-// Before threads start.
+// Call before threads start.
 void SetUpLogging(LogFormat format, LogLevel level);
 
 // Control characters are escaped, so that no text can forge a line.

@@ -1,4 +1,4 @@
-// Identifiers of requests.
+// Ids of requests.
 #pragma once
 
 #include <string>
@@ -6,13 +6,13 @@
 
 namespace moeserve::server {
 
-// 1 to 128 characters of [A-Za-z0-9._-].
+// Whether `id` is 1 to 128 characters of [A-Za-z0-9._-].
 bool IsValidRequestId(std::string_view id);
 
-// 24 random hexadecimal digits; unique in practice. Thread-safe.
+// Returns 24 random hexadecimal digits, unique in practice. Thread-safe.
 std::string NewRequestId();
 
-// `from_client` where it is valid, else a new one: nothing else is ever reflected.
+// Returns `from_client` if it is valid, else a new id. Invalid text is never sent back.
 std::string ChooseRequestId(std::string_view from_client);
 
 }  // namespace moeserve::server

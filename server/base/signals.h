@@ -1,4 +1,4 @@
-// SIGTERM and SIGINT as events instead of interruptions.
+// Handles SIGTERM and SIGINT on a thread instead of in a signal handler.
 #pragma once
 
 #include <functional>
@@ -6,7 +6,7 @@
 
 namespace moeserve::server {
 
-// In main(), before any thread exists: threads inherit the mask.
+// Call in main() before any thread starts: threads inherit the mask.
 void BlockTerminationSignals();
 
 // Waits for the blocked signals on a thread of its own. The first one runs `on_first`; a second one

@@ -1,4 +1,4 @@
-// Statuses as clients see them: one function for HTTP, one for gRPC.
+// Converts statuses to the errors of HTTP and of gRPC.
 #pragma once
 
 #include <string>
@@ -22,13 +22,13 @@ struct HttpError {
   bool never_retry = false;     // x-should-retry: false
 };
 
-// `status` must not be OK. Messages of internal errors are kept for the log only.
+// `status` must not be OK. The message of an internal error is replaced by a fixed text.
 HttpError ToHttpError(const absl::Status& status);
 
 // {"error": {"message", "type", "param", "code"}}, one line.
 std::string ErrorJson(const HttpError& error);
 
-// OK maps to OK; never UNKNOWN.
+// OK maps to OK. Never returns UNKNOWN.
 grpc::Status ToGrpcStatus(const absl::Status& status);
 
 }  // namespace moeserve::server

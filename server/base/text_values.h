@@ -1,4 +1,4 @@
-// Values as people write them on the command line.
+// Parses and formats sizes and addresses as the command line writes them.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The little that JSON answers need of UTF-8.
+// UTF-8 helpers for JSON answers.
 #pragma once
 
 #include <cstddef>
@@ -7,11 +7,11 @@
 
 namespace moeserve::server {
 
-// `bytes` with every maximal ill-formed part replaced by U+FFFD, as the Unicode Standard recommends
-// and Python's errors="replace" does it.
+// Replaces every maximal ill-formed subsequence by U+FFFD, as the Unicode Standard recommends and
+// Python's errors="replace" does.
 std::string ReplaceInvalidUtf8(std::string_view bytes);
 
-// Number of code points of valid UTF-8.
+// Returns the number of code points of valid UTF-8.
 size_t CountCodePoints(std::string_view text);
 
 }  // namespace moeserve::server

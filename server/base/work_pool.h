@@ -1,4 +1,4 @@
-// A few threads for work that is too long for io threads and must not reach the engine's.
+// A small thread pool for tasks that would block the io threads or the engine thread.
 #pragma once
 
 #include <chrono>
@@ -16,15 +16,15 @@ namespace moeserve::server {
 class WorkPool {
  public:
   WorkPool(int threads, size_t max_waiting);
-  ~WorkPool();  // runs what was posted, then joins
+  ~WorkPool();  // runs the waiting tasks, then joins
 
   WorkPool(const WorkPool&) = delete;
   WorkPool& operator=(const WorkPool&) = delete;
 
-  // False, and nothing posted: `max_waiting` tasks wait already. A task must not throw.
+  // Returns false, without posting, if `max_waiting` tasks are waiting. A task must not throw.
   [[nodiscard]] bool Post(std::function<void()> task);
 
-  // Until nothing waits and nothing runs, or until `deadline`.
+  // Blocks until no task waits or runs, or until `deadline`.
   void WaitUntilIdle(std::chrono::steady_clock::time_point deadline);
 
  private:

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "base/message.h"
 #include "engine/model/model.h"
 #include "engine/schedule/block_manager.h"
 #include "kernels/registry.h"
@@ -20,7 +21,7 @@ namespace moeserve::server {
 namespace {
 
 struct Options {
-  ModelOptionsText model;      // folder; empty where a synthetic one is given
+  ModelOptionsText model;      // folder; empty for a synthetic model
   SyntheticOptions synthetic;  // random weights made in memory
   CaseSettings cases;
   std::string json;  // file for the results; empty: none
@@ -70,7 +71,7 @@ absl::Status WriteJson(const std::string& path, const nlohmann::json& json) {
   std::ofstream file(path);
   file << json.dump(2) << "\n";
   file.close();
-  return file.good() ? absl::OkStatus() : absl::UnavailableError("cannot write " + path);
+  return file.good() ? absl::OkStatus() : absl::UnavailableError(Concat("cannot write ", path));
 }
 
 absl::Status Run(const Options& options) {
@@ -83,8 +84,8 @@ absl::Status Run(const Options& options) {
   const int length = std::max(cases.prompt, cases.context + cases.tokens);
   if (length > loaded.spec.max_position_embeddings) {
     return absl::InvalidArgumentError(
-        "bench: expected at most " + std::to_string(loaded.spec.max_position_embeddings) +
-        " positions (max_position_embeddings), found " + std::to_string(length));
+        Concat("bench: expected at most ", loaded.spec.max_position_embeddings,
+               " positions (max_position_embeddings), found ", length));
   }
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
                             CreateBackend({.device = options.model.device,
@@ -125,7 +126,7 @@ absl::Status Run(const Options& options) {
   report.kv_cache = cache_type;
   report.weight_bytes = model->weight_bytes();
   report.settings = cases;
-  // Twice, around the cases: a machine's speed can drift in between.
+  // Measured before and after the cases, because a machine's speed can drift.
   MOESERVE_ASSIGN_OR_RETURN(report.before, MeasureRates(*backend));
   report.cases = MeasureCases(cases, *model, *cache);
   MOESERVE_ASSIGN_OR_RETURN(report.after, MeasureRates(*backend));
@@ -138,22 +139,22 @@ absl::Status Run(const Options& options) {
 
 void AddBenchCommand(CLI::App& app, Command& selected) {
   CLI::App* command =
-      app.add_subcommand("bench", "Measure speed as a share of what the machine allows");
+      app.add_subcommand("bench", "Measure speed, also as a share of the machine's limit");
   auto options = std::make_shared<Options>();
   CLI::Option* model =
       command->add_option("--model", options->model.directory, "Checkpoint folder");
   AddSyntheticOptions(*command, options->synthetic)->excludes(model);
   AddComputeOptions(*command, options->model);
-  command->add_option("--batch", options->cases.batches, "Sequences that decode together; a list")
+  command
+      ->add_option("--batch", options->cases.batches,
+                   "List of batch sizes: sequences that decode together")
       ->delimiter(',')
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
   command->add_option("--prompt", options->cases.prompt, "Tokens of a prompt case; 0: none")
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
-  command
-      ->add_option("--chunk", options->cases.chunk,
-                   "Tokens of the prompt that are computed together")
+  command->add_option("--chunk", options->cases.chunk, "Tokens of the prompt per step")
       ->check(CLI::Range(1, 1 << 16))
       ->capture_default_str();
   command->add_option("--tokens", options->cases.tokens, "Decode steps of a case")
@@ -162,13 +163,13 @@ void AddBenchCommand(CLI::App& app, Command& selected) {
   command->add_option("--context", options->cases.context, "Tokens in the cache before decoding")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  command->add_option("--rounds", options->cases.rounds, "Repetitions; the median counts")
+  command->add_option("--rounds", options->cases.rounds, "Repetitions; the result is their median")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   command->add_option("--json", options->json, "File for the results");
   AddBenchLoadCommand(*command, selected);
   command->callback([options, command, &selected] {
-    // A command of its own has been chosen.
+    // A subcommand was chosen instead.
     if (!command->get_subcommands().empty()) return;
     selected = [options] {
       const absl::Status status = Run(*options);

@@ -26,13 +26,13 @@ namespace moeserve::server {
 namespace {
 
 constexpr size_t kMaxPromptFileBytes = size_t{256} << 20;
-// For servers, which do not say how many ids they know; every model has this many.
+// Vocabulary size for servers, which do not report theirs; every model has this many ids.
 constexpr int kDefaultVocabulary = 1000;
 constexpr int64_t kProbeBytes = int64_t{2} << 30;
 constexpr int kProbeRounds = 5;
 
 struct Options {
-  // The target: one of these three.
+  // The target: exactly one of url, model and synthetic.
   std::string url;
   ModelOptionsText model;
   std::string synthetic;
@@ -124,7 +124,7 @@ double ThreadCpuSeconds() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-// `weight_bytes` counts since the start; it may be empty.
+// `weight_bytes` returns the bytes since the start; it may be empty.
 Result<LoadReport> Measure(const Options& options, const Workload& workload, LoadTarget& target,
                            const std::function<double()>& weight_bytes = nullptr) {
   const int warmup_clients = options.load.clients > 0 ? options.load.clients : 8;
@@ -144,7 +144,7 @@ Result<LoadReport> Measure(const Options& options, const Workload& workload, Loa
 
 absl::Status WriteReport(const Options& options, const LoadReport& report,
                          const std::string& target) {
-  // JSON on standard output must stand there alone.
+  // With JSON on standard output, print nothing else there.
   std::FILE* const table_file = options.json == "-" ? stderr : stdout;
   std::fprintf(table_file, "%s", ReportTable(report).c_str());
   if (!options.json.empty()) {
@@ -219,7 +219,7 @@ absl::Status RunInProcess(const Options& options) {
   }
   MOESERVE_ASSIGN_OR_RETURN(LoadReport report, Measure(options, workload, target, weight_bytes));
   if (options.bandwidth) {
-    // Before and after: a machine's speed can drift in between.
+    // Measured before and after, because a machine's speed can drift.
     MOESERVE_RETURN_IF_ERROR(probe());
     report.read_bandwidth = bandwidth;
   }
@@ -250,17 +250,17 @@ void AddTargetOptions(CLI::App& command, Options& options) {
   command.add_option("--url", options.url,
                      "Base URL of an OpenAI-compatible server, such as http://127.0.0.1:8080/v1");
   command.add_option("--served-model", options.http.served_model,
-                     "Name for requests to --url; default: the first that the server lists");
+                     "Model name for --url; default: the first that the server lists");
   command.add_option("--api-key-file", options.api_key_file,
                      "File whose first key is sent to --url");
   command.add_flag("--token-ids", options.http.token_ids,
-                   "Ask --url for token ids too (an extension), so that every token is seen");
+                   "Ask --url for token ids too (an extension), so that every token is counted");
   command.add_option("--timeout", options.http.timeout_seconds, "Seconds for one request")
       ->check(CLI::Range(0.01, 86400.0))
       ->capture_default_str();
   command.add_option("--model", options.model.directory,
                      "Checkpoint folder, run in this process without sockets");
-  command.add_option("--synthetic", options.synthetic, "Random weights of this shape instead")
+  command.add_option("--synthetic", options.synthetic, "Random weights of this shape")
       ->check(CLI::IsMember({"small", "medium"}));
   AddComputeOptions(command, options.model);
   AddEngineOptions(command, options.engine);
@@ -274,13 +274,13 @@ void AddLoopOptions(CLI::App& command, Options& options) {
   command.add_option("--rate", load.rate, "Open loop: requests per second, Poisson arrivals")
       ->check(CLI::Range(1e-3, 1e6))
       ->excludes(clients);
-  command.add_option("--seconds", load.seconds, "How long requests are started")
+  command.add_option("--seconds", load.seconds, "Seconds during which requests are started")
       ->check(CLI::Range(0.001, 1e6));
-  command.add_option("--requests", load.requests, "How many requests are started")
+  command.add_option("--requests", load.requests, "Number of requests to start")
       ->check(CLI::Range(1, 100'000'000));
   command
       .add_option("--drain", load.drain_seconds,
-                  "Seconds for what still runs after the last start; then it is cut off")
+                  "Seconds for running requests to end after the last start; then they are cut off")
       ->check(CLI::Range(0.0, 86400.0))
       ->capture_default_str();
   command
@@ -293,7 +293,7 @@ void AddLoopOptions(CLI::App& command, Options& options) {
       ->capture_default_str();
   command
       .add_option("--idle-streams", options.idle.count,
-                  "Streams to hold open meanwhile; without --clients or --rate for --seconds")
+                  "Streams to hold open during the load; alone, for --seconds")
       ->check(CLI::Range(1, 100'000));
   command.add_option("--idle-tokens", options.idle.output_tokens, "Output tokens of each of them")
       ->check(CLI::Range(1, 1 << 24))
@@ -305,14 +305,14 @@ void AddLoopOptions(CLI::App& command, Options& options) {
       ->capture_default_str();
   command
       .add_option("--idle-open-seconds", options.idle.open_seconds,
-                  "Seconds until all of them must have begun")
+                  "Seconds for all of them to begin")
       ->check(CLI::Range(0.001, 86400.0))
       ->capture_default_str();
 }
 
 void AddWorkloadOptions(CLI::App& command, Options& options) {
   WorkloadOptions& workload = options.workload;
-  command.add_option("--seed", workload.seed, "Of lengths, tokens and arrivals")
+  command.add_option("--seed", workload.seed, "Seed of lengths, tokens and arrivals")
       ->capture_default_str();
   command.add_option("--prompt-tokens", options.prompt_tokens, "N or MIN:MAX")
       ->capture_default_str();
@@ -331,7 +331,9 @@ void AddWorkloadOptions(CLI::App& command, Options& options) {
                   "Tokens of a shared prefix, put before the prompt")
       ->check(CLI::Range(0, 1 << 24))
       ->capture_default_str();
-  command.add_option("--prefix-share", workload.prefix_share, "Share of requests that have it")
+  command
+      .add_option("--prefix-share", workload.prefix_share,
+                  "Share of requests with the shared prefix")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   command
@@ -339,7 +341,7 @@ void AddWorkloadOptions(CLI::App& command, Options& options) {
                   "Prompts are random ids below this; default: the model's, 1000 for --url")
       ->check(CLI::Range(1, 1 << 24));
   command.add_option("--prompts", options.prompts_file,
-                     "File with one text prompt a line, instead of random ids");
+                     "File with one text prompt per line, instead of random ids");
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ uint64_t NextRandom(uint64_t& state) {
   return state;
 }
 
-// Standard normal numbers to draw from: computing each of billions anew would take minutes.
+// A table of standard normal numbers: computing billions of them would take minutes.
 const std::vector<float>& NormalTable() {
   static const std::vector<float> table = [] {
     std::vector<float> t(1 << 16);
@@ -31,8 +31,8 @@ const std::vector<float>& NormalTable() {
   return table;
 }
 
-// Memory of tensors that are no longer needed: new pages for each would take longer than the
-// numbers. One thread.
+// Reuses the memory of released tensors, because new pages take longer than the numbers. Not
+// thread-safe.
 class Spares : public std::enable_shared_from_this<Spares> {
  public:
   std::shared_ptr<std::vector<char>> Take(size_t size) {
@@ -68,7 +68,7 @@ class SyntheticWeights : public WeightSource {
     t.data = bytes->data();
     t.owner = bytes;
     if (shape.size() == 1) {
-      // A bias of ones would drown what routers see.
+      // A bias of ones would dominate the routers' inputs.
       const bool bias = name.ends_with("bias");
       std::fill_n(reinterpret_cast<float*>(bytes->data()), n, bias ? 0.0f : 1.0f);
       return t;

@@ -1,4 +1,4 @@
-// Models with random weights, made in memory: for measurements where no checkpoint is at hand.
+// Models with random weights, for measurements without a checkpoint.
 #pragma once
 
 #include <memory>
@@ -19,8 +19,9 @@ inline constexpr const char* kSyntheticNames[] = {"small", "medium", "small-dens
 // "mixtral" (11.8 B): 8 layers of Mixtral-8x7B, which has 32. InvalidArgument: another name.
 Result<ModelSpec> SyntheticSpec(std::string_view name);
 
-// Any tensor: normal with standard deviation fan_in^-0.5, embeddings 1, norms all 1, biases 0,
-// routers f32 and the rest `dtype`. Values depend on the tensor's name alone; no two share memory.
+// A source of any tensor: normal with standard deviation fan_in^-0.5, embeddings 1, norms all 1,
+// biases 0, routers f32 and the rest `dtype`. Values depend only on the tensor's name; tensors
+// share no memory.
 std::unique_ptr<WeightSource> MakeSyntheticWeights(DType dtype);
 
 }  // namespace moeserve

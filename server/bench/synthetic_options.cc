@@ -7,19 +7,20 @@
 #include <type_traits>
 #include <utility>
 
+#include "base/message.h"
 #include "engine/spec/spec_limits.h"
 #include "server/bench/synthetic_model.h"
 
 namespace moeserve::server {
 namespace {
 
-// The mixture of attention heads that --attention routed means, until flags say otherwise.
+// The mixture of attention heads for --attention routed; flags can change it.
 constexpr int kAttentionExperts = 32;
 constexpr int kAttentionTopK = 16;
 
 absl::Status NeedsRouted(const char* flag, const char* part) {
-  return absl::InvalidArgumentError(std::string(flag) + ": expected a routed " + part +
-                                    ", found a dense one");
+  return absl::InvalidArgumentError(
+      Concat(flag, ": expected a routed ", part, ", found a dense one"));
 }
 
 absl::Status ChangeAttention(const SyntheticOptions& options, AttentionSpec& attention) {
@@ -62,12 +63,11 @@ absl::Status ChangeDense(const SyntheticOptions& options, FeedForwardSpec& feed_
     if (given) return NeedsRouted(flag, "feed-forward");
   }
   if (options.widths.size() > 1) {
-    return absl::InvalidArgumentError(
-        "--widths: expected one width for a dense feed-forward, found " +
-        std::to_string(options.widths.size()));
+    return absl::InvalidArgumentError(Concat(
+        "--widths: expected one width for a dense feed-forward, found ", options.widths.size()));
   }
   if (feed_forward.routed()) {
-    // As wide as the experts that a row used.
+    // As wide as the experts that a row selects.
     feed_forward.width = feed_forward.routing->select.k * feed_forward.routing->widths[0];
     feed_forward.routing.reset();
   }
@@ -80,15 +80,15 @@ absl::Status ChangeRouted(const SyntheticOptions& options, RoutedLayerSpec& rout
       options.widths.size() > 1 ? static_cast<int>(options.widths.size()) : routing.num_experts);
   const std::vector<int> pattern =
       options.widths.empty() ? std::vector<int>{routing.widths[0]} : options.widths;
-  // Validate() checks the rest; these become lengths before.
+  // Checked here because they become lengths before Validate().
   if (experts < 1 || experts > kMaxExperts) {
-    return absl::InvalidArgumentError("--experts: expected 1 to " + std::to_string(kMaxExperts) +
-                                      ", found " + std::to_string(experts));
+    return absl::InvalidArgumentError(
+        Concat("--experts: expected 1 to ", kMaxExperts, ", found ", experts));
   }
   if (experts % static_cast<int>(pattern.size()) != 0) {
-    return absl::InvalidArgumentError(
-        "--widths: expected one width, or a list whose length divides the number of experts (" +
-        std::to_string(experts) + "), found " + std::to_string(pattern.size()));
+    return absl::InvalidArgumentError(Concat(
+        "--widths: expected one width, or a list whose length divides the number of experts (",
+        experts, "), found ", pattern.size()));
   }
   routing.num_experts = experts;
   routing.widths.clear();
@@ -104,7 +104,7 @@ absl::Status ChangeRouted(const SyntheticOptions& options, RoutedLayerSpec& rout
     const bool cosine = *options.score == "cosine";
     routing.score.kind = cosine ? ScoreKind::kCosine : ScoreKind::kDot;
     if (cosine) {
-      // X-MoE's own proportion.
+      // The proportion of the X-MoE paper.
       routing.score.dim = std::max(1, experts / 2);
       routing.score.temperature = TemperatureKind::kDivide;
     }
@@ -128,7 +128,7 @@ absl::Status ChangeFeedForward(const SyntheticOptions& options, FeedForwardSpec&
 CLI::Option* AddSyntheticOptions(CLI::App& app, SyntheticOptions& options) {
   const std::vector<std::string> names(std::begin(kSyntheticNames), std::end(kSyntheticNames));
   CLI::Option* synthetic =
-      app.add_option("--synthetic", options.name, "Random weights of this shape instead")
+      app.add_option("--synthetic", options.name, "Random weights of this shape")
           ->check(CLI::IsMember(names));
   const auto add = [&](const char* flag, auto& value, const char* text) {
     return app.add_option(flag, value, text)->needs(synthetic)->group("Synthetic shape");
@@ -143,12 +143,12 @@ CLI::Option* AddSyntheticOptions(CLI::App& app, SyntheticOptions& options) {
       ->check(CLI::IsMember({"dense", "routed"}));
   add("--attention-experts", options.attention_experts, "Routed attention: experts (32)");
   add("--attention-top-k", options.attention_top_k, "Routed attention: selected experts (16)");
-  add("--ff", options.feed_forward, "Feed-forward: one, or experts")
+  add("--ff", options.feed_forward, "Feed-forward: dense or experts")
       ->check(CLI::IsMember({"dense", "routed"}));
   add("--experts", options.experts, "Experts of a feed-forward");
   add("--widths", options.widths, "Inner width, or a list of them, repeated for all experts")
       ->delimiter(',');
-  add("--top-k", options.top_k, "Selected experts; with --top-p the most that are");
+  add("--top-k", options.top_k, "Selected experts; with --top-p the maximum");
   add("--top-p", options.top_p, "Select experts until their probabilities sum to this");
   add("--split-heads", options.split_heads, "Sub-tokens of a token (MH-MoE)");
   add("--score", options.score, "Router: dot product or cosine (X-MoE)")
@@ -163,13 +163,13 @@ Result<ModelSpec> BuildSyntheticSpec(const SyntheticOptions& options) {
   LayerSpec layer = spec.layers[0];
   MOESERVE_RETURN_IF_ERROR(ChangeAttention(options, layer.attention));
   MOESERVE_RETURN_IF_ERROR(ChangeFeedForward(options, layer.feed_forward));
-  // One layer first: a number of them that is refused must not become copies before.
+  // Validate one layer before making copies of it.
   spec.layers = {layer};
   MOESERVE_RETURN_IF_ERROR(Validate(spec));
   const int layers = options.layers.value_or(SyntheticSpec(options.name)->num_layers());
   if (layers < 1 || layers > kMaxLayers) {
-    return absl::InvalidArgumentError("--layers: expected 1 to " + std::to_string(kMaxLayers) +
-                                      ", found " + std::to_string(layers));
+    return absl::InvalidArgumentError(
+        Concat("--layers: expected 1 to ", kMaxLayers, ", found ", layers));
   }
   spec.layers.assign(static_cast<size_t>(layers), layer);
   MOESERVE_RETURN_IF_ERROR(Validate(spec));
@@ -180,7 +180,7 @@ std::string Describe(const SyntheticOptions& options) {
   std::string text = options.name;
   const auto add = [&](const char* flag, const auto& value) {
     if (!value) return;
-    text += std::string(" ") + flag + " ";
+    text += Concat(' ', flag, ' ');
     if constexpr (std::is_same_v<std::decay_t<decltype(*value)>, std::string>) {
       text += *value;
     } else {
@@ -201,7 +201,7 @@ std::string Describe(const SyntheticOptions& options) {
   add("--ff", options.feed_forward);
   add("--experts", options.experts);
   for (size_t i = 0; i < options.widths.size(); ++i) {
-    text += (i == 0 ? " --widths " : ",") + std::to_string(options.widths[i]);
+    text += Concat(i == 0 ? " --widths " : ",", options.widths[i]);
   }
   add("--top-k", options.top_k);
   add("--top-p", options.top_p);

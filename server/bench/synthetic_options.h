@@ -1,4 +1,4 @@
-// The shape of a synthetic model on the command line: a named one and flags that change it.
+// Command line options for the shape of a synthetic model: a name and flags that change it.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -11,18 +11,18 @@
 
 namespace moeserve::server {
 
-// What is not set stays as the named shape has it.
+// Unset members keep the value of the named shape.
 struct SyntheticOptions {
-  std::string name;  // empty: no synthetic model is asked for
+  std::string name;  // empty: no synthetic model
   std::optional<int> hidden, layers, vocab;
   std::optional<int> heads, kv_heads, head_dim;
   std::optional<std::string> attention;  // "dense" or "routed" (MoA)
   std::optional<int> attention_experts, attention_top_k;
   std::optional<std::string> feed_forward;  // "dense" or "routed"
   std::optional<int> experts;
-  std::vector<int> widths;  // inner widths; fewer than experts are repeated
+  std::vector<int> widths;  // inner widths, repeated for all experts
   std::optional<int> top_k;
-  std::optional<double> top_p;  // with top_k: never more experts than that
+  std::optional<double> top_p;  // with top_k: at most that many experts
   std::optional<int> split_heads;
   std::optional<std::string> score;  // "dot" or "cosine"
 };
@@ -31,11 +31,11 @@ struct SyntheticOptions {
 // `options` must outlive `app`.
 CLI::Option* AddSyntheticOptions(CLI::App& app, SyntheticOptions& options);
 
-// The named shape with the changes, validated. InvalidArgument: an unknown name, a flag for a part
-// that the shape does not have, or sizes that do not fit together.
+// Returns the changed shape, validated. InvalidArgument: an unknown name, a flag for a part that
+// the shape does not have, or inconsistent sizes.
 Result<ModelSpec> BuildSyntheticSpec(const SyntheticOptions& options);
 
-// "small --top-p 0.9 --top-k 2": the name and what was changed, in a fixed order.
+// Returns the name and the changes in a fixed order: "small --top-p 0.9 --top-k 2".
 std::string Describe(const SyntheticOptions& options);
 
 }  // namespace moeserve::server

@@ -1,5 +1,4 @@
-// How many bytes of weights steps had to read: what a rate is compared with where memory is the
-// limit.
+// Bytes of weights that steps read, for the limit set by memory bandwidth.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +10,15 @@
 
 namespace moeserve {
 
-// Of `parameters` values of matrices, their scales included.
+// Bytes of `parameters` matrix values, scales included.
 int64_t MatrixBytes(int64_t parameters, DType weights, Quantization quantization);
 
-// Of every step, whatever its routes: all tensors but routed experts, embeddings (of which a row or
-// so is read) and, once, the head. Routers and vectors are f32 in memory.
+// Bytes that every step reads: all tensors except routed experts and embeddings, of which few rows
+// are read. Tied embeddings count once, as the head. Routers and vectors are f32.
 int64_t FixedWeightBytes(const ModelSpec& spec, const ModelOptions& types);
 
-// Of all steps in `stats`: an expert's matrices are read once in each step in which a row chose it.
+// Bytes that all steps in `stats` read: the fixed ones, and an expert's matrices once in each step
+// in which a row chose it.
 double WeightBytesRead(const ExpertStats& stats, const ModelSpec& spec, const ModelOptions& types);
 
 }  // namespace moeserve

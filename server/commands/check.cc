@@ -29,8 +29,8 @@ int Run(const ModelOptionsText& options) {
 }  // namespace
 
 void AddCheckCommand(CLI::App& app, Command& selected) {
-  CLI::App* command =
-      app.add_subcommand("check", "Check a checkpoint; exit status 1 and the reason if it is bad");
+  CLI::App* command = app.add_subcommand(
+      "check", "Validate a checkpoint; exit status 1 and the reason if it is invalid");
   auto options = std::make_shared<ModelOptionsText>();
   AddModelDirectory(*command, *options);
   command->callback([options, &selected] { selected = [options] { return Run(*options); }; });

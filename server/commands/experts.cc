@@ -39,7 +39,7 @@ void AddSave(CLI::App& experts, Command& selected) {
   command->add_option("FILE", options->file, "Profile to write")->required();
   AddModelOptions(*command, options->model);
   AddProfilingOptions(*command, options->profiling);
-  command->add_flag("--hidden", options->hidden, "Keep the sample of router inputs in it");
+  command->add_flag("--hidden", options->hidden, "Include the sample of router inputs");
   command->callback(
       [options, &selected] { selected = [options] { return StatusToExit(Save(*options)); }; });
 }
@@ -58,9 +58,9 @@ absl::Status MergeFiles(const std::vector<std::string>& files) {
 
 void AddMerge(CLI::App& experts, Command& selected) {
   CLI::App* command = experts.add_subcommand(
-      "merge", "Add profiles of one model: as if their texts had been run one after the other");
+      "merge", "Add profiles of one model, as if their texts had been run in one go");
   auto files = std::make_shared<std::vector<std::string>>();
-  command->add_option("FILES", *files, "Profile to write, then those to add")
+  command->add_option("FILES", *files, "Profile to write, then the profiles to add")
       ->required()
       ->expected(2, 10000);
   command->callback(
@@ -69,7 +69,7 @@ void AddMerge(CLI::App& experts, Command& selected) {
 
 struct ShowOptions {
   std::string file;
-  std::string model;  // folder whose tokenizer gives the tokens' texts; empty: ids
+  std::string model;  // folder of the tokenizer for tokens' texts; empty: ids
   ProfileReportOptions report;
   bool json = false;
 };
@@ -94,7 +94,8 @@ void AddShow(CLI::App& experts, Command& selected) {
   CLI::App* command = experts.add_subcommand("show", "Print the statistics of a profile");
   auto options = std::make_shared<ShowOptions>();
   command->add_option("FILE", options->file, "Profile")->required();
-  command->add_option("--model", options->model, "Checkpoint folder whose tokenizer names tokens");
+  command->add_option("--model", options->model,
+                      "Checkpoint folder with the tokenizer, for the texts of tokens");
   AddReportOptions(*command, options->report);
   command->add_flag("--json", options->json, "As JSON");
   command->callback(
@@ -109,7 +110,7 @@ struct DiffOptions {
   bool json = false;
 };
 
-// Of a file, or of a model folder by running the texts.
+// Reads a profile from a file, or makes one by running the texts with a model folder.
 Result<ExpertProfile> ProfileOf(const std::string& path, const DiffOptions& options) {
   std::error_code ignored;
   if (!std::filesystem::is_directory(path, ignored)) return LoadProfile(path);
@@ -140,13 +141,13 @@ absl::Status PrintDiff(DiffOptions options) {
 
 void AddDiff(CLI::App& experts, Command& selected) {
   CLI::App* command = experts.add_subcommand(
-      "diff", "Compare two profiles, or two models over --text: loads, IC, RF, biggest movers");
+      "diff", "Compare two profiles, or two models over --text: shares, IC, RF, biggest movers");
   auto options = std::make_shared<DiffOptions>();
   command->add_option("A", options->a, "Profile or checkpoint folder")->required();
   command->add_option("B", options->b, "Profile or checkpoint folder")->required();
   AddComputeOptions(*command, options->compute);
   AddProfilingOptions(*command, options->profiling, false);
-  command->add_option("--top", options->top, "Movers shown of each block")
+  command->add_option("--top", options->top, "Movers shown per block")
       ->check(CLI::Range(0, 100000))
       ->capture_default_str();
   command->add_flag("--json", options->json, "As JSON");
@@ -157,7 +158,8 @@ void AddDiff(CLI::App& experts, Command& selected) {
 }  // namespace
 
 void AddExpertsCommand(CLI::App& app, Command& selected) {
-  CLI::App* command = app.add_subcommand("experts", "Profiles of what experts did");
+  CLI::App* command =
+      app.add_subcommand("experts", "Save, show, merge and compare expert profiles");
   command->require_subcommand(1);
   AddSave(*command, selected);
   AddShow(*command, selected);

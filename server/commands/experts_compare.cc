@@ -14,7 +14,7 @@ namespace moeserve::server {
 namespace {
 
 struct Options {
-  ModelOptionsText compute;  // its directory is set to each of `models`
+  ModelOptionsText compute;  // with the directory of each of `models` in turn
   ProfilingOptions profiling;
   std::vector<std::string> models;
   double threshold = 0.01;
@@ -47,7 +47,7 @@ absl::Status Compare(Options options) {
 
 void AddExpertsCompareCommand(CLI::App& experts, Command& selected) {
   CLI::App* command = experts.add_subcommand(
-      "compare", "Score models over one text and compare what their experts do");
+      "compare", "Run models over one text and compare their expert statistics");
   auto options = std::make_shared<Options>();
   command->add_option("MODELS", options->models, "Checkpoint folders")->required();
   AddComputeOptions(*command, options->compute);

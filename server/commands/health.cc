@@ -31,10 +31,10 @@ int Run(const Options& options) {
 }  // namespace
 
 void AddHealthCommand(CLI::App& app, Command& selected) {
-  CLI::App* command = app.add_subcommand(
-      "health", "Ask a running server whether it is ready; exit status 1 if it is not");
+  CLI::App* command =
+      app.add_subcommand("health", "Check whether a running server is ready; exit status 1 if not");
   auto options = std::make_shared<Options>();
-  // The variable is that of "serve", so that one setting tells both.
+  // The same variable as for "serve".
   command->add_option("--http", options->http, "HOST:PORT that the server listens on")
       ->envname("MOESERVE_HTTP")
       ->capture_default_str();

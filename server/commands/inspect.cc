@@ -54,7 +54,8 @@ int Run(const Options& options) {
 }  // namespace
 
 void AddInspectCommand(CLI::App& app, Command& selected) {
-  CLI::App* command = app.add_subcommand("inspect", "Show what a checkpoint contains");
+  CLI::App* command =
+      app.add_subcommand("inspect", "Show architecture, parameters and memory of a checkpoint");
   auto options = std::make_shared<Options>();
   AddModelDirectory(*command, options->model);
   command->add_flag("--json", options->json, "As JSON");

@@ -33,16 +33,16 @@ void AddModelOptions(CLI::App& app, ModelOptionsText& options) {
 }
 
 void AddComputeOptions(CLI::App& app, ModelOptionsText& options) {
-  app.add_option("--device", options.device, "Where the model runs")
+  app.add_option("--device", options.device, "Device that runs the model")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
   app.add_option("--dtype", options.dtype,
-                 "Type of products and KV cache; auto: as stored; int8, int4: bf16 with weights as "
+                 "Compute and KV cache type; auto: as stored; int8, int4: bf16 with weights as "
                  "integers")
       ->check(CLI::IsMember(DTypeNames()))
       ->capture_default_str();
   app.add_option("--kv-cache-dtype", options.kv_cache_dtype,
-                 "Type of the KV cache; auto: that of products")
+                 "Type of the KV cache; auto: the compute type")
       ->check(CLI::IsMember({"auto", "f32", "bf16", "int8"}))
       ->capture_default_str();
   app.add_option("--threads", options.threads, "CPU threads; 0: one for each core")
@@ -52,30 +52,30 @@ void AddComputeOptions(CLI::App& app, ModelOptionsText& options) {
       ->check(CLI::IsMember({"auto", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "plain"}))
       ->capture_default_str();
   app.add_option("--packed-cache", options.packed_cache,
-                 "Folder where weights are kept as the CPU lays them out, for quicker starts; made "
+                 "Folder that keeps weights in the CPU's layout, for quicker starts; created "
                  "if missing");
 }
 
 void AddEngineOptions(CLI::App& app, EngineOptionsText& options) {
   EngineOptions& engine = options.engine;
-  app.add_option("--max-model-len", engine.max_model_len, "Context length; 0: that of the model")
+  app.add_option("--max-model-len", engine.max_model_len, "Context length; 0: the model's")
       ->check(CLI::Range(0, 1 << 24))
       ->capture_default_str();
-  app.add_option("--max-num-seqs", engine.max_num_seqs, "Sequences that run at the same time")
+  app.add_option("--max-num-seqs", engine.max_num_seqs, "Most sequences that run at the same time")
       ->check(CLI::Range(1, 1 << 16))
       ->capture_default_str();
   app.add_option("--max-step-tokens", engine.max_step_tokens,
-                 "Rows of one step; 0: as many as suit the device")
+                 "Most rows of one step; 0: the device's default")
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
   app.add_option("--max-prompt-rows", engine.max_prompt_rows,
-                 "Prompt rows in a step beside running answers; 0: as many as double its time")
+                 "Most prompt rows in a step that also decodes; 0: as many as double its time")
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
-  app.add_option("--max-queue", engine.max_queued_seqs, "Sequences that may wait")
+  app.add_option("--max-queue", engine.max_queued_seqs, "Most waiting sequences")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  app.add_option("--max-queued-tokens", engine.max_queued_tokens, "Prompt tokens that may wait")
+  app.add_option("--max-queued-tokens", engine.max_queued_tokens, "Most waiting prompt tokens")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->capture_default_str();
   app.add_option("--max-queue-wait", options.queue_wait_seconds,
@@ -83,9 +83,9 @@ void AddEngineOptions(CLI::App& app, EngineOptionsText& options) {
       ->check(CLI::Range(0.001, 86400.0))
       ->capture_default_str();
   app.add_flag("!--no-prefix-cache", engine.prefix_cache,
-               "Run every prompt in full, whatever the cache holds");
+               "Do not reuse cached prefixes: run every prompt in full");
   app.add_flag("!--no-expert-stats", engine.expert_stats,
-               "Count nothing about experts, for comparison; implies --moe-metrics off");
+               "Do not collect expert statistics; implies --moe-metrics off");
   app.add_option("--kv-cache-memory", options.kv_cache_memory,
                  "Size of the KV cache, such as 512MiB; default: from --max-num-seqs");
 }
@@ -128,7 +128,7 @@ Result<ModelOptions> ResolveDType(const ModelOptionsText& options, const WeightS
   if (text == "auto") {
     const Quantization stored = source.StoredQuantization();
     const bool bf16 = stored != Quantization::kNone || source.DominantDType() == DType::kBF16;
-    // Only the CPU has products with integers; elsewhere they are widened again.
+    // Only the CPU computes with integers; other devices widen them.
     return ModelOptions{bf16 ? DType::kBF16 : DType::kF32,
                         options.device == "cpu" ? stored : Quantization::kNone};
   }
@@ -174,7 +174,7 @@ Result<RunningModel> StartModel(
   if (model_options.quantization != Quantization::kNone) {
     compute += Concat(" with ", Name(model_options.quantization));
   }
-  // Rounded a second time, or widened and without the gain in memory.
+  // Worth a note: rounded a second time, or widened and larger in memory.
   if (stored != Quantization::kNone && stored != model_options.quantization) {
     compute += Concat(" (stored as ", Name(stored), ')');
   }

@@ -1,4 +1,4 @@
-// The options that every command with a model has, and the way from them to a running engine.
+// The options of every command that runs a model, and starting an engine from them.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -42,7 +42,7 @@ struct EngineOptionsText {
 void AddEngineOptions(CLI::App& app, EngineOptionsText& options);
 Result<EngineOptions> ResolveEngineOptions(const EngineOptionsText& options);
 
-// A model that can answer. The backend is declared first because it must go last.
+// A model with its running engine. The backend is declared first, so that it is destroyed last.
 struct RunningModel {
   std::unique_ptr<Backend> backend;
   std::shared_ptr<EngineApi> engine;
@@ -53,8 +53,8 @@ struct RunningModel {
   ModelOptions types;
 };
 
-// Loads a checkpoint and starts an engine with it. `adjust`, if given, may change the engine's
-// options once the model is known. Errors are one line for the user.
+// Loads a checkpoint and starts an engine. `adjust`, if given, can change the engine's options once
+// the model is known. Errors are one line for the user.
 Result<RunningModel> StartModel(
     const ModelOptionsText& options, const EngineOptions& engine,
     const std::function<absl::Status(const ModelSpec&, EngineOptions&)>& adjust = {});
@@ -64,16 +64,16 @@ Result<RunningModel> StartModel(
 Result<std::unique_ptr<PackedCache>> OpenPackedCache(const ModelOptionsText& options,
                                                      const CheckpointIdentity& identity,
                                                      Backend& backend);
-// Refuses --packed-cache beside weights that are made up.
+// Refuses --packed-cache for synthetic weights.
 absl::Status CheckSyntheticOptions(const ModelOptionsText& options);
 
-// Types of a run. "auto" follows the stored ones: bf16 and integers stay (integers on the CPU
-// alone), everything else runs in f32.
+// Resolves the types of a run. "auto" keeps stored bf16 and, on the CPU, stored integers;
+// everything else runs in f32.
 Result<ModelOptions> ResolveDType(const ModelOptionsText& options, const WeightSource& source);
-// "auto" follows the type of products.
+// "auto" is the compute type.
 Result<KvCacheType> ResolveKvCacheType(const std::string& text, DType compute);
 
-// Prints "error: <message>" and gives the exit status 1.
+// Prints "error: <message>" and returns the exit status 1.
 int Fail(const absl::Status& status);
 
 }  // namespace moeserve::server

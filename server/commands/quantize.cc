@@ -39,7 +39,7 @@ int Run(const Options& options) {
 
 void AddQuantizeCommand(CLI::App& app, Command& selected) {
   CLI::App* command =
-      app.add_subcommand("quantize", "Write a copy of a model with its weights as integers");
+      app.add_subcommand("quantize", "Write a copy of a model with integer weights");
   auto options = std::make_shared<Options>();
   command->add_option("source", options->source, "Folder of the model")->required();
   command->add_option("destination", options->destination, "New folder, absent or empty")

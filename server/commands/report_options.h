@@ -1,4 +1,4 @@
-// What the commands with a report of expert statistics have in common.
+// The common options and output of commands that report expert statistics.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -27,7 +27,7 @@ inline void AddReportOptions(CLI::App& app, ProfileReportOptions& options) {
       ->capture_default_str();
 }
 
-// On standard output. Bytes that are not UTF-8, as a folder's name may have, become U+FFFD.
+// Prints to standard output. Invalid UTF-8, which a folder's name can contain, becomes U+FFFD.
 inline void PrintJson(const nlohmann::ordered_json& json) {
   std::printf("%s\n",
               json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());

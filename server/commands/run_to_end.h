@@ -1,4 +1,4 @@
-// Runs requests and waits for them: for commands, which have nothing else to do.
+// Runs requests and blocks until they end; for commands.
 #pragma once
 
 #include <functional>
@@ -11,8 +11,8 @@
 
 namespace moeserve::server {
 
-// Calls `on_delta` on this thread with each piece of request i in order. The first error ends
-// everything and is the result.
+// Calls `on_delta`, on this thread, with each piece of request i in order. Returns the first error,
+// which cancels the other requests.
 absl::Status RunToEnd(std::shared_ptr<EngineApi> engine, std::vector<Request> requests,
                       const std::function<void(size_t, const OutputDelta&)>& on_delta);
 

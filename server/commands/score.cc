@@ -61,8 +61,8 @@ int Run(const Options& options) {
 }  // namespace
 
 void AddScoreCommand(CLI::App& app, Command& selected) {
-  CLI::App* command = app.add_subcommand(
-      "score", "Perplexity of a text in windows, and what the experts did with it");
+  CLI::App* command =
+      app.add_subcommand("score", "Perplexity of a text in windows, and its expert statistics");
   auto options = std::make_shared<Options>();
   AddModelOptions(*command, options->model);
   AddProfilingOptions(*command, options->profiling);
@@ -70,12 +70,12 @@ void AddScoreCommand(CLI::App& app, Command& selected) {
   command->add_option("--dump", options->profiling.dump_folder,
                       "Folder to write router scores, routes and token ids to");
   command->add_flag("--dump-hidden", options->profiling.dump_hidden,
-                    "With --dump: the routers' inputs as well");
+                    "With --dump: also write the routers' inputs");
   command->add_option("--profile", options->profile_file, "File to write an expert profile to");
   command->add_flag("--profile-hidden", options->profile_hidden,
-                    "With --profile: keep the sample of router inputs in it");
+                    "With --profile: include the sample of router inputs");
   command->add_flag("!--no-profile-routes", options->profile_routes,
-                    "With --profile: without the routes of every row");
+                    "With --profile: leave out the routes of every row");
   command->add_flag("--json", options->json, "As JSON");
   command->callback([options, &selected] { selected = [options] { return Run(*options); }; });
 }

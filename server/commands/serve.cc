@@ -17,15 +17,15 @@
 #include "engine/text/chat/chat_template.h"
 #include "model_loaders/files/mapped_file.h"
 #include "server/base/auth.h"
+#include "server/base/commit.h"
 #include "server/base/logging.h"
 #include "server/base/signals.h"
 #include "server/base/text_values.h"
 #include "server/base/version.h"
 #include "server/commands/commands.h"
-#include "server/commands/commit.h"
 #include "server/commands/model_options.h"
 #include "server/context.h"
-#include "server/http/api.h"
+#include "server/http/routes/api.h"
 #include "server/http/server.h"
 #include "server/openai/chat_format.h"
 #include "server/rpc/server.h"
@@ -65,7 +65,7 @@ LogLevel ParseLevel(const std::string& text) {
   return LogLevel::kInfo;
 }
 
-// The name to serve a checkpoint folder under: its last component, whatever way it was written.
+// The default name of a served checkpoint: the last component of its path.
 std::string DefaultName(const std::string& directory) {
   std::error_code ignored;
   const std::filesystem::path path =
@@ -75,7 +75,7 @@ std::string DefaultName(const std::string& directory) {
   return name.empty() ? "model" : name;
 }
 
-// Runs something once a second until destroyed.
+// Calls ServerContext::Tick once a second until destroyed.
 class Ticker {
  public:
   explicit Ticker(ServerContext& context)
@@ -93,7 +93,7 @@ class Ticker {
   std::jthread thread_;
 };
 
-// The first signal, told to the main thread.
+// Set by the first signal; the main thread waits for it.
 class StopFlag {
  public:
   void Set() {
@@ -139,7 +139,7 @@ void LogConfiguration(const Options& options, const EngineOptions& engine,
                       const ServerContext& context) {
   std::string names;
   for (const std::string& name : context.settings().served_names) {
-    names += names.empty() ? name : "," + name;
+    names += names.empty() ? name : Concat(',', name);
   }
   LogInfo("serve",
           Concat("moeserve ", kVersion, " model=", options.model.directory, " names=", names,
@@ -152,8 +152,8 @@ void LogConfiguration(const Options& options, const EngineOptions& engine,
                  " strict_fields=", options.strict_fields ? "yes" : "no"));
 }
 
-// The template of --chat-template if that was given. Unlike the model's it must compile: somebody
-// asked for it.
+// The template of --chat-template, if given. It must compile, unlike the model's own template: the
+// user asked for it.
 Result<std::optional<std::string>> ReadChatTemplate(const std::string& file) {
   if (file.empty()) return std::optional<std::string>();
   auto source = ReadTextFile(file, chat::kMaxTemplateBytes);
@@ -177,22 +177,34 @@ std::shared_ptr<const ChatFormat> MakeChatFormat(TokenizerConfig config,
   return format;
 }
 
-absl::Status Serve(const Options& options) {
-  MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string> chat_template,
-                            ReadChatTemplate(options.chat_template));
+// Everything that is known before the model is loaded.
+struct Configuration {
   ServerSettings settings;
+  EngineOptions engine;
+  Addresses addresses;
+  std::optional<std::string> chat_template;
+};
+
+EngineOptions WithServeOptions(EngineOptions engine, const Options& options) {
+  engine.routing_records = options.routing_records;
+  engine.routing_control = options.routing_control;
+  if (engine.routing_control.max_top_k > 0) engine.routing_control.enabled = true;
+  engine.recorder.router_stats_interval = options.router_stats_interval;
+  engine.recorder.token_counts_bytes = int64_t{options.token_stats_mib} << 20;
+  engine.recorder.hidden_samples = options.hidden_samples;
+  return engine;
+}
+
+Result<Configuration> Configure(const Options& options) {
+  Configuration out;
+  MOESERVE_ASSIGN_OR_RETURN(out.chat_template, ReadChatTemplate(options.chat_template));
+  ServerSettings& settings = out.settings;
   if (!options.api_key_file.empty()) {
     MOESERVE_ASSIGN_OR_RETURN(settings.keys, ReadApiKeys(options.api_key_file));
   }
-  MOESERVE_ASSIGN_OR_RETURN(const Addresses addresses,
-                            ResolveAddresses(options, !settings.keys.empty()));
-  MOESERVE_ASSIGN_OR_RETURN(EngineOptions engine_options, ResolveEngineOptions(options.engine));
-  engine_options.routing_records = options.routing_records;
-  engine_options.routing_control = options.routing_control;
-  if (engine_options.routing_control.max_top_k > 0) engine_options.routing_control.enabled = true;
-  engine_options.recorder.router_stats_interval = options.router_stats_interval;
-  engine_options.recorder.token_counts_bytes = int64_t{options.token_stats_mib} << 20;
-  engine_options.recorder.hidden_samples = options.hidden_samples;
+  MOESERVE_ASSIGN_OR_RETURN(out.addresses, ResolveAddresses(options, !settings.keys.empty()));
+  MOESERVE_ASSIGN_OR_RETURN(EngineOptions engine, ResolveEngineOptions(options.engine));
+  out.engine = WithServeOptions(std::move(engine), options);
   settings.served_names = options.served_names;
   if (settings.served_names.empty()) {
     settings.served_names.push_back(DefaultName(options.model.directory));
@@ -214,62 +226,86 @@ absl::Status Serve(const Options& options) {
     }
   }
   MOESERVE_ASSIGN_OR_RETURN(settings.metrics_compat, ParseMetricsCompat(options.metrics_compat));
+  return out;
+}
 
-  // Destroyed from the last to the first: servers before the engine, the backend after it.
-  RunningModel model;
-  ServerContext context(std::move(settings));
-  const std::unique_ptr<http::Router> router = http::MakeRouter(context);
-  LogConfiguration(options, engine_options, context);
+// Both refer to the router and the context.
+struct Listeners {
+  std::unique_ptr<http::HttpServer> http;
+  std::unique_ptr<rpc::GrpcServer> grpc;
+};
 
+Result<Listeners> StartListeners(const Addresses& addresses, const http::Router& router,
+                                 ServerContext& context) {
+  Listeners out;
   http::HttpServerOptions http_options;
   http_options.host = addresses.http.host;
   http_options.port = addresses.http.port;
   http_options.limits = context.settings().http;
-  MOESERVE_ASSIGN_OR_RETURN(const auto http_server,
-                            http::HttpServer::Start(http_options, *router, context.metrics()));
+  MOESERVE_ASSIGN_OR_RETURN(out.http,
+                            http::HttpServer::Start(http_options, router, context.metrics()));
   rpc::GrpcServerOptions grpc_options;
   grpc_options.host = addresses.grpc.host;
   grpc_options.port = addresses.grpc.port;
-  MOESERVE_ASSIGN_OR_RETURN(const auto grpc_server, rpc::GrpcServer::Start(grpc_options, context));
+  MOESERVE_ASSIGN_OR_RETURN(out.grpc, rpc::GrpcServer::Start(grpc_options, context));
+  return out;
+}
+
+// Refuses new requests, lets the running ones end within `drain_seconds` and stops the listeners.
+void ShutDown(const Listeners& listeners, ServerContext& context, EngineApi& engine,
+              double drain_seconds) {
+  listeners.grpc->SetServing(false);
+  context.SetDraining();
+  const absl::Time deadline = absl::Now() + absl::Seconds(drain_seconds);
+  // Requests that were accepted and are still being prepared reach the engine first.
+  listeners.http->WaitForHandlers(deadline);
+  context.work_pool().WaitUntilIdle(std::chrono::steady_clock::now() +
+                                    absl::ToChronoNanoseconds(deadline - absl::Now()));
+  engine.Drain(deadline);
+  // The clients still have to receive what the engine has finished.
+  listeners.http->Stop(absl::Seconds(5));
+  listeners.grpc->Stop(absl::Seconds(5));
+  LogInfo("serve", "stopped");
+}
+
+absl::Status Serve(const Options& options) {
+  MOESERVE_ASSIGN_OR_RETURN(Configuration configuration, Configure(options));
+  // Destroyed from the last to the first: listeners before the engine, the backend after it.
+  RunningModel model;
+  ServerContext context(std::move(configuration.settings));
+  const std::unique_ptr<http::Router> router = http::MakeRouter(context);
+  LogConfiguration(options, configuration.engine, context);
+  MOESERVE_ASSIGN_OR_RETURN(const Listeners listeners,
+                            StartListeners(configuration.addresses, *router, context));
 
   StopFlag stop;
   const SignalWatcher watcher([&] {
     LogInfo("serve", "stopping; a second signal ends the process at once");
-    // Loading cannot be interrupted, and there is nobody to be answered yet.
+    // Loading cannot be interrupted, and no request is running yet.
     if (context.state() == ServerState::kLoading) std::quick_exit(0);
     stop.Set();
   });
 
   const absl::Time start = absl::Now();
-  MOESERVE_ASSIGN_OR_RETURN(model, StartModel(options.model, engine_options));
+  MOESERVE_ASSIGN_OR_RETURN(model, StartModel(options.model, configuration.engine));
   MOESERVE_RETURN_IF_ERROR(
       ResolveMoeMetrics(context.settings().moe_metrics, model.engine->ExpertSnapshot()).status());
   const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
   context.metrics().model_load_seconds = seconds;
-  context.SetServing(model.engine, model.defaults,
-                     MakeChatFormat(std::move(model.tokenizer_config), chat_template));
-  grpc_server->SetServing(true);
+  context.SetServing(
+      model.engine, model.defaults,
+      MakeChatFormat(std::move(model.tokenizer_config), configuration.chat_template));
+  listeners.grpc->SetServing(true);
   const Ticker ticker(context);
   LogInfo("serve", Concat("ready after ", static_cast<int64_t>(std::lround(seconds * 1000)),
                           " ms: ", model.description, ", context ", model.engine->max_model_len(),
                           " tokens"));
-  std::printf("http listening on %s\ngrpc listening on %s\n", http_server->address().c_str(),
-              grpc_server->address().c_str());
+  std::printf("http listening on %s\ngrpc listening on %s\n", listeners.http->address().c_str(),
+              listeners.grpc->address().c_str());
   std::fflush(stdout);
 
   stop.Wait();
-  grpc_server->SetServing(false);
-  context.SetDraining();
-  const absl::Time deadline = absl::Now() + absl::Seconds(options.drain_seconds);
-  // What was accepted and is still being prepared reaches the engine first.
-  http_server->WaitForHandlers(deadline);
-  context.work_pool().WaitUntilIdle(std::chrono::steady_clock::now() +
-                                    absl::ToChronoNanoseconds(deadline - absl::Now()));
-  model.engine->Drain(deadline);
-  // What the engine has finished still has to reach the clients.
-  http_server->Stop(absl::Seconds(5));
-  grpc_server->Stop(absl::Seconds(5));
-  LogInfo("serve", "stopped");
+  ShutDown(listeners, context, *model.engine, options.drain_seconds);
   return absl::OkStatus();
 }
 
@@ -281,6 +317,85 @@ int Run(const Options& options) {
   return status.ok() ? 0 : Fail(status);
 }
 
+// Where the server listens, and for whom.
+void AddInterfaceOptions(CLI::App& app, Options& options) {
+  app.add_option("--http", options.http, "HOST:PORT of HTTP; port 0 picks a free one")
+      ->envname("MOESERVE_HTTP")
+      ->capture_default_str();
+  app.add_option("--grpc", options.grpc, "HOST:PORT of gRPC; port 0 picks a free one")
+      ->envname("MOESERVE_GRPC")
+      ->capture_default_str();
+  app.add_option("--served-model-name", options.served_names,
+                 "Name of the model for clients; can be repeated; default: the folder's name");
+  app.add_option("--api-key-file", options.api_key_file, "File with one API key per line");
+  app.add_flag("--allow-open", options.allow_open,
+               "Allow listening beyond loopback without API keys");
+  app.add_flag("--no-dashboard", options.no_dashboard, "Do not serve the dashboard at /");
+}
+
+// What requests may ask for.
+void AddRequestOptions(CLI::App& app, Options& options) {
+  app.add_flag("--strict-fields", options.strict_fields, "Refuse requests with unknown fields");
+  app.add_option("--max-logprobs", options.max_logprobs,
+                 "Most alternatives per token that a request may ask for")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--chat-template", options.chat_template,
+                 "File with a Jinja chat template that replaces the model's");
+  app.add_flag("--allow-request-chat-template", options.allow_request_chat_template,
+               "Let requests bring chat_template and chat_template_kwargs");
+  app.add_flag("--routing-records", options.routing_records,
+               "Report to requests that ask which experts computed their tokens; needs 12 bytes "
+               "per row and chosen expert of the tokens in the KV cache");
+  app.add_flag("--routing-control", options.routing_control.enabled,
+               "Let requests change the routing of their own tokens");
+  app.add_option("--routing-max-top-k", options.routing_control.max_top_k,
+                 "Most experts per row that such a request may ask for; 0: all; implies "
+                 "--routing-control")
+      ->check(CLI::Range(0, 65536))
+      ->capture_default_str();
+}
+
+void AddStatisticsOptions(CLI::App& app, Options& options) {
+  app.add_option("--router-stats-interval", options.router_stats_interval,
+                 "Samples about 64 router rows per block every N steps; 1: all rows of every step; "
+                 "0: none")
+      ->check(CLI::Range(0, 1 << 30))
+      ->capture_default_str();
+  app.add_option("--token-stats-mib", options.token_stats_mib,
+                 "Most memory for the table of counts by token and expert; if the table would be "
+                 "larger, it is not kept")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--hidden-samples", options.hidden_samples,
+                 "Router input rows to keep per block for /v1/experts/collapse and profiles; they "
+                 "can reveal users' texts")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 20))
+      ->capture_default_str();
+  app.add_option("--moe-metrics", options.moe_metrics,
+                 "Expert series at /metrics: off, layer (per layer), top (and its most used "
+                 "experts), full (per expert), auto (full up to 4096 experts, else top)")
+      ->capture_default_str();
+  app.add_flag("--moe-expert-weights", options.moe_expert_weights,
+               "With full, also the sum of gate weights per expert");
+  app.add_option("--metrics-compat", options.metrics_compat,
+                 "Also export the metrics under the names of vllm or sglang; can be repeated")
+      ->delimiter(',');
+}
+
+void AddProcessOptions(CLI::App& app, Options& options) {
+  app.add_option("--log-format", options.log_format, "Format of the log on standard error")
+      ->check(CLI::IsMember({"text", "json"}))
+      ->capture_default_str();
+  app.add_option("--log-level", options.log_level, "Lowest level to log")
+      ->check(CLI::IsMember({"info", "warning", "error"}))
+      ->capture_default_str();
+  app.add_option("--drain-timeout", options.drain_seconds,
+                 "Seconds that running requests have to end after a signal")
+      ->check(CLI::Range(0.0, 3600.0))
+      ->capture_default_str();
+}
+
 }  // namespace
 
 void AddServeCommand(CLI::App& app, Command& selected) {
@@ -288,81 +403,10 @@ void AddServeCommand(CLI::App& app, Command& selected) {
   auto options = std::make_shared<Options>();
   AddModelOptions(*command, options->model);
   AddEngineOptions(*command, options->engine);
-  command->add_option("--http", options->http, "HOST:PORT; port 0 takes a free one")
-      ->envname("MOESERVE_HTTP")
-      ->capture_default_str();
-  command->add_option("--grpc", options->grpc, "HOST:PORT; port 0 takes a free one")
-      ->envname("MOESERVE_GRPC")
-      ->capture_default_str();
-  command->add_option("--served-model-name", options->served_names,
-                      "Name of the model for clients, can be repeated; default: the folder's name");
-  command->add_option("--api-key-file", options->api_key_file, "File with one API key a line");
-  command->add_flag("--allow-open", options->allow_open,
-                    "Allow listening beyond loopback without API keys");
-  command->add_flag("--strict-fields", options->strict_fields,
-                    "Refuse requests with unknown fields");
-  command->add_flag("--no-dashboard", options->no_dashboard, "Do not serve the page at /");
-  command
-      ->add_option("--max-logprobs", options->max_logprobs,
-                   "Alternatives beside each token that a request may ask for")
-      ->check(CLI::Range(0, 1 << 20))
-      ->capture_default_str();
-  command
-      ->add_option("--router-stats-interval", options->router_stats_interval,
-                   "Router scores are looked at every so many steps, then of about 64 rows of a "
-                   "block; 1: of all rows; 0: never")
-      ->check(CLI::Range(0, 1 << 30))
-      ->capture_default_str();
-  command
-      ->add_option("--token-stats-mib", options->token_stats_mib,
-                   "Most memory of the counts of tokens by expert; larger: none are kept")
-      ->check(CLI::Range(0, 1 << 20))
-      ->capture_default_str();
-  command
-      ->add_option("--hidden-samples", options->hidden_samples,
-                   "Rows of router inputs to keep of each block for /v1/experts/collapse and "
-                   "profiles; they can tell about users' texts")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 20))
-      ->capture_default_str();
-  command->add_option("--chat-template", options->chat_template,
-                      "File with a Jinja chat template in place of the model's");
-  command->add_flag("--allow-request-chat-template", options->allow_request_chat_template,
-                    "Let requests bring chat_template and chat_template_kwargs");
-  command->add_flag(
-      "--routing-records", options->routing_records,
-      "Tell requests that ask which experts computed their tokens; takes 12 bytes for "
-      "each row and chosen expert of the tokens in the KV cache");
-  command->add_flag("--routing-control", options->routing_control.enabled,
-                    "Let requests change the routing of their own tokens");
-  command
-      ->add_option("--routing-max-top-k", options->routing_control.max_top_k,
-                   "Most experts for a row that such a request may ask for; 0: all; implies "
-                   "--routing-control")
-      ->check(CLI::Range(0, 65536))
-      ->capture_default_str();
-  command
-      ->add_option("--moe-metrics", options->moe_metrics,
-                   "Series of the experts at /metrics: off, layer (of each layer), top (and of its "
-                   "most used experts), full (of every expert), auto (full up to 4096 experts, "
-                   "else top)")
-      ->capture_default_str();
-  command->add_flag("--moe-expert-weights", options->moe_expert_weights,
-                    "With full, also the sum of gate weights of every expert");
-  command
-      ->add_option("--metrics-compat", options->metrics_compat,
-                   "Also give the metrics the names of vllm, sglang; can be repeated")
-      ->delimiter(',');
-  command->add_option("--log-format", options->log_format, "Format of the log on standard error")
-      ->check(CLI::IsMember({"text", "json"}))
-      ->capture_default_str();
-  command->add_option("--log-level", options->log_level, "Least level to log")
-      ->check(CLI::IsMember({"info", "warning", "error"}))
-      ->capture_default_str();
-  command
-      ->add_option("--drain-timeout", options->drain_seconds,
-                   "Seconds that running requests have left after a signal")
-      ->check(CLI::Range(0.0, 3600.0))
-      ->capture_default_str();
+  AddInterfaceOptions(*command, *options);
+  AddRequestOptions(*command, *options);
+  AddStatisticsOptions(*command, *options);
+  AddProcessOptions(*command, *options);
   command->callback([options, &selected] { selected = [options] { return Run(*options); }; });
 }
 

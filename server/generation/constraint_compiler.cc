@@ -6,7 +6,7 @@
 namespace moeserve::server {
 namespace {
 
-// Equal keys, equal constraints: every part is preceded by its length.
+// Equal keys mean equal constraints: the length of every part is written before it.
 std::string KeyOf(const ConstraintSpec& spec) {
   std::string key = Concat(static_cast<int>(spec.kind), spec.strict ? 's' : '-', spec.text.size(),
                            ':', spec.text);

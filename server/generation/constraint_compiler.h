@@ -1,4 +1,4 @@
-// Compiles what requests ask of their text, once for equal requests.
+// Compiles the constraints of structured output and caches them by their content.
 #pragma once
 
 #include <cstddef>
@@ -11,22 +11,26 @@
 
 #include "base/status.h"
 #include "engine/text/structured/constraint.h"
-#include "server/generation/structured_fields.h"
 
 namespace moeserve::server {
 
-// Thread-safe. Compile can take as long as ConstraintLimits allows: not for io threads.
+struct ConstraintField {
+  ConstraintSpec spec;
+  std::string param;  // the request field that it came from, for messages
+};
+
+// Thread-safe. Compile takes up to the time of ConstraintLimits: do not call it on io threads.
 class ConstraintCompiler {
  public:
-  // `vocabulary` may be an error: the model cannot have structured output, and Compile says why.
-  // Compiled constraints of up to `max_cached_bytes` in all are kept, the last used ones.
+  // `vocabulary` may be an error, which Compile then returns: the model cannot have structured
+  // output. Keeps the most recently used constraints, up to `max_cached_bytes` together.
   ConstraintCompiler(Result<std::shared_ptr<const VocabularyIndex>> vocabulary,
                      ConstraintLimits limits, size_t max_cached_bytes = size_t{256} << 20);
 
   // InvalidArgument, code "invalid_schema": see CompileConstraint.
   Result<std::shared_ptr<const CompiledConstraint>> Compile(const ConstraintField& field);
 
-  // The same constraint where it was compiled before, else null; quick.
+  // Returns the constraint if it is cached, else null. Never compiles.
   std::shared_ptr<const CompiledConstraint> Find(const ConstraintField& field);
 
   size_t cached() const;
@@ -45,7 +49,7 @@ class ConstraintCompiler {
   const ConstraintLimits limits_;
   const size_t max_cached_bytes_;
   mutable std::mutex mutex_;
-  Entries entries_;  // the last used first
+  Entries entries_;  // most recently used first
   std::unordered_map<std::string, Entries::iterator> by_key_;
   size_t bytes_ = 0;
 };

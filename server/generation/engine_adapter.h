@@ -1,4 +1,4 @@
-// The engine behind the interface that the servers use.
+// Implements EngineApi with an Engine.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,7 @@
 
 namespace moeserve::server {
 
-// Never null; owns `engine`.
+// The result is not null and owns `engine`.
 std::shared_ptr<EngineApi> AdaptEngine(std::unique_ptr<Engine> engine);
 
 }  // namespace moeserve::server

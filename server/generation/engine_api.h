@@ -1,5 +1,5 @@
-// What the servers need of an engine. The one real implementation is
-// server/generation/engine_adapter.h; tests put a scripted one in its place.
+// The interface of the engine that the server uses. engine_adapter.h implements it with an Engine;
+// tests use a scripted one.
 #pragma once
 
 #include <memory>
@@ -12,12 +12,12 @@
 
 namespace moeserve::server {
 
-// All functions are thread-safe; their contracts are those of the same functions of Engine.
+// Thread-safe. The contracts are those of the functions of Engine with the same names.
 class EngineApi {
  public:
   virtual ~EngineApi() = default;
 
-  // Samples of one prompt.
+  // The requests are samples of one prompt.
   virtual absl::Status Submit(std::vector<Request> requests,
                               std::vector<std::shared_ptr<TokenSink>> sinks) = 0;
   virtual void Cancel(const std::string& id) = 0;
@@ -27,13 +27,14 @@ class EngineApi {
   virtual ExpertStats ExpertSnapshot() const = 0;
   virtual const RouteLayout& route_layout() const = 0;
   virtual RoutingControlLimits routing_control() const = 0;
-  // Valid as long as the engine; null where they are not kept.
+  // Lives as long as the engine; none if these counts are not kept.
   virtual std::optional<TokenExpertCounts> token_expert_counts() const = 0;
   virtual std::vector<HiddenSample> HiddenSamples() const = 0;
 
   virtual int max_model_len() const = 0;
   virtual const ModelSpec& spec() const = 0;
-  virtual const Tokenizer* tokenizer() const = 0;  // null: the model takes and gives ids only
+  virtual const Tokenizer* tokenizer()
+      const = 0;  // null: the model has none, so only ids can be used
 };
 
 }  // namespace moeserve::server

@@ -10,12 +10,11 @@
 namespace moeserve::server {
 namespace {
 
-// What an event keeps in memory while it waits. The log-probabilities of a prompt come in one
-// piece whatever the reader does, so they do not count against it.
+// Bytes of a waiting event. Log-probabilities and routes of a prompt do not count: they arrive in
+// one piece, however fast the client reads.
 size_t Weight(const ChoiceEvent& event) {
   size_t bytes = sizeof(ChoiceEvent) + event.delta.text.size();
   bytes += event.delta.tokens.size() * sizeof(TokenId);
-  // So do the routes of a prompt.
   if (event.delta.routing && event.delta.routing->first_position > 0) {
     bytes += event.delta.routing->experts.size() * (sizeof(uint16_t) + sizeof(float)) +
              event.delta.routing->offsets.size() * sizeof(uint32_t);
@@ -48,7 +47,7 @@ class ChoiceSink final : public TokenSink {
   void OnError(const absl::Status& status) override {
     ChoiceEvent event;
     event.choice = choice_;
-    // A full queue refuses at once; what comes later is the end of a wait in it.
+    // Submit reports a full queue, so this is the end of a wait in the queue.
     event.error = absl::IsResourceExhausted(status) ? WithApiCode(status, "queue_timeout") : status;
     channel_->Push(std::move(event));
   }
@@ -64,7 +63,7 @@ class ChoiceSink final : public TokenSink {
         metrics_->time_to_first_token.Observe(seconds(now - start_));
         first_token_ = now;
       } else {
-        // A piece can hold several tokens (text held back): the gap belongs to all of them.
+        // A piece has several tokens where text was held back: divide the gap among them.
         const size_t count = delta.tokens.size();
         const double gap = seconds(now - previous_) / static_cast<double>(count);
         for (size_t i = 0; i < count; ++i) metrics_->inter_token_latency.Observe(gap);
@@ -106,7 +105,7 @@ void EventChannel::Push(ChoiceEvent event) {
     const size_t weight = Weight(event);
     if (!was_empty && bytes_ + weight > max_bytes_) {
       overflowed_ = true;
-      was_empty = true;  // the consumer may be stuck in a write: it has to hear of this
+      was_empty = true;  // wakes the consumer, which may be stuck in a write
     } else {
       bytes_ += weight;
       events_.push_back(std::move(event));
@@ -149,7 +148,7 @@ Result<std::unique_ptr<Generation>> Generation::Start(std::shared_ptr<EngineApi>
                                                    metrics));
       group.push_back(std::move(requests[i]));
     }
-    // The destructor cancels what was accepted before a refusal.
+    // On a refusal the destructor cancels the requests accepted before.
     MOESERVE_RETURN_IF_ERROR(generation->engine_->Submit(std::move(group), std::move(sinks)));
     if (metrics != nullptr) {
       metrics->request_max_tokens.Observe(max_tokens);

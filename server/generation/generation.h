@@ -1,4 +1,4 @@
-// The engine requests that answer one API request, and the queue their output waits in.
+// The engine requests of one API request, and the queue of their output.
 #pragma once
 
 #include <cstddef>
@@ -17,18 +17,18 @@ namespace moeserve::server {
 
 class Metrics;
 
-// One event of one choice: a piece of output, or (error not OK) the end of it.
+// One event of one choice: a piece of output, or an error that ends the choice.
 struct ChoiceEvent {
   int choice = 0;
   OutputDelta delta;
   absl::Status error;
 };
 
-// Between the engine thread, which pushes, and one consumer, which takes. Thread-safe.
+// Queue from the engine thread to one consumer. Thread-safe.
 class EventChannel {
  public:
-  // `wake` is called without locks, from the pushing thread, when events arrive after a Take; it
-  // must be quick. Output beyond `max_bytes` that nobody took sets overflowed() and is dropped.
+  // The pushing thread calls `wake`, without holding locks, when the queue stops being empty; it
+  // must be quick. If more than `max_bytes` wait, further output is dropped and overflowed() set.
   EventChannel(size_t max_bytes, std::function<void()> wake);
 
   void Push(ChoiceEvent event);
@@ -45,14 +45,14 @@ class EventChannel {
 };
 
 struct GenerationOptions {
-  int samples = 1;  // so many consecutive requests are samples of one prompt
+  int samples = 1;  // requests per prompt, consecutive
   size_t max_unread_bytes = size_t{1} << 20;
   std::function<void()> wake = [] {};
   std::shared_ptr<Metrics>
-      metrics;  // may be null; the engine can still report after the rest is gone
+      metrics;  // may be null; shared because the engine can outlive the generation's owner
 };
 
-// Runs choices to their end. One thread at a time uses it.
+// Runs the choices of an answer to their ends. Used by one thread at a time.
 class Generation {
  public:
   // Submits all of `requests` or none; choice i is requests[i]. The first refusal is the error.
@@ -64,15 +64,15 @@ class Generation {
   Generation(const Generation&) = delete;
   Generation& operator=(const Generation&) = delete;
 
-  // Everything that has arrived. An overflow appears as an error event of ResourceExhausted for
-  // choice 0, after which the generation is cancelled.
+  // Returns the events that have arrived. An overflow is a ResourceExhausted event of choice 0;
+  // the generation is then cancelled.
   std::vector<ChoiceEvent> Take();
 
-  // Asks the engine to stop every choice that has not ended; idempotent.
+  // Cancels every choice that has not ended; idempotent.
   void Cancel();
 
   bool finished() const { return unfinished_ == 0; }
-  // More output waits than allowed; the next Take reports it.
+  // Whether more output waits than allowed; the next Take reports it.
   bool overflowed() const { return channel_->overflowed(); }
 
  private:

@@ -6,27 +6,8 @@
 
 #include "base/message.h"
 #include "server/base/api_error.h"
-#include "server/base/json_fields.h"
 
 namespace moeserve::server {
-
-absl::Status ParsePromptLogprobs(const nlohmann::json& body, const RequestRules& rules,
-                                 GenerationParams& out) {
-  MOESERVE_ASSIGN_OR_RETURN(auto count,
-                            IntField(body, "prompt_logprobs", 0, rules.limits.max_logprobs));
-  if (!count) return absl::OkStatus();
-  if (out.stream) {
-    return InvalidValue("prompt_logprobs", "'prompt_logprobs' cannot be streamed");
-  }
-  out.prompt_logprobs = static_cast<int>(*count);
-  return absl::OkStatus();
-}
-
-absl::Status CompileConstraint(ConstraintCompiler& compiler, SharedParams& params) {
-  if (!params.constraint) return absl::OkStatus();
-  MOESERVE_ASSIGN_OR_RETURN(params.sampling.constraint, compiler.Compile(*params.constraint));
-  return absl::OkStatus();
-}
 
 bool TruncatePrompt(const GenerationParams& params, int max_model_len, std::vector<TokenId>& ids) {
   if (!params.truncate_prompt_tokens) return false;
@@ -57,29 +38,61 @@ Result<int> FitIntoContext(const GenerationParams& params, size_t prompt_tokens,
   return *params.max_tokens;
 }
 
+Result<std::vector<PreparedPrompt>> PreparePrompts(const CompletionParams& params,
+                                                   const Tokenizer* tokenizer, int max_model_len) {
+  std::vector<PreparedPrompt> prepared;
+  prepared.reserve(params.prompts.size());
+  for (const PromptInput& input : params.prompts) {
+    PreparedPrompt prompt;
+    if (input.is_text) {
+      if (tokenizer == nullptr) {
+        return InvalidValue("prompt", "this model has no tokenizer: send token ids");
+      }
+      auto ids = tokenizer->Encode(input.text, params.add_special_tokens);
+      if (!ids.ok()) return WithApiCode(ids.status(), "invalid_value");
+      prompt.ids = *std::move(ids);
+      if (prompt.ids.empty()) return InvalidValue("prompt", "'prompt' has no tokens");
+    } else {
+      prompt.ids = input.ids;
+    }
+    const bool truncated = TruncatePrompt(params, max_model_len, prompt.ids);
+    MOESERVE_ASSIGN_OR_RETURN(prompt.max_tokens,
+                              FitIntoContext(params, prompt.ids.size(), max_model_len));
+    if (params.echo) {
+      if (input.is_text && !truncated) {
+        prompt.echo_text = input.text;
+      } else if (tokenizer != nullptr) {
+        MOESERVE_ASSIGN_OR_RETURN(prompt.echo_text, tokenizer->Decode(prompt.ids, false));
+      }
+    }
+    prepared.push_back(std::move(prompt));
+  }
+  return prepared;
+}
+
 absl::Status CheckRecordSize(const GenerationParams& params,
                              const std::vector<PreparedPrompt>& prompts, const ModelSpec& spec,
-                             bool stream, int64_t max_routes) {
+                             int64_t max_routes) {
   const RoutingParams& routing = params.routing;
   if (!routing.any_record()) return absl::OkStatus();
   const int64_t per_token = MostRoutes(spec, routing.control.get());
   int64_t tokens = 0;
   for (const PreparedPrompt& prompt : prompts) {
-    tokens += static_cast<int64_t>(prompt.ids.size()) + (stream ? 0 : prompt.max_tokens);
+    tokens += static_cast<int64_t>(prompt.ids.size()) + (params.stream ? 0 : prompt.max_tokens);
   }
   tokens *= params.n;
   if (per_token == 0 || tokens <= max_routes / per_token) return absl::OkStatus();
   const char* const field = routing.record ? "return_routing" : "return_routed_experts";
   return InvalidValue(
-      field, Concat("'", field, "': ", tokens, " tokens of all choices", stream ? "' prompts" : "",
-                    " are too many for one answer: at most ", max_routes / per_token,
-                    " with this model; ask for fewer choices or tokens"));
+      field, Concat("'", field, "': ", tokens, " tokens of all choices",
+                    params.stream ? "' prompts" : "", " are too many for one answer: at most ",
+                    max_routes / per_token, " with this model; ask for fewer choices or tokens"));
 }
 
 std::vector<Request> MakeEngineRequests(const GenerationParams& params,
                                         const std::vector<PreparedPrompt>& prompts,
                                         const std::string& id, absl::Time deadline) {
-  // The engine gives one list, which serves both who asked for it and echo.
+  // The engine returns one list, for prompt_logprobs and for echo.
   std::optional<int> prompt_logprobs = params.prompt_logprobs;
   if (params.echo && params.logprobs) {
     prompt_logprobs = std::max(*params.logprobs, prompt_logprobs.value_or(0));

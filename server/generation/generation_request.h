@@ -1,61 +1,52 @@
-// From the fields of a generating endpoint and its prompts to engine requests.
+// From the parameters of a request and its prompts to engine requests.
 #pragma once
 
 #include <cstddef>
-#include <optional>
+#include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "engine/request.h"
-#include "nlohmann/json.hpp"
-#include "server/generation/constraint_compiler.h"
-#include "server/generation/sampling_fields.h"
+#include "engine/text/tokenizer/tokenizer.h"
+#include "server/generation/generation_params.h"
 
 namespace moeserve::server {
 
-inline constexpr int kDefaultMaxTokens = 16;
-
-// What completions and chats have in common, beside their prompts.
-struct GenerationParams : SharedParams {
-  std::string_view prompt_field = "prompt";  // what errors about the prompt's length name
-  std::optional<int> max_tokens;
-  int default_max_tokens = kDefaultMaxTokens;  // where that is absent; clamped to what fits
-  bool add_special_tokens = true;
-  bool echo = false;
-  std::optional<int> logprobs;         // alternatives beside each generated token
-  std::optional<int> prompt_logprobs;  // beside each prompt token
+struct PromptInput {
+  bool is_text = false;
+  std::string text;
+  std::vector<TokenId> ids;
 };
 
-// Reads `prompt_logprobs`, which a stream cannot have.
-absl::Status ParsePromptLogprobs(const nlohmann::json& body, const RequestRules& rules,
-                                 GenerationParams& out);
-
-// Compiles the constraint that the request asks for, if any, into `params.sampling`. Can take as
-// long as ConstraintLimits allows.
-absl::Status CompileConstraint(ConstraintCompiler& compiler, SharedParams& params);
+struct CompletionParams : GenerationParams {
+  std::vector<PromptInput> prompts;
+};
 
 struct PreparedPrompt {
   std::vector<TokenId> ids;
-  std::string echo_text;  // set where echo was asked for
+  std::string echo_text;  // if the request asked for echo
   int max_tokens = 0;
 };
 
-// Drops tokens from the left as `truncate_prompt_tokens` says; true if there were such. -1 keeps
-// what leaves room for `max_tokens`, or for kDefaultMaxTokens.
+// Drops tokens from the left so that `truncate_prompt_tokens` remain; returns whether it dropped
+// any. -1 keeps as many as leave room for `max_tokens`, or for kDefaultMaxTokens.
 bool TruncatePrompt(const GenerationParams& params, int max_model_len, std::vector<TokenId>& ids);
 
 // Checks one prompt against the context length. Returns the number of tokens to generate.
 Result<int> FitIntoContext(const GenerationParams& params, size_t prompt_tokens, int max_model_len);
 
-// Checks how long the routing records of all choices can get, if they are asked for.
+// Encodes the prompts and fits them into the context. `tokenizer` may be null.
+Result<std::vector<PreparedPrompt>> PreparePrompts(const CompletionParams& params,
+                                                   const Tokenizer* tokenizer, int max_model_len);
+
+// Refuses requests whose routing records, of all choices together, would get too long.
 absl::Status CheckRecordSize(const GenerationParams& params,
                              const std::vector<PreparedPrompt>& prompts, const ModelSpec& spec,
-                             bool stream, int64_t max_routes);
+                             int64_t max_routes);
 
-// One engine request for each choice, in order of index (prompt * n + sample).
+// Returns one engine request per choice, in order of prompt * n + sample.
 std::vector<Request> MakeEngineRequests(const GenerationParams& params,
                                         const std::vector<PreparedPrompt>& prompts,
                                         const std::string& id, absl::Time deadline);

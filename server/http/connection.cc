@@ -11,6 +11,7 @@
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <chrono>
+#include <functional>
 #include <utility>
 
 #include "base/message.h"
@@ -33,9 +34,9 @@ constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 
 // Bodies above this are parsed and tokenised off the io thread.
 constexpr size_t kSmallBody = 16 << 10;
-// How much of a next request may pile up while an answer is pending.
+// Most bytes of the next request that are read while an answer is pending.
 constexpr size_t kMaxPipelined = 64 << 10;
-// A chunk's head line must fit in here.
+// Most bytes of a chunk's head line.
 constexpr size_t kMaxChunkLine = 8 << 10;
 
 std::string_view View(beast::string_view text) { return {text.data(), text.size()}; }
@@ -63,7 +64,7 @@ Connection::Connection(asio::ip::tcp::socket socket,
   environment_->metrics->http_connections.fetch_add(1);
   error_code ignored;
   socket_.set_option(asio::ip::tcp::no_delay(true), ignored);
-  // The kernel must not hide a slow reader behind megabytes of its own buffers.
+  // A larger buffer of the kernel would hide a slow reader.
   socket_.set_option(asio::socket_base::send_buffer_size(128 << 10), ignored);
 }
 
@@ -107,8 +108,8 @@ int Connection::Unsent() {
 }
 
 bool Connection::DrainedSome() {
-  // A socket turns writable only after a good part of its buffer has been taken, which may be long
-  // after the client took the first byte of it.
+  // A socket becomes writable only after a good part of its buffer was taken, long after the first
+  // byte.
   const int before = std::exchange(unsent_, Unsent());
   return unsent_ < before;
 }
@@ -124,7 +125,7 @@ asio::awaitable<bool> Connection::Write(std::string_view data) {
   writing_ = true;
   error_code error;
   while (!data.empty() && !error) {
-    // The limit is on silence, not on the whole: a slow but steady reader is served.
+    // Limits the time without progress, not the total: a slow but steady reader is served.
     unsent_ = Unsent();
     Arm(environment_->limits.write_stall_timeout);
     const auto [result, count] =
@@ -153,7 +154,7 @@ asio::awaitable<bool> Connection::WriteResponse(const Head& head, const Response
 }
 
 asio::awaitable<void> Connection::LingeringClose() {
-  // Closing with unread input would reset the connection and take the answer with it.
+  // Closing with unread input would reset the connection, and the client could lose the answer.
   error_code ignored;
   socket_.shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
   Arm(absl::Seconds(2));
@@ -189,8 +190,8 @@ void Connection::Finish(const Head& head, int status) {
 }
 
 asio::awaitable<void> Connection::Run() {
-  // co_await stands alone in its statement throughout this file: g++ 12 miscompiles some of the
-  // richer expressions.
+  // In this file each co_await is a statement of its own: g++ 12 miscompiles some larger
+  // expressions.
   while (!closing_) {
     const bool again = co_await ServeOne();
     if (!again) break;
@@ -205,7 +206,7 @@ asio::awaitable<std::optional<size_t>> Connection::ReadHead() {
   bool begun = false;
   Arm(limits.keep_alive_timeout);
   while (true) {
-    // Empty lines before a request are allowed, but not without end.
+    // Empty lines before a request are allowed; the header timeout bounds them.
     while (buffer_.starts_with("\r\n")) buffer_.erase(0, 2);
     if (!buffer_.empty() && buffer_ != "\r" && !begun) {
       begun = true;
@@ -238,50 +239,73 @@ asio::awaitable<std::optional<size_t>> Connection::ReadHead() {
   }
 }
 
+// Parses one request and enforces the limits of its body.
+struct Connection::Parser {
+  explicit Parser(const HttpLimits& limits)
+      : on_chunk([this, &limits](uint64_t, beast::string_view extensions, error_code& error) {
+          extension_bytes += extensions.size();
+          if (++chunks > limits.max_chunks || extension_bytes > limits.max_chunk_extension_bytes) {
+            error = beast::http::error::bad_chunk;
+          }
+        }) {
+    message.header_limit(
+        static_cast<uint32_t>(limits.max_line_bytes + limits.max_header_bytes + 1024));
+    message.body_limit(limits.max_body_bytes);
+    message.on_chunk_header(on_chunk);
+  }
+  Parser(const Parser&) = delete;
+  Parser& operator=(const Parser&) = delete;
+
+  // Consumes what it can of `buffer`. The error is OK where only more bytes are needed.
+  error_code Put(std::string& buffer, size_t size) {
+    error_code error;
+    const size_t used = message.put(asio::buffer(buffer.data(), size), error);
+    buffer.erase(0, used);
+    return error == beast::http::error::need_more ? error_code() : error;
+  }
+  bool expects_body() const {
+    return !message.is_done() && (message.chunked() || message.content_length().value_or(0) > 0);
+  }
+
+  BodyParser message;
+  int chunks = 0;
+  size_t extension_bytes = 0;
+  std::function<void(uint64_t, beast::string_view, error_code&)>
+      on_chunk;  // `message` refers to it
+};
+
+void Connection::FillHead(const Parser& parser, Head& head) {
+  if (!parser.message.is_header_done()) return;
+  const auto& message = parser.message.get();
+  head.keep_alive = parser.message.keep_alive();
+  head.http_1_0 = message.version() == 10;
+  Request& request = head.request;
+  request.method = std::string(View(message.method_string()));
+  request.request_id = ChooseRequestId(View(message["X-Request-Id"]));
+  head.head_only = request.method == "HEAD";
+  const std::string_view target = View(message.target());
+  request.path = std::string(target.substr(0, target.find('?')));
+  if (request.path.size() < target.size()) {
+    request.query = std::string(target.substr(request.path.size() + 1));
+  }
+  using beast::http::field;
+  request.content_type = std::string(View(message[field::content_type]));
+  request.content_encoding = std::string(View(message[field::content_encoding]));
+  request.authorization = std::string(View(message[field::authorization]));
+  request.accept = std::string(View(message[field::accept]));
+  request.if_none_match = std::string(View(message[field::if_none_match]));
+}
+
 asio::awaitable<bool> Connection::ServeOne() {
   const std::optional<size_t> head_size = co_await ReadHead();
   if (!head_size) co_return false;
 
   Head head;
   head.request.request_id = NewRequestId();
-  const HttpLimits& limits = environment_->limits;
-  BodyParser parser;
-  parser.header_limit(
-      static_cast<uint32_t>(limits.max_line_bytes + limits.max_header_bytes + 1024));
-  parser.body_limit(limits.max_body_bytes);
-  int chunks = 0;
-  size_t extension_bytes = 0;
-  auto on_chunk = [&](uint64_t, beast::string_view extensions, error_code& error) {
-    extension_bytes += extensions.size();
-    if (++chunks > limits.max_chunks || extension_bytes > limits.max_chunk_extension_bytes) {
-      error = beast::http::error::bad_chunk;
-    }
-  };
-  parser.on_chunk_header(on_chunk);
-
-  error_code error;
-  size_t used = parser.put(asio::buffer(buffer_.data(), *head_size), error);
-  buffer_.erase(0, used);
-  const auto& message = parser.get();
-  if (parser.is_header_done()) {
-    head.keep_alive = parser.keep_alive();
-    head.http_1_0 = message.version() == 10;
-    Request& request = head.request;
-    request.method = std::string(View(message.method_string()));
-    request.request_id = ChooseRequestId(View(message["X-Request-Id"]));
-    head.head_only = request.method == "HEAD";
-    const std::string_view target = View(message.target());
-    request.path = std::string(target.substr(0, target.find('?')));
-    if (request.path.size() < target.size()) {
-      request.query = std::string(target.substr(request.path.size() + 1));
-    }
-    request.content_type = std::string(View(message[beast::http::field::content_type]));
-    request.content_encoding = std::string(View(message[beast::http::field::content_encoding]));
-    request.authorization = std::string(View(message[beast::http::field::authorization]));
-    request.accept = std::string(View(message[beast::http::field::accept]));
-    request.if_none_match = std::string(View(message[beast::http::field::if_none_match]));
-  }
-  if (error && error != beast::http::error::need_more) {
+  Parser parser(environment_->limits);
+  const error_code error = parser.Put(buffer_, *head_size);
+  FillHead(parser, head);
+  if (error) {
     const Response answer = BodyError(error);
     co_await RefuseAndClose(head, answer);
     co_return false;
@@ -289,8 +313,8 @@ asio::awaitable<bool> Connection::ServeOne() {
 
   const std::optional<Response> refusal = environment_->router->CheckBeforeBody(head.request);
   if (refusal) {
-    // With a body on its way the connection cannot be used again.
-    if (!parser.is_done() && (parser.chunked() || parser.content_length().value_or(0) > 0)) {
+    // The unread body makes the connection unusable for another request.
+    if (parser.expects_body()) {
       co_await RefuseAndClose(head, *refusal);
       co_return false;
     }
@@ -299,9 +323,17 @@ asio::awaitable<bool> Connection::ServeOne() {
     Finish(head, refusal->status);
     co_return written&& head.keep_alive;
   }
-  const std::string_view expect = View(message[beast::http::field::expect]);
-  if (!expect.empty() && !parser.is_done()) {
-    if (!beast::iequals(message[beast::http::field::expect], "100-continue")) {
+  const bool complete = co_await ReadBody(parser, head);
+  if (!complete) co_return false;
+  head.request.body = std::move(parser.message.get().body());
+  const bool again = co_await Serve(head);
+  co_return again;
+}
+
+asio::awaitable<bool> Connection::ReadBody(Parser& parser, Head& head) {
+  const auto expect = parser.message.get()[beast::http::field::expect];
+  if (!expect.empty() && !parser.message.is_done()) {
+    if (!beast::iequals(expect, "100-continue")) {
       const Response answer =
           ProtocolError(400, "invalid_value", "only Expect: 100-continue is understood");
       co_await RefuseAndClose(head, answer);
@@ -311,24 +343,19 @@ asio::awaitable<bool> Connection::ServeOne() {
     if (!written) co_return false;
   }
 
-  parser.eager(true);
-  while (!parser.is_done()) {
+  parser.message.eager(true);
+  while (!parser.message.is_done()) {
     if (!buffer_.empty()) {
-      used = parser.put(asio::buffer(buffer_), error);
-      buffer_.erase(0, used);
-      if (error && error != beast::http::error::need_more) {
+      error_code error = parser.Put(buffer_, buffer_.size());
+      if (parser.message.is_done() && !error) break;
+      if (!error && buffer_.size() > kMaxChunkLine) error = beast::http::error::bad_chunk;
+      if (error) {
         const Response answer = BodyError(error);
         co_await RefuseAndClose(head, answer);
         co_return false;
       }
-      if (parser.is_done()) break;
-      if (buffer_.size() > kMaxChunkLine) {
-        const Response answer = BodyError(beast::http::error::bad_chunk);
-        co_await RefuseAndClose(head, answer);
-        co_return false;
-      }
     }
-    Arm(limits.body_idle_timeout);
+    Arm(environment_->limits.body_idle_timeout);
     const bool more = co_await ReadMore();
     Disarm();
     if (more) continue;
@@ -340,13 +367,11 @@ asio::awaitable<bool> Connection::ServeOne() {
     Finish(head, 499);
     co_return false;
   }
-  head.request.body = std::move(parser.get().body());
-  const bool again = co_await Serve(head);
-  co_return again;
+  co_return true;
 }
 
 asio::awaitable<bool> Connection::Serve(Head& head) {
-  // The io context stays alive as long as anybody can still wake this connection.
+  // Keeps the io context alive as long as `wake` can be called.
   head.request.wake = [weak = weak_from_this(), io = environment_->io] {
     asio::post(*io, [weak] {
       if (const auto self = weak.lock()) self->Wake();
@@ -357,7 +382,7 @@ asio::awaitable<bool> Connection::Serve(Head& head) {
   if (head.request.body.size() <= kSmallBody && router.WorkOf(head.request) == Work::kQuick) {
     handled = router.Handle(head.request);
   } else {
-    // Deferred, so that a client that leaves takes its work along.
+    // Deferred, so that the work is not started if the client has left by then.
     std::string body = std::exchange(head.request.body, {});
     auto request = std::make_shared<Request>(head.request);
     request->body = std::move(body);
@@ -440,7 +465,7 @@ asio::awaitable<int> Connection::RunPending(Head& head, std::unique_ptr<PendingR
     done = part.last;
     status = pending->FinalStatus();
   }
-  // Abandons the work where the client has left; otherwise there is none.
+  // Cancels the work if the client has left.
   pending_ = nullptr;
   pending.reset();
   if (failed || (gone_ && !done)) {
@@ -470,7 +495,7 @@ void Connection::StartWatch() {
                                      } else if (error) {
                                        self->gone_ = true;
                                        self->event_timer_.cancel();
-                                       // A write that is stuck cannot succeed any more.
+                                       // A blocked write cannot succeed any more.
                                        if (self->writing_) self->Close();
                                      } else if (self->buffer_.size() < kMaxPipelined) {
                                        self->StartWatch();

@@ -19,7 +19,7 @@
 
 namespace moeserve::server::http {
 
-// What connections share. Everything but `stopping` is constant.
+// Shared by all connections. Constant except for `stopping`.
 struct ConnectionEnvironment {
   std::shared_ptr<boost::asio::io_context> io;  // run by one thread
   std::shared_ptr<WorkPool> pool;               // for handlers that take long
@@ -36,15 +36,15 @@ class Connection : public std::enable_shared_from_this<Connection> {
              std::shared_ptr<ConnectionEnvironment> environment);
   ~Connection();
 
-  // Until the connection ends.
+  // Serves requests until the connection ends.
   boost::asio::awaitable<void> Run();
 
-  // Ends it now if it is between requests, else after the current answer.
+  // Closes the connection, after the current answer if there is one.
   void CloseWhenIdle();
   void Close();
 
  private:
-  // A request's head as far as the connection needs it.
+  // The parts of a request's head that the connection needs.
   struct Head {
     Request request;
     bool keep_alive = false;
@@ -52,7 +52,14 @@ class Connection : public std::enable_shared_from_this<Connection> {
     bool head_only = false;
   };
 
-  boost::asio::awaitable<bool> ServeOne();  // false: close
+  struct Parser;
+
+  static void FillHead(const Parser& parser, Head& head);
+
+  // Each of these returns false if the connection has to be closed.
+  boost::asio::awaitable<bool> ServeOne();
+  boost::asio::awaitable<bool> ReadBody(Parser& parser, Head& head);
+  // The size of the next request's head, which is then in buffer_; none: close.
   boost::asio::awaitable<std::optional<size_t>> ReadHead();
   boost::asio::awaitable<bool> Serve(Head& head);
   boost::asio::awaitable<int> RunPending(Head& head, std::unique_ptr<PendingResponse> pending);
@@ -65,8 +72,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   void Arm(absl::Duration timeout);
   void Disarm();
-  int Unsent();        // bytes that the client's side has not acknowledged
-  bool DrainedSome();  // since it was last asked or a write was begun
+  int Unsent();        // bytes that the client's kernel has not acknowledged
+  bool DrainedSome();  // whether Unsent() fell since the last call or the start of a write
   void StartWatch();
   boost::asio::awaitable<void> StopWatch();
   void Wake();
@@ -84,7 +91,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool closing_ = false;
   std::chrono::steady_clock::time_point request_start_;
 
-  // While an answer is pending the socket is read, so that a client's leaving is seen.
+  // The socket is read while an answer is pending, to notice that the client has left.
   boost::asio::steady_timer event_timer_;
   boost::asio::cancellation_signal watch_cancel_;
   char watch_buffer_[1024];

@@ -1,4 +1,4 @@
-// An answer whose request must first be worked on away from the io thread.
+// An answer that is prepared on the work pool instead of the io thread.
 #pragma once
 
 #include <functional>
@@ -13,9 +13,9 @@ namespace moeserve::server::http {
 
 class DeferredResponse final : public PendingResponse {
  public:
-  // Runs `job` on the pool and continues as what it returns; `wake` as Request::wake. Where too
-  // much waits already, an error (503, queue_full). If the answer is abandoned before its turn
-  // comes, the job is not run.
+  // Runs `job` on the pool; the answer then continues as the job's result. `wake` as Request::wake.
+  // Returns an error answer (503, queue_full) if too many tasks wait. The job is not run if the
+  // answer is destroyed before its turn.
   static Handled Start(WorkPool& pool, std::function<Handled()> job, std::function<void()> wake);
 
   ~DeferredResponse() override;

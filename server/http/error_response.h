@@ -12,7 +12,7 @@ namespace moeserve::server::http {
 Response ErrorResponse(const HttpError& error);
 Response ErrorResponse(const absl::Status& status);  // not OK
 
-// Errors that only HTTP has (405, 408, 413 ...); all are of type "invalid_request_error".
+// Errors that exist in HTTP only (405, 408, 413 ...); all are of type "invalid_request_error".
 Response ProtocolError(int status, std::string_view code, std::string_view message);
 
 }  // namespace moeserve::server::http

@@ -57,7 +57,7 @@ std::string_view Trimmed(std::string_view text) {
   return text;
 }
 
-// CR and LF only together; no other control character but the tab.
+// Allows CR and LF only together, and no other control character but the tab.
 bool HasBadBytes(std::string_view text, bool complete) {
   for (size_t i = 0; i < text.size(); ++i) {
     const unsigned char c = static_cast<unsigned char>(text[i]);

@@ -1,4 +1,4 @@
-// Asks a running server whether it can serve.
+// Checks whether a server is ready.
 #pragma once
 
 #include "absl/status/status.h"
@@ -7,10 +7,10 @@
 
 namespace moeserve::server {
 
-// GET /health/ready of the server that listens on `address`; one that listens on every interface
-// (0.0.0.0 or ::) is asked over loopback. OK for an answer of 200. Unavailable with what was found
-// instead for any other answer, for none within `timeout`, and if nothing can be reached. Reads at
-// most a few KiB, whoever answers. Blocks; resolving a host name is not bound by `timeout`.
+// Sends GET /health/ready to the server on `address`, over loopback if it listens on every
+// interface (0.0.0.0 or ::). OK if the answer is 200. Unavailable, with the reason, for another
+// answer, for no answer within `timeout`, and if there is no connection. Reads at most a few KiB of
+// the answer. Blocks; `timeout` does not limit resolving a host name.
 absl::Status ProbeReadiness(const HostPort& address, absl::Duration timeout);
 
 }  // namespace moeserve::server

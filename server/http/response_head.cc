@@ -11,7 +11,7 @@ std::string Date() {
   std::tm utc{};
   gmtime_r(&now, &utc);
   char text[64];
-  // The C locale's English names are what HTTP wants; nothing here ever sets another.
+  // HTTP needs the English names of the C locale, which the program never changes.
   const size_t length = std::strftime(text, sizeof(text), "%a, %d %b %Y %H:%M:%S GMT", &utc);
   return std::string(text, length);
 }

@@ -1,4 +1,4 @@
-// The bytes of an answer's head and of chunks.
+// Serializes the heads of answers, and chunks.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace moeserve::server::http {
 struct ResponseHead {
   int status = 200;
   std::string content_type;
-  std::vector<std::pair<std::string, std::string>> headers;  // names and values of our own
+  std::vector<std::pair<std::string, std::string>> headers;  // trusted: not checked
   std::string request_id;
   std::optional<size_t> content_length;  // absent: chunked (until the end for HTTP/1.0)
   bool keep_alive = true;
@@ -23,10 +23,10 @@ struct ResponseHead {
 // Head of a stream of server-sent events.
 ResponseHead EventStreamHead();
 
-// Status line, headers, empty line.
+// Returns status line, headers and the empty line.
 std::string SerializeHead(const ResponseHead& head);
 
-// Appends one chunk; nothing for empty data, which would end the body.
+// Appends one chunk. Does nothing for empty data, which would end the body.
 void AppendChunk(std::string_view data, std::string& out);
 inline constexpr std::string_view kLastChunk = "0\r\n\r\n";
 

@@ -1,4 +1,4 @@
-// From method and path to a handler.
+// Maps method and path to a handler.
 #pragma once
 
 #include <functional>
@@ -14,12 +14,13 @@ namespace moeserve::server::http {
 
 enum class Access { kOpen, kKey };
 
-// How long a handler may take: kSlow ones never run on the thread that all connections share.
+// How long a handler takes. kSlow handlers do not run on the io thread, which all connections
+// share.
 enum class Work { kQuick, kSlow };
 
 using Handler = std::function<Handled(const Request&)>;
 
-// Built once, then read by all threads.
+// Thread-safe once all routes are added.
 class Router {
  public:
   explicit Router(const ApiKeys& keys) : keys_(keys) {}  // outlives this
@@ -28,15 +29,15 @@ class Router {
   void Add(std::string_view method, std::string_view pattern, Access access, Work work,
            Handler handler);
 
-  // For metrics: the pattern that the path matches, or "other".
+  // Returns the pattern that the path matches, or "other"; for metrics.
   std::string_view Endpoint(std::string_view path) const;
 
-  // What can be said before the body is read: 401, 404, 405, 415, or the answer to OPTIONS.
+  // Returns the answer if it does not depend on the body: 401, 404, 405, 415, or that to OPTIONS.
   std::optional<Response> CheckBeforeBody(const Request& request) const;
 
   // For a request that passed CheckBeforeBody.
   Work WorkOf(const Request& request) const;
-  // The same; no exception leaves.
+  // For a request that passed CheckBeforeBody. Does not throw.
   Handled Handle(const Request& request) const;
 
  private:

@@ -69,7 +69,7 @@ class HttpServer::Impl {
   void Run() {
     asio::co_spawn(*io_, Accept(), asio::detached);
     thread_ = std::thread([io = io_] {
-      // Every handler catches its own exceptions; one that slips through must not stop the rest.
+      // Handlers catch their exceptions; one that escapes must not stop other connections.
       while (true) {
         try {
           io->run();
@@ -106,7 +106,7 @@ class HttpServer::Impl {
     }
     work_.reset();
     {
-      // With all connections gone the thread ends by itself, once the last handlers have run.
+      // Without connections the thread ends by itself after the last handlers.
       std::lock_guard lock(mutex_);
       if (open_ > 0) io_->stop();
     }
@@ -129,7 +129,7 @@ class HttpServer::Impl {
       auto [error, socket] = co_await acceptor_.async_accept(asio::as_tuple(asio::use_awaitable));
       if (error == asio::error::operation_aborted) break;
       if (error) {
-        // Out of descriptors, say: waiting a little is all that can be done.
+        // For example out of descriptors: try again a little later.
         asio::steady_timer pause(*io_, std::chrono::milliseconds(50));
         co_await pause.async_wait(asio::as_tuple(asio::use_awaitable));
         continue;
@@ -175,7 +175,7 @@ class HttpServer::Impl {
   std::thread thread_;
   bool stopped_ = false;
 
-  // Touched by the io thread only.
+  // Used by the io thread only.
   std::unordered_map<uint64_t, std::weak_ptr<Connection>> connections_;
   uint64_t next_key_ = 0;
 

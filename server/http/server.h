@@ -20,8 +20,8 @@ struct HttpServerOptions {
 
 class HttpServer {
  public:
-  // Binds and starts. `router` and `metrics` outlive the server. Unavailable: the address is taken;
-  // InvalidArgument: it is none of this machine.
+  // Binds and starts. `router` and `metrics` outlive the server. Unavailable: the address is taken.
+  // InvalidArgument: it is not a numeric address.
   static Result<std::unique_ptr<HttpServer>> Start(const HttpServerOptions& options,
                                                    const Router& router, Metrics& metrics);
   ~HttpServer();  // Stop(zero)
@@ -32,11 +32,11 @@ class HttpServer {
   std::string address() const;  // "127.0.0.1:8080", with the real port
   int port() const;
 
-  // Until no request is being prepared off the io thread, or until `deadline`. Not after Stop().
+  // Blocks until no handler runs outside the io thread, or until `deadline`. Not after Stop().
   void WaitForHandlers(absl::Time deadline);
 
-  // Accepts nothing more, closes idle connections, waits up to `grace` for the others and then
-  // closes those. Idempotent.
+  // Stops accepting, closes idle connections, waits up to `grace` for the others and then closes
+  // them. Idempotent.
   void Stop(absl::Duration grace);
 
  private:

@@ -1,4 +1,4 @@
-// Requests and answers as handlers see them; nothing here knows about sockets.
+// Requests and answers of handlers, independent of sockets.
 #pragma once
 
 #include <functional>
@@ -30,7 +30,7 @@ struct Response {
   int status = 200;
   std::string content_type = "application/json";
   std::string body;
-  std::vector<std::pair<std::string, std::string>> headers;  // beyond the ones every answer has
+  std::vector<std::pair<std::string, std::string>> headers;  // in addition to those of every answer
   bool close = false;                                        // close the connection afterwards
 };
 
@@ -45,19 +45,19 @@ struct StreamPart {
 
 using Progress = std::variant<Wait, Response, StreamPart>;
 
-// An answer that is not complete when the handler returns. The server calls Next from one thread
-// at a time until it gave a Response or a StreamPart with `last`; a Response cannot follow a part.
-// Destroying the object abandons the work behind it.
+// An answer that is not complete when the handler returns. The server calls Next, from one thread
+// at a time, until it returns a Response or a StreamPart with `last`. No Response follows a
+// StreamPart. The destructor cancels the work behind the answer.
 class PendingResponse {
  public:
   virtual ~PendingResponse() = default;
   virtual Progress Next() = 0;
-  // Called in place of Next, on the same thread, where the server is still busy sending when `wake`
-  // comes: the chance to notice that too much is waiting.
+  // Called instead of Next, on the same thread, if the server is still sending when `wake` is
+  // called. Can cancel the work if too much output waits.
   virtual void CheckBacklog() {}
-  // Sent during silence within a stream; ignored by clients.
+  // Sent while a stream has no output; clients ignore it.
   virtual std::string_view KeepAliveText() const { return ": keep-alive\n\n"; }
-  // What ended it, for logs and metrics once the answer has begun: an HTTP status.
+  // The HTTP status for logs and metrics; an error can follow a head with status 200.
   virtual int FinalStatus() const { return 200; }
 };
 

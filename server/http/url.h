@@ -1,4 +1,4 @@
-// Pieces of request targets.
+// Decodes parts of request targets.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,14 @@
 
 namespace moeserve::server::http {
 
-// No value for a malformed escape or an escaped NUL.
+// Returns no value for a malformed escape or an escaped NUL.
 std::optional<std::string> PercentDecode(std::string_view text);
 
-// What `name` has in "a=1&b=2", as sent; none if absent, empty for "a" and "a=".
+// Returns the value of `name` in a query such as "a=1&b=2", not decoded; none if absent, empty for
+// "a" and "a=".
 std::optional<std::string_view> QueryText(std::string_view query, std::string_view name);
 
-// The number that `name` has in "a=1&b=2"; none if absent. InvalidArgument for anything that is no
+// Returns the number that `name` has in a query; none if absent. InvalidArgument unless it is a
 // number in [min, max].
 Result<std::optional<double>> QueryNumber(std::string_view query, std::string_view name, double min,
                                           double max);

@@ -21,6 +21,116 @@ constexpr MoeMetricsMode kModes[] = {MoeMetricsMode::kOff, MoeMetricsMode::kLaye
 constexpr std::array kPowersOfTwo = {1.,   2.,   4.,   8.,    16.,   32.,   64.,
                                      128., 256., 512., 1024., 2048., 4096., 8192.};
 
+constexpr const char* kPhases[kNumPhases] = {"prefill", "decode"};
+
+// Writes families with one sample per routed block, or one per block and entry.
+class BlockFamilies {
+ public:
+  BlockFamilies(PrometheusText& text, const ExpertStats& stats, const std::string& model)
+      : text_(text), stats_(stats), model_(model) {}
+
+  // The sample of a block is value(index, block).
+  template <typename Value>
+  void PerBlock(const char* name, const char* type, const char* help, const Value& value) {
+    text_.Family(name, type, help);
+    for (size_t b = 0; b < stats_.blocks.size(); ++b) {
+      const BlockExpertStats& block = stats_.blocks[b];
+      const std::string layer = std::to_string(block.layer);
+      text_.Sample({{"model", model_}, {"layer", layer}, {"block", Name(block.block)}},
+                   value(b, block));
+    }
+  }
+
+  // The samples of a block are values(index, block), a list; `label` has label_of(entry's index).
+  template <typename Values, typename LabelOf>
+  void PerEntry(const char* name, const char* type, const char* help, const char* label,
+                const LabelOf& label_of, const Values& values) {
+    text_.Family(name, type, help);
+    for (size_t b = 0; b < stats_.blocks.size(); ++b) {
+      const BlockExpertStats& block = stats_.blocks[b];
+      const std::string layer = std::to_string(block.layer);
+      size_t entry = 0;
+      for (const auto& value : values(b, block)) {
+        const std::string of_entry = label_of(entry++);
+        text_.Sample(
+            {{"model", model_}, {"layer", layer}, {"block", Name(block.block)}, {label, of_entry}},
+            value);
+      }
+    }
+  }
+
+ private:
+  PrometheusText& text_;
+  const ExpertStats& stats_;
+  const std::string& model_;
+};
+
+std::string Number(size_t entry) { return std::to_string(entry); }
+std::string Rank(size_t entry) { return std::to_string(entry + 1); }
+std::string PhaseName(size_t entry) { return kPhases[entry]; }
+
+void WriteCounters(PrometheusText& text, const ExpertStats& stats, const std::string& model,
+                   const MoeMetricsOptions& options) {
+  using Block = BlockExpertStats;
+  BlockFamilies families(text, stats, model);
+  const auto phases = [](const uint64_t* counts) {
+    return std::span<const uint64_t>(counts, static_cast<size_t>(kNumPhases));
+  };
+  families.PerEntry("moe_layer_tokens_total", "counter", "Tokens run through a routed block.",
+                    "phase", PhaseName,
+                    [&](size_t, const Block& block) { return phases(&block.tokens[0]); });
+  families.PerEntry("moe_layer_rows_total", "counter",
+                    "Rows routed: tokens, or sub-tokens where split.", "phase", PhaseName,
+                    [&](size_t, const Block& block) { return phases(&block.rows[0]); });
+  if (options.mode == MoeMetricsMode::kFull) {
+    families.PerEntry(
+        "moe_expert_tokens_total", "counter", "Rows that chose the expert.", "expert", Number,
+        [](size_t, const Block& block) -> const auto& { return block.selections; });
+  }
+  if (options.weights) {
+    families.PerEntry(
+        "moe_expert_weight_total", "counter", "Sum of the gate weights that rows gave the expert.",
+        "expert", Number,
+        [](size_t, const Block& block) -> const auto& { return block.weight_sums; });
+  }
+  families.PerBlock(
+      "moe_recomputed_tokens_total", "counter",
+      "Tokens run again after a preemption; only the families of steps count them as well.",
+      [](size_t, const Block& block) { return block.recomputed_tokens; });
+  families.PerBlock("moe_router_nonfinite_total", "counter",
+                    "Rows with NaN or Inf in router scores.",
+                    [](size_t, const Block& block) { return block.nonfinite_rows; });
+}
+
+void WriteSteps(PrometheusText& text, const ExpertStats& stats, const std::string& model) {
+  const auto write = [&](const char* name, const char* help, const auto& histograms) {
+    text.Family(name, "histogram", help);
+    for (int p = 0; p < kNumPhases; ++p) {
+      const std::span<const uint64_t> counts = histograms[p].buckets;
+      const std::span<const double> bounds(kPowersOfTwo.data(), counts.size() - 1);
+      text.HistogramSamples({{"model", model}, {"phase", kPhases[p]}}, bounds, counts,
+                            static_cast<double>(histograms[p].sum));
+    }
+  };
+  write("moe_expert_tokens_per_step", "Rows of an expert in a step, of every expert that had any.",
+        stats.expert_rows);
+  write("moe_active_experts_per_step", "Experts that had rows in a step, of every routed block.",
+        stats.active_experts);
+}
+
+// Returns the ids of the most used experts, most used first; ties: the lower id.
+std::vector<size_t> HottestExperts(const std::vector<double>& counts) {
+  constexpr size_t kRanks = 4;
+  std::vector<size_t> order(counts.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  const size_t ranks = std::min(kRanks, order.size());
+  std::partial_sort(
+      order.begin(), order.begin() + static_cast<std::ptrdiff_t>(ranks), order.end(),
+      [&](size_t x, size_t y) { return counts[x] != counts[y] ? counts[x] > counts[y] : x < y; });
+  order.resize(ranks);
+  return order;
+}
+
 }  // namespace
 
 const char* Name(MoeMetricsMode mode) {
@@ -92,7 +202,7 @@ void ExpertMetrics::Observe(const ExpertStats& stats, absl::Time now) {
     window_[b].resize(counts.size());
     seen_[b].resize(counts.size());
     for (size_t e = 0; e < counts.size(); ++e) {
-      // Two readers can come with snapshots in the wrong order: the older one adds nothing.
+      // Snapshots of two readers can arrive out of order: an older one adds nothing.
       const uint64_t seen = std::max(seen_[b][e], counts[e]);
       window_[b][e] = window_[b][e] * keep + static_cast<double>(seen - seen_[b][e]);
       seen_[b][e] = seen;
@@ -113,23 +223,11 @@ void ExpertMetrics::Write(PrometheusText& text, const ExpertStats& stats,
                           const std::string& model) const {
   std::lock_guard lock(mutex_);
   if (options_.mode == MoeMetricsMode::kOff) return;
-  struct Labels {
-    std::string layer;
-    const char* block;
-  };
-  std::vector<Labels> labels;
-  for (const BlockExpertStats& block : stats.blocks) {
-    labels.push_back({std::to_string(block.layer), Name(block.block)});
-  }
-  const auto each_block = [&](auto&& write) {
-    for (size_t b = 0; b < window_.size(); ++b) write(b, stats.blocks[b], labels[b]);
-  };
-
   text.Family("moe_info", "gauge", "The routed blocks of the model.");
-  each_block([&](size_t, const BlockExpertStats& block, const Labels& l) {
+  for (const BlockExpertStats& block : stats.blocks) {
     text.Sample({{"model", model},
-                 {"layer", l.layer},
-                 {"block", l.block},
+                 {"layer", std::to_string(block.layer)},
+                 {"block", Name(block.block)},
                  {"experts", std::to_string(block.num_experts)},
                  {"select", std::string(KindName(block.select))},
                  {"top_k", std::to_string(block.max_selected)},
@@ -137,131 +235,50 @@ void ExpertMetrics::Write(PrometheusText& text, const ExpertStats& stats,
                  {"shared_experts", HasSharedExpert(block) ? "1" : "0"},
                  {"mode", Name(options_.mode)}},
                 1.0);
-  });
-  constexpr const char* kPhases[kNumPhases] = {"prefill", "decode"};
-  text.Family("moe_layer_tokens_total", "counter", "Tokens run through a routed block.");
-  each_block([&](size_t, const BlockExpertStats& block, const Labels& l) {
-    for (int p = 0; p < kNumPhases; ++p) {
-      text.Sample({{"model", model}, {"layer", l.layer}, {"block", l.block}, {"phase", kPhases[p]}},
-                  block.tokens[p]);
-    }
-  });
-  text.Family("moe_layer_rows_total", "counter", "Rows routed: tokens, or sub-tokens where split.");
-  each_block([&](size_t, const BlockExpertStats& block, const Labels& l) {
-    for (int p = 0; p < kNumPhases; ++p) {
-      text.Sample({{"model", model}, {"layer", l.layer}, {"block", l.block}, {"phase", kPhases[p]}},
-                  block.rows[p]);
-    }
-  });
-  if (options_.mode == MoeMetricsMode::kFull) {
-    text.Family("moe_expert_tokens_total", "counter", "Rows that chose the expert.");
-    each_block([&](size_t, const BlockExpertStats& block, const Labels& l) {
-      for (size_t e = 0; e < block.selections.size(); ++e) {
-        text.Sample({{"model", model},
-                     {"layer", l.layer},
-                     {"block", l.block},
-                     {"expert", std::to_string(e)}},
-                    block.selections[e]);
-      }
-    });
   }
-  if (options_.weights) {
-    text.Family("moe_expert_weight_total", "counter",
-                "Sum of the gate weights that rows gave the expert.");
-    each_block([&](size_t, const BlockExpertStats& block, const Labels& l) {
-      for (size_t e = 0; e < block.weight_sums.size(); ++e) {
-        text.Sample({{"model", model},
-                     {"layer", l.layer},
-                     {"block", l.block},
-                     {"expert", std::to_string(e)}},
-                    block.weight_sums[e]);
-      }
-    });
-  }
-  text.Family(
-      "moe_recomputed_tokens_total", "counter",
-      "Tokens run again after a preemption; only the families of steps count them as well.");
-  each_block([&](size_t, const BlockExpertStats& block, const Labels& l) {
-    text.Sample({{"model", model}, {"layer", l.layer}, {"block", l.block}},
-                block.recomputed_tokens);
-  });
-  text.Family("moe_router_nonfinite_total", "counter", "Rows with NaN or Inf in router scores.");
-  each_block([&](size_t, const BlockExpertStats& block, const Labels& l) {
-    text.Sample({{"model", model}, {"layer", l.layer}, {"block", l.block}}, block.nonfinite_rows);
-  });
-
-  const auto write_steps = [&](const char* name, const char* help, const auto& histograms) {
-    text.Family(name, "histogram", help);
-    for (int p = 0; p < kNumPhases; ++p) {
-      const std::span<const uint64_t> counts = histograms[p].buckets;
-      const std::span<const double> bounds(kPowersOfTwo.data(), counts.size() - 1);
-      text.HistogramSamples({{"model", model}, {"phase", kPhases[p]}}, bounds, counts,
-                            static_cast<double>(histograms[p].sum));
-    }
-  };
-  write_steps("moe_expert_tokens_per_step",
-              "Rows of an expert in a step, of every expert that had any.", stats.expert_rows);
-  write_steps("moe_active_experts_per_step",
-              "Experts that had rows in a step, of every routed block.", stats.active_experts);
-
-  text.Family("moe_layer_load_balance_ratio", "gauge", "Mean over maximum load of the experts.");
-  each_block([&](size_t b, const BlockExpertStats&, const Labels& l) {
-    text.Sample({{"model", model}, {"layer", l.layer}, {"block", l.block}},
-                MeasureLoad(window_[b]).balance);
-  });
-  text.Family("moe_layer_load_entropy_ratio", "gauge", "Entropy of the load over its maximum.");
-  each_block([&](size_t b, const BlockExpertStats&, const Labels& l) {
-    text.Sample({{"model", model}, {"layer", l.layer}, {"block", l.block}},
-                MeasureLoad(window_[b]).entropy);
-  });
-  text.Family("moe_layer_unused_experts", "gauge", "Experts that no row chose in the window.");
-  each_block([&](size_t b, const BlockExpertStats&, const Labels& l) {
-    text.Sample({{"model", model}, {"layer", l.layer}, {"block", l.block}},
-                static_cast<double>(MeasureLoad(window_[b]).unused));
-  });
-  text.Family("moe_window_tokens", "gauge", "Tokens in the decaying window of the load gauges.");
-  text.Sample({{"model", model}}, window_tokens_);
-
-  if (options_.mode == MoeMetricsMode::kTop) {
-    // Too many experts for a series each: the most used ones stand for the rest.
-    constexpr size_t kRanks = 4;
-    std::vector<std::vector<size_t>> hottest(window_.size());
-    for (size_t b = 0; b < window_.size(); ++b) {
-      std::vector<size_t>& order = hottest[b];
-      order.resize(window_[b].size());
-      std::iota(order.begin(), order.end(), size_t{0});
-      const size_t ranks = std::min(kRanks, order.size());
-      std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(ranks),
-                        order.end(), [&](size_t x, size_t y) {
-                          return window_[b][x] != window_[b][y] ? window_[b][x] > window_[b][y]
-                                                                : x < y;
-                        });
-      order.resize(ranks);
-    }
-    const auto each_rank = [&](auto&& value) {
-      each_block([&](size_t b, const BlockExpertStats&, const Labels& l) {
-        for (size_t r = 0; r < hottest[b].size(); ++r) {
-          text.Sample({{"model", model},
-                       {"layer", l.layer},
-                       {"block", l.block},
-                       {"rank", std::to_string(r + 1)}},
-                      value(b, hottest[b][r]));
-        }
-      });
-    };
-    text.Family("moe_hot_expert_share_ratio", "gauge", "Share of the most used experts.");
-    each_rank([&](size_t b, size_t e) {
-      const double total = std::accumulate(window_[b].begin(), window_[b].end(), 0.0);
-      return total > 0.0 ? window_[b][e] / total : 0.0;
-    });
-    text.Family("moe_hot_expert_id", "gauge", "Numbers of the most used experts.");
-    each_rank([&](size_t, size_t e) { return static_cast<double>(e); });
-  }
-
+  WriteCounters(text, stats, model, options_);
+  WriteSteps(text, stats, model);
+  WriteWindow(text, stats, model);
   text.Family("moe_activation_ratio", "gauge", "Share of experts that were chosen at all.");
   text.Sample({{"model", model}}, ActivationRatio(stats, 0.0));
   text.Family("moe_activated_parameters_per_token", "gauge", "Mean parameters a token used.");
   text.Sample({{"model", model}}, MeanActivatedParameters(stats));
+}
+
+void ExpertMetrics::WriteWindow(PrometheusText& text, const ExpertStats& stats,
+                                const std::string& model) const {
+  using Block = BlockExpertStats;
+  BlockFamilies families(text, stats, model);
+  families.PerBlock("moe_layer_load_balance_ratio", "gauge",
+                    "Mean over maximum load of the experts.",
+                    [&](size_t b, const Block&) { return MeasureLoad(window_[b]).balance; });
+  families.PerBlock("moe_layer_load_entropy_ratio", "gauge",
+                    "Entropy of the load over its maximum.",
+                    [&](size_t b, const Block&) { return MeasureLoad(window_[b]).entropy; });
+  families.PerBlock(
+      "moe_layer_unused_experts", "gauge", "Experts that no row chose in the window.",
+      [&](size_t b, const Block&) { return static_cast<double>(MeasureLoad(window_[b]).unused); });
+  text.Family("moe_window_tokens", "gauge", "Tokens in the decaying window of the load gauges.");
+  text.Sample({{"model", model}}, window_tokens_);
+  if (options_.mode != MoeMetricsMode::kTop) return;
+
+  // Too many experts for a series each: the most used ones stand for the rest.
+  std::vector<std::vector<size_t>> hottest;
+  for (const std::vector<double>& counts : window_) hottest.push_back(HottestExperts(counts));
+  families.PerEntry("moe_hot_expert_share_ratio", "gauge", "Share of the most used experts.",
+                    "rank", Rank, [&](size_t b, const Block&) {
+                      const std::vector<double>& counts = window_[b];
+                      const double total = std::accumulate(counts.begin(), counts.end(), 0.0);
+                      std::vector<double> shares;
+                      for (const size_t e : hottest[b]) {
+                        shares.push_back(total > 0.0 ? counts[e] / total : 0.0);
+                      }
+                      return shares;
+                    });
+  families.PerEntry("moe_hot_expert_id", "gauge", "Numbers of the most used experts.", "rank", Rank,
+                    [&](size_t b, const Block&) {
+                      return std::vector<double>(hottest[b].begin(), hottest[b].end());
+                    });
 }
 
 }  // namespace moeserve::server

@@ -1,4 +1,4 @@
-// The Prometheus families of the experts, within bounds on the number of series.
+// The Prometheus families of the experts, with a limit on the number of series.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,8 @@
 
 namespace moeserve::server {
 
-// How much is exported: nothing, series for each routed block, also those of the most used experts
-// of each, or a series for each expert instead.
+// What is exported: nothing; series per routed block; also of its most used experts; or a series
+// per expert instead of these.
 enum class MoeMetricsMode : uint8_t { kOff, kLayer, kTop, kFull, kAuto };
 
 struct MoeMetricsOptions {
@@ -33,23 +33,25 @@ const char* Name(MoeMetricsMode mode);
 // InvalidArgument for other words.
 Result<MoeMetricsMode> ParseMoeMetricsMode(const std::string& word);
 
-// The options with the mode that kAuto comes to for a model with the blocks of `stats`.
+// Resolves kAuto for a model with the blocks of `stats`.
 // InvalidArgument: more than kMaxSeries series, or weights without kFull.
 Result<MoeMetricsOptions> ResolveMoeMetrics(MoeMetricsOptions options, const ExpertStats& stats);
 
-// Writes the families, with a decaying window for the gauges. Thread-safe.
+// Writes the families. Gauges are of a decaying window. Thread-safe.
 class ExpertMetrics {
  public:
-  // `options` as ResolveMoeMetrics gives them; `spec` is of the model whose stats will come.
+  // `options` are resolved by ResolveMoeMetrics; `spec` is that of the model observed.
   ExpertMetrics(const MoeMetricsOptions& options, const ModelSpec& spec);
 
-  // Moves the window on; to be called about once a second, and before Write.
+  // Advances the window; call about once a second, and before Write.
   void Observe(const ExpertStats& stats, absl::Time now);
-  // The window is that of the last Observe.
+  // Uses the window of the last Observe.
   void Write(PrometheusText& text, const ExpertStats& stats, const std::string& model) const;
 
  private:
   bool HasSharedExpert(const BlockExpertStats& block) const;
+  // Writes the gauges of the window. Requires mutex_.
+  void WriteWindow(PrometheusText& text, const ExpertStats& stats, const std::string& model) const;
 
   const MoeMetricsOptions options_;
   std::vector<bool> has_shared_expert_;  // [layer] in its feed-forward part

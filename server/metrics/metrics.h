@@ -1,4 +1,4 @@
-// What the server counts, and its text at /metrics.
+// The counters of the server and their text at /metrics.
 #pragma once
 
 #include <array>
@@ -16,10 +16,10 @@
 
 namespace moeserve::server {
 
-// What the server refuses itself; the engine counts its own.
+// Refusals by the server; the engine counts its own.
 enum class Rejection { kInvalid, kDraining, kQueueFull };
 
-// Thread-safe. The engine thread observes, so nothing here waits for long.
+// Thread-safe. The engine thread calls it, so nothing here blocks for long.
 class Metrics {
  public:
   Metrics();
@@ -37,8 +37,8 @@ class Metrics {
   std::atomic<uint64_t> ignored_fields{0};
   std::atomic<double> model_load_seconds{0.0};
 
-  // Series that shall be there, as 0, before the first call. A counter that appears with its first
-  // event has no increase to be seen by an alert.
+  // Creates the series with value 0. A counter that appeared with its first event would show no
+  // increase to an alert.
   void DeclareHttp(std::string_view endpoint, std::string_view method);
   void DeclareGrpc(std::string_view method);
 
@@ -50,7 +50,7 @@ class Metrics {
   using HttpKey = std::tuple<std::string, std::string, int>;  // endpoint, method, code
   std::map<HttpKey, uint64_t> HttpRequests() const;
 
-  // Families that do not need the engine.
+  // Writes the families that do not need the engine.
   void WriteServer(PrometheusText& text) const;
   void WriteRejected(PrometheusText& text, const EngineStats& stats) const;
 
@@ -63,9 +63,9 @@ class Metrics {
   std::array<std::atomic<uint64_t>, 3> rejected_{};
 };
 
-// Families of the engine's own counters.
+// Writes the families of the engine's counters.
 void WriteEngineMetrics(PrometheusText& text, const EngineStats& stats);
-// The standard process_* set of this process.
+// Writes the standard process_* families.
 void WriteProcessMetrics(PrometheusText& text);
 
 }  // namespace moeserve::server

@@ -20,7 +20,7 @@ uint64_t Finished(const EngineStats& stats) {
   return stats.finished_stop + stats.finished_length + stats.finished_abort + stats.finished_error;
 }
 
-// Families of one sample, all with the same labels.
+// Writes families of one sample, all with the same labels.
 class Writer {
  public:
   Writer(PrometheusText& text, std::string prefix, std::string model, bool has_engine)
@@ -63,12 +63,12 @@ class Writer {
   const bool has_engine_;
 };
 
-// Requests by address, method and class of status, as that server's HTTP layer groups them.
+// Requests by path, method and class of status, as the HTTP layer of vLLM groups them.
 void WriteHttpRequests(PrometheusText& text, const Metrics& metrics) {
   std::map<std::tuple<std::string, std::string, std::string>, uint64_t> grouped;
   for (const auto& [key, count] : metrics.HttpRequests()) {
     const auto& [endpoint, method, code] = key;
-    grouped[{endpoint, method, std::to_string(code / 100) + "xx"}] += count;
+    grouped[{endpoint, method, Concat(code / 100, "xx")}] += count;
   }
   text.ForeignFamily("http_requests_total", "counter", "Answered HTTP requests.");
   for (const auto& [key, count] : grouped) {

@@ -1,4 +1,4 @@
-// Our numbers under the names that vLLM and SGLang give them, for dashboards made for those.
+// Exports our metrics under the names of vLLM and SGLang, for dashboards made for them.
 #pragma once
 
 #include <string>
@@ -16,13 +16,14 @@ struct MetricsCompat {
   bool sglang = false;
 };
 
-// From "vllm" and "sglang" in any order; InvalidArgument for other words.
+// Parses "vllm" and "sglang", in any order. InvalidArgument for other words.
 Result<MetricsCompat> ParseMetricsCompat(const std::vector<std::string>& words);
 
-// Families named "vllm:..." with the labels model_name and engine, and "http_requests_total".
+// Writes families named "vllm:..." with the labels model_name and engine, and
+// "http_requests_total".
 void WriteVllmNames(PrometheusText& text, const Metrics& metrics, const EngineStats& stats,
                     const std::string& model);
-// Families named "sglang:..." with the label model_name.
+// Writes families named "sglang:..." with the label model_name.
 void WriteSglangNames(PrometheusText& text, const Metrics& metrics, const EngineStats& stats,
                       const std::string& model);
 

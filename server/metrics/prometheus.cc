@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "base/message.h"
 
 namespace moeserve::server {
 namespace {
@@ -118,7 +119,7 @@ void PrometheusText::Family(std::string_view name, std::string_view type, std::s
   if (name.starts_with("process_")) {
     ForeignFamily(name, type, help);
   } else {
-    ForeignFamily("moeserve_" + std::string(name), type, help);
+    ForeignFamily(Concat("moeserve_", name), type, help);
   }
 }
 

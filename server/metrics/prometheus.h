@@ -1,4 +1,4 @@
-// The formats that Prometheus reads and the instruments that feed them.
+// Prometheus exposition formats, and a histogram.
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,7 @@ namespace moeserve::server {
 
 using Label = std::pair<std::string_view, std::string_view>;
 
-// Counts observations by size. Observe is lock-free and thread-safe.
+// Counts observations in buckets. Thread-safe; Observe is lock-free.
 class Histogram {
  public:
   explicit Histogram(std::vector<double> bounds);  // ascending, without +Inf
@@ -25,7 +25,7 @@ class Histogram {
   void Observe(double value);
 
   struct Snapshot {
-    std::vector<uint64_t> counts;  // one per bound, then those over all bounds
+    std::vector<uint64_t> counts;  // one per bound, then the overflow
     double sum = 0.0;
   };
   Snapshot Read() const;
@@ -39,12 +39,12 @@ class Histogram {
 
 enum class ExpositionFormat : uint8_t { kText, kOpenMetrics };  // text 0.0.4, OpenMetrics 1.0.0
 
-// OpenMetrics for readers whose Accept header prefers it to plain text.
+// Returns OpenMetrics if the Accept header prefers it to plain text.
 ExpositionFormat ChooseExposition(std::string_view accept);
 std::string_view ContentType(ExpositionFormat format);
 
-// Writes families one after the other. Names and labels are constants of ours and not checked;
-// those of counters end in "_total". Both formats have the same samples.
+// Writes families one after the other. Names and labels come from the program and are not checked;
+// names of counters end in "_total". Both formats have the same samples.
 class PrometheusText {
  public:
   explicit PrometheusText(ExpositionFormat format = ExpositionFormat::kText) : format_(format) {}
@@ -52,21 +52,21 @@ class PrometheusText {
   // Starts a family; its samples must follow before the next one starts. The name gets the prefix
   // "moeserve_" unless it is one of the standard names "process_*".
   void Family(std::string_view name, std::string_view type, std::string_view help);
-  // The same for a name that somebody else has defined.
+  // The same for a name without our prefix.
   void ForeignFamily(std::string_view name, std::string_view type, std::string_view help);
 
   void Sample(std::initializer_list<Label> labels, double value);
   void Sample(std::initializer_list<Label> labels, uint64_t value);
   void HistogramSamples(std::initializer_list<Label> labels, const Histogram& histogram);
   void HistogramSamples(std::initializer_list<Label> labels, const BucketCounts& counts);
-  // `counts`: one per bound, then those over all bounds; not cumulative.
+  // `counts`: one per bound, then the overflow; not cumulative.
   void HistogramSamples(std::initializer_list<Label> labels, std::span<const double> bounds,
                         std::span<const uint64_t> counts, double sum);
 
   // A family of one sample without labels.
   void Single(std::string_view name, std::string_view type, std::string_view help, double value);
 
-  // The whole text; nothing can be added after it.
+  // Returns the whole text. Nothing can be added afterwards.
   std::string Take();
 
  private:
@@ -78,10 +78,10 @@ class PrometheusText {
   std::string family_;
 };
 
-// A number as the format writes it: shortest exact decimal, NaN, +Inf, -Inf.
+// Formats a number as the shortest exact decimal, NaN, +Inf or -Inf.
 std::string PrometheusNumber(double value);
-// The same for a bucket's bound. Other exporters write "1.0" and "1e+06", and since bounds are
-// label values, series would differ from theirs, and between the formats, if they looked different.
+// Formats a bucket's bound as other exporters do ("1.0", "1e+06"): bounds are label values, so
+// another spelling would be another series.
 std::string BucketBound(double bound);
 
 }  // namespace moeserve::server

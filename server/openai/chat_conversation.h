@@ -1,4 +1,4 @@
-// The messages of a chat request and how they are to become a prompt.
+// The messages of a chat request, and how to render them.
 #pragma once
 
 #include <optional>
@@ -19,13 +19,13 @@ struct ConversationRules {
 };
 
 struct Conversation {
-  // Objects of "role" (system, developer, user or assistant), "content" (a string) and, where
-  // given, "name" (a string).
+  // Objects with "role" (system, developer, user or assistant), "content" (a string) and, if sent,
+  // "name" (a string).
   nlohmann::ordered_json messages = nlohmann::ordered_json::array();
   bool add_generation_prompt = true;
   bool continue_final_message = false;
   bool add_special_tokens = false;
-  std::optional<std::string> chat_template;  // in place of the model's
+  std::optional<std::string> chat_template;  // replaces the model's
   nlohmann::ordered_json template_variables = nlohmann::ordered_json::object();
   int ignored_fields = 0;  // of messages
 };

@@ -17,7 +17,7 @@ absl::Status TemplateError(const absl::Status& status, std::string_view param) {
                    Printable(std::string(status.message()), 300), param);
 }
 
-// A text that no message and no template contains: noncharacters around a number.
+// A text that neither messages nor templates contain: noncharacters around a number.
 std::string ChooseMark(const Json& messages, std::string_view source) {
   for (int number = 0;; ++number) {
     std::string mark = Concat("\xEF\xB7\x90", number, "\xEF\xB7\x91");
@@ -31,7 +31,7 @@ std::string ChooseMark(const Json& messages, std::string_view source) {
   }
 }
 
-// Templates that do not know developers take them for the system.
+// Templates without a developer role get the system role instead.
 void RenameDevelopers(std::string_view source, Json& messages) {
   if (source.find("developer") != std::string_view::npos) return;
   for (Json& message : messages) {
@@ -93,7 +93,7 @@ Result<chat::RenderedPrompt> ChatFormat::Render(const Conversation& conversation
   input.untrusted = conversation.template_variables;
   input.trusted = special_tokens_;
   input.trusted["add_generation_prompt"] = conversation.add_generation_prompt;
-  // Templates of models with tools and documents ask whether these are none.
+  // Templates of models with tools and documents test whether these are none.
   input.trusted["tools"] = nullptr;
   input.trusted["documents"] = nullptr;
   input.now = now;
@@ -138,7 +138,7 @@ absl::Status CutAtMark(std::string_view mark, chat::RenderedPrompt& prompt) {
   if (at == std::string::npos) return absl::NotFoundError("the mark is not there");
   const size_t after = at + mark.size();
   std::vector<TextSpan>& trusted = prompt.trusted;
-  // A space of the template's own says nothing.
+  // A space of the template itself is no sign.
   const bool kept_space = prompt.text.compare(after, 1, " ") == 0 &&
                           std::none_of(trusted.begin(), trusted.end(), [&](const TextSpan& s) {
                             return s.begin <= after && after < s.end;

@@ -1,4 +1,4 @@
-// From a conversation to the tokens of a prompt, by the model's chat template.
+// Turns a conversation into the tokens of a prompt with the model's chat template.
 #pragma once
 
 #include <ctime>
@@ -17,26 +17,27 @@
 
 namespace moeserve::server {
 
-// Immutable: any number of threads may use one object.
+// Immutable and thread-safe.
 class ChatFormat {
  public:
-  // Of a model without a chat template: refuses every conversation, unless it brings a template.
+  // For a model without a chat template: refuses conversations that bring no template.
   ChatFormat();
-  // The template and the tokens that templates name. A template that is absent or does not compile
-  // leaves a format that refuses, as above, with the reason.
+  // Takes the template and the special tokens from `config`. If the template is absent or does not
+  // compile, refuses as above, with the reason.
   explicit ChatFormat(const TokenizerConfig& config);
 
-  // OK, or why there is no template: NotFound where the model has none, else what is wrong with it.
+  // OK, or why there is no template: NotFound if the model has none, else the fault of its
+  // template.
   const absl::Status& status() const { return status_; }
 
-  // Writes the conversation out. InvalidArgument with code "invalid_value" where the template
-  // refuses the conversation or its text is too long, "invalid_template" where the fault is the
-  // template's. Takes up to about a second; `now` is what templates see.
+  // Renders the conversation. InvalidArgument, code "invalid_value": the template refuses the
+  // conversation, or its text is too long; code "invalid_template": the template is faulty. Takes
+  // up to about a second; `now` is the time for templates.
   Result<chat::RenderedPrompt> Render(const Conversation& conversation, const RequestLimits& limits,
                                       std::time_t now) const;
 
-  // Render() and its tokens, of which there is at least one. What messages contain is ordinary text
-  // even where it spells a special token.
+  // Renders and tokenizes; at least one token. The text of messages is ordinary text, even where it
+  // spells a special token.
   Result<std::vector<TokenId>> Encode(const Conversation& conversation, const Tokenizer& tokenizer,
                                       const RequestLimits& limits, std::time_t now) const;
 
@@ -46,9 +47,9 @@ class ChatFormat {
   nlohmann::ordered_json special_tokens_ = nlohmann::ordered_json::object();
 };
 
-// Cuts the end of `prompt` off, from the last place where `mark` stands. The mark was put behind
-// the client's text together with a space; where that is missing the template trims, and then white
-// space of the client before the mark goes too. NotFound: the mark is nowhere.
+// Cuts `prompt` off at the last `mark`. The mark and a space were appended to the client's text; if
+// the space is missing, the template trims, and trailing white space of the client is cut too.
+// NotFound: the mark does not occur.
 absl::Status CutAtMark(std::string_view mark, chat::RenderedPrompt& prompt);
 
 }  // namespace moeserve::server

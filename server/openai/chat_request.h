@@ -1,4 +1,4 @@
-// The body of POST /v1/chat/completions: from JSON to a prompt, in two steps that need no socket.
+// The body of POST /v1/chat/completions.
 #pragma once
 
 #include <ctime>

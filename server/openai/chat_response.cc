@@ -4,6 +4,8 @@
 #include <string_view>
 #include <utility>
 
+#include "server/generation/token_text.h"
+
 namespace moeserve::server {
 namespace {
 
@@ -50,7 +52,7 @@ absl::Status ChatWriter::Add(int index, const PreparedPrompt& prompt, OutputDelt
   if (!choice.started) {
     choice.started = true;
     if (options_.return_token_ids) choice.part.prompt_token_ids = prompt.ids;
-    // There is one prompt, whatever the number of choices.
+    // All choices have the same prompt.
     if (options_.prompt_logprobs && index == 0) {
       MOESERVE_RETURN_IF_ERROR(CheckPromptLogprobs(prompt, delta));
       choice.part.prompt_logprobs =

@@ -7,12 +7,12 @@
 #include "absl/status/status.h"
 #include "engine/request.h"
 #include "nlohmann/json.hpp"
-#include "server/generation/answer.h"
+#include "server/openai/answer.h"
 
 namespace moeserve::server {
 
-// An entry of `logprobs.content`: {"token", "logprob", "bytes", "top_logprobs"}. Internal if a
-// value is NaN. `tokenizer` may be null.
+// Returns an entry of `logprobs.content`: {"token", "logprob", "bytes", "top_logprobs"}. Internal
+// if a value is NaN. `tokenizer` may be null.
 Result<nlohmann::ordered_json> ChatLogprobJson(const Tokenizer* tokenizer,
                                                const TokenLogprob& logprob, bool token_as_id);
 
@@ -30,13 +30,13 @@ class ChatWriter final : public AnswerWriter {
 
  private:
   struct Choice {
-    ChoicePart part;  // what has not been sent
+    ChoicePart part;  // not yet sent
     nlohmann::ordered_json logprobs = nlohmann::ordered_json::array();
-    bool started = false;  // has got its first piece
+    bool started = false;  // has its first piece
     bool opened = false;   // the chunk with its role was sent
   };
 
-  // {"content": [...], "refusal": null} with what was collected since, or null.
+  // Returns {"content": [...], "refusal": null} with the entries since the last call, or null.
   nlohmann::ordered_json TakeLogprobs(Choice& choice);
 
   const AnswerIdentity identity_;

@@ -8,6 +8,7 @@
 #include "base/message.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
+#include "server/openai/shared_fields.h"
 
 namespace moeserve::server {
 namespace {
@@ -110,38 +111,6 @@ Result<CompletionParams> ParseCompletion(const Json& body, const RequestRules& r
   MOESERVE_ASSIGN_OR_RETURN(out.prompts, ParsePrompts(body, rules));
   MOESERVE_RETURN_IF_ERROR(ParseCounts(body, rules, out));
   return out;
-}
-
-Result<std::vector<PreparedPrompt>> PreparePrompts(const CompletionParams& params,
-                                                   const Tokenizer* tokenizer, int max_model_len) {
-  std::vector<PreparedPrompt> prepared;
-  prepared.reserve(params.prompts.size());
-  for (const PromptInput& input : params.prompts) {
-    PreparedPrompt prompt;
-    if (input.is_text) {
-      if (tokenizer == nullptr) {
-        return InvalidValue("prompt", "this model has no tokenizer: send token ids");
-      }
-      auto ids = tokenizer->Encode(input.text, params.add_special_tokens);
-      if (!ids.ok()) return WithApiCode(ids.status(), "invalid_value");
-      prompt.ids = *std::move(ids);
-      if (prompt.ids.empty()) return InvalidValue("prompt", "'prompt' has no tokens");
-    } else {
-      prompt.ids = input.ids;
-    }
-    const bool truncated = TruncatePrompt(params, max_model_len, prompt.ids);
-    MOESERVE_ASSIGN_OR_RETURN(prompt.max_tokens,
-                              FitIntoContext(params, prompt.ids.size(), max_model_len));
-    if (params.echo) {
-      if (input.is_text && !truncated) {
-        prompt.echo_text = input.text;
-      } else if (tokenizer != nullptr) {
-        MOESERVE_ASSIGN_OR_RETURN(prompt.echo_text, tokenizer->Decode(prompt.ids, false));
-      }
-    }
-    prepared.push_back(std::move(prompt));
-  }
-  return prepared;
 }
 
 }  // namespace moeserve::server

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "server/base/utf8.h"
+#include "server/generation/token_text.h"
 
 namespace moeserve::server {
 namespace {
@@ -11,7 +12,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kObject = "text_completion";
 
-// Keeps the larger of two values where ids share a text.
+// Keeps the larger value where ids have the same text.
 void PutLarger(Json& object, const std::string& key, double value) {
   const auto it = object.find(key);
   if (it == object.end()) {
@@ -117,7 +118,7 @@ absl::Status CompletionWriter::AddPrompt(Choice& choice, const PreparedPrompt& p
       choice.logprobs.AddUnscored(prompt.ids[i]);
       continue;
     }
-    // Where more were asked for by prompt_logprobs.
+    // The engine returned more alternatives, for prompt_logprobs.
     if (logprob->top.size() > static_cast<size_t>(options_.echo_logprobs)) {
       logprob->top.resize(options_.echo_logprobs);
     }

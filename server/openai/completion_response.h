@@ -7,25 +7,25 @@
 #include "absl/status/status.h"
 #include "engine/request.h"
 #include "nlohmann/json.hpp"
-#include "server/generation/answer.h"
+#include "server/openai/answer.h"
 
 namespace moeserve::server {
 
-// Builds the four parallel arrays of the completions API. Offsets run on from call to call of
-// Take(), so the pieces of a stream concatenate to the arrays of the unary answer.
+// Builds the four parallel arrays of the completions API. Offsets continue after Take(), so the
+// pieces of a stream concatenate to the arrays of the unary answer.
 class LogprobArrays {
  public:
   // `tokenizer` may be null and must outlive this.
   LogprobArrays(const Tokenizer* tokenizer, bool tokens_as_ids)
       : tokenizer_(tokenizer), tokens_as_ids_(tokens_as_ids) {}
 
-  // A token that nothing precedes: its entries are null.
+  // Adds the first token of a prompt: its entries are null.
   void AddUnscored(TokenId token);
   // Internal if a value is NaN.
   absl::Status Add(const TokenLogprob& logprob);
 
   bool empty() const { return tokens_.empty(); }
-  // The arrays collected since the last call.
+  // Returns the arrays collected since the last call.
   nlohmann::ordered_json Take();
 
  private:
@@ -58,8 +58,8 @@ class CompletionWriter final : public AnswerWriter {
   struct Choice {
     explicit Choice(LogprobArrays arrays) : logprobs(std::move(arrays)) {}
     LogprobArrays logprobs;
-    ChoicePart part;       // what has not been sent
-    bool started = false;  // the prompt's share was added
+    ChoicePart part;       // not yet sent
+    bool started = false;  // the prompt's part was added
   };
 
   absl::Status AddPrompt(Choice& choice, const PreparedPrompt& prompt, const OutputDelta& delta);

@@ -1,5 +1,5 @@
-// Snapshots of the expert statistics over the last minutes, for questions about a time window and
-// for readers that must not disturb the engine.
+// Snapshots of the expert statistics over the last minutes, for statistics of a time window and for
+// readers that must not wait for the engine.
 #pragma once
 
 #include <chrono>
@@ -12,7 +12,7 @@
 
 namespace moeserve::server {
 
-// The time of a clock that nobody sets.
+// The time of a monotonic clock.
 inline absl::Time SteadyNow() {
   return absl::UnixEpoch() + absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
 }
@@ -22,19 +22,18 @@ class ExpertHistory {
  public:
   static constexpr int kMaxWindowSeconds = 600;
 
-  // To be called about once a second with SteadyNow(). A snapshot that is older than the last one
-  // is left out. Kept at that resolution for a
-  // minute, then every ten seconds.
+  // Call about once a second with SteadyNow(). Ignores a snapshot that is older than the last one.
+  // Snapshots older than a minute are thinned to one every ten seconds.
   void Add(absl::Time now, ExpertStats snapshot);
 
-  // The newest snapshot, if there is one.
+  // Returns the newest snapshot, if there is one.
   std::optional<ExpertStats> Latest() const;
 
   struct Base {
     ExpertStats stats;
     absl::Time time;
   };
-  // The youngest snapshot that is at least `window` old; the oldest one if all are younger.
+  // Returns the newest snapshot that is at least `window` old, or the oldest if all are newer.
   std::optional<Base> Before(absl::Time now, absl::Duration window) const;
 
  private:

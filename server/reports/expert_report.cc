@@ -1,7 +1,6 @@
 #include "server/reports/expert_report.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <numeric>
 
@@ -44,10 +43,10 @@ std::string ExpertStatsTable(const ExpertStats& stats, double threshold) {
     const double top =
         selections.empty() ? 0.0 : *std::max_element(selections.begin(), selections.end());
     const double rows = static_cast<double>(block.total_rows());
-    const LoadShape shape = MeasureLoad(selections);
+    const LoadShape spread = MeasureLoad(selections);
     add("%5d  %-12s  %7d  %10.0f  %8.3f  %8.3f  %8.3f  %7.3f  %8.1f%%\n", block.layer,
         Name(block.block), block.num_experts, rows, rows > 0 ? total / rows : 0.0,
-        MeanDistinctExperts(block), shape.balance, shape.entropy,
+        MeanDistinctExperts(block), spread.balance, spread.entropy,
         total > 0 ? 100.0 * top / total : 0.0);
   }
   add("tokens %llu, activation ratio %.4f (share of experts chosen by more than %g of the "

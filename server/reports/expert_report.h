@@ -1,4 +1,4 @@
-// Expert statistics as people and programs read them: JSON and a table.
+// Expert statistics as JSON and as a table.
 #pragma once
 
 #include <optional>
@@ -10,12 +10,12 @@
 
 namespace moeserve::server {
 
-// The answer of GET /v1/experts/stats. `window_seconds` absent: since start. `threshold` is that of
-// the activation ratio.
+// Returns the answer of GET /v1/experts/stats. `window_seconds` absent: since start. `threshold` is
+// that of the activation ratio.
 nlohmann::ordered_json ExpertStatsJson(const ExpertStats& stats, const std::string& model,
                                        std::optional<double> window_seconds, double threshold);
 
-// One line for each routed block: load, balance, distinct experts; and the totals.
+// Returns one line per routed block (rows, balance, distinct experts) and the totals.
 std::string ExpertStatsTable(const ExpertStats& stats, double threshold);
 
 }  // namespace moeserve::server

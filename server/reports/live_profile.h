@@ -8,8 +8,8 @@
 
 namespace moeserve::server {
 
-// What the engine has counted so far; no routes. Token counts are copied while the engine runs and
-// may hold a part of the running step.
+// Returns the counters of the engine, without routes. Token counts are copied while the engine runs
+// and may include part of a running step.
 ExpertProfile LiveProfile(const EngineApi& engine, const std::string& model);
 
 }  // namespace moeserve::server

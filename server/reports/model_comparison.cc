@@ -4,10 +4,10 @@
 #include <cmath>
 #include <cstdio>
 
+#include "base/message.h"
 #include "engine/statistics/measures/activated.h"
 #include "engine/statistics/measures/load_balance.h"
 #include "engine/statistics/measures/router_losses.h"
-#include "server/reports/expert_report.h"
 
 namespace moeserve::server {
 namespace {
@@ -44,7 +44,7 @@ std::string Markdown(const std::vector<std::vector<std::string>>& rows) {
   std::string out;
   for (size_t r = 0; r < rows.size(); ++r) {
     out += "|";
-    for (const std::string& cell : rows[r]) out += " " + cell + " |";
+    for (const std::string& cell : rows[r]) out += Concat(' ', cell, " |");
     out += "\n";
     if (r > 0) continue;
     out += "|";
@@ -64,7 +64,7 @@ std::string Plain(const std::vector<std::vector<std::string>>& rows) {
     for (size_t c = 0; c < row.size(); ++c) {
       const std::string pad(width[c] - row[c].size(), ' ');
       if (c > 0) out += "  ";
-      // Names to the left, numbers to the right.
+      // Aligns names left and numbers right.
       out += c == 0 ? row[c] + pad : pad + row[c];
     }
     while (out.back() == ' ') out.pop_back();

@@ -1,4 +1,4 @@
-// Models over one text, side by side.
+// Compares models on one text.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct ComparedModel {
   double compute = 0.0;           // activated parameters of a token
   double unique = 0.0;
   double expert_share = 0.0;  // mean over blocks of compute / the block's expert parameters
-  double balance = 0.0;       // mean over blocks of the mean load over the largest
+  double balance = 0.0;       // mean over blocks of mean / max selections per expert
   double balance_loss = 0.0;  // mean over blocks of MoA's L_a: 1 is even
   double entropy = 0.0;       // mean over blocks of the routers' entropy / ln E
 };
@@ -34,7 +34,7 @@ struct Comparison {
 };
 
 nlohmann::ordered_json ComparisonJson(const Comparison& comparison);
-// A table for a terminal, or in Markdown, and what its columns mean.
+// Returns a table as text or as Markdown, and the meaning of its columns.
 std::string ComparisonTable(const Comparison& comparison, bool markdown);
 
 }  // namespace moeserve::server

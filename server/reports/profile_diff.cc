@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <numeric>
 
+#include "base/message.h"
 #include "engine/statistics/measures/load_balance.h"
 
 namespace moeserve::server {
@@ -25,7 +26,7 @@ std::string ReasonAgainstFluctuation(const ExpertProfile& a, const ExpertProfile
   return "";
 }
 
-// Mean of what `value` gives for the blocks where it is a number.
+// Returns the mean of `value` over the blocks where it is not NaN.
 template <typename F>
 double MeanOf(const std::vector<BlockDiff>& blocks, const F& value) {
   double sum = 0.0;
@@ -115,7 +116,7 @@ Json DiffJson(const ProfileDiff& diff) {
 }
 
 std::string DiffTable(const ProfileDiff& diff, int top) {
-  std::string out = "a: " + diff.a + "\nb: " + diff.b + "\n";
+  std::string out = Concat("a: ", diff.a, "\nb: ", diff.b, '\n');
   char line[160];
   const auto add = [&](auto... arguments) {
     std::snprintf(line, sizeof(line), arguments...);
@@ -135,7 +136,7 @@ std::string DiffTable(const ProfileDiff& diff, int top) {
   add("mean   IC %s, RF top-1 %s, RF sets %s\n", Shown(MeanOf(diff.blocks, Consistency)).c_str(),
       Shown(MeanOf(diff.blocks, Top1)).c_str(), Shown(MeanOf(diff.blocks, Sets)).c_str());
   if (!diff.no_fluctuation.empty()) {
-    out += "no routing fluctuation: " + diff.no_fluctuation + "\n";
+    out += Concat("no routing fluctuation: ", diff.no_fluctuation, '\n');
   }
   return out;
 }

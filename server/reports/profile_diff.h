@@ -1,4 +1,4 @@
-// Two expert profiles side by side.
+// Compares two expert profiles.
 #pragma once
 
 #include <cstddef>
@@ -17,25 +17,25 @@ namespace moeserve::server {
 struct BlockDiff {
   int layer = 0;
   BlockKind block = BlockKind::kFeedForward;
-  std::vector<double> share_a, share_b;    // [E] load shares
+  std::vector<double> share_a, share_b;    // [E] shares of the block's selections
   std::vector<int> movers;                 // experts by the size of their change, largest first
-  double correlation = 0.0;                // of the loads; NaN where one is constant
+  double correlation = 0.0;                // of the shares; NaN if one is constant
   double consistency = 0.0;                // IC of these two runs; NaN likewise
-  std::optional<Fluctuation> fluctuation;  // where both profiles have routes of the same tokens
+  std::optional<Fluctuation> fluctuation;  // if both profiles have routes of the same tokens
 };
 
 struct ProfileDiff {
   std::string a, b;
   std::vector<BlockDiff> blocks;
-  std::string no_fluctuation;  // why there is none; empty: there is
+  std::string no_fluctuation;  // why there is no fluctuation; empty if there is
 };
 
-// InvalidArgument: not CheckComparable().
+// InvalidArgument if CheckComparable() refuses the profiles.
 Result<ProfileDiff> Diff(const ExpertProfile& a, const ExpertProfile& b);
 
 nlohmann::ordered_json DiffJson(const ProfileDiff& diff);
 
-// The `top` largest movers of each block.
+// Shows the `top` largest movers per block.
 std::string DiffTable(const ProfileDiff& diff, int top);
 
 }  // namespace moeserve::server

@@ -42,7 +42,7 @@ std::optional<std::string> TokenText(const Tokenizer* tokenizer, int32_t id) {
   return *std::move(text);
 }
 
-// Between single quotes, without line breaks.
+// Returns the text in single quotes, without line breaks.
 std::string Shown(const Tokenizer* tokenizer, int32_t id) {
   const std::optional<std::string> text = TokenText(tokenizer, id);
   if (!text) return std::to_string(id);

@@ -1,4 +1,4 @@
-// The statistics of engine/statistics as people and programs read them.
+// The statistics of engine/statistics as JSON and as text.
 #pragma once
 
 #include <cstdint>
@@ -13,15 +13,15 @@
 
 namespace moeserve::server {
 
-// [{"expert", "tokens": [{"id", "text", "count", "pmi", "log_pmi", "share"}]}], one for each
+// Returns [{"expert", "tokens": [{"id", "text", "count", "pmi", "log_pmi", "share"}]}], one per
 // expert. `tokenizer` may be null: then there are no texts.
 nlohmann::ordered_json TopTokensJson(const TokenCounts& counts, const Tokenizer* tokenizer,
                                      uint32_t min_count, int top);
 
-// {"wasserstein": {"metric", "matrix"}, "kl": {"eps", "matrix"}}; null where undefined.
+// Returns {"wasserstein": {"metric", "matrix"}, "kl": {"eps", "matrix"}}; null where undefined.
 nlohmann::ordered_json SimilarityJson(const TokenCounts& counts, double eps);
 
-// {"value", "classes", "rank", "rows", "seen"}, or {"value": null, "reason"}.
+// Returns {"value", "classes", "rank", "rows", "seen"}, or {"value": null, "reason"}.
 nlohmann::ordered_json CollapseJson(const HiddenSample& sample);
 
 struct ProfileReportOptions {
@@ -31,12 +31,12 @@ struct ProfileReportOptions {
   double eps = 1.0;  // smoothing of KL
 };
 
-// ExpertStatsJson() and, in each block, "top_tokens", "similarity" and "collapse" (null where the
-// profile has not what they need).
+// ExpertStatsJson() and, in each block, "top_tokens", "similarity" and "collapse" (null if the
+// profile lacks their data).
 nlohmann::ordered_json ProfileJson(const ExpertProfile& profile, const Tokenizer* tokenizer,
                                    const ProfileReportOptions& options);
 
-// ExpertStatsTable() and the rest in a few lines for each block.
+// ExpertStatsTable() and a few lines per block for the other statistics.
 std::string ProfileTable(const ExpertProfile& profile, const Tokenizer* tokenizer,
                          const ProfileReportOptions& options);
 

@@ -1,4 +1,4 @@
-// What every call has, whatever it does: an id, authorization, a deadline, trailers, a log line.
+// The common part of every call: id, authorization, deadline, trailers, log line.
 #pragma once
 
 #include <grpcpp/server_context.h>
@@ -18,20 +18,19 @@ class Call {
   // `context` and `server` outlive the call. `method` is a literal.
   Call(grpc::CallbackServerContext* context, ServerContext& server, const char* method);
 
-  // Unauthenticated without a valid key; DeadlineExceeded if it came too late.
+  // Unauthenticated without a valid key; DeadlineExceeded if the deadline had passed on arrival.
   absl::Status Check() const;
 
-  // What ended a call that gRPC reports as cancelled: Cancelled, or DeadlineExceeded, since a
-  // deadline that passes is reported so too. The client's clock started earlier, by the time the
-  // call took to arrive, so a call cancelled in the last tenth of its time (at most 100 ms) ran
-  // into its deadline.
+  // The reason for a cancellation by gRPC, which also reports passed deadlines as cancellations.
+  // The client's clock starts before ours, so a call cancelled in the last tenth of its time (at
+  // most 100 ms) counts as DeadlineExceeded.
   absl::Status CancelReason() const;
 
   // The client's deadline, no later than the server's own limit.
   absl::Time deadline() const { return deadline_; }
   const std::string& id() const { return id_; }
 
-  // Adds trailers, counts and logs; the status to finish with. To be called once.
+  // Adds trailers, counts and logs. Returns the status to finish with. Call once.
   grpc::Status End(const absl::Status& status);
 
  private:

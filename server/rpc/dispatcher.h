@@ -1,4 +1,4 @@
-// A thread that does what the engine thread must not: it may take locks and call into gRPC.
+// A thread for tasks that the engine thread must not run: they take locks and call into gRPC.
 #pragma once
 
 #include <functional>
@@ -7,15 +7,15 @@
 
 namespace moeserve::server::rpc {
 
-// Tasks run one at a time in the order they were posted.
+// Runs tasks one at a time, in the order of posting.
 class Dispatcher {
  public:
-  // Where to post; thread-safe. May outlive the dispatcher: what is posted then is dropped.
+  // The queue of tasks. Thread-safe. May outlive the dispatcher; later tasks are dropped.
   class Queue;
   static void Post(Queue& queue, std::function<void()> task);
 
   Dispatcher();
-  ~Dispatcher();  // runs what was posted, then joins
+  ~Dispatcher();  // runs the waiting tasks, then joins
 
   Dispatcher(const Dispatcher&) = delete;
   Dispatcher& operator=(const Dispatcher&) = delete;

@@ -5,11 +5,10 @@
 #include <optional>
 #include <utility>
 
-#include "base/message.h"
 #include "server/base/api_error.h"
-#include "server/base/request_id.h"
 
 namespace moeserve::server::rpc {
+
 GenerateCall::GenerateCall(grpc::CallbackServerContext* context, ServerContext& server)
     : context_(context), server_(server), call_(context, server, "Generate") {}
 
@@ -25,7 +24,7 @@ GenerateCall* GenerateCall::Start(grpc::CallbackServerContext* context,
     status = absl::InternalError(error.what());
   }
   if (status.ok()) {
-    call->Advance();  // output may have come before there was anything to receive it
+    call->Advance();  // output may have arrived before generation_ was set
   } else {
     call->Fail(status);
   }
@@ -43,63 +42,47 @@ void GenerateCall::Fail(const absl::Status& status) {
 
 absl::Status GenerateCall::Submit(const v1::GenerateRequest& request, const EventQueue& queue) {
   MOESERVE_RETURN_IF_ERROR(call_.Check());
-  MOESERVE_ASSIGN_OR_RETURN(engine_, server_.ServingEngine());
-  MOESERVE_ASSIGN_OR_RETURN(GenerateParams params, ParseGenerate(request, server_.Rules()));
-  CompletionParams& completion = params.completion;
-  if (completion.constraint) {
-    completion.sampling.constraint = server_.constraint_compiler()->Find(*completion.constraint);
-  }
-  if (!completion.constraint || completion.sampling.constraint) return Launch(params, queue);
-  auto shared = std::make_shared<GenerateParams>(std::move(params));
-  const bool posted = server_.work_pool().Post([self = shared_from_this(), shared, queue] {
-    {
-      std::lock_guard lock(self->mutex_);
-      if (self->ended_) return;
-    }
-    absl::Status status;
-    try {
-      status = CompileConstraint(*self->server_.constraint_compiler(), shared->completion);
-      if (status.ok()) status = self->Launch(*shared, queue);
-    } catch (const std::exception& error) {
-      status = absl::InternalError(error.what());
-    }
-    if (status.ok()) {
-      self->Advance();
-    } else {
-      self->Fail(status);
-    }
-  });
+  MOESERVE_ASSIGN_OR_RETURN(auto engine, server_.ServingEngine());
+  MOESERVE_ASSIGN_OR_RETURN(CompletionParams params, ParseGenerate(request, server_.Rules()));
+  submission_ =
+      std::make_unique<Submission>(server_.Submissions(std::move(engine)), params, "gen-");
+  if (!submission_->NeedsCompiling()) return Launch(params, queue);
+  const bool posted =
+      server_.work_pool().Post([self = shared_from_this(), params = std::move(params), queue] {
+        {
+          std::lock_guard lock(self->mutex_);
+          if (self->ended_) return;
+        }
+        absl::Status status;
+        try {
+          status = self->submission_->CompileConstraint();
+          if (status.ok()) status = self->Launch(params, queue);
+        } catch (const std::exception& error) {
+          status = absl::InternalError(error.what());
+        }
+        if (status.ok()) {
+          self->Advance();
+        } else {
+          self->Fail(status);
+        }
+      });
   if (posted) return absl::OkStatus();
   server_.metrics().CountRejected(Rejection::kQueueFull);
   return MakeError(absl::StatusCode::kResourceExhausted, "queue_full",
                    "too many requests are waiting to be prepared");
 }
 
-absl::Status GenerateCall::Launch(const GenerateParams& params, const EventQueue& queue) {
-  const CompletionParams& completion = params.completion;
-  MOESERVE_ASSIGN_OR_RETURN(
-      prompts_, PreparePrompts(completion, engine_->tokenizer(), engine_->max_model_len()));
-  MOESERVE_RETURN_IF_ERROR(CheckRecordSize(completion, prompts_, engine_->spec(), /*stream=*/true,
-                                           server_.settings().limits.max_routes));
-  model_ = completion.model;
-  n_ = completion.n;
-  routing_ = completion.routing;
-  opened_.assign(prompts_.size() * static_cast<size_t>(n_), false);
-  answer_id_ =
-      Concat("gen-", completion.request_id.empty() ? NewRequestId() : completion.request_id);
-  std::vector<Request> requests =
-      MakeEngineRequests(completion, prompts_, answer_id_, call_.deadline());
-  for (Request& r : requests) r.sampling.prompt_logprobs = params.prompt_logprobs;
-  GenerationOptions options;
-  options.samples = n_;
-  options.max_unread_bytes = server_.settings().limits.max_unread_bytes;
-  options.metrics = server_.shared_metrics();
-  options.wake = [weak = weak_from_this(), queue] {
+absl::Status GenerateCall::Launch(const CompletionParams& params, const EventQueue& queue) {
+  const EngineApi& engine = *submission_->engine();
+  MOESERVE_ASSIGN_OR_RETURN(auto prompts,
+                            PreparePrompts(params, engine.tokenizer(), engine.max_model_len()));
+  MOESERVE_RETURN_IF_ERROR(submission_->SetPrompts(std::move(prompts)));
+  opened_.assign(submission_->num_choices(), false);
+  auto generation = submission_->Start(call_.deadline(), [weak = weak_from_this(), queue] {
     Dispatcher::Post(*queue, [weak] {
       if (const auto self = weak.lock()) self->Advance();
     });
-  };
-  auto generation = Generation::Start(engine_, std::move(requests), std::move(options));
+  });
   if (!generation.ok()) return generation.status();
   std::lock_guard lock(mutex_);
   if (!ended_) generation_ = *std::move(generation);
@@ -108,24 +91,26 @@ absl::Status GenerateCall::Launch(const GenerateParams& params, const EventQueue
 
 v1::GenerateResponse GenerateCall::NewMessage(int choice) {
   v1::GenerateResponse message;
-  message.set_id(answer_id_);
-  message.set_model(model_);
+  const GenerationParams& params = submission_->params();
+  message.set_id(submission_->id());
+  message.set_model(params.model);
   message.set_index(static_cast<uint32_t>(choice));
   if (!opened_[choice]) {
     opened_[choice] = true;
-    if (routing_.control != nullptr) {
-      Fill(routing_.control->change(), *message.mutable_routing_control());
+    if (params.routing.control != nullptr) {
+      Fill(params.routing.control->change(), *message.mutable_routing_control());
     }
   }
   return message;
 }
 
 RoutingRecord GenerateCall::SendRoutesAhead(int choice, const RoutingRecord& record) {
-  // Clients refuse messages of more than 4 MiB unless told otherwise.
+  // By default clients refuse messages of more than 4 MiB.
   constexpr size_t kMostBytes = 1 << 19;
-  constexpr size_t kOffsetBytes = 5;  // of a 32-bit number at most
+  constexpr size_t kOffsetBytes = 5;  // most of a 32-bit number
   constexpr size_t kRouteBytes = 3 + sizeof(float);
-  const int rows = routing_.layout->rows_per_token;
+  const RouteLayout& layout = *submission_->params().routing.layout;
+  const int rows = layout.rows_per_token;
   int begin = 0;
   size_t bytes = 0;
   for (int t = 0; t < record.tokens; ++t) {
@@ -134,7 +119,7 @@ RoutingRecord GenerateCall::SendRoutesAhead(int choice, const RoutingRecord& rec
     const size_t token = static_cast<size_t>(rows) * kOffsetBytes + routes * kRouteBytes;
     if (t > begin && bytes + token > kMostBytes) {
       v1::GenerateResponse message = NewMessage(choice);
-      Fill(Slice(record, begin, t, rows), *routing_.layout, *message.mutable_routing());
+      Fill(Slice(record, begin, t, rows), layout, *message.mutable_routing());
       ready_.push_back(std::move(message));
       begin = t;
       bytes = 0;
@@ -150,9 +135,11 @@ absl::Status GenerateCall::Collect() {
     std::optional<RoutingRecord> routes;
     if (event.delta.routing) routes = SendRoutesAhead(event.choice, *event.delta.routing);
     v1::GenerateResponse message = NewMessage(event.choice);
-    if (routes) Fill(*routes, *routing_.layout, *message.mutable_routing());
-    MOESERVE_RETURN_IF_ERROR(
-        Fill(event.delta, prompts_[event.choice / n_].ids, engine_->tokenizer(), message));
+    if (routes) {
+      Fill(*routes, *submission_->params().routing.layout, *message.mutable_routing());
+    }
+    MOESERVE_RETURN_IF_ERROR(Fill(event.delta, submission_->PromptOf(event.choice).ids,
+                                  submission_->engine()->tokenizer(), message));
     ready_.push_back(std::move(message));
   }
   return absl::OkStatus();
@@ -200,7 +187,7 @@ void GenerateCall::WatchForStall() {
   const absl::Duration limit = server_.settings().http.write_stall_timeout;
   stall_alarm_.Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(limit),
                    [weak = weak_from_this(), write = writes_](bool fired) {
-                     // Weak: an alarm keeps its callback for as long as it lives.
+                     // Weak, because the alarm, a member, keeps its callback.
                      const auto self = weak.lock();
                      if (!fired || self == nullptr) return;
                      bool stalled;

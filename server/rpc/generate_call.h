@@ -11,18 +11,18 @@
 
 #include "moeserve/v1/moeserve.pb.h"
 #include "server/generation/generation.h"
-#include "server/openai/completion_request.h"
+#include "server/generation/submission.h"
 #include "server/rpc/call.h"
 #include "server/rpc/dispatcher.h"
 #include "server/rpc/messages.h"
 
 namespace moeserve::server::rpc {
 
-// Keeps itself alive until gRPC is done with it. At most one write is outstanding.
+// Owns itself until OnDone. At most one write is outstanding.
 class GenerateCall final : public grpc::ServerWriteReactor<v1::GenerateResponse>,
                            public std::enable_shared_from_this<GenerateCall> {
  public:
-  // Always gives a reactor; a refused request is one that has finished already.
+  // Never null. The reactor of a refused request has finished already.
   static GenerateCall* Start(grpc::CallbackServerContext* context,
                              const v1::GenerateRequest& request, ServerContext& server,
                              Dispatcher& dispatcher);
@@ -36,38 +36,33 @@ class GenerateCall final : public grpc::ServerWriteReactor<v1::GenerateResponse>
  private:
   using EventQueue = std::shared_ptr<Dispatcher::Queue>;
 
-  // Reads the request and launches it, here or, where a constraint has to be compiled, on the pool.
+  // Reads the request and launches it, on the pool if a constraint has to be compiled.
   absl::Status Submit(const v1::GenerateRequest& request, const EventQueue& queue);
-  absl::Status Launch(const GenerateParams& params, const EventQueue& queue);
-  void Fail(const absl::Status& status);  // before anything was generated
-  // Writes or finishes if there is something to write or to finish.
+  absl::Status Launch(const CompletionParams& params, const EventQueue& queue);
+  void Fail(const absl::Status& status);  // ends a call that has not started to generate
+  // Starts the next write, or finishes the call, if it can.
   void Advance();
-  absl::Status Collect();  // with mutex_
+  absl::Status Collect();  // requires mutex_
   v1::GenerateResponse NewMessage(int choice);
-  // Puts messages with the first routes of `record` into ready_; what is left fits into the message
-  // that follows them.
+  // Splits a large record: queues messages with its first routes and returns the rest, which fits
+  // into the next message.
   RoutingRecord SendRoutesAhead(int choice, const RoutingRecord& record);
   void End(const absl::Status& status);
-  void WatchForStall();  // with mutex_
+  void WatchForStall();  // requires mutex_
 
   grpc::CallbackServerContext* const context_;
   ServerContext& server_;
   Call call_;
   std::shared_ptr<GenerateCall> self_;
-  std::shared_ptr<EngineApi> engine_;
-  std::string answer_id_;
-  std::string model_;
-  int n_ = 1;
-  RoutingParams routing_;
-  std::vector<PreparedPrompt> prompts_;
-  std::vector<bool> opened_;  // by choice: its first message was made
+  std::unique_ptr<Submission> submission_;  // null: the request was refused when it was read
+  std::vector<bool> opened_;                // by choice: has its first message
   grpc::Alarm stall_alarm_;
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::unique_ptr<Generation> generation_;
   std::deque<v1::GenerateResponse> ready_;
   v1::GenerateResponse writing_message_;
-  absl::Status failure_;  // to be reported after what is ready
+  absl::Status failure_;  // reported after ready_
   uint64_t writes_ = 0;
   bool writing_ = false;
   bool ended_ = false;

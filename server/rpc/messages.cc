@@ -4,21 +4,22 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 
+#include "base/check.h"
 #include "base/kinds.h"
 #include "base/message.h"
 #include "server/base/api_error.h"
 #include "server/base/request_id.h"
-#include "server/generation/answer.h"
-#include "server/generation/logit_fields.h"
+#include "server/generation/token_text.h"
 #include "server/metrics/prometheus.h"
 
 namespace moeserve::server::rpc {
 namespace {
 
-absl::Status CheckRange(const char* name, double value, double min, double max,
+absl::Status CheckRange(const std::string& name, double value, double min, double max,
                         bool min_excluded = false) {
   if (value >= min && value <= max && !(min_excluded && value == min)) return absl::OkStatus();
   return InvalidValue(name, Concat("'", name, "': expected a number ",
@@ -37,63 +38,50 @@ absl::Status CheckIds(const char* name, const google::protobuf::RepeatedField<in
   return absl::OkStatus();
 }
 
-absl::Status ParseLogitChanges(const v1::SamplingParams& in, const RequestRules& rules,
-                               SamplingParams& s) {
-  s.presence_penalty = in.presence_penalty();
-  s.frequency_penalty = in.frequency_penalty();
-  s.repetition_penalty = in.has_repetition_penalty()
-                             ? in.repetition_penalty()
-                             : rules.defaults.repetition_penalty.value_or(1.0);
-  MOESERVE_RETURN_IF_ERROR(CheckRange("sampling.presence_penalty", s.presence_penalty, -2, 2));
-  MOESERVE_RETURN_IF_ERROR(CheckRange("sampling.frequency_penalty", s.frequency_penalty, -2, 2));
-  MOESERVE_RETURN_IF_ERROR(
-      CheckRange("sampling.repetition_penalty", s.repetition_penalty, 0, 100, true));
-  MOESERVE_RETURN_IF_ERROR(CheckRange("sampling.min_tokens", in.min_tokens(), 0, 2147483647.0));
-  s.min_tokens = static_cast<int>(in.min_tokens());
-  if (in.logit_bias().size() > rules.limits.max_logit_bias) {
-    return InvalidValue("sampling.logit_bias", Concat("'sampling.logit_bias' has at most ",
-                                                      rules.limits.max_logit_bias, " entries"));
+// Returns the value of a numeric field, the default if it is not set.
+double Number(const v1::SamplingParams& in, const google::protobuf::FieldDescriptor& field) {
+  using Field = google::protobuf::FieldDescriptor;
+  const google::protobuf::Reflection& reflection = *in.GetReflection();
+  switch (field.cpp_type()) {
+    case Field::CPPTYPE_DOUBLE:
+      return reflection.GetDouble(in, &field);
+    case Field::CPPTYPE_INT32:
+      return reflection.GetInt32(in, &field);
+    default:
+      MOESERVE_CHECK(field.cpp_type() == Field::CPPTYPE_UINT32, "a number of SamplingParams");
+      return reflection.GetUInt32(in, &field);
   }
-  for (const auto& [id, bias] : in.logit_bias()) {
-    MOESERVE_RETURN_IF_ERROR(CheckRange("sampling.logit_bias", id, 0, rules.vocab_size - 1));
-    MOESERVE_RETURN_IF_ERROR(CheckRange("sampling.logit_bias", bias, -100, 100));
-    s.logit_bias.emplace_back(id, bias);
+}
+
+// Reads the fields of the table, by name. A field that was not sent keeps its value in `out`; that
+// value, a default of the model, is checked as well.
+absl::Status ParseNumbers(const v1::SamplingParams& in, std::span<const SamplingField> fields,
+                          SamplingParams& out) {
+  for (const SamplingField& field : fields) {
+    const auto* wire = v1::SamplingParams::descriptor()->FindFieldByName(field.name);
+    MOESERVE_CHECK(wire != nullptr, "SamplingParams of the proto file has every field");
+    const bool sent = !wire->has_presence() || in.GetReflection()->HasField(in, wire);
+    const double value = sent ? Number(in, *wire) : field.Get(out);
+    MOESERVE_RETURN_IF_ERROR(CheckRange(Concat("sampling.", field.name), value, field.min,
+                                        field.max, field.min_excluded));
+    field.Set(out, value);
   }
-  MOESERVE_RETURN_IF_ERROR(
-      CheckIds("sampling.allowed_token_ids", in.allowed_token_ids(), rules.vocab_size));
-  if (in.allowed_token_ids_size() > rules.vocab_size) {
-    return InvalidValue(
-        "sampling.allowed_token_ids",
-        Concat("'sampling.allowed_token_ids' has at most ", rules.vocab_size, " ids"));
-  }
-  s.allowed_token_ids.assign(in.allowed_token_ids().begin(), in.allowed_token_ids().end());
-  MOESERVE_ASSIGN_OR_RETURN(s.bad_words,
-                            EncodeBadWords({in.bad_words().begin(), in.bad_words().end()},
-                                           {.limits = rules.limits,
-                                            .defaults = rules.defaults,
-                                            .tokenizer = rules.tokenizer,
-                                            .vocab_size = rules.vocab_size}));
   return absl::OkStatus();
 }
 
-absl::Status ParseSampling(const v1::SamplingParams& in, const RequestRules& rules,
-                           CompletionParams& out) {
-  const GenerationDefaults& defaults = rules.defaults;
-  SamplingParams& s = out.sampling;
-  s.temperature = in.has_temperature() ? in.temperature() : defaults.temperature.value_or(1.0);
-  s.top_p = in.has_top_p() ? in.top_p() : defaults.top_p.value_or(1.0);
-  s.min_p = in.has_min_p() ? in.min_p() : defaults.min_p.value_or(0.0);
-  const int top_k = in.has_top_k() ? in.top_k() : defaults.top_k.value_or(0);
-  MOESERVE_RETURN_IF_ERROR(CheckRange("sampling.temperature", s.temperature, 0.0, 2.0));
-  MOESERVE_RETURN_IF_ERROR(CheckRange("sampling.top_p", s.top_p, 0.0, 1.0, true));
-  MOESERVE_RETURN_IF_ERROR(CheckRange("sampling.min_p", s.min_p, 0.0, 1.0));
-  MOESERVE_RETURN_IF_ERROR(CheckRange("sampling.top_k", top_k, -1, 2147483647.0));
-  s.top_k = std::max(0, top_k);
-  if (in.has_seed()) s.seed = in.seed();
-  if (in.has_max_tokens()) {
-    MOESERVE_RETURN_IF_ERROR(CheckRange("sampling.max_tokens", in.max_tokens(), 0, 2147483647.0));
-    out.max_tokens = in.max_tokens();
+void ParseFlags(const v1::SamplingParams& in, SamplingParams& out) {
+  for (const SamplingFlag& flag : kSamplingFlags) {
+    const auto* wire = v1::SamplingParams::descriptor()->FindFieldByName(flag.name);
+    MOESERVE_CHECK(wire != nullptr, "SamplingParams of the proto file has every flag");
+    const google::protobuf::Reflection& reflection = *in.GetReflection();
+    if (!wire->has_presence() || reflection.HasField(in, wire)) {
+      out.*flag.member = reflection.GetBool(in, wire);
+    }
   }
+}
+
+absl::Status ParseStop(const v1::SamplingParams& in, const RequestRules& rules,
+                       SamplingParams& out) {
   if (in.stop_size() > rules.limits.max_stop) {
     return InvalidValue("sampling.stop",
                         Concat("'sampling.stop' has at most ", rules.limits.max_stop, " strings"));
@@ -103,7 +91,7 @@ absl::Status ParseSampling(const v1::SamplingParams& in, const RequestRules& rul
       return InvalidValue("sampling.stop", Concat("'sampling.stop': a string has 1 to ",
                                                   rules.limits.max_stop_bytes, " bytes"));
     }
-    s.stop.push_back(stop);
+    out.stop.push_back(stop);
   }
   if (in.stop_token_ids_size() > rules.limits.max_stop_token_ids) {
     return InvalidValue("sampling.stop_token_ids", Concat("'sampling.stop_token_ids' has at most ",
@@ -111,11 +99,51 @@ absl::Status ParseSampling(const v1::SamplingParams& in, const RequestRules& rul
   }
   MOESERVE_RETURN_IF_ERROR(
       CheckIds("sampling.stop_token_ids", in.stop_token_ids(), rules.vocab_size));
-  s.stop_token_ids.assign(in.stop_token_ids().begin(), in.stop_token_ids().end());
-  s.include_stop = in.include_stop_str_in_output();
-  s.ignore_eos = in.ignore_eos();
-  s.skip_special_tokens = !in.has_skip_special_tokens() || in.skip_special_tokens();
-  return ParseLogitChanges(in, rules, s);
+  out.stop_token_ids.assign(in.stop_token_ids().begin(), in.stop_token_ids().end());
+  return absl::OkStatus();
+}
+
+// Reads the fields about single tokens and words.
+absl::Status ParseTokenChanges(const v1::SamplingParams& in, const RequestRules& rules,
+                               SamplingParams& out) {
+  if (in.logit_bias().size() > rules.limits.max_logit_bias) {
+    return InvalidValue("sampling.logit_bias", Concat("'sampling.logit_bias' has at most ",
+                                                      rules.limits.max_logit_bias, " entries"));
+  }
+  for (const auto& [id, bias] : in.logit_bias()) {
+    MOESERVE_RETURN_IF_ERROR(CheckRange("sampling.logit_bias", id, 0, rules.vocab_size - 1));
+    MOESERVE_RETURN_IF_ERROR(
+        CheckRange("sampling.logit_bias", bias, -kMaxLogitBias, kMaxLogitBias));
+    out.logit_bias.emplace_back(id, bias);
+  }
+  MOESERVE_RETURN_IF_ERROR(
+      CheckIds("sampling.allowed_token_ids", in.allowed_token_ids(), rules.vocab_size));
+  if (in.allowed_token_ids_size() > rules.vocab_size) {
+    return InvalidValue(
+        "sampling.allowed_token_ids",
+        Concat("'sampling.allowed_token_ids' has at most ", rules.vocab_size, " ids"));
+  }
+  out.allowed_token_ids.assign(in.allowed_token_ids().begin(), in.allowed_token_ids().end());
+  MOESERVE_ASSIGN_OR_RETURN(out.bad_words,
+                            EncodeBadWords({in.bad_words().begin(), in.bad_words().end()}, rules));
+  return absl::OkStatus();
+}
+
+absl::Status ParseSampling(const v1::SamplingParams& in, const RequestRules& rules,
+                           CompletionParams& out) {
+  SamplingParams& s = out.sampling;
+  s = DefaultSampling(rules.defaults);
+  MOESERVE_RETURN_IF_ERROR(ParseNumbers(in, kDrawFields, s));
+  if (in.has_seed()) s.seed = in.seed();
+  if (in.has_max_tokens()) {
+    MOESERVE_RETURN_IF_ERROR(
+        CheckRange("sampling.max_tokens", in.max_tokens(), 0, kMaxSamplingInt));
+    out.max_tokens = in.max_tokens();
+  }
+  ParseFlags(in, s);
+  MOESERVE_RETURN_IF_ERROR(ParseStop(in, rules, s));
+  MOESERVE_RETURN_IF_ERROR(ParseNumbers(in, kPenaltyFields, s));
+  return ParseTokenChanges(in, rules, s);
 }
 
 // `Message` has the oneof of text and token_ids, `model` and add_special_tokens.
@@ -216,10 +244,10 @@ void FillToken(TokenId token, const Tokenizer* tokenizer, v1::TokenLogprob& to) 
 
 }  // namespace
 
-Result<GenerateParams> ParseGenerate(const v1::GenerateRequest& request,
-                                     const RequestRules& rules) {
-  GenerateParams out;
-  CompletionParams& c = out.completion;
+Result<CompletionParams> ParseGenerate(const v1::GenerateRequest& request,
+                                       const RequestRules& rules) {
+  CompletionParams c;
+  c.stream = true;
   MOESERVE_RETURN_IF_ERROR(ParseInput(request, "prompt", rules, c));
   MOESERVE_RETURN_IF_ERROR(ParseSampling(request.sampling(), rules, c));
   c.n = static_cast<int>(std::clamp<uint32_t>(request.n(), 1, 1'000'000));
@@ -232,7 +260,7 @@ Result<GenerateParams> ParseGenerate(const v1::GenerateRequest& request,
   }
   if (request.has_prompt_logprobs()) {
     MOESERVE_ASSIGN_OR_RETURN(
-        out.prompt_logprobs,
+        c.prompt_logprobs,
         CheckLogprobs("prompt_logprobs", request.prompt_logprobs(), rules.limits));
   }
   if (!request.request_id().empty() && !IsValidRequestId(request.request_id())) {
@@ -253,13 +281,13 @@ Result<GenerateParams> ParseGenerate(const v1::GenerateRequest& request,
   if (c.routing.record) MOESERVE_RETURN_IF_ERROR(CheckRecords(rules.routing, "return_routing"));
   MOESERVE_ASSIGN_OR_RETURN(c.routing.control,
                             ParseControl(request.routing_control(), rules.routing));
-  return out;
+  return c;
 }
 
-Result<GenerateParams> ParseScore(const v1::ScoreRequest& request, const RequestRules& rules) {
-  GenerateParams out;
-  MOESERVE_RETURN_IF_ERROR(ParseInput(request, "input", rules, out.completion));
-  out.completion.max_tokens = 0;
+Result<CompletionParams> ParseScore(const v1::ScoreRequest& request, const RequestRules& rules) {
+  CompletionParams out;
+  MOESERVE_RETURN_IF_ERROR(ParseInput(request, "input", rules, out));
+  out.max_tokens = 0;
   MOESERVE_ASSIGN_OR_RETURN(out.prompt_logprobs,
                             CheckLogprobs("top_logprobs", request.top_logprobs(), rules.limits));
   return out;

@@ -1,32 +1,28 @@
-// Between protobuf messages and the types of the engine; pure functions.
+// Converts between protobuf messages and the types of the engine. Pure functions.
 #pragma once
 
-#include <optional>
+#include <vector>
 
 #include "base/status.h"
 #include "engine/request.h"
 #include "engine/statistics/expert_stats.h"
 #include "moeserve/v1/moeserve.pb.h"
-#include "server/openai/completion_request.h"
+#include "server/generation/generation_request.h"
 
 namespace moeserve::server::rpc {
 
-struct GenerateParams {
-  CompletionParams completion;  // the fields that this interface has
-  std::optional<int> prompt_logprobs;
-};
-
 // The error names the field.
-Result<GenerateParams> ParseGenerate(const v1::GenerateRequest& request, const RequestRules& rules);
-// As a generation of nothing.
-Result<GenerateParams> ParseScore(const v1::ScoreRequest& request, const RequestRules& rules);
+Result<CompletionParams> ParseGenerate(const v1::GenerateRequest& request,
+                                       const RequestRules& rules);
+// A Score call runs the prompt and generates nothing.
+Result<CompletionParams> ParseScore(const v1::ScoreRequest& request, const RequestRules& rules);
 
 // `tokenizer` may be null. Internal if a value is NaN.
 absl::Status Fill(const TokenLogprob& from, const Tokenizer* tokenizer, v1::TokenLogprob& to);
-// A token that nothing precedes.
+// For the first token of a prompt, which has no log-probability.
 void FillUnscored(TokenId token, const Tokenizer* tokenizer, v1::TokenLogprob& to);
 
-// `delta` is a piece of a choice of `prompt`.
+// `delta` is a piece of a choice; `prompt` are its prompt's ids.
 absl::Status Fill(const OutputDelta& delta, const std::vector<TokenId>& prompt,
                   const Tokenizer* tokenizer, v1::GenerateResponse& to);
 

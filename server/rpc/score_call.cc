@@ -2,9 +2,8 @@
 
 #include <exception>
 #include <utility>
+#include <vector>
 
-#include "base/message.h"
-#include "server/base/request_id.h"
 #include "server/rpc/messages.h"
 
 namespace moeserve::server::rpc {
@@ -34,25 +33,20 @@ ScoreCall* ScoreCall::Start(grpc::CallbackServerContext* context, const v1::Scor
 
 absl::Status ScoreCall::Submit(const v1::ScoreRequest& request, Dispatcher& dispatcher) {
   MOESERVE_RETURN_IF_ERROR(call_.Check());
-  MOESERVE_ASSIGN_OR_RETURN(engine_, server_.ServingEngine());
-  MOESERVE_ASSIGN_OR_RETURN(GenerateParams params, ParseScore(request, server_.Rules()));
-  const CompletionParams& completion = params.completion;
-  MOESERVE_ASSIGN_OR_RETURN(
-      const std::vector<PreparedPrompt> prompts,
-      PreparePrompts(completion, engine_->tokenizer(), engine_->max_model_len()));
-  ids_ = prompts.front().ids;
-  response_->set_model(completion.model);
-  std::vector<Request> requests =
-      MakeEngineRequests(completion, prompts, Concat("score-", NewRequestId()), call_.deadline());
-  requests.front().sampling.prompt_logprobs = params.prompt_logprobs;
-  GenerationOptions options;
-  options.metrics = server_.shared_metrics();
-  options.wake = [weak = weak_from_this(), queue = dispatcher.queue()] {
-    Dispatcher::Post(*queue, [weak] {
-      if (const auto self = weak.lock()) self->Advance();
-    });
-  };
-  auto generation = Generation::Start(engine_, std::move(requests), std::move(options));
+  MOESERVE_ASSIGN_OR_RETURN(auto engine, server_.ServingEngine());
+  MOESERVE_ASSIGN_OR_RETURN(CompletionParams params, ParseScore(request, server_.Rules()));
+  MOESERVE_ASSIGN_OR_RETURN(auto prompts,
+                            PreparePrompts(params, engine->tokenizer(), engine->max_model_len()));
+  response_->set_model(params.model);
+  submission_ = std::make_unique<Submission>(server_.Submissions(std::move(engine)),
+                                             std::move(params), "score-");
+  MOESERVE_RETURN_IF_ERROR(submission_->SetPrompts(std::move(prompts)));
+  auto generation =
+      submission_->Start(call_.deadline(), [weak = weak_from_this(), queue = dispatcher.queue()] {
+        Dispatcher::Post(*queue, [weak] {
+          if (const auto self = weak.lock()) self->Advance();
+        });
+      });
   if (!generation.ok()) return generation.status();
   std::lock_guard lock(mutex_);
   generation_ = *std::move(generation);
@@ -60,14 +54,16 @@ absl::Status ScoreCall::Submit(const v1::ScoreRequest& request, Dispatcher& disp
 }
 
 absl::Status ScoreCall::Take(const OutputDelta& delta) {
+  const std::vector<TokenId>& ids = submission_->prompts().front().ids;
+  const Tokenizer* const tokenizer = submission_->engine()->tokenizer();
   double sum = response_->sum_logprob();
-  for (size_t i = 0; i < delta.prompt_logprobs.size() && i < ids_.size(); ++i) {
+  for (size_t i = 0; i < delta.prompt_logprobs.size() && i < ids.size(); ++i) {
     v1::TokenLogprob& token = *response_->add_tokens();
     if (!delta.prompt_logprobs[i]) {
-      FillUnscored(ids_[i], engine_->tokenizer(), token);
+      FillUnscored(ids[i], tokenizer, token);
       continue;
     }
-    MOESERVE_RETURN_IF_ERROR(Fill(*delta.prompt_logprobs[i], engine_->tokenizer(), token));
+    MOESERVE_RETURN_IF_ERROR(Fill(*delta.prompt_logprobs[i], tokenizer, token));
     sum += delta.prompt_logprobs[i]->logprob;
     response_->set_scored_tokens(response_->scored_tokens() + 1);
   }

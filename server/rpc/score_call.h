@@ -5,16 +5,16 @@
 
 #include <memory>
 #include <mutex>
-#include <vector>
 
 #include "moeserve/v1/moeserve.pb.h"
 #include "server/generation/generation.h"
+#include "server/generation/submission.h"
 #include "server/rpc/call.h"
 #include "server/rpc/dispatcher.h"
 
 namespace moeserve::server::rpc {
 
-// Keeps itself alive until gRPC is done with it.
+// Owns itself until OnDone.
 class ScoreCall final : public grpc::ServerUnaryReactor,
                         public std::enable_shared_from_this<ScoreCall> {
  public:
@@ -32,17 +32,16 @@ class ScoreCall final : public grpc::ServerUnaryReactor,
  private:
   absl::Status Submit(const v1::ScoreRequest& request, Dispatcher& dispatcher);
   void Advance();
-  absl::Status Take(const OutputDelta& delta);  // with mutex_
+  absl::Status Take(const OutputDelta& delta);  // requires mutex_
   void EndOnce(const absl::Status& status);
 
   v1::ScoreResponse* const response_;
   ServerContext& server_;
   Call call_;
   std::shared_ptr<ScoreCall> self_;
-  std::shared_ptr<EngineApi> engine_;
-  std::vector<TokenId> ids_;
+  std::unique_ptr<Submission> submission_;  // null: the request was refused when it was read
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::unique_ptr<Generation> generation_;
   bool ended_ = false;
 };

@@ -17,9 +17,9 @@ struct GrpcServerOptions {
 
 class GrpcServer {
  public:
-  // Binds and starts; health is NOT_SERVING. Block SIGTERM and SIGINT in the calling thread before:
-  // the threads made here inherit the mask. `context` outlives the server. Unavailable: the address
-  // cannot be had.
+  // Binds and starts with health NOT_SERVING. Block SIGTERM and SIGINT in the calling thread
+  // before: the threads started here inherit the mask. `context` outlives the server. Unavailable:
+  // cannot listen on the address.
   static Result<std::unique_ptr<GrpcServer>> Start(const GrpcServerOptions& options,
                                                    ServerContext& context);
   ~GrpcServer();  // Stop(zero)
@@ -30,11 +30,11 @@ class GrpcServer {
   std::string address() const;  // with the real port
   int port() const;
 
-  // Health of "", of the service and of model/<name> for every served name.
+  // Sets the health of "", of the service and of model/<name> for every served name.
   void SetServing(bool serving);
 
-  // Health NOT_SERVING for good, no new calls, waits up to `grace` for the running ones and then
-  // cancels those. Idempotent.
+  // Sets health to NOT_SERVING for good, refuses new calls, waits up to `grace` for the running
+  // ones and then cancels them. Idempotent.
   void Stop(absl::Duration grace);
 
  private:

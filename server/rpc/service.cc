@@ -7,7 +7,7 @@
 #include "base/message.h"
 #include "server/base/api_error.h"
 #include "server/base/version.h"
-#include "server/openai/completion_request.h"
+#include "server/generation/generation_params.h"
 #include "server/rpc/call.h"
 #include "server/rpc/generate_call.h"
 #include "server/rpc/messages.h"
@@ -16,7 +16,7 @@
 namespace moeserve::server::rpc {
 namespace {
 
-// Runs a call that needs nothing of the engine thread and finishes it.
+// Runs and finishes a call that does not wait for the engine.
 template <typename Body>
 grpc::ServerUnaryReactor* Immediately(grpc::CallbackServerContext* context, ServerContext& server,
                                       const char* method, Body&& body) {

@@ -2,7 +2,7 @@
 #
 #   cmake -DOUT=FILE -DFOLDER=FOLDER -DNAMES=a.js,b.css -P embed.cmake
 #
-# It defines server::http::EmbeddedFiles() of server/http/web_assets.h.
+# It defines server::http::EmbeddedFiles() of server/http/routes/web_assets.h.
 string(REPLACE "," ";" names "${NAMES}")
 set(arrays "")
 set(entries "")
@@ -17,7 +17,7 @@ foreach(name IN LISTS names)
   string(APPEND entries "      {\"${name}\", View(kFile${index}, ${size})},\n")
   math(EXPR index "${index} + 1")
 endforeach()
-file(WRITE "${OUT}.tmp" "#include \"server/http/web_assets.h\"
+file(WRITE "${OUT}.tmp" "#include \"server/http/routes/web_assets.h\"
 
 namespace moeserve::server::http {
 namespace {

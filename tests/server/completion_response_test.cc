@@ -7,6 +7,7 @@
 
 #include "server/base/status_conversion.h"
 #include "server/base/utf8.h"
+#include "server/generation/token_text.h"
 #include "tests/server/fake_engine.h"
 
 namespace moeserve::server {

@@ -4,7 +4,7 @@
 #include <set>
 #include <string>
 
-#include "server/http/web_assets.h"
+#include "server/http/routes/web_assets.h"
 #include "tests/server/http_fixture.h"
 
 namespace moeserve::server::testing {

@@ -11,7 +11,7 @@
 #include "nlohmann/json.hpp"
 #include "server/base/logging.h"
 #include "server/context.h"
-#include "server/http/api.h"
+#include "server/http/routes/api.h"
 #include "server/http/server.h"
 #include "tests/server/fake_engine.h"
 #include "tests/server/raw_client.h"

@@ -14,7 +14,7 @@
 #include "engine/statistics/measures/load_balance.h"
 #include "server/base/text_values.h"
 #include "server/context.h"
-#include "server/http/api.h"
+#include "server/http/routes/api.h"
 #include "server/metrics/metrics_compat.h"
 #include "server/metrics/prometheus.h"
 #include "server/reports/expert_history.h"

@@ -36,8 +36,8 @@ std::string CodeOf(const Json& error) {
   return "error";
 }
 
-// Whether a choice brings output. A piece without text is a token whose character is not complete;
-// the one that ends a choice may bring nothing.
+// Whether a chunk's choice has output. A piece without text is a token with an incomplete
+// character; the last piece of a choice can be empty.
 bool BringsOutput(const Json& choice, bool finished) {
   const Json* text = Find(choice, "text");
   if (text != nullptr && text->is_string() && !text->get_ref<const std::string&>().empty()) {

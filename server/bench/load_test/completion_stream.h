@@ -1,4 +1,4 @@
-// The answer to a streaming completion request, as any OpenAI-compatible server gives it.
+// Parser of the answer to a streaming completion request, of any OpenAI-compatible server.
 #pragma once
 
 #include <cstdint>
@@ -10,23 +10,23 @@
 
 namespace moeserve::server {
 
-// {"error": {"code"?, "type"?, ...}} in short: the code if it is a string, else the type, else
-// "error". Nothing of it is trusted: at most 64 printable characters.
+// Shortens {"error": {"code"?, "type"?, ...}} to the code if it is a string, else the type, else
+// "error". At most 64 printable characters, because the text is untrusted.
 std::string ErrorCode(std::string_view body);
 
-// Follows one stream from its first byte to its last.
+// Parses one stream.
 class CompletionStream {
  public:
-  // Takes the next bytes of the body. `Feed` may be called with any pieces.
+  // Parses the next bytes of the body, split anywhere.
   void Feed(std::string_view bytes);
 
-  // Pieces of output in the bytes given to the last Feed.
+  // Returns the number of output pieces in the bytes of the last Feed.
   int new_arrivals() const { return new_arrivals_; }
 
-  bool done() const { return done_; }  // "[DONE]" was there
-  // Of an error event, or of a malformed stream; empty: none.
+  bool done() const { return done_; }  // "[DONE]" has arrived
+  // The error of an error event or a malformed stream; empty: none.
   const std::string& error() const { return error_; }
-  // Something followed what must be last, or a choice finished twice.
+  // Whether data followed the end, or a choice finished twice.
   bool duplicate() const { return duplicate_; }
   int64_t arrivals() const { return arrivals_; }
   std::optional<int64_t> prompt_tokens() const { return prompt_tokens_; }  // from `usage`

@@ -14,7 +14,7 @@ namespace moeserve::server {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-// Results of what was cut off are a matter of milliseconds; what takes longer is lost.
+// Time for the results of cut off requests; later ones are lost.
 constexpr double kCollectSeconds = 5.0;
 constexpr double kLongestWait = 1.0;
 
@@ -85,7 +85,7 @@ class Driver {
     if (options_.requests > 0 && static_cast<int64_t>(run_.samples.size()) >= options_.requests) {
       return true;
     }
-    // An arrival before the end counts even if the sender comes to it later.
+    // An arrival before the end counts even if the sender is late.
     return arrivals_ ? due_.top() >= stop_at_ : now >= stop_at_;
   }
 
@@ -110,7 +110,7 @@ class Driver {
   }
 
   void Finish(RequestResult result) {
-    if ((result.index < 0) != warm_up_) return;  // a late one of the warm-up
+    if ((result.index < 0) != warm_up_) return;  // a late warm-up result
     const int64_t number = warm_up_ ? -1 - result.index : result.index;
     if (number >= static_cast<int64_t>(run_.samples.size())) {
       ++run_.answered_twice;
@@ -134,7 +134,7 @@ class Driver {
   double stop_at_ = kNever;
   int64_t outstanding_ = 0;
   std::optional<PoissonArrivals> arrivals_;  // open loop
-  // When idle clients send next; in an open loop just the next arrival.
+  // Times at which idle clients send next; in an open loop the next arrival only.
   std::priority_queue<double, std::vector<double>, std::greater<>> due_;
 };
 

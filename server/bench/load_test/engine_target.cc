@@ -19,7 +19,7 @@ std::string RequestId(int64_t index) {
   return Concat("load", index < 0 ? "-w" : "-", std::abs(index));
 }
 
-// Names the error as the HTTP interface would, so that both kinds of runs can be compared.
+// Names errors as the HTTP interface does, so that results of both targets are comparable.
 void SetError(const absl::Status& status, RequestResult& result) {
   const HttpError error = ToHttpError(status);
   result.answered = true;
@@ -31,7 +31,7 @@ void SetError(const absl::Status& status, RequestResult& result) {
 
 }  // namespace
 
-// Results on their way from the engine thread to the one that waits.
+// Queue of results from the engine thread to the waiting thread.
 class EngineTarget::Inbox {
  public:
   double Now() const { return std::chrono::duration<double>(Clock::now() - epoch_).count(); }

@@ -1,4 +1,4 @@
-// A load run's target inside this process: the engine itself, without sockets.
+// Load target: an engine in this process, without sockets.
 #pragma once
 
 #include <chrono>
@@ -17,7 +17,7 @@ class EngineTarget final : public LoadTarget {
  public:
   // Requests run greedily, ignore EOS and have `timeout_seconds` to end.
   EngineTarget(std::shared_ptr<EngineApi> engine, double timeout_seconds);
-  // Cancels what is running and does not wait for it.
+  // Cancels running requests without waiting for them.
   ~EngineTarget() override;
 
   double Now() override;
@@ -33,7 +33,7 @@ class EngineTarget final : public LoadTarget {
 
   const std::shared_ptr<EngineApi> engine_;
   const absl::Duration timeout_;
-  // Shared with the sinks, which the engine may keep for longer than this lives.
+  // Shared with the sinks, which the engine can keep longer than this object lives.
   const std::shared_ptr<Inbox> inbox_;
   std::set<int64_t> running_;  // indices of requests
 };

@@ -10,7 +10,7 @@ namespace moeserve::server::load {
 namespace {
 
 constexpr size_t kMaxHeadBytes = 32 << 10;
-constexpr size_t kMaxBodyBytes = 4 << 20;  // of answers that are no stream
+constexpr size_t kMaxBodyBytes = 4 << 20;  // of answers that are no event stream
 
 }  // namespace
 
@@ -47,7 +47,7 @@ void AnswerParser::Parse(double now) {
     error_code error;
     const size_t used = parser_.put(buffer.data(), error);
     buffer.consume(used);
-    // Without a body there is no reader that would have seen the head.
+    // Without a body no reader has handled the head.
     if (parser_.is_header_done() && call_.answer.status == 0) {
       call_.answer.OnHead(parser_.get());
     }

@@ -1,4 +1,4 @@
-// One HTTP request of a load run and what comes of it. For http_target.cc only.
+// One HTTP request of a load run and its answer. Internal to http_target.cc.
 #pragma once
 
 #include <boost/asio/ip/tcp.hpp>
@@ -23,7 +23,7 @@ using boost::system::error_code;
 
 inline constexpr double kNever = std::numeric_limits<double>::infinity();
 
-// The answer to one HTTP request, as far as it has come.
+// The received part of the answer to one HTTP request.
 struct Answer {
   void OnHead(const beast::http::response_header<>& head);
   void OnBody(std::string_view bytes);
@@ -34,10 +34,10 @@ struct Answer {
   std::optional<double> retry_after;
   CompletionStream stream;
   std::vector<double> arrivals;
-  std::string body;  // of what is no event stream; cut at 4 MiB
+  std::string body;  // of an answer that is no event stream; at most 4 MiB
 };
 
-// Hands a response's body over piece by piece as it is parsed.
+// Body reader for the HTTP parser: passes on the body piece by piece.
 struct AnswerBody {
   using value_type = Answer*;
   class reader {
@@ -63,7 +63,7 @@ struct AnswerBody {
 
    private:
     const beast::http::response_header<>& head_;
-    value_type& answer_;  // the parser is told of the answer only after it has made this reader
+    value_type& answer_;  // not set up yet when the parser constructs this reader
   };
 };
 
@@ -73,7 +73,7 @@ struct Connection {
   beast::flat_buffer buffer;
 };
 
-// One HTTP request and what comes of it.
+// One HTTP request and its answer.
 struct Call {
   std::string request;
   double deadline = kNever;
@@ -83,7 +83,7 @@ struct Call {
   bool surplus = false;  // bytes followed the answer
   bool timed_out = false;
   bool cut_off = false;
-  bool held = false;  // of an idle stream, which the end of a load does not concern
+  bool held = false;  // an idle stream, which continues when the load ends
   RequestResult result;
 
   void Break() {
@@ -92,14 +92,14 @@ struct Call {
   }
 };
 
-// Feeds what arrives on a call's connection to its answer.
+// Parses the bytes that arrive on a call's connection.
 class AnswerParser {
  public:
   explicit AnswerParser(Call& call);
 
-  // Parses what the connection's buffer holds, which arrived at `now`; sets the call's failure.
+  // Parses the connection's buffer, whose bytes arrived at `now`; sets the call's failure.
   void Parse(double now);
-  // The connection has ended, which may be the answer's proper end.
+  // Handles the end of the connection, which can be the regular end of the answer.
   void ParseEnd();
 
   bool done() const { return parser_.is_done(); }
@@ -110,7 +110,7 @@ class AnswerParser {
   beast::http::response_parser<AnswerBody> parser_;
 };
 
-// What a complete or broken call means for the one who asked for a completion.
+// Converts an ended call, complete or not, to the result of a completion request.
 void Judge(Call& call);
 
 }  // namespace moeserve::server::load

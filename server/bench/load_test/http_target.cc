@@ -50,9 +50,9 @@ struct IdleStream {
   asio::steady_timer timer;
   bool decided = false;  // opened or failed
   bool opened = false;
-  bool ended = false;  // the coroutine is through
+  bool ended = false;  // the coroutine has ended
   bool completed = false;
-  std::string error;  // where it was not opened, or not completed in the end
+  std::string error;  // if it was not opened, or not completed
 };
 
 std::string ErrorOf(const error_code& error) {
@@ -63,7 +63,7 @@ std::string ErrorOf(const error_code& error) {
   return error.message();
 }
 
-// The default is often far below what thousands of connections need.
+// Raises the limit of descriptors: the default is too low for thousands of connections.
 void RaiseDescriptorLimit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
@@ -86,7 +86,7 @@ class HttpTarget::Impl {
     sweep_timer_.cancel();
     for (const auto& stream : idle_streams_) stream->timer.cancel();
     CancelAll();
-    // Every coroutine ends by itself now that its socket is closed.
+    // Coroutines end because their sockets are closed.
     io_.run_for(std::chrono::seconds(5));
   }
 
@@ -103,9 +103,9 @@ class HttpTarget::Impl {
     for (const auto& entry : found) {
       endpoint_ = entry.endpoint();
       auto call = std::make_shared<Call>();
-      call->request = Head("GET", options_.url.path + "/models") + "\r\n";
+      call->request = Concat(Head("GET", Concat(options_.url.path, "/models")), "\r\n");
       RunToEnd(call);
-      // Any answer shows that somebody is there; whether it names a model is another question.
+      // Any answer shows that a server is there, even one without a list of models.
       if (call->answer.status != 0) return NameModel(*call);
       reason = call->timed_out ? "timeout" : call->failure;
     }
@@ -127,7 +127,7 @@ class HttpTarget::Impl {
 
   std::vector<RequestResult> Wait(double until) {
     RunUntil(until, [this] { return !results_.empty(); });
-    // What else is ready comes along, within bounds: the caller has requests to start.
+    // Also handle other ready events, within limits: the caller has requests to start.
     for (int i = 0; i < 64 && io_.poll_one() > 0; ++i) {
     }
     return std::exchange(results_, {});
@@ -148,7 +148,7 @@ class HttpTarget::Impl {
 
   Result<ServerCounters> Counters() {
     auto call = std::make_shared<Call>();
-    call->request = Head("GET", "/metrics") + "\r\n";
+    call->request = Concat(Head("GET", "/metrics"), "\r\n");
     RunToEnd(call);
     if (!call->failure.empty() || call->answer.status != 200) {
       return absl::UnavailableError("the server has no /metrics");
@@ -222,7 +222,8 @@ class HttpTarget::Impl {
   std::string Head(std::string_view method, const std::string& path) const {
     std::string head = Concat(method, ' ', path, " HTTP/1.1\r\nHost: ", options_.url.authority,
                               "\r\nUser-Agent: moeserve-bench\r\n");
-    if (!options_.api_key.empty()) head += "Authorization: Bearer " + options_.api_key + "\r\n";
+    if (!options_.api_key.empty())
+      head += Concat("Authorization: Bearer ", options_.api_key, "\r\n");
     return head;
   }
 
@@ -251,8 +252,8 @@ class HttpTarget::Impl {
         Concat(where, " names no model; is the base URL right? It usually ends in /v1"));
   }
 
-  // Runs a coroutine to its end whatever happens; an exception, lack of memory above all, becomes
-  // the result of `call`, which may be null.
+  // Runs a coroutine; an exception, such as bad_alloc, becomes the failure of `call`, which may be
+  // null.
   void Spawn(asio::awaitable<void> coroutine, std::shared_ptr<Call> call) {
     asio::co_spawn(io_, std::move(coroutine), [this, call](std::exception_ptr error) {
       if (!error || !call) return;
@@ -266,7 +267,7 @@ class HttpTarget::Impl {
   template <typename Condition>
   void RunUntil(double until, const Condition& reached) {
     const double seconds = std::min(until, Now() + 3600.0);
-    // The timer is what ends a wait in time: that of run_one_until is rounded to milliseconds.
+    // The timer ends the wait in time; run_one_until rounds to milliseconds.
     const auto expired = std::make_shared<bool>(seconds <= Now());
     wake_timer_.expires_at(epoch_ + std::chrono::duration_cast<Clock::duration>(
                                         std::chrono::duration<double>(seconds)));
@@ -275,19 +276,19 @@ class HttpTarget::Impl {
     wake_timer_.cancel();
   }
 
-  // For small questions; blocks.
+  // For short requests; blocks.
   void RunToEnd(const std::shared_ptr<Call>& call) {
     bool ended = false;
     asio::co_spawn(io_, Perform(call, kQuerySeconds),
                    [&ended](std::exception_ptr) { ended = true; });
     RunUntil(Now() + options_.connect_seconds + kQuerySeconds + 1.0, [&ended] { return ended; });
     if (ended) return;
-    // Cannot be left behind: it refers to this frame.
+    // Wait for the coroutine in any case: it refers to this frame.
     call->Break();
     RunUntil(Now() + 3600.0, [&ended] { return ended; });
   }
 
-  // Ends what has run out of time. One sweep for all is cheaper than a timer for each read.
+  // Ends calls past their deadline. One sweep is cheaper than a timer per read.
   asio::awaitable<void> Sweep() {
     while (!stopping_) {
       sweep_timer_.expires_after(kSweepInterval);
@@ -301,7 +302,7 @@ class HttpTarget::Impl {
     }
   }
 
-  // Nothing has come on an idle connection, not even its end.
+  // Whether an idle connection has received nothing, not even its end.
   bool Quiet(Connection& connection) {
     char byte;
     const ssize_t count =
@@ -319,7 +320,7 @@ class HttpTarget::Impl {
     return nullptr;
   }
 
-  // False: the call has failed.
+  // Returns false if the call has failed.
   asio::awaitable<bool> Connect(Call& call, int receive_buffer) {
     if (call.connection) co_return true;
     if (stopping_ || call.cut_off || call.timed_out) {
@@ -338,7 +339,7 @@ class HttpTarget::Impl {
       error = connect_error;
     }
     if (error) {
-      call.failure = "connect: " + error.message();
+      call.failure = Concat("connect: ", error.message());
       co_return false;
     }
     socket.set_option(tcp::no_delay(true), error);
@@ -348,11 +349,11 @@ class HttpTarget::Impl {
   asio::awaitable<void> Send(Call& call) {
     const auto [error, count] =
         co_await asio::async_write(call.connection->socket, asio::buffer(call.request), kAwait);
-    // A server may refuse before it has read everything: its answer counts for more than this.
+    // The server may have refused before reading everything: prefer its answer to this error.
     if (error) call.failure = ErrorOf(error);
   }
 
-  // Reads and parses at most `limit` bytes; false: the answer has ended, well or badly.
+  // Reads and parses at most `limit` bytes. Returns false when the answer has ended or failed.
   asio::awaitable<bool> ReadSome(Call& call, AnswerParser& parser, size_t limit) {
     beast::flat_buffer& buffer = call.connection->buffer;
     const auto [error, count] =
@@ -372,7 +373,7 @@ class HttpTarget::Impl {
     co_return !parser.done() && call.failure.empty();
   }
 
-  // One whole request and answer. Leaves a connection that can be used again to the next call.
+  // Runs one request to the end of its answer. Keeps a reusable connection for the next call.
   asio::awaitable<void> Perform(std::shared_ptr<Call> call, double seconds) {
     const double begin = Now();
     active_.insert(call.get());

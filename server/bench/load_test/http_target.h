@@ -1,5 +1,5 @@
-// A load run's target behind a socket: any OpenAI-compatible server. One thread, the caller's, does
-// everything; it works only inside Wait() and the functions that say so.
+// Load target: an OpenAI-compatible server. All work is done on the caller's thread, inside Wait()
+// and the functions that block.
 #pragma once
 
 #include <cstdint>
@@ -25,22 +25,22 @@ Result<BaseUrl> ParseBaseUrl(std::string_view text);
 
 struct HttpTargetOptions {
   BaseUrl url;
-  std::string served_model;  // empty: the first that /models names
+  std::string served_model;  // empty: the first model of /models
   std::string api_key;       // empty: none is sent
   double timeout_seconds = 600.0;
   double connect_seconds = 10.0;
-  // Asks for ids beside the text (an extension of some servers), so that every token is a piece.
+  // Asks for token ids too (an extension of some servers), so that every token is a piece.
   bool token_ids = false;
 };
 
-// The body of a streaming completion request that generates exactly `output_tokens` on a server
-// which knows ignore_eos.
+// Returns the body of a streaming completion request, which generates exactly `output_tokens` if
+// the server supports ignore_eos.
 std::string CompletionBody(const LoadRequest& request, const HttpTargetOptions& options);
 
 class HttpTarget final : public LoadTarget {
  public:
-  // Connects and, where no model is named, asks for one; blocks for at most about a connect and a
-  // request of ten seconds. Unavailable: nobody answers; others: the answer cannot be used.
+  // Connects and, without a model name, requests the list of models. Blocks for at most the connect
+  // timeout and about ten seconds. Unavailable: no answer; other errors: an unusable answer.
   static Result<std::unique_ptr<HttpTarget>> Create(HttpTargetOptions options);
   ~HttpTarget() override;
 
@@ -51,9 +51,9 @@ class HttpTarget final : public LoadTarget {
   int64_t StrayAnswers() const override;
   Result<ServerCounters> Counters() override;  // blocks for at most ten seconds
 
-  // Opens streams, each on a connection of its own with a small receive buffer, and returns when
-  // all have begun or failed. They are held, in Wait() and HoldIdleStreams(), until
-  // ReleaseIdleStreams reads them to their ends, for at most `seconds`.
+  // Opens streams, each on its own connection with a small receive buffer, and returns when all
+  // have begun or failed. Wait() and HoldIdleStreams() hold them; ReleaseIdleStreams reads them to
+  // their ends, for at most `seconds`.
   void OpenIdleStreams(const IdleStreamOptions& options, const Workload& workload);
   void HoldIdleStreams(double seconds);
   IdleStreamReport ReleaseIdleStreams(double seconds);

@@ -1,4 +1,4 @@
-// What a load run says about a server: exact percentiles, as a table for people and as JSON.
+// The report of a load run: exact percentiles, as a table and as JSON.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,10 @@
 
 namespace moeserve::server {
 
-// Of all samples: a percentile is the least sample that no fewer than that share are at or below.
+// Statistics of all samples. A percentile is the smallest sample such that at least that share of
+// the samples is not larger.
 struct Distribution {
-  int64_t count = 0;  // 0: the rest means nothing
+  int64_t count = 0;  // 0: the other members are undefined
   double mean = 0.0;
   double p50 = 0.0;
   double p90 = 0.0;
@@ -46,7 +47,7 @@ struct LoadReport {
   double requests_per_second = 0.0;
   double input_tokens_per_second = 0.0;   // of completed requests
   double output_tokens_per_second = 0.0;  // of all
-  // While requests were still being started; absent where that was less than a fifth of the run.
+  // While requests were started; absent if that was less than a fifth of the run.
   std::optional<double> full_load_output_tokens_per_second;
 
   LatencyGroup all;
@@ -55,25 +56,25 @@ struct LoadReport {
   Distribution start_lag;    // how late the sender was; open loop only
 
   std::map<std::string, Distribution> errors;  // latency by kind
-  Distribution refusals;     // latency of all answers that said no before any output
-  Distribution retry_after;  // seconds asked for
+  Distribution refusals;                       // latency of refusals before any output
+  Distribution retry_after;                    // seconds asked for
 
   int64_t pieces = 0;  // of output that arrived
   std::optional<double> sender_cpu_seconds;
-  std::optional<ServerCounters> server;  // over the run; absent: it reports none
+  std::optional<ServerCounters> server;  // over the run; absent if the server reports none
   std::optional<IdleStreamReport> idle_streams;
-  // What memory sets as the limit; in process and where asked for only.
-  std::optional<double> weight_bytes;    // that the steps of the run had to read
+  // For the limit set by memory bandwidth; in process and on request only.
+  std::optional<double> weight_bytes;    // read by the steps of the run
   std::optional<double> read_bandwidth;  // bytes per second, measured beside the run
 };
 
-// `run` as it ended; the optional parts are the caller's to add.
+// Builds the report of a finished run. The caller adds the optional parts.
 LoadReport MakeReport(const LoadRun& run);
 
-// Several lines, the last one ended too. Times in milliseconds.
+// Returns several lines, each with its newline. Times in milliseconds.
 std::string ReportTable(const LoadReport& report);
 
-// One object, indented. Times in seconds; what is not reported is null.
+// Returns one indented object. Times in seconds; null for what is not reported.
 std::string ReportJson(const LoadReport& report, const std::string& target);
 
 }  // namespace moeserve::server

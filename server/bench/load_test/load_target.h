@@ -1,5 +1,5 @@
-// What a load run needs of the thing under load. A target also owns the clock, so that a scripted
-// one can run in simulated time.
+// The interface of the target of a load run. The target owns the clock, so that a scripted one can
+// use simulated time.
 #pragma once
 
 #include <cstdint>
@@ -13,20 +13,20 @@
 
 namespace moeserve::server {
 
-// How one request ended, as its sender saw it. Times are seconds on the target's clock.
+// The result of one request. Times are seconds on the target's clock.
 struct RequestResult {
   int64_t index = 0;
-  double start = 0.0;  // when it was to be sent: waiting for the sender's own delay is latency too
+  double start = 0.0;  // scheduled time: the sender's delay counts as latency
   double end = 0.0;
   std::vector<double> arrivals;  // of each piece of output
-  int64_t prompt_tokens = 0;     // as the server says, else as sent
-  int64_t output_tokens = 0;     // as the server says, else pieces counted
+  int64_t prompt_tokens = 0;     // reported by the server, else as sent
+  int64_t output_tokens = 0;     // reported by the server, else pieces
   std::string error;             // empty: complete. A short closed set: "503 queue_full", "timeout"
-  bool refused = false;    // the server said no before any output: error has a status and a code
-  bool answered = false;   // an end came from the server: completion or error
-  bool cut_off = false;    // ended by CancelAll()
-  bool duplicate = false;  // more came after the end
-  std::optional<double> retry_after;  // seconds, as the server asked for
+  bool refused = false;          // before any output; error has status and code
+  bool answered = false;         // the server ended it: completion or error
+  bool cut_off = false;          // ended by CancelAll()
+  bool duplicate = false;        // data followed the end
+  std::optional<double> retry_after;  // seconds, from the server
 };
 
 // Used by one thread.
@@ -34,23 +34,23 @@ class LoadTarget {
  public:
   virtual ~LoadTarget() = default;
 
-  // Seconds since some moment; never goes back.
+  // Returns monotonic time in seconds.
   virtual double Now() = 0;
 
-  // Begins a request and returns at once. `scheduled` becomes its start.
+  // Starts a request without blocking. `scheduled` becomes its start time.
   virtual void Start(const LoadRequest& request, double scheduled) = 0;
 
-  // Blocks until results have arrived or `until` has come, and gives what there is. Every request
-  // has exactly one result.
+  // Blocks until results arrive or until time `until`, and returns the results. Every request has
+  // exactly one.
   virtual std::vector<RequestResult> Wait(double until) = 0;
 
-  // Breaks off what is running; the results come from Wait() soon, with cut_off set.
+  // Cancels running requests; Wait() returns their results soon, with cut_off set.
   virtual void CancelAll() = 0;
 
-  // Answers that belong to no request: a server that answers twice.
+  // Returns the number of answers that belong to no request.
   virtual int64_t StrayAnswers() const { return 0; }
 
-  // The server's own counters since its start. Unavailable: it reports none.
+  // Returns the server's counters since its start. Unavailable: it reports none.
   virtual Result<ServerCounters> Counters() = 0;
 };
 

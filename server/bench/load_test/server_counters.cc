@@ -23,7 +23,7 @@ constexpr Field kFields[] = {
     {"moeserve_requests_rejected_total", &ServerCounters::rejected},
 };
 
-// The value behind a name and its labels; label values may hold spaces and braces.
+// Returns the value after a name and its labels. Label values can contain spaces and braces.
 std::optional<double> SampleValue(std::string_view rest) {
   if (rest.starts_with('{')) {
     bool quoted = false;

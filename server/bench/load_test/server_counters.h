@@ -1,4 +1,4 @@
-// What a server says about itself, for differences between two moments.
+// Counters from a server's metrics, and their differences.
 #pragma once
 
 #include <optional>
@@ -15,16 +15,15 @@ struct ServerCounters {
   std::optional<double> preemptions;
   std::optional<double> steps;
   std::optional<double> step_seconds;     // spent in steps
-  std::optional<double> forward_seconds;  // of it, inside the model
+  std::optional<double> forward_seconds;  // part of it spent in the model
   std::optional<double> rejected;         // for any reason
 };
 
-// `later` minus `earlier`; absent where either is. A counter that went back (the server was
-// restarted in between) is absent too.
+// Returns `later` minus `earlier`; absent if either is, or if the counter decreased, because the
+// server was restarted.
 ServerCounters Difference(const ServerCounters& later, const ServerCounters& earlier);
 
-// From Prometheus text; a counter's samples are summed over its labels. Lines that are no samples
-// are skipped: the text comes from outside.
+// Parses Prometheus text and sums each counter over its labels. Skips malformed lines.
 ServerCounters ParseServerCounters(std::string_view text);
 
 }  // namespace moeserve::server

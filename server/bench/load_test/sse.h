@@ -1,4 +1,4 @@
-// Server-sent events, taken apart as they come in.
+// Incremental parser of server-sent events.
 #pragma once
 
 #include <cstddef>
@@ -9,23 +9,23 @@ namespace moeserve::server {
 
 class SseReader {
  public:
-  // An event, or a line, of more than this is malformed.
+  // Longer events and lines are malformed.
   static constexpr size_t kMaxEventBytes = size_t{4} << 20;
 
-  // Calls `on_data` with the joined data of each event that ends within `bytes`; a part of an event
-  // is kept for the next call. Comments and other fields are skipped, line ends may be LF, CRLF or
-  // CR. False: an event was too long; nothing more is read then.
+  // Calls `on_data` with the joined data of each event that ends within `bytes`, and keeps an
+  // unfinished event for the next call. Skips comments and other fields. Lines end in LF, CRLF or
+  // CR. Returns false after an event that is too long; later bytes are ignored.
   template <typename OnData>
   bool Feed(std::string_view bytes, OnData&& on_data);
 
  private:
-  // True: an event is complete in data_.
+  // Returns true if an event is complete in data_.
   bool EndOfLine(std::string_view line);
 
   std::string line_;  // the beginning of an unfinished line
   std::string data_;  // data lines of the unfinished event, each with its newline
   bool has_data_ = false;
-  bool skip_newline_ = false;  // a CR has just ended a line
+  bool skip_newline_ = false;  // the last line ended in CR
   bool failed_ = false;
 };
 

@@ -22,8 +22,8 @@ uint64_t Mix(uint64_t z) {
 
 double UnitInterval(uint64_t bits) { return static_cast<double>(bits >> 11) * 0x1p-53; }
 
-// Independent streams of numbers, one for each pair of seed and stream number. The standard
-// distributions differ from library to library, these do not.
+// Independent random streams, one per pair of seed and stream number. Unlike the standard
+// distributions they are the same with every library.
 class Stream {
  public:
   Stream(uint64_t seed, uint64_t stream)
@@ -31,7 +31,7 @@ class Stream {
 
   uint64_t Next() { return Mix(state_ += kGolden); }
   double Uniform() { return UnitInterval(Next()); }
-  // In [0, n); the bias of n / 2^64 is of no matter here.
+  // In [0, n). The bias of n / 2^64 is negligible.
   uint64_t Below(uint64_t n) {
     return static_cast<uint64_t>((static_cast<unsigned __int128>(Next()) * n) >> 64);
   }
@@ -40,7 +40,7 @@ class Stream {
   uint64_t state_;
 };
 
-// No request has this number.
+// Not the number of a request.
 constexpr uint64_t kPrefixStream = uint64_t{1} << 63;
 constexpr uint64_t kArrivalStream = kPrefixStream + 1;
 
@@ -118,8 +118,8 @@ Workload::Workload(WorkloadOptions options) : options_(std::move(options)) {
 
 LoadRequest Workload::Make(int64_t index) const {
   Stream random(options_.seed, static_cast<uint64_t>(index) & ~kPrefixStream);
-  // Everything is drawn whether it is used or not, so that a request changes with one option only
-  // where that option concerns it.
+  // Draw everything, used or not, so that an option changes only the part of a request that it
+  // concerns.
   const double long_draw = random.Uniform();
   const double prefix_draw = random.Uniform();
   const double prompt_draw = random.Uniform();

@@ -1,4 +1,4 @@
-// Requests of a load run, drawn from a seed: the same for every server, loop and machine.
+// The requests of a load run, drawn from a seed: the same on every machine, for every target.
 #pragma once
 
 #include <cstdint>
@@ -27,37 +27,36 @@ struct WorkloadOptions {
   LengthRange prompt{32, 256};
   LengthRange output{32, 128};
   LengthDistribution lengths = LengthDistribution::kUniform;
-  double long_share = 0.0;  // of requests whose prompt length comes from `long_prompt` instead
+  double long_share = 0.0;  // share of requests with lengths from `long_prompt`
   LengthRange long_prompt{2048, 4096};
-  int prefix_tokens = 0;      // put before the prompts of the share below; the same for all of them
-  double prefix_share = 1.0;  // of requests
-  int vocab_size = 0;         // prompts are ids in [0, vocab_size)
-  std::vector<std::string> texts =
-      {};  // where not empty, prompts are drawn from these and no ids made
+  int prefix_tokens = 0;                // of a common prefix for a share of the prompts
+  double prefix_share = 1.0;            // of requests
+  int vocab_size = 0;                   // prompts are ids in [0, vocab_size)
+  std::vector<std::string> texts = {};  // if not empty, prompts are drawn from these texts
 };
 
 struct LoadRequest {
   int64_t index = 0;
   bool long_prompt = false;
   bool shared_prefix = false;
-  std::vector<TokenId> prompt;  // empty where `text` is the prompt
+  std::vector<TokenId> prompt;  // empty if `text` is the prompt
   std::string text;
-  int output_tokens = 0;  // to be generated exactly, whatever they are
+  int output_tokens = 0;  // generates exactly this many
 };
 
 // Immutable and thread-safe.
 class Workload {
  public:
   // InvalidArgument: a share outside [0, 1], an empty range, no vocabulary, or texts together with
-  // what is only defined for ids.
+  // options for ids.
   static Result<Workload> Create(WorkloadOptions options);
 
-  // Request `index` depends on the options and `index` alone. Warm-up requests are numbered from -1
-  // downwards.
+  // Returns request `index`, a function of the options and `index` only. Warm-up requests have the
+  // numbers -1, -2 and so on.
   LoadRequest Make(int64_t index) const;
 
   const WorkloadOptions& options() const { return options_; }
-  // Of prompt and output together. Texts count as nothing: their lengths are the server's to say.
+  // Most tokens of prompt and output together. Texts count 0, because only the server tokenizes.
   int max_total_tokens() const;
 
  private:
@@ -72,7 +71,7 @@ class PoissonArrivals {
  public:
   // `rate` > 0, in arrivals per second.
   PoissonArrivals(double rate, uint64_t seed);
-  // Seconds from the start to the next arrival; strictly ascending.
+  // Returns the time of the next arrival, seconds from the start; strictly ascending.
   double Next();
 
  private:

@@ -1,0 +1,128 @@
+// How tokens are sampled: the parameters, and the table of their names and ranges. Every reader of
+// requests (HTTP, gRPC, the command line) and the validation of the engine use this table.
+//
+// A new number or flag is a member here, a row of the table here, a field of SamplingParams in
+// proto/moeserve/v1/moeserve.proto of the same name, and the code in engine/sample/ that obeys it.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "base/message.h"
+#include "engine/text/structured/constraint.h"
+#include "engine/text/token_id.h"
+
+namespace moeserve {
+
+inline constexpr int kDefaultMaxTokens = 16;
+
+// Order of work per token: logit_bias and masks, penalties, temperature, top_k, top_p, min_p, draw.
+// Numbers and flags have their ranges and meanings in the tables below; the values here are the
+// defaults.
+struct SamplingParams {
+  double temperature = 1.0;
+  int top_k = 0;
+  double top_p = 1.0;
+  double min_p = 0.0;
+  std::optional<int64_t> seed;  // absent: a fresh random one
+  int sample_index = 0;         // sample i of `n` draws from a stream derived from (seed, i)
+  double presence_penalty = 0.0;
+  double frequency_penalty = 0.0;
+  double repetition_penalty = 1.0;
+  std::vector<std::pair<TokenId, float>> logit_bias;  // added to the logits
+  std::vector<TokenId> allowed_token_ids;             // empty: every token
+  std::vector<std::vector<TokenId>> bad_words;  // the last token of each may not follow the others
+  std::shared_ptr<const CompiledConstraint> constraint;  // structured output; null: none
+  int min_tokens = 0;
+  int max_tokens = kDefaultMaxTokens;  // 0: run the prompt only (echo)
+  std::vector<std::string> stop;       // matched text is cut from the output unless include_stop
+  bool include_stop = false;
+  std::vector<TokenId> stop_token_ids;
+  bool ignore_eos = false;
+  bool skip_special_tokens = true;
+  std::optional<int> logprobs;         // of generated tokens: number of alternatives beside each
+  std::optional<int> prompt_logprobs;  // of prompt tokens, likewise
+};
+
+// A number of SamplingParams. Integers are below 2^31, so a double holds each of them exactly.
+struct SamplingField {
+  const char* name;  // in JSON and in protobuf; the command line writes "--top-p"
+  std::variant<double SamplingParams::*, int SamplingParams::*> member;
+  double min;
+  double max;
+  bool min_excluded;
+  const char* meaning;  // one line
+
+  bool is_integer() const { return std::holds_alternative<int SamplingParams::*>(member); }
+  bool Accepts(double value) const {  // false for NaN
+    return value >= min && value <= max && !(min_excluded && value == min);
+  }
+  double Get(const SamplingParams& params) const {
+    return std::visit([&](auto m) { return static_cast<double>(params.*m); }, member);
+  }
+  // `value` is in the range and, for an integer field, whole.
+  void Set(SamplingParams& params, double value) const {
+    if (is_integer()) {
+      params.*std::get<int SamplingParams::*>(member) = static_cast<int>(value);
+    } else {
+      params.*std::get<double SamplingParams::*>(member) = value;
+    }
+  }
+};
+
+// The range of a field for error messages: "a number above 0 to 1". Bounds are whole numbers.
+inline std::string RangeText(const SamplingField& field) {
+  return Concat("a number ", field.min_excluded ? "above " : "from ",
+                static_cast<int64_t>(field.min), " to ", static_cast<int64_t>(field.max));
+}
+
+inline constexpr double kMaxSamplingInt = std::numeric_limits<int32_t>::max();
+
+// Which tokens can be drawn, and how likely. Readers report faults in the order of the table.
+inline constexpr SamplingField kDrawFields[] = {
+    {"temperature", &SamplingParams::temperature, 0, 2, false,
+     "Divides the logits; 0 takes the most probable token (ties: the lower id)"},
+    {"top_p", &SamplingParams::top_p, 0, 1, true,
+     "Draws from the fewest most probable tokens that have this share of the probability"},
+    {"min_p", &SamplingParams::min_p, 0, 1, false,
+     "Draws from tokens with at least this probability, relative to the most probable one"},
+    {"top_k", &SamplingParams::top_k, -1, kMaxSamplingInt, false,
+     "Draws from this many most probable tokens; 0 or -1: from all"},
+};
+
+// What earlier tokens change about the logits of the next.
+inline constexpr SamplingField kPenaltyFields[] = {
+    {"presence_penalty", &SamplingParams::presence_penalty, -2, 2, false,
+     "Subtracted once from the logit of each token that was generated before"},
+    {"frequency_penalty", &SamplingParams::frequency_penalty, -2, 2, false,
+     "Subtracted from the logit of a token once for each time it was generated before"},
+    {"repetition_penalty", &SamplingParams::repetition_penalty, 0, 100, true,
+     "Divides positive and multiplies negative logits of tokens of the prompt or the output"},
+    {"min_tokens", &SamplingParams::min_tokens, 0, kMaxSamplingInt, false,
+     "Generates this many tokens before EOS, a stop token or a stop string can end the output"},
+};
+
+struct SamplingFlag {
+  const char* name;
+  bool SamplingParams::*member;
+  const char* meaning;
+};
+
+inline constexpr SamplingFlag kSamplingFlags[] = {
+    {"include_stop_str_in_output", &SamplingParams::include_stop,
+     "Keeps the stop string that matched in the output"},
+    {"ignore_eos", &SamplingParams::ignore_eos, "Goes on after an end-of-text token"},
+    {"skip_special_tokens", &SamplingParams::skip_special_tokens,
+     "Leaves special tokens out of the output text"},
+};
+
+// Range of each value of logit_bias; an integer, for messages.
+inline constexpr int kMaxLogitBias = 100;
+
+}  // namespace moeserve

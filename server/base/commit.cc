@@ -1,0 +1,12 @@
+#include "server/base/commit.h"
+
+namespace moeserve::server {
+namespace {
+
+#include "commit.inc"
+
+}  // namespace
+
+std::string_view Commit() { return kCommit; }
+
+}  // namespace moeserve::server

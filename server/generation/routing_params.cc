@@ -1,0 +1,59 @@
+#include "server/generation/routing_params.h"
+
+#include <string>
+#include <utility>
+
+#include "base/message.h"
+#include "server/base/api_error.h"
+
+namespace moeserve::server {
+
+absl::Status CheckRecords(const RoutingRules& rules, const char* field) {
+  if (rules.records) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kPermissionDenied, "not_enabled",
+      Concat("'", field, "': this server keeps no routing records (--routing-records)"), field);
+}
+
+Result<std::shared_ptr<const RoutingControl>> MakeRoutingControl(const RoutingChange& change,
+                                                                 const RoutingRules& rules,
+                                                                 const char* field) {
+  if (!rules.control.enabled) {
+    return MakeError(absl::StatusCode::kPermissionDenied, "not_enabled",
+                     Concat("'", field,
+                            "': this server lets nobody change its routing "
+                            "(--routing-control)"),
+                     field);
+  }
+  if (change.experts.size() > kMaxChangedExperts) {
+    return InvalidValue(field, Concat("'", field, "' names at most ", kMaxChangedExperts,
+                                      " experts, found ", change.experts.size()));
+  }
+  auto control = RoutingControl::Create(change, *rules.spec, rules.control);
+  if (!control.ok()) {
+    return InvalidValue(field, Concat("'", field, "': ", std::string(control.status().message())));
+  }
+  return std::make_shared<const RoutingControl>(*std::move(control));
+}
+
+int64_t MostRoutes(const ModelSpec& spec, const RoutingControl* control) {
+  int64_t routes = 0;
+  for (int l = 0; l < spec.num_layers(); ++l) {
+    const LayerSpec& layer = spec.layers[static_cast<size_t>(l)];
+    for (const BlockKind block : {BlockKind::kAttention, BlockKind::kFeedForward}) {
+      const auto& routing =
+          block == BlockKind::kAttention ? layer.attention.routing : layer.feed_forward.routing;
+      if (!routing.has_value()) continue;
+      int most = routing->select.MaxSelected();
+      if (control != nullptr) {
+        const RouteOverride change = control->For(l, block);
+        if (change.k > 0) most = change.k;
+        if (change.p > 0 && routing->select.kind == SelectKind::kTopK) most = routing->num_experts;
+      }
+      routes += int64_t{most} * routing->split.heads;
+    }
+  }
+  return routes;
+}
+
+}  // namespace moeserve::server

@@ -1,0 +1,48 @@
+#include "server/generation/submission.h"
+
+#include <limits>
+#include <utility>
+
+#include "base/message.h"
+#include "server/base/request_id.h"
+
+namespace moeserve::server {
+
+Submission::Submission(SubmissionContext context, GenerationParams params,
+                       std::string_view id_prefix)
+    : context_(std::move(context)),
+      params_(std::move(params)),
+      id_(Concat(id_prefix, params_.request_id.empty() ? NewRequestId() : params_.request_id)) {}
+
+absl::Status Submission::SetPrompts(std::vector<PreparedPrompt> prompts) {
+  prompts_ = std::move(prompts);
+  return CheckRecordSize(params_, prompts_, context_.engine->spec(), context_.limits.max_routes);
+}
+
+bool Submission::NeedsCompiling() {
+  if (!params_.constraint || params_.sampling.constraint != nullptr) return false;
+  params_.sampling.constraint = context_.constraint_compiler->Find(*params_.constraint);
+  return params_.sampling.constraint == nullptr;
+}
+
+absl::Status Submission::CompileConstraint() {
+  if (!params_.constraint) return absl::OkStatus();
+  MOESERVE_ASSIGN_OR_RETURN(params_.sampling.constraint,
+                            context_.constraint_compiler->Compile(*params_.constraint));
+  return absl::OkStatus();
+}
+
+Result<std::unique_ptr<Generation>> Submission::Start(absl::Time deadline,
+                                                      std::function<void()> wake) const {
+  GenerationOptions options;
+  options.samples = params_.n;
+  // Only a stream can leave its output unread: a unary answer is collected as it comes.
+  options.max_unread_bytes =
+      params_.stream ? context_.limits.max_unread_bytes : std::numeric_limits<size_t>::max();
+  options.wake = std::move(wake);
+  options.metrics = context_.metrics;
+  return Generation::Start(context_.engine, MakeEngineRequests(params_, prompts_, id_, deadline),
+                           std::move(options));
+}
+
+}  // namespace moeserve::server

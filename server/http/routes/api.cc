@@ -1,0 +1,371 @@
+#include "server/http/routes/api.h"
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "base/message.h"
+#include "model_loaders/files/strict_json.h"
+#include "server/base/api_error.h"
+#include "server/base/json_fields.h"
+#include "server/base/version.h"
+#include "server/generation/submission.h"
+#include "server/http/deferred_response.h"
+#include "server/http/error_response.h"
+#include "server/http/routes/expert_routes.h"
+#include "server/http/routes/generation_session.h"
+#include "server/http/routes/web_assets.h"
+#include "server/http/url.h"
+#include "server/openai/chat_request.h"
+#include "server/openai/chat_response.h"
+#include "server/openai/completion_request.h"
+#include "server/openai/completion_response.h"
+#include "server/openai/routing_fields.h"
+#include "server/openai/unsupported_fields.h"
+#include "server/reports/expert_report.h"
+
+namespace moeserve::server::http {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Response JsonResponse(const Json& body) {
+  Response response;
+  response.body = DumpJson(body);
+  return response;
+}
+
+Result<nlohmann::json> ParseBody(const Request& request, const RequestLimits& limits) {
+  JsonLimits json_limits;
+  json_limits.max_depth = limits.json_depth;
+  json_limits.max_values = size_t{8} << 20;  // the limit on bytes is stricter
+  Result<nlohmann::json> body = ParseStrictJson(request.body, json_limits);
+  if (body.ok()) {
+    if (!body->is_object()) {
+      return MakeError(absl::StatusCode::kInvalidArgument, "invalid_json",
+                       "the body must be a JSON object");
+    }
+    return body;
+  }
+  // Cuts off the parser's quote of the input, which can be part of a prompt.
+  std::string message(body.status().message());
+  message.resize(std::min(message.size(), message.find("; last read")));
+  return MakeError(absl::StatusCode::kInvalidArgument, "invalid_json",
+                   Concat("the body is not acceptable JSON: ", message));
+}
+
+Result<const Tokenizer*> RequireTokenizer(const EngineApi& engine) {
+  if (engine.tokenizer() != nullptr) return engine.tokenizer();
+  return InvalidValue("model", "this model has no tokenizer");
+}
+
+class Api : public std::enable_shared_from_this<Api> {
+ public:
+  explicit Api(ServerContext& context) : context_(context) {}
+
+  Handled Completions(const Request& request) { return Started(StartCompletion(request)); }
+
+  Handled ChatCompletions(const Request& request) { return Started(StartChat(request)); }
+
+  Handled Models(const Request&) {
+    Json data = Json::array();
+    for (const std::string& name : context_.settings().served_names) data.push_back(Card(name));
+    return JsonResponse({{"object", "list"}, {"data", std::move(data)}});
+  }
+
+  Handled Model(const Request& request) {
+    const std::optional<std::string> id = PercentDecode(
+        std::string_view(request.path).substr(std::string_view("/v1/models/").size()));
+    const auto name =
+        id ? ResolveModel(*id, context_.settings().served_names)
+           : Result<std::string>(InvalidValue("model", "the address is not well-formed"));
+    if (!name.ok()) return ErrorResponse(name.status());
+    return JsonResponse(Card(*name));
+  }
+
+  Handled Tokenize(const Request& request) {
+    const auto run = [&]() -> Result<Json> {
+      MOESERVE_ASSIGN_OR_RETURN(const auto engine, context_.ServingEngine());
+      MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, context_.settings().limits));
+      MOESERVE_RETURN_IF_ERROR(CheckModel(body));
+      MOESERVE_RETURN_IF_ERROR(CheckUnsupportedFields(body));
+      MOESERVE_ASSIGN_OR_RETURN(const auto strings, BoolField(body, "return_token_strs"));
+      MOESERVE_ASSIGN_OR_RETURN(const Tokenizer* tokenizer, RequireTokenizer(*engine));
+      MOESERVE_ASSIGN_OR_RETURN(const auto ids, FindField(body, "messages") != nullptr
+                                                    ? EncodeMessages(body, *tokenizer)
+                                                    : EncodePrompt(body, *tokenizer));
+      Json out = {{"count", ids.size()}, {"max_model_len", engine->max_model_len()}};
+      out["tokens"] = ids;
+      out["token_strs"] = nullptr;
+      if (strings.value_or(false)) {
+        Json list = Json::array();
+        for (const TokenId id : ids) list.push_back(std::string(tokenizer->TokenString(id)));
+        out["token_strs"] = std::move(list);
+      }
+      return out;
+    };
+    return Answer(run());
+  }
+
+  Handled Detokenize(const Request& request) {
+    const auto run = [&]() -> Result<Json> {
+      MOESERVE_ASSIGN_OR_RETURN(const auto engine, context_.ServingEngine());
+      MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, context_.settings().limits));
+      MOESERVE_RETURN_IF_ERROR(CheckModel(body));
+      const nlohmann::json* tokens = FindField(body, "tokens");
+      if (tokens == nullptr) return MissingField("tokens");
+      MOESERVE_ASSIGN_OR_RETURN(const auto ids,
+                                TokenIdList(*tokens, "tokens", engine->spec().vocab_size));
+      MOESERVE_ASSIGN_OR_RETURN(const Tokenizer* tokenizer, RequireTokenizer(*engine));
+      MOESERVE_ASSIGN_OR_RETURN(std::string text, tokenizer->Decode(ids, false));
+      return Json{{"prompt", std::move(text)}};
+    };
+    return Answer(run());
+  }
+
+  Handled Ready(const Request&) {
+    if (const auto engine = context_.ServingEngine(); !engine.ok()) {
+      return ErrorResponse(engine.status());
+    }
+    return JsonResponse({{"status", "ok"}});
+  }
+
+  Handled Live(const Request&) {
+    const auto engine = context_.engine();
+    if (engine != nullptr && !engine->Stats().healthy) {
+      return ErrorResponse(
+          MakeError(absl::StatusCode::kUnavailable, "engine_dead", "the engine has stopped"));
+    }
+    return JsonResponse({{"status", "ok"}});
+  }
+
+  Handled Version(const Request&) {
+    const std::string& commit = context_.settings().commit;
+    return JsonResponse({{"version", std::string(kVersion)},
+                         {"commit", commit.empty() ? Json(nullptr) : Json(commit)},
+                         {"backend", context_.settings().device}});
+  }
+
+  Handled Metrics(const Request& request) {
+    const ExpositionFormat format = ChooseExposition(request.accept);
+    Response response;
+    response.content_type = ContentType(format);
+    response.body = context_.MetricsText(format);
+    return response;
+  }
+
+  Handled ExpertLayout(const Request&) {
+    const auto engine = context_.ServingEngine();
+    if (!engine.ok()) return ErrorResponse(engine.status());
+    Json out = {{"model", context_.model_name()}};
+    out.update(RouteLayoutJson((*engine)->route_layout()));
+    return JsonResponse(out);
+  }
+
+  Handled ExpertStatistics(const Request& request) {
+    if (context_.settings().moe_metrics.mode == MoeMetricsMode::kOff) {
+      return ProtocolError(404, "", "expert statistics are switched off (--moe-metrics=off)");
+    }
+    const auto run = [&]() -> Result<Json> {
+      MOESERVE_ASSIGN_OR_RETURN(const auto window, QueryNumber(request.query, "window", 1,
+                                                               ExpertHistory::kMaxWindowSeconds));
+      MOESERVE_ASSIGN_OR_RETURN(const auto threshold,
+                                QueryNumber(request.query, "threshold", 0, 1e6));
+      const auto engine = context_.engine();
+      if (engine == nullptr) {
+        return MakeError(absl::StatusCode::kUnavailable, "loading", "the model is being loaded");
+      }
+      ExpertStats stats = engine->ExpertSnapshot();
+      std::optional<double> covered;
+      if (window) {
+        const absl::Time now = SteadyNow();
+        covered = 0.0;
+        if (const auto base = context_.expert_history().Before(now, absl::Seconds(*window))) {
+          stats = Difference(stats, base->stats);
+          covered = absl::ToDoubleSeconds(now - base->time);
+        }
+      }
+      return ExpertStatsJson(stats, context_.model_name(), covered, threshold.value_or(0.0));
+    };
+    return Answer(run());
+  }
+
+ private:
+  Result<Handled> StartCompletion(const Request& request) {
+    MOESERVE_ASSIGN_OR_RETURN(auto engine, context_.ServingEngine());
+    const RequestLimits& limits = context_.settings().limits;
+    CompletionParams params;
+    {
+      MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, limits));
+      MOESERVE_ASSIGN_OR_RETURN(params, ParseCompletion(body, context_.Rules()));
+    }
+    context_.metrics().ignored_fields += params.ignored_fields;
+    MOESERVE_ASSIGN_OR_RETURN(auto prompts,
+                              PreparePrompts(params, engine->tokenizer(), engine->max_model_len()));
+    return Submit<CompletionWriter>(request, std::move(engine), params, std::move(prompts),
+                                    "cmpl-");
+  }
+
+  Result<Handled> StartChat(const Request& request) {
+    MOESERVE_ASSIGN_OR_RETURN(auto engine, context_.ServingEngine());
+    const ServerSettings& settings = context_.settings();
+    ChatParams params;
+    {
+      MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, settings.limits));
+      MOESERVE_ASSIGN_OR_RETURN(
+          params, ParseChat(body, context_.Rules(), settings.allow_request_chat_template));
+    }
+    context_.metrics().ignored_fields += params.ignored_fields;
+    std::vector<PreparedPrompt> prompts(1);
+    MOESERVE_ASSIGN_OR_RETURN(
+        prompts[0],
+        PrepareChat(params, *context_.chat_format(), engine->tokenizer(), settings.limits,
+                    engine->max_model_len(), absl::ToTimeT(absl::Now())));
+    return Submit<ChatWriter>(request, std::move(engine), params, std::move(prompts), "chatcmpl-");
+  }
+
+  template <typename Writer>
+  Result<Handled> Submit(const Request& request, std::shared_ptr<EngineApi> engine,
+                         const GenerationParams& params, std::vector<PreparedPrompt> prompts,
+                         std::string_view id_prefix) {
+    auto submission =
+        std::make_shared<Submission>(context_.Submissions(std::move(engine)), params, id_prefix);
+    MOESERVE_RETURN_IF_ERROR(submission->SetPrompts(std::move(prompts)));
+    auto writer =
+        std::make_unique<Writer>(AnswerIdentity{.id = submission->id(),
+                                                .created = absl::ToUnixSeconds(absl::Now()),
+                                                .model = params.model},
+                                 MakeAnswerOptions(params), submission->engine()->tokenizer(),
+                                 static_cast<int>(submission->num_choices()));
+    const absl::Time deadline = absl::Now() + context_.settings().limits.max_request_time;
+    if (!submission->NeedsCompiling()) {
+      return Start(std::move(submission), std::move(writer), deadline, request.wake);
+    }
+    auto shared_writer = std::make_shared<std::unique_ptr<AnswerWriter>>(std::move(writer));
+    Handled deferred = DeferredResponse::Start(
+        context_.work_pool(),
+        [self = shared_from_this(), submission, shared_writer, deadline, wake = request.wake] {
+          const absl::Status status = submission->CompileConstraint();
+          return self->Started(
+              status.ok() ? Start(submission, std::move(*shared_writer), deadline, wake) : status);
+        },
+        request.wake);
+    if (std::holds_alternative<Response>(deferred)) {
+      context_.metrics().CountRejected(Rejection::kQueueFull);
+    }
+    return deferred;
+  }
+
+  static Result<Handled> Start(std::shared_ptr<const Submission> submission,
+                               std::unique_ptr<AnswerWriter> writer, absl::Time deadline,
+                               std::function<void()> wake) {
+    MOESERVE_ASSIGN_OR_RETURN(
+        auto pending, GenerationSession::Start(std::move(submission), std::move(writer), deadline,
+                                               std::move(wake)));
+    return Handled(std::move(pending));
+  }
+
+  // Counts refusals, except those of the engine, which it counts itself.
+  Handled Started(Result<Handled> started) {
+    if (started.ok()) return *std::move(started);
+    Response response = ErrorResponse(started.status());
+    if (response.status < 500) {
+      context_.metrics().CountRejected(Rejection::kInvalid);
+    } else if (context_.state() == ServerState::kDraining) {
+      context_.metrics().CountRejected(Rejection::kDraining);
+    }
+    return response;
+  }
+
+  Result<std::vector<TokenId>> EncodePrompt(const nlohmann::json& body,
+                                            const Tokenizer& tokenizer) const {
+    MOESERVE_ASSIGN_OR_RETURN(const auto prompt, StringField(body, "prompt"));
+    if (!prompt) return MissingField("prompt");
+    if (prompt->size() > context_.settings().limits.max_prompt_bytes) {
+      return InvalidValue("prompt", "'prompt' is too long");
+    }
+    MOESERVE_ASSIGN_OR_RETURN(const auto special, BoolField(body, "add_special_tokens"));
+    return tokenizer.Encode(*prompt, special.value_or(true));
+  }
+
+  Result<std::vector<TokenId>> EncodeMessages(const nlohmann::json& body,
+                                              const Tokenizer& tokenizer) const {
+    if (FindField(body, "prompt") != nullptr) {
+      return InvalidValue("messages", "either 'prompt' or 'messages' can be given, not both");
+    }
+    const ServerSettings& settings = context_.settings();
+    const ConversationRules rules = {.limits = settings.limits,
+                                     .allow_template = settings.allow_request_chat_template,
+                                     .strict_fields = settings.strict_fields};
+    MOESERVE_ASSIGN_OR_RETURN(const Conversation conversation, ParseConversation(body, rules));
+    return context_.chat_format()->Encode(conversation, tokenizer, settings.limits,
+                                          absl::ToTimeT(absl::Now()));
+  }
+
+  static Handled Answer(const Result<Json>& result) {
+    if (!result.ok()) return ErrorResponse(result.status());
+    return JsonResponse(*result);
+  }
+
+  absl::Status CheckModel(const nlohmann::json& body) const {
+    MOESERVE_ASSIGN_OR_RETURN(const auto model, StringField(body, "model"));
+    return ResolveModel(model.value_or(""), context_.settings().served_names).status();
+  }
+
+  Json Card(const std::string& name) const {
+    Json card;
+    card["id"] = name;
+    card["object"] = "model";
+    card["created"] = context_.created();
+    card["owned_by"] = "moeserve";
+    card["root"] = context_.model_name();
+    card["parent"] = nullptr;
+    const auto engine = context_.engine();
+    card["max_model_len"] = engine != nullptr ? Json(engine->max_model_len()) : Json(nullptr);
+    return card;
+  }
+
+  ServerContext& context_;
+};
+
+}  // namespace
+
+std::unique_ptr<Router> MakeRouter(ServerContext& context) {
+  auto api = std::make_shared<Api>(context);
+  auto router = std::make_unique<Router>(context.settings().keys);
+  const auto add = [&](std::string_view method, std::string_view pattern, Access access,
+                       Handled (Api::*handler)(const Request&), Work work = Work::kQuick) {
+    context.metrics().DeclareHttp(pattern, method);
+    router->Add(method, pattern, access, work,
+                [api, handler](const Request& request) { return (api.get()->*handler)(request); });
+  };
+  add("POST", "/v1/completions", Access::kKey, &Api::Completions);
+  // Slow: chat templates are programs.
+  add("POST", "/v1/chat/completions", Access::kKey, &Api::ChatCompletions, Work::kSlow);
+  add("GET", "/v1/models", Access::kKey, &Api::Models);
+  add("GET", "/v1/models/*", Access::kKey, &Api::Model);
+  add("POST", "/tokenize", Access::kKey, &Api::Tokenize, Work::kSlow);
+  add("POST", "/detokenize", Access::kKey, &Api::Detokenize);
+  add("GET", "/v1/experts/stats", Access::kKey, &Api::ExpertStatistics);
+  add("GET", "/v1/experts/layout", Access::kKey, &Api::ExpertLayout);
+  AddExpertRoutes(*router, context);
+  add("GET", "/health", Access::kOpen, &Api::Ready);
+  add("GET", "/health/ready", Access::kOpen, &Api::Ready);
+  add("GET", "/health/live", Access::kOpen, &Api::Live);
+  add("GET", "/v2/health/ready", Access::kOpen, &Api::Ready);
+  add("GET", "/v2/health/live", Access::kOpen, &Api::Live);
+  add("GET", "/version", Access::kOpen, &Api::Version);
+  add("GET", "/metrics", Access::kOpen, &Api::Metrics);
+  if (context.settings().dashboard) {
+    for (const char* pattern : {"/", "/dashboard/*"}) context.metrics().DeclareHttp(pattern, "GET");
+    AddWebAssets(*router);
+  }
+  return router;
+}
+
+}  // namespace moeserve::server::http

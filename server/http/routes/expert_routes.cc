@@ -1,0 +1,278 @@
+#include "server/http/routes/expert_routes.h"
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/message.h"
+#include "engine/statistics/measures/collapse.h"
+#include "engine/statistics/measures/token_affinity.h"
+#include "model_loaders/profiles/profile_file.h"
+#include "server/base/api_error.h"
+#include "server/http/error_response.h"
+#include "server/http/url.h"
+#include "server/openai/answer.h"
+#include "server/reports/live_profile.h"
+#include "server/reports/statistics_report.h"
+
+namespace moeserve::server::http {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Most work of one answer, in steps of about a nanosecond: the pool's threads also prepare chats
+// and structured output.
+constexpr int kComputations = 1;
+constexpr double kMaxWork = double{1ull << 32};
+// Most profiles in memory at the same time. One is held until its client has read it.
+constexpr int kDownloads = 2;
+
+// Limits how many answers are computed or held at the same time.
+class Slots {
+ public:
+  explicit Slots(int free) : free_(std::make_shared<std::atomic<int>>(free)) {}
+
+  // Takes a slot, which is free again when the last copy of the result is gone; null if none is.
+  std::shared_ptr<void> Take() const {
+    int free = free_->load();
+    while (free > 0 && !free_->compare_exchange_weak(free, free - 1)) {
+    }
+    if (free <= 0) return nullptr;
+    return std::shared_ptr<void>(free_.get(), [slots = free_](void*) { ++*slots; });
+  }
+
+ private:
+  const std::shared_ptr<std::atomic<int>> free_;
+};
+
+absl::Status Busy() {
+  return MakeError(absl::StatusCode::kResourceExhausted, "queue_full",
+                   "other statistics are being computed; try again");
+}
+
+// An answer that holds its slot until it is sent.
+class HeldResponse final : public PendingResponse {
+ public:
+  HeldResponse(Response response, std::shared_ptr<void> slot)
+      : response_(std::move(response)), slot_(std::move(slot)) {}
+  Progress Next() override { return std::move(response_); }
+
+ private:
+  Response response_;
+  const std::shared_ptr<void> slot_;
+};
+
+absl::Status Missing(std::string_view code, std::string message) {
+  return MakeError(absl::StatusCode::kNotFound, code, std::move(message));
+}
+
+Handled Answer(const Result<Json>& result) {
+  if (!result.ok()) return ErrorResponse(result.status());
+  Response response;
+  response.body = DumpJson(*result);
+  return response;
+}
+
+// One routed block of a model; `first` is its first column in the table of token counts.
+struct Chosen {
+  size_t index = 0;
+  int layer = 0;
+  BlockKind kind = BlockKind::kFeedForward;
+  int experts = 0;
+  int64_t first = 0;
+};
+
+// Resolves "layer" and "block" of a query. "block" is optional where the layer routes one block
+// only. None without "layer".
+Result<std::optional<Chosen>> ChosenBlock(std::string_view query, const ExpertStats& stats) {
+  MOESERVE_ASSIGN_OR_RETURN(const auto layer, QueryInteger(query, "layer", 0, 1 << 30));
+  const auto name = QueryText(query, "block");
+  if (name && *name != Name(BlockKind::kAttention) && *name != Name(BlockKind::kFeedForward)) {
+    return InvalidValue(
+        "block", Concat("'block' must be attention or feed_forward, not ", Printable(*name, 32)));
+  }
+  if (!layer) {
+    if (name) return InvalidValue("block", "'block' needs 'layer'");
+    return std::optional<Chosen>();
+  }
+  std::optional<Chosen> found;
+  int64_t first = 0;
+  for (size_t i = 0; i < stats.blocks.size(); ++i) {
+    const BlockExpertStats& b = stats.blocks[i];
+    if (b.layer == *layer && (!name || *name == Name(b.block))) {
+      if (found) {
+        return InvalidValue("block", Concat("layer ", *layer,
+                                            " routes attention and feed_forward: give "
+                                            "'block'"));
+      }
+      found = Chosen{i, b.layer, b.block, b.num_experts, first};
+    }
+    first += b.num_experts;
+  }
+  if (!found) {
+    return InvalidValue("layer", Concat("layer ", *layer, " routes no such block"));
+  }
+  return found;
+}
+
+Json BlockJson(const Chosen& block) {
+  Json out;
+  out["layer"] = block.layer;
+  out["block"] = Name(block.kind);
+  return out;
+}
+
+class ExpertRoutes {
+ public:
+  explicit ExpertRoutes(ServerContext& context) : context_(context) {}
+
+  // Needs no slot: one pass over the table is short.
+  Handled Tokens(const Request& request) const {
+    return WithEngine([&](const EngineApi& engine) -> Result<Json> {
+      MOESERVE_ASSIGN_OR_RETURN(const auto top, QueryInteger(request.query, "top", 1, 1000));
+      MOESERVE_ASSIGN_OR_RETURN(const auto min_count,
+                                QueryInteger(request.query, "min_count", 1, UINT32_MAX));
+      MOESERVE_ASSIGN_OR_RETURN(const Table table, TableOf(request, engine));
+      Json out = BlockJson(table.block);
+      const auto least = static_cast<uint32_t>(min_count.value_or(5));
+      out["min_count"] = least;
+      out["experts"] = TopTokensJson(table.counts(), engine.tokenizer(), least,
+                                     static_cast<int>(top.value_or(10)));
+      return out;
+    });
+  }
+
+  Handled Similarity(const Request& request) const {
+    return Computed([&](const EngineApi& engine) -> Result<Json> {
+      MOESERVE_ASSIGN_OR_RETURN(const auto eps, QueryNumber(request.query, "eps", 1e-12, 1e6));
+      MOESERVE_ASSIGN_OR_RETURN(const Table table, TableOf(request, engine));
+      if (SimilarityWork(table.vocabulary, table.block.experts) > kMaxWork) {
+        return MakeError(absl::StatusCode::kInvalidArgument, "too_large",
+                         "vocabulary and experts of this model are too many to compare here: "
+                         "download the profile and use 'moeserve experts show'");
+      }
+      Json out = BlockJson(table.block);
+      out.update(SimilarityJson(table.counts(), eps.value_or(1.0)));
+      return out;
+    });
+  }
+
+  Handled Collapse(const Request& request) const {
+    return Computed([&](const EngineApi& engine) -> Result<Json> {
+      const ExpertStats stats = engine.ExpertSnapshot();
+      MOESERVE_ASSIGN_OR_RETURN(const auto chosen, ChosenBlock(request.query, stats));
+      const std::vector<HiddenSample> samples = engine.HiddenSamples();
+      if (samples.size() != stats.blocks.size() || samples.empty()) {
+        return Missing("not_sampled", stats.blocks.empty()
+                                          ? "this model routes nothing"
+                                          : "router inputs are not sampled: start the server with "
+                                            "--hidden-samples N to keep N of each block");
+      }
+      Json out;
+      out["model"] = context_.model_name();
+      out["layers"] = Json::array();
+      double work = 0.0;
+      for (size_t i = 0; i < samples.size(); ++i) {
+        if (chosen && chosen->index != i) continue;
+        work += CollapseWork(samples[i]);
+        if (work > kMaxWork) {
+          return MakeError(absl::StatusCode::kInvalidArgument, "too_large",
+                           chosen ? "the sample is too large to be evaluated here"
+                                  : "the samples are too large to be evaluated at once: give "
+                                    "'layer'",
+                           "layer");
+        }
+        Json layer;
+        layer["layer"] = stats.blocks[i].layer;
+        layer["block"] = Name(stats.blocks[i].block);
+        layer.update(CollapseJson(samples[i]));
+        out["layers"].push_back(std::move(layer));
+      }
+      return out;
+    });
+  }
+
+  Handled Profile(const Request&) const {
+    const auto engine = Engine();
+    if (!engine.ok()) return ErrorResponse(engine.status());
+    std::shared_ptr<void> slot = downloads_.Take();
+    if (slot == nullptr) return ErrorResponse(Busy());
+    Response response;
+    response.content_type = "application/octet-stream";
+    response.headers.emplace_back("Content-Disposition",
+                                  "attachment; filename=\"experts.profile\"");
+    response.body = EncodeProfile(LiveProfile(**engine, context_.model_name()));
+    return std::make_unique<HeldResponse>(std::move(response), std::move(slot));
+  }
+
+ private:
+  // The token counts of one block.
+  struct Table {
+    Chosen block;
+    int64_t vocabulary = 0;
+    std::vector<uint32_t> values;
+
+    TokenCounts counts() const { return {vocabulary, block.experts, values}; }
+  };
+
+  Result<std::shared_ptr<const EngineApi>> Engine() const {
+    if (context_.settings().moe_metrics.mode == MoeMetricsMode::kOff) {
+      return Missing("not_counted", "expert statistics are switched off (--moe-metrics=off)");
+    }
+    std::shared_ptr<const EngineApi> engine = context_.engine();
+    if (engine != nullptr) return engine;
+    return MakeError(absl::StatusCode::kUnavailable, "loading", "the model is being loaded");
+  }
+
+  template <typename F>
+  Handled WithEngine(const F& compute) const {
+    const auto engine = Engine();
+    return Answer(engine.ok() ? compute(**engine) : Result<Json>(engine.status()));
+  }
+
+  template <typename F>
+  Handled Computed(const F& compute) const {
+    const std::shared_ptr<void> slot = computations_.Take();
+    if (slot == nullptr) return ErrorResponse(Busy());
+    return WithEngine(compute);
+  }
+
+  static Result<Table> TableOf(const Request& request, const EngineApi& engine) {
+    const ExpertStats stats = engine.ExpertSnapshot();
+    MOESERVE_ASSIGN_OR_RETURN(const auto chosen, ChosenBlock(request.query, stats));
+    if (!chosen) return MissingField("layer");
+    const std::optional<TokenExpertCounts> counts = engine.token_expert_counts();
+    if (!counts) {
+      return Missing("not_counted",
+                     "tokens are not counted by expert: their table would be larger than the "
+                     "server's --token-stats-mib allows");
+    }
+    return Table{*chosen, counts->vocabulary(), counts->Columns(chosen->first, chosen->experts)};
+  }
+
+  ServerContext& context_;
+  const Slots computations_{kComputations};
+  const Slots downloads_{kDownloads};
+};
+
+}  // namespace
+
+void AddExpertRoutes(Router& router, ServerContext& context) {
+  const auto routes = std::make_shared<const ExpertRoutes>(context);
+  const auto add = [&](std::string_view path,
+                       Handled (ExpertRoutes::*handler)(const Request&) const) {
+    context.metrics().DeclareHttp(path, "GET");
+    router.Add("GET", path, Access::kKey, Work::kSlow,
+               [routes, handler](const Request& r) { return ((*routes).*handler)(r); });
+  };
+  add("/v1/experts/tokens", &ExpertRoutes::Tokens);
+  add("/v1/experts/similarity", &ExpertRoutes::Similarity);
+  add("/v1/experts/collapse", &ExpertRoutes::Collapse);
+  add("/v1/experts/profile", &ExpertRoutes::Profile);
+}
+
+}  // namespace moeserve::server::http

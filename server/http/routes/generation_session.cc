@@ -1,0 +1,112 @@
+#include "server/http/routes/generation_session.h"
+
+#include <utility>
+
+#include "base/message.h"
+#include "server/base/status_conversion.h"
+#include "server/http/error_response.h"
+#include "server/openai/routing_fields.h"
+
+namespace moeserve::server {
+
+using Json = nlohmann::ordered_json;
+
+GenerationSession::GenerationSession(std::shared_ptr<const Submission> submission,
+                                     std::unique_ptr<AnswerWriter> writer)
+    : submission_(std::move(submission)),
+      writer_(std::move(writer)),
+      counts_(submission_->num_choices()) {}
+
+Result<std::unique_ptr<http::PendingResponse>> GenerationSession::Start(
+    std::shared_ptr<const Submission> submission, std::unique_ptr<AnswerWriter> writer,
+    absl::Time deadline, std::function<void()> wake) {
+  std::unique_ptr<GenerationSession> session(
+      new GenerationSession(std::move(submission), std::move(writer)));
+  MOESERVE_ASSIGN_OR_RETURN(session->generation_,
+                            session->submission_->Start(deadline, std::move(wake)));
+  return std::unique_ptr<http::PendingResponse>(std::move(session));
+}
+
+http::Progress GenerationSession::Next() {
+  const GenerationParams& params = submission_->params();
+  std::string data;
+  for (ChoiceEvent& event : generation_->Take()) {
+    if (!event.error.ok()) return Fail(event.error);
+    if (absl::Status status = Apply(event.choice, std::move(event.delta)); !status.ok()) {
+      return Fail(status);
+    }
+    if (params.stream) AppendChunks(event.choice, data);
+  }
+  const bool finished = generation_->finished();
+  if (!params.stream) {
+    if (!finished) return http::Wait{};
+    return UnaryAnswer();
+  }
+  if (finished) {
+    if (params.include_usage) {
+      Json chunk = writer_->EmptyChunk();
+      chunk["usage"] = SumUsage();
+      data += SseEvent(chunk);
+    }
+    data += kSseDone;
+  }
+  if (data.empty()) return http::Wait{};
+  streaming_ = true;
+  return http::StreamPart{std::move(data), finished};
+}
+
+absl::Status GenerationSession::Apply(int index, OutputDelta delta) {
+  counts_[index] = delta.usage;
+  return writer_->Add(index, submission_->PromptOf(index), std::move(delta));
+}
+
+void GenerationSession::AppendChunks(int index, std::string& out) {
+  const GenerationParams& params = submission_->params();
+  const RoutingControl* const control = params.routing.control.get();
+  for (Json& chunk : writer_->TakeChunks(index)) {
+    if (control != nullptr && !std::exchange(echoed_, true)) {
+      chunk["routing_control"] = RoutingControlJson(control->change());
+    }
+    if (params.include_usage) chunk["usage"] = params.continuous_usage ? SumUsage() : Json(nullptr);
+    out += SseEvent(chunk);
+  }
+}
+
+http::Progress GenerationSession::Fail(const absl::Status& status) {
+  generation_->Cancel();
+  const HttpError error = ToHttpError(status);
+  final_status_ = error.status;
+  // Once the head was sent the status cannot change: an event reports the error, without [DONE].
+  if (streaming_) return http::StreamPart{Concat("data: ", ErrorJson(error), "\n\n"), true};
+  return http::ErrorResponse(error);
+}
+
+http::Response GenerationSession::UnaryAnswer() {
+  Json answer = writer_->TakeAnswer();
+  if (const auto& control = submission_->params().routing.control) {
+    answer["routing_control"] = RoutingControlJson(control->change());
+  }
+  answer["usage"] = SumUsage();
+  http::Response response;
+  response.body = DumpJson(answer);
+  return response;
+}
+
+Json GenerationSession::SumUsage() const {
+  moeserve::Usage sums;
+  for (const PreparedPrompt& prompt : submission_->prompts()) {
+    sums.prompt_tokens += static_cast<int>(prompt.ids.size());
+  }
+  const auto samples = static_cast<size_t>(submission_->params().n);
+  for (size_t i = 0; i < counts_.size(); ++i) {
+    sums.completion_tokens += counts_[i].completion_tokens;
+    sums.routed_tokens += counts_[i].routed_tokens;
+    sums.expert_routes += counts_[i].expert_routes;
+    sums.activated_parameters += counts_[i].activated_parameters;
+    // Count each prompt once, not once per sample.
+    if (i % samples == 0) sums.cached_tokens += counts_[i].cached_tokens;
+  }
+  return UsageJson(sums);
+}
+
+}  // namespace moeserve::server

@@ -1,0 +1,21 @@
+// The fields of a JSON body that say how tokens are sampled.
+#pragma once
+
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "nlohmann/json.hpp"
+#include "server/generation/generation_params.h"
+
+namespace moeserve::server {
+
+// Reads the numbers and flags of engine/sampling_params.h, `seed`, `stop`, `stop_token_ids`,
+// `logit_bias`, `allowed_token_ids` and `bad_words`. What is absent has the default of the model or
+// of the API. The error names the field.
+absl::Status ParseSamplingFields(const nlohmann::json& body, const RequestRules& rules,
+                                 SamplingParams& out);
+
+// Whether ParseSamplingFields reads the field.
+bool IsSamplingField(std::string_view name);
+
+}  // namespace moeserve::server

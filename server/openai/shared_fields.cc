@@ -1,0 +1,137 @@
+#include "server/openai/shared_fields.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "base/message.h"
+#include "server/base/api_error.h"
+#include "server/base/json_fields.h"
+#include "server/base/request_id.h"
+#include "server/openai/routing_fields.h"
+#include "server/openai/sampling_fields.h"
+#include "server/openai/structured_fields.h"
+#include "server/openai/unsupported_fields.h"
+
+namespace moeserve::server {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
+
+absl::Status ParseStreaming(const Json& body, GenerationParams& out) {
+  MOESERVE_ASSIGN_OR_RETURN(auto stream, BoolField(body, "stream"));
+  out.stream = stream.value_or(false);
+  const Json* options = FindField(body, "stream_options");
+  if (options == nullptr) return absl::OkStatus();
+  if (!out.stream) {
+    return InvalidValue("stream_options", "'stream_options' needs 'stream': true");
+  }
+  if (!options->is_object()) {
+    return InvalidValue("stream_options", "'stream_options' must be an object");
+  }
+  MOESERVE_ASSIGN_OR_RETURN(auto include_usage, BoolField(*options, "include_usage"));
+  out.include_usage = include_usage.value_or(false);
+  MOESERVE_ASSIGN_OR_RETURN(auto continuous, BoolField(*options, "continuous_usage_stats"));
+  // As in vLLM, continuous_usage_stats has no effect without include_usage.
+  out.continuous_usage = out.include_usage && continuous.value_or(false);
+  return absl::OkStatus();
+}
+
+absl::Status ParseCounts(const Json& body, const RequestRules& rules, GenerationParams& out) {
+  MOESERVE_ASSIGN_OR_RETURN(auto n, IntField(body, "n", 1, rules.limits.max_n));
+  out.n = static_cast<int>(n.value_or(1));
+  MOESERVE_ASSIGN_OR_RETURN(auto best_of, IntField(body, "best_of", 1, rules.limits.max_n));
+  if (best_of && *best_of != out.n) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "unsupported_parameter",
+                     "'best_of' is supported only where it equals 'n'", "best_of");
+  }
+  MOESERVE_ASSIGN_OR_RETURN(auto truncate, IntField(body, "truncate_prompt_tokens", -1, kMaxInt));
+  if (truncate == 0) {
+    return InvalidValue("truncate_prompt_tokens", "'truncate_prompt_tokens' must not be 0");
+  }
+  if (truncate) out.truncate_prompt_tokens = static_cast<int>(*truncate);
+  return absl::OkStatus();
+}
+
+absl::Status ParseIdentity(const Json& body, GenerationParams& out) {
+  MOESERVE_ASSIGN_OR_RETURN(auto request_id, StringField(body, "request_id"));
+  if (request_id && !IsValidRequestId(*request_id)) {
+    return InvalidValue("request_id",
+                        "'request_id' must be 1 to 128 letters, digits, '.', '_', '-'");
+  }
+  out.request_id = request_id.value_or("");
+  MOESERVE_ASSIGN_OR_RETURN(auto salt, StringField(body, "cache_salt"));
+  if (salt && (salt->empty() || salt->size() > 128)) {
+    return InvalidValue("cache_salt", "'cache_salt' must have 1 to 128 characters");
+  }
+  out.cache_salt = salt.value_or("");
+  MOESERVE_ASSIGN_OR_RETURN(auto priority, IntField(body, "priority", -kMaxPriority, kMaxPriority));
+  out.priority = static_cast<int>(priority.value_or(0));
+  MOESERVE_ASSIGN_OR_RETURN(auto ids, BoolField(body, "return_token_ids"));
+  out.return_token_ids = ids.value_or(false);
+  MOESERVE_ASSIGN_OR_RETURN(auto as_ids, BoolField(body, "return_tokens_as_token_ids"));
+  out.return_tokens_as_token_ids = as_ids.value_or(false);
+  return absl::OkStatus();
+}
+
+// Beside those of ParseSamplingFields.
+constexpr std::string_view kSharedFields[] = {
+    "model", "n", "best_of", "stream", "stream_options", "truncate_prompt_tokens",
+    "return_token_ids", "return_tokens_as_token_ids", "request_id", "cache_salt", "priority",
+    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
+    "return_routing", "return_routed_experts", "routing_control",
+    // Accepted and without effect.
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+    "parallel_tool_calls"};
+
+bool Contains(std::span<const std::string_view> names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+absl::Status CheckUnknownFields(const Json& body, std::span<const std::string_view> own_fields,
+                                bool strict, int& ignored) {
+  for (const auto& [name, value] : body.items()) {
+    if (Contains(kSharedFields, name) || Contains(own_fields, name)) continue;
+    if (IsSamplingField(name) || IsKnownUnsupportedField(name)) continue;
+    if (strict) {
+      const std::string shown = Printable(name, 64);
+      return InvalidValue(shown, Concat("unknown field '", shown, "'"));
+    }
+    ++ignored;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ParsePromptLogprobs(const Json& body, const RequestRules& rules,
+                                 GenerationParams& out) {
+  MOESERVE_ASSIGN_OR_RETURN(auto count,
+                            IntField(body, "prompt_logprobs", 0, rules.limits.max_logprobs));
+  if (!count) return absl::OkStatus();
+  if (out.stream) {
+    return InvalidValue("prompt_logprobs", "'prompt_logprobs' cannot be streamed");
+  }
+  out.prompt_logprobs = static_cast<int>(*count);
+  return absl::OkStatus();
+}
+
+absl::Status ParseSharedFields(const Json& body, const RequestRules& rules,
+                               std::span<const std::string_view> own_fields,
+                               GenerationParams& out) {
+  MOESERVE_ASSIGN_OR_RETURN(auto model, StringField(body, "model"));
+  MOESERVE_ASSIGN_OR_RETURN(out.model, ResolveModel(model.value_or(""), rules.served_names));
+  MOESERVE_RETURN_IF_ERROR(ParseCounts(body, rules, out));
+  MOESERVE_RETURN_IF_ERROR(ParseSamplingFields(body, rules, out.sampling));
+  MOESERVE_ASSIGN_OR_RETURN(out.constraint, ParseConstraint(body));
+  MOESERVE_RETURN_IF_ERROR(CheckConstraint(out));
+  MOESERVE_RETURN_IF_ERROR(ParseStreaming(body, out));
+  MOESERVE_RETURN_IF_ERROR(ParseRoutingFields(body, rules.routing, out.stream, out.routing));
+  MOESERVE_RETURN_IF_ERROR(ParseIdentity(body, out));
+  MOESERVE_RETURN_IF_ERROR(CheckUnsupportedFields(body));
+  return CheckUnknownFields(body, own_fields, rules.strict_fields, out.ignored_fields);
+}
+
+}  // namespace moeserve::server

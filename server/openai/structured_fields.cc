@@ -1,0 +1,176 @@
+#include "server/openai/structured_fields.h"
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/message.h"
+#include "server/base/api_error.h"
+#include "server/base/json_fields.h"
+
+namespace moeserve::server {
+namespace {
+
+using Json = nlohmann::json;
+using Kind = ConstraintSpec::Kind;
+
+absl::Status Unsupported(const std::string& param, std::string message) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "unsupported_parameter", std::move(message),
+                   param);
+}
+
+// A schema is sent as JSON or as a string that contains JSON.
+Result<ConstraintSpec> SchemaSpec(const Json& value, const std::string& param) {
+  ConstraintSpec spec;
+  spec.kind = Kind::kJsonSchema;
+  if (value.is_string()) {
+    spec.text = value.get<std::string>();
+  } else if (value.is_object() || value.is_boolean()) {
+    spec.text = value.dump();
+  } else {
+    return InvalidValue(param, Concat("'", param, "' must be a JSON schema"));
+  }
+  return spec;
+}
+
+Result<ConstraintSpec> RegexSpec(const Json& value, const std::string& param) {
+  ConstraintSpec spec;
+  spec.kind = Kind::kRegex;
+  if (!value.is_string() || value.get_ref<const std::string&>().empty()) {
+    return InvalidValue(param, Concat("'", param, "' must be a string that is not empty"));
+  }
+  spec.text = value.get<std::string>();
+  return spec;
+}
+
+Result<ConstraintSpec> ChoiceSpec(const Json& value, const std::string& param) {
+  ConstraintSpec spec;
+  spec.kind = Kind::kChoice;
+  const bool strings =
+      value.is_array() && !value.empty() &&
+      std::all_of(value.begin(), value.end(), [](const Json& item) { return item.is_string(); });
+  if (!strings) {
+    return InvalidValue(param, Concat("'", param, "' must be a list of strings, not empty"));
+  }
+  for (const Json& item : value) spec.choices.push_back(item.get<std::string>());
+  return spec;
+}
+
+bool IsSchemaName(std::string_view name) {
+  return !name.empty() && name.size() <= 64 && std::all_of(name.begin(), name.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+           c == '-';
+  });
+}
+
+Result<ConstraintSpec> NamedSchema(const Json& format) {
+  const std::string param = "response_format.json_schema";
+  const Json* named = FindField(format, "json_schema");
+  if (named == nullptr) return MissingField(param);
+  if (!named->is_object()) return InvalidValue(param, Concat("'", param, "' must be an object"));
+  const Json* name = FindField(*named, "name");
+  if (name == nullptr) return MissingField(param + ".name");
+  if (!name->is_string() || !IsSchemaName(name->get_ref<const std::string&>())) {
+    return InvalidValue(param + ".name",
+                        Concat("'", param, ".name' must be 1 to 64 letters, digits, '_', '-'"));
+  }
+  const auto strict = BoolField(*named, "strict");
+  if (!strict.ok()) {
+    return InvalidValue(param + ".strict", Concat("'", param, ".strict' must be a boolean"));
+  }
+  const Json* schema = FindField(*named, "schema");
+  if (schema == nullptr) return MissingField(param + ".schema");
+  MOESERVE_ASSIGN_OR_RETURN(ConstraintSpec spec, SchemaSpec(*schema, param + ".schema"));
+  spec.strict = strict->value_or(false);
+  return spec;
+}
+
+Result<std::optional<ConstraintSpec>> ResponseFormat(const Json& format) {
+  const Json* type = format.is_object() ? FindField(format, "type") : nullptr;
+  if (type == nullptr || !type->is_string()) {
+    return InvalidValue("response_format",
+                        "'response_format' must be an object with a string 'type'");
+  }
+  const auto& name = type->get_ref<const std::string&>();
+  if (name == "text") return std::optional<ConstraintSpec>();
+  if (name == "json_object") return std::optional<ConstraintSpec>(ConstraintSpec());
+  if (name == "json_schema") {
+    MOESERVE_ASSIGN_OR_RETURN(ConstraintSpec spec, NamedSchema(format));
+    return std::optional<ConstraintSpec>(std::move(spec));
+  }
+  return Unsupported(
+      "response_format.type",
+      Concat("'response_format.type' must be text, json_object or json_schema, found ",
+             Quoted(name, 64)));
+}
+
+class Collector {
+ public:
+  // Adds the constraint of one field; an error if there is one already.
+  absl::Status Add(Result<ConstraintSpec> spec, const std::string& param) {
+    if (!spec.ok()) return spec.status();
+    if (found_) {
+      return InvalidValue(param, Concat("'", param, "' and '", found_->param,
+                                        "' both constrain the text: send one of them"));
+    }
+    found_ = ConstraintField{*std::move(spec), param};
+    return absl::OkStatus();
+  }
+  std::optional<ConstraintField> Take() { return std::move(found_); }
+
+ private:
+  std::optional<ConstraintField> found_;
+};
+
+absl::Status StructuredOutputs(const Json& value, Collector& out) {
+  const std::string base = "structured_outputs";
+  if (!value.is_object()) return InvalidValue(base, "'structured_outputs' must be an object");
+  for (const auto& [name, item] : value.items()) {
+    if (item.is_null()) continue;
+    const std::string param = Concat(base, ".", Printable(name, 64));
+    absl::Status status;
+    if (name == "json") {
+      status = out.Add(SchemaSpec(item, param), param);
+    } else if (name == "regex") {
+      status = out.Add(RegexSpec(item, param), param);
+    } else if (name == "choice") {
+      status = out.Add(ChoiceSpec(item, param), param);
+    } else if (name == "json_object") {
+      if (!item.is_boolean()) return InvalidValue(param, Concat("'", param, "' must be a boolean"));
+      if (item == true) status = out.Add(ConstraintSpec(), param);
+    } else {
+      status = Unsupported(param, Concat("'", param,
+                                         "' is not supported; expected json, "
+                                         "json_object, regex or choice"));
+    }
+    MOESERVE_RETURN_IF_ERROR(status);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Result<std::optional<ConstraintField>> ParseConstraint(const Json& body) {
+  Collector out;
+  if (const Json* format = FindField(body, "response_format")) {
+    MOESERVE_ASSIGN_OR_RETURN(std::optional<ConstraintSpec> spec, ResponseFormat(*format));
+    if (spec) MOESERVE_RETURN_IF_ERROR(out.Add(*std::move(spec), "response_format"));
+  }
+  if (const Json* value = FindField(body, "structured_outputs")) {
+    MOESERVE_RETURN_IF_ERROR(StructuredOutputs(*value, out));
+  }
+  if (const Json* value = FindField(body, "guided_json")) {
+    MOESERVE_RETURN_IF_ERROR(out.Add(SchemaSpec(*value, "guided_json"), "guided_json"));
+  }
+  if (const Json* value = FindField(body, "guided_regex")) {
+    MOESERVE_RETURN_IF_ERROR(out.Add(RegexSpec(*value, "guided_regex"), "guided_regex"));
+  }
+  if (const Json* value = FindField(body, "guided_choice")) {
+    MOESERVE_RETURN_IF_ERROR(out.Add(ChoiceSpec(*value, "guided_choice"), "guided_choice"));
+  }
+  return out.Take();
+}
+
+}  // namespace moeserve::server

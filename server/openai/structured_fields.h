@@ -1,0 +1,17 @@
+// The request fields that ask for structured output, all of them names for one ConstraintSpec.
+#pragma once
+
+#include <optional>
+
+#include "base/status.h"
+#include "nlohmann/json.hpp"
+#include "server/generation/constraint_compiler.h"
+
+namespace moeserve::server {
+
+// Reads `response_format` (text, json_object, json_schema), `structured_outputs` (json,
+// json_object, regex, choice) and the older guided_json, guided_regex and guided_choice. None: the
+// text is free. The error names the field; more than one constraint is an error. Compiles nothing.
+Result<std::optional<ConstraintField>> ParseConstraint(const nlohmann::json& body);
+
+}  // namespace moeserve::server
