@@ -5,10 +5,14 @@
 #include <cmath>
 #include <numeric>
 #include <span>
+#include <type_traits>
+#include <variant>
 
+#include "base/check.h"
 #include "base/kinds.h"
 #include "base/message.h"
 #include "engine/statistics/measures/load_balance.h"
+#include "engine/statistics/statistic_list.h"
 
 namespace moeserve::server {
 namespace {
@@ -67,39 +71,68 @@ class BlockFamilies {
 
 std::string Number(size_t entry) { return std::to_string(entry); }
 std::string Rank(size_t entry) { return std::to_string(entry + 1); }
-std::string PhaseName(size_t entry) { return kPhases[entry]; }
 
+bool Exported(MetricDetail detail, const MoeMetricsOptions& options) {
+  switch (detail) {
+    case MetricDetail::kAlways:
+      return true;
+    case MetricDetail::kExperts:
+      return options.mode == MoeMetricsMode::kFull;
+    case MetricDetail::kWeights:
+      return options.weights;
+  }
+  return false;
+}
+
+// Writes the samples of one entry of the list of statistics for one block.
+void WriteStatistic(PrometheusText& text, const BlockStatistic& statistic,
+                    const BlockExpertStats& block, const std::string& model) {
+  const std::string layer = std::to_string(block.layer);
+  const char* const kind = Name(block.block);
+  const auto write = [&](const auto& value) {
+    using Value = std::decay_t<decltype(value)>;
+    if constexpr (std::is_same_v<Value, uint64_t>) {
+      if (statistic.metric.phase == nullptr) {
+        text.Sample({{"model", model}, {"layer", layer}, {"block", kind}}, value);
+      } else {
+        text.Sample({{"model", model},
+                     {"layer", layer},
+                     {"block", kind},
+                     {"phase", statistic.metric.phase}},
+                    value);
+      }
+    } else if constexpr (std::is_same_v<Value, std::vector<uint64_t>> ||
+                         std::is_same_v<Value, std::vector<double>>) {
+      for (size_t e = 0; e < value.size(); ++e) {
+        const std::string expert = Number(e);
+        text.Sample({{"model", model}, {"layer", layer}, {"block", kind}, {"expert", expert}},
+                    value[e]);
+      }
+    } else {
+      MOESERVE_CHECK(false, "a statistic that is exported is a count or a list by expert");
+    }
+  };
+  std::visit(write, statistic.value(block, {}));
+}
+
+// Writes the families of the list of statistics.
 void WriteCounters(PrometheusText& text, const ExpertStats& stats, const std::string& model,
                    const MoeMetricsOptions& options) {
-  using Block = BlockExpertStats;
-  BlockFamilies families(text, stats, model);
-  const auto phases = [](const uint64_t* counts) {
-    return std::span<const uint64_t>(counts, static_cast<size_t>(kNumPhases));
-  };
-  families.PerEntry("moe_layer_tokens_total", "counter", "Tokens run through a routed block.",
-                    "phase", PhaseName,
-                    [&](size_t, const Block& block) { return phases(&block.tokens[0]); });
-  families.PerEntry("moe_layer_rows_total", "counter",
-                    "Rows routed: tokens, or sub-tokens where split.", "phase", PhaseName,
-                    [&](size_t, const Block& block) { return phases(&block.rows[0]); });
-  if (options.mode == MoeMetricsMode::kFull) {
-    families.PerEntry(
-        "moe_expert_tokens_total", "counter", "Rows that chose the expert.", "expert", Number,
-        [](size_t, const Block& block) -> const auto& { return block.selections; });
+  const std::span<const BlockStatistic> list = BlockStatistics();
+  for (size_t begin = 0, end = 0; begin < list.size(); begin = end) {
+    const StatisticMetric& metric = list[begin].metric;
+    end = begin + 1;
+    if (metric.family == nullptr || !Exported(metric.detail, options)) continue;
+    const std::string_view family = metric.family;
+    while (end < list.size() && list[end].metric.family != nullptr &&
+           list[end].metric.family == family) {
+      ++end;
+    }
+    text.Family(family, "counter", metric.help);
+    for (const BlockExpertStats& block : stats.blocks) {
+      for (size_t i = begin; i < end; ++i) WriteStatistic(text, list[i], block, model);
+    }
   }
-  if (options.weights) {
-    families.PerEntry(
-        "moe_expert_weight_total", "counter", "Sum of the gate weights that rows gave the expert.",
-        "expert", Number,
-        [](size_t, const Block& block) -> const auto& { return block.weight_sums; });
-  }
-  families.PerBlock(
-      "moe_recomputed_tokens_total", "counter",
-      "Tokens run again after a preemption; only the families of steps count them as well.",
-      [](size_t, const Block& block) { return block.recomputed_tokens; });
-  families.PerBlock("moe_router_nonfinite_total", "counter",
-                    "Rows with NaN or Inf in router scores.",
-                    [](size_t, const Block& block) { return block.nonfinite_rows; });
 }
 
 void WriteSteps(PrometheusText& text, const ExpertStats& stats, const std::string& model) {

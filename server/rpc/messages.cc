@@ -15,6 +15,7 @@
 #include "server/base/request_id.h"
 #include "server/generation/token_text.h"
 #include "server/metrics/prometheus.h"
+#include "server/rpc/statistic_messages.h"
 
 namespace moeserve::server::rpc {
 namespace {
@@ -385,35 +386,10 @@ void Fill(const RoutingChange& change, v1::RoutingControl& to) {
 }
 
 void Fill(const ExpertStats& stats, double threshold, v1::GetExpertStatsResponse& to) {
-  to.set_tokens(stats.tokens);
-  to.set_activation_ratio(ActivationRatio(stats, threshold));
-  to.set_activated_parameters_per_token(MeanActivatedParameters(stats));
-  to.set_always_active_parameters(stats.always_active_parameters);
-  for (const BlockExpertStats& from : stats.blocks) {
-    v1::BlockExpertStats& block = *to.add_blocks();
-    block.set_layer(from.layer);
-    block.set_block(Name(from.block));
-    block.set_num_experts(from.num_experts);
-    block.set_split_heads(from.split_heads);
-    block.set_select(std::string(KindName(from.select)));
-    block.set_max_selected(from.max_selected);
-    block.set_prefill_tokens(from.tokens[static_cast<int>(Phase::kPrefill)]);
-    block.set_decode_tokens(from.tokens[static_cast<int>(Phase::kDecode)]);
-    block.set_prefill_rows(from.rows[static_cast<int>(Phase::kPrefill)]);
-    block.set_decode_rows(from.rows[static_cast<int>(Phase::kDecode)]);
-    block.mutable_counts()->Add(from.selections.begin(), from.selections.end());
-    block.mutable_weight_sums()->Add(from.weight_sums.begin(), from.weight_sums.end());
-    block.mutable_distinct_histogram()->Add(from.distinct_histogram.begin(),
-                                            from.distinct_histogram.end());
-    block.set_nonfinite_rows(from.nonfinite_rows);
-    block.mutable_expert_parameters()->Add(from.expert_parameters.begin(),
-                                           from.expert_parameters.end());
-    block.mutable_decode_counts()->Add(from.decode_selections.begin(),
-                                       from.decode_selections.end());
-    block.mutable_touching_tokens()->Add(from.touching_tokens.begin(), from.touching_tokens.end());
-    block.set_recomputed_tokens(from.recomputed_tokens);
-    block.mutable_recomputed_counts()->Add(from.recomputed_selections.begin(),
-                                           from.recomputed_selections.end());
+  const StatisticOptions options{.threshold = threshold};
+  SetStatistics(to, ModelStatistics(), stats, options);
+  for (const BlockExpertStats& block : stats.blocks) {
+    SetStatistics(*to.add_blocks(), BlockStatistics(), block, options);
   }
 }
 
