@@ -242,7 +242,8 @@ TEST_P(DeviceStatisticsTest, ReplayedStepsCountAndFetchNoPlan) {
   ASSERT_TRUE(counters.ok()) << counters.status();
   ASSERT_NE(*counters, nullptr);
   uint64_t tokens = 0, steps = 0, reported = 0, routes = 0, token_parameters = 0;
-  StepSetup setup{.options = {.counters = counters->get()}};
+  StepSetup setup;
+  setup.options.counters = counters->get();
   size_t counted = 0;
   setup.report = [&](const StepReport& report) {
     EXPECT_TRUE(report.blocks.empty());
@@ -311,7 +312,8 @@ struct SeenBlock {
 std::vector<SeenBlock> Look(ModelRunner& runner, const std::vector<ModelRunner::Part>& parts,
                             StepLooks looks) {
   std::vector<SeenBlock> seen;
-  StepSetup setup{.options = {.looks = looks}};
+  StepSetup setup;
+  setup.options.looks = looks;
   setup.report = [&](const StepReport& report) {
     for (const BlockReport& block : report.blocks) {
       const RoutingPlan& plan = block.plan;
