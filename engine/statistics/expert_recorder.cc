@@ -15,6 +15,7 @@ namespace {
 
 // Shortest time between two refreshes while requests run: a device has to be waited for.
 constexpr std::chrono::seconds kRefreshInterval{1};
+constexpr uint64_t kStepsPerClock = 8;  // the clock is read every 8 steps
 
 bool AnySplit(const RouteLayout& layout) {
   return std::any_of(layout.blocks.begin(), layout.blocks.end(),
@@ -212,15 +213,18 @@ StepOptions ExpertRecorder::BeginStep() {
   step.looks = {.plans = log_routes_, .scores = sampling_, .inputs = samples_inputs()};
   if (options_.observer != nullptr) step.looks = step.looks | options_.observer->looks();
   step.counters = counters_.get();
-  step.meanwhile = [this] {
-    const std::lock_guard<std::mutex> lock(router_mutex_);
-    SumSamples();
-  };
+  if (std::exchange(has_samples_, false)) {
+    step.meanwhile = [this] {
+      const std::lock_guard<std::mutex> lock(router_mutex_);
+      SumSamples();
+    };
+  }
   return step;
 }
 
 void ExpertRecorder::EndStep(const Batch& batch, const StepReport& report) {
   fresh_ = false;
+  has_samples_ = sampling_;
   for (const BlockReport& block : report.blocks) {
     if (log_routes_) LogRoutes(batch, block);
     if (sampling_) SampleScores(batch, block);
@@ -232,7 +236,10 @@ void ExpertRecorder::EndStep(const Batch& batch, const StepReport& report) {
       log_->AddTotals(batch.CacheBlockOf(t), report.routes[t]);
     }
   }
-  if (std::chrono::steady_clock::now() - refreshed_at_ >= kRefreshInterval) Refresh();
+  if (steps_ % kStepsPerClock == 0 &&
+      std::chrono::steady_clock::now() - refreshed_at_ >= kRefreshInterval) {
+    Refresh();
+  }
 }
 
 void ExpertRecorder::Refresh() {

@@ -95,8 +95,9 @@ class ExpertRecorder {
 
   // Recording thread.
   uint64_t steps_ = 0;
-  bool sampling_ = false;    // router scores of the current step
-  bool log_routes_ = false;  // of the current step
+  bool sampling_ = false;     // router scores of the current step
+  bool log_routes_ = false;   // of the current step
+  bool has_samples_ = false;  // the last step left sampled rows
   std::chrono::steady_clock::time_point refreshed_at_;
   bool fresh_ = true;  // no step since the last Refresh()
 

@@ -9,13 +9,10 @@ namespace moeserve::cpu {
 
 CpuRouteCounters::CpuRouteCounters(CountSettings settings)
     : settings_(std::move(settings)), counts_(ZeroCounts(settings_)) {
-  size_t widest = 0;
   for (const CountedBlock& block : settings_.blocks) {
     first_expert_.push_back(experts_);
     experts_ += block.num_experts;
-    widest = std::max(widest, static_cast<size_t>(block.num_experts));
   }
-  sums_.resize(widest);
   if (settings_.vocabulary > 0) {
     table_ = std::make_unique<std::atomic<uint32_t>[]>(
         static_cast<size_t>(settings_.vocabulary * experts_));
@@ -25,9 +22,9 @@ CpuRouteCounters::CpuRouteCounters(CountSettings settings)
 void CpuRouteCounters::Count(std::span<const uint8_t> kind, std::span<const int32_t> token_ids,
                              std::span<const RoutingPlan* const> plans,
                              std::span<TokenRoutes> routes) {
-  const bool decoding =
-      std::all_of(kind.begin(), kind.end(), [](uint8_t k) { return k == kTokenDecode; });
-  const Step step{kind, token_ids, decoding ? 1 : 0, routes};
+  const bool uniform =
+      std::all_of(kind.begin(), kind.end(), [&](uint8_t k) { return k == kind.front(); });
+  const Step step{kind, token_ids, uniform && !kind.empty() ? kind.front() : kMixed, routes};
   std::fill(routes.begin(), routes.end(), TokenRoutes{});
   diversity_.assign(kind.size(), 0);
   {
@@ -45,62 +42,80 @@ void CpuRouteCounters::Count(std::span<const uint8_t> kind, std::span<const int3
 }
 
 void CpuRouteCounters::CountBlock(const Step& step, size_t index, const RoutingPlan& plan) {
-  const int tokens = static_cast<int>(step.kind.size());
-  touched_.clear();
-  for (int t = 0; t < tokens; ++t) CountToken(step, index, plan, t);
-  ModelCounts& model = counts_.model;
-  std::vector<ExpertCount>& experts = counts_.blocks[index].experts;
-  for (const int e : touched_) {
-    const ExpertSums sums = std::exchange(sums_[e], ExpertSums{.mark = sums_[e].mark});
-    ExpertCount& count = experts[e];
-    count.selections += sums.rows - sums.recomputed;
-    count.decode_selections += sums.decoded;
-    count.recomputed_selections += sums.recomputed;
-    count.touching_tokens += sums.tokens;
-    count.weight_sum += sums.weights;
-    ++count.visits;
-    model.expert_rows[step.step_kind].Observe(sums.rows);
-  }
-  model.active_experts[step.step_kind].Observe(touched_.size());
-}
-
-void CpuRouteCounters::CountToken(const Step& step, size_t index, const RoutingPlan& plan,
-                                  int token) {
   const CountedBlock& block = settings_.blocks[index];
   BlockCounts& counts = counts_.blocks[index];
-  const bool recomputed = step.kind[token] == kTokenRecompute;
-  const uint32_t decoded = step.kind[token] == kTokenDecode;
-  const size_t first_pair =
-      table_ == nullptr
-          ? 0
-          : static_cast<size_t>(step.token_ids[token] * experts_ + first_expert_[index]);
-  uint32_t distinct = 0;
-  ++mark_;
-  const int begin = token * block.sub_tokens, end = begin + block.sub_tokens;
-  TokenRoutes& routes = step.routes[token];
-  routes.routes += static_cast<uint64_t>(plan.row_offsets[end] - plan.row_offsets[begin]);
-  for (int32_t i = plan.row_offsets[begin]; i < plan.row_offsets[end]; ++i) {
-    const int32_t a = plan.assignments_of_row[i];
-    const int e = plan.expert_of_assignment[a];
-    ExpertSums& expert = sums_[e];
-    if (expert.rows++ == 0) touched_.push_back(e);
-    routes.parameters += static_cast<uint64_t>(block.expert_parameters[e]);
-    if (recomputed) {
-      ++expert.recomputed;
-      continue;
+  distinct_.assign(step.kind.size(), 0);
+  uint64_t active = 0;
+  // Assignments are sorted by expert, then by row.
+  for (int32_t begin = 0, end = 0; begin < plan.num_assignments; begin = end) {
+    const int32_t expert = plan.expert_of_assignment[begin];
+    end = plan.expert_offsets[expert + 1];
+    if (step.uniform_kind == kMixed || step.uniform_kind == kTokenRecompute) {
+      CountExpert<true>(step, index, plan, begin, end);
+    } else {
+      CountExpert<false>(step, index, plan, begin, end);
     }
-    const uint32_t first = expert.mark != mark_;
-    expert.mark = mark_;
-    expert.tokens += first;
-    distinct += first;
-    expert.decoded += decoded;
-    expert.weights += plan.weight_of_assignment[a];
-    if (table_ != nullptr) table_indices_.push_back(first_pair + static_cast<size_t>(e));
+    ++active;
   }
-  if (recomputed) return;
-  for (int r = begin; r < end; ++r) counts.nonfinite_rows += plan.row_nonfinite[r] != 0;
-  ++counts.distinct_histogram[distinct];
-  if (block.diverse) diversity_[token] += distinct;
+  counts_.model.active_experts[step.step_kind()].Observe(active);
+  const auto sub_tokens = static_cast<size_t>(block.sub_tokens);
+  for (size_t t = 0; t < step.kind.size(); ++t) {
+    if (step.kind[t] == kTokenRecompute) continue;
+    for (size_t r = t * sub_tokens; r < (t + 1) * sub_tokens; ++r) {
+      counts.nonfinite_rows += plan.row_nonfinite[r] != 0;
+    }
+    ++counts.distinct_histogram[distinct_[t]];
+    if (block.diverse) diversity_[t] += distinct_[t];
+  }
+}
+
+template <bool mixed>
+void CpuRouteCounters::CountExpert(const Step& step, size_t index, const RoutingPlan& plan,
+                                   int32_t begin, int32_t end) {
+  const CountedBlock& block = settings_.blocks[index];
+  const int32_t expert = plan.expert_of_assignment[begin];
+  const auto parameters =
+      static_cast<uint64_t>(block.expert_parameters[static_cast<size_t>(expert)]);
+  const auto column = static_cast<size_t>(first_expert_[index] + expert);
+  const auto rows = static_cast<uint64_t>(end - begin);
+  uint64_t recomputed = 0, decoded = 0, tokens = 0;
+  double weights = 0.0;
+  int32_t last = -1;
+  for (int32_t a = begin; a < end; ++a) {
+    const int32_t row = plan.row_of_assignment[a];
+    const int32_t t = block.sub_tokens == 1 ? row : row / block.sub_tokens;
+    TokenRoutes& routes = step.routes[static_cast<size_t>(t)];
+    ++routes.routes;
+    routes.parameters += parameters;
+    if constexpr (mixed) {
+      const uint8_t kind = step.kind[static_cast<size_t>(t)];
+      if (kind == kTokenRecompute) {
+        ++recomputed;
+        continue;
+      }
+      decoded += kind == kTokenDecode;
+    }
+    // Rows ascend, so the rows of a token are adjacent.
+    const bool first = t != last;
+    last = t;
+    tokens += first;
+    distinct_[static_cast<size_t>(t)] += first;
+    weights += plan.weight_of_assignment[a];
+    if (table_ != nullptr) {
+      table_indices_.push_back(static_cast<size_t>(step.token_ids[static_cast<size_t>(t)]) *
+                                   static_cast<size_t>(experts_) +
+                               column);
+    }
+  }
+  if (!mixed && step.uniform_kind == kTokenDecode) decoded = rows;
+  ExpertCount& count = counts_.blocks[index].experts[static_cast<size_t>(expert)];
+  count.selections += rows - recomputed;
+  count.decode_selections += decoded;
+  count.recomputed_selections += recomputed;
+  count.touching_tokens += tokens;
+  count.weight_sum += weights;
+  ++count.visits;
+  counts_.model.expert_rows[step.step_kind()].Observe(rows);
 }
 
 void CpuRouteCounters::CountPairs() {

@@ -29,36 +29,31 @@ class CpuRouteCounters : public RouteCounters {
   const CountSettings& settings() const { return settings_; }
 
  private:
-  // Sums of one expert over one block of a step; 0 between blocks, but for `mark`.
-  struct ExpertSums {
-    uint64_t mark = 0;  // of the last token that chose it
-    double weights = 0.0;
-    uint32_t rows = 0;  // recomputed ones included
-    uint32_t recomputed = 0;
-    uint32_t decoded = 0;
-    uint32_t tokens = 0;
-  };
   struct Step {
     std::span<const uint8_t> kind;
     std::span<const int32_t> token_ids;
-    int step_kind;  // index into the histograms of ModelCounts
+    // The kind of all tokens of the step; kMixed: they differ.
+    uint8_t uniform_kind;
     std::span<TokenRoutes> routes;
+    int step_kind() const { return uniform_kind == kTokenDecode ? 1 : 0; }  // see ModelCounts
   };
+  static constexpr uint8_t kMixed = 254;
 
   // Under mutex_.
   void CountBlock(const Step& step, size_t index, const RoutingPlan& plan);
-  void CountToken(const Step& step, size_t index, const RoutingPlan& plan, int token);
+  // Adds the assignments [begin, end) of one expert.
+  template <bool mixed>
+  void CountExpert(const Step& step, size_t index, const RoutingPlan& plan, int32_t begin,
+                   int32_t end);
   // Adds 1 for each of table_indices_ and clears it.
   void CountPairs();
 
   const CountSettings settings_;
   std::vector<int64_t> first_expert_;  // by block: among the experts of all blocks
   int64_t experts_ = 0;                // of all blocks
-  std::vector<ExpertSums> sums_;       // [most experts of a block]
-  std::vector<int> touched_;           // experts of the block with rows
+  std::vector<uint32_t> distinct_;     // [T] distinct experts of each token in the block
   std::vector<uint32_t> diversity_;    // [T] distinct experts in the diverse blocks so far
   std::vector<size_t> table_indices_;  // of the pairs of the step
-  uint64_t mark_ = 0;
 
   mutable std::mutex mutex_;
   CountsSnapshot counts_;  // guarded by mutex_

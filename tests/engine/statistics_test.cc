@@ -370,7 +370,7 @@ class CountedSteps {
     for (const Phase phase : batch.phase) kind.push_back(static_cast<uint8_t>(phase));
     std::vector<TokenRoutes> routes(kind.size());
     counters_->Count(kind, batch.tokens, plans, routes);
-    step.meanwhile();
+    if (step.meanwhile) step.meanwhile();
     BlockReport block;
     block.plan = plan;
     if (step.looks.scores) block.scores = scores;
