@@ -1,4 +1,4 @@
-// SHA-256, where a short name must stand for long content that comes from outside.
+// SHA-256: collision-resistant keys for long untrusted content.
 #pragma once
 
 #include <string>

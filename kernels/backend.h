@@ -463,9 +463,9 @@ class Backend {
   virtual void Sample(const RowsView& logits) { (void)logits; }
   // The results of Sample(), one for each of StepInputs::samples. Outside of RunStep.
   virtual void ReadSamples(std::span<SampleResult> results) { (void)results; }
-  // Waits for all operations before and copies rows to host memory as f32, densely.
+  // Waits for all earlier operations, then copies the rows to contiguous host memory as f32.
   virtual void CopyToHost(const RowsView& input, std::span<float> output) = 0;
-  // Copies dense rows to the device; rounds where `output` is bf16. Outside of RunStep.
+  // Copies contiguous rows to the device, rounded if `output` is bf16. Not inside RunStep().
   virtual void CopyFromHost(std::span<const float> input, const RowsView& output) = 0;
   // The slot's last plan in host memory, of the rows of the inputs alone; valid until the next
   // step. A device copies the plans of all blocks of the step at the first call. Not while a step

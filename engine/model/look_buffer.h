@@ -11,7 +11,8 @@
 
 namespace moeserve {
 
-// Device rows, f32 and dense, that a routed block fills; data null: not asked for.
+// Device memory, dense f32 rows, that a routed block copies its scores and inputs to. A view
+// without data was not requested.
 struct BlockLook {
   RowsView scores;  // [rows, E]
   RowsView inputs;  // [rows, c]

@@ -50,8 +50,8 @@ class Model::Impl {
   void ReadOutputs(const Batch& batch, const RowsView& scores, std::span<float> logits,
                    std::span<SampleResult> samples);
 
-  // Adds the branch of `block` applied to `input` to the residual stream `x`, and makes the input
-  // of the next block, whose norm is `next`; null: there is none.
+  // Runs the branch of `block` on `input` and adds its output to the residual stream `x`. Then
+  // writes the input of the next block to `input`, normalised by `next`; null after the last block.
   void RunBlock(StepContext& ctx, const RowsView& x, const RowsView& input, const Block& block,
                 const NormBank* next);
 

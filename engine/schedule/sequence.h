@@ -75,7 +75,7 @@ struct Sequence {
   absl::Time queued_at;  // when it was submitted
   // Timestamps for latency metrics.
   std::chrono::steady_clock::time_point submitted_at;
-  std::chrono::steady_clock::time_point admitted_at;  // for the first time
+  std::chrono::steady_clock::time_point admitted_at;  // first admission, preemptions ignored
   std::optional<std::chrono::steady_clock::time_point> first_token_at;
   absl::Time rank;        // sequences are served in this order: arrival and priority
   uint64_t order = 0;     // of submission; decides between equal ranks

@@ -247,7 +247,8 @@ MOESERVE_HOST_DEVICE static inline GateDivisor DivisorOf(const RouteSettings& s)
   return s.renormalize ? GateDivisor::kSelectedOnly : DivisorOf(s.gate);
 }
 
-// Whether a row needs the sum of the gate values over all experts; else it counts as 1.
+// Whether the weights of a row depend on the sum of the gate values over all experts. Otherwise
+// that sum is not computed, and 1 is used in its place.
 MOESERVE_HOST_DEVICE static inline bool NeedsTotal(const RouteSettings& s,
                                                    const RowSelection& row) {
   if (DivisorOf(s.gate) == GateDivisor::kOne) return false;

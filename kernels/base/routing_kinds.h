@@ -107,7 +107,7 @@ enum class TopPCompare : uint8_t { kGe, kGt };
 
 struct TopPCompareTraits {
   std::string_view name;    // in configuration files
-  std::string_view symbol;  // for readers
+  std::string_view symbol;  // in descriptions
 };
 
 constexpr TopPCompareTraits Traits(TopPCompare compare) {

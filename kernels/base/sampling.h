@@ -97,7 +97,7 @@ MOESERVE_HOST_DEVICE static inline float SamplingFloor(uint64_t negligible) {
   const float floor = static_cast<float>(exponent) * 0.6931472f - 1e-3f;
   return floor > kNothing ? floor : kNothing;
 }
-// The floor where the tokens below x = `cutoff` are not needed either.
+// Returns `floor`, raised so that it also excludes tokens whose shifted logit x is below `cutoff`.
 MOESERVE_HOST_DEVICE static inline float RaisedFloor(float floor, float cutoff) {
   const float below_zero = cutoff < -1e-3f ? cutoff : -1e-3f;
   return below_zero > floor ? below_zero : floor;

@@ -67,7 +67,8 @@ struct Architecture {
 
 inline constexpr std::string_view kConfigFile = "config.json";
 
-// The text of config.json as JSON, within limits. Errors begin with "config.json: ".
+// Parses the text of config.json; fails if its size, depth or number of values exceeds a limit.
+// Error messages begin with "config.json: ".
 Result<nlohmann::json> ParseConfigJson(std::string_view text);
 
 // Whether `config` has the string `model_type` under the key of that name.

@@ -9,7 +9,7 @@
 
 namespace moeserve {
 
-// The reason for a tensor whose name no setting accounts for.
+// Reported for a tensor of the files that no key of the configuration implies.
 inline constexpr std::string_view kUnknownTensor =
     "no key of the configuration leads to a tensor of this name";
 

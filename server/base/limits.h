@@ -19,7 +19,7 @@ struct RequestLimits {
   size_t max_bad_words = 128;
   size_t max_bad_word_tokens = 1024;
   int max_logprobs = 20;
-  size_t max_prompt_bytes = size_t{4} << 20;  // of one text
+  size_t max_prompt_bytes = size_t{4} << 20;  // of each prompt; a request may have several
   size_t max_messages = 2048;
   size_t max_message_bytes = size_t{1} << 20;
   size_t max_rendered_bytes = size_t{4} << 20;  // of a conversation

@@ -1,5 +1,5 @@
-// Writes what statistics of a text are computed from: router scores, routes, router inputs. The
-// files are documented in engine/statistics/README.md.
+// Writes the raw data of the statistics of a text: router scores, routes and router inputs. File
+// formats: engine/statistics/README.md.
 #pragma once
 
 #include <filesystem>

@@ -16,7 +16,7 @@ namespace moeserve::server {
 
 struct ConstraintField {
   ConstraintSpec spec;
-  std::string param;  // the request field that it came from, for messages
+  std::string param;  // name of the request field, for error messages
 };
 
 // Thread-safe. Compile takes up to the time of ConstraintLimits: do not call it on io threads.
@@ -27,7 +27,7 @@ class ConstraintCompiler {
   ConstraintCompiler(Result<std::shared_ptr<const VocabularyIndex>> vocabulary,
                      ConstraintLimits limits, size_t max_cached_bytes = size_t{256} << 20);
 
-  // InvalidArgument, code "invalid_schema": see CompileConstraint.
+  // Compiles `field`. Fails with InvalidArgument, code "invalid_schema", as CompileConstraint().
   Result<std::shared_ptr<const CompiledConstraint>> Compile(const ConstraintField& field);
 
   // Returns the constraint if it is cached, else null. Never compiles.

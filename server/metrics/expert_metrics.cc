@@ -151,7 +151,7 @@ void WriteSteps(PrometheusText& text, const ExpertStats& stats, const std::strin
         stats.active_experts);
 }
 
-// Returns the ids of the most used experts, most used first; ties: the lower id.
+// Returns the ids of up to 4 experts, the most used first; equals in order of id.
 std::vector<size_t> HottestExperts(const std::vector<double>& counts) {
   constexpr size_t kRanks = 4;
   std::vector<size_t> order(counts.size());

@@ -36,8 +36,8 @@ class ChatFormat {
   Result<chat::RenderedPrompt> Render(const Conversation& conversation, const RequestLimits& limits,
                                       std::time_t now) const;
 
-  // Renders and tokenizes; at least one token. The text of messages is ordinary text, even where it
-  // spells a special token.
+  // Renders the chat template and tokenizes the result, which is never empty. Contents of messages
+  // are tokenized as plain text, even where they spell a special token.
   Result<std::vector<TokenId>> Encode(const Conversation& conversation, const Tokenizer& tokenizer,
                                       const RequestLimits& limits, std::time_t now) const;
 

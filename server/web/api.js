@@ -2,7 +2,8 @@
 // that it works behind a proxy that adds a prefix.
 
 const keyName = "moeserve-api-key";
-// Records of long prompts through many layers are large; nothing this page asks for is larger.
+// Longest server-sent event, in characters. The largest are routing records of long prompts in
+// models with many layers.
 const maxEventLength = 1 << 26;
 
 export class ApiError extends Error {

@@ -1,4 +1,5 @@
-// A step of the CPU counts its plans when it ends and reports the tokens that no router could route.
+// A step of the CPU counts its plans when it ends and reports the tokens that no router could
+// route.
 #include <gtest/gtest.h>
 
 #include <limits>

@@ -37,9 +37,10 @@ class RoutedLayer {
 
   std::unique_ptr<Router> router_;
   std::unique_ptr<ExpertBody> body_;
-  std::unique_ptr<LinearBank> split_;  // null: none
+  // Projections before the split into sub-tokens and after the merge; null if the layer has none.
+  std::unique_ptr<LinearBank> split_;
   std::unique_ptr<LinearBank> merge_;
-  int slot_ = 0;  // PlanSlot()
+  int slot_ = 0;  // PlanSlot() of the layer's plans
   int layer_ = 0;
   BlockKind block_ = BlockKind::kFeedForward;
   int heads_ = 1;

@@ -8,8 +8,9 @@
 
 namespace moeserve {
 
-// Over the n rows whose scores were looked at. p_e(r) is the router's probability of expert e, T_e
-// the share of rows that chose it, P_e the mean of p_e, w_e the expert's width. All 0 without rows.
+// Computed over the n rows whose router scores were sampled. p_e(r): the router's probability of
+// expert e for row r. T_e: share of the rows routed to e. P_e: mean of p_e. w_e: hidden width of e.
+// All fields are 0 if n is 0.
 struct RouterSummary {
   uint64_t rows = 0;
   double entropy_mean = 0.0;             // of -sum_e p_e ln p_e, nats

@@ -422,7 +422,7 @@ Text ReplaceText(const Text& text, const Text& from, const Text& to, int64_t cou
     --count;
   };
   if (from.empty()) {
-    // Before every character and at the end.
+    // An empty search string inserts the replacement before every character and at the end.
     for (size_t at = 0; at <= bytes.size() && count != 0; ++at) {
       if (at < bytes.size() && (bytes[at] & 0xC0) == 0x80) continue;
       replace_at(at);

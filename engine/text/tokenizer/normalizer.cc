@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "engine/text/tokenizer/unicode_tables.h"
+#include "engine/text/tokenizer/unicode/unicode_tables.h"
 #include "engine/text/tokenizer/utf8.h"
 
 namespace moeserve {

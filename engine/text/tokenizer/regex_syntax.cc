@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/message.h"
-#include "engine/text/tokenizer/unicode_tables.h"
+#include "engine/text/tokenizer/unicode/unicode_tables.h"
 #include "engine/text/tokenizer/utf8.h"
 
 namespace moeserve {

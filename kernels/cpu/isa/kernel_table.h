@@ -203,7 +203,7 @@ struct KernelTable {
   // `iterations` rounds of products in registers for the arithmetic probe. Returns the number of
   // operations and adds a value that depends on all of them to *sink.
   int64_t (*arithmetic_f32)(int64_t iterations, float* sink);
-  int64_t (*arithmetic_bf16)(int64_t iterations, float* sink);  // null unless bf16_dot
+  int64_t (*arithmetic_bf16)(int64_t iterations, float* sink);  // null without bf16_dot
   int64_t (*arithmetic_int8)(int64_t iterations, float* sink);
 };
 

@@ -11,7 +11,7 @@
 
 namespace moeserve::cuda {
 
-// Outputs and inputs of one block of a weight image.
+// Side of a tile of the packed weights: 64 outputs by 64 inputs.
 inline constexpr int kImageBlock = 64;
 
 // The place of one expert's matrix: offsets into the bank's arrays.

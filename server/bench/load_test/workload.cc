@@ -156,7 +156,7 @@ PoissonArrivals::PoissonArrivals(double rate, uint64_t seed)
 }
 
 double PoissonArrivals::Next() {
-  // From (0, 1], so that the logarithm is finite; the least gap is 0 only for a draw of 1.
+  // u is uniform in (0, 1], so log(u) is finite. nextafter() keeps arrival times increasing.
   const double u = 1.0 - UnitInterval(Mix(state_ += kGolden));
   time_ = std::max(std::nextafter(time_, HUGE_VAL), time_ - std::log(u) / rate_);
   return time_;

@@ -1,5 +1,5 @@
 // Written by make_unicode_tables.py from the Unicode character database.
-#include "engine/text/tokenizer/unicode_tables.h"
+#include "engine/text/tokenizer/unicode/unicode_tables.h"
 
 namespace moeserve {
 namespace {

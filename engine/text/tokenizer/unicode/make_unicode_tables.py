@@ -36,7 +36,7 @@ def table(kind, name, rows):
 def source(tables, functions):
     return (
         "// Written by make_unicode_tables.py from the Unicode character database.\n"
-        '#include "engine/text/tokenizer/unicode_tables.h"\n\nnamespace moeserve {\nnamespace {\n\n'
+        '#include "engine/text/tokenizer/unicode/unicode_tables.h"\n\nnamespace moeserve {\nnamespace {\n\n'
         "// clang-format off\n" + tables + "// clang-format on\n\n}  // namespace\n\n"
         + functions + "\n}  // namespace moeserve\n"
     )
