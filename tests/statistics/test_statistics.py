@@ -461,4 +461,4 @@ def test_comparison(tmp_path):
         ]
         close(model["router_entropy_ratio"], np.mean(entropies))
     table = moeserve(*arguments, "--markdown").decode()
-    assert "| mh-moe |" in table and "90.71" in table
+    assert "| mh-moe |" in table and "Active experts" in table
