@@ -1,4 +1,5 @@
-// Broken invariants stop the process loudly; faults from outside are absl::Status instead.
+// A broken invariant prints a message and aborts the process. Errors in untrusted input are
+// returned as absl::Status instead.
 #pragma once
 
 #include <cstdio>
@@ -15,7 +16,7 @@ namespace moeserve::internal {
 
 }  // namespace moeserve::internal
 
-// `context` is a string literal that says what the reader of the crash should look at.
+// `context` is a string literal that names what to examine after the crash.
 #define MOESERVE_CHECK(condition, context)                                        \
   do {                                                                            \
     if (!(condition)) [[unlikely]]                                                \

@@ -1,6 +1,7 @@
-// Enums with one table of traits: a function Traits(Kind), a switch without `default` over all
-// values, so that the compiler names it when a value is added. It returns a struct with at least a
-// `name`, which is how files and reports spell the value, and {} for numbers that are no value.
+// Helpers for enums that have a table of traits. For such an enum, a function Traits(Kind) contains
+// a switch over all values without `default`, so that the compiler reports the switch when a value
+// is added to the enum. Traits() returns a struct with at least a `name`, which is the value's
+// spelling in files and reports. For a number that is not a value of the enum Traits() returns {}.
 // Values are numbered from 0 without gaps.
 #pragma once
 
@@ -16,7 +17,7 @@ constexpr std::string_view KindName(Kind kind) {
   return Traits(kind).name;
 }
 
-// All values from `first` on, in the order of the enum.
+// Returns all values from `first` on, in the order of the enum.
 template <typename Kind>
 std::vector<Kind> AllKinds(Kind first = Kind{}) {
   std::vector<Kind> kinds;
@@ -33,7 +34,7 @@ std::vector<std::string> KindNames(Kind first = Kind{}) {
   return names;
 }
 
-// The value with this name, or nothing.
+// Returns the value with this name, or nothing if no value has it.
 template <typename Kind>
 std::optional<Kind> KindNamed(std::string_view name, Kind first = Kind{}) {
   for (const Kind kind : AllKinds(first)) {

@@ -1,5 +1,5 @@
-// Pieces of error messages. Whatever comes out of a file passes through Quoted(), so a hostile name
-// can neither break a log line nor flood it.
+// Helpers that build error messages. Every string read from a file passes through Quoted(), so a
+// hostile name can neither break a log line nor flood the log.
 #pragma once
 
 #include <cstddef>
@@ -30,20 +30,21 @@ std::string Concat(const Pieces&... pieces) {
   return out;
 }
 
-// `text` as printable ASCII between double quotes; what exceeds `max_bytes` is cut and marked.
+// Returns `text` as printable ASCII between double quotes. Other bytes are escaped; text longer
+// than `max_bytes` is cut and "..." is appended.
 std::string Quoted(std::string_view text, size_t max_bytes = 80);
 
-// The same without the quotes.
+// Returns what Quoted() returns, without the double quotes.
 std::string Printable(std::string_view text, size_t max_bytes = 80);
 
-// "[8, 16]"; at most eight dimensions are shown.
+// Returns a shape as text such as "[8, 16]". At most eight dimensions are shown.
 std::string ShapeText(const std::vector<int64_t>& shape);
 
-// A Status of `code` (not OK) with the text `prefix` before the message of `status`.
+// Returns `status` with `prefix` put before its message. An OK status is returned as it is.
 absl::Status Prefixed(std::string_view prefix, const absl::Status& status);
 
-// Collects what is wrong so that one run reports several faults; keeps the first few and counts the
-// rest.
+// Collects error messages so that one run reports several errors. Keeps the first kShown messages
+// and counts the rest.
 class Problems {
  public:
   static constexpr size_t kShown = 5;
@@ -52,8 +53,8 @@ class Problems {
   bool empty() const { return count_ == 0; }
   size_t count() const { return count_; }
 
-  // OK if empty. One problem is a single line; several are listed one to a line after a headline.
-  // `subject` and a colon come first unless it is empty.
+  // Returns OK if there are no messages. A single message takes one line; several follow a
+  // headline, one per line. `subject` and a colon come first unless `subject` is empty.
   absl::Status ToStatus(std::string_view subject) const;
 
  private:

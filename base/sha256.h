@@ -6,7 +6,7 @@
 
 namespace moeserve {
 
-// 32 bytes.
+// Returns the digest, 32 bytes.
 std::string Sha256(std::string_view bytes);
 
 }  // namespace moeserve

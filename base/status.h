@@ -21,7 +21,8 @@ using Result = absl::StatusOr<T>;
     if (absl::Status s_ = (expr); !s_.ok()) return s_; \
   } while (false)
 
-// MOESERVE_ASSIGN_OR_RETURN(auto x, MakeX()): declares x, or returns the error of MakeX().
+// MOESERVE_ASSIGN_OR_RETURN(auto x, MakeX()) declares x, or returns the error of MakeX() from the
+// enclosing function.
 #define MOESERVE_ASSIGN_OR_RETURN(lhs, expr) \
   MOESERVE_ASSIGN_OR_RETURN_IMPL(MOESERVE_STATUS_CONCAT(result_, __LINE__), lhs, expr)
 #define MOESERVE_ASSIGN_OR_RETURN_IMPL(tmp, lhs, expr) \

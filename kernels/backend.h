@@ -1,15 +1,16 @@
-// The interface of a device: weights in its own layout and the coarse operations of a decoder step.
+// The interface of a device backend: it stores weights in a layout of its own and implements the
+// coarse operations of a decoder step.
 //
-// The CPU and CUDA backends implement it; engine code sees nothing else of them. Rows are the unit
-// of all activations: every operation computes a row's result from that row (and the cache) alone,
-// in an order that does not depend on which other rows are present, so results are bit-identical
-// alone and in any batch.
+// The CPU and CUDA backends implement this interface; engine code uses no other part of them.
+// Activations are matrices of rows: every operation computes a row's result from that row (and the
+// KV cache) alone, in an order that does not depend on which other rows are present. So a row's
+// result is bit-identical whether the row runs alone or in any batch.
 //
-// One thread at a time calls the operations of a backend. Arguments are checked by the callers in
-// engine/; a violated precondition is a broken invariant and stops the process.
+// Only one thread at a time calls the operations of a backend. The callers in engine/ check all
+// arguments; a violated precondition is a broken invariant and stops the process.
 //
-// Memory of activations and plans is the device's: the host reads it through CopyToHost() and
-// HostPlan() alone.
+// Activations and routing plans are in device memory: the host reads them through CopyToHost() and
+// HostPlan() only.
 #pragma once
 
 #include <cstdint>
@@ -30,18 +31,18 @@
 
 namespace moeserve {
 
-// Rows of activations, row-major; a cheap value that owns nothing.
+// A matrix of activations, row-major. Copies are cheap; the view does not own the memory.
 struct RowsView {
   void* data = nullptr;
   DType dtype = DType::kF32;  // kF32 or kBF16
   int64_t rows = 0;
   int64_t cols = 0;
-  int64_t stride = 0;  // elements from row to row, >= cols
+  int64_t stride = 0;  // elements from the start of a row to the start of the next, >= cols
 
   char* row(int64_t r) const {
     return static_cast<char*>(data) + r * stride * static_cast<int64_t>(SizeOf(dtype));
   }
-  // The same columns [begin, begin + count) of every row.
+  // Returns a view of columns [begin, begin + count) of every row.
   RowsView Columns(int64_t begin, int64_t count) const {
     RowsView v = *this;
     v.data = static_cast<char*>(data) + begin * static_cast<int64_t>(SizeOf(dtype));
@@ -58,16 +59,16 @@ class DeviceBuffer {
   virtual size_t bytes() const = 0;
 };
 
-// E linear layers of possibly unequal widths, in the device's layout. A dense linear layer is a
-// bank of one.
+// E linear layers, possibly of different widths, in the device's layout. A dense linear layer is a
+// bank with E = 1.
 struct LinearBankShape {
-  std::vector<int> in_features;   // [E], or one for all
-  std::vector<int> out_features;  // [E]; gated: the width of the gate and of the up half
+  std::vector<int> in_features;   // [E], or one value for all experts
+  std::vector<int> out_features;  // [E]; if gated, the width of each half (gate and up)
   bool gated = false;             // every output is act(gate) * up
   bool bias = false;
-  DType weight_dtype = DType::kF32;  // stored type
-  // Not kNone: weights are stored as integers. weight_dtype is then kBF16, and the bank rounds
-  // input rows, f32 or bf16, to int8 in groups of QuantGroup() columns.
+  DType weight_dtype = DType::kF32;  // the type in which weights are stored
+  // Unless kNone, weights are stored as integers; weight_dtype is then kBF16, and the bank rounds
+  // input rows (f32 or bf16) to int8 in groups of QuantGroup() columns.
   Quantization quantization = Quantization::kNone;
 
   int in_features_of(int e) const {
@@ -83,19 +84,19 @@ struct PackedBytes {
 
 class LinearBank {
  public:
-  enum class Half : uint8_t { kMain, kGate };  // kGate only where gated; up is kMain
+  enum class Half : uint8_t { kMain, kGate };  // kGate exists only if gated; the up half is kMain
 
   virtual ~LinearBank() = default;
-  // Copies `weight` [n, in_features_of(expert)] (any dtype, converted to the stored one) into rows
-  // [row_begin, row_begin + n) of matrix `expert`.
+  // Copies `weight` [n, in_features_of(expert)] into rows [row_begin, row_begin + n) of the matrix
+  // of `expert`. Any dtype is accepted and converted to the stored one.
   virtual void LoadWeight(int expert, Half half, int row_begin, const HostTensor& weight) = 0;
-  // The same for a bank of that quantization: integers and scales are taken as they are.
+  // Like LoadWeight(), for a bank with this quantization: integers and scales are stored unchanged.
   virtual void LoadQuantized(int expert, Half half, int row_begin,
                              const QuantizedMatrix& weight) = 0;
   virtual void LoadBias(int expert, Half half, int row_begin, const HostTensor& bias) = 0;
 
-  // All loaded weights in the form of Backend::NewPackedBank(); empty where the device has no such
-  // form. Valid while the bank lives.
+  // Returns all loaded weights in the format that Backend::NewPackedBank() reads, or an empty span
+  // if the device has no such format. The span is valid while the bank exists.
   virtual std::span<const char> packed_bytes() const { return {}; }
 
   const LinearBankShape& shape() const { return shape_; }
@@ -106,14 +107,15 @@ class LinearBank {
   LinearBankShape shape_;
 };
 
-// Scale (and shift) vectors of a norm, one per group of rows; always f32.
+// The scale vectors (and for layer norm the shift vectors) of a norm, one per group of rows; always
+// f32.
 class NormBank {
  public:
   virtual ~NormBank() = default;
 };
 
 struct NormShape {
-  bool layer = false;  // layer norm (mean removed, shift added); else RMS
+  bool layer = false;  // true: layer norm (subtracts the mean, adds a shift); false: RMS norm
   float eps = 1e-5f;
 };
 
@@ -122,62 +124,67 @@ class EmbeddingTable {
   virtual ~EmbeddingTable() = default;
 };
 
-// Router of one routed block with its settings; tensors widened to f32.
+// The router of one MoE block with its settings. Its tensors are widened to f32.
 class Router {
  public:
   virtual ~Router() = default;
 };
 
 struct RouterTensors {
-  HostTensor weight;         // dot: [E, c]; cosine: expert vectors [E, dim]
-  HostTensor bias;           // dot: [E]; cosine: of the projection [dim]; data null: none
-  HostTensor projection;     // cosine: [dim, c]
-  float temperature = 0.0f;  // raw stored value; used where settings.temperature says so
+  HostTensor weight;  // dot router: [E, c]; cosine router: the expert vectors [E, dim]
+  HostTensor bias;    // dot router: [E]; cosine router: bias of the projection [dim]; null data if
+                      // there is none
+  HostTensor projection;     // cosine router only: [dim, c]
+  float temperature = 0.0f;  // the stored value, before RouteSettings::temperature is applied
 };
 
-// Which experts compute which rows: compressed rows in both directions. Assignments are sorted by
-// expert, then by row; A is their number. All arrays are in the device's memory and valid
-// until the backend's next Route() of the same slot. Padding rows have no assignment.
+// Which experts compute which rows, as compressed sparse rows in both directions (assignments of an
+// expert, assignments of a row). An assignment is a (row, expert) pair; assignments are sorted by
+// expert, then by row, and A is their number. All arrays are in device memory and are valid until
+// the backend's next Route() with the same slot. Padding rows have no assignments.
 struct RoutingPlan {
   int rows = 0;
   int num_experts = 0;
-  int num_assignments = 0;  // -1 where it is on the device only: expert_offsets[E]
-  int capacity = 0;         // upper bound of A; rows of arrays with a row per assignment
+  int num_assignments = 0;  // A; -1 if only the device has it, in expert_offsets[E]
+  int capacity = 0;  // upper bound of A: the number of rows to allocate for one row per assignment
   const int32_t* expert_offsets = nullptr;        // [E + 1]
   const int32_t* expert_of_assignment = nullptr;  // [A]
   const int32_t* row_of_assignment = nullptr;     // [A]
-  const float* weight_of_assignment = nullptr;    // [A] final gate
+  const float* weight_of_assignment = nullptr;    // [A] final gate weight
   const int32_t* row_offsets = nullptr;           // [rows + 1]
-  const int32_t* assignments_of_row = nullptr;    // [A] a row's assignments, ascending expert
-  const uint8_t* row_nonfinite = nullptr;  // [rows] 1: a NaN score; 2: no finite largest score
+  const int32_t* assignments_of_row = nullptr;  // [A] assignment indices of each row, ascending by
+                                                // expert
+  const uint8_t* row_nonfinite = nullptr;  // [rows] 1 if a score is NaN; 2 if the largest score is
+                                           // infinite; else 0
 };
 
-// Routes that replace the router's (parity tests): compressed rows, experts ascending.
+// Routes used instead of the router's choice (in parity tests), as compressed sparse rows. The
+// experts of a row are ascending.
 struct GivenRoutes {
   std::vector<int32_t> offsets;  // [rows + 1]
   std::vector<int32_t> experts;  // [A]
   std::vector<float> weights;    // [A]
 };
 
-// output[a] = epilogue(input[source_row(a)] * W_e^T + b_e) for every assignment a of expert e. Of
-// an input row the first in_features_of(e) columns count.
+// Computes output[a] = epilogue(input[source_row(a)] * W_e^T + b_e) for every assignment a to an
+// expert e. Only the first in_features_of(e) columns of an input row are used.
 struct LinearArgs {
   const LinearBank* bank = nullptr;
-  const RoutingPlan* plan = nullptr;  // null: one expert, every row of `input`
-  bool gather = false;                // input row of a is plan->row_of_assignment[a], else a itself
+  const RoutingPlan* plan = nullptr;  // null: every row of `input` uses the only expert
+  bool gather = false;                // source_row(a) is plan->row_of_assignment[a] if true, else a
   RowsView input;
-  RowsView output;  // [capacity, >= widest out_features rounded up to 16 where pad_output]
-  // Without gated bank: activation of each output. With gated bank: act(gate) * up.
+  RowsView output;  // [capacity, at least the widest out_features; rounded up to 16 if pad_output]
+  // Without a gated bank: the activation of each output. With a gated bank: act in act(gate) * up.
   ActivationKind activation = ActivationKind::kNone;
-  bool pad_output = false;  // zero columns up to the next multiple of 16 may be written
+  bool pad_output = false;  // allows writing zeros into columns up to the next multiple of 16
 };
 
-// output[a] = down(epilogue(up(input[source_row(a)]))), the hidden units rounded to the activation
-// type in between, as two LinearArgs would have it.
+// Computes output[a] = down(epilogue(up(input[source_row(a)]))). The hidden units are rounded to
+// the activation type, so the result equals that of two Linear() calls.
 struct FeedForwardArgs {
   const LinearBank* up = nullptr;
   const LinearBank* down = nullptr;
-  const RoutingPlan* plan = nullptr;  // null: one expert, every row of `input`
+  const RoutingPlan* plan = nullptr;  // null: every row of `input` uses the only expert
   bool gather = false;
   RowsView input;
   RowsView output;  // [capacity, out_features of down]
@@ -186,18 +193,19 @@ struct FeedForwardArgs {
 
 struct NormArgs {
   const NormBank* bank = nullptr;
-  const RoutingPlan* plan = nullptr;  // group of assignment a = its expert; null: group 0
-  int segments = 1;  // a row holds this many adjacent vectors, each normalised by itself
+  const RoutingPlan* plan = nullptr;  // assignment a uses the group of its expert; null: every row
+                                      // uses group 0
+  int segments = 1;  // number of adjacent vectors in a row; each is normalised separately
   RowsView input;    // f32
   RowsView output;   // f32 or bf16; may be `input`
 };
 
-// x += scale * (branch + bias), then output = norm(x): the end of one branch of a layer and the
-// beginning of the next.
+// Computes x += scale * (branch + bias), then output = norm(x): the end of one residual branch of a
+// layer and the beginning of the next branch.
 struct AddNormArgs {
   RowsView x;                   // f32
   RowsView branch;              // f32
-  const float* bias = nullptr;  // [cols] on the device, or null
+  const float* bias = nullptr;  // [cols] in device memory, or null
   float scale = 1.0f;
   const NormBank* norm = nullptr;
   RowsView output;  // f32 or bf16; may be `x`
@@ -205,7 +213,7 @@ struct AddNormArgs {
 
 struct EmbedArgs {
   const EmbeddingTable* tokens = nullptr;
-  const EmbeddingTable* positions = nullptr;  // learned; null: none
+  const EmbeddingTable* positions = nullptr;  // learned positions; null if there are none
   bool sinusoidal = false;
   float scale = 1.0f;
   RowsView output;  // f32 [T, d]
@@ -213,15 +221,16 @@ struct EmbedArgs {
 
 struct RopeSettings {
   int head_dim = 0;
-  int dimensions = 0;  // leading dimensions that are rotated, even
+  int dimensions = 0;  // number of leading dimensions of a head that are rotated, even
   double theta = 10000.0;
   bool interleaved = false;
 };
 
 struct RopeArgs {
   RopeSettings settings;
-  const RoutingPlan* plan = nullptr;  // rows are its assignments; null: row r is token r
-  RowsView rows;                      // f32, in place; heads adjacent
+  const RoutingPlan* plan = nullptr;  // if set, `rows` are the plan's assignments; null: row r is
+                                      // token r
+  RowsView rows;                      // f32, updated in place; the heads of a row are adjacent
 };
 
 struct AppendKvArgs {
@@ -231,24 +240,26 @@ struct AppendKvArgs {
   RowsView values;  // f32 [T, G * d_h]
 };
 
-// Queries, keys and values of a projection; columns of the same rows.
+// Views of the queries, keys and values in the rows of a QKV projection.
 struct QkvColumns {
   RowsView query, keys, values;
 };
 
-// What attention needs from the rows of a projection: normalised queries and keys, rotary positions
-// of both, keys and values written to the cache.
+// Prepares the rows of a QKV projection for attention: normalises queries and keys, applies rotary
+// positions to both, and writes keys and values to the cache.
 struct NormRopeAppendArgs {
   KvCacheStorage* cache = nullptr;
   int layer = 0;
-  // f32 [T, (H + 2 G) * d_h]: queries, updated in place, then keys and values, whose contents are
-  // unspecified afterwards. G and d_h are those of the cache's layer.
+  // f32 [T, (H + 2 G) * d_h]: the columns of a row hold queries, keys, values. Queries are updated
+  // in place; the contents of keys and values are unspecified afterwards. G and d_h are those of
+  // the cache's layer.
   RowsView rows;
-  int heads = 0;                         // H; 0: no queries
-  const NormBank* query_norm = nullptr;  // of one group; null: none
-  const NormBank* key_norm = nullptr;    // of one group; null: none
-  bool norm_heads = true;                // a norm's vector is one head; else all heads of a row
-  RopeSettings rope;                     // head_dim is d_h; dimensions 0: none
+  int heads = 0;                         // H; 0 if there are no queries
+  const NormBank* query_norm = nullptr;  // one group; null disables the norm
+  const NormBank* key_norm = nullptr;    // one group; null disables the norm
+  bool norm_heads = true;  // true: each head is normalised separately; false: all heads of a row
+                           // together
+  RopeSettings rope;       // head_dim is d_h; dimensions = 0 disables rotation
 
   QkvColumns columns() const {
     const KvLayerShape& shape = cache->shape(layer);
@@ -258,7 +269,7 @@ struct NormRopeAppendArgs {
   }
 };
 
-// Which kv head (of G) a query head (of H) reads.
+// The kv head (of G) that query head h (of H) reads.
 enum class HeadOrder : uint8_t {
   kInterleave,  // floor(h / (H / G))
   kTile         // h mod G
@@ -267,11 +278,12 @@ enum class HeadOrder : uint8_t {
 struct AttentionArgs {
   const KvCacheStorage* cache = nullptr;
   int layer = 0;
-  const RoutingPlan* plan = nullptr;  // query rows are its assignments; null: row r is token r
-  int heads = 1;                      // H, of a query row; a multiple of the cache's kv heads
+  const RoutingPlan* plan = nullptr;  // if set, query rows are the plan's assignments; null: row r
+                                      // is token r
+  int heads = 1;  // H, heads of a query row; a multiple of the cache's number of kv heads
   HeadOrder order = HeadOrder::kInterleave;
   float scale = 1.0f;
-  int window = 0;   // 0: none
+  int window = 0;   // size of the sliding window in positions; 0 disables it
   RowsView query;   // f32 [Q, heads * d_h]
   RowsView output;  // f32 or bf16 [Q, heads * d_h]
 };
@@ -279,76 +291,85 @@ struct AttentionArgs {
 struct RouteArgs {
   const Router* router = nullptr;
   RowsView input;                      // f32 or bf16 [rows, c]
-  const GivenRoutes* given = nullptr;  // replaces the router's choice
-  int slot = 0;                        // a plan is kept until the next one of its slot
-  // Null, or f32 [rows, E]: receives the scores after the router's bias and temperature, without
-  // the bias of an override.
+  const GivenRoutes* given = nullptr;  // if set, replaces the router's choice
+  int slot = 0;  // a plan stays valid until the next Route() with the same slot
+  // If set, f32 [rows, E] that receives the scores after the router's bias and temperature, without
+  // the bias of any RouteOverride.
   const RowsView* scores = nullptr;
-  std::span<const RouteOverride> overrides = {};  // [rows], or empty: none
+  std::span<const RouteOverride> overrides = {};  // [rows], or empty for no overrides
 };
 
-// output[r] = (residual[r] +) sum over the row's assignments of weight * rounded(results[a]),
-// in ascending expert order, in f32. `results` in the run's activation type.
+// Computes output[r] = residual[r] (if set) + the sum of weight * rounded(results[a]) over the
+// row's assignments a, in f32 and in ascending order of experts. `results` has the run's activation
+// type.
 struct CombineArgs {
   const RoutingPlan* plan = nullptr;
   RowsView results;                    // [A, c]
-  const RowsView* residual = nullptr;  // the sub-token itself (MH-MoE eq. 6)
+  const RowsView* residual = nullptr;  // the sub-token itself (MH-MoE eq. 6), or null
   RowsView output;                     // f32 or bf16 [rows, c]
 };
 
-// Max alternatives that a device returns per token.
+// The maximum number of alternative tokens that a device returns per sampled token.
 inline constexpr int kMaxAlternatives = 20;
 
-// What to draw from one row of logits (kernels/base/sampling.h).
+// The sampling parameters of one row of logits (kernels/base/sampling.h).
 struct SampleRow {
-  float scale;       // SamplingScale(temperature); 0: the most probable token
-  int32_t top_k;     // at most 0: no limit
+  float scale;       // SamplingScale(temperature); 0 selects the most probable token
+  int32_t top_k;     // a value of 0 or below disables the limit
   double top_p;      // (0, 1]
   float min_p;       // [0, 1]
-  int32_t row;       // of the logits; below 0: no draw, the result is not written
-  double uniform;    // UniformDraw of the row, in [0, 1)
+  int32_t row;       // row of the logits; if negative, nothing is drawn and no result is written
+  double uniform;    // UniformDraw for this row, in [0, 1)
   int32_t logprobs;  // number of alternatives, up to kMaxAlternatives; -1: no log-probability
 };
 
 struct SampleResult {
-  int32_t token;   // -1 where a logit is NaN
-  int32_t finite;  // 0: a logit is NaN or infinite. The token is valid if it is only infinite.
-  // With logprobs >= 0 and without NaN, under the softmax of the logits alone:
+  int32_t token;   // -1 if a logit is NaN
+  int32_t finite;  // 0 if a logit is NaN or infinite. With infinite logits only, `token` is valid.
+  // The following members are valid if logprobs >= 0 and no logit is NaN. Log-probabilities are
+  // those of the softmax of the unmodified logits.
   float logprob;
-  int32_t rank;  // number of tokens that are more probable (equal logits: lower ids are)
-  // The most probable tokens, descending: min(SampleRow::logprobs, V) of them. Later entries are
-  // not written.
+  int32_t rank;  // number of tokens that are more probable; of equal logits, the lower id ranks
+                 // first
+  // The min(SampleRow::logprobs, V) most probable tokens, descending. Further entries are not
+  // written.
   float top_logprob[kMaxAlternatives];
   int32_t top_token[kMaxAlternatives];
 };
 
-// The ragged batch of a step, as the operations read it.
+// The tokens of a step, from several sequences, as the operations read them. T is the number of
+// tokens, S the number of sequences.
 struct StepInputs {
-  std::span<const int32_t> token_ids = {};                      // [T]
-  std::span<const int32_t> position = {};                       // [T]
-  std::span<const int32_t> sequence = {};                       // [T] index into block_tables
+  std::span<const int32_t> token_ids = {};  // [T]
+  std::span<const int32_t> position = {};   // [T]
+  std::span<const int32_t> sequence = {};   // [T] the token's sequence, as an index into
+                                            // block_tables
   std::span<const std::span<const int32_t>> block_tables = {};  // [S]
-  const KvCacheStorage* cache = nullptr;      // the only one of the step's operations
-  std::span<const int32_t> output_rows = {};  // rows that GatherOutputRows() takes
+  const KvCacheStorage* cache = nullptr;      // the only cache that the step's operations use
+  std::span<const int32_t> output_rows = {};  // rows that GatherOutputRows() copies
   std::span<const SampleRow> samples = {};    // [output_rows] what Sample() draws, or empty
-  RouteCounters* counters = nullptr;          // the step adds its plans; null: to none
-  std::span<const uint8_t> kind = {};         // with counters: [T] kTokenPrefill and so on
-  int variant = 0;                            // of the operations of a replayable step
+  RouteCounters* counters = nullptr;   // receives the counts of the step's plans; null: not counted
+  std::span<const uint8_t> kind = {};  // [T] kTokenPrefill, kTokenDecode and so on; only with
+                                       // counters
+  int variant = 0;                     // of replayable steps: distinguishes sequences of operations
 };
 
-// Per-token results of a step beside its logits; valid until the next step.
+// Per-token results of a step, apart from its logits; valid until the next step.
 struct StepOutcome {
-  std::span<const uint8_t> failed;      // [T] 1: some row had no finite largest router score
-  std::span<const TokenRoutes> routes;  // [T] of the counted blocks; empty without counters
+  std::span<const uint8_t> failed;  // [T] 1 if some row of the token had no finite largest router
+                                    // score
+  std::span<const TokenRoutes> routes;  // [T] routes in the counted blocks; empty without counters
 };
 
-// Rows that the operations of a step work on: at least those of the inputs.
+// The numbers of rows that the operations of a step process; padding can make them larger than the
+// numbers of rows in the inputs.
 struct StepRows {
   int64_t tokens = 0;
   int64_t outputs = 0;
 };
 
-// Products that the arithmetic probe times: of f32, of bf16 summed in f32, of int8 summed in int32.
+// The types of products that the arithmetic probe times: f32; bf16 summed in f32; int8 summed in
+// int32.
 enum class ArithmeticKind : uint8_t { kF32, kBF16, kInt8 };
 
 class Backend {
@@ -357,63 +378,66 @@ class Backend {
 
   virtual std::string_view name() const = 0;         // "cpu", "cuda"
   virtual std::string_view description() const = 0;  // e.g. "cpu, avx512_bf16, 2 threads"
-  // Of a backend on the host: threads and the instruction set's name. 0 and empty otherwise.
+  // The number of threads and the name of the instruction set of a CPU backend. Other backends
+  // return 0 and an empty name.
   virtual int threads() const { return 0; }
   virtual std::string_view instruction_set() const { return {}; }
 
-  // Setup. ResourceExhausted names the size.
+  // Setup. ResourceExhausted errors state the size.
   virtual Result<std::unique_ptr<DeviceBuffer>> Allocate(size_t bytes) = 0;
-  // Unimplemented where the device has no products with integers.
+  // Unimplemented if the device has no integer products.
   virtual Result<std::unique_ptr<LinearBank>> NewLinearBank(LinearBankShape shape) = 0;
-  // Names the layout of packed_bytes(), which depends on a bank's shape alone. Layouts in which the
-  // same bytes mean different weights have different names. Empty: the device has no such form.
+  // Returns the name of the layout of packed_bytes(). The layout depends on the shape of a bank
+  // alone. Layouts that assign different weights to the same bytes have different names. Empty if
+  // the device has no packed format.
   virtual std::string_view packed_layout() const { return {}; }
-  // Size of packed_bytes() of a bank of that shape.
+  // Returns the size of packed_bytes() for a bank of that shape.
   virtual int64_t PackedBankBytes(const LinearBankShape& shape) const {
     (void)shape;
     return 0;
   }
-  // A bank that reads its weights from `packed` (PackedBankBytes(shape) bytes, 64-byte aligned) and
-  // takes no Load*() calls. Any content is safe. Unimplemented without packed_layout().
+  // Returns a bank that reads its weights from `packed` (PackedBankBytes(shape) bytes, 64-byte
+  // aligned). Load*() must not be called on that bank. No content of `packed` causes an access out
+  // of bounds. Unimplemented if packed_layout() is empty.
   virtual Result<std::unique_ptr<LinearBank>> NewPackedBank(LinearBankShape shape,
                                                             PackedBytes packed) {
     (void)shape, (void)packed;
     return absl::UnimplementedError("this device has no packed banks");
   }
-  // groups[e]: scale [n_e]; shifts empty unless shape.layer.
+  // scales[e] is the scale vector [n_e] of group e; shifts is empty unless shape.layer.
   virtual Result<std::unique_ptr<NormBank>> NewNormBank(NormShape shape,
                                                         std::span<const HostTensor> scales,
                                                         std::span<const HostTensor> shifts) = 0;
-  // A `table` with an owner may be read in place.
+  // If `table` has an owner, the backend may read the tensor in place instead of copying it.
   virtual Result<std::unique_ptr<EmbeddingTable>> NewEmbeddingTable(const HostTensor& table) = 0;
-  // Tied embeddings: the rows of the only matrix of `bank`, without a copy.
+  // For tied embeddings: the table reads the rows of the only matrix of `bank` without a copy.
   virtual Result<std::unique_ptr<EmbeddingTable>> NewTiedEmbeddingTable(const LinearBank& bank) = 0;
   virtual Result<std::unique_ptr<Router>> NewRouter(const RouteSettings& settings,
                                                     const RouterTensors& tensors) = 0;
-  // A copy of `values` on the device.
+  // Returns a copy of `values` in device memory.
   virtual Result<std::unique_ptr<DeviceBuffer>> Upload(std::span<const float> values) = 0;
-  // Unimplemented where the device has no cache of this type.
+  // Unimplemented if the device has no cache of this type.
   virtual Result<std::unique_ptr<KvCacheStorage>> NewKvCache(std::vector<KvLayerShape> layers,
                                                              KvCacheType type,
                                                              int64_t num_blocks) = 0;
-  // Bytes of one block of such a cache, all layers together.
+  // Returns the bytes of one block of such a cache, summed over all layers.
   virtual int64_t KvBlockBytes(std::span<const KvLayerShape> layers, KvCacheType type) const = 0;
 
-  // Step: BeginStep, then RunStep with the operations.
+  // A step consists of a call of BeginStep(), then of RunStep() with the step's operations.
   //
-  // The spans live until the next call. A `replayable` step issues the same operations on the same
-  // memory as every step of `owner` with as many rows, the same variant, cache and counters, so a
-  // backend may fill up its rows, record its operations once and replay them; any other step has
-  // the rows of the inputs.
+  // The spans in `inputs` must stay valid until the next BeginStep(). A `replayable` step issues
+  // the same operations on the same memory as every other step of `owner` with the same number of
+  // rows, variant, cache and counters. So a backend may pad the rows of a replayable step, record
+  // its operations once and replay them. A step that is not replayable is not padded.
   virtual StepRows BeginStep(const StepInputs& inputs, const void* owner, bool replayable) = 0;
   virtual void RunStep(const std::function<void()>& operations) = 0;
-  // The memory that the steps of `owner` work on is about to go.
+  // Must be called before the memory that the steps of `owner` use is freed.
   virtual void ForgetSteps(const void* owner) = 0;
 
   virtual void Embed(const EmbedArgs& args) = 0;
   virtual void Norm(const NormArgs& args) = 0;
   virtual void Linear(const LinearArgs& args) = 0;
-  // Whether FusedFeedForward() exists for these banks and is expected to be faster than two
+  // Returns whether FusedFeedForward() supports these banks and is expected to be faster than two
   // Linear() calls for `rows` rows of `dtype`.
   virtual bool FusesFeedForward(const LinearBank& up, const LinearBank& down, DType dtype,
                                 int64_t rows) const {
@@ -423,7 +447,7 @@ class Backend {
   virtual void FusedFeedForward(const FeedForwardArgs& args) { (void)args; }
   virtual void Rope(const RopeArgs& args) = 0;
   virtual void AppendKv(const AppendKvArgs& args) = 0;
-  // Has the bits of Norm(), Rope() and AppendKv() called one after another.
+  // Has bit-identical results to Norm(), Rope() and AppendKv() called one after another.
   virtual void NormRopeAppend(const NormRopeAppendArgs& args) {
     const auto [query, keys, values] = args.columns();
     const int kv_heads = args.cache->shape(args.layer).num_kv_heads;
@@ -442,61 +466,67 @@ class Backend {
   virtual void Attention(const AttentionArgs& args) = 0;
   virtual RoutingPlan Route(const RouteArgs& args) = 0;
   virtual void Combine(const CombineArgs& args) = 0;
-  // Rounds, widens or copies rows: output = input (f32 -> f32 or bf16, bf16 -> f32).
+  // Converts or copies rows: output = input (f32 to f32 or bf16, bf16 to f32).
   virtual void Convert(const RowsView& input, const RowsView& output) = 0;
-  // x += scale * (branch + bias); bias [cols] f32 on the device, or null.
+  // Computes x += scale * (branch + bias); bias is f32 [cols] in device memory, or null.
   virtual void AddScaled(const RowsView& x, const RowsView& branch, const float* bias,
                          float scale) = 0;
   virtual void AddNorm(const AddNormArgs& args) {
     AddScaled(args.x, args.branch, args.bias, args.scale);
     Norm({.bank = args.norm, .input = args.x, .output = args.output});
   }
-  // x[r] *= sigmoid(gate[r][0]); all f32. The gate of a shared expert.
+  // Computes x[r] *= sigmoid(gate[r][0]), all f32: the gate of a shared expert.
   virtual void ScaleBySigmoid(const RowsView& x, const RowsView& gate) = 0;
-  // output[i] = input[output_rows[i]] of the step's inputs, f32.
+  // Computes output[i] = input[output_rows[i]] with the output_rows of the step's inputs, f32.
   virtual void GatherOutputRows(const RowsView& input, const RowsView& output) = 0;
-  // Multiplies every element, f32, in place.
+  // Multiplies every element of x by `factor`, f32, in place.
   virtual void Scale(const RowsView& x, float factor) = 0;
-  // Whether Sample() exists. If so, steps call it where there are output rows.
+  // Returns whether Sample() is implemented. If so, steps with output rows call Sample().
   virtual bool samples_on_device() const { return false; }
   // Draws the tokens of StepInputs::samples from the logits, f32 [outputs, V].
   virtual void Sample(const RowsView& logits) { (void)logits; }
-  // The results of Sample(), one for each of StepInputs::samples. Outside of RunStep.
+  // Copies the results of Sample(), one for each element of StepInputs::samples. Must not be called
+  // inside RunStep().
   virtual void ReadSamples(std::span<SampleResult> results) { (void)results; }
-  // Waits for all earlier operations, then copies the rows to contiguous host memory as f32.
+  // Waits for all earlier operations, then copies the rows as f32 to contiguous host memory.
   virtual void CopyToHost(const RowsView& input, std::span<float> output) = 0;
-  // Copies contiguous rows to the device, rounded if `output` is bf16. Not inside RunStep().
+  // Copies contiguous rows to the device and rounds them if `output` is bf16. Must not be called
+  // inside RunStep().
   virtual void CopyFromHost(std::span<const float> input, const RowsView& output) = 0;
-  // The slot's last plan in host memory, of the rows of the inputs alone; valid until the next
-  // step. A device copies the plans of all blocks of the step at the first call. Not while a step
-  // is recorded.
+  // Returns the slot's last plan in host memory, without padding rows; valid until the next step.
+  // At the first call in a step, a device copies the plans of all blocks. Must not be called while
+  // a step is being recorded.
   virtual RoutingPlan HostPlan(int slot) = 0;
 
-  // Counters for the plans of a model's steps (StepInputs::counters). ResourceExhausted.
+  // Returns counters for the plans of a model's steps (StepInputs::counters). ResourceExhausted if
+  // memory runs out.
   virtual Result<std::unique_ptr<RouteCounters>> NewRouteCounters(
       const CountSettings& settings) = 0;
-  // Since construction: steps that were replayed from a recording instead of being issued.
+  // Returns how many steps since construction were replayed from a recording instead of being
+  // issued.
   virtual uint64_t replayed_steps() const { return 0; }
   // Waits for the step that RunStep() issued and returns its per-token results.
   virtual StepOutcome FinishStep() = 0;
 
-  // Whether the memory of the largest step has to be taken before requests depend on it
-  // (Model::Reserve()): a device that has no memory left in a step stops the process.
+  // Returns whether the memory of the largest step must be allocated before requests are accepted
+  // (Model::Reserve()). A device that runs out of memory during a step stops the process.
   virtual bool needs_reservation() const { return false; }
 
-  // Step size beyond which more rows per step raise latency without raising throughput much.
+  // Returns the step size (rows) beyond which further rows raise latency without raising throughput
+  // much.
   virtual int preferred_step_rows() const { return 512; }
-  // Measures how fast the device reads memory, in bytes per second, over `bytes` (at least a few
-  // times the last-level cache), best of `rounds`. ResourceExhausted.
+  // Measures how fast the device reads memory, in bytes per second, with a buffer of `bytes` (at
+  // least a few times the last-level cache). Returns the best of `rounds` runs. ResourceExhausted
+  // if the buffer cannot be allocated.
   virtual Result<double> MeasureReadBandwidth(int64_t bytes, int rounds) = 0;
-  // Measures the most operations per second (a multiplication and an addition are two) that all
-  // threads together reach on products in registers, best of `rounds`. 0: not measured, or the
-  // device has no instructions of its own for this type.
+  // Measures the most operations per second (a multiplication and an addition count as two) that
+  // all threads together reach on products in registers. Returns the best of `rounds` runs, or 0 if
+  // the backend has no such probe or the device has no instructions for this type.
   virtual double MeasureArithmetic(ArithmeticKind kind, int rounds) {
     (void)kind, (void)rounds;
     return 0.0;
   }
-  // Bytes of all weights laid out so far.
+  // Returns the bytes of all weights stored so far.
   virtual int64_t weight_bytes() const = 0;
 };
 

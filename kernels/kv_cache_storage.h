@@ -1,5 +1,5 @@
-// The memory of the paged KV cache. The engine decides which sequence a block belongs to, the
-// backend how a block is laid out.
+// The memory of the paged KV cache. The engine assigns blocks to sequences; the backend defines the
+// layout within a block.
 #pragma once
 
 #include <atomic>
@@ -11,7 +11,8 @@
 
 namespace moeserve {
 
-// Rows of values are whole vectors.
+// Rounds the head dimension up to 16, so that a cached row of values consists of whole SIMD
+// vectors.
 constexpr int PaddedHeadDim(int head_dim) { return (head_dim + 15) / 16 * 16; }
 
 struct KvLayerShape {
@@ -19,7 +20,7 @@ struct KvLayerShape {
   int head_dim = 0;
 };
 
-// `num_blocks` blocks of kKvBlockTokens positions for every layer.
+// The cache has `num_blocks` blocks of kKvBlockTokens positions in every layer.
 class KvCacheStorage {
  public:
   virtual ~KvCacheStorage() = default;
@@ -29,7 +30,8 @@ class KvCacheStorage {
   KvCacheType type() const { return type_; }
   int64_t num_blocks() const { return num_blocks_; }
   const KvLayerShape& shape(int layer) const { return shapes_[layer]; }
-  // Unique within the process and not 0: a recorded step is valid for one storage only.
+  // Unique within the process and not 0. A recorded step checks it, because a recording is valid
+  // for one storage only.
   uint64_t id() const { return id_; }
 
   // Copies the content of block `from` to block `to` in every layer.

@@ -1,5 +1,6 @@
-// How keys and values are stored. Apart from the storage itself because the inner kernels, which
-// must not see the standard library's templates, include it.
+// The element types of stored keys and values. They are separate from kv_cache_storage.h because
+// the inner CPU kernels include this file, and those kernels must not instantiate templates of the
+// standard library.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +10,13 @@
 
 namespace moeserve {
 
-// Tokens of one cache block; also the lane width that the CPU attention works with.
+// Tokens (positions) per cache block; also the number of SIMD lanes that the CPU attention uses.
 inline constexpr int kKvBlockTokens = 16;
 
 enum class KvCacheType : uint8_t {
   kF32,
   kBF16,
-  // Symmetric, with one f32 scale for the key and one for the value of a (position, kv head).
+  // Symmetric int8; every (position, kv head) has one f32 scale for the key and one for the value.
   kInt8
 };
 
@@ -35,7 +36,7 @@ constexpr int64_t ElementBytes(KvCacheType t) {
   return t == KvCacheType::kF32 ? 4 : t == KvCacheType::kBF16 ? 2 : 1;
 }
 
-// The cache that adds no rounding to products of this type: f32 or bf16.
+// Returns the cache type that adds no rounding to products of this compute type: f32 or bf16.
 constexpr KvCacheType KvCacheTypeOf(DType compute) {
   return compute == DType::kBF16 ? KvCacheType::kBF16 : KvCacheType::kF32;
 }

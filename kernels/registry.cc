@@ -11,7 +11,8 @@
 namespace moeserve {
 namespace {
 
-// Cores this process may run on, which in a container are fewer than the machine has.
+// Returns the number of cores that this process may use; in a container this can be fewer than the
+// machine has.
 int AvailableCores() {
   cpu_set_t set;
   CPU_ZERO(&set);

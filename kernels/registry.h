@@ -1,4 +1,5 @@
-// Creates backends by name; the only header through which others reach the concrete ones.
+// Creates backends by name. Code outside of kernels/ reaches the concrete backends only through
+// this header.
 #pragma once
 
 #include <memory>
@@ -10,18 +11,19 @@
 namespace moeserve {
 
 struct BackendOptions {
-  std::string device = "cpu";    // "cpu", "cuda", or one that was registered
-  int threads = 0;               // cpu: 0 = one per available core
-  std::string cpu_isa = "auto";  // "auto" or the name of a kernel table (cpu/isa.h)
+  std::string device = "cpu";    // "cpu", "cuda", or the name of a registered device
+  int threads = 0;               // CPU backend: number of threads; 0: one per available core
+  std::string cpu_isa = "auto";  // CPU backend: "auto" or the name of a kernel table
+                                 // (cpu/isa/isa.h)
 };
 
 using BackendFactory = Result<std::unique_ptr<Backend>> (*)(const BackendOptions&);
 
-// Registers a further device under a name. Call before any backend is created.
+// Registers a further device under a name. Must be called before any backend is created.
 void RegisterDevice(const std::string& name, BackendFactory factory);
 
-// InvalidArgument: unknown device or instruction set, threads out of [0, 1024].
-// Unavailable: no CUDA device, with the cause in one line.
+// InvalidArgument: the device or instruction set is unknown, or `threads` is outside of [0, 1024].
+// Unavailable: there is no CUDA device; the message states the cause in one line.
 Result<std::unique_ptr<Backend>> CreateBackend(const BackendOptions& options);
 
 }  // namespace moeserve

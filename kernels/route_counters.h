@@ -1,4 +1,4 @@
-// Counters of routing plans. A backend adds every step to them while it runs the step.
+// Counters of routing plans. While a backend runs a step, it adds the step's plans to the counters.
 #pragma once
 
 #include <array>
@@ -10,39 +10,40 @@
 
 namespace moeserve {
 
-// The kind of a token of a step. Recomputed tokens were counted in an earlier step; padding fills a
-// step up and is not counted.
+// The kind of a token in a step. Recomputed tokens were already counted in an earlier step. Padding
+// tokens fill a step up to a fixed size and are not counted.
 inline constexpr uint8_t kTokenPrefill = 0, kTokenDecode = 1, kTokenRecompute = 2,
                          kTokenPadding = 255;
 
-// A routed block whose plans are counted.
+// An MoE block whose routing plans are counted.
 struct CountedBlock {
-  int slot = 0;  // of its plans (RouteArgs)
+  int slot = 0;  // the slot of the block's plans (RouteArgs::slot)
   int num_experts = 1;
-  int sub_tokens = 1;                      // rows of a token
-  int most_distinct = 1;                   // most experts that one token can touch
-  bool diverse = false;                    // contributes to the diversity histogram
-  std::vector<int64_t> expert_parameters;  // [num_experts]
+  int sub_tokens = 1;     // rows per token
+  int most_distinct = 1;  // the most experts that one token can use
+  bool diverse = false;   // whether the block contributes to the diversity histogram
+  std::vector<int64_t> expert_parameters;  // [num_experts] number of parameters per expert
 };
 
 struct CountSettings {
   std::vector<CountedBlock> blocks;
-  // Rows of the token x expert table; 0: no table is kept.
+  // Rows of the token x expert table; 0 disables the table.
   int64_t vocabulary = 0;
 };
 
-// Sums over all steps for one expert. All but `recomputed_selections` and `visits` leave recomputed
-// tokens out.
+// Sums for one expert over all steps. Only `recomputed_selections` and `visits` include recomputed
+// tokens.
 struct ExpertCount {
   uint64_t selections = 0;
   uint64_t decode_selections = 0;
   uint64_t recomputed_selections = 0;
-  uint64_t touching_tokens = 0;  // tokens with at least one row that chose the expert
-  uint64_t visits = 0;           // steps in which a row chose the expert
+  uint64_t touching_tokens = 0;  // tokens with at least one row that selected the expert
+  uint64_t visits = 0;           // steps in which at least one row selected the expert
   double weight_sum = 0.0;
 };
 
-// Bucket i counts values of at most 2^i, the last one all larger ones.
+// A histogram: bucket i counts the values in (2^(i-1), 2^i], bucket 0 the values up to 1, and the
+// last bucket all larger values.
 template <size_t kBuckets>
 struct PowerHistogram {
   std::array<uint64_t, kBuckets> buckets{};
@@ -56,51 +57,57 @@ struct PowerHistogram {
   }
 };
 
-// Counts over the whole model. Arrays of two are indexed by the kind of step: 1 where all its
-// tokens were kTokenDecode, else 0.
+// Counts over the whole model. In arrays with two elements, index 1 is for steps in which all
+// tokens were kTokenDecode, index 0 for all other steps.
 struct ModelCounts {
   uint64_t steps = 0;
-  uint64_t tokens[3] = {};  // by kTokenPrefill and so on
-  // Over every step and routed block, recomputed rows included: rows of an expert that had any;
-  // experts that had any.
+  uint64_t tokens[3] = {};  // indexed by kTokenPrefill, kTokenDecode, kTokenRecompute
+  // One observation of expert_rows per step, block and expert that has rows: the number of its
+  // rows. One observation of active_experts per step and block: the number of experts that have
+  // rows. Both include recomputed rows.
   PowerHistogram<15> expert_rows[2];
   PowerHistogram<11> active_experts[2];
 };
 
 struct BlockCounts {
   std::vector<ExpertCount> experts;
-  std::vector<uint64_t> distinct_histogram;  // [most_distinct + 1] tokens by experts they touched
+  std::vector<uint64_t> distinct_histogram;  // [most_distinct + 1]: number of tokens by the number
+                                             // of distinct experts they used
   uint64_t nonfinite_rows = 0;
 };
 
 struct CountsSnapshot {
   ModelCounts model;
-  std::vector<uint64_t> diversity_histogram;  // [sum of most_distinct of the diverse blocks + 1]
+  std::vector<uint64_t> diversity_histogram;  // [1 + sum of most_distinct over the diverse blocks]
   std::vector<BlockCounts> blocks;            // in the order of CountSettings::blocks
 };
 
-// A snapshot of the shape that `settings` ask for, with every count 0.
+// Returns a snapshot whose arrays have the sizes that `settings` require, with every count 0.
 CountsSnapshot ZeroCounts(const CountSettings& settings);
 
-// Work of the experts of all counted blocks for one token of a step, recomputed tokens included.
+// The work of one token of a step (which may be a recomputed token) in the experts of all counted
+// blocks.
 struct TokenRoutes {
-  uint64_t parameters = 0;  // of the experts, once for every (row, expert) pair
-  uint64_t routes = 0;      // (row, expert) pairs
+  uint64_t parameters = 0;  // sum of the expert's parameters over all (row, expert) pairs
+  uint64_t routes = 0;      // number of (row, expert) pairs
 };
 
-// Counters of one model, 0 at first. Made by a backend, which outlives them; destroyed when no step
-// that counts is running.
+// Counters of one model, initially 0. The backend that creates them outlives them. They must not be
+// destroyed while a step that uses them is running.
 class RouteCounters {
  public:
   virtual ~RouteCounters() = default;
-  // Makes all finished steps visible to Read(). A device is waited for; on the CPU every step is
-  // visible when it ends. The backend's thread, between steps. Internal where the device fails.
+  // Makes all finished steps visible to Read(). A CUDA backend waits for the device; on the CPU,
+  // every step is visible as soon as it ends. Must be called on the backend's thread, between
+  // steps. Internal if the device fails.
   virtual Status Refresh() = 0;
-  // Whole steps, at least those of the last Refresh(). Any thread.
+  // Returns the counts of whole steps, at least of those finished before the last Refresh(). Any
+  // thread may call it.
   virtual CountsSnapshot Read() const = 0;
   // Copies elements [first, first + part.size()) of the token x expert table [vocabulary, experts
-  // of all blocks]: how often each token was sent to each expert, saturating at UINT32_MAX. Any
-  // thread; may contain a part of the running step. Internal where the device fails.
+  // of all blocks], which counts how often each token was routed to each expert, saturating at
+  // UINT32_MAX. Any thread may call it; the result may include a part of the running step. Internal
+  // if the device fails.
   virtual Status ReadTokenExperts(int64_t first, std::span<uint32_t> part) const = 0;
 };
 

@@ -1,4 +1,5 @@
-// The settings of a router and the changes that one row can make to them, as kernels take them.
+// The settings of a router, and the changes of these settings for a single row, as kernels read
+// them.
 #pragma once
 
 #include <cstdint>
@@ -7,13 +8,13 @@
 
 namespace moeserve {
 
-// See engine/spec/spec.h for the meanings.
+// engine/spec/spec.h documents the members.
 struct RouteSettings {
   int num_experts = 1;  // E
   int input_width = 1;  // c
 
   ScoreKind score = ScoreKind::kDot;
-  int dim = 0;  // cosine
+  int dim = 0;  // size of the projection of a cosine router
   bool normalize_row = true;
   bool normalize_expert = true;
   float eps = 1e-12f;
@@ -21,20 +22,20 @@ struct RouteSettings {
 
   GateKind gate = GateKind::kSoftmax;
   SelectKind select = SelectKind::kTopK;
-  int k = 1;  // top-k: experts of a row; top-p: the largest number of them
+  int k = 1;  // top-k: experts per row; top-p: the largest number of experts per row
   float p = 0.0f;
   TopPCompare compare = TopPCompare::kGe;
   bool renormalize = false;
   float scale = 1.0f;
 };
 
-// Changes the selection of one row.
+// Changes the selection of experts for one row.
 struct RouteOverride {
-  int32_t k = 0;                // 0: as the router's settings say; else top-k with this many
-  float p = 0.0f;               // 0: as the settings say; else top-p with this share
-  const float* bias = nullptr;  // [E] added to the scores; -inf: the expert is never chosen.
-                                // In host memory, in device memory for CUDA kernels; null: none
-  int32_t allowed = 0;          // with bias: number of experts that may be chosen, at least 1
+  int32_t k = 0;                // 0 keeps the router's selection; otherwise top-k with this k
+  float p = 0.0f;               // 0 keeps the router's selection; otherwise top-p with this share
+  const float* bias = nullptr;  // [E] added to the scores, or null; -inf excludes the expert. In
+                                // host memory; for CUDA kernels in device memory
+  int32_t allowed = 0;  // used if bias is set: number of experts that are not excluded, at least 1
 };
 
 }  // namespace moeserve

@@ -9,11 +9,12 @@
 
 namespace moeserve {
 
-// Anonymous zeroed memory, 2 MiB aligned and on huge pages where the system grants them.
+// Zeroed anonymous memory. Buffers of 2 MiB and more are aligned to 2 MiB and use huge pages if the
+// system provides them.
 class HostBuffer {
  public:
   HostBuffer() = default;
-  // ResourceExhausted names the size asked for.
+  // A ResourceExhausted error states the requested size.
   static Result<HostBuffer> Allocate(size_t bytes);
   ~HostBuffer();
   HostBuffer(HostBuffer&& other) noexcept { *this = std::move(other); }

@@ -7,7 +7,8 @@
 
 namespace moeserve {
 
-// Closes the descriptor when destroyed. Negative: none, as open() returns on failure.
+// Closes the descriptor when destroyed. A negative value, which open() returns on failure, means
+// that there is no descriptor.
 class Descriptor {
  public:
   explicit Descriptor(int fd) : fd_(fd) {}

@@ -1,7 +1,7 @@
 // Element types of weights and activations, and scalar conversions between them.
-//
-// The conversions are static: the CPU kernels include this file under several instruction sets, and
-// a merged copy could be one that the processor cannot run.
+// The conversions are static because the CPU kernels include this file in translation units for
+// several instruction sets. If they were `inline` with external linkage, the linker could keep a
+// copy that the processor cannot run.
 #pragma once
 
 #include <cstddef>
@@ -46,7 +46,8 @@ MOESERVE_HOST_DEVICE static inline uint32_t BitsFromF32(float f) {
   return bits;
 }
 
-// Integers in the order of the floats, infinities included; equal for both zeros. Not for NaN.
+// Maps floats, infinities included, to integers in the same order; both zeros map to the same
+// integer. Not defined for NaN.
 MOESERVE_HOST_DEVICE static inline uint32_t OrderOfF32(float f) {
   const uint32_t bits = BitsFromF32(f + 0.0f);
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
@@ -59,7 +60,7 @@ MOESERVE_HOST_DEVICE static inline float F32FromBf16(Bf16 v) {
   return F32FromBits(static_cast<uint32_t>(v) << 16);
 }
 
-// Round to nearest, ties to even; NaN stays a (quiet) NaN.
+// Rounds to nearest, ties to even; NaN stays a (quiet) NaN.
 MOESERVE_HOST_DEVICE static inline Bf16 Bf16FromF32(float f) {
   const uint32_t bits = BitsFromF32(f);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<Bf16>((bits >> 16) | 0x40u);
@@ -77,7 +78,8 @@ MOESERVE_HOST_DEVICE static inline float F32FromF16(F16 v) {
   return F32FromBits(BitsFromF32(magnitude) | sign);
 }
 
-// Round to nearest, ties to even; too large becomes infinite, NaN stays a (quiet) NaN.
+// Rounds to nearest, ties to even; values that are too large become infinite, NaN stays a (quiet)
+// NaN.
 MOESERVE_HOST_DEVICE static inline F16 F16FromF32(float f) {
   const uint32_t bits = BitsFromF32(f);
   const uint32_t sign = (bits >> 16) & 0x8000u;
@@ -85,7 +87,8 @@ MOESERVE_HOST_DEVICE static inline F16 F16FromF32(float f) {
   if (magnitude > 0x7f800000u) return static_cast<F16>(sign | 0x7e00u);
   if (magnitude >= 0x477ff000u) return static_cast<F16>(sign | 0x7c00u);
   if (magnitude < 0x38800000u) {
-    // Below the smallest normal: adding 0.5 leaves steps of 2^-24 in the last bits.
+    // Below the smallest normal: f32 values near 0.5 have a step of 2^-24, the step of f16
+    // subnormals, so adding 0.5 rounds to that step.
     const uint32_t rounded = BitsFromF32(F32FromBits(magnitude) + 0.5f) - 0x3f000000u;
     return static_cast<F16>(sign | rounded);
   }

@@ -1,4 +1,5 @@
-// The exponential of the routing contract: the same bits on every backend and instruction set.
+// The exponential function for routing: its result has the same bits on every backend and
+// instruction set.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +9,15 @@
 
 namespace moeserve {
 
-// e^x within 2 ulp from fused multiply-adds and exponent bits alone, so that every compiler and
-// device has the same result. 0 below ln 2^-126, +Inf above the logarithm of the largest float,
-// NaN for NaN.
+// Returns e^x within 2 ulp. Uses only fused multiply-adds and operations on exponent bits, so that
+// every compiler and device computes the same bits. Returns 0 below ln 2^-126, +Inf above the
+// logarithm of the largest float, and NaN for NaN.
 MOESERVE_HOST_DEVICE static inline float ContractExp(float x) {
   constexpr float kLog2E = 0x1.715476p+0f;
-  constexpr float kLn2High = 0x1.62e400p-1f;  // 14 bits, so n * kLn2High is exact
+  constexpr float kLn2High = 0x1.62e400p-1f;  // has 14 significant bits, so n * kLn2High is exact
   constexpr float kLn2Low = 0x1.7f7d1cp-20f;
-  constexpr float kRound = 0x1.8p+23f;          // adding it rounds to the nearest integer
+  constexpr float kRound = 0x1.8p+23f;  // adding and then subtracting it rounds to the nearest
+                                        // integer
   constexpr float kSmallest = -0x1.5d589ep+6f;  // ln 2^-126
   constexpr float kLargest = 0x1.62e42ep+6f;    // ln of the largest float
   const bool too_small = x < kSmallest;
@@ -33,7 +35,7 @@ MOESERVE_HOST_DEVICE static inline float ContractExp(float x) {
   p = __builtin_fmaf(p, r, 0.5f);
   p = __builtin_fmaf(p, r, 1.0f);
   p = __builtin_fmaf(p, r, 1.0f);
-  // 2^n in two factors: n reaches 128, which is no exponent of a float.
+  // 2^n is applied as two factors: n can be 128, which exceeds the largest exponent of a float.
   const int32_t in = static_cast<int32_t>(v == v ? n : 0.0f);
   const int32_t half = in >> 1;
   const int32_t bits1 = (half + 127) << 23;

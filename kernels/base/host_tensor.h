@@ -1,4 +1,4 @@
-// A dense tensor in host memory, as checkpoints and generators of weights produce it.
+// A dense tensor in host memory, as checkpoint loaders and weight generators produce it.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace moeserve {
 
-// Row-major. `owner` keeps `data` alive; copies share it.
+// Row-major. `owner` keeps `data` alive; copies of the struct share it.
 struct HostTensor {
   const void* data = nullptr;  // any alignment
   DType dtype = DType::kF32;
@@ -23,7 +23,7 @@ struct HostTensor {
   }
 };
 
-// Element i widened to f32 (exact for every dtype).
+// Returns element i widened to f32 (exact for every dtype).
 inline float ElementAsF32(const HostTensor& t, int64_t i) {
   const char* base = static_cast<const char*>(t.data);
   if (t.dtype == DType::kF32) {
@@ -36,7 +36,7 @@ inline float ElementAsF32(const HostTensor& t, int64_t i) {
   return t.dtype == DType::kBF16 ? F32FromBf16(bits) : F32FromF16(bits);
 }
 
-// All elements widened to f32.
+// Returns all elements widened to f32.
 inline std::vector<float> Widened(const HostTensor& t) {
   std::vector<float> v(static_cast<size_t>(t.size()));
   for (int64_t i = 0; i < t.size(); ++i) v[i] = ElementAsF32(t, i);

@@ -1,5 +1,6 @@
-// The types of integer weights. Apart from the conversions (kernels/base/quantize.h) because the
-// inner kernels, which must not see the standard library's templates, include it.
+// The types of integer weights. They are separate from the conversions (kernels/base/quantize.h)
+// because the inner CPU kernels include this file, and those kernels must not instantiate templates
+// of the standard library.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +12,9 @@ enum class Quantization : uint8_t { kNone, kInt8, kInt4 };
 
 struct QuantizationTraits {
   std::string_view name;  // in files, options and reports
-  int group;              // columns that share a scale; the last group of a row may be shorter
-  int min, max;           // smallest and largest integer
-  int per_byte;           // integers in a byte of a file
+  int group;     // number of columns that share a scale; the last group of a row may be shorter
+  int min, max;  // smallest and largest integer
+  int per_byte;  // number of integers stored in one byte of a file
 };
 
 constexpr QuantizationTraits Traits(Quantization q) {
@@ -38,8 +39,9 @@ constexpr int64_t QuantGroups(Quantization q, int64_t columns) {
 constexpr int QuantMin(Quantization q) { return Traits(q).min; }
 constexpr int QuantMax(Quantization q) { return Traits(q).max; }
 
-// Bytes of the integers of one row in a file: int4 puts two in a byte, the even column in the low
-// four bits, both in two's complement; an odd last column leaves the high bits zero.
+// Returns the number of bytes that the integers of one row take in a file. An int4 byte holds two
+// columns in two's complement, the even column in the low four bits; if the number of columns is
+// odd, the high bits of the last byte are zero.
 constexpr int64_t QuantRowBytes(Quantization q, int64_t columns) {
   return (columns + Traits(q).per_byte - 1) / Traits(q).per_byte;
 }

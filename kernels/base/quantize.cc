@@ -9,19 +9,20 @@ namespace {
 constexpr F16 kNan = 0x7e00;
 constexpr float kLargestF16 = 65504.0f;
 
-// Rounds half away from zero, which needs no library call per element.
+// Rounds halves away from zero. Unlike std::round, this needs no library call per element.
 inline float Nearest(float v) {
   return static_cast<float>(static_cast<int>(v + (v < 0.0f ? -0.5f : 0.5f)));
 }
 
-// value / scale, rounded and kept in range.
+// Returns value * inverse, clamped to [low, high] and rounded; `inverse` is 1 / scale.
 inline float Level(float value, float inverse, float low, float high) {
   return Nearest(std::min(std::max(value * inverse, low), high));
 }
 
-// The scale of one int4 group. Each start scale that is tried gives integers q. The best scale for
-// given q is sum(w q) / sum(q q), which lowers the squared error by sum(w q)^2 / sum(q q); the
-// result is that of the q with the largest such gain.
+// Returns the scale of one int4 group of n weights w. Each of several initial scales is tried and
+// yields integers q. For given q the best scale is sum(w q) / sum(q q); it lowers the squared error
+// by sum(w q)^2 / sum(q q). The function returns the best scale for the q with the largest such
+// gain.
 float Int4Scale(const float* w, int n) {
   float extreme = 0.0f;  // the value of largest magnitude
   for (int i = 0; i < n; ++i) {
@@ -30,8 +31,9 @@ float Int4Scale(const float* w, int n) {
   if (extreme == 0.0f) return 0.0f;
   float best_gain = 0.0f;
   float best = extreme / -8.0f;
-  // With the extreme value at -8 all sixteen levels are used; a smaller scale clips it in exchange
-  // for finer steps, a larger one or the opposite sign may fit the other values better.
+  // `level` is the (unrounded) integer that the extreme value maps to. With level -8 all sixteen
+  // integers are used. A level below -8 clips the extreme value in exchange for finer steps; a
+  // level closer to 0 or of the opposite sign may fit the other values better.
   for (const float level : {-8.0f, -7.6f, -7.2f, -6.8f, -8.4f, -8.8f, -9.3f, 7.0f, 7.4f, 6.6f}) {
     const float inverse = level / extreme;
     float product = 0.0f;
@@ -49,7 +51,7 @@ float Int4Scale(const float* w, int n) {
   return best;
 }
 
-// The scale of a group of finite values.
+// Returns the scale of a group of n finite values whose largest magnitude is `largest`.
 float GroupScale(Quantization type, const float* w, int n, float largest) {
   switch (type) {
     case Quantization::kNone:
@@ -83,7 +85,7 @@ void QuantizeRow(Quantization type, std::span<const float> row, int8_t* values, 
       std::fill_n(q, n, static_cast<int8_t>(1));
       continue;
     }
-    // The integers are computed with the scale as stored in f16.
+    // The integers are computed with the scale after its rounding to f16.
     *scales = F16FromF32(GroupScale(type, w, n, largest));
     const float scale = F32FromF16(*scales);
     const float inverse = scale == 0.0f ? 0.0f : 1.0f / scale;

@@ -1,4 +1,4 @@
-// Weights as small integers: groups of adjacent columns of a row share one scale.
+// Weights as small integers: each group of adjacent columns of a row shares one scale.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace moeserve {
 
-// The integer of one column of a row of bytes.
+// Returns the integer of one column of a packed row.
 constexpr int UnpackedValue(Quantization type, const uint8_t* bytes, int64_t column) {
   switch (type) {
     case Quantization::kNone:
@@ -25,14 +25,14 @@ constexpr int UnpackedValue(Quantization type, const uint8_t* bytes, int64_t col
   return 0;
 }
 
-// A matrix [rows, columns]: element (r, c) is value(r, c) * scale(r, c / group). Row-major; `owner`
-// keeps both arrays alive.
+// A quantized matrix [rows, columns], row-major: element (r, c) is value(r, c) * scale(r, c).
+// `owner` keeps both arrays alive.
 struct QuantizedMatrix {
   Quantization type = Quantization::kInt8;
   int64_t rows = 0;
   int64_t columns = 0;
   const uint8_t* values = nullptr;  // [rows, QuantRowBytes]
-  const F16* scales = nullptr;      // [rows, QuantGroups], any alignment of 2
+  const F16* scales = nullptr;      // [rows, QuantGroups], 2-byte aligned
   std::shared_ptr<const void> owner;
 
   int value(int64_t row, int64_t column) const {
@@ -43,13 +43,13 @@ struct QuantizedMatrix {
   }
 };
 
-// The nearest integers to one row and its scales. int8: the largest magnitude of a group becomes
-// 127. int4: the scale with the smallest sum of squared errors among those tried. A group with a
-// value that is not finite, or too large for an f16 scale, gets a NaN scale, so that the fault
-// reaches the results. values [row.size()], scales [QuantGroups].
+// Computes the integers `values` [row.size()] and the scales [QuantGroups] that approximate one
+// row. int8: the largest magnitude of a group maps to 127. int4: of several scales, the one with
+// the smallest sum of squared errors is used. A group that contains a value that is not finite, or
+// too large for an f16 scale, gets a NaN scale, so that the error is visible in the results.
 void QuantizeRow(Quantization type, std::span<const float> row, int8_t* values, F16* scales);
 
-// Packs the integers of a row into bytes, the format of QuantizedMatrix::values.
+// Packs the integers of a row into the format of QuantizedMatrix::values.
 void PackQuantizedRow(Quantization type, std::span<const int8_t> values, uint8_t* bytes);
 // The inverse of PackQuantizedRow().
 void UnpackQuantizedRow(Quantization type, const uint8_t* bytes, std::span<int8_t> values);

@@ -1,8 +1,9 @@
-// The arithmetic of routing: the same bits on every device and instruction set. Each device adds
-// its own way through the rows and its own way to find the largest scores.
+// The arithmetic of routing: its results have the same bits on every device and instruction set.
+// Each device implements the loop over rows and the search for the largest scores in its own way.
 //
-// Functions are static: the CPU kernels include this file under several instruction sets, and a
-// merged copy could be one that the processor cannot run. Compilers must not fuse operations.
+// Functions are static because the CPU kernels include this file in translation units for several
+// instruction sets: if they had external linkage, the linker could keep a copy that the processor
+// cannot run. Compilers must not fuse operations.
 #pragma once
 
 #include <cmath>
@@ -15,12 +16,13 @@
 
 namespace moeserve {
 
-// Sums: lane l of 32 adds the groups of 8 elements l, l + 32, ... in ascending order, products
-// with fused multiply-adds; a tree 16, 8, 4, 2, 1 joins the lanes.
+// The order of a sum over n elements: element i belongs to group i / 8; lane l of 32 adds the
+// elements of groups l, l + 32, l + 64, ... in ascending order (products with fused multiply-adds).
+// Then the lanes are added pairwise as a tree with distances 16, 8, 4, 2, 1.
 inline constexpr int kRoutingLanes = 32;
 inline constexpr int kRoutingGroup = 8;
 
-// Leaves the sum in lane 0 as well.
+// Returns the sum of 32 lanes; also stores it in lane[0].
 static inline float ContractTreeSum(float* lane) {
   for (int width = kRoutingLanes / 2; width > 0; width /= 2) {
     for (int l = 0; l < width; ++l) lane[l] = lane[l] + lane[l + width];
@@ -49,10 +51,10 @@ static inline float ContractSum(const float* v, int n) {
   return ContractTreeSum(lane);
 }
 
-// Scores.
+// Scores
 
-// Products of a row with a router's first matrix: the scores of a dot router, the projection of a
-// cosine one.
+// Returns the number of dot products of a row with the router's first matrix: one per expert for a
+// dot router (the scores), `dim` for a cosine router (the projection).
 MOESERVE_HOST_DEVICE static inline int ProductsOf(const RouteSettings& s) {
   switch (s.score) {
     case ScoreKind::kDot:
@@ -63,13 +65,13 @@ MOESERVE_HOST_DEVICE static inline int ProductsOf(const RouteSettings& s) {
   return 0;
 }
 
-// What a vector with this sum of squares is divided by to have length 1.
+// Returns the divisor that gives a vector with this sum of squares length 1, at least eps.
 MOESERVE_HOST_DEVICE static inline float NormDivisor(float squares, float eps) {
   const float norm = sqrtf(squares);
   return norm < eps ? eps : norm;
 }
 
-// Expert vectors [E, dim] of a cosine router.
+// Normalises the expert vectors [E, dim] of a cosine router in place, if the settings ask for it.
 static inline void NormaliseExperts(const RouteSettings& s, float* experts) {
   if (!s.normalize_expert) return;
   for (int e = 0; e < s.num_experts; ++e) {
@@ -79,8 +81,8 @@ static inline void NormaliseExperts(const RouteSettings& s, float* experts) {
   }
 }
 
-// The divisor or factor that a stored temperature t stands for. As in paper and public code: a
-// divisor t of at least 1e-4, or a factor e^t of at most 100.
+// Returns the divisor or the factor for a stored temperature t, limited as in the paper and its
+// public code: the divisor is t, at least 1e-4; the factor is e^t, at most 100.
 static inline float ResolvedTemperature(TemperatureKind kind, float t) {
   constexpr float kLeastDivisor = 1e-4f;
   constexpr float kLargestExponent = 4.605170185988092f;
@@ -108,17 +110,19 @@ MOESERVE_HOST_DEVICE static inline float WithTemperature(TemperatureKind kind, f
   return score;
 }
 
-// Order of experts: descending score, equal scores by ascending expert, NaN last, +0 equal to -0.
+// The ranking of experts: descending score; equal scores (+0 equals -0) by ascending expert; NaN
+// last.
 
 MOESERVE_HOST_DEVICE static inline uint32_t OrderOfScore(float score) {
   return score != score ? 0 : OrderOfF32(score);
 }
-// NaN becomes -Inf.
+// Inverse of OrderOfScore(), except that NaN becomes -Inf.
 MOESERVE_HOST_DEVICE static inline float ScoreOfOrder(uint32_t order) {
   return order == 0 ? -__builtin_inff() : F32OfOrder(order);
 }
 
-// Descending keys have the order of experts; no expert has the key 0.
+// Returns a key such that sorting by descending key ranks the experts. The key of an expert is
+// never 0.
 MOESERVE_HOST_DEVICE static inline uint64_t SelectionKey(uint32_t order, int expert) {
   return static_cast<uint64_t>(order) << 32 | (0xffffffffu - static_cast<uint32_t>(expert));
 }
@@ -126,9 +130,10 @@ MOESERVE_HOST_DEVICE static inline int ExpertOfKey(uint64_t key) {
   return static_cast<int>(0xffffffffu - static_cast<uint32_t>(key));
 }
 
-// Selection.
+// Selection
 
-// How one row selects: the router's settings, changed by an override where there is one.
+// How experts are selected for one row: the router's settings, as changed by the row's
+// RouteOverride if it has one.
 struct RowSelection {
   SelectKind kind;
   TopPCompare compare;
@@ -147,7 +152,7 @@ MOESERVE_HOST_DEVICE static inline RowSelection SelectionOf(const RouteSettings&
     row.kind = SelectKind::kTopK;
     row.k = change.k < s.num_experts ? change.k : s.num_experts;
   } else if (change.p > 0.0f) {
-    // A router's own limit holds for top-p alone.
+    // The router's own limit k applies only if the router itself selects by top-p.
     if (row.kind != SelectKind::kTopP) row.k = s.num_experts;
     row.kind = SelectKind::kTopP;
     row.p = change.p;
@@ -156,8 +161,8 @@ MOESERVE_HOST_DEVICE static inline RowSelection SelectionOf(const RouteSettings&
   return row;
 }
 
-// The most experts that any row selects. `overrides`: a range of RouteOverride; which experts they
-// mask does not count.
+// Returns the largest number of experts that any row can select. `overrides` is a range of
+// RouteOverride, of which only k and p are used: experts that a bias masks are not subtracted.
 template <typename Overrides>
 static inline int WidestRow(const RouteSettings& s, const Overrides& overrides) {
   int widest = SelectionOf(s).k;
@@ -168,12 +173,13 @@ static inline int WidestRow(const RouteSettings& s, const Overrides& overrides) 
   return widest;
 }
 
-// Whether an override's bias forbids an expert.
+// Returns whether the bias of an override forbids an expert.
 MOESERVE_HOST_DEVICE static inline bool IsMasked(float bias) {
   return bias == -__builtin_inff() || bias == __builtin_inff();
 }
 
-// Experts of a row that has no finite largest score; all their weights are 0.
+// Returns the number of experts selected for a row without a finite largest score; the weights of
+// all of them are 0.
 MOESERVE_HOST_DEVICE static inline int CountWithoutScores(const RowSelection& row) {
   switch (row.kind) {
     case SelectKind::kTopK:
@@ -184,8 +190,9 @@ MOESERVE_HOST_DEVICE static inline int CountWithoutScores(const RowSelection& ro
   return row.k;
 }
 
-// Whether the selection ends with an expert before it has k of them. `sum`: the gate values of the
-// experts so far, added in rank order; `threshold`: p times the sum over all experts.
+// Returns whether the selection stops after the current expert, although it has fewer than k
+// experts. `sum`: the gate values of the experts selected so far, added in rank order; `threshold`:
+// p times the sum of the gate values of all experts.
 MOESERVE_HOST_DEVICE static inline bool EndsSelection(const RowSelection& row, float sum,
                                                       float threshold) {
   switch (row.kind) {
@@ -204,7 +211,7 @@ MOESERVE_HOST_DEVICE static inline bool EndsSelection(const RowSelection& row, f
 
 // Gates. The weight of a selected expert is FinalGate(value, divisor, scale).
 
-// The gate value of a score; `maximum` is the row's largest score, finite.
+// Returns the gate value for a score; `maximum` is the row's largest score, finite.
 MOESERVE_HOST_DEVICE static inline float GateValue(GateKind kind, float score, float maximum) {
   switch (kind) {
     case GateKind::kSoftmax:
@@ -216,8 +223,8 @@ MOESERVE_HOST_DEVICE static inline float GateValue(GateKind kind, float score, f
   return 0.0f;
 }
 
-// The gate values of n scores. The kind is a constant in each loop, which compilers can then put
-// into vectors.
+// Computes the gate values of n scores. In each loop the kind is a constant, so that compilers can
+// vectorise the loop.
 static inline void GateValues(GateKind kind, const float* scores, int n, float maximum,
                               float* values) {
   switch (kind) {
@@ -231,7 +238,7 @@ static inline void GateValues(GateKind kind, const float* scores, int n, float m
   }
 }
 
-// GateValue() in double, for statistics.
+// Like GateValue(), but in double precision; used for statistics.
 static inline double GateValueInDouble(GateKind kind, double score, double maximum) {
   switch (kind) {
     case GateKind::kSoftmax:
@@ -247,15 +254,16 @@ MOESERVE_HOST_DEVICE static inline GateDivisor DivisorOf(const RouteSettings& s)
   return s.renormalize ? GateDivisor::kSelectedOnly : DivisorOf(s.gate);
 }
 
-// Whether the weights of a row depend on the sum of the gate values over all experts. Otherwise
-// that sum is not computed, and 1 is used in its place.
+// Returns whether the weights of a row depend on the sum of the gate values over all experts. If
+// not, that sum is not computed, and 1 is used instead.
 MOESERVE_HOST_DEVICE static inline bool NeedsTotal(const RouteSettings& s,
                                                    const RowSelection& row) {
   if (DivisorOf(s.gate) == GateDivisor::kOne) return false;
   return row.kind == SelectKind::kTopP || DivisorOf(s) == GateDivisor::kAllExperts;
 }
 
-// `total`: the sum over all experts, 1 where it is not needed; `selected`: over the selected ones.
+// `total` is the sum of the gate values over all experts (1 if NeedsTotal() is false), `selected`
+// the sum over the selected experts.
 MOESERVE_HOST_DEVICE static inline float DivisorValue(GateDivisor divisor, float total,
                                                       float selected) {
   switch (divisor) {

@@ -1,7 +1,8 @@
 // How a router scores, gates and selects experts: enums with their tables of traits (base/kinds.h).
 //
-// A new kind needs a value and its traits here and its arithmetic in kernels/base/routing.h, which
-// both devices and the statistics share. The meanings are documented in model_loaders/README.md.
+// A new kind needs a value and its traits in this file, and its arithmetic in
+// kernels/base/routing.h, which both devices and the statistics share. model_loaders/README.md
+// documents what the kinds mean.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +33,7 @@ enum class TemperatureKind : uint8_t { kNone, kDivide, kLogScale };
 
 struct TemperatureTraits {
   std::string_view name;    // in configuration files
-  std::string_view suffix;  // of the description of a score
+  std::string_view suffix;  // appended to the description of a score
 };
 
 constexpr TemperatureTraits Traits(TemperatureKind kind) {
@@ -51,7 +52,7 @@ enum class GateKind : uint8_t { kSoftmax, kSigmoid, kSoftmaxSelected };
 
 struct GateTraits {
   std::string_view name;         // in configuration files
-  std::string_view description;  // for readers
+  std::string_view description;  // shown to users
 };
 
 constexpr GateTraits Traits(GateKind kind) {
@@ -66,11 +67,12 @@ constexpr GateTraits Traits(GateKind kind) {
   return {};
 }
 
-// What the gate values of experts are divided by.
+// What the gate values of experts are divided by to get their weights.
 enum class GateDivisor : uint8_t {
-  kOne,          // nothing: every value is a share of 1 by itself
-  kAllExperts,   // their sum over all experts
-  kSelectedOnly  // their sum over the selected experts: there are no shares before the selection
+  kOne,          // 1: every gate value is a share by itself
+  kAllExperts,   // the sum of the gate values of all experts
+  kSelectedOnly  // the sum of the gate values of the selected experts: shares exist only after
+                 // selection
 };
 
 MOESERVE_HOST_DEVICE static constexpr GateDivisor DivisorOf(GateKind kind) {
@@ -85,7 +87,8 @@ MOESERVE_HOST_DEVICE static constexpr GateDivisor DivisorOf(GateKind kind) {
   return GateDivisor::kOne;
 }
 
-// A fixed number of experts, or as many as reach a share of the gate values.
+// kTopK selects a fixed number of experts, kTopP as many as are needed to reach a share of the sum
+// of the gate values.
 enum class SelectKind : uint8_t { kTopK, kTopP };
 
 struct SelectTraits {
@@ -102,7 +105,8 @@ constexpr SelectTraits Traits(SelectKind kind) {
   return {};
 }
 
-// Whether top-p stops at its share or only beyond it.
+// Whether top-p stops when the sum of gate values reaches the share (kGe) or only when it exceeds
+// the share (kGt).
 enum class TopPCompare : uint8_t { kGe, kGt };
 
 struct TopPCompareTraits {

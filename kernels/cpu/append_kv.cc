@@ -1,4 +1,4 @@
-// Writes of keys and values into the cache's layout.
+// Writes keys and values into the layout of the KV cache.
 
 #include <algorithm>
 #include <cmath>
@@ -10,13 +10,14 @@
 namespace moeserve::cpu {
 namespace {
 
-// Rounds a head's elements to signed bytes with a common scale and returns the scale. It is NaN if
-// an element is not finite, so that results that read the head are NaN as well.
+// Rounds a head's elements to int8 with a common scale and returns the scale. The scale is NaN if
+// an element is not finite, so that every result computed from this head is NaN as well.
 float Quantize(const float* x, int n, int8_t* out) {
-  constexpr float kSmallest = 1e-36f;   // below it 127 / largest could overflow: rounds to 0
+  constexpr float kSmallest = 1e-36f;   // if the largest is smaller, 127 / largest could overflow:
+                                        // all become 0
   constexpr float kRound = 0x1.8p+23f;  // adding it rounds to the nearest integer, ties to even
   float largest = 0.0f;
-  float zero = 0.0f;  // stays 0 if all are finite, else NaN
+  float zero = 0.0f;  // stays 0 if all elements are finite, else becomes NaN
   for (int i = 0; i < n; ++i) {
     largest = std::max(largest, std::abs(x[i]));
     zero += x[i] * 0.0f;
@@ -60,7 +61,8 @@ void CpuBackend::AppendKv(const AppendKvArgs& args) {
       const int64_t block = block_of(first);
       int64_t last = first + 1;
       while (last < end && block_of(last) == block) ++last;
-      // Head by head: keys of a block's tokens are interleaved.
+      // Loops over heads outside and tokens inside, because the keys of a block's tokens are
+      // interleaved.
       const int64_t tokens = last - first;
       for (int64_t i = 0; i < tokens * shape.num_kv_heads; ++i) {
         const int64_t t = first + i % tokens;

@@ -1,10 +1,11 @@
-// Attention over the cache: assigns query rows that share loads of keys and values to tiles, and
-// tiles and blocks of positions to threads.
+// Attention over the KV cache on the CPU: groups query rows that share loads of keys and values
+// into tiles, and distributes tiles, or blocks of positions of a tile, over threads.
 //
-// A row's result is the softmax over its visible positions, taken block by block of kAttentionBlock
-// positions from its first visible one to its last and joined in that order. Blocks begin at
-// multiples of that number whatever a row sees, so the row's bits depend on its own positions
-// alone; tiles, tasks and threads only decide who computes what when.
+// A row's result is the softmax over its visible positions. It is computed block by block
+// (kAttentionBlock positions each) from the row's first visible position to its last, and the
+// blocks are merged in that order. Blocks begin at multiples of kAttentionBlock for every row, so
+// the bits of a row's result depend on its own visible positions alone; tiles, tasks and threads
+// only determine which thread computes a block and when.
 
 #include <algorithm>
 
@@ -16,15 +17,15 @@ namespace moeserve::cpu {
 namespace {
 
 constexpr int64_t kWorkPerTask =
-    1 << 16;  // elementary operations; less is not worth a hand-over to a thread
-// With fewer tiles per thread than this, threads take single blocks, for balance.
+    1 << 16;  // elementary operations; a smaller task is not worth handing to a thread
+// With fewer tiles per thread than this, each block of a tile is a task, to balance the load.
 constexpr int kTilesPerThread = 4;
 
 int BlockOf(int position) { return position / kAttentionBlock; }
 
 }  // namespace
 
-// The common arguments of the tiles of one call, and the parts of a tile.
+// The arguments that all tiles of one Attention() call share, and the steps of computing a tile.
 class CpuBackend::AttentionCall {
  public:
   AttentionCall(CpuBackend& backend, const AttentionArgs& args)
@@ -44,7 +45,7 @@ class CpuBackend::AttentionCall {
     return args_.window > 0 ? std::max(0, step_.position[token] - args_.window + 1) : 0;
   }
 
-  // All query rows, those of a token and those of neighbouring tokens adjacent.
+  // Lists all query rows in rows_, in token order; the rows of a token are adjacent.
   void ListRows() {
     rows_.clear();
     if (args_.plan == nullptr) {
@@ -58,7 +59,8 @@ class CpuBackend::AttentionCall {
     }
   }
 
-  // Rows of one sequence in order of their positions are cut into tiles, for each kv head alone.
+  // Splits consecutive rows of one sequence, in ascending order of position, into tiles; each kv
+  // head has its own tiles.
   void ListTiles(std::vector<AttentionTask>& tiles) const {
     tiles.clear();
     const int count = static_cast<int>(rows_.size());
@@ -74,7 +76,7 @@ class CpuBackend::AttentionCall {
     }
   }
 
-  // Elementary operations of a tile, roughly.
+  // Returns a rough number of elementary operations for a tile.
   int64_t Work(const AttentionTask& task) const {
     const int last =
         rows_[task.first_row + (task.item + task.count - 1) / heads_per_kv_head_].token;
@@ -92,7 +94,8 @@ class CpuBackend::AttentionCall {
     return BlockOf(step_.position[last]) + 1;
   }
 
-  // Floats of a tile's sums, largest scores and totals.
+  // Returns the number of floats that a tile needs for its rows' weighted sums, largest scores and
+  // totals.
   int64_t PartFloats() const { return kMaxAttentionRows * (int64_t{padded_} + 2); }
   int64_t ScratchFloats() const { return kAttentionScratch + 2 * PartFloats(); }
 
@@ -128,7 +131,8 @@ class CpuBackend::AttentionCall {
     return tile;
   }
 
-  // Rows of the tile that see a position of the block: neighbours, as bounds never fall.
+  // Returns the rows of the tile that see a position of the block. They are adjacent, because
+  // `begin` and `end` never decrease from row to row.
   struct Range {
     int begin, end;
   };
@@ -139,7 +143,8 @@ class CpuBackend::AttentionCall {
     return range;
   }
 
-  // Computes one block of a tile into `part`, whose row 0 is the first row that sees it.
+  // Computes one block for a tile and stores the result in `part`. Row 0 of `part` is the first row
+  // of the tile that sees the block.
   void RunBlock(const Tile& tile, int block, float* scratch, float* part) const {
     const Range seeing = Seeing(tile, block);
     if (seeing.begin >= seeing.end) return;
@@ -164,7 +169,8 @@ class CpuBackend::AttentionCall {
          .sums = part});
   }
 
-  // Joins a block's part to the tile's state, after those of the blocks before it.
+  // Merges the result of a block into the tile's state. Must be called in ascending order of
+  // blocks.
   void Join(const Tile& tile, int block, const float* part, float* state) const {
     const Range seeing = Seeing(tile, block);
     for (int r = seeing.begin; r < seeing.end; ++r) {
@@ -207,7 +213,7 @@ class CpuBackend::AttentionCall {
     for (int block = BlockBegin(task); block < BlockEnd(task); ++block) {
       if (BlockOf(tile.begin[tile.count - 1]) == block && tile.end[0] > block * kAttentionBlock &&
           BlockOf(tile.begin[0]) == block) {
-        RunBlock(tile, block, scratch, state);  // the first block of every row
+        RunBlock(tile, block, scratch, state);  // it is the first block of every row
         continue;
       }
       RunBlock(tile, block, scratch, part);
@@ -217,7 +223,8 @@ class CpuBackend::AttentionCall {
   }
 
  private:
-  // Whether row i continues the sequence of the row before it.
+  // Returns whether row i belongs to the same sequence as row i - 1, at the same or a later
+  // position.
   bool Follows(int i) const {
     const int before = rows_[i - 1].token, token = rows_[i].token;
     return step_.sequence[before] == step_.sequence[token] &&
@@ -255,7 +262,8 @@ void CpuBackend::Attention(const AttentionArgs& args) {
     return;
   }
   if (tiles >= int64_t{kTilesPerThread} * threads) {
-    // Small tiles share a task; the last tiles of a prompt, which are the longest, go first.
+    // Consecutive small tiles form one task. Tasks start with the last one, because the last tiles
+    // of a prompt take longest.
     std::vector<int32_t>& ends = attention_task_ends_;
     ends.clear();
     int64_t sum = 0;

@@ -107,12 +107,13 @@ Result<std::unique_ptr<RouteCounters>> CpuBackend::NewRouteCounters(const CountS
 }
 
 Result<double> CpuBackend::MeasureReadBandwidth(int64_t bytes, int rounds) {
-  constexpr int64_t kPart = int64_t{8} << 20;  // taken in order, so one thread reads one stream
+  constexpr int64_t kPart = int64_t{8} << 20;  // parts are taken in order, so each thread reads one
+                                               // stream
   const int64_t parts = bytes / kPart;
   if (parts < 1) return absl::InvalidArgumentError("bandwidth: expected 8 MiB or more");
   MOESERVE_ASSIGN_OR_RETURN(HostBuffer memory,
                             HostBuffer::Allocate(static_cast<size_t>(parts * kPart)));
-  // Pages exist only once they are written.
+  // The system allocates a page only when it is first written.
   pool_.Run(parts, [&](int64_t i, int) { std::memset(memory.data() + i * kPart, 1, kPart); });
   double best = 0.0;
   std::atomic<uint64_t> sum{0};
@@ -133,12 +134,12 @@ double CpuBackend::MeasureArithmetic(ArithmeticKind kind, int rounds) {
                      : kind == ArithmeticKind::kBF16 ? table_->arithmetic_bf16
                                                      : table_->arithmetic_int8;
   if (probe == nullptr) return 0.0;
-  // A round takes some milliseconds: short beside the time for which a busy machine leaves a thread
-  // its core, long beside the hand-over.
+  // A round takes some milliseconds: little compared with the time slice of a thread on a busy
+  // machine, and much compared with the time to hand tasks to threads.
   constexpr int64_t kIterations = 30'000;
   const int64_t parts = int64_t{32} * pool_.threads();
   double best = 0.0;
-  std::vector<float> sinks(static_cast<size_t>(pool_.threads()) * 16);  // a cache line each
+  std::vector<float> sinks(static_cast<size_t>(pool_.threads()) * 16);  // one cache line per thread
   for (int round = 0; round < rounds; ++round) {
     std::atomic<int64_t> operations{0};
     const auto start = std::chrono::steady_clock::now();

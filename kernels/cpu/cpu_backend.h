@@ -1,4 +1,5 @@
-// The CPU backend: weights packed for the instruction set, threads from one pool.
+// The CPU backend: weights are packed for the CPU's vector instructions, and all threads belong to
+// one pool.
 #pragma once
 
 #include <atomic>
@@ -70,8 +71,9 @@ class CpuBackend : public Backend {
 
   Result<double> MeasureReadBandwidth(int64_t bytes, int rounds) override;
   double MeasureArithmetic(ArithmeticKind kind, int rounds) override;
-  // Since construction: expert matrices that Linear() and FusedFeedForward() read for routed plans.
-  // Tests use it to see that the rows of one step share grouped products.
+  // Returns the number of expert matrices that Linear() and FusedFeedForward() have read for routed
+  // plans since construction. Tests use it to verify that the rows of one step share grouped
+  // products.
   uint64_t expert_visits() const { return expert_visits_; }
   int64_t weight_bytes() const override { return weight_bytes_; }
 
@@ -79,123 +81,130 @@ class CpuBackend : public Backend {
   ThreadPool& pool() { return pool_; }
 
  private:
-  // Memory of one plan; grows, never shrinks.
+  // Memory of one routing plan; grows and never shrinks.
   struct PlanStorage {
     std::vector<int32_t> expert_offsets, expert_of_assignment, row_of_assignment, row_offsets,
         assignments_of_row;
     std::vector<float> weight_of_assignment;
     std::vector<uint8_t> row_nonfinite;
     RoutingPlan plan;
-    uint64_t step = 0;  // that `plan` belongs to
+    uint64_t step = 0;  // number of the step that computed `plan`
   };
-  // Scratch of one thread; grows, never shrinks.
+  // Scratch memory of one thread; grows and never shrinks.
   struct Scratch {
     std::vector<float> floats;
     std::vector<uint64_t> keys;
-    // Hidden units of a fused feed-forward, and their records.
+    // Hidden units of a fused feed-forward, and these units rounded to integers (QuantizeRowArgs).
     std::vector<char> hidden, hidden_records;
     float* Floats(size_t n) {
       if (floats.size() < n) floats.resize(n);
       return floats.data();
     }
   };
-  // A row of queries and the token of the step that it belongs to.
+  // A row of queries and the token of the step to which it belongs.
   struct AttentionRow {
     int32_t row;
     int32_t token;
   };
-  // `count` of the (row, head of the kv head's group) pairs of one sequence, heads running faster,
-  // from pair `item` after row attention_rows_[first_row] on.
+  // A tile of query rows for one kv head. The (row, query head of that kv head) pairs of one
+  // sequence are numbered, the head running fastest, starting at row attention_rows_[first_row];
+  // the tile consists of pairs [item, item + count).
   struct AttentionTask {
     int kv_head;
     int first_row;
     int item;
     int count;
   };
-  // One block of positions of a tile.
+  // One block of positions for one tile.
   struct AttentionBlockTask {
     int32_t tile;
     int32_t block;
   };
   class AttentionCall;
-  // Cosines and sines of the positions of a step, which all layers share.
+  // Cosines and sines for the positions of a step; all layers share them.
   struct RopeTable {
     double theta = 0.0;
     int dimensions = 0;
-    uint64_t step = 0;                // that `angles` belong to
+    uint64_t step = 0;                // number of the step for which `angles` were computed
     std::vector<double> frequencies;  // [dimensions / 2]
     std::vector<float> angles;        // [tokens][cosines, sines]
   };
-  // Rows of one task, which reads a block once from memory and keeps it in the second-level cache.
+  // Rows per task. A task reads a block of weights from memory once and keeps it in the
+  // second-level cache.
   static constexpr int kRowsPerTask = 192;
-  // Up to about this many rows a block is memory-bound.
+  // Up to about this many rows, the product with a block is limited by memory bandwidth.
   static constexpr int kRowsOfStream = 16;
-  // A linear layer and where the rows of its tasks lie.
+  // The arguments of a linear layer, and the positions of its input and output rows. Tasks number
+  // rows by assignment.
   struct LinearWork {
     const LinearArgs& args;
-    const char* records = nullptr;  // with integer weights: QuantizeRowArgs::records of each row
+    const char* records = nullptr;  // null unless weights are integers: QuantizeRowArgs::records of
+                                    // each row
     int64_t record_stride = 0;
-    int64_t first_input = 0;   // row of the tasks that is the input's first, unless gathered
-    int64_t first_output = 0;  // the same of the output
+    int64_t first_input = 0;   // task row that is row 0 of the input, unless rows are gathered
+    int64_t first_output = 0;  // task row that is row 0 of the output
   };
-  // Products of some rows with some adjacent blocks; the unit that threads take.
+  // The product of some rows with some adjacent blocks of weights; threads take work in this unit.
   struct LinearTask {
     int expert;
     int block_begin;
     int block_end;
     int row_begin;
     int row_end;
-    int64_t cost_end;  // of all tasks up to this one
+    int64_t cost_end;  // total cost of all tasks up to this one, inclusive
   };
-  // Tasks [next, end) of linear_tasks_.
+  // The part [next, end) of linear_tasks_ that one thread takes first.
   struct alignas(64) LinearQueue {
     std::atomic<int64_t> next{0};
     int64_t end = 0;
   };
-  // Some rows with one block: what a register tile computes.
+  // The product of a few rows with one block, which is what a register tile computes.
   struct LinearTile {
     int block;
     int rows;                 // 1..row_tile
     int source[kMaxRowTile];  // rows of the input
-    char* out[kMaxRowTile];   // first output column of the block
-    const char* ahead;        // see LinearTileArgs
+    char* out[kMaxRowTile];   // each row's first output column for the block
+    const char* ahead;        // see LinearTileArgs::ahead
     int64_t ahead_stride;
     alignas(64) float sums[kMaxRowTile * kBlock];
   };
 
-  // Runs body(begin, end, worker) over parts of [0, rows); on the calling thread alone when
-  // rows * work_per_row (in elementary operations) is small.
+  // Runs body(begin, end, worker) on parts of [0, rows). If rows * work_per_row (in elementary
+  // operations) is small, the calling thread runs all rows.
   template <typename Body>
   void ForRows(int64_t rows, int64_t work_per_row, const Body& body);
 
-  // Rounds the rows that a product with integers reads.
+  // Rounds to int8 the rows that a product with integer weights reads, and stores them in
+  // quant_records_.
   void QuantizeInput(const LinearArgs& args, LinearWork* work);
   static int64_t QuantRecordBytes(const CpuLinearBank& bank, int64_t width);
   void QuantizeRowOf(const CpuLinearBank& bank, const RowsView& rows, int64_t row, int64_t width,
                      char* records) const;
-  // [tokens of the step][cosines, sines][dimensions / 2]; until the next call.
+  // Returns [tokens of the step][cosines, sines][dimensions / 2]; valid until the next call.
   const float* RopeAngles(double theta, int dimensions);
   // Calls run(task, end of its queue, worker) for all linear_tasks_, whose total cost is `cost`.
-  // Each thread has a queue of neighbouring tasks, so it can prefetch the next one. A thread whose
-  // queue is empty takes tasks of other queues, so a thread that lost its core delays nobody.
+  // Each thread has a queue of adjacent tasks, so it can prefetch the weights of its next task. A
+  // thread whose queue is empty takes tasks from the other queues, so that a descheduled thread
+  // does not delay the others.
   void RunLinearQueues(int64_t cost,
                        absl::FunctionRef<void(int64_t task, int64_t end, int worker)> run);
   void RunLinearTask(const LinearWork& work, int64_t index, int64_t end, int worker);
-  // `after` is the block to prefetch, needed next; may be empty.
+  // `after` is the block needed after the task's last block; it is prefetched. It may be empty.
   void RunLinearBlocks(const LinearWork& work, const LinearTask& task, std::span<const char> after,
                        int worker);
   void RunLinearBlock(const LinearWork& work, const LinearTask& task, int block,
                       std::span<const char> next, int worker);
-  // Fills tile.sums.
+  // Computes the products of one tile and stores them in tile.sums.
   void MultiplyTile(const LinearWork& work, const CpuLinearBank::Matrix& m, LinearTile& tile,
                     int worker);
-  // Rows of an expert whose hidden units a thread keeps in its cache.
+  // Returns the number of rows of an expert whose hidden units fit into a thread's cache.
   int FusedRows(const CpuLinearBank& up, DType dtype) const;
   void RunFusedTask(const FeedForwardArgs& args, const LinearWork& up, int64_t index, int64_t end,
                     int worker);
-  // Routes all rows; row r leaves route_counts_[r] experts and weights at r * widest.
+  // Selects the experts of all rows. The route_counts_[r] experts and weights of row r are stored
+  // from index r * widest on in route_experts_wide_ and route_weights_wide_.
   void SelectRows(const RouteArgs& args, int widest, std::vector<uint8_t>& row_nonfinite);
-  // Marks the tokens of rows without a finite largest score as failed.
+  // Marks as failed the tokens that have a row without a finite largest score.
   void MarkFailed(std::span<const uint8_t> row_nonfinite);
   void BuildPlan(int rows, int experts, const std::vector<int32_t>& offsets,
                  const std::vector<int32_t>& ids, const std::vector<float>& weights,
@@ -208,19 +217,19 @@ class CpuBackend : public Backend {
   std::vector<LinearTask> linear_tasks_;
   std::vector<LinearQueue> linear_queues_;  // [threads]
   std::vector<char> quant_records_;         // grows, never shrinks
-  std::vector<PlanStorage> plans_;          // by slot
+  std::vector<PlanStorage> plans_;          // indexed by slot
   StepInputs step_;
   uint64_t step_number_ = 0;
   std::vector<uint8_t> failed_;                    // [T] see StepOutcome
-  std::vector<TokenRoutes> routes_;                // [T] with counters
+  std::vector<TokenRoutes> routes_;                // [T] used if the step has counters
   std::vector<const RoutingPlan*> counted_plans_;  // scratch of RunStep()
-  std::vector<RopeTable> rope_tables_;             // one for each pair of settings seen
+  std::vector<RopeTable> rope_tables_;             // one for each pair of settings used so far
   std::vector<AttentionRow> attention_rows_;
   std::vector<AttentionTask> attention_tiles_;
   std::vector<int32_t> attention_task_ends_;
   std::vector<AttentionBlockTask> attention_blocks_;
   std::vector<float> attention_parts_;
-  // Routes of the current Route() before they are sorted into a plan.
+  // The routes of the current Route() call, before they are sorted into a plan.
   std::vector<int32_t> route_counts_, route_offsets_, route_experts_, route_experts_wide_;
   std::vector<float> route_weights_, route_weights_wide_;
   uint64_t expert_visits_ = 0;
@@ -230,7 +239,7 @@ class CpuBackend : public Backend {
 template <typename Body>
 void CpuBackend::ForRows(int64_t rows, int64_t work_per_row, const Body& body) {
   constexpr int64_t kInlineWork =
-      1 << 16;  // below this a hand-over to threads costs more than it gains
+      1 << 16;  // with less work, handing parts to threads costs more than it saves
   if (pool_.threads() == 1 || rows * work_per_row < kInlineWork || rows < 2) {
     body(int64_t{0}, rows, 0);
     return;

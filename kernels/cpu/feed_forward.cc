@@ -1,4 +1,5 @@
-// Both products of an expert by one thread, which keeps the hidden units in its cache.
+// Fused feed-forward: one thread computes both products of an expert and keeps the hidden units in
+// its cache.
 
 #include <algorithm>
 
@@ -9,17 +10,18 @@
 namespace moeserve::cpu {
 namespace {
 
-// Bytes of hidden units, which share the second-level cache with two blocks of weights.
+// Bytes of hidden units per thread; two blocks of weights share the second-level cache with them.
 constexpr int64_t kHiddenBytes = 384 << 10;
-// With fewer experts per thread some threads would be idle at the end.
+// With fewer experts per thread, some threads would be idle while the last experts are computed.
 constexpr int kExpertsPerThread = 16;
-// With fewer rows per expert the product is memory-bound, and faster when all threads share an
-// expert.
+// With fewer rows per expert the product is memory-bound, and it is faster when all threads share
+// one expert.
 constexpr int kFewRows = 8;
 
 const CpuLinearBank& Cpu(const LinearBank& bank) { return static_cast<const CpuLinearBank&>(bank); }
 
-// Hidden units of an expert up to the end of their last panel, as the up product writes them.
+// Returns the number of hidden units of an expert, rounded up to whole panels, which is what the up
+// product writes.
 int64_t HiddenColumns(const CpuLinearBank& bank, int expert) {
   return int64_t{bank.matrix(expert).panels} * kPanel / (bank.shape().gated ? 2 : 1);
 }
@@ -37,7 +39,8 @@ bool CpuBackend::FusesFeedForward(const LinearBank& up, const LinearBank& down, 
                                   int64_t rows) const {
   (void)down;
   const int64_t experts = up.num_experts();
-  // Where experts have more rows than are taken at once their weights are read again.
+  // The upper limit on rows: if an expert has more rows than one task takes, its weights are read
+  // more than once.
   return experts >= int64_t{kExpertsPerThread} * pool_.threads() && rows >= experts * kFewRows &&
          rows <= experts * FusedRows(Cpu(up), dtype) * 3 / 4;
 }

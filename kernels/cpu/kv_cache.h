@@ -1,4 +1,4 @@
-// The KV cache in the layout of the CPU's attention.
+// The KV cache in the layout that the CPU's attention reads.
 #pragma once
 
 #include <memory>
@@ -10,21 +10,22 @@
 
 namespace moeserve::cpu {
 
-// Of a (block, kv_head) of bytes.
+// Bytes of the scales of one (block, kv_head) in an int8 cache.
 inline constexpr int64_t kKvScaleBytes = kKvBlockTokens * int64_t{sizeof(float)};
 
-// Keys of one layer are laid out [block, kv_head, head_dim, 16] (a block's 16 positions adjacent,
-// so one vector holds one key element of 16 positions), values [block, kv_head, 16, padded_dim].
-// padded_dim is head_dim rounded up to 16; the padding stays zero. With bytes, the elements of a
-// (block, kv_head) come after the f32 scales of its 16 positions, and both take whole lines.
+// The keys of one layer have the layout [block, kv_head, head_dim, 16]: the 16 positions of a block
+// are adjacent, so one vector holds the same key element of 16 positions. Values have the layout
+// [block, kv_head, 16, padded_dim], where padded_dim is head_dim rounded up to 16; the padding is
+// always zero. In an int8 cache, each (block, kv_head) starts with the f32 scales of its 16
+// positions, followed by the elements; both parts are padded to whole cache lines.
 class CpuKvCache : public KvCacheStorage {
  public:
-  // ResourceExhausted, with the size.
+  // A ResourceExhausted error states the size.
   static Result<std::unique_ptr<CpuKvCache>> Allocate(std::vector<KvLayerShape> layers,
                                                       KvCacheType type, int64_t num_blocks);
   static int64_t BytesPerBlock(std::span<const KvLayerShape> layers, KvCacheType type);
 
-  // Bytes of one kv head within a block, and of a block.
+  // Bytes of the keys and of the values of one kv head within a block, and of a whole block.
   struct Geometry {
     int64_t key_head;
     int64_t value_head;

@@ -1,4 +1,5 @@
-// Dense and grouped linear layers: one code path, a dense layer is a group of one.
+// Dense and grouped linear layers. Both use the same code: a dense layer is a group with one
+// expert.
 
 #include <algorithm>
 
@@ -10,9 +11,11 @@ namespace moeserve::cpu {
 namespace {
 
 constexpr int64_t kInlineMultiplyAdds = 1 << 16;
-// Neighbouring small blocks form tasks of at least this size, to amortise the hand-over.
+// Adjacent small blocks are combined into tasks of at least this size, to amortise handing a task
+// to a thread.
 constexpr int64_t kTaskBytes = 64 << 10;
-// With this many tiles or fewer a block is computed before the next one is in the cache.
+// With this many tiles or fewer, a block is computed in less time than the next block takes to
+// prefetch.
 constexpr int kTilesOfStream = 3;
 
 }  // namespace
@@ -151,16 +154,17 @@ void CpuBackend::RunLinearBlock(const LinearWork& work, const LinearTask& task, 
       args.pad_output ? packed_columns : std::min(packed_columns, m.outputs - first_column);
   const int64_t out_size = static_cast<int64_t>(SizeOf(args.output.dtype));
 
-  // Tiles of about equal size are faster than full tiles and a small rest.
+  // Tiles of about equal size are faster than full tiles followed by a small one.
   const int rows = task.row_end - task.row_begin;
   const int tiles = (rows + table_->row_tile - 1) / table_->row_tile;
   const int64_t steps = bank.steps(m);
 
   LinearTile tile;
   tile.block = block;
-  // While tiles work on this block from the cache, the next one is prefetched at an even rate:
-  // requests beyond the memory bandwidth stall the products. With few tiles there is too little
-  // time, so the first tile reads from memory what was not prefetched.
+  // While tiles compute with this block from the cache, the next block is prefetched at an even
+  // rate, because requests beyond the memory bandwidth stall the products. With few tiles the time
+  // is too short to prefetch a whole block, so the first tile prefetches nothing and reads from
+  // memory the part of its own block that was not prefetched.
   const int fetching = tiles <= kTilesOfStream ? tiles - 1 : tiles;
   const int64_t fetches = std::max<int64_t>(fetching * steps, 1);
   tile.ahead_stride =

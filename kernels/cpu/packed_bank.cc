@@ -8,7 +8,7 @@
 namespace moeserve::cpu {
 namespace {
 
-// Bytes of one line (16 outputs of one step) and elements of k in a step.
+// LineBytes: bytes of one line (16 outputs, one step). StepElements: elements of k in one step.
 int LineBytes(const LinearBankShape& s) {
   return s.quantization == Quantization::kNone && s.weight_dtype == DType::kF16 ? 32 : 64;
 }
@@ -21,9 +21,9 @@ int64_t Steps(const LinearBankShape& s, int64_t k) {
   return (k + StepElements(s) - 1) / StepElements(s);
 }
 
-constexpr int kScaleBytes = kPanel * 2;  // of one panel and group
+constexpr int kScaleBytes = kPanel * 2;  // bytes of the scales for one panel and group
 
-// Bytes of a panel: its lines and, where integers are stored, the scales of its groups.
+// Returns the bytes of a panel: its lines and, for integer weights, the scales of its groups.
 int64_t PanelBytes(const LinearBankShape& s, int64_t k) {
   const int64_t groups = s.quantization == Quantization::kNone ? 0 : QuantGroups(s.quantization, k);
   return Steps(s, k) * LineBytes(s) + groups * kScaleBytes;
@@ -31,8 +31,9 @@ int64_t PanelBytes(const LinearBankShape& s, int64_t k) {
 
 int Panels(int outputs, bool gated) { return (outputs + kPanel - 1) / kPanel * (gated ? 2 : 1); }
 
-// Adjacent packed rows share lines of the cache (and int4 bytes are changed by their row alone), so
-// threads take whole panels.
+// Calls `body` for parts of [0, rows) on the threads of `pool`. A part consists of whole panels,
+// because the packed rows of a panel share cache lines. (An int4 byte holds two columns of one row,
+// so two threads never change the same byte.)
 template <typename Body>
 void ForRowParts(ThreadPool& pool, int64_t rows, int64_t columns, const Body& body) {
   constexpr int64_t kPart = 64;

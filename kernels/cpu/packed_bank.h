@@ -1,4 +1,4 @@
-// Linear layers in the CPU's layout.
+// A linear bank in the CPU's packed layout.
 #pragma once
 
 #include <cstdint>
@@ -14,22 +14,24 @@
 
 namespace moeserve::cpu {
 
-// Name of the layout below and in kernel_table.h, the same for all instruction sets. Files contain
-// it (Backend::packed_layout()): a change of the layout needs a new name.
+// The name of the packed layout, which is documented below and in kernel_table.h and is equal for
+// all instruction sets. Files with packed weights contain this name (Backend::packed_layout()), so
+// a change of the layout needs a new name.
 inline constexpr std::string_view kPackedLayout = "cpu 1";
 
-// Every matrix [N, K] is packed into blocks of up to 64 outputs (kernel_table.h),
-// one after the other, so a product streams it once from front to back. In a gated bank panels
-// alternate (16 gate rows, 16 up rows), so one block holds both halves of the same 32 hidden units.
-// N is padded to a multiple of 16 with zeros (a padded output is exactly 0 before its activation).
+// Every matrix [N, K] is packed into blocks of up to 64 outputs (kernel_table.h), one block after
+// the other, so that a product reads the matrix once from front to back. In a gated bank, panels of
+// 16 gate rows and of 16 up rows alternate, so a block holds both halves of the same 32 hidden
+// units. N is padded to a multiple of 16 with zeros (a padded output is exactly 0 before its
+// activation).
 class CpuLinearBank : public LinearBank {
  public:
-  // Packs on the threads of `pool`, which outlives the loading.
+  // Loading packs weights on the threads of `pool`, which must outlive the loading.
   static Result<std::unique_ptr<LinearBank>> Create(LinearBankShape shape, ThreadPool* pool);
-  // Reads out of `packed`, which has Bytes(shape) bytes at a multiple of 64.
+  // The bank reads its weights from `packed`, which holds Bytes(shape) bytes, 64-byte aligned.
   static std::unique_ptr<LinearBank> View(LinearBankShape shape, PackedBytes packed,
                                           ThreadPool* pool);
-  // Of all matrices and biases.
+  // Returns the bytes of all matrices and biases.
   static int64_t Bytes(const LinearBankShape& shape);
 
   void LoadWeight(int expert, Half half, int row_begin, const HostTensor& weight) override;
@@ -40,12 +42,12 @@ class CpuLinearBank : public LinearBank {
 
   struct Matrix {
     const char* weights;
-    const float* bias;  // per packed output, whole blocks; null: none
-    int panels;         // of 16 packed outputs, gate panels included
+    const float* bias;  // one per packed output, padded to whole blocks; null if there is none
+    int panels;         // number of panels of 16 packed outputs, gate panels included
     int blocks;
-    int outputs;          // true number of results, gated halves counted once
+    int outputs;          // number of results without padding; a gate and its up row count as one
     int inputs;           // K
-    int64_t block_bytes;  // of a full block
+    int64_t block_bytes;  // bytes of a full block
   };
   const Matrix& matrix(int expert) const { return matrices_[expert]; }
   const char* block(const Matrix& m, int b) const { return m.weights + b * m.block_bytes; }
@@ -59,32 +61,33 @@ class CpuLinearBank : public LinearBank {
   std::span<const char> block_span(const Matrix& m, int b) const {
     return {block(m, b), static_cast<size_t>(block_bytes(m, b))};
   }
-  // Steps of a block: lines of each of its panels.
+  // Returns the number of steps over k in a block, which is the number of lines of each of its
+  // panels.
   int64_t steps(const Matrix& m) const;
   int64_t bytes() const { return static_cast<int64_t>(bytes_.size()); }
 
-  // Row `row` of matrix `expert` (not gated, not quantized) widened to f32.
+  // Reads row `row` of matrix `expert` (neither gated nor quantized), widened to f32.
   void ReadRow(int expert, int row, float* out) const;
 
  private:
   CpuLinearBank(LinearBankShape shape, ThreadPool* pool)
       : LinearBank(std::move(shape)), pool_(pool) {}
-  // Fills matrices_ with places within bytes_.
+  // Fills matrices_ with pointers into bytes_.
   void PlaceMatrices();
-  // Where `p`, of bytes_, can be written to.
+  // Returns a writable pointer to `p`, which points into bytes_. Fails for a view.
   char* Writable(const void* p);
   int PackedRow(Half half, int row) const;
-  // Byte offset of element (packed row, k) within its matrix.
+  // Returns the byte offset of element (packed_row, k) within its matrix.
   int64_t ElementOffset(const Matrix& m, int packed_row, int64_t k) const;
-  // Integers [K] and scales [groups] of one packed row.
+  // Stores the integers [K] and scales [groups] of one packed row.
   void StoreQuantizedRow(const Matrix& m, int packed_row, const int8_t* values, const F16* scales);
-  // Rows of `weight` one by one.
+  // Stores rows [begin, end) of `weight`, which are not quantized.
   void LoadRows(const Matrix& m, Half half, int row_begin, const HostTensor& weight, int64_t begin,
                 int64_t end);
 
-  HostBuffer memory_;                  // of a bank that was created
-  std::shared_ptr<const void> owner_;  // of the bytes of a view
-  std::span<const char> bytes_;        // of either
+  HostBuffer memory_;                  // set by Create()
+  std::shared_ptr<const void> owner_;  // set by View(): keeps the packed bytes alive
+  std::span<const char> bytes_;        // the packed bytes, in memory_ or kept alive by owner_
   ThreadPool* pool_;
   std::vector<Matrix> matrices_;
 };

@@ -1,4 +1,4 @@
-// Rotary positions.
+// Rotary position embedding.
 
 #include <cmath>
 
@@ -51,7 +51,7 @@ void CpuBackend::Rope(const RopeArgs& args) {
       const float* __restrict sine = cosine + pairs;
       float* row = reinterpret_cast<float*>(args.rows.row(r));
       for (int64_t h = 0; h < heads; ++h, row += s.head_dim) {
-        // Two loops: the compiler vectorises constant strides only.
+        // There are two loops because the compiler vectorises constant strides only.
         if (s.interleaved) {
           for (int i = 0; i < pairs; ++i) {
             const float a = row[2 * i], b = row[2 * i + 1];

@@ -119,8 +119,8 @@ void CpuRouteCounters::CountExpert(const Step& step, size_t index, const Routing
 }
 
 void CpuRouteCounters::CountPairs() {
-  // The table is larger than the caches and every token touches another place of it, so counters
-  // are prefetched well before they are needed.
+  // The table is larger than the caches, and every token changes a different part of the table, so
+  // counters are prefetched well before they are needed.
   constexpr size_t kAhead = 24;
   for (size_t i = 0; i < table_indices_.size(); ++i) {
     if (i + kAhead < table_indices_.size()) {

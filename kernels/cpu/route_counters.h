@@ -1,4 +1,4 @@
-// Counts what the experts do, on the CPU, from the routing plans of every step.
+// Counts, on the CPU, how the experts are used, from the routing plans of every step.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,8 @@
 
 namespace moeserve::cpu {
 
-// The backend's thread counts; any thread reads. A step becomes visible as a whole.
+// The backend's thread adds steps; any thread may read. Readers see either all or nothing of a
+// step, except in the token x expert table.
 class CpuRouteCounters : public RouteCounters {
  public:
   explicit CpuRouteCounters(CountSettings settings);
@@ -22,8 +23,9 @@ class CpuRouteCounters : public RouteCounters {
   CountsSnapshot Read() const override;
   Status ReadTokenExperts(int64_t first, std::span<uint32_t> part) const override;
 
-  // Adds a step. `kind` and `token_ids` [T]; `plans`: of every block of the settings, in their
-  // order, of T * sub_tokens rows each, null where the block was not routed. Writes `routes` [T].
+  // Adds a step. `kind` and `token_ids` are [T]. `plans` holds one plan for every block of the
+  // settings, in the same order, with T * sub_tokens rows each; null if the block was not routed.
+  // Writes `routes` [T].
   void Count(std::span<const uint8_t> kind, std::span<const int32_t> token_ids,
              std::span<const RoutingPlan* const> plans, std::span<TokenRoutes> routes);
   const CountSettings& settings() const { return settings_; }
@@ -32,28 +34,31 @@ class CpuRouteCounters : public RouteCounters {
   struct Step {
     std::span<const uint8_t> kind;
     std::span<const int32_t> token_ids;
-    // The kind of all tokens of the step; kMixed: they differ.
+    // The kind of all tokens of the step, or kMixed if their kinds differ.
     uint8_t uniform_kind;
     std::span<TokenRoutes> routes;
     int step_kind() const { return uniform_kind == kTokenDecode ? 1 : 0; }  // see ModelCounts
   };
   static constexpr uint8_t kMixed = 254;
 
-  // Under mutex_.
+  // Adds the plan of one block; mutex_ is held.
   void CountBlock(const Step& step, size_t index, const RoutingPlan& plan);
   // Adds the assignments [begin, end) of one expert.
   template <bool mixed>
   void CountExpert(const Step& step, size_t index, const RoutingPlan& plan, int32_t begin,
                    int32_t end);
-  // Adds 1 for each of table_indices_ and clears it.
+  // Adds 1 to each table element listed in table_indices_, then clears the list.
   void CountPairs();
 
   const CountSettings settings_;
-  std::vector<int64_t> first_expert_;  // by block: among the experts of all blocks
-  int64_t experts_ = 0;                // of all blocks
-  std::vector<uint32_t> distinct_;     // [T] distinct experts of each token in the block
-  std::vector<uint32_t> diversity_;    // [T] distinct experts in the diverse blocks so far
-  std::vector<size_t> table_indices_;  // of the pairs of the step
+  std::vector<int64_t> first_expert_;  // for each block: index of its first expert among the
+                                       // experts of all blocks
+  int64_t experts_ = 0;                // number of experts of all blocks
+  std::vector<uint32_t> distinct_;   // [T] number of distinct experts of each token in the current
+                                     // block
+  std::vector<uint32_t> diversity_;  // [T] number of distinct experts in the diverse blocks counted
+                                     // so far
+  std::vector<size_t> table_indices_;  // table elements of the step's (token, expert) pairs
 
   mutable std::mutex mutex_;
   CountsSnapshot counts_;  // guarded by mutex_
