@@ -8,8 +8,9 @@
 namespace moeserve::cpu {
 namespace {
 
-// Drops masked experts from a selection and returns the number of those left. They are selected
-// only where the scores of all others are -Inf as well, or where top-p asks for a share of 1.
+// Removes masked experts from a selection and returns the number of experts left. A selection
+// contains masked experts only if the scores of all experts that are not masked are -Inf as well,
+// or if top-p asks for a share of 1.
 int WithoutMasked(const float* bias, int count, int32_t* experts, float* weights) {
   int kept = 0;
   for (int i = 0; i < count; ++i) {
@@ -20,7 +21,7 @@ int WithoutMasked(const float* bias, int count, int32_t* experts, float* weights
   return kept;
 }
 
-// [rows, n] as contract_dots takes it.
+// Converts `rows` [rows, n] to the panel layout that KernelTable::contract_dots reads.
 std::vector<float> Panels(const std::vector<float>& rows, int64_t n) {
   const int64_t count = static_cast<int64_t>(rows.size()) / n;
   std::vector<float> panels(static_cast<size_t>((count + kPanel - 1) / kPanel * kPanel * n));
@@ -169,7 +170,7 @@ RoutingPlan CpuBackend::Route(const RouteArgs& args) {
 
 void CpuBackend::MarkFailed(std::span<const uint8_t> row_nonfinite) {
   constexpr uint8_t kNoLargest = 2;  // see RoutingPlan
-  // A router that is run by itself, outside of a step, has no tokens.
+  // A router called outside of a step has no tokens to mark.
   if (failed_.empty() || row_nonfinite.size() % failed_.size() != 0) return;
   const size_t sub_tokens = row_nonfinite.size() / failed_.size();
   for (size_t r = 0; r < row_nonfinite.size(); ++r) {
@@ -189,7 +190,7 @@ void CpuBackend::BuildPlan(int rows, int experts, const std::vector<int32_t>& of
   storage.weight_of_assignment.resize(total);
   storage.assignments_of_row.resize(total);
   storage.row_offsets = offsets;
-  // A counting sort: rows stay in order within an expert.
+  // This is a counting sort by expert; within an expert, rows stay in order.
   std::vector<int32_t>& next = route_counts_;
   next.assign(storage.expert_offsets.begin(), storage.expert_offsets.end() - 1);
   for (int r = 0; r < rows; ++r) {

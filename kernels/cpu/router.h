@@ -1,4 +1,4 @@
-// Router tensors in the CPU's layout.
+// The tensors of a router in the CPU's layout.
 #pragma once
 
 #include <memory>
@@ -14,17 +14,20 @@ class CpuRouter : public Router {
   CpuRouter(const RouteSettings& settings, const RouterTensors& tensors);
 
   const RouteSettings& settings() const { return settings_; }
-  // Floats that Scores() needs as scratch.
+  // Returns the size of the scratch memory that Scores() needs, in floats.
   size_t scratch_floats() const;
-  // Scores of one row `x` [input_width] after bias and temperature, into `scores` [E].
+  // Computes the scores [E] of one row `x` [input_width], after bias and temperature.
   void Scores(const float* x, float* scratch, float* scores, const KernelTable& table) const;
 
  private:
   RouteSettings settings_;
-  std::vector<float> weights_;  // for contract_dots: dot [E] of input_width; cosine: [dim] of it
-  std::vector<float> experts_;  // cosine, for contract_dots: [E] of dim, normalised if wanted
-  std::vector<float> bias_;     // dot [E]; cosine [dim]; empty: none
-  float temperature_ = 1.0f;    // ResolvedTemperature()
+  std::vector<float> weights_;  // in the layout for contract_dots; dot router: E vectors of
+                                // input_width elements; cosine router: dim vectors of input_width
+                                // elements
+  std::vector<float> experts_;  // cosine router, in the layout for contract_dots: E vectors of dim
+                                // elements, normalised if the settings ask for it
+  std::vector<float> bias_;     // dot router: [E]; cosine router: [dim]; empty if there is none
+  float temperature_ = 1.0f;    // result of ResolvedTemperature()
 };
 
 }  // namespace moeserve::cpu

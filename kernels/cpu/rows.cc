@@ -1,4 +1,4 @@
-// Operations that treat each row by itself: embeddings, norms, sums, copies.
+// Operations on single rows: embeddings, norms, sums, copies.
 
 #include <algorithm>
 #include <cmath>
@@ -14,7 +14,7 @@ class CpuNormBank : public NormBank {
  public:
   NormShape shape;
   std::vector<std::vector<float>> scales;
-  std::vector<std::vector<float>> shifts;  // empty: none
+  std::vector<std::vector<float>> shifts;  // empty for RMS norms
 };
 
 class CpuEmbeddingTable : public EmbeddingTable {
@@ -22,11 +22,12 @@ class CpuEmbeddingTable : public EmbeddingTable {
   virtual void ReadRow(int32_t row, float* out) const = 0;
 };
 
-// A table of its own: the tensor in place, which ElementAsF32() reads at any alignment, or a copy.
+// An untied embedding table: either the tensor itself, which ElementAsF32() reads at any alignment,
+// or a copy.
 class OwnTable : public CpuEmbeddingTable {
  public:
   HostTensor table;  // [rows, width]
-  HostBuffer copy;   // of the table's bytes, where the tensor has no owner
+  HostBuffer copy;   // used if the tensor has no owner: a copy of its bytes
   void ReadRow(int32_t row, float* out) const override {
     const int64_t width = table.shape[1];
     const int64_t begin = row * width;

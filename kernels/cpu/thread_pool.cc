@@ -7,9 +7,11 @@ namespace {
 
 constexpr int kIndexBits = 20;
 constexpr uint64_t kIndexMask = (uint64_t{1} << kIndexBits) - 1;
-// Failed attempts also add one each; this leaves room for them.
+// Attempts to take a task when none is left also increment the index, so half of the index range is
+// reserved for them.
 constexpr int64_t kMaxTasks = int64_t{1} << (kIndexBits - 1);
-constexpr int kSpins = 4000;  // some tens of microseconds: the gap between two operations of a step
+constexpr int kSpins = 4000;  // some tens of microseconds, the time between two operations of a
+                              // step
 
 uint64_t Epoch(uint64_t ticket) { return ticket >> (2 * kIndexBits); }
 uint64_t Count(uint64_t ticket) { return (ticket >> kIndexBits) & kIndexMask; }
@@ -30,7 +32,7 @@ ThreadPool::ThreadPool(int threads) {
 
 ThreadPool::~ThreadPool() {
   stop_.store(true);
-  ticket_.fetch_add(uint64_t{1} << (2 * kIndexBits));  // a new epoch without tasks
+  ticket_.fetch_add(uint64_t{1} << (2 * kIndexBits));  // starts an epoch without tasks
   ticket_.notify_all();
   for (std::thread& t : workers_) t.join();
 }
@@ -69,8 +71,8 @@ void ThreadPool::RunErased(int64_t count, const void* task, Invoke invoke) {
 void ThreadPool::WorkerLoop(int worker) {
   for (;;) {
     const uint64_t seen = Work(worker);
-    // Checked after the ticket was read: the epoch that ends the pool may be the one just read, and
-    // no epoch follows it.
+    // stop_ must be read after the ticket: the epoch that Work() returned may already be the last
+    // one, which the destructor started, and no later epoch would wake this thread.
     if (stop_.load(std::memory_order_acquire)) return;
     int spins = 0;
     uint64_t now = seen;

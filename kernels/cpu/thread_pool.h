@@ -1,4 +1,5 @@
-// The CPU backend's threads: one pool, dynamic chunks, the caller works too.
+// The CPU backend's threads: a single pool that hands out tasks dynamically. The calling thread
+// also runs tasks.
 #pragma once
 
 #include <atomic>
@@ -9,12 +10,12 @@
 
 namespace moeserve::cpu {
 
-// Runs numbered tasks on `threads` threads, the calling one included. Tasks are handed out one by
-// one, so a thread that the system takes off its core delays only the task it holds. Between calls
-// workers spin briefly and then sleep: an idle pool costs nothing.
+// Runs numbered tasks on `threads` threads, including the calling thread. Tasks are handed out one
+// by one, so a thread that the system deschedules delays only the task that it is running. Between
+// calls, workers spin briefly and then sleep, so an idle pool uses no CPU time.
 class ThreadPool {
  public:
-  // threads >= 1.
+  // `threads` must be at least 1.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -22,8 +23,8 @@ class ThreadPool {
 
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // Calls task(i, worker) for every i in [0, count), worker in [0, threads()); returns when all
-  // are done. Not reentrant; one caller at a time.
+  // Calls task(i, worker) for every i in [0, count), with worker in [0, threads()). Returns when
+  // all calls are done. Not reentrant; only one thread at a time may call Run().
   template <typename Task>
   void Run(int64_t count, const Task& task) {
     if (count <= 0) return;
@@ -45,12 +46,14 @@ class ThreadPool {
   };
 
   void RunErased(int64_t count, const void* task, Invoke invoke);
-  // Takes tasks of the current job until none is left; returns the ticket it saw last.
+  // Runs tasks of the current job until none is left. Returns the last value of ticket_ that it
+  // read.
   uint64_t Work(int worker);
   void WorkerLoop(int worker);
 
-  // epoch (24 bits) | number of tasks (20) | next task (20). A thread takes a task by adding one;
-  // while it holds one of epoch e the job of e cannot end, so jobs_[e % 2] is stable.
+  // Bits of the ticket: epoch (24) | number of tasks (20) | index of the next task (20). A thread
+  // takes a task by adding 1 to the ticket. While a thread runs a task of epoch e, the job of epoch
+  // e cannot end, so jobs_[e % 2] is not overwritten.
   std::atomic<uint64_t> ticket_{0};
   std::atomic<int64_t> done_{0};
   std::atomic<bool> stop_{false};

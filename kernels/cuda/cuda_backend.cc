@@ -18,7 +18,8 @@
 namespace moeserve::cuda {
 namespace {
 
-// Max context splits that run concurrently: a few per multiprocessor of the largest devices.
+// The maximum number of context splits that run concurrently: a few per multiprocessor of the
+// largest devices.
 constexpr int kAttentionSlots = 2048;
 
 class CudaBuffer : public DeviceBuffer {
@@ -36,17 +37,18 @@ class CudaNormBank : public NormBank {
   NormShape shape;
   DeviceMemory scales, shifts, group_begin;
   bool has_shifts = false;
-  int width = 0, widest = 0;  // of group 0, of all
+  int width = 0, widest = 0;  // width of group 0; largest width of all groups
 };
 
 class CudaEmbeddingTable : public EmbeddingTable {
  public:
   DeviceMemory memory;
   TableView view;
-  const CudaLinearBank* tied = nullptr;  // rows of its matrix instead of `view`
+  const CudaLinearBank* tied = nullptr;  // if set, rows of this bank's matrix are read instead of
+                                         // `view`
 };
 
-// The paged cache with the stream on which its blocks are copied.
+// The paged cache, with the stream on which its blocks are copied.
 class StreamKvCache : public KvCacheStorage {
  public:
   StreamKvCache(std::vector<KvLayerShape> layers, KvCacheType type, int64_t blocks,
@@ -62,7 +64,7 @@ class StreamKvCache : public KvCacheStorage {
   cudaStream_t stream_;
 };
 
-// Element type of a cache. int8 maps to bf16: such caches are never allocated.
+// Returns the element type of a cache. int8 maps to bf16, because int8 caches are never allocated.
 DType ElementType(KvCacheType type) {
   return type == KvCacheType::kF32 ? DType::kF32 : DType::kBF16;
 }
@@ -244,7 +246,7 @@ Result<std::unique_ptr<KvCacheStorage>> CudaBackend::NewKvCache(std::vector<KvLa
     return absl::UnimplementedError(description_ +
                                     ": type of the KV cache: expected f32 or bf16, found int8");
   }
-  // Attention to wide heads takes more shared memory than the smaller chips of a generation have.
+  // Attention with wide heads needs more shared memory than the smaller chips of a generation have.
   constexpr int kHeadDimEverywhere = 128;
   constexpr size_t kSharedForWideHeads = 163 << 10;
   for (const KvLayerShape& layer : layers) {
@@ -440,7 +442,7 @@ void CudaBackend::Attention(const AttentionArgs& args) {
 
 const RouteOverride* CudaBackend::UploadOverrides(std::span<const RouteOverride> overrides,
                                                   int experts) {
-  // Rows of one request share their bias.
+  // Rows of one request share their bias, so each distinct bias is copied once.
   std::map<const float*, size_t> biases;
   for (const RouteOverride& o : overrides) {
     if (o.bias != nullptr) biases.try_emplace(o.bias, biases.size());
@@ -519,7 +521,8 @@ RoutingPlan CudaBackend::Route(const RouteArgs& args) {
                                 stream_.get());
     return slot.plan;
   }
-  // A step recorded without padding rows may be replayed with some.
+  // `sequence` is passed even if this step has no padding rows, because its recording may be
+  // replayed for a step that has padding rows.
   const int tokens = static_cast<int>(shape_.rows.tokens);
   const int rows_per_token = tokens > 0 && rows % tokens == 0 ? rows / tokens : 0;
   RouteLaunch launch{.router = &router,

@@ -1,4 +1,4 @@
-// The CUDA backend: one device, one stream, steps recorded as graphs.
+// The CUDA backend: it uses one device and one stream, and records steps as graphs.
 #pragma once
 
 #include <compare>
@@ -20,13 +20,14 @@
 
 namespace moeserve::cuda {
 
-// Operations are issued to one stream and return before they are done; CopyToHost() and HostPlan()
-// wait. Of the replayable steps of one shape the first runs as issued, which grows all memory to
-// its size, the second is captured as a graph and the others replay it, without calls per operation
-// and without waiting for the host.
+// Operations are enqueued on one stream and return before they have run; CopyToHost() and
+// HostPlan() wait for them. Replayable steps of the same shape: the first one is issued operation
+// by operation and allocates the memory that the shape needs; the second one is captured as a
+// graph; all later ones replay the graph, without a call per operation and without waiting for the
+// host.
 class CudaBackend : public Backend {
  public:
-  // Unavailable without a usable device, with the cause.
+  // Unavailable if there is no usable device; the message states the cause.
   static Result<std::unique_ptr<Backend>> Create(const BackendOptions& options);
   ~CudaBackend() override;
 
@@ -80,7 +81,8 @@ class CudaBackend : public Backend {
   uint64_t replayed_steps() const override { return replayed_steps_; }
 
   bool needs_reservation() const override { return true; }
-  // With 8 of 64 experts per row an expert then has 256 rows, enough to amortise its weights.
+  // If each row uses 8 of 64 experts, an expert then has 256 rows, enough to amortise reading its
+  // weights.
   int preferred_step_rows() const override { return 2048; }
   Result<double> MeasureReadBandwidth(int64_t bytes, int rounds) override;
   int64_t weight_bytes() const override { return weight_bytes_; }
@@ -90,10 +92,10 @@ class CudaBackend : public Backend {
   struct StepShape {
     const void* owner = nullptr;
     StepRows rows;
-    int64_t context = 0;  // bound of the positions
+    int64_t context = 0;  // upper bound of the step's positions
     int table_stride = 0;
-    uint64_t counters = 0;  // 0: nothing is counted
-    uint64_t cache = 0;     // 0: none is used
+    uint64_t counters = 0;  // 0 if nothing is counted
+    uint64_t cache = 0;     // 0 if no cache is used
     int variant = 0;
 
     auto Tie() const {
@@ -103,14 +105,15 @@ class CudaBackend : public Backend {
     bool operator<(const StepShape& other) const { return Tie() < other.Tie(); }
   };
   struct Recording {
-    bool ran = false;  // once, without capture
+    bool ran = false;  // whether the operations ran once without capture
     GraphExec graph;
-    std::vector<RoutingPlan> plans;  // by slot, as the recorded operations leave them
+    std::vector<RoutingPlan> plans;  // indexed by slot: the plans that the recorded operations
+                                     // return
   };
-  // A plan and its copy in host memory.
+  // A routing plan and its copy in host memory.
   struct PlanSlot {
     PlanMemory memory;
-    RoutingPlan plan;  // without arrays: not routed in this step
+    RoutingPlan plan;  // without arrays if the slot was not routed in this step
     std::vector<char> host;
     bool copied = false;
   };
@@ -124,36 +127,38 @@ class CudaBackend : public Backend {
     AttentionWork work;
     int max_tokens = 0;
     int64_t row_floats = 0;
-    bool laid_out = false;  // in this step
+    bool laid_out = false;  // whether `work` was computed in this step
   };
 
   CudaBackend() = default;
 
-  // `status`; where memory is missing, with the free memory and that of the weights.
+  // Returns `status`. If memory ran out, the message also states the free memory and the memory of
+  // the weights.
   absl::Status WithBudget(const absl::Status& status, const std::string& what) const;
-  // Stop the process with CUDA's message where a call of a step fails: the device is unusable then.
+  // CheckStatus() and CheckCall() stop the process with CUDA's error message if a call in a step
+  // fails, because the device is unusable after such an error.
   void CheckStatus(const absl::Status& status, const char* what) const;
   void CheckCall(cudaError_t error, const char* what) const;
   void Synchronize();
-  // Called before the operations of a step are issued, for capture too.
+  // Must be called before the operations of a step are issued, also before they are captured.
   void BeginOperations();
   void RunOperations(const std::function<void()>& operations);
   void CountRoutes();
   void CopyPlans();
   CudaRouteCounters* counters() const { return static_cast<CudaRouteCounters*>(inputs_.counters); }
-  // Forgets every recording; before memory that steps work on moves.
+  // Drops all recordings; must be called before memory that recorded steps use is moved.
   void DropRecordings();
   DeviceMemory AllocateForStep(size_t bytes, const char* what);
-  // Copies pageable memory to the device and waits.
+  // Copies pageable memory to the device and waits for the copy.
   void CopyIn(void* to, const void* from, size_t bytes);
   const RouteOverride* UploadOverrides(std::span<const RouteOverride> overrides, int experts);
   const AttentionWork& WorkFor(int window, int split_tokens, int64_t row_floats);
-  // The angles of the step's tokens for these settings.
+  // Returns the rotary angles of the step's tokens for these settings.
   const float2* RopeAngles(const RopeSettings& settings);
   StepView View() const;
-  // Pinned memory that no copy uses.
+  // Returns pinned memory that no pending copy uses.
   char* Staging(size_t bytes);
-  // Tokens at the front of the step that are their sequence's only one.
+  // Returns the number of leading tokens of the step that are the only token of their sequence.
   int SingleTokens(const StepInputs& inputs) const;
 
   std::string description_;
@@ -166,16 +171,16 @@ class CudaBackend : public Backend {
   uint64_t replayed_steps_ = 0;
   bool replayable_ = false;
   int tiled_from_ = 0;
-  bool waited_ = false;  // for the step, since its last operation was issued
+  bool waited_ = false;  // whether the host has waited since the step's last operation was issued
   std::vector<PlanSlot> slots_;
-  DeviceMemory packed_;  // of CopyPlans()
+  DeviceMemory packed_;  // used by CopyPlans()
   RouteScratch route_scratch_;
   std::map<WorkKey, WorkSlot> work_;
   RopeTables rope_tables_;
   DeviceMemory sampled_;  // [outputs] SampleResult
   DeviceMemory overrides_;
   DeviceMemory given_;
-  PinnedMemory staging_;  // of CopyToHost and CopyFromHost
+  PinnedMemory staging_;  // used by CopyToHost(), CopyFromHost() and other copies to the host
   int64_t weight_bytes_ = 0;
 };
 

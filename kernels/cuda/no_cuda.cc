@@ -1,4 +1,4 @@
-// Linked where no CUDA compiler was found.
+// This file is linked if no CUDA compiler was found.
 
 #include "kernels/cuda/device/device.h"
 

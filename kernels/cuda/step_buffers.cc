@@ -8,7 +8,8 @@
 namespace moeserve::cuda {
 namespace {
 
-// Bytes per token: routes, two bytes, four words and a SampleRow; then the block tables.
+// Bytes per token: TokenRoutes, a SampleRow, two bytes (failed, kind) and four 4-byte integers. The
+// block tables follow after all tokens.
 constexpr int64_t kTokenBytes =
     static_cast<int64_t>(sizeof(TokenRoutes) + sizeof(SampleRow)) + 2 + 4 * 4;
 constexpr int64_t kAlignment = 16;
@@ -48,11 +49,11 @@ absl::Status StepBuffers::Reserve(int64_t tokens, int64_t sequences, int64_t tab
 
 DeviceStep StepBuffers::Upload(const StepInputs& inputs, const StepRows& rows, int64_t table_stride,
                                cudaStream_t stream) {
-  // The copy before reads the same memory.
+  // The previous step's copy reads the same pinned memory, so it must have finished.
   MOESERVE_CHECK(cudaEventSynchronize(copied_.get()) == cudaSuccess, "the step before was copied");
   const int64_t given = static_cast<int64_t>(inputs.token_ids.size());
   char* const host = host_.as<char>();
-  // The arrays that steps write come first, so that one copy downloads them.
+  // The arrays that a step writes come first, so that a single copy downloads them.
   const int64_t failed_at = rows.tokens * static_cast<int64_t>(sizeof(TokenRoutes));
   const int64_t kind_at = failed_at + Aligned(rows.tokens);
   const int64_t words_at = kind_at + Aligned(rows.tokens);
@@ -64,8 +65,8 @@ DeviceStep StepBuffers::Upload(const StepInputs& inputs, const StepRows& rows, i
   int32_t* const position = token_ids + rows.tokens;
   int32_t* const sequence = position + rows.tokens;
   int32_t* const output_rows = sequence + rows.tokens;
-  // Four arrays of whole 4-byte values keep the 8 bytes that a SampleRow is aligned to where the
-  // number of tokens is even or not: 16 bytes a token.
+  // `samples` is aligned to the 8 bytes that SampleRow requires for any number of tokens, because
+  // the four arrays before it take 16 bytes per token.
   SampleRow* const samples = reinterpret_cast<SampleRow*>(output_rows + rows.tokens);
   int32_t* const tables = reinterpret_cast<int32_t*>(samples + rows.outputs);
   std::copy(inputs.token_ids.begin(), inputs.token_ids.end(), token_ids);

@@ -1,4 +1,4 @@
-// Steps of the CUDA backend: their inputs, how many rows they have, recording and replaying them.
+// Steps of the CUDA backend: uploading inputs, padding rows, recording and replaying operations.
 
 #include <algorithm>
 
@@ -8,11 +8,11 @@
 namespace moeserve::cuda {
 namespace {
 
-// Steps of more rows are long enough that issuing them costs nothing.
+// A step with more rows runs so long that the time to issue its operations is hidden.
 constexpr int64_t kMaxReplayedTokens = 256;
 constexpr int64_t kMinContext = 256;
 constexpr int64_t kMinTableStride = kMinContext / kKvBlockTokens;
-// Recordings take memory of the device; a server whose steps have more shapes begins anew.
+// Recordings take device memory. When this limit is reached, all recordings are dropped.
 constexpr size_t kMaxRecordings = 128;
 
 int64_t PowerOfTwo(int64_t n) {
@@ -21,7 +21,8 @@ int64_t PowerOfTwo(int64_t n) {
   return power;
 }
 
-// Rows that a replayed step is filled up to: few shapes, little waste.
+// Returns the number of rows to which a replayed step is padded. The results are few, so there are
+// few shapes, and they are at most 8 rows or about a quarter too large.
 int64_t Bucket(int64_t rows) {
   if (rows <= 8) return PowerOfTwo(rows);
   const int64_t step = std::max<int64_t>(8, PowerOfTwo(rows) / 8);
@@ -42,7 +43,8 @@ StepRows CudaBackend::BeginStep(const StepInputs& inputs, const void* owner, boo
   const int64_t tokens = static_cast<int64_t>(inputs.token_ids.size());
   const int64_t outputs = static_cast<int64_t>(inputs.output_rows.size());
   const int single = SingleTokens(inputs);
-  // Tiles of neighbours would depend on where sequences begin.
+  // Only steps in which each token is the only one of its sequence are replayable: tiles of
+  // neighbouring tokens would depend on where sequences begin.
   replayable_ = replayable && tokens <= kMaxReplayedTokens && single == tokens && tokens > 0;
   StepRows rows{tokens, outputs};
   if (replayable_) {
@@ -55,7 +57,8 @@ StepRows CudaBackend::BeginStep(const StepInputs& inputs, const void* owner, boo
     longest = std::max(longest, static_cast<int64_t>(blocks.size()));
   }
   const int64_t sequences = static_cast<int64_t>(inputs.block_tables.size());
-  // By powers of two: few shapes, and a long sequence of the past costs later steps nothing.
+  // Rounded up to a power of two, so there are few shapes. Only the sequences of this step count,
+  // so a long sequence of an earlier step costs nothing.
   const int64_t table_stride = std::max(PowerOfTwo(longest), kMinTableStride);
   if (buffers_.MustGrow(rows.tokens, sequences, table_stride)) {
     DropRecordings();
@@ -119,7 +122,8 @@ Result<std::unique_ptr<RouteCounters>> CudaBackend::NewRouteCounters(
   return std::unique_ptr<RouteCounters>(std::move(counters));
 }
 
-// At the end, where the plans of all blocks still lie: one launch instead of one for each.
+// Runs at the end of a step, when the plans of all blocks are complete, so that one launch counts
+// all of them.
 void CudaBackend::CountRoutes() {
   if (counters() == nullptr) return;
   std::vector<RoutingPlan> plans;
@@ -139,7 +143,8 @@ void CudaBackend::RunOperations(const std::function<void()>& operations) {
     return;
   }
   if (recordings_.size() >= kMaxRecordings && !recordings_.contains(shape_)) DropRecordings();
-  // Memory that has to grow in the first run forgets all recordings, this one too.
+  // If memory has to grow during the first run, all recordings are dropped, including the entry for
+  // this shape. So the entry is looked up again after the run.
   Recording* recording = &recordings_[shape_];
   if (!recording->ran) {
     operations();
@@ -152,7 +157,8 @@ void CudaBackend::RunOperations(const std::function<void()>& operations) {
       return absl::OkStatus();
     });
     if (absl::IsResourceExhausted(graph.status())) {
-      // Recordings take memory of the device. Those of now are more useful than those of before.
+      // The recordings of earlier shapes are dropped to free memory. This shape is recorded the
+      // next time.
       DropRecordings();
       BeginOperations();
       operations();
@@ -162,7 +168,7 @@ void CudaBackend::RunOperations(const std::function<void()>& operations) {
     recording->graph = std::move(graph).value();
     for (const PlanSlot& slot : slots_) recording->plans.push_back(slot.plan);
   }
-  // Steps of other shapes have left theirs.
+  // Restores the plans of this recording, because steps of other shapes have overwritten slots_.
   for (size_t i = 0; i < recording->plans.size(); ++i) slots_[i].plan = recording->plans[i];
   CheckStatus(recording->graph.Launch(stream_.get()), "replay a step");
   ++replayed_steps_;

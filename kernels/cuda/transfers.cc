@@ -1,4 +1,4 @@
-// Copies between host and device outside of steps.
+// Copies between host and device memory outside of steps.
 
 #include <algorithm>
 #include <cstring>

@@ -1,14 +1,16 @@
-// Loops of independent products in registers: the peak arithmetic rate of one instruction set.
-// Compiled once per isa_*.cc, after its simd header. Each loop returns the number of its operations
-// (a multiplication and an addition are two) and adds a value that depends on all of them to *sink.
+// The arithmetic probe: loops of independent products in registers, which measure the peak
+// arithmetic rate of one instruction set. Each isa_*.cc compiles this file after its simd header.
+// Each loop returns the number of its operations (a multiplication and an addition count as two)
+// and adds a value that depends on all results to *sink, so that the compiler cannot remove the
+// loop.
 
 namespace moeserve::cpu::MOESERVE_ISA {
 namespace {
 
-// Number of 16-lane accumulators: enough to hide the latency of an addition, with registers left
-// for the factors.
+// Number of 16-lane accumulators. There are enough to hide the latency of an addition, and some
+// registers are left for the factors.
 #if defined(__AVX512F__)
-constexpr int kProbeVectors = 16;  // the compiler unrolls no longer loops
+constexpr int kProbeVectors = 16;  // with more, the compiler would not unroll the loops
 #elif defined(__AVX2__)
 constexpr int kProbeVectors = 6;
 #else
@@ -33,11 +35,11 @@ int64_t ArithmeticF32(int64_t iterations, float* sink) {
 
 #if MOESERVE_BF16_DOT
 int64_t ArithmeticBf16(int64_t iterations, float* sink) {
-  __m512i bits = _mm512_set1_epi32(0x3c003c00);  // 2^-7 in all lanes
+  __m512i bits = _mm512_set1_epi32(0x3c003c00);  // the bf16 value 2^-7 in all lanes
   __m512 acc[kProbeVectors];
   for (int v = 0; v < kProbeVectors; ++v) acc[v] = _mm512_set1_ps(static_cast<float>(v));
   for (int64_t i = 0; i < iterations; ++i) {
-    __asm__ volatile("" : "+v"(bits));  // unknown to the compiler from one round to the next
+    __asm__ volatile("" : "+v"(bits));  // hides the value from the compiler in every iteration
     for (int v = 0; v < kProbeVectors; ++v) {
       acc[v] = _mm512_dpbf16_ps(acc[v], (__m512bh)bits, (__m512bh)bits);
     }
@@ -48,7 +50,8 @@ int64_t ArithmeticBf16(int64_t iterations, float* sink) {
 #endif
 
 #if defined(__AVX512F__)
-// Sums of four products of bytes in one instruction, which not all processors with AVX-512 have.
+// The VNNI variant: one instruction adds four products of bytes. Not all processors with AVX-512
+// have it.
 #if MOESERVE_BF16_DOT || defined(__AVX512VNNI__)
 __attribute__((target("avx512vnni"))) int64_t ArithmeticInt8Vnni(int64_t iterations, float* sink) {
   __m512i bytes = _mm512_set1_epi8(3);
@@ -66,7 +69,7 @@ __attribute__((target("avx512vnni"))) int64_t ArithmeticInt8Vnni(int64_t iterati
 
 #endif
 
-// Weights widened to 16 bits, sums of two products.
+// The variant without VNNI: weights are widened to 16 bits, and one instruction adds two products.
 int64_t ArithmeticInt8Widened(int64_t iterations, float* sink) {
   __m256i bytes = _mm256_set1_epi8(3);
   const __m512i factor = _mm512_set1_epi16(5);

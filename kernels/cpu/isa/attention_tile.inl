@@ -1,14 +1,14 @@
-// Attention of a tile of query rows to one block of positions: rows of one kv head share every load
-// of keys and values.
+// Attention of a tile of query rows over one block of positions. The rows of a tile read the same
+// kv head and share every load of keys and values.
 //
-// A row's sums are its own: scores run over the head's dimensions in ascending order, value sums
-// over the row's visible positions in ascending order, so neither the other rows of a tile nor its
-// shape change a bit.
+// A row's result does not depend on other rows: a score is summed over the head's dimensions in
+// ascending order, and the weighted values are summed over the row's visible positions in ascending
+// order. So neither the other rows of a tile nor its shape change a bit of the result.
 
 namespace moeserve::cpu::MOESERVE_ISA {
 namespace {
 
-inline constexpr int kAttentionLanes = kAttentionBlock;  // weights of a row within a block
+inline constexpr int kAttentionLanes = kAttentionBlock;  // number of weights stored per row
 
 template <KvCacheType kType>
 inline Vec LoadCached(const char* p) {
@@ -26,14 +26,16 @@ inline constexpr int kLineBytes = 16 * (kType == KvCacheType::kF32    ? 4
                                         : kType == KvCacheType::kBF16 ? 2
                                                                       : 1);
 
-// Elements follow the scales of the block's 16 positions.
+// In an int8 cache, the elements of a (block, kv_head) follow the scales of the block's 16
+// positions.
 template <KvCacheType kType>
 inline constexpr int kScaleBytes = kType == KvCacheType::kInt8 ? 64 : 0;
 
 inline Vec Multiply(Vec a, Vec b) { return Fma(a, b, Zero()); }
 
-// Blocks of a sequence are scattered, so the hardware prefetcher does not find them: while one is
-// read, this prefetches the one `ahead` blocks later.
+// Returns the address of the cache block `ahead` blocks after `block` in the sequence, or of the
+// sequence's last block. The caller prefetches that block while it reads `block`: the cache blocks
+// of a sequence are scattered in memory, so the hardware prefetcher cannot predict their addresses.
 inline const char* Upcoming(const AttentionTileArgs& a, const char* base, int64_t block_bytes,
                             int block, int ahead) {
   const int last = (a.end[a.rows - 1] - 1) / 16;
@@ -41,7 +43,7 @@ inline const char* Upcoming(const AttentionTileArgs& a, const char* base, int64_
   return base + a.block_table[next] * block_bytes;
 }
 
-// Scores of R rows at the 16 positions of each of B adjacent cache blocks.
+// Computes the scores of R rows at the 16 positions of each of B consecutive cache blocks.
 template <KvCacheType kType, int R, int B>
 void ScoreTile(const AttentionTileArgs& a, const float* const* queries, int block, float* scores) {
   const char* key[B];
@@ -75,7 +77,8 @@ void ScoreTile(const AttentionTileArgs& a, const float* const* queries, int bloc
   }
 }
 
-// Adds positions [begin, end) to V vectors of the sums of R rows.
+// Adds the weighted values of positions [begin, end) to V vectors (from `column` on) of the sums of
+// R rows.
 template <KvCacheType kType, int R, int V>
 void SumTile(const AttentionTileArgs& a, const float* weights, int first_position, int begin,
              int end, int column, float* sums) {
@@ -138,7 +141,8 @@ void SumRows(const AttentionTileArgs& a, const float* weights, int first_positio
 
 inline float Larger(float a, float b) { return a > b ? a : b; }
 
-// Of 16 lanes, as a tree. Arrays of their own keep the steps in registers.
+// LargestLane() and LaneTotal() return the largest and the sum of 16 lanes, computed as a tree.
+// Separate arrays for the levels of the tree keep the values in registers.
 inline float LargestLane(const float* lane) {
   float a[8], b[4];
   for (int l = 0; l < 8; ++l) a[l] = Larger(lane[l], lane[l + 8]);
@@ -152,9 +156,10 @@ inline float LaneTotal(const float* lane) {
   return (b[0] + b[2]) + (b[1] + b[3]);
 }
 
-// Turns the scores of positions [begin, end), stored at [begin - first_position, ..), into
-// weights e^(score - largest); reports the largest and the sum. Works on whole vectors: lanes of
-// other positions hold arbitrary values.
+// Replaces the scores of positions [begin, end) by weights e^(score - largest score), and returns
+// the largest score and the sum of the weights. The score of position p is at lanes[p -
+// first_position]. The function processes whole vectors; lanes of positions outside of [begin, end)
+// may hold any value on entry.
 inline void Exponentials(int begin, int end, int first_position, float* lanes, float* largest,
                          float* sum) {
   const int skip = begin - first_position;
@@ -178,8 +183,8 @@ inline void Exponentials(int begin, int end, int first_position, float* lanes, f
   *sum = LaneTotal(total);
 }
 
-// `R` is the number of rows rounded up to a power of two; the rows that fill it up repeat one
-// and have no weights.
+// Computes one tile. `R` is the number of rows rounded up to a power of two; the padding rows
+// repeat the first query and get weight 0.
 template <KvCacheType kType, int R>
 void AttentionTileOf(const AttentionTileArgs& a) {
   const int block_begin = a.block * kAttentionBlock;
@@ -200,7 +205,8 @@ void AttentionTileOf(const AttentionTileArgs& a) {
     float* lanes = weights + r * kAttentionLanes;
     Exponentials(begin[r], end[r], first * 16, lanes, &a.largest[r], &a.total[r]);
     if constexpr (kType == KvCacheType::kInt8) {
-      // After the sum: the total is of the weights alone.
+      // The scales of the values are multiplied in after `total` was summed, because `total` must
+      // be the sum of the weights without scales.
       for (int block = begin[r] / 16; block < (end[r] + 15) / 16; ++block) {
         const float* scale =
             reinterpret_cast<const float*>(a.values + a.block_table[block] * a.value_block_bytes);
@@ -214,8 +220,9 @@ void AttentionTileOf(const AttentionTileArgs& a) {
   }
 
   for (int64_t i = 0; i < static_cast<int64_t>(R) * a.padded_dim; ++i) a.sums[i] = 0.0f;
-  // Positions that all rows see are summed together. The others must not touch the rows that do not
-  // see them, even with weight 0: a value may be NaN, and -0 + 0 is another zero.
+  // Positions that all rows see are added for all rows at once. Each other position is added only
+  // for the rows that see it. Adding it with weight 0 to the remaining rows would change their
+  // results: the value may be NaN, and -0 + 0 is +0.
   const int common_begin = begin[a.rows - 1];
   const int common_end = end[0] > common_begin ? end[0] : common_begin;
   for (int r = 0; R > 1 && r < a.rows; ++r) {
@@ -251,7 +258,8 @@ void AttentionTile(const AttentionTileArgs& a) {
   }
 }
 
-// state = state * e^(M - max(M, m)) + partial * e^(m - max(M, m)).
+// Computes state = state * e^(M - max(M, m)) + partial * e^(m - max(M, m)), where M and m are the
+// largest scores of the state and of the partial result.
 void MergeAttention(const AttentionMergeArgs& a) {
   const float highest = *a.largest > a.partial_largest ? *a.largest : a.partial_largest;
   const float keep = ContractExp(*a.largest - highest);

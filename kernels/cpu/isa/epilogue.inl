@@ -1,15 +1,17 @@
-// The epilogue of a product: bias, activation, gate, rounding.
+// The epilogue of a product: bias, activation, gating, rounding.
 
 namespace moeserve::cpu::MOESERVE_ISA {
 namespace {
 
-// e^x within 3 ulp between the bounds below, the value there beyond them (which moves an activation
-// by less than 1e-36), NaN for NaN. Half the operations of ContractExp().
+// Returns e^x within 3 ulp for x in [-87, 88]. Beyond these bounds it returns the value at the
+// bound, which changes an activation by less than 1e-36; for NaN it returns NaN. It needs half the
+// operations of ContractExp().
 inline Vec ActivationExp(Vec x) {
-  const Vec round = Broadcast(0x1.8p+23f);  // adding it rounds to the nearest integer
+  const Vec round = Broadcast(0x1.8p+23f);  // adding and then subtracting it rounds to the nearest
+                                            // integer
   x = Min(Broadcast(88.0f), Max(Broadcast(-87.0f), x));
   const Vec shifted = Fma(x, Broadcast(0x1.715476p+0f), round);
-  const Vec n = Sub(round, shifted);  // its negative
+  const Vec n = Sub(round, shifted);  // the negative of the rounded exponent
   Vec r = Fma(n, Broadcast(0x1.62e400p-1f), x);
   r = Fma(n, Broadcast(0x1.7f7d1cp-20f), r);
   Vec p = Broadcast(0x1.6c16c2p-10f);  // 1/6!
@@ -19,7 +21,7 @@ inline Vec ActivationExp(Vec x) {
   p = Fma(p, r, Broadcast(0.5f));
   p = Fma(p, r, Broadcast(1.0f));
   p = Fma(p, r, Broadcast(1.0f));
-  // The lowest bits of `shifted` are the exponent.
+  // The lowest mantissa bits of `shifted` are the integer exponent.
   return AddExponent(p, shifted);
 }
 
@@ -27,7 +29,8 @@ inline Vec TimesSigmoid(Vec x, Vec minus_u) {
   return Div(x, Add(Broadcast(1.0f), ActivationExp(minus_u)));
 }
 
-// x * Phi(x), the error function by Abramowitz and Stegun 7.1.26 (within 1.5e-7).
+// Returns x * Phi(x). The error function is computed by Abramowitz and Stegun 7.1.26 (error within
+// 1.5e-7).
 inline Vec Gelu(Vec x) {
   const Vec one = Broadcast(1.0f);
   const Vec z = Mul(Abs(x), Broadcast(0.7071067811865476f));
@@ -47,7 +50,7 @@ inline Vec GeluTanh(Vec x) {
   return TimesSigmoid(x, Mul(Mul(x, cubic), Broadcast(-2.0f * 0.7978845608028654f)));
 }
 
-// NaN stays NaN: a numeric failure must reach its request.
+// A NaN input yields NaN, so that a numeric error is detected in the request that caused it.
 template <ActivationKind kActivation>
 inline Vec Activated(Vec v) {
   switch (kActivation) {
@@ -75,7 +78,7 @@ inline void StoreResults(Vec value, bool bf16, char* out) {
 template <ActivationKind kActivation, bool kGated, bool kBf16>
 void EpilogueRows(const EpilogueArgs& a) {
   constexpr int kSize = kBf16 ? 2 : 4;
-  constexpr int kFrom = kGated ? 2 : 1;  // columns of the tile for one of the output
+  constexpr int kFrom = kGated ? 2 : 1;  // columns of the tile per output column
   const auto result = [&](int row, int begin) __attribute__((always_inline)) {
     const int at = begin * kFrom;
     const float* in = a.tile + row * kBlock + at;

@@ -10,12 +10,12 @@
 
 namespace moeserve::cpu {
 
-// The tables that this processor can run, best first; never empty.
+// Returns the tables that this processor can run, fastest first; never empty.
 std::vector<const KernelTable*> SupportedTables();
 
-// `name`: "auto" for the best, or one of "avx512_bf16", "avx512_vnni", "avx512", "avx2",
-// "plain".
-// InvalidArgument: unknown, or not supported by this processor (the message lists those that are).
+// Returns the table with this name: "avx512_bf16", "avx512_vnni", "avx512", "avx2" or "plain";
+// "auto" selects the fastest one. InvalidArgument: the name is unknown, or this processor does not
+// support the table. The error message lists the supported tables.
 Result<const KernelTable*> SelectTable(std::string_view name);
 
 }  // namespace moeserve::cpu

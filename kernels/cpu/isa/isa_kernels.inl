@@ -1,7 +1,8 @@
-// The kernels of one instruction set apart from the linear tiles. Compiled once per isa_*.cc, which
-// defines MOESERVE_ISA (namespace), MOESERVE_BF16_DOT and MOESERVE_PANEL_TILE and includes its simd
-// header first. No templates or inline functions of the standard library: the linker could keep
-// this file's copy, compiled for instructions that other processors lack, for the whole program.
+// The kernels of one instruction set except for the linear tiles. Each isa_*.cc compiles this file;
+// before that it defines MOESERVE_ISA (a namespace), MOESERVE_BF16_DOT and MOESERVE_PANEL_TILE and
+// includes its simd header. This file must not use templates or inline functions of the standard
+// library: for the whole program, the linker could keep the copy compiled here, with instructions
+// that other processors lack.
 
 #include "kernels/base/exp.h"
 #include "kernels/cpu/isa/arithmetic_probe.inl"
@@ -22,7 +23,8 @@ void WidenBf16Row(const Bf16* in, float* out, int64_t n) {
   for (int64_t i = 0; i < n; ++i) out[i] = F32FromBf16(in[i]);
 }
 
-// Sum over n values in 32 interleaved partial sums, then a tree: the order depends on n alone.
+// Returns the sum over n values: 32 interleaved partial sums, which are added as a tree. The order
+// depends on n alone.
 template <typename F>
 inline float LaneSum(int64_t n, F value) {
   float lane[32] = {};

@@ -1,8 +1,9 @@
-// The inner kernels of one instruction set. Each isa_*.cc compiles isa_kernels.inl with its own
-// flags and fills one table; the backend picks a table once.
+// The inner kernels of one instruction set. Each isa_*.cc compiles isa_kernels.inl with compiler
+// flags for its instruction set and defines one table. The backend selects a table when it is
+// created.
 //
-// Results are bit-identical for any number of rows per call and any number of threads. Routing
-// (RouteRow and everything under it) is bit-identical across the tables as well.
+// Results are bit-identical for any number of rows per call and any number of threads. The results
+// of routing (RouteRow and the functions it calls) are also bit-identical across the tables.
 #pragma once
 
 #include <cstdint>
@@ -15,16 +16,18 @@
 
 namespace moeserve::cpu {
 
-// Packed weights: a matrix [N, K] becomes blocks of up to 4 panels of 16 outputs. A block is one
-// linear stream of lines: for each step, each of its panels contributes one line of 16 outputs
-// (f32: one k, 64 bytes; f16: one k, 32 bytes; bf16: two k, 64 bytes, output-major pairs).
+// The layout of packed weights. A matrix [N, K] is split into blocks of up to 4 panels; a panel has
+// 16 outputs. A block is one sequential stream of lines: for each step over k, each panel of the
+// block contributes one line for its 16 outputs (f32: one k, 64 bytes; f16: one k, 32 bytes; bf16:
+// two k, 64 bytes, the two values of an output adjacent).
 //
-// Integers come in groups of QuantGroup() k. A group has lines of 64 bytes (int8: four k of each
-// output, the bytes 128 + value; int4: eight k, byte j of an output holding 8 + value of k j in its
-// low and of k 4 + j in its high bits), then, for each panel, the 16 scales of the group as f16.
+// Integer weights come in groups of QuantGroup() values of k. A group consists of lines of 64
+// bytes, followed, for each panel, by the group's 16 scales as f16. In a line each output has 4
+// bytes. int8: the bytes are 128 + value for four values of k. int4: byte j holds 8 + value for k =
+// j in its low bits and for k = j + 4 in its high bits, so a line covers eight values of k.
 //
-// The functions are static for the reason given in dtype.h.
-static constexpr int QuantStep(Quantization q) {  // k of each output in a line
+// dtype.h explains why these functions are static.
+static constexpr int QuantStep(Quantization q) {  // number of values of k per output in a line
   switch (q) {
     case Quantization::kNone:
       break;
@@ -35,7 +38,7 @@ static constexpr int QuantStep(Quantization q) {  // k of each output in a line
   }
   return 1;
 }
-static constexpr int QuantZero(Quantization q) {  // what a stored integer has added
+static constexpr int QuantZero(Quantization q) {  // the offset added to a stored integer
   switch (q) {
     case Quantization::kNone:
       break;
@@ -53,38 +56,39 @@ inline constexpr int kBlock = kPanel * kPanelsPerBlock;
 inline constexpr int kMaxRowTile = 6;
 
 struct LinearTileArgs {
-  const char* weights;  // the block
+  const char* weights;  // the block of weights
   DType weight_dtype;
-  int panels;  // in the block, 1..4
+  int panels;  // panels in the block, 1..4
   int rows;    // 1..row_tile
   int64_t k;
-  const void* const* x;  // [rows] input rows: f32, or bf16 in linear_bf16
-  // Prefetches the weights needed next: one line per step from `ahead`, which advances by
-  // `ahead_stride` (at most 64 bytes). Null: the block itself is read from memory.
+  const void* const* x;  // [rows] input rows: f32 for linear_f32, bf16 for linear_bf16
+  // If not null, weights needed later are prefetched: in each step one line at `ahead`, which then
+  // advances by `ahead_stride` (at most 64 bytes). If null, the block is read from memory, and the
+  // block itself is prefetched.
   const char* ahead;
   int64_t ahead_stride;
   float* out;  // [rows][kBlock]
 };
 
-// Inputs are rows rounded to int8 by groups (QuantizeRowArgs).
+// The input rows were rounded to int8 in groups (QuantizeRowArgs).
 struct QuantTileArgs {
-  const char* weights;  // the block
+  const char* weights;  // the block of weights
   Quantization quantization;
-  int panels;  // in the block, 1..4
+  int panels;  // panels in the block, 1..4
   int rows;    // 1..row_tile
   int64_t k;
-  const char* const* x;  // [rows] records
-  // Prefetches the weights needed next: one line per step from `ahead`, which advances by
-  // `ahead_stride` (at most 64 bytes). Null: the block itself is read from memory.
+  const char* const* x;  // [rows] QuantizeRowArgs::records of each row
+  // As in LinearTileArgs.
   const char* ahead;
   int64_t ahead_stride;
   float* out;  // [rows][kBlock]
 };
 
-// A row becomes one record for each group: int8 values [group] (zeros after the row's end), the
-// scale as f32 and a correction as int32. value = nearest integer to x / scale, scale = largest
-// magnitude of the group / 127; NaN where a value of the group is not finite. Weights are stored
-// with `zero` added, which adds zero * sum(values) to a product: the correction is its negative.
+// Rounds a row to int8. The row becomes one record per group: int8 values [group] (zeros after the
+// row's end), the scale as f32 and a correction as int32. Here scale = (largest magnitude in the
+// group) / 127, and value = x / scale rounded to the nearest integer. The scale is NaN if an
+// element of the group is not finite. Weights are stored with `zero` added, which adds zero *
+// sum(values) to a product; the correction is -zero * sum(values).
 struct QuantizeRowArgs {
   const void* x;
   bool bf16;
@@ -98,12 +102,12 @@ struct EpilogueArgs {
   const float* tile;  // [rows][kBlock]
   int rows;
   int panels;
-  bool gated;  // panels alternate gate, up
+  bool gated;  // gate and up panels alternate
   ActivationKind activation;
   const float* bias;  // [kBlock] or null
   char* const* out;   // [rows] first output column of this block
   bool out_bf16;
-  int cols;  // output columns to write
+  int cols;  // number of output columns to write
 };
 
 struct NormRowArgs {
@@ -112,46 +116,46 @@ struct NormRowArgs {
   bool layer;
   float eps;
   const float* scale;
-  const float* shift;  // null: none
+  const float* shift;  // null if there is none
   void* out;
   bool out_bf16;
 };
 
-// Attention computes a softmax for each block of positions, which begin at multiples of this;
-// MergeAttention() joins them.
+// The number of positions in an attention block. Blocks begin at multiples of it. A separate
+// softmax is computed for each block, and MergeAttention() merges the results.
 inline constexpr int kAttentionBlock = 256;
 inline constexpr int kMaxAttentionRows = 8;
 
-// Floats of AttentionTileArgs::scratch.
+// The size of AttentionTileArgs::scratch in floats.
 inline constexpr int64_t kAttentionScratch = int64_t{kMaxAttentionRows} * kAttentionBlock;
 
-// Query rows of one sequence against one block of positions of one kv head.
+// Attention of query rows of one sequence over one block of positions of one kv head.
 struct AttentionTileArgs {
   int rows;                     // 1..attention_rows
   const float* const* queries;  // [rows] each [head_dim]
-  // [rows] visible positions [begin, end), at least one of them in the block; neither bound falls
-  // from row to row.
+  // [rows] each row's visible positions [begin, end), at least one of which is in the block.
+  // Neither begin nor end decreases from one row to the next.
   const int32_t* begin;
   const int32_t* end;
   KvCacheType type;
-  const char* keys;  // of this kv head in cache block 0 of the layer
+  const char* keys;  // the keys of this kv head in cache block 0 of the layer
   const char* values;
   const int32_t* block_table;
   int64_t key_block_bytes;  // bytes of one cache block of one layer
   int64_t value_block_bytes;
   int head_dim;
   int padded_dim;
-  int block;  // positions [block, block + 1) * kAttentionBlock
+  int block;  // the block consists of positions [block, block + 1) * kAttentionBlock
   float scale;
   float* scratch;  // [kAttentionScratch]
-  // Of the row's visible positions in the block: the largest score, and the sums of weights
-  // e^(score - largest) and of weighted values.
+  // Results over the visible positions of each row in the block: the largest score, the sum of the
+  // weights e^(score - largest), and the weighted sum of the values.
   float* largest;  // [rows]
   float* total;    // [rows]
-  float* sums;     // [kMaxAttentionRows][padded_dim]; rows past the last one are overwritten
+  float* sums;     // [kMaxAttentionRows][padded_dim]; rows after the last query row are overwritten
 };
 
-// Adds the part of a later block to a row's state.
+// Merges the result of a later block into a row's state.
 struct AttentionMergeArgs {
   int padded_dim;
   float* largest;
@@ -176,9 +180,9 @@ struct RouteRowArgs {
 
 struct KernelTable {
   const char* name;
-  bool bf16_dot;  // linear_bf16 works on bf16 rows; else the caller widens rows to f32
+  bool bf16_dot;  // linear_bf16 reads bf16 rows; if false, the caller widens rows to f32
   int row_tile;
-  int attention_rows;  // query rows that share loads, up to kMaxAttentionRows
+  int attention_rows;  // maximum number of query rows that share loads, up to kMaxAttentionRows
 
   void (*linear_f32)(const LinearTileArgs&);
   void (*linear_bf16)(const LinearTileArgs&);  // null unless bf16_dot
@@ -188,20 +192,22 @@ struct KernelTable {
   void (*norm_row)(const NormRowArgs&);
   void (*attention_tile)(const AttentionTileArgs&);
   void (*merge_attention)(const AttentionMergeArgs&);
-  // The routing contract's dot product of two vectors of n elements.
+  // Returns the dot product of two vectors of n elements, with the order of operations specified in
+  // kernels/base/routing.h.
   float (*contract_dot)(const float* a, const float* b, int64_t n);
-  // Contract dots of x [n] with `count` vectors, interleaved in panels of kPanel:
-  // [count rounded up / kPanel][n][kPanel].
+  // Computes the same dot product of x [n] with each of `count` vectors. The vectors are
+  // interleaved in panels of kPanel: columns [count rounded up / kPanel][n][kPanel].
   void (*contract_dots)(const float* columns, const float* x, int64_t n, int count, float* dots);
-  int (*route_row)(const RouteRowArgs&);  // number of selected experts
+  int (*route_row)(const RouteRowArgs&);  // returns the number of selected experts
   void (*widen_bf16)(const Bf16* in, float* out, int64_t n);
   void (*convert_row)(const float* in, Bf16* out, int64_t n);
   void (*axpy)(float a, const float* x, float* y, int64_t n);  // y += a * x
   void (*axpy_bf16)(float a, const Bf16* x, float* y, int64_t n);
-  // Sum of all words: reads memory with the widest loads, for the bandwidth probe.
+  // Reads memory with the widest loads and returns the sum of all words; used by the bandwidth
+  // probe.
   uint64_t (*read_stream)(const char* data, int64_t bytes);
-  // `iterations` rounds of products in registers for the arithmetic probe. Returns the number of
-  // operations and adds a value that depends on all of them to *sink.
+  // Arithmetic probes: run `iterations` rounds of products in registers, return the number of
+  // operations, and add a value that depends on all results to *sink.
   int64_t (*arithmetic_f32)(int64_t iterations, float* sink);
   int64_t (*arithmetic_bf16)(int64_t iterations, float* sink);  // null without bf16_dot
   int64_t (*arithmetic_int8)(int64_t iterations, float* sink);

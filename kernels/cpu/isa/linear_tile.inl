@@ -1,13 +1,15 @@
-// Register tiles of the linear kernels: rows x panels, summed over k in ascending order for every
-// (row, output) by itself, so that a tile's shape never changes a result.
+// Register tiles of the linear kernels: some rows times some panels. Each (row, output) is summed
+// over k in ascending order, separately from all others, so the shape of a tile never changes a
+// result.
 
 namespace moeserve::cpu::MOESERVE_ISA {
 namespace {
 
 inline constexpr int kPrefetchBytes = 4096;
 
-// A tile that reads its weights from memory prefetches them some steps ahead; a tile whose weights
-// are in the cache prefetches the next block.
+// The prefetches of one tile. If `next` is null, the tile reads its weights from memory and
+// prefetches them some steps ahead. Otherwise its weights are in the cache, and it prefetches the
+// next block.
 struct Ahead {
   const char* next;
   int64_t stride;
@@ -37,7 +39,8 @@ inline void ClearTile(Vec (&acc)[M][P]) {
   }
 }
 
-// `step` is the distance in bytes between the lines of two steps.
+// Computes a tile with f32 weights. `step` is the distance in bytes from a line of a panel to the
+// panel's next line.
 template <int M, int P>
 void TileF32(const char* w, int64_t step, int64_t k, const void* const* rows, Ahead ahead,
              float* out) {
@@ -121,7 +124,7 @@ void TileBf16Dot(const char* w, int64_t step, int64_t k, const void* const* rows
     }
   }
   if (k % 2 != 0) {
-    // The odd half of the last pair would be another row's element.
+    // Only the last element is loaded, because the element after it may belong to another row.
     for (int p = 0; p < P; ++p) {
       const __m512i weight = _mm512_loadu_si512(w + p * 64);
       for (int m = 0; m < M; ++m) {
@@ -138,7 +141,7 @@ void TileBf16Dot(const char* w, int64_t step, int64_t k, const void* const* rows
 
 using TileFunction = void (*)(const char*, int64_t, int64_t, const void* const*, Ahead, float*);
 
-// Covers the block's panels with tiles of at most kPanelTile panels.
+// Covers the panels of a block with tiles of at most kPanelTile panels.
 inline void RunBlock(const TileFunction (&grid)[kRowTile][kPanelTile], int line_bytes,
                      const LinearTileArgs& a) {
   const int64_t step = static_cast<int64_t>(a.panels) * line_bytes;

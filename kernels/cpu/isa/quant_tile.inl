@@ -1,6 +1,6 @@
-// Register tiles of linear layers whose weights are small integers: exact int32 sums over a group
-// of k, scaled and added up group by group in ascending order for every (row, output) by itself, so
-// that a tile's shape never changes a result.
+// Register tiles of linear layers with integer weights. Products are summed exactly in int32 over a
+// group of k; the sum is scaled and added in f32, groups in ascending order. Each (row, output) is
+// computed separately from all others, so the shape of a tile never changes a result.
 
 namespace moeserve::cpu::MOESERVE_ISA {
 namespace {
@@ -9,7 +9,8 @@ constexpr Quantization QuantTypeOf(bool int4) {
   return int4 ? Quantization::kInt4 : Quantization::kInt8;
 }
 
-// Prefetch distance of a tile that streams: int4 computes longer per byte.
+// The prefetch distance of a tile that reads its weights from memory. It is larger for int4,
+// because int4 needs more computation per byte.
 template <bool kInt4, int M>
 inline constexpr int kQuantPrefetchBytes = kInt4 && M > 1 ? 2 * kPrefetchBytes : kPrefetchBytes;
 
@@ -24,7 +25,8 @@ inline void AddQuads(const QuadLine (&line)[P], const char* const (&x)[M], int64
   }
 }
 
-// One step; `at` is the offset of its values in the rows.
+// Adds the products of one step. `at` is the offset of the step's values in the records of the
+// rows.
 template <bool kInt4, bool kStream, int M, int P>
 inline void AddStep(const char* w, const char* const (&x)[M], int64_t at, const char* ahead,
                     IntVec (&sum)[M][P]) {
@@ -44,7 +46,7 @@ inline void AddStep(const char* w, const char* const (&x)[M], int64_t at, const 
   }
 }
 
-// Panels [first, first + P) of the block.
+// Computes panels [first, first + P) of the block.
 template <bool kInt4, bool kStream, int M, int P>
 void TileQuant(const QuantTileArgs& a, int first) {
   constexpr int kStep = QuantStep(QuantTypeOf(kInt4));
@@ -53,17 +55,18 @@ void TileQuant(const QuantTileArgs& a, int first) {
   const char* x[M];
   for (int m = 0; m < M; ++m) x[m] = a.x[m];
   const int panels = P == kPanelsPerBlock ? P : a.panels;
-  const int64_t stride = int64_t{panels} * 64;  // from one step's lines to the next's
+  const int64_t stride = int64_t{panels} * 64;  // bytes from a line of a panel to the panel's next
+                                                // line
   const char* w = a.weights;
   const char* ahead = a.ahead;
   float* out = a.out + first * kPanel;
-  // The integer sums of large tiles leave no registers for the results, which then stay in the
-  // first-level cache.
+  // In large tiles the integer sums take all registers. The f32 results are then kept in memory
+  // (the first-level cache).
   constexpr bool kResident = M * P <= kResidentResults;
   Vec acc[M][P];
   ClearTile(acc);
   if constexpr (!kResident) StoreTile(acc, out);
-  // The rows' records of groups: values, scale, correction.
+  // Each iteration reads one record per row: values, scale, correction.
   for (int64_t k = a.k, at = 0; k > 0; k -= kGroup, at += kGroup + 8) {
     IntVec sum[M][P];
     for (int m = 0; m < M; ++m) {
@@ -86,7 +89,7 @@ void TileQuant(const QuantTileArgs& a, int first) {
       w += steps * stride;
     }
     ahead += kSteps * a.ahead_stride;
-    if constexpr (kStream && kInt4) {  // a ninth of all lines
+    if constexpr (kStream && kInt4) {  // prefetches the scales, a ninth of the bytes
       for (int p = 0; p < panels; p += 2) {
         __builtin_prefetch(w + p * 32 + kQuantPrefetchBytes<kInt4, M>, 0, 3);
       }
@@ -106,7 +109,7 @@ void TileQuant(const QuantTileArgs& a, int first) {
       }
     }
     w += panels * 32;
-    // Else the compiler would keep a second copy of the results on the stack.
+    // Without this barrier the compiler would keep a second copy of the results on the stack.
     if constexpr (!kResident) asm volatile("" ::: "memory");
   }
   if constexpr (kResident) StoreTile(acc, out);
@@ -125,9 +128,9 @@ void QuantRows(const QuantTileArgs& a) {
       case 3:
         return TileQuant<kInt4, kStream, M, 3>(a, 0);
       default:
-        // Half of the block at a time keeps the results in registers. Not for a block that is read
-        // from memory, which streams best as a whole, and not where too few sums would remain to
-        // hide the latency of a product.
+        // Computing half of the block at a time keeps the results in registers. This is not done
+        // for a block read from memory, which is read fastest as a whole, nor for tiles with few
+        // rows, where too few independent sums would remain to hide the latency of a product.
         if constexpr (!kStream && (kInt4 ? M > 3 : M > 5)) {
           TileQuant<kInt4, kStream, M, 2>(a, 0);
           return TileQuant<kInt4, kStream, M, 2>(a, 2);
@@ -171,18 +174,18 @@ void LinearQuantized(const QuantTileArgs& a) {
   }
 }
 
-// One group of 16 * kVecs values.
+// Rounds one group of 16 * kVecs values to int8 and writes its record.
 template <int kVecs>
 inline void QuantizeGroup(const Vec (&value)[kVecs], int zero, char* record) {
   Vec largest = Zero();
-  Vec check = Zero();  // 0 * value: a NaN where a value is not finite
+  Vec check = Zero();  // sum of 0 * value: NaN if a value is not finite
   for (int v = 0; v < kVecs; ++v) {
     largest = Max(Abs(value[v]), largest);
     check = Fma(value[v], Zero(), check);
   }
   const float most = MaxOfLanes(largest);
   const bool finite = SumOfLanes(check) == 0.0f;
-  // Below the smallest normal number the inverse would overflow.
+  // For a value below the smallest normal number, the inverse would overflow.
   const float inverse = !finite || most < 1e-35f ? 0.0f : 127.0f / most;
   IntVec sum = BroadcastInt(0);
   for (int v = 0; v < kVecs; ++v) {

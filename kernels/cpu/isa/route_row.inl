@@ -1,11 +1,12 @@
-// Routing of one row by the arithmetic of kernels/base/routing.h: the same bits in every
-// instruction set.
+// Routing of one row with the arithmetic of kernels/base/routing.h: the results have the same bits
+// in every instruction set.
 
 namespace moeserve::cpu::MOESERVE_ISA {
 namespace {
 
-// Dots of x with P panels of others, each as ContractDot() sums it. Several panels at once, because
-// the products of one wait for each other.
+// Computes the dot products of x with the vectors of P panels, each in the order of ContractDot().
+// Several panels are computed at once, because each product within a panel depends on the previous
+// one.
 template <int P>
 inline void PanelDots(const float* columns, const float* x, int64_t n, Vec (&dots)[P]) {
   alignas(64) float lane[kRoutingLanes][P * kPanel];
@@ -24,8 +25,8 @@ inline void PanelDots(const float* columns, const float* x, int64_t n, Vec (&dot
     }
     for (int p = 0; p < P; ++p) Store(of_lane + p * kPanel, sum[p]);
   }
-  // The tree over all lanes. Those without products are zeros, which change nothing but the sign
-  // of a zero.
+  // Adds the lanes as a tree. Lanes without products hold zeros and are skipped; adding a zero can
+  // change only the sign of a zero result.
   for (int width = kRoutingLanes / 2; width > 0; width /= 2) {
     for (int l = 0; l < width && l + width < used; ++l) {
       for (int p = 0; p < P * kPanel; p += kPanel) {
@@ -51,7 +52,7 @@ inline void StoreDots(const float* columns, const float* x, int64_t n, int count
 }
 
 void ContractDots(const float* columns, const float* x, int64_t n, int count, float* dots) {
-  constexpr int kWide = kPanelTile == 4 ? 8 : 4;  // panels whose sums stay in registers
+  constexpr int kWide = kPanelTile == 4 ? 8 : 4;  // number of panels whose sums fit into registers
   int first = 0;
   for (; count - first > (kWide - 1) * kPanel; first += kWide * kPanel) {
     StoreDots<kWide>(columns + first * n, x, n, count - first, dots + first);
@@ -62,7 +63,7 @@ void ContractDots(const float* columns, const float* x, int64_t n, int count, fl
   if (first < count) StoreDots<1>(columns + first * n, x, n, count - first, dots + first);
 }
 
-// Of n values without NaN.
+// Returns the largest of n values, none of which is NaN.
 inline float LargestOf(const float* v, int n) {
   Vec of_lanes = Broadcast(-__builtin_inff());
   int i = 0;
@@ -90,10 +91,12 @@ inline int PopExpert(uint64_t* heap, int* n) {
   return ExpertOfKey(top);
 }
 
-// Up to this many experts are found by one scan of all keys each, more by a heap.
+// Up to this many experts are selected by one scan over all keys per expert; more are selected with
+// a heap.
 inline constexpr int kScannedExperts = 8;
 
-// Returns the expert with the largest key and sets its key to 0. keys[e] is that of expert e.
+// Returns the expert with the largest key and sets its key to 0. keys[e] must be the key of expert
+// e.
 inline int TakeLargest(uint64_t* keys, int n) {
   uint64_t largest = 0;
   for (int i = 0; i < n; ++i) largest = keys[i] > largest ? keys[i] : largest;
@@ -138,7 +141,7 @@ int RouteRow(const RouteRowArgs& a) {
     if (NeedsTotal(s, row)) total = ContractSum(a.values, experts);
   }
 
-  // Ranks in descending key order; a.experts holds them until the final ascending pass.
+  // Selects experts in descending order of keys. a.experts has that order until it is sorted below.
   int remaining = experts;
   int selected = 0;
   float sum = 0.0f;
@@ -156,7 +159,7 @@ int RouteRow(const RouteRowArgs& a) {
     const int e = a.experts[i];
     a.gates[e] = FinalGate(finite ? a.values[e] : 0.0f, divisor, s.scale);
   }
-  // Ascending expert order.
+  // Sorts the selected experts in ascending order.
   if (scanned) {
     SortFew(a.experts, selected);
     for (int i = 0; i < selected; ++i) a.weights[i] = a.gates[a.experts[i]];

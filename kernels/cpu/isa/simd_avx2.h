@@ -1,4 +1,4 @@
-// 16 float lanes in two AVX2 registers. Included by isa_avx2.cc alone.
+// A vector of 16 float lanes in two AVX2 registers. Only isa_avx2.cc includes this file.
 #pragma once
 
 #include <immintrin.h>
@@ -29,9 +29,9 @@ inline Vec Abs(Vec v) {
   const __m256 sign = _mm256_set1_ps(-0.0f);
   return {_mm256_andnot_ps(sign, v.lo), _mm256_andnot_ps(sign, v.hi)};
 }
-// A lane with a NaN in `a` returns that of `b`.
+// Returns the larger value of each lane; if `a` is NaN, the value of `b`.
 inline Vec Max(Vec a, Vec b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
-// The smaller one, with the same rule for NaN.
+// Returns the smaller value of each lane; if `a` is NaN, the value of `b`.
 inline Vec Min(Vec a, Vec b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
 inline Vec Add(Vec a, Vec b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
 inline Vec Sub(Vec a, Vec b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
@@ -40,7 +40,7 @@ inline __m256 AddExponent(__m256 v, __m256 integer) {
   return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v),
                                               _mm256_slli_epi32(_mm256_castps_si256(integer), 23)));
 }
-// v * 2^n, n the lowest bits of `integer`.
+// Returns v * 2^n, where n is the integer in the lowest bits of `integer`.
 inline Vec AddExponent(Vec v, Vec integer) {
   return {AddExponent(v.lo, integer.lo), AddExponent(v.hi, integer.hi)};
 }
@@ -53,7 +53,7 @@ inline __m256i RoundToBf16(__m256 v) {
       _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)));
   return _mm256_srli_epi32(chosen, 16);
 }
-// As Bf16FromF32().
+// Rounds like Bf16FromF32().
 inline void StoreBf16(Bf16* p, Vec v) {
   const __m256i words = _mm256_packus_epi32(RoundToBf16(v.lo), RoundToBf16(v.hi));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(words, 0xd8));
@@ -103,7 +103,7 @@ inline PairLine LoadPairs(const void* p) {
   return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
 }
 
-// 16 sums of int32.
+// 16 lanes of int32, used for sums.
 struct IntVec {
   __m256i lo, hi;
 };
@@ -118,16 +118,16 @@ inline int32_t SumInt(IntVec v) {
   s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
   return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
 }
-// Nearest, ties to even.
+// Rounds to the nearest integer, ties to even.
 inline IntVec ToInt(Vec v) { return {_mm256_cvtps_epi32(v.lo), _mm256_cvtps_epi32(v.hi)}; }
-// 16 values of -128..127 as bytes.
+// Stores 16 values in [-128, 127] as bytes.
 inline void StoreBytes(int8_t* p, IntVec v) {
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(v.lo, v.hi), 0xd8);
   _mm_storeu_si128(
       reinterpret_cast<__m128i*>(p),
       _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
 }
-// A line of four unsigned bytes for each of 16 outputs.
+// One line of integer weights: four unsigned bytes for each of 16 outputs.
 struct QuadLine {
   __m256i lo, hi;
 };
@@ -144,8 +144,8 @@ inline QuadLine HighNibbles(QuadLine v) {
   return {_mm256_and_si256(_mm256_srli_epi16(v.lo, 4), mask),
           _mm256_and_si256(_mm256_srli_epi16(v.hi, 4), mask)};
 }
-// Four signed bytes, the same for every output: bytes 0 and 2, 1 and 3 as pairs of 16 bits, because
-// the byte products' own instruction saturates.
+// Four signed input bytes, repeated for every output. They are widened to 16 bits as the pairs (0,
+// 2) and (1, 3), because the instruction that multiplies bytes (vpmaddubsw) saturates.
 struct QuadInput {
   __m256i even, odd;
 };

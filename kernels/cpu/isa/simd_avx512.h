@@ -1,4 +1,5 @@
-// 16 float lanes in one AVX-512 register. Included by the isa_avx512*.cc files alone.
+// A vector of 16 float lanes in one AVX-512 register. Only the isa_avx512*.cc files include this
+// file.
 #pragma once
 
 #include <immintrin.h>
@@ -7,7 +8,7 @@ namespace moeserve::cpu::MOESERVE_ISA {
 
 using Vec = __m512;
 inline constexpr int kRowTile = 6;
-inline constexpr int kPanelTile = 4;  // panels of a block that one tile covers
+inline constexpr int kPanelTile = 4;  // number of panels of a block that one tile covers
 inline constexpr int kAttentionRows = 8;
 inline constexpr int kAttentionAccumulators = 16;
 
@@ -19,20 +20,20 @@ inline Vec Fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 inline Vec ContractFma(Vec a, Vec b, Vec c) { return Fma(a, b, c); }
 inline Vec Mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
 inline Vec Abs(Vec v) { return _mm512_abs_ps(v); }
-// A lane with a NaN in `a` returns that of `b`.
+// Returns the larger value of each lane; if `a` is NaN, the value of `b`.
 inline Vec Max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
-// The smaller one, with the same rule for NaN.
+// Returns the smaller value of each lane; if `a` is NaN, the value of `b`.
 inline Vec Min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
 inline Vec Add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
 inline Vec Sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
 inline Vec Div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
-// v * 2^n, n the lowest bits of `integer`.
+// Returns v * 2^n, where n is the integer in the lowest bits of `integer`.
 inline Vec AddExponent(Vec v, Vec integer) {
   return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(v),
                                               _mm512_slli_epi32(_mm512_castps_si512(integer), 23)));
 }
-// As Bf16FromF32(), but that subnormal numbers, which products of bf16 pairs take for zeros as
-// well, may become zeros.
+// Rounds like Bf16FromF32(), except that subnormal numbers may become zero. This loses nothing,
+// because the instruction for products of bf16 pairs treats subnormal numbers as zero as well.
 inline void StoreBf16(Bf16* p, Vec v) {
 #if MOESERVE_BF16_DOT
   const __m256bh rounded = _mm512_cvtneps_pbh(v);
@@ -52,16 +53,16 @@ inline float SumOfLanes(Vec v) { return _mm512_reduce_add_ps(v); }
 inline Vec LoadF16(const void* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
 }
-// 16 adjacent bf16 values.
+// Loads 16 adjacent bf16 values.
 inline Vec LoadBf16(const void* p) {
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
   return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
-// 16 adjacent signed bytes.
+// Loads 16 adjacent signed bytes.
 inline Vec LoadInt8(const void* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))));
 }
-// A line of 16 (even k, odd k) bf16 pairs.
+// One line of bf16 weights: 16 pairs (even k, odd k).
 struct PairLine {
   __m512i bits;
   Vec Even() const { return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16)); }
@@ -72,26 +73,26 @@ struct PairLine {
 };
 inline PairLine LoadPairs(const void* p) { return {_mm512_loadu_si512(p)}; }
 
-// 16 sums of int32.
+// 16 lanes of int32, used for sums.
 using IntVec = __m512i;
 inline IntVec BroadcastInt(int32_t v) { return _mm512_set1_epi32(v); }
 inline Vec ToFloat(IntVec v) { return _mm512_cvtepi32_ps(v); }
 inline IntVec AddInt(IntVec a, IntVec b) { return _mm512_add_epi32(a, b); }
 inline int32_t SumInt(IntVec v) { return _mm512_reduce_add_epi32(v); }
-// Nearest, ties to even.
+// Rounds to the nearest integer, ties to even.
 inline IntVec ToInt(Vec v) { return _mm512_cvtps_epi32(v); }
-// 16 values of -128..127 as bytes.
+// Stores 16 values in [-128, 127] as bytes.
 inline void StoreBytes(int8_t* p, IntVec v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(v));
 }
-// A line of four unsigned bytes for each of 16 outputs.
+// One line of integer weights: four unsigned bytes for each of 16 outputs.
 using QuadLine = __m512i;
 inline QuadLine LoadQuads(const void* p) { return _mm512_loadu_si512(p); }
 inline QuadLine LowNibbles(QuadLine v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
 inline QuadLine HighNibbles(QuadLine v) {
   return _mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(15));
 }
-// Four signed bytes, the same for every output.
+// Four signed input bytes, repeated for every output.
 #if MOESERVE_VNNI
 using QuadInput = __m512i;
 inline QuadInput BroadcastQuad(const char* p) {
@@ -100,12 +101,14 @@ inline QuadInput BroadcastQuad(const char* p) {
   return _mm512_set1_epi32(four);
 }
 inline IntVec DotQuads(IntVec sum, QuadLine w, const QuadInput& x) {
-  // Not the intrinsic: g++ 12 copies the sum to another register before each.
+  // Inline assembly instead of the intrinsic, because g++ 12 copies the sum to another register
+  // before each use of the intrinsic.
   asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
   return sum;
 }
 #else
-// Bytes 0 and 2, 1 and 3 as pairs of 16 bits: the byte products' own instruction saturates.
+// Widened to 16 bits as the pairs (0, 2) and (1, 3), because the instruction that multiplies bytes
+// (vpmaddubsw) saturates.
 struct QuadInput {
   __m512i even, odd;
 };

@@ -1,4 +1,4 @@
-// 16 float lanes in an array: any processor. Included by isa_plain.cc alone.
+// A vector of 16 float lanes in an array, for any processor. Only isa_plain.cc includes this file.
 #pragma once
 
 namespace moeserve::cpu::MOESERVE_ISA {
@@ -25,14 +25,15 @@ inline Vec Load(const float* p) {
 inline void Store(float* p, Vec v) {
   for (int i = 0; i < 16; ++i) p[i] = v.lane[i];
 }
-// Two roundings: a fused operation would be a library call here, and products need not have the
-// same bits on every instruction set (routing does, and calls the fused one).
+// Rounds twice. A fused operation would be a library call in this file, and linear products need
+// not have the same bits on every instruction set. Routing needs the same bits and calls
+// ContractFma().
 inline Vec Fma(Vec a, Vec b, Vec c) {
   Vec r;
   for (int i = 0; i < 16; ++i) r.lane[i] = a.lane[i] * b.lane[i] + c.lane[i];
   return r;
 }
-// Rounded once, which Fma() is not here.
+// Rounds once, unlike Fma() in this file.
 inline Vec ContractFma(Vec a, Vec b, Vec c) {
   for (int i = 0; i < 16; ++i) c.lane[i] = __builtin_fmaf(a.lane[i], b.lane[i], c.lane[i]);
   return c;
@@ -45,12 +46,12 @@ inline Vec Abs(Vec v) {
   for (float& f : v.lane) f = __builtin_fabsf(f);
   return v;
 }
-// A lane with a NaN in `a` returns that of `b`.
+// Returns the larger value of each lane; if `a` is NaN, the value of `b`.
 inline Vec Max(Vec a, Vec b) {
   for (int i = 0; i < 16; ++i) a.lane[i] = a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i];
   return a;
 }
-// The smaller one, with the same rule for NaN.
+// Returns the smaller value of each lane; if `a` is NaN, the value of `b`.
 inline Vec Min(Vec a, Vec b) {
   for (int i = 0; i < 16; ++i) a.lane[i] = a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i];
   return a;
@@ -67,7 +68,7 @@ inline Vec Div(Vec a, Vec b) {
   for (int i = 0; i < 16; ++i) a.lane[i] /= b.lane[i];
   return a;
 }
-// v * 2^n, n the lowest bits of `integer`.
+// Returns v * 2^n, where n is the integer in the lowest bits of `integer`.
 inline Vec AddExponent(Vec v, Vec integer) {
   for (int i = 0; i < 16; ++i) {
     v.lane[i] = F32FromBits(BitsFromF32(v.lane[i]) + (BitsFromF32(integer.lane[i]) << 23));
@@ -117,7 +118,7 @@ struct PairLine {
 };
 inline PairLine LoadPairs(const void* p) { return {static_cast<const uint32_t*>(p)}; }
 
-// 16 sums of int32.
+// 16 lanes of int32, used for sums.
 struct IntVec {
   int32_t lane[16];
 };
@@ -140,8 +141,8 @@ inline int32_t SumInt(const IntVec& v) {
   for (int32_t i : v.lane) sum += i;
   return sum;
 }
-// Nearest, ties to even, of values below 2^22 in magnitude: a sum with 1.5 * 2^23 has no bits after
-// the point.
+// Rounds values below 2^22 in magnitude to the nearest integer, ties to even: adding 1.5 * 2^23
+// leaves no fractional bits.
 inline IntVec ToInt(Vec v) {
   IntVec r;
   for (int i = 0; i < 16; ++i) {
@@ -149,11 +150,11 @@ inline IntVec ToInt(Vec v) {
   }
   return r;
 }
-// 16 values of -128..127 as bytes.
+// Stores 16 values in [-128, 127] as bytes.
 inline void StoreBytes(int8_t* p, const IntVec& v) {
   for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(v.lane[i]);
 }
-// A line of four unsigned bytes for each of 16 outputs.
+// One line of integer weights: four unsigned bytes for each of 16 outputs.
 struct QuadLine {
   uint8_t byte[64];
 };
@@ -170,7 +171,7 @@ inline QuadLine HighNibbles(QuadLine v) {
   for (uint8_t& b : v.byte) b = static_cast<uint8_t>(b >> 4);
   return v;
 }
-// Four signed bytes, the same for every output.
+// Four signed input bytes, repeated for every output.
 struct QuadInput {
   int8_t byte[4];
 };

@@ -8,9 +8,10 @@ namespace moeserve::cuda {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr int kLoads = 8;  // independent 16-byte loads of a thread
+constexpr int kLoads = 8;  // number of independent 16-byte loads per thread
 
-// Each block reads pieces of kThreads * kLoads vectors; the sum keeps the loads alive.
+// Each block reads pieces of kThreads * kLoads vectors of 16 bytes. The sum keeps the compiler from
+// removing the loads.
 __global__ void ReadKernel(const uint4* data, int64_t pieces, unsigned* sums) {
   unsigned sum = 0;
   for (int64_t piece = blockIdx.x; piece < pieces; piece += gridDim.x) {
@@ -43,7 +44,7 @@ Result<double> MeasureReadBandwidth(int64_t bytes, int rounds, cudaStream_t stre
   MOESERVE_ASSIGN_OR_RETURN(const Event start, Event::Create(true));
   MOESERVE_ASSIGN_OR_RETURN(const Event end, Event::Create(true));
   double best = 0.0;
-  for (int round = 0; round <= rounds; ++round) {  // the first one warms up
+  for (int round = 0; round <= rounds; ++round) {  // the first round is a warm-up
     MOESERVE_RETURN_IF_ERROR(CudaStatus(cudaEventRecord(start.get(), stream), "cudaEventRecord"));
     Launch(ReadKernel, LaunchShape{dim3(blocks), dim3(kThreads), 0, stream}, memory.as<uint4>(),
            pieces, sums.as<unsigned>());

@@ -1,4 +1,4 @@
-// Measures the bandwidth of reads from device memory.
+// Measures the read bandwidth of device memory.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,8 @@
 
 namespace moeserve::cuda {
 
-// Bytes per second, the best of `rounds` passes over `bytes` of memory. ResourceExhausted.
+// Returns bytes per second, the best of `rounds` passes over `bytes` of memory. ResourceExhausted
+// if the memory cannot be allocated.
 Result<double> MeasureReadBandwidth(int64_t bytes, int rounds, cudaStream_t stream);
 
 }  // namespace moeserve::cuda

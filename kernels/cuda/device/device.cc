@@ -9,8 +9,9 @@
 namespace moeserve::cuda {
 
 absl::Status CheckDevice() {
-  // Loads all kernels with the first call: later there may be no memory for them, and a stream may
-  // be capturing. The driver reads this once; a value set by the user is kept.
+  // Makes the first CUDA call load all kernels. If kernels were loaded later, there might be no
+  // memory left for them, or a stream might be capturing. The driver reads this variable once; a
+  // value set by the user is kept.
   static const int set = setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   MOESERVE_CHECK(set == 0, "the environment can be extended");
   int count = 0;

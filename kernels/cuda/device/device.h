@@ -1,4 +1,4 @@
-// CUDA devices, as the registry sees them.
+// The functions that the registry calls to find and open a CUDA device.
 #pragma once
 
 #include <memory>
@@ -9,12 +9,12 @@
 
 namespace moeserve::cuda {
 
-// OK if at least one device answers; else Unavailable with the cause: built without CUDA, no
-// driver, or the runtime's message.
+// Returns OK if there is at least one usable device, else Unavailable. The message states the
+// cause: the build has no CUDA support, there is no driver, or the error of the CUDA runtime.
 absl::Status CheckDevice();
 
-// The backend of the first device. Unavailable where CheckDevice() is, or where the device is too
-// old; ResourceExhausted.
+// Returns the backend of the first device. Unavailable if CheckDevice() fails or the device is too
+// old; ResourceExhausted if memory runs out.
 Result<std::unique_ptr<Backend>> CreateDevice(const BackendOptions& options);
 
 }  // namespace moeserve::cuda

@@ -8,7 +8,7 @@ Status CudaStatus(cudaError_t error, std::string_view call) {
   if (error == cudaSuccess) return absl::OkStatus();
   std::string message = "CUDA: " + std::string(call) + ": " + cudaGetErrorString(error) + " (" +
                         cudaGetErrorName(error) + ")";
-  // Clears the error, which a later cudaGetLastError() would report again.
+  // Clears the error; otherwise a later cudaGetLastError() would report it again.
   static_cast<void>(cudaGetLastError());
   if (error == cudaErrorMemoryAllocation) return absl::ResourceExhaustedError(message);
   return absl::InternalError(message);
@@ -76,7 +76,7 @@ Result<float> Event::MillisecondsSince(const Event& begin) const {
 }
 
 Status GraphExec::BeginCapture(cudaStream_t stream) {
-  // Other threads may go on calling the runtime.
+  // Thread-local mode allows other threads to call the runtime during the capture.
   return CudaStatus(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
                     "cudaStreamBeginCapture");
 }
@@ -91,7 +91,8 @@ Result<GraphExec> GraphExec::EndCapture(cudaStream_t stream, Status status) {
   MOESERVE_CUDA_RETURN_IF_ERROR(cudaGraphInstantiate(&handle, graph.get(), 0));
   GraphExec exec;
   exec.handle_ = Handle<cudaGraphExec_t, cudaGraphExecDestroy>(handle);
-  // Allocates the graph's device memory here, where a failure can be returned, not at the launch.
+  // Allocates the graph's device memory now, when an error can still be returned, instead of at the
+  // first launch.
   MOESERVE_CUDA_RETURN_IF_ERROR(cudaGraphUpload(handle, stream));
   return exec;
 }

@@ -1,7 +1,7 @@
 // Owners of CUDA runtime resources. All are movable, may be empty, and release what they own when
-// destroyed; a failed call's status names the call and the runtime's message.
+// destroyed. The status of a failed call contains the name of the call and the runtime's message.
 //
-// No object is locked: one thread at a time uses each.
+// These classes do not lock: only one thread at a time may use an object.
 #pragma once
 
 #include <cstddef>
@@ -13,14 +13,14 @@
 
 namespace moeserve::cuda {
 
-// The status of `call`: OK, ResourceExhausted where memory is missing, else Internal, with the
-// runtime's message.
+// Converts the result of `call` to a status with the runtime's message: OK, ResourceExhausted if
+// memory ran out, otherwise Internal.
 Status CudaStatus(cudaError_t error, std::string_view call);
 
 #define MOESERVE_CUDA_RETURN_IF_ERROR(call) \
   MOESERVE_RETURN_IF_ERROR(::moeserve::cuda::CudaStatus((call), #call))
 
-// A handle that `kRelease` destroys.
+// Owns a handle, which kRelease() destroys.
 template <typename T, cudaError_t (*kRelease)(T)>
 class Handle {
  public:
@@ -38,7 +38,7 @@ class Handle {
 
   T get() const { return value_; }
   explicit operator bool() const { return value_ != nullptr; }
-  // An error here belongs to earlier work and is reported where that work is waited for.
+  // An error of kRelease() was caused by earlier work and is reported when that work is waited for.
   void Reset() {
     if (value_ != nullptr) static_cast<void>(kRelease(std::exchange(value_, nullptr)));
   }
@@ -47,7 +47,7 @@ class Handle {
   T value_ = nullptr;
 };
 
-// Device memory, 256-byte aligned, uninitialised. Releasing it waits for the device.
+// Uninitialised device memory, 256-byte aligned. Releasing it waits for the device.
 class DeviceMemory {
  public:
   DeviceMemory() = default;
@@ -65,7 +65,7 @@ class DeviceMemory {
   size_t bytes_ = 0;
 };
 
-// Page-locked host memory: copies to and from it are asynchronous.
+// Page-locked host memory. Copies to and from it are asynchronous.
 class PinnedMemory {
  public:
   PinnedMemory() = default;
@@ -83,14 +83,14 @@ class PinnedMemory {
   size_t bytes_ = 0;
 };
 
-// A stream that does not wait for the default stream.
+// A stream that does not synchronise with the default stream.
 class Stream {
  public:
   Stream() = default;
   static Result<Stream> Create();
 
   cudaStream_t get() const { return handle_.get(); }
-  // Waits for all enqueued work and reports errors of kernels that ran.
+  // Waits for all enqueued work and returns errors of kernels that ran.
   Status Synchronize() const;
 
  private:
@@ -100,28 +100,29 @@ class Stream {
 class Event {
  public:
   Event() = default;
-  // Without timing, recording and waiting cost less.
+  // Without timing, recording an event and waiting for it cost less.
   static Result<Event> Create(bool timing);
 
   cudaEvent_t get() const { return handle_.get(); }
   Status Record(cudaStream_t stream) const;
   Status Synchronize() const;
-  // Later work of `stream` waits for what was recorded.
+  // Makes later work on `stream` wait for the work recorded by this event.
   Status MakeWait(cudaStream_t stream) const;
-  // From `begin` to this event; both were created with timing and have happened.
+  // Returns the time from `begin` to this event. Both must have been created with timing and must
+  // have happened.
   Result<float> MillisecondsSince(const Event& begin) const;
 
  private:
   Handle<cudaEvent_t, cudaEventDestroy> handle_;
 };
 
-// A captured sequence of work that one call enqueues.
+// A captured graph of operations; one call enqueues all of them.
 class GraphExec {
  public:
   GraphExec() = default;
-  // Runs `enqueue`, which returns a Status, while `stream` captures instead of running. Pointers
-  // and values of its launches are recorded; it may neither allocate nor synchronise. The capture
-  // has ended when this returns.
+  // Runs `enqueue`, which returns a Status, while `stream` captures operations instead of running
+  // them. Pointers and values of the launches are recorded. `enqueue` must neither allocate nor
+  // synchronise. The capture has ended when Capture() returns.
   template <typename F>
   static Result<GraphExec> Capture(cudaStream_t stream, F&& enqueue) {
     MOESERVE_RETURN_IF_ERROR(BeginCapture(stream));
