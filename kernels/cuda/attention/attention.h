@@ -1,8 +1,8 @@
-// Attention of one step over the cache, on the device.
+// Attention of the tokens of one step over the KV cache, on the device.
 //
-// All pointers are device pointers and all launches are asynchronous on `stream`. What changes from
-// step to step is read on the device; launch shapes depend on the fields of these structs alone,
-// so a captured launch may be replayed with other contents of the same arrays.
+// All pointers are device pointers, and all launches are asynchronous on `stream`. Data that
+// changes from step to step is read on the device. Launch shapes depend only on the fields of these
+// structs, so a captured launch may be replayed after the contents of the same arrays have changed.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,8 @@
 
 namespace moeserve::cuda {
 
-// The query rows of each token, as the arrays of a RoutingPlan; all null: row t is token t.
+// The query rows of each token, as arrays of a RoutingPlan. If all pointers are null, row t is the
+// query row of token t.
 struct QueryRows {
   const int32_t* row_offsets = nullptr;         // [tokens + 1]
   const int32_t* assignments_of_row = nullptr;  // [A]
@@ -22,43 +23,46 @@ struct QueryRows {
   int max_per_token = 1;                        // largest number of rows of one token
 };
 
-// How the contexts of a step's single tokens are cut into splits that run side by side. Laid out by
-// LaunchAttentionWork once per step (and distinct window), read by LaunchAttention. The partial
-// results are shared by all layers: launches of one stream use them one after another.
+// How the contexts of tokens [0, tiled_from) of a step are divided into splits that run
+// concurrently. LaunchAttentionWork() computes it once per step (and distinct window), and
+// LaunchAttention() reads it. All layers share the memory of the partial results, because launches
+// on one stream use it one after another.
 struct AttentionWork {
-  int max_tokens = 0;  // tokens that item_* and slot_of_token have room for
-  int slots = 0;       // splits that `partial` has room for; a token without room runs in one piece
+  int max_tokens = 0;  // capacity of item_* (beyond slots) and slot_of_token
+  int slots = 0;       // capacity of `partial` in splits; a token without free slots is not split
   int32_t* item_count = nullptr;     // [1]
   int32_t* item_token = nullptr;     // [slots + max_tokens]
-  int32_t* item_split = nullptr;     // [slots + max_tokens] -1: all splits of the token
-  int32_t* slot_of_token = nullptr;  // [max_tokens] first slot; -1: the token runs in one piece
-  float* partial = nullptr;          // [slots, PartialFloats(...) of the layer]
+  int32_t* item_split = nullptr;     // [slots + max_tokens] -1: one item computes all splits of the
+                                     // token
+  int32_t* slot_of_token = nullptr;  // [max_tokens] first slot; -1 if the token is not split
+  float* partial = nullptr;          // [slots, PartialFloats() of the layer]
 };
 
-// Bytes of one allocation, 16 bytes aligned, and the work list laid out in it. `row_floats` is
-// the largest PartialFloats of the model's layers.
+// AttentionWorkBytes() returns the size of one 16-byte aligned allocation; LayOutAttentionWork()
+// places the work list in it. `row_floats` is the largest PartialFloats() of the model's layers.
 int64_t AttentionWorkBytes(int max_tokens, int slots, int64_t row_floats);
 AttentionWork LayOutAttentionWork(void* memory, int max_tokens, int slots);
-// Floats of the partial results of one split of one token. `query_heads`: heads of all query rows
-// that a token may have.
+// Returns the number of floats of the partial results for one split of one token. `query_heads`:
+// the number of heads in all query rows that a token may have.
 int64_t PartialFloats(int query_heads, int head_dim);
 
-// Tokens of one split: a function of the model's shape alone, so results do not depend on the
-// batch. `group`: query heads of one query row that share a kv head. It must not depend on the rows
-// of a token, whose maximum differs from step to step.
+// Returns the number of tokens per split. It depends on the model's shape alone, so results do not
+// depend on the batch. `group`: the number of query heads of one query row that share a kv head.
+// `group` must not include all query rows of a token, because the maximum number of rows per token
+// differs from step to step.
 int SplitTokens(int group);
-// Splits that one token needs at most.
+// Returns the largest number of splits that one token needs.
 int MaxSplits(int max_context, int window, int split_tokens);
 
-// Fills `work` for tokens [0, tokens) of the step.
+// Computes `work` for tokens [0, tokens) of the step.
 void LaunchAttentionWork(const StepView& step, int tokens, int window, int split_tokens,
                          const AttentionWork& work, cudaStream_t stream);
 
-// output = softmax(scale * q . k) v over the cached positions of the row's token, from
-// position - window + 1 on where window > 0. The bits of a row do not depend on other rows or on
-// the side of tiled_from its token is on. Rows of padding tokens become zeros.
+// Computes output = softmax(scale * q . k) v over the cached positions of the row's token; with
+// window > 0, over the positions from position - window + 1 on. The bits of a row depend neither on
+// other rows nor on whether its token is below tiled_from. Rows of padding tokens become zeros.
 //
-// Arithmetic is f32 throughout, unless both the cache and the output are bf16: then queries and
+// All arithmetic is f32, unless both the cache and the output are bf16. In that case queries and
 // softmax weights are rounded to bf16 for the tensor cores, which accumulate in f32.
 struct AttentionLaunch {
   KvLayerView cache;
@@ -69,14 +73,16 @@ struct AttentionLaunch {
   void* output = nullptr;  // [Q, heads * head_dim]
   int64_t output_stride = 0;
   DType output_dtype = DType::kF32;
-  int heads = 0;            // of one query row; a multiple of the kv heads
-  bool tile_order = false;  // kv head of head h: h % num_kv_heads; else h / (heads / num_kv_heads)
+  int heads = 0;            // heads of one query row; a multiple of the number of kv heads
+  bool tile_order = false;  // true: head h reads kv head h % num_kv_heads; false: h / (heads /
+                            // num_kv_heads)
   float scale = 1.0f;
-  int window = 0;  // 0: none
-  // Tokens [0, tiled_from) run one by one, their contexts split by `work`; tokens from there
-  // on run in tiles of neighbours of one sequence. Affects speed only.
+  int window = 0;  // 0 disables the sliding window
+  // Tokens [0, tiled_from) are computed one by one, with their contexts divided into splits by
+  // `work`. Tokens from tiled_from on are computed in tiles of neighbouring tokens of one sequence.
+  // The choice affects only the speed.
   int tiled_from = 0;
-  AttentionWork work;  // of the same window and split size; unused where tiled_from is 0
+  AttentionWork work;  // for the same window and split size; unused if tiled_from is 0
 };
 void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream);
 

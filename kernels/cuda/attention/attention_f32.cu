@@ -1,7 +1,8 @@
-// Attention in f32 arithmetic, over either type of cache. A thread block takes 16 rows, pairs of a
-// token and one of the query heads that share a kv head, through one split or all splits of their
-// context. In the first product a lane owns a key of the tile and a warp four rows; in the second a
-// thread owns columns of the head.
+// Attention in f32 arithmetic, over an f32 or bf16 cache. A thread block computes 16 rows over one
+// split or all splits of their context; a row is a pair of a token and one of the query heads that
+// share a kv head. In the first product (queries times keys), a lane computes one key of the tile
+// and a warp four rows. In the second product (weights times values), a thread computes columns of
+// the head.
 #include "kernels/cuda/attention/attention_kernels.h"
 #include "kernels/cuda/attention/attention_rows.cuh"
 #include "kernels/cuda/device/launch.h"
@@ -23,13 +24,13 @@ struct SharedF32 {
   char values[2][kTileKeys * kDim * sizeof(Element)];
   float queries[kRows][kDim];
   float weights[kRows][kTileKeys];
-  float rescale[kRows];       // of the sums so far, at this tile
-  MergeFactors merge[kRows];  // at the end of a split
-  float inverse[kRows];       // of the final sums of weights
+  float rescale[kRows];       // factor for the sums so far, at this tile
+  MergeFactors merge[kRows];  // used at the end of a split
+  float inverse[kRows];       // 1 / final sum of weights
   BlockRows<kRows> rows;
 };
 
-// Elements of one 16-byte chunk, widened.
+// Number of elements in one 16-byte chunk.
 template <typename Element>
 constexpr int kChunkElements = 16 / sizeof(Element);
 
@@ -53,7 +54,7 @@ __device__ inline float ElementAt(const Bf16* p) {
   return __uint_as_float(static_cast<uint32_t>(*p) << 16);
 }
 
-// Columns and rows that one thread computes in the second product.
+// The columns and rows that one thread computes in the second product.
 template <int kDim>
 struct OwnSums {
   static constexpr int kColumns = kDim > kThreads ? kDim / kThreads : 1;
@@ -67,7 +68,8 @@ struct OwnSums {
   }
 };
 
-// Online softmax of a warp's rows, in all lanes alike: of the current split and of the merged ones.
+// Online softmax state of a warp's rows, equal in all lanes: for the current split, and for all
+// merged splits.
 struct RowMaxima {
   float maximum[kRowsOfWarp], sum[kRowsOfWarp];
   float merged_maximum[kRowsOfWarp], merged_sum[kRowsOfWarp];
@@ -86,8 +88,9 @@ __device__ __forceinline__ void LoadQueriesF32(const AttentionLaunch& a,
   }
 }
 
-// Dot products of the warp's rows with the lane's key, in four sums of every fourth element each:
-// shorter chains, smaller errors.
+// Computes the dot products of the warp's rows with the lane's key. Each has four partial sums
+// (elements 0, 4, 8, ...; 1, 5, 9, ...; and so on), which shortens the chains of additions and
+// reduces rounding errors.
 template <int kDim, typename Element>
 __device__ __forceinline__ void KeyDots(const SharedF32<kDim, Element>& shared, const char* key_row,
                                         int warp, int lane, float4 (&dots)[kRowsOfWarp]) {
@@ -112,7 +115,8 @@ __device__ __forceinline__ void KeyDots(const SharedF32<kDim, Element>& shared, 
   }
 }
 
-// Weights of the lane's key, with the factor by which each row's sums so far are rescaled.
+// Computes each row's weight for the lane's key, and the factor by which the row's sums so far must
+// be rescaled.
 template <int kDim, typename Element>
 __device__ __forceinline__ void KeyWeights(const float4 (&dots)[kRowsOfWarp], int key, int window,
                                            float scale, int warp, int lane, RowMaxima* maxima,
@@ -143,7 +147,8 @@ __device__ __forceinline__ void KeyWeights(const float4 (&dots)[kRowsOfWarp], in
   }
 }
 
-// Leaves the factors of MergeSums() in shared memory.
+// Merges the softmax state of the finished split into the merged state, and stores the factors for
+// MergeSums() in shared memory.
 template <int kDim, typename Element>
 __device__ __forceinline__ void MergeMaxima(int warp, int lane, RowMaxima* maxima,
                                             SharedF32<kDim, Element>& shared) {
@@ -276,7 +281,8 @@ __device__ __forceinline__ void StoreFinished(const AttentionLaunch& a,
   }
 }
 
-// One chunk of rows of tokens [begin, end), which belong to one sequence; split -1: all splits.
+// Computes one chunk of the rows of tokens [begin, end), which belong to one sequence. split = -1:
+// all splits.
 template <int kDim, typename Element>
 __device__ inline void RunRows(const AttentionLaunch& a, int begin, int end, int split, int kv_head,
                                int chunk, int split_tokens, float scale,
@@ -307,7 +313,7 @@ __device__ inline void RunRows(const AttentionLaunch& a, int begin, int end, int
   }
   typename OwnSums<kDim>::Sums sums = {}, merged = {};
   for (int tile = range.tiles.begin; tile < range.tiles.end; ++tile) {
-    // Committed so far: ... keys(tile), values(tile), keys(tile + 1).
+    // Groups committed so far, oldest first: ..., keys(tile), values(tile), keys(tile + 1).
     CopyAsyncWait<2>();
     __syncthreads();
     copy(shared.values, a.cache.values, tile + 1);
@@ -331,8 +337,9 @@ __device__ inline void RunRows(const AttentionLaunch& a, int begin, int end, int
   }
 }
 
-// Heads of more than 128 elements fill the shared memory with one or two blocks, so the compiler
-// must not save registers for more of them; 0 leaves the choice to it.
+// With heads of more than 128 elements, only one or two blocks fit into shared memory, so there is
+// no gain if the compiler limits registers for more blocks. 0 leaves the number of blocks to the
+// compiler.
 template <int kDim, typename Element>
 __global__ void __launch_bounds__(kThreads, kDim > 128 ? 1 : 0)
     SplitKernel(const AttentionLaunch a, const int split_tokens, const float scale) {

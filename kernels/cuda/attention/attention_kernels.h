@@ -1,31 +1,32 @@
-// The kernels between which LaunchAttention chooses; arguments are checked there.
+// The kernels that LaunchAttention() selects from. LaunchAttention() checks the arguments.
 #pragma once
 
 #include "kernels/cuda/attention/attention.h"
 
 namespace moeserve::cuda {
 
-// Tokens [0, tiled_from), one work item per thread block: partial results of the tokens that are
-// split, finished rows of the others.
+// Compute tokens [0, tiled_from), one work item per thread block: partial results for tokens that
+// are split, finished rows for tokens that are not.
 void LaunchSplitMma(const AttentionLaunch& args, cudaStream_t stream);
 void LaunchSplitF32(const AttentionLaunch& args, cudaStream_t stream);
-// Merges the partial results.
+// Merges the partial results of the split tokens into finished rows.
 void LaunchMergeSplits(const AttentionLaunch& args, cudaStream_t stream);
-// Tokens [tiled_from, tokens).
+// Compute tokens [tiled_from, tokens).
 void LaunchTiledMma(const AttentionLaunch& args, cudaStream_t stream);
 void LaunchTiledF32(const AttentionLaunch& args, cudaStream_t stream);
 
-// Query heads that share a kv head, over all rows that a token may have.
+// Returns the number of query heads that share a kv head, over all query rows that a token may
+// have.
 inline int GroupOf(const AttentionLaunch& args) {
   return args.heads / args.cache.num_kv_heads * args.rows.max_per_token;
 }
 
-// Tokens of one split of the launch.
+// Returns the number of tokens per split for this launch.
 inline int SplitTokensOf(const AttentionLaunch& args) {
   return SplitTokens(args.heads / args.cache.num_kv_heads);
 }
 
-// Thread blocks that cover every work item.
+// Returns the number of thread blocks that is enough for all work items.
 inline int MaxItems(const AttentionLaunch& args) {
   const int64_t splits = MaxSplits(args.step.max_context, args.window, SplitTokensOf(args));
   const int64_t items = splits * args.tiled_from;
@@ -33,7 +34,7 @@ inline int MaxItems(const AttentionLaunch& args) {
   return static_cast<int>(items < bound ? items : bound);
 }
 
-// How rows of a tiled launch map to thread blocks of `rows` rows each.
+// The grid of a tiled launch whose thread blocks compute `rows` rows each.
 struct TiledShape {
   int tokens_per_tile, tiles, chunks;
 };

@@ -1,7 +1,7 @@
-// Steps of attention on the tensor cores that the split and the tiled kernel share, so that a row
-// has the same bits from either: keys come in tiles of 64 positions, products of a tile in the
-// order of its k16 steps, and the sum of the softmax weights is one more column of the second
-// product.
+// Parts of attention on the tensor cores that the split kernel and the tiled kernel share, so that
+// a row has the same bits from either kernel. Keys are processed in tiles of 64 positions, the
+// products of a tile in the order of its k16 steps. The sum of the softmax weights is computed as
+// one more column of the second product.
 #pragma once
 
 #include "kernels/cuda/attention/attention_rows.cuh"
@@ -11,7 +11,8 @@ namespace moeserve::cuda {
 inline constexpr int kTileKeys = 64;
 inline constexpr float kLog2E = 0x1.715476p+0f;
 
-// 2^x to about 2 units in the last place, subnormal results as 0: ample for what becomes bf16.
+// Returns 2^x with an error of about 2 ulp; subnormal results become 0. This is exact enough for
+// weights that are rounded to bf16.
 __device__ inline float Exp2Approximate(float x) {
 #ifdef MOESERVE_CUDA_EMULATION
   return exp2f(x);
@@ -22,14 +23,14 @@ __device__ inline float Exp2Approximate(float x) {
 #endif
 }
 
-// Shared-memory rows of kRowBytes hold 16-byte chunk c of row r at chunk c ^ (r % 8): eight rows at
-// one column lie in different banks.
+// Returns the address of 16-byte chunk `chunk` of row `row` in shared memory: it is stored at chunk
+// index chunk ^ (row % 8), so that the same chunk of eight successive rows is in different banks.
 template <int kRowBytes>
 __device__ inline char* Swizzled(char* base, int row, int chunk) {
   return base + row * kRowBytes + ((chunk ^ (row & 7)) << 4);
 }
 
-// Queries of a block's rows as bf16, zeros beyond head_dim and in unused rows.
+// Loads the queries of a block's rows as bf16; elements beyond head_dim and unused rows are zero.
 template <int kDim, int kRows, int kThreads>
 __device__ inline void LoadQueries(const AttentionLaunch& a, const BlockRows<kRows>& rows,
                                    char* to) {
@@ -61,7 +62,8 @@ __device__ inline void LoadQueries(const AttentionLaunch& a, const BlockRows<kRo
   }
 }
 
-// scores[n] = queries of 16 rows from `row` on times keys [key, key + 8 * kSteps) of the tile.
+// Computes the scores of the 16 query rows from `row` on for keys [key, key + 8 * kSteps) of the
+// tile.
 template <int kDim, int kSteps>
 __device__ inline void Scores(char* queries, int row, char* keys, int key,
                               float (&scores)[kSteps][4]) {
@@ -85,7 +87,7 @@ __device__ inline void Scores(char* queries, int row, char* keys, int key,
   }
 }
 
-// Two rows of a thread's fragments: `first` and `last` key that each may see.
+// The keys [first, last] that each of the two rows of a thread's fragments may see.
 struct RowPair {
   int first[2], last[2];
 };
@@ -101,8 +103,9 @@ __device__ inline RowPair RowPairOf(const BlockRows<kRows>& rows, int row, int w
   return p;
 }
 
-// Scales the scores of keys from `key` on to units of log 2, makes those that a row may not see
-// -inf, and raises `maximum` to the largest of each row within this thread's four-lane group.
+// Multiplies the scores of the keys from `key` on by `scale` (which includes log2 e), sets the
+// scores that a row may not see to -inf, and raises `maximum` to the largest score of each row. The
+// four lanes that share a row exchange their maxima.
 template <int kSteps>
 __device__ inline void MaskAndMaximum(float scale, const RowPair& pair, int key,
                                       float (&scores)[kSteps][4], float (&maximum)[2]) {
@@ -124,13 +127,14 @@ __device__ inline void MaskAndMaximum(float scale, const RowPair& pair, int key,
   }
 }
 
-// Online softmax of two rows: the sums so far count relative to `maximum`.
+// Online softmax state of two rows: all sums so far are relative to `maximum`.
 struct RowState {
   float maximum[2] = {kMinusInfinity, kMinusInfinity};
-  float sum[4] = {};  // a fragment all of whose columns are the row's sum
+  float sum[4] = {};  // an accumulator fragment; each of its columns is the row's sum of weights
 };
 
-// Weights of 16 keys, scores[2 * step] and [2 * step + 1], as the left operand.
+// Computes the weights of 16 keys, whose scores are in scores[2 * step] and scores[2 * step + 1],
+// as the left operand of the second product.
 template <int kSteps>
 __device__ inline void Weights(const float (&scores)[kSteps][4], int step,
                                const float (&reference)[2], uint32_t (&p)[4]) {
@@ -160,8 +164,8 @@ __device__ inline void Rescale(const float (&maximum)[2], RowState* state,
   }
 }
 
-// sums += weights of keys [16 * step, 16 * step + 16) of the tile times columns
-// [column, column + kColumns) of their values.
+// Adds the weights of keys [16 * step, 16 * step + 16) of the tile times columns [column, column +
+// kColumns) of their values to `sums`, and the weights to the sum of weights.
 template <int kDim, int kColumns>
 __device__ inline void AddValues(const uint32_t (&p)[4], char* values, int step, int column,
                                  RowState* state, float (&sums)[kColumns / 8][4]) {
@@ -178,7 +182,7 @@ __device__ inline void AddValues(const uint32_t (&p)[4], char* values, int step,
   MmaBf16(state->sum, p, {kOnes, kOnes});
 }
 
-// Result of all splits so far.
+// The result of all splits merged so far.
 template <int kColumns>
 struct MergedRows {
   float maximum[2] = {kMinusInfinity, kMinusInfinity};
@@ -186,7 +190,7 @@ struct MergedRows {
   float sums[kColumns / 8][4] = {};
 };
 
-// Adds a finished split to `merged` and starts the next one.
+// Merges a finished split into `merged` and resets the state for the next split.
 template <int kColumns>
 __device__ inline void MergeSplit(RowState* state, float (&sums)[kColumns / 8][4],
                                   MergedRows<kColumns>* merged) {

@@ -1,4 +1,4 @@
-// Launches of kernels.
+// Launches kernels.
 #pragma once
 
 #include <utility>
@@ -10,31 +10,34 @@ namespace moeserve::cuda {
 struct LaunchShape {
   dim3 grid;
   dim3 block;
-  size_t shared_bytes = 0;  // dynamic shared memory of a block, up to the device's opt-in limit
+  size_t shared_bytes = 0;  // dynamic shared memory per block, up to the device's opt-in limit
   cudaStream_t stream = nullptr;
-  // The kernel may start before its predecessor in the stream has ended; it reads results of other
-  // kernels only after GridDependencyWait() (ptx.cuh). Ignored where that is not compiled in.
+  // Allows the kernel to start before its predecessor in the stream has ended. The kernel must call
+  // GridDependencyWait() (ptx.cuh) before it reads results of other kernels. Ignored if the code
+  // for the device does not contain GridDependencyWait().
   bool overlaps_predecessor = false;
 };
 
-// Dynamic shared memory, in bytes, that a block on the current device may ask for: 163 KiB on 8.0
-// and 8.7, 227 KiB on 9.0, 99 KiB on 8.6, 8.9 and 12.0.
+// Returns the dynamic shared memory, in bytes, that a block on the current device may request: 163
+// KiB for compute capabilities 8.0 and 8.7, 227 KiB for 9.0, 99 KiB for 8.6, 8.9 and 12.0.
 size_t SharedMemoryLimit();
 
 namespace internal {
-// Raises the limit of `kernel`'s dynamic shared memory on the current device if it is lower, and
-// requests the split of the first-level cache that lets the most blocks run at a time.
+// Raises the limit on `kernel`'s dynamic shared memory on the current device to at least `bytes`,
+// and requests the largest share of the first-level cache as shared memory, so that as many blocks
+// as possible run at a time.
 void AllowSharedMemory(const void* kernel, size_t bytes);
-// Whether the code for the current device has GridDependencyWait() and the environment variable
-// MOESERVE_CUDA_OVERLAP is not 0. Setting it to 0 measures the effect of overlapping.
+// Returns whether the code for the current device contains GridDependencyWait() and the environment
+// variable MOESERVE_CUDA_OVERLAP is not 0. Setting the variable to 0 allows measuring the effect of
+// overlapping kernels.
 bool HasGridDependencies();
-// Stops the process with CUDA's message for `error`.
+// Stops the process and prints CUDA's message for `error`.
 [[noreturn]] void LaunchFailed(cudaError_t error, const LaunchShape& shape);
 inline constexpr size_t kLittleSharedMemory = 16 << 10;
 }  // namespace internal
 
-// Enqueues `kernel`; a grid without blocks enqueues nothing. A launch that the runtime refuses is a
-// broken invariant. Callable while the stream captures, from any thread.
+// Enqueues `kernel`; an empty grid enqueues nothing. An error of the launch is a broken invariant
+// and stops the process. May be called from any thread, also while the stream captures.
 template <typename... Parameters, typename... Arguments>
 void Launch(void (*kernel)(Parameters...), const LaunchShape& shape, Arguments&&... arguments) {
   if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;

@@ -1,5 +1,5 @@
-// Device primitives that CUDA C++ has no name for, each by its PTX instruction; on the emulated
-// device by its definition in the PTX ISA.
+// Device primitives for which CUDA C++ has no function. Each is implemented by its PTX instruction;
+// for the emulated device, by the definition of that instruction in the PTX ISA.
 #pragma once
 
 #include "kernels/base/dtype.h"
@@ -7,8 +7,9 @@
 
 namespace moeserve::cuda {
 
-// Whether the code being compiled may use instructions of compute capability 9.0a. On other devices
-// the functions marked 9.0a stop the kernel: hosts choose kernels by the device's capability.
+// 1 if the code being compiled may use instructions of compute capability 9.0a. If it is 0, the
+// functions marked 9.0a stop the kernel; the host selects kernels by the device's capability, so
+// such kernels do not run.
 #if defined(MOESERVE_CUDA_EMULATION) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define MOESERVE_HAS_SM90A 1
 #else
@@ -17,7 +18,7 @@ namespace moeserve::cuda {
 
 inline constexpr unsigned kFullMask = 0xffffffffu;
 
-// The 32-bit address of shared memory that PTX takes.
+// Returns the 32-bit shared-memory address that PTX instructions take.
 __device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
 #if defined(MOESERVE_CUDA_EMULATION)
   return emulator::SharedAddress(pointer);
@@ -28,8 +29,8 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
 
 // --- bf16 -----------------------------------------------------------------------------------
 
-// Two floats rounded to nearest even as bf16: `low` in the lower half, where the first element of a
-// fragment's pair is.
+// Returns two floats, rounded to bf16 (nearest, ties to even), as a pair. `low` is in the lower
+// half, where a matrix fragment has the first element of a pair.
 __device__ __forceinline__ uint32_t PackBf16(float low, float high) {
 #if defined(MOESERVE_CUDA_EMULATION)
   return Bf16FromF32(low) | (static_cast<uint32_t>(Bf16FromF32(high)) << 16);
@@ -46,8 +47,9 @@ __device__ __forceinline__ float HighBf16(uint32_t pair) {
 
 // --- Asynchronous copies by threads (cp.async) ------------------------------------------------
 
-// Copies 16 bytes; both addresses are 16-byte aligned. With `source_bytes` < 16 only that many are
-// read and the rest is zero (none are read for 0, but `global` must be a valid pointer).
+// Copies 16 bytes; both addresses must be 16-byte aligned. With `source_bytes` < 16 only that many
+// bytes are read and the rest of `shared` is filled with zeros. With 0 nothing is read, but
+// `global` must still be a valid pointer.
 __device__ __forceinline__ void CopyAsync16(void* shared, const void* global,
                                             int source_bytes = 16) {
 #if defined(MOESERVE_CUDA_EMULATION)
@@ -58,7 +60,7 @@ __device__ __forceinline__ void CopyAsync16(void* shared, const void* global,
                : "memory");
 #endif
 }
-// Closes the group of this thread's copies since the last commit.
+// Puts all copies that this thread has started since its last commit into one group.
 __device__ __forceinline__ void CopyAsyncCommit() {
 #if defined(MOESERVE_CUDA_EMULATION)
   emulator::CpAsyncCommit();
@@ -66,8 +68,8 @@ __device__ __forceinline__ void CopyAsyncCommit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
-// Waits until all but the latest kPending groups of this thread are complete; other threads see them
-// after a barrier.
+// Waits until all but the latest kPending groups of this thread are complete. Other threads of the
+// block see the copied bytes after a barrier.
 template <int kPending>
 __device__ __forceinline__ void CopyAsyncWait() {
 #if defined(MOESERVE_CUDA_EMULATION)
@@ -79,10 +81,11 @@ __device__ __forceinline__ void CopyAsyncWait() {
 
 // --- Matrix fragments of a warp -----------------------------------------------------------------
 
-// ldmatrix: 8x8 matrices of 16-bit elements from shared memory, whose rows (16 bytes, aligned) the
-// lanes name: lane 8 i + j row j of matrix i. Lane l then holds elements (l / 4, 2 (l % 4)) and the
-// one right of it of matrix i in registers[i]; transposed: (2 (l % 4), l / 4) and the one below.
-// All lanes pass a valid pointer.
+// ldmatrix: loads 2 or 4 8x8 matrices of 16-bit elements from shared memory. Each lane passes the
+// address of one matrix row (16 bytes, aligned): lane 8 i + j that of row j of matrix i. Afterwards
+// lane l has two elements of matrix i in registers[i]: (l / 4, 2 (l % 4)) and its right neighbour.
+// The transposed variants load (2 (l % 4), l / 4) and the element below it. All lanes must pass a
+// valid pointer.
 __device__ __forceinline__ void LoadMatrix4(uint32_t (&registers)[4], const void* row) {
 #if defined(MOESERVE_CUDA_EMULATION)
   emulator::LoadMatrix(registers, 4, false, row);
@@ -124,10 +127,12 @@ __device__ __forceinline__ void LoadMatrix2Transposed(uint32_t (&registers)[2], 
 #endif
 }
 
-// d += a b on the tensor cores: a 16 x 16 row-major, b 16 x 8 by columns, bf16; d 16 x 8 float.
-// With g = lane / 4 and p = 2 (lane % 4), pairs of elements along k (a, b) or n (d), first one low:
-// a: (g, p), (g + 8, p), (g, p + 8), (g + 8, p + 8); b: k = p and p + 8 of column g;
-// d: (g, p), (g, p + 1), (g + 8, p), (g + 8, p + 1).
+// Computes d += a b on the tensor cores: a is 16 x 16 bf16, row-major; b is 16 x 8 bf16,
+// column-major; d is 16 x 8 float. Let g = lane / 4 and p = 2 (lane % 4). A register of a or b has
+// two elements adjacent in k, the first one in the low half. The registers hold
+//   a: the pairs from (g, p), (g + 8, p), (g, p + 8), (g + 8, p + 8);
+//   b: the pairs of column g from k = p and k = p + 8;
+//   d: the elements (g, p), (g, p + 1), (g + 8, p), (g + 8, p + 1).
 __device__ __forceinline__ void MmaBf16(float (&d)[4], const uint32_t (&a)[4],
                                         const uint32_t (&b)[2]) {
 #if defined(MOESERVE_CUDA_EMULATION)
@@ -143,7 +148,8 @@ __device__ __forceinline__ void MmaBf16(float (&d)[4], const uint32_t (&a)[4],
 
 // --- Barriers for some of a block's warps -------------------------------------------------------
 
-// Barrier `id` (1..15; 0 is __syncthreads's) for `threads` threads, a multiple of 32.
+// Waits at barrier `id` (1..15; 0 is the barrier of __syncthreads) for `threads` threads, a
+// multiple of 32.
 __device__ __forceinline__ void NamedBarrierSync(int id, int threads) {
 #if defined(MOESERVE_CUDA_EMULATION)
   emulator::BarrierSync(id, threads, 0, nullptr, emulator::Location::current());
@@ -151,7 +157,7 @@ __device__ __forceinline__ void NamedBarrierSync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 #endif
 }
-// Counts as arrived without waiting.
+// Arrives at the barrier without waiting.
 __device__ __forceinline__ void NamedBarrierArrive(int id, int threads) {
 #if defined(MOESERVE_CUDA_EMULATION)
   emulator::BarrierArrive(id, threads, emulator::Location::current());
@@ -162,12 +168,12 @@ __device__ __forceinline__ void NamedBarrierArrive(int id, int threads) {
 
 // --- mbarriers (shared memory, 8-byte aligned) --------------------------------------------------
 //
-// A phase ends when `count` arrivals and all expected bytes have come; then the next
-// phase begins. Phases have parities 0, 1, 0, ... Waiting for the end of a phase makes what was
-// written before the arrivals, and the copied bytes, visible.
+// A phase ends when `count` arrivals have happened and all expected bytes have been copied; then
+// the next phase begins. The parity of the first phase is 0, and it alternates. After waiting for
+// the end of a phase, a thread sees everything written before the arrivals, and the copied bytes.
 
-// One thread initialises; the others use the barrier after MbarrierInitFence() by that thread and
-// a barrier of the block.
+// One thread initialises the barrier and calls MbarrierInitFence(). Other threads may use the
+// barrier after the next block-wide barrier.
 __device__ __forceinline__ void MbarrierInit(uint64_t* barrier, uint32_t count) {
 #if defined(MOESERVE_CUDA_EMULATION)
   emulator::MbarrierInit(barrier, count);
@@ -202,7 +208,7 @@ __device__ __forceinline__ void MbarrierArrive(uint64_t* barrier) {
       : "memory");
 #endif
 }
-// 9.0a: expects `bytes` more in this phase, then arrives.
+// 9.0a: raises the number of bytes expected in this phase by `bytes`, then arrives.
 __device__ __forceinline__ void MbarrierArriveExpect(uint64_t* barrier, uint32_t bytes) {
 #if defined(MOESERVE_CUDA_EMULATION)
   emulator::MbarrierArrive(barrier, bytes);
@@ -215,7 +221,7 @@ __device__ __forceinline__ void MbarrierArriveExpect(uint64_t* barrier, uint32_t
   __trap();
 #endif
 }
-// 9.0a: expects `bytes` more in this phase without arriving.
+// 9.0a: raises the number of bytes expected in this phase by `bytes` without arriving.
 __device__ __forceinline__ void MbarrierExpect(uint64_t* barrier, uint32_t bytes) {
 #if defined(MOESERVE_CUDA_EMULATION)
   emulator::MbarrierExpect(barrier, bytes);
@@ -228,8 +234,8 @@ __device__ __forceinline__ void MbarrierExpect(uint64_t* barrier, uint32_t bytes
   __trap();
 #endif
 }
-// Arrives when all cp.async copies of this thread so far are complete. Each such call is one of the
-// arrivals that the barrier counts.
+// Makes the barrier count an arrival when all cp.async copies that this thread has started are
+// complete. The barrier's `count` must include this arrival.
 __device__ __forceinline__ void CopyAsyncArrive(uint64_t* barrier) {
 #if defined(MOESERVE_CUDA_EMULATION)
   emulator::CpAsyncMbarrierArrive(barrier);
@@ -238,7 +244,8 @@ __device__ __forceinline__ void CopyAsyncArrive(uint64_t* barrier) {
                : "memory");
 #endif
 }
-// Whether the phase with this parity has ended; the current phase has not. May wait a while for it.
+// Returns whether the phase with this parity has ended. If the current phase has this parity, the
+// function may wait for some time before it returns false.
 __device__ __forceinline__ bool MbarrierTryWait(uint64_t* barrier, uint32_t parity) {
 #if defined(MOESERVE_CUDA_EMULATION)
   return emulator::MbarrierTest(barrier, parity);
@@ -271,8 +278,9 @@ __device__ __forceinline__ void MbarrierWait(uint64_t* barrier, uint32_t parity)
 
 // --- The copy engine (9.0a) -----------------------------------------------------------------
 
-// Copies `bytes` from global to shared memory and counts them at `barrier`, which has to expect
-// them. Addresses and size are multiples of 16. One thread calls this for all.
+// Copies `bytes` bytes from global to shared memory and reports their completion to `barrier`,
+// which must expect them. Addresses and size must be multiples of 16. A single thread calls this
+// function for the whole block.
 __device__ __forceinline__ void CopyBulkAsync(void* shared, const void* global, uint32_t bytes,
                                               uint64_t* barrier) {
 #if defined(MOESERVE_CUDA_EMULATION)
@@ -287,18 +295,18 @@ __device__ __forceinline__ void CopyBulkAsync(void* shared, const void* global, 
   __trap();
 #endif
 }
-// Orders this thread's ordinary accesses to shared memory before those of the copy engine and of
-// wgmma: needed after writing an operand, or after reading a buffer that is copied into next, and
-// before the barrier that announces it.
+// Orders this thread's ordinary accesses to shared memory before accesses by the copy engine and by
+// wgmma. Must be called after writing an operand of wgmma, and after reading a buffer that the copy
+// engine will overwrite, and in both cases before the barrier that signals this to other threads.
 __device__ __forceinline__ void FenceAsyncShared() {
 #if !defined(MOESERVE_CUDA_EMULATION) && MOESERVE_HAS_SM90A
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 
-// --- Registers of a warpgroup, dependent launches (9.0a; nothing elsewhere) ---------------------
+// --- Register counts of a warpgroup; dependent launches (9.0a; no effect on other devices) ------
 
-// All warps of a warpgroup; kRegisters is a multiple of 8 in [24, 256].
+// All warps of a warpgroup must call these functions. kRegisters is a multiple of 8 in [24, 256].
 template <int kRegisters>
 __device__ __forceinline__ void IncreaseRegisters() {
 #if !defined(MOESERVE_CUDA_EMULATION) && MOESERVE_HAS_SM90A
@@ -313,8 +321,9 @@ __device__ __forceinline__ void DecreaseRegisters() {
 }
 
 // Waits until the kernels that this launch depends on have ended and their writes are visible.
-// Every thread calls it before it reads or overwrites memory that they use, and before it exits:
-// the next kernel assumes that the end of this one implies the end of all before.
+// Every thread must call it before it accesses memory that those kernels use, and before it exits,
+// because the next kernel assumes that when this kernel has ended, all kernels before it have
+// ended, too.
 __device__ __forceinline__ void GridDependencyWait() {
 #if defined(MOESERVE_CUDA_EMULATION)
   emulator::GridDependencyWait();
@@ -322,15 +331,15 @@ __device__ __forceinline__ void GridDependencyWait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// Lets the next kernel start when all blocks have called this or ended.
+// Allows the next kernel to start when all blocks of this one have called this function or ended.
 __device__ __forceinline__ void GridDependencyLaunch() {
 #if !defined(MOESERVE_CUDA_EMULATION) && MOESERVE_HAS_SM90A
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-// The first statement of kernels that start by reading the results of others. With this order of
-// the two calls at most two kernels run at a time: all before them have ended when the second
-// starts.
+// The first statement of kernels that immediately read results of other kernels. Because it waits
+// before it allows the next kernel to start, at most two kernels run at a time: when the second
+// starts, all kernels before the first have ended.
 __device__ __forceinline__ void GridDependencyPass() {
   GridDependencyWait();
   GridDependencyLaunch();

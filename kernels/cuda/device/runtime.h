@@ -1,5 +1,5 @@
-// The CUDA runtime, or the emulated device that stands in for it where kernels are tested without
-// a GPU. Everything in kernels/cuda includes this and no CUDA header.
+// Includes the CUDA runtime, or the emulated device that replaces it in tests without a GPU. All
+// code in kernels/cuda includes this file instead of CUDA headers.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,8 @@ namespace moeserve::cuda {
 
 #if defined(MOESERVE_CUDA_EMULATION) || defined(__CUDACC__)
 
-// The block's dynamic shared memory, 1024-byte aligned; kernels carve it by hand. There is no other
-// shared memory.
+// Returns the block's dynamic shared memory, 1024-byte aligned; each kernel divides it into its
+// buffers. Kernels use no static shared memory.
 template <typename T>
 __device__ __forceinline__ T* DynamicShared() {
 #if defined(MOESERVE_CUDA_EMULATION)

@@ -1,7 +1,8 @@
-// Activation functions, the same formulas as on the CPU.
+// Activation functions, with the same formulas as on the CPU.
 //
-// Values that are rounded to bf16 next take exponentials and quotients from the special function
-// units: a few units in the last place of f32 less exact, and a fraction of the instructions.
+// If a result is rounded to bf16 next, exponentials and quotients are computed by the special
+// function units: their error is a few f32 ulps larger, and they take a fraction of the
+// instructions.
 #pragma once
 
 #include "kernels/backend.h"
@@ -10,7 +11,7 @@
 
 namespace moeserve::cuda {
 
-// 1 / (1 + e^-x).
+// Returns 1 / (1 + e^-x).
 template <bool kFast>
 __device__ inline float Sigmoid(float x) {
 #if !defined(MOESERVE_CUDA_EMULATION)
@@ -36,7 +37,7 @@ __device__ inline float Activated(float x) {
     // 1 + tanh u = 2 sigmoid(2 u).
     return x * Sigmoid<kFast>(2.0f * u);
   } else if constexpr (kKind == ActivationKind::kRelu) {
-    // NaN stays NaN: a numeric failure must reach its request.
+    // A NaN input yields NaN, so that a numeric error is detected in the request that caused it.
     return x < 0.0f ? 0.0f : x;
   } else {
     return x;
@@ -49,8 +50,8 @@ __device__ inline void ActivateEach(float (&x)[kCount]) {
   for (int i = 0; i < kCount; ++i) x[i] = Activated<kKind, kFast>(x[i]);
 }
 
-// Several values at once: one branch, and independent chains of instructions. `fast`: the results
-// are rounded to bf16 next.
+// Applies the activation to several values at once, which takes one branch and gives independent
+// chains of instructions. `fast` must be set only if the results are rounded to bf16 next.
 template <int kCount>
 __device__ inline void Activate(ActivationKind kind, bool fast, float (&x)[kCount]) {
   switch (kind) {

@@ -16,9 +16,10 @@ constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * 32;
 constexpr int kMaxWidthBlocks = 4;
 
-// kTileRows rows of width kBlocks * 64. A step streams kBlocks blocks of weights: one row block of
-// the first matrix (64 units, or 32 where gated), or one k block of the second. A chunk is the one
-// or two steps that make 64 hidden units, and the step that consumes them.
+// The dimensions of a tile of kTileRows rows, whose width is kBlocks * 64 columns. In a step,
+// kBlocks blocks of weights are loaded: either one row block of the first matrix (64 hidden units,
+// or 32 if gated), or one k block of the second matrix. A chunk of 64 hidden units takes one step
+// that computes them (two if gated) and one step that multiplies them by the second matrix.
 template <int kTileRowsArg, int kBlocksArg, int kStagesArg>
 struct FusedShape {
   static constexpr int kTileRows = kTileRowsArg;
@@ -39,7 +40,8 @@ struct FusedParams {
   LinearParams down;
 };
 
-// Copies the rows into planes of 64 columns, swizzled like blocks of weights.
+// Copies input rows into planes of 64 columns, with the swizzle of packed weight blocks
+// (linear_bank.h).
 template <typename S>
 __device__ void LoadRows(const LinearParams& p, int in_features, const LinearTileRange& tile,
                          char* planes) {
@@ -62,8 +64,9 @@ __device__ void LoadRows(const LinearParams& p, int in_features, const LinearTil
   }
 }
 
-// Starts the copies of step `step` into `stage`. A gated expert whose last chunk has 32 units has
-// no second row block there: nothing is copied, and nothing reads the stage.
+// Starts the copies of the weights of step `step` into `stage`. If the last chunk of a gated expert
+// has only 32 hidden units, its second row block does not exist; then nothing is copied, and
+// nothing reads the stage.
 template <typename S>
 __device__ void LoadStep(const FusedParams& p, const LinearBankEntry& up,
                          const LinearBankEntry& down, int halves, int step, char* stage) {
@@ -91,7 +94,7 @@ __device__ void LoadStep(const FusedParams& p, const LinearBankEntry& up,
   }
 }
 
-// The n8 fragments of inputs [16 * k16, + 16) of every row of a plane.
+// Loads the B operands (n8 fragments) for inputs [16 * k16, 16 * k16 + 16) of all rows of a plane.
 template <int kNTiles>
 __device__ void LoadRowFragments(const char* plane, int k16, uint32_t (&b)[kNTiles][2]) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -145,8 +148,9 @@ __device__ inline void StoreHidden(char* plane, int row, int unit, float value) 
   *reinterpret_cast<uint16_t*>(at) = static_cast<uint16_t>(PackBf16(value, 0.0f));
 }
 
-// Bias, activation and rounding of the sums of one row block into the plane of hidden units. Units
-// beyond the expert's width are 0, as the second product of a pair reads them.
+// Adds the bias to the sums of one row block, applies the activation, rounds the results and stores
+// them in the plane of hidden units. Hidden units beyond the expert's width are set to 0, because
+// the second product reads them.
 template <typename S>
 __device__ void ActivateHidden(const LinearParams& p, const LinearBankEntry& up, int row_block,
                                int part, const float (&sums)[S::kNTiles][4], char* plane) {
@@ -221,7 +225,7 @@ __global__ void __launch_bounds__(kThreads, 2) FusedExpertKernel(const FusedPara
   }
   int stage = 0;
   int step = 0;
-  // Waits for the current step's weights, starts the copies of a later one.
+  // Waits for the current step's weights and starts the copies for a later step.
   const auto advance = [&]() -> const char* {
     CopyAsyncWait<S::kStages - 2>();
     __syncthreads();
@@ -242,8 +246,9 @@ __global__ void __launch_bounds__(kThreads, 2) FusedExpertKernel(const FusedPara
       float hidden[S::kNTiles][4] = {};
       const int row_block = chunk * halves + part;
       if (row_block < up.row_blocks) MultiplyUp<S>(planes, weights, hidden);
-      // The barrier of the next step lies between this and the reads of the plane; the one of this
-      // step between the reads of the last chunk and this.
+      // Two barriers in advance() order the accesses to the plane: the one of the next step is
+      // between these writes and the reads by MultiplyDown(); the one of this step is between the
+      // reads of the previous chunk and these writes.
       ActivateHidden<S>(p.up, up, row_block, part, hidden, hidden_plane);
     }
     MultiplyDown<S>(hidden_plane, advance(), results);
@@ -293,7 +298,8 @@ void LaunchRows(const FusedParams& p, int blocks, int64_t rows, cudaStream_t str
   }
 }
 
-// For the largest shape of rows of this many blocks.
+// Returns the shared memory of the larger of the two row tiles, for rows that are `blocks` blocks
+// wide.
 size_t SharedBytes(int blocks) {
   switch (blocks) {
     case 1:
@@ -330,7 +336,7 @@ bool FusedExpertFits(const LinearBank& up, const LinearBank& down) {
 
 bool FusedExpertPays(const LinearBank& up, const LinearBank& down, int64_t rows) {
   if (!FusedExpertFits(up, down)) return false;
-  // Below, a kernel that spreads one expert over many multiprocessors is faster.
+  // With fewer rows, a kernel that distributes one expert over many multiprocessors is faster.
   constexpr int64_t kRowsPerExpert = 32;
   constexpr int64_t kRows = 8192;
   return rows >= kRows && rows >= kRowsPerExpert * up.num_experts();

@@ -12,8 +12,8 @@ bool StartsWide(const RowsView& rows) {
   return bits % 16 == 0;
 }
 
-// Tiles somewhat larger than the mean number of rows per expert: a partly filled tile costs little,
-// a second tile reads the weights again.
+// Returns the tile whose number of rows is somewhat larger than the mean number of rows per expert.
+// A partly filled tile costs little, but a second tile reads the weights again.
 LinearTile ChooseTile(const CudaLinearBank& bank, int64_t rows) {
   const int64_t experts = bank.num_experts();
   const int64_t wanted = experts == 1 ? rows : rows * 3 / 2 / experts;
@@ -21,8 +21,8 @@ LinearTile ChooseTile(const CudaLinearBank& bank, int64_t rows) {
   if (wanted <= 16) return LinearTile::kRows16;
   if (wanted <= 32) return LinearTile::kRows32;
   if (wanted <= 64) return LinearTile::kRows64;
-  // One of these blocks fills a multiprocessor: where there are few of them, smaller blocks use
-  // more multiprocessors.
+  // A block of the warpgroup kernel occupies a whole multiprocessor. If there are few such blocks,
+  // smaller blocks use more multiprocessors.
   constexpr int64_t kFewTiles = 64;
   if (internal::MaxLinearTiles(bank, rows, 128, 128) < kFewTiles) return LinearTile::kRows64;
   return LinearTile::kWarpgroup;

@@ -7,20 +7,23 @@
 
 namespace moeserve::cuda {
 
-// The product of kernels/backend.h with device pointers; args.bank is a CudaLinearBank. With a
-// plan, the number of assignments is read from plan->expert_offsets on the device and may be
-// anything up to plan->capacity, for which `output` (and `input` without gather) has rows.
+// Computes the product documented at LinearArgs (kernels/backend.h) with device pointers; args.bank
+// must be a CudaLinearBank. With a plan, the number of assignments is read from
+// plan->expert_offsets on the device and may be anything up to plan->capacity; `output` (and
+// `input` without gather) must have plan->capacity rows.
 //
-// bf16 rows take bf16 weights and run on the tensor cores; f32 rows take any weights: f32 and f16
-// ones are summed by one fused multiply-add per input in ascending order, bf16 ones on the tensor
-// cores without rounding the rows. A result depends on its row and its matrix alone: tiles of every
-// shape sum in the same order.
+// bf16 rows need bf16 weights and are multiplied on the tensor cores. f32 rows accept weights of
+// any type: with f32 and f16 weights, one fused multiply-add per input adds the products in
+// ascending order; with bf16 weights, the tensor cores multiply the rows without rounding them. A
+// row's result depends on the row and its matrix alone, because tiles of all shapes sum in the same
+// order.
 void LaunchLinear(const LinearArgs& args, cudaStream_t stream);
 
-// Which kernel multiplies bf16 rows, for tests and measurements; kAuto is what LaunchLinear uses.
-// kRows*: mma.sync with tiles of that many rows. kWarpgroup*: wgmma with tiles of 128 rows by that
-// many outputs, or by what suits the layer; kRows128 where the device or the rows' alignment forbid
-// it.
+// The kernel that multiplies bf16 rows; tests and measurements select one explicitly. kAuto lets
+// LaunchLinear() choose. kRows*: mma.sync with tiles of that many rows. kWarpgroup128 and
+// kWarpgroup256: wgmma with tiles of 128 rows by that many outputs. kWarpgroup: wgmma with the
+// number of outputs chosen by layer. kRows128 is used instead of wgmma if the device or the
+// alignment of the rows does not permit wgmma.
 enum class LinearTile : uint8_t {
   kAuto,
   kRows8,

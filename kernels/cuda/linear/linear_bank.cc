@@ -10,10 +10,10 @@
 namespace moeserve::cuda {
 namespace {
 
-// Rows are uploaded in pieces of about this size.
+// Weights are uploaded in groups of rows of about this size.
 constexpr int64_t kUploadBytes = int64_t{64} << 20;
 
-// A failure of the device while a model is loaded is fatal.
+// Stops the process: an error of the device while a model is loaded is fatal.
 void Require(cudaError_t error) { MOESERVE_CHECK(error == cudaSuccess, cudaGetErrorString(error)); }
 
 void Require(const Status& status, const char* what) {

@@ -1,4 +1,4 @@
-// Fills weight images, and reads rows out of them.
+// Packs weights into the device's layout, and reads rows of packed weights.
 
 #include <algorithm>
 
@@ -19,7 +19,7 @@ __device__ float LoadElement(const char* base, DType dtype, int64_t i) {
   return dtype == DType::kBF16 ? F32FromBf16(bits) : F32FromF16(bits);
 }
 
-// One block per row.
+// Each block packs one row.
 __global__ void PackRowsKernel(internal::PackRowsArgs a) {
   const int r = static_cast<int>(blockIdx.x);
   const int row = ImageRow(a.gated, a.gate_half, a.first_row + r);

@@ -1,5 +1,5 @@
-// Products of f32 rows by f32 and f16 weights, on the ordinary cores: every output is one chain of
-// fused multiply-adds over ascending inputs, whatever the tile.
+// Products of f32 rows with f32 and f16 weights on the CUDA cores. For every output, and with any
+// tile, one chain of fused multiply-adds runs over the inputs in ascending order.
 
 #include <algorithm>
 
@@ -14,9 +14,10 @@ namespace {
 
 constexpr int kTileImageRows = kImageBlock;
 constexpr int kPitch = kTileImageRows + 4;
-constexpr int kRowBytes = kImageBlock * 4;  // of 64 inputs
+constexpr int kRowBytes = kImageBlock * 4;  // bytes of 64 inputs
 
-// A warp computes all 64 outputs of its kRowsPerWarp rows; a lane two outputs 32 apart.
+// The dimensions of a tile. A warp computes all 64 outputs for its kRowsPerWarp rows; each lane
+// computes two outputs, which are 32 apart.
 template <DType kWeightsArg, int kRowsPerWarpArg, int kWarpsArg, int kStagesArg>
 struct F32Shape {
   static constexpr DType kWeights = kWeightsArg;
@@ -33,7 +34,7 @@ struct F32Shape {
   static_assert(kWeightBytes % (kThreads * 16) == 0);
 };
 
-// The same values as F32FromF16, without branches on them.
+// Returns the same value as F32FromF16() without branching on the value.
 __device__ inline float WidenF16(uint32_t bits) {
   const float magnitude = F32FromBits((bits & 0x7fffu) << 13) * 0x1p112f;
   const uint32_t special = (bits & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u;
@@ -66,7 +67,7 @@ __device__ void LoadF32Stage(const LinearParams& p, const LinearBankEntry& m,
     const int at = (thread + i * S::kThreads) * 16;
     CopyAsync16(stage + at, weights + at);
   }
-  // 16 pieces of 4 inputs per row.
+  // A row of a stage has 16 pieces of 4 inputs.
   char* rows = stage + S::kWeightBytes;
   for (int i = thread; i < tile.rows * 16; i += S::kThreads) {
     const int r = i / 16;
@@ -168,7 +169,8 @@ void LaunchShaped(const CudaLinearBank& bank, const LinearParams& p, cudaStream_
          p);
 }
 
-// Few rows: many small blocks that stream weights. Many: tiles that reuse them.
+// With few rows per expert, many small blocks stream the weights. With many rows, large tiles reuse
+// the weights.
 template <DType kWeights>
 void LaunchTyped(const CudaLinearBank& bank, const LinearParams& p, cudaStream_t stream) {
   constexpr int64_t kFewRowsPerExpert = 16;

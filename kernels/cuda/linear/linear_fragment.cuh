@@ -1,7 +1,7 @@
-// The epilogue of wgmma products without shared memory: bias, activation, gate and rounding happen
-// in the accumulators, then four lanes exchange their results so that each stores 16 bytes.
-// StoreLinearTile (linear_tile.cuh) has the same bits; it takes several times the instructions,
-// during which the tensor cores idle.
+// The epilogue of wgmma products without shared memory: bias, activation, gating and rounding are
+// applied to the accumulators, then each group of four lanes exchanges results so that each lane
+// stores 16 bytes. StoreLinearTile() (linear_tile.cuh) computes the same bits, but with several
+// times the instructions, during which the tensor cores are idle.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,8 @@
 
 namespace moeserve::cuda {
 
-// Lane q of every four has x[0..3]; afterwards x[i] is what lane i of the four had in x[q].
+// Transposes a 4 x 4 matrix that four adjacent lanes hold. Before, lane q of the four has row q in
+// x[0..3]; afterwards, x[i] of lane q is what lane i had in x[q].
 __device__ __forceinline__ void TransposeFour(uint32_t (&x)[4]) {
   const int lane = static_cast<int>(threadIdx.x) % 4;
   const bool odd = lane % 2 != 0, high = lane / 2 != 0;
@@ -28,14 +29,15 @@ __device__ __forceinline__ void TransposeFour(uint32_t (&x)[4]) {
   }
 }
 
-// Writes `sums` of a warpgroup, kN image rows by 64 rows in wgmma's layout (wgmma.cuh), to a bf16
-// output with rows of 16-byte alignment. `thread`: of the warpgroup, all of them call this.
+// Applies the epilogue to the sums of a warpgroup (kN packed rows by 64 rows, in wgmma's
+// accumulator layout, see wgmma.cuh) and stores bf16 outputs, whose rows must be 16-byte aligned.
+// `thread` is the index in the warpgroup; all threads of the warpgroup must call this.
 template <ActivationKind kKind, bool kGated, int kN>
 __device__ __forceinline__ void StoreFragments(const LinearParams& p, const LinearBankEntry& m,
                                                const LinearTileRange& tile,
                                                const float (&sums)[kN / 2], int thread) {
-  constexpr int kImageRows = kGated ? 16 : 8;  // that make 8 outputs
-  constexpr int kGroups = kN / kImageRows;     // of 8 outputs
+  constexpr int kImageRows = kGated ? 16 : 8;  // packed rows per 8 outputs
+  constexpr int kGroups = kN / kImageRows;     // number of groups of 8 outputs
   static_assert(kGroups % 4 == 0);
   const int lane = thread % 32, quad = lane % 4;
   const int first = kGated ? tile.image_row / 2 : tile.image_row;
@@ -68,7 +70,7 @@ __device__ __forceinline__ void StoreFragments(const LinearParams& p, const Line
         }
         pairs[g] = PackBf16(value[0], value[1]);
       }
-      // Of group `quad` of the batch, all 8 outputs.
+      // Afterwards this lane has all 8 outputs of group `quad` of the batch.
       TransposeFour(pairs);
       const int column = first + (batch * 4 + quad) * 8;
       if (r >= tile.rows || column >= limit) continue;
@@ -87,7 +89,7 @@ __device__ __forceinline__ void StoreFragments(const LinearParams& p, const Line
   }
 }
 
-// StoreFragments() for the settings that have such an epilogue; returns false for others.
+// Calls StoreFragments() if it supports the settings; otherwise returns false.
 template <int kN>
 __device__ __forceinline__ bool TryStoreFragments(const LinearParams& p, const LinearBankEntry& m,
                                                   const LinearTileRange& tile,

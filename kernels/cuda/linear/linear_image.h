@@ -1,4 +1,4 @@
-// Addresses within the weight image of linear_bank.h, for host and device.
+// Addresses within the packed weights of linear_bank.h, for host and device.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,13 @@
 
 namespace moeserve::cuda {
 
-// Image row of row `row` of a half.
+// Returns the packed row of row `row` of the gate or up half.
 MOESERVE_HOST_DEVICE inline int ImageRow(bool gated, bool gate_half, int row) {
   if (!gated) return row;
   return row / 8 * 16 + (gate_half ? 0 : 8) + row % 8;
 }
 
-// Byte offset of element (image row, k) from the start of a matrix whose elements take
+// Returns the byte offset of element (packed row, k) from the start of a matrix whose elements take
 // `element_bytes` (2 or 4).
 MOESERVE_HOST_DEVICE inline int64_t ImageOffset(int k_blocks, int row, int k, int element_bytes) {
   const int64_t block = static_cast<int64_t>(row / kImageBlock) * k_blocks + k / kImageBlock;

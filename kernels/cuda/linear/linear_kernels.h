@@ -1,4 +1,4 @@
-// The kernels behind LaunchLinear().
+// The kernels that LaunchLinear() selects from.
 #pragma once
 
 #include <cstdint>
@@ -8,15 +8,17 @@
 
 namespace moeserve::cuda::internal {
 
-// Most tiles of `tile_rows` rows x `tile_image_rows` outputs that a routing of `rows` rows can
-// have; the surplus exits at once.
+// Returns the largest number of tiles of `tile_rows` rows x `tile_image_rows` packed rows that a
+// routing plan with `rows` assignments can need. Blocks of the grid without a tile exit
+// immediately.
 inline int64_t MaxLinearTiles(const CudaLinearBank& bank, int64_t rows, int tile_rows,
                               int tile_image_rows) {
-  // Sum over experts of ceil(r / tile_rows) * columns: one row tile for every expert that has rows,
-  // and at most rows / tile_rows more.
+  // The number of tiles is the sum over experts of ceil(rows of the expert / tile_rows) * column
+  // tiles. Every expert that has rows needs at least one row tile; all experts together need at
+  // most rows / tile_rows further row tiles.
   const int64_t experts = rows < bank.num_experts() ? rows : bank.num_experts();
   const int64_t per_block = tile_image_rows < kImageBlock ? kImageBlock / tile_image_rows : 1;
-  // An odd last block takes a whole tile where tiles span two.
+  // If a tile spans two blocks, an odd last block takes a whole tile.
   const int64_t blocks_per_tile = tile_image_rows > kImageBlock ? tile_image_rows / kImageBlock : 1;
   const int64_t first =
       (bank.largest_row_blocks(experts) + experts * (blocks_per_tile - 1)) / blocks_per_tile;
@@ -26,20 +28,21 @@ inline int64_t MaxLinearTiles(const CudaLinearBank& bank, int64_t rows, int tile
   return (first + more * widest) * per_block;
 }
 
-// bf16 rows and weights, any device.
+// Products of bf16 rows with bf16 weights, on any device.
 void LaunchLinearMma(const CudaLinearBank& bank, const LinearParams& params, LinearTile tile,
                      cudaStream_t stream);
 
-// bf16 rows and weights by wgmma: whether the current device and these rows can, and the launch.
+// Products of bf16 rows with bf16 weights by wgmma. LinearWgmmaFits() returns whether the current
+// device and these rows permit it.
 bool LinearWgmmaFits(const LinearParams& params);
 void LaunchLinearWgmma(const CudaLinearBank& bank, const LinearParams& params, LinearTile tile,
                        cudaStream_t stream);
 
-// f32 rows by bf16 weights, on the tensor cores.
+// Products of f32 rows with bf16 weights, on the tensor cores.
 void LaunchLinearSplitMma(const CudaLinearBank& bank, const LinearParams& params,
                           cudaStream_t stream);
 
-// f32 rows, weights of any type.
+// Products of f32 rows with weights of any type.
 void LaunchLinearF32(const CudaLinearBank& bank, const LinearParams& params, cudaStream_t stream);
 
 }  // namespace moeserve::cuda::internal

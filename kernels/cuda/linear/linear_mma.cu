@@ -1,5 +1,5 @@
-// bf16 products by mma.sync with the weights as the m16 operand and the rows as n8: few rows waste
-// nothing, and every 16-byte piece of weights is loaded once per row tile.
+// bf16 products by mma.sync. The weights are the m16 operand and the rows are the n8 operand, so a
+// few rows waste little, and every 16-byte piece of weights is loaded once per row tile.
 
 #include <algorithm>
 
@@ -13,10 +13,11 @@ namespace moeserve::cuda {
 namespace {
 
 constexpr int kBlockBytes = kImageBlock * kImageBlock * 2;
-constexpr int kRowBytes = kImageBlock * 2;  // of 64 inputs
+constexpr int kRowBytes = kImageBlock * 2;  // bytes of 64 inputs
 
-// kTileRows rows x kTileImageRows outputs per block; warps in a grid kWarpsAcross (outputs) x
-// kWarpsDown (rows), each kMTiles x kNTiles instructions wide.
+// The dimensions of a tile: a block computes kTileRows rows x kTileImageRows outputs. Its warps
+// form a grid of kWarpsAcross (outputs) x kWarpsDown (rows); each warp computes kMTiles x kNTiles
+// instructions of m16n8.
 template <int kTileRowsArg, int kWarpsAcrossArg, int kWarpsDownArg, int kMTilesArg, int kStagesArg,
           int kBlocksPerMultiprocessorArg>
 struct MmaShape {
@@ -30,7 +31,7 @@ struct MmaShape {
   static constexpr int kTileImageRows = kWarpsAcross * kMTiles * 16;
   static constexpr int kThreads = kWarpsAcross * kWarpsDown * 32;
   static constexpr int kStageBytes = (kTileImageRows + kTileRows) * kRowBytes;
-  static constexpr int kPitch = kTileImageRows + 4;  // floats, of the staged results
+  static constexpr int kPitch = kTileImageRows + 4;  // floats per row of the staged results
   static constexpr int kStagedBytes = kTileRows * kPitch * 4;
   static constexpr int kSharedBytes = std::max(kStages * kStageBytes, kStagedBytes);
   static constexpr int kWeightPieces = kTileImageRows * 8 / kThreads;  // per thread and stage
@@ -39,8 +40,8 @@ struct MmaShape {
   static_assert(kThreads % 8 == 0);
 };
 
-// One thread's part of the copies into the stages, one block of 64 inputs after the other. Its
-// pieces lie kThreads / 8 rows apart.
+// One thread's part of the copies into the stages. Each call copies one block of 64 inputs. The
+// 16-byte pieces of a thread are kThreads / 8 rows apart.
 template <typename S>
 class StageLoader {
  public:
@@ -52,15 +53,16 @@ class StageLoader {
 #pragma unroll
     for (int i = 0; i < kStrips; ++i) {
       const int block = tile.image_row / kImageBlock + i;
-      // A tile of two blocks may lack the second: its results are dropped, so it loads the first.
+      // If a tile of two blocks has no second block, it loads the first one again and drops the
+      // results.
       const int present = block < m.row_blocks ? block : block - 1;
       weights_[i] = p.weights + m.weights + present * strip +
                     tile.image_row % kImageBlock * kRowBytes + thread * 16;
     }
     const int piece = thread % 8;
     bytes_left_ = m.in_features * 2 - piece * 16;
-    // Of the rows beyond the last only those that share its n8 are read, and their results are
-    // dropped; what they hold does not matter.
+    // The last group of 8 rows (n8) is read completely. The results of rows beyond the last one are
+    // dropped, so their content does not matter.
     row_pieces_ = ((tile.rows + 7) / 8 * 8 - thread / 8 + S::kThreads / 8 - 1) / (S::kThreads / 8);
 #pragma unroll
     for (int i = 0; i < S::kRowPieces; ++i) {
@@ -69,7 +71,7 @@ class StageLoader {
     }
   }
 
-  // The next block of weights into `stage`.
+  // Copies the next block of weights into `stage`.
   __device__ void LoadWeights(char* stage) {
     const int thread = static_cast<int>(threadIdx.x);
 #pragma unroll
@@ -82,7 +84,7 @@ class StageLoader {
     for (int i = 0; i < kStrips; ++i) weights_[i] += kBlockBytes;
   }
 
-  // The next block of the rows into `stage`.
+  // Copies the next block of the rows into `stage`.
   template <bool kWide>
   __device__ void LoadRows(char* stage) {
     const int thread = static_cast<int>(threadIdx.x);
@@ -111,9 +113,9 @@ class StageLoader {
   static constexpr int kStrips = S::kTileImageRows > kImageBlock ? 2 : 1;
   const char* weights_[kStrips];
   const char* rows_[S::kRowPieces];
-  const char* input_;  // some address to copy nothing from
-  int row_pieces_;     // that this thread loads, the first ones
-  int bytes_left_;     // of a row, from this thread's piece on; may be negative
+  const char* input_;  // a valid address for copies of 0 bytes
+  int row_pieces_;     // number of rows_ of this thread that are loaded, from the first on
+  int bytes_left_;     // bytes of a row from this thread's piece to the row's end; may be negative
 };
 
 template <typename S>
@@ -127,7 +129,8 @@ __device__ void MultiplyStage(const char* stage, int valid_n_tiles,
   const char* rows = stage + S::kTileImageRows * kRowBytes + down * S::kNTiles * 8 * kRowBytes;
   constexpr int kSteps = kImageBlock / 16;
   if constexpr (S::kNTiles == 1) {
-    // One chain of products: all fragments first, so that it waits for shared memory once.
+    // With a single chain of products, all fragments are loaded first, so that the chain waits for
+    // shared memory only once.
     static_assert(S::kMTiles == 1);
     uint32_t a[kSteps][4], b[kSteps][2];
 #pragma unroll
@@ -200,12 +203,14 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerMultiprocessor)
   StageLoader<S> loader(p, m, tile);
   float sums[S::kMTiles][S::kNTiles][4] = {};
 
-  // Rolled up: straight code of many stages takes longer to fetch than to run.
+  // The loops that fill the stages are not unrolled: the unrolled code would take longer to fetch
+  // than to run.
 #pragma unroll 1
   for (int s = 0; s < min(S::kStages - 1, m.k_blocks); ++s) {
     loader.LoadWeights(shared + s * S::kStageBytes);
   }
-  // Weights do not depend on what ran before.
+  // The copies of weights were started before this wait, because weights do not depend on earlier
+  // kernels.
   GridDependencyPass();
 #pragma unroll 1
   for (int s = 0; s < S::kStages - 1; ++s) {
@@ -217,7 +222,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerMultiprocessor)
   int stage = 0;
   for (int k = 0; k < m.k_blocks; ++k) {
     CopyAsyncWait<S::kStages - 2>();
-    __syncthreads();  // stage k has arrived for all; all are done with stage k - 1
+    __syncthreads();  // afterwards all copies for stage k are visible, and no thread reads stage k
+                      // - 1
     const int next = k + S::kStages - 1;
     if (next < m.k_blocks) {
       const int slot = stage == 0 ? S::kStages - 1 : stage - 1;
@@ -262,7 +268,8 @@ namespace internal {
 void LaunchLinearMma(const CudaLinearBank& bank, const LinearParams& p, LinearTile tile,
                      cudaStream_t stream) {
   if (!p.wide_input) {
-    // Sub-tokens of odd widths: one shape that loads element by element.
+    // Rows that are not 16-byte aligned (sub-tokens of odd widths) use a single tile shape, which
+    // loads element by element.
     using S = Rows32;
     const int64_t tiles = MaxLinearTiles(bank, p.rows, S::kTileRows, S::kTileImageRows);
     Launch(LinearMmaKernel<S, false>,
@@ -271,8 +278,8 @@ void LaunchLinearMma(const CudaLinearBank& bank, const LinearParams& p, LinearTi
            p);
     return;
   }
-  // A narrow layer has fewer tiles than the device has multiprocessors: narrower ones keep more of
-  // them busy.
+  // With few tiles, as in a narrow layer, many multiprocessors would be idle; narrower tiles use
+  // more of them.
   constexpr int64_t kFewTiles = 96;
   switch (tile) {
     case LinearTile::kRows8:

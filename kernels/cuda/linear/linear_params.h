@@ -1,4 +1,4 @@
-// LinearArgs as the kernels take them.
+// The arguments of LinearArgs in the form that the kernels take.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@ namespace moeserve::cuda {
 
 struct LinearParams {
   const char* weights;
-  const float* bias;  // null: none
+  const float* bias;  // null if there is none
   const LinearBankEntry* entries;
-  const int32_t* order;    // [experts]
-  const int32_t* offsets;  // [experts + 1] first row of each expert; null: one expert, `rows` rows
-  const int32_t* source;   // input row of a row; null: the row itself
+  const int32_t* order;    // [experts] see CudaLinearBank::order()
+  const int32_t* offsets;  // [experts + 1] first row of each expert; null: one expert with all rows
+  const int32_t* source;   // input row of each row; null: the row itself
   const char* input;
   char* output;
   int64_t input_stride;   // bytes
@@ -26,12 +26,12 @@ struct LinearParams {
   bool output_bf16;
   bool pad_output;
   bool wide_input;   // every input row starts at a multiple of 16 bytes
-  bool wide_output;  // every output row does
+  bool wide_output;  // every output row starts at a multiple of 16 bytes
 };
 
 namespace internal {
 
-// Checks `args`; `rows` of the result bounds the number of rows.
+// Checks `args` and converts it. `rows` of the result is an upper bound of the number of rows.
 LinearParams LinearParamsOf(const LinearArgs& args);
 
 }  // namespace internal

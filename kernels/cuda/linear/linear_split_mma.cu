@@ -1,9 +1,10 @@
-// f32 rows by bf16 weights on the tensor cores, as exact as on the ordinary ones and as fast as the
-// weights can be read: the head of a bf16 model, whose input is f32.
+// Products of f32 rows with bf16 weights on the tensor cores, as exact as on the CUDA cores and as
+// fast as the weights can be read. Used for the LM head of a bf16 model, whose input is f32.
 //
-// A row is split into three bf16 rows whose sum it is (3 x 8 bits of significand). The three are
-// multiplied into one sum per block of 64 inputs, which is then added in f32: tensor cores cut off
-// the low bits of what they add to, so long sums would drift.
+// Each f32 row is split into three bf16 rows whose sum is the row (3 x 8 bits of significand). For
+// each block of 64 inputs, all three are multiplied into one sum, which is then added to the result
+// in f32. Long sums on the tensor cores would drift, because the tensor cores truncate the low bits
+// of what they accumulate.
 
 #include <algorithm>
 
@@ -18,7 +19,7 @@ namespace {
 
 constexpr int kBlockBytes = kImageBlock * kImageBlock * 2;
 constexpr int kRowBytes = kImageBlock * 2;
-constexpr int kThreads = 128;  // a warp per 16 of the 64 outputs
+constexpr int kThreads = 128;  // one warp per 16 of the 64 outputs
 constexpr int kPlanes = 3;
 constexpr int kPitch = kImageBlock + 4;
 
@@ -33,10 +34,11 @@ struct SplitShape {
   static constexpr int kStagedBytes = kTileRows * kPitch * static_cast<int>(sizeof(float));
   static constexpr int kSharedBytes =
       std::max(kWeightBytes + 2 * kPlanes * kPlaneBytes, kStagedBytes);
-  static constexpr int kPieces = (kTileRows * 8 + kThreads - 1) / kThreads;  // of 8 inputs
+  static constexpr int kPieces = (kTileRows * 8 + kThreads - 1) / kThreads;  // number of pieces of
+                                                                             // 8 inputs per thread
 };
 
-// The parts of 8 inputs.
+// Splits each of 8 inputs into its three bf16 parts.
 __device__ inline void Split(const float (&x)[8], uint4 (&parts)[kPlanes]) {
   uint32_t words[kPlanes][4];
 #pragma unroll
@@ -49,7 +51,7 @@ __device__ inline void Split(const float (&x)[8], uint4 (&parts)[kPlanes]) {
       for (int plane = 0; plane < kPlanes; ++plane) {
         bits[plane][j] = Bf16FromF32(rest);
         rest -= F32FromBf16(static_cast<uint16_t>(bits[plane][j]));
-        // Inf and NaN have no remainder.
+        // Inf and NaN leave no remainder.
         if ((bits[plane][j] & 0x7f80u) == 0x7f80u) rest = 0.0f;
       }
     }
@@ -64,7 +66,8 @@ __device__ inline void Split(const float (&x)[8], uint4 (&parts)[kPlanes]) {
   }
 }
 
-// One thread's pieces of the rows: read a block ahead into registers, then split into the planes.
+// One thread's pieces of the rows: each piece is read one block ahead into registers, then split
+// into the three planes.
 template <typename S>
 class RowPieces {
  public:
@@ -74,7 +77,8 @@ class RowPieces {
 #pragma unroll
     for (int i = 0; i < S::kPieces; ++i) {
       const int r = thread / 8 + i * (kThreads / 8);
-      // Rows beyond the last that share its n8 repeat it; their results are dropped.
+      // Rows beyond the last one in its group of 8 (n8) repeat the last row; their results are
+      // dropped.
       rows_[i] =
           r < (tile.rows + 7) / 8 * 8
               ? reinterpret_cast<const float*>(LinearInputRow(p, tile.row + min(r, tile.rows - 1)))
@@ -193,7 +197,8 @@ __global__ void __launch_bounds__(kThreads, S::kBlocksPerMultiprocessor)
     }
     CopyAsyncCommit();
   }
-  // Weights do not depend on what ran before.
+  // The copies of weights were started before this wait, because weights do not depend on earlier
+  // kernels.
   GridDependencyPass();
   RowPieces<S> rows(p, m, tile);
   rows.Read(0);
@@ -201,7 +206,7 @@ __global__ void __launch_bounds__(kThreads, S::kBlocksPerMultiprocessor)
   const int valid_n_tiles = (tile.rows + 7) / 8;
   int stage = 0;
   for (int k = 0; k < m.k_blocks; ++k) {
-    // The planes of two blocks ago were read before the last barrier.
+    // All reads of these planes, two blocks ago, ended before the last barrier.
     char* current = planes + k % 2 * (kPlanes * S::kPlaneBytes);
     rows.Store(current);
     if (k + 1 < m.k_blocks) rows.Read(k + 1);

@@ -1,4 +1,5 @@
-// What the linear kernels share: the list of tiles, computed on the device, and the epilogue.
+// Functions that the linear kernels share: finding a tile in the list of tiles, which is computed
+// on the device, and the epilogue.
 #pragma once
 
 #include <cstdint>
@@ -13,20 +14,22 @@
 
 namespace moeserve::cuda {
 
-// Rows [row, row + rows) of `expert` by image rows [image_row, + the tile's).
+// One tile: rows [row, row + rows) of `expert` by the packed rows from `image_row` on, as many as
+// the tile shape has.
 struct LinearTileRange {
-  int expert;  // negative: there is no such tile
+  int expert;  // negative if there is no such tile
   int row;
   int rows;
   int image_row;
 };
 
-// Tile `index` of the list: experts by descending size; within an expert row tiles first, so that
-// neighbours share their weights. Called by whole warps; all lanes return the same.
+// Returns tile `index` of the list. Experts are in descending order of size; within an expert, all
+// row tiles of the same outputs come one after another, so that neighbouring tiles share their
+// weights. Must be called by whole warps; all lanes return the same tile.
 template <int kTileRows, int kTileImageRows>
 __device__ inline LinearTileRange FindLinearTile(const LinearParams& p, int index) {
   if (p.offsets == nullptr) {
-    // One expert: nothing to look for.
+    // With one expert there is nothing to search.
     const int row_tiles = (p.rows + kTileRows - 1) / kTileRows;
     const int image_row = index / row_tiles * kTileImageRows;
     if (image_row >= p.entries[0].row_blocks * kImageBlock) return {-1, 0, 0, 0};
@@ -96,7 +99,7 @@ __device__ inline const char* LinearInputRow(const LinearParams& p, int row) {
   return p.input + source * p.input_stride;
 }
 
-// 8 sums from shared memory (16-byte aligned), with their bias if there is one.
+// Reads 8 sums from shared memory (16-byte aligned) and adds the bias if there is one.
 __device__ inline void ReadSums(const float* sums, const float* bias, float (&value)[8]) {
   const float4 low = reinterpret_cast<const float4*>(sums)[0];
   const float4 high = reinterpret_cast<const float4*>(sums)[1];
@@ -105,21 +108,23 @@ __device__ inline void ReadSums(const float* sums, const float* bias, float (&va
   for (int j = 0; j < 8; ++j) value[j] = all[j] + (bias == nullptr ? 0.0f : bias[j]);
 }
 
-// Adds the bias, applies the activation and writes a tile of sums `staged` [rows, kColumns image
-// rows, `kPitch` floats apart] in shared memory to the output, 8 columns per thread and turn.
+// Adds the bias to a tile of sums, applies the activation and writes the results to the output.
+// `staged` in shared memory is [rows][kColumns packed rows], with rows kPitch floats apart. In each
+// iteration a thread writes 8 columns.
 template <int kColumns, int kPitch, int kThreads>
 __device__ inline void StoreLinearTile(const LinearParams& p, const LinearBankEntry& m,
                                        const LinearTileRange& tile, const float* staged,
                                        int thread) {
   constexpr int kGroups = kColumns / 8;
-  static_assert(kPitch % 4 == 0);  // sums are read four at a time
+  static_assert(kPitch % 4 == 0);  // because sums are read four at a time
   const int groups = p.gated ? kGroups / 2 : kGroups;
   const int first = p.gated ? tile.image_row / 2 : tile.image_row;
   const int limit = p.pad_output ? (m.out_features + 15) / 16 * 16 : m.out_features;
   const float* bias = p.bias == nullptr ? nullptr : p.bias + m.bias + tile.image_row;
 #pragma unroll 1
   for (int i = thread; i < tile.rows * groups; i += kThreads) {
-    const int r = p.gated ? i / (kGroups / 2) : i / kGroups;  // by constants
+    const int r = p.gated ? i / (kGroups / 2) : i / kGroups;  // the divisors are compile-time
+                                                              // constants
     const int group = i - r * groups;
     const int column = first + group * 8;
     if (column >= limit) continue;

@@ -1,9 +1,9 @@
 // bf16 products by wgmma, for devices of compute capability 9.0 and many rows per expert.
 //
-// A block is one producer warpgroup and two consumers of 64 rows each. The producer copies weights
-// as they lie in the image by bulk copies and gathers rows by cp.async; consumers multiply. Blocks
-// stay, and take every gridDim-th tile of the list; the producer runs ahead into the next tile
-// while the consumers store the last.
+// A block has one producer warpgroup and two consumer warpgroups of 64 rows each. The producer
+// copies packed weights unchanged by bulk copies and gathers rows by cp.async; the consumers
+// multiply. Blocks are persistent: a block computes every gridDim-th tile of the list. The producer
+// starts to load the next tile while the consumers store the previous one.
 
 #include <algorithm>
 
@@ -19,20 +19,20 @@ namespace moeserve::cuda {
 namespace {
 
 constexpr int kBlockBytes = kImageBlock * kImageBlock * 2;
-constexpr int kRowBytes = kImageBlock * 2;  // of 64 inputs
+constexpr int kRowBytes = kImageBlock * 2;  // bytes of 64 inputs
 constexpr int kWarpgroup = 128;
 constexpr int kConsumers = 2;
 constexpr int kThreads = kWarpgroup * (1 + kConsumers);
 constexpr int kTileRows = 64 * kConsumers;
-// The producer announces a stage when it has started the copies of two more, so that copies of
-// three stages are under way.
+// The producer signals that a stage is full only after it has started the copies of two further
+// stages, so that copies of three stages are in flight.
 constexpr int kLag = 2;
-constexpr int kPanelColumns = 64;  // outputs staged at a time
+constexpr int kPanelColumns = 64;  // number of outputs staged at a time
 constexpr int kPitch = kPanelColumns + 4;
 
 template <int kBlocksArg, int kStagesArg>
 struct WgmmaShape {
-  static constexpr int kBlocks = kBlocksArg;  // of 64 outputs
+  static constexpr int kBlocks = kBlocksArg;  // number of blocks of 64 outputs
   static constexpr int kTileImageRows = kBlocks * kImageBlock;
   static constexpr int kStages = kStagesArg;
   static constexpr int kRowsBytes = kTileRows * kRowBytes;
@@ -44,7 +44,7 @@ struct WgmmaShape {
   static_assert(kSharedBytes <= 227 << 10);
 };
 
-// Position in the ring of stages.
+// A position in the ring of stages, with the parity of the stage's barrier phase.
 template <int kStages>
 struct RingPosition {
   int stage = 0;
@@ -65,7 +65,8 @@ __device__ void Produce(const LinearParams& p, char* shared, uint64_t* full, uin
   RingPosition<S::kStages> filling, announcing;
   int unannounced = 0;
   const auto announce = [&] {
-    // What this thread copied must be visible to the tensor cores, which read by the async proxy.
+    // The rows that this thread copied must be visible to the tensor cores, which read through the
+    // async proxy.
     FenceAsyncShared();
     MbarrierArrive(full + announcing.stage);
     announcing.Advance();
@@ -82,7 +83,7 @@ __device__ void Produce(const LinearParams& p, char* shared, uint64_t* full, uin
     const char* rows[kPieces];
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
-      // Rows beyond the last repeat it; their results are dropped.
+      // Rows beyond the last one repeat the last row; their results are dropped.
       const int r = min(thread / 8 + i * (kWarpgroup / 8), tile.rows - 1);
       rows[i] = LinearInputRow(p, tile.row + r) + piece * 16;
     }
@@ -116,8 +117,9 @@ __device__ void Produce(const LinearParams& p, char* shared, uint64_t* full, uin
   while (unannounced > 0) announce();
 }
 
-// One consumer's share of a tile: its 64 rows, `rows_at` into every stage, by kBlocks blocks of
-// outputs, `weights_at` into it; `tile` is that share.
+// Computes one consumer's part of a tile: 64 rows by kBlocks blocks of outputs. `tile` describes
+// that part. `rows_at` and `weights_at` are the byte offsets of its rows and weights in every
+// stage.
 template <typename S, int kBlocks>
 __device__ void ConsumeTile(const LinearParams& p, const LinearBankEntry& m, LinearTileRange tile,
                             const char* shared, int rows_at, int weights_at, uint64_t* full,
@@ -142,7 +144,7 @@ __device__ void ConsumeTile(const LinearParams& p, const LinearBankEntry& m, Lin
     WgmmaCommit();
     WgmmaKeepInPlace(sums);
     WgmmaWait<1>();
-    // The stage before is no longer read.
+    // The products that read the previous stage are complete.
     if (k > 0 && lane == 0) MbarrierArrive(empty + previous);
     previous = reading.stage;
     reading.Advance();
@@ -156,10 +158,10 @@ __device__ void ConsumeTile(const LinearParams& p, const LinearBankEntry& m, Lin
 #pragma unroll 1
   for (int panel = 0; panel < kBlocks; ++panel) {
     if (tile.image_row / kImageBlock >= m.row_blocks) break;
-    NamedBarrierSync(barrier, kWarpgroup);  // the panel before has been read
+    NamedBarrierSync(barrier, kWarpgroup);  // the previous panel has been read
 #pragma unroll
     for (int j = 0; j < kN / 8; ++j) {
-      // Registers are named by constants alone.
+      // Registers can only be indexed by constants, so this loop runs over all of them.
       if (j / (kPanelColumns / 8) != panel) continue;
       float* to = staged + row * kPitch + j % (kPanelColumns / 8) * 8 + lane % 4 * 2;
       *reinterpret_cast<float2*>(to) = make_float2(sums[j * 4], sums[j * 4 + 1]);
@@ -182,7 +184,8 @@ __device__ void Consume(const LinearParams& p, char* shared, uint64_t* full, uin
     if (tile.expert < 0) break;
     const LinearBankEntry m = p.entries[tile.expert];
     if (tile.rows <= 64) {
-      // An expert's last rows: the consumers share the outputs instead.
+      // An expert's last tile has at most 64 rows: each consumer then computes half of the outputs
+      // for all of these rows.
       constexpr int kHalf = S::kBlocks / 2;
       tile.image_row += consumer * kHalf * kImageBlock;
       ConsumeTile<S, kHalf>(p, m, tile, shared, 0, S::kRowsBytes + consumer * kHalf * kBlockBytes,
@@ -211,7 +214,7 @@ __global__ void __launch_bounds__(kThreads, 1) LinearWgmmaKernel(const LinearPar
   }
   GridDependencyPass();
   __syncthreads();
-  // The same in all lanes, and seen to be by the compiler.
+  // The shuffle makes the value uniform within a warp in a way that the compiler can prove.
   const int warpgroup = __shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   if (warpgroup == 0) {
     DecreaseRegisters<56>();
@@ -221,7 +224,8 @@ __global__ void __launch_bounds__(kThreads, 1) LinearWgmmaKernel(const LinearPar
     Consume<S>(p, shared, full, empty, warpgroup - 1);
   }
 #else
-  // Built for 9.0 without the instructions of 9.0a: stop rather than leave the output as it was.
+  // If this was compiled for 9.0 without the instructions of 9.0a, the kernel stops instead of
+  // leaving the output unwritten.
   __trap();
 #endif
 }
@@ -256,8 +260,8 @@ void LaunchLinearWgmma(const CudaLinearBank& bank, const LinearParams& p, Linear
                        cudaStream_t stream) {
   static const int multiprocessors = Attribute(cudaDevAttrMultiProcessorCount);
   if (tile == LinearTile::kWarpgroup) {
-    // Wide tiles read less per product; narrow ones waste less of a narrow layer and share few
-    // tiles more evenly.
+    // Wide tiles read less memory per product. Narrow tiles waste less of a narrow layer, and
+    // distribute a small number of tiles more evenly over the multiprocessors.
     const bool wide = bank.max_row_blocks() > 2 &&
                       MaxLinearTiles(bank, p.rows, kTileRows, 256) >= multiprocessors;
     tile = wide ? LinearTile::kWarpgroup256 : LinearTile::kWarpgroup128;

@@ -1,21 +1,22 @@
-// wgmma (9.0a): bf16 matrix products of a warpgroup with operands in shared memory.
+// wgmma (9.0a): bf16 matrix products by a warpgroup with operands in shared memory.
 //
-// A warpgroup is 4 consecutive warps from a warp index divisible by 4. All its threads call these
-// functions together, with the same arguments but for registers.
+// A warpgroup consists of 4 consecutive warps, the first with a warp index divisible by 4. All its
+// threads call these functions together, with the same arguments except for register operands.
 #pragma once
 
 #include "kernels/cuda/device/ptx.cuh"
 
 namespace moeserve::cuda {
 
-// How the 16-byte units of an operand's rows lie in shared memory. Rows are contiguous along k.
-// Without a swizzle, blocks of 8 rows x 16 bytes are 128 contiguous bytes. With one, 8 rows of 128,
-// 64 or 32 bytes are contiguous and aligned to their size, and the unit's index within the row is
-// exchanged by bits of the row's: Swizzled() gives the place.
+// The layout of an operand in shared memory, in units of 16 bytes. Rows are contiguous along k.
+// With kNone, a block of 8 rows x 16 bytes is 128 contiguous bytes. With a swizzle, 8 rows of 128,
+// 64 or 32 bytes are contiguous and aligned to the size of the 8 rows, and unit u of row r is
+// stored at unit index u ^ (r % 8), u ^ (r / 2 % 4) or u ^ (r / 4 % 2), respectively. Swizzled()
+// computes that position.
 enum class Swizzle : uint64_t { kNone = 0, k128Bytes = 1, k64Bytes = 2, k32Bytes = 3 };
 
-// The offset of byte `offset` (row * row bytes + byte of the row) in a swizzled operand that is
-// aligned to 8 rows.
+// Returns the position, in an operand aligned to the size of 8 rows, at which a swizzle stores byte
+// `offset`, where offset = row * (bytes per row) + byte within the row.
 template <Swizzle kSwizzle>
 MOESERVE_HOST_DEVICE constexpr uint32_t Swizzled(uint32_t offset) {
   static_assert(kSwizzle != Swizzle::kNone);
@@ -25,10 +26,11 @@ MOESERVE_HOST_DEVICE constexpr uint32_t Swizzled(uint32_t offset) {
   return offset ^ (((offset >> 7) & (kUnits - 1)) << 4);
 }
 
-// A matrix descriptor. `group_stride`: bytes from 8 rows to the next 8. `unit_stride`: bytes from
-// one 16-byte unit of a row to the next, for Swizzle::kNone only. `operand` is 16-byte aligned; for
-// a swizzle its 8-row pattern begins at a multiple of its size, and the second, third, ... 16
-// elements of k are 32, 64, ... bytes further: AdvanceDescriptor.
+// Returns a matrix descriptor. `group_stride`: bytes from one group of 8 rows to the next group.
+// `unit_stride`: bytes from one 16-byte unit of a row to the next unit, used with Swizzle::kNone
+// only. `operand` must be 16-byte aligned. With a swizzle, its group of 8 rows must begin at a
+// multiple of the group's size; each following 16 elements of k are 32 bytes further
+// (AdvanceDescriptor).
 __device__ __forceinline__ uint64_t MatrixDescriptor(const void* operand, Swizzle swizzle,
                                                      uint32_t group_stride,
                                                      uint32_t unit_stride = 16) {
@@ -37,18 +39,20 @@ __device__ __forceinline__ uint64_t MatrixDescriptor(const void* operand, Swizzl
          (static_cast<uint64_t>((group_stride & 0x3ffffu) >> 4) << 32) |
          (static_cast<uint64_t>(swizzle) << 62);
 }
-// The descriptor of the same matrix `bytes` (a multiple of 16) further on.
+// Returns the descriptor of the same matrix at an address that is `bytes` (a multiple of 16)
+// higher.
 __device__ __forceinline__ uint64_t AdvanceDescriptor(uint64_t descriptor, uint32_t bytes) {
   return descriptor + (bytes >> 4);
 }
 
-// Before the first product, and after any other access to accumulators or registers of a.
+// Must be called before the first product, and after any other access to the accumulators or to the
+// registers of operand a.
 __device__ __forceinline__ void WgmmaFence() {
 #if !defined(MOESERVE_CUDA_EMULATION) && MOESERVE_HAS_SM90A
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
 }
-// Closes the group of the products since the last commit.
+// Puts all products started since the last commit into one group.
 __device__ __forceinline__ void WgmmaCommit() {
 #if defined(MOESERVE_CUDA_EMULATION)
   emulator::WgmmaCommit();
@@ -56,8 +60,8 @@ __device__ __forceinline__ void WgmmaCommit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #endif
 }
-// Waits until all but the latest kPending groups are done. Until then accumulators, registers of a
-// and the operands in shared memory belong to the products.
+// Waits until all but the latest kPending groups are complete. Until a group is complete, the code
+// must not access its accumulators, the registers of operand a or its operands in shared memory.
 template <int kPending>
 __device__ __forceinline__ void WgmmaWait() {
   static_assert(kPending >= 0 && kPending <= 7);
@@ -67,8 +71,8 @@ __device__ __forceinline__ void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 #endif
 }
-// Keeps the compiler from moving uses of accumulators across the place of the call: around the
-// products of a group and after the wait for it.
+// Prevents the compiler from moving uses of accumulators across this call. To be called before and
+// after the products of a group, and after the wait for the group.
 template <int kCount>
 __device__ __forceinline__ void WgmmaKeepInPlace([[maybe_unused]] float (&d)[kCount]) {
 #if !defined(MOESERVE_CUDA_EMULATION) && MOESERVE_HAS_SM90A
@@ -77,11 +81,11 @@ __device__ __forceinline__ void WgmmaKeepInPlace([[maybe_unused]] float (&d)[kCo
 #endif
 }
 
-// d += a b, or d = a b unless `accumulate`: a 64 x 16, b 16 x kN, kN in 8, 16, 24, 32, 40, 48, 56,
-// 64, 80, 96, 112, 128, 160, 192, 224, 256. `b` describes kN rows of 16 elements along k, `a` 64
-// rows. With w = warp of the warpgroup, g = lane / 4, p = 2 (lane % 4), d[4 j + i] is row
-// 16 w + g + 8 (i / 2), column 8 j + p + i % 2. Arrays must stay in registers: index them with
-// constants.
+// Computes d += a b, or d = a b unless `accumulate`. a is 64 x 16, b is 16 x kN, with kN in 8, 16,
+// 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256. Descriptor `b` describes kN rows of
+// 16 elements along k, descriptor `a` 64 such rows. With w = the warp's index in the warpgroup, g =
+// lane / 4 and p = 2 (lane % 4), d[4 j + i] is the element at row 16 w + g + 8 (i / 2), column 8 j
+// + p + i % 2. Arrays must stay in registers, so they may only be indexed with constants.
 template <int kN>
 struct Wgmma;
 
@@ -92,7 +96,7 @@ struct Wgmma {
   static void Shared(float (&d)[kN / 2], uint64_t a, uint64_t b, bool accumulate) {
     emulator::WgmmaShared(d, kN, a, b, accumulate);
   }
-  // a in registers, laid out as for MmaBf16, of the warp's 16 rows.
+  // Operand a is in registers: the 16 rows of the warp, in the layout of MmaBf16().
   static void Registers(float (&d)[kN / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
     emulator::WgmmaRegisters(d, kN, a, b, accumulate);
   }
@@ -100,7 +104,8 @@ struct Wgmma {
 
 #else
 
-// Operands: kN / 2 accumulators, then what follows by its number.
+// Operands of the assembly: kN / 2 accumulators first; i0 to i5 are the numbers of the operands
+// after them.
 #if MOESERVE_HAS_SM90A
 #define MOESERVE_WGMMA(n, list, operands, i0, i1, i2, i3, i4, i5)                               \
   template <>                                                                                   \
