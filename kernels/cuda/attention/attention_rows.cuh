@@ -1,5 +1,5 @@
-// What the attention kernels share: the rows of a thread block and the keys that they may see, the
-// copies of cache tiles into shared memory, and the merge of the splits of a context.
+// Functions that the attention kernels share: finding the rows of a thread block and the keys that
+// they may see, copying cache tiles into shared memory, and merging the splits of a context.
 #pragma once
 
 #include "kernels/cuda/attention/attention.h"
@@ -10,13 +10,13 @@ namespace moeserve::cuda {
 
 inline constexpr float kMinusInfinity = -__builtin_inff();
 
-// Rows of a block, in shared memory. Unused rows have query_row -1 and position -1.
+// The rows of a thread block, in shared memory. Unused rows have query_row -1 and position -1.
 template <int kRows>
 struct BlockRows {
   int32_t query_row[kRows];
   int32_t head[kRows];
   int32_t position[kRows];
-  int32_t first_key;  // over all rows in use
+  int32_t first_key;  // smallest first key over all rows in use
   int32_t last_key;
 };
 
@@ -29,7 +29,7 @@ __device__ inline int FirstKey(int position, int window) {
   return window > 0 && position >= window ? position - window + 1 : 0;
 }
 
-// Query heads of tokens [begin, end) that share one kv head.
+// Returns the number of query heads of tokens [begin, end) that share one kv head.
 __device__ inline int QueryHeadsOf(const AttentionLaunch& a, int begin, int end) {
   const int rows = a.rows.row_offsets == nullptr
                        ? end - begin
@@ -37,8 +37,8 @@ __device__ inline int QueryHeadsOf(const AttentionLaunch& a, int begin, int end)
   return rows * (a.heads / a.cache.num_kv_heads);
 }
 
-// Finds query heads [chunk * kRows, (chunk + 1) * kRows) of those that tokens [begin, end), all of
-// one sequence, have for `kv_head`. Ends with a barrier.
+// Finds the block's rows: of the query heads that tokens [begin, end), all of one sequence, have
+// for `kv_head`, those with index [chunk * kRows, (chunk + 1) * kRows). Ends with a barrier.
 template <int kRows>
 __device__ inline void FindRows(const AttentionLaunch& a, int begin, int end, int kv_head,
                                 int chunk, BlockRows<kRows>* rows) {
@@ -84,14 +84,14 @@ __device__ inline void FindRows(const AttentionLaunch& a, int begin, int end, in
   __syncthreads();
 }
 
-// Index of row `row` among all query heads that its token has.
+// Returns the index of row `row` of the chunk among all query heads of its token.
 __device__ inline int PartialRow(const AttentionLaunch& a, int chunk, int rows_of_chunk, int row,
                                  int head) {
   const int group = a.heads / a.cache.num_kv_heads;
   return (chunk * rows_of_chunk + row) / group * a.heads + head;
 }
 
-// Zeros in every row: the result of padding tokens.
+// Stores zeros, the result of padding tokens, in all rows.
 template <int kRows>
 __device__ inline void StoreZeros(const AttentionLaunch& a, const BlockRows<kRows>& rows) {
   const int dim = a.cache.head_dim;
@@ -107,7 +107,8 @@ __device__ inline void StoreZeros(const AttentionLaunch& a, const BlockRows<kRow
   }
 }
 
-// Elements [column, column + 2) of a row of `dim`, whose head may start at any address.
+// Stores elements [column, column + 2) of a row of `dim` elements. The row may start at any
+// address.
 __device__ inline void StoreBf16Pair(Bf16* row, int column, int dim, float x, float y) {
   if (column >= dim) return;
   const uint32_t pair = PackBf16(x, y);
@@ -119,8 +120,8 @@ __device__ inline void StoreBf16Pair(Bf16* row, int column, int dim, float x, fl
   if (column + 1 < dim) row[column + 1] = static_cast<Bf16>(pair >> 16);
 }
 
-// Tiles start at multiples of their size and splits at multiples of the split size, whatever the
-// window leaves of them, so that the sums of a row are grouped by its position alone.
+// Tiles start at multiples of the tile size and splits at multiples of the split size, also if a
+// window begins within them. So the grouping of a row's sums depends on the row's position alone.
 struct TileRange {
   int begin, end;  // tile indices
 };
@@ -130,16 +131,17 @@ __device__ inline TileRange TilesOf(int first_key, int last_key) {
   return {first_key / kTileKeys, last_key / kTileKeys + 1};
 }
 
-// The keys that a block's rows read and where they are.
+// The keys that a block's rows read, and the cache blocks that contain them.
 struct BlockKeys {
-  const int32_t* block_table;  // of the sequence
+  const int32_t* block_table;  // of the rows' sequence
   int first, last;
   TileRange tiles;
 };
 
-// Finds the rows `chunk` of tokens [begin, end), which belong to one sequence, and the keys that
-// they read in `split` of their context (-1: in all of it). False where nothing is left to do:
-// there are no such rows, or they belong to padding tokens and are zeros now.
+// Finds the rows of `chunk` for tokens [begin, end), which belong to one sequence, and the keys
+// that these rows read in `split` of their context (-1: in the whole context). Returns false if
+// there are no such rows, or if they belong to padding tokens; rows of padding tokens are set to
+// zero.
 template <int kTileKeys, int kRows>
 __device__ __forceinline__ bool FindWork(const AttentionLaunch& a, int begin, int end, int split,
                                          int split_tokens, int kv_head, int chunk,
@@ -162,9 +164,9 @@ __device__ __forceinline__ bool FindWork(const AttentionLaunch& a, int begin, in
   return true;
 }
 
-// Calls f(begin, end) for the runs of tokens of one sequence in the block's tile of neighbouring
-// tokens, with a barrier after each: the next run's rows take the place of this one's. The last
-// tiles, which have the longest contexts, belong to the first blocks.
+// Calls f(begin, end) for each run of tokens of one sequence in the block's tile of neighbouring
+// tokens. A barrier follows each call, because the rows of the next run overwrite those of this run
+// in shared memory. The first blocks compute the last tiles, which have the longest contexts.
 template <typename F>
 __device__ __forceinline__ void ForEachRun(const AttentionLaunch& a, int tokens_per_tile,
                                            const F& f) {
@@ -180,14 +182,15 @@ __device__ __forceinline__ void ForEachRun(const AttentionLaunch& a, int tokens_
   }
 }
 
-// Starts the copies of tile `tile` of keys or values into shared memory, kRowBytes per key, 16-byte
-// chunk c of key k at chunk c ^ (k % 8). Keys that are not read and columns beyond the cache's
-// become zeros. The caller commits.
+// Starts the copies of tile `tile` of the keys or values into shared memory, kRowBytes per key. The
+// 16-byte chunk c of key k is stored at chunk index c ^ (k % 8). Keys that the rows do not read,
+// and columns beyond the cache's padded_dim, become zeros. The caller commits the copies.
 template <int kTileKeys, int kRowBytes, int kThreads>
 __device__ inline void CopyTile(char* to, const void* from, const KvLayerView& cache, int kv_head,
                                 const BlockKeys& keys, int tile) {
   constexpr int kChunks = kRowBytes / 16;
-  constexpr int kRows = kThreads / kChunks;  // that all threads copy at a time
+  constexpr int kRows = kThreads / kChunks;  // number of keys that all threads together copy at a
+                                             // time
   static_assert(kThreads % kChunks == 0 && kKvBlockTokens % kRows == 0 &&
                 kTileKeys % kKvBlockTokens == 0);
   const int element = cache.dtype == DType::kBF16 ? 2 : 4;
@@ -217,10 +220,12 @@ __device__ inline void CopyTile(char* to, const void* from, const KvLayerView& c
   }
 }
 
-// The value to subtract for a maximum m, which is -inf in a row that has seen no key yet.
+// Returns the value to subtract from scores for the maximum m: 0 instead of m if m is -inf, as in a
+// row that has not seen a key yet.
 __device__ inline float Reference(float m) { return m == kMinusInfinity ? 0.0f : m; }
 
-// Factors of the merged result so far and of one split's result. Maxima are in units of log 2.
+// The factors for the merged result so far and for one split's result. Maxima are logarithms to
+// base 2.
 struct MergeFactors {
   float merged, split;
 };
@@ -235,11 +240,12 @@ __device__ inline MergeFactors Merge(float* merged_max, float* merged_sum, float
   return f;
 }
 
-// Floats of the partial results of one query head over one split: padded_dim sums, then maximum and
-// sum.
+// Returns the number of floats of the partial results for one query head and one split: padded_dim
+// sums, then the maximum and the sum of weights, padded to 4 floats.
 __device__ __host__ inline int64_t PartialStride(int padded_dim) { return padded_dim + 4; }
 
-// The partial results of all query heads of a token over one split; see PartialRow.
+// Returns the partial results of all query heads of a token for one split. PartialRow() is the
+// index of a query head in them.
 __device__ __forceinline__ float* PartialOf(const AttentionLaunch& a, int token, int split,
                                             int split_tokens) {
   const int slot = a.work.slot_of_token[token] + split -

@@ -1,7 +1,8 @@
-// Attention of single tokens over a bf16 cache. A thread block takes the query heads of one token
-// that share a kv head, padded to 16 rows, through one split of the context, so keys and values
-// are read once for all of them. The four warps share a tile's keys in the first product and the
-// head's columns in the second; two tiles of keys and of values are in flight at any time.
+// Attention of single tokens over a bf16 cache on the tensor cores. A thread block computes the
+// query heads of one token that share a kv head, padded to 16 rows, over one split of the context,
+// so keys and values are read once for all of these heads. The four warps divide a tile's keys
+// among them in the first product, and the head's columns in the second. Two tiles of keys and of
+// values are in flight at any time.
 #include "kernels/cuda/attention/attention_kernels.h"
 #include "kernels/cuda/attention/attention_mma.cuh"
 #include "kernels/cuda/device/launch.h"
@@ -22,11 +23,12 @@ struct SharedSplit {
   BlockRows<kRows> rows;
 };
 
-// Columns of the head that one warp computes in the second product.
+// The number of columns of the head that one warp computes in the second product.
 template <int kDim>
 constexpr int kColumns = kDim / 4;
 
-// Raises `maximum`, which holds the largest scores of the warp's keys, to those of all warps.
+// Raises `maximum`, which holds the largest score of each row over the warp's keys, to the largest
+// score over the keys of all warps.
 template <int kDim>
 __device__ __forceinline__ void ShareMaximum(SharedSplit<kDim>& shared, int warp, int lane,
                                              float (&maximum)[2]) {
@@ -44,7 +46,7 @@ __device__ __forceinline__ void ShareMaximum(SharedSplit<kDim>& shared, int warp
   }
 }
 
-// Leaves the softmax weights of the warp's keys in shared memory.
+// Stores the softmax weights of the warp's keys in shared memory.
 template <int kDim>
 __device__ __forceinline__ void StoreWeights(SharedSplit<kDim>& shared, int warp, int lane,
                                              const float (&scores)[2][4],
@@ -142,7 +144,7 @@ __global__ void __launch_bounds__(kThreads)
   float sums[kColumns<kDim> / 8][4] = {};
   MergedRows<kColumns<kDim>> merged;
   for (int tile = range.tiles.begin; tile < range.tiles.end; ++tile) {
-    // Committed so far: ... keys(tile), values(tile), keys(tile + 1).
+    // Groups committed so far, oldest first: ..., keys(tile), values(tile), keys(tile + 1).
     CopyAsyncWait<2>();
     __syncthreads();
     copy(shared.values, a.cache.values, tile + 1);

@@ -1,8 +1,9 @@
-// Attention of many neighbouring tokens over a bf16 cache. A thread block takes 64 rows, pairs of a
-// token and one of the query heads that share a kv head, through their whole context. A warp owns
-// 16 rows. Copies of keys hide behind the softmax and the second product, those of values behind
-// the first. Results of splits are merged as those of single tokens are, which costs a second set
-// of accumulators (in shared memory for the widest heads) and makes the bits the same.
+// Attention of many neighbouring tokens over a bf16 cache on the tensor cores. A thread block
+// computes 64 rows over their whole context; a row is a pair of a token and one of the query heads
+// that share a kv head. Each warp computes 16 rows. The copies of keys overlap with the softmax and
+// the second product, the copies of values with the first product. The results of splits are merged
+// in the same way as for single tokens. That costs a second set of accumulators (in shared memory
+// for the widest heads), but makes a row's bits equal in both kernels.
 #include <type_traits>
 
 #include "kernels/cuda/attention/attention_kernels.h"
@@ -15,8 +16,8 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kRows = 64;
 
-// The results that a thread merged so far, in shared memory where registers do not suffice: element
-// i of all threads is adjacent.
+// A thread's results merged so far, in shared memory, for heads that are too wide for registers.
+// Element i of all threads is adjacent.
 template <int kDim>
 struct StashedRows {
   float4 sums[kDim / 8][kThreads];
@@ -65,11 +66,12 @@ __device__ inline void MergeStashed(bool first, RowState* state, float (&sums)[k
   }
 }
 
-// The results that a thread merged so far for its two rows: in registers or stashed.
+// A thread's results merged so far for its two rows, if they are in registers; empty if they are in
+// StashedRows.
 template <int kDim>
 using Merged = std::conditional_t<kStash<kDim>, NoStash, MergedRows<kDim>>;
 
-// The keys that some of the 16 rows from `warp_row` on sees.
+// The range of keys that at least one of the warp's 16 rows sees.
 struct KeysOfWarp {
   int first = INT32_MAX, last = -1;
 };
@@ -124,7 +126,7 @@ __device__ __forceinline__ void StoreFinished(const AttentionLaunch& a,
   }
 }
 
-// Rows of `chunk` of tokens [begin, end), which belong to one sequence.
+// Computes the rows of `chunk` for tokens [begin, end), which belong to one sequence.
 template <int kDim>
 __device__ inline void TiledRun(const AttentionLaunch& a, int begin, int end, int kv_head,
                                 int chunk, int split_tiles, float scale,
@@ -148,7 +150,7 @@ __device__ inline void TiledRun(const AttentionLaunch& a, int begin, int end, in
   const int first_split = range.tiles.begin / split_tiles;
   for (int tile = range.tiles.begin; tile < range.tiles.end; ++tile) {
     const int key = tile * kTileKeys;
-    // A tile that no row sees would change no sum.
+    // A tile that no row of the warp sees would not change the sums.
     const bool seen = key <= keys.last && key + kTileKeys > keys.first;
     CopyAsyncWait<0>();
     __syncthreads();
@@ -200,7 +202,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <int kDim>
 void LaunchOf(const AttentionLaunch& args, cudaStream_t stream) {
-  // The limit of devices of compute capability 8.0.
+  // The shared memory limit of devices of compute capability 8.0.
   static_assert(sizeof(SharedTiles<kDim>) <= 163 << 10);
   const TiledShape shape = TiledShapeOf(args, kRows);
   Launch(TiledKernel<kDim>,

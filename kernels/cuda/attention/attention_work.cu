@@ -1,4 +1,4 @@
-// Splits of long contexts: the list of work items, and the merge of their partial results.
+// Splits of long contexts: computes the list of work items, and merges the partial results.
 #include "base/check.h"
 #include "kernels/cuda/attention/attention_kernels.h"
 #include "kernels/cuda/attention/attention_rows.cuh"
@@ -16,7 +16,8 @@ struct SharedScan {
   int totals[kWarps];
 };
 
-// Sum of `value` over the threads before this one; *total becomes the sum over all.
+// Returns the sum of `value` over the threads before this one; *total becomes the sum over all
+// threads.
 __device__ inline int ExclusiveSum(int value, SharedScan* shared, int* total) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int inclusive = value;
@@ -54,7 +55,8 @@ __global__ void __launch_bounds__(kWorkThreads)
       }
     }
     int total;
-    // Tokens behind the first one without room have none either, so slots need no search.
+    // After the first token that does not fit, no later token fits either, so slots are assigned by
+    // a prefix sum alone.
     const int slot = wanted_slots + ExclusiveSum(splits > 1 ? splits : 0, shared, &total);
     wanted_slots += total;
     const bool split = splits > 1 && slot + splits <= work.slots;
@@ -70,11 +72,11 @@ __global__ void __launch_bounds__(kWorkThreads)
   if (threadIdx.x == 0) *work.item_count = items;
 }
 
-// One warp merges one query head's splits in ascending order, 128 columns of it.
+// Each warp merges 128 columns of one query head over all splits in ascending order.
 __global__ void __launch_bounds__(kMergeThreads)
     MergeKernel(const AttentionLaunch a, const int split_tokens) {
   GridDependencyPass();
-  constexpr int kAhead = 8;  // splits whose loads are under way together
+  constexpr int kAhead = 8;  // number of splits whose loads are in flight together
   const int token = blockIdx.x;
   const int first_slot = a.work.slot_of_token[token];
   if (first_slot < 0) return;
@@ -143,15 +145,15 @@ constexpr int64_t RoundUp(int64_t n) { return (n + 15) / 16 * 16; }
 }  // namespace
 
 int SplitTokens(int group) {
-  // A wide group has large partial results: twice the tokens keep them below a tenth of the keys
-  // and values read.
+  // A wide group has large partial results. With twice the tokens per split, they stay below a
+  // tenth of the keys and values that are read.
   return group <= 8 ? 256 : 512;
 }
 
 int MaxSplits(int max_context, int window, int split_tokens) {
   const int all = (max_context + split_tokens - 1) / split_tokens;
   if (window <= 0 || window > max_context) return all < 1 ? 1 : all;
-  // A window of w keys touches at most 1 + ceil((w - 1) / split) splits.
+  // A window of w keys overlaps at most 1 + ceil((w - 1) / split_tokens) splits.
   const int touched = 1 + (window - 1 + split_tokens - 1) / split_tokens;
   return touched < all ? touched : all;
 }

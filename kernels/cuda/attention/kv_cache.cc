@@ -27,10 +27,11 @@ Result<CudaKvCache> CudaKvCache::Allocate(std::vector<KvLayerShape> layers, DTyp
   cache.shapes_ = std::move(layers);
   const auto bytes = static_cast<size_t>(BytesPerBlock(cache.shapes_, dtype) * num_blocks);
   MOESERVE_ASSIGN_OR_RETURN(cache.memory_, DeviceMemory::Allocate(bytes));
-  // Attention multiplies the padding of written rows, which AppendKv leaves zero, and reads no
-  // other padding; zeros everywhere avoid uninitialised values all the same.
+  // Attention reads the padding columns of written rows, which AppendKv sets to zero, and no other
+  // padding. The memory is cleared nevertheless, so that no uninitialised value exists.
   MOESERVE_CUDA_RETURN_IF_ERROR(cudaMemset(cache.memory_.data(), 0, bytes));
-  // Streams that do not wait for the default one come next; others may be recording.
+  // The cache is used next on streams that do not wait for the default stream. Only the default
+  // stream is waited for, because other streams may be recording.
   MOESERVE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(nullptr));
   char* next = static_cast<char*>(cache.memory_.data());
   for (const KvLayerShape& s : cache.shapes_) {

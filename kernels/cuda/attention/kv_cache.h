@@ -15,12 +15,12 @@ namespace moeserve::cuda {
 
 class CudaKvCache {
  public:
-  // `num_blocks` blocks for every layer, zeroed. `dtype` is kF32 or kBF16. ResourceExhausted with
-  // the size.
+  // Allocates `num_blocks` zeroed blocks for every layer. `dtype` is kF32 or kBF16. A
+  // ResourceExhausted error states the size.
   static Result<CudaKvCache> Allocate(std::vector<KvLayerShape> layers, DType dtype,
                                       int64_t num_blocks);
 
-  // Bytes of one block, all layers together.
+  // Returns the bytes of one block, summed over all layers.
   static int64_t BytesPerBlock(const std::vector<KvLayerShape>& layers, DType dtype);
 
   DType dtype() const { return dtype_; }

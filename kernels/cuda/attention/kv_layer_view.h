@@ -1,4 +1,4 @@
-// One layer of the paged KV cache as the attention kernels read it.
+// One layer of the paged KV cache in the form that the attention kernels read.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@ namespace moeserve::cuda {
 
 inline constexpr int kMaxHeadDim = 256;
 
-// Keys and values of one layer, each [block, kv_head, kKvBlockTokens, padded_dim]: what one kv head
-// reads of a block is one contiguous piece, its rows are whole 32-byte sectors, and 16-byte copies
-// of it are aligned whatever head_dim is. Elements [head_dim, padded_dim) are zero.
+// Keys and values of one layer, each [block, kv_head, kKvBlockTokens, padded_dim]. So a block's
+// rows for one kv head are contiguous, each row consists of whole 32-byte sectors, and 16-byte
+// copies are aligned for any head_dim. Elements [head_dim, padded_dim) are zero.
 struct KvLayerView {
   void* keys = nullptr;
   void* values = nullptr;
@@ -20,8 +20,8 @@ struct KvLayerView {
   int num_kv_heads = 0;
   int head_dim = 0;
   int padded_dim = 0;
-  int64_t head_stride = 0;   // elements from kv head to kv head
-  int64_t block_stride = 0;  // elements from block to block
+  int64_t head_stride = 0;   // elements from one kv head to the next
+  int64_t block_stride = 0;  // elements from one block to the next
 };
 
 }  // namespace moeserve::cuda

@@ -8,39 +8,39 @@
 namespace moeserve::cuda {
 namespace {
 
-constexpr int kWarps = 4;  // of a block whose warps have a head each
-constexpr int kUnits = 4;  // that a thread loads at once
+constexpr int kWarps = 4;  // warps per block if each warp computes one head
+constexpr int kUnits = 4;  // number of units that a thread loads at once
 
 enum class Part { kQuery, kKeys, kValues };
 
-// The elements of some units that a thread has.
+// The elements of up to kUnits units that a thread has loaded.
 struct Loaded {
   float x[kUnits];
-  float y[kUnits];  // of pairs
+  float y[kUnits];  // second element of a pair
   float2 angle[kUnits];
   float x_scale[kUnits];
   float y_scale[kUnits];
 };
 
-// Heads [first, first + heads) of one part of a token. A unit is a pair of dimensions that is
-// rotated, or one dimension that is not.
+// Heads [first, first + heads) of the queries, keys or values of a token. A unit is either a pair
+// of dimensions that is rotated, or a single dimension that is not rotated.
 template <bool kBf16>
 struct Heads {
   const NormRopeAppendLaunch& a;
   Part part = Part::kQuery;
   int first = 0;
   int heads = 1;
-  const float* from = nullptr;  // of the first head
-  float* query = nullptr;       // the same, of queries
-  void* cache = nullptr;        // of keys or values
-  int64_t cache_at = 0;         // of the token in the first head
+  const float* from = nullptr;  // first head of the input
+  float* query = nullptr;       // first head of the queries, to be written
+  void* cache = nullptr;        // keys or values of the cache, to be written
+  int64_t cache_at = 0;         // index of the token's first head in `cache`
   const float2* angles = nullptr;
   VectorNorm norm = {};
   int pairs = 0;
 
   __device__ __forceinline__ bool normed() const { return norm.scales != nullptr; }
   __device__ __forceinline__ int dim() const { return a.cache.head_dim; }
-  // Queries without a norm change in rotated dimensions only.
+  // In queries without a norm, only rotated dimensions change.
   __device__ __forceinline__ int units() const {
     if (part == Part::kQuery && !normed()) return pairs;
     return (part == Part::kQuery ? dim() : a.cache.padded_dim) - pairs;
@@ -50,8 +50,8 @@ struct Heads {
   }
   __device__ __forceinline__ int partner() const { return a.interleaved ? 1 : pairs; }
 
-  // Calls body(j, head, unit, column, offset from the first head) with the units begin, begin +
-  // step and so on, as many as a thread loads at once.
+  // Calls body(j, head, unit, column, offset from the first head) for units begin, begin + step and
+  // so on, up to the number of units that a thread loads at once.
   template <typename Body>
   __device__ __forceinline__ void ForUnits(int begin, int step, const Body& body) const {
     const int per_head = units();
@@ -111,9 +111,10 @@ struct Heads {
   }
 };
 
-// Blocks (token, part). kBlock: the threads of a block share all heads of the part, whose norm is
-// that of one vector; else every warp has a head. All loads are issued before the first sum waits
-// for one; the norm's own loads then hit the cache.
+// The grid is [tokens, parts or groups of heads]. With kBlock, the threads of a block share all
+// heads of one part (queries, keys or values), which are normalised as one vector; otherwise each
+// warp computes one head. A thread issues all its loads before the first sum waits for one of them;
+// the norm's own loads of the same elements then hit the cache.
 template <bool kBf16, bool kBlock>
 __global__ void __launch_bounds__(kBlock ? kNormBlock : kWarps * 32)
     NormRopeAppendKernel(const NormRopeAppendLaunch a) {
@@ -169,7 +170,7 @@ __global__ void __launch_bounds__(kBlock ? kNormBlock : kWarps * 32)
     vector.Load();
     factors = FactorsOf<kBlock>(vector, width, h.norm.layer, h.norm.eps, DynamicShared<float>());
   }
-  // From here on rows are written, each element by the thread that reads it.
+  // Each element is written by the thread that has read it, so rows can be updated in place.
   const int total = h.heads * h.units();
   for (int n = lane; n < total; n += kUnits * kTeam) {
     if (n != lane) h.Load(n, kTeam, loaded);

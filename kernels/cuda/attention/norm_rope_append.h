@@ -1,4 +1,4 @@
-// The operations on a step's queries, keys and values between their projection and attention.
+// The operations on a step's queries, keys and values between the QKV projection and attention.
 #pragma once
 
 #include <cstdint>
@@ -9,32 +9,33 @@
 
 namespace moeserve::cuda {
 
-// The norm of a vector.
+// The norm of one vector.
 struct VectorNorm {
   bool layer = false;
   float eps = 1e-5f;
-  const float* scales = nullptr;  // [width of the vector]; null: no norm
-  const float* shifts = nullptr;  // null: none
+  const float* scales = nullptr;  // [width of the vector]; null disables the norm
+  const float* shifts = nullptr;  // null if there are none
 };
 
-// Norms of queries and keys, their rotary positions, the write of keys and values to the cache: one
-// launch with the bits of LaunchNorm, LaunchRope and a copy one after another. Padding rows are not
-// changed or written. The padding columns of written rows become zeros, as blocks are
-// uninitialised.
+// Normalises queries and keys, applies rotary positions, and writes keys and values to the cache.
+// One launch computes the same bits as LaunchNorm(), LaunchRope() and a copy one after another.
+// Padding rows are neither changed nor written to the cache. The padding columns of written rows
+// become zeros.
 struct NormRopeAppendLaunch {
   KvLayerView cache;
   StepView step;
-  float* query = nullptr;         // f32 [tokens, heads * head_dim], in place
+  float* query = nullptr;         // f32 [tokens, heads * head_dim], updated in place
   const float* keys = nullptr;    // f32 [tokens, num_kv_heads * head_dim]
-  const float* values = nullptr;  // the same
+  const float* values = nullptr;  // f32 [tokens, num_kv_heads * head_dim]
   int64_t query_stride = 0;
   int64_t key_stride = 0;
   int64_t value_stride = 0;
-  int heads = 0;  // 0: no queries
+  int heads = 0;  // 0 if there are no queries
   VectorNorm query_norm = {};
   VectorNorm key_norm = {};
-  bool norm_heads = true;  // each head by itself; else all heads of a row are one vector
-  int dimensions = 0;      // leading dimensions of a head that are rotated, even
+  bool norm_heads = true;  // true: each head is normalised separately; false: all heads of a row as
+                           // one vector
+  int dimensions = 0;      // number of leading dimensions of a head that are rotated, even
   bool interleaved = false;
   const float2* angles = nullptr;  // [step.tokens, dimensions / 2]
 };

@@ -8,9 +8,10 @@ namespace moeserve::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kAngleThreads = 64;  // sines in double are slow: many small blocks share the work
+constexpr int kAngleThreads = 64;  // sines in double precision are slow, so many small blocks share
+                                   // the work
 
-// A thread per pair of a token.
+// Each thread computes the angle of one pair of dimensions for one token.
 __global__ void __launch_bounds__(kAngleThreads) RopeAnglesKernel(const RopeAnglesLaunch a) {
   GridDependencyPass();
   const int i = static_cast<int>(blockIdx.y * kAngleThreads + threadIdx.x);
@@ -21,7 +22,7 @@ __global__ void __launch_bounds__(kAngleThreads) RopeAnglesKernel(const RopeAngl
       make_float2(static_cast<float>(cos(angle)), static_cast<float>(sin(angle)));
 }
 
-// One row per thread block.
+// Each thread block rotates one row.
 __global__ void __launch_bounds__(kThreads) RopeKernel(const RopeLaunch a) {
   GridDependencyPass();
   const int row = blockIdx.x;

@@ -8,11 +8,11 @@
 
 namespace moeserve::cuda {
 
-// Cosines and sines of position * frequency with the bits of CpuBackend::Rope: angle, sine and
-// cosine in double, rounded to float.
+// Computes cosines and sines of position * frequency with the same bits as CpuBackend::Rope(): the
+// angle, sine and cosine are computed in double precision, then rounded to float.
 struct RopeAnglesLaunch {
   StepView step;
-  int pairs = 0;                        // of rotated dimensions
+  int pairs = 0;                        // number of pairs of rotated dimensions
   const double* frequencies = nullptr;  // [pairs]
   float2* angles = nullptr;             // [step.tokens, pairs] (cosine, sine)
 };
@@ -21,15 +21,16 @@ void LaunchRopeAngles(const RopeAnglesLaunch& args, cudaStream_t stream);
 // Rotates the leading dimensions of every head in place. Padding rows are not changed.
 struct RopeLaunch {
   int head_dim = 0;
-  int dimensions = 0;  // leading dimensions that are rotated, even
+  int dimensions = 0;  // number of leading dimensions that are rotated, even
   bool interleaved = false;
   const float2* angles = nullptr;  // [step.tokens, dimensions / 2]
   StepView step;
   const int32_t* token_of_row = nullptr;  // [rows]; null: row r is token r
-  const int32_t* valid_rows = nullptr;    // on the device: rows from here on are not changed
+  const int32_t* valid_rows = nullptr;    // in device memory: number of rows to rotate; null:
+                                          // num_rows
   float* rows = nullptr;
-  int num_rows = 0;  // launched; the upper bound where valid_rows is given
-  int heads = 0;     // adjacent
+  int num_rows = 0;  // number of rows in the launch; an upper bound if valid_rows is set
+  int heads = 0;     // adjacent in a row
   int64_t stride = 0;
 };
 void LaunchRope(const RopeLaunch& args, cudaStream_t stream);

@@ -18,7 +18,8 @@ absl::Status RopeTables::Reserve(const RopeSettings& settings, int64_t tokens,
   Table& table = tables_[KeyOf(settings)];
   const int pairs = settings.dimensions / 2;
   if (table.frequencies.bytes() == 0) {
-    // Computed on the host, as by the CPU backend: powers in double are slow on a device.
+    // The frequencies are computed on the host, as in the CPU backend, because powers in double
+    // precision are slow on a device.
     std::vector<double> frequencies;
     for (int i = 0; i < pairs; ++i) {
       frequencies.push_back(std::pow(settings.theta, -2.0 * i / settings.dimensions));

@@ -12,18 +12,21 @@
 
 namespace moeserve::cuda {
 
-// Computed once per step for all layers with the same rotation. Used by the backend's thread.
+// The tables are computed once per step for all layers with the same rotary settings. Only the
+// backend's thread uses this class.
 class RopeTables {
  public:
-  // Whether the angles of such a step do not fit, so that Reserve() would move them.
+  // Returns whether the angles of such a step do not fit, so that Reserve() would reallocate them.
   bool MustGrow(const RopeSettings& settings, int64_t tokens) const;
-  // The stream must be idle: tables of these settings may move. ResourceExhausted.
+  // Grows the tables of these settings, which may move them, so the stream must be idle.
+  // ResourceExhausted if memory runs out.
   absl::Status Reserve(const RopeSettings& settings, int64_t tokens, cudaStream_t stream);
 
-  // Called before the operations of a step are issued, for capture too.
+  // Must be called before the operations of a step are issued, also before they are captured.
   void BeginStep();
-  // [step.tokens, dimensions / 2] (cosine, sine); valid until Reserve(). The first call in
-  // a step enqueues the kernel that computes them. Needs a Reserve() for as many tokens before.
+  // Returns [step.tokens, dimensions / 2] pairs (cosine, sine), valid until the next Reserve(). The
+  // first call in a step enqueues the kernel that computes them. Requires an earlier Reserve() for
+  // at least as many tokens.
   const float2* Angles(const RopeSettings& settings, const StepView& step, cudaStream_t stream);
 
  private:
@@ -31,7 +34,7 @@ class RopeTables {
     DeviceMemory frequencies;  // double [dimensions / 2]
     DeviceMemory angles;
     int64_t tokens = 0;     // capacity of `angles`
-    bool laid_out = false;  // in this step
+    bool laid_out = false;  // whether the angles were computed in this step
   };
   using Key = std::pair<double, int>;  // theta, dimensions
   static Key KeyOf(const RopeSettings& s) { return {s.theta, s.dimensions}; }

@@ -7,23 +7,23 @@ namespace moeserve::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-// As many as the parameters of a launch hold.
+// The largest number of plans that fits into the parameters of a launch.
 constexpr int kMostPlans = 32;
-constexpr int kArrays = 6;  // of words
+constexpr int kArrays = 6;  // number of arrays of 4-byte words in a plan
 
 struct PackArgs {
   struct Plan {
     const void* words[kArrays];
     const uint8_t* bytes;
     int rows, experts, capacity;
-    int64_t offset;  // of the first word
+    int64_t offset;  // of the plan's first word in `packed`, in bytes
   };
   Plan plans[kMostPlans];
   char* packed;
 };
 static_assert(sizeof(PackArgs) <= 4096);
 
-// Words of an array, in the order in which they are packed.
+// Returns the number of words of array `array`, counted in the order of packing.
 __host__ __device__ int64_t Words(int array, int rows, int experts, int capacity) {
   if (array == 0) return experts + 1;
   return array == 4 ? rows + 1 : capacity;

@@ -21,8 +21,8 @@ __global__ void __launch_bounds__(kThreads) SmallPlanKernel(PlanBuild b) {
   BuildSmallPlan(b.table, b.experts, b.rows, scratch, b.plan);
 }
 
-// Counts the routes of each chunk to each expert. The last block to arrive turns an expert's counts
-// into sums over the chunks before, and writes where each expert begins.
+// Counts the routes of each chunk to each expert. The last block to arrive replaces an expert's
+// counts by their sums over the preceding chunks, and writes the expert offsets.
 __global__ void __launch_bounds__(kThreads) ChunkCountKernel(PlanBuild b) {
   GridDependencyPass();
   const int thread = static_cast<int>(threadIdx.x);

@@ -1,4 +1,4 @@
-// Plans of any number of rows, on the device.
+// Builds routing plans with any number of rows on the device.
 #pragma once
 
 #include "kernels/cuda/device/runtime.h"
@@ -10,15 +10,16 @@ struct PlanBuild {
   RouteTable table;
   int rows = 0;
   int experts = 0;
-  bool clear_nonfinite = false;     // write zeros to plan.row_nonfinite
+  bool clear_nonfinite = false;     // whether to set plan.row_nonfinite to zero
   int32_t* chunk_counts = nullptr;  // scratch [E + 1][chunks of kPlanChunk rows]
-  int32_t* arrivals = nullptr;      // scratch, 0 before and after
+  int32_t* arrivals = nullptr;      // scratch, 0 before and after the launch
   PlanArrays plan;
 };
 
 inline constexpr int64_t PlanChunks(int64_t rows) { return (rows + kPlanChunk - 1) / kPlanChunk; }
 
-// Sorts the table's routes by expert: one launch up to kPlanChunk rows, else two.
+// Sorts the routes in `build.table` by expert: one launch for up to kPlanChunk rows, two launches
+// for more.
 void LaunchPlan(const PlanBuild& build, cudaStream_t stream);
 
 }  // namespace moeserve::cuda

@@ -11,12 +11,14 @@
 namespace moeserve::cuda {
 namespace {
 
-// Upper bound of a block's dynamic shared memory; some devices have less, see RoomOfBlock.
+// Upper bound of a block's dynamic shared memory. Some devices have less, see RoomOfBlock().
 constexpr int64_t kMaxShared = 160 << 10;
-// In front of what the phases share: the flag of LastToArrive.
+// Bytes in front of the memory that the phases of the kernel share; they hold the flag of
+// LastToArrive().
 constexpr int64_t kHeader = 128;
-// Multiprocessors of a large device. Tiles of few columns are used up to two blocks per
-// multiprocessor, tiles of few rows up to one: more would read the router's weights too often.
+// Number of multiprocessors of a large device. Tiles with few columns are used up to two blocks per
+// multiprocessor, tiles with few rows up to one block. Beyond that, small tiles would read the
+// router's weights too often.
 constexpr int64_t kMultiprocessors = 132;
 constexpr int64_t kSmallTileBlocks = 2 * kMultiprocessors;
 
@@ -34,9 +36,9 @@ struct RouteKernelArgs {
   int32_t* counts = nullptr;   // [rows]
   uint8_t* failed = nullptr;   // [rows / rows_per_token] or null
   int32_t* arrivals = nullptr;
-  bool sort = false;     // scratch of selecting warps has room for keys
-  int select_warps = 1;  // that have room at once
-  int select_bytes = 0;  // of each
+  bool sort = false;     // whether the scratch memory of a selecting warp has room for keys
+  int select_warps = 1;  // number of warps whose scratch fits at once
+  int select_bytes = 0;  // bytes of scratch per selecting warp
   bool build_plan = false;
   PlanArrays plan;
 };
@@ -69,8 +71,9 @@ __device__ void SelectRows(const RouteKernelArgs& a, int first_row, int tile_row
   }
 }
 
-// Grid: column tiles x row tiles. The last block to arrive in a row of tiles selects for its rows;
-// where there is one launch for all, the block that completes the last rows builds the plan.
+// The grid is column tiles x row tiles. The last block to arrive in a row of tiles selects the
+// experts for these rows. With build_plan, the block that completes the last rows also builds the
+// plan.
 template <typename Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 2) RouteKernel(RouteKernelArgs a) {
   char* header = DynamicShared<char>();
@@ -99,7 +102,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) RouteKernel(RouteKernelArgs
   BuildSmallPlan(table, experts, a.product.rows, CarvePlan(memory, experts), a.plan);
 }
 
-// Shared memory of the phases of a block on this device.
+// Returns the shared memory that the phases of a block can use on this device.
 int64_t RoomOfBlock() { return RouteSharedLimit() - kHeader; }
 
 template <typename Tile>
@@ -122,17 +125,17 @@ void LaunchTiles(RouteKernelArgs& a, int64_t room, cudaStream_t stream) {
       a);
 }
 
-// All tiles have the same bits; they differ in the number of blocks that share the work.
+// All tiles compute the same bits; they differ in the number of blocks that share the work.
 template <typename T>
 void LaunchProducts(RouteKernelArgs& a, cudaStream_t stream) {
-  using FewColumns = ProductTile<T, 4, 1, 2, 4, 8>;  // 8 rows x 4
-  using FewRows = ProductTile<T, 4, 4, 2, 4, 4>;     // 8 x 16
-  using SomeRows = ProductTile<T, 4, 8, 4, 2, 3>;    // 16 x 16
-  using ManyRows = ProductTile<T, 8, 8, 4, 2, 3>;    // 32 x 16
-  using ManyByFew = ProductTile<T, 8, 8, 8, 1, 2>;   // 64 x 8
+  using FewColumns = ProductTile<T, 4, 1, 2, 4, 8>;  // 8 rows x 4 columns
+  using FewRows = ProductTile<T, 4, 4, 2, 4, 4>;     // 8 rows x 16 columns
+  using SomeRows = ProductTile<T, 4, 8, 4, 2, 3>;    // 16 rows x 16 columns
+  using ManyRows = ProductTile<T, 8, 8, 4, 2, 3>;    // 32 rows x 16 columns
+  using ManyByFew = ProductTile<T, 8, 8, 8, 1, 2>;   // 64 rows x 8 columns
   const int64_t rows = a.product.rows, columns = a.product.columns;
   const int64_t room = RoomOfBlock();
-  // Devices with little shared memory use the small tiles only.
+  // Devices with little shared memory use only the small tiles.
   if (rows > kPlanChunk && std::max(ManyByFew::kBytes, ManyRows::kBytes) <= room) {
     if (columns <= ManyByFew::kColumns) {
       LaunchTiles<ManyByFew>(a, room, stream);

@@ -1,4 +1,4 @@
-// Arguments of the routing kernels: plain values and device pointers.
+// The arguments of the routing kernels: plain values and device pointers.
 #pragma once
 
 #include <cstdint>
@@ -7,44 +7,49 @@
 
 namespace moeserve::cuda {
 
-// Rows that one block plans at once; up to this many, routing is one launch.
+// The number of rows that one block sorts into a plan at once. With up to this many rows, routing
+// takes a single launch.
 inline constexpr int kPlanChunk = 256;
 inline constexpr int kPlanWords = kPlanChunk / 32;
-// More experts than this do not fit the plan's shared memory.
+// The data of more experts than this would not fit into the plan's shared memory.
 inline constexpr int kMaxRoutedExperts = 4096;
 inline constexpr int kMaxCosineDim = 4096;
-// Weights come in whole tiles of columns and of `kRouterStep` elements, zeros behind the end.
+// The router's weights are padded with zeros to whole tiles of kRouterColumns columns and
+// kRouterStep elements.
 inline constexpr int kRouterColumns = 16;
 inline constexpr int kRouterStep = 256;
-// Fewest rows of a block that computes products.
+// The smallest number of rows in a tile of products.
 inline constexpr int kFewestTileRows = 8;
 
-// Bytes of shared memory that routing by `settings` with a plan needs per block, and the limit of
-// the current device.
+// RouteSharedBytes() returns the bytes of shared memory per block that routing with `settings` and
+// building a plan need; RouteSharedLimit() returns the limit of the current device.
 int64_t RouteSharedBytes(const RouteSettings& settings);
 int64_t RouteSharedLimit();
 
-// A router's tensors on the device. `weights` is what ProductsOf() counts the products of.
+// A router's tensors on the device. `weights` is the matrix whose products ProductsOf() counts.
 struct RouterTables {
   RouteSettings settings;
-  int columns = 0;                 // products of a row: E or dim
-  int64_t padded = 0;              // elements of a weight row, a multiple of kRouterStep
-  const float* weights = nullptr;  // [columns rounded up, padded], see PermutedForTile
+  int columns = 0;                 // products per row: E (dot router) or dim (cosine router)
+  int64_t padded = 0;              // elements per weight row, a multiple of kRouterStep
+  const float* weights = nullptr;  // [columns rounded up, padded], elements permuted by
+                                   // PermutedForTile()
   const float* bias = nullptr;     // [columns] or null
-  const float* experts = nullptr;  // cosine: [dim][E]
+  const float* experts = nullptr;  // cosine router only: [dim][E]
   float temperature = 1.0f;        // ResolvedTemperature()
 };
 
-// The place of element `i` of a weight row: lane l of a warp takes the elements 8 l to 8 l + 7 of
-// every 256, in pairs that are adjacent for the warp.
+// Returns the position at which element `i` of a weight row is stored. Of every 256 elements, lane
+// l of a warp reads elements 8 l to 8 l + 7; the order is such that in each load, the lanes of a
+// warp read adjacent pairs.
 constexpr int64_t PermutedForTile(int64_t i) {
   const int64_t within = i % kRouterStep;
   const int64_t lane = within / 8, element = within % 8;
   return i - within + element / 2 * 64 + lane * 2 + element % 2;
 }
 
-// The routes of rows before they are sorted by expert: of row r, `counts[r]` at r * k_max or, where
-// `offsets` is not null, those between two offsets. Experts of a row ascend.
+// The routes of rows before they are sorted by expert. The routes of row r are the `counts[r]`
+// elements from r * k_max on or, if `offsets` is not null, elements [offsets[r], offsets[r + 1]).
+// The experts of a row ascend.
 struct RouteTable {
   const int32_t* experts = nullptr;
   const float* weights = nullptr;
@@ -53,7 +58,7 @@ struct RouteTable {
   int k_max = 0;
 };
 
-// The arrays of a RoutingPlan, to be written.
+// Pointers to the arrays of a RoutingPlan, for writing.
 struct PlanArrays {
   int32_t* expert_offsets = nullptr;
   int32_t* expert_of_assignment = nullptr;

@@ -1,6 +1,7 @@
-// Builds compressed rows in both directions from a table of routes, for at most kPlanChunk rows by
-// one block. A bit for each (expert, row) determines the place of every assignment independently of
-// the order of arrival: the bits below it are the rows before it.
+// Builds a routing plan (compressed sparse rows in both directions) from a table of routes. One
+// block processes at most kPlanChunk rows. There is one bit per (expert, row). The index of an
+// assignment among those of its expert is the number of set bits for lower rows, so it does not
+// depend on the order in which threads arrive.
 #pragma once
 
 #include "kernels/cuda/device/runtime.h"
@@ -9,10 +10,10 @@
 
 namespace moeserve::cuda {
 
-// Shared memory of a planning block.
+// The shared memory of a block that builds a plan.
 struct PlanScratch {
   uint32_t* bits;    // [E][kPlanWords]
-  int32_t* counts;   // [E + kPlanChunk + 1] of the experts, then of the rows
+  int32_t* counts;   // [E + kPlanChunk + 1] counts of the experts, then of the rows
   int32_t* partial;  // [33]
 };
 
@@ -37,12 +38,12 @@ __device__ inline int32_t CountOf(const RouteTable& table, int row) {
   return __ldcg(table.counts + row);
 }
 
-// Adjacent threads that share a row.
+// Returns the number of adjacent threads that share a row.
 __device__ inline int RouteGroup(int k_max) { return k_max > 4 ? 8 : k_max > 2 ? 4 : k_max; }
 
-// use(row of the chunk, index in the row, expert, weight) for every route. count(row): its routes.
-// Adjacent threads take adjacent routes of a row; the loads of several rows are in flight
-// together. Without kWeights the weight is 0.
+// Calls use(row of the chunk, index in the row, expert, weight) for every route; count(row) must
+// return the number of routes of a row. Adjacent threads process adjacent routes of a row, and the
+// loads for several rows are in flight together. Without kWeights, the weight passed is 0.
 template <bool kWeights, typename Count, typename Use>
 __device__ inline void ForEachRoute(const RouteTable& table, int first_row, int rows,
                                     const Count& count, const Use& use) {
@@ -73,7 +74,8 @@ __device__ inline void ForEachRoute(const RouteTable& table, int first_row, int 
   }
 }
 
-// Exclusive prefix sums in place, by the whole block; v[n] becomes the total.
+// Computes exclusive prefix sums of v[0 .. n) in place, by all threads of the block; v[n] becomes
+// the total.
 __device__ inline void BlockScan(int32_t* v, int n, int32_t* partial) {
   constexpr int kEach = 4;
   const int thread = static_cast<int>(threadIdx.x);
@@ -111,7 +113,7 @@ __device__ inline void BlockScan(int32_t* v, int n, int32_t* partial) {
   __syncthreads();
 }
 
-// Fills the bits and the counts of the chunk's experts and rows.
+// Sets the bits of the chunk's routes, and counts the routes of each expert and of each row.
 __device__ inline void MarkRoutes(const RouteTable& table, int experts, int first_row, int rows,
                                   const PlanScratch& s) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -137,8 +139,9 @@ __device__ inline void MarkRoutes(const RouteTable& table, int experts, int firs
   __syncthreads();
 }
 
-// Writes the assignments of the chunk, after MarkRoutes. expert_begin [E]: the place of the first
-// one of each expert in this chunk; row_begin [rows + 1]: of each row, less `row_base`.
+// Writes the assignments of the chunk; MarkRoutes() must have run before. expert_begin [E] is the
+// index of each expert's first assignment from this chunk. row_base + row_begin[r], for r in [0,
+// rows], is the index of the first element of row r in assignments_of_row.
 __device__ inline void WriteRoutes(const RouteTable& table, int first_row, int rows,
                                    const uint32_t* bits, const int32_t* expert_begin,
                                    const int32_t* row_begin, int32_t row_base,
@@ -157,13 +160,14 @@ __device__ inline void WriteRoutes(const RouteTable& table, int first_row, int r
       });
 }
 
-// The whole plan of at most kPlanChunk rows.
+// Builds the whole plan for at most kPlanChunk rows.
 __device__ inline void BuildSmallPlan(const RouteTable& table, int experts, int rows,
                                       const PlanScratch& s, const PlanArrays& plan) {
   const int thread = static_cast<int>(threadIdx.x);
   const int threads = static_cast<int>(blockDim.x);
   MarkRoutes(table, experts, 0, rows, s);
-  // One scan: the rows' sums follow the experts', whose total is that of the rows.
+  // A single scan covers the counts of experts and rows. The prefix sums of the rows begin at the
+  // total of the experts, which is subtracted from them.
   BlockScan(s.counts, experts + rows, s.partial);
   const int32_t total = s.counts[experts];
   for (int e = thread; e <= experts; e += threads) plan.expert_offsets[e] = s.counts[e];

@@ -1,7 +1,7 @@
-// Products of a tile of rows with a tile of router columns by the routing contract: lane l of a
-// warp takes the groups of 8 elements l, l + 32, ... in ascending order with fused multiply-adds;
-// the 32 partial sums are joined by the tree 16, 8, 4, 2, 1. Which tile a row is in changes
-// nothing.
+// Products of a tile of rows with a tile of router columns in the order of operations of
+// kernels/base/routing.h: lane l of a warp adds the groups of 8 elements l, l + 32, ... in
+// ascending order with fused multiply-adds; the 32 partial sums are added as a tree with distances
+// 16, 8, 4, 2, 1. The result of a row does not depend on its tile.
 #pragma once
 
 #include "kernels/base/dtype.h"
@@ -12,8 +12,8 @@
 
 namespace moeserve::cuda {
 
-// A warp computes kRowTile x kColumnTile products; a block has kRowWarps x kColumnWarps of them and
-// kStages steps of kRouterStep elements in flight.
+// The dimensions of a tile. A warp computes kRowTile x kColumnTile products; a block has kRowWarps
+// x kColumnWarps warps, and kStages steps of kRouterStep elements are in flight.
 template <typename T_, int kRowTile_, int kColumnTile_, int kRowWarps_, int kColumnWarps_,
           int kStages_>
 struct ProductTile {
@@ -35,7 +35,7 @@ struct ProductTile {
 struct ProductArgs {
   const void* input = nullptr;
   int64_t stride = 0;
-  bool aligned = false;  // rows begin at multiples of 16 bytes
+  bool aligned = false;  // every row starts at a multiple of 16 bytes
   int rows = 0;
   int width = 0;
   const float* weights = nullptr;
@@ -50,7 +50,7 @@ __device__ __forceinline__ void CopyWeights(const ProductArgs& a, int first_colu
                                             char* stage) {
   constexpr int kChunks = kRouterStep * 4 / 16;
   const float* from = a.weights + first_column * a.padded + begin;
-  // Not unrolled: the sums need the registers that addresses would take.
+  // The loop is not unrolled, because the addresses would take registers that the sums need.
 #pragma unroll 1
   for (int index = static_cast<int>(threadIdx.x); index < Tile::kColumns * kChunks;
        index += Tile::kThreads) {
@@ -60,7 +60,8 @@ __device__ __forceinline__ void CopyWeights(const ProductArgs& a, int first_colu
   }
 }
 
-// Rows and elements outside are zeros. f32: the two chunks of a lane's group lie in two planes.
+// Copies one step of the rows. Rows and elements out of range become zeros. In f32, the two 16-byte
+// chunks of a lane's group of 8 elements are stored in two separate planes.
 template <typename Tile>
 __device__ __forceinline__ void CopyRows(const ProductArgs& a, int first_row, int64_t begin,
                                          char* stage) {
@@ -134,7 +135,8 @@ __device__ __forceinline__ void AddStep(const char* stage, int row_warp, int col
   }
 }
 
-// Leaves the tile's products in global memory and `memory` free for other uses after a barrier.
+// Computes the tile's products and stores them in global memory. After a barrier, `memory` can be
+// used for other data.
 template <typename Tile>
 __device__ __forceinline__ void TileProducts(const ProductArgs& a, int first_row, int first_column,
                                              char* memory) {
@@ -142,7 +144,8 @@ __device__ __forceinline__ void TileProducts(const ProductArgs& a, int first_row
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   const int row_warp = warp / Tile::kColumnWarps, column_warp = warp % Tile::kColumnWarps;
   const int steps = static_cast<int>(a.padded / kRouterStep);
-  // The weights do not depend on what ran before.
+  // Copies of weights start before GridDependencyPass(), because weights do not depend on earlier
+  // kernels.
 #pragma unroll
   for (int s = 0; s < Tile::kStages - 1; ++s) {
     if (s < steps) {

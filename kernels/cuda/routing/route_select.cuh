@@ -1,4 +1,5 @@
-// One warp selects the experts of one row from its products, by the routing contract.
+// One warp selects the experts of one row from the row's products, with the arithmetic of
+// kernels/base/routing.h.
 #pragma once
 
 #include "kernels/base/routing.h"
@@ -8,7 +9,9 @@
 
 namespace moeserve::cuda {
 
-// Up to this many ranks are found one by one; more, or an open end, by sorting all.
+// With top-k up to kMostRanksByMaximum experts, and with top-p up to kMostOpenRanksByMaximum
+// experts, each rank is found as the maximum of the remaining experts. Otherwise all experts are
+// sorted.
 inline constexpr int kMostRanksByMaximum = 32;
 inline constexpr int kMostOpenRanksByMaximum = 8;
 
@@ -22,7 +25,7 @@ MOESERVE_HOST_DEVICE constexpr int PowerOfTwoFrom(int n) {
   return p;
 }
 
-// Shared memory of a selecting warp, in bytes.
+// Returns the shared memory that a selecting warp needs, in bytes.
 inline int64_t SelectBytes(const RouteSettings& s, bool sort) {
   int64_t bytes = int64_t{8} * RoundUp(s.num_experts, 32);
   if (sort) bytes += int64_t{8} * PowerOfTwoFrom(s.num_experts);
@@ -31,10 +34,10 @@ inline int64_t SelectBytes(const RouteSettings& s, bool sort) {
 }
 
 struct SelectScratch {
-  uint64_t* keys;     // [power of two from E], only where sorting may be needed
-  uint32_t* ordered;  // [E rounded up to 32] OrderOfScore()
+  uint64_t* keys;     // [power of two, at least E] only if sorting may be needed
+  uint32_t* ordered;  // [E rounded up to 32] OrderOfScore() of each score
   float* values;      // [E rounded up to 32] gate values
-  float* u;           // cosine [dim]
+  float* u;           // cosine router only: projection of the row [dim]
 };
 
 __device__ inline SelectScratch CarveSelect(char* memory, const RouteSettings& s, bool sort) {
@@ -49,8 +52,9 @@ __device__ inline SelectScratch CarveSelect(char* memory, const RouteSettings& s
   return c;
 }
 
-// The contract's dot product of a column of `experts` and u by one thread: the 32 partial sums are
-// visited in the order in which the tree 16, 8, 4, 2, 1 joins them, so five pending sums suffice.
+// Returns the dot product of one column of `experts` and u, computed by one thread with the bits of
+// ContractDot(). The 32 partial sums are visited in the order in which the tree with distances 16,
+// 8, 4, 2, 1 combines them, so at most five sums are pending at a time.
 __device__ inline float ColumnDot(const float* experts, int64_t stride, const float* u, int n) {
   float pending[6];
 #pragma unroll
@@ -80,7 +84,7 @@ __device__ inline float ColumnDot(const float* experts, int64_t stride, const fl
   return pending[5];
 }
 
-// The contract's sum of n values in shared memory: every lane has it.
+// Returns, in every lane, the sum of n values in shared memory with the bits of ContractSum().
 __device__ inline float WarpSum(const float* values, int n, int lane) {
   float sum = 0.0f;
   for (int begin = lane * 8; begin < n; begin += 256) {
@@ -102,7 +106,8 @@ __device__ inline void NormaliseRow(float* u, int n, float eps, int lane) {
   __syncwarp();
 }
 
-// f(expert, score) for scores that are the row's products, each lane for its experts.
+// Calls f(expert, score) for a dot router, whose scores are the row's products. Each lane handles
+// every 32nd expert.
 template <typename F>
 __device__ __forceinline__ void ForEachDotScore(int experts, const float* products, int lane,
                                                 const F& f) {
@@ -121,7 +126,8 @@ __device__ __forceinline__ void ForEachDotScore(int experts, const float* produc
   }
 }
 
-// The same for a cosine router, of which the products are the row's projection.
+// Calls f(expert, score) for a cosine router, for which the products are the row's projection. Each
+// lane handles every 32nd expert.
 template <typename F>
 __device__ __forceinline__ void ForEachCosineScore(const RouterTables& router,
                                                    const float* products, float* u, int lane,
@@ -136,7 +142,8 @@ __device__ __forceinline__ void ForEachCosineScore(const RouterTables& router,
   }
 }
 
-// Scores of a row after bias and temperature: f(expert, score), each lane for its experts.
+// Calls f(expert, score) with the row's scores after bias and temperature. Each lane handles every
+// 32nd expert.
 template <typename F>
 __device__ __forceinline__ void ForEachScore(const RouterTables& router, const float* products,
                                              float* u, int lane, const F& f) {
@@ -148,7 +155,7 @@ __device__ __forceinline__ void ForEachScore(const RouterTables& router, const f
   }
 }
 
-// Sorts n keys, a power of two, in descending order.
+// Sorts n keys in descending order; n must be a power of two.
 __device__ inline void SortKeys(uint64_t* keys, int n, int lane) {
   for (int size = 2; size <= n; size *= 2) {
     for (int stride = size / 2; stride > 0; stride /= 2) {
@@ -166,8 +173,8 @@ __device__ inline void SortKeys(uint64_t* keys, int n, int lane) {
   __syncwarp();
 }
 
-// Finds ranks 0 to k - 1, k <= 32, each the maximum of the experts left; lane r returns the key of
-// rank r.
+// Finds ranks 0 to k - 1, with k <= 32; each rank is the maximum of the remaining experts. Lane r
+// returns the key of rank r.
 __device__ inline uint64_t RanksByMaximum(const uint32_t* ordered, int experts, int k, int lane) {
   constexpr uint32_t kNone = 0xffffffffu;
   uint32_t best = 0, best_expert = kNone;
@@ -199,23 +206,24 @@ __device__ inline uint64_t RanksByMaximum(const uint32_t* ordered, int experts, 
 
 struct SelectRowArgs {
   const RouterTables* router;
-  const float* products;          // device [columns]
-  const RouteOverride* override;  // or null
-  float* scores;                  // device [E] or null
-  int k_max;                      // room
-  int32_t* experts;               // device [k_max]
-  float* weights;                 // device [k_max]
+  const float* products;          // device memory [columns]
+  const RouteOverride* override;  // null if there is none
+  float* scores;                  // device memory [E] or null
+  int k_max;                      // capacity of `experts` and `weights`
+  int32_t* experts;               // device memory [k_max]
+  float* weights;                 // device memory [k_max]
   int32_t* count;
   uint8_t* nonfinite;
-  uint8_t* failed;  // of the row's token, or null; set to 1 where no largest score is finite
+  uint8_t* failed;  // flag of the row's token, or null; set to 1 if the largest score is not finite
 };
 
 struct RowScores {
-  float maximum;  // NaN counted as -Inf
-  bool nan;       // some score is NaN
+  float maximum;  // largest score, where NaN counts as -Inf
+  bool nan;       // whether some score is NaN
 };
 
-// Brings the row's scores, with an override's bias added, into `scratch.ordered`.
+// Computes the row's scores, adds the override's bias, and stores their OrderOfScore() in
+// `scratch.ordered`.
 __device__ __forceinline__ RowScores ReadScores(const SelectRowArgs& a, const float* bias,
                                                 const SelectScratch& scratch, int lane) {
   uint32_t highest = 0;
@@ -234,11 +242,12 @@ __device__ __forceinline__ RowScores ReadScores(const SelectRowArgs& a, const fl
 }
 
 struct RankedRow {
-  bool by_maximum;    // the ranks are in `rank_key`, else in scratch.keys
-  uint64_t rank_key;  // by_maximum: key of the rank that equals the lane
+  bool by_maximum;    // true: lane r has the key of rank r in `rank_key`; false: the keys are in
+                      // scratch.keys
+  uint64_t rank_key;  // if by_maximum: the key of the rank that equals the lane
 };
 
-// Finds the k first ranks, or sorts all experts.
+// Finds the first k ranks, or sorts all experts.
 __device__ __forceinline__ RankedRow RankExperts(const RowSelection& row, int experts,
                                                  const SelectScratch& scratch, int lane) {
   const int limit = row.kind == SelectKind::kTopK ? kMostRanksByMaximum : kMostOpenRanksByMaximum;
@@ -253,11 +262,11 @@ __device__ __forceinline__ RankedRow RankExperts(const RowSelection& row, int ex
 
 struct Selected {
   int count;
-  uint64_t last;  // the smallest key that was selected
-  float sum;      // of the gate values, in rank order
+  uint64_t last;  // the smallest key of a selected expert
+  float sum;      // sum of the gate values, in rank order
 };
 
-// All lanes return the same.
+// Selects experts in rank order. All lanes return the same result.
 __device__ __forceinline__ Selected TakeRanks(const RowSelection& row, const RankedRow& ranked,
                                               bool finite, float total,
                                               const SelectScratch& scratch, int lane) {
@@ -285,9 +294,10 @@ __device__ __forceinline__ Selected TakeRanks(const RowSelection& row, const Ran
   return selected;
 }
 
-// Stores the experts with keys from the last selected one up, by ascending expert, without masked
-// ones: those are selected only where the scores of all others are -Inf as well, or where top-p
-// asks for a share of 1. Returns the number stored.
+// Stores the selected experts, which are those with a key of at least selected.last, in ascending
+// order. Masked experts are left out: a selection contains masked experts only if the scores of all
+// experts that are not masked are -Inf as well, or if top-p asks for a share of 1. Returns the
+// number of experts stored.
 __device__ __forceinline__ int StoreSelected(const SelectRowArgs& a, const Selected& selected,
                                              const float* bias, bool finite, float total,
                                              const SelectScratch& scratch, int lane) {
@@ -309,7 +319,7 @@ __device__ __forceinline__ int StoreSelected(const SelectRowArgs& a, const Selec
   return stored;
 }
 
-// All lanes of a warp together.
+// Selects the experts of one row; all lanes of a warp must call it together.
 __device__ inline void SelectRow(const SelectRowArgs& a, const SelectScratch& scratch, int lane) {
   const RouteSettings& s = a.router->settings;
   const int experts = s.num_experts;

@@ -1,4 +1,4 @@
-// Small pieces that the routing kernels share: sums over a warp, the last block to arrive.
+// Functions that the routing kernels share: sums over a warp, and finding the last block to arrive.
 #pragma once
 
 #include "kernels/cuda/device/ptx.cuh"
@@ -6,7 +6,8 @@
 
 namespace moeserve::cuda {
 
-// l + (l ^ 16), then ^ 8 and so on, the contract's order: every lane has the sum.
+// Returns, in every lane, the sum over the lanes as a tree with distances 16, 8, 4, 2, 1, the order
+// that kernels/base/routing.h specifies.
 __device__ inline float WarpTreeSum(float v) {
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {
@@ -24,9 +25,9 @@ __device__ inline int32_t WarpInclusiveScan(int32_t v, int lane) {
   return v;
 }
 
-// Tree sums of kCount values per lane at once: the sums end up spread over the lanes, so that each
-// step halves what a lane still holds. Afterwards lane l holds in v[0 .. max(1, kCount / 32)) the
-// sums from TreeSumIndex() on.
+// Computes the sums over the lanes, as a tree, of kCount values at once. The sums are distributed
+// over the lanes, so each level of the tree halves the number of values that a lane holds.
+// Afterwards v[0 .. max(1, kCount / 32)) of lane l are the sums from index TreeSumIndex(l) on.
 template <int kCount, int kDistance = 16>
 __device__ __forceinline__ void SpreadTreeSums(float* v, int lane) {
   if constexpr (kDistance > 0) {
@@ -47,15 +48,16 @@ __device__ __forceinline__ void SpreadTreeSums(float* v, int lane) {
   }
 }
 
-// First of the values that lane l holds; lanes that share one have the same.
+// Returns the index of the first sum that lane l holds. With fewer than 32 sums, several lanes hold
+// the same sum.
 template <int kCount>
 __device__ constexpr int TreeSumIndex(int lane) {
   return kCount >= 32 ? lane * (kCount / 32) : lane / (32 / kCount);
 }
 
-// Adds 1 and returns the old value. With a barrier before and after it, orders the block's earlier
-// writes and later reads against the other blocks that call this. Cheaper than fences, which wait
-// for all other memory traffic as well.
+// Adds 1 to the counter and returns the old value. If there is a barrier before and after the call,
+// the block's earlier writes and later reads are ordered with those of other blocks that call this
+// function. This is cheaper than fences, which also wait for all other memory traffic.
 __device__ __forceinline__ int32_t Arrive(int32_t* counter) {
 #if defined(MOESERVE_CUDA_EMULATION)
   return atomicAdd(counter, 1);
@@ -69,9 +71,10 @@ __device__ __forceinline__ int32_t Arrive(int32_t* counter) {
 #endif
 }
 
-// True in all threads of the last of `expected` blocks to call this; earlier writes of the others
-// to global memory are then visible through __ldcg. Resets the counter to 0. `flag` is a word of
-// shared memory used for nothing else.
+// Returns true in all threads of the last of `expected` blocks that call this function. In that
+// block, earlier writes of the other blocks to global memory are visible through __ldcg. The last
+// block resets the counter to 0. `flag` is a word of shared memory that must not be used for
+// anything else.
 __device__ inline bool LastToArrive(int32_t* counter, int expected, int32_t* flag) {
   __syncthreads();
   if (threadIdx.x == 0) {

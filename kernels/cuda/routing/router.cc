@@ -16,14 +16,14 @@ Result<DeviceMemory> Uploaded(const std::vector<float>& values) {
   MOESERVE_ASSIGN_OR_RETURN(DeviceMemory memory, DeviceMemory::Allocate(bytes));
   MOESERVE_CUDA_RETURN_IF_ERROR(
       cudaMemcpy(memory.data(), values.data(), bytes, cudaMemcpyHostToDevice));
-  // The copy may still be running, and other streams do not wait for this one.
+  // The copy may still be running, and other streams do not wait for the default stream.
   MOESERVE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(nullptr));
   return memory;
 }
 
 int64_t RoundedUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// Replaces `memory` where it is smaller than `count` elements, without its contents.
+// Replaces `memory` if it has fewer than `count` 4-byte elements. The old content is lost.
 Status Grow(DeviceMemory& memory, int64_t count) {
   const size_t bytes = static_cast<size_t>(std::max<int64_t>(count, 1)) * 4;
   if (memory.bytes() >= bytes) return absl::OkStatus();

@@ -1,4 +1,5 @@
-// Routing on the device: scores, selection, gates and plan with the CPU's bits.
+// Routing on the device: computes scores, selection, gates and the routing plan with the same bits
+// as the CPU.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +13,9 @@ namespace moeserve::cuda {
 
 class CudaRouter : public Router {
  public:
-  // Widens the tensors, normalises expert vectors and arranges both in the kernels' layout.
-  // InvalidArgument where a router is larger than the kernels hold; ResourceExhausted.
+  // Widens the tensors, normalises expert vectors and converts both to the kernels' layout.
+  // InvalidArgument if the router exceeds the limits of the kernels; ResourceExhausted if memory
+  // runs out.
   static Result<std::unique_ptr<CudaRouter>> Create(const RouteSettings& settings,
                                                     const RouterTensors& tensors);
 
@@ -30,20 +32,23 @@ class CudaRouter : public Router {
   DeviceMemory experts_;
 };
 
-// Device arrays of one RoutingPlan. Launches that write one and those that read it are of one
-// stream.
+// The device arrays of one RoutingPlan. The launches that write a plan and those that read it must
+// use the same stream.
 class PlanMemory {
  public:
-  // Room for `max_rows` rows of up to `k_max` routes each. ResourceExhausted.
+  // Allocates arrays for `max_rows` rows of up to `k_max` routes each. ResourceExhausted if memory
+  // runs out.
   static Result<PlanMemory> Create(int max_rows, int k_max, int num_experts);
-  // Grows the arrays where needed. Not between the launch and the end of a step that uses them.
+  // Grows the arrays if necessary. Must not be called between the launch and the end of a step that
+  // uses them.
   Status Reserve(int max_rows, int k_max, int num_experts);
 
   PlanArrays arrays() const;
   int max_rows() const { return max_rows_; }
   int64_t capacity() const { return capacity_; }
   int num_experts() const { return num_experts_; }
-  // The view of the plan for readers; every plan of this memory has the same addresses.
+  // Returns the plan for readers. All plans in this memory have the same addresses until the next
+  // Reserve().
   RoutingPlan Plan(int rows, int num_experts, int k_max) const;
 
  private:
@@ -54,10 +59,12 @@ class PlanMemory {
   DeviceMemory row_offsets_, assignments_of_row_, row_nonfinite_;
 };
 
-// Results that one launch of routing leaves for the next; shared by all blocks of one stream.
+// Intermediate results that one routing kernel writes and the next one reads. All MoE blocks whose
+// routing runs on the same stream share them.
 class RouteScratch {
  public:
-  // `max_columns`: the largest of the routers' tables().columns. ResourceExhausted.
+  // `max_columns` is the largest tables().columns of all routers. ResourceExhausted if memory runs
+  // out.
   static Result<RouteScratch> Create(int max_rows, int k_max, int num_experts, int max_columns);
   Status Reserve(int max_rows, int k_max, int num_experts, int max_columns);
 
@@ -82,42 +89,45 @@ class RouteScratch {
   DeviceMemory weights_;       // [rows, k_max]
   DeviceMemory counts_;        // [rows]
   DeviceMemory chunk_counts_;  // [E + 1, chunks]
-  DeviceMemory arrivals_;      // counters, 0 between launches: of the whole grid, of each row tile
+  DeviceMemory arrivals_;  // arrival counters, 0 between launches: one for the grid, then one per
+                           // row tile
 };
 
 struct RouteLaunch {
   const CudaRouter* router = nullptr;
-  RowsView input;                     // device, f32 or bf16 [rows, c]
-  const int32_t* sequence = nullptr;  // device [rows / rows_per_token], < 0: padding, whose rows
-                                      // get no routes; null: none is padding
+  RowsView input;                     // in device memory, f32 or bf16 [rows, c]
+  const int32_t* sequence = nullptr;  // device memory [rows / rows_per_token]; < 0 marks padding
+                                      // tokens, whose rows get no routes; null: there is no padding
   int rows_per_token = 1;
-  float* scores = nullptr;  // device [rows, E] or null, after bias and temperature, an override's
-                            // bias excluded; rows of padding are not written
+  float* scores = nullptr;  // device memory [rows, E] or null: scores after bias and temperature,
+                            // without the bias of an override; not written for padding rows
   int64_t scores_stride = 0;
-  const RouteOverride* overrides = nullptr;  // device [rows] or null, biases on the device
-  uint8_t* failed = nullptr;  // device [rows / rows_per_token] or null: set to 1 for tokens of
-                              // which some row has no finite largest score
-  int k_max = 0;              // room of a row: at least what the settings and any override select
+  const RouteOverride* overrides = nullptr;  // device memory [rows] or null; the biases are in
+                                             // device memory, too
+  uint8_t* failed = nullptr;  // device memory [rows / rows_per_token] or null; set to 1 for tokens
+                              // with a row whose largest score is not finite
+  int k_max = 0;  // capacity per row in routes: at least the k of the settings and of every
+                  // override
   PlanMemory* plan = nullptr;
   RouteScratch* scratch = nullptr;
 };
 
-// Scores, selects and plans: one launch up to kPlanChunk rows, else three. The plan is valid
-// once the stream has run it.
+// Computes scores, selects experts and builds the plan: one launch for up to kPlanChunk rows, three
+// launches for more. The plan is valid when the stream has run the launches.
 RoutingPlan LaunchRoute(const RouteLaunch& launch, cudaStream_t stream);
 
 struct GivenPlanLaunch {
   int rows = 0;
   int num_experts = 0;
-  int k_max = 0;                     // routes of a row at most, and rows * k_max of all
-  const int32_t* offsets = nullptr;  // device [rows + 1]
-  const int32_t* experts = nullptr;  // device [A], ascending in a row
-  const float* weights = nullptr;    // device [A]
+  int k_max = 0;                     // the largest number of routes of any row
+  const int32_t* offsets = nullptr;  // device memory [rows + 1]
+  const int32_t* experts = nullptr;  // device memory [A], ascending within a row
+  const float* weights = nullptr;    // device memory [A]
   PlanMemory* plan = nullptr;
   RouteScratch* scratch = nullptr;
 };
 
-// Builds the plan of given routes.
+// Builds the plan from given routes.
 RoutingPlan LaunchGivenPlan(const GivenPlanLaunch& launch, cudaStream_t stream);
 
 }  // namespace moeserve::cuda

@@ -1,8 +1,9 @@
-// The norm of one vector by a team of threads: a warp, or all threads of a block.
+// The norm of one vector, computed by a team of threads: a warp, or all threads of a block.
 //
-// Thread `lane` of a team has the four elements from 4 * lane on, the four that lie 4 * threads
-// further on, and so on, and adds them up in that order, however they are loaded. So the order of a
-// sum depends on the width and the size of the team alone, which depends on the widths of the bank.
+// Thread `lane` of a team processes the four elements from 4 * lane on, then the four elements that
+// are 4 * (threads of the team) further, and so on, and adds them in that order, no matter how they
+// are loaded. So the order of a sum depends only on the width of the vector and the size of the
+// team, and the size of the team depends only on the widths in the bank.
 #pragma once
 
 #include <cstdint>
@@ -14,17 +15,18 @@
 namespace moeserve::cuda {
 
 inline constexpr int kNormBlock = 256;
-// Floats of shared memory that a block needs for the norm of one vector.
+// The number of floats of shared memory that a block needs for the norm of one vector.
 inline constexpr int kNormSharedFloats = 2 * kNormBlock / 32;
 
-// Threads of a team; `width`: of the widest vector of the bank.
+// Returns the number of threads in a team. `width` is the width of the widest vector in the bank.
 MOESERVE_HOST_DEVICE constexpr int NormTeam(int width) { return width <= 512 ? 32 : kNormBlock; }
 
 __device__ __forceinline__ bool Aligned16(const void* p) {
   return reinterpret_cast<uintptr_t>(p) % 16 == 0;
 }
 
-// Four adjacent elements of which `count` >= 1 exist; zeros for the others.
+// Loads four adjacent elements, of which only the first `count` >= 1 exist; the others become
+// zeros.
 __device__ __forceinline__ float4 LoadFour(const float* x, int count, bool aligned) {
   if (aligned && count >= 4) return *reinterpret_cast<const float4*>(x);
   float4 v = make_float4(x[0], 0.0f, 0.0f, 0.0f);
@@ -45,18 +47,20 @@ __device__ __forceinline__ void StoreFour(float* x, int count, bool aligned, con
   if (count > 3) x[3] = v.w;
 }
 
-// A thread's elements of its team's vector: up to kHeld fours in registers, the others in memory.
+// A thread's elements of its team's vector: up to kHeld groups of four are held in registers,
+// further ones are in memory.
 struct NormVector {
   static constexpr int kHeld = 4;
 
   float* x = nullptr;
-  int n = 0;  // 0 for threads of the block that are not in the team
+  int n = 0;  // width of the vector; 0 for threads of the block that are not in the team
   int lane = 0;
   int threads = 0;
   bool aligned = false;
   float4 held[kHeld] = {};
 
-  // Calls body(j, c, v) with the four elements v from x[c] on; j is kHeld where they are not held.
+  // Calls body(j, c, v) with the four elements v from x[c] on. j is their index in `held`, or kHeld
+  // if they are not held.
   template <typename Body>
   __device__ __forceinline__ void ForFours(const Body& body) {
 #pragma unroll
@@ -69,7 +73,7 @@ struct NormVector {
       body(kHeld, c, v);
     }
   }
-  // Loads the same places of `from` into `to`.
+  // Loads the elements of `from` at the indices that this thread processes into `to`.
   __device__ __forceinline__ void Load(const float* from, float4 (&to)[kHeld]) const {
     const bool whole = Aligned16(from);
 #pragma unroll
@@ -80,7 +84,8 @@ struct NormVector {
   }
   __device__ __forceinline__ void Load() { Load(x, held); }
 
-  // add(sum, element) over the thread's elements, from 0 on.
+  // Returns the result of sum = add(sum, element) over the thread's elements, starting with sum =
+  // 0.
   template <typename Add>
   __device__ __forceinline__ float Sum(const Add& add) {
     float sum = 0.0f;
@@ -94,8 +99,9 @@ struct NormVector {
   }
 };
 
-// Sum over the first `warps` warps of the block (a power of two), which all of its threads get; or
-// over the warp. `shared` has room for a float of each warp and is used once.
+// With kBlock: returns, in all threads of the block, the sum over the first `warps` warps (a power
+// of two). Without: returns the sum over the warp. `shared` has one float per warp; each call needs
+// memory of its own.
 template <bool kBlock>
 __device__ __forceinline__ float TeamSum(float v, int warps, float* shared) {
   for (int offset = 16; offset > 0; offset /= 2) v += __shfl_xor_sync(kFullMask, v, offset);
@@ -110,7 +116,7 @@ __device__ __forceinline__ float TeamSum(float v, int warps, float* shared) {
   return v;
 }
 
-// Normalises an element before scale and shift: (element - mean) * factor.
+// Normalises an element: (element - mean) * factor * scale.
 struct NormFactors {
   float mean = 0.0f;
   float factor = 1.0f;
@@ -124,9 +130,9 @@ struct NormFactors {
   }
 };
 
-// Of a vector of `width` elements whose fours are held. kBlock: all threads of the block take part,
-// those outside of the team with n = 0; else every warp has a vector of its own. `shared`
-// [kNormSharedFloats] is used once.
+// Returns the factors for a vector of `width` elements; vector.Load() must have been called. With
+// kBlock, all threads of the block must call this, threads outside of the team with n = 0. Without,
+// each warp has its own vector. `shared` [kNormSharedFloats] must not be reused without a barrier.
 template <bool kBlock>
 __device__ __forceinline__ NormFactors FactorsOf(NormVector& vector, int width, bool layer,
                                                  float eps, float* shared) {

@@ -9,10 +9,11 @@ namespace moeserve::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kVector = 4;     // elements of a thread's access where widths allow
-constexpr int kNormWarps = 4;  // of a block that normalises a vector with each of them
+constexpr int kVector = 4;     // elements per access of a thread, if widths and addresses allow
+                               // vectors
+constexpr int kNormWarps = 4;  // warps per block if each warp normalises one vector
 
-// RowsView for kernels.
+// A RowsView in the form that kernels take.
 struct Rows {
   char* data;
   int64_t stride;  // elements
@@ -42,7 +43,7 @@ __device__ __forceinline__ void Store(const Rows& rows, int64_t r, int64_t c, fl
   }
 }
 
-// kVector adjacent elements; the address is a multiple of their size.
+// Loads kVector adjacent elements; the address must be a multiple of their total size.
 __device__ __forceinline__ float4 LoadVector(const Rows& rows, int64_t r, int64_t c) {
   const int64_t i = r * rows.stride + c;
   if (rows.dtype == static_cast<int>(DType::kF32)) {
@@ -70,7 +71,8 @@ bool TakesVectors(const RowsView& v) {
          reinterpret_cast<uintptr_t>(v.data) % (kVector * SizeOf(v.dtype)) == 0;
 }
 
-// A thread per `per_thread` columns, a row of blocks per row.
+// The grid for row-wise kernels: one thread per `per_thread` columns, and separate blocks for every
+// row.
 struct RowGrid {
   dim3 grid;
   dim3 block;
@@ -79,12 +81,13 @@ struct RowGrid {
 RowGrid GridOver(int64_t rows, int64_t cols, int per_thread) {
   const int64_t units = (cols + per_thread - 1) / per_thread;
   const int threads = units >= kThreads ? kThreads : static_cast<int>((units + 31) / 32 * 32);
-  // Rows are the grid's x dimension, which can be up to 2^31.
+  // The rows are the grid's x dimension, because only that one can be as large as 2^31.
   return {dim3(static_cast<unsigned>(rows), static_cast<unsigned>((units + threads - 1) / threads)),
           dim3(static_cast<unsigned>(threads))};
 }
 
-// Launches Kernel<true> or Kernel<false> over all columns of `view`; nothing where it is empty.
+// Launches Kernel<true> or Kernel<false> over all columns of `view`; launches nothing if `view` is
+// empty.
 #define MOESERVE_LAUNCH_ROWS(Kernel, vectors, view, stream, ...)                        \
   do {                                                                                  \
     if ((view).rows == 0 || (view).cols == 0) break;                                    \
@@ -150,14 +153,14 @@ struct NormParams {
   const float* scales;
   const float* shifts;
   const int32_t* group_begin;
-  const int32_t* expert_of_row;  // null: group 0
-  const int32_t* valid_rows;     // null: all
+  const int32_t* expert_of_row;  // null: every row uses group 0
+  const int32_t* valid_rows;     // number of rows to process, in device memory; null: all rows
   int rows;
-  int width;  // where expert_of_row is null
+  int width;  // used if expert_of_row is null
   int segments;
   Rows input;
   Rows output;
-  Rows branch;  // data null: none
+  Rows branch;  // null data if there is none
   const float* bias;
   float scale;
 };
@@ -178,8 +181,8 @@ __device__ __forceinline__ void StoreRowFour(const Rows& rows, int64_t r, int64_
   }
 }
 
-// kBlock: the block has one vector; else each of its warps has one. All loads are issued
-// before the first is used, and a row is read once.
+// With kBlock, a block normalises one vector; otherwise each of its warps normalises one. All loads
+// are issued before the first loaded value is used, and a row is read once.
 template <bool kBlock>
 __global__ void __launch_bounds__(kBlock ? kNormBlock : kNormWarps * 32)
     NormKernel(const NormParams p) {
@@ -240,7 +243,7 @@ struct CombineParams {
   const int32_t* assignments_of_row;
   const float* weights;
   Rows results;
-  Rows residual;  // data null: none
+  Rows residual;  // null data if there is none
   Rows output;
   int cols;
 };
@@ -301,7 +304,7 @@ __global__ void AddScaledKernel(Rows x, Rows branch, const float* bias, float sc
   });
 }
 
-// x[r] *= sigmoid(gate[r]), or `factor` where gate.data is null.
+// Computes x[r] *= sigmoid(gate[r]), or x[r] *= factor if gate.data is null.
 template <bool kVectors>
 __global__ void ScaleKernel(Rows x, Rows gate, float factor, int cols) {
   GridDependencyPass();

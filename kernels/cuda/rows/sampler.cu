@@ -9,18 +9,19 @@
 namespace moeserve::cuda {
 namespace {
 
-// A block draws from one row. Its warps own segments of adjacent tokens, so the place of a draw is
-// found from the sums of segments. Short rows stay in shared memory after the first pass over them.
+// A block draws a token from one row of logits. Each warp processes a segment of adjacent tokens,
+// so the segment of the drawn token is found from the sums of the segments. Rows that fit are kept
+// in shared memory after the first pass over them.
 constexpr int kMaxWarps = 32;
-constexpr int kTokensPerThread = 8;  // before another warp is added
+constexpr int kTokensPerThread = 8;  // the number at which another warp is added
 constexpr int kUnroll = 4;
-constexpr int kLoads = 8;  // loads of a thread from global memory at a time
+constexpr int kLoads = 8;  // number of loads from global memory that a thread issues at a time
 constexpr int kMaxToken = 0x7fffffff;
 
 struct SharedState {
   uint64_t scratch[kMaxWarps];
-  uint64_t segment[kMaxWarps];  // sums over the warps' segments
-  // Sums of bins in two halves: only 32-bit atomics are fast.
+  uint64_t segment[kMaxWarps];  // sums over the segments of the warps
+  // Sums per bin, in two 32-bit halves, because only 32-bit atomics are fast.
   uint32_t low[kSamplingBins];
   uint32_t high[kSamplingBins];
   int32_t token;
@@ -37,7 +38,7 @@ struct Add {
 struct Largest {
   __device__ uint64_t operator()(uint64_t a, uint64_t b) const { return a > b ? a : b; }
 };
-// Of the two halves.
+// Returns the larger upper half and, separately, the larger lower half.
 struct LargestHalves {
   __device__ uint64_t operator()(uint64_t a, uint64_t b) const {
     const uint64_t high = (a >> 32) > (b >> 32) ? a : b;
@@ -54,9 +55,10 @@ __device__ __forceinline__ T WarpReduce(T value, Op op) {
   return value;
 }
 
-// The first lane at which the running sum of the lanes' amounts exceeds a target.
+// The first lane at which the running sum of the lanes' amounts exceeds a target, and the sum
+// before that lane.
 struct Place {
-  int lane;  // -1: nowhere
+  int lane;  // -1 if the total does not exceed the target
   uint64_t before;
 };
 __device__ __forceinline__ Place WarpFind(uint64_t amount, uint64_t target) {
@@ -70,7 +72,8 @@ __device__ __forceinline__ Place WarpFind(uint64_t amount, uint64_t target) {
   return {found, __shfl_sync(kFullMask, running - amount, max(found, 0))};
 }
 
-// Higher for a more probable token; never 0.
+// Returns a key that is larger for a more probable token (of equal logits, for the lower id); never
+// 0.
 __device__ __forceinline__ uint64_t Probability(float logit, int token) {
   return static_cast<uint64_t>(OrderOfF32(logit)) << 32 | ~static_cast<uint32_t>(token);
 }
@@ -80,7 +83,8 @@ __device__ __forceinline__ int TokenOf(uint64_t probability) {
 
 enum class Measure { kCount, kWeight };
 
-// The row of a block. All threads call the methods, with the same arguments.
+// Samples from the row of a block. All threads of the block must call the methods together, with
+// the same arguments.
 template <bool kCached>
 class RowSampler {
  public:
@@ -99,7 +103,7 @@ class RowSampler {
 
  private:
   struct Bin {
-    int index;  // -1: the target is not reached
+    int index;  // -1 if the target is not reached
     uint64_t before;
     uint64_t amount;
   };
@@ -110,7 +114,7 @@ class RowSampler {
   }
   __device__ float Exponent(float logit) const { return (logit - highest_) * scale_; }
 
-  // body(token, logit) for the thread's share of the row, in ascending order.
+  // Calls body(token, logit) for the tokens that this thread processes, in ascending order.
   template <typename Body>
   __device__ __forceinline__ void ForTokens(const Body& body) const {
     const int end = min((warp_ + 1) * segment_tokens_, vocabulary_);
@@ -132,10 +136,10 @@ class RowSampler {
     return value;
   }
 
-  // Leaves sums over the segments for FindSegment. Returns their sum.
+  // Stores the sum of each segment for FindSegment() and returns the sum over all segments.
   __device__ uint64_t SumSegments(uint64_t value) {
     value = WarpReduce(value, Add());
-    __syncthreads();  // earlier reads of the sums are done
+    __syncthreads();  // waits until earlier reads of the sums are done
     if (lane_ == 0) shared_.segment[warp_] = value;
     __syncthreads();
     return WarpReduce(lane_ < warps_ ? shared_.segment[lane_] : 0, Add());
@@ -159,7 +163,7 @@ class RowSampler {
     return measure == Measure::kCount ? 1 : SamplingWeight(SamplingExp(Exponent(logit)));
   }
 
-  __device__ bool Load();  // the cache, best_ and highest_; false: there is NaN
+  __device__ bool Load();  // fills the cache, best_ and highest_; returns false if a logit is NaN
   __device__ SamplingCutoff Filter(const SampleRow& row);
   __device__ SamplingCutoff Cut(Measure measure, uint64_t target, float floor);
   __device__ int FindTie(uint32_t order, uint64_t index);
@@ -206,7 +210,7 @@ __device__ bool RowSampler<kCached>::Load() {
   float highest = -INFINITY;
   int best = first;
   for (int begin = first; begin < end; begin += 32 * kLoads) {
-    // All loads first: stores into the cache would delay them.
+    // All loads are issued first, because stores into the cache would delay them.
     float loaded[kLoads];
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
@@ -237,7 +241,8 @@ __device__ bool RowSampler<kCached>::Load() {
   return __syncthreads_and(numbers) != 0;
 }
 
-// The bin at which the running sum reaches `target` > 0. Bins may be cleared afterwards.
+// Returns the bin at which the running sum reaches `target` > 0. After the call, the bins may be
+// cleared.
 template <bool kCached>
 __device__ typename RowSampler<kCached>::Bin RowSampler<kCached>::FindBin(uint64_t target) {
   __syncthreads();
@@ -258,8 +263,9 @@ __device__ typename RowSampler<kCached>::Bin RowSampler<kCached>::FindBin(uint64
   return bin;
 }
 
-// The shortest sequence of most probable tokens that has `target` tokens or this much weight, of
-// those not below the floor; all tokens where these do not suffice.
+// Returns the cutoff of the shortest sequence of most probable tokens that contains `target`
+// tokens, or that has a total weight of `target`. Only tokens not below the floor are considered;
+// if they do not suffice, the cutoff keeps all tokens.
 template <bool kCached>
 __device__ SamplingCutoff RowSampler<kCached>::Cut(Measure measure, uint64_t target, float floor) {
   const float bins_per_unit = SamplingBinsPerUnit(floor);
@@ -271,7 +277,8 @@ __device__ SamplingCutoff RowSampler<kCached>::Cut(Measure measure, uint64_t tar
   Bin bin = FindBin(target);
   if (bin.index < 0) return {-INFINITY, kMaxToken};
   target -= bin.before;
-  // The range of logits in the bin, which the following steps divide until it is one logit.
+  // `range` covers the logits in the bin. The following steps divide the range until it contains a
+  // single logit.
   uint64_t range = 0;
   ForTokens([&](int, float logit) {
     const float x = Exponent(logit);
@@ -295,7 +302,7 @@ __device__ SamplingCutoff RowSampler<kCached>::Cut(Measure measure, uint64_t tar
     bin = FindBin(target);
     target -= bin.before;
     highest -= static_cast<uint32_t>(bin.index) << shift;
-    lowest = highest - ((1u << shift) - 1);  // no order is low enough for a wrap
+    lowest = highest - ((1u << shift) - 1);  // cannot wrap around, because no order is that small
   }
   const float logit = F32OfOrder(highest);
   const uint64_t each = Amount(measure, logit);
@@ -303,7 +310,8 @@ __device__ SamplingCutoff RowSampler<kCached>::Cut(Measure measure, uint64_t tar
   return {logit, index + 1 == bin.amount / each ? kMaxToken : FindTie(highest, index)};
 }
 
-// Token number `index` among those with one logit, of which there are more.
+// Returns the token with index `index` among the tokens with this logit, in ascending order of ids.
+// There are more than `index` such tokens.
 template <bool kCached>
 __device__ int RowSampler<kCached>::FindTie(uint32_t order, uint64_t index) {
   uint64_t ties = 0;
@@ -311,7 +319,7 @@ __device__ int RowSampler<kCached>::FindTie(uint32_t order, uint64_t index) {
   SumSegments(ties);
   const Place segment = FindSegment(index);
   auto rest = static_cast<int>(index - segment.before);
-  // Every warp does the same.
+  // All warps compute the same result.
   const int begin = segment.lane * segment_tokens_;
   const int end = min(begin + segment_tokens_, vocabulary_);
   for (int first = begin; first < end; first += 32) {
@@ -342,7 +350,8 @@ __device__ SamplingCutoff RowSampler<kCached>::Filter(const SampleRow& row) {
   return Cut(Measure::kWeight, weight, floor);
 }
 
-// After SumWeights with the same filters.
+// Returns the token at which the running sum of weights exceeds `target`. SumWeights() must have
+// been called before with the same cutoff and min_p.
 template <bool kCached>
 __device__ int RowSampler<kCached>::Draw(const SamplingCutoff& cutoff, float min_p,
                                          uint64_t target) {
@@ -401,7 +410,7 @@ __device__ void RowSampler<kCached>::FillLogprobs(int token, int alternatives,
       result.top_logprob[i] = static_cast<float>(static_cast<double>(Logit(top)) - log_sum);
     }
     if (best == winner) {
-      // Its owner provides the next one.
+      // The thread that processes the winning token provides its next most probable token.
       best = 0;
       ForTokens([&](int t, float logit) {
         const uint64_t probability = Probability(logit, t);

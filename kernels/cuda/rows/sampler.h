@@ -1,5 +1,5 @@
-// Tokens drawn from logits on the device, the same ones that the engine's sampler draws on the
-// host (engine/sample/sampler.h, kernels/base/sampling.h).
+// Draws tokens from logits on the device. The result equals that of the engine's sampler on the
+// host (engine/sample/sampler.h); both use kernels/base/sampling.h.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@
 namespace moeserve::cuda {
 
 struct SampleLaunch {
-  const SampleRow* rows = nullptr;  // [count], device
-  SampleResult* results = nullptr;  // [count], device; results[i] of rows[i]
-  int count = 0;                    // the grid's size
-  const float* logits = nullptr;    // [R, stride], device
-  int64_t stride = 0;               // elements from row to row, at least `vocabulary`
+  const SampleRow* rows = nullptr;  // [count], device memory
+  SampleResult* results = nullptr;  // [count], device memory; results[i] belongs to rows[i]
+  int count = 0;                    // number of rows, which is the size of the grid
+  const float* logits = nullptr;    // [R, stride], device memory
+  int64_t stride = 0;               // elements from one row to the next, at least `vocabulary`
   int vocabulary = 0;               // 1 to 2^23
 };
-// Asynchronous on `stream`. A result depends on its own row alone.
+// Asynchronous on `stream`. Each result depends on its own row alone.
 void LaunchSample(const SampleLaunch& args, cudaStream_t stream);
 
 }  // namespace moeserve::cuda

@@ -13,13 +13,15 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-// Up to this many rows a warp counts an expert, else a block does.
+// In a step with at most this many rows per plan, one warp counts an expert; otherwise a thread
+// block does.
 constexpr int kWarpRows = 512;
 
-// Blocks of the model that one launch counts: as many as its parameters hold.
+// The largest number of MoE blocks that one launch counts; it is limited by the size of a launch's
+// parameters.
 constexpr int kMostBlocks = 48;
 
-using Counter = unsigned long long;  // what atomicAdd takes
+using Counter = unsigned long long;  // the type that atomicAdd takes
 
 __device__ void Add(uint64_t* counter, uint64_t value) {
   atomicAdd(reinterpret_cast<Counter*>(counter), static_cast<Counter>(value));
@@ -27,7 +29,8 @@ __device__ void Add(uint64_t* counter, uint64_t value) {
 
 template <size_t kBuckets>
 __device__ void Observe(PowerHistogram<kBuckets>* histogram, uint64_t value) {
-  // Through pointers: the members of std::array are host functions.
+  // The buckets are accessed through a pointer, because the members of std::array are host
+  // functions.
   uint64_t* buckets = reinterpret_cast<uint64_t*>(histogram);
   size_t i = 0;
   while (i + 1 < kBuckets && value > uint64_t{1} << i) ++i;
@@ -35,49 +38,52 @@ __device__ void Observe(PowerHistogram<kBuckets>* histogram, uint64_t value) {
   Add(&histogram->sum, value);
 }
 
-// What a launch knows of a block of the model.
+// The arguments for one MoE block of the model.
 struct BlockArgs {
-  const int32_t* expert_offsets;  // of the plan, and so on
+  const int32_t* expert_offsets;  // this and the following pointers are arrays of the block's plan
   const int32_t* row_of_assignment;
   const float* weight_of_assignment;
   const int32_t* row_offsets;
   const uint8_t* row_nonfinite;
-  int32_t index;  // among all counted blocks
+  int32_t index;  // index among all counted blocks
   int32_t num_experts;
   int32_t sub_tokens;
   int32_t most_distinct;
-  int32_t first_expert;  // among those of all blocks
+  int32_t first_expert;  // index of the first expert among the experts of all blocks
   int32_t first_bucket;
   bool diverse;
-  bool wide;  // a thread block counts an expert, else a warp
+  bool wide;  // a thread block counts an expert; if false, a warp does
 };
 
 struct CountArgs {
   BlockArgs blocks[kMostBlocks] = {};
-  int num_blocks = 0;  // 0: there are none, one thread block counts the tokens
-  bool last = false;   // launch of the step
+  int num_blocks = 0;  // 0 if no block was routed; then one thread block counts the tokens
+  bool last = false;   // whether this is the last launch of the step
   int tokens;
   const uint8_t* kind;
   const int32_t* token_ids;
   TokenRoutes* routes;
   ModelCounts* model;
-  ExpertCount* experts;  // of all blocks
+  ExpertCount* experts;  // of all MoE blocks
   uint64_t* histograms;
   uint64_t* nonfinite;
   uint64_t* diversity_histogram;
   int64_t most_diversity;
-  int32_t* arrivals;  // [1 + blocks] 0 between launches: of the blocks, then of each block
-  int32_t* distinct;  // [blocks, distinct_stride] experts that a token touched, 0 between launches
+  int32_t* arrivals;  // [1 + blocks] 0 between launches: counter of finished MoE blocks, then one
+                      // counter per MoE block
+  int32_t* distinct;  // [blocks, distinct_stride] number of experts that each token used, 0 between
+                      // launches
   int64_t distinct_stride;
-  int32_t* diversity;         // [tokens] their sum over diverse blocks, 0 between steps
-  const int64_t* parameters;  // of all experts
+  int32_t* diversity;         // [tokens] sum of `distinct` over the diverse blocks, 0 between steps
+  const int64_t* parameters;  // of the experts of all blocks
   uint32_t* token_experts;    // [vocabulary, table_width] or null
   int64_t table_width;
 };
 static_assert(sizeof(CountArgs) <= 4096);
 
-// Counters of the table stay at their maximum: whoever wraps one around puts it back, and all that
-// added meanwhile did so before the launch ends.
+// Adds 1 to a counter of the table, which saturates at UINT32_MAX. The thread whose addition wraps
+// the counter around sets it back to the maximum. Additions by other threads in the meantime do no
+// harm, because the maximum is restored before the launch ends.
 __device__ void AddSaturating(uint32_t* counter) {
   if (atomicAdd(counter, 1u) == UINT32_MAX) atomicMax(counter, UINT32_MAX);
 }
@@ -87,7 +93,8 @@ struct Share {
   int32_t decoded, recomputed, tokens;
 };
 
-// Every thread block looks for itself: cheaper than a launch in front that leaves the answer.
+// Returns whether all tokens of the step are kTokenDecode (or padding). Every thread block computes
+// this itself, which is cheaper than a preceding launch that stores the result.
 __device__ bool OnlyDecodes(const CountArgs& a) {
   bool others = false;
   for (int t = static_cast<int>(threadIdx.x); t < a.tokens; t += kThreads) {
@@ -96,8 +103,9 @@ __device__ bool OnlyDecodes(const CountArgs& a) {
   return __syncthreads_or(others) == 0;
 }
 
-// An expert's assignments lie together, rows ascending: those of one token are neighbours, so the
-// first of them is seen without a mark.
+// Counts one expert. The assignments of an expert are adjacent and their rows ascend, so the
+// assignments of one token are adjacent. Therefore a thread recognises the first assignment of a
+// token by comparing it with the previous assignment.
 __device__ void CountExpert(const CountArgs& a, const BlockArgs& b, int e, bool decode_only,
                             Share* shares) {
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
@@ -158,8 +166,9 @@ __device__ void CountExpert(const CountArgs& a, const BlockArgs& b, int e, bool 
   Observe(&a.model->expert_rows[decode_only], rows);
 }
 
-// What the experts of a block did for each token. One thread block does it, while others may count
-// other blocks: what these share is added to atomically.
+// Counts, per token, how the experts of one MoE block were used. A single thread block runs this
+// function, while other thread blocks may count other MoE blocks, so all data that several MoE
+// blocks share is added to atomically.
 __device__ void CountTokens(const CountArgs& a, const BlockArgs& b, bool decode_only,
                             int32_t* active, int32_t* nonfinite, int32_t* histogram) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -196,7 +205,8 @@ __device__ void CountTokens(const CountArgs& a, const BlockArgs& b, bool decode_
   }
 }
 
-// What all blocks together did for each token, and the tokens themselves.
+// Counts, per token, how the experts of all MoE blocks together were used, and counts the tokens
+// themselves.
 __device__ void EndStep(const CountArgs& a) {
   const int thread = static_cast<int>(threadIdx.x);
   int counts[3] = {};
@@ -217,11 +227,13 @@ __device__ void EndStep(const CountArgs& a) {
   if (thread == 0) Add(&a.model->steps, 1);
 }
 
-// Grid: thread blocks that the largest block of the model needs x blocks of the model. The last one
-// of a block looks at its tokens, the last of these at the step.
+// The grid is (thread blocks that the MoE block with the most experts needs) x (MoE blocks). The
+// last thread block to finish an MoE block calls CountTokens() for that block; the last thread
+// block to finish CountTokens() calls EndStep().
 __global__ void __launch_bounds__(kThreads) CountKernel(CountArgs a) {
   GridDependencyPass();
-  // The flag of LastToArrive and counters of the block, shares of the warps, then the histogram.
+  // Shared memory: the flag of LastToArrive() and two counters, then the partial sums of the warps,
+  // then the histogram.
   int32_t* flag = DynamicShared<int32_t>();
   Share* shares = reinterpret_cast<Share*>(flag + 4);
   int32_t* histogram = reinterpret_cast<int32_t*>(shares + kWarps);
@@ -244,7 +256,7 @@ Result<DeviceMemory> Zeroed(int64_t bytes) {
   const size_t size = static_cast<size_t>(std::max<int64_t>(bytes, 16));
   MOESERVE_ASSIGN_OR_RETURN(DeviceMemory memory, DeviceMemory::Allocate(size));
   MOESERVE_CUDA_RETURN_IF_ERROR(cudaMemset(memory.data(), 0, size));
-  // Streams that use it do not wait for this one.
+  // The streams that use this memory do not wait for the default stream.
   MOESERVE_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(nullptr));
   return memory;
 }

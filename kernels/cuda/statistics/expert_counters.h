@@ -1,4 +1,4 @@
-// Counts on the device what the experts do, from the routing plans of every step.
+// Counts, on the device, how the experts are used, from the routing plans of every step.
 #pragma once
 
 #include <cstdint>
@@ -12,29 +12,33 @@
 
 namespace moeserve::cuda {
 
-// Sums have the same bits in every run; none depends on an order of arrival.
+// All sums have the same bits in every run, because none depends on the order in which threads
+// arrive.
 class ExpertCounters {
  public:
-  // ResourceExhausted.
+  // ResourceExhausted if memory runs out.
   static Result<ExpertCounters> Create(const CountSettings& settings, int max_tokens);
-  // Between steps.
+  // Grows the memory for steps of up to `max_tokens` tokens. Must be called between steps only.
   Status Reserve(int max_tokens);
   int max_tokens() const { return max_tokens_; }
 
   struct Step {
     int tokens = 0;
-    const uint8_t* kind = nullptr;       // device [tokens]
-    const int32_t* token_ids = nullptr;  // device [tokens]
-    TokenRoutes* routes = nullptr;       // device [tokens], 0 before
+    const uint8_t* kind = nullptr;       // device memory [tokens]
+    const int32_t* token_ids = nullptr;  // device memory [tokens]
+    TokenRoutes* routes = nullptr;       // device memory [tokens], must be 0 before the launch
   };
-  // Adds a step, in one launch for up to 48 blocks: at its end, so that nothing else of it waits.
-  // `plans`: of every block of the settings, in their order, of tokens * sub_tokens rows each; one
-  // without arrays was not routed. They lie at addresses of their own. All launches of one stream.
+  // Adds a step, with one launch per 48 MoE blocks. Must be called at the end of a step, so that no
+  // other operation of the step waits for it. `plans` holds one plan for every block of the
+  // settings, in the same order, with tokens * sub_tokens rows each; a plan without arrays means
+  // that the block was not routed. The arrays of different plans must not share memory. All
+  // launches must use the same stream.
   void LaunchCount(const Step& step, std::span<const RoutingPlan> plans, cudaStream_t stream);
 
-  // One copy; waits for the stream. Internal where it fails.
+  // Copies all counts with a single copy and waits for the stream. Internal if the device fails.
   Result<CountsSnapshot> Read(cudaStream_t stream);
-  // Device [vocabulary, experts of all blocks]; null: none is kept.
+  // Returns the token x expert table in device memory [vocabulary, experts of all blocks], or null
+  // if there is none.
   const uint32_t* token_experts() const { return token_experts_.as<uint32_t>(); }
   int64_t token_experts_size() const { return token_experts_size_; }
 
@@ -44,7 +48,8 @@ class ExpertCounters {
     int64_t experts = 0;    // index of the first ExpertCount
     int64_t histogram = 0;  // index of the first bucket
   };
-  // Where the counters lie in `counts_`, which one copy brings to the host.
+  // The positions of the counters in `counts_`, so that a single copy transfers all of them to the
+  // host.
   struct Layout {
     ModelCounts* model;
     ExpertCount* experts;  // [num_experts_]
@@ -56,18 +61,18 @@ class ExpertCounters {
 
   std::vector<Placed> blocks_;
   int64_t num_experts_ = 0;
-  int64_t num_buckets_ = 0;  // of all blocks, behind them the diversity histogram
+  int64_t num_buckets_ = 0;  // of all blocks; the diversity histogram follows these buckets
   int64_t most_diversity_ = 0;
   int64_t token_experts_size_ = 0;
   int max_tokens_ = 0;
   DeviceMemory counts_;         // see Layout
   DeviceMemory parameters_;     // [num_experts_] int64
   DeviceMemory token_experts_;  // [vocabulary, num_experts_]
-  // Scratch, 0 between launches (the last: between steps).
+  // Scratch memory. arrivals_ and distinct_ are 0 between launches, diversity_ is 0 between steps.
   DeviceMemory arrivals_;   // [1 + blocks]
   DeviceMemory distinct_;   // [blocks, max_tokens_]
   DeviceMemory diversity_;  // [max_tokens_]
-  PinnedMemory host_;       // of Read()
+  PinnedMemory host_;       // used by Read()
 };
 
 }  // namespace moeserve::cuda

@@ -1,4 +1,4 @@
-// Counters of the routed blocks of a model, as the backend hands them out.
+// The counters of a model's MoE blocks, in the form in which the backend returns them.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,7 @@ namespace moeserve::cuda {
 
 class CudaRouteCounters : public RouteCounters {
  public:
-  // `stream`: of the steps. ResourceExhausted.
+  // `stream` is the stream of the steps. ResourceExhausted if memory runs out.
   static Result<std::unique_ptr<CudaRouteCounters>> Create(const CountSettings& settings,
                                                            cudaStream_t stream);
 
@@ -23,9 +23,10 @@ class CudaRouteCounters : public RouteCounters {
   Status ReadTokenExperts(int64_t first, std::span<uint32_t> part) const override;
 
   ExpertCounters& counters() { return counters_; }
-  // Of each counted block, where its plans lie.
+  // For each counted block, the slot of its plans.
   std::span<const int> slots() const { return slots_; }
-  // No other counters of the process had it: a recorded step is of these alone.
+  // Unique within the process: a recorded step is valid only for the counters with which it was
+  // recorded.
   uint64_t id() const { return id_; }
 
  private:
@@ -36,8 +37,8 @@ class CudaRouteCounters : public RouteCounters {
   uint64_t id_ = 0;
   cudaStream_t stream_ = nullptr;
   mutable std::mutex read_mutex_;
-  CountsSnapshot read_;  // of the last Refresh(); guarded by read_mutex_
-  // Of ReadTokenExperts(), which does not wait for steps.
+  CountsSnapshot read_;  // result of the last Refresh(); guarded by read_mutex_
+  // The following members are used by ReadTokenExperts(), which does not wait for steps.
   mutable std::mutex copy_mutex_;
   Stream copies_;
   PinnedMemory staging_;
