@@ -155,7 +155,7 @@ struct RoutingPlan {
   const int32_t* assignments_of_row = nullptr;  // [A] assignment indices of each row, ascending by
                                                 // expert
   const uint8_t* row_nonfinite = nullptr;  // [rows] 1 if a score is NaN; 2 if the largest score is
-                                           // infinite; else 0
+                                           // not finite; else 0
 };
 
 // Routes used instead of the router's choice (in parity tests), as compressed sparse rows. The
@@ -325,7 +325,7 @@ struct SampleRow {
 
 struct SampleResult {
   int32_t token;   // -1 if a logit is NaN
-  int32_t finite;  // 0 if a logit is NaN or infinite. With infinite logits only, `token` is valid.
+  int32_t finite;  // 0 if a logit is NaN or infinite; `token` is valid unless one is NaN
   // The following members are valid if logprobs >= 0 and no logit is NaN. Log-probabilities are
   // those of the softmax of the unmodified logits.
   float logprob;
@@ -351,7 +351,7 @@ struct StepInputs {
   RouteCounters* counters = nullptr;   // receives the counts of the step's plans; null: not counted
   std::span<const uint8_t> kind = {};  // [T] kTokenPrefill, kTokenDecode and so on; only with
                                        // counters
-  int variant = 0;                     // of replayable steps: distinguishes sequences of operations
+  int variant = 0;                     // distinguishes replayable steps whose operations differ
 };
 
 // Per-token results of a step, apart from its logits; valid until the next step.

@@ -19,7 +19,7 @@ constexpr ActivationTraits Traits(ActivationKind kind) {
     case ActivationKind::kSilu:
       return {"silu"};
     case ActivationKind::kGelu:
-      return {"gelu"};  // with the exact normal distribution
+      return {"gelu"};  // x times the exact normal distribution function
     case ActivationKind::kGeluTanh:
       return {"gelu_tanh"};
     case ActivationKind::kRelu:

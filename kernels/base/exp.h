@@ -22,7 +22,7 @@ MOESERVE_HOST_DEVICE static inline float ContractExp(float x) {
   constexpr float kLargest = 0x1.62e42ep+6f;    // ln of the largest float
   const bool too_small = x < kSmallest;
   const bool too_large = x > kLargest;
-  // Out-of-range arguments run through the arithmetic as 0 so that no step overflows.
+  // Arguments out of range are replaced by 0, so that no operation overflows.
   const float v = (too_small || too_large) ? 0.0f : x;
   const float n = __builtin_fmaf(v, kLog2E, kRound) - kRound;
   float r = __builtin_fmaf(-n, kLn2High, v);

@@ -216,7 +216,7 @@ class CpuBackend : public Backend {
   std::vector<Scratch> scratch_;  // [threads]
   std::vector<LinearTask> linear_tasks_;
   std::vector<LinearQueue> linear_queues_;  // [threads]
-  std::vector<char> quant_records_;         // grows, never shrinks
+  std::vector<char> quant_records_;         // grows and never shrinks
   std::vector<PlanStorage> plans_;          // indexed by slot
   StepInputs step_;
   uint64_t step_number_ = 0;

@@ -1,5 +1,5 @@
-# Finds nvcc, and lists the sources of the CUDA kernels. Included where the project is configured:
-# a language must be enabled above all targets that use it.
+# Finds nvcc, and lists the sources of the CUDA kernels. The top-level CMakeLists.txt includes this
+# file, because CMake must enable a language before all targets that use it.
 
 set(MOESERVE_HAVE_CUDA OFF)
 if(MOESERVE_CUDA)
@@ -9,14 +9,15 @@ if(MOESERVE_CUDA)
   if(CMAKE_CUDA_COMPILER AND TARGET CUDA::cudart_static)
     set(MOESERVE_HAVE_CUDA ON)
     if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-      # 9.0a has the instructions of that chip alone; the last is for chips to come.
+      # 9.0a enables instructions that only chips of capability 9.0 have. The last entry is PTX for
+      # later chips.
       set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 80-virtual)
     elseif(CMAKE_CUDA_ARCHITECTURES MATCHES "(^|;)((90|native|all|all-major)(-real|-virtual)?)(;|$)")
       message(FATAL_ERROR "CMAKE_CUDA_ARCHITECTURES is ${CMAKE_CUDA_ARCHITECTURES}, which builds for "
                           "9.0: name 90a, whose instructions the kernels for such devices need")
     endif()
     enable_language(CUDA)
-    # CMake 3.25 knows no flag for C++20 here.
+    # CMake 3.25 does not set the C++20 flag for this CUDA compiler.
     if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
       set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
       set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
@@ -31,7 +32,7 @@ else()
   message(STATUS "CUDA is off: MOESERVE_CUDA=OFF")
 endif()
 
-# Compiled by nvcc, and by the C++ compiler for the emulated device of the tests.
+# These files are compiled by nvcc; for the emulated device of the tests, by the C++ compiler.
 set(MOESERVE_CUDA_SOURCES
   attention/attention.cc
   attention/attention_f32.cu

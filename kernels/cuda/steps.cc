@@ -21,8 +21,8 @@ int64_t PowerOfTwo(int64_t n) {
   return power;
 }
 
-// Returns the number of rows to which a replayed step is padded. The results are few, so there are
-// few shapes, and they are at most 8 rows or about a quarter too large.
+// Returns the number of rows to which a replayed step is padded. Only few different numbers result,
+// so there are few shapes; the padding is less than 8 rows or a quarter of the rows.
 int64_t Bucket(int64_t rows) {
   if (rows <= 8) return PowerOfTwo(rows);
   const int64_t step = std::max<int64_t>(8, PowerOfTwo(rows) / 8);
@@ -157,8 +157,8 @@ void CudaBackend::RunOperations(const std::function<void()>& operations) {
       return absl::OkStatus();
     });
     if (absl::IsResourceExhausted(graph.status())) {
-      // The recordings of earlier shapes are dropped to free memory. This shape is recorded the
-      // next time.
+      // Recordings take device memory, so all of them are dropped to free it. This step is issued
+      // without a recording; later steps are recorded again.
       DropRecordings();
       BeginOperations();
       operations();

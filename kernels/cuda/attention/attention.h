@@ -28,8 +28,8 @@ struct QueryRows {
 // LaunchAttention() reads it. All layers share the memory of the partial results, because launches
 // on one stream use it one after another.
 struct AttentionWork {
-  int max_tokens = 0;  // capacity of item_* (beyond slots) and slot_of_token
-  int slots = 0;       // capacity of `partial` in splits; a token without free slots is not split
+  int max_tokens = 0;  // the largest number of tokens
+  int slots = 0;  // the largest number of splits; a token for which no slots are left is not split
   int32_t* item_count = nullptr;     // [1]
   int32_t* item_token = nullptr;     // [slots + max_tokens]
   int32_t* item_split = nullptr;     // [slots + max_tokens] -1: one item computes all splits of the

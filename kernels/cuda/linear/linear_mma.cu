@@ -252,7 +252,8 @@ void LaunchShaped(const CudaLinearBank& bank, const LinearParams& p, cudaStream_
   Launch(LinearMmaKernel<S, true>, shape, p);
 }
 
-//                           rows, warps, m tiles, stages, blocks per multiprocessor
+// The template arguments: rows, warps across, warps down, m tiles per warp, stages, blocks per
+// multiprocessor.
 using Rows8Slice = MmaShape<8, 1, 1, 1, 16, 4>;
 using Rows8 = MmaShape<8, 4, 1, 1, 8, 3>;
 using Rows16 = MmaShape<16, 4, 1, 1, 7, 3>;

@@ -34,8 +34,7 @@ struct SplitShape {
   static constexpr int kStagedBytes = kTileRows * kPitch * static_cast<int>(sizeof(float));
   static constexpr int kSharedBytes =
       std::max(kWeightBytes + 2 * kPlanes * kPlaneBytes, kStagedBytes);
-  static constexpr int kPieces = (kTileRows * 8 + kThreads - 1) / kThreads;  // number of pieces of
-                                                                             // 8 inputs per thread
+  static constexpr int kPieces = (kTileRows * 8 + kThreads - 1) / kThreads;  // 8 inputs each
 };
 
 // Splits each of 8 inputs into its three bf16 parts.

@@ -12,9 +12,9 @@ namespace moeserve::cuda {
 
 // The shared memory of a block that builds a plan.
 struct PlanScratch {
-  uint32_t* bits;    // [E][kPlanWords]
+  uint32_t* bits;    // [E][kPlanWords] one bit per (expert, row)
   int32_t* counts;   // [E + kPlanChunk + 1] counts of the experts, then of the rows
-  int32_t* partial;  // [33]
+  int32_t* partial;  // [33] scratch of BlockScan()
 };
 
 inline constexpr int64_t PlanBytes(int experts) {
