@@ -36,7 +36,7 @@ struct RouteKernelArgs {
   int32_t* counts = nullptr;   // [rows]
   uint8_t* failed = nullptr;   // [rows / rows_per_token] or null
   int32_t* arrivals = nullptr;
-  bool sort = false;     // whether the scratch memory of a selecting warp has room for keys
+  bool sort = false;     // whether the scratch memory of a selecting warp includes keys
   int select_warps = 1;  // number of warps whose scratch fits at once
   int select_bytes = 0;  // bytes of scratch per selecting warp
   bool build_plan = false;
