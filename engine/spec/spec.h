@@ -1,7 +1,7 @@
 // The architecture of a decoder as plain data. Loaders fill it, Validate() accepts or rejects it,
 // and the model is built from it. Names and meanings are those of the native checkpoint format
-// (model_loaders/README.md). The models of the five papers (X-MoE, MH-MoE, MoA, HMoE and SMoE) are
-// settings of these structures.
+// (model_loaders/README.md). The models of the four papers (X-MoE, MH-MoE, MoA, HMoE) are settings
+// of these structures.
 #pragma once
 
 #include <cstdint>
