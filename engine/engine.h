@@ -130,7 +130,7 @@ class Engine {
   int max_model_len() const;
   const ModelSpec& spec() const;
   const Tokenizer& tokenizer() const;  // requires has_tokenizer()
-  // false for a model loaded without a tokenizer (requests with token ids only)
+  // False for a model loaded without a tokenizer (requests with token ids only).
   bool has_tokenizer() const;
 
  private:

@@ -38,7 +38,7 @@ struct SamplingParams {
   double repetition_penalty = 1.0;
   std::vector<std::pair<TokenId, float>> logit_bias;  // added to the logits
   std::vector<TokenId> allowed_token_ids;             // empty: every token is allowed
-  // the last token of a word may not follow the word's other tokens
+  // The last token of a word may not follow the word's other tokens.
   std::vector<std::vector<TokenId>> bad_words;
   std::shared_ptr<const CompiledConstraint> constraint;  // structured output; null: unconstrained
   int min_tokens = 0;

@@ -18,7 +18,7 @@ class FeedForward : public Branch {
   void Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const override;
 
  private:
-  // the dense network, or the shared expert if routed_ is set
+  // The dense network, or the shared expert if routed_ is set.
   std::unique_ptr<FeedForwardExperts> dense_;
   std::unique_ptr<LinearBank> shared_gate_;
   std::unique_ptr<RoutedLayer> routed_;  // null if the block is dense

@@ -19,7 +19,7 @@ struct LoadContext {
   DType compute;  // f32: weights keep their stored type; bf16: weights of products become bf16
   NormSpec norm;
   Quantization quantization = Quantization::kNone;
-  // looked up before a bank's tensors are loaded; null: no cache
+  // Looked up before a bank's tensors are loaded; null: no cache.
   PackedCache* packed_cache = nullptr;
 };
 

@@ -182,7 +182,7 @@ void Model::Impl::ReadOutputs(const Batch& batch, const RowsView& scores, std::s
 }
 
 void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits) {
-  // a scope for each call: a backend may issue a step twice
+  // A scope for each call: a backend may issue a step twice.
   const Workspace::Scope scope(workspace);
   const RowsView x = workspace.TakeDense(tokens, spec.hidden_size, DType::kF32);
   backend.Embed({.tokens = embedding_.get(),

@@ -169,7 +169,7 @@ bool Replace(const fs::path& path, std::string_view header, std::span<const char
 }  // namespace
 
 uint64_t PackedChecksum(std::span<const char> bytes) {
-  // odd, so that the multiplication is invertible
+  // Odd, so that the multiplication is invertible.
   constexpr uint64_t kMultiplier = 0x9e3779b97f4a7c15;
   constexpr size_t kLanes = 8;
   const auto step = [](uint64_t sum, uint64_t word) {

@@ -46,7 +46,7 @@ struct StepReport {
 
 struct StepOptions {
   StepLooks looks;
-  // counters to which the step adds its routing plans; null: nothing is counted
+  // Counters to which the step adds its routing plans; null: nothing is counted.
   RouteCounters* counters = nullptr;
   // Called on the caller's thread after the step's operations were issued. A device may still be
   // executing the step during the call.

@@ -44,7 +44,7 @@ class SamplingState {
   std::span<const TokenId> eos_;
   bool changes_ = false;
   int generated_ = 0;
-  // number of times a token was generated; 0 for tokens that are only in the prompt
+  // Number of times a token was generated; 0 for tokens that are only in the prompt.
   absl::flat_hash_map<TokenId, int> counts_;
   std::unique_ptr<ConstraintState> constraint_;
   std::vector<uint32_t> mask_;

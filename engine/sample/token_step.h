@@ -17,7 +17,7 @@ namespace moeserve {
 struct RowLogits {
   std::span<const int32_t> positions;  // [n] ascending positions of the rows
   std::span<const float> values;       // [n, V]; undefined if `drawn` is set
-  // the device's draw from the only row; null if the host draws
+  // The device's draw from the only row; null if the host draws.
   const SampleResult* drawn = nullptr;
 };
 

@@ -76,12 +76,12 @@ struct Sequence {
   absl::Time queued_at;  // time of submission
   // Timestamps for latency metrics.
   std::chrono::steady_clock::time_point submitted_at;
-  // first admission; later ones after preemptions do not change it
+  // First admission; later ones after preemptions do not change it.
   std::chrono::steady_clock::time_point admitted_at;
   std::optional<std::chrono::steady_clock::time_point> first_token_at;
   absl::Time rank;     // arrival plus priority; sequences are served in ascending order
   uint64_t order = 0;  // order of submission; decides between equal ranks
-  // was admitted before: the sequence runs, or waits after a preemption or as a sample
+  // Was admitted before: the sequence runs, or waits after a preemption or as a sample.
   bool admitted = false;
   std::vector<std::optional<TokenLogprob>> prompt_logprobs;
   bool prompt_delivered = false;

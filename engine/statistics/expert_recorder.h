@@ -28,7 +28,7 @@ struct RecorderOptions {
   // every step is sampled; 0: none is.
   int router_stats_interval = 64;
   int router_stats_rows = 64;
-  // largest token x expert table in bytes; a larger one is not kept
+  // Largest token x expert table in bytes; a larger one is not kept.
   int64_t token_counts_bytes = 64 << 20;
   int64_t hidden_samples = 0;        // router inputs kept per routed block; 0: none are kept
   bool any_selection = false;        // requests may select more experts per row than the model does

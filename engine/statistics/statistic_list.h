@@ -33,7 +33,7 @@ enum class MetricDetail : uint8_t { kAlways, kExperts, kWeights };
 struct StatisticMetric {
   const char* family = nullptr;  // family name without prefix; null: not exported
   const char* help = "";
-  // value of the label `phase`; entries of one family that differ in it are adjacent
+  // Value of the label `phase`; entries of one family that differ in it are adjacent.
   const char* phase = nullptr;
   MetricDetail detail = MetricDetail::kAlways;
 };

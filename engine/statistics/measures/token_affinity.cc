@@ -72,7 +72,7 @@ std::vector<double> TokenShares(const TokenCounts& c, int32_t token) {
 std::vector<double> TokenDistances(const TokenCounts& c) {
   const size_t experts = static_cast<size_t>(c.experts);
   const std::vector<double> sums = SumsByExpert(c);
-  // counts of the tokens up to v; exact, unlike running sums of quotients
+  // Counts of the tokens up to v; exact, unlike running sums of quotients.
   std::vector<double> below(experts);
   std::vector<double> cdf(experts);
   std::vector<double> out(experts * experts);

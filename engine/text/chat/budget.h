@@ -14,7 +14,7 @@ struct RenderLimits {
   size_t max_output_bytes = size_t{4} << 20;
 };
 
-// depth of nested nodes, including those of called macros
+// Depth of nested nodes, including those of called macros.
 inline constexpr int kMaxEvaluationDepth = 1000;
 inline constexpr int kMaxContainerDepth = 80;
 inline constexpr int64_t kMaxRange = 100'000;  // largest range(); the value in Jinja's sandbox

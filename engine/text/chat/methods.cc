@@ -306,7 +306,7 @@ Value LoopAttribute(LoopState& loop, const std::string& name) {
   if (name == "length") return length();
   if (name == "revindex") return length() - index0;
   if (name == "revindex0") return length() - index0 - 1;
-  // recursive loops are not supported, so the depth is always 1
+  // Recursive loops are not supported, so the depth is always 1.
   if (name == "depth") return int64_t{1};
   if (name == "depth0") return int64_t{0};
   if (name == "previtem") {

@@ -151,8 +151,8 @@ struct Callable {
 struct LoopState {
   std::vector<Value> items;  // elements pulled so far
   std::function<bool()>
-      // appends an element to `items` and returns true, or returns false; null after the last
-      // element
+      // Appends an element to `items` and returns true, or returns false; null after the last
+      // element.
       pull;
   size_t index0 = 0;
 

@@ -39,7 +39,7 @@ struct WalkLimits {
   int64_t max_chars = kNoLimit;
   // Only tokens are allowed after which at most this many bytes complete the value.
   int64_t max_rest = kUnreachable - 1;
-  // whether the value is the whole text, so that its end may take an end-of-sequence token
+  // Whether the value is the whole text, so that its end may take an end-of-sequence token.
   bool at_root = false;
 };
 

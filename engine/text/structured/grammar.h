@@ -56,7 +56,7 @@ struct ObjectNode {
   // The following fields are set by Grammar::Finish().
   int num_required = 0;
   int64_t required_cost = 0;
-  // indices of the optional properties that may appear, cheapest first
+  // Indices of the optional properties that may appear, cheapest first.
   std::vector<int32_t> optional_by_cost;
 };
 

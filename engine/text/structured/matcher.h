@@ -35,7 +35,7 @@ struct Frame {
   Phase phase = Phase::kOpen;
   uint8_t space = 0;  // preceding white space: 0 none, 1 a space, 2 + n a line end and n characters
   NodeId node = kNoNode;
-  // index into StackPool::frames of the container's frame as it is after this value; -1: none
+  // Index into StackPool::frames of the container's frame as it is after this value; -1: none.
   int32_t parent = -1;
   int32_t depth = 0;      // number of containers around this value, itself included if it is one
   int64_t tail = 0;       // bytes from the end of this value to the end of the text

@@ -30,20 +30,20 @@ enum TypeBits : uint32_t {
 
 struct ArrayPart {
   std::vector<const nlohmann::json*> prefix;
-  // schema of the items after the prefix; null: any value is allowed
+  // Schema of the items after the prefix; null: any value is allowed.
   const nlohmann::json* items = nullptr;
 };
 
 struct ObjectPart {
   const nlohmann::json* properties = nullptr;  // maps names to schemas; null: names no properties
-  // schema of the properties not named; null: any value is allowed
+  // Schema of the properties not named; null: any value is allowed.
   const nlohmann::json* additional = nullptr;
 };
 
 // Conditions that must all hold. Conditions on a type that is not in `types` have no effect.
 struct Branch {
   uint32_t types = kAllTypes;
-  // if set: the value must be one of these
+  // If set: the value must be one of these.
   std::optional<std::vector<const nlohmann::json*>> values;
   NumberRange number;  // NumberRange::integer is ignored; `types` decides
   int64_t min_chars = 0;

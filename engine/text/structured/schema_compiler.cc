@@ -414,7 +414,7 @@ Result<Grammar> CompileSchema(std::string_view schema, bool strict, const Constr
   const int max_depth = 3 * limits.schema_nesting + 32;
   bool too_deep = false;
   std::string duplicate;
-  // keys so far of each object that encloses the current value
+  // Keys so far of each object that encloses the current value.
   std::vector<std::set<std::string>> keys;
   json document;
   try {

@@ -26,7 +26,7 @@ class VocabularyIndex {
     uint16_t depth;  // number of bytes from the root
     int32_t parent;
     int32_t end;  // index of the first node after this node's subtree
-    // index into tokens_; the node's tokens end where the next node's tokens begin
+    // Index into tokens_; the node's tokens end where the next node's tokens begin.
     int32_t first_token;
   };
 

@@ -132,7 +132,7 @@ class AddedTokens {
   std::vector<std::unique_ptr<AddedToken>> tokens_;
   absl::flat_hash_map<TokenId, const AddedToken*> by_id_;
   StringMap<TokenId> by_content_;  // keys point into tokens_
-  // only forms that differ from the content
+  // Only forms that differ from the content.
   absl::flat_hash_map<TokenId, std::string> normalized_forms_;
   absl::flat_hash_set<std::string_view, StringViewHash> special_;  // contents of special tokens
   Matcher raw_;

@@ -57,7 +57,7 @@ struct ByteDfa {
   // if a byte may follow that accepting state.
   std::vector<int64_t> end_distance;
   int64_t max_distance = 0;  // largest finite end_distance
-  // no byte may follow an accepting state, so the text needs no end-of-sequence token
+  // No byte may follow an accepting state, so the text needs no end-of-sequence token.
   bool ends_itself = true;
 
   static constexpr int32_t kStart = 0;
@@ -77,21 +77,22 @@ struct ByteDfa {
   // the set of bytes that are tokens by themselves. Other functions call an automaton finished
   // after Finish().
   Status Finish(const ByteSet& spellable, CompileBudget* budget);
-  // Returns whether the automaton matches no text. Requires a finished automaton.
+  // Returns whether the automaton matches no text. Finish() must have been called.
   bool empty() const { return !has_next[kStart] && !accepting[kStart]; }
 };
 
 using DfaPtr = std::shared_ptr<const ByteDfa>;
 
-// Returns an automaton, not finished, that accepts the JSON strings, with quotes, whose content
-// `content` accepts.
+// Returns an automaton that accepts the JSON strings, with quotes, whose content `content` accepts.
+// Finish() is still to be called on it.
 Result<ByteDfa> Quoted(const ByteDfa& content, CompileBudget* budget);
 
-// Returns an automaton, not finished, that accepts the texts that both `a` and `b` accept.
+// Returns an automaton that accepts the texts that both `a` and `b` accept. Finish() is still to be
+// called on it.
 Result<ByteDfa> Intersection(const ByteDfa& a, const ByteDfa& b, CompileBudget* budget);
 
-// Returns an automaton, not finished, that accepts those quoted strings of `dfa` that have `min` to
-// `max` characters.
+// Returns an automaton that accepts those quoted strings of `dfa` that have `min` to `max`
+// characters. Finish() is still to be called on it.
 Result<ByteDfa> WithLength(const ByteDfa& dfa, int64_t min, int64_t max, CompileBudget* budget);
 
 }  // namespace moeserve::structured

@@ -37,8 +37,8 @@ class Nfa {
   // Adds nodes that continue at any of `starts`, which must not be empty.
   Result<NodeId> Any(const std::vector<NodeId>& starts);
 
-  // Returns the DFA, not finished, that starts at node `start`. ByteDfa::boundary marks the states
-  // between two characters.
+  // Returns the DFA that starts at node `start`; ByteDfa::Finish() is still to be called on it.
+  // ByteDfa::boundary marks the states between two characters.
   Result<ByteDfa> Determinize(NodeId start) const;
 
  private:

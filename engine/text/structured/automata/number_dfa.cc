@@ -11,7 +11,7 @@ namespace moeserve::structured {
 namespace {
 
 constexpr int kMaxExponent = 307;
-// numbers with exponents -4 to 15 are written as plain decimals
+// Numbers with exponents -4 to 15 are written as plain decimals.
 constexpr int kMinSmallExponent = 5;
 constexpr int kMinLargeExponent = 16;
 
@@ -87,9 +87,9 @@ struct State {
   bool negative = false;
   int64_t count = 0;       // digits read: kInteger: before the point; kFraction: after it
   bool one_digit = false;  // exactly one non-zero digit was read before the point
-  // comparison with the bounds as a plain decimal
+  // Comparison with the bounds as a plain decimal.
   std::array<Cmp, 2> plain = {Cmp::kEqual, Cmp::kEqual};
-  // comparison with the bounds as a mantissa
+  // Comparison with the bounds as a mantissa.
   std::array<Cmp, 2> mantissa = {Cmp::kEqual, Cmp::kEqual};
   int64_t remainder = 0;
   // kExponent: the sign has been read. `two` and `three` are the intervals of two-digit and

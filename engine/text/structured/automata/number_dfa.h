@@ -26,10 +26,11 @@ struct NumberRange {
   bool Contains(const Decimal& value) const;
 };
 
-// Returns an automaton, not finished, for the numbers in `range`. It accepts plain decimals of any
-// length, which are compared exactly. It also accepts numbers with an exponent as programs that
-// write the shortest digits spell them: one non-zero digit, an optional fraction, and a signed
-// exponent of two or three digits that is at most -5 or at least 16, within +-307.
+// Returns an automaton for the numbers in `range`, on which ByteDfa::Finish() is still to be
+// called. It accepts plain decimals of any length, which are compared exactly. It also accepts
+// numbers with an exponent as programs that write the shortest digits spell them: one non-zero
+// digit, an optional fraction, and a signed exponent of two or three digits that is at most -5 or
+// at least 16, within +-307.
 Result<ByteDfa> NumberDfa(const NumberRange& range, CompileBudget* budget);
 
 }  // namespace moeserve::structured

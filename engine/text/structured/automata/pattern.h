@@ -18,9 +18,9 @@ enum class MatchMode {
   kSearch,  // anywhere in the text
 };
 
-// Returns an automaton, not finished, for the texts that `pattern` matches, encoded in `encoding`
-// (without quotes). InvalidArgument with the cause and its position in the pattern if the pattern
-// is invalid.
+// Returns an automaton for the texts that `pattern` matches, encoded in `encoding` (without
+// quotes). ByteDfa::Finish() is still to be called on it. If the pattern is invalid, returns
+// InvalidArgument with the cause and its position in the pattern.
 Result<ByteDfa> PatternDfa(std::string_view pattern, MatchMode mode, Encoding encoding,
                            CompileBudget* budget);
 
