@@ -48,7 +48,7 @@ struct Usage {
   int prompt_tokens = 0;
   int completion_tokens = 0;  // a hidden EOS or stop token is counted
   int cached_tokens = 0;      // prompt tokens that came from the prefix cache
-  // The following three fields are set in the finished piece, unless expert statistics are off.
+  // The following three fields are set in the last piece, unless expert statistics are off.
   // They cover the tokens that the model has computed for this request, cached ones included. The
   // last sampled token is never computed.
   // Number of tokens that went through the routed blocks.

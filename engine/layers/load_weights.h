@@ -34,13 +34,15 @@ struct LinearPart {
 Result<std::unique_ptr<LinearBank>> LoadLinear(LoadContext& load, int in_features,
                                                const std::vector<LinearPart>& parts);
 
-// One matrix per expert: prefixes[e] + "." + main (and gate where given). in_features has one value
-// per expert, or one for all.
+// Names of a bank's tensors. Expert e's matrix is prefixes[e] + "." + main + ".weight"; if `gate`
+// is set, the gate matrix is prefixes[e] + "." + gate + ".weight".
 struct BankNames {
   std::vector<std::string> prefixes;
   std::string main;                 // "up", "down", "q", "o"
   std::optional<std::string> gate;  // "gate"
 };
+// Loads a bank with one matrix per expert. in_features has one value per expert, or one for all
+// experts.
 Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vector<int>& in_features,
                                              const std::vector<int>& out_features,
                                              const BankNames& names, bool bias);

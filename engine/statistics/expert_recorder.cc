@@ -70,7 +70,7 @@ BlockExpertStats EmptyBlock(const LayerSpec& layer, const RoutedBlock& block, bo
   return b;
 }
 
-// Adds `from` to `to` and clears it.
+// Adds `from` to `to` and clears `from`.
 void AddAndClear(RouterStats& to, RouterStats& from) {
   const auto add = [](auto& sum, auto& value) { sum += std::exchange(value, 0); };
   add(to.rows, from.rows);

@@ -12,7 +12,7 @@ namespace moeserve::structured {
 
 class Compiled : public CompiledConstraint, public std::enable_shared_from_this<Compiled> {
  public:
-  // `grammar` must be finished, and its root must have a finite instance.
+  // Grammar::Finish() must have been called on `grammar`, and its root must have a finite instance.
   Compiled(Grammar grammar, std::shared_ptr<const VocabularyIndex> vocabulary);
 
   std::unique_ptr<ConstraintState> NewState() const override;
@@ -31,8 +31,8 @@ class Compiled : public CompiledConstraint, public std::enable_shared_from_this<
   mutable DfaMaskCache masks_;
 };
 
-// The automaton of all JSON strings, finished for one vocabulary, and its cached masks. There is
-// one object per vocabulary.
+// The automaton of all JSON strings, finished (ByteDfa::Finish()) for one vocabulary, and its
+// cached masks. There is one object per vocabulary.
 struct StringMasks {
   DfaPtr dfa;
   mutable DfaMaskCache cache;

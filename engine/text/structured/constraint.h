@@ -11,7 +11,6 @@
 // Scalars are matched by byte automata; objects and arrays are frames on a stack. A state is a
 // small set of such stacks. A mask is computed by walking the byte trie of the vocabulary from that
 // state.
-// such stacks. A mask is computed by walking the vocabulary's byte trie with the state.
 #pragma once
 
 #include <chrono>

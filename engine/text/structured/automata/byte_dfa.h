@@ -41,7 +41,7 @@ class CompileBudget {
   std::chrono::steady_clock::time_point end_;
 };
 
-// Immutable once finished.
+// A deterministic automaton over bytes. Immutable after Finish().
 struct ByteDfa {
   std::array<uint8_t, 256> class_of{};
   int num_classes = 0;
@@ -74,8 +74,8 @@ struct ByteDfa {
   bool Matches(std::string_view text) const;
 
   // Removes transitions after which nothing can match and computes the distances. `spellable` is
-  // the set of bytes that are tokens by themselves. Other functions call an automaton finished
-  // after Finish().
+  // the set of bytes that are tokens by themselves. In other comments, a finished automaton is one
+  // on which Finish() was called.
   Status Finish(const ByteSet& spellable, CompileBudget* budget);
   // Returns whether the automaton matches no text. Finish() must have been called.
   bool empty() const { return !has_next[kStart] && !accepting[kStart]; }
