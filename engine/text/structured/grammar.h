@@ -85,9 +85,9 @@ struct Grammar {
   Status Finish(const ByteSet& spellable_bytes, CompileBudget* budget);
 };
 
-// Returns a number n of characters that suffices for a new key: whatever the `taken` names are,
-// some key of n characters is not among them, and neither is some extension of any given key by n
-// characters.
+// Returns a number n of characters that suffices for an unused key. Whatever the names are of which
+// `taken` are in use, some key of n characters is unused, and any given key has an unused extension
+// by n characters.
 int64_t FreeNameLength(int64_t taken);
 
 // Returns the number of bytes of the shortest spelling of `c` inside a JSON string; kUnreachable if
