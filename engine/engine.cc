@@ -86,54 +86,57 @@ class Engine::Impl {
 
  private:
   void Loop();
-  // Takes submitted requests and cancellations; waits while there is nothing to do. Returns false
-  // when the engine was stopped and no request is left.
+  // Takes submitted requests and cancellations; waits while there is no work. Returns false when
+  // the engine was stopped and no request is left.
   bool TakeWork();
   void AbortExpired();
   void Admit();
   void Step();
-  // Advances a sequence by the results of its rows.
+  // Updates a sequence after its rows were computed: collects log-probabilities, completes the rows
+  // and draws the next token when the last known token was computed.
   void Advance(const ScheduledRows& rows, const RowLogits& logits);
-  // Starts the samples that waited for this prompt; each draws its own token.
+  // Starts the other samples of this prompt, which waited for it to be computed; each sample draws
+  // its own first token.
   void ForkSamples(Sequence& sequence, const RowLogits& logits);
   void NextToken(Sequence& sequence, const RowLogits& logits);
   void DeliverRoutes(Sequence& sequence, OutputDelta& delta);
-  // End a request with its last piece or with an error. Its blocks and its id are free before the
-  // sink is called.
+  // Finish() ends a request with its last piece, Fail() with an error. Its cache blocks and its id
+  // are free before the sink is called.
   void Finish(Sequence* sequence, OutputDelta delta);
   void Fail(Sequence* sequence, const absl::Status& status);
-  // Statistics are complete when the last request has ended.
+  // Reads the counters from the device when the last request has ended, so that an idle engine's
+  // statistics are complete.
   void RefreshIfIdle() {
     if (scheduler_.running().empty() && scheduler_.waiting().empty()) recorder_.Refresh();
   }
   void LeaveQueue(int sequences, int64_t tokens);
   void UpdateGauges();
-  void CopySchedulerStats();  // under mutex_
+  void CopySchedulerStats();  // requires mutex_ to be held
 
   const std::vector<TokenId> eos_;
   const std::unique_ptr<KvCacheStorage> cache_;
 
-  // Engine thread only.
+  // The following members are used by the engine thread only.
   ExpertRecorder recorder_;
-  const int64_t always_active_;  // parameters of the model that every token uses
+  const int64_t always_active_;  // parameters that every token uses, whatever its routes
   RouteLog routes_;
   Scheduler scheduler_;
   TokenStep token_step_;
   StepTime step_time_;
   std::vector<float> logits_;
-  std::vector<SampleResult> samples_;  // drawn by the device from the same rows
+  std::vector<SampleResult> samples_;  // tokens that the device drew in the last step
   std::unordered_set<std::string> cancelled_;
   EngineHistograms histograms_;
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::condition_variable idle_;
-  // Guarded by mutex_.
+  // The following members are guarded by mutex_.
   std::deque<SequencePtr> submitted_;
   std::vector<std::string> cancel_requests_;
-  std::unordered_set<std::string> ids_;  // submitted and not yet ended
-  int queued_seqs_ = 0;                  // submitted and never admitted
-  int64_t queued_tokens_ = 0;            // of their prompts; samples of one prompt count once
+  std::unordered_set<std::string> ids_;  // ids of requests that have not ended
+  int queued_seqs_ = 0;                  // sequences that were submitted and never admitted
+  int64_t queued_tokens_ = 0;  // prompt tokens of these sequences; samples of one prompt count once
   uint64_t submissions_ = 0;
   bool draining_ = false;
   bool cancel_all_ = false;
@@ -321,7 +324,8 @@ void Engine::Impl::Step() {
   if (scheduled.empty()) return;
   const Batch batch = MakeBatch(scheduled, model_->backend().samples_on_device());
   const size_t vocab = static_cast<size_t>(model_->spec().vocab_size);
-  // Never shrinks: resizing fills new elements with zeros each time.
+  // The vector never shrinks, because resize() would fill re-added elements with zeros in every
+  // step.
   logits_.resize(std::max(logits_.size(), batch.logit_rows.size() * vocab));
   const StepOptions step = options_.expert_stats ? recorder_.BeginStep() : StepOptions{};
   const auto forward_begin = std::chrono::steady_clock::now();
@@ -351,7 +355,7 @@ void Engine::Impl::Step() {
         (logits.drawn != nullptr ? logits.drawn->finite != 0 : AllFinite(logits.values))) {
       Advance(rows, logits);
     } else {
-      // Samples that wait for this prompt would fail in the same way.
+      // The other samples of this prompt wait for its computation and would fail in the same way.
       const absl::Status failure =
           absl::InternalError("numeric failure: router scores or logits are not finite");
       auto& samples = rows.sequence->samples;
@@ -379,7 +383,7 @@ void Engine::Impl::Advance(const ScheduledRows& rows, const RowLogits& logits) {
   Sequence& s = *rows.sequence;
   token_step_.CollectPromptLogprobs(s, logits);
   scheduler_.Complete(rows);
-  if (s.remaining() > 0) return;  // more of the prompt to come
+  if (s.remaining() > 0) return;  // part of the prompt is still to be computed
   ForkSamples(s, logits);
   NextToken(s, logits);
 }
@@ -520,7 +524,8 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
   const KvCacheType type = o.kv_cache_type.value_or(KvCacheTypeOf(model->options().compute));
   MOESERVE_ASSIGN_OR_RETURN(const int64_t blocks,
                             CacheBlocks(o, model->backend().KvBlockBytes(shapes, type)));
-  // Log-probabilities of a prompt need logits of every row.
+  // A request with prompt_logprobs needs the logits of every row, so logits are reserved for all
+  // rows.
   const std::optional<RoutingControl> widest =
       RoutingControl::Widest(model->spec(), o.routing_control);
   MOESERVE_RETURN_IF_ERROR(model->Reserve(o.max_step_tokens, o.max_step_tokens, type,

@@ -21,44 +21,48 @@ namespace moeserve {
 
 struct EngineOptions {
   int max_model_len = 0;  // 0: max_position_embeddings of the model
-  int max_num_seqs = 64;  // sequences that run at a time
-  // Rows of one step, prefill and decode together. 0: the device's preferred number.
+  int max_num_seqs = 64;  // largest number of sequences that run at a time
+  // Largest number of rows in one step, prefill and decode together. 0: the device's preferred
+  // number of rows.
   int max_step_tokens = 0;
-  int64_t kv_cache_bytes = 0;  // 0: room for max_num_seqs sequences of min(max_model_len, 2048)
-  std::optional<KvCacheType> kv_cache_type = std::nullopt;  // nullopt: that of the model's products
+  // Bytes of the KV cache. 0: enough for max_num_seqs sequences of min(max_model_len, 2048) tokens.
+  int64_t kv_cache_bytes = 0;
+  // Element type of the cache. nullopt: the type of the inputs of the model's matrix products.
+  std::optional<KvCacheType> kv_cache_type = std::nullopt;
   int max_queued_seqs = 1024;
   int64_t max_queued_tokens = 1'000'000;
   absl::Duration max_queue_wait = absl::Seconds(60);
-  // Prompt rows beside decoding rows in a step. 0: as many as about double the step's time.
+  // Largest number of prompt rows in a step that also has decoding rows. 0: as many rows as take
+  // about the time of a step in which all running sequences decode.
   int max_prompt_rows = 0;
   bool prefix_cache = true;
-  // False: nothing is counted, ExpertSnapshot() stays at 0.
+  // If false, no expert statistic is counted and ExpertSnapshot() stays at 0.
   bool expert_stats = true;
-  // Requests may ask for their routes (routing_record, expert_counts), which are kept beside the KV
-  // cache. Requires expert_stats.
+  // Whether requests may ask for the routes of their tokens (routing_record, expert_counts). The
+  // routes are kept for each KV cache block. Requires expert_stats.
   bool routing_records = false;
   RecorderOptions recorder = {};
-  RoutingControlLimits routing_control = {};  // what requests may change
+  RoutingControlLimits routing_control = {};  // what requests may change about the routing
 };
 
-// A snapshot for metrics; counters since start.
+// A snapshot for metrics. Counters count from the engine's start.
 struct EngineStats {
   int running = 0;
   int waiting = 0;
   int64_t kv_blocks_total = 0;
-  int64_t kv_blocks_used = 0;       // held by a sequence
-  int64_t kv_blocks_evictable = 0;  // free, but still findable in the prefix cache
+  int64_t kv_blocks_used = 0;       // blocks that a sequence holds
+  int64_t kv_blocks_evictable = 0;  // free blocks that still hold a cached prefix
   uint64_t preemptions = 0;
   uint64_t prefix_queried_tokens = 0;  // prompt tokens looked up in the prefix cache
   uint64_t prefix_hit_tokens = 0;
-  double step_seconds = 0.0;     // time spent in steps
-  double forward_seconds = 0.0;  // the part spent in Model::Forward
+  double step_seconds = 0.0;     // sum of the times of all steps
+  double forward_seconds = 0.0;  // the part of step_seconds spent in Model::Forward
   int kv_block_tokens = 0;
   uint64_t prompt_tokens = 0;
   uint64_t generation_tokens = 0;
   uint64_t finished_stop = 0;
   uint64_t finished_length = 0;
-  uint64_t finished_abort = 0;  // cancelled or past the deadline
+  uint64_t finished_abort = 0;  // requests cancelled or past their deadline
   uint64_t finished_error = 0;
   uint64_t rejected_queue_full = 0;
   uint64_t rejected_queue_timeout = 0;
@@ -71,56 +75,63 @@ struct EngineStats {
 
 class Engine {
  public:
-  // Allocates the KV cache and starts the engine thread. `eos_token_ids` end a generation unless
-  // ignore_eos. InvalidArgument: an option out of range; ResourceExhausted: the cache cannot hold
-  // one sequence of max_model_len.
+  // Allocates the KV cache and starts the engine thread. Each of `eos_token_ids` ends a generation
+  // unless the request sets ignore_eos. Errors: InvalidArgument if an option is out of range,
+  // ResourceExhausted if the cache cannot hold one sequence of max_model_len tokens.
   static Result<std::unique_ptr<Engine>> Create(const EngineOptions& options,
                                                 std::unique_ptr<Model> model,
                                                 std::shared_ptr<const Tokenizer> tokenizer,
                                                 std::vector<TokenId> eos_token_ids);
-  ~Engine();  // Shutdown()
+  ~Engine();  // calls Shutdown()
 
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Queues a request; thread-safe. On success the sink gets the answer; on failure it is never
-  // called. InvalidArgument: parameters or prompt out of range (prompt + max_tokens over
-  // max_model_len included); AlreadyExists: the id is running; ResourceExhausted: the queue is
-  // full; Unavailable: draining or shut down.
+  // Queues a request; thread-safe. If Submit succeeds, `sink` receives the response; if Submit
+  // fails, `sink` is never called. Errors: InvalidArgument if a parameter or the prompt is out of
+  // range (this includes prompt + max_tokens over max_model_len), AlreadyExists if a request with
+  // this id is running, ResourceExhausted if the queue is full, Unavailable if the engine is
+  // draining or shut down.
   absl::Status Submit(Request request, std::shared_ptr<TokenSink> sink);
 
-  // The same for samples of one prompt, which is run once: `requests` have equal prompts, salts,
-  // priorities and routing controls, and the samples share the prompt's cache blocks until they
-  // part. All or none.
+  // Queues several samples of one prompt, which is computed once; thread-safe, with the errors of
+  // the overload above. `requests` have equal prompts, salts, priorities and routing controls. The
+  // samples share the prompt's cache blocks; a sample copies a shared block before it writes to the
+  // block. Either all requests are queued or none.
   absl::Status Submit(std::vector<Request> requests, std::vector<std::shared_ptr<TokenSink>> sinks);
 
-  // Asks for the end of a request; thread-safe, idempotent, unknown ids are ignored. The sink gets
-  // OnError(Cancelled) within one step unless it was finished before; its blocks are free then.
+  // Asks the engine to end a request; thread-safe, idempotent, unknown ids are ignored. The sink
+  // receives OnError(Cancelled) within one step unless the request has finished before. The
+  // request's cache blocks are free when the sink is called.
   void Cancel(const std::string& id);
 
-  // Stops admission, lets running and queued requests finish until `deadline`, cancels the rest.
+  // Refuses new requests, lets running and queued requests finish until `deadline` and cancels
+  // those that are left.
   void Drain(absl::Time deadline);
-  // Cancels everything and joins the engine thread.
+  // Cancels all requests and joins the engine thread.
   void Shutdown();
 
   EngineStats Stats() const;
-  // Includes every step finished before the call: an answered request is always in it. On a device
-  // that counts, up to a second later while other requests run.
+  // Returns the expert statistics since the start. The snapshot includes every step that ended
+  // before the call, so a request whose response is complete is always counted. If the device does
+  // the counting, the snapshot can be up to a second old while requests run.
   ExpertStats ExpertSnapshot() const;
 
-  // Any thread; valid as long as the engine.
+  // May be called by any thread. The reference is valid as long as the engine.
   const RouteLayout& route_layout() const;
-  // Empty where they are not kept (RecorderOptions::token_counts_bytes, expert_stats). Valid as
-  // long as the engine.
+  // Returns the counts per token id and expert; nullopt if they are not kept
+  // (RecorderOptions::token_counts_bytes, expert_stats). The result is valid as long as the engine.
   std::optional<TokenExpertCounts> token_expert_counts() const;
-  // By routed block; empty unless asked for (RecorderOptions::hidden_samples).
+  // Returns the sampled router inputs, one entry per routed block; empty unless
+  // RecorderOptions::hidden_samples asks for them.
   std::vector<HiddenSample> HiddenSamples() const;
 
-  const EngineOptions& options() const;  // with all defaults resolved
+  const EngineOptions& options() const;  // the options with all defaults resolved
   int max_model_len() const;
   const ModelSpec& spec() const;
-  const Tokenizer& tokenizer() const;  // null deref forbidden: see has_tokenizer()
-  bool has_tokenizer() const;          // false for models loaded without one (ids only)
+  const Tokenizer& tokenizer() const;  // requires has_tokenizer()
+  // False for a model loaded without a tokenizer (requests with token ids only).
+  bool has_tokenizer() const;
 
  private:
   class Impl;

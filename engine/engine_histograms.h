@@ -9,13 +9,13 @@
 
 namespace moeserve {
 
-// Counts observations by size in buckets of fixed bounds; plain data, copied as a whole. Not for
-// use by two threads.
+// A histogram with fixed bucket bounds; plain data, copied as a whole. Not thread-safe.
 class BucketCounts {
  public:
   static constexpr size_t kMaxBuckets = 24;
 
-  // Ascending upper bounds without +Inf, fewer than kMaxBuckets; they outlive the counts.
+  // `bounds` are ascending upper bounds without +Inf, fewer than kMaxBuckets, and outlive the
+  // histogram.
   explicit constexpr BucketCounts(std::span<const double> bounds) : bounds_(bounds) {}
 
   void Observe(double value, uint64_t times = 1) {
@@ -25,7 +25,8 @@ class BucketCounts {
   }
 
   std::span<const double> bounds() const { return bounds_; }
-  // One count per bound, of values above the bound before it; then the count above all bounds.
+  // Returns one count per bucket, not cumulative: bucket i counts the values above bounds()[i - 1]
+  // and up to bounds()[i]; the last bucket counts the values above all bounds.
   std::span<const uint64_t> counts() const { return {counts_.data(), bounds_.size() + 1}; }
   double sum() const { return sum_; }
   uint64_t total() const {
@@ -40,7 +41,7 @@ class BucketCounts {
   double sum_ = 0.0;
 };
 
-// Bounds of the phases of a request, in seconds.
+// Bucket bounds for the phases of a request, in seconds.
 inline constexpr std::array kRequestPhaseBounds = {.3,  .5,   .8,   1.,   1.5,  2.,    2.5,
                                                    5.,  10.,  15.,  20.,  30.,  40.,   50.,
                                                    60., 120., 240., 480., 960., 1920., 7680.};
@@ -53,16 +54,17 @@ inline constexpr std::array kStepSequencesBounds = {1.,   2.,   4.,   8.,    16.
 
 // Times are in seconds of a steady clock. A sequence is one sample of one request.
 struct EngineHistograms {
-  // From submission to the first admission or the end: every sequence that leaves the queue counts
-  // once.
+  // Time from submission to the first admission, or to the end of a request that is never admitted.
+  // Every sequence that leaves the queue counts once.
   BucketCounts queue_seconds{kRequestPhaseBounds};
-  // From admission to the first token, or to the end if no token was requested.
+  // Time from admission to the first token, or to the end if no token was requested.
   BucketCounts prefill_seconds{kRequestPhaseBounds};
-  // Of finished sequences: from the first token to the end, and from admission to the end.
+  // For finished sequences: decode_seconds is the time from the first token to the end,
+  // inference_seconds the time from admission to the end.
   BucketCounts decode_seconds{kRequestPhaseBounds};
   BucketCounts inference_seconds{kRequestPhaseBounds};
-  // Of every step: rows, sequences, and time. prefill_step_seconds: steps with rows of prompts or
-  // recomputed rows; decode_step_seconds: all others.
+  // One observation per step: its rows, its sequences and its time. prefill_step_seconds holds the
+  // steps with prompt rows or recomputed rows, decode_step_seconds all remaining steps.
   BucketCounts step_tokens{kStepTokensBounds};
   BucketCounts step_sequences{kStepSequencesBounds};
   BucketCounts prefill_step_seconds{kStepSecondsBounds};

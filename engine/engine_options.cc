@@ -8,8 +8,8 @@
 namespace moeserve {
 namespace {
 
-// Most memory for what a step reports of its routed blocks (router scores and inputs). It is taken
-// from the device before the KV cache; a longer step is run as several.
+// Largest memory for the router scores and router inputs that a step captures. It is taken from the
+// device before the KV cache; steps get fewer rows if they would need more.
 constexpr int64_t kMaxLookBytes = int64_t{256} << 20;
 
 }  // namespace

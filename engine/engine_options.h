@@ -1,4 +1,4 @@
-// Resolves the defaults of an engine's options for a model.
+// Replaces the defaults in an engine's options by values that suit a model.
 #pragma once
 
 #include <cstdint>
@@ -7,19 +7,20 @@
 
 namespace moeserve {
 
-// The options with every default filled in. InvalidArgument names the option, what was expected and
-// what was found.
+// Returns the options with every default filled in. InvalidArgument names the option, what was
+// expected and what was found.
 //
-// `device_step_rows`: rows of a step that suit the device. `look_floats`: memory that a token's
-// router scores and inputs take in a step that reports them; steps are made small enough for it.
+// `device_step_rows` is the number of rows in a step that suits the device. `look_floats` is the
+// number of f32 values that the captured router scores and router inputs of one token take;
+// max_step_tokens is lowered so that the captures of a step stay below a fixed size.
 Result<EngineOptions> Resolved(const EngineOptions& options, const ModelSpec& spec,
                                int device_step_rows, int64_t look_floats);
 
-// Returns the number of KV cache blocks, of `block_bytes` each over all layers. ResourceExhausted:
-// the memory does not hold one sequence of max_model_len.
+// Returns the number of KV cache blocks; a block takes `block_bytes` over all layers.
+// ResourceExhausted if the memory does not hold one sequence of max_model_len tokens.
 Result<int64_t> CacheBlocks(const EngineOptions& options, int64_t block_bytes);
 
-// Options of the recorder of expert statistics.
+// Returns the options of the recorder of expert statistics.
 RecorderOptions RecorderSettings(const EngineOptions& options);
 
 }  // namespace moeserve

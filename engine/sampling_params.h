@@ -1,8 +1,9 @@
 // How tokens are sampled: the parameters, and the table of their names and ranges. Every reader of
-// requests (HTTP, gRPC, the command line) and the validation of the engine use this table.
+// requests (HTTP, gRPC, the command line) and the engine's validation use this table.
 //
-// A new number or flag is a member here, a row of the table here, a field of SamplingParams in
-// proto/moeserve/v1/moeserve.proto of the same name, and the code in engine/sample/ that obeys it.
+// A new number or flag takes four changes: a member and a row of the table in this file, a field of
+// the same name in message SamplingParams of proto/moeserve/v1/moeserve.proto, and the code in
+// engine/sample/ that applies it.
 #pragma once
 
 #include <cstdint>
@@ -22,42 +23,44 @@ namespace moeserve {
 
 inline constexpr int kDefaultMaxTokens = 16;
 
-// Order of work per token: logit_bias and masks, penalties, temperature, top_k, top_p, min_p, draw.
-// Numbers and flags have their ranges and meanings in the tables below; the values here are the
-// defaults.
+// Order of operations for each token: logit_bias and masks, penalties, temperature, top_k, top_p,
+// min_p, draw. The tables below list the ranges and meanings of numbers and flags; the initialisers
+// in this struct are the defaults.
 struct SamplingParams {
   double temperature = 1.0;
   int top_k = 0;
   double top_p = 1.0;
   double min_p = 0.0;
-  std::optional<int64_t> seed;  // absent: a fresh random one
+  std::optional<int64_t> seed;  // nullopt: a fresh random seed
   int sample_index = 0;         // sample i of `n` draws from a stream derived from (seed, i)
   double presence_penalty = 0.0;
   double frequency_penalty = 0.0;
   double repetition_penalty = 1.0;
   std::vector<std::pair<TokenId, float>> logit_bias;  // added to the logits
-  std::vector<TokenId> allowed_token_ids;             // empty: every token
-  std::vector<std::vector<TokenId>> bad_words;  // the last token of each may not follow the others
-  std::shared_ptr<const CompiledConstraint> constraint;  // structured output; null: none
+  std::vector<TokenId> allowed_token_ids;             // empty: every token is allowed
+  // The last token of a word may not follow the word's other tokens.
+  std::vector<std::vector<TokenId>> bad_words;
+  std::shared_ptr<const CompiledConstraint> constraint;  // structured output; null: unconstrained
   int min_tokens = 0;
-  int max_tokens = kDefaultMaxTokens;  // 0: run the prompt only (echo)
+  int max_tokens = kDefaultMaxTokens;  // 0: only compute the prompt (echo)
   std::vector<std::string> stop;       // matched text is cut from the output unless include_stop
   bool include_stop = false;
   std::vector<TokenId> stop_token_ids;
   bool ignore_eos = false;
   bool skip_special_tokens = true;
-  std::optional<int> logprobs;         // of generated tokens: number of alternatives beside each
-  std::optional<int> prompt_logprobs;  // of prompt tokens, likewise
+  std::optional<int> logprobs;         // for generated tokens: number of alternatives per token
+  std::optional<int> prompt_logprobs;  // for prompt tokens: number of alternatives per token
 };
 
-// A number of SamplingParams. Integers are below 2^31, so a double holds each of them exactly.
+// Describes one numeric member of SamplingParams. Integers are below 2^31, so a double holds each
+// of them exactly.
 struct SamplingField {
-  const char* name;  // in JSON and in protobuf; the command line writes "--top-p"
+  const char* name;  // in JSON and protobuf; the command line writes "--top-p"
   std::variant<double SamplingParams::*, int SamplingParams::*> member;
   double min;
   double max;
   bool min_excluded;
-  const char* meaning;  // one line
+  const char* meaning;  // one line of help text
 
   bool is_integer() const { return std::holds_alternative<int SamplingParams::*>(member); }
   bool Accepts(double value) const {  // false for NaN
@@ -66,7 +69,7 @@ struct SamplingField {
   double Get(const SamplingParams& params) const {
     return std::visit([&](auto m) { return static_cast<double>(params.*m); }, member);
   }
-  // `value` is in the range and, for an integer field, whole.
+  // Requires `value` to be in the range and, for an integer field, to be whole.
   void Set(SamplingParams& params, double value) const {
     if (is_integer()) {
       params.*std::get<int SamplingParams::*>(member) = static_cast<int>(value);
@@ -76,7 +79,8 @@ struct SamplingField {
   }
 };
 
-// The range of a field for error messages: "a number above 0 to 1". Bounds are whole numbers.
+// Returns the range of a field for error messages: "a number above 0 to 1". Bounds are whole
+// numbers.
 inline std::string RangeText(const SamplingField& field) {
   return Concat("a number ", field.min_excluded ? "above " : "from ",
                 static_cast<int64_t>(field.min), " to ", static_cast<int64_t>(field.max));
@@ -84,7 +88,8 @@ inline std::string RangeText(const SamplingField& field) {
 
 inline constexpr double kMaxSamplingInt = std::numeric_limits<int32_t>::max();
 
-// Which tokens can be drawn, and how likely. Readers report faults in the order of the table.
+// Numbers that decide which tokens can be drawn, and how likely. Readers check the fields, and so
+// report errors, in the order of the table.
 inline constexpr SamplingField kDrawFields[] = {
     {"temperature", &SamplingParams::temperature, 0, 2, false,
      "Divides the logits; 0 takes the most probable token (ties: the lower id)"},
@@ -96,7 +101,7 @@ inline constexpr SamplingField kDrawFields[] = {
      "Draws from this many most probable tokens; 0 or -1: from all"},
 };
 
-// What earlier tokens change about the logits of the next.
+// Numbers by which earlier tokens change the logits of the next token.
 inline constexpr SamplingField kPenaltyFields[] = {
     {"presence_penalty", &SamplingParams::presence_penalty, -2, 2, false,
      "Subtracted once from the logit of each token that was generated before"},
@@ -122,7 +127,8 @@ inline constexpr SamplingFlag kSamplingFlags[] = {
      "Leaves special tokens out of the output text"},
 };
 
-// Range of each value of logit_bias; an integer, for messages.
+// Bound on the absolute value of each logit_bias. It is an integer, so that error messages print it
+// as one.
 inline constexpr int kMaxLogitBias = 100;
 
 }  // namespace moeserve

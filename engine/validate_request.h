@@ -14,7 +14,8 @@ struct RequestLimits {
   bool routing_control = false;
 };
 
-// InvalidArgument names the field, what was expected and what was found.
+// Returns InvalidArgument with the field, what was expected and what was found if `request` exceeds
+// a limit.
 absl::Status ValidateRequest(const Request& request, const RequestLimits& limits);
 
 }  // namespace moeserve

@@ -11,8 +11,8 @@
 
 namespace moeserve {
 
-// Keys and values of the step's tokens go to the cache first; then every token attends to the
-// cache, its own entry included. Immutable after loading.
+// Keys and values of the step's tokens are written to the cache first; then every token attends to
+// the cache, its own entry included. Immutable after loading.
 class Attention : public Branch {
  public:
   static Result<std::unique_ptr<Attention>> Load(LoadContext& load, int layer,
@@ -30,10 +30,10 @@ class Attention : public Branch {
   int layer_ = 0;
   AttentionSpec spec_;
   RopeSettings rope_;
-  std::unique_ptr<LinearBank> projection_;  // dense: q, k, v; routed: k, v
-  std::unique_ptr<LinearBank> output_;      // dense
+  std::unique_ptr<LinearBank> projection_;  // output columns; dense: q, k, v; routed: k, v
+  std::unique_ptr<LinearBank> output_;      // dense only
   std::unique_ptr<NormBank> query_norm_, key_norm_;
-  std::unique_ptr<RoutedLayer> routed_;  // null: dense
+  std::unique_ptr<RoutedLayer> routed_;  // null if the attention is dense
   std::unique_ptr<DeviceBuffer> out_bias_;
 };
 

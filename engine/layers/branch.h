@@ -1,4 +1,4 @@
-// What one block of a model computes between its norm and its residual.
+// What a block computes between its norm and the addition to the residual stream.
 #pragma once
 
 #include "engine/layers/step_context.h"
@@ -10,9 +10,10 @@ namespace moeserve {
 class Branch {
  public:
   virtual ~Branch() = default;
-  // `x` [T, d] in the activation type; `output` [T, d] f32, the out-bias not yet added.
+  // Writes the branch's output, without the out-bias, to `output` [T, d] f32. `x` [T, d] is in the
+  // activation type.
   virtual void Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const = 0;
-  // [d] on the device, or null: none.
+  // Returns the out-bias [d] in device memory; null if there is none.
   virtual const float* out_bias() const { return nullptr; }
 };
 

@@ -18,9 +18,10 @@ class FeedForward : public Branch {
   void Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const override;
 
  private:
-  std::unique_ptr<FeedForwardExperts> dense_;  // dense, or the shared expert beside routed_
+  // The dense network, or the shared expert if routed_ is set.
+  std::unique_ptr<FeedForwardExperts> dense_;
   std::unique_ptr<LinearBank> shared_gate_;
-  std::unique_ptr<RoutedLayer> routed_;  // null: dense
+  std::unique_ptr<RoutedLayer> routed_;  // null if the block is dense
 };
 
 }  // namespace moeserve

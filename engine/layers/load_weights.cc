@@ -5,7 +5,8 @@
 namespace moeserve {
 namespace {
 
-// Returns the stored type that holds every tensor of a product without loss, or the run's own.
+// Returns the type to store a product's weights in: bf16 if the run computes in bf16, otherwise the
+// tensors' common type, or f32 if their types differ.
 DType StoredType(const LoadContext& load, const std::vector<HostTensor>& tensors) {
   if (load.compute == DType::kBF16) return DType::kBF16;
   for (const HostTensor& t : tensors) {
@@ -14,7 +15,8 @@ DType StoredType(const LoadContext& load, const std::vector<HostTensor>& tensors
   return tensors.front().dtype;
 }
 
-// Returns the bank of `key` from the cache, or from `load_it`, and then stores it in the cache.
+// Returns the bank for `key` from the packed cache. If the cache lacks it, loads it with `load_it`
+// and stores it in the cache.
 template <typename LoadIt>
 Result<std::unique_ptr<LinearBank>> CachedBank(LoadContext& load, const PackedBankKey& key,
                                                const LoadIt& load_it) {
@@ -25,7 +27,7 @@ Result<std::unique_ptr<LinearBank>> CachedBank(LoadContext& load, const PackedBa
   return bank;
 }
 
-// One matrix to be loaded into a bank: integers with scales, or numbers.
+// One matrix to be loaded into a bank, as integers with scales or as floating-point numbers.
 struct Weight {
   int expert;
   LinearBank::Half half;
@@ -34,7 +36,7 @@ struct Weight {
   HostTensor numbers;
 };
 
-// Fetches `name` [out_features, in_features] for a bank of that quantization.
+// Fetches tensor `name` [out_features, in_features] for a bank with this quantization.
 absl::Status Fetch(LoadContext& load, const std::string& name, int out_features, int in_features,
                    Quantization quantization, Weight& weight) {
   const std::vector<int64_t> shape = {out_features, in_features};
@@ -71,7 +73,7 @@ Result<std::unique_ptr<LinearBank>> BankOf(LoadContext& load, LinearBankShape sh
 
 Result<std::unique_ptr<LinearBank>> LoadLinear(LoadContext& load, int in_features,
                                                const std::vector<LinearPart>& parts) {
-  // All parts of one product have the same storage.
+  // QuantizationOf() is equal for all parts of one product, so the first part decides.
   const Quantization quantization = QuantizationOf(
       parts[0].prefix + ".weight", {parts[0].out_features, in_features}, load.quantization);
   int total = 0;
@@ -118,7 +120,7 @@ Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vecto
   };
   const Quantization quantization = QuantizationOf(
       tensor(0, false) + ".weight", {out_features[0], in_features[0]}, load.quantization);
-  // Order of the matrices: main of every expert, then gate of every expert.
+  // Order of the matrices: `main` of every expert, then `gate` of every expert.
   const size_t matrices = gated ? 2 * experts : experts;
   PackedBankKey key;
   key.compute = load.compute;
@@ -178,7 +180,7 @@ Result<std::unique_ptr<NormBank>> LoadRmsNorm(LoadContext& load, const std::stri
 
 namespace {
 
-// The tensors of a router of `s`, whose settings of the score are set.
+// Loads the router's tensors; the score settings in `s` determine which ones there are.
 Result<RouterTensors> LoadRouterTensors(LoadContext& load, const std::string& prefix, bool bias,
                                         const RouteSettings& s) {
   RouterTensors tensors;

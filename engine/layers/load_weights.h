@@ -1,4 +1,4 @@
-// Takes tensors of a checkpoint into a backend's layout.
+// Loads tensors of a checkpoint into a backend's layout.
 #pragma once
 
 #include <memory>
@@ -16,39 +16,43 @@ namespace moeserve {
 struct LoadContext {
   WeightSource& source;
   Backend& backend;
-  DType compute;  // f32: stored types are kept; bf16: every product's weight becomes bf16
+  DType compute;  // f32: weights keep their stored type; bf16: weights of products become bf16
   NormSpec norm;
   Quantization quantization = Quantization::kNone;
-  PackedCache* packed_cache = nullptr;  // asked for banks before their tensors are
+  // Looked up before a bank's tensors are loaded; null: no cache.
+  PackedCache* packed_cache = nullptr;
 };
 
-// One of several weights that are stacked into a single product along the output axis.
+// One of several weights that are stacked along the output axis into a single product.
 struct LinearPart {
-  std::string prefix;  // "blocks.0.attention.q": .weight and, where `bias`, .bias
+  std::string prefix;  // "blocks.0.attention.q": tensor .weight and, if `bias`, tensor .bias
   int out_features;
   bool bias;
 };
 
-// A dense linear layer whose outputs are the parts, one after the other.
+// Loads a dense linear layer whose outputs are the outputs of `parts`, one after the other.
 Result<std::unique_ptr<LinearBank>> LoadLinear(LoadContext& load, int in_features,
                                                const std::vector<LinearPart>& parts);
 
-// One matrix per expert: prefixes[e] + "." + main (and gate where given). in_features has one value
-// per expert, or one for all.
+// Names of a bank's tensors. Expert e's matrix is prefixes[e] + "." + main + ".weight"; if `gate`
+// is set, the gate matrix is prefixes[e] + "." + gate + ".weight".
 struct BankNames {
   std::vector<std::string> prefixes;
   std::string main;                 // "up", "down", "q", "o"
   std::optional<std::string> gate;  // "gate"
 };
+// Loads a bank with one matrix per expert. in_features has one value per expert, or one for all
+// experts.
 Result<std::unique_ptr<LinearBank>> LoadBank(LoadContext& load, const std::vector<int>& in_features,
                                              const std::vector<int>& out_features,
                                              const BankNames& names, bool bias);
 
-// Norms of the model's kind: prefixes[g] + ".weight" [widths[g]] (and ".bias").
+// Loads norms of the kind NormSpec::kind, one per prefix: tensor prefixes[g] + ".weight"
+// [widths[g]], for layer norms also ".bias".
 Result<std::unique_ptr<NormBank>> LoadNorm(LoadContext& load,
                                            const std::vector<std::string>& prefixes,
                                            const std::vector<int>& widths);
-// RMS without shift, whatever the model's kind: the norms of queries and keys.
+// Loads an RMS norm without bias, whatever NormSpec::kind is; used for queries and keys.
 Result<std::unique_ptr<NormBank>> LoadRmsNorm(LoadContext& load, const std::string& prefix,
                                               int width);
 

@@ -11,10 +11,10 @@ namespace moeserve {
 struct StepContext {
   Backend& backend;
   Workspace& workspace;
-  DType activation;  // type of products' inputs: f32 or bf16
+  DType activation;  // type of the inputs of matrix products: f32 or bf16
   const Batch& batch;
   KvCacheStorage& cache;
-  const LookBuffer& looks;  // what routed blocks keep for the step's report
+  const LookBuffer& looks;  // where routed blocks store the rows that the step captures
 };
 
 }  // namespace moeserve

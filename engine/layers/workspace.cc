@@ -27,8 +27,8 @@ RowsView Workspace::TakeStrided(int64_t rows, int64_t cols, int64_t stride, DTyp
   if (chunk_ == chunks_.size()) {
     const size_t last = chunks_.empty() ? kMinChunk : chunks_.back()->bytes() * 2;
     auto chunk = backend_.Allocate(std::max({bytes, last, kMinChunk}));
-    // Host memory is overcommitted by the operating system; device memory was taken at the start
-    // (Model::Reserve).
+    // A failure is not expected during a step: on the host the operating system overcommits memory,
+    // and on a device Model::Reserve() has allocated the memory at the start.
     if (!chunk.ok()) {
       internal::CheckFailed(__FILE__, __LINE__, "memory for a step's activations",
                             std::string(chunk.status().message()).c_str());

@@ -9,18 +9,20 @@
 
 namespace moeserve {
 
-// A stack of row buffers on the device. Grows to the largest step seen and keeps its memory.
-// Contents are undefined when handed out. Used by the thread that runs the model.
+// A stack allocator for row buffers in device memory. It grows to the largest step so far and keeps
+// its memory. The contents of a new buffer are undefined. Used only by the thread that runs the
+// model.
 class Workspace {
  public:
   explicit Workspace(Backend& backend) : backend_(backend) {}
 
-  // [rows, cols]; the stride is cols rounded up to 16 so that padded columns stay inside the row.
+  // Returns a buffer [rows, cols] with a stride of cols rounded up to 16, so that padded columns
+  // stay inside the row.
   RowsView Take(int64_t rows, int64_t cols, DType dtype);
-  // Without padding: the rows are contiguous.
+  // Returns a buffer [rows, cols] without padding: the rows are contiguous.
   RowsView TakeDense(int64_t rows, int64_t cols, DType dtype);
 
-  // Releases everything taken during its lifetime.
+  // On destruction, releases all buffers taken since construction.
   class Scope {
    public:
     explicit Scope(Workspace& w) : workspace_(w), chunk_(w.chunk_), used_(w.used_) {}
@@ -42,8 +44,8 @@ class Workspace {
 
   Backend& backend_;
   std::vector<std::unique_ptr<DeviceBuffer>> chunks_;
-  size_t chunk_ = 0;  // in use
-  size_t used_ = 0;   // bytes of that chunk
+  size_t chunk_ = 0;  // index of the chunk in use
+  size_t used_ = 0;   // bytes used in that chunk
 };
 
 }  // namespace moeserve

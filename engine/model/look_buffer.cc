@@ -3,7 +3,7 @@
 namespace moeserve {
 namespace {
 
-constexpr int64_t kAlignment = 64;  // floats; suits the vectors of any kernel
+constexpr int64_t kAlignment = 64;  // floats; a multiple of every kernel's vector width
 
 int64_t Aligned(int64_t floats) { return (floats + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -42,7 +42,6 @@ void LookBuffer::Place(int64_t tokens, StepLooks looks, const RowsView& memory) 
 std::span<const BlockReport> LookBuffer::Report(Backend& backend, StepLooks looks) {
   reports_.clear();
   if (looks.keeps_rows()) {
-    // One copy brings the rows of all blocks.
     host_.resize(static_cast<size_t>(memory_.cols));
     backend.CopyToHost(memory_, host_);
   }
@@ -52,7 +51,7 @@ std::span<const BlockReport> LookBuffer::Report(Backend& backend, StepLooks look
     report.layer = block.layer;
     report.block = block.block;
     report.plan = backend.HostPlan(slot);
-    // Rows that only fill the step up come last and are left out.
+    // Padding rows, which fill the step up to a fixed size, come last and are left out.
     const auto on_host = [&](const RowsView& view) -> std::span<const float> {
       if (view.data == nullptr) return {};
       const auto begin =

@@ -1,4 +1,4 @@
-// Keeps the rows that a step reports of its routed blocks until the step has ended.
+// Keeps the router scores and router inputs that a step captures until the step has ended.
 #pragma once
 
 #include <cstdint>
@@ -11,36 +11,38 @@
 
 namespace moeserve {
 
-// Device memory, dense f32 rows, that a routed block copies its scores and inputs to. A view
-// without data was not requested.
+// Device memory to which one routed block copies its router scores and router inputs as dense f32
+// rows. A view is null if the step does not capture these rows.
 struct BlockLook {
-  RowsView scores;  // [rows, E]
-  RowsView inputs;  // [rows, c]
+  RowsView scores;  // [rows, E], E experts
+  RowsView inputs;  // [rows, c], c columns of the router's input
 };
 
-// Used by the thread that runs the model.
+// The buffer for all routed blocks of a model. Used only by the thread that runs the model.
 class LookBuffer {
  public:
-  // `hidden_size`: of the model.
+  // `hidden_size` is the model's.
   LookBuffer(const RouteLayout& layout, int hidden_size);
 
-  // Floats of device memory that a step of so many tokens takes.
+  // Returns the number of floats of device memory that the captures of a step with `tokens` tokens
+  // take.
   int64_t Floats(int64_t tokens, StepLooks looks) const;
 
-  // Places the rows of all blocks in `memory`, one dense f32 row of Floats() columns. Without looks
-  // that keep rows nothing is placed.
+  // Assigns a part of `memory`, one dense f32 row of Floats() columns, to every block. Assigns
+  // nothing if `looks` captures neither scores nor inputs.
   void Place(int64_t tokens, StepLooks looks, const RowsView& memory);
-  // What the block with this PlanSlot() fills.
+  // Returns the memory that the block with this PlanSlot() fills.
   const BlockLook& of_slot(int slot) const { return looks_[static_cast<size_t>(slot)]; }
 
-  // After the step: copies plans and rows to host memory. Valid until the next call.
+  // Copies the routing plans and captured rows of the finished step to host memory. The result is
+  // valid until the next call.
   std::span<const BlockReport> Report(Backend& backend, StepLooks looks);
 
  private:
   const RouteLayout layout_;
   const int hidden_size_;
   RowsView memory_;
-  std::vector<BlockLook> looks_;  // by PlanSlot()
+  std::vector<BlockLook> looks_;  // indexed by PlanSlot()
   std::vector<float> host_;       // copy of memory_
   std::vector<BlockReport> reports_;
 };

@@ -15,9 +15,9 @@
 namespace moeserve {
 namespace {
 
-// A norm, a branch and the residual stream that the branch's output is added to.
+// One block: a norm, a branch, and the addition of the branch's output to the residual stream.
 struct Block {
-  std::unique_ptr<NormBank> norm;  // of the branch's input (pre-norm) or of the sum (post-norm)
+  std::unique_ptr<NormBank> norm;  // pre-norm: applied to the branch's input; post-norm: to the sum
   std::unique_ptr<Branch> branch;
 };
 
@@ -44,22 +44,23 @@ class Model::Impl {
   Workspace workspace;
 
  private:
-  // Issues the operations of a step of so many tokens, up to the logits [outputs, V].
+  // Issues the operations of a step with `tokens` rows, up to the logits [outputs, V].
   void Issue(StepContext& ctx, int64_t tokens, const RowsView& logits);
 
   void ReadOutputs(const Batch& batch, const RowsView& scores, std::span<float> logits,
                    std::span<SampleResult> samples);
 
   // Runs the branch of `block` on `input` and adds its output to the residual stream `x`. Then
-  // writes the input of the next block to `input`, normalised by `next`; null after the last block.
+  // writes the input of the next block, normalised by `next`, to `input`; `next` is null after the
+  // last block.
   void RunBlock(StepContext& ctx, const RowsView& x, const RowsView& input, const Block& block,
                 const NormBank* next);
 
   std::unique_ptr<LinearBank> head_;
   std::unique_ptr<EmbeddingTable> embedding_;
   std::unique_ptr<EmbeddingTable> learned_positions_;
-  std::unique_ptr<NormBank> final_norm_;  // null: post-norm
-  std::vector<Block> blocks_;             // in the order of the computation
+  std::unique_ptr<NormBank> final_norm_;  // null if the model is post-norm
+  std::vector<Block> blocks_;             // in execution order
   LookBuffer looks_;
 };
 
@@ -181,7 +182,8 @@ void Model::Impl::ReadOutputs(const Batch& batch, const RowsView& scores, std::s
 }
 
 void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits) {
-  const Workspace::Scope scope(workspace);  // its own scope: a backend may issue a step twice
+  // A scope for each call: a backend may issue a step twice.
+  const Workspace::Scope scope(workspace);
   const RowsView x = workspace.TakeDense(tokens, spec.hidden_size, DType::kF32);
   backend.Embed({.tokens = embedding_.get(),
                  .positions = learned_positions_.get(),
@@ -203,8 +205,8 @@ void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits
   if (logits.rows == 0) return;
   const RowsView last = workspace.TakeDense(logits.rows, spec.hidden_size, DType::kF32);
   backend.GatherOutputRows(x, last);
-  // The head's input stays f32 in every run: few rows reach the head, and rounding them would cost
-  // as much accuracy as rounding in a whole layer.
+  // The LM head's input stays f32 even if the model computes in bf16: few rows reach the head, and
+  // rounding them would cost as much accuracy as rounding in a whole layer.
   if (final_norm_ != nullptr) {
     backend.Norm({.bank = final_norm_.get(), .input = last, .output = last});
   }
@@ -226,20 +228,21 @@ absl::Status Model::Impl::Reserve(int tokens, int logit_rows, KvCacheType cache_
   batch.positions = batch.tokens;
   batch.phase.assign(batch.tokens.size(), Phase::kPrefill);
   for (int row = 0; row < std::min(tokens, logit_rows); ++row) batch.logit_rows.push_back(row);
-  // The device samples from all rows, so no logits are copied.
+  // If the device samples, it samples all rows, so that no logits are copied.
   SampleRow greedy{};
   greedy.logprobs = -1;
   batch.samples.assign(batch.logit_rows.size(), greedy);
   std::vector<SampleResult> results(batch.samples.size());
-  // Negative sequences: nothing is read from or written to the cache. Neighbours differ, because
-  // decoding tokens take memory for attention and adjacent prompt tokens do not.
+  // With negative sequence ids nothing is read from or written to the cache. Adjacent rows have
+  // different ids, so that they count as decoding rows, for which attention takes scratch memory;
+  // adjacent rows of one prompt would take none.
   for (int t = 0; t < tokens; ++t) batch.sequence.push_back(-1 - t % 2);
   Forward(batch, *cache, {.looks = looks}, {}, results);
   if (widest != nullptr) {
     batch.controls = {widest};
     Forward(batch, *cache, {.looks = looks}, {}, results);
   }
-  backend.ForgetSteps(this);  // recordings refer to the cache, which is destroyed here
+  backend.ForgetSteps(this);  // captured graphs refer to the cache, which is destroyed here
   return absl::OkStatus();
 }
 

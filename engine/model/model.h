@@ -1,4 +1,5 @@
-// The decoder: embeddings, layers, head. Immutable weights plus activations for one step at a time.
+// The decoder: embeddings, layers and LM head. Weights are immutable; activations are those of one
+// step at a time.
 #pragma once
 
 #include <cstdint>
@@ -17,41 +18,44 @@
 namespace moeserve {
 
 struct ModelOptions {
-  DType compute = DType::kF32;  // kF32 or kBF16: the type of products' inputs
-  // Not kNone (with kBF16): weights as integers, see QuantizationOf().
+  DType compute = DType::kF32;  // kF32 or kBF16: the type of the inputs of matrix products
+  // If not kNone, weights are stored as integers (see QuantizationOf()) and `compute` is kBF16.
   Quantization quantization = Quantization::kNone;
 };
 
 class Model {
  public:
   // Validates the spec, takes every weight from `source` and lays it out for `backend`, which must
-  // outlive the model. Linear layers that `packed_cache` (of this backend, or null) has are taken
-  // from there. InvalidArgument, ResourceExhausted (memory) or the source's error.
+  // outlive the model. Linear layers that `packed_cache` (null, or one for this backend) holds are
+  // taken from there instead. Errors: InvalidArgument, ResourceExhausted (memory) or the source's
+  // error.
   static Result<std::unique_ptr<Model>> Create(const ModelSpec& spec, const ModelOptions& options,
                                                WeightSource& source, Backend& backend,
                                                PackedCache* packed_cache = nullptr);
   ~Model();
 
-  // Runs one ragged step: appends to `cache` and writes logits [batch.logit_rows.size(), V] (f32,
-  // host) into `logits`. Rows that the batch has the device sample are drawn into `samples`
-  // [batch.samples.size()] instead. One caller at a time.
+  // Runs one ragged step: appends keys and values to `cache` and writes the logits
+  // [batch.logit_rows.size(), V] (f32, host memory) to `logits`. For rows that the device samples,
+  // `samples` [batch.samples.size()] receives the drawn tokens and no logits are written. Only one
+  // thread may call at a time.
   StepReport Forward(const Batch& batch, KvCacheStorage& cache, const StepOptions& options,
                      std::span<float> logits, std::span<SampleResult> samples = {});
 
-  // Floats of memory that the looks of a step take for every token.
+  // Returns the number of floats per token that a step needs to capture what `looks` requests.
   int64_t LookFloatsPerToken(StepLooks looks) const;
 
-  // Takes the device memory of a step of so many tokens and rows of logits over a cache of this
-  // type before requests depend on it. `widest`: the most that a request may change of its routing
-  // (null: nothing); `looks`: the most that a step reports. ResourceExhausted; where the device has
-  // no memory even for the activations, the process stops with the numbers.
+  // Allocates the device memory for a step with `tokens` tokens and `logit_rows` rows of logits
+  // over a cache of this type, so that no request can fail for lack of it later. `widest` is the
+  // largest routing override that requests may have (null: none are allowed), `looks` the most that
+  // a step captures. Returns ResourceExhausted; if not even the activations fit, the process stops
+  // with a message that names the sizes.
   absl::Status Reserve(int tokens, int logit_rows, KvCacheType cache_type,
                        const RoutingControl* widest = nullptr, StepLooks looks = {});
 
   const ModelSpec& spec() const;
   const ModelOptions& options() const;
   Backend& backend() const;
-  int64_t weight_bytes() const;  // as laid out for the backend
+  int64_t weight_bytes() const;  // bytes as laid out for the backend
 
  private:
   class Impl;

@@ -25,7 +25,7 @@ static_assert(std::endian::native == std::endian::little, "files hold integers a
 
 constexpr char kMagic[8] = {'m', 'o', 'e', 'p', 'a', 'c', 'k', '\n'};
 constexpr uint32_t kVersion = 1;
-constexpr size_t kPage = 4096;  // the payload begins at a multiple
+constexpr size_t kPage = 4096;  // the payload begins at a multiple of this many bytes
 
 struct Prefix {
   char magic[8];
@@ -78,7 +78,8 @@ std::string Header(const std::string& key, DType weight_dtype, uint64_t payload_
   return header;
 }
 
-// A file whose header and checksums are valid; its key may differ.
+// Returns whether the header of `file` is valid, its checksum included. The key may be another
+// bank's.
 bool HasIntactHeader(std::string_view file) {
   Prefix prefix;
   std::memcpy(&prefix, file.data(), sizeof prefix);
@@ -90,7 +91,8 @@ bool HasIntactHeader(std::string_view file) {
   return checksum == PackedChecksum({file.data(), covered});
 }
 
-// Returns the stored type that a file names, if this run can use it.
+// Returns the weights' stored type that a file's prefix names, or nullopt if this run cannot use
+// that type.
 std::optional<DType> WeightDType(const Prefix& prefix, const PackedBankKey& key) {
   for (const DType type : {DType::kF32, DType::kBF16, DType::kF16}) {
     if (prefix.weight_dtype != static_cast<uint32_t>(type)) continue;
@@ -113,7 +115,7 @@ class Mapping {
   size_t size_;
 };
 
-// Returns 0, or errno.
+// Writes all bytes. Returns 0 or errno.
 int WriteAll(int fd, const char* data, size_t size) {
   constexpr size_t kPart = size_t{64} << 20;
   while (size > 0) {
@@ -134,10 +136,10 @@ bool IsSameFile(int fd, const fs::path& path) {
          open_file.st_ino == named.st_ino;
 }
 
-// Writes `header` and `payload` to a temporary file, then renames it to `path`. The holder of the
-// lock on the temporary file owns its name; a process that dies leaves at most this file, which the
-// next writer takes over. Returns false if another process holds the lock. Otherwise `error` is 0
-// or errno.
+// Writes `header` and `payload` to a temporary file, then renames the temporary file to `path`. A
+// writer locks the temporary file first. If a process dies while writing, the temporary file is
+// left behind, and the next writer overwrites it. Returns false if another process holds the lock.
+// Otherwise returns true, with `error` 0 or errno.
 bool Replace(const fs::path& path, std::string_view header, std::span<const char> payload,
              int& error) {
   error = 0;
@@ -153,7 +155,7 @@ bool Replace(const fs::path& path, std::string_view header, std::span<const char
     error = errno;
     return true;
   }
-  // The previous owner may have renamed the file before it released the lock.
+  // Another writer may have renamed the temporary file between our open() and our lock.
   if (!IsSameFile(fd.get(), temporary)) return false;
   if (ftruncate(fd.get(), 0) != 0) error = errno;
   if (error == 0) error = WriteAll(fd.get(), header.data(), header.size());
@@ -167,7 +169,8 @@ bool Replace(const fs::path& path, std::string_view header, std::span<const char
 }  // namespace
 
 uint64_t PackedChecksum(std::span<const char> bytes) {
-  constexpr uint64_t kMultiplier = 0x9e3779b97f4a7c15;  // odd, so that no step loses anything
+  // Odd, so that the multiplication is invertible.
+  constexpr uint64_t kMultiplier = 0x9e3779b97f4a7c15;
   constexpr size_t kLanes = 8;
   const auto step = [](uint64_t sum, uint64_t word) {
     sum = (sum ^ word) * kMultiplier;
@@ -216,7 +219,7 @@ Result<std::unique_ptr<PackedCache>> PackedCache::Open(PackedCacheOptions option
 
 std::unique_ptr<LinearBank> PackedCache::Find(const PackedBankKey& key) {
   const fs::path path = PathOf(key);
-  // O_NONBLOCK: opening a pipe would block.
+  // Without O_NONBLOCK, opening a named pipe would block.
   const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.get() < 0) {
     const int error = errno;
@@ -261,7 +264,7 @@ std::unique_ptr<LinearBank> PackedCache::Read(const PackedBankKey& key, int file
   if (type.has_value()) shape.weight_dtype = *type;
   const auto expected = static_cast<uint64_t>(backend_.PackedBankBytes(shape));
   if (!type.has_value() || header != Header(text, *type, expected, prefix.payload_checksum)) {
-    // Files of an older state of the checkpoint need no warning.
+    // A valid file for another state of the checkpoint is ignored without a warning.
     if (!HasIntactHeader({header.data(), size}))
       problem = "its header is damaged or not of a packed bank";
     return nullptr;

@@ -7,13 +7,14 @@
 
 namespace moeserve {
 
-// kRecompute: a token that was computed before and lost its cache entry to a preemption. Statistics
-// count such work apart, so that the other counts do not depend on how much memory there is.
+// kRecompute: the token was computed before, and a preemption freed its cache entry. Statistics
+// count recomputed tokens separately, so that all other counts do not depend on the size of the
+// cache.
 enum class Phase : uint8_t {
   kPrefill = kTokenPrefill,
   kDecode = kTokenDecode,
   kRecompute = kTokenRecompute
 };
-inline constexpr int kNumPhases = 2;  // kPrefill and kDecode
+inline constexpr int kNumPhases = 2;  // kPrefill and kDecode only
 
 }  // namespace moeserve

@@ -1,4 +1,4 @@
-// What a step of the model reports beside its logits.
+// What a step of the model reports in addition to its logits.
 #pragma once
 
 #include <cstdint>
@@ -10,40 +10,46 @@
 
 namespace moeserve {
 
-// What a step reports of every routed block. Scores and inputs come with the plans.
+// What a step captures in every routed block. If scores or inputs are captured, the report has the
+// routing plans as well.
 struct StepLooks {
   bool plans = false;
-  bool scores = false;  // of the router
-  bool inputs = false;  // of the router
+  bool scores = false;  // router scores
+  bool inputs = false;  // router inputs
 
   bool any() const { return plans || scores || inputs; }
-  // Whether the step has to keep rows until it ends.
+  // Whether the step must keep rows in device memory until it ends.
   bool keeps_rows() const { return scores || inputs; }
   StepLooks operator|(StepLooks other) const {
     return {plans || other.plans, scores || other.scores, inputs || other.inputs};
   }
 };
 
-// One routed block of a step. A row is a token, or a sub-token where the block splits.
+// The report for one routed block in one step. A row is a token, or a sub-token in a block that
+// splits tokens (MH-MoE).
 struct BlockReport {
   int layer = 0;
   BlockKind block = BlockKind::kFeedForward;
-  RoutingPlan plan;               // in host memory
-  std::span<const float> scores;  // [plan.rows, E] after bias and temperature; empty: not asked for
-  std::span<const float> inputs;  // [plan.rows, c] as the router saw them; empty: not asked for
+  RoutingPlan plan;  // in host memory
+  // [plan.rows, E] after bias and temperature; empty if not captured
+  std::span<const float> scores;
+  std::span<const float> inputs;  // [plan.rows, c] as the router read them; empty if not captured
 };
 
-// Valid until the next step of the backend.
+// The spans are valid until the backend's next step.
 struct StepReport {
-  std::span<const uint8_t> failed;      // [T] 1: some row had no finite largest router score
-  std::span<const TokenRoutes> routes;  // [T] work of the experts; empty without counters
-  std::span<const BlockReport> blocks;  // in order (RouteLayout); empty without looks
+  // [T] 1: the largest router score of one of the token's rows was not finite
+  std::span<const uint8_t> failed;
+  std::span<const TokenRoutes> routes;  // [T] experts' work for each token; empty without counters
+  std::span<const BlockReport> blocks;  // in the order of RouteLayout; empty if nothing is captured
 };
 
 struct StepOptions {
   StepLooks looks;
-  RouteCounters* counters = nullptr;  // the step adds its plans; null: nothing is counted
-  // Called on the caller's thread after the step was issued: a device may still be running it.
+  // Counters to which the step adds its routing plans; null: nothing is counted.
+  RouteCounters* counters = nullptr;
+  // Called on the caller's thread after the step's operations were issued. A device may still be
+  // executing the step during the call.
   std::function<void()> meanwhile = nullptr;
 };
 

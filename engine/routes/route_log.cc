@@ -38,7 +38,8 @@ RoutingRecord RouteLog::Record(std::span<const int32_t> blocks, int begin, int e
   record.tokens = end - begin;
   const int64_t per_token = layout_.rows_per_token;
   record.offsets.assign(static_cast<size_t>(record.tokens * per_token + 1), 0);
-  // A counting sort by row; the experts of a row keep their order.
+  // Calls f(row, route) for every route of these tokens. Two calls of `each` do a counting sort by
+  // row, which keeps the order of a row's experts.
   const auto each = [&](const auto& f) {
     for (int i = begin / kKvBlockTokens; i * kKvBlockTokens < end; ++i) {
       const int64_t shift = (int64_t{i} * kKvBlockTokens - begin) * per_token;

@@ -1,5 +1,5 @@
-// Routes of the tokens in each cache block: the source of a request's own counts and of its routing
-// record.
+// Keeps the routes of the tokens in each cache block, from which a request's expert counts and its
+// routing record are built.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,10 @@
 namespace moeserve {
 
 // Stores how much work the experts did for the tokens of each cache block and, with `keep_routes`,
-// the routes themselves. They belong to the cache block that holds the token's key and value, so
-// the routes of a request are the same whether its tokens were computed for it, found in the prefix
-// cache, shared with another sample or recomputed after a preemption. Engine thread only.
+// also the routes of these tokens. A token's routes are kept with the cache block that holds its
+// key and value. So the routes of a request are equal whether its tokens were computed for it,
+// found in the prefix cache, shared with another sample or recomputed after a preemption. Engine
+// thread only.
 class RouteLog {
  public:
   // `layout` outlives the log.
@@ -26,41 +27,41 @@ class RouteLog {
 
   bool keeps_routes() const { return !routes_.empty(); }
 
-  // Call before a block is filled anew.
+  // Deletes what is stored for a block; must be called before the block is filled again.
   void Clear(int32_t block);
   void Copy(int32_t from, int32_t to);
 
-  // Adds a route: row `row` (of rows_per_token) of the token in `slot` of `block` chose `expert`.
-  // Experts of a row come in ascending order. Requires keeps_routes().
+  // Adds a route: row `row` (of rows_per_token) of the token at offset `slot` in `block` chose
+  // `expert`. The experts of a row must be added in ascending order. Requires keeps_routes().
   void Add(int32_t block, int slot, int row, int expert, float weight) {
     routes_[block].push_back({static_cast<uint32_t>(slot * layout_.rows_per_token + row),
                               static_cast<uint16_t>(expert), weight});
   }
 
-  // Adds the work for one token of the block.
+  // Adds the experts' work for one token of the block.
   void AddTotals(int32_t block, const TokenRoutes& token) {
     totals_[block].routes += token.routes;
     totals_[block].parameters += token.parameters;
   }
-  // Sum over all tokens in `blocks`.
+  // Returns the experts' work for all tokens in `blocks`.
   TokenRoutes Total(std::span<const int32_t> blocks) const;
-  // Adds how often each expert was chosen to `counts` [layout.num_experts]. Requires
-  // keeps_routes().
+  // Adds to `counts` [layout.num_experts] how often the tokens in `blocks` chose each expert.
+  // Requires keeps_routes().
   void Count(std::span<const int32_t> blocks, std::span<uint64_t> counts) const;
 
-  // Returns the routes of the tokens [begin, end) of a sequence with these cache blocks. Requires
-  // keeps_routes().
+  // Returns the routes of the tokens [begin, end) of a sequence; `blocks` are the sequence's cache
+  // blocks. Requires keeps_routes().
   RoutingRecord Record(std::span<const int32_t> blocks, int begin, int end) const;
 
  private:
   struct Route {
-    uint32_t row;  // slot * rows_per_token + row of the token
+    uint32_t row;  // slot * rows_per_token + index of the row within the token
     uint16_t expert;
     float weight;
   };
   const RouteLayout& layout_;
   std::vector<TokenRoutes> totals_;         // by cache block
-  std::vector<std::vector<Route>> routes_;  // by cache block; empty: not kept
+  std::vector<std::vector<Route>> routes_;  // by cache block; empty if routes are not kept
 };
 
 }  // namespace moeserve

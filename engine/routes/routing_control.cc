@@ -13,7 +13,8 @@ namespace moeserve {
 namespace {
 
 constexpr double kMaxBias = 1000.0;
-// Every sequence, and every first block of a cached prompt, keeps a copy of the key.
+// Longer keys are hashed, because every sequence and every first block of a cached prompt keeps a
+// copy of its key.
 constexpr size_t kMaxPlainKey = 64;
 
 const RoutedLayerSpec* RoutingOf(const ModelSpec& spec, int layer, BlockKind block) {
@@ -118,7 +119,7 @@ Result<RoutingControl> RoutingControl::Create(const RoutingChange& change, const
                     std::to_string(static_cast<int>(e.block)) + "." + std::to_string(e.expert) +
                     (e.bias ? "+" + Number(*e.bias) : "x");
   }
-  // 'h' begins no plain key.
+  // No unhashed key begins with 'h'.
   if (control.key_.size() > kMaxPlainKey) control.key_ = "h" + Sha256(control.key_);
   return control;
 }

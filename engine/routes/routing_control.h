@@ -1,4 +1,4 @@
-// What a request may change about the routing of its own tokens.
+// The routing override: what a request changes about the routing of its own tokens.
 #pragma once
 
 #include <map>
@@ -14,13 +14,15 @@
 
 namespace moeserve {
 
-// The change as a client states it.
+// The override as the client states it.
 struct RoutingChange {
-  // At most one of the two: in every routed block, the number of experts for a row, or the share
-  // of top-p (at most as many experts as the model's own top-p allows, all where it has none).
+  // At most one of the two may be set, and it applies to every routed block. `top_k` is the number
+  // of experts per row. `top_p` is the probability mass for top-p selection, which selects at most
+  // as many experts as the model's own top-p allows, or any number of experts if the model uses
+  // top-k.
   std::optional<int> top_k = {};
   std::optional<double> top_p = {};  // (0, 1]
-  // `bias` is added to an expert's score before gate and selection; no value masks the expert.
+  // `bias` is added to the expert's score before gate and selection; nullopt masks the expert.
   struct Expert {
     int layer = 0;
     BlockKind block = BlockKind::kFeedForward;
@@ -32,28 +34,30 @@ struct RoutingChange {
   bool empty() const { return !top_k && !top_p && experts.empty(); }
 };
 
-// What the operator allows requests to change.
+// Limits that the operator sets on routing overrides.
 struct RoutingControlLimits {
   bool enabled = false;
-  int max_top_k = 0;  // 0: as many as there are experts
+  int max_top_k = 0;  // 0: up to the number of experts
 };
 
-// A RoutingChange resolved for one model. Immutable; any thread.
+// A RoutingChange that was checked and resolved for one model. Immutable; may be used by any
+// thread.
 class RoutingControl {
  public:
-  // InvalidArgument: a value out of range, a block that is not routed, an expert that does not
-  // exist or is named twice, a block without any expert left.
+  // Returns InvalidArgument if a value is out of range, a block is not routed, an expert does not
+  // exist or is named twice, or a block has no expert left.
   static Result<RoutingControl> Create(const RoutingChange& change, const ModelSpec& spec,
                                        const RoutingControlLimits& limits);
 
-  // Returns an allowed control whose rows choose the most experts; empty if requests may not change
-  // routing or the model has no routed block.
+  // Returns the allowed override whose rows select the most experts; nullopt if requests may not
+  // override routing or the model has no routed block.
   static std::optional<RoutingControl> Widest(const ModelSpec& spec,
                                               const RoutingControlLimits& limits);
 
   RouteOverride For(int layer, BlockKind block) const;
   const RoutingChange& change() const { return change_; }
-  // At most 64 bytes, equal for equal changes only: prompts share cached prefixes under equal keys.
+  // Returns a text of at most 64 bytes that is equal only for equal changes. Prompts share cached
+  // prefixes only if their keys are equal.
   const std::string& key() const { return key_; }
 
  private:

@@ -1,4 +1,4 @@
-// Routes of one request: the experts of its tokens and their gate weights.
+// The routes of one request: the experts that its tokens chose and their gate weights.
 #pragma once
 
 #include <cstdint>
@@ -8,21 +8,22 @@
 namespace moeserve {
 
 // The routes of adjacent tokens of a request as compressed rows. A token has
-// RouteLayout::rows_per_token rows: its routed blocks in order of layer, attention before
-// feed_forward, and within a block its sub-tokens. Row r chose experts
-// [offsets[r], offsets[r + 1]), ascending, each with its final gate weight.
+// RouteLayout::rows_per_token rows, ordered by layer, attention before feed_forward, and within a
+// block by sub-token. Row r chose the experts at indices [offsets[r], offsets[r + 1]) of `experts`,
+// in ascending order, each with its final gate weight.
 struct RoutingRecord {
-  int first_position = 0;  // 0: the first token of the prompt
+  int first_position = 0;  // position of the first token; 0: the first token of the prompt
   int tokens = 0;
-  // Ranges [begin, end) of positions that were not computed for this request: their rows are those
-  // of the request that filled the prefix cache, or of the sample that ran the shared prompt.
+  // Ranges [begin, end) of positions that were not computed for this request. Their routes were
+  // recorded for the request that filled the prefix cache, or for the sample that computed the
+  // shared prompt.
   std::vector<std::pair<int, int>> reused;
   std::vector<uint32_t> offsets;  // [tokens * rows_per_token + 1]
   std::vector<uint16_t> experts;  // [A]
   std::vector<float> weights;     // [A]
 };
 
-// Joins two adjacent pieces: `next` begins where `to` ends.
+// Appends `next`, which must begin where `to` ends.
 void Append(RoutingRecord& to, const RoutingRecord& next);
 
 // Returns the routes of the tokens [begin, end), counted from the record's first token.

@@ -40,7 +40,7 @@ std::string OutputText::Release(bool all) {
   if (matched_.has_value()) {
     return held_.substr(0, include_stop_ ? at + matched_->size() : at);
   }
-  size_t keep = 0;  // bytes at the end that begin some stop string
+  size_t keep = 0;  // bytes at the end of held_ that may begin a stop string
   if (!all) {
     for (const std::string& s : stop_) {
       for (size_t n = std::min(s.size() - 1, held_.size()); n > keep; --n) {

@@ -1,4 +1,4 @@
-// Text of one answer as it grows: whole characters only, ended by stop strings.
+// The growing text of one response: it contains whole characters only and is cut at stop strings.
 #pragma once
 
 #include <optional>
@@ -10,18 +10,18 @@
 namespace moeserve {
 
 // Joins the text of tokens, holds back bytes that may still become a stop string or complete a
-// character, and cuts the text at the first stop string (of those that start at the same place, the
-// first in the list).
+// character, and cuts the text at the first stop string. If several stop strings begin at the same
+// byte, the one that is first in the list counts.
 class OutputText {
  public:
-  // `tokenizer` outlives the object; null: all text is empty. A stop string counts only where it
-  // ends in the text of a token after the first `min_tokens`.
+  // `tokenizer` outlives the object; if null, all text is empty. A stop string counts only if it
+  // ends in the text of a token after the first `min_tokens` tokens.
   OutputText(const Tokenizer* tokenizer, bool skip_special_tokens, std::vector<std::string> stop,
              bool include_stop, int min_tokens = 0);
 
   // Returns the text that became final with this token; empty after a stop string matched.
   std::string Push(TokenId token);
-  // Returns the rest, with U+FFFD for an unfinished character.
+  // Returns the remaining text, with U+FFFD for an unfinished character.
   std::string Finish();
 
   const std::optional<std::string>& matched_stop() const { return matched_; }
@@ -32,8 +32,8 @@ class OutputText {
   std::optional<IncrementalDecoder> decoder_;
   std::vector<std::string> stop_;
   bool include_stop_;
-  int before_stop_;         // next tokens whose text cannot end a stop string
-  size_t unstoppable_ = 0;  // bytes of held_ in which no stop string may end
+  int before_stop_;         // number of coming tokens whose text cannot end a stop string
+  size_t unstoppable_ = 0;  // leading bytes of held_ in which no stop string may end
   std::string held_;
   std::optional<std::string> matched_;
 };

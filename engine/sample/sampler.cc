@@ -11,7 +11,8 @@
 namespace moeserve {
 namespace {
 
-// Steele, Lea, Flood: "Fast splittable pseudorandom number generators" (the mix of SplitMix64).
+// The mixing function of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
+// generators").
 uint64_t Mix(uint64_t z) {
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
@@ -29,8 +30,8 @@ constexpr int kBinBits = std::countr_zero(unsigned{kSamplingBins});
 
 constexpr size_t kBlock = 256;  // tokens per partial sum of weights
 
-// Sums the weights of the tokens of a block, from `begin` on, that pass the filters. Short loops
-// without branches are vectorised.
+// Returns the sum of the weights of those tokens in a block, which starts at id `begin`, that pass
+// the filters. Short loops without branches are used because the compiler vectorises them.
 uint64_t SumWeights(std::span<const float> logits, float highest, float scale,
                     const SamplingCutoff& cutoff, float min_p, TokenId begin) {
   std::array<float, kBlock> shares{};
@@ -59,7 +60,8 @@ double UniformDraw(uint64_t seed, int64_t sample_index, int64_t step) {
 }
 
 TokenId ArgMax(std::span<const float> logits) {
-  // Finds the maximum first: a loop without an index and with independent lanes is vectorised.
+  // First finds the maximum alone, because a loop without an index and with independent lanes is
+  // vectorised.
   constexpr size_t kLanes = 16;
   std::array<float, kLanes> lanes;
   lanes.fill(logits[0]);
@@ -203,8 +205,8 @@ SamplingCutoff Sampler::Filter(const Row& row, const SamplingParams& params) {
   if (params.top_p >= 1.0) return cutoff;
   const uint64_t total = SumBlocks(row, cutoff, 0.0f);
   if (total == 0) return cutoff;
-  // The nucleus among the tokens that top_k keeps equals that of all tokens for this weight. Tokens
-  // that are not needed to reach the weight are not in it.
+  // The nucleus among the tokens that top_k keeps equals the shortest prefix of all tokens whose
+  // weight reaches `weight`, because tokens that are not needed to reach it are not in the prefix.
   const uint64_t weight = NucleusWeight(params.top_p, total);
   const float floor =
       RaisedFloor(SamplingFloor((total - weight) / size), (cutoff.logit - row.highest) * row.scale);
@@ -222,7 +224,8 @@ SamplingCutoff Sampler::Cut(const Row& row, Measure measure, uint64_t target, fl
   const auto amount = [&](TokenId token) {
     return measure == Measure::kCount ? 1 : SamplingWeight(SamplingExp(row.Exponent(token)));
   };
-  // Keeps the candidates of the bin that reaches the target, in order of id.
+  // Keeps only the candidates of the bin in which the running sum reaches the target, in order of
+  // id.
   const auto narrow = [&](const auto& bin_of) {
     histogram_.assign(kSamplingBins, 0);
     for (TokenId token : candidates_) histogram_[bin_of(token)] += amount(token);

@@ -1,5 +1,5 @@
-// Logits to tokens and log-probabilities. Deterministic: the draw depends on the seed, the sample
-// index and the position alone.
+// Draws tokens from logits and computes log-probabilities. Deterministic: the draw depends only on
+// the logits and parameters, the seed, the sample index and the number of tokens drawn before.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,10 @@
 
 namespace moeserve {
 
-// Sampling state of one sequence that depends on its earlier tokens.
+// The sampling state of one sequence; it depends on the sequence's earlier tokens.
 class SamplingState {
  public:
-  // `params` and `prompt` must outlive the object. `eos` are the ids that end an answer.
+  // `params`, `prompt` and `eos` must outlive the object. Each id in `eos` ends the response.
   SamplingState(const SamplingParams& params, std::span<const TokenId> prompt,
                 std::span<const TokenId> eos);
 
@@ -26,10 +26,10 @@ class SamplingState {
   bool changes_logits() const { return changes_; }
 
   // Applies biases, masks and penalties, in that order; forbidden tokens get -infinity. `history`
-  // is the prompt and the tokens after it. Returns false if no token is allowed.
+  // is the prompt followed by the generated tokens. Returns false if no token is allowed.
   bool Apply(std::span<const TokenId> history, std::span<float> logits);
 
-  // Call with every token that was chosen.
+  // Updates the state with a chosen token; call it for every chosen token.
   void Accept(TokenId token);
 
   // Whether the structured output is complete and only EOS may follow.
@@ -44,25 +44,28 @@ class SamplingState {
   std::span<const TokenId> eos_;
   bool changes_ = false;
   int generated_ = 0;
-  absl::flat_hash_map<TokenId, int> counts_;  // of generated tokens; 0 for those of the prompt
+  // Number of times a token was generated; 0 for tokens that are only in the prompt.
+  absl::flat_hash_map<TokenId, int> counts_;
   std::unique_ptr<ConstraintState> constraint_;
   std::vector<uint32_t> mask_;
 };
 
-// Chooses tokens; holds scratch memory, so one thread at a time.
+// Chooses tokens. Holds scratch memory, so only one thread at a time may use it.
 class Sampler {
  public:
-  // `step`: number of tokens drawn before for this sequence. `seed`: the request's, or a random one
-  // chosen once per request. Logits must not contain NaN; a token with -infinity is drawn only if
-  // all have it. Draws by inverse CDF over the kept tokens in order of id. Weights are integers
-  // (kernels/base/sampling.h), so that devices draw the same tokens.
+  // Draws a token. `step` is the number of tokens drawn before for this sequence; `seed` is the
+  // request's, or a random one chosen once per request. Logits must not contain NaN; a token with
+  // logit -infinity is drawn only if all logits are -infinity. The draw inverts the CDF over the
+  // tokens that the filters keep, in order of id. Weights are integers (kernels/base/sampling.h),
+  // so that every device draws the same token.
   TokenId Sample(std::span<const float> logits, const SamplingParams& params, uint64_t seed,
                  int64_t step);
-  // The same for a given uniform number (a multiple of 2^-53 in [0, 1)).
+  // Draws a token as the overload above does, but from the given `uniform` number, a multiple of
+  // 2^-53 in [0, 1).
   TokenId Sample(std::span<const float> logits, const SamplingParams& params, double uniform);
 
  private:
-  // Inputs of the weights of a row's tokens.
+  // The logits of a row and what determines the tokens' weights.
   struct Row {
     std::span<const float> logits;
     float highest;
@@ -72,13 +75,14 @@ class Sampler {
   };
   enum class Measure : uint8_t { kCount, kWeight };
 
-  // Returns what top_k and top_p keep; all tokens if neither is set.
+  // Returns the cutoff that top_k and top_p define; it keeps all tokens if neither is set.
   SamplingCutoff Filter(const Row& row, const SamplingParams& params);
-  // Sums of weights over blocks of tokens, and their total.
+  // Computes the sum of weights per block of tokens into block_mass_ and returns the total.
   uint64_t SumBlocks(const Row& row, const SamplingCutoff& cutoff, float min_p);
-  // Returns the shortest prefix of the tokens by descending probability whose measure (count or
-  // weight) reaches `target` > 0. Tokens below `floor` (kernels/base/sampling.h) do not count; if
-  // the others do not suffice, all tokens are kept.
+  // Returns the cutoff that keeps the shortest prefix of the tokens by descending probability whose
+  // measure (number of tokens or weight) reaches `target` > 0. Tokens below `floor`
+  // (kernels/base/sampling.h) do not count; if the tokens above it do not reach the target, all
+  // tokens are kept.
   SamplingCutoff Cut(const Row& row, Measure measure, uint64_t target, float floor);
 
   std::vector<uint64_t> block_mass_;
@@ -86,14 +90,14 @@ class Sampler {
   std::vector<TokenId> candidates_;
 };
 
-// The largest logit; ties go to the lower id.
+// Returns the token with the largest logit; ties: the lower id.
 TokenId ArgMax(std::span<const float> logits);
 
-// Log-probability of `token` under the softmax of the logits, its rank, and the `top` most
-// probable tokens (descending, ties: lower id first).
+// Returns the log-probability of `token` under the softmax of the logits, its rank, and the `top`
+// most probable tokens (descending, ties: lower id first).
 TokenLogprob Logprob(std::span<const float> logits, TokenId token, int top);
 
-// A uniform number in [0, 1) with 53 random bits.
+// Returns a uniform number in [0, 1) with 53 random bits.
 double UniformDraw(uint64_t seed, int64_t sample_index, int64_t step);
 
 }  // namespace moeserve

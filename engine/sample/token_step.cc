@@ -24,7 +24,7 @@ TokenLogprob DrawnLogprob(const SampleResult& drawn, int alternatives) {
 
 std::optional<SampleRow> DeviceSample(const Sequence& s, int row) {
   const SamplingParams& params = s.request.sampling;
-  // Samples that fork from one prompt draw several tokens from one row.
+  // Samples that fork from one prompt draw several tokens from one row; the device draws only one.
   if (s.sampling.changes_logits() || s.wants_prompt_logprobs() || !s.samples.empty() ||
       params.logprobs.value_or(0) > kMaxAlternatives) {
     return std::nullopt;
@@ -103,7 +103,7 @@ Result<OutputDelta> TokenStep::Next(Sequence& s, const RowLogits& logits) {
   if (stop || s.generated() >= params.max_tokens || s.length() >= max_model_len_) {
     delta.finished = true;
     if (!s.text.matched_stop().has_value()) delta.text += s.text.Finish();
-    // The rest of a text can still complete a stop string.
+    // Finish() may return text that completes a stop string.
     delta.finish_reason =
         stop || s.text.matched_stop().has_value() ? FinishReason::kStop : FinishReason::kLength;
     delta.stop_string = s.text.matched_stop();

@@ -1,4 +1,4 @@
-// Turns the logits of a step's rows into the next piece of an answer.
+// Turns the logits of a step's rows into the next piece of a response.
 #pragma once
 
 #include <cstdint>
@@ -13,29 +13,31 @@
 
 namespace moeserve {
 
-// Logits of rows of one sequence.
+// The logits of one sequence's rows in a step.
 struct RowLogits {
-  std::span<const int32_t> positions;   // [n] ascending token numbers of the rows
-  std::span<const float> values;        // [n, V]; undefined with `drawn`
-  const SampleResult* drawn = nullptr;  // drawn by the device from the only row; null: none
+  std::span<const int32_t> positions;  // [n] ascending positions of the rows
+  std::span<const float> values;       // [n, V]; undefined if `drawn` is set
+  // The device's draw from the only row; null if the host draws.
+  const SampleResult* drawn = nullptr;
 };
 
-// Returns how the device draws the sequence's next token from `row` of the step's logits; empty if
-// it cannot.
+// Returns what the device needs to draw the sequence's next token from `row` of the step's logits;
+// nullopt if the device cannot draw it.
 std::optional<SampleRow> DeviceSample(const Sequence& sequence, int row);
 
-// Chooses tokens for sequences whose rows were run. One thread at a time.
+// Chooses tokens for sequences whose rows were computed. Only one thread at a time may use it.
 class TokenStep {
  public:
   // `eos` outlives the object.
   TokenStep(std::span<const TokenId> eos, int vocab_size, int max_model_len)
       : eos_(eos), vocab_size_(vocab_size), max_model_len_(max_model_len) {}
 
-  // Stores the log-probabilities of prompt tokens that these rows predict.
+  // Stores the log-probabilities of the prompt tokens that these rows predict.
   void CollectPromptLogprobs(Sequence& sequence, const RowLogits& logits) const;
 
-  // Draws the next token from the last row of `logits` and appends it. The delta says whether the
-  // answer is finished. InvalidArgument: the request's masks allow no token.
+  // Draws the next token from the last row of `logits` and appends it to the sequence.
+  // OutputDelta::finished reports whether the response is complete. InvalidArgument if the
+  // request's masks allow no token.
   Result<OutputDelta> Next(Sequence& sequence, const RowLogits& logits);
 
  private:

@@ -16,7 +16,7 @@ void Insert(std::vector<SequencePtr>& list, SequencePtr sequence) {
   list.insert(place, std::move(sequence));
 }
 
-// Returns null if `list` does not contain it.
+// Removes `sequence` from `list` and returns it; null if `list` does not contain it.
 SequencePtr TakeOut(std::vector<SequencePtr>& list, const Sequence* sequence) {
   const auto place = std::find_if(list.begin(), list.end(),
                                   [&](const SequencePtr& s) { return s.get() == sequence; });
@@ -26,8 +26,9 @@ SequencePtr TakeOut(std::vector<SequencePtr>& list, const Sequence* sequence) {
   return taken;
 }
 
-// Leading blocks that may come from the prefix cache: the last known token is always run, and so
-// are tokens whose log-probabilities are still wanted.
+// Returns how many leading blocks may be taken from the prefix cache. The last known token is
+// always computed, and so are the tokens whose log-probabilities are requested and not yet
+// collected.
 int64_t PrefixLimit(const Sequence& s) {
   int64_t tokens = s.length() - 1;
   if (s.wants_prompt_logprobs()) {
@@ -61,7 +62,8 @@ std::vector<Sequence*> Scheduler::Admit() {
 bool Scheduler::TryAdmit(Sequence& s) {
   std::vector<int32_t> prefix = blocks_.TakePrefix(s.tokens, s.cache_key, PrefixLimit(s));
   const int64_t needed = BlocksFor(s.length()) - std::ssize(prefix);
-  // Keeps blocks in reserve for running sequences, so that they are not preempted at once.
+  // Leaves some blocks free for the growth of running sequences, so that they are not preempted at
+  // once.
   const int64_t spare = running_.empty() ? 0 : std::max<int64_t>(1, blocks_.total() / 100);
   if (needed + spare > blocks_.available()) {
     while (!prefix.empty()) {
@@ -104,7 +106,7 @@ bool Scheduler::Reserve(Sequence& s, int length) {
   const int first = s.computed / kKvBlockTokens;
   if (s.computed % kKvBlockTokens != 0 && blocks_.references(s.blocks[first]) > 1) {
     if (!make_room()) return false;
-    // The other holders may have been preempted in between.
+    // Making a block available may have preempted the other holders of this block.
     if (blocks_.references(s.blocks[first]) > 1) {
       const int32_t own = TakeBlock();
       cache_.CopyBlock(s.blocks[first], own);
@@ -121,7 +123,7 @@ bool Scheduler::Reserve(Sequence& s, int length) {
 
 std::vector<ScheduledRows> Scheduler::Plan(int max_rows, const PromptBudget& budget) {
   std::vector<ScheduledRows> rows;
-  // By index: growing may preempt sequences at the end of the list.
+  // Iterates by index, because Reserve() may preempt sequences at the end of running_.
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& s = *running_[i];
     if (s.decoding() && Reserve(s, s.length())) rows.push_back({&s, s.computed, 1});

@@ -1,4 +1,5 @@
-// Decides which sequences run, which of their tokens a step runs, and which blocks they hold.
+// Decides which sequences run, which of their tokens a step computes, and which cache blocks they
+// hold.
 #pragma once
 
 #include <cstdint>
@@ -12,47 +13,49 @@
 
 namespace moeserve {
 
-// Rows of one sequence in a step.
+// The rows of one sequence in a step.
 struct ScheduledRows {
   Sequence* sequence = nullptr;
-  int begin = 0;  // first token of the sequence to run
+  int begin = 0;  // index of the first token to compute
   int count = 0;
 };
 
-// Sequences wait, run, wait again after a preemption, and end, in the order of ServedBefore().
-// Engine thread only.
+// Sequences wait, run, possibly wait again after a preemption, and end, in the order of
+// ServedBefore(). Engine thread only.
 //
-// - Admission takes waiting sequences from the front, without overtaking, while a place and blocks
-//   for all their known tokens are free.
-// - A step runs every decoding sequence, one row each, then prompts within a budget: half of it for
-//   the sequence served first, the rest for the one with the fewest tokens left. So short prompts
-//   do not wait for long ones, and long ones always advance.
-// - A sequence that needs a block when none is free preempts the one served last, which later runs
-//   its known tokens again. The one served first is never preempted, and since every request fits
-//   alone it always ends.
+// - Admission takes waiting sequences from the front, without overtaking, while fewer than
+//   max_running sequences run and blocks for all known tokens of the next sequence are free.
+// - A step computes one row for every decoding sequence, and prompt rows within a budget. Half of
+//   the budget goes to the prompt of the sequence served first, the rest to the prompts with the
+//   fewest tokens left. So short prompts do not wait for long ones, and long prompts always
+//   advance.
+// - If a sequence needs a block and none is free, the sequence served last is preempted; later its
+//   known tokens are computed again. The sequence served first is never preempted, and since every
+//   request fits into the cache alone, it always ends.
 class Scheduler {
  public:
   // `cache` and `routes` outlive the scheduler. At most `max_running` sequences run.
   Scheduler(KvCacheStorage& cache, RouteLog& routes, bool prefix_cache, int max_running);
 
   void Enqueue(SequencePtr sequence);
-  // Admits sequences from the front. Returns those admitted for the first time (not after a
-  // preemption) and counts their prefix cache hits.
+  // Admits sequences from the front of the waiting list. Returns those that are admitted for the
+  // first time (not after a preemption) and counts their prefix cache hits.
   std::vector<Sequence*> Admit();
 
-  // Returns the rows of the next step, at most `max_rows`; prompt rows beside decoding rows stay
-  // within `budget`. May preempt.
+  // Returns the rows of the next step, at most `max_rows`. If there are decoding rows, prompt rows
+  // stay within `budget`. May preempt sequences.
   std::vector<ScheduledRows> Plan(int max_rows, const PromptBudget& budget);
 
-  // Call after `rows` were run: marks their tokens as computed and publishes full blocks.
+  // Marks the tokens of `rows` as computed and publishes full blocks. Call after the step that
+  // computed `rows`.
   void Complete(const ScheduledRows& rows);
 
-  // Adds a sample of `parent`, whose prompt has just been run; it shares the parent's blocks. Waits
-  // like a preempted sequence if there is no place.
+  // Adds a sample of `parent`, whose prompt has just been computed; the sample shares the parent's
+  // blocks. If max_running sequences run already, the sample waits like a preempted sequence.
   void Fork(Sequence& parent, SequencePtr sample);
 
-  // Removes a running or waiting sequence and releases its blocks. Samples that wait for its prompt
-  // take its place.
+  // Removes a running or waiting sequence and releases its blocks. If further samples wait for its
+  // prompt, the first of them takes over its blocks and its progress.
   SequencePtr Remove(Sequence* sequence);
 
   const std::vector<SequencePtr>& running() const { return running_; }
@@ -64,8 +67,8 @@ class Scheduler {
 
  private:
   bool TryAdmit(Sequence& sequence);
-  // Takes blocks for the tokens up to `length`, the last one unshared. Returns false if the
-  // sequence itself was preempted.
+  // Takes blocks for the tokens up to `length`, and copies the block of the next token if other
+  // sequences share it. Returns false if the sequence itself was preempted.
   bool Reserve(Sequence& sequence, int length);
   int32_t TakeBlock();
   void FreeBlocks(Sequence& sequence);
@@ -75,19 +78,20 @@ class Scheduler {
   RouteLog& routes_;
   const int max_running_;
   BlockManager blocks_;
-  std::vector<SequencePtr> waiting_;  // both in the order of ServedBefore
+  std::vector<SequencePtr> waiting_;  // waiting_ and running_ are in the order of ServedBefore()
   std::vector<SequencePtr> running_;
   uint64_t preemptions_ = 0;
   uint64_t queried_tokens_ = 0;
   uint64_t hit_tokens_ = 0;
 };
 
-// Work of a step in which every sequence that can decode does so, prompts left out.
+// Returns the work of a step in which every sequence that can decode does so, without prompt rows.
 StepWork DecodingWork(const std::vector<SequencePtr>& running);
 StepWork WorkOf(const std::vector<ScheduledRows>& rows);
 
-// Builds the batch of those rows. It asks for logits where Sequence::WantsLogits() is true, or,
-// with `samples_on_device`, for drawn tokens where the device can draw them.
+// Builds the batch for `rows`. It requests logits for every row for which Sequence::WantsLogits()
+// is true. With `samples_on_device`, it requests a token drawn by the device instead, if the device
+// can draw it.
 Batch MakeBatch(const std::vector<ScheduledRows>& rows, bool samples_on_device);
 
 }  // namespace moeserve

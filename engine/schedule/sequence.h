@@ -1,4 +1,4 @@
-// The state of one request inside the engine. Touched by the engine thread only.
+// The state of one sample of a request in the engine. Used by the engine thread only.
 #pragma once
 
 #include <algorithm>
@@ -38,10 +38,11 @@ struct Sequence {
   int prompt_length() const { return static_cast<int>(request.prompt.size()); }
   int length() const { return static_cast<int>(tokens.size()); }
   int generated() const { return length() - prompt_length(); }
-  int remaining() const { return length() - computed; }  // known tokens that were not run
-  // Only the last token remains to be run, so its row yields a new token.
+  int remaining() const { return length() - computed; }  // known tokens that were not computed yet
+  // Whether only the last token remains to be computed, so that its row yields a new token.
   bool decoding() const { return remaining() == 1 && computed >= prompt_length(); }
-  // Tokens whose keys and values the cache must hold at the end: the last sampled one is never run.
+  // Returns the number of tokens whose keys and values the cache must hold at the end. The last
+  // sampled token is never computed.
   int64_t cache_tokens() const {
     return prompt_length() + std::max(request.sampling.max_tokens - 1, 0);
   }
@@ -50,8 +51,8 @@ struct Sequence {
     return request.sampling.prompt_logprobs.has_value() &&
            static_cast<int>(prompt_logprobs.size()) < prompt_length();
   }
-  // Whether logits of token i's row are read: it is the last one, or it predicts a prompt token
-  // whose log-probability is missing.
+  // Whether the logits of token i's row are needed: token i is the last one, or its row predicts a
+  // prompt token whose log-probability is missing.
   bool WantsLogits(int i) const {
     if (i + 1 == length()) return true;
     return wants_prompt_logprobs() && i + 1 < prompt_length() &&
@@ -62,33 +63,36 @@ struct Sequence {
   std::shared_ptr<TokenSink> sink;
   OutputText text;
   SamplingState sampling;
-  std::vector<TokenId> tokens;  // prompt, then generated
-  int computed = 0;             // leading tokens that were run or found in the prefix cache
-  std::vector<int32_t> blocks;  // of the KV cache
-  int published = 0;            // leading blocks that were published (BlockManager)
-  std::string cache_key;        // texts share cached prefixes only if it is equal
-  int high_water = 0;           // largest `computed` so far: tokens below it are recomputed
-  std::vector<std::pair<int, int>> reused;  // positions [begin, end) that this request did not run
+  std::vector<TokenId> tokens;  // prompt tokens, then generated tokens
+  int computed = 0;  // number of leading tokens that were computed or found in the prefix cache
+  std::vector<int32_t> blocks;  // ids of this sequence's cache blocks
+  int published = 0;            // number of leading blocks that were published (BlockManager)
+  std::string cache_key;        // sequences share cached prefixes only if their keys are equal
+  int high_water = 0;           // largest `computed` so far; tokens below it are recomputed ones
+  std::vector<std::pair<int, int>> reused;  // positions [begin, end) not computed for this request
   int routes_delivered = 0;                 // leading tokens whose routes the sink has received
   int cached_tokens = 0;  // prompt tokens that the first admission found in the cache
   uint64_t seed = 0;
-  absl::Time queued_at;  // when it was submitted
+  absl::Time queued_at;  // time of submission
   // Timestamps for latency metrics.
   std::chrono::steady_clock::time_point submitted_at;
-  std::chrono::steady_clock::time_point admitted_at;  // first admission, preemptions ignored
+  // First admission; later ones after preemptions do not change it.
+  std::chrono::steady_clock::time_point admitted_at;
   std::optional<std::chrono::steady_clock::time_point> first_token_at;
-  absl::Time rank;        // sequences are served in this order: arrival and priority
-  uint64_t order = 0;     // of submission; decides between equal ranks
-  bool admitted = false;  // was admitted once: now runs, or waits after a preemption or as a sample
+  absl::Time rank;     // arrival plus priority; sequences are served in ascending order
+  uint64_t order = 0;  // order of submission; decides between equal ranks
+  // Was admitted before: the sequence runs, or waits after a preemption or as a sample.
+  bool admitted = false;
   std::vector<std::optional<TokenLogprob>> prompt_logprobs;
   bool prompt_delivered = false;
-  // Further samples of the same prompt. They start, sharing its blocks, when it has been run.
+  // Further samples of the same prompt. They start when the prompt has been computed, and share its
+  // blocks.
   std::vector<std::unique_ptr<Sequence>> samples;
 };
 
 using SequencePtr = std::unique_ptr<Sequence>;
 
-// Served earlier: lower rank, then earlier submission.
+// Returns whether `a` is served before `b`: lower rank first, then earlier submission.
 inline bool ServedBefore(const Sequence& a, const Sequence& b) {
   return a.rank != b.rank ? a.rank < b.rank : a.order < b.order;
 }

@@ -7,14 +7,15 @@ namespace moeserve {
 namespace {
 
 constexpr double kFading = 0.99;
-// Ridge term: keeps a cost at its old value when recent steps do not determine it.
+// Ridge term: keeps a cost near its previous value if recent steps do not determine it.
 constexpr double kInertia = 1e-3;
-// A step that took this many times the predicted time is an outlier and is ignored.
+// A step's time counts as at most this many times the predicted time, to limit the effect of
+// outliers.
 constexpr double kOutlier = 3.0;
-constexpr int kEnough = 8;  // steps before predictions are used
+constexpr int kEnough = 8;  // number of observed steps before predictions are used
 constexpr int kUnknown = 64;
 constexpr int kLeast = 16;
-constexpr int kProbe = 16;  // one step in 16 runs without prompts
+constexpr int kProbe = 16;  // one step in 16 has no prompt rows
 
 }  // namespace
 
@@ -28,7 +29,7 @@ int PromptBudget::RowsFor(double cost, int begin) const {
   const double linear = per_row + per_position * (begin + 0.5);
   double rows;
   if (per_position > 0.0) {
-    // Cost(begin, rows) = cost, a quadratic equation, in the form that does not cancel.
+    // Solves the quadratic equation Cost(begin, rows) = cost, in the form without cancellation.
     rows = 2.0 * cost / (linear + std::sqrt(linear * linear + 2.0 * per_position * cost));
   } else {
     rows = linear > 0.0 ? cost / linear : 1e9;
@@ -61,8 +62,8 @@ void StepTime::Observe(const StepWork& work, double seconds) {
   Solve();
 }
 
-// Coordinate descent on the squared error: few terms, a good start from the last step, and a bound
-// at zero is one max().
+// Minimises the squared error by coordinate descent: there are few terms, the previous solution is
+// a good start, and the bound cost >= 0 is a single max().
 void StepTime::Solve() {
   const Terms before = cost_;
   for (int round = 0; round < 20; ++round) {

@@ -13,7 +13,7 @@
 namespace moeserve {
 namespace {
 
-// Dimensions that rope turns, before rounding.
+// Returns how many dimensions of a head are rotated by rope, before rounding to an integer.
 double ExactRopeDimensions(const PositionSpec& position, int head_dim) {
   return position.fraction * head_dim;
 }
@@ -24,8 +24,8 @@ std::string Number(double value) {
   return text;
 }
 
-// Checks one relation after the other and keeps the first that fails. Keys are joined to paths only
-// then: a large model has many relations.
+// Checks one relation after the other and keeps the first failure. The path of a key is built only
+// on failure, because a large model has many relations.
 class Checker {
  public:
   bool ok() const { return status_.ok(); }
@@ -36,7 +36,7 @@ class Checker {
     status_ = absl::InvalidArgumentError(path + ": expected " + expected + ", found " + found);
   }
 
-  // `because` explains a bound that comes from another key: " (num_experts is 8)".
+  // `because` explains a bound that depends on another key: " (num_experts is 8)".
   void Int(const std::string& scope, const char* key, int64_t value, int64_t low, int64_t high,
            const std::string& because = "") {
     if (!ok() || (value >= low && value <= high)) return;
@@ -53,13 +53,13 @@ class Checker {
          std::to_string(value) + " (" + whole_key + " is " + std::to_string(whole) + ")");
   }
 
-  // Within [low, high]; NaN is in no interval.
+  // Checks that `value` is within [low, high]; NaN fails.
   void Real(const std::string& scope, const char* key, double value, double low, double high) {
     if (!ok() || (value >= low && value <= high)) return;
     Fail(scope + key, "a number in [" + Number(low) + ", " + Number(high) + "]", Number(value));
   }
 
-  // A factor of the arithmetic in f32.
+  // Checks a factor that the f32 arithmetic multiplies by: f32 must be able to hold it.
   void Factor(const std::string& scope, const char* key, double value) {
     constexpr double kLargest = std::numeric_limits<float>::max();
     if (!ok() || std::fabs(value) <= kLargest) return;
@@ -163,7 +163,7 @@ void CheckAttention(Checker& check, const ModelSpec& spec, const std::string& sc
                std::to_string(attention.num_kv_heads * head_dim));
   }
   if (attention.routed()) {
-    // These are no keys of a routed attention; a loader that sets them misread its file.
+    // Routed attention has no QK norm; a loader that sets one misread its file.
     if (attention.qk_norm != QkNorm::kNone) {
       check.Fail(scope + "qk_norm", "none in routed attention", "another kind");
     }
@@ -228,12 +228,12 @@ void CheckPosition(Checker& check, const ModelSpec& spec) {
   }
 }
 
-// Runs once everything else holds: the list of tensors is bounded by then.
+// Runs after all other checks have passed, because these checks bound the number of tensors.
 void CheckTotals(Checker& check, const ModelSpec& spec) {
   if (!check.ok()) return;
   int64_t total = 0;
   for (const TensorRequirement& tensor : RequiredTensors(spec)) {
-    int64_t elements = 1;  // two dimensions at most, so at most 2^44
+    int64_t elements = 1;  // tensors have at most two dimensions, so this is at most 2^44
     for (const int64_t dim : tensor.shape) elements *= dim;
     total += elements;
     if (total > kMaxParameters) {

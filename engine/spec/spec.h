@@ -1,6 +1,7 @@
-// The architecture of a decoder as plain data. Loaders fill it, Validate() accepts or refuses it,
-// the model is built from it. Names and meanings are those of the native checkpoint format
-// (model_loaders/README.md); the four papers are settings of these structures.
+// The architecture of a decoder as plain data. Loaders fill it, Validate() accepts or rejects it,
+// and the model is built from it. Names and meanings are those of the native checkpoint format
+// (model_loaders/README.md). The models of the four papers (X-MoE, MH-MoE, MoA, HMoE) are settings
+// of these structures.
 #pragma once
 
 #include <cstdint>
@@ -30,38 +31,40 @@ struct PositionSpec {
   PositionKind kind = PositionKind::kRope;
   double theta = 10000.0;                    // rope only
   RopePairing pairing = RopePairing::kHalf;  // rope only
-  double fraction = 1.0;                     // rope only: share of head_dim that turns
+  double fraction = 1.0;                     // rope only: fraction of head_dim that is rotated
 };
 
-// Stage "split": sub-tokens of MH-MoE ("Multi-Head Mixture-of-Experts", eq. 3, 4 and 9).
+// Stage "split": splits tokens into sub-tokens as in MH-MoE ("Multi-Head Mixture-of-Experts", eq.
+// 3, 4 and 9).
 struct SplitSpec {
-  int heads = 1;           // h; rows become tokens * h of width hidden_size / h
-  bool projection = true;  // linear layers before the split and after the merge
-  bool bias = true;        // of both projections
-  bool residual = false;   // adds a sub-token to its own routed sum (eq. 6)
+  int heads = 1;           // h: each token becomes h rows of width hidden_size / h
+  bool projection = true;  // a linear layer before the split and another one after the merge
+  bool bias = true;        // both projections have a bias
+  bool residual = false;   // adds each sub-token to the sum of its experts' outputs (eq. 6)
 };
 
-// Stage "score": dot product, or X-MoE's cosine on a low-dimensional sphere
-// ("On the Representation Collapse of Sparse Mixture of Experts", eq. 7).
+// Stage "score": scores are dot products, or X-MoE's cosines on a low-dimensional sphere ("On the
+// Representation Collapse of Sparse Mixture of Experts", eq. 7).
 struct ScoreSpec {
   ScoreKind kind = ScoreKind::kDot;
-  bool bias = false;  // dot: on the scores; cosine: on the projection
-  int dim = 16;       // cosine only
+  bool bias = false;  // dot: added to the scores; cosine: added to the projection
+  int dim = 16;       // cosine only: dimension of the sphere's space
   bool normalize_row = true;
   bool normalize_expert = true;
   double eps = 1e-12;
   TemperatureKind temperature = TemperatureKind::kNone;
 };
 
-// Stage "select": top-k, or top-p ("HMoE", section 3; a variable number of experts for each row).
+// Stage "select": top-k, or top-p ("HMoE", section 3), which selects a variable number of experts
+// for each row.
 struct SelectSpec {
   SelectKind kind = SelectKind::kTopK;
-  int k = 1;       // top_k
-  double p = 0.0;  // top_p
+  int k = 1;       // top_k only
+  double p = 0.0;  // top_p only: the sum of gate values to reach
   TopPCompare compare = TopPCompare::kGe;
-  int max_experts = 1;  // top_p: never more than this many
+  int max_experts = 1;  // top_p only: largest number of experts for a row
 
-  // The smallest and the largest number of experts that one row can select.
+  // Return the smallest and the largest number of experts that one row can select.
   int MinSelected() const {
     switch (kind) {
       case SelectKind::kTopK:
@@ -84,19 +87,19 @@ struct SelectSpec {
 
 enum class ExpertForm : uint8_t { kPlain, kGated };
 
-// plain: down(act(up x)); gated: down(act(gate x) * up x).
+// kPlain computes down(act(up x)), kGated computes down(act(gate x) * up x).
 struct ExpertSpec {
   ExpertForm form = ExpertForm::kGated;
   ActivationKind activation = ActivationKind::kSilu;  // never kNone
   bool bias = false;
-  bool inner_norm = false;  // a norm of the model's kind before `down`
+  bool inner_norm = false;  // a norm of the kind NormSpec::kind before `down`
 };
 
-// The routed layer, in attention and in feed-forward alike:
+// The routed layer, both in attention and in feed-forward. Its stages are
 // split -> score -> gate -> select -> dispatch -> experts -> combine -> merge.
 struct RoutedLayerSpec {
   int num_experts = 1;
-  std::vector<int> widths;  // feed-forward only: one per expert (HMoE: unequal)
+  std::vector<int> widths;  // feed-forward only: hidden width of each expert; may differ (HMoE)
   SplitSpec split;          // feed-forward only
   ScoreSpec score;
   GateKind gate = GateKind::kSoftmax;
@@ -110,16 +113,16 @@ enum class QkNorm : uint8_t { kNone, kHead, kFull };
 enum class GroupOrder : uint8_t { kInterleave, kTile };
 
 struct AttentionSpec {
-  int num_heads = 1;     // dense: H. Routed: unused, every expert owns num_kv_heads query heads
+  int num_heads = 1;     // dense: H. Routed: unused; every expert has num_kv_heads query heads
   int num_kv_heads = 1;  // G
   int head_dim = 1;      // d_h
   bool bias = false;     // on q, k, v (dense) or k, v (routed)
   bool out_bias = false;
-  double scale = 1.0;              // multiplies q.k
-  std::optional<int> window;       // sees this many last positions, the current one included
-  QkNorm qk_norm = QkNorm::kNone;  // dense only
+  double scale = 1.0;         // multiplies q.k
+  std::optional<int> window;  // number of last positions that a token attends to, itself included
+  QkNorm qk_norm = QkNorm::kNone;                    // dense only
   GroupOrder group_order = GroupOrder::kInterleave;  // dense only
-  std::optional<RoutedLayerSpec> routing;            // present: MoA, "Mixture of Attention Heads"
+  std::optional<RoutedLayerSpec> routing;            // if set: MoA, "Mixture of Attention Heads"
 
   bool routed() const { return routing.has_value(); }
 };
@@ -127,9 +130,9 @@ struct AttentionSpec {
 struct FeedForwardSpec {
   ExpertSpec expert;
   int width = 0;                           // dense only
-  std::optional<RoutedLayerSpec> routing;  // present: routed
-  int shared_width = 0;                    // routed only: one always-active expert, 0 = none
-  bool shared_gate = false;                // multiplies it by sigmoid(w.x)
+  std::optional<RoutedLayerSpec> routing;  // if set, the block is routed
+  int shared_width = 0;  // routed only: width of a shared, always active expert; 0 if there is none
+  bool shared_gate = false;  // multiplies the shared expert's output by sigmoid(w.x)
 
   bool routed() const { return routing.has_value(); }
 };
@@ -156,17 +159,18 @@ struct ModelSpec {
   int num_layers() const { return static_cast<int>(layers.size()); }
 };
 
-// Which half of a layer a routed block is; a layer can route twice.
+// The half of a layer that a routed block is in; both halves of a layer can be routed.
 enum class BlockKind : uint8_t { kAttention, kFeedForward };
 constexpr const char* Name(BlockKind b) {
   return b == BlockKind::kAttention ? "attention" : "feed_forward";
 }
 
-// Number of head dimensions that rope turns; an even whole number where the spec is valid.
+// Returns how many dimensions of a head are rotated by rope; even if the spec is valid.
 int RopeDimensions(const PositionSpec& position, int head_dim);
 
-// Checks every relation between the fields (ranges, divisibility, list lengths). The message names
-// the configuration key as a path ("attention[2].routing.select.k"), what was expected and found.
+// Checks every relation between the fields (ranges, divisibility, list lengths). The error message
+// names the configuration key as a path ("attention[2].routing.select.k"), what was expected and
+// what was found.
 absl::Status Validate(const ModelSpec& spec);
 
 }  // namespace moeserve

@@ -1,5 +1,5 @@
-// Bounds on the sizes of a specification. They lie far beyond every published model and keep the
-// arithmetic on sizes, and the memory that a hostile configuration can ask for, small.
+// Upper bounds on the sizes in a specification. They are far above every published model. They keep
+// size arithmetic free of overflow and limit the memory that a hostile configuration can request.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,11 @@
 namespace moeserve {
 
 inline constexpr int kMaxLayers = 10'000;
-inline constexpr int kMaxExperts = 65'536;              // of one routed layer
-inline constexpr int64_t kMaxExpertsOfModel = 131'072;  // of all routed layers together
+inline constexpr int kMaxExperts = 65'536;              // in one routed layer
+inline constexpr int64_t kMaxExpertsOfModel = 131'072;  // in all routed layers together
 inline constexpr int kMaxVocabulary = 1 << 24;
 inline constexpr int kMaxPositions = 1 << 24;
-inline constexpr int kMaxWidth = 1 << 20;  // of a row: hidden, inner, heads * head_dim
+inline constexpr int kMaxWidth = 1 << 20;  // width of a row: hidden, inner, heads * head_dim
 inline constexpr int64_t kMaxParameters = int64_t{1} << 50;
 
 }  // namespace moeserve

@@ -9,16 +9,17 @@
 namespace moeserve {
 namespace {
 
-// A size and the key it comes from.
+// A tensor dimension and the configuration key that determines it.
 struct Dim {
   int64_t size = 0;
   std::string key;
 };
 
-// Which expert-shaped network a group of tensors is, as its keys name it.
+// Dimensions of a network with the tensors of an expert: a routed or shared expert, or a dense
+// feed-forward.
 struct ExpertShape {
-  Dim in;     // width of its rows
-  Dim inner;  // between up and down
+  Dim in;     // width of the input and output rows
+  Dim inner;  // width between up and down
 };
 
 class TensorList {
@@ -50,7 +51,8 @@ class TensorList {
   }
 
  private:
-  // `when` names the setting without which the tensor would not exist.
+  // `when` is the configuration setting that makes the tensor necessary; empty if it is always
+  // needed.
   void Add(std::string name, std::initializer_list<Dim> dims, const std::string& when = "") {
     TensorRequirement tensor;
     tensor.name = std::move(name);
@@ -64,7 +66,7 @@ class TensorList {
     list_.push_back(std::move(tensor));
   }
 
-  // A norm of the model's kind.
+  // Adds a norm of the kind NormSpec::kind.
   void AddNorm(const std::string& name, const Dim& width, const std::string& when = "") {
     Add(name + ".weight", {width}, when);
     if (spec_.norm.kind == NormKind::kLayer) {
@@ -72,7 +74,7 @@ class TensorList {
     }
   }
 
-  // `bias_key`: what switches the bias on; empty if it is off.
+  // `bias_key` is the configuration key that switches the bias on; empty if there is no bias.
   void AddLinear(const std::string& name, const Dim& out, const Dim& in,
                  const std::string& bias_key = "", const std::string& when = "") {
     Add(name + ".weight", {out, in}, when);
@@ -141,7 +143,7 @@ class TensorList {
     if (attention.out_bias) Add(name + "out_bias", {hidden_}, key + "out_bias is true");
   }
 
-  // Always RMS, hence without bias.
+  // QK norms are always RMS norms, which have no bias.
   void AddQkNorm(const std::string& name, const std::string& key, const AttentionSpec& attention,
                  const Dim& queries, const Dim& keys) {
     const Dim head{attention.head_dim, key + "head_dim"};

@@ -1,4 +1,4 @@
-// How a model gets its weights: by name, with the shape its specification demands.
+// How a model gets its weights: by name, with the shape that its specification requires.
 #pragma once
 
 #include <cstdint>
@@ -16,19 +16,20 @@
 
 namespace moeserve {
 
-// One tensor that a specification implies.
+// One tensor that a specification requires.
 struct TensorRequirement {
   std::string name;  // "blocks.0.attention.q.weight"
   std::vector<int64_t> shape;
-  std::string follows_from;  // configuration keys the shape follows from
+  std::string follows_from;  // the configuration keys that determine the shape
 };
 
-// Every tensor of the model, in file order of native-format documentation; nothing else may exist.
+// Returns every tensor of the model, in the order in which the native format documents them. A
+// checkpoint may contain no other tensor.
 std::vector<TensorRequirement> RequiredTensors(const ModelSpec& spec);
 
-// How a tensor of that name and shape is stored in a run or a file with quantized weights: matrices
-// of experts and projections as `type`, an output head of its own as int8; routers, norms, biases,
-// embeddings (a tied head with them) and the one row of a shared expert's gate keep their numbers.
+// Returns how a tensor of this name and shape is stored when weights are quantized as `type`:
+// matrices of experts and projections as `type`, an untied LM head as int8. Routers, norms, biases,
+// embeddings (a tied LM head included) and the gate of a shared expert, one row, stay unquantized.
 Quantization QuantizationOf(std::string_view name, const std::vector<int64_t>& shape,
                             Quantization type);
 
@@ -37,12 +38,12 @@ class WeightSource {
  public:
   virtual ~WeightSource() = default;
 
-  // The tensor of that name. The source has been checked against RequiredTensors(), so an absent
-  // name or another shape is an internal error.
-  // A tensor that is stored as integers comes widened to f32, which is exact.
+  // Returns the tensor `name`. The source was checked against RequiredTensors() before, so a
+  // missing tensor or another shape is an internal error. A tensor that is stored as integers is
+  // dequantized to f32, which is exact.
   virtual Result<HostTensor> Get(std::string_view name, const std::vector<int64_t>& shape) = 0;
 
-  // The tensor as it is stored, where that is as integers of `type`; else nothing.
+  // Returns the tensor as stored if it is stored as integers of `type`; otherwise nullopt.
   virtual Result<std::optional<QuantizedMatrix>> GetQuantized(std::string_view name,
                                                               const std::vector<int64_t>& shape,
                                                               Quantization type) {
@@ -50,10 +51,10 @@ class WeightSource {
     return std::optional<QuantizedMatrix>();
   }
 
-  // How the experts' and projections' matrices are stored; `--dtype auto` follows it.
+  // Returns how the matrices of experts and projections are stored; `--dtype auto` uses it.
   virtual Quantization StoredQuantization() const { return Quantization::kNone; }
 
-  // The dtype most of the weight bytes have; `--dtype auto` follows it.
+  // Returns the dtype of the largest share of the weight bytes; `--dtype auto` uses it.
   virtual DType DominantDType() const = 0;
 };
 

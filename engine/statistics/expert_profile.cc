@@ -20,7 +20,7 @@ absl::Status Differ(const std::string& what, T x, T y) {
                                     std::to_string(y));
 }
 
-// Numbers of `count` of the `size` rows, all choices with equal chance.
+// Returns the indices of `count` of `size` rows; every subset is equally likely.
 std::vector<int64_t> Draw(int64_t size, int64_t count, std::mt19937_64& random) {
   std::vector<int64_t> rows(static_cast<size_t>(size));
   std::iota(rows.begin(), rows.end(), int64_t{0});
@@ -41,8 +41,9 @@ void AppendRows(HiddenSample& to, const HiddenSample& from, const std::vector<in
   }
 }
 
-// Two samples of at most the same capacity. A fair sample of both texts together has as many rows
-// of the first as drawing without replacement from all rows that were seen gives.
+// Merges two samples; the result has at most the smaller capacity. A uniform sample of both texts
+// together has as many rows of the first sample as draws without replacement from all rows seen
+// yield.
 HiddenSample MergedSample(const HiddenSample& a, const HiddenSample& b, uint64_t seed) {
   HiddenSample out;
   out.width = a.width;
@@ -124,7 +125,7 @@ absl::Status Merge(ExpertProfile& to, const ExpertProfile& from) {
                                         std::to_string(from.hidden[i].width));
     }
   }
-  // A server that lets requests override the selection counts up to more experts of a token.
+  // If the server let requests override the number of experts, its histograms have more entries.
   ExpertStats added = from.stats;
   const auto even = [](std::vector<uint64_t>& a, std::vector<uint64_t>& b) {
     const size_t size = std::max(a.size(), b.size());

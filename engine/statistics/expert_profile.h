@@ -1,4 +1,4 @@
-// What the experts of a model did over some texts: counters, token counts, samples and routes.
+// What the experts of a model did over some texts: counters, token counts, sampled rows and routes.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +15,14 @@
 
 namespace moeserve {
 
-// Plain data. All vectors by routed block are in the order of stats.blocks.
+// Plain data. All vectors with one entry per routed block are in the order of stats.blocks.
 struct ExpertProfile {
-  std::string model;  // a name for people
+  std::string model;  // a name for people to read
   int64_t vocabulary = 0;
   ExpertStats stats;
-  // By routed block [vocabulary * E], tokens outermost; empty where none were kept.
+  // One table [vocabulary][E] per routed block; empty if token counts were not kept.
   std::vector<std::vector<uint32_t>> token_counts;
-  std::vector<HiddenSample> hidden;  // by routed block; empty where none were kept
+  std::vector<HiddenSample> hidden;  // by routed block; empty if not kept
   std::optional<RouteSequence> routes;
 
   // Requires token_counts.
@@ -31,21 +31,22 @@ struct ExpertProfile {
   }
 };
 
-// Splits `table` into one table for each routed block of `stats`.
+// Splits `table` into one table per routed block of `stats`.
 std::vector<std::vector<uint32_t>> CountsByBlock(const TokenExpertCounts& table,
                                                  const ExpertStats& stats);
 
-// OK if `a` and `b` have the same routed blocks with equal numbers of experts, so that their loads
-// can be compared. InvalidArgument: what differs.
+// Returns OK if `a` and `b` have the same routed blocks with equal numbers of experts, so that
+// their loads can be compared; otherwise InvalidArgument with the difference.
 absl::Status CheckComparable(const ExpertProfile& a, const ExpertProfile& b);
 
-// OK if vocabulary and sizes of the experts are equal too, so that counters can be added.
+// Returns OK if CheckComparable() does and the vocabulary and the experts' sizes are equal as well,
+// so that counters can be added.
 absl::Status CheckSameShape(const ExpertProfile& a, const ExpertProfile& b);
 
-// Adds `from` to `to`, as if the texts of `to` and then those of `from` had been run. Token counts,
-// hidden samples and routes that only one of them has are dropped. Counters and histograms are
-// exact, token counts saturate, sums of floats are rounded. Merged hidden samples are uniform over
-// the rows of both texts. InvalidArgument: CheckSameShape() failed.
+// Adds `from` to `to`, as if the texts of `to` and then those of `from` had been processed. Token
+// counts, hidden samples and routes that only one of the two profiles has are dropped. Counters and
+// histograms are exact, token counts saturate, sums of floats are rounded. Merged hidden samples
+// are uniform over the rows of both texts. InvalidArgument if CheckSameShape() fails.
 absl::Status Merge(ExpertProfile& to, const ExpertProfile& from);
 
 }  // namespace moeserve

@@ -13,7 +13,7 @@
 namespace moeserve {
 namespace {
 
-// Shortest time between two refreshes while requests run: a device has to be waited for.
+// Shortest time between two refreshes while requests run; a refresh waits for the device.
 constexpr std::chrono::seconds kRefreshInterval{1};
 constexpr uint64_t kStepsPerClock = 8;  // the clock is read every 8 steps
 
@@ -32,7 +32,8 @@ bool IsEmbeddingOrHead(const std::string& name) {
   return name.starts_with("embed") || name.starts_with("head.");
 }
 
-// "blocks.3.attention.experts.7.q.weight" -> 7; -1 where the tensor belongs to no routed expert.
+// Returns the expert's index: "blocks.3.attention.experts.7.q.weight" -> 7; -1 if the tensor
+// belongs to no routed expert of the block.
 int ExpertOf(const std::string& name, const std::string& block_prefix) {
   const std::string prefix = block_prefix + ".experts.";
   if (!name.starts_with(prefix)) return -1;
@@ -69,7 +70,7 @@ BlockExpertStats EmptyBlock(const LayerSpec& layer, const RoutedBlock& block, bo
   return b;
 }
 
-// Adds `from` to `to` and clears it.
+// Adds `from` to `to` and clears `from`.
 void AddAndClear(RouterStats& to, RouterStats& from) {
   const auto add = [](auto& sum, auto& value) { sum += std::exchange(value, 0); };
   add(to.rows, from.rows);
@@ -81,7 +82,7 @@ void AddAndClear(RouterStats& to, RouterStats& from) {
   }
 }
 
-// Fills the counters of `stats`, which are 0.
+// Copies `counts` to the counters of `stats`, which must be 0 before.
 void AddCounts(const CountsSnapshot& counts, ExpertStats& stats) {
   const ModelCounts& model = counts.model;
   const uint64_t recomputed = model.tokens[kTokenRecompute];
@@ -270,7 +271,8 @@ void ExpertRecorder::SampleScores(const Batch& batch, const BlockReport& report)
   const int index = layout_.IndexOf(report.layer, report.block);
   const int heads = layout_.blocks[static_cast<size_t>(index)].sub_tokens;
   const size_t experts = static_cast<size_t>(plan.num_experts);
-  // Whole tokens, since sub-tokens differ by their place, and other tokens each time.
+  // Samples whole tokens, because the sub-tokens of a token differ systematically, and different
+  // tokens each time.
   const int interval = options_.router_stats_interval;
   const int tokens = plan.rows / heads;
   const int wanted = interval > 1 ? std::max(1, options_.router_stats_rows / heads) : tokens;
@@ -328,7 +330,8 @@ void ExpertRecorder::SumSamples() const {
     chosen = chosen.subspan(row.chosen);
   }
   if (samples_.rows.empty()) return;
-  // Steps are added as wholes, so that sums do not depend on when they were asked for.
+  // The sums of whole steps are added, so that the rounding of the totals does not depend on when a
+  // snapshot was taken.
   for (size_t i = 0; i < router_.size(); ++i) AddAndClear(router_[i], partial_[i]);
   samples_.rows.clear();
   samples_.scores.clear();
@@ -344,7 +347,7 @@ void ExpertRecorder::SampleInputs(const Batch& batch, const BlockReport& report)
   const size_t width = static_cast<size_t>(reservoir.sample().width);
   for (int r = 0; r < plan.rows; ++r) {
     if (batch.phase[r / heads] == Phase::kRecompute) continue;
-    // A profile with a number that is not finite could not be read again.
+    // Rows with non-finite values are left out, because profile files can hold only finite numbers.
     if (plan.row_nonfinite[r] != 0) continue;
     if (plan.row_offsets[r] == plan.row_offsets[r + 1]) continue;
     int32_t best = -1;

@@ -1,4 +1,5 @@
-// Collects what the experts do: counts of every step, router scores of some, samples of inputs.
+// Collects expert statistics: counts of every step, sampled router scores and sampled router
+// inputs.
 #pragma once
 
 #include <chrono>
@@ -22,55 +23,63 @@
 namespace moeserve {
 
 struct RecorderOptions {
-  // Samples the router scores of about router_stats_rows rows per block every router_stats_interval
-  // steps: rows of whole tokens, different ones each time. Interval 1: all rows; 0: never.
+  // Every router_stats_interval steps, the router scores of about router_stats_rows rows per block
+  // are sampled: all rows of some tokens, of different tokens each time. Interval 1: every row of
+  // every step is sampled; 0: none is.
   int router_stats_interval = 64;
   int router_stats_rows = 64;
-  int64_t token_counts_bytes = 64 << 20;  // largest token x expert table; a larger one is not kept
-  int64_t hidden_samples = 0;             // router inputs kept per routed block; 0: none
-  bool any_selection = false;        // rows may choose more experts than the model's settings say
+  // Largest token x expert table in bytes; a larger one is not kept.
+  int64_t token_counts_bytes = 64 << 20;
+  int64_t hidden_samples = 0;        // router inputs kept per routed block; 0: none are kept
+  bool any_selection = false;        // requests may select more experts per row than the model does
   StepObserver* observer = nullptr;  // may be null; outlives the recorder
 };
 
-// Statistics of `spec` before any token was run: all counters 0, parameters and widths filled in.
+// Returns the statistics of `spec` before any token was computed: all counters are 0, parameters
+// and widths are filled in.
 ExpertStats EmptyExpertStats(const ModelSpec& spec, bool any_selection = false);
 
-// What a backend has to count for a recorder of `spec`.
+// Returns what the backend must count for a recorder of `spec`.
 CountSettings RecorderCounts(const ModelSpec& spec, const RecorderOptions& options);
 
-// The most that a recorder looks at in a step.
+// Returns the most that a recorder captures in one step.
 StepLooks RecorderLooks(const RecorderOptions& options);
 
-// The backend counts every step (RouteCounters); the recorder adds what counters cannot give. One
-// thread records; any thread takes snapshots. The counts of a device become visible at most once a
-// second and in Refresh(); those of the CPU when the step ends.
+// The backend counts every step (RouteCounters); the recorder adds what counters cannot hold:
+// routes, sampled router scores and sampled router inputs. One thread records; any thread may take
+// snapshots. Counts made by a device become visible at most once a second and in Refresh(); counts
+// made by the CPU, when the step ends.
 class ExpertRecorder {
  public:
-  // `log` may be null; it receives the routes of every token and must exist while steps run.
-  // `counters` count RecorderCounts(); null: nothing is recorded and snapshots stay empty.
+  // `log` receives the routes of every token and must exist while steps run; it may be null.
+  // `counters` must count what RecorderCounts() returns; if null, nothing is recorded and snapshots
+  // stay empty.
   ExpertRecorder(const ModelSpec& spec, const RecorderOptions& options, RouteLog* log,
                  std::unique_ptr<RouteCounters> counters);
 
-  // Recording thread: before a step, what Model::Forward() is to report; after it, the report.
+  // Called by the recording thread. BeginStep() returns what Model::Forward() has to report for the
+  // next step; EndStep() takes that report.
   StepOptions BeginStep();
   void EndStep(const Batch& batch, const StepReport& report);
-  // Recording thread, between steps: makes the counts of all steps visible.
+  // Called by the recording thread between steps. Makes the counts of all steps visible.
   void Refresh();
 
-  // Any thread.
+  // The following functions may be called by any thread.
   const RouteLayout& layout() const { return layout_; }
   ExpertStats Snapshot() const;
-  // Empty where the table would be larger than the options allow. Valid as long as the recorder.
+  // Returns the token x expert table; nullopt if it would be larger than the options allow. Valid
+  // as long as the recorder.
   std::optional<TokenExpertCounts> token_counts() const;
-  // By routed block; empty where none are kept.
+  // Returns the sampled router inputs per routed block; empty if none are kept.
   std::vector<HiddenSample> HiddenSamples() const;
 
  private:
-  // Rows of router scores that were sampled and not yet summed up, in order.
+  // Sampled rows of router scores whose statistics were not summed up yet, in the order of
+  // sampling.
   struct SampledRows {
     struct Row {
-      int block = 0;      // of the layout
-      size_t chosen = 0;  // number of experts
+      int block = 0;      // index of the routed block in the layout
+      size_t chosen = 0;  // number of chosen experts
     };
     std::vector<Row> rows;
     std::vector<float> scores;
@@ -81,32 +90,33 @@ class ExpertRecorder {
   void LogRoutes(const Batch& batch, const BlockReport& report);
   void SampleScores(const Batch& batch, const BlockReport& report);
   void SampleInputs(const Batch& batch, const BlockReport& report);
-  // Adds one row of scores [E] and the experts chosen for it. Under router_mutex_.
+  // Adds one row's scores [E] and the experts chosen for the row to partial_. Requires
+  // router_mutex_ to be held.
   void AddRow(int block, std::span<const float> scores, std::span<const int32_t> chosen) const;
-  void SumSamples() const;  // those of samples_; under router_mutex_
+  void SumSamples() const;  // sums up samples_; requires router_mutex_ to be held
 
   const RouteLayout layout_;
   const RecorderOptions options_;
   RouteLog* const log_;
   const std::unique_ptr<RouteCounters> counters_;
-  const ExpertStats empty_;      // shapes and facts of the model
-  int64_t table_tokens_ = 0;     // vocabulary of the token x expert table; 0: none
+  const ExpertStats empty_;      // shapes and sizes of the model's experts, counters 0
+  int64_t table_tokens_ = 0;     // rows of the token x expert table; 0: no table
   std::vector<GateKind> gates_;  // by routed block
 
-  // Recording thread.
+  // The following members are used by the recording thread only.
   uint64_t steps_ = 0;
-  bool sampling_ = false;     // router scores of the current step
-  bool log_routes_ = false;   // of the current step
-  bool has_samples_ = false;  // the last step left sampled rows
+  bool sampling_ = false;     // whether the current step's router scores are sampled
+  bool log_routes_ = false;   // whether the current step's routes are logged
+  bool has_samples_ = false;  // whether the last step left sampled rows to sum up
   std::chrono::steady_clock::time_point refreshed_at_;
-  bool fresh_ = true;  // no step since the last Refresh()
+  bool fresh_ = true;  // whether no step has ended since the last Refresh()
 
-  // Sampled rows are summed up while the next step runs, or by the first snapshot before that: the
-  // exponentials would keep a device waiting.
+  // Sampled rows are summed up while the next step runs, or by a snapshot that is taken earlier.
+  // Doing it between steps would keep the device waiting for the exponentials.
   mutable std::mutex router_mutex_;
   mutable SampledRows samples_;               // guarded by router_mutex_
   mutable std::vector<RouterStats> router_;   // by routed block; guarded by router_mutex_
-  mutable std::vector<RouterStats> partial_;  // sums of one step: scratch of SumSamples()
+  mutable std::vector<RouterStats> partial_;  // sums over one step: scratch of SumSamples()
   mutable std::vector<double> probability_;   // scratch of AddRow()
 
   mutable std::mutex reservoir_mutex_;

@@ -1,5 +1,5 @@
-// What the experts did, counted since start. Definitions: one count is one (row, chosen expert)
-// pair that was really computed; a row is a token, or a sub-token where the block splits.
+// Counters of what the experts did since the start. One count is one (row, chosen expert) pair that
+// was computed; a row is a token, or a sub-token in a block that splits tokens.
 #pragma once
 
 #include <cstdint>
@@ -11,23 +11,23 @@
 
 namespace moeserve {
 
-// Sums over the rows whose router scores were looked at (some of every so many steps, see
-// RecorderOptions::router_stats_interval), but for rows counted in nonfinite_rows. p is the softmax
-// of a row's scores over all experts, or its sigmoids divided by their sum where the gate is a
-// sigmoid.
+// Sums over the rows whose router scores were sampled (some rows of every n-th step, see
+// RecorderOptions::router_stats_interval), without the rows counted in nonfinite_rows. s is a row's
+// scores. p is the softmax of s over all experts, or, if the gate is a sigmoid, the sigmoids of s
+// divided by their sum.
 struct RouterStats {
   uint64_t rows = 0;
-  double entropy_sum = 0.0;              // of -sum_e p_e ln p_e
-  double squared_logsumexp_sum = 0.0;    // of (ln sum_e exp s_e)^2: the z-loss
-  std::vector<double> probability_sums;  // [E] of p_e
-  std::vector<uint64_t> selections;      // [E] over the same rows
+  double entropy_sum = 0.0;              // sum of -sum_e p_e ln p_e
+  double squared_logsumexp_sum = 0.0;    // sum of (ln sum_e exp s_e)^2, the z-loss
+  std::vector<double> probability_sums;  // [E] sums of p_e
+  std::vector<uint64_t> selections;      // [E] selections in the sampled rows
 };
 
-// Counters of one routed block. Invariants: rows = split_heads * tokens (per phase); with top_k the
-// sum over `selections` is k * rows; with top_p it lies between rows and max * rows. (Rows whose
-// router scores had no finite maximum count too, with weights of 0; requests that override the
-// selection obey their own k.) All but the recomputed_ fields and `visits` leave recomputed tokens
-// out.
+// Counters of one routed block. Invariants: rows = split_heads * tokens (per phase). With top-k,
+// the sum over `selections` is k * rows; with top-p, the sum is between rows and max_selected *
+// rows. Rows whose router scores had no finite maximum count with weights of 0. A request that
+// overrides the selection is counted with its own k. Only the recomputed_ fields and `visits`
+// include recomputed tokens.
 struct BlockExpertStats {
   int layer = 0;
   BlockKind block = BlockKind::kFeedForward;
@@ -37,55 +37,58 @@ struct BlockExpertStats {
   int max_selected = 1;
   uint64_t tokens[kNumPhases] = {0, 0};
   uint64_t rows[kNumPhases] = {0, 0};
-  std::vector<uint64_t> selections;          // [E] of both phases
-  std::vector<uint64_t> decode_selections;   // [E] of them, in kDecode
-  std::vector<double> weight_sums;           // [E] sums of the final gate weights
-  std::vector<uint64_t> touching_tokens;     // [E] tokens of which some row chose the expert
-  std::vector<uint64_t> visits;              // [E] steps in which a row chose the expert
-  std::vector<uint64_t> distinct_histogram;  // [n] tokens that touched n distinct experts, n from 0
-  uint64_t nonfinite_rows = 0;  // whose router scores held a NaN or had no finite maximum
+  std::vector<uint64_t> selections;         // [E] prefill and decode together
+  std::vector<uint64_t> decode_selections;  // [E] the part of `selections` in phase kDecode
+  std::vector<double> weight_sums;          // [E] sums of the final gate weights
+  std::vector<uint64_t> touching_tokens;  // [E] tokens with at least one row that chose the expert
+  std::vector<uint64_t> visits;           // [E] steps in which at least one row chose the expert
+  std::vector<uint64_t> distinct_histogram;  // [n] tokens that chose n distinct experts, n from 0
+  uint64_t nonfinite_rows = 0;  // rows whose router scores had a NaN or no finite maximum
   uint64_t recomputed_tokens = 0;
   uint64_t recomputed_rows = 0;
   std::vector<uint64_t> recomputed_selections;  // [E]
   RouterStats router;
-  std::vector<int64_t> expert_parameters;  // [E] parameters of one expert
-  std::vector<int> expert_widths;  // [E] hidden width; of attention experts: of all their heads
+  std::vector<int64_t> expert_parameters;  // [E] number of parameters of each expert
+  std::vector<int> expert_widths;  // [E] hidden width; attention expert: width of all its heads
 
   uint64_t total_tokens() const { return tokens[0] + tokens[1]; }
   uint64_t total_rows() const { return rows[0] + rows[1]; }
 };
 
 struct ExpertStats {
-  uint64_t tokens = 0;                   // tokens run through the model
-  uint64_t recomputed_tokens = 0;        // not in `tokens`
-  uint64_t steps = 0;                    // in which they were
-  std::vector<BlockExpertStats> blocks;  // in order of layer, attention before feed_forward
-  // [n] tokens that touched n distinct experts in all diversity blocks together: those that split,
-  // or every routed block where none splits. Divided by their number it is the sub-token assign
-  // diversity of MH-MoE, fig. 7.
+  uint64_t tokens = 0;                   // computed tokens, without recomputed ones
+  uint64_t recomputed_tokens = 0;        // not included in `tokens`
+  uint64_t steps = 0;                    // steps in which these tokens were computed
+  std::vector<BlockExpertStats> blocks;  // by layer, attention before feed_forward
+  // [n] tokens that chose n distinct experts, summed over the diversity blocks. These are the
+  // blocks that split tokens, or every routed block if none splits. The mean divided by
+  // diversity_blocks is the sub-token assign diversity of MH-MoE, fig. 7.
   std::vector<uint64_t> diversity_histogram;
   int diversity_blocks = 0;
-  // Of every step and routed block, recomputed rows included, by what the step held: index 1 where
-  // all its rows were of kDecode, else 0. Rows of an expert that had any; experts that had any.
-  PowerHistogram<15> expert_rows[kNumPhases];     // bounds 1 to 8192
-  PowerHistogram<11> active_experts[kNumPhases];  // bounds 1 to 512
-  // Parameters that every token uses, embeddings, head and experts excluded (attention, norms,
-  // routers, split and merge, shared experts, dense feed-forward).
+  // Histograms over every step and routed block, recomputed rows included. Index 1 is for steps in
+  // which all rows are of phase kDecode, index 0 for all other steps. expert_rows counts the rows
+  // of each expert that has rows; active_experts counts the experts that have rows.
+  PowerHistogram<15> expert_rows[kNumPhases];     // bucket bounds 1 to 8192
+  PowerHistogram<11> active_experts[kNumPhases];  // bucket bounds 1 to 512
+  // Number of parameters that every token uses: attention, norms, routers, split and merge
+  // projections, shared experts, dense feed-forward. Embeddings, LM head and routed experts are
+  // excluded.
   int64_t always_active_parameters = 0;
 };
 
-// Mean parameters that a token activated, embeddings and head excluded; every (row, expert) pair
-// that ran counts. 0 where no token was run.
+// Returns the mean number of parameters that a token activated, embeddings and LM head excluded. An
+// expert's parameters count once for every (row, expert) pair. 0 if no token was computed.
 double MeanActivatedParameters(const ExpertStats& stats);
 
-// Share of routed experts with selections / tokens > threshold, over all blocks (MH-MoE, fig. 1).
+// Returns the share of routed experts with selections / tokens > threshold, over all blocks
+// (MH-MoE, fig. 1).
 double ActivationRatio(const ExpertStats& stats, double threshold);
 
-// What happened between two snapshots of the same model. Counters of `earlier` that are larger
-// than those of `later` count as equal: the order of two snapshots is the caller's business.
+// Returns what was counted between two snapshots of the same model. A counter that is larger in
+// `earlier` than in `later` yields 0; the caller is responsible for the order of the snapshots.
 ExpertStats Difference(const ExpertStats& later, const ExpertStats& earlier);
 
-// Adds the counters of `from`, which must be of the same blocks.
+// Adds the counters of `from`, which must have the same blocks, to `to`.
 void Accumulate(ExpertStats& to, const ExpertStats& from);
 
 }  // namespace moeserve

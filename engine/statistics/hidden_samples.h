@@ -1,4 +1,5 @@
-// A uniform sample of the router inputs of a block, for representation collapse (X-MoE, eq. 11).
+// A uniform sample of a block's router inputs, used to measure representation collapse (X-MoE, eq.
+// 11).
 #pragma once
 
 #include <algorithm>
@@ -8,18 +9,19 @@
 
 namespace moeserve {
 
-// Rows [n, width] of one routed block, each with the expert of its largest weight.
+// Sampled router inputs [n, width] of one routed block, each with the expert that has the largest
+// gate weight for the row.
 struct HiddenSample {
   int64_t width = 0;
-  int64_t capacity = 0;  // n is the smaller of this and `seen`
-  uint64_t seen = 0;     // rows offered
+  int64_t capacity = 0;  // largest number of rows; n = min(capacity, seen)
+  uint64_t seen = 0;     // number of rows offered
   std::vector<float> rows;
   std::vector<int32_t> experts;  // [n]
 
   int64_t size() const { return static_cast<int64_t>(experts.size()); }
 };
 
-// Reservoir sampling: keeps `capacity` of all offered rows, each with the same probability. Not
+// Reservoir sampling: keeps `capacity` of all offered rows, each row with the same probability. Not
 // thread-safe.
 class HiddenReservoir {
  public:
@@ -28,7 +30,7 @@ class HiddenReservoir {
     sample_.capacity = capacity;
   }
 
-  // `row` [width]
+  // Offers the row `row` [width], for which `expert` has the largest gate weight.
   void Offer(const float* row, int32_t expert) {
     const uint64_t n = sample_.seen++;
     if (sample_.size() < sample_.capacity) {

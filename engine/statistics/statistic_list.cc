@@ -24,7 +24,7 @@ Value Integers(const std::vector<T>& values) {
 
 // clang-format off
 constexpr BlockStatistic kBlockStatistics[] = {
-    // What the block is.
+    // Properties of the block.
     {"layer", "layer", "", "decoder layer, from 0", "",
      [](const Block& b, const Options&) { return Integer(b.layer); }},
     {"block", "block", "", "\"attention\" or \"feed_forward\"", "",
@@ -92,7 +92,8 @@ constexpr BlockStatistic kBlockStatistics[] = {
      [](const Block& b, const Options&) { return Value(b.recomputed_selections); }},
     {"expert_widths", "", "units [E]", "hidden width; attention: width of all heads", "HMoE",
      [](const Block& b, const Options&) { return Integers(b.expert_widths); }},
-    // How the experts share the work.
+    // How the experts share the work. n_e: selections of expert e; T: tokens; h: rows per token; k:
+    // largest number of experts per row.
     {"selection_ratio", "", "rows per token [E]", "n_e / T", "MH-MoE, fig. 1 and 5",
      [](const Block& b, const Options&) { return Value(SelectionRatios(b)); }},
     {"selection_ratio_of_choices", "", "share [E]", "n_e / (T h k)", "",
@@ -115,8 +116,8 @@ constexpr BlockStatistic kBlockStatistics[] = {
      [](const Block& b, const Options&) { return Value(ActivatedOf(b).compute_ratio()); }},
     {"activated_parameters.unique_ratio", "", "share", "unique / total", "",
      [](const Block& b, const Options&) { return Value(ActivatedOf(b).unique_ratio()); }},
-    // From sampled router scores. p_e: probability of an expert; T_e: share of rows that chose it;
-    // P_e: mean of p_e.
+    // Computed from sampled router scores. p_e: probability of expert e; T_e: share of rows that
+    // chose e; P_e: mean of p_e.
     {"router.rows", "", "rows", "rows whose scores were sampled", "",
      [](const Block& b, const Options&) { return Value(SummarizeRouter(b).rows); }},
     {"router.entropy_mean", "", "nats", "mean of -sum p_e ln p_e", "HMoE, eq. 5",

@@ -1,8 +1,8 @@
-// The one list of the statistics of experts: names, units, meanings, sources and values.
+// The list of all expert statistics: names, units, meanings, sources and values.
 //
-// The JSON report, the gRPC message, the plain Prometheus families and the table in README.md
-// follow from it. A new statistic is an entry here (and a field in the proto file, if gRPC reports
-// it).
+// The JSON report, the gRPC message, the Prometheus families without windows and the table in
+// README.md are built from this list. A new statistic needs an entry here, and a field in the proto
+// file if gRPC is to report it.
 #pragma once
 
 #include <cstdint>
@@ -20,30 +20,33 @@ using StatisticValue = std::variant<uint64_t, int64_t, double, std::string, std:
                                     std::vector<int64_t>, std::vector<double>>;
 
 struct StatisticOptions {
-  double threshold = 0.0;  // of selections per token, above which an expert counts as activated
+  double threshold = 0.0;  // selections per token above which an expert counts as activated
 };
 
-// When a family is exported: always, with a series per expert, or with the experts' weights too
-// (--moe-metrics, --moe-expert-weights).
+// When a Prometheus family is exported: always, only with per-expert series, or only with the
+// experts' weights (--moe-metrics, --moe-expert-weights).
 enum class MetricDetail : uint8_t { kAlways, kExperts, kWeights };
 
-// A Prometheus counter with one sample for each block, or of each expert where the value is a
-// vector. Windows, histograms and values of the model are not in the list (server/metrics).
+// A Prometheus counter with one sample per block, or one per expert if the value is a vector.
+// Sliding windows, histograms and values of the whole model are not in this list (see
+// server/metrics).
 struct StatisticMetric {
-  const char* family = nullptr;  // without prefix; null: not exported
+  const char* family = nullptr;  // family name without prefix; null: not exported
   const char* help = "";
-  const char* phase = nullptr;  // a label; entries of one family that differ in it are adjacent
+  // Value of the label `phase`; entries of one family that differ in it are adjacent.
+  const char* phase = nullptr;
   MetricDetail detail = MetricDetail::kAlways;
 };
 
-// T: tokens; h: rows of a token; k: most experts of a row; E: experts of the block.
+// In the texts, T: tokens; h: rows per token; k: largest number of experts per row; E: experts of
+// the block.
 template <typename Stats>
 struct Statistic {
-  std::string_view name;   // key in JSON; "a.b" is key b of object a; empty: not in JSON
-  std::string_view proto;  // field of the gRPC message; empty: not there
-  std::string_view unit;   // with [E] for one value per expert
+  std::string_view name;   // key in JSON; "a.b" is key b in object a; empty: not in JSON
+  std::string_view proto;  // field of the gRPC message; empty: not in the message
+  std::string_view unit;   // unit; with [E] if there is one value per expert
   std::string_view meaning;
-  std::string_view source;  // paper and place; empty: ours
+  std::string_view source;  // paper and equation or figure; empty: not from a paper
   StatisticValue (*value)(const Stats& stats, const StatisticOptions& options);
   StatisticMetric metric = {};
 };
@@ -51,7 +54,7 @@ struct Statistic {
 using BlockStatistic = Statistic<BlockExpertStats>;
 using ModelStatistic = Statistic<ExpertStats>;
 
-// In the order of the reports. Static data.
+// Return the statistics in the order of the reports. Static data.
 std::span<const BlockStatistic> BlockStatistics();
 std::span<const ModelStatistic> ModelStatistics();
 

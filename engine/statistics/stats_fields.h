@@ -1,5 +1,5 @@
-// The fields of expert statistics, once: adding, subtracting, comparing and files of profiles walk
-// these lists. A field added to expert_stats.h is added here.
+// Lists the fields of expert statistics. The code that adds, subtracts, compares and stores
+// statistics iterates over these lists. A field added to expert_stats.h must be added here.
 #pragma once
 
 #include <algorithm>
@@ -11,14 +11,14 @@
 
 namespace moeserve {
 
-// An array of a block: its name in profile files and its length.
+// An array of a block: its name in profile files and the kind of its length.
 struct BlockArray {
   std::string_view name;
-  bool by_expert = true;  // [E]; else of a length of its own
-  bool counter = true;    // sums over steps; else a fact about the model
+  bool by_expert = true;  // true: length E; false: a different length
+  bool counter = true;    // true: a sum over steps; false: a property of the model
 };
 
-// Calls f(array, member of each of `blocks`) for every array.
+// Calls f(array, that array of each of `blocks`) for every array.
 template <typename F, typename... Blocks>
 void ForEachBlockArray(const F& f, Blocks&... blocks) {
   f(BlockArray{"selections"}, blocks.selections...);
@@ -34,7 +34,7 @@ void ForEachBlockArray(const F& f, Blocks&... blocks) {
   f(BlockArray{"expert_widths", true, false}, blocks.expert_widths...);
 }
 
-// Calls f(counter of each of `blocks`) for every single integer, in the order of profile files.
+// Calls f(counter of each of `blocks`) for every scalar integer, in the order of profile files.
 inline constexpr int kBlockIntegers = 4 + 2 * kNumPhases;
 template <typename F, typename... Blocks>
 void ForEachBlockInteger(const F& f, Blocks&... blocks) {
@@ -46,7 +46,7 @@ void ForEachBlockInteger(const F& f, Blocks&... blocks) {
   f(blocks.router.rows...);
 }
 
-// Calls f(sum of each of `blocks`) for every single real number, in the order of profile files.
+// Calls f(sum of each of `blocks`) for every scalar real number, in the order of profile files.
 inline constexpr int kBlockReals = 2;
 template <typename F, typename... Blocks>
 void ForEachBlockReal(const F& f, Blocks&... blocks) {
@@ -54,8 +54,8 @@ void ForEachBlockReal(const F& f, Blocks&... blocks) {
   f(blocks.router.squared_logsumexp_sum...);
 }
 
-// Calls f(counter of each of `stats`) for every single integer of the model, in the order of
-// profile files.
+// Calls f(counter of each of `stats`) for every integer of the whole model, in the order of profile
+// files.
 inline constexpr int kModelIntegers = 3 + kNumPhases * (16 + 12);
 template <typename F, typename... Stats>
 void ForEachModelInteger(const F& f, Stats&... stats) {
@@ -71,8 +71,8 @@ void ForEachModelInteger(const F& f, Stats&... stats) {
   for (int p = 0; p < kNumPhases; ++p) histogram(stats.active_experts[p]...);
 }
 
-// Calls f(counter of `a`, counter of `b`) for every counter, facts about the model left out. Both
-// must be statistics of the same model.
+// Calls f(counter of `a`, counter of `b`) for every counter; properties of the model are left out.
+// `a` and `b` must be statistics of the same model.
 template <typename A, typename B, typename F>
 void ForEachCounterOfModel(A& a, B& b, const F& f) {
   const auto each = [&](auto& x, auto& y) {

@@ -1,4 +1,4 @@
-// Reads every step of an engine: what `moeserve score --dump` and route traces are made of.
+// An interface to read every step of an engine, used by `moeserve score --dump` and route traces.
 #pragma once
 
 #include "engine/model/batch.h"
@@ -9,9 +9,9 @@ namespace moeserve {
 class StepObserver {
  public:
   virtual ~StepObserver() = default;
-  // What it needs of every step; the same for its whole life.
+  // Returns what every step must capture for this observer; constant over the observer's life.
   virtual StepLooks looks() const = 0;
-  // Called on the engine's thread after each step. `report` is valid during the call.
+  // Called on the engine thread after each step. `report` is valid during the call.
   virtual void OnStep(const Batch& batch, const StepReport& report) = 0;
 };
 

@@ -8,7 +8,7 @@ namespace moeserve {
 
 template <typename F>
 void TokenExpertCounts::ForEachRow(const F& f) const {
-  constexpr int64_t kPart = int64_t{1} << 18;  // elements that are copied at a time
+  constexpr int64_t kPart = int64_t{1} << 18;  // number of elements that are copied at a time
   const int64_t tokens = std::max<int64_t>(1, kPart / std::max<int64_t>(1, experts_));
   std::vector<uint32_t> part;
   for (int64_t begin = 0; begin < vocabulary_; begin += tokens) {

@@ -1,5 +1,5 @@
-// How often each token type was sent to each expert: the source of pointwise mutual information,
-// expert similarity and expert synergy.
+// How often each token id was routed to each expert. Pointwise mutual information, expert
+// similarity and expert synergy are computed from these counts.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,14 @@
 namespace moeserve {
 
 // Reads a table [vocabulary, experts of all routed blocks] of 32-bit counters, which saturate at
-// their maximum. A cheap value; any thread. What it reads while tokens run may contain a part of
-// the running step.
+// their maximum. Cheap to copy; may be used by any thread. A read while tokens are computed may
+// include a part of the running step.
 class TokenExpertCounts {
  public:
   // Copies elements [first, first + part.size()) of the table.
   using Reader = std::function<Status(int64_t first, std::span<uint32_t> part)>;
 
-  // Bytes of the table for such a model.
+  // Returns the size of the table in bytes.
   static int64_t BytesFor(int64_t vocabulary, int64_t experts) {
     return vocabulary * experts * static_cast<int64_t>(sizeof(uint32_t));
   }
@@ -31,14 +31,15 @@ class TokenExpertCounts {
   int64_t vocabulary() const { return vocabulary_; }
   int64_t experts() const { return experts_; }
 
-  // [vocabulary, count] the columns [first, first + count), tokens outermost. Stops the process
-  // where a device fails.
+  // Returns the columns [first, first + count) of the table as [vocabulary, count], tokens
+  // outermost. Stops the process if the device fails.
   std::vector<uint32_t> Columns(int64_t first, int64_t count) const;
-  // Adjacent groups of columns from column 0 on, each as Columns(), in one pass over the table.
+  // Returns adjacent groups of columns, from column 0 on, each in the layout of Columns(), in one
+  // pass over the table.
   std::vector<std::vector<uint32_t>> ColumnGroups(std::span<const int64_t> counts) const;
 
  private:
-  // Calls f(token, its row of the table) for all tokens.
+  // Calls f(token id, the token's row of the table) for every token id.
   template <typename F>
   void ForEachRow(const F& f) const;
 

@@ -1,4 +1,4 @@
-// Stage "experts": the computation between an expert's first and last matrix.
+// Stage "experts": what an expert computes from its input rows.
 #pragma once
 
 #include <memory>
@@ -10,18 +10,20 @@
 
 namespace moeserve {
 
-// The only polymorphic part of the routed layer. Immutable after loading.
+// Computes the experts of a routed layer; the only polymorphic part of that layer. Immutable after
+// loading.
 class ExpertBody {
  public:
   virtual ~ExpertBody() = default;
-  // Results [capacity, width] of every assignment of `plan`, in assignment order and in the run's
-  // activation type; with no plan, of every row by the single expert. `rows` [R, width] in the
-  // activation type. The memory comes from ctx.workspace.
+  // Returns the experts' outputs [capacity, width], one row per assignment of `plan`, in the order
+  // of the assignments and in the activation type. If `plan` is null, the only expert computes
+  // every row. `rows` [R, width] is in the activation type. The returned memory comes from
+  // ctx.workspace.
   virtual RowsView Run(StepContext& ctx, const RoutingPlan* plan, const RowsView& rows) const = 0;
 };
 
-// down(norm(act(gate x) * up x)), or without gate, or without norm. Widths may differ by expert
-// (HMoE); a dense or shared feed-forward is a body of one expert.
+// Computes down(norm(act(gate x) * up x)); gate and norm are optional. Widths may differ between
+// experts (HMoE). A dense or shared feed-forward is a body with one expert.
 class FeedForwardExperts : public ExpertBody {
  public:
   static Result<std::unique_ptr<FeedForwardExperts>> Load(LoadContext& load,
@@ -30,21 +32,22 @@ class FeedForwardExperts : public ExpertBody {
                                                           const std::vector<int>& widths,
                                                           int model_width);
   RowsView Run(StepContext& ctx, const RoutingPlan* plan, const RowsView& rows) const override;
-  // Run() for a body of one expert that writes f32 rows instead.
+  // Does what Run() does, for a body with one expert, but writes f32 rows to `output`.
   void RunDense(StepContext& ctx, const RowsView& rows, const RowsView& output) const;
 
  private:
   RowsView Hidden(StepContext& ctx, const RoutingPlan* plan, const RowsView& rows) const;
 
-  std::unique_ptr<LinearBank> up_;  // gate and up together where gated
+  std::unique_ptr<LinearBank> up_;  // gate and up together if the experts are gated
   std::unique_ptr<LinearBank> down_;
-  std::unique_ptr<NormBank> inner_norm_;  // null: none
+  std::unique_ptr<NormBank> inner_norm_;  // null if there is none
   ActivationKind activation_ = ActivationKind::kNone;
   int widest_ = 0;
 };
 
 // MoA ("Mixture of Attention Heads", eq. 5 to 8): an expert is a set of query heads with its own
-// output projection; keys and values are shared and already in the cache.
+// output projection. Keys and values are shared by all experts; they must be in the cache before
+// Run().
 class AttentionExperts : public ExpertBody {
  public:
   static Result<std::unique_ptr<AttentionExperts>> Load(LoadContext& load,
@@ -57,14 +60,14 @@ class AttentionExperts : public ExpertBody {
  private:
   std::unique_ptr<LinearBank> query_;
   std::unique_ptr<LinearBank> output_;
-  int heads_ = 1;      // of an expert; head j reads kv head j
-  RopeSettings rope_;  // dimensions 0: none
+  int heads_ = 1;      // query heads per expert; head j reads kv head j
+  RopeSettings rope_;  // dimensions is 0 if the model has no rope
   int layer_ = 0;
   float scale_ = 1.0f;
   int window_ = 0;
 };
 
-// Rope settings of an attention block; dimensions 0 where the model has no rope.
+// Returns the rope settings of an attention block; dimensions is 0 if the model has no rope.
 RopeSettings RopeOf(const PositionSpec& position, int head_dim);
 
 }  // namespace moeserve

@@ -8,8 +8,8 @@
 namespace moeserve {
 namespace {
 
-// The h sub-tokens of a token are adjacent columns, so rows of width c are the same memory read
-// with another width: splitting and merging copy nothing.
+// Returns the same memory viewed as sub-tokens: the h sub-tokens of a token are adjacent groups of
+// columns, so splitting and merging copy nothing.
 RowsView AsSubTokens(const RowsView& x, int heads) {
   MOESERVE_CHECK(heads == 1 || x.stride == x.cols, "sub-tokens need rows without padding");
   RowsView v = x;
@@ -57,7 +57,8 @@ std::vector<RouteOverride> RoutedLayer::Overrides(const StepContext& ctx) const 
   if (batch.controls.empty()) return overrides;
   overrides.resize(static_cast<size_t>(batch.num_tokens()) * heads_);
   for (int t = 0; t < batch.num_tokens(); ++t) {
-    // Model::Reserve() runs tokens of no sequence; they use the first control.
+    // In Model::Reserve() the sequence ids are negative; such tokens use the first routing
+    // override.
     const int sequence = std::max(batch.sequence[t], 0);
     const RoutingControl* control = batch.controls[static_cast<size_t>(sequence)];
     if (control == nullptr) continue;

@@ -1,4 +1,4 @@
-// Parameters that tokens activated, and how many experts a token met.
+// Parameters that tokens activated, and how many distinct experts a token used.
 #pragma once
 
 #include <cstdint>
@@ -7,14 +7,16 @@
 
 namespace moeserve {
 
-// Means over tokens; 0 without tokens. `compute` counts an expert for every row that ran it (where
-// a token's sub-tokens share one it counts repeatedly), `unique` once for a token.
+// Means over tokens; 0 without tokens. `compute` counts an expert once for every row that used it,
+// so several times if sub-tokens of a token share the expert. `unique` counts an expert once per
+// token.
 struct ActivatedParameters {
   double compute = 0.0;
   double unique = 0.0;
-  int64_t total = 0;  // that there are
+  int64_t total = 0;  // number of all parameters, activated or not
 
-  // Of `total`; 0 where there are none. HMoE, table 2, is the mean of the blocks' compute_ratio().
+  // Return the activated share of `total`; 0 if `total` is 0. The ratio in HMoE, table 2, is the
+  // mean of compute_ratio() over the blocks.
   double compute_ratio() const { return Ratio(compute); }
   double unique_ratio() const { return Ratio(unique); }
 
@@ -22,20 +24,21 @@ struct ActivatedParameters {
   double Ratio(double part) const { return total > 0 ? part / static_cast<double>(total) : 0.0; }
 };
 
-// Of a block's routed experts.
+// Returns the activated parameters of a block's routed experts.
 ActivatedParameters ActivatedOf(const BlockExpertStats& block);
 
-// Of all routed blocks and of what every token uses; embeddings and head excluded.
+// Returns the activated parameters of all routed blocks plus those that every token uses;
+// embeddings and LM head are excluded.
 ActivatedParameters ActivatedOf(const ExpertStats& stats);
 
-// Mean over the routed blocks of compute_ratio(); 0 where there are none.
+// Returns the mean of compute_ratio() over the routed blocks; 0 if there are none.
 double MeanActivatedRatio(const ExpertStats& stats);
 
-// Sub-token assign diversity (MH-MoE, fig. 7): distinct experts of a token in a block, mean over
-// the diversity blocks and tokens. 0 without tokens.
+// Returns the sub-token assign diversity (MH-MoE, fig. 7): the number of distinct experts of a
+// token in a block, as a mean over the diversity blocks and tokens. 0 without tokens.
 double MeanDiversity(const ExpertStats& stats);
 
-// Mean number of distinct experts that a token touched in a block; 0 without tokens.
+// Returns the mean number of distinct experts that a token chose in a block; 0 without tokens.
 double MeanDistinctExperts(const BlockExpertStats& block);
 
 }  // namespace moeserve

@@ -1,4 +1,4 @@
-// How alike two checkpoints or runs of one architecture route (X-MoE, section 4.5).
+// How similarly two checkpoints or runs of one architecture route (X-MoE, section 4.5).
 #pragma once
 
 #include <cstdint>
@@ -12,18 +12,18 @@ namespace moeserve {
 // Routing fluctuation between two runs over the same rows.
 struct Fluctuation {
   uint64_t rows = 0;
-  double top1 = 0.0;  // share of rows whose expert of largest weight differs
+  double top1 = 0.0;  // share of rows whose expert with the largest weight differs
   double sets = 0.0;  // share of rows whose sets of experts differ
 };
 
-// Both must have equally many rows.
+// Compares two runs, which must have equally many rows.
 Fluctuation RoutingFluctuation(const BlockRoutes& a, const BlockRoutes& b);
 
-// Pearson's correlation; NaN where one of them is constant. Equal lengths.
+// Returns Pearson's correlation of two vectors of equal length; NaN if one of them is constant.
 double Correlation(std::span<const double> a, std::span<const double> b);
 
-// Inter-run consistency: mean of the m x m matrix of correlations of load vectors, the diagonal
-// included. NaN where a load is constant.
+// Returns the inter-run consistency of m runs: the mean of the m x m matrix of correlations between
+// their load vectors, the diagonal included. NaN if a load vector is constant.
 double InterRunConsistency(const std::vector<std::vector<double>>& loads);
 
 }  // namespace moeserve

@@ -13,16 +13,16 @@
 namespace moeserve {
 namespace {
 
-// The rows of a sample by class, and the means of the classes.
+// The rows of a sample grouped into classes, and the mean of each class.
 struct Classes {
   size_t width = 0;
   size_t count = 0;             // C
   std::vector<size_t> label;    // [rows] class of each row
-  std::vector<double> means;    // [C, width] m_c
-  std::vector<double> offsets;  // [C, width] m_c - m
+  std::vector<double> means;    // [C, width] class means m_c
+  std::vector<double> offsets;  // [C, width] m_c - m, with m the mean of all rows
 };
 
-// FailedPrecondition: fewer than two classes; InvalidArgument: too many.
+// FailedPrecondition if there are fewer than two classes; InvalidArgument if there are too many.
 Result<Classes> Classify(const HiddenSample& sample) {
   std::map<int32_t, size_t> class_of;
   for (const int32_t e : sample.experts) class_of.try_emplace(e, 0);
@@ -61,8 +61,9 @@ Result<Classes> Classify(const HiddenSample& sample) {
   return out;
 }
 
-// Eigenvalues and vectors of M M^T / C, with M the matrix of offsets. Sigma_B = M^T M / C has the
-// same eigenvalues lambda, and the eigenvectors M^T v / sqrt(C lambda).
+// Returns the eigenvalues and eigenvectors of M M^T / C, where M [C, width] is the matrix of
+// offsets. Sigma_B = M^T M / C has the same nonzero eigenvalues lambda, with the eigenvectors M^T v
+// / sqrt(C lambda).
 SymmetricEigen EigenOfOffsets(const Classes& c) {
   std::vector<double> gram(c.count * c.count);
   for (size_t a = 0; a < c.count; ++a) {
@@ -77,8 +78,8 @@ SymmetricEigen EigenOfOffsets(const Classes& c) {
   return EigenOfSymmetric(std::move(gram), c.count);
 }
 
-// The variance of the rows within their classes along the direction that belongs to eigenvector `v`
-// [C] of EigenOfOffsets().
+// Returns the within-class variance of the rows along the direction M^T v, where `v` [C] is an
+// eigenvector from EigenOfOffsets().
 double VarianceWithin(const HiddenSample& sample, const Classes& c, const double* v) {
   std::vector<double> direction(c.width), center(c.count);
   for (size_t a = 0; a < c.count; ++a) {

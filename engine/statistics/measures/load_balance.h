@@ -1,5 +1,5 @@
-// How the experts of a block share its work. T tokens, h rows of a token, k experts of a row, n_e
-// selections of expert e.
+// How evenly the experts of a block share the work. T: number of tokens; h: rows per token; k:
+// experts per row; n_e: selections of expert e.
 #pragma once
 
 #include <vector>
@@ -8,26 +8,30 @@
 
 namespace moeserve {
 
-// [E] n_e / T: the ratio that MH-MoE, fig. 1, holds against a threshold. Reaches h * k. All 0
-// without tokens.
+// Returns n_e / T for each expert, the ratio that MH-MoE, fig. 1, compares with a threshold. Its
+// largest possible value is h * k. All values are 0 without tokens.
 std::vector<double> SelectionRatios(const BlockExpertStats& block);
 
-// [E] n_e / (T h k), in [0, 1]; k is the largest number that a row may choose (top-p: its cap).
+// Returns n_e / (T h k) for each expert, in [0, 1]. k is the largest number of experts that a row
+// may choose (top-p: its maximum).
 std::vector<double> SelectionRatiosOfChoices(const BlockExpertStats& block);
 
-// [E] n_e / sum n, in [0, 1] (MoA, fig. 3 as a percentage). All 0 without selections.
+// Returns n_e / sum n for each expert, in [0, 1] (MoA, fig. 3, shows it as a percentage). All
+// values are 0 without selections.
 std::vector<double> LoadShares(const BlockExpertStats& block);
 
-// Numbers of the experts, the most loaded first; equals by number.
+// Returns the indices of the experts by descending load; ties: the lower index first.
 std::vector<int> ExpertsByLoad(const BlockExpertStats& block);
 
-// Experts with SelectionRatios() above `threshold`.
+// Returns the number of experts with SelectionRatios() above `threshold`.
 int ActivatedExperts(const BlockExpertStats& block, double threshold);
 
-// How evenly `selections` are spread. All zero selections: 1, 1, all experts unused.
+// How evenly `selections` are spread over the experts. If all selections are 0: balance 1, entropy
+// 1 and all experts unused.
 struct LoadShape {
-  double balance = 1.0;  // mean / max
-  double entropy = 1.0;  // of the shares / ln E
+  double balance = 1.0;  // mean selections / largest selections
+  double entropy = 1.0;  // entropy of the load shares / ln E
+  // Number of experts without selections.
   int unused = 0;
 };
 LoadShape MeasureLoad(const std::vector<double>& selections);

@@ -1,4 +1,4 @@
-// The routes of a text, row after row: what routing fluctuation compares.
+// The routes of a text, one row after the other; routing fluctuation compares two of them.
 #pragma once
 
 #include <cstddef>
@@ -8,11 +8,11 @@
 
 namespace moeserve {
 
-// Rows of one routed block as compressed rows.
+// The routes of one routed block as compressed rows.
 struct BlockRoutes {
-  static constexpr uint16_t kNone = 0xffff;  // a row that chose nothing
+  static constexpr uint16_t kNone = 0xffff;  // value in top1 for a row that chose no expert
 
-  std::vector<uint16_t> top1;           // [rows] expert of the largest weight, equals: the lowest
+  std::vector<uint16_t> top1;           // [rows] expert with the largest weight; ties: the lowest
   std::vector<uint64_t> offsets = {0};  // [rows + 1]
   std::vector<uint16_t> experts;        // [A] ascending within a row
 
@@ -24,8 +24,8 @@ struct BlockRoutes {
 };
 
 struct RouteSequence {
-  std::vector<int32_t> tokens;      // [T] as the model saw them
-  std::vector<BlockRoutes> blocks;  // by routed block, sub-tokens of a token adjacent
+  std::vector<int32_t> tokens;      // [T] tokens in the order in which the model computed them
+  std::vector<BlockRoutes> blocks;  // by routed block; the sub-tokens of a token are adjacent
 
   bool operator==(const RouteSequence&) const = default;
 };

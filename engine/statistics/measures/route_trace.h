@@ -1,4 +1,4 @@
-// Collects the routes of a text while the model runs it.
+// Collects the routes of a text while the model computes it.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 namespace moeserve {
 
-// Requests must be run one after the other, without a prefix cache, so that rows come in the order
-// of the text. The engine thread adds; others may read after a request has ended.
+// Requests must run one after the other, without a prefix cache, so that rows arrive in the order
+// of the text. The engine thread adds rows; other threads may read after a request has ended.
 class RouteTrace : public StepObserver {
  public:
   explicit RouteTrace(const RouteLayout& layout)
@@ -22,13 +22,13 @@ class RouteTrace : public StepObserver {
   void OnStep(const Batch& batch, const StepReport& report) override;
 
   const RouteLayout& layout() const { return layout_; }
-  // By routed block, as BlockRoutes.
+  // Returns the routes of each routed block.
   const std::vector<BlockRoutes>& routes() const { return routes_; }
-  // [A] of each routed block: the final gate weight of every entry of BlockRoutes::experts.
+  // Returns for each routed block [A] the final gate weight of every entry of BlockRoutes::experts.
   const std::vector<std::vector<float>>& weights() const { return weights_; }
 
  private:
-  void Add(size_t index, const RoutingPlan& plan);  // of a routed block
+  void Add(size_t index, const RoutingPlan& plan);  // adds the plan of routed block `index`
 
   const RouteLayout layout_;
   std::vector<BlockRoutes> routes_;

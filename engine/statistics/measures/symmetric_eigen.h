@@ -7,12 +7,13 @@
 namespace moeserve {
 
 struct SymmetricEigen {
-  std::vector<double> values;   // [n] in no order
-  std::vector<double> vectors;  // [n * n] row k: the unit eigenvector of values[k]
+  std::vector<double> values;   // [n] eigenvalues, in no particular order
+  std::vector<double> vectors;  // [n * n] row k is the unit eigenvector for values[k]
 };
 
-// `matrix` [n * n] is symmetric and finite. Cyclic Jacobi rotations until what is off the diagonal
-// is rounding: eigenvalues are right to about 1e-15 of the largest. Time of the order of 10 n^3.
+// Returns the eigenvalues and eigenvectors of `matrix` [n * n], which must be symmetric and finite.
+// Cyclic Jacobi rotations run until the off-diagonal elements are as small as rounding errors; the
+// error of the eigenvalues is about 1e-15 times the largest. Takes about 10 n^3 operations.
 SymmetricEigen EigenOfSymmetric(std::vector<double> matrix, size_t n);
 
 }  // namespace moeserve

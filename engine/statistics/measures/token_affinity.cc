@@ -36,7 +36,7 @@ std::vector<std::vector<TokenAffinity>> TopTokens(const TokenCounts& c, uint32_t
     if (a.count != b.count) return a.count > b.count;
     return a.token < b.token;
   };
-  // Heaps whose front is the worst of the best so far.
+  // One heap per expert; its front is the lowest ranked of the `top` tokens found so far.
   std::vector<std::vector<TokenAffinity>> best(static_cast<size_t>(c.experts));
   for (int64_t v = 0; v < c.vocabulary && top > 0; ++v) {
     const double of_token = SumOfToken(c, v);
@@ -72,7 +72,8 @@ std::vector<double> TokenShares(const TokenCounts& c, int32_t token) {
 std::vector<double> TokenDistances(const TokenCounts& c) {
   const size_t experts = static_cast<size_t>(c.experts);
   const std::vector<double> sums = SumsByExpert(c);
-  std::vector<double> below(experts);  // counts of tokens up to v: exact, unlike sums of quotients
+  // Counts of the tokens up to v; exact, unlike running sums of quotients.
+  std::vector<double> below(experts);
   std::vector<double> cdf(experts);
   std::vector<double> out(experts * experts);
   for (int64_t v = 0; v < c.vocabulary; ++v) {

@@ -1,5 +1,5 @@
-// Which tokens an expert works on, and how alike experts are in that. c(v, e): how often token type
-// v was sent to expert e of one block.
+// Which tokens an expert computes, and how similar experts are in that respect. c(v, e) is how
+// often token id v was routed to expert e in one block.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace moeserve {
 
-// The c(v, e) of one block, [vocabulary][experts]. Does not own them.
+// The counts c(v, e) of one block, [vocabulary][experts]. Does not own them.
 struct TokenCounts {
   int64_t vocabulary = 0;
   int64_t experts = 0;
@@ -26,27 +26,29 @@ struct TokenAffinity {
   double share = 0.0;  // a(v, e) = c(v, e) / sum_e' c(v, e') (HMoE, fig. 10)
 };
 
-// [E] the `top` tokens of largest pmi of each expert among those with c(v, e) >= `min_count`
-// (at least 1); of equals the more frequent, then the lower id first.
+// Returns for each expert the `top` tokens with the largest pmi among the tokens with c(v, e) >=
+// `min_count` (at least 1). Ties: the more frequent token first, then the lower id.
 std::vector<std::vector<TokenAffinity>> TopTokens(const TokenCounts& counts, uint32_t min_count,
                                                   int top);
 
-// [E] a(v, e) of one token; all 0 if it never came.
+// Returns a(v, e) of one token for each expert; all 0 if the token never occurred.
 std::vector<double> TokenShares(const TokenCounts& counts, int32_t token);
 
-// Work of the two functions below, in steps of a few nanoseconds.
+// Returns an estimate of the time of the two functions below, in units of a few nanoseconds.
 inline double SimilarityWork(int64_t vocabulary, int64_t experts) {
   return static_cast<double>(vocabulary) * static_cast<double>(experts) *
          static_cast<double>(experts);
 }
 
-// [E * E] Wasserstein-1 distance between D_e(v) = c(v, e) / sum_v c(v, e) with the distance |u - v|
-// of token ids as the ground metric: sum_v |CDF_a(v) - CDF_b(v)| (HMoE, fig. 9a and 13, which name
-// no metric). NaN where an expert has no tokens.
+// Returns the matrix [E * E] of Wasserstein-1 distances between the experts' token distributions
+// D_e(v) = c(v, e) / sum_v c(v, e), with the distance |u - v| of token ids as the ground metric:
+// sum_v |CDF_a(v) - CDF_b(v)| (HMoE, fig. 9a and 13, which name no metric). NaN if an expert has no
+// tokens.
 std::vector<double> TokenDistances(const TokenCounts& counts);
 
-// [E * E] KL(D_a || D_b) = sum_v D_a ln(D_a / D_b), row a, in nats, with D_e(v) =
-// (c(v, e) + eps) / (sum_v c(v, e) + eps V) (HMoE, fig. 9b). `eps` is positive.
+// Returns the matrix [E * E] with KL(D_a || D_b) = sum_v D_a ln(D_a / D_b), in nats, in row a and
+// column b, where D_e(v) = (c(v, e) + eps) / (sum_v c(v, e) + eps V) (HMoE, fig. 9b). `eps` is
+// positive.
 std::vector<double> TokenDivergences(const TokenCounts& counts, double eps);
 
 }  // namespace moeserve

@@ -1,4 +1,4 @@
-// The tree of a template.
+// The syntax tree of a chat template.
 #pragma once
 
 #include <memory>
@@ -21,22 +21,22 @@ enum class ExprKind {
   kName,
   kList,
   kTuple,
-  kDict,       // children: key, value, key, value...
+  kDict,       // children: key, value, key, value, ...
   kAttribute,  // children[0].name
   kItem,       // children[0][children[1]]
-  kSlice,      // children[0][children[1]:children[2]:children[3]]; null: left out
-  kCall,       // children[0](children[1...], named)
-  kFilter,     // children[0] | name(children[1...], named); children[0] may be null
-  kTest,       // children[0] is name(children[1...], named)
+  kSlice,      // children[0][children[1]:children[2]:children[3]]; an omitted part is null
+  kCall,       // children[0](children[1], ..., named)
+  kFilter,     // children[0] | name(children[1], ..., named); children[0] may be null
+  kTest,       // children[0] is name(children[1], ..., named)
   kNot,
   kNegate,
   kPositive,
   kAnd,
   kOr,
-  kCompare,  // children[0] compare[0] children[1] compare[1] ...
+  kCompare,  // children[0] compare[0] children[1] compare[1] children[2] ...
   kConcat,
   kBinary,
-  kConditional,  // children[0] if children[1] else children[2]; the last may be null
+  kConditional,  // children[0] if children[1] else children[2]; children[2] may be null
 };
 
 enum class CompareOp { kEqual, kNotEqual, kLess, kLessEqual, kGreater, kGreaterEqual, kIn, kNotIn };
@@ -44,46 +44,46 @@ enum class CompareOp { kEqual, kNotEqual, kLess, kLessEqual, kGreater, kGreaterE
 struct Expr {
   ExprKind kind = ExprKind::kConstant;
   int line = 0;
-  int depth = 1;  // of this tree
+  int depth = 1;  // depth of the tree under this node, the node included
   Value constant;
   std::string name;
   BinaryOp op = BinaryOp::kAdd;
   std::vector<ExprPtr> children;
   std::vector<std::pair<std::string, ExprPtr>> named;
   std::vector<CompareOp> compare;
-  ExprPtr spread;        // of a call: *spread
-  ExprPtr named_spread;  // of a call: **named_spread
+  ExprPtr spread;        // kCall: the operand of *
+  ExprPtr named_spread;  // kCall: the operand of **
 };
 
 struct Stmt;
 using Body = std::vector<std::unique_ptr<Stmt>>;
 
-// What is assigned to: a name, the attribute of a namespace, or several targets.
+// The target of an assignment: a variable, an attribute of a namespace, or several targets.
 struct Target {
   std::string name;
-  std::string attribute;         // of the namespace `name`; empty: the variable itself
-  std::vector<Target> elements;  // not empty: a tuple
+  std::string attribute;  // attribute of the namespace `name`; empty: the variable `name` itself
+  std::vector<Target> elements;  // if not empty, the target is the tuple of these targets
 };
 
 struct MacroNode {
   std::string name;
   std::vector<std::string> parameters;
-  std::vector<ExprPtr> defaults;  // of the last parameters
+  std::vector<ExprPtr> defaults;  // default values of the last parameters
   Body body;
 };
 
 enum class StmtKind {
   kData,
   kPrint,
-  kIf,        // branches in order, then `otherwise`
-  kFor,       // `expr` elements, `condition` may be null, `body`, `otherwise`
+  kIf,        // `branches` in order, then `otherwise`
+  kFor,       // loops over `expr`, with an optional `condition`; `body`, `otherwise`
   kSet,       // target = expr
-  kSetBlock,  // target = body, through the filters of `expr` if not null
+  kSetBlock,  // target = body, passed through the filters in `expr` if it is not null
   kMacro,
-  kCall,    // the call `expr`, which can call `macro` back
-  kFilter,  // body through `expr`
-  kWith,    // `bindings`, body
-  kScope,   // body
+  kCall,    // calls `expr`; the callee can call `macro`
+  kFilter,  // the body, passed through the filters in `expr`
+  kWith,    // `bindings` and `body`
+  kScope,   // a body with its own variables
   kBreak,
   kContinue,
 };

@@ -1,4 +1,4 @@
-// Limits on the work and memory of one rendering.
+// Limits on the work and memory of rendering one template.
 #pragma once
 
 #include <cstddef>
@@ -9,14 +9,15 @@
 namespace moeserve::chat {
 
 struct RenderLimits {
-  int64_t max_steps = 10'000'000;        // nodes evaluated, elements visited
-  size_t max_bytes = size_t{256} << 20;  // allocated in total, intermediate results included
+  int64_t max_steps = 10'000'000;        // nodes evaluated plus elements visited
+  size_t max_bytes = size_t{256} << 20;  // bytes allocated in total, intermediate results included
   size_t max_output_bytes = size_t{4} << 20;
 };
 
-inline constexpr int kMaxEvaluationDepth = 1000;  // nested nodes, through macros too
+// Depth of nested nodes, including those of called macros.
+inline constexpr int kMaxEvaluationDepth = 1000;
 inline constexpr int kMaxContainerDepth = 80;
-inline constexpr int64_t kMaxRange = 100'000;  // that of Jinja's sandbox
+inline constexpr int64_t kMaxRange = 100'000;  // largest range(); the value in Jinja's sandbox
 
 class Budget {
  public:
@@ -25,12 +26,12 @@ class Budget {
   void Step(int64_t count = 1) {
     if ((steps_ += count) > limits_.max_steps) Fail("the template does too much work");
   }
-  // Call before allocating the bytes.
+  // Counts bytes; must be called before they are allocated.
   void Bytes(size_t count) {
     if (count > limits_.max_bytes - bytes_) Fail("the template needs too much memory");
     bytes_ += count;
   }
-  // The elements of a new list or dictionary.
+  // Counts the elements of a new list or dictionary.
   void Elements(size_t count) {
     if (count > limits_.max_bytes / kElementBytes) Fail("the template needs too much memory");
     Bytes(kElementBytes * (count + 1));

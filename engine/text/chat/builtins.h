@@ -1,4 +1,4 @@
-// Filters, tests and methods.
+// The built-in filters, tests and methods of templates.
 #pragma once
 
 #include <string>
@@ -9,21 +9,23 @@
 
 namespace moeserve::chat {
 
-// These throw TemplateError for an unknown name, wrong arguments, and where Python raises.
+// All functions in this file throw TemplateError for an unknown name, for wrong arguments, and
+// wherever Python raises an exception.
 Value ApplyFilter(const std::string& name, const Value& value, const Arguments& args,
                   Budget& budget);
 bool ApplyTest(const std::string& name, const Value& value, const Arguments& args, Budget& budget);
 
-// Whether values of this type have such a method.
+// Returns whether values of `self`'s type have a method of this name.
 bool HasMethod(const Value& self, std::string_view name);
 Value CallMethod(const Value& self, const std::string& name, const Arguments& args, Budget& budget);
 
-// value.name as templates write it: a method, else an element; Undefined if there is neither.
+// Returns value.name as in templates: the method of this name, or else the element; Undefined if
+// there is neither.
 Value Attribute(const Value& value, const std::string& name, Budget& budget);
-// value[index]: an element, else a method.
+// Returns value[index]: the element, or else the method of this name.
 Value Subscript(const Value& value, const Value& index, Budget& budget);
 
-// str.split() for a separator, or for white space if it is null.
+// Splits as Python's str.split() does, at `separator`, or at white space if `separator` is null.
 std::vector<Value> SplitText(const Text& text, const Text* separator, int64_t max_splits,
                              bool from_right, Budget& budget);
 std::vector<Text> SplitLines(const Text& text, bool keep_ends, Budget& budget);

@@ -7,7 +7,7 @@
 
 namespace moeserve::chat {
 
-// Every `step`-th code point from `first` to `last` maps to itself plus `delta`.
+// Every `step`-th code point from `first` to `last` maps to the code point plus `delta`.
 struct CaseRange {
   char32_t first;
   char32_t last;
@@ -17,7 +17,7 @@ struct CaseRange {
 std::span<const CaseRange> UpperRanges();
 std::span<const CaseRange> LowerRanges();
 
-// Code points that map to several characters, or whose title case differs from their upper case.
+// A code point that maps to several characters, or whose title case differs from its upper case.
 struct SpecialCase {
   char32_t code_point;
   std::string_view upper;
@@ -33,7 +33,7 @@ struct PointRange {
 std::span<const PointRange> CasedRanges();
 bool InRanges(std::span<const PointRange> ranges, char32_t code_point);
 bool IsCaseIgnorable(char32_t code_point);
-// Whether repr() leaves a code point above ASCII unescaped.
+// Returns whether Python's repr() leaves a code point above ASCII unescaped.
 bool IsPrintable(char32_t code_point);
 
 }  // namespace moeserve::chat

@@ -58,7 +58,8 @@ std::string WithLine(const TemplateError& error) {
   return message + ": " + error.message;
 }
 
-// Turns every exception into a status; `fault` is the code of an error in the template.
+// Runs `work` and turns every exception into a status. `fault` is the status code for an error in
+// the template.
 template <typename Work>
 absl::Status Guarded(absl::StatusCode fault, Work work) {
   try {

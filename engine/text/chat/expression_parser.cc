@@ -7,7 +7,7 @@
 namespace moeserve::chat {
 namespace {
 
-constexpr int kMaxNesting = 60;  // of brackets, signs and the like
+constexpr int kMaxNesting = 60;  // nesting of brackets, signs and similar constructs
 
 template <typename... Exprs>
 std::vector<ExprPtr> Children(Exprs... exprs) {
@@ -411,7 +411,7 @@ ExprPtr ExpressionParser::ParseTest(ExprPtr operand) {
              kind == TokenKind::kFloat || IsOperator("[") || IsOperator("{") ||
              (kind == TokenKind::kName && !IsName("else") && !IsName("or") && !IsName("and"))) {
     if (IsName("is")) FailHere("tests cannot be chained");
-    // A keyword that continues the expression is not an argument either.
+    // A keyword that continues the expression is not an argument of the test.
     if (!IsName("if") && !IsName("not") && !IsName("in") && !IsName("recursive")) {
       ExprPtr argument = ParsePostfix(ParsePrimary());
       Deepen(*test, argument);

@@ -1,4 +1,4 @@
-// Parser of expressions, with the position in a template's tokens.
+// A parser of template expressions, which also keeps the position in the template's tokens.
 #pragma once
 
 #include <span>
@@ -11,10 +11,10 @@
 
 namespace moeserve::chat {
 
-// All functions throw TemplateError with the line.
+// All functions throw TemplateError with the line number.
 class ExpressionParser {
  public:
-  // The last of `tokens` is kEnd. They must outlive this object.
+  // The last element of `tokens` is kEnd. The tokens must outlive this object.
   explicit ExpressionParser(std::span<const Token> tokens) : tokens_(tokens) {}
 
   const Token& current() const { return tokens_[pos_]; }
@@ -32,11 +32,12 @@ class ExpressionParser {
   void Expect(TokenKind kind, std::string_view shown);
   void ExpectOperator(std::string_view op);
 
-  // `conditional`: accepts `a if b else c`.
+  // Parses one expression. `conditional`: also accepts `a if b else c`.
   ExprPtr ParseExpression(bool conditional = true);
-  // One expression, or a tuple if commas follow.
+  // Parses one expression, or a tuple if commas follow.
   ExprPtr ParseTuple(bool conditional = true);
-  // The filters and tests after `operand`; `inside_tag`: the first has no `|` before it.
+  // Parses the filters and tests after `operand`. `inside_tag`: the first filter has no `|` before
+  // its name, as in {% filter name %}.
   ExprPtr ParseFilters(ExprPtr operand, bool inside_tag = false);
 
  private:
@@ -60,7 +61,7 @@ class ExpressionParser {
   ExprPtr ParsePostfix(ExprPtr operand);
   ExprPtr ParseSubscript(ExprPtr operand);
   ExprPtr ParseTest(ExprPtr operand);
-  // Adds the arguments in parentheses to a call, filter or test.
+  // Parses the arguments in parentheses and adds them to a call, filter or test.
   void ParseArguments(Expr& call);
   bool AtEndOfTuple() const;
   static void Deepen(Expr& parent, const ExprPtr& child);

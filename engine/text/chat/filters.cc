@@ -39,7 +39,8 @@ Value Iterator(std::vector<Value> items, B budget) {
   return list;
 }
 
-// The attribute "a.b.0" of a value, or the value itself.
+// Returns the attribute `attribute`, for example "a.b.0", of a value, or the value itself if
+// `attribute` is null or None.
 Value Path(V value, const Value* attribute, B budget) {
   if (attribute == nullptr || attribute->IsNone()) return value;
   if (attribute->IsInt()) return Item(value, *attribute, budget);
@@ -56,7 +57,8 @@ Value Path(V value, const Value* attribute, B budget) {
   return current;
 }
 
-// The key that sorting and similar filters compare: case-insensitive unless asked otherwise.
+// Returns the key by which sorting and similar filters compare: text in lower case unless the
+// comparison is case-sensitive.
 Value SortKey(V value, bool case_sensitive) {
   return !case_sensitive && value.IsText() ? Value(MapCase(value.text(), CaseMap::kLower)) : value;
 }
@@ -94,7 +96,7 @@ const std::string& NameArgument(A args, size_t index, const char* what) {
 
 Value Map(V value, A args, B budget) {
   std::vector<Value> out;
-  if (!Truthy(value)) return Iterator({}, budget);  // none, too
+  if (!Truthy(value)) return Iterator({}, budget);  // None is also treated as an empty list
   if (args.positional.empty()) {
     args.Check("map", {"attribute", "default"});
     const Value* attribute = args.Get(0, "attribute");
@@ -115,9 +117,9 @@ Value Map(V value, A args, B budget) {
   return Iterator(std::move(out), budget);
 }
 
-// select, reject, selectattr and rejectattr.
+// Implements the filters select, reject, selectattr and rejectattr.
 Value Select(V value, A args, bool by_attribute, bool wanted, B budget) {
-  if (!Truthy(value)) return Iterator({}, budget);  // none, too
+  if (!Truthy(value)) return Iterator({}, budget);  // None is also treated as an empty list
   const size_t skipped = by_attribute ? 1 : 0;
   if (by_attribute && args.positional.empty()) Fail("selectattr: expected an attribute");
   const bool has_test = args.positional.size() > skipped;
@@ -158,7 +160,8 @@ Value Join(V value, A args, B budget) {
                    budget);
 }
 
-// The words of Jinja's title filter start after white space and opening brackets.
+// Implements the filter title. Unlike in str.title(), words start after white space and opening
+// brackets only.
 Value Title(V value, A args, B budget) {
   args.Check("title", {});
   const Text text = ToText(value, budget);
@@ -401,7 +404,7 @@ Value Escape(V value, A args, B budget) {
   Text text = ToText(value, budget);
   for (const auto& [from, to] :
        {std::pair("&", "&amp;"), {">", "&gt;"}, {"<", "&lt;"}, {"'", "&#39;"}, {"\"", "&#34;"}}) {
-    // Untrusted, because the character may be.
+    // The replacement is marked untrusted, because the character that it replaces may be untrusted.
     text = ReplaceText(text, Text(from, true), Text(to, false), -1, budget);
   }
   return text;

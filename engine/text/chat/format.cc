@@ -12,7 +12,7 @@
 namespace moeserve::chat {
 namespace {
 
-// Appends to a text and charges the budget.
+// Builds a text and charges the budget for its bytes.
 class Writer {
  public:
   explicit Writer(Budget& budget) : budget_(budget) {}
@@ -44,7 +44,7 @@ std::string Hex(const char* format, char32_t c) {
   return buffer;
 }
 
-// Copies `text`; a character for which `escape` returns a replacement is replaced by it.
+// Copies `text`, except that each character for which `escape` returns a replacement is replaced.
 template <typename Escape>
 void WriteEscaped(const Text& text, Writer& out, Escape escape) {
   size_t copied = 0;

@@ -1,4 +1,4 @@
-// Values as text: str(), repr(), json.dumps().
+// Converts values to text as Python's str(), repr() and json.dumps() do.
 #pragma once
 
 #include <optional>
@@ -9,24 +9,25 @@
 
 namespace moeserve::chat {
 
-// repr() of a double: the shortest digits that read back as the same number.
+// Returns Python's repr() of a double: the shortest digits that read back as the same number.
 std::string FloatRepr(double value);
 
-// The printed form of a value: str(), "" for an undefined one.
+// Returns Python's str() of a value; "" for an undefined value.
 Text ToText(const Value& value, Budget& budget);
 Text Repr(const Value& value, Budget& budget);
 
 struct JsonFormat {
-  std::optional<std::string> indent;  // one level's; absent: one line
+  std::optional<std::string> indent;  // indentation of one level; nullopt: all on one line
   std::string item_separator = ", ";
   std::string key_separator = ": ";
   bool ensure_ascii = false;
   bool sort_keys = false;
 };
-// json.dumps(). Strings of a client stay untrusted; their quotes are trusted.
+// Returns Python's json.dumps() of a value. Strings from a client stay untrusted; the quotes around
+// them are trusted.
 Text ToJson(const Value& value, const JsonFormat& format, Budget& budget);
 
-// format % values with the conversions s, r, d, i, f and %.
+// Returns Python's `format % values` with the conversions s, r, d, i, f and %.
 Value PercentFormat(const Text& format, const Value& values, Budget& budget);
 
 }  // namespace moeserve::chat

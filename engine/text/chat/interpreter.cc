@@ -55,13 +55,14 @@ Value FormatTime(const Arguments& args, std::time_t now) {
   std::tm parts{};
   localtime_r(&now, &parts);
   char buffer[4096];
-  // The space at the end distinguishes an empty result from a buffer that is too small.
+  // The appended space distinguishes an empty result from a buffer that is too small.
   const std::string with_space = format.text().bytes() + " ";
   const size_t size = std::strftime(buffer, sizeof(buffer), with_space.c_str(), &parts);
   if (size == 0 || !IsValidUtf8(std::string_view(buffer, size - 1))) {
     Fail("strftime_now(): the format is not usable");
   }
-  // Characters outside conversions are copied to the result.
+  // strftime() copies characters outside conversions to the result, so the result is as trusted as
+  // the format.
   const bool trusted = format.text().IsTrusted(0, format.text().size());
   return Text(std::string(buffer, size - 1), trusted);
 }
@@ -77,7 +78,7 @@ void Scope::Set(const std::string& name, Value value) {
   variables.emplace_back(name, std::move(value));
 }
 
-// Counts nested evaluations to bound the use of the stack.
+// Counts nested evaluations, to limit the stack depth.
 class Interpreter::Depth {
  public:
   explicit Depth(int* depth) : depth_(depth) {
@@ -215,7 +216,7 @@ Interpreter::Flow Interpreter::RunLoop(const Stmt& stmt, const ScopePtr& scope, 
     }
     return false;
   };
-  // The function refers to this frame.
+  // loop->pull refers to local variables of this function, so it is cleared on return.
   struct Closer {
     LoopState& loop;
     ~Closer() { loop.pull = nullptr; }
@@ -268,7 +269,8 @@ void Interpreter::Assign(const Target& target, const Value& value, const ScopePt
   if (space == nullptr) Fail("cannot assign attribute on non-namespace object");
   budget_.Step(static_cast<int64_t>(space->items.size() / 16));
   if (Value* old = space->Find(target.attribute)) {
-    // The old value is destroyed after the assignment, which may use it.
+    // `keep` destroys the old value only after the assignment, because the new value may refer to
+    // it.
     const Value keep = std::exchange(*old, value);
   } else {
     budget_.Elements(1);
@@ -497,7 +499,7 @@ Value Interpreter::CallGlobal(const std::string& name, const Arguments& args) {
     args.Check(name, {"message"}, 1);
     throw TemplateError{ToText(*args.Get(0, "message"), budget_).bytes(), true};
   }
-  // dict and namespace: pairs of a dictionary, then named arguments.
+  // dict() and namespace() take the pairs of a dictionary and then named arguments.
   if (args.positional.size() > 1) Fail(name + "(): expected at most one argument");
   Dict dict;
   if (!args.positional.empty()) {

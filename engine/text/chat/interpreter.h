@@ -1,4 +1,4 @@
-// Runs the tree of a template.
+// Executes the syntax tree of a template.
 #pragma once
 
 #include <ctime>
@@ -12,7 +12,7 @@
 
 namespace moeserve::chat {
 
-// Variables by name, innermost first.
+// The variables of one scope; `parent` is the enclosing scope.
 struct Scope {
   std::vector<std::pair<std::string, Value>> variables;
   std::shared_ptr<Scope> parent;
@@ -20,10 +20,10 @@ struct Scope {
   void Set(const std::string& name, Value value);
 };
 
-// For one rendering, on one thread. All functions throw TemplateError.
+// Renders once, on one thread. All functions throw TemplateError.
 class Interpreter {
  public:
-  // `now`: the time that strftime_now() formats, in local time.
+  // `now` is the time that strftime_now() formats, in local time.
   Interpreter(const RenderLimits& limits, std::time_t now);
   ~Interpreter();
 
@@ -49,9 +49,9 @@ class Interpreter {
   Value Lookup(const std::string& name, const Scope& scope);
   Value EvaluateDict(const Expr& expr, const ScopePtr& scope);
   Value EvaluateCompare(const Expr& expr, const ScopePtr& scope);
-  // `caller`: the body of a {% call %} block as a callable; null in other calls.
+  // `caller` is the body of a {% call %} block as a callable; null in calls without such a block.
   Value EvaluateCall(const Expr& expr, const Value* caller, const ScopePtr& scope);
-  // `input`, if not null, replaces the operand of the expression.
+  // If `input` is not null, it replaces the filter's operand.
   Value EvaluateFilter(const Expr& expr, const Value* input, const ScopePtr& scope);
   Arguments EvaluateArguments(const Expr& expr, const ScopePtr& scope);
   Value CallMacro(const Callable& macro, const Arguments& args, const Value* caller);
@@ -61,7 +61,8 @@ class Interpreter {
   const std::time_t now_;
   const ScopePtr root_ = std::make_shared<Scope>();
   int depth_ = 0;
-  // Namespaces, and scopes that macros capture, can form cycles; the destructor clears them.
+  // Namespaces, and scopes that macros capture, can form reference cycles; the destructor clears
+  // them.
   std::vector<std::shared_ptr<Namespace>> namespaces_;
   std::vector<ScopePtr> captured_;
 };

@@ -16,7 +16,7 @@ bool IsNameByte(char c) {
          static_cast<unsigned char>(c) >= 0x80;
 }
 
-// Line ends become \n; one at the end of the template is dropped.
+// Turns every line end into \n and drops one line end at the end of the template.
 std::string NormalizeNewlines(std::string_view source) {
   std::string out;
   out.reserve(source.size());
@@ -109,7 +109,7 @@ class Lexer {
     return source_[pos] == '-' || source_[pos] == '+' ? source_[pos] : '\0';
   }
 
-  // Text before a tag that starts with `sign`.
+  // Adds the text before a tag. `sign` is the '-' or '+' at the tag's start, or 0.
   void AddData(size_t begin, size_t end, char sign, bool may_strip_line) {
     if (sign == '-') {
       end = begin +
@@ -127,7 +127,8 @@ class Lexer {
     if (begin < end) Add(TokenKind::kData, source_.substr(begin, end - begin));
   }
 
-  // After a tag that ended at `end`: `newline` says whether a newline there goes.
+  // Continues after a tag that ended at `end`. `sign` is the '-' or '+' at the tag's end, or 0;
+  // `newline` is whether a line end after the tag is removed.
   void AfterTag(size_t end, char sign, bool newline) {
     if (sign == '-') {
       end = SkipSpace(end);
@@ -144,7 +145,8 @@ class Lexer {
     AfterTag(end + 2, end > inside ? SignAt(end - 1) : '\0', true);
   }
 
-  // Where the text after {% raw %} starts, if that is what `inside` begins; else 0.
+  // If `inside`, the position after {%, begins the tag with `word` (raw or endraw), returns the
+  // position after the tag; otherwise 0.
   size_t RawTag(size_t inside, std::string_view word) const {
     size_t pos = SkipSpace(inside);
     if (!At(pos, word)) return 0;
@@ -172,10 +174,10 @@ class Lexer {
     FailHere("{% raw %} has no end");
   }
 
-  // The tokens of one tag, up to and including its `end`.
+  // Reads the tokens of one tag, up to and including its end mark `end`.
   void ReadTag(std::string_view end) {
     const bool is_block = end == "%}";
-    std::string open;  // brackets
+    std::string open;  // the brackets that are open
     while (true) {
       if (pos_ >= source_.size()) FailHere("a tag has no end");
       if (open.empty()) {
@@ -228,7 +230,7 @@ class Lexer {
     ++pos_;
   }
 
-  // Digits with single underscores between them, from `pos`.
+  // Returns the position after the digits at `pos`, which may have single underscores between them.
   size_t SkipDigits(size_t pos, bool (*is_digit)(char)) const {
     while (pos < source_.size() &&
            (is_digit(source_[pos]) ||

@@ -1,4 +1,5 @@
-// Template text -> tokens, with the white space rules of trim_blocks and lstrip_blocks.
+// Splits template text into tokens, with the white space rules of Jinja's trim_blocks and
+// lstrip_blocks.
 #pragma once
 
 #include <string>
@@ -14,7 +15,7 @@ enum class TokenKind {
   kBlockBegin,  // {%
   kBlockEnd,
   kName,
-  kString,  // `text` is its value
+  kString,  // `text` is the string's value, without quotes and escapes
   kInteger,
   kFloat,
   kOperator,
@@ -27,7 +28,8 @@ struct Token {
   int line = 1;
 };
 
-// `source` must be valid UTF-8. Throws TemplateError with the line. Ends with a kEnd token.
+// Splits `source`, which must be valid UTF-8. The last token is kEnd. Throws TemplateError with the
+// line number.
 std::vector<Token> Tokenize(std::string_view source);
 
 }  // namespace moeserve::chat

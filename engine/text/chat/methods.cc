@@ -39,7 +39,7 @@ Value Strip(const Text& text, const Arguments& args, bool left, bool right) {
   return text.Slice(span.begin, span.end);
 }
 
-// str.startswith() and endswith(): a string, or a tuple of them.
+// Implements str.startswith() and str.endswith(), whose argument is a string or a tuple of strings.
 bool MatchesEnd(const Text& text, const Arguments& args, bool at_start) {
   args.Check("startswith", {"prefix"}, 1);
   const Value& affix = *args.Get(0, "prefix");
@@ -97,7 +97,7 @@ Value Split(const Text& text, const Arguments& args, bool from_right, Budget& bu
                   false, budget);
 }
 
-// Whether all characters pass the test and at least one meets `needs`.
+// Returns whether the text is not empty and all its characters pass the test.
 template <typename Test>
 bool AllCharacters(const Text& text, Test test) {
   if (text.empty()) return false;
@@ -107,7 +107,8 @@ bool AllCharacters(const Text& text, Test test) {
   return true;
 }
 
-// str.isupper() and islower(): at least one cased character, and none of the other case.
+// Implements str.isupper() and str.islower(): at least one character has case, and every character
+// that has case has this one.
 bool HasOnlyCase(const Text& text, CaseMap map) {
   bool cased = false;
   std::string mapped;
@@ -138,7 +139,7 @@ Value Pad(const Text& text, const Arguments& args, bool left, Budget& budget) {
               : Binary(BinaryOp::kAdd, text, padding, budget);
 }
 
-// str.format() with {}, {0} and {name}.
+// Implements str.format() with {}, {0} and {name}.
 Value Format(const Text& text, const Arguments& args, Budget& budget) {
   const std::string& bytes = text.bytes();
   Text out;
@@ -305,7 +306,8 @@ Value LoopAttribute(LoopState& loop, const std::string& name) {
   if (name == "length") return length();
   if (name == "revindex") return length() - index0;
   if (name == "revindex0") return length() - index0 - 1;
-  if (name == "depth") return int64_t{1};  // recursive loops are not supported
+  // Recursive loops are not supported, so the depth is always 1.
+  if (name == "depth") return int64_t{1};
   if (name == "depth0") return int64_t{0};
   if (name == "previtem") {
     if (index0 == 0) return Undefined{"there is no previous item"};
@@ -335,7 +337,7 @@ std::vector<Value> SplitText(const Text& text, const Text* separator, int64_t ma
   if (separator != nullptr) {
     const std::string& cut = separator->bytes();
     if (cut.empty()) Fail("empty separator");
-    // Splits the reversed text from the left.
+    // To split from the right, splits the reversed text from the left.
     const std::string searched = from_right ? std::string(bytes.rbegin(), bytes.rend()) : bytes;
     const std::string sought = from_right ? std::string(cut.rbegin(), cut.rend()) : cut;
     std::vector<size_t> cuts;
@@ -358,7 +360,7 @@ std::vector<Value> SplitText(const Text& text, const Text* separator, int64_t ma
     TextSpan rest = StripBounds(bytes, nullptr, true, true);
     while (rest.begin < rest.end) {
       if (!may_split()) {
-        // What is left keeps the white space at its other end.
+        // The remaining text keeps the white space at its far end.
         add(from_right ? 0 : rest.begin, from_right ? rest.end : bytes.size());
         break;
       }
@@ -422,7 +424,8 @@ Text ReplaceText(const Text& text, const Text& from, const Text& to, int64_t cou
     --count;
   };
   if (from.empty()) {
-    // An empty search string inserts the replacement before every character and at the end.
+    // As in Python, an empty search string inserts the replacement before every character and at
+    // the end.
     for (size_t at = 0; at <= bytes.size() && count != 0; ++at) {
       if (at < bytes.size() && (bytes[at] & 0xC0) == 0x80) continue;
       replace_at(at);
@@ -467,7 +470,7 @@ bool HasMethod(const Value& self, std::string_view name) {
 Value CallMethod(const Value& self, const std::string& name, const Arguments& args,
                  Budget& budget) {
   if (self.IsText()) {
-    // Charges for reading and copying the text once.
+    // Charges the budget for reading and copying the text once.
     budget.Bytes(self.text().size());
     budget.Step(static_cast<int64_t>(self.text().size() / 256));
     return TextMethods().find(name)->second(self.text(), args, budget);

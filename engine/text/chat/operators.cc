@@ -112,7 +112,7 @@ constexpr std::string_view kOpNames[] = {"+", "-", "*", "/", "//", "%", "**"};
 Value Repeat(const Value& sequence, int64_t count, Budget& budget) {
   const size_t times = count < 0 ? 0 : static_cast<size_t>(count);
   const size_t size = sequence.IsText() ? sequence.text().size() : sequence.list().items.size();
-  // An upper bound first, so that the product cannot overflow.
+  // Checks an upper bound first, so that the product below cannot overflow.
   if (size > 0 && times > budget.limits().max_bytes / size) {
     Fail("the template needs too much memory");
   }
@@ -134,7 +134,7 @@ Value Repeat(const Value& sequence, int64_t count, Budget& budget) {
   return out;
 }
 
-// Bounds of a slice as Python's slice.indices() gives them.
+// The bounds of a slice, with the values that Python's slice.indices() returns.
 struct Indices {
   int64_t begin, end, step;
 };
@@ -221,7 +221,7 @@ bool Less(const Value& a, const Value& b, Budget& budget) {
   }
   if (a.IsText() && b.IsText()) {
     budget.Step(static_cast<int64_t>(a.text().size() / 64));
-    return a.text().bytes() < b.text().bytes();  // UTF-8 sorts as its code points do
+    return a.text().bytes() < b.text().bytes();  // UTF-8 bytes sort in the order of code points
   }
   if (a.IsList() && b.IsList() && a.list().is_tuple == b.list().is_tuple) {
     const auto& x = a.list().items;
@@ -322,7 +322,7 @@ std::vector<Value> Iterate(const Value& value, Budget& budget) {
   }
   if (value.IsText()) {
     const Text& text = value.text();
-    // Each character becomes a string of its own.
+    // Each character becomes a separate string.
     budget.Elements(4 * text.size());
     for (size_t pos = 0; pos < text.size();) {
       const size_t begin = pos;

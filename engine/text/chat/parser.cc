@@ -30,8 +30,8 @@ class Parser {
     return stmt;
   }
 
-  // Statements up to a tag with one of the names `ends` (the name is then the current token), or up
-  // to the end of the template if `ends` is empty.
+  // Parses statements up to a tag whose name is in `ends`; that name is then the current token. If
+  // `ends` is empty, parses up to the end of the template.
   Body ParseBody(std::initializer_list<std::string_view> ends) {
     Body body;
     if (++depth_ > kMaxBlockDepth) in_.FailHere("tags are nested too deeply");
@@ -99,7 +99,7 @@ class Parser {
   std::unique_ptr<Stmt> ParseIf() {
     auto stmt = Make(StmtKind::kIf);
     while (true) {
-      in_.Advance();  // if, elif
+      in_.Advance();  // skips `if` or `elif`
       ExprPtr condition = in_.ParseTuple(/*conditional=*/false);
       EndTag();
       Body body = ParseBody({"elif", "else", "endif"});
@@ -151,7 +151,7 @@ class Parser {
     return stmt;
   }
 
-  // `break` and `continue` inside such a block cannot refer to a loop around it.
+  // Parses a block inside which `break` and `continue` cannot refer to a loop around the block.
   Body ParseScopedBlock(std::string_view end) {
     const int loops = std::exchange(loops_, 0);
     Body body = ParseBlock(end);

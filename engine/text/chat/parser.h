@@ -1,4 +1,4 @@
-// Tokens -> tree.
+// Parses a template into its syntax tree.
 #pragma once
 
 #include <string_view>
@@ -7,7 +7,7 @@
 
 namespace moeserve::chat {
 
-// Throws TemplateError with the line.
+// Throws TemplateError with the line number.
 Body ParseTemplate(std::string_view source);
 
 }  // namespace moeserve::chat

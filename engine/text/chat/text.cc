@@ -23,7 +23,7 @@ const CaseRange* FindCase(std::span<const CaseRange> ranges, char32_t c) {
   return &range;
 }
 
-// Greek sigma has a form of its own at the end of a word.
+// Returns whether the Greek sigma at index `at` takes its word-final form.
 bool IsFinalSigma(std::u32string_view text, size_t at) {
   size_t before = at;
   while (before > 0 && IsCaseIgnorable(text[before - 1])) --before;
@@ -33,7 +33,8 @@ bool IsFinalSigma(std::u32string_view text, size_t at) {
   return after == text.size() || !IsCased(text[after]);
 }
 
-// `map_of` chooses the mapping of a character by its index and whether a cased one precedes it.
+// Maps each character; `map_of` chooses the mapping from the character's index and whether a
+// character with case precedes it.
 template <typename MapOf>
 Text MapEach(const Text& text, MapOf map_of) {
   const std::u32string points = CodePoints(text.bytes());

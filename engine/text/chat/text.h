@@ -1,4 +1,4 @@
-// Strings with the origin of their bytes: the template or the client.
+// Strings that record for each byte whether it comes from a trusted source.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 namespace moeserve::chat {
 
-// UTF-8 with the spans of it that are trusted: written by the template or by the server, as opposed
-// to by a client. Immutable once shared.
+// UTF-8 text with the spans of it that are trusted: those written by the template or the server,
+// not by a client. Immutable once shared.
 class Text {
  public:
   Text() = default;
@@ -23,13 +23,13 @@ class Text {
   const std::string& bytes() const { return bytes_; }
   size_t size() const { return bytes_.size(); }
   bool empty() const { return bytes_.empty(); }
-  // Ascending, disjoint, not empty, none touching the next.
+  // Returns the trusted spans: ascending, not empty, with gaps between them.
   const std::vector<TextSpan>& spans() const { return spans_; }
   bool IsTrusted(size_t begin, size_t end) const;
 
   void Append(std::string_view bytes, bool trusted);
   void Append(const Text& other) { Append(other, 0, other.size()); }
-  // Bytes [begin, end) of `other`, which keep their trust.
+  // Appends the bytes [begin, end) of `other`, which stay trusted or untrusted.
   void Append(const Text& other, size_t begin, size_t end);
   Text Slice(size_t begin, size_t end) const;
   Text Slice(size_t begin) const { return Slice(begin, size()); }
@@ -41,27 +41,29 @@ class Text {
   std::vector<TextSpan> spans_;
 };
 
-// White space of Python's str.strip() and str.split().
+// Returns whether Python's str.strip() and str.split() treat the code point as white space.
 bool IsPythonSpace(char32_t code_point);
 
-// The part of `text` that is left when the characters of `set` (white space if null) are stripped
-// from the chosen ends.
+// Returns the part of `text` that is left after the characters in `set` (white space if null) are
+// stripped from the chosen ends.
 TextSpan StripBounds(std::string_view text, const std::u32string* set, bool left, bool right);
 
 std::u32string CodePoints(std::string_view text);
 size_t CodePointCount(std::string_view text);
-// Where code point `index` starts; the size of `text` for the one after the last.
+// Returns the byte at which code point `index` starts; text.size() if `index` is the number of code
+// points.
 size_t ByteOffset(std::string_view text, size_t index);
 
-// Case mapping of one code point, appended to `out` as UTF-8; up to three characters.
+// Appends the case mapping of one code point to `out` as UTF-8; up to three characters.
 enum class CaseMap { kUpper, kLower, kTitle };
 void AppendMapped(char32_t code_point, CaseMap map, std::string& out);
-// Whether a code point has a case, which str.title() uses to find words.
+// Returns whether a code point has case, which str.title() uses to find words.
 bool IsCased(char32_t code_point);
 
-// str.upper(), str.lower(), and for kTitle str.title(). Mapped characters keep their trust.
+// Implements str.upper() and str.lower(), and for kTitle str.title(). A mapped character stays
+// trusted or untrusted.
 Text MapCase(const Text& text, CaseMap map);
-// First character in title case, the others in lower case.
+// Implements str.capitalize(): the first character in title case, the remaining ones in lower case.
 Text Capitalize(const Text& text);
 
 }  // namespace moeserve::chat

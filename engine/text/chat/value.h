@@ -1,4 +1,4 @@
-// The values of template expressions.
+// The values in template expressions.
 #pragma once
 
 #include <cstdint>
@@ -18,28 +18,29 @@ class Value;
 struct Callable;
 struct LoopState;
 
-// An operation that Python or Jinja rejects, or an exceeded limit. Caught by ChatTemplate.
+// An operation that Python or Jinja rejects, or an exceeded limit. ChatTemplate catches it.
 struct TemplateError {
   std::string message;
-  // Raised by raise_exception, or the text is too long: not an error of the template.
+  // True if the template called raise_exception() or the text is too long; the template itself is
+  // then not at fault.
   bool refusal = false;
   int line = 0;  // 0: not known yet
 };
 [[noreturn]] void Fail(std::string message);
 
 struct Undefined {
-  std::string what;  // for messages: "'x' is undefined"
+  std::string what;  // for error messages: "'x' is undefined"
 };
 struct None {};
 
 struct List {
   std::vector<Value> items;
   bool is_tuple = false;
-  bool is_iterator = false;  // result of filters such as map: always true, has no length
-  int depth = 1;             // of nested containers
+  bool is_iterator = false;  // result of filters such as map: is always true and has no length
+  int depth = 1;             // depth of nested containers, this one included
 };
 
-// In order of insertion.
+// A dictionary in insertion order.
 struct Dict {
   std::vector<std::pair<Value, Value>> items;
   int depth = 1;
@@ -49,7 +50,7 @@ struct Dict {
   void Set(Value key, Value value);
 };
 
-// The only mutable value.
+// The only mutable kind of value.
 struct Namespace {
   std::vector<std::pair<std::string, Value>> items;
 
@@ -72,7 +73,7 @@ class Value {
   Value(std::shared_ptr<Namespace> space) : data_(std::move(space)) {}
   Value(std::shared_ptr<const Callable> callable) : data_(std::move(callable)) {}
   Value(std::shared_ptr<LoopState> loop) : data_(std::move(loop)) {}
-  // Text of the template or the server.
+  // Returns a trusted text, from the template or the server.
   static Value Trusted(std::string_view text) { return Text(std::string(text), true); }
 
   bool IsUndefined() const { return Is<Undefined>(); }
@@ -87,7 +88,7 @@ class Value {
 
   const Undefined& undefined() const { return std::get<Undefined>(data_); }
   bool boolean() const { return std::get<bool>(data_); }
-  // Of an int or a bool, which Python takes for 0 or 1.
+  // Returns the value of an int or a bool; as in Python, true is 1 and false is 0.
   int64_t integer() const { return IsBool() ? (boolean() ? 1 : 0) : std::get<int64_t>(data_); }
   double number() const {
     return IsFloat() ? std::get<double>(data_) : static_cast<double>(integer());
@@ -95,17 +96,17 @@ class Value {
   const Text& text() const { return *std::get<std::shared_ptr<const Text>>(data_); }
   const List& list() const { return *std::get<std::shared_ptr<const List>>(data_); }
   const Dict& dict() const { return *std::get<std::shared_ptr<const Dict>>(data_); }
-  // Null if it is something else.
+  // Return null if the value has another type.
   Namespace* space() const;
   const Callable* callable() const;
   LoopState* loop() const;
 
-  // Python's name of the type.
+  // Returns Python's name for the type.
   std::string_view TypeName() const;
-  // Depth of nested containers; strings are not containers.
+  // Returns the depth of nested containers; strings are not containers.
   int depth() const { return IsList() ? list().depth : IsDict() ? dict().depth : 0; }
-  // Whether both are the same object: equality of values other than numbers, strings and
-  // containers.
+  // Returns whether both are the same object. This decides equality for values other than numbers,
+  // strings and containers.
   bool SameObject(const Value& other) const;
 
  private:
@@ -120,15 +121,15 @@ class Value {
       data_;
 };
 
-// Arguments of a call, a filter or a test.
+// The arguments of a call, a filter or a test.
 struct Arguments {
   std::vector<Value> positional;
   std::vector<std::pair<std::string, Value>> named;
 
-  // The argument at `index` or named `name`; null if absent. Call Check() first.
+  // Returns the argument at `index` or with `name`; null if it is absent. Call Check() first.
   const Value* Get(size_t index, std::string_view name) const;
-  // Fails for more arguments than `names`, for unknown names, for one given twice, and for fewer
-  // than `required`.
+  // Fails if there are more arguments than `names`, an unknown name, an argument given twice, or
+  // fewer than `required` arguments.
   void Check(std::string_view function, const std::vector<std::string_view>& names,
              size_t required = 0) const;
 };
@@ -139,18 +140,20 @@ struct Scope;
 // A macro, a built-in function, or a method bound to its object.
 struct Callable {
   std::string name;
-  const MacroNode* macro = nullptr;  // null: built in
-  std::shared_ptr<Scope> closure;    // of a macro
-  Value self;                        // of a method
+  const MacroNode* macro = nullptr;  // null if the callable is built in
+  std::shared_ptr<Scope> closure;    // set for a macro
+  Value self;                        // the object, if the callable is a method
   bool is_method = false;
 };
 
 // The variable `loop`. Elements are pulled from the source on demand, because the condition of a
 // loop may depend on the effects of its body.
 struct LoopState {
-  std::vector<Value> items;  // taken so far
+  std::vector<Value> items;  // elements pulled so far
   std::function<bool()>
-      pull;  // appends one more to `items`, or false; null when the loop has ended
+      // Appends an element to `items` and returns true, or returns false; null after the last
+      // element.
+      pull;
   size_t index0 = 0;
 
   bool Has(size_t index) {

@@ -1,4 +1,4 @@
-// A grammar, the vocabulary that it was compiled for, and caches of masks.
+// A grammar with the vocabulary that it was compiled for and a cache of token masks.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@ namespace moeserve::structured {
 
 class Compiled : public CompiledConstraint, public std::enable_shared_from_this<Compiled> {
  public:
-  // `grammar` is finished and its root has a finite instance.
+  // Grammar::Finish() must have been called on `grammar`, and its root must have a finite instance.
   Compiled(Grammar grammar, std::shared_ptr<const VocabularyIndex> vocabulary);
 
   std::unique_ptr<ConstraintState> NewState() const override;
@@ -20,7 +20,7 @@ class Compiled : public CompiledConstraint, public std::enable_shared_from_this<
 
   const VocabularyIndex& vocabulary() const { return *vocabulary_; }
   const Matcher& matcher() const { return matcher_; }
-  // See DfaMaskCache::Get.
+  // Returns the mask from the cache, see DfaMaskCache::Get().
   std::shared_ptr<const DfaMask> MaskOf(int32_t dfa, int32_t state, bool at_root,
                                         int64_t room) const;
 
@@ -31,8 +31,8 @@ class Compiled : public CompiledConstraint, public std::enable_shared_from_this<
   mutable DfaMaskCache masks_;
 };
 
-// The automaton of all JSON strings, finished for one vocabulary, and its masks. One per
-// vocabulary.
+// The automaton of all JSON strings, finished (ByteDfa::Finish()) for one vocabulary, and its
+// cached masks. There is one object per vocabulary.
 struct StringMasks {
   DfaPtr dfa;
   mutable DfaMaskCache cache;

@@ -14,7 +14,7 @@ namespace moeserve {
 namespace structured {
 namespace {
 
-// The texts that `dfa` accepts, as the whole answer.
+// Returns a grammar for responses whose whole text is accepted by `dfa`.
 Result<Grammar> WholeText(ByteDfa dfa, DfaPtr any_string, const ByteSet& spellable,
                           CompileBudget* budget) {
   MOESERVE_RETURN_IF_ERROR(dfa.Finish(spellable, budget));
@@ -107,7 +107,7 @@ Result<std::shared_ptr<const CompiledConstraint>> CompileConstraint(
                               structured::Compile(spec, *vocabulary, limits));
     return std::make_shared<const structured::Compiled>(std::move(grammar), std::move(vocabulary));
   } catch (const std::exception& error) {
-    // The JSON library reports its own errors so.
+    // The JSON library reports its errors by exceptions.
     return absl::InvalidArgumentError(std::string("the constraint cannot be read: ") +
                                       error.what());
   }

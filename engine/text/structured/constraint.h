@@ -1,14 +1,16 @@
 // Structured output: which tokens may come next so that the text of a sequence matches a JSON
 // schema, a regular expression or one of a list of choices.
 //
-// JSON has the white space of common writers: after an opening bracket and after a comma, nothing,
-// one space, or a line end and up to 64 spaces and tabs; after a colon, nothing or one space;
-// before the closing bracket of a container that is not empty, nothing, or a line end and up to 64
-// spaces and tabs. There is none anywhere else, nor around the answer. Encoding::kJsonString
-// defines the spelling of strings, NumberDfa() that of numbers. Keys are in any order, each once.
+// White space in JSON is limited to what common JSON writers produce. After an opening bracket and
+// after a comma: nothing, one space, or a line end and up to 64 spaces and tabs. After a colon:
+// nothing or one space. Before the closing bracket of a container that is not empty: nothing, or a
+// line end and up to 64 spaces and tabs. No white space is allowed elsewhere or around the
+// response. Encoding::kJsonString defines the spelling of strings, NumberDfa() that of numbers.
+// Keys may come in any order, each once.
 //
-// Scalars are byte automata, objects and arrays are frames on a stack. A state is a small set of
-// such stacks. A mask is computed by walking the vocabulary's byte trie with the state.
+// Scalars are matched by byte automata; objects and arrays are frames on a stack. A state is a
+// small set of such stacks. A mask is computed by walking the byte trie of the vocabulary from that
+// state.
 #pragma once
 
 #include <chrono>
@@ -25,7 +27,7 @@
 
 namespace moeserve {
 
-// State of one sequence's constraint. One thread at a time.
+// The constraint's state for one sequence. One thread at a time.
 class ConstraintState {
  public:
   virtual ~ConstraintState() = default;
@@ -33,22 +35,23 @@ class ConstraintState {
   // Sets bit t of `mask` [ceil(vocab_size / 32) words] if token t may come next, and clears all
   // other bits. The end-of-sequence tokens are set if and only if the text so far is complete.
   //
-  // `tokens_left`: tokens that may still be generated, this one included. A token is allowed only
-  // if the text can be completed within this limit, counting one token for each further byte, and
-  // one for the end of the sequence if the complete text could also continue. If no token meets the
-  // limit, the limit is ignored. The mask is never empty.
+  // `tokens_left` is the number of tokens that may still be generated, this one included. A token
+  // is allowed only if the text can be completed within this limit, counting one token for each
+  // further byte, and one for the end of the sequence if the complete text could also continue. If
+  // no token meets the limit, the limit is ignored. The mask is never empty.
   virtual void AllowedTokens(std::span<uint32_t> mask, int64_t tokens_left) = 0;
 
-  // Advances by the drawn token. False, with the state unchanged, if the constraint does not allow
-  // it; the limit on tokens is not checked.
+  // Advances the state by the chosen token. Returns false, with the state unchanged, if the
+  // constraint does not allow the token. The limit on tokens is not checked.
   virtual bool Accept(TokenId token) = 0;
 
-  // Whether the text so far is a full match.
+  // Whether the text so far matches the whole constraint.
   virtual bool complete() const = 0;
   // Whether any byte may follow the text so far.
   virtual bool can_continue() const = 0;
 
-  // Original and clone share no mutable data, so different threads may use them.
+  // Returns a copy that shares no mutable data with this object, so different threads may use the
+  // two.
   virtual std::unique_ptr<ConstraintState> Clone() const = 0;
 };
 
@@ -56,36 +59,36 @@ class ConstraintState {
 class CompiledConstraint {
  public:
   virtual ~CompiledConstraint() = default;
-  // The state may outlive this object.
+  // Returns the state at the start of a text. The state may outlive this object.
   virtual std::unique_ptr<ConstraintState> NewState() const = 0;
-  // Approximate bytes of memory, including masks that may be cached later.
+  // Returns the approximate number of bytes of memory, including masks that may be cached later.
   virtual size_t memory_bytes() const = 0;
 };
 
 struct ConstraintSpec {
   enum class Kind { kJsonObject, kJsonSchema, kRegex, kChoice };
   Kind kind = Kind::kJsonObject;
-  // The JSON schema, or the pattern, which must match the whole text.
+  // The JSON schema or the pattern. A pattern must match the whole text.
   std::string text;
   std::vector<std::string> choices;
-  // Whether unknown keywords are errors instead of annotations.
+  // If true, unknown keywords are errors; otherwise they are ignored as annotations.
   bool strict = false;
 };
 
 struct ConstraintLimits {
-  int schema_nesting = 32;         // schemas inside schemas
-  size_t schema_bytes = 64 << 10;  // also all choices together
-  int enum_entries = 1000;         // of one enum, also the number of choices
-  size_t pattern_bytes = 1 << 10;  // of one pattern
-  int states = 100000;             // of all automata together
+  int schema_nesting = 32;         // largest depth of schemas inside schemas
+  size_t schema_bytes = 64 << 10;  // largest size of the schema, also of all choices together
+  int enum_entries = 1000;         // largest number of entries in one enum, also of choices
+  size_t pattern_bytes = 1 << 10;  // largest size of one pattern
+  int states = 100000;             // largest number of states of all automata together
   std::chrono::milliseconds compile_time{2000};
-  int64_t shortest_answer = 1 << 20;  // bytes of the shortest text that matches
+  int64_t shortest_answer = 1 << 20;  // largest size in bytes of the shortest text that matches
 };
 
-// InvalidArgument, with a JSON pointer into the schema or a position in the pattern: a fault, an
-// unsupported feature, a constraint that no text matches, that exceeds a limit, or that the
-// vocabulary cannot spell. A keyword that restricts values and is not supported is always an error,
-// so the answer never violates the constraint.
+// Compiles a constraint. Returns InvalidArgument, with a JSON pointer into the schema or a position
+// in the pattern, if `spec` is invalid, uses an unsupported feature, exceeds a limit, matches no
+// text, or matches only texts that the vocabulary cannot spell. A keyword that restricts values and
+// is not supported is always an error, so the response never violates the constraint.
 Result<std::shared_ptr<const CompiledConstraint>> CompileConstraint(
     const ConstraintSpec& spec, std::shared_ptr<const VocabularyIndex> vocabulary,
     const ConstraintLimits& limits = {});

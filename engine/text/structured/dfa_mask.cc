@@ -58,7 +58,8 @@ int64_t WalkDfa(const VocabularyIndex& vocabulary, const ByteDfa& dfa, int32_t s
 std::shared_ptr<const DfaMask> DfaMaskCache::Get(const VocabularyIndex& vocabulary,
                                                  const ByteDfa& dfa, int32_t dfa_id, int32_t state,
                                                  bool at_root, int64_t room) {
-  // A token has at most as many characters as bytes.
+  // A token has at most as many characters as bytes, so a larger `room` does not restrict any
+  // token.
   const bool counted = room < vocabulary.max_depth();
   const std::tuple key(dfa_id, state, at_root, counted ? room : kNoLimit);
   {

@@ -1,4 +1,4 @@
-// Masks of the tokens that an automaton accepts from a state.
+// Masks of the tokens that an automaton accepts in one of its states.
 #pragma once
 
 #include <cstddef>
@@ -18,40 +18,46 @@ namespace moeserve::structured {
 // A trie node whose bytes lead an automaton to an accepting state.
 struct DfaExit {
   int32_t node;
-  int32_t chars;  // characters completed on the way
+  int32_t chars;  // characters completed on the path to the node
 };
 
 struct DfaMask {
-  std::vector<uint32_t> tokens;  // [mask_words]; tokens after which the automaton can continue
+  // [mask_words] bits of the tokens after which the automaton can continue
+  std::vector<uint32_t> tokens;
+  // Nodes at which the automaton accepts.
   std::vector<DfaExit> exits;
-  int64_t visited = 0;  // trie nodes visited to compute it
+  int64_t visited = 0;  // number of trie nodes visited to compute the mask
 };
 
-// Limits of a walk on the characters of a string and on the bytes that complete the value.
+// Limits of a walk: on the characters of a string, and on the bytes that complete the value.
 struct WalkLimits {
+  // Whether min_chars and max_chars apply.
   bool counted = false;
+  // Number of the string's characters read before the walk.
   int64_t count = 0;
   int64_t min_chars = 0;
   int64_t max_chars = kNoLimit;
-  // Only tokens after which at most this many bytes complete the value.
+  // Only tokens are allowed after which at most this many bytes complete the value.
   int64_t max_rest = kUnreachable - 1;
-  bool at_root = false;  // the value is the whole text: ending it may take an end-of-sequence token
+  // Whether the value is the whole text, so that its end may take an end-of-sequence token.
+  bool at_root = false;
 };
 
 // Sets the bits of the tokens that lead from `state` to a state in which the automaton can
-// continue, and appends the nodes at which it accepts to `exits`. Clears no bits. Returns the
-// number of trie nodes visited.
+// continue, and appends to `exits` the nodes at which the automaton accepts. Clears no bits.
+// Returns the number of trie nodes visited.
 int64_t WalkDfa(const VocabularyIndex& vocabulary, const ByteDfa& dfa, int32_t state,
                 const WalkLimits& limits, std::span<uint32_t> tokens, std::vector<DfaExit>* exits);
 
-// Cached results of walks whose only limit is the number of characters, by automaton and state. For
-// any number of threads.
+// Caches the results of walks that are limited only by a number of characters. The key is the
+// automaton, the state and that number. Thread-safe.
 class DfaMaskCache {
  public:
-  // Results beyond `max_bytes` are not cached.
+  // Stops adding results when the cached ones take `max_bytes`.
   explicit DfaMaskCache(size_t max_bytes) : max_bytes_(max_bytes) {}
 
-  // `room`: characters that may follow. Values from the vocabulary's max_depth() on are no limit.
+  // Returns the mask of `dfa` in `state`. `room` is the number of characters that may follow;
+  // values from the vocabulary's max_depth() on mean no limit.
   std::shared_ptr<const DfaMask> Get(const VocabularyIndex& vocabulary, const ByteDfa& dfa,
                                      int32_t dfa_id, int32_t state, bool at_root, int64_t room);
 

@@ -17,7 +17,7 @@ int64_t Product(int64_t a, int64_t b) {
   return a > kUnreachable / b ? kUnreachable : std::min(a * b, kUnreachable);
 }
 
-// Most properties without a name of their own that an object may need to reach minProperties.
+// Largest number of unnamed properties that an object may need to reach minProperties.
 constexpr int64_t kMaxFillers = 1000;
 
 struct Size {
@@ -84,7 +84,8 @@ class Measurer {
     }
     const int64_t more = object.min_properties - count;
     if (more > 0) {
-      // The cheapest ones, as Matcher counts them for an object that needs more properties.
+      // Takes the cheapest optional properties, as Matcher does for an object that needs more
+      // properties.
       std::stable_sort(optional.begin(), optional.end(),
                        [](const Size& a, const Size& b) { return a.distance < b.distance; });
       Size other{kUnreachable, 0};
@@ -123,7 +124,7 @@ class Measurer {
   int64_t Brackets(char open, char close) const {
     return spellable_[open] && spellable_[close] ? 2 : kUnreachable;
   }
-  // `count` items with their commas.
+  // Adds the size of `count` items with their commas.
   void Add(NodeId item, int64_t count, Size* size) const {
     if (item == kNoNode) {
       size->distance = kUnreachable;
@@ -137,7 +138,7 @@ class Measurer {
   const ByteSet& spellable_;
 };
 
-// Fills in Property::suffix_bytes.
+// Sets Property::suffix_bytes of all properties.
 Status MeasureNames(Grammar* grammar, CompileBudget* budget) {
   for (Node& node : grammar->nodes) {
     auto* object = std::get_if<ObjectNode>(&node.value);
@@ -154,7 +155,7 @@ Status MeasureNames(Grammar* grammar, CompileBudget* budget) {
   return absl::OkStatus();
 }
 
-// Nodes that the size of `node` depends on, itself included.
+// Returns the number of nodes that the size of `node` depends on, `node` included.
 int64_t WorkOf(const Node& node) {
   size_t others = 0;
   if (const auto* object = std::get_if<ObjectNode>(&node.value)) {
@@ -167,12 +168,13 @@ int64_t WorkOf(const Node& node) {
   return 1 + static_cast<int64_t>(others);
 }
 
-// Repeats until no distance changes. Distances only shrink, each to one of finitely many values.
+// Computes Node::distance of all nodes; repeats until no distance changes. This ends, because
+// distances only decrease and each has finitely many possible values.
 Status MeasureDistances(Grammar* grammar, CompileBudget* budget) {
   const Measurer measurer(*grammar, grammar->spellable);
   for (bool changed = true; changed;) {
     changed = false;
-    // Backwards, because most values refer to later nodes.
+    // Iterates backwards, because most values refer to later nodes.
     for (size_t i = grammar->nodes.size(); i-- > 0;) {
       Node& node = grammar->nodes[i];
       MOESERVE_RETURN_IF_ERROR(budget->Tick(8 * WorkOf(node)));
@@ -186,8 +188,9 @@ Status MeasureDistances(Grammar* grammar, CompileBudget* budget) {
   return absl::OkStatus();
 }
 
-// A shortest instance consists of shorter ones, so heights are found in order of distance. A choice
-// is as long as one of its options and comes after it.
+// Computes Node::height of all nodes in order of distance. This works because a shortest instance
+// consists of shorter instances. A choice has the distance of one of its options and is visited
+// after it.
 void MeasureHeights(Grammar* grammar) {
   std::vector<Node>& nodes = grammar->nodes;
   std::vector<NodeId> order;
@@ -224,7 +227,7 @@ void RemoveEndless(const Grammar& grammar, Node* node) {
   }
 }
 
-// Fills in the costs of the properties that may appear and the order of the optional ones.
+// Sets the costs of the properties that may appear, and the order of the optional ones.
 void RankProperties(const Grammar& grammar, ObjectNode* object) {
   for (size_t i = 0; i < object->properties.size(); ++i) {
     Property& property = object->properties[i];

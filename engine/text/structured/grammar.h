@@ -1,4 +1,4 @@
-// A compiled constraint: a graph of values.
+// A compiled constraint: a graph whose nodes describe JSON values.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +13,13 @@ namespace moeserve::structured {
 using NodeId = int32_t;
 inline constexpr NodeId kNoNode = -1;
 
-// Nesting of containers in an answer; bounds the memory of a state.
+// Largest nesting of containers in a response; limits the memory of a state.
 inline constexpr int kMaxDepth = 96;
 
 struct ScalarNode {
-  int32_t dfa = 0;  // into Grammar::dfas
-  // A string that only its length restricts: dfa is any_string, and the matcher counts min_chars to
-  // max_chars characters.
+  int32_t dfa = 0;  // index into Grammar::dfas
+  // If true, the node is a string that only its length restricts: dfa is any_string, and the
+  // matcher counts min_chars to max_chars characters.
   bool counted = false;
   int64_t min_chars = 0;
   int64_t max_chars = kNoLimit;
@@ -27,7 +27,7 @@ struct ScalarNode {
 
 struct ArrayNode {
   std::vector<NodeId> prefix;
-  NodeId items = kNoNode;  // after the prefix; kNoNode: none
+  NodeId items = kNoNode;  // node of all items after the prefix; kNoNode: none are allowed
   int64_t min_items = 0;
   int64_t max_items = kNoLimit;
 
@@ -39,34 +39,36 @@ struct ArrayNode {
 
 struct Property {
   std::u32string name;
-  NodeId value = kNoNode;  // kNoNode: must not appear
+  NodeId value = kNoNode;  // kNoNode: the property must not appear
   bool required = false;
-  // Filled in by Grammar::Finish(). suffix_bytes[i]: bytes of the shortest spelling of the name
-  // from its i-th character on.
+  // suffix_bytes[i] is the number of bytes of the shortest spelling of the name from its i-th
+  // character on. This field and the next two are set by Grammar::Finish().
   std::vector<int64_t> suffix_bytes;
-  int64_t cost = 0;   // key, shortest value and a comma
-  int32_t rank = -1;  // in optional_by_cost; -1: not there
+  int64_t cost = 0;   // bytes of the key, the shortest value and a comma
+  int32_t rank = -1;  // index in optional_by_cost; -1: not in that list
 };
 
 struct ObjectNode {
-  std::vector<Property> properties;  // by name
-  NodeId additional = kNoNode;       // values of all other properties; kNoNode: none
+  std::vector<Property> properties;  // sorted by name
+  NodeId additional = kNoNode;  // node of all other properties' values; kNoNode: none are allowed
   int64_t min_properties = 0;
   int64_t max_properties = kNoLimit;
-  // Filled in by Grammar::Finish.
+  // The following fields are set by Grammar::Finish().
   int num_required = 0;
   int64_t required_cost = 0;
-  std::vector<int32_t> optional_by_cost;  // optional properties that may appear, cheapest first
+  // Indices of the optional properties that may appear, cheapest first.
+  std::vector<int32_t> optional_by_cost;
 };
 
-// Any of the options. Options are never choices.
+// A value that matches any of the options. No option is a ChoiceNode itself.
 struct ChoiceNode {
   std::vector<NodeId> options;
 };
 
 struct Node {
   std::variant<ScalarNode, ArrayNode, ObjectNode, ChoiceNode> value;
-  // Bytes of a shortest instance that the vocabulary can spell, and its nesting depth.
+  // `distance` is the number of bytes of a shortest instance that the vocabulary can spell,
+  // `height` the nesting depth of that instance.
   int64_t distance = kUnreachable;
   int64_t height = 0;
 };
@@ -74,20 +76,22 @@ struct Node {
 struct Grammar {
   std::vector<Node> nodes;
   std::vector<DfaPtr> dfas;
-  int32_t any_string = 0;  // in dfas: every JSON string
+  int32_t any_string = 0;  // index into dfas of the automaton for every JSON string
   NodeId root = kNoNode;
-  ByteSet spellable;  // filled in by Finish
+  ByteSet spellable;  // bytes that are tokens by themselves; set by Finish()
 
-  // Computes distances and removes what has no finite instance. `spellable_bytes`: bytes that are
-  // tokens by themselves.
+  // Computes distances and removes everything that has no finite instance. `spellable_bytes` are
+  // the bytes that are tokens by themselves.
   Status Finish(const ByteSet& spellable_bytes, CompileBudget* budget);
 };
 
-// A number of characters with which some key, or any given key extended by as many, is not among
-// `taken` names.
+// Returns a number n of characters that suffices for an unused key. Whatever the names are of which
+// `taken` are in use, some key of n characters is unused, and any given key has an unused extension
+// by n characters.
 int64_t FreeNameLength(int64_t taken);
 
-// Bytes of the shortest spelling of `c` inside a JSON string.
+// Returns the number of bytes of the shortest spelling of `c` inside a JSON string; kUnreachable if
+// the vocabulary cannot spell `c`.
 int64_t SpelledBytes(char32_t c, const ByteSet& spellable);
 
 }  // namespace moeserve::structured

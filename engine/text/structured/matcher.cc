@@ -9,7 +9,7 @@
 namespace moeserve::structured {
 namespace {
 
-// Indentation after a line end.
+// Largest number of spaces and tabs after a line end.
 constexpr uint8_t kMaxIndent = 64;
 
 }  // namespace
@@ -83,7 +83,7 @@ void StackPool::Compact(std::vector<Frame>* tops) {
     if (frame.parent >= 0) frame_ids[frame.parent] = kNeeded;
   };
   for (const Frame& top : *tops) need(top);
-  // Elements refer to earlier ones only, so one pass from the last one marks all.
+  // An element refers only to earlier elements, so one pass from the last to the first marks all.
   for (size_t i = frames.size(); i-- > 0;) {
     if (frame_ids[i] >= 0) need(frames[i]);
   }
@@ -139,7 +139,7 @@ void Matcher::Step(const Frame& top, uint8_t byte, StackPool* pool, std::vector<
 void Matcher::Reduce(const StackPool& pool, std::vector<Frame>* tops) const {
   if (tops->size() < 2) return;
   pool.work += static_cast<int64_t>(tops->size());
-  // Compares few with each other directly, and many only if their hashes are equal.
+  // Compares a few frames directly with each other, and many frames only if their hashes are equal.
   constexpr size_t kFew = 8;
   absl::flat_hash_map<uint64_t, size_t> first_of;
   if (tops->size() > kFew) first_of.reserve(tops->size());
@@ -302,7 +302,7 @@ int64_t Matcher::ScalarRest(const Frame& top) const {
   return rest;
 }
 
-// The cost of the mandatory items from `from` on, each with a comma before it.
+// Returns the cost of the mandatory items from index `from` on, each with a comma before it.
 int64_t Matcher::ItemsCost(const ArrayNode& array, int64_t from) const {
   int64_t cost = 0;
   const int64_t prefix = static_cast<int64_t>(array.prefix.size());
@@ -332,7 +332,7 @@ int64_t Matcher::Distance(const Frame& top, const StackPool& pool) const {
     case FrameKind::kDone:
       return 0;
     case FrameKind::kStart: {
-      // A scalar at the root may need an end-of-sequence token.
+      // A scalar at the root may need an end-of-sequence token, which ScalarRest() includes.
       rest = kUnreachable;
       const auto measure = [&](NodeId id) {
         Frame frame = top;
@@ -365,7 +365,7 @@ bool Matcher::Complete(const Frame& top) const {
   if (top.kind == FrameKind::kDone) return true;
   if (top.kind == FrameKind::kScalar) return top.parent < 0 && DfaOf(top).accepting[top.dfa_state];
   if (top.kind != FrameKind::kStart) return false;
-  // The empty text.
+  // At the start, the text is complete only if the empty text matches.
   const auto accepts_empty = [&](NodeId id) {
     const auto* scalar = std::get_if<ScalarNode>(&At(id).value);
     return scalar != nullptr && grammar_.dfas[scalar->dfa]->accepting[ByteDfa::kStart];

@@ -1,4 +1,4 @@
-// The pushdown matcher: advances a stack of frames by one byte.
+// A pushdown matcher: it advances a stack of frames by one byte of text.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace moeserve::structured {
 
 inline constexpr uint64_t kHashBasis = 0xcbf29ce484222325;
 
-// Extends the hash of a sequence, which starts as kHashBasis, by one value.
+// Extends the hash of a sequence by one value. The hash of the empty sequence is kHashBasis.
 inline uint64_t HashWith(uint64_t hash, uint64_t value) {
   hash = (hash ^ value) * 0x9e3779b97f4a7c15;
   return hash ^ (hash >> 29);
@@ -26,50 +26,54 @@ enum class Phase : uint8_t {
   kColon,        // after a key
   kExpectValue,  // after a colon, or after a comma in an array
   kAfterValue,
-  kClosing,  // white space before the closing bracket has begun
+  kClosing,  // inside white space before the closing bracket
 };
 
-// One value that has begun. Plain data.
+// A value that has begun. Plain data.
 struct Frame {
   FrameKind kind = FrameKind::kStart;
   Phase phase = Phase::kOpen;
   uint8_t space = 0;  // preceding white space: 0 none, 1 a space, 2 + n a line end and n characters
   NodeId node = kNoNode;
-  int32_t parent = -1;    // into StackPool::frames: the container's frame after this value
-  int32_t depth = 0;      // containers around and including this value
-  int64_t tail = 0;       // distance from the end of this value to the end of the text
-  int64_t count = 0;      // characters, items or properties so far
-  uint64_t below = 0;     // hash of the frames below
-  int32_t dfa_state = 0;  // kScalar; in a key, of any_string
+  // Index into StackPool::frames of the container's frame as it is after this value; -1: none.
+  int32_t parent = -1;
+  int32_t depth = 0;      // number of containers around this value, itself included if it is one
+  int64_t tail = 0;       // bytes from the end of this value to the end of the text
+  int64_t count = 0;      // number of characters, items or properties so far
+  uint64_t below = 0;     // hash of the frames below this one
+  int32_t dfa_state = 0;  // kScalar: state of its automaton; in a key: state of any_string
 
-  // kObject
-  uint64_t seen = 0;       // the first 64 properties
-  int32_t seen_list = -1;  // into StackPool::seen: the other properties
-  uint64_t seen_hash = 0;  // of that list
-  int32_t num_others = 0;  // properties that the node does not name
-  int32_t missing = 0;     // required properties not seen
+  // The following fields are used if `kind` is kObject.
+  uint64_t seen = 0;       // bit i is set if property i < 64 has appeared
+  int32_t seen_list = -1;  // index into StackPool::seen: all other keys that have appeared
+  uint64_t seen_hash = 0;  // hash of that list
+  int32_t num_others = 0;  // number of properties so far that the node does not name
+  int32_t missing = 0;     // number of required properties that have not appeared
+  // Sum of Property::cost of these properties.
   int64_t missing_cost = 0;
-  NodeId pending = kNoNode;  // the value that follows the key
+  NodeId pending = kNoNode;  // node of the value that follows the key
 
-  // In a key: properties [first, last) begin with the `length` characters read.
+  // The following fields are used inside a key. The names of properties [first, last) begin with
+  // the `length` characters read.
   StringDecoder decoder;
   int32_t first = 0;
   int32_t last = 0;
   int32_t length = 0;
   uint64_t hash = 0;
 
-  // Compares everything except the indices into the pool.
+  // Returns whether two frames are equal in everything except the indices into the pool.
   bool SameTop(const Frame& other) const;
-  // A hash of what SameTop() compares.
+  // Returns a hash of the fields that SameTop() compares.
   uint64_t Hash() const;
 };
 
-// The frames below the tops of the stacks. An element refers only to earlier ones and never
-// changes, so several stacks share elements, and CutTo() undoes the additions of a walk.
+// The frames below the tops of the stacks. An element refers only to earlier elements and never
+// changes. So several stacks can share elements, and CutTo() can undo what a walk has added.
 struct StackPool {
   struct Seen {
-    // The marked index of a named property, or the hash of another key. Keys of equal hash count as
-    // the same key, so the second is refused; other keys remain possible.
+    // The index of a named property, marked with the highest bit, or the hash of any other key.
+    // Keys with equal hashes count as one key, so the second is rejected; every key with another
+    // hash remains possible.
     uint64_t key;
     int32_t previous;
   };
@@ -80,7 +84,7 @@ struct StackPool {
 
   std::vector<Frame> frames;
   std::vector<Seen> seen;
-  // Work of the matcher, in units of one step, for callers that limit it.
+  // Work done so far by the matcher, in units of one step. Callers use it to limit the work.
   mutable int64_t work = 0;
 
   Mark mark() const { return {frames.size(), seen.size()}; }
@@ -88,29 +92,31 @@ struct StackPool {
     frames.resize(mark.frames);
     seen.resize(mark.seen);
   }
-  // Whether the stacks are equal, in the same elements or in others.
+  // Returns whether two stacks have equal frames, whether or not they share elements.
   bool Equal(const Frame& a, const Frame& b) const;
-  // Removes the elements that no frame of `tops` refers to.
+  // Removes the elements that no frame in `tops` refers to.
   void Compact(std::vector<Frame>* tops);
 };
 
-// Immutable: any number of threads may use one object. The grammar must outlive it.
+// Immutable; any number of threads may use one object. The grammar must outlive it.
 class Matcher {
  public:
-  // Most ways to read the same text that are kept; those that take longest to complete are dropped.
-  // The remaining ones are correct, so dropping can only refuse a text.
+  // Largest number of alternatives (ways to read the same text) that are kept. Those that take
+  // longest to complete are dropped. Dropping can only reject texts that match; it never accepts a
+  // text that does not match.
   static constexpr size_t kMaxAlternatives = 256;
 
   explicit Matcher(const Grammar* grammar) : grammar_(*grammar) {}
 
   Frame Start() const;
-  // Appends to `out` every way in which `top` can continue with `byte`.
+  // Appends to `out` every frame that can follow `top` after `byte`.
   void Step(const Frame& top, uint8_t byte, StackPool* pool, std::vector<Frame>* out) const;
-  // Removes equal ways and applies kMaxAlternatives.
+  // Removes duplicates from `tops` and limits their number to kMaxAlternatives.
   void Reduce(const StackPool& pool, std::vector<Frame>* tops) const;
 
-  // An upper bound, always attainable, of the bytes (and end-of-sequence token) that complete the
-  // text. kUnreachable if the vocabulary cannot spell the rest.
+  // Returns an upper bound on the number of bytes (plus an end-of-sequence token, if needed) that
+  // complete the text. The bound can always be met. kUnreachable if the vocabulary cannot spell the
+  // rest.
   int64_t Distance(const Frame& top, const StackPool& pool) const;
   bool Complete(const Frame& top) const;
   bool CanContinue(const Frame& top) const;
@@ -119,8 +125,9 @@ class Matcher {
   const ScalarNode& ScalarOf(const Frame& top) const {
     return std::get<ScalarNode>(grammar_.nodes[top.node].value);
   }
-  // Whether `top` is in a key that any characters may continue. If so, sets `*bound` to an upper
-  // bound of the distance from the end of the key, whatever the key becomes.
+  // Returns whether `top` is in a key that any characters may continue. If so, sets `*bound` to an
+  // upper bound on the distance from the end of the key to the end of the text, whatever the key
+  // is.
   bool InFreeKey(const Frame& top, const StackPool& pool, int64_t* bound) const;
   // Appends the frames that can follow the finished value `top`.
   void Pop(const Frame& top, const StackPool& pool, std::vector<Frame>* out) const;
@@ -137,7 +144,8 @@ class Matcher {
     return container.depth + At(id).height <= kMaxDepth;
   }
 
-  // Begins a value of node `id` with `byte`. `parent` (null at the root) continues after it.
+  // Begins a value of node `id` with `byte`. The stack continues at `parent` after the value;
+  // `parent` is null at the root.
   void BeginValue(NodeId id, const Frame* parent, uint8_t byte, StackPool* pool,
                   std::vector<Frame>* out) const;
   void Emit(const Frame& top, const StackPool& pool, std::vector<Frame>* out) const;
@@ -148,11 +156,12 @@ class Matcher {
   int64_t ArrayRest(const Frame& top) const;
   int64_t ItemsCost(const ArrayNode& array, int64_t from) const;
 
-  // matcher_object.cc
+  // The following functions are defined in matcher_object.cc.
   void StepObject(const Frame& top, uint8_t byte, StackPool* pool, std::vector<Frame>* out) const;
   void StepKey(const Frame& top, uint8_t byte, StackPool* pool, std::vector<Frame>* out) const;
   bool CloseKey(Frame* top, StackPool* pool) const;
-  // The named properties that an object has already; built once for several queries of a frame.
+  // The named properties that an object has already; built once for several queries about one
+  // frame.
   class SeenNames;
   struct Fillers;
   bool HasSeenOther(const Frame& top, const StackPool& pool, uint64_t key) const;
@@ -171,8 +180,8 @@ class Matcher {
   const Grammar& grammar_;
 };
 
-// Advances over white space between the parts of a container. False if `byte` is no white space, or
-// more than is allowed there.
+// Advances over white space between the parts of a container. Returns false if `byte` is not white
+// space or exceeds the white space that is allowed at this point.
 bool StepSpace(Frame* frame, uint8_t byte, bool line_end_allowed);
 
 }  // namespace moeserve::structured

@@ -1,4 +1,4 @@
-// Objects: keys in any order, each once.
+// Matches objects: keys may come in any order, each once.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -8,7 +8,8 @@
 namespace moeserve::structured {
 namespace {
 
-// Most properties of one object that its node does not name; bounds the memory of a state.
+// Largest number of properties of one object that its node does not name; limits the memory of a
+// state.
 constexpr int32_t kMaxOthers = 4096;
 
 constexpr uint64_t kNamed = uint64_t{1} << 63;
@@ -42,13 +43,13 @@ class Matcher::SeenNames {
   std::vector<uint64_t> more_;
 };
 
-// The cheapest missing optional properties with which an object reaches its smallest size.
+// The cheapest optional properties that an object still needs to reach min_properties.
 struct Matcher::Fillers {
   int64_t cost = 0;
   int64_t cost_of_one_less = 0;
-  int32_t end = 0;  // the named ones among them have a rank in optional_by_cost below this
+  int32_t end = 0;  // those of them that the node names have a rank in optional_by_cost below `end`
 
-  // The cost of one less, if `property` is added instead.
+  // Returns the cost of the remaining fillers if `property` is added as one of them.
   int64_t CostWith(const Property& property) const {
     const bool among = property.rank >= 0 && property.rank < end;
     if (!among) return cost_of_one_less;
@@ -90,7 +91,8 @@ bool Matcher::AnyKeyAllowed(const Frame& top, const StackPool& pool) const {
   return i < static_cast<int32_t>(n);
 }
 
-// Whether some allowed property's name begins with the part of the key that has been read.
+// Returns whether some allowed property has a name that begins with the part of the key read so
+// far.
 bool Matcher::KeyCanEnd(const Frame& top, const StackPool& pool) const {
   if (OtherAllowed(top)) return true;
   const ObjectNode& object = ObjectOf(top);
@@ -186,7 +188,7 @@ void Matcher::StepKey(const Frame& top, uint8_t byte, StackPool* pool,
     const char32_t c = frame.decoder.character();
     const auto& properties = ObjectOf(top).properties;
     const size_t at = static_cast<size_t>(top.length);
-    // A name that ends here sorts before longer ones.
+    // In the sorted names, a name that ends at `at` comes before longer names.
     const auto character = [&](const Property& p) {
       return p.name.size() > at ? static_cast<int64_t>(p.name[at]) : -1;
     };
@@ -231,7 +233,7 @@ bool Matcher::CloseKey(Frame* top, StackPool* pool) const {
   }
   ++top->count;
   top->phase = Phase::kColon;
-  // Resets the fields of the key, so that equal states compare equal.
+  // Resets the fields used inside a key, so that equal states compare equal.
   top->decoder = StringDecoder();
   top->dfa_state = 0;
   top->first = top->last = top->length = 0;
@@ -239,12 +241,13 @@ bool Matcher::CloseKey(Frame* top, StackPool* pool) const {
   return true;
 }
 
-// Properties that min_properties demands beyond the required ones.
+// Returns how many properties min_properties demands in addition to the required ones.
 int64_t Matcher::Needed(const Frame& top) const {
   return std::max<int64_t>(ObjectOf(top).min_properties - top.count - top.missing, 0);
 }
 
-// The cost of a property that the node does not name: a free name, the shortest value, a comma.
+// Returns the cost of a property that the node does not name: an unused name, the shortest value
+// and a comma.
 int64_t Matcher::OtherCost(const Frame& top) const {
   const ObjectNode& object = ObjectOf(top);
   const int64_t taken =
@@ -348,7 +351,7 @@ int64_t Matcher::KeyRest(const Frame& top, const StackPool& pool) const {
           static_cast<int32_t>(object.properties[top.first].name.size()) == top.length;
       if (named || HasSeenOther(top, pool, top.hash & ~kNamed)) key = more;
     } else {
-      // Assumes that the unfinished character completes a name that is taken.
+      // Assumes the worst case, in which completing the unfinished character yields a name in use.
       key = grammar_.dfas[grammar_.any_string]->distance[top.dfa_state] - 1 + more;
     }
     best = std::min(best, top.missing_cost + 1 + fillers.cost_of_one_less + key + 2 +
@@ -366,7 +369,7 @@ bool Matcher::InFreeKey(const Frame& top, const StackPool& pool, int64_t* bound)
   const Fillers fillers = FillersOf(top, seen, needed);
   pool.work += fillers.end / 8;
   const int64_t taken = static_cast<int64_t>(object.properties.size()) + top.num_others + needed;
-  // The 2 are a colon and a bracket.
+  // The constant 2 stands for a colon and a bracket.
   *bound = top.tail + top.missing_cost + fillers.cost + FreeNameLength(taken) + 2 +
            At(object.additional).distance;
   return true;

@@ -1,4 +1,4 @@
-// A branch: plain conditions on a JSON value that all hold.
+// A branch: a set of plain conditions on a JSON value, all of which must hold.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,14 @@
 
 namespace moeserve::structured {
 
-// Schemas that all hold. Sorted, each once. An empty one allows every value.
+// Schemas that must all hold; sorted, without duplicates. An empty list allows every value.
 using Conjunction = std::vector<const nlohmann::json*>;
 
 enum TypeBits : uint32_t {
   kNullType = 1,
   kBooleanType = 2,
   kIntegerType = 4,   // numbers with an integer value
-  kFractionType = 8,  // all other numbers
+  kFractionType = 8,  // all numbers that are no integers
   kStringType = 16,
   kArrayType = 32,
   kObjectType = 64,
@@ -30,22 +30,25 @@ enum TypeBits : uint32_t {
 
 struct ArrayPart {
   std::vector<const nlohmann::json*> prefix;
-  const nlohmann::json* items = nullptr;  // after the prefix; null: any
+  // Schema of the items after the prefix; null: any value is allowed.
+  const nlohmann::json* items = nullptr;
 };
 
 struct ObjectPart {
-  const nlohmann::json* properties = nullptr;  // name to schema; null: none
-  const nlohmann::json* additional = nullptr;  // of all other names; null: any
+  const nlohmann::json* properties = nullptr;  // maps names to schemas; null: names no properties
+  // Schema of the properties not named; null: any value is allowed.
+  const nlohmann::json* additional = nullptr;
 };
 
-// Conditions that all hold. Conditions on a type that is not in `types` have no effect.
+// Conditions that must all hold. Conditions on a type that is not in `types` have no effect.
 struct Branch {
   uint32_t types = kAllTypes;
-  std::optional<std::vector<const nlohmann::json*>> values;  // one of these
-  NumberRange number;                                        // `types` decides about `integer`
+  // If set: the value must be one of these.
+  std::optional<std::vector<const nlohmann::json*>> values;
+  NumberRange number;  // NumberRange::integer is ignored; `types` decides
   int64_t min_chars = 0;
   int64_t max_chars = kNoLimit;
-  std::set<std::string> patterns;  // each found anywhere in the string
+  std::set<std::string> patterns;  // each must match somewhere in the string
   std::set<std::string> formats;
   int64_t min_items = 0;
   int64_t max_items = kNoLimit;
@@ -63,16 +66,16 @@ struct Branch {
 
 using Branches = std::vector<Branch>;
 
-// The values that both allow; nullopt if no type is left.
+// Returns the branch whose values both `a` and `b` allow; nullopt if no type is left.
 std::optional<Branch> Meet(const Branch& a, const Branch& b);
 
-// The tighter one of two upper (or lower) bounds; nullopt is no bound.
+// Returns the tighter of two upper (or two lower) bounds; nullopt means no bound.
 std::optional<NumberBound> Tighter(const std::optional<NumberBound>& a,
                                    const std::optional<NumberBound>& b, bool upper);
 
-// The exact value of a JSON number, by its shortest decimal spelling.
+// Returns the exact value of a JSON number's shortest decimal spelling.
 Decimal DecimalOf(const nlohmann::json& number);
-// The type bit of a value.
+// Returns the type bit of a value.
 uint32_t TypeOf(const nlohmann::json& value);
 int64_t CountCharacters(const std::string& text);
 

@@ -18,7 +18,8 @@ namespace {
 
 using nlohmann::json;
 
-// Longest plain spelling of a listed number; longer ones are spelt with an exponent only.
+// Largest number of digits of a listed number that is spelt without an exponent; longer ones are
+// spelt with an exponent only.
 constexpr int64_t kMaxPlainDigits = 40;
 
 std::u32string CodePoints(const std::string& text) {
@@ -65,8 +66,8 @@ class SchemaCompiler {
     return static_cast<NodeId>(grammar_.nodes.size() - 1);
   }
 
-  // The choice between the branches of `schemas`. It is filled in later, because schemas may refer
-  // to each other in cycles.
+  // Returns the choice node for the branches of `schemas`. Its options are filled in later, because
+  // schemas may refer to each other in cycles.
   Result<NodeId> NodeOf(const Conjunction& schemas) {
     const auto it = nodes_.find(schemas);
     if (it != nodes_.end()) return it->second;
@@ -130,7 +131,7 @@ class SchemaCompiler {
     return id;
   }
 
-  // `texts` as they are, `strings` as JSON strings.
+  // Returns a node that matches any of `texts`, literally, or of `strings`, spelt as JSON strings.
   Result<NodeId> Literals(const std::vector<std::string>& texts,
                           const std::vector<std::string>& strings) {
     std::string key = "literals";
@@ -156,7 +157,7 @@ class SchemaCompiler {
 
   Result<NodeId> Number(const Branch& branch) {
     NumberRange range = branch.number;
-    // The multiples of an integer are integers.
+    // If multiple_of exceeds 1, only integers match, because multiple_of is an integer.
     range.integer = !(branch.types & kFractionType) || range.multiple_of > 1;
     std::string key = "number";
     for (const auto& bound : {range.min, range.max}) {
@@ -170,7 +171,8 @@ class SchemaCompiler {
     return Scalar(id);
   }
 
-  // The strings that match all formats and patterns of `branch`, which has at least one.
+  // Returns the index of an automaton for the strings that match all formats and patterns of
+  // `branch`, which must have at least one.
   Result<int32_t> PatternedStrings(const json* place, const Branch& branch) {
     std::string key = Concat("string ", branch.min_chars, ' ', branch.max_chars);
     for (const std::string& format : branch.formats) key += "\nf" + format;
@@ -183,7 +185,7 @@ class SchemaCompiler {
         return reader_.Error(place, "pattern: " + std::string(content.status().message()));
       }
       MOESERVE_ASSIGN_OR_RETURN(ByteDfa dfa, Quoted(*content, budget_));
-      // Cut down before it is combined.
+      // Finish() removes useless transitions before the automaton is combined with others.
       MOESERVE_RETURN_IF_ERROR(dfa.Finish(spellable_, budget_));
       if (all) {
         MOESERVE_ASSIGN_OR_RETURN(dfa, Intersection(*all, dfa, budget_));
@@ -238,7 +240,7 @@ class SchemaCompiler {
       if (part.properties == nullptr) continue;
       for (const auto& [name, schema] : part.properties->items()) names.insert(name);
     }
-    // Many branches may share a long list of names.
+    // Charges the names to the budget, because many branches may share a long list of names.
     MOESERVE_RETURN_IF_ERROR(budget_->AddStates(static_cast<int64_t>(names.size())));
     ObjectNode node;
     node.min_properties = branch.min_properties;
@@ -260,7 +262,7 @@ class SchemaCompiler {
     return node;
   }
 
-  // The listed values that the other conditions allow.
+  // Adds options for the listed values that the branch's other conditions allow.
   Status AddValues(const json* place, const Branch& branch, std::vector<NodeId>* options) {
     std::vector<std::string> texts;
     std::vector<std::string> strings;
@@ -304,8 +306,8 @@ class SchemaCompiler {
     return absl::OkStatus();
   }
 
-  // Spellings of a listed number: plain, and with an exponent where common writers use one. An
-  // integer has a fraction only if the schema spells it with one.
+  // Adds the spellings of a listed number: plain, and with an exponent where common writers use
+  // one. An integer is spelt with a fraction only if the schema spells it so.
   static void AddSpellings(const json& value, std::vector<std::string>* texts) {
     const Decimal number = DecimalOf(value);
     const bool with_fraction = value.is_number_float();
@@ -319,7 +321,7 @@ class SchemaCompiler {
     if (number.is_integer() && with_fraction) texts->push_back(number.Plain() + ".0");
   }
 
-  // Exactly this value.
+  // Returns a node that matches exactly `value`.
   Result<NodeId> Constant(const json& value) {
     if (value.is_array()) {
       ArrayNode node;
@@ -350,7 +352,7 @@ class SchemaCompiler {
     return Literals(texts, {});
   }
 
-  // Follows the mandatory parts down to the one that has no instance.
+  // Reports which part of the schema has no instance: follows mandatory parts down to that part.
   Status Unsatisfiable(const Grammar& unpruned) const {
     const json* place = &root_;
     NodeId at = grammar_.root;
@@ -407,11 +409,13 @@ Result<Grammar> CompileSchema(std::string_view schema, bool strict, const Constr
         Concat("schema: ", schema.size(), " bytes, more than ", limits.schema_bytes));
   }
   if (!IsValidUtf8(schema)) return absl::InvalidArgumentError("schema: not UTF-8");
-  // A schema inside another one is at most three values deeper; listed values may add some.
+  // A schema inside another schema is at most three levels of JSON values deeper; listed values may
+  // add some levels.
   const int max_depth = 3 * limits.schema_nesting + 32;
   bool too_deep = false;
   std::string duplicate;
-  std::vector<std::set<std::string>> keys;  // of the objects around a value
+  // Keys so far of each object that encloses the current value.
+  std::vector<std::set<std::string>> keys;
   json document;
   try {
     document = json::parse(

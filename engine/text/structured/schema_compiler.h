@@ -1,4 +1,4 @@
-// JSON schemas as grammars.
+// Compiles JSON schemas to grammars.
 #pragma once
 
 #include <string_view>
@@ -8,8 +8,8 @@
 
 namespace moeserve::structured {
 
-// Returns the finished grammar. `any_string`: the finished automaton of all JSON strings.
-// InvalidArgument: what is wrong or unsupported, with a JSON pointer.
+// Returns the grammar after Grammar::Finish(). `any_string` is the finished automaton of all JSON
+// strings. InvalidArgument, with a JSON pointer, names what is wrong or unsupported.
 Result<Grammar> CompileSchema(std::string_view schema, bool strict, const ConstraintLimits& limits,
                               DfaPtr any_string, const ByteSet& spellable, CompileBudget* budget);
 

@@ -12,12 +12,13 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kMaxBranches = 512;
-// Most names, patterns and listed values in all branches of one schema; bounds their memory.
+// Largest number of names, patterns and listed values in all branches of one schema; limits their
+// memory.
 constexpr int64_t kMaxBranchParts = 100000;
-// Longest chain of schemas that refer to or contain each other without a property or item in
-// between; bounds the stack.
+// Longest chain of schemas in which each refers to or contains the next without entering a property
+// or an item; limits the stack.
 constexpr size_t kMaxChain = 100;
-// Bytes of one step of a path in messages.
+// Largest number of bytes of one step of a JSON pointer in an error message.
 constexpr size_t kMaxStep = 64;
 
 constexpr std::string_view kAnnotations[] = {
@@ -54,7 +55,7 @@ bool Contains(const Range& range, std::string_view key) {
   return std::find(std::begin(range), std::end(range), key) != std::end(range);
 }
 
-// One step of a JSON pointer, cut to kMaxStep.
+// Returns one step of a JSON pointer, escaped and cut to kMaxStep bytes.
 std::string Escaped(std::string_view step) {
   std::string out = "/";
   if (step.size() > kMaxStep) {
@@ -169,7 +170,7 @@ Result<Branches> SchemaReader::ReadKeywords(const json* schema) {
   if (object.properties != nullptr || object.additional != nullptr) own.objects.push_back(object);
   if (array.items != nullptr || !array.prefix.empty()) own.arrays.push_back(std::move(array));
   MOESERVE_RETURN_IF_ERROR(CheckBranch(schema, own));
-  // Meet() removes listed values of the wrong types.
+  // Meet() with an unrestricted branch removes listed values of the wrong types.
   Branches out;
   if (std::optional<Branch> kept = Meet(own, Branch())) out.push_back(*std::move(kept));
 
@@ -320,7 +321,7 @@ Status SchemaReader::ReadValues(const json* schema, const std::string& key, cons
   if (std::optional<Branch> both = Meet(*branch, listed)) {
     *branch = *std::move(both);
   } else {
-    // CheckBranch() reports that no value is left.
+    // Leaves an empty list of values, so that CheckBranch() reports that no value is left.
     branch->values.emplace();
     branch->types = 0;
   }
@@ -390,7 +391,7 @@ Status SchemaReader::ReadBasics(const json* schema, const std::string& key, cons
     branch->unique_items = value.get<bool>();
     return absl::OkStatus();
   }
-  // By JSON Schema's rules an unknown keyword restricts nothing.
+  // By the rules of JSON Schema an unknown keyword restricts nothing.
   if (strict_) return Error(schema, Concat("unknown keyword \"", key.substr(0, 64), "\""));
   return absl::OkStatus();
 }
@@ -453,7 +454,7 @@ Result<const json*> SchemaReader::Resolve(const json* schema, const json& refere
   if (!at->is_object() && !at->is_boolean()) {
     return Error(schema, "$ref \"" + text.substr(0, 64) + "\" does not lead to a schema");
   }
-  // A definition is two steps below the root (#/$defs/name) and counts as one level.
+  // A definition is two steps below the root (#/$defs/name), which count as one level.
   paths_.try_emplace(at, Place{text.substr(1), (depth + 1) / 2});
   return at;
 }
@@ -463,7 +464,7 @@ Result<bool> SchemaReader::Disjoint(const Branch& a, const Branch& b, int depth)
   const std::optional<Branch> both = Meet(a, b);
   if (!both) return true;
   const uint32_t types = both->types;
-  // Meet() has removed listed values that the other's list or types exclude.
+  // Meet() has removed listed values that the other branch's list or types exclude.
   if (both->values && both->values->empty()) return true;
   if (types & (kNullType | kBooleanType | kArrayType)) return false;
   if (types & kNumberTypes) {
@@ -476,10 +477,10 @@ Result<bool> SchemaReader::Disjoint(const Branch& a, const Branch& b, int depth)
   }
   if (types & kStringType) return false;
   if ((types & kObjectType) && depth < 3) {
-    // A property that both require, with values that differ.
+    // Looks for a property that both branches require with values that cannot be equal.
     for (const std::string& name : both->required) {
       if (!a.required.contains(name) || !b.required.contains(name)) continue;
-      // A property that refers back to this choice cannot be read here and is skipped.
+      // A property that refers back to this choice cannot be read at this point and is skipped.
       const Result<Branches> x = Read(a.PropertyNamed(name));
       const Result<Branches> y = Read(b.PropertyNamed(name));
       if (!x.ok() || !y.ok()) continue;
@@ -492,7 +493,7 @@ Result<bool> SchemaReader::Disjoint(const Branch& a, const Branch& b, int depth)
       }
       if (differ) return true;
     }
-    // A property that one requires and the other one forbids.
+    // Looks for a property that one branch requires and the other one forbids.
     const auto excludes = [&](const Branch& one, const Branch& other) {
       return std::any_of(one.required.begin(), one.required.end(), [&](const std::string& name) {
         const Result<Branches> values = Read(other.PropertyNamed(name));

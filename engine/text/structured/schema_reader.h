@@ -1,4 +1,4 @@
-// Reads JSON Schema documents into alternatives of plain conditions.
+// Converts JSON schemas into alternative branches of plain conditions.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace moeserve::structured {
 
-// Reads schemas of one document. Errors are InvalidArgument with a JSON pointer.
+// Reads the schemas in one document. Errors are InvalidArgument with a JSON pointer.
 class SchemaReader {
  public:
   // `root` must outlive the reader.
@@ -24,10 +24,11 @@ class SchemaReader {
     paths_[&root] = {"", 0};
   }
 
-  // A value matches all schemas of `schemas` if and only if it matches one of the branches.
+  // Returns branches such that a value matches all of `schemas` if and only if it matches one of
+  // the branches.
   Result<Branches> Read(const Conjunction& schemas);
 
-  // Where the schema is in the document, for messages.
+  // Returns the JSON pointer of a schema in the document, for error messages.
   std::string PathOf(const nlohmann::json* schema) const;
   Status Error(const nlohmann::json* schema, const std::string& what) const;
 
@@ -39,7 +40,7 @@ class SchemaReader {
 
   Result<Branches> ReadSchema(const nlohmann::json* schema);
   Result<Branches> ReadKeywords(const nlohmann::json* schema);
-  // One keyword each, or a few that belong together.
+  // Each of the following functions reads one keyword, or a few that belong together.
   Status ReadProperties(const nlohmann::json* schema, const std::string& key,
                         const nlohmann::json& value, ObjectPart* object);
   Status ReadItems(const nlohmann::json* schema, const std::string& key,
@@ -61,13 +62,15 @@ class SchemaReader {
   Status CheckBranch(const nlohmann::json* schema, const Branch& branch) const;
   Result<const nlohmann::json*> Resolve(const nlohmann::json* schema,
                                         const nlohmann::json& reference);
-  // Records the path of a schema inside another one; checks the nesting and the schema's type.
+  // Records the path of a schema inside another schema, and checks the nesting and that `child` has
+  // the type of a schema.
   Status Enter(const nlohmann::json* parent, const std::string& step, const nlohmann::json* child);
   Result<Branches> Product(const nlohmann::json* schema, const Branches& a, const Branches& b);
-  // The branches of all parts. `disjoint`: an error unless no value matches two parts.
+  // Returns the branches of all parts together. With `disjoint`, returns an error unless it is
+  // certain that no value matches two parts.
   Result<Branches> Union(const nlohmann::json* schema, const std::vector<Branches>& parts,
                          bool disjoint);
-  // Whether no value matches both; false where that is not certain.
+  // Returns true if certainly no value matches both branches; false in case of doubt.
   Result<bool> Disjoint(const Branch& a, const Branch& b, int depth);
 
   const nlohmann::json& root_;

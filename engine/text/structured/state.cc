@@ -1,4 +1,5 @@
-// The state of one sequence: the matcher's alternatives, and masks over the vocabulary.
+// The state of one sequence: the matcher's alternatives, and the computation of token masks from
+// them.
 #include <algorithm>
 #include <string_view>
 #include <utility>
@@ -11,17 +12,17 @@ namespace {
 
 constexpr size_t kMaskCacheBytes = 8 << 20;
 
-// Limit on the work (StackPool::work) of one mask, some milliseconds. Beyond it, the alternatives
-// that take longest to complete are left out, and the rest of a walk considers tokens of one byte
-// only. Texts with few readings stay far below. Accepting a single token may take twice as much, so
-// that every token of a mask is accepted.
+// Limit on the work (StackPool::work) for one mask; it takes some milliseconds. Above this limit,
+// the alternatives that take longest to complete are left out, and the rest of the walk considers
+// only tokens of one byte. Texts with few alternatives stay far below the limit. Accepting a single
+// token may take twice as much work, so that every token in a mask is accepted.
 constexpr int64_t kMaxMaskWork = 200000;
 constexpr int64_t kMaxTokenWork = 2 * kMaxMaskWork;
 
-// Trie nodes that a walk of one automaton visits in the time of one matcher step.
+// Number of trie nodes that a walk of one automaton visits in the time of one matcher step.
 constexpr int64_t kNodesPerStep = 4;
-// The same for masks that are usually cached. The work counted must not depend on whether one was:
-// equal texts have equal masks.
+// The corresponding number for masks that usually come from the cache. The counted work must not
+// depend on whether a mask was cached, so that equal texts have equal masks.
 constexpr int64_t kKeptNodesPerStep = 16;
 
 class State : public ConstraintState {
@@ -33,7 +34,7 @@ class State : public ConstraintState {
     MOESERVE_CHECK(mask.size() == vocabulary().mask_words(), "the mask's size is the vocabulary's");
     std::fill(mask.begin(), mask.end(), 0);
     const std::vector<Alternative> order = Ordered();
-    // How much one token can reduce the distance, with a margin for estimates.
+    // How much one token can reduce the distance, plus a margin because distances are estimates.
     const int64_t reach = vocabulary().max_depth() + 64;
     const bool hopeless = !order.empty() && order[0].distance > Sum(tokens_left, reach);
     if (!hopeless) FillMask(order, std::min(tokens_left, kUnreachable) - 1, mask);
@@ -58,8 +59,8 @@ class State : public ConstraintState {
     if (bytes.empty()) return false;
     const StackPool::Mark mark = pool_.mark();
     std::vector<Frame> reached;
-    // Advances each alternative separately, as the mask was computed: Reduce() must not drop
-    // results of one in favour of another before the token is complete.
+    // Advances each alternative separately, as in the computation of the mask: Reduce() must not
+    // drop the frames of one alternative in favour of another one before the token is complete.
     pool_.work = 0;
     for (const Alternative& alternative : Ordered()) {
       if (!reached.empty() && pool_.work > kMaxTokenWork) break;
@@ -122,7 +123,7 @@ class State : public ConstraintState {
     return std::min(a, kUnreachable) + std::min(b, kUnreachable);
   }
 
-  // Sorted by distance, the shortest first.
+  // Returns the alternatives sorted by distance, the shortest first.
   std::vector<Alternative> Ordered() const {
     std::vector<Alternative> order;
     for (size_t i = 0; i < tops_.size(); ++i) {
@@ -140,7 +141,8 @@ class State : public ConstraintState {
 
   bool Overworked() const { return pool_.work > kMaxMaskWork; }
 
-  // `budget`: bytes within which the text must be completed after the token.
+  // Sets the bits of the allowed tokens. `budget` is the number of bytes within which the text must
+  // be completable after the token.
   void FillMask(const std::vector<Alternative>& order, int64_t budget, std::span<uint32_t> mask) {
     const StackPool::Mark mark = pool_.mark();
     pool_.work = 0;
@@ -148,7 +150,7 @@ class State : public ConstraintState {
       if (Overworked() && index != order[0].index) break;
       const Frame& top = tops_[index];
       const bool filled = FillScalar(top, budget, mask) || FillKey(top, budget, mask);
-      // Near the limit, the estimates of a key may leave no token.
+      // Near the limit, the estimated distances in a key may exclude every token; Walk() is exact.
       if (!filled || (distance <= budget + 1 && Empty(mask))) Walk({top}, 0, budget, mask);
       pool_.CutTo(mark);
     }
@@ -158,7 +160,8 @@ class State : public ConstraintState {
     for (size_t i = 0; i < mask.size(); ++i) mask[i] |= from.tokens[i];
   }
 
-  // Fills the mask inside a value that an automaton describes to its end. False if `top` is not.
+  // Fills the mask inside a value that one automaton matches to its end. Returns false if `top` is
+  // not in such a value.
   bool FillScalar(const Frame& top, int64_t budget, std::span<uint32_t> mask) {
     if (top.kind != FrameKind::kScalar) return false;
     const ByteDfa& dfa = matcher().DfaOf(top);
@@ -170,7 +173,7 @@ class State : public ConstraintState {
     const int64_t max_rest = budget - top.tail;
     std::shared_ptr<const DfaMask> cached;
     exits_.clear();
-    // A limited walk is cheap inside a character.
+    // Inside a character a walk visits few nodes, so a mask that `room` limits is not cached there.
     const bool room_matters = room < vocabulary().max_depth() && !dfa.boundary[top.dfa_state];
     if (!room_matters && max_rest >= Sum(dfa.max_distance, needed)) {
       cached = MaskOf(scalar.dfa, top.dfa_state, at_root, room, mask);
@@ -187,7 +190,7 @@ class State : public ConstraintState {
     }
     std::vector<Frame> behind;
     matcher().Pop(top, pool_, &behind);
-    // The state after the value does not depend on where it ended.
+    // What follows the value does not depend on the node at which the value ended.
     const bool ends_in_time = matcher().Distance(behind[0], pool_) <= budget;
     for (const auto& [node, chars] : cached ? cached->exits : exits_) {
       if (chars < needed || SkipsExit(node)) continue;
@@ -197,7 +200,7 @@ class State : public ConstraintState {
     return true;
   }
 
-  // Sets the tokens that stay inside an automaton.
+  // Sets the bits of the tokens that stay inside an automaton, and returns the cached mask.
   std::shared_ptr<const DfaMask> MaskOf(int32_t dfa, int32_t state, bool at_root, int64_t room,
                                         std::span<uint32_t> mask) {
     auto cached = compiled_->MaskOf(dfa, state, at_root, room);
@@ -210,7 +213,8 @@ class State : public ConstraintState {
     return Overworked() && vocabulary().nodes()[node].depth > 1;
   }
 
-  // Fills the mask inside a key that any character may continue. False if `top` is not.
+  // Fills the mask inside a key that any characters may continue. Returns false if `top` is not in
+  // such a key.
   bool FillKey(const Frame& top, int64_t budget, std::span<uint32_t> mask) {
     int64_t bound = 0;
     if (!matcher().InFreeKey(top, pool_, &bound)) return false;
@@ -233,7 +237,7 @@ class State : public ConstraintState {
     std::vector<uint8_t> path;
     for (const auto& [node, chars] : cached->exits) {
       if (SkipsExit(node)) continue;
-      // The state after the key depends on it: it may be a named one, or taken.
+      // What follows the key depends on the key, which may be a named property or already in use.
       path.clear();
       for (int32_t n = node; n > 0; n = vocabulary().nodes()[n].parent) {
         path.push_back(vocabulary().nodes()[n].byte);
@@ -257,7 +261,8 @@ class State : public ConstraintState {
     for (const TokenId id : vocabulary().TokensAt(node)) mask[id / 32] |= uint32_t{1} << (id % 32);
   }
 
-  // Tokens whose bytes begin with those of trie node `from`, which led to `tops`.
+  // Sets the bits of the allowed tokens whose bytes begin with the path to trie node `from`; `tops`
+  // are the frames after that path.
   void Walk(const std::vector<Frame>& tops, int32_t from, int64_t budget,
             std::span<uint32_t> mask) {
     const std::vector<VocabularyIndex::Node>& nodes = vocabulary().nodes();
@@ -301,7 +306,7 @@ class State : public ConstraintState {
   StackPool pool_;
   size_t compact_at_ = 256;
 
-  // Scratch space of walks.
+  // Scratch memory of walks.
   std::vector<DfaExit> exits_;
   std::vector<std::vector<Frame>> levels_;
   std::vector<StackPool::Mark> marks_;

@@ -13,13 +13,15 @@ struct Interval {
   uint32_t last;
 };
 
-// What `bits` becomes with `more` further digits of `width` bits.
+// Returns the interval of values that `bits` can become when `more` digits of `width` bits each are
+// appended.
 Interval Completions(uint32_t bits, int more, int width) {
   const int shift = more * width;
   return {bits << shift, (bits << shift) | ((1u << shift) - 1)};
 }
 
-// Whether some code unit of the interval may follow \u. A low surrogate may not come first.
+// Returns whether a character may be spelt by \u and some code unit in the interval. A low
+// surrogate cannot be the first code unit of a character.
 bool AnyEscapable(Interval units) {
   for (uint32_t u = units.first; u <= units.last && u < 0x7F; ++u) {
     if (MayBeHexEscaped(u)) return true;
@@ -61,7 +63,8 @@ StringDecoder::Result StringDecoder::Push(uint8_t byte) {
       if ((byte & 0xC0) != 0x80) return Result::kError;
       value_ = (value_ << 6) | (byte & 0x3F);
       --count_;
-      // The second byte shows overlong forms, surrogates and values above U+10FFFF.
+      // From the second byte on, the possible values reveal overlong forms, surrogates and values
+      // above U+10FFFF.
       const Interval c = Completions(value_, count_, 6);
       const uint32_t least = length_ == 2 ? 0x80 : length_ == 3 ? 0x800 : 0x10000;
       if (c.last < least || c.first > 0x10FFFF || (c.first >= 0xD800 && c.last <= 0xDFFF)) {

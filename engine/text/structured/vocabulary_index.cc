@@ -9,7 +9,8 @@
 namespace moeserve {
 namespace {
 
-// Longer tokens are left out of constrained answers. Real ones are shorter than this.
+// Longer tokens are never allowed in constrained responses. Tokens of real vocabularies are
+// shorter.
 constexpr size_t kMaxTokenBytes = 1024;
 
 Result<structured::DfaPtr> AnyStringDfa(const std::bitset<256>& spellable) {
@@ -88,7 +89,7 @@ Result<std::shared_ptr<const VocabularyIndex>> VocabularyIndex::Build(const Toke
 
   MOESERVE_ASSIGN_OR_RETURN(structured::DfaPtr any_string, AnyStringDfa(index->spellable_));
   index->string_masks_ = std::make_shared<structured::StringMasks>(std::move(any_string));
-  // Nearly every answer passes through the state inside a string.
+  // Computes this mask now, because nearly every JSON response needs the mask inside a string.
   const structured::StringMasks& strings = *index->string_masks_;
   const int32_t inside = strings.dfa->Next(structured::ByteDfa::kStart, '"');
   strings.cache.Get(*index, *strings.dfa, 0, inside, /*at_root=*/false, structured::kNoLimit);

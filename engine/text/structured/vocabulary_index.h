@@ -1,4 +1,4 @@
-// The vocabulary as a trie of bytes.
+// The vocabulary as a trie over bytes.
 #pragma once
 
 #include <bitset>
@@ -17,21 +17,23 @@ namespace structured {
 struct StringMasks;
 }
 
-// Immutable: any number of threads may use one object. Built once per tokenizer.
+// Immutable; any number of threads may use one object. Built once per tokenizer.
 class VocabularyIndex {
  public:
-  // Nodes in depth-first order; children in order of their bytes. Node 0 is the root.
+  // Nodes are in depth-first order, siblings in order of their bytes. Node 0 is the root.
   struct Node {
     uint8_t byte;
-    uint16_t depth;  // bytes from the root
+    uint16_t depth;  // number of bytes from the root
     int32_t parent;
-    int32_t end;          // the first node behind this one's subtree
-    int32_t first_token;  // into tokens_; the node's tokens end where those of the next node begin
+    int32_t end;  // index of the first node after this node's subtree
+    // Index into tokens_; the node's tokens end where the next node's tokens begin.
+    int32_t first_token;
   };
 
-  // `vocab_size`: the number of logits; tokens beyond it are never allowed. Special tokens are
-  // never allowed except `eos_ids`, which end a complete text. Tokens without text are left out.
-  // InvalidArgument: no EOS id, an id outside the vocabulary, no token with text.
+  // `vocab_size` is the number of logits; tokens with larger ids are never allowed. Special tokens
+  // are never allowed except `eos_ids`, which end a complete text. Tokens without text are left
+  // out. InvalidArgument if there is no EOS id, an EOS id is outside the vocabulary, or no token
+  // has text.
   static Result<std::shared_ptr<const VocabularyIndex>> Build(const Tokenizer& tokenizer,
                                                               std::vector<TokenId> eos_ids,
                                                               int vocab_size);
@@ -40,16 +42,17 @@ class VocabularyIndex {
   size_t mask_words() const { return (static_cast<size_t>(vocab_size_) + 31) / 32; }
   const std::vector<TokenId>& eos_ids() const { return eos_ids_; }
   bool IsEos(TokenId id) const;
-  // "" for tokens that are never allowed and for ids outside the vocabulary.
+  // Returns the token's bytes; "" for tokens that are never allowed and for ids outside the
+  // vocabulary.
   std::string_view Bytes(TokenId id) const;
-  // The bytes that are tokens by themselves.
+  // Returns the set of bytes that are tokens by themselves.
   const std::bitset<256>& spellable() const { return spellable_; }
 
   const structured::StringMasks& string_masks() const { return *string_masks_; }
 
   const std::vector<Node>& nodes() const { return nodes_; }
   int max_depth() const { return max_depth_; }
-  // Tokens that end at node `i`.
+  // Returns the tokens whose bytes end at node `i`.
   std::span<const TokenId> TokensAt(int32_t i) const {
     const int32_t last = static_cast<size_t>(i) + 1 < nodes_.size()
                              ? nodes_[i + 1].first_token

@@ -9,14 +9,14 @@
 namespace moeserve {
 namespace {
 
-// Bounds the work of the search at each position; tokens in use are shorter than 100 bytes.
+// Limits the work of the search at each position; real tokens are shorter than 100 bytes.
 constexpr size_t kMaxContentBytes = 4096;
 
 absl::Status Invalid(const AddedToken& token, const std::string& message) {
   return absl::InvalidArgumentError("token \"" + token.content + "\": " + message);
 }
 
-// Where the character that ends at `end` starts.
+// Returns the start of the character that ends at `end`.
 size_t CharacterBefore(std::string_view text, size_t end) {
   --end;
   while (end > 0 && (text[end] & 0xC0) == 0x80) --end;
@@ -164,8 +164,8 @@ SpecialRule SpecialRule::Part(size_t begin, size_t size) const {
 SpecialRule SpecialRule::Normalized(std::string_view text, std::string_view normalized,
                                     const Normalizer& normalizer) const {
   if (!by_place_) return *this;
-  // Normalises the trusted and the other stretches one by one. If the results joined are the
-  // normalised text, they are the places of the stretches in it.
+  // Normalises the trusted parts of the text and the parts between them one by one. If the
+  // concatenated results equal the normalised text, their positions in it are those of the parts.
   SpecialRule out = Within({});
   std::string joined;
   size_t done = 0;
@@ -195,14 +195,14 @@ void AddedTokens::SplitNormalized(std::string_view text, const SpecialRule& spec
 
 void AddedTokens::Split(const Matcher& matcher, std::string_view text, const SpecialRule& special,
                         std::vector<TextPart>* parts) const {
-  // A token that the rule forbids here is no match at all. Otherwise text of a client could consume
-  // the start of a token that the template writes.
+  // A token that the rule forbids at this position is no match at all. Otherwise a client's text
+  // could consume the start of a token that the template writes.
   const auto accepts = [&](size_t begin, size_t end, TokenId id) {
     return !special.by_place() || special.Allows(begin, end) ||
            !special_.contains(by_id_.find(id)->second->content);
   };
   // As in Hugging Face's library, a rejected match still consumes its text, and the next token can
-  // match white space again that rstrip took.
+  // match white space again that the rstrip of a token before it consumed.
   size_t covered = 0;
   size_t match_begin = 0;
   size_t match_end = 0;
@@ -219,7 +219,7 @@ void AddedTokens::Split(const Matcher& matcher, std::string_view text, const Spe
     if (token.lstrip) begin = std::max(SkipSpaceBackwards(text, begin), covered);
     if (token.rstrip) end = SkipSpace(text, end);
     if (covered < begin) parts->push_back({text.substr(covered, begin - covered), std::nullopt});
-    // Skips a token that consists of white space which the token before it took.
+    // Skips a token that consists of white space which the previous token has consumed.
     if (begin < end) parts->push_back({text.substr(begin, end - begin), id});
     covered = end;
   }

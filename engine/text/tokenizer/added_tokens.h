@@ -1,5 +1,5 @@
-// Added tokens: special ones (<s>, <|im_end|>) and others that were added to a finished vocabulary.
-// They are searched in the text before it is cut into pieces.
+// Added tokens: special tokens (<s>, <|im_end|>) and other tokens that were added to a finished
+// vocabulary. They are searched in the text before the pre-tokenizer cuts the text into pieces.
 #pragma once
 
 #include <memory>
@@ -25,20 +25,20 @@ namespace moeserve {
 struct AddedToken {
   TokenId id = 0;
   std::string content;
-  bool single_word = false;  // only where no word character touches it
-  bool lstrip = false;       // the match includes white space before it
-  bool rstrip = false;       // the match includes white space after it
-  bool normalized = false;   // its normalised form is searched in the normalised text
-  bool special = false;      // decoding can skip it, encoding can read it as ordinary text
+  bool single_word = false;  // matches only if no word character is adjacent
+  bool lstrip = false;       // the match includes the white space before it
+  bool rstrip = false;       // the match includes the white space after it
+  bool normalized = false;   // the token's normalised form is searched in the normalised text
+  bool special = false;      // decoding can skip the token, encoding can read it as ordinary text
 };
 
-// A part of a text: an added token, or text without one.
+// A part of a text: either an added token with its id, or text that contains no added token.
 struct TextPart {
   std::string_view text;
   std::optional<TokenId> id;
 };
 
-// The parts of a text in which special tokens are recognised.
+// Determines in which parts of a text special tokens are recognised.
 class SpecialRule {
  public:
   static SpecialRule All(bool everywhere) {
@@ -46,17 +46,18 @@ class SpecialRule {
     rule.everywhere_ = everywhere;
     return rule;
   }
-  // Where a token lies inside one of `spans`, which are ascending and disjoint.
+  // Returns the rule that recognises a token only if it lies within one of `spans`, which must be
+  // ascending and disjoint.
   static SpecialRule Within(std::span<const TextSpan> spans);
 
-  // The rule of bytes [begin, begin + size) of the text.
+  // Returns the rule for bytes [begin, begin + size) of the text.
   SpecialRule Part(size_t begin, size_t size) const;
-  // This is the rule of `text`; returns the rule of `normalized`, its normal form. Where positions
-  // of the two cannot be related, allows nothing.
+  // Converts the rule for `text` to a rule for `normalized`, the normal form of `text`. If the
+  // positions in the two texts cannot be related, the returned rule allows no special token.
   SpecialRule Normalized(std::string_view text, std::string_view normalized,
                          const Normalizer& normalizer) const;
 
-  // Whether the rule differs between positions.
+  // Whether the rule differs between positions of the text.
   bool by_place() const { return by_place_; }
   bool everywhere() const { return everywhere_; }
   bool Allows(size_t begin, size_t end) const;
@@ -67,52 +68,55 @@ class SpecialRule {
   std::vector<TextSpan> spans_;
 };
 
-// Immutable after construction, for any number of threads.
+// Immutable after construction; any number of threads may use one object.
 class AddedTokens {
  public:
-  // Hugging Face's library ignores the ids in the file and assigns its own: a token of the model
-  // keeps its id, the others follow the model's tokens. The given ids must be the same.
-  // InvalidArgument, with the token: another id, an id that the model uses for something else, a
-  // token listed twice or empty. `normalizer` may be null and need not outlive the call.
+  // Checks the tokens' ids. Hugging Face's library ignores the ids in the file and assigns its own:
+  // a token that the model has keeps the model's id, and the remaining tokens follow the model's
+  // tokens. The given ids must equal those. InvalidArgument names a token with another id or with
+  // an id that the model uses for another token, a token listed twice, or an empty token.
+  // `normalizer` may be null and need not outlive the call.
   static absl::StatusOr<std::unique_ptr<AddedTokens>> Create(std::vector<AddedToken> tokens,
                                                              const TokenModel& model,
                                                              const Normalizer* normalizer);
 
-  // SplitRaw() splits raw text at the tokens without `normalized`, SplitNormalized() normalised
-  // text at the others. Special tokens are found where `special` allows. Both append to `parts`
-  // views into `text`.
+  // SplitRaw() splits raw text at the tokens without `normalized`; SplitNormalized() splits
+  // normalised text at the tokens with `normalized`. Special tokens are found only where `special`
+  // allows. Both functions append views into `text` to `parts`.
   void SplitRaw(std::string_view text, const SpecialRule& special,
                 std::vector<TextPart>* parts) const;
   void SplitNormalized(std::string_view text, const SpecialRule& special,
                        std::vector<TextPart>* parts) const;
 
-  // Null if `id` is no added token.
+  // Returns the added token with this id; null if there is none.
   const AddedToken* Find(TokenId id) const;
   std::optional<TokenId> TokenToId(std::string_view content) const;
 
-  // The spelling that decoding works on: the normalised form of a `normalized` token.
+  // Returns the text that the decoder reads for this token: for a `normalized` token its normalised
+  // form, otherwise its content.
   std::string_view DecodedForm(const AddedToken& token) const;
 
-  // Whether decoding skips a token with this decoded form when it skips special tokens.
+  // Returns whether a token with this decoded form is left out when decoding skips special tokens.
   bool IsSkipped(std::string_view decoded_form) const { return special_.contains(decoded_form); }
 
   TokenId id_bound() const { return id_bound_; }
 
  private:
-  // Finds, from left to right, the longest token at the first place where one starts.
+  // Finds tokens from left to right: at the first position where a token starts, the longest one.
   class Matcher {
    public:
-    // False if `text` has been added before.
+    // Returns false if `text` has been added before.
     bool Add(std::string_view text, TokenId id);
-    // Finds the first match at or after `*begin` for which `accepts(begin, end, id)` is true, and
-    // sets `*begin`, `*end` and `*id` to it. False if there is none.
+    // Finds the first match at or after `*begin` for which `accepts(begin, end, id)` returns true,
+    // and stores it in `*begin`, `*end` and `*id`. Returns false if there is no match.
     template <typename Accepts>
     bool Next(std::string_view text, const Accepts& accepts, size_t* begin, size_t* end,
               TokenId* id) const;
     bool empty() const { return ids_.size() == 1; }
 
    private:
-    // A trie: children by node * 256 + byte, and by node the token that ends there, -1 if none.
+    // A trie: children_ maps node * 256 + byte to the child; ids_ holds for each node the token
+    // that ends at the node, or -1.
     absl::flat_hash_map<uint64_t, uint32_t> children_;
     std::vector<TokenId> ids_ = {-1};
     bool starts_[256] = {};
@@ -124,15 +128,16 @@ class AddedTokens {
   bool EndsWithWord(std::string_view text) const;
   bool StartsWithWord(std::string_view text) const;
 
-  // Constant after Create.
+  // The following members are constant after Create().
   std::vector<std::unique_ptr<AddedToken>> tokens_;
   absl::flat_hash_map<TokenId, const AddedToken*> by_id_;
-  StringMap<TokenId> by_content_;                                  // keys point into tokens_
-  absl::flat_hash_map<TokenId, std::string> normalized_forms_;     // where they differ from content
+  StringMap<TokenId> by_content_;  // keys point into tokens_
+  // Only forms that differ from the content.
+  absl::flat_hash_map<TokenId, std::string> normalized_forms_;
   absl::flat_hash_set<std::string_view, StringViewHash> special_;  // contents of special tokens
   Matcher raw_;
   Matcher normalized_;
-  std::optional<Regex> word_;  // matches one word character; present if a token is single_word
+  std::optional<Regex> word_;  // matches one word character; set if some token is single_word
   TokenId id_bound_ = 0;
 };
 

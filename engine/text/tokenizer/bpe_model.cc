@@ -10,7 +10,7 @@
 namespace moeserve {
 namespace {
 
-// Up to this many symbols, scanning for the best pair is faster than a heap.
+// For pieces of up to this many symbols, scanning for the best pair is faster than a heap.
 constexpr size_t kShortPiece = 48;
 constexpr uint32_t kNoRank = UINT32_MAX;
 
@@ -21,13 +21,14 @@ struct Candidate {
   uint32_t rank;
   int32_t position;
   TokenId result;
-  // The order of a max-heap: lowest rank on top, then leftmost.
+  // Orders a max-heap so that the lowest rank is on top and, among equal ranks, the leftmost
+  // position.
   bool operator<(const Candidate& other) const {
     return rank != other.rank ? rank > other.rank : position > other.position;
   }
 };
 
-// A symbol of a long piece, in a doubly linked list by position; -1 ends the list.
+// A symbol of a long piece: an element of a doubly linked list, by position; -1 ends the list.
 struct Symbol {
   TokenId id;
   int32_t previous;
@@ -37,7 +38,7 @@ struct Symbol {
 
 }  // namespace
 
-// Work space of one thread. Grows to the longest piece and is freed when it is large.
+// Scratch memory of one thread. It grows to the longest piece and is freed when it is large.
 struct BpeModel::Scratch {
   std::vector<TokenId> ids;
   std::vector<uint32_t> ranks;
@@ -62,8 +63,8 @@ absl::StatusOr<std::unique_ptr<BpeModel>> BpeModel::Create(BpeConfig config) {
   }
   if (config.unk_token.has_value()) {
     model->unk_id_ = model->TokenToId(*config.unk_token).value_or(-1);
-    // Some files name an unk_token that is not in the vocabulary; accepted if no symbol can be
-    // unknown.
+    // Some files name an unk_token that is not in the vocabulary. That is accepted if byte-level
+    // symbols cover every byte, because then no symbol is unknown.
     const bool needed = !model->byte_level_ ||
                         std::count(model->byte_ids_.begin(), model->byte_ids_.end(), -1) != 0;
     if (model->unk_id_ < 0 && needed) {
@@ -107,7 +108,7 @@ absl::Status BpeModel::AddMerges(const std::vector<std::pair<std::string, std::s
   for (size_t rank = 0; rank < merges.size(); ++rank) {
     const auto& [left, right] = merges[rank];
     const std::string where = Concat("merges[", rank, "]: ");
-    // Merging by scan and by heap agree only if every merge makes its symbol longer.
+    // MergeShort() and MergeLong() agree only if every merge makes its symbol longer.
     if (left.empty() || right.empty()) return Invalid(where + "one half is empty");
     joined = left + right;
     TokenId ids[3];
@@ -119,7 +120,7 @@ absl::Status BpeModel::AddMerges(const std::vector<std::pair<std::string, std::s
       }
       ids[i] = *id;
     }
-    // As in Hugging Face's library, the last rule of a pair wins.
+    // As in Hugging Face's library, the last merge rule for a pair wins.
     merges_[PairKey(ids[0], ids[1])] = {static_cast<uint32_t>(rank), ids[2]};
   }
   return absl::OkStatus();
@@ -191,7 +192,8 @@ void BpeModel::AppendSymbols(std::string_view piece, std::vector<TokenId>* symbo
     if (byte_fallback_ && std::all_of(symbol.begin(), symbol.end(), [&](char byte) {
           return fallback_ids_[static_cast<uint8_t>(byte)] >= 0;
         })) {
-      // Hugging Face's library does not flush a pending unknown symbol here, so it follows these.
+      // Hugging Face's library does not flush a pending unknown symbol here, so that symbol comes
+      // after these tokens.
       for (const char byte : symbol) {
         symbols->push_back(fallback_ids_[static_cast<uint8_t>(byte)]);
       }
@@ -236,10 +238,11 @@ void BpeModel::MergePiece(std::string_view piece, std::vector<TokenId>* ids) con
   if (scratch.ids.capacity() > kKeptSymbols) scratch = Scratch();
 }
 
-// MergeShort() and MergeLong() give the same ids: lowest rank first, leftmost of equals.
+// MergeShort() and MergeLong() produce the same ids: both apply the pair with the lowest rank first
+// and, among equal ranks, the leftmost pair.
 void BpeModel::MergeShort(Scratch* scratch) const {
   std::vector<TokenId>& ids = scratch->ids;
-  std::vector<uint32_t>& ranks = scratch->ranks;  // ranks[i]: of the pair i, i + 1
+  std::vector<uint32_t>& ranks = scratch->ranks;  // ranks[i] is the rank of the pair (i, i + 1)
   const auto rank_at = [&](size_t i) {
     const Merge* merge = FindMerge(ids[i], ids[i + 1]);
     return merge == nullptr ? kNoRank : merge->rank;
@@ -288,7 +291,8 @@ void BpeModel::MergeLong(Scratch* scratch) const {
     std::pop_heap(heap.begin(), heap.end());
     const Candidate top = heap.back();
     heap.pop_back();
-    // Either symbol may have been merged since: skips an entry whose result has changed.
+    // Either symbol may have been merged since the entry was pushed: skips an entry whose result
+    // has changed.
     Symbol& left = symbols[top.position];
     if (left.merged_away) continue;
     const std::optional<Candidate> now = candidate_at(top.position);

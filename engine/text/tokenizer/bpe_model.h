@@ -1,4 +1,4 @@
-// Byte-pair encoding with ranked merges, as Hugging Face's BPE model runs it.
+// Byte-pair encoding with ranked merges, with the results of Hugging Face's BPE model.
 #pragma once
 
 #include <array>
@@ -20,25 +20,27 @@ namespace moeserve {
 
 struct BpeConfig {
   std::vector<std::pair<std::string, TokenId>> vocab;
-  // In order of rank, the first one is applied first.
+  // In order of rank; the first merge is applied first.
   std::vector<std::pair<std::string, std::string>> merges;
-  // True: symbols are bytes, and the vocabulary is in the byte-level alphabet. False: symbols are
-  // characters.
+  // If true, symbols are bytes, and the vocabulary is spelt in the byte-level alphabet. If false,
+  // symbols are characters.
   bool byte_level = true;
-  // Replaces symbols that are not in the vocabulary; without it they are dropped.
+  // Replaces symbols that are not in the vocabulary; if not set, such symbols are dropped.
   std::optional<std::string> unk_token;
-  // Neighbouring unknown symbols become one unk_token.
+  // If true, adjacent unknown symbols become a single unk_token.
   bool fuse_unk = false;
-  // A symbol that is not in the vocabulary becomes tokens <0x00> .. <0xFF>, if all of these exist.
+  // If true, a symbol that is not in the vocabulary becomes one token per byte, <0x00> to <0xFF>,
+  // if the vocabulary has the tokens of all its bytes.
   bool byte_fallback = false;
-  // A piece that equals a token becomes that token even if no merges produce it.
+  // If true, a piece that equals a token becomes that token even if no merges produce it.
   bool ignore_merges = false;
 };
 
 class BpeModel : public TokenModel {
  public:
-  // InvalidArgument: an id out of range or used twice, a token listed twice, a merge whose parts or
-  // result are not in the vocabulary, an unk_token that is not.
+  // InvalidArgument if an id is out of range or used twice, a token is listed twice, a merge has a
+  // part or a result that is not in the vocabulary, or unk_token is needed and not in the
+  // vocabulary.
   static absl::StatusOr<std::unique_ptr<BpeModel>> Create(BpeConfig config);
 
   absl::Status Tokenize(std::string_view piece, std::vector<TokenId>* ids) const override;
@@ -47,7 +49,7 @@ class BpeModel : public TokenModel {
   int token_count() const override { return static_cast<int>(ids_.size()); }
   TokenId id_bound() const override { return static_cast<TokenId>(strings_.size()); }
 
-  // Bounds the size of tables that are indexed by id.
+  // Limits the size of tables that are indexed by id.
   static constexpr TokenId kMaxId = (1 << 22) - 1;
 
  private:
@@ -70,13 +72,13 @@ class BpeModel : public TokenModel {
     return it == merges_.end() ? nullptr : &it->second;
   }
 
-  // Applies the merges without looking up the whole piece first.
+  // Applies the merges to `piece`, without looking up the whole piece first.
   void MergePiece(std::string_view piece, std::vector<TokenId>* ids) const;
   void AppendSymbols(std::string_view piece, std::vector<TokenId>* symbols) const;
   void MergeShort(Scratch* scratch) const;
   void MergeLong(Scratch* scratch) const;
 
-  // All are constant after Create.
+  // All following members are constant after Create().
   bool byte_level_ = true;
   bool fuse_unk_ = false;
   bool byte_fallback_ = false;
@@ -86,8 +88,8 @@ class BpeModel : public TokenModel {
   StringMap<TokenId> ids_;                           // keys point into strings_
   absl::flat_hash_map<uint64_t, Merge> merges_;      // by PairKey
   std::array<TokenId, 256> byte_ids_;                // byte_level: the symbol of each byte, or -1
-  std::array<TokenId, 256> fallback_ids_;            // <0x00> .. <0xFF>, or -1
-  // Pieces that merge to one token; most words of a text are found here.
+  std::array<TokenId, 256> fallback_ids_;            // ids of <0x00> to <0xFF>, or -1
+  // Pieces that merge to a single token; this covers most words of a text.
   StringMap<TokenId> whole_words_;  // keys point into whole_word_text_
   std::string whole_word_text_;
 };

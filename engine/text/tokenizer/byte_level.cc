@@ -9,7 +9,8 @@ namespace {
 
 struct Alphabet {
   std::array<std::string, 256> char_of_byte;
-  // The alphabet ends at U+0143: 188 bytes stand for themselves, the other 68 follow U+00FF.
+  // The alphabet ends at U+0143: 188 bytes stand for the character of equal value, the other 68
+  // bytes for characters from U+0100 on.
   std::array<int16_t, 0x144> byte_of_char;
 
   Alphabet() {

@@ -18,7 +18,7 @@ class ByteLevelState : public DecoderState {
   void Finish(std::string* out) override { assembler_.Finish(out); }
 
  private:
-  std::string bytes_;  // kept for its memory
+  std::string bytes_;  // scratch, kept to reuse its memory
   Utf8Assembler assembler_;
 };
 

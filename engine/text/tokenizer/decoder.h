@@ -1,4 +1,4 @@
-// Decoders turn the spellings of tokens back into text.
+// Decoders convert the spellings of tokens in the vocabulary to text.
 #pragma once
 
 #include <memory>
@@ -9,33 +9,33 @@
 
 namespace moeserve {
 
-// State of decoding one sequence.
+// The state of decoding one sequence.
 class DecoderState {
  public:
   virtual ~DecoderState() = default;
-  // Takes the vocabulary's spelling of the next token and appends the text that is now final.
+  // Reads the next token as the vocabulary spells it and appends the text that has become final.
   virtual void Push(std::string_view token, std::string* out) = 0;
   virtual void Finish(std::string* out) = 0;
 };
 
-// Immutable after construction, for any number of threads.
+// Immutable after construction; any number of threads may use one object.
 class Decoder {
  public:
   virtual ~Decoder() = default;
   virtual std::unique_ptr<DecoderState> Start() const = 0;
-  // The bytes that one token contributes, without regard to its neighbours.
+  // Returns the bytes that one token contributes to a text, whatever its neighbours are.
   virtual std::string TokenBytes(std::string_view token) const = 0;
 };
 
-// Byte-level spellings back to bytes; a token with a character outside that alphabet stands for its
-// own UTF-8.
+// Converts byte-level spellings to bytes. A token with a character outside the byte-level alphabet
+// contributes its own UTF-8.
 class ByteLevelDecoder : public Decoder {
  public:
   std::unique_ptr<DecoderState> Start() const override;
   std::string TokenBytes(std::string_view token) const override;
 };
 
-// The spellings themselves with `separator` in between.
+// Concatenates the spellings, with `separator` between them.
 class JoinDecoder : public Decoder {
  public:
   explicit JoinDecoder(std::string separator) : separator_(std::move(separator)) {}

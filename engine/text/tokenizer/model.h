@@ -1,4 +1,4 @@
-// The stage of a tokenizer that turns one piece of text into ids, such as byte-pair encoding.
+// The stage of a tokenizer that converts one piece of text to ids, such as byte-pair encoding.
 #pragma once
 
 #include <optional>
@@ -10,21 +10,21 @@
 
 namespace moeserve {
 
-// Immutable after construction, for any number of threads.
+// Immutable after construction; any number of threads may use one object.
 class TokenModel {
  public:
   virtual ~TokenModel() = default;
 
-  // Appends the ids of `piece`, valid UTF-8.
+  // Appends the ids of `piece`, which must be valid UTF-8.
   virtual absl::Status Tokenize(std::string_view piece, std::vector<TokenId>* ids) const = 0;
 
   virtual std::optional<TokenId> TokenToId(std::string_view token) const = 0;
 
-  // The spelling in the vocabulary, nothing if `id` is no token of the model. Valid as long as the
-  // model.
+  // Returns the token as the vocabulary spells it; nullopt if `id` is no token of the model. The
+  // view is valid as long as the model.
   virtual std::optional<std::string_view> TokenString(TokenId id) const = 0;
 
-  // The number of tokens, and the largest id + 1.
+  // token_count() is the number of tokens, id_bound() the largest id + 1.
   virtual int token_count() const = 0;
   virtual TokenId id_bound() const = 0;
 };

@@ -11,17 +11,17 @@
 namespace moeserve {
 namespace {
 
-// Hangul syllables are composed by arithmetic (Unicode standard, section 3.12).
+// Hangul syllables are composed and decomposed by arithmetic (Unicode standard, section 3.12).
 constexpr char32_t kSyllableBase = 0xAC00;
 constexpr char32_t kLeadBase = 0x1100;
 constexpr char32_t kVowelBase = 0x1161;
 constexpr char32_t kTrailBase = 0x11A7;  // one before the first trailing consonant
 constexpr char32_t kLeads = 19;
 constexpr char32_t kVowels = 21;
-constexpr char32_t kTrails = 28;  // "no trailing consonant" is one of them
+constexpr char32_t kTrails = 28;  // includes "no trailing consonant"
 constexpr char32_t kSyllables = kLeads * kVowels * kTrails;
 
-// Characters below this one neither decompose nor combine.
+// Characters below this one neither decompose nor combine with others.
 constexpr char32_t kFirstInteresting = 0x300;
 
 class NormalizationData {
@@ -37,7 +37,7 @@ class NormalizationData {
     return it == classes_.end() ? 0 : it->second;
   }
 
-  // Appends the full canonical decomposition.
+  // Appends the full canonical decomposition of `c`.
   void Decompose(char32_t c, std::u32string* out) const {
     if (c - kSyllableBase < kSyllables && c >= kSyllableBase) {
       const char32_t index = c - kSyllableBase;
@@ -51,12 +51,12 @@ class NormalizationData {
       out->push_back(c);
       return;
     }
-    // The first character may decompose further; the second one never does.
+    // In the table, the first character may decompose further; the second one never does.
     Decompose(it->second.first, out);
     if (it->second.second != 0) out->push_back(it->second.second);
   }
 
-  // The composition of two characters, 0 if they have none.
+  // Returns the composition of two characters; 0 if there is none.
   char32_t Compose(char32_t a, char32_t b) const {
     if (a >= kLeadBase && a < kLeadBase + kLeads && b >= kVowelBase && b < kVowelBase + kVowels) {
       return kSyllableBase + ((a - kLeadBase) * kVowels + (b - kVowelBase)) * kTrails;
@@ -87,7 +87,7 @@ class NormalizationData {
   absl::flat_hash_map<uint64_t, char32_t> compositions_;
 };
 
-// Sorts each run of combining marks by class, keeping the order of equal ones.
+// Sorts each run of combining marks by combining class; marks of equal class keep their order.
 void ReorderMarks(const NormalizationData& data, std::u32string* text) {
   size_t i = 0;
   while (i < text->size()) {
@@ -109,13 +109,13 @@ void ReorderMarks(const NormalizationData& data, std::u32string* text) {
 std::u32string ComposeAll(const NormalizationData& data, const std::u32string& text) {
   std::u32string out;
   out.reserve(text.size());
-  size_t starter = std::u32string::npos;  // position in `out` of the last class 0 character
+  size_t starter = std::u32string::npos;  // index in `out` of the last character of class 0
   uint8_t last_class = 0;
   for (const char32_t c : text) {
     const uint8_t combining_class = data.CombiningClass(c);
     if (starter != std::u32string::npos) {
       const bool adjacent = starter + 1 == out.size();
-      // A mark is blocked by another one of the same or a higher class in between.
+      // A mark is blocked if a mark of the same or a higher class is between it and the starter.
       if (adjacent || (last_class != 0 && last_class < combining_class)) {
         if (const char32_t composed = data.Compose(out[starter], c); composed != 0) {
           out[starter] = composed;
@@ -133,7 +133,8 @@ std::u32string ComposeAll(const NormalizationData& data, const std::u32string& t
 }  // namespace
 
 bool NfcNormalizer::IsUnchanged(std::string_view text) const {
-  // U+0300 is CC 80: every lead byte below CC starts a character that stands alone in form C.
+  // U+0300 is encoded as CC 80. So a lead byte below CC starts a character that form C does not
+  // change.
   return std::all_of(text.begin(), text.end(),
                      [](char byte) { return static_cast<uint8_t>(byte) < 0xCC; });
 }

@@ -8,26 +8,26 @@
 
 namespace moeserve {
 
-// Immutable after construction, for any number of threads.
+// Immutable after construction; any number of threads may use one object.
 class Normalizer {
  public:
   virtual ~Normalizer() = default;
 
-  // The normalised form of `text`, which is valid UTF-8, as is the result.
+  // Returns the normalised form of `text`. Both are valid UTF-8.
   virtual std::string Normalize(std::string_view text) const = 0;
 
-  // A cheap test; true only if Normalize would return `text` itself.
+  // A cheap test that returns true only if Normalize() would return `text` itself.
   virtual bool IsUnchanged(std::string_view text) const = 0;
 };
 
-// Normal form C, with the Unicode version of Hugging Face's tables.
+// Unicode normalization form C, with the Unicode version of Hugging Face's tables.
 class NfcNormalizer : public Normalizer {
  public:
   std::string Normalize(std::string_view text) const override;
   bool IsUnchanged(std::string_view text) const override;
 };
 
-// Applies its steps in order; without steps, changes nothing.
+// Applies its steps in order; without steps it changes nothing.
 class SequenceNormalizer : public Normalizer {
  public:
   explicit SequenceNormalizer(std::vector<std::unique_ptr<Normalizer>> steps)

@@ -9,7 +9,7 @@
 namespace moeserve {
 namespace {
 
-// Positions in a piece are 32 bits wide.
+// Larger texts are rejected, because positions in a piece are 32 bits wide.
 constexpr size_t kMaxTextBytes = size_t{1} << 30;
 
 }  // namespace

@@ -1,5 +1,5 @@
-// A tokenizer made of exchangeable stages: added tokens, normalizer, pre-tokenizer, model, the ids
-// around a text (bos and the like), decoder.
+// A tokenizer that consists of exchangeable stages: added tokens, normalizer, pre-tokenizer, model,
+// frame (ids around the text, such as BOS), decoder.
 #pragma once
 
 #include <memory>
@@ -19,17 +19,17 @@ namespace moeserve {
 
 struct PipelineParts {
   std::unique_ptr<TokenModel> model;
-  std::unique_ptr<AddedTokens> added_tokens;    // may hold none
-  std::unique_ptr<Normalizer> normalizer;       // null: none
-  std::unique_ptr<PreTokenizer> pre_tokenizer;  // null: none
+  std::unique_ptr<AddedTokens> added_tokens;    // never null; may hold no tokens
+  std::unique_ptr<Normalizer> normalizer;       // null: no normalization
+  std::unique_ptr<PreTokenizer> pre_tokenizer;  // null: no splitting
   std::unique_ptr<Decoder> decoder;
-  // Ids around the text; nullopt is the place of the text itself.
+  // Ids around the text, such as BOS; nullopt marks where the ids of the text itself go.
   std::vector<std::optional<TokenId>> frame = {std::nullopt};
 };
 
 class PipelineTokenizer : public Tokenizer {
  public:
-  // InvalidArgument: `frame` has an id that is no token.
+  // InvalidArgument if `frame` has an id that is no token.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Create(PipelineParts parts);
 
   absl::StatusOr<std::vector<TokenId>> Encode(std::string_view text, bool add_special_tokens,
@@ -56,7 +56,7 @@ class PipelineTokenizer : public Tokenizer {
                                                      bool add_special_tokens) const;
   absl::Status EncodeText(std::string_view text, const SpecialRule& special,
                           std::vector<TokenId>* ids) const;
-  // The decoder's input for this id, nothing for an unknown id.
+  // Returns the decoder's input for this id; nullopt for an unknown id.
   std::optional<std::string_view> DecodedForm(TokenId id) const;
 
   const PipelineParts parts_;

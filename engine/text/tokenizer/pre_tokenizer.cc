@@ -11,14 +11,15 @@ namespace {
 constexpr std::string_view kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// A stretch of the text: one match, or what lies between two.
+// A part of the text: one match, or the text between two matches.
 struct Span {
   size_t begin;
   size_t end;
   bool matched;
 };
 
-// Appends the spans that `behavior` leaves of `spans`, which cover the text in order.
+// Joins or drops `spans`, which cover the text in order, as `behavior` says, and appends the rest
+// to `out`.
 void Combine(const std::vector<Span>& spans, SplitBehavior behavior, std::vector<Span>* out) {
   const auto merge_matches = [&](auto begin, auto end, auto extend) {
     const size_t start = out->size();

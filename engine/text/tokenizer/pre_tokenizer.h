@@ -13,29 +13,29 @@
 
 namespace moeserve {
 
-// Immutable after construction, for any number of threads.
+// Immutable after construction; any number of threads may use one object.
 class PreTokenizer {
  public:
   virtual ~PreTokenizer() = default;
 
-  // Splits each of `pieces` (valid UTF-8, not empty) into pieces that are not empty, in order. They
-  // point into the text of the old ones or into `arena`. ResourceExhausted: a pattern exceeded the
-  // limits of a search.
+  // Splits each of `pieces` (valid UTF-8, not empty) into non-empty pieces, which replace the old
+  // ones in order. The new pieces point into the text of the old ones or into `arena`.
+  // ResourceExhausted if a pattern search exceeds its limits.
   virtual absl::Status Apply(std::vector<std::string_view>* pieces, TextArena* arena) const = 0;
 };
 
-// The treatment of text that a pattern matches.
+// What happens to the text that a pattern matches.
 enum class SplitBehavior {
-  kRemoved,             // dropped
-  kIsolated,            // a piece of its own
-  kMergedWithPrevious,  // the end of the piece before
-  kMergedWithNext,      // the start of the piece after
-  kContiguous,          // matches that touch become one piece
+  kRemoved,             // it is dropped
+  kIsolated,            // it becomes a separate piece
+  kMergedWithPrevious,  // it is appended to the previous piece
+  kMergedWithNext,      // it is prepended to the next piece
+  kContiguous,          // adjacent matches become one separate piece
 };
 
 class SplitPreTokenizer : public PreTokenizer {
  public:
-  // `inverted`: what the pattern does not match counts as matched, and the reverse.
+  // If `inverted`, text that the pattern does not match counts as matched, and vice versa.
   SplitPreTokenizer(Regex regex, SplitBehavior behavior, bool inverted)
       : regex_(std::move(regex)), behavior_(behavior), inverted_(inverted) {}
 
@@ -47,12 +47,12 @@ class SplitPreTokenizer : public PreTokenizer {
   bool inverted_;
 };
 
-// The splitting part of Hugging Face's ByteLevel. Its other part, replacing bytes by characters, is
-// not needed: the model reads bytes (BpeConfig::byte_level).
+// The splitting part of Hugging Face's ByteLevel pre-tokenizer. Its other part, which replaces
+// bytes by characters, is not needed, because the model reads bytes (BpeConfig::byte_level).
 class ByteLevelPreTokenizer : public PreTokenizer {
  public:
-  // `use_regex`: splits by GPT-2's pattern. `add_prefix_space`: prepends a space to every input
-  // piece that does not start with one.
+  // With `use_regex`, splits by GPT-2's pattern. With `add_prefix_space`, first prepends a space to
+  // every piece that does not start with one.
   static absl::StatusOr<std::unique_ptr<PreTokenizer>> Create(bool add_prefix_space,
                                                               bool use_regex);
 

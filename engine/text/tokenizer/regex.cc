@@ -8,8 +8,8 @@
 namespace moeserve {
 namespace {
 
-// Backtracking steps of one search. Patterns in use need few; the limit stops those that would take
-// exponential time.
+// Largest number of backtracking steps in one search. Real patterns need few; the limit stops
+// patterns that would take exponential time.
 constexpr uint32_t kMatchLimit = 10'000'000;
 constexpr size_t kJitStackMin = 32 * 1024;
 constexpr size_t kJitStackMax = 8 * 1024 * 1024;
@@ -20,7 +20,7 @@ std::string ErrorText(int code) {
   return reinterpret_cast<const char*>(buffer);
 }
 
-// Output of a search. One per thread, so that a Regex is immutable.
+// Result memory of a search. Each thread has its own, so that a Regex is immutable.
 struct MatchScratch {
   pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
   pcre2_match_context* context = pcre2_match_context_create(nullptr);
@@ -50,7 +50,8 @@ absl::StatusOr<Regex> Regex::Compile(const std::string& pattern) {
   pcre2_set_newline(context, PCRE2_NEWLINE_LF);
   int error = 0;
   PCRE2_SIZE offset = 0;
-  // In Ruby's syntax ^ and $ match at lines. DOLLAR_ENDONLY has an effect only without MULTILINE.
+  // In Ruby's syntax ^ and $ match at line ends, hence MULTILINE. DOLLAR_ENDONLY has no effect
+  // together with MULTILINE.
   pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
                                    PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_DOLLAR_ENDONLY |
                                        PCRE2_NO_AUTO_CAPTURE | PCRE2_NEVER_BACKSLASH_C,
@@ -60,7 +61,7 @@ absl::StatusOr<Regex> Regex::Compile(const std::string& pattern) {
     return absl::InvalidArgumentError("pattern rejected: " + ErrorText(error));
   }
   Regex regex(code);
-  // Without JIT (a platform that lacks it) pcre2_match interprets: slower, same matches.
+  // If the platform has no JIT, pcre2_match() interprets the pattern: slower, with equal matches.
   pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
   return regex;
 }
@@ -72,7 +73,7 @@ bool Regex::Finder::Next(Match* match) {
     return false;
   }
   while (position_ <= text_.size()) {
-    // PCRE2 refuses a null subject, which an empty view may have.
+    // PCRE2 rejects a null subject, and an empty string_view may be null.
     const char* subject = text_.empty() ? "" : text_.data();
     const int result =
         pcre2_match(regex_->code_.get(), reinterpret_cast<PCRE2_SPTR>(subject), text_.size(),

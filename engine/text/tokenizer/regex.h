@@ -1,4 +1,4 @@
-// A compiled pattern of PCRE2.
+// A compiled PCRE2 pattern.
 #pragma once
 
 #include <cstddef>
@@ -9,16 +9,16 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-// PCRE2's own type; its header stays out of ours.
+// Forward declaration of PCRE2's type, so that this header need not include PCRE2's.
 struct pcre2_real_code_8;
 
 namespace moeserve {
 
-// Immutable after construction, for any number of threads. A search that exceeds PCRE2's limits
-// returns an error, not a wrong result.
+// Immutable after construction; any number of threads may use one object. A search that exceeds
+// PCRE2's limits returns an error, not a wrong result.
 class Regex {
  public:
-  // `pattern` is a result of TranslateRegex(). InvalidArgument: PCRE2 rejects it.
+  // `pattern` must be a result of TranslateRegex(). InvalidArgument if PCRE2 rejects it.
   static absl::StatusOr<Regex> Compile(const std::string& pattern);
 
   struct Match {
@@ -26,12 +26,13 @@ class Regex {
     size_t end;
   };
 
-  // Iterates over the matches in `text` as Oniguruma's Rust wrapper does: skips an empty match that
-  // directly follows another match. `text` must be valid UTF-8 and outlive the iterator.
+  // Iterates over the matches in `text` as Oniguruma's Rust wrapper does: an empty match that
+  // directly follows another match is skipped. `text` must be valid UTF-8 and outlive the iterator.
   class Finder {
    public:
     Finder(const Regex* regex, std::string_view text) : regex_(regex), text_(text) {}
-    // True and the next match; false at the end or on an error, see status().
+    // Stores the next match and returns true; returns false at the end or on an error, see
+    // status().
     bool Next(Match* match);
     const absl::Status& status() const { return status_; }
 

@@ -12,7 +12,7 @@
 namespace moeserve {
 namespace {
 
-// Bounds the recursion; patterns in use nest two or three deep.
+// Limits the recursion; real patterns nest two or three groups deep.
 constexpr int kMaxGroupDepth = 32;
 
 constexpr CodePointRange kWhiteSpace[] = {
@@ -23,8 +23,9 @@ struct PropertyName {
   std::string_view name;
   std::string_view category;
 };
-// Without Mn, Cn and C: Unicode 16 removes code points from these sets, PCRE2's older version has
-// them, and a class cannot subtract.
+// Mn, Cn and C are missing because they cannot be translated: PCRE2's older Unicode version
+// contains code points in these categories that Unicode 16 does not, and a class cannot subtract
+// them.
 constexpr PropertyName kProperties[] = {
     {"l", "L"},   {"letter", "L"},
     {"lu", "Lu"}, {"uppercaseletter", "Lu"},
@@ -89,12 +90,13 @@ std::string NotWhiteSpaceItems() {
     out += RangeText(next, range.first - 1);
     next = range.last + 1;
   }
-  // PCRE2 rejects surrogates as range ends, not inside a range.
+  // PCRE2 rejects surrogates as ends of a range, but not inside a range.
   return out + RangeText(next, 0x10FFFF);
 }
 
-// Items of a class for a general category: ASCII spelt out (a table look-up in PCRE2, where a
-// property is a call), then the property, then what later versions of Unicode added to it.
+// Returns the items of a bracket class for a general category: ASCII characters spelt out, because
+// PCRE2 finds them by a table look-up but calls a function for a property; then the property; then
+// the code points that later versions of Unicode added to the category.
 std::string CategoryItems(std::string_view category) {
   std::string out;
   if (category == "L") out += "A-Za-z";
@@ -118,14 +120,15 @@ std::string CategoryItems(std::string_view category) {
   return out;
 }
 
-// What \w matches in Oniguruma and Rust beside letters and marks.
+// Returns the items that \w matches both in Oniguruma and in Rust.
 std::string CommonWordItems() {
   return CategoryItems("L") + CategoryItems("M") + CategoryItems("Nd") + CategoryItems("Nl") +
          CategoryItems("Pc") +
          "\\x{24B6}-\\x{24E9}\\x{1F130}-\\x{1F149}\\x{1F150}-\\x{1F169}\\x{1F170}-\\x{1F189}";
 }
 
-// Oniguruma counts the Latin-1 superscripts and fractions as word characters, outside brackets.
+// Returns the items of Oniguruma's \w, which includes the Latin-1 superscripts and fractions
+// outside brackets.
 std::string OnigurumaWordItems(bool in_class) {
   std::string out = CommonWordItems();
   if (!in_class) out += "\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}";
@@ -138,8 +141,8 @@ bool IsAsciiAlnum(char32_t c) {
 
 char32_t AsciiLower(char32_t c) { return c >= 'A' && c <= 'Z' ? c + 0x20 : c; }
 
-// Pairs that are the full case folding of one character (ß, ﬀ, ﬁ, ﬂ, ﬆ): Oniguruma, unlike PCRE2,
-// lets the pair match that character when case is ignored.
+// Returns whether the pair is the full case folding of one character (ß, ﬀ, ﬁ, ﬂ, ﬆ). If case is
+// ignored, Oniguruma, unlike PCRE2, lets such a pair match that character.
 bool FoldsTogether(char32_t a, char32_t b) {
   a = AsciiLower(a);
   b = AsciiLower(b);
@@ -195,7 +198,7 @@ class Translator {
     }
   }
 
-  // Returns whether the atom may be repeated.
+  // Translates one atom. Returns whether the atom may be repeated.
   bool Atom(int depth) {
     const char32_t literal_before = previous_literal_;
     previous_literal_ = 0;
@@ -265,7 +268,7 @@ class Translator {
       return false;
     } else {
       ++pos_;
-      out_ += "(?:";  // captures are not used
+      out_ += "(?:";  // no capture is used
     }
     Alternatives(depth + 1);
     if (!Accept(")")) {
@@ -298,8 +301,9 @@ class Translator {
     return true;
   }
 
-  // Reads a backslash sequence that stands for a set: its items inside brackets, a whole class
-  // outside. Returns nothing and consumes nothing if the sequence stands for a single character.
+  // Reads a backslash sequence that stands for a set of characters. Returns the set's items inside
+  // brackets, or a whole class outside. If the sequence stands for a single character, returns
+  // nullopt and consumes nothing.
   std::optional<std::string> SetEscape(bool in_class) {
     std::string items;
     bool negated = false;
@@ -372,7 +376,7 @@ class Translator {
     return std::nullopt;
   }
 
-  // The character that a backslash sequence stands for.
+  // Reads a backslash sequence and returns the character that it stands for.
   char32_t LiteralEscape() {
     const char32_t c = Peek(1);
     pos_ += 2;
@@ -406,7 +410,7 @@ class Translator {
     }
   }
 
-  // In Oniguruma \x80 and above are bytes, not characters.
+  // Rejects \x80 and above, which stand for bytes in Oniguruma, not for characters.
   char32_t AsciiOnly(char32_t c) {
     if (c >= 0x80) Fail("a byte above 0x7F is not supported");
     return c;
@@ -473,7 +477,7 @@ class Translator {
       return 0;
     }
     const char32_t c = Peek(1);
-    // Inside brackets \b is a backspace, and a set cannot end a range.
+    // Rejects \b, which inside brackets is a backspace, and sets, which cannot end a range.
     if (c == 'b' || c == 's' || c == 'S' || c == 'd' || c == 'D' || c == 'w' || c == 'W' ||
         c == 'p' || c == 'P') {
       Fail("this backslash sequence is not supported here");
@@ -497,11 +501,11 @@ class Translator {
     out_ += text;
     previous_literal_ = 0;
     if (Accept("?")) {
-      // Ruby reads x{2}? as (?:x{2})?, PCRE2 as a lazy x{2}.
+      // Ruby reads x{2}? as (?:x{2})?, PCRE2 reads it as a lazy x{2}.
       if (fixed_count) return Fail("'?' after a fixed count is not supported");
       out_ += '?';
     } else if (Accept("+")) {
-      // Ruby reads x{1,2}+ as (?:x{1,2})+, PCRE2 as possessive.
+      // Ruby reads x{1,2}+ as (?:x{1,2})+, PCRE2 reads it as possessive.
       if (interval) return Fail("'+' after a count is not supported");
       out_ += '+';
     }
@@ -512,7 +516,7 @@ class Translator {
     }
   }
 
-  // {n} {n,} {n,m} {,m}; anything else in braces is literal text and is not consumed.
+  // Reads {n} {n,} {n,m} or {,m}. Anything else in braces is literal text and is not consumed.
   bool Interval(std::string* text, bool* fixed_count) {
     size_t p = pos_ + 1;
     const auto number = [&]() {
@@ -552,15 +556,15 @@ class Translator {
   std::string out_;
   std::string error_;
   bool ignore_case_ = false;
-  // The literal before the current position, 0 if none, for FoldsTogether().
+  // The literal before the current position for FoldsTogether(); 0 if there is none.
   char32_t previous_literal_ = 0;
 };
 
 }  // namespace
 
 absl::StatusOr<std::string> TranslateRegex(std::string_view pattern) {
-  // In a run of spaces that does not end a line, a match attempt at each position would scan the
-  // rest of the run. If the first attempt fails, the others fail too, so the run is skipped.
+  // In a run of spaces that does not end a line, PCRE2 would scan the rest of the run from each
+  // position. If the first attempt fails, all attempts in the run fail, so the run is skipped.
   if (pattern == "\\s+$") {
     const std::string space = InBrackets("[", WhiteSpaceItems());
     return space + "+$|" + space + "++(*SKIP)(*FAIL)";

@@ -1,7 +1,7 @@
-// Translates patterns of tokenizer files, which are written for Oniguruma (Ruby's syntax), to
-// PCRE2. The two engines accept the same text and differ in its meaning: the version of Unicode,
-// \s, \h, \v, $, x{2}+, set operations inside brackets. The translation uses only constructs on
-// which PCRE2's meaning is known to be the same.
+// Translates the patterns of tokenizer files, which are written for Oniguruma (Ruby's syntax), to
+// PCRE2. Both engines accept these patterns but differ in the meaning of some constructs: the
+// version of Unicode, \s, \h, \v, $, x{2}+, set operations inside brackets. The translated pattern
+// contains only constructs for which PCRE2 is known to do the same as Oniguruma.
 #pragma once
 
 #include <string>
@@ -11,20 +11,21 @@
 
 namespace moeserve {
 
-// The PCRE2 pattern (for UTF, UCP, MULTILINE, newline LF) that matches as Oniguruma matches
+// Returns the PCRE2 pattern (for UTF, UCP, MULTILINE, newline LF) that matches as Oniguruma matches
 // `pattern`. InvalidArgument names the first construct that is wrong or has no exact translation.
 absl::StatusOr<std::string> TranslateRegex(std::string_view pattern);
 
-// The PCRE2 pattern that matches exactly `text`.
+// Returns the PCRE2 pattern that matches exactly `text`.
 std::string LiteralRegex(std::string_view text);
 
-// A class of one character: \w as Rust's regular expressions define it.
+// Returns a bracket class for one character: \w as Rust's regular expressions define it.
 std::string RustWordClass();
 
-// A class of one character: what Rust's char::is_numeric accepts, by the tables of Unicode 17.
+// Returns a bracket class for one character: what Rust's char::is_numeric accepts, by the tables of
+// Unicode 17.
 std::string RustNumericClass();
 
-// Unicode's White_Space property.
+// Returns whether the code point has Unicode's property White_Space.
 bool IsWhiteSpace(char32_t code_point);
 
 }  // namespace moeserve

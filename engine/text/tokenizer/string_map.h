@@ -1,4 +1,4 @@
-// A hash map with keys that it does not own.
+// A hash map whose keys are string views; it does not own the strings.
 #pragma once
 
 #include <string_view>
@@ -9,7 +9,8 @@
 
 namespace moeserve {
 
-// Debian's Abseil has a string_view of its own and does not hash the standard one.
+// Hashes std::string_view through absl::string_view: in Debian's Abseil the two are different
+// types, and only the latter can be hashed.
 struct StringViewHash {
   size_t operator()(std::string_view text) const {
     return absl::Hash<absl::string_view>()(absl::string_view(text.data(), text.size()));

@@ -10,7 +10,7 @@ namespace moeserve {
 
 class TextArena {
  public:
-  // The view stays valid until the arena is destroyed.
+  // Stores `text` and returns a view that is valid until the arena is destroyed.
   std::string_view Keep(std::string text) { return texts_.emplace_back(std::move(text)); }
 
  private:

@@ -1,5 +1,5 @@
-// Text <-> token ids: the interface of every tokenizer. The implementation is chosen where the
-// files are read (model_loaders/tokenizer/tokenizer_json.h).
+// The interface of every tokenizer, which converts between text and token ids. The loader of
+// tokenizer files chooses the implementation (model_loaders/tokenizer/tokenizer_json.h).
 #pragma once
 
 #include <cstddef>
@@ -23,60 +23,65 @@ struct TextSpan {
   bool operator==(const TextSpan&) const = default;
 };
 
-// Decoding of one sequence, token by token. Not for use by two threads at the same time.
+// Decodes one sequence, token by token. Not thread-safe.
 class DecodeStream {
  public:
   virtual ~DecodeStream() = default;
-  // Appends to `out` the text that no later token can change. An unknown id adds nothing.
+  // Appends to `out` the text that has become final, so that no later token can change it. An
+  // unknown id adds nothing.
   virtual void Push(TokenId id, std::string* out) = 0;
-  // Appends the rest, with U+FFFD for an unfinished character. Push() must not be called
+  // Appends the remaining text, with U+FFFD for an unfinished character. Push() must not be called
   // afterwards.
   virtual void Finish(std::string* out) = 0;
 };
 
-// Immutable after construction: any number of threads may use one object.
+// Immutable after construction; any number of threads may use one object.
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  // Ids of `text`. `add_special_tokens`: with the ids that the post-processor adds (bos and the
-  // like). `parse_special`: text that spells a special token becomes that token; otherwise it is
-  // encoded as ordinary text. InvalidArgument: `text` is not UTF-8 or larger than 1 GiB.
+  // Returns the ids of `text`. `add_special_tokens` adds the ids of the post-processor (such as
+  // BOS). With `parse_special`, text that spells a special token becomes that token; otherwise it
+  // is encoded as ordinary text. InvalidArgument if `text` is not UTF-8 or larger than 1 GiB.
   virtual absl::StatusOr<std::vector<TokenId>> Encode(std::string_view text,
                                                       bool add_special_tokens,
                                                       bool parse_special = true) const = 0;
 
-  // As Encode() with `parse_special`, but recognises a special token only where it lies completely
-  // in one of the `trusted` spans, which are ascending and disjoint.
+  // Does what Encode() with `parse_special` does, but recognises a special token only if it lies
+  // completely within one of the `trusted` spans, which must be ascending and disjoint.
   virtual absl::StatusOr<std::vector<TokenId>> EncodeTrusted(std::string_view text,
                                                              std::span<const TextSpan> trusted,
                                                              bool add_special_tokens) const = 0;
 
-  // Text of `ids`; bytes that are not UTF-8 become U+FFFD. InvalidArgument: an id that is no token.
+  // Returns the text of `ids`; bytes that are not UTF-8 become U+FFFD. InvalidArgument if an id is
+  // no token.
   virtual absl::StatusOr<std::string> Decode(std::span<const TokenId> ids,
                                              bool skip_special_tokens) const = 0;
 
-  // The bytes that this token adds to a decoded text, possibly part of a character; of a special
-  // token its own text, of an unknown id "".
+  // Returns the bytes that this token adds to a decoded text, possibly a part of a character; for a
+  // special token its own text, for an unknown id "".
   virtual std::string TokenBytes(TokenId id) const = 0;
 
-  // The token as its file spells it ("Ġthe"), "" for an unknown id. Lives as long as the tokenizer.
+  // Returns the token as its file spells it ("Ġthe"); "" for an unknown id. Valid as long as the
+  // tokenizer.
   virtual std::string_view TokenString(TokenId id) const = 0;
 
   virtual std::optional<TokenId> TokenToId(std::string_view token) const = 0;
   virtual bool IsSpecial(TokenId id) const = 0;
 
-  // Largest id + 1, added tokens included. Ids below it may be unused.
+  // Returns the largest id + 1, added tokens included. Some smaller ids may be unused.
   virtual int vocab_size() const = 0;
 
-  // The stream must not outlive the tokenizer. Its output, joined, equals Decode(). The default
-  // implementation joins TokenBytes(), without special tokens if they are skipped.
+  // Returns a stream whose concatenated output equals Decode(). The stream must not outlive the
+  // tokenizer. The default implementation concatenates TokenBytes() and omits special tokens if
+  // `skip_special_tokens`.
   virtual std::unique_ptr<DecodeStream> NewDecodeStream(bool skip_special_tokens) const;
 };
 
-// Incremental detokenizer of one sequence. Push() returns the text that became final with this
-// token, in whole characters; bytes of an unfinished character wait until it is complete. Finish()
-// returns the rest. The pieces joined equal Decode() of all ids.
+// Incremental detokenizer for one sequence. Push() returns the text that becomes final with this
+// token, in whole characters; the bytes of an unfinished character are held back until the
+// character is complete. Finish() returns the remaining text. The returned pieces concatenated
+// equal Decode() of all ids.
 class IncrementalDecoder {
  public:
   // `tokenizer` must outlive this object.

@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
-// Length of a character that starts with `lead`, 0 if none does.
+// Returns the length of a character that starts with `lead`; 0 if no character starts with it.
 int SequenceSize(uint8_t lead) {
   if (lead < 0x80) return 1;
   if (lead >= 0xC2 && lead <= 0xDF) return 2;
@@ -17,8 +17,9 @@ int SequenceSize(uint8_t lead) {
   return 0;
 }
 
-// The range of the second byte depends on the first one, which excludes overlong forms, surrogates
-// and values above U+10FFFF. All later bytes have one range.
+// Returns whether `byte` may be at `position` of a character. The range of the second byte depends
+// on the first one, which excludes overlong forms, surrogates and values above U+10FFFF. All later
+// bytes have the range 80 to BF.
 bool ContinuesAt(uint8_t lead, int position, uint8_t byte) {
   uint8_t low = 0x80;
   uint8_t high = 0xBF;
@@ -31,7 +32,7 @@ bool ContinuesAt(uint8_t lead, int position, uint8_t byte) {
   return byte >= low && byte <= high;
 }
 
-// Number of bytes below 0x80 at the start.
+// Returns the number of leading bytes below 0x80.
 size_t AsciiPrefix(std::string_view text) {
   size_t i = 0;
   for (; i + 8 <= text.size(); i += 8) {

@@ -8,19 +8,20 @@
 
 namespace moeserve {
 
-// Well-formed by the Unicode standard: no overlong form, no surrogate, nothing above U+10FFFF.
+// Returns whether `text` is well-formed by the Unicode standard: no overlong form, no surrogate,
+// nothing above U+10FFFF.
 bool IsValidUtf8(std::string_view text);
 
-// Returns the code point at `*pos` and advances `*pos`. `text` must be valid and `*pos` at a
-// boundary.
+// Returns the code point at `*pos` and advances `*pos` past it. `text` must be valid and `*pos` at
+// the start of a character.
 char32_t NextCodePoint(std::string_view text, size_t* pos);
 
-// `code_point` must be a Unicode scalar value.
+// Appends `code_point`, which must be a Unicode scalar value, as UTF-8.
 void AppendUtf8(char32_t code_point, std::string* out);
 
 // Turns a stream of bytes into valid UTF-8. Each maximal prefix of a character that the next byte
-// does not continue becomes one U+FFFD, as does each byte that cannot start a character. This is
-// the rule of the Unicode standard (section 3.9) and of Rust's lossy conversion.
+// does not continue becomes one U+FFFD, and so does each byte that cannot start a character. The
+// Unicode standard (section 3.9) and Rust's lossy conversion use the same rule.
 class Utf8Assembler {
  public:
   // Appends every complete character and keeps the bytes of an unfinished one.

@@ -8,21 +8,23 @@
 namespace moeserve::structured {
 namespace {
 
-// Most transitions of all automata of one constraint; bounds their memory.
+// Largest number of transitions of all automata of one constraint together; limits their memory.
 constexpr int64_t kMaxCells = 16 << 20;
 
-// Shortest distances over `usable` bytes to the states with a finite `seed`.
+// Returns for each state the smallest number of `usable` bytes to a state with a finite seed, plus
+// that seed. `distance` holds the seeds.
 std::vector<int64_t> Distances(const ByteDfa& dfa, const std::vector<uint8_t>& usable,
                                std::vector<int64_t> distance,
                                const std::vector<std::vector<int32_t>>& before) {
-  // Seeds are 0 or 1, so two queues in sequence visit states in order of distance.
+  // Seeds are 0 or 1, so enqueuing all seeds of 0 before those of 1 visits states in order of
+  // distance.
   std::deque<int32_t> queue;
   for (int64_t seed = 0; seed <= 1; ++seed) {
     for (int32_t s = 0; s < dfa.num_states(); ++s) {
       if (distance[s] == seed) queue.push_back(s);
     }
   }
-  // A state with a seed of 1 may get a shorter distance later; it is then queued again.
+  // A state with a seed of 1 may get a shorter distance later; it is then enqueued again.
   while (!queue.empty()) {
     const int32_t s = queue.front();
     queue.pop_front();
@@ -125,7 +127,7 @@ Status ByteDfa::Finish(const ByteSet& spellable, CompileBudget* budget) {
 Result<ByteDfa> Quoted(const ByteDfa& content, CompileBudget* budget) {
   MOESERVE_RETURN_IF_ERROR(budget->AddStates(content.num_states() + 2, content.num_classes + 1));
   ByteDfa out;
-  // Adds a class for the quote.
+  // Adds a byte class for the quote.
   out.class_of = content.class_of;
   out.num_classes = content.num_classes + 1;
   const int quote = content.num_classes;
@@ -139,7 +141,7 @@ Result<ByteDfa> Quoted(const ByteDfa& content, CompileBudget* budget) {
       const int32_t t = content.next[static_cast<size_t>(s) * content.num_classes + c];
       if (t != kDead) out.SetNext(1 + s, c, 1 + t);
     }
-    // A quote after a backslash belongs to the content.
+    // A quote after a backslash is part of the content.
     const int32_t escaped = content.Next(s, '"');
     if (escaped != kDead) {
       out.SetNext(1 + s, quote, 1 + escaped);
@@ -191,7 +193,7 @@ Result<ByteDfa> WithLength(const ByteDfa& dfa, int64_t min, int64_t max, Compile
   ByteDfa out;
   out.class_of = dfa.class_of;
   out.num_classes = dfa.num_classes;
-  // Beyond `min` the count matters only if there is a largest length.
+  // If there is no largest length, counts above `min` need not be distinguished.
   const int64_t top = max >= kNoLimit ? min : max;
   std::map<std::pair<int32_t, int64_t>, int32_t> ids;
   std::vector<std::pair<int32_t, int64_t>> states;

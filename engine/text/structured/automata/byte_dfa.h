@@ -1,4 +1,4 @@
-// Deterministic automata over bytes, and the budget that bounds their construction.
+// Deterministic automata (DFAs) over bytes, and the budget that limits their construction.
 #pragma once
 
 #include <array>
@@ -13,24 +13,24 @@
 
 namespace moeserve::structured {
 
-// Distances are in bytes; values from this one on mean unreachable.
+// Distances are in bytes; values from kUnreachable on mean unreachable.
 inline constexpr int64_t kUnreachable = int64_t{1} << 50;
 inline constexpr int64_t kNoLimit = int64_t{1} << 40;
 inline constexpr int32_t kDead = -1;
 
 using ByteSet = std::bitset<256>;
 
-// The remaining time and memory of one compilation. One thread at a time.
+// The time and memory left for one compilation. One thread at a time.
 class CompileBudget {
  public:
   CompileBudget(int max_states, std::chrono::milliseconds time)
       : states_left_(max_states), end_(std::chrono::steady_clock::now() + time) {}
 
-  // InvalidArgument when the time is up. Cheap: reads the clock only every few hundred units of
-  // work.
+  // Counts `work` and returns InvalidArgument when the time is up. Cheap: it reads the clock only
+  // once per few hundred units of work.
   Status Tick(int64_t work = 1);
-  // Counts new states of an automaton with `num_classes` byte classes. InvalidArgument when the
-  // states or the memory of their tables exceed the limits.
+  // Counts new states of an automaton with `num_classes` byte classes. Returns InvalidArgument if
+  // the states or the memory of their tables exceed the limits.
   Status AddStates(int64_t count, int num_classes = 1);
   int64_t states_left() const { return states_left_; }
 
@@ -41,20 +41,24 @@ class CompileBudget {
   std::chrono::steady_clock::time_point end_;
 };
 
-// Immutable once finished.
+// A deterministic automaton over bytes. Immutable after Finish().
 struct ByteDfa {
   std::array<uint8_t, 256> class_of{};
   int num_classes = 0;
-  std::vector<int32_t> next;       // [states, classes]; kDead where no match can follow
-  std::vector<uint8_t> accepting;  // [states]
-  std::vector<uint8_t> boundary;   // [states]; between two characters of a JSON string
-  std::vector<uint8_t> has_next;   // [states]; some byte may follow
-  // [states]; the fewest spellable bytes to an accepting state.
+  std::vector<int32_t> next;       // [states][classes] next state; kDead if no match can follow
+  std::vector<uint8_t> accepting;  // [states] 1: the text so far matches
+  // [states] 1: the state is between two characters of a JSON string
+  std::vector<uint8_t> boundary;
+  std::vector<uint8_t> has_next;  // [states] 1: some byte may follow
+  // [states] smallest number of bytes to an accepting state, using only bytes that are tokens by
+  // themselves.
   std::vector<int64_t> distance;
-  // [states]; the same, plus one end-of-sequence token if that accepting state has a next byte.
+  // [states] smallest cost to an accepting state: its distance, plus 1 for an end-of-sequence token
+  // if a byte may follow that accepting state.
   std::vector<int64_t> end_distance;
   int64_t max_distance = 0;  // largest finite end_distance
-  bool ends_itself = true;   // no accepting state has a next byte, so the end needs no mark
+  // No byte may follow an accepting state, so the text needs no end-of-sequence token.
+  bool ends_itself = true;
 
   static constexpr int32_t kStart = 0;
 
@@ -62,29 +66,33 @@ struct ByteDfa {
   int32_t Next(int32_t state, uint8_t byte) const {
     return next[static_cast<size_t>(state) * num_classes + class_of[byte]];
   }
-  // Adds a state without transitions.
+  // Adds a state without transitions and returns its index.
   int32_t AddState(bool is_accepting, bool is_boundary);
   void SetNext(int32_t state, int byte_class, int32_t target) {
     next[static_cast<size_t>(state) * num_classes + byte_class] = target;
   }
   bool Matches(std::string_view text) const;
 
-  // Removes transitions after which nothing can match and computes the distances. `spellable`: the
-  // bytes that are tokens by themselves.
+  // Removes transitions after which nothing can match and computes the distances. `spellable` is
+  // the set of bytes that are tokens by themselves. In other comments, a finished automaton is one
+  // on which Finish() was called.
   Status Finish(const ByteSet& spellable, CompileBudget* budget);
-  // Whether no text matches. For finished automata.
+  // Returns whether the automaton matches no text. Finish() must have been called.
   bool empty() const { return !has_next[kStart] && !accepting[kStart]; }
 };
 
 using DfaPtr = std::shared_ptr<const ByteDfa>;
 
-// Accepts the JSON strings, with quotes, whose content `content` accepts. Not finished.
+// Returns an automaton that accepts the JSON strings, with quotes, whose content `content` accepts.
+// Finish() is still to be called on it.
 Result<ByteDfa> Quoted(const ByteDfa& content, CompileBudget* budget);
 
-// Accepts the texts that both accept. Not finished.
+// Returns an automaton that accepts the texts that both `a` and `b` accept. Finish() is still to be
+// called on it.
 Result<ByteDfa> Intersection(const ByteDfa& a, const ByteDfa& b, CompileBudget* budget);
 
-// Accepts those quoted strings of `dfa` that have `min` to `max` characters. Not finished.
+// Returns an automaton that accepts those quoted strings of `dfa` that have `min` to `max`
+// characters. Finish() is still to be called on it.
 Result<ByteDfa> WithLength(const ByteDfa& dfa, int64_t min, int64_t max, CompileBudget* budget);
 
 }  // namespace moeserve::structured

@@ -14,7 +14,7 @@ struct ByteRange {
   uint8_t first;
   uint8_t last;
 };
-// The bytes that may stand at one place.
+// The bytes that are possible at one position of a byte sequence.
 using Place = std::vector<ByteRange>;
 using Chain = std::vector<Place>;
 
@@ -33,7 +33,8 @@ void AddChain(const Chain& chain, CharAutomaton* out) {
   }
 }
 
-// Splits [lo, hi], numbers of `digits` digits in base 2^bits, into products of digit ranges.
+// Splits [lo, hi], an interval of numbers with `digits` digits in base 2^bits, into products of
+// digit ranges.
 void SplitDigits(uint32_t lo, uint32_t hi, int digits, int bits,
                  std::vector<std::vector<std::pair<uint32_t, uint32_t>>>* out) {
   if (digits == 1) {
@@ -104,7 +105,7 @@ Place HexDigits(uint32_t lo, uint32_t hi) {
   return place;
 }
 
-// Chains of \uxxxx for the code units [lo, hi].
+// Returns the byte sequences \uxxxx for the code units [lo, hi].
 std::vector<Chain> HexEscapes(uint32_t lo, uint32_t hi) {
   std::vector<std::vector<std::pair<uint32_t, uint32_t>>> sequences;
   SplitDigits(lo, hi, 4, 4, &sequences);
@@ -139,7 +140,7 @@ void AddSurrogatePairs(char32_t lo, char32_t hi, CharAutomaton* out) {
   add(high_hi, high_hi, 0, to & 0x3FF);
 }
 
-// The parts of [lo, hi] that are outside the given single characters and below them.
+// Calls add(first, last) for the parts of [lo, hi] that JSON strings may contain unescaped.
 template <typename Add>
 void ForRawParts(char32_t lo, char32_t hi, const Add& add) {
   constexpr CodePointRange kRaw[] = {{0x20, 0x21}, {0x23, 0x5B}, {0x5D, kMaxCodePoint}};
@@ -236,7 +237,7 @@ CharAutomaton BuildCharAutomaton(const CharSet& set, Encoding encoding) {
     }
     ForRawParts(range.first, range.last,
                 [&](char32_t first, char32_t last) { AddUtf8(first, last, &out); });
-    // Checks the characters below DEL one by one.
+    // Adds the escaped spellings of the characters below DEL one by one.
     for (char32_t c = range.first; c <= range.last && c < 0x7F; ++c) {
       if (const char escape = ShortEscape(c); escape != 0) {
         const uint8_t e = static_cast<uint8_t>(escape);

@@ -1,4 +1,4 @@
-// Sets of Unicode code points and the byte sequences that spell their members.
+// Sets of Unicode code points, and automata for the byte sequences that spell their members.
 #pragma once
 
 #include <cstdint>
@@ -17,27 +17,28 @@ struct CodePointRange {
 using CharSet = std::vector<CodePointRange>;
 
 CharSet AllCharacters();
-// Sorts and joins the ranges and removes surrogates.
+// Sorts and joins overlapping or adjacent ranges and removes surrogates.
 CharSet Normalized(CharSet set);
 CharSet Complement(const CharSet& set);
-// Adds the other case of ASCII letters.
+// Adds the other case of each ASCII letter in `set`.
 CharSet WithBothCases(const CharSet& set);
 
-// Encoding of the characters of a text as bytes.
+// How the characters of a text are encoded as bytes.
 enum class Encoding {
   kUtf8,
-  // Inside a JSON string, as common writers spell it. A quote, a backslash or a control character:
-  // its short escape, or \u00xx (lower case) if it has none. From DEL on: unescaped, or \uxxxx,
-  // with a pair of surrogates if needed. All others: unescaped.
+  // As inside a JSON string, in the spellings that common JSON writers use. A quote, a backslash or
+  // a control character is spelt by its short escape, or by \u00xx (lower case) if it has none. A
+  // character from DEL on is unescaped or spelt by \uxxxx, with a surrogate pair if needed. All
+  // other characters are unescaped.
   kJsonString,
 };
 
-// Whether `code_unit` may be spelt \uxxxx inside a JSON string; surrogates included.
+// Returns whether `code_unit`, which may be a surrogate, may be spelt \uxxxx inside a JSON string.
 bool MayBeHexEscaped(uint32_t code_unit);
-// The character after the backslash that stands for `c`, 0 if there is none.
+// Returns the character that spells `c` after a backslash; 0 if there is none.
 char ShortEscape(char32_t c);
 
-// An automaton without loops for one character of a set: state 0 is the start.
+// An automaton without loops that accepts one character of a set; state 0 is the start.
 struct CharAutomaton {
   static constexpr int32_t kDone = -1;
   struct Edge {

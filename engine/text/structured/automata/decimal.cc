@@ -79,7 +79,8 @@ std::strong_ordering Decimal::operator<=>(const Decimal& other) const {
   const int other_sign = other.is_zero() ? 0 : other.negative ? -1 : 1;
   if (sign != other_sign) return sign <=> other_sign;
   if (sign == 0) return std::strong_ordering::equal;
-  // Without leading zeros, the exponents decide; if they are equal, the digits compared as text.
+  // Digits have no leading zeros, so `point` decides; if it is equal, the digits are compared as
+  // text.
   std::strong_ordering magnitude = point <=> other.point;
   if (magnitude == 0) magnitude = digits.compare(other.digits) <=> 0;
   return sign > 0 ? magnitude : 0 <=> magnitude;

@@ -3,7 +3,8 @@
 namespace moeserve::structured {
 namespace {
 
-// Years 0001 to 9999, months with their days, 29 February in leap years only.
+// Returns a pattern for the years 0001 to 9999 with valid months and days; 29 February only in leap
+// years.
 std::string DatePattern() {
   const std::string year = "(?:[1-9]\\d{3}|0[1-9]\\d{2}|00[1-9]\\d|000[1-9])";
   const std::string leap_year =

@@ -1,4 +1,4 @@
-// Patterns of the values of JSON Schema's "format".
+// Patterns for the values of JSON Schema's keyword "format".
 #pragma once
 
 #include <optional>
@@ -7,8 +7,8 @@
 
 namespace moeserve::structured {
 
-// A pattern for the whole string, nullopt for an unsupported format. Every match has the format;
-// rare spellings of e-mail addresses do not match.
+// Returns a pattern for the whole string; nullopt if the format is not supported. Every match has
+// the format, but rare spellings of e-mail addresses do not match.
 std::optional<std::string> FormatPattern(std::string_view format);
 
 }  // namespace moeserve::structured

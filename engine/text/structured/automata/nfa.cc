@@ -10,7 +10,7 @@ namespace moeserve::structured {
 
 Result<Nfa::NodeId> Nfa::Add(Node node) {
   MOESERVE_RETURN_IF_ERROR(budget_->Tick());
-  // Nodes and states have a limit each.
+  // The budget limits states; nodes are limited relative to the states left.
   if (static_cast<int64_t>(nodes_.size()) > 4 * budget_->states_left()) {
     return absl::InvalidArgumentError(
         "the pattern is too large when its repetitions are written out");
@@ -50,7 +50,8 @@ Result<Nfa::NodeId> Nfa::Any(const std::vector<NodeId>& starts) {
   return node;
 }
 
-// Subset construction. A position is a node and, inside a character, a state of its automaton.
+// Subset construction. A position is a pair of a node and, inside a character, a state of that
+// character's automaton.
 class Nfa::Determinizer {
  public:
   explicit Determinizer(const Nfa& nfa) : nfa_(nfa), seen_(nfa.nodes_.size(), 0) {
@@ -77,11 +78,12 @@ class Nfa::Determinizer {
     Set first;
     ++mark_;
     MOESERVE_RETURN_IF_ERROR(Reach(start, /*at_start=*/true, /*at_end=*/false, &first));
-    // The start is not in the table: when its set is reached again, ^ no longer matches.
+    // The start set is not entered into the table ids_: if the same set is reached again later, ^
+    // no longer matches, so that is another state.
     MOESERVE_RETURN_IF_ERROR(AddState(first, /*at_start=*/true));
     for (size_t s = 0; s < sets_.size(); ++s) {
       std::vector<Set> targets(dfa_.num_classes);
-      // A copy, because states added below move the sets.
+      // Makes a copy, because states that are added below move the elements of sets_.
       const Set positions = sets_[s];
       for (const Position& position : positions) {
         const Node& node = nfa_.nodes_[position.first];
@@ -109,11 +111,11 @@ class Nfa::Determinizer {
   }
 
  private:
-  // second: 0 at the node itself.
+  // A node and a state of its character automaton; state 0 is at the node itself.
   using Position = std::pair<NodeId, int32_t>;
   using Set = std::vector<Position>;
 
-  // Adds the positions that `node` leads to without a character.
+  // Adds the positions that are reachable from `node` without reading a character.
   Status Reach(NodeId node, bool at_start, bool at_end, Set* out) {
     stack_.push_back(node);
     while (!stack_.empty()) {
@@ -191,7 +193,7 @@ class Nfa::Determinizer {
     return absl::OkStatus();
   }
 
-  // Bounds the memory of the sets: 8 bytes each, kept twice.
+  // Limits the memory of the sets: each position takes 8 bytes and is stored twice.
   static constexpr size_t kMaxPositions = 4 << 20;
 
   const Nfa& nfa_;

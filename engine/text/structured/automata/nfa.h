@@ -1,4 +1,4 @@
-// Nondeterministic automata over characters, and their determinization over bytes.
+// Nondeterministic automata (NFAs) over characters, and their conversion to DFAs over bytes.
 #pragma once
 
 #include <cstdint>
@@ -12,30 +12,33 @@
 
 namespace moeserve::structured {
 
-// Built from the end: every node refers to the nodes after it.
+// Nodes are added from the end of the pattern to its start, so that every node refers to nodes that
+// exist.
 class Nfa {
  public:
   using NodeId = int32_t;
 
   explicit Nfa(CompileBudget* budget) : budget_(budget) {}
 
-  // The only node in which a match ends.
+  // Returns the only node in which a match ends.
   NodeId match() const { return 0; }
-  // One character of `set`, spelt in `encoding`, then `next`. An empty set never matches.
+  // Adds a node that reads one character of `set`, spelt in `encoding`, and continues at `next`. An
+  // empty set never matches.
   Result<NodeId> Character(const CharSet& set, Encoding encoding, NodeId next);
-  // Continues with `a` or `b`. SetBranch() may set `b` later.
+  // Adds a node that continues at `a` or `b`. SetBranch() may set `b` later.
   Result<NodeId> Split(NodeId a, NodeId b);
   void SetBranch(NodeId split, NodeId b) { nodes_[split].b = b; }
-  // Continues to `next` only before the first character / only after the last one.
+  // Adds a node that continues at `next` only before the first character (AtStart) or after the
+  // last one (AtEnd).
   Result<NodeId> AtStart(NodeId next);
   Result<NodeId> AtEnd(NodeId next);
-  // The text (valid UTF-8), then `next`.
+  // Adds nodes that read `text` (valid UTF-8) and continue at `next`.
   Result<NodeId> Literal(std::string_view text, Encoding encoding, NodeId next);
-  // Continues with any of `starts`, which is not empty.
+  // Adds nodes that continue at any of `starts`, which must not be empty.
   Result<NodeId> Any(const std::vector<NodeId>& starts);
 
-  // The deterministic automaton that starts at `start`. Not finished. Its boundaries are the states
-  // between two characters.
+  // Returns the DFA that starts at node `start`; ByteDfa::Finish() is still to be called on it.
+  // ByteDfa::boundary marks the states between two characters.
   Result<ByteDfa> Determinize(NodeId start) const;
 
  private:
@@ -43,8 +46,8 @@ class Nfa {
   struct Node {
     Kind kind;
     NodeId a;           // the next node
-    NodeId b;           // kSplit: the other one
-    int32_t automaton;  // kCharacter
+    NodeId b;           // kSplit: the second next node
+    int32_t automaton;  // kCharacter: index into automata_
   };
   class Determinizer;
 

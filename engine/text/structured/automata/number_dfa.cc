@@ -11,7 +11,8 @@ namespace moeserve::structured {
 namespace {
 
 constexpr int kMaxExponent = 307;
-constexpr int kMinSmallExponent = 5;  // below it writers use plain decimals
+// Numbers with exponents -4 to 15 are written as plain decimals.
+constexpr int kMinSmallExponent = 5;
 constexpr int kMinLargeExponent = 16;
 
 enum class Cmp : int8_t { kLess, kEqual, kGreater };
@@ -19,19 +20,20 @@ enum class Phase : int8_t { kStart, kMinus, kZero, kInteger, kDot, kFraction, kE
 
 Cmp Compare(int a, int b) { return a < b ? Cmp::kLess : a > b ? Cmp::kGreater : Cmp::kEqual; }
 
-// Compares the magnitude of a number with one bound, digit by digit.
+// The digits of a bound, by which the magnitude of a number is compared digit by digit.
 class BoundDigits {
  public:
   explicit BoundDigits(const Decimal& magnitude) : bound_(magnitude) {}
 
-  // Digits of the bound before its point; a number with more before its point is greater.
+  // Returns the number of digits before the bound's decimal point; a number with more such digits
+  // is greater.
   int64_t integer_digits() const { return std::max<int64_t>(bound_.point, 0); }
   int integer_digit(int64_t i) const { return Digit(i); }
   int fraction_digit(int64_t i) const { return Digit(bound_.point + i); }
   int64_t fraction_digits() const {
     return std::max<int64_t>(static_cast<int64_t>(bound_.digits.size()) - bound_.point, 0);
   }
-  // As a number with one digit before the point: the digits and the exponent.
+  // The digits and the exponent of the bound as a number with one digit before the point.
   int mantissa_digit(int64_t i) const { return Digit(i); }
   int64_t mantissa_digits() const { return static_cast<int64_t>(bound_.digits.size()); }
   int64_t exponent() const { return bound_.point - 1; }
@@ -45,13 +47,14 @@ class BoundDigits {
   Decimal bound_;
 };
 
-// Bounds on the magnitude of the numbers of one sign.
+// The bounds on the magnitude of positive or of negative numbers.
 struct Side {
   bool possible = true;
-  std::optional<BoundDigits> bound[2];  // lower, upper
+  std::optional<BoundDigits> bound[2];  // lower bound, upper bound
   bool exclusive[2] = {false, false};
 
-  // `which`: 0 for the lower bound, 1 for the upper one.
+  // Returns whether a number that compares with the bound as `cmp` is allowed. `which` is 0 for the
+  // lower bound, 1 for the upper bound.
   bool Allows(int which, Cmp cmp) const {
     if (!bound[which]) return true;
     if (cmp == Cmp::kEqual) return !exclusive[which];
@@ -77,18 +80,21 @@ Side MakeSide(const NumberRange& range, bool negative) {
   return side;
 }
 
-// A position in the text of a number. Fields that no longer matter are zero, so that positions with
-// the same continuations compare equal.
+// What the automaton must remember about the part of a number that has been read. Fields that no
+// longer matter are zero, so that equal states allow equal continuations.
 struct State {
   Phase phase = Phase::kStart;
   bool negative = false;
-  int64_t count = 0;                                         // kInteger: digits; kFraction: digits
-  bool one_digit = false;                                    // one non-zero digit before the point
-  std::array<Cmp, 2> plain = {Cmp::kEqual, Cmp::kEqual};     // read as a plain decimal
-  std::array<Cmp, 2> mantissa = {Cmp::kEqual, Cmp::kEqual};  // read as digits of a mantissa
+  int64_t count = 0;       // digits read: kInteger: before the point; kFraction: after it
+  bool one_digit = false;  // exactly one non-zero digit was read before the point
+  // Comparison with the bounds as a plain decimal.
+  std::array<Cmp, 2> plain = {Cmp::kEqual, Cmp::kEqual};
+  // Comparison with the bounds as a mantissa.
+  std::array<Cmp, 2> mantissa = {Cmp::kEqual, Cmp::kEqual};
   int64_t remainder = 0;
-  // kExponent: its sign is read; which two and three digit numbers are still allowed, relative to
-  // the digits read. first > last: none.
+  // kExponent: the sign has been read. `two` and `three` are the intervals of two-digit and
+  // three-digit exponents that are still allowed, relative to the digits read; empty if first >
+  // last.
   int exponent_digits = 0;
   bool exponent_done = false;
   std::array<int, 2> two = {1, 0};
@@ -194,7 +200,8 @@ class Builder {
     return Capped(s);
   }
 
-  // Numbers of more digits than any bound need no distinction.
+  // Limits the digit count, because numbers with more digits than every bound need not be
+  // distinguished.
   State Capped(State s) const {
     int64_t most = 0;
     for (const auto& bound : sides_[s.negative].bound) {
@@ -209,7 +216,7 @@ class Builder {
     return s;
   }
 
-  // The comparison when the digits before the point are complete.
+  // Returns the comparison with bound `i` when all digits before the point have been read.
   Cmp AtPoint(const State& s, int i) const {
     const auto& bound = sides_[s.negative].bound[i];
     if (!bound) return Cmp::kEqual;
@@ -274,7 +281,7 @@ class Builder {
   }
 
   State ExponentSign(const State& s, bool down) const {
-    // Exponents for which the number is within the bounds: an interval.
+    // Computes the interval of exponents for which the number is within the bounds.
     int64_t first = down ? -kMaxExponent : kMinLargeExponent;
     int64_t last = down ? -kMinSmallExponent : kMaxExponent;
     const Side& side = sides_[s.negative];
@@ -304,7 +311,8 @@ class Builder {
   }
 
   static std::optional<State> ExponentDigit(State s, int digit) {
-    // Numbers with `width` digits left, those that start with `digit`.
+    // Restricts `range` to the numbers that start with `digit` and removes that digit. `width` is
+    // the number of values that the digits after it can have.
     const auto rest = [digit](std::array<int, 2> range, int width) {
       const int base = digit * width;
       return std::array<int, 2>{std::max(range[0] - base, 0), std::min(range[1] - base, width - 1)};

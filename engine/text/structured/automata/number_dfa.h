@@ -1,4 +1,4 @@
-// Automata of the JSON texts of the numbers in an interval.
+// Automata that accept the JSON spellings of the numbers in an interval.
 #pragma once
 
 #include <cstdint>
@@ -18,17 +18,19 @@ struct NumberBound {
 struct NumberRange {
   std::optional<NumberBound> min;
   std::optional<NumberBound> max;
-  // Only integers, spelt without fraction and exponent.
+  // If true, only integers, spelt without fraction and exponent.
   bool integer = false;
-  // With `integer`: only multiples of this.
+  // If `integer`, only multiples of this number.
   int64_t multiple_of = 1;
 
   bool Contains(const Decimal& value) const;
 };
 
-// Accepts plain decimals of any length, compared exactly, and exponents in the form of
-// shortest-digits writers: one non-zero digit, an optional fraction, and a signed exponent of two
-// or three digits that is at most -5 or at least 16, within +-307. Not finished.
+// Returns an automaton for the numbers in `range`, on which ByteDfa::Finish() is still to be
+// called. It accepts plain decimals of any length, which are compared exactly. It also accepts
+// numbers with an exponent as programs that write the shortest digits spell them: one non-zero
+// digit, an optional fraction, and a signed exponent of two or three digits that is at most -5 or
+// at least 16, within +-307.
 Result<ByteDfa> NumberDfa(const NumberRange& range, CompileBudget* budget);
 
 }  // namespace moeserve::structured

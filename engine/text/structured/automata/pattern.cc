@@ -13,9 +13,9 @@ class Translator {
   Translator(Encoding encoding, Nfa* nfa, CompileBudget* budget)
       : encoding_(encoding), nfa_(nfa), budget_(budget) {}
 
-  // The start of what matches `node` and then goes on to `next`.
+  // Adds nodes that match `node` and then continue at `next`; returns their start.
   Result<Nfa::NodeId> Translate(const PatternNode& node, Nfa::NodeId next) {
-    // Repetitions of nothing add no nodes but take time.
+    // The tick bounds the time for repetitions of nothing, which add no nodes.
     MOESERVE_RETURN_IF_ERROR(budget_->Tick());
     switch (node.kind) {
       case Kind::kSet:
@@ -69,7 +69,7 @@ class Translator {
   CompileBudget* budget_;
 };
 
-// Any characters, then `next`.
+// Adds nodes that read any characters and then continue at `next`; returns their start.
 Result<Nfa::NodeId> Anything(Encoding encoding, Nfa* nfa, Nfa::NodeId next) {
   MOESERVE_ASSIGN_OR_RETURN(const Nfa::NodeId loop, nfa->Split(next, next));
   MOESERVE_ASSIGN_OR_RETURN(const Nfa::NodeId again,

@@ -1,8 +1,9 @@
-// Regular expressions: the regular part of ECMA-262's syntax with Unicode characters.
+// Regular expressions with the regular part of ECMA-262's syntax, over Unicode characters.
 //
 // Supported: literals, escapes, classes, groups (capturing or not), alternation, greedy and lazy
 // repetition, ^ and $ (the ends of the text, anywhere in the pattern), (?i) at the start of the
-// pattern (ASCII letters). Back-references, look-around and word boundaries are refused by name.
+// pattern (ASCII letters). Back-references, look-around and word boundaries are rejected with an
+// error that names them.
 #pragma once
 
 #include <string_view>
@@ -17,8 +18,9 @@ enum class MatchMode {
   kSearch,  // anywhere in the text
 };
 
-// Accepts the texts that `pattern` matches, in `encoding` (without quotes). Not finished.
-// InvalidArgument: what is wrong, with its position in the pattern.
+// Returns an automaton for the texts that `pattern` matches, encoded in `encoding` (without
+// quotes). ByteDfa::Finish() is still to be called on it. If the pattern is invalid, returns
+// InvalidArgument with the cause and its position in the pattern.
 Result<ByteDfa> PatternDfa(std::string_view pattern, MatchMode mode, Encoding encoding,
                            CompileBudget* budget);
 

@@ -14,7 +14,7 @@ using NodePtr = std::unique_ptr<PatternNode>;
 using Kind = PatternNode::Kind;
 
 constexpr int kMaxGroupDepth = 64;
-// Larger counts would exceed the limit on states.
+// Larger repetition counts would exceed the limit on states.
 constexpr int kMaxCount = 100000;
 
 const CharSet kDigits = {{'0', '9'}};
@@ -112,7 +112,7 @@ class Parser {
       Fail("repetition of an anchor");
       return atom;
     }
-    Accept("?");  // lazy repetition matches the same texts
+    Accept("?");  // lazy and greedy repetition match the same texts
     if (Peek() == '+') Fail("possessive repetition is not supported");
     if (Peek() == '*' || Peek() == '?') Fail("repetition of a repetition");
     NodePtr out = MakeNode(Kind::kRepeat);
@@ -131,7 +131,8 @@ class Parser {
     return value;
   }
 
-  // Reads {n}, {n,} or {n,m}. False, and nothing read, if the braces are ordinary characters.
+  // Reads {n}, {n,} or {n,m}. Returns false, without reading anything, if the braces are ordinary
+  // characters.
   bool Braces(int* min, int* max) {
     if (Peek() != '{') return false;
     size_t ahead = 1;
@@ -224,7 +225,7 @@ class Parser {
     return node;
   }
 
-  // Reads `digits` hexadecimal digits.
+  // Reads a number of `digits` hexadecimal digits.
   std::optional<char32_t> Hex(int digits) {
     char32_t value = 0;
     for (int i = 0; i < digits; ++i) {
@@ -236,7 +237,7 @@ class Parser {
     return value;
   }
 
-  // After \u.
+  // Reads the rest of an escape after \u.
   std::optional<char32_t> UnicodeEscape() {
     if (Accept("{")) {
       char32_t value = 0;
@@ -255,7 +256,8 @@ class Parser {
     return 0x10000 + ((*first - 0xD800) << 10) + (*second - 0xDC00);
   }
 
-  // The characters that a letter after a backslash stands for, if it is a class escape.
+  // Returns the set of characters that a letter after a backslash stands for; nullopt if it is no
+  // class escape.
   static std::optional<CharSet> ClassEscape(char32_t letter) {
     switch (letter) {
       case 'd':
@@ -292,7 +294,7 @@ class Parser {
     }
   }
 
-  // Why an escape is refused; empty if it is not.
+  // Returns why an escape is rejected; empty if it is not rejected.
   static std::string_view Refusal(char32_t c) {
     switch (c) {
       case 'b':
@@ -312,7 +314,8 @@ class Parser {
     }
   }
 
-  // Reads a backslash sequence. Returns its character, or sets `*set` if it stands for several.
+  // Reads a backslash sequence. Returns its character; if the sequence stands for a set of
+  // characters, sets `*set` instead.
   std::optional<char32_t> EscapedCharacter(bool in_class, std::optional<CharSet>* set) {
     const size_t at = pos_;
     ++pos_;

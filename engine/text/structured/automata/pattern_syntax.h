@@ -16,12 +16,13 @@ struct PatternNode {
 
   Kind kind = Kind::kSequence;
   CharSet set;                                         // kSet
-  std::vector<std::unique_ptr<PatternNode>> children;  // kRepeat has one
-  int min = 0;                                         // kRepeat
-  int max = kUnbounded;                                // kRepeat
+  std::vector<std::unique_ptr<PatternNode>> children;  // kRepeat has exactly one child
+  int min = 0;                                         // kRepeat: smallest count
+  int max = kUnbounded;                                // kRepeat: largest count
 };
 
-// InvalidArgument: what is wrong, with its position in the pattern, counted in characters from 1.
+// Returns InvalidArgument with the cause and its position in the pattern, counted in characters
+// from 1, if the pattern is invalid.
 Result<std::unique_ptr<PatternNode>> ParsePattern(std::string_view pattern);
 
 }  // namespace moeserve::structured

@@ -1,5 +1,5 @@
-// Unicode data that PCRE2 does not have, or that must be of one version: Hugging Face's patterns
-// use Unicode 16, its normalisation an older one.
+// Unicode data that PCRE2 lacks or has in the wrong version: Hugging Face's patterns use Unicode
+// 16, its normalization uses an older version.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,8 @@ struct CodePointRange {
   char32_t last;
 };
 
-// Code points whose general category in Unicode 16 is not that of Unicode 14; ascending.
+// Code points whose general category differs between Unicode 14 and Unicode 16, with the category
+// of Unicode 16; ascending.
 struct NewerRange {
   char32_t first;
   char32_t last;
@@ -21,10 +22,11 @@ struct NewerRange {
 };
 std::span<const NewerRange> NewerRanges();
 
-// Members of a script, by its name in lower case; empty for a script without a table.
+// Returns the members of a script, given by its name in lower case; empty for a script without a
+// table.
 std::span<const CodePointRange> ScriptRanges(std::string_view script);
 
-// Canonical combining classes other than 0; ascending.
+// A range of code points whose canonical combining class is not 0; ranges are ascending.
 struct CombiningClassRange {
   char32_t first;
   char32_t last;
@@ -33,7 +35,7 @@ struct CombiningClassRange {
 std::span<const CombiningClassRange> CombiningClassRanges();
 
 // One step of canonical decomposition, without Hangul; ascending. `second` is 0 if the result is a
-// single character. `composes`: normal form C composes the pair again.
+// single character. `composes`: normalization form C composes the pair again.
 struct Decomposition {
   char32_t code_point;
   char32_t first;
