@@ -69,7 +69,8 @@ void AddMerge(CLI::App& experts, Command& selected) {
 
 struct ShowOptions {
   std::string file;
-  std::string model;  // folder of the tokenizer for tokens' texts; empty: ids
+  // Checkpoint folder whose tokenizer prints the tokens' texts; if empty, token ids are printed.
+  std::string model;
   ProfileReportOptions report;
   bool json = false;
 };
@@ -103,14 +104,15 @@ void AddShow(CLI::App& experts, Command& selected) {
 }
 
 struct DiffOptions {
-  ModelOptionsText compute;  // its directory is set to A or B
+  ModelOptionsText compute;  // `directory` is set to A or B before use
   ProfilingOptions profiling;
   std::string a, b;
   int top = 5;
   bool json = false;
 };
 
-// Reads a profile from a file, or makes one by running the texts with a model folder.
+// Reads an expert profile if `path` is a file. If it is a model folder, computes the profile by
+// running the texts of --text through the model.
 Result<ExpertProfile> ProfileOf(const std::string& path, const DiffOptions& options) {
   std::error_code ignored;
   if (!std::filesystem::is_directory(path, ignored)) return LoadProfile(path);

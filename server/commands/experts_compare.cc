@@ -14,7 +14,7 @@ namespace moeserve::server {
 namespace {
 
 struct Options {
-  ModelOptionsText compute;  // with the directory of each of `models` in turn
+  ModelOptionsText compute;  // `directory` is set to each of `models` in turn
   ProfilingOptions profiling;
   std::vector<std::string> models;
   double threshold = 0.01;

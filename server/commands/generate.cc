@@ -41,7 +41,7 @@ absl::Status Generate(const Options& options) {
   MOESERVE_ASSIGN_OR_RETURN(
       std::vector<PreparedPrompt> prompts,
       PreparePrompts(params, model.engine->tokenizer(), model.engine->max_model_len()));
-  // Unlike the APIs, the command accepts a limit beyond the context and clamps it.
+  // The APIs refuse a max_tokens that does not fit into the context; this command reduces it.
   const int room = model.engine->max_model_len() - static_cast<int>(prompts.front().ids.size());
   prompts.front().max_tokens = std::min(options.max_tokens, room);
 

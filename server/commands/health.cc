@@ -34,7 +34,7 @@ void AddHealthCommand(CLI::App& app, Command& selected) {
   CLI::App* command =
       app.add_subcommand("health", "Check whether a running server is ready; exit status 1 if not");
   auto options = std::make_shared<Options>();
-  // The same variable as for "serve".
+  // "serve" reads its address from the same environment variable.
   command->add_option("--http", options->http, "HOST:PORT that the server listens on")
       ->envname("MOESERVE_HTTP")
       ->capture_default_str();

@@ -128,7 +128,8 @@ Result<ModelOptions> ResolveDType(const ModelOptionsText& options, const WeightS
   if (text == "auto") {
     const Quantization stored = source.StoredQuantization();
     const bool bf16 = stored != Quantization::kNone || source.DominantDType() == DType::kBF16;
-    // Only the CPU computes with integers; other devices widen them.
+    // Only the CPU backend computes with integer weights; on other devices, stored integers are
+    // widened to bf16.
     return ModelOptions{bf16 ? DType::kBF16 : DType::kF32,
                         options.device == "cpu" ? stored : Quantization::kNone};
   }
@@ -174,7 +175,8 @@ Result<RunningModel> StartModel(
   if (model_options.quantization != Quantization::kNone) {
     compute += Concat(" with ", Name(model_options.quantization));
   }
-  // Worth a note: rounded a second time, or widened and larger in memory.
+  // Report a difference from the stored type: either the weights are rounded a second time, or they
+  // are widened and take more memory.
   if (stored != Quantization::kNone && stored != model_options.quantization) {
     compute += Concat(" (stored as ", Name(stored), ')');
   }

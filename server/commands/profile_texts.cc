@@ -44,7 +44,7 @@ Result<ProfiledTexts> ProfileTexts(const ModelOptionsText& model, const Profilin
   engine.recorder.hidden_samples = options.hidden_samples;
   engine.recorder.token_counts_bytes = int64_t{options.token_stats_mib} << 20;
 
-  std::unique_ptr<RouteTrace> trace;  // outlives every step of the engine
+  std::unique_ptr<RouteTrace> trace;  // must outlive the engine's last step
   ScoreDump* dump = nullptr;
   const auto observe = [&](const ModelSpec& spec, EngineOptions& adjusted) -> absl::Status {
     if (!options.dump_folder.empty()) {
@@ -64,7 +64,7 @@ Result<ProfiledTexts> ProfileTexts(const ModelOptionsText& model, const Profilin
       out.score, ScoreTexts(texts, {.window = options.window, .in_order = trace != nullptr},
                             out.model.engine));
   out.profile = LiveProfile(*out.model.engine, out.model.directory_name);
-  // Nothing runs from here on, and the trace can go.
+  // The engine runs no step after Drain(), so `trace`, which its steps write to, may be destroyed.
   out.model.engine->Drain(absl::Now());
   if (dump != nullptr) {
     MOESERVE_RETURN_IF_ERROR(dump->Finish(out.model.directory_name, out.score.run));

@@ -1,4 +1,4 @@
-// The common options and output of commands that report expert statistics.
+// Options and output that the commands which report expert statistics share.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -9,7 +9,7 @@
 
 namespace moeserve::server {
 
-// --threshold, --min-count, --top, --eps.
+// Adds --threshold, --min-count, --top and --eps.
 inline void AddReportOptions(CLI::App& app, ProfileReportOptions& options) {
   app.add_option("--threshold", options.threshold,
                  "An expert is active if chosen by more than this share of the tokens")
@@ -27,7 +27,8 @@ inline void AddReportOptions(CLI::App& app, ProfileReportOptions& options) {
       ->capture_default_str();
 }
 
-// Prints to standard output. Invalid UTF-8, which a folder's name can contain, becomes U+FFFD.
+// Prints to standard output. Replaces invalid UTF-8, which the name of a folder can contain, by
+// U+FFFD.
 inline void PrintJson(const nlohmann::ordered_json& json) {
   std::printf("%s\n",
               json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());

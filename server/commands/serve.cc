@@ -47,7 +47,7 @@ struct Options {
   int router_stats_interval = RecorderOptions().router_stats_interval;
   int token_stats_mib = 64;
   int64_t hidden_samples = 0;
-  std::string chat_template;  // a file
+  std::string chat_template;  // path of a file
   bool allow_request_chat_template = false;
   bool routing_records = false;
   RoutingControlLimits routing_control;
@@ -65,7 +65,7 @@ LogLevel ParseLevel(const std::string& text) {
   return LogLevel::kInfo;
 }
 
-// The default name of a served checkpoint: the last component of its path.
+// Returns the default name of a served model: the last component of the checkpoint's path.
 std::string DefaultName(const std::string& directory) {
   std::error_code ignored;
   const std::filesystem::path path =
@@ -93,7 +93,7 @@ class Ticker {
   std::jthread thread_;
 };
 
-// Set by the first signal; the main thread waits for it.
+// The first signal sets this flag; the main thread waits for it.
 class StopFlag {
  public:
   void Set() {
@@ -152,8 +152,8 @@ void LogConfiguration(const Options& options, const EngineOptions& engine,
                  " strict_fields=", options.strict_fields ? "yes" : "no"));
 }
 
-// The template of --chat-template, if given. It must compile, unlike the model's own template: the
-// user asked for it.
+// Returns the contents of the file of --chat-template; nullopt if `file` is empty. A template that
+// does not compile is an error here, whereas a model's own broken template only disables chats.
 Result<std::optional<std::string>> ReadChatTemplate(const std::string& file) {
   if (file.empty()) return std::optional<std::string>();
   auto source = ReadTextFile(file, chat::kMaxTemplateBytes);
@@ -177,7 +177,7 @@ std::shared_ptr<const ChatFormat> MakeChatFormat(TokenizerConfig config,
   return format;
 }
 
-// Everything that is known before the model is loaded.
+// The configuration that does not depend on the model.
 struct Configuration {
   ServerSettings settings;
   EngineOptions engine;
@@ -229,7 +229,7 @@ Result<Configuration> Configure(const Options& options) {
   return out;
 }
 
-// Both refer to the router and the context.
+// Both listeners keep references to the router and the context.
 struct Listeners {
   std::unique_ptr<http::HttpServer> http;
   std::unique_ptr<rpc::GrpcServer> grpc;
@@ -251,18 +251,19 @@ Result<Listeners> StartListeners(const Addresses& addresses, const http::Router&
   return out;
 }
 
-// Refuses new requests, lets the running ones end within `drain_seconds` and stops the listeners.
+// Refuses new requests, waits up to `drain_seconds` for the running requests to end, and stops the
+// listeners.
 void ShutDown(const Listeners& listeners, ServerContext& context, EngineApi& engine,
               double drain_seconds) {
   listeners.grpc->SetServing(false);
   context.SetDraining();
   const absl::Time deadline = absl::Now() + absl::Seconds(drain_seconds);
-  // Requests that were accepted and are still being prepared reach the engine first.
+  // First wait for requests that were accepted but not yet submitted to the engine.
   listeners.http->WaitForHandlers(deadline);
   context.work_pool().WaitUntilIdle(std::chrono::steady_clock::now() +
                                     absl::ToChronoNanoseconds(deadline - absl::Now()));
   engine.Drain(deadline);
-  // The clients still have to receive what the engine has finished.
+  // Clients may still have to receive output that the engine has finished.
   listeners.http->Stop(absl::Seconds(5));
   listeners.grpc->Stop(absl::Seconds(5));
   LogInfo("serve", "stopped");
@@ -270,7 +271,8 @@ void ShutDown(const Listeners& listeners, ServerContext& context, EngineApi& eng
 
 absl::Status Serve(const Options& options) {
   MOESERVE_ASSIGN_OR_RETURN(Configuration configuration, Configure(options));
-  // Destroyed from the last to the first: listeners before the engine, the backend after it.
+  // Declared in this order because the variables are destroyed in reverse: the listeners first,
+  // then the engine, and the backend last.
   RunningModel model;
   ServerContext context(std::move(configuration.settings));
   const std::unique_ptr<http::Router> router = http::MakeRouter(context);
@@ -281,7 +283,7 @@ absl::Status Serve(const Options& options) {
   StopFlag stop;
   const SignalWatcher watcher([&] {
     LogInfo("serve", "stopping; a second signal ends the process at once");
-    // Loading cannot be interrupted, and no request is running yet.
+    // Loading a model cannot be interrupted, and no request is running, so the process may exit.
     if (context.state() == ServerState::kLoading) std::quick_exit(0);
     stop.Set();
   });
@@ -317,7 +319,7 @@ int Run(const Options& options) {
   return status.ok() ? 0 : Fail(status);
 }
 
-// Where the server listens, and for whom.
+// Adds the options about addresses, model names, API keys and the dashboard.
 void AddInterfaceOptions(CLI::App& app, Options& options) {
   app.add_option("--http", options.http, "HOST:PORT of HTTP; port 0 picks a free one")
       ->envname("MOESERVE_HTTP")
@@ -333,7 +335,7 @@ void AddInterfaceOptions(CLI::App& app, Options& options) {
   app.add_flag("--no-dashboard", options.no_dashboard, "Do not serve the dashboard at /");
 }
 
-// What requests may ask for.
+// Adds the options that set what requests may ask for.
 void AddRequestOptions(CLI::App& app, Options& options) {
   app.add_flag("--strict-fields", options.strict_fields, "Refuse requests with unknown fields");
   app.add_option("--max-logprobs", options.max_logprobs,
