@@ -39,7 +39,8 @@ void AddSave(CLI::App& experts, Command& selected) {
   command->add_option("FILE", options->file, "Profile to write")->required();
   AddModelOptions(*command, options->model);
   AddProfilingOptions(*command, options->profiling);
-  command->add_flag("--hidden", options->hidden, "Include the sample of router inputs");
+  command->add_flag("--hidden", options->hidden,
+                    "Include the sampled router inputs in the profile");
   command->callback(
       [options, &selected] { selected = [options] { return StatusToExit(Save(*options)); }; });
 }
@@ -96,9 +97,9 @@ void AddShow(CLI::App& experts, Command& selected) {
   auto options = std::make_shared<ShowOptions>();
   command->add_option("FILE", options->file, "Profile")->required();
   command->add_option("--model", options->model,
-                      "Checkpoint folder with the tokenizer, for the texts of tokens");
+                      "Checkpoint folder; its tokenizer shows tokens as text instead of ids");
   AddReportOptions(*command, options->report);
-  command->add_flag("--json", options->json, "As JSON");
+  command->add_flag("--json", options->json, "Print JSON");
   command->callback(
       [options, &selected] { selected = [options] { return StatusToExit(Show(*options)); }; });
 }
@@ -143,16 +144,20 @@ absl::Status PrintDiff(DiffOptions options) {
 
 void AddDiff(CLI::App& experts, Command& selected) {
   CLI::App* command = experts.add_subcommand(
-      "diff", "Compare two profiles, or two models over --text: shares, IC, RF, biggest movers");
+      "diff",
+      "Compare two profiles, or two models over --text: load shares, inter-run consistency, "
+      "routing fluctuation, largest changes");
   auto options = std::make_shared<DiffOptions>();
   command->add_option("A", options->a, "Profile or checkpoint folder")->required();
   command->add_option("B", options->b, "Profile or checkpoint folder")->required();
   AddComputeOptions(*command, options->compute);
   AddProfilingOptions(*command, options->profiling, false);
-  command->add_option("--top", options->top, "Movers shown per block")
+  command
+      ->add_option("--top", options->top,
+                   "Experts with the largest change of load to show per block")
       ->check(CLI::Range(0, 100000))
       ->capture_default_str();
-  command->add_flag("--json", options->json, "As JSON");
+  command->add_flag("--json", options->json, "Print JSON");
   command->callback(
       [options, &selected] { selected = [options] { return StatusToExit(PrintDiff(*options)); }; });
 }

@@ -79,7 +79,7 @@ void AddGenerateCommand(CLI::App& app, Command& selected) {
   command->add_flag("--stats", options->stats, "Print expert statistics on standard error");
   command
       ->add_option("--max-model-len", options->engine.engine.max_model_len,
-                   "Context length; 0: that of the model")
+                   "Context length; 0: the model's")
       ->check(CLI::Range(0, 1 << 24));
   command->callback([options, &selected] { selected = [options] { return Run(*options); }; });
 }

@@ -59,7 +59,7 @@ void AddInspectCommand(CLI::App& app, Command& selected) {
       app.add_subcommand("inspect", "Show architecture, parameters and memory of a checkpoint");
   auto options = std::make_shared<Options>();
   AddModelDirectory(*command, options->model);
-  command->add_flag("--json", options->json, "As JSON");
+  command->add_flag("--json", options->json, "Print JSON");
   command->callback([options, &selected] { selected = [options] { return Run(*options); }; });
 }
 

@@ -12,14 +12,14 @@ namespace moeserve::server {
 // Adds --threshold, --min-count, --top and --eps.
 inline void AddReportOptions(CLI::App& app, ProfileReportOptions& options) {
   app.add_option("--threshold", options.threshold,
-                 "An expert is active if chosen by more than this share of the tokens")
+                 "An expert counts as active if its selections, divided by the tokens, exceed this")
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
   app.add_option("--min-count", options.min_count,
-                 "Least times that a token was sent to an expert to be listed for it")
+                 "List a token for an expert only if it was routed there at least this often")
       ->check(CLI::Range(1u, 1u << 30))
       ->capture_default_str();
-  app.add_option("--top", options.top, "Tokens listed for an expert")
+  app.add_option("--top", options.top, "Most tokens to list per expert")
       ->check(CLI::Range(0, 1000))
       ->capture_default_str();
   app.add_option("--eps", options.eps, "Smoothing of the token counts in KL divergences")

@@ -321,10 +321,10 @@ int Run(const Options& options) {
 
 // Adds the options about addresses, model names, API keys and the dashboard.
 void AddInterfaceOptions(CLI::App& app, Options& options) {
-  app.add_option("--http", options.http, "HOST:PORT of HTTP; port 0 picks a free one")
+  app.add_option("--http", options.http, "HOST:PORT of HTTP; port 0 picks a free port")
       ->envname("MOESERVE_HTTP")
       ->capture_default_str();
-  app.add_option("--grpc", options.grpc, "HOST:PORT of gRPC; port 0 picks a free one")
+  app.add_option("--grpc", options.grpc, "HOST:PORT of gRPC; port 0 picks a free port")
       ->envname("MOESERVE_GRPC")
       ->capture_default_str();
   app.add_option("--served-model-name", options.served_names,
@@ -347,12 +347,12 @@ void AddRequestOptions(CLI::App& app, Options& options) {
   app.add_flag("--allow-request-chat-template", options.allow_request_chat_template,
                "Let requests bring chat_template and chat_template_kwargs");
   app.add_flag("--routing-records", options.routing_records,
-               "Report to requests that ask which experts computed their tokens; needs 12 bytes "
-               "per row and chosen expert of the tokens in the KV cache");
+               "Let requests ask which experts computed their tokens; needs 12 bytes per row and "
+               "selected expert of the tokens in the KV cache");
   app.add_flag("--routing-control", options.routing_control.enabled,
                "Let requests change the routing of their own tokens");
   app.add_option("--routing-max-top-k", options.routing_control.max_top_k,
-                 "Most experts per row that such a request may ask for; 0: all; implies "
+                 "Most experts per row that a request may select; 0: all; implies "
                  "--routing-control")
       ->check(CLI::Range(0, 65536))
       ->capture_default_str();
@@ -375,11 +375,11 @@ void AddStatisticsOptions(CLI::App& app, Options& options) {
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 20))
       ->capture_default_str();
   app.add_option("--moe-metrics", options.moe_metrics,
-                 "Expert series at /metrics: off, layer (per layer), top (and its most used "
-                 "experts), full (per expert), auto (full up to 4096 experts, else top)")
+                 "Expert series at /metrics: off, layer (per routed block), top (also for its most "
+                 "used experts), full (per expert), auto (full up to 4096 experts, else top)")
       ->capture_default_str();
   app.add_flag("--moe-expert-weights", options.moe_expert_weights,
-               "With full, also the sum of gate weights per expert");
+               "With --moe-metrics full: also the sum of gate weights per expert");
   app.add_option("--metrics-compat", options.metrics_compat,
                  "Also export the metrics under the names of vllm or sglang; can be repeated")
       ->delimiter(',');
@@ -393,7 +393,7 @@ void AddProcessOptions(CLI::App& app, Options& options) {
       ->check(CLI::IsMember({"info", "warning", "error"}))
       ->capture_default_str();
   app.add_option("--drain-timeout", options.drain_seconds,
-                 "Seconds that running requests have to end after a signal")
+                 "Seconds after a signal for running requests to end")
       ->check(CLI::Range(0.0, 3600.0))
       ->capture_default_str();
 }

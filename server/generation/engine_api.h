@@ -33,8 +33,8 @@ class EngineApi {
 
   virtual int max_model_len() const = 0;
   virtual const ModelSpec& spec() const = 0;
-  virtual const Tokenizer* tokenizer()
-      const = 0;  // null: the model has none, so only ids can be used
+  // Returns null if the model has no tokenizer. Prompts can then be token ids only.
+  virtual const Tokenizer* tokenizer() const = 0;
 };
 
 }  // namespace moeserve::server
