@@ -19,7 +19,7 @@ import sys
 
 import jsonschema
 
-# Pattern, and a generator of strings that have it.
+# A pattern, and a function that generates strings which match it.
 PATTERNS = [
     (r"^[a-z]{2,6}$", lambda r: "".join(r.choices(string.ascii_lowercase, k=r.randint(2, 6)))),
     (r"^[A-Z]{3}-\d{4}$", lambda r: "".join(r.choices(string.ascii_uppercase, k=3)) + f"-{r.randint(0, 9999):04}"),
