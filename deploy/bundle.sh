@@ -37,7 +37,7 @@ while (($# > 0)); do
 done
 
 if ((compile)); then
-  # All architectures, also where the folder was made for one (tests/run.sh).
+  # Compile for all GPU architectures, even if tests/run.sh configured this build folder for one.
   cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DMOESERVE_TESTS=ON \
     -DMOESERVE_CUDA=ON -UCMAKE_CUDA_ARCHITECTURES
   targets=(all)
@@ -53,7 +53,8 @@ trap 'rm -rf "$stage"' EXIT
 bundle=$stage/moeserve
 mkdir -p "$bundle/bin" "$bundle/lib"
 
-# Tests of computation; tests of parsing and HTTP do not depend on the device.
+# These tests check computations, which can differ between machines. Tests of parsing and HTTP are
+# left out.
 programs=("$build/moeserve")
 for name in rows linear router attention sampler parity invariance engine routing perplexity soak \
   statistics device_statistics; do
@@ -67,7 +68,7 @@ for program in "${programs[@]}"; do
   strip -o "$bundle/bin/$(basename "$program")" "$program"
 done
 
-# Parts of the C library must come from the target system.
+# Libraries that belong to the C library must come from the target system.
 glibc='^(linux-vdso|ld-linux.*|libc|libm|libpthread|libdl|librt|libresolv|libutil)[.]so'
 for program in "$bundle"/bin/*; do
   [[ $(objdump -p "$program" | awk '$1 == "RPATH" {print $2}') == *'$ORIGIN/../lib'* ]] ||
@@ -88,7 +89,7 @@ install -m 755 "$root/tests/run-bundle.sh" "$bundle/run-tests.sh"
 install -m 644 "$root/LICENSE" "$bundle/LICENSE"
 
 mkdir -p "$(dirname "$output")"
-# The window covers all programs, because they share most of their code.
+# A window of 128 MiB covers all programs, which share most of their code.
 tar -C "$stage" --sort=name --owner=0 --group=0 --mtime=@0 -cf - moeserve |
   xz -T1 --lzma2=preset=6,dict=128MiB >"$output"
 size=$(stat -c %s "$output")

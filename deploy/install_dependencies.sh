@@ -11,8 +11,9 @@
 #   reference  PyTorch, which recomputes the goldens
 set -euo pipefail
 
-# One entry per need: package names in order of preference, separated by "|", with ">=VERSION" if a
-# minimum version is needed. With "COMMAND@" in front, the need is met if the command exists.
+# Each entry lists the names of packages that meet the same need, in order of preference, separated
+# by "|", with ">=VERSION" if a minimum version is required. With "COMMAND@" in front, the need is
+# also met if the command exists.
 build=(
   "g++@g++" "cmake@cmake" "ninja@ninja-build" "pkg-config@pkgconf|pkg-config"
   "protoc@protobuf-compiler" "grpc_cpp_plugin@protobuf-compiler-grpc"
@@ -27,7 +28,7 @@ tests=(libgtest-dev libgmock-dev python3 python3-venv ca-certificates)
 browser=("chromium@chromium" "chromedriver@chromium-driver")
 reference=(python3 python3-venv python3-torch python3-numpy ca-certificates)
 
-# These make builds faster. Installed only together with other packages.
+# Packages that make builds faster. They are installed only together with required packages.
 optional=(mold ccache)
 
 die() {
@@ -35,10 +36,10 @@ die() {
   exit 1
 }
 
-# Prints the package name without the wanted version.
+# Prints the package's name without ">=VERSION".
 name_of() { printf '%s' "${1%%>=*}"; }
 
-# Whether VERSION satisfies a wanted package such as "libboost-dev>=1.81".
+# new_enough PACKAGE>=MINIMUM VERSION: succeeds if VERSION satisfies the minimum.
 new_enough() {
   local wanted=$1 version=$2
   [[ $wanted != *">="* ]] || dpkg --compare-versions "$version" ge "${wanted##*>=}"
@@ -46,7 +47,7 @@ new_enough() {
 
 is_installed() {
   local status version
-  # A removed package whose configuration remains also has a version.
+  # A removed package whose configuration files remain also has a version, so check its status.
   read -r status version < <(
     dpkg-query -W -f='${db:Status-Status} ${Version}\n' "$(name_of "$1")" 2>/dev/null || true
   ) || return 1
@@ -70,7 +71,7 @@ is_satisfied() {
   return 1
 }
 
-# Prints the first package of a need that apt can install.
+# resolve NEED: prints the first package listed in NEED that apt can install.
 resolve() {
   local need=$1 package
   local -a packages
@@ -97,19 +98,20 @@ as_root() {
 install() {
   local need package removed
   local -a packages=()
-  # Old lists can be good enough, so a failure here is only a warning.
+  # Old package lists can be sufficient, so a failure is only a warning.
   as_root apt-get update -qq || echo "warning: the package lists could not be updated"
   for need in "$@"; do
     package=$(resolve "$need") || die "apt knows no package for \"${need#*@}\". moeserve needs" \
       "Debian 12, Ubuntu 24.04 (with the component \"universe\") or newer."
-    # Two needs can have the same package.
+    # Two needs can resolve to the same package.
     if [[ " ${packages[*]} " != *" $package "* ]]; then packages+=("$package"); fi
   done
   for package in "${optional[@]}"; do
     if ! is_satisfied "$package@$package" && is_available "$package"; then packages+=("$package"); fi
   done
 
-  # Headers of two Boost versions cannot be installed together: apt removes the older ones.
+  # Development packages of two Boost versions cannot be installed together, so apt removes the
+  # older version.
   removed=$(LC_ALL=C apt-get install --simulate --no-install-recommends "${packages[@]}" |
     awk '$1 == "Remv" {print $2}' | paste -sd ' ')
   [[ -z $removed ]] || echo "apt replaces these packages: $removed"

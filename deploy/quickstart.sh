@@ -11,11 +11,11 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-readonly http_port=8080 grpc_port=8081  # as in "moeserve serve"
+readonly http_port=8080 grpc_port=8081  # the defaults of "moeserve serve"
 readonly binary=build/release/moeserve
 readonly work=build/quickstart  # logs
 readonly stubs=build/clients    # generated Python code
-# The distribution's Python is the one that its packages are installed for.
+# The distribution's Python, because its packages are not installed for another Python.
 readonly python=/usr/bin/python3
 readonly prompt="In the beginning God created"
 readonly body="{\"prompt\": \"$prompt\", \"max_tokens\": 48, \"temperature\": 0, \"stream\": true}"
@@ -89,8 +89,9 @@ build() {
   local jobs
   jobs=$(deploy/build_jobs.sh)
   choose_backend
-  # No tests, so their packages are not needed. Warnings are not errors: a newer compiler may have
-  # new ones. CMake turns CUDA off if there is no nvcc.
+  # Without tests, the tests' packages are not needed. Without MOESERVE_DEV, compiler warnings are
+  # not errors, because a newer compiler may have new warnings. CMake turns CUDA off if there is no
+  # nvcc.
   cmake --preset release -DMOESERVE_TESTS=OFF -DMOESERVE_DEV=OFF -DMOESERVE_CUDA="$cuda" \
     >"$work/configure.log" 2>&1 || {
     tail -n 30 "$work/configure.log" >&2
@@ -106,7 +107,8 @@ make_stubs() {
     --plugin=protoc-gen-grpc="$(command -v grpc_python_plugin)" proto/moeserve/v1/moeserve.proto
 }
 
-# Prints PORT, or 0 (any free one) if something listens there.
+# free_port PORT: prints PORT, or 0 (the server picks a free port) if another program listens on
+# PORT.
 free_port() {
   if (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; then
     echo "port $1 is taken, a free one is used instead" >&2
@@ -116,7 +118,7 @@ free_port() {
   fi
 }
 
-# Starts the server and sets `http` and `grpc` to the addresses it prints.
+# Starts the server and sets `http` and `grpc` to the addresses that the server prints.
 start_server() {
   local http_wish=0 grpc_wish=0
   if ! $once; then

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Prints the installed packages that own a program's direct shared libraries, one per line. apt
-# knows their dependencies.
+# Prints the installed packages that own the shared libraries a program links directly, one per
+# line. apt adds the dependencies of these packages.
 #
 #   deploy/runtime_packages.sh PROGRAM
 set -euo pipefail
@@ -16,10 +16,10 @@ needed=$(LC_ALL=C objdump -p "$1" | awk '$1 == "NEEDED" {print $2}')
 resolved=$(ldd "$1")
 while read -r library; do
   file=$(awk -v name="$library" '$1 == name && $2 == "=>" {print $3}' <<<"$resolved")
-  # ldd prints the dynamic linker without an arrow; it belongs to the C library.
+  # ldd prints the dynamic linker without an arrow. It is part of the C library's package.
   if [[ $library == ld-linux* ]]; then continue; fi
   [[ -n $file ]] || die "$library is not found"
-  # The package may list the file under /lib or /usr/lib, unlike ldd.
+  # Unlike ldd, the package may list the file under /lib or under /usr/lib: try both.
   file=$(readlink -f "$file")
   owner=$(dpkg-query -S "$file" 2>/dev/null || dpkg-query -S "${file#/usr}" 2>/dev/null) ||
     die "no package owns $file"

@@ -15,18 +15,18 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly official_base=docker.io/library/debian:12-slim own_base=localhost/moeserve-base:12
 readonly image=localhost/moeserve-test:cpu demo=localhost/moeserve-test:demo
 readonly mirror=http://deb.debian.org/debian
-readonly starts=3            # measured
-readonly stop_limit=40       # seconds; --drain-timeout is 30
+readonly starts=3            # measured starts of the server
+readonly stop_limit=40       # seconds; must exceed --drain-timeout, 30
 readonly start_limit=60      # seconds until the first token
 readonly prompt="In the beginning God created"
 readonly uid=10001           # as in the Dockerfile
-readonly python=/usr/bin/python3  # the one that python3-grpcio is installed for
+readonly python=/usr/bin/python3  # python3-grpcio is installed for this Python
 
 install=true
 keep=false
 engine=
 run_options=()
-published=true  # ports; otherwise the container uses the host's network
+published=true  # whether ports are published; otherwise the container uses the host's network
 base=
 work=
 container=
@@ -87,7 +87,7 @@ choose_base() {
   ((EUID == 0)) || die "debootstrap needs root"
   debootstrap --variant=minbase bookworm "$work/root" "$mirror" >"$work/debootstrap.log" 2>&1 ||
     { tail -n 5 "$work/debootstrap.log" >&2; die "debootstrap"; }
-  # Files that the slim variant of the official image also leaves out.
+  # Remove files that the slim variant of the official image does not have either.
   rm -rf "$work"/root/var/cache/apt/archives/*.deb "$work"/root/var/lib/apt/lists/* \
     "$work"/root/usr/share/{man,info,locale,groff,linda,lintian}/* "$work"/root/var/log/*.log
   find "$work/root/usr/share/doc" -type f ! -name copyright -delete
@@ -104,12 +104,12 @@ SLIM
   rm -rf "$work/root"
 }
 
-# build TARGET NAME
+# build TARGET NAME: builds an image.
 build() {
   local -a options=(--file deploy/Dockerfile --target "$1" --tag "$2" --build-arg BUILD_BASE="$base"
     --build-arg RUNTIME_BASE="$base")
-  # Only Docker's image format has health checks. chroot isolation needs no privileges that a build
-  # inside a container may lack.
+  # Only Docker's image format has health checks. Isolation by chroot works inside a container,
+  # where other kinds of isolation can lack privileges.
   if [[ $engine == podman ]]; then
     options+=(--format docker --isolation chroot --network host --pull-never)
   fi
@@ -117,8 +117,8 @@ build() {
     { tail -n 40 "$work/build.log" >&2; die "the build of $1"; }
 }
 
-# Finds the options for starting containers here: inside another container, raising limits and
-# making networks fails.
+# Sets the options for starting containers. If this script itself runs in a container, raising
+# limits and creating networks fails.
 choose_run_options() {
   if "$engine" run --rm -p 127.0.0.1::8080 "$image" --version >/dev/null 2>&1; then return; fi
   [[ $engine == podman ]] || die "docker cannot run a container: $(
@@ -159,7 +159,7 @@ start() {
   if (($# > 0)); then shift; fi
   http=http://127.0.0.1:$http_port
   grpc=127.0.0.1:$grpc_port
-  # Hides podman's warnings about health check timers, which need systemd.
+  # Discard podman's warnings about health check timers, which need systemd.
   container=$("$engine" run "${options[@]}" "$name" "$@" 2>"$work/error") ||
     die "$name does not start: $(tail -n 3 "$work/error")"
 }
@@ -184,7 +184,7 @@ wait_ready() {
   done
 }
 
-# Stops the container and checks that it exits by itself with status 0.
+# Stops the container and checks that the program exits with status 0 before it is killed.
 stop() {
   local begin=$SECONDS status
   "$engine" stop --time "$stop_limit" "$container" >/dev/null 2>"$work/error" ||
@@ -206,7 +206,7 @@ check_confinement() {
   grep -qE "^Uid:\s+$uid\s+$uid\s+$uid\s+$uid$" <<<"$status" || die "process 1 is not user $uid"
   grep -qE '^CapEff:\s+0+$' <<<"$status" || die "process 1 has capabilities"
   grep -qE '^NoNewPrivs:\s+1$' <<<"$status" || die "process 1 may gain privileges"
-  # As the owner of the folders, so that only the read-only mount can refuse.
+  # Write as root, who owns the folders, so that only the read-only mount can refuse.
   refused=$("$engine" exec --user 0 "$container" touch /usr/local/bin/x 2>&1) || true
   [[ $refused == *"Read-only file system"* ]] || die "the root can be written to: $refused"
   ok "process 1 is moeserve, user $uid, without capabilities, on a read-only root"
@@ -214,7 +214,8 @@ check_confinement() {
 
 check_health() {
   inside moeserve health >/dev/null || die "moeserve health"
-  # Podman runs health checks with systemd timers, which may be missing; docker runs its own.
+  # Podman runs health checks by systemd timers, which may be missing, so start the check here.
+  # Docker runs health checks itself.
   if [[ $engine == podman ]]; then
     podman healthcheck run "$container" >/dev/null || die "the image's health check"
   else
@@ -258,8 +259,8 @@ check_metrics() {
   ok "/metrics counts $generated generated tokens"
 }
 
-# A stop lets running requests end. Eight long answers in parallel, so that the signal comes before
-# their ends.
+# A stop must let running requests end. Eight long completions run in parallel, so that the signal
+# arrives before they end.
 check_drain() {
   local request done_events
   choices=8 stream=true complete 3000 --no-buffer >"$work/stream" &
@@ -312,14 +313,14 @@ check_mounted() {
   stop
   ok "with --api-key-file: 401 without the key, an answer with it"
 
-  # The image listens on every address, which needs keys or --allow-open.
+  # The image listens on every address, for which the server requires API keys or --allow-open.
   if refused=$("$engine" run --rm "${run_options[@]}" "${mount[@]}" "$image" \
     serve --model /models 2>&1); then die "an open server started unasked"; fi
   [[ $refused == *--allow-open* ]] || die "refused for another reason: $refused"
   ok "without keys or --allow-open it refuses to start"
 }
 
-# Prints the median milliseconds from "run" to the first token.
+# Prints the median time, in milliseconds, from "run" to the first token.
 measure_start() {
   local begin limit
   local -a times=()

@@ -4,8 +4,8 @@
     export(state_dict, config, "my-model", dtype=torch.bfloat16)
 
 Needs only PyTorch. The tensors must have the names that README.md lists. Every name and shape is
-compared with the configuration before anything is written. `moeserve check my-model` then verifies
-the rest of the configuration.
+compared with the configuration before anything is written. Afterwards `moeserve check my-model`
+verifies the rest of the configuration.
 """
 
 import json
@@ -32,7 +32,7 @@ def _key(node, path, name, *default):
 
 
 def _layers(config, block):
-    """(path, object) of every layer, from one object for all layers or from a list."""
+    """Returns (path, object) for every layer, from one object for all layers or from a list."""
     count, value = _key(config, "", "num_hidden_layers"), _key(config, "", block)
     if isinstance(value, list):
         if len(value) != count:
@@ -123,7 +123,7 @@ def _feed_forward(add, norm, name, path, block, d):
 
 
 def required_tensors(config):
-    """name -> (shape, configuration key) of exactly the tensors of the model."""
+    """Returns {name: (shape, configuration key)} for exactly the tensors of the model."""
     wanted = {}
 
     def add(name, shape, key, bias=False, whole_name=False):
@@ -192,9 +192,9 @@ def _write_shard(path, names, state_dict, dtypes):
 def export(state_dict, config, out_dir, dtype=None, max_shard_bytes=4 << 30, tokenizer_json=None):
     """Writes config.json, the weights and, if given, a copy of the file `tokenizer_json`.
 
-    dtype: torch.float32, float16 or bfloat16 for every tensor; None keeps the dtype of each.
+    dtype: torch.float32, float16 or bfloat16 for every tensor; None keeps each tensor's dtype.
     Weights beyond `max_shard_bytes` are split over several files with an index.
-    Raises ExportError, before writing, if names, shapes or dtypes do not fit.
+    Raises ExportError, before it writes anything, if names, shapes or dtypes do not fit.
     """
     wanted = required_tensors(config)
     _verify(state_dict, wanted)

@@ -14,7 +14,7 @@ namespace moeserve {
 namespace {
 
 DType Dominant(const WeightFiles& files, Quantization quantization) {
-  std::array<uint64_t, 3> bytes{};  // by DType
+  std::array<uint64_t, 3> bytes{};  // [DType]: bytes of the tensors of that type
   for (const WeightFiles::Location& tensor : files.tensors()) {
     const std::optional<DType> type = WeightType(tensor.entry->type);
     const bool scale =
@@ -30,13 +30,14 @@ DType Dominant(const WeightFiles& files, Quantization quantization) {
   return dominant;
 }
 
-// A copy of scales whose address in the file is odd, and the file of their integers.
+// A copy of scales that the file stores at an odd offset, and the file of their integers, which
+// stays mapped.
 struct AlignedScales {
   std::shared_ptr<const SafetensorsFile> file;
   std::vector<F16> scales;
 };
 
-// The files of integers and scales.
+// Keeps the file of the integers and the file of the scales mapped.
 using TwoFiles =
     std::pair<std::shared_ptr<const SafetensorsFile>, std::shared_ptr<const SafetensorsFile>>;
 

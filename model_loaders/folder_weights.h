@@ -1,4 +1,4 @@
-// Weights of a checked folder as the model asks for them.
+// Returns the weights of a checked folder under the model's names.
 #pragma once
 
 #include <memory>
@@ -13,33 +13,36 @@
 
 namespace moeserve {
 
-// Hands out views of the mapped files. A HostTensor keeps its file mapped, so tensors may outlive
+// Returns views of the mapped files. A HostTensor keeps its file mapped, so tensors may outlive
 // this object.
 class FolderWeights final : public WeightSource {
  public:
-  // `files` has passed CheckTensors() for `config`.
+  // `files` must have passed CheckTensors() for `config`.
   FolderWeights(WeightFiles files, std::unique_ptr<const CheckpointConfig> config);
 
-  // Both check integers and scales (CheckQuantizedMatrix()) on every call: InvalidArgument with
-  // file, tensor, row and column. Get() widens integers into memory of the tensor's own.
+  // Both functions check integers and scales (CheckQuantizedMatrix()) on every call:
+  // InvalidArgument with file, tensor, row and column. Get() converts integers to floating point,
+  // in memory that the tensor owns.
   Result<HostTensor> Get(std::string_view name, const std::vector<int64_t>& shape) override;
   Result<std::optional<QuantizedMatrix>> GetQuantized(std::string_view name,
                                                       const std::vector<int64_t>& shape,
                                                       Quantization type) override;
   Quantization StoredQuantization() const override { return config_->quantization; }
-  // Of the stored tensors except integers and their scales. The wider type if shares are equal.
+  // Returns the type with the most bytes among the stored tensors, except integers and their
+  // scales; the wider type if two have equally many.
   DType DominantDType() const override { return dominant_; }
 
-  // Bytes of all tensors in the files.
+  // Returns the bytes of all tensors in the files.
   int64_t stored_bytes() const { return stored_bytes_; }
 
  private:
-  // A part of a stored tensor, and the file that has it.
+  // A part of a stored tensor, and where the files have that tensor.
   struct FoundPart {
     StoredPart part;
     const WeightFiles::Location* location = nullptr;
   };
-  // StoredParts() in the files; Internal if one is not there in its shape.
+  // Finds the StoredParts() of a tensor in the files. Internal if a stored tensor is missing or has
+  // another shape.
   Result<std::vector<FoundPart>> Find(std::string_view name,
                                       const std::vector<int64_t>& shape) const;
   Result<QuantizedMatrix> Integers(std::string_view name, const std::vector<int64_t>& shape,

@@ -15,7 +15,7 @@
 namespace moeserve {
 namespace {
 
-// Parameters of an expert with rows of width `in` and inner width `inner`.
+// Returns the parameters of an expert with `in` inputs per row and inner width `inner`.
 int64_t ExpertParameters(const ExpertSpec& expert, NormKind norm, int64_t in, int64_t inner) {
   const int64_t up_like = expert.form == ExpertForm::kGated ? 2 : 1;
   int64_t count = (up_like + 1) * in * inner;
@@ -62,7 +62,8 @@ int64_t Sum(const std::vector<int64_t>& values) {
   return std::accumulate(values.begin(), values.end(), int64_t{0});
 }
 
-// Bytes of a tensor in a folder of that quantization, with bf16 for tensors that are not quantized.
+// Returns the bytes of a tensor in a folder with quantization `folder`, in which tensors that are
+// not quantized are bf16.
 int64_t BytesIn(const TensorRequirement& tensor, Quantization folder) {
   int64_t bytes = 0;
   for (const StoredTensor& stored : StoredTensors(tensor, folder)) {
@@ -111,7 +112,7 @@ std::vector<LayerGroup> Groups(const ModelSpec& spec) {
   return groups;
 }
 
-// "layers 0-3, 6": runs of consecutive numbers.
+// Returns a list of layers with runs of consecutive numbers, such as "layers 0-3, 6".
 std::string LayersText(const std::vector<int>& layers) {
   std::string text = layers.size() == 1 ? "layer " : "layers ";
   for (size_t i = 0; i < layers.size();) {
@@ -124,7 +125,7 @@ std::string LayersText(const std::vector<int>& layers) {
   return text;
 }
 
-// 1234567 as "1,234,567". Counts are not negative.
+// Formats 1234567 as "1,234,567". `value` must not be negative.
 std::string Grouped(int64_t value) {
   const std::string digits = std::to_string(value);
   std::string text;

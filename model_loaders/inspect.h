@@ -1,4 +1,4 @@
-// A summary of a model: parameters, memory and architecture, as `moeserve inspect` prints it.
+// A summary of a model for `moeserve inspect`: parameters, memory and architecture.
 #pragma once
 
 #include <cstdint>
@@ -14,45 +14,48 @@
 
 namespace moeserve {
 
-// One routed block of one layer.
+// Facts about one routed block of one layer.
 struct RoutedBlockSummary {
   int layer = 0;
   BlockKind block = BlockKind::kFeedForward;
-  std::vector<int64_t> expert_parameters;  // by expert, without the router
-  // Bounds on the distinct experts of one token. With h sub-tokens that select k each: k and
-  // min(h * k, E). Top-p selects between 1 and `max` for a row.
+  std::vector<int64_t> expert_parameters;  // [expert], without the router
+  // Bounds on the number of distinct experts that one token selects. With h sub-tokens that select
+  // k of E experts each, they are k and min(h * k, E). With top-p, a row selects between 1 and
+  // `max` experts.
   int64_t min_experts = 0;
   int64_t max_experts = 0;
 };
 
-// Parameters that one token uses. Counts the whole embedding, as papers do.
+// The number of parameters that one token uses. Includes the whole embedding table, as papers do.
 struct ActivatedParameters {
-  int64_t min = 0;  // in every block the fewest and smallest experts
-  int64_t max = 0;  // in every block the most and largest experts
-  // Mean expert size times the number of experts (the upper bound of it if sub-tokens may share
-  // experts). Absent if a block selects by top-p, because it then depends on the text.
+  int64_t min = 0;  // if every block selects the fewest and smallest experts
+  int64_t max = 0;  // if every block selects the most and largest experts
+  // The mean size of an expert times the number of selected experts. If sub-tokens may share
+  // experts, uses the largest number of distinct experts. Absent if a block selects by top-p,
+  // because the number then depends on the text.
   std::optional<int64_t> nominal;
 };
 
-// Layers with equal settings, which the text shows together.
+// Layers with equal settings, which SummaryText() shows together.
 struct LayerGroup {
   std::vector<int> layers;  // ascending
-  std::string attention;    // one line each
+  std::string attention;    // one line
   std::string feed_forward;
 };
 
 struct ModelSummary {
-  int64_t parameters = 0;            // all of them; a tied head counts once
-  int64_t embedding_parameters = 0;  // token and position tables, and the head if it is not tied
-  int64_t expert_parameters = 0;     // of routed experts
-  int64_t always_active = 0;         // the rest: attention, dense blocks, routers, norms
+  int64_t parameters = 0;            // of the whole model; a tied LM head counts once
+  int64_t embedding_parameters = 0;  // token and position embeddings, and an untied LM head
+  int64_t expert_parameters = 0;     // in routed experts
+  int64_t always_active = 0;         // in all other parts: attention, dense blocks, routers, norms
   ActivatedParameters activated;
-  // Bytes of a folder with matrices of that integer type and the rest in bf16, for every type.
+  // For every integer type: the bytes of a folder with matrices of that type and all other tensors
+  // in bf16.
   std::vector<std::pair<Quantization, int64_t>> quantized_bytes;
-  std::vector<RoutedBlockSummary> routed_blocks;  // by layer, attention first
-  int64_t kv_elements_per_token = 0;              // keys and values of all layers
+  std::vector<RoutedBlockSummary> routed_blocks;  // by layer; attention before feed-forward
+  int64_t kv_elements_per_token = 0;              // elements of keys and values, all layers
   std::vector<LayerGroup> groups;
-  std::string general;  // one line: widths, norm, position
+  std::string general;  // one line about widths, norm and positions
 
   int64_t WeightBytes(DType dtype) const {
     return parameters * static_cast<int64_t>(SizeOf(dtype));
@@ -62,13 +65,13 @@ struct ModelSummary {
   }
 };
 
-// `spec` is valid (Validate()).
+// `spec` must have passed Validate().
 ModelSummary Summarize(const ModelSpec& spec);
 
-// Several lines, each ended by a newline.
+// Returns several lines, each ending in a newline.
 std::string SummaryText(const ModelSummary& summary);
 
-// The same facts for programs.
+// Returns the facts of SummaryText() as JSON.
 nlohmann::json SummaryJson(const ModelSummary& summary);
 
 }  // namespace moeserve

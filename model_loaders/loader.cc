@@ -22,7 +22,8 @@ namespace fs = std::filesystem;
 constexpr char kGeneration[] = "generation_config.json";
 constexpr uint64_t kMaxConfigBytes = uint64_t{64} << 20;
 
-// "model" for "/srv/model", for "/srv/model/", and for "." in that folder.
+// Returns the last component of the absolute path: "model" for "/srv/model", for "/srv/model/", and
+// for "." in that folder.
 std::string DirectoryName(const fs::path& directory) {
   std::error_code error;
   fs::path path = fs::absolute(directory, error).lexically_normal();
@@ -35,7 +36,7 @@ CheckpointIdentity Identify(const fs::path& directory, std::string_view config,
   std::error_code error;
   CheckpointIdentity identity;
   identity.place = fs::canonical(directory, error).string();
-  // Lengths come first, so that different lists of files have different texts.
+  // Every text is preceded by its length, so that different lists of files have different states.
   identity.state = Concat(config.size(), ' ', config, files.files().size(), '\n');
   for (const auto& file : files.files()) {
     const FileStamp& stamp = file->stamp();
@@ -101,7 +102,7 @@ Result<Checkpoint> Load(const fs::path& directory, const LoadOptions& options) {
 }  // namespace
 
 Result<Checkpoint> LoadCheckpoint(const fs::path& directory, const LoadOptions& options) {
-  // The code below throws nothing itself; the standard library does when memory runs out.
+  // Code of this project does not throw; the standard library throws when memory runs out.
   try {
     return Load(directory, options);
   } catch (const std::bad_alloc&) {

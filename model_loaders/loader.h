@@ -16,7 +16,7 @@
 
 namespace moeserve {
 
-// generation_config.json: defaults that replace the API's own.
+// Sampling defaults from generation_config.json, which replace the API's defaults.
 struct GenerationDefaults {
   std::optional<double> temperature;
   std::optional<double> top_p;
@@ -25,35 +25,36 @@ struct GenerationDefaults {
   std::optional<double> repetition_penalty;
 };
 
-// Identifies a checkpoint and its state, for caches that outlive a run.
+// Identifies a checkpoint and its state, for caches that are kept between runs.
 struct CheckpointIdentity {
   std::string place;  // absolute path of the folder
-  // The text of config.json, and name, size and times of every weight file. Copied or touched files
-  // are another state. A change that keeps all of these is not detected.
+  // The text of config.json, and name, size and times of every weight file. If files are copied or
+  // touched, the state changes. A modification that keeps size and times is not detected.
   std::string state;
 };
 
 struct Checkpoint {
   ModelSpec spec;
-  std::unique_ptr<WeightSource> weights;       // memory-mapped; checked against the spec
-  int64_t weight_bytes = 0;                    // of all tensors as stored
-  std::shared_ptr<const Tokenizer> tokenizer;  // null: the folder has none
+  std::unique_ptr<WeightSource> weights;       // memory-mapped; checked against `spec`
+  int64_t weight_bytes = 0;                    // bytes of all tensors in the files
+  std::shared_ptr<const Tokenizer> tokenizer;  // null if the folder has no tokenizer
   TokenizerConfig tokenizer_config;            // empty without tokenizer_config.json
   GenerationDefaults generation;
-  std::vector<TokenId> eos_token_ids;  // of config.json and generation_config.json together
-  std::string directory_name;          // last path component: the default served name
+  std::vector<TokenId> eos_token_ids;  // from config.json and generation_config.json
+  std::string directory_name;          // last component of the path; the default served name
   CheckpointIdentity identity;
 };
 
 struct LoadOptions {
-  bool require_tokenizer = true;  // false: accepts a folder without tokenizer files
-  ArchitectureList architectures = Architectures();  // the families to choose from
+  bool require_tokenizer = true;  // false accepts a folder without tokenizer files
+  ArchitectureList architectures = Architectures();  // the known families
 };
 
-// Validates all files of the folder, names, shapes and types of tensors included, without reading
-// tensor data. InvalidArgument or NotFound with file, key or tensor, expected, found, and the
-// configuration key it follows from. Integers are checked when `weights` returns them, or by
-// CheckQuantizedData() (quantized_tensors.h). Safe with hostile files. Throws nothing.
+// Validates all files of the folder, including names, shapes and types of the tensors, without
+// reading tensor data. InvalidArgument or NotFound with the file, the key or tensor, the expected
+// and the found value, and the configuration key that determines the expected value. Integers are
+// checked only when `weights` returns them, or by CheckQuantizedData() (quantized_tensors.h). Safe
+// for hostile files. Throws nothing.
 Result<Checkpoint> LoadCheckpoint(const std::filesystem::path& directory,
                                   const LoadOptions& options = {});
 

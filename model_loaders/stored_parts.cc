@@ -9,7 +9,8 @@
 namespace moeserve {
 namespace {
 
-// Where `part` begins in its stored tensor; nothing if it does not lie inside.
+// Returns the index of the first element of a part with shape `part` in its stored tensor; nullopt
+// if the part does not lie inside that tensor.
 std::optional<int64_t> FirstElement(const TensorPlace& place, const std::vector<int64_t>& part) {
   std::vector<int64_t> slice = place.shape;
   int64_t first_row = place.first_row;

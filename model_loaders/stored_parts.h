@@ -1,4 +1,4 @@
-// Tensors of the model as parts of the tensors that a folder stores.
+// Maps tensors of the model to parts of the tensors that a folder stores.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,13 @@
 namespace moeserve {
 
 struct StoredPart {
-  StoredTensor stored;        // the whole tensor of the files
-  int64_t first_element = 0;  // of the part; it is contiguous
+  StoredTensor stored;        // the whole tensor in the files
+  int64_t first_element = 0;  // index of the part's first element; the part is contiguous
 };
 
-// What the files must hold for `tensor`: one part of numbers, or integers and their scales, both
-// whole. Internal if the family has no place for the tensor, or one that does not contain its
-// shape.
+// Returns what the files must contain for `tensor`: one part of a floating-point tensor, or a whole
+// tensor of integers and a whole tensor of scales. Internal if the family defines no location for
+// the tensor, or one in which the tensor's shape does not fit.
 Result<std::vector<StoredPart>> StoredParts(const CheckpointConfig& config,
                                             const TensorRequirement& tensor);
 

@@ -26,15 +26,16 @@ std::optional<DType> WeightType(ElementType type) {
 
 namespace {
 
-// An explanation for a message about integers in place of a floating-point type, else "".
+// Returns an explanation for the message about a tensor of integers where floating-point values are
+// expected; "" for other types.
 std::string_view NotInteger(const CheckpointConfig& config, ElementType found) {
   if (found != ElementType::kI8 && found != ElementType::kU8) return "";
   return config.quantization == Quantization::kNone ? " (config.json: quantization is absent)"
                                                     : " (no quantization of this tensor)";
 }
 
-// Why a tensor does not belong to the model; nothing if it may be there. `known` are the tensors
-// that belong.
+// Returns why a stored tensor does not belong to the model; nullopt if it may be there. `known`
+// contains the tensors that belong to the model.
 std::optional<std::string> Reason(std::string_view name, const CheckpointConfig& config,
                                   const std::unordered_set<std::string_view>& known) {
   constexpr std::string_view kScale = "_scale";
@@ -57,9 +58,10 @@ absl::Status CheckTensors(const CheckpointConfig& config, const WeightFiles& wei
   std::unordered_set<std::string_view> known;
   known.reserve(required.size());
   for (const StoredTensor& tensor : required) {
-    if (!known.insert(tensor.name).second) continue;  // another part of it was checked
+    // checked before, for another part of the tensor
+    if (!known.insert(tensor.name).second) continue;
     const WeightFiles::Location* found = weights.Find(tensor.name);
-    // A lambda, because only messages need the text.
+    // A lambda, because only error messages need this text.
     const auto follows = [&] {
       return Concat(" (config.json: ", config.AsInFile(tensor.follows_from), ')');
     };

@@ -1,4 +1,4 @@
-// Compares the tensors of a folder with those that its configuration requires.
+// Compares the stored tensors of a folder with those that its configuration requires.
 #pragma once
 
 #include <optional>
@@ -10,14 +10,14 @@
 
 namespace moeserve {
 
-// `type` as a type of weights; nothing for integers and others.
+// Returns the weight type that `type` corresponds to; nullopt for integers and other types.
 std::optional<DType> WeightType(ElementType type);
 
-// OK if the files hold exactly the stored tensors that RequiredTensors(config.spec) are parts of
-// (StoredParts()), each in its shape and in a type of weights or, where config.quantization asks
-// for it, as integers. Otherwise InvalidArgument: file, tensor, expected, found, and the
-// configuration key it follows from; the first few faults are listed and the rest counted. Tensors
-// that the family ignores are not looked at.
+// Returns OK if the files contain exactly the stored tensors that RequiredTensors(config.spec) need
+// (StoredParts()), each with its shape and with a floating-point weight type or, where
+// config.quantization requires it, as integers. Otherwise InvalidArgument with file, tensor,
+// expected and found value, and the configuration key that determines the expected value; the first
+// few errors are listed and the rest counted. Tensors that the family ignores are not checked.
 absl::Status CheckTensors(const CheckpointConfig& config, const WeightFiles& weights);
 
 }  // namespace moeserve

@@ -1,4 +1,5 @@
-// The state that all parts of the server share: settings, counters and, once loaded, the engine.
+// The state that all parts of the server share: the settings, the counters and, once the model is
+// loaded, the engine.
 #pragma once
 
 #include <atomic>
@@ -24,15 +25,17 @@
 namespace moeserve::server {
 
 struct ServerSettings {
-  std::vector<std::string> served_names;  // not empty; the first appears in answers
+  // Model names that clients may send. Not empty. Responses contain the first one.
+  std::vector<std::string> served_names;
   std::string device = "cpu";
-  std::string commit;  // of the program's sources; may be empty
+  // The git commit that the program was built from; empty if unknown.
+  std::string commit;
   ApiKeys keys;
   RequestLimits limits;
   HttpLimits http;
   bool strict_fields = false;
   bool allow_request_chat_template = false;
-  bool dashboard = true;  // the page at "/"
+  bool dashboard = true;  // whether "/" serves the dashboard
   bool routing_records = false;
   MoeMetricsOptions moe_metrics;
   MetricsCompat metrics_compat;
@@ -47,38 +50,41 @@ class ServerContext {
 
   const ServerSettings& settings() const { return settings_; }
   const std::string& model_name() const { return settings_.served_names.front(); }
-  int64_t created() const { return created_; }  // Unix time
+  int64_t created() const { return created_; }  // Unix time in seconds
   Metrics& metrics() { return *metrics_; }
   const std::shared_ptr<Metrics>& shared_metrics() const { return metrics_; }
 
   ServerState state() const { return state_.load(); }
-  // Changes the state from loading to serving. Requires settings that ResolveMoeMetrics accepts for
-  // this model.
+  // Stores the loaded model's objects and changes the state from kLoading to kServing; a draining
+  // server stays kDraining. ResolveMoeMetrics must accept the settings for this model.
   void SetServing(std::shared_ptr<EngineApi> engine, const GenerationDefaults& defaults,
                   std::shared_ptr<const ChatFormat> chat = std::make_shared<ChatFormat>());
-  // From now on new requests are refused.
+  // Makes ServingEngine() refuse all later requests.
   void SetDraining();
 
   // Returns the engine, or Unavailable with code "loading", "draining" or "engine_dead".
   Result<std::shared_ptr<EngineApi>> ServingEngine() const;
-  // Null until loaded.
+  // Returns null until the model is loaded.
   std::shared_ptr<EngineApi> engine() const;
 
-  // The rules for reading requests. Requires the engine.
+  // Returns the settings and model properties that request parsers check against. The engine must
+  // be loaded.
   RequestRules Rules() const;
-  // For a request to `engine`, a result of ServingEngine().
+  // Returns the objects that submitting a request to `engine` needs. `engine` is a result of
+  // ServingEngine().
   SubmissionContext Submissions(std::shared_ptr<EngineApi> engine) const;
-  // Not null once the engine is loaded.
+  // Returns null until the model is loaded.
   std::shared_ptr<const ChatFormat> chat_format() const;
 
-  // For tasks that take too long for the threads of connections.
+  // Runs tasks that would block the connections' threads for too long.
   WorkPool& work_pool() { return work_pool_; }
 
-  // Updates windows and history of the expert statistics; call about once a second.
+  // Adds a snapshot of the expert statistics to their history and to the windows of their metrics.
+  // Must be called about once per second.
   void Tick();
   const ExpertHistory& expert_history() const { return expert_history_; }
 
-  // The body of GET /metrics.
+  // Returns the body of the response to GET /metrics.
   std::string MetricsText(ExpositionFormat format = ExpositionFormat::kText);
 
  private:
@@ -91,11 +97,12 @@ class ServerContext {
   std::atomic<ServerState> state_{ServerState::kLoading};
   mutable std::mutex mutex_;
   std::shared_ptr<EngineApi> engine_;
-  std::shared_ptr<ExpertMetrics> expert_metrics_;  // null: not loaded, or switched off
+  // Null until the model is loaded, and always null with --moe-metrics=off.
+  std::shared_ptr<ExpertMetrics> expert_metrics_;
   std::shared_ptr<ConstraintCompiler> constraint_compiler_;
   GenerationDefaults defaults_;
   std::shared_ptr<const ChatFormat> chat_format_;
-  WorkPool work_pool_;  // last, because its tasks use the other members
+  WorkPool work_pool_;  // declared last: its tasks use the other members
 };
 
 }  // namespace moeserve::server

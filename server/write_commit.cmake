@@ -1,8 +1,8 @@
 # cmake -DSOURCE=FOLDER -DOUTPUT=FILE -P write_commit.cmake
 #
-# Writes what kCommit is to be: the commit that FOLDER is at, with "-dirty" behind it where files have
-# changed since. Empty where FOLDER is no clone of its own, as an unpacked archive is not, even if it
-# lies inside somebody's repository.
+# Writes the value of kCommit: the git commit of FOLDER, followed by "-dirty" if files have
+# uncommitted changes. The value is empty if FOLDER is not the top folder of a git clone, for
+# example an unpacked archive inside another project's repository.
 cmake_minimum_required(VERSION 3.25)
 
 set(commit "")

@@ -45,7 +45,8 @@ if [[ ! $jobs =~ ^[1-9][0-9]*$ ]]; then
   exit 2
 fi
 if ((${#tests[@]} == 0)); then
-  # Instructions and kernels first: what builds on them says less about a fault.
+  # Instructions and kernels first: if they fail, failures of the tests that build on them mean
+  # little.
   for program in "$here"/bin/ptx_test_device "$here"/bin/*_device "$here"/bin/*_test; do
     name=$(basename "$program")
     [[ -x $program && " ${tests[*]} " != *" $name "* ]] && tests+=("$name")
@@ -66,7 +67,8 @@ fi
 # run TEST: leaves TEST.log and, in TEST.result, the exit status and the seconds it took.
 run() {
   local test=$1 start=$SECONDS filter=${GTEST_FILTER:-*}
-  # These run the same tests on every backend; here the device is what one came for.
+  # These programs run the same tests on every backend; with --device cuda, run those of the device
+  # only.
   if [[ -z ${GTEST_FILTER:-} && $device == cuda ]]; then
     [[ $test =~ ^(rows|linear|router|attention)_test$ ]] && filter='*/cuda'
   fi
@@ -77,7 +79,7 @@ run() {
 }
 
 failed=0
-# report TEST: the line about it, and its log where something is wrong.
+# report TEST: prints the result line, and the log if the test failed.
 report() {
   local test=$1 code took log=$here/$1.log
   read -r code took <"$here/$test.result"
@@ -87,7 +89,8 @@ report() {
     failed=1
     grep -vE '^\[  +OK|^\[ RUN' "$log" | head -40
   elif grep -q "device $device: " "$log"; then
-    # Tests skip themselves where the device cannot be used; here that is what one came for.
+    # Tests skip themselves if the device cannot be used. Here that is a failure, because the device
+    # was requested.
     failed=1
     grep -m1 "device $device: " "$log"
   elif [[ $test == *_test && -z ${GTEST_FILTER:-} ]] && grep -q '^\[==========\] 0 tests' "$log"; then
@@ -96,7 +99,7 @@ report() {
   fi
 }
 
-# Programs start in order, `jobs` at a time, and are reported in the same order.
+# Starts `jobs` programs at a time, in order, and reports them in the same order.
 started=0
 for ((i = 0; i < ${#tests[@]}; ++i)); do
   while ((started < ${#tests[@]} && started < i + jobs)); do

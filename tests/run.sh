@@ -14,7 +14,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly venv=build/venv
 readonly reference_venv=build/lm_eval  # where tests/lm_eval/run.sh looks for it
 readonly prometheus=build/prometheus
-# The distribution's Python is the one that its packages are installed for.
+# The distribution's Python, because its packages are not installed for another Python.
 readonly python=/usr/bin/python3
 
 full=false
@@ -64,8 +64,8 @@ install_packages() {
   unpack_prometheus
 }
 
-# Prometheus and promtool, of the distribution's package. It is not installed, because then it would
-# run as a service from there on. Tests that miss it are skipped.
+# Unpacks Prometheus and promtool from the distribution's package without installing it, because an
+# installed Prometheus runs as a service. Tests that need it are skipped without it.
 unpack_prometheus() {
   if command -v prometheus >/dev/null && command -v promtool >/dev/null; then return; fi
   if [[ -x $prometheus/usr/bin/promtool ]]; then return; fi
@@ -76,8 +76,8 @@ unpack_prometheus() {
     echo "there is no Prometheus here: the tests that need it are skipped"
 }
 
-# make_venv FOLDER REQUIREMENTS [OPTION...]: a virtual environment, made anew only when what it is
-# made of has changed. Without a change this works offline.
+# make_venv FOLDER REQUIREMENTS [OPTION...]: makes a virtual environment, again only if its
+# requirements have changed. Without a change, this works offline.
 make_venv() {
   local folder=$1 requirements=$2 recipe
   shift 2
@@ -93,18 +93,18 @@ make_venv() {
 
 make_test_venv() { make_venv "$venv" tests/requirements.txt; }
 
-# PyTorch is the distribution's: its package index has only far larger builds.
+# PyTorch comes from the distribution, because PyPI has far larger builds only.
 make_reference_venv() {
   make_venv "$reference_venv" tests/lm_eval/requirements.txt --system-site-packages
 }
 
-# build PRESET
+# build PRESET: configures and builds.
 build() {
   local strict=OFF
-  # In CI a warning is an error. Elsewhere the compiler may be a newer one with warnings of its own.
+  # In CI, warnings are errors. Elsewhere, a newer compiler may have new warnings.
   if [[ ${CI:-} == true ]]; then strict=ON; fi
   local architectures=()
-  # The fast run compiles CUDA for one architecture, which shows whether it compiles.
+  # The fast run compiles CUDA for one architecture, only to check that it compiles.
   if ! $full && ! nvidia-smi -L >/dev/null 2>&1; then
     architectures=(-DCMAKE_CUDA_ARCHITECTURES=90a-real)
   fi
@@ -112,13 +112,13 @@ build() {
   cmake --build --preset "$1" --parallel "$jobs"
 }
 
-# client_tests PRESET
+# client_tests PRESET: tests HTTP and gRPC clients against the preset's server.
 client_tests() {
   MOESERVE_BIN=$PWD/build/$1/moeserve MOESERVE_MODEL=$PWD/deploy/models/mh-moe \
     "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/clients
 }
 
-# The same over HTTP and gRPC with models on a GPU, where there is one.
+# Runs the client tests with models on a GPU, if there is one.
 device_client_tests() {
   if ! command -v nvidia-smi >/dev/null || ! nvidia-smi -L >/dev/null 2>&1; then
     printf 'skipped: servers on CUDA (no GPU answers)\n'
@@ -127,19 +127,19 @@ device_client_tests() {
   MOESERVE_TEST_DEVICE=cuda client_tests release
 }
 
-# Against the release build: that dashboards and alerts name what it measures.
+# Checks that dashboards and alerts use metrics that the release build exports.
 deployment_tests() {
   MOESERVE_BIN=$PWD/build/release/moeserve MOESERVE_MODEL=$PWD/deploy/models/mh-moe \
     "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/deploy
 }
 
-# The page at "/" in a headless browser.
+# Tests the dashboard in a headless browser.
 dashboard_tests() {
   MOESERVE_BIN=$PWD/build/release/moeserve MOESERVE_MODEL=$PWD/deploy/models/mh-moe \
     "$venv/bin/python" -m pytest -q -rs -p no:cacheprovider tests/web
 }
 
-# Every statistic of the experts, computed again by NumPy from what the program dumps.
+# Recomputes every expert statistic by NumPy from the raw data that the program writes.
 statistics_tests() {
   MOESERVE_BIN=$PWD/build/release/moeserve \
     "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/statistics
@@ -150,33 +150,35 @@ chat_template_tests() {
     "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/chat
 }
 
-# tokenizer_parity MEGABYTES: of text for each setting
+# tokenizer_parity MEGABYTES: compares tokenizers on so much text per setting.
 tokenizer_parity() {
   "$venv/bin/python" tests/tokenizer/parity.py --cli build/release/tests/tokenize_cli \
     --megabytes "$1" deploy/models/mh-moe |
-    { grep -v '^ok ' || true; }  # two hundred lines; the last one counts them
+    { grep -v '^ok ' || true; }  # drops two hundred lines; the last line counts them
 }
 
-# schema_parity SCHEMAS LIMIT: that many generated schemas; answers of at most LIMIT tokens
+# schema_parity SCHEMAS LIMIT: tests so many generated schemas, with completions of at most LIMIT
+# tokens.
 schema_parity() {
   "$venv/bin/python" tests/structured/schema_parity.py --schemas "$1" --limit "$2" \
     build/release/tests/structured/structured_cli deploy/models/mh-moe
 }
 
-# model_answers SCHEMAS: so many schemas given to the bundled models
+# model_answers SCHEMAS: tests so many schemas with the bundled models.
 model_answers() {
   "$venv/bin/python" tests/structured/model_answers.py build/release/moeserve deploy/models/*/ \
     --schemas "$1"
 }
 
-# run_ctest PRESET [ARGUMENT...]
+# run_ctest PRESET [ARGUMENT...]: runs the C++ tests of a preset.
 run_ctest() {
   local preset=$1
   shift
   ctest --test-dir "build/$preset" --output-on-failure --no-tests=error --parallel "$jobs" "$@"
 }
 
-# Thread sanitizer cannot place its tables where the kernel scatters the address space widely.
+# Runs a command without address space randomization, with which thread sanitizer may fail to place
+# its tables.
 steady_addresses() {
   if setarch "$(uname -m)" --addr-no-randomize true 2>/dev/null; then
     setarch "$(uname -m)" --addr-no-randomize "$@"
@@ -185,7 +187,7 @@ steady_addresses() {
   fi
 }
 
-# sanitize PRESET: builds and tests; the build runs the test programs too, to list their tests.
+# sanitize PRESET: builds and tests. The build also runs the test programs, to list their tests.
 sanitize() {
   build "$1"
   run_ctest "$1" --label-exclude slow
@@ -202,13 +204,13 @@ sanitize_threads() {
 
 check_goldens() { "$reference_venv/bin/python" tests/reference/make_goldens.py --check; }
 
-# The reference runs with the server's routes and compares them with its own.
+# Checks that the reference, run with the server's routes, selects the same experts.
 routing_records() {
   "$reference_venv/bin/python" tests/routing/record_parity.py --moeserve build/release/moeserve \
     deploy/models/*/
 }
 
-# run_script SCRIPT: a part of --full with a script of its own
+# run_script SCRIPT: runs a part of --full that has its own script.
 run_script() { MOESERVE_BIN=$PWD/build/release/moeserve bash "$1"; }
 
 run_full() {
@@ -242,7 +244,7 @@ main() {
   done
   trap report_failure EXIT
   jobs=$(deploy/build_jobs.sh)
-  # Without it ccache stores nothing that uses precompiled headers.
+  # Without this setting, ccache does not cache files that use precompiled headers.
   export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:-pch_defines,time_macros}
   export PATH=$PATH:$PWD/$prometheus/usr/bin
 

@@ -1,10 +1,10 @@
-"""Prints how busy the experts were, from the JSON of /v1/experts/stats on standard input.
+"""Prints the load of the experts, from the JSON of /v1/experts/stats on standard input.
 
     curl -s http://127.0.0.1:8080/v1/experts/stats | python3 experts_table.py
 
-Each routed block has a line of totals and a grid of its experts: number, share of the block's
-choices, and a bar relative to the busiest expert of the block. Of a block with more than 64 experts
-only the 16 busiest are shown.
+For each routed block, prints a line of totals and a grid of its experts: id, share of the block's
+selections, and a bar relative to the busiest expert of the block. If a block has more than 64
+experts, only the 16 busiest are shown.
 """
 
 import json
@@ -12,8 +12,8 @@ import sys
 
 BARS = "▁▂▃▄▅▆▇█"
 COLUMNS = 8   # experts per line of the grid
-MOST = 64     # experts in a grid
-BUSIEST = 16  # shown of a larger block
+MOST = 64     # limit for showing every expert of a block
+BUSIEST = 16  # experts shown of a larger block
 
 
 def cell(expert, count, chosen, most):
@@ -40,7 +40,7 @@ def print_block(block):
 
 
 def main():
-    sys.stdout.reconfigure(errors="replace")  # where the terminal cannot show bars
+    sys.stdout.reconfigure(errors="replace")  # for terminals that cannot show the bars
     stats = json.load(sys.stdin)
     if not stats["layers"]:
         print(f"{stats['model']} has no experts: every token uses all of its parameters")

@@ -11,9 +11,9 @@ import sys
 def main():
     for line in sys.stdin:
         line = line.strip()
-        if not line or line.startswith(":"):  # the end of an event, a comment
+        if not line or line.startswith(":"):  # the end of an event, or a comment
             continue
-        # A refused request is answered with plain JSON instead of a stream.
+        # The response to a refused request is plain JSON instead of a stream.
         data = line.removeprefix("data:").strip()
         if data == "[DONE]":
             print()

@@ -1,5 +1,6 @@
-// The interface of a family of checkpoint folders: it recognises and reads a config.json and gives
-// the place of each tensor of the model in the files. README.md describes how to add one.
+// The interface of a family of checkpoint folders. A family recognizes and reads its config.json,
+// and returns for each tensor of the model where the files store it. README.md describes how to add
+// a family.
 #pragma once
 
 #include <cstdint>
@@ -17,75 +18,79 @@
 
 namespace moeserve {
 
-// Where the files hold one tensor of the model: a whole stored tensor, or a contiguous part of it.
+// Where the files store one tensor of the model: a whole stored tensor, or a contiguous part of
+// one.
 struct TensorPlace {
-  std::string name = {};  // of the stored tensor
+  std::string name = {};  // name of the stored tensor
 
-  // Shape of the stored tensor. Empty: that of the model's tensor, which is then stored whole.
+  // Shape of the stored tensor. If empty, the files store the model's tensor whole, in its own
+  // shape.
   std::vector<int64_t> shape = {};
 
-  // The part of it: slice `index` of the outermost dimension, if any, and of that slice the rows
-  // from `first_row` on. Gate and up projections of experts that are stored as one tensor
-  // [E, 2 * width, d] are rows 0 and `width` of slice e.
+  // The part of the stored tensor: the slice `index` of the outermost dimension, if `index` is set,
+  // and in that slice the rows from `first_row` on. Example: if the gate and up projections of all
+  // experts are stored as one tensor [E, 2 * width, d], they are rows 0 and `width` of slice e.
   std::optional<int64_t> index = std::nullopt;
   int64_t first_row = 0;
 
-  // The keys that `shape` follows from, in the spelling of TensorRequirement. Empty: those of the
-  // model's tensor.
+  // The configuration keys that determine `shape`, in the notation of TensorRequirement. If empty,
+  // they are the keys of the model's tensor.
   std::string follows_from = {};
 };
 
-// The configuration of one folder, read by its family.
+// The configuration of one folder, which its family has read.
 class CheckpointConfig {
  public:
   virtual ~CheckpointConfig() = default;
 
-  // Nothing if the model has no tensor of that name.
+  // Returns where the files store `tensor`; nullopt if the model has no tensor of that name.
   virtual std::optional<TensorPlace> Place(const TensorRequirement& tensor) const = 0;
 
-  // For a stored tensor that no Place() refers to: the reason why it should not be there, usually
-  // the setting that excludes it. Nothing if the family ignores the tensor.
+  // `name` is a stored tensor that no Place() refers to. Returns the reason why it should not be
+  // there, usually the setting that excludes it; nullopt if the family ignores the tensor.
   virtual std::optional<std::string> LeftOverReason(std::string_view name) const = 0;
 
-  // `text` with the keys of Validate(), RequiredTensors() and LeftOverReason()
-  // ("attention[0].head_dim") replaced by those of config.json.
+  // Returns `text` with the configuration keys of the native format, such as
+  // "attention[0].head_dim" in messages of Validate(), RequiredTensors() and LeftOverReason(),
+  // replaced by the keys of this family's config.json.
   virtual std::string AsInFile(std::string_view text) const = 0;
 
   ModelSpec spec;
-  // How the files store the matrices that QuantizationOf() selects. Integers are stored whole.
+  // How the files store the matrices that QuantizationOf() selects. Matrices of integers are never
+  // parts of a stored tensor.
   Quantization quantization = Quantization::kNone;
 };
 
-// A family. Its functions must accept a JSON object of any content.
+// One family. Its functions must accept a JSON object with any content.
 struct Architecture {
-  std::string_view model_type;  // the value in config.json; names the family in messages
+  std::string_view model_type;  // value in config.json, and the family's name in messages
   bool (*recognizes)(const nlohmann::json& config);
-  // The specification has passed ValidateConfig(). InvalidArgument otherwise: key, expected, found;
-  // the message begins with "config.json: ".
+  // Returns a configuration whose spec has passed ValidateConfig(). Otherwise InvalidArgument with
+  // key, expected and found value; the message begins with "config.json: ".
   Result<std::unique_ptr<const CheckpointConfig>> (*read)(const nlohmann::json& config);
 };
 
 inline constexpr std::string_view kConfigFile = "config.json";
 
-// Parses the text of config.json; fails if its size, depth or number of values exceeds a limit.
+// Parses the text of config.json. Fails if its size, depth or number of values exceeds a limit.
 // Error messages begin with "config.json: ".
 Result<nlohmann::json> ParseConfigJson(std::string_view text);
 
-// Whether `config` has the string `model_type` under the key of that name.
+// Returns whether the value of the key "model_type" is the string `model_type`.
 bool HasModelType(const nlohmann::json& config, std::string_view model_type);
 
-// A configuration key and its value.
+// A configuration key and its integer value.
 struct NamedCount {
   std::string_view key;
   int value = 0;
 };
 
-// InvalidArgument if a model may not have this many layers with this many experts each (0: none).
-// Call it before building lists of these lengths, so that a hostile configuration cannot demand
-// memory.
+// Returns InvalidArgument if a model may not have this many layers with this many experts each (0
+// means no experts). Families must call it before they build lists of these lengths, so that a
+// hostile configuration cannot demand much memory.
 absl::Status CheckListLengths(const NamedCount& layers, const NamedCount& experts);
 
-// Validate(config.spec), with the keys of config.json in the message.
+// Calls Validate(config.spec). The error contains the keys of the family's config.json.
 absl::Status ValidateConfig(const CheckpointConfig& config);
 
 }  // namespace moeserve

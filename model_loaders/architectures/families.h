@@ -1,4 +1,4 @@
-// The families, each defined in the file or folder of its name. registry.cc lists them.
+// All families. Each is defined in the file or folder of its name. registry.cc lists them.
 #pragma once
 
 #include "model_loaders/architectures/architecture.h"

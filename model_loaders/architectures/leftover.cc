@@ -9,14 +9,15 @@
 namespace moeserve {
 namespace {
 
-// Removes `prefix` from the front of `text`; false if it is not there.
+// Removes `prefix` from the front of `text`. Returns false if `text` does not start with it.
 bool Take(std::string_view& text, std::string_view prefix) {
   if (!text.starts_with(prefix)) return false;
   text.remove_prefix(prefix.size());
   return true;
 }
 
-// Removes a number without leading zeros and the dot after it from the front of `text`.
+// Removes a number and the dot after it from the front of `text` and returns the number; nullopt if
+// `text` does not start with a number, without leading zeros, and a dot.
 std::optional<int> TakeIndex(std::string_view& text) {
   int index = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), index);
@@ -50,7 +51,8 @@ std::string RouterReason(std::string_view rest, const std::string& key, const Sc
   return std::string(kUnknownTensor);
 }
 
-// `rest`: the part of the name after that of an expert.
+// Returns the setting that excludes a tensor of an expert. `rest` is the part of the tensor's name
+// after the expert's index.
 std::string ExpertReason(std::string_view rest, const std::string& key, const ExpertSpec& expert,
                          const ModelSpec& spec) {
   if (rest.starts_with("inner_norm.")) {

@@ -1,5 +1,5 @@
-// Explains tensors of a folder that do not belong to its model. Names are those of the model
-// (RequiredTensors()), not of a family's files.
+// Explains why a tensor of a folder does not belong to the model. Names are the model's tensor
+// names (RequiredTensors()), not those of a family's files.
 #pragma once
 
 #include <string>
@@ -9,12 +9,12 @@
 
 namespace moeserve {
 
-// Reported for a tensor of the files that no key of the configuration implies.
+// The explanation for a tensor that no setting of the configuration mentions.
 inline constexpr std::string_view kUnknownTensor =
     "no key of the configuration leads to a tensor of this name";
 
-// The setting that excludes the tensor ("feed_forward[1].routing.num_experts is 8"), or
-// kUnknownTensor. `name` is not one of RequiredTensors(spec).
+// Returns the setting that excludes the tensor, such as "feed_forward[1].routing.num_experts is 8",
+// or kUnknownTensor. `name` must not be one of RequiredTensors(spec).
 std::string WhyLeftOver(std::string_view name, const ModelSpec& spec);
 
 }  // namespace moeserve

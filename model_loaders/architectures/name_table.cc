@@ -10,7 +10,7 @@
 namespace moeserve {
 namespace {
 
-// The numbers that the "*" of a pattern stand for.
+// The numbers in a name at the positions of a pattern's "*".
 struct Numbers {
   std::array<int, 2> value{};
   size_t count = 0;
@@ -24,7 +24,8 @@ size_t Stars(std::string_view pattern) {
   return static_cast<size_t>(std::count(pattern.begin(), pattern.end(), '*'));
 }
 
-// Nothing if `name` is not of `pattern`. A number has no leading zeros and fits int.
+// Returns the numbers if `name` matches `pattern`, else nullopt. A number has no leading zeros and
+// fits int.
 std::optional<Numbers> Match(std::string_view pattern, std::string_view name) {
   Numbers numbers;
   while (!pattern.empty()) {
@@ -46,7 +47,8 @@ std::optional<Numbers> Match(std::string_view pattern, std::string_view name) {
   return name.empty() ? std::optional(numbers) : std::nullopt;
 }
 
-// `pattern` with the numbers in place of its "*"; 0 where there are too few.
+// Returns `pattern` with each "*" replaced by the next of `numbers`; by 0 if there are too few
+// numbers.
 std::string Substitute(std::string_view pattern, const Numbers& numbers) {
   std::string name;
   size_t next = 0;
@@ -61,7 +63,8 @@ std::string Substitute(std::string_view pattern, const Numbers& numbers) {
   return name;
 }
 
-// The block that a tensor of the model's layer `layer` belongs to; null if it is not routed.
+// Returns the routing of the block that a tensor belongs to; null if the block is not routed.
+// `pattern` is the pattern of the tensor's name, `layer` its layer.
 const RoutedLayerSpec* RoutingOf(const ModelSpec& spec, std::string_view pattern, int layer) {
   if (layer < 0 || layer >= spec.num_layers()) return nullptr;
   const LayerSpec& block = spec.layers[static_cast<size_t>(layer)];
@@ -71,7 +74,7 @@ const RoutedLayerSpec* RoutingOf(const ModelSpec& spec, std::string_view pattern
   return routing.has_value() ? &*routing : nullptr;
 }
 
-// A configuration key at the front of `text`, with its indices, or "" if there is none.
+// Returns the configuration key, with its indices, that `text` starts with; "" if there is none.
 std::string_view LeadingKey(std::string_view text) {
   size_t end = 0;
   while (end < text.size() && IsKeyStart(text[end])) {
@@ -108,7 +111,8 @@ std::optional<TensorPlace> NameTableConfig::Place(const TensorRequirement& tenso
     const bool stacked = Stars(rule.file) < Stars(rule.model);
     if (!stacked && rule.parts == 1) return place;
 
-    // "[width, hidden_size]" of the tensor becomes "[num_experts, 2 * width, hidden_size]".
+    // For a stack of joined tensors, "[width, hidden_size]" becomes "[num_experts, 2 * width,
+    // hidden_size]".
     std::string follows_from = "[";
     place.shape = tensor.shape;
     place.first_row = rule.part * tensor.shape[0];

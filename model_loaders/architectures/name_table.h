@@ -1,5 +1,5 @@
-// Configurations of families whose tensors differ from the model's by their names alone, or are
-// stacked and joined in regular ways. Such a family is a table.
+// Configurations of families whose files differ from the native format only in the tensors' names,
+// or in that tensors are stacked and joined in regular ways. Two tables describe such a family.
 #pragma once
 
 #include <optional>
@@ -12,12 +12,12 @@
 
 namespace moeserve {
 
-// Where the files hold the tensors of one name. "*" stands for a number: the first is the layer,
-// the second the expert.
+// Where the files store the tensors whose names match a pattern. "*" stands for a number: the first
+// is the layer, the second the expert.
 //
-// `file` with one "*" less than `model` is a stack of all experts: the stored tensor has the number
-// of experts as its outermost dimension. Of `parts` tensors that are joined row by row, all of the
-// same shape, this is number `part`.
+// If `file` has one "*" less than `model`, the files store the tensors of all experts as one tensor
+// whose outermost dimension is the number of experts. If `parts` > 1, the files store `parts`
+// tensors of the same shape joined along the rows, and this tensor is number `part`.
 struct TensorRule {
   std::string_view model;  // "blocks.*.feed_forward.experts.*.gate.weight"
   std::string_view file;   // "model.layers.*.block_sparse_moe.experts.*.w1.weight"
@@ -25,8 +25,9 @@ struct TensorRule {
   int parts = 1;
 };
 
-// A configuration key by its native name, without indices ("feed_forward.routing.num_experts"), and
-// by its name in the family's config.json ("num_local_experts").
+// A configuration key: its name in the native format, without indices
+// ("feed_forward.routing.num_experts"), and its name in the family's config.json
+// ("num_local_experts").
 struct KeyRule {
   std::string_view model;
   std::string_view file;
@@ -34,7 +35,7 @@ struct KeyRule {
 
 class NameTableConfig : public CheckpointConfig {
  public:
-  // What the views point to must outlive the configuration.
+  // The tables, and the texts that they refer to, must outlive the configuration.
   NameTableConfig(std::span<const TensorRule> tensors, std::span<const KeyRule> keys)
       : tensors_(tensors), keys_(keys) {}
 
@@ -42,8 +43,8 @@ class NameTableConfig : public CheckpointConfig {
   std::optional<std::string> LeftOverReason(std::string_view name) const override;
   std::string AsInFile(std::string_view text) const override;
 
-  // Stored tensors that the model does not need ("model.layers.*.self_attn.rotary_emb.inv_freq");
-  // "*" as above.
+  // Patterns of stored tensors that the model does not need, such as
+  // "model.layers.*.self_attn.rotary_emb.inv_freq".
   std::vector<std::string_view> ignored;
 
  private:

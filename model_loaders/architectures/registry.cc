@@ -10,7 +10,8 @@
 namespace moeserve {
 namespace {
 
-// One line for each family; a family whose test is the narrower one comes first.
+// One line per family. If two families could recognize the same config.json, the more specific one
+// comes first.
 constexpr const Architecture* kArchitectures[] = {
     &kNativeArchitecture,
 };

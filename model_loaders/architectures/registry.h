@@ -14,11 +14,11 @@ class CheckpointConfig;
 
 using ArchitectureList = std::span<const Architecture* const>;
 
-// All of them. The first that recognises a config.json reads it.
+// Returns all families. The first one that recognizes a config.json reads it.
 ArchitectureList Architectures();
 
-// Reads the text of a config.json. If no family of the list recognises it, InvalidArgument names
-// the model_type that was found and those that are known. Messages begin with "config.json: ".
+// Reads the text of a config.json. If no family in the list recognizes it, InvalidArgument contains
+// the found model_type and the known ones. Error messages begin with "config.json: ".
 Result<std::unique_ptr<const CheckpointConfig>> ReadConfig(
     std::string_view text, ArchitectureList architectures = Architectures());
 

@@ -29,7 +29,7 @@ absl::Status SystemError(int error, const std::filesystem::path& path, std::stri
   }
 }
 
-// O_NONBLOCK: otherwise opening a pipe without a writer would block.
+// Without O_NONBLOCK, opening a pipe that has no writer would block.
 int OpenForReading(const std::filesystem::path& path) {
   return open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 }
@@ -55,7 +55,7 @@ Result<std::shared_ptr<const MappedFile>> MappedFile::Open(const std::filesystem
   if (fd.get() < 0) return SystemError(errno, path, "open");
   MOESERVE_ASSIGN_OR_RETURN(const FileStamp stamp, StampOfRegularFile(fd.get(), path));
   void* data = nullptr;
-  if (stamp.size > 0) {  // mmap refuses a length of zero
+  if (stamp.size > 0) {  // mmap refuses length 0
     data = mmap(nullptr, stamp.size, PROT_READ, MAP_PRIVATE, fd.get(), 0);
     if (data == MAP_FAILED) return SystemError(errno, path, "map into memory");
   }
@@ -82,7 +82,7 @@ Result<std::string> ReadTextFile(const std::filesystem::path& path, uint64_t max
     const ssize_t n = read(fd.get(), text.data() + done, text.size() - done);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return SystemError(errno, path, "read");
-    if (n == 0) break;  // the file has become shorter
+    if (n == 0) break;  // the file has been truncated meanwhile
     done += static_cast<size_t>(n);
   }
   text.resize(done);

@@ -1,4 +1,4 @@
-// Read-only mapping of a file, and the reader of text files.
+// A read-only mapping of a file, and a reader for text files.
 #pragma once
 
 #include <cstddef>
@@ -12,21 +12,22 @@
 
 namespace moeserve {
 
-// Distinguishes states of a file without reading it.
+// Size and times of a file, which change when the file changes. Comparing them needs no reading.
 struct FileStamp {
   uint64_t size = 0;
-  int64_t modified_ns = 0;  // last change of the content; a program can set it
-  int64_t changed_ns = 0;   // last change of content or attributes; only the system sets it
+  int64_t modified_ns = 0;  // last change of the contents; programs can set it
+  int64_t changed_ns = 0;   // last change of contents or attributes; only the system sets it
 };
 
-// A whole file mapped into memory, unmapped by the last owner.
+// A whole file mapped into memory. The mapping ends with the last shared owner.
 //
-// The size is read once, on opening. The file must not be truncated while it is mapped: reading
-// past the new end raises SIGBUS, which no check can prevent. Replacing the file by rename is safe.
+// The size is read once, when the file is opened. The file must not be truncated while it is
+// mapped: reading beyond the new end raises SIGBUS, which no check can prevent. Replacing the file
+// by a rename is safe.
 class MappedFile {
  public:
-  // NotFound if there is no such file, InvalidArgument if it is not a regular file, else a code for
-  // the system's error. Messages contain only the last component of the path.
+  // NotFound if the file does not exist, InvalidArgument if it is not a regular file, else an error
+  // code for the system's error. Error messages contain only the last component of the path.
   static Result<std::shared_ptr<const MappedFile>> Open(const std::filesystem::path& path);
 
   ~MappedFile();
@@ -34,7 +35,7 @@ class MappedFile {
   MappedFile& operator=(const MappedFile&) = delete;
 
   std::string_view bytes() const { return {static_cast<const char*>(data_), stamp_.size}; }
-  // The stamp at the time of opening.
+  // Returns the stamp at the time of opening.
   const FileStamp& stamp() const { return stamp_; }
 
  private:
@@ -44,10 +45,12 @@ class MappedFile {
   FileStamp stamp_;
 };
 
-// The contents of a regular file of at most `max_bytes`. Errors as above.
+// Returns the contents of a regular file of at most `max_bytes` bytes. Errors as for
+// MappedFile::Open().
 Result<std::string> ReadTextFile(const std::filesystem::path& path, uint64_t max_bytes);
 
-// Whether there is anything of that name, dangling links included: opening one reports the fault.
+// Returns whether `path` exists. A dangling symbolic link counts, because opening it then reports
+// the error.
 bool Exists(const std::filesystem::path& path);
 
 }  // namespace moeserve

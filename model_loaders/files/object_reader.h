@@ -1,4 +1,5 @@
-// Reads a JSON object key by key and reports what is missing, of the wrong type, or left over.
+// Reads a JSON object key by key and reports keys that are missing, have a wrong type, or are
+// unknown.
 #pragma once
 
 #include <cstdint>
@@ -22,28 +23,30 @@ struct Choice {
   Enum value;
 };
 
-// Does not check ranges, which Validate() does for every loader; refuses only integers that do not
+// Does not check ranges, which Validate() does for every family; refuses only integers that do not
 // fit int.
 //
-// After a fault, returns the default or zero, so that one run reports several faults. The caller
-// checks `problems` before it uses the values.
+// After an error, a function returns the default or zero, so that one run reports several errors.
+// The caller must check `problems` before it uses the values.
 class ObjectReader {
  public:
-  // `path`: the name of the object in messages, "" for the whole file. `json` and `problems` must
-  // outlive the reader.
+  // `path` is the name of the object in error messages, "" for the whole file. `json` and
+  // `problems` must outlive the reader.
   ObjectReader(const nlohmann::json& json, std::string path, Problems* problems);
 
-  // A key without a fallback is required.
+  // Each function returns the value of `key`, or `fallback` if the key is absent. A key without
+  // `fallback` is required.
   int Int(std::string_view key, std::optional<int> fallback = std::nullopt);
   double Real(std::string_view key, std::optional<double> fallback = std::nullopt);
   bool Bool(std::string_view key, bool fallback);
-  // The value of the matching choice, or the fallback if the key is absent. Reports a fault and
-  // returns nothing if no choice matches.
+  // Returns the value of the matching choice, or `fallback` if the key is absent. If no choice
+  // matches, reports an error and returns nullopt.
   template <typename Enum>
   std::optional<Enum> Pick(std::string_view key, const std::vector<Choice<Enum>>& choices,
                            std::optional<Enum> fallback = std::nullopt);
 
-  // Pick() for an enum with a table of traits (base/kinds.h): its names from `first` on.
+  // Does the same as Pick() for an enum with a table of traits (base/kinds.h). The choices are the
+  // names of the enum's values from `first` on.
   template <typename Kind>
   std::optional<Kind> PickKind(std::string_view key, Kind first = Kind{},
                                std::optional<Kind> fallback = std::nullopt);
@@ -54,16 +57,16 @@ class ObjectReader {
     return PickKind<Kind>(key, Kind{}, fallback).value_or(fallback);
   }
 
-  // The JSON value, null if the key is absent. `expected` describes it in the message about a
-  // missing key.
+  // Returns the JSON value, or null if the key is absent. Required() reports a missing key;
+  // `expected` describes the value in that error message.
   const nlohmann::json* Optional(std::string_view key);
   const nlohmann::json* Required(std::string_view key, std::string_view expected);
 
-  // Reports every key that was not read. `of` names the variant of the object:
-  // " (kind is \"routed\")".
+  // Reports every key that was not read as unknown. `of` names the variant of the object in the
+  // error message, such as " (kind is \"routed\")".
   void RefuseOthers(std::string_view of = "");
 
-  // Whether the value is an object at all.
+  // Returns whether the JSON value is an object.
   bool valid() const { return valid_; }
   std::string PathOf(std::string_view key) const;
   void Fault(std::string_view key, std::string_view expected, std::string_view found);
@@ -76,7 +79,7 @@ class ObjectReader {
   std::set<std::string, std::less<>> known_;
 };
 
-// The integer if `json` is one that fits int.
+// Returns the integer if `json` is an integer that fits int, else nullopt.
 std::optional<int> IntFrom(const nlohmann::json& json);
 
 template <typename Enum>

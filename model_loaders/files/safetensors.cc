@@ -41,8 +41,8 @@ constexpr std::array<TypeRow, 15> kTypes = {{
     {ElementType::kF64, "F64", 8},
 }};
 
-// A tensor takes about eight values. The bound is far above real files and limits the memory that a
-// hostile header can take.
+// A tensor takes about eight JSON values. The limit is far above real files and bounds the memory
+// that a hostile header can demand.
 constexpr JsonLimits kHeaderLimits = {
     .max_bytes = kMaxSafetensorsHeader, .max_depth = 4, .max_values = size_t{16} << 20};
 constexpr size_t kMaxDimensions = 32;
@@ -51,7 +51,7 @@ absl::Status Fault(std::string_view tensor, std::string_view message) {
   return absl::InvalidArgumentError(Concat("tensor ", Quoted(tensor), ": ", message));
 }
 
-// A JSON integer in [0, 2^63).
+// Returns the value if it is a JSON integer in [0, 2^63), else nullopt.
 std::optional<int64_t> NonNegative(const Json& value) {
   if (!value.is_number_unsigned()) return std::nullopt;
   const uint64_t number = value.get<uint64_t>();
@@ -59,9 +59,9 @@ std::optional<int64_t> NonNegative(const Json& value) {
   return static_cast<int64_t>(number);
 }
 
-// Bytes of a tensor; nothing if the number does not fit int64_t.
+// Returns the bytes of a tensor; nullopt if the number does not fit int64_t.
 std::optional<int64_t> ByteCount(const std::vector<int64_t>& shape, ElementType type) {
-  // Zero dimensions first: the product is then zero even if the others would overflow.
+  // A zero dimension makes the product zero, even if the other dimensions would overflow.
   if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
   int64_t bytes = SizeOf(type);
   for (const int64_t dim : shape) {
@@ -212,7 +212,7 @@ Result<SafetensorsHeader> ParseSafetensorsHeader(std::string_view json, uint64_t
     MOESERVE_ASSIGN_OR_RETURN(TensorEntry entry, ParseEntry(name, value, data_size));
     header.tensors.push_back(std::move(entry));
   }
-  // Then by end, so that an empty tensor sorts before one with the same begin.
+  // Entries with equal begin are sorted by end, so that an empty tensor comes first.
   std::sort(header.tensors.begin(), header.tensors.end(),
             [](const TensorEntry& a, const TensorEntry& b) {
               return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
@@ -224,7 +224,7 @@ Result<SafetensorsHeader> ParseSafetensorsHeader(std::string_view json, uint64_t
 Result<std::shared_ptr<const SafetensorsFile>> SafetensorsFile::Open(
     const std::filesystem::path& path) {
   MOESERVE_ASSIGN_OR_RETURN(std::shared_ptr<const MappedFile> mapped, MappedFile::Open(path));
-  // The constructor is private, hence no make_shared.
+  // make_shared cannot call the private constructor.
   std::shared_ptr<SafetensorsFile> file(new SafetensorsFile());
   file->file_name_ = path.filename().string();
   const std::string prefix = Printable(file->file_name_) + ": ";

@@ -1,5 +1,5 @@
-// Reader of the safetensors container: the length of the header, a JSON table of tensors, raw data.
-// Independent of models; supports every element type of the format.
+// Reader of the safetensors file format: the length of the header, the header (a JSON table of
+// tensors), and the raw data. Independent of models; supports every element type of the format.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ enum class ElementType : uint8_t {
   kF64,
 };
 
-// The format's own spelling: "BF16", "F8_E4M3".
+// Returns the name in the file format, such as "BF16" or "F8_E4M3".
 std::string_view Name(ElementType type);
 std::optional<ElementType> ElementTypeFromName(std::string_view name);
 int64_t SizeOf(ElementType type);
@@ -43,13 +43,13 @@ int64_t SizeOf(ElementType type);
 struct TensorEntry {
   std::string name;
   ElementType type = ElementType::kF32;
-  std::vector<int64_t> shape;  // [] is a scalar
-  uint64_t begin = 0;          // of the data section
+  std::vector<int64_t> shape;  // [] for a scalar
+  uint64_t begin = 0;          // byte offsets in the data section
   uint64_t end = 0;
 };
 
 struct SafetensorsHeader {
-  std::vector<TensorEntry> tensors;  // in order of their data
+  std::vector<TensorEntry> tensors;  // in the order of their data
   std::map<std::string, std::string> metadata;
 };
 
@@ -57,15 +57,16 @@ struct SafetensorsHeader {
 inline constexpr uint64_t kMaxSafetensorsHeader = 100'000'000;
 
 // Parses the JSON table of a file whose data section has `data_size` bytes. On success, end - begin
-// of every entry is its number of elements times their size, and the entries cover [0, data_size)
-// without hole or overlap. Otherwise InvalidArgument: tensor, expected, found.
+// of every entry is its number of elements times the size of an element, and the entries cover [0,
+// data_size) without gap or overlap. Otherwise InvalidArgument with tensor, expected and found
+// value.
 Result<SafetensorsHeader> ParseSafetensorsHeader(std::string_view json, uint64_t data_size);
 
-// A memory-mapped file (see MappedFile about truncation). Immutable; users of its bytes share
-// ownership.
+// A memory-mapped safetensors file (see MappedFile about truncation). Immutable. Objects that use
+// its bytes share its ownership.
 class SafetensorsFile {
  public:
-  // Errors begin with the last component of `path`.
+  // Error messages begin with the last component of `path`.
   static Result<std::shared_ptr<const SafetensorsFile>> Open(const std::filesystem::path& path);
 
   const std::string& file_name() const { return file_name_; }
@@ -73,10 +74,11 @@ class SafetensorsFile {
   const std::vector<TensorEntry>& tensors() const { return header_.tensors; }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
 
-  // Null if there is no tensor of that name.
+  // Returns null if there is no tensor of that name.
   const TensorEntry* Find(std::string_view name) const;
 
-  // Data of one of tensors(), of any alignment. Valid during the lifetime of this object.
+  // Returns the data of one of tensors(), which can have any alignment. The data is valid as long
+  // as this object.
   std::string_view Bytes(const TensorEntry& entry) const {
     return data_.substr(entry.begin, entry.end - entry.begin);
   }

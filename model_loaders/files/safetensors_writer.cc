@@ -28,7 +28,7 @@ Result<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
     const std::filesystem::path& path, std::vector<TensorEntry> tensors) {
   std::unique_ptr<SafetensorsWriter> writer(new SafetensorsWriter);
   writer->file_name_ = path.filename().string();
-  // Lists the tensors in the order of their data instead of alphabetically.
+  // An ordered object lists the tensors in the order of their data instead of alphabetically.
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   header["__metadata__"] = {{"format", "pt"}};
   int64_t offset = 0;

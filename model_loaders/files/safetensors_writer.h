@@ -1,4 +1,4 @@
-// Writes a safetensors file: all entries first, then data in pieces.
+// Writes a safetensors file: first the header with all entries, then the data in pieces.
 #pragma once
 
 #include <cstddef>
@@ -14,25 +14,27 @@
 
 namespace moeserve {
 
-// Pieces of different tensors may be appended in any order, those of one tensor in order. An
-// unfinished file has holes, so write under a temporary name and rename.
+// Pieces of one tensor must be appended in order; pieces of different tensors may be appended in
+// any order. An unfinished file has gaps, so callers should write under a temporary name and rename
+// the file.
 class SafetensorsWriter {
  public:
-  // Replaces a file at `path`. Sets `begin` and `end` of the entries: data is in the order of the
-  // list, and the data section begins at a multiple of 64 bytes. InvalidArgument if the header is
-  // longer than the format allows or a size overflows; else the system's error with the last
+  // Replaces the file at `path`. Sets `begin` and `end` of the entries: the data has the order of
+  // the list, and the data section begins at a multiple of 64 bytes. InvalidArgument if the header
+  // is longer than the format allows or if a size overflows; else the system's error, with the last
   // component of `path`.
   static Result<std::unique_ptr<SafetensorsWriter>> Create(const std::filesystem::path& path,
                                                            std::vector<TensorEntry> tensors);
-  // Closes without finishing.
+  // Closes the file. Without Finish(), it stays incomplete.
   ~SafetensorsWriter();
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
 
-  // Appends the next bytes of tensor `index` of the list. Together at most its size.
+  // Appends the next bytes of tensor number `index` in the list. The bytes of all calls must not
+  // exceed the tensor's size.
   absl::Status Append(size_t index, std::string_view bytes);
 
-  // Syncs to the disk and closes. All bytes of all tensors must have been appended.
+  // Syncs the file to disk and closes it. All bytes of all tensors must have been appended.
   absl::Status Finish();
 
   const std::vector<TensorEntry>& tensors() const { return tensors_; }
@@ -43,9 +45,9 @@ class SafetensorsWriter {
 
   int fd_ = -1;
   std::string file_name_;
-  uint64_t data_begin_ = 0;  // of the data section in the file
+  uint64_t data_begin_ = 0;  // offset of the data section in the file
   std::vector<TensorEntry> tensors_;
-  std::vector<uint64_t> next_;  // by tensor: offset of its next byte in the data section
+  std::vector<uint64_t> next_;  // [tensor]: offset of its next byte in the data section
 };
 
 }  // namespace moeserve

@@ -11,8 +11,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Builds the value during parsing, so that a limit stops the work at once and a repeated key is
-// detected before it replaces the first value.
+// Builds the JSON value during parsing, so that a limit stops the work at once and a repeated key
+// is detected before it replaces the first value.
 class Builder final : public nlohmann::json_sax<Json> {
  public:
   explicit Builder(const JsonLimits& limits) : limits_(limits) {}
@@ -41,7 +41,7 @@ class Builder final : public nlohmann::json_sax<Json> {
   }
 
   bool parse_error(size_t, const std::string&, const Json::exception& error) override {
-    // Removes the library's identifier in brackets from the front of its message.
+    // Removes the library's error id, in brackets, from the front of its message.
     std::string_view what = error.what();
     if (const size_t end = what.find("] "); end != std::string_view::npos)
       what.remove_prefix(end + 2);
@@ -82,7 +82,7 @@ class Builder final : public nlohmann::json_sax<Json> {
     }
     Json* placed = Put(std::move(container));
     if (placed == nullptr) return false;
-    open_.push_back(placed);  // stays valid: only the innermost container grows
+    open_.push_back(placed);  // the pointer stays valid, because only the innermost container grows
     path_.push_back(std::move(name));
     return true;
   }
@@ -108,7 +108,7 @@ class Builder final : public nlohmann::json_sax<Json> {
   const JsonLimits limits_;
   Json root_;
   std::vector<Json*> open_;
-  std::vector<std::string> path_;  // key or index of each open container in the one around it
+  std::vector<std::string> path_;  // key or index of each open container in its parent
   std::string key_;
   size_t values_ = 0;
   std::string error_;
@@ -124,7 +124,7 @@ Result<Json> ParseStrictJson(std::string_view text, const JsonLimits& limits) {
   if (text.starts_with("\xEF\xBB\xBF")) {
     return absl::InvalidArgumentError("expected JSON, found a byte order mark");
   }
-  // The library stops at a NUL byte.
+  // The library's parser would stop at a NUL byte.
   if (const size_t at = text.find('\0'); at != std::string_view::npos) {
     return absl::InvalidArgumentError(Concat("expected JSON, found a NUL byte at offset ", at));
   }

@@ -1,4 +1,4 @@
-// JSON from untrusted sources: a parser with limits that refuses what is ambiguous.
+// A parser for untrusted JSON, with limits. Refuses ambiguous texts.
 #pragma once
 
 #include <cstddef>
@@ -17,12 +17,13 @@ struct JsonLimits {
 };
 
 // Parses exactly one JSON text. Refuses, with the position: a text beyond a limit, a syntax error,
-// invalid UTF-8, a lone surrogate, a number beyond the range of double, NaN and Infinity, a byte
+// invalid UTF-8, a lone surrogate, a number outside the range of double, NaN and Infinity, a byte
 // order mark, text after the value, and a key that occurs twice in an object. Throws only
-// std::bad_alloc. is_number_integer() is true for 3 and false for 3.0.
+// std::bad_alloc. In the result, is_number_integer() is true for 3 and false for 3.0.
 Result<nlohmann::json> ParseStrictJson(std::string_view text, const JsonLimits& limits = {});
 
-// A value for messages: printable ASCII, or kind and size if it is long or nested.
+// Formats a value for error messages: as printable ASCII, or as its kind and size if it is long or
+// nested.
 std::string ShowJson(const nlohmann::json& value);
 
 }  // namespace moeserve

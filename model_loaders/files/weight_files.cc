@@ -18,7 +18,7 @@ using Json = nlohmann::json;
 
 constexpr char kSingle[] = "model.safetensors";
 constexpr char kIndex[] = "model.safetensors.index.json";
-constexpr size_t kMaxShards = 10'000;  // bounds open files and mappings
+constexpr size_t kMaxShards = 10'000;  // limits open files and mappings
 
 constexpr JsonLimits kIndexLimits = {
     .max_bytes = size_t{256} << 20, .max_depth = 8, .max_values = size_t{4} << 20};
@@ -28,7 +28,7 @@ struct Index {
   std::optional<uint64_t> total_size;
 };
 
-// Whether a name cannot refer to a file outside the folder.
+// Returns whether `name` is a plain file name, which cannot refer to a file outside the folder.
 bool IsPlainFileName(std::string_view name) {
   return !name.empty() && name != "." && name != ".." && name.size() <= 255 &&
          name.find('/') == std::string_view::npos && name.find('\\') == std::string_view::npos &&
@@ -81,8 +81,8 @@ Result<Index> ParseIndex(std::string_view text) {
   return index;
 }
 
-// Files whose names are those of shards. An unused one means that the folder mixes two models, or
-// two forms of one.
+// Returns the files whose names are names of shards. A file that the index does not name shows that
+// the folder mixes two models or two formats of one model.
 std::set<std::string> ShardLikeFiles(const fs::path& directory) {
   std::set<std::string> names;
   std::error_code error;

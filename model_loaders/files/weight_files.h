@@ -1,5 +1,5 @@
-// The safetensors files of a folder as one set of tensors: model.safetensors alone, or the shards
-// that model.safetensors.index.json names.
+// The safetensors files of a folder as one set of tensors: either model.safetensors, or the shards
+// that model.safetensors.index.json lists.
 #pragma once
 
 #include <cstddef>
@@ -19,24 +19,24 @@ class WeightFiles {
  public:
   struct Location {
     std::shared_ptr<const SafetensorsFile> file;
-    const TensorEntry* entry = nullptr;  // of *file
+    const TensorEntry* entry = nullptr;  // an entry of `file`
   };
 
   // Opens every file and checks that index and shards agree on each tensor. NotFound if the folder
-  // has neither a single file nor an index, InvalidArgument if it has both or if index and shards
-  // disagree. Messages name the file and the tensor.
+  // has neither model.safetensors nor an index; InvalidArgument if it has both, or if index and
+  // shards disagree. Error messages contain the file and the tensor.
   static Result<WeightFiles> Open(const std::filesystem::path& directory);
 
-  // Null if there is no tensor of that name.
+  // Returns null if there is no tensor of that name.
   const Location* Find(std::string_view name) const;
 
-  // Every tensor once, in order of files and of data within a file.
+  // Returns every tensor once, in the order of the files and, within a file, of the data.
   const std::vector<Location>& tensors() const { return tensors_; }
 
-  // Files that hold the tensors; one or more.
+  // Returns the one or more files that contain the tensors.
   const std::vector<std::shared_ptr<const SafetensorsFile>>& files() const { return files_; }
 
-  // The file that a message about a missing tensor names.
+  // Returns the name of the file that an error message about a missing tensor contains.
   std::string_view name() const { return name_; }
 
  private:
@@ -45,7 +45,8 @@ class WeightFiles {
   std::string name_;
   std::vector<std::shared_ptr<const SafetensorsFile>> files_;
   std::vector<Location> tensors_;
-  std::unordered_map<std::string_view, size_t> by_name_;  // keys live in the files' entries
+  // keys refer to names in the files' entries
+  std::unordered_map<std::string_view, size_t> by_name_;
 };
 
 }  // namespace moeserve

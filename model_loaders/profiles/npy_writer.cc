@@ -14,7 +14,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "the files are little-endian");
 
-// Room for the longest header, so that it can be replaced in place.
+// Capacity for the longest header, so that the header can be replaced in place.
 constexpr size_t kHeaderBytes = 128;
 
 absl::Status Fault(const std::string& name, int error) {
@@ -25,12 +25,12 @@ absl::Status Fault(const std::string& name, int error) {
 }  // namespace
 
 std::string NpyHeader(std::string_view type, std::span<const int64_t> shape) {
-  // As NumPy prints a tuple: (7,) and (2, 3).
+  // The header has the shape as Python prints a tuple: (7,) and (2, 3).
   std::string dimensions = shape.empty() ? "" : Concat(shape[0], ",");
   for (size_t i = 1; i < shape.size(); ++i) dimensions += Concat(i > 1 ? ", " : " ", shape[i]);
   std::string dictionary =
       Concat("{'descr': '", type, "', 'fortran_order': False, 'shape': (", dimensions, "), }");
-  // 10 bytes of magic, version and length come first; the header ends with a newline.
+  // 10 bytes of magic, version and length precede the dictionary, and a newline follows it.
   MOESERVE_CHECK(dictionary.size() <= kHeaderBytes - 11, "a shape that the header has room for");
   dictionary.resize(kHeaderBytes - 11, ' ');
   const size_t length = kHeaderBytes - 10;

@@ -1,4 +1,4 @@
-// Writes arrays as .npy files (format 1.0) row by row. The number of rows is set at the end.
+// Writes arrays as .npy files (format 1.0) row by row. The number of rows is written at the end.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace moeserve {
 
-// NumPy's name of a little-endian element type: "<f4".
+// Returns NumPy's name of a little-endian element type, such as "<f4".
 template <typename T>
 constexpr std::string_view NpyType() {
   if constexpr (std::is_same_v<T, float>) return "<f4";
@@ -24,14 +24,15 @@ constexpr std::string_view NpyType() {
   if constexpr (std::is_same_v<T, uint64_t>) return "<u8";
 }
 
-// The first 128 bytes of an .npy file; the elements follow in row-major order. `type`: NumPy's name
-// of a little-endian type; `shape`: at most three dimensions.
+// Returns the first 128 bytes of an .npy file. The elements follow them in row-major order. `type`
+// is NumPy's name of a little-endian type; `shape` has at most three dimensions.
 std::string NpyHeader(std::string_view type, std::span<const int64_t> shape);
 
-// One file. Not thread-safe. Finish() returns errors of Append().
+// Writes one file. Not thread-safe. Append() reports no errors; Finish() returns the first one.
 class NpyWriter {
  public:
-  // `row_size` > 0: an array [rows, row_size]; 0: one of [rows]. Errors name the file.
+  // With `row_size` > 0, the array has shape [rows, row_size]; with 0, shape [rows]. Error messages
+  // contain the file's name.
   static Result<std::unique_ptr<NpyWriter>> Create(const std::filesystem::path& path,
                                                    std::string_view type, int64_t row_size);
 
@@ -40,7 +41,7 @@ class NpyWriter {
     AppendBytes(values.data(), values.size_bytes());
   }
 
-  // Completes the header, without which the file is not valid, and closes.
+  // Writes the final header, without which the file is not valid, and closes the file.
   absl::Status Finish();
 
  private:
@@ -58,7 +59,7 @@ class NpyWriter {
   size_t element_bytes_ = 0;
   int64_t row_size_ = 0;
   uint64_t bytes_ = 0;
-  int error_ = 0;  // errno of the first failure
+  int error_ = 0;  // errno of the first failed write
 };
 
 }  // namespace moeserve

@@ -26,7 +26,7 @@ namespace {
 
 constexpr char kFormat[] = "moeserve-expert-profile";
 constexpr char kVersion[] = "1";
-// Far above any model. They bound the memory that a hostile file can demand.
+// Limits far above any model. They bound the memory that a hostile file can demand.
 constexpr int64_t kMaxBlocks = 1 << 16;
 constexpr int64_t kMaxExperts = 0xffff;
 constexpr int64_t kMaxVocabulary = int64_t{1} << 28;
@@ -83,7 +83,8 @@ class Reader {
 
   bool Has(const std::string& name) const { return entries_.count(name) > 0; }
 
-  // `shape`: -1 is any size. The array's own shape comes back.
+  // Returns the elements of an array. `shape` is the expected shape, in which -1 accepts any size;
+  // it is replaced by the array's shape.
   template <typename T>
   Result<std::vector<T>> Array(const std::string& name, std::vector<int64_t>& shape) {
     const auto at = entries_.find(name);
@@ -118,7 +119,7 @@ class Reader {
     return absl::OkStatus();
   }
 
-  // Reports arrays that were not read.
+  // Returns an error if the file has an array that was not read.
   absl::Status CheckAllUsed() const {
     for (const auto& [name, entry] : entries_) {
       if (used_.count(name) == 0) return Fault(name, "is unknown");
@@ -264,7 +265,7 @@ absl::Status ReadModel(Reader& reader, ExpertProfile& out) {
   if (out.stats.diversity_histogram.empty()) {
     return Reader::Fault("model.diversity_histogram", "is empty");
   }
-  // Adds blocks one by one instead of allocating for the count that the file states.
+  // Append the blocks one by one instead of allocating as many as the file claims to have.
   for (int64_t i = 0; i < shape[1]; ++i) {
     BlockExpertStats block;
     MOESERVE_RETURN_IF_ERROR(ReadBlock(reader, Prefix(static_cast<size_t>(i)), block));
@@ -394,7 +395,7 @@ Result<ExpertProfile> DecodeProfile(std::string_view bytes) {
 
 absl::Status WriteWholeFile(const std::filesystem::path& path, std::string_view bytes) {
   std::error_code ignored;
-  // A rename would replace a device or a pipe by a file.
+  // Devices and pipes are written directly, because a rename would replace them by a file.
   const bool special = std::filesystem::is_other(path, ignored);
   std::filesystem::path partial = path;
   if (!special) partial += ".partial";

@@ -1,5 +1,5 @@
-// Expert profiles as files: the safetensors container with the arrays that
-// engine/statistics/README.md documents.
+// Files of expert profiles: safetensors files with the arrays that engine/statistics/README.md
+// describes.
 #pragma once
 
 #include <filesystem>
@@ -12,19 +12,21 @@
 
 namespace moeserve {
 
-// The bytes of a profile file.
+// Returns the bytes of a profile file.
 std::string EncodeProfile(const ExpertProfile& profile);
 
-// Reads the bytes of a profile file. InvalidArgument (array, expected, found) if an array is
-// missing, if its type or shape disagrees with the others, or if a number is out of range.
+// Parses the bytes of a profile file. InvalidArgument, with array, expected and found value, if an
+// array is missing, if its type or shape contradicts the other arrays, or if a number is out of
+// range.
 Result<ExpertProfile> DecodeProfile(std::string_view bytes);
 
-// Writes a temporary file beside `path` and renames it, so that readers never see a partial file.
-// Errors begin with the last component of the path.
+// SaveProfile writes a temporary file next to `path` and renames it, so that readers never see a
+// partial file. Error messages begin with the last component of the path.
 absl::Status SaveProfile(const std::filesystem::path& path, const ExpertProfile& profile);
 Result<ExpertProfile> LoadProfile(const std::filesystem::path& path);
 
-// Writes a whole file in the same way; to a device or a pipe, directly.
+// Writes a whole file as SaveProfile() does: by renaming a temporary file. Writes directly to
+// `path` if that is a device or a pipe.
 absl::Status WriteWholeFile(const std::filesystem::path& path, std::string_view bytes);
 
 }  // namespace moeserve

@@ -38,7 +38,7 @@ constexpr char kWeights[] = "model.safetensors";
 constexpr const char* kCopied[] = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
                                    "generation_config.json"};
 constexpr uint64_t kMaxConfigBytes = uint64_t{64} << 20;
-constexpr size_t kPieceBytes = size_t{1} << 20;  // bytes of a tensor in memory at a time
+constexpr size_t kPieceBytes = size_t{1} << 20;  // bytes of a tensor that are in memory at once
 
 std::string Shown(const fs::path& path) { return Printable(path.string(), 300); }
 
@@ -56,11 +56,11 @@ absl::Status Sync(const fs::path& path) {
   return done ? absl::OkStatus() : SystemFault(path, "write to the disk", error);
 }
 
-// A temporary folder beside its destination. Finish() renames it; otherwise the destructor removes
-// it.
+// A temporary folder next to its destination. Finish() renames it to the destination; without
+// Finish(), the destructor removes it.
 class UnfinishedFolder {
  public:
-  // InvalidArgument if there is anything but an empty folder at `destination`.
+  // InvalidArgument if `destination` exists and is not an empty folder.
   static Result<std::unique_ptr<UnfinishedFolder>> Create(const fs::path& destination) {
     std::unique_ptr<UnfinishedFolder> folder(new UnfinishedFolder);
     std::error_code error;
@@ -73,7 +73,7 @@ class UnfinishedFolder {
             Concat(Shown(destination), ": expected no such folder or an empty one, found ",
                    is_folder ? "one with files" : "a file"));
       }
-      target = fs::canonical(target, error);  // of a link, replaces the folder it leads to
+      target = fs::canonical(target, error);  // if `destination` is a link, its target is replaced
       if (error) return SystemFault(destination, "open", error.value());
     }
     folder->target_ = target;
@@ -84,7 +84,8 @@ class UnfinishedFolder {
       return SystemFault(target.parent_path(), "make a folder in it", errno);
     }
     folder->path_ = pattern;
-    // mkdtemp() grants access to the owner only; a model has the user's ordinary access rights.
+    // mkdtemp() grants access to the owner only. Give the folder the access rights that the user's
+    // umask allows.
     const mode_t mask = umask(0);
     umask(mask);
     if (chmod(pattern.c_str(), 0777 & ~mask) != 0) {
@@ -135,15 +136,15 @@ absl::Status WriteConfig(const fs::path& source, const fs::path& to, Quantizatio
   MOESERVE_ASSIGN_OR_RETURN(const std::string text,
                             ReadTextFile(source / kConfig, kMaxConfigBytes));
   MOESERVE_RETURN_IF_ERROR(ParseNativeConfig(text).status());
-  auto config = nlohmann::ordered_json::parse(text);  // keeps the order of the keys
+  auto config = nlohmann::ordered_json::parse(text);  // this type keeps the order of the keys
   config["quantization"] = {{"type", Name(type)}, {"group_size", QuantGroup(type)}};
   return WriteWhole(to / kConfig, config.dump(2) + "\n");
 }
 
-// Largest magnitude of a value in QuantizeRow().
+// The largest magnitude of a value that QuantizeRow() accepts: the largest finite f16.
 constexpr float kLargest = 65504.0f;
 
-// The error about a value that cannot be stored. `bounded`: kLargest applies.
+// Returns the error about a value that cannot be stored. `bounded` says that kLargest limits it.
 absl::Status ValueFault(std::string_view tensor, int64_t row, int64_t column, float value,
                         bool bounded) {
   const std::string found = std::isnan(value)   ? "NaN"
@@ -161,15 +162,15 @@ ElementType TypeOf(DType type) {
                                : ElementType::kBF16;
 }
 
-// One required tensor and its place in the new file.
+// One required tensor and its position in the new file.
 struct Task {
   TensorRequirement tensor;
   Quantization type = Quantization::kNone;
-  size_t first = 0;   // index of its numbers or integers in the writer's list
-  size_t scales = 0;  // index of the scales, with integers only
+  size_t first = 0;   // index of its values or integers in the writer's list of tensors
+  size_t scales = 0;  // index of its scales in that list; only for integers
 };
 
-// Rounds rows of one matrix. One object per thread.
+// Quantizes rows of one matrix. Each thread has its own object.
 class RowRounder {
  public:
   RowRounder(Quantization type, const HostTensor& matrix)
@@ -178,8 +179,8 @@ class RowRounder {
         row_(static_cast<size_t>(matrix.shape[1])),
         values_(row_.size()) {}
 
-  // Rounds rows [begin, end) into `integers` and `scales`, which begin with row `first`. Stops at a
-  // row with a value that cannot be stored. Allocates nothing.
+  // Quantizes rows [begin, end). `integers` and `scales` are buffers whose first row is row `first`
+  // of the matrix. Stops at a row with a value that cannot be stored. Allocates no memory.
   void Run(int64_t begin, int64_t end, int64_t first, std::string& integers,
            std::vector<F16>& scales) {
     const int64_t columns = matrix_->shape[1];
@@ -202,7 +203,7 @@ class RowRounder {
     }
   }
 
-  // The row at which Run() stopped, -1 if there is none.
+  // Returns the row at which Run() stopped, -1 if it did not stop.
   int64_t bad_row() const { return bad_row_; }
 
  private:
@@ -240,8 +241,8 @@ class FolderWriter {
   }
 
  private:
-  // The tensors of the file, wide elements first, so that every element is aligned. Sets the
-  // indices of the tasks.
+  // Returns the tensors of the new file. Wide element types come first, so that every element is
+  // aligned. Sets `first` and `scales` of the tasks.
   Result<std::vector<TensorEntry>> Entries() {
     struct Part {
       TensorEntry entry;
@@ -325,7 +326,7 @@ class FolderWriter {
         });
       }
       workers[0].Run(part(0), part(1), begin, integers, scales);
-      threads.clear();  // joins
+      threads.clear();  // joins the threads
       for (const RowRounder& worker : workers) {
         if (worker.bad_row() < 0) continue;
         int64_t column = 0;
@@ -385,7 +386,7 @@ Result<QuantizedFolder> Quantize(const fs::path& source, const fs::path& destina
 
 Result<QuantizedFolder> QuantizeFolder(const fs::path& source, const fs::path& destination,
                                        Quantization type) {
-  // The code below throws nothing itself; the standard library does when memory runs out.
+  // Code of this project does not throw; the standard library throws when memory runs out.
   try {
     return Quantize(source, destination, type);
   } catch (const std::bad_alloc&) {

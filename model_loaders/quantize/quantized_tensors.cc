@@ -11,7 +11,7 @@
 namespace moeserve {
 namespace {
 
-constexpr F16 kF16Exponent = 0x7c00;  // all ones: infinite or NaN
+constexpr F16 kF16Exponent = 0x7c00;  // exponent bits of infinity and NaN
 
 std::string Place(std::string_view tensor, int64_t row, int64_t column) {
   return Concat(tensor, ": row ", row, ", column ", column, ": ");

@@ -1,4 +1,4 @@
-// Stored form of quantized matrices: a tensor of integers and one of scales.
+// How files store quantized matrices: as a tensor of integers and a tensor of scales.
 #pragma once
 
 #include <cstdint>
@@ -15,32 +15,33 @@
 
 namespace moeserve {
 
-// One tensor of a file.
+// One tensor of a safetensors file.
 struct StoredTensor {
   std::string name;
-  std::optional<ElementType> type;  // absent: F32, F16 or BF16
+  std::optional<ElementType> type;  // absent means F32, F16 or BF16
   std::vector<int64_t> shape;
   std::string follows_from;  // as in TensorRequirement
 };
 
-// The scales of "blocks.0.attention.q.weight" are "blocks.0.attention.q.weight_scale".
+// Returns the name of a matrix's scales, such as "blocks.0.attention.q.weight_scale" for
+// "blocks.0.attention.q.weight".
 std::string ScaleName(std::string_view weight);
 
-// The tensors that store `tensor` in a folder of that quantization: itself, or integers (int8: I8
-// [out, in]; int4: U8 [out, ceil(in / 2)], see QuantizedMatrix) and their scales (F16 [out,
-// groups]).
+// Returns the tensors that store `tensor` in a folder with quantization `folder`: the tensor
+// itself, or its integers (int8: I8 [out, in]; int4: U8 [out, ceil(in / 2)], see QuantizedMatrix)
+// and their scales (F16 [out, groups]).
 std::vector<StoredTensor> StoredTensors(const TensorRequirement& tensor, Quantization folder);
 
-// InvalidArgument with row and column if an integer is out of range, a scale is not finite or the
-// bits after an odd last column are not zero. `integers` and `scales`: the names of the two tensors
-// in messages.
+// Returns InvalidArgument with row and column if an integer is out of range, if a scale is not
+// finite, or if the unused bits after the last column of an int4 row are not zero. `integers` and
+// `scales` are the names of the two tensors in error messages.
 absl::Status CheckQuantizedMatrix(const QuantizedMatrix& matrix, std::string_view integers,
                                   std::string_view scales);
 
-// The matrix as f32, which is exact. ResourceExhausted if memory runs out.
+// Returns the matrix as f32, without rounding. ResourceExhausted if memory runs out.
 Result<HostTensor> Dequantize(const QuantizedMatrix& matrix);
 
-// Reads all integers and scales of a checked folder and returns the first fault that
+// Reads all integers and scales of a checked folder and returns the first error that
 // CheckQuantizedMatrix() finds. Reads nothing if no tensor is stored as integers.
 absl::Status CheckQuantizedData(const ModelSpec& spec, WeightSource& weights);
 

@@ -24,7 +24,7 @@ Result<GenerationConfig> ParseGenerationConfig(std::string_view text, int vocab_
   Problems problems;
   ObjectReader reader(*json, "", &problems);
   GenerationConfig config;
-  // The ranges are those of the API fields of the same names.
+  // The ranges are the same as for the API fields of these names.
   const auto real = [&](std::string_view key, const char* expected, auto in_range) {
     std::optional<double> value;
     const nlohmann::json* found = reader.Optional(key);
@@ -59,7 +59,8 @@ Result<GenerationConfig> ParseGenerationConfig(std::string_view text, int vocab_
                    Concat(id, " (vocab_size of config.json is ", vocab_size, ')'));
     }
   }
-  // Unused, but common tools write them, and a wrong id means a wrong file.
+  // These ids are not used. They are checked because common tools write them, and a wrong id
+  // indicates a wrong file.
   for (const char* key : {"bos_token_id", "pad_token_id"}) {
     const nlohmann::json* id = reader.Optional(key);
     if (id == nullptr || id->is_null()) continue;

@@ -1,4 +1,4 @@
-// generation_config.json: sampling defaults and additional ids that end a generation.
+// generation_config.json: sampling defaults, and additional token ids that end a generation.
 #pragma once
 
 #include <string_view>
@@ -15,7 +15,7 @@ struct GenerationConfig {
   std::vector<TokenId> eos_token_ids;
 };
 
-// InvalidArgument with a message that begins with "generation_config.json: ".
+// Returns InvalidArgument with a message that begins with "generation_config.json: ".
 Result<GenerationConfig> ParseGenerationConfig(std::string_view text, int vocab_size);
 
 }  // namespace moeserve

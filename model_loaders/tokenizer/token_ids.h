@@ -1,4 +1,4 @@
-// Token ids in configuration files: one integer or a list.
+// Reads token ids in configuration files: one integer or a list of integers.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ namespace moeserve {
 inline constexpr std::string_view kTokenIdsExpected = "an integer or a list of integers";
 inline constexpr size_t kMaxTokenIds = 1024;
 
-// Checks types only; the range depends on the vocabulary.
+// Checks only the types, because the valid range depends on the vocabulary.
 std::vector<int32_t> ParseTokenIds(const nlohmann::json& json, const std::string& path,
                                    Problems* problems);
 

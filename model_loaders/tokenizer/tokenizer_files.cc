@@ -22,8 +22,8 @@ constexpr char kConfig[] = "tokenizer_config.json";
 constexpr JsonLimits kConfigLimits = {
     .max_bytes = size_t{16} << 20, .max_depth = 32, .max_values = size_t{1} << 20};
 
-// Checks the ids in tokenizer_config.json. LoadTokenizerConfig() reads the keys that the server
-// uses; the others belong to training tools.
+// Checks the token ids in tokenizer_config.json. LoadTokenizerConfig() reads the keys that the
+// server uses; other keys are for training tools.
 absl::Status CheckAddedTokenIds(std::string_view text, int vocab_size) {
   Result<Json> json = ParseStrictJson(text, kConfigLimits);
   if (!json.ok()) return Prefixed(Concat(kConfig, ": "), json.status());
@@ -66,7 +66,7 @@ Result<std::shared_ptr<const Tokenizer>> LoadTokenizer(const std::filesystem::pa
   }
   MOESERVE_ASSIGN_OR_RETURN(std::shared_ptr<const Tokenizer> tokenizer,
                             LoadTokenizerJson(directory));
-  // A model may have more rows than its tokenizer has tokens (padding), but not fewer.
+  // A model may have more embedding rows than its tokenizer has tokens (padding), but not fewer.
   if (tokenizer->vocab_size() > vocab_size) {
     return absl::InvalidArgumentError(
         Concat(kTokenizer, ": expected token ids in [0, ", vocab_size - 1, "], found ids up to ",

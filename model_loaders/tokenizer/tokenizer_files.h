@@ -9,8 +9,9 @@
 
 namespace moeserve {
 
-// The folder's tokenizer, with all ids in [0, vocab_size). Without tokenizer files: NotFound if
-// `required`, else null. Unimplemented if the only one is tokenizer.model (SentencePiece).
+// Returns the folder's tokenizer, all of whose ids must be in [0, vocab_size). If the folder has no
+// tokenizer files, returns NotFound if `required`, else null. Unimplemented if the only file is
+// tokenizer.model (SentencePiece).
 Result<std::shared_ptr<const Tokenizer>> LoadTokenizer(const std::filesystem::path& directory,
                                                        int vocab_size, bool required);
 

@@ -18,7 +18,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr size_t kMaxFileBytes = size_t{128} << 20;  // the largest in use have about 35 MiB
+constexpr size_t kMaxFileBytes = size_t{128} << 20;  // the largest known file has about 35 MiB
 constexpr int kMaxDepth = 32;
 constexpr size_t kMaxPatternBytes = 64 * 1024;
 
@@ -35,8 +35,8 @@ std::string Describe(const Json& value) {
   return text;
 }
 
-// Reads values and keeps the first fault. After a fault every read returns an empty value, so a
-// caller may continue and check status() at the end.
+// Reads values and keeps the first error. After an error every read returns an empty value, so that
+// a caller may continue and check status() at the end.
 class Reader {
  public:
   explicit Reader(std::string_view file_name) : file_name_(file_name) {}
@@ -54,14 +54,14 @@ class Reader {
     Fail(where, "expected " + expected + ", found " + Describe(found));
   }
 
-  // Fails and returns null for a text that is not JSON, nests too deep or repeats a key of an
-  // object.
+  // Parses a JSON text. Fails and returns null if the text is not JSON, is nested too deep, or
+  // repeats a key in an object.
   Json Parse(std::string_view text) {
     if (text.size() > kMaxFileBytes) {
       Fail("", Concat("expected at most ", kMaxFileBytes, " bytes, found ", text.size()));
       return nullptr;
     }
-    std::vector<std::unordered_set<std::string>> keys;  // of the objects that are open
+    std::vector<std::unordered_set<std::string>> keys;  // keys of each object that is open
     const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
       if (depth > kMaxDepth) Fail("", Concat("nested deeper than ", kMaxDepth, " levels"));
       if (event == Json::parse_event_t::object_start) keys.emplace_back();
@@ -81,7 +81,7 @@ class Reader {
     }
   }
 
-  // The values below are those of `object[key]`; `where` is the path of `object`.
+  // The functions below read `object[key]`. `where` is the path of `object` in error messages.
   std::string Path(const std::string& where, std::string_view key) const {
     return where.empty() ? std::string(key) : where + "." + std::string(key);
   }
@@ -96,7 +96,7 @@ class Reader {
     }
   }
 
-  // A JSON null if the key is absent.
+  // Returns a JSON null if the key is absent.
   const Json& Get(const Json& object, std::string_view key) const {
     static const Json null;
     if (!object.is_object()) return null;
@@ -147,8 +147,9 @@ class Reader {
   absl::Status status_;
 };
 
-// Appends the steps of a part to `steps`: the part itself, or, of a sequence, the steps of its
-// members, which may be sequences too. `list_key` holds the members. Null has none.
+// A processing step of the tokenizer, such as one normalizer. Flatten() appends the steps of `json`
+// to `steps`: `json` itself or, if it is a sequence, the steps of its members under `list_key`,
+// which may be sequences, too. A JSON null has no steps.
 struct Step {
   const Json* json;
   std::string where;
@@ -243,7 +244,7 @@ std::unique_ptr<PreTokenizer> ReadSplit(Reader& reader, const Step& step) {
       inverted);
 }
 
-// `byte_level`: whether the model will see bytes.
+// Sets `byte_level` to whether there is a ByteLevel step, which makes the BPE model work on bytes.
 std::unique_ptr<PreTokenizer> ReadPreTokenizer(Reader& reader, const Json& json, bool* byte_level) {
   *byte_level = false;
   std::vector<Step> steps;
@@ -331,7 +332,7 @@ Frame ReadPostProcessor(Reader& reader, const Json& json) {
   bool has_template = false;
   for (const Step& step : steps) {
     if (step.type == "ByteLevel") {
-      // This setting changes offsets only, which the server does not report.
+      // As a post-processor, ByteLevel only changes offsets, which the server does not report.
       reader.CheckKeys(*step.json, step.where,
                        {"type", "add_prefix_space", "trim_offsets", "use_regex"});
     } else if (step.type == "TemplateProcessing" && !has_template) {
@@ -395,7 +396,7 @@ void ReadMerges(Reader& reader, const Json& merges, BpeConfig* config) {
 
 std::unique_ptr<TokenModel> ReadModel(Reader& reader, const Json& model, bool byte_level) {
   const Json& type = reader.Get(model, "type");
-  // Early files do not have the type; only BPE has both vocab and merges.
+  // Early files do not have this key. Only a BPE model has both vocab and merges.
   if (!type.is_null() && type != "BPE") {
     reader.FailExpected("model.type", "BPE", type);
     return nullptr;
@@ -457,7 +458,7 @@ std::vector<AddedToken> ReadAddedTokens(Reader& reader, const Json& root) {
   return tokens;
 }
 
-// The text of a file, nothing if there is none.
+// Returns the contents of a file; nullopt if the file does not exist.
 absl::StatusOr<std::optional<std::string>> ReadFile(const std::filesystem::path& path) {
   std::error_code error;
   if (!std::filesystem::exists(path, error)) return std::nullopt;
@@ -474,7 +475,7 @@ absl::StatusOr<std::optional<std::string>> ReadFile(const std::filesystem::path&
   return text;
 }
 
-// A token is a string or an object with the string in `content`.
+// Reads a token, which is a string or an object with the string in `content`.
 std::optional<std::string> ReadToken(Reader& reader, const Json& root, std::string_view key) {
   const Json& value = reader.Get(root, key);
   if (value.is_object()) return reader.String(value, std::string(key), "content");

@@ -1,6 +1,6 @@
 // Readers of Hugging Face's tokenizer files. The files are untrusted: sizes, depth, types and ids
-// are checked. An unknown key, or a setting that is not implemented exactly as Hugging Face's, is
-// refused by name. Nothing throws.
+// are checked. An unknown key, or a setting that is not implemented exactly as in Hugging Face's
+// library, is refused by name. Nothing throws.
 #pragma once
 
 #include <filesystem>
@@ -16,22 +16,21 @@
 
 namespace moeserve {
 
-// Reads `model_dir`/tokenizer.json. NotFound: no such file; InvalidArgument: "where: expected ...,
-// found ...". Ignores the sections `truncation` and `padding`: the server neither truncates nor
-// pads prompts.
+// Reads `model_dir`/tokenizer.json. NotFound if there is no such file; InvalidArgument with a
+// message such as "where: expected ..., found ...". Ignores the sections `truncation` and
+// `padding`, because the server neither truncates nor pads prompts by them.
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizerJson(
     const std::filesystem::path& model_dir);
 
-// The same from text; `file_name` starts the messages.
+// Reads a tokenizer from the text of a tokenizer.json. Error messages begin with `file_name`.
 absl::StatusOr<std::unique_ptr<Tokenizer>> ParseTokenizerJson(std::string_view json,
                                                               std::string_view file_name);
 
-// The keys of tokenizer_config.json that the server uses. Of a token that is an object, its
-// content.
+// The keys of tokenizer_config.json that the server uses. If a token is an object, its content.
 struct TokenizerConfig {
-  // The template, or the one named "default" where the file has a list.
+  // The chat template. If the file has a list of templates, the one named "default".
   std::optional<std::string> chat_template;
-  // The whole list, (name, template).
+  // The whole list of templates as (name, template) pairs.
   std::vector<std::pair<std::string, std::string>> named_chat_templates;
   std::optional<std::string> bos_token;
   std::optional<std::string> eos_token;
@@ -42,8 +41,8 @@ struct TokenizerConfig {
   std::optional<bool> add_eos_token;
 };
 
-// Reads `model_dir`/tokenizer_config.json and chat_template.jinja, if present; the template of the
-// latter has precedence. Ignores other keys. InvalidArgument as above.
+// Reads `model_dir`/tokenizer_config.json and chat_template.jinja, if present. The template of
+// chat_template.jinja takes precedence. Ignores other keys. InvalidArgument for an invalid file.
 absl::StatusOr<TokenizerConfig> LoadTokenizerConfig(const std::filesystem::path& model_dir);
 
 absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(std::string_view json,

@@ -1,5 +1,6 @@
-// Errors of the public interfaces: an absl::Status that also carries the error code and the field
-// that the client sees. A Status without them, such as the engine's, gets defaults for its code.
+// Errors of the public interfaces: an absl::Status with two attached texts that the client
+// receives, an API error code and the name of a request field. A Status without them, such as one
+// from the engine, gets the default API error code for its status code and no field.
 #pragma once
 
 #include <string>
@@ -9,24 +10,26 @@
 
 namespace moeserve::server {
 
-// `api_code` is one of the documented codes, such as "invalid_value"; `param` names a request field
-// or is empty. `code` must not be OK.
+// Returns a Status with status code `code`, which must not be OK. `api_code` is one of the
+// documented API error codes, such as "invalid_value". `param` names a request field or is empty.
 absl::Status MakeError(absl::StatusCode code, std::string_view api_code, std::string message,
                        std::string_view param = {});
 
-// InvalidArgument, code "invalid_value".
+// Returns InvalidArgument with API error code "invalid_value".
 absl::Status InvalidValue(std::string_view param, std::string message);
-// InvalidArgument, code "unsupported_parameter": a known field that is not implemented.
+// Returns InvalidArgument with API error code "unsupported_parameter", for a request field that the
+// server recognises but does not implement.
 absl::Status UnsupportedParameter(std::string_view param);
-// InvalidArgument, code "missing_field".
+// Returns InvalidArgument with API error code "missing_field".
 absl::Status MissingField(std::string_view param);
 
-// Returns the attached code, else the default for the status code; empty for OK.
+// Returns the attached API error code, else the default for the status code; empty if the status is
+// OK.
 std::string ApiCode(const absl::Status& status);
-// Returns the attached request field, or an empty string.
+// Returns the attached name of a request field, or an empty string.
 std::string ApiParam(const absl::Status& status);
 
-// Adds `api_code` to an error that has none yet.
+// Returns `status`, with `api_code` attached if it is an error without an API error code.
 absl::Status WithApiCode(absl::Status status, std::string_view api_code);
 
 }  // namespace moeserve::server

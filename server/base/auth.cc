@@ -9,7 +9,7 @@ namespace moeserve::server {
 namespace {
 
 bool EqualInConstantTime(std::string_view expected, std::string_view given) {
-  // The time depends only on the length of the given text, which the client knows.
+  // The run time depends only on the length of `given`, which the client already knows.
   unsigned char difference = expected.size() == given.size() ? 0 : 1;
   for (size_t i = 0; i < given.size(); ++i) {
     const char other = expected.empty() ? '\0' : expected[i % expected.size()];

@@ -1,4 +1,4 @@
-// API keys.
+// API keys of the server.
 #pragma once
 
 #include <filesystem>
@@ -14,23 +14,23 @@ namespace moeserve::server {
 // Immutable and thread-safe.
 class ApiKeys {
  public:
-  ApiKeys() = default;  // no keys: every route is open
+  ApiKeys() = default;  // without keys, every request is authorized
   explicit ApiKeys(std::vector<std::string> keys) : keys_(std::move(keys)) {}
 
   bool empty() const { return keys_.empty(); }
-  // Returns one key for a client to send. Requires that there is one.
+  // Returns the first key, for a command that acts as a client. Requires that there is a key.
   const std::string& first() const { return keys_.front(); }
 
-  // Checks an `authorization` value ("Bearer <key>"). OK if there are no keys. Takes constant
-  // time, however much of a key is right.
+  // Checks the value of an `authorization` header ("Bearer <key>"). Returns OK if there are no
+  // keys. The run time does not reveal how much of a wrong key is correct.
   absl::Status Check(std::string_view authorization) const;
 
  private:
   std::vector<std::string> keys_;
 };
 
-// Reads one key per line; blank lines and lines starting with '#' are skipped. A file without a key
-// is an error: it would open the server by accident.
+// Reads one key per line. Skips blank lines and lines starting with '#'. A file without a key is an
+// error, because it would leave the server open to everybody by accident.
 Result<ApiKeys> ReadApiKeys(const std::filesystem::path& file);
 
 }  // namespace moeserve::server

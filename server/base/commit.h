@@ -1,11 +1,12 @@
-// The source revision of this build.
+// The git commit that the program was built from.
 #pragma once
 
 #include <string_view>
 
 namespace moeserve::server {
 
-// Returns the commit, followed by "-dirty" if files had been changed; empty if unknown.
+// Returns the commit, followed by "-dirty" if the sources had uncommitted changes; empty if
+// unknown.
 std::string_view Commit();
 
 }  // namespace moeserve::server

@@ -11,7 +11,8 @@
 namespace moeserve::server {
 namespace {
 
-// Wrong values are cut and escaped, so that prompts do not end up in messages and logs.
+// Formats a wrong value for an error message. Truncates and escapes the text, so that whole prompts
+// do not end up in messages and logs.
 std::string Shown(const nlohmann::json& value) {
   std::string text = ShowJson(value);
   constexpr size_t kMaxBytes = 64;

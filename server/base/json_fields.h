@@ -1,4 +1,5 @@
-// Typed access to the fields of a JSON request. `null` means absent throughout.
+// Typed access to the fields of a JSON request. All functions treat a field with the value `null`
+// as absent.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +13,12 @@
 
 namespace moeserve::server {
 
-// Returns the value of a field; null if it is absent or JSON null.
+// Returns a pointer to the value of a field; nullptr if the field is absent or JSON null.
 const nlohmann::json* FindField(const nlohmann::json& object, const char* name);
 
-// Each returns no value for an absent field. InvalidArgument, naming the field: a value of another
-// type or outside [min, max]. A float with zero fraction counts as an integer.
+// Each of these functions returns nullopt if the field is absent, and InvalidArgument, naming the
+// field, if its value has another type or is outside [min, max]. `min_excluded` excludes `min`
+// itself. IntField accepts a floating-point number without a fraction.
 Result<std::optional<int64_t>> IntField(const nlohmann::json& object, const char* name, int64_t min,
                                         int64_t max);
 Result<std::optional<double>> NumberField(const nlohmann::json& object, const char* name,
@@ -24,10 +26,10 @@ Result<std::optional<double>> NumberField(const nlohmann::json& object, const ch
 Result<std::optional<bool>> BoolField(const nlohmann::json& object, const char* name);
 Result<std::optional<std::string>> StringField(const nlohmann::json& object, const char* name);
 
-// Returns the integer that a JSON number holds; none if it has a fraction or is no number.
+// Returns the integer value of a JSON number; nullopt if `value` has a fraction or is not a number.
 std::optional<int64_t> AsInteger(const nlohmann::json& value);
 
-// Reads a list of token ids in [0, vocab_size); `param` names it in errors.
+// Reads a list of token ids in [0, vocab_size). `param` is the name of the list in error messages.
 Result<std::vector<TokenId>> TokenIdList(const nlohmann::json& list, const std::string& param,
                                          int vocab_size);
 

@@ -11,7 +11,7 @@ namespace moeserve::server {
 struct RequestLimits {
   int max_n = 128;
   int max_prompts = 256;
-  int max_choices = 512;  // prompts * n
+  int max_choices = 512;  // number of prompts times `n`
   int max_stop = 16;
   size_t max_stop_bytes = 256;
   int max_stop_token_ids = 64;
@@ -19,26 +19,27 @@ struct RequestLimits {
   size_t max_bad_words = 128;
   size_t max_bad_word_tokens = 1024;
   int max_logprobs = 20;
-  size_t max_prompt_bytes = size_t{4} << 20;  // of each prompt; a request may have several
+  size_t max_prompt_bytes = size_t{4} << 20;  // of one prompt; a request may have several
   size_t max_messages = 2048;
   size_t max_message_bytes = size_t{1} << 20;
-  size_t max_rendered_bytes = size_t{4} << 20;  // of a conversation
+  size_t max_rendered_bytes = size_t{4} << 20;  // of a conversation after the chat template
   size_t max_template_variables = 64;
   int json_depth = 64;
-  // Most (row, expert) pairs of a request's routing records in memory at once: all of a unary
-  // answer, the prompts' part of a stream. A pair takes about 60 bytes until it is sent.
+  // Limit on the (row, expert) pairs of one request's routing records that are in memory at once:
+  // all pairs of a unary response, only the prompts' pairs of a streaming response. A pair takes
+  // about 60 bytes until it is sent.
   int64_t max_routes = int64_t{1} << 22;
   absl::Duration max_request_time = absl::Seconds(600);
-  size_t max_unread_bytes = size_t{1} << 20;  // of a stream whose client reads slowly
+  size_t max_unread_bytes = size_t{1} << 20;  // output of a stream that waits for a slow client
 };
 
 struct HttpLimits {
-  size_t max_line_bytes = 8 << 10;  // the request line, and any header line
+  size_t max_line_bytes = 8 << 10;  // the request line or one header line
   size_t max_header_bytes = 32 << 10;
   int max_headers = 100;
   size_t max_body_bytes = size_t{16} << 20;
   int max_chunks = 65536;
-  size_t max_chunk_extension_bytes = 4 << 10;  // of all chunks together
+  size_t max_chunk_extension_bytes = 4 << 10;  // total over all chunks of a body
   int max_connections = 4096;
   absl::Duration header_timeout = absl::Seconds(10);
   absl::Duration body_idle_timeout = absl::Seconds(30);

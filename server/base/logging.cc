@@ -26,7 +26,7 @@ void Emit(spdlog::level::level_enum level, std::string_view component, std::stri
     line["component"] = std::string(component);
     line["message"] = std::string(message);
     for (const auto& [key, value] : fields.items()) line[key] = value;
-    // The pattern of the logger writes "{" and the time in front of this.
+    // The logger's pattern already writes "{" and the time, so the "{" of this text is dropped.
     const std::string text = line.dump(-1, ' ', true, Fields::error_handler_t::replace);
     spdlog::log(level, "{}", text.substr(1));
     return;

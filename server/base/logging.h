@@ -10,10 +10,10 @@ enum class LogFormat { kText, kJson };
 
 enum class LogLevel { kInfo, kWarning, kError, kOff };
 
-// Call before threads start.
+// Must be called before other threads start.
 void SetUpLogging(LogFormat format, LogLevel level);
 
-// Control characters are escaped, so that no text can forge a line.
+// Write one line each. Control characters are escaped, so that no text can forge a log line.
 void LogInfo(std::string_view component, std::string_view message);
 void LogWarning(std::string_view component, std::string_view message);
 void LogError(std::string_view component, std::string_view message);

@@ -1,4 +1,4 @@
-// Ids of requests.
+// Request ids.
 #pragma once
 
 #include <string>
@@ -6,13 +6,13 @@
 
 namespace moeserve::server {
 
-// Whether `id` is 1 to 128 characters of [A-Za-z0-9._-].
+// Returns whether `id` consists of 1 to 128 characters of [A-Za-z0-9._-].
 bool IsValidRequestId(std::string_view id);
 
 // Returns 24 random hexadecimal digits, unique in practice. Thread-safe.
 std::string NewRequestId();
 
-// Returns `from_client` if it is valid, else a new id. Invalid text is never sent back.
+// Returns `from_client` if it is valid, else a new id, so that responses never repeat invalid text.
 std::string ChooseRequestId(std::string_view from_client);
 
 }  // namespace moeserve::server

@@ -6,11 +6,12 @@
 
 namespace moeserve::server {
 
-// Call in main() before any thread starts: threads inherit the mask.
+// Blocks SIGTERM and SIGINT. Must be called in main() before any thread starts, because new threads
+// inherit the signal mask.
 void BlockTerminationSignals();
 
-// Waits for the blocked signals on a thread of its own. The first one runs `on_first`; a second one
-// ends the process at once.
+// Waits for SIGTERM and SIGINT, which must be blocked, on its own thread. The first signal runs
+// `on_first`; a second signal ends the process at once.
 class SignalWatcher {
  public:
   explicit SignalWatcher(std::function<void()> on_first);

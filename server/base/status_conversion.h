@@ -1,4 +1,4 @@
-// Converts statuses to the errors of HTTP and of gRPC.
+// Converts an absl::Status to an HTTP error or a gRPC status.
 #pragma once
 
 #include <string>
@@ -15,20 +15,21 @@ namespace moeserve::server {
 struct HttpError {
   int status = 500;
   std::string type = "server_error";
-  std::string code;  // empty: null
+  std::string code;  // empty is sent as JSON null
   std::string message;
-  std::string param;            // empty: null
-  int retry_after_seconds = 0;  // 0: no header
-  bool never_retry = false;     // x-should-retry: false
+  std::string param;            // empty is sent as JSON null
+  int retry_after_seconds = 0;  // 0 sends no Retry-After header
+  bool never_retry = false;     // sends the header x-should-retry: false
 };
 
-// `status` must not be OK. The message of an internal error is replaced by a fixed text.
+// `status` must not be OK. An internal error gets a fixed message, so that no details reach the
+// client.
 HttpError ToHttpError(const absl::Status& status);
 
-// {"error": {"message", "type", "param", "code"}}, one line.
+// Returns {"error": {"message", "type", "param", "code"}} in one line.
 std::string ErrorJson(const HttpError& error);
 
-// OK maps to OK. Never returns UNKNOWN.
+// Converts OK to OK. Never returns UNKNOWN. An internal error gets a fixed message.
 grpc::Status ToGrpcStatus(const absl::Status& status);
 
 }  // namespace moeserve::server

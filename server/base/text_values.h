@@ -1,4 +1,4 @@
-// Parses and formats sizes and addresses as the command line writes them.
+// Parses and formats byte sizes and network addresses of the command line.
 #pragma once
 
 #include <cstdint>
@@ -9,22 +9,23 @@
 
 namespace moeserve::server {
 
-// "4096", "512MiB", "2GB": a whole number and optionally B, KB, MB, GB, TB (powers of 1000) or KiB,
-// MiB, GiB, TiB (powers of 1024), in any case.
+// Parses a size in bytes such as "4096", "512MiB" or "2GB": a whole number, optionally followed by
+// B, KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024), in upper or lower
+// case.
 Result<int64_t> ParseBytes(std::string_view text);
 
-// "512.0 MiB"
+// Formats a size in bytes, for example "512.0 MiB".
 std::string ShowBytes(int64_t bytes);
 
 struct HostPort {
-  std::string host;  // without brackets
+  std::string host;  // an IPv6 address is stored without brackets
   int port = 0;
 
-  // 127.0.0.0/8, ::1 or localhost.
+  // Returns true for 127.0.0.0/8, ::1 and localhost.
   bool IsLoopback() const;
 };
 
-// "127.0.0.1:8080", "[::1]:0", "localhost:80".
+// Parses an address such as "127.0.0.1:8080", "[::1]:0" or "localhost:80".
 Result<HostPort> ParseHostPort(std::string_view text);
 
 }  // namespace moeserve::server

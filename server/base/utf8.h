@@ -1,4 +1,4 @@
-// UTF-8 helpers for JSON answers.
+// UTF-8 helpers for JSON responses.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace moeserve::server {
 // Python's errors="replace" does.
 std::string ReplaceInvalidUtf8(std::string_view bytes);
 
-// Returns the number of code points of valid UTF-8.
+// Returns the number of code points in `text`, which must be valid UTF-8.
 size_t CountCodePoints(std::string_view text);
 
 }  // namespace moeserve::server

@@ -1,4 +1,4 @@
-// A small thread pool for tasks that would block the io threads or the engine thread.
+// A small thread pool for tasks that would block the I/O threads or the engine thread.
 #pragma once
 
 #include <chrono>
@@ -16,15 +16,16 @@ namespace moeserve::server {
 class WorkPool {
  public:
   WorkPool(int threads, size_t max_waiting);
-  ~WorkPool();  // runs the waiting tasks, then joins
+  ~WorkPool();  // runs the waiting tasks, then joins the threads
 
   WorkPool(const WorkPool&) = delete;
   WorkPool& operator=(const WorkPool&) = delete;
 
-  // Returns false, without posting, if `max_waiting` tasks are waiting. A task must not throw.
+  // Queues a task, which must not throw. Returns false, without queueing it, if `max_waiting` tasks
+  // are already waiting.
   [[nodiscard]] bool Post(std::function<void()> task);
 
-  // Blocks until no task waits or runs, or until `deadline`.
+  // Blocks until no task is waiting or running, or until `deadline`.
   void WaitUntilIdle(std::chrono::steady_clock::time_point deadline);
 
  private:

@@ -12,7 +12,7 @@
 namespace moeserve::server {
 namespace {
 
-constexpr int kContextRows = 4096;  // of a step that fills the cache
+constexpr int kContextRows = 4096;  // rows per step while the cache is filled, not timed
 
 using Clock = std::chrono::steady_clock;
 
@@ -37,8 +37,8 @@ class Cases {
   std::vector<CaseResult> Run() {
     std::vector<CaseResult> results;
     std::vector<std::function<double()>> cases;
-    // The first round warms up and counts: where plans have to be fetched from a device, counting
-    // takes time.
+    // The first round warms up and counts the routed work. Later rounds do not count, because
+    // copying routing plans from a device takes time.
     if (settings_.prompt > 0) {
       results.push_back(WarmPrompt());
       cases.emplace_back([this] { return Prompt(nullptr); });
@@ -54,13 +54,15 @@ class Cases {
   }
 
  private:
-  // Bytes of matrices with so many parameters, and of what every step reads of the weights.
+  // Stored() returns the bytes of matrices with `parameters` parameters in total; FixedStored() the
+  // bytes of weights that every step reads.
   int64_t Stored(int64_t parameters) const {
     return MatrixBytes(parameters, model_.options().compute, model_.options().quantization);
   }
   int64_t FixedStored() const { return FixedWeightBytes(model_.spec(), model_.options()); }
 
-  // Tokens per second of one prompt.
+  // Runs one prompt and returns its speed in tokens per second. Adds the routed work to `work` if
+  // that is not null.
   double Prompt(RoutedWork* work) {
     const int tokens = settings_.prompt;
     const auto start = Clock::now();
@@ -70,7 +72,8 @@ class Cases {
     return tokens / Seconds(start);
   }
 
-  // Tokens per second of all sequences together.
+  // Fills the cache, runs decode steps and returns the speed in tokens per second, summed over all
+  // sequences.
   double Decode(int batch, RoutedWork* work) {
     const int piece = std::max(1, kContextRows / batch);
     for (int at = 0; at < settings_.context; at += piece) {
@@ -89,7 +92,8 @@ class Cases {
     Prompt(&work);
     const int64_t steps = (tokens + settings_.chunk - 1) / settings_.chunk;
     result.tokens_per_step = static_cast<double>(tokens);
-    // What earlier chunks left in the cache is not counted: it may still be in a cache.
+    // The keys and values that earlier chunks left are not counted, because the CPU's caches may
+    // still hold them.
     result.bytes_per_step = static_cast<double>(steps * FixedStored() + Stored(work.parameters()));
     result.operations_per_step =
         Operations(model_.spec(), work, tokens, 0.5 * static_cast<double>(tokens + 1));
@@ -127,8 +131,9 @@ class Cases {
     return static_cast<double>(work.experts()) / static_cast<double>(steps) / blocks;
   }
 
-  // Runs `count` random tokens of each of `sequences` sequences from position `begin` on; logits of
-  // every sequence's last one.
+  // Runs one step with `count` random tokens for each of `sequences` sequences, starting at
+  // position `begin`, and computes the logits of each sequence's last token. Adds the routed work
+  // to `work` if that is not null.
   void Step(int sequences, int begin, int count, RoutedWork* work) {
     Batch batch;
     for (int s = 0; s < sequences; ++s) {
@@ -170,7 +175,7 @@ MachineRates MachineRates::Best(const MachineRates& a, const MachineRates& b) {
 
 double MachineRates::PeakFor(const ModelOptions& types) const {
   if (types.quantization != Quantization::kNone && int8 > 0) return int8;
-  // Without instructions for bf16 its rows are widened.
+  // Without bf16 instructions, bf16 rows are widened and computed at the f32 rate.
   return types.compute == DType::kBF16 && bf16 > 0 ? bf16 : f32;
 }
 

@@ -1,4 +1,5 @@
-// The cases of `moeserve bench`: prompts and decode steps of a model, timed round by round.
+// The measurements ("cases") of `moeserve bench`: one prompt, and decoding with several batch
+// sizes. Every round measures each case once.
 #pragma once
 
 #include <cstdint>
@@ -11,47 +12,50 @@
 namespace moeserve::server {
 
 struct CaseSettings {
-  std::vector<int> batches = {1};  // sequences that decode together, one case each
-  int prompt = 0;                  // tokens of a prompt case; 0: none
-  int chunk = 512;                 // tokens of a prompt that are computed together
-  int tokens = 64;                 // decode steps of a case
-  int context = 16;                // tokens in the cache before a decode case
-  int rounds = 3;                  // the median counts
+  std::vector<int> batches = {1};  // batch sizes of the decode cases
+  int prompt = 0;                  // tokens in the prompt case; 0: no such case
+  int chunk = 512;                 // prompt tokens per step
+  int tokens = 64;                 // decode steps per measurement
+  int context = 16;                // tokens in the cache before decoding
+  int rounds = 3;                  // measurements per case
 };
 
-// Speeds of the machine, in bytes and operations per second; 0: not measured.
+// Measured speeds of the machine, in bytes per second and in operations per second for each type of
+// arithmetic. 0 means not measured.
 struct MachineRates {
   double read_bandwidth = 0;
   double f32 = 0;
   double bf16 = 0;
   double int8 = 0;
 
-  // The better of two measurements of each.
+  // Returns the larger value of each rate.
   static MachineRates Best(const MachineRates& a, const MachineRates& b);
-  // The fastest arithmetic that products of these types can use; 0: not measured.
+  // Returns the rate of the fastest arithmetic that matrix products with these types can use; 0 if
+  // that rate is not measured.
   double PeakFor(const ModelOptions& types) const;
 };
 
 struct CaseResult {
   std::string name;            // "prompt 512", "decode 16"
-  std::vector<double> rounds;  // tokens per second, in the order of measuring
-  bool decode = false;         // else a prompt
-  double tokens_per_step = 0;  // that a step of decoding, or the whole prompt, computes
-  double bytes_per_step = 0;   // weights and cached keys and values, read once
+  std::vector<double> rounds;  // tokens per second, in order of time
+  bool decode = false;         // false for the prompt case
+  double tokens_per_step = 0;  // tokens that one decode step, or the whole prompt, computes
+  double bytes_per_step = 0;   // least bytes that must be read: weights, cached keys and values
   double operations_per_step = 0;
-  double distinct_experts = 0;  // per routed block and step
+  double distinct_experts = 0;  // mean per routed block and step
 
   double Median() const;
   double Min() const;
   double Max() const;
-  // Tokens per second at these rates: what the slower of memory and arithmetic allows. Where
-  // arithmetic is not measured: memory alone for decoding, 0 (unknown) for prompts.
+  // Returns the upper bound on tokens per second that these rates set: the smaller of the bounds
+  // set by memory bandwidth and by arithmetic. If the arithmetic rate is not measured, returns the
+  // bandwidth bound for decoding and 0 (unknown) for prompts.
   double Bound(const MachineRates& rates, const ModelOptions& types) const;
 };
 
-// Every round runs each case once, so that a disturbance of the machine meets all alike; a round
-// before them warms up. `model` and `cache` belong to one backend; the cache has room for the
-// largest batch at max(prompt, context + tokens) positions each.
+// Runs all cases in rounds, so that a disturbance of the machine affects all cases alike. One more
+// round comes first, as warm-up. `model` and `cache` belong to the same backend. `cache` must have
+// capacity for the largest batch, with max(prompt, context + tokens) positions per sequence.
 std::vector<CaseResult> MeasureCases(const CaseSettings& settings, Model& model,
                                      KvCacheStorage& cache);
 

@@ -21,10 +21,10 @@ namespace moeserve::server {
 namespace {
 
 struct Options {
-  ModelOptionsText model;      // folder; empty for a synthetic model
-  SyntheticOptions synthetic;  // random weights made in memory
+  ModelOptionsText model;      // its folder is empty for a synthetic model
+  SyntheticOptions synthetic;  // the shape of a model with random weights
   CaseSettings cases;
-  std::string json;  // file for the results; empty: none
+  std::string json;  // path of the results file; empty writes none
 };
 
 constexpr int64_t kProbeBytes = int64_t{2} << 30;
@@ -35,7 +35,7 @@ struct Loaded {
   ModelSpec spec;
   std::unique_ptr<WeightSource> weights;
   std::string name;
-  std::optional<CheckpointIdentity> identity;  // none: synthetic
+  std::optional<CheckpointIdentity> identity;  // nullopt for a synthetic model
 };
 
 Result<Loaded> Open(const Options& options) {
@@ -126,7 +126,7 @@ absl::Status Run(const Options& options) {
   report.kv_cache = cache_type;
   report.weight_bytes = model->weight_bytes();
   report.settings = cases;
-  // Measured before and after the cases, because a machine's speed can drift.
+  // The rates are measured before and after the cases, because the speed of a machine can drift.
   MOESERVE_ASSIGN_OR_RETURN(report.before, MeasureRates(*backend));
   report.cases = MeasureCases(cases, *model, *cache);
   MOESERVE_ASSIGN_OR_RETURN(report.after, MeasureRates(*backend));
@@ -138,8 +138,8 @@ absl::Status Run(const Options& options) {
 }  // namespace
 
 void AddBenchCommand(CLI::App& app, Command& selected) {
-  CLI::App* command =
-      app.add_subcommand("bench", "Measure speed, also as a share of the machine's limit");
+  CLI::App* command = app.add_subcommand(
+      "bench", "Measure tokens per second, also as a share of what the machine allows");
   auto options = std::make_shared<Options>();
   CLI::Option* model =
       command->add_option("--model", options->model.directory, "Checkpoint folder");
@@ -147,20 +147,22 @@ void AddBenchCommand(CLI::App& app, Command& selected) {
   AddComputeOptions(*command, options->model);
   command
       ->add_option("--batch", options->cases.batches,
-                   "List of batch sizes: sequences that decode together")
+                   "Batch sizes to measure: sequences that decode together")
       ->delimiter(',')
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
-  command->add_option("--prompt", options->cases.prompt, "Tokens of a prompt case; 0: none")
+  command
+      ->add_option("--prompt", options->cases.prompt,
+                   "Tokens of the prompt to measure; 0: measure no prompt")
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
-  command->add_option("--chunk", options->cases.chunk, "Tokens of the prompt per step")
+  command->add_option("--chunk", options->cases.chunk, "Prompt tokens per step")
       ->check(CLI::Range(1, 1 << 16))
       ->capture_default_str();
-  command->add_option("--tokens", options->cases.tokens, "Decode steps of a case")
+  command->add_option("--tokens", options->cases.tokens, "Decode steps per measurement")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  command->add_option("--context", options->cases.context, "Tokens in the cache before decoding")
+  command->add_option("--context", options->cases.context, "Tokens in the KV cache before decoding")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   command->add_option("--rounds", options->cases.rounds, "Repetitions; the result is their median")
@@ -169,7 +171,7 @@ void AddBenchCommand(CLI::App& app, Command& selected) {
   command->add_option("--json", options->json, "File for the results");
   AddBenchLoadCommand(*command, selected);
   command->callback([options, command, &selected] {
-    // A subcommand was chosen instead.
+    // With a subcommand such as "bench load", this command itself does not run.
     if (!command->get_subcommands().empty()) return;
     selected = [options] {
       const absl::Status status = Run(*options);

@@ -26,13 +26,14 @@ namespace moeserve::server {
 namespace {
 
 constexpr size_t kMaxPromptFileBytes = size_t{256} << 20;
-// Vocabulary size for servers, which do not report theirs; every model has this many ids.
+// The vocabulary size assumed for servers, which do not report theirs. Every model is expected to
+// have at least this many token ids.
 constexpr int kDefaultVocabulary = 1000;
 constexpr int64_t kProbeBytes = int64_t{2} << 30;
 constexpr int kProbeRounds = 5;
 
 struct Options {
-  // The target: exactly one of url, model and synthetic.
+  // Exactly one of url, model and synthetic is set; it selects the target of the load.
   std::string url;
   ModelOptionsText model;
   std::string synthetic;
@@ -46,7 +47,7 @@ struct Options {
   IdleStreamOptions idle;
 
   WorkloadOptions workload;
-  std::string prompt_tokens = "32:256";  // ranges as written
+  std::string prompt_tokens = "32:256";  // N or MIN:MAX, as on the command line
   std::string output_tokens = "32:128";
   std::string long_prompt_tokens = "2048:4096";
   std::string lengths = "uniform";
@@ -124,7 +125,8 @@ double ThreadCpuSeconds() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-// `weight_bytes` returns the bytes since the start; it may be empty.
+// Runs the warm-up and then the measured load. `weight_bytes` returns the bytes of weights that the
+// engine's steps have read since the engine started; it may be empty.
 Result<LoadReport> Measure(const Options& options, const Workload& workload, LoadTarget& target,
                            const std::function<double()>& weight_bytes = nullptr) {
   const int warmup_clients = options.load.clients > 0 ? options.load.clients : 8;
@@ -144,7 +146,7 @@ Result<LoadReport> Measure(const Options& options, const Workload& workload, Loa
 
 absl::Status WriteReport(const Options& options, const LoadReport& report,
                          const std::string& target) {
-  // With JSON on standard output, print nothing else there.
+  // If the JSON report goes to standard output, the table goes to standard error.
   std::FILE* const table_file = options.json == "-" ? stderr : stdout;
   std::fprintf(table_file, "%s", ReportTable(report).c_str());
   if (!options.json.empty()) {
@@ -219,7 +221,8 @@ absl::Status RunInProcess(const Options& options) {
   }
   MOESERVE_ASSIGN_OR_RETURN(LoadReport report, Measure(options, workload, target, weight_bytes));
   if (options.bandwidth) {
-    // Measured before and after, because a machine's speed can drift.
+    // The bandwidth is measured before and after the load, because the speed of a machine can
+    // drift.
     MOESERVE_RETURN_IF_ERROR(probe());
     report.read_bandwidth = bandwidth;
   }
@@ -260,7 +263,9 @@ void AddTargetOptions(CLI::App& command, Options& options) {
       ->capture_default_str();
   command.add_option("--model", options.model.directory,
                      "Checkpoint folder, run in this process without sockets");
-  command.add_option("--synthetic", options.synthetic, "Random weights of this shape")
+  command
+      .add_option("--synthetic", options.synthetic,
+                  "Run a model of this shape with random weights, in this process")
       ->check(CLI::IsMember({"small", "medium"}));
   AddComputeOptions(command, options.model);
   AddEngineOptions(command, options.engine);
@@ -280,7 +285,7 @@ void AddLoopOptions(CLI::App& command, Options& options) {
       ->check(CLI::Range(1, 100'000'000));
   command
       .add_option("--drain", load.drain_seconds,
-                  "Seconds for running requests to end after the last start; then they are cut off")
+                  "Seconds after the last start for running requests to end; then they are cut off")
       ->check(CLI::Range(0.0, 86400.0))
       ->capture_default_str();
   command
@@ -293,19 +298,19 @@ void AddLoopOptions(CLI::App& command, Options& options) {
       ->capture_default_str();
   command
       .add_option("--idle-streams", options.idle.count,
-                  "Streams to hold open during the load; alone, for --seconds")
+                  "Streams to open and not read during the load; without a load, for --seconds")
       ->check(CLI::Range(1, 100'000));
-  command.add_option("--idle-tokens", options.idle.output_tokens, "Output tokens of each of them")
+  command.add_option("--idle-tokens", options.idle.output_tokens, "Output tokens per idle stream")
       ->check(CLI::Range(1, 1 << 24))
       ->capture_default_str();
   command
       .add_option("--idle-read-bytes", options.idle.read_bytes_per_second,
-                  "Bytes that each of them reads per second")
+                  "Bytes read per second from each idle stream")
       ->check(CLI::Range(0, 1 << 24))
       ->capture_default_str();
   command
       .add_option("--idle-open-seconds", options.idle.open_seconds,
-                  "Seconds for all of them to begin")
+                  "Seconds for all idle streams to begin")
       ->check(CLI::Range(0.001, 86400.0))
       ->capture_default_str();
 }
@@ -314,9 +319,9 @@ void AddWorkloadOptions(CLI::App& command, Options& options) {
   WorkloadOptions& workload = options.workload;
   command.add_option("--seed", workload.seed, "Seed of lengths, tokens and arrivals")
       ->capture_default_str();
-  command.add_option("--prompt-tokens", options.prompt_tokens, "N or MIN:MAX")
+  command.add_option("--prompt-tokens", options.prompt_tokens, "Length of prompts: N or MIN:MAX")
       ->capture_default_str();
-  command.add_option("--output-tokens", options.output_tokens, "N or MIN:MAX")
+  command.add_option("--output-tokens", options.output_tokens, "Tokens to generate: N or MIN:MAX")
       ->capture_default_str();
   command.add_option("--lengths", options.lengths, "How lengths are drawn from their ranges")
       ->check(CLI::IsMember({"uniform", "log-uniform"}))
@@ -324,11 +329,13 @@ void AddWorkloadOptions(CLI::App& command, Options& options) {
   command.add_option("--long-share", workload.long_share, "Share of requests with a long prompt")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
-  command.add_option("--long-prompt-tokens", options.long_prompt_tokens, "N or MIN:MAX")
+  command
+      .add_option("--long-prompt-tokens", options.long_prompt_tokens,
+                  "Length of long prompts: N or MIN:MAX")
       ->capture_default_str();
   command
       .add_option("--prefix-tokens", workload.prefix_tokens,
-                  "Tokens of a shared prefix, put before the prompt")
+                  "Length of a shared prefix that is put before prompts")
       ->check(CLI::Range(0, 1 << 24))
       ->capture_default_str();
   command
@@ -338,7 +345,7 @@ void AddWorkloadOptions(CLI::App& command, Options& options) {
       ->capture_default_str();
   command
       .add_option("--vocab-size", workload.vocab_size,
-                  "Prompts are random ids below this; default: the model's, 1000 for --url")
+                  "Prompts are random token ids below this; default: the model's, 1000 for --url")
       ->check(CLI::Range(1, 1 << 24));
   command.add_option("--prompts", options.prompts_file,
                      "File with one text prompt per line, instead of random ids");
@@ -353,9 +360,9 @@ void AddBenchLoadCommand(CLI::App& bench, Command& selected) {
   AddTargetOptions(*command, *options);
   AddLoopOptions(*command, *options);
   AddWorkloadOptions(*command, *options);
-  command->add_flag("--bandwidth", options->bandwidth,
-                    "Also measure the memory's read bandwidth, and what share of it the run's "
-                    "weights make");
+  command->add_flag(
+      "--bandwidth", options->bandwidth,
+      "Also measure the memory's read bandwidth, and the share of it used to read weights");
   command->add_option("--json", options->json, "File for the results; - for standard output");
   command->callback([options, &selected] {
     selected = [options] {

@@ -44,7 +44,7 @@ Json RoutingJson(const RoutedLayerSpec& routing) {
   return json;
 }
 
-// Of the first layer: all layers of synthetic models are equal.
+// Describes the shape of the first layer, because all layers of a synthetic model are equal.
 Json ShapeJson(const ModelSpec& spec) {
   const AttentionSpec& a = spec.layers[0].attention;
   const FeedForwardSpec& f = spec.layers[0].feed_forward;

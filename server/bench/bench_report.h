@@ -15,21 +15,22 @@ struct BenchReport {
   std::string model;
   std::string device;           // the backend's description
   std::string instruction_set;  // empty if there is none
-  int threads = 0;              // 0: not computed on the host
+  int threads = 0;              // 0 if the device is not the CPU
   ModelOptions types;
   KvCacheType kv_cache = KvCacheType::kF32;
   int64_t weight_bytes = 0;
   CaseSettings settings;
-  MachineRates before, after;  // the cases; bounds use the better of both
+  MachineRates before, after;  // measured before and after the cases; bounds use the better rates
   std::vector<CaseResult> cases;
 };
 
-// Returns the rates, then a line per case: median and range of the rounds, bound and share.
+// Returns the machine's rates, then one line per case: median and range over the rounds, the bound,
+// and the share of the bound that was reached.
 std::string BenchTable(const BenchReport& report);
 
-// {"model", "read_bandwidth", "peaks", "shape", "cases": [{"name", "tokens_per_second", "min",
-// "max", "bound_tokens_per_second", "share", ...}], ...}. Rates in bytes and operations per second.
-// Keys without a measurement are absent.
+// Returns {"model", "read_bandwidth", "peaks", "shape", "cases": [{"name", "tokens_per_second",
+// "min", "max", "bound_tokens_per_second", "share", ...}], ...}. Rates are in bytes per second and
+// operations per second. Keys without a measured value are absent.
 nlohmann::json BenchJson(const BenchReport& report, const ModelSpec& spec);
 
 }  // namespace moeserve::server

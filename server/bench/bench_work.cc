@@ -42,7 +42,7 @@ int64_t FixedProducts(const ModelSpec& spec) {
     }
     products += t.shape[0] * t.shape[1];
   }
-  // A router sees every sub-token of a token.
+  // A router scores every sub-token of a token separately.
   for (const LayerSpec& l : spec.layers) {
     if (!l.feed_forward.routed()) continue;
     const RoutedLayerSpec& r = *l.feed_forward.routing;
@@ -73,7 +73,8 @@ double Operations(const ModelSpec& spec, const RoutedWork& work, int64_t tokens,
     const AttentionSpec& a = spec.layers[i].attention;
     const int64_t heads = a.routed() ? work.attention_heads(i) : tokens * a.num_heads;
     const double seen = a.window && *a.window < visible ? *a.window : visible;
-    products += 2.0 * seen * static_cast<double>(heads * a.head_dim);  // scores and values
+    // query-key scores and weighted values
+    products += 2.0 * seen * static_cast<double>(heads * a.head_dim);
   }
   return 2.0 * products;
 }

@@ -1,4 +1,5 @@
-// What a step has to read and to compute at least: the other side of a measured time.
+// Counts the bytes that a step must at least read and the operations that it must at least compute.
+// Dividing them by the machine's rates bounds the speed.
 #pragma once
 
 #include <cstdint>
@@ -10,22 +11,23 @@
 
 namespace moeserve::server {
 
-// Counts what the routes of steps really touched.
+// Counts the experts that the routes of steps selected, and the work for these experts.
 class RoutedWork {
  public:
-  // `spec` must outlive this.
+  // `spec` must outlive this object.
   explicit RoutedWork(const ModelSpec& spec) : spec_(spec) {}
 
   void Add(int layer, BlockKind block, const RoutingPlan& plan);
-  void Add(const StepReport& report) {  // which has plans
+  void Add(const StepReport& report) {  // requires that `report` has routing plans
     for (const BlockReport& b : report.blocks) Add(b.layer, b.block, b.plan);
   }
 
-  int64_t experts() const { return experts_; }        // touched, summed over blocks and steps
-  int64_t parameters() const { return parameters_; }  // of their matrices
-  // Multiply-adds of all rows with the matrices of their experts.
+  int64_t experts() const { return experts_; }        // distinct experts per block and step, summed
+  int64_t parameters() const { return parameters_; }  // in the matrices of the experts() experts
+  // Returns the multiply-adds of all rows with the matrices of their selected experts.
   int64_t products() const { return products_; }
-  // Query rows times kv heads of routed attention: each attends with one head.
+  // Returns the number of query heads that routed attention computed in a layer: for each row, one
+  // per selected expert and kv head.
   int64_t attention_heads(int layer) const;
 
  private:
@@ -36,21 +38,21 @@ class RoutedWork {
   std::vector<int64_t> heads_ = std::vector<int64_t>(spec_.layers.size(), 0);
 };
 
-// Parameters of the matrices of one expert.
+// Returns the number of parameters in the matrices of one expert.
 int64_t ExpertParameters(const ModelSpec& spec, int layer, BlockKind block, int expert);
 
-// Multiply-adds of one token with every matrix that all tokens pass: neither routed experts nor
-// embeddings nor the head.
+// Returns the multiply-adds per token with the matrices that every token uses: all matrices except
+// routed experts, embeddings and the LM head.
 int64_t FixedProducts(const ModelSpec& spec);
-// The head's, of one token.
+// Returns the multiply-adds per token with the LM head.
 int64_t HeadProducts(const ModelSpec& spec);
 
-// Bytes of keys and values that a token leaves in the caches of all layers.
+// Returns the bytes of keys and values that one token adds to the KV caches of all layers.
 int64_t CacheBytesPerToken(const ModelSpec& spec, KvCacheType cache);
 
-// Operations of `tokens` tokens that pass the whole model but the head, with the routes counted in
-// `work` (of exactly these tokens) and `visible` cached positions for each on average. A
-// multiplication and an addition are two.
+// Returns the operations that `tokens` tokens need in the whole model without the LM head. `work`
+// must contain the routes of exactly these tokens. Each token attends to `visible` cached positions
+// on average. A multiply-add counts as two operations.
 double Operations(const ModelSpec& spec, const RoutedWork& work, int64_t tokens, double visible);
 
 }  // namespace moeserve::server

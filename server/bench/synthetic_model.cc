@@ -16,7 +16,8 @@ uint64_t NextRandom(uint64_t& state) {
   return state;
 }
 
-// A table of standard normal numbers: computing billions of them would take minutes.
+// Returns a table of standard normal numbers. Weights are random entries of the table, because
+// computing billions of normal numbers would take minutes.
 const std::vector<float>& NormalTable() {
   static const std::vector<float> table = [] {
     std::vector<float> t(1 << 16);
@@ -31,8 +32,8 @@ const std::vector<float>& NormalTable() {
   return table;
 }
 
-// Reuses the memory of released tensors, because new pages take longer than the numbers. Not
-// thread-safe.
+// Reuses the memory of released tensors, because allocating new pages takes longer than writing the
+// weights. Not thread-safe.
 class Spares : public std::enable_shared_from_this<Spares> {
  public:
   std::shared_ptr<std::vector<char>> Take(size_t size) {
@@ -68,7 +69,7 @@ class SyntheticWeights : public WeightSource {
     t.data = bytes->data();
     t.owner = bytes;
     if (shape.size() == 1) {
-      // A bias of ones would dominate the routers' inputs.
+      // Biases are 0, because biases of 1 would dominate the inputs of the routers.
       const bool bias = name.ends_with("bias");
       std::fill_n(reinterpret_cast<float*>(bytes->data()), n, bias ? 0.0f : 1.0f);
       return t;

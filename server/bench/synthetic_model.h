@@ -13,15 +13,16 @@ namespace moeserve {
 inline constexpr const char* kSyntheticNames[] = {"small", "medium", "small-dense", "medium-dense",
                                                   "mixtral"};
 
-// "small" (0.64 B parameters, 32 experts, top-2) or "medium" (2.93 B, 64 experts, top-8): decoders
-// with gated experts of equal width, renormalised softmax, per-head query and key norms.
-// "small-dense", "medium-dense": one feed-forward as wide as the selected experts in their place.
-// "mixtral" (11.8 B): 8 layers of Mixtral-8x7B, which has 32. InvalidArgument: another name.
+// Returns the spec of a named model. "small" (0.64 B parameters, 32 experts, top-2) and "medium"
+// (2.93 B, 64 experts, top-8) are decoders with gated experts of equal width, softmax renormalized
+// over the selected experts, and per-head query and key norms. "small-dense" and "medium-dense"
+// replace the experts by one feed-forward that is as wide as the selected experts together.
+// "mixtral" (11.8 B) has 8 of the 32 layers of Mixtral-8x7B. InvalidArgument for another name.
 Result<ModelSpec> SyntheticSpec(std::string_view name);
 
-// A source of any tensor: normal with standard deviation fan_in^-0.5, embeddings 1, norms all 1,
-// biases 0, routers f32 and the rest `dtype`. Values depend only on the tensor's name; tensors
-// share no memory.
+// Returns a source that makes a tensor of any name and shape. Matrices are normally distributed
+// with standard deviation fan_in^-0.5, embeddings with 1; norm weights are 1 and biases 0. Routers
+// are f32, other tensors `dtype`. Values depend only on the tensor's name. Tensors share no memory.
 std::unique_ptr<WeightSource> MakeSyntheticWeights(DType dtype);
 
 }  // namespace moeserve

@@ -14,7 +14,7 @@
 namespace moeserve::server {
 namespace {
 
-// The mixture of attention heads for --attention routed; flags can change it.
+// Defaults of the mixture of attention heads that --attention routed selects.
 constexpr int kAttentionExperts = 32;
 constexpr int kAttentionTopK = 16;
 
@@ -67,7 +67,7 @@ absl::Status ChangeDense(const SyntheticOptions& options, FeedForwardSpec& feed_
         "--widths: expected one width for a dense feed-forward, found ", options.widths.size()));
   }
   if (feed_forward.routed()) {
-    // As wide as the experts that a row selects.
+    // The dense feed-forward is as wide as the experts that a row selects, together.
     feed_forward.width = feed_forward.routing->select.k * feed_forward.routing->widths[0];
     feed_forward.routing.reset();
   }
@@ -80,7 +80,7 @@ absl::Status ChangeRouted(const SyntheticOptions& options, RoutedLayerSpec& rout
       options.widths.size() > 1 ? static_cast<int>(options.widths.size()) : routing.num_experts);
   const std::vector<int> pattern =
       options.widths.empty() ? std::vector<int>{routing.widths[0]} : options.widths;
-  // Checked here because they become lengths before Validate().
+  // Checked before Validate(), because these numbers become vector lengths here.
   if (experts < 1 || experts > kMaxExperts) {
     return absl::InvalidArgumentError(
         Concat("--experts: expected 1 to ", kMaxExperts, ", found ", experts));
@@ -104,7 +104,7 @@ absl::Status ChangeRouted(const SyntheticOptions& options, RoutedLayerSpec& rout
     const bool cosine = *options.score == "cosine";
     routing.score.kind = cosine ? ScoreKind::kCosine : ScoreKind::kDot;
     if (cosine) {
-      // The proportion of the X-MoE paper.
+      // The X-MoE paper uses half as many dimensions as experts.
       routing.score.dim = std::max(1, experts / 2);
       routing.score.temperature = TemperatureKind::kDivide;
     }
@@ -128,7 +128,7 @@ absl::Status ChangeFeedForward(const SyntheticOptions& options, FeedForwardSpec&
 CLI::Option* AddSyntheticOptions(CLI::App& app, SyntheticOptions& options) {
   const std::vector<std::string> names(std::begin(kSyntheticNames), std::end(kSyntheticNames));
   CLI::Option* synthetic =
-      app.add_option("--synthetic", options.name, "Random weights of this shape")
+      app.add_option("--synthetic", options.name, "Run a model of this shape with random weights")
           ->check(CLI::IsMember(names));
   const auto add = [&](const char* flag, auto& value, const char* text) {
     return app.add_option(flag, value, text)->needs(synthetic)->group("Synthetic shape");
@@ -139,19 +139,21 @@ CLI::Option* AddSyntheticOptions(CLI::App& app, SyntheticOptions& options) {
   add("--heads", options.heads, "Query heads");
   add("--kv-heads", options.kv_heads, "Key and value heads");
   add("--head-dim", options.head_dim, "Width of a head");
-  add("--attention", options.attention, "Attention: all heads, or selected ones (MoA)")
+  add("--attention", options.attention, "Attention with all heads, or with routed heads (MoA)")
       ->check(CLI::IsMember({"dense", "routed"}));
-  add("--attention-experts", options.attention_experts, "Routed attention: experts (32)");
-  add("--attention-top-k", options.attention_top_k, "Routed attention: selected experts (16)");
-  add("--ff", options.feed_forward, "Feed-forward: dense or experts")
+  add("--attention-experts", options.attention_experts, "Routed attention: number of experts (32)");
+  add("--attention-top-k", options.attention_top_k,
+      "Routed attention: experts selected per token (16)");
+  add("--ff", options.feed_forward, "Feed-forward: one dense, or routed experts")
       ->check(CLI::IsMember({"dense", "routed"}));
-  add("--experts", options.experts, "Experts of a feed-forward");
-  add("--widths", options.widths, "Inner width, or a list of them, repeated for all experts")
+  add("--experts", options.experts, "Experts per feed-forward");
+  add("--widths", options.widths,
+      "Inner width of the experts, or a list that repeats over the experts")
       ->delimiter(',');
-  add("--top-k", options.top_k, "Selected experts; with --top-p the maximum");
+  add("--top-k", options.top_k, "Experts selected per row; with --top-p the maximum");
   add("--top-p", options.top_p, "Select experts until their probabilities sum to this");
-  add("--split-heads", options.split_heads, "Sub-tokens of a token (MH-MoE)");
-  add("--score", options.score, "Router: dot product or cosine (X-MoE)")
+  add("--split-heads", options.split_heads, "Sub-tokens per token (MH-MoE)");
+  add("--score", options.score, "Router score: dot product or cosine (X-MoE)")
       ->check(CLI::IsMember({"dot", "cosine"}));
   return synthetic;
 }
@@ -163,7 +165,7 @@ Result<ModelSpec> BuildSyntheticSpec(const SyntheticOptions& options) {
   LayerSpec layer = spec.layers[0];
   MOESERVE_RETURN_IF_ERROR(ChangeAttention(options, layer.attention));
   MOESERVE_RETURN_IF_ERROR(ChangeFeedForward(options, layer.feed_forward));
-  // Validate one layer before making copies of it.
+  // Validate one layer before it is copied.
   spec.layers = {layer};
   MOESERVE_RETURN_IF_ERROR(Validate(spec));
   const int layers = options.layers.value_or(SyntheticSpec(options.name)->num_layers());

@@ -1,4 +1,4 @@
-// Bytes of weights that steps read, for the limit set by memory bandwidth.
+// Counts the bytes of weights that steps read, for the bound set by memory bandwidth.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,16 @@
 
 namespace moeserve {
 
-// Bytes of `parameters` matrix values, scales included.
+// Returns the bytes that `parameters` matrix elements take, including quantization scales.
 int64_t MatrixBytes(int64_t parameters, DType weights, Quantization quantization);
 
-// Bytes that every step reads: all tensors except routed experts and embeddings, of which few rows
-// are read. Tied embeddings count once, as the head. Routers and vectors are f32.
+// Returns the bytes of weights that every step reads: all tensors except routed experts and
+// embeddings, of which a step reads only few rows. Tied embeddings count once, as the LM head.
+// Routers and vectors are f32.
 int64_t FixedWeightBytes(const ModelSpec& spec, const ModelOptions& types);
 
-// Bytes that all steps in `stats` read: the fixed ones, and an expert's matrices once in each step
-// in which a row chose it.
+// Returns the bytes of weights that all steps counted in `stats` read: FixedWeightBytes() per step,
+// and an expert's matrices once per step in which a row selected that expert.
 double WeightBytesRead(const ExpertStats& stats, const ModelSpec& spec, const ModelOptions& types);
 
 }  // namespace moeserve

@@ -1,5 +1,6 @@
-// The subcommands of the program. Each Add...Command() registers one with the command line; when
-// the user chose it, its callback sets `selected` to what main() runs.
+// The subcommands of the program. Each Add...Command() registers one subcommand with the command
+// line parser. If the user chose that subcommand, its callback sets `selected` to the function that
+// main() then runs.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -7,21 +8,21 @@
 
 namespace moeserve::server {
 
-// Runs a subcommand after the command line was read; returns the exit status of the process.
+// Runs a subcommand after the command line was parsed. Returns the exit status of the process.
 using Command = std::function<int()>;
 
 void AddServeCommand(CLI::App& app, Command& selected);     // serves a model over HTTP and gRPC
 void AddGenerateCommand(CLI::App& app, Command& selected);  // streams one completion to stdout
-void AddScoreCommand(CLI::App& app, Command& selected);     // perplexity and expert statistics
-void AddExpertsCommand(CLI::App& app, Command& selected);   // files of expert profiles
-void AddInspectCommand(CLI::App& app, Command& selected);   // architecture, parameters, memory
+void AddScoreCommand(CLI::App& app, Command& selected);     // prints perplexity, expert statistics
+void AddExpertsCommand(CLI::App& app, Command& selected);   // handles expert profile files
+void AddInspectCommand(CLI::App& app, Command& selected);   // prints architecture and sizes
 void AddCheckCommand(CLI::App& app, Command& selected);     // validates a checkpoint
-void AddQuantizeCommand(CLI::App& app, Command& selected);  // writes a folder of integer weights
-void AddBenchCommand(CLI::App& app, Command& selected);     // speed as a share of the machine's
-void AddHealthCommand(CLI::App& app, Command& selected);    // whether a local server is ready
+void AddQuantizeCommand(CLI::App& app, Command& selected);  // writes a copy with integer weights
+void AddBenchCommand(CLI::App& app, Command& selected);     // measures speed
+void AddHealthCommand(CLI::App& app, Command& selected);    // checks whether a server is ready
 
-// Subcommands of subcommands.
-void AddExpertsCompareCommand(CLI::App& experts, Command& selected);  // experts compare
-void AddBenchLoadCommand(CLI::App& bench, Command& selected);         // bench load
+// These add a subcommand of a subcommand.
+void AddExpertsCompareCommand(CLI::App& experts, Command& selected);  // "experts compare"
+void AddBenchLoadCommand(CLI::App& bench, Command& selected);         // "bench load"
 
 }  // namespace moeserve::server

@@ -39,7 +39,8 @@ void AddSave(CLI::App& experts, Command& selected) {
   command->add_option("FILE", options->file, "Profile to write")->required();
   AddModelOptions(*command, options->model);
   AddProfilingOptions(*command, options->profiling);
-  command->add_flag("--hidden", options->hidden, "Include the sample of router inputs");
+  command->add_flag("--hidden", options->hidden,
+                    "Include the sampled router inputs in the profile");
   command->callback(
       [options, &selected] { selected = [options] { return StatusToExit(Save(*options)); }; });
 }
@@ -69,7 +70,8 @@ void AddMerge(CLI::App& experts, Command& selected) {
 
 struct ShowOptions {
   std::string file;
-  std::string model;  // folder of the tokenizer for tokens' texts; empty: ids
+  // Checkpoint folder whose tokenizer prints the tokens' texts; if empty, token ids are printed.
+  std::string model;
   ProfileReportOptions report;
   bool json = false;
 };
@@ -95,22 +97,23 @@ void AddShow(CLI::App& experts, Command& selected) {
   auto options = std::make_shared<ShowOptions>();
   command->add_option("FILE", options->file, "Profile")->required();
   command->add_option("--model", options->model,
-                      "Checkpoint folder with the tokenizer, for the texts of tokens");
+                      "Checkpoint folder; its tokenizer shows tokens as text instead of ids");
   AddReportOptions(*command, options->report);
-  command->add_flag("--json", options->json, "As JSON");
+  command->add_flag("--json", options->json, "Print JSON");
   command->callback(
       [options, &selected] { selected = [options] { return StatusToExit(Show(*options)); }; });
 }
 
 struct DiffOptions {
-  ModelOptionsText compute;  // its directory is set to A or B
+  ModelOptionsText compute;  // `directory` is set to A or B before use
   ProfilingOptions profiling;
   std::string a, b;
   int top = 5;
   bool json = false;
 };
 
-// Reads a profile from a file, or makes one by running the texts with a model folder.
+// Reads an expert profile if `path` is a file. If it is a model folder, computes the profile by
+// running the texts of --text through the model.
 Result<ExpertProfile> ProfileOf(const std::string& path, const DiffOptions& options) {
   std::error_code ignored;
   if (!std::filesystem::is_directory(path, ignored)) return LoadProfile(path);
@@ -141,16 +144,20 @@ absl::Status PrintDiff(DiffOptions options) {
 
 void AddDiff(CLI::App& experts, Command& selected) {
   CLI::App* command = experts.add_subcommand(
-      "diff", "Compare two profiles, or two models over --text: shares, IC, RF, biggest movers");
+      "diff",
+      "Compare two profiles, or two models over --text: load shares, inter-run consistency, "
+      "routing fluctuation, largest changes");
   auto options = std::make_shared<DiffOptions>();
   command->add_option("A", options->a, "Profile or checkpoint folder")->required();
   command->add_option("B", options->b, "Profile or checkpoint folder")->required();
   AddComputeOptions(*command, options->compute);
   AddProfilingOptions(*command, options->profiling, false);
-  command->add_option("--top", options->top, "Movers shown per block")
+  command
+      ->add_option("--top", options->top,
+                   "Experts with the largest change of load to show per block")
       ->check(CLI::Range(0, 100000))
       ->capture_default_str();
-  command->add_flag("--json", options->json, "As JSON");
+  command->add_flag("--json", options->json, "Print JSON");
   command->callback(
       [options, &selected] { selected = [options] { return StatusToExit(PrintDiff(*options)); }; });
 }

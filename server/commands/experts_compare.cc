@@ -14,7 +14,7 @@ namespace moeserve::server {
 namespace {
 
 struct Options {
-  ModelOptionsText compute;  // with the directory of each of `models` in turn
+  ModelOptionsText compute;  // `directory` is set to each of `models` in turn
   ProfilingOptions profiling;
   std::vector<std::string> models;
   double threshold = 0.01;
@@ -53,12 +53,13 @@ void AddExpertsCompareCommand(CLI::App& experts, Command& selected) {
   AddComputeOptions(*command, options->compute);
   AddProfilingOptions(*command, options->profiling);
   command
-      ->add_option("--threshold", options->threshold,
-                   "An expert is active if chosen by more than this share of the tokens")
+      ->add_option(
+          "--threshold", options->threshold,
+          "An expert counts as active if its selections, divided by the tokens, exceed this")
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
-  CLI::Option* json = command->add_flag("--json", options->json, "As JSON");
-  command->add_flag("--markdown", options->markdown, "As Markdown tables")->excludes(json);
+  CLI::Option* json = command->add_flag("--json", options->json, "Print JSON");
+  command->add_flag("--markdown", options->markdown, "Print Markdown tables")->excludes(json);
   command->callback([options, &selected] {
     selected = [options] {
       const absl::Status status = Compare(*options);

@@ -41,7 +41,7 @@ absl::Status Generate(const Options& options) {
   MOESERVE_ASSIGN_OR_RETURN(
       std::vector<PreparedPrompt> prompts,
       PreparePrompts(params, model.engine->tokenizer(), model.engine->max_model_len()));
-  // Unlike the APIs, the command accepts a limit beyond the context and clamps it.
+  // The APIs refuse a max_tokens that does not fit into the context; this command reduces it.
   const int room = model.engine->max_model_len() - static_cast<int>(prompts.front().ids.size());
   prompts.front().max_tokens = std::min(options.max_tokens, room);
 
@@ -79,7 +79,7 @@ void AddGenerateCommand(CLI::App& app, Command& selected) {
   command->add_flag("--stats", options->stats, "Print expert statistics on standard error");
   command
       ->add_option("--max-model-len", options->engine.engine.max_model_len,
-                   "Context length; 0: that of the model")
+                   "Context length; 0: the model's")
       ->check(CLI::Range(0, 1 << 24));
   command->callback([options, &selected] { selected = [options] { return Run(*options); }; });
 }

@@ -34,11 +34,11 @@ void AddHealthCommand(CLI::App& app, Command& selected) {
   CLI::App* command =
       app.add_subcommand("health", "Check whether a running server is ready; exit status 1 if not");
   auto options = std::make_shared<Options>();
-  // The same variable as for "serve".
+  // "serve" reads its address from the same environment variable.
   command->add_option("--http", options->http, "HOST:PORT that the server listens on")
       ->envname("MOESERVE_HTTP")
       ->capture_default_str();
-  command->add_option("--timeout", options->timeout_seconds, "Seconds to wait for the answer")
+  command->add_option("--timeout", options->timeout_seconds, "Seconds to wait for the response")
       ->check(CLI::Range(0.001, 3600.0))
       ->capture_default_str();
   command->callback([options, &selected] { selected = [options] { return Run(*options); }; });

@@ -28,7 +28,8 @@ int Run(const Options& options) {
   const Quantization quantization = checkpoint->weights->StoredQuantization();
   const bool integers = quantization != Quantization::kNone;
   const std::string type(integers ? Name(quantization) : Name(dominant));
-  const DType cache = integers ? DType::kBF16 : dominant;  // of a run with that type
+  // The KV cache type of a run with the stored weight type.
+  const DType cache = integers ? DType::kBF16 : dominant;
   if (options.json) {
     nlohmann::json json = SummaryJson(summary);
     json["stored"] = {{"type", type}, {"weight_bytes", checkpoint->weight_bytes}};
@@ -58,7 +59,7 @@ void AddInspectCommand(CLI::App& app, Command& selected) {
       app.add_subcommand("inspect", "Show architecture, parameters and memory of a checkpoint");
   auto options = std::make_shared<Options>();
   AddModelDirectory(*command, options->model);
-  command->add_flag("--json", options->json, "As JSON");
+  command->add_flag("--json", options->json, "Print JSON");
   command->callback([options, &selected] { selected = [options] { return Run(*options); }; });
 }
 

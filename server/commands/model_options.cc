@@ -37,8 +37,8 @@ void AddComputeOptions(CLI::App& app, ModelOptionsText& options) {
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
   app.add_option("--dtype", options.dtype,
-                 "Compute and KV cache type; auto: as stored; int8, int4: bf16 with weights as "
-                 "integers")
+                 "Compute and weight type; auto: as stored; int8, int4: integer weights, bf16 "
+                 "activations")
       ->check(CLI::IsMember(DTypeNames()))
       ->capture_default_str();
   app.add_option("--kv-cache-dtype", options.kv_cache_dtype,
@@ -51,9 +51,10 @@ void AddComputeOptions(CLI::App& app, ModelOptionsText& options) {
   app.add_option("--cpu-isa", options.cpu_isa, "Instruction set of the CPU backend")
       ->check(CLI::IsMember({"auto", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "plain"}))
       ->capture_default_str();
-  app.add_option("--packed-cache", options.packed_cache,
-                 "Folder that keeps weights in the CPU's layout, for quicker starts; created "
-                 "if missing");
+  app.add_option(
+      "--packed-cache", options.packed_cache,
+      "Folder that keeps weights in the CPU backend's layout, for quicker starts; created "
+      "if missing");
 }
 
 void AddEngineOptions(CLI::App& app, EngineOptionsText& options) {
@@ -69,13 +70,15 @@ void AddEngineOptions(CLI::App& app, EngineOptionsText& options) {
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
   app.add_option("--max-prompt-rows", engine.max_prompt_rows,
-                 "Most prompt rows in a step that also decodes; 0: as many as double its time")
+                 "Most prompt rows in a step that also decodes; 0: as many as make the step take "
+                 "twice as long")
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
-  app.add_option("--max-queue", engine.max_queued_seqs, "Most waiting sequences")
+  app.add_option("--max-queue", engine.max_queued_seqs, "Most sequences that wait in the queue")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  app.add_option("--max-queued-tokens", engine.max_queued_tokens, "Most waiting prompt tokens")
+  app.add_option("--max-queued-tokens", engine.max_queued_tokens,
+                 "Most prompt tokens that wait in the queue")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->capture_default_str();
   app.add_option("--max-queue-wait", options.queue_wait_seconds,
@@ -87,7 +90,7 @@ void AddEngineOptions(CLI::App& app, EngineOptionsText& options) {
   app.add_flag("!--no-expert-stats", engine.expert_stats,
                "Do not collect expert statistics; implies --moe-metrics off");
   app.add_option("--kv-cache-memory", options.kv_cache_memory,
-                 "Size of the KV cache, such as 512MiB; default: from --max-num-seqs");
+                 "Size of the KV cache, such as 512MiB; default: computed from --max-num-seqs");
 }
 
 Result<EngineOptions> ResolveEngineOptions(const EngineOptionsText& options) {
@@ -128,7 +131,8 @@ Result<ModelOptions> ResolveDType(const ModelOptionsText& options, const WeightS
   if (text == "auto") {
     const Quantization stored = source.StoredQuantization();
     const bool bf16 = stored != Quantization::kNone || source.DominantDType() == DType::kBF16;
-    // Only the CPU computes with integers; other devices widen them.
+    // Only the CPU backend computes with integer weights; on other devices, stored integers are
+    // widened to bf16.
     return ModelOptions{bf16 ? DType::kBF16 : DType::kF32,
                         options.device == "cpu" ? stored : Quantization::kNone};
   }
@@ -174,7 +178,8 @@ Result<RunningModel> StartModel(
   if (model_options.quantization != Quantization::kNone) {
     compute += Concat(" with ", Name(model_options.quantization));
   }
-  // Worth a note: rounded a second time, or widened and larger in memory.
+  // Report a difference from the stored type: either the weights are rounded a second time, or they
+  // are widened and take more memory.
   if (stored != Quantization::kNone && stored != model_options.quantization) {
     compute += Concat(" (stored as ", Name(stored), ')');
   }

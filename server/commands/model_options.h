@@ -1,4 +1,5 @@
-// The options of every command that runs a model, and starting an engine from them.
+// Command line options that all commands which run a model share, and functions that start an
+// engine from them.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -22,55 +23,58 @@ struct ModelOptionsText {
   std::string kv_cache_dtype = "auto";
   int threads = 0;
   std::string cpu_isa = "auto";
-  std::string packed_cache;  // folder; empty: none
+  std::string packed_cache;  // folder; empty disables the cache
 };
 
-// --model only.
+// Adds --model.
 void AddModelDirectory(CLI::App& app, ModelOptionsText& options);
-// --device, --dtype, --kv-cache-dtype, --threads, --cpu-isa, --packed-cache.
+// Adds --device, --dtype, --kv-cache-dtype, --threads, --cpu-isa and --packed-cache.
 void AddComputeOptions(CLI::App& app, ModelOptionsText& options);
-// --model and those.
+// Adds --model and the options of AddComputeOptions.
 void AddModelOptions(CLI::App& app, ModelOptionsText& options);
 
 struct EngineOptionsText {
   EngineOptions engine;
   double queue_wait_seconds = 60.0;
-  std::string kv_cache_memory;  // as written; empty: the engine's default
+  std::string kv_cache_memory;  // text of the option; empty selects the engine's default
 };
 
-// --max-model-len, --max-num-seqs, --max-step-tokens, --kv-cache-memory.
+// Adds --max-model-len, --max-num-seqs, --max-step-tokens, --kv-cache-memory and the other options
+// of the engine's scheduler and caches.
 void AddEngineOptions(CLI::App& app, EngineOptionsText& options);
 Result<EngineOptions> ResolveEngineOptions(const EngineOptionsText& options);
 
-// A model with its running engine. The backend is declared first, so that it is destroyed last.
+// A model with its running engine. The backend is declared first, so that it is destroyed after the
+// engine.
 struct RunningModel {
   std::unique_ptr<Backend> backend;
   std::shared_ptr<EngineApi> engine;
   GenerationDefaults defaults;
   TokenizerConfig tokenizer_config;
   std::string directory_name;
-  std::string description;  // of backend and model, one line
+  std::string description;  // one line about the backend and the model
   ModelOptions types;
 };
 
-// Loads a checkpoint and starts an engine. `adjust`, if given, can change the engine's options once
-// the model is known. Errors are one line for the user.
+// Loads a checkpoint and starts an engine. `adjust`, if set, can change the engine's options once
+// the model's spec is loaded. Every error message is one line.
 Result<RunningModel> StartModel(
     const ModelOptionsText& options, const EngineOptions& engine,
     const std::function<absl::Status(const ModelSpec&, EngineOptions&)>& adjust = {});
 
-// The cache of --packed-cache for a checkpoint; null without the flag. Its warnings go to standard
-// error. Unimplemented where the device has none. The backend must outlive it.
+// Opens the cache of packed weights in the folder of --packed-cache for one checkpoint; returns
+// null without that option. The cache writes its warnings to standard error. Unimplemented if the
+// device has no packed layout. The backend must outlive the cache.
 Result<std::unique_ptr<PackedCache>> OpenPackedCache(const ModelOptionsText& options,
                                                      const CheckpointIdentity& identity,
                                                      Backend& backend);
-// Refuses --packed-cache for synthetic weights.
+// Returns an error if --packed-cache is given, which synthetic weights do not support.
 absl::Status CheckSyntheticOptions(const ModelOptionsText& options);
 
-// Resolves the types of a run. "auto" keeps stored bf16 and, on the CPU, stored integers;
-// everything else runs in f32.
+// Returns the compute type and the weight type of a run. "auto" keeps stored bf16 and, on the CPU,
+// stored integers; on other devices integers become bf16; all other types run in f32.
 Result<ModelOptions> ResolveDType(const ModelOptionsText& options, const WeightSource& source);
-// "auto" is the compute type.
+// Returns the KV cache type; "auto" selects the compute type.
 Result<KvCacheType> ResolveKvCacheType(const std::string& text, DType compute);
 
 // Prints "error: <message>" and returns the exit status 1.

@@ -13,17 +13,19 @@ namespace moeserve::server {
 void AddProfilingOptions(CLI::App& app, ProfilingOptions& options, bool text_required) {
   AddEngineOptions(app, options.engine);
   app.add_option("--text", options.text_files,
-                 "File with a text; can be repeated, each is a document of its own")
+                 "File with a text; can be repeated, each file is a separate document")
       ->required(text_required);
-  app.add_option("--window", options.window, "Tokens of a window; 0: the context length")
+  app.add_option("--window", options.window,
+                 "Tokens per window, run as one sequence; 0: the context length")
       ->check(CLI::Range(0, 1 << 24))
       ->capture_default_str();
   app.add_option("--hidden-samples", options.hidden_samples,
-                 "Rows of each block that representation collapse is computed from; 0: none")
+                 "Router input rows to keep per block for representation collapse; 0: none")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
       ->capture_default_str();
   app.add_option("--token-stats-mib", options.token_stats_mib,
-                 "Most memory of the counts of tokens by expert; larger: none are kept")
+                 "Most memory for the table of counts by token and expert; if the table would be "
+                 "larger, it is not kept")
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
 }
@@ -44,7 +46,7 @@ Result<ProfiledTexts> ProfileTexts(const ModelOptionsText& model, const Profilin
   engine.recorder.hidden_samples = options.hidden_samples;
   engine.recorder.token_counts_bytes = int64_t{options.token_stats_mib} << 20;
 
-  std::unique_ptr<RouteTrace> trace;  // outlives every step of the engine
+  std::unique_ptr<RouteTrace> trace;  // must outlive the engine's last step
   ScoreDump* dump = nullptr;
   const auto observe = [&](const ModelSpec& spec, EngineOptions& adjusted) -> absl::Status {
     if (!options.dump_folder.empty()) {
@@ -64,7 +66,7 @@ Result<ProfiledTexts> ProfileTexts(const ModelOptionsText& model, const Profilin
       out.score, ScoreTexts(texts, {.window = options.window, .in_order = trace != nullptr},
                             out.model.engine));
   out.profile = LiveProfile(*out.model.engine, out.model.directory_name);
-  // Nothing runs from here on, and the trace can go.
+  // The engine runs no step after Drain(), so `trace`, which its steps write to, may be destroyed.
   out.model.engine->Drain(absl::Now());
   if (dump != nullptr) {
     MOESERVE_RETURN_IF_ERROR(dump->Finish(out.model.directory_name, out.score.run));

@@ -1,4 +1,4 @@
-// Runs texts through a model and keeps all that statistics need.
+// Runs texts through a model and returns their expert profile.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -15,25 +15,26 @@ namespace moeserve::server {
 
 struct ProfilingOptions {
   EngineOptionsText engine;
-  std::vector<std::string> text_files;  // each a document of its own
+  std::vector<std::string> text_files;  // each file is a separate document
   int window = 0;
   int64_t hidden_samples = 16384;
   int token_stats_mib = 1024;
-  bool routes = false;      // keep the routes of every row
-  std::string dump_folder;  // empty: none
+  bool routes = false;      // whether the profile gets the routes of every row
+  std::string dump_folder;  // folder for a ScoreDump; empty writes none
   bool dump_hidden = false;
 };
 
-// --text, --window, --hidden-samples, --token-stats-mib and the engine's.
+// Adds --text, --window, --hidden-samples, --token-stats-mib and the options of the engine.
 void AddProfilingOptions(CLI::App& app, ProfilingOptions& options, bool text_required = true);
 
 struct ProfiledTexts {
   Score score;
   ExpertProfile profile;
-  RunningModel model;  // for its tokenizer
+  RunningModel model;  // the caller needs its tokenizer
 };
 
-// Router scores are looked at in every step and every token is run once.
+// Records router scores in every step. Disables the prefix cache, so that the model computes every
+// token of the texts.
 Result<ProfiledTexts> ProfileTexts(const ModelOptionsText& model, const ProfilingOptions& options);
 
 }  // namespace moeserve::server

@@ -44,7 +44,7 @@ void AddQuantizeCommand(CLI::App& app, Command& selected) {
   command->add_option("source", options->source, "Folder of the model")->required();
   command->add_option("destination", options->destination, "New folder, absent or empty")
       ->required();
-  command->add_option("--dtype", options->dtype, "Type of experts and projections")
+  command->add_option("--dtype", options->dtype, "Integer type of expert and projection matrices")
       ->check(CLI::IsMember(KindNames(Quantization::kInt8)))
       ->required();
   command->callback([options, &selected] { selected = [options] { return Run(*options); }; });

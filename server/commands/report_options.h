@@ -1,4 +1,4 @@
-// The common options and output of commands that report expert statistics.
+// Options and output that the commands which report expert statistics share.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -9,17 +9,17 @@
 
 namespace moeserve::server {
 
-// --threshold, --min-count, --top, --eps.
+// Adds --threshold, --min-count, --top and --eps.
 inline void AddReportOptions(CLI::App& app, ProfileReportOptions& options) {
   app.add_option("--threshold", options.threshold,
-                 "An expert is active if chosen by more than this share of the tokens")
+                 "An expert counts as active if its selections, divided by the tokens, exceed this")
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
   app.add_option("--min-count", options.min_count,
-                 "Least times that a token was sent to an expert to be listed for it")
+                 "List a token for an expert only if it was routed there at least this often")
       ->check(CLI::Range(1u, 1u << 30))
       ->capture_default_str();
-  app.add_option("--top", options.top, "Tokens listed for an expert")
+  app.add_option("--top", options.top, "Most tokens to list per expert")
       ->check(CLI::Range(0, 1000))
       ->capture_default_str();
   app.add_option("--eps", options.eps, "Smoothing of the token counts in KL divergences")
@@ -27,7 +27,8 @@ inline void AddReportOptions(CLI::App& app, ProfileReportOptions& options) {
       ->capture_default_str();
 }
 
-// Prints to standard output. Invalid UTF-8, which a folder's name can contain, becomes U+FFFD.
+// Prints to standard output. Replaces invalid UTF-8, which the name of a folder can contain, by
+// U+FFFD.
 inline void PrintJson(const nlohmann::ordered_json& json) {
   std::printf("%s\n",
               json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());

@@ -1,4 +1,4 @@
-// Runs requests and blocks until they end; for commands.
+// Runs requests for a command and blocks until all have ended.
 #pragma once
 
 #include <functional>
@@ -11,8 +11,8 @@
 
 namespace moeserve::server {
 
-// Calls `on_delta`, on this thread, with each piece of request i in order. Returns the first error,
-// which cancels the other requests.
+// Calls `on_delta` on the calling thread with each output piece of requests[i], in order; the first
+// argument is i. After the first error, cancels the other requests and returns that error.
 absl::Status RunToEnd(std::shared_ptr<EngineApi> engine, std::vector<Request> requests,
                       const std::function<void(size_t, const OutputDelta&)>& on_delta);
 

@@ -57,13 +57,13 @@ void AddSamplingOptions(CLI::App& app, SamplingOptions& options) {
       [&options](int64_t seed) {
         options.given.push_back([seed](SamplingParams& params) { params.seed = seed; });
       },
-      "Makes draws repeatable");
+      "Seed that makes sampling repeatable");
   app.add_option_function<std::vector<std::string>>(
       "--stop",
       [&options](const std::vector<std::string>& stop) {
         options.given.push_back([stop](SamplingParams& params) { params.stop = stop; });
       },
-      "Text that ends the answer; can be repeated");
+      "Text that ends the completion; can be repeated");
 }
 
 }  // namespace moeserve::server

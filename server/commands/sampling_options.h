@@ -1,4 +1,5 @@
-// Command line options for sampling: one per number and flag of engine/sampling_params.h.
+// Command line options for sampling: one option for each number and each flag listed in
+// engine/sampling_params.h.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -9,7 +10,8 @@
 
 namespace moeserve::server {
 
-// The given options. They are applied to the model's defaults after it is loaded.
+// Stores the options that the user gave, to apply them to the model's defaults after the model is
+// loaded.
 struct SamplingOptions {
   std::vector<std::function<void(SamplingParams&)>> given;
 
@@ -18,7 +20,8 @@ struct SamplingOptions {
   }
 };
 
-// Adds --temperature, --top-p and so on, --seed and --stop. `options` outlives the parsing.
+// Adds --seed, --stop and one option per sampling parameter, such as --temperature. `options` must
+// outlive the parsing of the command line.
 void AddSamplingOptions(CLI::App& app, SamplingOptions& options);
 
 }  // namespace moeserve::server

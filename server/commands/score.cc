@@ -73,10 +73,10 @@ void AddScoreCommand(CLI::App& app, Command& selected) {
                     "With --dump: also write the routers' inputs");
   command->add_option("--profile", options->profile_file, "File to write an expert profile to");
   command->add_flag("--profile-hidden", options->profile_hidden,
-                    "With --profile: include the sample of router inputs");
+                    "With --profile: include the sampled router inputs");
   command->add_flag("!--no-profile-routes", options->profile_routes,
                     "With --profile: leave out the routes of every row");
-  command->add_flag("--json", options->json, "As JSON");
+  command->add_flag("--json", options->json, "Print JSON");
   command->callback([options, &selected] { selected = [options] { return Run(*options); }; });
 }
 

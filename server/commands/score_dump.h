@@ -1,5 +1,5 @@
-// Writes the raw data of the statistics of a text: router scores, routes and router inputs. File
-// formats: engine/statistics/README.md.
+// Writes the raw data that the statistics of a text are computed from: router scores, routes and
+// router inputs. engine/statistics/README.md describes the file formats.
 #pragma once
 
 #include <filesystem>
@@ -15,10 +15,12 @@
 
 namespace moeserve::server {
 
-// Takes the place of a RouteTrace and writes as the model runs; see there about order and threads.
+// Is passed to the engine as a RouteTrace and writes the files while the model runs. RouteTrace
+// documents the order and the threads of the calls.
 class ScoreDump final : public RouteTrace {
  public:
-  // Creates the folder if it is not there. `hidden`: the router's inputs as well.
+  // Creates the folder if it does not exist. `hidden` selects whether router inputs are written,
+  // too.
   static Result<std::unique_ptr<ScoreDump>> Create(const std::filesystem::path& folder,
                                                    const ModelSpec& spec, bool hidden);
 
@@ -27,7 +29,8 @@ class ScoreDump final : public RouteTrace {
   }
   void OnStep(const Batch& batch, const StepReport& report) override;
 
-  // Writes the rest and the index. `run`: the tokens that the model was given, in order.
+  // Writes the remaining data and the index file. `run` lists the token ids that the model
+  // computed, in order.
   absl::Status Finish(const std::string& model, const std::vector<int32_t>& run);
 
  private:
@@ -36,8 +39,8 @@ class ScoreDump final : public RouteTrace {
 
   const std::filesystem::path folder_;
   const ModelSpec spec_;
-  std::vector<std::unique_ptr<NpyWriter>> scores_;  // by routed block
-  std::vector<std::unique_ptr<NpyWriter>> inputs_;  // likewise, or empty
+  std::vector<std::unique_ptr<NpyWriter>> scores_;  // one writer per routed block
+  std::vector<std::unique_ptr<NpyWriter>> inputs_;  // one writer per routed block, or empty
 };
 
 }  // namespace moeserve::server

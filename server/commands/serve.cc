@@ -47,7 +47,7 @@ struct Options {
   int router_stats_interval = RecorderOptions().router_stats_interval;
   int token_stats_mib = 64;
   int64_t hidden_samples = 0;
-  std::string chat_template;  // a file
+  std::string chat_template;  // path of a file
   bool allow_request_chat_template = false;
   bool routing_records = false;
   RoutingControlLimits routing_control;
@@ -65,7 +65,7 @@ LogLevel ParseLevel(const std::string& text) {
   return LogLevel::kInfo;
 }
 
-// The default name of a served checkpoint: the last component of its path.
+// Returns the default name of a served model: the last component of the checkpoint's path.
 std::string DefaultName(const std::string& directory) {
   std::error_code ignored;
   const std::filesystem::path path =
@@ -93,7 +93,7 @@ class Ticker {
   std::jthread thread_;
 };
 
-// Set by the first signal; the main thread waits for it.
+// The first signal sets this flag; the main thread waits for it.
 class StopFlag {
  public:
   void Set() {
@@ -152,8 +152,8 @@ void LogConfiguration(const Options& options, const EngineOptions& engine,
                  " strict_fields=", options.strict_fields ? "yes" : "no"));
 }
 
-// The template of --chat-template, if given. It must compile, unlike the model's own template: the
-// user asked for it.
+// Returns the contents of the file of --chat-template; nullopt if `file` is empty. A template that
+// does not compile is an error here, whereas a model's own broken template only disables chats.
 Result<std::optional<std::string>> ReadChatTemplate(const std::string& file) {
   if (file.empty()) return std::optional<std::string>();
   auto source = ReadTextFile(file, chat::kMaxTemplateBytes);
@@ -177,7 +177,7 @@ std::shared_ptr<const ChatFormat> MakeChatFormat(TokenizerConfig config,
   return format;
 }
 
-// Everything that is known before the model is loaded.
+// The configuration that does not depend on the model.
 struct Configuration {
   ServerSettings settings;
   EngineOptions engine;
@@ -229,7 +229,7 @@ Result<Configuration> Configure(const Options& options) {
   return out;
 }
 
-// Both refer to the router and the context.
+// Both listeners keep references to the router and the context.
 struct Listeners {
   std::unique_ptr<http::HttpServer> http;
   std::unique_ptr<rpc::GrpcServer> grpc;
@@ -251,18 +251,19 @@ Result<Listeners> StartListeners(const Addresses& addresses, const http::Router&
   return out;
 }
 
-// Refuses new requests, lets the running ones end within `drain_seconds` and stops the listeners.
+// Refuses new requests, waits up to `drain_seconds` for the running requests to end, and stops the
+// listeners.
 void ShutDown(const Listeners& listeners, ServerContext& context, EngineApi& engine,
               double drain_seconds) {
   listeners.grpc->SetServing(false);
   context.SetDraining();
   const absl::Time deadline = absl::Now() + absl::Seconds(drain_seconds);
-  // Requests that were accepted and are still being prepared reach the engine first.
+  // First wait for requests that were accepted but not yet submitted to the engine.
   listeners.http->WaitForHandlers(deadline);
   context.work_pool().WaitUntilIdle(std::chrono::steady_clock::now() +
                                     absl::ToChronoNanoseconds(deadline - absl::Now()));
   engine.Drain(deadline);
-  // The clients still have to receive what the engine has finished.
+  // Clients may still have to receive output that the engine has finished.
   listeners.http->Stop(absl::Seconds(5));
   listeners.grpc->Stop(absl::Seconds(5));
   LogInfo("serve", "stopped");
@@ -270,7 +271,8 @@ void ShutDown(const Listeners& listeners, ServerContext& context, EngineApi& eng
 
 absl::Status Serve(const Options& options) {
   MOESERVE_ASSIGN_OR_RETURN(Configuration configuration, Configure(options));
-  // Destroyed from the last to the first: listeners before the engine, the backend after it.
+  // Declared in this order because the variables are destroyed in reverse: the listeners first,
+  // then the engine, and the backend last.
   RunningModel model;
   ServerContext context(std::move(configuration.settings));
   const std::unique_ptr<http::Router> router = http::MakeRouter(context);
@@ -281,7 +283,7 @@ absl::Status Serve(const Options& options) {
   StopFlag stop;
   const SignalWatcher watcher([&] {
     LogInfo("serve", "stopping; a second signal ends the process at once");
-    // Loading cannot be interrupted, and no request is running yet.
+    // Loading a model cannot be interrupted, and no request is running, so the process may exit.
     if (context.state() == ServerState::kLoading) std::quick_exit(0);
     stop.Set();
   });
@@ -317,12 +319,12 @@ int Run(const Options& options) {
   return status.ok() ? 0 : Fail(status);
 }
 
-// Where the server listens, and for whom.
+// Adds the options about addresses, model names, API keys and the dashboard.
 void AddInterfaceOptions(CLI::App& app, Options& options) {
-  app.add_option("--http", options.http, "HOST:PORT of HTTP; port 0 picks a free one")
+  app.add_option("--http", options.http, "HOST:PORT of HTTP; port 0 picks a free port")
       ->envname("MOESERVE_HTTP")
       ->capture_default_str();
-  app.add_option("--grpc", options.grpc, "HOST:PORT of gRPC; port 0 picks a free one")
+  app.add_option("--grpc", options.grpc, "HOST:PORT of gRPC; port 0 picks a free port")
       ->envname("MOESERVE_GRPC")
       ->capture_default_str();
   app.add_option("--served-model-name", options.served_names,
@@ -333,7 +335,7 @@ void AddInterfaceOptions(CLI::App& app, Options& options) {
   app.add_flag("--no-dashboard", options.no_dashboard, "Do not serve the dashboard at /");
 }
 
-// What requests may ask for.
+// Adds the options that set what requests may ask for.
 void AddRequestOptions(CLI::App& app, Options& options) {
   app.add_flag("--strict-fields", options.strict_fields, "Refuse requests with unknown fields");
   app.add_option("--max-logprobs", options.max_logprobs,
@@ -345,12 +347,12 @@ void AddRequestOptions(CLI::App& app, Options& options) {
   app.add_flag("--allow-request-chat-template", options.allow_request_chat_template,
                "Let requests bring chat_template and chat_template_kwargs");
   app.add_flag("--routing-records", options.routing_records,
-               "Report to requests that ask which experts computed their tokens; needs 12 bytes "
-               "per row and chosen expert of the tokens in the KV cache");
+               "Let requests ask which experts computed their tokens; needs 12 bytes per row and "
+               "selected expert of the tokens in the KV cache");
   app.add_flag("--routing-control", options.routing_control.enabled,
                "Let requests change the routing of their own tokens");
   app.add_option("--routing-max-top-k", options.routing_control.max_top_k,
-                 "Most experts per row that such a request may ask for; 0: all; implies "
+                 "Most experts per row that a request may select; 0: all; implies "
                  "--routing-control")
       ->check(CLI::Range(0, 65536))
       ->capture_default_str();
@@ -373,11 +375,11 @@ void AddStatisticsOptions(CLI::App& app, Options& options) {
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 20))
       ->capture_default_str();
   app.add_option("--moe-metrics", options.moe_metrics,
-                 "Expert series at /metrics: off, layer (per layer), top (and its most used "
-                 "experts), full (per expert), auto (full up to 4096 experts, else top)")
+                 "Expert series at /metrics: off, layer (per routed block), top (also for its most "
+                 "used experts), full (per expert), auto (full up to 4096 experts, else top)")
       ->capture_default_str();
   app.add_flag("--moe-expert-weights", options.moe_expert_weights,
-               "With full, also the sum of gate weights per expert");
+               "With --moe-metrics full: also the sum of gate weights per expert");
   app.add_option("--metrics-compat", options.metrics_compat,
                  "Also export the metrics under the names of vllm or sglang; can be repeated")
       ->delimiter(',');
@@ -391,7 +393,7 @@ void AddProcessOptions(CLI::App& app, Options& options) {
       ->check(CLI::IsMember({"info", "warning", "error"}))
       ->capture_default_str();
   app.add_option("--drain-timeout", options.drain_seconds,
-                 "Seconds that running requests have to end after a signal")
+                 "Seconds after a signal for running requests to end")
       ->check(CLI::Range(0.0, 3600.0))
       ->capture_default_str();
 }

@@ -12,10 +12,11 @@
 namespace moeserve::server {
 namespace {
 
-// What every window starts with.
+// Returns the special tokens that every window starts with.
 Result<std::vector<TokenId>> WindowPrefix(const EngineApi& engine, const Tokenizer& tokenizer) {
   MOESERVE_ASSIGN_OR_RETURN(std::vector<TokenId> prefix, tokenizer.Encode("", true));
-  // Special tokens at the end of a text (rare) do not belong in front of one.
+  // A tokenizer that appends special tokens (rare) returns them here, too; they do not belong in
+  // front of a text, so only the BOS token is used.
   if (const auto bos = engine.spec().bos_token_id;
       prefix.size() > 1 || (bos && prefix != std::vector<TokenId>{*bos})) {
     prefix.clear();
@@ -79,7 +80,7 @@ Result<Score> ScoreTexts(const std::vector<std::string>& texts, const ScoringOpt
   }
 
   bool nan = false;
-  // A few at a time, so that a long text does not meet the limits of the queue.
+  // Submit few requests at a time, so that a long text does not exceed the limits of the queue.
   const size_t at_once = options.in_order ? 1 : 16;
   for (size_t begin = 0; begin < requests.size(); begin += at_once) {
     std::vector<Request> batch(

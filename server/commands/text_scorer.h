@@ -1,4 +1,4 @@
-// Log-probabilities of texts, window after window.
+// Computes log-probabilities of texts in consecutive windows.
 #pragma once
 
 #include <cstddef>
@@ -13,11 +13,12 @@
 namespace moeserve::server {
 
 struct Score {
-  int64_t tokens = 0;  // of the texts
+  int64_t tokens = 0;  // in the texts, without prefixes
   int64_t scored = 0;
   double sum_logprob = 0.0;
   size_t bytes = 0;
-  std::vector<TokenId> run;  // what the model was given, in order: windows with their prefixes
+  std::vector<TokenId> run;  // all token ids that the model computed, in order: the windows with
+                             // their prefixes
 
   double nll_per_token() const { return -sum_logprob / static_cast<double>(scored); }
   double perplexity() const;
@@ -25,17 +26,18 @@ struct Score {
 };
 
 struct ScoringOptions {
-  int window = 0;  // tokens of a window; 0: the context length
-  bool in_order =
-      false;  // one window at a time, so that rows reach the model in order of the texts
+  int window = 0;  // tokens per window; 0 selects the context length
+  // Whether only one window runs at a time, so that rows reach the model in the order of the texts.
+  bool in_order = false;
 };
 
-// The contents of a file. Errors name it as it was written.
+// Returns the contents of a file. Error messages contain `path` unchanged.
 Result<std::string> ReadScoredText(const std::string& path);
 
-// Cuts each text's tokens into windows that do not overlap. Where the tokenizer starts a text with
-// special tokens every window starts with them, so that its first token is scored as well.
-// InvalidArgument: no tokenizer, a window or texts too short.
+// Cuts the tokens of each text into windows that do not overlap. If the tokenizer starts texts with
+// special tokens, every window starts with them, so that the first token of the text in each window
+// is scored, too. InvalidArgument if the model has no tokenizer or if a window or the texts are too
+// short.
 Result<Score> ScoreTexts(const std::vector<std::string>& texts, const ScoringOptions& options,
                          const std::shared_ptr<EngineApi>& engine);
 

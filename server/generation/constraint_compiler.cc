@@ -6,7 +6,8 @@
 namespace moeserve::server {
 namespace {
 
-// Equal keys mean equal constraints: the length of every part is written before it.
+// Returns the cache key of a constraint. The key contains the length of every text before the text,
+// so that equal keys mean equal constraints.
 std::string KeyOf(const ConstraintSpec& spec) {
   std::string key = Concat(static_cast<int>(spec.kind), spec.strict ? 's' : '-', spec.text.size(),
                            ':', spec.text);
@@ -57,7 +58,7 @@ void ConstraintCompiler::Insert(std::string key,
     return 2 * entry.key.size() + entry.compiled->memory_bytes();
   };
   std::lock_guard lock(mutex_);
-  if (by_key_.contains(key)) return;  // two threads compiled the same
+  if (by_key_.contains(key)) return;  // another thread has compiled the same constraint meanwhile
   entries_.push_front({key, std::move(compiled)});
   by_key_.emplace(std::move(key), entries_.begin());
   bytes_ += size_of(entries_.front());

@@ -1,4 +1,4 @@
-// Compiles the constraints of structured output and caches them by their content.
+// Compiles the constraints of structured output and caches the compiled constraints.
 #pragma once
 
 #include <cstddef>
@@ -19,18 +19,21 @@ struct ConstraintField {
   std::string param;  // name of the request field, for error messages
 };
 
-// Thread-safe. Compile takes up to the time of ConstraintLimits: do not call it on io threads.
+// Thread-safe. Compile() takes up to the time limit of ConstraintLimits and must not be called on
+// I/O threads.
 class ConstraintCompiler {
  public:
-  // `vocabulary` may be an error, which Compile then returns: the model cannot have structured
-  // output. Keeps the most recently used constraints, up to `max_cached_bytes` together.
+  // If `vocabulary` is an error, the model does not support structured output, and Compile()
+  // returns that error. Keeps the most recently used constraints, up to `max_cached_bytes` in
+  // total.
   ConstraintCompiler(Result<std::shared_ptr<const VocabularyIndex>> vocabulary,
                      ConstraintLimits limits, size_t max_cached_bytes = size_t{256} << 20);
 
-  // Compiles `field`. Fails with InvalidArgument, code "invalid_schema", as CompileConstraint().
+  // Compiles `field`, or returns the cached constraint. Fails as CompileConstraint() does, with
+  // InvalidArgument and API error code "invalid_schema".
   Result<std::shared_ptr<const CompiledConstraint>> Compile(const ConstraintField& field);
 
-  // Returns the constraint if it is cached, else null. Never compiles.
+  // Returns the constraint if it is cached, else null. Does not compile.
   std::shared_ptr<const CompiledConstraint> Find(const ConstraintField& field);
 
   size_t cached() const;

@@ -1,4 +1,4 @@
-// Implements EngineApi with an Engine.
+// Implements EngineApi by an Engine.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,7 @@
 
 namespace moeserve::server {
 
-// The result is not null and owns `engine`.
+// Returns an object, never null, that owns `engine`.
 std::shared_ptr<EngineApi> AdaptEngine(std::unique_ptr<Engine> engine);
 
 }  // namespace moeserve::server

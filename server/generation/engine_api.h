@@ -1,5 +1,5 @@
-// The interface of the engine that the server uses. engine_adapter.h implements it with an Engine;
-// tests use a scripted one.
+// The interface through which the server uses the engine. engine_adapter.h implements it by an
+// Engine; tests implement it by a scripted engine.
 #pragma once
 
 #include <memory>
@@ -12,12 +12,12 @@
 
 namespace moeserve::server {
 
-// Thread-safe. The contracts are those of the functions of Engine with the same names.
+// Thread-safe. Each function has the contract of the function of Engine with the same name.
 class EngineApi {
  public:
   virtual ~EngineApi() = default;
 
-  // The requests are samples of one prompt.
+  // Submits requests that are samples of the same prompt.
   virtual absl::Status Submit(std::vector<Request> requests,
                               std::vector<std::shared_ptr<TokenSink>> sinks) = 0;
   virtual void Cancel(const std::string& id) = 0;
@@ -27,14 +27,15 @@ class EngineApi {
   virtual ExpertStats ExpertSnapshot() const = 0;
   virtual const RouteLayout& route_layout() const = 0;
   virtual RoutingControlLimits routing_control() const = 0;
-  // Lives as long as the engine; none if these counts are not kept.
+  // Returns a view of the counts of selections by token and expert, valid as long as the engine
+  // lives; nullopt if these counts are not kept.
   virtual std::optional<TokenExpertCounts> token_expert_counts() const = 0;
   virtual std::vector<HiddenSample> HiddenSamples() const = 0;
 
   virtual int max_model_len() const = 0;
   virtual const ModelSpec& spec() const = 0;
-  virtual const Tokenizer* tokenizer()
-      const = 0;  // null: the model has none, so only ids can be used
+  // Returns null if the model has no tokenizer. Prompts can then be token ids only.
+  virtual const Tokenizer* tokenizer() const = 0;
 };
 
 }  // namespace moeserve::server

@@ -10,8 +10,8 @@
 namespace moeserve::server {
 namespace {
 
-// Bytes of a waiting event. Log-probabilities and routes of a prompt do not count: they arrive in
-// one piece, however fast the client reads.
+// Returns the bytes that an event adds to the queue's size. The log-probabilities and routes of a
+// prompt do not count, because they arrive in one piece, however fast the client reads.
 size_t Weight(const ChoiceEvent& event) {
   size_t bytes = sizeof(ChoiceEvent) + event.delta.text.size();
   bytes += event.delta.tokens.size() * sizeof(TokenId);
@@ -47,7 +47,8 @@ class ChoiceSink final : public TokenSink {
   void OnError(const absl::Status& status) override {
     ChoiceEvent event;
     event.choice = choice_;
-    // Submit reports a full queue, so this is the end of a wait in the queue.
+    // Submit() reports a full queue itself. A ResourceExhausted error from the running request
+    // means that it has waited in the queue for too long.
     event.error = absl::IsResourceExhausted(status) ? WithApiCode(status, "queue_timeout") : status;
     channel_->Push(std::move(event));
   }
@@ -63,7 +64,8 @@ class ChoiceSink final : public TokenSink {
         metrics_->time_to_first_token.Observe(seconds(now - start_));
         first_token_ = now;
       } else {
-        // A piece has several tokens where text was held back: divide the gap among them.
+        // A piece has several tokens if their text was held back. The time since the last piece is
+        // then divided evenly among these tokens.
         const size_t count = delta.tokens.size();
         const double gap = seconds(now - previous_) / static_cast<double>(count);
         for (size_t i = 0; i < count; ++i) metrics_->inter_token_latency.Observe(gap);
@@ -105,7 +107,7 @@ void EventChannel::Push(ChoiceEvent event) {
     const size_t weight = Weight(event);
     if (!was_empty && bytes_ + weight > max_bytes_) {
       overflowed_ = true;
-      was_empty = true;  // wakes the consumer, which may be stuck in a write
+      was_empty = true;  // wakes the consumer, which may be blocked in a write
     } else {
       bytes_ += weight;
       events_.push_back(std::move(event));
@@ -148,7 +150,7 @@ Result<std::unique_ptr<Generation>> Generation::Start(std::shared_ptr<EngineApi>
                                                    metrics));
       group.push_back(std::move(requests[i]));
     }
-    // On a refusal the destructor cancels the requests accepted before.
+    // If Submit() refuses this group, the destructor cancels the groups that it accepted before.
     MOESERVE_RETURN_IF_ERROR(generation->engine_->Submit(std::move(group), std::move(sinks)));
     if (metrics != nullptr) {
       metrics->request_max_tokens.Observe(max_tokens);

@@ -24,11 +24,12 @@ struct ChoiceEvent {
   absl::Status error;
 };
 
-// Queue from the engine thread to one consumer. Thread-safe.
+// A queue of events from the engine thread to one consumer. Thread-safe.
 class EventChannel {
  public:
-  // The pushing thread calls `wake`, without holding locks, when the queue stops being empty; it
-  // must be quick. If more than `max_bytes` wait, further output is dropped and overflowed() set.
+  // When an empty queue gets an event, the pushing thread calls `wake`, without holding locks;
+  // `wake` must return quickly. If the queued events would exceed `max_bytes`, all later output is
+  // dropped and overflowed() becomes true.
   EventChannel(size_t max_bytes, std::function<void()> wake);
 
   void Push(ChoiceEvent event);
@@ -45,34 +46,35 @@ class EventChannel {
 };
 
 struct GenerationOptions {
-  int samples = 1;  // requests per prompt, consecutive
+  int samples = 1;  // requests per prompt; they follow each other
   size_t max_unread_bytes = size_t{1} << 20;
   std::function<void()> wake = [] {};
-  std::shared_ptr<Metrics>
-      metrics;  // may be null; shared because the engine can outlive the generation's owner
+  // May be null. Shared, because the engine can outlive the object that owns the Generation.
+  std::shared_ptr<Metrics> metrics;
 };
 
-// Runs the choices of an answer to their ends. Used by one thread at a time.
+// Runs all choices of one response to their ends. Must be used by one thread at a time.
 class Generation {
  public:
-  // Submits all of `requests` or none; choice i is requests[i]. The first refusal is the error.
+  // Submits all of `requests` or none; requests[i] generates choice i. Returns the first refusal by
+  // the engine as the error.
   static Result<std::unique_ptr<Generation>> Start(std::shared_ptr<EngineApi> engine,
                                                    std::vector<Request> requests,
                                                    GenerationOptions options);
-  ~Generation();  // Cancel()
+  ~Generation();  // calls Cancel()
 
   Generation(const Generation&) = delete;
   Generation& operator=(const Generation&) = delete;
 
-  // Returns the events that have arrived. An overflow is a ResourceExhausted event of choice 0;
-  // the generation is then cancelled.
+  // Returns the events that have arrived. If the queue has overflowed, cancels the generation and
+  // returns a ResourceExhausted event for choice 0.
   std::vector<ChoiceEvent> Take();
 
-  // Cancels every choice that has not ended; idempotent.
+  // Cancels every choice that has not ended. Idempotent.
   void Cancel();
 
   bool finished() const { return unfinished_ == 0; }
-  // Whether more output waits than allowed; the next Take reports it.
+  // Returns whether more output was waiting than allowed. The next Take() reports that as an error.
   bool overflowed() const { return channel_->overflowed(); }
 
  private:
@@ -80,8 +82,8 @@ class Generation {
 
   const std::shared_ptr<EngineApi> engine_;
   const std::shared_ptr<EventChannel> channel_;
-  std::vector<std::string> ids_;  // by choice
-  std::vector<bool> ended_;       // by choice
+  std::vector<std::string> ids_;  // id of the engine request, per choice
+  std::vector<bool> ended_;       // per choice
   size_t unfinished_ = 0;
   bool overflow_reported_ = false;
 };

@@ -92,7 +92,8 @@ absl::Status CheckRecordSize(const GenerationParams& params,
 std::vector<Request> MakeEngineRequests(const GenerationParams& params,
                                         const std::vector<PreparedPrompt>& prompts,
                                         const std::string& id, absl::Time deadline) {
-  // The engine returns one list, for prompt_logprobs and for echo.
+  // The engine returns one list of prompt log-probabilities, which serves both `prompt_logprobs`
+  // and `echo` with `logprobs`. Request the larger number of alternatives.
   std::optional<int> prompt_logprobs = params.prompt_logprobs;
   if (params.echo && params.logprobs) {
     prompt_logprobs = std::max(*params.logprobs, prompt_logprobs.value_or(0));

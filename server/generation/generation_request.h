@@ -1,4 +1,4 @@
-// From the parameters of a request and its prompts to engine requests.
+// Converts the parameters and the prompts of an API request to engine requests.
 #pragma once
 
 #include <cstddef>
@@ -26,27 +26,32 @@ struct CompletionParams : GenerationParams {
 
 struct PreparedPrompt {
   std::vector<TokenId> ids;
-  std::string echo_text;  // if the request asked for echo
+  std::string echo_text;  // the prompt's text, if the request asked for echo
   int max_tokens = 0;
 };
 
-// Drops tokens from the left so that `truncate_prompt_tokens` remain; returns whether it dropped
-// any. -1 keeps as many as leave room for `max_tokens`, or for kDefaultMaxTokens.
+// Drops tokens from the start of `ids` so that `truncate_prompt_tokens` remain; returns whether
+// tokens were dropped. With -1, keeps as many tokens as leave space in the context for
+// `max_tokens`, or for kDefaultMaxTokens if `max_tokens` is absent.
 bool TruncatePrompt(const GenerationParams& params, int max_model_len, std::vector<TokenId>& ids);
 
-// Checks one prompt against the context length. Returns the number of tokens to generate.
+// Checks that one prompt and the requested output fit into the context. Returns the number of
+// tokens to generate.
 Result<int> FitIntoContext(const GenerationParams& params, size_t prompt_tokens, int max_model_len);
 
-// Encodes the prompts and fits them into the context. `tokenizer` may be null.
+// Encodes the prompts, truncates them if requested and checks that they fit into the context.
+// `tokenizer` may be null if all prompts are token ids.
 Result<std::vector<PreparedPrompt>> PreparePrompts(const CompletionParams& params,
                                                    const Tokenizer* tokenizer, int max_model_len);
 
-// Refuses requests whose routing records, of all choices together, would get too long.
+// Returns an error if the routing records of all choices together could have more than `max_routes`
+// (row, expert) pairs.
 absl::Status CheckRecordSize(const GenerationParams& params,
                              const std::vector<PreparedPrompt>& prompts, const ModelSpec& spec,
                              int64_t max_routes);
 
-// Returns one engine request per choice, in order of prompt * n + sample.
+// Returns one engine request per choice. Choice prompt * n + sample is sample number `sample` of
+// prompt number `prompt`.
 std::vector<Request> MakeEngineRequests(const GenerationParams& params,
                                         const std::vector<PreparedPrompt>& prompts,
                                         const std::string& id, absl::Time deadline);

@@ -1,4 +1,5 @@
-// What a request may ask about the routing of its tokens: to record it, or to change it.
+// The parameters of a request about routing: recording the routes of its tokens, and overriding the
+// selection of experts.
 #pragma once
 
 #include <cstddef>
@@ -12,36 +13,37 @@
 
 namespace moeserve::server {
 
-// Most experts that one RoutingChange may name.
+// Limit on the number of experts that one RoutingChange may name.
 inline constexpr size_t kMaxChangedExperts = 65536;
 
-// What the operator and the model allow.
+// What the server's options and the model allow requests to do with routing.
 struct RoutingRules {
-  bool records = false;  // requests may ask for their routes
+  bool records = false;  // whether requests may ask for their routes
   RoutingControlLimits control;
   const ModelSpec* spec = nullptr;      // lives as long as the engine
-  const RouteLayout* layout = nullptr;  // likewise
+  const RouteLayout* layout = nullptr;  // lives as long as the engine
 };
 
 struct RoutingParams {
   bool record = false;  // `return_routing`
-  bool table = false;   // `return_routed_experts`: the record as a table of ids
-  std::shared_ptr<const RoutingControl> control;  // null: the model's own routing
+  bool table = false;   // `return_routed_experts`: return a table of expert ids
+  std::shared_ptr<const RoutingControl> control;  // routing override; null if there is none
   const RouteLayout* layout = nullptr;
   int num_layers = 0;
 
   bool any_record() const { return record || table; }
 };
 
-// PermissionDenied, naming `field`: the operator does not allow records.
+// Returns PermissionDenied, naming `field`, if the server's options do not allow routing records.
 absl::Status CheckRecords(const RoutingRules& rules, const char* field);
-// PermissionDenied: the operator does not allow changes. InvalidArgument: the model cannot route
-// so. Both name `field`.
+// Returns the routing override that `change` describes. PermissionDenied if the server's options do
+// not allow overrides; InvalidArgument if the model cannot route in that way. Both errors name
+// `field`.
 Result<std::shared_ptr<const RoutingControl>> MakeRoutingControl(const RoutingChange& change,
                                                                  const RoutingRules& rules,
                                                                  const char* field);
 
-// The most (row, expert) pairs that a token can have. `control` may be null.
+// Returns the largest number of (row, expert) pairs that one token can have. `control` may be null.
 int64_t MostRoutes(const ModelSpec& spec, const RoutingControl* control);
 
 }  // namespace moeserve::server

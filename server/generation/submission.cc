@@ -36,7 +36,8 @@ Result<std::unique_ptr<Generation>> Submission::Start(absl::Time deadline,
                                                       std::function<void()> wake) const {
   GenerationOptions options;
   options.samples = params_.n;
-  // Only a stream can leave its output unread: a unary answer is collected as it comes.
+  // Only a stream can leave output unread: the server collects the output of a unary request as it
+  // arrives.
   options.max_unread_bytes =
       params_.stream ? context_.limits.max_unread_bytes : std::numeric_limits<size_t>::max();
   options.wake = std::move(wake);

@@ -1,4 +1,4 @@
-// Submits a request to the engine: the path that HTTP and gRPC share.
+// Submits a request to the engine, for HTTP and gRPC alike.
 #pragma once
 
 #include <functional>
@@ -16,7 +16,7 @@
 
 namespace moeserve::server {
 
-// The parts of the server that a submission uses.
+// The objects of the server that a submission uses.
 struct SubmissionContext {
   std::shared_ptr<EngineApi> engine;
   std::shared_ptr<ConstraintCompiler> constraint_compiler;
@@ -24,32 +24,33 @@ struct SubmissionContext {
   RequestLimits limits;
 };
 
-// One request. SetPrompts and the constraint come first, in either order, then Start. One thread at
-// a time uses it.
+// One request. Call SetPrompts() and, if NeedsCompiling(), CompileConstraint(), in either order,
+// then Start(). Must be used by one thread at a time.
 class Submission {
  public:
-  // `id_prefix` is the start of the answer's id, such as "cmpl-".
+  // `id_prefix` is the start of the response's id, such as "cmpl-".
   Submission(SubmissionContext context, GenerationParams params, std::string_view id_prefix);
 
-  // InvalidArgument: the routing records of these prompts would get too long.
+  // Returns InvalidArgument if the routing records of these prompts would get too long.
   absl::Status SetPrompts(std::vector<PreparedPrompt> prompts);
 
-  // Returns whether CompileConstraint has to be called: there is a constraint and it is not cached.
+  // Returns whether CompileConstraint() must be called: whether there is a constraint that is not
+  // cached.
   bool NeedsCompiling();
-  // Takes as long as ConstraintLimits allows: not for io threads. InvalidArgument, code
-  // "invalid_schema", for a constraint that cannot be compiled.
+  // Takes up to the time limit of ConstraintLimits; must not be called on I/O threads.
+  // InvalidArgument, with API error code "invalid_schema", if the constraint cannot be compiled.
   absl::Status CompileConstraint();
 
-  // Submits one engine request per choice, all or none. `wake` as in GenerationOptions. The error
-  // is the engine's refusal.
+  // Submits one engine request per choice, all or none. GenerationOptions::wake describes `wake`.
+  // Returns the engine's refusal as the error.
   Result<std::unique_ptr<Generation>> Start(absl::Time deadline, std::function<void()> wake) const;
 
-  const std::string& id() const { return id_; }  // of the answer
+  const std::string& id() const { return id_; }  // the response's id
   const std::shared_ptr<EngineApi>& engine() const { return context_.engine; }
   const GenerationParams& params() const { return params_; }
   const std::vector<PreparedPrompt>& prompts() const { return prompts_; }
   size_t num_choices() const { return prompts_.size() * static_cast<size_t>(params_.n); }
-  // `choice` is prompt * n + sample.
+  // Returns the prompt of `choice`, which is prompt * n + sample.
   const PreparedPrompt& PromptOf(int choice) const { return prompts_[choice / params_.n]; }
 
  private:

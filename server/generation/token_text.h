@@ -1,4 +1,4 @@
-// How a token is shown to clients.
+// Converts a token to the text that clients receive for it.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace moeserve::server {
 
-// Returns the text of a token with U+FFFD for bytes that are no whole character; "token_id:7" if
-// `as_id` or without a tokenizer.
+// Returns the text of a token, with U+FFFD for bytes that do not form a whole character. Returns
+// "token_id:7", for example, if `as_id` or if `tokenizer` is null.
 std::string TokenText(const Tokenizer* tokenizer, TokenId token, bool as_id);
 
 }  // namespace moeserve::server

@@ -32,11 +32,11 @@ using BodyParser = beast::http::request_parser<beast::http::string_body>;
 
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 
-// Bodies above this are parsed and tokenised off the io thread.
+// Larger bodies are parsed and tokenized on the work pool.
 constexpr size_t kSmallBody = 16 << 10;
-// Most bytes of the next request that are read while an answer is pending.
+// Limit on the bytes of later requests that are read while a response is pending.
 constexpr size_t kMaxPipelined = 64 << 10;
-// Most bytes of a chunk's head line.
+// Limit on the line that starts a chunk.
 constexpr size_t kMaxChunkLine = 8 << 10;
 
 std::string_view View(beast::string_view text) { return {text.data(), text.size()}; }
@@ -64,7 +64,7 @@ Connection::Connection(asio::ip::tcp::socket socket,
   environment_->metrics->http_connections.fetch_add(1);
   error_code ignored;
   socket_.set_option(asio::ip::tcp::no_delay(true), ignored);
-  // A larger buffer of the kernel would hide a slow reader.
+  // A larger send buffer in the kernel would hide that a client reads slowly.
   socket_.set_option(asio::socket_base::send_buffer_size(128 << 10), ignored);
 }
 
@@ -108,8 +108,8 @@ int Connection::Unsent() {
 }
 
 bool Connection::DrainedSome() {
-  // A socket becomes writable only after a good part of its buffer was taken, long after the first
-  // byte.
+  // Compare the unsent bytes, because a socket becomes writable only after the client has read a
+  // good part of its buffer, long after it has read the first byte.
   const int before = std::exchange(unsent_, Unsent());
   return unsent_ < before;
 }
@@ -125,7 +125,8 @@ asio::awaitable<bool> Connection::Write(std::string_view data) {
   writing_ = true;
   error_code error;
   while (!data.empty() && !error) {
-    // Limits the time without progress, not the total: a slow but steady reader is served.
+    // The timeout limits the time without progress, not the total time: a slow but steady client is
+    // served.
     unsent_ = Unsent();
     Arm(environment_->limits.write_stall_timeout);
     const auto [result, count] =
@@ -154,7 +155,8 @@ asio::awaitable<bool> Connection::WriteResponse(const Head& head, const Response
 }
 
 asio::awaitable<void> Connection::LingeringClose() {
-  // Closing with unread input would reset the connection, and the client could lose the answer.
+  // Closing a socket with unread input would reset the connection, and the client could lose the
+  // response.
   error_code ignored;
   socket_.shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
   Arm(absl::Seconds(2));
@@ -190,7 +192,7 @@ void Connection::Finish(const Head& head, int status) {
 }
 
 asio::awaitable<void> Connection::Run() {
-  // In this file each co_await is a statement of its own: g++ 12 miscompiles some larger
+  // In this file every co_await is in its own statement, because g++ 12 miscompiles some larger
   // expressions.
   while (!closing_) {
     const bool again = co_await ServeOne();
@@ -206,7 +208,8 @@ asio::awaitable<std::optional<size_t>> Connection::ReadHead() {
   bool begun = false;
   Arm(limits.keep_alive_timeout);
   while (true) {
-    // Empty lines before a request are allowed; the header timeout bounds them.
+    // Empty lines before a request are allowed. The header timeout limits how long a client can
+    // send them.
     while (buffer_.starts_with("\r\n")) buffer_.erase(0, 2);
     if (!buffer_.empty() && buffer_ != "\r" && !begun) {
       begun = true;
@@ -239,7 +242,7 @@ asio::awaitable<std::optional<size_t>> Connection::ReadHead() {
   }
 }
 
-// Parses one request and enforces the limits of its body.
+// Parses one request and enforces the limits on its body.
 struct Connection::Parser {
   explicit Parser(const HttpLimits& limits)
       : on_chunk([this, &limits](uint64_t, beast::string_view extensions, error_code& error) {
@@ -256,7 +259,7 @@ struct Connection::Parser {
   Parser(const Parser&) = delete;
   Parser& operator=(const Parser&) = delete;
 
-  // Consumes what it can of `buffer`. The error is OK where only more bytes are needed.
+  // Consumes as much of `buffer` as can be parsed. Returns OK if more bytes are needed.
   error_code Put(std::string& buffer, size_t size) {
     error_code error;
     const size_t used = message.put(asio::buffer(buffer.data(), size), error);
@@ -271,7 +274,7 @@ struct Connection::Parser {
   int chunks = 0;
   size_t extension_bytes = 0;
   std::function<void(uint64_t, beast::string_view, error_code&)>
-      on_chunk;  // `message` refers to it
+      on_chunk;  // must outlive `message`, which refers to it
 };
 
 void Connection::FillHead(const Parser& parser, Head& head) {
@@ -313,7 +316,8 @@ asio::awaitable<bool> Connection::ServeOne() {
 
   const std::optional<Response> refusal = environment_->router->CheckBeforeBody(head.request);
   if (refusal) {
-    // The unread body makes the connection unusable for another request.
+    // The server does not read the refused request's body, so the connection cannot be used for
+    // another request.
     if (parser.expects_body()) {
       co_await RefuseAndClose(head, *refusal);
       co_return false;
@@ -371,7 +375,8 @@ asio::awaitable<bool> Connection::ReadBody(Parser& parser, Head& head) {
 }
 
 asio::awaitable<bool> Connection::Serve(Head& head) {
-  // Keeps the io context alive as long as `wake` can be called.
+  // The callback holds a reference to the I/O context, because `wake` can be called after the
+  // server is gone.
   head.request.wake = [weak = weak_from_this(), io = environment_->io] {
     asio::post(*io, [weak] {
       if (const auto self = weak.lock()) self->Wake();
@@ -382,7 +387,7 @@ asio::awaitable<bool> Connection::Serve(Head& head) {
   if (head.request.body.size() <= kSmallBody && router.WorkOf(head.request) == Work::kQuick) {
     handled = router.Handle(head.request);
   } else {
-    // Deferred, so that the work is not started if the client has left by then.
+    // The work pool runs this handler later, and not at all if the client has disconnected by then.
     std::string body = std::exchange(head.request.body, {});
     auto request = std::make_shared<Request>(head.request);
     request->body = std::move(body);
@@ -465,7 +470,7 @@ asio::awaitable<int> Connection::RunPending(Head& head, std::unique_ptr<PendingR
     done = part.last;
     status = pending->FinalStatus();
   }
-  // Cancels the work if the client has left.
+  // Destroying the pending response cancels its work if the client has disconnected.
   pending_ = nullptr;
   pending.reset();
   if (failed || (gone_ && !done)) {
@@ -495,7 +500,7 @@ void Connection::StartWatch() {
                                      } else if (error) {
                                        self->gone_ = true;
                                        self->event_timer_.cancel();
-                                       // A blocked write cannot succeed any more.
+                                       // A write to a client that is gone cannot succeed.
                                        if (self->writing_) self->Close();
                                      } else if (self->buffer_.size() < kMaxPipelined) {
                                        self->StartWatch();

@@ -1,4 +1,5 @@
-// One client connection: reads requests, runs handlers, writes answers. Internal to http/server.cc.
+// One client connection: reads requests, runs handlers, writes responses. Internal to
+// http/server.cc.
 #pragma once
 
 #include <atomic>
@@ -19,17 +20,17 @@
 
 namespace moeserve::server::http {
 
-// Shared by all connections. Constant except for `stopping`.
+// State that all connections share. Only `stopping` changes.
 struct ConnectionEnvironment {
   std::shared_ptr<boost::asio::io_context> io;  // run by one thread
-  std::shared_ptr<WorkPool> pool;               // for handlers that take long
+  std::shared_ptr<WorkPool> pool;               // runs handlers that take long
   const Router* router = nullptr;
   Metrics* metrics = nullptr;
   HttpLimits limits;
   std::atomic<bool> stopping{false};
 };
 
-// All members run on the io thread.
+// All members run on the I/O thread.
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
   Connection(boost::asio::ip::tcp::socket socket,
@@ -39,12 +40,12 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // Serves requests until the connection ends.
   boost::asio::awaitable<void> Run();
 
-  // Closes the connection, after the current answer if there is one.
+  // Closes the connection, or if a response is pending, closes it after that response.
   void CloseWhenIdle();
   void Close();
 
  private:
-  // The parts of a request's head that the connection needs.
+  // The parts of a request's head that the connection needs, and the request for its handler.
   struct Head {
     Request request;
     bool keep_alive = false;
@@ -56,10 +57,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   static void FillHead(const Parser& parser, Head& head);
 
-  // Each of these returns false if the connection has to be closed.
+  // Those of these functions that return a bool return false if the connection must be closed.
   boost::asio::awaitable<bool> ServeOne();
   boost::asio::awaitable<bool> ReadBody(Parser& parser, Head& head);
-  // The size of the next request's head, which is then in buffer_; none: close.
+  // Reads until buffer_ holds the head of the next request, and returns the size of that head;
+  // nullopt if the connection must be closed.
   boost::asio::awaitable<std::optional<size_t>> ReadHead();
   boost::asio::awaitable<bool> Serve(Head& head);
   boost::asio::awaitable<int> RunPending(Head& head, std::unique_ptr<PendingResponse> pending);
@@ -86,12 +88,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool timed_out_ = false;
   int unsent_ = 0;
 
-  std::string buffer_;  // received, not consumed
-  bool idle_ = true;    // between requests
+  std::string buffer_;  // bytes received and not yet consumed
+  bool idle_ = true;    // true between requests
   bool closing_ = false;
   std::chrono::steady_clock::time_point request_start_;
 
-  // The socket is read while an answer is pending, to notice that the client has left.
+  // While a response is pending, the connection keeps reading the socket to notice that the client
+  // has disconnected.
   boost::asio::steady_timer event_timer_;
   boost::asio::cancellation_signal watch_cancel_;
   char watch_buffer_[1024];

@@ -1,4 +1,4 @@
-// An answer that is prepared on the work pool instead of the io thread.
+// A response that is prepared on the work pool instead of the I/O thread.
 #pragma once
 
 #include <functional>
@@ -13,9 +13,10 @@ namespace moeserve::server::http {
 
 class DeferredResponse final : public PendingResponse {
  public:
-  // Runs `job` on the pool; the answer then continues as the job's result. `wake` as Request::wake.
-  // Returns an error answer (503, queue_full) if too many tasks wait. The job is not run if the
-  // answer is destroyed before its turn.
+  // Runs `job` on the pool. The returned response waits for the job and then continues as the job's
+  // result. Request::wake describes `wake`. Returns an error response (503, queue_full) if too many
+  // tasks wait. If the returned response is destroyed before the job has started, the job does not
+  // run.
   static Handled Start(WorkPool& pool, std::function<Handled()> job, std::function<void()> wake);
 
   ~DeferredResponse() override;

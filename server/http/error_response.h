@@ -1,4 +1,4 @@
-// Answers that report an error.
+// Builds responses that report an error.
 #pragma once
 
 #include <string_view>
@@ -10,9 +10,10 @@
 namespace moeserve::server::http {
 
 Response ErrorResponse(const HttpError& error);
-Response ErrorResponse(const absl::Status& status);  // not OK
+Response ErrorResponse(const absl::Status& status);  // `status` must not be OK
 
-// Errors that exist in HTTP only (405, 408, 413 ...); all are of type "invalid_request_error".
+// Returns a response for an error that exists in HTTP only (405, 408, 413 ...). Its type is always
+// "invalid_request_error".
 Response ProtocolError(int status, std::string_view code, std::string_view message);
 
 }  // namespace moeserve::server::http

@@ -57,7 +57,8 @@ std::string_view Trimmed(std::string_view text) {
   return text;
 }
 
-// Allows CR and LF only together, and no other control character but the tab.
+// Returns whether `text` contains control characters other than tabs and CR LF pairs. A CR at the
+// end of `text` is bad only if `complete`.
 bool HasBadBytes(std::string_view text, bool complete) {
   for (size_t i = 0; i < text.size(); ++i) {
     const unsigned char c = static_cast<unsigned char>(text[i]);

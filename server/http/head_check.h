@@ -1,5 +1,6 @@
-// Strict checks of a request head before it is parsed. Refuses what programs parse differently,
-// because a proxy in front could have understood it in another way.
+// Strict checks of a request head before it is parsed. They refuse heads that HTTP programs
+// interpret differently, because a proxy in front of the server could have interpreted the head in
+// another way.
 #pragma once
 
 #include <optional>
@@ -10,13 +11,14 @@
 
 namespace moeserve::server::http {
 
-// `received` is the start of a head that is not complete. Returns the answer if it cannot become an
-// acceptable head.
+// `received` is the start of a head that is not complete yet. Returns the error response if the
+// head cannot become acceptable, else nullopt.
 std::optional<Response> CheckPartialHead(std::string_view received, const HttpLimits& limits);
 
-// `head` ends with the empty line. Returns the answer if the head is refused: too large (414, 431),
-// control characters, bare LF, folded lines, a malformed request line, a missing or repeated Host,
-// or a body length that is ambiguous (400).
+// `head` is a complete head, which ends with the empty line. Returns the error response if the head
+// is refused, else nullopt. Refuses a head that is too large (414, 431), and with 400: control
+// characters, bare LF, folded lines, a malformed request line, a missing or repeated Host, or an
+// ambiguous body length.
 std::optional<Response> CheckHead(std::string_view head, const HttpLimits& limits);
 
 }  // namespace moeserve::server::http

@@ -28,7 +28,7 @@ HostPort Reachable(const HostPort& address) {
   return address;
 }
 
-// Waits for `events` on a non-blocking socket.
+// Waits until a non-blocking socket is ready for one of `events`.
 absl::Status Await(int fd, short events, absl::Time deadline) {
   while (true) {
     const int64_t left = std::max<int64_t>(0, absl::ToInt64Milliseconds(deadline - absl::Now()));

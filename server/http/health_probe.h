@@ -7,10 +7,10 @@
 
 namespace moeserve::server {
 
-// Sends GET /health/ready to the server on `address`, over loopback if it listens on every
-// interface (0.0.0.0 or ::). OK if the answer is 200. Unavailable, with the reason, for another
-// answer, for no answer within `timeout`, and if there is no connection. Reads at most a few KiB of
-// the answer. Blocks; `timeout` does not limit resolving a host name.
+// Sends GET /health/ready to the server on `address`; if the server listens on every interface
+// (0.0.0.0 or ::), over loopback. Returns OK if the status is 200. Returns Unavailable, with the
+// reason, for another status, for no response within `timeout`, or without a connection. Reads at
+// most a few KiB of the response. Blocks. `timeout` does not limit resolving a host name.
 absl::Status ProbeReadiness(const HostPort& address, absl::Duration timeout);
 
 }  // namespace moeserve::server

@@ -11,7 +11,8 @@ std::string Date() {
   std::tm utc{};
   gmtime_r(&now, &utc);
   char text[64];
-  // HTTP needs the English names of the C locale, which the program never changes.
+  // HTTP dates need English names. strftime writes them because the program never changes the C
+  // locale.
   const size_t length = std::strftime(text, sizeof(text), "%a, %d %b %Y %H:%M:%S GMT", &utc);
   return std::string(text, length);
 }

@@ -1,4 +1,4 @@
-// Serializes the heads of answers, and chunks.
+// Serializes the heads of responses, and chunks.
 #pragma once
 
 #include <cstddef>
@@ -13,20 +13,23 @@ namespace moeserve::server::http {
 struct ResponseHead {
   int status = 200;
   std::string content_type;
-  std::vector<std::pair<std::string, std::string>> headers;  // trusted: not checked
+  // not checked: callers pass trusted values only
+  std::vector<std::pair<std::string, std::string>> headers;
   std::string request_id;
-  std::optional<size_t> content_length;  // absent: chunked (until the end for HTTP/1.0)
+  // If absent, the body is chunked, or for HTTP/1.0 ends when the connection closes.
+  std::optional<size_t> content_length;
   bool keep_alive = true;
   bool http_1_0 = false;
 };
 
-// Head of a stream of server-sent events.
+// Returns the head of a response that is a stream of server-sent events.
 ResponseHead EventStreamHead();
 
-// Returns status line, headers and the empty line.
+// Returns the status line, the headers and the empty line.
 std::string SerializeHead(const ResponseHead& head);
 
-// Appends one chunk. Does nothing for empty data, which would end the body.
+// Appends one chunk of a chunked body. Does nothing for empty data, because an empty chunk would
+// end the body.
 void AppendChunk(std::string_view data, std::string& out);
 inline constexpr std::string_view kLastChunk = "0\r\n\r\n";
 

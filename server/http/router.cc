@@ -14,7 +14,7 @@ bool Matches(std::string_view pattern, std::string_view path) {
   return path.size() > pattern.size() && path.starts_with(pattern);
 }
 
-// "application/json", with or without parameters.
+// Returns whether the content type is "application/json", with or without parameters.
 bool IsJson(std::string_view content_type) {
   std::string_view type = content_type.substr(0, content_type.find(';'));
   while (!type.empty() && (type.back() == ' ' || type.back() == '\t')) type.remove_suffix(1);

@@ -1,4 +1,4 @@
-// Maps method and path to a handler.
+// Maps the method and path of a request to a handler.
 #pragma once
 
 #include <functional>
@@ -14,7 +14,7 @@ namespace moeserve::server::http {
 
 enum class Access { kOpen, kKey };
 
-// How long a handler takes. kSlow handlers do not run on the io thread, which all connections
+// The duration of a handler. kSlow handlers do not run on the I/O thread, which all connections
 // share.
 enum class Work { kQuick, kSlow };
 
@@ -23,21 +23,24 @@ using Handler = std::function<Handled(const Request&)>;
 // Thread-safe once all routes are added.
 class Router {
  public:
-  explicit Router(const ApiKeys& keys) : keys_(keys) {}  // outlives this
+  explicit Router(const ApiKeys& keys) : keys_(keys) {}  // `keys` must outlive the router
 
-  // A pattern that ends in '*' matches every longer path. GET handlers answer HEAD as well.
+  // A pattern that ends in '*' matches every longer path. GET handlers also handle HEAD.
   void Add(std::string_view method, std::string_view pattern, Access access, Work work,
            Handler handler);
 
-  // Returns the pattern that the path matches, or "other"; for metrics.
+  // Returns the pattern that the path matches, or "other". Used as a label of metrics.
   std::string_view Endpoint(std::string_view path) const;
 
-  // Returns the answer if it does not depend on the body: 401, 404, 405, 415, or that to OPTIONS.
+  // Returns the response if it does not depend on the body: 401, 404, 405, 415, or the response to
+  // OPTIONS. Otherwise returns nullopt.
   std::optional<Response> CheckBeforeBody(const Request& request) const;
 
-  // For a request that passed CheckBeforeBody.
+  // Returns the duration class of the handler. Requires that CheckBeforeBody() returned nullopt for
+  // `request`.
   Work WorkOf(const Request& request) const;
-  // For a request that passed CheckBeforeBody. Does not throw.
+  // Runs the handler. Requires that CheckBeforeBody() returned nullopt for `request`. Does not
+  // throw.
   Handled Handle(const Request& request) const;
 
  private:

@@ -69,7 +69,8 @@ class HttpServer::Impl {
   void Run() {
     asio::co_spawn(*io_, Accept(), asio::detached);
     thread_ = std::thread([io = io_] {
-      // Handlers catch their exceptions; one that escapes must not stop other connections.
+      // Handlers catch their exceptions; an exception that escapes must not stop the other
+      // connections.
       while (true) {
         try {
           io->run();
@@ -106,12 +107,13 @@ class HttpServer::Impl {
     }
     work_.reset();
     {
-      // Without connections the thread ends by itself after the last handlers.
+      // If no connection is open, the thread ends by itself after the last handlers.
       std::lock_guard lock(mutex_);
       if (open_ > 0) io_->stop();
     }
     thread_.join();
-    // A handler that will never run may hold a connection, and through it the environment.
+    // A handler that will never run may keep a connection alive, and the connection the
+    // environment. Releasing the I/O context and the pool breaks that cycle.
     environment_->io.reset();
     environment_->pool.reset();
   }
@@ -129,13 +131,13 @@ class HttpServer::Impl {
       auto [error, socket] = co_await acceptor_.async_accept(asio::as_tuple(asio::use_awaitable));
       if (error == asio::error::operation_aborted) break;
       if (error) {
-        // For example out of descriptors: try again a little later.
+        // For example, no file descriptors are left: try again a little later.
         asio::steady_timer pause(*io_, std::chrono::milliseconds(50));
         co_await pause.async_wait(asio::as_tuple(asio::use_awaitable));
         continue;
       }
       if (connections_.size() >= static_cast<size_t>(environment_->limits.max_connections)) {
-        continue;  // closes it
+        continue;  // destroying the socket closes the new connection
       }
       Start(std::move(socket));
     }
@@ -175,7 +177,7 @@ class HttpServer::Impl {
   std::thread thread_;
   bool stopped_ = false;
 
-  // Used by the io thread only.
+  // The I/O thread alone uses these two members.
   std::unordered_map<uint64_t, std::weak_ptr<Connection>> connections_;
   uint64_t next_key_ = 0;
 

@@ -14,29 +14,30 @@ namespace moeserve::server::http {
 
 struct HttpServerOptions {
   std::string host = "127.0.0.1";
-  int port = 8080;  // 0: any free one
+  int port = 8080;  // 0 picks a free port
   HttpLimits limits;
 };
 
 class HttpServer {
  public:
-  // Binds and starts. `router` and `metrics` outlive the server. Unavailable: the address is taken.
-  // InvalidArgument: it is not a numeric address.
+  // Binds the address and starts the threads. `router` and `metrics` must outlive the server.
+  // Unavailable if the address is in use; InvalidArgument if `host` is not a numeric address.
   static Result<std::unique_ptr<HttpServer>> Start(const HttpServerOptions& options,
                                                    const Router& router, Metrics& metrics);
-  ~HttpServer();  // Stop(zero)
+  ~HttpServer();  // calls Stop() without a grace period
 
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
 
-  std::string address() const;  // "127.0.0.1:8080", with the real port
+  std::string address() const;  // such as "127.0.0.1:8080", with the actual port
   int port() const;
 
-  // Blocks until no handler runs outside the io thread, or until `deadline`. Not after Stop().
+  // Blocks until no handler runs on the work pool, or until `deadline`. Must not be called after
+  // Stop().
   void WaitForHandlers(absl::Time deadline);
 
-  // Stops accepting, closes idle connections, waits up to `grace` for the others and then closes
-  // them. Idempotent.
+  // Stops accepting connections, closes idle connections, waits up to `grace` for the busy
+  // connections and then closes them. Idempotent.
   void Stop(absl::Duration grace);
 
  private:

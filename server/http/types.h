@@ -1,4 +1,4 @@
-// Requests and answers of handlers, independent of sockets.
+// Requests to and responses from handlers, independent of sockets.
 #pragma once
 
 #include <functional>
@@ -12,9 +12,9 @@
 namespace moeserve::server::http {
 
 struct Request {
-  std::string method;  // as sent: "GET"
+  std::string method;  // as sent, such as "GET"
   std::string path;    // percent-encoded as sent, without the query
-  std::string query;   // after '?', or empty
+  std::string query;   // the text after '?'; may be empty
   std::string content_type;
   std::string content_encoding;
   std::string authorization;
@@ -22,7 +22,7 @@ struct Request {
   std::string if_none_match;
   std::string body;
   std::string request_id;  // never empty
-  // Makes the server call PendingResponse::Next again; thread-safe, callable at any time.
+  // Makes the server call PendingResponse::Next() again. Thread-safe; may be called at any time.
   std::function<void()> wake = [] {};
 };
 
@@ -30,14 +30,16 @@ struct Response {
   int status = 200;
   std::string content_type = "application/json";
   std::string body;
-  std::vector<std::pair<std::string, std::string>> headers;  // in addition to those of every answer
-  bool close = false;                                        // close the connection afterwards
+  // in addition to the headers of every response
+  std::vector<std::pair<std::string, std::string>> headers;
+  // whether to close the connection afterwards
+  bool close = false;
 };
 
-// Nothing to send yet; Request::wake will be called.
+// There is nothing to send yet; Request::wake will be called when there is.
 struct Wait {};
 
-// A part of a streamed answer. The server sends the head before the first part.
+// A part of a streamed response. The server sends the head before the first part.
 struct StreamPart {
   std::string data;
   bool last = false;
@@ -45,19 +47,20 @@ struct StreamPart {
 
 using Progress = std::variant<Wait, Response, StreamPart>;
 
-// An answer that is not complete when the handler returns. The server calls Next, from one thread
-// at a time, until it returns a Response or a StreamPart with `last`. No Response follows a
-// StreamPart. The destructor cancels the work behind the answer.
+// A response that is not complete when the handler returns. The server calls Next(), from one
+// thread at a time, until Next() returns a Response or a StreamPart with `last`. Next() returns no
+// Response after a StreamPart. The destructor cancels the work that produces the response.
 class PendingResponse {
  public:
   virtual ~PendingResponse() = default;
   virtual Progress Next() = 0;
-  // Called instead of Next, on the same thread, if the server is still sending when `wake` is
-  // called. Can cancel the work if too much output waits.
+  // Is called instead of Next(), on the same thread, if `wake` is called while the server is still
+  // sending. Can cancel the work if too much output waits.
   virtual void CheckBacklog() {}
-  // Sent while a stream has no output; clients ignore it.
+  // Returns a text that is sent while a stream has no output. Clients ignore it.
   virtual std::string_view KeepAliveText() const { return ": keep-alive\n\n"; }
-  // The HTTP status for logs and metrics; an error can follow a head with status 200.
+  // Returns the HTTP status for logs and metrics. It can be an error status although the head was
+  // sent with status 200.
   virtual int FinalStatus() const { return 200; }
 };
 

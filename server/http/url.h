@@ -1,4 +1,4 @@
-// Decodes parts of request targets.
+// Decodes parts of a request's URL.
 #pragma once
 
 #include <cstdint>
@@ -10,19 +10,20 @@
 
 namespace moeserve::server::http {
 
-// Returns no value for a malformed escape or an escaped NUL.
+// Returns nullopt for a malformed escape or an escaped NUL.
 std::optional<std::string> PercentDecode(std::string_view text);
 
-// Returns the value of `name` in a query such as "a=1&b=2", not decoded; none if absent, empty for
-// "a" and "a=".
+// Returns the value of the parameter `name` in a query such as "a=1&b=2", without percent-decoding:
+// nullopt if the parameter is absent, an empty text for "a" and for "a=".
 std::optional<std::string_view> QueryText(std::string_view query, std::string_view name);
 
-// Returns the number that `name` has in a query; none if absent. InvalidArgument unless it is a
-// number in [min, max].
+// Returns the number that the parameter `name` has in a query; nullopt if the parameter is absent.
+// InvalidArgument unless the value is a number in [min, max].
 Result<std::optional<double>> QueryNumber(std::string_view query, std::string_view name, double min,
                                           double max);
 
-// The same for whole numbers.
+// Returns the integer that the parameter `name` has in a query; nullopt if the parameter is absent.
+// InvalidArgument unless the value is an integer in [min, max].
 Result<std::optional<int64_t>> QueryInteger(std::string_view query, std::string_view name,
                                             int64_t min, int64_t max);
 

@@ -21,19 +21,20 @@ constexpr MoeMetricsMode kModes[] = {MoeMetricsMode::kOff, MoeMetricsMode::kLaye
                                      MoeMetricsMode::kTop, MoeMetricsMode::kFull,
                                      MoeMetricsMode::kAuto};
 
-// Bounds of the histograms of steps.
+// Bucket bounds of the histograms of values per step.
 constexpr std::array kPowersOfTwo = {1.,   2.,   4.,   8.,    16.,   32.,   64.,
                                      128., 256., 512., 1024., 2048., 4096., 8192.};
 
 constexpr const char* kPhases[kNumPhases] = {"prefill", "decode"};
 
-// Writes families with one sample per routed block, or one per block and entry.
+// Writes families that have one sample per routed block, or one sample per routed block and entry
+// of a list.
 class BlockFamilies {
  public:
   BlockFamilies(PrometheusText& text, const ExpertStats& stats, const std::string& model)
       : text_(text), stats_(stats), model_(model) {}
 
-  // The sample of a block is value(index, block).
+  // Writes a family. The sample of block number b is value(b, block).
   template <typename Value>
   void PerBlock(const char* name, const char* type, const char* help, const Value& value) {
     text_.Family(name, type, help);
@@ -45,7 +46,8 @@ class BlockFamilies {
     }
   }
 
-  // The samples of a block are values(index, block), a list; `label` has label_of(entry's index).
+  // Writes a family. The samples of block number b are the list values(b, block). The label `label`
+  // of entry i is label_of(i).
   template <typename Values, typename LabelOf>
   void PerEntry(const char* name, const char* type, const char* help, const char* label,
                 const LabelOf& label_of, const Values& values) {
@@ -84,7 +86,7 @@ bool Exported(MetricDetail detail, const MoeMetricsOptions& options) {
   return false;
 }
 
-// Writes the samples of one entry of the list of statistics for one block.
+// Writes the samples of one of BlockStatistics() for one routed block.
 void WriteStatistic(PrometheusText& text, const BlockStatistic& statistic,
                     const BlockExpertStats& block, const std::string& model) {
   const std::string layer = std::to_string(block.layer);
@@ -115,7 +117,7 @@ void WriteStatistic(PrometheusText& text, const BlockStatistic& statistic,
   std::visit(write, statistic.value(block, {}));
 }
 
-// Writes the families of the list of statistics.
+// Writes the families of BlockStatistics() that `options` select.
 void WriteCounters(PrometheusText& text, const ExpertStats& stats, const std::string& model,
                    const MoeMetricsOptions& options) {
   const std::span<const BlockStatistic> list = BlockStatistics();
@@ -151,7 +153,8 @@ void WriteSteps(PrometheusText& text, const ExpertStats& stats, const std::strin
         stats.active_experts);
 }
 
-// Returns the ids of up to 4 experts, the most used first; equals in order of id.
+// Returns the ids of up to 4 experts with the largest counts, largest first; experts with equal
+// counts are in order of id.
 std::vector<size_t> HottestExperts(const std::vector<double>& counts) {
   constexpr size_t kRanks = 4;
   std::vector<size_t> order(counts.size());
@@ -235,7 +238,7 @@ void ExpertMetrics::Observe(const ExpertStats& stats, absl::Time now) {
     window_[b].resize(counts.size());
     seen_[b].resize(counts.size());
     for (size_t e = 0; e < counts.size(); ++e) {
-      // Snapshots of two readers can arrive out of order: an older one adds nothing.
+      // Snapshots from two threads can arrive out of order. An older snapshot must add nothing.
       const uint64_t seen = std::max(seen_[b][e], counts[e]);
       window_[b][e] = window_[b][e] * keep + static_cast<double>(seen - seen_[b][e]);
       seen_[b][e] = seen;
@@ -295,7 +298,7 @@ void ExpertMetrics::WriteWindow(PrometheusText& text, const ExpertStats& stats,
   text.Sample({{"model", model}}, window_tokens_);
   if (options_.mode != MoeMetricsMode::kTop) return;
 
-  // Too many experts for a series each: the most used ones stand for the rest.
+  // One series per expert would be too many: export only the most used experts of each block.
   std::vector<std::vector<size_t>> hottest;
   for (const std::vector<double>& counts : window_) hottest.push_back(HottestExperts(counts));
   families.PerEntry("moe_hot_expert_share_ratio", "gauge", "Share of the most used experts.",

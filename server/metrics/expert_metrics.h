@@ -1,4 +1,4 @@
-// The Prometheus families of the experts, with a limit on the number of series.
+// Prometheus metrics about experts, with a limit on the number of series.
 #pragma once
 
 #include <cstddef>
@@ -15,50 +15,54 @@
 
 namespace moeserve::server {
 
-// What is exported: nothing; series per routed block; also of its most used experts; or a series
-// per expert instead of these.
+// Which series are exported. kOff: none. kLayer: series per routed block. kTop: also series for the
+// most used experts of each block. kFull: series per block and per expert. kAuto: see
+// MoeMetricsOptions.
 enum class MoeMetricsMode : uint8_t { kOff, kLayer, kTop, kFull, kAuto };
 
 struct MoeMetricsOptions {
-  // kAuto: kFull up to kMaxAutoSeries experts in all blocks together, else kTop.
+  // kAuto selects kFull for models with up to kMaxAutoSeries experts in all blocks together, else
+  // kTop.
   MoeMetricsMode mode = MoeMetricsMode::kAuto;
-  bool weights = false;  // with kFull, also the sum of gate weights of each expert
+  bool weights = false;  // with kFull, also exports the sum of each expert's gate weights
 
   static constexpr size_t kMaxAutoSeries = 4096;
   static constexpr size_t kMaxSeries = 16384;
 };
 
-// "off", "layer", "top", "full" or "auto".
+// Returns "off", "layer", "top", "full" or "auto".
 const char* Name(MoeMetricsMode mode);
-// InvalidArgument for other words.
+// Parses the words that Name() returns. InvalidArgument for other words.
 Result<MoeMetricsMode> ParseMoeMetricsMode(const std::string& word);
 
-// Resolves kAuto for a model with the blocks of `stats`.
-// InvalidArgument: more than kMaxSeries series, or weights without kFull.
+// Resolves kAuto for a model whose routed blocks `stats` contains. InvalidArgument for more than
+// kMaxSeries series, or for `weights` without kFull.
 Result<MoeMetricsOptions> ResolveMoeMetrics(MoeMetricsOptions options, const ExpertStats& stats);
 
-// Writes the families. Gauges are of a decaying window. Thread-safe.
+// Writes the metrics. Counters are totals; gauges are computed from counts in an exponentially
+// decaying window. Thread-safe.
 class ExpertMetrics {
  public:
-  // `options` are resolved by ResolveMoeMetrics; `spec` is that of the model observed.
+  // ResolveMoeMetrics() must have resolved `options`. `spec` is the spec of the model whose
+  // statistics are observed.
   ExpertMetrics(const MoeMetricsOptions& options, const ModelSpec& spec);
 
-  // Advances the window; call about once a second, and before Write.
+  // Advances the window to `now`. Must be called about once per second, and before Write().
   void Observe(const ExpertStats& stats, absl::Time now);
-  // Uses the window of the last Observe.
+  // Writes all families. The gauges use the window of the last Observe().
   void Write(PrometheusText& text, const ExpertStats& stats, const std::string& model) const;
 
  private:
   bool HasSharedExpert(const BlockExpertStats& block) const;
-  // Writes the gauges of the window. Requires mutex_.
+  // Writes the gauges computed from the window. The caller must hold mutex_.
   void WriteWindow(PrometheusText& text, const ExpertStats& stats, const std::string& model) const;
 
   const MoeMetricsOptions options_;
-  std::vector<bool> has_shared_expert_;  // [layer] in its feed-forward part
+  std::vector<bool> has_shared_expert_;  // [layer]: whether its feed-forward has a shared expert
 
   mutable std::mutex mutex_;
-  std::vector<std::vector<double>> window_;  // [block][expert]
-  std::vector<std::vector<uint64_t>> seen_;  // counters at the last call
+  std::vector<std::vector<double>> window_;  // [block][expert]: selections, decayed
+  std::vector<std::vector<uint64_t>> seen_;  // [block][expert]: selections so far
   double window_tokens_ = 0.0;
   uint64_t seen_tokens_ = 0;
   absl::Time last_ = absl::InfinitePast();

@@ -41,7 +41,7 @@ std::vector<double> CallBounds() {
 int CountOpenFiles() {
   DIR* directory = opendir("/proc/self/fd");
   if (directory == nullptr) return 0;
-  int count = -3;  // leaves out ".", ".." and the descriptor of this listing
+  int count = -3;  // excludes ".", ".." and the descriptor of this listing
   while (readdir(directory) != nullptr) ++count;
   closedir(directory);
   return count;
@@ -245,7 +245,8 @@ void WriteProcessMetrics(PrometheusText& text) {
   std::ifstream file("/proc/self/stat");
   std::string line;
   std::getline(file, line);
-  // The command name, in parentheses, may contain spaces: count fields after it.
+  // The command name, in parentheses, may contain spaces: split the fields after the closing
+  // parenthesis.
   const size_t end = line.rfind(')');
   if (end == std::string::npos) return;
   std::istringstream fields(line.substr(end + 1));

@@ -1,4 +1,4 @@
-// The counters of the server and their text at /metrics.
+// The server's counters and histograms, and their text at /metrics.
 #pragma once
 
 #include <array>
@@ -16,10 +16,10 @@
 
 namespace moeserve::server {
 
-// Refusals by the server; the engine counts its own.
+// Reasons for which the server refuses a request. The engine counts its own refusals.
 enum class Rejection { kInvalid, kDraining, kQueueFull };
 
-// Thread-safe. The engine thread calls it, so nothing here blocks for long.
+// Thread-safe. The engine thread calls these functions, so none of them blocks for long.
 class Metrics {
  public:
   Metrics();
@@ -37,12 +37,12 @@ class Metrics {
   std::atomic<uint64_t> ignored_fields{0};
   std::atomic<double> model_load_seconds{0.0};
 
-  // Creates the series with value 0. A counter that appeared with its first event would show no
-  // increase to an alert.
+  // Creates the series of the given labels with value 0. If a series appeared with its first event
+  // only, an alert on the counter's increase would miss that event.
   void DeclareHttp(std::string_view endpoint, std::string_view method);
   void DeclareGrpc(std::string_view method);
 
-  // `endpoint` is a route pattern or "other"; `method` one of a closed set.
+  // `endpoint` is a route pattern or "other". `method` is one of a fixed set of names.
   void CountHttp(std::string_view endpoint, std::string_view method, int code, double seconds);
   void CountGrpc(std::string_view method, std::string_view code, double seconds);
   void CountRejected(Rejection reason);
@@ -50,7 +50,7 @@ class Metrics {
   using HttpKey = std::tuple<std::string, std::string, int>;  // endpoint, method, code
   std::map<HttpKey, uint64_t> HttpRequests() const;
 
-  // Writes the families that do not need the engine.
+  // Writes the families that do not depend on the engine.
   void WriteServer(PrometheusText& text) const;
   void WriteRejected(PrometheusText& text, const EngineStats& stats) const;
 
@@ -63,7 +63,7 @@ class Metrics {
   std::array<std::atomic<uint64_t>, 3> rejected_{};
 };
 
-// Writes the families of the engine's counters.
+// Writes the families about the engine's steps, queue and caches.
 void WriteEngineMetrics(PrometheusText& text, const EngineStats& stats);
 // Writes the standard process_* families.
 void WriteProcessMetrics(PrometheusText& text);

@@ -20,7 +20,7 @@ uint64_t Finished(const EngineStats& stats) {
   return stats.finished_stop + stats.finished_length + stats.finished_abort + stats.finished_error;
 }
 
-// Writes families of one sample, all with the same labels.
+// Writes families that have one sample each, all with the same labels.
 class Writer {
  public:
   Writer(PrometheusText& text, std::string prefix, std::string model, bool has_engine)
@@ -63,7 +63,8 @@ class Writer {
   const bool has_engine_;
 };
 
-// Requests by path, method and class of status, as the HTTP layer of vLLM groups them.
+// Writes the number of requests by path, method and class of status ("2xx"), as vLLM's HTTP layer
+// groups them.
 void WriteHttpRequests(PrometheusText& text, const Metrics& metrics) {
   std::map<std::tuple<std::string, std::string, std::string>, uint64_t> grouped;
   for (const auto& [key, count] : metrics.HttpRequests()) {

@@ -1,4 +1,5 @@
-// Exports our metrics under the names of vLLM and SGLang, for dashboards made for them.
+// Exports the server's metrics under the names of vLLM and SGLang, for dashboards made for those
+// servers.
 #pragma once
 
 #include <string>

@@ -24,7 +24,7 @@ void AppendEscaped(std::string& out, std::string_view text, bool quotes) {
   }
 }
 
-// The parts of `text` between separators, without the blanks around them.
+// Returns the parts of `text` between separators, without leading and trailing blanks.
 std::vector<std::string_view> Split(std::string_view text, char separator) {
   std::vector<std::string_view> parts;
   while (true) {
@@ -99,7 +99,7 @@ ExpositionFormat ChooseExposition(std::string_view accept) {
       if (!parts[i].starts_with("q=") && !parts[i].starts_with("Q=")) continue;
       const std::string_view number = parts[i].substr(2);
       const auto read = std::from_chars(number.data(), number.data() + number.size(), quality);
-      // NaN would be neither more nor less than the other one.
+      // A quality of NaN would compare neither larger nor smaller than the other format's quality.
       if (read.ec != std::errc() || !(quality >= 0.0)) quality = 0.0;
     }
     if (EqualsIgnoringCase(parts[0], kOpenMetrics)) open_metrics = std::max(open_metrics, quality);
@@ -127,7 +127,8 @@ void PrometheusText::ForeignFamily(std::string_view name, std::string_view type,
                                    std::string_view help) {
   family_ = name;
   const bool open_metrics = format_ == ExpositionFormat::kOpenMetrics;
-  // There the suffix belongs to a counter's sample, not to its family.
+  // In OpenMetrics, the suffix "_total" belongs to a counter's sample, not to the name of its
+  // family.
   if (open_metrics && type == "counter" && name.ends_with("_total")) {
     name.remove_suffix(std::string_view("_total").size());
   }

@@ -1,4 +1,4 @@
-// Prometheus exposition formats, and a histogram.
+// Writer for Prometheus' exposition formats, and a histogram.
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,7 @@ namespace moeserve::server {
 
 using Label = std::pair<std::string_view, std::string_view>;
 
-// Counts observations in buckets. Thread-safe; Observe is lock-free.
+// Counts observations in buckets. Thread-safe; Observe() is lock-free.
 class Histogram {
  public:
   explicit Histogram(std::vector<double> bounds);  // ascending, without +Inf
@@ -25,7 +25,8 @@ class Histogram {
   void Observe(double value);
 
   struct Snapshot {
-    std::vector<uint64_t> counts;  // one per bound, then the overflow
+    // One count per bound, then the count above the last bound; not cumulative.
+    std::vector<uint64_t> counts;
     double sum = 0.0;
   };
   Snapshot Read() const;
@@ -37,36 +38,37 @@ class Histogram {
   std::atomic<double> sum_{0.0};
 };
 
-enum class ExpositionFormat : uint8_t { kText, kOpenMetrics };  // text 0.0.4, OpenMetrics 1.0.0
+// Prometheus' text format 0.0.4, and OpenMetrics 1.0.0.
+enum class ExpositionFormat : uint8_t { kText, kOpenMetrics };
 
-// Returns OpenMetrics if the Accept header prefers it to plain text.
+// Returns kOpenMetrics if the Accept header prefers OpenMetrics to plain text, else kText.
 ExpositionFormat ChooseExposition(std::string_view accept);
 std::string_view ContentType(ExpositionFormat format);
 
-// Writes families one after the other. Names and labels come from the program and are not checked;
-// names of counters end in "_total". Both formats have the same samples.
+// Writes families one after the other. Names and labels come from the program and are not checked.
+// Names of counters must end in "_total". Both formats contain the same samples.
 class PrometheusText {
  public:
   explicit PrometheusText(ExpositionFormat format = ExpositionFormat::kText) : format_(format) {}
 
-  // Starts a family; its samples must follow before the next one starts. The name gets the prefix
-  // "moeserve_" unless it is one of the standard names "process_*".
+  // Starts a family. All samples of a family must be written before the next family starts.
+  // Prefixes the name with "moeserve_", unless it is a standard name "process_*".
   void Family(std::string_view name, std::string_view type, std::string_view help);
-  // The same for a name without our prefix.
+  // Starts a family as Family() does, but without a prefix.
   void ForeignFamily(std::string_view name, std::string_view type, std::string_view help);
 
   void Sample(std::initializer_list<Label> labels, double value);
   void Sample(std::initializer_list<Label> labels, uint64_t value);
   void HistogramSamples(std::initializer_list<Label> labels, const Histogram& histogram);
   void HistogramSamples(std::initializer_list<Label> labels, const BucketCounts& counts);
-  // `counts`: one per bound, then the overflow; not cumulative.
+  // `counts` has one count per bound, then the count above the last bound; not cumulative.
   void HistogramSamples(std::initializer_list<Label> labels, std::span<const double> bounds,
                         std::span<const uint64_t> counts, double sum);
 
-  // A family of one sample without labels.
+  // Writes a family that has one sample without labels.
   void Single(std::string_view name, std::string_view type, std::string_view help, double value);
 
-  // Returns the whole text. Nothing can be added afterwards.
+  // Returns the whole text. Nothing can be written afterwards.
   std::string Take();
 
  private:
@@ -78,10 +80,10 @@ class PrometheusText {
   std::string family_;
 };
 
-// Formats a number as the shortest exact decimal, NaN, +Inf or -Inf.
+// Returns the shortest decimal that parses to `value`, or NaN, +Inf or -Inf.
 std::string PrometheusNumber(double value);
-// Formats a bucket's bound as other exporters do ("1.0", "1e+06"): bounds are label values, so
-// another spelling would be another series.
+// Formats a bucket's upper bound as other exporters do ("1.0", "1e+06"). Bounds are label values,
+// so another spelling would start another series.
 std::string BucketBound(double bound);
 
 }  // namespace moeserve::server

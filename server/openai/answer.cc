@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Clients expect this for minus infinity, which JSON cannot represent.
+// The value for minus infinity that clients expect, because JSON cannot represent minus infinity.
 constexpr double kMinusInfinity = -9999.0;
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The parts of answers that all generating endpoints share, unary and streamed.
+// The parts of responses that completions and chats share, unary and streamed.
 #pragma once
 
 #include <cstdint>
@@ -14,19 +14,19 @@
 
 namespace moeserve::server {
 
-// Identifies an answer; repeated in every chunk.
+// Identifies a response. Every chunk repeats these members.
 struct AnswerIdentity {
-  std::string id;  // "cmpl-..."
+  std::string id;  // such as "cmpl-..."
   int64_t created = 0;
   std::string model;
 };
 
-// The optional parts of an answer.
+// Selects the optional parts of a response.
 struct AnswerOptions {
   bool echo = false;
   bool logprobs = false;
-  int echo_logprobs = 0;               // alternatives beside each echoed token
-  std::optional<int> prompt_logprobs;  // alternatives
+  int echo_logprobs = 0;               // alternatives per echoed token
+  std::optional<int> prompt_logprobs;  // alternatives per prompt token
   bool return_token_ids = false;
   bool tokens_as_ids = false;
   RoutingParams routing;
@@ -34,76 +34,79 @@ struct AnswerOptions {
 
 AnswerOptions MakeAnswerOptions(const GenerationParams& params);
 
-// A choice, or the part of one that a chunk contains.
+// A choice of a unary response, or the part of a choice that a chunk contains.
 struct ChoicePart {
   int index = 0;
   std::string text;
-  nlohmann::ordered_json logprobs;  // null unless asked for
+  nlohmann::ordered_json logprobs;  // null unless requested
   std::optional<FinishReason> finish_reason;
   std::optional<std::string> stop_string;
   std::optional<TokenId> stop_token;
   std::optional<std::vector<TokenId>> prompt_token_ids;
-  nlohmann::ordered_json prompt_logprobs;  // null unless asked for
+  nlohmann::ordered_json prompt_logprobs;  // null unless requested
   std::optional<std::vector<TokenId>> token_ids;
-  std::optional<RoutingRecord> routing;  // if asked for: the routes so far
+  std::optional<RoutingRecord> routing;  // if requested, the routes collected so far
 
-  // Adds text, routes, the end and, if asked for, ids.
+  // Adds the text, the routes, the end of the choice and, if requested, the token ids of `delta`.
   void Add(OutputDelta delta, bool return_token_ids);
   bool HasIds() const { return prompt_token_ids || (token_ids && !token_ids->empty()); }
   bool HasRoutes() const { return routing && routing->tokens > 0; }
 };
 
-// Writes the answer of one request in the format of its endpoint. Used by one thread at a time.
+// Builds the response to one request in the format of its endpoint. Must be used by one thread at a
+// time.
 class AnswerWriter {
  public:
   virtual ~AnswerWriter() = default;
 
-  // Adds a piece of choice `index`. With the first piece of a choice it also adds the prompt's
-  // part, such as echo. Internal: a log-probability is NaN or missing.
+  // Adds a piece of output of choice `index`. With a choice's first piece, also adds the parts
+  // about the prompt, such as echo. Returns Internal if a log-probability is NaN or missing.
   virtual absl::Status Add(int index, const PreparedPrompt& prompt, OutputDelta delta) = 0;
-  // Returns chunks with the output of choice `index` since the last call, without usage.
+  // Returns chunks with the output that choice `index` got since the last call, without usage.
   virtual std::vector<nlohmann::ordered_json> TakeChunks(int index) = 0;
-  // Returns a chunk without choices.
+  // Returns a chunk without choices, to which the caller adds usage.
   virtual nlohmann::ordered_json EmptyChunk() const = 0;
-  // Returns the unary answer without usage.
+  // Returns the unary response without usage.
   virtual nlohmann::ordered_json TakeAnswer() = 0;
 };
 
 // Returns a log-probability that JSON can represent: -9999 for minus infinity.
 double LogprobValue(float logprob);
-// Internal if a value is NaN.
+// Returns Internal if a value is NaN.
 absl::Status CheckLogprob(const TokenLogprob& logprob);
 
-// Internal unless the first piece of a choice has one entry, without NaN, for each prompt token.
+// `first` is the first piece of a choice. Returns Internal unless it has one prompt
+// log-probability, which is not NaN, for each prompt token.
 absl::Status CheckPromptLogprobs(const PreparedPrompt& prompt, const OutputDelta& first);
 
-// Returns a list with one entry per prompt token, null for the first: an object from token ids to
-// {"logprob", "rank", "decoded_token"}, for the `count` most probable tokens and the prompt's own.
+// Returns a list with one entry per prompt token. The first entry is null. Every other entry is an
+// object that maps token ids to {"logprob", "rank", "decoded_token"}, for the `count` most probable
+// tokens and the prompt's own token.
 nlohmann::ordered_json PromptLogprobsJson(const Tokenizer* tokenizer,
                                           const std::vector<std::optional<TokenLogprob>>& logprobs,
                                           int count);
 
-// Adds the routes of a choice, if there are any, to its JSON.
+// Adds the routes of a choice, if there are any, to the choice's JSON.
 void PutRouting(const ChoicePart& part, const RoutingParams& params,
                 nlohmann::ordered_json& choice);
 
-// "stop", "length" or null.
+// Returns "stop", "length" or null.
 nlohmann::ordered_json FinishReasonJson(const ChoicePart& part);
-// The stop string, the stop token's id or null.
+// Returns the stop string, the id of the stop token, or null.
 nlohmann::ordered_json StopReasonJson(const ChoicePart& part);
 
-// Returns an answer or a chunk with its identity and choices only.
+// Returns a response or a chunk that has its identity and `choices`, and nothing else.
 nlohmann::ordered_json EnvelopeJson(const AnswerIdentity& identity, std::string_view object,
                                     nlohmann::ordered_json choices);
 
-// `sums` are over the choices of an answer, prompts counted once. The experts' part is absent until
-// it is known.
+// `sums` are sums over the choices of a response; each prompt counts once. The members about
+// experts are absent if they are not known yet.
 nlohmann::ordered_json UsageJson(const Usage& sums);
 
-// Returns one line of valid UTF-8.
+// Returns JSON in one line of valid UTF-8.
 std::string DumpJson(const nlohmann::ordered_json& value);
 
-// "data: <json>\n\n"
+// Returns the server-sent event "data: <json>\n\n".
 std::string SseEvent(const nlohmann::ordered_json& value);
 inline constexpr std::string_view kSseDone = "data: [DONE]\n\n";
 

@@ -17,11 +17,12 @@ constexpr std::string_view kFields[] = {
     "add_special_tokens", "chat_template",         "chat_template_kwargs"};
 
 constexpr std::string_view kMessageFields[] = {"role", "content", "name"};
-// Known fields of messages that only pass where they say nothing.
+// Message fields that are accepted only with a value that means nothing, such as null.
 constexpr std::string_view kUnsupportedMessageFields[] = {"tool_calls", "function_call", "audio",
                                                           "refusal", "tool_call_id"};
 
-// Variables that belong to the server or to the language of templates.
+// Template variables that requests must not set, because the server or the template language
+// defines them.
 constexpr std::string_view kReservedVariables[] = {"messages",
                                                    "tokenize",
                                                    "add_generation_prompt",
@@ -64,7 +65,7 @@ class MessageParser {
   MessageParser(const ConversationRules& rules, size_t index)
       : rules_(rules), where_(Concat("messages[", index, "]")) {}
 
-  // One message in the form that templates see.
+  // Returns one message in the form that chat templates receive.
   Result<nlohmann::ordered_json> Parse(const Json& message, int& ignored_fields) {
     if (!message.is_object()) {
       return InvalidValue(where_, Concat("'", where_, "' must be an object"));

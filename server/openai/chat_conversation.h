@@ -1,4 +1,4 @@
-// The messages of a chat request, and how to render them.
+// Parses the messages of a chat request and the fields that select how they are rendered.
 #pragma once
 
 #include <optional>
@@ -14,26 +14,26 @@ namespace moeserve::server {
 
 struct ConversationRules {
   RequestLimits limits;
-  bool allow_template = false;  // chat_template and chat_template_kwargs of a request
-  bool strict_fields = false;   // unknown fields of a message are an error
+  bool allow_template = false;  // whether a request may set chat_template and chat_template_kwargs
+  bool strict_fields = false;   // whether unknown fields of a message are an error
 };
 
 struct Conversation {
-  // Objects with "role" (system, developer, user or assistant), "content" (a string) and, if sent,
-  // "name" (a string).
+  // Objects with "role" (system, developer, user or assistant), "content" (a string) and, if the
+  // request has it, "name" (a string).
   nlohmann::ordered_json messages = nlohmann::ordered_json::array();
   bool add_generation_prompt = true;
   bool continue_final_message = false;
   bool add_special_tokens = false;
-  std::optional<std::string> chat_template;  // replaces the model's
+  std::optional<std::string> chat_template;  // replaces the model's template
   nlohmann::ordered_json template_variables = nlohmann::ordered_json::object();
-  int ignored_fields = 0;  // of messages
+  int ignored_fields = 0;  // number of unknown fields in messages
 };
 
-// The fields that ParseConversation reads.
+// Returns the names of the fields that ParseConversation() reads.
 std::span<const std::string_view> ConversationFields();
 
-// The error names the field.
+// Parses the conversation of a request. An error names the field.
 Result<Conversation> ParseConversation(const nlohmann::json& body, const ConversationRules& rules);
 
 }  // namespace moeserve::server

@@ -17,7 +17,8 @@ absl::Status TemplateError(const absl::Status& status, std::string_view param) {
                    Printable(std::string(status.message()), 300), param);
 }
 
-// A text that neither messages nor templates contain: noncharacters around a number.
+// Returns a text that occurs in none of the messages nor in the template: a number between two
+// Unicode noncharacters.
 std::string ChooseMark(const Json& messages, std::string_view source) {
   for (int number = 0;; ++number) {
     std::string mark = Concat("\xEF\xB7\x90", number, "\xEF\xB7\x91");
@@ -31,7 +32,7 @@ std::string ChooseMark(const Json& messages, std::string_view source) {
   }
 }
 
-// Templates without a developer role get the system role instead.
+// Changes the role "developer" to "system" if the template does not mention developers.
 void RenameDevelopers(std::string_view source, Json& messages) {
   if (source.find("developer") != std::string_view::npos) return;
   for (Json& message : messages) {
@@ -93,7 +94,7 @@ Result<chat::RenderedPrompt> ChatFormat::Render(const Conversation& conversation
   input.untrusted = conversation.template_variables;
   input.trusted = special_tokens_;
   input.trusted["add_generation_prompt"] = conversation.add_generation_prompt;
-  // Templates of models with tools and documents test whether these are none.
+  // Templates of models with tools or documents check whether these variables are none.
   input.trusted["tools"] = nullptr;
   input.trusted["documents"] = nullptr;
   input.now = now;
@@ -138,7 +139,7 @@ absl::Status CutAtMark(std::string_view mark, chat::RenderedPrompt& prompt) {
   if (at == std::string::npos) return absl::NotFoundError("the mark is not there");
   const size_t after = at + mark.size();
   std::vector<TextSpan>& trusted = prompt.trusted;
-  // A space of the template itself is no sign.
+  // A space that the template wrote itself does not show that the template keeps white space.
   const bool kept_space = prompt.text.compare(after, 1, " ") == 0 &&
                           std::none_of(trusted.begin(), trusted.end(), [&](const TextSpan& s) {
                             return s.begin <= after && after < s.end;
@@ -147,7 +148,7 @@ absl::Status CutAtMark(std::string_view mark, chat::RenderedPrompt& prompt) {
   if (!trusted.empty()) trusted.back().end = std::min(trusted.back().end, at);
   prompt.text.resize(at);
   if (kept_space) return absl::OkStatus();
-  // White space of the template, such as the line break after a role, stays.
+  // White space that the template wrote, such as the line break after a role, is kept.
   const size_t written_by_template = trusted.empty() ? 0 : trusted.back().end;
   const size_t stripped = chat::StripBounds(prompt.text, nullptr, false, true).end;
   prompt.text.resize(std::max(written_by_template, stripped));

@@ -1,4 +1,4 @@
-// Turns a conversation into the tokens of a prompt with the model's chat template.
+// Converts a conversation to the tokens of a prompt by the model's chat template.
 #pragma once
 
 #include <ctime>
@@ -20,24 +20,27 @@ namespace moeserve::server {
 // Immutable and thread-safe.
 class ChatFormat {
  public:
-  // For a model without a chat template: refuses conversations that bring no template.
+  // For a model without a chat template: Render() and Encode() refuse conversations that have no
+  // template of their own.
   ChatFormat();
   // Takes the template and the special tokens from `config`. If the template is absent or does not
-  // compile, refuses as above, with the reason.
+  // compile, Render() and Encode() refuse, with the reason, conversations that have no template of
+  // their own.
   explicit ChatFormat(const TokenizerConfig& config);
 
-  // OK, or why there is no template: NotFound if the model has none, else the fault of its
-  // template.
+  // Returns OK if there is a template. Otherwise returns NotFound if the model has none, or the
+  // error of a template that does not compile.
   const absl::Status& status() const { return status_; }
 
-  // Renders the conversation. InvalidArgument, code "invalid_value": the template refuses the
-  // conversation, or its text is too long; code "invalid_template": the template is faulty. Takes
-  // up to about a second; `now` is the time for templates.
+  // Renders the conversation to text. InvalidArgument with API error code "invalid_value" if the
+  // template refuses the conversation or the text is too long, and with "invalid_template" if the
+  // template has an error. Takes up to about a second. `now` is the current time that templates can
+  // read.
   Result<chat::RenderedPrompt> Render(const Conversation& conversation, const RequestLimits& limits,
                                       std::time_t now) const;
 
-  // Renders the chat template and tokenizes the result, which is never empty. Contents of messages
-  // are tokenized as plain text, even where they spell a special token.
+  // Renders the conversation and tokenizes the text. The result is never empty. The contents of
+  // messages are tokenized as plain text, even if they spell a special token.
   Result<std::vector<TokenId>> Encode(const Conversation& conversation, const Tokenizer& tokenizer,
                                       const RequestLimits& limits, std::time_t now) const;
 
@@ -47,9 +50,9 @@ class ChatFormat {
   nlohmann::ordered_json special_tokens_ = nlohmann::ordered_json::object();
 };
 
-// Cuts `prompt` off at the last `mark`. The mark and a space were appended to the client's text; if
-// the space is missing, the template trims, and trailing white space of the client is cut too.
-// NotFound: the mark does not occur.
+// Truncates `prompt` at the last `mark`. The caller had appended the mark and a space to the
+// client's last message. If the space is missing in `prompt`, the template strips white space, so
+// trailing white space of the client's text is removed, too. NotFound if the mark does not occur.
 absl::Status CutAtMark(std::string_view mark, chat::RenderedPrompt& prompt);
 
 }  // namespace moeserve::server

@@ -22,7 +22,7 @@ constexpr std::string_view kOwnFields[] = {
     "prompt_logprobs",       "echo",       "documents", "modalities"};
 
 absl::Status ParseLimits(const Json& body, ChatParams& out) {
-  out.default_max_tokens = kMaxInt;  // FitIntoContext clamps it
+  out.default_max_tokens = kMaxInt;  // FitIntoContext() reduces it
   for (const char* name : {"max_tokens", "max_completion_tokens"}) {
     MOESERVE_ASSIGN_OR_RETURN(auto max_tokens, IntField(body, name, 1, kMaxInt));
     if (max_tokens) out.max_tokens = static_cast<int>(*max_tokens);
@@ -41,7 +41,7 @@ absl::Status ParseLogprobs(const Json& body, const RequestRules& rules, ChatPara
   return ParsePromptLogprobs(body, rules, out);
 }
 
-// Checks fields that only other servers support.
+// Refuses values of fields that this server does not support and other servers do.
 absl::Status CheckUnsupported(const Json& body) {
   MOESERVE_ASSIGN_OR_RETURN(auto echo, BoolField(body, "echo"));
   if (echo.value_or(false)) return UnsupportedParameter("echo");

@@ -15,12 +15,13 @@ struct ChatParams : GenerationParams {
   Conversation conversation;
 };
 
-// The error names the field. NotFound: a model that is not served.
+// Parses the body of a chat request. An error names the field. NotFound for a model that is not
+// served.
 Result<ChatParams> ParseChat(const nlohmann::json& body, const RequestRules& rules,
                              bool allow_request_template);
 
-// Renders and encodes the conversation and fits it into the context. `tokenizer` may be null. Takes
-// up to about a second.
+// Renders and encodes the conversation and checks that it fits into the context. InvalidArgument if
+// `tokenizer` is null. Takes up to about a second.
 Result<PreparedPrompt> PrepareChat(const ChatParams& params, const ChatFormat& format,
                                    const Tokenizer* tokenizer, const RequestLimits& limits,
                                    int max_model_len, std::time_t now);

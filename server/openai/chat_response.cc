@@ -52,7 +52,7 @@ absl::Status ChatWriter::Add(int index, const PreparedPrompt& prompt, OutputDelt
   if (!choice.started) {
     choice.started = true;
     if (options_.return_token_ids) choice.part.prompt_token_ids = prompt.ids;
-    // All choices have the same prompt.
+    // Only the first choice has prompt log-probabilities, because all choices have the same prompt.
     if (options_.prompt_logprobs && index == 0) {
       MOESERVE_RETURN_IF_ERROR(CheckPromptLogprobs(prompt, delta));
       choice.part.prompt_logprobs =

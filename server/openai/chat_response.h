@@ -1,4 +1,4 @@
-// The JSON of chat answers, unary and streamed.
+// The JSON of chat responses, unary and streamed.
 #pragma once
 
 #include <optional>
@@ -16,10 +16,10 @@ namespace moeserve::server {
 Result<nlohmann::ordered_json> ChatLogprobJson(const Tokenizer* tokenizer,
                                                const TokenLogprob& logprob, bool token_as_id);
 
-// Answers of POST /v1/chat/completions.
+// Builds the responses of POST /v1/chat/completions.
 class ChatWriter final : public AnswerWriter {
  public:
-  // `tokenizer` may be null and must outlive this.
+  // `tokenizer` may be null and must outlive this object.
   ChatWriter(AnswerIdentity identity, const AnswerOptions& options, const Tokenizer* tokenizer,
              int choices);
 
@@ -30,13 +30,14 @@ class ChatWriter final : public AnswerWriter {
 
  private:
   struct Choice {
-    ChoicePart part;  // not yet sent
+    ChoicePart part;  // output that is not sent yet
     nlohmann::ordered_json logprobs = nlohmann::ordered_json::array();
-    bool started = false;  // has its first piece
-    bool opened = false;   // the chunk with its role was sent
+    bool started = false;  // whether the choice has got its first piece
+    bool opened = false;   // whether the chunk with the role was sent
   };
 
-  // Returns {"content": [...], "refusal": null} with the entries since the last call, or null.
+  // Returns {"content": [...], "refusal": null} with the entries added since the last call, or null
+  // if there are none.
   nlohmann::ordered_json TakeLogprobs(Choice& choice);
 
   const AnswerIdentity identity_;

@@ -40,7 +40,8 @@ Result<PromptInput> IdPrompt(const Json& value, int vocab_size) {
   return prompt;
 }
 
-// A string, a list of strings, a list of ids, or a list of lists of ids.
+// Parses `prompt`: a string, a list of strings, a list of token ids, or a list of lists of token
+// ids.
 Result<std::vector<PromptInput>> ParsePrompts(const Json& body, const RequestRules& rules) {
   const Json* field = FindField(body, "prompt");
   if (field == nullptr) return MissingField("prompt");

@@ -7,7 +7,8 @@
 
 namespace moeserve::server {
 
-// The error names the field. NotFound: a model that is not served.
+// Parses the body of a completion request. An error names the field. NotFound for a model that is
+// not served.
 Result<CompletionParams> ParseCompletion(const nlohmann::json& body, const RequestRules& rules);
 
 }  // namespace moeserve::server

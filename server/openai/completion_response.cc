@@ -12,7 +12,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kObject = "text_completion";
 
-// Keeps the larger value where ids have the same text.
+// Sets object[key] to `value`, unless it has a larger value already. Several token ids can have the
+// same text, and the text is the key.
 void PutLarger(Json& object, const std::string& key, double value) {
   const auto it = object.find(key);
   if (it == object.end()) {
@@ -118,7 +119,7 @@ absl::Status CompletionWriter::AddPrompt(Choice& choice, const PreparedPrompt& p
       choice.logprobs.AddUnscored(prompt.ids[i]);
       continue;
     }
-    // The engine returned more alternatives, for prompt_logprobs.
+    // The list has more alternatives than `logprobs` requested if `prompt_logprobs` requested more.
     if (logprob->top.size() > static_cast<size_t>(options_.echo_logprobs)) {
       logprob->top.resize(options_.echo_logprobs);
     }

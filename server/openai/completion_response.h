@@ -1,4 +1,4 @@
-// The JSON of completion answers, unary and streamed.
+// The JSON of completion responses, unary and streamed.
 #pragma once
 
 #include <string>
@@ -11,21 +11,21 @@
 
 namespace moeserve::server {
 
-// Builds the four parallel arrays of the completions API. Offsets continue after Take(), so the
-// pieces of a stream concatenate to the arrays of the unary answer.
+// Builds the four parallel arrays of `logprobs` in the completions API. Text offsets continue after
+// Take(), so that the arrays of a stream's chunks concatenate to the arrays of the unary response.
 class LogprobArrays {
  public:
-  // `tokenizer` may be null and must outlive this.
+  // `tokenizer` may be null and must outlive this object.
   LogprobArrays(const Tokenizer* tokenizer, bool tokens_as_ids)
       : tokenizer_(tokenizer), tokens_as_ids_(tokens_as_ids) {}
 
-  // Adds the first token of a prompt: its entries are null.
+  // Adds the first token of a prompt, whose log-probability entries are null.
   void AddUnscored(TokenId token);
-  // Internal if a value is NaN.
+  // Adds a token. Returns Internal if a value is NaN.
   absl::Status Add(const TokenLogprob& logprob);
 
   bool empty() const { return tokens_.empty(); }
-  // Returns the arrays collected since the last call.
+  // Returns the arrays of the tokens added since the last call.
   nlohmann::ordered_json Take();
 
  private:
@@ -42,10 +42,10 @@ class LogprobArrays {
 
 nlohmann::ordered_json ChoiceJson(const ChoicePart& part, const RoutingParams& routing = {});
 
-// Answers of POST /v1/completions.
+// Builds the responses of POST /v1/completions.
 class CompletionWriter final : public AnswerWriter {
  public:
-  // `tokenizer` may be null and must outlive this.
+  // `tokenizer` may be null and must outlive this object.
   CompletionWriter(AnswerIdentity identity, const AnswerOptions& options,
                    const Tokenizer* tokenizer, int choices);
 
@@ -58,8 +58,8 @@ class CompletionWriter final : public AnswerWriter {
   struct Choice {
     explicit Choice(LogprobArrays arrays) : logprobs(std::move(arrays)) {}
     LogprobArrays logprobs;
-    ChoicePart part;       // not yet sent
-    bool started = false;  // the prompt's part was added
+    ChoicePart part;       // output that is not sent yet
+    bool started = false;  // whether the part about the prompt was added
   };
 
   absl::Status AddPrompt(Choice& choice, const PreparedPrompt& prompt, const OutputDelta& delta);

@@ -33,7 +33,7 @@ absl::Status CheckKnownKeys(const Json& object, std::initializer_list<std::strin
   return absl::OkStatus();
 }
 
-// Reads "layer" and "block", which the entries of both lists have.
+// Reads "layer" and "block" of an entry of `masked_experts` or `biased_experts`.
 Result<RoutingChange::Expert> ParseBlock(const Json& entry) {
   RoutingChange::Expert out;
   MOESERVE_ASSIGN_OR_RETURN(const auto layer, IntField(entry, "layer", 0, kMaxChangedExperts));
@@ -57,7 +57,7 @@ Result<std::optional<int>> ParseExpert(const Json& value) {
   return std::optional<int>(static_cast<int>(*expert));
 }
 
-// Returns a list of objects; null if it is absent.
+// Returns the value of a field, which must be a list of objects; null if the field is absent.
 Result<const Json*> ParseList(const Json& body, const char* name) {
   const Json* list = FindField(body, name);
   if (list == nullptr) return list;
@@ -130,7 +130,8 @@ Result<RoutingChange> ParseChange(const Json& field) {
   return change;
 }
 
-// The table [token, layer, k] needs one routed block per layer and the same k in each.
+// Returns an error unless routes fit into the table [token, layer, k]: every layer must have at
+// most one routed block, and all blocks the same k.
 absl::Status CheckTable(const RoutingRules& rules) {
   const auto refuse = [](const char* why) {
     return InvalidValue("return_routed_experts",
@@ -151,7 +152,8 @@ absl::Status CheckTable(const RoutingRules& rules) {
   return k == 0 ? refuse("it has no routed layer") : absl::OkStatus();
 }
 
-// Returns the double whose shortest decimal is that of the float.
+// Returns the double that has the same shortest decimal as the float `value`, so that JSON does not
+// show digits beyond the float's precision.
 double Shortest(float value) {
   char text[32];
   const auto end = std::to_chars(text, text + sizeof(text), value).ptr;

@@ -1,5 +1,5 @@
-// The JSON fields about routing, and routes as JSON: which experts computed the tokens of a
-// request, and how the request changed that.
+// The JSON fields about routing: routing records (which experts computed the tokens of a request)
+// and the routing override of a request.
 #pragma once
 
 #include <string>
@@ -12,24 +12,25 @@
 
 namespace moeserve::server {
 
-// Reads `return_routing`, `return_routed_experts` and `routing_control`. The error names the field;
-// PermissionDenied: the operator does not allow it.
+// Reads `return_routing`, `return_routed_experts` and `routing_control`. An error names the field.
+// PermissionDenied if the server's options do not allow the field.
 absl::Status ParseRoutingFields(const nlohmann::json& body, const RoutingRules& rules, bool stream,
                                 RoutingParams& out);
 
-// {"rows_per_token", "blocks": [{"layer", "block", "experts", "sub_tokens", "first_row"}]}
+// Returns {"rows_per_token", "blocks": [{"layer", "block", "experts", "sub_tokens", "first_row"}]}.
 nlohmann::ordered_json RouteLayoutJson(const RouteLayout& layout);
 
-// {"first_position", "tokens", "reused", "offsets", "experts", "weights"}; a record that begins
-// with the prompt's first token has the "layout" in front.
+// Returns {"first_position", "tokens", "reused", "offsets", "experts", "weights"}. If the record
+// begins with the prompt's first token, "layout" is the first member.
 nlohmann::ordered_json RoutingRecordJson(const RoutingRecord& record, const RouteLayout& layout);
 
-// As the request stated it, experts in order.
+// Returns the routing override as the request stated it.
 nlohmann::ordered_json RoutingControlJson(const RoutingChange& change);
 
-// Base64 of an .npy array of unsigned integers [tokens, layers, k]: the ids of the experts of every
-// token that the model has seen, 0 in layers that do not route. Every row has equally many experts
-// (ParseRoutingFields sees to that).
+// Returns the base64 text of an .npy array of unsigned integers [tokens, layers, k]: the ids of the
+// selected experts for every token that the model has computed, 0 in layers without routing.
+// Requires that every row of the record has equally many experts, which ParseRoutingFields() has
+// checked.
 std::string RoutedExpertsTable(const RoutingRecord& record, const RouteLayout& layout,
                                int num_layers);
 

@@ -19,7 +19,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Reads the fields of the table. Fields that are absent keep their value in `out`.
+// Reads the numbers listed in `fields`. Absent fields keep their value in `out`.
 absl::Status ParseNumbers(const Json& body, std::span<const SamplingField> fields,
                           SamplingParams& out) {
   for (const SamplingField& field : fields) {
@@ -100,7 +100,7 @@ absl::Status ParseAllowedIds(const Json& body, const RequestRules& rules, Sampli
   return absl::OkStatus();
 }
 
-// Reads a token id from an object key: decimal digits only.
+// Parses a token id from an object's key, which may contain decimal digits only.
 std::optional<int> KeyAsToken(const std::string& key, int vocab_size) {
   int id = -1;
   const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
@@ -150,7 +150,7 @@ absl::Status ParseBadWords(const Json& body, const RequestRules& rules, Sampling
   return absl::OkStatus();
 }
 
-// Fields that are not in the tables of SamplingParams.
+// Sampling fields that are not in the tables of engine/sampling_params.h.
 constexpr std::string_view kOtherFields[] = {"seed",       "stop",      "stop_token_ids",
                                              "logit_bias", "bad_words", "allowed_token_ids"};
 

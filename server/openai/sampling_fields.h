@@ -1,4 +1,4 @@
-// The fields of a JSON body that say how tokens are sampled.
+// The fields of a JSON body that determine how tokens are sampled.
 #pragma once
 
 #include <string_view>
@@ -10,12 +10,12 @@
 namespace moeserve::server {
 
 // Reads the numbers and flags of engine/sampling_params.h, `seed`, `stop`, `stop_token_ids`,
-// `logit_bias`, `allowed_token_ids` and `bad_words`. What is absent has the default of the model or
-// of the API. The error names the field.
+// `logit_bias`, `allowed_token_ids` and `bad_words`. Absent fields get the default of the model or
+// of the API. An error names the field.
 absl::Status ParseSamplingFields(const nlohmann::json& body, const RequestRules& rules,
                                  SamplingParams& out);
 
-// Whether ParseSamplingFields reads the field.
+// Returns whether ParseSamplingFields() reads the field.
 bool IsSamplingField(std::string_view name);
 
 }  // namespace moeserve::server

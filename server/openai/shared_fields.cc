@@ -76,13 +76,13 @@ absl::Status ParseIdentity(const Json& body, GenerationParams& out) {
   return absl::OkStatus();
 }
 
-// Beside those of ParseSamplingFields.
+// Known fields of a request, in addition to those that ParseSamplingFields() reads.
 constexpr std::string_view kSharedFields[] = {
     "model", "n", "best_of", "stream", "stream_options", "truncate_prompt_tokens",
     "return_token_ids", "return_tokens_as_token_ids", "request_id", "cache_salt", "priority",
     "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
     "return_routing", "return_routed_experts", "routing_control",
-    // Accepted and without effect.
+    // These fields are accepted and have no effect.
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
     "parallel_tool_calls"};
 

@@ -1,4 +1,4 @@
-// The JSON fields that completions and chats share: which model, how to sample, how to stream.
+// The JSON fields that completions and chats share: the model, sampling, streaming and others.
 #pragma once
 
 #include <span>
@@ -10,14 +10,14 @@
 
 namespace moeserve::server {
 
-// Reads the shared fields of `body`, an object, and refuses known fields that are not supported.
-// `own_fields` are those that the caller reads; all others are unknown: an error if the rules are
-// strict, else counted in `out.ignored_fields`. The error names the field. NotFound: a model that
-// is not served.
+// Reads the shared fields of the object `body`. Refuses known fields that are not supported.
+// `own_fields` lists the fields that the caller reads itself. Any other field is unknown: an error
+// if the rules are strict, else counted in `out.ignored_fields`. An error names the field. NotFound
+// for a model that is not served.
 absl::Status ParseSharedFields(const nlohmann::json& body, const RequestRules& rules,
                                std::span<const std::string_view> own_fields, GenerationParams& out);
 
-// Reads `prompt_logprobs`, which a stream cannot have.
+// Reads `prompt_logprobs`, which streamed requests must not have.
 absl::Status ParsePromptLogprobs(const nlohmann::json& body, const RequestRules& rules,
                                  GenerationParams& out);
 

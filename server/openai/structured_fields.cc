@@ -21,7 +21,7 @@ absl::Status Unsupported(const std::string& param, std::string message) {
                    param);
 }
 
-// A schema is sent as JSON or as a string that contains JSON.
+// Reads a JSON schema, which is sent as a JSON object or as a string that contains JSON.
 Result<ConstraintSpec> SchemaSpec(const Json& value, const std::string& param) {
   ConstraintSpec spec;
   spec.kind = Kind::kJsonSchema;
@@ -108,7 +108,8 @@ Result<std::optional<ConstraintSpec>> ResponseFormat(const Json& format) {
 
 class Collector {
  public:
-  // Adds the constraint of one field; an error if there is one already.
+  // Adds the constraint of one field. Returns an error if another field has already set a
+  // constraint.
   absl::Status Add(Result<ConstraintSpec> spec, const std::string& param) {
     if (!spec.ok()) return spec.status();
     if (found_) {

@@ -1,4 +1,4 @@
-// The request fields that ask for structured output, all of them names for one ConstraintSpec.
+// The request fields for structured output. All of them are converted to one ConstraintSpec.
 #pragma once
 
 #include <optional>
@@ -10,8 +10,9 @@
 namespace moeserve::server {
 
 // Reads `response_format` (text, json_object, json_schema), `structured_outputs` (json,
-// json_object, regex, choice) and the older guided_json, guided_regex and guided_choice. None: the
-// text is free. The error names the field; more than one constraint is an error. Compiles nothing.
+// json_object, regex, choice) and the older guided_json, guided_regex and guided_choice. Returns
+// nullopt if no field constrains the text. An error names the field; more than one constraint is an
+// error. Does not compile the constraint.
 Result<std::optional<ConstraintField>> ParseConstraint(const nlohmann::json& body);
 
 }  // namespace moeserve::server

@@ -10,7 +10,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Which value (other than null) has the same meaning as an absent field.
+// The value (other than null) of an unsupported field that has the same meaning as an absent field.
 enum class Harmless {
   kNever,
   kEmpty,  // [] or {}
@@ -23,7 +23,7 @@ enum class Harmless {
 struct Field {
   const char* name;
   Harmless harmless;
-  double min = 0.0;  // kOne: the valid range
+  double min = 0.0;  // the valid range, with kOne
   double max = 0.0;
 };
 

@@ -1,5 +1,5 @@
-// Request fields that clients of other servers send and this one does not implement. They are
-// accepted with their default value and refused otherwise, never ignored.
+// Request fields that other servers implement and this server does not. A field is accepted if its
+// value means the same as an absent field, and refused otherwise; it is never silently ignored.
 #pragma once
 
 #include <string_view>
@@ -11,8 +11,8 @@ namespace moeserve::server {
 
 bool IsKnownUnsupportedField(std::string_view name);
 
-// InvalidArgument, code "unsupported_parameter", for the first field with another value;
-// code "invalid_value" for a value that is invalid in any case.
+// Returns InvalidArgument for the first such field that is refused: with API error code
+// "unsupported_parameter", or with "invalid_value" if the value is invalid for every server.
 absl::Status CheckUnsupportedFields(const nlohmann::json& body);
 
 }  // namespace moeserve::server

@@ -14,7 +14,7 @@ void ExpertHistory::Add(absl::Time now, ExpertStats snapshot) {
   while (snapshots_.size() > 1 && now - snapshots_[1].time >= absl::Seconds(kMaxWindowSeconds)) {
     snapshots_.pop_front();
   }
-  // Thins out at most one entry that has become older than a minute.
+  // Removes at most one snapshot that has become older than a minute.
   for (size_t i = 1; i + 1 < snapshots_.size(); ++i) {
     if (now - snapshots_[i].time < absl::Seconds(60)) break;
     if (snapshots_[i + 1].time - snapshots_[i - 1].time <= absl::Seconds(10)) {

@@ -1,5 +1,5 @@
-// Snapshots of the expert statistics over the last minutes, for statistics of a time window and for
-// readers that must not wait for the engine.
+// Keeps snapshots of the expert statistics from the last minutes: for statistics of a time window,
+// and for readers that must not wait for the engine.
 #pragma once
 
 #include <chrono>
@@ -12,7 +12,7 @@
 
 namespace moeserve::server {
 
-// The time of a monotonic clock.
+// Returns the current time of a monotonic clock.
 inline absl::Time SteadyNow() {
   return absl::UnixEpoch() + absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
 }
@@ -22,18 +22,20 @@ class ExpertHistory {
  public:
   static constexpr int kMaxWindowSeconds = 600;
 
-  // Call about once a second with SteadyNow(). Ignores a snapshot that is older than the last one.
-  // Snapshots older than a minute are thinned to one every ten seconds.
+  // Adds a snapshot. Must be called about once per second, with SteadyNow(). Ignores a snapshot
+  // that is older than the newest one. Of the snapshots older than a minute, only one every ten
+  // seconds is kept.
   void Add(absl::Time now, ExpertStats snapshot);
 
-  // Returns the newest snapshot, if there is one.
+  // Returns the newest snapshot; nullopt if there is none.
   std::optional<ExpertStats> Latest() const;
 
   struct Base {
     ExpertStats stats;
     absl::Time time;
   };
-  // Returns the newest snapshot that is at least `window` old, or the oldest if all are newer.
+  // Returns the newest snapshot that is at least `window` old at `now`, or the oldest snapshot if
+  // all are newer; nullopt if there is none.
   std::optional<Base> Before(absl::Time now, absl::Duration window) const;
 
  private:

@@ -10,12 +10,12 @@
 
 namespace moeserve::server {
 
-// Returns the answer of GET /v1/experts/stats. `window_seconds` absent: since start. `threshold` is
-// that of the activation ratio.
+// Returns the response of GET /v1/experts/stats. Without `window_seconds`, the statistics are since
+// the start of the server. `threshold` is the threshold of the activation ratio.
 nlohmann::ordered_json ExpertStatsJson(const ExpertStats& stats, const std::string& model,
                                        std::optional<double> window_seconds, double threshold);
 
-// Returns one line per routed block (rows, balance, distinct experts) and the totals.
+// Returns one line per routed block (rows, balance, distinct experts) and the totals of the model.
 std::string ExpertStatsTable(const ExpertStats& stats, double threshold);
 
 }  // namespace moeserve::server

@@ -1,4 +1,4 @@
-// Expert profiles of a running engine.
+// Builds an expert profile from a running engine.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace moeserve::server {
 
-// Returns the counters of the engine, without routes. Token counts are copied while the engine runs
-// and may include part of a running step.
+// Returns a profile with the engine's counters and without routes. The token counts are copied
+// while the engine runs and may include part of a running step.
 ExpertProfile LiveProfile(const EngineApi& engine, const std::string& model);
 
 }  // namespace moeserve::server

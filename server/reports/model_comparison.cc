@@ -24,7 +24,7 @@ std::string Number(const char* format, double value) {
   return text;
 }
 
-// A dense model has "-" in the columns about experts.
+// Returns the cells of a model's row. A dense model has "-" in the columns about experts.
 std::vector<std::string> Row(const ComparedModel& m) {
   const auto routed = [&](std::string text) { return m.experts > 0 ? text : std::string("-"); };
   return {m.model,
@@ -64,7 +64,7 @@ std::string Plain(const std::vector<std::vector<std::string>>& rows) {
     for (size_t c = 0; c < row.size(); ++c) {
       const std::string pad(width[c] - row[c].size(), ' ');
       if (c > 0) out += "  ";
-      // Aligns names left and numbers right.
+      // Names are aligned left, numbers right.
       out += c == 0 ? row[c] + pad : pad + row[c];
     }
     while (out.back() == ' ') out.pop_back();

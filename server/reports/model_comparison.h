@@ -1,4 +1,4 @@
-// Compares models on one text.
+// Compares several models on the same text.
 #pragma once
 
 #include <cstdint>
@@ -12,17 +12,17 @@ namespace moeserve::server {
 
 struct ComparedModel {
   std::string model;
-  int experts = 0;         // of all routed blocks
-  int64_t parameters = 0;  // embeddings and head excluded
+  int experts = 0;         // in all routed blocks together
+  int64_t parameters = 0;  // without embeddings and LM head
   double perplexity = 0.0;
-  double activation_ratio = 0.0;  // share of experts over the threshold
-  double diversity = 0.0;         // distinct experts of a token in a block
-  double compute = 0.0;           // activated parameters of a token
+  double activation_ratio = 0.0;  // share of experts that count as active
+  double diversity = 0.0;         // distinct experts per token and block
+  double compute = 0.0;           // activated parameters per token
   double unique = 0.0;
   double expert_share = 0.0;  // mean over blocks of compute / the block's expert parameters
   double balance = 0.0;       // mean over blocks of mean / max selections per expert
-  double balance_loss = 0.0;  // mean over blocks of MoA's L_a: 1 is even
-  double entropy = 0.0;       // mean over blocks of the routers' entropy / ln E
+  double balance_loss = 0.0;  // mean over blocks of MoA's L_a; 1 for even load
+  double entropy = 0.0;       // mean over blocks of router entropy / ln E, for E experts
 };
 
 ComparedModel Summarize(const ExpertProfile& profile, double perplexity, double threshold);
@@ -34,7 +34,7 @@ struct Comparison {
 };
 
 nlohmann::ordered_json ComparisonJson(const Comparison& comparison);
-// Returns a table as text or as Markdown, and the meaning of its columns.
+// Returns a table as text or as Markdown, followed by an explanation of its columns.
 std::string ComparisonTable(const Comparison& comparison, bool markdown);
 
 }  // namespace moeserve::server

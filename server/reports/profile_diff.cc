@@ -26,7 +26,7 @@ std::string ReasonAgainstFluctuation(const ExpertProfile& a, const ExpertProfile
   return "";
 }
 
-// Returns the mean of `value` over the blocks where it is not NaN.
+// Returns the mean of `value` over the blocks where it is finite.
 template <typename F>
 double MeanOf(const std::vector<BlockDiff>& blocks, const F& value) {
   double sum = 0.0;

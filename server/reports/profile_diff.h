@@ -17,11 +17,12 @@ namespace moeserve::server {
 struct BlockDiff {
   int layer = 0;
   BlockKind block = BlockKind::kFeedForward;
-  std::vector<double> share_a, share_b;    // [E] shares of the block's selections
-  std::vector<int> movers;                 // experts by the size of their change, largest first
-  double correlation = 0.0;                // of the shares; NaN if one is constant
-  double consistency = 0.0;                // IC of these two runs; NaN likewise
-  std::optional<Fluctuation> fluctuation;  // if both profiles have routes of the same tokens
+  std::vector<double> share_a, share_b;  // [E]: each expert's share of the block's selections
+  std::vector<int> movers;               // expert ids, by decreasing change of their share
+  double correlation = 0.0;              // of share_a and share_b; NaN if one of them is constant
+  double consistency = 0.0;              // inter-run consistency (IC) of a and b; may be NaN
+  // Routing fluctuation, if both profiles have routes for the same tokens.
+  std::optional<Fluctuation> fluctuation;
 };
 
 struct ProfileDiff {
@@ -30,12 +31,12 @@ struct ProfileDiff {
   std::string no_fluctuation;  // why there is no fluctuation; empty if there is
 };
 
-// InvalidArgument if CheckComparable() refuses the profiles.
+// Compares two profiles. InvalidArgument if CheckComparable() refuses them.
 Result<ProfileDiff> Diff(const ExpertProfile& a, const ExpertProfile& b);
 
 nlohmann::ordered_json DiffJson(const ProfileDiff& diff);
 
-// Shows the `top` largest movers per block.
+// Returns the comparison as text, with the `top` experts per block whose share changed most.
 std::string DiffTable(const ProfileDiff& diff, int top);
 
 }  // namespace moeserve::server

@@ -1,4 +1,4 @@
-// Entries of the list of statistics as JSON.
+// Writes entries of the list of statistics (engine/statistics/statistic_list.h) as JSON.
 #pragma once
 
 #include <span>
@@ -8,7 +8,8 @@
 
 namespace moeserve::server {
 
-// Adds the entries that have a name in JSON, in the order of the list.
+// Adds the values of the statistics that have a JSON name to the object `to`, in the order of
+// `list`.
 void AddStatistics(nlohmann::ordered_json& to, std::span<const BlockStatistic> list,
                    const BlockExpertStats& block, const StatisticOptions& options);
 void AddStatistics(nlohmann::ordered_json& to, std::span<const ModelStatistic> list,

@@ -42,7 +42,7 @@ std::optional<std::string> TokenText(const Tokenizer* tokenizer, int32_t id) {
   return *std::move(text);
 }
 
-// Returns the text in single quotes, without line breaks.
+// Returns the token's text in single quotes, with escaped line breaks; its id if it has no text.
 std::string Shown(const Tokenizer* tokenizer, int32_t id) {
   const std::optional<std::string> text = TokenText(tokenizer, id);
   if (!text) return std::to_string(id);

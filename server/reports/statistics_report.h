@@ -13,12 +13,13 @@
 
 namespace moeserve::server {
 
-// Returns [{"expert", "tokens": [{"id", "text", "count", "pmi", "log_pmi", "share"}]}], one per
-// expert. `tokenizer` may be null: then there are no texts.
+// Returns [{"expert", "tokens": [{"id", "text", "count", "pmi", "log_pmi", "share"}]}], one entry
+// per expert. If `tokenizer` is null, "text" is absent.
 nlohmann::ordered_json TopTokensJson(const TokenCounts& counts, const Tokenizer* tokenizer,
                                      uint32_t min_count, int top);
 
-// Returns {"wasserstein": {"metric", "matrix"}, "kl": {"eps", "matrix"}}; null where undefined.
+// Returns {"wasserstein": {"metric", "matrix"}, "kl": {"eps", "matrix"}}. Undefined matrix elements
+// are null.
 nlohmann::ordered_json SimilarityJson(const TokenCounts& counts, double eps);
 
 // Returns {"value", "classes", "rank", "rows", "seen"}, or {"value": null, "reason"}.
@@ -27,16 +28,16 @@ nlohmann::ordered_json CollapseJson(const HiddenSample& sample);
 struct ProfileReportOptions {
   double threshold = 0.0;
   uint32_t min_count = 5;
-  int top = 10;      // tokens of an expert
-  double eps = 1.0;  // smoothing of KL
+  int top = 10;      // most tokens listed per expert
+  double eps = 1.0;  // smoothing of the token counts in KL divergences
 };
 
-// ExpertStatsJson() and, in each block, "top_tokens", "similarity" and "collapse" (null if the
-// profile lacks their data).
+// Returns ExpertStatsJson() in which every block also has "top_tokens", "similarity" and
+// "collapse". These are null if the profile lacks the data for them.
 nlohmann::ordered_json ProfileJson(const ExpertProfile& profile, const Tokenizer* tokenizer,
                                    const ProfileReportOptions& options);
 
-// ExpertStatsTable() and a few lines per block for the other statistics.
+// Returns ExpertStatsTable() and a few lines per block about top tokens, similarity and collapse.
 std::string ProfileTable(const ExpertProfile& profile, const Tokenizer* tokenizer,
                          const ProfileReportOptions& options);
 

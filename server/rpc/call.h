@@ -1,4 +1,4 @@
-// The common part of every call: id, authorization, deadline, trailers, log line.
+// The common part of all gRPC calls: id, authorization, deadline, trailers, log line.
 #pragma once
 
 #include <grpcpp/server_context.h>
@@ -15,22 +15,24 @@ namespace moeserve::server::rpc {
 
 class Call {
  public:
-  // `context` and `server` outlive the call. `method` is a literal.
+  // `context` and `server` must outlive the call. `method` must be a string literal.
   Call(grpc::CallbackServerContext* context, ServerContext& server, const char* method);
 
-  // Unauthenticated without a valid key; DeadlineExceeded if the deadline had passed on arrival.
+  // Returns Unauthenticated without a valid API key, and DeadlineExceeded if the deadline had
+  // passed when the call arrived.
   absl::Status Check() const;
 
-  // The reason for a cancellation by gRPC, which also reports passed deadlines as cancellations.
-  // The client's clock starts before ours, so a call cancelled in the last tenth of its time (at
-  // most 100 ms) counts as DeadlineExceeded.
+  // Returns why gRPC cancelled the call: Cancelled or DeadlineExceeded, because gRPC reports passed
+  // deadlines as cancellations, too. The client's clock starts before the server's, so a call that
+  // is cancelled in the last tenth of its time (at most 100 ms) counts as DeadlineExceeded.
   absl::Status CancelReason() const;
 
-  // The client's deadline, no later than the server's own limit.
+  // Returns the client's deadline, or the server's own limit if that is earlier.
   absl::Time deadline() const { return deadline_; }
   const std::string& id() const { return id_; }
 
-  // Adds trailers, counts and logs. Returns the status to finish with. Call once.
+  // Adds trailers, updates the metrics and writes the log line. Returns the status with which to
+  // finish the call. Must be called once.
   grpc::Status End(const absl::Status& status);
 
  private:

@@ -1,4 +1,5 @@
-// A thread for tasks that the engine thread must not run: they take locks and call into gRPC.
+// A thread for tasks that the engine thread must not run itself, because they take locks and call
+// gRPC.
 #pragma once
 
 #include <functional>
@@ -7,15 +8,16 @@
 
 namespace moeserve::server::rpc {
 
-// Runs tasks one at a time, in the order of posting.
+// Runs tasks one at a time, in the order in which they were posted.
 class Dispatcher {
  public:
-  // The queue of tasks. Thread-safe. May outlive the dispatcher; later tasks are dropped.
+  // The queue of tasks. Thread-safe. May outlive the dispatcher; tasks posted afterwards are
+  // dropped.
   class Queue;
   static void Post(Queue& queue, std::function<void()> task);
 
   Dispatcher();
-  ~Dispatcher();  // runs the waiting tasks, then joins
+  ~Dispatcher();  // runs the waiting tasks, then joins the thread
 
   Dispatcher(const Dispatcher&) = delete;
   Dispatcher& operator=(const Dispatcher&) = delete;

@@ -105,9 +105,10 @@ v1::GenerateResponse GenerateCall::NewMessage(int choice) {
 }
 
 RoutingRecord GenerateCall::SendRoutesAhead(int choice, const RoutingRecord& record) {
-  // By default clients refuse messages of more than 4 MiB.
+  // The limit per message is far below 4 MiB, the largest message that gRPC clients accept by
+  // default.
   constexpr size_t kMostBytes = 1 << 19;
-  constexpr size_t kOffsetBytes = 5;  // most of a 32-bit number
+  constexpr size_t kOffsetBytes = 5;  // most bytes of a 32-bit varint
   constexpr size_t kRouteBytes = 3 + sizeof(float);
   const RouteLayout& layout = *submission_->params().routing.layout;
   const int rows = layout.rows_per_token;
@@ -173,7 +174,7 @@ void GenerateCall::Advance() {
       return;
     }
   }
-  // Outside the lock: gRPC may call back from here.
+  // Called without the lock, because gRPC may call back from these functions.
   if (write) {
     StartWrite(&writing_message_);
   } else {
@@ -187,7 +188,7 @@ void GenerateCall::WatchForStall() {
   const absl::Duration limit = server_.settings().http.write_stall_timeout;
   stall_alarm_.Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(limit),
                    [weak = weak_from_this(), write = writes_](bool fired) {
-                     // Weak, because the alarm, a member, keeps its callback.
+                     // A weak reference, because the alarm is a member and keeps its callback.
                      const auto self = weak.lock();
                      if (!fired || self == nullptr) return;
                      bool stalled;

@@ -18,11 +18,12 @@
 
 namespace moeserve::server::rpc {
 
-// Owns itself until OnDone. At most one write is outstanding.
+// Keeps itself alive until OnDone(). At most one write is in progress.
 class GenerateCall final : public grpc::ServerWriteReactor<v1::GenerateResponse>,
                            public std::enable_shared_from_this<GenerateCall> {
  public:
-  // Never null. The reactor of a refused request has finished already.
+  // Returns the reactor of the call, never null. If the request was refused, the reactor has
+  // already finished the call.
   static GenerateCall* Start(grpc::CallbackServerContext* context,
                              const v1::GenerateRequest& request, ServerContext& server,
                              Dispatcher& dispatcher);
@@ -36,16 +37,16 @@ class GenerateCall final : public grpc::ServerWriteReactor<v1::GenerateResponse>
  private:
   using EventQueue = std::shared_ptr<Dispatcher::Queue>;
 
-  // Reads the request and launches it, on the pool if a constraint has to be compiled.
+  // Reads the request and starts it. If a constraint must be compiled, the work pool does both.
   absl::Status Submit(const v1::GenerateRequest& request, const EventQueue& queue);
   absl::Status Launch(const CompletionParams& params, const EventQueue& queue);
   void Fail(const absl::Status& status);  // ends a call that has not started to generate
-  // Starts the next write, or finishes the call, if it can.
+  // Starts the next write or finishes the call, if either is possible.
   void Advance();
   absl::Status Collect();  // requires mutex_
   v1::GenerateResponse NewMessage(int choice);
-  // Splits a large record: queues messages with its first routes and returns the rest, which fits
-  // into the next message.
+  // Splits a large routing record: queues messages with its first routes and returns the remaining
+  // routes, which fit into the next message.
   RoutingRecord SendRoutesAhead(int choice, const RoutingRecord& record);
   void End(const absl::Status& status);
   void WatchForStall();  // requires mutex_
@@ -54,15 +55,15 @@ class GenerateCall final : public grpc::ServerWriteReactor<v1::GenerateResponse>
   ServerContext& server_;
   Call call_;
   std::shared_ptr<GenerateCall> self_;
-  std::unique_ptr<Submission> submission_;  // null: the request was refused when it was read
-  std::vector<bool> opened_;                // by choice: has its first message
+  std::unique_ptr<Submission> submission_;  // null if the request was refused when it was read
+  std::vector<bool> opened_;                // per choice: whether its first message was queued
   grpc::Alarm stall_alarm_;
 
   std::mutex mutex_;  // guards the members below
   std::unique_ptr<Generation> generation_;
   std::deque<v1::GenerateResponse> ready_;
   v1::GenerateResponse writing_message_;
-  absl::Status failure_;  // reported after ready_
+  absl::Status failure_;  // reported after the messages in ready_
   uint64_t writes_ = 0;
   bool writing_ = false;
   bool ended_ = false;

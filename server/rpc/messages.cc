@@ -39,7 +39,7 @@ absl::Status CheckIds(const char* name, const google::protobuf::RepeatedField<in
   return absl::OkStatus();
 }
 
-// Returns the value of a numeric field, the default if it is not set.
+// Returns the value of a numeric field, or the field's default if it is not set.
 double Number(const v1::SamplingParams& in, const google::protobuf::FieldDescriptor& field) {
   using Field = google::protobuf::FieldDescriptor;
   const google::protobuf::Reflection& reflection = *in.GetReflection();
@@ -54,8 +54,8 @@ double Number(const v1::SamplingParams& in, const google::protobuf::FieldDescrip
   }
 }
 
-// Reads the fields of the table, by name. A field that was not sent keeps its value in `out`; that
-// value, a default of the model, is checked as well.
+// Reads the numbers listed in `fields`, which have the same names in the message. A field that was
+// not sent keeps its value in `out`. That value, a default of the model, is checked, too.
 absl::Status ParseNumbers(const v1::SamplingParams& in, std::span<const SamplingField> fields,
                           SamplingParams& out) {
   for (const SamplingField& field : fields) {
@@ -104,7 +104,7 @@ absl::Status ParseStop(const v1::SamplingParams& in, const RequestRules& rules,
   return absl::OkStatus();
 }
 
-// Reads the fields about single tokens and words.
+// Reads the fields about single tokens and words: logit_bias, bad_words and similar.
 absl::Status ParseTokenChanges(const v1::SamplingParams& in, const RequestRules& rules,
                                SamplingParams& out) {
   if (in.logit_bias().size() > rules.limits.max_logit_bias) {
@@ -147,7 +147,8 @@ absl::Status ParseSampling(const v1::SamplingParams& in, const RequestRules& rul
   return ParseTokenChanges(in, rules, s);
 }
 
-// `Message` has the oneof of text and token_ids, `model` and add_special_tokens.
+// Reads the prompt. `Message` has a oneof of text and token_ids, and the fields model and
+// add_special_tokens.
 template <typename Message>
 absl::Status ParseInput(const Message& request, const char* field, const RequestRules& rules,
                         CompletionParams& out) {

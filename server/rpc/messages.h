@@ -1,4 +1,4 @@
-// Converts between protobuf messages and the types of the engine. Pure functions.
+// Converts between protobuf messages and the types of the engine. All functions are pure.
 #pragma once
 
 #include <vector>
@@ -11,18 +11,19 @@
 
 namespace moeserve::server::rpc {
 
-// The error names the field.
+// Reads a Generate request. An error names the field.
 Result<CompletionParams> ParseGenerate(const v1::GenerateRequest& request,
                                        const RequestRules& rules);
-// A Score call runs the prompt and generates nothing.
+// Reads a Score request, which computes a prompt and generates nothing. An error names the field.
 Result<CompletionParams> ParseScore(const v1::ScoreRequest& request, const RequestRules& rules);
 
-// `tokenizer` may be null. Internal if a value is NaN.
+// Converts a log-probability. `tokenizer` may be null. Internal if a value is NaN.
 absl::Status Fill(const TokenLogprob& from, const Tokenizer* tokenizer, v1::TokenLogprob& to);
-// For the first token of a prompt, which has no log-probability.
+// Converts the first token of a prompt, which has no log-probability.
 void FillUnscored(TokenId token, const Tokenizer* tokenizer, v1::TokenLogprob& to);
 
-// `delta` is a piece of a choice; `prompt` are its prompt's ids.
+// Converts `delta`, a piece of a choice's output. `prompt` contains the token ids of the choice's
+// prompt.
 absl::Status Fill(const OutputDelta& delta, const std::vector<TokenId>& prompt,
                   const Tokenizer* tokenizer, v1::GenerateResponse& to);
 

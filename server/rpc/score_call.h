@@ -14,11 +14,11 @@
 
 namespace moeserve::server::rpc {
 
-// Owns itself until OnDone.
+// Keeps itself alive until OnDone().
 class ScoreCall final : public grpc::ServerUnaryReactor,
                         public std::enable_shared_from_this<ScoreCall> {
  public:
-  // `response` lives until OnDone.
+  // `response` must live until OnDone().
   static ScoreCall* Start(grpc::CallbackServerContext* context, const v1::ScoreRequest& request,
                           v1::ScoreResponse* response, ServerContext& server,
                           Dispatcher& dispatcher);
@@ -39,7 +39,7 @@ class ScoreCall final : public grpc::ServerUnaryReactor,
   ServerContext& server_;
   Call call_;
   std::shared_ptr<ScoreCall> self_;
-  std::unique_ptr<Submission> submission_;  // null: the request was refused when it was read
+  std::unique_ptr<Submission> submission_;  // null if the request was refused when it was read
 
   std::mutex mutex_;  // guards the members below
   std::unique_ptr<Generation> generation_;

@@ -37,7 +37,7 @@ void SetLimits(grpc::ServerBuilder& builder) {
   set(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, 10 * kMinute);
   set(GRPC_ARG_MAX_CONCURRENT_STREAMS, 256);
   set(GRPC_ARG_MAX_METADATA_SIZE, 16 << 10);
-  // With it, a second server could listen on the same port without an error.
+  // With port reuse, a second server could listen on the same port without an error.
   set(GRPC_ARG_ALLOW_REUSEPORT, 0);
 }
 
@@ -96,7 +96,7 @@ class GrpcServer::Impl {
 
  private:
   ServerContext& context_;
-  // Declared before the server, so that it outlives every call.
+  // Declared before server_, so that the dispatcher outlives every call.
   Dispatcher dispatcher_;
   InferenceService service_;
   std::string host_;

@@ -1,4 +1,4 @@
-// The gRPC listener: the service, health and reflection on one port.
+// The gRPC listener: the inference service, health and reflection on one port.
 #pragma once
 
 #include <memory>
@@ -12,29 +12,30 @@ namespace moeserve::server::rpc {
 
 struct GrpcServerOptions {
   std::string host = "127.0.0.1";
-  int port = 8081;  // 0: any free one
+  int port = 8081;  // 0 picks a free port
 };
 
 class GrpcServer {
  public:
-  // Binds and starts with health NOT_SERVING. Block SIGTERM and SIGINT in the calling thread
-  // before: the threads started here inherit the mask. `context` outlives the server. Unavailable:
-  // cannot listen on the address.
+  // Binds the address and starts the threads, with health NOT_SERVING. SIGTERM and SIGINT must be
+  // blocked in the calling thread, because the new threads inherit its signal mask. `context` must
+  // outlive the server. Unavailable if the address cannot be used.
   static Result<std::unique_ptr<GrpcServer>> Start(const GrpcServerOptions& options,
                                                    ServerContext& context);
-  ~GrpcServer();  // Stop(zero)
+  ~GrpcServer();  // calls Stop() without a grace period
 
   GrpcServer(const GrpcServer&) = delete;
   GrpcServer& operator=(const GrpcServer&) = delete;
 
-  std::string address() const;  // with the real port
+  std::string address() const;  // with the actual port
   int port() const;
 
-  // Sets the health of "", of the service and of model/<name> for every served name.
+  // Sets the health status of the services "", the inference service, and model/<name> for every
+  // served name.
   void SetServing(bool serving);
 
-  // Sets health to NOT_SERVING for good, refuses new calls, waits up to `grace` for the running
-  // ones and then cancels them. Idempotent.
+  // Sets the health status to NOT_SERVING for good, refuses new calls, waits up to `grace` for the
+  // running calls and then cancels them. Idempotent.
   void Stop(absl::Duration grace);
 
  private:

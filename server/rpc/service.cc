@@ -16,7 +16,7 @@
 namespace moeserve::server::rpc {
 namespace {
 
-// Runs and finishes a call that does not wait for the engine.
+// Runs and finishes a call that does not wait for the engine: `body` computes the response.
 template <typename Body>
 grpc::ServerUnaryReactor* Immediately(grpc::CallbackServerContext* context, ServerContext& server,
                                       const char* method, Body&& body) {

@@ -1,4 +1,4 @@
-// The service of proto/moeserve/v1/moeserve.proto.
+// Implements the service of proto/moeserve/v1/moeserve.proto.
 #pragma once
 
 #include "moeserve/v1/moeserve.grpc.pb.h"
@@ -9,7 +9,7 @@ namespace moeserve::server::rpc {
 
 class InferenceService final : public v1::Inference::CallbackService {
  public:
-  // Both outlive the service and every call.
+  // `server` and `dispatcher` must outlive the service and every call.
   InferenceService(ServerContext& server, Dispatcher& dispatcher)
       : server_(server), dispatcher_(dispatcher) {}
 

@@ -21,7 +21,7 @@ struct IsVector : std::false_type {};
 template <typename T>
 struct IsVector<std::vector<T>> : std::true_type {};
 
-// Protobuf's reflection stops the process where the type of the field is another.
+// Sets a field. Protobuf's reflection stops the process if the field has another type than T.
 template <typename T>
 void SetField(Message& to, const FieldDescriptor* field, const T& value) {
   const Reflection* reflection = to.GetReflection();

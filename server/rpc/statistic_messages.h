@@ -1,4 +1,5 @@
-// Entries of the list of statistics as fields of gRPC messages.
+// Writes entries of the list of statistics (engine/statistics/statistic_list.h) to fields of gRPC
+// messages.
 #pragma once
 
 #include <span>
@@ -8,8 +9,8 @@
 
 namespace moeserve::server {
 
-// Sets the fields of `to` that the list names. A field that the message lacks, or whose type
-// differs from the value's, is a broken invariant and stops the process.
+// Sets the fields of `to` to the values of the statistics in `list`, which contain the names of the
+// fields. If `to` lacks such a field, or if its type differs from the value's, the process stops.
 void SetStatistics(google::protobuf::Message& to, std::span<const BlockStatistic> list,
                    const BlockExpertStats& block, const StatisticOptions& options);
 void SetStatistics(google::protobuf::Message& to, std::span<const ModelStatistic> list,

@@ -1,13 +1,13 @@
-// Calls to this server, with the key where one is needed. Addresses are relative to the page, so
-// that it works behind a proxy that adds a prefix.
+// Requests to the server, with the API key if one is set. URLs are relative to the page, so that
+// the page works behind a proxy that adds a path prefix.
 
 const keyName = "moeserve-api-key";
-// Longest server-sent event, in characters. The largest are routing records of long prompts in
-// models with many layers.
+// Limit on the length of a server-sent event, in characters. The longest events are routing records
+// of long prompts in models with many layers.
 const maxEventLength = 1 << 26;
 
 export class ApiError extends Error {
-  // `status`: of HTTP, 0 where there is none. `code`: the server's name for the error, or null.
+  // `status`: HTTP status, 0 if there was no response. `code`: the API error code, or null.
   constructor(status, message, code = null) {
     super(message);
     this.status = status;
@@ -23,7 +23,7 @@ export const key = {
   },
 };
 
-// Told of every 401; set by the page.
+// Called after every response with status 401. main.js sets it.
 let onUnauthorized = () => {};
 export function setUnauthorizedHandler(handler) {
   onUnauthorized = handler;
@@ -50,7 +50,7 @@ async function readError(response) {
     const { error } = await response.json();
     if (typeof error.message === "string") return new ApiError(status, error.message, error.code);
   } catch {
-    // Not an error of the server's own; the status says what there is to say.
+    // The body is not one of the server's JSON errors, so the message only contains the status.
   }
   return new ApiError(status, `the server answered ${status}`);
 }
@@ -63,8 +63,8 @@ export async function getText(path, signal) {
   return (await call(path, { signal })).text();
 }
 
-// The JSON of each event of a streamed completion, as it comes. An error within the stream is
-// thrown.
+// Yields the JSON of each event of a streamed completion as it arrives. Throws an error that the
+// stream reports.
 export async function* streamCompletion(body, signal) {
   const response = await call("v1/completions", {
     method: "POST",
@@ -77,7 +77,7 @@ export async function* streamCompletion(body, signal) {
   while (true) {
     const { value, done } = await reader.read();
     if (done) throw new ApiError(0, "the answer broke off");
-    // Only the end of what was there before can be part of a separator.
+    // A separator can begin with the last character of the old buffer.
     let searchFrom = Math.max(0, buffer.length - 1);
     buffer += value;
     let end;

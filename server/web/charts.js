@@ -1,7 +1,7 @@
-// Small charts in SVG: lines over time, and bars.
+// Small SVG charts: lines over time, and bars.
 import { el, svg } from "./dom.js";
 
-// The smallest of 1, 2, 5 times a power of ten that is not below `value`.
+// Returns the smallest number not below `value` that is 1, 2 or 5 times a power of ten.
 export function niceCeiling(value) {
   if (!(value > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
@@ -9,16 +9,16 @@ export function niceCeiling(value) {
   return step * power;
 }
 
-// The span of time shown grows with what there is to show.
+// The time axis spans 60, 120 or 300 seconds: the shortest span that covers the oldest point.
 const spans = [60, 120, 300];
 const maxSpan = spans.at(-1);
-// Values further apart are not joined: in between nobody looked.
+// Points that are further apart are not joined by a line, because nothing was measured meanwhile.
 const maxGapSeconds = 10;
 
 const margin = { left: 52, right: 10, top: 8, bottom: 22 };
 const height = 150;
 
-// Redraws `draw(width)` whenever the width of `host` changes.
+// Calls `draw(width)` whenever the width of `host` changes.
 function onWidth(host, draw) {
   let last = 0;
   new ResizeObserver(([entry]) => {
@@ -29,12 +29,12 @@ function onWidth(host, draw) {
   }).observe(host);
 }
 
-// Lines over the last minutes. `series` are [{name}], told apart by colour and dashes; the newest
-// value of each stands beside its name.
+// A line chart of the last minutes. `series` is a list of {name}; its lines differ in colour and
+// dashes. The newest value of each series is shown next to its name.
 export class LineChart {
   constructor({ title, series, format, floor = 0 }) {
     Object.assign(this, { title, series, format, floor });
-    this.points = []; // {time, values}, times in seconds
+    this.points = []; // {time, values}; times in seconds
     this.width = 0;
     this.plot = svg("svg", { class: "plot", role: "img", "aria-label": title, height });
     this.values = series.map(() => el("span", { class: "value" }, "–"));
@@ -45,7 +45,7 @@ export class LineChart {
     onWidth(this.node, () => this.draw());
   }
 
-  // `values`: one for each series, NaN where there is none.
+  // `values` has one number per series, NaN if the series has no value at this time.
   add(time, values) {
     this.points.push({ time, values });
     while (this.points.length > 0 && this.points[0].time < time - maxSpan - maxGapSeconds) {
@@ -92,7 +92,7 @@ export class LineChart {
     this.plot.replaceChildren(...parts);
   }
 
-  // Gaps stay gaps: nothing is drawn over times without a value.
+  // Returns the SVG path of one series. The path has a gap where values are missing.
   #path(series, x, y) {
     let path = "";
     let pen = "M";
@@ -105,7 +105,7 @@ export class LineChart {
         continue;
       }
       path += `${pen}${x(time).toFixed(1)} ${y(values[series]).toFixed(1)}`;
-      // A value with a gap on both sides would be invisible.
+      // A single point between two gaps would be invisible without this short line.
       if (pen === "M") path += "h.01";
       pen = "L";
     }
@@ -119,7 +119,7 @@ const sampleLine = (i) =>
 
 const maxBars = 40;
 
-// Bars for a histogram of whole numbers: `counts[n]` things had the value n.
+// A bar chart for a histogram of integers: the value n occurred `counts[n]` times.
 export class BarChart {
   constructor({ label, unit }) {
     Object.assign(this, { label, unit });
@@ -134,7 +134,8 @@ export class BarChart {
     this.draw();
   }
 
-  // Adjacent values share a bar where there are too many: [{from, to, count}].
+  // Returns the bars as [{from, to, count}]. If there are too many values, adjacent values share a
+  // bar.
   bars() {
     const last = this.counts.findLastIndex((value) => value > 0);
     const first = Math.max(0, this.counts.findIndex((value) => value > 0) - 1);

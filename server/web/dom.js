@@ -1,7 +1,9 @@
-// Elements without markup: text only ever becomes text.
+// Creates DOM elements without parsing HTML, so that text from the server is never interpreted as
+// markup.
 
-// el("p", {class: "note", onclick: f, "aria-label": "x"}, "text", child, ...). Properties that are
-// functions become listeners, false and null leave an attribute out; children may be null.
+// Creates an element: el("p", {class: "note", onclick: f, "aria-label": "x"}, "text", child, ...).
+// An attribute whose value is a function becomes a listener; false and null leave the attribute
+// out. Children may be null.
 export function el(tag, attributes = {}, ...children) {
   return fill(document.createElement(tag), attributes, children);
 }
@@ -24,12 +26,14 @@ function fill(node, attributes, children) {
 
 export const byId = (id) => document.getElementById(id);
 
-// Sets text only where it changes, so that selections and live regions are left alone.
+// Sets the text only if it differs, so that text selections and ARIA live regions are not
+// disturbed.
 export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-// Gives `select` these [value, text] pairs and keeps what is chosen, if it is still there.
+// Sets the options of `select` to the [value, text] pairs. Keeps the selected value if it is among
+// them.
 export function setOptions(select, pairs) {
   const key = JSON.stringify(pairs);
   if (select.dataset.options === key) return;

@@ -1,4 +1,4 @@
-# Writes a C++ source that holds files as bytes:
+# Writes a C++ source file that contains the bytes of other files:
 #
 #   cmake -DOUT=FILE -DFOLDER=FOLDER -DNAMES=a.js,b.css -P embed.cmake
 #

@@ -1,4 +1,4 @@
-// What the experts did in a window of time.
+// The "Experts" view: load of the experts in a time window.
 import { getJson } from "./api.js";
 import { BarChart } from "./charts.js";
 import { byId, el, setOptions, setText } from "./dom.js";
@@ -14,7 +14,8 @@ const maxDeadListed = 24;
 
 const sum = (values) => values.reduce((a, b) => a + b, 0);
 
-// The load of a block: shares relative to an even one, and what follows from them.
+// Computes the load of a block: each expert's share relative to an even share, and measures of
+// balance.
 export function measure(layer) {
   const total = sum(layer.counts);
   const relative = layer.counts.map((n) => (total > 0 ? (n / total) * layer.counts.length : 0));
@@ -79,7 +80,7 @@ export class ExpertsView {
   }
 
   #onState(error) {
-    // That this server counts nothing is no trouble of the connection.
+    // Status 404 means that this server collects no statistics, not that the connection has failed.
     const missing = error?.status === 404;
     this.page.setState(missing ? null : error);
     if (missing) this.poller.stop();
@@ -141,7 +142,7 @@ export class ExpertsView {
   }
 
   #showBalance() {
-    // Router scores are looked at in some steps only, or never.
+    // The server records router scores in some steps only, or never.
     const scored = this.stats.layers.some((layer) => layer.router?.rows > 0);
     byId("router-head").hidden = !scored;
     const rows = this.stats.layers.map((layer, i) => {

@@ -1,4 +1,4 @@
-// Numbers, names and token texts as people read them.
+// Formats numbers, names and token texts for display.
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
@@ -31,8 +31,9 @@ export const blockTitle = ({ layer, block }) => `Layer ${layer}, ${block.replace
 export const blockKey = ({ layer, block }) => `${layer}/${block}`;
 
 const marks = new Map([["\n", "⏎"], ["\t", "⇥"], [" ", "·"]]);
-// What would move, hide or reorder other text: control and format characters (those that change
-// the direction among them), unusual spaces, lone surrogates, private and unassigned ones.
+// Characters that could move, hide or reorder other text: control and format characters (including
+// those that change the text direction), unusual spaces, lone surrogates, private-use and
+// unassigned characters.
 const unsafe = /[\p{Cc}\p{Cf}\p{Z}\p{Cs}\p{Co}\p{Cn}]/u;
 const mark = /\p{M}/u;
 const maxMarksInRow = 3;
@@ -42,7 +43,8 @@ function escape(character) {
   return code < 0x100 ? `\\x${code.toString(16).padStart(2, "0")}` : `\\u{${code.toString(16)}}`;
 }
 
-// A token's text on one line, every character of it visible; at most `limit` characters.
+// Returns a token's text in one line in which every character is visible. Returns at most `limit`
+// characters.
 export function visible(text, limit = 60) {
   const characters = [...String(text)];
   let out = "";

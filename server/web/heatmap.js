@@ -1,5 +1,5 @@
-// Layer by expert, drawn on a canvas: it stays quick with thousands of cells. One cell has the
-// cursor, moved by pointer, touch or arrow keys.
+// A heatmap of load by layer and expert. It is drawn on a canvas, which stays fast with thousands
+// of cells. A cursor, moved by pointer, touch or arrow keys, selects one cell.
 import { el, svg } from "./dom.js";
 import { onThemeChange, sequentialColor, wantsMotion } from "./theme.js";
 
@@ -7,21 +7,22 @@ const labelWidth = 104;
 const axisHeight = 20;
 const gap = 1;
 const moveMilliseconds = 450;
-// Where on the colour scale an even share lies, however high the loads go.
+// The position of an even share on the colour scale, 0 to 1, however high the loads are.
 const evenPlace = 0.45;
-// Loads above this share the last colour: one hot expert must not take it from all the others.
+// All loads above this share the last colour, so that one very busy expert does not make all other
+// experts look alike.
 const maxTop = 16;
 
 export class Heatmap {
-  // `onCursor(row, column)` hears where the cursor is, and null where it left.
+  // Calls `onCursor(row, column)` when the cursor moves, and `onCursor(null, null)` when it leaves.
   constructor({ label, describedBy, onCursor }) {
-    this.rows = []; // [{label, values}], each value a load relative to an even share
-    this.shown = []; // the values drawn at the moment
+    this.rows = []; // [{label, values}]; each value is a load relative to an even share
+    this.shown = []; // the values drawn now, during an animation between two updates
     this.cursor = null;
-    this.pinned = false; // by the keyboard: the pointer leaving does not remove it
+    this.pinned = false; // true after keyboard use: the cursor stays when the pointer leaves
     this.onCursor = onCursor;
-    this.clipped = false; // there are higher loads than `top`
-    this.top = 2; // the load that the last colour stands for
+    this.clipped = false; // whether a load exceeds `top`
+    this.top = 2; // the load that gets the last colour
     this.canvas = el("canvas", { "aria-hidden": "true" });
     this.node = el("div", {
       class: "heatmap", tabindex: 0, role: "application", "aria-roledescription": "heatmap",
@@ -46,7 +47,7 @@ export class Heatmap {
     const same = rows.length === this.rows.length &&
       rows.every((row, r) => row.values.length === this.rows[r].values.length);
     const highest = Math.max(...rows.map((row) => row.values.reduce((a, b) => Math.max(a, b), 0)));
-    // In powers of two, so that colours keep their meaning from one answer to the next.
+    // A power of two, so that colours rarely change their meaning from one update to the next.
     this.top = Math.min(Math.max(2, 2 ** Math.ceil(Math.log2(Math.max(highest, 1)))), maxTop);
     this.clipped = highest > maxTop;
     this.rows = rows;
@@ -83,7 +84,7 @@ export class Heatmap {
     return sequentialColor((value / this.top) ** (Math.log(evenPlace) / Math.log(1 / this.top)));
   }
 
-  // Place and size of a cell in CSS pixels, within the heatmap's content.
+  // Returns position and size of a cell in CSS pixels, relative to the heatmap's content.
   cell(row, column) {
     const columns = this.rows[row].values.length;
     const width = this.inner / columns;
@@ -95,7 +96,7 @@ export class Heatmap {
     const available = this.node.clientWidth;
     if (available === 0 || this.rows.length === 0) return;
     const columns = Math.max(...this.rows.map((row) => row.values.length));
-    // A cell has to be seen; beyond that the map scrolls within its frame.
+    // A cell needs a visible width. If the map becomes wider than its frame, the frame scrolls.
     this.inner = Math.max(available - labelWidth, columns * 5);
     this.rowHeight = this.rows.length > 24 ? 14 : this.rows.length > 12 ? 20 : 30;
     const width = labelWidth + this.inner;
@@ -130,7 +131,8 @@ export class Heatmap {
       context.fillStyle = this.color(this.shown[r][e]);
       context.fillRect(x, y + gap, width - inset, height - 2 * gap);
       if (value === 0 && width > 6) {
-        // Nothing at all is another thing than little.
+        // A dot marks experts without any load, because a very small load has almost the same
+        // colour.
         context.fillStyle = muted;
         const size = Math.min(2, width / 4);
         context.fillRect(x + (width - inset - size) / 2, y + (height - size) / 2, size, size);
@@ -145,7 +147,7 @@ export class Heatmap {
     context.fillStyle = muted;
     context.textAlign = "left";
     context.fillText("expert", 0, y);
-    // Blocks may differ in their number of experts; then no common axis fits.
+    // Blocks can differ in their number of experts; then they have no common axis.
     if (this.rows.some((row) => row.values.length !== columns)) return;
     context.textAlign = "center";
     for (let e = 0; e < columns; e += step) {

@@ -1,4 +1,4 @@
-// The page: views as tabs, the key, and the state of the connection.
+// The page: its tabs, the dialog for the API key, and the state of the connection.
 import { getJson, key, setUnauthorizedHandler } from "./api.js";
 import { byId, setText } from "./dom.js";
 import { ExpertsView } from "./experts_view.js";
@@ -11,9 +11,9 @@ const names = ["experts", "tokens", "requests", "playground"];
 let current = null;
 let views = {};
 
-// What every view sees of the others.
+// State and functions that all views share.
 const page = {
-  // The last answer of /v1/experts/stats; asked for if there is none yet.
+  // The first response of /v1/experts/stats, which loadStats() requests if it is null.
   stats: null,
   async loadStats(signal) {
     this.stats ??= await getJson("v1/experts/stats", signal);
@@ -61,7 +61,8 @@ function show(name, { focus = false } = {}) {
   if (viewInAddress() !== name) history.replaceState(null, "", `#/${name}`);
 }
 
-// "#/tokens": with a slash it names no element, so that opening it moves neither focus nor scroll.
+// The view's name follows "#/" in the URL. With the slash, the fragment is not the id of an
+// element, so the browser neither scrolls nor moves the focus.
 const viewInAddress = () => location.hash.replace(/^#\//, "");
 
 function setUpTabs() {
@@ -97,7 +98,7 @@ function setUpKey() {
     views[current].hide();
     views[current].show();
   });
-  // A key that was refused or not given is asked for once, not with every poll.
+  // The page asks once for a key that is missing or was refused, not after every poll.
   let asked = null;
   setUnauthorizedHandler(() => {
     button.hidden = false;

@@ -1,4 +1,5 @@
-// A prompt, its streamed answer, and the experts that computed each token.
+// The "Playground" view: a prompt, its streamed completion, and the experts that computed each
+// token.
 import { getJson, streamCompletion } from "./api.js";
 import { byId, el, setOptions, setText } from "./dom.js";
 import { blockKey, blockTitle, count, decimal, percent, seconds, visible } from "./format.js";
@@ -17,8 +18,8 @@ export class PlaygroundView {
     this.tokens = []; // {text, position, generated, logprob, chip}
     this.chosen = null;
     this.controller = null;
-    this.recordsRefused = false; // by a server that does not keep any
-    // Only until the layout is there.
+    this.recordsRefused = false; // true if the server keeps no routing records
+    // Polls only until the layout has been loaded.
     this.poller = new Poller(() => this.#loadLayout(), retryMilliseconds, (error) => {
       page.setState(error);
       if (!error) this.poller.stop();
@@ -185,7 +186,7 @@ export class PlaygroundView {
     return this.layout.blocks.find((block) => blockKey(block) === byId("color-block").value);
   }
 
-  // Draws what is known of a token's experts in the chosen block.
+  // Shows the experts that a token selected in the chosen block, as far as they are known.
   #paint(token) {
     const block = this.#block();
     const rows = block ? this.record.rowsOf(token.position, block) : null;
@@ -208,7 +209,7 @@ export class PlaygroundView {
     }
   }
 
-  // A token's rows in the chosen block, one below the other.
+  // Shows a token's rows in the chosen block, one below another.
   #unfold(token) {
     token.subTokens?.remove();
     token.subTokens = null;
@@ -261,7 +262,7 @@ export class PlaygroundView {
       el("tbody", {}, rows)));
   }
 
-  // Arrow keys go from token to token; Tab leaves them.
+  // Arrow keys, Home and End move between tokens; Tab leaves the list of tokens.
   #onKey(event) {
     const at = this.tokens.findIndex((token) => token.chip === event.target);
     if (at < 0) return;

@@ -1,8 +1,8 @@
-// Asks again and again while somebody can see the answer.
+// Repeats a request while the page is visible.
 
 export class Poller {
-  // `ask(signal)` fetches and shows. `onState(error)` hears null after every success. An answer
-  // that took long is asked for less often, whatever the interval.
+  // `ask(signal)` fetches data and shows it. `onState` is called with null after every success,
+  // else with the error. The pause after a slow request is longer than `interval`.
   constructor(ask, interval, onState = () => {}) {
     this.ask = ask;
     this.interval = interval;
@@ -25,7 +25,7 @@ export class Poller {
     this.controller?.abort();
   }
 
-  // Asks now, in place of what is under way.
+  // Sends the request now. Aborts a request that is still running.
   refresh() {
     clearTimeout(this.timer);
     this.controller?.abort();

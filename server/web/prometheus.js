@@ -1,10 +1,11 @@
-// The text format of /metrics, as far as charts need it.
+// Parses the parts of Prometheus' text format that the charts need.
 
 const sample = /^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)$/;
 const label = /(\w+)="((?:[^"\\]|\\.)*)"/g;
 
-// The samples of the families `wanted` (names without "moeserve_"): by name a list of {labels,
-// value}. Histograms are found under their family's name with _bucket, _sum and _count.
+// Returns the samples of the families in `wanted` (names without the prefix "moeserve_"): a map
+// from a name to a list of {labels, value}. The samples of a histogram have the family's name with
+// _bucket, _sum or _count.
 export function parseMetrics(text, wanted) {
   const families = new Map();
   const names = new Set();
@@ -28,27 +29,28 @@ export function parseMetrics(text, wanted) {
 
 const number = (text) => (text === "+Inf" ? Infinity : text === "-Inf" ? -Infinity : Number(text));
 
-// The one sample of a family without labels; the sum where there are several.
+// Returns the value of a family that has one sample, the sum if it has several, and NaN if it has
+// none.
 export function valueOf(families, name) {
   const samples = families.get(name);
   return samples ? samples.reduce((sum, { value }) => sum + value, 0) : NaN;
 }
 
-// Cumulative [bound, count] pairs of a histogram, ascending.
+// Returns the [bound, cumulative count] pairs of a histogram, by ascending bound.
 export function buckets(families, name) {
   return (families.get(`${name}_bucket`) ?? [])
     .map(({ labels, value }) => [number(labels.le), value])
     .sort(([a], [b]) => a - b);
 }
 
-// What came between two readings of the same histogram.
+// Returns the observations between two readings of the same histogram.
 export function bucketDelta(later, earlier) {
   const before = new Map(earlier);
   return later.map(([bound, value]) => [bound, Math.max(0, value - (before.get(bound) ?? 0))]);
 }
 
-// The q-quantile, interpolated within its bucket; NaN without observations. What lies beyond the
-// last finite bound is given as that bound.
+// Returns the q-quantile of a histogram, interpolated linearly within a bucket; NaN without
+// observations. If the quantile lies above the last finite bound, returns that bound.
 export function quantile(cumulative, q) {
   const total = cumulative.length > 0 ? cumulative[cumulative.length - 1][1] : 0;
   if (!(total > 0)) return NaN;

@@ -1,4 +1,5 @@
-// Latency and throughput from the differences of /metrics.
+// The "Requests" view: latency and throughput, computed from differences between readings of
+// /metrics.
 import { getText } from "./api.js";
 import { LineChart } from "./charts.js";
 import { byId, el, setText } from "./dom.js";
@@ -7,7 +8,7 @@ import { Poller } from "./poller.js";
 import { bucketDelta, buckets, parseMetrics, quantile, valueOf } from "./prometheus.js";
 
 const pollMilliseconds = 2000;
-// Quantiles are taken over this time: within one interval there may be too few requests.
+// Quantiles are computed over this time, because one polling interval can contain too few requests.
 const quantileSeconds = 30;
 const quantiles = [0.5, 0.9, 0.99];
 
@@ -34,7 +35,7 @@ const rate = (value) => (Number.isFinite(value) ? compact(Math.round(value * 10)
 export class RequestsView {
   constructor(page) {
     this.page = page;
-    this.readings = []; // {time, families}, of the last quantileSeconds
+    this.readings = []; // {time, families} of the last quantileSeconds
     const percentiles = quantiles.map((q) => ({ name: `p${100 * q}` }));
     this.charts = {
       ttft: new LineChart({ title: "Time to first token", series: percentiles, format: seconds }),
@@ -77,10 +78,10 @@ export class RequestsView {
   #take(time, families) {
     const value = (name) => valueOf(families, name);
     const last = this.readings.at(-1);
-    // A counter that went back belongs to another run of the server.
+    // If a counter has decreased, the server was restarted.
     const restarted = last &&
       value("requests_finished_total") < valueOf(last.families, "requests_finished_total");
-    // After a pause the difference would spread over a time that nobody watched.
+    // After a pause, the difference would cover the whole pause, which no chart shows.
     if (restarted || (last && time - last.time > quantileSeconds)) this.readings = [];
     const before = this.readings.at(-1);
     this.readings.push({ time, families });

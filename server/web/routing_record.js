@@ -1,6 +1,6 @@
-// Which experts computed which token: the routing records of a streamed answer put together.
+// Joins the routing records in the events of a stream: which experts computed which token.
 
-// Where the rows of a token lie, from /v1/experts/layout.
+// Returns where the rows of a token are, from the response of /v1/experts/layout.
 export function makeLayout({ rows_per_token: rowsPerToken, blocks }) {
   return {
     rowsPerToken,
@@ -12,10 +12,10 @@ export function makeLayout({ rows_per_token: rowsPerToken, blocks }) {
 export class RoutingRecord {
   constructor(layout) {
     this.layout = layout;
-    this.rows = new Map(); // by position: for each row of the token its [{expert, weight}]
+    this.rows = new Map(); // position -> one list of {expert, weight} per row of the token
   }
 
-  // Takes a piece as the server sends it; false if it does not fit the layout.
+  // Adds one routing record of the stream. Returns false if the record does not fit the layout.
   add(piece) {
     const { rowsPerToken } = this.layout;
     const { first_position: first, tokens, offsets, experts, weights } = piece ?? {};
@@ -41,14 +41,16 @@ export class RoutingRecord {
     return this.rows.has(position);
   }
 
-  // The rows of a block: one for a token, or one for each of its sub-tokens. Null where unknown.
+  // Returns a token's rows in a block: one row, or one row per sub-token. Returns null if the rows
+  // are unknown.
   rowsOf(position, block) {
     const rows = this.rows.get(position);
     return rows ? rows.slice(block.firstRow, block.firstRow + block.subTokens) : null;
   }
 }
 
-// The experts of several rows together, weights averaged over the rows, heaviest first.
+// Returns the experts of several rows as one list, with weights averaged over the rows, in
+// descending order of weight.
 export function summarize(rows) {
   const sums = new Map();
   for (const row of rows) {

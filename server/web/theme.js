@@ -1,4 +1,4 @@
-// Light and dark, and the colours that mean something.
+// Light and dark mode, and the colours that have a meaning.
 
 const storageName = "moeserve-theme";
 const prefersDark = matchMedia("(prefers-color-scheme: dark)");
@@ -21,7 +21,7 @@ function apply(theme) {
   for (const listener of listeners) listener();
 }
 
-// Makes `button` switch between the two; what the system wants is the start.
+// Makes `button` switch between light and dark mode. The initial mode is the system's.
 export function setUpTheme(button) {
   const show = () => {
     button.textContent = isDark() ? "Light mode" : "Dark mode";
@@ -37,7 +37,8 @@ export function setUpTheme(button) {
   apply(stored === "light" || stored === "dark" ? stored : undefined);
 }
 
-// One hue direction and monotonic lightness: readable for every kind of colour vision, and in grey.
+// The lightness changes monotonically and the hue in one direction: readable with every kind of
+// colour vision, and in greyscale.
 const ramps = {
   light: ["#eef2f6", "#cfe1f0", "#9cc5e3", "#5b9fcf", "#2474b4", "#0d4a86", "#07284f"],
   dark: ["#1b2530", "#173c5e", "#1c5d8c", "#2f86b0", "#5db3bd", "#a9d8b5", "#f7efb2"],
@@ -45,7 +46,7 @@ const ramps = {
 
 const channels = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 
-// `value` from 0 to 1.
+// Returns the colour for `value`, from 0 to 1.
 export function sequentialColor(value) {
   const ramp = isDark() ? ramps.dark : ramps.light;
   const at = Math.min(Math.max(value, 0), 1) * (ramp.length - 1);
@@ -55,8 +56,8 @@ export function sequentialColor(value) {
   return `rgb(${mixed.join(", ")})`;
 }
 
-// Neighbouring numbers get hues far apart and another lightness. Colour is never all there is to
-// tell experts apart by: their numbers stand beside it.
+// Returns the colour of an expert. Consecutive experts differ much in hue and in lightness. The
+// page never identifies experts by colour alone: their numbers are always shown, too.
 export function expertColor(expert) {
   const hue = (expert * 137.508 + 25) % 360;
   const lightness = [0.66, 0.78, 0.54][expert % 3];

@@ -1,4 +1,4 @@
-// Which tokens choose an expert more often than chance.
+// The "Tokens" view: tokens that select an expert more often than chance would.
 import { getJson } from "./api.js";
 import { byId, debounce, el, setOptions, setText } from "./dom.js";
 import { blockKey, blockTitle, compact, count, decimal, visible } from "./format.js";
@@ -57,11 +57,11 @@ export class TokensView {
   }
 
   #onState(error) {
-    // That this server does not count tokens is no trouble of the connection.
+    // Status 404 means that this server does not count tokens, not that the connection has failed.
     const missing = error?.status === 404;
     this.page.setState(missing ? null : error);
     if (missing) this.poller.stop();
-    // A busy server will have an answer soon; until then the last one stays.
+    // With status 503 the server is busy: keep the last response until the next poll succeeds.
     if (!error || error.status === 503) return;
     this.answer = null;
     this.#draw();

@@ -1,5 +1,5 @@
-// The parts of `moeserve bench`: shapes by flags, what steps cost, probes, results, files for
-// others.
+// The parts of `moeserve bench`: shapes from flags, bytes and operations of steps, rate
+// measurements, results, and model files for other programs.
 #include <gtest/gtest.h>
 
 #include <CLI/CLI.hpp>
@@ -30,7 +30,7 @@
 namespace moeserve::server {
 namespace {
 
-// As the command line would have it; "" stands for a refusal by the parser.
+// Returns the spec for these command line flags; InvalidArgument if the parser refuses them.
 Result<ModelSpec> Shape(const std::string& line) {
   CLI::App app;
   SyntheticOptions options;
@@ -59,7 +59,7 @@ int64_t Parameters(const ModelSpec& spec) {
   return sum;
 }
 
-// A small shape, with flags that change it again.
+// Returns the flags of a small shape. `flags` replace its defaults.
 std::string Tiny(const std::string& flags = "") {
   const std::pair<const char*, const char*> defaults[] = {
       {"--hidden", "64"}, {"--layers", "2"},  {"--heads", "4"},  {"--head-dim", "16"},
@@ -172,7 +172,7 @@ TEST(SyntheticShapes, TheDescriptionIsTheCommandLine) {
   EXPECT_EQ(Describe(options), line);
 }
 
-// A plan in which every row goes to the first k experts.
+// A routing plan in which every row selects the first k experts.
 struct Plan {
   Plan(int rows, int experts, int k) : offsets(static_cast<size_t>(experts) + 1) {
     for (int e = 0; e <= experts; ++e) offsets[e] = std::min(e, k) * rows;
@@ -202,7 +202,7 @@ TEST(StepWork, CountsTheActiveParametersOfNamedShapes) {
     EXPECT_EQ(Operations(spec, work, kTokens, 0.0) + head,
               2.0 * kTokens * static_cast<double>(active))
         << name;
-    // Scores and values: 2 operations each for every head dimension and position.
+    // Scores and weighted values: 2 operations each per element of a head and position.
     const AttentionSpec& a = spec.layers[0].attention;
     EXPECT_EQ(Operations(spec, work, kTokens, 10.0) - Operations(spec, work, kTokens, 0.0),
               4.0 * 10 * kTokens * spec.num_layers() * a.num_heads * a.head_dim);
@@ -216,7 +216,7 @@ TEST(StepWork, SubTokensAndUnequalExperts) {
   EXPECT_EQ(work.experts(), 1);
   EXPECT_EQ(work.parameters(), 3 * 8 * 16);
   EXPECT_EQ(work.products(), 4 * 3 * 8 * 16);
-  // q, k, v, o, split, merge; the router sees each sub-token.
+  // The matrices q, k, v, o, split and merge; the router scores each sub-token.
   EXPECT_EQ(FixedProducts(spec), 6 * 64 * 64 + 4 * 8 * 16);
 }
 
@@ -238,9 +238,9 @@ TEST(Rates, TheSlowerOfMemoryAndArithmeticBounds) {
   result.bytes_per_step = 100;
   result.operations_per_step = 1000;
   MachineRates rates{.read_bandwidth = 200, .f32 = 1000, .bf16 = 4000};
-  EXPECT_DOUBLE_EQ(result.Bound(rates, {.compute = DType::kBF16}), 8.0);  // memory: 0.5 s
-  EXPECT_DOUBLE_EQ(result.Bound(rates, {}), 4.0);                         // arithmetic: 1 s
-  rates.bf16 = 0;  // widened: the products are those of f32
+  EXPECT_DOUBLE_EQ(result.Bound(rates, {.compute = DType::kBF16}), 8.0);  // memory takes 0.5 s
+  EXPECT_DOUBLE_EQ(result.Bound(rates, {}), 4.0);                         // arithmetic takes 1 s
+  rates.bf16 = 0;  // not measured: bf16 is widened and computed at the f32 rate
   EXPECT_DOUBLE_EQ(result.Bound(rates, {.compute = DType::kBF16}), 4.0);
   const ModelOptions int8{DType::kBF16, Quantization::kInt8};
   EXPECT_DOUBLE_EQ(result.Bound(rates, int8), 4.0);
@@ -314,7 +314,8 @@ TEST_P(MeasuredCases, ReportRatesBoundsAndShares) {
   const std::string table = BenchTable(report);
   for (const std::string& name : names) EXPECT_NE(table.find(name), std::string::npos);
 
-  // One token touches exactly the selected experts. Its context is 5 tokens, then the 2nd of 3.
+  // One token selects exactly k experts. Decoding starts with a context of 5 tokens; the mean of
+  // the 3 decode steps is the second one.
   if (!spec.layers[0].feed_forward.routed()) return;
   const RoutedLayerSpec& r = *spec.layers[0].feed_forward.routing;
   if (r.split.heads > 1) return;
@@ -392,13 +393,13 @@ TEST(SyntheticFiles, GgufHoldsTheExpertsInTheirOrder) {
   };
   const size_t dims = entry + name.size();
   EXPECT_EQ(u32(dims), 3u);
-  EXPECT_EQ(u64(dims + 4), 32u);   // fastest: the inner width
+  EXPECT_EQ(u64(dims + 4), 32u);   // fastest-varying: the inner width
   EXPECT_EQ(u64(dims + 12), 64u);  // hidden
   EXPECT_EQ(u64(dims + 20), 8u);   // experts
   EXPECT_EQ(u32(dims + 28), 30u);  // bf16
   const uint64_t offset = u64(dims + 32);
   EXPECT_EQ(offset % 32, 0u);
-  // It is the last tensor, so the data begin where the file's end says.
+  // This is the last tensor, so the data's begin follows from the size of the file.
   const size_t expert = 32 * 64 * 2;
   const size_t data = file.size() - 8 * expert - offset;
   EXPECT_EQ(data % 32, 0u);

@@ -1,4 +1,4 @@
-"""Runs of `moeserve bench` and their medians, for the scripts beside it."""
+"""Runs `moeserve bench` and computes medians, for the CPU benchmarks in this folder."""
 
 import json
 import pathlib
@@ -8,7 +8,7 @@ import tempfile
 
 
 def bench(program, arguments, timeout=1800):
-    """The JSON of one `moeserve bench` run."""
+    """Runs `moeserve bench` once and returns its JSON."""
     with tempfile.NamedTemporaryFile(suffix=".json") as output:
         command = [str(program), "bench", "--json", output.name, *map(str, arguments)]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -19,7 +19,7 @@ def bench(program, arguments, timeout=1800):
 
 
 def cases(report):
-    """The cases of a report by name."""
+    """Returns {name: case} for the cases of a report."""
     return {case["name"]: case for case in report["cases"]}
 
 
@@ -29,19 +29,19 @@ def summary(values):
 
 
 def spread(s, digits=1):
-    """"12.3 (11.9-12.8)" """
+    """Formats median and range: "12.3 (11.9-12.8)". """
     return f"{s['median']:.{digits}f} ({s['min']:.{digits}f}-{s['max']:.{digits}f})"
 
 
 def table(header, rows):
-    """A markdown table."""
+    """Returns a Markdown table."""
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
     return "\n".join(lines)
 
 
 def read_once(path):
-    """Brings a file, or the files of a folder, into the page cache."""
+    """Reads a file, or the weight files of a folder, into the page cache."""
     path = pathlib.Path(path)
     for file in [path] if path.is_file() else sorted(path.glob("*.safetensors")):
         with open(file, "rb", buffering=0) as stream:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Speed on the CPU beside llama.cpp and ik_llama.cpp, on the same weights.
+"""Compares speed on the CPU with llama.cpp and ik_llama.cpp, on the same weights.
 
     write_synthetic --synthetic medium --gguf MODELS/medium-bf16.gguf
     cpu_peers.py MOESERVE --models MODELS --llama BIN --ik BIN [--run medium:bf16 ...]
@@ -36,7 +36,7 @@ CASES = [f"prompt {PROMPT}", "decode 1"] + [f"decode {b}" for b in BATCHES]
 
 
 def marks(shape, kind, threads, case):
-    """Wanted ratios: against a peer by name, "better" (of all), or "bound" (share of it)."""
+    """Returns required ratios: to an engine by name, to the "better" one, or to the "bound"."""
     if case == "decode 1" and kind == "bf16" and threads == 1:
         return {"bound": 0.95}
     if threads != 2:
@@ -55,7 +55,7 @@ def marks(shape, kind, threads, case):
 
 
 def run(command, timeout=1800):
-    # Some of them write a log where they run.
+    # Some engines write a log file into the working folder.
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, text=True, timeout=timeout, cwd=folder)
@@ -66,14 +66,14 @@ def run(command, timeout=1800):
 
 
 def peer(folder, model, threads, options):
-    """Tokens per second of every case."""
+    """Returns {case: tokens per second} for one engine."""
     single = run([folder / "llama-bench", "-m", model, "-p", PROMPT, "-n", STREAM, "-t", threads,
                   "-r", 1, "-o", "json", *options]).stdout
     rates = {}
     # Some builds print other lines before the list.
     for test in json.loads(single[single.index("[\n"):]):
         rates[f"prompt {PROMPT}" if test["n_prompt"] else "decode 1"] = test["avg_ts"]
-    # Options of one program are flags of the other.
+    # Some options of llama-bench take a value, but are flags of llama-batched-bench.
     flags = [o for o in options if o.startswith("-")]
     length = max(2048, max(BATCHES) * (BATCHED_PROMPT + BATCHED_TOKENS))
     done = run([folder / "llama-batched-bench", "-m", model, "-c", length, "-b", 2048,
@@ -99,7 +99,7 @@ def ours(program, shape, kind, threads):
 
 
 def compare(a, shape, kind, threads, engines):
-    """Result lines of one run: one a case."""
+    """Measures one run; returns one result per case."""
     model = a.models.resolve() / f"{shape}-{FILES[kind]}.gguf"
     rates = {name: {case: [] for case in CASES} for name in ["moeserve", *engines]}
     shares = {case: [] for case in CASES}
@@ -181,7 +181,7 @@ def main():
             parser.error(f"--run: expected SHAPE:TYPE with a type of {', '.join(FILES)}, found {spec}")
         for threads in map(int, a.threads.split(",")):
             results += compare(a, shape, kind, threads, engines)
-            if a.json:  # after every step: a long measurement may be cut off
+            if a.json:  # after every step, because a long measurement may be interrupted
                 partial = a.json + ".part"
                 pathlib.Path(partial).write_text(json.dumps(results, indent=2) + "\n")
                 os.replace(partial, a.json)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Settings of the routed layer against each other, on equal work.
+"""Compares settings of the routed layer with each other, at equal work.
 
     cpu_shapes.py MOESERVE [--threads N] [--rounds 5] [--only NAME] [--json FILE] [--tiny]
 
@@ -43,7 +43,7 @@ def unequal(unit):
 
 
 def pairs(tiny):
-    """Name, case, mark (smallest wanted ratio), left and right arguments, common arguments."""
+    """Returns (name, case, least required ratio, left, right and common arguments) per pair."""
     prompt = ["--prompt", 64 if tiny else 512, "--batch", 16, "--tokens", 2 if tiny else 32]
     shape = ["--layers", 1] if tiny else []
     out = []

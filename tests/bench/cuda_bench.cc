@@ -1,14 +1,13 @@
-// Speed of the CUDA kernels on the papers' shapes, each case as a share of what the device does at
-// best.
+// Measures the CUDA kernels on the papers' shapes, each case as a share of the device's best rates.
 //
 //   cuda_bench [--json FILE] [--filter SUBSTRING] [--list] [--seconds N]
 //              [--rates FILE | --bf16-tflops X] [--tiny]
 //
-// The first result is the device itself: copy and read-only bandwidth, an empty kernel in a graph.
-// Every case is timed as replays of a captured graph over sets of random data that are larger than
-// the L2 cache together, after some of its values were compared with slow arithmetic. With --json,
-// cases that the file has are skipped, so a run that was cut off goes on where it was; one that
-// stopped the process is not tried again.
+// The first result is the device itself: copy bandwidth, read bandwidth, and the time of an empty
+// kernel in a graph. For every case, some values are first compared with slow arithmetic. The case
+// is then timed by replays of a captured graph over sets of random data that exceed the L2 cache
+// together. With --json, cases that FILE already contains are skipped, so that an interrupted run
+// can be continued; a case that stopped the process is not tried again.
 
 #include <CLI/CLI.hpp>
 #include <chrono>
@@ -27,7 +26,7 @@ using nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
 constexpr char kDeviceCase[] = "device/rates";
-// The device is lost to this process; another one may go on.
+// Exit status if this process can no longer use the device; a new process may continue.
 constexpr int kDeviceLost = 3;
 
 struct Options {
@@ -40,14 +39,14 @@ struct Options {
   bool tiny = false;
 };
 
-// Results of this and of earlier runs, one JSON object to a line.
+// Results of this run and of earlier runs, one JSON object per line.
 class ResultFile {
  public:
   absl::Status Open(const std::string& path) {
     if (path.empty()) return absl::OkStatus();
     std::ifstream old(path);
     for (std::string line; std::getline(old, line);) {
-      // The last line may have been cut off.
+      // The last line may be incomplete.
       const json result = json::parse(line, nullptr, false);
       if (!result.is_object() || !result.contains("name")) continue;
       const std::string name = result["name"];
@@ -66,7 +65,7 @@ class ResultFile {
     const auto it = results_.find(name);
     return it == results_.end() ? nullptr : &it->second;
   }
-  // It began in an earlier run that did not end it.
+  // Returns whether an earlier run began the case and did not end it.
   bool StoppedProcess(const std::string& name) const {
     return started_.count(name) > 0 && Find(name) == nullptr;
   }
@@ -81,8 +80,8 @@ class ResultFile {
   std::ofstream file_;
 };
 
-// The rate of matrix products that another program measured: a line
-// {"name": "rate/bf16", "tflops": 790}.
+// Returns the rate of matrix products that another program measured, from a line such as {"name":
+// "rate/bf16", "tflops": 790}.
 double RateFrom(const std::string& path) {
   std::ifstream file(path);
   double rate = 0;
@@ -153,7 +152,7 @@ json Describe(const Case& c, const Measured& m, const Rates& rates) {
     line["tflops"] = m.work.flops / t / 1e12;
     if (rates.bf16 > 0) line["share_of_bf16"] = m.work.flops / t / rates.bf16;
   }
-  // Prompts and the like read more than they reuse.
+  // Prompts, for example, read more data than they reuse.
   line["may_be_cached"] =
       m.rotated_bytes > 0 && m.rotated_bytes < 2.0 * static_cast<double>(rates.l2_bytes);
   return line;

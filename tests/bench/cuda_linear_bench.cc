@@ -1,10 +1,10 @@
-// Times the expert products of known layers on a CUDA device, against its own copy bandwidth.
+// Times the expert products of known layers on a CUDA device, compared with its copy bandwidth.
 //
 //   cuda_linear_bench [name part]     only layers whose name contains the text
 //
-// One line per measurement: layer, tokens, kernel, microseconds (median), bytes of touched weights
-// per second, floating-point operations per second. The last lines of a layer say whether kernels
-// agree bit by bit.
+// Prints one line per measurement: layer, tokens, kernel, microseconds (median), bytes of weights
+// read per second, floating-point operations per second. The last lines of a layer report whether
+// the kernels agree bit by bit.
 
 #include <algorithm>
 #include <cstdio>
@@ -30,7 +30,7 @@ void Require(cudaError_t error) {
   std::exit(1);
 }
 
-// Median time of one call in microseconds.
+// Returns the median time of one call in microseconds.
 double Microseconds(const std::function<void()>& call) {
   cudaEvent_t begin, end;
   Require(cudaEventCreate(&begin));
@@ -172,7 +172,7 @@ void Measure(const Layer& layer, int tokens) {
   };
   const double rows_per_expert = static_cast<double>(assignments) / experts;
   for (const auto& kernel : kKernels) {
-    // Tiles far from the number of rows say nothing.
+    // Skip tiles that are much smaller or larger than the number of rows.
     const int tile_rows = 4 << static_cast<int>(kernel.tile);
     if (kernel.tile >= LinearTile::kRows8 && kernel.tile <= LinearTile::kRows128 &&
         (tile_rows * 8 < rows_per_expert || tile_rows > 16 * rows_per_expert + 16)) {
@@ -210,7 +210,7 @@ void Measure(const Layer& layer, int tokens) {
                   : "DIFFERENT");
 }
 
-// The head: f32 rows, one wide matrix.
+// Measures the LM head: f32 rows and one wide matrix.
 void MeasureHead(int vocabulary, int width) {
   const auto bank = RandomBank({{width}, {vocabulary}, false, false, DType::kBF16});
   for (const int rows : {1, 8, 16, 32, 64, 128}) {

@@ -1,11 +1,11 @@
-// What the expert statistics cost: decode throughput with and without them.
+// Measures the cost of expert statistics: decode throughput with and without them.
 //
 //   expert_stats_bench [--pairs 40] [--tokens 512] MODEL...
 //
-// For batches of 1 and 32: two engines over the same model in one process, one with statistics and
-// one without (no recorder is called, the counters stay 0), take turns; who comes first alternates.
-// Printed: the median over the pairs of how much slower decoding is with statistics, and the 95 %
-// interval of that median (order statistics; no distribution is assumed).
+// For batches of 1 and 32, two engines with the same model run in one process, one with statistics
+// and one without (no recorder is called and the counters stay 0). They take turns, and the order
+// alternates. Prints the median over the pairs of the slowdown of decoding by statistics, and the
+// 95 % confidence interval of that median (by order statistics, without assuming a distribution).
 
 #include <algorithm>
 #include <chrono>
@@ -24,7 +24,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Notes when its first and its last token came.
+// Records the times of the first and the last token.
 class TimingSink : public CollectingSink {
  public:
   void OnDelta(OutputDelta delta) override {
@@ -34,7 +34,7 @@ class TimingSink : public CollectingSink {
     last_token_ = now;
     CollectingSink::OnDelta(std::move(delta));
   }
-  // After Wait().
+  // Valid after Wait().
   Clock::time_point first() const { return first_; }
   Clock::time_point last_token() const { return last_token_; }
 
@@ -43,7 +43,7 @@ class TimingSink : public CollectingSink {
   Clock::time_point first_, last_token_;
 };
 
-// Tokens per second while all sequences decode together.
+// Returns the tokens per second during the time in which all sequences decode.
 double DecodeThroughput(TestEngine& engine, int batch, int tokens, int round) {
   std::vector<Request> requests;
   std::vector<std::shared_ptr<TokenSink>> plain;
@@ -51,7 +51,8 @@ double DecodeThroughput(TestEngine& engine, int batch, int tokens, int round) {
   for (int i = 0; i < batch; ++i) {
     Request r;
     r.id = std::to_string(round) + "." + std::to_string(i);
-    // One prompt, so that all begin in the same step; they part at the first token.
+    // All sequences have the same prompt, so that all begin in the same step. They differ from the
+    // first sampled token on.
     for (int t = 0; t < 16; ++t) r.prompt.push_back((round * 31 + t * 7) % 500);
     r.sampling.max_tokens = tokens;
     r.sampling.ignore_eos = true;
@@ -75,11 +76,11 @@ struct Interval {
   double low, median, high;
 };
 
-// Of the median of `values`, at 95 %.
+// Returns the 95 % confidence interval of the median of `values`.
 Interval MedianInterval(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   const size_t n = values.size();
-  // The largest r with P(at most r - 1 of n fair coins show heads) <= 2.5 %.
+  // r is the largest number with P(at most r - 1 of n fair coins show heads) <= 2.5 %.
   double probability = 1.0;
   for (size_t i = 0; i < n; ++i) probability /= 2;
   double below = 0.0;
@@ -111,7 +112,7 @@ int Run(const std::vector<std::filesystem::path>& models, int pairs, int tokens)
     }
     for (const int batch : {1, 32}) {
       std::vector<double> slower, off;
-      for (int pair = -2; pair < pairs; ++pair) {  // the first two warm up
+      for (int pair = -2; pair < pairs; ++pair) {  // the first two pairs are warm-up
         double speed[2];
         for (const int turn : {0, 1}) {
           const bool on = (pair + turn) % 2 == 0;

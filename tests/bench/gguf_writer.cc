@@ -12,7 +12,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "values are written as they lie");
 
-constexpr uint64_t kAlignment = 32;  // the format's default
+constexpr uint64_t kAlignment = 32;  // the default of the file format
 
 // Types of metadata values.
 constexpr uint32_t kU32 = 4, kI32 = 5, kFloat = 6, kBool = 7, kText = 8, kArray = 9;

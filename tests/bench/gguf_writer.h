@@ -1,4 +1,4 @@
-// Writes GGUF files, version 3: metadata, tensor table, then aligned data.
+// Writes GGUF files, version 3: metadata, the tensor table, and aligned data.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ enum class GgufType : uint32_t { kF32 = 0, kBF16 = 30 };
 struct GgufTensor {
   std::string name;
   GgufType type = GgufType::kF32;
-  std::vector<int64_t> shape;  // slowest dimension first, as ours are; the file has them reversed
-  // Tensors of the source that follow each other in it: one, or the slices of the first dimension.
+  std::vector<int64_t> shape;  // slowest-varying dimension first; the file stores them reversed
+  // The source's tensors that form this tensor: one, or the slices of the first dimension.
   std::vector<std::string> sources;
 };
 
@@ -32,8 +32,8 @@ class GgufWriter {
   void AddI32s(std::string_view key, const std::vector<int32_t>& values);
   void AddTensor(GgufTensor tensor);
 
-  // Fetches one source after the other. Unavailable: the file cannot be written; Internal: a source
-  // has another type than its tensor.
+  // Fetches one source tensor after the other. Unavailable if the file cannot be written; Internal
+  // if a source tensor has another type.
   absl::Status Write(const std::filesystem::path& path, WeightSource& weights) const;
 
  private:

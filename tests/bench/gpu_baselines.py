@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Speed of what PyTorch and Triton offer, on the shapes of cuda_bench and under its cases' names.
+"""Measures PyTorch and Triton on the shapes of cuda_bench, under the names of its cases.
 
     gpu_baselines.py [--json FILE] [--only rates,moe,attention,sampling,cublas] [--filter SUBSTRING]
                      [--seconds N] [--device cuda|cpu] [--tiny]
@@ -22,12 +22,12 @@ import gpu_moe
 from gpu_common import Device, Line, Rates, Results, Tensor, guarded, require_close
 
 PARTS = ("rates", "moe", "attention", "sampling")
-# Calls cuBLAS itself, which can stop the process: only where it is asked for.
+# Calls cuBLAS directly, which can stop the process. Runs only if requested.
 EXTRA_PARTS = ("cublas",)
 
 
 def measure_rates(device: Device, results: Results) -> None:
-    """The ceilings that every share refers to."""
+    """Measures the device's best rates, to which all shares refer."""
     def matrix() -> Line:
         n = 256 if device.tiny else 8192
         sets = [(device.normal(n, n), device.normal(n, n)) for _ in range(2)]
@@ -74,7 +74,7 @@ def _backends(device: Device) -> Iterator[tuple[str, object]]:
 
 
 def _attention_reference(q: Tensor, k: Tensor, v: Tensor, limit: int) -> Tensor:
-    """One query [d] over keys [L, d] in double precision."""
+    """Returns the attention of one query [d] over keys [L, d], in double precision."""
     k, v = k[:limit].double(), v[:limit].double()
     scores = k @ q.double() / math.sqrt(len(q))
     return scores.softmax(0) @ v
@@ -82,7 +82,7 @@ def _attention_reference(q: Tensor, k: Tensor, v: Tensor, limit: int) -> Tensor:
 
 def _best_attention(device: Device, sets: list[tuple[Tensor, Tensor, Tensor]], causal: bool,
                     fold: bool) -> Line:
-    """The fastest backend, with grouped queries as such, or (decode) as rows of one head."""
+    """Times the fastest backend, with grouped queries or (decode) queries as rows of a head."""
     group = sets[0][0].shape[1] // sets[0][1].shape[1]
     lines: list[Line] = []
     errors = []
@@ -219,12 +219,12 @@ def run_blocks(device: Device, results: Results, wanted: Callable[[str], bool],
 
 
 def _draw(weights: Tensor) -> Tensor:
-    """One index per row, in proportion to the weights, without waiting for the host."""
+    """Draws one index per row, in proportion to the weights, without waiting for the host."""
     return (weights / torch.empty_like(weights).exponential_(1.0)).argmax(-1)
 
 
 def sample(kind: str, logits: Tensor) -> Tensor:
-    """As a server that sorts does it."""
+    """Samples as a server does that sorts the logits."""
     if kind == "greedy":
         return logits.argmax(-1)
     if kind == "plain":

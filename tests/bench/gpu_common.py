@@ -1,4 +1,4 @@
-"""What the PyTorch baselines share: results as JSON lines, timing, checks."""
+"""Shared by the PyTorch baselines: results as JSON lines, timing, checks."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ WEAK_SHARE = 0.6
 
 
 class Results:
-    """JSON objects, one to a line; what the file has is not measured again."""
+    """A file with one JSON object per line. Results that it contains are not measured again."""
 
     def __init__(self, path: pathlib.Path | None) -> None:
         self.path = path
@@ -40,7 +40,7 @@ class Results:
 
 
 def read_lines(path: pathlib.Path | None) -> list[Line]:
-    """The results of a file; a line that was cut off is no result."""
+    """Returns the results in a file. Ignores an incomplete last line."""
     if path is None or not path.exists():
         return []
     lines = []
@@ -70,20 +70,20 @@ def _describe(line: Line) -> str:
 
 @dataclasses.dataclass
 class Rates:
-    """Bytes and operations per second that the device reaches; 0: not known."""
+    """The device's best rates in bytes and operations per second; 0 means unknown."""
 
     copy: float = 0.0
     bf16: float = 0.0
 
     def floor(self, moved: float, flops: float) -> float:
-        """Seconds that so many bytes and operations take at least."""
+        """Returns the least seconds that `moved` bytes and `flops` operations take."""
         by_bytes = moved / self.copy if self.copy else 0.0
         by_flops = flops / self.bf16 if self.bf16 else 0.0
         return max(by_bytes, by_flops)
 
 
 class Device:
-    """Where the baselines run, and how they are timed there."""
+    """The device that the baselines run on, and its timing functions."""
 
     def __init__(self, name: str, tiny: bool) -> None:
         self.name = name
@@ -110,7 +110,7 @@ class Device:
         return torch.randint(high, shape, device=self.name, generator=self._generator)
 
     def sets_for(self, touched: float, whole: float) -> int:
-        """Weight sets to rotate: 4 times the L2 cache, as far as memory allows."""
+        """Returns how many weight sets to alternate: 4 times the L2 cache, if memory allows."""
         if self.tiny:
             return 2
         wanted = math.ceil(4 * self.l2_bytes / max(touched, 1.0))
@@ -122,7 +122,7 @@ class Device:
             torch.cuda.synchronize()
 
     def quick(self, function: Callable[[], Any], rounds: int = 5) -> float:
-        """Seconds of one call, roughly: for choosing between configurations."""
+        """Returns rough seconds per call, for choosing between configurations."""
         for _ in range(2):
             function()
         self.synchronize()
@@ -141,7 +141,7 @@ class Device:
         return statistics.median(times)
 
     def time(self, items: int, function: Callable[[int], Any], graph: bool = True) -> Line:
-        """Median and quantiles of one item's time, in a replayed graph where that is possible."""
+        """Returns median and quantiles of the time per item, in a replayed graph if possible."""
         for i in range(items):
             function(i)
         self.synchronize()
@@ -151,7 +151,7 @@ class Device:
         if self.cuda and graph:
             try:
                 replay, repeats = self._capture(items, function)
-            except Exception as error:  # what cannot be captured is timed as it is
+            except Exception as error:  # work that cannot be captured is timed without a graph
                 torch.cuda.synchronize()
                 note = f"not captured: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
         captured = replay is not None
@@ -226,7 +226,7 @@ def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """Of the 2-norm; infinite where a value is not finite."""
+    """Returns the relative error of the 2-norm; infinity if a value is not finite."""
     actual, expected = actual.double().cpu(), expected.double().cpu()
     if not bool(torch.isfinite(actual).all()) or float(expected.norm()) == 0:
         return math.inf
@@ -241,7 +241,7 @@ def require_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-2) -> 
 
 def guarded(results: Results, name: str, method: str, device: Device,
             measure: Callable[[], Line]) -> Line | None:
-    """Adds what `measure` returns, or the error that it raised."""
+    """Adds the result of `measure`, or the error that it raised."""
     if results.has(name, method):
         return None
     line: Line = {"name": name, "method": method, "device": device.title}
@@ -250,7 +250,7 @@ def guarded(results: Results, name: str, method: str, device: Device,
         if "floor_us" in line and line["median_us"] > 0:
             line["share_of_floor"] = line["floor_us"] / line["median_us"]
             line["weak"] = line["share_of_floor"] < WEAK_SHARE
-    except Exception as error:  # no baseline ends the run
+    except Exception as error:  # a failing baseline must not end the run
         line["error"] = f"{type(error).__name__}: {error}".replace("\n", " ")[:400]
         if device.cuda:
             try:

@@ -1,7 +1,7 @@
 """cuBLAS's grouped products as a baseline of the experts, unequal widths and all.
 
-Row counts per expert are arguments of the host: the timed work leaves out how they would get there,
-which flatters it.
+The host passes the number of rows per expert. The timing excludes copying these numbers to the
+host, so the baseline looks faster than it is.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ _NO_TRANSPOSE, _TRANSPOSE = 0, 1
 
 
 def library() -> ctypes.CDLL:
-    """The one that PyTorch has loaded."""
+    """Returns the cuBLAS library that PyTorch has loaded."""
     torch.mm(*(torch.ones(16, 16, dtype=torch.bfloat16, device="cuda") for _ in range(2)))
     for line in pathlib.Path("/proc/self/maps").read_text().splitlines():
         path = line.split()[-1]
@@ -66,7 +66,7 @@ class Grouped:
 
 
 class CublasExperts:
-    """One layer with the routes of one case."""
+    """One layer of experts with the routes of one case."""
 
     def __init__(self, device: Device, blas: ctypes.CDLL, layer: Layer, r: Routed) -> None:
         shape = layer.shape

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Whole models: tokens per second of the server against PyTorch.
+"""Compares tokens per second of whole models between the server and PyTorch.
 
     gpu_models.py --moeserve PROGRAM [--json FILE] [--seconds N] [--models FOLDER]
                   [--device cuda|cpu] [--tiny]
@@ -31,10 +31,10 @@ MIXTRAL = ((1, 1024), (32, 1024))
 PREFIX = "result: "
 
 
-# Measurements, each in a process of its own.
+# Measurements. Each runs in a separate process.
 
 def reference(folder: pathlib.Path, device: str, compiled: bool, tokens: int) -> Line:
-    """Greedy decoding with tests/reference/routed_decoder.py."""
+    """Times greedy decoding with tests/reference/routed_decoder.py."""
     import torch
     sys.path.insert(0, str(ROOT / "tests" / "reference"))
     import routed_decoder
@@ -77,7 +77,7 @@ def transformers_generate(batch: int, context: int, tokens: int, device: str, ti
                  "vocab_size": 500, "num_attention_heads": 4, "num_key_value_heads": 2}
     config = MixtralConfig(**sizes, max_position_embeddings=32768, sliding_window=None,
                            eos_token_id=None, pad_token_id=0)
-    # Versions before these settings take no notice of them.
+    # Older versions ignore these settings.
     config._attn_implementation = "sdpa"
     config._experts_implementation = "grouped_mm" if variant == "static" else variant
     torch.set_default_dtype(torch.bfloat16)
@@ -114,10 +114,10 @@ def transformers_generate(batch: int, context: int, tokens: int, device: str, ti
             "implementation": getattr(config, "_experts_implementation", None)}
 
 
-# The parent.
+# The parent process.
 
 def in_process(arguments: list[str], limit: float) -> Line:
-    """Runs one of the above; raises with the end of what it said."""
+    """Runs one of the measurements in a process. On failure, raises with the end of its output."""
     command = [sys.executable, str(pathlib.Path(__file__).resolve()), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
     for line in done.stdout.splitlines():
@@ -129,7 +129,7 @@ def in_process(arguments: list[str], limit: float) -> Line:
 
 def serve_bench(program: pathlib.Path, device: str, arguments: list[str], limit: float,
                 ) -> dict[str, Line]:
-    """The cases of `moeserve bench`, by name."""
+    """Runs `moeserve bench` and returns {name: case}."""
     with tempfile.TemporaryDirectory() as folder:
         output = pathlib.Path(folder) / "bench.json"
         command = [str(program), "bench", "--device", device, "--json", str(output), *arguments]
@@ -141,7 +141,7 @@ def serve_bench(program: pathlib.Path, device: str, arguments: list[str], limit:
 
 
 class Run:
-    """Goes through the measurements while there is time."""
+    """Runs the measurements one after the other while there is time."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
@@ -152,7 +152,7 @@ class Run:
         return self.end - time.monotonic()
 
     def add(self, names: list[str], method: str, limit: float, measure: Any) -> None:
-        """`measure(limit)` returns a line for every name."""
+        """Runs `measure(limit)`, which returns a result for every name."""
         if all(self.results.has(name, method) for name in names) or self.left() < 10:
             return
         limit = min(limit, self.left())
@@ -160,7 +160,7 @@ class Run:
             lines = measure(limit)
         except subprocess.TimeoutExpired:
             lines = [{"error": f"not done after {limit:.0f} s"}] * len(names)
-        except Exception as error:  # no measurement ends the run
+        except Exception as error:  # a failing measurement must not end the run
             lines = [{"error": f"{type(error).__name__}: {error}"[:400]}] * len(names)
         for name, line in zip(names, lines):
             self.results.add({"name": name, "method": method, **line})

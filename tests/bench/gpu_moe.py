@@ -11,19 +11,19 @@ from gpu_common import Device, Line, Results, guarded, require_close
 
 try:
     import triton_moe
-except Exception:  # no Triton here
+except Exception:  # Triton is not installed
     triton_moe = None
 
 Tensor = torch.Tensor
 
 TOKENS = (16, 1, 256, 4096, 64, 1024, 8192, 4, 2048, 512, 128, 32, 8, 2)
-# Beyond, reading every expert's weights for every row is out of the question.
+# With more rows, computing every expert for every row would take far too long.
 MAX_BMM_ROWS = 128
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """The server's benchmark has the same shapes under the same names."""
+    """A layer's shape. cuda_bench has the same shapes under the same names."""
 
     name: str
     width: int
@@ -67,7 +67,7 @@ def activate(x: Tensor, name: str) -> Tensor:
 
 
 class Layer:
-    """Weights of one layer, stacked; narrower experts are filled up with zeros."""
+    """Weights of one layer, stacked; narrower experts are padded with zeros."""
 
     def __init__(self, device: Device, shape: Shape) -> None:
         widest, d = max(shape.hidden), shape.width
@@ -80,7 +80,7 @@ class Layer:
                 self.w2[e, :, f:] = 0
         self.w1 = self.w1.view(shape.experts, halves * widest, d)
         self.shape = shape
-        # Without the zeros, for the loop.
+        # The weights without padding, for the loop.
         self.narrow = [(torch.cat([self.w1[e, h * widest:h * widest + f] for h in range(halves)]),
                         self.w2[e, :, :f].contiguous()) for e, f in enumerate(shape.hidden)] \
             if not shape.equal else [(self.w1[e], self.w2[e]) for e in range(shape.experts)]
@@ -94,7 +94,7 @@ class Layer:
 
 @dataclasses.dataclass
 class Routed:
-    """Rows and their routes, drawn evenly."""
+    """Rows and their routes, drawn uniformly."""
 
     x: Tensor  # [S, c]
     experts: Tensor  # int64 [S, k]
@@ -108,7 +108,7 @@ def routed(device: Device, shape: Shape, rows: int) -> Routed:
 
 
 def reference(layer: Layer, r: Routed, rows: list[int]) -> Tensor:
-    """The layer's output for some rows, in double precision."""
+    """Returns the layer's output for some rows, in double precision."""
     out = []
     for row in rows:
         x = r.x[row].double()
@@ -121,7 +121,7 @@ def reference(layer: Layer, r: Routed, rows: list[int]) -> Tensor:
 
 
 def loop(layer: Layer, r: Routed) -> Tensor:
-    """Expert by expert, with the rows' numbers on the host."""
+    """Computes expert by expert, with the number of rows per expert on the host."""
     flat = r.experts.flatten()
     order = flat.argsort(stable=True)
     counts = torch.bincount(flat, minlength=layer.shape.experts).tolist()
@@ -155,7 +155,7 @@ def grouped_mm(layer: Layer, r: Routed) -> Tensor:
 
 
 def bmm(layer: Layer, r: Routed) -> Tensor:
-    """Every expert for every row."""
+    """Computes every expert for every row."""
     dense = torch.zeros(len(r.x), layer.shape.experts, device=r.x.device)
     dense = dense.scatter(1, r.experts, r.weights)
     x = r.x.expand(layer.shape.experts, *r.x.shape)
@@ -165,7 +165,7 @@ def bmm(layer: Layer, r: Routed) -> Tensor:
 
 
 def _work(shape: Shape, cases: list[Routed], rows: int) -> tuple[float, float, float]:
-    """Bytes and operations of one layer, and the bytes of its touched weights."""
+    """Returns bytes and operations of one layer, and the bytes of its selected experts' weights."""
     matrices = 3 if shape.gated else 2
     weights = flops = hidden = 0.0
     for r in cases:
@@ -227,7 +227,7 @@ def _methods(device: Device, layers: list[Layer], cases: list[Routed], rows: int
                         {**padded, **tuning})
 
     yield "triton", measure_triton
-    # With wider rows the sums do not fit into registers.
+    # For wider rows, the accumulators do not fit into registers.
     if shape.heads > 1 and shape.width <= triton_moe.MAX_FUSED_WIDTH:
         yield "triton_fused", lambda: measure_triton(fused=True)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One table of what cuda_bench, gpu_baselines.py and gpu_models.py measured.
+"""Prints one table of the results of cuda_bench, gpu_baselines.py and gpu_models.py.
 
     gpu_table.py FILE.jsonl... [--all]
 
@@ -20,7 +20,7 @@ Cases = dict[str, dict[str, Line]]
 
 
 def load(paths: list[pathlib.Path]) -> Cases:
-    """Results by case and method; later ones replace earlier ones."""
+    """Returns the results by case and method; later results replace earlier ones."""
     cases: Cases = collections.defaultdict(dict)
     for path in paths:
         for line in read_lines(path):
@@ -31,7 +31,7 @@ def load(paths: list[pathlib.Path]) -> Cases:
 
 
 def speed(line: Line | None) -> float | None:
-    """Larger is faster: items or tokens per second; None where nothing was measured."""
+    """Returns items or tokens per second; None if nothing was measured."""
     if line is None or "error" in line:
         return None
     if "tokens_per_second" in line:
@@ -102,7 +102,7 @@ def _share(cases: Cases, field: str, family: str, enough: float) -> Iterator[tup
 
 
 def marks(cases: Cases) -> Iterator[tuple[str, str, str, bool]]:
-    """(what, measured, wanted, reached) of the marks that a single file can decide."""
+    """Yields (what, measured, required, whether reached) for the project's performance goals."""
     for name, share in _share(cases, "share_of_copy", "experts", 200):
         tokens = int(name.rsplit("/T", 1)[1])
         if tokens <= 256 and cases[name][OURS]["bound"] == "memory":

@@ -1,4 +1,4 @@
-// The config.json of a specification, as far as synthetic models use the format.
+// Writes the config.json of a spec, for the settings that synthetic models use.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace moeserve::testing {
 
-// For models whose layers are equal, with the defaults of the format where synthetic models have
-// no flag of their own. Reading the result gives `spec` with that end-of-text id.
+// Requires that all layers are equal. Settings that no flag of synthetic models changes must have
+// the format's defaults. Reading the result returns `spec` with that end-of-text id.
 nlohmann::json NativeConfig(const ModelSpec& spec, int32_t eos_token_id);
 
 }  // namespace moeserve::testing

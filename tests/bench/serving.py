@@ -1,4 +1,4 @@
-"""The figures of RESULTS.md, "Many users at once": every case several times, interleaved, medians.
+"""Measures the figures of RESULTS.md, "Many users at once": medians of interleaved runs.
 
     python3 tests/bench/serving.py build/release/moeserve [--runs 5] [--seconds 20] [CASE ...]
 
@@ -30,7 +30,7 @@ class Bench:
         self.seconds = str(seconds)
 
     def load(self, *arguments):
-        """The JSON report of one `moeserve bench load`."""
+        """Runs `moeserve bench load` once and returns its JSON report."""
         with tempfile.NamedTemporaryFile() as report:
             command = [self.program, "bench", "load", "--json", report.name, *arguments]
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -120,10 +120,10 @@ def prefix(bench):
 
 def overload(bench, model="mh-moe"):
     """Ten times the closed loop's peak for 60 s, over HTTP, with 64 places in the queue."""
-    # One thread for the model: the other core is the sender's and the connections'.
+    # One thread for the model, because the sender and the connections need the other core.
     server = Server(bench.program, model, "--max-queue", "64", "--threads", "1")
     load = ["--url", server.url, "--prompt-tokens", "32:128", "--output-tokens", "128:256"]
-    # As many clients as may run and wait.
+    # As many clients as requests that may run or wait.
     peak = bench.timed(*load, "--clients", "128")
     over = bench.load("--seconds", "60", *load, "--rate", str(10 * peak["requests_per_second"]))
     server.stop()

@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int32_t kEndOfText = 256;  // after the tokens of single bytes
+constexpr int32_t kEndOfText = 256;  // follows the tokens of single bytes
 
 absl::Status CheckTokens(const ModelSpec& spec) {
   if (spec.vocab_size > kEndOfText) return absl::OkStatus();
@@ -26,7 +26,7 @@ absl::Status CheckTokens(const ModelSpec& spec) {
       std::to_string(spec.vocab_size));
 }
 
-// The shapes for which "qwen3moe" or "qwen3" computes the same.
+// Returns an error for a shape that the architectures "qwen3moe" and "qwen3" cannot compute.
 absl::Status CheckGguf(const ModelSpec& spec) {
   const AttentionSpec& a = spec.layers[0].attention;
   const FeedForwardSpec& f = spec.layers[0].feed_forward;
@@ -45,7 +45,7 @@ absl::Status CheckGguf(const ModelSpec& spec) {
       "dot product, found a shape that qwen3moe and qwen3 cannot express");
 }
 
-// Token texts in the order of their ids: bytes, the end of text, fillers.
+// Returns the token texts in the order of their ids: bytes, the end of text, unused tokens.
 std::vector<std::string> TokenTexts(int vocab_size) {
   std::vector<std::string> texts(static_cast<size_t>(vocab_size));
   const nlohmann::json tokenizer = nlohmann::json::parse(TinyTokenizerJson());
@@ -95,14 +95,15 @@ void AddGgufMetadata(const ModelSpec& spec, const std::string& name, GgufWriter&
   kinds[kEndOfText] = 3;                         // control
   file.AddStrings("tokenizer.ggml.tokens", tokens);
   file.AddI32s("tokenizer.ggml.token_type", kinds);
-  // Readers want at least one; its result is no token, so it changes nothing.
+  // Readers require at least one merge. The result of this merge is not a token, so it has no
+  // effect.
   file.AddStrings("tokenizer.ggml.merges", {tokens[0] + " " + tokens[1]});
   file.AddU32("tokenizer.ggml.bos_token_id", kEndOfText);
   file.AddU32("tokenizer.ggml.eos_token_id", kEndOfText);
   file.AddBool("tokenizer.ggml.add_bos_token", false);
 }
 
-// Declares every tensor, with where its values come from.
+// Declares every tensor of the file, and the source tensors of its values.
 void AddGgufTensors(const ModelSpec& spec, GgufWriter& file) {
   const AttentionSpec& a = spec.layers[0].attention;
   const int64_t d = spec.hidden_size;
@@ -165,7 +166,7 @@ absl::Status WriteNative(const ModelSpec& spec, WeightSource& weights, const fs:
   nlohmann::json header = nlohmann::json::object();
   uint64_t offset = 0;
   const std::vector<TensorRequirement> tensors = RequiredTensors(spec);
-  // Types first: the header comes before the data.
+  // The header, with types and offsets, precedes the data.
   for (const TensorRequirement& t : tensors) {
     const bool f32 = t.shape.size() == 1 || t.name.find(".router.") != std::string::npos;
     uint64_t bytes = f32 ? 4 : 2;

@@ -1,4 +1,4 @@
-// Synthetic models as files, so that other programs can run the same weights.
+// Writes synthetic models to files, so that other programs can run the same weights.
 #pragma once
 
 #include <filesystem>
@@ -10,15 +10,17 @@
 
 namespace moeserve::testing {
 
-// Both: `weights` must be bf16 (MakeSyntheticWeights). Token ids are bytes, then <|endoftext|>,
-// then fillers. InvalidArgument: fewer than 257 token ids. Unavailable: a file cannot be written.
+// For both functions, `weights` must be bf16 (MakeSyntheticWeights). Token ids are bytes,
+// <|endoftext|>, and unused tokens. InvalidArgument for fewer than 257 token ids; Unavailable if a
+// file cannot be written.
 
-// A folder with config.json, model.safetensors and tokenizer.json. All layers of `spec` are equal.
+// Writes a folder with config.json, model.safetensors and tokenizer.json. All layers of `spec` must
+// be equal.
 absl::Status WriteNative(const ModelSpec& spec, WeightSource& weights,
                          const std::filesystem::path& folder);
 
-// A GGUF file of architecture "qwen3moe" or "qwen3": routers and norms f32, the rest bf16.
-// InvalidArgument: a shape that neither can express.
+// Writes a GGUF file of architecture "qwen3moe" or "qwen3", with f32 routers and norms and bf16
+// other tensors. InvalidArgument for a shape that neither architecture can express.
 absl::Status WriteGguf(const ModelSpec& spec, WeightSource& weights, const std::string& name,
                        const std::filesystem::path& path);
 

@@ -1,4 +1,4 @@
-"""A mixture of experts in Triton, as one would write it for comparison.
+"""A mixture of experts in Triton, as a baseline.
 
 Three kernels sort the routes by expert into tiles of rows (align), two grouped products follow, the
 first with the activation, and a last kernel sums every row's results. Experts have equal widths;
@@ -28,7 +28,7 @@ def _count(experts, ranks, counts, routes, BLOCK: tl.constexpr):
 @triton.jit
 def _tiles(counts, rows_of, starts, tile_expert, num_experts, tiles,
            BM: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr):
-    # One program. Leaves the counters at 0 for the next time.
+    # Runs as one program. Leaves the counters at 0 for the next launch.
     e = tl.arange(0, EXPERTS)
     mask = e < num_experts
     count = tl.load(counts + e, mask=mask, other=0)
@@ -194,7 +194,7 @@ CONFIGS = [
     Config(128, 64, 64, 4, 4), Config(128, 128, 64, 3, 8), Config(128, 128, 64, 4, 8),
     Config(128, 256, 64, 3, 8),
 ]
-# Of the fused kernel: bk is the number of hidden units in a piece, bn plays no part.
+# Configurations of the fused kernel: bk is the number of hidden units per step, bn is not used.
 FUSED_CONFIGS = [
     Config(16, 0, 64, 3, 4), Config(32, 0, 64, 3, 4), Config(64, 0, 64, 2, 4),
     Config(64, 0, 32, 3, 4), Config(128, 0, 64, 2, 8), Config(128, 0, 32, 3, 8),
@@ -204,7 +204,7 @@ KINDS = {"none": 0, "silu": 1, "gelu": 2}
 
 
 def configs_for(rows_per_expert: float) -> list[Config]:
-    """Tiles about as tall as an expert has rows."""
+    """Returns configurations whose tiles have about as many rows as an expert."""
     if rows_per_expert <= 16:
         heights = (16,)
     elif rows_per_expert <= 48:
@@ -270,7 +270,7 @@ class TritonExperts:
 
     def run_fused(self, x: Tensor, experts: Tensor, weights: Tensor, w1: Tensor, w2: Tensor,
                   ) -> Tensor:
-        """As run(), for rows of at most MAX_FUSED_WIDTH."""
+        """Computes the same as run() with the fused kernel, for widths up to MAX_FUSED_WIDTH."""
         self.align(experts)
         self._launch_fused(x, w1, w2, self.first)
         return self.combine(weights)

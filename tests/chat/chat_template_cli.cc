@@ -1,7 +1,8 @@
-// Renders chat templates for tests/chat/differential.py: one JSON object a line in, one out.
+// Renders chat templates for tests/chat/test_differential.py. Reads one JSON object per line and
+// writes one per line.
 //
-// In: {"template", "messages", "trusted", "untrusted", "now"}. Out: {"text", "trusted": [[begin,
-// end], ...]} or {"error"}.
+// Input: {"template", "messages", "trusted", "untrusted", "now"}. Output: {"text", "trusted":
+// [[begin, end], ...]} or {"error"}.
 #include <iostream>
 #include <map>
 #include <string>

@@ -1,5 +1,5 @@
-// The language as such is compared with jinja2 by test_differential.py; here are trust, limits and
-// hostile templates.
+// test_differential.py compares the template language with jinja2. This file tests trusted spans,
+// limits and hostile templates.
 #include "engine/text/chat/chat_template.h"
 
 #include <gtest/gtest.h>
@@ -43,7 +43,7 @@ std::vector<std::string> FamilyTemplates() {
   return templates;
 }
 
-// The text with what is not trusted between brackets.
+// Returns the rendered text, with untrusted parts in brackets.
 std::string Marked(std::string_view source, const std::string& content) {
   const auto prompt = RenderMessage(source, content);
   if (!prompt.ok()) return std::string(prompt.status().message());
@@ -212,7 +212,7 @@ TEST(ChatTemplate, NoTemplateHangsOrExhausts) {
 }
 
 TEST(ChatTemplate, CyclesAreFreed) {
-  // The leak checker of the sanitizer build looks at this.
+  // The leak checker of the sanitizer build detects cycles that are not freed.
   const auto prompt = Render(
       "{% set ns = namespace() %}{% set ns.self = ns %}{% set ns.list = [ns] %}"
       "{% macro f() %}{{ f is defined }}{% endmacro %}{% set ns.f = f %}"
@@ -223,7 +223,7 @@ TEST(ChatTemplate, CyclesAreFreed) {
   EXPECT_FALSE(Render("{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}").ok());
 }
 
-// The largest conversation that the server takes leaves more than half of every limit.
+// The largest conversation that the server accepts must use less than half of every limit.
 TEST(ChatTemplate, ALongConversationStaysInsideTheLimits) {
   RenderInput input;
   for (int i = 0; i < 2048; ++i) {
@@ -257,8 +257,8 @@ TEST(ChatTemplate, ThreadsShareATemplate) {
   }
 }
 
-// Templates put together at random, from pieces and from damaged real ones: whatever they do, they
-// end soon with a text or an error.
+// Random templates, made from pieces and from damaged real templates, must end soon with a text or
+// an error.
 TEST(ChatTemplate, RandomTemplatesDoNoHarm) {
   std::vector<std::string> seeds = FamilyTemplates();
   std::ifstream file(std::string(MOESERVE_SOURCE_DIR) + "/tests/chat/language.txt");

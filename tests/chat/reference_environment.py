@@ -8,11 +8,11 @@ import jinja2
 import jinja2.ext
 import jinja2.sandbox
 
-NOW = 1735689600 + 12 * 3600  # what strftime_now() tells
+NOW = 1735689600 + 12 * 3600  # the time that strftime_now() returns
 
 
 class GenerationTag(jinja2.ext.Extension):
-    """{% generation %} marks what an assistant writes; it renders its body."""
+    """The tag {% generation %}, which marks the assistant's text; renders its body."""
 
     tags = {"generation"}
 
@@ -51,7 +51,7 @@ class Reference:
         self._compiled = {}
 
     def render(self, template, variables):
-        """(text, None), or (None, the error)."""
+        """Returns (text, None), or (None, error message)."""
         try:
             if template not in self._compiled:
                 self._compiled[template] = self._environment.from_string(template)

@@ -70,7 +70,7 @@ def conversation(rng):
 
 
 def ours(cases):
-    """The program's answers to [(template, messages, variables)]."""
+    """Returns the program's results for [(template, messages, variables)]."""
     if not CLI.exists() and CLI == DEFAULT_CLI:
         pytest.skip(f"{CLI} is not built")
     lines = [json.dumps({"template": template, "messages": messages, "trusted": TOKENS,
@@ -84,7 +84,7 @@ def ours(cases):
 
 
 def compare(cases):
-    """How many rendered, after checking that all are alike."""
+    """Checks that program and jinja2 agree on all cases; returns how many rendered."""
     reference = Reference()
     rendered = 0
     for (template, messages, variables), answer in zip(cases, ours(cases)):
@@ -171,7 +171,7 @@ def test_random_expressions():
 
 
 def test_only_the_template_is_trusted():
-    """Contents of private-use characters: exactly these are not trusted in what is rendered."""
+    """With contents of private-use characters, exactly these must be untrusted in the text."""
     rng = random.Random("trust")
     cases = []
     for family in FAMILIES:

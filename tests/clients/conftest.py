@@ -50,13 +50,13 @@ def model():
 
 
 def device():
-    """Where the servers compute: MOESERVE_TEST_DEVICE, or their default."""
+    """Returns the option for the device MOESERVE_TEST_DEVICE; no option without it."""
     name = os.environ.get("MOESERVE_TEST_DEVICE")
     return ["--device", name] if name else []
 
 
 def start_server(*arguments, name="test-model"):
-    """Runs the server until it says where it listens."""
+    """Starts a server and waits until it prints its addresses."""
     process = subprocess.Popen(
         [binary(), "serve", "--model", model(), "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0",
          "--served-model-name", name, *device(), *arguments],
@@ -72,7 +72,7 @@ def start_server(*arguments, name="test-model"):
 
 
 def stop_server(server):
-    """Asks the server to drain; its exit status."""
+    """Lets the server drain and exit. Returns its exit status."""
     server.process.send_signal(signal.SIGTERM)
     try:
         return server.process.wait(timeout=60)
@@ -82,7 +82,7 @@ def stop_server(server):
 
 
 def post(server, path, body):
-    """The JSON answer to a POST of JSON; urllib's HTTPError for a status of 400 or more."""
+    """Posts JSON and returns the JSON response. Raises HTTPError for a status of 400 or more."""
     request = urllib.request.Request(server.url + path, json.dumps(body).encode(),
                                      {"Content-Type": "application/json"})
     return json.load(urllib.request.urlopen(request))
@@ -97,7 +97,7 @@ def server():
 
 @pytest.fixture(scope="session")
 def protos(tmp_path_factory):
-    """The generated modules (messages, stubs) of moeserve.proto."""
+    """Returns the generated modules (messages, stubs) of moeserve.proto."""
     from grpc_tools import protoc
 
     out = tmp_path_factory.mktemp("protos")
@@ -110,7 +110,7 @@ def protos(tmp_path_factory):
 
 
 def wait_for(condition, seconds=5.0):
-    """Whether `condition` becomes true in time."""
+    """Returns whether `condition` becomes true within `seconds`."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():
@@ -121,7 +121,7 @@ def wait_for(condition, seconds=5.0):
 
 @pytest.fixture
 def metric(server):
-    """Reads one sample of /metrics by its full name."""
+    """Returns a function that reads one sample of /metrics by its full name."""
     def read(name):
         text = urllib.request.urlopen(f"{server.url}/metrics").read().decode()
         for line in text.splitlines():

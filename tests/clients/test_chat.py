@@ -1,4 +1,4 @@
-"""Chats as the official OpenAI client has them, under a template given to the server."""
+"""Tests chats with the official OpenAI client, with a template from --chat-template."""
 
 import json
 import shutil
@@ -52,7 +52,7 @@ def test_prompt_is_what_jinja_renders(client, server):
     assert error is None
     tokens = post(server, "/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"]
     assert post(server, "/tokenize", {"messages": MESSAGES})["tokens"] == tokens
-    # And the answer is what a completion of that text gives.
+    # The response must equal a completion of that text.
     fields = dict(model=server.name, max_tokens=16, temperature=0)
     chat = client.chat.completions.create(messages=MESSAGES, **fields)
     completion = client.completions.create(prompt=tokens, **fields)
@@ -109,7 +109,7 @@ def test_logprobs(client, server):
     assert len(entries) == answer.usage.completion_tokens
     for entry in entries:
         assert len(entry.top_logprobs) == 3
-        # Greedy: the token is the most probable one, and its number is the same in both places.
+        # Greedy: the token is the most probable one and has the same value in both places.
         assert entry.top_logprobs[0].logprob == entry.logprob
         assert [top.logprob for top in entry.top_logprobs] == sorted(
             (top.logprob for top in entry.top_logprobs), reverse=True)
@@ -147,7 +147,7 @@ def test_continue_final_message(client, server):
         extra_body={"add_generation_prompt": False, "continue_final_message": True,
                     "return_token_ids": True}, **fields)
     eight = client.chat.completions.create(messages=MESSAGES, max_completion_tokens=8, **fields)
-    # Only where the cut text is encoded as it was generated must both ways agree.
+    # Both ways must agree only if the truncated text is encoded to the generated tokens.
     if more.prompt_token_ids == first.prompt_token_ids + first.choices[0].token_ids:
         assert start + more.choices[0].message.content == eight.choices[0].message.content
     text = post(server, "/detokenize", {"tokens": more.prompt_token_ids})["prompt"]

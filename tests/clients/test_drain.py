@@ -13,11 +13,11 @@ import pytest
 
 from conftest import start_server, stop_server, wait_for
 
-STREAMS = 16  # of each interface
+STREAMS = 16  # per interface
 
 
 def stream_http(url, tokens):
-    """The number of pieces and whether the stream said that it was whole."""
+    """Returns the number of pieces and whether the stream was complete."""
     body = {"prompt": "The", "max_tokens": tokens, "ignore_eos": True, "stream": True,
             "return_token_ids": True, "stream_options": {"include_usage": True}}
     request = urllib.request.Request(url + "/v1/completions", json.dumps(body).encode(),
@@ -72,7 +72,7 @@ def status_of_post(url, body):
 
 @pytest.fixture
 def load(protos):
-    """Starts a server with options and streams of so many tokens on it; what ends in futures."""
+    """Starts a server with options, and streams of `tokens` tokens; returns them as futures."""
     pb, stubs = protos
     pool = concurrent.futures.ThreadPoolExecutor(2 * STREAMS)
     servers = []
@@ -137,7 +137,7 @@ def test_a_second_signal_ends_at_once(load):
 
 def test_what_is_being_prepared_is_answered():
     server = start_server("--drain-timeout", "60")
-    # Patterns whose automata are too large, each found out after long, keep both threads busy.
+    # Patterns whose automata turn out too large after a long time keep both pool threads busy.
     slow = [{"prompt": "a", "guided_regex": f"(.*x{i}y.*){{9}}z(.|a){{14}}"} for i in range(4)]
     good = {"prompt": "a", "guided_regex": "yes|no"}
     with concurrent.futures.ThreadPoolExecutor(5) as pool:
@@ -168,6 +168,6 @@ def test_work_of_clients_that_left_is_dropped():
         connection.close()
     begin = time.monotonic()
     assert status_of_post(server.url, body) == 200
-    # Two handlers at a time would have forty times as long to do.
+    # If only two handlers ran at a time, this would take forty times as long.
     assert time.monotonic() - begin < 12 * alone + 0.5
     assert stop_server(server) == 0

@@ -1,4 +1,4 @@
-"""A server without requests leaves the processor alone."""
+"""A server without requests must use almost no processor time."""
 
 import os
 import pathlib
@@ -20,7 +20,7 @@ def processor_seconds(pid):
 def test_idle_costs_nothing():
     server = start_server()
     try:
-        # Every thread has worked once.
+        # Let every thread work once.
         post(server, "/v1/completions", {"prompt": "The", "max_tokens": 16})
         time.sleep(1.0)
         before, start = processor_seconds(server.process.pid), time.monotonic()

@@ -27,7 +27,7 @@ def prompt(rng):
 
 
 def ask_http(address, rng, cancel):
-    """"done" or "cancelled"; exactly one answer must come unless we leave."""
+    """Returns "done" or "cancelled". Without cancelling, exactly one response must arrive."""
     connection = http.client.HTTPConnection(address, timeout=120)
     body = {"prompt": prompt(rng), "max_tokens": rng.randint(1, 64), "stream": rng.random() < 0.5,
             "temperature": rng.choice([0, 1]), "seed": rng.randint(0, 9)}
@@ -44,7 +44,7 @@ def ask_http(address, rng, cancel):
     connection.request("POST", "/v1/completions", json.dumps(body),
                        {"Content-Type": "application/json"})
     if cancel and rng.random() < 0.5:
-        # A reset rather than a polite end.
+        # Reset the connection instead of closing it regularly.
         connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         connection.close()
         return "cancelled"

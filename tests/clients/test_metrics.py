@@ -21,7 +21,7 @@ OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0
 
 
 def scrape(server, accept="text/plain"):
-    """(Content-Type, text)"""
+    """Returns (Content-Type, text)."""
     request = urllib.request.Request(f"{server.url}/metrics", headers={"Accept": accept})
     with urllib.request.urlopen(request) as answer:
         return answer.headers["Content-Type"], answer.read().decode()
@@ -32,7 +32,7 @@ def families(text, parse=parser.text_string_to_metric_families):
 
 
 class Counters:
-    """Samples of one scrape; missing ones are errors."""
+    """The samples of one scrape. Reading a missing sample is an error."""
 
     def __init__(self, server):
         self._samples = {}
@@ -44,7 +44,7 @@ class Counters:
         return self._samples[f"moeserve_{name}", frozenset(labels.items())]
 
     def total(self, name, **labels):
-        """The sum over all labels that are not given."""
+        """Returns the sum over all labels that are not given."""
         wanted = set(labels.items())
         values = [value for (sample, found), value in self._samples.items()
                   if sample == f"moeserve_{name}" and wanted <= found]
@@ -54,7 +54,7 @@ class Counters:
 
 @pytest.fixture(scope="module")
 def own_server():
-    """A server that nobody else uses, with everything exported that can be."""
+    """A server for this test only, which exports all metrics."""
     server = start_server("--moe-metrics=full", "--moe-expert-weights",
                           "--metrics-compat=vllm,sglang")
     yield server
@@ -62,7 +62,7 @@ def own_server():
 
 
 def settled(server):
-    """Counters once the server is idle and its last second is in them."""
+    """Returns the counters once the server is idle and its last second is counted."""
     def idle():
         now = Counters(server)
         return now("requests_running") == now("requests_waiting") == 0
@@ -104,7 +104,7 @@ def test_counters_agree_with_what_was_done(own_server):
     for name in ("time_to_first_token_seconds", "request_duration_seconds"):
         assert gain(f"{name}_count") == sequences
     assert gain("inter_token_latency_seconds_count") == generated - sequences
-    # What one sequence goes through, seen from the engine and from where its output arrives.
+    # The engine's times of the phases must add up to the duration until the output's end.
     phases = sum(gain(f"request_{name}_seconds_sum") for name in ("queue", "prefill", "decode"))
     assert phases == pytest.approx(gain("request_duration_seconds_sum"), abs=0.05 * sequences)
     assert gain("request_inference_seconds_sum") == pytest.approx(
@@ -137,7 +137,7 @@ def test_expert_counters_agree_with_each_other(own_server):
             assert now("moe_expert_weight_total", **labels, expert=str(expert)) == pytest.approx(
                 layer["weight_sums"][expert])
         assert now("moe_recomputed_tokens_total", **labels) == 0
-    # Every choice is a row of some expert in some step.
+    # Every selection is a row of one expert in one step.
     assert now.total("moe_expert_tokens_per_step_sum") == now.total("moe_expert_tokens_total")
     assert now.total("moe_active_experts_per_step_sum") == now.total(
         "moe_expert_tokens_per_step_count")
@@ -150,7 +150,7 @@ def test_both_formats_say_the_same(own_server):
     assert kind == "text/plain; version=0.0.4; charset=utf-8"
     open_kind, open_text = scrape(own_server, OPENMETRICS)
     assert open_kind == "application/openmetrics-text; version=1.0.0; charset=utf-8"
-    # This parser refuses whatever the format does not allow.
+    # This parser is strict.
     strict = families(open_text, openmetrics_parser.text_string_to_metric_families)
     plain = families(text)
     assert {name: family.type for name, family in strict.items()} == {
@@ -204,7 +204,7 @@ def test_scrapes_of_a_busy_server(server, load):
     # The load takes every core and the machine may be busy besides: these are loose bounds.
     assert statistics.median(seconds) < 0.05
     assert max(map(len, texts)) < 2 << 20
-    # No counter ever goes back.
+    # Counters must never decrease.
     last = {}
     for text in texts:
         for family in families(text).values():

@@ -110,7 +110,7 @@ def test_log_likelihoods_as_a_harness_reads_them(server):
         assert value <= max(top.values()) <= 0
     # The generated token was the greedy one.
     assert logprobs["token_logprobs"][-1] == max(logprobs["top_logprobs"][-1].values())
-    # The same numbers without generating.
+    # Scoring without generating must return the same numbers.
     scored = post(server, "/v1/completions", {**body, "max_tokens": 0})["choices"][0]["logprobs"]
     assert scored["token_logprobs"] == logprobs["token_logprobs"][:-1]
 

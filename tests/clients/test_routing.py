@@ -1,4 +1,4 @@
-"""Routing records and routing control over both interfaces."""
+"""Routing records and routing overrides over HTTP and gRPC."""
 
 import base64
 import io
@@ -47,7 +47,7 @@ def stream(server, body):
 
 
 def join(pieces):
-    """The record that adjacent pieces make."""
+    """Joins the routing records of consecutive tokens."""
     whole = {"first_position": 0, "tokens": 0, "reused": [], "offsets": [0], "experts": [],
              "weights": []}
     for piece in pieces:
@@ -61,7 +61,7 @@ def join(pieces):
 
 
 def rows(record, layout):
-    """(token, block of the layout, sub-token, experts) of every row."""
+    """Yields (token, block of the layout, sub-token, experts) for every row."""
     for r in range(record["tokens"] * layout["rows_per_token"]):
         token, row = divmod(r, layout["rows_per_token"])
         block = next(b for b in reversed(layout["blocks"]) if b["first_row"] <= row)
@@ -202,7 +202,7 @@ def test_closed_by_default(server):
         for path, rest in (("/v1/completions", {"prompt": "a"}),):
             code, error = refusal(server, {**rest, field: value}, path)
             assert code == 403 and error["param"] == field and error["code"] == "not_enabled"
-    # What asks for nothing is no harm.
+    # Fields that request nothing must be accepted.
     post(server, "/v1/completions", {"prompt": "a", "max_tokens": 1, "return_routing": False,
                                      "return_routed_experts": False, "routing_control": {}})
 

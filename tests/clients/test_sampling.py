@@ -29,7 +29,7 @@ def mix(z):
 
 
 def uniform(seed, sample, step):
-    """The number of draw `step` of sample `sample`: SplitMix64 over seed, sample and step."""
+    """Returns the uniform number of a draw: SplitMix64 over seed, sample and step."""
     golden = 0x9E3779B97F4A7C15
     z = mix(seed + golden & MASK)
     z = mix(z ^ (sample + golden & MASK))
@@ -54,7 +54,7 @@ def changed(logprobs, fields, output):
 
 
 def choose(x, fields, number):
-    """The token and how near any decision was to its border."""
+    """Returns the token, and the least distance of a decision from its threshold."""
     order = np.argsort(-x, kind="stable")
     temperature = fields.get("temperature", 1.0)
     if temperature == 0:
@@ -127,7 +127,7 @@ def test_field(open_server, fields):
 
 
 def test_repetition_penalty(open_server):
-    """Needs the logits themselves, which the unit tests have; here: none is repeated."""
+    """With a large penalty, no token may be repeated. (Unit tests check the logits.)"""
     answer = post(open_server, "/v1/completions", {
         "prompt": "the the the", "max_tokens": 60, "temperature": 0, "repetition_penalty": 100.0,
         "return_token_ids": True})

@@ -1,5 +1,6 @@
-// Attention on the device against double arithmetic, and the promises about bits: a row is the
-// same alone and in company, split or tiled, and whatever room there is for splits.
+// Attention on the device compared with double arithmetic, and its guarantees about bits: a row
+// must have the same bits alone and with other rows, split or tiled, and for any number of split
+// slots.
 
 #include "kernels/cuda/attention/attention.h"
 
@@ -29,7 +30,7 @@ using testing::Random;
 
 void Check(cudaError_t error) { ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error); }
 
-// Device memory that holds a copy of host values.
+// Device memory with a copy of host values.
 template <typename T>
 class OnDevice {
  public:
@@ -55,7 +56,7 @@ class OnDevice {
 
 float Rounded(float f) { return F32FromBf16(Bf16FromF32(f)); }
 
-// A model's attention layer and the contexts of some sequences.
+// The attention layer of a model, and the context lengths of some sequences.
 struct Setting {
   int head_dim = 16;
   int kv_heads = 1;
@@ -76,7 +77,7 @@ struct Setting {
 
 // One query row.
 struct Query {
-  int sequence = 0;  // -1: padding
+  int sequence = 0;  // -1 for padding
   int position = 0;
   std::vector<float> values;
 };
@@ -95,7 +96,7 @@ class Scene {
     std::vector<int32_t> order(total);
     std::iota(order.begin(), order.end(), 0);
     for (int i = total - 1; i > 0; --i) std::swap(order[i], order[random_.Below(i + 1)]);
-    // Entries behind a sequence's last block point nowhere.
+    // Entries after a sequence's last block are invalid block ids.
     stride_ = widest + 2;
     tables_.assign(static_cast<size_t>(sequences) * stride_, 1 << 29);
     for (int i = 0, next = 0; i < sequences; ++i) {
@@ -117,7 +118,8 @@ class Scene {
 
   Query RandomQuery(int sequence, int position) {
     Query q{sequence, position, random_.Normals(int64_t{s_.heads} * s_.head_dim)};
-    // What the tensor cores would round is rounded here, for the oracle's sake.
+    // Round queries as the kernels do before tensor-core products, so that the expected values
+    // match.
     if (s_.cache == DType::kBF16 && s_.output == DType::kBF16) {
       for (float& f : q.values) f = Rounded(f);
     }
@@ -127,12 +129,12 @@ class Scene {
   struct Options {
     int tiled_from = 0;
     int slots = 64;
-    int max_per_token = 0;  // > 0: rows are assignments
-    int extra_context = 0;  // of the bound that launch shapes follow
+    int max_per_token = 0;  // > 0: rows are assignments of a routing plan
+    int extra_context = 0;  // added to the context bound that determines launch shapes
   };
 
-  // Attention of tokens with one or (MoA) any number of rows each; results as the bits of rows.
-  // tokens[t] holds the token's rows, all with the same sequence and position.
+  // Runs attention for tokens that have one row each or, with MoA, any number of rows. Returns the
+  // bits of the rows. tokens[t] contains the token's rows, all with the same sequence and position.
   std::vector<std::vector<uint32_t>> Run(const std::vector<std::vector<Query>>& tokens,
                                          const Options& options) {
     const int count = static_cast<int>(tokens.size());
@@ -141,7 +143,7 @@ class Scene {
     std::vector<int32_t> position, sequence, offsets = {0};
     std::vector<int32_t> token_of;
     for (int t = 0; t < count; ++t) {
-      // A routed padding row has no assignments; its position is not looked at.
+      // A routed padding token has no assignments, and its position is not read.
       const bool none = tokens[t].empty();
       position.push_back(none ? 77777 : tokens[t][0].position);
       sequence.push_back(none ? -1 : tokens[t][0].sequence);
@@ -149,7 +151,7 @@ class Scene {
       offsets.push_back(static_cast<int32_t>(token_of.size()));
     }
     const int rows = static_cast<int>(token_of.size());
-    // Assignments lie in another order than tokens.
+    // Assignments have another order than tokens.
     std::vector<int32_t> assignment(rows), row_of(rows);
     std::iota(assignment.begin(), assignment.end(), 0);
     if (routed) {
@@ -250,7 +252,7 @@ class Scene {
   }
 
  private:
-  // Appends every position of every sequence, in one step with padding rows between.
+  // Appends every position of every sequence in one step, with padding rows in between.
   void Fill(int total) {
     const int width = s_.kv_heads * s_.head_dim;
     std::vector<int32_t> position, sequence;
@@ -334,7 +336,7 @@ class Scene {
   size_t bytes_ = 0;
   std::vector<int32_t> tables_;
   std::optional<CudaKvCache> cache_;
-  std::vector<Matrix> keys_, values_;  // [sequence * kv_heads + h]
+  std::vector<Matrix> keys_, values_;  // [sequence * kv_heads + kv head]
 };
 
 constexpr struct {
@@ -344,14 +346,14 @@ constexpr struct {
               {DType::kF32, DType::kBF16},
               {DType::kBF16, DType::kBF16}};
 
-// The last token of every sequence, one by one, split and whole, and in tiles.
+// Computes the last token of every sequence alone: split, not split, and in tiles.
 TEST(CudaAttentionTest, SingleTokensMatchDoubleArithmetic) {
   uint64_t seed = 1;
   for (const auto type : kTypes) {
     for (int head_dim : {4, 16, 24, 64, 80, 128, 256}) {
       for (int window : {0, 1, 5, 16, 300}) {
         if (window > 0 && head_dim != 24 && (head_dim != 128 || window < 300)) continue;
-        // Mixed types are the f32 kernels with one other load or store.
+        // Mixed types use the f32 kernels with another load or store.
         if (type.cache != type.output && head_dim != 24 && head_dim != 128) continue;
         Setting setting{.head_dim = head_dim,
                         .kv_heads = 2,
@@ -382,7 +384,8 @@ TEST(CudaAttentionTest, SingleTokensMatchDoubleArithmetic) {
   }
 }
 
-// Chunks of prompts beside decoding tokens and padding, in every division between the two ways.
+// Chunks of prompts together with decoding tokens and padding, for every boundary between
+// single-token kernels and tiles.
 TEST(CudaAttentionTest, ChunksMatchDoubleArithmeticAndSingleTokens) {
   uint64_t seed = 100;
   for (const auto type : kTypes) {
@@ -423,7 +426,8 @@ TEST(CudaAttentionTest, ChunksMatchDoubleArithmeticAndSingleTokens) {
   }
 }
 
-// Rows of a routing plan: a token has any number of rows, more heads than a block has rows, none.
+// Rows of a routing plan: tokens with any number of rows, with more rows than heads per block, and
+// without rows.
 TEST(CudaAttentionTest, RowsOfPlansMatchDoubleArithmetic) {
   uint64_t seed = 200;
   for (const auto type : kTypes) {
@@ -462,7 +466,7 @@ TEST(CudaAttentionTest, RowsOfPlansMatchDoubleArithmetic) {
           ASSERT_EQ(results, scene.Run(tokens, {.tiled_from = tiled_from, .max_per_token = 22}));
         }
         for (int t : {0, 1}) {
-          // Nor does it count how many rows other tokens of the step have.
+          // The bits do not depend either on how many rows other tokens of the step have.
           const int most = static_cast<int>(tokens[t].size());
           const auto alone = scene.Run({tokens[t]}, {.tiled_from = 1, .max_per_token = most});
           ASSERT_TRUE(std::equal(alone.begin(), alone.end(), results.begin() + (t == 0 ? 0 : 16)));
@@ -491,7 +495,8 @@ TEST(CudaAttentionTest, WorkListFallsBackWhereRoomEnds) {
   Check(cudaMemcpy(slot.data(), work.slot_of_token, tokens * 4, cudaMemcpyDeviceToHost));
   token.resize(count[0]);
   split.resize(count[0]);
-  // 256 + 1 and 1000 + 1 positions take slots 0-1 and 2-5; 601 and 901 have no room.
+  // Contexts of 256 + 1 and 1000 + 1 positions get slots 0-1 and 2-5. For 601 and 901 no slots are
+  // left.
   EXPECT_EQ(token, (std::vector<int32_t>{0, 1, 2, 2, 3, 3, 3, 3, 4, 5, 6}));
   EXPECT_EQ(split, (std::vector<int32_t>{-1, -1, 0, 1, 0, 1, 2, 3, -1, -1, -1}));
   EXPECT_EQ(slot, (std::vector<int32_t>{-1, -1, 0, 2, -1, -1, -1}));

@@ -1,4 +1,5 @@
-// Streams, events, copies and graphs of the emulated device, and the handles that own them.
+// Streams, events, copies and graphs of the emulated device, and the classes that own their
+// handles.
 
 #include <gtest/gtest.h>
 
@@ -47,7 +48,8 @@ TEST(EmulatorRuntime, EventsOrderStreams) {
             cudaSuccess);
   ASSERT_TRUE(end.Record(second.get()).ok());
   ASSERT_TRUE(end.Synchronize().ok());
-  EXPECT_EQ(*host.as<int>(), 6);  // what the first stream does after the event is no part of it
+  // The wait must exclude work that the first stream does after the event.
+  EXPECT_EQ(*host.as<int>(), 6);
   EXPECT_GE(end.MillisecondsSince(event).value(), 0.0f);
   ASSERT_TRUE(first.Synchronize().ok());
   EXPECT_EQ(data.Read()[0], 11);
@@ -68,7 +70,7 @@ TEST(EmulatorRuntime, FreshMemoryIsPoisonedAndCopiesAreChecked) {
   EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidValue);
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
   ASSERT_EQ(cudaMemset(b.data(), 0, 32), cudaSuccess);
-  // Columns 1..2 of rows of 4.
+  // Copies columns 1 and 2 of rows with 4 columns.
   ASSERT_EQ(cudaMemcpy2DAsync(b.data() + 1, 16, a.data(), 8, 8, 2, cudaMemcpyDeviceToDevice),
             cudaSuccess);
   EXPECT_EQ(b.Read(), (std::vector<int>{0, -1, -1, 0, 0, -1, -1, 0}));
@@ -131,14 +133,14 @@ TEST(EmulatorRuntime, CapturesRefuseWhatTheyCannotHold) {
   ASSERT_TRUE(event.Record(side.get()).ok());
   refused(cudaErrorStreamCaptureIsolation,
           [&] { return cudaStreamWaitEvent(stream.get(), event.get()); });
-  // A side stream that does not come back.
+  // A side stream that does not join the capturing stream again is an error.
   const Status unjoined = capture([&] {
                             EXPECT_TRUE(event.Record(stream.get()).ok());
                             EXPECT_TRUE(event.MakeWait(side.get()).ok());
                             Add(data.data(), 1, amount.data(), side.get());
                           }).status();
   EXPECT_NE(unjoined.message().find("Unjoined"), std::string_view::npos) << unjoined;
-  // All streams work again.
+  // Afterwards, all streams must work again.
   Add(data.data(), 1, amount.data(), side.get());
   ASSERT_TRUE(side.Synchronize().ok());
   EXPECT_EQ(data.Read()[0], 1);
@@ -163,7 +165,8 @@ TEST(EmulatorRuntime, LaunchRaisesTheLimitOfSharedMemory) {
   Launch(SharedSizeKernel, {.grid = dim3(1), .block = dim3(1), .shared_bytes = 100 << 10},
          out.data(), n);
   EXPECT_EQ(out.Read()[0], n);
-  Launch(SharedSizeKernel, {.grid = dim3(0), .block = dim3(1)}, nullptr, n);  // nothing
+  // an empty grid runs no thread
+  Launch(SharedSizeKernel, {.grid = dim3(0), .block = dim3(1)}, nullptr, n);
 }
 
 TEST(EmulatorRuntimeDeathTest, LaunchesThatCannotBeStopTheProcess) {

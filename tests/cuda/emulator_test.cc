@@ -1,4 +1,5 @@
-// The emulated device's threads: what kernels may rely on, and which faults it must report.
+// Threads of the emulated device: behaviour that kernels may rely on, and errors that it must
+// report.
 
 #include <gtest/gtest.h>
 
@@ -46,7 +47,7 @@ TEST(Emulator, BlocksReduceThroughShufflesAndSharedMemory) {
   });
 }
 
-// Every lane's own value is its number times 3; results of each shuffle go to their own row.
+// Every lane's value is its lane number times 3. Each shuffle writes its results to its own row.
 __global__ void ShuffleKernel(int* out, int width) {
   const int lane = threadIdx.x, value = 3 * lane;
   out[0 * 32 + lane] = __shfl_sync(kFullMask, value, 5, width);
@@ -78,7 +79,7 @@ TEST(Emulator, ShufflesReadTheLanesThatCudaDefines) {
 
 __global__ void VoteKernel(unsigned* out) {
   const unsigned lane = threadIdx.x;
-  // The halves of the warp go their own ways, with different numbers of collectives.
+  // The halves of the warp take different branches, with different numbers of collectives.
   if (lane < 16) {
     out[lane] = __ballot_sync(0xffffu, lane % 3 == 0);
     out[lane] ^= __shfl_sync(0xffffu, lane, 7) << 20;
@@ -115,7 +116,7 @@ TEST(Emulator, VotesOfHalfWarpsAndReductions) {
 __global__ void BarrierKernel(int* out) {
   int* shared = DynamicShared<int>();
   const int t = threadIdx.x, n = blockDim.x;
-  // The last warp leaves; the barriers of the others must not wait for it.
+  // The threads of the last warp exit; barriers of the remaining threads must not wait for them.
   if (t >= n - 32) return;
   shared[t] = t;
   __syncthreads();
@@ -139,7 +140,7 @@ TEST(Emulator, BarriersOfABlockCountThreadsThatHaveLeft) {
   });
 }
 
-// Warp 0 produces, warps 1 and 2 consume, through one buffer.
+// Warp 0 produces and warps 1 and 2 consume, through one buffer.
 __global__ void NamedBarrierKernel(int* out, int rounds) {
   int* shared = DynamicShared<int>();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -170,7 +171,7 @@ TEST(Emulator, NamedBarriersOrderProducerAndConsumers) {
   });
 }
 
-// Without a barrier between write and read.
+// Has a race: there is no barrier between write and read.
 __global__ void RaceKernel(int* out) {
   int* shared = DynamicShared<int>();
   const int t = threadIdx.x, n = blockDim.x;
@@ -217,7 +218,7 @@ __global__ void GridKernel(int* out) {
   const int block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
   const int thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
   const int threads = blockDim.x * blockDim.y * blockDim.z;
-  // Lanes are numbered across the dimensions of the block.
+  // Lanes are numbered in the order of x, y, z.
   const int first = __shfl_sync(kFullMask, thread, 0);
   out[block * threads + thread] = thread - first;
 }
@@ -229,7 +230,7 @@ TEST(Emulator, GridsAndBlocksOfThreeDimensions) {
   for (size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i], static_cast<int>(i % 32));
 }
 
-// --- Faults -----------------------------------------------------------------------------------
+// --- Errors -----------------------------------------------------------------------------------
 
 enum class Fault {
   kDivergedBarrier,
@@ -252,7 +253,7 @@ __global__ void FaultyKernel(Fault fault, int* out) {
       }
       break;
     case Fault::kLaneMissing:
-      // Lane 3 waits for its warp elsewhere.
+      // Lane 3 waits at another barrier than its warp.
       if (t != 3) __syncwarp();
       __syncthreads();
       break;
@@ -275,7 +276,7 @@ __global__ void FaultyKernel(Fault fault, int* out) {
 }
 
 void RunFaulty(Fault fault) {
-  emulator::SetOrder({});  // messages name the thread that is found first
+  emulator::SetOrder({});  // the error message must name the thread that is found first
   DeviceArray<int> out(64);
   Launch(FaultyKernel, {.grid = dim3(2), .block = dim3(64)}, fault, out.data());
   cudaDeviceSynchronize();

@@ -1,4 +1,4 @@
-// Typed device memory and all orders of execution, for tests on the emulated device.
+// Typed device memory, and all orders of execution, for tests on the emulated device.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@ namespace moeserve::cuda {
 template <typename T>
 class DeviceArray {
  public:
-  // Uninitialised.
+  // Allocates n uninitialised elements.
   explicit DeviceArray(size_t n) : n_(n) {
     EXPECT_EQ(cudaMalloc(&data_, n * sizeof(T)), cudaSuccess);
   }
@@ -35,7 +35,7 @@ class DeviceArray {
   size_t n_;
 };
 
-// Calls `f` under several orders of threads and blocks.
+// Calls `f` with several orders of threads and blocks.
 template <typename F>
 void InEveryOrder(F&& f) {
 #if defined(MOESERVE_CUDA_EMULATION)

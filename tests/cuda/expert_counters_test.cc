@@ -1,4 +1,5 @@
-// The device counts from its plans what the CPU counts from its own.
+// The counts that a device computes from its routing plans must equal the CPU's counts from the
+// same plans.
 
 #include "kernels/cuda/statistics/expert_counters.h"
 
@@ -16,10 +17,12 @@
 namespace moeserve::cuda {
 namespace {
 
-// Sub-tokens or none, in three blocks of a model; or more blocks than one launch counts.
+// kWhole and kSplit: a model with three routed blocks, without and with sub-tokens. kManyBlocks:
+// more blocks than one launch counts.
 enum class Shape : uint8_t { kWhole, kSplit, kManyBlocks };
 
-// Layer 0: routed attention and sub-tokens in four; layer 1: sub-tokens in two, many experts.
+// Layer 0 has routed attention and a feed-forward with four sub-tokens; layer 1 has two sub-tokens
+// and many experts.
 ModelSpec Spec(Shape shape) {
   const bool split = shape == Shape::kSplit;
   ModelSpec spec;
@@ -41,14 +44,15 @@ ModelSpec Spec(Shape shape) {
   return spec;
 }
 
-// Routes of so many rows; experts ascend.
+// Returns random routes for `rows` rows, with expert ids in ascending order.
 GivenRoutes RandomRoutes(int rows, int experts, int most, Random& random) {
   GivenRoutes g;
   g.offsets.push_back(0);
   for (int r = 0; r < rows; ++r) {
     std::vector<int32_t> chosen;
     const int n = random.Below(most + 1);
-    // Low experts are much more popular, so some have many rows and some none.
+    // Experts with low ids are selected much more often, so that some experts have many rows and
+    // some none.
     while (static_cast<int>(chosen.size()) < n) {
       const int e = random.Below(1 + random.Below(experts));
       if (std::find(chosen.begin(), chosen.end(), e) == chosen.end()) chosen.push_back(e);
@@ -110,7 +114,8 @@ TEST_P(ExpertCountersTest, EqualTheCpusOverManySteps) {
   cpu::CpuRouteCounters host(settings);
   const auto cpu = MakeCpu();
   Random random(9);
-  // As in a model: all blocks share the scratch, plans lie side by side until the step is counted.
+  // As in a model, all blocks share the scratch memory, and plans stay in memory until the step is
+  // counted.
   std::vector<PlanMemory> memory(blocks.size());
   RouteScratch scratch;
   int step = 0;
@@ -212,8 +217,8 @@ TEST_P(ExpertCountersTest, EqualTheCpusOverManySteps) {
   }
 }
 
-// `tokens` tokens of decode, each routed to both experts of a block, for as many blocks as one
-// asks.
+// A step of `tokens` decoded tokens, each routed to both experts of a block, for any number of
+// blocks.
 class TwoExperts {
  public:
   explicit TwoExperts(int tokens)
@@ -267,7 +272,7 @@ CountSettings BlocksOfTwo(size_t count) {
   return settings;
 }
 
-// However many threads add at once, a counter of the table stays at its maximum.
+// A counter in the table must stay at its maximum, however many threads increment it at once.
 TEST(ExpertCountersTable, StopsAtItsMaximum) {
   const int tokens = 40;
   CountSettings settings = BlocksOfTwo(1);
@@ -310,7 +315,7 @@ TEST(ExpertCountersLaunch, IsOneForAllBlocks) {
   }
 }
 
-// A model without routed blocks still has steps and tokens.
+// In a model without routed blocks, steps and tokens are still counted.
 TEST(ExpertCountersLaunch, WithoutBlocksTokensAreCounted) {
   ExpertCounters counters = ExpertCounters::Create(BlocksOfTwo(0), 3).value();
   TwoExperts step(3);
@@ -322,7 +327,8 @@ TEST(ExpertCountersLaunch, WithoutBlocksTokensAreCounted) {
   EXPECT_EQ(step.routes()[0].routes, 0u);
 }
 
-// With 48 others they need two launches where the missing one is the last: it counts no block.
+// Together, 49 blocks need two launches. If the missing block is the last one, the second launch
+// counts no block.
 TEST(ExpertCountersLaunch, BlocksThatWereNotRoutedAreLeftOut) {
   const int tokens = 5;
   TwoExperts step(tokens);

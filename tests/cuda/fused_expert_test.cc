@@ -1,4 +1,4 @@
-// The fused expert kernel gives the bits of the pair of products that it replaces.
+// The fused expert kernel must have the same bits as the two products that it replaces.
 
 #include "kernels/cuda/linear/fused_expert.h"
 
@@ -20,7 +20,7 @@ std::vector<std::vector<int>> SomeRoutes(int rows, int experts, Random& random) 
   std::vector<std::vector<int>> routes(static_cast<size_t>(rows));
   for (auto& r : routes) {
     for (int e = 0; e < experts; ++e) {
-      // Expert 1 stays empty.
+      // Expert 1 gets no rows.
       if (e != 1 && random.Below(3) == 0) r.push_back(e);
     }
   }
@@ -84,7 +84,7 @@ TEST(FusedExpertTest, HasTheBitsOfThePair) {
                           random);
       ASSERT_TRUE(cuda::FusedExpertFits(*up.bank, *down.bank));
       for (const int rows : {1, 9, 64, 130}) {
-        // Every size of tile, but not at every width.
+        // Covers every tile size, but not for every width.
         if (rows == 130 && turn % 3 != 0) continue;
         CheckAgainstPair(up, down, SomeRoutes(rows, static_cast<int>(widths.size()), random),
                          rows % 5, turn % 2 == 0 ? DType::kF32 : DType::kBF16, kKinds[turn % 5],
@@ -107,8 +107,8 @@ TEST(FusedExpertTest, AllRowsToOneExpertAndNone) {
                      ActivationKind::kSilu, values);
     CheckAgainstPair(up, down, std::vector<std::vector<int>>(9), 7, DType::kBF16,
                      ActivationKind::kSilu, random.Normals(9 * 64));
-    // A row of NaN and one with an Inf stay by themselves, and come out as the pair gives them: the
-    // Inf meets no unit that the expert lacks.
+    // A row of NaN and a row with an infinity must not affect other rows, and must equal the
+    // results of the two products: the padding of hidden units must not turn the infinity into NaN.
     for (int i = 0; i < 64; ++i) values[3 * 64 + i] = std::numeric_limits<float>::quiet_NaN();
     values[70 * 64] = std::numeric_limits<float>::infinity();
     CheckAgainstPair(up, down, std::vector<std::vector<int>>(200, {0, 1}), 0, DType::kF32,

@@ -1,4 +1,4 @@
-// Device rows, plans and banks for the tests of the linear kernels.
+// Device rows, routing plans and banks for the tests of the linear kernels.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -25,11 +25,11 @@ inline cuda::DeviceMemory Upload(const void* data, size_t bytes) {
   return memory;
 }
 
-// Rows in device memory; whatever is not a value is NaN, also a row before and after them.
+// Rows in device memory. All other memory, including one row before and one after them, is NaN.
 class DeviceRows {
  public:
-  // `values` [rows, cols], rounded to `dtype`; empty: all NaN. `shift` moves the rows' start by so
-  // many elements.
+  // `values` [rows, cols] are rounded to `dtype`; if empty, all values are NaN. `shift` is the
+  // offset of the first row in elements.
   DeviceRows(int64_t rows, int64_t cols, int64_t stride, DType dtype,
              const std::vector<float>& values = {}, int64_t shift = 0)
       : first_(stride + shift), host_((rows + 2) * stride * SizeOf(dtype) + 64, '\xff') {
@@ -50,7 +50,7 @@ class DeviceRows {
 
   const RowsView& view() const { return view_; }
 
-  // A copy in host memory; valid until the next call. Synchronises.
+  // Returns a copy in host memory, valid until the next call. Synchronizes with the device.
   RowsView Fetch() {
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     EXPECT_EQ(cudaMemcpy(host_.data(), device_.data(), host_.size(), cudaMemcpyDeviceToHost),
@@ -61,8 +61,8 @@ class DeviceRows {
     return v;
   }
 
-  // After Fetch(): every byte outside of the first `cols` columns of the first `rows` rows is as it
-  // was.
+  // Returns whether every byte outside the first cols[r] columns of the first `rows` rows was
+  // unchanged at the last Fetch().
   bool OthersUntouched(int64_t rows, const std::vector<int64_t>& cols) const {
     const int64_t size = static_cast<int64_t>(SizeOf(view_.dtype));
     std::vector<bool> written(host_.size(), false);
@@ -83,10 +83,10 @@ class DeviceRows {
   RowsView view_;
 };
 
-// A plan on the device, from the experts of every row. `spare` assignments more than there are have
-// room; what the arrays hold there is no row.
+// A routing plan on the device, built from the experts of every row. Its arrays have capacity for
+// `spare` more assignments, whose entries are not valid rows.
 struct DevicePlan {
-  std::vector<int32_t> offsets, expert, row;  // of A assignments
+  std::vector<int32_t> offsets, expert, row;  // [assignments]; offsets [experts + 1]
   cuda::DeviceMemory device_offsets, device_expert, device_row;
   RoutingPlan plan;
 
@@ -118,11 +118,11 @@ struct DevicePlan {
   int assignments() const { return static_cast<int>(row.size()); }
 };
 
-// A bank and the values that it holds.
+// A bank and the values of its matrices.
 struct BankCase {
   std::unique_ptr<cuda::CudaLinearBank> bank;
   std::vector<Matrix> main, gate;                         // [expert]
-  std::vector<std::vector<double>> main_bias, gate_bias;  // empty vectors: none
+  std::vector<std::vector<double>> main_bias, gate_bias;  // empty if there is no bias
 
   BankCase(std::vector<int> in, std::vector<int> out, bool gated, bool bias, DType dtype,
            Random& random) {
@@ -137,7 +137,7 @@ struct BankCase {
     }
   }
 
-  // Outputs before rounding.
+  // Returns the expected outputs before rounding.
   std::vector<double> Expected(int e, const std::vector<double>& x, ActivationKind kind) const {
     std::vector<double> y = OracleLinear(x, main[e], main_bias[e]);
     if (!bank->shape().gated) {
@@ -150,7 +150,7 @@ struct BankCase {
   }
 
  private:
-  // In two pieces, as loaders of stacked tensors bring them.
+  // Loads the matrix in two parts, as loaders of stacked tensors do.
   Matrix LoadHalf(LinearBank::Half half, int e, Random& random) {
     const int in = bank->shape().in_features_of(e);
     const int out = bank->shape().out_features[e];

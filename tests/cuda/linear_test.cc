@@ -1,4 +1,4 @@
-// Linear kernels of the device against double arithmetic, and their promises about bits.
+// The device's linear kernels compared with double arithmetic, and their guarantees about bits.
 
 #include "kernels/cuda/linear/linear.h"
 
@@ -28,8 +28,9 @@ constexpr LinearTile kTiles[] = {
     LinearTile::kRows8,   LinearTile::kRows16,       LinearTile::kRows32,      LinearTile::kRows64,
     LinearTile::kRows128, LinearTile::kWarpgroup128, LinearTile::kWarpgroup256};
 
-// The stored values make sums of n products of about 1 and the results of activations no larger
-// than their arguments: an error of the roundings of the sums, relative to 1, and of the result.
+// With the test's values, sums of n products are about 1, and activations do not increase their
+// argument. So the tolerance is the rounding error of the sums, relative to 1, plus that of the
+// result.
 ::testing::AssertionResult SumsNear(const std::vector<double>& actual,
                                     const std::vector<double>& expected, const Types& t, DType out,
                                     int64_t n) {
@@ -81,7 +82,7 @@ TEST(CudaLinearTest, DenseMatchesDoubleArithmetic) {
   }
 }
 
-// Every tile, rows of every alignment, both output types: one set of bits.
+// Every tile size, rows with every alignment and both output types must have the same bits.
 TEST(CudaLinearTest, TilesAndAlignmentsGiveTheSameBits) {
   Random random(2);
   for (const auto& [rows, in, out] :
@@ -120,7 +121,8 @@ TEST(CudaLinearTest, TilesAndAlignmentsGiveTheSameBits) {
   }
 }
 
-// What happens to the sums on their way to a bf16 output, with the bits of the first tile.
+// All tile sizes must have the same bits after the epilogue, which computes a bf16 output from the
+// sums.
 TEST(CudaLinearTest, EpiloguesGiveTheSameBits) {
   Random random(12);
   constexpr std::pair<bool, ActivationKind> kEpilogues[] = {
@@ -162,7 +164,8 @@ TEST(CudaLinearTest, EpiloguesGiveTheSameBits) {
   }
 }
 
-// All rows to the first expert, all to the last, to every one, to some, to none.
+// Returns routings of all rows to the first expert, to the last, to every expert, to some experts,
+// and to none.
 std::vector<std::vector<std::vector<int>>> AdversarialRoutings(int rows, int experts,
                                                                Random& random) {
   std::vector<std::vector<int>> first(rows, {0}), last(rows, {experts - 1}), every(rows),
@@ -176,7 +179,7 @@ std::vector<std::vector<std::vector<int>>> AdversarialRoutings(int rows, int exp
   return {first, last, every, some, none};
 }
 
-// Runs `rows` rows of width `model` through the experts' two matrices; checks both products.
+// Computes `rows` rows of width `model` with the experts' two matrices, and checks both products.
 void CheckExperts(const Types& t, const BankCase& up, const BankCase& down, int model, int rows,
                   const std::vector<std::vector<int>>& routing, int spare, ActivationKind kind,
                   LinearTile tile, Random& random) {
@@ -209,7 +212,7 @@ void CheckExperts(const Types& t, const BankCase& up, const BankCase& down, int 
     const int e = plan.expert[a];
     const int width = up.bank->shape().out_features[e];
     written.push_back(RoundUp16(width));
-    // A sample of many rows, and all rows near the edges of tiles.
+    // Check a sample of the rows, and all rows near the edges of tiles.
     if (n > 40 && a % 7 != 0 && a % 64 > 1 && a % 64 < 62) continue;
     const std::vector<double> h = RowOf(middle, a, width);
     ASSERT_TRUE(
@@ -262,7 +265,7 @@ TEST(CudaLinearTest, ManyRowsOfOneExpert) {
   }
 }
 
-// More experts than the lanes that look for a tile take at once.
+// More experts than the lanes that search for a tile's expert handle at once.
 TEST(CudaLinearTest, ManyExperts) {
   Random random(5);
   for (const int experts : {31, 129, 300}) {
@@ -281,8 +284,8 @@ TEST(CudaLinearTest, ManyExperts) {
   }
 }
 
-// More tiles than a device has multiprocessors, so that blocks that stay take several: of few and
-// of many stages, full ones and tails.
+// More tiles than the device has multiprocessors, so that persistent blocks compute several tiles,
+// with few and with many stages, full and partial.
 TEST(CudaLinearTest, ManyTiles) {
   Random random(9);
   std::vector<int> widths;
@@ -309,7 +312,7 @@ TEST(CudaLinearTest, ManyTiles) {
   }
 }
 
-// A row's bits are the same alone and in company, and NaN and Inf stay in their rows.
+// A row's bits must be the same alone and with other rows, and NaN and Inf must stay in their rows.
 TEST(CudaLinearTest, RowsDoNotInfluenceEachOther) {
   Random random(6);
   for (const Types& t : kTypes) {
@@ -345,7 +348,8 @@ TEST(CudaLinearTest, RowsDoNotInfluenceEachOther) {
   }
 }
 
-// The identity returns f32 rows bit by bit: no part of them is rounded away for the tensor cores.
+// Multiplying by the identity must return f32 rows bit by bit: tensor cores must not round away any
+// part of them.
 TEST(CudaLinearTest, RowsKeepTheirPrecision) {
   Random random(15);
   const int n = 70;
@@ -364,7 +368,7 @@ TEST(CudaLinearTest, RowsKeepTheirPrecision) {
   }
 }
 
-// Even a row of NaN has zeros in its padding.
+// Padding columns must be zero even for a row of NaN.
 TEST(CudaLinearTest, PaddingIsZero) {
   Random random(10);
   const float nan = std::numeric_limits<float>::quiet_NaN();
@@ -390,8 +394,8 @@ TEST(CudaLinearTest, PaddingIsZero) {
   }
 }
 
-// Layers wide enough for the wider of the two tiles of 64 rows, and for whole blocks of 64 outputs
-// with 8.
+// Layers wide enough for the wider of the two tiles of 64 rows, and for groups of 8 full blocks of
+// 64 outputs.
 TEST(CudaLinearTest, WideLayers) {
   Random random(14);
   const int in = 8, out = 100 * 128 - 40;

@@ -1,5 +1,5 @@
-// One launch for norms, rotary positions and the cache's write against a launch for each: the same
-// bits in the queries and in every byte of the cache.
+// One launch for norms, rotary positions and writing to the KV cache must have the same bits as
+// separate launches, in the queries and in every byte of the cache.
 
 #include "kernels/cuda/attention/norm_rope_append.h"
 
@@ -32,7 +32,7 @@ struct Setting {
   bool key_norm = false;
   bool norm_heads = true;
   bool layer_norm = false;
-  int gap = 0;  // elements between rows
+  int gap = 0;  // unused elements between rows
 
   std::string Describe() const {
     return "heads " + std::to_string(heads) + "/" + std::to_string(kv_heads) + ", head_dim " +
@@ -65,7 +65,7 @@ class Comparison {
              .table_stride = 3,
              .max_context = 0};
     rows_ = random_.Normals(kTokens * stride_, 2.0);
-    for (int t : {3, 5}) {  // padding rows hold anything
+    for (int t : {3, 5}) {  // padding rows may contain any values
       for (int64_t i = t * stride_; i < (t + 1) * stride_; ++i) rows_[i] = NAN;
     }
     if (s.dimensions > 0) {
@@ -101,7 +101,7 @@ class Comparison {
     std::vector<uint8_t> cache;
   };
 
-  // A cache whose every byte is 0xff.
+  // Returns a cache in which every byte is 0xff.
   KvLayerView NewCache(DeviceArray<uint8_t>& memory) const {
     KvLayerView view;
     view.dtype = dtype_;
@@ -210,10 +210,10 @@ TEST(CudaNormRopeAppendTest, HasTheBitsOfItsParts) {
       {.heads = 3, .kv_heads = 1, .head_dim = 12, .dimensions = 8, .interleaved = true, .gap = 3},
       {.heads = 5, .kv_heads = 5, .head_dim = 80, .dimensions = 20, .gap = 1},
       {.heads = 2, .kv_heads = 2, .head_dim = 64},
-      // Attention experts: keys and values alone.
+      // Attention experts: keys and values only.
       {.heads = 0, .kv_heads = 3, .head_dim = 128, .dimensions = 128},
       {.heads = 0, .kv_heads = 1, .head_dim = 256, .dimensions = 64, .interleaved = true},
-      // Norms of every head.
+      // Norms per head.
       {.heads = 4,
        .kv_heads = 2,
        .head_dim = 128,
@@ -237,7 +237,7 @@ TEST(CudaNormRopeAppendTest, HasTheBitsOfItsParts) {
        .layer_norm = true},
       {.heads = 2, .kv_heads = 1, .head_dim = 20, .query_norm = true, .key_norm = true},
       {.heads = 2, .kv_heads = 1, .head_dim = 32, .dimensions = 32, .key_norm = true},
-      // Norms of all heads, whose widths take teams of different sizes.
+      // Norms over all heads, whose widths need different numbers of cooperating threads.
       {.heads = 4,
        .kv_heads = 4,
        .head_dim = 32,

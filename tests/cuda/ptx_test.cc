@@ -1,5 +1,5 @@
-// Tensor-core and copy instructions, through the primitives that kernels use, against plain loops;
-// on the emulated device also what it must report.
+// Compares tensor-core and copy instructions, called through the primitives that kernels use, with
+// plain loops. On the emulated device, also checks the errors that it must report.
 
 #include "kernels/cuda/device/ptx.cuh"
 
@@ -18,7 +18,7 @@
 namespace moeserve::cuda {
 namespace {
 
-// Small integers: products and sums are exact in any order.
+// Returns random small integers, for which products and sums are exact in any order.
 std::vector<Bf16> Integers(size_t n, uint32_t seed) {
   std::mt19937 random(seed);
   std::vector<Bf16> v(n);
@@ -26,7 +26,7 @@ std::vector<Bf16> Integers(size_t n, uint32_t seed) {
   return v;
 }
 
-// [m, n] = a [m, k] b [n, k]^T
+// Returns [m, n] = a [m, k] times the transpose of b [n, k].
 std::vector<float> Product(const std::vector<Bf16>& a, const std::vector<Bf16>& b, size_t m,
                            size_t n, size_t k) {
   std::vector<float> d(m * n, 0.0f);
@@ -40,8 +40,8 @@ std::vector<float> Product(const std::vector<Bf16>& a, const std::vector<Bf16>& 
   return d;
 }
 
-// One warp: a [16, 32], b [8, 32] row-major, both through ldmatrix; b once more from its transpose
-// bt [32, 8].
+// One warp multiplies a [16, 32] by b [8, 32], both row-major and loaded by ldmatrix. It loads b
+// also from its transpose bt [32, 8].
 __global__ void MmaKernel(const Bf16* a, const Bf16* b, const Bf16* bt, float* out, float* out_t) {
   auto* sa = DynamicShared<Bf16>();
   Bf16* sb = sa + 16 * 32;
@@ -94,13 +94,14 @@ TEST(Ptx, PackedBf16IsRoundedToNearestEven) {
 
 #endif
 
-// Copies in stages of 32 floats with two in flight; `wait` off: the fault to be found.
+// Copies stages of 32 floats with two stages in flight. Without `wait`, the kernel has the bug that
+// the emulator must report.
 __global__ void CopyAsyncKernel(const float* in, float* out, int stages, bool wait) {
   float* shared = DynamicShared<float>();
   const int t = threadIdx.x;
   const auto issue = [&](int stage) {
     if (stage < stages && t < 8) {
-      // The last thread's copy is half zeros.
+      // The last 8 of the last thread's 16 bytes are zero-filled.
       CopyAsync16(shared + stage % 3 * 32 + t * 4, in + stage * 32 + t * 4, t == 7 ? 8 : 16);
     }
     CopyAsyncCommit();
@@ -132,8 +133,8 @@ TEST(Ptx, CpAsyncArrivesWithItsWaitAndNotBefore) {
   });
 }
 
-// A producer warp feeds two consumer warps through a ring of kSlots buffers, by bulk copies and by
-// cp.async in turn.
+// A producer warp feeds two consumer warps through a ring of kSlots buffers, alternating between
+// bulk copies and cp.async.
 constexpr int kSlots = 3;
 constexpr int kItem = 64;  // floats
 
@@ -186,8 +187,8 @@ TEST(Ptx, MbarriersCarryARingOfCopies) {
   });
 }
 
-// Places a [rows, 64] bf16 matrix in shared memory the way a swizzle wants it; the layouts narrower
-// than 64 columns are blocks of columns one after another.
+// Stores a [rows, 64] bf16 matrix in shared memory in the layout of a swizzle. Layouts narrower
+// than 64 columns store blocks of columns one after another.
 template <Swizzle kSwizzle>
 __device__ void Place(Bf16* shared, const Bf16* matrix, int rows) {
   constexpr int kColumns = kSwizzle == Swizzle::k128Bytes  ? 64
@@ -206,8 +207,8 @@ __device__ void Place(Bf16* shared, const Bf16* matrix, int rows) {
   }
 }
 
-// One warpgroup: [64, kN] = a [64, 64] b [kN, 64]^T, with a from shared memory or from registers,
-// in two groups of products.
+// One warpgroup computes [64, kN] = a [64, 64] times the transpose of b [kN, 64], with a from
+// shared memory or from registers, in two groups of products.
 template <int kN, Swizzle kSwizzle, bool kFromRegisters>
 __global__ void WgmmaKernel(const Bf16* a, const Bf16* b, float* out) {
   auto* sa = DynamicShared<Bf16>();
@@ -243,7 +244,7 @@ __global__ void WgmmaKernel(const Bf16* a, const Bf16* b, float* out) {
   }
   float d[kN / 2];
 #pragma unroll
-  for (int i = 0; i < kN / 2; ++i) d[i] = -1e30f;  // not read
+  for (int i = 0; i < kN / 2; ++i) d[i] = -1e30f;  // must be overwritten without being read
   WgmmaKeepInPlace(d);
   WgmmaFence();
 #pragma unroll
@@ -292,8 +293,8 @@ TEST(Ptx, WgmmaMultipliesMatricesInEveryLayout) {
   });
 }
 
-// A link of a chain of launches that overlap: every block reads what another block wrote and
-// overwrites what the launch before reads; blocks take unequal times.
+// One launch in a chain of overlapping launches. Every block reads values that another block wrote,
+// and overwrites values that the previous launch reads. Blocks take unequal times.
 #if defined(MOESERVE_CUDA_EMULATION)
 constexpr unsigned kLinkBlocks = 5;
 #else
@@ -327,7 +328,7 @@ TEST(Ptx, OverlappingLaunchesSeeWhatCameBefore) {
     }
     return Status();
   };
-  // As they are, then recorded and replayed.
+  // Launch the chain directly, then capture and replay it.
   ASSERT_TRUE(enqueue().ok());
   const Result<GraphExec> graph = GraphExec::Capture(stream.get(), enqueue);
   ASSERT_TRUE(graph.ok()) << graph.status();
@@ -396,7 +397,7 @@ __global__ void FaultyKernel(Fault fault, const float* in, float* out) {
 }
 
 void RunFaulty(Fault fault) {
-  emulator::SetOrder({});  // messages name the thread that is found first
+  emulator::SetOrder({});  // the error message must name the thread that is found first
   DeviceArray<float> in(32), out(1);
   Launch(FaultyKernel, {.grid = dim3(1), .block = dim3(1), .shared_bytes = 32 * 4 + 8}, fault,
          in.data(), out.data());

@@ -1,4 +1,4 @@
-// What the tests of routing on the device share: cases, device arrays, plans on the host.
+// Shared by the tests of routing on the device: cases, device arrays, routing plans on the host.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ using Temperature = TemperatureKind;
 using testing::MakeTensor;
 using testing::Random;
 
-// Device memory of a test, filled with 0xff.
+// Device memory for a test, filled with 0xff.
 template <typename T>
 class DeviceArray {
  public:
@@ -57,7 +57,7 @@ std::vector<T> FromDevice(const T* data, size_t n) {
   return v;
 }
 
-// A plan in host memory; weights as bits.
+// A routing plan in host memory; weights are stored as bits.
 struct HostPlan {
   std::vector<int32_t> expert_offsets, expert_of_assignment, row_of_assignment, row_offsets,
       assignments_of_row;
@@ -107,7 +107,7 @@ inline void ExpectSame(const HostPlan& device, const HostPlan& cpu) {
   ASSERT_EQ(device.row_nonfinite, cpu.row_nonfinite);
 }
 
-// The same routes without those of some rows.
+// Returns the routes of a plan without the rows marked in `dropped`.
 inline GivenRoutes Without(const HostPlan& p, const std::vector<bool>& dropped) {
   GivenRoutes g;
   g.offsets.push_back(0);
@@ -154,7 +154,7 @@ inline RouteCase MakeCase(int experts, int width, Gate gate, uint64_t seed) {
     s.temperature = static_cast<Temperature>(random.Below(3));
     c.tensors.temperature = static_cast<float>(random.Normal());
     std::vector<float> w = random.Normals(int64_t{experts} * s.dim);
-    // An expert without a direction.
+    // The direction vector of expert 2 is zero.
     if (experts > 2) std::fill(w.begin() + 2 * s.dim, w.begin() + 3 * s.dim, 0.0f);
     c.tensors.weight = MakeTensor(w, {experts, s.dim}, dtype);
     c.tensors.projection = MakeTensor(
@@ -162,7 +162,7 @@ inline RouteCase MakeCase(int experts, int width, Gate gate, uint64_t seed) {
     if (bias) c.tensors.bias = MakeTensor(random.Normals(s.dim, 0.1), {s.dim});
   } else {
     std::vector<float> w = random.Normals(int64_t{experts} * width, 2.0 / std::sqrt(width));
-    // Equal experts tie in every row.
+    // Experts 1 and 3 are equal and tie in every row.
     for (int i = 0; i < width && experts > 4; ++i) w[3 * width + i] = w[1 * width + i];
     c.tensors.weight = MakeTensor(w, {experts, width}, dtype);
     if (bias) {
@@ -179,7 +179,7 @@ inline RouteCase MakeCase(int experts, int width, Gate gate, uint64_t seed) {
   return c;
 }
 
-// Rows of which some are zeros, huge, tiny or not finite.
+// Returns random rows, some of which are zero, huge, tiny or not finite.
 inline std::vector<float> MakeRows(int rows, int width, Random& random, bool bf16) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   std::vector<float> v = random.Normals(int64_t{rows} * width);
@@ -198,7 +198,7 @@ inline std::vector<float> MakeRows(int rows, int width, Random& random, bool bf1
   return v;
 }
 
-// Rows in device memory, in either type, with unused elements between them.
+// Rows in device memory, in f32 or bf16, with unused elements between them.
 class DeviceRows {
  public:
   DeviceRows(const std::vector<float>& values, int width, int64_t stride, bool bf16)

@@ -1,4 +1,5 @@
-// Routing on the device has the CPU's bits: scores, selection, gates and every array of the plan.
+// Routing on the device must have the same bits as on the CPU: scores, selection, gates and every
+// array of the routing plan.
 
 #include <gtest/gtest.h>
 
@@ -9,7 +10,7 @@
 namespace moeserve::cuda {
 namespace {
 
-// Most routes of a row that the settings and these overrides allow.
+// Returns the largest number of routes per row that the settings and these overrides allow.
 int MostRoutes(const RouteSettings& s, std::span<const RouteOverride> overrides) {
   int most = std::min(s.k, s.num_experts);
   for (const RouteOverride& o : overrides) {
@@ -21,7 +22,7 @@ int MostRoutes(const RouteSettings& s, std::span<const RouteOverride> overrides)
 
 class RouteTest : public ::testing::Test {
  protected:
-  // Routes `count` rows on both devices and compares all that comes out.
+  // Routes `count` rows on the device and on the CPU, and compares all results.
   void Compare(const RouteCase& c, int count) {
     SCOPED_TRACE("seed " + std::to_string(c.seed) + ", experts " +
                  std::to_string(c.settings.num_experts) + ", width " +
@@ -116,7 +117,7 @@ class RouteTest : public ::testing::Test {
     }
     EXPECT_EQ(failed.Read(), expected_failed);
 
-    // The same routes, given.
+    // Build a plan from the same routes, as given routes.
     const DeviceArray<int32_t> given_offsets(kept.offsets), given_experts(kept.experts);
     const DeviceArray<float> given_weights(kept.weights);
     HostPlan given = expected;
@@ -177,7 +178,7 @@ TEST_F(RouteTest, ManyExpertsManyRows) {
   Compare(c, 300);
 }
 
-// As many as one launch takes, of so many experts that tiles of 16 rows are used.
+// As many rows as one launch takes, with enough experts that tiles of 16 rows are used.
 TEST_F(RouteTest, ManyExpertsInOneLaunch) {
   for (int experts : {100, 300}) {
     for (Gate gate : {Gate::kSoftmax, Gate::kSigmoid}) {
@@ -205,7 +206,7 @@ TEST_F(RouteTest, TopPAtItsEnds) {
   }
 }
 
-// Products that underflow leave a zero of either sign; both are the same score.
+// Products that underflow are zeros of either sign, which must count as equal scores.
 TEST_F(RouteTest, ZerosTieWhateverTheirSign) {
   RouteCase c;
   c.settings.num_experts = 3;
@@ -265,7 +266,7 @@ TEST_F(RouteTest, GivenRoutesOfThousandsOfRows) {
              expected);
 }
 
-// A row's bits do not depend on its neighbours nor on the path that their number chooses.
+// A row's bits must depend neither on other rows nor on the kernel chosen for their number.
 TEST_F(RouteTest, ARowRoutesTheSameInFewAndInMany) {
   const RouteCase c = MakeCase(60, 300, Gate::kSigmoid, 12);
   const int experts = 60, width = 300;
@@ -302,7 +303,7 @@ TEST_F(RouteTest, ARowRoutesTheSameInFewAndInMany) {
   }
 }
 
-// What a recorded step routes is what its memory holds when it is replayed.
+// When a captured step is replayed, it must route the rows that are in memory then.
 TEST_F(RouteTest, ReplayedGraphsRouteAnew) {
   for (int count : {40, 300}) {
     RouteCase c = MakeCase(33, 64, Gate::kSoftmax, 77);
@@ -343,7 +344,7 @@ TEST_F(RouteTest, ReplayedGraphsRouteAnew) {
 }
 
 #if defined(MOESERVE_CUDA_EMULATION)
-// No order of threads and blocks shows in the result.
+// The order of threads and blocks must not affect the result.
 TEST_F(RouteTest, OrderOfThreadsDoesNotShow) {
   for (const emulator::Order order :
        {emulator::Order{emulator::Order::kReverse, 0}, emulator::Order{emulator::Order::kRandom, 1},

@@ -1,4 +1,4 @@
-// Draws on the device are the engine's draws on the host.
+// The device's sampler must draw the same tokens as the engine's sampler on the host.
 
 #include "kernels/cuda/rows/sampler.h"
 
@@ -76,7 +76,7 @@ std::string Describe(const Case& c) {
          std::to_string(c.uniform) + ", logprobs " + std::to_string(c.logprobs);
 }
 
-// All cases in one launch; NaN between the rows, whose order in memory is reversed.
+// Samples all cases in one launch. The rows are in memory in reverse order, with NaN between them.
 std::vector<SampleResult> Sample(const std::vector<Case>& cases) {
   const size_t n = cases.size(), vocabulary = cases[0].logits.size(), stride = vocabulary + 3;
   std::vector<float> logits(n * stride, kNan);
@@ -138,7 +138,7 @@ void ExpectEqualHost(const std::vector<Case>& cases) {
   for (size_t i = 0; i < cases.size(); ++i) ExpectEqualsHost(cases[i], results[i]);
 }
 
-// Kinds of rows of logits, many of them nasty.
+// Returns a row of logits of one of kKinds kinds, many of which are difficult.
 constexpr int kKinds = 13;
 std::vector<float> Logits(int kind, int vocabulary, Random& random, std::string* name) {
   std::vector<float> l = random.Normals(vocabulary);
@@ -232,7 +232,7 @@ TEST(CudaSampler, EqualsTheHost) {
   }
 }
 
-// Every number of kept tokens, where ties have to be broken.
+// Keeps every possible number of tokens, with ties to break.
 TEST(CudaSampler, KeepsTheLowestIdsOfTies) {
   constexpr int kVocabulary = 70;
   Random random(3);
@@ -242,7 +242,7 @@ TEST(CudaSampler, KeepsTheLowestIdsOfTies) {
       for (const bool by_weight : {false, true}) {
         Case c;
         c.logits = Logits(kind, kVocabulary, random, &c.name);
-        c.uniform = kLargestUniform;  // draws the kept token of the highest id
+        c.uniform = kLargestUniform;  // draws the kept token with the highest id
         if (by_weight) {
           c.params.top_p = (k - 0.5) / kVocabulary;
         } else {
@@ -255,7 +255,7 @@ TEST(CudaSampler, KeepsTheLowestIdsOfTies) {
   ExpectEqualHost(cases);
 }
 
-// Rows too long for shared memory.
+// Rows that do not fit into shared memory.
 TEST(CudaSampler, EqualsTheHostOnLongRows) {
   constexpr int kVocabulary = 60001;
   Random random(5);

@@ -57,14 +57,14 @@ void Do(std::vector<Thread::Copy>& copies, uint64_t until) {
 
 struct Mbarrier {
   uint32_t count = 0;
-  uint32_t pending = 0;  // arrivals missing in this phase
-  int64_t bytes = 0;     // expected minus copied
-  uint64_t phase = 0;    // phases ended
+  uint32_t pending = 0;  // arrivals that are missing in this phase
+  int64_t bytes = 0;     // expected minus copied bytes
+  uint64_t phase = 0;    // number of phases that have ended
   int waiting = 0;
   std::vector<std::function<void()>> deferred;
 };
 
-// The running block's, by their addresses in shared memory.
+// Returns the mbarriers of the running block, by their addresses in shared memory.
 std::unordered_map<uint64_t*, Mbarrier>& Mbarriers() {
   static auto* const barriers = [] {
     OnBlockEnd([] {
@@ -84,7 +84,7 @@ std::unordered_map<uint64_t*, Mbarrier>& Mbarriers() {
   return *barriers;
 }
 
-// Marks the 8 bytes, so that code that overwrites them is noticed.
+// Stored in the mbarrier's 8 bytes, so that code which overwrites them is detected.
 constexpr uint64_t kMark = 0x6d62617272696572;
 
 Mbarrier& FindMbarrier(uint64_t* barrier, Location location) {

@@ -1,38 +1,40 @@
-// cp.async: copies from global to shared memory that are not there before their group is waited
-// for. They happen as late as allowed, so that a missing wait shows.
+// cp.async: asynchronous copies from global to shared memory, whose data is available only after a
+// wait for their group. The emulator copies as late as it may, so that a missing wait is detected.
 #pragma once
 
 #include "tests/cuda_emulator/scheduler.h"
 
 namespace moeserve::emulator {
 
-// The offset of `pointer` in the block's shared memory; stops the process if it is not in there.
+// Returns the offset of `pointer` in the block's shared memory. Stops the process if `pointer` is
+// outside.
 uint32_t SharedAddress(const void* pointer, Location location = Location::current());
-// The same memory by its offset.
+// Returns a pointer to the shared memory at offset `address`.
 void* SharedPointer(uint32_t address, size_t bytes, Location location = Location::current());
 
-// Copies `bytes` (4, 8 or 16) of which the last ones after `source_bytes` are zeros.
+// Copies `bytes` (4, 8 or 16) bytes; bytes after the first `source_bytes` become zero.
 void CpAsync(void* shared, const void* global, int bytes, int source_bytes,
              Location location = Location::current());
 void CpAsyncCommit();
-// Returns when all but the latest `pending` groups have been copied.
+// Waits until all but the latest `pending` groups have been copied.
 void CpAsyncWait(int pending);
 
-// mbarrier objects of shared memory. A phase ends when as many arrivals as `count` have come and as
-// many bytes have been copied as were expected.
+// mbarrier objects in shared memory. A phase ends when `count` threads have arrived and as many
+// bytes have been copied as were expected.
 void MbarrierInit(uint64_t* barrier, uint32_t count, Location location = Location::current());
 void MbarrierInvalidate(uint64_t* barrier, Location location = Location::current());
-// Expects `bytes` more in this phase, then arrives.
+// Increases the bytes expected in this phase by `bytes`, then arrives.
 void MbarrierArrive(uint64_t* barrier, uint32_t bytes, Location location = Location::current());
 void MbarrierExpect(uint64_t* barrier, uint32_t bytes, Location location = Location::current());
-// Waits for the end of the phase with this parity.
+// Waits until the phase with this parity has ended.
 void MbarrierWait(uint64_t* barrier, uint32_t parity, Location location = Location::current());
-// Whether that phase has ended; lets others run if not.
+// Returns whether the phase with this parity has ended. If not, lets other threads run.
 bool MbarrierTest(uint64_t* barrier, uint32_t parity, Location location = Location::current());
-// Arrives when all cp.async copies that this thread has issued are there; uses up one arrival of
-// the count (the .noinc form).
+// Arrives when all cp.async copies that this thread has issued are complete. The arrival is one of
+// `count` (as in the .noinc form).
 void CpAsyncMbarrierArrive(uint64_t* barrier, Location location = Location::current());
-// Copies `bytes` and then counts them at the barrier; not before somebody waits there.
+// Copies `bytes` bytes and counts them at the mbarrier. The copy happens only when a thread waits
+// at the mbarrier.
 void CpAsyncBulk(void* shared, const void* global, uint32_t bytes, uint64_t* barrier,
                  Location location = Location::current());
 

@@ -1,5 +1,5 @@
-// Stands in for <cuda_runtime.h> where CUDA sources are compiled for the emulated device: the same
-// names, with every thread of a block a fiber on the calling host thread.
+// Replaces <cuda_runtime.h> when CUDA sources are compiled for the emulated device. Provides the
+// same names. Every thread of a block is a fiber on the calling host thread.
 #pragma once
 
 #include "tests/cuda_emulator/async_copy.h"
@@ -11,5 +11,5 @@
 #include "tests/cuda_emulator/warp.h"
 #include "tests/cuda_emulator/wgmma.h"
 
-// CUDA's names are global; the emulator's own stay where they are.
+// CUDA's names are global. The emulator's other names stay in its namespace.
 using namespace moeserve::emulator::names;  // NOLINT

@@ -15,8 +15,8 @@
 #endif
 
 #if MOESERVE_EMULATOR_ASSEMBLY
-// Saves the registers that a callee must preserve on the stack that is left, and takes them from
-// the stack that is entered. Floating-point control words are the same for all fibers.
+// Saves the callee-saved registers on the current stack and restores them from the stack that is
+// entered. The floating-point control words are the same in all fibers.
 extern "C" void MoeserveEmulatorSwitch(void** from_stack_pointer, void* to_stack_pointer);
 asm(R"(
 .text
@@ -47,12 +47,12 @@ namespace moeserve::emulator {
 namespace {
 
 constexpr size_t kStackBytes = 256 << 10;
-// Tops of stacks differ by this many bytes modulo kColours lines, else all fibers would compete
-// for the same few cache lines.
+// The tops of stacks are offset by multiples of this many bytes, else all fibers would compete for
+// the same few cache lines.
 constexpr size_t kColourStep = 832;
 constexpr size_t kColourBytes = 32 << 10;
 
-// The context that the running one was entered from.
+// The context from which the running fiber was entered.
 FiberContext* g_previous = nullptr;
 
 void FinishSwitch([[maybe_unused]] FiberContext* self) {
@@ -82,8 +82,8 @@ void CreateFiber(FiberContext* fiber, size_t index, void (*entry)()) {
   fiber->thread_state = __tsan_create_fiber(0);
 #endif
 #if MOESERVE_EMULATOR_ASSEMBLY
-  // Six registers, then where to return to, then a null return address of `entry`; a function
-  // finds the stack pointer 8 bytes past a multiple of 16 when it is entered.
+  // The initial stack has six registers, the return address `entry`, and a null return address for
+  // `entry` itself. On entry of a function, the stack pointer is 8 bytes past a multiple of 16.
   void** slots = reinterpret_cast<void**>(reinterpret_cast<uintptr_t>(top) & ~uintptr_t{63}) - 8;
   for (int i = 0; i < 8; ++i) slots[i] = nullptr;
   slots[6] = reinterpret_cast<void*>(entry);

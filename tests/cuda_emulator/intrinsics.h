@@ -1,6 +1,7 @@
 // Arithmetic intrinsics, atomics, fences and cached loads.
 //
-// Threads of the emulator never run at the same time, so atomics are plain read-modify-writes.
+// The emulator never runs two threads at the same time, so atomics are plain read-modify-write
+// operations.
 #pragma once
 
 #include <algorithm>

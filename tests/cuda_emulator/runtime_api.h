@@ -1,9 +1,9 @@
-// The part of the CUDA runtime that moeserve calls, on host memory.
+// The part of the CUDA runtime that moeserve calls, implemented on host memory.
 //
-// Streams are lazy: what is enqueued runs when somebody synchronises with it, so that a missing
-// synchronisation shows. Copies that real CUDA may run at once (from pageable memory) are deferred
-// as well. Fresh memory is filled with 0xff. Calls may come from any host thread; one runs at a
-// time.
+// Streams are lazy: queued work runs only when a call synchronizes with it, so that a missing
+// synchronization is detected. Copies that real CUDA may run at once (from pageable memory) are
+// deferred, too. New memory is filled with 0xff. Calls may come from any host thread; they run one
+// at a time.
 #pragma once
 
 #include <cstddef>
@@ -131,7 +131,7 @@ inline constexpr unsigned cudaEventDefault = 0;
 inline constexpr unsigned cudaEventBlockingSync = 1;
 inline constexpr unsigned cudaEventDisableTiming = 2;
 using cudaEvent_t = struct EventState*;
-// CUDA's host functions of a stream.
+// CUDA's type of a host function in a stream.
 using cudaHostFn_t = void (*)(void* argument);
 
 cudaError_t cudaStreamCreate(cudaStream_t* stream);
@@ -164,7 +164,7 @@ enum cudaStreamCaptureStatus : int {
   cudaStreamCaptureStatusInvalidated = 2,
 };
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
-// On failure *graph is null.
+// On failure, *graph becomes null.
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph);
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status);
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph,
@@ -173,7 +173,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
 cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t stream);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
-// The number of recorded operations; `nodes` must be null.
+// Returns the number of captured operations in *count; `nodes` must be null.
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, void* nodes, size_t* count);
 
 // Kernels.
@@ -195,7 +195,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, F* functi
   return EmulatedOccupancy(blocks, reinterpret_cast<const void*>(function), threads, shared_bytes);
 }
 
-// Enqueues `run`, which is one thread's share of the kernel.
+// Queues a kernel. `run` executes one thread of the kernel.
 cudaError_t EmulatedEnqueueKernel(const void* function, dim3 grid, dim3 block, size_t shared_bytes,
                                   cudaStream_t stream, bool overlaps, std::function<void()> run);
 

@@ -45,7 +45,7 @@ cudaError_t Allocate(Allocations& all, void** pointer, size_t bytes) {
   return cudaSuccess;
 }
 
-// Whether both sides of a copy are where its kind says.
+// Checks that source and destination of a copy are in the kind of memory that `kind` states.
 cudaError_t CheckCopy(Runtime& r, const void* to, const void* from, size_t to_bytes,
                       size_t from_bytes, cudaMemcpyKind kind) {
   const Where to_device = Find(r.device_memory, to, to_bytes);
@@ -354,7 +354,7 @@ cudaError_t EmulatedOccupancy(int* blocks, const void* function, int threads, si
   *blocks = 0;
   if (threads < 1 || threads > 1024) return Report(cudaErrorInvalidValue);
   if (shared_bytes > static_cast<size_t>(MaxDynamicShared(r, function))) return cudaSuccess;
-  // A kilobyte of each block's shared memory is the system's.
+  // The system reserves one kilobyte of shared memory per block.
   const int by_shared = kSharedPerMultiprocessor / (static_cast<int>(shared_bytes) + 1024);
   const int by_threads = kThreadsPerMultiprocessor / ((threads + 31) / 32 * 32);
   *blocks = std::min(kBlocksPerMultiprocessor, std::min(by_shared, by_threads));

@@ -22,7 +22,7 @@ cudaError_t Enqueue(Runtime& r, StreamState* stream, Work work) {
   StreamState::Operation operation;
   operation.work = std::move(work);
   if (stream == &r.default_stream) {
-    // The default stream waits for all blocking streams, which must not capture meanwhile.
+    // The default stream waits for all blocking streams, so none of them may be capturing.
     for (StreamState* other : r.streams) {
       if (!other->blocking) continue;
       if (other->capture != nullptr) {
@@ -46,7 +46,7 @@ void RunUntil(Runtime& r, StreamState* stream, uint64_t count) {
     StreamState::Operation operation = std::move(stream->queue.front());
     stream->queue.pop_front();
     for (const Point& point : operation.after) {
-      // Destroyed streams have run all they held.
+      // A stream that has been destroyed has run all its operations.
       if (FindStream(r, point.stream == &r.default_stream ? nullptr : point.stream) ==
           point.stream) {
         RunUntil(r, point.stream, point.count);
@@ -132,7 +132,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return cudaSuccess;
 }
 
-// Each query lets the stream make one step, so that polling ends.
+// Each query runs one operation of the stream, so that polling loops end.
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   Runtime& r = TheRuntime();
   std::lock_guard lock(r.mutex);
@@ -183,7 +183,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   event->capture = s->capture;
   event->capture_stream = s;
   if (s->capture != nullptr) return cudaSuccess;
-  // The event may be gone when the stream gets here.
+  // The event may have been destroyed when the stream reaches this operation.
   const cudaError_t error = Enqueue(r, s, [event] {
     if (TheRuntime().events.contains(event)) event->time = std::chrono::steady_clock::now();
   });
@@ -257,7 +257,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     return cudaSuccess;
   }
   if (s->capture != nullptr) {
-    // Work of before the capture is no part of it.
+    // Work from before the capture cannot be part of it.
     s->capture_valid = false;
     return Report(cudaErrorStreamCaptureIsolation);
   }
@@ -277,8 +277,8 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
   s->capture = new GraphState;
   s->capture_origin = true;
   s->capture_valid = true;
-  // Other modes let some unsafe calls pass; here they differ in nothing else than that none is
-  // refused in the relaxed one.
+  // Real CUDA's other modes allow some unsafe calls. Here, all modes except the relaxed one refuse
+  // them.
   s->capture_is_strict = mode != cudaStreamCaptureModeRelaxed;
   if (s->capture_is_strict) ++r.strict_captures;
   return cudaSuccess;
@@ -335,7 +335,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
   std::lock_guard lock(r.mutex);
   StreamState* s = FindStream(r, stream);
   if (s == nullptr || exec == nullptr) return Report(cudaErrorInvalidResourceHandle);
-  // The work is copied: the executable graph may be destroyed while it is queued.
+  // Copy the work, because the executable graph may be destroyed while the launch is queued.
   return Report(Enqueue(r, s, [work = exec->work] {
     for (const Work& w : *work) w();
   }));

@@ -49,13 +49,13 @@ struct Scheduler {
   int block_threads = 0;
   int live = 0;
   void* shared = nullptr;
-  // Runnable threads, a ring.
+  // Ring buffer of runnable threads.
   Thread* ready[kMaxThreads] = {};
   uint32_t ready_head = 0;
   uint32_t ready_count = 0;
   Order order;
   uint64_t random = 1;
-  uint64_t idle_yields = 0;  // since somebody got any further
+  uint64_t idle_yields = 0;  // polls since a thread last made progress
   std::vector<void (*)()> block_end_callbacks;
 };
 
@@ -82,7 +82,7 @@ void PrintThread(const Thread& t) {
   std::fprintf(stderr, "thread (%u,%u,%u)", t.index.x, t.index.y, t.index.z);
 }
 
-// A thread that polls goes on in vain if nothing else happened for so many polls.
+// If no thread makes progress during this many polls, a polling thread is reported as stuck.
 constexpr uint64_t kMaxIdleYields = 1'000'000;
 
 [[noreturn]] void Deadlock(Scheduler& s) {
@@ -95,7 +95,7 @@ constexpr uint64_t kMaxIdleYields = 1'000'000;
   for (int i = 0; i < s.block_threads; ++i) {
     const Thread& t = *s.threads[i];
     if (t.exited) continue;
-    // Neighbours that wait for the same in the same place say nothing new.
+    // Skip neighbours that wait for the same thing in the same place.
     if (last != nullptr && last->waits_for == t.waits_for && last->wait_detail == t.wait_detail &&
         last->location.line() == t.location.line()) {
       continue;
@@ -125,7 +125,8 @@ Thread* TakeReady(Scheduler& s) {
   return t;
 }
 
-// Leaves the running thread, which someone else makes ready again.
+// Switches from the running thread to the next runnable one. Another thread must make this one
+// runnable again.
 void Suspend(Scheduler& s) {
   Thread* self = current;
   Thread* next = TakeReady(s);
@@ -202,7 +203,8 @@ void ExitThread() {
   Suspend(s);
 }
 
-// A fiber outlives its block: it starts over when a later block needs it.
+// The main function of a fiber. A fiber outlives its block and runs a thread of a later block when
+// needed.
 void ThreadMain() {
   FiberStarted();
   for (;;) {

@@ -1,10 +1,10 @@
-// Runs the threads of a launch as fibers on the calling host thread, block after block.
+// Runs the threads of a launch as fibers on the calling host thread, one block after the other.
 //
-// A thread runs until it waits for others: at a barrier, in a warp's or warpgroup's collective, or
-// for an mbarrier. Where nobody can run, where threads of one collective disagree and where a
-// collective has no meaning on hardware, the process stops with a message that names block and
-// thread. The order in which runnable threads and blocks run can be permuted to find code that
-// depends on it.
+// A thread runs until it must wait for other threads: at a barrier, in a collective of a warp or
+// warpgroup, or for an mbarrier. The process stops with a message that names block and thread if no
+// thread can run, if the threads of a collective disagree, or if a collective is undefined on
+// hardware. The order in which threads and blocks run can be permuted to find code that depends on
+// it.
 #pragma once
 
 #include <cstdint>
@@ -20,14 +20,15 @@ namespace moeserve::emulator {
 
 inline constexpr int kWarpSize = 32;
 inline constexpr int kWarpgroupSize = 128;
-inline constexpr int kMaxThreads = 1024;  // of a block
+inline constexpr int kMaxThreads = 1024;  // per block
 inline constexpr int kNumBarriers = 16;
 
 using Location = std::source_location;
 
-// The order of runnable threads and of blocks; the environment's MOESERVE_EMULATOR_ORDER
-// (forward, reverse, eager or a number that seeds a permutation) is the default. Eagerly, a warp
-// runs ahead of the others until it waits for them, which shows barriers that are missing.
+// The order in which runnable threads and blocks run. The environment variable
+// MOESERVE_EMULATOR_ORDER (forward, reverse, eager, or a number that seeds a permutation) sets the
+// default. With kEager, a warp runs ahead of the other warps until it must wait for them, which
+// detects missing barriers.
 struct Order {
   enum Kind : uint8_t { kForward, kReverse, kRandom, kEager } kind = kForward;
   uint64_t seed = 0;
@@ -36,7 +37,7 @@ void SetOrder(Order order);
 Order GetOrder();
 
 namespace names {
-// What the running thread reads.
+// The running thread's built-in variables.
 extern uint3 threadIdx;
 extern uint3 blockIdx;
 extern dim3 blockDim;
@@ -46,7 +47,8 @@ inline constexpr int warpSize = kWarpSize;
 
 struct Warp;
 
-// A wgmma of one thread, to be done with those of the other threads of the warpgroup.
+// One thread's part of a wgmma, which is computed together with the parts of the warpgroup's other
+// threads.
 struct MatrixWork {
   float* d = nullptr;  // n / 2 accumulators
   int n = 0;
@@ -66,20 +68,20 @@ struct Thread {
   int lane = 0;
   Warp* warp = nullptr;
   bool exited = false;
-  bool waited_for_grids = false;  // GridDependencyWait()
-  // While it waits: for what, where, and what it brings to a collective.
+  bool waited_for_grids = false;  // whether it has called GridDependencyWait()
+  // While the thread waits: what it waits for, where, and its contribution to a collective.
   const char* waits_for = nullptr;
   int64_t wait_detail = 0;
   Location location;
   void* deposit = nullptr;
-  int barrier_count = 0;  // sum over a barrier's threads of what they brought
-  // Asynchronous work that this thread has issued and that has not been done, oldest first; a group
-  // is what one commit closes. Empty when a block starts.
+  int barrier_count = 0;  // sum of the values that a barrier's threads passed
+  // Asynchronous copies that this thread has issued and that have not been done, oldest first. A
+  // commit closes a group of copies. Empty when a block starts.
   struct Copy {
-    std::function<void()> work;  // null once done
+    std::function<void()> work;  // null once the copy is done
     uint64_t number = 0;
   };
-  uint64_t copies = 0;  // issued
+  uint64_t copies = 0;  // number of issued copies
   std::vector<Copy> open_copies;
   std::deque<std::vector<Copy>> copy_groups;
   std::vector<MatrixWork> open_matrix_work;
@@ -87,7 +89,7 @@ struct Thread {
 };
 
 struct Warp {
-  // A collective that some lanes of `mask` have reached.
+  // A collective that some lanes in `mask` have reached.
   struct Collective {
     uint32_t mask = 0;
     uint32_t arrived = 0;
@@ -107,46 +109,51 @@ struct Launch {
   dim3 grid;
   dim3 block;
   size_t shared_bytes = 0;
-  void (*run)(void* arguments) = nullptr;  // one thread's share
+  void (*run)(void* arguments) = nullptr;  // executes one thread
   void* arguments = nullptr;
-  bool overlaps = false;  // every thread has to call GridDependencyWait()
+  bool overlaps = false;  // every thread must call GridDependencyWait()
 };
-// One launch at a time in the process; the caller sees to it.
+// Runs a launch. The caller must ensure that the process runs only one launch at a time.
 void RunLaunch(const Launch& launch);
 
-// The running block's dynamic shared memory, 1024-byte aligned; poisoned with 0xff when the block
-// starts.
+// Returns the running block's dynamic shared memory, aligned to 1024 bytes. It is filled with 0xff
+// when the block starts.
 void* SharedBase();
 size_t SharedBytes();
 
-// All of `mask` (of the lanes that still run) call this with the same name and detail; the last one
-// calls `compute` with what each lane deposited (null for lanes that take no part), then all go on.
+// A collective of a warp. All running lanes in `mask` must call this function with the same name
+// and detail. The last lane to arrive calls `compute` with the value that each lane deposited (null
+// for lanes that do not take part); then all lanes continue.
 void WarpCollective(uint32_t mask, const char* name, int detail, void* deposit,
                     void (*compute)(void* const* deposits, uint32_t arrived, int detail),
                     Location location);
-// The same for the 128 threads of the calling thread's warpgroup, all of which must be running.
+// A collective of the 128 threads of the calling thread's warpgroup, all of which must still be
+// running. Works like WarpCollective().
 void WarpgroupCollective(const char* name, int detail, void* deposit,
                          void (*compute)(void* const* deposits, int detail), Location location);
 
-// Barrier `id` for `threads` threads (0: all that have not exited). Returns the sum of `value` over
-// them.
+// Waits at barrier `id` for `threads` threads (0: all threads that have not exited). Returns the
+// sum of their values.
 int BarrierSync(int id, int threads, int value, int* participants, Location location);
-// Counts as arrived and does not wait.
+// Arrives at the barrier without waiting.
 void BarrierArrive(int id, int threads, Location location);
 
-// griddepcontrol.wait. Kernels do not overlap here; what is checked is that all threads call it.
+// Emulates griddepcontrol.wait. Kernels do not overlap here; the emulator only checks that all
+// threads call this function.
 void GridDependencyWait();
 
-// Lets others run; the thread stays runnable. Where nothing but that happens, the process stops.
+// Lets other threads run; the calling thread stays runnable. If all threads only yield, the process
+// stops.
 void YieldThread();
-// Waits until WakeAll(key).
+// Waits until another thread calls WakeAll(key).
 void WaitFor(const void* key, const char* what, Location location);
 void WakeAll(const void* key);
 
-// Called when a block ends with all its threads, to check and clear what others keep per block.
+// Registers a function that is called after all threads of a block have ended. It checks and clears
+// per-block state.
 void OnBlockEnd(void (*callback)());
 
-// Stops the process, naming the running block and thread.
+// Stops the process with a message that names the running block and thread.
 [[noreturn]] void Fail(Location location, const char* format, ...)
     __attribute__((format(printf, 2, 3)));
 

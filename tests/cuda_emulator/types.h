@@ -1,4 +1,4 @@
-// CUDA's function qualifiers and vector types for code that g++ compiles.
+// CUDA's function qualifiers and vector types, for CUDA code compiled by g++.
 #pragma once
 
 #include <cstddef>

@@ -17,7 +17,7 @@ void ComputeShuffle(void* const* deposits, uint32_t arrived, int width) {
         source = begin + (own->argument & (width - 1));
         break;
       case Shuffle::kXor:
-        // Beyond the own segment only lower segments can be read, as on hardware.
+        // As on hardware, a lane outside its segment can be read only in lower segments.
         source = lane ^ (own->argument & 31);
         if (source >= begin + width) source = lane;
         break;
@@ -106,7 +106,7 @@ void ComputeReduce(void* const* deposits, uint32_t arrived, int detail) {
   }
 }
 
-// Names are compared as pointers.
+// The collectives compare these names as pointers.
 constexpr char kIndexName[] = "__shfl_sync";
 constexpr char kXorName[] = "__shfl_xor_sync";
 constexpr char kUpName[] = "__shfl_up_sync";

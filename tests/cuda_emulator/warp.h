@@ -1,4 +1,4 @@
-// Warp intrinsics: shuffles, votes, reductions, barriers of a block.
+// Warp intrinsics (shuffles, votes, reductions) and barriers of a block.
 #pragma once
 
 #include <bit>
@@ -18,7 +18,7 @@ struct ShuffleDeposit {
   int argument;
 };
 
-// `width` is a power of two up to 32.
+// `width` must be a power of two up to 32.
 void ShuffleLanes(uint32_t mask, Shuffle kind, int width, ShuffleDeposit* deposit,
                   Location location);
 uint32_t Ballot(uint32_t mask, bool predicate, Location location);

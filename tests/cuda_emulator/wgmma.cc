@@ -12,7 +12,7 @@ constexpr int kRows = 64;
 constexpr int kDepth = 16;
 constexpr int kMaxColumns = 256;
 
-// Where a matrix descriptor says that elements (row, k) lie.
+// Computes where the elements (row, k) of a matrix are, from its matrix descriptor.
 class Operand {
  public:
   Operand(uint64_t descriptor, Location location) : location_(location) {
@@ -36,7 +36,7 @@ class Operand {
         row_bytes_ = 16;
         break;
     }
-    // The pattern of a swizzle repeats every 8 rows and hangs on the address.
+    // The pattern of a swizzle repeats every 8 rows and depends on the address.
     if (row_bytes_ > 16 && ((start_ & ~(row_bytes_ - 1)) % (8 * row_bytes_) != 0)) {
       Fail(location,
            "wgmma: a swizzled matrix at 0x%x of shared memory does not begin where its "
@@ -52,7 +52,8 @@ class Operand {
       address += depth / 8 * leading_ + depth % 8 * 2;
     } else {
       address += depth * 2;
-      // Bits 4.. are exchanged by bits 7.., as many as the row has 16-byte units.
+      // The swizzle XORs address bits 4 and up with bits 7 and up: 1, 2 or 3 bits for rows of 2, 4
+      // or 8 units of 16 bytes.
       address ^= ((address >> 7) & (row_bytes_ / 16 - 1)) << 4;
     }
     Bf16 value;

@@ -1,15 +1,17 @@
-// wgmma: matrix products of a warpgroup, done when their group is waited for.
+// Emulates wgmma: matrix products of a warpgroup, which are computed when their group is waited
+// for.
 #pragma once
 
 #include "tests/cuda_emulator/scheduler.h"
 
 namespace moeserve::emulator {
 
-// d += a b (d = a b unless `accumulate`) for m64 n`n` k16 bf16, both operands by K-major matrix
-// descriptors in shared memory.
+// Computes d += a b (d = a b unless `accumulate`) with shape m64, n`n`, k16 and bf16 operands,
+// which K-major matrix descriptors locate in shared memory.
 void WgmmaShared(float* d, int n, uint64_t a, uint64_t b, bool accumulate,
                  Location location = Location::current());
-// With the calling warp's 16 rows of a in registers, laid out as for mma.sync.
+// Computes the same product with the calling warp's 16 rows of a in registers, in the layout of
+// mma.sync.
 void WgmmaRegisters(float* d, int n, const uint32_t* a, uint64_t b, bool accumulate,
                     Location location = Location::current());
 void WgmmaCommit();

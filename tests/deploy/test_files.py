@@ -39,7 +39,7 @@ def panels():
 
 
 def expressions():
-    """Every PromQL expression of the dashboard and the alerts, with where it stands."""
+    """Yields every PromQL expression of the dashboard and the alerts, with its location."""
     for panel in panels():
         for target in panel["targets"]:
             yield f"panel {panel['title']}", target["expr"]
@@ -53,7 +53,7 @@ def expressions():
 
 @pytest.fixture(scope="module")
 def served():
-    """Family types and samples, {name: [labels]}, of a server that has answered both protocols."""
+    """Returns family types and samples, {name: [labels]}, of a server after HTTP and gRPC calls."""
     spec = importlib.util.spec_from_file_location("clients", ROOT / "tests/clients/conftest.py")
     clients = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(clients)
@@ -62,7 +62,7 @@ def served():
         clients.post(server, "/v1/completions", {"prompt": "In the beginning", "max_tokens": 4})
         with grpc.insecure_channel(server.grpc) as channel:
             channel.unary_unary("/moeserve.v1.Inference/GetModelInfo")(b"", timeout=30)
-        # A call is counted once it has ended, which its client may see first.
+        # A call is counted when it has ended, which can be after its client has the response.
         def scrape():
             with urllib.request.urlopen(f"{server.url}/metrics") as answer:
                 return answer.read().decode()
@@ -80,7 +80,7 @@ def served():
 
 
 def metric_uses(expression):
-    """(name, [(label, operator, value)]) for each metric in an expression."""
+    """Returns (name, [(label, operator, value)]) for each metric in an expression."""
     # A duration in brackets or a function's name is no metric: they have no such prefix.
     return [(m[1], MATCHER.findall(m[2] or "")) for m in METRIC.finditer(expression)]
 
@@ -110,7 +110,7 @@ def test_every_label_exists(served):
                     continue
                 known = {sample[label] for sample in served[name] if label in sample}
                 assert known, f"{where}: {name} has no label {label}"
-                # Of a status code, only what has happened is there.
+                # Status codes that have not occurred have no samples.
                 if "$" not in value and label != "code":
                     wanted = value.split("|") if operator == "=~" else [value]
                     assert set(wanted) <= known, f"{where}: {name} has no {label} {value}"
@@ -162,7 +162,7 @@ def test_alerts_say_what_happened():
 
 
 def dockerfile():
-    """(instruction, rest) of each instruction; continuation lines are joined."""
+    """Returns (instruction, rest) for each instruction, with continuation lines joined."""
     text = (DEPLOY / "Dockerfile").read_text()
     text = re.sub(r"^#.*\n", "", text, flags=re.M).replace("\\\n", " ")
     return [line.split(None, 1) for line in text.splitlines() if line.strip()]
@@ -175,7 +175,7 @@ def copied_paths():
 
 
 def is_ignored(path):
-    """Whether .dockerignore keeps `path` out: the last pattern that fits it or a parent decides."""
+    """Returns whether .dockerignore excludes `path`: the last matching pattern decides."""
     ignored = False
     parts = pathlib.PurePosixPath(path)
     candidates = [str(parts), *(str(parent) for parent in parts.parents if str(parent) != ".")]
@@ -208,7 +208,7 @@ def test_the_dockerfile_copies_all_that_is_built():
 
 
 def test_image_settings():
-    """The last ones of each instruction; stages after `runtime` must not undo them."""
+    """Checks the last value of each instruction; stages after `runtime` must not change it."""
     settings = {instruction: rest for instruction, rest in dockerfile()}
     assert settings["USER"].split(":")[0].isdigit() and settings["USER"] != "0"
     assert json.loads(settings["ENTRYPOINT"]) == ["moeserve"]

@@ -27,13 +27,13 @@ import test_files
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
-# What Grafana puts in for its variables.
+# The values that Grafana substitutes for its variables.
 VARIABLES = {"__rate_interval": "10s", "instance": ".+", "model": "test-model", "block": ".+"}
 PATIENCE = 20  # seconds until all of it must be there
 
 
 class Traffic:
-    """Requests of every kind to some servers until stopped."""
+    """Sends varied requests to several servers until stopped."""
 
     def __init__(self, clients, servers):
         self._clients = clients
@@ -108,7 +108,7 @@ class Prometheus:
             pytest.fail(f"{parameters}: {error.read().decode()}")
 
     def values(self, expression):
-        """The numbers that an expression gives now; NaN is none."""
+        """Returns the current values of an expression, without NaN."""
         result = self.get("query", query=expression)["result"]
         numbers = [float(sample["value"][1]) for sample in result]
         return [number for number in numbers if not math.isnan(number)]
@@ -116,7 +116,7 @@ class Prometheus:
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory):
-    """One that scrapes two servers under traffic; one of them exports as for a large model."""
+    """A Prometheus that scrapes two servers under traffic, one with a large model's metrics."""
     program = shutil.which("prometheus")
     if not program:
         pytest.skip("prometheus (Debian's package of that name) is not here")
@@ -142,7 +142,7 @@ def prometheus(tmp_path_factory):
 
 
 def eventually(check):
-    """Waits until `check` gives an empty list, of what is missing yet."""
+    """Waits until `check` returns an empty list of missing things."""
     end = time.monotonic() + PATIENCE
     while (missing := check()) and time.monotonic() < end:
         time.sleep(0.5)
@@ -150,9 +150,9 @@ def eventually(check):
 
 
 def dashboard_queries():
-    """(where, expression) as Grafana would send them."""
+    """Yields (panel title, expression) as Grafana would send the expression."""
     for panel in test_files.panels():
-        # A panel that is repeated for each layer names one, others name several.
+        # A panel that is repeated per layer queries one layer, other panels query all layers.
         layer = "0" if "$layer" in panel["title"] else ".+"
         for target in panel["targets"]:
             expression = target["expr"]

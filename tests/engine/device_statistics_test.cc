@@ -1,4 +1,5 @@
-// A device that counts its plans says the same as the recorder that sees them on the host.
+// Compares expert statistics that a device counts itself with those of the recorder that counts
+// routing plans on the host. Both must be equal.
 
 #include <gtest/gtest.h>
 
@@ -17,13 +18,15 @@
 namespace moeserve::testing {
 namespace {
 
-// That of the tests where it keeps plans to itself, else the emulated one.
+// Returns the device under test if it does not copy its routing plans to the host, else the
+// emulated CUDA device.
 std::string CountingDevice() {
   const std::string device = TestDevice();
   return device == "cpu" ? "cuda_emulated" : device;
 }
 
-// Routed attention and feed-forward, sub-tokens, experts of unequal width, top-k and top-p.
+// Returns models that together have routed attention and feed-forward, sub-tokens, experts of
+// unequal width, top-k and top-p.
 std::vector<GoldenModel> SmallRoutedModels() {
   std::vector<GoldenModel> models;
   for (const GoldenModel& m : GoldenModels()) {
@@ -45,7 +48,7 @@ Request Greedy(const std::string& id, std::vector<TokenId> prompt, int max_token
   return r;
 }
 
-// What an engine says about the same requests.
+// What an engine reports about a set of requests.
 struct Told {
   std::vector<std::vector<TokenId>> tokens;
   std::vector<Usage> usage;
@@ -62,7 +65,8 @@ class DeviceStatisticsTest : public ::testing::TestWithParam<GoldenModel> {
     golden_ = *std::move(golden);
   }
 
-  // Requests one after the other and samples side by side: the same steps on every device.
+  // Runs requests one after the other, with the samples of a request in parallel, so that every
+  // device runs the same steps.
   Told Ask(const std::string& device, EngineOptions options) {
     options.max_step_tokens = 7;
     options.max_num_seqs = 4;
@@ -91,7 +95,7 @@ class DeviceStatisticsTest : public ::testing::TestWithParam<GoldenModel> {
         told.usage.push_back(sink->last().usage);
         told.records.push_back(sink->routing());
       }
-      // Complete as soon as the last answer ended, without waiting for anything else.
+      // The snapshot must be complete as soon as the last response has ended.
       told.stats = engine.get().ExpertSnapshot();
     }
     if (const auto table = engine.get().token_expert_counts()) {
@@ -133,7 +137,8 @@ TEST_P(DeviceStatisticsTest, EqualTheHosts) {
   ExpectSame(device, host);
 }
 
-// Routes on the host for the records, counts on the device: each step is counted once.
+// The host gets the routes for the records while the device counts them: each step must be counted
+// once.
 TEST_P(DeviceStatisticsTest, EqualTheHostsWithRecords) {
   EngineOptions options;
   options.routing_records = true;
@@ -177,7 +182,8 @@ TEST_P(DeviceStatisticsTest, OffNothingIsCountedAndAnswersStay) {
   for (const Usage& u : off.usage) EXPECT_EQ(u.expert_routes, 0u);
 }
 
-// Sequences that lose their cache run twice: of that only the recomputed_ counters know.
+// Preempted sequences run their tokens again. Only the recomputed_ counters may include the
+// repeated work.
 TEST_P(DeviceStatisticsTest, PreemptedTokensAreCountedApart) {
   EngineOptions options{.max_num_seqs = 4, .prefix_cache = false, .routing_records = true};
   options.max_model_len = 40;
@@ -231,8 +237,9 @@ TEST_P(DeviceStatisticsTest, PreemptedTokensAreCountedApart) {
   EXPECT_EQ(sums, from_records);
 }
 
-// Steps of several shapes, each run, recorded and replayed; one is recorded full and replayed with
-// a row that only fills it up.
+// Runs steps of several shapes three times: the first run is eager, the second captures a CUDA
+// graph, the third replays it. One graph is captured with all rows in use and replayed with a
+// padding row.
 TEST_P(DeviceStatisticsTest, ReplayedStepsCountAndFetchNoPlan) {
   const auto runner = ModelRunner::Load(GetParam().model, {.device = CountingDevice()});
   ASSERT_TRUE(runner.ok()) << runner.status();
@@ -293,7 +300,7 @@ TEST_P(DeviceStatisticsTest, ReplayedStepsCountAndFetchNoPlan) {
     EXPECT_EQ(chosen % (tokens * static_cast<uint64_t>(b.sub_tokens)), 0u) << "block " << i;
   }
   EXPECT_EQ(token_parameters, parameters);
-  // Without counters, the same steps leave them alone.
+  // The same steps without counters must not change the counters.
   setup.options.counters = nullptr;
   (*runner)->RunTogether({{0, 0, {golden_.tokens[0]}}}, setup);
   EXPECT_EQ(counted, 0u);
@@ -302,7 +309,7 @@ TEST_P(DeviceStatisticsTest, ReplayedStepsCountAndFetchNoPlan) {
   EXPECT_EQ((*counters)->Read().model.steps, steps);
 }
 
-// The routed blocks of one step, copied.
+// Copies of what a step reported about one routed block.
 struct SeenBlock {
   int slot = 0;
   std::vector<int32_t> experts;
@@ -358,8 +365,9 @@ void ExpectSameSight(const std::vector<SeenBlock>& device, const std::vector<See
   }
 }
 
-// A step that reports its blocks is recorded and replayed like any other, beside those of its size
-// that do not, and reports what the host's step does. A row that only fills it up is left out.
+// A step that reports its blocks (with captures) is captured in a graph and replayed like any other
+// step, and has its own graph beside that of steps of the same size without captures. It must
+// report what the same step reports on the host. Padding rows must be left out.
 TEST_P(DeviceStatisticsTest, StepsWithLooksAreReplayed) {
   const auto device = ModelRunner::Load(GetParam().model, {.device = CountingDevice()});
   const auto host = ModelRunner::Load(GetParam().model, {.device = "cpu"});
@@ -377,8 +385,8 @@ TEST_P(DeviceStatisticsTest, StepsWithLooksAreReplayed) {
         }
         const uint64_t replayed = (*device)->backend().replayed_steps();
         const auto seen = Look(**device, parts, looks ? kEverything : StepLooks{});
-        // The first run is eager, the second records and replays; steps with and without looks
-        // have recordings of their own.
+        // The first run is eager, the second captures a graph and replays it. Steps with and
+        // without captures have separate graphs.
         EXPECT_EQ((*device)->backend().replayed_steps() - replayed, runs < 1 ? 0u : 1u);
         if (!looks) {
           EXPECT_TRUE(seen.empty());
@@ -392,7 +400,8 @@ TEST_P(DeviceStatisticsTest, StepsWithLooksAreReplayed) {
   }
 }
 
-// Prompts are not replayed; their reports are the host's, and so are those of given routes.
+// Steps with prompt tokens are not replayed. Their reports, also for given routes, must equal the
+// host's.
 TEST_P(DeviceStatisticsTest, PromptsReportWhatTheHostReports) {
   const auto device = ModelRunner::Load(GetParam().model, {.device = CountingDevice()});
   const auto host = ModelRunner::Load(GetParam().model, {.device = "cpu"});

@@ -1,4 +1,5 @@
-// What the engine measures of its requests and steps: everything once, and sums that agree.
+// The engine's histograms of requests and steps: everything must be measured once, and sums must
+// agree.
 
 #include "engine/engine_histograms.h"
 
@@ -63,7 +64,8 @@ Request Prompt(const std::string& id, int length, int max_tokens) {
   return r;
 }
 
-// The stats once every step is in them: an answer can leave before its step has ended.
+// Returns the stats after all steps are counted: a response can be delivered before its step has
+// ended.
 EngineStats Settled(TestEngine& engine) {
   engine.ExpectIdle();
   EngineStats stats = engine.get().Stats();
@@ -77,7 +79,7 @@ EngineStats Settled(TestEngine& engine) {
 }
 
 TEST(EngineHistograms, EveryRequestAndStepIsMeasuredOnce) {
-  // Long prompts in small steps, beside answers of different lengths.
+  // Long prompts run in small steps, together with decoding of different lengths.
   auto engine = Start({.max_num_seqs = 3, .max_step_tokens = 8});
   const absl::Time begin = absl::Now();
   std::vector<std::shared_ptr<CollectingSink>> sinks;
@@ -139,7 +141,7 @@ TEST(EngineHistograms, SamplesAreMeasuredEach) {
   }
 }
 
-// Holds the engine up at its first piece until opened.
+// Blocks the engine at the first piece of output until Open() is called.
 class GateSink final : public CollectingSink {
  public:
   void OnDelta(OutputDelta delta) override {
@@ -177,7 +179,7 @@ TEST(EngineHistograms, WaitsThatAreGivenUpCount) {
   EXPECT_EQ(h.queue_seconds.total(), 3u);
   EXPECT_GE(h.queue_seconds.sum(), 2 * 0.06);
   EXPECT_EQ(h.prefill_seconds.total(), 1u);
-  // Nothing came to an end of its own.
+  // No request ended regularly: these histograms only measure requests that did.
   EXPECT_EQ(h.decode_seconds.total(), 0u);
   EXPECT_EQ(h.inference_seconds.total(), 0u);
 }

@@ -1,4 +1,4 @@
-// The engine: results that do not depend on company, limits, cancellation, accounting.
+// The engine: results independent of other requests, limits, cancellation, accounting.
 
 #include "engine/engine.h"
 
@@ -37,7 +37,8 @@ class EngineTest : public ::testing::Test {
     ASSERT_TRUE(golden.ok()) << golden.status();
     golden_ = *std::move(golden);
   }
-  // A tiny model whose every layer routes, in attention and in feed-forward.
+  // Starts an engine with a tiny model in which every layer has routed attention and a routed
+  // feed-forward.
   std::unique_ptr<TestEngine> Start(const EngineOptions& options = {},
                                     DType compute = DType::kF32) {
     EngineOptions o = options;
@@ -67,7 +68,7 @@ TEST_F(EngineTest, GreedyEqualsTheReference) {
 }
 
 TEST_F(EngineTest, PromptLogprobsEqualTheReference) {
-  // Small steps, so that the prompt is run in parts.
+  // Small steps run the prompt in several parts.
   auto engine = Start({.max_num_seqs = 4, .max_step_tokens = 7});
   Request r = Prompt("a", golden_.Prompt(0), 1);
   r.sampling.prompt_logprobs = 3;
@@ -101,7 +102,7 @@ TEST_F(EngineTest, MaxTokensZeroRunsThePromptOnly) {
   EXPECT_EQ(engine->get().ExpertSnapshot().tokens, static_cast<uint64_t>(golden_.length));
 }
 
-// What a client sees of an answer.
+// The parts of a response that a client receives.
 struct Answer {
   std::vector<TokenId> tokens;
   std::vector<float> logprobs;
@@ -119,11 +120,12 @@ Answer AnswerOf(const CollectingSink& sink) {
   return answer;
 }
 
-// Greedy and seeded requests of all lengths, with penalties and masks, some with a common prefix.
+// Returns request number i of a mix: greedy and seeded, of all lengths, with penalties and masks,
+// some with a common prefix.
 Request MixedRequest(const Golden& golden, int i) {
   Random random(static_cast<uint64_t>(i));
   std::vector<TokenId> prompt = golden.Prompt(i % golden.prompts);
-  if (i % 3 == 0) prompt = golden.Prompt(0);  // a prefix that many share
+  if (i % 3 == 0) prompt = golden.Prompt(0);  // many requests share this prefix
   prompt.resize(static_cast<size_t>(1 + random.Below(60)));
   Request r = Prompt(std::to_string(i), prompt, 1 + random.Below(40));
   SamplingParams& p = r.sampling;
@@ -143,10 +145,11 @@ Request MixedRequest(const Golden& golden, int i) {
   return r;
 }
 
-// Answers, log-probabilities and expert counts are the same alone and among many, for any share of
-// prompts in a step, with and without prefix cache, and when memory runs out.
+// Tokens, log-probabilities and expert counts of a request must be the same alone and together with
+// many requests, for any limit on prompt rows per step, with and without prefix cache, and with
+// preemption.
 TEST_F(EngineTest, AnswersDoNotDependOnCompany) {
-  // The emulated device is some thousand times slower than the host.
+  // The emulated device is about a thousand times slower than the host.
   const bool emulated = TestDevice() == "cuda_emulated";
   const int requests = emulated ? 16 : 200;
   struct Types {
@@ -198,18 +201,18 @@ TEST_F(EngineTest, AnswersDoNotDependOnCompany) {
       engine->ExpectIdle();
       const EngineStats stats = engine->get().Stats();
       EXPECT_TRUE(stats.preemptions > 0 || !companies[c].preempts) << "company " << c;
-      if (emulated) continue;  // too few requests for a prefix to be found again
+      if (emulated) continue;  // too few requests to find a cached prefix
       EXPECT_EQ(stats.prefix_hit_tokens > 0, companies[c].options.prefix_cache) << "company " << c;
     }
   }
 }
 
-// Samples of one prompt are what the same requests give one by one; the prompt runs once.
+// Samples of one prompt must equal the same requests run one by one, and the prompt must run once.
 TEST_F(EngineTest, SamplesShareTheirPrompt) {
   constexpr int kSamples = 12;
   const auto make = [&](int i) {
     std::vector<TokenId> prompt = golden_.Prompt(0);
-    prompt.resize(37);  // ends inside a block
+    prompt.resize(37);  // ends inside a cache block
     Request r = Prompt(std::to_string(i), prompt, 20);
     r.sampling.temperature = 1.0;
     r.sampling.seed = 5;
@@ -254,11 +257,11 @@ TEST_F(EngineTest, SamplesShareTheirPrompt) {
   }
 }
 
-// Whichever sample is cancelled, the others get their answer.
+// Whichever sample is cancelled, the other samples must complete.
 TEST_F(EngineTest, ACancelledSampleLeavesTheOthers) {
   for (int gone = 0; gone < 3; ++gone) {
     auto engine = Start({.max_prompt_rows = 1});
-    // Keeps steps short and the group in its prompt for a while.
+    // This request keeps the prompt of the group running for a while.
     auto other = engine->Submit(Prompt("other", golden_.Prompt(1), 60));
     std::vector<Request> requests;
     std::vector<std::shared_ptr<CollectingSink>> sinks;
@@ -290,7 +293,7 @@ TEST_F(EngineTest, ThePrefixCacheKeepsSaltsApart) {
     return sink->last().usage.cached_tokens;
   };
   EXPECT_EQ(cached("1", ""), 0);
-  EXPECT_EQ(cached("2", ""), 48);  // 64 tokens: the last one always runs
+  EXPECT_EQ(cached("2", ""), 48);  // of 64 tokens: the last one is never taken from the cache
   EXPECT_EQ(cached("3", "a"), 0);
   EXPECT_EQ(cached("4", "a"), 48);
   EXPECT_EQ(cached("5", "b"), 0);
@@ -308,14 +311,14 @@ TEST_F(EngineTest, MinTokensAndMasksHold) {
   ASSERT_TRUE(sink->Wait().ok());
   ASSERT_GT(sink->tokens().size(), 12u);
   for (size_t i = 0; i < 12; ++i) EXPECT_EQ(sink->tokens()[i], 9);
-  // Nothing is left: an error, not an answer.
+  // If masks leave no token, the request must fail.
   r.id = "b";
   r.sampling.bad_words = {{9}};
   EXPECT_TRUE(absl::IsInvalidArgument(engine->Submit(r)->Wait()));
   engine->ExpectIdle();
 }
 
-// Holds the engine up from its first token on, until told to go on.
+// Blocks the engine from the first token on until GoOn() is called.
 class HoldingSink : public TokenSink {
  public:
   void OnDelta(OutputDelta) override { go_on_.wait(false); }
@@ -329,7 +332,8 @@ class HoldingSink : public TokenSink {
   std::atomic<bool> go_on_{false};
 };
 
-// A low priority waits, but not for ever: a priority of p is worth p times kPriorityUnit.
+// Requests with lower priority numbers run first. A priority of p is worth p * kPriorityUnit of
+// waiting time, so a request with a high number does not wait forever.
 TEST_F(EngineTest, LowerPriorityGoesFirst) {
   auto engine = Start({.max_num_seqs = 1});
   auto holding = std::make_shared<HoldingSink>();
@@ -346,8 +350,8 @@ TEST_F(EngineTest, LowerPriorityGoesFirst) {
   EXPECT_LT(sinks[1]->ended_at(), sinks[0]->ended_at());
 }
 
-// rows = split heads * tokens; with top-k the selections are k * rows; with top-p between rows and
-// max * rows. The last sampled token of a request is never run.
+// The number of rows is split heads * tokens. With top-k there are k * rows selections; with top-p,
+// between rows and max * rows. The last sampled token of a request is never run.
 TEST_F(EngineTest, ExpertCountsFollowFromTheTokens) {
   auto engine = Start();
   uint64_t expected = 0;
@@ -361,7 +365,7 @@ TEST_F(EngineTest, ExpertCountsFollowFromTheTokens) {
   for (const auto& s : sinks) ASSERT_TRUE(s->Wait().ok());
   const ExpertStats stats = engine->get().ExpertSnapshot();
   EXPECT_EQ(stats.tokens, expected);
-  engine->get().Shutdown();  // the last step has been counted
+  engine->get().Shutdown();  // after this, the last step has been counted
   EXPECT_EQ(stats.steps, engine->get().Stats().steps);
   ASSERT_FALSE(stats.blocks.empty());
   for (const BlockExpertStats& b : stats.blocks) {
@@ -378,7 +382,7 @@ TEST_F(EngineTest, ExpertCountsFollowFromTheTokens) {
       EXPECT_LE(selections, b.total_rows() * b.max_selected);
     }
     EXPECT_EQ(b.nonfinite_rows, 0u);
-    // A step touches an expert at most once, and an expert that ran was touched.
+    // A step visits an expert at most once, and an expert that was selected was visited.
     for (int e = 0; e < b.num_experts; ++e) {
       EXPECT_LE(b.visits[e], stats.steps);
       EXPECT_LE(b.visits[e], b.selections[e]);
@@ -405,14 +409,14 @@ TEST_F(EngineTest, RefusesWhatCannotRun) {
   r.sampling.temperature = NAN;
   EXPECT_EQ(code(r), absl::StatusCode::kInvalidArgument);
   r.sampling.temperature = 0.0;
-  r.sampling.stop = {"x"};  // no tokenizer here
+  r.sampling.stop = {"x"};  // this model has no tokenizer, so stop strings are refused
   EXPECT_EQ(code(r), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(code(Prompt("a", std::vector<TokenId>(90, 1), 10)), absl::StatusCode::kOk);
 }
 
 TEST_F(EngineTest, ABoundedQueueRefusesAndCancelFreesEverything) {
   auto engine = Start({.max_num_seqs = 1, .max_queued_seqs = 3});
-  auto holding = std::make_shared<HoldingSink>();  // so that nothing ends meanwhile
+  auto holding = std::make_shared<HoldingSink>();  // keeps any request from ending meanwhile
   ASSERT_TRUE(engine->get().Submit(Prompt("holding", golden_.Prompt(0), 90), holding).ok());
   std::vector<std::shared_ptr<CollectingSink>> sinks;
   absl::Status refused = engine->get().Submit(Prompt("holding", golden_.Prompt(0), 1),
@@ -437,7 +441,7 @@ TEST_F(EngineTest, ABoundedQueueRefusesAndCancelFreesEverything) {
     EXPECT_TRUE(status.ok() || absl::IsCancelled(status)) << status;
   }
   engine->ExpectIdle();
-  // A deadline that has passed ends the request without running it.
+  // A request whose deadline has passed ends without running.
   Request late = Prompt("late", golden_.Prompt(0), 10);
   late.deadline = absl::Now() - absl::Seconds(1);
   EXPECT_TRUE(absl::IsDeadlineExceeded(engine->Submit(late)->Wait()));
@@ -453,8 +457,8 @@ TEST_F(EngineTest, DrainFinishesWhatRunsAndRefusesTheRest) {
       engine->get().Submit(Prompt("b", {1}, 1), std::make_shared<CollectingSink>())));
 }
 
-// 1,000 requests from 32 threads, a third cancelled at random: each gets exactly one answer and
-// nothing is left behind.
+// Submits 1,000 requests from 32 threads and cancels a third of them at random. Each must end
+// exactly once, and all memory must be free afterwards.
 TEST_F(EngineTest, ManyThreadsAndCancels) {
   auto engine = Start({.max_num_seqs = 24, .max_step_tokens = 96, .max_queued_seqs = 2000});
   constexpr int kThreads = 32, kPerThread = 32;

@@ -1,5 +1,5 @@
-// A row's logits depend on its own sequence alone: bit by bit the same for every chunking, alone
-// and in every batch.
+// A row's logits depend on its own sequence alone: they must be bit-identical for every chunking,
+// alone and in every batch.
 
 #include <gtest/gtest.h>
 
@@ -27,7 +27,7 @@ std::vector<Setup> Setups() {
   for (const GoldenModel& m : GoldenModels()) {
     setups.push_back({m, DType::kF32});
     setups.push_back({m, DType::kBF16});
-    if (TestDevice() != "cpu") continue;  // no products with integers
+    if (TestDevice() != "cpu") continue;  // a device has no integer products
     setups.push_back({m, DType::kBF16, Quantization::kInt8});
     setups.push_back({m, DType::kBF16, Quantization::kInt4});
   }
@@ -80,8 +80,8 @@ TEST_P(InvarianceTest, ThreadsDoNotMatter) {
   EXPECT_TRUE(SameBits(a.data(), b.data(), static_cast<int64_t>(a.size())));
 }
 
-// Eight sequences at different points: some in the middle of their prompt with several rows, some
-// decoding one row; 32 rows in one step.
+// One step of 32 rows over eight sequences at different positions: some have several rows in the
+// middle of their prompt, some decode one row.
 TEST_P(InvarianceTest, ARowIsTheSameAloneAndInABatch) {
   auto runner = Load();
   const int vocab = runner->vocab();
@@ -113,10 +113,10 @@ TEST_P(InvarianceTest, ARowIsTheSameAloneAndInABatch) {
           << "sequence " << part.slot;
       row += expected.size();
     }
-    if (cpu == nullptr) continue;  // a device does not report visits
+    if (cpu == nullptr) continue;  // only the CPU backend counts visits
     const uint64_t step_visits = cpu->expert_visits() - visits;
-    // Rows of one step share grouped products: an expert's two matrices are streamed at most once
-    // however many of the 32 rows chose it.
+    // Rows of one step share grouped products: each of an expert's two matrices is read at most
+    // once, however many of the 32 rows selected it.
     uint64_t experts = 0;
     for (const LayerSpec& l : runner->spec().layers) {
       if (l.attention.routed()) experts += l.attention.routing->num_experts;

@@ -1,4 +1,4 @@
-// Cache blocks under random use, against a plain model of what must hold.
+// Compares cache blocks under random use with a simple model of their required state.
 
 #include <gtest/gtest.h>
 
@@ -14,14 +14,14 @@ namespace {
 std::vector<TokenId> Tokens(int kind, int blocks) {
   std::vector<TokenId> tokens;
   for (int i = 0; i < blocks * kKvBlockTokens; ++i) {
-    // Kinds part from each other at block `kind`.
+    // Sequences of kind k share their first k blocks and differ afterwards.
     tokens.push_back(i / kKvBlockTokens < kind ? i : 1000 * kind + i);
   }
   return tokens;
 }
 
-// Holders that take, find, publish, share and give back blocks at random: counts add up, a block
-// found holds what its finder asked for, and nobody's block is handed out twice.
+// Holders allocate, find, publish, share and free blocks at random. The counts must add up, a found
+// block must have the requested tokens, and no block in use may be handed out again.
 TEST(BlockManagerTest, HoldsUnderRandomUse) {
   constexpr int kBlocks = 40;
   struct Holder {
@@ -33,7 +33,7 @@ TEST(BlockManagerTest, HoldsUnderRandomUse) {
   BlockManager manager(kBlocks, true);
   Random random(5);
   std::vector<Holder> holders;
-  // What was last put into each block: salt and all tokens up to its end.
+  // The salt, and all tokens up to the block's end, that were last stored in each block.
   std::map<int32_t, std::pair<std::string, std::vector<TokenId>>> content;
   int64_t found = 0, evictions = 0;
   for (int step = 0; step < 20000; ++step) {

@@ -1,4 +1,5 @@
-// A model out of the packed cache is the model out of its checkpoint, whatever lies in the folder.
+// A model loaded from the packed cache must equal the model loaded from its checkpoint, whatever
+// files the cache's folder contains.
 
 #include "engine/model/packed_cache.h"
 
@@ -38,7 +39,7 @@ constexpr Types kTypes[] = {{DType::kF32, Quantization::kNone},
                             {DType::kBF16, Quantization::kInt4}};
 constexpr Types kF32Run = kTypes[0];
 
-// Remembers what was asked for.
+// A weight source that records the names of the requested tensors.
 class CountingSource : public WeightSource {
  public:
   explicit CountingSource(WeightSource& source) : source_(source) {}
@@ -70,7 +71,7 @@ struct Outcome {
   int64_t weight_bytes = 0;
 };
 
-// Loads a model, with the cache in `folder` unless it is empty, and runs 24 tokens.
+// Loads a model, with the packed cache in `folder` unless that is empty, and runs 24 tokens.
 Outcome RunModel(const fs::path& model_folder, const fs::path& folder, Types types,
                  const std::string& isa = "auto") {
   Outcome out;
@@ -137,7 +138,8 @@ std::vector<fs::path> FilesIn(const fs::path& folder) {
   return files;
 }
 
-// Without, with a cache that lacks something and with a full one; returns the warm run.
+// Compares runs without a cache, with an incomplete cache and with a complete one. Returns the last
+// of them.
 Outcome ExpectSameAnswers(const fs::path& model, const fs::path& folder, Types types) {
   const Outcome plain = RunModel(model, {}, types);
   const Outcome cold = RunModel(model, folder, types);
@@ -176,7 +178,8 @@ TEST_F(PackedCacheTest, AnswersAreTheSameBitForBit) {
     for (const Types types : kTypes) {
       SCOPED_TRACE(std::string(Name(types.compute)) + " " + std::string(Name(types.quantization)));
       const Outcome warm = ExpectSameAnswers(source.path(), cache.path(), types);
-      // What is left are norms, routers, embeddings: nothing that a linear layer is made of.
+      // The run still reads norms, routers and embeddings from the checkpoint, but no weight of a
+      // linear layer.
       for (const std::string& name : warm.fetched) {
         EXPECT_TRUE(name.find("norm") != std::string::npos ||
                     name.find("router") != std::string::npos || name == "embed.weight" ||
@@ -229,7 +232,7 @@ TEST_F(PackedCacheTest, FolderIsMadeForItsUserAlone) {
 TEST_F(PackedCacheTest, AnotherCheckpointIsNotServedAndReplacesTheFiles) {
   const Outcome before = Run();
   const size_t files = FilesIn(folder()).size();
-  // The same sizes and configuration, other values.
+  // A checkpoint with the same sizes and configuration but other values.
   WriteNativeModel(model(), TinyConfig(), DType::kF32, 2);
   const Outcome after = Run();
   EXPECT_EQ(after.found, 0);
@@ -251,7 +254,8 @@ TEST_F(PackedCacheTest, StateChangesWithTimesSizesAndConfiguration) {
   fs::last_write_time(weights, fs::last_write_time(weights) + std::chrono::nanoseconds(1));
   const std::string touched = state();
   EXPECT_NE(touched, first);
-  // Written anew with the old time, as a copy that keeps times would: the system knows better.
+  // The file is rewritten and its old modification time restored, as by a copy that keeps times.
+  // The change time, which only the system sets, must reveal it.
   const auto time = fs::last_write_time(weights);
   WriteFile(weights, ReadFile(weights));
   fs::last_write_time(weights, time);
@@ -264,7 +268,8 @@ TEST_F(PackedCacheTest, StateChangesWithTimesSizesAndConfiguration) {
   EXPECT_EQ(place, fs::canonical(model()).string());
 }
 
-// But for what is bf16 in a run with integers too.
+// Runs of different types share no cache files, except for the layers that are bf16 also in a run
+// with integer weights.
 TEST_F(PackedCacheTest, TypesDoNotShareFiles) {
   std::map<std::vector<float>, int> answers;
   int stored = 0;
@@ -285,7 +290,7 @@ TEST_F(PackedCacheTest, TypesDoNotShareFiles) {
   EXPECT_EQ(FilesIn(folder()).size(), static_cast<size_t>(stored));
 }
 
-// A cache with one bank [5 -> 20] with a bias, and what a reader makes of its file's bytes.
+// A cache with one bank of weights [5 -> 20] with a bias. Tests damage the bytes of its file.
 class DamageTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -317,7 +322,7 @@ class DamageTest : public ::testing::Test {
                                .warn = [this](const std::string& w) { warnings_.push_back(w); }},
                               *backend_);
   }
-  // Whether a file of these bytes is taken; if so, with the right content.
+  // Returns whether a file with these bytes is accepted. Checks the contents if it is.
   bool Taken(const std::string& bytes) {
     WriteFile(path_, bytes);
     warnings_.clear();
@@ -358,7 +363,7 @@ TEST_F(DamageTest, EveryDamagedByteShows) {
   close(fd);
 }
 
-// Headers that are whole and say something else.
+// Complete headers with other values.
 TEST_F(DamageTest, ForgedNumbersAreRefused) {
   uint32_t random = 7;
   for (size_t at = 8; at < 40; at += 4) {
@@ -392,7 +397,7 @@ TEST_F(DamageTest, EveryOtherLengthShows) {
 TEST_F(DamageTest, AnotherKeyIsNotServed) {
   const auto found = [&](const PackedBankKey& key, const std::string& state = "state") {
     auto cache = Open(state);
-    // Under the name that the other key has, too.
+    // Write the file also under the name that the other key would have.
     auto bank = *backend_->NewLinearBank(key_.shape);
     TempFolder aside;
     auto other = *PackedCache::Open(
@@ -412,7 +417,7 @@ TEST_F(DamageTest, AnotherKeyIsNotServed) {
   key.shape.in_features = {6};
   EXPECT_FALSE(found(key));
   key = key_;
-  key.shape.out_features = {19};  // as many bytes
+  key.shape.out_features = {19};  // has the same size in bytes
   EXPECT_FALSE(found(key));
   key = key_;
   key.shape.bias = false;
@@ -446,7 +451,7 @@ TEST_F(DamageTest, AWriterAtWorkIsLeftAlone) {
   cache->Store(key_, *bank);
   EXPECT_EQ(cache->stored(), 0);
   EXPECT_EQ(ReadFile(temporary), "half");
-  // One that ended leaves its file to the next.
+  // A process that has ended leaves its temporary file, which the next writer removes.
   close(fd);
   cache->Store(key_, *bank);
   EXPECT_EQ(cache->stored(), 1);
@@ -504,8 +509,8 @@ TEST_F(PackedCacheTest, DamagedFilesAreWrittenAnew) {
   EXPECT_TRUE(SameBits(warm.logits, cold.logits));
 }
 
-// No folder can be made below a file; nor can a file lie there. (A superuser may write anywhere, so
-// modes of folders would not do.)
+// A folder cannot be created below a file, and a file cannot replace a folder. (Access rights would
+// not do for this test, because a superuser may write anywhere.)
 TEST_F(PackedCacheTest, AnUnusableFolderIsOneWarning) {
   const std::vector<float> expected = RunModel(model(), {}, kF32Run).logits;
   WriteFile(folder(), "a file");
@@ -519,7 +524,7 @@ TEST_F(PackedCacheTest, AnUnusableFolderIsOneWarning) {
   EXPECT_EQ(ReadFile(folder()), "a file");
 }
 
-// A limit on the size of files stands for a full disk: writing fails half way.
+// Simulates a full disk by a limit on the size of files: writing fails half way.
 TEST_F(PackedCacheTest, AFullDiskIsOneWarning) {
   const Outcome expected = RunModel(model(), {}, kF32Run);
   rlimit before{};

@@ -1,5 +1,5 @@
-// Agreement with the PyTorch reference: every bundled model and the random ones that cross the
-// settings.
+// Agreement with the PyTorch reference, for every bundled model and for tiny random models that
+// combine the settings.
 
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 namespace moeserve::testing {
 namespace {
 
-// The reference's routes of one prompt, for all routed blocks.
+// The routes of one prompt in the reference, for all routed blocks.
 class ReferenceRoutes {
  public:
   ReferenceRoutes(const Golden& golden, const ModelSpec& spec, int prompt) {
@@ -25,7 +25,7 @@ class ReferenceRoutes {
       given_[static_cast<size_t>(PlanSlot(b.layer, b.block))] = &routes_.back();
     }
   }
-  // As Batch::given.
+  // In the form of Batch::given.
   const std::vector<const GivenRoutes*>& given() const { return given_; }
 
  private:
@@ -39,8 +39,8 @@ struct Difference {
   int position = 0;
 };
 
-// What to compare with: log-probabilities of the prompts' tokens and, where not empty, of the
-// reference's most probable ones at every place.
+// The expected values: log-probabilities of the prompts' tokens and, if not empty, of the
+// reference's most probable tokens at every position.
 struct Expected {
   const std::vector<float>& target_logprobs;
   const std::vector<float>& top_logprobs;
@@ -83,7 +83,8 @@ TEST_P(ParityTest, LogprobsInF32) {
   const Result<Golden> golden = ReadGolden(GetParam().golden);
   ASSERT_TRUE(golden.ok()) << golden.status();
   for (const char* isa : {"auto", "avx2", "plain"}) {
-    if (TestDevice() != "cpu" && isa != std::string("auto")) continue;  // a device has none
+    // only the CPU has instruction sets
+    if (TestDevice() != "cpu" && isa != std::string("auto")) continue;
     auto runner = ModelRunner::Load(GetParam().model, {.isa = isa});
     if (absl::IsInvalidArgument(runner.status()) && isa != std::string("auto")) continue;
     ASSERT_TRUE(runner.ok()) << runner.status();
@@ -98,20 +99,21 @@ TEST_P(ParityTest, LogprobsInBf16WithReplayedRoutes) {
   ASSERT_TRUE(golden.ok()) << golden.status();
   auto runner = ModelRunner::Load(GetParam().model, {.compute = DType::kBF16});
   ASSERT_TRUE(runner.ok()) << runner.status();
-  // A sum that lands on the other side of a rounding boundary moves what follows by a bf16 step, so
-  // two correct bf16 runs differ; the bound is for the tokens of the prompts.
+  // Two correct bf16 runs differ: a sum that falls on the other side of a rounding boundary changes
+  // later values by one bf16 step. The bound applies to the tokens of the prompts.
   const std::vector<float> none;
   const Difference d = Compare(**runner, *golden, {golden->bf16_target_logprobs, none}, true);
   const Difference from_f32 = Compare(**runner, *golden, {golden->target_logprobs, none}, true);
   std::printf("%s bf16: worst difference %.2e, from the f32 run %.2e\n", GetParam().name.c_str(),
               d.worst, from_f32.worst);
-  // Tensor cores take queries and softmax weights in bf16 as well, so a device rounds elsewhere
-  // than the reference: both may be as far from the f32 run as bf16 is (up to 0.033), on two sides.
+  // A device rounds at other points than the reference, because tensor cores also take queries and
+  // softmax weights in bf16. Both runs may differ from the f32 run by up to 0.033, in opposite
+  // directions.
   const double bound = TestDevice() == "cpu" ? 2e-2 : 5e-2;
   EXPECT_LE(d.worst, bound) << "prompt " << d.prompt << ", position " << d.position;
 }
 
-// Greedy continuation through the cache, one token a step.
+// Greedy continuation through the KV cache, one token per step.
 TEST_P(ParityTest, GreedyTokensInF32) {
   const Result<Golden> golden = ReadGolden(GetParam().golden);
   ASSERT_TRUE(golden.ok()) << golden.status();
@@ -135,7 +137,8 @@ TEST_P(ParityTest, GreedyTokensInF32) {
   EXPECT_GE(to_the_end, std::ceil(0.95 * golden->prompts));
 }
 
-// The comparison must see an error: goldens of a reference with one planted each are not met.
+// The comparison must detect errors: goldens of a reference with one planted error each must not
+// match.
 TEST(PlantedErrorTest, EveryOneIsSeen) {
   int files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(SourcePath("tests/golden/faults"))) {

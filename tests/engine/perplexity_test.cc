@@ -1,5 +1,5 @@
-// Perplexity of held-out text through the engine against the reference's, in f32 and, choosing its
-// own routes, in bf16 and with weights as integers.
+// Compares the perplexity of held-out text in the engine with the reference's: in f32, in bf16 and
+// with integer weights. The runs select their own routes.
 
 #include <gtest/gtest.h>
 
@@ -33,7 +33,8 @@ std::vector<std::string> Names() {
   return names;
 }
 
-// The mean over all windows, each a sequence of its own that predicts all its tokens but the first.
+// Returns the perplexity over all windows. Each window is a sequence of its own that predicts all
+// its tokens but the first.
 double Perplexity(TestEngine& engine, const std::vector<TokenId>& tokens, int window) {
   std::vector<std::shared_ptr<CollectingSink>> sinks;
   for (size_t at = 0; at < tokens.size(); at += static_cast<size_t>(window)) {
@@ -61,7 +62,7 @@ double Perplexity(TestEngine& engine, const std::vector<TokenId>& tokens, int wi
 
 class PerplexityTest : public ::testing::TestWithParam<std::string> {
  protected:
-  // Of the model of this test; the figure is printed beside `baseline`.
+  // Returns the perplexity of the test's model, and prints it next to `baseline`.
   double Measure(DType compute, Quantization quantization, double baseline) {
     const nlohmann::json reference = Reference();
     auto engine = TestEngine::Start(SourcePath("deploy/models/" + GetParam()), {}, compute,
@@ -97,7 +98,7 @@ TEST_P(PerplexityTest, IntegersCostLittle) {
   EXPECT_LE(Measure(DType::kBF16, Quantization::kInt4, bf16) / bf16, 1.03);
 }
 
-// A cache of bytes costs next to nothing.
+// An int8 KV cache must hardly change the perplexity.
 TEST_P(PerplexityTest, OfACacheOfBytesIsClose) {
   if (TestDevice() != "cpu") GTEST_SKIP() << "caches of bytes are the CPU's";
   const nlohmann::json reference = Reference();

@@ -1,4 +1,5 @@
-// A folder that was quantized ahead answers as its source that is quantized at load.
+// A folder that was quantized by QuantizeFolder() must give the same results as its source
+// quantized at load.
 
 #include <gtest/gtest.h>
 
@@ -15,7 +16,7 @@ namespace {
 
 constexpr Quantization kTypes[] = {Quantization::kInt8, Quantization::kInt4};
 
-// Logits of 40 tokens.
+// Returns the logits of 40 tokens.
 std::vector<float> Logits(const std::filesystem::path& model, const RunnerOptions& options) {
   auto runner = ModelRunner::Load(model, options);
   EXPECT_TRUE(runner.ok()) << runner.status();
@@ -45,7 +46,7 @@ void ExpectFolderAnswersAsItsSource(const std::filesystem::path& source) {
     ExpectSameBits(at_load, Logits(parent.path() / "model", options));
     EXPECT_NE(at_load, of_other_type);
     of_other_type = at_load;
-    // Widened, the same weights: only inputs are rounded differently.
+    // With the same weights widened to f32, the result differs only by the rounding of inputs.
     const std::vector<float> widened = Logits(parent.path() / "model", {.compute = DType::kF32});
     double error = 0.0, power = 0.0;
     for (size_t i = 0; i < widened.size(); ++i) {
@@ -56,8 +57,8 @@ void ExpectFolderAnswersAsItsSource(const std::filesystem::path& source) {
   }
 }
 
-// A head of its own, odd widths, sub-tokens, attention experts, a shared expert; rows of several
-// groups.
+// A model with an untied LM head, odd widths, sub-tokens, attention experts and a shared expert.
+// Its rows have several groups of columns.
 TEST(QuantizedModel, OfEveryKindOfLayer) {
   nlohmann::json config = TinyConfig();
   config["hidden_size"] = 150;

@@ -1,5 +1,5 @@
-// Routing records and routing control: what is recorded is what was computed, however it was
-// computed, and what a request changes stays its own.
+// Routing records and routing overrides: a record contains what was computed, however it was
+// computed, and an override affects its own request only.
 
 #include <gtest/gtest.h>
 
@@ -34,7 +34,7 @@ EngineOptions WithRecords(EngineOptions options) {
   return options;
 }
 
-// The routes alone, without what says who computed them.
+// The routes of a record, without its positions and `reused`.
 struct Routes {
   std::vector<uint32_t> offsets;
   std::vector<uint16_t> experts;
@@ -69,8 +69,8 @@ class RoutingTest : public ::testing::TestWithParam<GoldenModel> {
 class TrainedModel : public RoutingTest {};
 class RoutedModel : public RoutingTest {};
 
-// The counters are the sum of the records of all requests: each row in exactly one of them, the
-// tokens of a preempted sequence that were computed twice counted once.
+// The counters must equal the sum of the records of all requests. Each row is in exactly one
+// record, and tokens that a preempted sequence ran twice are counted once.
 TEST_P(TrainedModel, CountersAreTheSumOfTheRecords) {
   constexpr int kConcurrent = 32;
   constexpr uint64_t kTokens = 10'000;
@@ -84,7 +84,7 @@ TEST_P(TrainedModel, CountersAreTheSumOfTheRecords) {
   Random random(11);
   int next = 0;
   const auto submit = [&] {
-    std::vector<TokenId> prompt = golden_.Prompt(next % 3);  // so that many share a prefix
+    std::vector<TokenId> prompt = golden_.Prompt(next % 3);  // some requests share a prefix
     const std::vector<TokenId> rest = golden_.Prompt(3 + next % (golden_.prompts - 3));
     prompt.insert(prompt.end(), rest.begin(), rest.begin() + random.Below(golden_.length));
     Request r = Greedy(std::to_string(next), prompt, 20 + random.Below(100));
@@ -150,7 +150,7 @@ TEST_P(TrainedModel, CountersAreTheSumOfTheRecords) {
       EXPECT_EQ(recomputed, b.recomputed_rows * b.max_selected);
     }
   }
-  // What token types were sent where adds up to the same.
+  // The counts by token and expert must add up to the same sums.
   const std::optional<TokenExpertCounts> tokens = engine->get().token_expert_counts();
   if (layout.num_experts > 0) {
     ASSERT_TRUE(tokens.has_value());
@@ -161,8 +161,8 @@ TEST_P(TrainedModel, CountersAreTheSumOfTheRecords) {
   }
 }
 
-// A record is the same alone, in small steps, over cached prefixes, after preemptions, among
-// samples of a prompt; and of a cancelled request it is the beginning of that.
+// A record must be the same alone, in small steps, with cached prefixes, after preemptions and as
+// one of several samples; a cancelled request's record must be a prefix of it.
 TEST_P(RoutingTest, RecordsDoNotDependOnHow) {
   const int length = golden_.length;
   const int generated = std::min(40, Start({})->get().max_model_len() - length);
@@ -245,7 +245,7 @@ TEST_P(RoutingTest, RecordsDoNotDependOnHow) {
   }
 }
 
-// Holds the engine at a token of its request until it was cancelled.
+// Cancels its request at a given token, during the callback on the engine thread.
 class CancellingSink : public CollectingSink {
  public:
   CancellingSink(Engine& engine, std::string id, int token)
@@ -279,7 +279,7 @@ TEST_P(RoutingTest, ACancelledRequestHasTheBeginning) {
   engine->ExpectIdle();
 }
 
-// Every routed block of `record`, row by row.
+// Calls f(block, experts) for every row of `record`.
 void EachRow(const RoutingRecord& record, const RouteLayout& layout, const auto& f) {
   for (size_t r = 0; r + 1 < record.offsets.size(); ++r) {
     const int row = static_cast<int>(r % static_cast<size_t>(layout.rows_per_token));
@@ -310,7 +310,8 @@ TEST_P(RoutedModel, MaskedExpertsGetNoRowsAndNobodyElseNotices) {
   const int generated = std::min(20, engine->get().max_model_len() - golden_.length);
   auto plain = engine->Submit(Greedy("plain", golden_.Prompt(0), generated));
   ASSERT_TRUE(plain->Wait().ok());
-  // Together: in the same steps, over the same text.
+  // Runs a request with an override in the same steps and with the same text as a request without
+  // one.
   Request changed = Greedy("changed", golden_.Prompt(0), generated);
   changed.routing_control = control;
   auto other = engine->Submit(changed);
@@ -324,7 +325,7 @@ TEST_P(RoutedModel, MaskedExpertsGetNoRowsAndNobodyElseNotices) {
     ASSERT_FALSE(experts.empty());
     for (uint16_t e : experts) ASSERT_FALSE(e % 3 == 1 || (e > 0 && e % 3 == 0)) << e;
   });
-  // The same change finds the prefix that it left.
+  // A request with the same override must find the prefix that the first one left in the cache.
   changed.id = "changed again";
   auto cached = engine->Submit(changed);
   ASSERT_TRUE(cached->Wait().ok());
@@ -367,7 +368,8 @@ TEST_P(RoutedModel, SelectionCanBeOverridden) {
     return;
   }
   each_has(*run("p0", {.top_p = 1e-40}), [](const RoutedBlock&) { return 1; });
-  // A share of 1 takes every expert that adds to the sum; the last few may not in f32.
+  // With a share of 1, top-p selects every expert that changes the sum; in f32, the last few may
+  // not.
   const auto all = run("p1", {.top_p = 1.0});
   if (own_top_p) return;
   uint64_t taken = 0, there = 0;
@@ -457,7 +459,8 @@ TEST(RoutingControlTest, RefusesWhatCannotBe) {
   EXPECT_EQ(one->For(1, BlockKind::kFeedForward).allowed, 1);
 }
 
-// Cached prompts keep keys: a large change must not make them large, nor equal to another.
+// Cached prompts store the key of their override: a large override must have a small key, and
+// different overrides different keys.
 TEST(RoutingControlTest, KeysStaySmall) {
   ModelSpec spec;
   spec.layers.resize(1);
@@ -474,7 +477,8 @@ TEST(RoutingControlTest, KeysStaySmall) {
   }
 }
 
-// Off: nothing is counted, nothing is kept, and answers are the same.
+// With expert statistics disabled, nothing is counted or stored, and the generated tokens are the
+// same.
 TEST(ExpertStatsOff, CountsNothingAndChangesNothing) {
   const auto models = GoldenModels();
   for (const GoldenModel& model : models) {

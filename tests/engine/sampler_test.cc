@@ -1,4 +1,4 @@
-// The sampler against one written to be obviously right, in double precision.
+// Compares the sampler with a simple reference sampler in double precision.
 
 #include "engine/sample/sampler.h"
 
@@ -20,7 +20,7 @@ namespace {
 constexpr int kVocab = 50;
 constexpr double kNever = -std::numeric_limits<double>::infinity();
 
-// Logits after biases, masks and penalties.
+// Returns the logits after biases, masks and penalties.
 std::vector<double> Changed(const std::vector<float>& logits, const SamplingParams& p,
                             const std::vector<TokenId>& prompt, const std::vector<TokenId>& output,
                             const std::vector<TokenId>& eos) {
@@ -56,7 +56,7 @@ std::vector<double> Changed(const std::vector<float>& logits, const SamplingPara
 
 struct Choice {
   TokenId token = 0;
-  double margin = 0.0;  // distance of any decision from its border
+  double margin = 0.0;  // the least distance of a decision from its threshold
 };
 
 Choice Choose(const std::vector<double>& x, const SamplingParams& p, double uniform) {
@@ -168,8 +168,8 @@ TEST(SamplerTest, EqualsTheObviousOne) {
   EXPECT_LT(close, compared / 100);
 }
 
-// The rules with the sampler's own weights, by sorting: nothing is close, so ties and borders
-// count.
+// Applies the sampling rules by sorting, with the sampler's own f32 weights. The result is exact,
+// so that ties and thresholds are tested, too.
 TokenId ChooseExactly(const std::vector<float>& logits, const SamplingParams& p, double uniform) {
   const auto size = logits.size();
   std::vector<TokenId> order(size);
@@ -251,7 +251,8 @@ TEST(SamplingArithmetic, WeightsAreExponentials) {
   }
 }
 
-// What the search for a cutoff leaves out at once does not matter.
+// The tokens below the floor, which the search for a cutoff drops first, must have negligible
+// weight together.
 TEST(SamplingArithmetic, NothingOfWeightLiesBelowTheFloor) {
   Random random(2);
   for (int i = 0; i < 200000; ++i) {
@@ -291,7 +292,7 @@ TEST(SamplingArithmetic, TargetsLieInTheirRange) {
   EXPECT_EQ(OrderOfF32(0.0f), OrderOfF32(-0.0f));
 }
 
-// Frequencies of draws follow the probabilities.
+// The frequencies of sampled tokens must follow their probabilities.
 TEST(SamplerTest, DrawsFollowTheDistribution) {
   const std::vector<float> logits = {0.0f, 1.0f, -1.0f, 2.0f, 0.5f};
   SamplingParams params;
@@ -308,7 +309,8 @@ TEST(SamplerTest, DrawsFollowTheDistribution) {
   }
 }
 
-// The same over a vocabulary of many blocks, by a chi-square over groups of tokens.
+// Compares frequencies with probabilities for a vocabulary of many blocks, by a chi-square test
+// over groups of tokens.
 TEST(SamplerTest, DrawsFollowALargeDistribution) {
   constexpr int kSize = 3000, kGroups = 60, kDraws = 30000;
   Random random(11);
@@ -327,7 +329,8 @@ TEST(SamplerTest, DrawsFollowALargeDistribution) {
     const double expected = kDraws * probability[g];
     chi_square += (count[g] - expected) * (count[g] - expected) / expected;
   }
-  // 59 degrees of freedom: 99.9 % lie below 98, and half above 58.
+  // With 59 degrees of freedom, chi-square is below 98 with probability 99.9 %, and above 58 with
+  // probability one half.
   EXPECT_LT(chi_square, 98.0);
   EXPECT_GT(chi_square, 25.0);
 }

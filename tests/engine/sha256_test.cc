@@ -23,7 +23,8 @@ TEST(Sha256, StandardExamples) {
             "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
-// Every place where the end of a text can fall in a block: one digest over those of 300 lengths.
+// Covers every position at which a text can end within a block: compares one digest over the
+// digests of 300 lengths.
 TEST(Sha256, EveryLength) {
   std::string text;
   std::string digests;

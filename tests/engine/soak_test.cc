@@ -1,5 +1,5 @@
-// Ten thousand requests of every kind from many threads, a third of them cancelled: each is
-// answered once, and memory, queue and ids come back to where they were.
+// Submits ten thousand varied requests from many threads and cancels a third of them. Each must end
+// once, and memory, queue and ids must be free afterwards.
 
 #include <gtest/gtest.h>
 
@@ -20,7 +20,8 @@ namespace {
 constexpr int kThreads = 16;
 constexpr int kRequests = 10'000;
 
-// `vocab` ids; some share the beginning of one of three prompts, some want several samples.
+// Returns the samples of one random request. Some prompts share the beginning of one of three
+// prompts; some requests have several samples.
 std::vector<Request> MakeSamples(const std::string& id, const Golden& golden, Random& random) {
   Request r;
   r.prompt = golden.Prompt(random.Below(3));
@@ -58,7 +59,7 @@ TEST(Soak, TenThousandMixedRequestsLeaveNothingBehind) {
   const std::string model = SourcePath("tests/golden/tiny-moa-groups-split-cosine");
   auto started = TestEngine::Start(model, options);
   ASSERT_TRUE(started.ok()) << started.status();
-  // Room for three of the longest, so that sequences are preempted.
+  // Capacity for three sequences of the largest length, so that sequences are preempted.
   options.kv_cache_bytes = (*started)->BytesFor(3 * 128);
   started = TestEngine::Start(model, options);
   ASSERT_TRUE(started.ok()) << started.status();
@@ -118,7 +119,8 @@ TEST(Soak, TenThousandMixedRequestsLeaveNothingBehind) {
   EXPECT_EQ(stats.finished_abort, static_cast<uint64_t>(cancelled.load() + expired.load()));
   EXPECT_EQ(stats.finished_error, 0u);
   EXPECT_EQ(stats.rejected_queue_full, static_cast<uint64_t>(refused.load()));
-  // All memory can be had again: a request of the longest length, which no cached block helps.
+  // All memory must be usable again: a request of the largest length, for which no cached block can
+  // be reused, succeeds.
   Request whole;
   whole.id = "whole";
   whole.prompt = golden->Prompt(4);

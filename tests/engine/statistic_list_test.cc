@@ -1,5 +1,5 @@
-// The one list of statistics: names are unique, values have the shape that the list states, and the
-// documentation has every entry.
+// The list of statistics: names must be unique, values must have the shape that the list states,
+// and the documentation must contain every entry.
 #include "engine/statistics/statistic_list.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ std::string Cell(std::string_view text, bool code) {
   return code ? "`" + std::string(text) + "`" : std::string(text);
 }
 
-// The rows of the table in engine/statistics/README.md.
+// Returns the rows of the table in engine/statistics/README.md.
 template <typename Stats>
 std::string Table(std::span<const Statistic<Stats>> list) {
   std::ostringstream out;

@@ -1,4 +1,4 @@
-// Statistics of the papers on cases that can be computed by hand, and their properties.
+// The papers' statistics: values computed by hand, and properties.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,7 +25,8 @@ namespace {
 
 using ::moeserve::testing::Random;
 
-// Four experts, two rows of a token, two experts of a row.
+// Returns statistics of a block with four experts, two sub-tokens per token and up to two experts
+// per row.
 BlockExpertStats SmallBlock() {
   BlockExpertStats b;
   b.num_experts = 4;
@@ -137,13 +138,14 @@ TEST(Activated, ModelAddsWhatEveryTokenUses) {
 TEST(Activated, DiversityIsAMeanOverBlocksAndTokens) {
   ExpertStats stats;
   stats.diversity_blocks = 2;
-  stats.diversity_histogram = {0, 0, 1, 0, 3};  // one token met 2 experts in two blocks, three 4
+  // one token selected 2 distinct experts in two blocks, three tokens 4
+  stats.diversity_histogram = {0, 0, 1, 0, 3};
   EXPECT_DOUBLE_EQ(MeanDiversity(stats), (1 * 2 + 3 * 4) / 4.0 / 2.0);
   stats.diversity_histogram = {0, 0, 0};
   EXPECT_EQ(MeanDiversity(stats), 0.0);
 }
 
-// Columns are experts, rows tokens.
+// One column per expert, one row per token.
 const std::vector<uint32_t> kCounts = {4, 0, 0,  //
                                        2, 2, 0,  //
                                        0, 0, 0,  //
@@ -291,8 +293,9 @@ HiddenSample Sample(int64_t width, std::vector<float> rows, std::vector<int32_t>
 }
 
 TEST(Collapse, TwoClassesOnALine) {
-  // Means 1 and 5, overall mean 3: Sigma_B = 4; all rows are 1 off their mean: Sigma_W = 1. What
-  // lies across the line is within the classes only and does not count.
+  // The class means are 1 and 5, the overall mean is 3, so Sigma_B = 4. All rows are 1 away from
+  // their class mean, so Sigma_W = 1. The second component varies within the classes only and does
+  // not count.
   const auto c = RepresentationCollapse(Sample(2, {0, 7, 2, -7, 4, 7, 6, -7}, {3, 3, 9, 9}));
   ASSERT_TRUE(c.ok()) << c.status();
   EXPECT_DOUBLE_EQ(c->value, 0.25);
@@ -352,7 +355,7 @@ BlockRoutes Routes(std::vector<std::vector<uint16_t>> rows, std::vector<uint16_t
   return out;
 }
 
-// A recorder of a model with one routed block, fed with steps that a test makes up.
+// A recorder for a model with one routed block, to which a test feeds artificial steps.
 class CountedSteps {
  public:
   CountedSteps(const ModelSpec& spec, const RecorderOptions& options) {
@@ -361,7 +364,7 @@ class CountedSteps {
     recorder_ = std::make_unique<ExpertRecorder>(spec, options, nullptr, std::move(counters));
   }
 
-  // Returns what the recorder asked for; the step reports no more than that.
+  // Runs a step with the captures that the recorder requested, and returns these.
   StepLooks Run(const Batch& batch, const RoutingPlan& plan, std::span<const float> scores,
                 std::span<const float> inputs) {
     const StepOptions step = recorder_->BeginStep();
@@ -387,7 +390,7 @@ class CountedSteps {
   std::unique_ptr<ExpertRecorder> recorder_;
 };
 
-// A row with a NaN in it is counted as such; what is sampled of the others can be computed with.
+// A row with a NaN is counted as non-finite and not sampled, so that the samples stay usable.
 TEST(Recorder, RowsThatAreNotFiniteAreNotSampled) {
   ModelSpec spec;
   spec.vocab_size = 8;
@@ -436,7 +439,7 @@ TEST(Recorder, RowsThatAreNotFiniteAreNotSampled) {
   EXPECT_EQ(sample.experts, (std::vector<int32_t>{1}));
 }
 
-// Where only some rows are looked at, every token has its turn, with all of its sub-tokens.
+// If only some rows are sampled, every token must get its turn, with all of its sub-tokens.
 TEST(Recorder, SampledRouterScoresMissNobody) {
   constexpr int kTokens = 12, kHeads = 4;
   ModelSpec spec;
@@ -457,8 +460,8 @@ TEST(Recorder, SampledRouterScoresMissNobody) {
     batch.sequence.push_back(0);
     batch.phase.push_back(Phase::kPrefill);
   }
-  // Every row is certain: of the expert that has its token's number. So the sum of an expert's
-  // probabilities is how many rows of that token were looked at.
+  // Every row selects, with probability 1, the expert whose id is the row's token number. So the
+  // sum of an expert's probabilities is the number of sampled rows of that token.
   const int rows = kTokens * kHeads;
   std::vector<int32_t> offsets, experts, of_row, row_offsets;
   std::vector<float> scores(static_cast<size_t>(rows) * kTokens, -1000.0f);
@@ -481,7 +484,7 @@ TEST(Recorder, SampledRouterScoresMissNobody) {
                          .row_offsets = row_offsets.data(),
                          .assignments_of_row = of_row.data(),
                          .row_nonfinite = status.data()};
-  constexpr int kSamples = 12;  // two tokens each time: every token twice
+  constexpr int kSamples = 12;  // two tokens per sample, so that every token is sampled twice
   for (int step = 0; step < 4 * kSamples; ++step) {
     const StepLooks looks = steps.Run(batch, plan, scores, {});
     EXPECT_EQ(looks.scores, step % 4 == 0);
@@ -587,14 +590,15 @@ TEST(Profile, SamplesThatFitAreJoined) {
 }
 
 TEST(Profile, LargerSamplesStayFair) {
-  // 30 rows kept of 300 seen, and 10 of 10: a row of either text should be kept 30 in 310 times.
+  // One sample kept 30 of 300 rows, the other 10 of 10. A row of either text should be in the
+  // merged sample with probability 30 / 310.
   double of_second = 0.0, expected = 0.0;
   constexpr int kTrials = 400;
   for (int t = 0; t < kTrials; ++t) {
     ExpertProfile a = SmallProfile(1), b = SmallProfile(2);
     a.hidden = {Sample(1, std::vector<float>(30, 1.0f), std::vector<int32_t>(30, 0))};
     b.hidden = {Sample(1, std::vector<float>(10, 2.0f), std::vector<int32_t>(10, 1))};
-    a.hidden[0].seen = 300 + static_cast<uint64_t>(t);  // another draw every time
+    a.hidden[0].seen = 300 + static_cast<uint64_t>(t);  // makes another random draw in every trial
     expected += 10.0 * 30.0 / (310.0 + t);
     b.hidden[0].capacity = 30;
     ASSERT_TRUE(Merge(a, b).ok());
@@ -626,7 +630,7 @@ TEST(Profile, OtherArchitecturesAreRefused) {
   refused([](ExpertProfile& p) { p.hidden[0].width = 3; }, true);
 }
 
-// A server that lets requests override the selection counts more experts of a token.
+// With routing overrides, a server can count more experts per token than the model selects.
 TEST(Profile, LongerHistogramsMerge) {
   const ExpertProfile a = SmallProfile(1);
   for (const bool longer_first : {false, true}) {

@@ -1,4 +1,4 @@
-// What the engine learns about the time of its steps, and the budget that it gives to prompts.
+// The engine's model of the time of a step, and the prompt budget computed from it.
 #include "engine/schedule/step_time.h"
 
 #include <gtest/gtest.h>
@@ -48,7 +48,7 @@ TEST(StepTime, LearnsWhatStepsCost) {
   Random random(1);
   for (int i = 0; i < 300; ++i) {
     const StepWork work = RandomWork(random);
-    // Noise of a fifth, and now and then a step that was interrupted for long.
+    // Noise of 20 %, and every 50th step was interrupted for long.
     const double noise = 1.0 + 0.2 * (random.Below(1000) / 500.0 - 1.0);
     time.Observe(work, machine.Seconds(work) * (i % 50 == 49 ? 30.0 : noise));
   }
@@ -61,8 +61,8 @@ TEST(StepTime, LearnsWhatStepsCost) {
   EXPECT_LT(std::sqrt(error / squares), 0.15);
 }
 
-// However the load looks, a step with the budgeted prompt takes about twice a step in which all
-// running sequences decode.
+// Whatever the load, a step with the budgeted prompt rows must take about twice as long as a step
+// in which all running sequences decode.
 TEST(StepTime, TheBudgetDoublesAStepOfAllThatRun) {
   const Machine machine;
   for (const int running : {4, 32, 64}) {
@@ -71,7 +71,7 @@ TEST(StepTime, TheBudgetDoublesAStepOfAllThatRun) {
       StepWork work;
       int rows = 0;
       for (int i = 0; i < 400; ++i) {
-        // Half of them decode; the others' prompts never pause.
+        // Half of the sequences decode; the other half always has prompt rows to run.
         StepWork decoding;
         decoding.decode_rows = running / 2 + i % 3 - 1;
         decoding.decode_context = int64_t{decoding.decode_rows} * (context + i % 7);
@@ -91,7 +91,7 @@ TEST(StepTime, TheBudgetDoublesAStepOfAllThatRun) {
       EXPECT_LT(rows, 512);
       const double ratio = machine.Seconds(work) / machine.Seconds(all);
       EXPECT_GT(ratio, 1.0) << running << " running, context " << context;
-      // A few rows are given however dear they are: prompts always move.
+      // A few prompt rows are granted however long they take, so that prompts always make progress.
       if (rows > 16) {
         EXPECT_LT(ratio, 2.2) << running << " running, context " << context;
       }

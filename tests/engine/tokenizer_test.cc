@@ -1,6 +1,5 @@
-// The tokenizer's parts and their properties. Identity with Hugging Face's library is checked by
-// tests/tokenizer/parity.py; here are properties, limits and cases small enough to work out by
-// hand.
+// The parts of the tokenizer: properties, limits, and cases small enough to be computed by hand.
+// tests/tokenizer/parity.py compares the tokenizer with Hugging Face's library.
 #include "engine/text/tokenizer/tokenizer.h"
 
 #include <algorithm>
@@ -28,7 +27,7 @@ using Strings = std::vector<std::string>;
 
 std::string ByteToken(int byte) { return std::string(ByteLevelChar(static_cast<uint8_t>(byte))); }
 
-// All bytes, then what `merges` make of them, in order.
+// Returns a model whose vocabulary has all bytes, followed by the results of `merges` in order.
 BpeConfig ConfigWith(const std::vector<std::pair<std::string, std::string>>& merges) {
   BpeConfig config;
   for (int byte = 0; byte < 256; ++byte) config.vocab.emplace_back(ByteToken(byte), byte);
@@ -40,7 +39,8 @@ BpeConfig ConfigWith(const std::vector<std::pair<std::string, std::string>>& mer
   return config;
 }
 
-// Merges that are not all used and overlap, over letters, spaces and parts of characters.
+// Merges that overlap, of which some are never used, with letters, spaces and parts of multi-byte
+// characters.
 std::vector<std::pair<std::string, std::string>> SampleMerges() {
   return {{"t", "h"}, {"th", "e"},  {"Ġ", "the"}, {"a", "a"},       {"aa", "aa"},
           {"Ġ", "Ġ"}, {"ĠĠ", "ĠĠ"}, {"b", "a"},   {"a", "b"},       {"ab", "ab"},
@@ -89,7 +89,8 @@ std::string RandomText(std::mt19937& random, int characters) {
 }
 
 std::string RandomBytes(std::mt19937& random, int size) {
-  // Bytes that begin, continue and break characters, more often than chance would have them.
+  // Bytes that begin, continue and break UTF-8 characters, more often than uniform random bytes
+  // would.
   static constexpr uint8_t kBytes[] = {0x00, 0x41, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC1,
                                        0xC2, 0xDF, 0xE0, 0xE1, 0xED, 0xEF, 0xF0, 0xF1, 0xF4, 0xF5};
   std::string bytes;
@@ -301,8 +302,8 @@ TEST(BpeModel, IgnoreMergesTakesWholePieces) {
 }
 
 TEST(BpeModel, ShortAndLongPiecesAgree) {
-  // The same text once in a piece above the limit of the simple way of merging and, with a
-  // separator that merges with nothing, in pieces below it.
+  // Tokenizes the same text twice: as one piece, longer than the limit of the simple merging
+  // algorithm, and as shorter pieces with a separator that merges with nothing.
   const auto model = *BpeModel::Create(ConfigWith(SampleMerges()));
   std::mt19937 random(9);
   for (int round = 0; round < 500; ++round) {
@@ -437,7 +438,7 @@ TEST(IncrementalDecoder, JoinedSpellings) {
   EXPECT_EQ(out, "a b c");
 }
 
-// A tokenizer that implements only what it must, as other kinds and fakes do.
+// A tokenizer that overrides only the required functions, as other tokenizers and test doubles do.
 TEST(IncrementalDecoder, WorksOnAnyTokenizer) {
   class OneByteTokenizer : public Tokenizer {
    public:
@@ -492,7 +493,7 @@ TEST(TrustedEncoding, IsEncodingWhereAllOrNothingIsTrusted) {
     for (const TokenId id : *tokenizer->EncodeTrusted(text, {}, true)) {
       EXPECT_FALSE(tokenizer->IsSpecial(id)) << text;
     }
-    // Trusted and other text in turns: special tokens come from trusted stretches alone.
+    // Trusted and untrusted spans alternate. Special tokens may come from trusted spans only.
     std::vector<TextSpan> spans;
     for (size_t at = random() % 4; at < text.size(); at += 1 + random() % 6) {
       const size_t end = std::min(text.size(), at + 1 + random() % 9);
@@ -516,15 +517,15 @@ TEST(TrustedEncoding, IsEncodingWhereAllOrNothingIsTrusted) {
 
 TEST(TrustedEncoding, OtherTextCannotHideATokenOfTheTemplate) {
   const auto tokenizer = MakeTokenizer(SpecialTokens());
-  // "ab<" begins before the trusted "<|end|>" and would use up its start.
+  // The token "ab<" begins before the trusted "<|end|>" and would consume its first character.
   const std::vector<TextSpan> end = {{2, 9}};
   const TokenId id = *tokenizer->TokenToId("<|end|>");
   EXPECT_EQ(tokenizer->EncodeTrusted("ab<|end|>", end, false)->back(), id);
-  // "<|end|>" of which only "<|" is trusted.
+  // Only the "<|" of "<|end|>" is trusted.
   const std::vector<TextSpan> start = {{0, 2}};
   EXPECT_EQ(tokenizer->EncodeTrusted("<|end|>", start, false)->front(),
             *tokenizer->TokenToId("<|"));
-  // A token that is not special is found anywhere.
+  // A token that is not special is found in untrusted text, too.
   EXPECT_EQ(tokenizer->EncodeTrusted("<think>", {}, false)->size(), 1u);
 }
 
@@ -549,8 +550,8 @@ std::unique_ptr<Tokenizer> WithSplit(const std::string& pattern) {
   return *PipelineTokenizer::Create(std::move(parts));
 }
 
-// Quadratic work on eight times the text takes 64 times as long; linear work, with a logarithm and
-// a noisy machine, stays far below 40.
+// With quadratic work, eight times the text takes 64 times as long. With linear work, a logarithmic
+// factor and a noisy machine, it stays far below 40 times.
 TEST(Tokenizer, TimeGrowsLinearlyOnRuns) {
   const auto gpt2 = MakeTokenizer();
   const auto end_of_line = WithSplit("\\s+$");
@@ -567,7 +568,8 @@ TEST(Tokenizer, TimeGrowsLinearlyOnRuns) {
       while (small.size() < (128 << 10)) small += unit;
       std::string large;
       while (large.size() < (1 << 20)) large += unit;
-      // What follows the run decides whether a pattern that looks for its end has to give up.
+      // The character after a run decides whether a pattern that searches for the run's end must
+      // backtrack.
       small += "x";
       large += "x";
       const double small_seconds = SecondsToEncode(*tokenizer, small);

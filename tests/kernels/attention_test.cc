@@ -1,5 +1,5 @@
-// Attention over the paged cache, norms and rotary positions against double arithmetic; the
-// operation that stands for several against each of them.
+// Attention with a paged cache, norms and rotary positions compared with double arithmetic, and
+// fused operations compared with the operations that they replace.
 
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ namespace {
 class AttentionTest : public ::testing::TestWithParam<BackendOptions> {
  protected:
   void SetUp() override { backend_ = std::move(CreateBackend(GetParam())).value(); }
-  // A step of these positions; what is not given is 0.
+  // Begins a step with `inputs`. Omitted token ids and sequences are 0.
   void Begin(StepInputs inputs) {
     zeros_.assign(inputs.position.size(), 0);
     inputs.token_ids = zeros_;
@@ -31,7 +31,8 @@ class AttentionTest : public ::testing::TestWithParam<BackendOptions> {
   std::unique_ptr<Backend> backend_;
 };
 
-// Lengths around the block size, shuffled block tables, grouped heads, windows, both cache types.
+// Covers lengths around the block size, shuffled block tables, grouped heads, windows, and several
+// cache types.
 TEST_P(AttentionTest, MatchesDoubleArithmetic) {
   Random random(5);
   for (DType dtype : {DType::kF32, DType::kBF16}) {
@@ -148,7 +149,8 @@ TEST_P(AttentionTest, NormsMatchDoubleArithmetic) {
   }
 }
 
-// Layers of a step may turn differently, and steps have other positions and more tokens.
+// The layers of a step may rotate differently, and steps differ in their positions and number of
+// tokens.
 TEST_P(AttentionTest, RopeTurnsPairs) {
   Random random(7);
   const std::vector<std::vector<int32_t>> steps = {
@@ -194,8 +196,8 @@ struct QkvShape {
   enum { kNone, kHeads, kRow } norm;
 };
 
-// One operation has the bits of those that it stands for: in the queries, and in what attention
-// makes of the cache.
+// The fused operation must have the same bits as the operations that it replaces, both in the
+// queries and in the attention over the cache that it wrote.
 TEST_P(AttentionTest, NormRopeAppendIsItsParts) {
   Random random(8);
   const QkvShape shapes[] = {

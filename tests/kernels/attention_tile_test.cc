@@ -1,5 +1,5 @@
-// Attention of the CPU in tiles and blocks: right for every shape of a step, and a row's bits are
-// its own.
+// The CPU's attention in tiles and blocks: results for every shape of a step, and independence of a
+// row's bits from other rows.
 
 #include <gtest/gtest.h>
 
@@ -30,13 +30,13 @@ struct Shape {
   KvCacheType type = KvCacheType::kF32;
 };
 
-// A row of queries: of which sequence, at which position.
+// The sequence and position of one row of queries.
 struct Query {
   int sequence;
   int position;
 };
 
-// A head's elements as the cache holds them.
+// Returns a head's elements after storing them in the cache.
 std::vector<double> Cached(const float* x, int n, KvCacheType type) {
   std::vector<double> out;
   float largest = 0.0f;
@@ -55,10 +55,10 @@ std::vector<double> Cached(const float* x, int n, KvCacheType type) {
   return out;
 }
 
-// One backend with a cache that holds the given sequences.
+// One backend, and a cache that contains the given sequences.
 class Attended {
  public:
-  // keys and values: of each sequence [length][kv_heads * head_dim].
+  // `keys` and `values` have one entry per sequence: [length][kv_heads * head_dim].
   Attended(const BackendOptions& options, const Shape& shape,
            const std::vector<std::vector<float>>& keys,
            const std::vector<std::vector<float>>& values, int chunk)
@@ -70,7 +70,8 @@ class Attended {
                                             blocks + 1))
                  .value();
     tables_.resize(keys.size());
-    int32_t next = static_cast<int32_t>(blocks);  // descending, so that no two blocks are adjacent
+    // block ids descend, so that consecutive blocks are not adjacent
+    int32_t next = static_cast<int32_t>(blocks);
     for (size_t s = 0; s < keys.size(); ++s) {
       for (int b = 0; b < Blocks(static_cast<int>(keys[s].size()) / width); ++b) {
         tables_[s].push_back(next--);
@@ -96,8 +97,8 @@ class Attended {
 
   static int Blocks(int tokens) { return (tokens + kKvBlockTokens - 1) / kKvBlockTokens; }
 
-  // Rows [rows][heads * head_dim] in order. With a plan, `tokens` are its tokens and `queries` the
-  // rows of its assignments.
+  // Returns the output rows [rows][heads * head_dim] in order. With a plan, `tokens` are the tokens
+  // of the plan and `queries` the rows of its assignments.
   std::vector<float> Run(const std::vector<Query>& tokens, const std::vector<float>& queries,
                          DType dtype = DType::kF32, const RoutingPlan* plan = nullptr) {
     Begin(tokens);
@@ -157,7 +158,7 @@ Data RandomData(Random& random, const Shape& shape, const std::vector<int>& leng
   return data;
 }
 
-// Parts of prompts and single rows, around the ends of blocks of 16 and of 256 positions.
+// Parts of prompts and single rows, with lengths around multiples of 16 and 256 positions.
 const std::vector<int> kLengths = {600, 520, 10, 257, 256, 17};
 
 std::vector<Query> RaggedStep() {
@@ -235,8 +236,9 @@ TEST_P(AttentionTileTest, MatchesDoubleArithmetic) {
   }
 }
 
-// Whatever the company, the chunks of the prompt and the threads: alone, in steps of a few rows,
-// all together, and where blocks of positions are handed out one by one.
+// A row's bits must not depend on other rows, prompt chunks and threads: it is computed alone, in
+// steps of a few rows, together with all rows, and where threads take blocks of positions one by
+// one.
 TEST_P(AttentionTileTest, ARowsBitsAreItsOwn) {
   Random random(2);
   for (int trial = 0; trial < 9; ++trial) {
@@ -270,7 +272,8 @@ TEST_P(AttentionTileTest, ARowsBitsAreItsOwn) {
   }
 }
 
-// Routed attention: the assignments of a token are rows of their own, whatever order the plan has.
+// In routed attention, every assignment of a token has its own query row, in whatever order the
+// plan lists the assignments.
 TEST_P(AttentionTileTest, RowsOfAPlanAreRowsOfTheirTokens) {
   Random random(3);
   for (const KvCacheType type : kTypes) {
@@ -312,8 +315,8 @@ TEST_P(AttentionTileTest, RowsOfAPlanAreRowsOfTheirTokens) {
   }
 }
 
-// A NaN or an infinity in a key or value reaches every row that sees its position, and no other:
-// also not those of the same tile.
+// A NaN or an infinity in a key or value must reach every row that attends to its position, and no
+// other row, not even of the same tile.
 TEST_P(AttentionTileTest, ANumericFailureReachesThoseWhoSeeIt) {
   Random random(4);
   const std::vector<Query> rows = RaggedStep();
@@ -344,7 +347,7 @@ TEST_P(AttentionTileTest, ANumericFailureReachesThoseWhoSeeIt) {
           }
           for (int h = 0; h < shape.heads; ++h) {
             const float* head = row + h * shape.head_dim;
-            // An infinite key may come out as weight 0 where its score is -inf.
+            // An infinite key may have no effect: if its score is -inf, its weight is 0.
             if (in_key && std::isinf(bad) && type != KvCacheType::kInt8) continue;
             EXPECT_TRUE(
                 std::any_of(head, head + shape.head_dim, [](float v) { return !std::isfinite(v); }))
@@ -364,14 +367,14 @@ TEST_P(AttentionTileTest, ACopiedBlockIsTheSame) {
     Attended attended(GetParam(), shape, data.keys, data.values, 40);
     const std::vector<float> q = random.Normals(int64_t{shape.heads} * shape.head_dim);
     const std::vector<float> before = attended.Run({{0, 39}}, q);
-    attended.cache().CopyBlock(attended.table(0)[1], 0);  // block 0 is nobody's
+    attended.cache().CopyBlock(attended.table(0)[1], 0);  // no sequence uses block 0
     attended.table(0)[1] = 0;
     const std::vector<float> after = attended.Run({{0, 39}}, q);
     EXPECT_TRUE(SameBits(before.data(), after.data(), static_cast<int64_t>(before.size())));
   }
 }
 
-// Rows in bf16 are the rounded rows.
+// Output rows in bf16 must equal the rounded f32 rows.
 TEST_P(AttentionTileTest, OutputIsRoundedOnce) {
   Random random(6);
   const Shape shape{4, 2, 20, HeadOrder::kInterleave, 0, KvCacheType::kInt8};
@@ -389,7 +392,8 @@ TEST_P(AttentionTileTest, OutputIsRoundedOnce) {
 INSTANTIATE_TEST_SUITE_P(Backends, AttentionTileTest, ::testing::ValuesIn(CpuBackends(2)),
                          [](const auto& info) { return BackendName(info.param); });
 
-// Extremes of what a byte's scale can express: zeros, tiny numbers, the largest ones.
+// Heads at the limits of what the int8 cache's scale can represent: zeros, tiny numbers and the
+// largest ones.
 TEST(KvCacheTypeTest, BytesOfExtremeHeads) {
   const Shape shape{1, 1, 16, HeadOrder::kInterleave, 0, KvCacheType::kInt8};
   for (const float largest : {0.0f, 1e-42f, 1e-30f, 1.0f, 3e38f}) {

@@ -1,5 +1,5 @@
-// The fused feed-forward of the CPU has the bits of its two products, for every instruction set,
-// type and number of threads.
+// The CPU's fused feed-forward must have the same bits as its two separate products, for every
+// instruction set, type and number of threads.
 
 #include <gtest/gtest.h>
 
@@ -71,7 +71,8 @@ class FeedForwardTest : public ::testing::TestWithParam<std::string> {
   }
 };
 
-// Expert 0 takes every row (more than are taken at once), expert 1 none, the others some.
+// Routes every row to expert 0 (more rows than one pass takes), none to expert 1, and some to each
+// other expert.
 std::vector<std::vector<int>> UnevenRoutes(Random& random, int experts, int rows) {
   std::vector<std::vector<int>> routes(static_cast<size_t>(rows), {0});
   for (std::vector<int>& row : routes) {
@@ -135,8 +136,8 @@ TEST_P(FeedForwardTest, HasTheBitsOfTheTwoProducts) {
   }
 }
 
-// Of the shapes that occur: many experts with some rows each, not few experts, few rows or so many
-// that weights would be read twice.
+// Among the shapes that occur in practice, only many experts with some rows each are fused: not few
+// experts, not few rows, and not so many rows that weights would be read twice.
 TEST_P(FeedForwardTest, FusesWhereAThreadHasItsOwnExperts) {
   const std::unique_ptr<Backend> backend = MakeBackend(2);
   const Types bf16{DType::kBF16, DType::kBF16, Quantization::kNone};

@@ -1,4 +1,4 @@
-// Enums with a table of traits, and the gate arithmetic that statistics use.
+// Enums with a table of traits, and the gate functions that statistics use.
 
 #include "base/kinds.h"
 
@@ -43,7 +43,7 @@ TEST(KindNamesTest, CanLeaveOutTheFirst) {
 TEST(GateTest, DoubleAgreesWithFloat) {
   constexpr float kMaximum = 2.5f;
   for (const GateKind gate : AllKinds<GateKind>()) {
-    for (float score = -20.0f; score <= kMaximum; score += 0.375f) {  // exact differences
+    for (float score = -20.0f; score <= kMaximum; score += 0.375f) {  // score - kMaximum is exact
       const double exact = GateValueInDouble(gate, score, kMaximum);
       EXPECT_NEAR(GateValue(gate, score, kMaximum), exact, 1e-6 * exact)
           << KindName(gate) << " of " << score;
@@ -52,7 +52,7 @@ TEST(GateTest, DoubleAgreesWithFloat) {
 }
 
 TEST(GateTest, ManyScoresHaveTheBitsOfOne) {
-  constexpr int kCount = 37;  // whole vectors and a rest
+  constexpr int kCount = 37;  // several full vectors and a remainder
   float scores[kCount], values[kCount];
   for (int i = 0; i < kCount; ++i) scores[i] = 3.0f - 0.41f * static_cast<float>(i);
   for (const GateKind gate : AllKinds<GateKind>()) {

@@ -1,4 +1,4 @@
-// Dense and grouped linear layers against double arithmetic on the stored values.
+// Dense and grouped linear layers compared with double arithmetic on the stored values.
 
 #include <gtest/gtest.h>
 
@@ -39,7 +39,8 @@ std::vector<double> AsVector(const HostTensor& t) {
   return v;
 }
 
-// Error of a sum of n products, each factor exact: the roundings of the sum and of the result.
+// Returns the tolerance for a sum of n exact products: the rounding errors of the sum and of the
+// result.
 double SumTolerance(const Types& t, DType out, int64_t n) {
   return 4 * std::sqrt(static_cast<double>(n)) * Epsilon(DType::kF32) + 2 * Epsilon(out) +
          (t.rows == DType::kBF16 ? 1e-5 : 0.0);
@@ -82,7 +83,7 @@ TEST_P(LinearTest, DenseMatchesDoubleArithmetic) {
                               SumTolerance(t, DType::kF32, in)))
               << Name(t.rows) << " x " << Name(t.weights) << ", " << rows << " x " << in << " x "
               << out << ", row " << r;
-          // Neighbouring memory stays untouched.
+          // Memory behind the row must be unchanged.
           ASSERT_TRUE(std::isnan(RowOf(*backend_, y.view, r, out + 1)[out]));
         }
       }
@@ -107,7 +108,8 @@ std::vector<std::vector<std::vector<int>>> AdversarialRoutings(int rows, int exp
   return {all_first, all_last, every, mixed};
 }
 
-// Gated experts of very unequal widths, up and down, and their combination.
+// Gated experts of very unequal widths: up and down projections, and the weighted sum of their
+// outputs.
 TEST_P(LinearTest, UnequalGatedExpertsMatchDoubleArithmetic) {
   Random random(2);
   const std::vector<int> widths = {1, 3, 8, 24, 33, 64, 130};
@@ -177,7 +179,7 @@ TEST_P(LinearTest, UnequalGatedExpertsMatchDoubleArithmetic) {
               const std::vector<double> y = OracleLinear(h, down_w[e], down_b[e]);
               for (int i = 0; i < model; ++i) expected[i] += 0.25 * (e + 1) * y[i];
             }
-            // Hidden units and results are rounded to the activation type in between.
+            // Hidden units and each expert's output are rounded to the activation type.
             ASSERT_TRUE(RowNear(RowOf(*backend_, sum.view, r, model), expected,
                                 t.rows == DType::kF32 ? 1e-5 : 2e-2))
                 << Name(t.rows) << " x " << Name(t.weights) << ", row " << r << " of " << rows;
@@ -193,7 +195,7 @@ void ExpectSameBits(const std::vector<double>& a, const std::vector<double>& b) 
   EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(double)), 0);
 }
 
-// The same row gives the same bits whatever rows stand beside it.
+// A row must have the same bits whatever other rows the product has.
 TEST_P(LinearTest, RowsDoNotInfluenceEachOther) {
   Random random(3);
   for (const Types& t : kTypes) {
@@ -221,8 +223,8 @@ TEST_P(LinearTest, RowsDoNotInfluenceEachOther) {
   }
 }
 
-// A numeric failure must reach its request: no activation makes a number of a NaN, or a finite one
-// of an infinity that it should pass.
+// A numeric error must reach its request: an activation must not turn a NaN into a number, nor an
+// infinity that it should pass on into a finite number.
 TEST_P(LinearTest, ActivationsKeepWhatIsNotFinite) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const std::vector<float> values = {std::numeric_limits<float>::quiet_NaN(), kInfinity, -kInfinity,
@@ -244,7 +246,7 @@ TEST_P(LinearTest, ActivationsKeepWhatIsNotFinite) {
         for (int i = 0; i < 40; ++i) {
           EXPECT_TRUE(std::isnan(RowOf(*backend_, y.view, 0, 40)[i]));
           EXPECT_FALSE(std::isfinite(RowOf(*backend_, y.view, 1, 40)[i]));
-          // An ungated ReLU alone makes a number, 0, of a negative infinity.
+          // Only an ungated ReLU returns a number, 0, for negative infinity.
           EXPECT_EQ(std::isfinite(RowOf(*backend_, y.view, 2, 40)[i]),
                     activation == ActivationKind::kRelu && !gated);
           EXPECT_TRUE(std::isfinite(RowOf(*backend_, y.view, 3, 40)[i]));

@@ -1,5 +1,5 @@
-// Linear layers with weights as integers: against double arithmetic on the same integers, and bit
-// by bit the same whatever stands beside a row, for every instruction set of the CPU.
+// Linear layers with integer weights: compared with double arithmetic on the same integers, and
+// bit-identical for a row whatever other rows there are, for every instruction set of the CPU.
 
 #include <gtest/gtest.h>
 
@@ -29,7 +29,7 @@ std::unique_ptr<Backend> MakeBackend(const std::string& isa, int threads = 2) {
   return std::move(CreateBackend({.device = "cpu", .threads = threads, .cpu_isa = isa})).value();
 }
 
-// A matrix with what it is rounded to.
+// A matrix and its quantized form.
 struct Weight {
   HostTensor numbers;
   QuantizedMatrix integers;
@@ -55,8 +55,9 @@ Weight MakeWeight(Random& random, Quantization type, int out, int in) {
           {type, out, in, owner->bytes.data(), owner->scales.data(), owner}};
 }
 
-// The row as a product takes it: groups of columns as int8 with a scale each. The arithmetic is the
-// kernels' (f32, ties to even), so the integers are the same and only the sums are rounded.
+// Returns the row as the kernels quantize it: groups of columns as int8 with one scale each. The
+// arithmetic is the kernels' (f32, ties to even), so the integers are equal and only the sums are
+// rounded differently.
 std::vector<double> RoundedInput(const std::vector<double>& row, Quantization type) {
   std::vector<double> out;
   const auto group = static_cast<size_t>(QuantGroup(type));
@@ -78,7 +79,7 @@ std::vector<double> RoundedInput(const std::vector<double>& row, Quantization ty
 
 struct Sums {
   std::vector<double> value;
-  std::vector<double> size;  // sum of the magnitudes of what is added up in f32
+  std::vector<double> size;  // sum of the magnitudes of the terms that are added in f32
 };
 
 Sums OracleSums(const std::vector<double>& row, const QuantizedMatrix& m,
@@ -108,7 +109,7 @@ std::vector<double> Oracle(const std::vector<double>& row, const QuantizedMatrix
   return OracleSums(row, m, bias).value;
 }
 
-// Roundings of a sum over groups and of the result.
+// Returns the tolerance for the rounding errors of a sum over groups and of the result.
 double Tolerance(Quantization type, int in, DType out) {
   const auto groups = static_cast<double>(QuantGroups(type, in));
   return 4 * std::sqrt(groups + 2) * Epsilon(DType::kF32) + 2 * Epsilon(out);
@@ -164,7 +165,7 @@ TEST_P(QuantLinearTest, DenseMatchesDoubleArithmetic) {
                                 Tolerance(type, s.in, out_type)))
                 << Name(type) << ", " << Name(rows_type) << ", " << s.rows << " x " << s.in << " x "
                 << s.out << ", row " << r;
-            // Neighbouring memory stays untouched.
+            // Memory behind the row must be unchanged.
             ASSERT_TRUE(std::isnan(RowOf(y.view, r, s.out + 1)[static_cast<size_t>(s.out)]));
           }
         }
@@ -178,8 +179,8 @@ void ExpectSameBits(const std::vector<double>& a, const std::vector<double>& b) 
   EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(double)), 0);
 }
 
-// Rounding at load and integers from a file are the same weights, also where they come in parts
-// that begin in the middle of a panel.
+// Weights quantized at load must equal integers from a file, also if they are loaded in parts that
+// begin in the middle of a panel.
 TEST_P(QuantLinearTest, NumbersAndTheirIntegersLoadAlike) {
   Random random(2);
   for (const Quantization type : kTypes) {
@@ -221,8 +222,8 @@ std::vector<std::vector<std::vector<int>>> Routings(int rows, int experts, Rando
   return {last, every, mixed};
 }
 
-// Gated experts of very unequal widths, gathered from tokens, then down from rows of their own
-// whose widths differ from expert to expert.
+// Gated experts of very unequal widths: the up projection gathers its rows from tokens, the down
+// projection reads one row per assignment, whose width depends on the expert.
 TEST_P(QuantLinearTest, UnequalGatedExpertsMatchDoubleArithmetic) {
   Random random(3);
   const std::vector<int> widths = {1, 3, 8, 24, 33, 64, 67, 130};
@@ -278,7 +279,8 @@ TEST_P(QuantLinearTest, UnequalGatedExpertsMatchDoubleArithmetic) {
               const std::vector<double> actual = RowOf(hidden.view, a, widths[e]);
               for (size_t i = 0; i < actual.size(); ++i) {
                 const double act = OracleActivation(activation, gate.value[i]);
-                // No activation is steeper than 1.2; its own error is relative to its argument.
+                // No activation has a slope above 1.2, and its own error is relative to its
+                // argument.
                 const double sums =
                     8 * Epsilon(DType::kF32) *
                     (1.2 * gate.size[i] * std::fabs(main.value[i]) + std::fabs(act) * main.size[i]);
@@ -301,7 +303,7 @@ TEST_P(QuantLinearTest, UnequalGatedExpertsMatchDoubleArithmetic) {
   }
 }
 
-// The same row gives the same bits whatever rows stand beside it and however many threads work.
+// A row must have the same bits whatever other rows there are, and for any number of threads.
 TEST_P(QuantLinearTest, RowsAndThreadsDoNotMatter) {
   const int in = 267, out = 150, rows = 300;
   for (const Quantization type : kTypes) {
@@ -345,7 +347,7 @@ TEST_P(QuantLinearTest, RowsAndThreadsDoNotMatter) {
   }
 }
 
-// What a scale cannot hold makes the outputs of its row NaN, and no others.
+// A weight that no scale can represent makes the outputs of its row NaN, and no other outputs.
 TEST_P(QuantLinearTest, WeightsThatAreNotFiniteShow) {
   Random random(5);
   for (const Quantization type : kTypes) {
@@ -366,7 +368,7 @@ TEST_P(QuantLinearTest, WeightsThatAreNotFiniteShow) {
   }
 }
 
-// Rows that are tiny, huge or zero in some groups.
+// Input rows that are tiny, huge or zero in some groups.
 TEST_P(QuantLinearTest, InputsOfAnyMagnitude) {
   Random random(6);
   const int in = 160, out = 33;

@@ -1,4 +1,4 @@
-// Rounding of weights to integers and of scales to f16.
+// Rounding of weights to integers, and of scales to f16.
 
 #include "kernels/base/quantize.h"
 
@@ -27,7 +27,7 @@ struct Rounded {
 
 Rounded Round(Quantization type, const std::vector<float>& row) {
   Rounded r;
-  // Impossible values show what was not written.
+  // Initialised with impossible values, so that missing writes are detected.
   r.values.assign(row.size(), -128);
   r.scales.assign(static_cast<size_t>(QuantGroups(type, static_cast<int64_t>(row.size()))), 0xffff);
   QuantizeRow(type, row, r.values.data(), r.scales.data());
@@ -53,7 +53,8 @@ TEST(F16, BetweenTwoValuesTheNearerAndOfEqualsTheEven) {
   for (F16 low = 0; low < kInfinity; ++low) {
     const F16 high = static_cast<F16>(low + 1);
     const float a = F32FromF16(low);
-    // What would come after the largest value, 65504, decides where infinity begins.
+    // The boundary of infinity is half way to the value, 65536, that would follow the largest
+    // finite one, 65504.
     const float b = high == kInfinity ? 65536.0f : F32FromF16(high);
     const float middle = (a + b) / 2;
     for (const uint16_t sign : {0x0000, 0x8000}) {
@@ -67,7 +68,7 @@ TEST(F16, BetweenTwoValuesTheNearerAndOfEqualsTheEven) {
   EXPECT_EQ(F16FromF32(std::numeric_limits<float>::denorm_min()), 0);
 }
 
-// Rows of many lengths, distributions and magnitudes whose scales are normal f16 numbers.
+// Returns rows of many lengths, distributions and magnitudes whose scales are normal f16 numbers.
 std::vector<std::vector<float>> Rows(Random& random) {
   std::vector<std::vector<float>> rows;
   for (const int n : {1, 2, 3, 7, 31, 32, 33, 63, 64, 65, 100, 128, 257}) {
@@ -109,7 +110,7 @@ TEST(QuantizeRow, AnInt8IsWithinHalfAStep) {
       for (size_t i = begin; i < end; ++i) largest = std::max<double>(largest, std::fabs(row[i]));
       const double scale = r.scale(Quantization::kInt8, begin);
       EXPECT_NEAR(scale, largest / 127, largest / 127 * 0x1p-11 + 1e-30);
-      // A scale that was rounded down cuts off what is beyond 127 steps.
+      // A scale that was rounded down limits values to 127 times the scale.
       const double bound = scale / 2 * (1 + 1e-5) + std::max(0.0, largest - 127 * scale);
       for (size_t i = begin; i < end; ++i) {
         ASSERT_LE(std::fabs(r.values[i] * scale - row[i]), bound) << "column " << i;
@@ -118,14 +119,14 @@ TEST(QuantizeRow, AnInt8IsWithinHalfAStep) {
   }
 }
 
-// Of a group: what the integers and their scale are off by.
+// Returns the squared error of a group's integers with their scale.
 double SquaredError(const std::vector<float>& w, const int8_t* q, double scale) {
   double sum = 0.0;
   for (size_t i = 0; i < w.size(); ++i) sum += (q[i] * scale - w[i]) * (q[i] * scale - w[i]);
   return sum;
 }
 
-// The same where the value of largest magnitude is simply made -8.
+// Returns the squared error of a group if the value of largest magnitude simply becomes -8.
 double PlainError(const std::vector<float>& w) {
   float extreme = 0.0f;
   for (const float v : w) {
@@ -152,7 +153,7 @@ TEST(QuantizeRow, AnInt4GroupIsNoWorseThanThePlainScale) {
       for (const float v : group) power += double{v} * v;
       const double error =
           SquaredError(group, r.values.data() + begin, r.scale(Quantization::kInt4, begin));
-      // The best scale is rounded to f16, by at most 2^-11 of itself.
+      // The best scale is rounded to f16, with a relative error of at most 2^-11.
       EXPECT_LE(error, PlainError(group) * (1 + 1e-5) + power * 0x1p-22) << row.size();
     }
   }
@@ -216,8 +217,8 @@ TEST(QuantizeRow, ZerosAndSingleElements) {
   }
 }
 
-// Scales below 2^-14 have fewer bits, those below 2^-25 none: values turn coarse, then 0, never
-// large and never NaN.
+// Scales below 2^-14 have fewer bits, and scales below 2^-25 are 0: with them, values become coarse
+// and then 0, but never large or NaN.
 TEST(QuantizeRow, TinyValuesFade) {
   Random random(7);
   for (const Quantization type : kTypes) {
@@ -250,7 +251,7 @@ TEST(QuantizeRow, WhatNoScaleCanHoldShowsAsNan) {
         damaged[at] = bad;
         const Rounded r = Round(type, damaged);
         EXPECT_TRUE(IsNan(r.scales[1])) << bad;
-        // So that NaN times an integer is NaN and stays one in a sum.
+        // The NaN scale makes every product with an integer NaN, and so every sum.
         for (size_t i = 0; i < row.size(); ++i) {
           if (i / group == 1) continue;
           ASSERT_EQ(r.values[i], good.values[i]);

@@ -1,5 +1,6 @@
-// Routing: bit equality with the scalar model of the contract on every backend, agreement of that
-// model with double arithmetic, and the plan's invariants.
+// Routing: every backend must be bit-identical to the scalar model of the contract
+// (tests/reference/router_contract.h), that model must agree with double arithmetic, and routing
+// plans must keep their invariants.
 
 #include <gtest/gtest.h>
 
@@ -28,7 +29,8 @@ struct Case {
   uint64_t seed = 0;
 };
 
-// Every gate x selection x score, over sizes that fill lanes partly, exactly and more than once.
+// Returns every combination of gate, selection and score, with sizes that fill vector lanes partly,
+// exactly and more than once.
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   uint64_t seed = 1;
@@ -118,7 +120,7 @@ void ExpectInvariants(const RoutingPlan& plan, const RouteSettings& s) {
   }
 }
 
-// Compares the plan's row with the contract's, bit by bit.
+// Compares a row of the plan with the contract's row, bit by bit.
 void ExpectRow(const RoutingPlan& plan, int row, const RowRoutes<float>& expected) {
   const int begin = plan.row_offsets[row];
   ASSERT_EQ(plan.row_offsets[row + 1] - begin, static_cast<int>(expected.experts.size()))
@@ -157,7 +159,7 @@ TEST_P(RouterTest, EqualsTheContractBitForBit) {
     const auto router = MakeRouter(*backend_, c, weights);
     const int width = c.settings.input_width;
     std::vector<float> rows = random.Normals(int64_t{9} * width);
-    for (int i = 0; i < width; ++i) rows[i] = 0.0f;  // every score ties
+    for (int i = 0; i < width; ++i) rows[i] = 0.0f;  // all scores of row 0 are equal
     const RoutingPlan plan = Route(c, *router, rows);
     ExpectInvariants(plan, c.settings);
     for (int r = 0; r < plan.rows; ++r) {
@@ -171,14 +173,16 @@ TEST_P(RouterTest, EqualsTheContractBitForBit) {
   }
 }
 
-// A row with an override is routed as by a router with those settings, its neighbours as ever; the
-// scores that are left behind are those before the override's bias.
+// A row with a routing override must be routed as by a router with those settings, and its
+// neighbours as without the override. The scores that the router reports exclude the override's
+// bias.
 TEST_P(RouterTest, OverridesAreRoutersOfTheirOwn) {
   const float inf = std::numeric_limits<float>::infinity();
   for (const Case& c : Cases()) {
     const int experts = c.settings.num_experts;
     const int width = c.settings.input_width;
-    if (c.settings.gate == Gate::kSoftmaxSelected) continue;  // has no top-p
+    // a router with this gate has no top-p
+    if (c.settings.gate == Gate::kSoftmaxSelected) continue;
     Random random(c.seed + 5000);
     const RouterWeights weights = MakeWeights(c, random);
     const auto router = MakeRouter(*backend_, c, weights);
@@ -220,8 +224,8 @@ TEST_P(RouterTest, OverridesAreRoutersOfTheirOwn) {
       if (overrides[r].bias == nullptr) {
         ExpectRow(plan, r, ContractRoutes(changed, weights, row));
       } else {
-        // Only a router of dot scores has a bias on the scores; the others: no masked expert, and
-        // as many as there can be.
+        // Only a router of dot scores has a bias on the scores to compare with. For other routers,
+        // check that no masked expert is selected and that as many experts as possible are.
         changed.k = std::min(changed.k, allowed);
         const int count = plan.row_offsets[r + 1] - plan.row_offsets[r];
         ASSERT_GE(count, 1);
@@ -249,7 +253,7 @@ TEST_P(RouterTest, OverridesAreRoutersOfTheirOwn) {
   }
 }
 
-// Duplicate experts tie exactly; the lower index must win on every backend.
+// Duplicated experts have exactly equal scores; every backend must select the lower index.
 TEST_P(RouterTest, TiesGoToTheLowerIndex) {
   Case c;
   c.settings.num_experts = 6;
@@ -270,7 +274,7 @@ TEST_P(RouterTest, TiesGoToTheLowerIndex) {
   EXPECT_EQ(plan.expert_offsets[5] - plan.expert_offsets[4], 1);
 }
 
-// NaN, infinities, signed zeros and overflow in one row never change another row.
+// NaN, infinities, signed zeros and overflow in one row must not change another row.
 TEST_P(RouterTest, NonFiniteRowsStayAmongThemselves) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const float inf = std::numeric_limits<float>::infinity();
@@ -285,7 +289,8 @@ TEST_P(RouterTest, NonFiniteRowsStayAmongThemselves) {
       c.settings.gate = gate;
       Random random(11);
       RouterWeights weights = MakeWeights(c, random);
-      weights.weight[2 * 12] = 0.0f;  // expert 2 ignores column 0: 0 * inf is NaN for it alone
+      // Expert 2 ignores column 0: only its score becomes 0 * inf = NaN.
+      weights.weight[2 * 12] = 0.0f;
       const auto router = MakeRouter(*backend_, c, weights);
       std::vector<float> rows = random.Normals(8 * 12);
       rows[1 * 12] = nan;
@@ -323,15 +328,16 @@ TEST_P(RouterTest, ARowRoutesTheSameAloneAndAmongOthers) {
 INSTANTIATE_TEST_SUITE_P(Backends, RouterTest, ::testing::ValuesIn(AvailableBackends()),
                          [](const auto& info) { return BackendName(info.param); });
 
-// Settings as trained models have them. (Hundreds of experts, one-dimensional spheres or thresholds
-// near 1 put nearly every row close to another selection.)
+// Returns whether settings are typical of trained models. (With hundreds of experts,
+// one-dimensional cosine scores or thresholds near 1, nearly every row is close to another
+// selection.)
 bool IsUsual(const RouteSettings& s) {
   if (s.num_experts > 64 || (s.score == Score::kCosine && s.dim < 4)) return false;
   return s.select == SelectKind::kTopP ? s.p <= 0.8f : s.k <= 8;
 }
 
-// The contract computes what the formulas say: wherever double arithmetic is not within 1e-5 of
-// another selection, both select the same experts with nearly the same weights.
+// The contract must compute the papers' formulas: where double arithmetic is not within 1e-5 of
+// another selection, both must select the same experts with nearly the same weights.
 TEST(RouterContractTest, AgreesWithDoubleArithmetic) {
   int64_t rows = 0, excluded = 0, usual_rows = 0, usual_excluded = 0;
   double worst = 0.0;
@@ -362,7 +368,7 @@ TEST(RouterContractTest, AgreesWithDoubleArithmetic) {
   std::printf("excluded over all settings, degenerate ones included: %.4f %%\n",
               100.0 * static_cast<double>(excluded) / static_cast<double>(rows + excluded));
   EXPECT_LT(share, 1e-3);
-  // A temperature multiplies the rounding of a score, by up to 100.
+  // A temperature multiplies the rounding error of a score by up to 100.
   EXPECT_LT(worst, 1e-4);
 }
 

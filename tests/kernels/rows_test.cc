@@ -1,5 +1,5 @@
-// Operations on rows one by one against double arithmetic: embeddings, norms by expert, sums,
-// conversions. Widths that fill vectors and warps partly, strides larger than the width.
+// Row operations compared with double arithmetic: embeddings, norms by expert, sums, conversions.
+// Covers widths that fill vectors and warps partly, and strides larger than the width.
 
 #include <gtest/gtest.h>
 
@@ -29,7 +29,7 @@ class RowsTest : public ::testing::TestWithParam<BackendOptions> {
   DeviceRows Dense(int64_t rows, int64_t cols) {
     return MakeRows(*backend_, rows, cols, cols, DType::kF32, nullptr);
   }
-  // What lies behind the columns of a row is still what it was.
+  // Checks that the memory behind the columns of each row is unchanged.
   void ExpectUntouchedBehind(const DeviceRows& r) {
     if (r.view.stride == r.view.cols) return;
     for (int64_t i = 0; i < r.view.rows; ++i) {
@@ -109,8 +109,8 @@ TEST_P(RowsTest, EmbedsTokensAndPositions) {
   }
 }
 
-// A table with an owner lives as long as the embedding, wherever it lies, and is read there where
-// the device can; one without is gone after the call.
+// A table with an owner must live as long as the embedding and is read in place where the device
+// can do that. A table without an owner is freed after the call.
 TEST_P(RowsTest, EmbeddingsKeepWhatTheyRead) {
   for (const int shift : {0, 1, 2, 3}) {
     for (const bool owned : {true, false}) {
@@ -142,7 +142,7 @@ TEST_P(RowsTest, EmbeddingsKeepWhatTheyRead) {
   }
 }
 
-// Every expert has a norm of its own width.
+// Every expert has a norm with its own width.
 TEST_P(RowsTest, NormsByExpert) {
   Random random(2);
   const std::vector<int> widths = {5, 40, 1, 33, 600};
@@ -178,7 +178,7 @@ TEST_P(RowsTest, NormsByExpert) {
   }
 }
 
-// One operation has the bits of the two that it stands for.
+// The fused operation must have the same bits as the two operations that it replaces.
 TEST_P(RowsTest, AddNormIsASumAndANorm) {
   Random random(5);
   for (int width : kWidths) {
@@ -212,7 +212,7 @@ TEST_P(RowsTest, AddNormIsASumAndANorm) {
   }
 }
 
-// Of any width, a row's bits do not depend on where it lies, nor on its company.
+// For any width, a row's bits must depend neither on its address nor on other rows.
 TEST_P(RowsTest, NormsAreTheSameAtEveryPlace) {
   Random random(6);
   for (int width : {3, 33, 511, 512, 513, 1030, 2048, 4099, 5000}) {
@@ -232,7 +232,7 @@ TEST_P(RowsTest, NormsAreTheSameAtEveryPlace) {
           x.insert(x.end(), row.begin(), row.end());
           branch.insert(branch.end(), b.begin(), b.end());
         }
-        // The first row lies at a multiple of 64 bytes, the others do not.
+        // Only the first row begins at a multiple of 64 bytes.
         const auto make = [&](const std::vector<float>* values, int64_t more, DType type) {
           return MakeRows(*backend_, rows, width, width + more, type, values);
         };
@@ -342,7 +342,8 @@ TEST_P(RowsTest, ElementsOneByOne) {
     const DeviceRows x = Make(rows, width, DType::kF32, &a);
     const DeviceRows gate = Make(rows, 1, DType::kF32, &g);
     backend_->ScaleBySigmoid(x.view, gate.view);
-    // Some devices' exponential is off by two units in the last place, a division by one more.
+    // On some devices, the exponential has an error of two units in the last place, and the
+    // division adds one.
     expect(x, 6e-7, [&](int i, int r, int) { return a[i] / (1.0 + std::exp(-double{g[r]})); });
     const DeviceRows z = Make(rows, width, DType::kF32, &a);
     backend_->Scale(z.view, -2.5f);

@@ -1,5 +1,5 @@
-// A step of the CPU counts its plans when it ends and reports the tokens that no router could
-// route.
+// At the end of a step, the CPU backend must count the step's routing plans and report the tokens
+// that no router could route.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -39,7 +39,7 @@ class StepCountsTest : public ::testing::Test {
     rows_ = random.Normals(kTokens * kSubTokens * kWidth);
   }
 
-  // `routes`: whether the block routes in this step.
+  // `routes` selects whether the block is routed in this step.
   StepOutcome Step(bool routes, RouteCounters* counters) {
     const std::vector<int32_t> ids(kTokens, 0), positions = {0, 1, 2};
     kind_.assign(kTokens, kTokenDecode);

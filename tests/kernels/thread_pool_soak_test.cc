@@ -1,4 +1,4 @@
-// The CPU backend's thread pool comes to its end at whatever moment.
+// Destroys the CPU backend's thread pool at arbitrary moments.
 
 #include <gtest/gtest.h>
 
@@ -7,8 +7,9 @@
 namespace moeserve::cpu {
 namespace {
 
-// A worker that is about to sleep must not miss the end: what it waits for would never come. The
-// moment is a few instructions long, so a pool with that fault hangs once in some 10,000 times.
+// A worker that is about to sleep must not miss the destruction, because nothing would wake it
+// afterwards. The critical moment is a few instructions long, so a pool with this bug hangs in
+// about one of 10,000 destructions.
 TEST(ThreadPool, EndsAtAnyMoment) {
   for (int i = 0; i < 150'000; ++i) {
     ThreadPool pool(3);

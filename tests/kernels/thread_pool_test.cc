@@ -1,4 +1,4 @@
-// The CPU backend's thread pool: every task once.
+// The CPU backend's thread pool must run every task once.
 
 #include "kernels/cpu/thread_pool.h"
 

@@ -1,4 +1,4 @@
-"""The documents of the task as lm_eval wants them; named in shuffled_words.yaml."""
+"""Loads the task's documents for lm_eval. shuffled_words.yaml refers to this module."""
 
 import json
 import pathlib

@@ -61,7 +61,7 @@ class Server:
     name: str
 
     def completions(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Answer of `/v1/completions`, over a direct connection whatever proxies are set."""
+        """Returns the response of `/v1/completions`, over a direct connection without proxies."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=300)
         try:
             connection.request("POST", "/v1/completions", json.dumps({"model": self.name, **body}),
@@ -77,7 +77,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving(binary: pathlib.Path, folder: pathlib.Path, dtype: str) -> Iterator[Server]:
-    """The server on a free port; its log is shown when it does not start."""
+    """Runs the server on a free port. Prints its log if it does not start."""
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
             [binary, "serve", "--model", folder, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0",
@@ -131,7 +131,7 @@ def documents() -> list[dict[str, Any]]:
 
 def run_lm_eval(server: Server, folder: pathlib.Path,
                 form: str) -> tuple[float, list[list[float]]]:
-    """Accuracy as lm_eval computes it, and the log-likelihood of both choices per document."""
+    """Returns lm_eval's accuracy, and the log-likelihood of both choices per document."""
     batch_size, extra = FORMS[form]
     arguments = {"model": server.name, "tokenizer": folder, "tokenizer_backend": "huggingface",
                  "base_url": f"http://{server.host}:{server.port}/v1/completions", **extra}

@@ -1,4 +1,4 @@
-// The interface of model_loaders/architectures, with a family that only this test has.
+// Tests the interface of model_loaders/architectures with a family that exists in this test only.
 
 #include "model_loaders/architectures/architecture.h"
 
@@ -40,8 +40,8 @@ std::string Bytes(const HostTensor& tensor) {
 constexpr int kLayers = 4;
 constexpr int kExperts = 8;
 
-// The bundled model "smoe" in the layout of the made-up family. The tensors are put together here
-// by hand, without the family's table.
+// The bundled model "smoe" in the file layout of the made-up family. This class joins the tensors
+// itself, without using the family's table.
 class MadeUpFolder {
  public:
   MadeUpFolder() {
@@ -100,7 +100,7 @@ class MadeUpFolder {
   std::vector<RawTensor> tensors;
 
  private:
-  // The tensors of the native folder one behind the other.
+  // Adds a tensor that consists of the tensors `sources` of the native folder, one after the other.
   void Add(const std::string& name, const std::vector<int64_t>& shape,
            const std::vector<std::string>& sources) {
     RawTensor tensor{name, native_.at(sources[0]).dtype, shape, ""};
@@ -267,7 +267,8 @@ TEST(Architecture, LeftOverTensorsAreExplainedOrIgnored) {
   EXPECT_TRUE(folder.Load().ok()) << folder.Load().status();
 }
 
-// A place that a faulty family might give must not lead outside the stored tensor.
+// A family with a bug may return any location. StoredParts() must not read outside the stored
+// tensor.
 class FixedPlace final : public CheckpointConfig {
  public:
   explicit FixedPlace(std::optional<TensorPlace> place) : place_(std::move(place)) {}

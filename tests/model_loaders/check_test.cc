@@ -1,5 +1,5 @@
-// Damaged copies of one model folder: each is refused with the file, the tensor or key, what was
-// expected and what was found.
+// Damaged copies of one model folder. Each must be refused with the file, the tensor or key, and
+// the expected and the found value.
 #include <sys/stat.h>
 
 #include <cstring>
@@ -26,7 +26,7 @@ using testing::WriteFile;
 using Json = nlohmann::json;
 using Tensors = std::vector<RawTensor>;
 
-// The contents of a folder before they are written; cases damage them.
+// The contents of a folder before they are written. Test cases damage them.
 struct Folder {
   fs::path path;
   Json config = testing::TinyConfig();
@@ -44,8 +44,8 @@ struct Folder {
 
 struct Case {
   std::string name;
-  std::function<void(Folder&)> damage;                // of the parts
-  std::function<void(const fs::path&)> damage_files;  // of the files written from them
+  std::function<void(Folder&)> damage;                // changes the contents
+  std::function<void(const fs::path&)> damage_files;  // changes the written files
   std::vector<std::string> expect;
 };
 
@@ -92,7 +92,7 @@ std::vector<Case> Cases() {
       Files("tokenizer cut short", [](const fs::path& p) { Truncate(p / "tokenizer.json", 20); },
             {"tokenizer.json"}),
 
-      // Missing and strange files.
+      // Missing and unexpected files.
       Files("no config", [](const fs::path& p) { fs::remove(p / "config.json"); },
             {"config.json: cannot open"}),
       Files("no weights", [](const fs::path& p) { fs::remove(p / "model.safetensors"); },
@@ -121,7 +121,7 @@ std::vector<Case> Cases() {
             },
             {weights, "cannot open"}),
 
-      // Tensors against the configuration.
+      // Tensors that contradict the configuration.
       Parts("wrong shape",
             [](Folder& f) {
               RawTensor& tensor = f.Tensor("blocks.0.attention.k.weight");
@@ -206,7 +206,7 @@ std::vector<Case> Cases() {
             {"\"blocks.1.feed_forward.router.weight\"", "expected shape [5, 16]", "found [4, 16]",
              "\"blocks.1.feed_forward.experts.4.up.weight\" is missing"}),
 
-      // Keys.
+      // Keys of config.json.
       Parts("unknown key", [](Folder& f) { f.config["rope_theta"] = 10000; },
             {"config.json: rope_theta: ", "unknown key"}),
       Parts("wrong type", [](Folder& f) { f.config["hidden_size"] = "16"; },
@@ -218,7 +218,7 @@ std::vector<Case> Cases() {
       Parts("another family", [](Folder& f) { f.config["model_type"] = "mixtral"; },
             {"config.json: model_type: expected \"routed_decoder\", found \"mixtral\""}),
 
-      // The container.
+      // The structure of safetensors files.
       Files(
           "overlapping offsets",
           [](const fs::path& p) {

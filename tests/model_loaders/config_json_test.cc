@@ -162,7 +162,7 @@ TEST(NativeConfig, ReadsEveryKey) {
   EXPECT_EQ(routed.routing->score.temperature, TemperatureKind::kLogScale);
 }
 
-// The settings of the four papers, as the format's documentation gives them.
+// The settings of the four papers' models, as the documentation of the format lists them.
 TEST(NativeConfig, TakesThePapersAsSettings) {
   Json json = Minimal();
   for (const char* routing :
@@ -184,7 +184,8 @@ TEST(NativeConfig, TakesThePapersAsSettings) {
   EXPECT_TRUE(ParseNativeConfig(json.dump()).ok());
 }
 
-// hostile/config.json: {name, patch (RFC 6902, on TinyConfig()), expect (parts of the message)}.
+// The cases are in hostile/config.json: {name, patch (RFC 6902, applied to TinyConfig()), expect
+// (parts of the error message)}.
 TEST(NativeConfig, RefusesHostileConfigurations) {
   ASSERT_TRUE(ParseNativeConfig(TinyConfig().dump()).ok());
   const Json cases = Json::parse(ReadFile(std::string(MOESERVE_HOSTILE_DIR) + "/config.json"));

@@ -1,4 +1,4 @@
-// Deterministic mutations of valid files. Reading them must neither crash nor throw, and an
+// Reads valid files with pseudo-random mutations. Reading must neither crash nor throw, and an
 // accepted file must meet the guarantees of its reader.
 #include <cstdint>
 #include <iterator>
@@ -25,7 +25,7 @@ class Mutator {
   std::string Mutate(std::string_view text) {
     std::string out(text);
     if (Below(2) == 0) {
-      // A single value: the text usually still parses.
+      // Replaces a single value, after which the text usually still parses.
       ReplaceValue(&out, Below(out.size() + 1));
     } else {
       for (uint64_t edits = 1 + Below(3); edits > 0; --edits) Edit(&out);
@@ -108,7 +108,7 @@ class Mutator {
       case 3:
         text->resize(at);
         break;
-      case 4: {  // copy one stretch over another
+      case 4: {  // copies one part over another
         const std::string piece = text->substr(at, 1 + Below(24));
         text->replace(Below(text->size()), piece.size(), piece);
         break;
@@ -118,7 +118,8 @@ class Mutator {
     }
   }
 
-  // Replaces the number or literal at or after `at` by another value: most such texts still parse.
+  // Replaces the number or literal at or after `at` by another value. Most of the resulting texts
+  // still parse.
   void ReplaceValue(std::string* text, size_t at) {
     const size_t colon = text->find(':', at);
     if (colon == std::string::npos) return;
@@ -149,7 +150,7 @@ TEST(Fuzz, Configurations) {
     EXPECT_LE(summary.activated.max, summary.parameters);
     EXPECT_FALSE(SummaryText(summary).empty());
   }
-  // A mutator that always breaks the syntax would test only the parser.
+  // Enough mutations must be accepted, else the test would only reach the JSON parser.
   EXPECT_GT(accepted, 100);
 }
 
@@ -186,7 +187,7 @@ TEST(Fuzz, GenerationConfigs) {
   }
 }
 
-// Folders with one damaged file. Reads the data of every tensor of an accepted folder.
+// Folders with one damaged file. Reads the data of every tensor if a folder is accepted.
 TEST(Fuzz, Folders) {
   testing::TempFolder folder;
   testing::WriteNativeModel(folder.path(), testing::TinyConfig());
@@ -198,7 +199,8 @@ TEST(Fuzz, Folders) {
                            "generation_config.json", "tokenizer_config.json"}) {
     const std::string good = testing::ReadFile(folder.path() / name);
     const bool binary = std::string_view(name) == "model.safetensors";
-    const size_t head = binary ? 4096 : good.size();  // damaged data is not detected
+    // damage after this offset would not be detected
+    const size_t head = binary ? 4096 : good.size();
     for (int i = 0; i < 300; ++i) {
       testing::WriteFile(folder.path() / name,
                          mutator.Mutate(good.substr(0, head)) + good.substr(head));

@@ -18,7 +18,8 @@ ModelSpec Spec(const Json& config) {
   return parsed->spec;
 }
 
-// 2 layers, d = 8, MoA of 4 experts (top-2) and HMoE experts of widths 1, 2, 3, 6 (top-2).
+// A model with 2 layers, d = 8, MoA with 4 experts (top-2) and HMoE experts of widths 1, 2, 3, 6
+// (top-2).
 Json Small() {
   return Json::parse(R"({
     "model_type": "routed_decoder", "vocab_size": 10, "hidden_size": 8, "num_hidden_layers": 2,

@@ -131,7 +131,7 @@ TEST(LoadCheckpoint, MixesDtypesAndFollowsTheLargerPart) {
             DType::kF32);
 }
 
-// A folder with weights in two shards; tests damage it.
+// A folder with weights in two shards. Tests damage it.
 class ShardedFolder {
  public:
   ShardedFolder() {
@@ -212,7 +212,7 @@ TEST(ShardedWeights, ATensorInTwoShardsIsRefused) {
 
 TEST(ShardedWeights, IndexAndShardsMustAgree) {
   struct Case {
-    const char* patch;  // RFC 6902
+    const char* patch;  // a JSON patch (RFC 6902) of the index
     std::vector<std::string> expect;
   };
   const std::vector<Case> cases = {

@@ -1,5 +1,5 @@
-// Files of expert profiles: a written file is read back unchanged; a damaged one is refused, or is
-// still consistent.
+// Files of expert profiles: reading a written file must return the same profile; a damaged file
+// must be refused or return a consistent profile.
 #include "model_loaders/profiles/profile_file.h"
 
 #include <fcntl.h>
@@ -29,7 +29,8 @@ using ::moeserve::testing::Random;
 using ::moeserve::testing::ReadFile;
 using ::moeserve::testing::TempFolder;
 
-// Every number differs from its neighbours, so that a misplaced field is detected.
+// Returns a profile in which every number differs from its neighbours, so that a misplaced field is
+// detected.
 ExpertProfile Example() {
   ExpertProfile p;
   p.model = "a \"model\"\n\xff";
@@ -96,7 +97,7 @@ ExpertProfile Example() {
   return p;
 }
 
-// The header's JSON and the data of a file.
+// Returns the header's JSON and the data of a file.
 std::pair<std::string, std::string> Parts(const std::string& bytes) {
   uint64_t length = 0;
   std::memcpy(&length, bytes.data(), 8);
@@ -110,7 +111,7 @@ std::string Joined(const std::string& header, const std::string& data) {
   return out + header + data;
 }
 
-// The file with one array's bytes changed by `change`.
+// Returns the file with the bytes of one array changed by `change`.
 template <typename T, typename F>
 std::string WithArray(const std::string& bytes, const std::string& name, const F& change) {
   auto [header, data] = Parts(bytes);
@@ -154,7 +155,7 @@ TEST(ProfileFile, WhatIsWrittenIsRead) {
   EXPECT_EQ(read->routes, p.routes);
 }
 
-// A counter that is missing in the file would be read back as 0.
+// A counter that the file lacks would be read as 0.
 TEST(ProfileFile, HoldsEveryCounter) {
   const ExpertProfile p = Example();
   const auto read = DecodeProfile(EncodeProfile(p));
@@ -232,7 +233,7 @@ TEST(ProfileFile, SaysWhatIsWrong) {
   expect(Joined(header, data), "version");
 }
 
-// Uses all values that were read, so that a sanitizer detects invalid accesses.
+// Uses all values that were read, so that a sanitizer detects invalid memory accesses.
 void Use(ExpertProfile profile) {
   for (size_t i = 0; i < profile.stats.blocks.size(); ++i) {
     SummarizeRouter(profile.stats.blocks[i]);
@@ -257,7 +258,8 @@ TEST(ProfileFile, MutationsAreRefusedOrConsistent) {
   for (int i = 0; i < 2000; ++i) {
     std::string bytes = good;
     for (int edits = 1 + random.Below(3); edits > 0; --edits) {
-      // Half of the edits in the header, where a digit more or less keeps the JSON well-formed.
+      // Half of the edits are in the header, where adding or removing a digit keeps the JSON
+      // well-formed.
       const bool header = random.Below(2) == 0;
       const size_t at = header ? 8 + random.Next() % header_size
                                : 8 + header_size + random.Next() % (good.size() - 8 - header_size);

@@ -1,4 +1,4 @@
-// Folders whose matrices are integers: writing, reading, and what is refused.
+// Folders with quantized matrices: writing, reading, and refused folders.
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -35,7 +35,7 @@ using Json = nlohmann::json;
 
 constexpr Quantization kTypes[] = {Quantization::kInt8, Quantization::kInt4};
 
-// Rows of several groups, the last of them shorter, and widths that are odd.
+// Rows have several groups, the last of which is shorter, and widths are odd.
 Json Config() {
   Json config = testing::TinyConfig();
   config["hidden_size"] = 150;
@@ -43,7 +43,7 @@ Json Config() {
   return config;
 }
 
-// A source folder and its tensors.
+// An unquantized source folder and its tensors.
 struct Source {
   explicit Source(DType dtype = DType::kF32) {
     testing::WriteNativeModel(folder.path(), Config(), dtype);
@@ -137,7 +137,8 @@ TEST(QuantizeFolder, HoldsTheIntegersOfARun) {
   }
 }
 
-// Scales are F16 and here more bytes than all numbers together, but no weights of that type.
+// The scales have type F16 and here more bytes than all other tensors, but they must not make F16
+// the dominant type of the weights.
 TEST(QuantizeFolder, ScalesDoNotDecideTheType) {
   Json config = Config();
   config["feed_forward"][0]["routing"]["widths"] = 1600;
@@ -185,7 +186,7 @@ TEST(QuantizeFolder, IntegersAreCopiedOrRoundedAgain) {
   }
   ASSERT_TRUE(QuantizeFolder(int8, int4, Quantization::kInt4).ok());
   EXPECT_EQ(LoadCheckpoint(int4)->weights->StoredQuantization(), Quantization::kInt4);
-  // The head is int8 in both and stays what it was.
+  // The LM head is int8 in both folders and must keep its integers and scales.
   const auto head = [](const fs::path& folder) {
     const auto matrix = LoadCheckpoint(folder)->weights->GetQuantized("head.weight", {288, 150},
                                                                       Quantization::kInt8);
@@ -253,7 +254,7 @@ TEST(QuantizeFolder, RefusesWhatNoIntegerStandsFor) {
   }
 }
 
-// A limit on the size of files stands for a full disk.
+// Simulates a full disk by a limit on the size of files.
 TEST(QuantizeFolder, LeavesNothingBehindWhereThereIsNoRoom) {
   const Source source;
   TempFolder parent;
@@ -270,7 +271,7 @@ TEST(QuantizeFolder, LeavesNothingBehindWhereThereIsNoRoom) {
   EXPECT_TRUE(NamesIn(parent.path()).empty());
 }
 
-// The tensors of a file in the order of their data.
+// Returns the tensors of a file in the order of their data.
 std::vector<RawTensor> TensorsIn(const fs::path& file) {
   const std::string bytes = ReadFile(file);
   uint64_t size = 0;
@@ -299,7 +300,7 @@ TEST(SafetensorsOfIntegers, AreAligned) {
   }
 }
 
-// Files of other writers may have scales at odd addresses.
+// Files of other programs may have scales at odd offsets.
 TEST(SafetensorsOfIntegers, NeedNotBeAligned) {
   const Source source;
   TempFolder parent;
@@ -309,7 +310,7 @@ TEST(SafetensorsOfIntegers, NeedNotBeAligned) {
     ASSERT_TRUE(QuantizeFolder(source.path(), made, type).ok());
     auto before = LoadCheckpoint(made);
     std::vector<RawTensor> tensors = TensorsIn(made / "model.safetensors");
-    // Integers first: one of an odd number of bytes comes before the scales.
+    // Integers come first: a tensor with an odd number of bytes precedes the scales.
     std::reverse(tensors.begin(), tensors.end());
     const fs::path other = parent.path() / "other";
     fs::remove_all(other);
@@ -352,7 +353,7 @@ TEST(SafetensorsOfIntegers, OutliveTheCheckpointAndTheFolder) {
   EXPECT_TRUE(std::isfinite(matrix.scale(287, 149)));
 }
 
-// One folder of integers for each type, which cases damage.
+// A quantized folder, which test cases damage.
 class DamagedFolder {
  public:
   explicit DamagedFolder(Quantization type) {
@@ -370,7 +371,8 @@ class DamagedFolder {
     ADD_FAILURE() << "no tensor " << name;
     return tensors[0];
   }
-  // The status of the loader or, if it accepts, of the check of the integers.
+  // Returns the status of the loader or, if the loader accepts the folder, of the check of the
+  // integers.
   absl::Status Check() {
     WriteFile(path() / "config.json", config.dump());
     WriteFile(path() / "model.safetensors", SafetensorsBytes(tensors));
@@ -402,7 +404,7 @@ std::vector<Case> Cases() {
   return {
       {"nothing", kInt8, [](DamagedFolder&) {}, {}},
       {"nothing", kInt4, [](DamagedFolder&) {}, {}},
-      // The configuration.
+      // Damage to the configuration.
       {"unknown type",
        kInt8,
        [](DamagedFolder& f) { f.config["quantization"]["type"] = "int3"; },
@@ -453,7 +455,7 @@ std::vector<Case> Cases() {
        },
        {"model.safetensors: tensor \"" + q + "\": expected dtype I8",
         "quantization.type is \"int8\"", "found F16"}},
-      // Shapes, types, missing and left-over tensors.
+      // Wrong shapes and types, missing and left-over tensors.
       {"missing scales",
        kInt8,
        [scales](DamagedFolder& f) {
@@ -529,7 +531,7 @@ std::vector<Case> Cases() {
          f.tensors.push_back({"a.weight_scale", "F16", {1}, "ab"});
        },
        {"\"a.weight_scale\": expected no such tensor", "no key of the configuration"}},
-      // The data.
+      // Damage to the data.
       {"-128",
        kInt8,
        [q](DamagedFolder& f) { f.Tensor(q).bytes[2 * 150 + 7] = '\x80'; },
@@ -583,7 +585,7 @@ TEST(DamagedIntegers, AreRefusedByName) {
   }
 }
 
-// Random bytes in the file: it is refused, or every matrix can be read and is in range.
+// With random bytes in the file, it is refused, or every matrix can be read and is in range.
 TEST(DamagedIntegers, AnyByteMayBeWrong) {
   for (const Quantization type : kTypes) {
     const DamagedFolder folder(type);
@@ -597,7 +599,7 @@ TEST(DamagedIntegers, AnyByteMayBeWrong) {
     for (int i = 0; i < 300; ++i) {
       std::string bytes = good;
       for (uint64_t edits = 1 + below(3); edits > 0; --edits) {
-        // Every third in the header.
+        // Every third edit is in the header.
         const uint64_t bound = below(3) == 0 ? 12000 : bytes.size();
         bytes[below(bound)] = static_cast<char>(below(256));
       }

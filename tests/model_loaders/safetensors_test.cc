@@ -19,7 +19,7 @@ using testing::TempFolder;
 using testing::WriteFile;
 
 TEST(Safetensors, ReadsEveryTypeOfTheFormat) {
-  // Two bytes each of one-byte types and so on; the odd sizes leave later tensors unaligned.
+  // Every tensor has few elements, so that odd sizes leave later tensors unaligned.
   std::vector<RawTensor> tensors;
   for (const char* name : {"BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "U16", "I16", "F16", "BF16",
                            "U32", "I32", "F32", "U64", "I64", "F64"}) {
@@ -92,7 +92,8 @@ TEST(Safetensors, RefusesWhatIsNotARegularFile) {
                        {"expected a regular file", "directory"}));
 }
 
-// hostile/headers.json: {name, header (text), data_size, expect (parts of the message)}.
+// The cases are in hostile/headers.json: {name, header (text), data_size, expect (parts of the
+// error message)}.
 TEST(Safetensors, RefusesHostileHeaders) {
   const auto cases =
       nlohmann::json::parse(ReadFile(std::string(MOESERVE_HOSTILE_DIR) + "/headers.json"));

@@ -1,4 +1,4 @@
-// Shared by the loader's tests.
+// Functions that the tests of model_loaders share.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ namespace moeserve::testing {
 
 inline std::string Message(const absl::Status& status) { return std::string(status.message()); }
 
-// Every part occurs in the message of a status that is not OK.
+// Succeeds if `status` is an error whose message contains every one of `parts`.
 inline ::testing::AssertionResult Mentions(const absl::Status& status,
                                            const std::vector<std::string>& parts) {
   if (status.ok()) return ::testing::AssertionFailure() << "accepted";

@@ -1,4 +1,4 @@
-// Names, shapes and order of the tensors that a specification implies, spelled out by hand.
+// Compares names, shapes and order of the tensors that a spec requires with lists written by hand.
 #include <string>
 #include <vector>
 

@@ -1,5 +1,5 @@
-// tokenizer.json and tokenizer_config.json: accepted files, refused files with their messages, and
-// random damage, which must not crash the reader.
+// tokenizer.json and tokenizer_config.json: accepted files, refused files with their error
+// messages, and random damage, which must not crash the reader.
 #include "model_loaders/tokenizer/tokenizer_json.h"
 
 #include <fstream>
@@ -86,9 +86,9 @@ TEST(TokenizerJson, NullPartsDoNothing) {
 }
 
 struct Refusal {
-  const char* pointer;  // what is replaced, as a JSON pointer
-  const char* value;    // by this
-  const char* message;  // part of the message
+  const char* pointer;  // JSON pointer to the value that is replaced
+  const char* value;    // the new value
+  const char* message;  // part of the error message
 };
 
 TEST(TokenizerJson, RefusesByNamePlaceAndValue) {
@@ -218,7 +218,7 @@ TEST(TokenizerJson, NoMutationCrashesIt) {
   for (int round = 0; round < 5000; ++round) {
     std::string text;
     if (round % 2 == 0) {
-      // Bytes: overwritten, dropped, doubled, cut off.
+      // Edits bytes: overwrites, removes, duplicates or truncates.
       text = original;
       for (int edits = 1 + random() % 4; edits > 0 && !text.empty(); --edits) {
         const size_t at = random() % text.size();
@@ -241,7 +241,7 @@ TEST(TokenizerJson, NoMutationCrashesIt) {
         }
       }
     } else {
-      // Values: replaced by other ones anywhere in the tree, which keeps the text valid JSON.
+      // Replaces values anywhere in the JSON tree by other values; the text stays valid JSON.
       static const Json kValues[] = {nullptr,
                                      true,
                                      0,
@@ -283,7 +283,7 @@ TEST(TokenizerJson, NoMutationCrashesIt) {
     for (const TokenId id : *ids) ASSERT_LT(id, (*tokenizer)->vocab_size());
     ASSERT_TRUE((*tokenizer)->Decode(*ids, true).ok());
   }
-  // The test means something only if both outcomes occur.
+  // The test is meaningful only if both outcomes occur.
   EXPECT_GT(accepted, 100);
   EXPECT_LT(accepted, 4000);
 }

@@ -12,7 +12,8 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// 32 partial sums; partial l owns the groups of 8 elements l, l + 32, l + 64, ...
+// Adds 32 partial sums as a tree. Partial sum l contains the groups of 8 elements l, l + 32, l +
+// 64, ...
 float Reduce(std::vector<float> partial) {
   for (int distance : {16, 8, 4, 2, 1}) {
     std::vector<float> next(32);
@@ -84,7 +85,7 @@ std::vector<float> Scores(const RouteSettings& s, const RouterWeights& w,
   return scores;
 }
 
-// Descending score, ties to the lower index, NaN last.
+// Returns the experts by descending score; ties by ascending index; NaN last.
 template <typename Real>
 std::vector<int> Ranking(const std::vector<Real>& scores) {
   std::vector<int> order(scores.size());
@@ -219,7 +220,7 @@ RowRoutes<double> OracleRoutes(const RouteSettings& s, const RouterWeights& w,
     r.experts.push_back(e);
     cumulative += value[e];
     if (!top_p) continue;
-    // Where the running sum nearly meets the threshold one rounding decides.
+    // If the running sum is close to the threshold, one rounding decides.
     r.margin = std::min(r.margin, std::abs(cumulative - s.p * z) / z);
     if (strict ? cumulative > s.p * z : cumulative >= s.p * z) break;
   }

@@ -1,5 +1,5 @@
-// A scalar f32 model of the routing contract: every step written out in the order the contract
-// fixes, for comparison bit by bit.
+// A scalar f32 model of the routing contract, which computes every step in the order that the
+// contract fixes, for bit-by-bit comparison.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace moeserve::testing {
 
 struct RouterWeights {
   std::vector<float> weight;      // dot [E, c]; cosine: expert vectors [E, dim]
-  std::vector<float> bias;        // empty: none
+  std::vector<float> bias;        // empty if there is none
   std::vector<float> projection;  // cosine [dim, c]
   float temperature = 0.0f;
 };
@@ -24,14 +24,15 @@ struct RowRoutes {
   std::vector<Real> scores;  // after bias and temperature
   bool saw_nan = false;
   bool no_finite_maximum = false;
-  Real margin = 0;  // how far the selection is from another one, in score units
+  Real margin = 0;  // the smallest change of a score that changes the selection
 };
 
-// One row under the contract, in f32.
+// Routes one row as the contract defines, in f32.
 RowRoutes<float> ContractRoutes(const RouteSettings& settings, const RouterWeights& weights,
                                 const std::vector<float>& row);
 
-// The same mathematics in double, without the contract's orders and without its exponential.
+// Routes one row by the same formulas in double, without the contract's order of sums and
+// exponential function.
 RowRoutes<double> OracleRoutes(const RouteSettings& settings, const RouterWeights& weights,
                                const std::vector<float>& row);
 

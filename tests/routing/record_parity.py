@@ -68,7 +68,7 @@ class Server:
 
 
 def answers(server: Server, tokens: int) -> list[tuple[list[int], dict]]:
-    """(token ids that were run, routing record) of each request."""
+    """Returns (token ids that were run, routing record) for each request."""
     text = HELDOUT.read_text()
     chance = random.Random(5)
     ids = server.call("/tokenize", {"prompt": text[:200_000]})["tokens"]
@@ -90,7 +90,7 @@ def answers(server: Server, tokens: int) -> list[tuple[list[int], dict]]:
 
 
 def check_counters(server: Server, records: list[dict], layout: dict) -> int:
-    """The records' own rows add up to the counters; the number of tokens run."""
+    """Checks that the records' computed rows add up to the counters; returns the tokens run."""
     counts = [[0] * block["experts"] for block in layout["blocks"]]
     block_of_row = [i for i, block in enumerate(layout["blocks"])
                     for _ in range(block["sub_tokens"])]
@@ -113,7 +113,7 @@ def check_counters(server: Server, records: list[dict], layout: dict) -> int:
 
 
 class Judge(routed_decoder.RoutedDecoder):
-    """The reference; runs with given routes and compares them with its own."""
+    """The reference implementation, run with given routes; compares them with its own routes."""
 
     rows = 0
     differing = 0
@@ -141,7 +141,7 @@ class Judge(routed_decoder.RoutedDecoder):
 
     @staticmethod
     def margin(scores: torch.Tensor, routing: dict, fewer: int, more: int) -> float:
-        """How little would have to change for another choice."""
+        """Returns the smallest change of a score that would change the selection."""
         ranked = scores.double().sort(descending=True).values
         if fewer == more:  # the last one taken against the first one left
             return (ranked[fewer - 1] - ranked[fewer]).item()

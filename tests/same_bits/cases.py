@@ -28,7 +28,7 @@ SEEDS = [0, 1, 7, -1, 2**63 - 1, -2**63, 123456789]
 
 
 def shape_of(model):
-    """What requests have to know of a model folder: its routed blocks and number of tokens."""
+    """Returns the properties of a model that requests need: routed blocks and number of tokens."""
     config = json.loads((model / "config.json").read_text())
     blocks = []
     for layer in range(config["num_hidden_layers"]):
@@ -40,7 +40,7 @@ def shape_of(model):
 
 
 class Generator:
-    """Draws requests. Every one that samples has a seed, so that its answer is always the same."""
+    """Draws requests. Requests with sampling have a seed, so that their responses repeat."""
 
     def __init__(self, shape):
         self._rng = random.Random(SEED)
@@ -49,7 +49,7 @@ class Generator:
         self._prefix = self._cut(900)
 
     def requests(self, count):
-        """`count` triples of name, path and body."""
+        """Returns `count` triples of name, path and body."""
         out = []
         for number in range(count):
             kind = KINDS[number % len(KINDS)]
@@ -59,7 +59,7 @@ class Generator:
         return out
 
     def lists_of_prompts(self):
-        """Requests of several prompts. Their steps depend on time, which their answers do not."""
+        """Requests with several prompts. Their steps depend on time, but their responses do not."""
         prompts = [self._cut(60), self._cut(90)]
         ids = [self._ids(9), self._ids(14), self._ids(5)]
         base = {"max_tokens": 8, "return_token_ids": True, "logprobs": 2}
@@ -72,7 +72,7 @@ class Generator:
              {**base, "prompt": ids, "seed": 6, "stream": True, "cache_salt": "p3"}),
         ]
 
-    # What requests are made of.
+    # The parts that requests consist of.
 
     def _cut(self, most):
         length = self._rng.randint(max(8, most // 4), most)
@@ -316,7 +316,7 @@ KINDS = [name.removeprefix("kind_") for name in vars(Generator) if name.startswi
 
 
 def structured_output(body, pb):
-    """The gRPC form of the fields that constrain the text; None without any."""
+    """Returns the gRPC form of the structured output fields; None if there are none."""
     outputs = body.get("structured_outputs", {})
     format_ = body.get("response_format", {})
     named = format_.get("json_schema", {})
@@ -336,7 +336,7 @@ def structured_output(body, pb):
 
 
 def routing_control(control, pb):
-    """The gRPC form of "routing_control"."""
+    """Returns the gRPC form of "routing_control"."""
     out = pb.RoutingControl(**{key: control[key] for key in ("top_k", "top_p") if key in control})
     for entry in control.get("masked_experts", []):
         for expert in entry["experts"]:
@@ -347,7 +347,7 @@ def routing_control(control, pb):
 
 
 def grpc_request(number, body, pb):
-    """The gRPC request of a completion's body; None where gRPC cannot say it."""
+    """Returns the gRPC request for a completion's body; None if gRPC cannot express it."""
     if HTTP_ONLY & set(body):
         return None
     out = pb.GenerateRequest(return_routing=body.get("return_routing", False))
@@ -369,7 +369,7 @@ def grpc_request(number, body, pb):
     for name in ("n", "logprobs", "prompt_logprobs", "priority", "cache_salt"):
         if body.get(name) is not None:
             setattr(out, name, body[name])
-    # HTTP has run every prompt before: half of them are run again, the others found in the cache.
+    # HTTP has run every prompt before. Half of them run again; the cache has the other half.
     if number % 2 and not out.cache_salt:
         out.cache_salt = "grpc"
     structured = structured_output(body, pb)

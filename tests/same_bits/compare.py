@@ -3,8 +3,8 @@
 import json
 import sys
 
-SHOWN_RECORDS = 4  # of a file
-SHOWN_PATHS = 3  # of a record
+SHOWN_RECORDS = 4  # per file
+SHOWN_PATHS = 3  # per record
 
 
 def differences(before, after, path=""):
@@ -30,14 +30,14 @@ def differences(before, after, path=""):
 
 
 def short(value, most=160):
-    """A value on one line that is not too long."""
+    """Returns a value as one line of limited length."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     text = text.encode("unicode_escape").decode() if not text.isprintable() else text
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 
 def show_change(path, before, after):
-    """Two lines about one difference. Of long texts the part where they part."""
+    """Prints two lines about one difference; of long texts, the part where they first differ."""
     if isinstance(before, str) and isinstance(after, str) and max(len(before), len(after)) > 160:
         same = next((i for i, (x, y) in enumerate(zip(before, after)) if x != y),
                     min(len(before), len(after)))
@@ -49,7 +49,7 @@ def show_change(path, before, after):
 
 
 def read(file):
-    """The records of a file by their keys."""
+    """Returns {key: record} for the records of a file."""
     records = {}
     with file.open() as lines:
         for line in lines:
@@ -60,7 +60,7 @@ def read(file):
 
 
 def compare_files(before, after):
-    """Prints the first differences of a file; the number of records that differ."""
+    """Prints the first differences of a file. Returns the number of records that differ."""
     old, new = read(before), read(after)
     found = []
     for key, record in old.items():
@@ -86,7 +86,7 @@ def compare_files(before, after):
 
 
 def compare(before, after, ignored):
-    """Compares two folders; the exit status."""
+    """Compares two folders. Returns the exit status."""
     names = {file.name for folder in (before, after) for file in folder.glob("*.jsonl")}
     names = sorted(name for name in names if not any(part in name for part in ignored))
     if not names:

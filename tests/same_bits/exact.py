@@ -10,7 +10,7 @@ import re
 import numpy as np
 
 ANY = "*"
-# What a message leaves out where it is nothing, and joining needs.
+# Default values, which messages leave out and join() needs.
 EMPTY_ROUTING = {"first_position": 0, "tokens": 0, "reused": [], "offsets": [0], "experts": [],
                  "weights": []}
 RANDOM_ID = re.compile(r"^(cmpl|chatcmpl|gen|score)-[0-9a-f]{24}$")
@@ -22,7 +22,7 @@ def _integer(text):
 
 
 def parse(text):
-    """JSON with the digits of its numbers."""
+    """Parses JSON and keeps the digits of its numbers."""
     return json.loads(text, parse_int=_integer, parse_float=lambda digits: f"#{digits}",
                       parse_constant=lambda word: f"#{word}")
 
@@ -34,7 +34,7 @@ def _hide(answer, key, pattern=None):
 
 
 def hide_identity(answer):
-    """Takes ids, times and versions out of the head of an answer."""
+    """Removes ids, times and versions from the head of a response."""
     _hide(answer, "id", RANDOM_ID)
     _hide(answer, "created")
     _hide(answer, "system_fingerprint", FINGERPRINT)
@@ -48,7 +48,7 @@ def hide_identity(answer):
 
 
 def _join_routing(a, b):
-    """Routes of adjacent tokens as one record."""
+    """Joins the routing records of consecutive tokens."""
     if b["first_position"] != a["first_position"] + a["tokens"]:
         return {"not adjacent": [a, b]}
     end = a["offsets"][-1]
@@ -62,7 +62,7 @@ def _join_routing(a, b):
 
 
 def join(a, b, key=""):
-    """Two pieces of an answer as one: texts and lists go on, else the last value counts."""
+    """Joins two pieces of a response: concatenates texts and lists, else keeps the last value."""
     if a is None or b is None:
         return a if b is None else b
     if key == "routing":
@@ -78,7 +78,7 @@ def join(a, b, key=""):
 
 
 def join_stream(body):
-    """A stream of events as one answer. Where it was cut into events depends on time."""
+    """Joins a stream of events to one response, because the cuts between events depend on time."""
     heads, choices, usages, once, end = [], {}, set(), {}, None
     usage = "absent"
     for event in body.split("\n\n"):
@@ -104,7 +104,7 @@ def join_stream(body):
 
 
 def _sorted(choice):
-    """Which key comes first depends on how a stream was cut."""
+    """Sorts the keys, because their order depends on how a stream was cut."""
     return dict(sorted(choice.items()))
 
 
@@ -123,7 +123,7 @@ def _field_value(field, value):
 
 
 def message(proto):
-    """A gRPC message by names. Fields at their defaults are left out."""
+    """Converts a gRPC message to a dict. Leaves out fields with default values."""
     out = {}
     for field, value in proto.ListFields():
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
@@ -137,7 +137,7 @@ def message(proto):
 
 
 def join_messages(messages):
-    """A stream of GenerateResponse as one answer for each choice."""
+    """Joins a stream of GenerateResponse to one response per choice."""
     choices = {}
     for piece in messages:
         one = {"index": 0, **hide_identity(message(piece))}
@@ -147,7 +147,7 @@ def join_messages(messages):
     return [_sorted(choices[i]) for i in sorted(choices)]
 
 
-# Gauges over a fading window, and what other connections and earlier scrapes change.
+# Gauges over a decaying window, and metrics that other connections and earlier scrapes change.
 TIMED = re.compile(
     r"^process_|_load_(balance|entropy)_ratio|moe_window_tokens|moe_hot_expert|connections_open|"
     r"^moeserve_(http|grpc)_request_duration|"
@@ -158,7 +158,7 @@ VERSION_LABEL = re.compile(r'version="[^"]*"')
 
 
 def metrics(text):
-    """Names, types and helps of every family, and its series; of those that are timed no values."""
+    """Returns name, type, help and series of every family; no values if they depend on time."""
     heads, series = [], {}
     for line in text.splitlines():
         if line.startswith("#"):
@@ -174,7 +174,7 @@ def metrics(text):
 
 
 def metric(text, name, **labels):
-    """The sum of the samples of a name that have these labels."""
+    """Returns the sum of the samples of a name that have these labels."""
     total = 0.0
     for line in text.splitlines():
         if re.match(rf"{name}[{{ ]", line) and all(f'{k}="{v}"' in line for k, v in labels.items()):

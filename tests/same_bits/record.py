@@ -22,7 +22,7 @@ ROOT = running.ROOT
 ROUTED_FLAGS = ["--routing-records", "--routing-control", "--hidden-samples", "200",
                 "--moe-expert-weights", "--chat-template",
                 str(ROOT / "tests/chat/templates/chatml.jinja")]
-# Without --max-prompt-rows the prompts that begin again would get rows by the clock.
+# Without --max-prompt-rows, the rows that repeated prompts get per step would depend on time.
 OTHER_FLAGS = ["--strict-fields", "--metrics-compat", "vllm,sglang", "--moe-metrics", "top",
                "--kv-cache-dtype", "int8", "--kv-cache-memory", "200KiB", "--max-prompt-rows", "64",
                "--no-prefix-cache", "--max-model-len", "256", "--max-logprobs", "5",
@@ -46,7 +46,7 @@ class Recording:
 
 
 def http_records(server, model, shape, requests):
-    """Everything over HTTP whose steps are the same in each run, and then the statistics."""
+    """Yields records of HTTP requests whose steps are the same in each run, then the statistics."""
     for key, path, body in requests:
         yield server.record_http(key, "POST", path, body)
     for i, fields in enumerate(wrong_cases.wrong_fields(shape)):
@@ -67,7 +67,7 @@ def http_records(server, model, shape, requests):
 
 
 def page_files(server):
-    """The files of the page at "/", found by their names in it and in each other."""
+    """Returns the dashboard's files, found by following the references from "/"."""
     found, waiting = set(), ["/"]
     while waiting:
         status, _, data = server.http("GET", waiting.pop())
@@ -79,14 +79,14 @@ def page_files(server):
 
 
 def statistics_records(server, shape, key):
-    """What the experts did, and the metrics."""
+    """Yields records of the expert statistics and the metrics."""
     for path in wrong_cases.statistics_gets(shape) + ["/v1/experts/profile"]:
         yield server.record_http(f"{key}GET {path}", "GET", path)
     yield from server.record_metrics(f"{key}metrics")
 
 
 def grpc_records(server, model, shape, requests):
-    """The same requests over gRPC, as far as it can say them, and what it has beside."""
+    """Yields records of the same requests over gRPC where possible, and of other gRPC calls."""
     pb = server.pb
     for number, (key, _, body) in enumerate(requests):
         request = cases.grpc_request(number, body, pb)
@@ -102,7 +102,7 @@ def grpc_records(server, model, shape, requests):
 
 
 def other_records(server, shape):
-    """A server with other settings: keys, strict fields, nothing of routing, other metrics."""
+    """Yields records of a server with API keys, strict fields, no routing and other metrics."""
     key = {"Authorization": f"Bearer {KEY}"}
     base = {"prompt": "In the beginning God created", "max_tokens": 8, "temperature": 0}
     bodies = [
@@ -142,7 +142,7 @@ def other_records(server, shape):
 
 
 def record_model(recording, binary, model, dtypes, count, stubs, scratch):
-    """The files of one model."""
+    """Writes the files about one model."""
     shape = cases.shape_of(model)
     generator = cases.Generator(shape)
     requests = generator.requests(count)

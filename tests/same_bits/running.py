@@ -22,12 +22,12 @@ JSON_TYPE = {"Content-Type": "application/json"}
 
 
 def environment():
-    """The environment of the program: none of its own variables."""
+    """Returns the environment for the program, without variables that the program reads."""
     return {key: value for key, value in os.environ.items() if not key.startswith("MOESERVE_")}
 
 
 def make_stubs(folder):
-    """The modules (messages, stubs) of the proto that lies beside this script."""
+    """Returns the modules (messages, stubs) of the proto file in this source tree."""
     from grpc_tools import protoc
 
     status = protoc.main(["protoc", f"-I{ROOT / 'proto'}", f"--python_out={folder}",
@@ -45,7 +45,7 @@ class Server:
     def __init__(self, binary, model, stubs, log, *flags):
         self.pb, services = stubs
         self._calls = 0
-        self.default_headers = {}  # of the look at the metrics
+        self.default_headers = {}  # for requests of /metrics
         with open(log, "wb") as errors:
             self._process = subprocess.Popen(
                 [binary, "serve", "--model", model, "--http", "127.0.0.1:0", "--grpc",
@@ -82,7 +82,7 @@ class Server:
         return f"call-{self._calls}"
 
     def http(self, method, path, body=None, headers=None):
-        """The answer (status, headers, bytes) to one HTTP request."""
+        """Sends one HTTP request. Returns the response (status, headers, bytes)."""
         headers = {"X-Request-Id": "unrecorded", **(headers or {})}
         if isinstance(body, dict):
             body = json.dumps(body).encode()
@@ -92,7 +92,7 @@ class Server:
         return answer.status, answer.getheaders(), answer.read()
 
     def record_http(self, key, method, path, body=None, headers=None):
-        """One HTTP request and its answer as a record."""
+        """Sends one HTTP request. Returns the request and the response as a record."""
         shown = body.decode("latin-1") if isinstance(body, bytes) else body
         request = {"method": method, "path": path}
         if headers:
@@ -119,7 +119,7 @@ class Server:
         return data.decode("utf-8", "backslashreplace")
 
     def record_grpc(self, key, method, request, metadata=()):
-        """One gRPC call and its answer as a record."""
+        """Makes one gRPC call. Returns the request and the response as a record."""
         call_id = self._next_id()
         answer = {"messages": None}
         call = None
@@ -140,7 +140,7 @@ class Server:
                 "answer": answer}
 
     def record_health(self, service):
-        """A call of gRPC's health service, whose messages are short enough to be written here."""
+        """Calls gRPC's health service, whose messages are short enough to be encoded here."""
         check = self._channel.unary_unary("/grpc.health.v1.Health/Check")
         request = b"\x0a" + bytes([len(service)]) + service.encode() if service else b""
         try:
@@ -150,7 +150,7 @@ class Server:
         return {"key": f"health {service}", "request": service, "answer": answer}
 
     def metrics_text(self, accept="text/plain"):
-        """/metrics once it knows of every step: it looks at the experts only once a second."""
+        """Returns /metrics once every step is counted: expert metrics change once per second."""
         for _ in range(100):
             text = self.http("GET", "/metrics",
                              headers={**self.default_headers, "Accept": accept})[2].decode()
@@ -169,7 +169,7 @@ class Server:
         raise RuntimeError("/metrics does not come to agree with /v1/experts/stats")
 
     def record_metrics(self, key):
-        """/metrics in both formats as records."""
+        """Yields records of /metrics in both formats."""
         for accept in ("text/plain", "application/openmetrics-text"):
             text = self.metrics_text(accept)
             yield {"key": f"{key} {accept}", "request": "/metrics",

@@ -21,7 +21,7 @@ using Json = nlohmann::ordered_json;
 using testing::kBos;
 using testing::kEos;
 
-// The shape of most chat templates.
+// A template with the structure of most chat templates.
 constexpr char kTemplate[] =
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}]\n{{ m.content | trim }}<eos>{% endfor %}"
     "{% if add_generation_prompt %}[assistant]\n{% endif %}";
@@ -124,23 +124,24 @@ TEST(ChatFormat, ContinuesTheFinalMessage) {
     return Rendered(source, conversation);
   };
   EXPECT_EQ(continued(kTemplate, "Once"), "<bos>[user]\nq<eos>[assistant]\nOnce");
-  // A template that trims: the space after what is continued goes, the role's line break stays.
+  // This template strips white space: the space after the continued message is removed, the line
+  // break after the role stays.
   EXPECT_EQ(continued(kTemplate, " Once \xC2\xA0"), "<bos>[user]\nq<eos>[assistant]\nOnce");
   EXPECT_EQ(continued(kTemplate, ""), "<bos>[user]\nq<eos>[assistant]\n");
   EXPECT_EQ(continued(kTemplate, "q<eos>"), "<bos>[user]\nq<eos>[assistant]\nq<eos>");
-  // One that does not.
+  // A template that does not strip white space.
   const std::string plain = "{% for m in messages %}{{ m.role }} {{ m.content }} |{% endfor %}";
   EXPECT_EQ(continued(plain, "Once \n"), "user q |assistant Once \n");
   EXPECT_EQ(continued(plain, ""), "user q |assistant ");
   EXPECT_EQ(continued("{% for m in messages %}{{ m.content | trim }} {% endfor %}", "Once  "),
             "q Once");
-  // The mark is not what the client wrote.
+  // Text of the client that equals the first mark must not be taken for the mark.
   EXPECT_EQ(continued(plain,
                       "\xEF\xB7\x90"
                       "0\xEF\xB7\x91"),
             "user q |assistant \xEF\xB7\x90"
             "0\xEF\xB7\x91");
-  // One that leaves it out.
+  // A template that leaves out the continued message.
   EXPECT_EQ(continued("{{ messages[0].content }}", "x").substr(0, 36),
             "invalid_value/continue_final_message");
 }
@@ -202,8 +203,8 @@ TEST(ChatFormat, BoundsTheText) {
   EXPECT_EQ(ApiParam(refused.status()), "messages");
 }
 
-// Damaged templates of real shapes under every setting: an answer with well-formed spans, or an
-// error of one of the two kinds.
+// Renders damaged real templates under every setting. The result must be text with well-formed
+// spans, or an error with one of the two API error codes.
 TEST(ChatFormat, DamagedTemplatesGiveWellFormedAnswers) {
   std::vector<std::string> seeds = {kTemplate};
   for (const char* name : {"chatml", "deepseek", "gemma", "llama3", "mistral", "phi3"}) {

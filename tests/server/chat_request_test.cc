@@ -27,7 +27,7 @@ Result<ChatParams> Parse(const Json& body, bool allow_template = false) {
   return ParseChat(body, Rules(), allow_template);
 }
 
-// A request with one message and `fields`.
+// Returns a request with one message and the fields of the JSON object `fields`.
 Json WithFields(const std::string& fields) {
   Json body = Json::parse(R"({"messages": [{"role": "user", "content": "hi"}]})");
   body.update(Json::parse(fields));
@@ -283,7 +283,7 @@ TEST(PrepareChat, FitsTheContext) {
   const auto prepare = [&](const std::string& fields) {
     return PrepareChat(*Parse(WithFields(fields)), format, &tokenizer, RequestLimits(), 10, 0);
   };
-  EXPECT_EQ(prepare("{}")->max_tokens, 8);  // all the room there is
+  EXPECT_EQ(prepare("{}")->max_tokens, 8);  // all that is left of the context
   EXPECT_EQ(prepare(R"({"max_tokens": 3})")->max_tokens, 3);
   const auto refused = prepare(R"({"max_tokens": 9})");
   EXPECT_EQ(ApiCode(refused.status()), "context_length_exceeded");

@@ -54,7 +54,7 @@ TEST(ParseCompletion, CheckpointDefaultsReplaceThoseOfTheApi) {
   const auto asked = Parse(R"({"prompt": "hi", "temperature": 0, "top_k": -1})", rules);
   ASSERT_TRUE(asked.ok());
   EXPECT_EQ(asked->sampling.temperature, 0.0);
-  EXPECT_LE(asked->sampling.top_k, 0);  // off
+  EXPECT_LE(asked->sampling.top_k, 0);  // disabled
 }
 
 TEST(ParseCompletion, TakesEveryFormOfPrompt) {
@@ -227,7 +227,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{R"({"prompt": "x", "return_routing": true})", "not_enabled", "return_routing"},
         Refusal{R"({"prompt": "x", "return_routing": 1})", "invalid_value", "return_routing"}));
 
-// One layer that chooses 3 of 8 experts for each of 2 sub-tokens: 6 routes a token.
+// One layer selects 3 of 8 experts for each of 2 sub-tokens: 6 (row, expert) pairs per token.
 TEST(RecordSize, CountsAllThatIsHeldAtOnce) {
   ModelSpec spec;
   spec.layers.resize(2);
@@ -248,7 +248,7 @@ TEST(RecordSize, CountsAllThatIsHeldAtOnce) {
     EXPECT_EQ(ApiParam(status), status.ok() ? "" : "return_routing");
     return status.ok();
   };
-  EXPECT_TRUE(fits(false, 0));  // no record, no limit
+  EXPECT_TRUE(fits(false, 0));  // without a record, there is no limit
   params.routing.record = true;
   EXPECT_TRUE(fits(false, 2 * 10 * 9 * 6));
   EXPECT_FALSE(fits(false, 2 * 10 * 9 * 6 - 1));
@@ -288,7 +288,8 @@ TEST(PreparePrompts, FitsTheContextExactly) {
   const auto prepare = [&](const char* body) {
     return PreparePrompts(*Parse(body), &tokenizer, 8);
   };
-  EXPECT_EQ((*prepare(R"({"prompt": "1234567"})"))[0].max_tokens, 1);  // the default is clamped
+  // the default is reduced to what fits
+  EXPECT_EQ((*prepare(R"({"prompt": "1234567"})"))[0].max_tokens, 1);
   EXPECT_TRUE(prepare(R"({"prompt": "1234567", "max_tokens": 1})").ok());
   EXPECT_TRUE(prepare(R"({"prompt": "12345678", "max_tokens": 0, "echo": true})").ok());
   for (const char* body : {R"({"prompt": "12345678"})", R"({"prompt": "1234567", "max_tokens": 2})",

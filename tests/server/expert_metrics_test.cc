@@ -1,4 +1,4 @@
-// Series of the experts: how many there are in each mode, and what their window says.
+// Metrics about experts: the number of series in each mode, and the values of the decaying window.
 #include "server/metrics/expert_metrics.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ namespace {
 using testing::Exposition;
 using testing::ReadExposition;
 
-// Expert 3 has 60 of a hundred choices, expert 5 the others.
+// Expert 3 has 60 of 100 selections, expert 5 the remaining 40.
 ExpertStats Wide(int blocks, int experts) {
   ExpertStats stats;
   stats.tokens = 100;
@@ -74,7 +74,7 @@ TEST(ResolveMoeMetrics, FullHasItsBound) {
     EXPECT_NE(refused.status().message().find(part), std::string::npos) << refused.status();
   }
   EXPECT_EQ(Resolved(MoeMetricsMode::kTop, more), MoeMetricsMode::kTop);
-  // Weights are series, too.
+  // Sums of gate weights are series, too.
   EXPECT_TRUE(
       ResolveMoeMetrics({.mode = MoeMetricsMode::kFull, .weights = true}, Wide(32, 256)).ok());
   EXPECT_FALSE(
@@ -242,7 +242,8 @@ TEST(ExpertMetrics, TheWindowHalvesInAMinute) {
   stats.tokens += 30;
   metrics.Observe(stats, now);
   EXPECT_NEAR(window(), 80, 1e-9);
-  // A snapshot that is older than the last one adds nothing, and neither does a clock set back.
+  // A snapshot that is older than the last one adds nothing, and neither does one with an earlier
+  // time.
   ExpertStats old = stats;
   old.tokens -= 10;
   metrics.Observe(old, now - absl::Seconds(5));

@@ -20,7 +20,8 @@ using Json = nlohmann::json;
 
 class ExpertRoutes : public HttpTest {
  protected:
-  // Token 'a' went 6 times to expert 0 and 2 times to 1, 'b' 4 times to expert 1.
+  // Token 'a' was routed 6 times to expert 0 and 2 times to expert 1, token 'b' 4 times to expert
+  // 1.
   void CountTokens() {
     constexpr int kExperts = 4;
     std::vector<uint32_t> table(kVocabSize * kExperts);
@@ -34,7 +35,8 @@ class ExpertRoutes : public HttpTest {
         }));
   }
 
-  // `rows` of width 2; experts 0 and 1 in turn, one unit apart and half a unit around their means.
+  // Sets a sample of `rows` router inputs of width 2. Rows alternate between experts 0 and 1. The
+  // experts' mean rows are one unit apart, and every row is half a unit from its expert's mean.
   void SampleInputs(int rows) {
     HiddenSample sample;
     sample.width = 2;
@@ -83,7 +85,7 @@ TEST_F(ExpertRoutes, TokensOfABlock) {
   EXPECT_DOUBLE_EQ(first["tokens"][0]["log_pmi"].get<double>(), std::log(1.5));
   EXPECT_EQ(out["experts"][1]["tokens"][0]["id"], 'b');
   EXPECT_EQ(out["experts"][2]["tokens"], Json::array());
-  // The default asks for five.
+  // By default, a token must have at least five selections.
   EXPECT_EQ(Ask("/v1/experts/tokens?layer=1")["experts"][1]["tokens"], Json::array());
 }
 
@@ -206,7 +208,7 @@ TEST_F(ExpertRoutes, NothingBeforeTheModelIsThere) {
 
 TEST_F(ExpertRoutes, UnreadProfilesAreFew) {
   Start();
-  SampleInputs(2'000'000);  // 24 MB: more than sockets buffer
+  SampleInputs(2'000'000);  // 24 MB, more than socket buffers can take
   auto first = std::make_unique<RawClient>(port(), 4096);
   auto second = std::make_unique<RawClient>(port(), 4096);
   first->Send(Get("/v1/experts/profile"));

@@ -1,4 +1,4 @@
-// Reads what /metrics gives as a scraper would.
+// Parses the text of /metrics as a Prometheus scraper would.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,8 +10,8 @@
 namespace moeserve::server::testing {
 
 struct Exposition {
-  std::map<std::string, std::string> types;  // by family
-  std::map<std::string, double> samples;     // by name with labels, as written
+  std::map<std::string, std::string> types;  // by family name
+  std::map<std::string, double> samples;     // by name with labels, as in the text
 
   bool HasSamples(const std::string& name) const {
     const auto first = samples.lower_bound(name);
@@ -19,11 +19,11 @@ struct Exposition {
   }
 };
 
-// Every rule of the text format that is broken is a failure of the test.
+// Parses metrics. Fails the test for every rule of the text format that is violated.
 inline Exposition ReadExposition(const std::string& text) {
   Exposition out;
   std::string family;
-  double cumulative = 0.0;  // of the histogram series that is being read
+  double cumulative = 0.0;  // last cumulative count of the histogram series being read
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
     if (line.starts_with("# HELP ")) {

@@ -1,4 +1,4 @@
-// An engine that answers from a script, and a tokenizer of bytes.
+// An engine that generates scripted completions, and a tokenizer of bytes.
 #pragma once
 
 #include <condition_variable>
@@ -18,14 +18,15 @@ inline constexpr TokenId kEos = 256;
 inline constexpr TokenId kBos = 257;
 inline constexpr int kVocabSize = 300;
 
-// Token i < 256 is byte i; 256 is "<eos>", 257 "<bos>", the rest "<i>".
+// Token i is byte i for i < 256. Token 256 is "<eos>", 257 is "<bos>", and any other token i is
+// "<i>".
 class ByteTokenizer final : public Tokenizer {
  public:
   bool add_bos = false;
 
   absl::StatusOr<std::vector<TokenId>> Encode(std::string_view text, bool add_special_tokens,
                                               bool parse_special = true) const override;
-  // "<eos>" and "<bos>" are recognised where they are trusted.
+  // Recognises "<eos>" and "<bos>" as special tokens in trusted spans only.
   absl::StatusOr<std::vector<TokenId>> EncodeTrusted(std::string_view text,
                                                      std::span<const TextSpan> trusted,
                                                      bool add_special_tokens) const override;
@@ -39,17 +40,17 @@ class ByteTokenizer final : public Tokenizer {
 };
 
 struct Script {
-  std::string reply = "hello";  // then EOS
-  bool endless = false;         // repeats the reply for ever, up to max_tokens
-  size_t bytes_per_token = 0;   // 0: one; else pads the text of each piece to this
+  std::string reply = "hello";  // generated text, followed by EOS
+  bool endless = false;         // repeats the reply up to max_tokens
+  size_t bytes_per_token = 0;   // 0: one byte; else pads each piece to this size
   absl::Duration delay;         // before each token
-  bool held = false;            // gives nothing until Release()
+  bool held = false;            // no output until Release()
   absl::Status submit_error;
-  int fail_after = -1;  // tokens, then run_error
+  int fail_after = -1;  // ends with run_error after so many tokens; -1: never
   absl::Status run_error = absl::InternalError("scripted failure with secrets");
 };
 
-// The log-probability that the fake gives a token.
+// Returns the log-probability that the fake engine reports for a token.
 float FakeLogprob(TokenId token);
 
 class FakeEngine final : public EngineApi {
@@ -72,7 +73,8 @@ class FakeEngine final : public EngineApi {
   const Tokenizer* tokenizer() const override { return &tokenizer_; }
 
   ByteTokenizer& mutable_tokenizer() { return tokenizer_; }
-  // To be set before requests come; of the one block of ExpertSnapshot().
+  // These set the statistics of the one block of ExpertSnapshot(). Must be called before requests
+  // arrive.
   void SetTokenCounts(TokenExpertCounts counts) { token_counts_ = std::move(counts); }
   void SetHiddenSample(HiddenSample sample) { hidden_samples_ = {std::move(sample)}; }
   void SetScript(const Script& script);
@@ -82,7 +84,7 @@ class FakeEngine final : public EngineApi {
   std::vector<Request> submitted() const;
   int active() const;
   int cancelled() const;
-  // Within five seconds; false if it did not come to that.
+  // Both wait up to five seconds, and return false if the number was not reached by then.
   bool WaitForActive(int count) const;
   bool WaitForCancelled(int count) const;
 
@@ -96,7 +98,7 @@ class FakeEngine final : public EngineApi {
   };
 
   void Loop();
-  // One step of a request; true if it ended. Called without the lock.
+  // Runs one step of a request; returns true if the request ended. Called without the lock.
   bool Step(Running& running);
 
   const int max_model_len_;

@@ -1,4 +1,4 @@
-// Calls of services whose messages have no generated classes here.
+// gRPC calls to services for whose messages the tests have no generated classes.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -8,8 +8,8 @@
 
 namespace moeserve::server::testing {
 
-// Sends one serialised message and takes the first one that comes back. `streaming`: the method is
-// a bidirectional stream.
+// Sends one serialized message and receives the first response message. `streaming` must be true if
+// the method is a bidirectional stream.
 grpc::Status GenericUnaryCall(const std::shared_ptr<grpc::Channel>& channel,
                               const std::string& method, const std::string& request,
                               std::string* response, bool streaming = false);

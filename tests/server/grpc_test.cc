@@ -1,4 +1,4 @@
-// The gRPC server through a real channel.
+// Tests the gRPC server through a real channel.
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
@@ -82,7 +82,7 @@ class Grpc : public ::testing::Test {
     return request;
   }
 
-  // grpc.health.v1 Check; -1 for an error, whose code goes to `code`.
+  // Returns the status of grpc.health.v1's Check; -1 for an error, whose code is stored in `code`.
   int Health(const std::string& service, grpc::StatusCode* code = nullptr) {
     std::string request;
     if (!service.empty()) {
@@ -130,7 +130,7 @@ TEST_F(Grpc, CancelWhileAConstraintIsCompiled) {
   Start();
   std::promise<void> go;
   const std::shared_future<void> ready = go.get_future().share();
-  // Both threads of the pool are busy, so the request waits.
+  // Both threads of the work pool are busy, so the request waits in its queue.
   for (int i = 0; i < 2; ++i) {
     ASSERT_TRUE(context_->work_pool().Post([ready] { ready.wait(); }));
   }
@@ -161,8 +161,9 @@ TEST_F(Grpc, AnExpiredDeadlineIsCountedAsOne) {
     const size_t at = text.find(line);
     return at == std::string::npos ? 0 : std::atoi(text.c_str() + at + line.size());
   };
-  // A call that was long in coming is broken off by its client before the server's deadline (and
-  // counts as cancelled), or never reaches it: on a busy machine it may take a few.
+  // On a busy machine, a call may arrive late: the client then cancels it before the server sees
+  // the deadline (it counts as cancelled), or the call never reaches the server. So several calls
+  // may be needed.
   for (int i = 0; i < 50 && counted("Generate", "DEADLINE_EXCEEDED") == 0; ++i) {
     grpc::ClientContext context;
     context.set_deadline(soon());
@@ -182,7 +183,7 @@ TEST_F(Grpc, AnExpiredDeadlineIsCountedAsOne) {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
   EXPECT_GT(counted("Score", "DEADLINE_EXCEEDED"), 0);
-  // Early in its time, a call that is broken off is cancelled, whatever its deadline.
+  // A call that its client cancels early counts as cancelled, whatever its deadline.
   const int cancelled = counted("Generate", "CANCELLED");
   const size_t submitted = engine_->submitted().size();
   grpc::ClientContext context;
@@ -473,7 +474,7 @@ TEST_F(Grpc, HealthFollowsTheState) {
 TEST_F(Grpc, ReflectionListsTheService) {
   Start();
   std::string response;
-  // ServerReflectionRequest{list_services: "*"}
+  // The serialized message ServerReflectionRequest{list_services: "*"}.
   const grpc::Status status =
       GenericUnaryCall(channel_, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
                        "\x3a\x01*", &response, /*streaming=*/true);

@@ -24,7 +24,7 @@ using HealthProbeTest = HttpTest;
 TEST_F(HealthProbeTest, ReadyWhileServing) {
   Start();
   EXPECT_TRUE(ProbeReadiness({"127.0.0.1", port()}, kLong).ok());
-  // What a server listens on is no address to connect to everywhere.
+  // On some systems, a client cannot connect to the wildcard address that a server listens on.
   EXPECT_TRUE(ProbeReadiness({"0.0.0.0", port()}, kLong).ok());
 }
 
@@ -37,7 +37,8 @@ TEST_F(HealthProbeTest, NotReadyWhileLoadingAndDraining) {
   EXPECT_NE(Message(ProbeReadiness({"127.0.0.1", port()}, kLong)).find("503"), std::string::npos);
 }
 
-// Gives every connection the same bytes, over and over if asked, and holds it open if asked.
+// A server that sends the same bytes to every connection. `hold` keeps connections open afterwards;
+// `endless` sends the bytes again and again.
 class Impostor {
  public:
   explicit Impostor(std::string bytes, bool hold = false, bool endless = false)
@@ -57,7 +58,8 @@ class Impostor {
         if (send(connection, bytes.data(), bytes.size(), MSG_NOSIGNAL) < 0) break;
       } while (endless);
       char request[512];
-      // Until the client goes: closing earlier with unread bytes would reset the connection.
+      // Wait until the client closes: closing earlier, with unread bytes, would reset the
+      // connection.
       if (hold) {
         while (recv(connection, request, sizeof(request), 0) > 0) continue;
       } else {

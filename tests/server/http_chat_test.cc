@@ -1,4 +1,4 @@
-// POST /v1/chat/completions and the chat form of /tokenize through a real socket.
+// Tests POST /v1/chat/completions and /tokenize with messages through a real socket.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -30,7 +30,7 @@ class Chats : public HttpTest {
     Start(script, settings);
   }
 
-  // The prompt that the engine got last, special tokens between angle brackets.
+  // Returns the last prompt that the engine got, with special tokens in angle brackets.
   std::string LastPrompt() const {
     const std::vector<Request> submitted = engine_->submitted();
     return submitted.empty() ? "" : *engine_->tokenizer()->Decode(submitted.back().prompt, false);
@@ -58,7 +58,7 @@ TEST_F(Chats, AnswerInFull) {
                   {"finish_reason", "stop"},
                   {"stop_reason", nullptr}}));
   EXPECT_EQ(LastPrompt(), "[user]hi<eos>[assistant]");
-  const int prompt = 8 + 1 + 11;  // <eos> is one token
+  const int prompt = 8 + 1 + 11;  // tokens of "[user]hi", "<eos>" and "[assistant]"
   EXPECT_EQ(body["usage"], Json({{"prompt_tokens", prompt},
                                  {"completion_tokens", 6},
                                  {"total_tokens", prompt + 6},
@@ -88,11 +88,12 @@ TEST_F(Chats, LogprobsHaveBytesAndAlternatives) {
   const Json body = Json::parse(Chat(Body("hi", R"(, "logprobs": true, "top_logprobs": 2)")).body);
   const Json& logprobs = body["choices"][0]["logprobs"];
   EXPECT_TRUE(logprobs["refusal"].is_null());
-  ASSERT_EQ(logprobs["content"].size(), 4u);  // with the final <eos>
+  ASSERT_EQ(logprobs["content"].size(), 4u);  // including the final <eos>
   EXPECT_EQ(logprobs["content"][0]["token"], "h");
   EXPECT_EQ(logprobs["content"][0]["bytes"], Json({104}));
   EXPECT_EQ(logprobs["content"][0]["logprob"], static_cast<double>(FakeLogprob('h')));
-  EXPECT_EQ(logprobs["content"][1]["bytes"], Json({0xC3}));  // half of a character
+  // the first byte of a two-byte character
+  EXPECT_EQ(logprobs["content"][1]["bytes"], Json({0xC3}));
   EXPECT_EQ(logprobs["content"][1]["token"], "\xEF\xBF\xBD");
   EXPECT_EQ(logprobs["content"][3]["token"], "<eos>");
   for (const Json& entry : logprobs["content"]) {
@@ -182,7 +183,7 @@ TEST_F(Chats, PromptLogprobsAreThoseOfThePrompt) {
     EXPECT_EQ(logprobs[i]["65"]["decoded_token"], "A");
     EXPECT_EQ(logprobs[i].size(), 2u);
   }
-  // On the other endpoint they belong to the choices; echo keeps its own number of alternatives.
+  // /v1/completions returns prompt_logprobs per choice; echo keeps its own number of alternatives.
   const Json completion = Json::parse(
       Complete(R"({"prompt": "abc", "max_tokens": 1, "prompt_logprobs": 2, "logprobs": 1,
                                "echo": true})")
@@ -301,7 +302,7 @@ TEST_F(Chats, ASlowTemplateHoldsNobodyUp) {
       "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}";
   RawClient client(port());
   client.Send(Post("/v1/chat/completions", body.dump()));
-  // What came later is answered first.
+  // The server responds to a later request first, because the chat is still being rendered.
   EXPECT_EQ(Exchange(Get("/health")).status, 200);
   EXPECT_FALSE(client.ReadUntil("HTTP", std::chrono::milliseconds(20)));
 }
@@ -348,7 +349,7 @@ TEST_F(Chats, TokenizeHasAChatForm) {
   EXPECT_EQ(tokenize(R"(, "add_special_tokens": true)")["tokens"][0], kBos);
   EXPECT_EQ(tokenize(R"(, "prompt": "x")")["error"]["code"], "invalid_value");
   EXPECT_EQ(tokenize(R"(, "chat_template": "x")")["error"]["code"], "unsupported_parameter");
-  // The chat endpoint encodes the same tokens.
+  // The chat endpoint must encode the same tokens as /tokenize.
   engine_->mutable_tokenizer().add_bos = false;
   ASSERT_EQ(Chat(Body("<eos>")).status, 200);
   EXPECT_EQ(Json(engine_->submitted().back().prompt), answer["tokens"]);

@@ -1,4 +1,4 @@
-// POST /v1/completions through a real socket.
+// Tests POST /v1/completions through a real socket.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -295,7 +295,8 @@ TEST_F(Completions, SlowButSteadyReaderIsServed) {
   script.endless = true;
   script.bytes_per_token = 2'000;
   ServerSettings settings;
-  // Far longer than between two reads, far shorter than until the socket turns writable again.
+  // Much longer than the pause between two reads, and much shorter than the time until the socket
+  // becomes writable again.
   settings.http.write_stall_timeout = absl::Milliseconds(500);
   Start(script, settings);
   RawClient client(port(), 4096);

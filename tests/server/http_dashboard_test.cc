@@ -1,4 +1,4 @@
-// The page at "/" and its files: what is served, to whom, and with which headers.
+// The dashboard at "/" and its files: contents, access without a key, and response headers.
 #include <gtest/gtest.h>
 
 #include <set>

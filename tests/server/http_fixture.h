@@ -1,4 +1,4 @@
-// A whole HTTP server over a scripted engine.
+// A complete HTTP server with a scripted engine.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@
 
 namespace moeserve::server::testing {
 
-// The JSON of each event; "[DONE]" as a string.
+// Returns the JSON of each server-sent event; "[DONE]" as a string.
 inline std::vector<nlohmann::json> Events(const std::string& body) {
   using Json = nlohmann::json;
   std::vector<Json> events;
@@ -84,7 +84,7 @@ class HttpTest : public ::testing::Test {
     return error;
   }
 
-  std::optional<std::string> chat_template_;  // for Start()
+  std::optional<std::string> chat_template_;  // passed to the server by Start()
   std::shared_ptr<FakeEngine> engine_;
   std::unique_ptr<ServerContext> context_;
   std::unique_ptr<http::Router> router_;

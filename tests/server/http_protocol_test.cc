@@ -1,4 +1,4 @@
-// The HTTP server's framing, limits, keys and other routes.
+// The HTTP server's framing, limits and API keys, and the routes that other tests do not cover.
 #include <gtest/gtest.h>
 
 #include <string>

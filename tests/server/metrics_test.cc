@@ -126,7 +126,8 @@ TEST(Metrics, AreAValidExposition) {
   EXPECT_GT(read.samples.at("process_resident_memory_bytes"), 0);
 }
 
-// A counter that appears with its first event has no increase that an alert could see.
+// Every counter must exist from the start: if it appeared with its first event only, an alert on
+// its increase would miss that event.
 TEST(Metrics, AllAreThereFromTheStart) {
   ServerContext context(Settings());
   const auto router = http::MakeRouter(context);
@@ -226,7 +227,7 @@ TEST(MetricsCompat, WordsAreChecked) {
   }
 }
 
-// The numbers under foreign names are ours.
+// Metrics under the names of other servers must have the values of the server's own metrics.
 TEST(MetricsCompat, NamesAreAliases) {
   Metrics metrics;
   EngineStats stats;

@@ -1,4 +1,4 @@
-// A client that sends any bytes and reads what comes back, for tests of a server's manners.
+// A client that sends arbitrary bytes and reads the response, for tests of the HTTP protocol.
 #pragma once
 
 #include <chrono>
@@ -11,14 +11,14 @@ namespace moeserve::server::testing {
 
 struct RawResponse {
   int status = 0;
-  std::map<std::string, std::string> headers;  // lower-case names
-  std::string body;                            // chunks joined
-  bool complete = false;                       // ended as its framing promised
+  std::map<std::string, std::string> headers;  // names in lower case
+  std::string body;                            // decoded from chunks
+  bool complete = false;                       // whether it ended as its framing promised
 };
 
 class RawClient {
  public:
-  // Connects to 127.0.0.1. `receive_buffer` > 0 makes a slow reader of it.
+  // Connects to 127.0.0.1. A small `receive_buffer` > 0 makes the client a slow reader.
   explicit RawClient(int port, int receive_buffer = 0);
   ~RawClient();
 
@@ -26,14 +26,16 @@ class RawClient {
   RawClient& operator=(const RawClient&) = delete;
 
   bool Send(std::string_view bytes);
-  // Reads until `text` has been received; false on the end of the connection or after `timeout`.
+  // Reads until `text` has been received. Returns false at the end of the connection or after
+  // `timeout`.
   bool ReadUntil(std::string_view text,
                  std::chrono::milliseconds timeout = std::chrono::seconds(5));
-  // The same, taking at most `step` bytes and then pausing, over and over.
+  // Reads until `text` has been received, with a pause after every `step` bytes.
   bool ReadSlowlyUntil(std::string_view text, size_t step, std::chrono::milliseconds pause);
-  // The next response; status 0 if there is none. `head`: it has no body whatever it says.
+  // Returns the next response; its status is 0 if there is none. `head` says that the response has
+  // no body, whatever its headers claim.
   RawResponse ReadResponse(bool head = false);
-  // Whether the server closes the connection within `timeout`.
+  // Returns whether the server closes the connection within `timeout`.
   bool IsClosed(std::chrono::milliseconds timeout = std::chrono::seconds(5));
   void Close();  // with a FIN
   void Reset();  // with a RST
@@ -41,14 +43,14 @@ class RawClient {
   const std::string& received() const { return buffer_; }
 
  private:
-  // False on end, error or timeout.
+  // Returns false at the end of the connection, on an error or after the deadline.
   bool ReadSome(std::chrono::steady_clock::time_point deadline, size_t most = 65536);
 
   int fd_ = -1;
   std::string buffer_;
 };
 
-// "POST <path>" with a JSON body and the usual headers.
+// Returns a request "POST <path>" with a JSON body and the usual headers.
 std::string Post(std::string_view path, std::string_view body, std::string_view extra_headers = "");
 std::string Get(std::string_view path, std::string_view extra_headers = "");
 

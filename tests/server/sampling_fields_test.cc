@@ -1,5 +1,5 @@
-// Every number and flag of engine/sampling_params.h has the same name, range and default in JSON,
-// in protobuf and in the engine's validation.
+// Checks that every number and flag of engine/sampling_params.h has the same name, range and
+// default in JSON, in protobuf and in the engine's validation.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -21,7 +21,7 @@ RequestRules Rules() {
   RequestRules rules;
   rules.served_names = {"tiny"};
   rules.vocab_size = testing::kVocabSize;
-  rules.strict_fields = true;  // so that JSON names the parser does not know are errors
+  rules.strict_fields = true;  // JSON fields that the parser does not read are errors
   return rules;
 }
 
@@ -105,7 +105,8 @@ TEST(SamplingFields, TheEndsOfARangeReachTheEngine) {
       ASSERT_TRUE(message.ok()) << message.status();
       EXPECT_EQ(field.Get(*json), value) << field.name;
       EXPECT_EQ(field.Get(*message), value) << field.name;
-      if (std::string(field.name) == "min_tokens" && value > 1000) continue;  // above max_tokens
+      // would exceed max_tokens
+      if (std::string(field.name) == "min_tokens" && value > 1000) continue;
       EXPECT_TRUE(Validate(field, value).ok()) << Validate(field, value);
     }
   }

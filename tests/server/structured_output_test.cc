@@ -1,4 +1,4 @@
-// Structured output as requests ask for it: fields, compilation, and its place in the server.
+// Structured output: the request fields, compilation and caching, and requests to the whole server.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -176,7 +176,7 @@ TEST(ConstraintCompiler, KeepsTheLastUsedWithinItsBytes) {
   const auto a = *compiler.Compile(Regex("a+"));
   const auto b = *compiler.Compile(Regex("b+"));
   EXPECT_EQ(*compiler.Compile(Regex("a+")), a);
-  const auto c = *compiler.Compile(Regex("c+"));  // b goes
+  const auto c = *compiler.Compile(Regex("c+"));  // evicts b from the cache
   EXPECT_EQ(compiler.cached(), 2u);
   EXPECT_EQ(*compiler.Compile(Regex("a+")), a);
   EXPECT_NE(*compiler.Compile(Regex("b+")), b);
@@ -275,7 +275,7 @@ TEST_F(StructuredHttp, OthersAreServedWhileConstraintsWait) {
   EXPECT_EQ(Complete(R"({"prompt": "abc"})").status, 200);
   EXPECT_EQ(Complete(R"({"prompt": "abc", "guided_regex": "known"})").status, 200);
   leaving.Close();
-  // What waits is bounded.
+  // The work pool's queue is bounded: fill it.
   while (context_->work_pool().Post([] {})) {
   }
   const RawResponse refused = Complete(R"({"prompt": "abc", "guided_regex": "a"})");
@@ -285,7 +285,7 @@ TEST_F(StructuredHttp, OthersAreServedWhileConstraintsWait) {
   EXPECT_NE(
       context_->MetricsText().find("moeserve_requests_rejected_total{reason=\"queue_full\"} 1\n"),
       std::string::npos);
-  // Until the server has seen that the second client is gone.
+  // Wait until the server has noticed that the second client has disconnected.
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   go.set_value();
   EXPECT_EQ(waiting.ReadResponse().status, 200);

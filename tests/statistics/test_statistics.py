@@ -36,7 +36,7 @@ def held_out(begin=0, size=BYTES):
 
 
 class Run:
-    """One model over the slice: the report, the dump and the sizes of its tensors."""
+    """A run of one model over a part of the text: the report, the dump and the tensors' sizes."""
 
     def __init__(self, name, folder):
         self.name = name
@@ -106,7 +106,7 @@ class Block:
         return self.entry["select"].get("k") or self.entry["select"]["max"]
 
     def touches(self):
-        """[T, E] 1 where some row of the token chose the expert."""
+        """Returns [T, E]: 1 if a row of the token selected the expert, else 0."""
         touched = np.zeros((len(self.tokens), self.num_experts))
         touched[self.token_of, self.chosen] = 1
         return touched
@@ -117,7 +117,7 @@ class Block:
         return counts
 
     def first_choice(self):
-        """[rows] the expert of the largest weight."""
+        """Returns [rows]: the expert with the largest weight."""
         dense = np.full((self.rows, self.num_experts), -1.0)
         dense[self.row_of, self.chosen] = self.weights
         return dense.argmax(axis=1)
@@ -132,7 +132,7 @@ def safetensors_sizes(path):
 
 
 def read_profile(path):
-    """All arrays of a profile file, and its metadata."""
+    """Returns all arrays of a profile file, and its metadata."""
     data = path.read_bytes()
     (length,) = struct.unpack_from("<Q", data)
     header = json.loads(data[8 : 8 + length])
@@ -323,7 +323,7 @@ def test_representation_collapse(run):
 
 
 def test_routes_follow_from_the_scores(run):
-    """Away from near ties NumPy selects what was selected, with the same weights."""
+    """Except at near ties, NumPy must select the same experts with the same weights."""
     near = 1e-5
     for _, block in layers(run):
         select = block.entry["select"]
@@ -338,7 +338,7 @@ def test_routes_follow_from_the_scores(run):
             cumulative = np.cumsum(p, axis=1)
             count = np.minimum((cumulative < select["p"]).sum(axis=1) + 1, select["max"])
             clear = (np.abs(cumulative - select["p"]) > near).all(axis=1)
-        # The last one chosen must be clearly before the first one that is not.
+        # The last selected expert must have a clear lead over the first one that is not selected.
         last = count - 1
         rows = np.arange(block.rows)
         following = np.minimum(count, block.num_experts - 1)

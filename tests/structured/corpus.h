@@ -1,4 +1,4 @@
-// Small constraints that together use every kind of value.
+// Small constraints that together use every kind of JSON value.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,5 @@
-// Mutated schemas and patterns: always an answer in time, and what compiles can be used.
+// Compiles mutated schemas and patterns. Compiling must end in time, and a compiled constraint must
+// be usable.
 #include <time.h>
 
 #include <algorithm>
@@ -102,7 +103,7 @@ double CpuSeconds() {
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
 }
 
-// Compiles, and draws a short answer. Whether it compiled.
+// Compiles a constraint and draws a short completion. Returns whether the constraint compiled.
 bool Use(const ConstraintSpec& spec, Random* random) {
   ConstraintLimits limits;
   limits.states = 10000;

@@ -1,4 +1,4 @@
-// Schemas and patterns made to cost time or memory.
+// Schemas and patterns that are designed to cost time or memory.
 #pragma once
 
 #include <string>
@@ -21,7 +21,7 @@ inline std::string Repeated(std::string_view text, int count) {
   return out;
 }
 
-// `count` texts that make(i) makes, with commas between them.
+// Returns the texts make(0) to make(count - 1), separated by commas.
 template <typename Make>
 std::string List(int count, const Make& make) {
   std::string out;
@@ -32,14 +32,15 @@ std::string List(int count, const Make& make) {
   return out;
 }
 
-// Accepted, and hard: many ways to read the same text, large objects, large automata.
+// Returns valid constraints that are hard: with many ways to parse the same text, large objects, or
+// large automata.
 inline std::vector<NamedSpec> HardSpecs() {
   const auto number = [](int i) { return std::to_string(i); };
   std::vector<NamedSpec> out;
   const auto schema = [&](std::string name, std::string text) {
     out.push_back({std::move(name), Schema(std::move(text))});
   };
-  // Each alternative needs another property later on, so none can be dropped.
+  // Each alternative requires another property later, so none can be ruled out early.
   schema("objects that differ late", "{\"anyOf\":[" + List(300, [&](int i) {
                                        return "{\"type\":\"object\",\"required\":[\"z" + number(i) +
                                               "\"]}";

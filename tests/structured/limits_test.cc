@@ -1,4 +1,5 @@
-// Hostile constraints: refused or compiled in time and memory, and masks that stay quick.
+// Hostile constraints must be refused or compiled within limits of time and memory, and computing
+// masks must stay fast.
 #include <sys/resource.h>
 #include <time.h>
 
@@ -20,7 +21,7 @@ constexpr bool kSanitized = true;
 constexpr bool kSanitized = false;
 #endif
 
-// Of this thread: other programs on the machine do not count.
+// Returns the CPU time of this thread, which other programs on the machine do not affect.
 double CpuSeconds() {
   timespec time;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -36,12 +37,13 @@ int64_t PeakMegabytes() {
 struct Refused {
   std::string name;
   ConstraintSpec spec;
-  std::string reason;  // part of the message
+  std::string reason;  // part of the error message
 };
 
 std::string Number(int i) { return std::to_string(i); }
 
-// A chain of definitions, the i-th made of the next one by make(i + 1); the last one is `end`.
+// Returns a chain of definitions: definition i is make(i + 1), which refers to the next one; the
+// last one is `end`.
 template <typename Make>
 std::string Chain(int count, const Make& make, const std::string& end) {
   return "{\"$ref\":\"#/$defs/0\",\"$defs\":{" +
@@ -187,7 +189,7 @@ TEST(LimitsTest, RefusedInTimeAndByName) {
     EXPECT_NE(compiled.status().message().find(refused.reason), std::string::npos)
         << refused.name << ": " << compiled.status();
     EXPECT_LT(compiled.status().message().size(), 500u) << refused.name;
-    // The limit is on time that passes; less than that is spent.
+    // The limit applies to elapsed time; CPU time is less than that.
     EXPECT_LT(seconds, kSanitized ? 4 : 2.2) << refused.name;
   }
   if (!kSanitized) {
@@ -207,10 +209,11 @@ TEST(LimitsTest, CompiledInTimeAndMemory) {
   }
 }
 
-// In an answer that keeps every way to read it open as long as possible.
+// Measures masks along a completion that keeps as many ways to parse it open as possible.
 TEST(LimitsTest, HardMasksAreQuick) {
   Random random(31);
-  // Large enough for walks that are not cut off to show; the second one where strings begin.
+  // Vocabularies large enough to make unbounded walks visible. In the second one, many tokens begin
+  // a string.
   std::vector<std::string> quoted = MakeTokens(300, AllBytes());
   for (int i = 0; i < 30000; ++i) {
     quoted.push_back("\"");
@@ -241,7 +244,7 @@ TEST(LimitsTest, HardMasksAreQuick) {
         if (state->complete() && !state->can_continue()) break;
       }
     }
-    // A few milliseconds where nothing else runs.
+    // On an idle machine, a mask takes a few milliseconds.
     EXPECT_LT(slowest, kSanitized ? 1.0 : 0.1) << hard.name;
   }
 }
@@ -276,7 +279,7 @@ TEST(LimitsTest, KeysAreOnlyUsedOnce) {
       ASSERT_TRUE(feed(state.get(), ",\"" + Number(i) + "\":0")) << i;
       ASSERT_FALSE(feed(state->Clone().get(), ",\"" + Number(i / 2) + "\":"));
     }
-    // A closed object has no name left.
+    // In a closed object, all properties have been used.
     EXPECT_EQ(feed(state->Clone().get(), ","), !named);
     EXPECT_TRUE(feed(state.get(), "}"));
   }

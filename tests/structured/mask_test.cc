@@ -1,4 +1,4 @@
-// Masks against what is accepted, limits on tokens, and clones.
+// Masks must equal the set of accepted tokens; limits on tokens, and clones of states.
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kUnlimited = int64_t{1} << 40;
 
-// Lacks some bytes as tokens of their own, so that not everything can be spelt.
+// Returns a vocabulary that lacks some single bytes, so that not every text can be spelled.
 std::shared_ptr<const VocabularyIndex> PoorVocabulary() {
   std::string bytes;
   for (const char c : AllBytes()) {
@@ -24,7 +24,8 @@ std::shared_ptr<const VocabularyIndex> PoorVocabulary() {
   return vocabulary;
 }
 
-// Prefers tokens with a mark of JSON's half of the time: else most answers are one long string.
+// Draws a token. Half of the time prefers tokens with a JSON punctuation mark, because most
+// completions would be one long string otherwise.
 TokenId DrawFrom(const std::vector<TokenId>& allowed, const VocabularyIndex& vocabulary,
                  Random* random) {
   if (allowed.empty()) {
@@ -64,7 +65,7 @@ TEST(MaskTest, HoldsExactlyWhatIsAccepted) {
     for (const ConstraintSpec& spec : Corpus()) {
       SCOPED_TRACE(spec.text);
       const auto compiled = CompileConstraint(spec, vocabulary);
-      // Not every answer can be spelt with the poor vocabulary.
+      // The poor vocabulary cannot spell completions of every constraint.
       if (vocabulary == SmallVocabulary()) {
         ASSERT_TRUE(compiled.ok()) << compiled.status();
       }
@@ -90,7 +91,7 @@ TEST(MaskTest, HoldsExactlyWhatIsAccepted) {
   EXPECT_LT(refused, 10);
 }
 
-// After the end only the end may follow.
+// After EOS, only EOS may follow.
 TEST(MaskTest, TheEndStays) {
   for (const ConstraintSpec& spec : {Choices({"a"}), Pattern("a*")}) {
     const auto state = Compile(spec)->NewState();
@@ -124,7 +125,7 @@ TEST(MaskTest, ARefusedTokenChangesNothing) {
   }
 }
 
-// What was asked for before, by this or another state, makes no difference.
+// A mask must not depend on the masks that this or another state computed before.
 TEST(MaskTest, TheSameForAFreshConstraint) {
   Random random(23);
   const auto& vocabulary = *SmallVocabulary();
@@ -151,7 +152,7 @@ TEST(MaskTest, TheSameForAFreshConstraint) {
   }
 }
 
-// Draws an answer; whether it was complete within the limit.
+// Draws a completion. Returns whether it was complete within the limit.
 bool EndsWithin(const CompiledConstraint& constraint, const VocabularyIndex& vocabulary,
                 int64_t limit, Random* random) {
   const auto state = constraint.NewState();
@@ -170,7 +171,7 @@ bool EndsWithin(const CompiledConstraint& constraint, const VocabularyIndex& voc
 
 TEST(MaskTest, AnswersEndWithinTheLimit) {
   Random random(24);
-  // Without longer tokens no way is shorter than estimated.
+  // Without longer tokens, no completion is shorter than the estimate.
   const auto bytes = MakeVocabulary(MakeTokens(258, AllBytes()));
   for (const auto& vocabulary : {SmallVocabulary(), PoorVocabulary(), bytes}) {
     for (const ConstraintSpec& spec : Corpus()) {
@@ -201,7 +202,7 @@ TEST(MaskTest, HardAnswersEndWithinTheLimit) {
   }
 }
 
-// Where the work on a mask is cut off it still holds something, and nothing that is refused.
+// If computing a mask is cut off, the mask must still contain a token, and only accepted tokens.
 TEST(MaskTest, HardMasksHoldOnlyWhatIsAccepted) {
   Random random(26);
   const auto& vocabulary = *SmallVocabulary();
@@ -244,7 +245,7 @@ TEST(MaskTest, ClonesAreIndependent) {
   }
 }
 
-// Threads share a constraint and its kept masks, and clones of one state.
+// Threads share a constraint with its cached masks, and use clones of one state.
 TEST(MaskTest, ThreadsDrawTheSameAnswers) {
   const auto& vocabulary = *SmallVocabulary();
   for (const ConstraintSpec& spec :

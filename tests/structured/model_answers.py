@@ -1,4 +1,4 @@
-"""Answers of served models under generated JSON schemas, judged by the package jsonschema.
+"""Validates completions of served models under generated JSON schemas by the package jsonschema.
 
 Each schema goes to one of the models in turn, at temperature 1. All answers that end by themselves must
 be valid, and at least 95 % of all must end so within the limit.

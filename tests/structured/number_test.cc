@@ -1,4 +1,4 @@
-// Bounds on numbers against integer arithmetic.
+// Bounds on numbers compared with integer arithmetic.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -24,7 +24,7 @@ ByteDfa Build(const NumberRange& range) {
   return *std::move(dfa);
 }
 
-// A decimal with up to three digits after the point, and its value in thousandths.
+// A decimal number with up to three digits after the point, and its value in thousandths.
 struct Spelt {
   std::string text;
   int64_t thousandths;
@@ -35,7 +35,7 @@ Spelt RandomDecimal(Random* random) {
   int64_t value = static_cast<int64_t>(random->Next() % kScales[random->Below(4)]);
   const bool negative = random->Below(2);
   int digits = random->Below(4);
-  // Zeros at the end and around the point are where comparisons go wrong.
+  // Zeros at the end and around the point are error-prone in comparisons.
   if (random->Below(3) == 0) value -= value % 1000;
   int64_t shown = value;
   for (int i = digits; i < 3; ++i) shown /= 10;
@@ -105,7 +105,7 @@ TEST(NumberTest, ExponentsAreComparedExactly) {
     const ByteDfa dfa = Build(range);
     for (int i = 0; i < 100; ++i) {
       const std::string text = i == 0 ? low : spell(exponent());
-      // Few digits: doubles tell them apart.
+      // The numbers have few digits, so that different numbers are different doubles.
       const double x = std::strtod(text.c_str(), nullptr);
       bool expected = true;
       if (range.min) {

@@ -1,4 +1,4 @@
-// Patterns against a matcher that walks the syntax tree.
+// Patterns compared with a matcher that walks the syntax tree.
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -9,7 +9,8 @@
 namespace moeserve::testing {
 namespace {
 
-// A random pattern with the set of positions at which a match that starts at a given one can end.
+// A random pattern. `ends` returns all positions at which a match that starts at a given position
+// can end.
 struct Tree {
   std::string text;
   std::function<std::set<size_t>(const std::u32string&, size_t)> ends;
@@ -95,7 +96,7 @@ Tree RandomTree(Random* random, int depth, bool anchors) {
       return {"(?:" + a.text + ")" + mark, [a, min, max](const std::u32string& s, size_t at) {
                 std::set<size_t> reached = {at};
                 std::set<size_t> out;
-                // More rounds than characters reach nothing new.
+                // After as many rounds as there are characters, nothing new can be reached.
                 const int rounds = max < 0 ? min + static_cast<int>(s.size()) + 1 : max;
                 for (int i = 0; i <= rounds; ++i) {
                   if (i >= min) out.insert(reached.begin(), reached.end());
@@ -162,7 +163,7 @@ TEST(PatternTest, JsonStringsAreSearchedDecoded) {
       ASSERT_EQ(Accepts(**compiled, value.dump(-1, ' ', /*ensure_ascii=*/true)), expected)
           << tree.text << " on " << value;
     }
-    // Anchors in the middle can make a pattern that nothing matches.
+    // Anchors in the middle can make a pattern that matches nothing.
     refused += !compiled.ok();
     ASSERT_TRUE(compiled.ok() || !any) << tree.text << compiled.status();
   }

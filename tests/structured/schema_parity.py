@@ -19,7 +19,7 @@ import sys
 
 import jsonschema
 
-# Pattern, and a generator of strings that have it.
+# A pattern, and a function that generates strings which match it.
 PATTERNS = [
     (r"^[a-z]{2,6}$", lambda r: "".join(r.choices(string.ascii_lowercase, k=r.randint(2, 6)))),
     (r"^[A-Z]{3}-\d{4}$", lambda r: "".join(r.choices(string.ascii_uppercase, k=3)) + f"-{r.randint(0, 9999):04}"),
@@ -48,7 +48,7 @@ def text(r, most):
 
 
 class Generator:
-    """A schema together with a function that makes values which it allows."""
+    """Makes a schema, and a function that generates values which the schema allows."""
 
     def __init__(self, rng):
         self.r = rng
@@ -268,7 +268,7 @@ def paths(value, path=()):
 
 
 def mutate(r, value):
-    """The value with one change somewhere."""
+    """Returns a copy of the value with one random change."""
     value = copy.deepcopy(value)
     path = r.choice(list(paths(value)))
     holder, parent, last = value, None, None
@@ -307,7 +307,7 @@ def dump(r, value):
 
 
 def schema_of(seed, number):
-    """Schema `number` of a run, a function that makes instances of it, and the generator both use."""
+    """Returns schema `number` of a run, a function that makes instances, and their generator."""
     r = random.Random(seed * 1000003 + number)
     generator = Generator(r)
     schema, make = generator.schema(r.randint(1, 4)) if r.random() < 0.15 else generator.object(r.randint(1, 4))

@@ -1,10 +1,10 @@
-// Times of structured output: masks, compilation, and the index of the vocabulary.
+// Measures structured output: masks, compilation, and the index of the vocabulary.
 //
 //   structured_bench [MODEL_DIR]
 //
-// Without a folder: a made-up vocabulary of 128 thousand tokens of the kinds that large
-// vocabularies have. Every line is one constraint: the CPU time of compiling it, and of the masks
-// of answers drawn by uniformly random tokens of the mask.
+// Without a folder, uses a synthetic vocabulary of 128 thousand tokens like those in large
+// vocabularies. Every line shows the CPU time of compiling one constraint, and of its masks along
+// completions drawn by uniformly random allowed tokens.
 #include <time.h>
 
 #include <algorithm>
@@ -38,7 +38,7 @@ std::vector<std::string> LargeVocabulary(int size) {
     }
   }
   const std::string marks = "\"\"\"'{}[]():;,.-_/\\ \n";
-  // One in sixty tokens has a quote.
+  // One in sixty tokens contains a quotation mark.
   while (static_cast<int>(tokens.size()) < 8000) {
     std::string token;
     for (int n = 1 + random.Below(5); n > 0; --n)
@@ -50,7 +50,7 @@ std::vector<std::string> LargeVocabulary(int size) {
     std::string token = random.Below(2) ? " " : "";
     const int kind = random.Below(10);
     if (kind < 8) {
-      // Words share beginnings as real ones do.
+      // Words share prefixes, as real words do.
       const char* kParts[] = {"con",  "in", "re", "st", "er", "ing", "tion", "ab", "le", "o",
                               "ment", "ly", "s",  "de", "ex", "th",  "e",    "a",  "n",  "ou"};
       for (int n = 1 + random.Below(4); n > 0; --n) token += kParts[random.Below(20)];
@@ -125,7 +125,8 @@ void Measure(const NamedSpec& named, const std::shared_ptr<const VocabularyIndex
       const std::vector<TokenId> allowed = TokensOf(mask);
       MOESERVE_CHECK(!allowed.empty(), "a mask is never empty");
       TokenId id = allowed[random.Below(static_cast<int>(allowed.size()))];
-      // Strings end, containers nest: tokens that begin with a mark of JSON's are drawn more often.
+      // Tokens that begin with a JSON punctuation mark are drawn more often, so that strings end
+      // and containers nest.
       for (int t = 0; t < 30 && random.Below(2); ++t) {
         const std::string_view bytes = vocabulary->Bytes(id);
         if (!bytes.empty() && std::string_view("\"{[,:").find(bytes[0]) != std::string_view::npos)
@@ -158,7 +159,7 @@ int main(int argc, char** argv) {
       return 1;
     }
     tokenizer = *std::move(loaded);
-    // Any special token will do as the end of a sequence.
+    // Any special token can serve as the end of a sequence.
     for (eos = 0; !tokenizer->IsSpecial(eos);) ++eos;
   } else {
     tokenizer = std::make_unique<ListTokenizer>(LargeVocabulary(128000), 2);

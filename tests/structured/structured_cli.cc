@@ -1,13 +1,13 @@
-// Constraints from JSON lines, for the comparison with Python's jsonschema (schema_parity.py).
+// Runs constraints from JSON lines, for the comparison with Python's jsonschema (schema_parity.py).
 //
 //   structured_cli MODEL_DIR
 //
 // Each line of stdin is an object: "schema" (or "regex", or "json_object": true), optionally
-// "strict", "instances" (texts to be fed token by token, each token checked against the mask),
-// "walks" (how many answers to draw), "limit" (tokens of each) and "seed". Each line of stdout
-// answers one: "error", or "accepted", "drawn" ("text", whether it was "limited" because the limit
-// can be kept, whether it "ended"), "mask_us" and "mask_us_max" (mean and longest CPU time of a
-// mask so far).
+// "strict", "instances" (texts that are fed token by token; each token is checked against the
+// mask), "walks" (number of completions to draw), "limit" (tokens per completion) and "seed". For
+// each line, stdout gets one line: "error", or "accepted", "drawn" ("text", whether the limit can
+// be kept and so "limited" it, whether it "ended"), "mask_us" and "mask_us_max" (mean and longest
+// CPU time of a mask so far).
 #include <time.h>
 
 #include <algorithm>
@@ -31,7 +31,7 @@ namespace {
 using moeserve::TokenId;
 using nlohmann::json;
 
-// Of this thread: other programs on the machine do not count.
+// Returns the CPU time of this thread, which other programs on the machine do not affect.
 double CpuMicroseconds() {
   timespec time;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -119,9 +119,9 @@ class Runner {
     return state->complete();
   }
 
-  // Uniformly random allowed tokens. The end is drawn like any other token. Where the limit can be
-  // kept the text has to be complete at the limit; else what was drawn has to be the beginning of
-  // something, so more tokens complete it.
+  // Draws uniformly random allowed tokens; EOS is drawn like any other token. If the limit can be
+  // kept, the text must be complete at the limit. Otherwise the text must be a prefix of a valid
+  // text, so more tokens are drawn to complete it.
   json Draw(const moeserve::CompiledConstraint& compiled, int64_t limit,
             moeserve::testing::Random* random) {
     constexpr int64_t kMore = 20000;
@@ -150,7 +150,7 @@ class Runner {
     return drawn;
   }
 
-  // In tokens, spelt byte by byte.
+  // Returns the length of the shortest completion in tokens of one byte.
   static int64_t ShortestAnswer(const moeserve::CompiledConstraint& constraint) {
     const auto& matcher = dynamic_cast<const moeserve::structured::Compiled&>(constraint).matcher();
     return matcher.Distance(matcher.Start(), moeserve::structured::StackPool());

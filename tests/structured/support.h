@@ -1,4 +1,4 @@
-// A vocabulary made up for tests, and walks through constraints.
+// A synthetic vocabulary for tests, and functions that feed text to constraints.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,7 +15,8 @@
 
 namespace moeserve::testing {
 
-// Token i is the i-th text. Only what an index of the vocabulary asks for is implemented.
+// A tokenizer whose token i is the i-th text. Implements only the functions that an index of the
+// vocabulary needs.
 class ListTokenizer : public Tokenizer {
  public:
   ListTokenizer(std::vector<std::string> tokens, int num_special)
@@ -46,8 +47,8 @@ class ListTokenizer : public Tokenizer {
 
 inline constexpr TokenId kEos = 1;
 
-// Two special tokens (the second ends a sequence), the given bytes as tokens of their own, and
-// texts as answers contain them, cut at random.
+// Returns two special tokens (the second one is EOS), the given bytes as single tokens, and random
+// pieces of texts that resemble completions.
 inline std::vector<std::string> MakeTokens(int count, std::string_view single_bytes,
                                            uint64_t seed = 1) {
   static constexpr std::string_view kTexts[] = {
@@ -77,7 +78,7 @@ inline std::string AllBytes() {
 }
 
 inline std::shared_ptr<const VocabularyIndex> MakeVocabulary(std::vector<std::string> tokens) {
-  // Some logits have no token.
+  // The model has more logits than the vocabulary has tokens.
   const int size = static_cast<int>(tokens.size()) + 5;
   auto index = VocabularyIndex::Build(ListTokenizer(std::move(tokens), 2), {kEos}, size);
   EXPECT_TRUE(index.ok()) << index.status();
@@ -119,11 +120,12 @@ inline std::shared_ptr<const CompiledConstraint> Compile(
   return compiled.ok() ? *compiled : nullptr;
 }
 
-// Tokens of one byte each; whether every one is accepted and the text is then complete.
+// Feeds `text` in tokens of one byte each. Returns whether every token was accepted and the text
+// was then complete.
 inline bool Accepts(const CompiledConstraint& constraint, std::string_view text) {
   const auto state = constraint.NewState();
   for (const char c : text) {
-    // Byte tokens stand behind the two special ones.
+    // The single-byte tokens follow the two special tokens.
     if (!state->Accept(2 + static_cast<uint8_t>(c))) return false;
   }
   return state->complete();
@@ -135,7 +137,7 @@ inline bool IsSet(const std::vector<uint32_t>& mask, TokenId id) {
 
 inline std::vector<uint32_t> MaskOf(ConstraintState* state, const VocabularyIndex& vocabulary,
                                     int64_t left = int64_t{1} << 40) {
-  // What was in it must not matter.
+  // The previous contents of the mask must not matter.
   std::vector<uint32_t> mask(vocabulary.mask_words(), 0xA5A5A5A5);
   state->AllowedTokens(mask, left);
   return mask;
@@ -149,7 +151,7 @@ inline std::vector<TokenId> TokensOf(const std::vector<uint32_t>& mask) {
   return tokens;
 }
 
-// Tokens that complete an answer from the start, spelt byte by byte.
+// Returns the length of the shortest completion in tokens of one byte.
 inline int64_t ShortestAnswer(const CompiledConstraint& constraint) {
   const auto& compiled = dynamic_cast<const structured::Compiled&>(constraint);
   const structured::StackPool pool;

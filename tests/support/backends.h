@@ -1,4 +1,4 @@
-// The backends that one test body runs for.
+// The backends that backend tests run on.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace moeserve::testing {
 
-// Those that this processor runs.
+// Returns the instruction sets of the CPU backend that this processor supports.
 inline std::vector<std::string> CpuInstructionSets() {
   std::vector<std::string> names;
   for (const char* isa : {"avx512_bf16", "avx512_vnni", "avx512", "avx2", "plain"}) {
@@ -19,8 +19,8 @@ inline std::vector<std::string> CpuInstructionSets() {
   return names;
 }
 
-// Every CPU instruction set that this processor runs, CUDA where there is a device, and the
-// emulated one.
+// Returns the CPU backend with every instruction set that this processor supports, CUDA if there is
+// a device, and the emulated CUDA device.
 inline std::vector<BackendOptions> AvailableBackends(int threads = 2) {
   std::vector<BackendOptions> options;
   for (const std::string& isa : CpuInstructionSets()) {

@@ -1,5 +1,5 @@
-// Comparison with an oracle: the tolerance belongs to the dtype, the report names the worst
-// element.
+// Comparison with expected values: the tolerance depends on the dtype, and a failure reports the
+// element with the largest difference.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -11,11 +11,11 @@
 
 namespace moeserve::testing {
 
-// Half a unit in the last place of the type that a result is rounded to.
+// Returns half a unit in the last place of the type to which a result is rounded.
 inline double Epsilon(DType t) { return t == DType::kF32 ? 0x1p-24 : 0x1p-8; }
 
-// |actual - expected| <= tolerance * (|expected| + magnitude), where magnitude is the root mean
-// square of the expected row; NaN never passes.
+// Succeeds if |actual - expected| <= tolerance * (|expected| + magnitude) for all elements, where
+// magnitude is the root mean square of the expected row. NaN never passes.
 inline ::testing::AssertionResult RowNear(const std::vector<double>& actual,
                                           const std::vector<double>& expected, double tolerance) {
   if (actual.size() != expected.size()) {
@@ -40,7 +40,8 @@ inline ::testing::AssertionResult RowNear(const std::vector<double>& actual,
          << ", " << worst_ratio << " times the tolerance";
 }
 
-// Row r of a view, widened; of memory that the host reads, as that of the emulated device.
+// Returns row r of a view, widened to double. The host must be able to read the memory, as with the
+// emulated device.
 inline std::vector<double> RowOf(const RowsView& v, int64_t r, int64_t cols) {
   std::vector<double> row;
   for (int64_t i = 0; i < cols; ++i) {

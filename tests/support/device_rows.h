@@ -1,4 +1,4 @@
-// Rows in device memory, made and read by tests.
+// Rows in device memory for tests.
 #pragma once
 
 #include <cmath>
@@ -10,7 +10,7 @@
 
 namespace moeserve::testing {
 
-// Columns [0, cols) of row r, widened.
+// Returns columns [0, cols) of row r, widened to double.
 inline std::vector<double> RowOf(Backend& backend, const RowsView& v, int64_t r, int64_t cols) {
   RowsView row = v;
   row.data = v.row(r);
@@ -27,13 +27,13 @@ inline std::vector<float> HostRows(Backend& backend, const RowsView& v) {
   return values;
 }
 
-// Rows between guard bands of NaN.
+// Rows with memory full of NaN before and after them.
 struct DeviceRows {
   std::unique_ptr<DeviceBuffer> memory;
   RowsView view;
 };
 
-// `values` [rows, cols], or null: NaN everywhere.
+// Makes rows with `values` [rows, cols]; with NaN everywhere if `values` is null.
 inline DeviceRows MakeRows(Backend& backend, int64_t rows, int64_t cols, int64_t stride,
                            DType dtype, const std::vector<float>* values) {
   DeviceRows r;

@@ -1,15 +1,17 @@
-// Devices of the tests: the CPU, a CUDA device where there is one, and the emulated CUDA device.
+// The devices that tests run on: the CPU, a CUDA device if there is one, and the emulated CUDA
+// device.
 #pragma once
 
 #include <string>
 
 namespace moeserve::testing {
 
-// Makes device "cuda_emulated" known, on which kernels run thread by thread on the host.
+// Registers the device "cuda_emulated", which runs kernels thread by thread on the host.
 void RegisterEmulatedDevice();
 
-// Where tests of whole models run: the environment's MOESERVE_TEST_DEVICE, or "cpu". Where that
-// device cannot be used, every test of the program is skipped with the reason.
+// Returns the device for tests of whole models: the value of the environment variable
+// MOESERVE_TEST_DEVICE, or "cpu". If that device cannot be used, all tests of the program are
+// skipped with the reason.
 std::string TestDevice();
 
 }  // namespace moeserve::testing

@@ -1,4 +1,4 @@
-// An engine over a checkpoint folder, and sinks that remember what they were told.
+// An engine for a checkpoint folder, and sinks that record what they receive.
 #pragma once
 
 #include <condition_variable>
@@ -14,7 +14,8 @@
 
 namespace moeserve::testing {
 
-// Collects an answer. Wait() returns its end; the other readers are for after that.
+// Collects the output of a request. Wait() returns the final status; call the other functions after
+// it.
 class CollectingSink : public TokenSink {
  public:
   void OnDelta(OutputDelta delta) override;
@@ -55,9 +56,10 @@ class TestEngine {
                                                    Quantization quantization = Quantization::kNone);
 
   Engine& get() { return *engine_; }
-  // KV cache memory for one sequence of so many tokens.
+  // Returns the KV cache memory for one sequence of `tokens` tokens.
   int64_t BytesFor(int tokens) const;
-  // Submits; a refusal arrives at the sink as its end.
+  // Submits a request. If the engine refuses it, the sink receives the error as the end of the
+  // request.
   std::shared_ptr<CollectingSink> Submit(Request request);
   // Fails the test unless nothing runs or waits and every cache block is free (within a second).
   void ExpectIdle();

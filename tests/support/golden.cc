@@ -70,7 +70,8 @@ Result<Golden> ReadGolden(const std::filesystem::path& path) {
 }
 
 std::filesystem::path SourcePath(const std::string& relative) {
-  const char* const folder = std::getenv("MOESERVE_TEST_DATA");  // of a bundle
+  // set by the tests of deploy/bundle.sh's bundle
+  const char* const folder = std::getenv("MOESERVE_TEST_DATA");
   return std::filesystem::path(folder == nullptr ? MOESERVE_SOURCE_DIR : folder) / relative;
 }
 

@@ -14,7 +14,7 @@
 
 namespace moeserve::testing {
 
-// P prompts of `length` tokens; shapes as the script states them.
+// The results for P prompts of `length` tokens. make_goldens.py documents the shapes.
 struct Golden {
   int prompts = 0;
   int length = 0;
@@ -25,26 +25,27 @@ struct Golden {
   std::vector<float> top_logprobs;     // [P, length, top]
   std::vector<int32_t> greedy;         // [P, length]
   std::vector<float> greedy_margin;    // [P, length]
-  // Of the reference with bf16 products, the f32 run\'s routes replayed.
+  // Results of the reference with bf16 products and the routes of its f32 run.
   std::vector<float> bf16_target_logprobs;                  // [P, length - 1]
   std::vector<float> bf16_top_logprobs;                     // [P, length, top], at top_ids
-  std::map<std::pair<int, BlockKind>, GivenRoutes> routes;  // rows of all prompts
+  std::map<std::pair<int, BlockKind>, GivenRoutes> routes;  // routes of all prompts' rows
   std::map<std::string, std::string> metadata;
 
   std::vector<int32_t> Prompt(int p) const {
     return {tokens.begin() + p * length, tokens.begin() + (p + 1) * length};
   }
-  // Routes of tokens [begin, end) of prompt p where the block splits a token into `heads` rows.
+  // Returns the routes of tokens [begin, end) of prompt p in a block that splits a token into
+  // `heads` rows.
   GivenRoutes Routes(int layer, BlockKind block, int p, int begin, int end, int heads) const;
 };
 
 Result<Golden> ReadGolden(const std::filesystem::path& file);
 
-// The source tree's folder of that name, e.g. "tests/golden".
+// Returns the path of `relative` in the source tree, for example of "tests/golden".
 std::filesystem::path SourcePath(const std::string& relative);
 
-// Folders below tests/golden and deploy/models that hold both a model and a golden file:
-// (model folder, golden file), sorted by name.
+// The folders below tests/golden and deploy/models that contain both a model and a golden file,
+// sorted by name.
 struct GoldenModel {
   std::string name;
   std::filesystem::path model;

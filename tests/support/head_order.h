@@ -1,4 +1,4 @@
-// Which kv head a query head reads, for models of attention.
+// Returns the kv head that a query head reads, for reference implementations of attention.
 #pragma once
 
 #include "kernels/backend.h"

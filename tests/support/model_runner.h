@@ -1,4 +1,4 @@
-// Runs a model without an engine: tokens in, logits out.
+// Runs a model without an engine: token ids to logits.
 #pragma once
 
 #include <filesystem>
@@ -18,8 +18,8 @@ namespace moeserve::testing {
 
 struct RunnerOptions {
   DType compute = DType::kF32;
-  Quantization quantization = Quantization::kNone;  // with kBF16
-  std::optional<KvCacheType> cache = std::nullopt;  // that of products
+  Quantization quantization = Quantization::kNone;  // requires compute kBF16
+  std::optional<KvCacheType> cache = std::nullopt;  // nullopt selects the compute type
   std::string device = TestDevice();
   std::string isa = "auto";
   int threads = 2;
@@ -34,18 +34,19 @@ struct StepSetup {
   std::function<void(const StepReport&)> report = nullptr;  // called after every step
 };
 
-// One model with its own backend and cache. Sequences own fixed shares of the cache.
+// One model with its own backend and cache. Each sequence has a fixed part of the cache, a slot.
 class ModelRunner {
  public:
   static Result<std::unique_ptr<ModelRunner>> Load(const std::filesystem::path& model,
                                                    const RunnerOptions& options = {});
 
-  // Logits of every token, [tokens, V], computed in steps of at most `chunk` tokens from position
-  // `begin` on; earlier positions must have been run before. `slot` tells sequences apart.
+  // Returns the logits of every token, [tokens, V], computed in steps of at most `chunk` tokens
+  // from position `begin` on. Earlier positions must have been run before. Different sequences use
+  // different slots.
   std::vector<float> Run(const std::vector<int32_t>& tokens, int chunk, int begin = 0,
                          const StepSetup& setup = {}, int slot = 0);
 
-  // One step over parts of several sequences; logits of all rows in order.
+  // Runs one step over parts of several sequences. Returns the logits of all rows in order.
   struct Part {
     int slot;
     int begin;
@@ -56,7 +57,7 @@ class ModelRunner {
   const ModelSpec& spec() const { return model_->spec(); }
   Backend& backend() { return *backend_; }
   int vocab() const { return model_->spec().vocab_size; }
-  // Sequences that fit side by side; each has room for `tokens_per_slot` tokens.
+  // The number of sequences that the cache can store; each has capacity for kTokensPerSlot tokens.
   static constexpr int kTokensPerSlot = 256;
   int slots() const { return static_cast<int>(tables_.size()); }
 
@@ -67,7 +68,7 @@ class ModelRunner {
   std::vector<std::vector<int32_t>> tables_;
 };
 
-// Natural log of the softmax at `token`.
+// Returns the natural logarithm of the softmax at `token`.
 double LogSoftmaxAt(const float* logits, int vocab, int token);
 
 }  // namespace moeserve::testing

@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-// splitmix64.
+// Returns the next number of a splitmix64 generator.
 uint64_t Next(uint64_t* state) {
   uint64_t z = (*state += 0x9e3779b97f4a7c15u);
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -175,7 +175,8 @@ std::vector<RawTensor> RandomTensors(const ModelSpec& spec, DType dtype, uint64_
 }
 
 std::string TinyTokenizerJson() {
-  // GPT-2's byte alphabet: printable bytes stand for themselves, the others for U+0100 upwards.
+  // GPT-2's byte alphabet: a printable byte is represented by itself, other bytes by characters
+  // from U+0100 on.
   Json vocabulary = Json::object();
   int spare = 0x100;
   for (int byte = 0; byte < 256; ++byte) {

@@ -1,5 +1,5 @@
-// Checkpoint folders for tests: tiny, deterministic, written with values that depend on names
-// alone.
+// Writes tiny checkpoint folders for tests. Their values are deterministic and depend on the
+// tensors' names only.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace moeserve::testing {
 
-// A fresh empty directory, removed with everything in it at the end.
+// A new empty folder, removed with its contents by the destructor.
 class TempFolder {
  public:
   TempFolder();
@@ -34,34 +34,35 @@ std::string ReadFile(const std::filesystem::path& path);
 
 struct RawTensor {
   std::string name;
-  std::string dtype;  // as the format spells it: "F32"
+  std::string dtype;  // name in the file format, such as "F32"
   std::vector<int64_t> shape;
   std::string bytes;
 };
 
-// A safetensors file: header length, header, data. The parts are separate so that a test can
-// damage one of them.
+// Return the bytes of a safetensors file: header length, header, data. The parts are separate so
+// that a test can damage one of them.
 std::string SafetensorsHeader(const std::vector<RawTensor>& tensors,
                               const std::map<std::string, std::string>& metadata = {});
 std::string SafetensorsData(const std::vector<RawTensor>& tensors);
 std::string SafetensorsBytes(std::string_view header, std::string_view data);
 std::string SafetensorsBytes(const std::vector<RawTensor>& tensors);
 
-// Two layers that use much of the format at once: dense attention and MoA, a split feed-forward
-// with unequal experts and a cosine router, a plain top-p one with a shared expert. 288 token ids.
+// Returns a configuration of two layers that uses much of the format: dense attention and MoA, a
+// split feed-forward with unequal experts and a cosine router, and a top-p feed-forward with a
+// shared expert. Has 288 token ids.
 nlohmann::json TinyConfig();
 
-// Every tensor that `spec` requires with values that depend on its name and `seed` alone: weights
-// uniform with the variance of 1 / fan-in, norms near 1, biases small. The specification must be
+// Returns every tensor that `spec` requires, with values that depend on the tensor's name and
+// `seed` only: weights uniform with variance 1 / fan-in, norms near 1, small biases. `spec` must be
 // valid.
 std::vector<RawTensor> RandomTensors(const ModelSpec& spec, DType dtype = DType::kF32,
                                      uint64_t seed = 1);
 
-// A byte-level BPE tokenizer without merges: 256 byte tokens, then <|endoftext|> as id 256.
+// Returns a byte-level BPE tokenizer without merges: 256 byte tokens and <|endoftext|> with id 256.
 std::string TinyTokenizerJson();
 
-// Writes config.json, model.safetensors and tokenizer.json. `config` must be a valid one whose
-// vocabulary has at least 257 ids.
+// Writes config.json, model.safetensors and tokenizer.json. `config` must be valid and have at
+// least 257 token ids.
 void WriteNativeModel(const std::filesystem::path& folder, const nlohmann::json& config,
                       DType dtype = DType::kF32, uint64_t seed = 1);
 

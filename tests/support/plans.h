@@ -1,4 +1,4 @@
-// Plans from routes that a test chooses.
+// Routing plans with routes that a test chooses.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,7 @@ struct Grouped {
   RoutingPlan plan;
 };
 
-// Row r goes to the experts routes[r], expert e with weight 0.25 * (e + 1).
+// Returns a plan that routes row r to the experts routes[r], expert e with weight 0.25 * (e + 1).
 inline Grouped MakePlan(Backend& backend, int experts,
                         const std::vector<std::vector<int>>& routes) {
   Grouped g;

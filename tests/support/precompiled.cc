@@ -1,1 +1,1 @@
-// The file of the library that precompiles the headers of the tests.
+// The source file of the library that precompiles the tests' headers.

@@ -1,4 +1,4 @@
-// Seeded data for tests.
+// Seeded random data for tests.
 #pragma once
 
 #include <cmath>
@@ -9,7 +9,7 @@
 
 namespace moeserve::testing {
 
-// The same numbers on every platform (the standard distributions are not).
+// Returns the same numbers on every platform, unlike the standard distributions.
 class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15ULL + 0x1234567) {}
@@ -20,7 +20,7 @@ class Random {
     return z ^ (z >> 31);
   }
   double Uniform() { return static_cast<double>(Next() >> 11) * 0x1p-53; }
-  // In [0, n).
+  // Returns an integer in [0, n).
   int Below(int n) { return static_cast<int>(Next() % static_cast<uint64_t>(n)); }
   double Normal() {
     const double u = 1.0 - Uniform();
@@ -36,7 +36,7 @@ class Random {
   uint64_t state_;
 };
 
-// A tensor that owns its data, rounded to `dtype`.
+// Returns a tensor that owns its data, rounded to `dtype`.
 inline HostTensor MakeTensor(const std::vector<float>& values, std::vector<int64_t> shape,
                              DType dtype = DType::kF32) {
   auto bytes = std::make_shared<std::vector<char>>(values.size() * SizeOf(dtype));
@@ -47,7 +47,7 @@ inline HostTensor MakeTensor(const std::vector<float>& values, std::vector<int64
       const Bf16 b = Bf16FromF32(values[i]);
       std::memcpy(bytes->data() + 2 * i, &b, 2);
     } else {
-      // Truncation to 11 significant bits is enough for test data.
+      // For test data, truncating to 11 significant bits is accurate enough.
       const float clipped = F32FromBits(BitsFromF32(values[i]) & 0xffffe000u);
       const uint32_t u = BitsFromF32(clipped);
       const int exponent = static_cast<int>((u >> 23) & 0xff) - 112;

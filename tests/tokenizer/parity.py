@@ -1,4 +1,4 @@
-"""Compares our tokenizer with Hugging Face's library: ids and decoded text must be the same.
+"""Compares the tokenizer with Hugging Face's library: ids and decoded text must be the same.
 
     python3 parity.py --cli build/tests/tokenize_cli [--megabytes 2.2] [--only NAME] [TOKENIZER_DIR ...]
 
@@ -100,7 +100,7 @@ class Case:
             library.no_truncation()
             library.no_padding()
         else:
-            # Through the file, as the reader sees it.
+            # Load the library's tokenizer from the file, too, which is what moeserve reads.
             self.tokenizer.save(str(folder / "tokenizer.json"))
             library = Tokenizer.from_file(str(folder / "tokenizer.json"))
         library.encode_special_tokens = not self.parse_special
@@ -243,7 +243,7 @@ def cases(args):
                 base.pre_tokenizer = byte_level([make(pattern, behavior, invert)], use_regex=False)
                 yield Case(name, base, some[:40], round_trip=False)
 
-    # Added tokens in all kinds.
+    # All kinds of added tokens.
     rng = random.Random(7)
     contents = ["<s>", "<s>>", "[X]", "ab", "abc", "b c", "Å", "é", "  ", " <y>", "word", "_w", "中中", "e\u0301x", "Ġq"]
 
@@ -274,7 +274,7 @@ def cases(args):
     yield from case("single_word, all characters", single_word, round_trip=False,
                     texts=["".join("%s<w> <w>%s " % (c, c) for c in points[i : i + 100]) for i in range(0, len(points), 100)])
 
-    # What each set of characters contains, over all of Unicode: what it matches is removed.
+    # The contents of each character class, over all of Unicode: matching characters are removed.
     tokenizer = None
     properties = ["L", "M", "N", "P", "S", "Z", "Lu", "Ll", "Lt", "Lm", "Lo", "Mc", "Me", "Nd", "Nl", "No", "Pc", "Pd", "Ps",
                   "Pe", "Pi", "Pf", "Po", "Sm", "Sc", "Sk", "So", "Zs", "Zl", "Zp", "Han", "Hiragana", "Katakana", "Hangul"]
@@ -303,7 +303,7 @@ def cases(args):
     nfc_texts += ["".join(rng.choice(interesting) for _ in range(3000)) for _ in range(100)]
     yield from case("nfc, all characters", lambda: qwen2(), texts=nfc_texts, round_trip=False)
 
-    # Models that read characters, or lack some bytes, with everything that can be unknown.
+    # Models that work on characters, or lack some bytes, with texts with unknown characters.
     ascii_texts = [t.encode("ascii", "ignore").decode() for t in training[:300]]
     for fuse in (False, True):
         for fallback in (False, True):

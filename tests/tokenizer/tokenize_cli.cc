@@ -1,10 +1,10 @@
-// Encodes and decodes records for the comparison with Hugging Face's library (parity.py).
+// Encodes and decodes texts for the comparison with Hugging Face's library (parity.py).
 //
 //   tokenize_cli MODEL_DIR INPUT OUTPUT [add_special] [no_parse_special] [skip_special]
 //
-// INPUT: records, each a 32-bit little-endian length and that many bytes of UTF-8. OUTPUT, for each
-// record: the number of ids and the ids, as 32-bit integers, then the length and the bytes of the
-// decoded text. Prints the time that encoding and decoding took.
+// INPUT consists of records, each a 32-bit little-endian length and that many bytes of UTF-8.
+// OUTPUT contains for each record the number of ids and the ids, as 32-bit integers, and the length
+// and the bytes of the decoded text. Prints the time that encoding and decoding took.
 #include <chrono>
 #include <cstdint>
 #include <cstdio>

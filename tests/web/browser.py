@@ -1,4 +1,4 @@
-"""A server and a headless Chromium for the tests of the page and for its pictures."""
+"""A server and a headless Chromium for the tests of the dashboard and its screenshots."""
 
 import contextlib
 import importlib.util
@@ -13,12 +13,12 @@ from selenium.webdriver.chrome.service import Service
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 VIEWS = ("experts", "tokens", "requests", "playground")
-# No log line of the server is worth reading here.
+# Keeps the server's log out of the tests' output.
 QUIET = ("--log-level", "error")
 
 
 def load_clients():
-    """What tests/clients/conftest.py knows of starting and stopping servers."""
+    """Loads tests/clients/conftest.py, which starts and stops servers."""
     spec = importlib.util.spec_from_file_location("clients", ROOT / "tests/clients/conftest.py")
     clients = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(clients)
@@ -38,7 +38,7 @@ def serving(*arguments, **options):
 
 
 def missing():
-    """Why no browser can be started, or None."""
+    """Returns why no browser can be started; None if one can."""
     for program in ("chromium", "chromedriver"):
         if shutil.which(program) is None:
             return f"there is no {program}"
@@ -68,7 +68,7 @@ def set_media(driver, scheme="light", motion="no-preference"):
 
 
 def open_view(driver, server, view):
-    """A page of its own: going from one fragment to another would keep the old one."""
+    """Loads a view in a new page, because changing only the fragment would keep the old page."""
     driver.get("about:blank")
     driver.get(f"{server.url}/#/{view}")
 

@@ -28,11 +28,11 @@ def chromium():
 
 
 class Watch:
-    """What a page did: the requests it made and what its console said."""
+    """Records the requests of a page and its console messages."""
 
     def __init__(self, driver):
         self.driver = driver
-        self.allowed = ()  # parts of console messages that are no trouble
+        self.allowed = ()  # parts of console messages that do not fail the test
         self.urls = []
         self.console = []
         self.collect()
@@ -62,8 +62,8 @@ def watch(driver):
 
 @pytest.fixture
 def driver(chromium):
-    """Every test begins with a wide light page and nothing stored; none may leave its server or
-    write to the console."""
+    """Every test begins with a wide page in light mode and empty storage. No test may send requests
+    to another server or write to the console."""
     browser.set_size(chromium, 1280)
     browser.set_media(chromium)
     chromium.get("about:blank")

@@ -1,4 +1,4 @@
-"""Takes the pictures of the page that README.md shows.
+"""Takes the screenshots of the dashboard that README.md shows.
 
     MOESERVE_BIN=build/release/moeserve python tests/web/screenshots.py [FOLDER]
 
@@ -26,7 +26,7 @@ PROMPTS = ("In the beginning God created", "The history of the city of London", 
 
 
 def drive(server, stop, client):
-    """Traffic as of a few readers, until `stop`."""
+    """Sends requests like a few users, until `stop` is set."""
     turn = client
     while not stop.is_set():
         browser.complete(server, PROMPTS[turn % len(PROMPTS)], max_tokens=60, seed=turn)

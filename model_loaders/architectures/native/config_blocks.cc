@@ -75,7 +75,8 @@ SplitSpec ParseSplit(const Json& json, const std::string& path, Problems* proble
   return split;
 }
 
-// `num_experts` is 0 where it was faulty: then only the types can be checked.
+// Reads one width for all experts, or a list with one width per expert. `num_experts` is 0 if its
+// value was invalid; only the type is then checked.
 std::vector<int> ParseWidths(const Json& json, const std::string& path, int num_experts,
                              Problems* problems) {
   const std::string expected = num_experts > 0
@@ -110,7 +111,8 @@ RoutedLayerSpec ParseRouting(const Json& json, const std::string& path, BlockKin
   if (!reader.valid()) return routing;
   const size_t before = problems->count();
   routing.num_experts = reader.Int("num_experts");
-  // Checked here and not only by Validate(), because the widths below are expanded to this length.
+  // Checked here and not only by Validate(), because one width is expanded to a list of this length
+  // below.
   if (problems->count() == before &&
       (routing.num_experts < 1 || routing.num_experts > kMaxExperts)) {
     reader.Fault("num_experts", Concat("an integer in [1, ", kMaxExperts, "]"),
@@ -147,7 +149,7 @@ ExpertSpec ParseExpert(const Json& json, const std::string& path, Problems* prob
           .Pick<ExpertForm>("form", {{"plain", ExpertForm::kPlain}, {"gated", ExpertForm::kGated}})
           .value_or(ExpertForm::kPlain);
   expert.activation = reader
-                          .PickKind("activation", ActivationKind::kSilu)  // any but kNone
+                          .PickKind("activation", ActivationKind::kSilu)  // any value except kNone
                           .value_or(ActivationKind::kSilu);
   expert.bias = reader.Bool("bias", false);
   expert.inner_norm = reader.Bool("inner_norm", false);

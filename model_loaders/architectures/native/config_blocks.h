@@ -9,7 +9,8 @@
 
 namespace moeserve {
 
-// `path` names the object in messages. The result is valid only if nothing was added to `problems`.
+// `path` is the name of the object in error messages. The result is valid only if the call added
+// nothing to `problems`.
 AttentionSpec ParseAttention(const nlohmann::json& json, const std::string& path,
                              Problems* problems);
 FeedForwardSpec ParseFeedForward(const nlohmann::json& json, const std::string& path,

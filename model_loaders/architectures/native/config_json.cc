@@ -70,7 +70,7 @@ PositionSpec ParsePosition(const Json& json, Problems* problems) {
 
 Quantization ParseQuantization(const Json& json, Problems* problems) {
   ObjectReader reader(json, "quantization", problems);
-  const auto type = reader.PickKind("type", Quantization::kInt8);  // any but kNone
+  const auto type = reader.PickKind("type", Quantization::kInt8);  // any value except kNone
   if (!type.has_value()) return Quantization::kNone;
   const size_t before = problems->count();
   const int group = reader.Int("group_size");
@@ -89,8 +89,9 @@ int64_t ExpertsOf(const FeedForwardSpec& block) {
   return block.routing.has_value() ? block.routing->num_experts : 0;
 }
 
-// The blocks of all layers, from one object or from a list of objects. Bounds the number of experts
-// while reading, because a short file can demand long lists of widths in many layers.
+// Reads the blocks of all layers from one object, or from a list with one object per layer. Limits
+// the number of experts while reading, because a short file can demand long lists of widths in many
+// layers.
 template <typename Block>
 std::vector<Block> ParseBlocks(ObjectReader& reader, const char* key, int layers, bool* is_list,
                                Block (*parse)(const Json&, const std::string&, Problems*),
@@ -125,7 +126,8 @@ std::vector<Block> ParseBlocks(ObjectReader& reader, const char* key, int layers
   return blocks;
 }
 
-// Reports another kind or version alone: faults of the other keys would follow from it.
+// Returns an error about another model type or version at once, because errors in other keys would
+// only follow from it.
 absl::Status CheckFormat(ObjectReader& reader, const Problems& problems) {
   reader.Pick<int>("model_type", {{kModelType, 0}});
   const size_t before = problems.count();

@@ -10,20 +10,22 @@
 
 namespace moeserve {
 
-// Tensors are stored under the model's names, each by itself.
+// The files store every tensor by itself, under the model's name for it.
 struct NativeConfig final : CheckpointConfig {
-  // Whether the file gives these as a list with one entry per layer, or as one object for all.
+  // Whether the file has a list with one entry per layer, or one object for all layers.
   bool attention_is_list = false;
   bool feed_forward_is_list = false;
 
   std::optional<TensorPlace> Place(const TensorRequirement& tensor) const override;
   std::optional<std::string> LeftOverReason(std::string_view name) const override;
-  // "attention[0].head_dim" is "attention.head_dim" where there is one object for all layers.
+  // Replaces "attention[0].head_dim", for example, by "attention.head_dim" if the file has one
+  // object for all layers.
   std::string AsInFile(std::string_view text) const override;
 };
 
-// Parses and validates the text of a config.json. InvalidArgument with the path of the key,
-// expected and found; the message begins with "config.json: ". Lists several faults together.
+// Parses and validates the text of a config.json. InvalidArgument with the path of the key, the
+// expected and the found value; the message begins with "config.json: " and lists several errors at
+// once.
 Result<NativeConfig> ParseNativeConfig(std::string_view text);
 
 }  // namespace moeserve

@@ -1,4 +1,4 @@
-// Descriptions of a specification for people.
+// Descriptions of a spec for people.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace moeserve {
 
-// One line each. Two blocks with the same settings have the same line.
+// Each function returns one line. Blocks with equal settings have equal lines.
 std::string DescribeModel(const ModelSpec& spec);
 std::string DescribeAttention(const AttentionSpec& attention);
 std::string DescribeFeedForward(const FeedForwardSpec& feed_forward);

@@ -36,8 +36,9 @@ std::string CodeOf(const Json& error) {
   return "error";
 }
 
-// Whether a chunk's choice has output. A piece without text is a token with an incomplete
-// character; the last piece of a choice can be empty.
+// Returns whether the choice in a chunk contains generated output. A chunk without text counts if
+// it is not the last one: its token holds only a part of a character. The last chunk of a choice
+// can be empty and then does not count.
 bool BringsOutput(const Json& choice, bool finished) {
   const Json* text = Find(choice, "text");
   if (text != nullptr && text->is_string() && !text->get_ref<const std::string&>().empty()) {

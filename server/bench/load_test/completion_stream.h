@@ -1,4 +1,5 @@
-// Parser of the answer to a streaming completion request, of any OpenAI-compatible server.
+// Parser of the response to a streaming completion request. Works with any OpenAI-compatible
+// server.
 #pragma once
 
 #include <cstdint>
@@ -10,23 +11,24 @@
 
 namespace moeserve::server {
 
-// Shortens {"error": {"code"?, "type"?, ...}} to the code if it is a string, else the type, else
-// "error". At most 64 printable characters, because the text is untrusted.
+// Returns a short name of the error in an error body {"error": {"code"?, "type"?, ...}}: the code
+// if it is a string, else the type, else "error". Returns at most 64 printable characters, because
+// the body is untrusted.
 std::string ErrorCode(std::string_view body);
 
-// Parses one stream.
+// Parses the stream of one response.
 class CompletionStream {
  public:
-  // Parses the next bytes of the body, split anywhere.
+  // Parses the next bytes of the body. The body may be split at any byte.
   void Feed(std::string_view bytes);
 
-  // Returns the number of output pieces in the bytes of the last Feed.
+  // Returns how many output pieces the bytes of the last Feed() contained.
   int new_arrivals() const { return new_arrivals_; }
 
-  bool done() const { return done_; }  // "[DONE]" has arrived
-  // The error of an error event or a malformed stream; empty: none.
+  bool done() const { return done_; }  // true once "[DONE]" has arrived
+  // Returns the error of an error event or of a malformed stream; empty if there is none.
   const std::string& error() const { return error_; }
-  // Whether data followed the end, or a choice finished twice.
+  // Returns whether data followed "[DONE]", or a choice finished twice.
   bool duplicate() const { return duplicate_; }
   int64_t arrivals() const { return arrivals_; }
   std::optional<int64_t> prompt_tokens() const { return prompt_tokens_; }  // from `usage`

@@ -14,13 +14,14 @@ namespace moeserve::server {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-// Time for the results of cut off requests; later ones are lost.
+// The time to wait for the results of requests that were cut off. Results that arrive later are
+// lost.
 constexpr double kCollectSeconds = 5.0;
 constexpr double kLongestWait = 1.0;
 
 class Driver {
  public:
-  // Warm-up requests are numbered downwards from -1.
+  // A warm-up run numbers its requests -1, -2 and so on.
   Driver(const LoadOptions& options, bool warm_up, const Workload& workload, LoadTarget& target)
       : options_(options), warm_up_(warm_up), workload_(workload), target_(target) {}
 
@@ -85,7 +86,7 @@ class Driver {
     if (options_.requests > 0 && static_cast<int64_t>(run_.samples.size()) >= options_.requests) {
       return true;
     }
-    // An arrival before the end counts even if the sender is late.
+    // In an open loop, a request that was due before stop_at_ is sent even if the sender is late.
     return arrivals_ ? due_.top() >= stop_at_ : now >= stop_at_;
   }
 
@@ -110,7 +111,7 @@ class Driver {
   }
 
   void Finish(RequestResult result) {
-    if ((result.index < 0) != warm_up_) return;  // a late warm-up result
+    if ((result.index < 0) != warm_up_) return;  // result of an earlier warm-up
     const int64_t number = warm_up_ ? -1 - result.index : result.index;
     if (number >= static_cast<int64_t>(run_.samples.size())) {
       ++run_.answered_twice;
@@ -133,8 +134,9 @@ class Driver {
   LoadRun run_;
   double stop_at_ = kNever;
   int64_t outstanding_ = 0;
-  std::optional<PoissonArrivals> arrivals_;  // open loop
-  // Times at which idle clients send next; in an open loop the next arrival only.
+  std::optional<PoissonArrivals> arrivals_;  // set in an open loop only
+  // Closed loop: the times at which idle clients send their next requests. Open loop: the time of
+  // the next arrival only.
   std::priority_queue<double, std::vector<double>, std::greater<>> due_;
 };
 

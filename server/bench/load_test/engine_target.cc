@@ -19,7 +19,8 @@ std::string RequestId(int64_t index) {
   return Concat("load", index < 0 ? "-w" : "-", std::abs(index));
 }
 
-// Names errors as the HTTP interface does, so that results of both targets are comparable.
+// Stores the same error names as for the HTTP target, so that results of both targets are
+// comparable.
 void SetError(const absl::Status& status, RequestResult& result) {
   const HttpError error = ToHttpError(status);
   result.answered = true;
@@ -31,7 +32,7 @@ void SetError(const absl::Status& status, RequestResult& result) {
 
 }  // namespace
 
-// Queue of results from the engine thread to the waiting thread.
+// A queue of results, from the engine thread to the thread that calls Wait().
 class EngineTarget::Inbox {
  public:
   double Now() const { return std::chrono::duration<double>(Clock::now() - epoch_).count(); }

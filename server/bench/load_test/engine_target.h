@@ -1,4 +1,4 @@
-// Load target: an engine in this process, without sockets.
+// A load target that is an engine in this process, without sockets.
 #pragma once
 
 #include <chrono>
@@ -15,7 +15,8 @@ namespace moeserve::server {
 
 class EngineTarget final : public LoadTarget {
  public:
-  // Requests run greedily, ignore EOS and have `timeout_seconds` to end.
+  // Requests are sampled greedily, ignore EOS and have a deadline `timeout_seconds` after their
+  // start.
   EngineTarget(std::shared_ptr<EngineApi> engine, double timeout_seconds);
   // Cancels running requests without waiting for them.
   ~EngineTarget() override;
@@ -33,9 +34,9 @@ class EngineTarget final : public LoadTarget {
 
   const std::shared_ptr<EngineApi> engine_;
   const absl::Duration timeout_;
-  // Shared with the sinks, which the engine can keep longer than this object lives.
+  // Shared with the token sinks, which the engine may keep longer than this object lives.
   const std::shared_ptr<Inbox> inbox_;
-  std::set<int64_t> running_;  // indices of requests
+  std::set<int64_t> running_;  // indices of running requests
 };
 
 }  // namespace moeserve::server

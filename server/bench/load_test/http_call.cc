@@ -10,7 +10,7 @@ namespace moeserve::server::load {
 namespace {
 
 constexpr size_t kMaxHeadBytes = 32 << 10;
-constexpr size_t kMaxBodyBytes = 4 << 20;  // of answers that are no event stream
+constexpr size_t kMaxBodyBytes = 4 << 20;  // for responses that are not event streams
 
 }  // namespace
 
@@ -47,7 +47,8 @@ void AnswerParser::Parse(double now) {
     error_code error;
     const size_t used = parser_.put(buffer.data(), error);
     buffer.consume(used);
-    // Without a body no reader has handled the head.
+    // For a response without a body, the parser does not construct the body reader that would
+    // handle the head.
     if (parser_.is_header_done() && call_.answer.status == 0) {
       call_.answer.OnHead(parser_.get());
     }

@@ -1,4 +1,4 @@
-// One HTTP request of a load run and its answer. Internal to http_target.cc.
+// One HTTP request of a load run and the response to it. Internal to http_target.cc.
 #pragma once
 
 #include <boost/asio/ip/tcp.hpp>
@@ -23,21 +23,21 @@ using boost::system::error_code;
 
 inline constexpr double kNever = std::numeric_limits<double>::infinity();
 
-// The received part of the answer to one HTTP request.
+// The received part of the response to one HTTP request.
 struct Answer {
   void OnHead(const beast::http::response_header<>& head);
   void OnBody(std::string_view bytes);
 
-  double now = 0.0;  // when the bytes being parsed arrived
-  int status = 0;    // 0: no head yet
+  double now = 0.0;  // arrival time of the bytes being parsed
+  int status = 0;    // 0 until the head has arrived
   bool event_stream = false;
   std::optional<double> retry_after;
   CompletionStream stream;
   std::vector<double> arrivals;
-  std::string body;  // of an answer that is no event stream; at most 4 MiB
+  std::string body;  // of a response that is not an event stream; at most 4 MiB
 };
 
-// Body reader for the HTTP parser: passes on the body piece by piece.
+// Body type for Beast's HTTP parser; passes each received piece of the body to an Answer.
 struct AnswerBody {
   using value_type = Answer*;
   class reader {
@@ -63,7 +63,7 @@ struct AnswerBody {
 
    private:
     const beast::http::response_header<>& head_;
-    value_type& answer_;  // not set up yet when the parser constructs this reader
+    value_type& answer_;  // not set yet when the parser constructs this reader
   };
 };
 
@@ -73,17 +73,17 @@ struct Connection {
   beast::flat_buffer buffer;
 };
 
-// One HTTP request and its answer.
+// One HTTP request and the response to it.
 struct Call {
   std::string request;
   double deadline = kNever;
   std::unique_ptr<Connection> connection;
   Answer answer;
-  std::string failure;   // empty: the answer is complete
-  bool surplus = false;  // bytes followed the answer
+  std::string failure;   // empty if the response is complete
+  bool surplus = false;  // whether bytes followed the response
   bool timed_out = false;
   bool cut_off = false;
-  bool held = false;  // an idle stream, which continues when the load ends
+  bool held = false;  // an idle stream; it continues when the load ends
   RequestResult result;
 
   void Break() {
@@ -92,14 +92,15 @@ struct Call {
   }
 };
 
-// Parses the bytes that arrive on a call's connection.
+// Parses the bytes that arrive on the connection of a call.
 class AnswerParser {
  public:
   explicit AnswerParser(Call& call);
 
-  // Parses the connection's buffer, whose bytes arrived at `now`; sets the call's failure.
+  // Parses the bytes in the connection's buffer, which arrived at `now`. Sets the call's `failure`
+  // on an error.
   void Parse(double now);
-  // Handles the end of the connection, which can be the regular end of the answer.
+  // Handles the end of the connection, which can be the regular end of a response.
   void ParseEnd();
 
   bool done() const { return parser_.is_done(); }
@@ -110,7 +111,7 @@ class AnswerParser {
   beast::http::response_parser<AnswerBody> parser_;
 };
 
-// Converts an ended call, complete or not, to the result of a completion request.
+// Fills `call.result` from an ended call, complete or not.
 void Judge(Call& call);
 
 }  // namespace moeserve::server::load

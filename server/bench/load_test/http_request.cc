@@ -16,7 +16,8 @@ Result<BaseUrl> ParseBaseUrl(std::string_view text) {
   if (text.starts_with("https://")) return refuse(": https is not supported");
   if (!text.starts_with(kScheme)) return refuse("");
   for (const char c : text) {
-    // Characters that would end the request line or a header are refused.
+    // Refuse characters that would end the request line or a header, user names, queries and
+    // fragments.
     if (c <= ' ' || c >= 0x7f || c == '@' || c == '?' || c == '#') return refuse("");
   }
   std::string_view rest = text.substr(kScheme.size());

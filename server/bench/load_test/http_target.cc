@@ -48,11 +48,11 @@ struct IdleStream {
   explicit IdleStream(asio::io_context& io) : timer(io) {}
   std::shared_ptr<Call> call;
   asio::steady_timer timer;
-  bool decided = false;  // opened or failed
+  bool decided = false;  // whether opening has succeeded or failed
   bool opened = false;
-  bool ended = false;  // the coroutine has ended
+  bool ended = false;  // whether the coroutine has ended
   bool completed = false;
-  std::string error;  // if it was not opened, or not completed
+  std::string error;  // why the stream was not opened or not completed
 };
 
 std::string ErrorOf(const error_code& error) {
@@ -63,7 +63,7 @@ std::string ErrorOf(const error_code& error) {
   return error.message();
 }
 
-// Raises the limit of descriptors: the default is too low for thousands of connections.
+// Raises the soft limit of file descriptors, which is too low for thousands of connections.
 void RaiseDescriptorLimit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
@@ -86,7 +86,7 @@ class HttpTarget::Impl {
     sweep_timer_.cancel();
     for (const auto& stream : idle_streams_) stream->timer.cancel();
     CancelAll();
-    // Coroutines end because their sockets are closed.
+    // The coroutines end now, because CancelAll() closed their sockets.
     io_.run_for(std::chrono::seconds(5));
   }
 
@@ -105,7 +105,7 @@ class HttpTarget::Impl {
       auto call = std::make_shared<Call>();
       call->request = Concat(Head("GET", Concat(options_.url.path, "/models")), "\r\n");
       RunToEnd(call);
-      // Any answer shows that a server is there, even one without a list of models.
+      // Any response shows that a server is running, even a response without a list of models.
       if (call->answer.status != 0) return NameModel(*call);
       reason = call->timed_out ? "timeout" : call->failure;
     }
@@ -127,7 +127,8 @@ class HttpTarget::Impl {
 
   std::vector<RequestResult> Wait(double until) {
     RunUntil(until, [this] { return !results_.empty(); });
-    // Also handle other ready events, within limits: the caller has requests to start.
+    // Handle other events that are ready, too, but only a limited number: the caller has requests
+    // to start.
     for (int i = 0; i < 64 && io_.poll_one() > 0; ++i) {
     }
     return std::exchange(results_, {});
@@ -252,8 +253,8 @@ class HttpTarget::Impl {
         Concat(where, " names no model; is the base URL right? It usually ends in /v1"));
   }
 
-  // Runs a coroutine; an exception, such as bad_alloc, becomes the failure of `call`, which may be
-  // null.
+  // Runs a coroutine. If the coroutine throws, for example bad_alloc, the exception becomes the
+  // failure of `call`, which may be null.
   void Spawn(asio::awaitable<void> coroutine, std::shared_ptr<Call> call) {
     asio::co_spawn(io_, std::move(coroutine), [this, call](std::exception_ptr error) {
       if (!error || !call) return;
@@ -267,7 +268,7 @@ class HttpTarget::Impl {
   template <typename Condition>
   void RunUntil(double until, const Condition& reached) {
     const double seconds = std::min(until, Now() + 3600.0);
-    // The timer ends the wait in time; run_one_until rounds to milliseconds.
+    // A timer ends the wait, because run_one_until would round the time to milliseconds.
     const auto expired = std::make_shared<bool>(seconds <= Now());
     wake_timer_.expires_at(epoch_ + std::chrono::duration_cast<Clock::duration>(
                                         std::chrono::duration<double>(seconds)));
@@ -276,19 +277,21 @@ class HttpTarget::Impl {
     wake_timer_.cancel();
   }
 
-  // For short requests; blocks.
+  // Performs one short request; blocks until it has ended.
   void RunToEnd(const std::shared_ptr<Call>& call) {
     bool ended = false;
     asio::co_spawn(io_, Perform(call, kQuerySeconds),
                    [&ended](std::exception_ptr) { ended = true; });
     RunUntil(Now() + options_.connect_seconds + kQuerySeconds + 1.0, [&ended] { return ended; });
     if (ended) return;
-    // Wait for the coroutine in any case: it refers to this frame.
+    // Wait until the coroutine has ended in any case, because it refers to local variables of this
+    // function.
     call->Break();
     RunUntil(Now() + 3600.0, [&ended] { return ended; });
   }
 
-  // Ends calls past their deadline. One sweep is cheaper than a timer per read.
+  // Ends calls whose deadline has passed. Checking all calls regularly is cheaper than one timer
+  // per read.
   asio::awaitable<void> Sweep() {
     while (!stopping_) {
       sweep_timer_.expires_after(kSweepInterval);
@@ -302,7 +305,7 @@ class HttpTarget::Impl {
     }
   }
 
-  // Whether an idle connection has received nothing, not even its end.
+  // Returns whether an idle connection has received neither bytes nor the end of the connection.
   bool Quiet(Connection& connection) {
     char byte;
     const ssize_t count =
@@ -320,7 +323,7 @@ class HttpTarget::Impl {
     return nullptr;
   }
 
-  // Returns false if the call has failed.
+  // Connects if the call has no connection. Returns false if the call has failed.
   asio::awaitable<bool> Connect(Call& call, int receive_buffer) {
     if (call.connection) co_return true;
     if (stopping_ || call.cut_off || call.timed_out) {
@@ -349,11 +352,13 @@ class HttpTarget::Impl {
   asio::awaitable<void> Send(Call& call) {
     const auto [error, count] =
         co_await asio::async_write(call.connection->socket, asio::buffer(call.request), kAwait);
-    // The server may have refused before reading everything: prefer its answer to this error.
+    // The server may have responded with an error before it read the whole request: prefer its
+    // response to this write error.
     if (error) call.failure = ErrorOf(error);
   }
 
-  // Reads and parses at most `limit` bytes. Returns false when the answer has ended or failed.
+  // Reads at most `limit` bytes and parses them. Returns false when the response has ended or
+  // failed.
   asio::awaitable<bool> ReadSome(Call& call, AnswerParser& parser, size_t limit) {
     beast::flat_buffer& buffer = call.connection->buffer;
     const auto [error, count] =
@@ -373,7 +378,7 @@ class HttpTarget::Impl {
     co_return !parser.done() && call.failure.empty();
   }
 
-  // Runs one request to the end of its answer. Keeps a reusable connection for the next call.
+  // Runs one request to the end of its response. Keeps a reusable connection for the next call.
   asio::awaitable<void> Perform(std::shared_ptr<Call> call, double seconds) {
     const double begin = Now();
     active_.insert(call.get());
@@ -447,15 +452,15 @@ class HttpTarget::Impl {
 
   HttpTargetOptions options_;
   const Clock::time_point epoch_ = Clock::now();
-  asio::io_context io_{1};  // outlives every socket and timer below
+  asio::io_context io_{1};  // declared first, to outlive the sockets and timers
   asio::steady_timer sweep_timer_;
   asio::steady_timer wake_timer_;
   tcp::endpoint endpoint_;
   bool stopping_ = false;
   int64_t strays_ = 0;
   std::vector<RequestResult> results_;
-  std::vector<std::unique_ptr<Connection>> idle_;  // kept alive between requests
-  std::unordered_set<Call*> active_;               // owned by their coroutines
+  std::vector<std::unique_ptr<Connection>> idle_;  // reusable, between requests
+  std::unordered_set<Call*> active_;               // each owned by its coroutine
 
   IdleStreamOptions idle_options_;
   bool releasing_ = false;

@@ -14,7 +14,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Collects the samples of one group.
+// Collects the latencies of one group of requests.
 struct GroupSamples {
   void Add(const RequestResult& result) {
     ++requests;
@@ -44,7 +44,8 @@ struct GroupSamples {
 
 double Ratio(double amount, double seconds) { return seconds > 0.0 ? amount / seconds : 0.0; }
 
-// Returns the tokens that had arrived by `moment`; a piece can have several.
+// Returns the number of output tokens that had arrived at time `moment`. Assumes that every piece
+// has equally many tokens.
 double TokensUntil(const RequestResult& result, double moment) {
   if (result.arrivals.empty()) return 0.0;
   const auto end = std::upper_bound(result.arrivals.begin(), result.arrivals.end(), moment);
@@ -124,7 +125,8 @@ void AppendServer(std::string& out, const std::optional<ServerCounters>& server)
   AppendShare(out, "step time inside the model", ForwardShare(*server));
 }
 
-// Returns the share of the run's time that reading the weights of its steps takes at least.
+// Returns the least time in which memory could deliver the weights that the run's steps read, as a
+// share of the run's time.
 std::optional<double> WeightShare(const LoadReport& report) {
   if (!report.weight_bytes || !report.read_bandwidth) return std::nullopt;
   return Ratio(*report.weight_bytes / *report.read_bandwidth, report.seconds);
@@ -193,7 +195,7 @@ Distribution Summarize(std::vector<double> samples) {
   if (samples.empty()) return out;
   std::sort(samples.begin(), samples.end());
   const size_t count = samples.size();
-  // Integers, because 0.99 * 100 is not 99 in floating point.
+  // Computed with integers, because 0.99 * 100 is not 99 in floating point.
   const auto percentile = [&](size_t percent) { return samples[(percent * count + 99) / 100 - 1]; };
   out.count = static_cast<int64_t>(count);
   out.mean = std::accumulate(samples.begin(), samples.end(), 0.0) / static_cast<double>(count);

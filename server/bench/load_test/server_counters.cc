@@ -23,7 +23,8 @@ constexpr Field kFields[] = {
     {"moeserve_requests_rejected_total", &ServerCounters::rejected},
 };
 
-// Returns the value after a name and its labels. Label values can contain spaces and braces.
+// Returns the value of a sample; `rest` is the text after the metric's name. Label values can
+// contain spaces and braces.
 std::optional<double> SampleValue(std::string_view rest) {
   if (rest.starts_with('{')) {
     bool quoted = false;

@@ -1,4 +1,4 @@
-// Counters from a server's metrics, and their differences.
+// Counters from the Prometheus metrics of a server, and differences of counters.
 #pragma once
 
 #include <optional>
@@ -6,7 +6,7 @@
 
 namespace moeserve::server {
 
-// Absent: the server does not report it.
+// A member is absent if the server does not report that counter.
 struct ServerCounters {
   std::optional<double> prompt_tokens;
   std::optional<double> generation_tokens;
@@ -15,15 +15,16 @@ struct ServerCounters {
   std::optional<double> preemptions;
   std::optional<double> steps;
   std::optional<double> step_seconds;     // spent in steps
-  std::optional<double> forward_seconds;  // part of it spent in the model
-  std::optional<double> rejected;         // for any reason
+  std::optional<double> forward_seconds;  // the part of step_seconds spent in the model
+  std::optional<double> rejected;         // requests rejected for any reason
 };
 
-// Returns `later` minus `earlier`; absent if either is, or if the counter decreased, because the
-// server was restarted.
+// Returns `later` minus `earlier`. A difference is absent if one of its counters is absent, or if
+// the counter decreased, because the server was restarted.
 ServerCounters Difference(const ServerCounters& later, const ServerCounters& earlier);
 
-// Parses Prometheus text and sums each counter over its labels. Skips malformed lines.
+// Parses metrics in Prometheus' text format. Sums each counter over its labels. Skips malformed
+// lines.
 ServerCounters ParseServerCounters(std::string_view text);
 
 }  // namespace moeserve::server

@@ -9,7 +9,7 @@ namespace moeserve::server {
 
 class SseReader {
  public:
-  // Longer events and lines are malformed.
+  // An event or a line longer than this is malformed.
   static constexpr size_t kMaxEventBytes = size_t{4} << 20;
 
   // Calls `on_data` with the joined data of each event that ends within `bytes`, and keeps an
@@ -19,7 +19,7 @@ class SseReader {
   bool Feed(std::string_view bytes, OnData&& on_data);
 
  private:
-  // Returns true if an event is complete in data_.
+  // Handles one complete line. Returns true if data_ now holds a complete event.
   bool EndOfLine(std::string_view line);
 
   std::string line_;  // the beginning of an unfinished line
@@ -58,7 +58,7 @@ bool SseReader::Feed(std::string_view bytes, OnData&& on_data) {
       line_.clear();
     }
     if (!complete) continue;
-    data_.pop_back();  // the last line's newline
+    data_.pop_back();  // the newline of the last data line
     on_data(std::string_view(data_));
     data_.clear();
     has_data_ = false;

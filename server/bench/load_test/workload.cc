@@ -22,8 +22,9 @@ uint64_t Mix(uint64_t z) {
 
 double UnitInterval(uint64_t bits) { return static_cast<double>(bits >> 11) * 0x1p-53; }
 
-// Independent random streams, one per pair of seed and stream number. Unlike the standard
-// distributions they are the same with every library.
+// A random stream that depends only on a seed and a stream number. Streams are independent. Unlike
+// with the distributions of the standard library, the values do not depend on the library's
+// implementation.
 class Stream {
  public:
   Stream(uint64_t seed, uint64_t stream)
@@ -31,7 +32,7 @@ class Stream {
 
   uint64_t Next() { return Mix(state_ += kGolden); }
   double Uniform() { return UnitInterval(Next()); }
-  // In [0, n). The bias of n / 2^64 is negligible.
+  // Returns an integer in [0, n). The bias of n / 2^64 is negligible.
   uint64_t Below(uint64_t n) {
     return static_cast<uint64_t>((static_cast<unsigned __int128>(Next()) * n) >> 64);
   }
@@ -40,7 +41,7 @@ class Stream {
   uint64_t state_;
 };
 
-// Not the number of a request.
+// Stream numbers that no request uses.
 constexpr uint64_t kPrefixStream = uint64_t{1} << 63;
 constexpr uint64_t kArrivalStream = kPrefixStream + 1;
 
@@ -118,8 +119,8 @@ Workload::Workload(WorkloadOptions options) : options_(std::move(options)) {
 
 LoadRequest Workload::Make(int64_t index) const {
   Stream random(options_.seed, static_cast<uint64_t>(index) & ~kPrefixStream);
-  // Draw everything, used or not, so that an option changes only the part of a request that it
-  // concerns.
+  // Draw all values, used or not, so that an option changes only the part of a request that the
+  // option concerns.
   const double long_draw = random.Uniform();
   const double prefix_draw = random.Uniform();
   const double prompt_draw = random.Uniform();

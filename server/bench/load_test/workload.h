@@ -1,4 +1,5 @@
-// The requests of a load run, drawn from a seed: the same on every machine, for every target.
+// The requests of a load run. They are drawn from a seed and are the same on every machine and for
+// every target.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,8 @@ struct LengthRange {
   int max = 0;
 };
 
-// "128" or "16:512", at least 1 and at most 2^24. InvalidArgument: anything else.
+// Parses a range such as "128" or "16:512", with lengths from 1 to 2^24. InvalidArgument for any
+// other text.
 Result<LengthRange> ParseLengthRange(std::string_view text);
 
 enum class LengthDistribution : uint8_t { kUniform, kLogUniform };
@@ -27,11 +29,11 @@ struct WorkloadOptions {
   LengthRange prompt{32, 256};
   LengthRange output{32, 128};
   LengthDistribution lengths = LengthDistribution::kUniform;
-  double long_share = 0.0;  // share of requests with lengths from `long_prompt`
+  double long_share = 0.0;  // share of requests whose prompt length is from `long_prompt`
   LengthRange long_prompt{2048, 4096};
-  int prefix_tokens = 0;                // of a common prefix for a share of the prompts
-  double prefix_share = 1.0;            // of requests
-  int vocab_size = 0;                   // prompts are ids in [0, vocab_size)
+  int prefix_tokens = 0;                // length of the shared prefix
+  double prefix_share = 1.0;            // share of requests with that prefix
+  int vocab_size = 0;                   // random prompts consist of ids in [0, vocab_size)
   std::vector<std::string> texts = {};  // if not empty, prompts are drawn from these texts
 };
 
@@ -41,22 +43,23 @@ struct LoadRequest {
   bool shared_prefix = false;
   std::vector<TokenId> prompt;  // empty if `text` is the prompt
   std::string text;
-  int output_tokens = 0;  // generates exactly this many
+  int output_tokens = 0;  // exact number of tokens to generate
 };
 
 // Immutable and thread-safe.
 class Workload {
  public:
-  // InvalidArgument: a share outside [0, 1], an empty range, no vocabulary, or texts together with
-  // options for ids.
+  // Returns InvalidArgument for a share outside [0, 1], an empty range, no vocabulary, or texts
+  // together with options for token ids.
   static Result<Workload> Create(WorkloadOptions options);
 
-  // Returns request `index`, a function of the options and `index` only. Warm-up requests have the
-  // numbers -1, -2 and so on.
+  // Returns request number `index`, which depends on the options and `index` only. Warm-up requests
+  // have the numbers -1, -2 and so on.
   LoadRequest Make(int64_t index) const;
 
   const WorkloadOptions& options() const { return options_; }
-  // Most tokens of prompt and output together. Texts count 0, because only the server tokenizes.
+  // Returns the largest sum of prompt and output tokens of a request. A text prompt counts as 0
+  // tokens, because only the server tokenizes it.
   int max_total_tokens() const;
 
  private:
@@ -66,12 +69,13 @@ class Workload {
   std::vector<TokenId> prefix_;
 };
 
-// Times of a Poisson process: gaps are independent and exponential.
+// Arrival times of a Poisson process: the gaps are independent and exponentially distributed.
 class PoissonArrivals {
  public:
-  // `rate` > 0, in arrivals per second.
+  // `rate` is in arrivals per second and must be positive.
   PoissonArrivals(double rate, uint64_t seed);
-  // Returns the time of the next arrival, seconds from the start; strictly ascending.
+  // Returns the time of the next arrival in seconds from the start. The times are strictly
+  // increasing.
   double Next();
 
  private:

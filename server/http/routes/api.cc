@@ -43,7 +43,7 @@ Response JsonResponse(const Json& body) {
 Result<nlohmann::json> ParseBody(const Request& request, const RequestLimits& limits) {
   JsonLimits json_limits;
   json_limits.max_depth = limits.json_depth;
-  json_limits.max_values = size_t{8} << 20;  // the limit on bytes is stricter
+  json_limits.max_values = size_t{8} << 20;  // no real limit: the limit on bytes is stricter
   Result<nlohmann::json> body = ParseStrictJson(request.body, json_limits);
   if (body.ok()) {
     if (!body->is_object()) {
@@ -52,7 +52,8 @@ Result<nlohmann::json> ParseBody(const Request& request, const RequestLimits& li
     }
     return body;
   }
-  // Cuts off the parser's quote of the input, which can be part of a prompt.
+  // Cut off the part of the message in which the parser quotes the input, because that can be part
+  // of a prompt.
   std::string message(body.status().message());
   message.resize(std::min(message.size(), message.find("; last read")));
   return MakeError(absl::StatusCode::kInvalidArgument, "invalid_json",
@@ -270,7 +271,7 @@ class Api : public std::enable_shared_from_this<Api> {
     return Handled(std::move(pending));
   }
 
-  // Counts refusals, except those of the engine, which it counts itself.
+  // Counts the refusal if `started` is an error. The engine counts its own refusals.
   Handled Started(Result<Handled> started) {
     if (started.ok()) return *std::move(started);
     Response response = ErrorResponse(started.status());
@@ -345,7 +346,7 @@ std::unique_ptr<Router> MakeRouter(ServerContext& context) {
                 [api, handler](const Request& request) { return (api.get()->*handler)(request); });
   };
   add("POST", "/v1/completions", Access::kKey, &Api::Completions);
-  // Slow: chat templates are programs.
+  // Slow because chat templates are programs.
   add("POST", "/v1/chat/completions", Access::kKey, &Api::ChatCompletions, Work::kSlow);
   add("GET", "/v1/models", Access::kKey, &Api::Models);
   add("GET", "/v1/models/*", Access::kKey, &Api::Model);

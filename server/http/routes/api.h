@@ -1,4 +1,4 @@
-// The HTTP interface: every route and its handler.
+// All routes of the HTTP interface with their handlers.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,7 @@
 
 namespace moeserve::server::http {
 
-// `context` outlives the router.
+// `context` must outlive the router.
 std::unique_ptr<Router> MakeRouter(ServerContext& context);
 
 }  // namespace moeserve::server::http

@@ -24,19 +24,22 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Most work of one answer, in steps of about a nanosecond: the pool's threads also prepare chats
-// and structured output.
+// How many responses are computed at the same time, and the limit on the work for one of them, in
+// steps of about a nanosecond. Both are small because the pool's threads also prepare chats and
+// structured output.
 constexpr int kComputations = 1;
 constexpr double kMaxWork = double{1ull << 32};
-// Most profiles in memory at the same time. One is held until its client has read it.
+// Limit on the profiles in memory at the same time. A profile stays in memory until its client has
+// read it.
 constexpr int kDownloads = 2;
 
-// Limits how many answers are computed or held at the same time.
+// Limits how many responses are computed or held in memory at the same time.
 class Slots {
  public:
   explicit Slots(int free) : free_(std::make_shared<std::atomic<int>>(free)) {}
 
-  // Takes a slot, which is free again when the last copy of the result is gone; null if none is.
+  // Takes a slot, which becomes free when the last copy of the result is destroyed. Returns null if
+  // no slot is free.
   std::shared_ptr<void> Take() const {
     int free = free_->load();
     while (free > 0 && !free_->compare_exchange_weak(free, free - 1)) {
@@ -54,7 +57,7 @@ absl::Status Busy() {
                    "other statistics are being computed; try again");
 }
 
-// An answer that holds its slot until it is sent.
+// A response that occupies its slot until it is sent.
 class HeldResponse final : public PendingResponse {
  public:
   HeldResponse(Response response, std::shared_ptr<void> slot)
@@ -77,7 +80,8 @@ Handled Answer(const Result<Json>& result) {
   return response;
 }
 
-// One routed block of a model; `first` is its first column in the table of token counts.
+// The routed block that a query selected. `first` is the block's first column in the table of token
+// counts.
 struct Chosen {
   size_t index = 0;
   int layer = 0;
@@ -86,8 +90,8 @@ struct Chosen {
   int64_t first = 0;
 };
 
-// Resolves "layer" and "block" of a query. "block" is optional where the layer routes one block
-// only. None without "layer".
+// Returns the block that "layer" and "block" of a query select; nullopt without "layer". "block"
+// may be absent if the layer has only one routed block.
 Result<std::optional<Chosen>> ChosenBlock(std::string_view query, const ExpertStats& stats) {
   MOESERVE_ASSIGN_OR_RETURN(const auto layer, QueryInteger(query, "layer", 0, 1 << 30));
   const auto name = QueryText(query, "block");
@@ -130,7 +134,7 @@ class ExpertRoutes {
  public:
   explicit ExpertRoutes(ServerContext& context) : context_(context) {}
 
-  // Needs no slot: one pass over the table is short.
+  // Takes no slot, because one pass over the table is short.
   Handled Tokens(const Request& request) const {
     return WithEngine([&](const EngineApi& engine) -> Result<Json> {
       MOESERVE_ASSIGN_OR_RETURN(const auto top, QueryInteger(request.query, "top", 1, 1000));
@@ -210,7 +214,7 @@ class ExpertRoutes {
   }
 
  private:
-  // The token counts of one block.
+  // The counts of selections by token and expert, for one block.
   struct Table {
     Chosen block;
     int64_t vocabulary = 0;

@@ -7,7 +7,7 @@
 
 namespace moeserve::server::http {
 
-// `context` outlives the router.
+// `context` must outlive the router.
 void AddExpertRoutes(Router& router, ServerContext& context);
 
 }  // namespace moeserve::server::http

@@ -76,7 +76,8 @@ http::Progress GenerationSession::Fail(const absl::Status& status) {
   generation_->Cancel();
   const HttpError error = ToHttpError(status);
   final_status_ = error.status;
-  // Once the head was sent the status cannot change: an event reports the error, without [DONE].
+  // After the head of a stream is sent, the status cannot change: an event without a following
+  // [DONE] reports the error.
   if (streaming_) return http::StreamPart{Concat("data: ", ErrorJson(error), "\n\n"), true};
   return http::ErrorResponse(error);
 }
@@ -103,7 +104,8 @@ Json GenerationSession::SumUsage() const {
     sums.routed_tokens += counts_[i].routed_tokens;
     sums.expert_routes += counts_[i].expert_routes;
     sums.activated_parameters += counts_[i].activated_parameters;
-    // Count each prompt once, not once per sample.
+    // All samples of a prompt share the prompt's cached tokens: count them for the first sample
+    // only.
     if (i % samples == 0) sums.cached_tokens += counts_[i].cached_tokens;
   }
   return UsageJson(sums);

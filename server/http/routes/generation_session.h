@@ -1,4 +1,5 @@
-// One running request of a generating HTTP endpoint, from admission to the last byte.
+// One running request of an HTTP endpoint that generates tokens, from admission to the last byte of
+// the response.
 #pragma once
 
 #include <functional>
@@ -15,7 +16,7 @@ namespace moeserve::server {
 
 class GenerationSession final : public http::PendingResponse {
  public:
-  // Starts `submission`; `wake` as Request::wake. The error is the engine's refusal.
+  // Starts `submission`. Request::wake describes `wake`. Returns the engine's refusal as the error.
   static Result<std::unique_ptr<http::PendingResponse>> Start(
       std::shared_ptr<const Submission> submission, std::unique_ptr<AnswerWriter> writer,
       absl::Time deadline, std::function<void()> wake);
@@ -38,10 +39,10 @@ class GenerationSession final : public http::PendingResponse {
 
   const std::shared_ptr<const Submission> submission_;  // keeps the writer's tokenizer alive
   const std::unique_ptr<AnswerWriter> writer_;
-  std::vector<moeserve::Usage> counts_;  // by choice
+  std::vector<moeserve::Usage> counts_;  // per choice
   std::unique_ptr<Generation> generation_;
-  bool streaming_ = false;  // a part was sent
-  bool echoed_ = false;     // the stream has reported how its routing was changed
+  bool streaming_ = false;  // whether a part of a stream was sent
+  bool echoed_ = false;     // whether the stream has reported the request's routing override
   int final_status_ = 200;
 };
 

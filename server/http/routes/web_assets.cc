@@ -30,7 +30,8 @@ std::string_view ContentType(std::string_view name) {
   return "application/octet-stream";
 }
 
-// FNV-1a: distinguishes versions of a file; collision resistance is not needed.
+// Returns the FNV-1a hash as an ETag. It only distinguishes versions of a file, which needs no
+// collision resistance.
 std::string MakeEtag(std::string_view bytes) {
   uint64_t hash = 0xcbf29ce484222325;
   for (const char c : bytes) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
@@ -39,7 +40,7 @@ std::string MakeEtag(std::string_view bytes) {
   return text;
 }
 
-// Whether an If-None-Match value contains the tag. Our tags contain no comma.
+// Returns whether an If-None-Match value contains the ETag. The server's ETags contain no comma.
 bool HoldsEtag(std::string_view list, std::string_view etag) {
   while (!list.empty()) {
     const size_t comma = list.find(',');

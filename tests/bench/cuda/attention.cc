@@ -11,7 +11,7 @@ namespace moeserve::bench {
 namespace {
 
 constexpr uint64_t kQuerySeed = 4242;
-constexpr int kWorkSlots = 2048;  // as many as the backend reserves
+constexpr int kWorkSlots = 2048;  // as many as the backend allocates
 constexpr int kMaxLayers = 32;
 
 class AttentionRun {
@@ -75,8 +75,8 @@ class AttentionRun {
     cuda::LaunchAttention(launch_, bench_.stream());
   }
 
-  // One head of some rows against plain arithmetic. Assignments and their queries are numbered
-  // alike, so a row of the output belongs to the token that the plan says.
+  // Compares one head of some rows with plain arithmetic. The queries are in the order of the
+  // assignments, so the plan determines the token of each output row.
   absl::Status Check() {
     const int64_t width = int64_t{shape_.heads} * shape_.head_dim;
     std::vector<int32_t> token_of;
@@ -104,7 +104,7 @@ class AttentionRun {
       for (int p = 0; p <= position; ++p) {
         double score = 0;
         for (int c = 0; c < d; ++c) score += q[c] * cache_->key(0, sequence, p, kv, c);
-        const double weight = std::exp(score * launch_.scale);  // scores of order 1
+        const double weight = std::exp(score * launch_.scale);  // scores are of order 1
         total += weight;
         for (int c = 0; c < d; ++c) expected[c] += weight * cache_->value(0, sequence, p, kv, c);
       }
@@ -230,7 +230,7 @@ Result<cuda::StepView> RandomCache::Step(Bench& bench, bool all_tokens) {
 Result<cuda::QueryRows> RandomCache::Rows(Bench& bench, int tokens) {
   const int k = shape_.rows_per_token;
   if (k == 1) return cuda::QueryRows{};
-  // Row j of token t is assignment j * tokens + t: as if every expert had every token.
+  // Row j of token t is assignment j * tokens + t, as if each of k experts had every token.
   std::vector<int32_t> offsets, assignments, row_of(static_cast<size_t>(tokens) * k);
   for (int t = 0; t < tokens; ++t) {
     offsets.push_back(t * k);
@@ -254,7 +254,7 @@ void AddAttentionCases(bool tiny, std::vector<Case>& cases) {
   for (const AttentionShape& shape : AttentionShapes(tiny)) {
     for (const int batch : batches) {
       for (const int context : contexts) {
-        // Two layers of it must leave room for the rest.
+        // Two layers of the cache must fit into memory beside the other data.
         if (shape.kv_bytes_per_token() * batch * context > 16e9) continue;
         const bool first = context == 4096 || (batch == 32 && context == 1024);
         cases.push_back({"attention/" + shape.name + "/B" + std::to_string(batch) + "L" +

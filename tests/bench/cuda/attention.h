@@ -1,4 +1,4 @@
-// A paged cache of random keys and values with the queries of a step.
+// A paged cache with random keys and values, and the queries of a step.
 #pragma once
 
 #include <memory>
@@ -14,9 +14,9 @@ namespace moeserve::bench {
 struct AttentionShape {
   std::string name;
   int kv_heads = 1;
-  int heads = 1;  // of a query row
+  int heads = 1;  // per query row
   int head_dim = 128;
-  int rows_per_token = 1;  // routed heads: k rows of `heads` heads each
+  int rows_per_token = 1;  // routed heads: k rows with `heads` heads each
   bool tile_order = false;
 
   int query_heads() const { return heads * rows_per_token; }
@@ -26,8 +26,8 @@ struct AttentionShape {
 std::vector<AttentionShape> AttentionShapes(bool tiny);
 AttentionShape AttentionShapeOf(const std::string& name, bool tiny);
 
-// A cache with several layers of `sequences` sequences of `length` tokens, blocks in random order,
-// filled with random numbers; and the arrays of a step.
+// A cache with several layers and `sequences` sequences of `length` tokens, filled with random
+// numbers, with blocks in random order; and the arrays of a step.
 class RandomCache {
  public:
   static Result<std::unique_ptr<RandomCache>> Create(Bench& bench, const AttentionShape& shape,
@@ -38,9 +38,10 @@ class RandomCache {
   float key(int layer, int sequence, int position, int head, int column) const;
   float value(int layer, int sequence, int position, int head, int column) const;
 
-  // A step of the last token of every sequence, or of all tokens of the only one.
+  // Returns a step with the last token of every sequence, or with all tokens of the only sequence.
   Result<cuda::StepView> Step(Bench& bench, bool all_tokens);
-  // The arrays of a plan whose assignments lie in an order of their own; all null for one row.
+  // Returns the arrays of a plan whose assignments have another order than the tokens; null arrays
+  // if each token has one row.
   Result<cuda::QueryRows> Rows(Bench& bench, int tokens);
 
  private:

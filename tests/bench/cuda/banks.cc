@@ -72,7 +72,7 @@ std::vector<ExpertShape> ExpertShapes(bool tiny) {
       {.name = "hmoe_equal", .width = 1024, .hidden = Equal(8, 4096), .k = 2},
       {.name = "hmoe_padded", .width = 1024, .hidden = Equal(8, 5888), .k = 2},
       {.name = "hmoe_topp", .width = 1024, .hidden = hmoe, .k = 2, .top_p = true},
-      // Queries and outputs of attention experts.
+      // Query and output projections of attention experts.
       {.name = "moa",
        .width = 512,
        .hidden = Equal(32, 256),

@@ -1,4 +1,4 @@
-// Banks of random weights and routers, whose values the host can compute one by one.
+// Banks and routers with random weights, whose values the host can compute one by one.
 #pragma once
 
 #include <memory>
@@ -11,41 +11,42 @@
 
 namespace moeserve::bench {
 
-// Experts as a paper has them. Attention experts are a pair of matrices as well: queries, outputs.
+// The experts of a model in a paper. An attention expert is a pair of matrices, too: query and
+// output projection.
 struct ExpertShape {
   std::string name;
-  int width = 0;            // of a routed row: d / h
-  int heads = 1;            // h: rows of a token
+  int width = 0;            // width of a routed row: d / h
+  int heads = 1;            // h: rows per token
   std::vector<int> hidden;  // [E]
   int k = 1;
   bool gated = true;
   ActivationKind activation = ActivationKind::kSilu;
   bool cosine = false;
-  // Top-p with as many routes per row as top-k has, on average; up to E for one row.
+  // Top-p with as many routes per row, on average, as top-k; up to E for one row.
   bool top_p = false;
 
   int experts() const { return static_cast<int>(hidden.size()); }
   int k_max() const { return top_p ? experts() : k; }
-  // Bytes of the experts' weights.
+  // Returns the bytes of the weights of all experts.
   double bank_bytes() const;
-  // Bytes of those that `rows` rows touch, uniform routing.
+  // Returns the expected bytes of the experts that `rows` rows select with uniform routing.
   double expected_bytes(double rows) const;
 };
 
-// Papers' shapes; tiny ones for emulated devices.
+// Returns the shapes of the papers; tiny shapes for emulated devices.
 std::vector<ExpertShape> ExpertShapes(bool tiny);
-// By name, of that list.
+// Returns the shape of that name in ExpertShapes().
 ExpertShape ExpertShapeOf(const std::string& name, bool tiny);
 
-// bf16 weights with standard deviation fan_in^-0.5.
+// A bank of bf16 weights with standard deviation fan_in^-0.5.
 class RandomBank {
  public:
   static Result<std::unique_ptr<RandomBank>> Create(Bench& bench, LinearBankShape shape,
                                                     uint64_t seed);
   const LinearBank& bank() const { return *bank_; }
-  // W[out][in] of an expert.
+  // Returns the element W[out][in] of an expert.
   float weight(int expert, LinearBank::Half half, int out, int in) const;
-  // The product of a row with W[out].
+  // Returns the dot product of `row` with W[out].
   double Product(int expert, LinearBank::Half half, int out, const std::vector<float>& row) const;
 
  private:
@@ -61,12 +62,12 @@ class RandomBank {
 
 double OracleActivation(ActivationKind kind, double x);
 
-// `p` counts where the shape is routed by top-p.
+// `p` matters only if the shape uses top-p.
 Result<std::unique_ptr<cuda::CudaRouter>> RandomRouter(const ExpertShape& shape, uint64_t seed,
                                                        float p);
 
-// A share p with which `shape.k` routes per row are taken on average by these rows; routes are
-// counted by `count`.
+// Returns a p with which top-p selects `shape.k` experts per row on average. `count(p)` returns the
+// number of routes of `rows` rows.
 Result<float> SharePerRow(const ExpertShape& shape, int rows,
                           const std::function<Result<int64_t>(float)>& count);
 

@@ -13,7 +13,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kReplays = 40;
-constexpr double kMinGraphSeconds = 300e-6;  // an event is accurate to about half a microsecond
+constexpr double kMinGraphSeconds = 300e-6;  // events are accurate to about half a microsecond
 constexpr double kWarmUpSeconds = 0.02;
 constexpr double kMaxCaseSeconds = 2.5;
 constexpr int kMinReplays = 30;
@@ -53,7 +53,7 @@ absl::Status Bench::MeasureRates() {
                               Random(DType::kBF16, bytes / 2, 1, 1.0f));
     MOESERVE_ASSIGN_OR_RETURN(const cuda::DeviceMemory to,
                               cuda::DeviceMemory::Allocate(static_cast<size_t>(bytes)));
-    // The better of the runtime's copy and a kernel's.
+    // The faster of the runtime's copy and a copy kernel counts.
     for (const bool kernel : {false, true}) {
       const auto copy = [&](int) {
         if (kernel) {
@@ -99,7 +99,7 @@ Result<Timing> Bench::Time(int items, const std::function<void(int)>& enqueue) {
   MOESERVE_ASSIGN_OR_RETURN(double once, replay());
   int repeats = 1;
   if (!tiny_) {
-    MOESERVE_ASSIGN_OR_RETURN(once, replay());  // without the first one's costs
+    MOESERVE_ASSIGN_OR_RETURN(once, replay());  // again, without the costs of the first launch
     if (once < kMinGraphSeconds) {
       repeats = static_cast<int>(
           std::clamp<double>(std::ceil(kMinGraphSeconds / std::max(once, 1e-6)), 1.0,
@@ -169,14 +169,14 @@ Result<std::vector<float>> Bench::DownloadRow(const void* data, DType dtype, int
 }
 
 double Floor(const Rates& rates, const Work& work) {
-  // A kernel that reads alone may be a little faster than a copy.
+  // A kernel that only reads can be a little faster than a copy.
   double seconds = rates.copy > 0 ? work.bytes / rates.copy : 0;
   if (rates.bf16 > 0) seconds = std::max(seconds, work.flops / rates.bf16);
   return seconds;
 }
 
 absl::Status CheckValue(double value, double expected, double spread, const std::string& what) {
-  // NaN fails.
+  // This comparison is false for NaN.
   if (std::abs(value - expected) <= 0.016 * (std::abs(expected) + spread) && spread > 0) {
     return absl::OkStatus();
   }

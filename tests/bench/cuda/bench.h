@@ -1,4 +1,4 @@
-// What all device benchmarks share: the device's own rates, timing of replayed graphs, results.
+// Shared by all device benchmarks: the device's rates, timing by replayed graphs, results.
 #pragma once
 
 #include <any>
@@ -17,34 +17,35 @@
 
 namespace moeserve::bench {
 
-// What the device does at best, as measured; 0: not known. Bytes and operations per second.
+// The device's best measured rates, in bytes and operations per second. 0 means unknown.
 struct Rates {
   std::string device;
   double copy = 0;  // bytes read and written
-  double read = 0;  // bytes read alone
-  double bf16 = 0;  // matrix products on random data
+  double read = 0;  // bytes that are only read
+  double bf16 = 0;  // matrix products with random data
   double node = 0;  // seconds of an empty kernel in a graph
   int64_t l2_bytes = 0;
   int multiprocessors = 0;
 };
 
-// The least that one item must do (kernels move at least these bytes, compute at least these
-// operations).
+// The least work of one item: the kernels move at least these bytes and compute at least these
+// operations.
 struct Work {
   double bytes = 0;
   double flops = 0;
 };
 
 struct Timing {
-  double median = 0, p10 = 0, p90 = 0;  // seconds of one item
-  int items = 0;                        // in the graph
+  double median = 0, p10 = 0, p90 = 0;  // seconds per item
+  int items = 0;                        // items in the graph
   int replays = 0;
 };
 
 struct Measured {
   Timing timing;
   Work work;
-  // Bytes that the items of a graph touch; below twice the L2 cache, a kernel may read from there.
+  // Bytes that all items of a graph access. If they are less than twice the L2 cache, kernels may
+  // read from the cache.
   double rotated_bytes = 0;
   nlohmann::json more = nlohmann::json::object();  // further fields of the result
 };
@@ -52,36 +53,35 @@ struct Measured {
 class Bench;
 
 struct Case {
-  std::string name;  // family/shape/size; the baselines use the same names
-  // 0: with the first ones; larger: later, as far as time allows.
+  std::string name;  // family/shape/size; the same name as in the baselines
+  // Cases with 0 run first; cases with larger numbers run later, as far as time allows.
   int priority = 0;
-  // InternalError: a value is wrong, or the device failed.
+  // Returns InternalError if a value is wrong or the device failed.
   std::function<Result<Measured>(Bench&)> run;
 };
 
-// One thread at a time.
+// Must be used by one thread at a time.
 class Bench {
  public:
-  // `tiny`: for devices that are emulated; no number counts.
+  // `tiny` is for emulated devices, on which timings are meaningless.
   static Result<std::unique_ptr<Bench>> Create(bool tiny);
 
   bool tiny() const { return tiny_; }
   cudaStream_t stream() const { return stream_.get(); }
   Rates& rates() { return rates_; }
   const Rates& rates() const { return rates_; }
-  // Bytes that weights of one case may take.
+  // Returns the limit on the bytes of one case's weights.
   int64_t weight_budget() const { return weight_budget_; }
 
   absl::Status MeasureRates();
 
-  // Times a graph in which `enqueue(i)` runs for item 0 to items - 1, several times in turn where
-  // that is too short to be timed; items differ in the memory that they touch. `enqueue` must have
-  // run before the call.
+  // Times a graph that runs `enqueue(i)` for items 0 to items - 1, repeated if that is too short to
+  // be timed. Items access different memory. `enqueue` must have run once before the call.
   Result<Timing> Time(int items, const std::function<void(int)>& enqueue);
 
   absl::Status Synchronize() const { return stream_.Synchronize(); }
   Result<cuda::DeviceMemory> Random(DType dtype, int64_t count, uint64_t seed, float scale);
-  Result<cuda::DeviceMemory> Poisoned(size_t bytes);  // all NaN
+  Result<cuda::DeviceMemory> Poisoned(size_t bytes);  // filled with NaN
   template <typename T>
   Result<cuda::DeviceMemory> Upload(const std::vector<T>& values) {
     MOESERVE_ASSIGN_OR_RETURN(
@@ -96,11 +96,11 @@ class Bench {
     MOESERVE_RETURN_IF_ERROR(CopyFrom(values.data(), data, values.size() * sizeof(T)));
     return values;
   }
-  // Rows of f32 or bf16 memory, widened.
+  // Returns a part of a row of f32 or bf16 memory, widened.
   Result<std::vector<float>> DownloadRow(const void* data, DType dtype, int64_t begin,
                                          int64_t count);
 
-  // What `make` returns, kept until another key is asked for.
+  // Returns the result of `make`, which is cached until another key is requested.
   template <typename T>
   Result<std::shared_ptr<T>> Keep(const std::string& key,
                                   const std::function<Result<std::shared_ptr<T>>()>& make) {
@@ -113,7 +113,7 @@ class Bench {
     }
     return std::any_cast<std::shared_ptr<T>>(kept_);
   }
-  // Memory that was kept goes.
+  // Frees the cached object.
   void Forget() {
     kept_.reset();
     kept_key_.clear();
@@ -132,11 +132,11 @@ class Bench {
   std::any kept_;
 };
 
-// Seconds that `work` takes at least; what is not known about the device does not count.
+// Returns the least seconds that `work` takes at these rates. Unknown rates are ignored.
 double Floor(const Rates& rates, const Work& work);
 
-// OK if |value - expected| is small for a product of bf16 numbers; `spread` is the size of values
-// around.
+// Returns OK if |value - expected| is small for a product of bf16 numbers. `spread` is the typical
+// magnitude of such products.
 absl::Status CheckValue(double value, double expected, double spread, const std::string& what);
 
 void AddExpertCases(bool tiny, std::vector<Case>& cases);

@@ -1,5 +1,5 @@
-// Whole attention blocks of a decode step: routed heads (MoA) against standard heads that have as
-// many parameters in their projections.
+// Whole attention blocks of a decode step: routed heads (MoA), and standard heads with as many
+// parameters in their projections.
 
 #include <algorithm>
 #include <cmath>
@@ -23,7 +23,7 @@ struct BlockShape {
   std::string name;
   int width = 512;
   bool routed = false;
-  ExpertShape experts;  // routed: queries and outputs
+  ExpertShape experts;  // query and output projections, if routed
   AttentionShape attention;
 };
 
@@ -71,7 +71,7 @@ class BlockRun {
 
  private:
   struct Layer {
-    std::unique_ptr<RandomBank> projection, query, output;  // query: routed alone
+    std::unique_ptr<RandomBank> projection, query, output;  // `query` only if routed
     std::unique_ptr<cuda::CudaRouter> router;
   };
 
@@ -146,7 +146,7 @@ class BlockRun {
     return absl::OkStatus();
   }
 
-  // Of queries of attention experts.
+  // Rotates the queries of attention experts.
   void RopeQueries() {
     const int d = s_.attention.head_dim;
     cuda::LaunchRope({.head_dim = d,
@@ -184,7 +184,7 @@ class BlockRun {
     cuda::LaunchAttention(launch, bench_.stream());
   }
 
-  // The operations of the engine's block, in its order.
+  // Enqueues the operations of the engine's attention block, in its order.
   void Enqueue(int i) {
     const cudaStream_t stream = bench_.stream();
     const Layer& layer = layers_[i];
@@ -238,7 +238,7 @@ class BlockRun {
     cuda::LaunchAddScaled(x_, branch_, nullptr, 1e-3f, stream);
   }
 
-  // Parts are checked in cases of their own.
+  // Checks only that results are finite; other cases check the parts of the block.
   absl::Status Check() {
     for (const RowsView& rows : {branch_, x_}) {
       MOESERVE_ASSIGN_OR_RETURN(const std::vector<float> values,
@@ -279,7 +279,8 @@ void AddBlockCases(bool tiny, std::vector<Case>& cases) {
                  .routed = true,
                  .experts = ExpertShapeOf("moa", tiny),
                  .attention = AttentionShapeOf("moa", tiny)};
-  // 17 heads of 128 have the projections of 16 of 32 experts and one kv head of 256, d = 512.
+  // The projections of 17 heads of 128 have as many parameters as those of MoA with 16 of 32
+  // experts and one kv head of 256, for d = 512.
   BlockShape mha{.name = "mha",
                  .width = moa.width,
                  .routed = false,

@@ -1,4 +1,4 @@
-// Expert statistics: what counting the plans of all routed blocks adds to a step.
+// Expert statistics: the time that counting the routing plans of all routed blocks adds to a step.
 
 #include "kernels/cuda/statistics/expert_counters.h"
 #include "tests/bench/cuda/banks.h"
@@ -38,15 +38,15 @@ class CountingRun {
     MOESERVE_ASSIGN_OR_RETURN(m.timing, bench_.Time(items, [this](int) { Enqueue(); }));
     MOESERVE_RETURN_IF_ERROR(Check());
     const double routes = double(tokens_) * shape_.k_max() * blocks_;
-    // An assignment's row, weight and place in the table; of each expert its counters, of each
-    // token its status and its sums.
+    // Per assignment: its row, its weight and its entry in the table of token counts. Per expert:
+    // its counters. Per token: its status and its sums.
     m.work.bytes = routes * 16 + blocks_ * (52.0 * experts + 5.0 * tokens_) + 21.0 * tokens_;
     m.more = {{"blocks", blocks_}, {"tokens", tokens_}, {"experts", experts}, {"k", shape_.k}};
     return m;
   }
 
  private:
-  // A plan of its own for every block.
+  // Makes a separate routing plan for every block.
   absl::Status Route() {
     const int experts = shape_.experts();
     MOESERVE_ASSIGN_OR_RETURN(
@@ -81,7 +81,7 @@ class CountingRun {
                           plans_, bench_.stream());
   }
 
-  // Every step counted every route of every block once.
+  // Checks that every step counted every route of every block once.
   absl::Status Check() {
     MOESERVE_ASSIGN_OR_RETURN(const CountsSnapshot counts, counters_.Read(bench_.stream()));
     const uint64_t tokens = counts.model.tokens[kTokenDecode];

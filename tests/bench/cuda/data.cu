@@ -7,7 +7,7 @@ namespace moeserve::bench {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kVectors = 4;  // independent 16-byte loads of a thread
+constexpr int kVectors = 4;  // independent 16-byte loads per thread
 
 unsigned Blocks(int64_t items, int64_t items_per_block) {
   return static_cast<unsigned>(

@@ -1,4 +1,5 @@
-// Random data that the host and the device make alike, and kernels that measure the device itself.
+// Random data that host and device compute identically, and kernels that measure the device's
+// rates.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +10,8 @@
 
 namespace moeserve::bench {
 
-// Element i of the stream `seed`: a sum of four uniform numbers with mean 0 and standard deviation
-// `scale`. The same bits wherever it is computed.
+// Returns element i of the random stream `seed`: a sum of four uniform numbers with mean 0 and
+// standard deviation `scale`. Bit-identical on every device.
 MOESERVE_HOST_DEVICE static inline float RandomElement(uint64_t seed, int64_t i, float scale) {
   uint64_t z = seed + static_cast<uint64_t>(i) * 0x9e3779b97f4a7c15ULL;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
@@ -22,18 +23,18 @@ MOESERVE_HOST_DEVICE static inline float RandomElement(uint64_t seed, int64_t i,
   return static_cast<float>(sum - 131070) * (2.6428996e-5f * scale);
 }
 
-// The element as memory of this type holds it.
+// Returns RandomElement() after rounding to `dtype`.
 static inline float RandomRounded(uint64_t seed, int64_t i, float scale, DType dtype) {
   const float v = RandomElement(seed, i, scale);
   return dtype == DType::kBF16 ? F32FromBf16(Bf16FromF32(v)) : v;
 }
 
-// data[i] = RandomElement(seed, i, scale), f32 or bf16.
+// Sets data[i] = RandomElement(seed, i, scale), in f32 or bf16.
 void LaunchFill(void* data, DType dtype, int64_t count, uint64_t seed, float scale,
                 cudaStream_t stream);
-// Copies `bytes`, a multiple of 16.
+// Copies `bytes` bytes, a multiple of 16.
 void LaunchCopy(const void* from, void* to, int64_t bytes, cudaStream_t stream);
-// Does nothing.
+// Launches an empty kernel.
 void LaunchEmpty(cudaStream_t stream);
 
 }  // namespace moeserve::bench

@@ -1,4 +1,4 @@
-// Experts of every shape: the pair of products, the fused kernel, and the whole routed layer.
+// Experts of every shape: the two products, the fused kernel, and the whole routed layer.
 
 #include <algorithm>
 #include <cmath>
@@ -54,7 +54,7 @@ Result<std::shared_ptr<Sets>> MakeSets(Bench& bench, const ExpertShape& shape) {
   return sets;
 }
 
-// One case: rows, their routes in every set, and room for all results.
+// One case: rows, their routes in every set of weights, and memory for all results.
 class ExpertRun {
  public:
   ExpertRun(Bench& bench, const ExpertShape& shape, Kind kind, int tokens)
@@ -80,7 +80,7 @@ class ExpertRun {
  private:
   absl::Status Prepare() {
     const auto make = [this] { return MakeSets(bench_, shape_); };
-    // Top-p and top-k share weights.
+    // The top-p and top-k shapes share weights.
     std::string key = "experts/" + shape_.name;
     if (shape_.top_p) key = key.substr(0, key.rfind('_'));
     MOESERVE_ASSIGN_OR_RETURN(sets_, bench_.Keep<Sets>(key, make));
@@ -179,7 +179,7 @@ class ExpertRun {
                             bench_.stream());
   }
 
-  // As the engine's layer chooses.
+  // Returns whether the engine's layer would use the fused kernel.
   bool LayerFuses() const {
     return cuda::FusedExpertPays(sets_->up[0]->bank(), sets_->down[0]->bank(),
                                  int64_t{rows_} * shape_.k_max());
@@ -213,8 +213,8 @@ class ExpertRun {
     return absl::OkStatus();
   }
 
-  // Some hidden units of some assignments from the input, some results from the hidden units that
-  // the device has.
+  // Checks some hidden units of some assignments, computed from the input, and some results,
+  // computed from the device's hidden units.
   absl::Status CheckPair() {
     std::vector<int> hit;
     for (int e = 0; e < shape_.experts(); ++e) {
@@ -263,7 +263,8 @@ class ExpertRun {
     return std::sqrt(sum / static_cast<double>(values.size()));
   }
 
-  // The fused kernel and the layer give what the pair gives, which is checked in turn.
+  // Checks that the fused kernel and the layer have the same results as the two products, and then
+  // checks these.
   absl::Status CheckAgainstPair() {
     const int64_t count = int64_t{offsets_[0].back()} * shape_.width;
     MOESERVE_ASSIGN_OR_RETURN(const std::vector<Bf16> results,
@@ -325,9 +326,9 @@ class ExpertRun {
     const double n = count_;
     weights /= n, flops /= n, hidden /= n, routes /= n, hit /= n;
     const double d = shape_.width;
-    // Rows in, results out.
+    // Input rows are read and results written.
     m.work.bytes = weights + 2.0 * rows_ * d + 2 * routes * d;
-    // What fusing saves counts for the fused kernel alone.
+    // Only the fused kernel saves writing and reading the hidden units.
     const bool fused = kind_ == Kind::kFused || (kind_ == Kind::kLayer && LayerFuses());
     if (!fused) m.work.bytes += 4 * hidden;
     m.work.flops = flops;

@@ -1,4 +1,4 @@
-// Router and plan: scores, selection, gates and sorting by expert.
+// Router and routing plan: scores, selection, gates and sorting by expert.
 
 #include <algorithm>
 #include <cmath>
@@ -70,7 +70,8 @@ class RoutingRun {
         bench_.stream());
   }
 
-  // Every row's experts ascend, the plan is sorted, and gates are positive shares.
+  // Checks that every row's experts ascend, that the plan is sorted, and that gates are positive
+  // and sum to at most 1.
   absl::Status Check() {
     const int experts = shape_.experts();
     MOESERVE_ASSIGN_OR_RETURN(const std::vector<int32_t> offsets,

@@ -1,4 +1,4 @@
-// Norms, sums of experts' results, and sampling.
+// Norms, sums of the experts' results, and sampling.
 
 #include "kernels/cuda/rows/rows.h"
 
@@ -22,7 +22,7 @@ int SetsFor(const Bench& bench, double bytes) {
 
 Result<Measured> NormCase(Bench& bench, int rows, int width) {
   Measured m;
-  m.work.bytes = 6.0 * rows * width + 4.0 * width;  // f32 in, bf16 out
+  m.work.bytes = 6.0 * rows * width + 4.0 * width;  // f32 input, bf16 output
   const int sets = SetsFor(bench, m.work.bytes);
   const int64_t count = int64_t{rows} * width;
   MOESERVE_ASSIGN_OR_RETURN(const cuda::DeviceMemory input,
@@ -62,7 +62,7 @@ Result<Measured> NormCase(Bench& bench, int rows, int width) {
   return m;
 }
 
-// Every row has k results, one for each of k experts that have all rows.
+// Every row has k results, one from each of k experts that have all rows.
 Result<Measured> CombineCase(Bench& bench, int rows, int width, int k) {
   Measured m;
   m.work.bytes = 2.0 * rows * k * width + 4.0 * rows * width + 8.0 * rows * k;
@@ -167,7 +167,7 @@ Result<Measured> SampleCase(Bench& bench, int rows, int vocabulary, const Sample
     if (token < 0 || token >= vocabulary) {
       return absl::InternalError("token " + std::to_string(token));
     }
-    // The token is one of those that the filters keep.
+    // The sampled token must be one of those that the filters keep.
     size_t kept = kind.temperature == 0 ? 1 : ranked.size();
     if (kind.top_k > 0) kept = std::min(kept, static_cast<size_t>(kind.top_k));
     if (kind.top_p < 1) {
@@ -178,7 +178,7 @@ Result<Measured> SampleCase(Bench& bench, int rows, int vocabulary, const Sample
       };
       for (size_t i = 0; i < kept; ++i) total += weight(i);
       while (n < kept && sum < kind.top_p * total) sum += weight(n++);
-      kept = std::min(kept, n + 1);  // the sums here are rounded otherwise
+      kept = std::min(kept, n + 1);  // sums are rounded differently here
     }
     const auto end = ranked.begin() + static_cast<int64_t>(kept);
     if (std::none_of(ranked.begin(), end, [&](const auto& t) { return t.second == token; })) {

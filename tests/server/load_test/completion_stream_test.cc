@@ -80,10 +80,10 @@ TEST(CompletionStreamTest, CountsPiecesAndReadsUsage) {
   CompletionStream stream;
   stream.Feed(Piece("a") + Piece("b"));
   EXPECT_EQ(stream.new_arrivals(), 2);
-  // Without text: a token whose character is not complete yet.
+  // A piece without text is a token whose character is not complete yet.
   stream.Feed(Piece(""));
   EXPECT_EQ(stream.new_arrivals(), 1);
-  // The last one, with and without text.
+  // A last piece without text is not counted.
   stream.Feed(Piece("", "\"length\""));
   EXPECT_EQ(stream.new_arrivals(), 0);
   EXPECT_FALSE(stream.done());

@@ -12,15 +12,15 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-// What becomes of one request.
+// The scripted result of one request.
 struct Fate {
-  double seconds = 1.0;  // until its end; kNever: there is none
+  double seconds = 1.0;  // until the request ends; kNever if it does not end
   std::string error = {};
   int results = 1;
   bool answered = true;
 };
 
-// A target in simulated time. Waiting costs nothing.
+// A target with simulated time: waiting advances the clock at once.
 class SimulatedTarget final : public LoadTarget {
  public:
   explicit SimulatedTarget(std::function<Fate(int64_t)> fate) : fate_(std::move(fate)) {}
@@ -78,7 +78,7 @@ class SimulatedTarget final : public LoadTarget {
   std::vector<double> starts;
   int most_running = 0;
   int cancelled = 0;
-  bool deaf = false;  // what is cancelled gives no result
+  bool deaf = false;  // whether cancelled requests get no result
 
  private:
   const std::function<Fate(int64_t)> fate_;
@@ -96,7 +96,7 @@ Fate FixedFate(int64_t) { return {}; }
 TEST(DriverTest, ClosedLoopKeepsEveryClientBusy) {
   SimulatedTarget target(FixedFate);
   const LoadRun run = RunLoad({.clients = 3, .seconds = 10.5}, AnyWorkload(), target);
-  // 11 rounds begin at 0, 1, ... 10.
+  // 11 rounds, which begin at 0, 1, ... 10 seconds.
   EXPECT_EQ(run.samples.size(), 33u);
   EXPECT_EQ(target.most_running, 3);
   EXPECT_NEAR(run.last_start - run.begin, 10.0, 1e-6);
@@ -140,7 +140,7 @@ TEST(DriverTest, OpenLoopFollowsTheArrivalsWhateverTheAnswers) {
 }
 
 TEST(DriverTest, AnOpenLoopThatIsLateStillSendsAndSaysSo) {
-  // The first answer blocks the sender's clock for two seconds.
+  // The first response blocks the sender for two seconds.
   class SlowToReturn final : public LoadTarget {
    public:
     double Now() override { return now_; }

@@ -67,7 +67,7 @@ TEST(EngineTargetTest, CutsOffWhatHangs) {
   const auto engine = std::make_shared<FakeEngine>(script);
   {
     EngineTarget target(engine, 3600.0);
-    // The script's engine looks at deadlines by itself; none passes here.
+    // The scripted engine checks deadlines itself; no deadline passes here.
     const LoadRun run =
         RunLoad({.clients = 3, .seconds = 0.02, .drain_seconds = 0.02}, AnyWorkload(), target);
     EXPECT_EQ(run.cut_off, 3);
@@ -86,7 +86,7 @@ TEST(EngineTargetTest, TextsNeedATokenizerAndUseIt) {
   EXPECT_EQ(run.samples[0].result.prompt_tokens, 3);
 }
 
-// Ends a request twice.
+// An engine that ends every request twice.
 class TwiceEngine final : public EngineApi {
  public:
   absl::Status Submit(std::vector<Request>,

@@ -42,7 +42,7 @@ LoadRun RunClosed(HttpTarget& target, int clients, int64_t requests) {
                  target);
 }
 
-// The result of the only request to a server with this handler.
+// Returns the result of the only request to a server with this handler.
 RequestResult OneResult(const ScriptedServer::Handler& handler, double timeout = 30.0) {
   ScriptedServer server(handler);
   const auto target = Target(server.url(), timeout);
@@ -110,7 +110,7 @@ TEST(HttpTargetTest, TimesAreThoseOfTheArrivals) {
   });
   ASSERT_EQ(result.arrivals.size(), 2u);
   EXPECT_GE(result.arrivals[0] - result.start, 0.04);
-  // The first piece may be read late on a busy machine; the second cannot come early.
+  // On a busy machine, the first piece may be read late; the second piece cannot arrive early.
   EXPECT_GE(result.arrivals[1] - result.start, 0.1);
   EXPECT_GT(result.arrivals[1], result.arrivals[0]);
 }
@@ -194,7 +194,8 @@ TEST(HttpTargetTest, EveryBadEndHasItsName) {
 }
 
 TEST(HttpTargetTest, TwoAnswersToOneRequestAreSeen) {
-  // At once, and after the first one has been taken for the whole.
+  // The second response arrives together with the first one, and after the first one was accepted
+  // as complete.
   for (const int delay_ms : {0, 20}) {
     ScriptedServer server([delay_ms](Peer& peer, const std::string&) {
       const std::string answer = kStreamHead + Chunk(CompletionEvents(2)) + kLastChunk;
@@ -265,7 +266,7 @@ TEST(HttpTargetTest, DestroyingATargetClosesItsConnections) {
     }
     EXPECT_EQ(begun, kRunning);
     EXPECT_EQ(ended, 0);
-    // Requests that have not been sent yet.
+    // These requests have not been sent yet when the target is destroyed.
     for (int i = 0; i < 5; ++i) target->Start(AnyWorkload().Make(kRunning + i), target->Now());
   }
   for (int i = 0; i < 1000 && ended < begun; ++i) {
@@ -277,7 +278,7 @@ TEST(HttpTargetTest, DestroyingATargetClosesItsConnections) {
 TEST(HttpTargetTest, ConnectionsThatWereClosedMeanwhileAreReplaced) {
   ScriptedServer server([](Peer& peer, const std::string&) {
     peer.SendStream(CompletionEvents(5));
-    return false;  // although it promised to keep the connection
+    return false;  // closes the connection, although the head promised to keep it
   });
   const auto target = Target(server.url());
   for (int i = 0; i < 3; ++i) {
@@ -318,7 +319,7 @@ TEST(HttpTargetTest, NobodyThereIsAnErrorThatSaysSo) {
   const ScriptedServer server([](Peer&, const std::string&) { return false; });
   options.url = *ParseBaseUrl("http://127.0.0.1:" + std::to_string(server.port()) + "/v2");
   EXPECT_NE(HttpTarget::Create(options).status().ToString().find("404"), std::string::npos);
-  options.served_model = "named";  // then the list is of no interest
+  options.served_model = "named";  // with a name, the list of models is not requested
   EXPECT_TRUE(HttpTarget::Create(options).ok());
   options.api_key = "a\r\nb";
   EXPECT_TRUE(absl::IsInvalidArgument(HttpTarget::Create(options).status()));
@@ -347,7 +348,7 @@ TEST(IdleStreamsTest, HeldStreamsAreReadToTheEndAtTheRelease) {
   const auto target = Target(server.url());
   target->OpenIdleStreams({.count = 20, .output_tokens = 4, .open_seconds = 10.0}, AnyWorkload());
   target->HoldIdleStreams(0.1);
-  target->CancelAll();  // of a load that ran meanwhile
+  target->CancelAll();  // called at the end of a load; idle streams must survive it
   std::thread release([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     go_on.set_value();

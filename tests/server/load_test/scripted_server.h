@@ -1,4 +1,4 @@
-// An HTTP server that sends what a test tells it to, byte for byte.
+// An HTTP server that sends exactly the bytes that a test specifies.
 #pragma once
 
 #include <atomic>
@@ -11,19 +11,19 @@
 
 namespace moeserve::server::testing {
 
-// One connection, on the thread that serves it.
+// One connection, used on the thread that serves it.
 class Peer {
  public:
   explicit Peer(int fd) : fd_(fd) {}
 
-  // Head and body of the next request; empty: the client has closed.
+  // Returns the head and body of the next request; empty if the client has closed the connection.
   std::string ReadRequest();
   bool Send(std::string_view bytes);
-  // In pieces of `size` bytes, each one a packet of its own as far as that can be had.
+  // Sends pieces of `size` bytes, each in its own packet if the system allows.
   void SendSlowly(std::string_view bytes, size_t size);
-  void Reset();       // ends the connection with a RST
-  void WaitForEnd();  // until the client closes
-  // The head of an event stream and `body` as one chunk.
+  void Reset();       // closes the connection with a RST
+  void WaitForEnd();  // waits until the client closes the connection
+  // Sends the head of an event stream, and `body` as one chunk.
   void SendStream(std::string_view body);
 
  private:
@@ -31,11 +31,11 @@ class Peer {
   std::string buffer_;
 };
 
-// Listens on 127.0.0.1; every connection has a thread. GET requests are answered here: /v1/models
-// names the model "scripted", /metrics gives `metrics`.
+// Listens on 127.0.0.1 and serves every connection on its own thread. Handles GET requests itself:
+// /v1/models lists the model "scripted", /metrics returns `metrics`.
 class ScriptedServer {
  public:
-  // Called with each POST request. False: the connection ends.
+  // Is called with each POST request. Returning false closes the connection.
   using Handler = std::function<bool(Peer& peer, const std::string& request)>;
 
   explicit ScriptedServer(Handler handler, std::string metrics = "");
@@ -44,7 +44,7 @@ class ScriptedServer {
   int port() const { return port_; }
   std::string url() const { return "http://127.0.0.1:" + std::to_string(port_) + "/v1"; }
   int connections() const { return connections_; }
-  // Ends every connection from this side.
+  // Closes every connection.
   void Disconnect();
 
  private:
@@ -62,7 +62,7 @@ class ScriptedServer {
   std::thread acceptor_;
 };
 
-// A chunk of chunked transfer coding.
+// Returns `data` as one chunk of chunked transfer coding.
 std::string Chunk(std::string_view data);
 
 inline constexpr char kStreamHead[] =
@@ -70,7 +70,7 @@ inline constexpr char kStreamHead[] =
     "Transfer-Encoding: chunked\r\n\r\n";
 inline constexpr char kLastChunk[] = "0\r\n\r\n";
 
-// Events of a completion of `tokens` pieces, usage and end included.
+// Returns the events of a completion with `tokens` pieces, including usage and "[DONE]".
 std::string CompletionEvents(int tokens);
 
 }  // namespace moeserve::server::testing

@@ -48,7 +48,7 @@ TEST(WorkloadTest, UniformLengthsReachBothEndsEvenly) {
     ++prompts[request.prompt.size()];
     ++outputs[request.output_tokens];
   }
-  // Six standard deviations of a binomial count.
+  // The tolerance is six standard deviations of a binomially distributed count.
   const double tenth = 6.0 * std::sqrt(kMany * 0.1 * 0.9);
   for (int n = 10; n <= 19; ++n) EXPECT_NEAR(prompts[n], kMany / 10.0, tenth) << n;
   const double quarter = 6.0 * std::sqrt(kMany * 0.25 * 0.75);
@@ -97,7 +97,7 @@ TEST(WorkloadTest, SharesAreKeptAndPrefixesShared) {
   };
   near(long_prompts, 0.25);
   near(prefixes, 0.4);
-  near(both, 0.1);  // independent of each other
+  near(both, 0.1);  // both draws are independent of each other
 }
 
 TEST(WorkloadTest, IdsCoverTheVocabularyAndNoMore) {
@@ -126,7 +126,7 @@ TEST(WorkloadTest, RefusesWhatMakesNoSense) {
   const auto refused = [](WorkloadOptions options) {
     return absl::IsInvalidArgument(Workload::Create(std::move(options)).status());
   };
-  EXPECT_TRUE(refused({}));  // no vocabulary
+  EXPECT_TRUE(refused({}));  // there is no vocabulary
   EXPECT_TRUE(refused({.prompt = {0, 4}, .vocab_size = 9}));
   EXPECT_TRUE(refused({.output = {5, 4}, .vocab_size = 9}));
   EXPECT_TRUE(refused({.long_share = 1.5, .vocab_size = 9}));
@@ -168,8 +168,8 @@ TEST(PoissonArrivalsTest, GapsAreExponentialAndIndependent) {
   EXPECT_NEAR(mean, 1.0, 6.0 * deviation);
   EXPECT_NEAR(square, 2.0, 6.0 * std::sqrt(20.0) * deviation);
   EXPECT_NEAR(neighbours, 0.0, 6.0 * deviation);
-  // The whole distribution: the largest distance from 1 - exp(-x), which is below 2 / sqrt(n) but
-  // for one case in a thousand.
+  // Compares the whole distribution (Kolmogorov-Smirnov): the largest distance from 1 - exp(-x)
+  // exceeds 2 / sqrt(n) in one case in a thousand.
   std::sort(gaps.begin(), gaps.end());
   double distance = 0.0;
   for (int i = 0; i < kMany; ++i) {
