@@ -42,8 +42,8 @@ LOSSES = {
     "mh-moe": "cross entropy; load balance over sub-tokens, weight 1e-2",
     "moa": "cross entropy; load balance, weight 1e-2; router z-loss, weight 1e-3",
     "hmoe-topk": "cross entropy; load balance, weight 1e-2; parameter penalty, whose weight "
-                 "started at 0.1 and was adjusted during training until the activated parameters met their "
-                 "budget",
+                 "started at 0.1 and was adjusted during training until the activated parameters "
+                 "met their budget",
     "hmoe-topp": "cross entropy; load balance, weight 1e-2; parameter penalty, weight 0.1; router "
                  "entropy, whose weight started at 1e-2 and was adjusted during training until the "
                  "activated parameters met their budget",
