@@ -12,47 +12,53 @@ from typing import Any
 from bundled_configs import BUNDLED
 
 TITLES = {
-    "dense": "dense decoder, the yardstick of the others",
-    "smoe": "ordinary sparse mixture: 8 experts, top-2, weights renormalised",
-    "x-moe": "X-MoE: cosine scores in 4 dimensions (half the experts) with a learned temperature, "
-             "8 experts, top-2 renormalised",
-    "mh-moe": "MH-MoE: tokens split into 4 sub-tokens, 48 experts on width 32, top-2 "
-              "renormalised",
-    "moa": "MoA: 32 attention experts over one shared key and value head, top-4 renormalised; "
-           "dense feed-forward",
-    "hmoe-topk": "HMoE: experts of 72 to 184 wide, top-2 renormalised",
-    "hmoe-topp": "HMoE: experts of 72 to 184 wide, as many as reach p, renormalised",
+    "dense": "dense decoder, the baseline for the other models",
+    "smoe": "ordinary sparse mixture of experts: 8 experts, top-2 selection, gate weights "
+            "renormalised",
+    "x-moe": "X-MoE: 8 experts, cosine scores in 4 dimensions (half the number of experts) with a "
+             "learned temperature, top-2 selection, gate weights renormalised",
+    "mh-moe": "MH-MoE: each token is split into 4 sub-tokens of width 32, 48 experts, top-2 "
+              "selection per sub-token, gate weights renormalised",
+    "moa": "MoA: 32 attention experts that share one key and value head, top-4 selection, gate "
+           "weights renormalised; the feed-forward layers are dense",
+    "hmoe-topk": "HMoE: experts with 72 to 184 hidden units, top-2 selection, gate weights "
+                 "renormalised",
+    "hmoe-topp": "HMoE: experts with 72 to 184 hidden units, top-p selection, gate weights "
+                 "renormalised",
 }
-# What differed from the common schedule, for whoever wants to train the model again.
+# What differed from the common schedule, so that the model can be trained again.
 REMARKS = {
-    "hmoe-topp": " The cosine was laid out for 3200 steps until about step 700 and for 2500 until "
-                 "about step 1200, then shortened to end at 1800; the router began at half the "
-                 "spread of train.py.",
-    "mh-moe": " The cosine was laid out for 3200 and then 2500 steps until about step 600, then "
-              "shortened to end at 1800.",
+    "hmoe-topp": " The cosine schedule was set to end at step 3200 until about step 700, to end at "
+                 "step 2500 until about step 1200, and then to end at step 1800. The router's "
+                 "initial weights had half the standard deviation that train.py uses.",
+    "mh-moe": " The cosine schedule was set to end at step 3200 and then at step 2500 until about "
+              "step 600, and then to end at step 1800.",
 }
 LOSSES = {
-    "dense": "cross entropy alone",
-    "smoe": "cross entropy, balance 1e-2",
-    "x-moe": "cross entropy, balance 1e-2 (temperature 0.3 held constant in it)",
-    "mh-moe": "cross entropy, balance 1e-2 over sub-tokens",
-    "moa": "cross entropy, balance 1e-2, router z-loss 1e-3",
-    "hmoe-topk": "cross entropy, balance 1e-2, parameter penalty; its weight began at 0.1 and was "
-                 "steered to meet the budget of activated parameters",
-    "hmoe-topp": "cross entropy, balance 1e-2, parameter penalty 0.1, router entropy; the weight "
-                 "of the entropy began at 1e-2 and was steered to meet the "
-                 "budget of activated parameters",
+    "dense": "cross entropy",
+    "smoe": "cross entropy; load balance, weight 1e-2",
+    "x-moe": "cross entropy; load balance, weight 1e-2, with the temperature fixed at 0.3 in this "
+             "term",
+    "mh-moe": "cross entropy; load balance over sub-tokens, weight 1e-2",
+    "moa": "cross entropy; load balance, weight 1e-2; router z-loss, weight 1e-3",
+    "hmoe-topk": "cross entropy; load balance, weight 1e-2; parameter penalty, whose weight "
+                 "started at 0.1 and was adjusted during training until the activated parameters "
+                 "met their budget",
+    "hmoe-topp": "cross entropy; load balance, weight 1e-2; parameter penalty, weight 0.1; router "
+                 "entropy, whose weight started at 1e-2 and was adjusted during training until the "
+                 "activated parameters met their budget",
 }
 
 
 def _steering(name: str, run: dict[str, Any]) -> str:
-    return f" (last value {run['steering']:.4f})" if name.startswith("hmoe") else ""
+    return f" (last weight {run['steering']:.4f})" if name.startswith("hmoe") else ""
 
 
 def _schedule(run: dict[str, Any]) -> str:
-    text = f"100 steps of warm-up and cosine to 5 % over {run['cycles'][0]} steps"
+    text = (f"100 steps of warm-up and then a cosine decay to 5 % of the peak that ends at step "
+            f"{run['cycles'][0]}")
     for steps in run["cycles"][1:]:
-        text += f", again over {steps} from half the peak"
+        text += f", then another {steps} steps from half the peak"
     return text
 
 
@@ -72,38 +78,42 @@ def card(name: str, figures: dict[str, Any], run: dict[str, Any], bigram: float)
         ("activated parameters per token, without embeddings",
          f"{measured['activated_parameters']:,}"),
         ("activation ratio of the expert parameters", f"{ratio:.4f}" if ratio else "1 (dense)"),
-        ("steps, tokens", f"{run['steps']:,} steps, {run['tokens']:,} tokens"),
+        ("training steps, training tokens",
+         f"{run['steps']:,} steps, {run['tokens']:,} tokens"),
         ("validation perplexity", f"{measured['validation_perplexity']:.2f}"),
-        ("interpolated bigram model, same text", f"{bigram:.2f}"),
-        ("dead experts (under 5 % of an equal load)",
-         f"{measured['dead_experts']}, least load {measured['least_load']:.2f} of an equal one"),
-        ("perplexity after moving one layer's experts around",
+        ("perplexity of an interpolated bigram model on the same text", f"{bigram:.2f}"),
+        ("dead experts (load below 5 % of the mean load)",
+         f"{measured['dead_experts']}; smallest load {measured['least_load']:.2f} of the "
+         "mean load"),
+        ("perplexity increase when the experts of one layer are permuted",
          _shuffle(measured["shuffle_effect_percent"])),
     ]
     if select.get("kind") == "top_p":
         config = select["p"]
-        rows.insert(3, ("p, mean width of the selected experts",
-                        f"{run.get('p', config)}, {measured['selected_width']:.1f} (budget 256)"))
+        rows.insert(3, ("p; mean summed width of the experts selected for a token",
+                        f"{run.get('p', config)}; {measured['selected_width']:.1f} (budget 256)"))
     table = "\n".join(f"| {key} | {value} |" for key, value in rows)
     paragraphs = [
         f"All seven bundled models have width 128, 4 layers, a vocabulary of 4096 and up to 8192 "
-        f"positions (trained on 256, some 512 and 1024), saw the same tokens in the same order, "
-        f"and activate the same number of parameters per token within 3 %. AdamW (0.9, 0.95), "
-        f"weight decay 0.1, peak rate {run['rate']:g}, {_schedule(run)}, 2048 tokens per step, "
-        f"bf16 products.{REMARKS.get(name, '')} Losses: {LOSSES[name]}{_steering(name, run)}.",
-        "Activated parameters count every use of a weight by a token: attention, norms, routers, "
-        "selected experts; the sub-tokens of a split layer each count. For top-p and unequal "
-        "experts they are means over the validation text. Perplexity is per token of "
-        "`tokenizer.json`, windows of 512.",
+        f"positions. They were trained on the same tokens in the same order, in sequences of 256 "
+        f"(70 %), 512 (20 %) and 1024 (10 %) tokens, and activate the same number of parameters "
+        f"per token within 3 %.",
+        f"Training: AdamW with betas 0.9 and 0.95, weight decay 0.1, peak learning rate "
+        f"{run['rate']:g}, {_schedule(run)}, 2048 tokens per step, matrix products in bf16."
+        f"{REMARKS.get(name, '')} Losses: {LOSSES[name]}{_steering(name, run)}.",
+        "The number of activated parameters counts a weight every time a token uses it: in "
+        "attention, norms, routers and selected experts, and once for each sub-token of a split "
+        "layer. For top-p and for experts of unequal widths it is the mean over the validation "
+        "text. Perplexity is per token of `tokenizer.json`, over windows of 512 tokens.",
         "Training text: King James Bible, WordNet 3.0 glosses, Jargon File, The Devil's "
-        "Dictionary, and the documentation of SQLite, PostgreSQL 15 and Python 3.11; public "
-        "domain, WordNet, PostgreSQL and PSF licences. Sources and notices: "
-        "`tests/data/README.md`. `<|endoftext|>` (id 0) stands before and after a document; "
-        "nothing is added to a prompt.",
+        "Dictionary, and the documentation of SQLite, PostgreSQL 15 and Python 3.11. Licences: "
+        "public domain, WordNet, PostgreSQL and PSF; `tests/data/README.md` lists sources and "
+        "notices. `<|endoftext|>` (id 0) was put before and after every document. The tokenizer "
+        "adds no special token to a prompt.",
     ]
     title = (f"{TITLES[name][0].upper() + TITLES[name][1:]}. A small English model in the native "
-             "format, for trying the server and for its tests: its text resembles its sources and "
-             "says nothing to rely on.")
+             "format, for trying the server and for the server's tests. Its output resembles its "
+             "training text; do not rely on what it says.")
     body = "\n\n".join(textwrap.fill(text, 100) for text in paragraphs)
     return f"# {name}\n\n{textwrap.fill(title, 100)}\n\n| | |\n|---|---|\n{table}\n\n{body}\n"
 
