@@ -515,11 +515,11 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
                                                std::unique_ptr<Model> model,
                                                std::shared_ptr<const Tokenizer> tokenizer,
                                                std::vector<TokenId> eos_token_ids) {
-  const StepLooks looks =
-      options.expert_stats ? RecorderLooks(RecorderSettings(options)) : StepLooks{};
+  const ReportContents contents =
+      options.expert_stats ? RecorderReportContents(RecorderSettings(options)) : ReportContents{};
   MOESERVE_ASSIGN_OR_RETURN(const EngineOptions o,
                             Resolved(options, model->spec(), model->backend().preferred_step_rows(),
-                                     model->LookFloatsPerToken(looks)));
+                                     model->ReportFloatsPerToken(contents)));
   const std::vector<KvLayerShape> shapes = CacheShapes(model->spec());
   const KvCacheType type = o.kv_cache_type.value_or(KvCacheTypeOf(model->options().compute));
   MOESERVE_ASSIGN_OR_RETURN(const int64_t blocks,
@@ -529,7 +529,7 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
   const std::optional<RoutingControl> widest =
       RoutingControl::Widest(model->spec(), o.routing_control);
   MOESERVE_RETURN_IF_ERROR(model->Reserve(o.max_step_tokens, o.max_step_tokens, type,
-                                          widest.has_value() ? &*widest : nullptr, looks));
+                                          widest.has_value() ? &*widest : nullptr, contents));
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<KvCacheStorage> cache,
                             model->backend().NewKvCache(shapes, type, blocks));
   std::unique_ptr<RouteCounters> counters;

@@ -8,14 +8,14 @@
 namespace moeserve {
 namespace {
 
-// Largest memory for the router scores and router inputs that a step captures. It is taken from the
+// Largest memory for the router scores and router inputs that a step reports. It is taken from the
 // device before the KV cache; steps get fewer rows if they would need more.
-constexpr int64_t kMaxLookBytes = int64_t{256} << 20;
+constexpr int64_t kMaxReportBytes = int64_t{256} << 20;
 
 }  // namespace
 
 Result<EngineOptions> Resolved(const EngineOptions& options, const ModelSpec& spec,
-                               int device_step_rows, int64_t look_floats) {
+                               int device_step_rows, int64_t report_floats) {
   EngineOptions o = options;
   if (o.max_model_len == 0) o.max_model_len = spec.max_position_embeddings;
   if (o.max_model_len < 1 || o.max_model_len > spec.max_position_embeddings) {
@@ -31,8 +31,8 @@ Result<EngineOptions> Resolved(const EngineOptions& options, const ModelSpec& sp
     return absl::InvalidArgumentError("routing-records: expert statistics are switched off");
   }
   if (o.max_step_tokens == 0) o.max_step_tokens = device_step_rows;
-  if (look_floats > 0) {
-    const int64_t fitting = kMaxLookBytes / (look_floats * static_cast<int64_t>(sizeof(float)));
+  if (report_floats > 0) {
+    const int64_t fitting = kMaxReportBytes / (report_floats * static_cast<int64_t>(sizeof(float)));
     o.max_step_tokens = static_cast<int>(std::min<int64_t>(o.max_step_tokens, fitting));
   }
   if (o.max_step_tokens < o.max_num_seqs) o.max_step_tokens = o.max_num_seqs;

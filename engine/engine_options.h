@@ -10,11 +10,11 @@ namespace moeserve {
 // Returns the options with every default filled in. InvalidArgument names the option, what was
 // expected and what was found.
 //
-// `device_step_rows` is the number of rows in a step that suits the device. `look_floats` is the
-// number of f32 values that the captured router scores and router inputs of one token take;
-// max_step_tokens is lowered so that the captures of a step stay below a fixed size.
+// `device_step_rows` is the number of rows in a step that suits the device. `report_floats` is the
+// number of f32 values that the reported router scores and router inputs of one token take;
+// max_step_tokens is lowered so that the reported rows of a step stay below a fixed size.
 Result<EngineOptions> Resolved(const EngineOptions& options, const ModelSpec& spec,
-                               int device_step_rows, int64_t look_floats);
+                               int device_step_rows, int64_t report_floats);
 
 // Returns the number of KV cache blocks; a block takes `block_bytes` over all layers.
 // ResourceExhausted if the memory does not hold one sequence of max_model_len tokens.

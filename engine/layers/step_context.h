@@ -3,7 +3,7 @@
 
 #include "engine/layers/workspace.h"
 #include "engine/model/batch.h"
-#include "engine/model/look_buffer.h"
+#include "engine/model/report_buffer.h"
 #include "kernels/backend.h"
 
 namespace moeserve {
@@ -14,7 +14,7 @@ struct StepContext {
   DType activation;  // type of the inputs of matrix products: f32 or bf16
   const Batch& batch;
   KvCacheStorage& cache;
-  const LookBuffer& looks;  // where routed blocks store the rows that the step captures
+  const ReportBuffer& reported;  // where routed blocks store the rows that the step reports
 };
 
 }  // namespace moeserve

@@ -9,7 +9,7 @@
 #include "engine/layers/branch.h"
 #include "engine/layers/feed_forward.h"
 #include "engine/layers/workspace.h"
-#include "engine/model/look_buffer.h"
+#include "engine/model/report_buffer.h"
 #include "engine/routes/route_layout.h"
 
 namespace moeserve {
@@ -26,17 +26,17 @@ struct Block {
 class Model::Impl {
  public:
   Impl(const ModelSpec& s, const ModelOptions& o, Backend& b)
-      : spec(s), options(o), backend(b), workspace(b), looks_(RouteLayout(s), s.hidden_size) {}
+      : spec(s), options(o), backend(b), workspace(b), reported_(RouteLayout(s), s.hidden_size) {}
   ~Impl() { backend.ForgetSteps(this); }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
   absl::Status Load(WeightSource& source, PackedCache* packed_cache);
   absl::Status Reserve(int tokens, int logit_rows, KvCacheType cache_type,
-                       const RoutingControl* widest, StepLooks looks);
+                       const RoutingControl* widest, ReportContents contents);
   StepReport Forward(const Batch& batch, KvCacheStorage& cache, const StepOptions& step,
                      std::span<float> logits, std::span<SampleResult> samples);
-  const LookBuffer& looks() const { return looks_; }
+  const ReportBuffer& reported() const { return reported_; }
 
   const ModelSpec spec;
   const ModelOptions options;
@@ -61,7 +61,7 @@ class Model::Impl {
   std::unique_ptr<EmbeddingTable> learned_positions_;
   std::unique_ptr<NormBank> final_norm_;  // null if the model is post-norm
   std::vector<Block> blocks_;             // in execution order
-  LookBuffer looks_;
+  ReportBuffer reported_;
 };
 
 absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) {
@@ -138,21 +138,21 @@ StepReport Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, const
                                            .samples = batch.samples,
                                            .counters = step.counters,
                                            .kind = kind,
-                                           .variant = step.looks.scores + 2 * step.looks.inputs},
+                                           .variant = step.report.scores + 2 * step.report.inputs},
                                           this, replayable);
   const RowsView scores = workspace.TakeDense(rows.outputs, spec.vocab_size, DType::kF32);
   RowsView kept;
-  if (const int64_t floats = looks_.Floats(rows.tokens, step.looks); floats > 0) {
+  if (const int64_t floats = reported_.Floats(rows.tokens, step.report); floats > 0) {
     kept = workspace.TakeDense(1, floats, DType::kF32);
   }
-  looks_.Place(rows.tokens, step.looks, kept);
-  StepContext ctx{backend, workspace, options.compute, batch, cache, looks_};
+  reported_.Place(rows.tokens, step.report, kept);
+  StepContext ctx{backend, workspace, options.compute, batch, cache, reported_};
   backend.RunStep([&] { Issue(ctx, rows.tokens, scores); });
   if (step.meanwhile) step.meanwhile();
   ReadOutputs(batch, scores, logits, samples);
   const StepOutcome outcome = backend.FinishStep();
   StepReport report{.failed = outcome.failed, .routes = outcome.routes, .blocks = {}};
-  if (step.looks.any()) report.blocks = looks_.Report(backend, step.looks);
+  if (step.report.any()) report.blocks = reported_.Report(backend, step.report);
   return report;
 }
 
@@ -216,7 +216,7 @@ void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits
 }
 
 absl::Status Model::Impl::Reserve(int tokens, int logit_rows, KvCacheType cache_type,
-                                  const RoutingControl* widest, StepLooks looks) {
+                                  const RoutingControl* widest, ReportContents contents) {
   std::vector<KvLayerShape> shapes;
   for (const LayerSpec& l : spec.layers) {
     shapes.push_back({l.attention.num_kv_heads, l.attention.head_dim});
@@ -237,10 +237,10 @@ absl::Status Model::Impl::Reserve(int tokens, int logit_rows, KvCacheType cache_
   // different ids, so that they count as decoding rows, for which attention takes scratch memory;
   // adjacent rows of one prompt would take none.
   for (int t = 0; t < tokens; ++t) batch.sequence.push_back(-1 - t % 2);
-  Forward(batch, *cache, {.looks = looks}, {}, results);
+  Forward(batch, *cache, {.report = contents}, {}, results);
   if (widest != nullptr) {
     batch.controls = {widest};
-    Forward(batch, *cache, {.looks = looks}, {}, results);
+    Forward(batch, *cache, {.report = contents}, {}, results);
   }
   backend.ForgetSteps(this);  // captured graphs refer to the cache, which is destroyed here
   return absl::OkStatus();
@@ -272,12 +272,14 @@ StepReport Model::Forward(const Batch& batch, KvCacheStorage& cache, const StepO
   return impl_->Forward(batch, cache, options, logits, samples);
 }
 
-int64_t Model::LookFloatsPerToken(StepLooks looks) const { return impl_->looks().Floats(1, looks); }
+int64_t Model::ReportFloatsPerToken(ReportContents contents) const {
+  return impl_->reported().Floats(1, contents);
+}
 
 absl::Status Model::Reserve(int tokens, int logit_rows, KvCacheType cache_type,
-                            const RoutingControl* widest, StepLooks looks) {
+                            const RoutingControl* widest, ReportContents contents) {
   if (!impl_->backend.needs_reservation()) return absl::OkStatus();
-  return impl_->Reserve(tokens, logit_rows, cache_type, widest, looks);
+  return impl_->Reserve(tokens, logit_rows, cache_type, widest, contents);
 }
 
 const ModelSpec& Model::spec() const { return impl_->spec; }

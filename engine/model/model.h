@@ -41,16 +41,17 @@ class Model {
   StepReport Forward(const Batch& batch, KvCacheStorage& cache, const StepOptions& options,
                      std::span<float> logits, std::span<SampleResult> samples = {});
 
-  // Returns the number of floats per token that a step needs to capture what `looks` requests.
-  int64_t LookFloatsPerToken(StepLooks looks) const;
+  // Returns the number of floats per token that a step needs to keep the rows that `contents`
+  // requests.
+  int64_t ReportFloatsPerToken(ReportContents contents) const;
 
   // Allocates the device memory for a step with `tokens` tokens and `logit_rows` rows of logits
   // over a cache of this type, so that no request can fail for lack of it later. `widest` is the
-  // largest routing override that requests may have (null: none are allowed), `looks` the most that
-  // a step captures. Returns ResourceExhausted; if not even the activations fit, the process stops
-  // with a message that names the sizes.
+  // largest routing override that requests may have (null: none are allowed), `contents` the most
+  // that a step reports. Returns ResourceExhausted; if not even the activations fit, the process
+  // stops with a message that names the sizes.
   absl::Status Reserve(int tokens, int logit_rows, KvCacheType cache_type,
-                       const RoutingControl* widest = nullptr, StepLooks looks = {});
+                       const RoutingControl* widest = nullptr, ReportContents contents = {});
 
   const ModelSpec& spec() const;
   const ModelOptions& options() const;

@@ -10,9 +10,9 @@
 
 namespace moeserve {
 
-// What a step captures in every routed block. If scores or inputs are captured, the report has the
+// What a step reports for every routed block. If scores or inputs are reported, the report has the
 // routing plans as well.
-struct StepLooks {
+struct ReportContents {
   bool plans = false;
   bool scores = false;  // router scores
   bool inputs = false;  // router inputs
@@ -20,7 +20,7 @@ struct StepLooks {
   bool any() const { return plans || scores || inputs; }
   // Whether the step must keep rows in device memory until it ends.
   bool keeps_rows() const { return scores || inputs; }
-  StepLooks operator|(StepLooks other) const {
+  ReportContents operator|(ReportContents other) const {
     return {plans || other.plans, scores || other.scores, inputs || other.inputs};
   }
 };
@@ -31,9 +31,9 @@ struct BlockReport {
   int layer = 0;
   BlockKind block = BlockKind::kFeedForward;
   RoutingPlan plan;  // in host memory
-  // [plan.rows, E] after bias and temperature; empty if not captured
+  // [plan.rows, E] after bias and temperature; empty if not requested
   std::span<const float> scores;
-  std::span<const float> inputs;  // [plan.rows, c] as the router read them; empty if not captured
+  std::span<const float> inputs;  // [plan.rows, c] as the router read them; empty if not requested
 };
 
 // The spans are valid until the backend's next step.
@@ -41,11 +41,12 @@ struct StepReport {
   // [T] 1: the largest router score of one of the token's rows was not finite
   std::span<const uint8_t> failed;
   std::span<const TokenRoutes> routes;  // [T] experts' work for each token; empty without counters
-  std::span<const BlockReport> blocks;  // in the order of RouteLayout; empty if nothing is captured
+  // in the order of RouteLayout; empty if no contents were requested
+  std::span<const BlockReport> blocks;
 };
 
 struct StepOptions {
-  StepLooks looks;
+  ReportContents report;
   // Counters to which the step adds its routing plans; null: nothing is counted.
   RouteCounters* counters = nullptr;
   // Called on the caller's thread after the step's operations were issued. A device may still be

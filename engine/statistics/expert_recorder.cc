@@ -172,11 +172,11 @@ CountSettings RecorderCounts(const ModelSpec& spec, const RecorderOptions& optio
   return settings;
 }
 
-StepLooks RecorderLooks(const RecorderOptions& options) {
+ReportContents RecorderReportContents(const RecorderOptions& options) {
   const bool samples = options.router_stats_interval > 0;
-  StepLooks looks{.scores = samples, .inputs = samples && options.hidden_samples > 0};
-  if (options.observer != nullptr) looks = looks | options.observer->looks();
-  return looks;
+  ReportContents contents{.scores = samples, .inputs = samples && options.hidden_samples > 0};
+  if (options.observer != nullptr) contents = contents | options.observer->contents();
+  return contents;
 }
 
 ExpertRecorder::ExpertRecorder(const ModelSpec& spec, const RecorderOptions& options, RouteLog* log,
@@ -211,8 +211,8 @@ StepOptions ExpertRecorder::BeginStep() {
   log_routes_ = log_ != nullptr && log_->keeps_routes();
   ++steps_;
   StepOptions step;
-  step.looks = {.plans = log_routes_, .scores = sampling_, .inputs = samples_inputs()};
-  if (options_.observer != nullptr) step.looks = step.looks | options_.observer->looks();
+  step.report = {.plans = log_routes_, .scores = sampling_, .inputs = samples_inputs()};
+  if (options_.observer != nullptr) step.report = step.report | options_.observer->contents();
   step.counters = counters_.get();
   if (std::exchange(has_samples_, false)) {
     step.meanwhile = [this] {

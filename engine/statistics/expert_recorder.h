@@ -42,8 +42,8 @@ ExpertStats EmptyExpertStats(const ModelSpec& spec, bool any_selection = false);
 // Returns what the backend must count for a recorder of `spec`.
 CountSettings RecorderCounts(const ModelSpec& spec, const RecorderOptions& options);
 
-// Returns the most that a recorder captures in one step.
-StepLooks RecorderLooks(const RecorderOptions& options);
+// Returns the most that a recorder asks a step to report.
+ReportContents RecorderReportContents(const RecorderOptions& options);
 
 // The backend counts every step (RouteCounters); the recorder adds what counters cannot hold:
 // routes, sampled router scores and sampled router inputs. One thread records; any thread may take

@@ -9,8 +9,8 @@ namespace moeserve {
 class StepObserver {
  public:
   virtual ~StepObserver() = default;
-  // Returns what every step must capture for this observer; constant over the observer's life.
-  virtual StepLooks looks() const = 0;
+  // Returns what every step must report for this observer; constant over the observer's life.
+  virtual ReportContents contents() const = 0;
   // Called on the engine thread after each step. `report` is valid during the call.
   virtual void OnStep(const Batch& batch, const StepReport& report) = 0;
 };

@@ -152,7 +152,7 @@ class Cases {
     }
     logits_.resize(batch.logit_rows.size() * static_cast<size_t>(model_.spec().vocab_size));
     const StepReport report =
-        model_.Forward(batch, cache_, {.looks = {.plans = work != nullptr}}, logits_);
+        model_.Forward(batch, cache_, {.report = {.plans = work != nullptr}}, logits_);
     if (work != nullptr) work->Add(report);
   }
 

@@ -24,7 +24,7 @@ class ScoreDump final : public RouteTrace {
   static Result<std::unique_ptr<ScoreDump>> Create(const std::filesystem::path& folder,
                                                    const ModelSpec& spec, bool hidden);
 
-  StepLooks looks() const override {
+  ReportContents contents() const override {
     return {.plans = true, .scores = true, .inputs = !inputs_.empty()};
   }
   void OnStep(const Batch& batch, const StepReport& report) override;

@@ -148,7 +148,7 @@ TEST_P(DeviceStatisticsTest, EqualTheHostsWithRecords) {
 TEST_P(DeviceStatisticsTest, AnObserverSeesEveryPlanOnce) {
   class Observer : public StepObserver {
    public:
-    StepLooks looks() const override { return {.plans = true}; }
+    ReportContents contents() const override { return {.plans = true}; }
     void OnStep(const Batch&, const StepReport& report) override {
       for (const BlockReport& block : report.blocks) {
         ++plans;
@@ -316,11 +316,11 @@ struct SeenBlock {
   std::vector<float> scores, inputs;
 };
 
-std::vector<SeenBlock> Look(ModelRunner& runner, const std::vector<ModelRunner::Part>& parts,
-                            StepLooks looks) {
+std::vector<SeenBlock> RunAndRead(ModelRunner& runner, const std::vector<ModelRunner::Part>& parts,
+                                  ReportContents contents) {
   std::vector<SeenBlock> seen;
   StepSetup setup;
-  setup.options.looks = looks;
+  setup.options.report = contents;
   setup.report = [&](const StepReport& report) {
     for (const BlockReport& block : report.blocks) {
       const RoutingPlan& plan = block.plan;
@@ -331,7 +331,7 @@ std::vector<SeenBlock> Look(ModelRunner& runner, const std::vector<ModelRunner::
           s.experts.push_back(plan.expert_of_assignment[plan.assignments_of_row[i]]);
         }
       }
-      if (looks.scores) {
+      if (contents.scores) {
         EXPECT_EQ(block.scores.size(), static_cast<size_t>(plan.rows) * plan.num_experts);
       }
       s.scores.assign(block.scores.begin(), block.scores.end());
@@ -342,7 +342,7 @@ std::vector<SeenBlock> Look(ModelRunner& runner, const std::vector<ModelRunner::
   return seen;
 }
 
-constexpr StepLooks kEverything{.plans = true, .scores = true, .inputs = true};
+constexpr ReportContents kEverything{.plans = true, .scores = true, .inputs = true};
 
 void ExpectNear(const std::vector<float>& device, const std::vector<float>& host) {
   ASSERT_EQ(device.size(), host.size());
@@ -351,7 +351,7 @@ void ExpectNear(const std::vector<float>& device, const std::vector<float>& host
   }
 }
 
-void ExpectSameSight(const std::vector<SeenBlock>& device, const std::vector<SeenBlock>& host) {
+void ExpectSameReports(const std::vector<SeenBlock>& device, const std::vector<SeenBlock>& host) {
   ASSERT_EQ(device.size(), host.size());
   ASSERT_FALSE(host.empty());
   for (size_t b = 0; b < host.size(); ++b) {
@@ -365,10 +365,10 @@ void ExpectSameSight(const std::vector<SeenBlock>& device, const std::vector<See
   }
 }
 
-// A step that reports its blocks (with captures) is captured in a graph and replayed like any other
-// step, and has its own graph beside that of steps of the same size without captures. It must
-// report what the same step reports on the host. Padding rows must be left out.
-TEST_P(DeviceStatisticsTest, StepsWithLooksAreReplayed) {
+// A step that reports its blocks is captured in a graph and replayed like any other step. Its graph
+// is separate from that of steps of the same size without reported blocks. The step must report
+// what the same step reports on the host, without padding rows.
+TEST_P(DeviceStatisticsTest, StepsWithReportsAreReplayed) {
   const auto device = ModelRunner::Load(GetParam().model, {.device = CountingDevice()});
   const auto host = ModelRunner::Load(GetParam().model, {.device = "cpu"});
   ASSERT_TRUE(device.ok()) << device.status();
@@ -376,23 +376,23 @@ TEST_P(DeviceStatisticsTest, StepsWithLooksAreReplayed) {
   int runs = 0;
   for (int position = 0; position < 4; ++position) {
     for (const int sequences : {4, 3}) {
-      for (const bool looks : {true, false}) {
-        SCOPED_TRACE(::testing::Message() << position << ", " << sequences << ", " << looks);
+      for (const bool contents : {true, false}) {
+        SCOPED_TRACE(::testing::Message() << position << ", " << sequences << ", " << contents);
         std::vector<ModelRunner::Part> parts;
         for (int s = 0; s < sequences; ++s) {
           const size_t token = static_cast<size_t>(position + s) % golden_.tokens.size();
           parts.push_back({s, position, {golden_.tokens[token]}});
         }
         const uint64_t replayed = (*device)->backend().replayed_steps();
-        const auto seen = Look(**device, parts, looks ? kEverything : StepLooks{});
+        const auto seen = RunAndRead(**device, parts, contents ? kEverything : ReportContents{});
         // The first run is eager, the second captures a graph and replays it. Steps with and
-        // without captures have separate graphs.
+        // without reported blocks have separate graphs.
         EXPECT_EQ((*device)->backend().replayed_steps() - replayed, runs < 1 ? 0u : 1u);
-        if (!looks) {
+        if (!contents) {
           EXPECT_TRUE(seen.empty());
           continue;
         }
-        ExpectSameSight(seen, Look(**host, parts, kEverything));
+        ExpectSameReports(seen, RunAndRead(**host, parts, kEverything));
         if (HasFatalFailure()) return;
       }
       ++runs;
@@ -409,7 +409,8 @@ TEST_P(DeviceStatisticsTest, PromptsReportWhatTheHostReports) {
   ASSERT_TRUE(host.ok()) << host.status();
   const std::vector<ModelRunner::Part> parts = {{0, 0, golden_.Prompt(0)},
                                                 {1, 0, golden_.Prompt(1 % golden_.prompts)}};
-  ExpectSameSight(Look(**device, parts, kEverything), Look(**host, parts, kEverything));
+  ExpectSameReports(RunAndRead(**device, parts, kEverything),
+                    RunAndRead(**host, parts, kEverything));
   EXPECT_EQ((*device)->backend().replayed_steps(), 0u);
 }
 

@@ -364,9 +364,9 @@ class CountedSteps {
     recorder_ = std::make_unique<ExpertRecorder>(spec, options, nullptr, std::move(counters));
   }
 
-  // Runs a step with the captures that the recorder requested, and returns these.
-  StepLooks Run(const Batch& batch, const RoutingPlan& plan, std::span<const float> scores,
-                std::span<const float> inputs) {
+  // Runs a step with the report contents that the recorder requested, and returns these.
+  ReportContents Run(const Batch& batch, const RoutingPlan& plan, std::span<const float> scores,
+                     std::span<const float> inputs) {
     const StepOptions step = recorder_->BeginStep();
     const RoutingPlan* const plans[] = {&plan};
     std::vector<uint8_t> kind;
@@ -376,12 +376,12 @@ class CountedSteps {
     if (step.meanwhile) step.meanwhile();
     BlockReport block;
     block.plan = plan;
-    if (step.looks.scores) block.scores = scores;
-    if (step.looks.inputs) block.inputs = inputs;
+    if (step.report.scores) block.scores = scores;
+    if (step.report.inputs) block.inputs = inputs;
     StepReport report{.failed = {}, .routes = routes, .blocks = {}};
-    if (step.looks.any()) report.blocks = {&block, 1};
+    if (step.report.any()) report.blocks = {&block, 1};
     recorder_->EndStep(batch, report);
-    return step.looks;
+    return step.report;
   }
   const ExpertRecorder& recorder() const { return *recorder_; }
 
@@ -424,9 +424,10 @@ TEST(Recorder, RowsThatAreNotFiniteAreNotSampled) {
                          .assignments_of_row = of_row.data(),
                          .row_nonfinite = status.data()};
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  const StepLooks looks = steps.Run(batch, plan, std::vector<float>{nan, nan, nan, nan, 0, 1},
-                                    std::vector<float>{nan, nan, nan, 1, 2, 3});
-  EXPECT_TRUE(looks.scores && looks.inputs);
+  const ReportContents contents =
+      steps.Run(batch, plan, std::vector<float>{nan, nan, nan, nan, 0, 1},
+                std::vector<float>{nan, nan, nan, 1, 2, 3});
+  EXPECT_TRUE(contents.scores && contents.inputs);
 
   const ExpertRecorder& recorder = steps.recorder();
   const BlockExpertStats block = recorder.Snapshot().blocks[0];
@@ -486,8 +487,8 @@ TEST(Recorder, SampledRouterScoresMissNobody) {
                          .row_nonfinite = status.data()};
   constexpr int kSamples = 12;  // two tokens per sample, so that every token is sampled twice
   for (int step = 0; step < 4 * kSamples; ++step) {
-    const StepLooks looks = steps.Run(batch, plan, scores, {});
-    EXPECT_EQ(looks.scores, step % 4 == 0);
+    const ReportContents contents = steps.Run(batch, plan, scores, {});
+    EXPECT_EQ(contents.scores, step % 4 == 0);
   }
   const RouterStats router = steps.recorder().Snapshot().blocks[0].router;
   EXPECT_EQ(router.rows, static_cast<uint64_t>(kSamples * 8));

@@ -70,14 +70,14 @@ std::vector<RouteOverride> RoutedLayer::Overrides(const StepContext& ctx) const 
 
 RoutingPlan RoutedLayer::Route(StepContext& ctx, const RowsView& rows) const {
   const std::vector<RouteOverride> overrides = Overrides(ctx);
-  const BlockLook& look = ctx.looks.of_slot(slot_);
-  if (look.inputs.data != nullptr) ctx.backend.Convert(rows, look.inputs);
+  const ReportedRows& reported = ctx.reported.of_slot(slot_);
+  if (reported.inputs.data != nullptr) ctx.backend.Convert(rows, reported.inputs);
   return ctx.backend.Route(
       {.router = router_.get(),
        .input = rows,
        .given = ctx.batch.given.empty() ? nullptr : ctx.batch.given[static_cast<size_t>(slot_)],
        .slot = slot_,
-       .scores = look.scores.data != nullptr ? &look.scores : nullptr,
+       .scores = reported.scores.data != nullptr ? &reported.scores : nullptr,
        .overrides = overrides});
 }
 

@@ -18,7 +18,7 @@ class RouteTrace : public StepObserver {
   explicit RouteTrace(const RouteLayout& layout)
       : layout_(layout), routes_(layout.blocks.size()), weights_(layout.blocks.size()) {}
 
-  StepLooks looks() const override { return {.plans = true}; }
+  ReportContents contents() const override { return {.plans = true}; }
   void OnStep(const Batch& batch, const StepReport& report) override;
 
   const RouteLayout& layout() const { return layout_; }

@@ -1,4 +1,4 @@
-#include "engine/model/look_buffer.h"
+#include "engine/model/report_buffer.h"
 
 namespace moeserve {
 namespace {
@@ -9,20 +9,20 @@ int64_t Aligned(int64_t floats) { return (floats + kAlignment - 1) / kAlignment 
 
 }  // namespace
 
-LookBuffer::LookBuffer(const RouteLayout& layout, int hidden_size)
-    : layout_(layout), hidden_size_(hidden_size), looks_(layout.block_of_layer.size()) {}
+ReportBuffer::ReportBuffer(const RouteLayout& layout, int hidden_size)
+    : layout_(layout), hidden_size_(hidden_size), rows_(layout.block_of_layer.size()) {}
 
-int64_t LookBuffer::Floats(int64_t tokens, StepLooks looks) const {
+int64_t ReportBuffer::Floats(int64_t tokens, ReportContents contents) const {
   int64_t floats = 0;
   for (const RoutedBlock& block : layout_.blocks) {
     const int64_t rows = tokens * block.sub_tokens;
-    if (looks.scores) floats += Aligned(rows * block.num_experts);
-    if (looks.inputs) floats += Aligned(tokens * hidden_size_);
+    if (contents.scores) floats += Aligned(rows * block.num_experts);
+    if (contents.inputs) floats += Aligned(tokens * hidden_size_);
   }
   return floats;
 }
 
-void LookBuffer::Place(int64_t tokens, StepLooks looks, const RowsView& memory) {
+void ReportBuffer::Place(int64_t tokens, ReportContents contents, const RowsView& memory) {
   memory_ = memory;
   auto* next = static_cast<float*>(memory.data);
   const auto place = [&](bool wanted, int64_t rows, int64_t cols) {
@@ -33,15 +33,15 @@ void LookBuffer::Place(int64_t tokens, StepLooks looks, const RowsView& memory) 
   };
   for (const RoutedBlock& block : layout_.blocks) {
     const int64_t rows = tokens * block.sub_tokens;
-    BlockLook& look = looks_[static_cast<size_t>(PlanSlot(block.layer, block.block))];
-    look.scores = place(looks.scores, rows, block.num_experts);
-    look.inputs = place(looks.inputs, rows, hidden_size_ / block.sub_tokens);
+    ReportedRows& reported = rows_[static_cast<size_t>(PlanSlot(block.layer, block.block))];
+    reported.scores = place(contents.scores, rows, block.num_experts);
+    reported.inputs = place(contents.inputs, rows, hidden_size_ / block.sub_tokens);
   }
 }
 
-std::span<const BlockReport> LookBuffer::Report(Backend& backend, StepLooks looks) {
+std::span<const BlockReport> ReportBuffer::Report(Backend& backend, ReportContents contents) {
   reports_.clear();
-  if (looks.keeps_rows()) {
+  if (contents.keeps_rows()) {
     host_.resize(static_cast<size_t>(memory_.cols));
     backend.CopyToHost(memory_, host_);
   }
