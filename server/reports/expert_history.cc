@@ -14,7 +14,8 @@ void ExpertHistory::Add(absl::Time now, ExpertStats snapshot) {
   while (snapshots_.size() > 1 && now - snapshots_[1].time >= absl::Seconds(kMaxWindowSeconds)) {
     snapshots_.pop_front();
   }
-  // Removes at most one snapshot that has become older than a minute.
+  // Thins out snapshots older than a minute: a snapshot goes if its two neighbours are at most 10 s
+  // apart. One removal per added snapshot is enough to keep up.
   for (size_t i = 1; i + 1 < snapshots_.size(); ++i) {
     if (now - snapshots_[i].time < absl::Seconds(60)) break;
     if (snapshots_[i + 1].time - snapshots_[i - 1].time <= absl::Seconds(10)) {

@@ -188,9 +188,9 @@ Status MeasureDistances(Grammar* grammar, CompileBudget* budget) {
   return absl::OkStatus();
 }
 
-// Computes Node::height of all nodes in order of distance. This works because a shortest instance
-// consists of shorter instances. A choice has the distance of one of its options and is visited
-// after it.
+// Computes Node::height of all nodes in ascending order of Node::distance. The height of a node
+// depends on the nodes from which its shortest instance is built. These come earlier in the order:
+// their distances are smaller, or, below a choice, equal, and then choices come last.
 void MeasureHeights(Grammar* grammar) {
   std::vector<Node>& nodes = grammar->nodes;
   std::vector<NodeId> order;

@@ -92,7 +92,8 @@ struct StackPool {
     frames.resize(mark.frames);
     seen.resize(mark.seen);
   }
-  // Returns whether two stacks have equal frames, whether or not they share elements.
+  // Returns whether the stacks below `a` and `b` are equal frame by frame, even if they do not share
+  // storage.
   bool Equal(const Frame& a, const Frame& b) const;
   // Removes the elements that no frame in `tops` refers to.
   void Compact(std::vector<Frame>* tops);
