@@ -9,7 +9,7 @@ CountsSnapshot ZeroCounts(const CountSettings& settings) {
     BlockCounts& to = counts.blocks.emplace_back();
     to.experts.resize(static_cast<size_t>(block.num_experts));
     to.distinct_histogram.resize(static_cast<size_t>(block.most_distinct) + 1);
-    if (block.diverse) most_diverse += static_cast<size_t>(block.most_distinct);
+    if (block.in_diversity) most_diverse += static_cast<size_t>(block.most_distinct);
   }
   counts.diversity_histogram.resize(most_diverse + 1);
   return counts;

@@ -19,9 +19,9 @@ inline constexpr uint8_t kTokenPrefill = 0, kTokenDecode = 1, kTokenRecompute = 
 struct CountedBlock {
   int slot = 0;  // the slot of the block's plans (RouteArgs::slot)
   int num_experts = 1;
-  int sub_tokens = 1;     // rows per token
-  int most_distinct = 1;  // the most experts that one token can use
-  bool diverse = false;   // whether the block contributes to the diversity histogram
+  int sub_tokens = 1;         // rows per token
+  int most_distinct = 1;      // the most experts that one token can use
+  bool in_diversity = false;  // whether the block contributes to the diversity histogram
   std::vector<int64_t> expert_parameters;  // [num_experts] number of parameters per expert
 };
 
@@ -78,8 +78,9 @@ struct BlockCounts {
 
 struct CountsSnapshot {
   ModelCounts model;
-  std::vector<uint64_t> diversity_histogram;  // [1 + sum of most_distinct over the diverse blocks]
-  std::vector<BlockCounts> blocks;            // in the order of CountSettings::blocks
+  std::vector<uint64_t>
+      diversity_histogram;          // [1 + sum of most_distinct over the blocks with in_diversity]
+  std::vector<BlockCounts> blocks;  // in the order of CountSettings::blocks
 };
 
 // Returns a snapshot whose arrays have the sizes that `settings` require, with every count 0.

@@ -165,7 +165,7 @@ CountSettings RecorderCounts(const ModelSpec& spec, const RecorderOptions& optio
          .num_experts = block.num_experts,
          .sub_tokens = block.sub_tokens,
          .most_distinct = static_cast<int>(facts.distinct_histogram.size()) - 1,
-         .diverse = !split || block.sub_tokens > 1,
+         .in_diversity = !split || block.sub_tokens > 1,
          .expert_parameters = std::move(facts.expert_parameters)});
   }
   if (KeepsTokenCounts(spec, layout, options)) settings.vocabulary = spec.vocab_size;

@@ -65,7 +65,7 @@ void CpuRouteCounters::CountBlock(const Step& step, size_t index, const RoutingP
       counts.nonfinite_rows += plan.row_nonfinite[r] != 0;
     }
     ++counts.distinct_histogram[distinct_[t]];
-    if (block.diverse) diversity_[t] += distinct_[t];
+    if (block.in_diversity) diversity_[t] += distinct_[t];
   }
 }
 

@@ -32,7 +32,7 @@ class StepCountsTest : public ::testing::Test {
                                            .num_experts = kExperts,
                                            .sub_tokens = kSubTokens,
                                            .most_distinct = kSubTokens * kTopK,
-                                           .diverse = true,
+                                           .in_diversity = true,
                                            .expert_parameters = {1, 10, 100, 1000, 10000}}},
                                .vocabulary = 0}))
                     .value();

@@ -16,9 +16,10 @@ constexpr int64_t kMaxShared = 160 << 10;
 // Bytes in front of the memory that the phases of the kernel share; they hold the flag of
 // LastToArrive().
 constexpr int64_t kHeader = 128;
-// Number of multiprocessors of a large device. Tiles with few columns are used up to two blocks per
-// multiprocessor, tiles with few rows up to one block. Beyond that, small tiles would read the
-// router's weights too often.
+// Number of multiprocessors of a large device. The smallest tiles (few columns) are used if the
+// launch then has at most two thread blocks per multiprocessor, the next larger ones (few rows) if
+// it has at most one. In larger launches, small tiles would read inputs and weights from memory too
+// often.
 constexpr int64_t kMultiprocessors = 132;
 constexpr int64_t kSmallTileBlocks = 2 * kMultiprocessors;
 

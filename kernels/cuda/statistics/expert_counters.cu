@@ -51,7 +51,7 @@ struct BlockArgs {
   int32_t most_distinct;
   int32_t first_expert;  // index of the first expert among the experts of all blocks
   int32_t first_bucket;
-  bool diverse;
+  bool in_diversity;
   bool wide;  // a thread block counts an expert; if false, a warp does
 };
 
@@ -74,7 +74,8 @@ struct CountArgs {
   int32_t* distinct;  // [blocks, distinct_stride] number of experts that each token used, 0 between
                       // launches
   int64_t distinct_stride;
-  int32_t* diversity;         // [tokens] sum of `distinct` over the diverse blocks, 0 between steps
+  int32_t*
+      diversity;  // [tokens] sum of `distinct` over the blocks with in_diversity, 0 between steps
   const int64_t* parameters;  // of the experts of all blocks
   uint32_t* token_experts;    // [vocabulary, table_width] or null
   int64_t table_width;
@@ -192,7 +193,7 @@ __device__ void CountTokens(const CountArgs& a, const BlockArgs& b, bool decode_
     const int32_t touched = __ldcg(distinct + t);
     distinct[t] = 0;
     atomicAdd(histogram + min(touched, b.most_distinct), 1);
-    if (b.diverse) atomicAdd(a.diversity + t, touched);
+    if (b.in_diversity) atomicAdd(a.diversity + t, touched);
   }
   __syncthreads();
   uint64_t* sums = a.histograms + b.first_bucket;
@@ -287,7 +288,7 @@ Result<ExpertCounters> ExpertCounters::Create(const CountSettings& settings, int
     c.blocks_.push_back({.block = block, .experts = c.num_experts_, .histogram = c.num_buckets_});
     c.num_experts_ += block.num_experts;
     c.num_buckets_ += block.most_distinct + 1;
-    if (block.diverse) c.most_diversity_ += block.most_distinct;
+    if (block.in_diversity) c.most_diversity_ += block.most_distinct;
     parameters.insert(parameters.end(), block.expert_parameters.begin(),
                       block.expert_parameters.end());
   }
@@ -363,7 +364,7 @@ void ExpertCounters::LaunchCount(const Step& step, std::span<const RoutingPlan> 
                                         .most_distinct = b.most_distinct,
                                         .first_expert = static_cast<int32_t>(placed.experts),
                                         .first_bucket = static_cast<int32_t>(placed.histogram),
-                                        .diverse = b.diverse,
+                                        .in_diversity = b.in_diversity,
                                         .wide = wide};
       grid = std::max(grid, wide ? b.num_experts : (b.num_experts + kWarps - 1) / kWarps);
       most_distinct = std::max(most_distinct, b.most_distinct);

@@ -20,7 +20,7 @@ class CountingRun {
     CountSettings settings{.blocks = {}, .vocabulary = kVocabulary};
     settings.blocks.resize(static_cast<size_t>(blocks_), {.num_experts = experts,
                                                           .most_distinct = shape_.k_max(),
-                                                          .diverse = true,
+                                                          .in_diversity = true,
                                                           .expert_parameters = std::vector<int64_t>(
                                                               static_cast<size_t>(experts), 1000)});
     MOESERVE_ASSIGN_OR_RETURN(counters_, cuda::ExpertCounters::Create(settings, tokens_));
