@@ -78,8 +78,8 @@ struct BlockCounts {
 
 struct CountsSnapshot {
   ModelCounts model;
-  std::vector<uint64_t>
-      diversity_histogram;          // [1 + sum of most_distinct over the blocks with in_diversity]
+  // [1 + sum of most_distinct over the blocks with in_diversity]
+  std::vector<uint64_t> diversity_histogram;
   std::vector<BlockCounts> blocks;  // in the order of CountSettings::blocks
 };
 

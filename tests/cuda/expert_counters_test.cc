@@ -268,7 +268,8 @@ class TwoExperts {
 CountSettings BlocksOfTwo(size_t count) {
   CountSettings settings;
   settings.blocks.resize(
-      count, {.num_experts = 2, .most_distinct = 2, .in_diversity = true, .expert_parameters = {3, 10}});
+      count,
+      {.num_experts = 2, .most_distinct = 2, .in_diversity = true, .expert_parameters = {3, 10}});
   return settings;
 }
 

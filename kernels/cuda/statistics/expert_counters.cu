@@ -74,8 +74,8 @@ struct CountArgs {
   int32_t* distinct;  // [blocks, distinct_stride] number of experts that each token used, 0 between
                       // launches
   int64_t distinct_stride;
-  int32_t*
-      diversity;  // [tokens] sum of `distinct` over the blocks with in_diversity, 0 between steps
+  // [tokens] sum of `distinct` over the blocks with in_diversity, 0 between steps
+  int32_t* diversity;
   const int64_t* parameters;  // of the experts of all blocks
   uint32_t* token_experts;    // [vocabulary, table_width] or null
   int64_t table_width;
