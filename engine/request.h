@@ -40,8 +40,9 @@ struct TokenLogprob {
   TokenId token = 0;
   float logprob = 0.0f;  // natural log of the model's own softmax, before temperature and filters
   int rank = 0;          // rank of `token` by probability; 0: the most probable
-  std::vector<std::pair<TokenId, float>>
-      top;  // the most probable tokens with their logprobs, descending; ties: lower id first
+  // The most probable tokens with their logprobs, in descending order; of equally probable tokens,
+  // the one with the lower id first.
+  std::vector<std::pair<TokenId, float>> top;
 };
 
 struct Usage {

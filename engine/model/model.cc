@@ -228,7 +228,7 @@ absl::Status Model::Impl::Reserve(int tokens, int logit_rows, KvCacheType cache_
   batch.positions = batch.tokens;
   batch.phase.assign(batch.tokens.size(), Phase::kPrefill);
   for (int row = 0; row < std::min(tokens, logit_rows); ++row) batch.logit_rows.push_back(row);
-  // If the device samples, it samples all rows, so that no logits are copied.
+  // Requests a sampled token for every row. Forward() then needs no buffer for logits.
   SampleRow greedy{};
   greedy.logprobs = -1;
   batch.samples.assign(batch.logit_rows.size(), greedy);

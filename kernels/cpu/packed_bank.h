@@ -74,7 +74,8 @@ class CpuLinearBank : public LinearBank {
       : LinearBank(std::move(shape)), pool_(pool) {}
   // Fills matrices_ with pointers into bytes_.
   void PlaceMatrices();
-  // Returns a writable pointer to `p`, which points into bytes_. Fails for a view.
+  // Returns `p`, which points into bytes_, as a writable pointer. Stops the process if View() made
+  // this bank.
   char* Writable(const void* p);
   int PackedRow(Half half, int row) const;
   // Returns the byte offset of element (packed_row, k) within its matrix.

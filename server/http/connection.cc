@@ -273,8 +273,8 @@ struct Connection::Parser {
   BodyParser message;
   int chunks = 0;
   size_t extension_bytes = 0;
-  std::function<void(uint64_t, beast::string_view, error_code&)>
-      on_chunk;  // must outlive `message`, which refers to it
+  // Called by `message`, which keeps a reference to this member while it parses.
+  std::function<void(uint64_t, beast::string_view, error_code&)> on_chunk;
 };
 
 void Connection::FillHead(const Parser& parser, Head& head) {

@@ -142,6 +142,16 @@ TEST(NumberTest, IntegersAndMultiples) {
   }
 }
 
+TEST(NumberTest, MultipleOfOneAllowsIntegersOnly) {
+  for (const char* schema : {R"({"type":"number","multipleOf":1})", R"({"multipleOf":1})",
+                             R"({"enum":[1.5,2],"multipleOf":1})"}) {
+    const auto constraint = Compile(Schema(schema));
+    ASSERT_NE(constraint, nullptr);
+    EXPECT_TRUE(Accepts(*constraint, "2")) << schema;
+    EXPECT_FALSE(Accepts(*constraint, "1.5")) << schema;
+  }
+}
+
 TEST(NumberTest, OnlyJsonForms) {
   const ByteDfa dfa = Build({});
   for (const std::string_view good :

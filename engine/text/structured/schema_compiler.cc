@@ -157,8 +157,7 @@ class SchemaCompiler {
 
   Result<NodeId> Number(const Branch& branch) {
     NumberRange range = branch.number;
-    // If multiple_of exceeds 1, only integers match, because multiple_of is an integer.
-    range.integer = !(branch.types & kFractionType) || range.multiple_of > 1;
+    range.integer = !(branch.types & kFractionType);
     std::string key = "number";
     for (const auto& bound : {range.min, range.max}) {
       key += ' ';

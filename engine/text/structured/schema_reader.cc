@@ -169,6 +169,8 @@ Result<Branches> SchemaReader::ReadKeywords(const json* schema) {
   }
   if (object.properties != nullptr || object.additional != nullptr) own.objects.push_back(object);
   if (array.items != nullptr || !array.prefix.empty()) own.arrays.push_back(std::move(array));
+  // ReadMultiple() accepts integers only, so no fraction is a multiple.
+  if (schema->contains("multipleOf")) own.types &= ~kFractionType;
   MOESERVE_RETURN_IF_ERROR(CheckBranch(schema, own));
   // Meet() with an unrestricted branch removes listed values of the wrong types.
   Branches out;

@@ -16,7 +16,7 @@ struct FusedExpertArgs {
   const LinearBank* up = nullptr;
   const LinearBank* down = nullptr;
   const RoutingPlan* plan = nullptr;  // null: every row of `input` uses the only expert
-  bool gather = false;                // as in LinearArgs
+  bool gather = false;                // source_row(a) is plan->row_of_assignment[a] if true, else a
   RowsView input;                     // bf16
   RowsView output;                    // f32 or bf16, [A, out_features of down]
   ActivationKind activation = ActivationKind::kNone;
