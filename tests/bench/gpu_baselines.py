@@ -276,7 +276,7 @@ def main() -> None:
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--filter", default="",
-                        help="run only cases whose name contains one of these comma-separated texts")
+                        help="run only cases whose name contains one of these texts (with commas)")
     parser.add_argument("--seconds", type=float, default=1e9,
                         help="seconds after which no baseline starts")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")

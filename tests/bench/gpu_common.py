@@ -114,8 +114,8 @@ class Device:
     def sets_for(self, touched: float, whole: float) -> int:
         """Returns the number of data sets between which timed calls alternate.
 
-        The sets together have at least 4 times the size of the L2 cache if memory allows. `touched` is the number of
-        bytes that one call reads, `whole` the size of one set in bytes.
+        The sets together have at least 4 times the size of the L2 cache if memory allows. `touched`
+        is the number of bytes that one call reads, `whole` the size of one set in bytes.
         """
         if self.tiny:
             return 2
