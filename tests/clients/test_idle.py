@@ -1,4 +1,4 @@
-"""A server without requests must use almost no processor time."""
+"""Tests that a server without requests uses almost no CPU time."""
 
 import os
 import pathlib
@@ -11,8 +11,8 @@ SHARE = 0.01  # of a core
 
 
 def processor_seconds(pid):
-    """User and system time of all threads of a process."""
-    # The name, which may hold anything, ends at the last parenthesis.
+    """Returns the user and system time of all threads of a process, in seconds."""
+    # The process name may contain any character; it ends at the last parenthesis.
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

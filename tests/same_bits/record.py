@@ -202,10 +202,10 @@ def parse_arguments():
     parser.add_argument("second", type=pathlib.Path, metavar="OUT_FOLDER|AFTER")
     parser.add_argument("--models", type=pathlib.Path, nargs="+", metavar="DIR",
                         help="checkpoint folders; default: those of deploy/models")
-    parser.add_argument("--requests", type=int, default=200, help="number of generated requests per model")
+    parser.add_argument("--requests", type=int, default=200, help="number per model")
     parser.add_argument("--dtypes", default="f32,bf16,int8")
     parser.add_argument("--ignore", action="append", default=[], metavar="PART",
-                        help="with --compare: skip files with this in their names, such as help")
+                        help="with --compare: skip files whose names contain this")
     return parser.parse_args()
 
 

@@ -1,6 +1,6 @@
 """Checks that the expert statistics of a running server are consistent.
 
-MOESERVE_BIN is the program; the model is the bundled mh-moe.
+MOESERVE_BIN names the program. The model is the bundled mh-moe.
 """
 
 import json
@@ -64,7 +64,7 @@ def test_profile_agrees_with_the_statistics(server, tmp_path):
         assert layer["counts"] == again["counts"] == arrays[f"blocks.{i}.selections"].tolist()
         table = arrays[f"blocks.{i}.token_counts"]
         assert table.sum(axis=0).tolist() == layer["counts"], "every selection has its token"
-        # Router scores were recorded in every step.
+        # With --router-stats-interval 1, the router statistics cover every step.
         assert layer["router"]["rows"] == layer["rows"]
         assert layer["router"]["counts"] == layer["counts"]
         assert sum(layer["decode_counts"]) == 2 * 4 * 23 * 3, "the last token is never run"

@@ -7,9 +7,9 @@ number of steps, optimizer and learning rate. The extra losses are those of the 
   HMoE eq. 4:                 parameter penalty with widths relative to their mean, and load balance
                               1e-2; for top-p, also the router entropy of eq. 5, which is minimized
 For HMoE, one loss weight is adjusted during training so that the mean sum of the selected experts'
-widths meets the common budget; the weight may become negative. For top-k, the weight of the penalty
-is adjusted, which starts at the paper's 0.1. For top-p, the weight of the entropy is adjusted, which
-starts at 1e-2, a third of the paper's value.
+widths meets the common budget; the weight may become negative. For top-k, this is the weight of the
+penalty, which starts at the paper's 0.1. For top-p, this is the weight of the entropy, which starts
+at 1e-2, a third of the paper's value.
 
   python3 train.py --model NAME --data FOLDER --tokenizer FOLDER --work FOLDER --export FOLDER
 """
