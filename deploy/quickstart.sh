@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# From a fresh clone to streamed text: installs missing packages, builds the program, serves a
-# bundled model, sends one prompt over HTTP and one over gRPC, and prints which experts worked.
+# Installs missing packages, builds the program, starts a server with a bundled model, sends one
+# prompt over HTTP and one over gRPC, and prints the load of the experts.
 #
 #   deploy/quickstart.sh [--once] [--model FOLDER] [--no-install] [--cuda]
 #
-#   --once        stop the server and exit after the two prompts
-#   --model       checkpoint folder, default deploy/models/mh-moe
-#   --no-install  do not install packages
-#   --cuda        build the CUDA backend even where no GPU answers (twice as long)
+#   --once        stops the server and exits after the two prompts
+#   --model       the checkpoint folder (default: deploy/models/mh-moe)
+#   --no-install  installs no packages
+#   --cuda        builds the CUDA backend even if this machine has no GPU, which takes twice as long
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -73,7 +73,7 @@ stop_server() {
   wait "$pid" 2>/dev/null || true
 }
 
-# Sets `cuda` and prints one line about it.
+# Decides whether to build the CUDA backend: sets `cuda` and prints the decision.
 choose_backend() {
   if [[ $cuda == ON ]]; then
     echo "CUDA backend: built, because of --cuda"
