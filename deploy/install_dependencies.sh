@@ -38,7 +38,7 @@ die() {
   exit 1
 }
 
-# Prints the package's name without ">=VERSION".
+# name_of PACKAGE[>=VERSION]: prints the package's name.
 name_of() { printf '%s' "${1%%>=*}"; }
 
 # new_enough PACKAGE>=MINIMUM VERSION: succeeds if VERSION satisfies the minimum.

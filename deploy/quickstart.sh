@@ -13,9 +13,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly http_port=8080 grpc_port=8081  # the defaults of "moeserve serve"
 readonly binary=build/release/moeserve
-readonly work=build/quickstart  # logs
-readonly stubs=build/clients    # generated Python code
-# The distribution's Python, because its packages are not installed for another Python.
+readonly work=build/quickstart  # the folder for logs
+readonly stubs=build/clients    # the folder for generated Python code
+# The script uses the distribution's Python, because the packages are not installed for another one.
 readonly python=/usr/bin/python3
 readonly prompt="In the beginning God created"
 readonly body="{\"prompt\": \"$prompt\", \"max_tokens\": 48, \"temperature\": 0, \"stream\": true}"

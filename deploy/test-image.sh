@@ -119,8 +119,8 @@ build() {
     { tail -n 40 "$work/build.log" >&2; die "the build of $1"; }
 }
 
-# Sets the options for starting containers. If this script itself runs in a container, raising
-# limits and creating networks fails.
+# Sets the options for starting containers. If this script runs in a container, limits cannot be
+# raised and networks cannot be created.
 choose_run_options() {
   if "$engine" run --rm -p 127.0.0.1::8080 "$image" --version >/dev/null 2>&1; then return; fi
   [[ $engine == podman ]] || die "docker cannot run a container: $(

@@ -14,9 +14,9 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly venv=build/venv
-readonly reference_venv=build/lm_eval  # where tests/lm_eval/run.sh looks for it
+readonly reference_venv=build/lm_eval  # tests/lm_eval/run.sh uses this folder by default
 readonly prometheus=build/prometheus
-# The distribution's Python, because its packages are not installed for another Python.
+# The script uses the distribution's Python, because the packages are not installed for another one.
 readonly python=/usr/bin/python3
 
 full=false

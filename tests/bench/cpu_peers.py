@@ -183,7 +183,7 @@ def main():
             parser.error(f"--run: expected SHAPE:TYPE with a type of {', '.join(FILES)}, found {spec}")
         for threads in map(int, a.threads.split(",")):
             results += compare(a, shape, kind, threads, engines)
-            if a.json:  # after every step, because a long measurement may be interrupted
+            if a.json:  # writes the file after every run, because a measurement may be interrupted
                 partial = a.json + ".part"
                 pathlib.Path(partial).write_text(json.dumps(results, indent=2) + "\n")
                 os.replace(partial, a.json)

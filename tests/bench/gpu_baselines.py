@@ -168,7 +168,8 @@ def run_attention(device: Device, results: Results, wanted: Callable[[str], bool
 
 
 class Block:
-    """A standard attention block: norm, projections, rotary positions, cache, attention, output."""
+    """A standard attention block in a decode step: norm, q, k and v projections, RoPE, KV cache,
+    attention and output projection."""
 
     def __init__(self, device: Device, width: int, heads: int, d: int, batch: int, context: int,
                  ) -> None:

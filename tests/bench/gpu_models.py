@@ -81,7 +81,7 @@ def transformers_generate(batch: int, context: int, tokens: int, device: str, ti
                  "vocab_size": 500, "num_attention_heads": 4, "num_key_value_heads": 2}
     config = MixtralConfig(**sizes, max_position_embeddings=32768, sliding_window=None,
                            eos_token_id=None, pad_token_id=0)
-    # Older versions ignore these settings.
+    # Older versions of transformers ignore these settings.
     config._attn_implementation = "sdpa"
     config._experts_implementation = "grouped_mm" if variant == "static" else variant
     torch.set_default_dtype(torch.bfloat16)
@@ -118,7 +118,7 @@ def transformers_generate(batch: int, context: int, tokens: int, device: str, ti
             "implementation": getattr(config, "_experts_implementation", None)}
 
 
-# The parent process.
+# The parent process, which starts the measurements.
 
 def in_process(arguments: list[str], limit: float) -> Line:
     """Runs one of the measurements in a process and returns its result.
@@ -259,7 +259,7 @@ def main() -> None:
     others = MODELS[1:2] if arguments.tiny else MODELS[1:]
     for name in others:
         run.bundled(name)
-    # Compiling a model that loops over the experts it selected can take minutes.
+    # The compiled reference runs last, since compiling its loop over experts can take minutes.
     for name in (MODELS[0], *others):
         run.reference(name, "compiled", 90)
 

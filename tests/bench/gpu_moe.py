@@ -17,7 +17,7 @@ except Exception:  # Triton is not installed
 Tensor = torch.Tensor
 
 TOKENS = (16, 1, 256, 4096, 64, 1024, 8192, 4, 2048, 512, 128, 32, 8, 2)
-# With more rows, computing every expert for every row would take far too long.
+# With more rows, the baseline bmm, which computes every expert for every row, would take too long.
 MAX_BMM_ROWS = 128
 
 
@@ -81,7 +81,7 @@ class Layer:
                 self.w2[e, :, f:] = 0
         self.w1 = self.w1.view(shape.experts, halves * widest, d)
         self.shape = shape
-        # The weights without padding, for the loop.
+        # The loop over experts uses the weights without padding.
         self.narrow = [(torch.cat([self.w1[e, h * widest:h * widest + f] for h in range(halves)]),
                         self.w2[e, :, :f].contiguous()) for e, f in enumerate(shape.hidden)] \
             if not shape.equal else [(self.w1[e], self.w2[e]) for e in range(shape.experts)]
@@ -230,7 +230,7 @@ def _methods(device: Device, layers: list[Layer], cases: list[Routed], rows: int
                         {**padded, **tuning})
 
     yield "triton", measure_triton
-    # For wider rows, the accumulators do not fit into registers.
+    # For wider rows, the fused kernel's accumulators do not fit into registers.
     if shape.heads > 1 and shape.width <= triton_moe.MAX_FUSED_WIDTH:
         yield "triton_fused", lambda: measure_triton(fused=True)
 

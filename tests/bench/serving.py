@@ -66,7 +66,7 @@ def milliseconds(report, latency, which="p99", group="all"):
 
 
 def mixed(bench, model="mh-moe"):
-    """Latency for 64 clients with short prompts, with and without some long prompts among them."""
+    """Measures the latency for 64 clients with short prompts, without and with long ones."""
     load = ["--model", MODELS / model, "--clients", "64", *MIXED]
     short = bench.timed(*load)
     both = bench.timed(*load, *LONG)
@@ -84,7 +84,7 @@ def mixed(bench, model="mh-moe"):
 
 
 def batch(bench):
-    """Decoding through the engine: share of the bandwidth bound, share of time in the model."""
+    """Measures decoding in the engine: share of the bandwidth bound, share of time in the model."""
     out = {}
     for clients, tokens in ((1, 64), (32, 96)):
         report = bench.load("--synthetic", "medium", "--dtype", "bf16", "--threads", "2",
@@ -105,7 +105,7 @@ def batch(bench):
 
 
 def prefix(bench):
-    """Time to first token of prompts that share 1,000 tokens, with and without the prefix cache."""
+    """Measures the time to first token of prompts with 1,000 shared tokens, cached and uncached."""
     out = {}
     for model in ("smoe", "mh-moe", "dense"):
         load = ["--model", MODELS / model, "--clients", "1", "--requests", "60",
@@ -119,8 +119,8 @@ def prefix(bench):
 
 
 def overload(bench, model="mh-moe"):
-    """60 s of requests over HTTP at ten times the peak rate of a closed loop; a queue of 64."""
-    # One thread for the model, because the sender and the connections need the other core.
+    """Sends requests for 60 s at ten times the peak rate of a closed loop, with a queue of 64."""
+    # The model has one thread, because the clients and the connections need the other core.
     server = Server(bench.program, model, "--max-queue", "64", "--threads", "1")
     load = ["--url", server.url, "--prompt-tokens", "32:128", "--output-tokens", "128:256"]
     # 128 clients are as many as the server's running (64) and queued (64) requests.
@@ -149,7 +149,7 @@ def overload(bench, model="mh-moe"):
 
 
 def streams(bench, model="mh-moe"):
-    """1,000 open streams of 64 tokens that no client reads, then 200 active streams in addition."""
+    """Opens 1,000 streams that no client reads, then runs 200 active clients in addition."""
     server = Server(bench.program, model)
     start = {"threads": server.status("Threads"), "MiB": server.status("VmRSS") / 1024}
     most = dict(start)

@@ -52,7 +52,7 @@ def test_prompt_is_what_jinja_renders(client, server):
     assert error is None
     tokens = post(server, "/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"]
     assert post(server, "/tokenize", {"messages": MESSAGES})["tokens"] == tokens
-    # The response must equal a completion of that text.
+    # The chat response must equal a completion of the rendered text.
     fields = dict(model=server.name, max_tokens=16, temperature=0)
     chat = client.chat.completions.create(messages=MESSAGES, **fields)
     completion = client.completions.create(prompt=tokens, **fields)

@@ -13,7 +13,7 @@ import pytest
 
 from conftest import start_server, stop_server, wait_for
 
-STREAMS = 16  # per interface
+STREAMS = 16  # number of streams over HTTP, and over gRPC
 
 
 def stream_http(url, tokens):

@@ -7,7 +7,7 @@ import time
 from conftest import post, start_server, stop_server
 
 SECONDS = 10.0
-SHARE = 0.01  # of a core
+SHARE = 0.01  # the largest allowed share of one core's time
 
 
 def processor_seconds(pid):
@@ -20,7 +20,7 @@ def processor_seconds(pid):
 def test_idle_costs_nothing():
     server = start_server()
     try:
-        # Let every thread work once.
+        # A first request makes every thread of the server work once.
         post(server, "/v1/completions", {"prompt": "The", "max_tokens": 16})
         time.sleep(1.0)
         before, start = processor_seconds(server.process.pid), time.monotonic()

@@ -11,7 +11,7 @@ import exact
 from running import ROOT, environment
 
 TIMED_TEXT = re.compile(r"\d+(\.\d+)? (ms|s|seconds)\b")
-# The limit on the number of commands whose help is recorded, in case a help is parsed wrongly.
+# The limit on the number of commands whose help is recorded, in case a help text is misparsed.
 LONGEST_HELP = 200
 
 

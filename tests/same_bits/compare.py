@@ -3,8 +3,8 @@
 import json
 import sys
 
-SHOWN_RECORDS = 4  # per file
-SHOWN_PATHS = 3  # per record
+SHOWN_RECORDS = 4  # number of differing records that are printed per file
+SHOWN_PATHS = 3  # number of differences that are printed per record
 
 
 def differences(before, after, path=""):

@@ -16,7 +16,8 @@ import grpc
 import exact
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-DROPPED_HEADERS = {"date", "content-length"}  # the length follows from the body
+# Headers that are not recorded: the date varies, and the length follows from the body.
+DROPPED_HEADERS = {"date", "content-length"}
 LONGEST_TEXT = 4000
 JSON_TYPE = {"Content-Type": "application/json"}
 
@@ -46,7 +47,7 @@ class Server:
     def __init__(self, binary, model, stubs, log, *flags):
         self.pb, services = stubs
         self._calls = 0
-        self.default_headers = {}  # for requests of /metrics
+        self.default_headers = {}  # headers that metrics_text() sends
         with open(log, "wb") as errors:
             self._process = subprocess.Popen(
                 [binary, "serve", "--model", model, "--http", "127.0.0.1:0", "--grpc",

@@ -227,7 +227,8 @@ def cases(args):
     yield from case("digits joined", lambda: train(byte_level([pre_tokenizers.Digits()], add_prefix_space=True), training),
                     texts=some, round_trip=False)
 
-    # Every behaviour of Split, with patterns that match nothing, everything and the empty string.
+    # These cases cover every behaviour of Split, with patterns that match nothing, everything and the
+    # empty string.
     patterns = [Regex(r"\s"), Regex(r"\p{L}+"), Regex("x*"), Regex(r"a*?"), Regex("$"), Regex("^"), Regex(r"\s+$"),
                 Regex(r"(?<=a)b|(?!\w)."), Regex(r"(?>\d+)|\W\D"), Regex("a{,2}|b{2}|c{1,}?|{"), Regex(r"[^\S\r\n]+|[\w-]+"),
                 Regex(r"(?i)IT'S?|s"), Regex(r"\x41|\u00e9|\x{4E2D}|\.|\v"), Regex(r"\p{Han}+|\p{^L}|\P{Nd}"), " ", "a", ".", "", "é"]
@@ -244,7 +245,7 @@ def cases(args):
                 base.pre_tokenizer = byte_level([make(pattern, behavior, invert)], use_regex=False)
                 yield Case(name, base, some[:40], round_trip=False)
 
-    # All kinds of added tokens.
+    # These cases cover all kinds of added tokens.
     rng = random.Random(7)
     contents = ["<s>", "<s>>", "[X]", "ab", "abc", "b c", "Å", "é", "  ", " <y>", "word", "_w", "中中", "e\u0301x", "Ġq"]
 
@@ -296,7 +297,7 @@ def cases(args):
         yield Case("digits, all characters", tokenizer, ["".join(points[i : i + 5000]) for i in range(0, len(points), 5000)],
                    round_trip=False)
 
-    # NFC normalization of all characters, alone and between combining marks.
+    # This case covers NFC normalization of all characters, alone and between combining marks.
     marks = "\u0301\u0316\u0327\u0334\u0345\u0308\u3099\u0323\u031b\u1161\u11a8\u0338\u05b0\u0f71\u0653"
     nfc_texts = ["".join(points[i : i + 5000]) for i in range(0, len(points), 5000)]
     nfc_texts += ["".join(a + rng.choice(marks) + c + rng.choice(marks) + rng.choice(marks) + " " for a, c in
@@ -305,8 +306,8 @@ def cases(args):
     nfc_texts += ["".join(rng.choice(interesting) for _ in range(3000)) for _ in range(100)]
     yield from case("nfc, all characters", lambda: qwen2(), texts=nfc_texts, round_trip=False)
 
-    # Models whose tokens consist of characters, or that lack tokens for some bytes, on texts with
-    # unknown characters.
+    # These cases cover models whose tokens consist of characters, and models that lack tokens for
+    # some bytes, on texts with unknown characters.
     ascii_texts = [t.encode("ascii", "ignore").decode() for t in training[:300]]
     for fuse in (False, True):
         for fallback in (False, True):

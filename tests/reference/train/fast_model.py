@@ -20,7 +20,7 @@ TAU_0 = 0.3
 
 
 class Statistics:
-    """Routing statistics of one forward pass: losses, loads and selected widths, one per block."""
+    """Routing statistics of one forward pass. Each list has one value per routed block."""
 
     def __init__(self) -> None:
         self.balance: list[Tensor] = []

@@ -27,7 +27,7 @@ HELDOUT_BYTES = 300_000
 MIN_PARAGRAPH = 40
 DOC_ROOT = pathlib.Path("/usr/share/doc")
 
-Document = tuple[str, str]  # name (unique, stable), text
+Document = tuple[str, str]  # the document's unique, stable name, and its text
 
 _ASCII = str.maketrans({
     "\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": "-", "\u2014": "--",
