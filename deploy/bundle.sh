@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Packs the server, its tests, its benchmarks and their shared libraries into one folder. It runs on
-# systems with a C library that is at least as new as this one's (Debian 12, Ubuntu 24.04 and later)
-# and needs no packages; --device cuda needs NVIDIA's driver.
+# Packs the server, its tests, its benchmarks and their shared libraries into one archive, the
+# bundle. The bundle needs no installed packages. It runs on systems whose C library is at least as
+# new as this machine's (Debian 12, Ubuntu 24.04 and later). --device cuda needs NVIDIA's driver.
 #
 #   deploy/bundle.sh [--build FOLDER] [--no-build] [--no-data] [--output FILE.tar.xz]
 #
-#   --build FOLDER   build folder, created with preset "release" if missing (build/release)
-#   --no-build       pack the build folder as it is
-#   --no-data        leave out the tests' data, for a machine that has the sources too
-#   --output FILE    the packed folder (build/moeserve-bundle.tar.xz)
+#   --build FOLDER   the build folder, which is configured and built (default: build/release)
+#   --no-build       packs the build folder without building
+#   --no-data        leaves out the tests' data, for a machine that also has the source tree
+#   --output FILE    the archive (default: build/moeserve-bundle.tar.xz)
 #
-# Unpacked: bin/ (programs), lib/ (libraries; found through the programs' own run path),
-# test-data/ (goldens; the bundled models are not packed), run-tests.sh.
+# The archive contains bin/ (programs), lib/ (libraries, which the programs find through their run
+# path), test-data/ (golden files, but not the bundled models) and run-tests.sh.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -53,8 +53,8 @@ trap 'rm -rf "$stage"' EXIT
 bundle=$stage/moeserve
 mkdir -p "$bundle/bin" "$bundle/lib"
 
-# These tests check computations, which can differ between machines. Tests of parsing and HTTP are
-# left out.
+# The bundle contains the tests of computations, whose results can depend on the machine. It does
+# not contain tests of parsing and HTTP.
 programs=("$build/moeserve")
 for name in rows linear router attention sampler parity invariance engine routing perplexity soak \
   statistics device_statistics; do
@@ -68,7 +68,7 @@ for program in "${programs[@]}"; do
   strip -o "$bundle/bin/$(basename "$program")" "$program"
 done
 
-# Libraries that belong to the C library must come from the target system.
+# The C library and its parts are not packed; they must come from the system that runs the bundle.
 glibc='^(linux-vdso|ld-linux.*|libc|libm|libpthread|libdl|librt|libresolv|libutil)[.]so'
 for program in "$bundle"/bin/*; do
   [[ $(objdump -p "$program" | awk '$1 == "RPATH" {print $2}') == *'$ORIGIN/../lib'* ]] ||
@@ -89,7 +89,8 @@ install -m 755 "$root/tests/run-bundle.sh" "$bundle/run-tests.sh"
 install -m 644 "$root/LICENSE" "$bundle/LICENSE"
 
 mkdir -p "$(dirname "$output")"
-# A window of 128 MiB covers all programs, which share most of their code.
+# The programs share most of their code, so xz gets a dictionary that is large enough for all of
+# them.
 tar -C "$stage" --sort=name --owner=0 --group=0 --mtime=@0 -cf - moeserve |
   xz -T1 --lzma2=preset=6,dict=128MiB >"$output"
 size=$(stat -c %s "$output")

@@ -4,16 +4,18 @@
 #
 #   deploy/install_dependencies.sh [build] [clients] [tests] [browser] [reference]
 #
-#   build      compiler, CMake and libraries (the default, together with clients)
-#   clients    packages of the examples in deploy/clients
-#   tests      further packages of tests/run.sh
-#   browser    the browser for the tests of the dashboard
-#   reference  PyTorch, which recomputes the goldens
+#   build      the compiler, CMake and libraries for building
+#   clients    packages for the examples in deploy/clients
+#   tests      further packages for tests/run.sh
+#   browser    the browser for the dashboard's tests
+#   reference  PyTorch, for recomputing the golden files of the tests
+#
+# Without arguments, the groups build and clients are installed.
 set -euo pipefail
 
-# Each entry lists the names of packages that meet the same need, in order of preference, separated
-# by "|", with ">=VERSION" if a minimum version is required. With "COMMAND@" in front, the need is
-# also met if the command exists.
+# Each entry is a need, [COMMAND@]PACKAGE[>=VERSION][|PACKAGE[>=VERSION]...]. One of the packages
+# must be installed in the given minimum version; packages are listed in order of preference. If
+# COMMAND is given, the need is also met if this command exists.
 build=(
   "g++@g++" "cmake@cmake" "ninja@ninja-build" "pkg-config@pkgconf|pkg-config"
   "protoc@protobuf-compiler" "grpc_cpp_plugin@protobuf-compiler-grpc"
@@ -36,7 +38,7 @@ die() {
   exit 1
 }
 
-# Prints the package's name without ">=VERSION".
+# name_of PACKAGE[>=VERSION]: prints the package's name.
 name_of() { printf '%s' "${1%%>=*}"; }
 
 # new_enough PACKAGE>=MINIMUM VERSION: succeeds if VERSION satisfies the minimum.

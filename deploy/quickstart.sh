@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# From a fresh clone to streamed text: installs missing packages, builds the program, serves a
-# bundled model, sends one prompt over HTTP and one over gRPC, and prints which experts worked.
+# Installs missing packages, builds the program, starts a server with a bundled model, sends one
+# prompt over HTTP and one over gRPC, and prints the load of the experts.
 #
 #   deploy/quickstart.sh [--once] [--model FOLDER] [--no-install] [--cuda]
 #
-#   --once        stop the server and exit after the two prompts
-#   --model       checkpoint folder, default deploy/models/mh-moe
-#   --no-install  do not install packages
-#   --cuda        build the CUDA backend even where no GPU answers (twice as long)
+#   --once        stops the server and exits after the two prompts
+#   --model       the checkpoint folder (default: deploy/models/mh-moe)
+#   --no-install  installs no packages
+#   --cuda        builds the CUDA backend even if this machine has no GPU, which takes twice as long
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly http_port=8080 grpc_port=8081  # the defaults of "moeserve serve"
 readonly binary=build/release/moeserve
-readonly work=build/quickstart  # logs
-readonly stubs=build/clients    # generated Python code
-# The distribution's Python, because its packages are not installed for another Python.
+readonly work=build/quickstart  # the folder for logs
+readonly stubs=build/clients    # the folder for generated Python code
+# The script uses the distribution's Python, because the packages are not installed for another one.
 readonly python=/usr/bin/python3
 readonly prompt="In the beginning God created"
 readonly body="{\"prompt\": \"$prompt\", \"max_tokens\": 48, \"temperature\": 0, \"stream\": true}"
@@ -73,7 +73,7 @@ stop_server() {
   wait "$pid" 2>/dev/null || true
 }
 
-# Sets `cuda` and prints one line about it.
+# Decides whether to build the CUDA backend: sets `cuda` and prints the decision.
 choose_backend() {
   if [[ $cuda == ON ]]; then
     echo "CUDA backend: built, because of --cuda"

@@ -1,25 +1,27 @@
 #!/usr/bin/env bash
-# Builds the images and runs them as in production: no root, read-only, no capabilities. Generates,
-# scrapes and stops them; prints their sizes and the time from start to first token.
+# Builds the container images and runs them as in production: without root, with a read-only root
+# file system and without capabilities. Tests completions, metrics and stopping. Prints the images'
+# sizes and the time from start to first token.
 #
 #   deploy/test-image.sh [--no-install] [--keep]
 #
-#   --no-install  do not install packages
-#   --keep        keep the images
+#   --no-install  installs no packages
+#   --keep        keeps the images
 #
-# Uses docker if its daemon answers, else podman, which is installed if missing. If no registry can
-# be reached, the base image is made with debootstrap, as root.
+# The script uses docker if its daemon is running, and otherwise podman, which it installs if
+# missing. If no registry can be reached, it makes the base image with debootstrap, which needs
+# root.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly official_base=docker.io/library/debian:12-slim own_base=localhost/moeserve-base:12
 readonly image=localhost/moeserve-test:cpu demo=localhost/moeserve-test:demo
 readonly mirror=http://deb.debian.org/debian
-readonly starts=3            # measured starts of the server
-readonly stop_limit=40       # seconds; must exceed --drain-timeout, 30
-readonly start_limit=60      # seconds until the first token
+readonly starts=3            # the number of server starts that are timed
+readonly stop_limit=40       # seconds; must exceed the server's --drain-timeout (30)
+readonly start_limit=60      # the largest number of seconds from start to first token
 readonly prompt="In the beginning God created"
-readonly uid=10001           # as in the Dockerfile
+readonly uid=10001           # the user id in the Dockerfile
 readonly python=/usr/bin/python3  # python3-grpcio is installed for this Python
 
 install=true
@@ -104,7 +106,7 @@ SLIM
   rm -rf "$work/root"
 }
 
-# build TARGET NAME: builds an image.
+# build TARGET NAME: builds the image NAME from the Dockerfile's stage TARGET.
 build() {
   local -a options=(--file deploy/Dockerfile --target "$1" --tag "$2" --build-arg BUILD_BASE="$base"
     --build-arg RUNTIME_BASE="$base")
@@ -117,8 +119,8 @@ build() {
     { tail -n 40 "$work/build.log" >&2; die "the build of $1"; }
 }
 
-# Sets the options for starting containers. If this script itself runs in a container, raising
-# limits and creating networks fails.
+# Sets the options for starting containers. If this script runs in a container, limits cannot be
+# raised and networks cannot be created.
 choose_run_options() {
   if "$engine" run --rm -p 127.0.0.1::8080 "$image" --version >/dev/null 2>&1; then return; fi
   [[ $engine == podman ]] || die "docker cannot run a container: $(
@@ -139,7 +141,8 @@ free_port() {
   echo "$port"
 }
 
-# start IMAGE [OPTION...] [-- ARGUMENT...]: sets `container`, `http` and `grpc`.
+# start IMAGE [OPTION...] [-- ARGUMENT...]: starts a container. Sets `container` to its id, and
+# `http` and `grpc` to its addresses.
 start() {
   local name=$1 http_port grpc_port
   shift
@@ -206,7 +209,7 @@ check_confinement() {
   grep -qE "^Uid:\s+$uid\s+$uid\s+$uid\s+$uid$" <<<"$status" || die "process 1 is not user $uid"
   grep -qE '^CapEff:\s+0+$' <<<"$status" || die "process 1 has capabilities"
   grep -qE '^NoNewPrivs:\s+1$' <<<"$status" || die "process 1 may gain privileges"
-  # Write as root, who owns the folders, so that only the read-only mount can refuse.
+  # Root may write to this folder, so only the read-only mount can make the write fail.
   refused=$("$engine" exec --user 0 "$container" touch /usr/local/bin/x 2>&1) || true
   [[ $refused == *"Read-only file system"* ]] || die "the root can be written to: $refused"
   ok "process 1 is moeserve, user $uid, without capabilities, on a read-only root"
@@ -259,8 +262,8 @@ check_metrics() {
   ok "/metrics counts $generated generated tokens"
 }
 
-# A stop must let running requests end. Eight long completions run in parallel, so that the signal
-# arrives before they end.
+# Checks that running requests complete when the container is stopped. Eight long completions run in
+# parallel, so that the signal arrives before they end.
 check_drain() {
   local request done_events
   choices=8 stream=true complete 3000 --no-buffer >"$work/stream" &
@@ -320,7 +323,8 @@ check_mounted() {
   ok "without keys or --allow-open it refuses to start"
 }
 
-# Prints the median time, in milliseconds, from "run" to the first token.
+# Sets `first_token` to the median time, in milliseconds, from starting a container to its first
+# token.
 measure_start() {
   local begin limit
   local -a times=()

@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
-# Runs the tests of an unpacked bundle (deploy/bundle.sh) and says which passed.
+# Runs the tests in an unpacked bundle (see deploy/bundle.sh) and prints which tests passed.
 #
 #   run-tests.sh [--device cpu|cuda] [--models FOLDER | --sources FOLDER] [--jobs N] [--seconds N]
 #                [--check TOOL] [TEST...]
 #
-#   --device     where the models run, and with cuda the tests of kernels (cuda)
-#   --models     folder of the bundled models, deploy/models of the sources (default: beside this
-#                file)
-#   --sources    the sources' folder, whose models and test data are taken (needed for a bundle that
-#                was made with --no-data)
-#   --jobs       programs at a time (4; 1 with --check)
-#   --check      run under compute-sanitizer with this tool (memcheck, racecheck, synccheck, initcheck)
-#   --seconds    longest time of one program (240)
-#   TEST         programs to run, "linear_test" say (all)
+#   --device     the device on which the tests run (default: cuda)
+#   --models     a folder with the bundled models, such as deploy/models in the source tree
+#                (default: the folder "models" next to this script)
+#   --sources    the root of a source tree; its models and test data are used. Required if the
+#                bundle was made with --no-data.
+#   --jobs       the number of test programs that run at a time (default: 4; 1 with --check)
+#   --check      runs the tests under compute-sanitizer with this tool (memcheck, racecheck,
+#                synccheck or initcheck)
+#   --seconds    the time limit of one test program (default: 240)
+#   TEST         the names of the test programs to run, such as linear_test (default: all)
 #
-# The environment variable GTEST_FILTER, where it is set, chooses among the tests of each program.
+# If the environment variable GTEST_FILTER is set, it selects the tests within each program.
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -45,8 +46,8 @@ if [[ ! $jobs =~ ^[1-9][0-9]*$ ]]; then
   exit 2
 fi
 if ((${#tests[@]} == 0)); then
-  # Instructions and kernels first: if they fail, failures of the tests that build on them mean
-  # little.
+  # Tests of single instructions and kernels run first: if one of them fails, tests of whole models
+  # will fail, too.
   for program in "$here"/bin/ptx_test_device "$here"/bin/*_device "$here"/bin/*_test; do
     name=$(basename "$program")
     [[ -x $program && " ${tests[*]} " != *" $name "* ]] && tests+=("$name")
@@ -64,11 +65,11 @@ if [[ ! -d $data/tests/golden ]]; then
   exit 2
 fi
 
-# run TEST: leaves TEST.log and, in TEST.result, the exit status and the seconds it took.
+# run TEST: runs a test program. Writes its output to TEST.log, and its exit status and duration in
+# seconds to TEST.result.
 run() {
   local test=$1 start=$SECONDS filter=${GTEST_FILTER:-*}
-  # These programs run the same tests on every backend; with --device cuda, run those of the device
-  # only.
+  # These programs test every backend. With --device cuda, only their tests on CUDA run.
   if [[ -z ${GTEST_FILTER:-} && $device == cuda ]]; then
     [[ $test =~ ^(rows|linear|router|attention)_test$ ]] && filter='*/cuda'
   fi
@@ -99,7 +100,7 @@ report() {
   fi
 }
 
-# Starts `jobs` programs at a time, in order, and reports them in the same order.
+# Runs up to `jobs` programs at a time, and prints their results in the order of `tests`.
 started=0
 for ((i = 0; i < ${#tests[@]}; ++i)); do
   while ((started < ${#tests[@]} && started < i + jobs)); do

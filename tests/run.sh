@@ -1,20 +1,22 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds and tests. Under half an hour on two cores from nothing.
+# Installs missing packages, builds the program and runs the tests. On two cores, this takes less
+# than half an hour, including the build.
 #
 #   tests/run.sh [--full] [--no-install]
 #
-#   --full        also: address and thread sanitizers, slow and load tests, the whole tokenizer
-#                 comparison, more schemas, lm_eval, and the goldens computed anew; takes hours
-#   --no-install  leave the machine's packages alone
+#   --full        also runs the tests with address and thread sanitizers, slow and load tests, the
+#                 complete tokenizer comparison, tests with more JSON schemas, lm_eval, and the
+#                 comparison of the golden files with recomputed results; takes hours
+#   --no-install  installs no packages
 #
-# The C++ tests of the release build come last, so that the output ends with ctest's summary.
+# The C++ tests of the release build run last, so that the output ends with ctest's summary.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly venv=build/venv
-readonly reference_venv=build/lm_eval  # where tests/lm_eval/run.sh looks for it
+readonly reference_venv=build/lm_eval  # tests/lm_eval/run.sh uses this folder by default
 readonly prometheus=build/prometheus
-# The distribution's Python, because its packages are not installed for another Python.
+# The script uses the distribution's Python, because the packages are not installed for another one.
 readonly python=/usr/bin/python3
 
 full=false
@@ -32,7 +34,7 @@ begin() {
   printf '\n==== %s\n' "$stage"
 }
 
-# stage NAME COMMAND...: runs a function or command between two lines that name and time it.
+# stage NAME COMMAND...: runs a function or command. Prints NAME before and the duration after it.
 stage() {
   begin "$1"
   shift
@@ -76,8 +78,9 @@ unpack_prometheus() {
     echo "there is no Prometheus here: the tests that need it are skipped"
 }
 
-# make_venv FOLDER REQUIREMENTS [OPTION...]: makes a virtual environment, again only if its
-# requirements have changed. Without a change, this works offline.
+# make_venv FOLDER REQUIREMENTS [OPTION...]: makes a virtual environment in FOLDER with the packages
+# in the file REQUIREMENTS. Does nothing, and needs no network, if FOLDER has been made with the
+# same requirements and options.
 make_venv() {
   local folder=$1 requirements=$2 recipe
   shift 2
@@ -93,15 +96,15 @@ make_venv() {
 
 make_test_venv() { make_venv "$venv" tests/requirements.txt; }
 
-# PyTorch comes from the distribution, because PyPI has far larger builds only.
+# The environment uses the distribution's PyTorch, because the builds on PyPI are far larger.
 make_reference_venv() {
   make_venv "$reference_venv" tests/lm_eval/requirements.txt --system-site-packages
 }
 
-# build PRESET: configures and builds.
+# build PRESET: configures and builds a CMake preset.
 build() {
   local strict=OFF
-  # In CI, warnings are errors. Elsewhere, a newer compiler may have new warnings.
+  # Warnings are errors only in CI, because a newer compiler elsewhere may have new warnings.
   if [[ ${CI:-} == true ]]; then strict=ON; fi
   local architectures=()
   # The fast run compiles CUDA for one architecture, only to check that it compiles.
@@ -112,7 +115,7 @@ build() {
   cmake --build --preset "$1" --parallel "$jobs"
 }
 
-# client_tests PRESET: tests HTTP and gRPC clients against the preset's server.
+# client_tests PRESET: tests the preset's server with HTTP and gRPC clients in Python.
 client_tests() {
   MOESERVE_BIN=$PWD/build/$1/moeserve MOESERVE_MODEL=$PWD/deploy/models/mh-moe \
     "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/clients
@@ -139,7 +142,7 @@ dashboard_tests() {
     "$venv/bin/python" -m pytest -q -rs -p no:cacheprovider tests/web
 }
 
-# Recomputes every expert statistic by NumPy from the raw data that the program writes.
+# Compares every expert statistic with a recomputation in NumPy from dumped router data.
 statistics_tests() {
   MOESERVE_BIN=$PWD/build/release/moeserve \
     "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/statistics
@@ -150,21 +153,22 @@ chat_template_tests() {
     "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/chat
 }
 
-# tokenizer_parity MEGABYTES: compares tokenizers on so much text per setting.
+# tokenizer_parity MEGABYTES: compares tokenizers on MEGABYTES of text per tokenizer setting.
 tokenizer_parity() {
   "$venv/bin/python" tests/tokenizer/parity.py --cli build/release/tests/tokenize_cli \
     --megabytes "$1" deploy/models/mh-moe |
-    { grep -v '^ok ' || true; }  # drops two hundred lines; the last line counts them
+    { grep -v '^ok ' || true; }  # hides the lines of passed settings; the last line counts them
 }
 
-# schema_parity SCHEMAS LIMIT: tests so many generated schemas, with completions of at most LIMIT
-# tokens.
+# schema_parity SCHEMAS LIMIT: tests constrained decoding with SCHEMAS generated JSON schemas and
+# completions of at most LIMIT tokens.
 schema_parity() {
   "$venv/bin/python" tests/structured/schema_parity.py --schemas "$1" --limit "$2" \
     build/release/tests/structured/structured_cli deploy/models/mh-moe
 }
 
-# model_answers SCHEMAS: tests so many schemas with the bundled models.
+# model_answers SCHEMAS: tests completions of the bundled models with SCHEMAS generated JSON
+# schemas.
 model_answers() {
   "$venv/bin/python" tests/structured/model_answers.py build/release/moeserve deploy/models/*/ \
     --schemas "$1"
@@ -177,8 +181,8 @@ run_ctest() {
   ctest --test-dir "build/$preset" --output-on-failure --no-tests=error --parallel "$jobs" "$@"
 }
 
-# Runs a command without address space randomization, with which thread sanitizer may fail to place
-# its tables.
+# Runs a command without address space randomization if possible. With randomization, thread
+# sanitizer may fail to map its shadow memory.
 steady_addresses() {
   if setarch "$(uname -m)" --addr-no-randomize true 2>/dev/null; then
     setarch "$(uname -m)" --addr-no-randomize "$@"
@@ -187,7 +191,8 @@ steady_addresses() {
   fi
 }
 
-# sanitize PRESET: builds and tests. The build also runs the test programs, to list their tests.
+# sanitize PRESET: builds a sanitizer's preset and runs its tests. The build, too, runs the test
+# programs with the sanitizer, to list their tests.
 sanitize() {
   build "$1"
   run_ctest "$1" --label-exclude slow
@@ -204,13 +209,13 @@ sanitize_threads() {
 
 check_goldens() { "$reference_venv/bin/python" tests/reference/make_goldens.py --check; }
 
-# Checks that the reference, run with the server's routes, selects the same experts.
+# Checks that the PyTorch reference, run with the server's routes, selects the same experts.
 routing_records() {
   "$reference_venv/bin/python" tests/routing/record_parity.py --moeserve build/release/moeserve \
     deploy/models/*/
 }
 
-# run_script SCRIPT: runs a part of --full that has its own script.
+# run_script SCRIPT: runs a test script with the release build.
 run_script() { MOESERVE_BIN=$PWD/build/release/moeserve bash "$1"; }
 
 run_full() {
@@ -271,7 +276,7 @@ main() {
     labels=(--label-exclude slow)
   fi
   print_times
-  # Nothing is printed after ctest's own summary.
+  # No line follows ctest's summary, so this stage does not use stage(), which prints its duration.
   begin "tests in C++"
   run_ctest release "${labels[@]}"
   stage=

@@ -1,19 +1,19 @@
-"""Prints the load of the experts, from the JSON of /v1/experts/stats on standard input.
+"""Reads the JSON of /v1/experts/stats from standard input and prints the load of the experts.
 
     curl -s http://127.0.0.1:8080/v1/experts/stats | python3 experts_table.py
 
-For each routed block, prints a line of totals and a grid of its experts: id, share of the block's
-selections, and a bar relative to the busiest expert of the block. If a block has more than 64
-experts, only the 16 busiest are shown.
+For each routed block, it prints a line of totals and a grid of experts. A cell of the grid has the
+expert's id, a bar relative to the block's busiest expert, and the expert's share of the block's
+selections. If a block has more than 64 experts, only the 16 busiest are printed.
 """
 
 import json
 import sys
 
 BARS = "▁▂▃▄▅▆▇█"
-COLUMNS = 8   # experts per line of the grid
-MOST = 64     # limit for showing every expert of a block
-BUSIEST = 16  # experts shown of a larger block
+COLUMNS = 8   # number of experts per line of the grid
+MOST = 64     # largest number of experts in a block for which all experts are printed
+BUSIEST = 16  # number of experts that are printed for a larger block
 
 
 def cell(expert, count, chosen, most):

@@ -1,4 +1,4 @@
-"""Prints the text of a streamed completion as it arrives, from standard input.
+"""Reads the event stream of a completion from standard input and prints its text as it arrives.
 
     curl -sN http://127.0.0.1:8080/v1/completions -H 'Content-Type: application/json' \
         -d '{"prompt": "In the beginning", "stream": true}' | python3 stream_text.py
@@ -11,9 +11,9 @@ import sys
 def main():
     for line in sys.stdin:
         line = line.strip()
-        if not line or line.startswith(":"):  # the end of an event, or a comment
+        if not line or line.startswith(":"):  # an empty line ends an event; ":" begins a comment
             continue
-        # The response to a refused request is plain JSON instead of a stream.
+        # If the server rejects the request, its response is plain JSON instead of a stream.
         data = line.removeprefix("data:").strip()
         if data == "[DONE]":
             print()

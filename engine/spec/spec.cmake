@@ -1,4 +1,4 @@
-# The specification as data: Validate() and RequiredTensors(). Loaders and engine share it.
+# The model specification, with Validate() and RequiredTensors(). The loaders and the engine use it.
 add_library(moeserve_spec STATIC
   ${CMAKE_CURRENT_LIST_DIR}/spec.cc
   ${CMAKE_CURRENT_LIST_DIR}/tensor_list.cc)

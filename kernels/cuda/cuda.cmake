@@ -9,8 +9,8 @@ if(MOESERVE_CUDA)
   if(CMAKE_CUDA_COMPILER AND TARGET CUDA::cudart_static)
     set(MOESERVE_HAVE_CUDA ON)
     if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-      # 9.0a enables instructions that only chips of capability 9.0 have. The last entry is PTX for
-      # later chips.
+      # 90a enables instructions that only GPUs of compute capability 9.0 have. The last entry adds
+      # PTX for later GPUs.
       set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 80-virtual)
     elseif(CMAKE_CUDA_ARCHITECTURES MATCHES "(^|;)((90|native|all|all-major)(-real|-virtual)?)(;|$)")
       message(FATAL_ERROR "CMAKE_CUDA_ARCHITECTURES is ${CMAKE_CUDA_ARCHITECTURES}, which builds for "
@@ -32,7 +32,8 @@ else()
   message(STATUS "CUDA is off: MOESERVE_CUDA=OFF")
 endif()
 
-# These files are compiled by nvcc; for the emulated device of the tests, by the C++ compiler.
+# nvcc compiles these files for GPUs. For the emulated device of the tests, the C++ compiler
+# compiles them.
 set(MOESERVE_CUDA_SOURCES
   attention/attention.cc
   attention/attention_f32.cu

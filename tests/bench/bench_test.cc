@@ -1,4 +1,4 @@
-// The parts of `moeserve bench`: shapes from flags, bytes and operations of steps, rate
+// Tests the parts of `moeserve bench`: shapes from flags, bytes and operations of steps, rate
 // measurements, results, and model files for other programs.
 #include <gtest/gtest.h>
 
@@ -202,7 +202,8 @@ TEST(StepWork, CountsTheActiveParametersOfNamedShapes) {
     EXPECT_EQ(Operations(spec, work, kTokens, 0.0) + head,
               2.0 * kTokens * static_cast<double>(active))
         << name;
-    // Scores and weighted values: 2 operations each per element of a head and position.
+    // The scores and the weighted sum of values each take 2 operations per position and element of
+    // a head.
     const AttentionSpec& a = spec.layers[0].attention;
     EXPECT_EQ(Operations(spec, work, kTokens, 10.0) - Operations(spec, work, kTokens, 0.0),
               4.0 * 10 * kTokens * spec.num_layers() * a.num_heads * a.head_dim);
@@ -216,7 +217,8 @@ TEST(StepWork, SubTokensAndUnequalExperts) {
   EXPECT_EQ(work.experts(), 1);
   EXPECT_EQ(work.parameters(), 3 * 8 * 16);
   EXPECT_EQ(work.products(), 4 * 3 * 8 * 16);
-  // The matrices q, k, v, o, split and merge; the router scores each sub-token.
+  // The fixed products are the matrices q, k, v, o, split and merge, and the router's scores of
+  // each sub-token.
   EXPECT_EQ(FixedProducts(spec), 6 * 64 * 64 + 4 * 8 * 16);
 }
 
@@ -240,7 +242,7 @@ TEST(Rates, TheSlowerOfMemoryAndArithmeticBounds) {
   MachineRates rates{.read_bandwidth = 200, .f32 = 1000, .bf16 = 4000};
   EXPECT_DOUBLE_EQ(result.Bound(rates, {.compute = DType::kBF16}), 8.0);  // memory takes 0.5 s
   EXPECT_DOUBLE_EQ(result.Bound(rates, {}), 4.0);                         // arithmetic takes 1 s
-  rates.bf16 = 0;  // not measured: bf16 is widened and computed at the f32 rate
+  rates.bf16 = 0;  // 0 means not measured: bf16 is widened and computed at the f32 rate
   EXPECT_DOUBLE_EQ(result.Bound(rates, {.compute = DType::kBF16}), 4.0);
   const ModelOptions int8{DType::kBF16, Quantization::kInt8};
   EXPECT_DOUBLE_EQ(result.Bound(rates, int8), 4.0);
@@ -399,7 +401,7 @@ TEST(SyntheticFiles, GgufHoldsTheExpertsInTheirOrder) {
   EXPECT_EQ(u32(dims + 28), 30u);  // bf16
   const uint64_t offset = u64(dims + 32);
   EXPECT_EQ(offset % 32, 0u);
-  // This is the last tensor, so the data's begin follows from the size of the file.
+  // This tensor is the last in the file, so the begin of the data follows from the file's size.
   const size_t expert = 32 * 64 * 2;
   const size_t data = file.size() - 8 * expert - offset;
   EXPECT_EQ(data % 32, 0u);

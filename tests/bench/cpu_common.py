@@ -1,4 +1,5 @@
-"""Runs `moeserve bench` and computes medians, for the CPU benchmarks in this folder."""
+"""Functions that the CPU benchmarks in this folder share: they run `moeserve bench`, compute
+medians and print tables."""
 
 import json
 import pathlib
@@ -19,7 +20,7 @@ def bench(program, arguments, timeout=1800):
 
 
 def cases(report):
-    """Returns {name: case} for the cases of a report."""
+    """Returns {name: case} for the cases of a report of `moeserve bench`."""
     return {case["name"]: case for case in report["cases"]}
 
 

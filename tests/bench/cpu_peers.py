@@ -5,16 +5,17 @@
     cpu_peers.py MOESERVE --models MODELS --llama BIN --ik BIN [--run medium:bf16 ...]
                  [--threads 1,2] [--rounds 5] [--json FILE]
 
-A run is SHAPE:TYPE. moeserve makes the weights of SHAPE in memory (--dtype TYPE); the peers read
-MODELS/SHAPE-FILE.gguf, FILE being bf16, q8_0 for int8 and q4_0 for int4. The folders BIN hold
-llama-bench and llama-batched-bench.
+A run is SHAPE:TYPE. moeserve generates random weights for SHAPE in memory (--dtype TYPE). The peers
+(llama.cpp and ik_llama.cpp) read MODELS/SHAPE-FILE.gguf, where FILE is bf16, q8_0 for int8 and q4_0
+for int4. Each folder BIN holds llama-bench and llama-batched-bench.
 
-Cases: a prompt of 512 tokens; one stream (ours generates 32 tokens after 16, the peers 64 from an
-empty cache: the same context on average); 4, 16 and 32 sequences that generate 32 tokens each after
-16. Every round runs all engines one after the other, after
-reading the peers' file into the page cache. Rates are medians with ranges over rounds, ratios
-medians over rounds. Tokens are random in all of them; a batched benchmark that feeds one token to
-every sequence lets all route alike and has to be changed first.
+Cases: a prompt of 512 tokens; decoding of one stream; decoding of 4, 16 and 32 sequences, 32 tokens
+each after a prompt of 16. For one stream, moeserve generates 32 tokens after a prompt of 16 and the
+peers generate 64 tokens from an empty cache, so that the mean context length is equal. Every round
+reads the peers' file into the page cache and runs all engines one after the other. The table has
+the median and range of the rates over the rounds, and the median of the ratios over the rounds.
+All engines must process random tokens: a llama-batched-bench that feeds one token to every sequence
+routes all sequences alike, and has to be patched first.
 """
 
 import argparse
@@ -36,7 +37,8 @@ CASES = [f"prompt {PROMPT}", "decode 1"] + [f"decode {b}" for b in BATCHES]
 
 
 def marks(shape, kind, threads, case):
-    """Returns required ratios: to an engine by name, to the "better" one, or to the "bound"."""
+    """Returns the required ratios of our rate for a case. The key is what our rate is divided by:
+    an engine's name, the fastest peer ("better"), or the bandwidth bound ("bound")."""
     if case == "decode 1" and kind == "bf16" and threads == 1:
         return {"bound": 0.95}
     if threads != 2:
@@ -66,20 +68,20 @@ def run(command, timeout=1800):
 
 
 def peer(folder, model, threads, options):
-    """Returns {case: tokens per second} for one engine."""
+    """Runs the two benchmarks of one peer; returns {case: tokens per second}."""
     single = run([folder / "llama-bench", "-m", model, "-p", PROMPT, "-n", STREAM, "-t", threads,
                   "-r", 1, "-o", "json", *options]).stdout
     rates = {}
     # Some builds print other lines before the list.
     for test in json.loads(single[single.index("[\n"):]):
         rates[f"prompt {PROMPT}" if test["n_prompt"] else "decode 1"] = test["avg_ts"]
-    # Some options of llama-bench take a value, but are flags of llama-batched-bench.
+    # Some options take a value in llama-bench, but none in llama-batched-bench.
     flags = [o for o in options if o.startswith("-")]
     length = max(2048, max(BATCHES) * (BATCHED_PROMPT + BATCHED_TOKENS))
     done = run([folder / "llama-batched-bench", "-m", model, "-c", length, "-b", 2048,
                 "-ub", 512, "-npp", BATCHED_PROMPT, "-ntg", BATCHED_TOKENS, "-npl",
                 ",".join(map(str, BATCHES)), "-t", threads, "-tb", threads, *flags])
-    # PP, TG, B, N_KV, T_PP, S_PP, T_TG, S_TG, ...
+    # The columns are PP, TG, B, N_KV, T_PP, S_PP, T_TG, S_TG, T and S.
     for line in (done.stdout + done.stderr).splitlines():
         cells = [c.strip() for c in line.strip().strip("|").split("|")]
         if len(cells) == 10 and re.fullmatch(r"\d+", cells[2]):
@@ -99,7 +101,7 @@ def ours(program, shape, kind, threads):
 
 
 def compare(a, shape, kind, threads, engines):
-    """Measures one run; returns one result per case."""
+    """Measures one SHAPE:TYPE with all engines; returns one result per case."""
     model = a.models.resolve() / f"{shape}-{FILES[kind]}.gguf"
     rates = {name: {case: [] for case in CASES} for name in ["moeserve", *engines]}
     shares = {case: [] for case in CASES}
@@ -181,7 +183,7 @@ def main():
             parser.error(f"--run: expected SHAPE:TYPE with a type of {', '.join(FILES)}, found {spec}")
         for threads in map(int, a.threads.split(",")):
             results += compare(a, shape, kind, threads, engines)
-            if a.json:  # after every step, because a long measurement may be interrupted
+            if a.json:  # writes the file after every run, because a measurement may be interrupted
                 partial = a.json + ".part"
                 pathlib.Path(partial).write_text(json.dumps(results, indent=2) + "\n")
                 os.replace(partial, a.json)

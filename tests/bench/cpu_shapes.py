@@ -1,28 +1,32 @@
 #!/usr/bin/env python3
-"""Compares settings of the routed layer with each other, at equal work.
+"""Compares pairs of layer shapes that cost the same arithmetic.
 
     cpu_shapes.py MOESERVE [--threads N] [--rounds 5] [--only NAME] [--json FILE] [--tiny]
 
-Both sides of a pair run in turns (A B A B ...), each run with its own process; the table has the
-median and range of the runs and the median of the ratios of neighbouring runs, which a slow drift of
-the machine does not change. Equal means:
+The two sides of a pair, left and right, run alternately, each run in its own process. The table has
+the median and range of the runs, and the median of the ratios of neighbouring runs, which a slow
+drift of the machine's speed does not change. The pairs:
 
-hmoe    Widths 9u, 11u, ... 23u, repeated, against the same number of experts of width 16u: the same
-        parameters in all; with routes as even as random weights make them, the same expected work.
-top-p   top-p that always wants more experts than its maximum k (p just below 1) against top-k with
-        that k: the same experts with the same weights.
-mh-moe  Expert arithmetic: h sub-tokens of width d/h select k experts of E*h each, against tokens of
-        width d that select k of E, all of one inner width w and with cosine routers. Both take
-        3 * k * d * w multiply-adds a token in their experts, have the same parameters in them and
-        the same rows for each. Split and merge (2 * d * d) come on top on the left side; w is that
-        of the X-MoE and MH-MoE papers, 4 * d. h = 4 is the first MH-MoE paper's, h = 2 of width 768
-        a parity size of the second. Attention and head are as small as they can be, so that the
-        layer is what is timed.
-moa     Projection work: k experts of one head and one shared key-value head against heads of 128
-        with their own keys and values, so many that q, k, v and o take as many multiply-adds a token
-        and one stream reads as many of their weights. 512: 16 of 32 heads of 256 (MoA's 16K32E256D) against 17;
-        1536: 23 of 32 heads of 128 against 12. The feed-forward and the head are as small as they
-        can be.
+hmoe    Left: experts of widths 9u, 11u, ... 23u, repeated. Right: the same number of experts, all
+        of width 16u. Both sides have the same number of parameters and, since random weights route
+        almost evenly, the same expected work.
+top-p   Left: top-p with p just below 1, which always reaches its maximum of k experts. Right: top-k
+        with the same k. Both sides select the same experts with the same weights.
+mh-moe  Left: each token is split into h sub-tokens of width d/h, and each sub-token selects k of
+        E*h experts. Right: each token of width d selects k of E experts. All experts have the inner
+        width w = 4 * d of the X-MoE and MH-MoE papers, and both routers are cosine routers. On both
+        sides, the experts take 3 * k * d * w multiply-adds per token, hold the same number of
+        parameters, and receive the same mean number of rows. The left side also computes the split
+        and merge layers (2 * d * d). h = 4 is from the first MH-MoE paper; h = 2 with width 768 is
+        a parity size of the second. Attention and LM head are as small as possible, so that the
+        routed layer dominates the time.
+moa     Left: k routed attention experts with one query head each and one shared key-value head.
+        Right: dense attention with heads of size 128, each with its own keys and values. The number
+        of heads is chosen so that the q, k, v and o projections take as many multiply-adds per
+        token, and read as many weights for one stream, as on the left. Width 512: 16 of 32 experts
+        with heads of size 256 (MoA's 16K32E256D) against 17 heads. Width 1536: 23 of 32 experts
+        with heads of size 128 against 12 heads. The feed-forward layer and the LM head are as small
+        as possible.
 """
 
 import argparse
@@ -43,7 +47,8 @@ def unequal(unit):
 
 
 def pairs(tiny):
-    """Returns (name, case, least required ratio, left, right and common arguments) per pair."""
+    """Returns (name, case, required ratio of left to right, left arguments, right arguments, common
+    arguments) for every case of every pair."""
     prompt = ["--prompt", 64 if tiny else 512, "--batch", 16, "--tokens", 2 if tiny else 32]
     shape = ["--layers", 1] if tiny else []
     out = []
@@ -83,12 +88,12 @@ def main():
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", default="bf16")
-    parser.add_argument("--only", help="pairs whose names begin so")
+    parser.add_argument("--only", help="run only the pairs whose names begin with this text")
     parser.add_argument("--json")
-    parser.add_argument("--tiny", action="store_true", help="small sizes: to try the script")
+    parser.add_argument("--tiny", action="store_true", help="use small sizes, to test the script")
     a = parser.parse_args()
 
-    # Cases of one pair come from the same runs.
+    # One run measures all cases of a pair.
     groups = {}
     for name, case, mark, left, right, common in pairs(a.tiny):
         if a.only and not name.startswith(a.only):

@@ -1,13 +1,15 @@
-// Measures the CUDA kernels on the papers' shapes, each case as a share of the device's best rates.
+// Measures the CUDA kernels on the papers' shapes. The results are compared with the device's best
+// rates.
 //
 //   cuda_bench [--json FILE] [--filter SUBSTRING] [--list] [--seconds N]
 //              [--rates FILE | --bf16-tflops X] [--tiny]
 //
-// The first result is the device itself: copy bandwidth, read bandwidth, and the time of an empty
-// kernel in a graph. For every case, some values are first compared with slow arithmetic. The case
-// is then timed by replays of a captured graph over sets of random data that exceed the L2 cache
-// together. With --json, cases that FILE already contains are skipped, so that an interrupted run
-// can be continued; a case that stopped the process is not tried again.
+// The first case measures the device: copy bandwidth, read bandwidth, and the time of an empty
+// kernel in a graph. Every other case first compares some values with a plain computation on the
+// host. It then times replays of a captured graph whose items access different sets of random data;
+// together, these sets exceed the L2 cache. With --json, cases that FILE already contains are
+// skipped, so that an interrupted run can be continued. Cases that crashed the process are skipped,
+// too.
 
 #include <CLI/CLI.hpp>
 #include <chrono>
@@ -26,7 +28,7 @@ using nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
 constexpr char kDeviceCase[] = "device/rates";
-// Exit status if this process can no longer use the device; a new process may continue.
+// The exit status if this process can no longer use the device. A new process can continue the run.
 constexpr int kDeviceLost = 3;
 
 struct Options {
@@ -39,7 +41,7 @@ struct Options {
   bool tiny = false;
 };
 
-// Results of this run and of earlier runs, one JSON object per line.
+// A file with the results of this run and of earlier runs, one JSON object per line.
 class ResultFile {
  public:
   absl::Status Open(const std::string& path) {
@@ -65,7 +67,7 @@ class ResultFile {
     const auto it = results_.find(name);
     return it == results_.end() ? nullptr : &it->second;
   }
-  // Returns whether an earlier run began the case and did not end it.
+  // Returns whether an earlier run began the case but wrote no result for it.
   bool StoppedProcess(const std::string& name) const {
     return started_.count(name) > 0 && Find(name) == nullptr;
   }
@@ -152,7 +154,8 @@ json Describe(const Case& c, const Measured& m, const Rates& rates) {
     line["tflops"] = m.work.flops / t / 1e12;
     if (rates.bf16 > 0) line["share_of_bf16"] = m.work.flops / t / rates.bf16;
   }
-  // Prompts, for example, read more data than they reuse.
+  // If the items together access less than twice the L2 cache, they may read from the cache.
+  // rotated_bytes is 0 in cases that do not depend on this, such as prompts.
   line["may_be_cached"] =
       m.rotated_bytes > 0 && m.rotated_bytes < 2.0 * static_cast<double>(rates.l2_bytes);
   return line;

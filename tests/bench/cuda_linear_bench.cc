@@ -1,10 +1,11 @@
-// Times the expert products of known layers on a CUDA device, compared with its copy bandwidth.
+// Times the expert products of layers of known models on a CUDA device, and measures the device's
+// copy bandwidth for comparison.
 //
-//   cuda_linear_bench [name part]     only layers whose name contains the text
+//   cuda_linear_bench [TEXT]     measures only layers whose name contains TEXT
 //
-// Prints one line per measurement: layer, tokens, kernel, microseconds (median), bytes of weights
-// read per second, floating-point operations per second. The last lines of a layer report whether
-// the kernels agree bit by bit.
+// Prints one line per measurement: layer, tokens, kernel, median microseconds, bytes of weights
+// read per second, and floating-point operations per second. The last lines of a layer report
+// whether the results of all kernels are bit-identical.
 
 #include <algorithm>
 #include <cstdio>

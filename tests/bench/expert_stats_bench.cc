@@ -1,11 +1,12 @@
-// Measures the cost of expert statistics: decode throughput with and without them.
+// Measures by how much expert statistics reduce the decode throughput.
 //
 //   expert_stats_bench [--pairs 40] [--tokens 512] MODEL...
 //
 // For batches of 1 and 32, two engines with the same model run in one process, one with statistics
-// and one without (no recorder is called and the counters stay 0). They take turns, and the order
-// alternates. Prints the median over the pairs of the slowdown of decoding by statistics, and the
-// 95 % confidence interval of that median (by order statistics, without assuming a distribution).
+// and one without, which calls no recorder and whose counters stay 0. A pair of runs decodes once
+// with each engine; the engine that runs first alternates between pairs. Prints the median over the
+// pairs of the slowdown due to statistics, and the 95 % confidence interval of this median (by
+// order statistics, without assuming a distribution).
 
 #include <algorithm>
 #include <chrono>
@@ -51,8 +52,8 @@ double DecodeThroughput(TestEngine& engine, int batch, int tokens, int round) {
   for (int i = 0; i < batch; ++i) {
     Request r;
     r.id = std::to_string(round) + "." + std::to_string(i);
-    // All sequences have the same prompt, so that all begin in the same step. They differ from the
-    // first sampled token on.
+    // All sequences have the same prompt, so that decoding begins in the same step. The sequences
+    // differ from the first sampled token on.
     for (int t = 0; t < 16; ++t) r.prompt.push_back((round * 31 + t * 7) % 500);
     r.sampling.max_tokens = tokens;
     r.sampling.ignore_eos = true;

@@ -18,7 +18,8 @@ struct GgufTensor {
   std::string name;
   GgufType type = GgufType::kF32;
   std::vector<int64_t> shape;  // slowest-varying dimension first; the file stores them reversed
-  // The source's tensors that form this tensor: one, or the slices of the first dimension.
+  // The names of the source tensors that contain this tensor's values: one tensor, or one for each
+  // index of the first dimension.
   std::vector<std::string> sources;
 };
 
@@ -32,8 +33,8 @@ class GgufWriter {
   void AddI32s(std::string_view key, const std::vector<int32_t>& values);
   void AddTensor(GgufTensor tensor);
 
-  // Fetches one source tensor after the other. Unavailable if the file cannot be written; Internal
-  // if a source tensor has another type.
+  // Writes the file, reading one source tensor after the other. Returns Unavailable if the file
+  // cannot be written, and Internal if a source tensor has another type or size than declared.
   absl::Status Write(const std::filesystem::path& path, WeightSource& weights) const;
 
  private:

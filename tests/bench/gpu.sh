@@ -1,18 +1,21 @@
 #!/usr/bin/env bash
-# All benchmarks of the CUDA backend in one go: the device's own rates, the kernels, what PyTorch and
-# Triton offer, whole models; then one table.
+# Runs all benchmarks of the CUDA backend and prints one table with their results. The benchmarks
+# measure the device's matrix and copy rates, moeserve's kernels, PyTorch and Triton baselines for
+# the kernels, and whole models.
 #
 #   tests/bench/gpu.sh BUNDLE [--out FOLDER] [--minutes N] [--filter SUBSTRING] [--tiny]
 #
-#   BUNDLE      unpacked folder or packed file of deploy/bundle.sh, or a build folder
-#   --out       where the results are left (build/gpu-bench); results that it has are not measured
-#               again, so a run that was cut off goes on where it was
-#   --minutes   for all of it (9)
-#   --filter    kernels whose name has one of these in it, separated by commas; no whole models
-#   --tiny      small shapes on the CPU and the emulated device, to try the scripts themselves; BUNDLE
-#               is a build folder
+#   BUNDLE      a bundle made by deploy/bundle.sh (the archive or the unpacked folder), or a build
+#               folder
+#   --out       the folder for the results (default: build/gpu-bench). Cases whose results are
+#               already in the folder are not measured again, so an interrupted run can be resumed.
+#   --minutes   the time limit for all benchmarks together (default: 9)
+#   --filter    comma-separated texts: measures only kernels and baselines whose name contains one
+#               of them, and no whole models
+#   --tiny      uses small shapes on the CPU and on the emulated CUDA device, to test these scripts;
+#               BUNDLE must be a build folder
 #
-# The environment variable PYTHON names the interpreter that has PyTorch (python3).
+# The environment variable PYTHON names a Python interpreter with PyTorch (default: python3).
 set -uo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -70,7 +73,8 @@ server=$(find_program moeserve) || exit 2
 
 end=$((SECONDS + minutes * 60 - 10))
 left() { echo $((end - SECONDS)); }
-# Seconds for a part: at most so many, and at most this share of what is left.
+# part SECONDS PERCENT: prints a time limit in seconds, which is at most SECONDS and at most PERCENT
+# percent of the remaining time.
 part() {
   local share=$(($(left) * $2 / 100))
   echo $((share < $1 ? share : $1))
@@ -80,7 +84,8 @@ export PYTHONUNBUFFERED=1
 baselines() {
   local seconds=$1
   shift
-  # A compiler or a kernel may hang: the limit is for the process, not for its cases.
+  # --seconds only keeps new cases from starting. A compiler or a kernel may hang, so `timeout` ends
+  # the process.
   timeout -k 5 $((seconds + 30)) "$python" "$here/gpu_baselines.py" "${device[@]}" "${flags[@]}" \
     --json "$out/baselines.jsonl" --filter "$filter" --seconds "$seconds" "$@" \
     2>>"$out/errors.txt" || printf '(baselines: exit %d; see %s)\n' $? "$out/errors.txt"
@@ -88,7 +93,7 @@ baselines() {
 
 run_kernels() {
   local seconds=$1 try code=0
-  # A case that stops the process is left out when the program runs again.
+  # A case that crashed the process is skipped when the program runs again.
   for try in 1 2 3 4 5; do
     timeout -k 5 $((seconds + 30)) "$kernels" --json "$out/kernels.jsonl" \
       --rates "$out/baselines.jsonl" ${filter:+--filter "$filter"} --seconds "$seconds" \

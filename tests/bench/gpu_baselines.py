@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Measures PyTorch and Triton on the shapes of cuda_bench, under the names of its cases.
+"""Measures PyTorch and Triton on the shapes of cuda_bench. The cases have cuda_bench's names.
 
     gpu_baselines.py [--json FILE] [--only rates,moe,attention,sampling,cublas] [--filter SUBSTRING]
                      [--seconds N] [--device cuda|cpu] [--tiny]
 
-Every baseline runs in a CUDA graph where it can be captured, over sets of random data larger than
-the L2 cache together, and is checked against double precision first. A failing one leaves a line
-with "error". What FILE has is not measured again.
+Each baseline is first checked against a computation in double precision. It is then timed in a CUDA
+graph if it can be captured. The timed calls alternate between sets of random data that together
+exceed the L2 cache. A baseline that fails is recorded in FILE with the field "error". Baselines
+whose results are already in FILE are not measured again.
 """
 
 import argparse
@@ -22,12 +23,12 @@ import gpu_moe
 from gpu_common import Device, Line, Rates, Results, Tensor, guarded, require_close
 
 PARTS = ("rates", "moe", "attention", "sampling")
-# Calls cuBLAS directly, which can stop the process. Runs only if requested.
+# This part calls cuBLAS directly and may crash the process, so it runs only if --only names it.
 EXTRA_PARTS = ("cublas",)
 
 
 def measure_rates(device: Device, results: Results) -> None:
-    """Measures the device's best rates, to which all shares refer."""
+    """Measures the device's bf16 matrix and copy rates, from which the bounds are computed."""
     def matrix() -> Line:
         n = 256 if device.tiny else 8192
         sets = [(device.normal(n, n), device.normal(n, n)) for _ in range(2)]
@@ -56,7 +57,7 @@ def load_rates(results: Results) -> Rates:
     return Rates(copy=copy * 1e9, bf16=bf16 * 1e12)
 
 
-# Attention: kv heads, query heads, head size.
+# Attention shapes: (key-value heads, query heads, head size).
 ATTENTION = {"moa": (1, 16, 256), "jetmoe": (16, 32, 128), "gqa": (8, 32, 128),
              "mha": (16, 16, 128)}
 TINY_ATTENTION = {"gqa": (2, 4, 32), "moa": (1, 4, 32)}
@@ -82,7 +83,11 @@ def _attention_reference(q: Tensor, k: Tensor, v: Tensor, limit: int) -> Tensor:
 
 def _best_attention(device: Device, sets: list[tuple[Tensor, Tensor, Tensor]], causal: bool,
                     fold: bool) -> Line:
-    """Times the fastest backend, with grouped queries or (decode) queries as rows of a head."""
+    """Times every attention backend and returns the result of the fastest.
+
+    With `fold` (decoding), also times the variant that passes the query heads of a group as rows of
+    one head instead of as grouped queries (GQA).
+    """
     group = sets[0][0].shape[1] // sets[0][1].shape[1]
     lines: list[Line] = []
     errors = []
@@ -163,7 +168,8 @@ def run_attention(device: Device, results: Results, wanted: Callable[[str], bool
 
 
 class Block:
-    """A standard attention block: norm, projections, rotary positions, cache, attention, output."""
+    """A standard attention block in a decode step: norm, q, k and v projections, RoPE, KV cache,
+    attention and output projection."""
 
     def __init__(self, device: Device, width: int, heads: int, d: int, batch: int, context: int,
                  ) -> None:
@@ -224,7 +230,7 @@ def _draw(weights: Tensor) -> Tensor:
 
 
 def sample(kind: str, logits: Tensor) -> Tensor:
-    """Samples as a server does that sorts the logits."""
+    """Draws one token per row of logits, by sorting the logits for top-k and top-p."""
     if kind == "greedy":
         return logits.argmax(-1)
     if kind == "plain":
@@ -270,10 +276,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--only", default=",".join(PARTS))
-    parser.add_argument("--filter", default="", help="cases whose name has one of these in it")
-    parser.add_argument("--seconds", type=float, default=1e9, help="start nothing after this time")
+    parser.add_argument("--filter", default="",
+                        help="run only cases whose name contains one of these texts (with commas)")
+    parser.add_argument("--seconds", type=float, default=1e9,
+                        help="seconds after which no baseline starts")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="small shapes, to try the program")
+    parser.add_argument("--tiny", action="store_true", help="use small shapes, to test the program")
     arguments = parser.parse_args()
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: PyTorch finds no GPU here; try --device cpu --tiny")

@@ -1,4 +1,5 @@
-"""Shared by the PyTorch baselines: results as JSON lines, timing, checks."""
+"""Code that the PyTorch baselines share: it stores results as JSON lines, times functions and
+checks their results."""
 
 import dataclasses
 import json
@@ -15,12 +16,13 @@ import torch
 Line = dict[str, Any]
 Tensor = torch.Tensor
 
-# A baseline below this share of its own bound says little about what is possible.
+# A baseline that reaches less than this share of its own bound is marked as weak: being faster than
+# it proves little.
 WEAK_SHARE = 0.6
 
 
 class Results:
-    """A file with one JSON object per line. Results that it contains are not measured again."""
+    """A file with one JSON object per line. Results in the file are not measured again."""
 
     def __init__(self, path: pathlib.Path | None) -> None:
         self.path = path
@@ -76,7 +78,7 @@ class Rates:
     bf16: float = 0.0
 
     def floor(self, moved: float, flops: float) -> float:
-        """Returns the least seconds that `moved` bytes and `flops` operations take."""
+        """Returns the least seconds in which `moved` bytes and `flops` operations are possible."""
         by_bytes = moved / self.copy if self.copy else 0.0
         by_flops = flops / self.bf16 if self.bf16 else 0.0
         return max(by_bytes, by_flops)
@@ -110,7 +112,11 @@ class Device:
         return torch.randint(high, shape, device=self.name, generator=self._generator)
 
     def sets_for(self, touched: float, whole: float) -> int:
-        """Returns how many weight sets to alternate: 4 times the L2 cache, if memory allows."""
+        """Returns the number of data sets between which timed calls alternate.
+
+        The sets together have at least 4 times the size of the L2 cache if memory allows. `touched`
+        is the number of bytes that one call reads, `whole` the size of one set in bytes.
+        """
         if self.tiny:
             return 2
         wanted = math.ceil(4 * self.l2_bytes / max(touched, 1.0))
@@ -122,7 +128,7 @@ class Device:
             torch.cuda.synchronize()
 
     def quick(self, function: Callable[[], Any], rounds: int = 5) -> float:
-        """Returns rough seconds per call, for choosing between configurations."""
+        """Returns the approximate seconds per call, for choosing between configurations."""
         for _ in range(2):
             function()
         self.synchronize()
@@ -141,7 +147,10 @@ class Device:
         return statistics.median(times)
 
     def time(self, items: int, function: Callable[[int], Any], graph: bool = True) -> Line:
-        """Returns median and quantiles of the time per item, in a replayed graph if possible."""
+        """Times function(0) to function(items - 1) in a replayed CUDA graph if possible.
+
+        Returns the median and quantiles of the time per call.
+        """
         for i in range(items):
             function(i)
         self.synchronize()
@@ -226,7 +235,7 @@ def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """Returns the relative error of the 2-norm; infinity if a value is not finite."""
+    """Returns the relative error in the 2-norm, or infinity if a value is not finite."""
     actual, expected = actual.double().cpu(), expected.double().cpu()
     if not bool(torch.isfinite(actual).all()) or float(expected.norm()) == 0:
         return math.inf
@@ -241,7 +250,8 @@ def require_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-2) -> 
 
 def guarded(results: Results, name: str, method: str, device: Device,
             measure: Callable[[], Line]) -> Line | None:
-    """Adds the result of `measure`, or the error that it raised."""
+    """Adds the result of `measure`, or its error, to `results`. Does nothing if `results` has the
+    case already."""
     if results.has(name, method):
         return None
     line: Line = {"name": name, "method": method, "device": device.title}

@@ -1,7 +1,7 @@
-"""cuBLAS's grouped products as a baseline of the experts, unequal widths and all.
+"""Baseline of the experts with cuBLAS's grouped matrix products, which allow unequal widths.
 
-The host passes the number of rows per expert. The timing excludes copying these numbers to the
-host, so the baseline looks faster than it is.
+cuBLAS takes the number of rows per expert from the host. The timing excludes copying these numbers
+to the host, so the baseline looks faster than it is.
 """
 
 import ctypes
@@ -29,7 +29,8 @@ def library() -> ctypes.CDLL:
 
 
 class Grouped:
-    """out[g] = rows[g] @ weights[g].T for matrices of any sizes, in one call."""
+    """Computes out[g] = rows[g] @ weights[g].T for all g, with matrices of any sizes, in one call.
+    """
 
     def __init__(self, blas: ctypes.CDLL, rows: list[Tensor], weights: list[Tensor],
                  out: list[Tensor]) -> None:
@@ -44,7 +45,7 @@ class Grouped:
         def pointers(tensors: list[Tensor]) -> Tensor:
             return torch.tensor([t.data_ptr() for t in tensors], dtype=torch.int64, device="cuda")
 
-        # Column-major: out^T [N, r] = weights [N, K] rows^T [K, r].
+        # cuBLAS is column-major, so it computes out^T [N, r] = weights [N, K] rows^T [K, r].
         self.addresses = (pointers(weights), pointers(rows), pointers(out))
         a, b, c = (ctypes.c_void_p(t.data_ptr()) for t in self.addresses)
         self.arguments = (
@@ -58,7 +59,7 @@ class Grouped:
             count, integers([1] * count), _COMPUTE_F32)
 
     def run(self) -> None:
-        # Asking for the handle ties it to the current stream.
+        # current_blas_handle() binds the handle to the current stream.
         handle = ctypes.c_void_p(torch.cuda.current_blas_handle())
         status = self.call(handle, *self.arguments)
         if status != 0:
@@ -66,7 +67,7 @@ class Grouped:
 
 
 class CublasExperts:
-    """One layer of experts with the routes of one case."""
+    """Computes one layer of experts for the routes of one case."""
 
     def __init__(self, device: Device, blas: ctypes.CDLL, layer: Layer, r: Routed) -> None:
         shape = layer.shape

@@ -4,13 +4,14 @@
     gpu_models.py --moeserve PROGRAM [--json FILE] [--seconds N] [--models FOLDER]
                   [--device cuda|cpu] [--tiny]
 
-  model/NAME/B1       a bundled model, one sequence: `moeserve bench`, and the PyTorch reference with
-                      its KV cache, eager and compiled
-  mixtral/B.../L...   8 layers of Mixtral-8x7B with random weights: `moeserve bench`, and generate()
-                      of Hugging Face transformers with the same batch, context and tokens
+  model/NAME/B1       Decodes one sequence with a bundled model: with `moeserve bench`, and with the
+                      PyTorch reference and its KV cache, eager and compiled.
+  mixtral/B.../L...   Decodes with 8 layers of Mixtral-8x7B with random weights: with `moeserve
+                      bench`, and with generate() of Hugging Face transformers at the same batch
+                      size, context length and number of tokens.
 
-Every measurement is a process of its own with a time limit; one that fails leaves a line with
-"error".
+Every measurement runs in its own process with a time limit. A measurement that fails is recorded in
+FILE with the field "error".
 """
 
 import argparse
@@ -31,7 +32,7 @@ MIXTRAL = ((1, 1024), (32, 1024))
 PREFIX = "result: "
 
 
-# Measurements. Each runs in a separate process.
+# The measurements. Each runs in a separate process.
 
 def reference(folder: pathlib.Path, device: str, compiled: bool, tokens: int) -> Line:
     """Times greedy decoding with tests/reference/routed_decoder.py."""
@@ -64,8 +65,11 @@ def reference(folder: pathlib.Path, device: str, compiled: bool, tokens: int) ->
 
 def transformers_generate(batch: int, context: int, tokens: int, device: str, tiny: bool,
                           variant: str) -> Line:
-    """variant: how experts are computed ("eager", "grouped_mm", "batched_mm"), or "static": the
-    second with a static cache, whose decoding is compiled."""
+    """Times generate() of transformers on a Mixtral with random weights.
+
+    `variant` names the implementation of the experts ("eager", "grouped_mm" or "batched_mm"), or is
+    "static": "grouped_mm" with a static KV cache, with which transformers compiles the decoding.
+    """
     import torch
     from transformers import MixtralConfig, MixtralForCausalLM
 
@@ -77,7 +81,7 @@ def transformers_generate(batch: int, context: int, tokens: int, device: str, ti
                  "vocab_size": 500, "num_attention_heads": 4, "num_key_value_heads": 2}
     config = MixtralConfig(**sizes, max_position_embeddings=32768, sliding_window=None,
                            eos_token_id=None, pad_token_id=0)
-    # Older versions ignore these settings.
+    # Older versions of transformers ignore these settings.
     config._attn_implementation = "sdpa"
     config._experts_implementation = "grouped_mm" if variant == "static" else variant
     torch.set_default_dtype(torch.bfloat16)
@@ -114,10 +118,13 @@ def transformers_generate(batch: int, context: int, tokens: int, device: str, ti
             "implementation": getattr(config, "_experts_implementation", None)}
 
 
-# The parent process.
+# The parent process, which starts the measurements.
 
 def in_process(arguments: list[str], limit: float) -> Line:
-    """Runs one of the measurements in a process. On failure, raises with the end of its output."""
+    """Runs one of the measurements in a process and returns its result.
+
+    Raises RuntimeError with the last line of the output if the process failed.
+    """
     command = [sys.executable, str(pathlib.Path(__file__).resolve()), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
     for line in done.stdout.splitlines():
@@ -129,7 +136,7 @@ def in_process(arguments: list[str], limit: float) -> Line:
 
 def serve_bench(program: pathlib.Path, device: str, arguments: list[str], limit: float,
                 ) -> dict[str, Line]:
-    """Runs `moeserve bench` and returns {name: case}."""
+    """Runs `moeserve bench` and returns {name: case} for its cases."""
     with tempfile.TemporaryDirectory() as folder:
         output = pathlib.Path(folder) / "bench.json"
         command = [str(program), "bench", "--device", device, "--json", str(output), *arguments]
@@ -252,7 +259,7 @@ def main() -> None:
     others = MODELS[1:2] if arguments.tiny else MODELS[1:]
     for name in others:
         run.bundled(name)
-    # Compiling a model that loops over the experts it selected can take minutes.
+    # The compiled reference runs last, since compiling its loop over experts can take minutes.
     for name in (MODELS[0], *others):
         run.reference(name, "compiled", 90)
 

@@ -1,4 +1,4 @@
-"""Baselines of the experts: a loop, torch._grouped_mm, torch.bmm, Triton."""
+"""Baselines of the expert layer: a loop over experts, torch._grouped_mm, torch.bmm and Triton."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ except Exception:  # Triton is not installed
 Tensor = torch.Tensor
 
 TOKENS = (16, 1, 256, 4096, 64, 1024, 8192, 4, 2048, 512, 128, 32, 8, 2)
-# With more rows, computing every expert for every row would take far too long.
+# With more rows, the baseline bmm, which computes every expert for every row, would take too long.
 MAX_BMM_ROWS = 128
 
 
@@ -67,7 +67,8 @@ def activate(x: Tensor, name: str) -> Tensor:
 
 
 class Layer:
-    """Weights of one layer, stacked; narrower experts are padded with zeros."""
+    """The weights of one layer, stacked over its experts. Narrow experts are padded with zeros to
+    the widest."""
 
     def __init__(self, device: Device, shape: Shape) -> None:
         widest, d = max(shape.hidden), shape.width
@@ -80,7 +81,7 @@ class Layer:
                 self.w2[e, :, f:] = 0
         self.w1 = self.w1.view(shape.experts, halves * widest, d)
         self.shape = shape
-        # The weights without padding, for the loop.
+        # The loop over experts uses the weights without padding.
         self.narrow = [(torch.cat([self.w1[e, h * widest:h * widest + f] for h in range(halves)]),
                         self.w2[e, :, :f].contiguous()) for e, f in enumerate(shape.hidden)] \
             if not shape.equal else [(self.w1[e], self.w2[e]) for e in range(shape.experts)]
@@ -94,7 +95,7 @@ class Layer:
 
 @dataclasses.dataclass
 class Routed:
-    """Rows and their routes, drawn uniformly."""
+    """Random rows, each with k uniformly drawn experts."""
 
     x: Tensor  # [S, c]
     experts: Tensor  # int64 [S, k]
@@ -121,7 +122,7 @@ def reference(layer: Layer, r: Routed, rows: list[int]) -> Tensor:
 
 
 def loop(layer: Layer, r: Routed) -> Tensor:
-    """Computes expert by expert, with the number of rows per expert on the host."""
+    """Computes the layer expert by expert. Copies the number of rows per expert to the host."""
     flat = r.experts.flatten()
     order = flat.argsort(stable=True)
     counts = torch.bincount(flat, minlength=layer.shape.experts).tolist()
@@ -155,7 +156,8 @@ def grouped_mm(layer: Layer, r: Routed) -> Tensor:
 
 
 def bmm(layer: Layer, r: Routed) -> Tensor:
-    """Computes every expert for every row."""
+    """Computes every expert for every row, and weights the experts that a row did not select by 0.
+    """
     dense = torch.zeros(len(r.x), layer.shape.experts, device=r.x.device)
     dense = dense.scatter(1, r.experts, r.weights)
     x = r.x.expand(layer.shape.experts, *r.x.shape)
@@ -165,7 +167,8 @@ def bmm(layer: Layer, r: Routed) -> Tensor:
 
 
 def _work(shape: Shape, cases: list[Routed], rows: int) -> tuple[float, float, float]:
-    """Returns bytes and operations of one layer, and the bytes of its selected experts' weights."""
+    """Returns the bytes moved and operations done by one layer, and the bytes of the weights of the
+    experts that at least one row selected; each is a mean over the cases."""
     matrices = 3 if shape.gated else 2
     weights = flops = hidden = 0.0
     for r in cases:
@@ -227,7 +230,7 @@ def _methods(device: Device, layers: list[Layer], cases: list[Routed], rows: int
                         {**padded, **tuning})
 
     yield "triton", measure_triton
-    # For wider rows, the accumulators do not fit into registers.
+    # For wider rows, the fused kernel's accumulators do not fit into registers.
     if shape.heads > 1 and shape.width <= triton_moe.MAX_FUSED_WIDTH:
         yield "triton_fused", lambda: measure_triton(fused=True)
 
@@ -243,8 +246,9 @@ def _cublas(device: Device, layers: list[Layer], cases: list[Routed]) -> Line:
 
 def run(device: Device, results: Results, wanted: Callable[[str], bool],
         in_time: Callable[[], bool], cublas: bool = False) -> None:
-    """All shapes; the sizes that say most come first. `cublas`: its grouped products alone, which
-    are called in a way that can stop the process."""
+    """Measures all shapes. The most informative numbers of tokens come first, because the time may
+    run out. With `cublas`, measures only the grouped products of cuBLAS, which may crash the
+    process."""
     shapes = TINY if device.tiny else SHAPES
     tokens = (5, 1) if device.tiny else TOKENS
     for sizes in (tokens[:6], tokens[6:]):
@@ -257,14 +261,15 @@ def run(device: Device, results: Results, wanted: Callable[[str], bool],
             layers: list[Layer] = []
             try:
                 whole = 2.0 * sum(shape.hidden) * shape.width * (3 if shape.gated else 2)
-                copies = 1 if shape.equal else 2.5  # padded, and as they are
+                # Unequal widths are stored twice: padded, and without padding.
+                copies = 1 if shape.equal else 2.5
                 touched = whole * min(1.0, shape.k * shape.heads / shape.experts)
                 layers = [Layer(device, shape)
                           for _ in range(device.sets_for(touched, whole * copies))]
                 for t in sizes:
                     if wanted(names[t]) and in_time():
                         _run_size(device, results, shape, layers, t, names[t], whole, cublas)
-            except Exception as error:  # memory, say
+            except Exception as error:  # for example, out of memory
                 message = str(error).replace("\n", " ")[:300]
                 results.add({"name": f"moe/{shape.name}", "method": "setup", "error": message})
             del layers

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Prints one table of the results of cuda_bench, gpu_baselines.py and gpu_models.py.
+"""Prints one table with the results of cuda_bench, gpu_baselines.py and gpu_models.py.
 
     gpu_table.py FILE.jsonl... [--all]
 
-Ours, the best baseline, how many times faster ours is, and both as shares of their bounds; then the
-comparisons between our own cases that the project sets marks for. Weak: a baseline below 60 % of its
-own bound. --all adds the cases that no baseline has.
+A line of the table has moeserve's result, the best baseline's result, both as percentages of their
+bounds, and how many times faster moeserve is. A baseline below 60 % of its own bound is marked
+"weak". The project's performance goals follow: each with the measured value, the required value and
+whether it is reached. --all adds the cases that have no baseline.
 """
 
 import argparse
@@ -102,7 +103,7 @@ def _share(cases: Cases, field: str, family: str, enough: float) -> Iterator[tup
 
 
 def marks(cases: Cases) -> Iterator[tuple[str, str, str, bool]]:
-    """Yields (what, measured, required, whether reached) for the project's performance goals."""
+    """Yields (goal, measured value, required value, whether reached) for the performance goals."""
     for name, share in _share(cases, "share_of_copy", "experts", 200):
         tokens = int(name.rsplit("/T", 1)[1])
         if tokens <= 256 and cases[name][OURS]["bound"] == "memory":
@@ -116,7 +117,7 @@ def marks(cases: Cases) -> Iterator[tuple[str, str, str, bool]]:
         if name.startswith("route/") and name.endswith("/R256") and _median(cases, name):
             time = _median(cases, name) or 0.0
             yield f"router and plan, {name}", f"{time:.1f} us", "8 us", time <= 8
-    # (ours, other, least quotient other / ours, what)
+    # The arguments are: our case, the other case, the required quotient other / ours, the goal.
     for family in ("experts", "moe"):
         for size in _sizes(cases, f"{family}/hmoe"):
             yield from _quotient(cases, f"{family}/hmoe/{size}", f"{family}/hmoe_equal/{size}",
@@ -149,7 +150,7 @@ def _quotient(cases: Cases, ours: str, other: str, least: float, what: str,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="+", type=pathlib.Path)
-    parser.add_argument("--all", action="store_true", help="cases without a baseline, too")
+    parser.add_argument("--all", action="store_true", help="also print cases without a baseline")
     arguments = parser.parse_args()
     cases = load(arguments.files)
     for name in ("device/rates", "rate/bf16", "rate/copy"):

@@ -1,4 +1,4 @@
-// Writes the config.json of a spec, for the settings that synthetic models use.
+// Converts a spec of a synthetic model to the contents of config.json.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace moeserve::testing {
 
-// Requires that all layers are equal. Settings that no flag of synthetic models changes must have
-// the format's defaults. Reading the result returns `spec` with that end-of-text id.
+// Returns a config.json from which the loader reads `spec` and `eos_token_id`. All layers must be
+// equal. Settings that no flag of synthetic models changes must have the format's default values.
 nlohmann::json NativeConfig(const ModelSpec& spec, int32_t eos_token_id);
 
 }  // namespace moeserve::testing

@@ -1,9 +1,9 @@
-"""Measures the figures of RESULTS.md, "Many users at once": medians of interleaved runs.
+"""Measures the values in RESULTS.md, section "Many users at once": medians over several runs.
 
     python3 tests/bench/serving.py build/release/moeserve [--runs 5] [--seconds 20] [CASE ...]
 
-Cases: mixed, batch, prefix, overload, streams; all of them where none is named. The machine should
-have nothing else to do.
+Cases: mixed, batch, prefix, overload, streams. Without CASE, all cases run. Every run measures each
+case once. The machine should be otherwise idle.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def milliseconds(report, latency, which="p99", group="all"):
 
 
 def mixed(bench, model="mh-moe"):
-    """64 clients, with and without long prompts among the short ones."""
+    """Measures the latency for 64 clients with short prompts, without and with long ones."""
     load = ["--model", MODELS / model, "--clients", "64", *MIXED]
     short = bench.timed(*load)
     both = bench.timed(*load, *LONG)
@@ -84,7 +84,7 @@ def mixed(bench, model="mh-moe"):
 
 
 def batch(bench):
-    """Shares of the bandwidth bound and of time inside the model, through the engine."""
+    """Measures decoding in the engine: share of the bandwidth bound, share of time in the model."""
     out = {}
     for clients, tokens in ((1, 64), (32, 96)):
         report = bench.load("--synthetic", "medium", "--dtype", "bf16", "--threads", "2",
@@ -105,7 +105,7 @@ def batch(bench):
 
 
 def prefix(bench):
-    """Time to first token of prompts that share 1,000 tokens, with and without the prefix cache."""
+    """Measures the time to first token of prompts with 1,000 shared tokens, cached and uncached."""
     out = {}
     for model in ("smoe", "mh-moe", "dense"):
         load = ["--model", MODELS / model, "--clients", "1", "--requests", "60",
@@ -119,11 +119,11 @@ def prefix(bench):
 
 
 def overload(bench, model="mh-moe"):
-    """Ten times the closed loop's peak for 60 s, over HTTP, with 64 places in the queue."""
-    # One thread for the model, because the sender and the connections need the other core.
+    """Sends requests for 60 s at ten times the peak rate of a closed loop, with a queue of 64."""
+    # The model has one thread, because the clients and the connections need the other core.
     server = Server(bench.program, model, "--max-queue", "64", "--threads", "1")
     load = ["--url", server.url, "--prompt-tokens", "32:128", "--output-tokens", "128:256"]
-    # As many clients as requests that may run or wait.
+    # 128 clients are as many as the server's running (64) and queued (64) requests.
     peak = bench.timed(*load, "--clients", "128")
     over = bench.load("--seconds", "60", *load, "--rate", str(10 * peak["requests_per_second"]))
     server.stop()
@@ -149,7 +149,7 @@ def overload(bench, model="mh-moe"):
 
 
 def streams(bench, model="mh-moe"):
-    """1,000 open streams of 64 tokens that nobody reads, then 200 active ones beside them."""
+    """Opens 1,000 streams that no client reads, then runs 200 active clients in addition."""
     server = Server(bench.program, model)
     start = {"threads": server.status("Threads"), "MiB": server.status("VmRSS") / 1024}
     most = dict(start)

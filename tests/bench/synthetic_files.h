@@ -10,9 +10,10 @@
 
 namespace moeserve::testing {
 
-// For both functions, `weights` must be bf16 (MakeSyntheticWeights). Token ids are bytes,
-// <|endoftext|>, and unused tokens. InvalidArgument for fewer than 257 token ids; Unavailable if a
-// file cannot be written.
+// For both functions, `weights` must be bf16 (see MakeSyntheticWeights). Token ids 0 to 255 are
+// single bytes, 256 is <|endoftext|>, and the rest are unused. Both functions return
+// InvalidArgument if the vocabulary has fewer than 257 tokens, and Unavailable if a file cannot be
+// written.
 
 // Writes a folder with config.json, model.safetensors and tokenizer.json. All layers of `spec` must
 // be equal.
@@ -20,7 +21,7 @@ absl::Status WriteNative(const ModelSpec& spec, WeightSource& weights,
                          const std::filesystem::path& folder);
 
 // Writes a GGUF file of architecture "qwen3moe" or "qwen3", with f32 routers and norms and bf16
-// other tensors. InvalidArgument for a shape that neither architecture can express.
+// other tensors. Returns InvalidArgument for a shape that neither architecture can express.
 absl::Status WriteGguf(const ModelSpec& spec, WeightSource& weights, const std::string& name,
                        const std::filesystem::path& path);
 

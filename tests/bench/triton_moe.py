@@ -1,8 +1,8 @@
-"""A mixture of experts in Triton, as a baseline.
+"""A mixture-of-experts layer in Triton, as a baseline.
 
-Three kernels sort the routes by expert into tiles of rows (align), two grouped products follow, the
-first with the activation, and a last kernel sums every row's results. Experts have equal widths;
-unequal ones are padded to the widest.
+Three kernels sort the routes (pairs of a row and a selected expert) by expert into tiles of rows
+(align). Two grouped matrix products follow; the first includes the activation. A last kernel sums
+the weighted results per row. All experts have the width of the widest: narrower ones are padded.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ def _count(experts, ranks, counts, routes, BLOCK: tl.constexpr):
 @triton.jit
 def _tiles(counts, rows_of, starts, tile_expert, num_experts, tiles,
            BM: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr):
-    # Runs as one program. Leaves the counters at 0 for the next launch.
+    # A single program runs this kernel. It resets the counters to 0 for the next launch.
     e = tl.arange(0, EXPERTS)
     mask = e < num_experts
     count = tl.load(counts + e, mask=mask, other=0)
@@ -39,7 +39,8 @@ def _tiles(counts, rows_of, starts, tile_expert, num_experts, tiles,
     tl.store(counts + e, tl.zeros_like(count), mask=mask)
     for begin in range(0, tiles, BLOCK):
         tile = begin + tl.arange(0, BLOCK)
-        # The number of experts that end at or before the tile; num_experts: no tile at all.
+        # The tile's expert is the number of experts whose tiles end at or before this tile. It is
+        # num_experts for tiles past the last expert's.
         before = tl.sum(((end[None, :] <= tile[:, None]) & mask[None, :]).to(tl.int32), 1)
         tl.store(tile_expert + tile, before, mask=tile < tiles)
 
@@ -68,8 +69,11 @@ def _product(a, weights, out, sorted_routes, tile_expert, starts, rows_of, N, K,
              per_row, a_stride, out_stride, m_tiles, GROUP: tl.constexpr, BM: tl.constexpr,
              BN: tl.constexpr, BK: tl.constexpr, FIRST: tl.constexpr, GATED: tl.constexpr,
              KIND: tl.constexpr, EVEN: tl.constexpr):
-    """FIRST: out[sorted place] = act(a[route // per_row] W). Else out[route] = a[sorted place] W."""
-    # Groups of row tiles share the weights that they read.
+    """Computes one tile of a grouped product, where `position` is an index into sorted_routes.
+
+    FIRST: out[position] = act(a[route // per_row] W). Otherwise: out[route] = a[position] W.
+    """
+    # Consecutive programs compute GROUP row tiles for the same columns, and so share weights in L2.
     program = tl.program_id(0)
     in_group = GROUP * tl.cdiv(N, BN)
     first_tile = program // in_group * GROUP
@@ -131,7 +135,7 @@ def _product(a, weights, out, sorted_routes, tile_expert, starts, rows_of, N, K,
 def _fused(x, w1, w2, out, sorted_routes, tile_expert, starts, rows_of, width, hidden, num_experts,
            per_row, BM: tl.constexpr, BF: tl.constexpr, BD: tl.constexpr, GATED: tl.constexpr,
            KIND: tl.constexpr):
-    """out[route] = act(x[route // per_row] W1) W2: the hidden units stay in registers."""
+    """Computes out[route] = act(x[route // per_row] W1) W2. The hidden units stay in registers."""
     tile = tl.program_id(0)
     expert = tl.load(tile_expert + tile)
     if expert >= num_experts:
@@ -194,7 +198,7 @@ CONFIGS = [
     Config(128, 64, 64, 4, 4), Config(128, 128, 64, 3, 8), Config(128, 128, 64, 4, 8),
     Config(128, 256, 64, 3, 8),
 ]
-# Configurations of the fused kernel: bk is the number of hidden units per step, bn is not used.
+# Configurations of the fused kernel. bk is the number of hidden units per step; bn is not used.
 FUSED_CONFIGS = [
     Config(16, 0, 64, 3, 4), Config(32, 0, 64, 3, 4), Config(64, 0, 64, 2, 4),
     Config(64, 0, 32, 3, 4), Config(128, 0, 64, 2, 8), Config(128, 0, 32, 3, 8),
@@ -204,7 +208,7 @@ KINDS = {"none": 0, "silu": 1, "gelu": 2}
 
 
 def configs_for(rows_per_expert: float) -> list[Config]:
-    """Returns configurations whose tiles have about as many rows as an expert."""
+    """Returns the configurations whose tiles have about as many rows as one expert receives."""
     if rows_per_expert <= 16:
         heights = (16,)
     elif rows_per_expert <= 48:
@@ -217,7 +221,8 @@ def configs_for(rows_per_expert: float) -> list[Config]:
 
 
 class TritonExperts:
-    """Buffers for `rows` rows of `width` with `per_row` routes each."""
+    """Launches the kernels; owns their buffers for `rows` rows of `width` with `per_row` routes
+    each."""
 
     def __init__(self, rows: int, width: int, hidden: int, num_experts: int, per_row: int,
                  gated: bool, activation: str, device: str) -> None:
@@ -283,7 +288,7 @@ class TritonExperts:
             self.align(experts)
             try:
                 seconds = quick(lambda: self._launch_fused(x, w1, w2, config))
-            except Exception:  # too much shared memory, say
+            except Exception:  # for example, too much shared memory
                 continue
             if best is None or seconds < best[0]:
                 best = (seconds, config)
@@ -299,8 +304,11 @@ class TritonExperts:
         return self.output
 
     def run(self, x: Tensor, experts: Tensor, weights: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
-        """x [S, c] bf16; experts [S * k] int32 and weights [S * k] f32; w1 [E, (2) f, c] with the
-        gate first, w2 [E, c, f]. Returns [S, c] f32."""
+        """Computes the layer; returns [S, c] f32, which the next call overwrites.
+
+        x: [S, c] bf16; experts: [S * k] int32; weights: [S * k] f32; w1: [E, f, c], or [E, 2 f, c]
+        with the gate before the up projection if gated; w2: [E, c, f].
+        """
         self.align(experts)
         self._launch(True, x, w1, self.hidden_rows, self.first)
         self._launch(False, self.hidden_rows, w2, self.results, self.second)
@@ -308,7 +316,8 @@ class TritonExperts:
 
     def tune(self, x: Tensor, experts: Tensor, w1: Tensor, w2: Tensor,
              quick: Callable[[Callable[[], Any]], float]) -> dict[str, Any]:
-        """Chooses the fastest configurations; both products share the height of tiles."""
+        """Chooses the fastest configuration for each product. Both products use tiles with the same
+        number of rows."""
         best: tuple[float, Config, Config] | None = None
         tried = failed = 0
         candidates = configs_for(self.routes / self.num_experts)
@@ -324,7 +333,7 @@ class TritonExperts:
                     try:
                         seconds = quick(lambda: self._launch(*args, config))
                         times[which].append((seconds, config))
-                    except Exception:  # too much shared memory, say
+                    except Exception:  # for example, too much shared memory
                         failed += 1
             if not times[0] or not times[1]:
                 continue

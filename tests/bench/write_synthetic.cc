@@ -1,5 +1,5 @@
 // Writes the weights of a synthetic model as a native folder, a GGUF file or both, so that other
-// engines can run the very model that `moeserve bench --synthetic` makes in memory.
+// engines can run the same model as `moeserve bench --synthetic`, which generates it in memory.
 //
 //   write_synthetic --synthetic small --native DIR --gguf FILE
 #include <CLI/CLI.hpp>

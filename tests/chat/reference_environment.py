@@ -1,4 +1,4 @@
-"""Renders chat templates with jinja2, in the environment that the transformers library sets up."""
+"""Renders chat templates with jinja2, in the environment that Hugging Face's transformers uses."""
 
 import json
 import time
@@ -12,7 +12,8 @@ NOW = 1735689600 + 12 * 3600  # the time that strftime_now() returns
 
 
 class GenerationTag(jinja2.ext.Extension):
-    """The tag {% generation %}, which marks the assistant's text; renders its body."""
+    """Implements the tag {% generation %}, which marks the assistant's text. It renders its body.
+    """
 
     tags = {"generation"}
 
@@ -46,7 +47,8 @@ def make_environment():
 
 class Reference:
     def __init__(self):
-        warnings.simplefilter("ignore", SyntaxWarning)  # templates become Python code
+        # jinja2 compiles templates to Python code, which may cause syntax warnings.
+        warnings.simplefilter("ignore", SyntaxWarning)
         self._environment = make_environment()
         self._compiled = {}
 

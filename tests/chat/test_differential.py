@@ -1,8 +1,10 @@
-"""Compares the server's chat templates with jinja2: texts exactly, errors as errors.
+"""Compares the server's chat template engine with jinja2. Both must render the same text or both
+must fail.
 
 MOESERVE_CHAT_CLI names the program (default: build/release/tests/chat/chat_template_cli). The
-templates beside this file are our own writing of six families' formats; MOESERVE_CHAT_TEMPLATES may
-name a folder of others (*.jinja), such as those of published models, to be compared as well.
+templates in templates/ were written for these tests and implement the formats of six model
+families. MOESERVE_CHAT_TEMPLATES may name a folder with further templates (*.jinja), such as those
+of published models.
 """
 
 import json
@@ -84,7 +86,8 @@ def ours(cases):
 
 
 def compare(cases):
-    """Checks that program and jinja2 agree on all cases; returns how many rendered."""
+    """Checks that the program and jinja2 agree on all cases. Returns the number of cases that
+    rendered without an error."""
     reference = Reference()
     rendered = 0
     for (template, messages, variables), answer in zip(cases, ours(cases)):
@@ -94,7 +97,7 @@ def compare(cases):
         if error is None:
             assert answer["text"] == text, shown
             rendered += 1
-        elif error.startswith("TemplateError"):  # by raise_exception
+        elif error.startswith("TemplateError"):  # the template called raise_exception()
             assert answer["error"] == error.removeprefix("TemplateError: "), shown
     return rendered
 
@@ -136,7 +139,7 @@ def test_white_space():
 
 
 def test_random_expressions():
-    """Operators, filters and tests on values of all types, mostly wrong ones."""
+    """Applies operators, filters and tests to values of all types; most combinations are errors."""
     values = ["1", "-2", "2.5", "true", "none", "'Ab c'", "''", "'é😀'", "[1, 'b', none]", "[]", "(1, 2)",
               "{'a': 1, 'b': [2]}", "{}", "missing", "messages", "messages[0]", "'3'"]
     binary = ["+", "-", "*", "/", "//", "%", "~", "==", "!=", "<", ">=", "in", "not in", "and", "or"]
@@ -152,7 +155,7 @@ def test_random_expressions():
     rng = random.Random("expressions")
     cases = []
     for _ in range(6000):
-        # In variables, because jinja2 treats constants a little differently.
+        # The values are in variables, because jinja2 folds constants when it compiles.
         names = "".join("{%% set %s = %s %%}" % (n, rng.choice(values)) for n in "vwu")
         value, other = "v", "w"
         kind = rng.random()
@@ -171,7 +174,8 @@ def test_random_expressions():
 
 
 def test_only_the_template_is_trusted():
-    """With contents of private-use characters, exactly these must be untrusted in the text."""
+    """The messages consist of private-use characters. Exactly these characters must be reported as
+    untrusted in the rendered text."""
     rng = random.Random("trust")
     cases = []
     for family in FAMILIES:

@@ -50,7 +50,8 @@ def model():
 
 
 def device():
-    """Returns the option for the device MOESERVE_TEST_DEVICE; no option without it."""
+    """Returns the option --device with the value of MOESERVE_TEST_DEVICE, or no option if the
+    variable is not set."""
     name = os.environ.get("MOESERVE_TEST_DEVICE")
     return ["--device", name] if name else []
 
@@ -72,7 +73,7 @@ def start_server(*arguments, name="test-model"):
 
 
 def stop_server(server):
-    """Lets the server drain and exit. Returns its exit status."""
+    """Sends SIGTERM and waits until the server has drained. Returns its exit status."""
     server.process.send_signal(signal.SIGTERM)
     try:
         return server.process.wait(timeout=60)

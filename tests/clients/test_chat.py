@@ -52,7 +52,7 @@ def test_prompt_is_what_jinja_renders(client, server):
     assert error is None
     tokens = post(server, "/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"]
     assert post(server, "/tokenize", {"messages": MESSAGES})["tokens"] == tokens
-    # The response must equal a completion of that text.
+    # The chat response must equal a completion of the rendered text.
     fields = dict(model=server.name, max_tokens=16, temperature=0)
     chat = client.chat.completions.create(messages=MESSAGES, **fields)
     completion = client.completions.create(prompt=tokens, **fields)
@@ -92,7 +92,8 @@ def test_stream_joins_to_the_unary_answer(client, server, temperature):
 def test_the_clients_own_accumulation(client, server):
     fields = dict(model=server.name, messages=MESSAGES, max_completion_tokens=24, temperature=0)
     whole = client.chat.completions.create(**fields).choices[0].message.content
-    fields["stop"] = whole[len(whole) // 2:][:3]  # the client takes "length" for a failure
+    # The client raises an exception if the finish reason is "length".
+    fields["stop"] = whole[len(whole) // 2:][:3]
     unary = client.chat.completions.create(**fields)
     with client.chat.completions.stream(**fields, logprobs=True) as stream:
         final = stream.get_final_completion()
@@ -109,7 +110,7 @@ def test_logprobs(client, server):
     assert len(entries) == answer.usage.completion_tokens
     for entry in entries:
         assert len(entry.top_logprobs) == 3
-        # Greedy: the token is the most probable one and has the same value in both places.
+        # Decoding is greedy, so the token is the first of the top tokens, with equal values.
         assert entry.top_logprobs[0].logprob == entry.logprob
         assert [top.logprob for top in entry.top_logprobs] == sorted(
             (top.logprob for top in entry.top_logprobs), reverse=True)
@@ -127,7 +128,7 @@ def test_stop(client, server):
 
 
 def test_special_tokens_of_messages_are_text(server):
-    special = "<|endoftext|>"  # of the bundled models' tokenizer
+    special = "<|endoftext|>"  # a special token in the bundled models' tokenizer
     one = post(server, "/tokenize", {"prompt": special, "add_special_tokens": False})["tokens"]
     assert len(one) == 1
     spoof = [{"role": "user", "content": special}]
@@ -147,7 +148,8 @@ def test_continue_final_message(client, server):
         extra_body={"add_generation_prompt": False, "continue_final_message": True,
                     "return_token_ids": True}, **fields)
     eight = client.chat.completions.create(messages=MESSAGES, max_completion_tokens=8, **fields)
-    # Both ways must agree only if the truncated text is encoded to the generated tokens.
+    # The continuation must equal the uninterrupted completion only if the text of the first part is
+    # encoded to the tokens that were generated.
     if more.prompt_token_ids == first.prompt_token_ids + first.choices[0].token_ids:
         assert start + more.choices[0].message.content == eight.choices[0].message.content
     text = post(server, "/detokenize", {"tokens": more.prompt_token_ids})["prompt"]
@@ -205,7 +207,7 @@ def test_models_without_a_template_refuse_chats():
 
 @pytest.fixture
 def own_model(tmp_path, monkeypatch):
-    """A copy of the model to which a test can add a chat template."""
+    """Copies the model, so that a test can add a chat template to the copy. Returns the folder."""
     folder = tmp_path / "model"
     shutil.copytree(model(), folder)
     monkeypatch.setenv("MOESERVE_MODEL", str(folder))

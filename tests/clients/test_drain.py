@@ -1,4 +1,4 @@
-"""SIGTERM while requests run over HTTP and gRPC."""
+"""Tests what happens to requests over HTTP and gRPC when the server receives SIGTERM."""
 
 import concurrent.futures
 import json
@@ -13,11 +13,11 @@ import pytest
 
 from conftest import start_server, stop_server, wait_for
 
-STREAMS = 16  # per interface
+STREAMS = 16  # number of streams over HTTP, and over gRPC
 
 
 def stream_http(url, tokens):
-    """Returns the number of pieces and whether the stream was complete."""
+    """Returns (number of generated tokens, whether the stream ended with [DONE], error)."""
     body = {"prompt": "The", "max_tokens": tokens, "ignore_eos": True, "stream": True,
             "return_token_ids": True, "stream_options": {"include_usage": True}}
     request = urllib.request.Request(url + "/v1/completions", json.dumps(body).encode(),
@@ -72,7 +72,8 @@ def status_of_post(url, body):
 
 @pytest.fixture
 def load(protos):
-    """Starts a server with options, and streams of `tokens` tokens; returns them as futures."""
+    """Provides a function that starts a server and 2 * STREAMS streams of `tokens` tokens. It
+    returns (server, futures of the streams, (messages, stub))."""
     pb, stubs = protos
     pool = concurrent.futures.ThreadPoolExecutor(2 * STREAMS)
     servers = []
@@ -137,7 +138,8 @@ def test_a_second_signal_ends_at_once(load):
 
 def test_what_is_being_prepared_is_answered():
     server = start_server("--drain-timeout", "60")
-    # Patterns whose automata turn out too large after a long time keep both pool threads busy.
+    # Compiling these patterns takes long until their automata exceed the size limit. They keep both
+    # threads of the pool busy.
     slow = [{"prompt": "a", "guided_regex": f"(.*x{i}y.*){{9}}z(.|a){{14}}"} for i in range(4)]
     good = {"prompt": "a", "guided_regex": "yes|no"}
     with concurrent.futures.ThreadPoolExecutor(5) as pool:
@@ -168,6 +170,7 @@ def test_work_of_clients_that_left_is_dropped():
         connection.close()
     begin = time.monotonic()
     assert status_of_post(server.url, body) == 200
-    # If only two handlers ran at a time, this would take forty times as long.
+    # If the two handler threads also processed the requests of the closed connections, this request
+    # would take forty times as long.
     assert time.monotonic() - begin < 12 * alone + 0.5
     assert stop_server(server) == 0

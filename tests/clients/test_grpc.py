@@ -1,4 +1,4 @@
-"""The gRPC interface as a generated Python client uses it."""
+"""Tests the gRPC interface with a generated Python client."""
 
 import re
 import threading

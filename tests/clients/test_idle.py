@@ -1,4 +1,4 @@
-"""A server without requests must use almost no processor time."""
+"""Tests that a server without requests uses almost no CPU time."""
 
 import os
 import pathlib
@@ -7,12 +7,12 @@ import time
 from conftest import post, start_server, stop_server
 
 SECONDS = 10.0
-SHARE = 0.01  # of a core
+SHARE = 0.01  # the largest allowed share of one core's time
 
 
 def processor_seconds(pid):
-    """User and system time of all threads of a process."""
-    # The name, which may hold anything, ends at the last parenthesis.
+    """Returns the user and system time of all threads of a process, in seconds."""
+    # The process name may contain any character; it ends at the last parenthesis.
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -20,7 +20,7 @@ def processor_seconds(pid):
 def test_idle_costs_nothing():
     server = start_server()
     try:
-        # Let every thread work once.
+        # A first request makes every thread of the server work once.
         post(server, "/v1/completions", {"prompt": "The", "max_tokens": 16})
         time.sleep(1.0)
         before, start = processor_seconds(server.process.pid), time.monotonic()

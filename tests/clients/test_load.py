@@ -1,8 +1,8 @@
-"""Requests of every kind from 32 threads over HTTP and gRPC, a third of them broken off at random:
-1,000, or as many as MOESERVE_LOAD_REQUESTS says.
+"""Sends MOESERVE_LOAD_REQUESTS (default: 1,000) random requests from 32 threads over HTTP and gRPC.
+A third of the requests are cancelled at random times.
 
-Run it against a server built with a sanitizer (MOESERVE_BIN); a report makes the server exit with
-another status than 0, which the fixture sees.
+MOESERVE_BIN should name a server built with a sanitizer: if the sanitizer reports an error, the
+server's exit status is not 0 and the test fails.
 """
 
 import http.client
@@ -27,7 +27,8 @@ def prompt(rng):
 
 
 def ask_http(address, rng, cancel):
-    """Returns "done" or "cancelled". Without cancelling, exactly one response must arrive."""
+    """Sends one request; with `cancel`, closes the connection early. Returns "done" or "cancelled".
+    Without `cancel`, checks that exactly one complete response arrives."""
     connection = http.client.HTTPConnection(address, timeout=120)
     body = {"prompt": prompt(rng), "max_tokens": rng.randint(1, 64), "stream": rng.random() < 0.5,
             "temperature": rng.choice([0, 1]), "seed": rng.randint(0, 9)}
@@ -44,7 +45,7 @@ def ask_http(address, rng, cancel):
     connection.request("POST", "/v1/completions", json.dumps(body),
                        {"Content-Type": "application/json"})
     if cancel and rng.random() < 0.5:
-        # Reset the connection instead of closing it regularly.
+        # SO_LINGER with a timeout of 0 makes close() reset the connection.
         connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         connection.close()
         return "cancelled"

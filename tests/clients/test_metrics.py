@@ -1,5 +1,5 @@
-"""/metrics as monitoring systems read it: both formats, counters that agree with what was done, and
-scrapes that succeed while the server is busy.
+"""Tests /metrics: both formats must be valid, counters must agree with the requests that were made,
+and scrapes must succeed while the server is busy.
 """
 
 import http.client
@@ -21,7 +21,7 @@ OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0
 
 
 def scrape(server, accept="text/plain"):
-    """Returns (Content-Type, text)."""
+    """Returns (Content-Type, text) of /metrics."""
     request = urllib.request.Request(f"{server.url}/metrics", headers={"Accept": accept})
     with urllib.request.urlopen(request) as answer:
         return answer.headers["Content-Type"], answer.read().decode()
@@ -32,7 +32,7 @@ def families(text, parse=parser.text_string_to_metric_families):
 
 
 class Counters:
-    """The samples of one scrape. Reading a missing sample is an error."""
+    """Holds the samples of one scrape. Reading a missing sample raises KeyError."""
 
     def __init__(self, server):
         self._samples = {}
@@ -44,7 +44,7 @@ class Counters:
         return self._samples[f"moeserve_{name}", frozenset(labels.items())]
 
     def total(self, name, **labels):
-        """Returns the sum over all labels that are not given."""
+        """Returns the sum of the metric's samples that have the given labels."""
         wanted = set(labels.items())
         values = [value for (sample, found), value in self._samples.items()
                   if sample == f"moeserve_{name}" and wanted <= found]
@@ -54,7 +54,7 @@ class Counters:
 
 @pytest.fixture(scope="module")
 def own_server():
-    """A server for this test only, which exports all metrics."""
+    """Starts a server that exports all metrics and that only this module's tests use."""
     server = start_server("--moe-metrics=full", "--moe-expert-weights",
                           "--metrics-compat=vllm,sglang")
     yield server
@@ -62,7 +62,8 @@ def own_server():
 
 
 def settled(server):
-    """Returns the counters once the server is idle and its last second is counted."""
+    """Returns the counters once the server is idle and has exported its expert metrics, which it
+    updates once per second."""
     def idle():
         now = Counters(server)
         return now("requests_running") == now("requests_waiting") == 0
@@ -104,7 +105,7 @@ def test_counters_agree_with_what_was_done(own_server):
     for name in ("time_to_first_token_seconds", "request_duration_seconds"):
         assert gain(f"{name}_count") == sequences
     assert gain("inter_token_latency_seconds_count") == generated - sequences
-    # The engine's times of the phases must add up to the duration until the output's end.
+    # The times of the phases must add up to the request durations.
     phases = sum(gain(f"request_{name}_seconds_sum") for name in ("queue", "prefill", "decode"))
     assert phases == pytest.approx(gain("request_duration_seconds_sum"), abs=0.05 * sequences)
     assert gain("request_inference_seconds_sum") == pytest.approx(
@@ -114,7 +115,8 @@ def test_counters_agree_with_what_was_done(own_server):
     assert gain("step_tokens_count") == gain("step_sequences_count") == steps
     durations = [gain("step_duration_seconds_count", phase=phase) for phase in ("prefill", "decode")]
     assert sum(durations) == steps and min(durations) > 0
-    # The last token of a sequence is never run, and the prompt of several samples once.
+    # The model does not process the last token of a sequence, and it processes a prompt once for
+    # all samples.
     run = sum(len(body["prompt"]) for body in bodies) + generated - sequences
     cached = gain("prefix_cache_hit_tokens_total")
     assert gain("step_tokens_sum") == run - cached
@@ -137,7 +139,7 @@ def test_expert_counters_agree_with_each_other(own_server):
             assert now("moe_expert_weight_total", **labels, expert=str(expert)) == pytest.approx(
                 layer["weight_sums"][expert])
         assert now("moe_recomputed_tokens_total", **labels) == 0
-    # Every selection is a row of one expert in one step.
+    # In each step, an expert processes one row for every selection of the expert.
     assert now.total("moe_expert_tokens_per_step_sum") == now.total("moe_expert_tokens_total")
     assert now.total("moe_active_experts_per_step_sum") == now.total(
         "moe_expert_tokens_per_step_count")
@@ -150,7 +152,7 @@ def test_both_formats_say_the_same(own_server):
     assert kind == "text/plain; version=0.0.4; charset=utf-8"
     open_kind, open_text = scrape(own_server, OPENMETRICS)
     assert open_kind == "application/openmetrics-text; version=1.0.0; charset=utf-8"
-    # This parser is strict.
+    # The OpenMetrics parser rejects every deviation from the format.
     strict = families(open_text, openmetrics_parser.text_string_to_metric_families)
     plain = families(text)
     assert {name: family.type for name, family in strict.items()} == {
@@ -176,7 +178,7 @@ def test_promtool_finds_no_fault(server):
 
 @pytest.fixture
 def load(server):
-    """Keeps the server as busy as it can be for the time of a test."""
+    """Keeps the server fully loaded during a test."""
     process = subprocess.Popen(
         [binary(), "bench", "load", "--url", f"{server.url}/v1", "--clients", "64", "--seconds", "60"],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -201,7 +203,7 @@ def test_scrapes_of_a_busy_server(server, load):
     connection.close()
     print(f"scrape under load: median {statistics.median(seconds) * 1e3:.1f} ms, "
           f"longest {max(seconds) * 1e3:.1f} ms")
-    # The load takes every core and the machine may be busy besides: these are loose bounds.
+    # The bounds are loose, because the load uses every core and other processes may run.
     assert statistics.median(seconds) < 0.05
     assert max(map(len, texts)) < 2 << 20
     # Counters must never decrease.

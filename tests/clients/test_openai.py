@@ -1,4 +1,5 @@
-"""The HTTP interface as the official OpenAI client and an evaluation harness use it."""
+"""Tests the HTTP interface with the official OpenAI client and with an evaluation harness's
+requests."""
 
 import concurrent.futures
 import json
@@ -108,9 +109,9 @@ def test_log_likelihoods_as_a_harness_reads_them(server):
                                    ("tokens", "token_logprobs", "top_logprobs"))):
         assert top[token] == value
         assert value <= max(top.values()) <= 0
-    # The generated token was the greedy one.
+    # The generated token must have the highest log-probability, since decoding is greedy.
     assert logprobs["token_logprobs"][-1] == max(logprobs["top_logprobs"][-1].values())
-    # Scoring without generating must return the same numbers.
+    # With "max_tokens": 0, the prompt's log-probabilities must be the same.
     scored = post(server, "/v1/completions", {**body, "max_tokens": 0})["choices"][0]["logprobs"]
     assert scored["token_logprobs"] == logprobs["token_logprobs"][:-1]
 
@@ -163,7 +164,7 @@ def test_expert_statistics_add_up(client, server):
     answer = client.completions.create(model=server.name, prompt=PROMPT, max_tokens=5,
                                        temperature=0, extra_body={"ignore_eos": True})
     after = stats()
-    # The last sampled token is not run.
+    # The model does not process the last sampled token.
     tokens = answer.usage.prompt_tokens + answer.usage.completion_tokens - 1
     assert after["tokens"] - before["tokens"] == tokens
     assert after["layers"]

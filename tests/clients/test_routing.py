@@ -1,4 +1,4 @@
-"""Routing records and routing overrides over HTTP and gRPC."""
+"""Tests routing records and routing overrides over HTTP and gRPC."""
 
 import base64
 import io
@@ -47,7 +47,7 @@ def stream(server, body):
 
 
 def join(pieces):
-    """Joins the routing records of consecutive tokens."""
+    """Concatenates routing records of consecutive ranges of tokens."""
     whole = {"first_position": 0, "tokens": 0, "reused": [], "offsets": [0], "experts": [],
              "weights": []}
     for piece in pieces:
@@ -61,7 +61,7 @@ def join(pieces):
 
 
 def rows(record, layout):
-    """Yields (token, block of the layout, sub-token, experts) for every row."""
+    """Yields (token index, block of the layout, sub-token, experts) for every routed row."""
     for r in range(record["tokens"] * layout["rows_per_token"]):
         token, row = divmod(r, layout["rows_per_token"])
         block = next(b for b in reversed(layout["blocks"]) if b["first_row"] <= row)
@@ -75,7 +75,7 @@ def test_record(routed, layout):
     record = choice["routing"]
     assert record["layout"]["blocks"] == layout["blocks"]
     ids = choice["prompt_token_ids"] + choice["token_ids"]
-    assert record["tokens"] == len(ids) - 1  # the last one is never run
+    assert record["tokens"] == len(ids) - 1  # the model does not process the last token
     assert len(record["offsets"]) == record["tokens"] * layout["rows_per_token"] + 1
     assert len(record["experts"]) == len(record["weights"]) == record["offsets"][-1]
     for _, block, _, experts in rows(record, layout):
@@ -89,7 +89,7 @@ def test_streamed_pieces_are_the_whole(routed):
     chunks = stream(routed, {**ASK, "cache_salt": "b"})
     pieces = [chunk["choices"][0]["routing"] for chunk in chunks if chunk["choices"]
               and "routing" in chunk["choices"][0]]
-    assert len(pieces) > 5  # with the tokens, not at the end
+    assert len(pieces) > 5  # records arrive with the tokens, not only at the end
     assert "layout" in pieces[0] and not any("layout" in piece for piece in pieces[1:])
     joined = join(pieces)
     assert {key: joined[key] for key in whole if key != "layout"} == \
@@ -123,7 +123,8 @@ def test_grpc_has_the_same(routed, layout, protos):
         assert np.array_equal(np.float32(record["weights"]), np.float32(whole["routing"]["weights"]))
         assert messages[-1].usage.experts_per_token == len(record["experts"]) / record["tokens"]
 
-        # A long prompt's routes come in messages that every client accepts.
+        # The routing record of a long prompt is divided into messages of less than 1 MiB, which
+        # gRPC clients accept by default.
         everyone = min(block["experts"] for block in layout["blocks"])
         for control in (None, pb.RoutingControl(top_k=everyone)):
             request = pb.GenerateRequest(text=PROMPT * 60, return_routing=True,

@@ -1,7 +1,7 @@
-"""Every sampling field against a sampler in NumPy that works on the returned log-probabilities.
+"""Compares every sampling field with a sampler in NumPy.
 
-The server is asked for the log-probabilities of the whole vocabulary. From them, the field's
-definition and the documented uniform number of each draw, NumPy says which token comes next.
+The server returns the log-probabilities of the whole vocabulary. From these, the sampling fields and
+the documented uniform number of each draw, the NumPy sampler computes the next token.
 """
 
 import numpy as np
@@ -29,7 +29,7 @@ def mix(z):
 
 
 def uniform(seed, sample, step):
-    """Returns the uniform number of a draw: SplitMix64 over seed, sample and step."""
+    """Returns the uniform number in [0, 1) of a draw: SplitMix64 over seed, sample and step."""
     golden = 0x9E3779B97F4A7C15
     z = mix(seed + golden & MASK)
     z = mix(z ^ (sample + golden & MASK))
@@ -54,7 +54,8 @@ def changed(logprobs, fields, output):
 
 
 def choose(x, fields, number):
-    """Returns the token, and the least distance of a decision from its threshold."""
+    """Returns the sampled token, and the smallest distance of any value from a threshold that it is
+    compared with. If the distance is small, rounding may change the token."""
     order = np.argsort(-x, kind="stable")
     temperature = fields.get("temperature", 1.0)
     if temperature == 0:
@@ -144,7 +145,8 @@ def test_bad_words(open_server):
 
 
 def test_prefix_cache(open_server):
-    """The second prompt with the same beginning finds it in the cache, and answers the same."""
+    """The second request with the same prompt must reuse cached tokens and return the same text. A
+    request with another salt must not reuse them."""
     body = {"prompt": list(range(100, 180)), "max_tokens": 8, "temperature": 0}
     first, second, salted = (
         post(open_server, "/v1/completions", {**body, **extra})

@@ -84,7 +84,8 @@ std::unordered_map<uint64_t*, Mbarrier>& Mbarriers() {
   return *barriers;
 }
 
-// Stored in the mbarrier's 8 bytes, so that code which overwrites them is detected.
+// This value is stored in the mbarrier's 8 bytes. If it has changed, code has overwritten the
+// mbarrier.
 constexpr uint64_t kMark = 0x6d62617272696572;
 
 Mbarrier& FindMbarrier(uint64_t* barrier, Location location) {

@@ -15,8 +15,9 @@
 #endif
 
 #if MOESERVE_EMULATOR_ASSEMBLY
-// Saves the callee-saved registers on the current stack and restores them from the stack that is
-// entered. The floating-point control words are the same in all fibers.
+// Pushes the callee-saved registers on the current stack, stores its stack pointer in
+// *from_stack_pointer, switches to the other stack, and pops the registers from it. The
+// floating-point control words are equal in all fibers, so they are not saved.
 extern "C" void MoeserveEmulatorSwitch(void** from_stack_pointer, void* to_stack_pointer);
 asm(R"(
 .text
@@ -47,12 +48,12 @@ namespace moeserve::emulator {
 namespace {
 
 constexpr size_t kStackBytes = 256 << 10;
-// The tops of stacks are offset by multiples of this many bytes, else all fibers would compete for
-// the same few cache lines.
+// The tops of the stacks are offset by different multiples of this many bytes. Otherwise, the
+// stacks of all fibers would compete for the same cache sets.
 constexpr size_t kColourStep = 832;
 constexpr size_t kColourBytes = 32 << 10;
 
-// The context from which the running fiber was entered.
+// The context that switched to the running fiber.
 FiberContext* g_previous = nullptr;
 
 void FinishSwitch([[maybe_unused]] FiberContext* self) {

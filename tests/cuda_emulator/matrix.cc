@@ -46,8 +46,8 @@ void ComputeMma(void* const* deposits, uint32_t, int) {
     const auto* own = static_cast<MmaDeposit*>(deposits[lane]);
     const int group = lane / 4, pair = 2 * (lane % 4);
     for (int i = 0; i < 8; ++i) {
-      // Elements 2, 3, 6, 7 are 8 rows below the others, elements 4 to 7 are 8 columns to the
-      // right.
+      // Elements 2, 3, 6 and 7 are 8 rows below the other four. Elements 4 to 7 are 8 columns to
+      // the right of elements 0 to 3.
       a[group + ((i & 2) ? 8 : 0)][pair + (i & 1) + (i >= 4 ? 8 : 0)] = Half(own->a[i / 2], i & 1);
     }
     for (int i = 0; i < 4; ++i) {

@@ -1,9 +1,9 @@
 // The part of the CUDA runtime that moeserve calls, implemented on host memory.
 //
-// Streams are lazy: queued work runs only when a call synchronizes with it, so that a missing
-// synchronization is detected. Copies that real CUDA may run at once (from pageable memory) are
-// deferred, too. New memory is filled with 0xff. Calls may come from any host thread; they run one
-// at a time.
+// Streams are lazy: queued work runs only when a call synchronizes with the stream, so that code
+// without a required synchronization reads wrong data. Copies from pageable memory, which real CUDA
+// may run at once, are deferred, too. New memory is filled with 0xff. Any host thread may call
+// these functions; the calls run one at a time.
 #pragma once
 
 #include <cstddef>
@@ -131,7 +131,7 @@ inline constexpr unsigned cudaEventDefault = 0;
 inline constexpr unsigned cudaEventBlockingSync = 1;
 inline constexpr unsigned cudaEventDisableTiming = 2;
 using cudaEvent_t = struct EventState*;
-// CUDA's type of a host function in a stream.
+// The type of a host function that CUDA calls in a stream.
 using cudaHostFn_t = void (*)(void* argument);
 
 cudaError_t cudaStreamCreate(cudaStream_t* stream);

@@ -1,4 +1,4 @@
-// Devices, memory and copies of the emulated runtime.
+// Implements the devices, memory and copies of the emulated CUDA runtime.
 
 #include <algorithm>
 #include <cstdio>

@@ -1,4 +1,5 @@
-// The state of streams, events and graphs of the emulated runtime. Shared by runtime_*.cc.
+// The state of the emulated CUDA runtime: memory, streams, events and graphs. Only runtime_*.cc
+// include this file.
 #pragma once
 
 #include <chrono>
@@ -37,7 +38,7 @@ struct StreamState {
     std::vector<Point> after;
     Work work;
   };
-  bool blocking = true;  // whether it synchronizes with the default stream
+  bool blocking = true;  // whether the stream synchronizes with the default stream
   std::deque<Operation> queue;
   uint64_t enqueued = 0;
   uint64_t done = 0;
@@ -54,7 +55,7 @@ struct StreamState {
 struct EventState {
   bool recorded = false;
   Point point;
-  GraphState* capture = nullptr;  // set if it was recorded during a capture
+  GraphState* capture = nullptr;  // the capture in which the event was recorded; null if none
   StreamState* capture_stream = nullptr;
   std::chrono::steady_clock::time_point time;
 };
@@ -83,8 +84,8 @@ cudaError_t Enqueue(Runtime& r, StreamState* stream, Work work);
 // for.
 void RunUntil(Runtime& r, StreamState* stream, uint64_t count);
 void RunAll(Runtime& r);
-// Returns an error for calls that are forbidden during captures, and marks the affected captures as
-// invalid.
+// Calls that are forbidden during captures call this function first. During a strict capture, it
+// marks all captures as invalid and returns `error`; otherwise it returns cudaSuccess.
 cudaError_t ForbiddenInCapture(Runtime& r, cudaError_t error);
 
 }  // namespace moeserve::emulator::names

@@ -1,4 +1,4 @@
-// Streams, events and graphs of the emulated runtime.
+// Implements the streams, events and graphs of the emulated CUDA runtime.
 
 #include <algorithm>
 

@@ -39,7 +39,7 @@ struct WarpgroupState {
 };
 
 struct Scheduler {
-  std::vector<std::unique_ptr<Thread>> threads;  // pool; a block uses the first ones
+  std::vector<std::unique_ptr<Thread>> threads;  // reused by all blocks
   Warp warps[kMaxThreads / kWarpSize];
   WarpgroupState warpgroups[kMaxThreads / kWarpgroupSize];
   Barrier barriers[kNumBarriers];
@@ -95,7 +95,8 @@ constexpr uint64_t kMaxIdleYields = 1'000'000;
   for (int i = 0; i < s.block_threads; ++i) {
     const Thread& t = *s.threads[i];
     if (t.exited) continue;
-    // Skip neighbours that wait for the same thing in the same place.
+    // Prints only the first of consecutive threads that wait for the same thing at the same source
+    // line.
     if (last != nullptr && last->waits_for == t.waits_for && last->wait_detail == t.wait_detail &&
         last->location.line() == t.location.line()) {
       continue;
@@ -125,8 +126,8 @@ Thread* TakeReady(Scheduler& s) {
   return t;
 }
 
-// Switches from the running thread to the next runnable one. Another thread must make this one
-// runnable again.
+// Switches from the running thread to the next runnable thread. The suspended thread continues
+// after another thread has passed it to MakeReady().
 void Suspend(Scheduler& s) {
   Thread* self = current;
   Thread* next = TakeReady(s);
@@ -203,8 +204,7 @@ void ExitThread() {
   Suspend(s);
 }
 
-// The main function of a fiber. A fiber outlives its block and runs a thread of a later block when
-// needed.
+// The main function of a fiber. A fiber runs one thread of each block, one block after the other.
 void ThreadMain() {
   FiberStarted();
   for (;;) {

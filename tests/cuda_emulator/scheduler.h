@@ -69,14 +69,16 @@ struct Thread {
   Warp* warp = nullptr;
   bool exited = false;
   bool waited_for_grids = false;  // whether it has called GridDependencyWait()
-  // While the thread waits: what it waits for, where, and its contribution to a collective.
+  // These members are valid while the thread waits: what the thread waits for, a number that
+  // identifies it (such as the barrier's id), the source location, and the value that the thread
+  // passes to a collective.
   const char* waits_for = nullptr;
   int64_t wait_detail = 0;
   Location location;
   void* deposit = nullptr;
   int barrier_count = 0;  // sum of the values that a barrier's threads passed
-  // Asynchronous copies that this thread has issued and that have not been done, oldest first. A
-  // commit closes a group of copies. Empty when a block starts.
+  // Asynchronous copies that this thread has issued: those not yet committed in open_copies, and
+  // the committed groups in copy_groups, oldest first.
   struct Copy {
     std::function<void()> work;  // null once the copy is done
     uint64_t number = 0;
@@ -111,7 +113,9 @@ struct Launch {
   size_t shared_bytes = 0;
   void (*run)(void* arguments) = nullptr;  // executes one thread
   void* arguments = nullptr;
-  bool overlaps = false;  // every thread must call GridDependencyWait()
+  // Whether the kernel may start before the preceding kernel has ended. If true, every thread must
+  // call GridDependencyWait().
+  bool overlaps = false;
 };
 // Runs a launch. The caller must ensure that the process runs only one launch at a time.
 void RunLaunch(const Launch& launch);

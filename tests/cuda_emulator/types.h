@@ -1,4 +1,4 @@
-// CUDA's function qualifiers and vector types, for CUDA code compiled by g++.
+// Defines CUDA's function qualifiers and vector types for CUDA code that g++ compiles.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Warp intrinsics (shuffles, votes, reductions) and barriers of a block.
+// Emulates warp intrinsics (shuffles, votes, reductions) and block barriers.
 #pragma once
 
 #include <bit>

@@ -12,7 +12,7 @@ constexpr int kRows = 64;
 constexpr int kDepth = 16;
 constexpr int kMaxColumns = 256;
 
-// Computes where the elements (row, k) of a matrix are, from its matrix descriptor.
+// Reads the elements (row, k) of a matrix in shared memory, which a matrix descriptor locates.
 class Operand {
  public:
   Operand(uint64_t descriptor, Location location) : location_(location) {
@@ -36,7 +36,8 @@ class Operand {
         row_bytes_ = 16;
         break;
     }
-    // The pattern of a swizzle repeats every 8 rows and depends on the address.
+    // The pattern of the swizzle repeats every 8 rows and is aligned to addresses, so the matrix
+    // must begin where a pattern begins.
     if (row_bytes_ > 16 && ((start_ & ~(row_bytes_ - 1)) % (8 * row_bytes_) != 0)) {
       Fail(location,
            "wgmma: a swizzled matrix at 0x%x of shared memory does not begin where its "

@@ -1,17 +1,17 @@
-// Emulates wgmma: matrix products of a warpgroup, which are computed when their group is waited
-// for.
+// Emulates wgmma: matrix products of a warpgroup. The emulator computes a product when the program
+// waits for the product's group.
 #pragma once
 
 #include "tests/cuda_emulator/scheduler.h"
 
 namespace moeserve::emulator {
 
-// Computes d += a b (d = a b unless `accumulate`) with shape m64, n`n`, k16 and bf16 operands,
-// which K-major matrix descriptors locate in shared memory.
+// Computes d += a b, or d = a b if `accumulate` is false, with m = 64, k = 16 and bf16 operands.
+// `a` and `b` are K-major matrix descriptors of the operands in shared memory.
 void WgmmaShared(float* d, int n, uint64_t a, uint64_t b, bool accumulate,
                  Location location = Location::current());
-// Computes the same product with the calling warp's 16 rows of a in registers, in the layout of
-// mma.sync.
+// Computes the product of WgmmaShared(), but takes the calling warp's 16 rows of the left operand
+// from registers, in the layout of mma.sync.
 void WgmmaRegisters(float* d, int n, const uint32_t* a, uint64_t b, bool accumulate,
                     Location location = Location::current());
 void WgmmaCommit();

@@ -1,4 +1,4 @@
-"""The table of experts that deploy/quickstart.sh prints."""
+"""Tests the table of experts that deploy/quickstart.sh prints."""
 
 import json
 import pathlib

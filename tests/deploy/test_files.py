@@ -1,6 +1,6 @@
-"""The files of deploy/ agree with each other, with the source tree and with a running server.
+"""Tests that the files in deploy/ agree with each other, the source tree and a running server.
 
-Nothing here builds or runs an image: deploy/test-image.sh does.
+These tests neither build nor run an image; deploy/test-image.sh does.
 """
 
 import fnmatch
@@ -20,9 +20,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 DASHBOARD = DEPLOY / "grafana/dashboards/moeserve.json"
 
-# Only models with thousands of experts have these, in place of a series for each.
+# The server exports these metrics only for models with thousands of experts, in place of a series
+# per expert.
 ONLY_OF_LARGE_MODELS = {"moeserve_moe_hot_expert_share_ratio"}
-# Prometheus makes these labels and series itself.
+# Prometheus adds these labels and series.
 OWN_LABELS = {"instance", "job"}
 OWN_SERIES = {"up"}
 
@@ -53,7 +54,7 @@ def expressions():
 
 @pytest.fixture(scope="module")
 def served():
-    """Returns family types and samples, {name: [labels]}, of a server after HTTP and gRPC calls."""
+    """Returns {name: [labels]} for all samples of a server after HTTP and gRPC calls."""
     spec = importlib.util.spec_from_file_location("clients", ROOT / "tests/clients/conftest.py")
     clients = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(clients)
@@ -62,7 +63,8 @@ def served():
         clients.post(server, "/v1/completions", {"prompt": "In the beginning", "max_tokens": 4})
         with grpc.insecure_channel(server.grpc) as channel:
             channel.unary_unary("/moeserve.v1.Inference/GetModelInfo")(b"", timeout=30)
-        # A call is counted when it has ended, which can be after its client has the response.
+        # The server counts a gRPC call when the call has ended, which can be after the client has
+        # received the response.
         def scrape():
             with urllib.request.urlopen(f"{server.url}/metrics") as answer:
                 return answer.read().decode()
@@ -81,7 +83,7 @@ def served():
 
 def metric_uses(expression):
     """Returns (name, [(label, operator, value)]) for each metric in an expression."""
-    # A duration in brackets or a function's name is no metric: they have no such prefix.
+    # The prefix in METRIC distinguishes metrics from functions and durations.
     return [(m[1], MATCHER.findall(m[2] or "")) for m in METRIC.finditer(expression)]
 
 
@@ -252,7 +254,7 @@ def test_prometheus_scrapes_the_server():
     for rules in prometheus["rule_files"]:
         assert (DEPLOY / rules).exists()
         assert f"/etc/prometheus/{rules}:" in mounted
-    # The job's name is part of an alert.
+    # An alert selects the job by its name.
     assert 'job="moeserve"' in (DEPLOY / "alerts.yml").read_text()
     assert prometheus["scrape_configs"][0]["job_name"] == "moeserve"
 

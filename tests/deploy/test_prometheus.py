@@ -1,5 +1,5 @@
-"""A real Prometheus scrapes servers under traffic: every query of the dashboard gives data and every
-rule of alerts.yml can be evaluated.
+"""Runs Prometheus, which scrapes servers under traffic. Every query of the Grafana dashboard must
+return data, and Prometheus must be able to evaluate every rule of alerts.yml.
 
 Needs the program `prometheus` (Debian's package of that name) in PATH.
 """
@@ -29,7 +29,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 # The values that Grafana substitutes for its variables.
 VARIABLES = {"__rate_interval": "10s", "instance": ".+", "model": "test-model", "block": ".+"}
-PATIENCE = 20  # seconds until all of it must be there
+PATIENCE = 20  # seconds until all expected data must exist
 
 
 class Traffic:
@@ -69,7 +69,7 @@ class Traffic:
 
 
 class Prometheus:
-    """A running Prometheus with its HTTP API."""
+    """Runs Prometheus and queries its HTTP API."""
 
     def __init__(self, program, folder, targets):
         config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
@@ -116,7 +116,8 @@ class Prometheus:
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory):
-    """A Prometheus that scrapes two servers under traffic, one with a large model's metrics."""
+    """Runs a Prometheus that scrapes two servers under traffic. One server exports the metrics that
+    are used for models with thousands of experts."""
     program = shutil.which("prometheus")
     if not program:
         pytest.skip("prometheus (Debian's package of that name) is not here")
@@ -142,7 +143,7 @@ def prometheus(tmp_path_factory):
 
 
 def eventually(check):
-    """Waits until `check` returns an empty list of missing things."""
+    """Waits until `check`, which returns a list of missing items, returns an empty list."""
     end = time.monotonic() + PATIENCE
     while (missing := check()) and time.monotonic() < end:
         time.sleep(0.5)
@@ -203,7 +204,7 @@ def test_every_selector_of_an_alert_has_data(prometheus):
 
 def test_scrapes_succeed_quickly(prometheus):
     eventually(lambda: [] if prometheus.values("min(up)") == [1.0] else ["up"])
-    # Bounds for a machine that is busy with other things.
+    # The bounds are loose, because other processes may use the machine.
     slowest, = prometheus.values("max(max_over_time(scrape_duration_seconds[1m]))")
     assert slowest < 1.0
     largest, = prometheus.values("max(scrape_samples_scraped)")

@@ -1,8 +1,8 @@
 """Writes the documents of the shuffled-words task from the held-out text.
 
-A document is a true sentence of the text and the same words in another order; the model is to find
-the true one more likely. Everything follows from hashes of the sentences, so the same text gives
-the same file on any machine.
+A document has two choices: a sentence of the text, and the same words in another order. A model
+should assign the sentence the higher likelihood. Sentences and orders are selected by hashes of the
+sentences, so the same text yields the same file on any machine.
 
   python3 make_task.py [--check]
 """
@@ -31,7 +31,8 @@ def rank(text: str) -> bytes:
 
 
 def sentences(text: str) -> list[str]:
-    """The plain sentences of the text, each once: no digits, no code, a capital and a full stop."""
+    """Returns the distinct plain sentences of the text. They have no digits and no code, begin with
+    a capital letter, and end with ".", "!" or "?"."""
     found: dict[str, None] = {}
     for document in text.split(SEPARATOR):
         for paragraph in document.splitlines():
@@ -43,7 +44,7 @@ def sentences(text: str) -> list[str]:
 
 
 def shuffle(sentence: str) -> str:
-    """The same words in the order of a hash, never the given order."""
+    """Returns the words in an order that hashes determine and that differs from the given order."""
     words = sentence.split()
     for attempt in range(1000):
         order = sorted(range(len(words)), key=lambda i: rank(f"{attempt}:{i}:{sentence}"))
@@ -54,7 +55,7 @@ def shuffle(sentence: str) -> str:
 
 
 def documents(text: str) -> list[dict[str, object]]:
-    """COUNT documents; the true sentence comes first in every second one."""
+    """Returns COUNT documents. The original sentence comes first in every second document."""
     chosen = sorted(sentences(text), key=rank)[:COUNT]
     if len(chosen) < COUNT:
         raise ValueError(f"only {len(chosen)} sentences fit, {COUNT} are needed")

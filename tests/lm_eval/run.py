@@ -1,12 +1,14 @@
-"""Runs lm_eval against the server and compares every number with the PyTorch reference.
+"""Runs lm_eval against the server and compares the results with the PyTorch reference.
 
-For each model, with the server in f32: the shuffled-words task through `local-completions`, each
-log-likelihood against the reference's and the accuracy against a floor. Then the perplexity of the
-held-out text through `/v1/completions`, in f32 and in bf16, against the reference's in f32.
+For each model, lm_eval runs the shuffled-words task with its model type `local-completions` against
+the server in f32. Each log-likelihood is compared with the reference, and the accuracy must exceed
+ACCURACY_FLOOR. The perplexity of the held-out text is measured through `/v1/completions` with the
+server in f32 and in bf16, and compared with the reference in f32.
 
   MOESERVE_BIN=build/release/moeserve python3 run.py [MODEL ...]
 
-A model is a folder of deploy/models or a path; without one, all sparse models of deploy/models run.
+MODEL is the name of a folder in deploy/models or a path. Without MODEL, all sparse models in
+deploy/models are tested.
 """
 
 import argparse
@@ -45,8 +47,9 @@ WINDOWS_PER_REQUEST = 8
 START_SECONDS = 60
 LM_EVAL_SECONDS = 900
 
-# What lm_eval sends, as batch size and model arguments: lists of ids with its defaults, the same in
-# batches over several connections, and plain text that the server has to tokenize itself.
+# The forms of lm_eval's requests, each with lm_eval's batch size and model arguments: "ids" sends
+# lists of token ids with lm_eval's defaults, "batches" sends batches of such lists over several
+# connections, and "text" sends plain text, which the server has to tokenize.
 FORMS: dict[str, tuple[int, dict[str, Any]]] = {
     "ids": (1, {}),
     "batches": (8, {"num_concurrent": 4}),
@@ -61,7 +64,7 @@ class Server:
     name: str
 
     def completions(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Returns the response of `/v1/completions`, over a direct connection without proxies."""
+        """Returns the response of `/v1/completions`. The connection ignores proxy settings."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=300)
         try:
             connection.request("POST", "/v1/completions", json.dumps({"model": self.name, **body}),
@@ -164,7 +167,8 @@ def run_lm_eval(server: Server, folder: pathlib.Path,
 
 def reference_loglikelihoods(model: routed_decoder.RoutedDecoder,
                              folder: pathlib.Path) -> list[list[float]]:
-    """Of both choices per document, given `<|endoftext|>`; tokenized without lm_eval."""
+    """Returns the reference's log-likelihood of both choices per document, given `<|endoftext|>` as
+    context. The choices are tokenized without lm_eval's code."""
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     start = tokenizer.token_to_id(make_task.SEPARATOR)
     figures = []
@@ -179,7 +183,8 @@ def reference_loglikelihoods(model: routed_decoder.RoutedDecoder,
 
 
 def server_perplexity(server: Server, stream: list[int]) -> float:
-    """As routed_decoder.perplexity, from the echoed log-probabilities of prompts of token ids."""
+    """Returns the perplexity as routed_decoder.perplexity defines it. The windows are sent as
+    prompts of token ids, and the server returns the prompts' log-probabilities (`echo`)."""
     window = make_goldens.PERPLEXITY_WINDOW
     windows = [stream[start:start + window] for start in range(0, len(stream), window)]
     windows = [piece for piece in windows if len(piece) > 1]
@@ -254,7 +259,7 @@ def main() -> None:
                                         formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("models", nargs="*", metavar="MODEL")
     arguments.add_argument("--all-forms", action="store_true",
-                           help="send every form of request for every model, not only the first")
+                           help="send every form of request to every model, not only the first")
     options = arguments.parse_args()
     binary = pathlib.Path(os.environ.get("MOESERVE_BIN", ROOT / "build/release/moeserve")).resolve()
     if not binary.exists():

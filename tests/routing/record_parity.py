@@ -1,12 +1,13 @@
-"""Compares routing records of the server with the reference's own routes, and with its counters.
+"""Compares the server's routing records with its expert counters and with the PyTorch reference.
 
-For each model: a server in f32 with a small KV cache answers sampled requests, 32 at once, many with
-a common prefix, until at least TOKENS tokens were run. Then
-- the sum of the records' rows (those that were computed for their request) must be the server's
-  counters, expert by expert;
-- the reference runs every text, fed with the record's routes block after block, and makes its own
-  choice of each row from its own scores. A row that differs must be a near tie: its margin is below
-  1e-5. At most one row in 10,000 may be one of those; each is listed. Weights agree within 1e-4.
+For each model, a server in f32 with a small KV cache processes at least --tokens tokens of sampled
+requests. 32 requests run at a time, and many share a prefix. Then
+- the selections in the records must add up to the server's counters for each expert, without tokens
+  that were reused from the prefix cache;
+- the reference runs every token sequence with the recorded routes. For each row, it also selects
+  experts from its own scores. A row for which the selections differ must be a near tie: a change of
+  a score by less than 1e-5 would change the selection. At most one row in 10,000 may differ; such
+  rows are printed. In the other rows, weights must agree within 1e-4.
 
   python3 record_parity.py --moeserve build/release/moeserve [--tokens 10000] MODEL...
 """
@@ -31,12 +32,12 @@ import routed_decoder  # noqa: E402
 HELDOUT = ROOT / "tests" / "data" / "heldout.txt"
 CONCURRENT = 32
 MARGIN = 1e-5
-NEAR_TIES = 1e-4  # most rows that may differ
+NEAR_TIES = 1e-4  # the largest share of rows that may differ
 WEIGHT_TOLERANCE = 1e-4
 
 
 class Server:
-    """A server of one model on free ports."""
+    """Runs a server for one model on free ports."""
 
     def __init__(self, binary: str, model: pathlib.Path, cache: str) -> None:
         self.process = subprocess.Popen(
@@ -68,7 +69,7 @@ class Server:
 
 
 def answers(server: Server, tokens: int) -> list[tuple[list[int], dict]]:
-    """Returns (token ids that were run, routing record) for each request."""
+    """Sends the requests. Returns (token ids that the model processed, routing record) for each."""
     text = HELDOUT.read_text()
     chance = random.Random(5)
     ids = server.call("/tokenize", {"prompt": text[:200_000]})["tokens"]
@@ -90,7 +91,8 @@ def answers(server: Server, tokens: int) -> list[tuple[list[int], dict]]:
 
 
 def check_counters(server: Server, records: list[dict], layout: dict) -> int:
-    """Checks that the records' computed rows add up to the counters; returns the tokens run."""
+    """Checks that the selections in the records, without reused tokens, add up to the counters.
+    Returns the number of tokens that were not reused."""
     counts = [[0] * block["experts"] for block in layout["blocks"]]
     block_of_row = [i for i, block in enumerate(layout["blocks"])
                     for _ in range(block["sub_tokens"])]
@@ -113,7 +115,8 @@ def check_counters(server: Server, records: list[dict], layout: dict) -> int:
 
 
 class Judge(routed_decoder.RoutedDecoder):
-    """The reference implementation, run with given routes; compares them with its own routes."""
+    """Runs the reference implementation with given routes, and compares these with the routes that
+    it selects from its own scores."""
 
     rows = 0
     differing = 0
@@ -143,7 +146,7 @@ class Judge(routed_decoder.RoutedDecoder):
     def margin(scores: torch.Tensor, routing: dict, fewer: int, more: int) -> float:
         """Returns the smallest change of a score that would change the selection."""
         ranked = scores.double().sort(descending=True).values
-        if fewer == more:  # the last one taken against the first one left
+        if fewer == more:  # the last selected score against the first score that is not selected
             return (ranked[fewer - 1] - ranked[fewer]).item()
         mass = torch.sigmoid(ranked) if routing["gate"] == "sigmoid" else ranked.softmax(0)
         cumulated = mass.cumsum(0)
@@ -180,7 +183,8 @@ def main() -> None:
     parser.add_argument("models", nargs="+", type=pathlib.Path)
     options = parser.parse_args()
     for model in options.models:
-        for cache in ("4MiB", "2MiB", "1MiB", "512KiB"):  # until it is too small for all
+        # Shrinks the KV cache until sequences are preempted.
+        for cache in ("4MiB", "2MiB", "1MiB", "512KiB"):
             server = Server(options.moeserve, model, cache)
             try:
                 texts = answers(server, options.tokens)

@@ -1,7 +1,7 @@
-"""The requests of a recording: the same ones for the same model, number and seed.
+"""Generates the requests of a recording. The same model, number and SEED yield the same requests.
 
-Each valid request is the body of an HTTP request; `grpc_request` says the same in gRPC, where that
-can be said.
+Each valid request is generated as the body of an HTTP request. `grpc_request` converts it to a gRPC
+request, if gRPC can express it.
 """
 
 import json
@@ -59,7 +59,8 @@ class Generator:
         return out
 
     def lists_of_prompts(self):
-        """Requests with several prompts. Their steps depend on time, but their responses do not."""
+        """Returns requests with several prompts. Which prompts share a step of the engine depends
+        on time, but the responses do not."""
         prompts = [self._cut(60), self._cut(90)]
         ids = [self._ids(9), self._ids(14), self._ids(5)]
         base = {"max_tokens": 8, "return_token_ids": True, "logprobs": 2}
@@ -103,7 +104,7 @@ class Generator:
                                         **fields}
 
     def _finish(self, body):
-        """Fields that any request may have."""
+        """Adds random fields that any request may have."""
         if self._rng.random() < 0.6:
             body["return_token_ids"] = True
         unary = {"prompt_logprobs", "return_routed_experts"} & set(body)
@@ -369,7 +370,8 @@ def grpc_request(number, body, pb):
     for name in ("n", "logprobs", "prompt_logprobs", "priority", "cache_salt"):
         if body.get(name) is not None:
             setattr(out, name, body[name])
-    # HTTP has run every prompt before. Half of them run again; the cache has the other half.
+    # The server has processed every prompt over HTTP before, so the prefix cache has it. A new salt
+    # makes the server process half of the prompts again.
     if number % 2 and not out.cache_salt:
         out.cache_salt = "grpc"
     structured = structured_output(body, pb)

@@ -1,4 +1,4 @@
-"""What the commands beside `serve` print and write."""
+"""Records what the commands other than `serve` print and write."""
 
 import hashlib
 import json
@@ -11,18 +11,20 @@ import exact
 from running import ROOT, environment
 
 TIMED_TEXT = re.compile(r"\d+(\.\d+)? (ms|s|seconds)\b")
-LONGEST_HELP = 200  # commands, in case the list of them is misread
+# The limit on the number of commands whose help is recorded, in case a help text is misparsed.
+LONGEST_HELP = 200
 
 
 class Commands:
-    """Runs commands in a folder of its own, so that outputs name no place of this machine."""
+    """Runs commands in a separate folder, so that their output contains no path of this machine."""
 
     def __init__(self, binary, folder):
         self._binary = binary
         self._folder = pathlib.Path(folder)
 
     def record(self, key, *arguments, files=()):
-        """Output, exit status and the written `files` of one command."""
+        """Returns a record of one command: its output, its exit status and hashes of the `files`
+        that it wrote."""
         done = subprocess.run([self._binary, *arguments], cwd=self._folder, env=environment(),
                               capture_output=True, timeout=300)
         answer = {"status": done.returncode, "stdout": self._text(done.stdout, arguments),
@@ -50,7 +52,8 @@ class Commands:
         return self._folder / name
 
     def help(self):
-        """The help of every command, found by the lists in the helps."""
+        """Yields a record of the help text of every command. The commands are found in the lists of
+        subcommands in the help texts."""
         waiting = [()]
         count = 0
         while waiting and count < LONGEST_HELP:
@@ -67,7 +70,7 @@ class Commands:
 
 
 def prepare(commands, model):
-    """Texts, and the model under a name that is the same wherever it lies."""
+    """Writes the input texts, links the model under a relative name, and makes broken copies."""
     text = (ROOT / "tests/data/heldout.txt").read_text()
     commands.path("one.txt").write_text(text[1000:7000])
     commands.path("two.txt").write_text(text[50000:53000])
@@ -102,13 +105,14 @@ BROKEN = {
 
 
 def model_records(commands, model):
-    """Records of every command that reads a model."""
+    """Yields records of every command that reads a model."""
     name = model.name
     run = commands.record
     compute = ["--model", name, "--dtype", "bf16", "--threads", "2"]
     begin = ["generate", *compute, "--prompt", "In the beginning God created"]
     texts = ["--text", "one.txt", "--text", "two.txt", "--window", "256"]
-    # Which windows share a step depends on time, and with it the last digits of sums.
+    # Without --max-num-seqs 1, the windows that share a step would depend on time, and so would the
+    # rounding of sums.
     one_by_one = ["--max-num-seqs", "1", "--json"]
     yield run("generate greedy", *begin, "--max-tokens", "24", "--temperature", "0", "--stats")
     yield run("generate seeded", *begin, "--max-tokens", "24", "--seed", "7", "--top-p", "0.9",

@@ -1,10 +1,10 @@
-"""Comparison of two recordings."""
+"""Compares two recordings."""
 
 import json
 import sys
 
-SHOWN_RECORDS = 4  # per file
-SHOWN_PATHS = 3  # per record
+SHOWN_RECORDS = 4  # number of differing records that are printed per file
+SHOWN_PATHS = 3  # number of differences that are printed per record
 
 
 def differences(before, after, path=""):
@@ -30,14 +30,15 @@ def differences(before, after, path=""):
 
 
 def short(value, most=160):
-    """Returns a value as one line of limited length."""
+    """Returns a value as one line of at most about `most` characters."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     text = text.encode("unicode_escape").decode() if not text.isprintable() else text
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 
 def show_change(path, before, after):
-    """Prints two lines about one difference; of long texts, the part where they first differ."""
+    """Prints the path of one difference and the values before and after. Of long texts, it prints
+    only the part around the first difference."""
     if isinstance(before, str) and isinstance(after, str) and max(len(before), len(after)) > 160:
         same = next((i for i, (x, y) in enumerate(zip(before, after)) if x != y),
                     min(len(before), len(after)))
@@ -66,7 +67,8 @@ def compare_files(before, after):
     for key, record in old.items():
         if key not in new:
             found.append((record, [("", "(recorded)", "(absent)")]))
-        elif json.dumps(record) != json.dumps(new[key]):  # orders of keys, and 1 against true
+        # The comparison as text also finds another order of keys, and 1 in place of true.
+        elif json.dumps(record) != json.dumps(new[key]):
             found.append((record, list(differences(record, new[key]))))
     found += [(record, [("", "(absent)", "(recorded)")])
               for key, record in new.items() if key not in old]
@@ -86,7 +88,8 @@ def compare_files(before, after):
 
 
 def compare(before, after, ignored):
-    """Compares two folders. Returns the exit status."""
+    """Compares two folders, without files whose names contain an element of `ignored`. Returns the
+    exit status."""
     names = {file.name for folder in (before, after) for file in folder.glob("*.jsonl")}
     names = sorted(name for name in names if not any(part in name for part in ignored))
     if not names:

@@ -1,7 +1,8 @@
-"""Answers as JSON that keeps every bit, without what differs from run to run.
+"""Converts responses to JSON without losing a bit, and removes values that differ between runs.
 
-A number that is not a plain integer becomes a string: "#" and its digits as they were sent, or the
-shortest digits that give the same float or double. What is random or timed becomes "*".
+A number that is not a plain integer becomes a string: "#" followed by its digits. In JSON responses
+these are the digits that the server sent; for gRPC, the shortest digits that yield the same float
+or double. A value that is random or depends on time becomes "*".
 """
 
 import json
@@ -10,7 +11,7 @@ import re
 import numpy as np
 
 ANY = "*"
-# Default values, which messages leave out and join() needs.
+# gRPC messages omit fields with default values, but join() needs them.
 EMPTY_ROUTING = {"first_position": 0, "tokens": 0, "reused": [], "offsets": [0], "experts": [],
                  "weights": []}
 RANDOM_ID = re.compile(r"^(cmpl|chatcmpl|gen|score)-[0-9a-f]{24}$")
@@ -34,7 +35,7 @@ def _hide(answer, key, pattern=None):
 
 
 def hide_identity(answer):
-    """Removes ids, times and versions from the head of a response."""
+    """Replaces ids, times and versions of a response and of the models in "data" by "*"."""
     _hide(answer, "id", RANDOM_ID)
     _hide(answer, "created")
     _hide(answer, "system_fingerprint", FINGERPRINT)
@@ -48,7 +49,7 @@ def hide_identity(answer):
 
 
 def _join_routing(a, b):
-    """Joins the routing records of consecutive tokens."""
+    """Concatenates the routing records `a` and `b` of consecutive ranges of tokens."""
     if b["first_position"] != a["first_position"] + a["tokens"]:
         return {"not adjacent": [a, b]}
     end = a["offsets"][-1]
@@ -94,7 +95,8 @@ def join_stream(body):
             usages.add(usage if usage in (None, "absent") else "given")
         for choice in parts or []:
             choices[choice["index"]] = join(choices.get(choice["index"]), choice)
-        for key in ("routing_control", "prompt_token_ids"):  # in the first of the chunks only
+        # These fields are in the first chunk only.
+        for key in ("routing_control", "prompt_token_ids"):
             if key in chunk:
                 once.setdefault(key, []).append(chunk.pop(key))
         if chunk not in heads:
@@ -104,7 +106,7 @@ def join_stream(body):
 
 
 def _sorted(choice):
-    """Sorts the keys, because their order depends on how a stream was cut."""
+    """Sorts the keys, because their order depends on how a stream is divided into events."""
     return dict(sorted(choice.items()))
 
 
@@ -147,7 +149,8 @@ def join_messages(messages):
     return [_sorted(choices[i]) for i in sorted(choices)]
 
 
-# Gauges over a decaying window, and metrics that other connections and earlier scrapes change.
+# Metrics that depend on time: gauges over a decaying window, metrics of the process, and metrics
+# that other connections and earlier scrapes change.
 TIMED = re.compile(
     r"^process_|_load_(balance|entropy)_ratio|moe_window_tokens|moe_hot_expert|connections_open|"
     r"^moeserve_(http|grpc)_request_duration|"
@@ -158,7 +161,8 @@ VERSION_LABEL = re.compile(r'version="[^"]*"')
 
 
 def metrics(text):
-    """Returns name, type, help and series of every family; no values if they depend on time."""
+    """Returns the comment lines (name, type and help) of all families, and {series: value}. A value
+    that depends on time is "*"."""
     heads, series = [], {}
     for line in text.splitlines():
         if line.startswith("#"):
@@ -174,7 +178,7 @@ def metrics(text):
 
 
 def metric(text, name, **labels):
-    """Returns the sum of the samples of a name that have these labels."""
+    """Returns the sum of the samples of the metric `name` that have these labels."""
     total = 0.0
     for line in text.splitlines():
         if re.match(rf"{name}[{{ ]", line) and all(f'{k}="{v}"' in line for k, v in labels.items()):

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Records what users see of a program, or compares two recordings.
+"""Records the observable behavior of a moeserve program, or compares two recordings.
 
-A refactoring must not change a bit of it. README.md in this folder says what is recorded.
+Recordings made before and after a refactoring must be identical. README.md in this folder lists
+what is recorded.
 """
 
 import argparse
@@ -22,7 +23,8 @@ ROOT = running.ROOT
 ROUTED_FLAGS = ["--routing-records", "--routing-control", "--hidden-samples", "200",
                 "--moe-expert-weights", "--chat-template",
                 str(ROOT / "tests/chat/templates/chatml.jinja")]
-# Without --max-prompt-rows, the rows that repeated prompts get per step would depend on time.
+# Without --max-prompt-rows, the number of rows per step that repeated prompts receive would depend
+# on time.
 OTHER_FLAGS = ["--strict-fields", "--metrics-compat", "vllm,sglang", "--moe-metrics", "top",
                "--kv-cache-dtype", "int8", "--kv-cache-memory", "200KiB", "--max-prompt-rows", "64",
                "--no-prefix-cache", "--max-model-len", "256", "--max-logprobs", "5",
@@ -31,7 +33,7 @@ KEY = "a-key-of-the-tests"
 
 
 class Recording:
-    """Writes the files of one folder: a record on each line."""
+    """Writes the files of one recording. A file has one record per line."""
 
     def __init__(self, folder):
         self._folder = folder
@@ -46,7 +48,8 @@ class Recording:
 
 
 def http_records(server, model, shape, requests):
-    """Yields records of HTTP requests whose steps are the same in each run, then the statistics."""
+    """Yields records of HTTP requests that the engine processes in the same steps in each run, and
+    records of the statistics after them."""
     for key, path, body in requests:
         yield server.record_http(key, "POST", path, body)
     for i, fields in enumerate(wrong_cases.wrong_fields(shape)):
@@ -86,7 +89,8 @@ def statistics_records(server, shape, key):
 
 
 def grpc_records(server, model, shape, requests):
-    """Yields records of the same requests over gRPC where possible, and of other gRPC calls."""
+    """Yields records of `requests` sent over gRPC if gRPC can express them, and of other gRPC
+    calls."""
     pb = server.pb
     for number, (key, _, body) in enumerate(requests):
         request = cases.grpc_request(number, body, pb)
@@ -102,7 +106,8 @@ def grpc_records(server, model, shape, requests):
 
 
 def other_records(server, shape):
-    """Yields records of a server with API keys, strict fields, no routing and other metrics."""
+    """Yields records of a server with API keys, strict fields, no routing records and other
+    metrics."""
     key = {"Authorization": f"Bearer {KEY}"}
     base = {"prompt": "In the beginning God created", "max_tokens": 8, "temperature": 0}
     bodies = [
@@ -111,7 +116,7 @@ def other_records(server, shape):
         {**base, "return_routed_experts": True}, {**base, "routing_control": {"top_k": 1}},
         {**base, "return_routing": False, "routing_control": {}}, {**base, "max_tokens": 250},
         {**base, "prompt": list(range(1, 300))}, {**base, "n": 3, "seed": 4, "temperature": 1},
-        # More than the cache holds at once: some samples lose their blocks and begin again.
+        # The samples exceed the KV cache, so some are preempted and recomputed.
         {**base, "n": 8, "seed": 5, "temperature": 1, "max_tokens": 150, "ignore_eos": True},
         {**base, "prompt": list(range(1, 300)), "truncate_prompt_tokens": -1, "logprobs": 1},
     ]
@@ -142,7 +147,7 @@ def other_records(server, shape):
 
 
 def record_model(recording, binary, model, dtypes, count, stubs, scratch):
-    """Writes the files about one model."""
+    """Writes the files of one model."""
     shape = cases.shape_of(model)
     generator = cases.Generator(shape)
     requests = generator.requests(count)
@@ -170,7 +175,7 @@ def record_model(recording, binary, model, dtypes, count, stubs, scratch):
 
 
 def record(binary, out, models, dtypes, count):
-    """Records everything into a new folder."""
+    """Writes a recording of `binary` into a new folder."""
     out.mkdir(parents=True, exist_ok=True)
     if any(out.iterdir()):
         raise RuntimeError(f"{out} is not empty")
@@ -197,10 +202,10 @@ def parse_arguments():
     parser.add_argument("second", type=pathlib.Path, metavar="OUT_FOLDER|AFTER")
     parser.add_argument("--models", type=pathlib.Path, nargs="+", metavar="DIR",
                         help="checkpoint folders; default: those of deploy/models")
-    parser.add_argument("--requests", type=int, default=200, help="for each model")
+    parser.add_argument("--requests", type=int, default=200, help="number per model")
     parser.add_argument("--dtypes", default="f32,bf16,int8")
     parser.add_argument("--ignore", action="append", default=[], metavar="PART",
-                        help="with --compare: leave out files whose names hold this, such as help")
+                        help="with --compare: skip files whose names contain this")
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""A server for one recording, spoken to over HTTP and gRPC."""
+"""Runs a server for a recording and sends it HTTP and gRPC requests."""
 
 import hashlib
 import http.client
@@ -16,18 +16,20 @@ import grpc
 import exact
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-DROPPED_HEADERS = {"date", "content-length"}  # the length follows from the body
+# Headers that are not recorded: the date varies, and the length follows from the body.
+DROPPED_HEADERS = {"date", "content-length"}
 LONGEST_TEXT = 4000
 JSON_TYPE = {"Content-Type": "application/json"}
 
 
 def environment():
-    """Returns the environment for the program, without variables that the program reads."""
+    """Returns this process's environment without the variables that moeserve reads."""
     return {key: value for key, value in os.environ.items() if not key.startswith("MOESERVE_")}
 
 
 def make_stubs(folder):
-    """Returns the modules (messages, stubs) of the proto file in this source tree."""
+    """Generates Python modules from moeserve.proto in this source tree. Returns (module with the
+    messages, module with the service stubs)."""
     from grpc_tools import protoc
 
     status = protoc.main(["protoc", f"-I{ROOT / 'proto'}", f"--python_out={folder}",
@@ -40,12 +42,12 @@ def make_stubs(folder):
 
 
 class Server:
-    """Runs `moeserve serve` until the block ends."""
+    """Runs `moeserve serve` until the `with` block ends."""
 
     def __init__(self, binary, model, stubs, log, *flags):
         self.pb, services = stubs
         self._calls = 0
-        self.default_headers = {}  # for requests of /metrics
+        self.default_headers = {}  # headers that metrics_text() sends
         with open(log, "wb") as errors:
             self._process = subprocess.Popen(
                 [binary, "serve", "--model", model, "--http", "127.0.0.1:0", "--grpc",
@@ -62,7 +64,7 @@ class Server:
         self._http = http.client.HTTPConnection(addresses["http"], timeout=120)
         self._channel = grpc.insecure_channel(addresses["grpc"])
         self._stub = services.InferenceStub(self._channel)
-        time.sleep(0.1)  # its first look at the statistics comes before the first request
+        time.sleep(0.1)  # the server samples its statistics once before the first request
 
     def __enter__(self):
         return self
@@ -140,7 +142,7 @@ class Server:
                 "answer": answer}
 
     def record_health(self, service):
-        """Calls gRPC's health service, whose messages are short enough to be encoded here."""
+        """Calls gRPC's health service. Encodes the messages here, because they are short."""
         check = self._channel.unary_unary("/grpc.health.v1.Health/Check")
         request = b"\x0a" + bytes([len(service)]) + service.encode() if service else b""
         try:
@@ -150,7 +152,8 @@ class Server:
         return {"key": f"health {service}", "request": service, "answer": answer}
 
     def metrics_text(self, accept="text/plain"):
-        """Returns /metrics once every step is counted: expert metrics change once per second."""
+        """Returns /metrics once it agrees with /v1/experts/stats. The server updates the expert
+        metrics only once per second, so the last steps may be missing at first."""
         for _ in range(100):
             text = self.http("GET", "/metrics",
                              headers={**self.default_headers, "Accept": accept})[2].decode()

@@ -1,11 +1,12 @@
-"""Requests that are refused, and requests beside the generation of text."""
+"""Requests that the server rejects, and requests that do not generate text."""
 
 COMPLETIONS = "/v1/completions"
 CHATS = "/v1/chat/completions"
 
 
 def wrong_fields(shape):
-    """Fields of a completion that are out of range, of the wrong type or of no meaning here."""
+    """Returns fields that make a completion request invalid: they are out of range, have the wrong
+    type, or are not supported."""
     blocks = shape["blocks"] or [{"layer": 0, "block": "feed_forward", "experts": 4}]
     first = {"layer": blocks[0]["layer"], "block": blocks[0]["block"]}
     other = {"layer": 0, "block": "attention" if first["block"] == "feed_forward" else
@@ -57,7 +58,7 @@ def wrong_fields(shape):
 
 
 def wrong_chats():
-    """Bodies of chats that are refused."""
+    """Returns bodies of chat requests that the server rejects."""
     user = {"role": "user", "content": "Tell me."}
     fields = [
         {"messages": None}, {"messages": []}, {"messages": [1]}, {"messages": [{"content": "a"}]},
@@ -73,7 +74,7 @@ def wrong_chats():
 
 
 def raw_posts():
-    """Bodies and headers that are no proper request: (path, headers, bytes)."""
+    """Returns malformed requests: (path, headers, bytes of the body)."""
     json_type = {"Content-Type": "application/json"}
     return [
         (COMPLETIONS, json_type, b""), (COMPLETIONS, json_type, b"{"),
@@ -88,7 +89,7 @@ def raw_posts():
 
 
 def tokenizer_posts():
-    """Requests of /tokenize and /detokenize."""
+    """Returns requests to /tokenize and /detokenize: (path, body)."""
     user = {"role": "user", "content": "Where is <|endoftext|>?"}
     texts = ["In the beginning", "naïve 東京 🙂", "a<|endoftext|>b", " \n\n  x\t", ""]
     return [("/tokenize", {"prompt": text, "return_token_strs": True}) for text in texts] + [
@@ -105,7 +106,7 @@ def tokenizer_posts():
 
 
 def plain_gets(name):
-    """(method, path) of what needs no body; `name` is the model's."""
+    """Returns (method, path) of requests without a body; `name` is the model's name."""
     return [("GET", path) for path in (
         "/v1/models", f"/v1/models/{name}", "/v1/models/other", "/v1/models/%", "/health",
         "/health/ready", "/health/live", "/v2/health/ready", "/v2/health/live", "/version", "/",
@@ -114,7 +115,7 @@ def plain_gets(name):
 
 
 def statistics_gets(shape):
-    """Paths of the experts' statistics."""
+    """Returns paths of the expert statistics, with valid and invalid parameters."""
     paths = ["stats", "stats?threshold=0.01", "stats?window=600", "stats?window=0",
              "stats?threshold=-1", "layout", "collapse", "tokens", "tokens?layer=99",
              "tokens?layer=0&block=x", "similarity?block=attention", "similarity?layer=0&eps=0",
@@ -126,7 +127,7 @@ def statistics_gets(shape):
 
 
 def wrong_grpc(shape, pb):
-    """Generate requests that are refused."""
+    """Returns Generate requests that the server rejects."""
     sampling = [
         {"temperature": -0.1}, {"temperature": 2.5}, {"temperature": float("nan")}, {"top_p": 0},
         {"top_p": 1.01}, {"top_k": -2}, {"min_p": -1}, {"min_p": 1.5}, {"max_tokens": -1},
@@ -165,7 +166,7 @@ def wrong_grpc(shape, pb):
 
 
 def other_grpc(pb):
-    """(method, request) of the calls beside Generate, refused ones included."""
+    """Returns (method, request) of calls other than Generate. The server rejects some of them."""
     ids = pb.TokenIds(ids=[17, 300, 2000, 0, 5, 261])
     return [
         ("Score", pb.ScoreRequest(text="In the beginning God created the heaven", top_logprobs=3)),

@@ -1,6 +1,6 @@
 """Checks that the expert statistics of a running server are consistent.
 
-MOESERVE_BIN is the program; the model is the bundled mh-moe.
+MOESERVE_BIN names the program. The model is the bundled mh-moe.
 """
 
 import json
@@ -64,7 +64,7 @@ def test_profile_agrees_with_the_statistics(server, tmp_path):
         assert layer["counts"] == again["counts"] == arrays[f"blocks.{i}.selections"].tolist()
         table = arrays[f"blocks.{i}.token_counts"]
         assert table.sum(axis=0).tolist() == layer["counts"], "every selection has its token"
-        # Router scores were recorded in every step.
+        # With --router-stats-interval 1, the router statistics cover every step.
         assert layer["router"]["rows"] == layer["rows"]
         assert layer["router"]["counts"] == layer["counts"]
         assert sum(layer["decode_counts"]) == 2 * 4 * 23 * 3, "the last token is never run"
@@ -88,7 +88,7 @@ def test_addresses_agree_with_the_profile(server, tmp_path):
         assert tokens["experts"] == layer["top_tokens"]
         similarity = json.loads(server.get(f"/v1/experts/similarity?layer={number}&eps=0.5"))
         for kind in ("wasserstein", "kl"):
-            # None if an expert was selected by no token.
+            # Values are None for experts that no token selected.
             found = np.array(similarity[kind]["matrix"], dtype=np.float64)
             expected = np.array(layer["similarity"][kind]["matrix"], dtype=np.float64)
             np.testing.assert_array_equal(found, expected)

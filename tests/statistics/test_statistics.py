@@ -1,7 +1,8 @@
-"""Every statistic of `moeserve score --json`, computed again from what `score --dump` wrote.
+"""Tests every statistic of `moeserve score --json` by recomputing it from the files that
+`moeserve score --dump` writes.
 
-The formulas are written here from the papers' definitions in NumPy's float64. MOESERVE_BIN is the
-program; the models are the bundled ones.
+The formulas follow the papers' definitions, in NumPy's float64. MOESERVE_BIN names the program. The
+models are the bundled ones.
 """
 
 import json
@@ -36,7 +37,8 @@ def held_out(begin=0, size=BYTES):
 
 
 class Run:
-    """A run of one model over a part of the text: the report, the dump and the tensors' sizes."""
+    """Runs one model over a part of the held-out text. Holds the report, the dump and the tensors'
+    sizes."""
 
     def __init__(self, name, folder):
         self.name = name
@@ -132,7 +134,7 @@ def safetensors_sizes(path):
 
 
 def read_profile(path):
-    """Returns all arrays of a profile file, and its metadata."""
+    """Returns {name: array} and the metadata of an expert profile file."""
     data = path.read_bytes()
     (length,) = struct.unpack_from("<Q", data)
     header = json.loads(data[8 : 8 + length])
@@ -323,7 +325,8 @@ def test_representation_collapse(run):
 
 
 def test_routes_follow_from_the_scores(run):
-    """Except at near ties, NumPy must select the same experts with the same weights."""
+    """NumPy must select the same experts with the same weights from the dumped router scores, except
+    at near ties."""
     near = 1e-5
     for _, block in layers(run):
         select = block.entry["select"]

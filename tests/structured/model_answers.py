@@ -1,7 +1,9 @@
-"""Validates completions of served models under generated JSON schemas by the package jsonschema.
+"""Generates completions constrained by random JSON schemas and validates them with the package
+jsonschema.
 
-Each schema goes to one of the models in turn, at temperature 1. All answers that end by themselves must
-be valid, and at least 95 % of all must end so within the limit.
+Each schema is sent to one of the models in turn, at temperature 1. Every completion that ends with
+finish reason "stop" must be valid, and at least 95 % of the completions must end this way within
+--limit tokens.
 
     python tests/structured/model_answers.py build/release/moeserve deploy/models/*/
 """

@@ -1,9 +1,12 @@
 r"""Compares constrained decoding with the package jsonschema on generated schemas.
 
-For each of the schemas: instances that are valid, generated here without a look at the engine, must
-be accepted token by token and end complete; mutations of them that jsonschema rejects must be
-refused; and answers drawn by uniformly random allowed tokens must be valid and end within the limit,
-or, where that is shorter than any answer, be the beginning of one.
+For each schema, moeserve's constrained decoding must
+- accept valid instances token by token, and allow the output to end after the last token. This
+  script generates the instances independently of moeserve;
+- reject mutated instances that jsonschema rejects;
+- lead to valid outputs within the token limit when tokens are drawn uniformly from the allowed
+  ones. If no valid output fits into the limit, the drawn output must be the prefix of a valid one;
+  more tokens are drawn to complete it.
 
     python tests/structured/schema_parity.py build/release/tests/structured/structured_cli \
         deploy/models/mh-moe
@@ -19,7 +22,7 @@ import sys
 
 import jsonschema
 
-# A pattern, and a function that generates strings which match it.
+# Pairs of a pattern and a function that generates strings matching the pattern.
 PATTERNS = [
     (r"^[a-z]{2,6}$", lambda r: "".join(r.choices(string.ascii_lowercase, k=r.randint(2, 6)))),
     (r"^[A-Z]{3}-\d{4}$", lambda r: "".join(r.choices(string.ascii_uppercase, k=3)) + f"-{r.randint(0, 9999):04}"),
@@ -48,7 +51,7 @@ def text(r, most):
 
 
 class Generator:
-    """Makes a schema, and a function that generates values which the schema allows."""
+    """Generates random schemas, each with a function that generates valid values."""
 
     def __init__(self, rng):
         self.r = rng
@@ -307,7 +310,8 @@ def dump(r, value):
 
 
 def schema_of(seed, number):
-    """Returns schema `number` of a run, a function that makes instances, and their generator."""
+    """Returns schema `number` for a seed, a function that generates valid instances, and the random
+    number generator that both use."""
     r = random.Random(seed * 1000003 + number)
     generator = Generator(r)
     schema, make = generator.schema(r.randint(1, 4)) if r.random() < 0.15 else generator.object(r.randint(1, 4))

@@ -1,4 +1,4 @@
-// The backends that backend tests run on.
+// Lists the backends on which the tests of the backend interface run.
 #pragma once
 
 #include <memory>

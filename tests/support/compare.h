@@ -1,5 +1,5 @@
-// Comparison with expected values: the tolerance depends on the dtype, and a failure reports the
-// element with the largest difference.
+// Compares results with expected values. A failure reports the element whose difference exceeds its
+// tolerance by the largest factor.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 
 namespace moeserve::testing {
 
-// Returns half a unit in the last place of the type to which a result is rounded.
+// Returns the largest relative error of rounding to type `t`.
 inline double Epsilon(DType t) { return t == DType::kF32 ? 0x1p-24 : 0x1p-8; }
 
 // Succeeds if |actual - expected| <= tolerance * (|expected| + magnitude) for all elements, where

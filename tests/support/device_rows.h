@@ -1,4 +1,4 @@
-// Rows in device memory for tests.
+// Makes and reads rows in device memory.
 #pragma once
 
 #include <cmath>
@@ -27,13 +27,14 @@ inline std::vector<float> HostRows(Backend& backend, const RowsView& v) {
   return values;
 }
 
-// Rows with memory full of NaN before and after them.
+// Rows in device memory, in an allocation that has NaN before and after them.
 struct DeviceRows {
   std::unique_ptr<DeviceBuffer> memory;
   RowsView view;
 };
 
-// Makes rows with `values` [rows, cols]; with NaN everywhere if `values` is null.
+// Makes rows that contain `values` [rows, cols], or NaN if `values` is null. `stride` is in
+// elements.
 inline DeviceRows MakeRows(Backend& backend, int64_t rows, int64_t cols, int64_t stride,
                            DType dtype, const std::vector<float>* values) {
   DeviceRows r;
@@ -41,7 +42,7 @@ inline DeviceRows MakeRows(Backend& backend, int64_t rows, int64_t cols, int64_t
   r.memory = std::move(backend.Allocate(static_cast<size_t>(floats) * 4)).value();
   const std::vector<float> poison(static_cast<size_t>(floats), F32FromBits(0xffffffffu));
   backend.CopyFromHost(poison, {r.memory->data(), DType::kF32, 1, floats, floats});
-  // The rows begin at a multiple of 64 bytes, as the engine's do.
+  // The rows begin at a multiple of 64 bytes, as rows in the engine do.
   const int64_t begin = (stride * static_cast<int64_t>(SizeOf(dtype)) + 63) / 64 * 64;
   r.view = {static_cast<char*>(r.memory->data()) + begin, dtype, rows, cols, stride};
   if (values != nullptr) backend.CopyFromHost(*values, r.view);

@@ -6,7 +6,7 @@
 
 #include "kernels/registry.h"
 
-// Creates the emulated device; compiled from the sources of kernels/cuda.
+// Creates the emulated device. The definition is compiled from the sources of kernels/cuda.
 namespace moeserve::cuda_emulated {
 Result<std::unique_ptr<Backend>> CreateDevice(const BackendOptions& options);
 }  // namespace moeserve::cuda_emulated

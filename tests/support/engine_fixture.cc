@@ -48,7 +48,8 @@ Result<std::unique_ptr<TestEngine>> TestEngine::Start(const std::filesystem::pat
                                                       Quantization quantization) {
   auto test = std::make_unique<TestEngine>();
   EngineOptions o = options;
-  // At its start, an engine runs its largest step, which takes long on the emulated device.
+  // When an engine is created, it runs a step of the largest size, which is slow on the emulated
+  // device.
   if (o.max_step_tokens == 0 && device == "cuda_emulated") o.max_step_tokens = 256;
   test->cache_type_ = o.kv_cache_type.value_or(KvCacheTypeOf(compute));
   MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint,

@@ -1,4 +1,4 @@
-// An engine for a checkpoint folder, and sinks that record what they receive.
+// An engine for a checkpoint folder, and sinks that store the output of requests.
 #pragma once
 
 #include <condition_variable>
@@ -28,7 +28,8 @@ class CollectingSink : public TokenSink {
   const std::vector<std::optional<TokenLogprob>>& prompt_logprobs() const {
     return prompt_logprobs_;
   }
-  const RoutingRecord& routing() const { return routing_; }  // all pieces joined
+  // Returns the routing record of all tokens, joined from the records of all deltas.
+  const RoutingRecord& routing() const { return routing_; }
   const OutputDelta& last() const { return last_; }
   int endings() const { return endings_; }
   absl::Time ended_at() const { return ended_at_; }

@@ -70,7 +70,7 @@ Result<Golden> ReadGolden(const std::filesystem::path& path) {
 }
 
 std::filesystem::path SourcePath(const std::string& relative) {
-  // set by the tests of deploy/bundle.sh's bundle
+  // tests/run-bundle.sh sets this variable.
   const char* const folder = std::getenv("MOESERVE_TEST_DATA");
   return std::filesystem::path(folder == nullptr ? MOESERVE_SOURCE_DIR : folder) / relative;
 }

@@ -1,4 +1,4 @@
-// Results of the Python reference (tests/reference/make_goldens.py).
+// Reads golden files: results of the Python reference, written by tests/reference/make_goldens.py.
 #pragma once
 
 #include <filesystem>
@@ -28,7 +28,7 @@ struct Golden {
   // Results of the reference with bf16 products and the routes of its f32 run.
   std::vector<float> bf16_target_logprobs;                  // [P, length - 1]
   std::vector<float> bf16_top_logprobs;                     // [P, length, top], at top_ids
-  std::map<std::pair<int, BlockKind>, GivenRoutes> routes;  // routes of all prompts' rows
+  std::map<std::pair<int, BlockKind>, GivenRoutes> routes;  // per block: routes of all prompts
   std::map<std::string, std::string> metadata;
 
   std::vector<int32_t> Prompt(int p) const {
@@ -44,8 +44,8 @@ Result<Golden> ReadGolden(const std::filesystem::path& file);
 // Returns the path of `relative` in the source tree, for example of "tests/golden".
 std::filesystem::path SourcePath(const std::string& relative);
 
-// The folders below tests/golden and deploy/models that contain both a model and a golden file,
-// sorted by name.
+// GoldenModels() returns all models that have a golden file, sorted by name. The golden files are
+// in tests/golden, the models in tests/golden or deploy/models.
 struct GoldenModel {
   std::string name;
   std::filesystem::path model;

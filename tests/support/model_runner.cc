@@ -24,7 +24,8 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::Load(const std::filesystem::pa
   MOESERVE_ASSIGN_OR_RETURN(
       runner->cache_, runner->backend_->NewKvCache(
                           shapes, options.cache.value_or(KvCacheTypeOf(options.compute)), blocks));
-  // Neighbouring blocks belong to different sequences, so that mixed-up block tables are detected.
+  // Consecutive cache blocks belong to different sequences, so that a kernel which reads a wrong
+  // block returns wrong results.
   const int slots = static_cast<int>(options.cache_tokens / kTokensPerSlot);
   runner->tables_.resize(static_cast<size_t>(slots));
   for (int64_t b = 0; b < blocks; ++b) {

@@ -1,4 +1,4 @@
-// Runs a model without an engine: token ids to logits.
+// Runs a model without an engine and returns its logits.
 #pragma once
 
 #include <filesystem>

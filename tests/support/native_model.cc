@@ -34,7 +34,7 @@ uint64_t NameHash(std::string_view name) {
   return hash;
 }
 
-// Exact for the values used here, which are far from subnormal and overflow.
+// Truncates a float to F16. The values used here are far from overflow and subnormal numbers.
 F16 F16FromF32(float value) {
   const uint32_t bits = BitsFromF32(value);
   const uint32_t sign = (bits >> 16) & 0x8000u;

@@ -1,5 +1,5 @@
-// Writes tiny checkpoint folders for tests. Their values are deterministic and depend on the
-// tensors' names only.
+// Writes tiny checkpoint folders for tests. The values of a tensor depend only on its name and on
+// the seed.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace moeserve::testing {
 
-// A new empty folder, removed with its contents by the destructor.
+// Creates an empty temporary folder. The destructor removes the folder and its contents.
 class TempFolder {
  public:
   TempFolder();
@@ -39,8 +39,8 @@ struct RawTensor {
   std::string bytes;
 };
 
-// Return the bytes of a safetensors file: header length, header, data. The parts are separate so
-// that a test can damage one of them.
+// These functions return the header, the data and all bytes of a safetensors file, which consists
+// of the header's length, the header and the data. A test can damage one of these parts.
 std::string SafetensorsHeader(const std::vector<RawTensor>& tensors,
                               const std::map<std::string, std::string>& metadata = {});
 std::string SafetensorsData(const std::vector<RawTensor>& tensors);

@@ -1,4 +1,4 @@
-// Routing plans with routes that a test chooses.
+// Makes routing plans with routes that a test chooses.
 #pragma once
 
 #include <memory>

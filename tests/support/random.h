@@ -1,4 +1,4 @@
-// Seeded random data for tests.
+// Generates random test data from seeds.
 #pragma once
 
 #include <cmath>
@@ -9,7 +9,8 @@
 
 namespace moeserve::testing {
 
-// Returns the same numbers on every platform, unlike the standard distributions.
+// A random number generator that, unlike the distributions of the C++ standard library, returns the
+// same numbers on every platform.
 class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15ULL + 0x1234567) {}

@@ -1,4 +1,4 @@
-"""Text for comparing tokenizers: the same on every machine for the same seed."""
+"""Generates texts for comparing tokenizers. The same seed yields the same texts on any machine."""
 
 import pathlib
 import random
@@ -85,7 +85,7 @@ def _record(rng):
         )
     if kind < 0.8:
         return "".join(_random_code_point(rng) for _ in range(rng.randint(1, 400)))
-    if kind < 0.9:  # short pieces side by side, to meet every boundary
+    if kind < 0.9:  # short pieces, so that all kinds of characters follow each other
         bits = WHITE_SPACE + ["a", "B", "ß", "'s", "'LL", "'", "1", "٣", "²", "!", "...", "é", "e\u0301", "中", "\U0001f600",
                               "\u0301", "\u200d", "x", "Ǆ", "ǅ", "\u0000", "<", ">", "|", "$", "_"]
         return "".join(rng.choice(bits) for _ in range(rng.randint(0, 300)))
@@ -93,7 +93,7 @@ def _record(rng):
 
 
 def records(total_bytes, seed=1):
-    """Texts of at least `total_bytes` bytes of UTF-8 together."""
+    """Returns random texts that together have at least `total_bytes` bytes of UTF-8."""
     rng = random.Random(seed)
     out = ["", " ", "\n", "a"]
     size = 0
@@ -104,7 +104,8 @@ def records(total_bytes, seed=1):
 
 
 def held_out():
-    """The repository's held-out English text in parts, nothing if it is not there."""
+    """Returns the repository's held-out English text in parts of 5000 characters; an empty list if
+    the file does not exist."""
     path = pathlib.Path(__file__).parent.parent / "data" / "heldout.txt"
     if not path.exists():
         return []

@@ -1,9 +1,10 @@
-"""Compares the tokenizer with Hugging Face's library: ids and decoded text must be the same.
+"""Compares moeserve's tokenizer with Hugging Face's library. Token ids and decoded texts must be
+equal.
 
     python3 parity.py --cli build/tests/tokenize_cli [--megabytes 2.2] [--only NAME] [TOKENIZER_DIR ...]
 
-Needs the package `tokenizers` (0.23). Each TOKENIZER_DIR is a folder with a tokenizer.json to compare
-on the same texts, besides the settings built here.
+It needs the package `tokenizers` (0.23). The compared tokenizers are those built in this file and
+the tokenizer.json in each TOKENIZER_DIR.
 """
 
 import argparse
@@ -100,7 +101,7 @@ class Case:
             library.no_truncation()
             library.no_padding()
         else:
-            # Load the library's tokenizer from the file, too, which is what moeserve reads.
+            # The library loads its tokenizer from the same file as moeserve.
             self.tokenizer.save(str(folder / "tokenizer.json"))
             library = Tokenizer.from_file(str(folder / "tokenizer.json"))
         library.encode_special_tokens = not self.parse_special
@@ -156,7 +157,7 @@ def every_code_point():
     return [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 
 
-# Long because it is a list of settings, one after the other.
+# Yields all cases. The function is long because it is a plain list of tokenizer settings.
 def cases(args):
     texts = corpus.records(int(args.megabytes * 1e6)) + corpus.held_out()
     some = corpus.records(300_000, seed=2)
@@ -226,7 +227,8 @@ def cases(args):
     yield from case("digits joined", lambda: train(byte_level([pre_tokenizers.Digits()], add_prefix_space=True), training),
                     texts=some, round_trip=False)
 
-    # Every behaviour of Split, with patterns that match nothing, everything and the empty string.
+    # These cases cover every behaviour of Split, with patterns that match nothing, everything and the
+    # empty string.
     patterns = [Regex(r"\s"), Regex(r"\p{L}+"), Regex("x*"), Regex(r"a*?"), Regex("$"), Regex("^"), Regex(r"\s+$"),
                 Regex(r"(?<=a)b|(?!\w)."), Regex(r"(?>\d+)|\W\D"), Regex("a{,2}|b{2}|c{1,}?|{"), Regex(r"[^\S\r\n]+|[\w-]+"),
                 Regex(r"(?i)IT'S?|s"), Regex(r"\x41|\u00e9|\x{4E2D}|\.|\v"), Regex(r"\p{Han}+|\p{^L}|\P{Nd}"), " ", "a", ".", "", "é"]
@@ -243,7 +245,7 @@ def cases(args):
                 base.pre_tokenizer = byte_level([make(pattern, behavior, invert)], use_regex=False)
                 yield Case(name, base, some[:40], round_trip=False)
 
-    # All kinds of added tokens.
+    # These cases cover all kinds of added tokens.
     rng = random.Random(7)
     contents = ["<s>", "<s>>", "[X]", "ab", "abc", "b c", "Å", "é", "  ", " <y>", "word", "_w", "中中", "e\u0301x", "Ġq"]
 
@@ -274,7 +276,8 @@ def cases(args):
     yield from case("single_word, all characters", single_word, round_trip=False,
                     texts=["".join("%s<w> <w>%s " % (c, c) for c in points[i : i + 100]) for i in range(0, len(points), 100)])
 
-    # The contents of each character class, over all of Unicode: matching characters are removed.
+    # Each character class must contain the same code points: the pre-tokenizer removes matching
+    # characters from a text of all code points.
     tokenizer = None
     properties = ["L", "M", "N", "P", "S", "Z", "Lu", "Ll", "Lt", "Lm", "Lo", "Mc", "Me", "Nd", "Nl", "No", "Pc", "Pd", "Ps",
                   "Pe", "Pi", "Pf", "Po", "Sm", "Sc", "Sk", "So", "Zs", "Zl", "Zp", "Han", "Hiragana", "Katakana", "Hangul"]
@@ -294,7 +297,7 @@ def cases(args):
         yield Case("digits, all characters", tokenizer, ["".join(points[i : i + 5000]) for i in range(0, len(points), 5000)],
                    round_trip=False)
 
-    # Normal form C over all characters, alone and between marks.
+    # This case covers NFC normalization of all characters, alone and between combining marks.
     marks = "\u0301\u0316\u0327\u0334\u0345\u0308\u3099\u0323\u031b\u1161\u11a8\u0338\u05b0\u0f71\u0653"
     nfc_texts = ["".join(points[i : i + 5000]) for i in range(0, len(points), 5000)]
     nfc_texts += ["".join(a + rng.choice(marks) + c + rng.choice(marks) + rng.choice(marks) + " " for a, c in
@@ -303,7 +306,8 @@ def cases(args):
     nfc_texts += ["".join(rng.choice(interesting) for _ in range(3000)) for _ in range(100)]
     yield from case("nfc, all characters", lambda: qwen2(), texts=nfc_texts, round_trip=False)
 
-    # Models that work on characters, or lack some bytes, with texts with unknown characters.
+    # These cases cover models whose tokens consist of characters, and models that lack tokens for
+    # some bytes, on texts with unknown characters.
     ascii_texts = [t.encode("ascii", "ignore").decode() for t in training[:300]]
     for fuse in (False, True):
         for fallback in (False, True):

@@ -1,4 +1,4 @@
-"""A server and a headless Chromium for the tests of the dashboard and its screenshots."""
+"""Starts a server and a headless Chromium for the dashboard's tests and screenshots."""
 
 import contextlib
 import importlib.util
@@ -13,7 +13,7 @@ from selenium.webdriver.chrome.service import Service
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 VIEWS = ("experts", "tokens", "requests", "playground")
-# Keeps the server's log out of the tests' output.
+# This option keeps the server's log out of the tests' output.
 QUIET = ("--log-level", "error")
 
 
@@ -38,7 +38,7 @@ def serving(*arguments, **options):
 
 
 def missing():
-    """Returns why no browser can be started; None if one can."""
+    """Returns the reason why no browser can be started, or None if one can be started."""
     for program in ("chromium", "chromedriver"):
         if shutil.which(program) is None:
             return f"there is no {program}"
@@ -68,7 +68,7 @@ def set_media(driver, scheme="light", motion="no-preference"):
 
 
 def open_view(driver, server, view):
-    """Loads a view in a new page, because changing only the fragment would keep the old page."""
+    """Loads a view in a new page. Changing only the URL's fragment would not reload the page."""
     driver.get("about:blank")
     driver.get(f"{server.url}/#/{view}")
 

@@ -1,4 +1,5 @@
-"""Chromium for the tests of this folder; without it they are skipped, and say so."""
+"""Provides Chromium to the tests of this folder. Without Chromium, the tests are skipped and report
+the reason."""
 
 import json
 
@@ -28,7 +29,7 @@ def chromium():
 
 
 class Watch:
-    """Records the requests of a page and its console messages."""
+    """Records the requests that a page sends and its console messages."""
 
     def __init__(self, driver):
         self.driver = driver
@@ -62,8 +63,8 @@ def watch(driver):
 
 @pytest.fixture
 def driver(chromium):
-    """Every test begins with a wide page in light mode and empty storage. No test may send requests
-    to another server or write to the console."""
+    """Provides a wide page in light mode with empty storage. Fails the test if the page sends
+    requests to another host or writes to the console."""
     browser.set_size(chromium, 1280)
     browser.set_media(chromium)
     chromium.get("about:blank")

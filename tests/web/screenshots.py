@@ -26,7 +26,7 @@ PROMPTS = ("In the beginning God created", "The history of the city of London", 
 
 
 def drive(server, stop, client):
-    """Sends requests like a few users, until `stop` is set."""
+    """Sends the requests of one simulated user until `stop` is set."""
     turn = client
     while not stop.is_set():
         browser.complete(server, PROMPTS[turn % len(PROMPTS)], max_tokens=60, seed=turn)
@@ -41,7 +41,8 @@ def save(driver, path):
 
 
 def fit_window(driver):
-    """Beyond the window a picture could be taken too, but not with the pointer on something."""
+    """Makes the window as tall as the page. A screenshot could extend beyond the window, but the
+    pointer can only hover over elements inside it."""
     browser.set_size(driver, WIDTH, 600)
     browser.set_size(driver, WIDTH, driver.execute_script(
         "return document.documentElement.scrollHeight"))

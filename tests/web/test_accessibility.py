@@ -1,4 +1,5 @@
-"""That the page can be read and used: contrast, names, keyboard, widths, motion."""
+"""Tests the dashboard's accessibility: contrast, names of elements, keyboard operation, narrow
+windows and reduced motion."""
 
 import pytest
 from selenium.webdriver.common.by import By
@@ -13,7 +14,7 @@ TOKENS = {"layer": 0, "block": "feed_forward", "min_count": 5, "experts": [
         {"id": i, "text": f" word{i}" * (1 + i % 3), "count": 40, "pmi": 4.0 - i, "log_pmi": 1.5}
         for i in range(8)]} for expert in range(48)]}
 
-# Every text on the page with its contrast to what lies behind it.
+# Returns every visible text on the page with its contrast ratio to its background.
 CONTRASTS = """
   const canvas = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
   const rgba = (color) => {
@@ -52,7 +53,7 @@ CONTRASTS = """
 
 @pytest.fixture
 def filled(driver, server):
-    """Opens a view and waits until there is something in it."""
+    """Provides a function that opens a view and waits until the view has content."""
     undo = stub_tokens(driver, TOKENS)
 
     def open_filled(view):
@@ -87,7 +88,7 @@ def test_no_width_scrolls_sideways(driver, filled, view):
     filled(view)
     for width in (360, 420, 768, 1024, 1600):
         set_size(driver, width)
-        # Charts follow their cards a frame later.
+        # Charts are resized one frame after the cards that contain them.
         driver.execute_async_script("requestAnimationFrame(() => setTimeout(arguments[0], 60))")
         widths = driver.execute_script(
             "return [document.documentElement.scrollWidth, document.body.scrollWidth, innerWidth]")

@@ -1,4 +1,4 @@
-"""The page at "/": each view shows what the server says, in every theme, width and mode of use."""
+"""Tests the dashboard at "/": each view must show the values that the server's API returns."""
 
 import json
 import re
@@ -40,7 +40,7 @@ def open_experts(driver, server, window=""):
 
 
 def pixels(driver):
-    """The luminance in the middle of each cell, by row."""
+    """Returns the heatmap's luminances [4 layers][48 experts], one pixel per cell."""
     return driver.execute_script("""
       const shown = document.querySelector(".heatmap canvas");
       const canvas = new OffscreenCanvas(shown.width, shown.height);
@@ -196,8 +196,8 @@ HOSTILE = ["<img src=x onerror=window.pwned=1>", "\u202egnp.exe\u0007", "a\u0000
 
 
 def stub_tokens(driver, answer, status=200):
-    """Answers /v1/experts/tokens in place of the server from the next page on; returns what undoes
-    that."""
+    """Makes pages that are loaded from now on receive `answer` for /v1/experts/tokens, without a
+    request to the server. Returns a function that removes this stub."""
     script = driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": """
       const real = window.fetch;
       window.asked = [];
@@ -312,7 +312,8 @@ moeserve_n_total{reason="z"} 3
               n: m.valueOf(read(1, 1, 1), "n_total"), size: read(1, 1, 1).size});
       });""")
     assert [count for _, count in got["delta"]] == [0, 10, 10]
-    # Rank 10 of 20 is the 6th of the 10 in (0.1, 1]; what lies beyond is told as the last bound.
+    # The median has rank 10 of 20, which is the 6th of the 10 values in (0.1, 1]. Quantiles in the
+    # last bucket, (1, +Inf], are reported as 1.
     assert got["q"] == pytest.approx([0.1 + 0.9 * 0.6, 1, 1])
     assert got["recent"] == pytest.approx(0.55)
     assert got["empty"] is None
@@ -336,7 +337,8 @@ def generate(driver, server, max_tokens=20, seed=7):
 
 
 def record(server, max_tokens=20, seed=7):
-    """Texts of prompt and answer, and [token][row] -> [(expert, weight)], from one unary answer."""
+    """Sends a unary request. Returns the tokens' texts, the routes [token][row] as lists of
+    (expert, weight), and the blocks of /v1/experts/layout."""
     answer = complete(server, PROMPT, max_tokens=max_tokens, seed=seed, temperature=0.8, echo=True,
                       logprobs=0, return_routing=True)
     [choice] = answer["choices"]
@@ -349,7 +351,7 @@ def record(server, max_tokens=20, seed=7):
 
 
 def shown_experts(driver):
-    """[(colour, expert)] of each token's bar."""
+    """Returns, for each token, the list of (expert, color) of the segments of its bar."""
     return driver.execute_script("""
       return [...document.querySelectorAll(".chip")].map((chip) =>
         [...chip.querySelectorAll(".chip-bar > span")].map((part) =>

@@ -1,4 +1,4 @@
-// Attention over the paged cache: decode steps and prompts.
+// Measures attention over the paged KV cache, for decode steps and for prompts.
 
 #include "tests/bench/cuda/attention.h"
 
@@ -75,8 +75,9 @@ class AttentionRun {
     cuda::LaunchAttention(launch_, bench_.stream());
   }
 
-  // Compares one head of some rows with plain arithmetic. The queries are in the order of the
-  // assignments, so the plan determines the token of each output row.
+  // Compares one head of some output rows with a plain computation on the host. The queries are in
+  // the order of the routing plan's assignments, so the plan determines the token of each output
+  // row.
   absl::Status Check() {
     const int64_t width = int64_t{shape_.heads} * shape_.head_dim;
     std::vector<int32_t> token_of;
@@ -254,7 +255,7 @@ void AddAttentionCases(bool tiny, std::vector<Case>& cases) {
   for (const AttentionShape& shape : AttentionShapes(tiny)) {
     for (const int batch : batches) {
       for (const int context : contexts) {
-        // Two layers of the cache must fit into memory beside the other data.
+        // At least two layers of the cache must fit into memory in addition to the other data.
         if (shape.kv_bytes_per_token() * batch * context > 16e9) continue;
         const bool first = context == 4096 || (batch == 32 && context == 1024);
         cases.push_back({"attention/" + shape.name + "/B" + std::to_string(batch) + "L" +

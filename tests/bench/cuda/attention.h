@@ -1,4 +1,4 @@
-// A paged cache with random keys and values, and the queries of a step.
+// A paged KV cache with random keys and values, and the arrays of a step.
 #pragma once
 
 #include <memory>
@@ -14,9 +14,9 @@ namespace moeserve::bench {
 struct AttentionShape {
   std::string name;
   int kv_heads = 1;
-  int heads = 1;  // per query row
+  int heads = 1;  // number of query heads per query row
   int head_dim = 128;
-  int rows_per_token = 1;  // routed heads: k rows with `heads` heads each
+  int rows_per_token = 1;  // for routed attention: k, since each selected expert has a row
   bool tile_order = false;
 
   int query_heads() const { return heads * rows_per_token; }
@@ -26,8 +26,8 @@ struct AttentionShape {
 std::vector<AttentionShape> AttentionShapes(bool tiny);
 AttentionShape AttentionShapeOf(const std::string& name, bool tiny);
 
-// A cache with several layers and `sequences` sequences of `length` tokens, filled with random
-// numbers, with blocks in random order; and the arrays of a step.
+// A paged KV cache with several layers and `sequences` sequences of `length` tokens. It contains
+// random numbers, and its blocks are in random order.
 class RandomCache {
  public:
   static Result<std::unique_ptr<RandomCache>> Create(Bench& bench, const AttentionShape& shape,
@@ -40,8 +40,8 @@ class RandomCache {
 
   // Returns a step with the last token of every sequence, or with all tokens of the only sequence.
   Result<cuda::StepView> Step(Bench& bench, bool all_tokens);
-  // Returns the arrays of a plan whose assignments have another order than the tokens; null arrays
-  // if each token has one row.
+  // Returns the arrays of a routing plan that orders the assignments by expert and not by token.
+  // The arrays are null if each token has one row.
   Result<cuda::QueryRows> Rows(Bench& bench, int tokens);
 
  private:

@@ -1,4 +1,5 @@
-// Banks and routers with random weights, whose values the host can compute one by one.
+// Weight banks and routers with random weights. The host can compute each weight without copying
+// the bank from the device.
 #pragma once
 
 #include <memory>
@@ -22,7 +23,8 @@ struct ExpertShape {
   bool gated = true;
   ActivationKind activation = ActivationKind::kSilu;
   bool cosine = false;
-  // Top-p with as many routes per row, on average, as top-k; up to E for one row.
+  // Whether the router uses top-p. p is chosen so that rows select k experts on average; one row
+  // selects up to E experts.
   bool top_p = false;
 
   int experts() const { return static_cast<int>(hidden.size()); }
@@ -33,7 +35,7 @@ struct ExpertShape {
   double expected_bytes(double rows) const;
 };
 
-// Returns the shapes of the papers; tiny shapes for emulated devices.
+// Returns the shapes of the papers' models, or tiny shapes for emulated devices.
 std::vector<ExpertShape> ExpertShapes(bool tiny);
 // Returns the shape of that name in ExpertShapes().
 ExpertShape ExpertShapeOf(const std::string& name, bool tiny);
@@ -66,8 +68,8 @@ double OracleActivation(ActivationKind kind, double x);
 Result<std::unique_ptr<cuda::CudaRouter>> RandomRouter(const ExpertShape& shape, uint64_t seed,
                                                        float p);
 
-// Returns a p with which top-p selects `shape.k` experts per row on average. `count(p)` returns the
-// number of routes of `rows` rows.
+// Returns a p with which top-p selects `shape.k` experts per row on average. `count(p)` must return
+// the number of experts that `rows` rows select in total.
 Result<float> SharePerRow(const ExpertShape& shape, int rows,
                           const std::function<Result<int64_t>(float)>& count);
 

@@ -1,4 +1,5 @@
-// Shared by all device benchmarks: the device's rates, timing by replayed graphs, results.
+// Code that all device benchmarks share: the device's rates, timing by replayed graphs, and
+// results.
 #pragma once
 
 #include <any>
@@ -20,16 +21,16 @@ namespace moeserve::bench {
 // The device's best measured rates, in bytes and operations per second. 0 means unknown.
 struct Rates {
   std::string device;
-  double copy = 0;  // bytes read and written
-  double read = 0;  // bytes that are only read
-  double bf16 = 0;  // matrix products with random data
-  double node = 0;  // seconds of an empty kernel in a graph
+  double copy = 0;  // bytes read plus bytes written per second, in a copy
+  double read = 0;  // bytes per second, in a kernel that only reads
+  double bf16 = 0;  // operations per second, in bf16 matrix products
+  double node = 0;  // seconds that an empty kernel takes in a graph
   int64_t l2_bytes = 0;
   int multiprocessors = 0;
 };
 
-// The least work of one item: the kernels move at least these bytes and compute at least these
-// operations.
+// A lower bound on the work of one item: the bytes that kernels must move and the operations that
+// they must compute.
 struct Work {
   double bytes = 0;
   double flops = 0;
@@ -53,8 +54,8 @@ struct Measured {
 class Bench;
 
 struct Case {
-  std::string name;  // family/shape/size; the same name as in the baselines
-  // Cases with 0 run first; cases with larger numbers run later, as far as time allows.
+  std::string name;  // family/shape/size; the PyTorch baselines have the same names
+  // Cases with priority 0 run first. Cases with larger numbers run later, if there is time.
   int priority = 0;
   // Returns InternalError if a value is wrong or the device failed.
   std::function<Result<Measured>(Bench&)> run;
@@ -75,8 +76,9 @@ class Bench {
 
   absl::Status MeasureRates();
 
-  // Times a graph that runs `enqueue(i)` for items 0 to items - 1, repeated if that is too short to
-  // be timed. Items access different memory. `enqueue` must have run once before the call.
+  // Times a graph that runs `enqueue(i)` for the items i = 0 to items - 1. If the graph is too
+  // short to be timed, it runs all items several times. Different items must access different
+  // memory. `enqueue` must have run once before the call.
   Result<Timing> Time(int items, const std::function<void(int)>& enqueue);
 
   absl::Status Synchronize() const { return stream_.Synchronize(); }
@@ -132,7 +134,7 @@ class Bench {
   std::any kept_;
 };
 
-// Returns the least seconds that `work` takes at these rates. Unknown rates are ignored.
+// Returns a lower bound on the seconds that `work` takes at these rates. Unknown rates are ignored.
 double Floor(const Rates& rates, const Work& work);
 
 // Returns OK if |value - expected| is small for a product of bf16 numbers. `spread` is the typical

@@ -1,5 +1,5 @@
-// Whole attention blocks of a decode step: routed heads (MoA), and standard heads with as many
-// parameters in their projections.
+// Measures whole attention blocks in a decode step: routed attention (MoA), and standard attention
+// with as many parameters in its projections.
 
 #include <algorithm>
 #include <cmath>
@@ -23,7 +23,7 @@ struct BlockShape {
   std::string name;
   int width = 512;
   bool routed = false;
-  ExpertShape experts;  // query and output projections, if routed
+  ExpertShape experts;  // the experts' query and output projections; used only if `routed`
   AttentionShape attention;
 };
 
@@ -146,7 +146,7 @@ class BlockRun {
     return absl::OkStatus();
   }
 
-  // Rotates the queries of attention experts.
+  // Applies RoPE to the queries of attention experts.
   void RopeQueries() {
     const int d = s_.attention.head_dim;
     cuda::LaunchRope({.head_dim = d,

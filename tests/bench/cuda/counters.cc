@@ -1,4 +1,5 @@
-// Expert statistics: the time that counting the routing plans of all routed blocks adds to a step.
+// Measures the time that expert statistics add to a step: counting the routing plans of all routed
+// blocks.
 
 #include "kernels/cuda/statistics/expert_counters.h"
 #include "tests/bench/cuda/banks.h"
@@ -38,8 +39,8 @@ class CountingRun {
     MOESERVE_ASSIGN_OR_RETURN(m.timing, bench_.Time(items, [this](int) { Enqueue(); }));
     MOESERVE_RETURN_IF_ERROR(Check());
     const double routes = double(tokens_) * shape_.k_max() * blocks_;
-    // Per assignment: its row, its weight and its entry in the table of token counts. Per expert:
-    // its counters. Per token: its status and its sums.
+    // The bytes consist of the row, the weight and the entry in the table of token counts per
+    // assignment, the counters per expert, and the status and sums per token.
     m.work.bytes = routes * 16 + blocks_ * (52.0 * experts + 5.0 * tokens_) + 21.0 * tokens_;
     m.more = {{"blocks", blocks_}, {"tokens", tokens_}, {"experts", experts}, {"k", shape_.k}};
     return m;

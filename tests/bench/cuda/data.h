@@ -1,5 +1,5 @@
-// Random data that host and device compute identically, and kernels that measure the device's
-// rates.
+// Generates random data that is bit-identical on host and device, and has kernels for measuring the
+// device's rates.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,8 @@ MOESERVE_HOST_DEVICE static inline float RandomElement(uint64_t seed, int64_t i,
   z ^= z >> 31;
   const int sum = static_cast<int>(z & 0xffff) + static_cast<int>(z >> 16 & 0xffff) +
                   static_cast<int>(z >> 32 & 0xffff) + static_cast<int>(z >> 48);
-  // sqrt(3) / 65536: four uniform numbers of [0, 1) have the variance 1 / 3.
+  // The factor is sqrt(3) / 65536, because the sum of four uniform numbers in [0, 1) has the
+  // variance 1 / 3.
   return static_cast<float>(sum - 131070) * (2.6428996e-5f * scale);
 }
 

@@ -1,4 +1,5 @@
-// Experts of every shape: the two products, the fused kernel, and the whole routed layer.
+// Measures experts of every shape: the two expert products, the fused expert kernel, and the whole
+// routed layer.
 
 #include <algorithm>
 #include <cmath>
@@ -18,7 +19,7 @@ enum class Kind { kPair, kFused, kLayer };
 constexpr uint64_t kInputSeed = 77;
 constexpr int kMaxSets = 64;
 
-// Weights of several layers.
+// The expert weights of several layers.
 struct Sets {
   std::vector<std::unique_ptr<RandomBank>> up, down;
 };
@@ -54,7 +55,8 @@ Result<std::shared_ptr<Sets>> MakeSets(Bench& bench, const ExpertShape& shape) {
   return sets;
 }
 
-// One case: rows, their routes in every set of weights, and memory for all results.
+// One benchmark case. It owns the input rows, a routing plan for every set of weights, and the
+// memory for all results.
 class ExpertRun {
  public:
   ExpertRun(Bench& bench, const ExpertShape& shape, Kind kind, int tokens)
@@ -223,7 +225,8 @@ class ExpertRun {
     const size_t count = std::min<size_t>(hit.size(), 8);
     for (size_t i = 0; i < count; ++i) {
       const int e = hit[i * hit.size() / count];
-      const int a = offsets_[0][e + (i % 2)] - static_cast<int>(i % 2);  // its first or its last
+      // The expert's first or last assignment.
+      const int a = offsets_[0][e + (i % 2)] - static_cast<int>(i % 2);
       const int f = shape_.hidden[e];
       std::vector<float> x;
       for (int i = 0; i < shape_.width; ++i) {
@@ -263,8 +266,8 @@ class ExpertRun {
     return std::sqrt(sum / static_cast<double>(values.size()));
   }
 
-  // Checks that the fused kernel and the layer have the same results as the two products, and then
-  // checks these.
+  // Checks that the fused kernel or the layer has the same results as the two separate products,
+  // and then checks the results of these products.
   absl::Status CheckAgainstPair() {
     const int64_t count = int64_t{offsets_[0].back()} * shape_.width;
     MOESERVE_ASSIGN_OR_RETURN(const std::vector<Bf16> results,
@@ -326,7 +329,7 @@ class ExpertRun {
     const double n = count_;
     weights /= n, flops /= n, hidden /= n, routes /= n, hit /= n;
     const double d = shape_.width;
-    // Input rows are read and results written.
+    // Every kind reads the input rows and writes the results.
     m.work.bytes = weights + 2.0 * rows_ * d + 2 * routes * d;
     // Only the fused kernel saves writing and reading the hidden units.
     const bool fused = kind_ == Kind::kFused || (kind_ == Kind::kLayer && LayerFuses());
@@ -357,7 +360,7 @@ class ExpertRun {
   std::vector<std::unique_ptr<cuda::CudaRouter>> routers_;
   std::vector<RoutingPlan> plans_;
   std::vector<std::vector<int32_t>> offsets_;  // [set][E + 1]
-  std::vector<int32_t> row_of_;                // of set 0
+  std::vector<int32_t> row_of_;                // row of each assignment in set 0
 };
 
 void Add(const ExpertShape& shape, Kind kind, int tokens, int priority, std::vector<Case>& cases) {

@@ -1,4 +1,4 @@
-// Router and routing plan: scores, selection, gates and sorting by expert.
+// Measures the router and the routing plan: scores, selection, gates and sorting by expert.
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-// Norms, sums of the experts' results, and sampling.
+// Measures norms, sums of expert results, and sampling.
 
 #include "kernels/cuda/rows/rows.h"
 
@@ -62,7 +62,8 @@ Result<Measured> NormCase(Bench& bench, int rows, int width) {
   return m;
 }
 
-// Every row has k results, one from each of k experts that have all rows.
+// Measures the weighted sum of k expert results per row. The routing plan has k experts, and every
+// row selects all of them.
 Result<Measured> CombineCase(Bench& bench, int rows, int width, int k) {
   Measured m;
   m.work.bytes = 2.0 * rows * k * width + 4.0 * rows * width + 8.0 * rows * k;
@@ -178,7 +179,8 @@ Result<Measured> SampleCase(Bench& bench, int rows, int vocabulary, const Sample
       };
       for (size_t i = 0; i < kept; ++i) total += weight(i);
       while (n < kept && sum < kind.top_p * total) sum += weight(n++);
-      kept = std::min(kept, n + 1);  // sums are rounded differently here
+      // The kernel's sums are rounded differently, so it may keep one more token.
+      kept = std::min(kept, n + 1);
     }
     const auto end = ranked.begin() + static_cast<int64_t>(kept);
     if (std::none_of(ranked.begin(), end, [&](const auto& t) { return t.second == token; })) {

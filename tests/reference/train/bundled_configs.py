@@ -1,8 +1,8 @@
-"""The seven bundled models as native configurations, and what each of them costs.
+"""The configurations of the seven bundled models, and their numbers of activated parameters.
 
-All share one skeleton (width 128, four blocks, tied embeddings, RMS pre-norm, rope), one
-tokenizer, one stream of training tokens and one count of steps; they differ in how they route.
-Activated parameters per token lie within 3 % of each other.
+All models have width 128, four layers, tied embeddings, RMS pre-norm and RoPE, and share the
+tokenizer, the stream of training tokens and the number of training steps. They differ in their
+routing. Their numbers of activated parameters per token lie within 3 % of each other.
 """
 
 from typing import Any
@@ -12,7 +12,8 @@ Config = dict[str, Any]
 HIDDEN = 128
 LAYERS = 4
 VOCAB = 4096
-# sqrt(hidden size): without it the branches drown the small tied embeddings early in training.
+# sqrt(hidden size). Tied embeddings are small; without this factor, the outputs of the residual
+# branches would dominate them early in training.
 EMBEDDING_SCALE = 11.313708498984761
 GATED_SILU = {"form": "gated", "activation": "silu"}
 ATTENTION = {"kind": "dense", "num_heads": 4, "num_kv_heads": 2, "head_dim": 32}
@@ -68,7 +69,7 @@ def expert_widths(routing: Config) -> list[int]:
 
 
 def router_cost(routing: Config, width: int) -> int:
-    """Multiplications of the router for one row of that width."""
+    """Returns the number of multiplications that the router takes for one row of `width` values."""
     experts, score = routing["num_experts"], routing["score"]
     if score["kind"] == "cosine":
         return score["dim"] * (width + experts)
@@ -76,11 +77,12 @@ def router_cost(routing: Config, width: int) -> int:
 
 
 def activated_parameters(config: Config, selected_width: float | None = None) -> float:
-    """Compute-activated parameters per token, embeddings and head left out.
+    """Returns the number of activated parameters per token, without embeddings and LM head.
 
-    Every run of a weight counts (models.md 8.9): the h sub-tokens of a split layer use the router
-    and their k experts each. `selected_width` is the measured mean over rows and layers of the
-    summed widths of the selected experts; needed where it is not k times a constant.
+    A weight counts once for each use (models.md 8.9): each of a token's h sub-tokens uses the
+    router and k experts. `selected_width` is the measured sum of the selected experts' widths,
+    averaged over rows and layers. It is required if experts have unequal widths or the number of
+    selected experts varies.
     """
     d = config["hidden_size"]
     attention, feed_forward = config["attention"], config["feed_forward"]

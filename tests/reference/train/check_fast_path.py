@@ -1,7 +1,7 @@
-"""Compares the training path with the reference for one exported model.
+"""Compares fast_model.py, with which the models are trained, with the reference implementation.
 
-The comparison runs both in fp32 and judges the log-probabilities of the next token; training
-itself multiplies in bf16.
+Both run one exported model in fp32, although training computes its matrix products in bf16. The
+next token's log-probabilities are compared.
 
   python3 check_fast_path.py --folder FOLDER --data FOLDER
 """
@@ -22,7 +22,8 @@ from fast_model import FastModel, Statistics  # noqa: E402
 
 
 def load_fast(config: Config, tensors: dict[str, torch.Tensor]) -> FastModel:
-    """Puts native tensors into the training form (gate above up in one matrix)."""
+    """Returns a FastModel with the tensors of a native checkpoint. Gate and up projections become
+    one matrix, the gate's rows first."""
     model = FastModel(config)
     for name, value in model.parameters.items():
         if name.endswith("gate_up.weight"):
@@ -35,7 +36,8 @@ def load_fast(config: Config, tensors: dict[str, torch.Tensor]) -> FastModel:
 
 @torch.no_grad()
 def compare(folder: pathlib.Path, tokens: torch.Tensor) -> tuple[float, float]:
-    """Mean and largest difference of the next token's log-probability over tokens [T+1]."""
+    """Returns the mean and the largest difference of the next token's log-probability over the
+    sequence `tokens` [T+1]."""
     config, tensors = routed_decoder.load_folder(folder)
     reference = routed_decoder.RoutedDecoder(config, tensors)
     fast = load_fast(config, tensors)

@@ -1,8 +1,9 @@
-"""Measures the bundled models and writes the figures of their model cards.
+"""Measures the bundled models and writes the values for their model cards.
 
-All figures come from the reference implementation on the validation text, which was not trained
-on: perplexity, expert loads, activated parameters, and what shuffling the experts of one layer
-costs. The yardstick is an interpolated bigram model of the same training tokens.
+Runs the reference implementation on the validation text, which is not part of the training text.
+Measures the perplexity, the expert loads, the activated parameters, and the increase in perplexity
+when the experts of one layer are permuted. For comparison, also measures the perplexity of an
+interpolated bigram model of the training tokens.
 
   python3 evaluate.py --data FOLDER --models deploy/models --out FIGURES.json [NAME ...]
 """
@@ -25,11 +26,15 @@ from bundled_configs import BUNDLED, activated_parameters  # noqa: E402
 
 WINDOW = 512
 SHUFFLE_WINDOWS = 24
-DEAD_SHARE = 0.05  # of the load that an expert would have if all were used equally
+# An expert is dead if its load is below this share of the mean load.
+DEAD_SHARE = 0.05
 
 
 class Bigram:
-    """Jelinek-Mercer: l2 * p(w | v) + l1 * p(w) + l0 / V, weights by EM on held-out tokens."""
+    """A bigram model with Jelinek-Mercer smoothing: p = l2 * p(w | v) + l1 * p(w) + l0 / V.
+
+    tune() fits the weights l2, l1 and l0 to held-out tokens by expectation maximization.
+    """
 
     def __init__(self, tokens: np.ndarray, vocab: int) -> None:
         self.vocab = vocab
@@ -41,7 +46,7 @@ class Bigram:
         self.weights = np.full(3, 1 / 3)
 
     def _parts(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        """The three probabilities [3, n] of each pair."""
+        """Returns [3, n]: p(w | v), p(w) and 1 / V for each pair of v in `first`, w in `second`."""
         wanted = first.astype(np.int64) * self.vocab + second
         place = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
         pairs = np.where(self.keys[place] == wanted, self.counts[place], 0)
@@ -55,7 +60,8 @@ class Bigram:
             self.weights = (joint / joint.sum(0)).mean(1)
 
     def perplexity(self, tokens: np.ndarray) -> float:
-        """Over the same predictions as routed_decoder.perplexity with WINDOW."""
+        """Returns the perplexity over the predictions that routed_decoder.perplexity makes with
+        windows of WINDOW tokens."""
         wanted = np.arange(1, len(tokens))
         wanted = wanted[wanted % WINDOW != 0]
         parts = self._parts(tokens[wanted - 1], tokens[wanted])
@@ -63,7 +69,7 @@ class Bigram:
 
 
 class Loads:
-    """Counts of selections per routed block."""
+    """Counts how often each expert of each routed block is selected."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = routed_decoder.complete_config(config)
@@ -79,14 +85,15 @@ class Loads:
             self.rows[key] = self.rows.get(key, 0) + len(routes.offsets) - 1
 
     def least_share(self) -> float:
-        """Smallest load of any expert relative to an equal load."""
+        """Returns the smallest load of any expert as a multiple of its block's mean load."""
         return min((float(c.min() / c.double().mean()) for c in self.counts.values()), default=1.0)
 
     def dead(self) -> int:
         return sum(int((c < DEAD_SHARE * c.double().mean()).sum()) for c in self.counts.values())
 
     def selected_width(self) -> float | None:
-        """Mean over rows and feed-forward layers of the summed widths of the selected experts."""
+        """Returns the sum of the selected experts' widths, averaged over rows and feed-forward
+        layers; None if no feed-forward layer is routed."""
         means = []
         for key, count in self.counts.items():
             layer, part = key.split(".")
@@ -96,7 +103,8 @@ class Loads:
         return sum(means) / len(means) if means else None
 
     def activation_ratio(self) -> float | None:
-        """Share of a routed layer's expert parameters that one row uses, mean over layers."""
+        """Returns the share of a block's expert parameters that one row uses, averaged over rows
+        and routed blocks; None if no block is routed."""
         ratios = []
         for key, count in self.counts.items():
             layer, part = key.split(".")
@@ -108,7 +116,8 @@ class Loads:
 
 def measure(model: routed_decoder.RoutedDecoder, tokens: torch.Tensor,
             loads: Loads | None = None) -> float:
-    """Perplexity as routed_decoder.perplexity defines it, collecting loads on the way."""
+    """Returns the perplexity as routed_decoder.perplexity defines it. Adds the routes to `loads`.
+    """
     total, count = 0.0, 0
     for start in range(0, len(tokens), WINDOW):
         piece = tokens[start:start + WINDOW]
@@ -123,7 +132,8 @@ def measure(model: routed_decoder.RoutedDecoder, tokens: torch.Tensor,
 
 
 def shuffled(tensors: dict[str, torch.Tensor], layer: int, part: str) -> dict[str, torch.Tensor]:
-    """Experts of one block moved around by one place; the router stays."""
+    """Returns the tensors with the experts of one block rotated by one index. The router is
+    unchanged, so every selection runs a wrong expert."""
     prefix = f"blocks.{layer}.{part}.experts."
     numbers = sorted({int(name[len(prefix):].split(".")[0])
                       for name in tensors if name.startswith(prefix)})

@@ -1,7 +1,8 @@
-"""The bundled models in the form that trains fast. Same function as routed_decoder.py.
+"""A fast implementation of the bundled models for training.
 
-Only the settings that the bundled models use exist here. Parameters carry the names of the native
-format, except that gate and up of an expert are one matrix `gate_up` (split at export).
+It computes the same function as routed_decoder.py, for only those settings that the bundled models
+use. Parameters have the names of the native format, except that the gate and up projections of an
+expert are one matrix `gate_up`, which is split at export.
 """
 
 import math
@@ -13,11 +14,13 @@ import grouped_ops as ops
 from bundled_configs import Config, expert_widths
 
 Tensor = torch.Tensor
-TAU_0 = 0.3  # X-MoE: start of the temperature, and the constant of its balance loss (eq. 9)
+# X-MoE: the initial value of the learned temperature, and the constant temperature in the balance
+# loss (eq. 9).
+TAU_0 = 0.3
 
 
 class Statistics:
-    """What one forward pass says about routing: losses, loads, selected width."""
+    """Routing statistics of one forward pass. Each list has one value per routed block."""
 
     def __init__(self) -> None:
         self.balance: list[Tensor] = []
@@ -33,21 +36,21 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rope_tables(length: int, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """cos and sin [length, head_dim] for the half pairing."""
+    """Returns the cosines and signed sines [length, head_dim] of RoPE with half pairing."""
     frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     angle = torch.arange(length, dtype=torch.float32)[:, None] * frequency[None]
     return torch.cat([angle.cos()] * 2, 1), torch.cat([-angle.sin(), angle.sin()], 1)
 
 
 def rotate(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
-    """x [..., T, d_h] with dimension i paired with i + d_h/2."""
+    """Applies RoPE to x [..., T, d_h]; dimension i is paired with dimension i + d_h/2."""
     cos, sin = tables
     half = x.shape[-1] // 2
     return x * cos + torch.cat([x[..., half:], x[..., :half]], -1) * sin
 
 
 class FastModel:
-    """Parameters in a flat dict, and the forward pass over [B, T] tokens."""
+    """Holds the parameters in a flat dict and computes the forward pass over tokens [B, T]."""
 
     def __init__(self, config: Config, seed: int = 0) -> None:
         self.config = config
@@ -125,7 +128,7 @@ class FastModel:
         return self._rope[length]
 
     def _scores(self, base: str, routing: Config, x: Tensor) -> Tensor:
-        """fp32 scores [rows, E]; X-MoE eq. 7 for the cosine kind."""
+        """Returns fp32 scores [rows, E]; cosine scores follow X-MoE eq. 7, without temperature."""
         if routing["score"]["kind"] == "dot":
             return x @ self._get(f"{base}.weight").t()
         u = functional.normalize(x @ self._get(f"{base}.projection.weight").t(), dim=1, eps=1e-12)
@@ -134,7 +137,12 @@ class FastModel:
 
     def _route(self, base: str, routing: Config, x: Tensor, widths: Tensor | None,
                stats: Statistics, stop_denominator: bool) -> tuple[ops.Plan, Tensor]:
-        """Experts for fp32 rows x [rows, c]; returns the plan and gates [A] in row order."""
+        """Selects experts for the fp32 rows x [rows, c].
+
+        Returns the dispatch plan and the gates [A], one per assignment, in row order.
+        `stop_denominator` keeps gradients from flowing through the renormalizing sum. `widths` are
+        the experts' widths, or None for attention.
+        """
         raw = self._scores(base, routing, x)
         cosine = routing["score"]["kind"] == "cosine"
         scores = raw / self._get(f"{base}.temperature").clamp(min=1e-4) if cosine else raw
@@ -164,7 +172,8 @@ class FastModel:
 
     def _collect(self, stats: Statistics, routing: Config, raw: Tensor, probabilities: Tensor,
                  plan: ops.Plan, widths: Tensor | None, cosine: bool) -> None:
-        """Balance loss E sum f P (X-MoE eq. 9, MH-MoE eq. 10), MoA z-loss, HMoE eq. 4 and 5."""
+        """Adds the losses of one block to `stats`: the balance loss E * sum(f * P) (X-MoE eq. 9,
+        MH-MoE eq. 10), MoA's z-loss, and HMoE's parameter penalty (eq. 4) and entropy (eq. 5)."""
         experts = routing["num_experts"]
         load = torch.tensor(plan.counts, dtype=torch.float32) / plan.num_rows
         mean = (raw / TAU_0).softmax(1).mean(0) if cosine else probabilities.mean(0)
@@ -180,7 +189,7 @@ class FastModel:
 
     def _attention(self, base: str, x: Tensor, shape: tuple[int, int],
                    stats: Statistics) -> Tensor:
-        """x [B*T, d] fp32, normalised -> [B*T, d]."""
+        """Returns the attention output [B*T, d] for normalized fp32 inputs x [B*T, d]."""
         attention = self.config["attention"]
         batch, length = shape
         head, kv = attention["head_dim"], attention.get("num_kv_heads", 1)
@@ -199,7 +208,7 @@ class FastModel:
             out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
             out = out.transpose(1, 2).reshape(batch * length, -1)
             return ops.low_linear(out, self._get(f"{base}.o.weight")).float()
-        # MoA (eq. 6 to 9): every selected expert brings one query head over the shared k and v.
+        # MoA (eq. 6 to 9): every selected expert is one query head over the shared keys and values.
         routing = attention["routing"]
         plan, gates = self._route(f"{base}.router", routing, x, None, stats, True)
         names = [f"{base}.experts.{j}" for j in range(routing["num_experts"])]
@@ -241,7 +250,7 @@ class FastModel:
         return y
 
     def hidden(self, tokens: Tensor, stats: Statistics) -> Tensor:
-        """tokens [B, T] -> final normalised states [B*T, d] fp32."""
+        """Returns the final normalized fp32 states [B*T, d] for tokens [B, T]."""
         eps = self.config["norm"]["eps"]
         x = functional.embedding(tokens, self._get("embed.weight")).flatten(0, 1)
         x = x * self.config["embedding_scale"]
@@ -255,13 +264,13 @@ class FastModel:
         return rms_norm(x, self._get("norm.weight"), eps)
 
     def loss(self, tokens: Tensor, stats: Statistics) -> Tensor:
-        """Mean cross entropy of tokens [B, T+1]."""
+        """Returns the mean cross entropy of the next tokens in `tokens` [B, T+1]."""
         states = self.hidden(tokens[:, :-1], stats)
         return ops.TiedCrossEntropy.apply(states, self._get("embed.weight"),
                                           tokens[:, 1:].reshape(-1))
 
     def native_tensors(self) -> dict[str, Tensor]:
-        """Tensors under the names of the native format."""
+        """Returns the parameters under the names of the native format, with gate and up split."""
         out = {}
         for name, value in self.parameters.items():
             value = value.detach()

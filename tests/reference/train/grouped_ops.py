@@ -1,8 +1,8 @@
 """Grouped matrix products over rows that are sorted by expert, with hand-written gradients.
 
-The training path does the arithmetic of routed_decoder.py in a different order: rows are sorted
-by expert once, each expert sees one contiguous block, and the matrix products run in bf16.
-check_fast_path.py compares the two.
+Training computes the same function as routed_decoder.py in a different order: rows are sorted by
+expert once, each expert processes one contiguous block of rows, and the matrix products run in
+bf16. check_fast_path.py compares both implementations.
 """
 
 import math
@@ -12,22 +12,25 @@ import torch
 
 Tensor = torch.Tensor
 
-# Type of the matrix products; check_fast_path.py sets fp32 to compare with the reference.
+# The type in which matrix products run. check_fast_path.py sets fp32 to compare with the reference.
 low_dtype = torch.bfloat16
 
 
 class Plan:
-    """Where each (row, expert) assignment goes.
+    """A dispatch plan: the order of the A assignments (row, expert) when sorted by expert.
 
-    Blocks of experts are padded to a multiple of BLOCK rows: matrix kernels are generated for each
-    shape, and unpadded counts would bring new shapes at every step. Padding rows copy row 0 and
-    carry a gate and gradient of 0.
+    Each expert's block of assignments is padded to a multiple of BLOCK: PyTorch generates matrix
+    kernels for each shape, and unpadded blocks would have new shapes at every step. A padding entry
+    copies the row of assignment 0, with a gate and gradient of 0. With padding, there are P sorted
+    positions.
 
-    order:   [P] assignment of every sorted place; 0 for padding
+    order:   [P] assignment at each sorted position; 0 for padding
     real:    [P] 1 for an assignment, 0 for padding
-    inverse: [A] sorted place of every assignment
-    source:  [P] row of every sorted place
-    counts:  assignments per expert; blocks: the same, padded
+    inverse: [A] sorted position of each assignment
+    source:  [P] row at each sorted position
+    counts:  [E] number of assignments per expert
+    blocks:  [E] number of assignments per expert including padding
+    fixed:   number of assignments per row if it is constant, else None
     """
 
     BLOCK = 64
@@ -48,10 +51,10 @@ class Plan:
         self.source = rows[self.order]
         self.counts, self.blocks = counts.tolist(), blocks.tolist()
         self.num_rows = num_rows
-        self.fixed = fixed  # assignments per row where that is a constant
+        self.fixed = fixed
 
     def reduce(self, sorted_values: Tensor) -> Tensor:
-        """Sums the assignments of each row. [P, c] -> [rows, c]."""
+        """Sums the values [P, c] of each row's assignments. Returns [rows, c]."""
         if self.fixed is not None:
             values = sorted_values.index_select(0, self.inverse)
             return values.view(self.num_rows, self.fixed, -1).sum(1)
@@ -60,7 +63,7 @@ class Plan:
 
 
 class Gather(torch.autograd.Function):
-    """x [rows, c] -> the row of every sorted place [P, c]."""
+    """Copies rows x [rows, c] to the sorted positions [P, c] of their assignments."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, plan: Plan) -> Tensor:
@@ -73,9 +76,10 @@ class Gather(torch.autograd.Function):
 
 
 class Combine(torch.autograd.Function):
-    """Weighted sum of the experts' results: y [P, c], gates [A] in row order -> [rows, c].
+    """Computes each row's weighted sum [rows, c] of expert results.
 
-    The weighting happens in fp32, as in the engine.
+    y: [P, c] results by sorted position; gates: [A] in row order. The sum is in fp32, as in the
+    engine.
     """
 
     @staticmethod
@@ -95,7 +99,11 @@ class Combine(torch.autograd.Function):
 
 
 class GroupedLinear(torch.autograd.Function):
-    """x [A, in] sorted by expert, weights E times [out, in] -> [A, out]."""
+    """Multiplies each block of rows with its expert's matrix.
+
+    x: [P, in] sorted by expert; counts: rows per expert; weights: E matrices [out, in]. Returns
+    [P, out].
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, counts: list[int], *weights: Tensor) -> Tensor:
@@ -120,7 +128,11 @@ class GroupedLinear(torch.autograd.Function):
 
 
 class GatedExperts(torch.autograd.Function):
-    """down(silu(gate x) * up x) per expert; gate and up are one matrix [2w, c], down [c, w]."""
+    """Computes down(silu(gate x) * up x) for each expert's block of rows.
+
+    weights: E matrices [2w, c] with the gate's rows above the up projection's, followed by E down
+    matrices [c, w].
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, counts: list[int], *weights: Tensor) -> Tensor:
@@ -161,9 +173,10 @@ class GatedExperts(torch.autograd.Function):
 
 
 class TiedCrossEntropy(torch.autograd.Function):
-    """Mean cross entropy of h E^T, in blocks small enough to stay in cache.
+    """Computes the mean cross entropy with logits = hidden embed^T.
 
-    The gradient is computed together with the loss, since the logits are never stored.
+    It processes BLOCK rows at a time, so that the logits stay in the CPU cache. forward() computes
+    the gradients, too, since the logits are not kept for backward().
     """
 
     BLOCK = 256
@@ -200,7 +213,7 @@ class TiedCrossEntropy(torch.autograd.Function):
 
 
 class ToSorted(torch.autograd.Function):
-    """Assignments in row order [A, c] -> sorted places [P, c]."""
+    """Reorders assignments from row order [A, c] to sorted positions [P, c]."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, plan: Plan) -> Tensor:
@@ -213,7 +226,7 @@ class ToSorted(torch.autograd.Function):
 
 
 class FromSorted(torch.autograd.Function):
-    """Sorted places [P, c] -> assignments in row order [A, c]."""
+    """Reorders assignments from sorted positions [P, c] to row order [A, c]."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, plan: Plan) -> Tensor:
@@ -227,11 +240,15 @@ class FromSorted(torch.autograd.Function):
 
 
 def low_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Linear layer in x's dtype; the weights stay fp32 masters."""
+    """Computes a linear layer in x's dtype from fp32 master weights."""
     return torch.nn.functional.linear(x, weight.to(x.dtype),
                                       None if bias is None else bias.to(x.dtype))
 
 
 def init_std(fan_in: int, depth: int = 0) -> float:
-    """1/sqrt(fan in); matrices that end a residual branch shrink with the number of branches."""
+    """Returns the standard deviation of initial weights, 1 / sqrt(fan_in).
+
+    For matrices that end a residual branch, `depth` is the number of layers and the result is
+    divided by the square root of the number of branches, 2 * depth.
+    """
     return fan_in ** -0.5 / (math.sqrt(2 * depth) if depth else 1.0)

@@ -1,4 +1,4 @@
-"""Writes README.md of every bundled model from the figures of evaluate.py and the training runs.
+"""Writes README.md of every bundled model from the results of evaluate.py and the training runs.
 
   python3 model_card.py --figures FIGURES.json --runs FOLDER --models deploy/models
 """
@@ -26,7 +26,7 @@ TITLES = {
     "hmoe-topp": "HMoE: experts with 72 to 184 hidden units, top-p selection, gate weights "
                  "renormalised",
 }
-# What differed from the common schedule, so that the model can be trained again.
+# Deviations of a model's training from the common schedule, for training it again.
 REMARKS = {
     "hmoe-topp": " The cosine schedule was set to end at step 3200 until about step 700, to end at "
                  "step 2500 until about step 1200, and then to end at step 1800. The router's "

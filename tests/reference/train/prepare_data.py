@@ -1,11 +1,11 @@
-"""Builds the training, validation and held-out text from Debian packages.
+"""Builds the training, validation and held-out texts from Debian packages.
 
 Packages: bible-kjv, bible-kjv-text, wordnet-base, dict-jargon, dict-devil, sqlite3-doc,
 postgresql-doc-15, python3.11-doc. Their texts are in the public domain or under permissive
 licences; tests/data/README.md names each of them.
 
-Every document belongs to exactly one of three parts. The choice is a hash of the document's own
-name, so it stays the same when another source is added or the order of the sources changes.
+Every document belongs to exactly one of these three parts. A hash of the document's name selects
+the part, so adding a source or changing the order of the sources moves no document.
 
   python3 prepare_data.py --out BUILD_FOLDER [--heldout tests/data/heldout.txt]
 """
@@ -27,7 +27,7 @@ HELDOUT_BYTES = 300_000
 MIN_PARAGRAPH = 40
 DOC_ROOT = pathlib.Path("/usr/share/doc")
 
-Document = tuple[str, str]  # name (unique, stable), text
+Document = tuple[str, str]  # the document's unique, stable name, and its text
 
 _ASCII = str.maketrans({
     "\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": "-", "\u2014": "--",
@@ -37,12 +37,12 @@ _ASCII = str.maketrans({
 
 
 def squeeze(text: str) -> str:
-    """One paragraph on one line, typographic characters as ASCII."""
+    """Joins a paragraph to one line and replaces typographic characters by ASCII."""
     return re.sub(r"\s+", " ", text.translate(_ASCII)).strip()
 
 
 def bible() -> Iterator[Document]:
-    """One document per chapter of the King James Version."""
+    """Yields one document per chapter of the King James Bible."""
     lines = subprocess.run(["bible", "-f", "gen1:1-rev22:21"], check=True, capture_output=True,
                            text=True).stdout.splitlines()
     chapters: dict[str, list[str]] = {}
@@ -55,7 +55,8 @@ def bible() -> Iterator[Document]:
 
 
 def wordnet(per_document: int = 24) -> Iterator[Document]:
-    """Glosses as "words: definition" lines; neighbours in the file are related in meaning."""
+    """Yields documents of `per_document` lines "words: definition". The file lists entries of
+    related meaning next to each other."""
     for part in ("noun", "verb", "adj", "adv"):
         lines = []
         for line in open(f"/usr/share/wordnet/data.{part}", encoding="latin-1"):
@@ -77,7 +78,8 @@ def _dictd(name: str) -> str:
 
 
 def jargon() -> Iterator[Document]:
-    """Entries of the Jargon File: a headword at the margin, paragraphs indented by four."""
+    """Yields one document per entry of the Jargon File. In the file, only the headwords are not
+    indented."""
     text = _dictd("jargon").split("\n00-database-short", 1)[-1]
     entries = re.split(r"\n\n(?=\S)", text)[1:]
     for index, entry in enumerate(entries):
@@ -89,7 +91,8 @@ def jargon() -> Iterator[Document]:
 
 
 def devil(per_document: int = 6) -> Iterator[Document]:
-    """The Devil's Dictionary; verse keeps its lines, prose is joined."""
+    """Yields documents of `per_document` entries of The Devil's Dictionary. Verse keeps its line
+    breaks; the lines of a paragraph of prose are joined."""
     text = _dictd("devil").split("ABASEMENT", 1)[-1]
     blocks = []
     for block in re.split(r"\n\s*\n", text):
@@ -110,7 +113,8 @@ def devil(per_document: int = 6) -> Iterator[Document]:
 class _Prose(html.parser.HTMLParser):
     """Collects paragraphs, list items and headings; leaves out code, tables and navigation."""
 
-    # Void tags and tags inside a sentence: they neither end a paragraph nor decide about skipping.
+    # Void tags and tags inside sentences neither end a paragraph nor change whether text is
+    # skipped.
     _INLINE = {"br", "img", "hr", "meta", "link", "input", "col", "a", "span", "code", "em"}
     _SKIP = {"script", "style", "pre", "table", "nav", "title", "head", "button", "form", "svg"}
     _BLOCK = {"p", "li", "dd", "dt", "h1", "h2", "h3", "h4", "div", "section", "ul", "ol", "dl",
@@ -169,7 +173,8 @@ _NOT_PROSE = re.compile(
 
 
 def html_pages(source: str, folder: pathlib.Path, per_document: int = 3000) -> Iterator[Document]:
-    """The prose of each page, cut at paragraph ends into documents of a few thousand bytes."""
+    """Yields the prose of each HTML page, cut at paragraph ends into documents of at most about
+    `per_document` characters."""
     for path in sorted(folder.rglob("*.html")):
         if _NOT_PROSE.search(str(path)):
             continue
@@ -202,7 +207,8 @@ def sources() -> dict[str, Iterator[Document]]:
 
 
 def without_repeats(text: str, seen: set[bytes]) -> str:
-    """Drops paragraphs that an earlier document has: held-out text must not be trained on."""
+    """Drops paragraphs that occur in an earlier document, so that no held-out text is trained on.
+    """
     kept = []
     for paragraph in text.split("\n"):
         key = hashlib.sha256(paragraph.encode()).digest()[:12]

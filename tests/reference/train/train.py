@@ -1,15 +1,15 @@
 """Trains one bundled model on one core and exports it as a native checkpoint folder.
 
-All models see the same blocks of tokens in the same order, with the same batch, number of steps,
-optimiser and learning rate. The extra losses are those of the papers:
+All models are trained on the same blocks of tokens in the same order, with the same batch size,
+number of steps, optimizer and learning rate. The extra losses are those of the papers:
   X-MoE eq. 9, MH-MoE eq. 10: load balance, weight 1e-2 (SMoE too)
   MoA section 3.3:            load balance 1e-2, router z-loss 1e-3
-  HMoE eq. 4:                 parameter penalty, widths relative to their mean, and load balance
-                              1e-2; for top-p also the router entropy of eq. 5, as an entropy that
-                              is minimised
-The weight of the penalty (top-k; it starts at the paper's 0.1) or of the entropy (top-p; it starts
-at 1e-2, a third of the paper's) is steered during training so that the mean width of the selected
-experts meets the common budget; it may become negative.
+  HMoE eq. 4:                 parameter penalty with widths relative to their mean, and load balance
+                              1e-2; for top-p, also the router entropy of eq. 5, which is minimized
+For HMoE, one loss weight is adjusted during training so that the mean sum of the selected experts'
+widths meets the common budget; the weight may become negative. For top-k, this is the weight of the
+penalty, which starts at the paper's 0.1. For top-p, this is the weight of the entropy, which starts
+at 1e-2, a third of the paper's value.
 
   python3 train.py --model NAME --data FOLDER --tokenizer FOLDER --work FOLDER --export FOLDER
 """
@@ -44,7 +44,8 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config
 
 
 def batches(data: np.ndarray, steps: int, seed: int):
-    """Yields token batches [B, T+1]; every block of the stream is used once per epoch."""
+    """Yields token batches [B, T+1]. Every block of BLOCK tokens of the stream occurs once per
+    epoch."""
     generator = np.random.default_rng(seed)
     count = (len(data) - 1) // BLOCK
     order = np.concatenate([generator.permutation(count)
@@ -59,9 +60,9 @@ def batches(data: np.ndarray, steps: int, seed: int):
 
 
 class Steering:
-    """Moves one loss weight so that the mean selected width approaches the budget.
+    """Adjusts one loss weight so that the mean selected width approaches TARGET_WIDTH.
 
-    A proportional-integral controller on the relative error of a running mean.
+    It is a proportional-integral controller on the relative error of a running mean of the width.
     """
 
     def __init__(self, start: float, proportional: float, integral: float, least: float) -> None:
@@ -92,7 +93,11 @@ def extra_loss(name: str, stats: Statistics, steering: Steering) -> torch.Tensor
 
 
 def learning_rate(step: int, cycles: list[int], peak: float) -> float:
-    """Warm-up and cosine to 5 %, once per cycle; later cycles start at half the peak."""
+    """Returns the learning rate of a step.
+
+    Each cycle has a linear warm-up and a cosine decay to 5 % of its peak. The first cycle's peak is
+    `peak`; later cycles have half of it. `cycles` has the steps per cycle.
+    """
     start = 0
     for number, steps in enumerate(cycles):
         if step < start + steps or number == len(cycles) - 1:
@@ -118,7 +123,7 @@ def make_optimizer(model: FastModel) -> torch.optim.AdamW:
 
 @torch.no_grad()
 def quick_validation(model: FastModel, data: np.ndarray, windows: int) -> tuple[float, float]:
-    """Perplexity and mean selected width over the first windows of 256 tokens."""
+    """Returns the perplexity and the mean selected width over the first windows of 256 tokens."""
     total = width = 0.0
     for start in range(0, windows, 16):
         rows = [data[i * 256:i * 256 + 257] for i in range(start, start + 16)]
@@ -131,7 +136,8 @@ def quick_validation(model: FastModel, data: np.ndarray, windows: int) -> tuple[
 
 def export(model: FastModel, config: Config, folder: pathlib.Path,
            tokenizer: pathlib.Path) -> None:
-    """Native folder: bf16 weights, router tensors in f32 (they decide which experts run)."""
+    """Writes a native checkpoint folder with bf16 weights. Router tensors are in f32, because
+    rounding them would change which experts run."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: value.float() if ".router." in name else value.to(torch.bfloat16)
                for name, value in model.native_tensors().items()}
@@ -142,7 +148,7 @@ def export(model: FastModel, config: Config, folder: pathlib.Path,
 
 
 class Run:
-    """One training run with checkpoints by time."""
+    """Trains one model and saves a checkpoint every --save-seconds."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -232,7 +238,7 @@ def main() -> None:
     for name in ("data", "tokenizer", "work", "export"):
         arguments.add_argument(f"--{name}", type=pathlib.Path, required=True)
     arguments.add_argument("--steps", type=int, nargs="+", default=[1800],
-                           help="steps of each cycle of the learning rate")
+                           help="number of steps in each cycle of the learning rate")
     arguments.add_argument("--rate", type=float, default=4e-3)
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--threads", type=int, default=1)

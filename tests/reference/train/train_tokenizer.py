@@ -1,7 +1,7 @@
 """Trains the byte-level BPE tokenizer that the bundled models share.
 
-`<|endoftext|>` (id 0) stands between documents, so it begins and ends every text. The
-post-processor adds nothing: whoever wants a document start writes the token.
+`<|endoftext|>` (id 0) separates documents, so it begins and ends every text. The post-processor
+adds no special token: a prompt that is to begin a document must contain the token.
 
   python3 train_tokenizer.py --data BUILD_FOLDER --out TOKENIZER_FOLDER
 """
@@ -33,7 +33,8 @@ def train(text: pathlib.Path) -> tokenizers.Tokenizer:
 
 
 def encode(tokenizer: tokenizers.Tokenizer, path: pathlib.Path) -> np.ndarray:
-    """All documents of a file as one stream, each followed by the separator. uint16 [tokens]."""
+    """Returns the documents of a file as one stream of token ids, uint16 [tokens]. The separator
+    follows each document."""
     separator = tokenizer.token_to_id(SEPARATOR)
     documents = path.read_text(encoding="utf-8").split(SEPARATOR)
     stream: list[int] = []
