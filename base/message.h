@@ -30,11 +30,12 @@ std::string Concat(const Pieces&... pieces) {
   return out;
 }
 
-// Returns `text` as printable ASCII between double quotes. Other bytes are escaped; text longer
-// than `max_bytes` is cut and "..." is appended.
+// Returns the first `max_bytes` bytes of `text` as printable ASCII between double quotes. All other
+// bytes are escaped, and so are double quotes and backslashes. "..." follows if text was cut.
 std::string Quoted(std::string_view text, size_t max_bytes = 80);
 
-// Returns what Quoted() returns, without the double quotes.
+// Like Quoted(), but without the surrounding double quotes; double quotes and backslashes in the
+// text are not escaped.
 std::string Printable(std::string_view text, size_t max_bytes = 80);
 
 // Returns a shape as text such as "[8, 16]". At most eight dimensions are shown.
@@ -53,8 +54,9 @@ class Problems {
   bool empty() const { return count_ == 0; }
   size_t count() const { return count_; }
 
-  // Returns OK if there are no messages. A single message takes one line; several follow a
-  // headline, one per line. `subject` and a colon come first unless `subject` is empty.
+  // Returns OK if there are no messages, else InvalidArgument. A single message takes one line;
+  // several follow a headline, one per line. `subject` and a colon come first unless `subject` is
+  // empty.
   absl::Status ToStatus(std::string_view subject) const;
 
  private:
