@@ -90,7 +90,8 @@ class LinearBank {
   // Copies `weight` [n, in_features_of(expert)] into rows [row_begin, row_begin + n) of the matrix
   // of `expert`. Any dtype is accepted and converted to the stored one.
   virtual void LoadWeight(int expert, Half half, int row_begin, const HostTensor& weight) = 0;
-  // Like LoadWeight(), for a bank with this quantization: integers and scales are stored unchanged.
+  // Like LoadWeight(), for a bank whose quantization is weight.type: integers and scales are stored
+  // unchanged.
   virtual void LoadQuantized(int expert, Half half, int row_begin,
                              const QuantizedMatrix& weight) = 0;
   virtual void LoadBias(int expert, Half half, int row_begin, const HostTensor& bias) = 0;
@@ -107,8 +108,8 @@ class LinearBank {
   LinearBankShape shape_;
 };
 
-// The scale vectors (and for layer norm the shift vectors) of a norm, one per group of rows; always
-// f32.
+// The f32 vectors of one or more norms of the same kind, which are numbered and called groups: each
+// group has one scale vector and, for layer norm, one shift vector.
 class NormBank {
  public:
   virtual ~NormBank() = default;
@@ -146,7 +147,7 @@ struct RoutingPlan {
   int rows = 0;
   int num_experts = 0;
   int num_assignments = 0;  // A; -1 if only the device has it, in expert_offsets[E]
-  int capacity = 0;  // upper bound of A: the number of rows to allocate for one row per assignment
+  int capacity = 0;  // upper bound of A; an array with a row per assignment has this many rows
   const int32_t* expert_offsets = nullptr;        // [E + 1]
   const int32_t* expert_of_assignment = nullptr;  // [A]
   const int32_t* row_of_assignment = nullptr;     // [A]
@@ -154,8 +155,8 @@ struct RoutingPlan {
   const int32_t* row_offsets = nullptr;           // [rows + 1]
   const int32_t* assignments_of_row = nullptr;  // [A] assignment indices of each row, ascending by
                                                 // expert
-  const uint8_t* row_nonfinite = nullptr;  // [rows] 1 if a score is NaN; 2 if the largest score is
-                                           // not finite; else 0
+  const uint8_t* row_nonfinite = nullptr;  // [rows] 2 if the largest score (NaN ignored) is not
+                                           // finite; else 1 if a score is NaN; else 0
 };
 
 // Routes used instead of the router's choice (in parity tests), as compressed sparse rows. The
@@ -173,19 +174,22 @@ struct LinearArgs {
   const RoutingPlan* plan = nullptr;  // null: every row of `input` uses the only expert
   bool gather = false;                // source_row(a) is plan->row_of_assignment[a] if true, else a
   RowsView input;
-  RowsView output;  // [capacity, at least the widest out_features; rounded up to 16 if pad_output]
+  // One row per assignment (the plan's capacity), or per input row without a plan. Its columns are
+  // at least the largest out_features, which pad_output rounds up to a multiple of 16.
+  RowsView output;
   // Without a gated bank: the activation of each output. With a gated bank: act in act(gate) * up.
   ActivationKind activation = ActivationKind::kNone;
   bool pad_output = false;  // allows writing zeros into columns up to the next multiple of 16
 };
 
 // Computes output[a] = down(epilogue(up(input[source_row(a)]))). The hidden units are rounded to
-// the activation type, so the result equals that of two Linear() calls.
+// the dtype in which the model stores activations, as they are between two Linear() calls, so the
+// results are equal.
 struct FeedForwardArgs {
   const LinearBank* up = nullptr;
   const LinearBank* down = nullptr;
   const RoutingPlan* plan = nullptr;  // null: every row of `input` uses the only expert
-  bool gather = false;
+  bool gather = false;                // source_row(a) is plan->row_of_assignment[a] if true, else a
   RowsView input;
   RowsView output;  // [capacity, out_features of down]
   ActivationKind activation = ActivationKind::kNone;
@@ -215,14 +219,15 @@ struct EmbedArgs {
   const EmbeddingTable* tokens = nullptr;
   const EmbeddingTable* positions = nullptr;  // learned positions; null if there are none
   bool sinusoidal = false;
-  float scale = 1.0f;
-  RowsView output;  // f32 [T, d]
+  float scale = 1.0f;  // factor of the token embeddings, before positions are added
+  RowsView output;     // f32 [T, d]
 };
 
 struct RopeSettings {
   int head_dim = 0;
   int dimensions = 0;  // number of leading dimensions of a head that are rotated, even
   double theta = 10000.0;
+  // true: rotates pairs of dimensions (2 i, 2 i + 1); false: pairs (i, i + dimensions / 2).
   bool interleaved = false;
 };
 
@@ -233,6 +238,7 @@ struct RopeArgs {
   RowsView rows;                      // f32, updated in place; the heads of a row are adjacent
 };
 
+// G is the layer's number of kv heads, d_h its head dimension.
 struct AppendKvArgs {
   KvCacheStorage* cache = nullptr;
   int layer = 0;
@@ -299,9 +305,9 @@ struct RouteArgs {
   std::span<const RouteOverride> overrides = {};  // [rows], or empty for no overrides
 };
 
-// Computes output[r] = residual[r] (if set) + the sum of weight * rounded(results[a]) over the
-// row's assignments a, in f32 and in ascending order of experts. `results` has the run's activation
-// type.
+// Computes output[r] = residual[r] (if set) + the sum of weight * results[a] over the row's
+// assignments a, in f32 and in ascending order of experts. `results` is f32 or bf16, whichever the
+// model's activations are stored in.
 struct CombineArgs {
   const RoutingPlan* plan = nullptr;
   RowsView results;                    // [A, c]
@@ -358,7 +364,8 @@ struct StepInputs {
 struct StepOutcome {
   std::span<const uint8_t> failed;  // [T] 1 if some row of the token had no finite largest router
                                     // score
-  std::span<const TokenRoutes> routes;  // [T] routes in the counted blocks; empty without counters
+  std::span<const TokenRoutes> routes;  // [T] routes in the MoE blocks that are counted; empty
+                                        // without counters
 };
 
 // The numbers of rows that the operations of a step process; padding can make them larger than the
@@ -383,9 +390,10 @@ class Backend {
   virtual int threads() const { return 0; }
   virtual std::string_view instruction_set() const { return {}; }
 
-  // Setup. ResourceExhausted errors state the size.
+  // Setup. A function that runs out of memory returns ResourceExhausted; the message states the
+  // size.
   virtual Result<std::unique_ptr<DeviceBuffer>> Allocate(size_t bytes) = 0;
-  // Unimplemented if the device has no integer products.
+  // Returns Unimplemented for integer weights if the device has no integer products.
   virtual Result<std::unique_ptr<LinearBank>> NewLinearBank(LinearBankShape shape) = 0;
   // Returns the name of the layout of packed_bytes(). The layout depends on the shape of a bank
   // alone. Layouts that assign different weights to the same bytes have different names. Empty if
@@ -410,13 +418,14 @@ class Backend {
                                                         std::span<const HostTensor> shifts) = 0;
   // If `table` has an owner, the backend may read the tensor in place instead of copying it.
   virtual Result<std::unique_ptr<EmbeddingTable>> NewEmbeddingTable(const HostTensor& table) = 0;
-  // For tied embeddings: the table reads the rows of the only matrix of `bank` without a copy.
+  // For tied embeddings: the table reads the rows of the only matrix of `bank` without a copy, so
+  // `bank` must outlive it.
   virtual Result<std::unique_ptr<EmbeddingTable>> NewTiedEmbeddingTable(const LinearBank& bank) = 0;
   virtual Result<std::unique_ptr<Router>> NewRouter(const RouteSettings& settings,
                                                     const RouterTensors& tensors) = 0;
   // Returns a copy of `values` in device memory.
   virtual Result<std::unique_ptr<DeviceBuffer>> Upload(std::span<const float> values) = 0;
-  // Unimplemented if the device has no cache of this type.
+  // Returns Unimplemented if the device has no cache of this type.
   virtual Result<std::unique_ptr<KvCacheStorage>> NewKvCache(std::vector<KvLayerShape> layers,
                                                              KvCacheType type,
                                                              int64_t num_blocks) = 0;
@@ -431,7 +440,8 @@ class Backend {
   // its operations once and replay them. A step that is not replayable is not padded.
   virtual StepRows BeginStep(const StepInputs& inputs, const void* owner, bool replayable) = 0;
   virtual void RunStep(const std::function<void()>& operations) = 0;
-  // Must be called before the memory that the steps of `owner` use is freed.
+  // Drops the recordings of the steps of `owner`. Must be called before the memory that these steps
+  // use is freed.
   virtual void ForgetSteps(const void* owner) = 0;
 
   virtual void Embed(const EmbedArgs& args) = 0;
@@ -494,8 +504,8 @@ class Backend {
   // inside RunStep().
   virtual void CopyFromHost(std::span<const float> input, const RowsView& output) = 0;
   // Returns the slot's last plan in host memory, without padding rows; valid until the next step.
-  // At the first call in a step, a device copies the plans of all blocks. Must not be called while
-  // a step is being recorded.
+  // At the first call in a step, a device copies the plans of all slots, so further calls are
+  // cheap. Must not be called while a step is being recorded.
   virtual RoutingPlan HostPlan(int slot) = 0;
 
   // Returns counters for the plans of a model's steps (StepInputs::counters). ResourceExhausted if

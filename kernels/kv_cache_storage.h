@@ -11,8 +11,8 @@
 
 namespace moeserve {
 
-// Rounds the head dimension up to 16, so that a cached row of values consists of whole SIMD
-// vectors.
+// Rounds the head dimension up to a multiple of 16, so that a cached row of values consists of
+// whole SIMD vectors.
 constexpr int PaddedHeadDim(int head_dim) { return (head_dim + 15) / 16 * 16; }
 
 struct KvLayerShape {

@@ -1,6 +1,6 @@
 // The element types of stored keys and values. They are separate from kv_cache_storage.h because
 // the inner CPU kernels include this file, and those kernels must not instantiate templates of the
-// standard library.
+// standard library: the linker could keep an instance whose instructions the processor lacks.
 #pragma once
 
 #include <cstdint>

@@ -23,7 +23,7 @@ using BackendFactory = Result<std::unique_ptr<Backend>> (*)(const BackendOptions
 void RegisterDevice(const std::string& name, BackendFactory factory);
 
 // InvalidArgument: the device or instruction set is unknown, or `threads` is outside of [0, 1024].
-// Unavailable: there is no CUDA device; the message states the cause in one line.
+// Unavailable: there is no usable CUDA device; the message states the cause in one line.
 Result<std::unique_ptr<Backend>> CreateBackend(const BackendOptions& options);
 
 }  // namespace moeserve

@@ -20,8 +20,8 @@ struct CountedBlock {
   int slot = 0;  // the slot of the block's plans (RouteArgs::slot)
   int num_experts = 1;
   int sub_tokens = 1;         // rows per token
-  int most_distinct = 1;      // the most experts that one token can use
-  bool in_diversity = false;  // whether the block contributes to the diversity histogram
+  int most_distinct = 1;      // the largest number of distinct experts that one token can use
+  bool in_diversity = false;  // whether CountsSnapshot::diversity_histogram includes the block
   std::vector<int64_t> expert_parameters;  // [num_experts] number of parameters per expert
 };
 
@@ -31,8 +31,8 @@ struct CountSettings {
   int64_t vocabulary = 0;
 };
 
-// Sums for one expert over all steps. Only `recomputed_selections` and `visits` include recomputed
-// tokens.
+// Sums for one expert over all steps. A selection is a row that selected the expert. Only
+// `recomputed_selections` and `visits` include recomputed tokens.
 struct ExpertCount {
   uint64_t selections = 0;
   uint64_t decode_selections = 0;
@@ -73,12 +73,13 @@ struct BlockCounts {
   std::vector<ExpertCount> experts;
   std::vector<uint64_t> distinct_histogram;  // [most_distinct + 1]: number of tokens by the number
                                              // of distinct experts they used
-  uint64_t nonfinite_rows = 0;
+  uint64_t nonfinite_rows = 0;               // rows with RoutingPlan::row_nonfinite != 0
 };
 
 struct CountsSnapshot {
   ModelCounts model;
-  // [1 + sum of most_distinct over the blocks with in_diversity]
+  // Element n is the number of tokens that used n experts in all blocks with in_diversity together.
+  // The size is 1 + the sum of most_distinct over these blocks.
   std::vector<uint64_t> diversity_histogram;
   std::vector<BlockCounts> blocks;  // in the order of CountSettings::blocks
 };

@@ -8,25 +8,25 @@
 
 namespace moeserve {
 
-// engine/spec/spec.h documents the members.
+// model_loaders/README.md documents the kinds of scores, gates and selections.
 struct RouteSettings {
   int num_experts = 1;  // E
   int input_width = 1;  // c
 
   ScoreKind score = ScoreKind::kDot;
-  int dim = 0;  // size of the projection of a cosine router
-  bool normalize_row = true;
-  bool normalize_expert = true;
-  float eps = 1e-12f;
+  int dim = 0;                   // size of the projection of a cosine router
+  bool normalize_row = true;     // cosine router: divide projected rows by their length
+  bool normalize_expert = true;  // cosine router: divide expert vectors by their length
+  float eps = 1e-12f;            // smallest divisor of both
   TemperatureKind temperature = TemperatureKind::kNone;
 
   GateKind gate = GateKind::kSoftmax;
   SelectKind select = SelectKind::kTopK;
-  int k = 1;  // top-k: experts per row; top-p: the largest number of experts per row
-  float p = 0.0f;
+  int k = 1;       // top-k: experts per row; top-p: the largest number of experts per row
+  float p = 0.0f;  // top-p: share of the sum of all gate values that the selected ones must reach
   TopPCompare compare = TopPCompare::kGe;
-  bool renormalize = false;
-  float scale = 1.0f;
+  bool renormalize = false;  // divide gate values by the sum of the selected ones
+  float scale = 1.0f;        // multiplies every weight
 };
 
 // Changes the selection of experts for one row.

@@ -1,6 +1,7 @@
 // The types of integer weights. They are separate from the conversions (kernels/base/quantize.h)
 // because the inner CPU kernels include this file, and those kernels must not instantiate templates
-// of the standard library.
+// of the standard library: the linker could keep an instance whose instructions the processor
+// lacks.
 #pragma once
 
 #include <cstdint>

@@ -46,7 +46,8 @@ struct QuantizedMatrix {
 // Computes the integers `values` [row.size()] and the scales [QuantGroups] that approximate one
 // row. int8: the largest magnitude of a group maps to 127. int4: of several scales, the one with
 // the smallest sum of squared errors is used. A group that contains a value that is not finite, or
-// too large for an f16 scale, gets a NaN scale, so that the error is visible in the results.
+// larger in magnitude than the largest f16 (65504), gets a NaN scale, so that the error is visible
+// in the results.
 void QuantizeRow(Quantization type, std::span<const float> row, int8_t* values, F16* scales);
 
 // Packs the integers of a row into the format of QuantizedMatrix::values.

@@ -3,7 +3,7 @@
 //
 // Functions are static because the CPU kernels include this file in translation units for several
 // instruction sets: if they had external linkage, the linker could keep a copy that the processor
-// cannot run. Compilers must not fuse operations.
+// cannot run. Compilers must not fuse a multiplication and an addition.
 #pragma once
 
 #include <cmath>
@@ -18,7 +18,7 @@ namespace moeserve {
 
 // The order of a sum over n elements: element i belongs to group i / 8; lane l of 32 adds the
 // elements of groups l, l + 32, l + 64, ... in ascending order (products with fused multiply-adds).
-// Then the lanes are added pairwise as a tree with distances 16, 8, 4, 2, 1.
+// Then, for w = 16, 8, 4, 2, 1 in this order, lane l + w is added to lane l for all l < w.
 inline constexpr int kRoutingLanes = 32;
 inline constexpr int kRoutingGroup = 8;
 
@@ -65,7 +65,8 @@ MOESERVE_HOST_DEVICE static inline int ProductsOf(const RouteSettings& s) {
   return 0;
 }
 
-// Returns the divisor that gives a vector with this sum of squares length 1, at least eps.
+// Returns the divisor that normalises a vector with this sum of squares: its length, but at least
+// eps.
 MOESERVE_HOST_DEVICE static inline float NormDivisor(float squares, float eps) {
   const float norm = sqrtf(squares);
   return norm < eps ? eps : norm;
@@ -81,8 +82,8 @@ static inline void NormaliseExperts(const RouteSettings& s, float* experts) {
   }
 }
 
-// Returns the divisor or the factor for a stored temperature t, limited as in the paper and its
-// public code: the divisor is t, at least 1e-4; the factor is e^t, at most 100.
+// Returns what WithTemperature() applies for a stored temperature t: the divisor t, but at least
+// 1e-4 (kDivide), or the factor e^t, but at most 100 (kLogScale).
 static inline float ResolvedTemperature(TemperatureKind kind, float t) {
   constexpr float kLeastDivisor = 1e-4f;
   constexpr float kLargestExponent = 4.605170185988092f;
@@ -173,7 +174,7 @@ static inline int WidestRow(const RouteSettings& s, const Overrides& overrides) 
   return widest;
 }
 
-// Returns whether the bias of an override forbids an expert.
+// Returns whether the bias of an override forbids an expert, which an infinite bias does.
 MOESERVE_HOST_DEVICE static inline bool IsMasked(float bias) {
   return bias == -__builtin_inff() || bias == __builtin_inff();
 }

@@ -1,7 +1,7 @@
 // How a router scores, gates and selects experts: enums with their tables of traits (base/kinds.h).
 //
 // A new kind needs a value and its traits in this file, and its arithmetic in
-// kernels/base/routing.h, which both devices and the statistics share. model_loaders/README.md
+// kernels/base/routing.h, which both backends and the statistics use. model_loaders/README.md
 // documents what the kinds mean.
 #pragma once
 
@@ -69,9 +69,9 @@ constexpr GateTraits Traits(GateKind kind) {
 
 // What the gate values of experts are divided by to get their weights.
 enum class GateDivisor : uint8_t {
-  kOne,          // 1: every gate value is a share by itself
+  kOne,          // 1: the gate value itself is the weight
   kAllExperts,   // the sum of the gate values of all experts
-  kSelectedOnly  // the sum of the gate values of the selected experts: shares exist only after
+  kSelectedOnly  // the sum of the gate values of the selected experts, so weights exist only after
                  // selection
 };
 
@@ -87,8 +87,8 @@ MOESERVE_HOST_DEVICE static constexpr GateDivisor DivisorOf(GateKind kind) {
   return GateDivisor::kOne;
 }
 
-// kTopK selects a fixed number of experts, kTopP as many as are needed to reach a share of the sum
-// of the gate values.
+// kTopK selects a fixed number of experts, kTopP as many as are needed for their gate values to
+// reach p times the sum over all experts.
 enum class SelectKind : uint8_t { kTopK, kTopP };
 
 struct SelectTraits {
@@ -105,8 +105,8 @@ constexpr SelectTraits Traits(SelectKind kind) {
   return {};
 }
 
-// Whether top-p stops when the sum of gate values reaches the share (kGe) or only when it exceeds
-// the share (kGt).
+// Whether top-p stops when the selected gate values reach p times the sum over all experts (kGe) or
+// only when they exceed it (kGt).
 enum class TopPCompare : uint8_t { kGe, kGt };
 
 struct TopPCompareTraits {
