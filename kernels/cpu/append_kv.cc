@@ -13,8 +13,8 @@ namespace {
 // Rounds a head's elements to int8 with a common scale and returns the scale. The scale is NaN if
 // an element is not finite, so that every result computed from this head is NaN as well.
 float Quantize(const float* x, int n, int8_t* out) {
-  constexpr float kSmallest = 1e-36f;   // if the largest is smaller, 127 / largest could overflow:
-                                        // all become 0
+  // If all magnitudes are smaller, all elements become 0, because 127 / largest could overflow.
+  constexpr float kSmallest = 1e-36f;
   constexpr float kRound = 0x1.8p+23f;  // adding it rounds to the nearest integer, ties to even
   float largest = 0.0f;
   float zero = 0.0f;  // stays 0 if all elements are finite, else becomes NaN
@@ -61,8 +61,8 @@ void CpuBackend::AppendKv(const AppendKvArgs& args) {
       const int64_t block = block_of(first);
       int64_t last = first + 1;
       while (last < end && block_of(last) == block) ++last;
-      // Loops over heads outside and tokens inside, because the keys of a block's tokens are
-      // interleaved.
+      // Loops over heads outside and tokens inside, because the keys that a block's tokens have for
+      // one head are interleaved and so share cache lines.
       const int64_t tokens = last - first;
       for (int64_t i = 0; i < tokens * shape.num_kv_heads; ++i) {
         const int64_t t = first + i % tokens;

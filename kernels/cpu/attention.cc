@@ -262,8 +262,8 @@ void CpuBackend::Attention(const AttentionArgs& args) {
     return;
   }
   if (tiles >= int64_t{kTilesPerThread} * threads) {
-    // Consecutive small tiles form one task. Tasks start with the last one, because the last tiles
-    // of a prompt take longest.
+    // Consecutive small tiles form one task. The last task is started first, because the last tiles
+    // of a prompt see the most positions and take longest.
     std::vector<int32_t>& ends = attention_task_ends_;
     ends.clear();
     int64_t sum = 0;

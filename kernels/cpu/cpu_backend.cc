@@ -107,8 +107,8 @@ Result<std::unique_ptr<RouteCounters>> CpuBackend::NewRouteCounters(const CountS
 }
 
 Result<double> CpuBackend::MeasureReadBandwidth(int64_t bytes, int rounds) {
-  constexpr int64_t kPart = int64_t{8} << 20;  // parts are taken in order, so each thread reads one
-                                               // stream
+  constexpr int64_t kPart = int64_t{8} << 20;  // a task of one thread: long enough to be read as a
+                                               // sequential stream
   const int64_t parts = bytes / kPart;
   if (parts < 1) return absl::InvalidArgumentError("bandwidth: expected 8 MiB or more");
   MOESERVE_ASSIGN_OR_RETURN(HostBuffer memory,

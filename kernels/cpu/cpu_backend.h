@@ -129,20 +129,20 @@ class CpuBackend : public Backend {
     std::vector<double> frequencies;  // [dimensions / 2]
     std::vector<float> angles;        // [tokens][cosines, sines]
   };
-  // Rows per task. A task reads a block of weights from memory once and keeps it in the
-  // second-level cache.
+  // The largest number of rows of a linear task. A task reads a block of weights from memory once
+  // and keeps it in the second-level cache.
   static constexpr int kRowsPerTask = 192;
   // Up to about this many rows, the product with a block is limited by memory bandwidth.
   static constexpr int kRowsOfStream = 16;
-  // The arguments of a linear layer, and the positions of its input and output rows. Tasks number
-  // rows by assignment.
+  // The arguments of a linear layer, and where its rows are. Tasks identify a row by its assignment
+  // index (without a plan, by its row index).
   struct LinearWork {
     const LinearArgs& args;
     const char* records = nullptr;  // null unless weights are integers: QuantizeRowArgs::records of
                                     // each row
     int64_t record_stride = 0;
-    int64_t first_input = 0;   // task row that is row 0 of the input, unless rows are gathered
-    int64_t first_output = 0;  // task row that is row 0 of the output
+    int64_t first_input = 0;   // assignment whose input is row 0 of the input, unless gathered
+    int64_t first_output = 0;  // assignment whose output is row 0 of the output
   };
   // The product of some rows with some adjacent blocks of weights; threads take work in this unit.
   struct LinearTask {
@@ -151,7 +151,9 @@ class CpuBackend : public Backend {
     int block_end;
     int row_begin;
     int row_end;
-    int64_t cost_end;  // total cost of all tasks up to this one, inclusive
+    // The cost of this and all earlier tasks. A task costs its bytes of weights times its rows, but
+    // at least times kRowsOfStream.
+    int64_t cost_end;
   };
   // The part [next, end) of linear_tasks_ that one thread takes first.
   struct alignas(64) LinearQueue {
@@ -164,7 +166,7 @@ class CpuBackend : public Backend {
     int rows;                 // 1..row_tile
     int source[kMaxRowTile];  // rows of the input
     char* out[kMaxRowTile];   // each row's first output column for the block
-    const char* ahead;        // see LinearTileArgs::ahead
+    const char* ahead;        // weights to prefetch meanwhile (LinearTileArgs::ahead)
     int64_t ahead_stride;
     alignas(64) float sums[kMaxRowTile * kBlock];
   };
@@ -223,7 +225,7 @@ class CpuBackend : public Backend {
   std::vector<uint8_t> failed_;                    // [T] see StepOutcome
   std::vector<TokenRoutes> routes_;                // [T] used if the step has counters
   std::vector<const RoutingPlan*> counted_plans_;  // scratch of RunStep()
-  std::vector<RopeTable> rope_tables_;             // one for each pair of settings used so far
+  std::vector<RopeTable> rope_tables_;             // one for each (theta, dimensions)
   std::vector<AttentionRow> attention_rows_;
   std::vector<AttentionTask> attention_tiles_;
   std::vector<int32_t> attention_task_ends_;

@@ -20,8 +20,8 @@ constexpr int kFewRows = 8;
 
 const CpuLinearBank& Cpu(const LinearBank& bank) { return static_cast<const CpuLinearBank&>(bank); }
 
-// Returns the number of hidden units of an expert, rounded up to whole panels, which is what the up
-// product writes.
+// Returns the number of hidden units of an expert, rounded up to whole panels of 16, because the up
+// product writes whole panels.
 int64_t HiddenColumns(const CpuLinearBank& bank, int expert) {
   return int64_t{bank.matrix(expert).panels} * kPanel / (bank.shape().gated ? 2 : 1);
 }

@@ -1,5 +1,5 @@
-// Dense and grouped linear layers. Both use the same code: a dense layer is a group with one
-// expert.
+// Dense and grouped linear layers. Both use the same code: a dense layer is a grouped layer with
+// one expert.
 
 #include <algorithm>
 
@@ -11,8 +11,8 @@ namespace moeserve::cpu {
 namespace {
 
 constexpr int64_t kInlineMultiplyAdds = 1 << 16;
-// Adjacent small blocks are combined into tasks of at least this size, to amortise handing a task
-// to a thread.
+// Adjacent small blocks of weights are combined into tasks of up to this size, to amortise handing
+// a task to a thread.
 constexpr int64_t kTaskBytes = 64 << 10;
 // With this many tiles or fewer, a block is computed in less time than the next block takes to
 // prefetch.

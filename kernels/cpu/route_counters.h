@@ -37,7 +37,8 @@ class CpuRouteCounters : public RouteCounters {
     // The kind of all tokens of the step, or kMixed if their kinds differ.
     uint8_t uniform_kind;
     std::span<TokenRoutes> routes;
-    int step_kind() const { return uniform_kind == kTokenDecode ? 1 : 0; }  // see ModelCounts
+    // The index into the arrays of ModelCounts: 1 if all tokens of the step are decode tokens.
+    int step_kind() const { return uniform_kind == kTokenDecode ? 1 : 0; }
   };
   static constexpr uint8_t kMixed = 254;
 

@@ -8,9 +8,10 @@
 namespace moeserve::cpu {
 namespace {
 
-// Removes masked experts from a selection and returns the number of experts left. A selection
-// contains masked experts only if the scores of all experts that are not masked are -Inf as well,
-// or if top-p asks for a share of 1.
+// Removes masked experts from a selection and returns the number of experts left. At most
+// RouteOverride::allowed experts are selected, and an expert masked by -Inf ranks behind all finite
+// scores. So a selection contains one only if an expert that is not masked has the score -Inf or
+// NaN.
 int WithoutMasked(const float* bias, int count, int32_t* experts, float* weights) {
   int kept = 0;
   for (int i = 0; i < count; ++i) {
@@ -169,7 +170,7 @@ RoutingPlan CpuBackend::Route(const RouteArgs& args) {
 }
 
 void CpuBackend::MarkFailed(std::span<const uint8_t> row_nonfinite) {
-  constexpr uint8_t kNoLargest = 2;  // see RoutingPlan
+  constexpr uint8_t kNoLargest = 2;  // RoutingPlan::row_nonfinite: no finite largest score
   // A router called outside of a step has no tokens to mark.
   if (failed_.empty() || row_nonfinite.size() % failed_.size() != 0) return;
   const size_t sub_tokens = row_nonfinite.size() / failed_.size();

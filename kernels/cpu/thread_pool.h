@@ -51,9 +51,10 @@ class ThreadPool {
   uint64_t Work(int worker);
   void WorkerLoop(int worker);
 
-  // Bits of the ticket: epoch (24) | number of tasks (20) | index of the next task (20). A thread
-  // takes a task by adding 1 to the ticket. While a thread runs a task of epoch e, the job of epoch
-  // e cannot end, so jobs_[e % 2] is not overwritten.
+  // Run() hands out its tasks as one or more jobs, which are numbered by an epoch. Bits of the
+  // ticket: epoch (24) | number of tasks (20) | index of the next task (20). A thread takes a task
+  // by adding 1 to the ticket. While a thread runs a task of epoch e, the job of epoch e cannot
+  // end, so jobs_[e % 2] is not overwritten.
   std::atomic<uint64_t> ticket_{0};
   std::atomic<int64_t> done_{0};
   std::atomic<bool> stop_{false};

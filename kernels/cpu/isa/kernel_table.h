@@ -26,7 +26,8 @@ namespace moeserve::cpu {
 // bytes. int8: the bytes are 128 + value for four values of k. int4: byte j holds 8 + value for k =
 // j in its low bits and for k = j + 4 in its high bits, so a line covers eight values of k.
 //
-// dtype.h explains why these functions are static.
+// The following functions are static so that the linker cannot replace the copy of one instruction
+// set by that of another.
 static constexpr int QuantStep(Quantization q) {  // number of values of k per output in a line
   switch (q) {
     case Quantization::kNone:
@@ -78,7 +79,8 @@ struct QuantTileArgs {
   int rows;    // 1..row_tile
   int64_t k;
   const char* const* x;  // [rows] QuantizeRowArgs::records of each row
-  // As in LinearTileArgs.
+  // If not null, one line at `ahead` is prefetched in each step, and `ahead` advances by
+  // `ahead_stride`. If null, the block is read from memory, and the block itself is prefetched.
   const char* ahead;
   int64_t ahead_stride;
   float* out;  // [rows][kBlock]

@@ -185,7 +185,7 @@ inline void QuantizeGroup(const Vec (&value)[kVecs], int zero, char* record) {
   }
   const float most = MaxOfLanes(largest);
   const bool finite = SumOfLanes(check) == 0.0f;
-  // For a value below the smallest normal number, the inverse would overflow.
+  // If all values are tiny, 127 / most could overflow; all integers are then 0.
   const float inverse = !finite || most < 1e-35f ? 0.0f : 127.0f / most;
   IntVec sum = BroadcastInt(0);
   for (int v = 0; v < kVecs; ++v) {

@@ -25,8 +25,8 @@ inline void PanelDots(const float* columns, const float* x, int64_t n, Vec (&dot
     }
     for (int p = 0; p < P; ++p) Store(of_lane + p * kPanel, sum[p]);
   }
-  // Adds the lanes as a tree. Lanes without products hold zeros and are skipped; adding a zero can
-  // change only the sign of a zero result.
+  // Adds the lanes as a tree. Lanes without products count as +0 and are skipped: adding +0 changes
+  // no value except -0, and the addition of Zero() below makes that change.
   for (int width = kRoutingLanes / 2; width > 0; width /= 2) {
     for (int l = 0; l < width && l + width < used; ++l) {
       for (int p = 0; p < P * kPanel; p += kPanel) {
