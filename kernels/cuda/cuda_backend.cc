@@ -64,7 +64,8 @@ class StreamKvCache : public KvCacheStorage {
   cudaStream_t stream_;
 };
 
-// Returns the element type of a cache. int8 maps to bf16, because int8 caches are never allocated.
+// Returns the element type of a cache. The result for int8 does not matter, because int8 caches are
+// never allocated.
 DType ElementType(KvCacheType type) {
   return type == KvCacheType::kF32 ? DType::kF32 : DType::kBF16;
 }

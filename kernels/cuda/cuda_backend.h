@@ -20,11 +20,11 @@
 
 namespace moeserve::cuda {
 
-// Operations are enqueued on one stream and return before they have run; CopyToHost() and
-// HostPlan() wait for them. Replayable steps of the same shape: the first one is issued operation
-// by operation and allocates the memory that the shape needs; the second one is captured as a
-// graph; all later ones replay the graph, without a call per operation and without waiting for the
-// host.
+// Operations are enqueued on one stream and return before they have run; CopyToHost(), HostPlan(),
+// ReadSamples() and FinishStep() wait for them. Replayable steps of the same shape: the first one
+// is issued operation by operation and allocates the memory that the shape needs; the second one is
+// captured as a graph; all later ones replay the graph, without a call per operation and without
+// waiting for the host.
 class CudaBackend : public Backend {
  public:
   // Unavailable if there is no usable device; the message states the cause.
@@ -88,11 +88,12 @@ class CudaBackend : public Backend {
   int64_t weight_bytes() const override { return weight_bytes_; }
 
  private:
-  // Two steps with equal keys issue the same operations with the same arguments.
+  // Two steps with equal shapes issue the same operations with the same arguments, so a recording
+  // of one can be replayed for the other.
   struct StepShape {
     const void* owner = nullptr;
     StepRows rows;
-    int64_t context = 0;  // upper bound of the step's positions
+    int64_t context = 0;  // a power of two above all positions of the step
     int table_stride = 0;
     uint64_t counters = 0;  // 0 if nothing is counted
     uint64_t cache = 0;     // 0 if no cache is used
@@ -173,7 +174,7 @@ class CudaBackend : public Backend {
   int tiled_from_ = 0;
   bool waited_ = false;  // whether the host has waited since the step's last operation was issued
   std::vector<PlanSlot> slots_;
-  DeviceMemory packed_;  // used by CopyPlans()
+  DeviceMemory packed_;  // scratch of CopyPlans()
   RouteScratch route_scratch_;
   std::map<WorkKey, WorkSlot> work_;
   RopeTables rope_tables_;

@@ -8,7 +8,8 @@
 namespace moeserve::cuda {
 namespace {
 
-// A step with more rows runs so long that the time to issue its operations is hidden.
+// Steps with more rows are not recorded: they run so long that the time to issue their operations
+// is hidden.
 constexpr int64_t kMaxReplayedTokens = 256;
 constexpr int64_t kMinContext = 256;
 constexpr int64_t kMinTableStride = kMinContext / kKvBlockTokens;
@@ -22,7 +23,8 @@ int64_t PowerOfTwo(int64_t n) {
 }
 
 // Returns the number of rows to which a replayed step is padded. Only few different numbers result,
-// so there are few shapes; the padding is less than 8 rows or a quarter of the rows.
+// so there are few shapes; the padding is less than 8 rows or less than a quarter of the rows,
+// whichever is more.
 int64_t Bucket(int64_t rows) {
   if (rows <= 8) return PowerOfTwo(rows);
   const int64_t step = std::max<int64_t>(8, PowerOfTwo(rows) / 8);

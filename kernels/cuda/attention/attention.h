@@ -24,9 +24,9 @@ struct QueryRows {
 };
 
 // How the contexts of tokens [0, tiled_from) of a step are divided into splits that run
-// concurrently. LaunchAttentionWork() computes it once per step (and distinct window), and
-// LaunchAttention() reads it. All layers share the memory of the partial results, because launches
-// on one stream use it one after another.
+// concurrently. LaunchAttentionWork() computes it once per step for each pair of window and split
+// size, and LaunchAttention() reads it. All layers share the memory of the partial results, because
+// launches on one stream use it one after another.
 struct AttentionWork {
   int max_tokens = 0;  // the largest number of tokens
   int slots = 0;  // the largest number of splits; a token for which no slots are left is not split

@@ -281,8 +281,8 @@ __device__ __forceinline__ void StoreFinished(const AttentionLaunch& a,
   }
 }
 
-// Computes one chunk of the rows of tokens [begin, end), which belong to one sequence. split = -1:
-// all splits.
+// Computes rows [chunk * kRows, (chunk + 1) * kRows) of tokens [begin, end), which belong to one
+// sequence. split = -1: all splits.
 template <int kDim, typename Element>
 __device__ inline void RunRows(const AttentionLaunch& a, int begin, int end, int split, int kv_head,
                                int chunk, int split_tokens, float scale,

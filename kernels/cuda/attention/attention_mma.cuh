@@ -1,7 +1,8 @@
 // Parts of attention on the tensor cores that the split kernel and the tiled kernel share, so that
-// a row has the same bits from either kernel. Keys are processed in tiles of 64 positions, the
-// products of a tile in the order of its k16 steps. The sum of the softmax weights is computed as
-// one more column of the second product.
+// a row has the same bits from either kernel. Keys are processed in tiles of 64 positions. Within a
+// tile, products are added in ascending order, 16 dimensions at a time for the scores and 16 keys
+// at a time for the weighted values. The sum of the softmax weights is computed as one more column
+// of the second product.
 #pragma once
 
 #include "kernels/cuda/attention/attention_rows.cuh"

@@ -224,8 +224,8 @@ __device__ inline void CopyTile(char* to, const void* from, const KvLayerView& c
 // row that has not seen a key yet.
 __device__ inline float Reference(float m) { return m == kMinusInfinity ? 0.0f : m; }
 
-// The factors for the merged result so far and for one split's result. Maxima are logarithms to
-// base 2.
+// The factors by which Merge() rescales the merged result so far and one split's result. Scores
+// include a factor of log2(e), so all exponentials have base 2.
 struct MergeFactors {
   float merged, split;
 };

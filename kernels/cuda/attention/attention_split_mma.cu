@@ -1,8 +1,8 @@
 // Attention of single tokens over a bf16 cache on the tensor cores. A thread block computes the
-// query heads of one token that share a kv head, padded to 16 rows, over one split of the context,
-// so keys and values are read once for all of these heads. The four warps divide a tile's keys
-// among them in the first product, and the head's columns in the second. Two tiles of keys and of
-// values are in flight at any time.
+// query heads of one token that share a kv head, padded to 16 rows, over one split of the context
+// (or all splits, if the token is not split), so keys and values are read once for all of these
+// heads. The four warps divide a tile's keys among them in the first product, and the head's
+// columns in the second. Two tiles of keys and of values are in flight at any time.
 #include "kernels/cuda/attention/attention_kernels.h"
 #include "kernels/cuda/attention/attention_mma.cuh"
 #include "kernels/cuda/device/launch.h"

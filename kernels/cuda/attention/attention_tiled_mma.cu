@@ -16,8 +16,8 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kRows = 64;
 
-// A thread's results merged so far, in shared memory, for heads that are too wide for registers.
-// Element i of all threads is adjacent.
+// The results of all threads, merged so far, in shared memory. Used for heads that are too wide for
+// registers. Values with the same index are adjacent for all threads.
 template <int kDim>
 struct StashedRows {
   float4 sums[kDim / 8][kThreads];
@@ -126,7 +126,8 @@ __device__ __forceinline__ void StoreFinished(const AttentionLaunch& a,
   }
 }
 
-// Computes the rows of `chunk` for tokens [begin, end), which belong to one sequence.
+// Computes rows [chunk * kRows, (chunk + 1) * kRows) of tokens [begin, end), which belong to one
+// sequence.
 template <int kDim>
 __device__ inline void TiledRun(const AttentionLaunch& a, int begin, int end, int kv_head,
                                 int chunk, int split_tiles, float scale,

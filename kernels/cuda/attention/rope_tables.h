@@ -16,7 +16,8 @@ namespace moeserve::cuda {
 // backend's thread uses this class.
 class RopeTables {
  public:
-  // Returns whether the angles of such a step do not fit, so that Reserve() would reallocate them.
+  // Returns whether there is no room for the angles of a step with this many tokens, so that
+  // Reserve() would reallocate them.
   bool MustGrow(const RopeSettings& settings, int64_t tokens) const;
   // Grows the tables of these settings, which may move them, so the stream must be idle.
   // ResourceExhausted if memory runs out.

@@ -13,8 +13,8 @@ namespace moeserve::cuda {
 // cause: the build has no CUDA support, there is no driver, or the error of the CUDA runtime.
 absl::Status CheckDevice();
 
-// Returns the backend of the first device. Unavailable if CheckDevice() fails or the device is too
-// old; ResourceExhausted if memory runs out.
+// Returns the backend of the first device. Unavailable if CheckDevice() fails or the device is
+// older than compute capability 8.0; ResourceExhausted if memory runs out.
 Result<std::unique_ptr<Backend>> CreateDevice(const BackendOptions& options);
 
 }  // namespace moeserve::cuda

@@ -38,7 +38,8 @@ class Handle {
 
   T get() const { return value_; }
   explicit operator bool() const { return value_ != nullptr; }
-  // An error of kRelease() was caused by earlier work and is reported when that work is waited for.
+  // An error of kRelease() is ignored: it was caused by earlier work and is reported when that work
+  // is waited for.
   void Reset() {
     if (value_ != nullptr) static_cast<void>(kRelease(std::exchange(value_, nullptr)));
   }

@@ -41,8 +41,8 @@ void AllowSharedMemory(const void* kernel, size_t bytes) {
 }
 
 bool HasGridDependencies() {
-  // Code compiled for 9.0a runs only on devices of capability 9.0; later devices run the code for
-  // 8.0.
+  // Only code compiled for 9.0a contains GridDependencyWait(). That code runs only on devices of
+  // capability 9.0; later devices run the code for 8.0.
   static const bool has = [] {
     int device = 0, major = 0;
     MOESERVE_CHECK(cudaGetDevice(&device) == cudaSuccess, "no current CUDA device");

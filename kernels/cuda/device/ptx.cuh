@@ -306,7 +306,8 @@ __device__ __forceinline__ void FenceAsyncShared() {
 
 // --- Register counts of a warpgroup; dependent launches (9.0a; no effect on other devices) ------
 
-// All warps of a warpgroup must call these functions. kRegisters is a multiple of 8 in [24, 256].
+// Set the maximum number of registers of each thread to kRegisters, a multiple of 8 in [24, 256].
+// All warps of a warpgroup must call these functions.
 template <int kRegisters>
 __device__ __forceinline__ void IncreaseRegisters() {
 #if !defined(MOESERVE_CUDA_EMULATION) && MOESERVE_HAS_SM90A

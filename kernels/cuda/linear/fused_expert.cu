@@ -40,8 +40,8 @@ struct FusedParams {
   LinearParams down;
 };
 
-// Copies input rows into planes of 64 columns, with the swizzle of packed weight blocks
-// (linear_bank.h).
+// Copies input rows into planes of 64 columns. As in packed weight blocks, the 16-byte piece c of
+// row r is stored at piece index c ^ (r % 8).
 template <typename S>
 __device__ void LoadRows(const LinearParams& p, int in_features, const LinearTileRange& tile,
                          char* planes) {

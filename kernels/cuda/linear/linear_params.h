@@ -12,7 +12,7 @@ struct LinearParams {
   const char* weights;
   const float* bias;  // null if there is none
   const LinearBankEntry* entries;
-  const int32_t* order;    // [experts] see CudaLinearBank::order()
+  const int32_t* order;    // [experts] in descending order of the size of their matrices
   const int32_t* offsets;  // [experts + 1] first row of each expert; null: one expert with all rows
   const int32_t* source;   // input row of each row; null: the row itself
   const char* input;

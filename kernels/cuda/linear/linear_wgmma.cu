@@ -184,8 +184,8 @@ __device__ void Consume(const LinearParams& p, char* shared, uint64_t* full, uin
     if (tile.expert < 0) break;
     const LinearBankEntry m = p.entries[tile.expert];
     if (tile.rows <= 64) {
-      // An expert's last tile has at most 64 rows: each consumer then computes half of the outputs
-      // for all of these rows.
+      // The tile, the last one of an expert, has at most 64 rows. Each consumer computes half of
+      // the outputs for all of these rows.
       constexpr int kHalf = S::kBlocks / 2;
       tile.image_row += consumer * kHalf * kImageBlock;
       ConsumeTile<S, kHalf>(p, m, tile, shared, 0, S::kRowsBytes + consumer * kHalf * kBlockBytes,

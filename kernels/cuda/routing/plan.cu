@@ -21,8 +21,9 @@ __global__ void __launch_bounds__(kThreads) SmallPlanKernel(PlanBuild b) {
   BuildSmallPlan(b.table, b.experts, b.rows, scratch, b.plan);
 }
 
-// Counts the routes of each chunk to each expert. The last block to arrive replaces an expert's
-// counts by their sums over the preceding chunks, and writes the expert offsets.
+// Counts the routes to each expert in each chunk of kPlanChunk rows. The last block to arrive
+// replaces each of these counts by the sum of the expert's counts in the preceding chunks, and
+// writes the expert offsets.
 __global__ void __launch_bounds__(kThreads) ChunkCountKernel(PlanBuild b) {
   GridDependencyPass();
   const int thread = static_cast<int>(threadIdx.x);

@@ -11,7 +11,8 @@
 namespace moeserve::cuda {
 namespace {
 
-// Upper bound of a block's dynamic shared memory. Some devices have less, see RoomOfBlock().
+// Upper bound of a block's dynamic shared memory. On devices that have less, RouteSharedLimit()
+// returns what they have.
 constexpr int64_t kMaxShared = 160 << 10;
 // Bytes in front of the memory that the phases of the kernel share; they hold the flag of
 // LastToArrive().

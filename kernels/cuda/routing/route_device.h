@@ -26,7 +26,8 @@ inline constexpr int kFewestTileRows = 8;
 int64_t RouteSharedBytes(const RouteSettings& settings);
 int64_t RouteSharedLimit();
 
-// A router's tensors on the device. `weights` is the matrix whose products ProductsOf() counts.
+// A router's tensors on the device. `weights` is the matrix that is multiplied with the input rows:
+// the expert vectors of a dot router, or the projection of a cosine router.
 struct RouterTables {
   RouteSettings settings;
   int columns = 0;                 // products per row: E (dot router) or dim (cosine router)
@@ -35,7 +36,7 @@ struct RouterTables {
                                    // PermutedForTile()
   const float* bias = nullptr;     // [columns] or null
   const float* experts = nullptr;  // cosine router only: [dim][E]
-  float temperature = 1.0f;        // ResolvedTemperature()
+  float temperature = 1.0f;        // result of ResolvedTemperature()
 };
 
 // Returns the position at which element `i` of a weight row is stored. Of every 256 elements, lane

@@ -1,7 +1,7 @@
 // Products of a tile of rows with a tile of router columns in the order of operations of
 // kernels/base/routing.h: lane l of a warp adds the groups of 8 elements l, l + 32, ... in
-// ascending order with fused multiply-adds; the 32 partial sums are added as a tree with distances
-// 16, 8, 4, 2, 1. The result of a row does not depend on its tile.
+// ascending order with fused multiply-adds; the 32 partial sums are added as a tree (for w = 16, 8,
+// 4, 2, 1, lane l + w is added to lane l). The result of a row does not depend on its tile.
 #pragma once
 
 #include "kernels/base/dtype.h"
@@ -60,8 +60,9 @@ __device__ __forceinline__ void CopyWeights(const ProductArgs& a, int first_colu
   }
 }
 
-// Copies one step of the rows. Rows and elements out of range become zeros. In f32, the two 16-byte
-// chunks of a lane's group of 8 elements are stored in two separate planes.
+// Copies one step of the rows. Rows and elements out of range become zeros. In f32, a lane's group
+// of 8 elements has two 16-byte chunks, which are stored in two separate planes, so that the lanes
+// of a warp read adjacent chunks.
 template <typename Tile>
 __device__ __forceinline__ void CopyRows(const ProductArgs& a, int first_row, int64_t begin,
                                          char* stage) {

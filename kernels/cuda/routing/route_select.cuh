@@ -53,8 +53,8 @@ __device__ inline SelectScratch CarveSelect(char* memory, const RouteSettings& s
 }
 
 // Returns the dot product of one column of `experts` and u, computed by one thread with the bits of
-// ContractDot(). The 32 partial sums are visited in the order in which the tree with distances 16,
-// 8, 4, 2, 1 combines them, so at most five sums are pending at a time.
+// ContractDot(). The 32 partial sums are computed in the order in which the tree of
+// ContractTreeSum() combines them, so at most five sums are pending at a time.
 __device__ inline float ColumnDot(const float* experts, int64_t stride, const float* u, int n) {
   float pending[6];
 #pragma unroll
@@ -295,9 +295,9 @@ __device__ __forceinline__ Selected TakeRanks(const RowSelection& row, const Ran
 }
 
 // Stores the selected experts, which are those with a key of at least selected.last, in ascending
-// order. Masked experts are left out: a selection contains masked experts only if the scores of all
-// experts that are not masked are -Inf as well, or if top-p asks for a share of 1. Returns the
-// number of experts stored.
+// order, without masked experts. At most RouteOverride::allowed experts are selected, and an expert
+// masked by -Inf ranks behind all finite scores. So a selection contains one only if an expert that
+// is not masked has the score -Inf or NaN. Returns the number of experts stored.
 __device__ __forceinline__ int StoreSelected(const SelectRowArgs& a, const Selected& selected,
                                              const float* bias, bool finite, float total,
                                              const SelectScratch& scratch, int lane) {

@@ -6,8 +6,8 @@
 
 namespace moeserve::cuda {
 
-// Returns, in every lane, the sum over the lanes as a tree with distances 16, 8, 4, 2, 1, the order
-// that kernels/base/routing.h specifies.
+// Returns, in every lane, the sum over the lanes with the bits of ContractTreeSum()
+// (kernels/base/routing.h).
 __device__ inline float WarpTreeSum(float v) {
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {

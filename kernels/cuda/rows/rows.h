@@ -24,7 +24,8 @@ void LaunchEmbed(const TableView& table, const int32_t* ids, float scale, const 
 void LaunchAddPositions(const TableView& table, const int32_t* position, const RowsView& output,
                         cudaStream_t stream);
 // Adds sinusoidal positions to output[t]: sines to the first half of the columns, cosines to the
-// second half ("Attention Is All You Need", with the frequencies of fairseq).
+// second half. As in fairseq, column i of a half of n columns has the frequency
+// 10000^(-i / (n - 1)).
 void LaunchAddSinusoids(const int32_t* position, const RowsView& output, cudaStream_t stream);
 
 struct NormLaunch {

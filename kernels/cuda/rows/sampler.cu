@@ -13,7 +13,8 @@ namespace {
 // so the segment of the drawn token is found from the sums of the segments. Rows that fit are kept
 // in shared memory after the first pass over them.
 constexpr int kMaxWarps = 32;
-constexpr int kTokensPerThread = 8;  // the number at which another warp is added
+// A block has one warp per 32 * kTokensPerThread tokens of the vocabulary, up to kMaxWarps.
+constexpr int kTokensPerThread = 8;
 constexpr int kUnroll = 4;
 constexpr int kLoads = 8;  // number of loads from global memory that a thread issues at a time
 constexpr int kMaxToken = 0x7fffffff;
@@ -264,8 +265,8 @@ __device__ typename RowSampler<kCached>::Bin RowSampler<kCached>::FindBin(uint64
 }
 
 // Returns the cutoff of the shortest sequence of most probable tokens that contains `target`
-// tokens, or that has a total weight of `target`. Only tokens not below the floor are considered;
-// if they do not suffice, the cutoff keeps all tokens.
+// tokens, or that has a total weight of `target`. Only tokens whose shifted logit is at least
+// `floor` are considered; if they do not suffice, the cutoff keeps all tokens.
 template <bool kCached>
 __device__ SamplingCutoff RowSampler<kCached>::Cut(Measure measure, uint64_t target, float floor) {
   const float bins_per_unit = SamplingBinsPerUnit(floor);

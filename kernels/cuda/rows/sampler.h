@@ -13,7 +13,7 @@ struct SampleLaunch {
   const SampleRow* rows = nullptr;  // [count], device memory
   SampleResult* results = nullptr;  // [count], device memory; results[i] belongs to rows[i]
   int count = 0;                    // number of rows, which is the size of the grid
-  const float* logits = nullptr;    // [R, stride], device memory
+  const float* logits = nullptr;    // [rows of logits, stride], device memory
   int64_t stride = 0;               // elements from one row to the next, at least `vocabulary`
   int vocabulary = 0;               // 1 to 2^23
 };

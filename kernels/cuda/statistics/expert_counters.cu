@@ -13,8 +13,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-// In a step with at most this many rows per plan, one warp counts an expert; otherwise a thread
-// block does.
+// If a plan has at most this many rows, one warp counts an expert; otherwise a thread block does.
 constexpr int kWarpRows = 512;
 
 // The largest number of MoE blocks that one launch counts; it is limited by the size of a launch's

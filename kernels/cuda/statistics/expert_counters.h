@@ -65,7 +65,7 @@ class ExpertCounters {
   int64_t most_diversity_ = 0;
   int64_t token_experts_size_ = 0;
   int max_tokens_ = 0;
-  DeviceMemory counts_;         // see Layout
+  DeviceMemory counts_;         // all counters, at the positions in Layout
   DeviceMemory parameters_;     // [num_experts_] int64
   DeviceMemory token_experts_;  // [vocabulary, num_experts_]
   // Scratch memory. arrivals_ and distinct_ are 0 between launches, diversity_ is 0 between steps.

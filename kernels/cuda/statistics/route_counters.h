@@ -1,4 +1,4 @@
-// The counters of a model's MoE blocks, in the form in which the backend returns them.
+// The RouteCounters of the CUDA backend.
 #pragma once
 
 #include <memory>
