@@ -1,6 +1,8 @@
 #include "engine/sample/token_step.h"
 
 #include <algorithm>
+#include <iterator>
+#include <string_view>
 #include <utility>
 
 #include "kernels/base/sampling.h"
@@ -20,13 +22,27 @@ TokenLogprob DrawnLogprob(const SampleResult& drawn, int alternatives) {
   return result;
 }
 
+// Returns whether the device's sampler applies this field of kDrawFields (see SampleRow).
+constexpr bool IsDrawnOnDevice(const SamplingField& field) {
+  const std::string_view name = field.name;
+  return name == "temperature" || name == "top_k" || name == "top_p" || name == "min_p";
+}
+
+// Returns whether the request sets a field of kDrawFields that only the host's sampler applies.
+bool NeedsHostDraw(const SamplingParams& params) {
+  static const SamplingParams defaults;
+  return std::any_of(std::begin(kDrawFields), std::end(kDrawFields), [&](const auto& field) {
+    return !IsDrawnOnDevice(field) && field.Get(params) != field.Get(defaults);
+  });
+}
+
 }  // namespace
 
 std::optional<SampleRow> DeviceSample(const Sequence& s, int row) {
   const SamplingParams& params = s.request.sampling;
   // Samples that fork from one prompt draw several tokens from one row; the device draws only one.
   if (s.sampling.changes_logits() || s.wants_prompt_logprobs() || !s.samples.empty() ||
-      params.logprobs.value_or(0) > kMaxAlternatives) {
+      params.logprobs.value_or(0) > kMaxAlternatives || NeedsHostDraw(params)) {
     return std::nullopt;
   }
   SampleRow sample{};

@@ -27,7 +27,7 @@ struct StatisticOptions {
 // experts' weights (--moe-metrics, --moe-expert-weights).
 enum class MetricDetail : uint8_t { kAlways, kExperts, kWeights };
 
-// A Prometheus counter with one sample per block, or one per expert if the value is a vector.
+// A Prometheus family with one sample per block, or one per expert if the value is a vector.
 // Sliding windows, histograms and values of the whole model are not in this list (see
 // server/metrics).
 struct StatisticMetric {
@@ -36,6 +36,7 @@ struct StatisticMetric {
   // Value of the label `phase`; entries of one family that differ in it are adjacent.
   const char* phase = nullptr;
   MetricDetail detail = MetricDetail::kAlways;
+  const char* type = "counter";  // "gauge" if the value can fall
 };
 
 // In the texts, T: tokens; h: rows per token; k: largest number of experts per row; E: experts of

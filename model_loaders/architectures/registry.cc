@@ -17,11 +17,7 @@ constexpr const Architecture* kArchitectures[] = {
 };
 
 absl::Status UnknownArchitecture(const nlohmann::json& config, ArchitectureList known) {
-  std::string expected;
-  for (size_t i = 0; i < known.size(); ++i) {
-    if (i > 0) expected.append(i + 1 == known.size() ? " or " : ", ");
-    expected.append(Quoted(known[i]->model_type));
-  }
+  const std::string expected = ModelTypes(known);
   Problems problems;
   ObjectReader reader(config, "", &problems);
   if (const auto* found = reader.Required("model_type", expected); found != nullptr) {
@@ -33,6 +29,15 @@ absl::Status UnknownArchitecture(const nlohmann::json& config, ArchitectureList 
 }  // namespace
 
 ArchitectureList Architectures() { return kArchitectures; }
+
+std::string ModelTypes(ArchitectureList architectures) {
+  std::string types;
+  for (size_t i = 0; i < architectures.size(); ++i) {
+    if (i > 0) types.append(i + 1 == architectures.size() ? " or " : ", ");
+    types.append(Quoted(architectures[i]->model_type));
+  }
+  return types;
+}
 
 Result<std::unique_ptr<const CheckpointConfig>> ReadConfig(std::string_view text,
                                                            ArchitectureList architectures) {

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "base/status.h"
@@ -16,6 +17,9 @@ using ArchitectureList = std::span<const Architecture* const>;
 
 // Returns all families. The first one that recognizes a config.json reads it.
 ArchitectureList Architectures();
+
+// Returns the model types of the families for error messages: "a", "b" or "c", in quotes.
+std::string ModelTypes(ArchitectureList architectures);
 
 // Reads the text of a config.json. If no family in the list recognizes it, InvalidArgument contains
 // the found model_type and the known ones. Error messages begin with "config.json: ".

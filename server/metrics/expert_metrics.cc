@@ -86,6 +86,16 @@ bool Exported(MetricDetail detail, const MoeMetricsOptions& options) {
   return false;
 }
 
+// Returns `value` in one of the types that PrometheusText writes.
+template <typename T>
+auto SampleValue(T value) {
+  if constexpr (std::is_same_v<T, uint64_t>) {
+    return value;
+  } else {
+    return static_cast<double>(value);
+  }
+}
+
 // Writes the samples of one of BlockStatistics() for one routed block.
 void WriteStatistic(PrometheusText& text, const BlockStatistic& statistic,
                     const BlockExpertStats& block, const std::string& model) {
@@ -93,25 +103,24 @@ void WriteStatistic(PrometheusText& text, const BlockStatistic& statistic,
   const char* const kind = Name(block.block);
   const auto write = [&](const auto& value) {
     using Value = std::decay_t<decltype(value)>;
-    if constexpr (std::is_same_v<Value, uint64_t>) {
+    if constexpr (std::is_arithmetic_v<Value>) {
       if (statistic.metric.phase == nullptr) {
-        text.Sample({{"model", model}, {"layer", layer}, {"block", kind}}, value);
+        text.Sample({{"model", model}, {"layer", layer}, {"block", kind}}, SampleValue(value));
       } else {
         text.Sample({{"model", model},
                      {"layer", layer},
                      {"block", kind},
                      {"phase", statistic.metric.phase}},
-                    value);
+                    SampleValue(value));
       }
-    } else if constexpr (std::is_same_v<Value, std::vector<uint64_t>> ||
-                         std::is_same_v<Value, std::vector<double>>) {
+    } else if constexpr (!std::is_same_v<Value, std::string>) {
       for (size_t e = 0; e < value.size(); ++e) {
         const std::string expert = Number(e);
         text.Sample({{"model", model}, {"layer", layer}, {"block", kind}, {"expert", expert}},
-                    value[e]);
+                    SampleValue(value[e]));
       }
     } else {
-      MOESERVE_CHECK(false, "a statistic that is exported is a count or a list by expert");
+      MOESERVE_CHECK(false, "an exported statistic is a number or a list of numbers per expert");
     }
   };
   std::visit(write, statistic.value(block, {}));
@@ -130,7 +139,7 @@ void WriteCounters(PrometheusText& text, const ExpertStats& stats, const std::st
            list[end].metric.family == family) {
       ++end;
     }
-    text.Family(family, "counter", metric.help);
+    text.Family(family, metric.type, metric.help);
     for (const BlockExpertStats& block : stats.blocks) {
       for (size_t i = begin; i < end; ++i) WriteStatistic(text, list[i], block, model);
     }

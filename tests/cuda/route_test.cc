@@ -5,6 +5,7 @@
 
 #include <span>
 
+#include "base/kinds.h"
 #include "tests/cuda/route_support.h"
 
 namespace moeserve::cuda {
@@ -141,9 +142,9 @@ constexpr int kRowCounts[] = {0, 1, 2, 7, 8, 9, 63, 64, 65, 257, 600};
 
 TEST_F(RouteTest, EqualsTheCpuInEverySettingAndSize) {
   uint64_t seed = 1;
-  for (int experts : {1, 2, 3, 8, 10, 33, 60, 64, 100, 256, 300, 1024}) {
-    for (int width : {4, 24, 250, 600}) {
-      for (Gate gate : {Gate::kSoftmax, Gate::kSigmoid, Gate::kSoftmaxSelected}) {
+  for (Gate gate : AllKinds<Gate>()) {
+    for (int experts : {1, 2, 3, 8, 10, 33, 60, 64, 100, 256, 300, 1024}) {
+      for (int width : {4, 24, 250, 600}) {
         const int64_t work = int64_t{experts} * width;
         int count = kRowCounts[seed % std::size(kRowCounts)];
         while (count > 9 && work * count > 3'000'000) count /= 8;

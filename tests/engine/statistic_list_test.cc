@@ -65,8 +65,10 @@ TEST(StatisticList, ReadmeHasEveryEntry) {
   }
 }
 
-TEST(StatisticList, ValuesPerExpertHaveOneForEveryExpert) {
-  constexpr size_t kExperts = 5;
+constexpr size_t kExperts = 5;
+
+// Returns a model with one routed block of kExperts experts.
+ModelSpec OneBlock() {
   ModelSpec spec;
   spec.vocab_size = 8;
   spec.hidden_size = 8;
@@ -74,7 +76,11 @@ TEST(StatisticList, ValuesPerExpertHaveOneForEveryExpert) {
   RoutedLayerSpec& routing = spec.layers[0].feed_forward.routing.emplace();
   routing.num_experts = kExperts;
   routing.widths.assign(kExperts, 4);
-  const ExpertStats stats = EmptyExpertStats(spec);
+  return spec;
+}
+
+TEST(StatisticList, ValuesPerExpertHaveOneForEveryExpert) {
+  const ExpertStats stats = EmptyExpertStats(OneBlock());
   ASSERT_EQ(stats.blocks.size(), 1u);
   for (const BlockStatistic& s : BlockStatistics()) {
     const bool by_expert = s.unit.ends_with("[E]");
@@ -91,6 +97,22 @@ TEST(StatisticList, ValuesPerExpertHaveOneForEveryExpert) {
         },
         s.value(stats.blocks[0], {}));
     EXPECT_TRUE(!by_expert || size == kExperts) << s.name << s.proto << ": " << size;
+  }
+}
+
+// Prometheus families have one sample per block, or one per expert.
+TEST(StatisticList, ExportedValuesAreNumbers) {
+  const ExpertStats stats = EmptyExpertStats(OneBlock());
+  for (const BlockStatistic& s : BlockStatistics()) {
+    if (s.metric.family == nullptr) continue;
+    const StatisticValue value = s.value(stats.blocks[0], {});
+    EXPECT_FALSE(std::holds_alternative<std::string>(value)) << s.metric.family;
+    const bool number = std::holds_alternative<uint64_t>(value) ||
+                        std::holds_alternative<int64_t>(value) ||
+                        std::holds_alternative<double>(value);
+    EXPECT_NE(number, s.unit.ends_with("[E]")) << s.metric.family;
+    const std::string_view type = s.metric.type;
+    EXPECT_TRUE(type == "counter" || type == "gauge") << s.metric.family << ": " << type;
   }
 }
 

@@ -10,6 +10,7 @@
 #include "gtest/gtest.h"
 #include "model_loaders/architectures/families.h"
 #include "model_loaders/architectures/name_table.h"
+#include "model_loaders/architectures/registry.h"
 #include "model_loaders/loader.h"
 #include "model_loaders/stored_parts.h"
 #include "tests/model_loaders/made_up_family.h"
@@ -176,7 +177,8 @@ TEST(Architecture, AnUnknownFamilyIsNamedBesideThoseThatAreKnown) {
   MadeUpFolder folder;
   folder.Write();
   EXPECT_EQ(testing::Message(LoadCheckpoint(folder.path()).status()),
-            "config.json: model_type: expected \"routed_decoder\", found \"made_up_moe\"");
+            "config.json: model_type: expected " + ModelTypes(Architectures()) +
+                ", found \"made_up_moe\"");
   const std::string known = "model_type: expected \"routed_decoder\" or \"made_up_moe\", found ";
   const std::map<std::string, std::string> cases = {
       {R"({"model_type": "mamba"})", known + "\"mamba\""},

@@ -10,6 +10,7 @@
 
 #include "gtest/gtest.h"
 #include "model_loaders/architectures/native/config_json.h"
+#include "model_loaders/architectures/registry.h"
 #include "model_loaders/loader.h"
 #include "tests/model_loaders/support.h"
 #include "tests/support/native_model.h"
@@ -215,8 +216,9 @@ std::vector<Case> Cases() {
             [](Folder& f) { f.config["attention"][1]["routing"]["select"]["k"] = 5; },
             {"config.json: attention[1].routing.select.k: expected an integer in [1, 4], "
              "found 5 (num_experts is 4)"}),
-      Parts("another family", [](Folder& f) { f.config["model_type"] = "mixtral"; },
-            {"config.json: model_type: expected \"routed_decoder\", found \"mixtral\""}),
+      Parts("another family", [](Folder& f) { f.config["model_type"] = "no_such_family"; },
+            {"config.json: model_type: expected " + ModelTypes(Architectures()) +
+             ", found \"no_such_family\""}),
 
       // The structure of safetensors files.
       Files(

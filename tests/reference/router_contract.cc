@@ -5,6 +5,7 @@
 #include <limits>
 #include <numeric>
 
+#include "base/check.h"
 #include "kernels/base/exp.h"
 
 namespace moeserve::testing {
@@ -110,6 +111,43 @@ void SortByExpert(RowRoutes<Real>& r) {
   }
 }
 
+// Returns the gate value of a score before any division. `exp` is the exponential function to use.
+template <typename Real, typename Exp>
+Real GateValueOf(GateKind gate, Real score, Real maximum, Exp exp) {
+  switch (gate) {
+    case GateKind::kSoftmax:
+    case GateKind::kSoftmaxSelected:
+      return exp(score - maximum);
+    case GateKind::kSigmoid:
+      return Real{1} / (Real{1} + exp(-score));
+  }
+  MOESERVE_CHECK(false, "every gate has a value");
+}
+
+// Returns whether a gate value is a share only after a division by the sum over all experts.
+bool DividesByAll(GateKind gate) {
+  switch (gate) {
+    case GateKind::kSoftmax:
+    case GateKind::kSoftmaxSelected:
+      return true;
+    case GateKind::kSigmoid:
+      return false;
+  }
+  MOESERVE_CHECK(false, "every gate has a divisor");
+}
+
+// Returns whether the weights are divided by the sum over the selected experts.
+bool DividesBySelected(const RouteSettings& s) {
+  switch (s.gate) {
+    case GateKind::kSoftmax:
+    case GateKind::kSigmoid:
+      return s.renormalize;
+    case GateKind::kSoftmaxSelected:
+      return true;
+  }
+  MOESERVE_CHECK(false, "every gate has a divisor");
+}
+
 }  // namespace
 
 RowRoutes<float> ContractRoutes(const RouteSettings& s, const RouterWeights& w,
@@ -135,12 +173,11 @@ RowRoutes<float> ContractRoutes(const RouteSettings& s, const RouterWeights& w,
     SortByExpert(r);
     return r;
   }
-  const bool sigmoid = s.gate == GateKind::kSigmoid;
   std::vector<float> value;
   for (float v : counted) {
-    value.push_back(sigmoid ? 1.0f / (1.0f + ContractExp(-v)) : ContractExp(v - maximum));
+    value.push_back(GateValueOf(s.gate, v, maximum, [](float x) { return ContractExp(x); }));
   }
-  const float z = sigmoid ? 1.0f : Sum(value);
+  const float z = DividesByAll(s.gate) ? Sum(value) : 1.0f;
   const float threshold = s.p * z;
   float cumulative = 0.0f;
   for (int e : r.ranking) {
@@ -151,10 +188,10 @@ RowRoutes<float> ContractRoutes(const RouteSettings& s, const RouterWeights& w,
   }
   for (int e : r.experts) {
     float gate;
-    if (s.renormalize || s.gate == GateKind::kSoftmaxSelected) {
+    if (DividesBySelected(s)) {
       gate = cumulative == 0.0f ? 0.0f : value[e] / cumulative;
     } else {
-      gate = sigmoid ? value[e] : value[e] / z;
+      gate = value[e] / z;
     }
     r.weights.push_back(gate * s.scale);
   }
@@ -203,16 +240,15 @@ RowRoutes<double> OracleRoutes(const RouteSettings& s, const RouterWeights& w,
     }
   }
   r.ranking = Ranking(r.scores);
-  const bool sigmoid = s.gate == GateKind::kSigmoid;
   double maximum = -std::numeric_limits<double>::infinity();
   for (double v : r.scores) maximum = std::max(maximum, v);
   std::vector<double> value;
   double z = 0;
   for (double v : r.scores) {
-    value.push_back(sigmoid ? 1.0 / (1.0 + std::exp(-v)) : std::exp(v - maximum));
+    value.push_back(GateValueOf(s.gate, v, maximum, [](double x) { return std::exp(x); }));
     z += value.back();
   }
-  if (sigmoid) z = 1.0;
+  if (!DividesByAll(s.gate)) z = 1.0;
   double cumulative = 0;
   r.margin = std::numeric_limits<double>::infinity();
   for (int e : r.ranking) {
@@ -229,8 +265,7 @@ RowRoutes<double> OracleRoutes(const RouteSettings& s, const RouterWeights& w,
     r.margin = std::min(r.margin, r.scores[r.ranking[n - 1]] - r.scores[r.ranking[n]]);
   }
   for (int e : r.experts) {
-    const bool over_selected = s.renormalize || s.gate == GateKind::kSoftmaxSelected;
-    const double gate = over_selected ? value[e] / cumulative : value[e] / z;
+    const double gate = DividesBySelected(s) ? value[e] / cumulative : value[e] / z;
     r.weights.push_back(gate * s.scale);
   }
   SortByExpert(r);
