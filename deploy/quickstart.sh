@@ -73,7 +73,8 @@ stop_server() {
   wait "$pid" 2>/dev/null || true
 }
 
-# Decides whether to build the CUDA backend: sets `cuda` and prints the decision.
+# Decides whether to build the CUDA backend: sets `cuda` to ON if nvidia-smi lists a GPU, and prints
+# the decision.
 choose_backend() {
   if [[ $cuda == ON ]]; then
     echo "CUDA backend: built, because of --cuda"

@@ -19,7 +19,8 @@ while read -r library; do
   # ldd prints the dynamic linker without an arrow. It is part of the C library's package.
   if [[ $library == ld-linux* ]]; then continue; fi
   [[ -n $file ]] || die "$library is not found"
-  # Unlike ldd, the package may list the file under /lib or under /usr/lib: try both.
+  # The real path of a library begins with /usr/lib, but its package may list it under /lib: try
+  # both.
   file=$(readlink -f "$file")
   owner=$(dpkg-query -S "$file" 2>/dev/null || dpkg-query -S "${file#/usr}" 2>/dev/null) ||
     die "no package owns $file"

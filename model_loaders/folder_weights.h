@@ -20,9 +20,9 @@ class FolderWeights final : public WeightSource {
   // `files` must have passed CheckTensors() for `config`.
   FolderWeights(WeightFiles files, std::unique_ptr<const CheckpointConfig> config);
 
-  // Both functions check integers and scales (CheckQuantizedMatrix()) on every call:
-  // InvalidArgument with file, tensor, row and column. Get() converts integers to floating point,
-  // in memory that the tensor owns.
+  // Get() and GetQuantized() check a matrix of integers and its scales on every call:
+  // InvalidArgument, with file, tensor, row and column, if CheckQuantizedMatrix() refuses them.
+  // Get() converts integers to floating point, in memory that the tensor owns.
   Result<HostTensor> Get(std::string_view name, const std::vector<int64_t>& shape) override;
   Result<std::optional<QuantizedMatrix>> GetQuantized(std::string_view name,
                                                       const std::vector<int64_t>& shape,

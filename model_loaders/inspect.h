@@ -20,8 +20,8 @@ struct RoutedBlockSummary {
   BlockKind block = BlockKind::kFeedForward;
   std::vector<int64_t> expert_parameters;  // [expert], without the router
   // Bounds on the number of distinct experts that one token selects. With h sub-tokens that select
-  // k of E experts each, they are k and min(h * k, E). With top-p, a row selects between 1 and
-  // `max` experts.
+  // k of E experts each, the bounds are k and min(h * k, E). With top-p, k is 1 in the lower bound
+  // and the largest number of experts that a row may select in the upper bound.
   int64_t min_experts = 0;
   int64_t max_experts = 0;
 };
@@ -30,9 +30,10 @@ struct RoutedBlockSummary {
 struct ActivatedParameters {
   int64_t min = 0;  // if every block selects the fewest and smallest experts
   int64_t max = 0;  // if every block selects the most and largest experts
-  // The mean size of an expert times the number of selected experts. If sub-tokens may share
-  // experts, uses the largest number of distinct experts. Absent if a block selects by top-p,
-  // because the number then depends on the text.
+  // The parameters outside of routed experts plus, for each routed block, the mean size of an
+  // expert times the number of selected experts. If sub-tokens may share experts, uses the largest
+  // number of distinct experts. Absent if a block selects by top-p, because the number of selected
+  // experts then depends on the text.
   std::optional<int64_t> nominal;
 };
 

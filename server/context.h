@@ -56,10 +56,11 @@ class ServerContext {
 
   ServerState state() const { return state_.load(); }
   // Stores the loaded model's objects and changes the state from kLoading to kServing; a draining
-  // server stays kDraining. ResolveMoeMetrics must accept the settings for this model.
+  // server stays kDraining. Requires that ResolveMoeMetrics() accepts settings().moe_metrics for
+  // this model.
   void SetServing(std::shared_ptr<EngineApi> engine, const GenerationDefaults& defaults,
                   std::shared_ptr<const ChatFormat> chat = std::make_shared<ChatFormat>());
-  // Makes ServingEngine() refuse all later requests.
+  // Changes the state to kDraining. From then on, ServingEngine() returns Unavailable.
   void SetDraining();
 
   // Returns the engine, or Unavailable with code "loading", "draining" or "engine_dead".
@@ -79,8 +80,9 @@ class ServerContext {
   // Runs tasks that would block the connections' threads for too long.
   WorkPool& work_pool() { return work_pool_; }
 
-  // Adds a snapshot of the expert statistics to their history and to the windows of their metrics.
-  // Must be called about once per second.
+  // Adds a snapshot of the expert statistics to expert_history() and to the decaying counts from
+  // which GET /metrics computes gauges. Must be called about once per second. Does nothing until
+  // the model is loaded, and with --moe-metrics=off.
   void Tick();
   const ExpertHistory& expert_history() const { return expert_history_; }
 
@@ -102,7 +104,9 @@ class ServerContext {
   std::shared_ptr<ConstraintCompiler> constraint_compiler_;
   GenerationDefaults defaults_;
   std::shared_ptr<const ChatFormat> chat_format_;
-  WorkPool work_pool_;  // declared last: its tasks use the other members
+  // Declared last, so that it is destroyed, and its tasks have ended, before the members that the
+  // tasks use.
+  WorkPool work_pool_;
 };
 
 }  // namespace moeserve::server

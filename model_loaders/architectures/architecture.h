@@ -1,6 +1,6 @@
-// The interface of a family of checkpoint folders. A family recognizes and reads its config.json,
-// and returns for each tensor of the model where the files store it. README.md describes how to add
-// a family.
+// The interface of a family, which is a format of checkpoint folders. A family recognizes and reads
+// its config.json, and returns for each tensor of the model where the files store it. README.md
+// describes how to add a family.
 #pragma once
 
 #include <cstdint>
@@ -33,8 +33,8 @@ struct TensorPlace {
   std::optional<int64_t> index = std::nullopt;
   int64_t first_row = 0;
 
-  // The configuration keys that determine `shape`, in the notation of TensorRequirement. If empty,
-  // they are the keys of the model's tensor.
+  // The configuration keys that determine `shape`, such as "[2 * width, hidden_size]", for error
+  // messages. If empty, TensorRequirement::follows_from of the model's tensor is used.
   std::string follows_from = {};
 };
 
@@ -56,8 +56,9 @@ class CheckpointConfig {
   virtual std::string AsInFile(std::string_view text) const = 0;
 
   ModelSpec spec;
-  // How the files store the matrices that QuantizationOf() selects. Matrices of integers are never
-  // parts of a stored tensor.
+  // The integer type in which the files store matrices; kNone if they store floating point.
+  // QuantizationOf() returns which matrices this concerns. Each of them is a whole stored tensor,
+  // never a part of one.
   Quantization quantization = Quantization::kNone;
 };
 
@@ -72,8 +73,8 @@ struct Architecture {
 
 inline constexpr std::string_view kConfigFile = "config.json";
 
-// Parses the text of config.json. Fails if its size, depth or number of values exceeds a limit.
-// Error messages begin with "config.json: ".
+// Parses the text of config.json. InvalidArgument if the text is no JSON or if its size, depth or
+// number of values exceeds a limit. Error messages begin with "config.json: ".
 Result<nlohmann::json> ParseConfigJson(std::string_view text);
 
 // Returns whether the value of the key "model_type" is the string `model_type`.

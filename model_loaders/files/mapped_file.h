@@ -45,8 +45,8 @@ class MappedFile {
   FileStamp stamp_;
 };
 
-// Returns the contents of a regular file of at most `max_bytes` bytes. Errors as for
-// MappedFile::Open().
+// Returns the contents of a regular file. InvalidArgument if it is larger than `max_bytes`;
+// otherwise the same errors as MappedFile::Open().
 Result<std::string> ReadTextFile(const std::filesystem::path& path, uint64_t max_bytes);
 
 // Returns whether `path` exists. A dangling symbolic link counts, because opening it then reports

@@ -23,8 +23,8 @@ struct Choice {
   Enum value;
 };
 
-// Does not check ranges, which Validate() does for every family; refuses only integers that do not
-// fit int.
+// Reads one object. Refuses integers that do not fit int, but does not check other ranges:
+// Validate() checks them for every family.
 //
 // After an error, a function returns the default or zero, so that one run reports several errors.
 // The caller must check `problems` before it uses the values.

@@ -62,8 +62,8 @@ inline constexpr uint64_t kMaxSafetensorsHeader = 100'000'000;
 // value.
 Result<SafetensorsHeader> ParseSafetensorsHeader(std::string_view json, uint64_t data_size);
 
-// A memory-mapped safetensors file (see MappedFile about truncation). Immutable. Objects that use
-// its bytes share its ownership.
+// A memory-mapped safetensors file, which must not be truncated while it is mapped. Immutable.
+// Objects that use its bytes share its ownership.
 class SafetensorsFile {
  public:
   // Error messages begin with the last component of `path`.

@@ -36,7 +36,8 @@ class WeightFiles {
   // Returns the one or more files that contain the tensors.
   const std::vector<std::shared_ptr<const SafetensorsFile>>& files() const { return files_; }
 
-  // Returns the name of the file that an error message about a missing tensor contains.
+  // Returns "model.safetensors" or, if there are shards, the name of the index; error messages
+  // about missing tensors contain it.
   std::string_view name() const { return name_; }
 
  private:

@@ -144,7 +144,8 @@ absl::Status WriteConfig(const fs::path& source, const fs::path& to, Quantizatio
 // The largest magnitude of a value that QuantizeRow() accepts: the largest finite f16.
 constexpr float kLargest = 65504.0f;
 
-// Returns the error about a value that cannot be stored. `bounded` says that kLargest limits it.
+// Returns the error about a value that cannot be stored. If `bounded`, the error says that the
+// largest magnitude is kLargest.
 absl::Status ValueFault(std::string_view tensor, int64_t row, int64_t column, float value,
                         bool bounded) {
   const std::string found = std::isnan(value)   ? "NaN"

@@ -16,10 +16,10 @@ struct QuantizedFolder {
 };
 
 // Writes the native folder `destination`, which must be absent or empty, from the native folder
-// `source`. A matrix gets the type that QuantizationOf() returns for `type` (not kNone), rounded as
-// when a model is loaded with that type. Other tensors and the files of the tokenizer and of
-// generation defaults are copied. Integers in the source are copied if they have type `type`;
-// integers of another type are rounded a second time.
+// `source`. `type` must not be kNone. A matrix gets the type that QuantizationOf() returns for
+// `type`, and its values are rounded as when a model is loaded with `type`. Other tensors and the
+// files of the tokenizer and of generation defaults are copied. Integers in the source are copied
+// if they have type `type`; integers of another type are rounded a second time.
 //
 // Writes to a temporary folder next to `destination`, reads the result back and renames the folder.
 // Keeps some rows of a matrix in memory, or a whole matrix if the source has integers.

@@ -20,7 +20,7 @@ struct StoredTensor {
   std::string name;
   std::optional<ElementType> type;  // absent means F32, F16 or BF16
   std::vector<int64_t> shape;
-  std::string follows_from;  // as in TensorRequirement
+  std::string follows_from;  // the configuration keys that determine `shape`
 };
 
 // Returns the name of a matrix's scales, such as "blocks.0.attention.q.weight_scale" for
@@ -28,8 +28,8 @@ struct StoredTensor {
 std::string ScaleName(std::string_view weight);
 
 // Returns the tensors that store `tensor` in a folder with quantization `folder`: the tensor
-// itself, or its integers (int8: I8 [out, in]; int4: U8 [out, ceil(in / 2)], see QuantizedMatrix)
-// and their scales (F16 [out, groups]).
+// itself, or its integers (int8: I8 [out, in]; int4: U8 [out, ceil(in / 2)], two columns per byte)
+// and their scales (F16 [out, groups], one scale per row and group of columns).
 std::vector<StoredTensor> StoredTensors(const TensorRequirement& tensor, Quantization folder);
 
 // Returns InvalidArgument with row and column if an integer is out of range, if a scale is not

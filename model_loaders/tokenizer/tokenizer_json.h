@@ -26,7 +26,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizerJson(
 absl::StatusOr<std::unique_ptr<Tokenizer>> ParseTokenizerJson(std::string_view json,
                                                               std::string_view file_name);
 
-// The keys of tokenizer_config.json that the server uses. If a token is an object, its content.
+// The keys of tokenizer_config.json that the server uses. If the file has an object for a token,
+// the member is the `content` of that object.
 struct TokenizerConfig {
   // The chat template. If the file has a list of templates, the one named "default".
   std::optional<std::string> chat_template;

@@ -18,7 +18,7 @@ class ApiKeys {
   explicit ApiKeys(std::vector<std::string> keys) : keys_(std::move(keys)) {}
 
   bool empty() const { return keys_.empty(); }
-  // Returns the first key, for a command that acts as a client. Requires that there is a key.
+  // Returns the first key, which a client sends. Requires that there is a key.
   const std::string& first() const { return keys_.front(); }
 
   // Checks the value of an `authorization` header ("Bearer <key>"). Returns OK if there are no

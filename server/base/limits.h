@@ -30,7 +30,9 @@ struct RequestLimits {
   // about 60 bytes until it is sent.
   int64_t max_routes = int64_t{1} << 22;
   absl::Duration max_request_time = absl::Seconds(600);
-  size_t max_unread_bytes = size_t{1} << 20;  // output of a stream that waits for a slow client
+  // Limit on the output of a stream that waits for a slow client. A stream that exceeds it is
+  // cancelled with the error "slow_reader".
+  size_t max_unread_bytes = size_t{1} << 20;
 };
 
 struct HttpLimits {

@@ -29,7 +29,8 @@ HttpError ToHttpError(const absl::Status& status);
 // Returns {"error": {"message", "type", "param", "code"}} in one line.
 std::string ErrorJson(const HttpError& error);
 
-// Converts OK to OK. Never returns UNKNOWN. An internal error gets a fixed message.
+// Converts OK to OK, and codes that should not reach a client, such as UNKNOWN, to INTERNAL. An
+// INTERNAL error gets a fixed message, so that no details reach the client.
 grpc::Status ToGrpcStatus(const absl::Status& status);
 
 }  // namespace moeserve::server

@@ -12,7 +12,9 @@
 namespace moeserve::server {
 namespace {
 
-constexpr int kContextRows = 4096;  // rows per step while the cache is filled, not timed
+// Tokens of all sequences together in one step that fills the cache before decoding. These steps
+// are not timed.
+constexpr int kContextRows = 4096;
 
 using Clock = std::chrono::steady_clock;
 
@@ -37,8 +39,8 @@ class Cases {
   std::vector<CaseResult> Run() {
     std::vector<CaseResult> results;
     std::vector<std::function<double()>> cases;
-    // The first round warms up and counts the routed work. Later rounds do not count, because
-    // copying routing plans from a device takes time.
+    // The first round warms up and counts the work of the experts. Later rounds are timed and do
+    // not count it, because copying the selected experts of every step from a GPU takes time.
     if (settings_.prompt > 0) {
       results.push_back(WarmPrompt());
       cases.emplace_back([this] { return Prompt(nullptr); });

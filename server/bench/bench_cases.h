@@ -16,12 +16,12 @@ struct CaseSettings {
   int prompt = 0;                  // tokens in the prompt case; 0: no such case
   int chunk = 512;                 // prompt tokens per step
   int tokens = 64;                 // decode steps per measurement
-  int context = 16;                // tokens in the cache before decoding
+  int context = 16;                // tokens of each sequence in the cache before decoding
   int rounds = 3;                  // measurements per case
 };
 
 // Measured speeds of the machine, in bytes per second and in operations per second for each type of
-// arithmetic. 0 means not measured.
+// arithmetic. 0 means that the backend cannot measure the rate or has no such instructions.
 struct MachineRates {
   double read_bandwidth = 0;
   double f32 = 0;
@@ -30,8 +30,9 @@ struct MachineRates {
 
   // Returns the larger value of each rate.
   static MachineRates Best(const MachineRates& a, const MachineRates& b);
-  // Returns the rate of the fastest arithmetic that matrix products with these types can use; 0 if
-  // that rate is not measured.
+  // Returns the rate of the fastest arithmetic that matrix products with these types can use: int8
+  // for quantized weights, bf16 for compute type bf16, else f32. Skips a rate of 0 except that of
+  // f32.
   double PeakFor(const ModelOptions& types) const;
 };
 
@@ -42,7 +43,9 @@ struct CaseResult {
   double tokens_per_step = 0;  // tokens that one decode step, or the whole prompt, computes
   double bytes_per_step = 0;   // least bytes that must be read: weights, cached keys and values
   double operations_per_step = 0;
-  double distinct_experts = 0;  // mean per routed block and step
+  // Mean number of distinct experts per routed block and step. Here, a prompt has one step for
+  // every CaseSettings::chunk tokens.
+  double distinct_experts = 0;
 
   double Median() const;
   double Min() const;

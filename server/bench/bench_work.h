@@ -11,7 +11,7 @@
 
 namespace moeserve::server {
 
-// Counts the experts that the routes of steps selected, and the work for these experts.
+// Counts the experts that the tokens of steps selected, and the work of these experts.
 class RoutedWork {
  public:
   // `spec` must outlive this object.

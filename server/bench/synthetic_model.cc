@@ -69,7 +69,8 @@ class SyntheticWeights : public WeightSource {
     t.data = bytes->data();
     t.owner = bytes;
     if (shape.size() == 1) {
-      // Biases are 0, because biases of 1 would dominate the inputs of the routers.
+      // Biases are 0. Biases of 1 would dominate the inputs of the routers, and nearly all tokens
+      // would select the same experts.
       const bool bias = name.ends_with("bias");
       std::fill_n(reinterpret_cast<float*>(bytes->data()), n, bias ? 0.0f : 1.0f);
       return t;

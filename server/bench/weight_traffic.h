@@ -13,9 +13,9 @@ namespace moeserve {
 // Returns the bytes that `parameters` matrix elements take, including quantization scales.
 int64_t MatrixBytes(int64_t parameters, DType weights, Quantization quantization);
 
-// Returns the bytes of weights that every step reads: all tensors except routed experts and
-// embeddings, of which a step reads only few rows. Tied embeddings count once, as the LM head.
-// Routers and vectors are f32.
+// Returns the bytes of weights that every step reads: all tensors except routed experts, which are
+// read only if selected, and embeddings, of which a step reads only few rows. Tied embeddings count
+// once, as the LM head. Routers and vectors count as f32.
 int64_t FixedWeightBytes(const ModelSpec& spec, const ModelOptions& types);
 
 // Returns the bytes of weights that all steps counted in `stats` read: FixedWeightBytes() per step,

@@ -33,8 +33,8 @@ struct ProfiledTexts {
   RunningModel model;  // the caller needs its tokenizer
 };
 
-// Records router scores in every step. Disables the prefix cache, so that the model computes every
-// token of the texts.
+// Starts the model and computes the texts of `options`. Records router scores in every step.
+// Disables the prefix cache, so that the model computes every token of the texts.
 Result<ProfiledTexts> ProfileTexts(const ModelOptionsText& model, const ProfilingOptions& options);
 
 }  // namespace moeserve::server

@@ -15,8 +15,9 @@
 
 namespace moeserve::server {
 
-// Is passed to the engine as a RouteTrace and writes the files while the model runs. RouteTrace
-// documents the order and the threads of the calls.
+// Writes the files while the model runs: the engine thread calls OnStep() after every step.
+// Requests must run one after the other and without a prefix cache, so that rows arrive in the
+// order of the text.
 class ScoreDump final : public RouteTrace {
  public:
   // Creates the folder if it does not exist. `hidden` selects whether router inputs are written,

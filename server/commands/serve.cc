@@ -229,7 +229,7 @@ Result<Configuration> Configure(const Options& options) {
   return out;
 }
 
-// Both listeners keep references to the router and the context.
+// Both listeners keep references to the router and the context, which must outlive them.
 struct Listeners {
   std::unique_ptr<http::HttpServer> http;
   std::unique_ptr<rpc::GrpcServer> grpc;

@@ -1,4 +1,5 @@
-// Computes log-probabilities of texts in consecutive windows.
+// Computes log-probabilities of texts. A text is cut into windows, which the model computes
+// independently, because a text can be longer than the context.
 #pragma once
 
 #include <cstddef>
@@ -13,12 +14,12 @@
 namespace moeserve::server {
 
 struct Score {
-  int64_t tokens = 0;  // in the texts, without prefixes
-  int64_t scored = 0;
+  int64_t tokens = 0;  // in the texts, without the special tokens that start each window
+  int64_t scored = 0;  // tokens that have a log-probability
   double sum_logprob = 0.0;
   size_t bytes = 0;
-  std::vector<TokenId> run;  // all token ids that the model computed, in order: the windows with
-                             // their prefixes
+  // All token ids that the model computed, in order: the windows, each with its special tokens.
+  std::vector<TokenId> run;
 
   double nll_per_token() const { return -sum_logprob / static_cast<double>(scored); }
   double perplexity() const;

@@ -19,18 +19,18 @@ struct ConstraintField {
   std::string param;  // name of the request field, for error messages
 };
 
-// Thread-safe. Compile() takes up to the time limit of ConstraintLimits and must not be called on
-// I/O threads.
+// Thread-safe. Compile() can take as long as ConstraintLimits::compile_time and must not be called
+// on I/O threads.
 class ConstraintCompiler {
  public:
-  // If `vocabulary` is an error, the model does not support structured output, and Compile()
-  // returns that error. Keeps the most recently used constraints, up to `max_cached_bytes` in
-  // total.
+  // If `vocabulary` is an error, the model does not support structured output, and every Compile()
+  // fails with the message of that error. Keeps the most recently used constraints, up to
+  // `max_cached_bytes` in total.
   ConstraintCompiler(Result<std::shared_ptr<const VocabularyIndex>> vocabulary,
                      ConstraintLimits limits, size_t max_cached_bytes = size_t{256} << 20);
 
-  // Compiles `field`, or returns the cached constraint. Fails as CompileConstraint() does, with
-  // InvalidArgument and API error code "invalid_schema".
+  // Compiles `field`, or returns the cached constraint. If the constraint cannot be compiled,
+  // returns InvalidArgument with API error code "invalid_schema".
   Result<std::shared_ptr<const CompiledConstraint>> Compile(const ConstraintField& field);
 
   // Returns the constraint if it is cached, else null. Does not compile.

@@ -27,9 +27,10 @@ struct ChoiceEvent {
 // A queue of events from the engine thread to one consumer. Thread-safe.
 class EventChannel {
  public:
-  // When an empty queue gets an event, the pushing thread calls `wake`, without holding locks;
-  // `wake` must return quickly. If the queued events would exceed `max_bytes`, all later output is
-  // dropped and overflowed() becomes true.
+  // When an empty queue gets an event or a queue overflows, the pushing thread calls `wake`,
+  // without holding locks; `wake` must return quickly. The queue overflows if an event would raise
+  // its size above `max_bytes`, unless the queue is empty: this event and all later ones are
+  // dropped, and overflowed() becomes true.
   EventChannel(size_t max_bytes, std::function<void()> wake);
 
   void Push(ChoiceEvent event);
@@ -46,8 +47,11 @@ class EventChannel {
 };
 
 struct GenerationOptions {
-  int samples = 1;  // requests per prompt; they follow each other
+  int samples = 1;  // requests per prompt; those of one prompt must be adjacent
+  // Limit on the output that waits for Take(), in bytes.
   size_t max_unread_bytes = size_t{1} << 20;
+  // Called on the engine thread when Take() has something to return after it had nothing, or when
+  // too much output waits. Must return quickly.
   std::function<void()> wake = [] {};
   // May be null. Shared, because the engine can outlive the object that owns the Generation.
   std::shared_ptr<Metrics> metrics;

@@ -30,7 +30,7 @@ struct RequestRules {
 // The parameters that completions and chats have in common. Prompts are stored elsewhere.
 struct GenerationParams {
   std::string model;  // the served name that the request named
-  // max_tokens, logprobs and prompt_logprobs are not set here but per prompt.
+  // Without max_tokens, logprobs and prompt_logprobs, which MakeEngineRequests() sets.
   SamplingParams sampling;
   std::optional<ConstraintField> constraint;  // its compiled form becomes sampling.constraint
   int priority = 0;
@@ -46,7 +46,7 @@ struct GenerationParams {
   std::string request_id;  // from the request's body; empty if absent
   int ignored_fields = 0;  // number of unknown fields in the body
 
-  // The request field that errors about the prompt's length name.
+  // The name of the request field in errors about the length of the prompt.
   std::string_view prompt_field = "prompt";
   std::optional<int> max_tokens;
   int default_max_tokens = kDefaultMaxTokens;  // if max_tokens is absent; reduced to what fits

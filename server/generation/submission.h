@@ -41,8 +41,9 @@ class Submission {
   // InvalidArgument, with API error code "invalid_schema", if the constraint cannot be compiled.
   absl::Status CompileConstraint();
 
-  // Submits one engine request per choice, all or none. GenerationOptions::wake describes `wake`.
-  // Returns the engine's refusal as the error.
+  // Submits one engine request per choice, all or none. The engine thread calls `wake` when the
+  // result's Take() has new output; `wake` must return quickly. Returns the engine's refusal as the
+  // error.
   Result<std::unique_ptr<Generation>> Start(absl::Time deadline, std::function<void()> wake) const;
 
   const std::string& id() const { return id_; }  // the response's id

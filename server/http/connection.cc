@@ -108,8 +108,9 @@ int Connection::Unsent() {
 }
 
 bool Connection::DrainedSome() {
-  // Compare the unsent bytes, because a socket becomes writable only after the client has read a
-  // good part of its buffer, long after it has read the first byte.
+  // Compare the unsent bytes instead of waiting until the socket is writable: it becomes writable
+  // only when a good part of its send buffer is free, long after the client has read the first
+  // byte.
   const int before = std::exchange(unsent_, Unsent());
   return unsent_ < before;
 }
@@ -259,7 +260,8 @@ struct Connection::Parser {
   Parser(const Parser&) = delete;
   Parser& operator=(const Parser&) = delete;
 
-  // Consumes as much of `buffer` as can be parsed. Returns OK if more bytes are needed.
+  // Parses the first `size` bytes of `buffer` as far as they form complete parts of the request,
+  // and removes the parsed bytes. Returns OK if more bytes are needed.
   error_code Put(std::string& buffer, size_t size) {
     error_code error;
     const size_t used = message.put(asio::buffer(buffer.data(), size), error);

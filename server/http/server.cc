@@ -107,13 +107,15 @@ class HttpServer::Impl {
     }
     work_.reset();
     {
-      // If no connection is open, the thread ends by itself after the last handlers.
+      // If no connection is open, the I/O thread ends by itself after the functions that are posted
+      // to the I/O context.
       std::lock_guard lock(mutex_);
       if (open_ > 0) io_->stop();
     }
     thread_.join();
-    // A handler that will never run may keep a connection alive, and the connection the
-    // environment. Releasing the I/O context and the pool breaks that cycle.
+    // A function posted to the I/O context that will never run may own a connection. The connection
+    // owns the environment, which owns the I/O context. Releasing the context and the pool here
+    // breaks that cycle.
     environment_->io.reset();
     environment_->pool.reset();
   }

@@ -1,4 +1,5 @@
-// The HTTP listener: one thread for all sockets, a small pool for large bodies.
+// The HTTP listener: one thread for all sockets, and a small thread pool for requests with large
+// bodies and for slow handlers.
 #pragma once
 
 #include <memory>

@@ -96,7 +96,7 @@ auto SampleValue(T value) {
   }
 }
 
-// Writes the samples of one of BlockStatistics() for one routed block.
+// Writes the samples of `statistic`, an entry of BlockStatistics(), for one routed block.
 void WriteStatistic(PrometheusText& text, const BlockStatistic& statistic,
                     const BlockExpertStats& block, const std::string& model) {
   const std::string layer = std::to_string(block.layer);

@@ -16,8 +16,8 @@
 namespace moeserve::server {
 
 // Which series are exported. kOff: none. kLayer: series per routed block. kTop: also series for the
-// most used experts of each block. kFull: series per block and per expert. kAuto: see
-// MoeMetricsOptions.
+// most used experts of each block. kFull: series per block and per expert. kAuto: kFull or kTop,
+// depending on the number of experts.
 enum class MoeMetricsMode : uint8_t { kOff, kLayer, kTop, kFull, kAuto };
 
 struct MoeMetricsOptions {
@@ -35,12 +35,13 @@ const char* Name(MoeMetricsMode mode);
 // Parses the words that Name() returns. InvalidArgument for other words.
 Result<MoeMetricsMode> ParseMoeMetricsMode(const std::string& word);
 
-// Resolves kAuto for a model whose routed blocks `stats` contains. InvalidArgument for more than
-// kMaxSeries series, or for `weights` without kFull.
+// Resolves kAuto for a model whose routed blocks `stats` contains. InvalidArgument for `weights`
+// without kFull, or if kFull needs more than kMaxSeries series: one per expert, or two with
+// `weights`.
 Result<MoeMetricsOptions> ResolveMoeMetrics(MoeMetricsOptions options, const ExpertStats& stats);
 
-// Writes the metrics. Counters are totals; gauges are computed from counts in an exponentially
-// decaying window. Thread-safe.
+// Writes the metrics. Counters are totals. Gauges are computed from the window: counts that decay
+// exponentially with a half-life of one minute. Thread-safe.
 class ExpertMetrics {
  public:
   // ResolveMoeMetrics() must have resolved `options`. `spec` is the spec of the model whose

@@ -39,8 +39,8 @@ class ChatFormat {
   Result<chat::RenderedPrompt> Render(const Conversation& conversation, const RequestLimits& limits,
                                       std::time_t now) const;
 
-  // Renders the conversation and tokenizes the text. The result is never empty. The contents of
-  // messages are tokenized as plain text, even if they spell a special token.
+  // Renders the conversation and tokenizes the text. InvalidArgument if the result would be empty.
+  // The contents of messages are tokenized as plain text, even if they spell a special token.
   Result<std::vector<TokenId>> Encode(const Conversation& conversation, const Tokenizer& tokenizer,
                                       const RequestLimits& limits, std::time_t now) const;
 

@@ -24,7 +24,7 @@ class ExpertHistory {
 
   // Adds a snapshot. Must be called about once per second, with SteadyNow(). Ignores a snapshot
   // that is older than the newest one. Of the snapshots older than a minute, only one every ten
-  // seconds is kept.
+  // seconds is kept; of those older than kMaxWindowSeconds, only the newest.
   void Add(absl::Time now, ExpertStats snapshot);
 
   // Returns the newest snapshot; nullopt if there is none.

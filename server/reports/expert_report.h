@@ -11,7 +11,8 @@
 namespace moeserve::server {
 
 // Returns the response of GET /v1/experts/stats. Without `window_seconds`, the statistics are since
-// the start of the server. `threshold` is the threshold of the activation ratio.
+// the start of the server. In the activation ratio, an expert counts as active if its selections,
+// divided by the tokens, exceed `threshold`.
 nlohmann::ordered_json ExpertStatsJson(const ExpertStats& stats, const std::string& model,
                                        std::optional<double> window_seconds, double threshold);
 

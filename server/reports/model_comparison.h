@@ -17,9 +17,13 @@ struct ComparedModel {
   double perplexity = 0.0;
   double activation_ratio = 0.0;  // share of experts that count as active
   double diversity = 0.0;         // distinct experts per token and block
-  double compute = 0.0;           // activated parameters per token
+  // Activated parameters per token. If several sub-tokens of a token select the same expert,
+  // `compute` counts that expert several times and `unique` once.
+  double compute = 0.0;
   double unique = 0.0;
-  double expert_share = 0.0;  // mean over blocks of compute / the block's expert parameters
+  // Mean over blocks of the expert parameters that a token activates (counted as in `compute`),
+  // divided by all expert parameters of the block.
+  double expert_share = 0.0;
   double balance = 0.0;       // mean over blocks of mean / max selections per expert
   double balance_loss = 0.0;  // mean over blocks of MoA's L_a; 1 for even load
   double entropy = 0.0;       // mean over blocks of router entropy / ln E, for E experts

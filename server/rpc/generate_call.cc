@@ -188,7 +188,8 @@ void GenerateCall::WatchForStall() {
   const absl::Duration limit = server_.settings().http.write_stall_timeout;
   stall_alarm_.Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(limit),
                    [weak = weak_from_this(), write = writes_](bool fired) {
-                     // A weak reference, because the alarm is a member and keeps its callback.
+                     // The alarm is a member and keeps its callback, so a strong reference would
+                     // keep the call alive.
                      const auto self = weak.lock();
                      if (!fired || self == nullptr) return;
                      bool stalled;

@@ -37,7 +37,8 @@ class GenerateCall final : public grpc::ServerWriteReactor<v1::GenerateResponse>
  private:
   using EventQueue = std::shared_ptr<Dispatcher::Queue>;
 
-  // Reads the request and starts it. If a constraint must be compiled, the work pool does both.
+  // Reads the request and starts it. If its constraint must be compiled first, the work pool
+  // compiles the constraint and starts the request.
   absl::Status Submit(const v1::GenerateRequest& request, const EventQueue& queue);
   absl::Status Launch(const CompletionParams& params, const EventQueue& queue);
   void Fail(const absl::Status& status);  // ends a call that has not started to generate

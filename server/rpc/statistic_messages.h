@@ -9,8 +9,9 @@
 
 namespace moeserve::server {
 
-// Sets the fields of `to` to the values of the statistics in `list`, which contain the names of the
-// fields. If `to` lacks such a field, or if its type differs from the value's, the process stops.
+// Sets, for each statistic in `list` that names a field of gRPC messages, that field of `to` to the
+// value of the statistic. Stops the process if `to` has no field of that name or if the field has
+// another type than the value.
 void SetStatistics(google::protobuf::Message& to, std::span<const BlockStatistic> list,
                    const BlockExpertStats& block, const StatisticOptions& options);
 void SetStatistics(google::protobuf::Message& to, std::span<const ModelStatistic> list,

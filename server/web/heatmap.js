@@ -9,8 +9,8 @@ const gap = 1;
 const moveMilliseconds = 450;
 // The position of an even share on the colour scale, 0 to 1, however high the loads are.
 const evenPlace = 0.45;
-// All loads above this share the last colour, so that one very busy expert does not make all other
-// experts look alike.
+// All loads above this multiple of an even share get the last colour of the scale, so that one very
+// busy expert does not make all other experts look alike.
 const maxTop = 16;
 
 export class Heatmap {
@@ -96,7 +96,8 @@ export class Heatmap {
     const available = this.node.clientWidth;
     if (available === 0 || this.rows.length === 0) return;
     const columns = Math.max(...this.rows.map((row) => row.values.length));
-    // A cell needs a visible width. If the map becomes wider than its frame, the frame scrolls.
+    // A cell needs a visible width. If the map becomes wider than the element that contains it,
+    // that element scrolls.
     this.inner = Math.max(available - labelWidth, columns * 5);
     this.rowHeight = this.rows.length > 24 ? 14 : this.rows.length > 12 ? 20 : 30;
     const width = labelWidth + this.inner;

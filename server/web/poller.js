@@ -2,7 +2,9 @@
 
 export class Poller {
   // `ask(signal)` fetches data and shows it. `onState` is called with null after every success,
-  // else with the error. The pause after a slow request is longer than `interval`.
+  // else with the error. The pause before the next request is `interval` milliseconds, doubled by
+  // each failure in a row (at most four times), and at least 15 times the duration of the last
+  // request.
   constructor(ask, interval, onState = () => {}) {
     this.ask = ask;
     this.interval = interval;

@@ -81,7 +81,8 @@ export class RequestsView {
     // If a counter has decreased, the server was restarted.
     const restarted = last &&
       value("requests_finished_total") < valueOf(last.families, "requests_finished_total");
-    // After a pause, the difference would cover the whole pause, which no chart shows.
+    // After a pause in polling, drop the older readings: a difference to them would describe the
+    // whole pause, but a point of a chart describes the time just before it.
     if (restarted || (last && time - last.time > quantileSeconds)) this.readings = [];
     const before = this.readings.at(-1);
     this.readings.push({ time, families });

@@ -16,13 +16,14 @@ namespace moeserve::server {
 // the body is untrusted.
 std::string ErrorCode(std::string_view body);
 
-// Parses the stream of one response.
+// Parses the stream of one response. An output piece is a choice in a chunk that contains generated
+// output: usually one token, or several if the server sent them together.
 class CompletionStream {
  public:
   // Parses the next bytes of the body. The body may be split at any byte.
   void Feed(std::string_view bytes);
 
-  // Returns how many output pieces the bytes of the last Feed() contained.
+  // Returns the number of output pieces in the bytes of the last Feed().
   int new_arrivals() const { return new_arrivals_; }
 
   bool done() const { return done_; }  // true once "[DONE]" has arrived

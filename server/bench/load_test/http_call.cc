@@ -47,8 +47,8 @@ void AnswerParser::Parse(double now) {
     error_code error;
     const size_t used = parser_.put(buffer.data(), error);
     buffer.consume(used);
-    // For a response without a body, the parser does not construct the body reader that would
-    // handle the head.
+    // The body reader handles the head. For a response without a body, the parser does not
+    // construct the reader, so the head is handled here.
     if (parser_.is_header_done() && call_.answer.status == 0) {
       call_.answer.OnHead(parser_.get());
     }

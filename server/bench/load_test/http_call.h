@@ -83,7 +83,7 @@ struct Call {
   bool surplus = false;  // whether bytes followed the response
   bool timed_out = false;
   bool cut_off = false;
-  bool held = false;  // an idle stream; it continues when the load ends
+  bool held = false;  // an idle stream, which CancelAll() does not end
   RequestResult result;
 
   void Break() {

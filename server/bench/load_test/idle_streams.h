@@ -24,7 +24,7 @@ struct IdleStreamReport {
   int alive = 0;
   int lost = 0;                           // closed or reset by the server before the release
   int completed = 0;                      // opened streams that became complete
-  std::map<std::string, int> incomplete;  // opened streams that did not; count per error
+  std::map<std::string, int> incomplete;  // other opened streams; count per error
 };
 
 }  // namespace moeserve::server

@@ -47,8 +47,8 @@ struct LoadReport {
   double requests_per_second = 0.0;
   double input_tokens_per_second = 0.0;   // of completed requests
   double output_tokens_per_second = 0.0;  // of all requests
-  // Output rate during the time in which requests were started; absent if that time was less than a
-  // fifth of the run.
+  // Output tokens per second during the part of the run in which requests were started; absent if
+  // that part was shorter than a fifth of the run.
   std::optional<double> full_load_output_tokens_per_second;
 
   LatencyGroup all;
@@ -64,10 +64,11 @@ struct LoadReport {
   std::optional<double> sender_cpu_seconds;
   std::optional<ServerCounters> server;  // change over the run, if the server reports it
   std::optional<IdleStreamReport> idle_streams;
-  // For the bound set by memory bandwidth. Only if the engine runs in this process and --bandwidth
-  // is given.
-  std::optional<double> weight_bytes;    // bytes of weights that the steps of the run read
-  std::optional<double> read_bandwidth;  // bytes per second, measured before and after the run
+  // The next two members give the bound set by memory bandwidth. They are present only if the
+  // engine runs in this process and --bandwidth is given.
+  std::optional<double> weight_bytes;  // bytes of weights that the steps of the run read
+  // Bytes per second: the largest of several measurements before and after the run.
+  std::optional<double> read_bandwidth;
 };
 
 // Builds the report of a finished run. The caller adds the optional members.

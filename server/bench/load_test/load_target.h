@@ -18,7 +18,7 @@ struct RequestResult {
   int64_t index = 0;
   double start = 0.0;  // time at which the request was due; a late sender adds to the latency
   double end = 0.0;
-  std::vector<double> arrivals;  // arrival time of each output piece
+  std::vector<double> arrivals;  // arrival time of each output piece, usually one token
   int64_t prompt_tokens = 0;     // as the server reports, else as sent
   int64_t output_tokens = 0;     // as the server reports, else the number of pieces
   // Empty if the response is complete, else one of few fixed texts, such as "503 queue_full" or

@@ -24,9 +24,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// How many responses are computed at the same time, and the limit on the work for one of them, in
-// steps of about a nanosecond. Both are small because the pool's threads also prepare chats and
-// structured output.
+// How many responses are computed at the same time, and the limit on the work for one response, in
+// steps of about a nanosecond each (about 4 seconds). Both are small because the threads of the
+// work pool also prepare chats and structured output.
 constexpr int kComputations = 1;
 constexpr double kMaxWork = double{1ull << 32};
 // Limit on the profiles in memory at the same time. A profile stays in memory until its client has
