@@ -1,4 +1,5 @@
-// A compiled constraint: a graph whose nodes describe JSON values.
+// A compiled constraint: a graph whose nodes describe JSON values. A text that matches a node is an
+// instance of the node.
 #pragma once
 
 #include <cstdint>
@@ -85,9 +86,9 @@ struct Grammar {
   Status Finish(const ByteSet& spellable_bytes, CompileBudget* budget);
 };
 
-// Returns a number n of characters that suffices for an unused key. Whatever the names are of which
-// `taken` are in use, some key of n characters is unused, and any given key has an unused extension
-// by n characters.
+// Returns a number n of characters that suffices for an unused key: whichever `taken` keys are in
+// use, some key of n characters is not, and every key can be extended by n characters to one that
+// is not.
 int64_t FreeNameLength(int64_t taken);
 
 // Returns the number of bytes of the shortest spelling of `c` inside a JSON string; kUnreachable if
