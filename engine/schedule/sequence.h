@@ -67,7 +67,9 @@ struct Sequence {
   int computed = 0;  // number of leading tokens that were computed or found in the prefix cache
   std::vector<int32_t> blocks;  // ids of this sequence's cache blocks
   int published = 0;            // number of leading blocks that were published (BlockManager)
-  std::string cache_key;        // sequences share cached prefixes only if their keys are equal
+  // Combines cache_salt and RoutingControl::key(); only sequences with equal keys share cached
+  // prefixes. BlockManager calls this key the salt.
+  std::string cache_key;
   // Largest `computed` so far. After a preemption, tokens below it are computed a second time.
   int high_water = 0;
   std::vector<std::pair<int, int>> reused;  // positions [begin, end) not computed for this request
