@@ -209,7 +209,8 @@ void MeasureHeights(Grammar* grammar) {
   for (const NodeId id : order) nodes[id].height = measurer.Of(nodes[id]).height;
 }
 
-// Removes from `node` the options, items and properties that have no finite instance.
+// Removes from `node` the options, items and properties that have no instance which the vocabulary
+// can spell.
 void RemoveEndless(const Grammar& grammar, Node* node) {
   const auto finite = [&](NodeId id) {
     return id != kNoNode && grammar.nodes[id].distance < kUnreachable ? id : kNoNode;

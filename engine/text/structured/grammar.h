@@ -81,8 +81,8 @@ struct Grammar {
   NodeId root = kNoNode;
   ByteSet spellable;  // bytes that are tokens by themselves; set by Finish()
 
-  // Computes distances and removes everything that has no finite instance. `spellable_bytes` are
-  // the bytes that are tokens by themselves.
+  // Computes distances and removes options, items and properties that have no instance which the
+  // vocabulary can spell. `spellable_bytes` are the bytes that are tokens by themselves.
   Status Finish(const ByteSet& spellable_bytes, CompileBudget* budget);
 };
 

@@ -29,13 +29,15 @@ enum class Phase : uint8_t {
   kClosing,  // inside white space before the closing bracket
 };
 
-// A value that has begun. Plain data.
+// A value that has begun and its containers: `parent` links a value to its container, so that a
+// frame is the top of a stack of frames. Plain data.
 struct Frame {
   FrameKind kind = FrameKind::kStart;
   Phase phase = Phase::kOpen;
   uint8_t space = 0;  // preceding white space: 0 none, 1 a space, 2 + n a line end and n characters
   NodeId node = kNoNode;
-  // Index into StackPool::frames of the container's frame as it is after this value; -1: none.
+  // Index into StackPool::frames of the container's frame, in the state in which it goes on after
+  // this value; -1: no container.
   int32_t parent = -1;
   int32_t depth = 0;      // number of containers around this value, itself included if it is one
   int64_t tail = 0;       // Distance() from the end of this value to the end of the text
