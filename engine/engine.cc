@@ -24,7 +24,7 @@
 namespace moeserve {
 namespace {
 
-// How often an idle engine checks deadlines and queue times.
+// How often the engine checks deadlines and queue times while requests wait and none runs.
 constexpr absl::Duration kTick = absl::Milliseconds(20);
 
 std::vector<KvLayerShape> CacheShapes(const ModelSpec& spec) {
@@ -92,19 +92,19 @@ class Engine::Impl {
   void AbortExpired();
   void Admit();
   void Step();
-  // Updates a sequence after its rows were computed: collects log-probabilities, completes the rows
-  // and draws the next token when the last known token was computed.
+  // Updates a sequence after its rows were computed: collects log-probabilities and marks the rows
+  // as computed. If no known token is left to compute, draws the next token.
   void Advance(const ScheduledRows& rows, const RowLogits& logits);
-  // Starts the other samples of this prompt, which waited for it to be computed; each sample draws
-  // its own first token.
+  // Starts the other samples of this sequence's prompt after the prompt was computed; each sample
+  // draws its own first token.
   void ForkSamples(Sequence& sequence, const RowLogits& logits);
   void NextToken(Sequence& sequence, const RowLogits& logits);
   void DeliverRoutes(Sequence& sequence, OutputDelta& delta);
-  // Finish() ends a request with its last piece, Fail() with an error. Its cache blocks and its id
-  // are free before the sink is called.
+  // Finish() ends a request with its last piece, Fail() with an error. The request's cache blocks
+  // and its id are free before the sink is called.
   void Finish(Sequence* sequence, OutputDelta delta);
   void Fail(Sequence* sequence, const absl::Status& status);
-  // Reads the counters from the device when the last request has ended, so that an idle engine's
+  // If no request is left, reads the expert counters from the device, so that an idle engine's
   // statistics are complete.
   void RefreshIfIdle() {
     if (scheduler_.running().empty() && scheduler_.waiting().empty()) recorder_.Refresh();
@@ -324,8 +324,8 @@ void Engine::Impl::Step() {
   if (scheduled.empty()) return;
   const Batch batch = MakeBatch(scheduled, model_->backend().samples_on_device());
   const size_t vocab = static_cast<size_t>(model_->spec().vocab_size);
-  // The vector never shrinks, because resize() would fill re-added elements with zeros in every
-  // step.
+  // logits_ never shrinks: if it did, resize() would fill the elements that it adds again with
+  // zeros in later steps.
   logits_.resize(std::max(logits_.size(), batch.logit_rows.size() * vocab));
   const StepOptions step = options_.expert_stats ? recorder_.BeginStep() : StepOptions{};
   const auto forward_begin = std::chrono::steady_clock::now();
@@ -355,7 +355,7 @@ void Engine::Impl::Step() {
         (logits.drawn != nullptr ? logits.drawn->finite != 0 : AllFinite(logits.values))) {
       Advance(rows, logits);
     } else {
-      // The other samples of this prompt wait for its computation and would fail in the same way.
+      // Other samples that wait for this prompt to be computed would fail in the same way.
       const absl::Status failure =
           absl::InternalError("numeric failure: router scores or logits are not finite");
       auto& samples = rows.sequence->samples;
@@ -496,7 +496,7 @@ void Engine::Impl::UpdateGauges() {
 
 void Engine::Impl::CopySchedulerStats() {
   stats_.running = static_cast<int>(scheduler_.running().size());
-  // Preempted sequences count as waiting.
+  // Admitted sequences that wait, after a preemption or as forked samples, count as waiting.
   stats_.waiting = queued_seqs_ + static_cast<int>(std::count_if(
                                       scheduler_.waiting().begin(), scheduler_.waiting().end(),
                                       [](const SequencePtr& s) { return s->admitted; }));

@@ -23,7 +23,7 @@ struct EngineOptions {
   int max_model_len = 0;  // 0: max_position_embeddings of the model
   int max_num_seqs = 64;  // largest number of sequences that run at a time
   // Largest number of rows in one step, prefill and decode together. 0: the device's preferred
-  // number of rows.
+  // number of rows. A value below max_num_seqs is raised to max_num_seqs.
   int max_step_tokens = 0;
   // Bytes of the KV cache. 0: enough for max_num_seqs sequences of min(max_model_len, 2048) tokens.
   int64_t kv_cache_bytes = 0;
@@ -90,8 +90,8 @@ class Engine {
   // Queues a request; thread-safe. If Submit succeeds, `sink` receives the response; if Submit
   // fails, `sink` is never called. Errors: InvalidArgument if a parameter or the prompt is out of
   // range (this includes prompt + max_tokens over max_model_len), AlreadyExists if a request with
-  // this id is running, ResourceExhausted if the queue is full, Unavailable if the engine is
-  // draining or shut down.
+  // this id is queued or running, ResourceExhausted if the queue is full, Unavailable if the engine
+  // is draining or shut down.
   absl::Status Submit(Request request, std::shared_ptr<TokenSink> sink);
 
   // Queues several samples of one prompt, which is computed once; thread-safe, with the errors of
@@ -119,8 +119,8 @@ class Engine {
 
   // May be called by any thread. The reference is valid as long as the engine.
   const RouteLayout& route_layout() const;
-  // Returns the counts per token id and expert; nullopt if they are not kept
-  // (RecorderOptions::token_counts_bytes, expert_stats). The result is valid as long as the engine.
+  // Returns the counts per token id and expert; nullopt if expert_stats is false or the table would
+  // be larger than RecorderOptions::token_counts_bytes. The result is valid as long as the engine.
   std::optional<TokenExpertCounts> token_expert_counts() const;
   // Returns the sampled router inputs, one entry per routed block; empty unless
   // RecorderOptions::hidden_samples asks for them.

@@ -8,8 +8,9 @@
 namespace moeserve {
 namespace {
 
-// Largest memory for the router scores and router inputs that a step reports. It is taken from the
-// device before the KV cache; steps get fewer rows if they would need more.
+// Largest memory for the router scores and router inputs that a step reports. This memory is
+// taken from the device before the KV cache. If a step of max_step_tokens rows would need more,
+// max_step_tokens is lowered, but not below max_num_seqs.
 constexpr int64_t kMaxReportBytes = int64_t{256} << 20;
 
 }  // namespace

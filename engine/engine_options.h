@@ -20,7 +20,8 @@ Result<EngineOptions> Resolved(const EngineOptions& options, const ModelSpec& sp
 // ResourceExhausted if the memory does not hold one sequence of max_model_len tokens.
 Result<int64_t> CacheBlocks(const EngineOptions& options, int64_t block_bytes);
 
-// Returns the options of the recorder of expert statistics.
+// Returns `options.recorder`, adjusted to the other options: any_selection is set if requests may
+// override routing; token_counts_bytes and hidden_samples are 0 if expert_stats is false.
 RecorderOptions RecorderSettings(const EngineOptions& options);
 
 }  // namespace moeserve

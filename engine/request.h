@@ -49,9 +49,9 @@ struct Usage {
   int prompt_tokens = 0;
   int completion_tokens = 0;  // a hidden EOS or stop token is counted
   int cached_tokens = 0;      // prompt tokens that came from the prefix cache
-  // The following three fields are set in the last piece, unless expert statistics are off.
-  // They cover the tokens that the model has computed for this request, cached ones included. The
-  // last sampled token is never computed.
+  // The following three fields are set in the last piece, unless expert statistics are off. They
+  // cover all prompt and output tokens except the last sampled token, which is never computed.
+  // Tokens found in the prefix cache count as if they had been computed for this request.
   // Number of tokens that went through the routed blocks.
   int routed_tokens = 0;
   uint64_t expert_routes = 0;  // number of selected (row, expert) pairs
@@ -74,9 +74,8 @@ struct OutputDelta {
   std::optional<std::string> stop_string;            // the stop string that matched
   std::optional<TokenId> stop_token;                 // the stop_token_ids entry that matched
   Usage usage;                                       // token counts up to this piece
-  // [routed blocks][E], if requested and `finished`: how often each expert ran for this request's
-  // prompt and output tokens that the model has computed; cached tokens count, too. Blocks are in
-  // the order of ExpertStats.
+  // [routed blocks][E], if requested and `finished`: how often each expert ran for the tokens that
+  // `usage.routed_tokens` counts. Blocks are in the order of ExpertStats.
   std::vector<uint64_t> expert_counts;
   // If requested: the routes of the tokens that were computed since the previous piece, so the
   // pieces cover all computed tokens without gaps. A sampled token's routes come with the next

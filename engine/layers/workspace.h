@@ -44,8 +44,8 @@ class Workspace {
 
   Backend& backend_;
   std::vector<std::unique_ptr<DeviceBuffer>> chunks_;
-  size_t chunk_ = 0;  // index of the chunk in use
-  size_t used_ = 0;   // bytes used in that chunk
+  size_t chunk_ = 0;  // index in chunks_ of the allocation that the next buffer is taken from
+  size_t used_ = 0;   // bytes taken from that allocation
 };
 
 }  // namespace moeserve

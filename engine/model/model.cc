@@ -50,9 +50,10 @@ class Model::Impl {
   void ReadOutputs(const Batch& batch, const RowsView& scores, std::span<float> logits,
                    std::span<SampleResult> samples);
 
-  // Runs the branch of `block` on `input` and adds its output to the residual stream `x`. Then
-  // writes the input of the next block, normalised by `next`, to `input`; `next` is null after the
-  // last block.
+  // Runs the branch of `block` on `input`, adds the branch's output to the residual stream `x` and
+  // writes the next block's input to `input`. In a pre-norm model that input is `x` normalised by
+  // `next`; a post-norm model normalises `x` itself by the norm of `block`. `next` is the norm of
+  // the next block, null after the last block.
   void RunBlock(StepContext& ctx, const RowsView& x, const RowsView& input, const Block& block,
                 const NormBank* next);
 
@@ -182,7 +183,7 @@ void Model::Impl::ReadOutputs(const Batch& batch, const RowsView& scores, std::s
 }
 
 void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits) {
-  // A scope for each call: a backend may issue a step twice.
+  // A backend may issue a step twice; this scope releases the buffers of each issue at its end.
   const Workspace::Scope scope(workspace);
   const RowsView x = workspace.TakeDense(tokens, spec.hidden_size, DType::kF32);
   backend.Embed({.tokens = embedding_.get(),

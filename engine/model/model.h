@@ -19,7 +19,8 @@ namespace moeserve {
 
 struct ModelOptions {
   DType compute = DType::kF32;  // kF32 or kBF16: the type of the inputs of matrix products
-  // If not kNone, weights are stored as integers (see QuantizationOf()) and `compute` is kBF16.
+  // If not kNone, the matrices of experts and projections are stored as integers of this type, an
+  // untied LM head as int8 (QuantizationOf()), and `compute` must be kBF16.
   Quantization quantization = Quantization::kNone;
 };
 
@@ -48,8 +49,8 @@ class Model {
   // Allocates the device memory for a step with `tokens` tokens and `logit_rows` rows of logits
   // over a cache of this type, so that no request can fail for lack of it later. `widest` is the
   // largest routing override that requests may have (null: none are allowed), `contents` the most
-  // that a step reports. Returns ResourceExhausted; if not even the activations fit, the process
-  // stops with a message that names the sizes.
+  // that a step reports. Returns ResourceExhausted if there is no memory for a cache of one block.
+  // If the activations do not fit, the process stops with a message that names the sizes.
   absl::Status Reserve(int tokens, int logit_rows, KvCacheType cache_type,
                        const RoutingControl* widest = nullptr, ReportContents contents = {});
 

@@ -15,8 +15,9 @@ namespace moeserve {
 
 struct PackedCacheOptions {
   std::filesystem::path folder;
-  // CheckpointIdentity of the checkpoint: its folder and the state of its files. Packed files of
-  // the same folder in another state are replaced.
+  // The fields of the checkpoint's CheckpointIdentity: `place` is the path of its folder, `state`
+  // differs between versions of the folder's files. Packed files of the same place with another
+  // state are replaced.
   std::string place;
   std::string state;
   // Receives one line for every packed file that cannot be read or written; may be empty.

@@ -16,10 +16,10 @@ namespace moeserve {
 
 // The override as the client states it.
 struct RoutingChange {
-  // At most one of the two may be set, and it applies to every routed block. `top_k` is the number
-  // of experts per row. `top_p` is the probability mass for top-p selection, which selects at most
-  // as many experts as the model's own top-p allows, or any number of experts if the model uses
-  // top-k.
+  // At most one of `top_k` and `top_p` may be set; it applies to every routed block. `top_k` is the
+  // number of experts per row. `top_p` is the probability mass for top-p selection, which selects
+  // at most as many experts as the model's own top-p allows, or any number of experts if the model
+  // uses top-k.
   std::optional<int> top_k = {};
   std::optional<double> top_p = {};  // (0, 1]
   // `bias` is added to the expert's score before gate and selection; nullopt masks the expert.

@@ -19,7 +19,7 @@ struct RoutingRecord {
   // shared prompt.
   std::vector<std::pair<int, int>> reused;
   std::vector<uint32_t> offsets;  // [tokens * rows_per_token + 1]
-  std::vector<uint16_t> experts;  // [A]
+  std::vector<uint16_t> experts;  // [A], A = offsets.back(): number of routes of all rows
   std::vector<float> weights;     // [A]
 };
 

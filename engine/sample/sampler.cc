@@ -205,8 +205,9 @@ SamplingCutoff Sampler::Filter(const Row& row, const SamplingParams& params) {
   if (params.top_p >= 1.0) return cutoff;
   const uint64_t total = SumBlocks(row, cutoff, 0.0f);
   if (total == 0) return cutoff;
-  // The nucleus among the tokens that top_k keeps equals the shortest prefix of all tokens whose
-  // weight reaches `weight`, because tokens that are not needed to reach it are not in the prefix.
+  // `weight` is the share top_p of the weight of the tokens that top_k keeps. In descending order
+  // of probability these tokens come first, so the shortest prefix of all tokens that reaches
+  // `weight` contains only tokens that top_k keeps.
   const uint64_t weight = NucleusWeight(params.top_p, total);
   const float floor =
       RaisedFloor(SamplingFloor((total - weight) / size), (cutoff.logit - row.highest) * row.scale);
@@ -224,8 +225,8 @@ SamplingCutoff Sampler::Cut(const Row& row, Measure measure, uint64_t target, fl
   const auto amount = [&](TokenId token) {
     return measure == Measure::kCount ? 1 : SamplingWeight(SamplingExp(row.Exponent(token)));
   };
-  // Keeps only the candidates of the bin in which the running sum reaches the target, in order of
-  // id.
+  // Sums the amounts bin by bin and keeps only the candidates of the bin in which the sum reaches
+  // the target, in order of id. Subtracts the sum of the bins before it from the target.
   const auto narrow = [&](const auto& bin_of) {
     histogram_.assign(kSamplingBins, 0);
     for (TokenId token : candidates_) histogram_[bin_of(token)] += amount(token);

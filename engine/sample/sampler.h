@@ -80,9 +80,8 @@ class Sampler {
   // Computes the sum of weights per block of tokens into block_mass_ and returns the total.
   uint64_t SumBlocks(const Row& row, const SamplingCutoff& cutoff, float min_p);
   // Returns the cutoff that keeps the shortest prefix of the tokens by descending probability whose
-  // measure (number of tokens or weight) reaches `target` > 0. Tokens below `floor`
-  // (kernels/base/sampling.h) do not count; if the tokens above it do not reach the target, all
-  // tokens are kept.
+  // measure (number of tokens or weight) reaches `target` > 0. Tokens whose Row::Exponent() is
+  // below `floor` do not count; if the other tokens do not reach the target, all tokens are kept.
   SamplingCutoff Cut(const Row& row, Measure measure, uint64_t target, float floor);
 
   std::vector<uint64_t> block_mass_;

@@ -20,8 +20,8 @@ struct ScheduledRows {
   int count = 0;
 };
 
-// Sequences wait, run, possibly wait again after a preemption, and end, in the order of
-// ServedBefore(). Engine thread only.
+// A sequence waits, runs, possibly waits again after a preemption, and ends. Waiting and running
+// sequences are kept in the serving order, which ServedBefore() defines. Engine thread only.
 //
 // - Admission takes waiting sequences from the front, without overtaking, while fewer than
 //   max_running sequences run and blocks for all known tokens of the next sequence are free.
@@ -51,11 +51,12 @@ class Scheduler {
   void Complete(const ScheduledRows& rows);
 
   // Adds a sample of `parent`, whose prompt has just been computed; the sample shares the parent's
-  // blocks. If max_running sequences run already, the sample waits like a preempted sequence.
+  // blocks. If max_running sequences run already, the sample holds no blocks and waits to be
+  // admitted again, like a preempted sequence.
   void Fork(Sequence& parent, SequencePtr sample);
 
-  // Removes a running or waiting sequence and releases its blocks. If further samples wait for its
-  // prompt, the first of them takes over its blocks and its progress.
+  // Removes a running or waiting sequence and releases its blocks. If further samples wait for the
+  // prompt to be computed, the first of them takes over the blocks and the progress instead.
   SequencePtr Remove(Sequence* sequence);
 
   const std::vector<SequencePtr>& running() const { return running_; }

@@ -67,8 +67,11 @@ struct Sequence {
   int computed = 0;  // number of leading tokens that were computed or found in the prefix cache
   std::vector<int32_t> blocks;  // ids of this sequence's cache blocks
   int published = 0;            // number of leading blocks that were published (BlockManager)
-  std::string cache_key;        // sequences share cached prefixes only if their keys are equal
-  int high_water = 0;           // largest `computed` so far; tokens below it are recomputed ones
+  // Combines cache_salt and RoutingControl::key(); only sequences with equal keys share cached
+  // prefixes. BlockManager calls this key the salt.
+  std::string cache_key;
+  // Largest `computed` so far. After a preemption, tokens below it are computed a second time.
+  int high_water = 0;
   std::vector<std::pair<int, int>> reused;  // positions [begin, end) not computed for this request
   int routes_delivered = 0;                 // leading tokens whose routes the sink has received
   int cached_tokens = 0;  // prompt tokens that the first admission found in the cache
@@ -81,12 +84,13 @@ struct Sequence {
   std::optional<std::chrono::steady_clock::time_point> first_token_at;
   absl::Time rank;     // arrival plus priority; sequences are served in ascending order
   uint64_t order = 0;  // order of submission; decides between equal ranks
-  // Was admitted before: the sequence runs, or waits after a preemption or as a sample.
+  // Was admitted before: the sequence runs, or it waits after a preemption, or it is a forked
+  // sample that waits because max_running sequences ran already.
   bool admitted = false;
   std::vector<std::optional<TokenLogprob>> prompt_logprobs;
   bool prompt_delivered = false;
-  // Further samples of the same prompt. They start when the prompt has been computed, and share its
-  // blocks.
+  // Further samples of the same prompt. They start when this sequence has computed the prompt, and
+  // share the prompt's blocks.
   std::vector<std::unique_ptr<Sequence>> samples;
 };
 

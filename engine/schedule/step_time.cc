@@ -6,16 +6,17 @@
 namespace moeserve {
 namespace {
 
-constexpr double kFading = 0.99;
+constexpr double kFading = 0.99;  // factor by which the weight of older steps falls at each step
 // Ridge term: keeps a cost near its previous value if recent steps do not determine it.
 constexpr double kInertia = 1e-3;
 // A step's time counts as at most this many times the predicted time, to limit the effect of
 // outliers.
 constexpr double kOutlier = 3.0;
-constexpr int kEnough = 8;  // number of observed steps before predictions are used
-constexpr int kUnknown = 64;
-constexpr int kLeast = 16;
-constexpr int kProbe = 16;  // one step in 16 has no prompt rows
+constexpr int kEnough = 8;    // number of observed steps before predictions are used
+constexpr int kUnknown = 64;  // budget in prompt rows while costs are unknown
+constexpr int kLeast = 16;    // smallest budget in prompt rows, except for probing steps
+// One budget in 16 is 0, so that some steps have no prompt rows. At the start it is one in 4.
+constexpr int kProbe = 16;
 
 }  // namespace
 

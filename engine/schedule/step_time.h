@@ -14,7 +14,8 @@ struct StepWork {
   int64_t prompt_context = 0;
 };
 
-// How many prompt rows a step that has decoding rows may add, in units of cost.
+// Limits the prompt rows of a step that also has decoding rows: the sum of their costs may be at
+// most `total`. A cost is in seconds, or in rows for a budget made by Rows().
 struct PromptBudget {
   double total = 0.0;
   double per_row = 1.0;
@@ -35,10 +36,10 @@ class StepTime {
   void Observe(const StepWork& work, double seconds);
 
   // Returns a budget for prompt rows: they may take as long as a step in which all `running`
-  // sequences decode. So a decoding request waits at most twice as long per token, and prompts are
-  // not starved while few requests decode. `decoding` is the decoding part of the next step. Every
-  // 16th budget is 0, because the costs of decoding rows and prompt rows can only be separated by
-  // steps without prompts.
+  // sequences decode. So a decoding request waits at most about twice as long per token, and
+  // prompts are not starved while few requests decode. `decoding` is the decoding part of the next
+  // step. Every 16th budget (every 4th at the start) is 0, because the costs of decoding rows and
+  // prompt rows can only be separated by steps without prompts.
   PromptBudget Budget(const StepWork& decoding, int running);
 
   // Returns the predicted time of a step in seconds; 0 before any step was observed.

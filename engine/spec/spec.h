@@ -109,7 +109,8 @@ struct RoutedLayerSpec {
 };
 
 enum class QkNorm : uint8_t { kNone, kHead, kFull };
-// Query head j uses kv head floor(j / (H / G)) (interleave) or j mod G (tile).
+// With H query heads and G kv heads, query head j uses kv head floor(j / (H / G)) (kInterleave) or
+// j mod G (kTile).
 enum class GroupOrder : uint8_t { kInterleave, kTile };
 
 struct AttentionSpec {
@@ -165,7 +166,7 @@ constexpr const char* Name(BlockKind b) {
   return b == BlockKind::kAttention ? "attention" : "feed_forward";
 }
 
-// Returns how many dimensions of a head are rotated by rope; even if the spec is valid.
+// Returns how many dimensions of a head are rotated by rope; in a valid spec, an even number.
 int RopeDimensions(const PositionSpec& position, int head_dim);
 
 // Checks every relation between the fields (ranges, divisibility, list lengths). The error message

@@ -41,9 +41,9 @@ void AppendRows(HiddenSample& to, const HiddenSample& from, const std::vector<in
   }
 }
 
-// Merges two samples; the result has at most the smaller capacity. A uniform sample of both texts
-// together has as many rows of the first sample as draws without replacement from all rows seen
-// yield.
+// Merges two samples into a uniform sample of all rows that either of them has seen; its capacity
+// is the smaller one. How many of its rows come from `a` is found by drawing that many of all rows
+// seen without replacement and counting those that `a` has seen.
 HiddenSample MergedSample(const HiddenSample& a, const HiddenSample& b, uint64_t seed) {
   HiddenSample out;
   out.width = a.width;
@@ -125,7 +125,8 @@ absl::Status Merge(ExpertProfile& to, const ExpertProfile& from) {
                                         std::to_string(from.hidden[i].width));
     }
   }
-  // If the server let requests override the number of experts, its histograms have more entries.
+  // The histograms of a server that let requests override the number of experts have more entries,
+  // so the shorter histogram is extended by zeros.
   ExpertStats added = from.stats;
   const auto even = [](std::vector<uint64_t>& a, std::vector<uint64_t>& b) {
     const size_t size = std::max(a.size(), b.size());

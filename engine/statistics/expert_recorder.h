@@ -112,7 +112,7 @@ class ExpertRecorder {
   bool fresh_ = true;  // whether no step has ended since the last Refresh()
 
   // Sampled rows are summed up while the next step runs, or by a snapshot that is taken earlier.
-  // Doing it between steps would keep the device waiting for the exponentials.
+  // Summing them up between steps would leave the device idle while the host computes exponentials.
   mutable std::mutex router_mutex_;
   mutable SampledRows samples_;               // guarded by router_mutex_
   mutable std::vector<RouterStats> router_;   // by routed block; guarded by router_mutex_

@@ -11,7 +11,7 @@
 
 namespace moeserve {
 
-// Sums over the rows whose router scores were sampled (some rows of every n-th step, see
+// Sums over the rows whose router scores were sampled (some rows of every n-th step, where n is
 // RecorderOptions::router_stats_interval), without the rows counted in nonfinite_rows. s is a row's
 // scores. p is the softmax of s over all experts, or, if the gate is a sigmoid, the sigmoids of s
 // divided by their sum.

@@ -1,8 +1,8 @@
 // The list of all expert statistics: names, units, meanings, sources and values.
 //
-// The JSON report, the gRPC message, the Prometheus families without windows and the table in
-// README.md are built from this list. A new statistic needs an entry here, and a field in the proto
-// file if gRPC is to report it.
+// The JSON report, the gRPC message, the table in README.md and most Prometheus families of expert
+// statistics are built from this list; StatisticMetric names the other families. A new statistic
+// needs an entry here, and a field in the proto file if gRPC is to report it.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,8 @@ struct StatisticOptions {
 enum class MetricDetail : uint8_t { kAlways, kExperts, kWeights };
 
 // A Prometheus family with one sample per block, or one per expert if the value is a vector.
-// Sliding windows, histograms and values of the whole model are not in this list (see
-// server/metrics).
+// server/metrics exports sliding windows, histograms and values of the whole model without this
+// list.
 struct StatisticMetric {
   const char* family = nullptr;  // family name without prefix; null: not exported
   const char* help = "";

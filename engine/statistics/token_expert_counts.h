@@ -34,8 +34,8 @@ class TokenExpertCounts {
   // Returns the columns [first, first + count) of the table as [vocabulary, count], tokens
   // outermost. Stops the process if the device fails.
   std::vector<uint32_t> Columns(int64_t first, int64_t count) const;
-  // Returns adjacent groups of columns, from column 0 on, each in the layout of Columns(), in one
-  // pass over the table.
+  // Returns adjacent groups of columns, from column 0 on, in one pass over the table. Group i has
+  // counts[i] columns, in the layout of Columns().
   std::vector<std::vector<uint32_t>> ColumnGroups(std::span<const int64_t> counts) const;
 
  private:

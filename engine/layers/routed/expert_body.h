@@ -15,10 +15,10 @@ namespace moeserve {
 class ExpertBody {
  public:
   virtual ~ExpertBody() = default;
-  // Returns the experts' outputs [capacity, width], one row per assignment of `plan`, in the order
-  // of the assignments and in the activation type. If `plan` is null, the only expert computes
-  // every row. `rows` [R, width] is in the activation type. The returned memory comes from
-  // ctx.workspace.
+  // Returns the experts' outputs [plan->capacity, width], one row per assignment of `plan`, in the
+  // order of the assignments and in the activation type. If `plan` is null, the only expert
+  // computes every row and the result is [R, width]. `rows` [R, width] is in the activation type.
+  // The returned memory comes from ctx.workspace.
   virtual RowsView Run(StepContext& ctx, const RoutingPlan* plan, const RowsView& rows) const = 0;
 };
 

@@ -26,8 +26,10 @@ enum class ExprKind {
   kItem,       // children[0][children[1]]
   kSlice,      // children[0][children[1]:children[2]:children[3]]; an omitted part is null
   kCall,       // children[0](children[1], ..., named)
-  kFilter,     // children[0] | name(children[1], ..., named); children[0] may be null
-  kTest,       // children[0] is name(children[1], ..., named)
+  // children[0] | name(children[1], ..., named); children[0] is null for the first filter in a
+  // {% filter %} or {% set %} tag, which applies to the tag's body.
+  kFilter,
+  kTest,  // children[0] is name(children[1], ..., named)
   kNot,
   kNegate,
   kPositive,
@@ -80,7 +82,7 @@ enum class StmtKind {
   kSet,       // target = expr
   kSetBlock,  // target = body, passed through the filters in `expr` if it is not null
   kMacro,
-  kCall,    // calls `expr`; the callee can call `macro`
+  kCall,    // {% call %}: calls `expr`, which can call the tag's body, `macro`, as caller()
   kFilter,  // the body, passed through the filters in `expr`
   kWith,    // `bindings` and `body`
   kScope,   // a body with its own variables

@@ -19,8 +19,8 @@ bool ApplyTest(const std::string& name, const Value& value, const Arguments& arg
 bool HasMethod(const Value& self, std::string_view name);
 Value CallMethod(const Value& self, const std::string& name, const Arguments& args, Budget& budget);
 
-// Returns value.name as in templates: the method of this name, or else the element; Undefined if
-// there is neither.
+// Returns what value.name means in a template: the method of this name, or else the element;
+// Undefined if there is neither.
 Value Attribute(const Value& value, const std::string& name, Budget& budget);
 // Returns value[index]: the element, or else the method of this name.
 Value Subscript(const Value& value, const Value& index, Budget& budget);

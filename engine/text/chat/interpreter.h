@@ -51,7 +51,7 @@ class Interpreter {
   Value EvaluateCompare(const Expr& expr, const ScopePtr& scope);
   // `caller` is the body of a {% call %} block as a callable; null in calls without such a block.
   Value EvaluateCall(const Expr& expr, const Value* caller, const ScopePtr& scope);
-  // If `input` is not null, it replaces the filter's operand.
+  // `input` is the operand of the first filter in a chain of filters if that filter has none.
   Value EvaluateFilter(const Expr& expr, const Value* input, const ScopePtr& scope);
   Arguments EvaluateArguments(const Expr& expr, const ScopePtr& scope);
   Value CallMacro(const Callable& macro, const Arguments& args, const Value* caller);

@@ -145,8 +145,8 @@ class Lexer {
     AfterTag(end + 2, end > inside ? SignAt(end - 1) : '\0', true);
   }
 
-  // If `inside`, the position after {%, begins the tag with `word` (raw or endraw), returns the
-  // position after the tag; otherwise 0.
+  // `inside` is the position after a {%. If the tag there is {% raw %} (or {% endraw %}, as `word`
+  // says), returns the position after the tag; otherwise 0.
   size_t RawTag(size_t inside, std::string_view word) const {
     size_t pos = SkipSpace(inside);
     if (!At(pos, word)) return 0;

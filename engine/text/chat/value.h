@@ -151,8 +151,8 @@ struct Callable {
 struct LoopState {
   std::vector<Value> items;  // elements pulled so far
   std::function<bool()>
-      // Appends an element to `items` and returns true, or returns false; null after the last
-      // element.
+      // Appends the next element to `items` and returns true; returns false if there is none. Null
+      // when the loop is over.
       pull;
   size_t index0 = 0;
 

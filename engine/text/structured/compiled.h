@@ -12,7 +12,7 @@ namespace moeserve::structured {
 
 class Compiled : public CompiledConstraint, public std::enable_shared_from_this<Compiled> {
  public:
-  // Grammar::Finish() must have been called on `grammar`, and its root must have a finite instance.
+  // Grammar::Finish() must have been called on `grammar`, and some text must match its root.
   Compiled(Grammar grammar, std::shared_ptr<const VocabularyIndex> vocabulary);
 
   std::unique_ptr<ConstraintState> NewState() const override;
@@ -20,7 +20,8 @@ class Compiled : public CompiledConstraint, public std::enable_shared_from_this<
 
   const VocabularyIndex& vocabulary() const { return *vocabulary_; }
   const Matcher& matcher() const { return matcher_; }
-  // Returns the mask from the cache, see DfaMaskCache::Get().
+  // Returns the mask of automaton `dfa` in `state` from the cache that holds it, computing it if
+  // necessary. `room` is the number of characters that may follow.
   std::shared_ptr<const DfaMask> MaskOf(int32_t dfa, int32_t state, bool at_root,
                                         int64_t room) const;
 

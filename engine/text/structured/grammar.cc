@@ -189,8 +189,9 @@ Status MeasureDistances(Grammar* grammar, CompileBudget* budget) {
 }
 
 // Computes Node::height of all nodes in ascending order of Node::distance. The height of a node
-// depends on the nodes from which its shortest instance is built. These come earlier in the order:
-// their distances are smaller, or, below a choice, equal, and then choices come last.
+// depends on the nodes from which its shortest instance is built, and these come earlier in the
+// order: their distances are smaller. Only a choice has the same distance as its cheapest option,
+// so among equal distances choices come last.
 void MeasureHeights(Grammar* grammar) {
   std::vector<Node>& nodes = grammar->nodes;
   std::vector<NodeId> order;
@@ -208,7 +209,8 @@ void MeasureHeights(Grammar* grammar) {
   for (const NodeId id : order) nodes[id].height = measurer.Of(nodes[id]).height;
 }
 
-// Removes from `node` the options, items and properties that have no finite instance.
+// Removes from `node` the options, items and properties that have no instance which the vocabulary
+// can spell.
 void RemoveEndless(const Grammar& grammar, Node* node) {
   const auto finite = [&](NodeId id) {
     return id != kNoNode && grammar.nodes[id].distance < kUnreachable ? id : kNoNode;

@@ -1,4 +1,5 @@
-// A compiled constraint: a graph whose nodes describe JSON values.
+// A compiled constraint: a graph whose nodes describe JSON values. A text that matches a node is an
+// instance of the node.
 #pragma once
 
 #include <cstdint>
@@ -80,14 +81,14 @@ struct Grammar {
   NodeId root = kNoNode;
   ByteSet spellable;  // bytes that are tokens by themselves; set by Finish()
 
-  // Computes distances and removes everything that has no finite instance. `spellable_bytes` are
-  // the bytes that are tokens by themselves.
+  // Computes distances and removes options, items and properties that have no instance which the
+  // vocabulary can spell. `spellable_bytes` are the bytes that are tokens by themselves.
   Status Finish(const ByteSet& spellable_bytes, CompileBudget* budget);
 };
 
-// Returns a number n of characters that suffices for an unused key. Whatever the names are of which
-// `taken` are in use, some key of n characters is unused, and any given key has an unused extension
-// by n characters.
+// Returns a number n of characters that suffices for an unused key: whichever `taken` keys are in
+// use, some key of n characters is not, and every key can be extended by n characters to one that
+// is not.
 int64_t FreeNameLength(int64_t taken);
 
 // Returns the number of bytes of the shortest spelling of `c` inside a JSON string; kUnreachable if

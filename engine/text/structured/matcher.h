@@ -29,16 +29,18 @@ enum class Phase : uint8_t {
   kClosing,  // inside white space before the closing bracket
 };
 
-// A value that has begun. Plain data.
+// A value that has begun and its containers: `parent` links a value to its container, so that a
+// frame is the top of a stack of frames. Plain data.
 struct Frame {
   FrameKind kind = FrameKind::kStart;
   Phase phase = Phase::kOpen;
   uint8_t space = 0;  // preceding white space: 0 none, 1 a space, 2 + n a line end and n characters
   NodeId node = kNoNode;
-  // Index into StackPool::frames of the container's frame as it is after this value; -1: none.
+  // Index into StackPool::frames of the container's frame, in the state in which it goes on after
+  // this value; -1: no container.
   int32_t parent = -1;
   int32_t depth = 0;      // number of containers around this value, itself included if it is one
-  int64_t tail = 0;       // bytes from the end of this value to the end of the text
+  int64_t tail = 0;       // Distance() from the end of this value to the end of the text
   int64_t count = 0;      // number of characters, items or properties so far
   uint64_t below = 0;     // hash of the frames below this one
   int32_t dfa_state = 0;  // kScalar: state of its automaton; in a key: state of any_string
@@ -49,9 +51,9 @@ struct Frame {
   uint64_t seen_hash = 0;  // hash of that list
   int32_t num_others = 0;  // number of properties so far that the node does not name
   int32_t missing = 0;     // number of required properties that have not appeared
-  // Sum of Property::cost of these properties.
+  // Sum of Property::cost of the missing required properties.
   int64_t missing_cost = 0;
-  NodeId pending = kNoNode;  // node of the value that follows the key
+  NodeId pending = kNoNode;  // node of the value that belongs to the last key read
 
   // The following fields are used inside a key. The names of properties [first, last) begin with
   // the `length` characters read.
@@ -92,8 +94,8 @@ struct StackPool {
     frames.resize(mark.frames);
     seen.resize(mark.seen);
   }
-  // Returns whether the stacks below `a` and `b` are equal frame by frame, even if they do not share
-  // storage.
+  // Returns whether the stacks below `a` and `b` are equal frame by frame, even if they do not
+  // share storage.
   bool Equal(const Frame& a, const Frame& b) const;
   // Removes the elements that no frame in `tops` refers to.
   void Compact(std::vector<Frame>* tops);
@@ -102,9 +104,9 @@ struct StackPool {
 // Immutable; any number of threads may use one object. The grammar must outlive it.
 class Matcher {
  public:
-  // Largest number of alternatives (ways to read the same text) that are kept. Those that take
-  // longest to complete are dropped. Dropping can only reject texts that match; it never accepts a
-  // text that does not match.
+  // Largest number of alternatives (ways to read the same text) that are kept. If there are more,
+  // those with the largest Distance() are dropped. Dropping can only reject texts that match; it
+  // never accepts a text that does not match.
   static constexpr size_t kMaxAlternatives = 256;
 
   explicit Matcher(const Grammar* grammar) : grammar_(*grammar) {}

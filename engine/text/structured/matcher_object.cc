@@ -43,11 +43,13 @@ class Matcher::SeenNames {
   std::vector<uint64_t> more_;
 };
 
-// The cheapest optional properties that an object still needs to reach min_properties.
+// The fillers of an object: the cheapest optional properties that it still needs to reach
+// min_properties.
 struct Matcher::Fillers {
-  int64_t cost = 0;
-  int64_t cost_of_one_less = 0;
-  int32_t end = 0;  // those of them that the node names have a rank in optional_by_cost below `end`
+  int64_t cost = 0;              // cost of all fillers
+  int64_t cost_of_one_less = 0;  // cost of all fillers but the most expensive one
+  // The fillers that the node names are the unseen properties with a rank below `end`.
+  int32_t end = 0;
 
   // Returns the cost of the remaining fillers if `property` is added as one of them.
   int64_t CostWith(const Property& property) const {

@@ -351,7 +351,8 @@ class SchemaCompiler {
     return Literals(texts, {});
   }
 
-  // Reports which part of the schema has no instance: follows mandatory parts down to that part.
+  // Returns an error that names the part of the schema that no text matches; finds it by following
+  // mandatory parts down from the root.
   Status Unsatisfiable(const Grammar& unpruned) const {
     const json* place = &root_;
     NodeId at = grammar_.root;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kMaskCacheBytes = 8 << 20;
 
-// Limit on the work (StackPool::work) for one mask; it takes some milliseconds. Above this limit,
+// Limit on the work (StackPool::work) for one mask, reached in some milliseconds. Above this limit,
 // the alternatives that take longest to complete are left out, and the rest of the walk considers
 // only tokens of one byte. Texts with few alternatives stay far below the limit. Accepting a single
 // token may take twice as much work, so that every token in a mask is accepted.
@@ -21,8 +21,9 @@ constexpr int64_t kMaxTokenWork = 2 * kMaxMaskWork;
 
 // Number of trie nodes that a walk of one automaton visits in the time of one matcher step.
 constexpr int64_t kNodesPerStep = 4;
-// The corresponding number for masks that usually come from the cache. The counted work must not
-// depend on whether a mask was cached, so that equal texts have equal masks.
+// A mask from the cache counts one step per this many nodes of its walk; the number is larger
+// because the walk was usually done before. The counted work must not depend on whether a mask was
+// cached, so that equal texts have equal masks.
 constexpr int64_t kKeptNodesPerStep = 16;
 
 class State : public ConstraintState {
@@ -59,8 +60,9 @@ class State : public ConstraintState {
     if (bytes.empty()) return false;
     const StackPool::Mark mark = pool_.mark();
     std::vector<Frame> reached;
-    // Advances each alternative separately, as in the computation of the mask: Reduce() must not
-    // drop the frames of one alternative in favour of another one before the token is complete.
+    // Advances each alternative separately, as FillMask() does. Otherwise Reduce() could drop
+    // frames of one alternative in favour of another before the token is complete, and a token that
+    // the mask allows could be rejected.
     pool_.work = 0;
     for (const Alternative& alternative : Ordered()) {
       if (!reached.empty() && pool_.work > kMaxTokenWork) break;

@@ -165,7 +165,8 @@ SpecialRule SpecialRule::Normalized(std::string_view text, std::string_view norm
                                     const Normalizer& normalizer) const {
   if (!by_place_) return *this;
   // Normalises the trusted parts of the text and the parts between them one by one. If the
-  // concatenated results equal the normalised text, their positions in it are those of the parts.
+  // concatenated results equal `normalized`, each result's position is that of its part in
+  // `normalized`; otherwise no special token is allowed.
   SpecialRule out = Within({});
   std::string joined;
   size_t done = 0;

@@ -31,8 +31,8 @@ class Regex {
   class Finder {
    public:
     Finder(const Regex* regex, std::string_view text) : regex_(regex), text_(text) {}
-    // Stores the next match and returns true; returns false at the end or on an error, see
-    // status().
+    // Stores the next match and returns true. Returns false at the end, and on an error, which
+    // status() then reports.
     bool Next(Match* match);
     const absl::Status& status() const { return status_; }
 

@@ -11,8 +11,9 @@ namespace {
 // Largest number of transitions of all automata of one constraint together; limits their memory.
 constexpr int64_t kMaxCells = 16 << 20;
 
-// Returns for each state the smallest number of `usable` bytes to a state with a finite seed, plus
-// that seed. `distance` holds the seeds.
+// Returns for each state the smallest cost of a path over `usable` byte classes: the number of
+// bytes on the path plus the seed of the state where the path ends. `distance` holds the seeds: 0,
+// 1, or kUnreachable for a state where no path may end.
 std::vector<int64_t> Distances(const ByteDfa& dfa, const std::vector<uint8_t>& usable,
                                std::vector<int64_t> distance,
                                const std::vector<std::vector<int32_t>>& before) {

@@ -27,7 +27,7 @@ class CompileBudget {
       : states_left_(max_states), end_(std::chrono::steady_clock::now() + time) {}
 
   // Counts `work` and returns InvalidArgument when the time is up. Cheap: it reads the clock only
-  // once per few hundred units of work.
+  // once per 4096 units of work.
   Status Tick(int64_t work = 1);
   // Counts new states of an automaton with `num_classes` byte classes. Returns InvalidArgument if
   // the states or the memory of their tables exceed the limits.
@@ -57,7 +57,7 @@ struct ByteDfa {
   // if a byte may follow that accepting state.
   std::vector<int64_t> end_distance;
   int64_t max_distance = 0;  // largest finite end_distance
-  // No byte may follow an accepting state, so the text needs no end-of-sequence token.
+  // True if no byte may follow any accepting state, so that no text needs an end-of-sequence token.
   bool ends_itself = true;
 
   static constexpr int32_t kStart = 0;

@@ -79,7 +79,7 @@ class Nfa::Determinizer {
     ++mark_;
     MOESERVE_RETURN_IF_ERROR(Reach(start, /*at_start=*/true, /*at_end=*/false, &first));
     // The start set is not entered into the table ids_: if the same set is reached again later, ^
-    // no longer matches, so that is another state.
+    // no longer matches there, so the two need different states.
     MOESERVE_RETURN_IF_ERROR(AddState(first, /*at_start=*/true));
     for (size_t s = 0; s < sets_.size(); ++s) {
       std::vector<Set> targets(dfa_.num_classes);

@@ -92,9 +92,9 @@ struct State {
   // Comparison with the bounds as a mantissa.
   std::array<Cmp, 2> mantissa = {Cmp::kEqual, Cmp::kEqual};
   int64_t remainder = 0;
-  // kExponent: the sign has been read. `two` and `three` are the intervals of two-digit and
-  // three-digit exponents that are still allowed, relative to the digits read; empty if first >
-  // last.
+  // kExponent: the sign has been read. `two` and `three` are intervals [first, last] of the values
+  // that the digits still to come may have if the exponent has two or three digits in all; empty if
+  // first > last.
   int exponent_digits = 0;
   bool exponent_done = false;
   std::array<int, 2> two = {1, 0};
