@@ -3,7 +3,7 @@
 //
 // A new number or flag takes four changes: a member and a row of the table in this file, a field of
 // the same name in message SamplingParams of proto/moeserve/v1/moeserve.proto, and the code in
-// engine/sample/ that applies it.
+// engine/sample/ that applies it on the host. CONTRIBUTING.md says what devices need.
 #pragma once
 
 #include <cstdint>

@@ -31,12 +31,11 @@ struct Case {
 };
 
 // Returns every combination of gate, selection and score, with sizes that fill vector lanes partly,
-// exactly and more than once. Gates are the outermost loop, so that a new gate changes no case of
-// the others.
+// exactly and more than once. A new gate does not change the random values of the others.
 std::vector<Case> Cases() {
   std::vector<Case> cases;
-  uint64_t seed = 1;
   for (Gate gate : AllKinds<Gate>()) {
+    uint64_t seed = 1 + static_cast<uint64_t>(gate);
     for (int experts : {1, 2, 3, 8, 10, 33, 64, 300}) {
       for (int width : {4, 24, 32, 128, 250, 300}) {
         Case c;
@@ -44,7 +43,8 @@ std::vector<Case> Cases() {
         s.num_experts = experts;
         s.input_width = width;
         s.gate = gate;
-        c.seed = seed++;
+        c.seed = seed;
+        seed += 3;
         Random random(c.seed);
         s.k = 1 + random.Below(experts);
         s.select = random.Below(2) == 1 ? SelectKind::kTopP : SelectKind::kTopK;
@@ -359,7 +359,9 @@ TEST(RouterContractTest, AgreesWithDoubleArithmetic) {
       ASSERT_EQ(contract.experts, oracle.experts)
           << "case seed " << c.seed << ", margin " << oracle.margin;
       for (size_t j = 0; j < oracle.weights.size(); ++j) {
-        worst = std::max(worst, std::abs(contract.weights[j] - oracle.weights[j]));
+        // The error is relative for weights above 1.
+        worst = std::max(worst, std::abs(contract.weights[j] - oracle.weights[j]) /
+                                    std::max(1.0, oracle.weights[j]));
       }
     }
   }
