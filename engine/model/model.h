@@ -42,8 +42,8 @@ class Model {
   StepReport Forward(const Batch& batch, KvCacheStorage& cache, const StepOptions& options,
                      std::span<float> logits, std::span<SampleResult> samples = {});
 
-  // Returns the number of floats per token that a step needs to keep the rows that `contents`
-  // requests.
+  // Returns the number of floats per token that a step must store for its report: the router scores
+  // and router inputs that `contents` requests.
   int64_t ReportFloatsPerToken(ReportContents contents) const;
 
   // Allocates the device memory for a step with `tokens` tokens and `logit_rows` rows of logits

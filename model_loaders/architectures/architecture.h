@@ -38,7 +38,7 @@ struct TensorPlace {
   std::string follows_from = {};
 };
 
-// The configuration of one folder, which its family has read.
+// The configuration of one checkpoint folder. The reader of the folder's family returns it.
 class CheckpointConfig {
  public:
   virtual ~CheckpointConfig() = default;

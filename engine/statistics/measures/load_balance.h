@@ -8,12 +8,12 @@
 
 namespace moeserve {
 
-// Returns n_e / T for each expert, the ratio that MH-MoE, fig. 1, compares with a threshold. Its
-// largest possible value is h * k. All values are 0 without tokens.
+// Returns n_e / T for each expert, the ratio that MH-MoE, fig. 1, compares with a threshold. The
+// values are in [0, h], because a row selects an expert at most once. All are 0 without tokens.
 std::vector<double> SelectionRatios(const BlockExpertStats& block);
 
-// Returns n_e / (T h k) for each expert, in [0, 1]. k is the largest number of experts that a row
-// may choose (top-p: its maximum).
+// Returns n_e / (T h k) for each expert, in [0, 1 / k]. k is the largest number of experts that a
+// row may choose (top-p: its maximum).
 std::vector<double> SelectionRatiosOfChoices(const BlockExpertStats& block);
 
 // Returns n_e / sum n for each expert, in [0, 1] (MoA, fig. 3, shows it as a percentage). All

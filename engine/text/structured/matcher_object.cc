@@ -93,8 +93,8 @@ bool Matcher::AnyKeyAllowed(const Frame& top, const StackPool& pool) const {
   return i < static_cast<int32_t>(n);
 }
 
-// Returns whether some allowed property has a name that begins with the part of the key read so
-// far.
+// Returns whether the key read so far can be continued to the name of an allowed property. An
+// incomplete character at its end must be able to become the name's next character.
 bool Matcher::KeyCanEnd(const Frame& top, const StackPool& pool) const {
   if (OtherAllowed(top)) return true;
   const ObjectNode& object = ObjectOf(top);
