@@ -11,8 +11,9 @@
 
 namespace moeserve::server {
 
-// Calls `on_delta` on the calling thread with each output piece of requests[i], in order; the first
-// argument is i. After the first error, cancels the other requests and returns that error.
+// Calls `on_delta` on the calling thread with each output piece and the index of its request.
+// Pieces of one request come in order; pieces of different requests interleave as they arrive.
+// After the first error, cancels the other requests and returns that error.
 absl::Status RunToEnd(std::shared_ptr<EngineApi> engine, std::vector<Request> requests,
                       const std::function<void(size_t, const OutputDelta&)>& on_delta);
 
