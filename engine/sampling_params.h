@@ -1,9 +1,6 @@
 // How tokens are sampled: the parameters, and the table of their names and ranges. Every reader of
 // requests (HTTP, gRPC, the command line) and the engine's validation use this table.
-//
-// A new number or flag takes four changes: a member and a row of the table in this file, a field of
-// the same name in message SamplingParams of proto/moeserve/v1/moeserve.proto, and the code in
-// engine/sample/ that applies it on the host. CONTRIBUTING.md says what devices need.
+// CONTRIBUTING.md lists the changes that a new parameter takes.
 #pragma once
 
 #include <cstdint>

@@ -10,8 +10,8 @@
 
 namespace moeserve {
 
-// The kind of a token in a step. Recomputed tokens were already counted in an earlier step. Padding
-// tokens fill a step up to a fixed size and are not counted.
+// Why a step computes a token: as part of a prompt, as a generated token, again after a preemption
+// (it was counted before), or only to fill the step up to a fixed size (not counted).
 inline constexpr uint8_t kTokenPrefill = 0, kTokenDecode = 1, kTokenRecompute = 2,
                          kTokenPadding = 255;
 

@@ -330,8 +330,8 @@ void ExpertRecorder::SumSamples() const {
     chosen = chosen.subspan(row.chosen);
   }
   if (samples_.rows.empty()) return;
-  // The sums of whole steps are added, so that the rounding of the totals does not depend on when a
-  // snapshot was taken.
+  // Each step's rows are first summed in partial_, which is then added to the totals. So the
+  // rounding of the totals depends only on the steps, not on when a snapshot was taken.
   for (size_t i = 0; i < router_.size(); ++i) AddAndClear(router_[i], partial_[i]);
   samples_.rows.clear();
   samples_.scores.clear();

@@ -212,7 +212,8 @@ MOESERVE_HOST_DEVICE static inline bool EndsSelection(const RowSelection& row, f
 
 // Gates. The weight of a selected expert is FinalGate(value, divisor, scale).
 
-// Returns the gate value for a score; `maximum` is the row's largest score, finite.
+// Returns the gate value for a score; `maximum` is the row's largest score, finite. Values are
+// never negative, do not fall when the score rises, and are 0 for a score of -infinity.
 MOESERVE_HOST_DEVICE static inline float GateValue(GateKind kind, float score, float maximum) {
   switch (kind) {
     case GateKind::kSoftmax:

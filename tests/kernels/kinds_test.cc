@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <set>
 #include <string>
 
@@ -48,6 +49,27 @@ TEST(GateTest, DoubleAgreesWithFloat) {
       EXPECT_NEAR(GateValue(gate, score, kMaximum), exact, 1e-6 * exact)
           << KindName(gate) << " of " << score;
     }
+  }
+}
+
+// Selection by GateValue() relies on these rules.
+TEST(GateTest, ValuesFollowTheOrderOfScoresAndMaskedExpertsHaveNone) {
+  constexpr float kMaximum = 2.5f;
+  constexpr float kMasked = -std::numeric_limits<float>::infinity();
+  for (const GateKind gate : AllKinds<GateKind>()) {
+    EXPECT_EQ(GateValue(gate, kMasked, kMaximum), 0.0f) << KindName(gate);
+    EXPECT_EQ(GateValueInDouble(gate, kMasked, kMaximum), 0.0) << KindName(gate);
+    float last = 0.0f;
+    double last_in_double = 0.0;
+    for (float score = -120.0f; score <= kMaximum; score += 0.125f) {
+      const float value = GateValue(gate, score, kMaximum);
+      const double in_double = GateValueInDouble(gate, score, kMaximum);
+      EXPECT_GE(value, last) << KindName(gate) << " of " << score;
+      EXPECT_GE(in_double, last_in_double) << KindName(gate) << " of " << score;
+      last = value;
+      last_in_double = in_double;
+    }
+    EXPECT_GT(last, 0.0f) << KindName(gate);
   }
 }
 

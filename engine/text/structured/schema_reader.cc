@@ -15,10 +15,10 @@ constexpr size_t kMaxBranches = 512;
 // Largest number of names, patterns and listed values in all branches of one schema; limits their
 // memory.
 constexpr int64_t kMaxBranchParts = 100000;
-// Longest chain of schemas in which each refers to or contains the next without entering a property
-// or an item; limits the stack.
+// Largest depth of nested subschemas ($ref, anyOf and the like) that all apply to one value; limits
+// the use of the stack. Schemas of properties and items start a new count.
 constexpr size_t kMaxChain = 100;
-// Largest number of bytes of one step of a JSON pointer in an error message.
+// Error messages cut each step of a JSON pointer to this number of bytes.
 constexpr size_t kMaxStep = 64;
 
 constexpr std::string_view kAnnotations[] = {

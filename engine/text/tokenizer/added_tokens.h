@@ -1,5 +1,5 @@
 // Added tokens: special tokens (<s>, <|im_end|>) and other tokens that were added to a finished
-// vocabulary. They are searched in the text before the pre-tokenizer cuts the text into pieces.
+// vocabulary. The text is searched for them before the pre-tokenizer cuts the text into pieces.
 #pragma once
 
 #include <memory>
