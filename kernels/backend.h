@@ -25,6 +25,7 @@
 #include "kernels/base/dtype.h"
 #include "kernels/base/host_tensor.h"
 #include "kernels/base/quantize.h"
+#include "kernels/base/rope.h"
 #include "kernels/kv_cache_storage.h"
 #include "kernels/route_counters.h"
 #include "kernels/route_settings.h"
@@ -221,14 +222,6 @@ struct EmbedArgs {
   bool sinusoidal = false;
   float scale = 1.0f;  // factor of the token embeddings, before positions are added
   RowsView output;     // f32 [T, d]
-};
-
-struct RopeSettings {
-  int head_dim = 0;
-  int dimensions = 0;  // number of leading dimensions of a head that are rotated, even
-  double theta = 10000.0;
-  // true: rotates pairs of dimensions (2 i, 2 i + 1); false: pairs (i, i + dimensions / 2).
-  bool interleaved = false;
 };
 
 struct RopeArgs {

@@ -41,6 +41,34 @@ struct AlignedScales {
 using TwoFiles =
     std::pair<std::shared_ptr<const SafetensorsFile>, std::shared_ptr<const SafetensorsFile>>;
 
+// Returns a copy of a part of a stored tensor; `bytes` are those of the whole stored tensor. The
+// copy has the stored type, or f32 if a number is added to every element.
+HostTensor CopyPart(const StoredPart& part, DType type, std::string_view bytes,
+                    const std::vector<int64_t>& shape) {
+  int64_t columns = 1;
+  for (size_t i = 1; i < shape.size(); ++i) columns *= shape[i];
+  const bool adds = part.add != 0.0f;
+  const DType copied = adds ? DType::kF32 : type;
+  const int64_t element = SizeOf(type);
+  auto copy =
+      std::make_shared<std::vector<char>>(static_cast<size_t>(shape[0] * columns * SizeOf(copied)));
+  const HostTensor whole{.data = bytes.data(), .dtype = type, .shape = {}, .owner = nullptr};
+  char* out = copy->data();
+  for (int64_t r = 0; r < shape[0]; ++r) {
+    int64_t from = part.first_element + r * part.row_stride;
+    for (int64_t c = 0; c < columns; ++c, from += part.column_stride) {
+      if (adds) {
+        const float value = ElementAsF32(whole, from) + part.add;
+        std::memcpy(out, &value, sizeof(value));
+      } else {
+        std::memcpy(out, bytes.data() + from * element, static_cast<size_t>(element));
+      }
+      out += SizeOf(copied);
+    }
+  }
+  return {.data = copy->data(), .dtype = copied, .shape = shape, .owner = copy};
+}
+
 }  // namespace
 
 FolderWeights::FolderWeights(WeightFiles files, std::unique_ptr<const CheckpointConfig> config)
@@ -82,6 +110,9 @@ Result<HostTensor> FolderWeights::Get(std::string_view name, const std::vector<i
   }
   MOESERVE_ASSIGN_OR_RETURN(const std::vector<FoundPart> found, Find(name, shape));
   const auto& [file, entry] = *found[0].location;
+  if (!found[0].part.contiguous) {
+    return CopyPart(found[0].part, *WeightType(entry->type), file->Bytes(*entry), shape);
+  }
   const int64_t skipped_bytes = found[0].part.first_element * SizeOf(entry->type);
   return HostTensor{.data = file->Bytes(*entry).data() + skipped_bytes,
                     .dtype = *WeightType(entry->type),

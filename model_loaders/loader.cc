@@ -66,8 +66,14 @@ Result<Checkpoint> Load(const fs::path& directory, const LoadOptions& options) {
   MOESERVE_RETURN_IF_ERROR(CheckDirectory(directory));
   MOESERVE_ASSIGN_OR_RETURN(const std::string config_text,
                             ReadTextFile(directory / kConfigFile, kMaxConfigBytes));
+  Result<WeightFiles> files = WeightFiles::Open(directory);
+  StoredNames stored;
+  if (files.ok()) {
+    for (const WeightFiles::Location& tensor : files->tensors()) stored.insert(tensor.entry->name);
+  }
+  // An error in config.json is reported before one in the weights.
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<const CheckpointConfig> config,
-                            ReadConfig(config_text, options.architectures));
+                            ReadConfig(config_text, stored, options.architectures));
   const int vocab_size = config->spec.vocab_size;
 
   GenerationConfig generation;
@@ -88,11 +94,11 @@ Result<Checkpoint> Load(const fs::path& directory, const LoadOptions& options) {
   MOESERVE_ASSIGN_OR_RETURN(checkpoint.tokenizer,
                             LoadTokenizer(directory, vocab_size, options.require_tokenizer));
   MOESERVE_ASSIGN_OR_RETURN(checkpoint.tokenizer_config, LoadTokenizerConfig(directory));
-  MOESERVE_ASSIGN_OR_RETURN(WeightFiles files, WeightFiles::Open(directory));
-  MOESERVE_RETURN_IF_ERROR(CheckTensors(*config, files));
-  checkpoint.identity = Identify(directory, config_text, files);
+  if (!files.ok()) return files.status();
+  MOESERVE_RETURN_IF_ERROR(CheckTensors(*config, *files));
+  checkpoint.identity = Identify(directory, config_text, *files);
   checkpoint.spec = config->spec;
-  auto weights = std::make_unique<FolderWeights>(std::move(files), std::move(config));
+  auto weights = std::make_unique<FolderWeights>(*std::move(files), std::move(config));
   checkpoint.weight_bytes = weights->stored_bytes();
   checkpoint.weights = std::move(weights);
   checkpoint.directory_name = DirectoryName(directory);

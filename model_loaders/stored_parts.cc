@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "base/message.h"
@@ -9,25 +10,41 @@
 namespace moeserve {
 namespace {
 
-// Returns the index of the first element of a part with shape `part` in its stored tensor; nullopt
-// if the part does not lie inside that tensor.
-std::optional<int64_t> FirstElement(const TensorPlace& place, const std::vector<int64_t>& part) {
+int64_t Product(std::span<const int64_t> dims) {
+  int64_t product = 1;
+  for (const int64_t dim : dims) product *= dim;
+  return product;
+}
+
+// Sets where the part with shape `shape` lies in its stored tensor. Returns false if it does not
+// lie inside that tensor.
+bool Locate(const TensorPlace& place, const std::vector<int64_t>& shape, StoredPart& part) {
   std::vector<int64_t> slice = place.shape;
-  int64_t first_row = place.first_row;
   int64_t skipped_slices = 0;
   if (place.index.has_value()) {
-    if (slice.empty() || *place.index < 0 || *place.index >= slice[0]) return std::nullopt;
+    if (slice.empty() || *place.index < 0 || *place.index >= slice[0]) return false;
     skipped_slices = *place.index;
     slice.erase(slice.begin());
   }
-  if (slice.empty() || slice.size() != part.size() ||
-      !std::equal(slice.begin() + 1, slice.end(), part.begin() + 1) || first_row < 0 ||
-      first_row > slice[0] - part[0]) {
-    return std::nullopt;
+  if (slice.empty() || slice.size() != shape.size()) return false;
+  const int64_t slice_size = Product(slice);
+  part.row_stride = Product(std::span(slice).subspan(1));
+  part.column_stride = 1;
+  if (place.transposed) {
+    if (slice.size() != 2) return false;
+    std::swap(slice[0], slice[1]);
+    std::swap(part.row_stride, part.column_stride);
   }
-  int64_t row = 1;
-  for (size_t i = 1; i < slice.size(); ++i) row *= slice[i];
-  return (skipped_slices * slice[0] + first_row) * row;
+  const int64_t last_row = place.first_row + (shape[0] - 1) * place.row_step;
+  if (!std::equal(slice.begin() + 1, slice.end(), shape.begin() + 1) || place.first_row < 0 ||
+      place.row_step < 1 || last_row >= slice[0]) {
+    return false;
+  }
+  part.first_element = skipped_slices * slice_size + place.first_row * part.row_stride;
+  part.row_stride *= place.row_step;
+  part.add = place.add;
+  part.contiguous = !place.transposed && place.row_step == 1 && place.add == 0.0f;
+  return true;
 }
 
 }  // namespace
@@ -48,21 +65,22 @@ Result<std::vector<StoredPart>> StoredParts(const CheckpointConfig& config,
     std::vector<StoredTensor> stored = StoredTensors(tensor, config.quantization);
     stored[0].name = place->name;
     stored[1].name = ScaleName(place->name);
-    return std::vector<StoredPart>{{std::move(stored[0])}, {std::move(stored[1])}};
+    return std::vector<StoredPart>{{.stored = std::move(stored[0])},
+                                   {.stored = std::move(stored[1])}};
   }
   if (whole) place->shape = tensor.shape;
-  const std::optional<int64_t> first = FirstElement(*place, tensor.shape);
-  if (!first.has_value()) {
+  StoredPart part;
+  if (!Locate(*place, tensor.shape, part)) {
     return absl::InternalError(Concat("tensor ", Quoted(tensor.name), " ", ShapeText(tensor.shape),
                                       " does not lie in ", Quoted(place->name), " ",
                                       ShapeText(place->shape)));
   }
-  StoredTensor stored{
+  part.stored = {
       .name = std::move(place->name),
       .type = std::nullopt,
       .shape = std::move(place->shape),
       .follows_from = place->follows_from.empty() ? tensor.follows_from : place->follows_from};
-  return std::vector<StoredPart>{{std::move(stored), *first}};
+  return std::vector<StoredPart>{std::move(part)};
 }
 
 }  // namespace moeserve

@@ -12,7 +12,14 @@ namespace moeserve {
 
 struct StoredPart {
   StoredTensor stored;        // the whole tensor in the files
-  int64_t first_element = 0;  // index of the part's first element; the part is contiguous
+  int64_t first_element = 0;  // index of the part's first element
+  // Distances in elements between adjacent rows, and between adjacent columns of a row; a tensor
+  // with one dimension has rows of one element.
+  int64_t row_stride = 0;
+  int64_t column_stride = 0;
+  float add = 0.0f;  // TensorPlace::add
+  // Whether the elements of the part are adjacent and need no addition, so that no copy is needed.
+  bool contiguous = true;
 };
 
 // Returns what the files must contain for `tensor`: one part of a floating-point tensor, or a whole

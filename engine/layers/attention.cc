@@ -10,20 +10,17 @@ Result<std::unique_ptr<Attention>> Attention::Load(LoadContext& load, int layer,
   const int d = model.hidden_size;
   a->layer_ = layer;
   a->spec_ = spec;
-  a->rope_ = RopeOf(model.position, spec.head_dim);
+  a->rope_ = RopeOf(model, spec);
   const int kv_width = spec.num_kv_heads * spec.head_dim;
   const LinearPart k{prefix + ".k", kv_width, spec.bias};
   const LinearPart v{prefix + ".v", kv_width, spec.bias};
   if (spec.out_bias) {
-    MOESERVE_ASSIGN_OR_RETURN(HostTensor bias, load.source.Get(prefix + ".out_bias", {d}));
-    std::vector<float> values;
-    for (int64_t i = 0; i < d; ++i) values.push_back(ElementAsF32(bias, i));
-    MOESERVE_ASSIGN_OR_RETURN(a->out_bias_, load.backend.Upload(values));
+    MOESERVE_ASSIGN_OR_RETURN(a->out_bias_, LoadVector(load, prefix + ".out_bias", d));
   }
   if (spec.routed()) {
     MOESERVE_ASSIGN_OR_RETURN(a->projection_, LoadLinear(load, d, {k, v}));
     MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<ExpertBody> body,
-                              AttentionExperts::Load(load, prefix, layer, spec, model.position, d));
+                              AttentionExperts::Load(load, prefix, layer, spec, a->rope_, d));
     MOESERVE_ASSIGN_OR_RETURN(
         a->routed_, RoutedLayer::Load(load, prefix, layer, BlockKind::kAttention, *spec.routing, d,
                                       std::move(body)));

@@ -8,6 +8,9 @@ Result<std::unique_ptr<FeedForward>> FeedForward::Load(LoadContext& load, int la
   const std::string prefix = "blocks." + std::to_string(layer) + ".feed_forward";
   const FeedForwardSpec& spec = model.layers[layer].feed_forward;
   const int d = model.hidden_size;
+  if (spec.out_bias) {
+    MOESERVE_ASSIGN_OR_RETURN(f->out_bias_, LoadVector(load, prefix + ".out_bias", d));
+  }
   if (!spec.routed()) {
     MOESERVE_ASSIGN_OR_RETURN(
         f->dense_, FeedForwardExperts::Load(load, {prefix}, spec.expert, {spec.width}, d));

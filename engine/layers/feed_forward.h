@@ -17,11 +17,16 @@ class FeedForward : public Branch {
 
   void Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const override;
 
+  const float* out_bias() const override {
+    return out_bias_ == nullptr ? nullptr : static_cast<const float*>(out_bias_->data());
+  }
+
  private:
   // The dense network, or the shared expert if routed_ is set.
   std::unique_ptr<FeedForwardExperts> dense_;
   std::unique_ptr<LinearBank> shared_gate_;
   std::unique_ptr<RoutedLayer> routed_;  // null if the block is dense
+  std::unique_ptr<DeviceBuffer> out_bias_;
 };
 
 }  // namespace moeserve

@@ -178,6 +178,14 @@ Result<std::unique_ptr<NormBank>> LoadRmsNorm(LoadContext& load, const std::stri
   return load.backend.NewNormBank({false, load.norm.eps}, {&scale, 1}, {});
 }
 
+Result<std::unique_ptr<DeviceBuffer>> LoadVector(LoadContext& load, const std::string& name,
+                                                 int width) {
+  MOESERVE_ASSIGN_OR_RETURN(const HostTensor tensor, load.source.Get(name, {width}));
+  std::vector<float> values;
+  for (int i = 0; i < width; ++i) values.push_back(ElementAsF32(tensor, i));
+  return load.backend.Upload(values);
+}
+
 namespace {
 
 // Loads the router's tensors; the score settings in `s` determine which ones there are.

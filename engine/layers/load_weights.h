@@ -56,6 +56,10 @@ Result<std::unique_ptr<NormBank>> LoadNorm(LoadContext& load,
 Result<std::unique_ptr<NormBank>> LoadRmsNorm(LoadContext& load, const std::string& prefix,
                                               int width);
 
+// Loads the tensor `name` [width] as f32.
+Result<std::unique_ptr<DeviceBuffer>> LoadVector(LoadContext& load, const std::string& name,
+                                                 int width);
+
 Result<std::unique_ptr<Router>> LoadRouter(LoadContext& load, const std::string& prefix,
                                            const RoutedLayerSpec& spec, int input_width);
 

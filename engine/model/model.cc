@@ -17,7 +17,9 @@ namespace {
 
 // One block: a norm, a branch, and the addition of the branch's output to the residual stream.
 struct Block {
-  std::unique_ptr<NormBank> norm;  // pre-norm: applied to the branch's input; post-norm: to the sum
+  // Applied to the branch's input; if the placement is kPost, to the sum; null if it is kOutput.
+  std::unique_ptr<NormBank> norm;
+  std::unique_ptr<NormBank> output_norm;  // applied to the branch's output; null if there is none
   std::unique_ptr<Branch> branch;
 };
 
@@ -50,12 +52,14 @@ class Model::Impl {
   void ReadOutputs(const Batch& batch, const RowsView& scores, std::span<float> logits,
                    std::span<SampleResult> samples);
 
+  // Loads the norms of a block; `prefix` is "blocks.0.attention" or the like.
+  absl::Status LoadNorms(LoadContext& load, const std::string& prefix, Block& block);
+
   // Runs the branch of `block` on `input`, adds the branch's output to the residual stream `x` and
-  // writes the next block's input to `input`. In a pre-norm model that input is `x` normalised by
-  // `next`; a post-norm model normalises `x` itself by the norm of `block`. `next` is the norm of
-  // the next block, null after the last block.
+  // writes the next block's input to `input`: `x`, normalised if the next block normalises its
+  // input. `next` is null after the last block.
   void RunBlock(StepContext& ctx, const RowsView& x, const RowsView& input, const Block& block,
-                const NormBank* next);
+                const Block* next);
 
   std::unique_ptr<LinearBank> head_;
   std::unique_ptr<EmbeddingTable> embedding_;
@@ -81,16 +85,17 @@ absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) 
         HostTensor table, source.Get("embed_position.weight", {spec.max_position_embeddings, d}));
     MOESERVE_ASSIGN_OR_RETURN(learned_positions_, backend.NewEmbeddingTable(table));
   }
-  if (spec.norm.placement == NormPlacement::kPre) {
-    MOESERVE_ASSIGN_OR_RETURN(final_norm_, LoadNorm(load, {"norm"}, {d}));
+  if (spec.norm.placement != NormPlacement::kPost) {
+    LoadContext load_final = load;
+    load_final.norm.eps = spec.norm.final_eps.value_or(spec.norm.eps);
+    MOESERVE_ASSIGN_OR_RETURN(final_norm_, LoadNorm(load_final, {"norm"}, {d}));
   }
   for (int l = 0; l < spec.num_layers(); ++l) {
     const std::string prefix = Concat("blocks.", l);
     Block attention, feed_forward;
-    MOESERVE_ASSIGN_OR_RETURN(attention.norm, LoadNorm(load, {prefix + ".attention.norm"}, {d}));
+    MOESERVE_RETURN_IF_ERROR(LoadNorms(load, prefix + ".attention", attention));
     MOESERVE_ASSIGN_OR_RETURN(attention.branch, Attention::Load(load, l, spec));
-    MOESERVE_ASSIGN_OR_RETURN(feed_forward.norm,
-                              LoadNorm(load, {prefix + ".feed_forward.norm"}, {d}));
+    MOESERVE_RETURN_IF_ERROR(LoadNorms(load, prefix + ".feed_forward", feed_forward));
     MOESERVE_ASSIGN_OR_RETURN(feed_forward.branch, FeedForward::Load(load, l, spec));
     blocks_.push_back(std::move(attention));
     blocks_.push_back(std::move(feed_forward));
@@ -98,25 +103,44 @@ absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) 
   return absl::OkStatus();
 }
 
+absl::Status Model::Impl::LoadNorms(LoadContext& load, const std::string& prefix, Block& block) {
+  const NormPlacement placement = spec.norm.placement;
+  if (placement != NormPlacement::kOutput) {
+    MOESERVE_ASSIGN_OR_RETURN(block.norm, LoadNorm(load, {prefix + ".norm"}, {spec.hidden_size}));
+  }
+  if (NormsOutput(placement)) {
+    MOESERVE_ASSIGN_OR_RETURN(block.output_norm,
+                              LoadNorm(load, {prefix + ".output_norm"}, {spec.hidden_size}));
+  }
+  return absl::OkStatus();
+}
+
 void Model::Impl::RunBlock(StepContext& ctx, const RowsView& x, const RowsView& input,
-                           const Block& block, const NormBank* next) {
+                           const Block& block, const Block* next) {
   const Workspace::Scope scope(workspace);
   const RowsView output = workspace.TakeDense(x.rows, x.cols, DType::kF32);
   block.branch->Forward(ctx, input, output);
-  const bool pre = spec.norm.placement == NormPlacement::kPre;
+  if (block.output_norm != nullptr) {
+    backend.Norm({.bank = block.output_norm.get(), .input = output, .output = output});
+  }
+  const bool post = spec.norm.placement == NormPlacement::kPost;
   const auto scale = static_cast<float>(spec.residual_scale);
   const float* const bias = block.branch->out_bias();
-  if (pre && next == nullptr) {
+  const NormBank* const sum_norm = post              ? block.norm.get()
+                                   : next != nullptr ? next->norm.get()
+                                                     : nullptr;
+  if (sum_norm == nullptr) {
     backend.AddScaled(x, output, bias, scale);
-    return;
+  } else {
+    backend.AddNorm({.x = x,
+                     .branch = output,
+                     .bias = bias,
+                     .scale = scale,
+                     .norm = sum_norm,
+                     .output = post ? x : input});
   }
-  backend.AddNorm({.x = x,
-                   .branch = output,
-                   .bias = bias,
-                   .scale = scale,
-                   .norm = pre ? next : block.norm.get(),
-                   .output = pre ? input : x});
-  if (!pre && next != nullptr && input.data != x.data) backend.Convert(x, input);
+  const bool normed = !post && sum_norm != nullptr;
+  if (next != nullptr && !normed && input.data != x.data) backend.Convert(x, input);
 }
 
 StepReport Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, const StepOptions& step,
@@ -192,7 +216,7 @@ void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits
                  .scale = static_cast<float>(spec.embedding_scale),
                  .output = x});
   RowsView input = x;
-  if (spec.norm.placement == NormPlacement::kPre) {
+  if (NormsInput(spec.norm.placement)) {
     input = workspace.TakeDense(tokens, spec.hidden_size, options.compute);
     backend.Norm({.bank = blocks_.front().norm.get(), .input = x, .output = input});
   } else if (options.compute != DType::kF32) {
@@ -200,7 +224,7 @@ void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits
     backend.Convert(x, input);
   }
   for (size_t b = 0; b < blocks_.size(); ++b) {
-    const NormBank* const next = b + 1 < blocks_.size() ? blocks_[b + 1].norm.get() : nullptr;
+    const Block* const next = b + 1 < blocks_.size() ? &blocks_[b + 1] : nullptr;
     RunBlock(ctx, x, input, blocks_[b], next);
   }
   if (logits.rows == 0) return;

@@ -143,13 +143,83 @@ void CheckRouting(Checker& check, const std::string& scope, const ModelSpec& spe
   check.Factor(scope, "scale", routing.scale);
 }
 
-void CheckRope(Checker& check, const ModelSpec& spec, const std::string& scope, int head_dim) {
-  if (!check.ok() || spec.position.kind != PositionKind::kRope) return;
-  const double exact = ExactRopeDimensions(spec.position, head_dim);
-  const int rounded = RopeDimensions(spec.position, head_dim);
-  if (std::fabs(exact - rounded) <= 1e-3 && rounded % 2 == 0 && rounded >= 2) return;
-  check.Fail("position.fraction", "fraction * head_dim to be an even whole number >= 2",
-             Number(exact) + " (" + scope + "head_dim is " + std::to_string(head_dim) + ")");
+void CheckRopeScaling(Checker& check, const std::string& scope, const RopeScaling& s) {
+  check.Positive(scope, "magnitude", s.magnitude);
+  switch (s.kind) {
+    case RopeScalingKind::kNone:
+      return;
+    case RopeScalingKind::kLinear:
+      check.Positive(scope, "factor", s.factor);
+      return;
+    case RopeScalingKind::kLlama3:
+      check.Positive(scope, "factor", s.factor);
+      check.Positive(scope, "original_positions", s.original_positions);
+      check.Positive(scope, "low_freq_factor", s.low_freq_factor);
+      check.Positive(scope, "high_freq_factor", s.high_freq_factor);
+      if (check.ok() && s.high_freq_factor <= s.low_freq_factor) {
+        check.Fail(scope + "high_freq_factor", "more than low_freq_factor",
+                   Number(s.high_freq_factor));
+      }
+      return;
+    case RopeScalingKind::kYarn:
+      check.Positive(scope, "factor", s.factor);
+      check.Positive(scope, "original_positions", s.original_positions);
+      check.Positive(scope, "beta_fast", s.beta_fast);
+      check.Positive(scope, "beta_slow", s.beta_slow);
+      return;
+    case RopeScalingKind::kFactors:
+      for (size_t i = 0; i < s.factors.size(); ++i) {
+        check.Positive(scope, "factors", s.factors[i]);
+      }
+      return;
+  }
+}
+
+// Checks the settings of rope that do not depend on a layer. `scope` is the path of the object.
+void CheckRope(Checker& check, const std::string& scope, const PositionSpec& position) {
+  check.Positive(scope, "theta", position.theta);
+  check.Positive(scope, "fraction", position.fraction);
+  check.Real(scope, "fraction", position.fraction, 0.0, 1.0);
+  CheckRopeScaling(check, scope + "scaling.", position.scaling);
+  if (check.ok() && position.scaling.kind == RopeScalingKind::kYarn && position.theta == 1.0) {
+    check.Fail(scope + "theta", "a number other than 1", "1 (scaling.kind is \"yarn\")");
+  }
+}
+
+// Checks that the rotated dimensions fit the heads of a layer. `scope` is the path of the layer's
+// attention object.
+void CheckRopeOfLayer(Checker& check, const ModelSpec& spec, const std::string& scope,
+                      const AttentionSpec& attention) {
+  if (attention.position.has_value()) {
+    const auto allowed = [](PositionKind kind) {
+      return kind == PositionKind::kRope || kind == PositionKind::kNone;
+    };
+    if (check.ok() && !allowed(attention.position->kind)) {
+      check.Fail(scope + "position.kind", "\"rope\" or \"none\"", "another kind");
+    }
+    if (check.ok() && !allowed(spec.position.kind)) {
+      check.Fail(scope + "position", "none, because position.kind is not \"rope\" or \"none\"",
+                 "an object");
+    }
+    if (attention.position->kind == PositionKind::kRope) {
+      CheckRope(check, scope + "position.", *attention.position);
+    }
+  }
+  const PositionSpec& position = PositionOf(spec, attention);
+  if (!check.ok() || position.kind != PositionKind::kRope) return;
+  const std::string path = attention.position.has_value() ? scope + "position." : "position.";
+  const double exact = ExactRopeDimensions(position, attention.head_dim);
+  const int rounded = RopeDimensions(position, attention.head_dim);
+  const std::string because =
+      " (" + scope + "head_dim is " + std::to_string(attention.head_dim) + ")";
+  if (std::fabs(exact - rounded) > 1e-3 || rounded % 2 != 0 || rounded < 2) {
+    check.Fail(path + "fraction", "fraction * head_dim to be an even whole number >= 2",
+               Number(exact) + because);
+  } else if (position.scaling.kind == RopeScalingKind::kFactors &&
+             position.scaling.factors.size() != static_cast<size_t>(rounded / 2)) {
+    check.Fail(path + "scaling.factors", "a list of " + std::to_string(rounded / 2) + " numbers",
+               std::to_string(position.scaling.factors.size()) + because);
+  }
 }
 
 void CheckAttention(Checker& check, const ModelSpec& spec, const std::string& scope,
@@ -180,7 +250,7 @@ void CheckAttention(Checker& check, const ModelSpec& spec, const std::string& sc
   if (attention.window.has_value()) {
     check.Int(scope, "window", *attention.window, 1, std::numeric_limits<int>::max());
   }
-  CheckRope(check, spec, scope, attention.head_dim);
+  CheckRopeOfLayer(check, spec, scope, attention);
 }
 
 void CheckFeedForward(Checker& check, const ModelSpec& spec, const std::string& scope,
@@ -212,9 +282,7 @@ void CheckTokenIds(Checker& check, const ModelSpec& spec) {
 void CheckPosition(Checker& check, const ModelSpec& spec) {
   switch (spec.position.kind) {
     case PositionKind::kRope:
-      check.Positive("position.", "theta", spec.position.theta);
-      check.Positive("position.", "fraction", spec.position.fraction);
-      check.Real("position.", "fraction", spec.position.fraction, 0.0, 1.0);
+      CheckRope(check, "position.", spec.position);
       break;
     case PositionKind::kSinusoidal:
       if (check.ok() && (spec.hidden_size < 4 || spec.hidden_size % 2 != 0)) {
@@ -246,6 +314,10 @@ void CheckTotals(Checker& check, const ModelSpec& spec) {
 
 }  // namespace
 
+const PositionSpec& PositionOf(const ModelSpec& spec, const AttentionSpec& attention) {
+  return attention.position.has_value() ? *attention.position : spec.position;
+}
+
 int RopeDimensions(const PositionSpec& position, int head_dim) {
   if (position.kind != PositionKind::kRope) return 0;
   return static_cast<int>(std::lround(ExactRopeDimensions(position, head_dim)));
@@ -259,6 +331,7 @@ absl::Status Validate(const ModelSpec& spec) {
   check.Int("", "max_position_embeddings", spec.max_position_embeddings, 1, kMaxPositions);
   CheckTokenIds(check, spec);
   check.Real("norm.", "eps", spec.norm.eps, 0.0, 1.0);
+  check.Real("norm.", "final_eps", spec.norm.final_eps.value_or(0.0f), 0.0, 1.0);
   CheckPosition(check, spec);
   check.Factor("", "embedding_scale", spec.embedding_scale);
   check.Factor("", "residual_scale", spec.residual_scale);
@@ -271,6 +344,11 @@ absl::Status Validate(const ModelSpec& spec) {
     const std::string index = std::to_string(i) + "].";
     CheckAttention(check, spec, "attention[" + index, layer.attention);
     CheckFeedForward(check, spec, "feed_forward[" + index, layer.feed_forward);
+    if (NormsOutput(spec.norm.placement)) {
+      const std::string because = " (norm.placement normalizes the output)";
+      check.Set("attention[" + index, "out_bias", layer.attention.out_bias, false, because);
+      check.Set("feed_forward[" + index, "out_bias", layer.feed_forward.out_bias, false, because);
+    }
     if (layer.attention.routed()) experts += layer.attention.routing->num_experts;
     if (layer.feed_forward.routed()) experts += layer.feed_forward.routing->num_experts;
     if (experts > kMaxExpertsOfModel) {

@@ -11,16 +11,30 @@
 
 #include "absl/status/status.h"
 #include "kernels/base/activation.h"
+#include "kernels/base/rope.h"
 #include "kernels/base/routing_kinds.h"
 
 namespace moeserve {
 
 enum class NormKind : uint8_t { kRms, kLayer };  // kLayer has a bias
-enum class NormPlacement : uint8_t { kPre, kPost };
+// Where a layer's norms are; f is attention or feed-forward.
+enum class NormPlacement : uint8_t {
+  kPre,     // x + f(norm(x))
+  kPost,    // norm(x + f(x)); there is no final norm
+  kOutput,  // x + norm(f(x))
+  kBoth     // x + norm_out(f(norm(x)))
+};
+constexpr bool NormsInput(NormPlacement p) {
+  return p == NormPlacement::kPre || p == NormPlacement::kBoth;
+}
+constexpr bool NormsOutput(NormPlacement p) {
+  return p == NormPlacement::kOutput || p == NormPlacement::kBoth;
+}
 
 struct NormSpec {
   NormKind kind = NormKind::kRms;
   float eps = 1e-5f;
+  std::optional<float> final_eps;  // of the final norm, if it differs
   NormPlacement placement = NormPlacement::kPre;
 };
 
@@ -32,6 +46,7 @@ struct PositionSpec {
   double theta = 10000.0;                    // rope only
   RopePairing pairing = RopePairing::kHalf;  // rope only
   double fraction = 1.0;                     // rope only: fraction of head_dim that is rotated
+  RopeScaling scaling;                       // rope only
 };
 
 // Stage "split": splits tokens into sub-tokens as in MH-MoE ("Multi-Head Mixture-of-Experts", eq.
@@ -123,7 +138,10 @@ struct AttentionSpec {
   std::optional<int> window;  // number of last positions that a token attends to, itself included
   QkNorm qk_norm = QkNorm::kNone;                    // dense only
   GroupOrder group_order = GroupOrder::kInterleave;  // dense only
-  std::optional<RoutedLayerSpec> routing;            // if set: MoA, "Mixture of Attention Heads"
+  // If set, replaces ModelSpec::position in this layer; its kind is kRope or kNone. Allowed only if
+  // the model's kind is one of these two.
+  std::optional<PositionSpec> position;
+  std::optional<RoutedLayerSpec> routing;  // if set: MoA, "Mixture of Attention Heads"
 
   bool routed() const { return routing.has_value(); }
 };
@@ -134,6 +152,7 @@ struct FeedForwardSpec {
   std::optional<RoutedLayerSpec> routing;  // if set, the block is routed
   int shared_width = 0;  // routed only: width of a shared, always active expert; 0 if there is none
   bool shared_gate = false;  // multiplies the shared expert's output by sigmoid(w.x)
+  bool out_bias = false;     // one bias [hidden_size], added to the block's output
 
   bool routed() const { return routing.has_value(); }
 };
@@ -165,6 +184,9 @@ enum class BlockKind : uint8_t { kAttention, kFeedForward };
 constexpr const char* Name(BlockKind b) {
   return b == BlockKind::kAttention ? "attention" : "feed_forward";
 }
+
+// Returns the position settings of a layer: its own, or else the model's.
+const PositionSpec& PositionOf(const ModelSpec& spec, const AttentionSpec& attention);
 
 // Returns how many dimensions of a head are rotated by rope; in a valid spec, an even number.
 int RopeDimensions(const PositionSpec& position, int head_dim);

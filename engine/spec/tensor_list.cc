@@ -35,7 +35,7 @@ class TensorList {
           {{spec_.max_position_embeddings, "max_position_embeddings"}, hidden_},
           "position.kind is \"learned\"");
     }
-    if (spec_.norm.placement == NormPlacement::kPre) AddNorm("norm", hidden_);
+    if (spec_.norm.placement != NormPlacement::kPost) AddNorm("norm", hidden_);
     if (!spec_.tie_word_embeddings) {
       Add("head.weight", {vocabulary, hidden_}, "tie_word_embeddings is false");
     }
@@ -71,6 +71,17 @@ class TensorList {
     Add(name + ".weight", {width}, when);
     if (spec_.norm.kind == NormKind::kLayer) {
       Add(name + ".bias", {width}, "norm.kind is \"layer\"");
+    }
+  }
+
+  // Adds the norms of a block: before the branch, or after the residual sum, and on its output.
+  void AddBlockNorms(const std::string& name) {
+    const NormPlacement placement = spec_.norm.placement;
+    if (placement != NormPlacement::kOutput) AddNorm(name + "norm", hidden_);
+    if (NormsOutput(placement)) {
+      AddNorm(name + "output_norm", hidden_,
+              placement == NormPlacement::kBoth ? "norm.placement is \"both\""
+                                                : "norm.placement is \"output\"");
     }
   }
 
@@ -123,7 +134,7 @@ class TensorList {
     const int64_t head_dim = attention.head_dim;
     const Dim keys{attention.num_kv_heads * head_dim, key + "num_kv_heads" + per_head};
     const std::string bias_key = attention.bias ? key + "bias" : "";
-    AddNorm(name + "norm", hidden_);
+    AddBlockNorms(name);
     AddLinear(name + "k", keys, hidden_, bias_key);
     AddLinear(name + "v", keys, hidden_, bias_key);
     if (attention.routed()) {
@@ -163,7 +174,8 @@ class TensorList {
 
   void AddFeedForward(const std::string& name, const std::string& key,
                       const FeedForwardSpec& feed_forward) {
-    AddNorm(name + "norm", hidden_);
+    AddBlockNorms(name);
+    if (feed_forward.out_bias) Add(name + "out_bias", {hidden_}, key + "out_bias is true");
     if (!feed_forward.routed()) {
       AddExpert(name, key, feed_forward.expert, {hidden_, {feed_forward.width, key + "width"}});
       return;

@@ -123,8 +123,7 @@ class CpuBackend : public Backend {
   class AttentionCall;
   // Cosines and sines for the positions of a step; all layers share them.
   struct RopeTable {
-    double theta = 0.0;
-    int dimensions = 0;
+    RopeSettings settings;
     uint64_t step = 0;                // number of the step for which `angles` were computed
     std::vector<double> frequencies;  // [dimensions / 2]
     std::vector<float> angles;        // [tokens][cosines, sines]
@@ -183,7 +182,7 @@ class CpuBackend : public Backend {
   void QuantizeRowOf(const CpuLinearBank& bank, const RowsView& rows, int64_t row, int64_t width,
                      char* records) const;
   // Returns [tokens of the step][cosines, sines][dimensions / 2]; valid until the next call.
-  const float* RopeAngles(double theta, int dimensions);
+  const float* RopeAngles(const RopeSettings& settings);
   // Calls run(task, end of its queue, worker) for all linear_tasks_, whose total cost is `cost`.
   // Each thread has a queue of adjacent tasks, so it can prefetch the weights of its next task. A
   // thread whose queue is empty takes tasks from the other queues, so that a descheduled thread
@@ -225,7 +224,7 @@ class CpuBackend : public Backend {
   std::vector<uint8_t> failed_;                    // [T] see StepOutcome
   std::vector<TokenRoutes> routes_;                // [T] used if the step has counters
   std::vector<const RoutingPlan*> counted_plans_;  // scratch of RunStep()
-  std::vector<RopeTable> rope_tables_;             // one for each (theta, dimensions)
+  std::vector<RopeTable> rope_tables_;             // their SameAngles() is false for each two
   std::vector<AttentionRow> attention_rows_;
   std::vector<AttentionTask> attention_tiles_;
   std::vector<int32_t> attention_task_ends_;

@@ -7,31 +7,29 @@
 
 namespace moeserve::cpu {
 
-const float* CpuBackend::RopeAngles(double theta, int dimensions) {
-  const int pairs = dimensions / 2;
+const float* CpuBackend::RopeAngles(const RopeSettings& settings) {
+  const int pairs = settings.dimensions / 2;
   RopeTable* table = nullptr;
   for (RopeTable& t : rope_tables_) {
-    if (t.theta == theta && t.dimensions == dimensions) table = &t;
+    if (SameAngles(t.settings, settings)) table = &t;
   }
   if (table == nullptr) {
     table = &rope_tables_.emplace_back();
-    table->theta = theta;
-    table->dimensions = dimensions;
-    for (int i = 0; i < pairs; ++i) {
-      table->frequencies.push_back(std::pow(theta, -2.0 * i / dimensions));
-    }
+    table->settings = settings;
+    table->frequencies = RopeFrequencies(settings);
   }
   if (table->step == step_number_) return table->angles.data();
   table->step = step_number_;
   const auto tokens = static_cast<int64_t>(step_.position.size());
   table->angles.resize(static_cast<size_t>(tokens * 2 * pairs));
+  const double magnitude = settings.magnitude();
   ForRows(tokens, pairs * 80, [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t) {
       float* cosine = table->angles.data() + t * 2 * pairs;
       for (int i = 0; i < pairs; ++i) {
         const double angle = step_.position[t] * table->frequencies[i];
-        cosine[i] = static_cast<float>(std::cos(angle));
-        cosine[pairs + i] = static_cast<float>(std::sin(angle));
+        cosine[i] = static_cast<float>(std::cos(angle) * magnitude);
+        cosine[pairs + i] = static_cast<float>(std::sin(angle) * magnitude);
       }
     }
   });
@@ -43,7 +41,7 @@ void CpuBackend::Rope(const RopeArgs& args) {
   const int pairs = s.dimensions / 2;
   const int64_t heads = args.rows.cols / s.head_dim;
   MOESERVE_CHECK(heads * s.head_dim == args.rows.cols, "rope rows hold whole heads");
-  const float* angles = RopeAngles(s.theta, s.dimensions);
+  const float* angles = RopeAngles(s);
   ForRows(args.rows.rows, args.rows.cols * 4, [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r) {
       const int64_t token = args.plan == nullptr ? r : args.plan->row_of_assignment[r];

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,8 +19,7 @@
 
 namespace moeserve {
 
-// Where the files store one tensor of the model: a whole stored tensor, or a contiguous part of
-// one.
+// Where the files store one tensor of the model: a whole stored tensor, or a part of one.
 struct TensorPlace {
   std::string name = {};  // name of the stored tensor
 
@@ -27,11 +27,18 @@ struct TensorPlace {
   // shape.
   std::vector<int64_t> shape = {};
 
-  // The part of the stored tensor: the slice `index` of the outermost dimension, if `index` is set,
-  // and in that slice the rows from `first_row` on. Example: if the gate and up projections of all
-  // experts are stored as one tensor [E, 2 * width, d], they are rows 0 and `width` of slice e.
+  // The part of the stored tensor: the slice `index` of the outermost dimension, if `index` is set.
+  // If `transposed`, the slice is a matrix that is stored as its transpose. Of the slice (or of its
+  // transpose), the part is every `row_step`-th row from `first_row` on. Example: if the gate and
+  // up projections of all experts are stored as one tensor [E, 2 * width, d], they begin at rows 0
+  // and `width` of slice e.
   std::optional<int64_t> index = std::nullopt;
+  bool transposed = false;
   int64_t first_row = 0;
+  int64_t row_step = 1;
+
+  // The model's tensor is the stored part plus this number, computed in f32.
+  float add = 0.0f;
 
   // The configuration keys that determine `shape`, such as "[2 * width, hidden_size]", for error
   // messages. If empty, TensorRequirement::follows_from of the model's tensor is used.
@@ -62,13 +69,19 @@ class CheckpointConfig {
   Quantization quantization = Quantization::kNone;
 };
 
+// The names of the tensors that a folder's files store. Families whose files exist in several
+// layouts use it to recognize the layout.
+using StoredNames = std::set<std::string, std::less<>>;
+
 // One family. Its functions must accept a JSON object with any content.
 struct Architecture {
   std::string_view model_type;  // value in config.json, and the family's name in messages
   bool (*recognizes)(const nlohmann::json& config);
   // Returns a configuration whose spec has passed ValidateConfig(). Otherwise InvalidArgument with
-  // key, expected and found value; the message begins with "config.json: ".
-  Result<std::unique_ptr<const CheckpointConfig>> (*read)(const nlohmann::json& config);
+  // key, expected and found value; the message begins with "config.json: ". `stored` is used only
+  // during the call.
+  Result<std::unique_ptr<const CheckpointConfig>> (*read)(const nlohmann::json& config,
+                                                          const StoredNames& stored);
 };
 
 inline constexpr std::string_view kConfigFile = "config.json";

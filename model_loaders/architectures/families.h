@@ -7,4 +7,23 @@ namespace moeserve {
 
 extern const Architecture kNativeArchitecture;
 
+// huggingface/
+extern const Architecture kDynamicMoeArchitecture;
+extern const Architecture kFlexOlmoArchitecture;
+extern const Architecture kGraniteArchitecture;
+extern const Architecture kGraniteMoeArchitecture;
+extern const Architecture kGraniteMoeHybridArchitecture;
+extern const Architecture kGraniteMoeSharedArchitecture;
+extern const Architecture kJetMoeArchitecture;
+extern const Architecture kLlamaArchitecture;
+extern const Architecture kMistralArchitecture;
+extern const Architecture kMixtralArchitecture;
+extern const Architecture kOlmo2Architecture;
+extern const Architecture kOlmo3Architecture;
+extern const Architecture kOlmoeArchitecture;
+extern const Architecture kQwen2Architecture;
+extern const Architecture kQwen2MoeArchitecture;
+extern const Architecture kQwen3Architecture;
+extern const Architecture kQwen3MoeArchitecture;
+
 }  // namespace moeserve

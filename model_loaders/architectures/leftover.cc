@@ -38,6 +38,20 @@ std::string NormKindReason(const ModelSpec& spec) {
                                           : std::string(kUnknownTensor);
 }
 
+// Returns the setting that excludes a norm of a block; `rest` is "norm.weight", "norm.bias",
+// "output_norm.weight" or "output_norm.bias".
+std::string BlockNormReason(std::string_view rest, const ModelSpec& spec) {
+  const NormPlacement placement = spec.norm.placement;
+  if (rest.starts_with("norm.") && placement == NormPlacement::kOutput) {
+    return "norm.placement is \"output\"";
+  }
+  if (rest.starts_with("output_norm.") && !NormsOutput(placement)) {
+    return placement == NormPlacement::kPre ? "norm.placement is \"pre\""
+                                            : "norm.placement is \"post\"";
+  }
+  return rest.ends_with(".bias") ? NormKindReason(spec) : std::string(kUnknownTensor);
+}
+
 std::string RouterReason(std::string_view rest, const std::string& key, const ScoreSpec& score) {
   const std::string score_key = key + "routing.score.";
   const bool of_cosine =
@@ -70,7 +84,9 @@ std::string ExpertReason(std::string_view rest, const std::string& key, const Ex
 std::string AttentionReason(std::string_view rest, const std::string& key,
                             const AttentionSpec& attention, const ModelSpec& spec) {
   const bool routed = attention.routed();
-  if (rest == "norm.bias") return NormKindReason(spec);
+  if (rest.starts_with("norm.") || rest.starts_with("output_norm.")) {
+    return BlockNormReason(rest, spec);
+  }
   if (rest == "out_bias") return key + "out_bias is false";
   if (rest == "k.bias" || rest == "v.bias") return key + "bias is false";
   if (rest.starts_with("q.") || rest.starts_with("o.")) {
@@ -96,7 +112,10 @@ std::string AttentionReason(std::string_view rest, const std::string& key,
 std::string FeedForwardReason(std::string_view rest, const std::string& key,
                               const FeedForwardSpec& block, const ModelSpec& spec) {
   const bool routed = block.routed();
-  if (rest == "norm.bias") return NormKindReason(spec);
+  if (rest.starts_with("norm.") || rest.starts_with("output_norm.")) {
+    return BlockNormReason(rest, spec);
+  }
+  if (rest == "out_bias") return key + "out_bias is false";
   const bool of_routed = rest.starts_with("router.") || rest.starts_with("experts.") ||
                          rest.starts_with("split.") || rest.starts_with("merge.") ||
                          rest.starts_with("shared.") || rest.starts_with("shared_gate.");

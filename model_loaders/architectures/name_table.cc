@@ -63,6 +63,19 @@ std::string Substitute(std::string_view pattern, const Numbers& numbers) {
   return name;
 }
 
+// Returns the pattern of a name: every number between dots replaced by "*".
+std::string Pattern(std::string_view name) {
+  std::string pattern;
+  for (size_t begin = 0; begin <= name.size();) {
+    const size_t end = std::min(name.find('.', begin), name.size());
+    const std::string_view part = name.substr(begin, end - begin);
+    if (begin > 0) pattern.push_back('.');
+    pattern.append(!part.empty() && std::all_of(part.begin(), part.end(), IsDigit) ? "*" : part);
+    begin = end + 1;
+  }
+  return pattern;
+}
+
 // Returns the routing of the block that a tensor belongs to; null if the block is not routed.
 // `pattern` is the pattern of the tensor's name, `layer` its layer.
 const RoutedLayerSpec* RoutingOf(const ModelSpec& spec, std::string_view pattern, int layer) {
@@ -103,37 +116,64 @@ std::string WithoutIndices(std::string_view key) {
 
 }  // namespace
 
-std::optional<TensorPlace> NameTableConfig::Place(const TensorRequirement& tensor) const {
+NameTableConfig::NameTableConfig(std::span<const TensorRule> tensors, std::span<const KeyRule> keys,
+                                 const StoredNames& stored)
+    : tensors_(tensors.begin(), tensors.end()), keys_(keys.begin(), keys.end()) {
+  // Every layer has the same layout, so the pattern of one layer decides.
+  std::set<std::string> patterns;
+  for (const std::string& name : stored) patterns.insert(Pattern(name));
   for (const TensorRule& rule : tensors_) {
-    const std::optional<Numbers> numbers = Match(rule.model, tensor.name);
-    if (!numbers.has_value()) continue;
-    TensorPlace place{.name = Substitute(rule.file, *numbers)};
-    const bool stacked = Stars(rule.file) < Stars(rule.model);
-    if (!stacked && rule.parts == 1) return place;
-
-    // For a stack of joined tensors, "[width, hidden_size]" becomes "[num_experts, 2 * width,
-    // hidden_size]".
-    std::string follows_from = "[";
-    place.shape = tensor.shape;
-    place.first_row = rule.part * tensor.shape[0];
-    place.shape[0] *= rule.parts;
-    if (stacked) {
-      const int layer = numbers->value[0];
-      const RoutedLayerSpec* routing = RoutingOf(spec, rule.model, layer);
-      if (routing == nullptr) return std::nullopt;
-      place.index = numbers->value[numbers->count - 1];
-      place.shape.insert(place.shape.begin(), routing->num_experts);
-      follows_from +=
-          Concat(rule.model.starts_with("blocks.*.attention.") ? "attention[" : "feed_forward[",
-                 layer, "].routing.num_experts, ");
-    }
-    if (rule.parts > 1) follows_from += Concat(rule.parts, " * ");
-    if (tensor.follows_from.starts_with('[')) {
-      place.follows_from = follows_from + tensor.follows_from.substr(1);
-    }
-    return place;
+    if (patterns.contains(std::string(rule.file))) found_.insert(rule.file);
   }
-  return std::nullopt;
+}
+
+const TensorRule* NameTableConfig::RuleOf(std::string_view tensor) const {
+  const TensorRule* first = nullptr;
+  for (const TensorRule& rule : tensors_) {
+    if (!Match(rule.model, tensor).has_value()) continue;
+    if (found_.contains(rule.file)) return &rule;
+    if (first == nullptr) first = &rule;
+  }
+  return first;
+}
+
+std::optional<TensorPlace> NameTableConfig::Place(const TensorRequirement& tensor) const {
+  const TensorRule* const found = RuleOf(tensor.name);
+  if (found == nullptr) return std::nullopt;
+  const TensorRule& rule = *found;
+  const std::optional<Numbers> numbers = Match(rule.model, tensor.name);
+  TensorPlace place{.name = Substitute(rule.file, *numbers)};
+  place.add = rule.add;
+  const bool stacked = Stars(rule.file) < Stars(rule.model);
+  if (!stacked && rule.parts == 1 && !rule.transposed) return place;
+
+  // For a stack of joined tensors, "[width, hidden_size]" becomes "[num_experts, 2 * width,
+  // hidden_size]".
+  std::string follows_from = "[";
+  place.shape = tensor.shape;
+  const bool joined = rule.order == RowOrder::kJoined;
+  place.first_row = joined ? rule.part * tensor.shape[0] : rule.part;
+  place.row_step = joined ? 1 : rule.parts;
+  place.shape[0] *= rule.parts;
+  if (rule.transposed && place.shape.size() == 2) {
+    place.transposed = true;
+    std::swap(place.shape[0], place.shape[1]);
+  }
+  if (stacked) {
+    const int layer = numbers->value[0];
+    const RoutedLayerSpec* routing = RoutingOf(spec, rule.model, layer);
+    if (routing == nullptr) return std::nullopt;
+    place.index = numbers->value[numbers->count - 1];
+    place.shape.insert(place.shape.begin(), routing->num_experts);
+    follows_from +=
+        Concat(rule.model.starts_with("blocks.*.attention.") ? "attention[" : "feed_forward[",
+               layer, "].routing.num_experts, ");
+  }
+  if (rule.parts > 1) follows_from += Concat(rule.parts, " * ");
+  if (tensor.follows_from.starts_with('[') && !place.transposed) {
+    place.follows_from = follows_from + tensor.follows_from.substr(1);
+  }
+  return place;
 }
 
 std::optional<std::string> NameTableConfig::LeftOverReason(std::string_view name) const {

@@ -2,7 +2,9 @@
 // or in that tensors are stacked and joined in regular ways. Two tables describe such a family.
 #pragma once
 
+#include <cstdint>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -12,17 +14,26 @@
 
 namespace moeserve {
 
+// How the rows of several tensors of the model are stored in one tensor.
+enum class RowOrder : uint8_t {
+  kJoined,       // all rows of the first tensor, then all rows of the second, ...
+  kInterleaved,  // row 0 of each tensor, then row 1 of each, ...
+};
+
 // Where the files store the tensors whose names match a pattern. "*" stands for a number: the first
 // is the layer, the second the expert.
 //
 // If `file` has one "*" less than `model`, the files store the tensors of all experts as one tensor
-// whose outermost dimension is the number of experts. If `parts` > 1, the files store `parts`
-// tensors of the same shape joined along the rows, and this tensor is number `part`.
+// whose outermost dimension is the number of experts. If `parts` > 1, the files store the rows of
+// `parts` tensors of the same shape in one tensor, and this tensor is number `part`.
 struct TensorRule {
   std::string_view model;  // "blocks.*.feed_forward.experts.*.gate.weight"
   std::string_view file;   // "model.layers.*.block_sparse_moe.experts.*.w1.weight"
   int part = 0;
   int parts = 1;
+  RowOrder order = RowOrder::kJoined;
+  bool transposed = false;  // matrices are stored as their transposes
+  float add = 0.0f;         // TensorPlace::add
 };
 
 // A configuration key: its name in the native format, without indices
@@ -35,9 +46,10 @@ struct KeyRule {
 
 class NameTableConfig : public CheckpointConfig {
  public:
-  // The tables, and the texts that they refer to, must outlive the configuration.
-  NameTableConfig(std::span<const TensorRule> tensors, std::span<const KeyRule> keys)
-      : tensors_(tensors), keys_(keys) {}
+  // Several rules may match the same tensor of the model: the first one whose tensor is in `stored`
+  // counts, or else the first. The texts of the tables must outlive the configuration.
+  NameTableConfig(std::span<const TensorRule> tensors, std::span<const KeyRule> keys,
+                  const StoredNames& stored);
 
   std::optional<TensorPlace> Place(const TensorRequirement& tensor) const override;
   std::optional<std::string> LeftOverReason(std::string_view name) const override;
@@ -48,8 +60,13 @@ class NameTableConfig : public CheckpointConfig {
   std::vector<std::string_view> ignored;
 
  private:
-  const std::span<const TensorRule> tensors_;
-  const std::span<const KeyRule> keys_;
+  // Returns the rule that counts for a tensor of the model; null if none matches.
+  const TensorRule* RuleOf(std::string_view tensor) const;
+
+  const std::vector<TensorRule> tensors_;
+  const std::vector<KeyRule> keys_;
+  // The patterns `TensorRule::file` that match at least one stored tensor.
+  std::set<std::string_view> found_;
 };
 
 }  // namespace moeserve

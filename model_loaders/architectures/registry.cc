@@ -14,6 +14,23 @@ namespace {
 // comes first.
 constexpr const Architecture* kArchitectures[] = {
     &kNativeArchitecture,
+    &kDynamicMoeArchitecture,  // before Llama, whose name it uses
+    &kFlexOlmoArchitecture,
+    &kGraniteArchitecture,
+    &kGraniteMoeArchitecture,
+    &kGraniteMoeHybridArchitecture,
+    &kGraniteMoeSharedArchitecture,
+    &kJetMoeArchitecture,
+    &kLlamaArchitecture,
+    &kMistralArchitecture,
+    &kMixtralArchitecture,
+    &kOlmo2Architecture,
+    &kOlmo3Architecture,
+    &kOlmoeArchitecture,
+    &kQwen2Architecture,
+    &kQwen2MoeArchitecture,
+    &kQwen3Architecture,
+    &kQwen3MoeArchitecture,
 };
 
 absl::Status UnknownArchitecture(const nlohmann::json& config, ArchitectureList known) {
@@ -40,11 +57,12 @@ std::string ModelTypes(ArchitectureList architectures) {
 }
 
 Result<std::unique_ptr<const CheckpointConfig>> ReadConfig(std::string_view text,
+                                                           const StoredNames& stored,
                                                            ArchitectureList architectures) {
   MOESERVE_ASSIGN_OR_RETURN(const nlohmann::json config, ParseConfigJson(text));
   if (config.is_object()) {
     for (const Architecture* architecture : architectures) {
-      if (architecture->recognizes(config)) return architecture->read(config);
+      if (architecture->recognizes(config)) return architecture->read(config, stored);
     }
   }
   return UnknownArchitecture(config, architectures);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -21,9 +22,11 @@ ArchitectureList Architectures();
 // Returns the model types of the families for error messages: "a", "b" or "c", in quotes.
 std::string ModelTypes(ArchitectureList architectures);
 
-// Reads the text of a config.json. If no family in the list recognizes it, InvalidArgument contains
-// the found model_type and the known ones. Error messages begin with "config.json: ".
+// Reads the text of a config.json. `stored` is the list of the folder's tensors. If no family in
+// the list recognizes the text, InvalidArgument contains the found model_type and the known ones.
+// Error messages begin with "config.json: ".
 Result<std::unique_ptr<const CheckpointConfig>> ReadConfig(
-    std::string_view text, ArchitectureList architectures = Architectures());
+    std::string_view text, const std::set<std::string, std::less<>>& stored,
+    ArchitectureList architectures = Architectures());
 
 }  // namespace moeserve

@@ -59,6 +59,21 @@ bool ObjectReader::Bool(std::string_view key, bool fallback) {
   return fallback;
 }
 
+std::vector<double> ObjectReader::Reals(std::string_view key) {
+  constexpr std::string_view kExpected = "a list of numbers";
+  const Json* value = Required(key, kExpected);
+  if (value == nullptr) return {};
+  std::vector<double> numbers;
+  bool valid = value->is_array();
+  for (size_t i = 0; valid && i < value->size(); ++i) {
+    valid = (*value)[i].is_number();
+    if (valid) numbers.push_back((*value)[i].get<double>());
+  }
+  if (valid) return numbers;
+  Fault(key, kExpected, ShowJson(*value));
+  return {};
+}
+
 void ObjectReader::RefuseOthers(std::string_view of) {
   if (!valid_) return;
   std::string expected;

@@ -39,6 +39,8 @@ class ObjectReader {
   int Int(std::string_view key, std::optional<int> fallback = std::nullopt);
   double Real(std::string_view key, std::optional<double> fallback = std::nullopt);
   bool Bool(std::string_view key, bool fallback);
+  // Reads a required list of numbers.
+  std::vector<double> Reals(std::string_view key);
   // Returns the value of the matching choice, or `fallback` if the key is absent. If no choice
   // matches, reports an error and returns nullopt.
   template <typename Enum>

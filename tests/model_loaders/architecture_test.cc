@@ -190,7 +190,7 @@ TEST(Architecture, AnUnknownFamilyIsNamedBesideThoseThatAreKnown) {
       {R"({"model_type": "made_up_moe", "model_type": "made_up_moe"})", "model_type"},
   };
   for (const auto& [text, expected] : cases) {
-    const absl::Status status = ReadConfig(text, kFamilies).status();
+    const absl::Status status = ReadConfig(text, {}, kFamilies).status();
     EXPECT_TRUE(Mentions(status, {"config.json: ", expected})) << text;
     EXPECT_EQ(testing::Message(status).find('\n'), std::string::npos);
   }
@@ -284,18 +284,42 @@ class FixedPlace final : public CheckpointConfig {
 
 TEST(StoredParts, LieInsideTheStoredTensor) {
   const TensorRequirement matrix{"blocks.0.attention.q.weight", {4, 6}, ""};
-  const std::vector<std::pair<TensorPlace, int64_t>> inside = {
+  struct Inside {
+    TensorPlace place;
+    int64_t first;
+    int64_t row_stride = 6;
+    int64_t column_stride = 1;
+    bool contiguous = true;
+  };
+  const std::vector<Inside> inside = {
       {{.name = "x"}, 0},
       {{.name = "x", .shape = {4, 6}}, 0},
       {{.name = "x", .shape = {12, 6}, .first_row = 8}, 48},
       {{.name = "x", .shape = {3, 4, 6}, .index = 2}, 48},
       {{.name = "x", .shape = {3, 8, 6}, .index = 1, .first_row = 4}, 72},
+      {{.name = "x", .shape = {6, 4}, .transposed = true}, 0, 1, 4, false},
+      {{.name = "x", .shape = {8, 6}, .first_row = 1, .row_step = 2}, 6, 12, 1, false},
+      {{.name = "x",
+        .shape = {3, 6, 8},
+        .index = 2,
+        .transposed = true,
+        .first_row = 1,
+        .row_step = 2},
+       97,
+       2,
+       8,
+       false},
+      {{.name = "x", .shape = {4, 6}, .add = 1.0f}, 0, 6, 1, false},
   };
-  for (const auto& [place, first] : inside) {
-    const auto parts = StoredParts(FixedPlace(place), matrix);
+  for (const Inside& i : inside) {
+    const auto parts = StoredParts(FixedPlace(i.place), matrix);
     ASSERT_TRUE(parts.ok()) << parts.status();
     ASSERT_EQ(parts->size(), 1u);
-    EXPECT_EQ((*parts)[0].first_element, first);
+    const StoredPart& part = (*parts)[0];
+    EXPECT_EQ(part.first_element, i.first);
+    EXPECT_EQ(part.row_stride, i.row_stride);
+    EXPECT_EQ(part.column_stride, i.column_stride);
+    EXPECT_EQ(part.contiguous, i.contiguous);
   }
   const std::vector<std::optional<TensorPlace>> outside = {
       std::nullopt,
@@ -309,6 +333,10 @@ TEST(StoredParts, LieInsideTheStoredTensor) {
       TensorPlace{.name = "x", .shape = {3, 4, 6}, .index = 3},
       TensorPlace{.name = "x", .shape = {3, 4, 6}, .index = -1},
       TensorPlace{.name = "x", .shape = {3, 4, 6}, .index = 2, .first_row = 1},
+      TensorPlace{.name = "x", .shape = {4, 6}, .transposed = true},
+      TensorPlace{.name = "x", .shape = {4}, .transposed = true},
+      TensorPlace{.name = "x", .shape = {8, 6}, .first_row = 2, .row_step = 2},
+      TensorPlace{.name = "x", .shape = {8, 6}, .row_step = 0},
   };
   for (const auto& place : outside) {
     EXPECT_EQ(StoredParts(FixedPlace(place), matrix).status().code(), absl::StatusCode::kInternal);
@@ -318,7 +346,7 @@ TEST(StoredParts, LieInsideTheStoredTensor) {
 TEST(NameTableConfig, SpellsKeysAsTheFileDoes) {
   static constexpr KeyRule kKeys[] = {{"feed_forward.routing.select.k", "num_experts_per_tok"},
                                       {"attention.num_heads", "heads"}};
-  const NameTableConfig config({}, kKeys);
+  const NameTableConfig config({}, kKeys, {});
   const std::map<std::string, std::string> cases = {
       {"", ""},
       {"feed_forward[12].routing.select.k: expected 1", "num_experts_per_tok: expected 1"},

@@ -43,8 +43,8 @@ constexpr KeyRule kKeys[] = {
     {"num_experts", "num_local_experts"},
 };
 
-Result<std::unique_ptr<const CheckpointConfig>> Read(const Json& json) {
-  auto config = std::make_unique<NameTableConfig>(kTensors, kKeys);
+Result<std::unique_ptr<const CheckpointConfig>> Read(const Json& json, const StoredNames& stored) {
+  auto config = std::make_unique<NameTableConfig>(kTensors, kKeys, stored);
   config->ignored = {"model.layers.*.self_attn.rotary_emb.inv_freq"};
   ModelSpec& spec = config->spec;
   Problems problems;

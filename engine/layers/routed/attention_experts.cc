@@ -4,7 +4,7 @@ namespace moeserve {
 
 Result<std::unique_ptr<AttentionExperts>> AttentionExperts::Load(
     LoadContext& load, const std::string& prefix, int layer, const AttentionSpec& spec,
-    const PositionSpec& position, int model_width) {
+    const RopeSettings& rope, int model_width) {
   auto body = std::make_unique<AttentionExperts>();
   const int experts = spec.routing->num_experts;
   const int width = spec.num_kv_heads * spec.head_dim;
@@ -17,7 +17,7 @@ Result<std::unique_ptr<AttentionExperts>> AttentionExperts::Load(
                             LoadBank(load, {width}, std::vector<int>(experts, model_width),
                                      {names, "o", std::nullopt}, false));
   body->heads_ = spec.num_kv_heads;
-  body->rope_ = RopeOf(position, spec.head_dim);
+  body->rope_ = rope;
   body->layer_ = layer;
   body->scale_ = static_cast<float>(spec.scale);
   body->window_ = spec.window.value_or(0);

@@ -11,13 +11,17 @@ int64_t ResultRows(const RoutingPlan* plan, const RowsView& rows) {
 
 }  // namespace
 
-RopeSettings RopeOf(const PositionSpec& position, int head_dim) {
+RopeSettings RopeOf(const ModelSpec& model, const AttentionSpec& attention) {
+  const PositionSpec& position = PositionOf(model, attention);
   RopeSettings rope;
-  rope.head_dim = head_dim;
+  rope.head_dim = attention.head_dim;
   if (position.kind != PositionKind::kRope) return rope;
-  rope.dimensions = RopeDimensions(position, head_dim);
+  rope.dimensions = RopeDimensions(position, attention.head_dim);
   rope.theta = position.theta;
   rope.interleaved = position.pairing == RopePairing::kInterleaved;
+  if (position.scaling != RopeScaling()) {
+    rope.scaling = std::make_shared<const RopeScaling>(position.scaling);
+  }
   return rope;
 }
 

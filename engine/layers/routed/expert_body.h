@@ -53,8 +53,7 @@ class AttentionExperts : public ExpertBody {
   static Result<std::unique_ptr<AttentionExperts>> Load(LoadContext& load,
                                                         const std::string& prefix, int layer,
                                                         const AttentionSpec& spec,
-                                                        const PositionSpec& position,
-                                                        int model_width);
+                                                        const RopeSettings& rope, int model_width);
   RowsView Run(StepContext& ctx, const RoutingPlan* plan, const RowsView& rows) const override;
 
  private:
@@ -67,7 +66,7 @@ class AttentionExperts : public ExpertBody {
   int window_ = 0;
 };
 
-// Returns the rope settings of an attention block; dimensions is 0 if the model has no rope.
-RopeSettings RopeOf(const PositionSpec& position, int head_dim);
+// Returns the rope settings of an attention layer; dimensions is 0 if the layer has no rope.
+RopeSettings RopeOf(const ModelSpec& model, const AttentionSpec& attention);
 
 }  // namespace moeserve

@@ -18,8 +18,8 @@ __global__ void __launch_bounds__(kAngleThreads) RopeAnglesKernel(const RopeAngl
   if (i >= a.pairs) return;
   const int64_t token = blockIdx.x;
   const double angle = a.step.position[token] * a.frequencies[i];
-  a.angles[token * a.pairs + i] =
-      make_float2(static_cast<float>(cos(angle)), static_cast<float>(sin(angle)));
+  a.angles[token * a.pairs + i] = make_float2(static_cast<float>(cos(angle) * a.magnitude),
+                                              static_cast<float>(sin(angle) * a.magnitude));
 }
 
 // Each thread block rotates one row.

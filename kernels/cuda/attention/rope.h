@@ -8,13 +8,14 @@
 
 namespace moeserve::cuda {
 
-// Computes cosines and sines of position * frequency with the same bits as CpuBackend::Rope(): the
-// angle, sine and cosine are computed in double precision, then rounded to float.
+// Computes cosines and sines of position * frequency, times the magnitude, with the same bits as
+// CpuBackend::Rope(): everything is computed in double precision, then rounded to float.
 struct RopeAnglesLaunch {
   StepView step;
   int pairs = 0;                        // number of pairs of rotated dimensions
   const double* frequencies = nullptr;  // [pairs]
-  float2* angles = nullptr;             // [step.tokens, pairs] (cosine, sine)
+  double magnitude = 1.0;
+  float2* angles = nullptr;  // [step.tokens, pairs] (cosine, sine)
 };
 void LaunchRopeAngles(const RopeAnglesLaunch& args, cudaStream_t stream);
 

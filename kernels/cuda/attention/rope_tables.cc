@@ -1,29 +1,38 @@
 #include "kernels/cuda/attention/rope_tables.h"
 
-#include <algorithm>
-#include <cmath>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
 
 namespace moeserve::cuda {
 
+const RopeTables::Table* RopeTables::Find(const RopeSettings& settings) const {
+  for (const Table& table : tables_) {
+    if (SameAngles(table.settings, settings)) return &table;
+  }
+  return nullptr;
+}
+
+RopeTables::Table* RopeTables::Find(const RopeSettings& settings) {
+  return const_cast<Table*>(std::as_const(*this).Find(settings));
+}
+
 bool RopeTables::MustGrow(const RopeSettings& settings, int64_t tokens) const {
-  const auto found = tables_.find(KeyOf(settings));
-  return found == tables_.end() || tokens > found->second.tokens;
+  const Table* found = Find(settings);
+  return found == nullptr || tokens > found->tokens;
 }
 
 absl::Status RopeTables::Reserve(const RopeSettings& settings, int64_t tokens,
                                  cudaStream_t stream) {
-  Table& table = tables_[KeyOf(settings)];
+  Table* const found = Find(settings);
+  Table& table = found != nullptr ? *found : tables_.emplace_back();
+  table.settings = settings;
   const int pairs = settings.dimensions / 2;
   if (table.frequencies.bytes() == 0) {
     // The frequencies are computed on the host, as in the CPU backend, because powers in double
     // precision are slow on a device.
-    std::vector<double> frequencies;
-    for (int i = 0; i < pairs; ++i) {
-      frequencies.push_back(std::pow(settings.theta, -2.0 * i / settings.dimensions));
-    }
+    const std::vector<double> frequencies = RopeFrequencies(settings);
     const size_t bytes = frequencies.size() * sizeof(double);
     MOESERVE_ASSIGN_OR_RETURN(DeviceMemory memory, DeviceMemory::Allocate(bytes));
     MOESERVE_CUDA_RETURN_IF_ERROR(
@@ -41,17 +50,18 @@ absl::Status RopeTables::Reserve(const RopeSettings& settings, int64_t tokens,
 }
 
 void RopeTables::BeginStep() {
-  for (auto& [key, table] : tables_) table.laid_out = false;
+  for (Table& table : tables_) table.laid_out = false;
 }
 
 const float2* RopeTables::Angles(const RopeSettings& settings, const StepView& step,
                                  cudaStream_t stream) {
   MOESERVE_CHECK(!MustGrow(settings, step.tokens), "room for a step's rotary angles");
-  Table& table = tables_[KeyOf(settings)];
+  Table& table = *Find(settings);
   if (!table.laid_out) {
     LaunchRopeAngles({.step = step,
                       .pairs = settings.dimensions / 2,
                       .frequencies = table.frequencies.as<double>(),
+                      .magnitude = settings.magnitude(),
                       .angles = table.angles.as<float2>()},
                      stream);
     table.laid_out = true;

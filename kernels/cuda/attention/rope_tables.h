@@ -2,8 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
-#include <utility>
+#include <vector>
 
 #include "kernels/backend.h"
 #include "kernels/cuda/attention/rope.h"
@@ -32,15 +31,17 @@ class RopeTables {
 
  private:
   struct Table {
+    RopeSettings settings;
     DeviceMemory frequencies;  // double [dimensions / 2]
     DeviceMemory angles;
     int64_t tokens = 0;     // capacity of `angles`
     bool laid_out = false;  // whether the angles were computed in this step
   };
-  using Key = std::pair<double, int>;  // theta, dimensions
-  static Key KeyOf(const RopeSettings& s) { return {s.theta, s.dimensions}; }
+  // Returns the table whose settings have SameAngles(); null if there is none.
+  Table* Find(const RopeSettings& settings);
+  const Table* Find(const RopeSettings& settings) const;
 
-  std::map<Key, Table> tables_;
+  std::vector<Table> tables_;
 };
 
 }  // namespace moeserve::cuda

@@ -157,7 +157,68 @@ ExpertSpec ParseExpert(const Json& json, const std::string& path, Problems* prob
   return expert;
 }
 
+RopeScaling ParseRopeScaling(const Json& json, const std::string& path, Problems* problems) {
+  ObjectReader reader(json, path, problems);
+  RopeScaling scaling;
+  const auto kind = reader.PickKind<RopeScalingKind>("kind");
+  if (!kind.has_value()) return scaling;
+  scaling.kind = *kind;
+  scaling.magnitude = reader.Real("magnitude", 1.0);
+  switch (scaling.kind) {
+    case RopeScalingKind::kNone:
+      break;
+    case RopeScalingKind::kLinear:
+      scaling.factor = reader.Real("factor");
+      break;
+    case RopeScalingKind::kLlama3:
+      scaling.factor = reader.Real("factor");
+      scaling.original_positions = reader.Real("original_positions");
+      scaling.low_freq_factor = reader.Real("low_freq_factor", 1.0);
+      scaling.high_freq_factor = reader.Real("high_freq_factor", 4.0);
+      break;
+    case RopeScalingKind::kYarn:
+      scaling.factor = reader.Real("factor");
+      scaling.original_positions = reader.Real("original_positions");
+      scaling.beta_fast = reader.Real("beta_fast", 32.0);
+      scaling.beta_slow = reader.Real("beta_slow", 1.0);
+      scaling.truncate = reader.Bool("truncate", true);
+      break;
+    case RopeScalingKind::kFactors:
+      scaling.factors = reader.Reals("factors");
+      break;
+  }
+  reader.RefuseOthers(Concat(" (kind is ", Quoted(KindName(scaling.kind)), ')'));
+  return scaling;
+}
+
 }  // namespace
+
+PositionSpec ParsePosition(const Json& json, const std::string& path, Problems* problems) {
+  ObjectReader reader(json, path, problems);
+  PositionSpec position;
+  const auto kind = reader.Pick<PositionKind>("kind", {{"rope", PositionKind::kRope},
+                                                       {"sinusoidal", PositionKind::kSinusoidal},
+                                                       {"learned", PositionKind::kLearned},
+                                                       {"none", PositionKind::kNone}});
+  if (!kind.has_value()) return position;
+  position.kind = *kind;
+  if (position.kind == PositionKind::kRope) {
+    position.theta = reader.Real("theta", 10000.0);
+    position.pairing = reader
+                           .Pick<RopePairing>("pairing",
+                                              {{"half", RopePairing::kHalf},
+                                               {"interleaved", RopePairing::kInterleaved}},
+                                              RopePairing::kHalf)
+                           .value_or(RopePairing::kHalf);
+    position.fraction = reader.Real("fraction", 1.0);
+    if (const Json* scaling = reader.Optional("scaling")) {
+      position.scaling = ParseRopeScaling(*scaling, reader.PathOf("scaling"), problems);
+    }
+  }
+  reader.RefuseOthers(position.kind == PositionKind::kRope ? " (kind is \"rope\")"
+                                                           : " (kind is not \"rope\")");
+  return position;
+}
 
 AttentionSpec ParseAttention(const Json& json, const std::string& path, Problems* problems) {
   ObjectReader reader(json, path, problems);
@@ -196,6 +257,9 @@ AttentionSpec ParseAttention(const Json& json, const std::string& path, Problems
   const double default_scale =
       attention.head_dim > 0 ? 1.0 / std::sqrt(static_cast<double>(attention.head_dim)) : 1.0;
   attention.scale = reader.Real("scale", default_scale);
+  if (const Json* position = reader.Optional("position")) {
+    attention.position = ParsePosition(*position, reader.PathOf("position"), problems);
+  }
   if (const Json* window = reader.Optional("window"); window != nullptr && !window->is_null()) {
     attention.window = IntFrom(*window);
     if (!attention.window.has_value()) {
@@ -214,6 +278,7 @@ FeedForwardSpec ParseFeedForward(const Json& json, const std::string& path, Prob
   if (!form.has_value()) return feed_forward;
   const bool routed = *form == BlockForm::kRouted;
 
+  feed_forward.out_bias = reader.Bool("out_bias", false);
   if (const Json* expert = reader.Required("expert", "an object")) {
     feed_forward.expert = ParseExpert(*expert, reader.PathOf("expert"), problems);
   }

@@ -1,4 +1,4 @@
-// The `attention` and `feed_forward` objects of config.json.
+// The `position`, `attention` and `feed_forward` objects of config.json.
 #pragma once
 
 #include <string>
@@ -11,6 +11,7 @@ namespace moeserve {
 
 // `path` is the name of the object in error messages. The result is valid only if the call added
 // nothing to `problems`.
+PositionSpec ParsePosition(const nlohmann::json& json, const std::string& path, Problems* problems);
 AttentionSpec ParseAttention(const nlohmann::json& json, const std::string& path,
                              Problems* problems);
 FeedForwardSpec ParseFeedForward(const nlohmann::json& json, const std::string& path,

@@ -28,44 +28,24 @@ NormSpec ParseNorm(const Json& json, Problems* problems) {
   if (!reader.valid()) return norm;
   norm.kind = reader.Pick<NormKind>("kind", {{"rms", NormKind::kRms}, {"layer", NormKind::kLayer}})
                   .value_or(NormKind::kRms);
-  const double eps = reader.Real("eps", 1e-5);
-  if (std::fabs(eps) <= std::numeric_limits<float>::max()) {
-    norm.eps = static_cast<float>(eps);
-  } else {
-    reader.Fault("eps", "a number that f32 can hold", ShowJson(json["eps"]));
-  }
-  norm.placement =
-      reader
-          .Pick<NormPlacement>("placement",
-                               {{"pre", NormPlacement::kPre}, {"post", NormPlacement::kPost}},
-                               NormPlacement::kPre)
-          .value_or(NormPlacement::kPre);
+  const auto read_eps = [&](const char* key, double fallback) {
+    const double eps = reader.Real(key, fallback);
+    if (std::fabs(eps) <= std::numeric_limits<float>::max()) return static_cast<float>(eps);
+    reader.Fault(key, "a number that f32 can hold", ShowJson(json[key]));
+    return 0.0f;
+  };
+  norm.eps = read_eps("eps", 1e-5);
+  if (json.contains("final_eps")) norm.final_eps = read_eps("final_eps", 1e-5);
+  norm.placement = reader
+                       .Pick<NormPlacement>("placement",
+                                            {{"pre", NormPlacement::kPre},
+                                             {"post", NormPlacement::kPost},
+                                             {"output", NormPlacement::kOutput},
+                                             {"both", NormPlacement::kBoth}},
+                                            NormPlacement::kPre)
+                       .value_or(NormPlacement::kPre);
   reader.RefuseOthers();
   return norm;
-}
-
-PositionSpec ParsePosition(const Json& json, Problems* problems) {
-  ObjectReader reader(json, "position", problems);
-  PositionSpec position;
-  const auto kind = reader.Pick<PositionKind>("kind", {{"rope", PositionKind::kRope},
-                                                       {"sinusoidal", PositionKind::kSinusoidal},
-                                                       {"learned", PositionKind::kLearned},
-                                                       {"none", PositionKind::kNone}});
-  if (!kind.has_value()) return position;
-  position.kind = *kind;
-  if (position.kind == PositionKind::kRope) {
-    position.theta = reader.Real("theta", 10000.0);
-    position.pairing = reader
-                           .Pick<RopePairing>("pairing",
-                                              {{"half", RopePairing::kHalf},
-                                               {"interleaved", RopePairing::kInterleaved}},
-                                              RopePairing::kHalf)
-                           .value_or(RopePairing::kHalf);
-    position.fraction = reader.Real("fraction", 1.0);
-  }
-  reader.RefuseOthers(position.kind == PositionKind::kRope ? " (kind is \"rope\")"
-                                                           : " (kind is not \"rope\")");
-  return position;
 }
 
 Quantization ParseQuantization(const Json& json, Problems* problems) {
@@ -170,7 +150,7 @@ Result<NativeConfig> ReadNativeConfig(const Json& json) {
   }
   if (const Json* norm = reader.Optional("norm")) spec.norm = ParseNorm(*norm, &problems);
   if (const Json* position = reader.Optional("position")) {
-    spec.position = ParsePosition(*position, &problems);
+    spec.position = ParsePosition(*position, "position", &problems);
   }
   spec.embedding_scale = reader.Real("embedding_scale", 1.0);
   spec.residual_scale = reader.Real("residual_scale", 1.0);
@@ -203,7 +183,7 @@ Result<NativeConfig> ReadNativeConfig(const Json& json) {
   return config;
 }
 
-Result<std::unique_ptr<const CheckpointConfig>> Read(const Json& json) {
+Result<std::unique_ptr<const CheckpointConfig>> Read(const Json& json, const StoredNames&) {
   MOESERVE_ASSIGN_OR_RETURN(NativeConfig config, ReadNativeConfig(json));
   return std::make_unique<const NativeConfig>(std::move(config));
 }

@@ -78,32 +78,50 @@ std::string ExpertText(const ExpertSpec& expert) {
   return text;
 }
 
+std::string_view PlacementText(NormPlacement placement) {
+  switch (placement) {
+    case NormPlacement::kPre:
+      return "pre-";
+    case NormPlacement::kPost:
+      return "post-";
+    case NormPlacement::kOutput:
+      return "output ";
+    case NormPlacement::kBoth:
+      return "pre- and output ";
+  }
+  return "";
+}
+
+std::string PositionText(const PositionSpec& position) {
+  switch (position.kind) {
+    case PositionKind::kRope: {
+      std::string text = Concat("rope theta ", Number(position.theta),
+                                position.pairing == RopePairing::kHalf ? " half" : " interleaved");
+      if (position.fraction != 1.0) text.append(Concat(" fraction ", Number(position.fraction)));
+      if (position.scaling.kind != RopeScalingKind::kNone) {
+        text.append(Concat(" scaling ", KindName(position.scaling.kind)));
+      }
+      return text;
+    }
+    case PositionKind::kSinusoidal:
+      return "sinusoidal positions";
+    case PositionKind::kLearned:
+      return "learned positions";
+    case PositionKind::kNone:
+      return "no positions";
+  }
+  return "";
+}
+
 }  // namespace
 
 std::string DescribeModel(const ModelSpec& spec) {
   std::string text =
       Concat("vocabulary ", spec.vocab_size, ", hidden size ", spec.hidden_size, ", ",
              spec.num_layers(), " layers, up to ", spec.max_position_embeddings, " positions, ",
-             spec.norm.placement == NormPlacement::kPre ? "pre-" : "post-",
+             PlacementText(spec.norm.placement),
              spec.norm.kind == NormKind::kRms ? "rms norm" : "layer norm");
-  switch (spec.position.kind) {
-    case PositionKind::kRope:
-      text.append(Concat(", rope theta ", Number(spec.position.theta),
-                         spec.position.pairing == RopePairing::kHalf ? " half" : " interleaved"));
-      if (spec.position.fraction != 1.0) {
-        text.append(Concat(" fraction ", Number(spec.position.fraction)));
-      }
-      break;
-    case PositionKind::kSinusoidal:
-      text.append(", sinusoidal positions");
-      break;
-    case PositionKind::kLearned:
-      text.append(", learned positions");
-      break;
-    case PositionKind::kNone:
-      text.append(", no positions");
-      break;
-  }
+  text.append(Concat(", ", PositionText(spec.position)));
   if (spec.tie_word_embeddings) text.append(", tied embeddings");
   return text;
 }
@@ -123,14 +141,17 @@ std::string DescribeAttention(const AttentionSpec& attention) {
   }
   if (attention.bias) text.append(", bias");
   if (attention.out_bias) text.append(", output bias");
+  if (attention.position.has_value()) text.append(Concat(", ", PositionText(*attention.position)));
   if (attention.window.has_value()) text.append(Concat(", window ", *attention.window));
   text.append(Concat(", scale ", Number(attention.scale)));
   return text;
 }
 
 std::string DescribeFeedForward(const FeedForwardSpec& feed_forward) {
+  const std::string_view out_bias = feed_forward.out_bias ? ", output bias" : "";
   if (!feed_forward.routed()) {
-    return Concat("dense: width ", feed_forward.width, ", ", ExpertText(feed_forward.expert));
+    return Concat("dense: width ", feed_forward.width, ", ", ExpertText(feed_forward.expert),
+                  out_bias);
   }
   const RoutedLayerSpec& routing = *feed_forward.routing;
   std::string text =
@@ -140,6 +161,7 @@ std::string DescribeFeedForward(const FeedForwardSpec& feed_forward) {
     text.append(Concat("; shared expert of width ", feed_forward.shared_width,
                        feed_forward.shared_gate ? ", gated" : ""));
   }
+  text.append(out_bias);
   return text;
 }
 

@@ -1,0 +1,72 @@
+// Rotary position embeddings ("RoFormer"): the frequencies, which all backends share, and the
+// methods that change them so that a model can use longer contexts than it was trained on.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+namespace moeserve {
+
+enum class RopeScalingKind : uint8_t { kNone, kLinear, kLlama3, kYarn, kFactors };
+
+struct RopeScalingTraits {
+  std::string_view name;  // in configuration files and descriptions
+};
+
+constexpr RopeScalingTraits Traits(RopeScalingKind kind) {
+  switch (kind) {
+    case RopeScalingKind::kNone:
+      return {"none"};
+    case RopeScalingKind::kLinear:
+      return {"linear"};  // every frequency is divided by `factor`
+    case RopeScalingKind::kLlama3:
+      return {"llama3"};  // divides low frequencies, keeps high ones, interpolates between them
+    case RopeScalingKind::kYarn:
+      return {"yarn"};  // "YaRN: Efficient Context Window Extension", section 3.2
+    case RopeScalingKind::kFactors:
+      return {"factors"};  // LongRoPE: one divisor per frequency
+  }
+  return {};
+}
+
+// Each kind uses the members that its comment names; the others keep their defaults.
+struct RopeScaling {
+  RopeScalingKind kind = RopeScalingKind::kNone;
+  double factor = 1.0;              // linear, llama3, yarn: context length after / before
+  double original_positions = 1.0;  // llama3, yarn: context length before, in tokens
+  double low_freq_factor = 1.0;     // llama3
+  double high_freq_factor = 4.0;    // llama3
+  double beta_fast = 32.0;          // yarn: rotations over the original context from which on
+                                    // frequencies are kept
+  double beta_slow = 1.0;           // yarn: rotations up to which frequencies are divided
+  bool truncate = true;             // yarn: rounds the limits between them to whole pairs
+  std::vector<double> factors;      // factors: [pairs]
+  // Cosines and sines are multiplied by this factor, whatever the kind.
+  double magnitude = 1.0;
+
+  bool operator==(const RopeScaling&) const = default;
+};
+
+// How the queries and keys of one attention layer are rotated.
+struct RopeSettings {
+  int head_dim = 0;
+  int dimensions = 0;  // number of leading dimensions of a head that are rotated, even
+  double theta = 10000.0;
+  // true: rotates pairs of dimensions (2 i, 2 i + 1); false: pairs (i, i + dimensions / 2).
+  bool interleaved = false;
+  std::shared_ptr<const RopeScaling> scaling = nullptr;  // null: no scaling
+
+  double magnitude() const { return scaling == nullptr ? 1.0 : scaling->magnitude; }
+};
+
+// Returns the frequencies [dimensions / 2] in radians per position: theta^(-2 i / dimensions),
+// changed by the scaling.
+std::vector<double> RopeFrequencies(const RopeSettings& settings);
+
+// Returns whether two layers have the same frequencies and magnitude, so that they can share tables
+// of cosines and sines.
+bool SameAngles(const RopeSettings& a, const RopeSettings& b);
+
+}  // namespace moeserve

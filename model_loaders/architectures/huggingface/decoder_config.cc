@@ -1,0 +1,383 @@
+#include "model_loaders/architectures/huggingface/decoder_config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "engine/spec/spec_limits.h"
+#include "model_loaders/tokenizer/token_ids.h"
+
+namespace moeserve::huggingface {
+namespace {
+
+using Json = nlohmann::json;
+
+// Keys that do not change the answers of a decoder at inference: names, training, initial values,
+// and defaults of generation, which generation_config.json repeats.
+constexpr std::string_view kNeutralKeys[] = {"_attn_implementation",
+                                             "_name_or_path",
+                                             "architectures",
+                                             "attention_dropout",
+                                             "auto_map",
+                                             "bad_words_ids",
+                                             "begin_suppress_tokens",
+                                             "diversity_penalty",
+                                             "do_sample",
+                                             "dtype",
+                                             "early_stopping",
+                                             "embd_pdrop",
+                                             "encoder_no_repeat_ngram_size",
+                                             "exponential_decay_length_penalty",
+                                             "finetuning_task",
+                                             "forced_bos_token_id",
+                                             "forced_eos_token_id",
+                                             "hidden_dropout",
+                                             "id2label",
+                                             "initializer_range",
+                                             "label2id",
+                                             "length_penalty",
+                                             "max_length",
+                                             "min_length",
+                                             "model_type",
+                                             "no_repeat_ngram_size",
+                                             "num_beam_groups",
+                                             "num_beams",
+                                             "num_return_sequences",
+                                             "output_attentions",
+                                             "output_hidden_states",
+                                             "output_router_logits",
+                                             "output_scores",
+                                             "pad_token_id",
+                                             "prefix",
+                                             "pretraining_tp",
+                                             "problem_type",
+                                             "pruned_heads",
+                                             "remove_invalid_values",
+                                             "repetition_penalty",
+                                             "resid_pdrop",
+                                             "return_dict",
+                                             "return_dict_in_generate",
+                                             "router_aux_loss_coef",
+                                             "router_z_loss_coef",
+                                             "sep_token_id",
+                                             "suppress_tokens",
+                                             "task_specific_params",
+                                             "temperature",
+                                             "tf_legacy_loss",
+                                             "tokenizer_class",
+                                             "top_k",
+                                             "top_p",
+                                             "torch_dtype",
+                                             "torchscript",
+                                             "transformers_version",
+                                             "typical_p",
+                                             "unsloth_fixed",
+                                             "unsloth_version",
+                                             "use_bfloat16",
+                                             "use_cache"};
+
+// Keys of the base class that a decoder leaves at these values.
+const std::pair<std::string_view, Json> kFixedKeys[] = {{"add_cross_attention", false},
+                                                        {"chunk_size_feed_forward", 0},
+                                                        {"cross_attention_hidden_size", nullptr},
+                                                        {"is_decoder", false},
+                                                        {"is_encoder_decoder", false},
+                                                        {"tie_encoder_decoder", false}};
+
+Json WithoutNulls(const Json& json) {
+  if (!json.is_object()) return json;
+  Json out = Json::object();
+  for (const auto& [key, value] : json.items()) {
+    if (!value.is_null()) out[key] = value;
+  }
+  return out;
+}
+
+constexpr KeyRule kKeys[] = {
+    {"norm.eps", "rms_norm_eps"},
+    {"position.theta", "rope_theta"},
+    {"position.fraction", "partial_rotary_factor"},
+    {"attention.num_heads", "num_attention_heads"},
+    {"attention.num_kv_heads", "num_key_value_heads"},
+    {"attention.head_dim", "head_dim"},
+    {"attention.window", "sliding_window"},
+    {"attention.bias", "attention_bias"},
+    {"num_heads", "num_attention_heads"},
+    {"num_kv_heads", "num_key_value_heads"},
+};
+
+}  // namespace
+
+DecoderConfig::DecoderConfig(const Json& json, const StoredNames& stored)
+    : original_(json),
+      json_(WithoutNulls(json)),
+      stored_(stored),
+      reader_(json_, "", &problems_),
+      key_rules_(std::begin(kKeys), std::end(kKeys)) {}
+
+void DecoderConfig::Skeleton(const DecoderDefaults& defaults) {
+  for (const std::string_view key : kNeutralKeys) reader_.Optional(key);
+  for (const auto& [key, value] : kFixedKeys) Require(key, value);
+  if (reader_.Optional("quantization_config") != nullptr) {
+    reader_.Fault("quantization_config", "no quantized weights", "an object");
+  }
+  spec_.vocab_size = reader_.Int("vocab_size");
+  spec_.hidden_size = reader_.Int("hidden_size");
+  layers_ = reader_.Int("num_hidden_layers");
+  spec_.max_position_embeddings =
+      reader_.Int("max_position_embeddings", defaults.max_position_embeddings);
+  spec_.norm.eps = static_cast<float>(reader_.Real("rms_norm_eps", defaults.rms_norm_eps));
+  spec_.tie_word_embeddings = reader_.Bool("tie_word_embeddings", defaults.tie_word_embeddings);
+  if (spec_.tie_word_embeddings) ignored_tensors_.push_back("lm_head.weight");
+  ignored_tensors_.push_back("model.layers.*.self_attn.rotary_emb.inv_freq");
+  spec_.position = Rope(defaults.rope_theta);
+
+  // Unlike other keys, a token id that is null differs from one that is absent.
+  const bool has_bos = original_.contains("bos_token_id");
+  if (const Json* bos = reader_.Optional("bos_token_id")) {
+    spec_.bos_token_id = IntFrom(*bos);
+    if (!spec_.bos_token_id.has_value()) {
+      reader_.Fault("bos_token_id", "an integer or null", ShowJson(*bos));
+    }
+  } else if (!has_bos) {
+    spec_.bos_token_id = defaults.bos_token_id;
+  }
+  if (const Json* eos = reader_.Optional("eos_token_id")) {
+    spec_.eos_token_ids = ParseTokenIds(*eos, "eos_token_id", &problems_);
+  } else if (!original_.contains("eos_token_id")) {
+    spec_.eos_token_ids = defaults.eos_token_ids;
+  }
+  // A default id outside a small vocabulary is never produced.
+  if (!has_bos && spec_.bos_token_id.value_or(0) >= spec_.vocab_size) spec_.bos_token_id.reset();
+  if (!original_.contains("eos_token_id")) {
+    std::erase_if(spec_.eos_token_ids, [&](int32_t id) { return id >= spec_.vocab_size; });
+  }
+}
+
+AttentionSpec DecoderConfig::Attention(std::optional<int> head_dim) {
+  AttentionSpec attention;
+  attention.num_heads = reader_.Int("num_attention_heads");
+  attention.num_kv_heads = reader_.Int("num_key_value_heads", attention.num_heads);
+  const int derived = attention.num_heads > 0 ? spec_.hidden_size / attention.num_heads : 0;
+  attention.head_dim = reader_.Int("head_dim", head_dim.value_or(derived));
+  if (attention.head_dim > 0) attention.scale = 1.0 / std::sqrt(attention.head_dim);
+  return attention;
+}
+
+ActivationKind DecoderConfig::Activation(std::string_view key, std::string_view fallback) {
+  constexpr std::pair<std::string_view, ActivationKind> kNames[] = {
+      {"silu", ActivationKind::kSilu},
+      {"swish", ActivationKind::kSilu},
+      {"gelu", ActivationKind::kGelu},
+      {"gelu_new", ActivationKind::kGeluTanh},
+      {"gelu_pytorch_tanh", ActivationKind::kGeluTanh},
+      {"relu", ActivationKind::kRelu}};
+  const Json* value = reader_.Optional(key);
+  const Json name = value == nullptr ? Json(std::string(fallback)) : *value;
+  for (const auto& [text, kind] : kNames) {
+    if (name == Json(std::string(text))) return kind;
+  }
+  reader_.Fault(key, "silu, gelu, gelu_pytorch_tanh or relu", ShowJson(name));
+  return ActivationKind::kSilu;
+}
+
+FeedForwardSpec DecoderConfig::Dense(std::string_view width_key) {
+  FeedForwardSpec dense;
+  dense.width = reader_.Int(width_key);
+  key_rules_.push_back({"feed_forward.width", width_key});
+  return dense;
+}
+
+FeedForwardSpec DecoderConfig::Experts(const ExpertKeys& keys) {
+  RoutedLayerSpec routing;
+  routing.num_experts = reader_.Int(keys.count);
+  const int width = reader_.Int(keys.width);
+  routing.select.k = reader_.Int(keys.selected);
+  for (const KeyRule& rule :
+       {KeyRule{"feed_forward.routing.num_experts", keys.count},
+        KeyRule{"feed_forward.routing.widths", keys.width},
+        KeyRule{"feed_forward.routing.select.k", keys.selected}, KeyRule{"num_experts", keys.count},
+        KeyRule{"routing.num_experts", keys.count}}) {
+    key_rules_.push_back(rule);
+  }
+  if (ok()) {
+    const absl::Status lengths =
+        CheckListLengths({"num_hidden_layers", layers_}, {keys.count, routing.num_experts});
+    if (lengths.ok()) {
+      routing.widths.assign(static_cast<size_t>(routing.num_experts), width);
+    } else {
+      reader_.Fault(keys.count,
+                    Concat("at most ", kMaxExperts, " experts in a layer and ", kMaxExpertsOfModel,
+                           " in all layers"),
+                    Concat(routing.num_experts, " (num_hidden_layers is ", layers_, ')'));
+    }
+  }
+  FeedForwardSpec feed_forward;
+  feed_forward.routing = std::move(routing);
+  return feed_forward;
+}
+
+std::optional<int> DecoderConfig::Window(std::string_view key) {
+  const Json* value = reader_.Optional(key);
+  if (value == nullptr) return std::nullopt;
+  const std::optional<int> window = IntFrom(*value);
+  if (!window.has_value()) reader_.Fault(key, "null or an integer", ShowJson(*value));
+  return window;
+}
+
+PositionSpec DecoderConfig::Rope(double default_theta) {
+  const double theta = reader_.Real("rope_theta", default_theta);
+  const double fraction = reader_.Real("partial_rotary_factor", 1.0);
+  const Json* const old = reader_.Optional("rope_scaling");
+  const Json* const parameters = reader_.Optional("rope_parameters");
+  const Json* const json = parameters != nullptr ? parameters : old;
+  const Json none = Json::object();
+  PositionSpec position =
+      RopeFrom(json == nullptr ? none : *json,
+               parameters != nullptr ? "rope_parameters" : "rope_scaling", theta);
+  if (json == nullptr || !json->is_object() || !json->contains("partial_rotary_factor")) {
+    position.fraction = fraction;
+  }
+  return position;
+}
+
+PositionSpec DecoderConfig::RopeFrom(const Json& json, const std::string& path,
+                                     double default_theta) {
+  const Json cleaned = WithoutNulls(json);
+  ObjectReader reader(cleaned, path, &problems_);
+  PositionSpec position;
+  position.theta = reader.Real("rope_theta", default_theta);
+  position.fraction = reader.Real("partial_rotary_factor", 1.0);
+  std::string type = "default";
+  for (const std::string_view key : {"type", "rope_type"}) {  // old and new name
+    const Json* value = reader.Optional(key);
+    if (value == nullptr) continue;
+    if (value->is_string()) {
+      type = value->get<std::string>();
+    } else {
+      reader.Fault(key, "a string", ShowJson(*value));
+    }
+  }
+  position.scaling = ScalingOf(reader, type);
+  reader.RefuseOthers(Concat(" (rope_type is ", Quoted(type), ')'));
+  return position;
+}
+
+RopeScaling DecoderConfig::ScalingOf(ObjectReader& reader, std::string_view type) {
+  RopeScaling s;
+  if (type == "default") return s;
+  if (type == "linear") {
+    s.kind = RopeScalingKind::kLinear;
+    s.factor = reader.Real("factor");
+    return s;
+  }
+  if (type == "llama3") {
+    s.kind = RopeScalingKind::kLlama3;
+    s.factor = reader.Real("factor");
+    s.original_positions = reader.Real("original_max_position_embeddings");
+    s.low_freq_factor = reader.Real("low_freq_factor");
+    s.high_freq_factor = reader.Real("high_freq_factor");
+    return s;
+  }
+  if (type == "yarn") {
+    s.kind = RopeScalingKind::kYarn;
+    s.original_positions = reader.Real("original_max_position_embeddings");
+    s.factor = reader.Real("factor", s.original_positions > 0
+                                         ? spec_.max_position_embeddings / s.original_positions
+                                         : 1.0);
+    s.beta_fast = reader.Real("beta_fast", 32.0);
+    s.beta_slow = reader.Real("beta_slow", 1.0);
+    s.truncate = reader.Bool("truncate", true);
+    const auto magnitude = [&](double scale) {
+      return s.factor <= 1.0 ? 1.0 : 0.1 * scale * std::log(s.factor) + 1.0;
+    };
+    const double mscale = reader.Real("mscale", 0.0);
+    const double mscale_all = reader.Real("mscale_all_dim", 0.0);
+    const double derived = mscale != 0.0 && mscale_all != 0.0
+                               ? magnitude(mscale) / magnitude(mscale_all)
+                               : magnitude(1.0);
+    s.magnitude = reader.Real("attention_factor", derived);
+    return s;
+  }
+  reader.Fault("rope_type", "default, linear, llama3 or yarn", Quoted(type));
+  return s;
+}
+
+std::vector<bool> DecoderConfig::SlidingLayers(const std::function<bool(int)>& fallback) {
+  std::vector<bool> sliding;
+  const Json* types = reader_.Optional("layer_types");
+  if (layers_ < 1 || layers_ > kMaxLayers) return sliding;
+  if (types == nullptr) {
+    for (int i = 0; i < layers_; ++i) sliding.push_back(fallback(i));
+    return sliding;
+  }
+  const std::string expected = Concat("a list of ", layers_, " strings");
+  if (!types->is_array() || types->size() != static_cast<size_t>(layers_)) {
+    reader_.Fault("layer_types", expected, ShowJson(*types));
+    return std::vector<bool>(static_cast<size_t>(layers_), false);
+  }
+  for (const Json& type : *types) {
+    const bool is_sliding = type == "sliding_attention";
+    if (!is_sliding && type != "full_attention") {
+      reader_.Fault(Concat("layer_types[", sliding.size(), ']'),
+                    "\"full_attention\" or \"sliding_attention\"", ShowJson(type));
+    }
+    sliding.push_back(is_sliding);
+  }
+  return sliding;
+}
+
+void DecoderConfig::Ignore(std::initializer_list<std::string_view> keys) {
+  for (const std::string_view key : keys) reader_.Optional(key);
+}
+
+void DecoderConfig::Require(std::string_view key, const Json& value) {
+  const Json* const found = reader_.Optional(key);
+  if (found == nullptr || *found == value) return;
+  reader_.Fault(key, value.is_null() ? "null" : ShowJson(value), ShowJson(*found));
+}
+
+void DecoderConfig::Tensors(std::span<const TensorRule> rules) {
+  tensors_.insert(tensors_.end(), rules.begin(), rules.end());
+}
+
+void DecoderConfig::Keys(std::span<const KeyRule> rules) {
+  key_rules_.insert(key_rules_.end(), rules.begin(), rules.end());
+}
+
+void DecoderConfig::IgnoreTensors(std::initializer_list<std::string_view> patterns) {
+  ignored_tensors_.insert(ignored_tensors_.end(), patterns.begin(), patterns.end());
+}
+
+void ReadGraniteFactors(DecoderConfig& config) {
+  ObjectReader& keys = config.keys();
+  ModelSpec& spec = config.spec();
+  spec.embedding_scale = keys.Real("embedding_multiplier", 1.0);
+  spec.residual_scale = keys.Real("residual_multiplier", 1.0);
+  const double divisor = keys.Real("logits_scaling", 1.0);
+  if (divisor == 0.0) {
+    keys.Fault("logits_scaling", "a number other than 0", "0");
+  } else {
+    spec.logit_scale = 1.0 / divisor;
+  }
+  constexpr KeyRule kRules[] = {{"embedding_scale", "embedding_multiplier"},
+                                {"residual_scale", "residual_multiplier"},
+                                {"logit_scale", "logits_scaling"},
+                                {"attention.scale", "attention_multiplier"}};
+  config.Keys(kRules);
+}
+
+Result<std::unique_ptr<const CheckpointConfig>> DecoderConfig::Finish(
+    const std::function<LayerSpec(int)>& layer) {
+  reader_.RefuseOthers();
+  MOESERVE_RETURN_IF_ERROR(problems_.ToStatus(kConfigFile));
+  MOESERVE_RETURN_IF_ERROR(CheckListLengths({"num_hidden_layers", layers_}, {"num_experts", 0}));
+  for (int i = 0; i < layers_; ++i) spec_.layers.push_back(layer(i));
+  auto config = std::make_unique<NameTableConfig>(tensors_, key_rules_, stored_);
+  config->spec = std::move(spec_);
+  config->ignored = std::move(ignored_tensors_);
+  MOESERVE_RETURN_IF_ERROR(ValidateConfig(*config));
+  return config;
+}
+
+}  // namespace moeserve::huggingface

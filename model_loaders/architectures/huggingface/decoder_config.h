@@ -1,0 +1,133 @@
+// What the families of Hugging Face's `transformers` have in common: the keys of a decoder's sizes,
+// attention, rotary positions and experts, and the names of its tensors. A family's file combines
+// these parts and adds what is its own.
+#pragma once
+
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/message.h"
+#include "engine/spec/spec.h"
+#include "model_loaders/architectures/architecture.h"
+#include "model_loaders/architectures/name_table.h"
+#include "model_loaders/files/object_reader.h"
+#include "nlohmann/json.hpp"
+
+namespace moeserve::huggingface {
+
+// The values that a family's configuration class has for keys that config.json omits.
+struct DecoderDefaults {
+  int max_position_embeddings = 2048;
+  double rms_norm_eps = 1e-6;
+  double rope_theta = 10000.0;
+  bool tie_word_embeddings = false;
+  std::optional<int> bos_token_id = 1;
+  std::vector<int32_t> eos_token_ids = {2};
+};
+
+// The keys of a family's experts, and the values for keys that config.json omits; an experts key
+// without such a value is required.
+struct ExpertKeys {
+  std::string_view count = "num_experts";
+  std::string_view width = "moe_intermediate_size";
+  std::string_view selected = "num_experts_per_tok";
+};
+
+// Reads one config.json. Skeleton() comes first; Finish() comes last and returns all errors.
+//
+// A key that no function reads is refused unless its value is null, because it may change the
+// model's answers. Ignore() names keys that do not.
+class DecoderConfig {
+ public:
+  // Both arguments must outlive the object.
+  DecoderConfig(const nlohmann::json& json, const StoredNames& stored);
+
+  // Reads sizes, token ids, norm and rotary positions into spec(). Ignores keys that every
+  // configuration may have and that do not change a model's answers, such as "torch_dtype".
+  void Skeleton(const DecoderDefaults& defaults);
+
+  // Reads "num_attention_heads", "num_key_value_heads" and "head_dim". Without
+  // "num_key_value_heads" there are as many kv heads as heads. Without "head_dim", it is `head_dim`
+  // or, if that is null, hidden_size / num_attention_heads.
+  AttentionSpec Attention(std::optional<int> head_dim = std::nullopt);
+
+  // Reads the width and the activation of a dense feed-forward, gated and without bias.
+  FeedForwardSpec Dense(std::string_view width_key = "intermediate_size");
+  // Reads the experts of a routed feed-forward, gated and without bias, with top-k selection.
+  FeedForwardSpec Experts(const ExpertKeys& keys);
+
+  // Reads rotary positions with their scaling: "rope_parameters", or the older keys "rope_theta",
+  // "rope_scaling" and "partial_rotary_factor".
+  PositionSpec Rope(double default_theta);
+  // Reads one object of rotary parameters, "rope_parameters" or a part of it. `path` is its name in
+  // error messages.
+  PositionSpec RopeFrom(const nlohmann::json& json, const std::string& path, double default_theta);
+
+  // Reads the list "layer_types" and returns, for each layer, whether it uses the sliding window.
+  // Without the list, `fallback` decides. Reports layers of other types as not supported.
+  std::vector<bool> SlidingLayers(const std::function<bool(int)>& fallback);
+
+  // Reads the name of an activation function. `fallback` is the name if the key is absent.
+  ActivationKind Activation(std::string_view key = "hidden_act",
+                            std::string_view fallback = "silu");
+
+  // Reads the size of the sliding window, if the key is there.
+  std::optional<int> Window(std::string_view key = "sliding_window");
+
+  // The keys do not change a model's answers.
+  void Ignore(std::initializer_list<std::string_view> keys);
+  // Refuses any value of `key` except null and `value`, because the engine computes only these.
+  void Require(std::string_view key, const nlohmann::json& value);
+
+  ObjectReader& keys() { return reader_; }
+  Problems& problems() { return problems_; }
+  ModelSpec& spec() { return spec_; }
+  int layers() const { return layers_; }
+  bool ok() const { return problems_.empty(); }
+
+  // Adds rules for tensors, names of configuration keys, and stored tensors that are not needed.
+  void Tensors(std::span<const TensorRule> rules);
+  void Keys(std::span<const KeyRule> rules);
+  void IgnoreTensors(std::initializer_list<std::string_view> patterns);
+
+  // Builds the layers and the configuration. `layer` returns the spec of a layer; it is called only
+  // if there are no errors.
+  Result<std::unique_ptr<const CheckpointConfig>> Finish(
+      const std::function<LayerSpec(int)>& layer);
+
+ private:
+  RopeScaling ScalingOf(ObjectReader& reader, std::string_view type);
+
+  const nlohmann::json& original_;
+  const nlohmann::json json_;  // without the keys whose value is null
+  const StoredNames& stored_;
+  Problems problems_;
+  ObjectReader reader_;
+  ModelSpec spec_;
+  int layers_ = 0;
+  std::vector<TensorRule> tensors_;
+  std::vector<KeyRule> key_rules_;
+  std::vector<std::string_view> ignored_tensors_;
+};
+
+// Reads the factors of Granite models: "embedding_multiplier", "residual_multiplier" and
+// "logits_scaling", which divides the logits.
+void ReadGraniteFactors(DecoderConfig& config);
+
+// Tables of tensor names that several families share.
+std::span<const TensorRule> EmbeddingTensors();   // model.embed_tokens, model.norm, lm_head
+std::span<const TensorRule> PreNormTensors();     // input_layernorm, post_attention_layernorm
+std::span<const TensorRule> OutputNormTensors();  // post_attention_layernorm,
+                                                  // post_feedforward_layernorm
+std::span<const TensorRule> AttentionTensors();   // self_attn.{q,k,v,o}_proj
+std::span<const TensorRule> QkNormTensors();      // self_attn.{q,k}_norm
+std::span<const TensorRule> DenseTensors();       // mlp.{gate,up,down}_proj
+std::span<const TensorRule> ExpertTensors();      // mlp.gate, mlp.experts
+
+}  // namespace moeserve::huggingface

@@ -1,0 +1,137 @@
+// GraniteMoE, its variant with a shared expert, and the hybrid if all layers are attention.
+
+#include "model_loaders/architectures/families.h"
+#include "model_loaders/architectures/huggingface/decoder_config.h"
+
+namespace moeserve {
+namespace {
+
+using Json = nlohmann::json;
+using namespace huggingface;  // NOLINT(google-build-using-namespace): the parts of this family
+
+constexpr TensorRule kTensors[] = {
+    {"blocks.*.feed_forward.router.weight", "model.layers.*.block_sparse_moe.router.layer.weight"},
+    {"blocks.*.feed_forward.experts.*.gate.weight",
+     "model.layers.*.block_sparse_moe.input_linear.weight", 0, 2},
+    {"blocks.*.feed_forward.experts.*.up.weight",
+     "model.layers.*.block_sparse_moe.input_linear.weight", 1, 2},
+    {"blocks.*.feed_forward.experts.*.down.weight",
+     "model.layers.*.block_sparse_moe.output_linear.weight"},
+    // Newer versions in memory.
+    {"blocks.*.feed_forward.router.weight", "model.layers.*.block_sparse_moe.router.weight"},
+    {"blocks.*.feed_forward.experts.*.gate.weight",
+     "model.layers.*.block_sparse_moe.experts.gate_up_proj", 0, 2},
+    {"blocks.*.feed_forward.experts.*.up.weight",
+     "model.layers.*.block_sparse_moe.experts.gate_up_proj", 1, 2},
+    {"blocks.*.feed_forward.experts.*.down.weight",
+     "model.layers.*.block_sparse_moe.experts.down_proj"},
+    {"blocks.*.feed_forward.shared.gate.weight", "model.layers.*.shared_mlp.input_linear.weight", 0,
+     2},
+    {"blocks.*.feed_forward.shared.up.weight", "model.layers.*.shared_mlp.input_linear.weight", 1,
+     2},
+    {"blocks.*.feed_forward.shared.down.weight", "model.layers.*.shared_mlp.output_linear.weight"},
+    // The hybrid without experts.
+    {"blocks.*.feed_forward.gate.weight", "model.layers.*.shared_mlp.input_linear.weight", 0, 2},
+    {"blocks.*.feed_forward.up.weight", "model.layers.*.shared_mlp.input_linear.weight", 1, 2},
+    {"blocks.*.feed_forward.down.weight", "model.layers.*.shared_mlp.output_linear.weight"},
+};
+
+void AddTensors(DecoderConfig& c) {
+  for (const auto& table : {EmbeddingTensors(), PreNormTensors(), AttentionTensors(),
+                            std::span<const TensorRule>(kTensors)}) {
+    c.Tensors(table);
+  }
+}
+
+AttentionSpec ReadAttention(DecoderConfig& c) {
+  AttentionSpec attention = c.Attention();
+  attention.scale = c.keys().Real("attention_multiplier", 1.0);
+  attention.bias = attention.out_bias = c.keys().Bool("attention_bias", false);
+  return attention;
+}
+
+// Softmax over the selected experts' scores.
+FeedForwardSpec ReadExperts(DecoderConfig& c, int default_shared_width) {
+  FeedForwardSpec experts = c.Experts({.count = "num_local_experts", .width = "intermediate_size"});
+  experts.expert.activation = c.Activation();
+  experts.routing->gate = GateKind::kSoftmaxSelected;
+  experts.shared_width = c.keys().Int("shared_intermediate_size", default_shared_width);
+  return experts;
+}
+
+Result<std::unique_ptr<const CheckpointConfig>> ReadGraniteMoe(const Json& json,
+                                                               const StoredNames& stored) {
+  DecoderConfig c(json, stored);
+  c.Skeleton({});
+  ReadGraniteFactors(c);
+  const AttentionSpec attention = ReadAttention(c);
+  const FeedForwardSpec experts = ReadExperts(c, 0);
+  AddTensors(c);
+  return c.Finish([&](int) { return LayerSpec{attention, experts}; });
+}
+
+Result<std::unique_ptr<const CheckpointConfig>> ReadHybrid(const Json& json,
+                                                           const StoredNames& stored) {
+  DecoderConfig c(json, stored);
+  c.Skeleton({});
+  ReadGraniteFactors(c);
+  if (c.keys().Optional("position_embedding_type") == nullptr) {
+    c.spec().position.kind = PositionKind::kNone;
+  } else if (json["position_embedding_type"] == "nope") {
+    c.spec().position.kind = PositionKind::kNone;
+  } else {
+    c.Require("position_embedding_type", "rope");
+  }
+  // State-space layers are not supported, so their settings do not matter.
+  c.Ignore({"mamba_chunk_size", "mamba_conv_bias", "mamba_d_conv", "mamba_d_head", "mamba_d_state",
+            "mamba_expand", "mamba_n_groups", "mamba_n_heads", "mamba_proj_bias", "time_step_limit",
+            "normalization_function", "init_method", "rope_scaling"});
+  bool found = false;
+  for (const std::string_view key : {"layer_types", "layers_block_type"}) {
+    const Json* types = c.keys().Optional(key);
+    if (types == nullptr) continue;
+    found = true;
+    bool all_attention = types->is_array();
+    for (size_t i = 0; all_attention && i < types->size(); ++i) {
+      const Json& type = (*types)[i];
+      all_attention = type == "attention" || type == "full_attention";
+    }
+    if (!all_attention) {
+      c.keys().Fault(key, "\"attention\" in every layer (state-space layers are not supported)",
+                     ShowJson(*types));
+    }
+  }
+  if (!found) {
+    c.keys().Fault("layer_types", "\"attention\" in every layer", "no such key: Mamba layers");
+  }
+  const AttentionSpec attention = ReadAttention(c);
+  FeedForwardSpec feed_forward;
+  if (c.keys().Int("num_local_experts") == 0) {
+    feed_forward = c.Dense("shared_intermediate_size");
+    feed_forward.expert.activation = c.Activation();
+    c.Ignore({"intermediate_size", "num_experts_per_tok"});
+  } else {
+    feed_forward = ReadExperts(c, 1024);
+  }
+  AddTensors(c);
+  return c.Finish([&](int) { return LayerSpec{attention, feed_forward}; });
+}
+
+}  // namespace
+
+constinit const Architecture kGraniteMoeArchitecture = {
+    .model_type = "granitemoe",
+    .recognizes = [](const Json& config) { return HasModelType(config, "granitemoe"); },
+    .read = ReadGraniteMoe};
+
+constinit const Architecture kGraniteMoeSharedArchitecture = {
+    .model_type = "granitemoeshared",
+    .recognizes = [](const Json& config) { return HasModelType(config, "granitemoeshared"); },
+    .read = ReadGraniteMoe};
+
+constinit const Architecture kGraniteMoeHybridArchitecture = {
+    .model_type = "granitemoehybrid",
+    .recognizes = [](const Json& config) { return HasModelType(config, "granitemoehybrid"); },
+    .read = ReadHybrid};
+
+}  // namespace moeserve

@@ -1,0 +1,141 @@
+// Olmo 2, Olmo 3, OLMoE and FlexOlmo: norms of whole query and key projections.
+
+#include "model_loaders/architectures/families.h"
+#include "model_loaders/architectures/huggingface/decoder_config.h"
+
+namespace moeserve {
+namespace {
+
+using Json = nlohmann::json;
+using namespace huggingface;  // NOLINT(google-build-using-namespace): the parts of this family
+
+// Adds what all of these models have: RMS norms of the whole query and key projections.
+AttentionSpec OlmoAttention(DecoderConfig& c) {
+  AttentionSpec attention = c.Attention();
+  attention.bias = attention.out_bias = c.keys().Bool("attention_bias", false);
+  attention.qk_norm = QkNorm::kFull;
+  for (const auto& table : {EmbeddingTensors(), AttentionTensors(), QkNormTensors()}) {
+    c.Tensors(table);
+  }
+  return attention;
+}
+
+// Reads rotary parameters that are given for each type of layer, as newer files do. `type` is
+// "sliding_attention" or "full_attention".
+void ReadRopeOfLayers(DecoderConfig& c, const Json& json, std::string_view type,
+                      double default_theta, PositionSpec& position) {
+  const auto all = json.find("rope_parameters");
+  if (all == json.end() || !all->is_object()) return;
+  const auto own = all->find(type);
+  if (own == all->end()) return;
+  position = c.RopeFrom(*own, Concat("rope_parameters.", type), default_theta);
+}
+
+Result<std::unique_ptr<const CheckpointConfig>> ReadOlmo2(const Json& json,
+                                                          const StoredNames& stored) {
+  DecoderConfig c(json, stored);
+  c.Skeleton({.rms_norm_eps = 1e-5, .bos_token_id = std::nullopt, .eos_token_ids = {50279}});
+  c.spec().norm.placement = NormPlacement::kOutput;
+  const AttentionSpec attention = OlmoAttention(c);
+  FeedForwardSpec dense = c.Dense();
+  dense.expert.activation = c.Activation();
+  c.Tensors(OutputNormTensors());
+  c.Tensors(DenseTensors());
+  return c.Finish([&](int) { return LayerSpec{attention, dense}; });
+}
+
+Result<std::unique_ptr<const CheckpointConfig>> ReadOlmo3(const Json& json,
+                                                          const StoredNames& stored) {
+  // The layers' types have rotary parameters of their own, so Skeleton() must not read them.
+  constexpr double kTheta = 500000.0;
+  Json rest = json;
+  const bool of_layers = json.contains("rope_parameters") && json["rope_parameters"].is_object() &&
+                         json["rope_parameters"].contains("full_attention");
+  if (of_layers) rest.erase("rope_parameters");
+  DecoderConfig c(rest, stored);
+  c.Skeleton({.rms_norm_eps = 1e-5,
+              .rope_theta = kTheta,
+              .bos_token_id = std::nullopt,
+              .eos_token_ids = {50279}});
+  c.spec().norm.placement = NormPlacement::kOutput;
+  AttentionSpec attention = OlmoAttention(c);
+  const int window = c.Window().value_or(4096);
+  const std::vector<bool> sliding = c.SlidingLayers([](int layer) { return (layer + 1) % 4 != 0; });
+  // Scaling, in older files, concerns the layers without a window only.
+  PositionSpec local = c.spec().position;
+  local.scaling = {};
+  if (of_layers) {
+    ReadRopeOfLayers(c, json, "full_attention", kTheta, c.spec().position);
+    ReadRopeOfLayers(c, json, "sliding_attention", kTheta, local);
+  }
+  FeedForwardSpec dense = c.Dense();
+  dense.expert.activation = c.Activation();
+  c.Tensors(OutputNormTensors());
+  c.Tensors(DenseTensors());
+  return c.Finish([&](int layer) {
+    AttentionSpec own = attention;
+    if (sliding[static_cast<size_t>(layer)]) {
+      own.window = window;
+      own.position = local;
+    }
+    return LayerSpec{own, dense};
+  });
+}
+
+Result<std::unique_ptr<const CheckpointConfig>> ReadOlmoe(const Json& json,
+                                                          const StoredNames& stored) {
+  DecoderConfig c(json, stored);
+  c.Skeleton({.max_position_embeddings = 4096,
+              .rms_norm_eps = 1e-5,
+              .bos_token_id = std::nullopt,
+              .eos_token_ids = {50279}});
+  const AttentionSpec attention = OlmoAttention(c);
+  c.Require("clip_qkv", nullptr);
+  FeedForwardSpec experts = c.Experts({.width = "intermediate_size"});
+  experts.expert.activation = c.Activation();
+  experts.routing->renormalize = c.keys().Bool("norm_topk_prob", false);
+  c.Tensors(PreNormTensors());
+  c.Tensors(ExpertTensors());
+  return c.Finish([&](int) { return LayerSpec{attention, experts}; });
+}
+
+Result<std::unique_ptr<const CheckpointConfig>> ReadFlexOlmo(const Json& json,
+                                                             const StoredNames& stored) {
+  DecoderConfig c(json, stored);
+  c.Skeleton({.max_position_embeddings = 4096,
+              .rope_theta = 500000.0,
+              .bos_token_id = std::nullopt,
+              .eos_token_ids = {100257}});
+  c.spec().norm.placement = NormPlacement::kOutput;
+  const AttentionSpec attention = OlmoAttention(c);
+  FeedForwardSpec experts = c.Experts({.width = "intermediate_size"});
+  experts.expert.activation = c.Activation();
+  experts.routing->renormalize = c.keys().Bool("norm_topk_prob", false);
+  c.Tensors(OutputNormTensors());
+  c.Tensors(ExpertTensors());
+  return c.Finish([&](int) { return LayerSpec{attention, experts}; });
+}
+
+}  // namespace
+
+constinit const Architecture kOlmo2Architecture = {
+    .model_type = "olmo2",
+    .recognizes = [](const Json& config) { return HasModelType(config, "olmo2"); },
+    .read = ReadOlmo2};
+
+constinit const Architecture kOlmo3Architecture = {
+    .model_type = "olmo3",
+    .recognizes = [](const Json& config) { return HasModelType(config, "olmo3"); },
+    .read = ReadOlmo3};
+
+constinit const Architecture kOlmoeArchitecture = {
+    .model_type = "olmoe",
+    .recognizes = [](const Json& config) { return HasModelType(config, "olmoe"); },
+    .read = ReadOlmoe};
+
+constinit const Architecture kFlexOlmoArchitecture = {
+    .model_type = "flex_olmo",
+    .recognizes = [](const Json& config) { return HasModelType(config, "flex_olmo"); },
+    .read = ReadFlexOlmo};
+
+}  // namespace moeserve

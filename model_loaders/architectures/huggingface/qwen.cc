@@ -1,0 +1,172 @@
+// Qwen2 and Qwen3, dense and with experts.
+
+#include <algorithm>
+
+#include "model_loaders/architectures/families.h"
+#include "model_loaders/architectures/huggingface/decoder_config.h"
+
+namespace moeserve {
+namespace {
+
+using Json = nlohmann::json;
+using namespace huggingface;  // NOLINT(google-build-using-namespace): the parts of this family
+
+// Reads the keys of sliding windows. Without "layer_types", a layer slides if `slides` says so.
+std::vector<std::optional<int>> Windows(DecoderConfig& c,
+                                        const std::function<bool(int, int)>& slides) {
+  const bool used = c.keys().Bool("use_sliding_window", false);
+  const int window = c.Window().value_or(4096);
+  const int first = c.keys().Int("max_window_layers", 28);
+  const std::vector<bool> sliding =
+      c.SlidingLayers([&](int layer) { return used && slides(layer, first); });
+  std::vector<std::optional<int>> windows;
+  for (const bool s : sliding) windows.push_back(s && used ? std::optional(window) : std::nullopt);
+  return windows;
+}
+
+bool FromLayer(int layer, int first) { return layer >= first; }
+
+// Returns which layers are routed, from "mlp_only_layers" and "decoder_sparse_step".
+std::function<bool(int)> RoutedLayers(DecoderConfig& c) {
+  std::vector<int> dense_layers;
+  if (const Json* list = c.keys().Optional("mlp_only_layers")) {
+    bool valid = list->is_array();
+    for (size_t i = 0; valid && i < list->size(); ++i) {
+      const std::optional<int> layer = IntFrom((*list)[i]);
+      valid = layer.has_value();
+      dense_layers.push_back(layer.value_or(0));
+    }
+    if (!valid) c.keys().Fault("mlp_only_layers", "a list of integers", ShowJson(*list));
+  }
+  const int step = c.keys().Int("decoder_sparse_step", 1);
+  if (step < 1) c.keys().Fault("decoder_sparse_step", "an integer >= 1", std::to_string(step));
+  return [dense_layers, step](int layer) {
+    return std::find(dense_layers.begin(), dense_layers.end(), layer) == dense_layers.end() &&
+           (layer + 1) % step == 0;
+  };
+}
+
+constexpr TensorRule kSharedExpert[] = {
+    {"blocks.*.feed_forward.shared.gate.weight",
+     "model.layers.*.mlp.shared_expert.gate_proj.weight"},
+    {"blocks.*.feed_forward.shared.up.weight", "model.layers.*.mlp.shared_expert.up_proj.weight"},
+    {"blocks.*.feed_forward.shared.down.weight",
+     "model.layers.*.mlp.shared_expert.down_proj.weight"},
+    {"blocks.*.feed_forward.shared_gate.weight", "model.layers.*.mlp.shared_expert_gate.weight"},
+};
+
+constexpr DecoderDefaults kDefaults{
+    .max_position_embeddings = 32768, .bos_token_id = std::nullopt, .eos_token_ids = {}};
+
+void AddDecoderTensors(DecoderConfig& c) {
+  for (const auto& table :
+       {EmbeddingTensors(), PreNormTensors(), AttentionTensors(), DenseTensors()}) {
+    c.Tensors(table);
+  }
+}
+
+Result<std::unique_ptr<const CheckpointConfig>> ReadQwen2(const Json& json,
+                                                          const StoredNames& stored) {
+  DecoderConfig c(json, stored);
+  c.Skeleton(kDefaults);
+  AttentionSpec attention = c.Attention();
+  attention.bias = true;
+  const std::vector<std::optional<int>> windows = Windows(c, FromLayer);
+  FeedForwardSpec dense = c.Dense();
+  dense.expert.activation = c.Activation();
+  AddDecoderTensors(c);
+  return c.Finish([&](int layer) {
+    attention.window = windows[static_cast<size_t>(layer)];
+    return LayerSpec{attention, dense};
+  });
+}
+
+Result<std::unique_ptr<const CheckpointConfig>> ReadQwen3(const Json& json,
+                                                          const StoredNames& stored) {
+  DecoderConfig c(json, stored);
+  c.Skeleton(kDefaults);
+  AttentionSpec attention = c.Attention(128);
+  attention.bias = attention.out_bias = c.keys().Bool("attention_bias", false);
+  attention.qk_norm = QkNorm::kHead;
+  const std::vector<std::optional<int>> windows = Windows(c, FromLayer);
+  FeedForwardSpec dense = c.Dense();
+  dense.expert.activation = c.Activation();
+  AddDecoderTensors(c);
+  c.Tensors(QkNormTensors());
+  return c.Finish([&](int layer) {
+    attention.window = windows[static_cast<size_t>(layer)];
+    return LayerSpec{attention, dense};
+  });
+}
+
+Result<std::unique_ptr<const CheckpointConfig>> ReadQwen2Moe(const Json& json,
+                                                             const StoredNames& stored) {
+  DecoderConfig c(json, stored);
+  c.Skeleton(kDefaults);
+  AttentionSpec attention = c.Attention();
+  attention.bias = c.keys().Bool("qkv_bias", true);
+  const std::vector<std::optional<int>> windows =
+      Windows(c, [](int layer, int first) { return (layer + 1) % 2 == 1 && layer < first; });
+  const std::function<bool(int)> routed = RoutedLayers(c);
+  FeedForwardSpec dense = c.Dense();
+  FeedForwardSpec experts = c.Experts({});
+  dense.expert.activation = experts.expert.activation = c.Activation();
+  experts.routing->renormalize = c.keys().Bool("norm_topk_prob", false);
+  experts.shared_width = c.keys().Int("shared_expert_intermediate_size");
+  experts.shared_gate = true;
+  AddDecoderTensors(c);
+  c.Tensors(ExpertTensors());
+  c.Tensors(kSharedExpert);
+  return c.Finish([&](int layer) {
+    attention.window = windows[static_cast<size_t>(layer)];
+    return LayerSpec{attention, routed(layer) ? experts : dense};
+  });
+}
+
+Result<std::unique_ptr<const CheckpointConfig>> ReadQwen3Moe(const Json& json,
+                                                             const StoredNames& stored) {
+  DecoderConfig c(json, stored);
+  c.Skeleton(kDefaults);
+  AttentionSpec attention = c.Attention();
+  attention.bias = attention.out_bias = c.keys().Bool("attention_bias", false);
+  attention.qk_norm = QkNorm::kHead;
+  const bool slides = c.keys().Bool("use_sliding_window", false);
+  const std::optional<int> window = c.Window();
+  c.Ignore({"max_window_layers"});  // written by some versions, never read
+  if (slides) attention.window = window.value_or(4096);
+  const std::function<bool(int)> routed = RoutedLayers(c);
+  FeedForwardSpec dense = c.Dense();
+  // Version 5.23 writes the number of experts under another name.
+  const bool new_name = json.contains("num_local_experts") && !json.contains("num_experts");
+  FeedForwardSpec experts = c.Experts({.count = new_name ? "num_local_experts" : "num_experts"});
+  dense.expert.activation = experts.expert.activation = c.Activation();
+  experts.routing->renormalize = c.keys().Bool("norm_topk_prob", false);
+  AddDecoderTensors(c);
+  c.Tensors(QkNormTensors());
+  c.Tensors(ExpertTensors());
+  return c.Finish([&](int layer) { return LayerSpec{attention, routed(layer) ? experts : dense}; });
+}
+
+}  // namespace
+
+constinit const Architecture kQwen2Architecture = {
+    .model_type = "qwen2",
+    .recognizes = [](const Json& config) { return HasModelType(config, "qwen2"); },
+    .read = ReadQwen2};
+
+constinit const Architecture kQwen3Architecture = {
+    .model_type = "qwen3",
+    .recognizes = [](const Json& config) { return HasModelType(config, "qwen3"); },
+    .read = ReadQwen3};
+
+constinit const Architecture kQwen2MoeArchitecture = {
+    .model_type = "qwen2_moe",
+    .recognizes = [](const Json& config) { return HasModelType(config, "qwen2_moe"); },
+    .read = ReadQwen2Moe};
+
+constinit const Architecture kQwen3MoeArchitecture = {
+    .model_type = "qwen3_moe",
+    .recognizes = [](const Json& config) { return HasModelType(config, "qwen3_moe"); },
+    .read = ReadQwen3Moe};
+
+}  // namespace moeserve

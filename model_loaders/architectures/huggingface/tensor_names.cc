@@ -1,0 +1,74 @@
+// Names of tensors that several families share.
+
+#include "model_loaders/architectures/huggingface/decoder_config.h"
+
+namespace moeserve::huggingface {
+namespace {
+
+constexpr TensorRule kEmbedding[] = {
+    {"embed.weight", "model.embed_tokens.weight"},
+    {"norm.weight", "model.norm.weight"},
+    {"head.weight", "lm_head.weight"},
+};
+
+constexpr TensorRule kPreNorm[] = {
+    {"blocks.*.attention.norm.weight", "model.layers.*.input_layernorm.weight"},
+    {"blocks.*.feed_forward.norm.weight", "model.layers.*.post_attention_layernorm.weight"},
+};
+
+constexpr TensorRule kOutputNorm[] = {
+    {"blocks.*.attention.output_norm.weight", "model.layers.*.post_attention_layernorm.weight"},
+    {"blocks.*.feed_forward.output_norm.weight",
+     "model.layers.*.post_feedforward_layernorm.weight"},
+};
+
+constexpr TensorRule kAttention[] = {
+    {"blocks.*.attention.q.weight", "model.layers.*.self_attn.q_proj.weight"},
+    {"blocks.*.attention.k.weight", "model.layers.*.self_attn.k_proj.weight"},
+    {"blocks.*.attention.v.weight", "model.layers.*.self_attn.v_proj.weight"},
+    {"blocks.*.attention.o.weight", "model.layers.*.self_attn.o_proj.weight"},
+    {"blocks.*.attention.q.bias", "model.layers.*.self_attn.q_proj.bias"},
+    {"blocks.*.attention.k.bias", "model.layers.*.self_attn.k_proj.bias"},
+    {"blocks.*.attention.v.bias", "model.layers.*.self_attn.v_proj.bias"},
+    {"blocks.*.attention.out_bias", "model.layers.*.self_attn.o_proj.bias"},
+};
+
+constexpr TensorRule kQkNorm[] = {
+    {"blocks.*.attention.q_norm.weight", "model.layers.*.self_attn.q_norm.weight"},
+    {"blocks.*.attention.k_norm.weight", "model.layers.*.self_attn.k_norm.weight"},
+};
+
+constexpr TensorRule kDense[] = {
+    {"blocks.*.feed_forward.gate.weight", "model.layers.*.mlp.gate_proj.weight"},
+    {"blocks.*.feed_forward.up.weight", "model.layers.*.mlp.up_proj.weight"},
+    {"blocks.*.feed_forward.down.weight", "model.layers.*.mlp.down_proj.weight"},
+    {"blocks.*.feed_forward.gate.bias", "model.layers.*.mlp.gate_proj.bias"},
+    {"blocks.*.feed_forward.up.bias", "model.layers.*.mlp.up_proj.bias"},
+    {"blocks.*.feed_forward.down.bias", "model.layers.*.mlp.down_proj.bias"},
+};
+
+// One tensor per expert, or all experts stacked with gate and up joined.
+constexpr TensorRule kExperts[] = {
+    {"blocks.*.feed_forward.router.weight", "model.layers.*.mlp.gate.weight"},
+    {"blocks.*.feed_forward.experts.*.gate.weight",
+     "model.layers.*.mlp.experts.*.gate_proj.weight"},
+    {"blocks.*.feed_forward.experts.*.up.weight", "model.layers.*.mlp.experts.*.up_proj.weight"},
+    {"blocks.*.feed_forward.experts.*.down.weight",
+     "model.layers.*.mlp.experts.*.down_proj.weight"},
+    {"blocks.*.feed_forward.experts.*.gate.weight", "model.layers.*.mlp.experts.gate_up_proj", 0,
+     2},
+    {"blocks.*.feed_forward.experts.*.up.weight", "model.layers.*.mlp.experts.gate_up_proj", 1, 2},
+    {"blocks.*.feed_forward.experts.*.down.weight", "model.layers.*.mlp.experts.down_proj"},
+};
+
+}  // namespace
+
+std::span<const TensorRule> EmbeddingTensors() { return kEmbedding; }
+std::span<const TensorRule> PreNormTensors() { return kPreNorm; }
+std::span<const TensorRule> OutputNormTensors() { return kOutputNorm; }
+std::span<const TensorRule> AttentionTensors() { return kAttention; }
+std::span<const TensorRule> QkNormTensors() { return kQkNorm; }
+std::span<const TensorRule> DenseTensors() { return kDense; }
+std::span<const TensorRule> ExpertTensors() { return kExperts; }
+
+}  // namespace moeserve::huggingface

@@ -1,0 +1,141 @@
+"""The tiny models of make_family_goldens.py.
+
+Each family has several configurations: a head_dim that is not hidden_size / heads, one kv head, as
+many selected experts as there are, dense layers before routed ones, shared experts, tied and untied
+embeddings, every rope scaling that the family ships, windows shorter than the prompts, fused and
+separate tensors, and shards.
+"""
+
+import dataclasses
+
+
+@dataclasses.dataclass
+class Case:
+    name: str
+    family: str
+    config: dict
+    seed: int = 0
+    save: dict = dataclasses.field(default_factory=dict)  # options of save_pretrained()
+    set: dict = dataclasses.field(default_factory=dict)  # parameters with given values
+    file_config: dict = dataclasses.field(default_factory=dict)  # keys replaced in config.json
+    drop: tuple = ()  # keys removed from config.json
+    torch_file: bool = False  # writes pytorch_model.bin
+
+
+BASE = dict(vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=512, bos_token_id=1, eos_token_id=2,
+            pad_token_id=0)
+FUSED = dict(save_original_format=False)
+SHARDS = dict(max_shard_size="20KB")
+
+LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 64, "rope_theta": 1000.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32,
+        "rope_theta": 10000.0}
+YARN_FREE = {**YARN, "beta_fast": 4.0, "beta_slow": 1.0, "truncate": False,
+             "attention_factor": 1.25}
+
+
+def rope(parameters):
+    return {"rope_parameters": parameters}
+
+
+CASES = []
+
+
+def add(name, family, save=None, **config):
+    extra = {key: config.pop(key) for key in ("set", "file_config", "drop", "torch_file")
+             if key in config}
+    base = {**BASE, **config}
+    base = {key: value for key, value in base.items() if value is not ...}
+    CASES.append(Case(name, family, base, seed=len(CASES) + 1, save=save or {}, **extra))
+
+
+# Dense models.
+DENSE = dict(intermediate_size=48)
+add("llama", "llama", **DENSE)
+add("llama-biases-tied", "llama", **DENSE, attention_bias=True, mlp_bias=True, head_dim=12,
+    num_key_value_heads=1, tie_word_embeddings=True, **rope(LINEAR))
+add("llama-llama3-shards", "llama", SHARDS, **DENSE, num_key_value_heads=4, **rope(LLAMA3))
+add("llama-old-keys", "llama", **DENSE, drop=("rope_parameters", "dtype"),
+    file_config={"rope_theta": 5000.0, "torch_dtype": "bfloat16",
+                 "rope_scaling": {"type": "linear", "factor": 2.0}},
+    **rope({"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0}))
+add("mistral", "mistral", **DENSE, sliding_window=None)
+add("mistral-window", "mistral", **DENSE, sliding_window=8, head_dim=16)
+add("mistral-yarn", "mistral", **DENSE, sliding_window=None, **rope(YARN))
+add("granite", "granite", **DENSE, embedding_multiplier=3.0, attention_multiplier=0.2,
+    residual_multiplier=0.4, logits_scaling=2.0)
+add("granite-biases-tied", "granite", **DENSE, attention_bias=True, mlp_bias=True,
+    tie_word_embeddings=True, attention_multiplier=0.125)
+add("qwen2", "qwen2", **DENSE)
+add("qwen2-window-tied", "qwen2", **DENSE, use_sliding_window=True, sliding_window=6,
+    max_window_layers=1, num_hidden_layers=3, tie_word_embeddings=True)
+add("qwen2-yarn", "qwen2", **DENSE, num_key_value_heads=1, **rope(YARN_FREE))
+add("qwen3", "qwen3", **DENSE, head_dim=12)
+add("qwen3-window-biases", "qwen3", **DENSE, head_dim=8, attention_bias=True,
+    use_sliding_window=True, sliding_window=6, max_window_layers=1)
+add("qwen3-yarn-tied", "qwen3", **DENSE, head_dim=16, num_key_value_heads=1,
+    tie_word_embeddings=True, **rope(YARN))
+add("olmo2", "olmo2", **DENSE)
+add("olmo2-linear-tied", "olmo2", **DENSE, num_key_value_heads=4, tie_word_embeddings=True,
+    **rope(LINEAR))
+add("olmo3", "olmo3", **DENSE, num_hidden_layers=4, sliding_window=6)
+add("olmo3-yarn", "olmo3", **DENSE, num_hidden_layers=3, sliding_window=8,
+    layer_types=["full_attention", "sliding_attention", "full_attention"],
+    rope_parameters={"full_attention": YARN,
+                     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}})
+
+# Mixtures of experts.
+add("mixtral", "mixtral", intermediate_size=24, num_local_experts=4, num_experts_per_tok=2)
+add("mixtral-fused-window", "mixtral", FUSED, intermediate_size=24, num_local_experts=4,
+    num_experts_per_tok=4, sliding_window=8, head_dim=12, num_key_value_heads=1)
+add("mixtral-shards-tied", "mixtral", SHARDS, intermediate_size=16, num_local_experts=6,
+    num_experts_per_tok=1, tie_word_embeddings=True, **rope(LINEAR))
+add("olmoe", "olmoe", intermediate_size=16, num_experts=8, num_experts_per_tok=3)
+add("olmoe-renormalized-fused", "olmoe", FUSED, intermediate_size=16, num_experts=4,
+    num_experts_per_tok=2, norm_topk_prob=True, num_key_value_heads=1)
+add("olmoe-all-biases", "olmoe", intermediate_size=16, num_experts=4, num_experts_per_tok=4,
+    attention_bias=True, tie_word_embeddings=True)
+QWEN2_MOE = dict(intermediate_size=48, moe_intermediate_size=16,
+                 shared_expert_intermediate_size=24, num_experts=6, num_experts_per_tok=3)
+add("qwen2-moe", "qwen2_moe", **QWEN2_MOE)
+add("qwen2-moe-dense-first-window", "qwen2_moe", **QWEN2_MOE, num_hidden_layers=3,
+    mlp_only_layers=[0], norm_topk_prob=True, use_sliding_window=True, sliding_window=6,
+    max_window_layers=2)
+add("qwen2-moe-every-second-fused", "qwen2_moe", FUSED, **QWEN2_MOE, decoder_sparse_step=2,
+    qkv_bias=False, num_key_value_heads=1, tie_word_embeddings=True, **rope(YARN))
+QWEN3_MOE = dict(intermediate_size=48, moe_intermediate_size=16, num_experts=8,
+                 num_experts_per_tok=2, head_dim=12)
+add("qwen3-moe", "qwen3_moe", **QWEN3_MOE, norm_topk_prob=True)
+add("qwen3-moe-dense-first", "qwen3_moe", SHARDS, **QWEN3_MOE, mlp_only_layers=[0],
+    attention_bias=True, num_key_value_heads=1)
+add("qwen3-moe-yarn-fused", "qwen3_moe", FUSED, **QWEN3_MOE, norm_topk_prob=True,
+    tie_word_embeddings=True, use_sliding_window=True, sliding_window=8, **rope(YARN))
+GRANITE = dict(embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.4,
+               logits_scaling=2.0, intermediate_size=16, num_local_experts=6,
+               num_experts_per_tok=2)
+add("granitemoe", "granitemoe", **GRANITE)
+add("granitemoe-all", "granitemoe", **{**GRANITE, "num_experts_per_tok": 6}, attention_bias=True,
+    num_key_value_heads=1, tie_word_embeddings=True)
+add("granitemoe-fused", "granitemoe", FUSED, **GRANITE, **rope(LINEAR))
+add("granitemoeshared", "granitemoeshared", **GRANITE, shared_intermediate_size=24)
+add("granitemoeshared-none", "granitemoeshared", **GRANITE, shared_intermediate_size=0)
+add("granitemoehybrid", "granitemoehybrid", **GRANITE, shared_intermediate_size=24,
+    layer_types=["attention", "attention"], mamba_n_heads=4, mamba_expand=2,
+    position_embedding_type="rope")
+add("granitemoehybrid-nope", "granitemoehybrid", **GRANITE, shared_intermediate_size=24,
+    layer_types=["attention", "attention"], mamba_n_heads=4, mamba_expand=2)
+add("granitemoehybrid-dense", "granitemoehybrid", **{**GRANITE, "num_local_experts": 0},
+    shared_intermediate_size=40, layer_types=["attention", "attention"], mamba_n_heads=4,
+    mamba_expand=2, tie_word_embeddings=True)
+add("flex-olmo", "flex_olmo", intermediate_size=16, num_experts=5, num_experts_per_tok=3)
+add("flex-olmo-renormalized", "flex_olmo", FUSED, intermediate_size=16, num_experts=4,
+    num_experts_per_tok=4, norm_topk_prob=True, num_key_value_heads=4)
+JETMOE = dict(intermediate_size=16, num_local_experts=4, num_experts_per_tok=2, kv_channels=8,
+              num_attention_heads=...)
+add("jetmoe", "jetmoe", **JETMOE)
+add("jetmoe-one-head-eps", "jetmoe", **{**JETMOE, "num_experts_per_tok": 1}, rms_norm_eps=1e-3,
+    num_key_value_heads=1, tie_word_embeddings=False)
+add("jetmoe-all", "jetmoe", SHARDS, **{**JETMOE, "num_experts_per_tok": 4}, num_key_value_heads=4)

@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""Writes tiny random models of Hugging Face families, with their answers, to tests/golden/families.
+
+Needs torch and transformers, which the tests do not need; transformers 5.23 wrote the stored files.
+
+    make_family_goldens.py [--only SUBSTRING] [--out FOLDER]
+
+Each case is a folder in the family's own format, and golden.safetensors beside its files:
+
+    tokens    I32 [P, T]     prompts
+    logprobs  F32 [P, T, V]  log-probabilities after each token, computed in f32
+    greedy    I32 [P, G]     greedy continuation of each prompt
+    margin    F32 [P, G]     difference of the two largest log-probabilities at each of its tokens
+
+The weights are rounded to bf16 first and stored as bf16, so files are small and f32 is exact.
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import shutil
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from cases import CASES
+
+PROMPTS, LENGTH, GREEDY = 2, 24, 64
+
+
+def randomize(model, seed):
+    """Fills the parameters so that layers, routers and biases all matter to the answers."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(shape, std):
+        return torch.randn(shape, generator=generator) * std
+
+    for name, parameter in model.named_parameters():
+        if parameter.dim() >= 2:
+            fan_in = parameter.shape[-1]
+            # A tied head with larger values would only ever repeat the last token.
+            embedding = 0.2 if model.config.tie_word_embeddings else 1.0
+            std = embedding if "embed" in name else 1.0 / math.sqrt(fan_in)
+            if "router" in name or name.endswith("gate.weight") or "gate.wg" in name:
+                std *= 2.0
+            value = normal(parameter.shape, std)
+        elif "norm" in name and name.endswith("weight"):
+            # The weight of a Gemma norm is an offset from 1.
+            center = 0.0 if "Gemma" in type(model).__name__ else 1.0
+            value = center + normal(parameter.shape, 0.2)
+        else:
+            value = normal(parameter.shape, 0.3)
+        parameter.data.copy_(value.bfloat16().float())
+    for name, buffer in model.named_buffers():
+        if "bias" in name:  # selection biases of routers
+            buffer.data.copy_(normal(buffer.shape, 0.2).bfloat16().float())
+
+
+@torch.no_grad()
+def golden(model, vocab, seed):
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(3, vocab, (PROMPTS, LENGTH), generator=generator)
+    logprobs = torch.log_softmax(model(tokens, use_cache=False).logits.double(), -1).float()
+    sequence, greedy, margin = tokens, [], []
+    for _ in range(GREEDY):
+        last = torch.log_softmax(model(sequence, use_cache=False).logits[:, -1].double(), -1)
+        top = last.topk(2, -1)
+        greedy.append(top.indices[:, 0])
+        margin.append((top.values[:, 0] - top.values[:, 1]).float())
+        sequence = torch.cat([sequence, top.indices[:, :1]], 1)
+    return {"tokens": tokens.int().contiguous(), "logprobs": logprobs.contiguous(),
+            "greedy": torch.stack(greedy, 1).int().contiguous(),
+            "margin": torch.stack(margin, 1).contiguous()}
+
+
+def write(case, out):
+    folder = out / case.name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    config = transformers.AutoConfig.for_model(case.family, **case.config)
+    config._attn_implementation = "eager"
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    randomize(model, case.seed)
+    for name, value in case.set.items():
+        model.get_parameter(name).data.copy_(value)
+    tensors = golden(model, config.vocab_size, case.seed + 1)
+    model.bfloat16().save_pretrained(folder, **case.save)
+    for extra in ("generation_config.json",):
+        (folder / extra).unlink(missing_ok=True)
+    if case.torch_file:
+        from safetensors.torch import load_file
+        state = load_file(folder / "model.safetensors")
+        torch.save(state, folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+    path = folder / "config.json"
+    stored = json.loads(path.read_text())
+    stored.pop("transformers_version", None)
+    stored.update(case.file_config)
+    for key in case.drop:
+        stored.pop(key, None)
+    path.write_text(json.dumps(stored, indent=1, sort_keys=True) + "\n")
+    save_file(tensors, folder / "golden.safetensors")
+    size = sum(f.stat().st_size for f in folder.iterdir())
+    margin = tensors["margin"]
+    print(f"{case.name}: {size / 1024:.0f} KiB, smallest greedy margin {margin.min():.1e}, "
+          f"entropy {-(tensors['logprobs'].exp() * tensors['logprobs']).sum(-1).mean():.2f}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="writes only cases whose name contains this text")
+    parser.add_argument("--out", type=pathlib.Path,
+                        default=pathlib.Path(__file__).parents[2] / "golden" / "families")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    for case in CASES:
+        if args.only in case.name:
+            write(case, args.out)
+
+
+if __name__ == "__main__":
+    main()
