@@ -137,6 +137,7 @@ struct RouterTensors {
   HostTensor bias;    // dot router: [E]; cosine router: bias of the projection [dim]; null data if
                       // there is none
   HostTensor projection;     // cosine router only: [dim, c]
+  HostTensor choice_bias;    // [E]; null data without RouteSettings::choice_bias
   float temperature = 0.0f;  // the stored value, before RouteSettings::temperature is applied
 };
 

@@ -25,6 +25,15 @@ struct RouteSettings {
   int k = 1;       // top-k: experts per row; top-p: the largest number of experts per row
   float p = 0.0f;  // top-p: share of the sum of all gate values that the selected ones must reach
   TopPCompare compare = TopPCompare::kGe;
+
+  // Experts are ranked by choice values instead of scores if `choice_bias` is set or `best_groups`
+  // is less than `groups` (see ChoiceValue() in kernels/base/routing.h).
+  bool choice_bias = false;  // every expert has a bias that changes its rank, but not its weight
+  int groups = 1;            // groups of adjacent experts, equally large; at most kMaxExpertGroups
+  int best_groups = 1;       // only experts of this many groups, those with the best scores, count
+  GroupScoreKind group_score = GroupScoreKind::kMax;
+  GroupMaskKind group_mask = GroupMaskKind::kMinusInfinity;
+
   bool renormalize = false;  // divide gate values by the sum of the selected ones
   float scale = 1.0f;        // multiplies every weight
 };

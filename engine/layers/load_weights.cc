@@ -192,6 +192,10 @@ namespace {
 Result<RouterTensors> LoadRouterTensors(LoadContext& load, const std::string& prefix, bool bias,
                                         const RouteSettings& s) {
   RouterTensors tensors;
+  if (s.choice_bias) {
+    MOESERVE_ASSIGN_OR_RETURN(tensors.choice_bias,
+                              load.source.Get(prefix + ".choice_bias", {s.num_experts}));
+  }
   switch (s.score) {
     case ScoreKind::kDot: {
       MOESERVE_ASSIGN_OR_RETURN(
@@ -237,6 +241,11 @@ RouteSettings SettingsOf(const RoutedLayerSpec& spec, int input_width) {
   s.k = spec.select.MaxSelected();
   s.p = static_cast<float>(spec.select.p);
   s.compare = spec.select.compare;
+  s.choice_bias = spec.select.bias;
+  s.groups = spec.select.groups;
+  s.best_groups = spec.select.best_groups;
+  s.group_score = spec.select.group_score;
+  s.group_mask = spec.select.group_mask;
   s.renormalize = spec.renormalize;
   s.scale = static_cast<float>(spec.scale);
   return s;

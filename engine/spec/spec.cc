@@ -97,9 +97,29 @@ void CheckScore(Checker& check, const std::string& scope, const ScoreSpec& score
   }
 }
 
+void CheckGroups(Checker& check, const std::string& scope, const RoutedLayerSpec& routing) {
+  const SelectSpec& select = routing.select;
+  check.Int(scope, "select.groups", select.groups, 1, kMaxExpertGroups);
+  check.Divides(scope, "select.groups", select.groups, "num_experts", routing.num_experts);
+  check.Int(scope, "select.best_groups", select.best_groups, 1, select.groups,
+            Is("select.groups", select.groups));
+  if (!check.ok()) return;
+  const int size = routing.num_experts / select.groups;
+  if (select.groups > 1 && select.group_score == GroupScoreKind::kSumOfTwo && size < 2) {
+    check.Fail(scope + "select.groups", "groups of at least 2 experts",
+               std::to_string(select.groups) + Is("num_experts", routing.num_experts));
+  }
+  if (select.best_groups < select.groups) {
+    check.Int(scope, select.kind == SelectKind::kTopK ? "select.k" : "select.max",
+              select.MaxSelected(), 1, int64_t{size} * select.best_groups,
+              " (the best groups have fewer experts)");
+  }
+}
+
 void CheckSelect(Checker& check, const std::string& scope, const RoutedLayerSpec& routing) {
   const int experts = routing.num_experts;
   const SelectSpec& select = routing.select;
+  CheckGroups(check, scope, routing);
   switch (select.kind) {
     case SelectKind::kTopK:
       check.Int(scope, "select.k", select.k, 1, experts, Is("num_experts", experts));

@@ -78,6 +78,13 @@ struct SelectSpec {
   double p = 0.0;  // top_p only: the sum of gate values to reach
   TopPCompare compare = TopPCompare::kGe;
   int max_experts = 1;  // top_p only: largest number of experts for a row
+  // Experts are ranked by choice values: gate values plus a bias (DeepSeek-V3), and only in the
+  // best groups. The weights remain those of the gate.
+  bool bias = false;
+  int groups = 1;       // groups of adjacent experts, equally large
+  int best_groups = 1;  // at most `groups`
+  GroupScoreKind group_score = GroupScoreKind::kMax;
+  GroupMaskKind group_mask = GroupMaskKind::kMinusInfinity;
 
   // Return the smallest and the largest number of experts that one row can select.
   int MinSelected() const {

@@ -97,6 +97,9 @@ class TensorList {
     const Dim experts{routing.num_experts, key + "num_experts"};
     const std::string score = key + "score.";
     const std::string bias_key = routing.score.bias ? score + "bias" : "";
+    if (routing.select.bias) {
+      Add(name + ".choice_bias", {experts}, key + "select.bias is true");
+    }
     switch (routing.score.kind) {
       case ScoreKind::kDot:
         AddLinear(name, experts, row, bias_key);

@@ -256,11 +256,76 @@ MOESERVE_HOST_DEVICE static inline GateDivisor DivisorOf(const RouteSettings& s)
   return s.renormalize ? GateDivisor::kSelectedOnly : DivisorOf(s.gate);
 }
 
-// Returns whether the weights of a row depend on the sum of the gate values over all experts. If
-// not, that sum is not computed, and 1 is used instead.
+// Choice: DeepSeek-V2 and V3 ("DeepSeek-V3 Technical Report", eq. 16) rank experts by values that
+// differ from the scores and from the weights.
+
+// Returns whether experts are ranked by choice values instead of scores.
+MOESERVE_HOST_DEVICE static inline bool RanksByChoice(const RouteSettings& s) {
+  return s.choice_bias || s.best_groups < s.groups;
+}
+
+// Returns the choice value of an expert: its gate value, which is divided by the sum over all
+// experts unless the gate is a value of its own, plus the expert's choice bias.
+MOESERVE_HOST_DEVICE static inline float ChoiceValue(const RouteSettings& s, float value,
+                                                     float total, float bias) {
+  const float share = DivisorOf(s.gate) == GateDivisor::kOne ? value : value / total;
+  return share + bias;
+}
+
+// Returns the order of an expert by its choice value. An expert with the score -Inf, such as one
+// that an override masks, ranks last, like NaN.
+MOESERVE_HOST_DEVICE static inline uint32_t OrderOfChoice(float score, float choice) {
+  return score == -__builtin_inff() ? 0 : OrderOfScore(choice);
+}
+
+// Returns the score of a group from the two largest choice values of its experts.
+MOESERVE_HOST_DEVICE static inline float GroupScore(GroupScoreKind kind, float largest,
+                                                    float second) {
+  switch (kind) {
+    case GroupScoreKind::kMax:
+      return largest;
+    case GroupScoreKind::kSumOfTwo:
+      return largest + second;
+  }
+  return largest;
+}
+
+// Returns the choice value of experts outside of the best groups.
+MOESERVE_HOST_DEVICE static inline float MaskedChoice(GroupMaskKind kind) {
+  switch (kind) {
+    case GroupMaskKind::kMinusInfinity:
+      return -__builtin_inff();
+    case GroupMaskKind::kZero:
+      return 0.0f;
+  }
+  return 0.0f;
+}
+
+// Returns the key of group `group` with the choice orders `orders` [E]: groups are ranked by
+// descending key.
+MOESERVE_HOST_DEVICE static inline uint64_t GroupKey(const RouteSettings& s, const uint32_t* orders,
+                                                     int group) {
+  const int size = s.num_experts / s.groups;
+  uint32_t largest = 0, second = 0;
+  for (int i = group * size; i < (group + 1) * size; ++i) {
+    const uint32_t order = orders[i];
+    if (order > largest) {
+      second = largest;
+      largest = order;
+    } else if (order > second) {
+      second = order;
+    }
+  }
+  const float score = GroupScore(s.group_score, ScoreOfOrder(largest), ScoreOfOrder(second));
+  return SelectionKey(OrderOfScore(score), group);
+}
+
+// Returns whether the weights of a row or its choice values depend on the sum of the gate values
+// over all experts. If not, that sum is not computed, and 1 is used instead.
 MOESERVE_HOST_DEVICE static inline bool NeedsTotal(const RouteSettings& s,
                                                    const RowSelection& row) {
   if (DivisorOf(s.gate) == GateDivisor::kOne) return false;
+  if (RanksByChoice(s)) return true;
   return row.kind == SelectKind::kTopP || DivisorOf(s) == GateDivisor::kAllExperts;
 }
 

@@ -124,4 +124,42 @@ constexpr TopPCompareTraits Traits(TopPCompare compare) {
   return {};
 }
 
+// How the choice values of a group's experts make the score of the group.
+enum class GroupScoreKind : uint8_t { kMax, kSumOfTwo };
+
+struct GroupScoreTraits {
+  std::string_view name;  // in configuration files and descriptions
+};
+
+constexpr GroupScoreTraits Traits(GroupScoreKind kind) {
+  switch (kind) {
+    case GroupScoreKind::kMax:
+      return {"max"};
+    case GroupScoreKind::kSumOfTwo:
+      return {"sum_of_two"};  // of the two largest
+  }
+  return {};
+}
+
+// What the choice values of experts outside of the best groups become. With kZero, such an expert
+// can still be selected if other choice values are negative.
+enum class GroupMaskKind : uint8_t { kMinusInfinity, kZero };
+
+struct GroupMaskTraits {
+  std::string_view name;  // in configuration files
+};
+
+constexpr GroupMaskTraits Traits(GroupMaskKind kind) {
+  switch (kind) {
+    case GroupMaskKind::kMinusInfinity:
+      return {"minus_infinity"};
+    case GroupMaskKind::kZero:
+      return {"zero"};
+  }
+  return {};
+}
+
+// The largest number of groups of experts.
+inline constexpr int kMaxExpertGroups = 32;
+
 }  // namespace moeserve

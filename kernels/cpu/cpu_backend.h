@@ -94,6 +94,7 @@ class CpuBackend : public Backend {
   struct Scratch {
     std::vector<float> floats;
     std::vector<uint64_t> keys;
+    std::vector<uint32_t> orders;
     // Hidden units of a fused feed-forward, and these units rounded to integers (QuantizeRowArgs).
     std::vector<char> hidden, hidden_records;
     float* Floats(size_t n) {

@@ -38,6 +38,7 @@ std::vector<float> Panels(const std::vector<float>& rows, int64_t n) {
 CpuRouter::CpuRouter(const RouteSettings& settings, const RouterTensors& tensors)
     : settings_(settings) {
   if (tensors.bias.data != nullptr) bias_ = Widened(tensors.bias);
+  if (tensors.choice_bias.data != nullptr) choice_bias_ = Widened(tensors.choice_bias);
   switch (settings.score) {
     case ScoreKind::kDot:
       weights_ = Panels(Widened(tensors.weight), settings.input_width);
@@ -101,7 +102,10 @@ void CpuBackend::SelectRows(const RouteArgs& args, int widest,
     float* widened = scratch.Floats(width + router.scratch_floats() + 3 * experts);
     float* router_scratch = widened + width;
     float* scores = router_scratch + router.scratch_floats();
-    if (scratch.keys.size() < static_cast<size_t>(experts)) scratch.keys.resize(experts);
+    if (scratch.keys.size() < static_cast<size_t>(experts)) {
+      scratch.keys.resize(experts);
+      scratch.orders.resize(experts);
+    }
     for (int64_t r = begin; r < end; ++r) {
       const float* x = reinterpret_cast<const float*>(args.input.row(r));
       if (args.input.dtype == DType::kBF16) {
@@ -121,8 +125,10 @@ void CpuBackend::SelectRows(const RouteArgs& args, int widest,
       int count = table_->route_row(
           {.settings = &settings,
            .selection = change == nullptr ? SelectionOf(settings) : SelectionOf(settings, *change),
+           .choice_bias = router.choice_bias(),
            .scores = scores,
            .keys = scratch.keys.data(),
+           .orders = scratch.orders.data(),
            .values = scores + experts,
            .gates = scores + 2 * experts,
            .experts = row_experts,

@@ -14,6 +14,8 @@ class CpuRouter : public Router {
   CpuRouter(const RouteSettings& settings, const RouterTensors& tensors);
 
   const RouteSettings& settings() const { return settings_; }
+  // Returns the choice biases [E]; null if there are none.
+  const float* choice_bias() const { return choice_bias_.empty() ? nullptr : choice_bias_.data(); }
   // Returns the size of the scratch memory that Scores() needs, in floats.
   size_t scratch_floats() const;
   // Computes the scores [E] of one row `x` [input_width], after bias and temperature.
@@ -27,7 +29,8 @@ class CpuRouter : public Router {
   std::vector<float> experts_;  // cosine router, in the layout for contract_dots: E vectors of dim
                                 // elements, normalised if the settings ask for it
   std::vector<float> bias_;     // dot router: [E]; cosine router: [dim]; empty if there is none
-  float temperature_ = 1.0f;    // result of ResolvedTemperature()
+  std::vector<float> choice_bias_;
+  float temperature_ = 1.0f;  // result of ResolvedTemperature()
 };
 
 }  // namespace moeserve::cpu

@@ -9,13 +9,18 @@ extern const Architecture kNativeArchitecture;
 
 // huggingface/
 extern const Architecture kDynamicMoeArchitecture;
+extern const Architecture kDots1Architecture;
+extern const Architecture kErnieArchitecture;
+extern const Architecture kErnieMoeArchitecture;
 extern const Architecture kFlexOlmoArchitecture;
+extern const Architecture kGlm4MoeArchitecture;
 extern const Architecture kGraniteArchitecture;
 extern const Architecture kGraniteMoeArchitecture;
 extern const Architecture kGraniteMoeHybridArchitecture;
 extern const Architecture kGraniteMoeSharedArchitecture;
 extern const Architecture kJetMoeArchitecture;
 extern const Architecture kLlamaArchitecture;
+extern const Architecture kMiniMaxM2Architecture;
 extern const Architecture kMistralArchitecture;
 extern const Architecture kMixtralArchitecture;
 extern const Architecture kOlmo2Architecture;

@@ -53,6 +53,7 @@ std::string BlockNormReason(std::string_view rest, const ModelSpec& spec) {
 }
 
 std::string RouterReason(std::string_view rest, const std::string& key, const ScoreSpec& score) {
+  if (rest == "choice_bias") return key + "routing.select.bias is false";
   const std::string score_key = key + "routing.score.";
   const bool of_cosine =
       rest.starts_with("projection.") || rest.starts_with("experts.") || rest == "temperature";

@@ -145,7 +145,7 @@ std::optional<TensorPlace> NameTableConfig::Place(const TensorRequirement& tenso
   TensorPlace place{.name = Substitute(rule.file, *numbers)};
   place.add = rule.add;
   const bool stacked = Stars(rule.file) < Stars(rule.model);
-  if (!stacked && rule.parts == 1 && !rule.transposed) return place;
+  if (!stacked && rule.parts == 1 && !rule.transposed && !rule.wrapped) return place;
 
   // For a stack of joined tensors, "[width, hidden_size]" becomes "[num_experts, 2 * width,
   // hidden_size]".
@@ -169,6 +169,11 @@ std::optional<TensorPlace> NameTableConfig::Place(const TensorRequirement& tenso
         Concat(rule.model.starts_with("blocks.*.attention.") ? "attention[" : "feed_forward[",
                layer, "].routing.num_experts, ");
   }
+  if (rule.wrapped) {
+    place.index = 0;
+    place.shape.insert(place.shape.begin(), 1);
+    follows_from += "1, ";
+  }
   if (rule.parts > 1) follows_from += Concat(rule.parts, " * ");
   if (tensor.follows_from.starts_with('[') && !place.transposed) {
     place.follows_from = follows_from + tensor.follows_from.substr(1);
@@ -179,6 +184,9 @@ std::optional<TensorPlace> NameTableConfig::Place(const TensorRequirement& tenso
 std::optional<std::string> NameTableConfig::LeftOverReason(std::string_view name) const {
   for (const std::string_view pattern : ignored) {
     if (Match(pattern, name).has_value()) return std::nullopt;
+  }
+  for (const std::string& prefix : ignored_prefixes) {
+    if (name.starts_with(prefix)) return std::nullopt;
   }
   for (const TensorRule& rule : tensors_) {
     const std::optional<Numbers> numbers = Match(rule.file, name);

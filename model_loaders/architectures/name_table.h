@@ -34,6 +34,7 @@ struct TensorRule {
   RowOrder order = RowOrder::kJoined;
   bool transposed = false;  // matrices are stored as their transposes
   float add = 0.0f;         // TensorPlace::add
+  bool wrapped = false;     // the stored tensor has one more dimension in front, of size 1
 };
 
 // A configuration key: its name in the native format, without indices
@@ -58,6 +59,8 @@ class NameTableConfig : public CheckpointConfig {
   // Patterns of stored tensors that the model does not need, such as
   // "model.layers.*.self_attn.rotary_emb.inv_freq".
   std::vector<std::string_view> ignored;
+  // Stored tensors with these prefixes are not needed either.
+  std::vector<std::string> ignored_prefixes;
 
  private:
   // Returns the rule that counts for a tensor of the model; null if none matches.

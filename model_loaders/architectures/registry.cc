@@ -15,13 +15,18 @@ namespace {
 constexpr const Architecture* kArchitectures[] = {
     &kNativeArchitecture,
     &kDynamicMoeArchitecture,  // before Llama, whose name it uses
+    &kDots1Architecture,
+    &kErnieArchitecture,
+    &kErnieMoeArchitecture,
     &kFlexOlmoArchitecture,
+    &kGlm4MoeArchitecture,
     &kGraniteArchitecture,
     &kGraniteMoeArchitecture,
     &kGraniteMoeHybridArchitecture,
     &kGraniteMoeSharedArchitecture,
     &kJetMoeArchitecture,
     &kLlamaArchitecture,
+    &kMiniMaxM2Architecture,
     &kMistralArchitecture,
     &kMixtralArchitecture,
     &kOlmo2Architecture,

@@ -144,6 +144,21 @@ inline RouteCase MakeCase(int experts, int width, Gate gate, uint64_t seed) {
   s.compare = random.Below(2) == 1 ? TopPCompare::kGt : TopPCompare::kGe;
   s.renormalize = random.Below(2) == 1;
   s.scale = random.Below(3) == 0 ? 2.5f : 1.0f;
+  if (random.Below(2) == 1) {
+    s.choice_bias = random.Below(2) == 1;
+    for (int g = 2; g <= kMaxExpertGroups; ++g) {
+      if (experts % g == 0 && random.Below(2) == 1) s.groups = g;
+    }
+    s.best_groups = 1 + random.Below(s.groups);
+    const int size = experts / s.groups;
+    s.group_score =
+        size > 1 && random.Below(2) == 1 ? GroupScoreKind::kSumOfTwo : GroupScoreKind::kMax;
+    s.group_mask = random.Below(2) == 1 ? GroupMaskKind::kZero : GroupMaskKind::kMinusInfinity;
+    s.k = std::min(s.k, size * s.best_groups);
+    if (s.choice_bias) {
+      c.tensors.choice_bias = MakeTensor(random.Normals(experts, 0.3), {experts});
+    }
+  }
   const DType dtype = random.Below(2) == 0 ? DType::kF32 : DType::kBF16;
   const bool bias = random.Below(2) == 1;
   if (random.Below(3) == 0) {

@@ -30,6 +30,23 @@ struct Case {
   uint64_t seed = 0;
 };
 
+// Adds a random choice bias, groups of experts, both or none.
+void AddChoice(Case& c, Random& random) {
+  RouteSettings& s = c.settings;
+  s.choice_bias = random.Below(3) != 0;
+  std::vector<int> divisors;
+  for (int g = 1; g <= std::min(s.num_experts, kMaxExpertGroups); ++g) {
+    if (s.num_experts % g == 0) divisors.push_back(g);
+  }
+  s.groups = divisors[static_cast<size_t>(random.Below(static_cast<int>(divisors.size())))];
+  s.best_groups = 1 + random.Below(s.groups);
+  const int size = s.num_experts / s.groups;
+  s.group_score =
+      size > 1 && random.Below(2) == 1 ? GroupScoreKind::kSumOfTwo : GroupScoreKind::kMax;
+  s.group_mask = random.Below(2) == 1 ? GroupMaskKind::kZero : GroupMaskKind::kMinusInfinity;
+  s.k = std::min(s.k, size * s.best_groups);
+}
+
 // Returns every combination of gate, selection and score, with sizes that fill vector lanes partly,
 // exactly and more than once. A new gate does not change the random values of the others.
 std::vector<Case> Cases() {
@@ -62,6 +79,8 @@ std::vector<Case> Cases() {
           c.temperature = static_cast<float>(random.Normal());
         }
         cases.push_back(c);
+        AddChoice(c, random);
+        if (c.settings.choice_bias || c.settings.groups > 1) cases.push_back(c);
       }
     }
   }
@@ -72,6 +91,7 @@ RouterWeights MakeWeights(const Case& c, Random& random) {
   const RouteSettings& s = c.settings;
   RouterWeights w;
   w.temperature = c.temperature;
+  if (s.choice_bias) w.choice_bias = random.Normals(s.num_experts, 0.3);
   if (s.score == Score::kDot) {
     w.weight =
         random.Normals(int64_t{s.num_experts} * s.input_width, 2.0 / std::sqrt(s.input_width));
@@ -91,6 +111,7 @@ std::unique_ptr<Router> MakeRouter(Backend& backend, const Case& c, const Router
   t.weight = MakeTensor(w.weight, {s.num_experts, dot ? s.input_width : s.dim});
   if (!dot) t.projection = MakeTensor(w.projection, {s.dim, s.input_width});
   if (!w.bias.empty()) t.bias = MakeTensor(w.bias, {dot ? s.num_experts : s.dim});
+  if (!w.choice_bias.empty()) t.choice_bias = MakeTensor(w.choice_bias, {s.num_experts});
   t.temperature = w.temperature;
   return std::move(backend.NewRouter(s, t)).value();
 }
@@ -332,8 +353,10 @@ INSTANTIATE_TEST_SUITE_P(Backends, RouterTest, ::testing::ValuesIn(AvailableBack
 
 // Returns whether settings are typical of trained models. (With hundreds of experts,
 // one-dimensional cosine scores or thresholds near 1, nearly every row is close to another
-// selection.)
+// selection. So it is if choice values are probabilities, which are small.)
 bool IsUsual(const RouteSettings& s) {
+  const bool by_choice = s.choice_bias || s.best_groups < s.groups;
+  if (by_choice && s.gate != Gate::kSigmoid) return false;
   if (s.num_experts > 64 || (s.score == Score::kCosine && s.dim < 4)) return false;
   return s.select == SelectKind::kTopP ? s.p <= 0.8f : s.k <= 8;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 
@@ -148,6 +149,49 @@ bool DividesBySelected(const RouteSettings& s) {
   MOESERVE_CHECK(false, "every gate has a divisor");
 }
 
+bool HasChoice(const RouteSettings& s) { return s.choice_bias || s.best_groups < s.groups; }
+
+// The values by which experts are ranked, and the smallest change of one that changes which groups
+// are best.
+template <typename Real>
+struct Choice {
+  std::vector<Real> values;  // NaN for experts that rank last
+  Real group_margin = std::numeric_limits<Real>::infinity();
+};
+
+// Returns the choice values from the gate values; `total` is the sum of the gate values.
+template <typename Real>
+Choice<Real> ChoiceOf(const RouteSettings& s, const RouterWeights& w,
+                      const std::vector<Real>& scores, const std::vector<Real>& values,
+                      Real total) {
+  constexpr Real kNone = -std::numeric_limits<Real>::infinity();
+  Choice<Real> choice;
+  for (int e = 0; e < s.num_experts; ++e) {
+    const Real share = DividesByAll(s.gate) ? values[e] / total : values[e];
+    const Real bias = w.choice_bias.empty() ? Real{0} : Real{w.choice_bias[e]};
+    const bool last = std::isnan(scores[e]) || scores[e] == kNone;
+    choice.values.push_back(last ? std::numeric_limits<Real>::quiet_NaN() : share + bias);
+  }
+  if (s.best_groups == s.groups) return choice;
+  const int size = s.num_experts / s.groups;
+  std::vector<Real> group_scores;
+  for (int g = 0; g < s.groups; ++g) {
+    std::vector<Real> own(choice.values.begin() + g * size, choice.values.begin() + (g + 1) * size);
+    for (Real& v : own) v = std::isnan(v) ? kNone : v;
+    std::sort(own.begin(), own.end(), std::greater<>());
+    group_scores.push_back(s.group_score == GroupScoreKind::kMax ? own[0] : own[0] + own[1]);
+  }
+  const std::vector<int> order = Ranking(group_scores);
+  choice.group_margin = group_scores[order[s.best_groups - 1]] - group_scores[order[s.best_groups]];
+  for (int i = s.best_groups; i < s.groups; ++i) {
+    for (int e = order[i] * size; e < (order[i] + 1) * size; ++e) {
+      if (std::isnan(choice.values[e])) continue;
+      choice.values[e] = s.group_mask == GroupMaskKind::kZero ? Real{0} : kNone;
+    }
+  }
+  return choice;
+}
+
 }  // namespace
 
 RowRoutes<float> ContractRoutes(const RouteSettings& s, const RouterWeights& w,
@@ -178,6 +222,7 @@ RowRoutes<float> ContractRoutes(const RouteSettings& s, const RouterWeights& w,
     value.push_back(GateValueOf(s.gate, v, maximum, [](float x) { return ContractExp(x); }));
   }
   const float z = DividesByAll(s.gate) ? Sum(value) : 1.0f;
+  if (HasChoice(s)) r.ranking = Ranking(ChoiceOf(s, w, r.scores, value, z).values);
   const float threshold = s.p * z;
   float cumulative = 0.0f;
   for (int e : r.ranking) {
@@ -251,6 +296,13 @@ RowRoutes<double> OracleRoutes(const RouteSettings& s, const RouterWeights& w,
   if (!DividesByAll(s.gate)) z = 1.0;
   double cumulative = 0;
   r.margin = std::numeric_limits<double>::infinity();
+  std::vector<double> ranked = r.scores;
+  if (HasChoice(s)) {
+    const Choice<double> choice = ChoiceOf(s, w, r.scores, value, z);
+    ranked = choice.values;
+    r.ranking = Ranking(ranked);
+    r.margin = choice.group_margin;
+  }
   for (int e : r.ranking) {
     if (static_cast<int>(r.experts.size()) == s.k) break;
     r.experts.push_back(e);
@@ -262,7 +314,7 @@ RowRoutes<double> OracleRoutes(const RouteSettings& s, const RouterWeights& w,
   }
   const size_t n = r.experts.size();
   if (n < r.scores.size()) {
-    r.margin = std::min(r.margin, r.scores[r.ranking[n - 1]] - r.scores[r.ranking[n]]);
+    r.margin = std::min(r.margin, ranked[r.ranking[n - 1]] - ranked[r.ranking[n]]);
   }
   for (int e : r.experts) {
     const double gate = DividesBySelected(s) ? value[e] / cumulative : value[e] / z;

@@ -10,9 +10,10 @@
 namespace moeserve::testing {
 
 struct RouterWeights {
-  std::vector<float> weight;      // dot [E, c]; cosine: expert vectors [E, dim]
-  std::vector<float> bias;        // empty if there is none
-  std::vector<float> projection;  // cosine [dim, c]
+  std::vector<float> weight;       // dot [E, c]; cosine: expert vectors [E, dim]
+  std::vector<float> bias;         // empty if there is none
+  std::vector<float> projection;   // cosine [dim, c]
+  std::vector<float> choice_bias;  // [E]; empty if there is none
   float temperature = 0.0f;
 };
 
@@ -20,7 +21,7 @@ template <typename Real>
 struct RowRoutes {
   std::vector<int> experts;  // ascending
   std::vector<Real> weights;
-  std::vector<int> ranking;  // all experts by descending score
+  std::vector<int> ranking;  // all experts in the order of selection
   std::vector<Real> scores;  // after bias and temperature
   bool saw_nan = false;
   bool no_finite_maximum = false;

@@ -171,13 +171,15 @@ struct AttentionMergeArgs {
 struct RouteRowArgs {
   const RouteSettings* settings;
   RowSelection selection;
-  float* scores;     // [E] in: scores after bias and temperature; overwritten
-  uint64_t* keys;    // scratch [E]
-  float* values;     // scratch [E]
-  float* gates;      // scratch [E]
-  int32_t* experts;  // out [n] ascending
-  float* weights;    // out [n]
-  uint8_t* status;   // out: RoutingPlan::row_nonfinite
+  const float* choice_bias;  // [E]; null without RouteSettings::choice_bias
+  float* scores;             // [E] in: scores after bias and temperature; overwritten
+  uint64_t* keys;            // scratch [E]
+  uint32_t* orders;          // scratch [E]
+  float* values;             // scratch [E]
+  float* gates;              // scratch [E]
+  int32_t* experts;          // out [n] ascending
+  float* weights;            // out [n]
+  uint8_t* status;           // out: RoutingPlan::row_nonfinite
 };
 
 struct KernelTable {

@@ -114,6 +114,30 @@ inline void SortFew(int32_t* values, int n) {
   }
 }
 
+// Replaces the keys, which rank the experts by score, by keys that rank them by choice value.
+// `total` is the sum of the gate values if NeedsTotal() is true.
+void RankByChoice(const RouteRowArgs& a, float total) {
+  const RouteSettings& s = *a.settings;
+  const int experts = s.num_experts;
+  for (int e = 0; e < experts; ++e) {
+    const float bias = a.choice_bias == nullptr ? 0.0f : a.choice_bias[e];
+    a.orders[e] = OrderOfChoice(a.scores[e], ChoiceValue(s, a.values[e], total, bias));
+  }
+  if (s.best_groups < s.groups) {
+    uint64_t keys[kMaxExpertGroups];
+    for (int g = 0; g < s.groups; ++g) keys[g] = GroupKey(s, a.orders, g);
+    const uint32_t masked = OrderOfScore(MaskedChoice(s.group_mask));
+    const int size = experts / s.groups;
+    for (int g = 0; g < s.groups; ++g) {
+      int better = 0;
+      for (int other = 0; other < s.groups; ++other) better += keys[other] > keys[g];
+      if (better < s.best_groups) continue;
+      for (int e = g * size; e < (g + 1) * size; ++e) a.orders[e] = a.orders[e] == 0 ? 0 : masked;
+    }
+  }
+  for (int e = 0; e < experts; ++e) a.keys[e] = SelectionKey(a.orders[e], e);
+}
+
 int RouteRow(const RouteRowArgs& a) {
   const RouteSettings& s = *a.settings;
   const RowSelection& row = a.selection;
@@ -128,17 +152,17 @@ int RouteRow(const RouteRowArgs& a) {
   }
   const float maximum = LargestOf(a.scores, experts);
   if (nan != 0) *a.status = 1;
-  const bool scanned = row.k <= kScannedExperts;
-  if (!scanned) {
-    for (int i = experts / 2 - 1; i >= 0; --i) SiftDown(a.keys, experts, i);
-  }
-
   const bool finite = maximum - maximum == 0.0f;
   if (!finite) *a.status = 2;
   float total = 1.0f;
   if (finite) {
     GateValues(s.gate, a.scores, experts, maximum, a.values);
     if (NeedsTotal(s, row)) total = ContractSum(a.values, experts);
+    if (RanksByChoice(s)) RankByChoice(a, total);
+  }
+  const bool scanned = row.k <= kScannedExperts;
+  if (!scanned) {
+    for (int i = experts / 2 - 1; i >= 0; --i) SiftDown(a.keys, experts, i);
   }
 
   // Selects experts in descending order of keys. a.experts has that order until it is sorted below.

@@ -34,10 +34,11 @@ inline int64_t SelectBytes(const RouteSettings& s, bool sort) {
 }
 
 struct SelectScratch {
-  uint64_t* keys;     // [power of two, at least E] only if sorting may be needed
-  uint32_t* ordered;  // [E rounded up to 32] OrderOfScore() of each score
-  float* values;      // [E rounded up to 32] gate values
-  float* u;           // cosine router only: projection of the row [dim]
+  uint64_t* keys;  // [power of two, at least E] only if sorting may be needed
+  uint32_t*
+      ordered;    // [E rounded up to 32] OrderOfScore() of each score, then of each choice value
+  float* values;  // [E rounded up to 32] gate values
+  float* u;       // cosine router only: projection of the row [dim]
 };
 
 __device__ inline SelectScratch CarveSelect(char* memory, const RouteSettings& s, bool sort) {
@@ -319,6 +320,31 @@ __device__ __forceinline__ int StoreSelected(const SelectRowArgs& a, const Selec
   return stored;
 }
 
+// Replaces the orders of the scores in `scratch.ordered` by the orders of the choice values.
+// `total` is the sum of the gate values if NeedsTotal() is true.
+__device__ __forceinline__ void OrderByChoice(const RouterTables& router, float total,
+                                              const SelectScratch& scratch, int lane) {
+  const RouteSettings& s = router.settings;
+  for (int e = lane; e < s.num_experts; e += 32) {
+    const float bias = router.choice_bias == nullptr ? 0.0f : __ldg(router.choice_bias + e);
+    scratch.ordered[e] = OrderOfChoice(ScoreOfOrder(scratch.ordered[e]),
+                                       ChoiceValue(s, scratch.values[e], total, bias));
+  }
+  __syncwarp();
+  if (s.best_groups >= s.groups) return;
+  static_assert(kMaxExpertGroups == 32, "one group per lane");
+  const uint64_t key = lane < s.groups ? GroupKey(s, scratch.ordered, lane) : 0;
+  int better = 0;
+  for (int g = 0; g < s.groups; ++g) better += __shfl_sync(kFullMask, key, g) > key;
+  const uint32_t best = __ballot_sync(kFullMask, lane < s.groups && better < s.best_groups);
+  const int size = s.num_experts / s.groups;
+  const uint32_t masked = OrderOfScore(MaskedChoice(s.group_mask));
+  for (int e = lane; e < s.num_experts; e += 32) {
+    if (scratch.ordered[e] != 0 && (best >> (e / size) & 1) == 0) scratch.ordered[e] = masked;
+  }
+  __syncwarp();
+}
+
 // Selects the experts of one row; all lanes of a warp must call it together.
 __device__ inline void SelectRow(const SelectRowArgs& a, const SelectScratch& scratch, int lane) {
   const RouteSettings& s = a.router->settings;
@@ -335,6 +361,7 @@ __device__ inline void SelectRow(const SelectRowArgs& a, const SelectScratch& sc
   __syncwarp();
   float total = 1.0f;
   if (finite && NeedsTotal(s, row)) total = WarpSum(scratch.values, experts, lane);
+  if (finite && RanksByChoice(s)) OrderByChoice(*a.router, total, scratch, lane);
 
   const RankedRow ranked = RankExperts(row, experts, scratch, lane);
   const Selected selected = TakeRanks(row, ranked, finite, total, scratch, lane);

@@ -73,6 +73,10 @@ Result<std::unique_ptr<CudaRouter>> CudaRouter::Create(const RouteSettings& sett
     MOESERVE_ASSIGN_OR_RETURN(router->bias_, Uploaded(Widened(tensors.bias)));
     t.bias = router->bias_.as<float>();
   }
+  if (tensors.choice_bias.data != nullptr) {
+    MOESERVE_ASSIGN_OR_RETURN(router->choice_bias_, Uploaded(Widened(tensors.choice_bias)));
+    t.choice_bias = router->choice_bias_.as<float>();
+  }
   if (!cosine) return router;
 
   const int64_t dim = settings.dim, experts = settings.num_experts;

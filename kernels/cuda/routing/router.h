@@ -30,6 +30,7 @@ class CudaRouter : public Router {
   DeviceMemory weights_;
   DeviceMemory bias_;
   DeviceMemory experts_;
+  DeviceMemory choice_bias_;
 };
 
 // The device arrays of one RoutingPlan. The launches that write a plan and those that read it must

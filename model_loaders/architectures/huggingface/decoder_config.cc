@@ -130,7 +130,7 @@ void DecoderConfig::Skeleton(const DecoderDefaults& defaults) {
   spec_.tie_word_embeddings = reader_.Bool("tie_word_embeddings", defaults.tie_word_embeddings);
   if (spec_.tie_word_embeddings) ignored_tensors_.push_back("lm_head.weight");
   ignored_tensors_.push_back("model.layers.*.self_attn.rotary_emb.inv_freq");
-  spec_.position = Rope(defaults.rope_theta);
+  spec_.position = Rope(defaults.rope_theta, defaults.partial_rotary_factor);
 
   // Unlike other keys, a token id that is null differs from one that is absent.
   const bool has_bos = original_.contains("bos_token_id");
@@ -193,6 +193,7 @@ FeedForwardSpec DecoderConfig::Experts(const ExpertKeys& keys) {
   routing.num_experts = reader_.Int(keys.count);
   const int width = reader_.Int(keys.width);
   routing.select.k = reader_.Int(keys.selected);
+  expert_width_ = width;
   for (const KeyRule& rule :
        {KeyRule{"feed_forward.routing.num_experts", keys.count},
         KeyRule{"feed_forward.routing.widths", keys.width},
@@ -217,6 +218,46 @@ FeedForwardSpec DecoderConfig::Experts(const ExpertKeys& keys) {
   return feed_forward;
 }
 
+int DecoderConfig::SharedWidth(std::string_view count, int fallback) {
+  const int shared = reader_.Int(count, fallback);
+  const int64_t width = int64_t{shared} * expert_width_;
+  if (shared < 0 || width > kMaxWidth) {
+    reader_.Fault(count, Concat("a number of shared experts with at most ", kMaxWidth, " in width"),
+                  Concat(shared, " of width ", expert_width_));
+    return 0;
+  }
+  key_rules_.push_back({"feed_forward.shared_width", count});
+  return static_cast<int>(width);
+}
+
+FeedForwardSpec DecoderConfig::DeepSeekExperts(const ExpertKeys& keys, bool renormalize) {
+  FeedForwardSpec experts = Experts(keys);
+  RoutedLayerSpec& routing = *experts.routing;
+  experts.expert.activation = Activation();
+  routing.gate = GateKind::kSigmoid;
+  routing.renormalize = reader_.Bool("norm_topk_prob", renormalize);
+  routing.scale = reader_.Real("routed_scaling_factor", 1.0);
+  routing.select.bias = true;
+  routing.select.groups = reader_.Int("n_group", 1);
+  routing.select.best_groups = reader_.Int("topk_group", 1);
+  routing.select.group_score = GroupScoreKind::kSumOfTwo;
+  Require("scoring_func", "sigmoid");
+  Require("topk_method", "noaux_tc");
+  experts.shared_width = SharedWidth("n_shared_experts", 0);
+  for (const KeyRule& rule : {KeyRule{"feed_forward.routing.select.groups", "n_group"},
+                              KeyRule{"feed_forward.routing.select.best_groups", "topk_group"},
+                              KeyRule{"feed_forward.routing.scale", "routed_scaling_factor"}}) {
+    key_rules_.push_back(rule);
+  }
+  return experts;
+}
+
+void DecoderConfig::IgnoreNextTokenLayers(int count) {
+  for (int i = 0; i < std::min(count, 8); ++i) {
+    ignored_prefixes_.push_back(Concat("model.layers.", layers_ + i, '.'));
+  }
+}
+
 std::optional<int> DecoderConfig::Window(std::string_view key) {
   const Json* value = reader_.Optional(key);
   if (value == nullptr) return std::nullopt;
@@ -225,9 +266,9 @@ std::optional<int> DecoderConfig::Window(std::string_view key) {
   return window;
 }
 
-PositionSpec DecoderConfig::Rope(double default_theta) {
+PositionSpec DecoderConfig::Rope(double default_theta, double default_fraction) {
   const double theta = reader_.Real("rope_theta", default_theta);
-  const double fraction = reader_.Real("partial_rotary_factor", 1.0);
+  const double fraction = reader_.Real("partial_rotary_factor", default_fraction);
   const Json* const old = reader_.Optional("rope_scaling");
   const Json* const parameters = reader_.Optional("rope_parameters");
   const Json* const json = parameters != nullptr ? parameters : old;
@@ -376,6 +417,7 @@ Result<std::unique_ptr<const CheckpointConfig>> DecoderConfig::Finish(
   auto config = std::make_unique<NameTableConfig>(tensors_, key_rules_, stored_);
   config->spec = std::move(spec_);
   config->ignored = std::move(ignored_tensors_);
+  config->ignored_prefixes = std::move(ignored_prefixes_);
   MOESERVE_RETURN_IF_ERROR(ValidateConfig(*config));
   return config;
 }

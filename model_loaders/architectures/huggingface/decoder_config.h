@@ -29,6 +29,7 @@ struct DecoderDefaults {
   bool tie_word_embeddings = false;
   std::optional<int> bos_token_id = 1;
   std::vector<int32_t> eos_token_ids = {2};
+  double partial_rotary_factor = 1.0;
 };
 
 // The keys of a family's experts, and the values for keys that config.json omits; an experts key
@@ -62,9 +63,19 @@ class DecoderConfig {
   // Reads the experts of a routed feed-forward, gated and without bias, with top-k selection.
   FeedForwardSpec Experts(const ExpertKeys& keys);
 
+  // Reads experts with the router of DeepSeek-V3: sigmoid gates, a choice bias, groups scored by
+  // the sum of two, "norm_topk_prob", "routed_scaling_factor", and shared experts.
+  FeedForwardSpec DeepSeekExperts(const ExpertKeys& keys, bool renormalize);
+  // Returns the width of the shared experts, which are stored as one: the number of them, from the
+  // key `count`, times "moe_intermediate_size". Call after Experts().
+  int SharedWidth(std::string_view count, int fallback);
+
+  // Layers after the last one, for the prediction of several tokens, are not needed.
+  void IgnoreNextTokenLayers(int count);
+
   // Reads rotary positions with their scaling: "rope_parameters", or the older keys "rope_theta",
   // "rope_scaling" and "partial_rotary_factor".
-  PositionSpec Rope(double default_theta);
+  PositionSpec Rope(double default_theta, double default_fraction);
   // Reads one object of rotary parameters, "rope_parameters" or a part of it. `path` is its name in
   // error messages.
   PositionSpec RopeFrom(const nlohmann::json& json, const std::string& path, double default_theta);
@@ -111,9 +122,11 @@ class DecoderConfig {
   ObjectReader reader_;
   ModelSpec spec_;
   int layers_ = 0;
+  int expert_width_ = 0;
   std::vector<TensorRule> tensors_;
   std::vector<KeyRule> key_rules_;
   std::vector<std::string_view> ignored_tensors_;
+  std::vector<std::string> ignored_prefixes_;
 };
 
 // Reads the factors of Granite models: "embedding_multiplier", "residual_multiplier" and
@@ -121,13 +134,14 @@ class DecoderConfig {
 void ReadGraniteFactors(DecoderConfig& config);
 
 // Tables of tensor names that several families share.
-std::span<const TensorRule> EmbeddingTensors();   // model.embed_tokens, model.norm, lm_head
-std::span<const TensorRule> PreNormTensors();     // input_layernorm, post_attention_layernorm
-std::span<const TensorRule> OutputNormTensors();  // post_attention_layernorm,
-                                                  // post_feedforward_layernorm
-std::span<const TensorRule> AttentionTensors();   // self_attn.{q,k,v,o}_proj
-std::span<const TensorRule> QkNormTensors();      // self_attn.{q,k}_norm
-std::span<const TensorRule> DenseTensors();       // mlp.{gate,up,down}_proj
-std::span<const TensorRule> ExpertTensors();      // mlp.gate, mlp.experts
+std::span<const TensorRule> EmbeddingTensors();     // model.embed_tokens, model.norm, lm_head
+std::span<const TensorRule> PreNormTensors();       // input_layernorm, post_attention_layernorm
+std::span<const TensorRule> OutputNormTensors();    // post_attention_layernorm,
+                                                    // post_feedforward_layernorm
+std::span<const TensorRule> AttentionTensors();     // self_attn.{q,k,v,o}_proj
+std::span<const TensorRule> QkNormTensors();        // self_attn.{q,k}_norm
+std::span<const TensorRule> DenseTensors();         // mlp.{gate,up,down}_proj
+std::span<const TensorRule> ExpertTensors();        // mlp.gate, mlp.experts
+std::span<const TensorRule> SharedExpertTensors();  // mlp.shared_experts, choice bias of the router
 
 }  // namespace moeserve::huggingface

@@ -55,7 +55,7 @@ constexpr TensorRule kSharedExpert[] = {
     {"blocks.*.feed_forward.shared_gate.weight", "model.layers.*.mlp.shared_expert_gate.weight"},
 };
 
-constexpr DecoderDefaults kDefaults{
+const DecoderDefaults kDefaults{
     .max_position_embeddings = 32768, .bos_token_id = std::nullopt, .eos_token_ids = {}};
 
 void AddDecoderTensors(DecoderConfig& c) {

@@ -61,6 +61,15 @@ constexpr TensorRule kExperts[] = {
     {"blocks.*.feed_forward.experts.*.down.weight", "model.layers.*.mlp.experts.down_proj"},
 };
 
+constexpr TensorRule kSharedExperts[] = {
+    {"blocks.*.feed_forward.router.choice_bias", "model.layers.*.mlp.gate.e_score_correction_bias"},
+    {"blocks.*.feed_forward.shared.gate.weight",
+     "model.layers.*.mlp.shared_experts.gate_proj.weight"},
+    {"blocks.*.feed_forward.shared.up.weight", "model.layers.*.mlp.shared_experts.up_proj.weight"},
+    {"blocks.*.feed_forward.shared.down.weight",
+     "model.layers.*.mlp.shared_experts.down_proj.weight"},
+};
+
 }  // namespace
 
 std::span<const TensorRule> EmbeddingTensors() { return kEmbedding; }
@@ -70,5 +79,6 @@ std::span<const TensorRule> AttentionTensors() { return kAttention; }
 std::span<const TensorRule> QkNormTensors() { return kQkNorm; }
 std::span<const TensorRule> DenseTensors() { return kDense; }
 std::span<const TensorRule> ExpertTensors() { return kExperts; }
+std::span<const TensorRule> SharedExpertTensors() { return kSharedExperts; }
 
 }  // namespace moeserve::huggingface

@@ -60,6 +60,11 @@ SelectSpec ParseSelect(const Json& json, const std::string& path, int num_expert
       select.max_experts = reader.Int("max", num_experts);
       break;
   }
+  select.bias = reader.Bool("bias", false);
+  select.groups = reader.Int("groups", 1);
+  select.best_groups = reader.Int("best_groups", select.groups);
+  select.group_score = reader.PickKindOr("group_score", GroupScoreKind::kMax);
+  select.group_mask = reader.PickKindOr("group_mask", GroupMaskKind::kMinusInfinity);
   reader.RefuseOthers(Concat(" (kind is ", Quoted(KindName(select.kind)), ')'));
   return select;
 }

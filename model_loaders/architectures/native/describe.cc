@@ -46,14 +46,22 @@ std::string ScoreText(const ScoreSpec& score) {
 }
 
 std::string SelectText(const SelectSpec& select) {
+  std::string text;
   switch (select.kind) {
     case SelectKind::kTopK:
-      return Concat("top-", select.k);
+      text = Concat("top-", select.k);
+      break;
     case SelectKind::kTopP:
-      return Concat("top-p ", Traits(select.compare).symbol, ' ', Number(select.p), ", at most ",
+      text = Concat("top-p ", Traits(select.compare).symbol, ' ', Number(select.p), ", at most ",
                     select.max_experts);
+      break;
   }
-  return "?";
+  if (select.best_groups < select.groups) {
+    text.append(Concat(" of the best ", select.best_groups, " of ", select.groups, " groups by ",
+                       KindName(select.group_score)));
+  }
+  if (select.bias) text.append(", choice bias");
+  return text;
 }
 
 std::string RoutingText(const RoutedLayerSpec& routing) {

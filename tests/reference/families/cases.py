@@ -139,3 +139,35 @@ add("jetmoe", "jetmoe", **JETMOE)
 add("jetmoe-one-head-eps", "jetmoe", **{**JETMOE, "num_experts_per_tok": 1}, rms_norm_eps=1e-3,
     num_key_value_heads=1, tie_word_embeddings=False)
 add("jetmoe-all", "jetmoe", SHARDS, **{**JETMOE, "num_experts_per_tok": 4}, num_key_value_heads=4)
+GLM = dict(intermediate_size=48, moe_intermediate_size=16, n_routed_experts=8,
+           num_experts_per_tok=3, n_shared_experts=1, first_k_dense_replace=1, num_mtp_layers=0,
+           head_dim=8)
+add("glm4-moe", "glm4_moe", **GLM, routed_scaling_factor=2.5)
+add("glm4-moe-groups", "glm4_moe", **{**GLM, "first_k_dense_replace": 0, "n_shared_experts": 2},
+    n_group=4, topk_group=2, attention_bias=True, use_qk_norm=True, norm_topk_prob=False)
+add("glm4-moe-tied-yarn", "glm4_moe", FUSED, **GLM, tie_word_embeddings=True,
+    num_key_value_heads=1, rope_parameters={**YARN, "partial_rotary_factor": 0.5})
+DOTS = dict(intermediate_size=48, moe_intermediate_size=16, n_routed_experts=6,
+            num_experts_per_tok=2, n_shared_experts=2, first_k_dense_replace=1,
+            sliding_window=None)
+add("dots1", "dots1", **DOTS, norm_topk_prob=True, routed_scaling_factor=2.5)
+add("dots1-window", "dots1", SHARDS, **{**DOTS, "sliding_window": 6}, max_window_layers=1,
+    head_dim=12, n_group=3, topk_group=2)
+add("dots1-all", "dots1", **{**DOTS, "num_experts_per_tok": 6, "first_k_dense_replace": 0},
+    tie_word_embeddings=True, attention_bias=True, **rope(LINEAR))
+MINIMAX = dict(intermediate_size=16, num_local_experts=8, num_experts_per_tok=3, head_dim=12)
+add("minimax-m2", "minimax_m2", **MINIMAX)
+add("minimax-m2-partial-fused", "minimax_m2", FUSED, **MINIMAX, num_key_value_heads=1,
+    rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5})
+add("minimax-m2-all-tied", "minimax_m2", **{**MINIMAX, "num_experts_per_tok": 8},
+    tie_word_embeddings=True)
+add("ernie4-5", "ernie4_5", **DENSE, head_dim=12)
+add("ernie4-5-biases", "ernie4_5", **DENSE, head_dim=8, use_bias=True, tie_word_embeddings=False,
+    num_key_value_heads=1)
+ERNIE = dict(intermediate_size=48, moe_intermediate_size=16, moe_num_experts=6, moe_k=2,
+             moe_num_shared_experts=2, moe_layer_start_index=1)
+add("ernie4-5-moe", "ernie4_5_moe", **ERNIE, tie_word_embeddings=False)
+add("ernie4-5-moe-none-shared", "ernie4_5_moe",
+    **{**ERNIE, "moe_num_shared_experts": 0, "moe_layer_start_index": 0}, use_bias=False)
+add("ernie4-5-moe-interval", "ernie4_5_moe", FUSED, **{**ERNIE, "moe_layer_start_index": 0},
+    num_hidden_layers=4, moe_layer_interval=2, moe_layer_end_index=2, num_key_value_heads=1)

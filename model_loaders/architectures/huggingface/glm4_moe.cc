@@ -1,0 +1,47 @@
+// GLM-4.5: sigmoid gates, a choice bias, groups of experts, shared experts.
+
+#include "model_loaders/architectures/families.h"
+#include "model_loaders/architectures/huggingface/decoder_config.h"
+
+namespace moeserve {
+namespace {
+
+using Json = nlohmann::json;
+using namespace huggingface;  // NOLINT(google-build-using-namespace): the parts of this family
+
+const DecoderDefaults kDefaults{.max_position_embeddings = 131072,
+                                .rms_norm_eps = 1e-5,
+                                .bos_token_id = std::nullopt,
+                                .eos_token_ids = {},
+                                .partial_rotary_factor = 0.5};
+
+Result<std::unique_ptr<const CheckpointConfig>> ReadGlm4Moe(const Json& json,
+                                                            const StoredNames& stored) {
+  DecoderConfig c(json, stored);
+  c.Skeleton(kDefaults);
+  AttentionSpec attention = c.Attention();
+  attention.bias = c.keys().Bool("attention_bias", false);
+  if (c.keys().Bool("use_qk_norm", false)) attention.qk_norm = QkNorm::kHead;
+  const FeedForwardSpec dense = c.Dense();
+  const FeedForwardSpec experts = c.DeepSeekExperts({.count = "n_routed_experts"}, true);
+  const int first = c.keys().Int("first_k_dense_replace", 1);
+  c.IgnoreNextTokenLayers(c.keys().Int("num_nextn_predict_layers", 1));
+  c.Ignore({"num_mtp_layers"});
+  for (const auto& table :
+       {EmbeddingTensors(), PreNormTensors(), AttentionTensors(), QkNormTensors(), DenseTensors(),
+        ExpertTensors(), SharedExpertTensors()}) {
+    c.Tensors(table);
+  }
+  return c.Finish([&](int layer) {
+    return LayerSpec{attention, layer >= first ? experts : dense};
+  });
+}
+
+}  // namespace
+
+constinit const Architecture kGlm4MoeArchitecture = {
+    .model_type = "glm4_moe",
+    .recognizes = [](const Json& config) { return HasModelType(config, "glm4_moe"); },
+    .read = ReadGlm4Moe};
+
+}  // namespace moeserve
