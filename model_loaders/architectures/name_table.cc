@@ -151,10 +151,29 @@ std::optional<TensorPlace> NameTableConfig::Place(const TensorRequirement& tenso
   // hidden_size]".
   std::string follows_from = "[";
   place.shape = tensor.shape;
-  const bool joined = rule.order == RowOrder::kJoined;
-  place.first_row = joined ? rule.part * tensor.shape[0] : rule.part;
-  place.row_step = joined ? 1 : rule.parts;
-  place.shape[0] *= rule.parts;
+  switch (rule.order) {
+    case RowOrder::kJoined:
+      place.first_row = rule.part * tensor.shape[0];
+      place.shape[0] *= rule.parts;
+      break;
+    case RowOrder::kInterleaved:
+      place.first_row = rule.part;
+      place.row_step = rule.parts;
+      place.shape[0] *= rule.parts;
+      break;
+    case RowOrder::kQkv: {
+      const int layer = numbers->value[0];
+      if (layer >= spec.num_layers()) return std::nullopt;
+      const AttentionSpec& attention = spec.layers[static_cast<size_t>(layer)].attention;
+      const int64_t queries = int64_t{attention.num_heads} * attention.head_dim;
+      const int64_t keys = int64_t{attention.num_kv_heads} * attention.head_dim;
+      place.first_row = rule.part == 0 ? 0 : queries + (rule.part - 1) * keys;
+      place.shape[0] = queries + 2 * keys;
+      place.follows_from =
+          "[(num_attention_heads + 2 * num_key_value_heads) * head_dim, hidden_size]";
+      return place;
+    }
+  }
   if (rule.transposed && place.shape.size() == 2) {
     place.transposed = true;
     std::swap(place.shape[0], place.shape[1]);

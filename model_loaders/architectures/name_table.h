@@ -18,6 +18,7 @@ namespace moeserve {
 enum class RowOrder : uint8_t {
   kJoined,       // all rows of the first tensor, then all rows of the second, ...
   kInterleaved,  // row 0 of each tensor, then row 1 of each, ...
+  kQkv,          // the rows of an attention layer's queries, keys and values
 };
 
 // Where the files store the tensors whose names match a pattern. "*" stands for a number: the first
@@ -25,7 +26,8 @@ enum class RowOrder : uint8_t {
 //
 // If `file` has one "*" less than `model`, the files store the tensors of all experts as one tensor
 // whose outermost dimension is the number of experts. If `parts` > 1, the files store the rows of
-// `parts` tensors of the same shape in one tensor, and this tensor is number `part`.
+// `parts` tensors in one tensor, and this tensor is number `part`. The tensors have the same shape,
+// except with kQkv.
 struct TensorRule {
   std::string_view model;  // "blocks.*.feed_forward.experts.*.gate.weight"
   std::string_view file;   // "model.layers.*.block_sparse_moe.experts.*.w1.weight"

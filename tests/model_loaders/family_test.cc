@@ -11,7 +11,13 @@
 #include <string>
 #include <vector>
 
+#include "engine/spec/spec.h"
+#include "model_loaders/architectures/architecture.h"
+#include "model_loaders/architectures/registry.h"
+#include "model_loaders/files/mapped_file.h"
 #include "model_loaders/files/safetensors.h"
+#include "nlohmann/json.hpp"
+#include "tests/model_loaders/support.h"
 #include "tests/support/golden.h"
 #include "tests/support/model_runner.h"
 
@@ -129,6 +135,66 @@ TEST_P(FamilyTest, GreedyTokensInF32) {
       logits = (*runner)->Run({token}, 1, answers_.length + i);
     }
   }
+}
+
+// Values that a hostile or damaged config.json may have anywhere.
+std::vector<nlohmann::json> OddValues() {
+  using Json = nlohmann::json;
+  return {nullptr,
+          true,
+          false,
+          0,
+          -1,
+          1,
+          3,
+          2147483647,
+          int64_t{1} << 40,
+          1e308,
+          -1e-300,
+          0.5,
+          "",
+          "silu",
+          Json::array(),
+          Json::array({1, "x", nullptr}),
+          Json::array({-1e9, 5}),
+          Json::object(),
+          Json{{"rope_type", "yarn"}, {"factor", 0}, {"original_max_position_embeddings", -1}},
+          Json{{"rope_type", 5}},
+          Json{{"full_attention", 3}}};
+}
+
+// Every key is removed and replaced by odd values, one at a time. The reader must answer with a
+// valid model or with an error that names config.json.
+TEST_P(FamilyTest, OddConfigurationsAreRefusedOrRead) {
+  const auto text = ReadTextFile(GetParam().folder / "config.json", 1 << 20);
+  ASSERT_TRUE(text.ok()) << text.status();
+  const auto json = nlohmann::json::parse(*text);
+  int refused = 0;
+  const auto read = [&](const nlohmann::json& changed, const std::string& what) {
+    const auto config = ReadConfig(changed.dump(), {});
+    if (config.ok()) {
+      EXPECT_TRUE(Validate((*config)->spec).ok()) << what;
+      return;
+    }
+    ++refused;
+    EXPECT_EQ(config.status().message().find("config.json: "), 0u)
+        << what << ": " << config.status();
+  };
+  for (const auto& [key, unused] : json.items()) {
+    nlohmann::json changed = json;
+    changed.erase(key);
+    read(changed, "without " + key);
+    for (const nlohmann::json& value : OddValues()) {
+      changed[key] = value;
+      read(changed, key + " = " + value.dump());
+    }
+  }
+  EXPECT_GT(refused, 50);
+  nlohmann::json changed = json;
+  changed["an_unknown_option"] = 1;
+  const auto config = ReadConfig(changed.dump(), {});
+  EXPECT_TRUE(Mentions(config.status(), {"config.json: an_unknown_option: expected one of the keys",
+                                         "found an unknown key"}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, FamilyTest, ::testing::ValuesIn(Cases()), [](const auto& info) {

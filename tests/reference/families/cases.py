@@ -171,3 +171,25 @@ add("ernie4-5-moe-none-shared", "ernie4_5_moe",
     **{**ERNIE, "moe_num_shared_experts": 0, "moe_layer_start_index": 0}, use_bias=False)
 add("ernie4-5-moe-interval", "ernie4_5_moe", FUSED, **{**ERNIE, "moe_layer_start_index": 0},
     num_hidden_layers=4, moe_layer_interval=2, moe_layer_end_index=2, num_key_value_heads=1)
+add("gemma", "gemma", **DENSE, head_dim=12)
+add("gemma-biases-one-head", "gemma", **DENSE, head_dim=8, attention_bias=True,
+    num_key_value_heads=1, tie_word_embeddings=False)
+add("gemma-old-gelu", "gemma", **DENSE, head_dim=16, file_config={"hidden_act": "gelu"})
+GEMMA3 = dict(intermediate_size=48, head_dim=12, sliding_window=6, query_pre_attn_scalar=10)
+add("gemma3", "gemma3_text", **GEMMA3, num_hidden_layers=3,
+    layer_types=["sliding_attention", "full_attention", "sliding_attention"])
+add("gemma3-linear", "gemma3_text", **GEMMA3, num_hidden_layers=2, num_key_value_heads=1,
+    layer_types=["full_attention", "sliding_attention"],
+    rope_parameters={"full_attention": {**LINEAR, "rope_theta": 1000.0},
+                     "sliding_attention": {"rope_type": "default", "rope_theta": 500.0}})
+add("gemma3-old-keys", "gemma3_text", **GEMMA3, num_hidden_layers=6,
+    drop=("rope_parameters", "layer_types", "dtype"), tie_word_embeddings=False,
+    file_config={"rope_theta": 1000.0, "rope_local_base_freq": 300.0, "sliding_window_pattern": 3,
+                 "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    rope_parameters={"full_attention": {**LINEAR, "rope_theta": 1000.0},
+                     "sliding_attention": {"rope_type": "default", "rope_theta": 300.0}})
+add("phi3", "phi3", **DENSE)
+add("phi3-window-partial", "phi3", **DENSE, sliding_window=8, num_key_value_heads=1,
+    rope_parameters={"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5})
+add("phi3-tied", "phi3", SHARDS, **DENSE, num_key_value_heads=4, tie_word_embeddings=True)

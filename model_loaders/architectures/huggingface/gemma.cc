@@ -1,0 +1,142 @@
+// Gemma and Gemma 3 (text): the files store norm weights as offsets from 1.
+
+#include <cmath>
+
+#include "model_loaders/architectures/families.h"
+#include "model_loaders/architectures/huggingface/decoder_config.h"
+
+namespace moeserve {
+namespace {
+
+using Json = nlohmann::json;
+using namespace huggingface;  // NOLINT(google-build-using-namespace): the parts of this family
+
+constexpr TensorRule kFinalNorm[] = {
+    {.model = "norm.weight", .file = "model.norm.weight", .add = 1.0f},
+};
+
+constexpr TensorRule kPreNorms[] = {
+    {.model = "blocks.*.attention.norm.weight",
+     .file = "model.layers.*.input_layernorm.weight",
+     .add = 1.0f},
+    {.model = "blocks.*.feed_forward.norm.weight",
+     .file = "model.layers.*.post_attention_layernorm.weight",
+     .add = 1.0f},
+};
+
+constexpr TensorRule kNorms3[] = {
+    {.model = "blocks.*.attention.norm.weight",
+     .file = "model.layers.*.input_layernorm.weight",
+     .add = 1.0f},
+    {.model = "blocks.*.attention.output_norm.weight",
+     .file = "model.layers.*.post_attention_layernorm.weight",
+     .add = 1.0f},
+    {.model = "blocks.*.feed_forward.norm.weight",
+     .file = "model.layers.*.pre_feedforward_layernorm.weight",
+     .add = 1.0f},
+    {.model = "blocks.*.feed_forward.output_norm.weight",
+     .file = "model.layers.*.post_feedforward_layernorm.weight",
+     .add = 1.0f},
+    {.model = "blocks.*.attention.q_norm.weight",
+     .file = "model.layers.*.self_attn.q_norm.weight",
+     .add = 1.0f},
+    {.model = "blocks.*.attention.k_norm.weight",
+     .file = "model.layers.*.self_attn.k_norm.weight",
+     .add = 1.0f},
+};
+
+const DecoderDefaults kDefaults{.max_position_embeddings = 8192,
+                                .tie_word_embeddings = true,
+                                .bos_token_id = 2,
+                                .eos_token_ids = {1}};
+
+// Adds what all of these models have. The norms' rules come first, because the first rule counts.
+void AddDecoder(DecoderConfig& c, std::span<const TensorRule> norms) {
+  ModelSpec& spec = c.spec();
+  if (spec.hidden_size > 0) spec.embedding_scale = std::sqrt(static_cast<double>(spec.hidden_size));
+  c.Require("use_bidirectional_attention", false);
+  for (const auto& table : {norms, std::span<const TensorRule>(kFinalNorm), EmbeddingTensors(),
+                            AttentionTensors(), DenseTensors()}) {
+    c.Tensors(table);
+  }
+}
+
+Result<std::unique_ptr<const CheckpointConfig>> ReadGemma(const Json& json,
+                                                          const StoredNames& stored) {
+  DecoderConfig c(json, stored);
+  c.Skeleton(kDefaults);
+  AddDecoder(c, kPreNorms);
+  AttentionSpec attention = c.Attention(256);
+  attention.bias = attention.out_bias = c.keys().Bool("attention_bias", false);
+  FeedForwardSpec dense = c.Dense();
+  // The first files say "gelu" and mean its approximation by tanh.
+  dense.expert.activation = ActivationKind::kGeluTanh;
+  for (const char* key : {"hidden_act", "hidden_activation"}) {
+    const ActivationKind named = c.Activation(key, "gelu_pytorch_tanh");
+    if (named != ActivationKind::kGelu) dense.expert.activation = named;
+  }
+  return c.Finish([&](int) { return LayerSpec{attention, dense}; });
+}
+
+Result<std::unique_ptr<const CheckpointConfig>> ReadGemma3(const Json& json,
+                                                           const StoredNames& stored) {
+  // Layers with a window have rotary parameters of their own.
+  constexpr double kGlobalTheta = 1e6, kLocalTheta = 1e4;
+  Json rest = json;
+  const auto parameters = json.find("rope_parameters");
+  const bool of_layers =
+      parameters != json.end() && parameters->is_object() && parameters->contains("full_attention");
+  if (of_layers) rest.erase("rope_parameters");
+  DecoderConfig c(rest, stored);
+  DecoderDefaults defaults = kDefaults;
+  defaults.max_position_embeddings = 131072;
+  defaults.rope_theta = kGlobalTheta;
+  c.Skeleton(defaults);
+  AddDecoder(c, kNorms3);
+  c.spec().norm.placement = NormPlacement::kBoth;
+  PositionSpec local;
+  local.theta = c.keys().Real("rope_local_base_freq", kLocalTheta);
+  if (of_layers) {
+    c.spec().position =
+        c.RopeFrom((*parameters)["full_attention"], "rope_parameters.full_attention", kGlobalTheta);
+    if (const auto own = parameters->find("sliding_attention"); own != parameters->end()) {
+      local = c.RopeFrom(*own, "rope_parameters.sliding_attention", kLocalTheta);
+    }
+  }
+  AttentionSpec attention = c.Attention(256);
+  attention.bias = c.keys().Bool("attention_bias", false);
+  attention.qk_norm = QkNorm::kHead;
+  const double scalar = c.keys().Real("query_pre_attn_scalar", 256.0);
+  if (scalar > 0) attention.scale = 1.0 / std::sqrt(scalar);
+  const int window = c.Window().value_or(4096);
+  const int pattern = c.keys().Int("sliding_window_pattern", 6);
+  c.Ignore({"_sliding_window_pattern", "cache_implementation"});
+  const std::vector<bool> sliding =
+      c.SlidingLayers([&](int layer) { return pattern > 0 && (layer + 1) % pattern != 0; });
+  c.Require("attn_logit_softcapping", nullptr);
+  c.Require("final_logit_softcapping", nullptr);
+  FeedForwardSpec dense = c.Dense();
+  dense.expert.activation = c.Activation("hidden_activation", "gelu_pytorch_tanh");
+  return c.Finish([&](int layer) {
+    AttentionSpec own = attention;
+    if (sliding[static_cast<size_t>(layer)]) {
+      own.window = window;
+      own.position = local;
+    }
+    return LayerSpec{own, dense};
+  });
+}
+
+}  // namespace
+
+constinit const Architecture kGemmaArchitecture = {
+    .model_type = "gemma",
+    .recognizes = [](const Json& config) { return HasModelType(config, "gemma"); },
+    .read = ReadGemma};
+
+constinit const Architecture kGemma3Architecture = {
+    .model_type = "gemma3_text",
+    .recognizes = [](const Json& config) { return HasModelType(config, "gemma3_text"); },
+    .read = ReadGemma3};
+
+}  // namespace moeserve
