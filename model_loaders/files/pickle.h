@@ -93,7 +93,7 @@ class PickleTree {
   // most max_depth levels deep and form no cycle. Only an object's state may lead back to the
   // object: a walk that follows states must limit its depth itself.
   //
-  // Takes memory in proportion to `bytes`, about 1 GiB at most.
+  // Takes memory in proportion to `bytes`, at most 2 GiB.
   static Result<PickleTree> Parse(std::string_view bytes, const PickleLimits& limits = {});
 
   const PickleValue& root() const { return *root_; }

@@ -165,8 +165,8 @@ TEST(Pickle, CallsBecomeRecords) {
   // An object that is also a container, and one whose state leads back to it.
   EXPECT_EQ(Read(PickleGlobal("fairseq.logging.meters", "MetersDict") + ")R}b(K\x01K\x02u."),
             "fairseq.logging.meters.MetersDict() + {1: 2} + {}");
-  const auto tree =
-      PickleTree::Parse(Bytes("comegaconf\nDictConfig\n)\x81q\x00}X\x01\x00\x00\x00ph\x00sb."));
+  const std::string cycle = Bytes("comegaconf\nDictConfig\n)\x81q\x00}X\x01\x00\x00\x00ph\x00sb.");
+  const auto tree = PickleTree::Parse(cycle);
   ASSERT_TRUE(tree.ok()) << tree.status();
   EXPECT_EQ(tree->root().state()->Get("p"), &tree->root());
 }

@@ -21,7 +21,7 @@ uint32_t Crc(std::string_view bytes) {
 
 std::string Number(uint64_t number, int size) {
   std::string bytes;
-  for (int i = 0; i < size; ++i) bytes.push_back(static_cast<char>(number >> (8 * i)));
+  for (int i = 0; i < size; ++i, number >>= 8) bytes.push_back(static_cast<char>(number));
   return bytes;
 }
 
