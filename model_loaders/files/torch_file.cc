@@ -119,6 +119,25 @@ Result<RebuildCall> Innermost(const PickleValue& value) {
   return call;
 }
 
+// How a pickle refers to the data of tensors.
+struct StorageReference {
+  const PickleValue* storage_class = nullptr;
+  std::string_view key;
+  int64_t elements = 0;
+};
+
+Result<StorageReference> ReadReference(const PickleValue& value) {
+  const PickleValue& id = value.Is(K::kPersistentId) ? *value.items[0] : value;
+  // ("storage", class, key, device, number of elements)
+  const std::vector<const PickleValue*>& parts = id.items;
+  if (!value.Is(K::kPersistentId) || !id.Is(K::kTuple) || parts.size() != 5 ||
+      !parts[0]->Is(K::kString) || parts[0]->text != "storage" || !parts[2]->Is(K::kString) ||
+      !parts[4]->Is(K::kInt) || parts[4]->integer < 0) {
+    return Unexpected("storage", "a reference to a storage", id);
+  }
+  return StorageReference{parts[1], parts[2]->text, parts[4]->integer};
+}
+
 Result<std::vector<int64_t>> Integers(std::string_view what, const PickleValue& value) {
   if (!value.Is(K::kTuple) || value.items.size() > kMaxDimensions) {
     return Unexpected(what, Concat("a tuple of at most ", kMaxDimensions, " integers"), value);
@@ -133,8 +152,9 @@ Result<std::vector<int64_t>> Integers(std::string_view what, const PickleValue& 
   return numbers;
 }
 
-// Checks that all elements lie in a storage of `elements` elements.
-absl::Status CheckBounds(const TorchTensor& tensor, int64_t elements) {
+// Checks that all elements lie in the storage.
+absl::Status CheckBounds(const TorchTensor& tensor) {
+  const int64_t elements = static_cast<int64_t>(tensor.storage.size()) / SizeOf(tensor.type);
   if (std::find(tensor.shape.begin(), tensor.shape.end(), 0) != tensor.shape.end()) {
     return absl::OkStatus();  // no elements
   }
@@ -256,6 +276,22 @@ absl::Status TorchFile::Load(std::shared_ptr<const MappedFile> file) {
   return absl::OkStatus();
 }
 
+Result<std::string_view> TorchFile::Storage(std::string_view key, int64_t elements,
+                                            int64_t element_bytes) const {
+  const std::string name = Concat("data/", key);
+  const ZipEntry* entry = zip_->Find(folder_ + name);
+  if (entry == nullptr) {
+    return Fault(Concat("expected the entry ", Quoted(name), " for its storage, found none"));
+  }
+  int64_t bytes = 0;
+  if (__builtin_mul_overflow(elements, element_bytes, &bytes) ||
+      static_cast<uint64_t>(bytes) != entry->bytes.size()) {
+    return Fault(Concat("storage ", Quoted(key), ": expected ", elements, " times ", element_bytes,
+                        " bytes, found ", entry->bytes.size()));
+  }
+  return entry->bytes;
+}
+
 Result<std::optional<TorchTensor>> TorchFile::Tensor(const PickleValue& value) const {
   if (!value.Is(K::kCall) || !IsTensorFunction(value.callee())) return std::optional<TorchTensor>();
   MOESERVE_ASSIGN_OR_RETURN(const RebuildCall call, Innermost(value));
@@ -272,37 +308,17 @@ Result<std::optional<TorchTensor>> TorchFile::Tensor(const PickleValue& value) c
     return Fault("expected a tensor without conjugation and negation flags, found flags");
   }
 
-  const PickleValue& storage = *arguments[0];
-  const PickleValue* id = storage.Is(K::kPersistentId) ? storage.items[0] : nullptr;
-  // ("storage", class, key, device, number of elements)
-  if (id == nullptr || !id->Is(K::kTuple) || id->items.size() != 5 ||
-      !id->items[0]->Is(K::kString) || id->items[0]->text != "storage" ||
-      !id->items[2]->Is(K::kString) || !id->items[4]->Is(K::kInt) || id->items[4]->integer < 0) {
-    return Unexpected("storage", "a reference to a storage", id == nullptr ? storage : *id);
-  }
-  const PickleValue& type_global = typed ? *id->items[1] : *arguments[6];
+  MOESERVE_ASSIGN_OR_RETURN(const StorageReference storage, ReadReference(*arguments[0]));
+  const PickleValue& type_global = typed ? *storage.storage_class : *arguments[6];
   const std::optional<ElementType> type =
       typed ? TypeOf(kStorages, type_global) : TypeOf(kDTypes, type_global);
   if (!type.has_value()) {
     return Unexpected("type", "a type of real numbers, integers or bool", type_global);
   }
-  const int64_t unit = typed ? SizeOf(*type) : 1;  // an untyped storage has bytes
-
   TorchTensor tensor;
   tensor.type = *type;
-  const ZipEntry* entry = zip_->Find(Concat(folder_, "data/", id->items[2]->text));
-  if (entry == nullptr) {
-    return Fault(Concat("expected the entry ", Quoted(Concat("data/", id->items[2]->text)),
-                        " for its storage, found none"));
-  }
-  int64_t bytes;
-  if (__builtin_mul_overflow(id->items[4]->integer, unit, &bytes) ||
-      static_cast<uint64_t>(bytes) != entry->bytes.size()) {
-    return Fault(Concat("storage ", Quoted(id->items[2]->text), ": expected ",
-                        id->items[4]->integer, " times ", unit, " bytes, found ",
-                        entry->bytes.size()));
-  }
-  tensor.storage = entry->bytes;
+  const int64_t unit = typed ? SizeOf(*type) : 1;  // an untyped storage has bytes
+  MOESERVE_ASSIGN_OR_RETURN(tensor.storage, Storage(storage.key, storage.elements, unit));
   if (!arguments[1]->Is(K::kInt) || arguments[1]->integer < 0) {
     return Unexpected("first element", "an integer of at least 0", *arguments[1]);
   }
@@ -313,7 +329,7 @@ Result<std::optional<TorchTensor>> TorchFile::Tensor(const PickleValue& value) c
     return Fault(Concat("strides: expected ", tensor.shape.size(), " (one per dimension), found ",
                         tensor.strides.size()));
   }
-  MOESERVE_RETURN_IF_ERROR(CheckBounds(tensor, bytes / SizeOf(*type)));
+  MOESERVE_RETURN_IF_ERROR(CheckBounds(tensor));
   // Any stride may be stated for a dimension of one element; 0 cannot overflow.
   for (size_t i = 0; i < tensor.shape.size(); ++i) {
     if (tensor.shape[i] == 1) tensor.strides[i] = 0;
@@ -321,20 +337,21 @@ Result<std::optional<TorchTensor>> TorchFile::Tensor(const PickleValue& value) c
   return std::optional<TorchTensor>(std::move(tensor));
 }
 
-Result<std::shared_ptr<const TorchStateDict>> TorchStateDict::Make(
-    std::shared_ptr<const TorchFile> file, const PickleValue& dict) {
-  const std::string prefix = Printable(file->file_name()) + ": ";
+Result<std::shared_ptr<const TorchStateDict>> TorchStateDict::Make(const TorchFile& file,
+                                                                   const PickleValue& dict) {
+  const std::string prefix = Printable(file.file_name()) + ": ";
   if (!dict.Is(K::kDict)) {
     return Prefixed(prefix, Unexpected("state dict", "a dict from names to tensors", dict));
   }
   std::shared_ptr<TorchStateDict> result(new TorchStateDict());
-  const int64_t copy_limit = std::max(kMinCopyLimit, static_cast<int64_t>(file->stamp().size));
+  const int64_t copy_limit =
+      std::max(kMinCopyLimit, static_cast<int64_t>(file.mapped()->stamp().size));
   for (size_t i = 0; i < dict.items.size(); i += 2) {
     const PickleValue& key = *dict.items[i];
     if (!key.Is(K::kString)) return Prefixed(prefix, Unexpected("state dict", "names", key));
     if (key.text.ends_with("_extra_state")) continue;
     const std::string place = Concat(prefix, "tensor ", Quoted(key.text), ": ");
-    Result<std::optional<TorchTensor>> tensor = file->Tensor(*dict.items[i + 1]);
+    Result<std::optional<TorchTensor>> tensor = file.Tensor(*dict.items[i + 1]);
     if (!tensor.ok()) return Prefixed(place, tensor.status());
     if (!tensor->has_value()) {
       return Fault(Concat(place, "expected a tensor, found ", ShowPickle(*dict.items[i + 1])));
@@ -354,15 +371,15 @@ Result<std::shared_ptr<const TorchStateDict>> TorchStateDict::Make(
                                 .end = static_cast<uint64_t>(*bytes)});
     result->tensors_.push_back(std::move(found));
   }
-  result->file_ = std::move(file);
+  result->file_name_ = file.file_name();
+  result->file_ = file.mapped();
   return std::shared_ptr<const TorchStateDict>(std::move(result));
 }
 
 Result<std::shared_ptr<const TorchStateDict>> TorchStateDict::Open(
     const std::filesystem::path& path) {
   MOESERVE_ASSIGN_OR_RETURN(std::shared_ptr<const TorchFile> file, TorchFile::Open(path));
-  const PickleValue& root = file->root();
-  return Make(std::move(file), root);
+  return Make(*file, file->root());
 }
 
 Result<TensorData> TorchStateDict::Read(const TensorEntry& entry) const {

@@ -42,7 +42,7 @@ class TorchFile {
   static Result<std::shared_ptr<const TorchFile>> Open(const std::filesystem::path& path);
 
   const std::string& file_name() const { return file_name_; }
-  const FileStamp& stamp() const { return file_->stamp(); }
+  const std::shared_ptr<const MappedFile>& mapped() const { return file_; }
 
   // Returns the saved value. In it, a tensor is a call of a function that Tensor() knows.
   const PickleValue& root() const { return pickle_->root(); }
@@ -56,6 +56,9 @@ class TorchFile {
  private:
   TorchFile() = default;
   absl::Status Load(std::shared_ptr<const MappedFile> file);
+  // Returns the bytes of a storage, which must have this many elements.
+  Result<std::string_view> Storage(std::string_view key, int64_t elements,
+                                   int64_t element_bytes) const;
 
   std::string file_name_;
   std::shared_ptr<const MappedFile> file_;
@@ -69,16 +72,17 @@ class TorchFile {
 // tensor part by part copies it once.
 class TorchStateDict final : public TensorFile {
  public:
-  // `dict` is a value of `file`. Names that end with "_extra_state", which PyTorch reserves for
-  // other values than tensors, are left out. InvalidArgument, with the file and the tensor, if
-  // another value is no tensor, if TorchFile::Tensor() refuses one, or if a copy of a tensor that
-  // repeats elements would be larger than the file and 16 MiB.
-  static Result<std::shared_ptr<const TorchStateDict>> Make(std::shared_ptr<const TorchFile> file,
+  // `dict` is a value of `file`, which the result does not need. Names that end with
+  // "_extra_state", which PyTorch reserves for other values than tensors, are left out.
+  // InvalidArgument, with the file and the tensor, if another value is no tensor, if
+  // TorchFile::Tensor() refuses one, or if a copy of a tensor that repeats elements would be larger
+  // than the file and 16 MiB.
+  static Result<std::shared_ptr<const TorchStateDict>> Make(const TorchFile& file,
                                                             const PickleValue& dict);
   // Opens a file whose saved value is a state dict.
   static Result<std::shared_ptr<const TorchStateDict>> Open(const std::filesystem::path& path);
 
-  const std::string& file_name() const override { return file_->file_name(); }
+  const std::string& file_name() const override { return file_name_; }
   const FileStamp& stamp() const override { return file_->stamp(); }
   const std::vector<TensorEntry>& tensors() const override { return entries_; }
   Result<TensorData> Read(const TensorEntry& entry) const override;
@@ -86,7 +90,9 @@ class TorchStateDict final : public TensorFile {
  private:
   TorchStateDict() = default;
 
-  std::shared_ptr<const TorchFile> file_;
+  // Not the TorchFile, because its values take memory.
+  std::string file_name_;
+  std::shared_ptr<const MappedFile> file_;
   std::vector<TensorEntry> entries_;
   std::vector<TorchTensor> tensors_;  // one for each entry
 

@@ -320,7 +320,7 @@ TEST(Fuzz, TorchFiles) {
        {"c", testing::PickleTensor("FloatStorage", "0", 6, 2, {4, 1}, {0, 7})}});
   Mutator mutator(7);
   int accepted = 0;
-  for (int i = 0; i < 4000; ++i) {
+  for (int i = 0; i < 1500; ++i) {
     testing::WriteFile(path, testing::TorchBytes(i == 0 ? good : mutator.MutateBytes(good),
                                                  {std::string(24, 'x'), std::string(16, 'y')}));
     const auto file = TorchStateDict::Open(path);

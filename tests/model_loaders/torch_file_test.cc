@@ -111,7 +111,7 @@ TEST(TorchFile, ReadsValuesOfEveryProtocol) {
       EXPECT_TRUE(extra.Get("dtype")->IsGlobal("torch", "float16"));
       EXPECT_TRUE(extra.Get("device")->IsCallOf("torch", "device"));
       EXPECT_TRUE(extra.Get("when")->IsCallOf("datetime", "timedelta"));
-      const auto model = TorchStateDict::Make(*file, *root.Get("model"));
+      const auto model = TorchStateDict::Make(**file, *root.Get("model"));
       ASSERT_TRUE(model.ok()) << model.status();
       ASSERT_EQ((*model)->tensors().size(), 2u);
       const TensorEntry& entry = (*model)->tensors()[1];
@@ -119,7 +119,7 @@ TEST(TorchFile, ReadsValuesOfEveryProtocol) {
       EXPECT_EQ(entry.type, ElementType::kF16);
       EXPECT_EQ(entry.shape, (std::vector<int64_t>{4, 2}));
       // a path is no value of a state dict, but a record
-      EXPECT_TRUE(Mentions(TorchStateDict::Make(*file, extra).status(),
+      EXPECT_TRUE(Mentions(TorchStateDict::Make(**file, extra).status(),
                            {name + ": tensor \"epoch\"", "expected a tensor, found 3"}));
     }
   }
