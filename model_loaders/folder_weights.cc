@@ -30,16 +30,14 @@ DType Dominant(const WeightFiles& files, Quantization quantization) {
   return dominant;
 }
 
-// A copy of scales that the file stores at an odd offset, and the file of their integers, which
-// stays mapped.
+// A copy of scales that the file stores at an odd offset, and the data of their integers.
 struct AlignedScales {
-  std::shared_ptr<const SafetensorsFile> file;
+  std::shared_ptr<const void> integers;
   std::vector<F16> scales;
 };
 
-// Keeps the file of the integers and the file of the scales mapped.
-using TwoFiles =
-    std::pair<std::shared_ptr<const SafetensorsFile>, std::shared_ptr<const SafetensorsFile>>;
+// Keeps the data of the integers and of the scales.
+using TwoOwners = std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>;
 
 // Returns a copy of a part of a stored tensor; `bytes` are those of the whole stored tensor. The
 // copy has the stored type, or f32 if a number is added to every element.
@@ -110,14 +108,15 @@ Result<HostTensor> FolderWeights::Get(std::string_view name, const std::vector<i
   }
   MOESERVE_ASSIGN_OR_RETURN(const std::vector<FoundPart> found, Find(name, shape));
   const auto& [file, entry] = *found[0].location;
+  MOESERVE_ASSIGN_OR_RETURN(const TensorData data, file->Read(*entry));
   if (!found[0].part.contiguous) {
-    return CopyPart(found[0].part, *WeightType(entry->type), file->Bytes(*entry), shape);
+    return CopyPart(found[0].part, *WeightType(entry->type), data.bytes, shape);
   }
   const int64_t skipped_bytes = found[0].part.first_element * SizeOf(entry->type);
-  return HostTensor{.data = file->Bytes(*entry).data() + skipped_bytes,
+  return HostTensor{.data = data.bytes.data() + skipped_bytes,
                     .dtype = *WeightType(entry->type),
                     .shape = shape,
-                    .owner = file};
+                    .owner = data.owner};
 }
 
 Result<std::optional<QuantizedMatrix>> FolderWeights::GetQuantized(
@@ -135,20 +134,21 @@ Result<QuantizedMatrix> FolderWeights::Integers(std::string_view name,
   MOESERVE_ASSIGN_OR_RETURN(const std::vector<FoundPart> found, Find(name, shape));
   const WeightFiles::Location& integers = *found[0].location;
   const WeightFiles::Location& scales = *found[1].location;
-  const std::string_view scale_bytes = scales.file->Bytes(*scales.entry);
-  QuantizedMatrix matrix{
-      .type = type,
-      .rows = shape[0],
-      .columns = shape[1],
-      .values = reinterpret_cast<const uint8_t*>(integers.file->Bytes(*integers.entry).data()),
-      .scales = nullptr,
-      .owner = nullptr};
+  MOESERVE_ASSIGN_OR_RETURN(const TensorData integer_data, integers.file->Read(*integers.entry));
+  MOESERVE_ASSIGN_OR_RETURN(const TensorData scale_data, scales.file->Read(*scales.entry));
+  const std::string_view scale_bytes = scale_data.bytes;
+  QuantizedMatrix matrix{.type = type,
+                         .rows = shape[0],
+                         .columns = shape[1],
+                         .values = reinterpret_cast<const uint8_t*>(integer_data.bytes.data()),
+                         .scales = nullptr,
+                         .owner = nullptr};
   if (reinterpret_cast<uintptr_t>(scale_bytes.data()) % alignof(F16) == 0) {
     matrix.scales = reinterpret_cast<const F16*>(scale_bytes.data());
-    matrix.owner = std::make_shared<TwoFiles>(integers.file, scales.file);
+    matrix.owner = std::make_shared<TwoOwners>(integer_data.owner, scale_data.owner);
   } else {
     auto copy = std::make_shared<AlignedScales>();
-    copy->file = integers.file;
+    copy->integers = integer_data.owner;
     copy->scales.resize(scale_bytes.size() / sizeof(F16));
     std::memcpy(copy->scales.data(), scale_bytes.data(), scale_bytes.size());
     matrix.scales = copy->scales.data();

@@ -13,8 +13,8 @@
 
 namespace moeserve {
 
-// Returns views of the mapped files. A HostTensor keeps its file mapped, so tensors may outlive
-// this object.
+// Returns views of the mapped files where these store a tensor without gaps, else copies. A
+// HostTensor owns its copy or keeps its file mapped, so tensors may outlive this object.
 class FolderWeights final : public WeightSource {
  public:
   // `files` must have passed CheckTensors() for `config`.

@@ -1,7 +1,6 @@
 #include "model_loaders/files/safetensors.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstring>
 #include <limits>
@@ -17,35 +16,10 @@ static_assert(std::endian::native == std::endian::little, "safetensors data is l
 
 using Json = nlohmann::json;
 
-struct TypeRow {
-  ElementType type;
-  std::string_view name;
-  int64_t size;
-};
-
-constexpr std::array<TypeRow, 15> kTypes = {{
-    {ElementType::kBool, "BOOL", 1},
-    {ElementType::kU8, "U8", 1},
-    {ElementType::kI8, "I8", 1},
-    {ElementType::kF8E5M2, "F8_E5M2", 1},
-    {ElementType::kF8E4M3, "F8_E4M3", 1},
-    {ElementType::kU16, "U16", 2},
-    {ElementType::kI16, "I16", 2},
-    {ElementType::kF16, "F16", 2},
-    {ElementType::kBF16, "BF16", 2},
-    {ElementType::kU32, "U32", 4},
-    {ElementType::kI32, "I32", 4},
-    {ElementType::kF32, "F32", 4},
-    {ElementType::kU64, "U64", 8},
-    {ElementType::kI64, "I64", 8},
-    {ElementType::kF64, "F64", 8},
-}};
-
 // A tensor takes about eight JSON values. The limit is far above real files and bounds the memory
 // that a hostile header can demand.
 constexpr JsonLimits kHeaderLimits = {
     .max_bytes = kMaxSafetensorsHeader, .max_depth = 4, .max_values = size_t{16} << 20};
-constexpr size_t kMaxDimensions = 32;
 
 absl::Status Fault(std::string_view tensor, std::string_view message) {
   return absl::InvalidArgumentError(Concat("tensor ", Quoted(tensor), ": ", message));
@@ -57,17 +31,6 @@ std::optional<int64_t> NonNegative(const Json& value) {
   const uint64_t number = value.get<uint64_t>();
   if (number > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) return std::nullopt;
   return static_cast<int64_t>(number);
-}
-
-// Returns the bytes of a tensor; nullopt if the number does not fit int64_t.
-std::optional<int64_t> ByteCount(const std::vector<int64_t>& shape, ElementType type) {
-  // A zero dimension makes the product zero, even if the other dimensions would overflow.
-  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
-  int64_t bytes = SizeOf(type);
-  for (const int64_t dim : shape) {
-    if (__builtin_mul_overflow(bytes, dim, &bytes)) return std::nullopt;
-  }
-  return bytes;
 }
 
 Result<TensorEntry> ParseEntry(const std::string& name, const Json& value, uint64_t data_size) {
@@ -162,27 +125,6 @@ absl::Status CheckCoverage(const std::vector<TensorEntry>& sorted, uint64_t data
 }
 
 }  // namespace
-
-std::string_view Name(ElementType type) {
-  for (const TypeRow& row : kTypes) {
-    if (row.type == type) return row.name;
-  }
-  return "?";
-}
-
-std::optional<ElementType> ElementTypeFromName(std::string_view name) {
-  for (const TypeRow& row : kTypes) {
-    if (row.name == name) return row.type;
-  }
-  return std::nullopt;
-}
-
-int64_t SizeOf(ElementType type) {
-  for (const TypeRow& row : kTypes) {
-    if (row.type == type) return row.size;
-  }
-  return 0;
-}
 
 Result<SafetensorsHeader> ParseSafetensorsHeader(std::string_view json, uint64_t data_size) {
   if (!json.starts_with('{')) {

@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -14,39 +13,9 @@
 
 #include "base/status.h"
 #include "model_loaders/files/mapped_file.h"
+#include "model_loaders/files/tensor_file.h"
 
 namespace moeserve {
-
-enum class ElementType : uint8_t {
-  kBool,
-  kU8,
-  kI8,
-  kF8E5M2,
-  kF8E4M3,
-  kU16,
-  kI16,
-  kF16,
-  kBF16,
-  kU32,
-  kI32,
-  kF32,
-  kU64,
-  kI64,
-  kF64,
-};
-
-// Returns the name in the file format, such as "BF16" or "F8_E4M3".
-std::string_view Name(ElementType type);
-std::optional<ElementType> ElementTypeFromName(std::string_view name);
-int64_t SizeOf(ElementType type);
-
-struct TensorEntry {
-  std::string name;
-  ElementType type = ElementType::kF32;
-  std::vector<int64_t> shape;  // [] for a scalar
-  uint64_t begin = 0;          // byte offsets in the data section
-  uint64_t end = 0;
-};
 
 struct SafetensorsHeader {
   std::vector<TensorEntry> tensors;  // in the order of their data
@@ -64,14 +33,14 @@ Result<SafetensorsHeader> ParseSafetensorsHeader(std::string_view json, uint64_t
 
 // A memory-mapped safetensors file, which must not be truncated while it is mapped. Immutable.
 // Objects that use its bytes share its ownership.
-class SafetensorsFile {
+class SafetensorsFile final : public TensorFile {
  public:
   // Error messages begin with the last component of `path`.
   static Result<std::shared_ptr<const SafetensorsFile>> Open(const std::filesystem::path& path);
 
-  const std::string& file_name() const { return file_name_; }
-  const FileStamp& stamp() const { return file_->stamp(); }
-  const std::vector<TensorEntry>& tensors() const { return header_.tensors; }
+  const std::string& file_name() const override { return file_name_; }
+  const FileStamp& stamp() const override { return file_->stamp(); }
+  const std::vector<TensorEntry>& tensors() const override { return header_.tensors; }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
 
   // Returns null if there is no tensor of that name.
@@ -81,6 +50,9 @@ class SafetensorsFile {
   // as this object.
   std::string_view Bytes(const TensorEntry& entry) const {
     return data_.substr(entry.begin, entry.end - entry.begin);
+  }
+  Result<TensorData> Read(const TensorEntry& entry) const override {
+    return TensorData{Bytes(entry), file_};
   }
 
  private:

@@ -8,16 +8,42 @@
 #include <utility>
 
 #include "base/message.h"
+#include "model_loaders/files/safetensors.h"
 #include "model_loaders/files/strict_json.h"
+#include "model_loaders/files/torch_file.h"
 
 namespace moeserve {
-namespace {
 
 namespace fs = std::filesystem;
+using OpenFile = Result<std::shared_ptr<const TensorFile>>;
+
+// As Hugging Face's library names the files.
+struct WeightFormat {
+  const char* single;
+  const char* index;
+  std::string_view shard_begin;
+  std::string_view shard_end;
+  OpenFile (*open)(const fs::path& path);
+  // Whether `total_size` of the index must be the sum over all tensors. For pytorch_model.bin it is
+  // not read, because writers count data that tensors share once or several times.
+  bool exact_total;
+};
+
+namespace {
+
 using Json = nlohmann::json;
 
-constexpr char kSingle[] = "model.safetensors";
-constexpr char kIndex[] = "model.safetensors.index.json";
+OpenFile OpenSafetensors(const fs::path& path) { return SafetensorsFile::Open(path); }
+OpenFile OpenTorch(const fs::path& path) { return TorchStateDict::Open(path); }
+
+// In order of preference, which is that of Hugging Face's library.
+constexpr WeightFormat kFormats[] = {
+    {"model.safetensors", "model.safetensors.index.json", "model-", ".safetensors", OpenSafetensors,
+     true},
+    {"pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-", ".bin", OpenTorch,
+     false},
+};
+
 constexpr size_t kMaxShards = 10'000;  // limits open files and mappings
 
 constexpr JsonLimits kIndexLimits = {
@@ -35,13 +61,13 @@ bool IsPlainFileName(std::string_view name) {
          name.find('\0') == std::string_view::npos;
 }
 
-Result<Index> ParseIndex(std::string_view text) {
+Result<Index> ParseIndex(std::string_view text, const WeightFormat& format) {
   Result<Json> parsed = ParseStrictJson(text, kIndexLimits);
-  if (!parsed.ok()) return Prefixed(Concat(kIndex, ": "), parsed.status());
+  if (!parsed.ok()) return Prefixed(Concat(format.index, ": "), parsed.status());
   const Json& json = *parsed;
   if (!json.is_object()) {
     return absl::InvalidArgumentError(
-        Concat(kIndex, ": expected an object, found ", ShowJson(json)));
+        Concat(format.index, ": expected an object, found ", ShowJson(json)));
   }
   Problems problems;
   for (const auto& [key, value] : json.items()) {
@@ -53,7 +79,8 @@ Result<Index> ParseIndex(std::string_view text) {
   if (const auto it = json.find("metadata"); it != json.end()) {
     if (!it->is_object()) {
       problems.Add(Concat("metadata: expected an object, found ", ShowJson(*it)));
-    } else if (const auto total = it->find("total_size"); total != it->end()) {
+    } else if (const auto total = it->find("total_size");
+               total != it->end() && format.exact_total) {
       if (total->is_number_unsigned()) {
         index.total_size = total->get<uint64_t>();
       } else {
@@ -66,7 +93,7 @@ Result<Index> ParseIndex(std::string_view text) {
   if (map == json.end() || !map->is_object() || map->empty()) {
     problems.Add(Concat("weight_map: expected an object from tensor to file name, found ",
                         map == json.end() ? std::string("none") : ShowJson(*map)));
-    return problems.ToStatus(kIndex);
+    return problems.ToStatus(format.index);
   }
   for (const auto& [tensor, file] : map->items()) {
     if (!file.is_string() || !IsPlainFileName(file.get_ref<const std::string&>())) {
@@ -77,18 +104,20 @@ Result<Index> ParseIndex(std::string_view text) {
     }
     index.file_of.emplace(tensor, file.get_ref<const std::string&>());
   }
-  MOESERVE_RETURN_IF_ERROR(problems.ToStatus(kIndex));
+  MOESERVE_RETURN_IF_ERROR(problems.ToStatus(format.index));
   return index;
 }
 
 // Returns the files whose names are names of shards. A file that the index does not name shows that
 // the folder mixes two models or two formats of one model.
-std::set<std::string> ShardLikeFiles(const fs::path& directory) {
+std::set<std::string> ShardLikeFiles(const fs::path& directory, const WeightFormat& format) {
   std::set<std::string> names;
   std::error_code error;
   for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename().string();
-    if (name.starts_with("model-") && name.ends_with(".safetensors")) names.insert(name);
+    if (name.starts_with(format.shard_begin) && name.ends_with(format.shard_end)) {
+      names.insert(name);
+    }
   }
   return names;
 }
@@ -117,12 +146,12 @@ absl::Status CheckAgainstIndex(const WeightFiles& weights, const Index& index) {
     problems.Add(Concat("metadata.total_size: expected ", total,
                         " (the bytes of all tensors), found ", *index.total_size));
   }
-  return problems.ToStatus(kIndex);
+  return problems.ToStatus(weights.name());
 }
 
 }  // namespace
 
-absl::Status WeightFiles::AddFile(std::shared_ptr<const SafetensorsFile> file) {
+absl::Status WeightFiles::AddFile(std::shared_ptr<const TensorFile> file) {
   for (const TensorEntry& entry : file->tensors()) {
     const auto [it, added] = by_name_.emplace(entry.name, tensors_.size());
     if (!added) {
@@ -137,53 +166,60 @@ absl::Status WeightFiles::AddFile(std::shared_ptr<const SafetensorsFile> file) {
   return absl::OkStatus();
 }
 
-Result<WeightFiles> WeightFiles::Open(const fs::path& directory) {
-  const bool has_single = Exists(directory / kSingle);
-  const bool has_index = Exists(directory / kIndex);
-  if (has_single && has_index) {
-    return absl::InvalidArgumentError(Concat("expected ", kSingle, " or ", kIndex, ", found both"));
+absl::Status WeightFiles::AddShards(const fs::path& directory, const WeightFormat& format) {
+  MOESERVE_ASSIGN_OR_RETURN(const std::string text,
+                            ReadTextFile(directory / format.index, kIndexLimits.max_bytes));
+  MOESERVE_ASSIGN_OR_RETURN(const Index index, ParseIndex(text, format));
+  std::set<std::string> names;
+  for (const auto& [tensor, file] : index.file_of) names.insert(file);
+  if (names.size() > kMaxShards) {
+    return absl::InvalidArgumentError(Concat(format.index, ": weight_map: expected at most ",
+                                             kMaxShards, " files, found ", names.size()));
   }
-  std::set<std::string> unused = ShardLikeFiles(directory);
-  if (!has_single && !has_index) {
-    return absl::NotFoundError(Concat("expected ", kSingle, " or ", kIndex, ", found neither",
-                                      unused.empty() ? "" : " (there are shards, but no index)"));
+  for (const std::string& name : names) {
+    OpenFile file = format.open(directory / name);
+    if (absl::IsNotFound(file.status())) {
+      return absl::NotFoundError(
+          Concat(format.index, ": weight_map: expected the file ", Quoted(name), ", found none"));
+    }
+    MOESERVE_RETURN_IF_ERROR(file.status());
+    MOESERVE_RETURN_IF_ERROR(AddFile(*std::move(file)));
   }
+  return CheckAgainstIndex(*this, index);
+}
 
-  WeightFiles weights;
-  if (has_single) {
-    weights.name_ = kSingle;
-    MOESERVE_ASSIGN_OR_RETURN(auto file, SafetensorsFile::Open(directory / kSingle));
-    MOESERVE_RETURN_IF_ERROR(weights.AddFile(std::move(file)));
-  } else {
-    weights.name_ = kIndex;
-    MOESERVE_ASSIGN_OR_RETURN(const std::string text,
-                              ReadTextFile(directory / kIndex, kIndexLimits.max_bytes));
-    MOESERVE_ASSIGN_OR_RETURN(const Index index, ParseIndex(text));
-    std::set<std::string> names;
-    for (const auto& [tensor, file] : index.file_of) names.insert(file);
-    if (names.size() > kMaxShards) {
-      return absl::InvalidArgumentError(Concat(kIndex, ": weight_map: expected at most ",
-                                               kMaxShards, " files, found ", names.size()));
+Result<WeightFiles> WeightFiles::Open(const fs::path& directory) {
+  bool stray_shards = false;
+  for (const WeightFormat& format : kFormats) {
+    const bool has_single = Exists(directory / format.single);
+    const bool has_index = Exists(directory / format.index);
+    if (has_single && has_index) {
+      return absl::InvalidArgumentError(
+          Concat("expected ", format.single, " or ", format.index, ", found both"));
     }
-    for (const std::string& name : names) {
-      Result<std::shared_ptr<const SafetensorsFile>> file = SafetensorsFile::Open(directory / name);
-      if (!file.ok()) {
-        return absl::IsNotFound(file.status())
-                   ? absl::NotFoundError(Concat(kIndex, ": weight_map: expected the file ",
-                                                Quoted(name), ", found none"))
-                   : file.status();
-      }
-      MOESERVE_RETURN_IF_ERROR(weights.AddFile(*std::move(file)));
-      unused.erase(name);
+    std::set<std::string> unused = ShardLikeFiles(directory, format);
+    stray_shards = stray_shards || !unused.empty();
+    if (!has_single && !has_index) continue;
+
+    WeightFiles weights;
+    weights.name_ = has_single ? format.single : format.index;
+    if (has_single) {
+      MOESERVE_ASSIGN_OR_RETURN(auto file, format.open(directory / format.single));
+      MOESERVE_RETURN_IF_ERROR(weights.AddFile(std::move(file)));
+    } else {
+      MOESERVE_RETURN_IF_ERROR(weights.AddShards(directory, format));
+      for (const auto& file : weights.files_) unused.erase(file->file_name());
     }
-    MOESERVE_RETURN_IF_ERROR(CheckAgainstIndex(weights, index));
+    if (!unused.empty()) {
+      return absl::InvalidArgumentError(Concat(Printable(*unused.begin()),
+                                               ": expected no weight file beside those of ",
+                                               weights.name(), ", found this one"));
+    }
+    return weights;
   }
-  if (!unused.empty()) {
-    return absl::InvalidArgumentError(Concat(Printable(*unused.begin()),
-                                             ": expected no weight file beside those of ",
-                                             weights.name(), ", found this one"));
-  }
-  return weights;
+  return absl::NotFoundError(Concat("expected ", kFormats[0].single, ", ", kFormats[0].index, ", ",
+                                    kFormats[1].single, " or ", kFormats[1].index, ", found none",
+                                    stray_shards ? " (there are shards, but no index)" : ""));
 }
 
 const WeightFiles::Location* WeightFiles::Find(std::string_view name) const {

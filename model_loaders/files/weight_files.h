@@ -1,5 +1,5 @@
-// The safetensors files of a folder as one set of tensors: either model.safetensors, or the shards
-// that model.safetensors.index.json lists.
+// The weight files of a folder as one set of tensors: either model.safetensors, or the shards that
+// model.safetensors.index.json lists, or the same of pytorch_model.bin.
 #pragma once
 
 #include <cstddef>
@@ -11,20 +11,24 @@
 #include <vector>
 
 #include "base/status.h"
-#include "model_loaders/files/safetensors.h"
+#include "model_loaders/files/tensor_file.h"
 
 namespace moeserve {
+
+// The names and the reader of one file format.
+struct WeightFormat;
 
 class WeightFiles {
  public:
   struct Location {
-    std::shared_ptr<const SafetensorsFile> file;
+    std::shared_ptr<const TensorFile> file;
     const TensorEntry* entry = nullptr;  // an entry of `file`
   };
 
-  // Opens every file and checks that index and shards agree on each tensor. NotFound if the folder
-  // has neither model.safetensors nor an index; InvalidArgument if it has both, or if index and
-  // shards disagree. Error messages contain the file and the tensor.
+  // Opens every file and checks that index and shards agree on each tensor. A folder with files of
+  // both formats is read from safetensors, as by Hugging Face's library. NotFound if the folder has
+  // neither a whole file nor an index; InvalidArgument if it has both of one format, or if index
+  // and shards disagree. Error messages contain the file and the tensor.
   static Result<WeightFiles> Open(const std::filesystem::path& directory);
 
   // Returns null if there is no tensor of that name.
@@ -34,17 +38,19 @@ class WeightFiles {
   const std::vector<Location>& tensors() const { return tensors_; }
 
   // Returns the one or more files that contain the tensors.
-  const std::vector<std::shared_ptr<const SafetensorsFile>>& files() const { return files_; }
+  const std::vector<std::shared_ptr<const TensorFile>>& files() const { return files_; }
 
-  // Returns "model.safetensors" or, if there are shards, the name of the index; error messages
-  // about missing tensors contain it.
+  // Returns the name of the whole file, such as "model.safetensors", or of the index of shards;
+  // error messages about missing tensors contain it.
   std::string_view name() const { return name_; }
 
  private:
-  absl::Status AddFile(std::shared_ptr<const SafetensorsFile> file);
+  // Opens the shards that the index of a format lists, and checks them against it.
+  absl::Status AddShards(const std::filesystem::path& directory, const WeightFormat& format);
+  absl::Status AddFile(std::shared_ptr<const TensorFile> file);
 
   std::string name_;
-  std::vector<std::shared_ptr<const SafetensorsFile>> files_;
+  std::vector<std::shared_ptr<const TensorFile>> files_;
   std::vector<Location> tensors_;
   // keys refer to names in the files' entries
   std::unordered_map<std::string_view, size_t> by_name_;

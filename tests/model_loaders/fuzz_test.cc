@@ -9,10 +9,14 @@
 #include "engine/spec/weights.h"
 #include "gtest/gtest.h"
 #include "model_loaders/architectures/native/config_json.h"
+#include "model_loaders/files/pickle.h"
 #include "model_loaders/files/safetensors.h"
+#include "model_loaders/files/torch_file.h"
+#include "model_loaders/files/zip_file.h"
 #include "model_loaders/inspect.h"
 #include "model_loaders/loader.h"
 #include "model_loaders/tokenizer/generation_config.h"
+#include "tests/model_loaders/torch_bytes.h"
 #include "tests/support/native_model.h"
 
 namespace moeserve {
@@ -30,6 +34,13 @@ class Mutator {
     } else {
       for (uint64_t edits = 1 + Below(3); edits > 0; --edits) Edit(&out);
     }
+    return out;
+  }
+
+  // Like Mutate(), for binary formats.
+  std::string MutateBytes(std::string_view bytes) {
+    std::string out(bytes);
+    for (uint64_t edits = 1 + Below(2); edits > 0; --edits) EditBytes(&out);
     return out;
   }
 
@@ -118,6 +129,36 @@ class Mutator {
     }
   }
 
+  // Replaces, inserts or removes a byte, or overwrites a number of 1 to 8 bytes.
+  void EditBytes(std::string* bytes) {
+    if (bytes->empty()) bytes->push_back('.');
+    const size_t at = Below(bytes->size());
+    const auto size = static_cast<size_t>(1) << Below(4);
+    switch (Below(5)) {
+      case 0:
+        (*bytes)[at] = static_cast<char>(Below(256));
+        break;
+      case 1:
+        bytes->insert(at, 1, static_cast<char>(Below(256)));
+        break;
+      case 2:
+        bytes->erase(at, size);
+        break;
+      case 3: {
+        const std::string piece = bytes->substr(at, 1 + Below(24));
+        bytes->insert(Below(bytes->size()), piece);
+        break;
+      }
+      default: {
+        constexpr uint64_t kNumbers[] = {0, 1, 2, 7, 255, 1u << 31, ~0u, 1ull << 62, ~0ull};
+        const uint64_t number = kNumbers[Below(std::size(kNumbers))] - Below(2);
+        for (size_t i = 0; i < size && at + i < bytes->size(); ++i) {
+          (*bytes)[at + i] = static_cast<char>(number >> (8 * i));
+        }
+      }
+    }
+  }
+
   // Replaces the number or literal at or after `at` by another value. Most of the resulting texts
   // still parse.
   void ReplaceValue(std::string* text, size_t at) {
@@ -185,6 +226,115 @@ TEST(Fuzz, GenerationConfigs) {
     if (!config.ok()) continue;
     for (const TokenId id : config->eos_token_ids) ASSERT_TRUE(id >= 0 && id < 10) << text;
   }
+}
+
+// Returns the pickles of the files in tests/data/torch_files.
+std::vector<std::string> GoodPickles() {
+  std::vector<std::string> pickles;
+  for (const char* name : {"state-1.13.pt", "state-2.15.pt", "checkpoint-1.13-p1.pt",
+                           "checkpoint-2.15-p2.pt", "checkpoint-2.15-p5.pt"}) {
+    const std::string bytes = testing::ReadFile(std::string(MOESERVE_TORCH_FILES_DIR) + "/" + name);
+    const auto zip = ZipFile::Parse(bytes);
+    EXPECT_TRUE(zip.ok()) << zip.status();
+    for (const ZipEntry& entry : zip->entries()) {
+      if (entry.name.ends_with("/data.pkl")) pickles.emplace_back(entry.bytes);
+    }
+  }
+  return pickles;
+}
+
+// Visits every value, each in all its places, and returns a number that depends on all of them.
+size_t Walk(const PickleValue& value, int depth, size_t* budget) {
+  EXPECT_LE(depth, 200);
+  if (*budget == 0) return 0;
+  --*budget;
+  size_t sum = static_cast<size_t>(value.integer);
+  for (const char c : value.text) sum += static_cast<unsigned char>(c);
+  EXPECT_TRUE(value.kind != PickleKind::kDict || value.items.size() % 2 == 0);
+  EXPECT_TRUE(value.kind != PickleKind::kCall || value.items.size() == PickleValue::kCallItems);
+  for (size_t i = 0; i < value.items.size(); ++i) {
+    const bool state = value.Is(PickleKind::kCall) && i == PickleValue::kState;
+    if (value.items[i] != nullptr && !state) sum += Walk(*value.items[i], depth + 1, budget);
+  }
+  return sum;
+}
+
+TEST(Fuzz, Pickles) {
+  Mutator mutator(5);
+  int accepted = 0;
+  for (const std::string& good : GoodPickles()) {
+    ASSERT_TRUE(PickleTree::Parse(good).ok());
+    for (int i = 0; i < 4000; ++i) {
+      const std::string bytes = mutator.MutateBytes(good);
+      const auto tree = PickleTree::Parse(bytes);
+      if (!tree.ok()) {
+        EXPECT_FALSE(tree.status().message().empty());
+        continue;
+      }
+      ++accepted;
+      size_t budget = 100'000;
+      Walk(tree->root(), 1, &budget);
+      EXPECT_FALSE(ShowPickle(tree->root()).empty());
+    }
+  }
+  EXPECT_GT(accepted, 100);
+}
+
+TEST(Fuzz, ZipArchives) {
+  Mutator mutator(6);
+  int accepted = 0;
+  for (const bool torch_style : {false, true}) {
+    const std::string good =
+        testing::ZipBytes({{"a/data.pkl", "N."}, {"a/data/0", "12345678"}, {"a/version", "3"}},
+                          {.descriptors = torch_style, .zip64 = torch_style});
+    ASSERT_TRUE(ZipFile::Parse(good).ok());
+    for (int i = 0; i < 10'000; ++i) {
+      const std::string bytes = mutator.MutateBytes(good);
+      const auto zip = ZipFile::Parse(bytes);
+      if (!zip.ok()) continue;
+      ++accepted;
+      std::vector<std::string_view> parts;
+      for (const ZipEntry& entry : zip->entries()) {
+        ASSERT_GE(entry.bytes.data(), bytes.data());
+        ASSERT_LE(entry.bytes.data() + entry.bytes.size(), bytes.data() + bytes.size());
+        for (const std::string_view other : parts) {
+          ASSERT_TRUE(entry.bytes.data() >= other.data() + other.size() ||
+                      other.data() >= entry.bytes.data() + entry.bytes.size());
+        }
+        parts.push_back(entry.bytes);
+        ASSERT_EQ(zip->Find(entry.name), &entry);
+      }
+    }
+  }
+  EXPECT_GT(accepted, 100);
+}
+
+// Files with a damaged pickle whose CRC is right. Reads the data of every tensor of an accepted
+// file.
+TEST(Fuzz, TorchFiles) {
+  testing::TempFolder folder;
+  const auto path = folder.path() / "a.bin";
+  const std::string good = testing::PickleDict(
+      {{"a", testing::PickleTensor("FloatStorage", "0", 6, 0, {2, 3}, {3, 1})},
+       {"b", testing::PickleTensor("HalfStorage", "1", 8, 1, {3, 2}, {1, 3})},
+       {"c", testing::PickleTensor("FloatStorage", "0", 6, 2, {4, 1}, {0, 7})}});
+  Mutator mutator(7);
+  int accepted = 0;
+  for (int i = 0; i < 2000; ++i) {
+    testing::WriteFile(path, testing::TorchBytes(i == 0 ? good : mutator.MutateBytes(good),
+                                                 {std::string(24, 'x'), std::string(16, 'y')}));
+    const auto file = TorchStateDict::Open(path);
+    if (!file.ok()) continue;
+    ++accepted;
+    for (const TensorEntry& entry : (*file)->tensors()) {
+      const auto data = (*file)->Read(entry);
+      ASSERT_TRUE(data.ok()) << data.status();
+      ASSERT_EQ(data->bytes.size(), entry.end - entry.begin);
+      ASSERT_EQ(ByteCount(entry.shape, entry.type), data->bytes.size());
+      ASSERT_EQ(data->bytes.find_first_not_of("xy"), std::string_view::npos);
+    }
+  }
+  EXPECT_GT(accepted, 50);
 }
 
 // Folders with one damaged file. Reads the data of every tensor if a folder is accepted.

@@ -194,7 +194,7 @@ TEST(ShardedWeights, BothFormsAreRefused) {
 TEST(ShardedWeights, ShardsWithoutAnIndexAreRefused) {
   ShardedFolder folder;
   const auto checkpoint = LoadCheckpoint(folder.path());
-  EXPECT_TRUE(Mentions(checkpoint.status(), {"found neither", "shards, but no index"}));
+  EXPECT_TRUE(Mentions(checkpoint.status(), {"found none", "shards, but no index"}));
 }
 
 TEST(ShardedWeights, AStrayShardIsRefused) {
