@@ -180,7 +180,7 @@ Result<std::unique_ptr<NormBank>> LoadRmsNorm(LoadContext& load, const std::stri
 
 namespace {
 
-// Loads the router's tensors; the score settings in `s` determine which ones there are.
+// Loads the router's tensors; `bias` and the settings `s` determine which ones there are.
 Result<RouterTensors> LoadRouterTensors(LoadContext& load, const std::string& prefix, bool bias,
                                         const RouteSettings& s) {
   RouterTensors tensors;
