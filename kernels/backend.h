@@ -67,7 +67,7 @@ struct LinearBankShape {
   std::vector<int> out_features;  // [E]; if gated, the width of each half (gate and up)
   bool gated = false;             // every output is act(gate) * up
   bool bias = false;
-  DType weight_dtype = DType::kF32;  // the type in which weights are stored
+  DType weight_dtype = DType::kF32;  // the type in which weights are stored if not quantized
   // Unless kNone, weights are stored as integers; weight_dtype is then kBF16, and the bank rounds
   // input rows (f32 or bf16) to int8 in groups of QuantGroup() columns.
   Quantization quantization = Quantization::kNone;

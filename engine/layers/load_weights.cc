@@ -188,7 +188,7 @@ Result<std::unique_ptr<DeviceBuffer>> LoadVector(LoadContext& load, const std::s
 
 namespace {
 
-// Loads the router's tensors; the score settings in `s` determine which ones there are.
+// Loads the router's tensors; `bias` and the settings `s` determine which ones there are.
 Result<RouterTensors> LoadRouterTensors(LoadContext& load, const std::string& prefix, bool bias,
                                         const RouteSettings& s) {
   RouterTensors tensors;

@@ -111,8 +111,9 @@ class ExpertRecorder {
   std::chrono::steady_clock::time_point refreshed_at_;
   bool fresh_ = true;  // whether no step has ended since the last Refresh()
 
-  // Sampled rows are summed up while the next step runs, or by a snapshot that is taken earlier.
-  // Summing them up between steps would leave the device idle while the host computes exponentials.
+  // The sampled rows of a step are summed up while the next step runs, or by a snapshot if one is
+  // taken before. Summing them up between steps would leave the device idle while the host computes
+  // exponentials.
   mutable std::mutex router_mutex_;
   mutable SampledRows samples_;               // guarded by router_mutex_
   mutable std::vector<RouterStats> router_;   // by routed block; guarded by router_mutex_

@@ -179,8 +179,8 @@ MOESERVE_HOST_DEVICE static inline bool IsMasked(float bias) {
   return bias == -__builtin_inff() || bias == __builtin_inff();
 }
 
-// Returns the number of experts selected for a row without a finite largest score; the weights of
-// all of them are 0.
+// Returns the number of experts selected for a row whose largest score is not finite; all of them
+// get weight 0.
 MOESERVE_HOST_DEVICE static inline int CountWithoutScores(const RowSelection& row) {
   switch (row.kind) {
     case SelectKind::kTopK:

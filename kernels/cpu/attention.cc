@@ -131,11 +131,11 @@ class CpuBackend::AttentionCall {
     return tile;
   }
 
-  // Returns the rows of the tile that see a position of the block. They are adjacent, because
-  // `begin` and `end` never decrease from row to row.
   struct Range {
     int begin, end;
   };
+  // Returns the rows of the tile that see at least one position of the block. They are adjacent,
+  // because `begin` and `end` never decrease from row to row.
   static Range Seeing(const Tile& tile, int block) {
     Range range{0, tile.count};
     while (tile.end[range.begin] <= block * kAttentionBlock) ++range.begin;

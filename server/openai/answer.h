@@ -75,8 +75,8 @@ double LogprobValue(float logprob);
 // Returns Internal if a value is NaN.
 absl::Status CheckLogprob(const TokenLogprob& logprob);
 
-// `first` is the first piece of a choice. Returns Internal unless it has one prompt
-// log-probability, which is not NaN, for each prompt token.
+// `first` is the first piece of a choice. Returns Internal unless it has one entry per prompt token
+// in its prompt log-probabilities, none of them NaN.
 absl::Status CheckPromptLogprobs(const PreparedPrompt& prompt, const OutputDelta& first);
 
 // Returns a list with one entry per prompt token. The first entry is null. Every other entry is an

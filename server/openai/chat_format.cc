@@ -139,7 +139,8 @@ absl::Status CutAtMark(std::string_view mark, chat::RenderedPrompt& prompt) {
   if (at == std::string::npos) return absl::NotFoundError("the mark is not there");
   const size_t after = at + mark.size();
   std::vector<TextSpan>& trusted = prompt.trusted;
-  // A space that the template wrote itself does not show that the template keeps white space.
+  // The content ends with the mark and a space. If this space is still there, the template does not
+  // trim the content. A space in trusted text is the template's own and proves nothing.
   const bool kept_space = prompt.text.compare(after, 1, " ") == 0 &&
                           std::none_of(trusted.begin(), trusted.end(), [&](const TextSpan& s) {
                             return s.begin <= after && after < s.end;

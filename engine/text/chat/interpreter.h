@@ -20,7 +20,7 @@ struct Scope {
   void Set(const std::string& name, Value value);
 };
 
-// Renders once, on one thread. All functions throw TemplateError.
+// An object serves one rendering, on one thread. Errors are thrown as TemplateError.
 class Interpreter {
  public:
   // `now` is the time that strftime_now() formats, in local time.

@@ -124,7 +124,7 @@ class Measurer {
   int64_t Brackets(char open, char close) const {
     return spellable_[open] && spellable_[close] ? 2 : kUnreachable;
   }
-  // Adds the size of `count` items with their commas.
+  // Extends `size` by `count` items and their commas.
   void Add(NodeId item, int64_t count, Size* size) const {
     if (item == kNoNode) {
       size->distance = kUnreachable;

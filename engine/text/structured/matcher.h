@@ -117,9 +117,9 @@ class Matcher {
   // Removes duplicates from `tops` and limits their number to kMaxAlternatives.
   void Reduce(const StackPool& pool, std::vector<Frame>* tops) const;
 
-  // Returns an upper bound on the number of bytes (plus an end-of-sequence token, if needed) that
-  // complete the text. The bound can always be met. kUnreachable if the vocabulary cannot spell the
-  // rest.
+  // Returns a number of bytes within which the text can be completed; the shortest completion may
+  // be shorter. An end-of-sequence token, if one is needed, counts as one byte. kUnreachable if the
+  // vocabulary cannot spell any completion.
   int64_t Distance(const Frame& top, const StackPool& pool) const;
   bool Complete(const Frame& top) const;
   bool CanContinue(const Frame& top) const;

@@ -51,7 +51,8 @@ struct Matcher::Fillers {
   // The fillers that the node names are the unseen properties with a rank below `end`.
   int32_t end = 0;
 
-  // Returns the cost of the remaining fillers if `property` is added as one of them.
+  // Returns the cost of the fillers that are still needed after `property` was added. If `property`
+  // is not a filler, it takes the place of the most expensive one.
   int64_t CostWith(const Property& property) const {
     const bool among = property.rank >= 0 && property.rank < end;
     if (!among) return cost_of_one_less;

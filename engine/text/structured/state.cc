@@ -215,8 +215,8 @@ class State : public ConstraintState {
     return Overworked() && vocabulary().nodes()[node].depth > 1;
   }
 
-  // Fills the mask inside a key that any characters may continue. Returns false if `top` is not in
-  // such a key.
+  // If `top` is inside an object key that any characters may continue, fills the mask and returns
+  // true; otherwise returns false.
   bool FillKey(const Frame& top, int64_t budget, std::span<uint32_t> mask) {
     int64_t bound = 0;
     if (!matcher().InFreeKey(top, pool_, &bound)) return false;

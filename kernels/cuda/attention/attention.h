@@ -32,8 +32,8 @@ struct AttentionWork {
   int slots = 0;  // the largest number of splits; a token for which no slots are left is not split
   int32_t* item_count = nullptr;     // [1]
   int32_t* item_token = nullptr;     // [slots + max_tokens]
-  int32_t* item_split = nullptr;     // [slots + max_tokens] -1: one item computes all splits of the
-                                     // token
+  int32_t* item_split = nullptr;     // [slots + max_tokens] -1: the item computes the token's whole
+                                     // context
   int32_t* slot_of_token = nullptr;  // [max_tokens] first slot; -1 if the token is not split
   float* partial = nullptr;          // [slots, PartialFloats() of the layer]
 };

@@ -15,8 +15,8 @@ void LaunchMergeSplits(const AttentionLaunch& args, cudaStream_t stream);
 void LaunchTiledMma(const AttentionLaunch& args, cudaStream_t stream);
 void LaunchTiledF32(const AttentionLaunch& args, cudaStream_t stream);
 
-// Returns the number of query heads that share a kv head, over all query rows that a token may
-// have.
+// Returns the largest number of query vectors of one token that read the same kv head: query heads
+// per kv head, times the largest number of query rows of a token.
 inline int GroupOf(const AttentionLaunch& args) {
   return args.heads / args.cache.num_kv_heads * args.rows.max_per_token;
 }

@@ -91,7 +91,7 @@ __device__ inline int PartialRow(const AttentionLaunch& a, int chunk, int rows_o
   return (chunk * rows_of_chunk + row) / group * a.heads + head;
 }
 
-// Stores zeros, the result of padding tokens, in all rows.
+// Stores zeros as the output of every row in use. Zero is the result of padding tokens.
 template <int kRows>
 __device__ inline void StoreZeros(const AttentionLaunch& a, const BlockRows<kRows>& rows) {
   const int dim = a.cache.head_dim;

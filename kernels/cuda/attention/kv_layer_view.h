@@ -11,8 +11,9 @@ namespace moeserve::cuda {
 inline constexpr int kMaxHeadDim = 256;
 
 // Keys and values of one layer, each [block, kv_head, kKvBlockTokens, padded_dim]. So a block's
-// rows for one kv head are contiguous, each row consists of whole 32-byte sectors, and 16-byte
-// copies are aligned for any head_dim. Elements [head_dim, padded_dim) are zero.
+// rows for one kv head are contiguous. padded_dim is head_dim rounded up so that each row consists
+// of whole 32-byte sectors and 16-byte copies are aligned. Elements [head_dim, padded_dim) are
+// zero.
 struct KvLayerView {
   void* keys = nullptr;
   void* values = nullptr;

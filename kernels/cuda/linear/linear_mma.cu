@@ -252,8 +252,8 @@ void LaunchShaped(const CudaLinearBank& bank, const LinearParams& p, cudaStream_
   Launch(LinearMmaKernel<S, true>, shape, p);
 }
 
-// The template arguments: rows, warps across, warps down, m tiles per warp, stages, blocks per
-// multiprocessor.
+// The template arguments: rows of a tile, warps along the outputs, warps along the rows,
+// instructions per warp along the outputs, pipeline stages, blocks per multiprocessor.
 using Rows8Slice = MmaShape<8, 1, 1, 1, 16, 4>;
 using Rows8 = MmaShape<8, 4, 1, 1, 8, 3>;
 using Rows16 = MmaShape<16, 4, 1, 1, 7, 3>;

@@ -34,7 +34,8 @@ struct SplitShape {
   static constexpr int kStagedBytes = kTileRows * kPitch * static_cast<int>(sizeof(float));
   static constexpr int kSharedBytes =
       std::max(kWeightBytes + 2 * kPlanes * kPlaneBytes, kStagedBytes);
-  static constexpr int kPieces = (kTileRows * 8 + kThreads - 1) / kThreads;  // 8 inputs each
+  // Pieces of 8 inputs that a thread splits; a row has 8 pieces.
+  static constexpr int kPieces = (kTileRows * 8 + kThreads - 1) / kThreads;
 };
 
 // Splits each of 8 inputs into its three bf16 parts.

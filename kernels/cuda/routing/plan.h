@@ -1,4 +1,4 @@
-// Builds routing plans with any number of rows on the device.
+// Builds routing plans on the device, for any number of rows.
 #pragma once
 
 #include "kernels/cuda/device/runtime.h"

@@ -295,10 +295,11 @@ __device__ __forceinline__ Selected TakeRanks(const RowSelection& row, const Ran
   return selected;
 }
 
-// Stores the selected experts, which are those with a key of at least selected.last, in ascending
-// order, without masked experts. At most RouteOverride::allowed experts are selected, and an expert
-// masked by -Inf ranks behind all finite scores. So a selection contains one only if an expert that
-// is not masked has the score -Inf or NaN. Returns the number of experts stored.
+// Stores the ids of the selected experts (those whose key is at least selected.last) in ascending
+// order, except masked experts, and returns how many were stored. Normally no masked expert is
+// selected: its score is -Inf, which ranks behind all finite scores, and no more experts are
+// selected than there are unmasked ones (RouteOverride::allowed). It is selected only if an
+// unmasked expert has the score -Inf or NaN.
 __device__ __forceinline__ int StoreSelected(const SelectRowArgs& a, const Selected& selected,
                                              const float* bias, bool finite, float total,
                                              const SelectScratch& scratch, int lane) {

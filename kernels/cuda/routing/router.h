@@ -13,9 +13,9 @@ namespace moeserve::cuda {
 
 class CudaRouter : public Router {
  public:
-  // Widens the tensors, normalises expert vectors and converts both to the kernels' layout.
-  // InvalidArgument if the router exceeds the limits of the kernels; ResourceExhausted if memory
-  // runs out.
+  // Widens the tensors to f32, normalises the expert vectors, and stores all tensors in the
+  // kernels' layout. InvalidArgument if the router exceeds the limits of the kernels;
+  // ResourceExhausted if memory runs out.
   static Result<std::unique_ptr<CudaRouter>> Create(const RouteSettings& settings,
                                                     const RouterTensors& tensors);
 
