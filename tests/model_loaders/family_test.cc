@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -134,6 +135,22 @@ TEST_P(FamilyTest, GreedyTokensInF32) {
       ASSERT_EQ(token, answers_.greedy[at]) << "prompt " << p << ", step " << i;
       logits = (*runner)->Run({token}, 1, answers_.length + i);
     }
+  }
+}
+
+// A family that is not tested against its own implementation must not be added to the program.
+TEST(Families, HaveGoldens) {
+  std::set<std::string> tested;
+  for (const FamilyCase& c : Cases()) {
+    const auto text = ReadTextFile(c.folder / "config.json", 1 << 20);
+    ASSERT_TRUE(text.ok()) << text.status();
+    tested.insert(nlohmann::json::parse(*text)["model_type"].get<std::string>());
+  }
+  for (const Architecture* architecture : Architectures()) {
+    const std::string type(architecture->model_type);
+    // The native format has its own tests. Dynamic_MoE is not part of transformers.
+    if (type == "routed_decoder" || type == "llama with top_p_threshold") continue;
+    EXPECT_TRUE(tested.contains(type)) << type;
   }
 }
 

@@ -193,3 +193,7 @@ add("phi3", "phi3", **DENSE)
 add("phi3-window-partial", "phi3", **DENSE, sliding_window=8, num_key_value_heads=1,
     rope_parameters={"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5})
 add("phi3-tied", "phi3", SHARDS, **DENSE, num_key_value_heads=4, tie_word_embeddings=True)
+
+# The older container.
+add("mixtral-torch-file", "mixtral", intermediate_size=24, num_local_experts=4,
+    num_experts_per_tok=2, torch_file=True)
