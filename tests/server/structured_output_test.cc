@@ -226,10 +226,11 @@ TEST_F(StructuredHttp, ConstraintReachesTheEngineCompiled) {
   Start();
   const RawResponse response = Complete(R"({"prompt": "abc", "guided_regex": "h[a-z]+", "n": 2})");
   EXPECT_EQ(response.status, 200) << response.body;
-  ASSERT_EQ(engine_->submitted().size(), 2u);
-  const auto& constraint = engine_->submitted()[0].sampling.constraint;
+  const std::vector<Request> submitted = engine_->submitted();
+  ASSERT_EQ(submitted.size(), 2u);
+  const auto& constraint = submitted[0].sampling.constraint;
   ASSERT_NE(constraint, nullptr);
-  EXPECT_EQ(engine_->submitted()[1].sampling.constraint, constraint);
+  EXPECT_EQ(submitted[1].sampling.constraint, constraint);
   auto state = constraint->NewState();
   EXPECT_FALSE(state->Accept('x'));
   EXPECT_TRUE(state->Accept('h'));
