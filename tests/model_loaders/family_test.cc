@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
-#include <filesystem>
 #include <set>
 #include <string>
 #include <vector>
@@ -16,79 +14,21 @@
 #include "model_loaders/architectures/architecture.h"
 #include "model_loaders/architectures/registry.h"
 #include "model_loaders/files/mapped_file.h"
-#include "model_loaders/files/safetensors.h"
 #include "nlohmann/json.hpp"
 #include "tests/model_loaders/support.h"
-#include "tests/support/golden.h"
+#include "tests/support/family_cases.h"
 #include "tests/support/model_runner.h"
 
 namespace moeserve::testing {
 namespace {
 
-namespace fs = std::filesystem;
-
-struct FamilyCase {
-  std::string name;
-  fs::path folder;
-};
-void PrintTo(const FamilyCase& c, std::ostream* out) { *out << c.name; }
-
-std::vector<FamilyCase> Cases() {
-  std::vector<FamilyCase> cases;
-  for (const auto& entry : fs::directory_iterator(SourcePath("tests/golden/families"))) {
-    cases.push_back({entry.path().filename().string(), entry.path()});
-  }
-  std::sort(cases.begin(), cases.end(),
-            [](const FamilyCase& a, const FamilyCase& b) { return a.name < b.name; });
-  return cases;
-}
-
-struct Answers {
-  int prompts = 0;
-  int length = 0;
-  int vocab = 0;
-  int continuation = 0;
-  std::vector<int32_t> tokens;  // [prompts, length]
-  std::vector<float> logprobs;  // [prompts, length, vocab]
-  std::vector<int32_t> greedy;  // [prompts, continuation]
-  std::vector<float> margin;    // [prompts, continuation]
-
-  std::vector<int32_t> Prompt(int p) const {
-    return {tokens.begin() + p * length, tokens.begin() + (p + 1) * length};
-  }
-};
-
-template <typename T>
-std::vector<T> Values(const SafetensorsFile& file, const char* name) {
-  const TensorEntry* entry = file.Find(name);
-  EXPECT_NE(entry, nullptr) << name;
-  if (entry == nullptr) return {};
-  const std::string_view bytes = file.Bytes(*entry);
-  std::vector<T> values(bytes.size() / sizeof(T));
-  std::memcpy(values.data(), bytes.data(), values.size() * sizeof(T));
-  return values;
-}
-
-Answers ReadAnswers(const fs::path& folder) {
-  Answers a;
-  const auto file = SafetensorsFile::Open(folder / "golden.safetensors");
-  EXPECT_TRUE(file.ok()) << file.status();
-  if (!file.ok()) return a;
-  const TensorEntry* logprobs = (*file)->Find("logprobs");
-  a.prompts = static_cast<int>(logprobs->shape[0]);
-  a.length = static_cast<int>(logprobs->shape[1]);
-  a.vocab = static_cast<int>(logprobs->shape[2]);
-  a.continuation = static_cast<int>((*file)->Find("greedy")->shape[1]);
-  a.tokens = Values<int32_t>(**file, "tokens");
-  a.logprobs = Values<float>(**file, "logprobs");
-  a.greedy = Values<int32_t>(**file, "greedy");
-  a.margin = Values<float>(**file, "margin");
-  return a;
-}
-
 class FamilyTest : public ::testing::TestWithParam<FamilyCase> {
  protected:
-  void SetUp() override { answers_ = ReadAnswers(GetParam().folder); }
+  void SetUp() override {
+    auto answers = ReadFamilyAnswers(GetParam().folder);
+    ASSERT_TRUE(answers.ok()) << answers.status();
+    answers_ = *std::move(answers);
+  }
 
   // Returns the largest difference from the expected log-probabilities of all tokens of the
   // vocabulary after all tokens of the prompts.
@@ -109,7 +49,7 @@ class FamilyTest : public ::testing::TestWithParam<FamilyCase> {
     return worst;
   }
 
-  Answers answers_;
+  FamilyAnswers answers_;
 };
 
 TEST_P(FamilyTest, LogprobsInF32) {
@@ -141,7 +81,7 @@ TEST_P(FamilyTest, GreedyTokensInF32) {
 // A family that is not tested against its own implementation must not be added to the program.
 TEST(Families, HaveGoldens) {
   std::set<std::string> tested;
-  for (const FamilyCase& c : Cases()) {
+  for (const FamilyCase& c : FamilyCases()) {
     const auto text = ReadTextFile(c.folder / "config.json", 1 << 20);
     ASSERT_TRUE(text.ok()) << text.status();
     tested.insert(nlohmann::json::parse(*text)["model_type"].get<std::string>());
@@ -214,11 +154,8 @@ TEST_P(FamilyTest, OddConfigurationsAreRefusedOrRead) {
                                          "found an unknown key"}));
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, FamilyTest, ::testing::ValuesIn(Cases()), [](const auto& info) {
-  std::string name = info.param.name;
-  std::replace(name.begin(), name.end(), '-', '_');
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(Families, FamilyTest, ::testing::ValuesIn(FamilyCases()),
+                         [](const auto& info) { return TestName(info.param); });
 
 }  // namespace
 }  // namespace moeserve::testing

@@ -1,0 +1,164 @@
+// What the engine promises holds for every family of checkpoint folders: a request's results do not
+// depend on other requests, on cached prefixes or on preemptions; counters, routing records and
+// overrides are exact; with weights in f32, int8 and int4.
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "tests/support/engine_fixture.h"
+#include "tests/support/family_cases.h"
+
+namespace moeserve::testing {
+namespace {
+
+constexpr int kGenerated = 24;
+constexpr int kMaxLength = 64;
+
+struct Weights {
+  const char* name;
+  DType compute;
+  Quantization quantization;
+};
+constexpr Weights kWeights[] = {{"f32", DType::kF32, Quantization::kNone},
+                                {"int8", DType::kBF16, Quantization::kInt8},
+                                {"int4", DType::kBF16, Quantization::kInt4}};
+
+class FamilyEngineTest : public ::testing::TestWithParam<std::tuple<FamilyCase, Weights>> {
+ protected:
+  void SetUp() override {
+    auto answers = ReadFamilyAnswers(std::get<0>(GetParam()).folder);
+    ASSERT_TRUE(answers.ok()) << answers.status();
+    answers_ = *std::move(answers);
+  }
+
+  std::unique_ptr<TestEngine> Start(EngineOptions options) {
+    const Weights& weights = std::get<1>(GetParam());
+    options.max_model_len = kMaxLength;
+    options.routing_records = true;
+    options.routing_control = {.enabled = true};
+    auto engine = TestEngine::Start(std::get<0>(GetParam()).folder, options, weights.compute, "cpu",
+                                    weights.quantization);
+    EXPECT_TRUE(engine.ok()) << engine.status();
+    return engine.ok() ? *std::move(engine) : nullptr;
+  }
+
+  Request Greedy(const std::string& id, int prompt) const {
+    Request r;
+    r.id = id;
+    r.prompt = answers_.Prompt(prompt);
+    r.sampling.max_tokens = kGenerated;
+    r.sampling.temperature = 0.0;
+    r.sampling.ignore_eos = true;
+    r.sampling.logprobs = 2;
+    r.routing_record = true;
+    return r;
+  }
+
+  // Expects the same tokens, log-probabilities and routes, bit by bit.
+  static void ExpectSame(const CollectingSink& a, const CollectingSink& b) {
+    EXPECT_EQ(a.tokens(), b.tokens());
+    ASSERT_EQ(a.logprobs().size(), b.logprobs().size());
+    for (size_t i = 0; i < a.logprobs().size(); ++i) {
+      EXPECT_EQ(a.logprobs()[i].logprob, b.logprobs()[i].logprob) << "token " << i;
+    }
+    EXPECT_EQ(a.routing().offsets, b.routing().offsets);
+    EXPECT_EQ(a.routing().experts, b.routing().experts);
+    EXPECT_EQ(a.routing().weights, b.routing().weights);
+  }
+
+  FamilyAnswers answers_;
+};
+
+TEST_P(FamilyEngineTest, CompanyChangesNothingAndCountsAreExact) {
+  std::vector<std::shared_ptr<CollectingSink>> alone;
+  int64_t one_sequence = 0;
+  {
+    auto engine = Start({.max_num_seqs = 1, .prefix_cache = false});
+    ASSERT_NE(engine, nullptr);
+    one_sequence = engine->BytesFor(kMaxLength);
+    for (int p = 0; p < answers_.prompts; ++p) {
+      alone.push_back(engine->Submit(Greedy(std::to_string(p), p)));
+      ASSERT_TRUE(alone.back()->Wait().ok()) << alone.back()->Wait();
+    }
+  }
+  // Steps of a few tokens, cached prefixes, and so little memory that requests are preempted.
+  auto engine =
+      Start({.max_num_seqs = 4, .max_step_tokens = 9, .kv_cache_bytes = 2 * one_sequence});
+  ASSERT_NE(engine, nullptr);
+  std::vector<std::shared_ptr<CollectingSink>> together;
+  for (int i = 0; i < 3 * answers_.prompts; ++i) {
+    together.push_back(engine->Submit(Greedy(std::to_string(i), i % answers_.prompts)));
+  }
+  const RouteLayout& layout = engine->get().route_layout();
+  std::vector<uint64_t> counts(static_cast<size_t>(layout.num_experts));
+  for (size_t i = 0; i < together.size(); ++i) {
+    SCOPED_TRACE("request " + std::to_string(i));
+    ASSERT_TRUE(together[i]->Wait().ok()) << together[i]->Wait();
+    ExpectSame(*together[i], *alone[i % alone.size()]);
+    const RoutingRecord& record = together[i]->routing();
+    for (int t = 0; t < record.tokens; ++t) {
+      bool reused = false;
+      for (const auto& [begin, end] : record.reused) reused |= t >= begin && t < end;
+      for (int row = 0; row < layout.rows_per_token && !reused; ++row) {
+        const size_t r = static_cast<size_t>(t) * layout.rows_per_token + row;
+        const RoutedBlock& block = layout.blocks[layout.block_of_row[row]];
+        for (uint32_t a = record.offsets[r]; a < record.offsets[r + 1]; ++a) {
+          ++counts[block.first_expert + record.experts[a]];
+        }
+      }
+    }
+  }
+  engine->ExpectIdle();
+  const ExpertStats stats = engine->get().ExpertSnapshot();
+  ASSERT_EQ(stats.blocks.size(), layout.blocks.size());
+  for (size_t i = 0; i < stats.blocks.size(); ++i) {
+    for (int e = 0; e < stats.blocks[i].num_experts; ++e) {
+      EXPECT_EQ(stats.blocks[i].selections[static_cast<size_t>(e)],
+                counts[layout.blocks[i].first_expert + static_cast<size_t>(e)])
+          << "block " << i << ", expert " << e;
+    }
+  }
+}
+
+// A request that may not use expert 0 does not use it, and a request beside it notices nothing.
+TEST_P(FamilyEngineTest, OverridesConcernTheirRequestOnly) {
+  auto engine = Start({});
+  ASSERT_NE(engine, nullptr);
+  const RouteLayout& layout = engine->get().route_layout();
+  if (layout.blocks.empty()) GTEST_SKIP() << "a dense model";
+  RoutingChange change;
+  for (const RoutedBlock& block : layout.blocks) {
+    change.experts.push_back({block.layer, block.block, 0, std::nullopt});
+  }
+  const auto control = RoutingControl::Create(change, engine->get().spec(), {.enabled = true});
+  ASSERT_TRUE(control.ok()) << control.status();
+  auto plain = engine->Submit(Greedy("plain", 0));
+  ASSERT_TRUE(plain->Wait().ok());
+  Request changed = Greedy("changed", 0);
+  changed.routing_control = std::make_shared<const RoutingControl>(*control);
+  auto other = engine->Submit(changed);
+  auto again = engine->Submit(Greedy("again", 0));
+  ASSERT_TRUE(other->Wait().ok());
+  ASSERT_TRUE(again->Wait().ok());
+  ExpectSame(*again, *plain);
+  const RoutingRecord& record = other->routing();
+  for (size_t r = 0; r + 1 < record.offsets.size(); ++r) {
+    EXPECT_GT(record.offsets[r + 1], record.offsets[r]) << "row " << r;
+  }
+  for (const uint16_t e : record.experts) ASSERT_NE(e, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, FamilyEngineTest,
+                         ::testing::Combine(::testing::ValuesIn(FamilyCases()),
+                                            ::testing::ValuesIn(kWeights)),
+                         [](const auto& info) {
+                           return TestName(std::get<0>(info.param)) + "_" +
+                                  std::get<1>(info.param).name;
+                         });
+
+}  // namespace
+}  // namespace moeserve::testing
