@@ -22,8 +22,9 @@ class ExpertBody {
   virtual RowsView Run(StepContext& ctx, const RoutingPlan* plan, const RowsView& rows) const = 0;
 };
 
-// Computes down(norm(act(gate x) * up x)); gate and norm are optional. Widths may differ between
-// experts (HMoE). A dense or shared feed-forward is a body with one expert.
+// Computes down(norm(act(gate x) * up x)), or down(norm(act(up x))) without a gate; the norm is
+// optional. Widths may differ between experts (HMoE). A dense or shared feed-forward is a body with
+// one expert.
 class FeedForwardExperts : public ExpertBody {
  public:
   static Result<std::unique_ptr<FeedForwardExperts>> Load(LoadContext& load,

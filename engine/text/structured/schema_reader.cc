@@ -55,7 +55,8 @@ bool Contains(const Range& range, std::string_view key) {
   return std::find(std::begin(range), std::end(range), key) != std::end(range);
 }
 
-// Returns one step of a JSON pointer, escaped and cut to kMaxStep bytes.
+// Returns "/" and `step`, escaped as in a JSON pointer. A step of more than kMaxStep bytes is first
+// cut to at most that many, in whole characters; "..." marks the cut.
 std::string Escaped(std::string_view step) {
   std::string out = "/";
   if (step.size() > kMaxStep) {

@@ -28,7 +28,7 @@ struct QueryRows {
 // size, and LaunchAttention() reads it. All layers share the memory of the partial results, because
 // launches on one stream use it one after another.
 struct AttentionWork {
-  int max_tokens = 0;  // the largest number of tokens
+  int max_tokens = 0;  // the largest number of tokens in a step
   int slots = 0;  // the largest number of splits; a token for which no slots are left is not split
   int32_t* item_count = nullptr;     // [1]
   int32_t* item_token = nullptr;     // [slots + max_tokens]

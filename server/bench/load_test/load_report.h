@@ -64,8 +64,8 @@ struct LoadReport {
   std::optional<double> sender_cpu_seconds;
   std::optional<ServerCounters> server;  // change over the run, if the server reports it
   std::optional<IdleStreamReport> idle_streams;
-  // The next two members give the bound set by memory bandwidth. They are present only if the
-  // engine runs in this process and --bandwidth is given.
+  // weight_bytes / read_bandwidth is the least time that the run's steps can take. Both members are
+  // present only if the engine runs in this process and --bandwidth is given.
   std::optional<double> weight_bytes;  // bytes of weights that the steps of the run read
   // Bytes per second: the largest of several measurements before and after the run.
   std::optional<double> read_bandwidth;
