@@ -3,11 +3,12 @@ equal.
 
     python3 parity.py --cli build/tests/tokenize_cli [--megabytes 2.2] [--only NAME] [TOKENIZER_DIR ...]
 
-It needs the package `tokenizers` (0.23). The compared tokenizers are those built in this file and
+It needs the packages `tokenizers` (0.23) and `sentencepiece` (0.2). The compared tokenizers are those built in this file and
 the tokenizer.json in each TOKENIZER_DIR.
 """
 
 import argparse
+import io
 import pathlib
 import random
 import re
@@ -18,6 +19,9 @@ import tempfile
 import time
 
 import corpus
+import sentencepiece
+import styles
+from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 LLAMA3 = (
@@ -329,11 +333,32 @@ def cases(args):
     yield from case("characters, fuse decoder", lambda: characters(decoder=decoders.Fuse()), texts=some, round_trip=False)
     yield from case("no pre-tokenizer", lambda: plain(ascii_texts), texts=some, round_trip=False)
 
+    yield from style_cases(args, texts, training, points, wanted)
+
     runs = [c * (1_000_000 // len(c.encode())) for c in ("a", " ", "\n", "!", "9", "é")]
     runs += [" " * 500_000 + "x" + " " * 500_000, "ab" * 500_000]
     yield from case("runs gpt2", gpt2, texts=runs)
     yield from case("runs deepseek3", lambda: deepseek(DEEPSEEK3, False), texts=runs)
     yield from case("runs no regex", lambda: gpt2(use_regex=False), texts=runs)
+
+
+def character_maps():
+    """Returns the character maps of SentencePiece's normalization rules by name."""
+    maps = {}
+    for name in ("nmt_nfkc", "nmt_nfkc_cf", "nfkc"):
+        model = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(["a b"] * 10), model_writer=model, vocab_size=6, model_type="char",
+            normalization_rule_name=name, minloglevel=2)
+        proto = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue())
+        maps[name] = proto.normalizer_spec.precompiled_charsmap
+    return maps
+
+
+def style_cases(args, texts, training, points, wanted):
+    for name, make, case_texts, options in styles.cases(texts, training, character_maps(), points):
+        if wanted(name):
+            yield Case(name, make(), case_texts, round_trip=False, **options)
 
 
 def plain(texts):

@@ -16,32 +16,6 @@ absl::Status Invalid(const AddedToken& token, const std::string& message) {
   return absl::InvalidArgumentError("token \"" + token.content + "\": " + message);
 }
 
-// Returns the start of the character that ends at `end`.
-size_t CharacterBefore(std::string_view text, size_t end) {
-  --end;
-  while (end > 0 && (text[end] & 0xC0) == 0x80) --end;
-  return end;
-}
-
-size_t SkipSpaceBackwards(std::string_view text, size_t end) {
-  while (end > 0) {
-    const size_t begin = CharacterBefore(text, end);
-    size_t pos = begin;
-    if (!IsWhiteSpace(NextCodePoint(text, &pos))) break;
-    end = begin;
-  }
-  return end;
-}
-
-size_t SkipSpace(std::string_view text, size_t begin) {
-  while (begin < text.size()) {
-    size_t pos = begin;
-    if (!IsWhiteSpace(NextCodePoint(text, &pos))) break;
-    begin = pos;
-  }
-  return begin;
-}
-
 }  // namespace
 
 bool AddedTokens::Matcher::Add(std::string_view text, TokenId id) {
@@ -121,7 +95,9 @@ absl::StatusOr<std::unique_ptr<AddedTokens>> AddedTokens::Create(std::vector<Add
     }
     std::string_view searched = token.content;
     if (token.normalized && normalizer != nullptr) {
-      std::string form = normalizer->Normalize(token.content);
+      absl::StatusOr<std::string> normalized = normalizer->Normalize(token.content);
+      if (!normalized.ok()) return normalized.status();
+      std::string form = *std::move(normalized);
       if (form.empty()) return Invalid(token, "nothing is left of it when normalized");
       if (form != token.content) {
         searched = added->normalized_forms_.emplace(token.id, std::move(form)).first->second;
@@ -171,7 +147,8 @@ SpecialRule SpecialRule::Normalized(std::string_view text, std::string_view norm
   std::string joined;
   size_t done = 0;
   const auto append = [&](size_t end) {
-    joined += normalizer.Normalize(text.substr(done, end - done));
+    NormalizeContext context{.continued = done > 0};
+    joined += normalizer.Apply(text.substr(done, end - done), &context).value_or("");
     done = end;
   };
   for (const TextSpan& span : spans_) {
@@ -217,8 +194,8 @@ void AddedTokens::Split(const Matcher& matcher, std::string_view text, const Spe
     }
     size_t begin = match_begin;
     size_t end = match_end;
-    if (token.lstrip) begin = std::max(SkipSpaceBackwards(text, begin), covered);
-    if (token.rstrip) end = SkipSpace(text, end);
+    if (token.lstrip) begin = std::max(SkipWhiteSpaceBackwards(text, begin), covered);
+    if (token.rstrip) end = SkipWhiteSpace(text, end);
     if (covered < begin) parts->push_back({text.substr(covered, begin - covered), std::nullopt});
     // Skips a token that consists of white space which the previous token has consumed.
     if (begin < end) parts->push_back({text.substr(begin, end - begin), id});

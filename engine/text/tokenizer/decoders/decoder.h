@@ -4,8 +4,8 @@
 #include <memory>
 #include <string>
 #include <string_view>
-
-#include "engine/text/tokenizer/utf8.h"
+#include <utility>
+#include <vector>
 
 namespace moeserve {
 
@@ -27,23 +27,28 @@ class Decoder {
   virtual std::string TokenBytes(std::string_view token) const = 0;
 };
 
-// Converts byte-level spellings to bytes. A token with a character outside the byte-level alphabet
-// contributes its own UTF-8.
-class ByteLevelDecoder : public Decoder {
+// One step of a chain of decoders. Immutable after construction; any number of threads may use one
+// object.
+class DecoderStep {
  public:
-  std::unique_ptr<DecoderState> Start() const override;
-  std::string TokenBytes(std::string_view token) const override;
+  virtual ~DecoderStep() = default;
+  // Returns a state that changes tokens and hands them to `next`.
+  virtual std::unique_ptr<DecoderState> Start(std::unique_ptr<DecoderState> next) const = 0;
+  // Returns what the step makes of a token, whatever its neighbours are. `token` need not be UTF-8.
+  virtual std::string TokenBytes(std::string token) const = 0;
 };
 
-// Concatenates the spellings, with `separator` between them.
-class JoinDecoder : public Decoder {
+// Applies its steps in order and concatenates their results, with `separator` between them.
+class ChainDecoder : public Decoder {
  public:
-  explicit JoinDecoder(std::string separator) : separator_(std::move(separator)) {}
+  explicit ChainDecoder(std::vector<std::unique_ptr<DecoderStep>> steps, std::string separator = "")
+      : steps_(std::move(steps)), separator_(std::move(separator)) {}
 
   std::unique_ptr<DecoderState> Start() const override;
-  std::string TokenBytes(std::string_view token) const override { return std::string(token); }
+  std::string TokenBytes(std::string_view token) const override;
 
  private:
+  std::vector<std::unique_ptr<DecoderStep>> steps_;
   std::string separator_;
 };
 
