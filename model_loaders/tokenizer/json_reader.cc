@@ -61,7 +61,7 @@ JsonReader::Json JsonReader::Parse(std::string_view text) {
     Json json = Json::parse(text.begin(), text.end(), watch);
     return ok() ? json : nullptr;
   } catch (const Json::exception& error) {
-    Fail("", std::string("not valid JSON: ") + error.what());
+    Fail("", "not valid JSON: " + Printable(error.what(), 300));
     return nullptr;
   }
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/text/tokenizer/added_tokens.h"
 
 namespace moeserve {
 
@@ -31,6 +32,17 @@ struct TokenizerConfig {
 // Reads `model_dir`/tokenizer_config.json and chat_template.jinja, if present. The template of
 // chat_template.jinja takes precedence. Ignores other keys. InvalidArgument for an invalid file.
 absl::StatusOr<TokenizerConfig> LoadTokenizerConfig(const std::filesystem::path& model_dir);
+
+// The keys that describe a tokenizer without tokenizer.json.
+struct TokenizerDetails {
+  TokenizerConfig config;
+  std::vector<AddedToken> added_tokens;  // `added_tokens_decoder`, by ascending id
+  std::optional<std::string> pattern;    // `pat_str`, tiktoken's name for the pattern of pieces
+  bool add_prefix_space = false;
+};
+
+// Reads `model_dir`/tokenizer_config.json, if present. InvalidArgument for an invalid file.
+absl::StatusOr<TokenizerDetails> LoadTokenizerDetails(const std::filesystem::path& model_dir);
 
 absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(std::string_view json,
                                                      std::string_view file_name);

@@ -1,10 +1,11 @@
 """Compares moeserve's tokenizer with Hugging Face's library. Token ids and decoded texts must be
-equal.
+equal. Tokenizers of other files than tokenizer.json are compared with the programs that define them.
 
     python3 parity.py --cli build/tests/tokenize_cli [--megabytes 2.2] [--only NAME] [TOKENIZER_DIR ...]
 
-It needs the packages `tokenizers` (0.23) and `sentencepiece` (0.2). The compared tokenizers are those built in this file and
-the tokenizer.json in each TOKENIZER_DIR.
+It needs the packages `tokenizers` (0.23), `sentencepiece` (0.2.3) and `tiktoken`. The compared
+tokenizers are those built in this file, in styles.py and in files.py, and the tokenizer.json in each
+TOKENIZER_DIR.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import tempfile
 import time
 
 import corpus
+import files
 import sentencepiece
 import styles
 from sentencepiece import sentencepiece_model_pb2
@@ -359,6 +361,7 @@ def style_cases(args, texts, training, points, wanted):
     for name, make, case_texts, options in styles.cases(texts, training, character_maps(), points):
         if wanted(name):
             yield Case(name, make(), case_texts, round_trip=False, **options)
+    yield from files.cases(texts, training, wanted)
 
 
 def plain(texts):

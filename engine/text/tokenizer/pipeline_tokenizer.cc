@@ -24,8 +24,11 @@ class PipelineTokenizer::Stream : public DecodeStream {
   void Push(TokenId id, std::string* out) override {
     const std::optional<std::string_view> form = tokenizer_->DecodedForm(id);
     if (!form.has_value()) return;
-    if (skip_special_tokens_ && tokenizer_->parts_.added_tokens->IsSkipped(*form)) return;
-    state_->Push(*form, out);
+    if (skip_special_tokens_ && tokenizer_->parts_.added_tokens->IsSkipped(*form)) {
+      state_->Skip(out);
+    } else {
+      state_->Push(*form, out);
+    }
   }
 
   void Finish(std::string* out) override { state_->Finish(out); }

@@ -15,6 +15,8 @@ class DecoderState {
   virtual ~DecoderState() = default;
   // Reads the next token as the vocabulary spells it and appends the text that has become final.
   virtual void Push(std::string_view token, std::string* out) = 0;
+  // Notes that a token was left out here.
+  virtual void Skip(std::string* /*out*/) {}
   virtual void Finish(std::string* out) = 0;
 };
 

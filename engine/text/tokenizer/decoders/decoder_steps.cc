@@ -4,6 +4,7 @@
 #include <functional>
 #include <optional>
 
+#include "engine/text/tokenizer/decoders/byte_token.h"
 #include "engine/text/tokenizer/models/byte_level.h"
 #include "engine/text/tokenizer/normalizers/text_edits.h"
 #include "engine/text/tokenizer/utf8.h"
@@ -57,23 +58,6 @@ class ByteLevelState : public DecoderState {
   Utf8Assembler assembler_;
   std::unique_ptr<DecoderState> next_;
 };
-
-int HexDigit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-  return -1;
-}
-
-// Returns the byte that a token such as <0x0A> stands for. As in Hugging Face's library, the first
-// digit may be a plus sign.
-std::optional<char> ByteOfToken(std::string_view token) {
-  if (token.size() != 6 || !token.starts_with("<0x") || !token.ends_with('>')) return std::nullopt;
-  const int high = token[3] == '+' ? 0 : HexDigit(token[3]);
-  const int low = HexDigit(token[4]);
-  if (high < 0 || low < 0) return std::nullopt;
-  return static_cast<char>(high * 16 + low);
-}
 
 class ByteFallbackState : public DecoderState {
  public:

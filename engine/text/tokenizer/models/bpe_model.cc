@@ -53,7 +53,11 @@ absl::StatusOr<std::unique_ptr<BpeModel>> BpeModel::Create(BpeConfig config) {
   model->byte_fallback_ = config.byte_fallback;
   model->ignore_merges_ = config.ignore_merges;
   MOESERVE_ASSIGN_OR_RETURN(model->vocab_, Vocabulary::Create(std::move(config.vocab)));
-  if (absl::Status s = model->AddMerges(config.merges); !s.ok()) return s;
+  if (config.merges_by_id) {
+    MOESERVE_RETURN_IF_ERROR(model->AddMergesById());
+  } else {
+    MOESERVE_RETURN_IF_ERROR(model->AddMerges(config.merges));
+  }
   for (int byte = 0; byte < 256; ++byte) {
     const std::string_view symbol = ByteLevelChar(static_cast<uint8_t>(byte));
     model->byte_ids_[byte] = model->TokenToId(symbol).value_or(-1);
@@ -66,12 +70,31 @@ absl::StatusOr<std::unique_ptr<BpeModel>> BpeModel::Create(BpeConfig config) {
     const bool needed = !model->byte_level_ ||
                         std::count(model->byte_ids_.begin(), model->byte_ids_.end(), -1) != 0;
     if (model->unk_id_ < 0 && needed) {
-      return Invalid("unk_token: expected a token of the vocabulary, found \"" + *config.unk_token +
-                     "\"");
+      return Invalid("unk_token: expected a token of the vocabulary, found " +
+                     Quoted(*config.unk_token));
     }
   }
   if (model->byte_level_) model->FindWholeWords();
   return model;
+}
+
+absl::Status BpeModel::AddMergesById() {
+  for (TokenId id = 0; id < vocab_.id_bound(); ++id) {
+    const std::optional<std::string_view> token = vocab_.Token(id);
+    if (!token.has_value()) continue;
+    if (token->size() > kMaxSplitToken) {
+      return Invalid(Concat("vocab: expected tokens of at most ", kMaxSplitToken,
+                            " bytes, found one of ", token->size()));
+    }
+    for (size_t pos = 0; pos < token->size();) {
+      NextCodePoint(*token, &pos);
+      const std::optional<TokenId> left = TokenToId(token->substr(0, pos));
+      if (pos == token->size() || !left.has_value()) continue;
+      const std::optional<TokenId> right = TokenToId(token->substr(pos));
+      if (right.has_value()) merges_[PairKey(*left, *right)] = {static_cast<uint32_t>(id), id};
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status BpeModel::AddMerges(const std::vector<std::pair<std::string, std::string>>& merges) {
@@ -88,7 +111,7 @@ absl::Status BpeModel::AddMerges(const std::vector<std::pair<std::string, std::s
     for (int i = 0; i < 3; ++i) {
       const std::optional<TokenId> id = TokenToId(*parts[i]);
       if (!id.has_value()) {
-        return Invalid(where + "expected tokens of the vocabulary, found \"" + *parts[i] + "\"");
+        return Invalid(where + "expected tokens of the vocabulary, found " + Quoted(*parts[i]));
       }
       ids[i] = *id;
     }

@@ -23,6 +23,10 @@ struct BpeConfig {
   std::vector<std::pair<std::string, TokenId>> vocab;
   // In order of rank; the first merge is applied first.
   std::vector<std::pair<std::string, std::string>> merges;
+  // If true, `merges` must be empty: any two tokens may merge if the vocabulary has the result, and
+  // the result with the lowest id is merged first, as in tiktoken. Takes tokens of at most
+  // kMaxSplitToken bytes.
+  bool merges_by_id = false;
   // If true, symbols are bytes, and the vocabulary is spelt in the byte-level alphabet. If false,
   // symbols are characters.
   bool byte_level = true;
@@ -39,6 +43,9 @@ struct BpeConfig {
 
 class BpeModel : public TokenModel {
  public:
+  // Limits the work of `merges_by_id`; the tokens of real files have at most 300 bytes or so.
+  static constexpr size_t kMaxSplitToken = 1024;
+
   // InvalidArgument if an id is out of range or used twice, a token is listed twice, a merge has a
   // part or a result that is not in the vocabulary, or unk_token is needed and not in the
   // vocabulary.
@@ -58,6 +65,8 @@ class BpeModel : public TokenModel {
   struct Scratch;
 
   BpeModel() = default;
+  // Adds every pair of tokens that a token of the vocabulary consists of.
+  absl::Status AddMergesById();
   absl::Status AddMerges(const std::vector<std::pair<std::string, std::string>>& merges);
   void FindWholeWords();
 

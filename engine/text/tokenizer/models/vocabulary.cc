@@ -18,7 +18,7 @@ absl::StatusOr<Vocabulary> Vocabulary::Create(std::vector<std::pair<std::string,
   TokenId bound = 0;
   for (const auto& [token, id] : tokens) {
     if (id < 0 || id > kMaxId) {
-      return Invalid(Concat("vocab: token \"", token, "\": expected an id from 0 to ", kMaxId,
+      return Invalid(Concat("vocab: token ", Quoted(token), ": expected an id from 0 to ", kMaxId,
                             ", found ", id));
     }
     if (!IsValidUtf8(token)) return Invalid("vocab: a token is not UTF-8");
@@ -30,11 +30,11 @@ absl::StatusOr<Vocabulary> Vocabulary::Create(std::vector<std::pair<std::string,
     std::optional<std::string>& slot = vocabulary.strings_[id];
     if (slot.has_value()) {
       return Invalid(
-          Concat("vocab: id ", id, " belongs to both \"", *slot, "\" and \"", token, "\""));
+          Concat("vocab: id ", id, " belongs to both ", Quoted(*slot), " and ", Quoted(token)));
     }
     slot = std::move(token);
     if (!vocabulary.ids_.emplace(*slot, id).second) {
-      return Invalid("vocab: token \"" + *slot + "\" is listed twice");
+      return Invalid(Concat("vocab: token ", Quoted(*slot), " is listed twice"));
     }
   }
   return vocabulary;

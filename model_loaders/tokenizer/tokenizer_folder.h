@@ -1,0 +1,18 @@
+// Chooses the reader of a folder's tokenizer files.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "engine/text/tokenizer/tokenizer.h"
+
+namespace moeserve {
+
+// Reads the first of these that the folder has: tokenizer.json; tokenizer.model or spiece.model
+// (SentencePiece or tiktoken); tiktoken.model or another file *.tiktoken; vocab.json with
+// merges.txt. NotFound if it has none of them; InvalidArgument if the file is invalid or has
+// something that is not supported.
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizerFolder(const std::filesystem::path& folder);
+
+}  // namespace moeserve
