@@ -9,6 +9,7 @@
 #include "base/message.h"
 #include "base/status.h"
 #include "engine/text/tokenizer/decoders/sentence_piece_decoder.h"
+#include "engine/text/tokenizer/models/renumbered_model.h"
 #include "engine/text/tokenizer/models/sentence_piece_model.h"
 #include "engine/text/tokenizer/normalizers/sentence_piece_normalizer.h"
 #include "engine/text/tokenizer/pipeline_tokenizer.h"
@@ -167,31 +168,67 @@ absl::StatusOr<ModelFile> ReadModelFile(std::string_view data) {
   return file;
 }
 
-// Returns the tokens that are searched for before SentencePiece sees the text.
-absl::StatusOr<std::vector<AddedToken>> AllAddedTokens(const SentencePieceConfig& model,
+AddedToken ControlToken(size_t id, std::string content) {
+  AddedToken token;
+  token.id = static_cast<TokenId>(id);
+  token.content = std::move(content);
+  token.special = true;
+  token.trusted_only = true;
+  return token;
+}
+
+// Returns the tokens that are searched for before SentencePiece sees the text. `names` has the
+// token of each id of the model.
+absl::StatusOr<std::vector<AddedToken>> AllAddedTokens(std::vector<AddedToken> control,
+                                                       const std::vector<std::string>& names,
                                                        const std::vector<AddedToken>& added) {
-  std::vector<AddedToken> tokens;
-  for (size_t i = 0; i < model.pieces.size(); ++i) {
-    if (model.pieces[i].type != PieceType::kControl) continue;
-    AddedToken token;
-    token.id = static_cast<TokenId>(i);
-    token.content = model.pieces[i].text;
-    token.special = true;
-    token.trusted_only = true;
-    tokens.push_back(std::move(token));
-  }
+  std::vector<AddedToken> tokens = std::move(control);
   for (AddedToken token : added) {
     const size_t id = static_cast<size_t>(token.id);
-    if (id < model.pieces.size()) {
-      if (model.pieces[id].text == token.content) continue;
+    if (id < names.size()) {
+      if (names[id] == token.content) continue;
       return Invalid(Concat("expected the tokens of tokenizer_config.json, which has ",
                             Quoted(token.content), " as token ", id, ", found ",
-                            Quoted(model.pieces[id].text)));
+                            Quoted(names[id])));
     }
     token.normalized = false;  // they are searched for in the text as it is
     tokens.push_back(std::move(token));
   }
   return tokens;
+}
+
+// The symbols with which each fairseq dictionary begins.
+constexpr std::string_view kFairseqSymbols[] = {"<s>", "<pad>", "</s>", "<unk>"};
+constexpr TokenId kFairseqUnknown = 3;
+
+// Returns the symbols of a fairseq dictionary in the order of their ids.
+absl::StatusOr<std::vector<std::string>> FairseqSymbols(
+    const SentencePieceConfig& model, std::optional<std::string_view> dictionary) {
+  std::vector<std::string> symbols(std::begin(kFairseqSymbols), std::end(kFairseqSymbols));
+  if (!dictionary.has_value()) {
+    for (const SentencePiece& piece : model.pieces) {
+      if (std::find(std::begin(kFairseqSymbols), std::end(kFairseqSymbols), piece.text) ==
+          std::end(kFairseqSymbols)) {
+        symbols.push_back(piece.text);
+      }
+    }
+    return symbols;
+  }
+  for (std::string_view rest = *dictionary; !rest.empty();) {
+    std::string_view line = rest.substr(0, rest.find('\n'));
+    rest.remove_prefix(std::min(line.size() + 1, rest.size()));
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    const size_t space = line.rfind(' ');
+    const std::string_view count = space == std::string_view::npos ? "" : line.substr(space + 1);
+    // A flag such as #fairseq:overwrite in place of the count is refused, too.
+    if (space == 0 || count.empty() ||
+        count.find_first_not_of("0123456789") != std::string_view::npos) {
+      return Invalid(Concat("dict.txt: line ", symbols.size() - std::size(kFairseqSymbols) + 1,
+                            ": expected a symbol, a space and a count, found ", Quoted(line)));
+    }
+    symbols.emplace_back(line.substr(0, space));
+  }
+  return symbols;
 }
 
 struct Enclosing {
@@ -200,21 +237,40 @@ struct Enclosing {
 };
 
 // Returns which tokens enclose a text: as the configuration says, otherwise as the tokenizer class
-// of Hugging Face's library does.
-Enclosing EnclosingTokens(const TokenizerConfig& config) {
+// of Hugging Face's library does, or as fairseq's documents begin.
+Enclosing EnclosingTokens(const TokenizerConfig& config, bool is_fairseq) {
   std::string name = config.tokenizer_class.value_or("");
   if (name.ends_with("Fast")) name.resize(name.size() - 4);
-  const bool bos =
-      name == "LlamaTokenizer" || name == "CodeLlamaTokenizer" || name == "GemmaTokenizer";
+  const bool bos = is_fairseq || name == "LlamaTokenizer" || name == "CodeLlamaTokenizer" ||
+                   name == "GemmaTokenizer";
   return {.bos = config.add_bos_token.value_or(bos),
           .eos = config.add_eos_token.value_or(name == "T5Tokenizer")};
 }
 
-absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTokenizer(ModelFile file,
-                                                         const TokenizerConfig& config,
-                                                         const std::vector<AddedToken>& added) {
+// `symbols` has fairseq's token for each id; without it, ids are those of SentencePiece.
+absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTokenizer(
+    ModelFile file, std::optional<std::vector<std::string>> symbols,
+    const TokenizerDetails& details) {
+  const TokenizerConfig& config = details.config;
+  const bool is_fairseq = symbols.has_value();
   PipelineParts parts;
-  MOESERVE_ASSIGN_OR_RETURN(std::vector<AddedToken> tokens, AllAddedTokens(file.model, added));
+  std::vector<AddedToken> control;
+  std::vector<std::string> names;
+  if (symbols.has_value()) {
+    names = *symbols;
+    for (TokenId id = 0; id < kFairseqUnknown; ++id) {
+      control.push_back(ControlToken(id, names[id]));
+    }
+  } else {
+    for (const SentencePiece& piece : file.model.pieces) {
+      if (piece.type == PieceType::kControl) {
+        control.push_back(ControlToken(names.size(), piece.text));
+      }
+      names.push_back(piece.text);
+    }
+  }
+  MOESERVE_ASSIGN_OR_RETURN(std::vector<AddedToken> tokens,
+                            AllAddedTokens(std::move(control), names, details.added_tokens));
   std::vector<std::pair<std::string_view, TokenId>> user_defined;
   SentencePieceDecoding decoding;
   for (const SentencePiece& piece : file.model.pieces) {
@@ -229,6 +285,11 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTokenizer(ModelFile file,
   parts.normalizer =
       std::make_unique<SentencePieceNormalizer>(std::move(file.rules), std::move(user_defined));
   MOESERVE_ASSIGN_OR_RETURN(parts.model, SentencePieceModel::Create(std::move(file.model)));
+  if (symbols.has_value()) {
+    MOESERVE_ASSIGN_OR_RETURN(
+        parts.model,
+        RenumberedModel::Create(std::move(parts.model), *std::move(symbols), kFairseqUnknown));
+  }
   MOESERVE_ASSIGN_OR_RETURN(parts.added_tokens,
                             AddedTokens::Create(std::move(tokens), *parts.model, nullptr,
                                                 /*any_new_ids=*/true));
@@ -239,7 +300,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTokenizer(ModelFile file,
     return Invalid(
         Concat("tokenizer_config.json has ", flag, ", but there is no token ", Quoted(token)));
   };
-  const Enclosing enclosing = EnclosingTokens(config);
+  const Enclosing enclosing = EnclosingTokens(config, is_fairseq);
   if (enclosing.bos) {
     MOESERVE_ASSIGN_OR_RETURN(const TokenId id,
                               id_of(config.bos_token.value_or(file.bos_piece), "add_bos_token"));
@@ -253,16 +314,33 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTokenizer(ModelFile file,
   return PipelineTokenizer::Create(std::move(parts));
 }
 
+absl::StatusOr<std::unique_ptr<Tokenizer>> ParseModel(std::string_view data,
+                                                      std::string_view file_name, bool fairseq,
+                                                      std::optional<std::string_view> dictionary,
+                                                      const TokenizerDetails& details) {
+  absl::StatusOr<ModelFile> file = ReadModelFile(data);
+  if (!file.ok()) return Prefixed(Concat(file_name, ": "), file.status());
+  std::optional<std::vector<std::string>> symbols;
+  if (fairseq) {
+    MOESERVE_ASSIGN_OR_RETURN(symbols, FairseqSymbols(file->model, dictionary));
+  }
+  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
+      MakeTokenizer(*std::move(file), std::move(symbols), details);
+  if (!tokenizer.ok()) return Prefixed(Concat(file_name, ": "), tokenizer.status());
+  return tokenizer;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> ParseSentencePieceModel(
     std::string_view data, std::string_view file_name, const TokenizerDetails& details) {
-  absl::StatusOr<ModelFile> file = ReadModelFile(data);
-  if (!file.ok()) return Prefixed(Concat(file_name, ": "), file.status());
-  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
-      MakeTokenizer(*std::move(file), details.config, details.added_tokens);
-  if (!tokenizer.ok()) return Prefixed(Concat(file_name, ": "), tokenizer.status());
-  return tokenizer;
+  return ParseModel(data, file_name, /*fairseq=*/false, std::nullopt, details);
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> ParseFairseqModel(
+    std::string_view data, std::string_view file_name, std::optional<std::string_view> dictionary,
+    const TokenizerDetails& details) {
+  return ParseModel(data, file_name, /*fairseq=*/true, dictionary, details);
 }
 
 }  // namespace moeserve

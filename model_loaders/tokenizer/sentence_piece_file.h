@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string_view>
 
 #include "absl/status/statusor.h"
@@ -21,5 +22,13 @@ namespace moeserve {
 absl::StatusOr<std::unique_ptr<Tokenizer>> ParseSentencePieceModel(std::string_view data,
                                                                    std::string_view file_name,
                                                                    const TokenizerDetails& details);
+
+// Like ParseSentencePieceModel(), with the ids that fairseq gives the pieces: <s>, <pad>, </s> and
+// <unk> are 0 to 3, and the symbols of the dictionary follow. `dictionary` is the text of its
+// dict.txt, which has a line for each symbol, with its count; without it, the symbols are the
+// model's other pieces. Unless the configuration says otherwise, a text begins with <s>.
+absl::StatusOr<std::unique_ptr<Tokenizer>> ParseFairseqModel(
+    std::string_view data, std::string_view file_name, std::optional<std::string_view> dictionary,
+    const TokenizerDetails& details);
 
 }  // namespace moeserve

@@ -15,11 +15,15 @@
 namespace moeserve {
 namespace {
 
+// The name that fairseq's models give their SentencePiece model.
+constexpr char kFairseqModel[] = "sentencepiece.bpe.model";
+constexpr char kFairseqDictionary[] = "dict.txt";
+
 // Returns the name of the folder's vocabulary file for SentencePiece or tiktoken; "" if there is
 // none. Of several files *.tiktoken, the one with the first name.
 std::string VocabularyFile(const std::filesystem::path& folder) {
   std::error_code error;
-  for (const char* name : {"tokenizer.model", "spiece.model", "tiktoken.model"}) {
+  for (const char* name : {"tokenizer.model", "spiece.model", kFairseqModel, "tiktoken.model"}) {
     if (std::filesystem::exists(folder / name, error)) return name;
   }
   std::string found;
@@ -42,9 +46,17 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizerFolder(
     MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string> data,
                               ReadTokenizerFile(folder / name));
     if (!data.has_value()) return absl::NotFoundError(Concat(name, ": no such file"));
-    const bool tiktoken = LooksLikeTiktoken(*data) || name.ends_with(".tiktoken");
-    return tiktoken ? ParseTiktoken(*data, name, details)
-                    : ParseSentencePieceModel(*data, name, details);
+    MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string> dictionary,
+                              ReadTokenizerFile(folder / kFairseqDictionary));
+    if (LooksLikeTiktoken(*data) || name.ends_with(".tiktoken")) {
+      if (!dictionary.has_value()) return ParseTiktoken(*data, name, details);
+      return absl::InvalidArgumentError(Concat(name, ": a fairseq dictionary (", kFairseqDictionary,
+                                               ") with a tiktoken vocabulary is not supported"));
+    }
+    if (dictionary.has_value() || name == kFairseqModel) {
+      return ParseFairseqModel(*data, name, dictionary, details);
+    }
+    return ParseSentencePieceModel(*data, name, details);
   }
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string> vocab,
                             ReadTokenizerFile(folder / "vocab.json"));

@@ -206,6 +206,30 @@ TEST(SentencePieceFile, DamageDoesNotCrash) {
   }
 }
 
+// In fairseq's dictionaries, four symbols precede those of the file.
+TEST(Fairseq, IdsOfTheDictionary) {
+  const auto own = ParseFairseqModel(ModelFile(1), "m", std::nullopt, {});
+  ASSERT_TRUE(own.ok()) << own.status();
+  EXPECT_EQ(*(*own)->Encode("a bab", true), (Ids{0, 265, 261, 263, 264}));  // piece id + 1
+  EXPECT_EQ(*(*own)->Decode(Ids{0, 265, 261, 263, 264, 2}, true), "a bab");
+  const auto tokenizer = ParseFairseqModel(ModelFile(1), "m", "▁a 5\nab 3\nmade up 0\n", {});
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_EQ(*(*tokenizer)->Encode("a bab", true), (Ids{0, 4, 3, 3, 5}));
+  EXPECT_EQ((*tokenizer)->vocab_size(), 7);
+  for (const char* text : {"ab\n", "ab 5 #fairseq:overwrite\n", " 5\n", "\n"}) {
+    const auto refused = ParseFairseqModel(ModelFile(1), "m", text, {});
+    EXPECT_NE(std::string(refused.status().message()).find("dict.txt: line 1: expected a symbol"),
+              std::string::npos)
+        << text;
+  }
+  EXPECT_FALSE(ParseFairseqModel(ModelFile(1), "m", "ab 1\nab 2\n", {}).ok());
+  EXPECT_FALSE(ParseFairseqModel(ModelFile(1), "m", "<pad> 1\n", {}).ok());
+  std::mt19937 random(13);
+  for (int i = 0; i < 500; ++i) {
+    Use(ParseFairseqModel(ModelFile(1), "m", Damaged("▁a 5\nab 3\n<0x41> 0\n", random), {}));
+  }
+}
+
 TEST(CharacterMapTest, DamageDoesNotCrash) {
   // A trie of one rule: "a" becomes "é".
   std::string trie(4 * 256, '\0');

@@ -154,6 +154,24 @@ def sentence_piece_case(name, model, texts, config=None, enclose=lambda p, ids: 
     return FileCase(name, files, texts, lambda t: enclose(processor, processor.encode(t)), processor.decode, lists, flags)
 
 
+def fairseq_case(name, model, texts, with_dictionary):
+    """Compares with fairseq's rules, written down here: pieces become symbols of a dictionary."""
+    data = model.SerializeToString()
+    processor = sentencepiece.SentencePieceProcessor(model_proto=data)
+    symbols = ["<s>", "<pad>", "</s>", "<unk>"]
+    pieces = [p.piece for p in model.pieces if p.piece not in symbols]
+    files = {"sentencepiece.bpe.model": data}
+    if with_dictionary:  # another order, some pieces missing, more symbols
+        random.Random(1).shuffle(pieces)
+        pieces = pieces[50:] + ["</line>", "madeupword0000"]
+        files = {"tokenizer.model": data, "dict.txt": "".join("%s %d\n" % (p, i) for i, p in enumerate(pieces)).encode()}
+    symbols += pieces
+    index = {s: i for i, s in enumerate(symbols)}
+    pieces_of = lambda text: [processor.id_to_piece(i) for i in processor.encode(text)]
+    return FileCase(name, files, texts, lambda t: [0] + [index.get(p, 3) for p in pieces_of(t)],
+                    lambda ids: processor.decode([symbols[i] for i in ids[1:]]), flags=["skip_special", "add_special"])
+
+
 def byte_vocabulary(texts):
     """Returns tokens of a byte-level BPE, in order of their ids, and its merges."""
     tokenizer = Tokenizer(models.BPE())
@@ -222,6 +240,11 @@ def cases(texts, training, wanted):
             if wanted(name):
                 trained = trained or train(few, model_type)
                 yield sentence_piece_case(name, changed(trained, change), (some if change_name else texts) + odd)
+        for with_dictionary in (True, False):
+            name = "fairseq %s%s" % (model_type, " dictionary" * with_dictionary)
+            if wanted(name):
+                trained = trained or train(few, model_type)
+                yield fairseq_case(name, trained, odd + some, with_dictionary)
         name = "sentencepiece %s bos eos" % model_type
         if wanted(name):
             trained = trained or train(few, model_type)
