@@ -6,6 +6,7 @@
 #include <random>
 
 #include "engine/text/tokenizer/models/byte_level.h"
+#include "engine/text/tokenizer/utf8.h"
 #include "gtest/gtest.h"
 #include "model_loaders/tokenizer/tokenizer_config.h"
 #include "nlohmann/json.hpp"
@@ -108,6 +109,95 @@ TEST(TokenizerJson, Unigram) {
   EXPECT_EQ(*(*tokenizer)->Encode("AB  a", false), (Ids{2, 4, 2, 3}));
   EXPECT_EQ(*(*tokenizer)->Encode("bxyb", true), (Ids{2, 2, 5, 0, 5, 1}));
   EXPECT_EQ(*(*tokenizer)->Decode(Ids{2, 4, 2, 3, 1}, true), "ab a");
+}
+
+// As in Llama 2: a normalizer that inserts "▁", and byte tokens.
+Json LlamaSample() {
+  Json json = Json::parse(R"({
+    "added_tokens": [
+      {"id": 256, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false,
+       "normalized": false, "special": true},
+      {"id": 257, "content": "<t>", "single_word": false, "lstrip": false, "rstrip": false,
+       "normalized": true, "special": true}],
+    "normalizer": {"type": "Sequence", "normalizers": [
+      {"type": "Prepend", "prepend": "_"},
+      {"type": "Replace", "pattern": {"String": " "}, "content": "_"}]},
+    "decoder": {"type": "Sequence", "decoders": [
+      {"type": "Replace", "pattern": {"String": "_"}, "content": " "},
+      {"type": "ByteFallback"}, {"type": "Fuse"},
+      {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+    "model": {"type": "BPE", "unk_token": "<s>", "fuse_unk": true, "byte_fallback": true,
+      "vocab": {"<s>": 256, "<t>": 257, "_<t>": 258, "_": 259, "a": 260, "_a": 261},
+      "merges": [["_", "a"]]}
+  })");
+  for (int byte = 0; byte < 256; ++byte) {
+    char name[8];
+    std::snprintf(name, sizeof(name), "<0x%02X>", byte);
+    json["model"]["vocab"][name] = byte;
+  }
+  return json;
+}
+
+TEST(TokenizerJson, LlamaStyle) {
+  const auto tokenizer = Parse(LlamaSample());
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_EQ(*(*tokenizer)->Encode("a aé<s>a", false), (Ids{261, 261, 0xC3, 0xA9, 256, 261}));
+  EXPECT_EQ(*(*tokenizer)->Decode(Ids{261, 261, 0xC3, 0xA9, 256, 261}, true), "a aé a");
+  // A run of bytes that is not UTF-8 becomes as many U+FFFD.
+  EXPECT_EQ(*(*tokenizer)->Decode(Ids{0xC3, 0xA9, 0xC3, 260}, true), "\uFFFD\uFFFD\uFFFDa");
+  EXPECT_EQ((*tokenizer)->TokenBytes(0xC3), "\xC3");
+  EXPECT_EQ((*tokenizer)->TokenBytes(261), " a");
+}
+
+// The search for special tokens in normalised text must know which of it was trusted, although the
+// normalizer inserts text.
+TEST(TokenizerJson, TrustedTokensInNormalizedText) {
+  Json json = LlamaSample();
+  for (const char* prepend : {"", "_"}) {
+    json["normalizer"]["normalizers"][0]["prepend"] = prepend;
+    const bool prepends = prepend[0] != '\0';
+    // The searched form of the token begins with the inserted text, too.
+    const std::string text = prepends ? "a <t>a <t>" : "a<t>a<t>";
+    const auto tokenizer = Parse(json);
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    const std::vector<TextSpan> trusted = {{1, prepends ? 5u : 4u}};
+    const auto ids = (*tokenizer)->EncodeTrusted(text, trusted, false);
+    ASSERT_TRUE(ids.ok()) << ids.status();
+    EXPECT_EQ(std::count(ids->begin(), ids->end(), 257), 1) << prepend;
+    EXPECT_EQ((*ids)[1], 257) << prepend;
+    const auto all = (*tokenizer)->Encode(text, false);
+    EXPECT_EQ(std::count(all->begin(), all->end(), 257), 2) << prepend;
+  }
+}
+
+TEST(TokenizerJson, IncrementalDecodingEqualsDecoding) {
+  std::mt19937 random(17);
+  const char* decoders[] = {
+      R"({"type": "ByteFallback"})",
+      R"({"type": "Metaspace", "replacement": "_", "prepend_scheme": "always"})",
+      R"({"type": "WordPiece", "prefix": "<", "cleanup": true})",
+      R"({"type": "BPEDecoder", "suffix": "a"})",
+      R"({"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"},
+          {"type": "Strip", "content": "a", "start": 2, "stop": 2}]})",
+      "null"};
+  for (const char* decoder : decoders) {
+    Json json = LlamaSample();
+    json["decoder"] = Json::parse(decoder);
+    const auto tokenizer = Parse(json);
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    for (int i = 0; i < 300; ++i) {
+      constexpr TokenId kChosen[] = {0xE4, 0xB8, 0xAD, 0xE4, 'x', 256, 257, 259, 260, 261};
+      Ids ids(random() % 12);
+      for (TokenId& id : ids) id = kChosen[random() % std::size(kChosen)];
+      IncrementalDecoder stream(tokenizer->get(), true);
+      std::string text;
+      for (const TokenId id : ids) {
+        text += stream.Push(id);
+        ASSERT_TRUE(IsValidUtf8(text)) << decoder;
+      }
+      EXPECT_EQ(text + stream.Finish(), *(*tokenizer)->Decode(ids, true)) << decoder;
+    }
+  }
 }
 
 TEST(TokenizerJson, UnigramRefusals) {

@@ -1,6 +1,7 @@
 """Tokenizers in the styles of well-known checkpoints, and small ones that show the result of a single
 normalizer, pre-tokenizer or decoder, for the comparison in parity.py."""
 
+import json
 import random
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -56,13 +57,13 @@ def template(tokenizer, single, tokens):
     return tokenizer
 
 
-def character_bpe(texts, size=2500, specials=("<unk>", "<s>", "</s>"), pre_tokenizer=None, **model):
+def character_bpe(texts, size=3500, specials=("<unk>", "<s>", "</s>"), pre_tokenizer=None, **model):
     """Returns a BPE model of SentencePiece's kind, with byte fallback, and no other stages."""
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.Metaspace()
-    learner.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=size, show_progress=False))
-    learned = __import__("json").loads(learner.to_str())["model"]
-    tokens = list(specials) + BYTES + sorted(learned["vocab"], key=learned["vocab"].get)
+    learner.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=size, limit_alphabet=700, show_progress=False))
+    learned = json.loads(learner.to_str())["model"]
+    tokens = list(dict.fromkeys(list(specials) + BYTES + sorted(learned["vocab"], key=learned["vocab"].get)))
     model = models.BPE({t: i for i, t in enumerate(tokens)}, [tuple(m) for m in learned["merges"]], unk_token="<unk>",
                        fuse_unk=True, byte_fallback=True, **model)
     return Tokenizer(model)
@@ -127,7 +128,7 @@ def bert(texts, cased=False, cleanup=True):
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     tokenizer.train_from_iterator(
-        texts, trainers.WordPieceTrainer(vocab_size=3000, special_tokens=specials, show_progress=False))
+        texts, trainers.WordPieceTrainer(vocab_size=3000, limit_alphabet=700, special_tokens=specials, show_progress=False))
     tokenizer.decoder = decoders.WordPiece(cleanup=cleanup)
     if cased:
         tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
@@ -264,8 +265,14 @@ def cases(texts, training, charsmaps, points):
         ("bert", lambda: bert(few)),
         ("bert cased", lambda: bert(few, cased=True, cleanup=False)),
     ):
-        yield name, make, texts + mixed, both
-        yield name + " bare", make, mixed, {}
+        yield name, make, texts + mixed, dict(both, random_ids=True)
+        yield name + " bare", make, mixed, dict(random_ids=True)
+    # Each of these is one piece to the models that take whole texts.
+    size = max(100_000, sum(map(len, texts)) // 8)
+    runs = [c * (size // len(c.encode())) for c in ("a", " ", "\n", "9", "é", "中", "a ", "ab", "\U0001f600")]
+    for name, make in (("llama2", lambda: llama2(few)), ("t5", lambda: t5(few, charsmaps["nmt_nfkc"])), ("bert", lambda: bert(few)),
+                       ("unigram", lambda: unigram(few))):
+        yield "runs " + name, make, runs, {}
     yield "word level", lambda: word_level(few), some, {}
     bits = ["<a>", "<a>b", "[Y]", "é", "w w", "▁z", "z", "日本", "<x", "<y>", "E\u0301", " ", "  ", "_", "b", "\n", "word"]
     added_texts = random_texts(8, bits, count=800, length=30)

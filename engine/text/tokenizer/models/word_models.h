@@ -31,7 +31,7 @@ struct WordPieceConfig {
 class WordPieceModel : public TokenModel {
  public:
   // Limits the work per byte of text.
-  static constexpr size_t kMaxTokenBytes = 1024;
+  static constexpr size_t kMaxTokenBytes = 4096;
 
   // InvalidArgument if the vocabulary is invalid (see Vocabulary) or a token is too long.
   static absl::StatusOr<std::unique_ptr<WordPieceModel>> Create(WordPieceConfig config);
