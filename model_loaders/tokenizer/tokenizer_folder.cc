@@ -1,5 +1,6 @@
 #include "model_loaders/tokenizer/tokenizer_folder.h"
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <system_error>
@@ -19,28 +20,42 @@ namespace {
 constexpr char kFairseqModel[] = "sentencepiece.bpe.model";
 constexpr char kFairseqDictionary[] = "dict.txt";
 
-// Returns the name of the folder's vocabulary file for SentencePiece or tiktoken; "" if there is
-// none. Of several files *.tiktoken, the one with the first name.
-std::string VocabularyFile(const std::filesystem::path& folder) {
+// Vocabulary files of SentencePiece and tiktoken, in the order of preference.
+constexpr const char* kVocabularies[] = {"tokenizer.model", "spiece.model", kFairseqModel,
+                                         "tiktoken.model"};
+
+bool HasFile(const std::filesystem::path& folder, const std::string& name) {
   std::error_code error;
-  for (const char* name : {"tokenizer.model", "spiece.model", kFairseqModel, "tiktoken.model"}) {
-    if (std::filesystem::exists(folder / name, error)) return name;
-  }
-  std::string found;
+  return std::filesystem::exists(folder / name, error);
+}
+
+// Returns the names of the folder's files *.tiktoken in alphabetical order.
+std::vector<std::string> TiktokenFiles(const std::filesystem::path& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
   for (std::filesystem::directory_iterator it(folder, error), end; !error && it != end;
        it.increment(error)) {
-    const std::string name = it->path().filename().string();
-    if (name.ends_with(".tiktoken") && (found.empty() || name < found)) found = name;
+    std::string name = it->path().filename().string();
+    if (name.ends_with(".tiktoken")) names.push_back(std::move(name));
   }
-  return found;
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+// Returns the name of the vocabulary file for SentencePiece or tiktoken; "" if there is none.
+std::string VocabularyFile(const std::filesystem::path& folder) {
+  for (const char* name : kVocabularies) {
+    if (HasFile(folder, name)) return name;
+  }
+  const std::vector<std::string> names = TiktokenFiles(folder);
+  return names.empty() ? "" : names[0];
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizerFolder(
     const std::filesystem::path& folder) {
-  std::error_code error;
-  if (std::filesystem::exists(folder / "tokenizer.json", error)) return LoadTokenizerJson(folder);
+  if (HasFile(folder, "tokenizer.json")) return LoadTokenizerJson(folder);
   if (const std::string name = VocabularyFile(folder); !name.empty()) {
     MOESERVE_ASSIGN_OR_RETURN(const TokenizerDetails details, LoadTokenizerDetails(folder));
     MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string> data,
@@ -69,6 +84,16 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizerFolder(
   }
   MOESERVE_ASSIGN_OR_RETURN(const TokenizerDetails details, LoadTokenizerDetails(folder));
   return ParseVocabAndMerges(*vocab, *merges, details);
+}
+
+std::vector<std::string> TokenizerFiles(const std::filesystem::path& folder) {
+  std::vector<std::string> names = TiktokenFiles(folder);
+  for (const char* name : kVocabularies) names.push_back(name);
+  for (const char* name : {"tokenizer.json", kFairseqDictionary, "vocab.json", "merges.txt"}) {
+    names.push_back(name);
+  }
+  std::erase_if(names, [&](const std::string& name) { return !HasFile(folder, name); });
+  return names;
 }
 
 }  // namespace moeserve

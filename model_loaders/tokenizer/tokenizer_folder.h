@@ -3,6 +3,8 @@
 
 #include <filesystem>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "engine/text/tokenizer/tokenizer.h"
@@ -15,5 +17,9 @@ namespace moeserve {
 // sentencepiece.bpe.model or if there is a dict.txt. NotFound if it has none of them;
 // InvalidArgument if the file is invalid or has something that is not supported.
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizerFolder(const std::filesystem::path& folder);
+
+// Returns the names of the files in the folder that LoadTokenizerFolder() may read, without
+// tokenizer_config.json.
+std::vector<std::string> TokenizerFiles(const std::filesystem::path& folder);
 
 }  // namespace moeserve

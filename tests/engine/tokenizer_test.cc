@@ -498,7 +498,8 @@ TEST(TrustedEncoding, IsEncodingWhereAllOrNothingIsTrusted) {
     for (int i = 0; i < 8; ++i) text += pieces[random() % pieces.size()];
     const std::vector<TextSpan> all = {{0, text.size()}};
     EXPECT_EQ(*tokenizer->EncodeTrusted(text, all, true), *tokenizer->Encode(text, true));
-    for (const TokenId id : *tokenizer->EncodeTrusted(text, {}, true)) {
+    const auto untrusted = *tokenizer->EncodeTrusted(text, {}, true);
+    for (const TokenId id : untrusted) {
       EXPECT_FALSE(tokenizer->IsSpecial(id)) << text;
     }
     // Trusted and untrusted spans alternate. Special tokens may come from trusted spans only.

@@ -397,6 +397,9 @@ TEST(TokenizerFolder, ChoosesTheReader) {
   EXPECT_EQ(*(*LoadTokenizerFolder(folder))->Encode("ab<x>", true), (Ids{264, 262, 500}));
   write("tokenizer.json", "{}");
   EXPECT_FALSE(LoadTokenizerFolder(folder).ok());
+  EXPECT_EQ(TokenizerFiles(folder),
+            (std::vector<std::string>{"y.tiktoken", "tokenizer.model", "tokenizer.json",
+                                      "vocab.json", "merges.txt"}));
   std::filesystem::remove_all(folder);
 }
 
