@@ -12,7 +12,7 @@
 #include "engine/spec/weights.h"
 #include "engine/text/tokenizer/tokenizer.h"
 #include "model_loaders/architectures/registry.h"
-#include "model_loaders/tokenizer/tokenizer_json.h"
+#include "model_loaders/tokenizer/tokenizer_config.h"
 
 namespace moeserve {
 

@@ -26,6 +26,7 @@
 #include "model_loaders/files/safetensors_writer.h"
 #include "model_loaders/loader.h"
 #include "model_loaders/quantize/quantized_tensors.h"
+#include "model_loaders/tokenizer/tokenizer_folder.h"
 #include "nlohmann/json.hpp"
 
 namespace moeserve {
@@ -35,7 +36,8 @@ namespace fs = std::filesystem;
 
 constexpr char kConfig[] = "config.json";
 constexpr char kWeights[] = "model.safetensors";
-constexpr const char* kCopied[] = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
+// Tokenizer files are copied, too (TokenizerFiles()).
+constexpr const char* kCopied[] = {"tokenizer_config.json", "chat_template.jinja",
                                    "generation_config.json"};
 constexpr uint64_t kMaxConfigBytes = uint64_t{64} << 20;
 constexpr size_t kPieceBytes = size_t{1} << 20;  // bytes of a tensor that are in memory at once
@@ -364,7 +366,9 @@ Result<QuantizedFolder> Quantize(const fs::path& source, const fs::path& destina
   MOESERVE_ASSIGN_OR_RETURN(const std::unique_ptr<UnfinishedFolder> folder,
                             UnfinishedFolder::Create(destination));
   MOESERVE_RETURN_IF_ERROR(WriteConfig(source, folder->path(), type));
-  for (const char* name : kCopied) {
+  std::vector<std::string> copied = TokenizerFiles(source);
+  copied.insert(copied.end(), std::begin(kCopied), std::end(kCopied));
+  for (const std::string& name : copied) {
     if (!Exists(source / name)) continue;
     std::error_code error;
     fs::copy_file(source / name, folder->path() / name, error);

@@ -9,7 +9,7 @@
 #include "model_loaders/files/mapped_file.h"
 #include "model_loaders/files/object_reader.h"
 #include "model_loaders/files/strict_json.h"
-#include "model_loaders/tokenizer/tokenizer_json.h"
+#include "model_loaders/tokenizer/tokenizer_folder.h"
 
 namespace moeserve {
 namespace {
@@ -17,7 +17,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr char kTokenizer[] = "tokenizer.json";
-constexpr char kSentencePiece[] = "tokenizer.model";
 constexpr char kConfig[] = "tokenizer_config.json";
 constexpr JsonLimits kConfigLimits = {
     .max_bytes = size_t{16} << 20, .max_depth = 32, .max_values = size_t{1} << 20};
@@ -53,19 +52,17 @@ Result<std::shared_ptr<const Tokenizer>> LoadTokenizer(const std::filesystem::pa
                               ReadTextFile(directory / kConfig, kConfigLimits.max_bytes));
     MOESERVE_RETURN_IF_ERROR(CheckAddedTokenIds(text, vocab_size));
   }
-  if (!Exists(directory / kTokenizer)) {
-    if (Exists(directory / kSentencePiece)) {
-      return absl::UnimplementedError(
-          Concat(kSentencePiece, ": expected ", kTokenizer,
-                 ", found a SentencePiece model, which is not supported yet"));
-    }
+  absl::StatusOr<std::unique_ptr<Tokenizer>> loaded = LoadTokenizerFolder(directory);
+  if (absl::IsNotFound(loaded.status())) {
     if (required) {
-      return absl::NotFoundError(Concat(kTokenizer, ": expected this file, found none"));
+      return absl::NotFoundError(Concat(
+          kTokenizer, ": ",
+          std::string_view(loaded.status().message().data(), loaded.status().message().size())));
     }
     return std::shared_ptr<const Tokenizer>();
   }
-  MOESERVE_ASSIGN_OR_RETURN(std::shared_ptr<const Tokenizer> tokenizer,
-                            LoadTokenizerJson(directory));
+  if (!loaded.ok()) return loaded.status();
+  const std::shared_ptr<const Tokenizer> tokenizer = *std::move(loaded);
   // A model may have more embedding rows than its tokenizer has tokens (padding), but not fewer.
   if (tokenizer->vocab_size() > vocab_size) {
     return absl::InvalidArgumentError(

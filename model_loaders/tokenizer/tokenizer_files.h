@@ -10,8 +10,7 @@
 namespace moeserve {
 
 // Returns the folder's tokenizer, all of whose ids must be in [0, vocab_size). If the folder has no
-// tokenizer files, returns NotFound if `required`, else null. Unimplemented if the only file is
-// tokenizer.model (SentencePiece).
+// tokenizer files, returns NotFound if `required`, else null.
 Result<std::shared_ptr<const Tokenizer>> LoadTokenizer(const std::filesystem::path& directory,
                                                        int vocab_size, bool required);
 

@@ -1,15 +1,11 @@
-// Readers of Hugging Face's tokenizer files. The files are untrusted: sizes, depth, types and ids
-// are checked. An unknown key, or a setting that is not implemented exactly as in Hugging Face's
-// library, is refused by name. Nothing throws.
+// Reads tokenizer.json of Hugging Face's library. The file is untrusted: sizes, depth, types and
+// ids are checked. An unknown key, or a setting that is not implemented exactly as in Hugging
+// Face's library, is refused by name. Nothing throws.
 #pragma once
 
 #include <filesystem>
 #include <memory>
-#include <optional>
-#include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "engine/text/tokenizer/tokenizer.h"
@@ -25,28 +21,5 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizerJson(
 // Reads a tokenizer from the text of a tokenizer.json. Error messages begin with `file_name`.
 absl::StatusOr<std::unique_ptr<Tokenizer>> ParseTokenizerJson(std::string_view json,
                                                               std::string_view file_name);
-
-// The keys of tokenizer_config.json that the server uses. If the file has an object for a token,
-// the member is the `content` of that object.
-struct TokenizerConfig {
-  // The chat template. If the file has a list of templates, the one named "default".
-  std::optional<std::string> chat_template;
-  // The whole list of templates as (name, template) pairs.
-  std::vector<std::pair<std::string, std::string>> named_chat_templates;
-  std::optional<std::string> bos_token;
-  std::optional<std::string> eos_token;
-  std::optional<std::string> pad_token;
-  std::optional<std::string> unk_token;
-  std::optional<std::string> tokenizer_class;
-  std::optional<bool> add_bos_token;
-  std::optional<bool> add_eos_token;
-};
-
-// Reads `model_dir`/tokenizer_config.json and chat_template.jinja, if present. The template of
-// chat_template.jinja takes precedence. Ignores other keys. InvalidArgument for an invalid file.
-absl::StatusOr<TokenizerConfig> LoadTokenizerConfig(const std::filesystem::path& model_dir);
-
-absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(std::string_view json,
-                                                     std::string_view file_name);
 
 }  // namespace moeserve

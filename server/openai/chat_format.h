@@ -11,7 +11,7 @@
 #include "base/status.h"
 #include "engine/text/chat/chat_template.h"
 #include "engine/text/tokenizer/tokenizer.h"
-#include "model_loaders/tokenizer/tokenizer_json.h"
+#include "model_loaders/tokenizer/tokenizer_config.h"
 #include "server/base/limits.h"
 #include "server/openai/chat_conversation.h"
 

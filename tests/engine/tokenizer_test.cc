@@ -9,10 +9,12 @@
 #include <thread>
 
 #include "engine/text/tokenizer/added_tokens.h"
-#include "engine/text/tokenizer/bpe_model.h"
-#include "engine/text/tokenizer/byte_level.h"
-#include "engine/text/tokenizer/decoder.h"
-#include "engine/text/tokenizer/normalizer.h"
+#include "engine/text/tokenizer/decoders/decoder.h"
+#include "engine/text/tokenizer/decoders/decoder_steps.h"
+#include "engine/text/tokenizer/models/bpe_model.h"
+#include "engine/text/tokenizer/models/byte_level.h"
+#include "engine/text/tokenizer/normalizers/normalizer.h"
+#include "engine/text/tokenizer/normalizers/unicode_form.h"
 #include "engine/text/tokenizer/pipeline_tokenizer.h"
 #include "engine/text/tokenizer/pre_tokenizer.h"
 #include "engine/text/tokenizer/regex.h"
@@ -47,6 +49,12 @@ std::vector<std::pair<std::string, std::string>> SampleMerges() {
           {"ð", "Ł"}, {"Ã", "©"},   {"ðŁ", "ĺ"},  {"aaaa", "aaaa"}, {"ä", "¸"}};
 }
 
+std::unique_ptr<Decoder> ByteLevelChain() {
+  std::vector<std::unique_ptr<DecoderStep>> steps;
+  steps.push_back(std::make_unique<ByteLevelStep>());
+  return std::make_unique<ChainDecoder>(std::move(steps));
+}
+
 std::unique_ptr<Tokenizer> MakeTokenizer(std::vector<AddedToken> added = {}) {
   PipelineParts parts;
   parts.model = *BpeModel::Create(ConfigWith(SampleMerges()));
@@ -55,7 +63,7 @@ std::unique_ptr<Tokenizer> MakeTokenizer(std::vector<AddedToken> added = {}) {
   }
   parts.added_tokens = *AddedTokens::Create(std::move(added), *parts.model, nullptr);
   parts.pre_tokenizer = *ByteLevelPreTokenizer::Create(false, true);
-  parts.decoder = std::make_unique<ByteLevelDecoder>();
+  parts.decoder = ByteLevelChain();
   return *PipelineTokenizer::Create(std::move(parts));
 }
 
@@ -236,10 +244,10 @@ TEST(Regex, ExponentialPatternIsAnErrorNotAHang) {
 Strings Split(const std::string& pattern, SplitBehavior behavior, bool inverted,
               std::string_view text) {
   SplitPreTokenizer split(*Regex::Compile(*TranslateRegex(pattern)), behavior, inverted);
-  std::vector<std::string_view> pieces = {text};
+  Pieces pieces{.texts = {text}};
   TextArena arena;
   EXPECT_TRUE(split.Apply(&pieces, &arena).ok());
-  return Strings(pieces.begin(), pieces.end());
+  return Strings(pieces.texts.begin(), pieces.texts.end());
 }
 
 TEST(PreTokenizer, SplitBehaviors) {
@@ -261,26 +269,26 @@ TEST(PreTokenizer, SplitBehaviors) {
 TEST(PreTokenizer, Gpt2Pattern) {
   auto made = ByteLevelPreTokenizer::Create(true, true);
   ASSERT_TRUE(made.ok());
-  std::vector<std::string_view> pieces = {"How's  it going? 12é\n\n x"};
+  Pieces pieces{.texts = {"How's  it going? 12é\n\n x"}};
   TextArena arena;
   ASSERT_TRUE((*made)->Apply(&pieces, &arena).ok());
-  EXPECT_EQ(Strings(pieces.begin(), pieces.end()),
+  EXPECT_EQ(Strings(pieces.texts.begin(), pieces.texts.end()),
             (Strings{" How", "'s", " ", " it", " going", "?", " 12", "é", "\n\n", " x"}));
 }
 
 TEST(Normalizer, FormC) {
-  const NfcNormalizer nfc;
-  EXPECT_EQ(nfc.Normalize("e\u0301"), "é");
-  EXPECT_EQ(nfc.Normalize("a\u0323\u0307"), "ạ\u0307");
-  EXPECT_EQ(nfc.Normalize("a\u0307\u0323"), "ạ\u0307");
-  EXPECT_EQ(nfc.Normalize("\u212b\u1112\u1161\u11ab"), "Å한");
-  EXPECT_EQ(nfc.Normalize("\u0958"), "\u0915\u093c");  // excluded from composition
+  const UnicodeFormNormalizer nfc(/*composes=*/true, /*compatible=*/false);
+  EXPECT_EQ(*nfc.Normalize("e\u0301"), "é");
+  EXPECT_EQ(*nfc.Normalize("a\u0323\u0307"), "ạ\u0307");
+  EXPECT_EQ(*nfc.Normalize("a\u0307\u0323"), "ạ\u0307");
+  EXPECT_EQ(*nfc.Normalize("\u212b\u1112\u1161\u11ab"), "Å한");
+  EXPECT_EQ(*nfc.Normalize("\u0958"), "\u0915\u093c");  // excluded from composition
   EXPECT_TRUE(nfc.IsUnchanged("naïve ÀÿŁ"));
   std::mt19937 random(3);
   for (int i = 0; i < 300; ++i) {
-    const std::string once = nfc.Normalize(RandomText(random, 50));
+    const std::string once = *nfc.Normalize(RandomText(random, 50));
     ASSERT_TRUE(IsValidUtf8(once));
-    ASSERT_EQ(nfc.Normalize(once), once);
+    ASSERT_EQ(*nfc.Normalize(once), once);
   }
 }
 
@@ -430,7 +438,7 @@ TEST(IncrementalDecoder, HoldsBackHalfACharacter) {
 }
 
 TEST(IncrementalDecoder, JoinedSpellings) {
-  JoinDecoder decoder(" ");
+  ChainDecoder decoder({}, " ");
   const auto state = decoder.Start();
   std::string out;
   for (const char* token : {"a", "b", "c"}) state->Push(token, &out);
@@ -547,7 +555,7 @@ std::unique_ptr<Tokenizer> WithSplit(const std::string& pattern) {
   parts.added_tokens = *AddedTokens::Create({}, *parts.model, nullptr);
   parts.pre_tokenizer = std::make_unique<SplitPreTokenizer>(
       *Regex::Compile(*TranslateRegex(pattern)), SplitBehavior::kIsolated, false);
-  parts.decoder = std::make_unique<ByteLevelDecoder>();
+  parts.decoder = ByteLevelChain();
   return *PipelineTokenizer::Create(std::move(parts));
 }
 

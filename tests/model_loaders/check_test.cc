@@ -100,10 +100,10 @@ std::vector<Case> Cases() {
             {"expected model.safetensors, model.safetensors.index.json, ",
              "pytorch_model.bin or pytorch_model.bin.index.json, found none"}),
       Files("no tokenizer", [](const fs::path& p) { fs::remove(p / "tokenizer.json"); },
-            {"tokenizer.json: expected this file, found none"}),
-      Files("only a SentencePiece model",
+            {"tokenizer.json: expected tokenizer.json, tokenizer.model", "found none"}),
+      Files("JSON in place of a SentencePiece model",
             [](const fs::path& p) { fs::rename(p / "tokenizer.json", p / "tokenizer.model"); },
-            {"tokenizer.model: expected tokenizer.json", "not supported yet"}),
+            {"tokenizer.model: expected a SentencePiece model, found damaged data"}),
       Files("config is a directory",
             [](const fs::path& p) {
               fs::remove(p / "config.json");

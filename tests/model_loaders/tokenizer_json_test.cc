@@ -5,8 +5,10 @@
 #include <fstream>
 #include <random>
 
-#include "engine/text/tokenizer/byte_level.h"
+#include "engine/text/tokenizer/models/byte_level.h"
+#include "engine/text/tokenizer/utf8.h"
 #include "gtest/gtest.h"
+#include "model_loaders/tokenizer/tokenizer_config.h"
 #include "nlohmann/json.hpp"
 
 namespace moeserve {
@@ -85,6 +87,159 @@ TEST(TokenizerJson, NullPartsDoNothing) {
   EXPECT_EQ(*(*tokenizer)->Decode(Ids{257, 'a'}, true), "the a");
 }
 
+Json UnigramSample() {
+  return Json::parse(R"({
+    "added_tokens": [{"id": 1, "content": "</s>", "single_word": false, "lstrip": false,
+                      "rstrip": false, "normalized": false, "special": true}],
+    "normalizer": {"type": "Sequence", "normalizers": [
+      {"type": "Lowercase"}, {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}]},
+    "pre_tokenizer": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always"},
+    "post_processor": {"type": "RobertaProcessing", "sep": ["</s>", 1], "cls": ["a", 2],
+                       "trim_offsets": true, "add_prefix_space": true},
+    "decoder": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always"},
+    "model": {"type": "Unigram", "unk_id": 0, "byte_fallback": false, "vocab": [
+      ["<unk>", 0.0], ["</s>", 0.0], ["\u2581", -2.0], ["a", -1.0], ["ab", -1.5], ["b", -0.5]]}
+  })");
+}
+
+TEST(TokenizerJson, Unigram) {
+  const auto tokenizer = Parse(UnigramSample());
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  // "ab" and "a", "b" have equal scores; the path that was found first is kept.
+  EXPECT_EQ(*(*tokenizer)->Encode("AB  a", false), (Ids{2, 4, 2, 3}));
+  EXPECT_EQ(*(*tokenizer)->Encode("bxyb", true), (Ids{2, 2, 5, 0, 5, 1}));
+  EXPECT_EQ(*(*tokenizer)->Decode(Ids{2, 4, 2, 3, 1}, true), "ab a");
+}
+
+// As in Llama 2: a normalizer that inserts "▁", and byte tokens.
+Json LlamaSample() {
+  Json json = Json::parse(R"({
+    "added_tokens": [
+      {"id": 256, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false,
+       "normalized": false, "special": true},
+      {"id": 257, "content": "<t>", "single_word": false, "lstrip": false, "rstrip": false,
+       "normalized": true, "special": true}],
+    "normalizer": {"type": "Sequence", "normalizers": [
+      {"type": "Prepend", "prepend": "_"},
+      {"type": "Replace", "pattern": {"String": " "}, "content": "_"}]},
+    "decoder": {"type": "Sequence", "decoders": [
+      {"type": "Replace", "pattern": {"String": "_"}, "content": " "},
+      {"type": "ByteFallback"}, {"type": "Fuse"},
+      {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+    "model": {"type": "BPE", "unk_token": "<s>", "fuse_unk": true, "byte_fallback": true,
+      "vocab": {"<s>": 256, "<t>": 257, "_<t>": 258, "_": 259, "a": 260, "_a": 261},
+      "merges": [["_", "a"]]}
+  })");
+  for (int byte = 0; byte < 256; ++byte) {
+    char name[8];
+    std::snprintf(name, sizeof(name), "<0x%02X>", byte);
+    json["model"]["vocab"][name] = byte;
+  }
+  return json;
+}
+
+TEST(TokenizerJson, LlamaStyle) {
+  const auto tokenizer = Parse(LlamaSample());
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_EQ(*(*tokenizer)->Encode("a aé<s>a", false), (Ids{261, 261, 0xC3, 0xA9, 256, 261}));
+  EXPECT_EQ(*(*tokenizer)->Decode(Ids{261, 261, 0xC3, 0xA9, 256, 261}, true), "a aé a");
+  // A run of bytes that is not UTF-8 becomes as many U+FFFD.
+  EXPECT_EQ(*(*tokenizer)->Decode(Ids{0xC3, 0xA9, 0xC3, 260}, true), "\uFFFD\uFFFD\uFFFDa");
+  EXPECT_EQ((*tokenizer)->TokenBytes(0xC3), "\xC3");
+  EXPECT_EQ((*tokenizer)->TokenBytes(261), " a");
+}
+
+// The search for special tokens in normalised text must know which of it was trusted, although the
+// normalizer inserts text.
+TEST(TokenizerJson, TrustedTokensInNormalizedText) {
+  Json json = LlamaSample();
+  for (const char* prepend : {"", "_"}) {
+    json["normalizer"]["normalizers"][0]["prepend"] = prepend;
+    const bool prepends = prepend[0] != '\0';
+    // The searched form of the token begins with the inserted text, too.
+    const std::string text = prepends ? "a <t>a <t>" : "a<t>a<t>";
+    const auto tokenizer = Parse(json);
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    const std::vector<TextSpan> trusted = {{1, prepends ? 5u : 4u}};
+    const auto ids = (*tokenizer)->EncodeTrusted(text, trusted, false);
+    ASSERT_TRUE(ids.ok()) << ids.status();
+    EXPECT_EQ(std::count(ids->begin(), ids->end(), 257), 1) << prepend;
+    EXPECT_EQ((*ids)[1], 257) << prepend;
+    const auto all = (*tokenizer)->Encode(text, false);
+    EXPECT_EQ(std::count(all->begin(), all->end(), 257), 2) << prepend;
+  }
+}
+
+TEST(TokenizerJson, IncrementalDecodingEqualsDecoding) {
+  std::mt19937 random(17);
+  const char* decoders[] = {
+      R"({"type": "ByteFallback"})",
+      R"({"type": "Metaspace", "replacement": "_", "prepend_scheme": "always"})",
+      R"({"type": "WordPiece", "prefix": "<", "cleanup": true})",
+      R"({"type": "BPEDecoder", "suffix": "a"})",
+      R"({"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"},
+          {"type": "Strip", "content": "a", "start": 2, "stop": 2}]})",
+      "null"};
+  for (const char* decoder : decoders) {
+    Json json = LlamaSample();
+    json["decoder"] = Json::parse(decoder);
+    const auto tokenizer = Parse(json);
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    for (int i = 0; i < 300; ++i) {
+      constexpr TokenId kChosen[] = {0xE4, 0xB8, 0xAD, 0xE4, 'x', 256, 257, 259, 260, 261};
+      Ids ids(random() % 12);
+      for (TokenId& id : ids) id = kChosen[random() % std::size(kChosen)];
+      IncrementalDecoder stream(tokenizer->get(), true);
+      std::string text;
+      for (const TokenId id : ids) {
+        text += stream.Push(id);
+        ASSERT_TRUE(IsValidUtf8(text)) << decoder;
+      }
+      EXPECT_EQ(text + stream.Finish(), *(*tokenizer)->Decode(ids, true)) << decoder;
+    }
+  }
+}
+
+TEST(TokenizerJson, UnigramRefusals) {
+  const auto message = [](const char* pointer, const Json& value) {
+    Json json = UnigramSample();
+    json[Json::json_pointer(pointer)] = value;
+    return std::string(Parse(json).status().message());
+  };
+  EXPECT_NE(message("/model/unk_id", 6).find("unk_id: expected an id of the vocabulary, found 6"),
+            std::string::npos);
+  EXPECT_NE(message("/model/vocab/3/0", "b").find("token \"b\" is listed twice"),
+            std::string::npos);
+  EXPECT_NE(message("/model/vocab/3", 1).find("model.vocab[3]: expected a pair"),
+            std::string::npos);
+  EXPECT_NE(message("/model/vocab/3/0", std::string(1025, 'x')).find("found one of 1025"),
+            std::string::npos);
+  Json json = UnigramSample();
+  json["model"]["unk_id"] = nullptr;
+  const auto tokenizer = Parse(json);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_EQ((*tokenizer)->Encode("abx", false).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(TokenizerJson, WordPiece) {
+  const auto tokenizer = Parse(Json::parse(R"({
+    "normalizer": {"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
+                   "strip_accents": null, "lowercase": true},
+    "pre_tokenizer": {"type": "BertPreTokenizer"},
+    "post_processor": {"type": "BertProcessing", "sep": ["[SEP]", 1], "cls": ["[CLS]", 0]},
+    "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},
+    "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+              "max_input_chars_per_word": 5,
+              "vocab": {"[CLS]": 0, "[SEP]": 1, "[UNK]": 2, "un": 3, "##aff": 4, "##a": 5,
+                        ".": 6, "una": 7}}
+  })"));
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  // The longest token comes first, and a word of which a part is unknown is unknown as a whole.
+  EXPECT_EQ(*(*tokenizer)->Encode("Un\u00C0ff. una unaffa x", false), (Ids{2, 6, 7, 2, 2}));
+  EXPECT_EQ(*(*tokenizer)->Encode("una una.", true), (Ids{0, 7, 7, 6, 1}));
+  EXPECT_EQ(*(*tokenizer)->Decode(Ids{3, 4, 6, 7}, true), "unaff. una");
+}
+
 struct Refusal {
   const char* pointer;  // JSON pointer to the value that is replaced
   const char* value;    // the new value
@@ -96,11 +251,25 @@ TEST(TokenizerJson, RefusesByNamePlaceAndValue) {
       {"", "[]", "tokenizer.json: expected an object, found array"},
       {"/version", "\"2.0\"", "version: expected \"1.0\", found string \"2.0\""},
       {"/extra", "1", "extra: this key is not supported"},
-      {"/normalizer", R"({"type": "NFKC"})", "normalizer.type: expected NFC or Sequence"},
-      {"/normalizer/normalizers/0/type", "\"Lowercase\"", "normalizer.normalizers[0].type"},
+      {"/normalizer", R"({"type": "ByteLevel"})", "normalizer.type: expected BertNormalizer"},
+      {"/normalizer/normalizers/0/type", "\"Other\"", "normalizer.normalizers[0].type"},
+      {"/normalizer", R"({"type": "Replace", "pattern": {"String": ""}, "content": ""})",
+       "normalizer.pattern: expected 1 to 1024 bytes, found 0"},
+      {"/normalizer", R"({"type": "Precompiled", "precompiled_charsmap": "!"})",
+       "normalizer.precompiled_charsmap: expected base64"},
+      {"/normalizer", R"({"type": "Precompiled", "precompiled_charsmap": "/////wAA"})",
+       "normalizer.precompiled_charsmap: expected a trie of 4 to 2 bytes"},
+      {"/normalizer", R"({"type": "Strip", "strip_left": true})",
+       "normalizer.strip_right: expected true or false"},
       {"/normalizer", "7", "normalizer: expected an object or null, found number 7"},
-      {"/pre_tokenizer", R"({"type": "Metaspace"})",
-       "pre_tokenizer.type: expected ByteLevel, Split"},
+      {"/pre_tokenizer", R"({"type": "UnicodeScripts"})",
+       "pre_tokenizer.type: expected BertPreTokenizer, ByteLevel"},
+      {"/pre_tokenizer", R"({"type": "Metaspace", "replacement": "ab"})",
+       "pre_tokenizer.replacement: expected one character, found string \"ab\""},
+      {"/pre_tokenizer", R"({"type": "Metaspace", "replacement": "_", "add_prefix_space": false})",
+       "expected prepend_scheme never with add_prefix_space false"},
+      {"/pre_tokenizer", R"({"type": "FixedLength", "length": 0})",
+       "pre_tokenizer.length: expected an integer from 1"},
       {"/pre_tokenizer/pretokenizers/0/behavior", "\"Other\"",
        "pretokenizers[0].behavior: expected"},
       {"/pre_tokenizer/pretokenizers/0/invert", "1",
@@ -115,17 +284,21 @@ TEST(TokenizerJson, RefusesByNamePlaceAndValue) {
        "expected ByteLevel to be the last step, found Split after it"},
       {"/pre_tokenizer/pretokenizers/0", "null",
        "pretokenizers[0]: expected an object, found null"},
-      {"/post_processor", R"({"type": "BertProcessing"})",
-       "post_processor.type: expected ByteLevel"},
+      {"/post_processor", R"({"type": "Other"})",
+       "post_processor.type: expected BertProcessing, ByteLevel"},
       {"/post_processor/processors/1/single/1/Sequence/id", "\"B\"", "expected \"A\", found \"B\""},
       {"/post_processor/processors/1/single/0/SpecialToken/id", "\"<q>\"",
        "special_tokens[\"<q>\"]"},
       {"/post_processor/processors/1/special_tokens/<s>/ids/0", "900",
        "expected ids of tokens, found 900"},
       {"/post_processor/processors/1/special_tokens/<s>/ids/0", "-1", "expected an id from 0 to"},
-      {"/decoder", R"({"type": "WordPiece"})", "decoder.type: expected ByteLevel first, Fuse"},
+      {"/decoder", R"({"type": "CTC"})", "decoder.type: expected BPEDecoder, ByteFallback"},
+      {"/decoder/decoders/1", R"({"type": "ByteFallback"})",
+       "decoder.decoders[1].type: expected Strip or Fuse after a decoder that joins all tokens"},
+      {"/decoder", R"({"type": "Replace", "pattern": {"Regex": "a"}, "content": ""})",
+       "decoder.pattern: expected String, found Regex"},
       {"/decoder/decoders/1/type", "\"ByteLevel\"", "decoder.decoders[1].type"},
-      {"/model/type", "\"Unigram\"", "model.type: expected BPE, found string \"Unigram\""},
+      {"/model/type", "\"Unigram\"", "model.type: expected BPE after the pre-tokenizer ByteLevel"},
       {"/model/dropout", "0.1", "model.dropout: expected null or 0, found number 0.1"},
       {"/model/continuing_subword_prefix", "\"##\"",
        "model.continuing_subword_prefix: expected null"},

@@ -1,13 +1,15 @@
 """Compares moeserve's tokenizer with Hugging Face's library. Token ids and decoded texts must be
-equal.
+equal. Tokenizers of other files than tokenizer.json are compared with the programs that define them.
 
     python3 parity.py --cli build/tests/tokenize_cli [--megabytes 2.2] [--only NAME] [TOKENIZER_DIR ...]
 
-It needs the package `tokenizers` (0.23). The compared tokenizers are those built in this file and
-the tokenizer.json in each TOKENIZER_DIR.
+It needs the packages `tokenizers` (0.23), `sentencepiece` (0.2.3) and `tiktoken`. The compared
+tokenizers are those built in this file, in styles.py and in files.py, and the tokenizer.json in each
+TOKENIZER_DIR.
 """
 
 import argparse
+import io
 import pathlib
 import random
 import re
@@ -18,6 +20,10 @@ import tempfile
 import time
 
 import corpus
+import files
+import sentencepiece
+import styles
+from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 LLAMA3 = (
@@ -88,8 +94,9 @@ def train(pre_tokenizer, texts, vocab_size=3000, alphabet=True, normalizer=None,
 
 class Case:
     def __init__(self, name, tokenizer, texts, round_trip=True, add_special=False, parse_special=True,
-                 skip_special=False):
+                 skip_special=False, random_ids=False):
         self.name, self.tokenizer, self.texts, self.round_trip = name, tokenizer, texts, round_trip
+        self.random_ids = random_ids
         self.add_special, self.parse_special, self.skip_special = add_special, parse_special, skip_special
 
     def run(self, cli, folder):
@@ -137,10 +144,34 @@ class Case:
                 return self.fail("record %d: decoded %r, library %r" % (i, decoded[:200], text[:200]))
             if self.round_trip and decoded != self.texts[i]:
                 return self.fail("record %d: no round trip: %r from %r" % (i, decoded[:200], self.texts[i][:200]))
+        if self.random_ids and not self.decodes_random_ids(command + ["ids"], folder, library):
+            return False
         total = sum(map(len, encoded))
         print("ok   %-28s %5.2f MB in %5d records, %8d ids; ours: %s; library encode %.2f s"
               % (self.name, total / 1e6, len(encoded), sum(map(len, expected)),
                  re.sub(r", \d+ bytes, \d+ ids", "", done.stdout.strip()), library_seconds))
+        return True
+
+    def decodes_random_ids(self, command, folder, library):
+        rng = random.Random(19)
+        size = library.get_vocab_size()
+        byte_ids = [i for i in range(size) if re.fullmatch("<0x..>", library.id_to_token(i) or "")] or [0]
+        lists = [[rng.choice(byte_ids) if rng.random() < 0.3 else rng.randrange(size) for _ in range(rng.randint(1, 12))]
+                 for _ in range(1000)]
+        lists += [[i] for i in range(size)]
+        (folder / "input").write_bytes(b"".join(struct.pack("<I%di" % len(ids), 4 * len(ids), *ids) for ids in lists))
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            return self.fail("our program failed on ids: " + done.stderr.strip())
+        texts = library.decode_batch(lists, skip_special_tokens=self.skip_special)
+        output, pos = (folder / "output").read_bytes(), 0
+        for ids, text in zip(lists, texts):
+            pos += 4 + 4 * len(ids)
+            length = struct.unpack_from("<I", output, pos)[0]
+            decoded = output[pos + 4 : pos + 4 + length].decode()
+            pos += 4 + length
+            if decoded != text:
+                return self.fail("ids %s: decoded %r, library %r" % (ids, decoded[:200], text[:200]))
         return True
 
     def fail(self, message):
@@ -329,11 +360,33 @@ def cases(args):
     yield from case("characters, fuse decoder", lambda: characters(decoder=decoders.Fuse()), texts=some, round_trip=False)
     yield from case("no pre-tokenizer", lambda: plain(ascii_texts), texts=some, round_trip=False)
 
+    yield from style_cases(args, texts, training, points, wanted)
+
     runs = [c * (1_000_000 // len(c.encode())) for c in ("a", " ", "\n", "!", "9", "é")]
     runs += [" " * 500_000 + "x" + " " * 500_000, "ab" * 500_000]
     yield from case("runs gpt2", gpt2, texts=runs)
     yield from case("runs deepseek3", lambda: deepseek(DEEPSEEK3, False), texts=runs)
     yield from case("runs no regex", lambda: gpt2(use_regex=False), texts=runs)
+
+
+def character_maps():
+    """Returns the character maps of SentencePiece's normalization rules by name."""
+    maps = {}
+    for name in ("nmt_nfkc", "nmt_nfkc_cf", "nfkc"):
+        model = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(["a b"] * 10), model_writer=model, vocab_size=6, model_type="char",
+            normalization_rule_name=name, minloglevel=2)
+        proto = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue())
+        maps[name] = proto.normalizer_spec.precompiled_charsmap
+    return maps
+
+
+def style_cases(args, texts, training, points, wanted):
+    for name, make, case_texts, options in styles.cases(texts, training, character_maps(), points):
+        if wanted(name):
+            yield Case(name, make(), case_texts, round_trip=False, **options)
+    yield from files.cases(texts, training, wanted)
 
 
 def plain(texts):

@@ -1,10 +1,11 @@
 // Encodes and decodes texts for the comparison with Hugging Face's library (parity.py).
 //
-//   tokenize_cli MODEL_DIR INPUT OUTPUT [add_special] [no_parse_special] [skip_special]
+//   tokenize_cli MODEL_DIR INPUT OUTPUT [add_special] [no_parse_special] [skip_special] [ids]
 //
-// INPUT consists of records, each a 32-bit little-endian length and that many bytes of UTF-8.
-// OUTPUT contains for each record the number of ids and the ids, as 32-bit integers, and the length
-// and the bytes of the decoded text. Prints the time that encoding and decoding took.
+// INPUT consists of records, each a 32-bit little-endian length and that many bytes of UTF-8 or,
+// with `ids`, of 32-bit integers, which are only decoded. OUTPUT contains for each record the
+// number of ids and the ids, as 32-bit integers, and the length and the bytes of the decoded text.
+// Prints the time that encoding and decoding took.
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -15,7 +16,7 @@
 #include <string_view>
 #include <vector>
 
-#include "model_loaders/tokenizer/tokenizer_json.h"
+#include "model_loaders/tokenizer/tokenizer_folder.h"
 
 namespace {
 
@@ -36,6 +37,12 @@ bool HasFlag(int argc, char** argv, std::string_view name) {
   return false;
 }
 
+absl::StatusOr<std::vector<moeserve::TokenId>> ReadIds(std::string_view bytes) {
+  std::vector<moeserve::TokenId> ids(bytes.size() / sizeof(moeserve::TokenId));
+  std::memcpy(ids.data(), bytes.data(), ids.size() * sizeof(moeserve::TokenId));
+  return ids;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -45,7 +52,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   const auto load_start = Clock::now();
-  const auto tokenizer = moeserve::LoadTokenizerJson(argv[1]);
+  const auto tokenizer = moeserve::LoadTokenizerFolder(argv[1]);
   if (!tokenizer.ok()) {
     std::fprintf(stderr, "%s\n", std::string(tokenizer.status().message()).c_str());
     return 1;
@@ -56,6 +63,7 @@ int main(int argc, char** argv) {
   const bool add_special = HasFlag(argc, argv, "add_special");
   const bool parse_special = !HasFlag(argc, argv, "no_parse_special");
   const bool skip_special = HasFlag(argc, argv, "skip_special");
+  const bool given_ids = HasFlag(argc, argv, "ids");
 
   std::string output;
   double encode_seconds = 0;
@@ -75,7 +83,8 @@ int main(int argc, char** argv) {
     text_bytes += size;
 
     const auto encode_start = Clock::now();
-    const auto ids = (*tokenizer)->Encode(text, add_special, parse_special);
+    const auto ids =
+        given_ids ? ReadIds(text) : (*tokenizer)->Encode(text, add_special, parse_special);
     const auto decode_start = Clock::now();
     if (!ids.ok()) {
       std::fprintf(stderr, "%s\n", std::string(ids.status().message()).c_str());

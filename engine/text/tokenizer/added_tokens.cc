@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/message.h"
+#include "engine/text/tokenizer/models/vocabulary.h"
 #include "engine/text/tokenizer/regex_syntax.h"
 #include "engine/text/tokenizer/utf8.h"
 
@@ -14,32 +15,6 @@ constexpr size_t kMaxContentBytes = 4096;
 
 absl::Status Invalid(const AddedToken& token, const std::string& message) {
   return absl::InvalidArgumentError("token \"" + token.content + "\": " + message);
-}
-
-// Returns the start of the character that ends at `end`.
-size_t CharacterBefore(std::string_view text, size_t end) {
-  --end;
-  while (end > 0 && (text[end] & 0xC0) == 0x80) --end;
-  return end;
-}
-
-size_t SkipSpaceBackwards(std::string_view text, size_t end) {
-  while (end > 0) {
-    const size_t begin = CharacterBefore(text, end);
-    size_t pos = begin;
-    if (!IsWhiteSpace(NextCodePoint(text, &pos))) break;
-    end = begin;
-  }
-  return end;
-}
-
-size_t SkipSpace(std::string_view text, size_t begin) {
-  while (begin < text.size()) {
-    size_t pos = begin;
-    if (!IsWhiteSpace(NextCodePoint(text, &pos))) break;
-    begin = pos;
-  }
-  return begin;
 }
 
 }  // namespace
@@ -86,7 +61,8 @@ bool AddedTokens::Matcher::Next(std::string_view text, const Accepts& accepts, s
 
 absl::StatusOr<std::unique_ptr<AddedTokens>> AddedTokens::Create(std::vector<AddedToken> tokens,
                                                                  const TokenModel& model,
-                                                                 const Normalizer* normalizer) {
+                                                                 const Normalizer* normalizer,
+                                                                 bool any_new_ids) {
   std::unique_ptr<AddedTokens> added(new AddedTokens);
   TokenId next_id = static_cast<TokenId>(model.token_count());
   for (AddedToken& given : tokens) {
@@ -98,7 +74,12 @@ absl::StatusOr<std::unique_ptr<AddedTokens>> AddedTokens::Create(std::vector<Add
     }
     if (!IsValidUtf8(token.content)) return Invalid(token, "its content is not UTF-8");
     const std::optional<TokenId> model_id = model.TokenToId(token.content);
-    const TokenId expected_id = model_id.has_value() ? *model_id : next_id++;
+    const TokenId expected_id =
+        model_id.has_value() ? *model_id : (any_new_ids ? token.id : next_id++);
+    if (token.id < 0 || token.id > Vocabulary::kMaxId) {
+      return Invalid(token,
+                     Concat("expected an id from 0 to ", Vocabulary::kMaxId, ", found ", token.id));
+    }
     if (token.id != expected_id) {
       return Invalid(token, Concat("expected id ", expected_id, " (",
                                    model_id.has_value() ? "the model's" : "the next one free",
@@ -111,7 +92,10 @@ absl::StatusOr<std::unique_ptr<AddedTokens>> AddedTokens::Create(std::vector<Add
     if (!added->by_content_.emplace(token.content, token.id).second) {
       return Invalid(token, "it is listed twice");
     }
-    added->by_id_.emplace(token.id, &token);
+    if (const auto [it, is_new] = added->by_id_.emplace(token.id, &token); !is_new) {
+      return Invalid(token,
+                     Concat("its id ", token.id, " is that of \"", it->second->content, "\""));
+    }
     added->id_bound_ = std::max(added->id_bound_, token.id + 1);
     if (token.special) added->special_.insert(token.content);
     if (token.single_word && !added->word_.has_value()) {
@@ -121,7 +105,9 @@ absl::StatusOr<std::unique_ptr<AddedTokens>> AddedTokens::Create(std::vector<Add
     }
     std::string_view searched = token.content;
     if (token.normalized && normalizer != nullptr) {
-      std::string form = normalizer->Normalize(token.content);
+      absl::StatusOr<std::string> normalized = normalizer->Normalize(token.content);
+      if (!normalized.ok()) return normalized.status();
+      std::string form = *std::move(normalized);
       if (form.empty()) return Invalid(token, "nothing is left of it when normalized");
       if (form != token.content) {
         searched = added->normalized_forms_.emplace(token.id, std::move(form)).first->second;
@@ -171,7 +157,8 @@ SpecialRule SpecialRule::Normalized(std::string_view text, std::string_view norm
   std::string joined;
   size_t done = 0;
   const auto append = [&](size_t end) {
-    joined += normalizer.Normalize(text.substr(done, end - done));
+    NormalizeContext context{.continued = done > 0};
+    joined += normalizer.Apply(text.substr(done, end - done), &context).value_or("");
     done = end;
   };
   for (const TextSpan& span : spans_) {
@@ -199,8 +186,9 @@ void AddedTokens::Split(const Matcher& matcher, std::string_view text, const Spe
   // A token that the rule forbids at this position is no match at all. Otherwise a client's text
   // could consume the start of a token that the template writes.
   const auto accepts = [&](size_t begin, size_t end, TokenId id) {
-    return !special.by_place() || special.Allows(begin, end) ||
-           !special_.contains(by_id_.find(id)->second->content);
+    const AddedToken& token = *by_id_.find(id)->second;
+    if (!special.by_place()) return !token.trusted_only;
+    return special.Allows(begin, end) || !special_.contains(token.content);
   };
   // As in Hugging Face's library, a rejected match still consumes its text, and the next token can
   // match white space again that the rstrip of a token before it consumed.
@@ -217,8 +205,8 @@ void AddedTokens::Split(const Matcher& matcher, std::string_view text, const Spe
     }
     size_t begin = match_begin;
     size_t end = match_end;
-    if (token.lstrip) begin = std::max(SkipSpaceBackwards(text, begin), covered);
-    if (token.rstrip) end = SkipSpace(text, end);
+    if (token.lstrip) begin = std::max(SkipWhiteSpaceBackwards(text, begin), covered);
+    if (token.rstrip) end = SkipWhiteSpace(text, end);
     if (covered < begin) parts->push_back({text.substr(covered, begin - covered), std::nullopt});
     // Skips a token that consists of white space which the previous token has consumed.
     if (begin < end) parts->push_back({text.substr(begin, end - begin), id});

@@ -14,8 +14,8 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "engine/text/tokenizer/model.h"
-#include "engine/text/tokenizer/normalizer.h"
+#include "engine/text/tokenizer/models/model.h"
+#include "engine/text/tokenizer/normalizers/normalizer.h"
 #include "engine/text/tokenizer/regex.h"
 #include "engine/text/tokenizer/string_map.h"
 #include "engine/text/tokenizer/tokenizer.h"
@@ -30,6 +30,9 @@ struct AddedToken {
   bool rstrip = false;       // the match includes the white space after it
   bool normalized = false;   // the token's normalised form is searched in the normalised text
   bool special = false;      // decoding can skip the token, encoding can read it as ordinary text
+  // Recognised only in trusted parts of a text: a control symbol of SentencePiece, which takes all
+  // other text that spells it for ordinary text.
+  bool trusted_only = false;
 };
 
 // A part of a text: either an added token with its id, or text that contains no added token.
@@ -75,10 +78,12 @@ class AddedTokens {
   // a token that the model has keeps the model's id, and the remaining tokens follow the model's
   // tokens. The given ids must equal those. InvalidArgument names a token with another id or with
   // an id that the model uses for another token, a token listed twice, or an empty token.
-  // `normalizer` may be null and need not outlive the call.
+  // With `any_new_ids`, for files that assign ids themselves, tokens that the model does not have
+  // may have any ids that are not in use. `normalizer` may be null and need not outlive the call.
   static absl::StatusOr<std::unique_ptr<AddedTokens>> Create(std::vector<AddedToken> tokens,
                                                              const TokenModel& model,
-                                                             const Normalizer* normalizer);
+                                                             const Normalizer* normalizer,
+                                                             bool any_new_ids = false);
 
   // SplitRaw() splits raw text at the tokens without `normalized`; SplitNormalized() splits
   // normalised text at the tokens with `normalized`. Special tokens are found only where `special`

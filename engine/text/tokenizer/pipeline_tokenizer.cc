@@ -24,8 +24,11 @@ class PipelineTokenizer::Stream : public DecodeStream {
   void Push(TokenId id, std::string* out) override {
     const std::optional<std::string_view> form = tokenizer_->DecodedForm(id);
     if (!form.has_value()) return;
-    if (skip_special_tokens_ && tokenizer_->parts_.added_tokens->IsSkipped(*form)) return;
-    state_->Push(*form, out);
+    if (skip_special_tokens_ && tokenizer_->parts_.added_tokens->IsSkipped(*form)) {
+      state_->Skip(out);
+    } else {
+      state_->Push(*form, out);
+    }
   }
 
   void Finish(std::string* out) override { state_->Finish(out); }
@@ -79,7 +82,7 @@ absl::Status PipelineTokenizer::EncodeText(std::string_view text, const SpecialR
   TextArena arena;
   std::vector<TextPart> raw_parts;
   std::vector<TextPart> parts;
-  std::vector<std::string_view> pieces;
+  Pieces pieces;
   parts_.added_tokens->SplitRaw(text, special, &raw_parts);
   for (const TextPart& raw : raw_parts) {
     parts.clear();
@@ -90,8 +93,11 @@ absl::Status PipelineTokenizer::EncodeText(std::string_view text, const SpecialR
     std::string_view normalized = raw.text;
     SpecialRule part_special =
         special.Part(static_cast<size_t>(raw.text.data() - text.data()), raw.text.size());
+    NormalizeContext context;
     if (parts_.normalizer != nullptr && !parts_.normalizer->IsUnchanged(normalized)) {
-      normalized = arena.Keep(parts_.normalizer->Normalize(normalized));
+      absl::StatusOr<std::string> result = parts_.normalizer->Apply(normalized, &context);
+      if (!result.ok()) return result.status();
+      normalized = arena.Keep(*std::move(result));
       part_special = part_special.Normalized(raw.text, normalized, *parts_.normalizer);
     }
     parts_.added_tokens->SplitNormalized(normalized, part_special, &parts);
@@ -100,11 +106,13 @@ absl::Status PipelineTokenizer::EncodeText(std::string_view text, const SpecialR
         ids->push_back(*part.id);
         continue;
       }
-      pieces.assign(1, part.text);
+      pieces.texts.assign(1, part.text);
+      pieces.at_start = raw.text.data() == text.data() && !context.start_moved &&
+                        part.text.data() == normalized.data();
       if (parts_.pre_tokenizer != nullptr) {
         if (absl::Status s = parts_.pre_tokenizer->Apply(&pieces, &arena); !s.ok()) return s;
       }
-      for (const std::string_view piece : pieces) {
+      for (const std::string_view piece : pieces.texts) {
         if (absl::Status s = parts_.model->Tokenize(piece, ids); !s.ok()) return s;
       }
     }

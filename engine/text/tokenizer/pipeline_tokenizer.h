@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "engine/text/tokenizer/added_tokens.h"
-#include "engine/text/tokenizer/decoder.h"
-#include "engine/text/tokenizer/model.h"
-#include "engine/text/tokenizer/normalizer.h"
+#include "engine/text/tokenizer/decoders/decoder.h"
+#include "engine/text/tokenizer/models/model.h"
+#include "engine/text/tokenizer/normalizers/normalizer.h"
 #include "engine/text/tokenizer/pre_tokenizer.h"
 #include "engine/text/tokenizer/tokenizer.h"
 

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "engine/text/tokenizer/regex_syntax.h"
+#include "engine/text/tokenizer/unicode/library_tables.h"
+#include "engine/text/tokenizer/utf8.h"
 
 namespace moeserve {
 namespace {
@@ -11,12 +13,7 @@ namespace {
 constexpr std::string_view kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// A part of the text: one match, or the text between two matches.
-struct Span {
-  size_t begin;
-  size_t end;
-  bool matched;
-};
+using Span = MatchSpan;
 
 // Joins or drops `spans`, which cover the text in order, as `behavior` says, and appends the rest
 // to `out`.
@@ -71,22 +68,14 @@ void Combine(const std::vector<Span>& spans, SplitBehavior behavior, std::vector
 
 }  // namespace
 
-absl::Status SplitPreTokenizer::Apply(std::vector<std::string_view>* pieces, TextArena*) const {
+absl::Status MatchingPreTokenizer::Apply(Pieces* pieces, TextArena*) const {
   std::vector<std::string_view> result;
-  result.reserve(pieces->size());
+  result.reserve(pieces->texts.size());
   std::vector<Span> spans;
   std::vector<Span> combined;
-  for (const std::string_view piece : *pieces) {
+  for (const std::string_view piece : pieces->texts) {
     spans.clear();
-    size_t covered = 0;
-    Regex::Finder finder(&regex_, piece);
-    for (Regex::Match match; finder.Next(&match); covered = match.end) {
-      if (covered != match.begin) spans.push_back({covered, match.begin, inverted_});
-      spans.push_back({match.begin, match.end, !inverted_});
-    }
-    if (!finder.status().ok()) return finder.status();
-    if (covered != piece.size()) spans.push_back({covered, piece.size(), inverted_});
-
+    if (absl::Status status = Find(piece, &spans); !status.ok()) return status;
     const std::vector<Span>* kept = &spans;
     if (behavior_ != SplitBehavior::kIsolated) {
       combined.clear();
@@ -97,7 +86,97 @@ absl::Status SplitPreTokenizer::Apply(std::vector<std::string_view>* pieces, Tex
       if (span.begin < span.end) result.push_back(piece.substr(span.begin, span.end - span.begin));
     }
   }
-  *pieces = std::move(result);
+  pieces->at_start = pieces->at_start && !result.empty() && !pieces->texts.empty() &&
+                     result[0].data() == pieces->texts[0].data();
+  pieces->texts = std::move(result);
+  return absl::OkStatus();
+}
+
+absl::Status SplitPreTokenizer::Find(std::string_view piece, std::vector<Span>* spans) const {
+  size_t covered = 0;
+  Regex::Finder finder(&regex_, piece);
+  for (Regex::Match match; finder.Next(&match); covered = match.end) {
+    if (covered != match.begin) spans->push_back({covered, match.begin, inverted_});
+    spans->push_back({match.begin, match.end, !inverted_});
+  }
+  if (covered != piece.size()) spans->push_back({covered, piece.size(), inverted_});
+  return finder.status();
+}
+
+absl::Status CharacterPreTokenizer::Find(std::string_view piece, std::vector<Span>* spans) const {
+  size_t covered = 0;
+  for (size_t pos = 0; pos < piece.size();) {
+    const size_t begin = pos;
+    if (!set_->Contains(NextCodePoint(piece, &pos))) continue;
+    if (covered != begin) spans->push_back({covered, begin, false});
+    spans->push_back({begin, pos, true});
+    covered = pos;
+  }
+  if (covered != piece.size()) spans->push_back({covered, piece.size(), false});
+  return absl::OkStatus();
+}
+
+const CodePointSet& PunctuationSet() {
+  static const CodePointSet set(PunctuationRanges());
+  return set;
+}
+
+const CodePointSet& WhiteSpaceSet() {
+  static const CodePointSet* const set = [] {
+    auto* made = new CodePointSet({});
+    for (char32_t c = 0; c < 0x10000; ++c) {  // none is above
+      if (IsWhiteSpace(c)) made->Add(c);
+    }
+    return made;
+  }();
+  return *set;
+}
+
+absl::Status MetaspacePreTokenizer::Apply(Pieces* pieces, TextArena* arena) const {
+  std::vector<std::string_view> result;
+  for (size_t i = 0; i < pieces->texts.size(); ++i) {
+    std::string_view piece = pieces->texts[i];
+    const bool prepends = !piece.starts_with(' ') && !piece.starts_with(replacement_) &&
+                          (prepend_ == Prepend::kAlways ||
+                           (prepend_ == Prepend::kFirst && i == 0 && pieces->at_start));
+    if (prepends || piece.find(' ') != std::string_view::npos) {
+      std::string text = prepends ? replacement_ : "";
+      for (const char byte : piece) {
+        if (byte == ' ') {
+          text += replacement_;
+        } else {
+          text.push_back(byte);
+        }
+      }
+      piece = arena->Keep(std::move(text));
+    }
+    // Splits before each replacement character but one at the start.
+    while (split_) {
+      const size_t from = piece.starts_with(replacement_) ? replacement_.size() : 0;
+      const size_t end = piece.find(replacement_, from);
+      if (end == std::string_view::npos) break;
+      result.push_back(piece.substr(0, end));
+      piece.remove_prefix(end);
+    }
+    result.push_back(piece);
+  }
+  pieces->texts = std::move(result);
+  return absl::OkStatus();
+}
+
+absl::Status FixedLengthPreTokenizer::Apply(Pieces* pieces, TextArena*) const {
+  std::vector<std::string_view> result;
+  for (const std::string_view piece : pieces->texts) {
+    size_t begin = 0;
+    size_t count = 0;
+    for (size_t pos = 0; pos < piece.size();) {
+      NextCodePoint(piece, &pos);
+      if (++count % length_ != 0 && pos < piece.size()) continue;
+      result.push_back(piece.substr(begin, pos - begin));
+      begin = pos;
+    }
+  }
+  pieces->texts = std::move(result);
   return absl::OkStatus();
 }
 
@@ -116,10 +195,9 @@ absl::StatusOr<std::unique_ptr<PreTokenizer>> ByteLevelPreTokenizer::Create(bool
       new ByteLevelPreTokenizer(add_prefix_space, std::move(split)));
 }
 
-absl::Status ByteLevelPreTokenizer::Apply(std::vector<std::string_view>* pieces,
-                                          TextArena* arena) const {
+absl::Status ByteLevelPreTokenizer::Apply(Pieces* pieces, TextArena* arena) const {
   if (add_prefix_space_) {
-    for (std::string_view& piece : *pieces) {
+    for (std::string_view& piece : pieces->texts) {
       if (piece.starts_with(' ')) continue;
       std::string spaced = " ";
       spaced += piece;
@@ -129,8 +207,7 @@ absl::Status ByteLevelPreTokenizer::Apply(std::vector<std::string_view>* pieces,
   return split_ == nullptr ? absl::OkStatus() : split_->Apply(pieces, arena);
 }
 
-absl::Status SequencePreTokenizer::Apply(std::vector<std::string_view>* pieces,
-                                         TextArena* arena) const {
+absl::Status SequencePreTokenizer::Apply(Pieces* pieces, TextArena* arena) const {
   for (const auto& step : steps_) {
     if (absl::Status status = step->Apply(pieces, arena); !status.ok()) return status;
   }

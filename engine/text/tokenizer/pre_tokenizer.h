@@ -4,24 +4,32 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/text/tokenizer/regex.h"
 #include "engine/text/tokenizer/text_arena.h"
+#include "engine/text/tokenizer/unicode/code_point_set.h"
 
 namespace moeserve {
+
+struct Pieces {
+  std::vector<std::string_view> texts;  // valid UTF-8, not empty
+  // The first piece starts with the first character of the whole text that is encoded.
+  bool at_start = false;
+};
 
 // Immutable after construction; any number of threads may use one object.
 class PreTokenizer {
  public:
   virtual ~PreTokenizer() = default;
 
-  // Splits each of `pieces` (valid UTF-8, not empty) into non-empty pieces, which replace the old
-  // ones in order. The new pieces point into the text of the old ones or into `arena`.
-  // ResourceExhausted if a pattern search exceeds its limits.
-  virtual absl::Status Apply(std::vector<std::string_view>* pieces, TextArena* arena) const = 0;
+  // Splits each of `pieces` into pieces, which replace the old ones in order. The new pieces point
+  // into the text of the old ones or into `arena`. ResourceExhausted if a pattern search exceeds
+  // its limits.
+  virtual absl::Status Apply(Pieces* pieces, TextArena* arena) const = 0;
 };
 
 // What happens to the text that a pattern matches.
@@ -33,18 +41,88 @@ enum class SplitBehavior {
   kContiguous,          // adjacent matches become one separate piece
 };
 
-class SplitPreTokenizer : public PreTokenizer {
+// A part of a piece: one match, or the text between two matches.
+struct MatchSpan {
+  size_t begin;
+  size_t end;
+  bool matched;
+};
+
+// Finds matches in each piece and splits there.
+class MatchingPreTokenizer : public PreTokenizer {
+ public:
+  explicit MatchingPreTokenizer(SplitBehavior behavior) : behavior_(behavior) {}
+
+  absl::Status Apply(Pieces* pieces, TextArena* arena) const override;
+
+ private:
+  // Appends spans that cover `piece` in order.
+  virtual absl::Status Find(std::string_view piece, std::vector<MatchSpan>* spans) const = 0;
+
+  SplitBehavior behavior_;
+};
+
+// Splits at the matches of a pattern.
+class SplitPreTokenizer : public MatchingPreTokenizer {
  public:
   // If `inverted`, text that the pattern does not match counts as matched, and vice versa.
   SplitPreTokenizer(Regex regex, SplitBehavior behavior, bool inverted)
-      : regex_(std::move(regex)), behavior_(behavior), inverted_(inverted) {}
-
-  absl::Status Apply(std::vector<std::string_view>* pieces, TextArena* arena) const override;
+      : MatchingPreTokenizer(behavior), regex_(std::move(regex)), inverted_(inverted) {}
 
  private:
+  absl::Status Find(std::string_view piece, std::vector<MatchSpan>* spans) const override;
+
   Regex regex_;
-  SplitBehavior behavior_;
   bool inverted_;
+};
+
+// Splits at each character of a set.
+class CharacterPreTokenizer : public MatchingPreTokenizer {
+ public:
+  CharacterPreTokenizer(const CodePointSet* set, SplitBehavior behavior)
+      : MatchingPreTokenizer(behavior), set_(set) {}
+  CharacterPreTokenizer(std::unique_ptr<CodePointSet> set, SplitBehavior behavior)
+      : MatchingPreTokenizer(behavior), set_(set.get()), owned_(std::move(set)) {}
+
+ private:
+  absl::Status Find(std::string_view piece, std::vector<MatchSpan>* spans) const override;
+
+  const CodePointSet* set_;
+  std::unique_ptr<CodePointSet> owned_;  // null: the set is static
+};
+
+// The characters that BertPreTokenizer and Punctuation take for punctuation, and white space.
+const CodePointSet& PunctuationSet();
+const CodePointSet& WhiteSpaceSet();
+
+// Replaces spaces by a character, puts it in front of pieces, and splits before it.
+class MetaspacePreTokenizer : public PreTokenizer {
+ public:
+  enum class Prepend {
+    kNever,
+    kFirst,   // only at the start of the whole text
+    kAlways,  // in front of every piece
+  };
+  MetaspacePreTokenizer(std::string replacement, Prepend prepend, bool split)
+      : replacement_(std::move(replacement)), prepend_(prepend), split_(split) {}
+
+  absl::Status Apply(Pieces* pieces, TextArena* arena) const override;
+
+ private:
+  std::string replacement_;  // one character
+  Prepend prepend_;
+  bool split_;
+};
+
+// Cuts pieces of `length` > 0 characters; the last one may be shorter.
+class FixedLengthPreTokenizer : public PreTokenizer {
+ public:
+  explicit FixedLengthPreTokenizer(size_t length) : length_(length) {}
+
+  absl::Status Apply(Pieces* pieces, TextArena* arena) const override;
+
+ private:
+  size_t length_;
 };
 
 // The splitting part of Hugging Face's ByteLevel pre-tokenizer. Its other part, which replaces
@@ -56,7 +134,7 @@ class ByteLevelPreTokenizer : public PreTokenizer {
   static absl::StatusOr<std::unique_ptr<PreTokenizer>> Create(bool add_prefix_space,
                                                               bool use_regex);
 
-  absl::Status Apply(std::vector<std::string_view>* pieces, TextArena* arena) const override;
+  absl::Status Apply(Pieces* pieces, TextArena* arena) const override;
 
  private:
   ByteLevelPreTokenizer(bool add_prefix_space, std::unique_ptr<PreTokenizer> split)
@@ -72,7 +150,7 @@ class SequencePreTokenizer : public PreTokenizer {
   explicit SequencePreTokenizer(std::vector<std::unique_ptr<PreTokenizer>> steps)
       : steps_(std::move(steps)) {}
 
-  absl::Status Apply(std::vector<std::string_view>* pieces, TextArena* arena) const override;
+  absl::Status Apply(Pieces* pieces, TextArena* arena) const override;
 
  private:
   std::vector<std::unique_ptr<PreTokenizer>> steps_;

@@ -591,4 +591,23 @@ bool IsWhiteSpace(char32_t code_point) {
   return false;
 }
 
+size_t SkipWhiteSpace(std::string_view text, size_t begin) {
+  while (begin < text.size()) {
+    size_t pos = begin;
+    if (!IsWhiteSpace(NextCodePoint(text, &pos))) break;
+    begin = pos;
+  }
+  return begin;
+}
+
+size_t SkipWhiteSpaceBackwards(std::string_view text, size_t end) {
+  while (end > 0) {
+    const size_t begin = CharacterBefore(text, end);
+    size_t pos = begin;
+    if (!IsWhiteSpace(NextCodePoint(text, &pos))) break;
+    end = begin;
+  }
+  return end;
+}
+
 }  // namespace moeserve

@@ -4,6 +4,7 @@
 // contains only constructs for which PCRE2 is known to do the same as Oniguruma.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 
@@ -27,5 +28,11 @@ std::string RustNumericClass();
 
 // Returns whether the code point has Unicode's property White_Space.
 bool IsWhiteSpace(char32_t code_point);
+
+// Returns the end of the white space that starts at byte `begin` of `text`, which must be UTF-8.
+size_t SkipWhiteSpace(std::string_view text, size_t begin);
+
+// Returns the start of the white space that ends at byte `end`.
+size_t SkipWhiteSpaceBackwards(std::string_view text, size_t end);
 
 }  // namespace moeserve

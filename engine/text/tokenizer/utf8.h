@@ -16,6 +16,13 @@ bool IsValidUtf8(std::string_view text);
 // the start of a character.
 char32_t NextCodePoint(std::string_view text, size_t* pos);
 
+// Returns the start of the character that ends at `end` > 0 in `text`, which must be valid.
+inline size_t CharacterBefore(std::string_view text, size_t end) {
+  --end;
+  while (end > 0 && (text[end] & 0xC0) == 0x80) --end;
+  return end;
+}
+
 // Appends `code_point`, which must be a Unicode scalar value, as UTF-8.
 void AppendUtf8(char32_t code_point, std::string* out);
 

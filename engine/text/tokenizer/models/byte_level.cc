@@ -1,4 +1,4 @@
-#include "engine/text/tokenizer/byte_level.h"
+#include "engine/text/tokenizer/models/byte_level.h"
 
 #include <array>
 

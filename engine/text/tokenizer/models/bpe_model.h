@@ -13,7 +13,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "engine/text/tokenizer/model.h"
+#include "engine/text/tokenizer/models/model.h"
+#include "engine/text/tokenizer/models/vocabulary.h"
 #include "engine/text/tokenizer/string_map.h"
 
 namespace moeserve {
@@ -22,6 +23,10 @@ struct BpeConfig {
   std::vector<std::pair<std::string, TokenId>> vocab;
   // In order of rank; the first merge is applied first.
   std::vector<std::pair<std::string, std::string>> merges;
+  // If true, `merges` must be empty: any two tokens may merge if the vocabulary has the result, and
+  // the result with the lowest id is merged first, as in tiktoken. Takes tokens of at most
+  // kMaxSplitToken bytes.
+  bool merges_by_id = false;
   // If true, symbols are bytes, and the vocabulary is spelt in the byte-level alphabet. If false,
   // symbols are characters.
   bool byte_level = true;
@@ -38,6 +43,9 @@ struct BpeConfig {
 
 class BpeModel : public TokenModel {
  public:
+  // Limits the work of `merges_by_id`; the tokens of real files have at most 300 bytes or so.
+  static constexpr size_t kMaxSplitToken = 1024;
+
   // InvalidArgument if an id is out of range or used twice, a token is listed twice, a merge has a
   // part or a result that is not in the vocabulary, or unk_token is needed and not in the
   // vocabulary.
@@ -46,11 +54,8 @@ class BpeModel : public TokenModel {
   absl::Status Tokenize(std::string_view piece, std::vector<TokenId>* ids) const override;
   std::optional<TokenId> TokenToId(std::string_view token) const override;
   std::optional<std::string_view> TokenString(TokenId id) const override;
-  int token_count() const override { return static_cast<int>(ids_.size()); }
-  TokenId id_bound() const override { return static_cast<TokenId>(strings_.size()); }
-
-  // Limits the size of tables that are indexed by id.
-  static constexpr TokenId kMaxId = (1 << 22) - 1;
+  int token_count() const override { return vocab_.count(); }
+  TokenId id_bound() const override { return vocab_.id_bound(); }
 
  private:
   struct Merge {
@@ -60,7 +65,8 @@ class BpeModel : public TokenModel {
   struct Scratch;
 
   BpeModel() = default;
-  absl::Status AddVocab(std::vector<std::pair<std::string, TokenId>> vocab);
+  // Adds every pair of tokens that a token of the vocabulary consists of.
+  absl::Status AddMergesById();
   absl::Status AddMerges(const std::vector<std::pair<std::string, std::string>>& merges);
   void FindWholeWords();
 
@@ -84,11 +90,10 @@ class BpeModel : public TokenModel {
   bool byte_fallback_ = false;
   bool ignore_merges_ = false;
   TokenId unk_id_ = -1;
-  std::vector<std::optional<std::string>> strings_;  // by id
-  StringMap<TokenId> ids_;                           // keys point into strings_
-  absl::flat_hash_map<uint64_t, Merge> merges_;      // by PairKey
-  std::array<TokenId, 256> byte_ids_;                // byte_level: the symbol of each byte, or -1
-  std::array<TokenId, 256> fallback_ids_;            // ids of <0x00> to <0xFF>, or -1
+  Vocabulary vocab_;
+  absl::flat_hash_map<uint64_t, Merge> merges_;  // by PairKey
+  std::array<TokenId, 256> byte_ids_;            // byte_level: the symbol of each byte, or -1
+  std::array<TokenId, 256> fallback_ids_;        // ids of <0x00> to <0xFF>, or -1
   // Pieces that merge to a single token; this covers most words of a text.
   StringMap<TokenId> whole_words_;  // keys point into whole_word_text_
   std::string whole_word_text_;

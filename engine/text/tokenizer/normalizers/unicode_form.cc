@@ -1,10 +1,11 @@
-#include "engine/text/tokenizer/normalizer.h"
+#include "engine/text/tokenizer/normalizers/unicode_form.h"
 
 #include <algorithm>
 #include <cstdint>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "engine/text/tokenizer/unicode/library_tables.h"
 #include "engine/text/tokenizer/unicode/unicode_tables.h"
 #include "engine/text/tokenizer/utf8.h"
 
@@ -23,6 +24,8 @@ constexpr char32_t kSyllables = kLeads * kVowels * kTrails;
 
 // Characters below this one neither decompose nor combine with others.
 constexpr char32_t kFirstInteresting = 0x300;
+// The first character with a compatibility decomposition.
+constexpr char32_t kFirstCompatible = 0xA0;
 
 class NormalizationData {
  public:
@@ -37,8 +40,15 @@ class NormalizationData {
     return it == classes_.end() ? 0 : it->second;
   }
 
-  // Appends the full canonical decomposition of `c`.
-  void Decompose(char32_t c, std::u32string* out) const {
+  // Appends the full decomposition of `c`, canonical or of compatibility.
+  void Decompose(char32_t c, bool compatible, std::u32string* out) const {
+    if (compatible && c >= kFirstCompatible) {
+      if (const auto it = compatibility_.find(c); it != compatibility_.end()) {
+        const Compatibility& entry = *it->second;
+        out->append(CompatibilityText().data() + entry.begin, entry.size);
+        return;
+      }
+    }
     if (c - kSyllableBase < kSyllables && c >= kSyllableBase) {
       const char32_t index = c - kSyllableBase;
       out->push_back(kLeadBase + index / (kVowels * kTrails));
@@ -52,7 +62,7 @@ class NormalizationData {
       return;
     }
     // In the table, the first character may decompose further; the second one never does.
-    Decompose(it->second.first, out);
+    Decompose(it->second.first, compatible, out);
     if (it->second.second != 0) out->push_back(it->second.second);
   }
 
@@ -74,6 +84,9 @@ class NormalizationData {
     for (const CombiningClassRange& range : CombiningClassRanges()) {
       for (char32_t c = range.first; c <= range.last; ++c) classes_[c] = range.value;
     }
+    for (const Compatibility& entry : CompatibilityDecompositions()) {
+      compatibility_[entry.code_point] = &entry;
+    }
     for (const Decomposition& d : Decompositions()) {
       decompositions_[d.code_point] = {d.first, d.second};
       if (d.composes) {
@@ -84,6 +97,7 @@ class NormalizationData {
 
   absl::flat_hash_map<char32_t, uint8_t> classes_;
   absl::flat_hash_map<char32_t, std::pair<char32_t, char32_t>> decompositions_;
+  absl::flat_hash_map<char32_t, const Compatibility*> compatibility_;
   absl::flat_hash_map<uint64_t, char32_t> compositions_;
 };
 
@@ -132,36 +146,29 @@ std::u32string ComposeAll(const NormalizationData& data, const std::u32string& t
 
 }  // namespace
 
-bool NfcNormalizer::IsUnchanged(std::string_view text) const {
-  // U+0300 is encoded as CC 80. So a lead byte below CC starts a character that form C does not
-  // change.
+bool UnicodeFormNormalizer::IsUnchanged(std::string_view text) const {
+  // A lead byte below CC starts a character below U+0300, which form C does not change; one below
+  // C3 starts a character below U+00C0, which has no canonical decomposition.
+  const uint8_t first_changed = compatible_ ? 0x80 : composes_ ? 0xCC : 0xC3;
   return std::all_of(text.begin(), text.end(),
-                     [](char byte) { return static_cast<uint8_t>(byte) < 0xCC; });
+                     [&](char byte) { return static_cast<uint8_t>(byte) < first_changed; });
 }
 
-std::string NfcNormalizer::Normalize(std::string_view text) const {
+absl::StatusOr<std::string> UnicodeFormNormalizer::Apply(std::string_view text,
+                                                         NormalizeContext*) const {
   const NormalizationData& data = NormalizationData::Get();
   std::u32string decomposed;
   decomposed.reserve(text.size());
-  for (size_t pos = 0; pos < text.size();) data.Decompose(NextCodePoint(text, &pos), &decomposed);
+  for (size_t pos = 0; pos < text.size();) {
+    data.Decompose(NextCodePoint(text, &pos), compatible_, &decomposed);
+  }
   ReorderMarks(data, &decomposed);
   std::string out;
   out.reserve(text.size());
-  for (const char32_t c : ComposeAll(data, decomposed)) AppendUtf8(c, &out);
-  return out;
-}
-
-std::string SequenceNormalizer::Normalize(std::string_view text) const {
-  std::string out(text);
-  for (const auto& step : steps_) {
-    if (!step->IsUnchanged(out)) out = step->Normalize(out);
+  for (const char32_t c : composes_ ? ComposeAll(data, decomposed) : decomposed) {
+    AppendUtf8(c, &out);
   }
   return out;
-}
-
-bool SequenceNormalizer::IsUnchanged(std::string_view text) const {
-  return std::all_of(steps_.begin(), steps_.end(),
-                     [&](const auto& step) { return step->IsUnchanged(text); });
 }
 
 }  // namespace moeserve

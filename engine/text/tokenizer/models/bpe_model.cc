@@ -1,10 +1,10 @@
-#include "engine/text/tokenizer/bpe_model.h"
+#include "engine/text/tokenizer/models/bpe_model.h"
 
 #include <algorithm>
-#include <cstdio>
 
 #include "base/message.h"
-#include "engine/text/tokenizer/byte_level.h"
+#include "base/status.h"
+#include "engine/text/tokenizer/models/byte_level.h"
 #include "engine/text/tokenizer/utf8.h"
 
 namespace moeserve {
@@ -52,15 +52,17 @@ absl::StatusOr<std::unique_ptr<BpeModel>> BpeModel::Create(BpeConfig config) {
   model->fuse_unk_ = config.fuse_unk;
   model->byte_fallback_ = config.byte_fallback;
   model->ignore_merges_ = config.ignore_merges;
-  if (absl::Status s = model->AddVocab(std::move(config.vocab)); !s.ok()) return s;
-  if (absl::Status s = model->AddMerges(config.merges); !s.ok()) return s;
+  MOESERVE_ASSIGN_OR_RETURN(model->vocab_, Vocabulary::Create(std::move(config.vocab)));
+  if (config.merges_by_id) {
+    MOESERVE_RETURN_IF_ERROR(model->AddMergesById());
+  } else {
+    MOESERVE_RETURN_IF_ERROR(model->AddMerges(config.merges));
+  }
   for (int byte = 0; byte < 256; ++byte) {
     const std::string_view symbol = ByteLevelChar(static_cast<uint8_t>(byte));
     model->byte_ids_[byte] = model->TokenToId(symbol).value_or(-1);
-    char name[8];
-    std::snprintf(name, sizeof(name), "<0x%02X>", byte);
-    model->fallback_ids_[byte] = model->TokenToId(name).value_or(-1);
   }
+  model->fallback_ids_ = ByteTokens(model->vocab_);
   if (config.unk_token.has_value()) {
     model->unk_id_ = model->TokenToId(*config.unk_token).value_or(-1);
     // Some files name an unk_token that is not in the vocabulary. That is accepted if byte-level
@@ -68,35 +70,28 @@ absl::StatusOr<std::unique_ptr<BpeModel>> BpeModel::Create(BpeConfig config) {
     const bool needed = !model->byte_level_ ||
                         std::count(model->byte_ids_.begin(), model->byte_ids_.end(), -1) != 0;
     if (model->unk_id_ < 0 && needed) {
-      return Invalid("unk_token: expected a token of the vocabulary, found \"" + *config.unk_token +
-                     "\"");
+      return Invalid("unk_token: expected a token of the vocabulary, found " +
+                     Quoted(*config.unk_token));
     }
   }
   if (model->byte_level_) model->FindWholeWords();
   return model;
 }
 
-absl::Status BpeModel::AddVocab(std::vector<std::pair<std::string, TokenId>> vocab) {
-  TokenId bound = 0;
-  for (const auto& [token, id] : vocab) {
-    if (id < 0 || id > kMaxId) {
-      return Invalid(Concat("vocab: token \"", token, "\": expected an id from 0 to ", kMaxId,
-                            ", found ", id));
+absl::Status BpeModel::AddMergesById() {
+  for (TokenId id = 0; id < vocab_.id_bound(); ++id) {
+    const std::optional<std::string_view> token = vocab_.Token(id);
+    if (!token.has_value()) continue;
+    if (token->size() > kMaxSplitToken) {
+      return Invalid(Concat("vocab: expected tokens of at most ", kMaxSplitToken,
+                            " bytes, found one of ", token->size()));
     }
-    if (!IsValidUtf8(token)) return Invalid("vocab: a token is not UTF-8");
-    bound = std::max(bound, id + 1);
-  }
-  strings_.resize(bound);
-  ids_.reserve(vocab.size());
-  for (auto& [token, id] : vocab) {
-    std::optional<std::string>& slot = strings_[id];
-    if (slot.has_value()) {
-      return Invalid(
-          Concat("vocab: id ", id, " belongs to both \"", *slot, "\" and \"", token, "\""));
-    }
-    slot = std::move(token);
-    if (!ids_.emplace(*slot, id).second) {
-      return Invalid("vocab: token \"" + *slot + "\" is listed twice");
+    for (size_t pos = 0; pos < token->size();) {
+      NextCodePoint(*token, &pos);
+      const std::optional<TokenId> left = TokenToId(token->substr(0, pos));
+      if (pos == token->size() || !left.has_value()) continue;
+      const std::optional<TokenId> right = TokenToId(token->substr(pos));
+      if (right.has_value()) merges_[PairKey(*left, *right)] = {static_cast<uint32_t>(id), id};
     }
   }
   return absl::OkStatus();
@@ -116,7 +111,7 @@ absl::Status BpeModel::AddMerges(const std::vector<std::pair<std::string, std::s
     for (int i = 0; i < 3; ++i) {
       const std::optional<TokenId> id = TokenToId(*parts[i]);
       if (!id.has_value()) {
-        return Invalid(where + "expected tokens of the vocabulary, found \"" + *parts[i] + "\"");
+        return Invalid(where + "expected tokens of the vocabulary, found " + Quoted(*parts[i]));
       }
       ids[i] = *id;
     }
@@ -130,9 +125,10 @@ void BpeModel::FindWholeWords() {
   std::vector<std::pair<size_t, TokenId>> found;  // end of the word in whole_word_text_, id
   std::vector<TokenId> merged;
   for (TokenId id = 0; id < id_bound(); ++id) {
-    if (!strings_[id].has_value()) continue;
+    const std::optional<std::string_view> token = vocab_.Token(id);
+    if (!token.has_value()) continue;
     const size_t begin = whole_word_text_.size();
-    if (!AppendByteLevelBytes(*strings_[id], &whole_word_text_)) continue;
+    if (!AppendByteLevelBytes(*token, &whole_word_text_)) continue;
     bool whole = whole_word_text_.size() > begin;
     if (whole && !ignore_merges_) {
       merged.clear();
@@ -155,15 +151,10 @@ void BpeModel::FindWholeWords() {
 }
 
 std::optional<TokenId> BpeModel::TokenToId(std::string_view token) const {
-  const auto it = ids_.find(token);
-  if (it == ids_.end()) return std::nullopt;
-  return it->second;
+  return vocab_.Find(token);
 }
 
-std::optional<std::string_view> BpeModel::TokenString(TokenId id) const {
-  if (id < 0 || id >= id_bound() || !strings_[id].has_value()) return std::nullopt;
-  return *strings_[id];
-}
+std::optional<std::string_view> BpeModel::TokenString(TokenId id) const { return vocab_.Token(id); }
 
 absl::Status BpeModel::Tokenize(std::string_view piece, std::vector<TokenId>* ids) const {
   if (piece.empty()) return absl::OkStatus();

@@ -1,0 +1,39 @@
+#include "engine/text/tokenizer/decoders/decoder.h"
+
+namespace moeserve {
+namespace {
+
+// The end of a chain: concatenates the tokens.
+class JoinState : public DecoderState {
+ public:
+  explicit JoinState(std::string_view separator) : separator_(separator) {}
+
+  void Push(std::string_view token, std::string* out) override {
+    if (!first_) out->append(separator_);
+    first_ = false;
+    out->append(token);
+  }
+  void Finish(std::string*) override {}
+
+ private:
+  std::string_view separator_;
+  bool first_ = true;
+};
+
+}  // namespace
+
+std::unique_ptr<DecoderState> ChainDecoder::Start() const {
+  std::unique_ptr<DecoderState> state = std::make_unique<JoinState>(separator_);
+  for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
+    state = (*step)->Start(std::move(state));
+  }
+  return state;
+}
+
+std::string ChainDecoder::TokenBytes(std::string_view token) const {
+  std::string bytes(token);
+  for (const auto& step : steps_) bytes = step->TokenBytes(std::move(bytes));
+  return bytes;
+}
+
+}  // namespace moeserve

@@ -1,0 +1,57 @@
+// Decoders convert the spellings of tokens in the vocabulary to text.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace moeserve {
+
+// The state of decoding one sequence.
+class DecoderState {
+ public:
+  virtual ~DecoderState() = default;
+  // Reads the next token as the vocabulary spells it and appends the text that has become final.
+  virtual void Push(std::string_view token, std::string* out) = 0;
+  // Notes that a token was left out here.
+  virtual void Skip(std::string* /*out*/) {}
+  virtual void Finish(std::string* out) = 0;
+};
+
+// Immutable after construction; any number of threads may use one object.
+class Decoder {
+ public:
+  virtual ~Decoder() = default;
+  virtual std::unique_ptr<DecoderState> Start() const = 0;
+  // Returns the bytes that one token contributes to a text, whatever its neighbours are.
+  virtual std::string TokenBytes(std::string_view token) const = 0;
+};
+
+// One step of a chain of decoders. Immutable after construction; any number of threads may use one
+// object.
+class DecoderStep {
+ public:
+  virtual ~DecoderStep() = default;
+  // Returns a state that changes tokens and hands them to `next`.
+  virtual std::unique_ptr<DecoderState> Start(std::unique_ptr<DecoderState> next) const = 0;
+  // Returns what the step makes of a token, whatever its neighbours are. `token` need not be UTF-8.
+  virtual std::string TokenBytes(std::string token) const = 0;
+};
+
+// Applies its steps in order and concatenates their results, with `separator` between them.
+class ChainDecoder : public Decoder {
+ public:
+  explicit ChainDecoder(std::vector<std::unique_ptr<DecoderStep>> steps, std::string separator = "")
+      : steps_(std::move(steps)), separator_(std::move(separator)) {}
+
+  std::unique_ptr<DecoderState> Start() const override;
+  std::string TokenBytes(std::string_view token) const override;
+
+ private:
+  std::vector<std::unique_ptr<DecoderStep>> steps_;
+  std::string separator_;
+};
+
+}  // namespace moeserve

@@ -1,0 +1,251 @@
+#include "engine/text/tokenizer/decoders/decoder_steps.h"
+
+#include <algorithm>
+#include <functional>
+#include <optional>
+
+#include "engine/text/tokenizer/decoders/byte_token.h"
+#include "engine/text/tokenizer/models/byte_level.h"
+#include "engine/text/tokenizer/normalizers/text_edits.h"
+#include "engine/text/tokenizer/utf8.h"
+
+namespace moeserve {
+namespace {
+
+constexpr std::string_view kReplacementCharacter = "\uFFFD";
+
+// Converts each token alone.
+class MapState : public DecoderState {
+ public:
+  // `convert(token, first)` returns what the token becomes.
+  using Convert = std::function<std::string(std::string_view token, bool first)>;
+  MapState(Convert convert, std::unique_ptr<DecoderState> next)
+      : convert_(std::move(convert)), next_(std::move(next)) {}
+
+  void Push(std::string_view token, std::string* out) override {
+    next_->Push(convert_(token, first_), out);
+    first_ = false;
+  }
+  void Finish(std::string* out) override { next_->Finish(out); }
+
+ private:
+  Convert convert_;
+  std::unique_ptr<DecoderState> next_;
+  bool first_ = true;
+};
+
+class ByteLevelState : public DecoderState {
+ public:
+  explicit ByteLevelState(std::unique_ptr<DecoderState> next) : next_(std::move(next)) {}
+
+  void Push(std::string_view token, std::string* out) override {
+    bytes_.clear();
+    text_.clear();
+    assembler_.Push(AppendByteLevelBytes(token, &bytes_) ? std::string_view(bytes_) : token,
+                    &text_);
+    next_->Push(text_, out);
+  }
+  void Finish(std::string* out) override {
+    text_.clear();
+    assembler_.Finish(&text_);
+    if (!text_.empty()) next_->Push(text_, out);
+    next_->Finish(out);
+  }
+
+ private:
+  std::string bytes_;  // scratch, like text_; kept to reuse the memory
+  std::string text_;
+  Utf8Assembler assembler_;
+  std::unique_ptr<DecoderState> next_;
+};
+
+class ByteFallbackState : public DecoderState {
+ public:
+  explicit ByteFallbackState(std::unique_ptr<DecoderState> next) : next_(std::move(next)) {}
+
+  void Push(std::string_view token, std::string* out) override {
+    if (const std::optional<char> byte = ByteOfToken(token); byte.has_value()) {
+      run_.push_back(*byte);
+      return;
+    }
+    EndRun(out);
+    next_->Push(token, out);
+  }
+  void Finish(std::string* out) override {
+    EndRun(out);
+    next_->Finish(out);
+  }
+
+ private:
+  void EndRun(std::string* out) {
+    if (run_.empty()) return;
+    if (IsValidUtf8(run_)) {
+      next_->Push(run_, out);
+    } else {
+      for (size_t i = 0; i < run_.size(); ++i) next_->Push(kReplacementCharacter, out);
+    }
+    run_.clear();
+  }
+
+  std::string run_;
+  std::unique_ptr<DecoderState> next_;
+};
+
+// Strips a text that arrives in parts of whole characters.
+class FusedStripState : public DecoderState {
+ public:
+  FusedStripState(std::string_view content, size_t start, size_t stop,
+                  std::unique_ptr<DecoderState> next)
+      : content_(content), start_(start), stop_(stop), next_(std::move(next)) {}
+
+  void Push(std::string_view text, std::string* out) override {
+    while (start_ > 0 && !text.empty()) {
+      if (!text.starts_with(content_)) {
+        start_ = 0;
+        break;
+      }
+      text.remove_prefix(content_.size());
+      --start_;
+    }
+    if (text.empty()) return;
+    held_.append(text);
+    // The last `stop_` characters are held back as long as they may be stripped.
+    size_t kept = held_.size();
+    for (size_t i = 0; i < stop_ && EndsWithContent(kept); ++i) kept -= content_.size();
+    if (kept > 0) next_->Push(std::string_view(held_).substr(0, kept), out);
+    held_.erase(0, kept);
+  }
+  void Finish(std::string* out) override { next_->Finish(out); }
+
+ private:
+  bool EndsWithContent(size_t size) const {
+    return std::string_view(held_).substr(0, size).ends_with(content_);
+  }
+
+  std::string_view content_;
+  size_t start_;  // characters that may still be stripped from the start
+  size_t stop_;
+  std::string held_;
+  std::unique_ptr<DecoderState> next_;
+};
+
+class WordEndState : public DecoderState {
+ public:
+  WordEndState(std::string_view suffix, std::unique_ptr<DecoderState> next)
+      : suffix_(suffix), next_(std::move(next)) {}
+
+  void Push(std::string_view token, std::string* out) override {
+    if (held_.has_value()) next_->Push(ReplaceAll(*held_, suffix_, " "), out);
+    held_ = token;
+  }
+  void Finish(std::string* out) override {
+    if (held_.has_value()) next_->Push(ReplaceAll(*held_, suffix_, ""), out);
+    next_->Finish(out);
+  }
+
+ private:
+  std::string_view suffix_;
+  std::optional<std::string> held_;
+  std::unique_ptr<DecoderState> next_;
+};
+
+// Removes the spaces that stand before punctuation in written English.
+std::string CleanUp(std::string text) {
+  constexpr std::pair<std::string_view, std::string_view> kReplacements[] = {
+      {" .", "."},   {" ?", "?"},     {" !", "!"},    {" ,", ","},
+      {" ' ", "'"},  {" n't", "n't"}, {" 'm", "'m"},  {" do not", " don't"},
+      {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
+  for (const auto& [from, to] : kReplacements) text = ReplaceAll(text, from, to);
+  return text;
+}
+
+}  // namespace
+
+std::unique_ptr<DecoderState> ByteLevelStep::Start(std::unique_ptr<DecoderState> next) const {
+  return std::make_unique<ByteLevelState>(std::move(next));
+}
+
+std::string ByteLevelStep::TokenBytes(std::string token) const {
+  std::string bytes;
+  return AppendByteLevelBytes(token, &bytes) ? bytes : token;
+}
+
+std::unique_ptr<DecoderState> ByteFallbackStep::Start(std::unique_ptr<DecoderState> next) const {
+  return std::make_unique<ByteFallbackState>(std::move(next));
+}
+
+std::string ByteFallbackStep::TokenBytes(std::string token) const {
+  const std::optional<char> byte = ByteOfToken(token);
+  return byte.has_value() ? std::string(1, *byte) : token;
+}
+
+std::unique_ptr<DecoderState> ReplaceStep::Start(std::unique_ptr<DecoderState> next) const {
+  return std::make_unique<MapState>(
+      [this](std::string_view token, bool) { return ReplaceAll(token, literal_, content_); },
+      std::move(next));
+}
+
+std::string ReplaceStep::TokenBytes(std::string token) const {
+  return ReplaceAll(token, literal_, content_);
+}
+
+std::unique_ptr<DecoderState> StripStep::Start(std::unique_ptr<DecoderState> next) const {
+  if (fused_) {
+    return std::make_unique<FusedStripState>(content_, start_, stop_, std::move(next));
+  }
+  return std::make_unique<MapState>(
+      [this](std::string_view token, bool) { return TokenBytes(std::string(token)); },
+      std::move(next));
+}
+
+std::string StripStep::TokenBytes(std::string token) const {
+  if (fused_) return token;
+  std::string_view text = token;
+  for (size_t i = 0; i < start_ && text.starts_with(content_); ++i) {
+    text.remove_prefix(content_.size());
+  }
+  for (size_t i = 0; i < stop_ && text.ends_with(content_); ++i) {
+    text.remove_suffix(content_.size());
+  }
+  return std::string(text);
+}
+
+std::unique_ptr<DecoderState> MetaspaceStep::Start(std::unique_ptr<DecoderState> next) const {
+  return std::make_unique<MapState>(
+      [this](std::string_view token, bool first) {
+        return ReplaceAll(token, replacement_, first && drops_first_ ? "" : " ");
+      },
+      std::move(next));
+}
+
+std::string MetaspaceStep::TokenBytes(std::string token) const {
+  return ReplaceAll(token, replacement_, " ");
+}
+
+std::unique_ptr<DecoderState> WordPieceStep::Start(std::unique_ptr<DecoderState> next) const {
+  return std::make_unique<MapState>(
+      [this](std::string_view token, bool first) { return Convert(token, first); },
+      std::move(next));
+}
+
+std::string WordPieceStep::Convert(std::string_view token, bool first) const {
+  std::string text;
+  if (first) {
+    text = token;
+  } else if (token.starts_with(prefix_)) {
+    text = token.substr(prefix_.size());
+  } else {
+    text = " " + std::string(token);
+  }
+  return cleanup_ ? CleanUp(std::move(text)) : text;
+}
+
+std::unique_ptr<DecoderState> WordEndStep::Start(std::unique_ptr<DecoderState> next) const {
+  return std::make_unique<WordEndState>(suffix_, std::move(next));
+}
+
+std::string WordEndStep::TokenBytes(std::string token) const {
+  return ReplaceAll(token, suffix_, " ");
+}
+
+}  // namespace moeserve

@@ -1,0 +1,68 @@
+// Normalizers rewrite a text before it is cut into pieces.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace moeserve {
+
+struct NormalizeContext {
+  // In: the text continues an earlier one, so nothing is inserted in front of it.
+  bool continued = false;
+  // Out: the first character of the result does not stem from the first character of the text.
+  bool start_moved = false;
+};
+
+// Immutable after construction; any number of threads may use one object.
+class Normalizer {
+ public:
+  virtual ~Normalizer() = default;
+
+  // Returns the normalised form of `text`. Both are valid UTF-8. Sets `context->start_moved` if
+  // that is so and never clears it. ResourceExhausted if a pattern search exceeds its limits.
+  virtual absl::StatusOr<std::string> Apply(std::string_view text,
+                                            NormalizeContext* context) const = 0;
+
+  // A cheap test that returns true only if Apply() would return `text` itself.
+  virtual bool IsUnchanged(std::string_view text) const = 0;
+
+  absl::StatusOr<std::string> Normalize(std::string_view text) const {
+    NormalizeContext context;
+    return Apply(text, &context);
+  }
+};
+
+// Applies its steps in order; without steps it changes nothing.
+class SequenceNormalizer : public Normalizer {
+ public:
+  explicit SequenceNormalizer(std::vector<std::unique_ptr<Normalizer>> steps)
+      : steps_(std::move(steps)) {}
+
+  absl::StatusOr<std::string> Apply(std::string_view text,
+                                    NormalizeContext* context) const override {
+    std::string out(text);
+    for (const auto& step : steps_) {
+      if (step->IsUnchanged(out)) continue;
+      absl::StatusOr<std::string> result = step->Apply(out, context);
+      if (!result.ok()) return result;
+      out = *std::move(result);
+    }
+    return out;
+  }
+
+  bool IsUnchanged(std::string_view text) const override {
+    return std::all_of(steps_.begin(), steps_.end(),
+                       [&](const auto& step) { return step->IsUnchanged(text); });
+  }
+
+ private:
+  std::vector<std::unique_ptr<Normalizer>> steps_;
+};
+
+}  // namespace moeserve

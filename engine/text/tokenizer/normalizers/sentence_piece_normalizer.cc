@@ -1,0 +1,53 @@
+#include "engine/text/tokenizer/normalizers/sentence_piece_normalizer.h"
+
+#include "engine/text/tokenizer/utf8.h"
+
+namespace moeserve {
+
+std::pair<std::string_view, size_t> SentencePieceNormalizer::Prefix(std::string_view text) const {
+  size_t size = 0;
+  user_defined_.ForEachPrefix(text, [&](size_t found, TokenId) { size = found; });
+  if (size > 0) return {text.substr(0, size), size};
+  std::string_view replacement;
+  if (rules_.characters.has_value()) size = rules_.characters->FindLongest(text, &replacement);
+  if (size > 0) return {replacement, size};
+  NextCodePoint(text, &size);
+  return {text.substr(0, size), size};
+}
+
+absl::StatusOr<std::string> SentencePieceNormalizer::Apply(std::string_view text,
+                                                           NormalizeContext* context) const {
+  const std::string_view space = rules_.escape_whitespaces ? "▁" : " ";
+  if (rules_.remove_extra_whitespaces) {
+    while (!text.empty()) {
+      const auto [form, size] = Prefix(text);
+      if (form != " ") break;
+      text.remove_prefix(size);
+    }
+  }
+  std::string out;
+  if (text.empty()) return out;
+  const bool adds_space = rules_.add_dummy_prefix && !context->continued;
+  if (adds_space && !rules_.treat_whitespace_as_suffix) out += space;
+  bool after_space = rules_.remove_extra_whitespaces;
+  while (!text.empty()) {
+    auto [form, size] = Prefix(text);
+    while (after_space && form.starts_with(' ')) form.remove_prefix(1);
+    for (const char byte : form) {
+      if (byte == ' ') {
+        out += space;
+      } else {
+        out.push_back(byte);
+      }
+    }
+    if (!form.empty()) after_space = rules_.remove_extra_whitespaces && form.ends_with(' ');
+    text.remove_prefix(size);
+  }
+  if (rules_.remove_extra_whitespaces) {
+    while (out.ends_with(space)) out.resize(out.size() - space.size());
+  }
+  if (adds_space && rules_.treat_whitespace_as_suffix) out += space;
+  return out;
+}
+
+}  // namespace moeserve

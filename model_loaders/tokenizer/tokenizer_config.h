@@ -1,0 +1,50 @@
+// tokenizer_config.json and chat_template.jinja. The files are untrusted.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/text/tokenizer/added_tokens.h"
+
+namespace moeserve {
+
+// The keys of tokenizer_config.json that the server uses. If the file has an object for a token,
+// the member is the `content` of that object.
+struct TokenizerConfig {
+  // The chat template. If the file has a list of templates, the one named "default".
+  std::optional<std::string> chat_template;
+  // The whole list of templates as (name, template) pairs.
+  std::vector<std::pair<std::string, std::string>> named_chat_templates;
+  std::optional<std::string> bos_token;
+  std::optional<std::string> eos_token;
+  std::optional<std::string> pad_token;
+  std::optional<std::string> unk_token;
+  std::optional<std::string> tokenizer_class;
+  std::optional<bool> add_bos_token;
+  std::optional<bool> add_eos_token;
+};
+
+// Reads `model_dir`/tokenizer_config.json and chat_template.jinja, if present. The template of
+// chat_template.jinja takes precedence. Ignores other keys. InvalidArgument for an invalid file.
+absl::StatusOr<TokenizerConfig> LoadTokenizerConfig(const std::filesystem::path& model_dir);
+
+// The keys that describe a tokenizer without tokenizer.json.
+struct TokenizerDetails {
+  TokenizerConfig config;
+  std::vector<AddedToken> added_tokens;  // `added_tokens_decoder`, by ascending id
+  std::optional<std::string> pattern;    // `pat_str`, tiktoken's name for the pattern of pieces
+  bool add_prefix_space = false;
+};
+
+// Reads `model_dir`/tokenizer_config.json, if present. InvalidArgument for an invalid file.
+absl::StatusOr<TokenizerDetails> LoadTokenizerDetails(const std::filesystem::path& model_dir);
+
+absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(std::string_view json,
+                                                     std::string_view file_name);
+
+}  // namespace moeserve

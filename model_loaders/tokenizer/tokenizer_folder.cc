@@ -1,0 +1,99 @@
+#include "model_loaders/tokenizer/tokenizer_folder.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <system_error>
+
+#include "base/message.h"
+#include "base/status.h"
+#include "model_loaders/tokenizer/json_reader.h"
+#include "model_loaders/tokenizer/sentence_piece_file.h"
+#include "model_loaders/tokenizer/tokenizer_config.h"
+#include "model_loaders/tokenizer/tokenizer_json.h"
+#include "model_loaders/tokenizer/vocab_files.h"
+
+namespace moeserve {
+namespace {
+
+// The name that fairseq's models give their SentencePiece model.
+constexpr char kFairseqModel[] = "sentencepiece.bpe.model";
+constexpr char kFairseqDictionary[] = "dict.txt";
+
+// Vocabulary files of SentencePiece and tiktoken, in the order of preference.
+constexpr const char* kVocabularies[] = {"tokenizer.model", "spiece.model", kFairseqModel,
+                                         "tiktoken.model"};
+
+bool HasFile(const std::filesystem::path& folder, const std::string& name) {
+  std::error_code error;
+  return std::filesystem::exists(folder / name, error);
+}
+
+// Returns the names of the folder's files *.tiktoken in alphabetical order.
+std::vector<std::string> TiktokenFiles(const std::filesystem::path& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(folder, error), end; !error && it != end;
+       it.increment(error)) {
+    std::string name = it->path().filename().string();
+    if (name.ends_with(".tiktoken")) names.push_back(std::move(name));
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+// Returns the name of the vocabulary file for SentencePiece or tiktoken; "" if there is none.
+std::string VocabularyFile(const std::filesystem::path& folder) {
+  for (const char* name : kVocabularies) {
+    if (HasFile(folder, name)) return name;
+  }
+  const std::vector<std::string> names = TiktokenFiles(folder);
+  return names.empty() ? "" : names[0];
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizerFolder(
+    const std::filesystem::path& folder) {
+  if (HasFile(folder, "tokenizer.json")) return LoadTokenizerJson(folder);
+  if (const std::string name = VocabularyFile(folder); !name.empty()) {
+    MOESERVE_ASSIGN_OR_RETURN(const TokenizerDetails details, LoadTokenizerDetails(folder));
+    MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string> data,
+                              ReadTokenizerFile(folder / name));
+    if (!data.has_value()) return absl::NotFoundError(Concat(name, ": no such file"));
+    MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string> dictionary,
+                              ReadTokenizerFile(folder / kFairseqDictionary));
+    if (LooksLikeTiktoken(*data) || name.ends_with(".tiktoken")) {
+      if (!dictionary.has_value()) return ParseTiktoken(*data, name, details);
+      return absl::InvalidArgumentError(Concat(name, ": a fairseq dictionary (", kFairseqDictionary,
+                                               ") with a tiktoken vocabulary is not supported"));
+    }
+    if (dictionary.has_value() || name == kFairseqModel) {
+      return ParseFairseqModel(*data, name, dictionary, details);
+    }
+    return ParseSentencePieceModel(*data, name, details);
+  }
+  MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string> vocab,
+                            ReadTokenizerFile(folder / "vocab.json"));
+  MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string> merges,
+                            ReadTokenizerFile(folder / "merges.txt"));
+  if (!vocab.has_value() || !merges.has_value()) {
+    return absl::NotFoundError(
+        "expected tokenizer.json, tokenizer.model, a tiktoken vocabulary, or vocab.json and "
+        "merges.txt, found none");
+  }
+  MOESERVE_ASSIGN_OR_RETURN(const TokenizerDetails details, LoadTokenizerDetails(folder));
+  return ParseVocabAndMerges(*vocab, *merges, details);
+}
+
+std::vector<std::string> TokenizerFiles(const std::filesystem::path& folder) {
+  std::vector<std::string> names = TiktokenFiles(folder);
+  for (const char* name : kVocabularies) names.push_back(name);
+  for (const char* name : {"tokenizer.json", kFairseqDictionary, "vocab.json", "merges.txt"}) {
+    names.push_back(name);
+  }
+  std::erase_if(names, [&](const std::string& name) { return !HasFile(folder, name); });
+  return names;
+}
+
+}  // namespace moeserve

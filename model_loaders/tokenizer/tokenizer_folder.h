@@ -1,0 +1,25 @@
+// Chooses the reader of a folder's tokenizer files.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/text/tokenizer/tokenizer.h"
+
+namespace moeserve {
+
+// Reads the first of these that the folder has: tokenizer.json; tokenizer.model or spiece.model
+// (SentencePiece or tiktoken); sentencepiece.bpe.model; tiktoken.model or another file *.tiktoken;
+// vocab.json with merges.txt. A SentencePiece model has the ids of fairseq if it is called
+// sentencepiece.bpe.model or if there is a dict.txt. NotFound if it has none of them;
+// InvalidArgument if the file is invalid or has something that is not supported.
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizerFolder(const std::filesystem::path& folder);
+
+// Returns the names of the files in the folder that LoadTokenizerFolder() may read, without
+// tokenizer_config.json.
+std::vector<std::string> TokenizerFiles(const std::filesystem::path& folder);
+
+}  // namespace moeserve

@@ -1,0 +1,546 @@
+#include "model_loaders/tokenizer/tokenizer_steps.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "engine/text/tokenizer/decoders/decoder_steps.h"
+#include "engine/text/tokenizer/normalizers/character_map.h"
+#include "engine/text/tokenizer/normalizers/text_edits.h"
+#include "engine/text/tokenizer/normalizers/unicode_form.h"
+#include "engine/text/tokenizer/regex_syntax.h"
+
+namespace moeserve {
+namespace {
+
+using Json = nlohmann::json;
+using Frame = std::vector<std::optional<TokenId>>;
+
+constexpr size_t kMaxPatternBytes = 64 * 1024;
+constexpr size_t kMaxLiteralBytes = 1024;  // limits the work of a search at each position
+constexpr size_t kMaxFrame = 1024;
+constexpr size_t kMaxStripped = 1 << 20;
+
+// A processing step of the tokenizer, such as one normalizer. Flatten() appends the steps of `json`
+// to `steps`: `json` itself or, if it is a sequence, the steps of its members under `list_key`,
+// which may be sequences, too. A JSON null has no steps.
+struct Step {
+  const Json* json;
+  std::string where;
+  std::string type;
+};
+
+void Flatten(JsonReader& reader, const Json& json, const std::string& where,
+             std::string_view list_key, std::vector<Step>* steps) {
+  if (json.is_null()) return;
+  if (!json.is_object()) return reader.FailExpected(where, "an object or null", json);
+  const std::string type = reader.String(json, where, "type");
+  if (type != "Sequence") {
+    steps->push_back({&json, where, type});
+    return;
+  }
+  reader.CheckKeys(json, where, {"type", list_key});
+  const Json& list = reader.Array(json, where, list_key);
+  for (size_t i = 0; i < list.size(); ++i) {
+    const std::string member = Concat(reader.Path(where, list_key), '[', i, ']');
+    if (!list[i].is_object()) return reader.FailExpected(member, "an object", list[i]);
+    Flatten(reader, list[i], member, list_key, steps);
+  }
+}
+
+void Unsupported(JsonReader& reader, const Step& step, const std::string& supported) {
+  reader.Fail(step.where + ".type", "expected " + supported + ", found \"" + step.type + "\"");
+}
+
+// Fails with the message of `status`.
+void FailStatus(JsonReader& reader, const std::string& where, const absl::Status& status) {
+  reader.Fail(where, std::string(status.message()));
+}
+
+// A search pattern: {"Regex": ...} or {"String": ...}.
+struct Pattern {
+  bool is_regex = false;
+  std::string text;
+};
+
+Pattern ReadPattern(JsonReader& reader, const Step& step) {
+  Pattern pattern;
+  const std::string where = step.where + ".pattern";
+  const Json& json = reader.Get(*step.json, "pattern");
+  reader.CheckKeys(json, where, {"Regex", "String"});
+  if (!reader.ok()) return pattern;
+  if (json.size() != 1) {
+    reader.Fail(where, Concat("expected one of Regex and String, found ", json.size(), " keys"));
+    return pattern;
+  }
+  pattern.is_regex = json.contains("Regex");
+  pattern.text = reader.String(json, where, pattern.is_regex ? "Regex" : "String");
+  if (pattern.text.size() > kMaxPatternBytes) reader.Fail(where, "the pattern is too long");
+  return pattern;
+}
+
+// Reads the pattern of a Replace step that is not a regular expression.
+std::string ReadLiteral(JsonReader& reader, const std::string& where, std::string text) {
+  if (text.empty() || text.size() > kMaxLiteralBytes) {
+    reader.Fail(where, Concat("expected 1 to ", kMaxLiteralBytes, " bytes, found ", text.size()));
+  }
+  return text;
+}
+
+std::optional<Regex> CompilePattern(JsonReader& reader, const std::string& where,
+                                    const absl::StatusOr<std::string>& pattern) {
+  absl::StatusOr<Regex> regex =
+      pattern.ok() ? Regex::Compile(*pattern) : absl::StatusOr<Regex>(pattern.status());
+  if (regex.ok()) return *std::move(regex);
+  FailStatus(reader, where, regex.status());
+  return std::nullopt;
+}
+
+// ---- normalizers
+
+std::unique_ptr<Normalizer> ReadReplace(JsonReader& reader, const Step& step) {
+  reader.CheckKeys(*step.json, step.where, {"type", "pattern", "content"});
+  Pattern pattern = ReadPattern(reader, step);
+  std::string content = reader.String(*step.json, step.where, "content");
+  if (!reader.ok()) return nullptr;
+  const std::string where = step.where + ".pattern";
+  if (!pattern.is_regex) {
+    return std::make_unique<ReplaceNormalizer>(ReadLiteral(reader, where, std::move(pattern.text)),
+                                               std::move(content));
+  }
+  std::optional<Regex> regex = CompilePattern(reader, where, TranslateRegex(pattern.text));
+  if (!regex.has_value()) return nullptr;
+  return std::make_unique<ReplaceNormalizer>(*std::move(regex), std::move(content));
+}
+
+std::unique_ptr<Normalizer> ReadPrecompiled(JsonReader& reader, const Step& step) {
+  reader.CheckKeys(*step.json, step.where, {"type", "precompiled_charsmap"});
+  const std::string text = reader.String(*step.json, step.where, "precompiled_charsmap");
+  if (!reader.ok()) return nullptr;
+  const std::string where = step.where + ".precompiled_charsmap";
+  std::string data;
+  if (!absl::Base64Unescape(text, &data)) {
+    reader.Fail(where, "expected base64");
+    return nullptr;
+  }
+  absl::StatusOr<CharacterMap> map = CharacterMap::Create(data);
+  if (!map.ok()) {
+    FailStatus(reader, where, map.status());
+    return nullptr;
+  }
+  return std::make_unique<PrecompiledNormalizer>(*std::move(map));
+}
+
+std::unique_ptr<Normalizer> ReadBert(JsonReader& reader, const Step& step) {
+  reader.CheckKeys(*step.json, step.where,
+                   {"type", "clean_text", "handle_chinese_chars", "strip_accents", "lowercase"});
+  BertNormalizerOptions options;
+  options.clean_text = reader.Bool(*step.json, step.where, "clean_text");
+  options.handle_chinese_chars = reader.Bool(*step.json, step.where, "handle_chinese_chars");
+  options.lowercase = reader.Bool(*step.json, step.where, "lowercase");
+  options.strip_accents = reader.Bool(*step.json, step.where, "strip_accents", options.lowercase);
+  return BertNormalizer(options);
+}
+
+std::unique_ptr<Normalizer> ReadNormalizerStep(JsonReader& reader, const Step& step) {
+  const Json& json = *step.json;
+  if (step.type == "Replace") return ReadReplace(reader, step);
+  if (step.type == "Precompiled") return ReadPrecompiled(reader, step);
+  if (step.type == "BertNormalizer") return ReadBert(reader, step);
+  if (step.type == "Prepend") {
+    reader.CheckKeys(json, step.where, {"type", "prepend"});
+    return std::make_unique<PrependNormalizer>(reader.String(json, step.where, "prepend"));
+  }
+  if (step.type == "Strip") {
+    reader.CheckKeys(json, step.where, {"type", "strip_left", "strip_right"});
+    const bool left = reader.Bool(json, step.where, "strip_left");
+    return std::make_unique<StripNormalizer>(left, reader.Bool(json, step.where, "strip_right"));
+  }
+  const bool composes = step.type == "NFC" || step.type == "NFKC";
+  const bool compatible = step.type == "NFKC" || step.type == "NFKD";
+  std::unique_ptr<Normalizer> normalizer;
+  if (composes || compatible || step.type == "NFD") {
+    normalizer = std::make_unique<UnicodeFormNormalizer>(composes, compatible);
+  } else if (step.type == "Lowercase") {
+    normalizer = std::make_unique<LowercaseNormalizer>();
+  } else if (step.type == "StripAccents") {
+    normalizer = StripAccentsNormalizer();
+  } else if (step.type == "Nmt") {
+    normalizer = NmtNormalizer();
+  } else {
+    Unsupported(reader, step,
+                "BertNormalizer, Lowercase, NFC, NFD, NFKC, NFKD, Nmt, Precompiled, Prepend, "
+                "Replace, Sequence, Strip or StripAccents");
+    return nullptr;
+  }
+  reader.CheckKeys(json, step.where, {"type"});
+  return normalizer;
+}
+
+// ---- pre-tokenizers
+
+SplitBehavior ReadBehavior(JsonReader& reader, const Step& step) {
+  const std::string name = reader.String(*step.json, step.where, "behavior");
+  if (name == "Removed") return SplitBehavior::kRemoved;
+  if (name == "MergedWithPrevious") return SplitBehavior::kMergedWithPrevious;
+  if (name == "MergedWithNext") return SplitBehavior::kMergedWithNext;
+  if (name == "Contiguous") return SplitBehavior::kContiguous;
+  if (name != "Isolated") {
+    reader.Fail(step.where + ".behavior",
+                "expected Removed, Isolated, MergedWithPrevious, MergedWithNext or Contiguous, "
+                "found \"" +
+                    name + "\"");
+  }
+  return SplitBehavior::kIsolated;
+}
+
+std::unique_ptr<PreTokenizer> MakeSplit(JsonReader& reader, const std::string& where,
+                                        const absl::StatusOr<std::string>& pattern,
+                                        SplitBehavior behavior, bool inverted) {
+  std::optional<Regex> regex = CompilePattern(reader, where, pattern);
+  if (!regex.has_value()) return nullptr;
+  return std::make_unique<SplitPreTokenizer>(*std::move(regex), behavior, inverted);
+}
+
+std::unique_ptr<PreTokenizer> ReadSplit(JsonReader& reader, const Step& step) {
+  reader.CheckKeys(*step.json, step.where, {"type", "pattern", "behavior", "invert"});
+  const bool inverted = reader.Bool(*step.json, step.where, "invert");
+  const SplitBehavior behavior = ReadBehavior(reader, step);
+  const Pattern pattern = ReadPattern(reader, step);
+  if (!reader.ok()) return nullptr;
+  return MakeSplit(reader, step.where + ".pattern",
+                   pattern.is_regex ? TranslateRegex(pattern.text)
+                                    : absl::StatusOr<std::string>(LiteralRegex(pattern.text)),
+                   behavior, inverted);
+}
+
+// Runs of word characters and runs of characters that are neither those nor white space.
+std::unique_ptr<PreTokenizer> MakeWhitespace(JsonReader& reader, const Step& step) {
+  constexpr std::string_view kWhiteSpace =
+      R"([\x{9}-\x{D}\x{20}\x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}])";
+  const std::string word = RustWordClass();
+  return MakeSplit(reader, step.where, Concat(word, "+|(?:(?!", word, '|', kWhiteSpace, ").)+"),
+                   SplitBehavior::kRemoved, /*inverted=*/true);
+}
+
+std::unique_ptr<PreTokenizer> ReadMetaspace(JsonReader& reader, const Step& step) {
+  using Prepend = MetaspacePreTokenizer::Prepend;
+  const Json& json = *step.json;
+  reader.CheckKeys(
+      json, step.where,
+      {"type", "replacement", "add_prefix_space", "prepend_scheme", "split", "str_rep"});
+  const std::string replacement = reader.Character(json, step.where, "replacement");
+  const bool adds = reader.Bool(json, step.where, "add_prefix_space", true);
+  const bool split = reader.Bool(json, step.where, "split", true);
+  const std::string scheme =
+      reader.OptionalString(json, step.where, "prepend_scheme").value_or("always");
+  Prepend prepend = Prepend::kAlways;
+  if (scheme == "never") {
+    prepend = Prepend::kNever;
+  } else if (scheme == "first") {
+    prepend = Prepend::kFirst;
+  } else if (scheme != "always") {
+    reader.Fail(step.where + ".prepend_scheme",
+                "expected always, never or first, found \"" + scheme + "\"");
+  }
+  if (!adds && prepend != Prepend::kNever) {
+    reader.Fail(step.where, "expected prepend_scheme never with add_prefix_space false, found \"" +
+                                scheme + "\"");
+  }
+  return std::make_unique<MetaspacePreTokenizer>(replacement, prepend, split);
+}
+
+std::unique_ptr<PreTokenizer> ReadByteLevel(JsonReader& reader, const Step& step) {
+  reader.CheckKeys(*step.json, step.where,
+                   {"type", "add_prefix_space", "trim_offsets", "use_regex"});
+  auto made = ByteLevelPreTokenizer::Create(reader.Bool(*step.json, step.where, "add_prefix_space"),
+                                            reader.Bool(*step.json, step.where, "use_regex", true));
+  reader.Bool(*step.json, step.where, "trim_offsets", true);
+  if (made.ok()) return *std::move(made);
+  FailStatus(reader, step.where, made.status());
+  return nullptr;
+}
+
+// Appends the pre-tokenizers of one step.
+void ReadPreTokenizerStep(JsonReader& reader, const Step& step,
+                          std::vector<std::unique_ptr<PreTokenizer>>* out) {
+  const Json& json = *step.json;
+  const auto split_at = [&](const CodePointSet& set, SplitBehavior behavior) {
+    out->push_back(std::make_unique<CharacterPreTokenizer>(&set, behavior));
+  };
+  if (step.type == "Split") {
+    out->push_back(ReadSplit(reader, step));
+  } else if (step.type == "ByteLevel") {
+    out->push_back(ReadByteLevel(reader, step));
+  } else if (step.type == "Metaspace") {
+    out->push_back(ReadMetaspace(reader, step));
+  } else if (step.type == "Digits") {
+    reader.CheckKeys(json, step.where, {"type", "individual_digits"});
+    const bool individual = reader.Bool(json, step.where, "individual_digits");
+    out->push_back(MakeSplit(reader, step.where, RustNumericClass(),
+                             individual ? SplitBehavior::kIsolated : SplitBehavior::kContiguous,
+                             false));
+  } else if (step.type == "Punctuation") {
+    reader.CheckKeys(json, step.where, {"type", "behavior"});
+    split_at(PunctuationSet(), reader.Get(json, "behavior").is_null() ? SplitBehavior::kIsolated
+                                                                      : ReadBehavior(reader, step));
+  } else if (step.type == "CharDelimiterSplit") {
+    reader.CheckKeys(json, step.where, {"type", "delimiter"});
+    const std::string delimiter = reader.Character(json, step.where, "delimiter");
+    if (!reader.ok()) return;
+    size_t pos = 0;
+    auto set = std::make_unique<CodePointSet>(std::span<const CodePointRange>());
+    set->Add(NextCodePoint(delimiter, &pos));
+    out->push_back(
+        std::make_unique<CharacterPreTokenizer>(std::move(set), SplitBehavior::kRemoved));
+  } else if (step.type == "FixedLength") {
+    reader.CheckKeys(json, step.where, {"type", "length"});
+    constexpr size_t kDefaultLength = 5;
+    out->push_back(std::make_unique<FixedLengthPreTokenizer>(
+        reader.Get(json, "length").is_null()
+            ? kDefaultLength
+            : reader.Size(json, step.where, "length", 1, size_t{1} << 30)));
+  } else if (step.type == "BertPreTokenizer" || step.type == "WhitespaceSplit") {
+    reader.CheckKeys(json, step.where, {"type"});
+    split_at(WhiteSpaceSet(), SplitBehavior::kRemoved);
+    if (step.type == "BertPreTokenizer") split_at(PunctuationSet(), SplitBehavior::kIsolated);
+  } else if (step.type == "Whitespace") {
+    reader.CheckKeys(json, step.where, {"type"});
+    out->push_back(MakeWhitespace(reader, step));
+  } else {
+    Unsupported(reader, step,
+                "BertPreTokenizer, ByteLevel, CharDelimiterSplit, Digits, FixedLength, Metaspace, "
+                "Punctuation, Sequence, Split, Whitespace or WhitespaceSplit");
+  }
+}
+
+// ---- post-processors
+
+Frame ReadTemplate(JsonReader& reader, const Step& step) {
+  Frame frame;
+  reader.CheckKeys(*step.json, step.where, {"type", "single", "pair", "special_tokens"});
+  const Json& special = reader.Get(*step.json, "special_tokens");
+  if (!special.is_object()) {
+    reader.FailExpected(step.where + ".special_tokens", "an object", special);
+  }
+  const Json& single = reader.Array(*step.json, step.where, "single");
+  for (size_t i = 0; i < single.size() && reader.ok(); ++i) {
+    const std::string where = Concat(step.where, ".single[", i, ']');
+    reader.CheckKeys(single[i], where, {"Sequence", "SpecialToken"});
+    if (!reader.ok()) break;
+    if (single[i].size() != 1) {
+      reader.Fail(where, "expected one of Sequence and SpecialToken");
+      break;
+    }
+    const bool is_text = single[i].contains("Sequence");
+    const std::string kind = is_text ? "Sequence" : "SpecialToken";
+    const Json& piece = single[i][kind];
+    const std::string piece_where = where + "." + kind;
+    reader.CheckKeys(piece, piece_where, {"id", "type_id"});
+    const std::string name = reader.String(piece, piece_where, "id");
+    if (is_text) {
+      if (name != "A") reader.Fail(piece_where + ".id", "expected \"A\", found \"" + name + "\"");
+      frame.push_back(std::nullopt);
+      continue;
+    }
+    const std::string token_where = step.where + ".special_tokens[\"" + name + "\"]";
+    const Json& token = reader.Get(special, name);
+    reader.CheckKeys(token, token_where, {"id", "ids", "tokens"});
+    const Json& ids = reader.Array(token, token_where, "ids");
+    for (size_t k = 0; k < ids.size(); ++k) {
+      frame.push_back(reader.Id(ids[k], Concat(token_where, ".ids[", k, ']')));
+    }
+  }
+  return frame;
+}
+
+// Reads the frame of BertProcessing and RobertaProcessing: one token before and one after the text,
+// each given as [token, id].
+Frame ReadClassifierFrame(JsonReader& reader, const Step& step) {
+  const auto id_of = [&](const char* key) {
+    const Json& pair = reader.Array(*step.json, step.where, key);
+    const std::string where = reader.Path(step.where, key);
+    if (pair.size() == 2 && pair[0].is_string()) return reader.Id(pair[1], where + "[1]");
+    reader.FailExpected(where, "a pair of a token and its id", pair);
+    return TokenId{0};
+  };
+  const TokenId before = id_of("cls");
+  return {before, std::nullopt, id_of("sep")};
+}
+
+// Returns `outer` with `inner` in place of the text.
+Frame Nested(JsonReader& reader, const Step& step, const Frame& outer, const Frame& inner) {
+  Frame frame;
+  for (const std::optional<TokenId>& id : outer) {
+    if (id.has_value()) {
+      frame.push_back(id);
+    } else {
+      frame.insert(frame.end(), inner.begin(), inner.end());
+    }
+    if (frame.size() > kMaxFrame) {
+      reader.Fail(step.where, Concat("expected at most ", kMaxFrame, " tokens around a text"));
+      break;
+    }
+  }
+  return frame;
+}
+
+// ---- decoders
+
+std::unique_ptr<DecoderStep> ReadDecoderStep(JsonReader& reader, const Step& step, bool fused) {
+  const Json& json = *step.json;
+  if (step.type == "Strip") {
+    reader.CheckKeys(json, step.where, {"type", "content", "start", "stop"});
+    const std::string content = reader.Character(json, step.where, "content");
+    const size_t start = reader.Size(json, step.where, "start", 0, kMaxStripped);
+    const size_t stop = reader.Size(json, step.where, "stop", 0, kMaxStripped);
+    return std::make_unique<StripStep>(content, start, stop, fused);
+  }
+  if (fused) {
+    reader.Fail(step.where + ".type",
+                "expected Strip or Fuse after a decoder that joins all tokens, found \"" +
+                    step.type + "\"");
+    return nullptr;
+  }
+  if (step.type == "ByteFallback") {
+    reader.CheckKeys(json, step.where, {"type"});
+    return std::make_unique<ByteFallbackStep>();
+  }
+  if (step.type == "Replace") {
+    reader.CheckKeys(json, step.where, {"type", "pattern", "content"});
+    Pattern pattern = ReadPattern(reader, step);
+    const std::string where = step.where + ".pattern";
+    if (reader.ok() && pattern.is_regex) reader.Fail(where, "expected String, found Regex");
+    if (!reader.ok()) return nullptr;
+    return std::make_unique<ReplaceStep>(ReadLiteral(reader, where, std::move(pattern.text)),
+                                         reader.String(json, step.where, "content"));
+  }
+  if (step.type == "Metaspace") {
+    reader.CheckKeys(
+        json, step.where,
+        {"type", "replacement", "add_prefix_space", "prepend_scheme", "split", "str_rep"});
+    const std::string scheme =
+        reader.OptionalString(json, step.where, "prepend_scheme").value_or("always");
+    if (scheme != "always" && scheme != "first" && scheme != "never") {
+      reader.Fail(step.where + ".prepend_scheme",
+                  "expected always, never or first, found \"" + scheme + "\"");
+    }
+    reader.Bool(json, step.where, "add_prefix_space", true);
+    return std::make_unique<MetaspaceStep>(reader.Character(json, step.where, "replacement"),
+                                           scheme != "never");
+  }
+  if (step.type == "WordPiece") {
+    reader.CheckKeys(json, step.where, {"type", "prefix", "cleanup"});
+    const bool cleanup = reader.Bool(json, step.where, "cleanup");
+    return std::make_unique<WordPieceStep>(reader.String(json, step.where, "prefix"), cleanup);
+  }
+  if (step.type == "BPEDecoder") {
+    reader.CheckKeys(json, step.where, {"type", "suffix"});
+    const std::string suffix = reader.String(json, step.where, "suffix");
+    return std::make_unique<WordEndStep>(ReadLiteral(reader, step.where + ".suffix", suffix));
+  }
+  Unsupported(reader, step,
+              "BPEDecoder, ByteFallback, ByteLevel first, Fuse, Metaspace, Replace, Sequence, "
+              "Strip or WordPiece");
+  return nullptr;
+}
+
+}  // namespace
+
+NormalizerSection ReadNormalizer(JsonReader& reader, const Json& json) {
+  std::vector<Step> steps;
+  Flatten(reader, json, "normalizer", "normalizers", &steps);
+  NormalizerSection section;
+  std::vector<std::unique_ptr<Normalizer>> normalizers;
+  for (const Step& step : steps) {
+    if (!reader.ok()) return section;
+    normalizers.push_back(ReadNormalizerStep(reader, step));
+    if (step.type == "Prepend") section.prepends = true;
+  }
+  if (normalizers.size() == 1) {
+    section.normalizer = std::move(normalizers[0]);
+  } else if (!normalizers.empty()) {
+    section.normalizer = std::make_unique<SequenceNormalizer>(std::move(normalizers));
+  }
+  return section;
+}
+
+PreTokenizerSection ReadPreTokenizer(JsonReader& reader, const Json& json, bool prepends) {
+  std::vector<Step> steps;
+  Flatten(reader, json, "pre_tokenizer", "pretokenizers", &steps);
+  PreTokenizerSection section;
+  std::vector<std::unique_ptr<PreTokenizer>> pre_tokenizers;
+  for (const Step& step : steps) {
+    if (!reader.ok()) return section;
+    if (section.byte_level) {
+      reader.Fail(step.where,
+                  "expected ByteLevel to be the last step, found " + step.type + " after it");
+    }
+    // Hugging Face's library takes every piece of inserted text for the start of the text.
+    if (step.type == "Metaspace" && prepends && &step != &steps[0] &&
+        reader.Get(*step.json, "prepend_scheme") == "first") {
+      reader.Fail(step.where,
+                  "prepend_scheme first is supported only as the first step if the "
+                  "normalizer has Prepend");
+    }
+    section.byte_level = step.type == "ByteLevel";
+    ReadPreTokenizerStep(reader, step, &pre_tokenizers);
+  }
+  if (pre_tokenizers.size() == 1) {
+    section.pre_tokenizer = std::move(pre_tokenizers[0]);
+  } else if (!pre_tokenizers.empty()) {
+    section.pre_tokenizer = std::make_unique<SequencePreTokenizer>(std::move(pre_tokenizers));
+  }
+  return section;
+}
+
+Frame ReadPostProcessor(JsonReader& reader, const Json& json) {
+  Frame frame = {std::nullopt};
+  std::vector<Step> steps;
+  Flatten(reader, json, "post_processor", "processors", &steps);
+  for (const Step& step : steps) {
+    if (step.type == "ByteLevel") {
+      // As a post-processor, ByteLevel only changes offsets, which the server does not report.
+      reader.CheckKeys(*step.json, step.where,
+                       {"type", "add_prefix_space", "trim_offsets", "use_regex"});
+    } else if (step.type == "TemplateProcessing") {
+      frame = Nested(reader, step, ReadTemplate(reader, step), frame);
+    } else if (step.type == "BertProcessing") {
+      reader.CheckKeys(*step.json, step.where, {"type", "sep", "cls"});
+      frame = Nested(reader, step, ReadClassifierFrame(reader, step), frame);
+    } else if (step.type == "RobertaProcessing") {
+      reader.CheckKeys(*step.json, step.where,
+                       {"type", "sep", "cls", "trim_offsets", "add_prefix_space"});
+      frame = Nested(reader, step, ReadClassifierFrame(reader, step), frame);
+    } else {
+      Unsupported(reader, step,
+                  "BertProcessing, ByteLevel, RobertaProcessing, Sequence or TemplateProcessing");
+    }
+    if (!reader.ok()) break;
+  }
+  return frame;
+}
+
+std::unique_ptr<Decoder> ReadDecoder(JsonReader& reader, const Json& json) {
+  std::vector<std::unique_ptr<DecoderStep>> chain;
+  if (json.is_null()) return std::make_unique<ChainDecoder>(std::move(chain), " ");
+  std::vector<Step> steps;
+  Flatten(reader, json, "decoder", "decoders", &steps);
+  bool fused = false;  // the steps before have joined all tokens to one
+  for (size_t i = 0; i < steps.size() && reader.ok(); ++i) {
+    if (steps[i].type == "ByteLevel" && i == 0) {
+      reader.CheckKeys(*steps[i].json, steps[i].where,
+                       {"type", "add_prefix_space", "trim_offsets", "use_regex"});
+      chain.push_back(std::make_unique<ByteLevelStep>());
+      fused = true;
+    } else if (steps[i].type == "Fuse") {
+      reader.CheckKeys(*steps[i].json, steps[i].where, {"type"});
+      fused = true;
+    } else {
+      chain.push_back(ReadDecoderStep(reader, steps[i], fused));
+    }
+  }
+  return std::make_unique<ChainDecoder>(std::move(chain));
+}
+
+}  // namespace moeserve

@@ -1,0 +1,37 @@
+// Reads the steps of tokenizer.json: normalizers, pre-tokenizers, post-processors and decoders.
+// Each function reads one section, which may be null, and reports errors to `reader`; its result
+// then has no meaning.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "engine/text/tokenizer/decoders/decoder.h"
+#include "engine/text/tokenizer/normalizers/normalizer.h"
+#include "engine/text/tokenizer/pre_tokenizer.h"
+#include "model_loaders/tokenizer/json_reader.h"
+
+namespace moeserve {
+
+struct NormalizerSection {
+  std::unique_ptr<Normalizer> normalizer;  // null: none
+  bool prepends = false;                   // it has a Prepend step
+};
+NormalizerSection ReadNormalizer(JsonReader& reader, const nlohmann::json& json);
+
+struct PreTokenizerSection {
+  std::unique_ptr<PreTokenizer> pre_tokenizer;  // null: none
+  // There is a ByteLevel step, which makes the BPE model work on bytes.
+  bool byte_level = false;
+};
+// `prepends` is that of the normalizer.
+PreTokenizerSection ReadPreTokenizer(JsonReader& reader, const nlohmann::json& json, bool prepends);
+
+// Returns the ids around a text; nullopt stands for the text.
+std::vector<std::optional<TokenId>> ReadPostProcessor(JsonReader& reader,
+                                                      const nlohmann::json& json);
+
+std::unique_ptr<Decoder> ReadDecoder(JsonReader& reader, const nlohmann::json& json);
+
+}  // namespace moeserve

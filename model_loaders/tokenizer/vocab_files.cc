@@ -1,0 +1,320 @@
+#include "model_loaders/tokenizer/vocab_files.h"
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "base/message.h"
+#include "base/status.h"
+#include "engine/text/tokenizer/decoders/decoder_steps.h"
+#include "engine/text/tokenizer/models/bpe_model.h"
+#include "engine/text/tokenizer/models/byte_level.h"
+#include "engine/text/tokenizer/normalizers/unicode_form.h"
+#include "engine/text/tokenizer/pipeline_tokenizer.h"
+#include "engine/text/tokenizer/regex_syntax.h"
+#include "engine/text/tokenizer/utf8.h"
+#include "model_loaders/tokenizer/json_reader.h"
+
+namespace moeserve {
+namespace {
+
+constexpr size_t kMaxTiktokenBytes = size_t{16} << 20;  // real files have less than 4 MiB
+constexpr size_t kMaxTokenBytes = 512;
+constexpr size_t kMaxPatternBytes = 64 * 1024;
+
+constexpr std::string_view kQwen2Pattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
+    R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
+absl::Status Invalid(std::string message) { return absl::InvalidArgumentError(message); }
+
+// Removes the next line from `text` and returns it without its end.
+std::string_view TakeLine(std::string_view* text) {
+  const size_t end = text->find('\n');
+  std::string_view line = text->substr(0, end);
+  text->remove_prefix(end == std::string_view::npos ? text->size() : end + 1);
+  if (line.ends_with('\r')) line.remove_suffix(1);
+  return line;
+}
+
+struct TiktokenLine {
+  std::string bytes;
+  TokenId id = 0;
+};
+
+std::optional<TiktokenLine> ReadTiktokenLine(std::string_view line) {
+  const size_t space = line.find(' ');
+  if (space == std::string_view::npos || space == 0) return std::nullopt;
+  TiktokenLine result;
+  const std::string_view number = line.substr(space + 1);
+  const auto [end, error] =
+      std::from_chars(number.data(), number.data() + number.size(), result.id);
+  if (error != std::errc() || end != number.data() + number.size() || result.id < 0) {
+    return std::nullopt;
+  }
+  if (!absl::Base64Unescape(absl::string_view(line.data(), space), &result.bytes)) {
+    return std::nullopt;
+  }
+  return result;
+}
+
+std::string ByteLevelSpelling(std::string_view bytes) {
+  std::string text;
+  for (const char byte : bytes) text += ByteLevelChar(static_cast<uint8_t>(byte));
+  return text;
+}
+
+absl::StatusOr<std::unique_ptr<PreTokenizer>> SplitAt(const absl::StatusOr<std::string>& pattern) {
+  if (!pattern.ok()) return pattern.status();
+  MOESERVE_ASSIGN_OR_RETURN(Regex regex, Regex::Compile(*pattern));
+  return std::make_unique<SplitPreTokenizer>(std::move(regex), SplitBehavior::kIsolated,
+                                             /*inverted=*/false);
+}
+
+// Adds the parts that all tokenizers on bytes share: added tokens, decoder and enclosing tokens.
+absl::StatusOr<std::unique_ptr<Tokenizer>> Finish(PipelineParts parts, BpeConfig config,
+                                                  const TokenizerDetails& details) {
+  MOESERVE_ASSIGN_OR_RETURN(parts.model, BpeModel::Create(std::move(config)));
+  std::vector<AddedToken> added = details.added_tokens;
+  if (added.empty()) {
+    // Without a list of added tokens, the special tokens are those that the configuration names.
+    for (const auto* name : {&details.config.bos_token, &details.config.eos_token,
+                             &details.config.unk_token, &details.config.pad_token}) {
+      if (!name->has_value()) continue;
+      const std::optional<TokenId> id = parts.model->TokenToId(**name);
+      const auto same = [&](const AddedToken& token) { return token.content == **name; };
+      if (!id.has_value() || std::any_of(added.begin(), added.end(), same)) continue;
+      AddedToken token;
+      token.id = *id;
+      token.content = **name;
+      token.special = true;
+      added.push_back(std::move(token));
+    }
+  }
+  MOESERVE_ASSIGN_OR_RETURN(parts.added_tokens,
+                            AddedTokens::Create(std::move(added), *parts.model,
+                                                parts.normalizer.get(), /*any_new_ids=*/true));
+  std::vector<std::unique_ptr<DecoderStep>> steps;
+  steps.push_back(std::make_unique<ByteLevelStep>());
+  parts.decoder = std::make_unique<ChainDecoder>(std::move(steps));
+  const auto enclose = [&](std::optional<bool> adds, const std::optional<std::string>& token,
+                           const char* flag, bool front) -> absl::Status {
+    if (!adds.value_or(false)) return absl::OkStatus();
+    const std::optional<TokenId> id =
+        token.has_value() ? parts.added_tokens->TokenToId(*token) : std::nullopt;
+    if (!id.has_value()) {
+      return Invalid(Concat("tokenizer_config.json has ", flag,
+                            ", but names no such token among its special tokens"));
+    }
+    parts.frame.insert(front ? parts.frame.begin() : parts.frame.end(), id);
+    return absl::OkStatus();
+  };
+  MOESERVE_RETURN_IF_ERROR(enclose(details.config.add_bos_token, details.config.bos_token,
+                                   "add_bos_token", /*front=*/true));
+  MOESERVE_RETURN_IF_ERROR(enclose(details.config.add_eos_token, details.config.eos_token,
+                                   "add_eos_token", /*front=*/false));
+  return PipelineTokenizer::Create(std::move(parts));
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTiktoken(std::string_view data,
+                                                        const TokenizerDetails& details) {
+  if (data.size() > kMaxTiktokenBytes) {
+    return Invalid(Concat("expected at most ", kMaxTiktokenBytes, " bytes, found ", data.size()));
+  }
+  if (!details.pattern.has_value()) {
+    return Invalid(
+        "expected the pattern that cuts a text into pieces as \"pat_str\" in "
+        "tokenizer_config.json, found none; a tiktoken vocabulary does not contain it");
+  }
+  if (details.added_tokens.empty()) {
+    return Invalid(
+        "expected the special tokens as \"added_tokens_decoder\" in tokenizer_config.json, found "
+        "none; a tiktoken vocabulary does not contain them");
+  }
+  BpeConfig config;
+  config.byte_level = true;
+  config.ignore_merges = true;  // a piece that is a token becomes that token
+  config.merges_by_id = true;
+  int single_bytes = 0;
+  for (size_t number = 1; !data.empty(); ++number) {
+    const std::string_view line = TakeLine(&data);
+    if (line.empty()) continue;
+    std::optional<TiktokenLine> token = ReadTiktokenLine(line);
+    if (!token.has_value() || token->bytes.empty() || token->bytes.size() > kMaxTokenBytes) {
+      return Invalid(Concat("line ", number, ": expected 1 to ", kMaxTokenBytes,
+                            " bytes in base64 and an id, found ", Quoted(line)));
+    }
+    if (token->bytes.size() == 1) ++single_bytes;
+    config.vocab.emplace_back(ByteLevelSpelling(token->bytes), token->id);
+  }
+  if (single_bytes != 256) {
+    return Invalid(Concat("expected a token for each of 256 bytes, found ", single_bytes));
+  }
+  absl::StatusOr<std::string> pattern = RubyPattern(*details.pattern);
+  if (pattern.ok()) pattern = TranslateRegex(*pattern);
+  PipelineParts parts;
+  absl::StatusOr<std::unique_ptr<PreTokenizer>> split = SplitAt(pattern);
+  if (!split.ok()) return Prefixed("pat_str of tokenizer_config.json: ", split.status());
+  parts.pre_tokenizer = *std::move(split);
+  return Finish(std::move(parts), std::move(config), details);
+}
+
+absl::Status ReadMerges(std::string_view text, BpeConfig* config) {
+  for (size_t number = 1; !text.empty(); ++number) {
+    const std::string_view line = TakeLine(&text);
+    if (line.empty() || line.starts_with("#version")) continue;
+    const size_t space = line.find(' ');
+    if (space == std::string_view::npos || line.find(' ', space + 1) != std::string_view::npos) {
+      return Invalid(Concat("merges.txt: line ", number,
+                            ": expected two tokens with one space between them, found ",
+                            Quoted(line)));
+    }
+    config->merges.emplace_back(line.substr(0, space), line.substr(space + 1));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> RubyPattern(std::string_view pattern) {
+  if (pattern.size() > kMaxPatternBytes) return Invalid("the pattern is too long");
+  std::string out;
+  std::vector<size_t> groups;  // starts in `out` of the groups that are open
+  size_t atom = 0;             // start in `out` of the last atom, which a quantifier repeats
+  bool in_brackets = false;
+  for (size_t i = 0; i < pattern.size(); ++i) {
+    const char c = pattern[i];
+    if (c == '\\' && i + 1 < pattern.size()) {
+      const size_t begin = out.size();
+      if (!in_brackets) atom = begin;
+      out.append(pattern.substr(i++, 2));
+      if ((pattern[i] == 'p' || pattern[i] == 'P' || pattern[i] == 'x') && i + 1 < pattern.size() &&
+          pattern[i + 1] == '{') {
+        const size_t end = pattern.find('}', i);
+        if (end == std::string_view::npos) return Invalid("'{' without '}'");
+        out.append(pattern.substr(i + 1, end - i));
+        i = end;
+      }
+      continue;
+    }
+    if (in_brackets) {
+      // Ruby's syntax and Rust's agree on brackets except for operations on sets.
+      const bool twice = i + 1 < pattern.size() && pattern[i + 1] == c;
+      if (c == '[' || (twice && (c == '&' || c == '-' || c == '~'))) {
+        return Invalid(Concat("'", c, "' inside brackets is not supported"));
+      }
+      if (c == ']') in_brackets = false;
+      out.push_back(c);
+      continue;
+    }
+    switch (c) {
+      case '$':
+        out += "\\z";
+        continue;
+      case '^':
+        out += "\\A";
+        continue;
+      case '{': {
+        const size_t end = pattern.find('}', i);
+        if (end == std::string_view::npos) return Invalid("'{' without '}'");
+        out.append(pattern.substr(i, end - i + 1));
+        i = end;
+        if (end + 1 < pattern.size() && pattern[end + 1] == '+') {
+          out.insert(atom, "(?>");
+          out.push_back(')');
+          ++i;
+        }
+        continue;
+      }
+      case '(': {
+        const std::string_view rest = pattern.substr(i + 1, 3);
+        const bool has_flags = rest.size() == 3 && rest[0] == '?' &&
+                               ((rest[1] >= 'a' && rest[1] <= 'z') || rest[1] == '-');
+        if (has_flags && rest != "?i:" && rest != "?i)") {
+          return Invalid(Concat("the flags of '(", rest, "' are not supported"));
+        }
+        groups.push_back(out.size());
+        break;
+      }
+      case ')':
+        if (groups.empty()) return Invalid("')' without '('");
+        atom = groups.back();
+        groups.pop_back();
+        break;
+      case '[':
+        atom = out.size();
+        in_brackets = true;
+        // A closing bracket that comes first is a member.
+        if (i + 1 < pattern.size() && pattern[i + 1] == '^') out.push_back(pattern[i++]);
+        if (i + 1 < pattern.size() && pattern[i + 1] == ']') return Invalid("empty brackets");
+        break;
+      case '*':
+      case '+':
+      case '?':
+      case '|':
+        break;
+      default:
+        if ((c & 0xC0) != 0x80) atom = out.size();
+    }
+    out.push_back(pattern[i]);
+  }
+  return out;
+}
+
+bool LooksLikeTiktoken(std::string_view data) {
+  const std::string_view line = TakeLine(&data);
+  return line.size() < 2 * kMaxTokenBytes && ReadTiktokenLine(line).has_value();
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> ParseTiktoken(std::string_view data,
+                                                         std::string_view file_name,
+                                                         const TokenizerDetails& details) {
+  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = MakeTiktoken(data, details);
+  if (!tokenizer.ok()) return Prefixed(Concat(file_name, ": "), tokenizer.status());
+  return tokenizer;
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> ParseVocabAndMerges(std::string_view vocab,
+                                                               std::string_view merges,
+                                                               const TokenizerDetails& details) {
+  std::string name = details.config.tokenizer_class.value_or("");
+  if (name.ends_with("Fast")) name.resize(name.size() - 4);
+  PipelineParts parts;
+  if (name == "GPT2Tokenizer") {
+    MOESERVE_ASSIGN_OR_RETURN(
+        parts.pre_tokenizer,
+        ByteLevelPreTokenizer::Create(details.add_prefix_space, /*use_regex=*/true));
+  } else if (name == "Qwen2Tokenizer") {
+    parts.normalizer =
+        std::make_unique<UnicodeFormNormalizer>(/*composes=*/true, /*compatible=*/false);
+    MOESERVE_ASSIGN_OR_RETURN(parts.pre_tokenizer, SplitAt(TranslateRegex(kQwen2Pattern)));
+  } else {
+    return Invalid(
+        Concat("vocab.json and merges.txt: expected tokenizer_class GPT2Tokenizer or "
+               "Qwen2Tokenizer in tokenizer_config.json, found ",
+               name.empty() ? "none" : Quoted(name),
+               "; without tokenizer.json the class says how a text is cut into pieces"));
+  }
+  JsonReader reader("vocab.json");
+  const nlohmann::json root = reader.Parse(vocab);
+  if (reader.ok() && !root.is_object()) reader.FailExpected("", "an object", root);
+  BpeConfig config;
+  config.byte_level = true;
+  if (reader.ok()) {
+    for (const auto& [token, id] : root.items()) {
+      config.vocab.emplace_back(token, reader.Id(id, "[\"" + token + "\"]"));
+    }
+  }
+  if (!reader.ok()) return reader.status();
+  MOESERVE_RETURN_IF_ERROR(ReadMerges(merges, &config));
+  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
+      Finish(std::move(parts), std::move(config), details);
+  if (!tokenizer.ok()) return Prefixed("vocab.json and merges.txt: ", tokenizer.status());
+  return tokenizer;
+}
+
+}  // namespace moeserve

@@ -1,0 +1,36 @@
+// Reads vocabularies that are not a whole description of a tokenizer: tiktoken's files, and
+// vocab.json with merges.txt. tokenizer_config.json says the rest. The files are untrusted.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "engine/text/tokenizer/tokenizer.h"
+#include "model_loaders/tokenizer/tokenizer_config.h"
+
+namespace moeserve {
+
+// Returns whether the data begins as a tiktoken file does: with a line of base64 and a number.
+bool LooksLikeTiktoken(std::string_view data);
+
+// Reads a tokenizer from the text of a tiktoken file: a line for each token with its bytes in
+// base64 and its id. The pattern that cuts a text into pieces must be in `details`, and so must the
+// special tokens. Error messages begin with `file_name`.
+absl::StatusOr<std::unique_ptr<Tokenizer>> ParseTiktoken(std::string_view data,
+                                                         std::string_view file_name,
+                                                         const TokenizerDetails& details);
+
+// Reads a tokenizer from the texts of vocab.json and merges.txt. The tokenizer class in `details`
+// must be GPT2Tokenizer or Qwen2Tokenizer.
+absl::StatusOr<std::unique_ptr<Tokenizer>> ParseVocabAndMerges(std::string_view vocab,
+                                                               std::string_view merges,
+                                                               const TokenizerDetails& details);
+
+// Rewrites a pattern of tiktoken, which is written for Rust's regular expressions, to mean the same
+// in Ruby's syntax: there, $ matches at each line end and x{1,3}+ is not possessive.
+// InvalidArgument for what cannot be rewritten.
+absl::StatusOr<std::string> RubyPattern(std::string_view pattern);
+
+}  // namespace moeserve
