@@ -155,9 +155,20 @@ TEST_P(AttentionTest, RopeTurnsPairs) {
   Random random(7);
   const std::vector<std::vector<int32_t>> steps = {
       {0, 1, 100, 8000}, {5, 3, 2, 99999}, {7}, {1, 2, 3, 4, 5, 6, 7, 131071, 9}};
-  const RopeSettings layers[] = {{12, 8, 10000.0, false},  {12, 8, 10000.0, true},
-                                 {12, 8, 500000.0, false}, {12, 12, 10000.0, true},
-                                 {12, 0, 10000.0, true},   {12, 8, 10000.0, false}};
+  // Equal settings at different addresses, and settings that differ in one number only.
+  const auto scaling = [](double factor, double magnitude) {
+    return std::make_shared<const RopeScaling>(
+        RopeScaling{.kind = RopeScalingKind::kLinear, .factor = factor, .magnitude = magnitude});
+  };
+  const RopeSettings layers[] = {{12, 8, 10000.0, false},
+                                 {12, 8, 10000.0, true},
+                                 {12, 8, 500000.0, false},
+                                 {12, 12, 10000.0, true},
+                                 {12, 0, 10000.0, true},
+                                 {12, 8, 10000.0, false},
+                                 {12, 8, 10000.0, false, scaling(4.0, 1.0)},
+                                 {12, 8, 10000.0, true, scaling(4.0, 1.5)},
+                                 {12, 8, 10000.0, false, scaling(4.0, 1.0)}};
   const int heads = 3;
   for (const std::vector<int32_t>& position : steps) {
     Begin({.position = position});
@@ -173,11 +184,14 @@ TEST_P(AttentionTest, RopeTurnsPairs) {
           const int64_t at = (static_cast<int64_t>(t) * heads + h) * s.head_dim;
           std::vector<double> expected(before.begin() + at, before.begin() + at + s.head_dim);
           for (int i = 0; i < s.dimensions / 2; ++i) {
-            const double angle = position[t] * std::pow(s.theta, -2.0 * i / s.dimensions);
+            const double factor = s.scaling == nullptr ? 1.0 : s.scaling->factor;
+            const double angle = position[t] * std::pow(s.theta, -2.0 * i / s.dimensions) / factor;
+            const double magnitude = s.magnitude();
             const int a = s.interleaved ? 2 * i : i;
             const int b = s.interleaved ? 2 * i + 1 : i + s.dimensions / 2;
-            expected[a] = before[at + a] * std::cos(angle) - before[at + b] * std::sin(angle);
-            expected[b] = before[at + b] * std::cos(angle) + before[at + a] * std::sin(angle);
+            const double cosine = std::cos(angle) * magnitude, sine = std::sin(angle) * magnitude;
+            expected[a] = before[at + a] * cosine - before[at + b] * sine;
+            expected[b] = before[at + b] * cosine + before[at + a] * sine;
           }
           ASSERT_TRUE(RowNear({x.begin() + at, x.begin() + at + s.head_dim}, expected, 1e-6))
               << "position " << position[t] << ", theta " << s.theta;
