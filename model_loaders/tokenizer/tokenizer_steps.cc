@@ -1,5 +1,6 @@
 #include "model_loaders/tokenizer/tokenizer_steps.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -19,6 +20,8 @@ using Frame = std::vector<std::optional<TokenId>>;
 constexpr size_t kMaxPatternBytes = 64 * 1024;
 constexpr size_t kMaxLiteralBytes = 1024;  // limits the work of a search at each position
 constexpr size_t kMaxFrame = 1024;
+constexpr size_t kMaxSteps = 256;
+constexpr size_t kMaxTokenGrowth = 1024;  // of a token by the Replace steps of a decoder
 constexpr size_t kMaxStripped = 1 << 20;
 
 // A processing step of the tokenizer, such as one normalizer. Flatten() appends the steps of `json`
@@ -36,12 +39,15 @@ void Flatten(JsonReader& reader, const Json& json, const std::string& where,
   if (!json.is_object()) return reader.FailExpected(where, "an object or null", json);
   const std::string type = reader.String(json, where, "type");
   if (type != "Sequence") {
+    if (steps->size() == kMaxSteps) {
+      return reader.Fail(where, Concat("expected at most ", kMaxSteps, " steps"));
+    }
     steps->push_back({&json, where, type});
     return;
   }
   reader.CheckKeys(json, where, {"type", list_key});
   const Json& list = reader.Array(json, where, list_key);
-  for (size_t i = 0; i < list.size(); ++i) {
+  for (size_t i = 0; i < list.size() && reader.ok(); ++i) {
     const std::string member = Concat(reader.Path(where, list_key), '[', i, ']');
     if (!list[i].is_object()) return reader.FailExpected(member, "an object", list[i]);
     Flatten(reader, list[i], member, list_key, steps);
@@ -527,6 +533,7 @@ std::unique_ptr<Decoder> ReadDecoder(JsonReader& reader, const Json& json) {
   std::vector<Step> steps;
   Flatten(reader, json, "decoder", "decoders", &steps);
   bool fused = false;  // the steps before have joined all tokens to one
+  size_t growth = 1;
   for (size_t i = 0; i < steps.size() && reader.ok(); ++i) {
     if (steps[i].type == "ByteLevel" && i == 0) {
       reader.CheckKeys(*steps[i].json, steps[i].where,
@@ -538,6 +545,16 @@ std::unique_ptr<Decoder> ReadDecoder(JsonReader& reader, const Json& json) {
       fused = true;
     } else {
       chain.push_back(ReadDecoderStep(reader, steps[i], fused));
+      if (reader.ok() && steps[i].type == "Replace") {
+        const Json& json_step = *steps[i].json;
+        const size_t literal = json_step["pattern"]["String"].get_ref<const std::string&>().size();
+        const size_t content = json_step["content"].get_ref<const std::string&>().size();
+        growth *= std::max<size_t>(1, (content + literal - 1) / literal);
+        if (growth > kMaxTokenGrowth) {
+          reader.Fail(steps[i].where, Concat("the decoder makes a token more than ",
+                                             kMaxTokenGrowth, " times as long"));
+        }
+      }
     }
   }
   return std::make_unique<ChainDecoder>(std::move(chain));

@@ -170,6 +170,26 @@ TEST(TokenizerJson, TrustedTokensInNormalizedText) {
   }
 }
 
+// Each step doubles the text or token.
+TEST(TokenizerJson, TextsDoNotGrowWithoutBounds) {
+  const Json twice =
+      Json::parse(R"({"type": "Replace", "pattern": {"String": "a"}, "content": "aa"})");
+  Json json = LlamaSample();
+  json["normalizer"] = {{"type", "Sequence"}, {"normalizers", Json(40, twice)}};
+  const auto tokenizer = Parse(json);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_EQ((*tokenizer)->Encode("a", false).status().code(), absl::StatusCode::kResourceExhausted);
+  json["normalizer"]["normalizers"] = Json(257, twice);
+  EXPECT_NE(std::string(Parse(json).status().message()).find("expected at most 256 steps"),
+            std::string::npos);
+  json["normalizer"] = nullptr;
+  json["decoder"] = {{"type", "Sequence"}, {"decoders", Json(11, twice)}};
+  EXPECT_NE(std::string(Parse(json).status().message()).find("more than 1024 times as long"),
+            std::string::npos);
+  json["decoder"]["decoders"].erase(0);
+  EXPECT_TRUE(Parse(json).ok());
+}
+
 TEST(TokenizerJson, IncrementalDecodingEqualsDecoding) {
   std::mt19937 random(17);
   const char* decoders[] = {

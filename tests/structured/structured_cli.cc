@@ -23,6 +23,7 @@
 #include "base/check.h"
 #include "engine/text/structured/compiled.h"
 #include "engine/text/structured/constraint.h"
+#include "model_loaders/tokenizer/tokenizer_config.h"
 #include "model_loaders/tokenizer/tokenizer_json.h"
 #include "tests/support/random.h"
 

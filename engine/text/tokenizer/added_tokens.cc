@@ -157,8 +157,10 @@ SpecialRule SpecialRule::Normalized(std::string_view text, std::string_view norm
   std::string joined;
   size_t done = 0;
   const auto append = [&](size_t end) {
-    NormalizeContext context{.continued = done > 0};
-    joined += normalizer.Apply(text.substr(done, end - done), &context).value_or("");
+    const std::string_view part = text.substr(done, end - done);
+    NormalizeContext context(part);
+    context.continued = done > 0;
+    joined += normalizer.Apply(part, &context).value_or("");
     done = end;
   };
   for (const TextSpan& span : spans_) {

@@ -93,7 +93,7 @@ absl::Status PipelineTokenizer::EncodeText(std::string_view text, const SpecialR
     std::string_view normalized = raw.text;
     SpecialRule part_special =
         special.Part(static_cast<size_t>(raw.text.data() - text.data()), raw.text.size());
-    NormalizeContext context;
+    NormalizeContext context(raw.text);
     if (parts_.normalizer != nullptr && !parts_.normalizer->IsUnchanged(normalized)) {
       absl::StatusOr<std::string> result = parts_.normalizer->Apply(normalized, &context);
       if (!result.ok()) return result.status();

@@ -16,7 +16,7 @@ namespace {
 constexpr float kUnknownPenalty = 10.0f;
 
 // What a user-defined piece scores: more than other pieces, whose scores are negative in all models
-// that SentencePiece trains. Versions before 0.2.2 add another number, which can decide only
+// that SentencePiece trains. That is version 0.2.3; older ones add another number, which can decide
 // between paths whose scores are equal but for rounding.
 constexpr float kUserDefinedScore = 0.1f;
 

@@ -83,11 +83,12 @@ size_t CharacterMap::Find(std::string_view text, bool longest,
 }
 
 absl::StatusOr<std::string> PrecompiledNormalizer::Apply(std::string_view text,
-                                                         NormalizeContext*) const {
+                                                         NormalizeContext* context) const {
   std::string out;
   out.reserve(text.size());
   std::string_view replacement;
   for (size_t begin = 0; begin < text.size();) {
+    if (out.size() > context->max_bytes) return NormalizedTooLong();
     const size_t end = GraphemeEnd(text, begin);
     const std::string_view cluster = text.substr(begin, end - begin);
     begin = end;

@@ -42,7 +42,8 @@ class PrecompiledNormalizer : public Normalizer {
  public:
   explicit PrecompiledNormalizer(CharacterMap map) : map_(std::move(map)) {}
 
-  absl::StatusOr<std::string> Apply(std::string_view text, NormalizeContext*) const override;
+  absl::StatusOr<std::string> Apply(std::string_view text,
+                                    NormalizeContext* context) const override;
   bool IsUnchanged(std::string_view) const override { return false; }
 
  private:

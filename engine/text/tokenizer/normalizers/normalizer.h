@@ -8,15 +8,27 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 namespace moeserve {
 
 struct NormalizeContext {
+  explicit NormalizeContext(std::string_view text)
+      : max_bytes(kMaxGrowth * text.size() + kMinMaxBytes) {}
+
   // In: the text continues an earlier one, so nothing is inserted in front of it.
   bool continued = false;
+  // In: a result that is longer is an error. A damaged or hostile file can let a text grow without
+  // bounds.
+  size_t max_bytes;
   // Out: the first character of the result does not stem from the first character of the text.
   bool start_moved = false;
+
+ private:
+  // In Unicode's forms, no character becomes more than 18 characters.
+  static constexpr size_t kMaxGrowth = 64;
+  static constexpr size_t kMinMaxBytes = 64 * 1024;
 };
 
 // Immutable after construction; any number of threads may use one object.
@@ -25,7 +37,8 @@ class Normalizer {
   virtual ~Normalizer() = default;
 
   // Returns the normalised form of `text`. Both are valid UTF-8. Sets `context->start_moved` if
-  // that is so and never clears it. ResourceExhausted if a pattern search exceeds its limits.
+  // that is so and never clears it. ResourceExhausted if a pattern search exceeds its limits or the
+  // result `context->max_bytes`.
   virtual absl::StatusOr<std::string> Apply(std::string_view text,
                                             NormalizeContext* context) const = 0;
 
@@ -33,10 +46,15 @@ class Normalizer {
   virtual bool IsUnchanged(std::string_view text) const = 0;
 
   absl::StatusOr<std::string> Normalize(std::string_view text) const {
-    NormalizeContext context;
+    NormalizeContext context(text);
     return Apply(text, &context);
   }
 };
+
+inline absl::Status NormalizedTooLong() {
+  return absl::ResourceExhaustedError(
+      "the tokenizer's normalizer makes the text far longer than it is");
+}
 
 // Applies its steps in order; without steps it changes nothing.
 class SequenceNormalizer : public Normalizer {
@@ -52,6 +70,7 @@ class SequenceNormalizer : public Normalizer {
       absl::StatusOr<std::string> result = step->Apply(out, context);
       if (!result.ok()) return result;
       out = *std::move(result);
+      if (out.size() > context->max_bytes) return NormalizedTooLong();
     }
     return out;
   }

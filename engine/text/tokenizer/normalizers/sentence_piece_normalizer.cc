@@ -42,6 +42,7 @@ absl::StatusOr<std::string> SentencePieceNormalizer::Apply(std::string_view text
     }
     if (!form.empty()) after_space = rules_.remove_extra_whitespaces && form.ends_with(' ');
     text.remove_prefix(size);
+    if (out.size() > context->max_bytes) return NormalizedTooLong();
   }
   if (rules_.remove_extra_whitespaces) {
     while (out.ends_with(space)) out.resize(out.size() - space.size());

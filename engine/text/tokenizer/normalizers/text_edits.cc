@@ -89,6 +89,15 @@ class LowerCaseMap {
   absl::flat_hash_map<char32_t, char32_t> map_;
 };
 
+size_t CountOf(std::string_view text, std::string_view literal) {
+  size_t count = 0;
+  for (size_t at = text.find(literal); at != std::string_view::npos;
+       at = text.find(literal, at + literal.size())) {
+    ++count;
+  }
+  return count;
+}
+
 size_t FirstCharacterSize(std::string_view text) {
   size_t pos = 0;
   if (!text.empty()) NextCodePoint(text, &pos);
@@ -190,6 +199,14 @@ absl::StatusOr<std::string> ReplaceNormalizer::Apply(std::string_view text,
   };
   if (!regex_.has_value()) {
     if (text.starts_with(literal_)) note_first(literal_.size());
+    if (content_.size() > literal_.size()) {
+      // Each occurrence needs literal_.size() bytes of the text.
+      const size_t most = text.size() / literal_.size() * (content_.size() - literal_.size());
+      if (most > context->max_bytes &&
+          CountOf(text, literal_) * content_.size() > context->max_bytes) {
+        return NormalizedTooLong();
+      }
+    }
     return ReplaceAll(text, literal_, content_);
   }
   std::string out;
@@ -198,6 +215,7 @@ absl::StatusOr<std::string> ReplaceNormalizer::Apply(std::string_view text,
   for (Regex::Match match; finder.Next(&match); covered = match.end) {
     if (match.begin == 0) note_first(match.end);
     out.append(text.substr(covered, match.begin - covered)).append(content_);
+    if (out.size() > context->max_bytes) return NormalizedTooLong();
   }
   if (!finder.status().ok()) return finder.status();
   out.append(text.substr(covered));
