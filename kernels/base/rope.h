@@ -42,7 +42,7 @@ struct RopeScaling {
                                     // frequencies are kept
   double beta_slow = 1.0;           // yarn: rotations up to which frequencies are divided
   bool truncate = true;             // yarn: rounds the limits between them to whole pairs
-  std::vector<double> factors;      // factors: [pairs]
+  std::vector<double> factors = {};  // factors: [pairs]
   // Cosines and sines are multiplied by this factor, whatever the kind.
   double magnitude = 1.0;
 
