@@ -74,12 +74,20 @@ std::vector<double> ObjectReader::Reals(std::string_view key) {
   return {};
 }
 
+std::vector<std::string> ObjectReader::Unread() const {
+  std::vector<std::string> unread;
+  if (!valid_) return unread;
+  for (const auto& [key, unused] : json_.items()) {
+    if (!known_.contains(key)) unread.push_back(key);
+  }
+  return unread;
+}
+
 void ObjectReader::RefuseOthers(std::string_view of) {
   if (!valid_) return;
   std::string expected;
   for (const std::string& key : known_) expected.append(Concat(expected.empty() ? "" : ", ", key));
-  for (const auto& [key, unused] : json_.items()) {
-    if (known_.contains(key)) continue;
+  for (const std::string& key : Unread()) {
     problems_->Add(Concat(Printable(PathOf(key)), ": expected one of the keys ", expected, of,
                           ", found an unknown key"));
   }

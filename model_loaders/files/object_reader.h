@@ -68,6 +68,9 @@ class ObjectReader {
   // error message, such as " (kind is \"routed\")".
   void RefuseOthers(std::string_view of = "");
 
+  // Returns the keys of the object that were not read, in alphabetical order.
+  std::vector<std::string> Unread() const;
+
   // Returns whether the JSON value is an object.
   bool valid() const { return valid_; }
   std::string PathOf(std::string_view key) const;

@@ -21,6 +21,9 @@ Result<GenerationConfig> ParseGenerationConfig(std::string_view text, int vocab_
   Result<nlohmann::json> json = ParseStrictJson(text, kLimits);
   if (!json.ok()) return Prefixed(Concat(kFile, ": "), json.status());
 
+  if (json->is_object()) {  // a null means that the key has no value
+    for (auto it = json->begin(); it != json->end();) it = it->is_null() ? json->erase(it) : ++it;
+  }
   Problems problems;
   ObjectReader reader(*json, "", &problems);
   GenerationConfig config;
@@ -63,18 +66,12 @@ Result<GenerationConfig> ParseGenerationConfig(std::string_view text, int vocab_
   // indicates a wrong file.
   for (const char* key : {"bos_token_id", "pad_token_id"}) {
     const nlohmann::json* id = reader.Optional(key);
-    if (id == nullptr || id->is_null()) continue;
+    if (id == nullptr) continue;
     const std::optional<int> value = IntFrom(*id);
     if (!value.has_value() || *value < 0 || *value >= vocab_size) {
       reader.Fault(key, Concat("null or an id in [0, ", vocab_size - 1, "]"), ShowJson(*id));
     }
   }
-  if (const nlohmann::json* version = reader.Optional("transformers_version")) {
-    if (!version->is_string()) {
-      reader.Fault("transformers_version", "a string", ShowJson(*version));
-    }
-  }
-  reader.RefuseOthers();
   MOESERVE_RETURN_IF_ERROR(problems.ToStatus(kFile));
   return config;
 }

@@ -15,7 +15,9 @@ struct GenerationConfig {
   std::vector<TokenId> eos_token_ids;
 };
 
-// Returns InvalidArgument with a message that begins with "generation_config.json: ".
+// Keys that are not listed in model_loaders/README.md are ignored: they are defaults of other
+// programs' generation, not properties of the model. Returns InvalidArgument with a message that
+// begins with "generation_config.json: ".
 Result<GenerationConfig> ParseGenerationConfig(std::string_view text, int vocab_size);
 
 }  // namespace moeserve

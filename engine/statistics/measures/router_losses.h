@@ -10,7 +10,7 @@ namespace moeserve {
 
 // Means over the n rows whose router scores s were sampled. p_e(r): the router's probability of
 // expert e for row r. T_e: share of the rows that chose e. P_e: mean of p_e. w_e: hidden width of
-// e. f_e: e's share of all selections. All fields are 0 if n is 0.
+// e. f_e: e's share of all selections. E: number of experts. All fields are 0 if n is 0.
 struct RouterSummary {
   uint64_t rows = 0;
   double entropy_mean = 0.0;             // mean of -sum_e p_e ln p_e, in nats

@@ -410,7 +410,11 @@ void ReadGraniteFactors(DecoderConfig& config) {
 
 Result<std::unique_ptr<const CheckpointConfig>> DecoderConfig::Finish(
     const std::function<LayerSpec(int)>& layer) {
-  reader_.RefuseOthers();
+  for (const std::string& key : reader_.Unread()) {
+    problems_.Add(Concat(Printable(key),
+                         ": expected no such key, because this server does not know ",
+                         "whether it changes the model's answers; found ", ShowJson(json_[key])));
+  }
   MOESERVE_RETURN_IF_ERROR(problems_.ToStatus(kConfigFile));
   MOESERVE_RETURN_IF_ERROR(CheckListLengths({"num_hidden_layers", layers_}, {"num_experts", 0}));
   for (int i = 0; i < layers_; ++i) spec_.layers.push_back(layer(i));
