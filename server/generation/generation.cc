@@ -107,7 +107,7 @@ void EventChannel::Push(ChoiceEvent event) {
     const size_t weight = Weight(event);
     if (!was_empty && bytes_ + weight > max_bytes_) {
       overflowed_ = true;
-      was_empty = true;  // wakes the consumer, which may be blocked in a write
+      was_empty = true;  // so that the consumer is woken, although the queue is not empty
     } else {
       bytes_ += weight;
       events_.push_back(std::move(event));

@@ -249,8 +249,8 @@ int64_t Matcher::Needed(const Frame& top) const {
   return std::max<int64_t>(ObjectOf(top).min_properties - top.count - top.missing, 0);
 }
 
-// Returns the cost of a property that the node does not name: an unused name, the shortest value
-// and a comma.
+// Returns the number of bytes of a property that the node does not name: an unused name in quotes,
+// a colon, the shortest value and a comma.
 int64_t Matcher::OtherCost(const Frame& top) const {
   const ObjectNode& object = ObjectOf(top);
   const int64_t taken =

@@ -41,7 +41,9 @@ Result<std::unique_ptr<const CheckpointConfig>> Read(const Json& json, const Sto
   select.p = c.keys().Real("top_p_threshold", 0.4);
   select.compare = TopPCompare::kGt;
   select.max_experts = experts.routing->num_experts;
-  c.Ignore({"experts_topk", "attention_bias", "expert_type"});
+  c.Ignore({"experts_topk", "expert_type"});
+  c.Require("attention_bias", false);
+  c.Require("mlp_bias", false);
   for (const auto& table : {EmbeddingTensors(), AttentionTensors(), ExpertTensors(),
                             std::span<const TensorRule>(kTensors)}) {
     c.Tensors(table);

@@ -24,7 +24,7 @@ struct RequestResult {
   // Empty if the response is complete, else one of few fixed texts, such as "503 queue_full" or
   // "timeout".
   std::string error;
-  bool refused = false;               // error before any output; `error` has status and code
+  bool refused = false;               // the server answered with an error before any output
   bool answered = false;              // the server ended the request, with a completion or an error
   bool cut_off = false;               // ended by CancelAll()
   bool duplicate = false;             // data followed the end of the response

@@ -197,3 +197,11 @@ add("phi3-tied", "phi3", SHARDS, **DENSE, num_key_value_heads=4, tie_word_embedd
 # The older container.
 add("mixtral-torch-file", "mixtral", intermediate_size=24, num_local_experts=4,
     num_experts_per_tok=2, torch_file=True)
+
+# Not a part of transformers: see dynamic_moe.py.
+DYNAMIC = dict(intermediate_size=16, num_key_value_heads=4, num_experts=6, top_p_threshold=0.5,
+               expert_frequency=2, num_hidden_layers=3)
+add("dynamic-moe", "dynamic_moe", **DYNAMIC)
+add("dynamic-moe-every-layer", "dynamic_moe", **{**DYNAMIC, "expert_frequency": 1,
+                                                 "top_p_threshold": 0.75})
+add("dynamic-moe-one-expert", "dynamic_moe", **{**DYNAMIC, "top_p_threshold": 0.05})

@@ -25,6 +25,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
+import dynamic_moe
 from cases import CASES
 
 PROMPTS, LENGTH, GREEDY = 2, 24, 64
@@ -79,14 +80,24 @@ def write(case, out):
     folder = out / case.name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    config = transformers.AutoConfig.for_model(case.family, **case.config)
-    config._attn_implementation = "eager"
-    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    own = case.family == "dynamic_moe"
+    if own:
+        model, stored = dynamic_moe.build(case.config)
+        model = model.float().eval()
+    else:
+        config = transformers.AutoConfig.for_model(case.family, **case.config)
+        config._attn_implementation = "eager"
+        model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     randomize(model, case.seed)
     for name, value in case.set.items():
         model.get_parameter(name).data.copy_(value)
-    tensors = golden(model, config.vocab_size, case.seed + 1)
-    model.bfloat16().save_pretrained(folder, **case.save)
+    tensors = golden(model, case.config["vocab_size"], case.seed + 1)
+    model.bfloat16()
+    if own:
+        save_file(dynamic_moe.state_dict(model), folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(stored))
+    else:
+        model.save_pretrained(folder, **case.save)
     for extra in ("generation_config.json",):
         (folder / extra).unlink(missing_ok=True)
     if case.torch_file:

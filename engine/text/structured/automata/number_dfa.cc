@@ -81,7 +81,7 @@ Side MakeSide(const NumberRange& range, bool negative) {
 }
 
 // What the automaton must remember about the part of a number that has been read. Fields that no
-// longer matter are zero, so that equal states allow equal continuations.
+// longer matter are zero, so that texts which differ only in such fields have the same state.
 struct State {
   Phase phase = Phase::kStart;
   bool negative = false;
