@@ -205,3 +205,16 @@ add("dynamic-moe", "dynamic_moe", **DYNAMIC)
 add("dynamic-moe-every-layer", "dynamic_moe", **{**DYNAMIC, "expert_frequency": 1,
                                                  "top_p_threshold": 0.75})
 add("dynamic-moe-one-expert", "dynamic_moe", **{**DYNAMIC, "top_p_threshold": 0.05})
+
+# Third configurations.
+add("granite-one-head-linear", "granite", SHARDS, **DENSE, num_key_value_heads=1,
+    attention_multiplier=0.3, logits_scaling=0.5, **rope(LINEAR))
+add("olmo2-one-head-yarn", "olmo2", **DENSE, num_key_value_heads=1, **rope(YARN))
+add("olmo3-tied-full", "olmo3", **DENSE, num_key_value_heads=1, tie_word_embeddings=True,
+    layer_types=["full_attention", "full_attention"])
+add("granitemoeshared-all-fused", "granitemoeshared", FUSED,
+    **{**GRANITE, "num_experts_per_tok": 6}, shared_intermediate_size=16, attention_bias=True,
+    num_key_value_heads=1, tie_word_embeddings=True)
+add("flex-olmo-one-head-linear", "flex_olmo", SHARDS, intermediate_size=16, num_experts=4,
+    num_experts_per_tok=1, num_key_value_heads=1, tie_word_embeddings=True, **rope(LINEAR))
+add("ernie4-5-linear", "ernie4_5", **DENSE, head_dim=16, num_key_value_heads=4, **rope(LINEAR))
