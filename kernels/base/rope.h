@@ -34,14 +34,14 @@ constexpr RopeScalingTraits Traits(RopeScalingKind kind) {
 // Each kind uses the members that its comment names; the others keep their defaults.
 struct RopeScaling {
   RopeScalingKind kind = RopeScalingKind::kNone;
-  double factor = 1.0;              // linear, llama3, yarn: context length after / before
-  double original_positions = 1.0;  // llama3, yarn: context length before, in tokens
-  double low_freq_factor = 1.0;     // llama3
-  double high_freq_factor = 4.0;    // llama3
-  double beta_fast = 32.0;          // yarn: rotations over the original context from which on
-                                    // frequencies are kept
-  double beta_slow = 1.0;           // yarn: rotations up to which frequencies are divided
-  bool truncate = true;             // yarn: rounds the limits between them to whole pairs
+  double factor = 1.0;               // linear, llama3, yarn: context length after / before
+  double original_positions = 1.0;   // llama3, yarn: context length before, in tokens
+  double low_freq_factor = 1.0;      // llama3
+  double high_freq_factor = 4.0;     // llama3
+  double beta_fast = 32.0;           // yarn: rotations over the original context from which on
+                                     // frequencies are kept
+  double beta_slow = 1.0;            // yarn: rotations up to which frequencies are divided
+  bool truncate = true;              // yarn: rounds the limits between them to whole pairs
   std::vector<double> factors = {};  // factors: [pairs]
   // Cosines and sines are multiplied by this factor, whatever the kind.
   double magnitude = 1.0;
