@@ -109,6 +109,31 @@ class MadeUpFolder {
     tensors.push_back(std::move(tensor));
   }
 
+  // Returns the bytes of the transpose of a matrix.
+  static std::string Transposed(const RawTensor& matrix) {
+    const size_t rows = static_cast<size_t>(matrix.shape[0]);
+    const size_t columns = static_cast<size_t>(matrix.shape[1]);
+    const size_t size = matrix.bytes.size() / (rows * columns);
+    std::string bytes;
+    for (size_t c = 0; c < columns; ++c) {
+      for (size_t r = 0; r < rows; ++r)
+        bytes += matrix.bytes.substr((r * columns + c) * size, size);
+    }
+    return bytes;
+  }
+
+  // Returns the bytes of a matrix whose rows are those of the upper and the lower half in turns.
+  static std::string Interleaved(const RawTensor& matrix) {
+    const size_t rows = static_cast<size_t>(matrix.shape[0]);
+    const size_t size = matrix.bytes.size() / rows;
+    std::string bytes;
+    for (size_t r = 0; r < rows / 2; ++r) {
+      bytes += matrix.bytes.substr(r * size, size);
+      bytes += matrix.bytes.substr((r + rows / 2) * size, size);
+    }
+    return bytes;
+  }
+
   void AddLayer(int i) {
     const std::string from = "blocks." + std::to_string(i) + ".";
     const std::string to = "model.layers." + std::to_string(i) + ".";
@@ -117,7 +142,9 @@ class MadeUpFolder {
     Add(to + "self_attn.q_proj.weight", {128, 128}, {from + "attention.q.weight"});
     Add(to + "self_attn.kv_proj.weight", {128, 128},
         {from + "attention.k.weight", from + "attention.v.weight"});
+    tensors.back().bytes = Interleaved(tensors.back());
     Add(to + "self_attn.o_proj.weight", {128, 128}, {from + "attention.o.weight"});
+    tensors.back().bytes = Transposed(tensors.back());
     Add(to + "post_attention_layernorm.weight", {128}, {from + "feed_forward.norm.weight"});
     Add(moe + "gate.weight", {kExperts, 128}, {from + "feed_forward.router.weight"});
     std::vector<std::string> gate_and_up;

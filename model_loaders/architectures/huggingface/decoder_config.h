@@ -32,8 +32,7 @@ struct DecoderDefaults {
   double partial_rotary_factor = 1.0;
 };
 
-// The keys of a family's experts, and the values for keys that config.json omits; an experts key
-// without such a value is required.
+// The names of the keys of a family's experts; all three keys are required.
 struct ExpertKeys {
   std::string_view count = "num_experts";
   std::string_view width = "moe_intermediate_size";
