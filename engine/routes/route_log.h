@@ -60,8 +60,10 @@ class RouteLog {
     float weight;
   };
   const RouteLayout& layout_;
-  std::vector<TokenRoutes> totals_;         // by cache block
-  std::vector<std::vector<Route>> routes_;  // by cache block; empty if routes are not kept
+  // Both are indexed by cache block: the counts of its tokens' routes, and the routes themselves,
+  // which are empty if routes are not kept.
+  std::vector<TokenRoutes> totals_;
+  std::vector<std::vector<Route>> routes_;
 };
 
 }  // namespace moeserve

@@ -49,8 +49,8 @@ struct KeyRule {
 
 class NameTableConfig : public CheckpointConfig {
  public:
-  // Several rules may match the same tensor of the model: the first one whose tensor is in `stored`
-  // counts, or else the first. The texts of the tables must outlive the configuration.
+  // If several rules match a tensor of the model, the first of them whose file tensor is in `stored`
+  // is used, or else the first of them. The texts of the tables must outlive the configuration.
   NameTableConfig(std::span<const TensorRule> tensors, std::span<const KeyRule> keys,
                   const StoredNames& stored);
 

@@ -90,7 +90,7 @@ class TorchStateDict final : public TensorFile {
  private:
   TorchStateDict() = default;
 
-  // Not the TorchFile, because its values take memory.
+  // The TorchFile itself is not kept, because its parsed values take memory.
   std::string file_name_;
   std::shared_ptr<const MappedFile> file_;
   std::vector<TensorEntry> entries_;

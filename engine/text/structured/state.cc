@@ -162,9 +162,9 @@ class State : public ConstraintState {
     for (size_t i = 0; i < mask.size(); ++i) mask[i] |= from.tokens[i];
   }
 
-  // If `top` is in a scalar whose automaton alone decides where it ends (it ends itself, or the
-  // scalar is the whole text), fills the mask from that automaton and returns true. Otherwise
-  // returns false.
+  // If `top` is in a scalar whose automaton alone decides where the scalar ends (see
+  // ByteDfa::ends_itself), or in a scalar that is the whole text, fills the mask from that
+  // automaton and returns true. Otherwise returns false.
   bool FillScalar(const Frame& top, int64_t budget, std::span<uint32_t> mask) {
     if (top.kind != FrameKind::kScalar) return false;
     const ByteDfa& dfa = matcher().DfaOf(top);

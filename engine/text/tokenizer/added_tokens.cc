@@ -185,15 +185,15 @@ void AddedTokens::SplitNormalized(std::string_view text, const SpecialRule& spec
 
 void AddedTokens::Split(const Matcher& matcher, std::string_view text, const SpecialRule& special,
                         std::vector<TextPart>* parts) const {
-  // A token that the rule forbids at this position is no match at all. Otherwise a client's text
-  // could consume the start of a token that the template writes.
+  // A token that the rule forbids, here or everywhere, is not even a candidate and consumes no
+  // text. Otherwise a client's text could consume the start of a token that the template writes.
   const auto accepts = [&](size_t begin, size_t end, TokenId id) {
     const AddedToken& token = *by_id_.find(id)->second;
     if (!special.by_place()) return !token.trusted_only;
     return special.Allows(begin, end) || !special_.contains(token.content);
   };
-  // As in Hugging Face's library, a rejected match still consumes its text, and the next token can
-  // match white space again that the rstrip of a token before it consumed.
+  // As in Hugging Face's library, a match that is rejected below still consumes its text, and the
+  // next token can match white space again that the rstrip of a token before it consumed.
   size_t covered = 0;
   size_t match_begin = 0;
   size_t match_end = 0;

@@ -7,7 +7,7 @@ namespace moeserve {
 namespace {
 
 using Json = nlohmann::json;
-using namespace huggingface;  // NOLINT(google-build-using-namespace): the parts of this family
+using namespace huggingface;  // NOLINT(google-build-using-namespace): helpers shared by all families
 
 const DecoderDefaults kDefaults{.bos_token_id = std::nullopt, .eos_token_ids = {}};
 

@@ -8,7 +8,7 @@ namespace moeserve {
 namespace {
 
 using Json = nlohmann::json;
-using namespace huggingface;  // NOLINT(google-build-using-namespace): the parts of this family
+using namespace huggingface;  // NOLINT(google-build-using-namespace): helpers shared by all families
 
 // The choice bias is stored as [1, E].
 constexpr TensorRule kRouter[] = {

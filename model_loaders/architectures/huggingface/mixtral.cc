@@ -7,7 +7,7 @@ namespace moeserve {
 namespace {
 
 using Json = nlohmann::json;
-using namespace huggingface;  // NOLINT(google-build-using-namespace): the parts of this family
+using namespace huggingface;  // NOLINT(google-build-using-namespace): helpers shared by all families
 
 // The names on the hub, and those of newer versions of `transformers` in memory.
 constexpr TensorRule kExperts[] = {

@@ -9,7 +9,7 @@ namespace moeserve {
 namespace {
 
 using Json = nlohmann::json;
-using namespace huggingface;  // NOLINT(google-build-using-namespace): the parts of this family
+using namespace huggingface;  // NOLINT(google-build-using-namespace): helpers shared by all families
 
 constexpr TensorRule kTensors[] = {
     {.model = "blocks.*.attention.q.weight",

@@ -83,8 +83,8 @@ struct ByteDfa {
 
 using DfaPtr = std::shared_ptr<const ByteDfa>;
 
-// Returns an automaton that accepts the JSON strings, with quotes, whose content `content` accepts.
-// Finish() is still to be called on it.
+// Returns an automaton that accepts a JSON string, with its quotes, if `content` accepts the bytes
+// between the quotes. Finish() is still to be called on it.
 Result<ByteDfa> Quoted(const ByteDfa& content, CompileBudget* budget);
 
 // Returns an automaton that accepts the texts that both `a` and `b` accept. Finish() is still to be
