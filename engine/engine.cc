@@ -27,14 +27,6 @@ namespace {
 // How often the engine checks deadlines and queue times while requests wait and none runs.
 constexpr absl::Duration kTick = absl::Milliseconds(20);
 
-std::vector<KvLayerShape> CacheShapes(const ModelSpec& spec) {
-  std::vector<KvLayerShape> shapes;
-  for (const LayerSpec& l : spec.layers) {
-    shapes.push_back({l.attention.num_kv_heads, l.attention.head_dim});
-  }
-  return shapes;
-}
-
 double SecondsBetween(std::chrono::steady_clock::time_point begin,
                       std::chrono::steady_clock::time_point end) {
   return std::chrono::duration<double>(end - begin).count();

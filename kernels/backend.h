@@ -179,8 +179,10 @@ struct LinearArgs {
   // One row per assignment (the plan's capacity), or per input row without a plan. Its columns are
   // at least the largest out_features, which pad_output rounds up to a multiple of 16.
   RowsView output;
-  // Without a gated bank: the activation of each output. With a gated bank: act in act(gate) * up.
-  ActivationKind activation = ActivationKind::kNone;
+  Activation activation = {};
+  // Without a plan: the columns of input and output consist of E equal segments each, and expert e
+  // computes segment e of every output row from segment e of the input row.
+  bool segments = false;
   bool pad_output = false;  // allows writing zeros into columns up to the next multiple of 16
 };
 
@@ -194,7 +196,7 @@ struct FeedForwardArgs {
   bool gather = false;                // source_row(a) is plan->row_of_assignment[a] if true, else a
   RowsView input;
   RowsView output;  // [capacity, out_features of down]
-  ActivationKind activation = ActivationKind::kNone;
+  Activation activation = {};
 };
 
 struct NormArgs {
@@ -237,7 +239,7 @@ struct AppendKvArgs {
   KvCacheStorage* cache = nullptr;
   int layer = 0;
   RowsView keys;    // f32 [T, G * d_h]
-  RowsView values;  // f32 [T, G * d_h]
+  RowsView values;  // f32 [T, G * d_h]; unused with KvLayerShape::latent_dim
 };
 
 // Views of the queries, keys and values in the rows of a QKV projection.
@@ -246,7 +248,7 @@ struct QkvColumns {
 };
 
 // Prepares the rows of a QKV projection for attention: normalises queries and keys, applies rotary
-// positions to both, and writes keys and values to the cache.
+// positions to both (in this or the opposite order), and writes keys and values to the cache.
 struct NormRopeAppendArgs {
   KvCacheStorage* cache = nullptr;
   int layer = 0;
@@ -259,6 +261,7 @@ struct NormRopeAppendArgs {
   const NormBank* key_norm = nullptr;    // one group; null disables the norm
   bool norm_heads = true;  // true: each head is normalised separately; false: all heads of a row
                            // together
+  bool norm_last = false;  // true: normalises after the rotation; false: before it
   RopeSettings rope;       // head_dim is d_h; dimensions = 0 disables rotation
 
   QkvColumns columns() const {
@@ -283,9 +286,13 @@ struct AttentionArgs {
   int heads = 1;  // H, heads of a query row; a multiple of the cache's number of kv heads
   HeadOrder order = HeadOrder::kInterleave;
   float scale = 1.0f;
+  float soft_cap = 0.0f;  // above 0: scaled scores become SoftCap(score, soft_cap)
+  // f32 [heads] in device memory: each head's softmax has one more score of this value, whose
+  // position has no value to add. Null if there are none.
+  const float* sinks = nullptr;
   int window = 0;   // size of the sliding window in positions; 0 disables it
   RowsView query;   // f32 [Q, heads * d_h]
-  RowsView output;  // f32 or bf16 [Q, heads * d_h]
+  RowsView output;  // f32 or bf16 [Q, heads * value_dim]
 };
 
 struct RouteArgs {
@@ -459,12 +466,16 @@ class Backend {
       if (bank == nullptr || rows.cols == 0) return;
       Norm({.bank = bank, .segments = args.norm_heads ? heads : 1, .input = rows, .output = rows});
     };
-    norm(args.query_norm, query, args.heads);
-    norm(args.key_norm, keys, kv_heads);
+    const auto norms = [&, &query = query, &keys = keys] {
+      norm(args.query_norm, query, args.heads);
+      norm(args.key_norm, keys, kv_heads);
+    };
+    if (!args.norm_last) norms();
     if (args.rope.dimensions > 0) {
       // Queries and keys are adjacent, so one call rotates both.
       Rope({.settings = args.rope, .rows = args.rows.Columns(0, query.cols + keys.cols)});
     }
+    if (args.norm_last) norms();
     AppendKv({.cache = args.cache, .layer = args.layer, .keys = keys, .values = values});
   }
   virtual void Attention(const AttentionArgs& args) = 0;
@@ -481,10 +492,15 @@ class Backend {
   }
   // Computes x[r] *= sigmoid(gate[r][0]), all f32: the gate of a shared expert.
   virtual void ScaleBySigmoid(const RowsView& x, const RowsView& gate) = 0;
+  // Computes x[r][c] *= sigmoid(gate[r][c]); x is f32 or bf16, gate f32: the gate of an attention
+  // layer's heads.
+  virtual void MultiplyBySigmoid(const RowsView& x, const RowsView& gate) = 0;
   // Computes output[i] = input[output_rows[i]] with the output_rows of the step's inputs, f32.
   virtual void GatherOutputRows(const RowsView& input, const RowsView& output) = 0;
   // Multiplies every element of x by `factor`, f32, in place.
   virtual void Scale(const RowsView& x, float factor) = 0;
+  // Replaces every element of x by SoftCap(element, cap), f32, in place.
+  virtual void SoftCapRows(const RowsView& x, float cap) = 0;
   // Returns whether Sample() is implemented. If so, steps with output rows call Sample().
   virtual bool samples_on_device() const { return false; }
   // Draws the tokens of StepInputs::samples from the logits, f32 [outputs, V].

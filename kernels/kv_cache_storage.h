@@ -17,7 +17,13 @@ constexpr int PaddedHeadDim(int head_dim) { return (head_dim + 15) / 16 * 16; }
 
 struct KvLayerShape {
   int num_kv_heads = 0;
-  int head_dim = 0;
+  int head_dim = 0;  // of keys
+  // 0: values have head_dim elements and are cached. Above 0: there is one kv head, and the values
+  // are the first `latent_dim` elements of the keys, so that no values are cached (multi-head
+  // latent attention, "DeepSeek-V2", section 2.1).
+  int latent_dim = 0;
+
+  int value_dim() const { return latent_dim > 0 ? latent_dim : head_dim; }
 };
 
 // The cache has `num_blocks` blocks of kKvBlockTokens positions in every layer.

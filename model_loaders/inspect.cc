@@ -171,8 +171,10 @@ ModelSummary Summarize(const ModelSpec& spec) {
     const LayerSpec& layer = spec.layers[i];
     if (layer.attention.routed()) summary.routed_blocks.push_back(AttentionBlock(spec, i));
     if (layer.feed_forward.routed()) summary.routed_blocks.push_back(FeedForwardBlock(spec, i));
-    summary.kv_elements_per_token +=
-        2 * int64_t{layer.attention.num_kv_heads} * layer.attention.head_dim;
+  }
+  for (const KvLayerShape& shape : CacheShapes(spec)) {
+    const int64_t vectors = shape.latent_dim > 0 ? 1 : 2;  // keys alone, or keys and values
+    summary.kv_elements_per_token += vectors * shape.num_kv_heads * shape.head_dim;
   }
   for (const RoutedBlockSummary& block : summary.routed_blocks) {
     summary.expert_parameters += Sum(block.expert_parameters);

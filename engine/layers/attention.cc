@@ -27,9 +27,13 @@ Result<std::unique_ptr<Attention>> Attention::Load(LoadContext& load, int layer,
     return a;
   }
   const int q_width = spec.num_heads * spec.head_dim;
-  MOESERVE_ASSIGN_OR_RETURN(a->projection_,
-                            LoadLinear(load, d, {{prefix + ".q", q_width, spec.bias}, k, v}));
+  std::vector<LinearPart> parts = {{prefix + ".q", q_width, spec.bias}, k, v};
+  if (spec.gate) parts.push_back({prefix + ".gate", q_width, false});
+  MOESERVE_ASSIGN_OR_RETURN(a->projection_, LoadLinear(load, d, parts));
   MOESERVE_ASSIGN_OR_RETURN(a->output_, LoadLinear(load, q_width, {{prefix + ".o", d, false}}));
+  if (spec.sinks) {
+    MOESERVE_ASSIGN_OR_RETURN(a->sinks_, LoadVector(load, prefix + ".sinks", spec.num_heads));
+  }
   if (spec.qk_norm != QkNorm::kNone) {
     const bool head = spec.qk_norm == QkNorm::kHead;
     MOESERVE_ASSIGN_OR_RETURN(
@@ -44,8 +48,11 @@ void Attention::Forward(StepContext& ctx, const RowsView& x, const RowsView& out
   const Workspace::Scope scope(ctx.workspace);
   const int kv_width = spec_.num_kv_heads * spec_.head_dim;
   const int q_width = spec_.routed() ? 0 : spec_.num_heads * spec_.head_dim;
-  const RowsView projected = ctx.workspace.Take(x.rows, q_width + 2 * kv_width, DType::kF32);
-  ctx.backend.Linear({.bank = projection_.get(), .input = x, .output = projected});
+  const int qkv_width = q_width + 2 * kv_width;
+  const int gate_width = spec_.gate ? q_width : 0;
+  const RowsView all = ctx.workspace.Take(x.rows, qkv_width + gate_width, DType::kF32);
+  ctx.backend.Linear({.bank = projection_.get(), .input = x, .output = all});
+  const RowsView projected = all.Columns(0, qkv_width);
   ctx.backend.NormRopeAppend({.cache = &ctx.cache,
                               .layer = layer_,
                               .rows = projected,
@@ -53,27 +60,31 @@ void Attention::Forward(StepContext& ctx, const RowsView& x, const RowsView& out
                               .query_norm = query_norm_.get(),
                               .key_norm = key_norm_.get(),
                               .norm_heads = spec_.qk_norm == QkNorm::kHead,
+                              .norm_last = spec_.qk_norm_after_rope,
                               .rope = rope_});
   if (spec_.routed()) {
     routed_->Forward(ctx, x, output);
   } else {
-    DenseQueries(ctx, projected.Columns(0, q_width), output);
+    DenseQueries(ctx, projected.Columns(0, q_width), all.Columns(qkv_width, gate_width), output);
   }
 }
 
-void Attention::DenseQueries(StepContext& ctx, const RowsView& query,
+void Attention::DenseQueries(StepContext& ctx, const RowsView& query, const RowsView& gate,
                              const RowsView& output) const {
   const RowsView heads = ctx.workspace.Take(query.rows, query.cols, ctx.activation);
-  ctx.backend.Attention({.cache = &ctx.cache,
-                         .layer = layer_,
-                         .heads = spec_.num_heads,
-                         .order = spec_.group_order == GroupOrder::kInterleave
-                                      ? HeadOrder::kInterleave
-                                      : HeadOrder::kTile,
-                         .scale = static_cast<float>(spec_.scale),
-                         .window = spec_.window.value_or(0),
-                         .query = query,
-                         .output = heads});
+  ctx.backend.Attention(
+      {.cache = &ctx.cache,
+       .layer = layer_,
+       .heads = spec_.num_heads,
+       .order =
+           spec_.group_order == GroupOrder::kInterleave ? HeadOrder::kInterleave : HeadOrder::kTile,
+       .scale = static_cast<float>(spec_.scale),
+       .soft_cap = static_cast<float>(spec_.soft_cap),
+       .sinks = sinks_ == nullptr ? nullptr : static_cast<const float*>(sinks_->data()),
+       .window = spec_.window.value_or(0),
+       .query = query,
+       .output = heads});
+  if (spec_.gate) ctx.backend.MultiplyBySigmoid(heads, gate);
   ctx.backend.Linear({.bank = output_.get(), .input = heads, .output = output});
 }
 

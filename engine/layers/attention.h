@@ -25,16 +25,19 @@ class Attention : public Branch {
   }
 
  private:
-  void DenseQueries(StepContext& ctx, const RowsView& query, const RowsView& output) const;
+  // `gate` are the gate's rows before the sigmoid; unused if there is no gate.
+  void DenseQueries(StepContext& ctx, const RowsView& query, const RowsView& gate,
+                    const RowsView& output) const;
 
   int layer_ = 0;
   AttentionSpec spec_;
   RopeSettings rope_;
-  std::unique_ptr<LinearBank> projection_;  // output columns; dense: q, k, v; routed: k, v
+  std::unique_ptr<LinearBank> projection_;  // output columns; dense: q, k, v, gate; routed: k, v
   std::unique_ptr<LinearBank> output_;      // dense only
   std::unique_ptr<NormBank> query_norm_, key_norm_;
   std::unique_ptr<RoutedLayer> routed_;  // null if the attention is dense
   std::unique_ptr<DeviceBuffer> out_bias_;
+  std::unique_ptr<DeviceBuffer> sinks_;  // [H]; null if there are none
 };
 
 }  // namespace moeserve

@@ -8,6 +8,7 @@
 #include "engine/layers/attention.h"
 #include "engine/layers/branch.h"
 #include "engine/layers/feed_forward.h"
+#include "engine/layers/latent_attention.h"
 #include "engine/layers/workspace.h"
 #include "engine/model/report_buffer.h"
 #include "engine/routes/route_layout.h"
@@ -94,7 +95,11 @@ absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) 
     const std::string prefix = Concat("blocks.", l);
     Block attention, feed_forward;
     MOESERVE_RETURN_IF_ERROR(LoadNorms(load, prefix + ".attention", attention));
-    MOESERVE_ASSIGN_OR_RETURN(attention.branch, Attention::Load(load, l, spec));
+    if (spec.layers[static_cast<size_t>(l)].attention.latent.has_value()) {
+      MOESERVE_ASSIGN_OR_RETURN(attention.branch, LatentAttention::Load(load, l, spec));
+    } else {
+      MOESERVE_ASSIGN_OR_RETURN(attention.branch, Attention::Load(load, l, spec));
+    }
     MOESERVE_RETURN_IF_ERROR(LoadNorms(load, prefix + ".feed_forward", feed_forward));
     MOESERVE_ASSIGN_OR_RETURN(feed_forward.branch, FeedForward::Load(load, l, spec));
     blocks_.push_back(std::move(attention));
@@ -237,17 +242,16 @@ void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits
   }
   backend.Linear({.bank = head_.get(), .input = last, .output = logits});
   if (spec.logit_scale != 1.0) backend.Scale(logits, static_cast<float>(spec.logit_scale));
+  if (spec.logit_soft_cap > 0.0) {
+    backend.SoftCapRows(logits, static_cast<float>(spec.logit_soft_cap));
+  }
   if (backend.samples_on_device()) backend.Sample(logits);
 }
 
 absl::Status Model::Impl::Reserve(int tokens, int logit_rows, KvCacheType cache_type,
                                   const RoutingControl* widest, ReportContents contents) {
-  std::vector<KvLayerShape> shapes;
-  for (const LayerSpec& l : spec.layers) {
-    shapes.push_back({l.attention.num_kv_heads, l.attention.head_dim});
-  }
   MOESERVE_ASSIGN_OR_RETURN(const std::unique_ptr<KvCacheStorage> cache,
-                            backend.NewKvCache(shapes, cache_type, 1));
+                            backend.NewKvCache(CacheShapes(spec), cache_type, 1));
   Batch batch;
   batch.tokens.assign(static_cast<size_t>(tokens), 0);
   batch.positions = batch.tokens;

@@ -1,5 +1,6 @@
 #include "engine/spec/spec.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <limits>
@@ -228,10 +229,12 @@ void CheckRopeOfLayer(Checker& check, const ModelSpec& spec, const std::string& 
   const PositionSpec& position = PositionOf(spec, attention);
   if (!check.ok() || position.kind != PositionKind::kRope) return;
   const std::string path = attention.position.has_value() ? scope + "position." : "position.";
-  const double exact = ExactRopeDimensions(position, attention.head_dim);
-  const int rounded = RopeDimensions(position, attention.head_dim);
-  const std::string because =
-      " (" + scope + "head_dim is " + std::to_string(attention.head_dim) + ")";
+  const int width = attention.rope_width();
+  const double exact = ExactRopeDimensions(position, width);
+  const int rounded = RopeDimensions(position, width);
+  const std::string because = " (" + scope +
+                              (attention.latent.has_value() ? "latent.rope_dim" : "head_dim") +
+                              " is " + std::to_string(width) + ")";
   if (std::fabs(exact - rounded) > 1e-3 || rounded % 2 != 0 || rounded < 2) {
     check.Fail(path + "fraction", "fraction * head_dim to be an even whole number >= 2",
                Number(exact) + because);
@@ -239,6 +242,57 @@ void CheckRopeOfLayer(Checker& check, const ModelSpec& spec, const std::string& 
              position.scaling.factors.size() != static_cast<size_t>(rounded / 2)) {
     check.Fail(path + "scaling.factors", "a list of " + std::to_string(rounded / 2) + " numbers",
                std::to_string(position.scaling.factors.size()) + because);
+  }
+}
+
+void CheckSoftCap(Checker& check, const std::string& scope, const char* key, double cap) {
+  check.Factor(scope, key, cap);
+  if (check.ok() && (cap < 0 || std::isnan(cap))) {
+    check.Fail(scope + key, "a number >= 0", Number(cap));
+  }
+}
+
+void CheckExpert(Checker& check, const std::string& scope, const ExpertSpec& expert) {
+  check.Factor(scope, "activation_limit", expert.activation_limit);
+  check.Factor(scope, "activation_slope", expert.activation_slope);
+  check.Factor(scope, "up_offset", expert.up_offset);
+  if (!check.ok()) return;
+  if (!(expert.activation_limit >= 0)) {
+    check.Fail(scope + "activation_limit", "a number >= 0", Number(expert.activation_limit));
+  }
+  if (expert.form != ExpertForm::kGated &&
+      (expert.activation_limit != 0 || expert.activation_slope != 1 || expert.up_offset != 0)) {
+    check.Fail(scope + "form", "\"gated\" beside activation_limit, activation_slope or up_offset",
+               "\"plain\"");
+  }
+  if (expert.activation != ActivationKind::kSilu && expert.activation_slope != 1) {
+    check.Fail(scope + "activation_slope", "1 (activation is not \"silu\")",
+               Number(expert.activation_slope));
+  }
+}
+
+void CheckLatent(Checker& check, const std::string& scope, const AttentionSpec& attention) {
+  const LatentSpec& latent = *attention.latent;
+  const std::string because = Is("head_dim", attention.head_dim);
+  check.Int(scope, "num_kv_heads", attention.num_kv_heads, attention.num_heads, attention.num_heads,
+            " (latent attention)");
+  check.Int(scope, "latent.query_rank", latent.query_rank, 0, kMaxWidth);
+  check.Int(scope, "latent.rank", latent.rank, 1, kMaxWidth);
+  check.Int(scope, "latent.rope_dim", latent.rope_dim, 1, attention.head_dim - 1, because);
+  check.Int(scope, "latent.value_dim", latent.value_dim, 1, kMaxWidth);
+  check.Real(scope, "latent.norm_eps", latent.norm_eps, 0.0, 1.0);
+  if (check.ok() && attention.qk_norm != QkNorm::kNone) {
+    check.Fail(scope + "qk_norm", "none in latent attention", "another kind");
+  }
+  check.Set(scope, "sinks", attention.sinks, false, " (latent attention)");
+  check.Set(scope, "gate", attention.gate, false, " (latent attention)");
+  const int64_t widest =
+      std::max(int64_t{latent.rank} + latent.rope_dim, int64_t{latent.value_dim});
+  if (check.ok() && widest * attention.num_heads > kMaxWidth) {
+    check.Fail(
+        scope + "latent",
+        "num_heads * (rank + rope_dim) and num_heads * value_dim <= " + std::to_string(kMaxWidth),
+        std::to_string(widest * attention.num_heads));
   }
 }
 
@@ -257,16 +311,23 @@ void CheckAttention(Checker& check, const ModelSpec& spec, const std::string& sc
     if (attention.qk_norm != QkNorm::kNone) {
       check.Fail(scope + "qk_norm", "none in routed attention", "another kind");
     }
+    check.Set(scope, "sinks", attention.sinks, false, " (kind is \"routed\")");
+    check.Set(scope, "gate", attention.gate, false, " (kind is \"routed\")");
+    if (check.ok() && attention.latent.has_value()) {
+      check.Fail(scope + "latent", "none in routed attention", "an object");
+    }
     CheckRouting(check, scope + "routing.", spec, *attention.routing, BlockKind::kAttention);
   } else {
     check.Int(scope, "num_heads", attention.num_heads, 1, kMaxWidth);
     check.Divides(scope, "num_kv_heads", attention.num_kv_heads, "num_heads", attention.num_heads);
+    if (attention.latent.has_value()) CheckLatent(check, scope, attention);
     if (check.ok() && attention.num_heads * head_dim > kMaxWidth) {
       check.Fail(scope + "num_heads", "num_heads * head_dim <= " + std::to_string(kMaxWidth),
                  std::to_string(attention.num_heads * head_dim));
     }
   }
   check.Factor(scope, "scale", attention.scale);
+  CheckSoftCap(check, scope, "soft_cap", attention.soft_cap);
   if (attention.window.has_value()) {
     check.Int(scope, "window", *attention.window, 1, std::numeric_limits<int>::max());
   }
@@ -275,6 +336,7 @@ void CheckAttention(Checker& check, const ModelSpec& spec, const std::string& sc
 
 void CheckFeedForward(Checker& check, const ModelSpec& spec, const std::string& scope,
                       const FeedForwardSpec& feed_forward) {
+  CheckExpert(check, scope + "expert.", feed_forward.expert);
   if (!feed_forward.routed()) {
     check.Int(scope, "width", feed_forward.width, 1, kMaxWidth);
     check.Int(scope, "shared_width", feed_forward.shared_width, 0, 0, " (kind is \"dense\")");
@@ -334,6 +396,19 @@ void CheckTotals(Checker& check, const ModelSpec& spec) {
 
 }  // namespace
 
+std::vector<KvLayerShape> CacheShapes(const ModelSpec& spec) {
+  std::vector<KvLayerShape> shapes;
+  for (const LayerSpec& layer : spec.layers) {
+    const AttentionSpec& a = layer.attention;
+    if (a.latent.has_value()) {
+      shapes.push_back({1, a.latent->rank + a.latent->rope_dim, a.latent->rank});
+    } else {
+      shapes.push_back({a.num_kv_heads, a.head_dim, 0});
+    }
+  }
+  return shapes;
+}
+
 const PositionSpec& PositionOf(const ModelSpec& spec, const AttentionSpec& attention) {
   return attention.position.has_value() ? *attention.position : spec.position;
 }
@@ -356,9 +431,11 @@ absl::Status Validate(const ModelSpec& spec) {
   check.Factor("", "embedding_scale", spec.embedding_scale);
   check.Factor("", "residual_scale", spec.residual_scale);
   check.Factor("", "logit_scale", spec.logit_scale);
+  CheckSoftCap(check, "", "logit_soft_cap", spec.logit_soft_cap);
   if (!check.ok()) return check.status();
 
   int64_t experts = 0;
+  int64_t latent_heads = 0;  // each head has tensors of its own
   for (size_t i = 0; check.ok() && i < spec.layers.size(); ++i) {
     const LayerSpec& layer = spec.layers[i];
     const std::string index = std::to_string(i) + "].";
@@ -371,6 +448,13 @@ absl::Status Validate(const ModelSpec& spec) {
     }
     if (layer.attention.routed()) experts += layer.attention.routing->num_experts;
     if (layer.feed_forward.routed()) experts += layer.feed_forward.routing->num_experts;
+    if (layer.attention.latent.has_value()) latent_heads += layer.attention.num_heads;
+    if (latent_heads > kMaxExpertsOfModel) {
+      check.Fail("num_heads",
+                 "at most " + std::to_string(kMaxExpertsOfModel) +
+                     " heads of latent attention in all layers together",
+                 std::to_string(latent_heads) + " up to layer " + std::to_string(i));
+    }
     if (experts > kMaxExpertsOfModel) {
       check.Fail(
           "num_experts",

@@ -13,6 +13,7 @@
 #include "kernels/base/activation.h"
 #include "kernels/base/rope.h"
 #include "kernels/base/routing_kinds.h"
+#include "kernels/kv_cache_storage.h"
 
 namespace moeserve {
 
@@ -113,6 +114,10 @@ enum class ExpertForm : uint8_t { kPlain, kGated };
 struct ExpertSpec {
   ExpertForm form = ExpertForm::kGated;
   ActivationKind activation = ActivationKind::kSilu;  // never kNone
+  // Gated only: the members of Activation (kernels/base/activation.h) with these names.
+  float activation_limit = 0.0f;
+  float activation_slope = 1.0f;
+  float up_offset = 0.0f;
   bool bias = false;
   bool inner_norm = false;  // a norm of the kind NormSpec::kind before `down`
 };
@@ -135,6 +140,17 @@ enum class QkNorm : uint8_t { kNone, kHead, kFull };
 // j mod G (kTile).
 enum class GroupOrder : uint8_t { kInterleave, kTile };
 
+// Multi-head latent attention ("DeepSeek-V2", section 2.1). Keys and values of all heads are
+// products of one latent vector per token with matrices of the heads; one rotated key part is
+// shared by all heads. The cache holds the latent vector and the rotated part.
+struct LatentSpec {
+  int query_rank = 0;      // above 0: queries are a product of two matrices with a norm in between
+  int rank = 1;            // elements of the latent vector
+  int rope_dim = 2;        // elements of a head, at its end, that are rotated
+  int value_dim = 1;       // elements of a head's values
+  float norm_eps = 1e-6f;  // of the norms of the latent vector and of the query in between
+};
+
 struct AttentionSpec {
   int num_heads = 1;     // dense: H. Routed: unused; every expert has num_kv_heads query heads
   int num_kv_heads = 1;  // G
@@ -142,15 +158,24 @@ struct AttentionSpec {
   bool bias = false;     // on q, k, v (dense) or k, v (routed)
   bool out_bias = false;
   double scale = 1.0;         // multiplies q.k
+  double soft_cap = 0.0;      // above 0: a scaled score s becomes soft_cap * tanh(s / soft_cap)
+  bool sinks = false;         // dense only: a learned score per head, in the softmax alone
   std::optional<int> window;  // number of last positions that a token attends to, itself included
-  QkNorm qk_norm = QkNorm::kNone;                    // dense only
+  QkNorm qk_norm = QkNorm::kNone;   // dense only
+  bool qk_norm_after_rope = false;  // else before it
+  bool gate = false;  // dense only: multiplies the heads' outputs by sigmoid(W x), before o
   GroupOrder group_order = GroupOrder::kInterleave;  // dense only
   // If set, replaces ModelSpec::position in this layer; its kind is kRope or kNone. Allowed only if
   // the model's kind is one of these two.
   std::optional<PositionSpec> position;
+  // Dense only. If set, num_kv_heads is num_heads, head_dim is the whole width of a head's keys,
+  // the rope settings are those of rope_dim dimensions, and there are neither QK norms nor sinks.
+  std::optional<LatentSpec> latent;
   std::optional<RoutedLayerSpec> routing;  // if set: MoA, "Mixture of Attention Heads"
 
   bool routed() const { return routing.has_value(); }
+  // Returns how many dimensions of a head the fraction of rotated dimensions refers to.
+  int rope_width() const { return latent.has_value() ? latent->rope_dim : head_dim; }
 };
 
 struct FeedForwardSpec {
@@ -180,6 +205,7 @@ struct ModelSpec {
   double embedding_scale = 1.0;
   double residual_scale = 1.0;
   double logit_scale = 1.0;
+  double logit_soft_cap = 0.0;  // above 0: a scaled logit x becomes cap * tanh(x / cap)
   bool tie_word_embeddings = false;
   std::vector<LayerSpec> layers;
 
@@ -194,6 +220,9 @@ constexpr const char* Name(BlockKind b) {
 
 // Returns the position settings of a layer: its own, or else the model's.
 const PositionSpec& PositionOf(const ModelSpec& spec, const AttentionSpec& attention);
+
+// Returns the shapes of the KV cache's layers.
+std::vector<KvLayerShape> CacheShapes(const ModelSpec& spec);
 
 // Returns how many dimensions of a head are rotated by rope; in a valid spec, an even number.
 int RopeDimensions(const PositionSpec& position, int head_dim);

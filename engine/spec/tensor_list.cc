@@ -138,6 +138,10 @@ class TensorList {
     const Dim keys{attention.num_kv_heads * head_dim, key + "num_kv_heads" + per_head};
     const std::string bias_key = attention.bias ? key + "bias" : "";
     AddBlockNorms(name);
+    if (attention.latent.has_value()) {
+      AddLatentAttention(name, key, attention, bias_key);
+      return;
+    }
     AddLinear(name + "k", keys, hidden_, bias_key);
     AddLinear(name + "v", keys, hidden_, bias_key);
     if (attention.routed()) {
@@ -151,9 +155,44 @@ class TensorList {
     } else {
       const Dim queries{attention.num_heads * head_dim, key + "num_heads" + per_head};
       AddLinear(name + "q", queries, hidden_, bias_key);
+      if (attention.gate) AddLinear(name + "gate", queries, hidden_, "", key + "gate is true");
       AddLinear(name + "o", hidden_, queries);
       AddQkNorm(name, key, attention, queries, keys);
+      if (attention.sinks) {
+        Add(name + "sinks", {{attention.num_heads, key + "num_heads"}}, key + "sinks is true");
+      }
     }
+    if (attention.out_bias) Add(name + "out_bias", {hidden_}, key + "out_bias is true");
+  }
+
+  void AddLatentAttention(const std::string& name, const std::string& key,
+                          const AttentionSpec& attention, const std::string& bias_key) {
+    const LatentSpec& latent = *attention.latent;
+    const int64_t heads = attention.num_heads;
+    const std::string of_heads = key + "num_heads * " + key;
+    const Dim rank{latent.rank, key + "latent.rank"};
+    const Dim values{latent.value_dim, key + "latent.value_dim"};
+    const Dim queries{heads * attention.head_dim, of_heads + "head_dim"};
+    if (latent.query_rank > 0) {
+      const Dim query_rank{latent.query_rank, key + "latent.query_rank"};
+      AddLinear(name + "q_down", query_rank, hidden_, bias_key, query_rank.key + " is above 0");
+      Add(name + "q_norm.weight", {query_rank}, query_rank.key + " is above 0");
+      AddLinear(name + "q", queries, query_rank);
+    } else {
+      AddLinear(name + "q", queries, hidden_);
+    }
+    AddLinear(name + "latent",
+              {rank.size + latent.rope_dim, rank.key + " + " + key + "latent.rope_dim"}, hidden_,
+              bias_key);
+    Add(name + "latent_norm.weight", {rank});
+    const Dim unrotated{attention.head_dim - latent.rope_dim,
+                        key + "head_dim - " + key + "latent.rope_dim"};
+    for (int h = 0; h < attention.num_heads; ++h) {
+      const std::string head = name + "heads." + std::to_string(h) + ".";
+      AddLinear(head + "k", rank, unrotated);
+      AddLinear(head + "v", values, rank);
+    }
+    AddLinear(name + "o", hidden_, {heads * latent.value_dim, of_heads + "latent.value_dim"});
     if (attention.out_bias) Add(name + "out_bias", {hidden_}, key + "out_bias is true");
   }
 

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "kernels/base/host_device.h"
+
 namespace moeserve {
 
 enum class ActivationKind : uint8_t { kNone, kSilu, kGelu, kGeluTanh, kRelu };
@@ -26,6 +28,25 @@ constexpr ActivationTraits Traits(ActivationKind kind) {
       return {"relu"};
   }
   return {};
+}
+
+// How a linear layer's outputs become hidden units. A gated layer has two outputs per hidden unit,
+// g and u, and computes act(g') * (u' + up_offset). With a limit, g' is g but at most `limit`, and
+// u' is u clamped to [-limit, limit]; without one, g' is g and u' is u. A layer that is not gated
+// computes act(x) and uses `kind` alone.
+struct Activation {
+  ActivationKind kind = ActivationKind::kNone;
+  float limit = 0.0f;  // 0: no limit
+  float slope = 1.0f;  // silu of a gated layer computes x * sigmoid(slope * x)
+  float up_offset = 0.0f;
+
+  constexpr Activation() = default;
+  constexpr Activation(ActivationKind k) : kind(k) {}  // NOLINT(google-explicit-constructor)
+};
+
+// Returns whether `kind` alone determines the result.
+MOESERVE_HOST_DEVICE static inline bool IsPlain(const Activation& a) {
+  return a.limit == 0.0f && a.slope == 1.0f && a.up_offset == 0.0f;
 }
 
 }  // namespace moeserve

@@ -52,11 +52,12 @@ struct RopeScaling {
 // How the queries and keys of one attention layer are rotated.
 struct RopeSettings {
   int head_dim = 0;
-  int dimensions = 0;  // number of leading dimensions of a head that are rotated, even
+  int dimensions = 0;  // number of adjacent dimensions of a head that are rotated, even
   double theta = 10000.0;
   // true: rotates pairs of dimensions (2 i, 2 i + 1); false: pairs (i, i + dimensions / 2).
   bool interleaved = false;
   std::shared_ptr<const RopeScaling> scaling = nullptr;  // null: no scaling
+  int first = 0;  // the first of the rotated dimensions
 
   double magnitude() const { return scaling == nullptr ? 1.0 : scaling->magnitude; }
 };

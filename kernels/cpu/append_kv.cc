@@ -69,29 +69,38 @@ void CpuBackend::AppendKv(const AppendKvArgs& args) {
         const int64_t h = i / tokens;
         const int64_t slot = step_.position[t] % kKvBlockTokens;
         const float* k = reinterpret_cast<const float*>(args.keys.row(t)) + h * dim;
-        const float* v = reinterpret_cast<const float*>(args.values.row(t)) + h * dim;
         char* key = cache.keys(args.layer) + block * g.key_block + h * g.key_head;
-        char* value = cache.values(args.layer) + block * g.value_block + h * g.value_head;
         switch (cache.type()) {
           case KvCacheType::kF32:
             Scatter(k, dim, slot, key);
-            std::copy_n(v, dim, reinterpret_cast<float*>(value + slot * value_row));
             break;
           case KvCacheType::kBF16: {
             Bf16* bf16 = reinterpret_cast<Bf16*>(rounded);
             table_->convert_row(k, bf16, dim);
             Scatter(bf16, dim, slot, key);
-            table_->convert_row(v, reinterpret_cast<Bf16*>(value + slot * value_row), dim);
             break;
           }
           case KvCacheType::kInt8: {
             int8_t* bytes = reinterpret_cast<int8_t*>(rounded);
             reinterpret_cast<float*>(key)[slot] = Quantize(k, dim, bytes);
             Scatter(bytes, dim, slot, key + kKvScaleBytes);
+            break;
+          }
+        }
+        if (shape.latent_dim > 0) continue;
+        const float* v = reinterpret_cast<const float*>(args.values.row(t)) + h * dim;
+        char* value = cache.values(args.layer) + block * g.value_block + h * g.value_head;
+        switch (cache.type()) {
+          case KvCacheType::kF32:
+            std::copy_n(v, dim, reinterpret_cast<float*>(value + slot * value_row));
+            break;
+          case KvCacheType::kBF16:
+            table_->convert_row(v, reinterpret_cast<Bf16*>(value + slot * value_row), dim);
+            break;
+          case KvCacheType::kInt8:
             reinterpret_cast<float*>(value)[slot] = Quantize(
                 v, dim, reinterpret_cast<int8_t*>(value + kKvScaleBytes + slot * value_row));
             break;
-          }
         }
       }
       first = last;

@@ -36,7 +36,7 @@ class CpuBackend::AttentionCall {
         cache_(static_cast<const CpuKvCache&>(*args.cache)),
         shape_(cache_.shape(args.layer)),
         geometry_(cache_.geometry(args.layer)),
-        padded_(PaddedHeadDim(shape_.head_dim)),
+        padded_(PaddedHeadDim(shape_.value_dim())),
         heads_per_kv_head_(args.heads / shape_.num_kv_heads) {
     MOESERVE_CHECK(args.query.cols == int64_t{args.heads} * shape_.head_dim, "query heads");
   }
@@ -97,13 +97,16 @@ class CpuBackend::AttentionCall {
   // Returns the number of floats that a tile needs for its rows' weighted sums, largest scores and
   // totals.
   int64_t PartFloats() const { return kMaxAttentionRows * (int64_t{padded_} + 2); }
-  int64_t ScratchFloats() const { return kAttentionScratch + 2 * PartFloats(); }
+  int64_t ScratchFloats() const {
+    return kAttentionScratch + 2 * PartFloats() + LatentBytes() / int64_t{sizeof(float)};
+  }
 
   struct Tile {
     const float* queries[kMaxAttentionRows];
     char* output[kMaxAttentionRows];
     int32_t begin[kMaxAttentionRows];
     int32_t end[kMaxAttentionRows];
+    float sink[kMaxAttentionRows];  // only with sinks
     const int32_t* block_table;
     int kv_head;
     int count;
@@ -124,9 +127,10 @@ class CpuBackend::AttentionCall {
                                : int64_t{member} * shape_.num_kv_heads + task.kv_head;
       tile.queries[i] =
           reinterpret_cast<const float*>(args_.query.row(row.row)) + head * shape_.head_dim;
-      tile.output[i] = args_.output.row(row.row) + head * shape_.head_dim * size;
+      tile.output[i] = args_.output.row(row.row) + head * shape_.value_dim() * size;
       tile.begin[i] = FirstVisible(row.token);
       tile.end[i] = step_.position[row.token] + 1;
+      if (args_.sinks != nullptr) tile.sink[i] = args_.sinks[head];
     }
     return tile;
   }
@@ -145,7 +149,10 @@ class CpuBackend::AttentionCall {
 
   // Computes one block for a tile and stores the result in `part`. Row 0 of `part` is the first row
   // of the tile that sees the block.
+  // `scratch` are ScratchFloats() floats, `part` may be within them.
   void RunBlock(const Tile& tile, int block, float* scratch, float* part) const {
+    char* const latent_values =
+        reinterpret_cast<char*>(scratch + kAttentionScratch + 2 * PartFloats());
     const Range seeing = Seeing(tile, block);
     if (seeing.begin >= seeing.end) return;
     table_.attention_tile(
@@ -156,13 +163,16 @@ class CpuBackend::AttentionCall {
          .type = cache_.type(),
          .keys = cache_.keys(args_.layer) + tile.kv_head * geometry_.key_head,
          .values = cache_.values(args_.layer) + tile.kv_head * geometry_.value_head,
+         .latent_values = shape_.latent_dim > 0 ? latent_values : nullptr,
          .block_table = tile.block_table,
          .key_block_bytes = geometry_.key_block,
-         .value_block_bytes = geometry_.value_block,
+         .value_block_bytes = shape_.latent_dim > 0 ? LatentBlockBytes() : geometry_.value_block,
          .head_dim = shape_.head_dim,
+         .value_dim = shape_.value_dim(),
          .padded_dim = padded_,
          .block = block,
          .scale = args_.scale,
+         .soft_cap = args_.soft_cap,
          .scratch = scratch,
          .largest = Largest(part),
          .total = Total(part),
@@ -196,12 +206,16 @@ class CpuBackend::AttentionCall {
   void WriteOutput(const Tile& tile, float* state) const {
     for (int r = 0; r < tile.count; ++r) {
       float* sums = state + int64_t{r} * padded_;
-      const float inverse = 1.0f / Total(state)[r];
-      for (int d = 0; d < shape_.head_dim; ++d) sums[d] *= inverse;
+      const float inverse =
+          args_.sinks == nullptr
+              ? 1.0f / Total(state)[r]
+              : table_.inverse_with_sink(Largest(state)[r], Total(state)[r], tile.sink[r]);
+      const int dim = shape_.value_dim();
+      for (int d = 0; d < dim; ++d) sums[d] *= inverse;
       if (args_.output.dtype == DType::kBF16) {
-        table_.convert_row(sums, reinterpret_cast<Bf16*>(tile.output[r]), shape_.head_dim);
+        table_.convert_row(sums, reinterpret_cast<Bf16*>(tile.output[r]), dim);
       } else {
-        std::copy_n(sums, shape_.head_dim, reinterpret_cast<float*>(tile.output[r]));
+        std::copy_n(sums, dim, reinterpret_cast<float*>(tile.output[r]));
       }
     }
   }
@@ -229,6 +243,15 @@ class CpuBackend::AttentionCall {
     const int before = rows_[i - 1].token, token = rows_[i].token;
     return step_.sequence[before] == step_.sequence[token] &&
            step_.position[before] <= step_.position[token];
+  }
+  // Returns the bytes of the values of one cache block, and of one block of positions, that
+  // attention over latent vectors copies from the keys.
+  int64_t LatentBlockBytes() const {
+    const int64_t scales = cache_.type() == KvCacheType::kInt8 ? kKvScaleBytes : 0;
+    return scales + int64_t{padded_} * kKvBlockTokens * ElementBytes(cache_.type());
+  }
+  int64_t LatentBytes() const {
+    return shape_.latent_dim > 0 ? LatentBlockBytes() * (kAttentionBlock / kKvBlockTokens) : 0;
   }
   float* Largest(float* part) const { return part + int64_t{kMaxAttentionRows} * padded_; }
   const float* Largest(const float* part) const {

@@ -61,8 +61,10 @@ class CpuBackend : public Backend {
   void AddScaled(const RowsView& x, const RowsView& branch, const float* bias,
                  float scale) override;
   void ScaleBySigmoid(const RowsView& x, const RowsView& gate) override;
+  void MultiplyBySigmoid(const RowsView& x, const RowsView& gate) override;
   void GatherOutputRows(const RowsView& input, const RowsView& output) override;
   void Scale(const RowsView& x, float factor) override;
+  void SoftCapRows(const RowsView& x, float cap) override;
   void CopyToHost(const RowsView& input, std::span<float> output) override;
   void CopyFromHost(std::span<const float> input, const RowsView& output) override;
   RoutingPlan HostPlan(int slot) override { return plans_[slot].plan; }
@@ -141,6 +143,8 @@ class CpuBackend : public Backend {
     const char* records = nullptr;  // null unless weights are integers: QuantizeRowArgs::records of
                                     // each row
     int64_t record_stride = 0;
+    int64_t record_rows = 0;   // with LinearArgs::segments, the records of segment e begin at row
+                               // e * record_rows
     int64_t first_input = 0;   // assignment whose input is row 0 of the input, unless gathered
     int64_t first_output = 0;  // assignment whose output is row 0 of the output
   };
@@ -163,6 +167,7 @@ class CpuBackend : public Backend {
   // The product of a few rows with one block, which is what a register tile computes.
   struct LinearTile {
     int block;
+    int segment;              // LinearArgs::segments: the segment of the input; else 0
     int rows;                 // 1..row_tile
     int source[kMaxRowTile];  // rows of the input
     char* out[kMaxRowTile];   // each row's first output column for the block

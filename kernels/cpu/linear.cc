@@ -23,8 +23,10 @@ constexpr int kTilesOfStream = 3;
 void CpuBackend::Linear(const LinearArgs& args) {
   const auto& bank = static_cast<const CpuLinearBank&>(*args.bank);
   const bool routed = args.plan != nullptr;
-  MOESERVE_CHECK(!routed || args.plan->num_experts == bank.num_experts(),
+  MOESERVE_CHECK(routed ? args.plan->num_experts == bank.num_experts()
+                        : args.segments || bank.num_experts() == 1,
                  "experts of plan and bank");
+  const int segments = args.segments ? bank.num_experts() : 1;
   MOESERVE_CHECK(bank.shape().weight_dtype == DType::kBF16 || args.input.dtype == DType::kF32,
                  "bf16 activations take bf16 weights");
   linear_tasks_.clear();
@@ -36,7 +38,7 @@ void CpuBackend::Linear(const LinearArgs& args) {
     if (begin == end) continue;
     if (routed) ++expert_visits_;
     const CpuLinearBank::Matrix& m = bank.matrix(e);
-    MOESERVE_CHECK(args.input.cols >= m.inputs, "input width of a linear layer");
+    MOESERVE_CHECK(args.input.cols / segments >= m.inputs, "input width of a linear layer");
     multiply_adds += int64_t{end - begin} * m.panels * kPanel * m.inputs;
     const int blocks =
         static_cast<int>(std::clamp<int64_t>(kTaskBytes / m.block_bytes, 1, m.blocks));
@@ -93,11 +95,20 @@ void CpuBackend::QuantizeInput(const LinearArgs& args, LinearWork* work) {
     widest = std::max<int64_t>(widest, bank.matrix(e).inputs);
   }
   const int64_t stride = QuantRecordBytes(bank, widest);
-  quant_records_.resize(std::max(quant_records_.size(), static_cast<size_t>(rows * stride)));
+  const int64_t segments = args.segments ? bank.num_experts() : 1;
+  quant_records_.resize(
+      std::max(quant_records_.size(), static_cast<size_t>(rows * segments * stride)));
   work->records = quant_records_.data();
   work->record_stride = stride;
-  ForRows(rows, widest, [&](int64_t begin, int64_t end, int) {
+  work->record_rows = rows;
+  ForRows(rows, widest * segments, [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r) {
+      for (int64_t e = 0; args.segments && e < segments; ++e) {
+        const int64_t width = args.input.cols / segments;
+        QuantizeRowOf(bank, args.input.Columns(e * width, width), r, bank.matrix(e).inputs,
+                      quant_records_.data() + (e * rows + r) * stride);
+      }
+      if (args.segments) continue;
       const int expert = plan == nullptr || args.gather ? 0 : plan->expert_of_assignment[r];
       QuantizeRowOf(bank, args.input, r, bank.matrix(expert).inputs,
                     quant_records_.data() + r * stride);
@@ -161,6 +172,9 @@ void CpuBackend::RunLinearBlock(const LinearWork& work, const LinearTask& task, 
 
   LinearTile tile;
   tile.block = block;
+  tile.segment = args.segments ? task.expert : 0;
+  const int64_t output_begin =
+      args.segments ? task.expert * (args.output.cols / bank.num_experts()) : 0;
   // While tiles compute with this block from the cache, the next block is prefetched at an even
   // rate, because requests beyond the memory bandwidth stall the products. With few tiles the time
   // is too short to prefetch a whole block, so the first tile prefetches nothing and reads from
@@ -176,7 +190,8 @@ void CpuBackend::RunLinearBlock(const LinearWork& work, const LinearTask& task, 
     for (int i = 0; i < tile.rows; ++i) {
       tile.source[i] =
           args.gather ? args.plan->row_of_assignment[begin + i] : begin + i - work.first_input;
-      tile.out[i] = args.output.row(begin + i - work.first_output) + first_column * out_size;
+      tile.out[i] =
+          args.output.row(begin + i - work.first_output) + (output_begin + first_column) * out_size;
     }
     const int fetch = t - (tiles - fetching);
     tile.ahead = fetch < 0      ? nullptr
@@ -203,7 +218,7 @@ void CpuBackend::MultiplyTile(const LinearWork& work, const CpuLinearBank::Matri
   if (bank.shape().quantization != Quantization::kNone) {
     const char* x[kMaxRowTile];
     for (int i = 0; i < tile.rows; ++i) {
-      x[i] = work.records + tile.source[i] * work.record_stride;
+      x[i] = work.records + (tile.segment * work.record_rows + tile.source[i]) * work.record_stride;
     }
     table_->linear_quantized({.weights = bank.block(m, tile.block),
                               .quantization = bank.shape().quantization,
@@ -221,8 +236,11 @@ void CpuBackend::MultiplyTile(const LinearWork& work, const CpuLinearBank::Matri
   float* widened =
       widen ? scratch_[worker].Floats(static_cast<size_t>(int64_t{tile.rows} * m.inputs)) : nullptr;
   const void* x[kMaxRowTile];
+  const int64_t segment_bytes = args.segments ? args.input.cols / bank.num_experts() *
+                                                    static_cast<int64_t>(SizeOf(args.input.dtype))
+                                              : 0;
   for (int i = 0; i < tile.rows; ++i) {
-    x[i] = args.input.row(tile.source[i]);
+    x[i] = args.input.row(tile.source[i]) + tile.segment * segment_bytes;
     if (!widen) continue;
     table_->widen_bf16(static_cast<const Bf16*>(x[i]), widened, m.inputs);
     x[i] = widened;

@@ -47,7 +47,7 @@ void CpuBackend::Rope(const RopeArgs& args) {
       const int64_t token = args.plan == nullptr ? r : args.plan->row_of_assignment[r];
       const float* __restrict cosine = angles + token * 2 * pairs;
       const float* __restrict sine = cosine + pairs;
-      float* row = reinterpret_cast<float*>(args.rows.row(r));
+      float* row = reinterpret_cast<float*>(args.rows.row(r)) + s.first;
       for (int64_t h = 0; h < heads; ++h, row += s.head_dim) {
         // There are two loops because the compiler vectorises constant strides only.
         if (s.interleaved) {

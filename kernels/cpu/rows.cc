@@ -205,10 +205,24 @@ void CpuBackend::ScaleBySigmoid(const RowsView& x, const RowsView& gate) {
   }
 }
 
+void CpuBackend::MultiplyBySigmoid(const RowsView& x, const RowsView& gate) {
+  ForRows(x.rows, x.cols * 4, [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r) {
+      table_->multiply_by_sigmoid(x.row(r), x.dtype == DType::kBF16, FloatRow(gate, r), x.cols);
+    }
+  });
+}
+
 void CpuBackend::GatherOutputRows(const RowsView& input, const RowsView& output) {
   for (int64_t i = 0; i < output.rows; ++i) {
     std::copy_n(FloatRow(input, step_.output_rows[i]), input.cols, FloatRow(output, i));
   }
+}
+
+void CpuBackend::SoftCapRows(const RowsView& x, float cap) {
+  ForRows(x.rows, x.cols, [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r) table_->soft_cap(cap, FloatRow(x, r), x.cols);
+  });
 }
 
 void CpuBackend::Scale(const RowsView& x, float factor) {

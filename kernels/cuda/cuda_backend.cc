@@ -4,7 +4,9 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/message.h"
 #include "kernels/base/routing.h"
+#include "kernels/cuda/attention/attention_kernels.h"
 #include "kernels/cuda/attention/kv_cache.h"
 #include "kernels/cuda/attention/norm_rope_append.h"
 #include "kernels/cuda/attention/rope.h"
@@ -251,6 +253,17 @@ Result<std::unique_ptr<KvCacheStorage>> CudaBackend::NewKvCache(std::vector<KvLa
   constexpr int kHeadDimEverywhere = 128;
   constexpr size_t kSharedForWideHeads = 163 << 10;
   for (const KvLayerShape& layer : layers) {
+    if (layer.latent_dim > 0) {
+      const int64_t shared =
+          LatentSharedBytes({.head_dim = layer.head_dim, .latent_dim = layer.latent_dim});
+      if (shared > static_cast<int64_t>(SharedMemoryLimit())) {
+        return absl::UnavailableError(Concat(description_, ": attention over latent vectors of ",
+                                             layer.latent_dim, ": expected ", shared >> 10,
+                                             " KiB of shared memory in a thread block, found ",
+                                             SharedMemoryLimit() >> 10, " KiB"));
+      }
+      continue;
+    }
     if (layer.head_dim > kMaxHeadDim) {
       return absl::InvalidArgumentError("heads of " + std::to_string(layer.head_dim) +
                                         " dimensions; the CUDA backend takes at most " +
@@ -349,6 +362,7 @@ void CudaBackend::Rope(const RopeArgs& args) {
   if (args.settings.dimensions == 0) return;
   const RoutingPlan* plan = args.plan;
   LaunchRope({.head_dim = args.settings.head_dim,
+              .first = args.settings.first,
               .dimensions = args.settings.dimensions,
               .interleaved = args.settings.interleaved,
               .angles = RopeAngles(args.settings),
@@ -373,6 +387,7 @@ void CudaBackend::AppendKv(const AppendKvArgs& args) {
 }
 
 void CudaBackend::NormRopeAppend(const NormRopeAppendArgs& args) {
+  if (args.norm_last) return Backend::NormRopeAppend(args);  // the fused kernel normalises first
   const QkvColumns columns = args.columns();
   LaunchNormRopeAppend({.cache = static_cast<StreamKvCache&>(*args.cache).layer(args.layer),
                         .step = View(),
@@ -426,6 +441,8 @@ void CudaBackend::Attention(const AttentionArgs& args) {
   launch.heads = args.heads;
   launch.tile_order = args.order == HeadOrder::kTile;
   launch.scale = args.scale;
+  launch.soft_cap = args.soft_cap;
+  launch.sinks = args.sinks;
   launch.window = args.window;
   launch.tiled_from = tiled_from_;
   if (args.plan != nullptr) {
@@ -433,7 +450,7 @@ void CudaBackend::Attention(const AttentionArgs& args) {
                    args.plan->row_of_assignment,
                    args.plan->rows == 0 ? 1 : args.plan->capacity / args.plan->rows};
   }
-  if (tiled_from_ > 0) {
+  if (tiled_from_ > 0 && cache.latent_dim == 0) {
     const int heads = args.heads * launch.rows.max_per_token;
     launch.work = WorkFor(args.window, SplitTokens(args.heads / cache.num_kv_heads),
                           PartialFloats(heads, cache.head_dim));
@@ -589,5 +606,13 @@ void CudaBackend::Sample(const RowsView& logits) {
                stream_.get());
 }
 void CudaBackend::Scale(const RowsView& x, float factor) { LaunchScale(x, factor, stream_.get()); }
+
+void CudaBackend::MultiplyBySigmoid(const RowsView& x, const RowsView& gate) {
+  LaunchMultiplyBySigmoid(x, gate, stream_.get());
+}
+
+void CudaBackend::SoftCapRows(const RowsView& x, float cap) {
+  LaunchSoftCap(x, cap, stream_.get());
+}
 
 }  // namespace moeserve::cuda

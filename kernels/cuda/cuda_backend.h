@@ -68,8 +68,10 @@ class CudaBackend : public Backend {
                  float scale) override;
   void AddNorm(const AddNormArgs& args) override;
   void ScaleBySigmoid(const RowsView& x, const RowsView& gate) override;
+  void MultiplyBySigmoid(const RowsView& x, const RowsView& gate) override;
   void GatherOutputRows(const RowsView& input, const RowsView& output) override;
   void Scale(const RowsView& x, float factor) override;
+  void SoftCapRows(const RowsView& x, float cap) override;
   bool samples_on_device() const override { return true; }
   void Sample(const RowsView& logits) override;
   void ReadSamples(std::span<SampleResult> results) override;

@@ -111,12 +111,9 @@ absl::Status Run(const Options& options) {
               std::string(backend->description()).c_str(),
               static_cast<double>(model->weight_bytes()) / 1e9, seconds.count());
   std::fflush(stdout);
-  std::vector<KvLayerShape> shapes;
-  for (const LayerSpec& l : loaded.spec.layers) {
-    shapes.push_back({l.attention.num_kv_heads, l.attention.head_dim});
-  }
-  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<KvCacheStorage> cache,
-                            backend->NewKvCache(shapes, cache_type, sequences * BlocksFor(length)));
+  MOESERVE_ASSIGN_OR_RETURN(
+      std::unique_ptr<KvCacheStorage> cache,
+      backend->NewKvCache(CacheShapes(loaded.spec), cache_type, sequences * BlocksFor(length)));
   BenchReport report;
   report.model = loaded.name;
   report.device = backend->description();

@@ -60,8 +60,9 @@ int64_t HeadProducts(const ModelSpec& spec) { return int64_t{spec.vocab_size} * 
 int64_t CacheBytesPerToken(const ModelSpec& spec, KvCacheType cache) {
   const int64_t scale = cache == KvCacheType::kInt8 ? sizeof(float) : 0;
   int64_t bytes = 0;
-  for (const LayerSpec& l : spec.layers) {
-    bytes += 2 * l.attention.num_kv_heads * (l.attention.head_dim * ElementBytes(cache) + scale);
+  for (const KvLayerShape& shape : CacheShapes(spec)) {
+    const int vectors = shape.latent_dim > 0 ? 1 : 2;  // keys alone, or keys and values
+    bytes += vectors * shape.num_kv_heads * (shape.head_dim * ElementBytes(cache) + scale);
   }
   return bytes;
 }
@@ -74,7 +75,9 @@ double Operations(const ModelSpec& spec, const RoutedWork& work, int64_t tokens,
     const int64_t heads = a.routed() ? work.attention_heads(i) : tokens * a.num_heads;
     const double seen = a.window && *a.window < visible ? *a.window : visible;
     // query-key scores and weighted values
-    products += 2.0 * seen * static_cast<double>(heads * a.head_dim);
+    const int64_t width =
+        a.latent.has_value() ? 2 * a.latent->rank + a.latent->rope_dim : 2 * int64_t{a.head_dim};
+    products += seen * static_cast<double>(heads * width);
   }
   return 2.0 * products;
 }

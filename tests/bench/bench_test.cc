@@ -285,10 +285,7 @@ TEST_P(MeasuredCases, ReportRatesBoundsAndShares) {
   report.kv_cache = KvCacheType::kBF16;
   report.settings = {
       .batches = {1, 4}, .prompt = 10, .chunk = 4, .tokens = 3, .context = 5, .rounds = 4};
-  std::vector<KvLayerShape> shapes;
-  for (const LayerSpec& l : spec.layers) {
-    shapes.push_back({l.attention.num_kv_heads, l.attention.head_dim});
-  }
+  const std::vector<KvLayerShape> shapes = CacheShapes(spec);
   Result<std::unique_ptr<KvCacheStorage>> cache =
       (*backend)->NewKvCache(shapes, KvCacheType::kBF16, 4 * BlocksFor(10));
   ASSERT_TRUE(cache.ok());

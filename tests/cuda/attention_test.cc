@@ -66,12 +66,20 @@ struct Setting {
   DType output = DType::kF32;
   int window = 0;
   std::vector<int> lengths = {1};
+  float soft_cap = 0.0f;
+  bool sinks = false;
+
+  // Returns the sink of a head, if there are sinks: below, among and above usual scores.
+  std::optional<double> Sink(int head) const {
+    return sinks ? std::optional<double>(2.5 * (head % 4) - 3.0) : std::nullopt;
+  }
 
   std::string Describe() const {
     return "head_dim " + std::to_string(head_dim) + ", heads " + std::to_string(heads) + "/" +
            std::to_string(kv_heads) + (tile_order ? " tile" : " interleave") + ", cache " +
            std::string(Name(cache)) + ", output " + std::string(Name(output)) + ", window " +
-           std::to_string(window);
+           std::to_string(window) + ", soft cap " + std::to_string(soft_cap) +
+           (sinks ? ", sinks" : "");
   }
 };
 
@@ -192,6 +200,11 @@ class Scene {
     a.heads = s_.heads;
     a.tile_order = s_.tile_order;
     a.scale = scale();
+    a.soft_cap = s_.soft_cap;
+    std::vector<float> sinks;
+    for (int h = 0; h < s_.heads; ++h) sinks.push_back(static_cast<float>(s_.Sink(h).value_or(0)));
+    OnDevice<float> d_sinks(sinks);
+    if (s_.sinks) a.sinks = d_sinks.data();
     a.window = s_.window;
     a.tiled_from = options.tiled_from;
     a.work = LayOutAttentionWork(work_memory.data(), count, options.slots);
@@ -243,9 +256,9 @@ class Scene {
       const auto from = q.values.begin() + h * s_.head_dim;
       ASSERT_TRUE(testing::RowNear(
           {actual.begin() + h * s_.head_dim, actual.begin() + (h + 1) * s_.head_dim},
-          testing::OracleAttention({from, from + s_.head_dim},
-                                   {k.begin() + first, k.begin() + q.position + 1},
-                                   {v.begin() + first, v.begin() + q.position + 1}, scale()),
+          testing::OracleAttention(
+              {from, from + s_.head_dim}, {k.begin() + first, k.begin() + q.position + 1},
+              {v.begin() + first, v.begin() + q.position + 1}, scale(), s_.soft_cap, s_.Sink(h)),
           tolerance))
           << s_.Describe() << ", position " << q.position << ", head " << h;
     }
@@ -364,6 +377,8 @@ TEST(CudaAttentionTest, SingleTokensMatchDoubleArithmetic) {
                         .window = window,
                         .lengths = {1, 15, 16, 17, 255, 256, 257, 513}};
         if (head_dim > 64) setting.heads = 4;
+        setting.soft_cap = head_dim == 16 || head_dim == 128 ? 2.0f : 0.0f;
+        setting.sinks = head_dim >= 80 || window == 16;
         if (head_dim == 4 || head_dim == 80) setting.lengths = {513, 2, 64, 65};
         Scene scene(setting, seed++);
         std::vector<std::vector<Query>> tokens;
@@ -401,7 +416,9 @@ TEST(CudaAttentionTest, ChunksMatchDoubleArithmeticAndSingleTokens) {
                         .cache = type.cache,
                         .output = type.output,
                         .window = window,
-                        .lengths = {40, 18, 300, 517}};
+                        .lengths = {40, 18, 300, 517},
+                        .soft_cap = window == 300 ? 1.0f : 0.0f,
+                        .sinks = head_dim != 80};
         Scene scene(setting, seed++);
         std::vector<std::vector<Query>> tokens;
         tokens.push_back({scene.RandomQuery(0, 30)});

@@ -29,7 +29,7 @@ std::vector<std::vector<int>> SomeRoutes(int rows, int experts, Random& random) 
 
 void CheckAgainstPair(const BankCase& up, const BankCase& down,
                       const std::vector<std::vector<int>>& routes, int spare, DType output_type,
-                      ActivationKind kind, const std::vector<float>& values) {
+                      const Activation& kind, const std::vector<float>& values) {
   const int width = up.bank->shape().in_features_of(0);
   const auto rows = static_cast<int64_t>(routes.size());
   const DevicePlan plan(up.bank->num_experts(), routes, spare);
@@ -87,7 +87,8 @@ TEST(FusedExpertTest, HasTheBitsOfThePair) {
         // Covers every tile size, but not for every width.
         if (rows == 130 && turn % 3 != 0) continue;
         CheckAgainstPair(up, down, SomeRoutes(rows, static_cast<int>(widths.size()), random),
-                         rows % 5, turn % 2 == 0 ? DType::kF32 : DType::kBF16, kKinds[turn % 5],
+                         rows % 5, turn % 2 == 0 ? DType::kF32 : DType::kBF16,
+                         gated && turn % 4 == 1 ? GeneralActivation() : kKinds[turn % 5],
                          random.Normals(int64_t{rows} * width));
         if (HasFatalFailure()) return;
       }

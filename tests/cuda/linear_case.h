@@ -118,6 +118,15 @@ struct DevicePlan {
   int assignments() const { return static_cast<int>(row.size()); }
 };
 
+// Returns a gated activation with a limit, a slope and an offset, as in gpt-oss.
+inline Activation GeneralActivation() {
+  Activation a = ActivationKind::kSilu;
+  a.limit = 0.75f;
+  a.slope = 1.702f;
+  a.up_offset = 1.0f;
+  return a;
+}
+
 // A bank and the values of its matrices.
 struct BankCase {
   std::unique_ptr<cuda::CudaLinearBank> bank;
@@ -138,14 +147,14 @@ struct BankCase {
   }
 
   // Returns the expected outputs before rounding.
-  std::vector<double> Expected(int e, const std::vector<double>& x, ActivationKind kind) const {
+  std::vector<double> Expected(int e, const std::vector<double>& x, const Activation& kind) const {
     std::vector<double> y = OracleLinear(x, main[e], main_bias[e]);
     if (!bank->shape().gated) {
-      for (double& v : y) v = OracleActivation(kind, v);
+      for (double& v : y) v = OracleActivation(kind.kind, v);
       return y;
     }
     const std::vector<double> g = OracleLinear(x, gate[e], gate_bias[e]);
-    for (size_t i = 0; i < y.size(); ++i) y[i] *= OracleActivation(kind, g[i]);
+    for (size_t i = 0; i < y.size(); ++i) y[i] = OracleGated(kind, g[i], y[i]);
     return y;
   }
 

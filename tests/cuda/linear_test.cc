@@ -125,12 +125,13 @@ TEST(CudaLinearTest, TilesAndAlignmentsGiveTheSameBits) {
 // sums.
 TEST(CudaLinearTest, EpiloguesGiveTheSameBits) {
   Random random(12);
-  constexpr std::pair<bool, ActivationKind> kEpilogues[] = {
+  const std::pair<bool, Activation> epilogues[] = {
       {false, ActivationKind::kNone}, {false, ActivationKind::kRelu},
       {false, ActivationKind::kSilu}, {true, ActivationKind::kSilu},
-      {true, ActivationKind::kGelu},  {true, ActivationKind::kRelu}};
+      {true, ActivationKind::kGelu},  {true, ActivationKind::kRelu},
+      {true, GeneralActivation()}};
   constexpr int kIn = 72;
-  for (const auto& [gated, activation] : kEpilogues) {
+  for (const auto& [gated, activation] : epilogues) {
     for (const auto& [rows, out] :
          std::vector<std::pair<int, int>>{{150, 330}, {70, 37}, {3, 64}}) {
       for (const bool pad : {false, true}) {
@@ -155,7 +156,7 @@ TEST(CudaLinearTest, EpiloguesGiveTheSameBits) {
           for (int r = 0; r < rows; ++r) {
             ASSERT_TRUE(SameBits(result, bits, r, r, columns))
                 << "tile " << static_cast<int>(tile) << ", row " << r << " of " << rows
-                << ", gated " << gated << ", activation " << static_cast<int>(activation);
+                << ", gated " << gated << ", activation " << static_cast<int>(activation.kind);
           }
           ASSERT_TRUE(y.OthersUntouched(rows, std::vector<int64_t>(rows, columns)));
         }
@@ -181,7 +182,7 @@ std::vector<std::vector<std::vector<int>>> AdversarialRoutings(int rows, int exp
 
 // Computes `rows` rows of width `model` with the experts' two matrices, and checks both products.
 void CheckExperts(const Types& t, const BankCase& up, const BankCase& down, int model, int rows,
-                  const std::vector<std::vector<int>>& routing, int spare, ActivationKind kind,
+                  const std::vector<std::vector<int>>& routing, int spare, const Activation& kind,
                   LinearTile tile, Random& random) {
   const int experts = up.bank->num_experts();
   const DevicePlan plan(experts, routing, spare);
@@ -231,9 +232,9 @@ TEST(CudaLinearTest, UnequalExpertsMatchDoubleArithmetic) {
   Random random(3);
   const std::vector<int> widths = {1, 3, 8, 24, 33, 64, 200};
   const int experts = static_cast<int>(widths.size());
-  constexpr ActivationKind kKinds[] = {ActivationKind::kSilu, ActivationKind::kGelu,
-                                       ActivationKind::kGeluTanh, ActivationKind::kRelu,
-                                       ActivationKind::kNone};
+  const Activation kinds[] = {ActivationKind::kSilu,     ActivationKind::kGelu,
+                              ActivationKind::kGeluTanh, ActivationKind::kRelu,
+                              ActivationKind::kNone,     GeneralActivation()};
   constexpr int kRows[] = {1, 2, 7, 8, 9, 63, 64, 65};
   int turn = 0;
   for (const Types& t : kTypes) {
@@ -245,7 +246,7 @@ TEST(CudaLinearTest, UnequalExpertsMatchDoubleArithmetic) {
       for (int i = 0; i < 3; ++i, ++turn) {
         const int rows = kRows[turn % 8];
         const auto routings = AdversarialRoutings(rows, experts, random);
-        CheckExperts(t, up, down, model, rows, routings[turn % 5], turn % 4 * 13, kKinds[turn % 5],
+        CheckExperts(t, up, down, model, rows, routings[turn % 5], turn % 4 * 13, kinds[turn % 6],
                      turn % 2 == 0 ? LinearTile::kAuto : kTiles[turn % 7], random);
         if (HasFatalFailure()) return;
       }

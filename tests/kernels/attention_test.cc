@@ -168,7 +168,9 @@ TEST_P(AttentionTest, RopeTurnsPairs) {
                                  {12, 8, 10000.0, false},
                                  {12, 8, 10000.0, false, scaling(4.0, 1.0)},
                                  {12, 8, 10000.0, true, scaling(4.0, 1.5)},
-                                 {12, 8, 10000.0, false, scaling(4.0, 1.0)}};
+                                 {12, 8, 10000.0, false, scaling(4.0, 1.0)},
+                                 {12, 8, 10000.0, false, nullptr, 4},
+                                 {12, 6, 10000.0, true, nullptr, 5}};
   const int heads = 3;
   for (const std::vector<int32_t>& position : steps) {
     Begin({.position = position});
@@ -187,8 +189,8 @@ TEST_P(AttentionTest, RopeTurnsPairs) {
             const double factor = s.scaling == nullptr ? 1.0 : s.scaling->factor;
             const double angle = position[t] * std::pow(s.theta, -2.0 * i / s.dimensions) / factor;
             const double magnitude = s.magnitude();
-            const int a = s.interleaved ? 2 * i : i;
-            const int b = s.interleaved ? 2 * i + 1 : i + s.dimensions / 2;
+            const int a = s.first + (s.interleaved ? 2 * i : i);
+            const int b = s.first + (s.interleaved ? 2 * i + 1 : i + s.dimensions / 2);
             const double cosine = std::cos(angle) * magnitude, sine = std::sin(angle) * magnitude;
             expected[a] = before[at + a] * cosine - before[at + b] * sine;
             expected[b] = before[at + b] * cosine + before[at + a] * sine;

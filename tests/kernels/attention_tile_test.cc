@@ -28,6 +28,15 @@ struct Shape {
   HeadOrder order = HeadOrder::kInterleave;
   int window = 0;
   KvCacheType type = KvCacheType::kF32;
+  float soft_cap = 0.0f;
+  bool sinks = false;
+  int latent_dim = 0;  // KvLayerShape::latent_dim
+
+  int value_dim() const { return latent_dim > 0 ? latent_dim : head_dim; }
+  // Returns the sink of a head, if there are sinks: below, among and above usual scores.
+  std::optional<double> Sink(int head) const {
+    return sinks ? std::optional<double>(2.5 * (head % 4) - 3.0) : std::nullopt;
+  }
 };
 
 // The sequence and position of one row of queries.
@@ -66,9 +75,10 @@ class Attended {
     const int width = shape.kv_heads * shape.head_dim;
     int64_t blocks = 0;
     for (const auto& k : keys) blocks += Blocks(static_cast<int>(k.size()) / width);
-    cache_ = std::move(backend_->NewKvCache({{2, 8}, {shape.kv_heads, shape.head_dim}}, shape.type,
-                                            blocks + 1))
-                 .value();
+    cache_ =
+        std::move(backend_->NewKvCache({{2, 8}, {shape.kv_heads, shape.head_dim, shape.latent_dim}},
+                                       shape.type, blocks + 1))
+            .value();
     tables_.resize(keys.size());
     // block ids descend, so that consecutive blocks are not adjacent
     int32_t next = static_cast<int32_t>(blocks);
@@ -102,18 +112,27 @@ class Attended {
   std::vector<float> Run(const std::vector<Query>& tokens, const std::vector<float>& queries,
                          DType dtype = DType::kF32, const RoutingPlan* plan = nullptr) {
     Begin(tokens);
-    const int width = shape_.heads * shape_.head_dim;
-    const DeviceRows q = MakeRows(*backend_, queries, width);
+    const DeviceRows q = MakeRows(*backend_, queries, shape_.heads * shape_.head_dim);
+    const int width = shape_.heads * shape_.value_dim();
     const DeviceRows out = MakeRows(*backend_, q.view.rows, width, width + 3, dtype, nullptr);
-    backend_->Attention({.cache = cache_.get(),
-                         .layer = 1,
-                         .plan = plan,
-                         .heads = shape_.heads,
-                         .order = shape_.order,
-                         .scale = Scale(),
-                         .window = shape_.window,
-                         .query = q.view,
-                         .output = out.view});
+    std::vector<float> sink_values;
+    for (int h = 0; shape_.sinks && h < shape_.heads; ++h) {
+      sink_values.push_back(static_cast<float>(*shape_.Sink(h)));
+    }
+    std::unique_ptr<DeviceBuffer> sinks;
+    if (shape_.sinks) sinks = std::move(backend_->Upload(sink_values)).value();
+    backend_->Attention(
+        {.cache = cache_.get(),
+         .layer = 1,
+         .plan = plan,
+         .heads = shape_.heads,
+         .order = shape_.order,
+         .scale = Scale(),
+         .soft_cap = shape_.soft_cap,
+         .sinks = sinks == nullptr ? nullptr : static_cast<const float*>(sinks->data()),
+         .window = shape_.window,
+         .query = q.view,
+         .output = out.view});
     return HostRows(*backend_, out.view);
   }
 
@@ -204,6 +223,11 @@ TEST_P(AttentionTileTest, MatchesDoubleArithmetic) {
     shapes.push_back({14, 2, 16, HeadOrder::kInterleave, 300, type});
     shapes.push_back({3, 3, 136, HeadOrder::kInterleave, 5, type});
     shapes.push_back({9, 1, 32, HeadOrder::kTile, 257, type});
+    shapes.push_back({4, 2, 24, HeadOrder::kInterleave, 0, type, 1.5f});
+    shapes.push_back({6, 2, 16, HeadOrder::kTile, 0, type, 0.0f, true});
+    shapes.push_back({8, 1, 16, HeadOrder::kInterleave, 40, type, 50.0f, true});
+    shapes.push_back({9, 1, 40, HeadOrder::kInterleave, 0, type, 0.0f, false, 27});
+    shapes.push_back({5, 1, 48, HeadOrder::kInterleave, 300, type, 3.0f, false, 32});
   }
   const std::vector<Query> rows = RaggedStep();
   for (const Shape& shape : shapes) {
@@ -223,12 +247,17 @@ TEST_P(AttentionTileTest, MatchesDoubleArithmetic) {
           const int64_t at = (int64_t{p} * shape.kv_heads + kv_head) * dim;
           keys.push_back(Cached(data.keys[rows[r].sequence].data() + at, dim, shape.type));
           values.push_back(Cached(data.values[rows[r].sequence].data() + at, dim, shape.type));
+          if (shape.latent_dim > 0) {
+            values.back().assign(keys.back().begin(), keys.back().begin() + shape.latent_dim);
+          }
         }
         const int64_t at = static_cast<int64_t>(r) * width + h * dim;
-        ASSERT_TRUE(RowNear({out.begin() + at, out.begin() + at + dim},
-                            OracleAttention({queries.begin() + at, queries.begin() + at + dim},
-                                            keys, values, attended.Scale()),
-                            4e-6))
+        const int64_t out_at = (static_cast<int64_t>(r) * shape.heads + h) * shape.value_dim();
+        ASSERT_TRUE(
+            RowNear({out.begin() + out_at, out.begin() + out_at + shape.value_dim()},
+                    OracleAttention({queries.begin() + at, queries.begin() + at + dim}, keys,
+                                    values, attended.Scale(), shape.soft_cap, shape.Sink(h)),
+                    4e-6))
             << Name(shape.type) << ", window " << shape.window << ", dim " << dim << ", row " << r
             << ", head " << h;
       }
@@ -241,7 +270,7 @@ TEST_P(AttentionTileTest, MatchesDoubleArithmetic) {
 // one.
 TEST_P(AttentionTileTest, ARowsBitsAreItsOwn) {
   Random random(2);
-  for (int trial = 0; trial < 9; ++trial) {
+  for (int trial = 0; trial < 12; ++trial) {
     Shape shape;
     shape.kv_heads = 1 + random.Below(3);
     shape.heads = shape.kv_heads * (1 + random.Below(5));
@@ -249,9 +278,14 @@ TEST_P(AttentionTileTest, ARowsBitsAreItsOwn) {
     shape.order = random.Below(2) == 0 ? HeadOrder::kTile : HeadOrder::kInterleave;
     shape.window = trial % 3 == 0 ? 0 : 1 + random.Below(400);
     shape.type = kTypes[trial % 3];
+    if (trial >= 6) {
+      shape.kv_heads = 1;
+      shape.latent_dim = shape.head_dim - 1 - random.Below(3);
+    }
     const Data data = RandomData(random, shape, kLengths);
     const std::vector<Query> rows = RaggedStep();
     const int64_t width = int64_t{shape.heads} * shape.head_dim;
+    const int64_t out_width = int64_t{shape.heads} * shape.value_dim();
     const std::vector<float> queries = random.Normals(static_cast<int64_t>(rows.size()) * width);
     Attended one(WithThreads(1), shape, data.keys, data.values, 1000);
     Attended many(WithThreads(5), shape, data.keys, data.values, 37);
@@ -265,7 +299,7 @@ TEST_P(AttentionTileTest, ARowsBitsAreItsOwn) {
       for (Attended* attended : {&one, &many}) {
         const std::vector<float> out = attended->Run(part, q);
         ASSERT_TRUE(
-            SameBits(out.data(), all.data() + begin * width, static_cast<int64_t>(out.size())))
+            SameBits(out.data(), all.data() + begin * out_width, static_cast<int64_t>(out.size())))
             << "trial " << trial << ", rows " << begin << " to " << end;
       }
     }

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -108,6 +109,24 @@ std::vector<std::vector<std::vector<int>>> AdversarialRoutings(int rows, int exp
   return {all_first, all_last, every, mixed};
 }
 
+std::vector<Activation> GatedActivations() {
+  std::vector<Activation> all = {ActivationKind::kSilu, ActivationKind::kGelu,
+                                 ActivationKind::kGeluTanh, ActivationKind::kRelu};
+  Activation general = ActivationKind::kSilu;
+  general.limit = 0.75f;
+  all.push_back(general);
+  general.slope = 1.702f;
+  general.up_offset = 1.0f;
+  all.push_back(general);
+  general.limit = 0.0f;
+  all.push_back(general);
+  Activation limited = ActivationKind::kGeluTanh;
+  limited.limit = 0.5f;
+  limited.up_offset = -0.25f;
+  all.push_back(limited);
+  return all;
+}
+
 // Gated experts of very unequal widths: up and down projections, and the weighted sum of their
 // outputs.
 TEST_P(LinearTest, UnequalGatedExpertsMatchDoubleArithmetic) {
@@ -116,8 +135,7 @@ TEST_P(LinearTest, UnequalGatedExpertsMatchDoubleArithmetic) {
   const int experts = static_cast<int>(widths.size());
   const int model = 24;
   for (const Types& t : kTypes) {
-    for (ActivationKind activation : {ActivationKind::kSilu, ActivationKind::kGelu,
-                                      ActivationKind::kGeluTanh, ActivationKind::kRelu}) {
+    for (const Activation& activation : GatedActivations()) {
       auto up =
           std::move(backend_->NewLinearBank({{model}, widths, true, true, t.weights})).value();
       auto down = std::move(backend_->NewLinearBank({widths, std::vector<int>(widths.size(), model),
@@ -174,7 +192,7 @@ TEST_P(LinearTest, UnequalGatedExpertsMatchDoubleArithmetic) {
               std::vector<double> h = OracleLinear(row, gate_w[e], gate_b[e]);
               const std::vector<double> u = OracleLinear(row, up_w[e], up_b[e]);
               for (size_t i = 0; i < h.size(); ++i) {
-                h[i] = OracleActivation(activation, h[i]) * u[i];
+                h[i] = OracleGated(activation, h[i], u[i]);
               }
               const std::vector<double> y = OracleLinear(h, down_w[e], down_b[e]);
               for (int i = 0; i < model; ++i) expected[i] += 0.25 * (e + 1) * y[i];
@@ -183,6 +201,53 @@ TEST_P(LinearTest, UnequalGatedExpertsMatchDoubleArithmetic) {
             ASSERT_TRUE(RowNear(RowOf(*backend_, sum.view, r, model), expected,
                                 t.rows == DType::kF32 ? 1e-5 : 2e-2))
                 << Name(t.rows) << " x " << Name(t.weights) << ", row " << r << " of " << rows;
+          }
+        }
+      }
+    }
+  }
+}
+
+// Each expert computes its own segment of the columns, as the heads of latent attention do.
+TEST_P(LinearTest, SegmentsMatchDoubleArithmetic) {
+  Random random(12);
+  for (const Types& t : kTypes) {
+    for (const auto& [experts, in, out] :
+         std::vector<std::array<int, 3>>{{1, 24, 40}, {3, 12, 20}, {5, 33, 7}, {4, 16, 16}}) {
+      // Segments are wider than the experts' inputs and outputs.
+      const int in_width = in + 8, out_width = out + 16;
+      auto bank = std::move(backend_->NewLinearBank(
+                                {{in}, std::vector<int>(experts, out), false, true, t.weights}))
+                      .value();
+      std::vector<Matrix> weights;
+      std::vector<std::vector<double>> biases;
+      for (int e = 0; e < experts; ++e) {
+        const HostTensor w = MakeTensor(random.Normals(out * in, 0.3), {out, in}, t.weights);
+        const HostTensor b = MakeTensor(random.Normals(out), {out});
+        bank->LoadWeight(e, LinearBank::Half::kMain, 0, w);
+        bank->LoadBias(e, LinearBank::Half::kMain, 0, b);
+        weights.push_back(AsMatrix(w));
+        biases.push_back(AsVector(b));
+      }
+      for (const int rows : {1, 9, 70}) {
+        const std::vector<float> values = random.Normals(int64_t{rows} * experts * in_width);
+        const DeviceRows x =
+            MakeRows(*backend_, rows, experts * in_width, experts * in_width + 2, t.rows, &values);
+        const std::vector<float> before(static_cast<size_t>(rows * experts * out_width), 7.0f);
+        const DeviceRows y = MakeRows(*backend_, rows, experts * out_width, experts * out_width + 3,
+                                      DType::kF32, &before);
+        backend_->Linear({.bank = bank.get(), .input = x.view, .output = y.view, .segments = true});
+        for (int r = 0; r < rows; ++r) {
+          const std::vector<double> from = RowOf(*backend_, x.view, r, experts * in_width);
+          const std::vector<double> to = RowOf(*backend_, y.view, r, experts * out_width);
+          for (int e = 0; e < experts; ++e) {
+            const auto begin = from.begin() + e * in_width;
+            const auto result = to.begin() + e * out_width;
+            ASSERT_TRUE(RowNear({result, result + out},
+                                OracleLinear({begin, begin + in}, weights[e], biases[e]),
+                                t.rows == DType::kF32 ? 1e-5 : 2e-2))
+                << Name(t.rows) << " x " << Name(t.weights) << ", expert " << e << ", row " << r;
+            for (int i = out; i < out_width; ++i) ASSERT_EQ(result[i], 7.0) << "untouched";
           }
         }
       }

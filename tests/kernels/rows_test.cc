@@ -348,6 +348,21 @@ TEST_P(RowsTest, ElementsOneByOne) {
     const DeviceRows z = Make(rows, width, DType::kF32, &a);
     backend_->Scale(z.view, -2.5f);
     expect(z, 1e-7, [&](int i, int, int) { return -2.5 * a[i]; });
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      const DeviceRows product = Make(rows, width, DType::kF32, &a);
+      const DeviceRows rounded = Make(rows, width, dtype, nullptr);
+      const DeviceRows gates = Make(rows, width, DType::kF32, &b);
+      backend_->Convert(product.view, rounded.view);
+      backend_->MultiplyBySigmoid(rounded.view, gates.view);
+      expect(rounded, dtype == DType::kF32 ? 1e-6 : 5e-3, [&](int i, int, int) {
+        return Rounded(a[i], dtype) / (1.0 + std::exp(-double{b[i]}));
+      });
+    }
+    for (const double cap : {0.5, 30.0}) {
+      const DeviceRows capped = Make(rows, width, DType::kF32, &a);
+      backend_->SoftCapRows(capped.view, static_cast<float>(cap));
+      expect(capped, 3e-7 * cap, [&](int i, int, int) { return cap * std::tanh(a[i] / cap); });
+    }
 
     const std::vector<int32_t> tokens(rows), wanted = {5, 0, 3};
     backend_->BeginStep(

@@ -95,10 +95,12 @@ TEST(NativeConfig, ReadsEveryKey) {
     "num_hidden_layers": 2, "max_position_embeddings": 16, "bos_token_id": null,
     "eos_token_id": [], "norm": {"kind": "layer", "eps": 1e-3, "placement": "post"},
     "position": {"kind": "rope", "theta": 500, "pairing": "interleaved", "fraction": 0.5},
-    "embedding_scale": 2, "residual_scale": 0.5, "logit_scale": 0.25, "tie_word_embeddings": true,
+    "embedding_scale": 2, "residual_scale": 0.5, "logit_scale": 0.25,
+    "logit_soft_cap": 30, "tie_word_embeddings": true,
     "attention": [
       {"kind": "dense", "num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "bias": true,
-       "out_bias": true, "scale": 0.125, "window": 5, "qk_norm": "full", "group_order": "tile"},
+       "out_bias": true, "scale": 0.125, "window": 5, "qk_norm": "full", "group_order": "tile",
+       "soft_cap": 50, "sinks": true},
       {"kind": "routed", "num_kv_heads": 2, "head_dim": 8, "bias": true, "out_bias": true,
        "scale": 1, "window": null,
        "routing": {"num_experts": 3, "score": {"kind": "dot", "bias": true}, "gate": "sigmoid",
@@ -108,7 +110,8 @@ TEST(NativeConfig, ReadsEveryKey) {
       {"kind": "dense", "width": 7,
        "expert": {"form": "plain", "activation": "gelu_tanh", "bias": true, "inner_norm": true}},
       {"kind": "routed", "shared_width": 5, "shared_gate": true,
-       "expert": {"form": "gated", "activation": "relu"},
+       "expert": {"form": "gated", "activation": "silu", "activation_limit": 7,
+                  "activation_slope": 1.5, "up_offset": 1},
        "routing": {"num_experts": 2, "widths": [3, 4], "gate": "softmax_selected",
          "split": {"heads": 4, "projection": false, "bias": false, "residual": true},
          "score": {"kind": "cosine", "dim": 3, "bias": true, "normalize_row": false,
@@ -128,13 +131,15 @@ TEST(NativeConfig, ReadsEveryKey) {
   EXPECT_EQ(spec.embedding_scale, 2.0);
   EXPECT_EQ(spec.residual_scale, 0.5);
   EXPECT_EQ(spec.logit_scale, 0.25);
+  EXPECT_EQ(spec.logit_soft_cap, 30.0);
   EXPECT_TRUE(spec.tie_word_embeddings);
   const AttentionSpec& dense = spec.layers[0].attention;
   EXPECT_EQ(dense.scale, 0.125);
   EXPECT_EQ(dense.window, 5);
   EXPECT_EQ(dense.qk_norm, QkNorm::kFull);
   EXPECT_EQ(dense.group_order, GroupOrder::kTile);
-  EXPECT_TRUE(dense.bias && dense.out_bias);
+  EXPECT_TRUE(dense.bias && dense.out_bias && dense.sinks);
+  EXPECT_EQ(dense.soft_cap, 50.0);
   const RoutedLayerSpec& moa = *spec.layers[1].attention.routing;
   EXPECT_TRUE(moa.score.bias);
   EXPECT_EQ(moa.gate, GateKind::kSigmoid);
@@ -149,6 +154,9 @@ TEST(NativeConfig, ReadsEveryKey) {
   EXPECT_EQ(plain.expert.activation, ActivationKind::kGeluTanh);
   EXPECT_TRUE(plain.expert.bias && plain.expert.inner_norm);
   const FeedForwardSpec& routed = spec.layers[1].feed_forward;
+  EXPECT_EQ(routed.expert.activation_limit, 7.0f);
+  EXPECT_EQ(routed.expert.activation_slope, 1.5f);
+  EXPECT_EQ(routed.expert.up_offset, 1.0f);
   EXPECT_EQ(routed.shared_width, 5);
   EXPECT_TRUE(routed.shared_gate);
   EXPECT_EQ(routed.routing->widths, (std::vector<int>{3, 4}));

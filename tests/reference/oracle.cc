@@ -47,17 +47,29 @@ std::vector<double> OracleNorm(const std::vector<double>& x, bool layer, double 
   return y;
 }
 
+double OracleGated(const Activation& a, double gate, double up) {
+  if (a.limit > 0) {
+    gate = std::min(gate, double{a.limit});
+    up = std::clamp(up, -double{a.limit}, double{a.limit});
+  }
+  const double activated = a.slope == 1.0f ? OracleActivation(a.kind, gate)
+                                           : gate / (1.0 + std::exp(-double{a.slope} * gate));
+  return activated * (up + a.up_offset);
+}
+
 std::vector<double> OracleAttention(const std::vector<double>& q, const Matrix& keys,
-                                    const Matrix& values, double scale) {
+                                    const Matrix& values, double scale, double soft_cap,
+                                    std::optional<double> sink) {
   std::vector<double> score;
-  double highest = -INFINITY;
+  double highest = sink.value_or(-INFINITY);
   for (const std::vector<double>& k : keys) {
     double s = 0.0;
     for (size_t d = 0; d < q.size(); ++d) s += q[d] * k[d];
-    score.push_back(s * scale);
+    s *= scale;
+    score.push_back(soft_cap > 0 ? soft_cap * std::tanh(s / soft_cap) : s);
     highest = std::max(highest, score.back());
   }
-  double total = 0.0;
+  double total = sink.has_value() ? std::exp(*sink - highest) : 0.0;
   for (double& s : score) total += s = std::exp(s - highest);
   std::vector<double> out(values.front().size(), 0.0);
   for (size_t j = 0; j < values.size(); ++j) {

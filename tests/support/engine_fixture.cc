@@ -65,11 +65,7 @@ Result<std::unique_ptr<TestEngine>> TestEngine::Start(const std::filesystem::pat
 }
 
 int64_t TestEngine::BytesFor(int tokens) const {
-  std::vector<KvLayerShape> shapes;
-  for (const LayerSpec& l : engine_->spec().layers) {
-    shapes.push_back({l.attention.num_kv_heads, l.attention.head_dim});
-  }
-  return BlocksFor(tokens) * backend_->KvBlockBytes(shapes, cache_type_);
+  return BlocksFor(tokens) * backend_->KvBlockBytes(CacheShapes(engine_->spec()), cache_type_);
 }
 
 std::shared_ptr<CollectingSink> TestEngine::Submit(Request request) {

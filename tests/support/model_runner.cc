@@ -16,10 +16,7 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::Load(const std::filesystem::pa
                                                           {.compute = options.compute,
                                                            .quantization = options.quantization},
                                                           *checkpoint.weights, *runner->backend_));
-  std::vector<KvLayerShape> shapes;
-  for (const LayerSpec& l : checkpoint.spec.layers) {
-    shapes.push_back({l.attention.num_kv_heads, l.attention.head_dim});
-  }
+  const std::vector<KvLayerShape> shapes = CacheShapes(checkpoint.spec);
   const int64_t blocks = options.cache_tokens / kKvBlockTokens;
   MOESERVE_ASSIGN_OR_RETURN(
       runner->cache_, runner->backend_->NewKvCache(

@@ -20,6 +20,7 @@ Result<std::unique_ptr<AttentionExperts>> AttentionExperts::Load(
   body->rope_ = rope;
   body->layer_ = layer;
   body->scale_ = static_cast<float>(spec.scale);
+  body->soft_cap_ = static_cast<float>(spec.soft_cap);
   body->window_ = spec.window.value_or(0);
   return body;
 }
@@ -42,6 +43,7 @@ RowsView AttentionExperts::Run(StepContext& ctx, const RoutingPlan* plan,
                          .heads = heads_,
                          .order = HeadOrder::kTile,
                          .scale = scale_,
+                         .soft_cap = soft_cap_,
                          .window = window_,
                          .query = query,
                          .output = heads});

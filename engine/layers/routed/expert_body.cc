@@ -14,9 +14,9 @@ int64_t ResultRows(const RoutingPlan* plan, const RowsView& rows) {
 RopeSettings RopeOf(const ModelSpec& model, const AttentionSpec& attention) {
   const PositionSpec& position = PositionOf(model, attention);
   RopeSettings rope;
-  rope.head_dim = attention.head_dim;
+  rope.head_dim = attention.rope_width();
   if (position.kind != PositionKind::kRope) return rope;
-  rope.dimensions = RopeDimensions(position, attention.head_dim);
+  rope.dimensions = RopeDimensions(position, attention.rope_width());
   rope.theta = position.theta;
   rope.interleaved = position.pairing == RopePairing::kInterleaved;
   if (position.scaling != RopeScaling()) {
@@ -30,6 +30,9 @@ Result<std::unique_ptr<FeedForwardExperts>> FeedForwardExperts::Load(
     const std::vector<int>& widths, int model_width) {
   auto body = std::make_unique<FeedForwardExperts>();
   body->activation_ = spec.activation;
+  body->activation_.limit = spec.activation_limit;
+  body->activation_.slope = spec.activation_slope;
+  body->activation_.up_offset = spec.up_offset;
   body->widest_ = *std::max_element(widths.begin(), widths.end());
   BankNames up{prefixes, "up", std::nullopt};
   if (spec.form == ExpertForm::kGated) up.gate = "gate";

@@ -42,7 +42,7 @@ class FeedForwardExperts : public ExpertBody {
   std::unique_ptr<LinearBank> up_;  // gate and up together if the experts are gated
   std::unique_ptr<LinearBank> down_;
   std::unique_ptr<NormBank> inner_norm_;  // null if there is none
-  ActivationKind activation_ = ActivationKind::kNone;
+  Activation activation_;
   int widest_ = 0;
 };
 
@@ -63,7 +63,7 @@ class AttentionExperts : public ExpertBody {
   int heads_ = 1;      // query heads per expert; head j reads kv head j
   RopeSettings rope_;  // dimensions is 0 if the model has no rope
   int layer_ = 0;
-  float scale_ = 1.0f;
+  float scale_ = 1.0f, soft_cap_ = 0.0f;
   int window_ = 0;
 };
 

@@ -21,6 +21,13 @@ inline Vec LoadCached(const char* p) {
   }
 }
 
+// Returns the values of a cache block.
+inline const char* ValuesOf(const AttentionTileArgs& a, int block) {
+  return a.latent_values != nullptr
+             ? a.latent_values + block % (kAttentionBlock / 16) * a.value_block_bytes
+             : a.values + a.block_table[block] * a.value_block_bytes;
+}
+
 template <KvCacheType kType>
 inline constexpr int kLineBytes = 16 * (kType == KvCacheType::kF32    ? 4
                                         : kType == KvCacheType::kBF16 ? 2
@@ -91,10 +98,14 @@ void SumTile(const AttentionTileArgs& a, const float* weights, int first_positio
   for (int position = begin; position < end;) {
     const int block = position / 16;
     const int stop = (block + 1) * 16 < end ? (block + 1) * 16 : end;
-    const char* value = a.values + a.block_table[block] * a.value_block_bytes + kScaleBytes<kType> +
-                        (position - block * 16) * row_bytes + column * (kLineBytes<kType> / 16);
-    const int64_t offset = value - (a.values + a.block_table[block] * a.value_block_bytes);
-    const char* next = Upcoming(a, a.values, a.value_block_bytes, block, 1) + offset;
+    const char* const values = ValuesOf(a, block);
+    const int64_t offset = kScaleBytes<kType> + (position - block * 16) * row_bytes +
+                           column * (kLineBytes<kType> / 16);
+    const char* value = values + offset;
+    const char* next = (a.latent_values != nullptr
+                            ? values
+                            : Upcoming(a, a.values, a.value_block_bytes, block, 1)) +
+                       offset;
     for (; position < stop; ++position, ++weights, value += row_bytes, next += row_bytes) {
       Vec line[V];
       for (int v = 0; v < V; ++v) {
@@ -156,6 +167,10 @@ inline float LaneTotal(const float* lane) {
   return (b[0] + b[2]) + (b[1] + b[3]);
 }
 
+void SoftCapValues(float cap, float* x, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) x[i] = SoftCap(x[i], cap);
+}
+
 // Replaces the scores of positions [begin, end) by weights e^(score - largest score), and returns
 // the largest score and the sum of the weights. The score of position p is at lanes[p -
 // first_position]. The function processes whole vectors; lanes of positions outside of [begin, end)
@@ -183,6 +198,29 @@ inline void Exponentials(int begin, int end, int first_position, float* lanes, f
   *sum = LaneTotal(total);
 }
 
+// Copies the values of cache blocks [first, last) from the keys, whose first elements they are, to
+// the layout of cached values.
+template <KvCacheType kType>
+void CopyLatentValues(const AttentionTileArgs& a, int first, int last) {
+  constexpr int kBytes = kLineBytes<kType> / 16;
+  using Element = std::conditional_t<kBytes == 4, uint32_t,
+                                     std::conditional_t<kBytes == 2, uint16_t, uint8_t>>;
+  for (int block = first; block < last; ++block) {
+    const char* from = a.keys + a.block_table[block] * a.key_block_bytes;
+    char* to = a.latent_values + block % (kAttentionBlock / 16) * a.value_block_bytes;
+    __builtin_memcpy(to, from, kScaleBytes<kType>);
+    const Element* in = reinterpret_cast<const Element*>(from + kScaleBytes<kType>);
+    Element* out = reinterpret_cast<Element*>(to + kScaleBytes<kType>);
+    for (int d = 0; d < a.padded_dim; d += 16) {
+      for (int p = 0; p < 16; ++p) {
+        for (int i = 0; i < 16; ++i) {
+          out[p * a.padded_dim + d + i] = d + i < a.value_dim ? in[(d + i) * 16 + p] : Element{0};
+        }
+      }
+    }
+  }
+}
+
 // Computes one tile. `R` is the number of rows rounded up to a power of two; the padding rows
 // repeat the first query and get weight 0.
 template <KvCacheType kType, int R>
@@ -197,19 +235,21 @@ void AttentionTileOf(const AttentionTileArgs& a) {
   const int first = begin[0] / 16;
   const int last = (end[a.rows - 1] + 15) / 16;
 
+  if (a.latent_values != nullptr) CopyLatentValues<kType>(a, first, last);
+
   float* weights = a.scratch;
   const float* queries[R];
   for (int r = 0; r < R; ++r) queries[r] = a.queries[r < a.rows ? r : 0];
   ScoreRows<kType, R>(a, queries, first, last, weights);
   for (int r = 0; r < a.rows; ++r) {
     float* lanes = weights + r * kAttentionLanes;
+    if (a.soft_cap > 0.0f) SoftCapValues(a.soft_cap, lanes, (last - first) * 16);
     Exponentials(begin[r], end[r], first * 16, lanes, &a.largest[r], &a.total[r]);
     if constexpr (kType == KvCacheType::kInt8) {
       // The scales of the values are multiplied in after `total` was summed, because `total` must
       // be the sum of the weights without scales.
       for (int block = begin[r] / 16; block < (end[r] + 15) / 16; ++block) {
-        const float* scale =
-            reinterpret_cast<const float*>(a.values + a.block_table[block] * a.value_block_bytes);
+        const float* scale = reinterpret_cast<const float*>(ValuesOf(a, block));
         float* lane = lanes + (block - first) * 16;
         Store(lane, Multiply(Load(lane), Load(scale)));
       }
@@ -270,6 +310,12 @@ void MergeAttention(const AttentionMergeArgs& a) {
   for (int i = 0; i < a.padded_dim; i += 16) {
     Store(a.sums + i, Fma(Load(a.partial_sums + i), added, Multiply(Load(a.sums + i), kept)));
   }
+}
+
+float InverseWithSink(float largest, float total, float sink) {
+  const float highest = largest > sink ? largest : sink;
+  const float keep = ContractExp(largest - highest);
+  return keep / (total * keep + ContractExp(sink - highest));
 }
 
 }  // namespace

@@ -75,23 +75,30 @@ inline void StoreResults(Vec value, bool bf16, char* out) {
   }
 }
 
-template <ActivationKind kActivation, bool kGated, bool kBf16>
-void EpilogueRows(const EpilogueArgs& a) {
-  constexpr int kSize = kBf16 ? 2 : 4;
-  constexpr int kFrom = kGated ? 2 : 1;  // columns of the tile per output column
-  const auto result = [&](int row, int begin) __attribute__((always_inline)) {
-    const int at = begin * kFrom;
-    const float* in = a.tile + row * kBlock + at;
-    Vec value = Load(in);
-    if (a.bias != nullptr) value = Add(value, Load(a.bias + at));
-    value = Activated<kActivation>(value);
-    if (kGated) {
-      Vec up = Load(in + kPanel);
-      if (a.bias != nullptr) up = Add(up, Load(a.bias + at + kPanel));
-      value = Mul(value, up);
-    }
-    return value;
+void MultiplyBySigmoid(void* x, bool bf16, const float* gate, int64_t n) {
+  const int64_t size = bf16 ? 2 : 4;
+  char* const values = static_cast<char*>(x);
+  const auto product = [bf16](const char* from, const float* g) {
+    const Vec value = bf16 ? LoadBf16(from) : Load(reinterpret_cast<const float*>(from));
+    return TimesSigmoid(value, Mul(Load(g), Broadcast(-1.0f)));
   };
+  int64_t i = 0;
+  for (; i + kPanel <= n; i += kPanel) {
+    StoreResults(product(values + i * size, gate + i), bf16, values + i * size);
+  }
+  if (i == n) return;
+  alignas(64) char some[64] = {};
+  alignas(64) float gates[kPanel] = {};
+  __builtin_memcpy(some, values + i * size, static_cast<size_t>((n - i) * size));
+  __builtin_memcpy(gates, gate + i, static_cast<size_t>(n - i) * sizeof(float));
+  StoreResults(product(some, gates), bf16, some);
+  __builtin_memcpy(values + i * size, some, static_cast<size_t>((n - i) * size));
+}
+
+// Stores result(row, column), 16 columns at a time, for all rows and columns of the output.
+template <bool kBf16, typename Result>
+inline __attribute__((always_inline)) void StoreRows(const EpilogueArgs& a, const Result& result) {
+  constexpr int kSize = kBf16 ? 2 : 4;
   for (int r = 0; r < a.rows; ++r) {
     char* out = a.out[r];
     int begin = 0;
@@ -106,6 +113,50 @@ void EpilogueRows(const EpilogueArgs& a) {
   }
 }
 
+// Returns 16 sums of a row plus their bias; `at` is their column in the tile.
+inline Vec BiasedSums(const EpilogueArgs& a, int row, int at) {
+  const Vec value = Load(a.tile + row * kBlock + at);
+  return a.bias == nullptr ? value : Add(value, Load(a.bias + at));
+}
+
+template <ActivationKind kActivation, bool kGated, bool kBf16>
+void EpilogueRows(const EpilogueArgs& a) {
+  constexpr int kFrom = kGated ? 2 : 1;  // columns of the tile per output column
+  StoreRows<kBf16>(a, [&](int row, int begin) __attribute__((always_inline)) {
+    const int at = begin * kFrom;
+    const Vec value = Activated<kActivation>(BiasedSums(a, row, at));
+    return kGated ? Mul(value, BiasedSums(a, row, at + kPanel)) : value;
+  });
+}
+
+inline Vec ActivatedBy(const Activation& activation, Vec v) {
+  switch (activation.kind) {
+    case ActivationKind::kNone:
+      return v;
+    case ActivationKind::kSilu:
+      return TimesSigmoid(v, Mul(v, Broadcast(-activation.slope)));
+    case ActivationKind::kGelu:
+      return Gelu(v);
+    case ActivationKind::kGeluTanh:
+      return GeluTanh(v);
+    case ActivationKind::kRelu:
+      return Max(Zero(), v);
+  }
+  return v;
+}
+
+// Computes the gated activation with a limit, a slope or an offset. A NaN stays NaN.
+template <bool kBf16>
+void GeneralGatedRows(const EpilogueArgs& a) {
+  const float limit = a.activation.limit > 0.0f ? a.activation.limit : __builtin_inff();
+  StoreRows<kBf16>(a, [&](int row, int begin) __attribute__((always_inline)) {
+    const Vec high = Broadcast(limit), low = Broadcast(-limit);
+    const Vec gate = Min(high, BiasedSums(a, row, begin * 2));
+    const Vec up = Max(low, Min(high, BiasedSums(a, row, begin * 2 + kPanel)));
+    return Mul(ActivatedBy(a.activation, gate), Add(up, Broadcast(a.activation.up_offset)));
+  });
+}
+
 template <ActivationKind kActivation>
 void EpilogueOf(const EpilogueArgs& a) {
   if (a.out_bf16) {
@@ -117,7 +168,10 @@ void EpilogueOf(const EpilogueArgs& a) {
 }
 
 void Epilogue(const EpilogueArgs& a) {
-  switch (a.activation) {
+  if (a.gated && !IsPlain(a.activation)) {
+    return a.out_bf16 ? GeneralGatedRows<true>(a) : GeneralGatedRows<false>(a);
+  }
+  switch (a.activation.kind) {
     case ActivationKind::kNone:
       return EpilogueOf<ActivationKind::kNone>(a);
     case ActivationKind::kSilu:

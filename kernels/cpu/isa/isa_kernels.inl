@@ -4,7 +4,10 @@
 // inline functions of the standard library: for the whole program, the linker could keep the copy
 // compiled here, with instructions that other processors lack.
 
+#include <type_traits>
+
 #include "kernels/base/exp.h"
+#include "kernels/base/soft_cap.h"
 #include "kernels/cpu/isa/arithmetic_probe.inl"
 #include "kernels/cpu/isa/attention_tile.inl"
 #include "kernels/cpu/isa/epilogue.inl"
@@ -78,6 +81,7 @@ constexpr KernelTable MakeTable(const char* name) {
 #endif
     .linear_quantized = &LinearQuantized, .quantize_row = &QuantizeInputRow, .epilogue = &Epilogue,
     .norm_row = &NormRow, .attention_tile = &AttentionTile, .merge_attention = &MergeAttention,
+    .inverse_with_sink = &InverseWithSink, .soft_cap = &SoftCapValues, .multiply_by_sigmoid = &MultiplyBySigmoid,
     .contract_dot = &ContractDot, .contract_dots = &ContractDots,
     .route_row = &RouteRow, .widen_bf16 = &WidenBf16Row, .convert_row = &ConvertRow, .axpy = &Axpy,
     .axpy_bf16 = &AxpyBf16, .read_stream = &ReadStream, .arithmetic_f32 = &ArithmeticF32,

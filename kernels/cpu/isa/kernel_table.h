@@ -105,7 +105,7 @@ struct EpilogueArgs {
   int rows;
   int panels;
   bool gated;  // gate and up panels alternate
-  ActivationKind activation;
+  Activation activation;
   const float* bias;  // [kBlock] or null
   char* const* out;   // [rows] first output column of this block
   bool out_bf16;
@@ -142,13 +142,18 @@ struct AttentionTileArgs {
   KvCacheType type;
   const char* keys;  // the keys of this kv head in cache block 0 of the layer
   const char* values;
+  // Memory for the values of one block of positions, if the values are the first elements of the
+  // keys; `values` is then unused. Else null.
+  char* latent_values;
   const int32_t* block_table;
   int64_t key_block_bytes;  // bytes of one cache block of one layer
   int64_t value_block_bytes;
-  int head_dim;
-  int padded_dim;
-  int block;  // the block consists of positions [block, block + 1) * kAttentionBlock
+  int head_dim;    // of the keys
+  int value_dim;   // of the values; only with latent_values
+  int padded_dim;  // of the values
+  int block;       // the block consists of positions [block, block + 1) * kAttentionBlock
   float scale;
+  float soft_cap;  // 0: scores are not capped
   float* scratch;  // [kAttentionScratch]
   // Results over the visible positions of each row in the block: the largest score, the sum of the
   // weights e^(score - largest), and the weighted sum of the values.
@@ -196,6 +201,13 @@ struct KernelTable {
   void (*norm_row)(const NormRowArgs&);
   void (*attention_tile)(const AttentionTileArgs&);
   void (*merge_attention)(const AttentionMergeArgs&);
+  // Returns the factor that turns a row's weighted sum of values into its output if the softmax has
+  // one more score, `sink`. `largest` and `total` are the row's largest score and the sum of its
+  // weights e^(score - largest).
+  float (*inverse_with_sink)(float largest, float total, float sink);
+  void (*soft_cap)(float cap, float* x, int64_t n);  // x = SoftCap(x, cap)
+  // x[i] *= sigmoid(gate[i]); x is f32 or bf16.
+  void (*multiply_by_sigmoid)(void* x, bool bf16, const float* gate, int64_t n);
   // Returns the dot product of two vectors of n elements, with the order of operations specified in
   // kernels/base/routing.h.
   float (*contract_dot)(const float* a, const float* b, int64_t n);

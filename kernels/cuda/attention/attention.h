@@ -77,7 +77,9 @@ struct AttentionLaunch {
   bool tile_order = false;  // true: head h reads kv head h % num_kv_heads; false: h / (heads /
                             // num_kv_heads)
   float scale = 1.0f;
-  int window = 0;  // 0 disables the sliding window
+  float soft_cap = 0.0f;         // above 0: scaled scores become SoftCap(score, soft_cap)
+  const float* sinks = nullptr;  // [heads] one more score of each head's softmax; null: none
+  int window = 0;                // 0 disables the sliding window
   // Tokens [0, tiled_from) are computed one by one, with their contexts divided into splits by
   // `work`. Tokens from tiled_from on are computed in tiles of neighbouring tokens of one sequence.
   // The choice affects only the speed.

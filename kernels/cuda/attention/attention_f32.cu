@@ -16,7 +16,6 @@ constexpr int kRows = 16;
 constexpr int kWarps = kThreads / 32;
 constexpr int kRowsOfWarp = kRows / kWarps;
 constexpr int kTileKeys = 32;
-constexpr double kLog2E = 1.4426950408889634;
 
 template <int kDim, typename Element>
 struct SharedF32 {
@@ -26,7 +25,7 @@ struct SharedF32 {
   float weights[kRows][kTileKeys];
   float rescale[kRows];       // factor for the sums so far, at this tile
   MergeFactors merge[kRows];  // used at the end of a split
-  float inverse[kRows];       // 1 / final sum of weights
+  float inverse[kRows];       // InverseOfSum()
   BlockRows<kRows> rows;
 };
 
@@ -118,16 +117,17 @@ __device__ __forceinline__ void KeyDots(const SharedF32<kDim, Element>& shared, 
 // Computes each row's weight for the lane's key, and the factor by which the row's sums so far must
 // be rescaled.
 template <int kDim, typename Element>
-__device__ __forceinline__ void KeyWeights(const float4 (&dots)[kRowsOfWarp], int key, int window,
-                                           float scale, int warp, int lane, RowMaxima* maxima,
+__device__ __forceinline__ void KeyWeights(const AttentionLaunch& a,
+                                           const float4 (&dots)[kRowsOfWarp], int key, float scale,
+                                           int warp, int lane, RowMaxima* maxima,
                                            SharedF32<kDim, Element>& shared) {
 #pragma unroll
   for (int i = 0; i < kRowsOfWarp; ++i) {
     const int row = warp * kRowsOfWarp + i;
     const int position = shared.rows.position[row];
-    const bool seen = key <= position && key >= FirstKey(position, window);
-    const float s =
-        seen ? ((dots[i].x + dots[i].y) + (dots[i].z + dots[i].w)) * scale : kMinusInfinity;
+    const bool seen = key <= position && key >= FirstKey(position, a.window);
+    const float dot = (dots[i].x + dots[i].y) + (dots[i].z + dots[i].w);
+    const float s = seen ? ScoreOf(a, dot, scale) : kMinusInfinity;
     float m = fmaxf(maxima->maximum[i], s);
 #pragma unroll
     for (int other = 16; other > 0; other /= 2) {
@@ -150,15 +150,17 @@ __device__ __forceinline__ void KeyWeights(const float4 (&dots)[kRowsOfWarp], in
 // Merges the softmax state of the finished split into the merged state, and stores the factors for
 // MergeSums() in shared memory.
 template <int kDim, typename Element>
-__device__ __forceinline__ void MergeMaxima(int warp, int lane, RowMaxima* maxima,
-                                            SharedF32<kDim, Element>& shared) {
+__device__ __forceinline__ void MergeMaxima(const AttentionLaunch& a, int warp, int lane,
+                                            RowMaxima* maxima, SharedF32<kDim, Element>& shared) {
 #pragma unroll
   for (int i = 0; i < kRowsOfWarp; ++i) {
     const MergeFactors f = Merge(&maxima->merged_maximum[i], &maxima->merged_sum[i],
                                  maxima->maximum[i], maxima->sum[i]);
     if (lane == 0) {
       shared.merge[warp * kRowsOfWarp + i] = f;
-      shared.inverse[warp * kRowsOfWarp + i] = 1.0f / maxima->merged_sum[i];
+      const int row = warp * kRowsOfWarp + i;
+      shared.inverse[row] =
+          InverseOfSum(a, shared.rows.head[row], maxima->merged_maximum[i], maxima->merged_sum[i]);
     }
     maxima->maximum[i] = kMinusInfinity;
     maxima->sum[i] = 0.0f;
@@ -319,11 +321,11 @@ __device__ inline void RunRows(const AttentionLaunch& a, int begin, int end, int
     copy(shared.values, a.cache.values, tile + 1);
     float4 dots[kRowsOfWarp] = {};
     KeyDots(shared, shared.keys[tile % 2] + lane * kRowBytes, warp, lane, dots);
-    KeyWeights(dots, tile * kTileKeys + lane, a.window, scale, warp, lane, &maxima, shared);
+    KeyWeights(a, dots, tile * kTileKeys + lane, scale, warp, lane, &maxima, shared);
     const bool split_ends =
         (tile + 1) * kTileKeys % split_tokens == 0 || tile + 1 == range.tiles.end;
     const bool merges = split < 0 && split_ends;
-    if (merges) MergeMaxima(warp, lane, &maxima, shared);
+    if (merges) MergeMaxima(a, warp, lane, &maxima, shared);
     CopyAsyncWait<2>();
     __syncthreads();
     copy(shared.keys, a.cache.keys, tile + 2);
@@ -363,7 +365,9 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-float ScaleOf(const AttentionLaunch& args) { return static_cast<float>(args.scale * kLog2E); }
+float ScaleOf(const AttentionLaunch& args) {
+  return static_cast<float>(args.scale * 1.4426950408889634);  // log2(e)
+}
 
 template <int kDim, typename Element>
 void LaunchSplit(const AttentionLaunch& args, cudaStream_t stream) {

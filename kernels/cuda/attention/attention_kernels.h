@@ -15,6 +15,11 @@ void LaunchMergeSplits(const AttentionLaunch& args, cudaStream_t stream);
 void LaunchTiledMma(const AttentionLaunch& args, cudaStream_t stream);
 void LaunchTiledF32(const AttentionLaunch& args, cudaStream_t stream);
 
+// Computes all tokens of a layer whose values are the first elements of its keys.
+void LaunchLatent(const AttentionLaunch& args, cudaStream_t stream);
+// Returns the shared memory that a thread block of LaunchLatent() needs.
+int64_t LatentSharedBytes(const KvLayerView& cache);
+
 // Returns the largest number of query vectors of one token that read the same kv head: query heads
 // per kv head, times the largest number of query rows of a token.
 inline int GroupOf(const AttentionLaunch& args) {

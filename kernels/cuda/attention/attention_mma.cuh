@@ -10,7 +10,6 @@
 namespace moeserve::cuda {
 
 inline constexpr int kTileKeys = 64;
-inline constexpr float kLog2E = 0x1.715476p+0f;
 
 // Returns 2^x with an error of about 2 ulp; subnormal results become 0. This is exact enough for
 // weights that are rounded to bf16.
@@ -104,12 +103,12 @@ __device__ inline RowPair RowPairOf(const BlockRows<kRows>& rows, int row, int w
   return p;
 }
 
-// Multiplies the scores of the keys from `key` on by `scale` (which includes log2 e), sets the
-// scores that a row may not see to -inf, and raises `maximum` to the largest score of each row. The
-// four lanes that share a row exchange their maxima.
+// Replaces the dot products of the keys from `key` on by scores (see ScoreOf()), sets the scores
+// that a row may not see to -inf, and raises `maximum` to the largest score of each row. The four
+// lanes that share a row exchange their maxima.
 template <int kSteps>
-__device__ inline void MaskAndMaximum(float scale, const RowPair& pair, int key,
-                                      float (&scores)[kSteps][4], float (&maximum)[2]) {
+__device__ inline void MaskAndMaximum(const AttentionLaunch& a, float scale, const RowPair& pair,
+                                      int key, float (&scores)[kSteps][4], float (&maximum)[2]) {
   const int column = key + threadIdx.x % 4 * 2;
 #pragma unroll
   for (int n = 0; n < kSteps; ++n) {
@@ -117,7 +116,7 @@ __device__ inline void MaskAndMaximum(float scale, const RowPair& pair, int key,
     for (int e = 0; e < 4; ++e) {
       const int k = column + n * 8 + e % 2;
       const bool seen = k >= pair.first[e / 2] && k <= pair.last[e / 2];
-      scores[n][e] = seen ? scores[n][e] * scale : kMinusInfinity;
+      scores[n][e] = seen ? ScoreOf(a, scores[n][e], scale) : kMinusInfinity;
       maximum[e / 2] = fmaxf(maximum[e / 2], scores[n][e]);
     }
   }

@@ -2,6 +2,7 @@
 // they may see, copying cache tiles into shared memory, and merging the splits of a context.
 #pragma once
 
+#include "kernels/base/soft_cap.h"
 #include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/device/runtime.h"
@@ -9,6 +10,7 @@
 namespace moeserve::cuda {
 
 inline constexpr float kMinusInfinity = -__builtin_inff();
+inline constexpr float kLog2E = 0x1.715476p+0f;
 
 // The rows of a thread block, in shared memory. Unused rows have query_row -1 and position -1.
 template <int kRows>
@@ -223,6 +225,24 @@ __device__ inline void CopyTile(char* to, const void* from, const KvLayerView& c
 // Returns the value to subtract from scores for the maximum m: 0 instead of m if m is -inf, as in a
 // row that has not seen a key yet.
 __device__ inline float Reference(float m) { return m == kMinusInfinity ? 0.0f : m; }
+
+// Returns the score of a query and a key, times log2(e). `dot` is their dot product, `scale` is
+// a.scale times log2(e).
+__device__ __forceinline__ float ScoreOf(const AttentionLaunch& a, float dot, float scale) {
+  if (a.soft_cap <= 0.0f) return dot * scale;
+  return SoftCap(dot * a.scale, a.soft_cap) * kLog2E;
+}
+
+// Returns the factor that turns the weighted sum of a row's values into the row's output. `maximum`
+// is the row's largest score, `sum` the sum of its weights.
+__device__ __forceinline__ float InverseOfSum(const AttentionLaunch& a, int head, float maximum,
+                                              float sum) {
+  if (a.sinks == nullptr) return 1.0f / sum;
+  const float sink = a.sinks[head] * kLog2E;
+  const float reference = Reference(fmaxf(maximum, sink));
+  const float keep = exp2f(maximum - reference);
+  return keep / fmaf(sum, keep, exp2f(sink - reference));
+}
 
 // The factors by which Merge() rescales the merged result so far and one split's result. Scores
 // include a factor of log2(e), so all exponentials have base 2.

@@ -98,7 +98,7 @@ __device__ __forceinline__ void StoreFinished(const AttentionLaunch& a,
   for (int h = 0; h < 2; ++h) {
     const int row = lane / 4 + h * 8;
     if (shared.rows.query_row[row] < 0) continue;
-    const float inverse = 1.0f / merged.sum[h];
+    const float inverse = InverseOfSum(a, shared.rows.head[row], merged.maximum[h], merged.sum[h]);
     Bf16* to = static_cast<Bf16*>(a.output) + shared.rows.query_row[row] * a.output_stride +
                shared.rows.head[row] * dim;
 #pragma unroll
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kThreads)
     float scores[2][4];
     Scores<kDim>(shared.queries, 0, shared.keys[tile % 2], warp * 16, scores);
     float maximum[2] = {state.maximum[0], state.maximum[1]};
-    MaskAndMaximum(scale, pair, tile * kTileKeys + warp * 16, scores, maximum);
+    MaskAndMaximum(a, scale, pair, tile * kTileKeys + warp * 16, scores, maximum);
     ShareMaximum(shared, warp, lane, maximum);
     StoreWeights(shared, warp, lane, scores, maximum);
     CopyAsyncWait<2>();

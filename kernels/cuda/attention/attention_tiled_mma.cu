@@ -101,13 +101,15 @@ __device__ __forceinline__ void StoreFinished(const AttentionLaunch& a,
   for (int h = 0; h < 2; ++h) {
     const int row = warp_row + lane / 4 + h * 8;
     if (shared.rows.query_row[row] < 0) continue;
-    float sum;
+    float maximum, sum;
     if constexpr (kStash<kDim>) {
+      maximum = shared.stash.maximum[h][threadIdx.x];
       sum = shared.stash.sum[h][threadIdx.x];
     } else {
+      maximum = merged.maximum[h];
       sum = merged.sum[h];
     }
-    const float inverse = 1.0f / sum;
+    const float inverse = InverseOfSum(a, shared.rows.head[row], maximum, sum);
     Bf16* to = static_cast<Bf16*>(a.output) + shared.rows.query_row[row] * a.output_stride +
                shared.rows.head[row] * dim;
 #pragma unroll
@@ -164,7 +166,7 @@ __device__ inline void TiledRun(const AttentionLaunch& a, int begin, int end, in
     if (seen) {
       const RowPair pair = RowPairOf(shared.rows, warp_row, a.window);
       float maximum[2] = {state.maximum[0], state.maximum[1]};
-      MaskAndMaximum(scale, pair, key, scores, maximum);
+      MaskAndMaximum(a, scale, pair, key, scores, maximum);
       reference[0] = Reference(maximum[0]);
       reference[1] = Reference(maximum[1]);
       Rescale<kDim>(maximum, &state, sums);

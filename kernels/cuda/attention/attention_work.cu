@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kMergeThreads)
       merged.w = fmaf(sums[i].w, f.split, merged.w * f.merged);
     }
   }
-  const float inverse = 1.0f / sum;
+  const float inverse = InverseOfSum(a, head, maximum, sum);
   const int dim = a.cache.head_dim;
   const int64_t to = query_row * a.output_stride + head * dim;
   const float values[4] = {merged.x * inverse, merged.y * inverse, merged.z * inverse,

@@ -15,7 +15,7 @@ int64_t BlockStride(const KvLayerShape& s) {
 
 int64_t CudaKvCache::BytesPerBlock(const std::vector<KvLayerShape>& layers, DType dtype) {
   int64_t elements = 0;
-  for (const KvLayerShape& s : layers) elements += 2 * BlockStride(s);
+  for (const KvLayerShape& s : layers) elements += (s.latent_dim > 0 ? 1 : 2) * BlockStride(s);
   return elements * static_cast<int64_t>(SizeOf(dtype));
 }
 
@@ -40,13 +40,14 @@ Result<CudaKvCache> CudaKvCache::Allocate(std::vector<KvLayerShape> layers, DTyp
     view.num_kv_heads = s.num_kv_heads;
     view.head_dim = s.head_dim;
     view.padded_dim = PaddedHeadDim(s.head_dim);
+    view.latent_dim = s.latent_dim;
     view.head_stride = int64_t{kKvBlockTokens} * view.padded_dim;
     view.block_stride = BlockStride(s);
     const int64_t layer_bytes =
         view.block_stride * num_blocks * static_cast<int64_t>(SizeOf(dtype));
     view.keys = next;
-    view.values = next + layer_bytes;
-    next += 2 * layer_bytes;
+    view.values = s.latent_dim > 0 ? nullptr : next + layer_bytes;
+    next += (s.latent_dim > 0 ? 1 : 2) * layer_bytes;
     cache.layers_.push_back(view);
   }
   return cache;
@@ -56,6 +57,7 @@ void CudaKvCache::CopyBlock(int32_t from, int32_t to, cudaStream_t stream) {
   for (const KvLayerView& view : layers_) {
     const int64_t bytes = view.block_stride * static_cast<int64_t>(SizeOf(dtype_));
     for (void* base : {view.keys, view.values}) {
+      if (base == nullptr) continue;
       char* memory = static_cast<char*>(base);
       const cudaError_t error =
           cudaMemcpyAsync(memory + to * bytes, memory + from * bytes, static_cast<size_t>(bytes),

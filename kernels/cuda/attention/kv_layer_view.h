@@ -21,6 +21,7 @@ struct KvLayerView {
   int num_kv_heads = 0;
   int head_dim = 0;
   int padded_dim = 0;
+  int latent_dim = 0;        // KvLayerShape::latent_dim; if above 0, there are no values
   int64_t head_stride = 0;   // elements from one kv head to the next
   int64_t block_stride = 0;  // elements from one block to the next
 };

@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kBlock ? kNormBlock : kWarps * 32)
     h.heads = h.part == Part::kQuery ? a.heads : kv_heads;
   } else {
     const int n = static_cast<int>(blockIdx.y * kWarps + threadIdx.x / 32);
-    if (n >= a.heads + 2 * kv_heads) return;
+    if (n >= a.heads + (a.cache.latent_dim > 0 ? 1 : 2) * kv_heads) return;
     h.part = n < a.heads ? Part::kQuery : n < a.heads + kv_heads ? Part::kKeys : Part::kValues;
     h.first = n < a.heads ? n : (n - a.heads) % kv_heads;
   }
@@ -184,7 +184,9 @@ void LaunchNormRopeAppend(const NormRopeAppendLaunch& args, cudaStream_t stream)
   MOESERVE_CHECK(
       args.dimensions >= 0 && args.dimensions % 2 == 0 && args.dimensions <= args.cache.head_dim,
       "rotary dimensions");
-  MOESERVE_CHECK(args.cache.head_dim <= kMaxHeadDim, "head_dim");
+  const bool normed = args.query_norm.scales != nullptr || args.key_norm.scales != nullptr;
+  MOESERVE_CHECK(args.cache.head_dim <= kMaxHeadDim || (args.cache.latent_dim > 0 && !normed),
+                 "head_dim");
   static_assert(kMaxHeadDim <= 512, "a warp has the norm of a head");
   const bool bf16 = args.cache.dtype == DType::kBF16;
   MOESERVE_CHECK(bf16 || args.cache.dtype == DType::kF32, "cache type");
@@ -202,7 +204,7 @@ void LaunchNormRopeAppend(const NormRopeAppendLaunch& args, cudaStream_t stream)
            a);
     return;
   }
-  const int heads = a.heads + 2 * a.cache.num_kv_heads;
+  const int heads = a.heads + (a.cache.latent_dim > 0 ? 1 : 2) * a.cache.num_kv_heads;
   Launch(bf16 ? NormRopeAppendKernel<true, false> : NormRopeAppendKernel<false, false>,
          {.grid = dim3(tokens, static_cast<unsigned>((heads + kWarps - 1) / kWarps)),
           .block = dim3(kWarps * 32),

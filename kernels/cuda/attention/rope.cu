@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads) RopeKernel(const RopeLaunch a) {
   if (a.step.sequence[token] < 0) return;
   const int pairs = a.dimensions / 2;
   const float2* angles = a.angles + int64_t{token} * pairs;
-  float* rows = a.rows + row * a.stride;
+  float* rows = a.rows + row * a.stride + a.first;
 #pragma unroll 4
   for (int n = threadIdx.x; n < a.heads * pairs; n += kThreads) {
     const int head = n / pairs, i = n % pairs;
@@ -54,9 +54,9 @@ void LaunchRopeAngles(const RopeAnglesLaunch& args, cudaStream_t stream) {
 }
 
 void LaunchRope(const RopeLaunch& args, cudaStream_t stream) {
-  MOESERVE_CHECK(
-      args.dimensions >= 0 && args.dimensions % 2 == 0 && args.dimensions <= args.head_dim,
-      "rotary dimensions");
+  MOESERVE_CHECK(args.dimensions >= 0 && args.dimensions % 2 == 0 &&
+                     args.first + args.dimensions <= args.head_dim,
+                 "rotary dimensions");
   if (args.dimensions == 0) return;
   Launch(RopeKernel,
          {.grid = dim3(args.num_rows),

@@ -19,10 +19,11 @@ struct RopeAnglesLaunch {
 };
 void LaunchRopeAngles(const RopeAnglesLaunch& args, cudaStream_t stream);
 
-// Rotates the leading dimensions of every head in place. Padding rows are not changed.
+// Rotates adjacent dimensions of every head in place. Padding rows are not changed.
 struct RopeLaunch {
   int head_dim = 0;
-  int dimensions = 0;  // number of leading dimensions that are rotated, even
+  int first = 0;       // the first dimension that is rotated
+  int dimensions = 0;  // number of dimensions that are rotated, even
   bool interleaved = false;
   const float2* angles = nullptr;  // [step.tokens, dimensions / 2]
   StepView step;

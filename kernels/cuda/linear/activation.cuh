@@ -70,4 +70,31 @@ __device__ inline void Activate(ActivationKind kind, bool fast, float (&x)[kCoun
   }
 }
 
+// Computes the hidden units of a gated layer (kernels/base/activation.h) from its outputs, and
+// stores them in `gate`. Overwrites `up`.
+template <int kCount>
+__device__ inline void ActivateGated(const Activation& a, bool fast, float (&gate)[kCount],
+                                     float (&up)[kCount]) {
+  if (!IsPlain(a)) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      // Comparisons with NaN are false, so NaN stays.
+      if (a.limit > 0.0f) {
+        gate[i] = gate[i] > a.limit ? a.limit : gate[i];
+        up[i] = up[i] > a.limit ? a.limit : up[i];
+        up[i] = up[i] < -a.limit ? -a.limit : up[i];
+      }
+      up[i] += a.up_offset;
+    }
+  }
+  if (a.slope == 1.0f) {
+    Activate(a.kind, fast, gate);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) gate[i] *= Sigmoid<false>(a.slope * gate[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) gate[i] *= up[i];
+}
+
 }  // namespace moeserve::cuda

@@ -51,7 +51,7 @@ __device__ void LoadRows(const LinearParams& p, int in_features, const LinearTil
     const int piece = i % kPieces;
     char* to = planes + piece / 8 * S::kTilePlaneBytes + r * kRowBytes + (piece % 8 ^ (r & 7)) * 16;
     const int valid = r < tile.rows ? min(16, max(0, in_features * 2 - piece * 16)) : 0;
-    const char* from = valid > 0 ? LinearInputRow(p, tile.row + r) + piece * 16 : p.input;
+    const char* from = valid > 0 ? LinearInputRow(p, tile, tile.row + r) + piece * 16 : p.input;
     if (p.wide_input) {
       CopyAsync16(to, from, valid);
     } else {
@@ -169,13 +169,14 @@ __device__ void ActivateHidden(const LinearParams& p, const LinearBankEntry& up,
     const int row = n * 8 + lane % 4 * 2;
     if (p.gated) {
       float gate[2] = {sums[n][0] + low, sums[n][1] + low};
-      Activate(p.activation, true, gate);
+      float unit_up[2] = {sums[n][2] + high, sums[n][3] + high};
+      ActivateGated(p.activation, true, gate, unit_up);
       const bool real = first + unit < up.out_features;
-      StoreHidden(plane, row, unit, real ? gate[0] * (sums[n][2] + high) : 0.0f);
-      StoreHidden(plane, row + 1, unit, real ? gate[1] * (sums[n][3] + high) : 0.0f);
+      StoreHidden(plane, row, unit, real ? gate[0] : 0.0f);
+      StoreHidden(plane, row + 1, unit, real ? gate[1] : 0.0f);
     } else {
       float value[4] = {sums[n][0] + low, sums[n][1] + low, sums[n][2] + high, sums[n][3] + high};
-      Activate(p.activation, true, value);
+      Activate(p.activation.kind, true, value);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int at = unit + j / 2 * 8;

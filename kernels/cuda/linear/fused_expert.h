@@ -19,7 +19,7 @@ struct FusedExpertArgs {
   bool gather = false;                // source_row(a) is plan->row_of_assignment[a] if true, else a
   RowsView input;                     // bf16
   RowsView output;                    // f32 or bf16, [A, out_features of down]
-  ActivationKind activation = ActivationKind::kNone;
+  Activation activation = {};
 };
 
 // Returns whether the kernel supports these banks: both have bf16 weights; every expert has at most

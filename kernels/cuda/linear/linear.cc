@@ -35,9 +35,15 @@ namespace internal {
 LinearParams LinearParamsOf(const LinearArgs& args) {
   const auto& bank = static_cast<const CudaLinearBank&>(*args.bank);
   const bool routed = args.plan != nullptr;
-  MOESERVE_CHECK(routed ? args.plan->num_experts == bank.num_experts() : bank.num_experts() == 1,
+  MOESERVE_CHECK(routed ? args.plan->num_experts == bank.num_experts()
+                        : args.segments || bank.num_experts() == 1,
                  "experts of plan and bank");
-  const int64_t rows = routed ? args.plan->capacity : args.input.rows;
+  const int64_t experts = args.segments ? bank.num_experts() : 1;
+  const int64_t rows = routed ? args.plan->capacity : args.input.rows * experts;
+  const auto segment = [&](const RowsView& view) {
+    const auto bytes = view.cols / experts * static_cast<int64_t>(SizeOf(view.dtype));
+    return args.segments ? bytes : 0;
+  };
   return {.weights = bank.weights(),
           .bias = bank.bias(),
           .entries = bank.entries(),
@@ -48,14 +54,16 @@ LinearParams LinearParamsOf(const LinearArgs& args) {
           .output = static_cast<char*>(args.output.data),
           .input_stride = args.input.stride * static_cast<int64_t>(SizeOf(args.input.dtype)),
           .output_stride = args.output.stride * static_cast<int64_t>(SizeOf(args.output.dtype)),
+          .input_segment = segment(args.input),
+          .output_segment = segment(args.output),
           .experts = bank.num_experts(),
           .rows = static_cast<int>(rows),
           .activation = args.activation,
           .gated = bank.shape().gated,
           .output_bf16 = args.output.dtype == DType::kBF16,
           .pad_output = args.pad_output,
-          .wide_input = StartsWide(args.input),
-          .wide_output = StartsWide(args.output)};
+          .wide_input = StartsWide(args.input) && segment(args.input) % 16 == 0,
+          .wide_output = StartsWide(args.output) && segment(args.output) % 16 == 0};
 }
 
 }  // namespace internal

@@ -72,7 +72,7 @@ __device__ void LoadF32Stage(const LinearParams& p, const LinearBankEntry& m,
   for (int i = thread; i < tile.rows * 16; i += S::kThreads) {
     const int r = i / 16;
     const int byte = i % 16 * 16;
-    const char* from = LinearInputRow(p, tile.row + r) + k_block * kRowBytes + byte;
+    const char* from = LinearInputRow(p, tile, tile.row + r) + k_block * kRowBytes + byte;
     const int valid = min(16, max(0, m.in_features * 4 - k_block * kRowBytes - byte));
     char* to = rows + r * kRowBytes + byte;
     if (p.wide_input) {

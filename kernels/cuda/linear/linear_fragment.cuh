@@ -46,8 +46,7 @@ __device__ __forceinline__ void StoreFragments(const LinearParams& p, const Line
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int r = thread / 32 * 16 + lane / 4 + half * 8;
-    uint16_t* const row = reinterpret_cast<uint16_t*>(
-        p.output + static_cast<int64_t>(tile.row + r) * p.output_stride);
+    uint16_t* const row = reinterpret_cast<uint16_t*>(LinearOutputRow(p, tile, tile.row + r));
 #pragma unroll
     for (int batch = 0; batch < kGroups / 4; ++batch) {
       if (first + batch * 32 >= limit) break;
@@ -95,11 +94,12 @@ __device__ __forceinline__ bool TryStoreFragments(const LinearParams& p, const L
                                                   const LinearTileRange& tile,
                                                   const float (&sums)[kN / 2], int thread) {
   if (!p.output_bf16 || !p.wide_output) return false;
-  if (p.gated && p.activation == ActivationKind::kSilu) {
+  if (p.gated && !IsPlain(p.activation)) return false;
+  if (p.gated && p.activation.kind == ActivationKind::kSilu) {
     StoreFragments<ActivationKind::kSilu, true, kN>(p, m, tile, sums, thread);
-  } else if (!p.gated && p.activation == ActivationKind::kRelu) {
+  } else if (!p.gated && p.activation.kind == ActivationKind::kRelu) {
     StoreFragments<ActivationKind::kRelu, false, kN>(p, m, tile, sums, thread);
-  } else if (!p.gated && p.activation == ActivationKind::kNone) {
+  } else if (!p.gated && p.activation.kind == ActivationKind::kNone) {
     StoreFragments<ActivationKind::kNone, false, kN>(p, m, tile, sums, thread);
   } else {
     return false;

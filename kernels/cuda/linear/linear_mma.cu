@@ -67,7 +67,7 @@ class StageLoader {
 #pragma unroll
     for (int i = 0; i < S::kRowPieces; ++i) {
       const int r = min(thread / 8 + i * (S::kThreads / 8), tile.rows - 1);
-      rows_[i] = LinearInputRow(p, tile.row + r) + piece * 16;
+      rows_[i] = LinearInputRow(p, tile, tile.row + r) + piece * 16;
     }
   }
 
@@ -194,7 +194,7 @@ __device__ void StageSums(const float (&sums)[S::kMTiles][S::kNTiles][4], float*
 template <typename S, bool kWide>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerMultiprocessor)
     LinearMmaKernel(const LinearParams p) {
-  if (p.offsets != nullptr) GridDependencyWait();
+  if (HasTileList(p)) GridDependencyWait();
   const LinearTileRange tile =
       FindLinearTile<S::kTileRows, S::kTileImageRows>(p, static_cast<int>(blockIdx.x));
   if (tile.expert < 0) return;

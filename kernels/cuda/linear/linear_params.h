@@ -13,15 +13,20 @@ struct LinearParams {
   const float* bias;  // null if there is none
   const LinearBankEntry* entries;
   const int32_t* order;    // [experts] in descending order of the size of their matrices
-  const int32_t* offsets;  // [experts + 1] first row of each expert; null: one expert with all rows
+  // [experts + 1] first row of each expert; null: every expert computes all rows, and there are
+  // several experts only with LinearArgs::segments.
+  const int32_t* offsets;
   const int32_t* source;   // input row of each row; null: the row itself
   const char* input;
   char* output;
   int64_t input_stride;   // bytes
   int64_t output_stride;  // bytes
+  // Bytes from the segment of an expert to that of the next (LinearArgs::segments); else 0.
+  int64_t input_segment;
+  int64_t output_segment;
   int experts;
-  int rows;
-  ActivationKind activation;
+  int rows;  // of all experts together
+  Activation activation;
   bool gated;
   bool output_bf16;
   bool pad_output;

@@ -79,10 +79,9 @@ class RowPieces {
       const int r = thread / 8 + i * (kThreads / 8);
       // Rows beyond the last one in its group of 8 (n8) repeat the last row; their results are
       // dropped.
-      rows_[i] =
-          r < (tile.rows + 7) / 8 * 8
-              ? reinterpret_cast<const float*>(LinearInputRow(p, tile.row + min(r, tile.rows - 1)))
-              : nullptr;
+      rows_[i] = r < (tile.rows + 7) / 8 * 8 ? reinterpret_cast<const float*>(LinearInputRow(
+                                                   p, tile, tile.row + min(r, tile.rows - 1)))
+                                             : nullptr;
     }
   }
 
@@ -180,7 +179,7 @@ __device__ void MultiplyBlock(const char* weights, const char* planes, int valid
 template <typename S>
 __global__ void __launch_bounds__(kThreads, S::kBlocksPerMultiprocessor)
     LinearSplitMmaKernel(const LinearParams p) {
-  if (p.offsets != nullptr) GridDependencyWait();
+  if (HasTileList(p)) GridDependencyWait();
   const LinearTileRange tile =
       FindLinearTile<S::kTileRows, kImageBlock>(p, static_cast<int>(blockIdx.x));
   if (tile.expert < 0) return;

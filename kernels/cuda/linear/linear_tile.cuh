@@ -23,12 +23,18 @@ struct LinearTileRange {
   int image_row;
 };
 
+// Returns whether the tiles are those of several experts, or of one whose rows only the device
+// knows. Then a launch may have more thread blocks than there are tiles.
+__device__ inline bool HasTileList(const LinearParams& p) {
+  return p.offsets != nullptr || p.experts > 1;
+}
+
 // Returns tile `index` of the list. Experts are in descending order of size; within an expert, all
 // row tiles of the same outputs come one after another, so that neighbouring tiles share their
 // weights. Must be called by whole warps; all lanes return the same tile.
 template <int kTileRows, int kTileImageRows>
 __device__ inline LinearTileRange FindLinearTile(const LinearParams& p, int index) {
-  if (p.offsets == nullptr) {
+  if (!HasTileList(p)) {
     // With one expert there is nothing to search.
     const int row_tiles = (p.rows + kTileRows - 1) / kTileRows;
     const int image_row = index / row_tiles * kTileImageRows;
@@ -48,8 +54,8 @@ __device__ inline LinearTileRange FindLinearTile(const LinearParams& p, int inde
       expert[i] = begin[i] = rows[i] = tiles[i] = 0;
       if (at < p.experts) {
         expert[i] = p.order[at];
-        begin[i] = p.offsets[expert[i]];
-        rows[i] = p.offsets[expert[i] + 1] - begin[i];
+        begin[i] = p.offsets == nullptr ? 0 : p.offsets[expert[i]];
+        rows[i] = p.offsets == nullptr ? p.rows / p.experts : p.offsets[expert[i] + 1] - begin[i];
         const int columns = p.entries[expert[i]].row_blocks * kImageBlock;
         tiles[i] = (rows[i] + kTileRows - 1) / kTileRows *
                    ((columns + kTileImageRows - 1) / kTileImageRows);
@@ -94,9 +100,15 @@ __device__ inline LinearTileRange FindLinearTile(const LinearParams& p, int inde
   return {-1, 0, 0, 0};
 }
 
-__device__ inline const char* LinearInputRow(const LinearParams& p, int row) {
+// Returns row `row` of the tile's expert.
+__device__ inline const char* LinearInputRow(const LinearParams& p, const LinearTileRange& tile,
+                                             int row) {
   const int64_t source = p.source == nullptr ? row : p.source[row];
-  return p.input + source * p.input_stride;
+  return p.input + source * p.input_stride + tile.expert * p.input_segment;
+}
+__device__ inline char* LinearOutputRow(const LinearParams& p, const LinearTileRange& tile,
+                                        int row) {
+  return p.output + static_cast<int64_t>(row) * p.output_stride + tile.expert * p.output_segment;
 }
 
 // Reads 8 sums from shared memory (16-byte aligned) and adds the bias if there is one.
@@ -132,18 +144,18 @@ __device__ inline void StoreLinearTile(const LinearParams& p, const LinearBankEn
     const float* sums = staged + r * kPitch + at;
     float value[8];
     ReadSums(sums, bias == nullptr ? nullptr : bias + at, value);
-    Activate(p.activation, p.output_bf16, value);
     if (p.gated) {
       float up[8];
       ReadSums(sums + 8, bias == nullptr ? nullptr : bias + at + 8, up);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) value[j] *= up[j];
+      ActivateGated(p.activation, p.output_bf16, value, up);
+    } else {
+      Activate(p.activation.kind, p.output_bf16, value);
     }
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       if (column + j >= m.out_features) value[j] = 0.0f;
     }
-    char* row = p.output + static_cast<int64_t>(tile.row + r) * p.output_stride;
+    char* row = LinearOutputRow(p, tile, tile.row + r);
     const bool wide = p.wide_output && column + 8 <= limit;
     if (p.output_bf16) {
       uint16_t* to = reinterpret_cast<uint16_t*>(row) + column;

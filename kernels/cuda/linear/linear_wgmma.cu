@@ -85,7 +85,7 @@ __device__ void Produce(const LinearParams& p, char* shared, uint64_t* full, uin
     for (int i = 0; i < kPieces; ++i) {
       // Rows beyond the last one repeat the last row; their results are dropped.
       const int r = min(thread / 8 + i * (kWarpgroup / 8), tile.rows - 1);
-      rows[i] = LinearInputRow(p, tile.row + r) + piece * 16;
+      rows[i] = LinearInputRow(p, tile, tile.row + r) + piece * 16;
     }
     for (int k = 0; k < m.k_blocks; ++k) {
       MbarrierWait(empty + filling.stage, filling.parity ^ 1);

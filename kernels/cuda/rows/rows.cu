@@ -1,5 +1,6 @@
 #include "base/check.h"
 #include "kernels/base/dtype.h"
+#include "kernels/base/soft_cap.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/rows/norm.cuh"
@@ -320,6 +321,39 @@ __global__ void ScaleKernel(Rows x, Rows gate, float factor, int cols) {
 }
 
 template <bool kVectors>
+__global__ void MultiplyBySigmoidKernel(Rows x, Rows gate, int cols) {
+  GridDependencyPass();
+  const int64_t r = blockIdx.x;
+  const auto sigmoid = [](float g) { return 1.0f / (1.0f + expf(-g)); };
+  ForColumns<kVectors>(cols, [&](int c) {
+    if constexpr (kVectors) {
+      const float4 g = LoadVector(gate, r, c);
+      float4 v = LoadVector(x, r, c);
+      v.x *= sigmoid(g.x), v.y *= sigmoid(g.y), v.z *= sigmoid(g.z), v.w *= sigmoid(g.w);
+      StoreVector(x, r, c, v);
+    } else {
+      Store(x, r, c, Load(x, r, c) * sigmoid(Load(gate, r, c)));
+    }
+  });
+}
+
+template <bool kVectors>
+__global__ void SoftCapKernel(Rows x, float cap, int cols) {
+  GridDependencyPass();
+  const int64_t r = blockIdx.x;
+  ForColumns<kVectors>(cols, [&](int c) {
+    if constexpr (kVectors) {
+      const float4 v = LoadVector(x, r, c);
+      StoreVector(
+          x, r, c,
+          make_float4(SoftCap(v.x, cap), SoftCap(v.y, cap), SoftCap(v.z, cap), SoftCap(v.w, cap)));
+    } else {
+      Store(x, r, c, SoftCap(Load(x, r, c), cap));
+    }
+  });
+}
+
+template <bool kVectors>
 __global__ void GatherKernel(Rows in, const int32_t* rows, Rows out, int cols) {
   GridDependencyPass();
   const int64_t r = blockIdx.x;
@@ -418,6 +452,16 @@ void LaunchScaleBySigmoid(const RowsView& x, const RowsView& gate, cudaStream_t 
 void LaunchScale(const RowsView& x, float factor, cudaStream_t stream) {
   MOESERVE_LAUNCH_ROWS(ScaleKernel, TakesVectors(x), x, stream, RowsOf(x), RowsOf(RowsView{}),
                        factor, static_cast<int>(x.cols));
+}
+
+void LaunchMultiplyBySigmoid(const RowsView& x, const RowsView& gate, cudaStream_t stream) {
+  MOESERVE_LAUNCH_ROWS(MultiplyBySigmoidKernel, TakesVectors(x) && TakesVectors(gate), x, stream,
+                       RowsOf(x), RowsOf(gate), static_cast<int>(x.cols));
+}
+
+void LaunchSoftCap(const RowsView& x, float cap, cudaStream_t stream) {
+  MOESERVE_LAUNCH_ROWS(SoftCapKernel, TakesVectors(x), x, stream, RowsOf(x), cap,
+                       static_cast<int>(x.cols));
 }
 
 void LaunchGather(const RowsView& input, const int32_t* rows, const RowsView& output,

@@ -53,7 +53,9 @@ void LaunchConvert(const RowsView& input, const RowsView& output, cudaStream_t s
 void LaunchAddScaled(const RowsView& x, const RowsView& branch, const float* bias, float scale,
                      cudaStream_t stream);
 void LaunchScaleBySigmoid(const RowsView& x, const RowsView& gate, cudaStream_t stream);
+void LaunchMultiplyBySigmoid(const RowsView& x, const RowsView& gate, cudaStream_t stream);
 void LaunchScale(const RowsView& x, float factor, cudaStream_t stream);
+void LaunchSoftCap(const RowsView& x, float cap, cudaStream_t stream);
 // Computes output[i] = input[rows[i]], f32.
 void LaunchGather(const RowsView& input, const int32_t* rows, const RowsView& output,
                   cudaStream_t stream);

@@ -156,6 +156,9 @@ ExpertSpec ParseExpert(const Json& json, const std::string& path, Problems* prob
   expert.activation = reader
                           .PickKind("activation", ActivationKind::kSilu)  // any value except kNone
                           .value_or(ActivationKind::kSilu);
+  expert.activation_limit = static_cast<float>(reader.Real("activation_limit", 0.0));
+  expert.activation_slope = static_cast<float>(reader.Real("activation_slope", 1.0));
+  expert.up_offset = static_cast<float>(reader.Real("up_offset", 0.0));
   expert.bias = reader.Bool("bias", false);
   expert.inner_norm = reader.Bool("inner_norm", false);
   reader.RefuseOthers();
@@ -194,6 +197,19 @@ RopeScaling ParseRopeScaling(const Json& json, const std::string& path, Problems
   }
   reader.RefuseOthers(Concat(" (kind is ", Quoted(KindName(scaling.kind)), ')'));
   return scaling;
+}
+
+LatentSpec ParseLatent(const Json& json, const std::string& path, Problems* problems) {
+  ObjectReader reader(json, path, problems);
+  LatentSpec latent;
+  if (!reader.valid()) return latent;
+  latent.query_rank = reader.Int("query_rank", 0);
+  latent.rank = reader.Int("rank");
+  latent.rope_dim = reader.Int("rope_dim");
+  latent.value_dim = reader.Int("value_dim");
+  latent.norm_eps = static_cast<float>(reader.Real("norm_eps", 1e-6));
+  reader.RefuseOthers();
+  return latent;
 }
 
 }  // namespace
@@ -255,6 +271,12 @@ AttentionSpec ParseAttention(const Json& json, const std::string& path, Problems
                                                    {"tile", GroupOrder::kTile}},
                                                   GroupOrder::kInterleave)
                                 .value_or(GroupOrder::kInterleave);
+    attention.sinks = reader.Bool("sinks", false);
+    attention.qk_norm_after_rope = reader.Bool("qk_norm_after_rope", false);
+    attention.gate = reader.Bool("gate", false);
+    if (const Json* latent = reader.Optional("latent")) {
+      attention.latent = ParseLatent(*latent, reader.PathOf("latent"), problems);
+    }
   }
   attention.head_dim = reader.Int("head_dim");
   attention.bias = reader.Bool("bias", false);
@@ -262,6 +284,7 @@ AttentionSpec ParseAttention(const Json& json, const std::string& path, Problems
   const double default_scale =
       attention.head_dim > 0 ? 1.0 / std::sqrt(static_cast<double>(attention.head_dim)) : 1.0;
   attention.scale = reader.Real("scale", default_scale);
+  attention.soft_cap = reader.Real("soft_cap", 0.0);
   if (const Json* position = reader.Optional("position")) {
     attention.position = ParsePosition(*position, reader.PathOf("position"), problems);
   }

@@ -155,6 +155,7 @@ Result<NativeConfig> ReadNativeConfig(const Json& json) {
   spec.embedding_scale = reader.Real("embedding_scale", 1.0);
   spec.residual_scale = reader.Real("residual_scale", 1.0);
   spec.logit_scale = reader.Real("logit_scale", 1.0);
+  spec.logit_soft_cap = reader.Real("logit_soft_cap", 0.0);
   spec.tie_word_embeddings = reader.Bool("tie_word_embeddings", false);
   if (const Json* quantization = reader.Optional("quantization")) {
     config.quantization = ParseQuantization(*quantization, &problems);

@@ -81,6 +81,13 @@ std::string RoutingText(const RoutedLayerSpec& routing) {
 std::string ExpertText(const ExpertSpec& expert) {
   std::string text = expert.form == ExpertForm::kGated ? "gated " : "plain ";
   text.append(KindName(expert.activation));
+  if (expert.activation_slope != 1.0f) {
+    text.append(Concat(" of slope ", Number(expert.activation_slope)));
+  }
+  if (expert.activation_limit != 0.0f) {
+    text.append(Concat(" limited to ", Number(expert.activation_limit)));
+  }
+  if (expert.up_offset != 0.0f) text.append(Concat(", up plus ", Number(expert.up_offset)));
   if (expert.bias) text.append(", bias");
   if (expert.inner_norm) text.append(", inner norm");
   return text;
@@ -130,6 +137,9 @@ std::string DescribeModel(const ModelSpec& spec) {
              PlacementText(spec.norm.placement),
              spec.norm.kind == NormKind::kRms ? "rms norm" : "layer norm");
   text.append(Concat(", ", PositionText(spec.position)));
+  if (spec.logit_soft_cap != 0.0) {
+    text.append(Concat(", logits' soft cap ", Number(spec.logit_soft_cap)));
+  }
   if (spec.tie_word_embeddings) text.append(", tied embeddings");
   return text;
 }
@@ -145,13 +155,24 @@ std::string DescribeAttention(const AttentionSpec& attention) {
                   attention.num_kv_heads, " kv heads");
     if (attention.qk_norm == QkNorm::kHead) text.append(", q and k norm of each head");
     if (attention.qk_norm == QkNorm::kFull) text.append(", q and k norm");
+    if (attention.qk_norm_after_rope) text.append(" after rope");
     if (attention.group_order == GroupOrder::kTile) text.append(", tile order");
+    if (attention.latent.has_value()) {
+      const LatentSpec& latent = *attention.latent;
+      text = Concat("dense: ", attention.num_heads, " heads x ", attention.head_dim,
+                    ", latent vectors of ", latent.rank, " and a rotated part of ", latent.rope_dim,
+                    ", values of ", latent.value_dim);
+      if (latent.query_rank > 0) text.append(Concat(", queries of rank ", latent.query_rank));
+    }
   }
   if (attention.bias) text.append(", bias");
   if (attention.out_bias) text.append(", output bias");
   if (attention.position.has_value()) text.append(Concat(", ", PositionText(*attention.position)));
   if (attention.window.has_value()) text.append(Concat(", window ", *attention.window));
   text.append(Concat(", scale ", Number(attention.scale)));
+  if (attention.soft_cap != 0.0) text.append(Concat(", soft cap ", Number(attention.soft_cap)));
+  if (attention.sinks) text.append(", sinks");
+  if (attention.gate) text.append(", gate");
   return text;
 }
 
