@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/message.h"
+#include "model_loaders/block_scaled.h"
 #include "model_loaders/quantize/quantized_tensors.h"
 #include "model_loaders/tensor_check.h"
 
@@ -16,7 +17,12 @@ namespace {
 DType Dominant(const WeightFiles& files, Quantization quantization) {
   std::array<uint64_t, 3> bytes{};  // [DType]: bytes of the tensors of that type
   for (const WeightFiles::Location& tensor : files.tensors()) {
-    const std::optional<DType> type = WeightType(tensor.entry->type);
+    std::optional<DType> type = WeightType(tensor.entry->type);
+    // bf16 is the narrowest type for weights that are stored in blocks of fewer bits.
+    if (quantization == Quantization::kNone &&
+        (tensor.entry->type == ElementType::kU8 || tensor.entry->type == ElementType::kF8E4M3)) {
+      type = DType::kBF16;
+    }
     const bool scale =
         quantization != Quantization::kNone && tensor.entry->name.ends_with(".weight_scale");
     if (type.has_value() && !scale) {
@@ -109,6 +115,13 @@ Result<HostTensor> FolderWeights::Get(std::string_view name, const std::vector<i
   MOESERVE_ASSIGN_OR_RETURN(const std::vector<FoundPart> found, Find(name, shape));
   const auto& [file, entry] = *found[0].location;
   MOESERVE_ASSIGN_OR_RETURN(const TensorData data, file->Read(*entry));
+  if (found[0].part.format.kind != BlockFormatKind::kNone) {
+    const auto& [scale_file, scale_entry] = *found[1].location;
+    MOESERVE_ASSIGN_OR_RETURN(const TensorData scales, scale_file->Read(*scale_entry));
+    return WidenBlockScaled(
+        found[0].part,
+        {.values = data.bytes, .scales = scales.bytes, .scale_type = scale_entry->type}, shape);
+  }
   if (!found[0].part.contiguous) {
     return CopyPart(found[0].part, *WeightType(entry->type), data.bytes, shape);
   }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/message.h"
+#include "model_loaders/block_scaled.h"
 
 namespace moeserve {
 namespace {
@@ -36,14 +37,19 @@ bool Locate(const TensorPlace& place, const std::vector<int64_t>& shape, StoredP
     std::swap(part.row_stride, part.column_stride);
   }
   const int64_t last_row = place.first_row + (shape[0] - 1) * place.row_step;
-  if (!std::equal(slice.begin() + 1, slice.end(), shape.begin() + 1) || place.first_row < 0 ||
-      place.row_step < 1 || last_row >= slice[0]) {
+  if (place.first_row < 0 || place.row_step < 1 || last_row >= slice[0]) return false;
+  const int64_t first_column = place.first_column.value_or(0);
+  if (place.first_column.has_value()) {
+    if (slice.size() != 2 || first_column < 0 || first_column + shape[1] > slice[1]) return false;
+  } else if (!std::equal(slice.begin() + 1, slice.end(), shape.begin() + 1)) {
     return false;
   }
-  part.first_element = skipped_slices * slice_size + place.first_row * part.row_stride;
+  part.first_element = skipped_slices * slice_size + place.first_row * part.row_stride +
+                       first_column * part.column_stride;
   part.row_stride *= place.row_step;
   part.add = place.add;
-  part.contiguous = !place.transposed && place.row_step == 1 && place.add == 0.0f;
+  part.contiguous = !place.transposed && place.row_step == 1 && place.add == 0.0f &&
+                    !place.first_column.has_value();
   return true;
 }
 
@@ -75,11 +81,20 @@ Result<std::vector<StoredPart>> StoredParts(const CheckpointConfig& config,
                                       " does not lie in ", Quoted(place->name), " ",
                                       ShapeText(place->shape)));
   }
-  part.stored = {
-      .name = std::move(place->name),
-      .type = std::nullopt,
-      .shape = std::move(place->shape),
-      .follows_from = place->follows_from.empty() ? tensor.follows_from : place->follows_from};
+  const std::string& follows_from =
+      place->follows_from.empty() ? tensor.follows_from : place->follows_from;
+  if (place->format.kind != BlockFormatKind::kNone) {
+    MOESERVE_ASSIGN_OR_RETURN(std::vector<StoredTensor> stored,
+                              BlockScaledTensors(*place, follows_from));
+    part.stored = std::move(stored[0]);
+    part.format = std::move(place->format);
+    part.contiguous = false;
+    return std::vector<StoredPart>{std::move(part), {.stored = std::move(stored[1])}};
+  }
+  part.stored = {.name = std::move(place->name),
+                 .type = std::nullopt,
+                 .shape = std::move(place->shape),
+                 .follows_from = follows_from};
   return std::vector<StoredPart>{std::move(part)};
 }
 

@@ -12,7 +12,8 @@ namespace moeserve {
 
 struct StoredPart {
   StoredTensor stored;        // the whole tensor in the files
-  int64_t first_element = 0;  // index of the part's first element
+  BlockFormat format = {};    // TensorPlace::format
+  int64_t first_element = 0;  // index of the part's first element; in blocks, of widened elements
   // Distances in elements between adjacent rows, and between adjacent columns of a row; a tensor
   // with one dimension has rows of one element.
   int64_t row_stride = 0;
@@ -22,9 +23,11 @@ struct StoredPart {
   bool contiguous = true;
 };
 
-// Returns what the files must contain for `tensor`: one part of a floating-point tensor, or a whole
-// tensor of integers and a whole tensor of scales. Internal if the family defines no location for
-// the tensor, or one in which the tensor's shape does not fit.
+// Returns what the files must contain for `tensor`: one part of a floating-point tensor, to which
+// the whole tensor of scales is added if it is stored in blocks; or a whole tensor of integers and
+// a whole tensor of scales. InvalidArgument if a shape does not consist of whole blocks. Internal
+// if the family defines no location for the tensor, or one in which the tensor's shape does not
+// fit.
 Result<std::vector<StoredPart>> StoredParts(const CheckpointConfig& config,
                                             const TensorRequirement& tensor);
 

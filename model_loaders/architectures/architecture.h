@@ -19,6 +19,21 @@
 
 namespace moeserve {
 
+// How files store matrices as small floating-point numbers with one scale per block.
+enum class BlockFormatKind : uint8_t {
+  kNone,
+  kMxfp4,  // OCP's MX: E2M1, two elements per byte, the first in the lower half; one E8M0 scale for
+           // 32 elements of a row
+  kFp8     // OCP's E4M3; one floating-point scale for a rectangle of elements
+};
+
+struct BlockFormat {
+  BlockFormatKind kind = BlockFormatKind::kNone;
+  std::string scales = {};  // name of the stored tensor of scales
+  int rows = 1;             // kFp8: the rectangle; those at the edges of a matrix can be smaller
+  int columns = 1;
+};
+
 // Where the files store one tensor of the model: a whole stored tensor, or a part of one.
 struct TensorPlace {
   std::string name = {};  // name of the stored tensor
@@ -29,13 +44,18 @@ struct TensorPlace {
 
   // The part of the stored tensor: the slice `index` of the outermost dimension, if `index` is set.
   // If `transposed`, the slice is a matrix that is stored as its transpose. Of the slice (or of its
-  // transpose), the part is every `row_step`-th row from `first_row` on. Example: if the gate and
-  // up projections of all experts are stored as one tensor [E, 2 * width, d], they begin at rows 0
-  // and `width` of slice e.
+  // transpose), the part is every `row_step`-th row from `first_row` on. If `first_column` is set,
+  // only the columns from there on that the model's tensor has belong to the part. Example: if the
+  // gate and up projections of all experts are stored as one tensor [E, 2 * width, d], they begin
+  // at rows 0 and `width` of slice e.
   std::optional<int64_t> index = std::nullopt;
   bool transposed = false;
   int64_t first_row = 0;
   int64_t row_step = 1;
+  std::optional<int64_t> first_column = std::nullopt;
+
+  // If not kNone, `shape` is that of the widened tensor.
+  BlockFormat format = {};
 
   // The model's tensor is the stored part plus this number, computed in f32.
   float add = 0.0f;

@@ -8,19 +8,26 @@ namespace moeserve {
 extern const Architecture kNativeArchitecture;
 
 // huggingface/
+extern const Architecture kAfmoeArchitecture;
 extern const Architecture kDynamicMoeArchitecture;
+extern const Architecture kDeepSeekV2Architecture;
+extern const Architecture kDeepSeekV3Architecture;
 extern const Architecture kDots1Architecture;
 extern const Architecture kErnieArchitecture;
 extern const Architecture kErnieMoeArchitecture;
 extern const Architecture kFlexOlmoArchitecture;
+extern const Architecture kGemma2Architecture;
 extern const Architecture kGemma3Architecture;
 extern const Architecture kGemmaArchitecture;
 extern const Architecture kGlm4MoeArchitecture;
+extern const Architecture kGptOssArchitecture;
 extern const Architecture kGraniteArchitecture;
 extern const Architecture kGraniteMoeArchitecture;
 extern const Architecture kGraniteMoeHybridArchitecture;
 extern const Architecture kGraniteMoeSharedArchitecture;
+extern const Architecture kHunYuanMoeArchitecture;
 extern const Architecture kJetMoeArchitecture;
+extern const Architecture kKimiK2Architecture;
 extern const Architecture kLlamaArchitecture;
 extern const Architecture kMiniMaxM2Architecture;
 extern const Architecture kMistralArchitecture;

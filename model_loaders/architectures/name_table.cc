@@ -1,7 +1,6 @@
 #include "model_loaders/architectures/name_table.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 
 #include "base/message.h"
@@ -10,11 +9,7 @@
 namespace moeserve {
 namespace {
 
-// The numbers in a name at the positions of a pattern's "*".
-struct Numbers {
-  std::array<int, 2> value{};
-  size_t count = 0;
-};
+constexpr std::string_view kScaleSuffix = "_scale_inv";  // of the scales of FP8 weights
 
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 bool IsKeyStart(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
@@ -121,7 +116,10 @@ NameTableConfig::NameTableConfig(std::span<const TensorRule> tensors, std::span<
     : tensors_(tensors.begin(), tensors.end()), keys_(keys.begin(), keys.end()) {
   // Every layer has the same layout, so the pattern of one layer decides.
   std::set<std::string> patterns;
-  for (const std::string& name : stored) patterns.insert(Pattern(name));
+  for (const std::string& name : stored) {
+    patterns.insert(Pattern(name));
+    if (name.ends_with(kScaleSuffix)) scales_.insert(name);
+  }
   for (const TensorRule& rule : tensors_) {
     if (patterns.contains(std::string(rule.file))) found_.insert(rule.file);
   }
@@ -137,6 +135,40 @@ const TensorRule* NameTableConfig::RuleOf(std::string_view tensor) const {
   return first;
 }
 
+BlockFormat NameTableConfig::FormatOf(const TensorRule& rule, const std::string& stored) const {
+  constexpr std::string_view kBlocks = "_blocks";
+  if (rule.mxfp4 && stored.ends_with(kBlocks)) {
+    return {.kind = BlockFormatKind::kMxfp4,
+            .scales = stored.substr(0, stored.size() - kBlocks.size()) + "_scales"};
+  }
+  if (!fp8.has_value() || !scales_.contains(stored + std::string(kScaleSuffix))) return {};
+  BlockFormat format = *fp8;
+  format.kind = BlockFormatKind::kFp8;
+  format.scales = stored + std::string(kScaleSuffix);
+  return format;
+}
+
+std::optional<TensorPlace> NameTableConfig::LatentPlace(const TensorRule& rule,
+                                                        const Numbers& numbers,
+                                                        TensorPlace place) const {
+  const int layer = numbers.value[0], head = numbers.value[1];
+  if (layer >= spec.num_layers()) return std::nullopt;
+  const AttentionSpec& attention = spec.layers[static_cast<size_t>(layer)].attention;
+  if (!attention.latent.has_value()) return std::nullopt;
+  const LatentSpec& latent = *attention.latent;
+  const int64_t keys = attention.head_dim - latent.rope_dim;
+  const int64_t rows = keys + latent.value_dim;
+  place.shape = {attention.num_heads * rows, latent.rank};
+  place.follows_from = "[num_attention_heads * (qk_nope_head_dim + v_head_dim), kv_lora_rank]";
+  if (rule.part == 0) {
+    place.transposed = true;
+    place.first_column = head * rows;
+  } else {
+    place.first_row = head * rows + keys;
+  }
+  return place;
+}
+
 std::optional<TensorPlace> NameTableConfig::Place(const TensorRequirement& tensor) const {
   const TensorRule* const found = RuleOf(tensor.name);
   if (found == nullptr) return std::nullopt;
@@ -144,8 +176,12 @@ std::optional<TensorPlace> NameTableConfig::Place(const TensorRequirement& tenso
   const std::optional<Numbers> numbers = Match(rule.model, tensor.name);
   TensorPlace place{.name = Substitute(rule.file, *numbers)};
   place.add = rule.add;
+  if (tensor.shape.size() == 2) place.format = FormatOf(rule, place.name);
   const bool stacked = Stars(rule.file) < Stars(rule.model);
-  if (!stacked && rule.parts == 1 && !rule.transposed && !rule.wrapped) return place;
+  if (!stacked && rule.parts == 1 && !rule.transposed && !rule.wrapped) {
+    if (place.format.kind != BlockFormatKind::kNone) place.shape = tensor.shape;
+    return place;
+  }
 
   // For a stack of joined tensors, "[width, hidden_size]" becomes "[num_experts, 2 * width,
   // hidden_size]".
@@ -173,6 +209,8 @@ std::optional<TensorPlace> NameTableConfig::Place(const TensorRequirement& tenso
           "[(num_attention_heads + 2 * num_key_value_heads) * head_dim, hidden_size]";
       return place;
     }
+    case RowOrder::kLatent:
+      return LatentPlace(rule, *numbers, std::move(place));
   }
   if (rule.transposed && place.shape.size() == 2) {
     place.transposed = true;

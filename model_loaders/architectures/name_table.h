@@ -2,6 +2,7 @@
 // or in that tensors are stacked and joined in regular ways. Two tables describe such a family.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <set>
@@ -19,6 +20,8 @@ enum class RowOrder : uint8_t {
   kJoined,       // all rows of the first tensor, then all rows of the second, ...
   kInterleaved,  // row 0 of each tensor, then row 1 of each, ...
   kQkv,          // the rows of an attention layer's queries, keys and values
+  kLatent,  // for each head of latent attention, the rows of its key projection (part 0), whose
+            // transpose the model has, then those of its value projection (part 1)
 };
 
 // Where the files store the tensors whose names match a pattern. "*" stands for a number: the first
@@ -27,7 +30,7 @@ enum class RowOrder : uint8_t {
 // If `file` has one "*" less than `model`, the files store the tensors of all experts as one tensor
 // whose outermost dimension is the number of experts. If `parts` > 1, the files store the rows of
 // `parts` tensors in one tensor, and this tensor is number `part`. The tensors have the same shape,
-// except with kQkv.
+// except with kQkv and kLatent.
 struct TensorRule {
   std::string_view model;  // "blocks.*.feed_forward.experts.*.gate.weight"
   std::string_view file;   // "model.layers.*.block_sparse_moe.experts.*.w1.weight"
@@ -37,6 +40,9 @@ struct TensorRule {
   bool transposed = false;  // matrices are stored as their transposes
   float add = 0.0f;         // TensorPlace::add
   bool wrapped = false;     // the stored tensor has one more dimension in front, of size 1
+  // Files store the tensor as MXFP4 blocks; the name of the scales ends with "_scales" where that
+  // of the blocks ends with "_blocks".
+  bool mxfp4 = false;
 };
 
 // A configuration key: its name in the native format, without indices
@@ -47,10 +53,17 @@ struct KeyRule {
   std::string_view file;
 };
 
+// The numbers in a name at the positions of a pattern's "*".
+struct Numbers {
+  std::array<int, 2> value{};
+  size_t count = 0;
+};
+
 class NameTableConfig : public CheckpointConfig {
  public:
-  // If several rules match a tensor of the model, the first of them whose file tensor is in `stored`
-  // is used, or else the first of them. The texts of the tables must outlive the configuration.
+  // If several rules match a tensor of the model, the first of them whose file tensor is in
+  // `stored` is used, or else the first of them. The texts of the tables must outlive the
+  // configuration.
   NameTableConfig(std::span<const TensorRule> tensors, std::span<const KeyRule> keys,
                   const StoredNames& stored);
 
@@ -63,15 +76,26 @@ class NameTableConfig : public CheckpointConfig {
   std::vector<std::string_view> ignored;
   // Stored tensors with these prefixes are not needed either.
   std::vector<std::string> ignored_prefixes;
+  // The rectangle of elements with one scale if the files have FP8 weights: of every stored matrix
+  // whose name plus "_scale_inv" is also stored.
+  std::optional<BlockFormat> fp8;
 
  private:
   // Returns the rule that counts for a tensor of the model; null if none matches.
   const TensorRule* RuleOf(std::string_view tensor) const;
 
+  // Returns the block format of the stored tensor `stored`, to which `rule` leads.
+  BlockFormat FormatOf(const TensorRule& rule, const std::string& stored) const;
+
+  // Returns `place` with the position of a matrix of one head in the stored matrix of all heads.
+  std::optional<TensorPlace> LatentPlace(const TensorRule& rule, const Numbers& numbers,
+                                         TensorPlace place) const;
+
   const std::vector<TensorRule> tensors_;
   const std::vector<KeyRule> keys_;
   // The patterns `TensorRule::file` that match at least one stored tensor.
   std::set<std::string_view> found_;
+  std::set<std::string> scales_;  // the stored names that end with "_scale_inv"
 };
 
 }  // namespace moeserve

@@ -118,9 +118,7 @@ DecoderConfig::DecoderConfig(const Json& json, const StoredNames& stored)
 void DecoderConfig::Skeleton(const DecoderDefaults& defaults) {
   for (const std::string_view key : kNeutralKeys) reader_.Optional(key);
   for (const auto& [key, value] : kFixedKeys) Require(key, value);
-  if (reader_.Optional("quantization_config") != nullptr) {
-    reader_.Fault("quantization_config", "no quantized weights", "an object");
-  }
+  ReadQuantization(defaults.mxfp4);
   spec_.vocab_size = reader_.Int("vocab_size");
   spec_.hidden_size = reader_.Int("hidden_size");
   layers_ = reader_.Int("num_hidden_layers");
@@ -152,6 +150,38 @@ void DecoderConfig::Skeleton(const DecoderDefaults& defaults) {
   if (!original_.contains("eos_token_id")) {
     std::erase_if(spec_.eos_token_ids, [&](int32_t id) { return id >= spec_.vocab_size; });
   }
+}
+
+void DecoderConfig::ReadQuantization(bool mxfp4) {
+  const Json* const json = reader_.Optional("quantization_config");
+  if (json == nullptr) return;
+  const Json cleaned = WithoutNulls(*json);
+  ObjectReader reader(cleaned, "quantization_config", &problems_);
+  if (!reader.valid()) return;
+  enum class Method { kFp8, kMxfp4 };
+  const auto method = mxfp4 ? reader.Pick<Method>("quant_method", {{"mxfp4", Method::kMxfp4}})
+                            : reader.Pick<Method>("quant_method", {{"fp8", Method::kFp8}});
+  if (!method.has_value()) return;
+  // The files themselves show which tensors are in blocks. Activations are never rounded.
+  for (const char* key : {"modules_to_not_convert", "ignored_layers", "activation_scheme",
+                          "dequantize", "use_kernels"}) {
+    reader.Optional(key);
+  }
+  if (*method == Method::kFp8) {
+    reader.Pick<int>("fmt", {{"e4m3", 0}}, 0);
+    const Json* const block = reader.Required("weight_block_size", "a list of two integers");
+    if (block == nullptr) return;
+    const auto dim = [&](size_t i) {
+      return block->is_array() && block->size() == 2 ? IntFrom((*block)[i]) : std::nullopt;
+    };
+    const std::optional<int> rows = dim(0), columns = dim(1);
+    if (rows.value_or(0) < 1 || columns.value_or(0) < 1) {
+      reader.Fault("weight_block_size", "a list of two integers above 0", ShowJson(*block));
+      return;
+    }
+    fp8_ = BlockFormat{.kind = BlockFormatKind::kFp8, .rows = *rows, .columns = *columns};
+  }
+  reader.RefuseOthers();
 }
 
 AttentionSpec DecoderConfig::Attention(std::optional<int> head_dim) {
@@ -368,6 +398,11 @@ std::vector<bool> DecoderConfig::SlidingLayers(const std::function<bool(int)>& f
   return sliding;
 }
 
+double DecoderConfig::Cap(std::string_view key, double fallback) {
+  const bool is_null = original_.contains(key) && original_[key].is_null();
+  return reader_.Real(key, is_null ? 0.0 : fallback);
+}
+
 void DecoderConfig::Ignore(std::initializer_list<std::string_view> keys) {
   for (const std::string_view key : keys) reader_.Optional(key);
 }
@@ -422,6 +457,7 @@ Result<std::unique_ptr<const CheckpointConfig>> DecoderConfig::Finish(
   config->spec = std::move(spec_);
   config->ignored = std::move(ignored_tensors_);
   config->ignored_prefixes = std::move(ignored_prefixes_);
+  config->fp8 = fp8_;
   MOESERVE_RETURN_IF_ERROR(ValidateConfig(*config));
   return config;
 }

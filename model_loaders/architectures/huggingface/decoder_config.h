@@ -30,6 +30,7 @@ struct DecoderDefaults {
   std::optional<int> bos_token_id = 1;
   std::vector<int32_t> eos_token_ids = {2};
   double partial_rotary_factor = 1.0;
+  bool mxfp4 = false;  // quantized files of the family have MXFP4 weights; else FP8
 };
 
 // The names of the keys of a family's experts; all three keys are required.
@@ -90,6 +91,9 @@ class DecoderConfig {
   // Reads the size of the sliding window, if the key is there.
   std::optional<int> Window(std::string_view key = "sliding_window");
 
+  // Reads a soft cap. Returns `fallback` if the key is absent, 0 if its value is null.
+  double Cap(std::string_view key, double fallback);
+
   // The keys do not change a model's answers.
   void Ignore(std::initializer_list<std::string_view> keys);
   // Refuses any value of `key` except null and `value`, because the engine computes only these.
@@ -113,6 +117,8 @@ class DecoderConfig {
 
  private:
   RopeScaling ScalingOf(ObjectReader& reader, std::string_view type);
+  // Reads "quantization_config".
+  void ReadQuantization(bool mxfp4);
 
   const nlohmann::json& original_;
   const nlohmann::json json_;  // without the keys whose value is null
@@ -126,6 +132,7 @@ class DecoderConfig {
   std::vector<KeyRule> key_rules_;
   std::vector<std::string_view> ignored_tensors_;
   std::vector<std::string> ignored_prefixes_;
+  std::optional<BlockFormat> fp8_;
 };
 
 // Reads the factors of Granite models: "embedding_multiplier", "residual_multiplier" and

@@ -1,4 +1,4 @@
-// Gemma and Gemma 3 (text): the files store norm weights as offsets from 1.
+// Gemma, Gemma 2 and Gemma 3 (text): the files store norm weights as offsets from 1.
 
 #include <cmath>
 
@@ -9,7 +9,8 @@ namespace moeserve {
 namespace {
 
 using Json = nlohmann::json;
-using namespace huggingface;  // NOLINT(google-build-using-namespace): helpers shared by all families
+using namespace huggingface;  // NOLINT(google-build-using-namespace): helpers shared by all
+                              // families
 
 constexpr TensorRule kFinalNorm[] = {
     {.model = "norm.weight", .file = "model.norm.weight", .add = 1.0f},
@@ -24,7 +25,7 @@ constexpr TensorRule kPreNorms[] = {
      .add = 1.0f},
 };
 
-constexpr TensorRule kNorms3[] = {
+constexpr TensorRule kNorms2[] = {
     {.model = "blocks.*.attention.norm.weight",
      .file = "model.layers.*.input_layernorm.weight",
      .add = 1.0f},
@@ -37,6 +38,9 @@ constexpr TensorRule kNorms3[] = {
     {.model = "blocks.*.feed_forward.output_norm.weight",
      .file = "model.layers.*.post_feedforward_layernorm.weight",
      .add = 1.0f},
+};
+
+constexpr TensorRule kQkNorms3[] = {
     {.model = "blocks.*.attention.q_norm.weight",
      .file = "model.layers.*.self_attn.q_norm.weight",
      .add = 1.0f},
@@ -78,6 +82,42 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadGemma(const Json& json,
   return c.Finish([&](int) { return LayerSpec{attention, dense}; });
 }
 
+// Reads what Gemma 2 and 3 have in common: attention without its windows.
+AttentionSpec ReadAttention2(DecoderConfig& c, double logits_cap) {
+  AttentionSpec attention = c.Attention(256);
+  // The bias of the output projection would be added before the output's norm.
+  c.Require("attention_bias", false);
+  const double scalar = c.keys().Real("query_pre_attn_scalar", 256.0);
+  if (scalar > 0) attention.scale = 1.0 / std::sqrt(scalar);
+  c.Ignore({"cache_implementation"});
+  c.spec().logit_soft_cap = c.Cap("final_logit_softcapping", logits_cap);
+  constexpr KeyRule kRules[] = {{"attention.soft_cap", "attn_logit_softcapping"},
+                                {"logit_soft_cap", "final_logit_softcapping"}};
+  c.Keys(kRules);
+  return attention;
+}
+
+Result<std::unique_ptr<const CheckpointConfig>> ReadGemma2(const Json& json,
+                                                           const StoredNames& stored) {
+  DecoderConfig c(json, stored);
+  c.Skeleton(kDefaults);
+  AddDecoder(c, kNorms2);
+  c.spec().norm.placement = NormPlacement::kBoth;
+  AttentionSpec attention = ReadAttention2(c, 30.0);
+  attention.soft_cap = c.Cap("attn_logit_softcapping", 50.0);
+  const int window = c.Window().value_or(4096);
+  const std::vector<bool> sliding = c.SlidingLayers([](int layer) { return layer % 2 == 0; });
+  FeedForwardSpec dense = c.Dense();
+  // Old files also name an activation that is not used.
+  c.Ignore({"hidden_act"});
+  dense.expert.activation = c.Activation("hidden_activation", "gelu_pytorch_tanh");
+  return c.Finish([&](int layer) {
+    AttentionSpec own = attention;
+    if (sliding[static_cast<size_t>(layer)]) own.window = window;
+    return LayerSpec{own, dense};
+  });
+}
+
 Result<std::unique_ptr<const CheckpointConfig>> ReadGemma3(const Json& json,
                                                            const StoredNames& stored) {
   // Layers with a window have rotary parameters of their own.
@@ -92,7 +132,8 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadGemma3(const Json& json,
   defaults.max_position_embeddings = 131072;
   defaults.rope_theta = kGlobalTheta;
   c.Skeleton(defaults);
-  AddDecoder(c, kNorms3);
+  AddDecoder(c, kNorms2);
+  c.Tensors(kQkNorms3);
   c.spec().norm.placement = NormPlacement::kBoth;
   PositionSpec local;
   local.theta = c.keys().Real("rope_local_base_freq", kLocalTheta);
@@ -103,18 +144,15 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadGemma3(const Json& json,
       local = c.RopeFrom(*own, "rope_parameters.sliding_attention", kLocalTheta);
     }
   }
-  AttentionSpec attention = c.Attention(256);
-  attention.bias = c.keys().Bool("attention_bias", false);
+  AttentionSpec attention = ReadAttention2(c, 0.0);
+  // transformers ignores it, the authors' code applies it; published files have none.
+  c.Require("attn_logit_softcapping", nullptr);
   attention.qk_norm = QkNorm::kHead;
-  const double scalar = c.keys().Real("query_pre_attn_scalar", 256.0);
-  if (scalar > 0) attention.scale = 1.0 / std::sqrt(scalar);
   const int window = c.Window().value_or(4096);
   const int pattern = c.keys().Int("sliding_window_pattern", 6);
-  c.Ignore({"_sliding_window_pattern", "cache_implementation"});
+  c.Ignore({"_sliding_window_pattern"});
   const std::vector<bool> sliding =
       c.SlidingLayers([&](int layer) { return pattern > 0 && (layer + 1) % pattern != 0; });
-  c.Require("attn_logit_softcapping", nullptr);
-  c.Require("final_logit_softcapping", nullptr);
   FeedForwardSpec dense = c.Dense();
   dense.expert.activation = c.Activation("hidden_activation", "gelu_pytorch_tanh");
   return c.Finish([&](int layer) {
@@ -133,6 +171,11 @@ constinit const Architecture kGemmaArchitecture = {
     .model_type = "gemma",
     .recognizes = [](const Json& config) { return HasModelType(config, "gemma"); },
     .read = ReadGemma};
+
+constinit const Architecture kGemma2Architecture = {
+    .model_type = "gemma2",
+    .recognizes = [](const Json& config) { return HasModelType(config, "gemma2"); },
+    .read = ReadGemma2};
 
 constinit const Architecture kGemma3Architecture = {
     .model_type = "gemma3_text",

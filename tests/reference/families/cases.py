@@ -20,6 +20,8 @@ class Case:
     file_config: dict = dataclasses.field(default_factory=dict)  # keys replaced in config.json
     drop: tuple = ()  # keys removed from config.json
     torch_file: bool = False  # writes pytorch_model.bin
+    fp8: tuple = ()  # stores the layers' matrices as FP8 with a scale for blocks of [rows, columns]
+    mxfp4: bool = False  # stores the experts of gpt-oss as MXFP4
 
 
 BASE = dict(vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
@@ -45,7 +47,8 @@ CASES = []
 
 
 def add(name, family, save=None, **config):
-    extra = {key: config.pop(key) for key in ("set", "file_config", "drop", "torch_file")
+    extra = {key: config.pop(key) for key in ("set", "file_config", "drop", "torch_file", "fp8",
+                                                 "mxfp4")
              if key in config}
     base = {**BASE, **config}
     base = {key: value for key, value in base.items() if value is not ...}
@@ -218,3 +221,66 @@ add("granitemoeshared-all-fused", "granitemoeshared", FUSED,
 add("flex-olmo-one-head-linear", "flex_olmo", SHARDS, intermediate_size=16, num_experts=4,
     num_experts_per_tok=1, num_key_value_heads=1, tie_word_embeddings=True, **rope(LINEAR))
 add("ernie4-5-linear", "ernie4_5", **DENSE, head_dim=16, num_key_value_heads=4, **rope(LINEAR))
+
+# Soft caps, sinks, clamped activations, block-scaled weights.
+GEMMA2 = dict(intermediate_size=48, head_dim=12, sliding_window=6, query_pre_attn_scalar=10)
+add("gemma2", "gemma2", **GEMMA2, attn_logit_softcapping=2.0, final_logit_softcapping=3.0)
+add("gemma2-one-head-untied", "gemma2", **GEMMA2, num_key_value_heads=1,
+    tie_word_embeddings=False, num_hidden_layers=3, attn_logit_softcapping=None,
+    final_logit_softcapping=2.0)
+add("gemma2-all-sliding-linear", "gemma2", SHARDS, **GEMMA2, attn_logit_softcapping=1.0,
+    final_logit_softcapping=None, layer_types=["sliding_attention", "sliding_attention"],
+    file_config={"final_logit_softcapping": None}, **rope(LINEAR))
+add("gemma3-caps", "gemma3_text", **GEMMA3, layer_types=["sliding_attention", "full_attention"],
+    final_logit_softcapping=3.0)
+GPT_OSS = dict(intermediate_size=16, num_local_experts=6, num_experts_per_tok=2, sliding_window=6,
+               head_dim=8, swiglu_limit=0.8, rope_parameters=YARN_FREE)
+add("gpt-oss", "gpt_oss", **GPT_OSS)
+add("gpt-oss-all-experts-one-head", "gpt_oss", SHARDS, **{**GPT_OSS, "num_experts_per_tok": 6},
+    num_key_value_heads=1, attention_bias=False, swiglu_alpha=1.1, tie_word_embeddings=True,
+    num_hidden_layers=3)
+add("gpt-oss-mxfp4", "gpt_oss", SHARDS, mxfp4=True, hidden_size=96, **{**GPT_OSS, "intermediate_size": 32},
+    layer_types=["full_attention", "sliding_attention"])
+add("qwen3-moe-fp8", "qwen3_moe", fp8=(12, 12), intermediate_size=40, moe_intermediate_size=24,
+    num_experts=6, num_experts_per_tok=2, norm_topk_prob=True, head_dim=12, decoder_sparse_step=2)
+add("llama-fp8-shards", "llama", SHARDS, fp8=(128, 128), **DENSE, attention_bias=True)
+
+# Latent attention.
+MLA = dict(intermediate_size=48, moe_intermediate_size=16, n_routed_experts=8,
+           num_experts_per_tok=3, n_shared_experts=1, kv_lora_rank=20, q_lora_rank=24,
+           qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10, num_key_value_heads=4,
+           first_k_dense_replace=1, num_hidden_layers=3, routed_scaling_factor=1.5)
+YARN_ALL = {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9}
+add("deepseek-v3", "deepseek_v3", **MLA, n_group=4, topk_group=2, **rope(YARN_ALL))
+add("deepseek-v3-direct-query-half", "deepseek_v3", SHARDS, **{**MLA, "q_lora_rank": None},
+    n_group=1, topk_group=1, rope_interleave=False, tie_word_embeddings=True,
+    norm_topk_prob=False, num_nextn_predict_layers=1)
+add("deepseek-v3-biases-fp8", "deepseek_v3", fp8=(8, 8), **{**MLA, "first_k_dense_replace": 0},
+    n_group=2, topk_group=1, attention_bias=True)
+add("kimi-k2", "deepseek_v3", **{**MLA, "num_experts_per_tok": 8, "v_head_dim": 16},
+    n_group=1, topk_group=1, file_config={"model_type": "kimi_k2", "seq_aux": True,
+                                          "scoring_func": "sigmoid", "topk_method": "noaux_tc"})
+add("deepseek-v2", "deepseek_v2", **{**MLA, "n_shared_experts": 2}, topk_method="greedy",
+    **rope(YARN_ALL))
+add("deepseek-v2-groups", "deepseek_v2", **MLA, topk_method="group_limited_greedy", n_group=4,
+    topk_group=2)
+add("deepseek-v2-lite", "deepseek_v2", SHARDS, **{**MLA, "q_lora_rank": None}, topk_method="greedy",
+    attention_bias=True, tie_word_embeddings=True)
+
+# Norms after the rotation; gated attention.
+HUNYUAN = dict(intermediate_size=24, num_experts=6, moe_topk=2, head_dim=12)
+add("hunyuan", "hunyuan_v1_moe", **HUNYUAN)
+add("hunyuan-alpha-biases", "hunyuan_v1_moe", SHARDS, **{**HUNYUAN, "moe_topk": 6},
+    num_key_value_heads=1, attention_bias=True,
+    **rope({"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 10000.0}))
+add("hunyuan-tied-linear", "hunyuan_v1_moe", FUSED, **HUNYUAN, tie_word_embeddings=True,
+    **rope(LINEAR))
+AFMOE = dict(intermediate_size=48, moe_intermediate_size=16, num_experts=6, num_experts_per_tok=2,
+             num_shared_experts=1, head_dim=12, sliding_window=6, num_hidden_layers=4,
+             global_attn_every_n_layers=2)
+add("afmoe", "afmoe", **AFMOE, mup_enabled=True, route_scale=1.8)
+add("afmoe-all-experts-one-head", "afmoe", SHARDS, **{**AFMOE, "num_experts_per_tok": 6},
+    num_key_value_heads=1, num_dense_layers=0, tie_word_embeddings=True)
+add("afmoe-two-shared", "afmoe", **{**AFMOE, "num_shared_experts": 2, "num_hidden_layers": 3},
+    num_dense_layers=2, layer_types=["full_attention", "sliding_attention", "full_attention"],
+    **rope(YARN))

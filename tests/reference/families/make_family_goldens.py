@@ -23,8 +23,9 @@ import shutil
 
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
+import block_scaled
 import dynamic_moe
 from cases import CASES
 
@@ -76,6 +77,29 @@ def golden(model, vocab, seed):
             "margin": torch.stack(margin, 1).contiguous()}
 
 
+def replace_blocks(case, folder, blocks):
+    """Replaces matrices in the written files by their blocks and scales."""
+    if not blocks:
+        return
+    for path in folder.glob("*.safetensors"):
+        state = load_file(path)
+        state = {name: value.contiguous() for name, value in state.items()}
+        here = {name: packed for name, packed in blocks.items()
+                if name in state or any(k.startswith(name.rsplit(".", 1)[0] + ".0.") for k in state)}
+        if case.mxfp4:
+            state = block_scaled.mxfp4_state(state, here)
+        else:
+            state = block_scaled.fp8_state(state, here)
+        save_file(state, path, metadata={"format": "pt"})
+        index = folder / "model.safetensors.index.json"
+        if index.exists():
+            listing = json.loads(index.read_text())
+            others = {k: v for k, v in listing["weight_map"].items() if v != path.name}
+            listing["weight_map"] = {**others, **{name: path.name for name in state}}
+            listing["metadata"].pop("total_size", None)
+            index.write_text(json.dumps(listing, indent=1, sort_keys=True) + "\n")
+
+
 def write(case, out):
     folder = out / case.name
     shutil.rmtree(folder, ignore_errors=True)
@@ -91,6 +115,11 @@ def write(case, out):
     randomize(model, case.seed)
     for name, value in case.set.items():
         model.get_parameter(name).data.copy_(value)
+    blocks = {}
+    if case.fp8:
+        blocks = block_scaled.apply_fp8(model, case.fp8)
+    if case.mxfp4:
+        blocks = block_scaled.apply_mxfp4(model)
     tensors = golden(model, case.config["vocab_size"], case.seed + 1)
     model.bfloat16()
     if own:
@@ -101,13 +130,19 @@ def write(case, out):
     for extra in ("generation_config.json",):
         (folder / extra).unlink(missing_ok=True)
     if case.torch_file:
-        from safetensors.torch import load_file
         state = load_file(folder / "model.safetensors")
         torch.save(state, folder / "pytorch_model.bin")
         (folder / "model.safetensors").unlink()
+    replace_blocks(case, folder, blocks)
     path = folder / "config.json"
     stored = json.loads(path.read_text())
     stored.pop("transformers_version", None)
+    if case.fp8:
+        stored["quantization_config"] = {
+            "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
+            "weight_block_size": list(case.fp8), "modules_to_not_convert": ["lm_head"]}
+    if case.mxfp4:
+        stored["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
     stored.update(case.file_config)
     for key in case.drop:
         stored.pop(key, None)

@@ -1,0 +1,178 @@
+// DeepSeek-V2, DeepSeek-V3 and its relatives (Kimi-K2, Moonlight): multi-head latent attention.
+
+#include <algorithm>
+#include <cmath>
+
+#include "engine/spec/spec_limits.h"
+#include "model_loaders/architectures/families.h"
+#include "model_loaders/architectures/huggingface/decoder_config.h"
+
+namespace moeserve {
+namespace {
+
+using Json = nlohmann::json;
+using namespace huggingface;  // NOLINT(google-build-using-namespace): helpers shared by all
+                              // families
+
+constexpr TensorRule kAttention[] = {
+    {"blocks.*.attention.q.weight", "model.layers.*.self_attn.q_proj.weight"},
+    {"blocks.*.attention.q.weight", "model.layers.*.self_attn.q_b_proj.weight"},
+    {"blocks.*.attention.q_down.weight", "model.layers.*.self_attn.q_a_proj.weight"},
+    {"blocks.*.attention.q_down.bias", "model.layers.*.self_attn.q_a_proj.bias"},
+    {"blocks.*.attention.q_norm.weight", "model.layers.*.self_attn.q_a_layernorm.weight"},
+    {"blocks.*.attention.latent.weight", "model.layers.*.self_attn.kv_a_proj_with_mqa.weight"},
+    {"blocks.*.attention.latent.bias", "model.layers.*.self_attn.kv_a_proj_with_mqa.bias"},
+    {"blocks.*.attention.latent_norm.weight", "model.layers.*.self_attn.kv_a_layernorm.weight"},
+    {.model = "blocks.*.attention.heads.*.k.weight",
+     .file = "model.layers.*.self_attn.kv_b_proj.weight",
+     .part = 0,
+     .parts = 2,
+     .order = RowOrder::kLatent},
+    {.model = "blocks.*.attention.heads.*.v.weight",
+     .file = "model.layers.*.self_attn.kv_b_proj.weight",
+     .part = 1,
+     .parts = 2,
+     .order = RowOrder::kLatent},
+    {"blocks.*.attention.o.weight", "model.layers.*.self_attn.o_proj.weight"},
+    {"blocks.*.attention.out_bias", "model.layers.*.self_attn.o_proj.bias"},
+};
+
+constexpr KeyRule kKeys[] = {
+    {"attention.latent.rank", "kv_lora_rank"},
+    {"attention.latent.query_rank", "q_lora_rank"},
+    {"attention.latent.rope_dim", "qk_rope_head_dim"},
+    {"attention.latent.value_dim", "v_head_dim"},
+    {"attention.head_dim", "qk_nope_head_dim + qk_rope_head_dim"},
+};
+
+// Rotation by yarn also scales the scores; "mscale_all_dim" is the part that is not in the cosines
+// and sines.
+double ScoreFactor(const Json& json) {
+  for (const char* key : {"rope_parameters", "rope_scaling"}) {
+    const auto rope = json.find(key);
+    if (rope == json.end() || !rope->is_object()) continue;
+    const auto number = [&](const char* name) {
+      const auto value = rope->find(name);
+      return value != rope->end() && value->is_number() ? value->get<double>() : 0.0;
+    };
+    const double scale = number("mscale_all_dim"), factor = number("factor");
+    if (scale == 0.0 || factor <= 1.0) return 1.0;
+    const double magnitude = 0.1 * scale * std::log(factor) + 1.0;
+    return magnitude * magnitude;
+  }
+  return 1.0;
+}
+
+AttentionSpec ReadAttention(DecoderConfig& c, const Json& json, int default_query_rank) {
+  ObjectReader& keys = c.keys();
+  c.Keys(kKeys);
+  AttentionSpec attention;
+  attention.num_heads = keys.Int("num_attention_heads");
+  attention.num_kv_heads = keys.Int("num_key_value_heads", attention.num_heads);
+  c.Ignore({"head_dim", "qk_head_dim"});  // follow from the keys below
+  LatentSpec latent;
+  latent.rank = keys.Int("kv_lora_rank", 512);
+  // A query rank that is null differs from one that is absent.
+  const bool direct = json.contains("q_lora_rank") && json["q_lora_rank"].is_null();
+  latent.query_rank = keys.Int("q_lora_rank", direct ? 0 : default_query_rank);
+  latent.rope_dim = keys.Int("qk_rope_head_dim", 64);
+  latent.value_dim = keys.Int("v_head_dim", 128);
+  const int64_t width = int64_t{keys.Int("qk_nope_head_dim", 128)} + latent.rope_dim;
+  attention.head_dim = static_cast<int>(std::clamp<int64_t>(width, -1, kMaxWidth + 1));
+  if (attention.head_dim > 0) {
+    attention.scale = ScoreFactor(json) / std::sqrt(static_cast<double>(attention.head_dim));
+  }
+  attention.latent = latent;
+  attention.bias = attention.out_bias = keys.Bool("attention_bias", false);
+  c.spec().position.pairing = RopePairing::kInterleaved;
+  return attention;
+}
+
+void AddTensors(DecoderConfig& c) {
+  for (const auto& table :
+       {EmbeddingTensors(), PreNormTensors(), std::span<const TensorRule>(kAttention),
+        DenseTensors(), ExpertTensors(), SharedExpertTensors()}) {
+    c.Tensors(table);
+  }
+  // Settings of training and of how the authors' code runs.
+  c.Ignore({"aux_loss_alpha", "seq_aux", "ep_size", "num_mtp_layers"});
+  c.Require("moe_layer_freq", 1);
+}
+
+Result<std::unique_ptr<const CheckpointConfig>> Finish(DecoderConfig& c,
+                                                       const AttentionSpec& attention,
+                                                       const FeedForwardSpec& dense,
+                                                       const FeedForwardSpec& experts, int first) {
+  return c.Finish([&](int layer) {
+    return LayerSpec{attention, layer >= first ? experts : dense};
+  });
+}
+
+Result<std::unique_ptr<const CheckpointConfig>> ReadV2(const Json& json,
+                                                       const StoredNames& stored) {
+  DecoderConfig c(json, stored);
+  c.Skeleton({});
+  AddTensors(c);
+  const AttentionSpec attention = ReadAttention(c, json, 1536);
+  FeedForwardSpec dense = c.Dense();
+  dense.expert.bias = c.keys().Bool("mlp_bias", false);
+  FeedForwardSpec experts = c.Experts({.count = "n_routed_experts"});
+  RoutedLayerSpec& routing = *experts.routing;
+  dense.expert.activation = experts.expert.activation = c.Activation();
+  experts.expert.bias = dense.expert.bias;
+  // transformers ignores "norm_topk_prob", the authors' code does not; published files say false.
+  c.Require("norm_topk_prob", false);
+  c.Require("scoring_func", "softmax");
+  routing.scale = c.keys().Real("routed_scaling_factor", 1.0);
+  enum class Method { kGreedy, kGroups };
+  const Method method =
+      c.keys()
+          .Pick<Method>("topk_method",
+                        {{"greedy", Method::kGreedy}, {"group_limited_greedy", Method::kGroups}},
+                        Method::kGreedy)
+          .value_or(Method::kGreedy);
+  const int groups = c.keys().Int("n_group", 1);
+  const int best_groups = c.keys().Int("topk_group", 1);
+  if (method == Method::kGroups) {
+    routing.select.groups = groups;
+    routing.select.best_groups = best_groups;
+    routing.select.group_score = GroupScoreKind::kMax;
+    routing.select.group_mask = GroupMaskKind::kZero;
+  }
+  experts.shared_width = c.SharedWidth("n_shared_experts", 2);
+  return Finish(c, attention, dense, experts, c.keys().Int("first_k_dense_replace", 0));
+}
+
+Result<std::unique_ptr<const CheckpointConfig>> ReadV3(const Json& json,
+                                                       const StoredNames& stored) {
+  DecoderConfig c(json, stored);
+  c.Skeleton({.max_position_embeddings = 4096, .bos_token_id = 0, .eos_token_ids = {1}});
+  AddTensors(c);
+  const AttentionSpec attention = ReadAttention(c, json, 1536);
+  if (!c.keys().Bool("rope_interleave", true)) c.spec().position.pairing = RopePairing::kHalf;
+  FeedForwardSpec dense = c.Dense();
+  const FeedForwardSpec experts = c.DeepSeekExperts({.count = "n_routed_experts"}, true);
+  dense.expert.activation = experts.expert.activation;
+  const int first = c.keys().Int("first_k_dense_replace", 3);
+  c.IgnoreNextTokenLayers(c.keys().Int("num_nextn_predict_layers", 1));
+  return Finish(c, attention, dense, experts, first);
+}
+
+}  // namespace
+
+constinit const Architecture kDeepSeekV2Architecture = {
+    .model_type = "deepseek_v2",
+    .recognizes = [](const Json& config) { return HasModelType(config, "deepseek_v2"); },
+    .read = ReadV2};
+
+constinit const Architecture kDeepSeekV3Architecture = {
+    .model_type = "deepseek_v3",
+    .recognizes = [](const Json& config) { return HasModelType(config, "deepseek_v3"); },
+    .read = ReadV3};
+
+constinit const Architecture kKimiK2Architecture = {
+    .model_type = "kimi_k2",
+    .recognizes = [](const Json& config) { return HasModelType(config, "kimi_k2"); },
+    .read = ReadV3};
+
+}  // namespace moeserve
