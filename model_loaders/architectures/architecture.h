@@ -19,6 +19,8 @@
 
 namespace moeserve {
 
+inline constexpr std::string_view kConfigFile = "config.json";
+
 // Where the files store one tensor of the model: a whole stored tensor, or a part of one.
 struct TensorPlace {
   std::string name = {};  // name of the stored tensor
@@ -36,6 +38,10 @@ struct TensorPlace {
   bool transposed = false;
   int64_t first_row = 0;
   int64_t row_step = 1;
+  // If not 0, the stored tensor consists of groups of this many rows, an even number, in each of
+  // which the halves are interleaved: the rows 0, n/2, 1, n/2 + 1, ... of the part. The part
+  // consists of whole groups then. Projections whose rotary pairs are stored side by side are like this.
+  int64_t paired_rows = 0;
 
   // The model's tensor is the stored part plus this number, computed in f32.
   float add = 0.0f;
@@ -67,6 +73,8 @@ class CheckpointConfig {
   // QuantizationOf() returns which matrices this concerns. Each of them is a whole stored tensor,
   // never a part of one.
   Quantization quantization = Quantization::kNone;
+  // What contains the configuration keys, for error messages.
+  std::string_view key_place = kConfigFile;
 };
 
 // The names of the tensors that a folder's files store. Families whose files exist in several
@@ -83,8 +91,6 @@ struct Architecture {
   Result<std::unique_ptr<const CheckpointConfig>> (*read)(const nlohmann::json& config,
                                                           const StoredNames& stored);
 };
-
-inline constexpr std::string_view kConfigFile = "config.json";
 
 // Parses the text of config.json. InvalidArgument if the text is no JSON or if its size, depth or
 // number of values exceeds a limit. Error messages begin with "config.json: ".

@@ -1,0 +1,17 @@
+// Identifies a checkpoint by its place and the state of its files.
+#pragma once
+
+#include <filesystem>
+#include <string_view>
+
+#include "model_loaders/files/weight_files.h"
+#include "model_loaders/loader.h"
+
+namespace moeserve {
+
+// `place` is the folder or file that was asked for; `config` the text of config.json, empty if the
+// weight files contain the configuration.
+CheckpointIdentity Identify(const std::filesystem::path& place, std::string_view config,
+                            const WeightFiles& files);
+
+}  // namespace moeserve
