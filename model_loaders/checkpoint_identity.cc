@@ -6,6 +6,13 @@
 
 namespace moeserve {
 
+std::string LastComponent(const std::filesystem::path& path) {
+  std::error_code error;
+  std::filesystem::path absolute = std::filesystem::absolute(path, error).lexically_normal();
+  if (!absolute.has_filename()) absolute = absolute.parent_path();
+  return absolute.filename().string();
+}
+
 CheckpointIdentity Identify(const std::filesystem::path& place, std::string_view config,
                             const WeightFiles& files) {
   std::error_code error;

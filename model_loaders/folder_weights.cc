@@ -21,7 +21,7 @@ DType Dominant(const WeightFiles& files, Quantization quantization) {
         quantization != Quantization::kNone && tensor.entry->name.ends_with(".weight_scale");
     if (type.has_value() && !scale) {
       // What is stored in a smaller form than f32 has no need of its precision.
-      const DType used = tensor.entry->converted ? DType::kBF16 : *type;
+      const DType used = tensor.entry->converted_from.empty() ? *type : DType::kBF16;
       bytes[static_cast<size_t>(used)] += tensor.entry->end - tensor.entry->begin;
     }
   }

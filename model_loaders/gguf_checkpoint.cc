@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <limits>
+#include <map>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -122,6 +123,18 @@ Result<GenerationDefaults> ReadDefaults(const GgufFile& file) {
   return defaults;
 }
 
+// Returns the type of blocks that takes the most bytes; "" if no tensor is stored in blocks.
+std::string LargestBlockType(const WeightFiles& files) {
+  std::map<std::string_view, uint64_t> bytes;
+  for (const WeightFiles::Location& tensor : files.tensors()) {
+    if (tensor.entry->converted_from.empty()) continue;
+    bytes[tensor.entry->converted_from] += tensor.file->StoredBytes(*tensor.entry);
+  }
+  const auto largest = std::max_element(
+      bytes.begin(), bytes.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  return largest == bytes.end() ? "" : std::string(largest->first);
+}
+
 absl::Status ReadTokenizer(const GgufFile& file, const LoadOptions& options,
                            Checkpoint* checkpoint) {
   const std::string name = Printable(file.file_name());
@@ -180,8 +193,9 @@ Result<Checkpoint> LoadGguf(const fs::path& path, const fs::path& place,
   MOESERVE_ASSIGN_OR_RETURN(checkpoint.generation, ReadDefaults(*file));
   MOESERVE_RETURN_IF_ERROR(ReadTokenizer(*file, options, &checkpoint));
   MOESERVE_RETURN_IF_ERROR(CheckTensors(*config, files));
+  checkpoint.block_type = LargestBlockType(files);
   checkpoint.identity = Identify(place, "", files);
-  checkpoint.directory_name = path.stem().string();
+  checkpoint.directory_name = LastComponent(place);
   auto weights = std::make_unique<FolderWeights>(std::move(files), std::move(config));
   checkpoint.weight_bytes = weights->stored_bytes();
   checkpoint.weights = std::move(weights);

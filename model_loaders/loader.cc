@@ -24,15 +24,6 @@ namespace fs = std::filesystem;
 constexpr char kGeneration[] = "generation_config.json";
 constexpr uint64_t kMaxConfigBytes = uint64_t{64} << 20;
 
-// Returns the last component of the absolute path: "model" for "/srv/model", for "/srv/model/", and
-// for "." in that folder.
-std::string DirectoryName(const fs::path& directory) {
-  std::error_code error;
-  fs::path path = fs::absolute(directory, error).lexically_normal();
-  if (!path.has_filename()) path = path.parent_path();
-  return path.filename().string();
-}
-
 absl::Status CheckDirectory(const fs::path& directory) {
   std::error_code error;
   const fs::file_status status = fs::status(directory, error);
@@ -92,7 +83,7 @@ Result<Checkpoint> Load(const fs::path& directory, const LoadOptions& options) {
   auto weights = std::make_unique<FolderWeights>(*std::move(files), std::move(config));
   checkpoint.weight_bytes = weights->stored_bytes();
   checkpoint.weights = std::move(weights);
-  checkpoint.directory_name = DirectoryName(directory);
+  checkpoint.directory_name = LastComponent(directory);
   return checkpoint;
 }
 

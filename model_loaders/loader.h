@@ -37,14 +37,15 @@ struct CheckpointIdentity {
 
 struct Checkpoint {
   ModelSpec spec;
-  std::unique_ptr<WeightSource> weights;       // memory-mapped; checked against `spec`
-  int64_t weight_bytes = 0;                    // bytes of all tensors in the files
+  std::unique_ptr<WeightSource> weights;  // memory-mapped; checked against `spec`
+  int64_t weight_bytes = 0;               // bytes of all tensors in the files
+  // The type of blocks with the most bytes, such as "Q4_K", if files store weights in blocks.
+  std::string block_type;
   std::shared_ptr<const Tokenizer> tokenizer;  // null if the folder has no tokenizer
   TokenizerConfig tokenizer_config;            // empty without tokenizer_config.json
   GenerationDefaults generation;
   std::vector<TokenId> eos_token_ids;  // from config.json and generation_config.json
-  // Last component of the path, without ".gguf"; the default served name.
-  std::string directory_name;
+  std::string directory_name;          // last component of the path; the default served name
   CheckpointIdentity identity;
 };
 

@@ -40,7 +40,8 @@ struct TensorPlace {
   int64_t row_step = 1;
   // If not 0, the stored tensor consists of groups of this many rows, an even number, in each of
   // which the halves are interleaved: the rows 0, n/2, 1, n/2 + 1, ... of the part. The part
-  // consists of whole groups then. Projections whose rotary pairs are stored side by side are like this.
+  // consists of whole groups then. Projections whose rotary pairs are stored side by side are like
+  // this.
   int64_t paired_rows = 0;
 
   // The model's tensor is the stored part plus this number, computed in f32.

@@ -221,7 +221,7 @@ Result<GgufTensor> TakeTensor(Cursor& cursor, uint64_t number) {
   MOESERVE_ASSIGN_OR_RETURN(tensor.offset, cursor.Number<uint64_t>(what + "offset"));
   tensor.type = type;
   entry.type = type->plain.value_or(ElementType::kF32);
-  entry.converted = !type->plain.has_value();
+  if (!type->plain.has_value()) entry.converted_from = type->name;
   entry.end = static_cast<uint64_t>(elements) * static_cast<uint64_t>(SizeOf(entry.type));
   return tensor;
 }
@@ -364,7 +364,7 @@ Result<TensorData> GgufFile::ReadPart(const TensorEntry& entry, int64_t first,
   MOESERVE_CHECK(
       first >= 0 && count >= 0 && first + count <= static_cast<int64_t>(entry.end) / size,
       "a part of a GGUF tensor outside of it");
-  if (!entry.converted) {
+  if (entry.converted_from.empty()) {
     return TensorData{
         tensor.data.substr(static_cast<size_t>(first * size), static_cast<size_t>(count * size)),
         file_};

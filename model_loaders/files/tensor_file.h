@@ -50,8 +50,9 @@ struct TensorEntry {
   // data section; elsewhere, begin is 0.
   uint64_t begin = 0;
   uint64_t end = 0;
-  // Whether the file stores the tensor in another, smaller form, which is converted to `type`.
-  bool converted = false;
+  // The name of the smaller form in which the file stores the tensor, such as "Q4_K", from which it
+  // is converted to `type`; empty if the file stores it as it is.
+  std::string_view converted_from = {};
 };
 
 // The elements of a tensor in row-major order without gaps, at any alignment.

@@ -350,7 +350,7 @@ TEST(Fuzz, GgufFiles) {
     const std::string good =
         testing::ReadFile(std::string(MOESERVE_GGUF_DIR) + "/" + name + ".gguf");
     ASSERT_TRUE(ParseGguf(good).ok());
-    for (int i = 0; i < 2000; ++i) {
+    for (int i = 0; i < 1000; ++i) {
       testing::WriteFile(path, mutator.MutateBytes(good));
       const auto file = GgufFile::Open(path);
       if (!file.ok()) {
@@ -372,8 +372,8 @@ TEST(Fuzz, GgufFiles) {
       ASSERT_TRUE((*tokenizer)->Decode(*ids, false).ok());
     }
   }
-  EXPECT_GT(accepted, 500);
-  EXPECT_GT(tokenizers, 100);
+  EXPECT_GT(accepted, 250);
+  EXPECT_GT(tokenizers, 50);
 }
 
 // Models with a damaged header. Reads the data of every tensor of an accepted file.
@@ -386,7 +386,7 @@ TEST(Fuzz, GgufModels) {
     const std::string good =
         testing::ReadFile(std::string(MOESERVE_GGUF_DIR) + "/models/" + name + ".gguf");
     const size_t head = 3000;  // of about as many bytes before the data
-    for (int i = 0; i < 1000; ++i) {
+    for (int i = 0; i < 500; ++i) {
       testing::WriteFile(path, mutator.MutateBytes(good.substr(0, head)) + good.substr(head));
       auto checkpoint = LoadCheckpoint(path, {.require_tokenizer = false});
       if (!checkpoint.ok()) {
@@ -401,7 +401,7 @@ TEST(Fuzz, GgufModels) {
       }
     }
   }
-  EXPECT_GT(accepted, 100);
+  EXPECT_GT(accepted, 50);
 }
 
 // Folders with one damaged file. Reads the data of every tensor if a folder is accepted.

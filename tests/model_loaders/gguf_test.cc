@@ -43,7 +43,7 @@ TEST(GgufBlocks, AreConvertedAsByTheReferenceToTheLastBit) {
     ASSERT_NE(reference, nullptr);
     EXPECT_EQ(entry.type, ElementType::kF32);
     EXPECT_EQ(entry.shape, reference->shape);
-    EXPECT_TRUE(entry.converted);
+    EXPECT_EQ(entry.converted_from, entry.name);
     EXPECT_LT((*file)->StoredBytes(entry) * 3, entry.end);
     const auto data = (*file)->Read(entry);
     ASSERT_TRUE(data.ok()) << data.status();
@@ -170,7 +170,8 @@ TEST(GgufModel, DescribesTheFile) {
   const auto checkpoint =
       LoadCheckpoint(Golden("models/mixtral-q8_0.gguf"), {.require_tokenizer = false});
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  EXPECT_EQ(checkpoint->directory_name, "mixtral-q8_0");
+  EXPECT_EQ(checkpoint->directory_name, "mixtral-q8_0.gguf");
+  EXPECT_EQ(checkpoint->block_type, "Q8_0");
   EXPECT_EQ(checkpoint->tokenizer, nullptr);
   EXPECT_EQ(checkpoint->eos_token_ids, (std::vector<TokenId>{2}));
   EXPECT_EQ(checkpoint->spec.bos_token_id, 1);
@@ -181,6 +182,7 @@ TEST(GgufModel, DescribesTheFile) {
   EXPECT_NE(checkpoint->identity.state.find("mixtral-q8_0.gguf"), std::string::npos);
   const auto f32 = LoadCheckpoint(Golden("models/mixtral-f32.gguf"), {.require_tokenizer = false});
   EXPECT_EQ(f32->weights->DominantDType(), DType::kF32);
+  EXPECT_EQ(f32->block_type, "");
 }
 
 TEST(GgufModel, MayBeTheOnlyWeightsOfAFolder) {
@@ -190,7 +192,7 @@ TEST(GgufModel, MayBeTheOnlyWeightsOfAFolder) {
   const LoadOptions options{.require_tokenizer = false};
   const auto checkpoint = LoadCheckpoint(folder.path(), options);
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  EXPECT_EQ(checkpoint->directory_name, "a");
+  EXPECT_EQ(checkpoint->directory_name, folder.path().filename().string());
   EXPECT_TRUE(
       Mentions(QuantizeFolder(folder.path(), folder.path() / "b", Quantization::kInt8).status(),
                {"expected a folder with safetensors", "found a GGUF file"}));
