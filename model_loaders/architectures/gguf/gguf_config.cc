@@ -300,8 +300,8 @@ class ConfigReader {
       s.original_positions = keys_.Real(".rope.scaling.original_context_length");
       s.beta_fast = keys_.Real(".rope.scaling.yarn_beta_fast", 32.0);
       s.beta_slow = keys_.Real(".rope.scaling.yarn_beta_slow", 1.0);
-      const double attention = keys_.Real(".rope.scaling.attn_factor", 1.0);
-      if (s.factor > 1.0) s.magnitude = attention * (0.1 * std::log(s.factor) + 1.0);
+      s.magnitude = keys_.Real(".rope.scaling.attn_factor", 1.0);
+      if (s.factor > 1.0) s.magnitude *= 0.1 * std::log(s.factor) + 1.0;
     } else if (type == "linear") {
       s.kind = s.factor == 1.0 ? RopeScalingKind::kNone : RopeScalingKind::kLinear;
       keys_.Ignore(".rope.scaling.original_context_length");
