@@ -26,7 +26,9 @@ DType Dominant(const WeightFiles& files, Quantization quantization) {
     const bool scale =
         quantization != Quantization::kNone && tensor.entry->name.ends_with(".weight_scale");
     if (type.has_value() && !scale) {
-      bytes[static_cast<size_t>(*type)] += tensor.entry->end - tensor.entry->begin;
+      // What is stored in a smaller form than f32 has no need of its precision.
+      const DType used = tensor.entry->converted_from.empty() ? *type : DType::kBF16;
+      bytes[static_cast<size_t>(used)] += tensor.entry->end - tensor.entry->begin;
     }
   }
   DType dominant = DType::kF32;
@@ -58,8 +60,15 @@ HostTensor CopyPart(const StoredPart& part, DType type, std::string_view bytes,
       std::make_shared<std::vector<char>>(static_cast<size_t>(shape[0] * columns * SizeOf(copied)));
   const HostTensor whole{.data = bytes.data(), .dtype = type, .shape = {}, .owner = nullptr};
   char* out = copy->data();
+  const int64_t group = part.paired_rows;
   for (int64_t r = 0; r < shape[0]; ++r) {
-    int64_t from = part.first_element + r * part.row_stride;
+    int64_t stored_row = r;
+    if (group != 0) {
+      const int64_t i = r % group;
+      const int64_t half = group / 2;
+      stored_row = r - i + (i < half ? 2 * i : 2 * (i - half) + 1);
+    }
+    int64_t from = part.first_element + stored_row * part.row_stride;
     for (int64_t c = 0; c < columns; ++c, from += part.column_stride) {
       if (adds) {
         const float value = ElementAsF32(whole, from) + part.add;
@@ -80,7 +89,7 @@ FolderWeights::FolderWeights(WeightFiles files, std::unique_ptr<const Checkpoint
       config_(std::move(config)),
       dominant_(Dominant(files_, config_->quantization)) {
   for (const WeightFiles::Location& tensor : files_.tensors()) {
-    stored_bytes_ += static_cast<int64_t>(tensor.entry->end - tensor.entry->begin);
+    stored_bytes_ += static_cast<int64_t>(tensor.file->StoredBytes(*tensor.entry));
   }
 }
 
@@ -114,19 +123,24 @@ Result<HostTensor> FolderWeights::Get(std::string_view name, const std::vector<i
   }
   MOESERVE_ASSIGN_OR_RETURN(const std::vector<FoundPart> found, Find(name, shape));
   const auto& [file, entry] = *found[0].location;
-  MOESERVE_ASSIGN_OR_RETURN(const TensorData data, file->Read(*entry));
-  if (found[0].part.format.kind != BlockFormatKind::kNone) {
+  const StoredPart& part = found[0].part;
+  if (part.format.kind != BlockFormatKind::kNone) {
     const auto& [scale_file, scale_entry] = *found[1].location;
+    MOESERVE_ASSIGN_OR_RETURN(const TensorData values, file->Read(*entry));
     MOESERVE_ASSIGN_OR_RETURN(const TensorData scales, scale_file->Read(*scale_entry));
     return WidenBlockScaled(
-        found[0].part,
-        {.values = data.bytes, .scales = scales.bytes, .scale_type = scale_entry->type}, shape);
+        part, {.values = values.bytes, .scales = scales.bytes, .scale_type = scale_entry->type},
+        shape);
   }
-  if (!found[0].part.contiguous) {
-    return CopyPart(found[0].part, *WeightType(entry->type), data.bytes, shape);
+  if (!part.contiguous) {
+    MOESERVE_ASSIGN_OR_RETURN(const TensorData whole, file->Read(*entry));
+    return CopyPart(part, *WeightType(entry->type), whole.bytes, shape);
   }
-  const int64_t skipped_bytes = found[0].part.first_element * SizeOf(entry->type);
-  return HostTensor{.data = data.bytes.data() + skipped_bytes,
+  int64_t count = 1;
+  for (const int64_t dim : shape) count *= dim;
+  MOESERVE_ASSIGN_OR_RETURN(const TensorData data,
+                            file->ReadPart(*entry, part.first_element, count));
+  return HostTensor{.data = data.bytes.data(),
                     .dtype = *WeightType(entry->type),
                     .shape = shape,
                     .owner = data.owner};

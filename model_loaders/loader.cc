@@ -8,8 +8,10 @@
 
 #include "base/message.h"
 #include "model_loaders/architectures/architecture.h"
+#include "model_loaders/checkpoint_identity.h"
 #include "model_loaders/files/mapped_file.h"
 #include "model_loaders/folder_weights.h"
+#include "model_loaders/gguf_checkpoint.h"
 #include "model_loaders/tensor_check.h"
 #include "model_loaders/tokenizer/generation_config.h"
 #include "model_loaders/tokenizer/tokenizer_files.h"
@@ -22,47 +24,27 @@ namespace fs = std::filesystem;
 constexpr char kGeneration[] = "generation_config.json";
 constexpr uint64_t kMaxConfigBytes = uint64_t{64} << 20;
 
-// Returns the last component of the absolute path: "model" for "/srv/model", for "/srv/model/", and
-// for "." in that folder.
-std::string DirectoryName(const fs::path& directory) {
-  std::error_code error;
-  fs::path path = fs::absolute(directory, error).lexically_normal();
-  if (!path.has_filename()) path = path.parent_path();
-  return path.filename().string();
-}
-
-CheckpointIdentity Identify(const fs::path& directory, std::string_view config,
-                            const WeightFiles& files) {
-  std::error_code error;
-  CheckpointIdentity identity;
-  identity.place = fs::canonical(directory, error).string();
-  // Every text is preceded by its length, so that different lists of files have different states.
-  identity.state = Concat(config.size(), ' ', config, files.files().size(), '\n');
-  for (const auto& file : files.files()) {
-    const FileStamp& stamp = file->stamp();
-    identity.state += Concat(file->file_name().size(), ' ', file->file_name(), ' ', stamp.size, ' ',
-                             stamp.modified_ns, ' ', stamp.changed_ns, '\n');
-  }
-  return identity;
-}
-
 absl::Status CheckDirectory(const fs::path& directory) {
   std::error_code error;
   const fs::file_status status = fs::status(directory, error);
   const std::string name = Printable(directory.string(), 300);
   if (status.type() == fs::file_type::not_found) {
-    return absl::NotFoundError(Concat(name, ": expected a model folder, found nothing"));
+    return absl::NotFoundError(
+        Concat(name, ": expected a model folder or a .gguf file, found nothing"));
   }
   if (error) {
     return absl::UnavailableError(Concat(name, ": cannot open: ", error.message()));
   }
   if (!fs::is_directory(status)) {
-    return absl::InvalidArgumentError(Concat(name, ": expected a model folder, found a file"));
+    return absl::InvalidArgumentError(
+        Concat(name, ": expected a model folder or a .gguf file, found another file"));
   }
   return absl::OkStatus();
 }
 
 Result<Checkpoint> Load(const fs::path& directory, const LoadOptions& options) {
+  MOESERVE_ASSIGN_OR_RETURN(const std::optional<fs::path> gguf, FindGguf(directory));
+  if (gguf.has_value()) return LoadGguf(*gguf, directory, options);
   MOESERVE_RETURN_IF_ERROR(CheckDirectory(directory));
   MOESERVE_ASSIGN_OR_RETURN(const std::string config_text,
                             ReadTextFile(directory / kConfigFile, kMaxConfigBytes));
@@ -101,16 +83,16 @@ Result<Checkpoint> Load(const fs::path& directory, const LoadOptions& options) {
   auto weights = std::make_unique<FolderWeights>(*std::move(files), std::move(config));
   checkpoint.weight_bytes = weights->stored_bytes();
   checkpoint.weights = std::move(weights);
-  checkpoint.directory_name = DirectoryName(directory);
+  checkpoint.directory_name = LastComponent(directory);
   return checkpoint;
 }
 
 }  // namespace
 
-Result<Checkpoint> LoadCheckpoint(const fs::path& directory, const LoadOptions& options) {
+Result<Checkpoint> LoadCheckpoint(const fs::path& path, const LoadOptions& options) {
   // Code of this project does not throw; the standard library throws when memory runs out.
   try {
-    return Load(directory, options);
+    return Load(path, options);
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("not enough memory to read the checkpoint folder");
   } catch (const std::exception& error) {

@@ -1,4 +1,5 @@
-// Opens a checkpoint folder: configuration, weights, tokenizer, generation defaults.
+// Opens a checkpoint, which is a folder or a GGUF file: configuration, weights, tokenizer,
+// generation defaults.
 #pragma once
 
 #include <filesystem>
@@ -27,16 +28,19 @@ struct GenerationDefaults {
 
 // Identifies a checkpoint and its state, for caches that are kept between runs.
 struct CheckpointIdentity {
-  std::string place;  // absolute path of the folder
-  // The text of config.json, and name, size and times of every weight file. If files are copied or
-  // touched, the state changes. A modification that keeps size and times is not detected.
+  std::string place;  // absolute path of the folder or file
+  // The text of config.json, if there is one, and name, size and times of every weight file. If
+  // files are copied or touched, the state changes. A modification that keeps size and times is not
+  // detected.
   std::string state;
 };
 
 struct Checkpoint {
   ModelSpec spec;
-  std::unique_ptr<WeightSource> weights;       // memory-mapped; checked against `spec`
-  int64_t weight_bytes = 0;                    // bytes of all tensors in the files
+  std::unique_ptr<WeightSource> weights;  // memory-mapped; checked against `spec`
+  int64_t weight_bytes = 0;               // bytes of all tensors in the files
+  // The type of blocks with the most bytes, such as "Q4_K", if files store weights in blocks.
+  std::string block_type;
   std::shared_ptr<const Tokenizer> tokenizer;  // null if the folder has no tokenizer
   TokenizerConfig tokenizer_config;            // empty without tokenizer_config.json
   GenerationDefaults generation;
@@ -50,12 +54,13 @@ struct LoadOptions {
   ArchitectureList architectures = Architectures();  // the known families
 };
 
-// Validates all files of the folder, including names, shapes and types of the tensors, without
-// reading tensor data. InvalidArgument or NotFound with the file, the key or tensor, the expected
-// and the found value, and the configuration key that determines the expected value. Integers are
-// checked only when `weights` returns them, or by CheckQuantizedData() (quantized_tensors.h). Safe
-// for hostile files. Throws nothing.
-Result<Checkpoint> LoadCheckpoint(const std::filesystem::path& directory,
+// `path` is a folder, or a file whose name ends with ".gguf". Validates all files of the folder,
+// including names, shapes and types of the tensors, without reading tensor data. InvalidArgument or
+// NotFound with the file, the key or tensor, the expected and the found value, and the
+// configuration key that determines the expected value. Integers are checked only when `weights`
+// returns them, or by CheckQuantizedData() (quantized_tensors.h). Safe for hostile files. Throws
+// nothing.
+Result<Checkpoint> LoadCheckpoint(const std::filesystem::path& path,
                                   const LoadOptions& options = {});
 
 }  // namespace moeserve

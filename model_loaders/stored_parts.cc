@@ -27,6 +27,8 @@ bool Locate(const TensorPlace& place, const std::vector<int64_t>& shape, StoredP
     skipped_slices = *place.index;
     slice.erase(slice.begin());
   }
+  // A matrix of one row may be stored as a vector.
+  if (slice.size() == 1 && shape.size() == 2 && shape[0] == 1) slice.insert(slice.begin(), 1);
   if (slice.empty() || slice.size() != shape.size()) return false;
   const int64_t slice_size = Product(slice);
   part.row_stride = Product(std::span(slice).subspan(1));
@@ -44,11 +46,17 @@ bool Locate(const TensorPlace& place, const std::vector<int64_t>& shape, StoredP
   } else if (!std::equal(slice.begin() + 1, slice.end(), shape.begin() + 1)) {
     return false;
   }
+  const bool paired = place.paired_rows != 0;
+  if (paired && (place.paired_rows < 0 || place.paired_rows % 2 != 0 || place.row_step != 1 ||
+                 shape[0] % place.paired_rows != 0)) {
+    return false;
+  }
   part.first_element = skipped_slices * slice_size + place.first_row * part.row_stride +
                        first_column * part.column_stride;
   part.row_stride *= place.row_step;
   part.add = place.add;
-  part.contiguous = !place.transposed && place.row_step == 1 && place.add == 0.0f &&
+  part.paired_rows = place.paired_rows;
+  part.contiguous = !place.transposed && place.row_step == 1 && place.add == 0.0f && !paired &&
                     !place.first_column.has_value();
   return true;
 }

@@ -63,7 +63,7 @@ absl::Status CheckTensors(const CheckpointConfig& config, const WeightFiles& wei
     const WeightFiles::Location* found = weights.Find(tensor.name);
     // A lambda, because only error messages need this text.
     const auto follows = [&] {
-      return Concat(" (config.json: ", config.AsInFile(tensor.follows_from), ')');
+      return Concat(" (", config.key_place, ": ", config.AsInFile(tensor.follows_from), ')');
     };
     if (found == nullptr) {
       problems.Add(Concat(weights.name(), ": tensor ", Quoted(tensor.name),
@@ -93,8 +93,9 @@ absl::Status CheckTensors(const CheckpointConfig& config, const WeightFiles& wei
     const std::optional<std::string> reason = Reason(name, config, known);
     if (!reason.has_value()) continue;
     problems.Add(Concat(tensor.file->file_name(), ": tensor ", Quoted(name),
-                        ": expected no such tensor (config.json: ", config.AsInFile(*reason),
-                        "), found shape ", ShapeText(tensor.entry->shape)));
+                        ": expected no such tensor (", config.key_place, ": ",
+                        config.AsInFile(*reason), "), found shape ",
+                        ShapeText(tensor.entry->shape)));
   }
   return problems.ToStatus("");
 }

@@ -19,6 +19,8 @@
 
 namespace moeserve {
 
+inline constexpr std::string_view kConfigFile = "config.json";
+
 // How files store matrices as small floating-point numbers with one scale per block.
 enum class BlockFormatKind : uint8_t {
   kNone,
@@ -53,6 +55,11 @@ struct TensorPlace {
   int64_t first_row = 0;
   int64_t row_step = 1;
   std::optional<int64_t> first_column = std::nullopt;
+  // If not 0, the stored tensor consists of groups of this many rows, an even number, in each of
+  // which the halves are interleaved: the rows 0, n/2, 1, n/2 + 1, ... of the part. The part
+  // consists of whole groups then. Projections whose rotary pairs are stored side by side are like
+  // this.
+  int64_t paired_rows = 0;
 
   // If not kNone, `shape` is that of the widened tensor.
   BlockFormat format = {};
@@ -87,6 +94,8 @@ class CheckpointConfig {
   // QuantizationOf() returns which matrices this concerns. Each of them is a whole stored tensor,
   // never a part of one.
   Quantization quantization = Quantization::kNone;
+  // What contains the configuration keys, for error messages.
+  std::string_view key_place = kConfigFile;
 };
 
 // The names of the tensors that a folder's files store. Families whose files exist in several
@@ -103,8 +112,6 @@ struct Architecture {
   Result<std::unique_ptr<const CheckpointConfig>> (*read)(const nlohmann::json& config,
                                                           const StoredNames& stored);
 };
-
-inline constexpr std::string_view kConfigFile = "config.json";
 
 // Parses the text of config.json. InvalidArgument if the text is no JSON or if its size, depth or
 // number of values exceeds a limit. Error messages begin with "config.json: ".

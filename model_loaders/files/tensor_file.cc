@@ -63,4 +63,13 @@ std::optional<int64_t> ByteCount(const std::vector<int64_t>& shape, ElementType 
   return bytes;
 }
 
+Result<TensorData> TensorFile::ReadPart(const TensorEntry& entry, int64_t first,
+                                        int64_t count) const {
+  MOESERVE_ASSIGN_OR_RETURN(TensorData data, Read(entry));
+  const int64_t size = SizeOf(entry.type);
+  data.bytes =
+      data.bytes.substr(static_cast<size_t>(first * size), static_cast<size_t>(count * size));
+  return data;
+}
+
 }  // namespace moeserve

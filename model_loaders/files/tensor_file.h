@@ -50,6 +50,9 @@ struct TensorEntry {
   // data section; elsewhere, begin is 0.
   uint64_t begin = 0;
   uint64_t end = 0;
+  // The name of the smaller form in which the file stores the tensor, such as "Q4_K", from which it
+  // is converted to `type`; empty if the file stores it as it is.
+  std::string_view converted_from = {};
 };
 
 // The elements of a tensor in row-major order without gaps, at any alignment.
@@ -71,6 +74,13 @@ class TensorFile {
   // Returns the data of one of tensors(). A format that stores it without gaps returns a view of
   // the mapped file. ResourceExhausted if a copy does not fit in memory.
   virtual Result<TensorData> Read(const TensorEntry& entry) const = 0;
+
+  // Returns `count` elements of one of tensors(), from element `first` on. They must lie inside.
+  // Otherwise as Read().
+  virtual Result<TensorData> ReadPart(const TensorEntry& entry, int64_t first, int64_t count) const;
+
+  // Returns the bytes that the file takes for the data of one of tensors().
+  virtual uint64_t StoredBytes(const TensorEntry& entry) const { return entry.end - entry.begin; }
 };
 
 }  // namespace moeserve

@@ -188,6 +188,12 @@ absl::Status WeightFiles::AddShards(const fs::path& directory, const WeightForma
   return CheckAgainstIndex(*this, index);
 }
 
+bool WeightFiles::Exist(const fs::path& directory) {
+  return std::any_of(std::begin(kFormats), std::end(kFormats), [&](const WeightFormat& format) {
+    return Exists(directory / format.single) || Exists(directory / format.index);
+  });
+}
+
 Result<WeightFiles> WeightFiles::Open(const fs::path& directory) {
   bool stray_shards = false;
   for (const WeightFormat& format : kFormats) {
@@ -220,6 +226,16 @@ Result<WeightFiles> WeightFiles::Open(const fs::path& directory) {
   return absl::NotFoundError(Concat("expected ", kFormats[0].single, ", ", kFormats[0].index, ", ",
                                     kFormats[1].single, " or ", kFormats[1].index, ", found none",
                                     stray_shards ? " (there are shards, but no index)" : ""));
+}
+
+Result<WeightFiles> WeightFiles::Of(std::string name,
+                                    std::vector<std::shared_ptr<const TensorFile>> files) {
+  WeightFiles weights;
+  weights.name_ = std::move(name);
+  for (std::shared_ptr<const TensorFile>& file : files) {
+    MOESERVE_RETURN_IF_ERROR(weights.AddFile(std::move(file)));
+  }
+  return weights;
 }
 
 const WeightFiles::Location* WeightFiles::Find(std::string_view name) const {

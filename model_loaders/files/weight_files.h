@@ -25,11 +25,19 @@ class WeightFiles {
     const TensorEntry* entry = nullptr;  // an entry of `file`
   };
 
+  // Returns whether the folder has one of the files that Open() looks for.
+  static bool Exist(const std::filesystem::path& directory);
+
   // Opens every file and checks that index and shards agree on each tensor. A folder with files of
   // both formats is read from safetensors, as by Hugging Face's library. NotFound if the folder has
   // neither a whole file nor an index; InvalidArgument if it has both of one format, or if index
   // and shards disagree. Error messages contain the file and the tensor.
   static Result<WeightFiles> Open(const std::filesystem::path& directory);
+
+  // Makes one set of the tensors of several files. `name` is that of the set. InvalidArgument if
+  // two files have a tensor of the same name.
+  static Result<WeightFiles> Of(std::string name,
+                                std::vector<std::shared_ptr<const TensorFile>> files);
 
   // Returns null if there is no tensor of that name.
   const Location* Find(std::string_view name) const;

@@ -24,6 +24,7 @@
 #include "model_loaders/architectures/native/config_json.h"
 #include "model_loaders/files/mapped_file.h"
 #include "model_loaders/files/safetensors_writer.h"
+#include "model_loaders/files/weight_files.h"
 #include "model_loaders/loader.h"
 #include "model_loaders/quantize/quantized_tensors.h"
 #include "model_loaders/tokenizer/tokenizer_folder.h"
@@ -363,6 +364,11 @@ Result<QuantizedFolder> Quantize(const fs::path& source, const fs::path& destina
   MOESERVE_CHECK(type != Quantization::kNone, "a type of integers");
   MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint,
                             LoadCheckpoint(source, {.require_tokenizer = false}));
+  if (!WeightFiles::Exist(source)) {
+    return absl::InvalidArgumentError(
+        Concat(Printable(source.string(), 300),
+               ": expected a folder with safetensors or PyTorch files, found a GGUF file"));
+  }
   MOESERVE_ASSIGN_OR_RETURN(const std::unique_ptr<UnfinishedFolder> folder,
                             UnfinishedFolder::Create(destination));
   MOESERVE_RETURN_IF_ERROR(WriteConfig(source, folder->path(), type));

@@ -40,14 +40,8 @@ constexpr uint32_t kAddDummyPrefix = 3;
 constexpr uint32_t kRemoveExtraWhitespaces = 4;
 constexpr uint32_t kEscapeWhitespaces = 5;
 
-// What a model file says, with the defaults of absent fields.
-struct ModelFile {
-  SentencePieceConfig model;
-  SentencePieceRules rules;
+struct ModelFile : SentencePieceFile {
   uint64_t model_type = 1;
-  std::string unknown_surface = " \u2047 ";
-  std::string bos_piece = "<s>";
-  std::string eos_piece = "</s>";
 };
 
 absl::Status Invalid(std::string message) { return absl::InvalidArgumentError(message); }
@@ -249,7 +243,7 @@ Enclosing EnclosingTokens(const TokenizerConfig& config, bool is_fairseq) {
 
 // `symbols` has fairseq's token for each id; without it, ids are those of SentencePiece.
 absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTokenizer(
-    ModelFile file, std::optional<std::vector<std::string>> symbols,
+    SentencePieceFile file, std::optional<std::vector<std::string>> symbols,
     const TokenizerDetails& details) {
   const TokenizerConfig& config = details.config;
   const bool is_fairseq = symbols.has_value();
@@ -331,6 +325,11 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> ParseModel(std::string_view data,
 }
 
 }  // namespace
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> MakeSentencePieceTokenizer(
+    SentencePieceFile file, const TokenizerDetails& details) {
+  return MakeTokenizer(std::move(file), std::nullopt, details);
+}
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> ParseSentencePieceModel(
     std::string_view data, std::string_view file_name, const TokenizerDetails& details) {

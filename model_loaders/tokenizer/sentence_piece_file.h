@@ -5,13 +5,29 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "engine/text/tokenizer/models/sentence_piece_model.h"
+#include "engine/text/tokenizer/normalizers/sentence_piece_normalizer.h"
 #include "engine/text/tokenizer/tokenizer.h"
 #include "model_loaders/tokenizer/tokenizer_config.h"
 
 namespace moeserve {
+
+// What a model file says, with the defaults of absent fields.
+struct SentencePieceFile {
+  SentencePieceConfig model;
+  SentencePieceRules rules;
+  std::string unknown_surface = " \u2047 ";
+  std::string bos_piece = "<s>";
+  std::string eos_piece = "</s>";
+};
+
+// Makes a tokenizer of the contents of a model file, as ParseSentencePieceModel() does.
+absl::StatusOr<std::unique_ptr<Tokenizer>> MakeSentencePieceTokenizer(
+    SentencePieceFile file, const TokenizerDetails& details);
 
 // Reads a tokenizer from the bytes of a model file. Error messages begin with `file_name`.
 //

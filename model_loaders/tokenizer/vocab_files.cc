@@ -18,6 +18,7 @@
 #include "engine/text/tokenizer/regex_syntax.h"
 #include "engine/text/tokenizer/utf8.h"
 #include "model_loaders/tokenizer/json_reader.h"
+#include "model_loaders/tokenizer/split_patterns.h"
 
 namespace moeserve {
 namespace {
@@ -25,10 +26,6 @@ namespace {
 constexpr size_t kMaxTiktokenBytes = size_t{16} << 20;  // real files have less than 4 MiB
 constexpr size_t kMaxTokenBytes = 512;
 constexpr size_t kMaxPatternBytes = 64 * 1024;
-
-constexpr std::string_view kQwen2Pattern =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
-    R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
 absl::Status Invalid(std::string message) { return absl::InvalidArgumentError(message); }
 

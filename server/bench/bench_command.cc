@@ -139,7 +139,7 @@ void AddBenchCommand(CLI::App& app, Command& selected) {
       "bench", "Measure tokens per second, also as a share of what the machine allows");
   auto options = std::make_shared<Options>();
   CLI::Option* model =
-      command->add_option("--model", options->model.directory, "Checkpoint folder");
+      command->add_option("--model", options->model.directory, "Checkpoint folder or .gguf file");
   AddSyntheticOptions(*command, options->synthetic)->excludes(model);
   AddComputeOptions(*command, options->model);
   command

@@ -27,7 +27,10 @@ int Run(const Options& options) {
   const DType dominant = checkpoint->weights->DominantDType();
   const Quantization quantization = checkpoint->weights->StoredQuantization();
   const bool integers = quantization != Quantization::kNone;
-  const std::string type(integers ? Name(quantization) : Name(dominant));
+  const std::string& blocks = checkpoint->block_type;
+  const std::string type(integers          ? Name(quantization)
+                         : !blocks.empty() ? std::string_view(blocks)
+                                           : Name(dominant));
   // The KV cache type of a run with the stored weight type.
   const DType cache = integers ? DType::kBF16 : dominant;
   if (options.json) {

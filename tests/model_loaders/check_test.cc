@@ -341,10 +341,11 @@ TEST(Check, AFolderThatIsNone) {
   testing::TempFolder folder;
   const auto missing = LoadCheckpoint(folder.path() / "none");
   EXPECT_EQ(missing.status().code(), absl::StatusCode::kNotFound);
-  EXPECT_TRUE(Mentions(missing.status(), {"none: expected a model folder, found nothing"}));
+  EXPECT_TRUE(
+      Mentions(missing.status(), {"none: expected a model folder or a .gguf file, found nothing"}));
   WriteFile(folder.path() / "file", "x");
   EXPECT_TRUE(Mentions(LoadCheckpoint(folder.path() / "file").status(),
-                       {"file: expected a model folder, found a file"}));
+                       {"file: expected a model folder or a .gguf file, found another file"}));
   EXPECT_FALSE(LoadCheckpoint("").ok());
 }
 

@@ -9,6 +9,7 @@
 #include "engine/spec/weights.h"
 #include "gtest/gtest.h"
 #include "model_loaders/architectures/native/config_json.h"
+#include "model_loaders/files/gguf/gguf_file.h"
 #include "model_loaders/files/pickle.h"
 #include "model_loaders/files/safetensors.h"
 #include "model_loaders/files/torch_file.h"
@@ -16,6 +17,7 @@
 #include "model_loaders/inspect.h"
 #include "model_loaders/loader.h"
 #include "model_loaders/tokenizer/generation_config.h"
+#include "model_loaders/tokenizer/gguf_tokenizer.h"
 #include "tests/model_loaders/torch_bytes.h"
 #include "tests/support/native_model.h"
 
@@ -332,6 +334,71 @@ TEST(Fuzz, TorchFiles) {
       ASSERT_EQ(data->bytes.size(), entry.end - entry.begin);
       ASSERT_EQ(ByteCount(entry.shape, entry.type), data->bytes.size());
       ASSERT_EQ(data->bytes.find_first_not_of("xy"), std::string_view::npos);
+    }
+  }
+  EXPECT_GT(accepted, 50);
+}
+
+// Reads the data of every tensor and the tokenizer of an accepted file.
+TEST(Fuzz, GgufFiles) {
+  testing::TempFolder folder;
+  const auto path = folder.path() / "a.gguf";
+  Mutator mutator(8);
+  int accepted = 0;
+  int tokenizers = 0;
+  for (const char* name : {"blocks", "tokenizers/qwen2", "tokenizers/spm"}) {
+    const std::string good =
+        testing::ReadFile(std::string(MOESERVE_GGUF_DIR) + "/" + name + ".gguf");
+    ASSERT_TRUE(ParseGguf(good).ok());
+    for (int i = 0; i < 1000; ++i) {
+      testing::WriteFile(path, mutator.MutateBytes(good));
+      const auto file = GgufFile::Open(path);
+      if (!file.ok()) {
+        EXPECT_EQ(file.status().message().find("a.gguf: "), 0u) << file.status();
+        continue;
+      }
+      ++accepted;
+      for (const TensorEntry& entry : (*file)->tensors()) {
+        const auto data = (*file)->Read(entry);
+        ASSERT_TRUE(data.ok()) << data.status();
+        ASSERT_EQ(data->bytes.size(), entry.end);
+        ASSERT_EQ(ByteCount(entry.shape, entry.type), data->bytes.size());
+      }
+      const auto tokenizer = ReadGgufTokenizer(**file);
+      if (!tokenizer.ok() || *tokenizer == nullptr) continue;
+      ++tokenizers;
+      const auto ids = (*tokenizer)->Encode("Some text <|im_end|>\n", true);
+      ASSERT_TRUE(ids.ok()) << ids.status();
+      ASSERT_TRUE((*tokenizer)->Decode(*ids, false).ok());
+    }
+  }
+  EXPECT_GT(accepted, 250);
+  EXPECT_GT(tokenizers, 50);
+}
+
+// Models with a damaged header. Reads the data of every tensor of an accepted file.
+TEST(Fuzz, GgufModels) {
+  testing::TempFolder folder;
+  const auto path = folder.path() / "a.gguf";
+  Mutator mutator(9);
+  int accepted = 0;
+  for (const char* name : {"mixtral-q8_0", "qwen2-moe-bf16", "llama-llama3-shards-bf16"}) {
+    const std::string good =
+        testing::ReadFile(std::string(MOESERVE_GGUF_DIR) + "/models/" + name + ".gguf");
+    const size_t head = 3000;  // of about as many bytes before the data
+    for (int i = 0; i < 500; ++i) {
+      testing::WriteFile(path, mutator.MutateBytes(good.substr(0, head)) + good.substr(head));
+      auto checkpoint = LoadCheckpoint(path, {.require_tokenizer = false});
+      if (!checkpoint.ok()) {
+        ASSERT_NE(checkpoint.status().message().find("a.gguf: "), absl::string_view::npos)
+            << checkpoint.status();
+        continue;
+      }
+      ++accepted;
+      EXPECT_TRUE(Validate(checkpoint->spec).ok());
+      for (const TensorRequirement& tensor : RequiredTensors(checkpoint->spec)) {
+        ASSERT_TRUE(checkpoint->weights->Get(tensor.name, tensor.shape).ok());
+      }
     }
   }
   EXPECT_GT(accepted, 50);

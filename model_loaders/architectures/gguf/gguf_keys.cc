@@ -1,0 +1,112 @@
+#include "model_loaders/architectures/gguf/gguf_keys.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace moeserve {
+namespace {
+
+std::optional<int> AsInt(const GgufValue& value) {
+  std::optional<int64_t> number = value.Integer();
+  if (value.type == GgufValueType::kArray) {
+    const std::optional<std::vector<int64_t>> items = value.Integers();
+    if (items.has_value() && !items->empty() &&
+        std::all_of(items->begin(), items->end(), [&](int64_t i) { return i == (*items)[0]; })) {
+      number = (*items)[0];
+    }
+  }
+  if (!number.has_value() || *number < std::numeric_limits<int>::min() ||
+      *number > std::numeric_limits<int>::max()) {
+    return std::nullopt;
+  }
+  return static_cast<int>(*number);
+}
+
+}  // namespace
+
+std::string GgufKeys::NameOf(std::string_view key) const {
+  return key.starts_with('.') ? Concat(architecture_, key) : std::string(key);
+}
+
+const GgufValue* GgufKeys::Find(std::string_view key) {
+  const std::string name = NameOf(key);
+  const GgufValue* const value = file_.Find(name);
+  if (value != nullptr) read_.insert(name);
+  return value;
+}
+
+void GgufKeys::Fault(std::string_view key, std::string_view expected, std::string_view found) {
+  problems_.Add(Concat(Printable(NameOf(key)), ": expected ", expected, ", found ", found));
+}
+
+const GgufValue* GgufKeys::FindNumber(std::string_view key, std::string_view expected,
+                                      bool required) {
+  const GgufValue* const value = Find(key);
+  if (value == nullptr && required) Fault(key, expected, "no such key");
+  return value;
+}
+
+int GgufKeys::Int(std::string_view key, std::optional<int> fallback) {
+  constexpr std::string_view kExpected = "an integer";
+  const GgufValue* const value = FindNumber(key, kExpected, !fallback.has_value());
+  if (value == nullptr) return fallback.value_or(0);
+  const std::optional<int> number = AsInt(*value);
+  if (!number.has_value()) Fault(key, kExpected, ShowGguf(*value));
+  return number.value_or(fallback.value_or(0));
+}
+
+std::optional<int> GgufKeys::OptionalInt(std::string_view key) {
+  if (Find(key) == nullptr) return std::nullopt;
+  return Int(key);
+}
+
+double GgufKeys::Real(std::string_view key, std::optional<double> fallback) {
+  constexpr std::string_view kExpected = "a finite number";
+  const GgufValue* const value = FindNumber(key, kExpected, !fallback.has_value());
+  if (value == nullptr) return fallback.value_or(0.0);
+  const std::optional<double> number = value->Real();
+  if (number.has_value() && std::isfinite(*number)) return *number;
+  Fault(key, kExpected, ShowGguf(*value));
+  return fallback.value_or(0.0);
+}
+
+bool GgufKeys::Bool(std::string_view key, bool fallback) {
+  const GgufValue* const value = Find(key);
+  if (value == nullptr) return fallback;
+  const std::optional<bool> truth = value->Bool();
+  if (!truth.has_value()) Fault(key, "a bool", ShowGguf(*value));
+  return truth.value_or(fallback);
+}
+
+std::optional<std::string_view> GgufKeys::Text(std::string_view key) {
+  const GgufValue* const value = Find(key);
+  if (value == nullptr) return std::nullopt;
+  if (!value->String().has_value()) Fault(key, "a string", ShowGguf(*value));
+  return value->String();
+}
+
+void GgufKeys::Require(std::string_view key, double value) {
+  const GgufValue* const found = Find(key);
+  if (found == nullptr) return;
+  const std::optional<bool> truth = found->Bool();
+  const std::optional<double> number =
+      truth.has_value() ? std::optional<double>(*truth ? 1.0 : 0.0) : found->Real();
+  if (number == value) return;
+  const std::string integer = std::to_string(static_cast<int>(value));
+  Fault(key, truth.has_value() ? std::string_view(value != 0.0 ? "true" : "false") : integer,
+        Concat(ShowGguf(*found), ", which this server does not support"));
+}
+
+void GgufKeys::RefuseOthers() {
+  const std::string prefix = Concat(architecture_, '.');
+  for (const auto& [key, value] : file_.metadata()) {
+    if (!key.starts_with(prefix) || read_.contains(key)) continue;
+    problems_.Add(Concat(Printable(key),
+                         ": expected no such key, because this server does not know whether it "
+                         "changes the model's answers; found ",
+                         ShowGguf(value)));
+  }
+}
+
+}  // namespace moeserve

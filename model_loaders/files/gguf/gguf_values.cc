@@ -1,0 +1,157 @@
+// The values of GGUF metadata.
+
+#include <array>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "base/check.h"
+#include "base/message.h"
+#include "model_loaders/files/gguf/gguf_file.h"
+
+namespace moeserve {
+namespace {
+
+using Type = GgufValueType;
+
+constexpr std::array<std::string_view, 13> kNames = {
+    "u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "string", "array", "u64", "i64", "f64"};
+
+template <typename T>
+T Load(const char* bytes) {
+  T value;
+  std::memcpy(&value, bytes, sizeof(value));
+  return value;
+}
+
+// Calls `use` with the number at `bytes`. Returns false if the type is no number.
+template <typename Use>
+bool WithNumber(Type type, const char* bytes, const Use& use) {
+  switch (type) {
+    case Type::kU8:
+      use(Load<uint8_t>(bytes));
+      return true;
+    case Type::kI8:
+      use(Load<int8_t>(bytes));
+      return true;
+    case Type::kU16:
+      use(Load<uint16_t>(bytes));
+      return true;
+    case Type::kI16:
+      use(Load<int16_t>(bytes));
+      return true;
+    case Type::kU32:
+      use(Load<uint32_t>(bytes));
+      return true;
+    case Type::kI32:
+      use(Load<int32_t>(bytes));
+      return true;
+    case Type::kU64:
+      use(Load<uint64_t>(bytes));
+      return true;
+    case Type::kI64:
+      use(Load<int64_t>(bytes));
+      return true;
+    case Type::kF32:
+      use(Load<float>(bytes));
+      return true;
+    case Type::kF64:
+      use(Load<double>(bytes));
+      return true;
+    case Type::kBool:
+    case Type::kString:
+    case Type::kArray:
+      return false;
+  }
+  return false;
+}
+
+std::optional<int64_t> IntegerAt(Type type, const char* bytes) {
+  std::optional<int64_t> result;
+  WithNumber(type, bytes, [&](auto number) {
+    if constexpr (std::is_integral_v<decltype(number)>) {
+      if (number <= 0 || static_cast<uint64_t>(number) <=
+                             static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
+        result = static_cast<int64_t>(number);
+      }
+    }
+  });
+  return result;
+}
+
+std::optional<double> RealAt(Type type, const char* bytes) {
+  std::optional<double> result;
+  WithNumber(type, bytes, [&](auto number) { result = static_cast<double>(number); });
+  return result;
+}
+
+size_t NumberBytes(Type type) {
+  size_t size = 0;
+  // Only the type counts; the largest number has 8 bytes.
+  constexpr char kZeros[8] = {};
+  WithNumber(type, kZeros, [&](auto number) { size = sizeof(number); });
+  return size;
+}
+
+// Returns the items of an array of numbers, each of which `read` converts.
+template <typename T, typename Read>
+std::optional<std::vector<T>> Items(const GgufValue& value, const Read& read) {
+  const size_t size = NumberBytes(value.item_type);
+  if (value.type != Type::kArray || size == 0) return std::nullopt;
+  std::vector<T> items;
+  items.reserve(value.count);
+  for (uint64_t i = 0; i < value.count; ++i) {
+    const std::optional<T> item = read(value.item_type, value.bytes.data() + i * size);
+    if (!item.has_value()) return std::nullopt;
+    items.push_back(*item);
+  }
+  return items;
+}
+
+}  // namespace
+
+std::optional<int64_t> GgufValue::Integer() const { return IntegerAt(type, bytes.data()); }
+
+std::optional<double> GgufValue::Real() const { return RealAt(type, bytes.data()); }
+
+std::optional<bool> GgufValue::Bool() const {
+  return type == Type::kBool ? std::optional(bytes[0] != 0) : std::nullopt;
+}
+
+std::optional<std::string_view> GgufValue::String() const {
+  return type == Type::kString ? std::optional(bytes) : std::nullopt;
+}
+
+std::optional<std::vector<int64_t>> GgufValue::Integers() const {
+  return Items<int64_t>(*this, IntegerAt);
+}
+
+std::optional<std::vector<double>> GgufValue::Reals() const { return Items<double>(*this, RealAt); }
+
+std::optional<std::vector<std::string_view>> GgufValue::Strings() const {
+  if (type != Type::kArray || item_type != Type::kString) return std::nullopt;
+  std::vector<std::string_view> items;
+  items.reserve(count);
+  std::string_view rest = bytes;
+  for (uint64_t i = 0; i < count; ++i) {
+    const auto size = Load<uint64_t>(rest.data());
+    items.push_back(rest.substr(sizeof(size), size));
+    rest.remove_prefix(sizeof(size) + size);
+  }
+  return items;
+}
+
+std::string ShowGguf(const GgufValue& value) {
+  const std::string_view name = kNames[static_cast<size_t>(value.type)];
+  if (value.type == Type::kString) return Quoted(value.bytes);
+  if (value.type == Type::kBool) return *value.Bool() ? "true" : "false";
+  if (value.type == Type::kArray) {
+    return Concat("an array of ", value.count, ' ', kNames[static_cast<size_t>(value.item_type)],
+                  " values");
+  }
+  std::string text;
+  WithNumber(value.type, value.bytes.data(), [&](auto number) { text = std::to_string(number); });
+  return Concat(text, " (", name, ')');
+}
+
+}  // namespace moeserve

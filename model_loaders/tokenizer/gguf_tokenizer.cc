@@ -1,0 +1,383 @@
+#include "model_loaders/tokenizer/gguf_tokenizer.h"
+
+#include <cmath>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "base/message.h"
+#include "engine/text/tokenizer/decoders/decoder_steps.h"
+#include "engine/text/tokenizer/models/bpe_model.h"
+#include "engine/text/tokenizer/normalizers/character_map.h"
+#include "engine/text/tokenizer/normalizers/unicode_form.h"
+#include "engine/text/tokenizer/pipeline_tokenizer.h"
+#include "engine/text/tokenizer/pre_tokenizer.h"
+#include "engine/text/tokenizer/regex_syntax.h"
+#include "engine/text/tokenizer/utf8.h"
+#include "model_loaders/tokenizer/sentence_piece_file.h"
+#include "model_loaders/tokenizer/split_patterns.h"
+
+namespace moeserve {
+namespace {
+
+constexpr std::string_view kModel = "tokenizer.ggml.model";
+constexpr std::string_view kPre = "tokenizer.ggml.pre";
+constexpr std::string_view kTokens = "tokenizer.ggml.tokens";
+constexpr std::string_view kTypes = "tokenizer.ggml.token_type";
+constexpr std::string_view kScores = "tokenizer.ggml.scores";
+constexpr std::string_view kMerges = "tokenizer.ggml.merges";
+constexpr std::string_view kCharacterMap = "tokenizer.ggml.precompiled_charsmap";
+constexpr std::string_view kTemplate = "tokenizer.chat_template";
+constexpr size_t kMaxTemplates = 64;
+
+// How a byte-level tokenizer prepares and cuts a text.
+struct PreTokenizerKind {
+  std::string_view name;          // value of tokenizer.ggml.pre
+  std::string_view pattern = {};  // empty: GPT-2's
+  bool single_digits = false;     // before the pattern, every digit becomes a piece
+  bool composes = false;          // the text is brought to NFC first
+  bool ignore_merges = false;     // BpeConfig::ignore_merges
+  bool add_bos = false;           // unless tokenizer.ggml.add_bos_token says otherwise
+};
+
+constexpr PreTokenizerKind kKinds[] = {
+    {.name = "gpt-2"},
+    {.name = "llama-bpe", .pattern = kLlama3Pattern, .ignore_merges = true, .add_bos = true},
+    {.name = "olmo", .composes = true},
+    {.name = "qwen2", .pattern = kQwen2Pattern, .composes = true},
+    {.name = "smollm", .single_digits = true},
+};
+
+class Reader {
+ public:
+  explicit Reader(const GgufFile& file) : file_(file) {}
+
+  absl::Status Fault(std::string_view key, std::string_view expected, std::string_view found) {
+    return absl::InvalidArgumentError(Concat(Printable(file_.file_name()),
+                                             ": metadata: ", Printable(key), ": expected ",
+                                             expected, ", found ", found));
+  }
+  absl::Status Wrong(std::string_view key, std::string_view expected) {
+    const GgufValue* value = file_.Find(key);
+    return Fault(key, expected, value == nullptr ? "no such key" : ShowGguf(*value));
+  }
+  // Returns `status` with the file and the key in front of its message.
+  absl::Status At(std::string_view key, const absl::Status& status) {
+    return Prefixed(Concat(Printable(file_.file_name()), ": metadata: ", key, ": "), status);
+  }
+
+  Result<std::optional<std::string_view>> Text(std::string_view key) {
+    const GgufValue* value = file_.Find(key);
+    if (value == nullptr) return std::optional<std::string_view>();
+    if (!value->String().has_value()) return Wrong(key, "a string");
+    return value->String();
+  }
+
+  Result<std::optional<bool>> Bool(std::string_view key) {
+    const GgufValue* value = file_.Find(key);
+    if (value == nullptr) return std::optional<bool>();
+    if (!value->Bool().has_value()) return Wrong(key, "a bool");
+    return value->Bool();
+  }
+
+  Result<std::vector<std::string_view>> Tokens() {
+    const GgufValue* value = file_.Find(kTokens);
+    const std::string expected = Concat("an array of 1 to ", Vocabulary::kMaxId, " strings");
+    if (value == nullptr || value->count < 1 || value->count > Vocabulary::kMaxId) {
+      return Wrong(kTokens, expected);
+    }
+    std::optional<std::vector<std::string_view>> tokens = value->Strings();
+    if (!tokens.has_value()) return Wrong(kTokens, expected);
+    return *std::move(tokens);
+  }
+
+  // Returns the type of each token; without the key, all of them are normal.
+  Result<std::vector<PieceType>> Types(size_t count) {
+    const GgufValue* value = file_.Find(kTypes);
+    if (value == nullptr) return std::vector<PieceType>(count, PieceType::kNormal);
+    constexpr PieceType kByNumber[] = {PieceType::kNormal,  PieceType::kUnknown,
+                                       PieceType::kControl, PieceType::kUserDefined,
+                                       PieceType::kUnused,  PieceType::kByte};
+    const std::optional<std::vector<int64_t>> numbers = value->Integers();
+    if (!numbers.has_value() || numbers->size() != count) {
+      return Wrong(kTypes, Concat("an array of ", count, " integers, one for each token"));
+    }
+    std::vector<PieceType> types;
+    types.reserve(count);
+    for (size_t i = 0; i < count; ++i) {
+      const int64_t number = (*numbers)[i];
+      if (number < 1 || number > static_cast<int64_t>(std::size(kByNumber))) {
+        return Fault(Concat(kTypes, '[', i, ']'), "a type from 1 to 6", std::to_string(number));
+      }
+      types.push_back(kByNumber[number - 1]);
+    }
+    return types;
+  }
+
+  // Returns the id that `key` has, or else `fallback`, which need not exist.
+  Result<std::optional<TokenId>> Id(std::string_view key, size_t count,
+                                    std::optional<TokenId> fallback = std::nullopt) {
+    const GgufValue* value = file_.Find(key);
+    if (value == nullptr) {
+      const bool exists = fallback.has_value() && static_cast<size_t>(*fallback) < count;
+      return exists ? fallback : std::nullopt;
+    }
+    const std::optional<int64_t> id = value->Integer();
+    if (!id.has_value() || *id < 0 || *id >= static_cast<int64_t>(count)) {
+      return Wrong(key, Concat("an id in [0, ", count - 1, "] (", kTokens, " has ", count, ')'));
+    }
+    return static_cast<TokenId>(*id);
+  }
+
+  // Whether the tokenizer is one of SentencePiece. nullopt if the file has none.
+  Result<std::optional<bool>> IsSentencePiece() {
+    MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string_view> model, Text(kModel));
+    if (!model.has_value() || *model == "none" || *model == "no_vocab") {
+      return std::optional<bool>();
+    }
+    if (*model == "llama") return std::optional(true);
+    if (*model == "gpt2") return std::optional(false);
+    return Fault(kModel, R"("llama" or "gpt2")", Quoted(*model));
+  }
+
+  Result<const PreTokenizerKind*> Kind() {
+    MOESERVE_ASSIGN_OR_RETURN(std::optional<std::string_view> name, Text(kPre));
+    if (name == "llama3" || name == "llama-v3") name = "llama-bpe";  // other names of it
+    std::string known;
+    for (const PreTokenizerKind& kind : kKinds) {
+      if (kind.name == name) return &kind;
+      known += Concat(known.empty() ? "" : ", ", Quoted(kind.name));
+    }
+    return Fault(kPre, Concat("one of ", known),
+                 name.has_value() ? Quoted(*name) : "none; it says how a text is cut into pieces");
+  }
+
+  Result<std::unique_ptr<Tokenizer>> SentencePiece();
+  Result<std::unique_ptr<Tokenizer>> ByteLevel();
+  Result<TokenizerConfig> Config();
+
+ private:
+  Result<std::optional<std::string>> TokenText(std::string_view key,
+                                               const std::vector<std::string_view>& tokens,
+                                               std::optional<TokenId> fallback) {
+    MOESERVE_ASSIGN_OR_RETURN(const std::optional<TokenId> id, Id(key, tokens.size(), fallback));
+    if (!id.has_value()) return std::optional<std::string>();
+    return std::optional<std::string>(tokens[static_cast<size_t>(*id)]);
+  }
+  absl::Status ReadTemplates(TokenizerConfig* config);
+  Result<BpeConfig> Bpe(const std::vector<std::string_view>& tokens,
+                        const std::vector<PieceType>& types, bool ignore_merges,
+                        std::vector<AddedToken>* added);
+
+  const GgufFile& file_;
+};
+
+Result<std::unique_ptr<Tokenizer>> Reader::SentencePiece() {
+  SentencePieceFile model;
+  MOESERVE_ASSIGN_OR_RETURN(const std::vector<std::string_view> tokens, Tokens());
+  MOESERVE_ASSIGN_OR_RETURN(const std::vector<PieceType> types, Types(tokens.size()));
+  const GgufValue* const value = file_.Find(kScores);
+  const std::optional<std::vector<double>> scores =
+      value == nullptr ? std::nullopt : value->Reals();
+  if (!scores.has_value() || scores->size() != tokens.size()) {
+    return Wrong(kScores, Concat("an array of ", tokens.size(), " numbers, one for each token"));
+  }
+  model.model.algorithm = SentencePieceConfig::Algorithm::kBpe;
+  model.model.pieces.reserve(tokens.size());
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (types[i] == PieceType::kByte) model.model.byte_fallback = true;
+    model.model.pieces.push_back(
+        {std::string(tokens[i]), static_cast<float>((*scores)[i]), types[i]});
+  }
+  MOESERVE_ASSIGN_OR_RETURN(const std::optional<bool> prefix,
+                            Bool("tokenizer.ggml.add_space_prefix"));
+  MOESERVE_ASSIGN_OR_RETURN(const std::optional<bool> extra,
+                            Bool("tokenizer.ggml.remove_extra_whitespaces"));
+  model.rules.add_dummy_prefix = prefix.value_or(true);
+  model.rules.remove_extra_whitespaces = extra.value_or(false);
+  if (const GgufValue* map = file_.Find(kCharacterMap)) {
+    const bool bytes =
+        map->type == GgufValueType::kArray &&
+        (map->item_type == GgufValueType::kU8 || map->item_type == GgufValueType::kI8);
+    if (!bytes) return Wrong(kCharacterMap, "an array of bytes");
+    if (!map->bytes.empty()) {
+      absl::StatusOr<CharacterMap> characters = CharacterMap::Create(map->bytes);
+      if (!characters.ok()) return At(kCharacterMap, characters.status());
+      model.rules.characters = *std::move(characters);
+    }
+  }
+  TokenizerDetails details;
+  MOESERVE_ASSIGN_OR_RETURN(details.config, Config());
+  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
+      MakeSentencePieceTokenizer(std::move(model), details);
+  if (!tokenizer.ok()) return At(kTokens, tokenizer.status());
+  return tokenizer;
+}
+
+// Special and user-defined tokens are found before the model sees a text, and their texts are not
+// in the byte-level alphabet. So they are not in the model's vocabulary, unless merges make them.
+Result<BpeConfig> Reader::Bpe(const std::vector<std::string_view>& tokens,
+                              const std::vector<PieceType>& types, bool ignore_merges,
+                              std::vector<AddedToken>* added) {
+  const GgufValue* const value = file_.Find(kMerges);
+  const std::optional<std::vector<std::string_view>> merges =
+      value == nullptr ? std::nullopt : value->Strings();
+  if (!merges.has_value()) return Wrong(kMerges, "an array of strings");
+  BpeConfig config;
+  config.byte_level = true;
+  config.ignore_merges = ignore_merges;
+  config.merges.reserve(merges->size());
+  std::unordered_set<std::string> made;
+  for (size_t i = 0; i < merges->size(); ++i) {
+    const std::string_view merge = (*merges)[i];
+    const size_t space = merge.find(' ');
+    if (space == merge.npos || merge.find(' ', space + 1) != merge.npos) {
+      return Fault(Concat(kMerges, '[', i, ']'), "two tokens with one space between them",
+                   Quoted(merge));
+    }
+    config.merges.emplace_back(merge.substr(0, space), merge.substr(space + 1));
+    made.insert(Concat(merge.substr(0, space), merge.substr(space + 1)));
+  }
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const auto id = static_cast<TokenId>(i);
+    const bool special = types[i] == PieceType::kControl || types[i] == PieceType::kUnknown;
+    const bool searched = special || types[i] == PieceType::kUserDefined;
+    if (types[i] == PieceType::kUnused) continue;  // fills up the ids
+    std::string text(tokens[i]);
+    if (searched) {
+      AddedToken token;
+      token.id = id;
+      token.content = text;
+      token.special = special;
+      added->push_back(std::move(token));
+      if (!made.contains(text)) continue;
+    }
+    config.vocab.emplace_back(std::move(text), id);
+  }
+  return config;
+}
+
+Result<std::unique_ptr<Tokenizer>> Reader::ByteLevel() {
+  MOESERVE_ASSIGN_OR_RETURN(const PreTokenizerKind* const kind, Kind());
+  MOESERVE_ASSIGN_OR_RETURN(const std::vector<std::string_view> tokens, Tokens());
+  MOESERVE_ASSIGN_OR_RETURN(const std::vector<PieceType> types, Types(tokens.size()));
+  if (file_.Find(kCharacterMap) != nullptr) return Wrong(kCharacterMap, "no such key");
+  PipelineParts parts;
+  if (kind->composes) {
+    parts.normalizer =
+        std::make_unique<UnicodeFormNormalizer>(/*composes=*/true, /*compatible=*/false);
+  }
+  std::vector<std::unique_ptr<PreTokenizer>> steps;
+  const auto split_at = [&](const absl::StatusOr<std::string>& pattern) -> absl::Status {
+    if (!pattern.ok()) return pattern.status();
+    MOESERVE_ASSIGN_OR_RETURN(Regex regex, Regex::Compile(*pattern));
+    steps.push_back(std::make_unique<SplitPreTokenizer>(std::move(regex), SplitBehavior::kIsolated,
+                                                        /*inverted=*/false));
+    return absl::OkStatus();
+  };
+  if (kind->single_digits) MOESERVE_RETURN_IF_ERROR(split_at(RustNumericClass()));
+  MOESERVE_ASSIGN_OR_RETURN(const std::optional<bool> prefix,
+                            Bool("tokenizer.ggml.add_space_prefix"));
+  if (kind->pattern.empty() || prefix.value_or(false)) {
+    MOESERVE_ASSIGN_OR_RETURN(steps.emplace_back(),
+                              ByteLevelPreTokenizer::Create(prefix.value_or(false),
+                                                            /*use_regex=*/kind->pattern.empty()));
+  }
+  if (!kind->pattern.empty()) MOESERVE_RETURN_IF_ERROR(split_at(TranslateRegex(kind->pattern)));
+  parts.pre_tokenizer = std::make_unique<SequencePreTokenizer>(std::move(steps));
+
+  std::vector<AddedToken> added;
+  MOESERVE_ASSIGN_OR_RETURN(BpeConfig bpe, Bpe(tokens, types, kind->ignore_merges, &added));
+  absl::StatusOr<std::unique_ptr<BpeModel>> model = BpeModel::Create(std::move(bpe));
+  if (!model.ok()) return At(kTokens, model.status());
+  parts.model = *std::move(model);
+  absl::StatusOr<std::unique_ptr<AddedTokens>> all = AddedTokens::Create(
+      std::move(added), *parts.model, parts.normalizer.get(), /*any_new_ids=*/true);
+  if (!all.ok()) return At(kTokens, all.status());
+  parts.added_tokens = *std::move(all);
+  std::vector<std::unique_ptr<DecoderStep>> decoder;
+  decoder.push_back(std::make_unique<ByteLevelStep>());
+  parts.decoder = std::make_unique<ChainDecoder>(std::move(decoder));
+
+  MOESERVE_ASSIGN_OR_RETURN(const std::optional<bool> bos, Bool("tokenizer.ggml.add_bos_token"));
+  MOESERVE_ASSIGN_OR_RETURN(const std::optional<bool> eos, Bool("tokenizer.ggml.add_eos_token"));
+  const auto enclose = [&](bool adds, std::string_view key, bool front) -> absl::Status {
+    if (!adds) return absl::OkStatus();
+    MOESERVE_ASSIGN_OR_RETURN(const std::optional<TokenId> id, Id(key, tokens.size()));
+    if (!id.has_value()) return Wrong(key, "the id of the token that encloses a text");
+    parts.frame.insert(front ? parts.frame.begin() : parts.frame.end(), id);
+    return absl::OkStatus();
+  };
+  MOESERVE_RETURN_IF_ERROR(
+      enclose(bos.value_or(kind->add_bos), "tokenizer.ggml.bos_token_id", /*front=*/true));
+  MOESERVE_RETURN_IF_ERROR(
+      enclose(eos.value_or(false), "tokenizer.ggml.eos_token_id", /*front=*/false));
+  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
+      PipelineTokenizer::Create(std::move(parts));
+  if (!tokenizer.ok()) return At(kTokens, tokenizer.status());
+  return tokenizer;
+}
+
+absl::Status Reader::ReadTemplates(TokenizerConfig* config) {
+  MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string_view> single, Text(kTemplate));
+  const auto read = [&](std::string_view key, std::string_view text) {
+    if (IsValidUtf8(text)) return absl::OkStatus();
+    return Fault(key, "a template in UTF-8", "other bytes");
+  };
+  if (single.has_value()) {
+    MOESERVE_RETURN_IF_ERROR(read(kTemplate, *single));
+    config->chat_template = std::string(*single);
+  }
+  const std::string prefix = Concat(kTemplate, '.');
+  const auto& all = file_.metadata();
+  for (auto it = all.lower_bound(prefix); it != all.end() && it->first.starts_with(prefix); ++it) {
+    MOESERVE_ASSIGN_OR_RETURN(const std::optional<std::string_view> text, Text(it->first));
+    MOESERVE_RETURN_IF_ERROR(read(it->first, *text));
+    config->named_chat_templates.emplace_back(it->first.substr(prefix.size()), *text);
+    if (config->named_chat_templates.size() > kMaxTemplates) {
+      return Fault(kTemplate, Concat("at most ", kMaxTemplates, " named templates"), "more");
+    }
+  }
+  return absl::OkStatus();
+}
+
+Result<TokenizerConfig> Reader::Config() {
+  TokenizerConfig config;
+  MOESERVE_RETURN_IF_ERROR(ReadTemplates(&config));
+  MOESERVE_ASSIGN_OR_RETURN(const std::optional<bool> sentence_piece, IsSentencePiece());
+  if (!sentence_piece.has_value()) return config;
+  MOESERVE_ASSIGN_OR_RETURN(const std::vector<std::string_view> tokens, Tokens());
+  // Where a file does not say them, SentencePiece's usual ids and settings count.
+  const bool usual = *sentence_piece;
+  const auto id = [&](TokenId number) { return usual ? std::optional(number) : std::nullopt; };
+  MOESERVE_ASSIGN_OR_RETURN(config.unk_token,
+                            TokenText("tokenizer.ggml.unknown_token_id", tokens, id(0)));
+  MOESERVE_ASSIGN_OR_RETURN(config.bos_token,
+                            TokenText("tokenizer.ggml.bos_token_id", tokens, id(1)));
+  MOESERVE_ASSIGN_OR_RETURN(config.eos_token,
+                            TokenText("tokenizer.ggml.eos_token_id", tokens, id(2)));
+  MOESERVE_ASSIGN_OR_RETURN(config.pad_token,
+                            TokenText("tokenizer.ggml.padding_token_id", tokens, std::nullopt));
+  MOESERVE_ASSIGN_OR_RETURN(config.add_bos_token, Bool("tokenizer.ggml.add_bos_token"));
+  MOESERVE_ASSIGN_OR_RETURN(config.add_eos_token, Bool("tokenizer.ggml.add_eos_token"));
+  if (usual && !config.add_bos_token.has_value()) config.add_bos_token = true;
+  return config;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Tokenizer>> ReadGgufTokenizer(const GgufFile& file) {
+  Reader reader(file);
+  MOESERVE_ASSIGN_OR_RETURN(const std::optional<bool> sentence_piece, reader.IsSentencePiece());
+  if (!sentence_piece.has_value()) return std::unique_ptr<Tokenizer>();
+  return *sentence_piece ? reader.SentencePiece() : reader.ByteLevel();
+}
+
+Result<TokenizerConfig> ReadGgufTokenizerConfig(const GgufFile& file) {
+  return Reader(file).Config();
+}
+
+}  // namespace moeserve
