@@ -46,6 +46,8 @@ def _router(add, name, path, routing, row):
     experts = _key(routing, path, "num_experts")
     score = routing.get("score", {"kind": "dot"})
     kind, bias = _key(score, path + "score.", "kind"), score.get("bias", False)
+    if routing.get("select", {}).get("bias", False):
+        add(name + ".choice_bias", (experts,), path + "select.bias", whole_name=True)
     if kind == "dot":
         add(name, (experts, row), path + "num_experts", bias)
         return
@@ -66,13 +68,35 @@ def _expert(add, norm, name, path, expert, row, width, width_key):
         norm(name + "inner_norm", width)
 
 
-def _attention(add, norm, name, path, block, d):
+def _latent_attention(add, name, path, block, d):
+    latent, at = _key(block, path, "latent"), path + "latent."
+    heads, head_dim = _key(block, path, "num_heads"), _key(block, path, "head_dim")
+    rank, rope, value = (_key(latent, at, key) for key in ("rank", "rope_dim", "value_dim"))
+    query_rank, bias = latent.get("query_rank", 0), block.get("bias", False)
+    if query_rank:
+        add(name + "q_down", (query_rank, d), at + "query_rank", bias)
+        add(name + "q_norm", (query_rank,), at + "query_rank")
+    add(name + "q", (heads * head_dim, query_rank or d), path + "num_heads * head_dim")
+    add(name + "latent", (rank + rope, d), f"{at}rank + {at}rope_dim", bias)
+    add(name + "latent_norm", (rank,), at + "rank")
+    for j in range(heads):
+        add(f"{name}heads.{j}.k", (rank, head_dim - rope), f"{at}rank, head_dim - {at}rope_dim")
+        add(f"{name}heads.{j}.v", (value, rank), f"{at}value_dim, {at}rank")
+    add(name + "o", (d, heads * value), f"num_heads * {at}value_dim")
+
+
+def _attention(add, block_norms, name, path, block, d):
+    block_norms(name)
+    if block.get("out_bias", False):
+        add(name + "out_bias", (d,), path + "out_bias", whole_name=True)
+    if "latent" in block:
+        _latent_attention(add, name, path, block, d)
+        return
     routed = _key(block, path, "kind") == "routed"
     heads = None if routed else _key(block, path, "num_heads")
     head_dim = _key(block, path, "head_dim")
     keys = block.get("num_kv_heads", 1 if routed else heads) * head_dim
     bias = block.get("bias", False)
-    norm(name + "norm", d)
     add(name + "k", (keys, d), path + "num_kv_heads * head_dim", bias)
     add(name + "v", (keys, d), path + "num_kv_heads * head_dim", bias)
     if routed:
@@ -89,13 +113,17 @@ def _attention(add, norm, name, path, block, d):
         if qk is not None:
             add(name + "q_norm", (qk[0],), path + "qk_norm")
             add(name + "k_norm", (qk[1],), path + "qk_norm")
+        if block.get("gate", False):
+            add(name + "gate", (heads * head_dim, d), path + "gate")
+        if block.get("sinks", False):
+            add(name + "sinks", (heads,), path + "sinks", whole_name=True)
+
+
+def _feed_forward(add, norm, block_norms, name, path, block, d):
+    expert = _key(block, path, "expert")
+    block_norms(name)
     if block.get("out_bias", False):
         add(name + "out_bias", (d,), path + "out_bias", whole_name=True)
-
-
-def _feed_forward(add, norm, name, path, block, d):
-    expert = _key(block, path, "expert")
-    norm(name + "norm", d)
     if _key(block, path, "kind") == "dense":
         _expert(add, norm, name, path, expert, d, _key(block, path, "width"), path + "width")
         return
@@ -137,19 +165,27 @@ def required_tensors(config):
     def norm(name, width):
         add(name, (width,), "norm.kind", bias=layer_norm)
 
+    placement = norm_config.get("placement", "pre")
+
+    def block_norms(name):
+        if placement != "output":
+            norm(name + "norm", d)
+        if placement in ("output", "both"):
+            norm(name + "output_norm", d)
+
     d, vocabulary = _key(config, "", "hidden_size"), _key(config, "", "vocab_size")
     add("embed", (vocabulary, d), "vocab_size and hidden_size")
     if config.get("position", {}).get("kind") == "learned":
         rows = _key(config, "", "max_position_embeddings")
         add("embed_position", (rows, d), "max_position_embeddings")
-    if norm_config.get("placement", "pre") == "pre":
+    if placement != "post":
         norm("norm", d)
     if not config.get("tie_word_embeddings", False):
         add("head", (vocabulary, d), "tie_word_embeddings")
     for i, (path, block) in enumerate(_layers(config, "attention")):
-        _attention(add, norm, f"blocks.{i}.attention.", path, block, d)
+        _attention(add, block_norms, f"blocks.{i}.attention.", path, block, d)
     for i, (path, block) in enumerate(_layers(config, "feed_forward")):
-        _feed_forward(add, norm, f"blocks.{i}.feed_forward.", path, block, d)
+        _feed_forward(add, norm, block_norms, f"blocks.{i}.feed_forward.", path, block, d)
     return wanted
 
 

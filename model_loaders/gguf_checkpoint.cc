@@ -195,7 +195,6 @@ Result<Checkpoint> LoadGguf(const fs::path& path, const fs::path& place,
   MOESERVE_RETURN_IF_ERROR(CheckTensors(*config, files));
   checkpoint.block_type = LargestBlockType(files);
   checkpoint.identity = Identify(place, "", files);
-  checkpoint.directory_name = LastComponent(place);
   auto weights = std::make_unique<FolderWeights>(std::move(files), std::move(config));
   checkpoint.weight_bytes = weights->stored_bytes();
   checkpoint.weights = std::move(weights);

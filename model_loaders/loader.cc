@@ -12,6 +12,7 @@
 #include "model_loaders/files/mapped_file.h"
 #include "model_loaders/folder_weights.h"
 #include "model_loaders/gguf_checkpoint.h"
+#include "model_loaders/model_path.h"
 #include "model_loaders/tensor_check.h"
 #include "model_loaders/tokenizer/generation_config.h"
 #include "model_loaders/tokenizer/tokenizer_files.h"
@@ -83,7 +84,6 @@ Result<Checkpoint> Load(const fs::path& directory, const LoadOptions& options) {
   auto weights = std::make_unique<FolderWeights>(*std::move(files), std::move(config));
   checkpoint.weight_bytes = weights->stored_bytes();
   checkpoint.weights = std::move(weights);
-  checkpoint.directory_name = LastComponent(directory);
   return checkpoint;
 }
 
@@ -92,7 +92,10 @@ Result<Checkpoint> Load(const fs::path& directory, const LoadOptions& options) {
 Result<Checkpoint> LoadCheckpoint(const fs::path& path, const LoadOptions& options) {
   // Code of this project does not throw; the standard library throws when memory runs out.
   try {
-    return Load(path, options);
+    MOESERVE_ASSIGN_OR_RETURN(const ModelPath model, ResolveModelPath(path));
+    MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint, Load(model.path, options));
+    checkpoint.directory_name = model.name;
+    return checkpoint;
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("not enough memory to read the checkpoint folder");
   } catch (const std::exception& error) {

@@ -45,7 +45,7 @@ struct Checkpoint {
   TokenizerConfig tokenizer_config;            // empty without tokenizer_config.json
   GenerationDefaults generation;
   std::vector<TokenId> eos_token_ids;  // from config.json and generation_config.json
-  std::string directory_name;          // last component of the path; the default served name
+  std::string directory_name;          // the default served name (ModelPath::name)
   CheckpointIdentity identity;
 };
 
@@ -54,7 +54,7 @@ struct LoadOptions {
   ArchitectureList architectures = Architectures();  // the known families
 };
 
-// `path` is a folder, or a file whose name ends with ".gguf". Validates all files of the folder,
+// `path` is a folder, also one of Hugging Face's cache, or a file (ResolveModelPath()). Validates all files of the folder,
 // including names, shapes and types of the tensors, without reading tensor data. InvalidArgument or
 // NotFound with the file, the key or tensor, the expected and the found value, and the
 // configuration key that determines the expected value. Integers are checked only when `weights`

@@ -10,6 +10,7 @@ extern const Architecture kNativeArchitecture;
 // huggingface/
 extern const Architecture kAfmoeArchitecture;
 extern const Architecture kDynamicMoeArchitecture;
+extern const Architecture kBailingMoeArchitecture;
 extern const Architecture kDeepSeekV2Architecture;
 extern const Architecture kDeepSeekV3Architecture;
 extern const Architecture kDots1Architecture;

@@ -16,6 +16,7 @@ constexpr const Architecture* kArchitectures[] = {
     &kNativeArchitecture,
     &kDynamicMoeArchitecture,  // before Llama, whose name it uses
     &kAfmoeArchitecture,
+    &kBailingMoeArchitecture,
     &kDeepSeekV2Architecture,
     &kDeepSeekV3Architecture,
     &kDots1Architecture,

@@ -284,3 +284,16 @@ add("afmoe-all-experts-one-head", "afmoe", SHARDS, **{**AFMOE, "num_experts_per_
 add("afmoe-two-shared", "afmoe", **{**AFMOE, "num_shared_experts": 2, "num_hidden_layers": 3},
     num_dense_layers=2, layer_types=["full_attention", "sliding_attention", "full_attention"],
     **rope(YARN))
+
+# Not a part of transformers: see bailing.py.
+BAILING = dict(intermediate_size=48, moe_intermediate_size=16, n_routed_experts=8, head_dim=12,
+               num_experts_per_tok=3, n_shared_experts=1, first_k_dense_replace=1,
+               num_hidden_layers=3)
+add("bailing-groups", "bailing_moe_v2", **BAILING, n_group=4, topk_group=2,
+    routed_scaling_factor=2.5)
+add("bailing-biases-one-head", "bailing_moe_v2", **{**BAILING, "num_experts_per_tok": 8},
+    n_group=1, topk_group=1, attention_bias=True, num_key_value_heads=1, tie_word_embeddings=True,
+    **rope({"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0}))
+add("bailing-two-shared", "bailing_moe_v2", **{**BAILING, "n_shared_experts": 2,
+                                                "first_k_dense_replace": 0}, n_group=2,
+    topk_group=2, num_nextn_predict_layers=0)

@@ -25,11 +25,14 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+import bailing
 import block_scaled
 import dynamic_moe
 from cases import CASES
 
 PROMPTS, LENGTH, GREEDY = 2, 24, 64
+# Families that are not a part of transformers.
+OWN = {"dynamic_moe": dynamic_moe, "bailing_moe_v2": bailing}
 
 
 def randomize(model, seed):
@@ -104,9 +107,9 @@ def write(case, out):
     folder = out / case.name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    own = case.family == "dynamic_moe"
+    own = OWN.get(case.family)
     if own:
-        model, stored = dynamic_moe.build(case.config)
+        model, stored = own.build(case.config)
         model = model.float().eval()
     else:
         config = transformers.AutoConfig.for_model(case.family, **case.config)
@@ -123,7 +126,7 @@ def write(case, out):
     tensors = golden(model, case.config["vocab_size"], case.seed + 1)
     model.bfloat16()
     if own:
-        save_file(dynamic_moe.state_dict(model), folder / "model.safetensors")
+        save_file(own.state_dict(model), folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps(stored))
     else:
         model.save_pretrained(folder, **case.save)

@@ -1,0 +1,86 @@
+// Bailing MoE V2 (Ling 2.0, Ring 2.0): a router as in DeepSeek-V3, joined queries, keys and values.
+
+#include "model_loaders/architectures/families.h"
+#include "model_loaders/architectures/huggingface/decoder_config.h"
+
+namespace moeserve {
+namespace {
+
+using Json = nlohmann::json;
+using namespace huggingface;  // NOLINT(google-build-using-namespace): helpers shared by all
+                              // families
+
+constexpr TensorRule Qkv(std::string_view model, std::string_view file, int part) {
+  return {.model = model, .file = file, .part = part, .parts = 3, .order = RowOrder::kQkv};
+}
+
+constexpr std::string_view kQkvWeight = "model.layers.*.attention.query_key_value.weight";
+constexpr std::string_view kQkvBias = "model.layers.*.attention.query_key_value.bias";
+
+constexpr TensorRule kTensors[] = {
+    {"embed.weight", "model.word_embeddings.weight"},
+    Qkv("blocks.*.attention.q.weight", kQkvWeight, 0),
+    Qkv("blocks.*.attention.k.weight", kQkvWeight, 1),
+    Qkv("blocks.*.attention.v.weight", kQkvWeight, 2),
+    Qkv("blocks.*.attention.q.bias", kQkvBias, 0),
+    Qkv("blocks.*.attention.k.bias", kQkvBias, 1),
+    Qkv("blocks.*.attention.v.bias", kQkvBias, 2),
+    {"blocks.*.attention.o.weight", "model.layers.*.attention.dense.weight"},
+    {"blocks.*.attention.q_norm.weight", "model.layers.*.attention.query_layernorm.weight"},
+    {"blocks.*.attention.k_norm.weight", "model.layers.*.attention.key_layernorm.weight"},
+    {"blocks.*.feed_forward.router.choice_bias", "model.layers.*.mlp.gate.expert_bias"},
+};
+
+Result<std::unique_ptr<const CheckpointConfig>> Read(const Json& json, const StoredNames& stored) {
+  DecoderConfig c(json, stored);
+  c.Skeleton({.max_position_embeddings = 32768,
+              .rope_theta = 600000.0,
+              .bos_token_id = std::nullopt,
+              .eos_token_ids = {156892}});
+  for (const auto& table :
+       {std::span<const TensorRule>(kTensors), EmbeddingTensors(), PreNormTensors(), DenseTensors(),
+        ExpertTensors(), SharedExpertTensors()}) {
+    c.Tensors(table);
+  }
+  ObjectReader& keys = c.keys();
+  AttentionSpec attention = c.Attention(128);
+  attention.bias = keys.Bool("use_qkv_bias", false);
+  if (keys.Bool("use_qk_norm", true)) attention.qk_norm = QkNorm::kHead;
+  c.Require("use_bias", false);
+
+  FeedForwardSpec dense = c.Dense();
+  FeedForwardSpec experts = c.Experts({});
+  RoutedLayerSpec& routing = *experts.routing;
+  dense.expert.activation = experts.expert.activation = c.Activation();
+  routing.gate = GateKind::kSigmoid;
+  // A single expert keeps its gate value as its weight.
+  routing.renormalize = routing.select.k > 1;
+  routing.scale = keys.Real("routed_scaling_factor", 1.0);
+  routing.select.bias = true;
+  routing.select.groups = keys.Int("n_group", 8);
+  routing.select.best_groups = keys.Int("topk_group", 4);
+  routing.select.group_score = GroupScoreKind::kSumOfTwo;
+  experts.shared_width = c.SharedWidth("num_shared_experts", 1);
+  c.Require("moe_router_enable_expert_bias", true);
+  c.Require("score_function", "sigmoid");
+  c.Require("norm_topk_prob", true);
+  c.Ignore({"router_dtype", "embedding_dropout", "output_dropout", "max_window_layers",
+            "mtp_loss_scaling_factor"});
+  c.IgnoreNextTokenLayers(keys.Int("num_nextn_predict_layers", 0));
+  constexpr KeyRule kRules[] = {{"feed_forward.routing.select.groups", "n_group"},
+                                {"feed_forward.routing.select.best_groups", "topk_group"}};
+  c.Keys(kRules);
+  const int first = keys.Int("first_k_dense_replace", 1);
+  return c.Finish([&](int layer) {
+    return LayerSpec{attention, layer >= first ? experts : dense};
+  });
+}
+
+}  // namespace
+
+constinit const Architecture kBailingMoeArchitecture = {
+    .model_type = "bailing_moe_v2",
+    .recognizes = [](const Json& config) { return HasModelType(config, "bailing_moe_v2"); },
+    .read = Read};
+
+}  // namespace moeserve
