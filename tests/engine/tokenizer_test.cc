@@ -3,7 +3,7 @@
 #include "engine/text/tokenizer/tokenizer.h"
 
 #include <algorithm>
-#include <chrono>
+#include <ctime>
 #include <map>
 #include <random>
 #include <thread>
@@ -538,13 +538,13 @@ TEST(TrustedEncoding, OtherTextCannotHideATokenOfTheTemplate) {
   EXPECT_EQ(tokenizer->EncodeTrusted("<think>", {}, false)->size(), 1u);
 }
 
+// Returns the CPU time, which other programs on the machine hardly change.
 double SecondsToEncode(const Tokenizer& tokenizer, const std::string& text) {
   double best = 1e9;
   for (int i = 0; i < 2; ++i) {
-    const auto start = std::chrono::steady_clock::now();
+    const std::clock_t start = std::clock();
     EXPECT_TRUE(tokenizer.Encode(text, false).ok());
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    best = std::min(best, seconds.count());
+    best = std::min(best, static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC);
   }
   return best;
 }
