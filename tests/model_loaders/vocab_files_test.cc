@@ -4,8 +4,8 @@
 #include "model_loaders/tokenizer/vocab_files.h"
 
 #include <bit>
-#include <ctime>
 #include <cmath>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <random>
