@@ -54,12 +54,12 @@ struct LoadOptions {
   ArchitectureList architectures = Architectures();  // the known families
 };
 
-// `path` is a folder, also one of Hugging Face's cache, or a file (ResolveModelPath()). Validates all files of the folder,
-// including names, shapes and types of the tensors, without reading tensor data. InvalidArgument or
-// NotFound with the file, the key or tensor, the expected and the found value, and the
-// configuration key that determines the expected value. Integers are checked only when `weights`
-// returns them, or by CheckQuantizedData() (quantized_tensors.h). Safe for hostile files. Throws
-// nothing.
+// `path` is a folder, also one of Hugging Face's cache, or a file (ResolveModelPath()). Validates
+// all files of the folder, including names, shapes and types of the tensors, without reading tensor
+// data. InvalidArgument or NotFound with the file, the key or tensor, the expected and the found
+// value, and the configuration key that determines the expected value. Integers are checked only
+// when `weights` returns them, or by CheckQuantizedData() (quantized_tensors.h). Safe for hostile
+// files. Throws nothing.
 Result<Checkpoint> LoadCheckpoint(const std::filesystem::path& path,
                                   const LoadOptions& options = {});
 

@@ -57,7 +57,7 @@ struct RopeSettings {
   // true: rotates pairs of dimensions (2 i, 2 i + 1); false: pairs (i, i + dimensions / 2).
   bool interleaved = false;
   std::shared_ptr<const RopeScaling> scaling = nullptr;  // null: no scaling
-  int first = 0;  // the first of the rotated dimensions
+  int first = 0;                                         // the first of the rotated dimensions
 
   double magnitude() const { return scaling == nullptr ? 1.0 : scaling->magnitude; }
 };

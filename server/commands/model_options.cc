@@ -24,7 +24,10 @@ std::vector<std::string> DTypeNames() {
 }  // namespace
 
 void AddModelDirectory(CLI::App& app, ModelOptionsText& options) {
-  app.add_option("--model", options.directory, "Checkpoint folder, also of Hugging Face's cache, or file (.gguf, model.safetensors)")->required();
+  app.add_option(
+         "--model", options.directory,
+         "Checkpoint folder, also of Hugging Face's cache, or file (.gguf, model.safetensors)")
+      ->required();
 }
 
 void AddModelOptions(CLI::App& app, ModelOptionsText& options) {

@@ -12,11 +12,11 @@ struct LinearParams {
   const char* weights;
   const float* bias;  // null if there is none
   const LinearBankEntry* entries;
-  const int32_t* order;    // [experts] in descending order of the size of their matrices
+  const int32_t* order;  // [experts] in descending order of the size of their matrices
   // [experts + 1] first row of each expert; null: every expert computes all rows, and there are
   // several experts only with LinearArgs::segments.
   const int32_t* offsets;
-  const int32_t* source;   // input row of each row; null: the row itself
+  const int32_t* source;  // input row of each row; null: the row itself
   const char* input;
   char* output;
   int64_t input_stride;   // bytes

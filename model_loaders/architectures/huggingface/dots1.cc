@@ -7,7 +7,7 @@ namespace moeserve {
 namespace {
 
 using Json = nlohmann::json;
-using namespace huggingface;  // NOLINT(google-build-using-namespace): helpers shared by all families
+using namespace huggingface;  // NOLINT(google-build-using-namespace): shared helpers
 
 const DecoderDefaults kDefaults{.bos_token_id = std::nullopt, .eos_token_ids = {}};
 

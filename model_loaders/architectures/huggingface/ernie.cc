@@ -8,7 +8,7 @@ namespace moeserve {
 namespace {
 
 using Json = nlohmann::json;
-using namespace huggingface;  // NOLINT(google-build-using-namespace): helpers shared by all families
+using namespace huggingface;  // NOLINT(google-build-using-namespace): shared helpers
 
 // The choice bias is stored as [1, E].
 constexpr TensorRule kRouter[] = {

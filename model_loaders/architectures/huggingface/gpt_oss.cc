@@ -7,7 +7,7 @@ namespace moeserve {
 namespace {
 
 using Json = nlohmann::json;
-using namespace huggingface;  // NOLINT(google-build-using-namespace): helpers shared by all families
+using namespace huggingface;  // NOLINT(google-build-using-namespace): shared helpers
 
 // Rows of gate and up alternate. The rules for MXFP4 come first, because unquantized files have no
 // tensors of these names.

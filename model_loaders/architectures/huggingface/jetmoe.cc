@@ -10,7 +10,7 @@ namespace moeserve {
 namespace {
 
 using Json = nlohmann::json;
-using namespace huggingface;  // NOLINT(google-build-using-namespace): helpers shared by all families
+using namespace huggingface;  // NOLINT(google-build-using-namespace): shared helpers
 
 constexpr TensorRule kTensors[] = {
     {"blocks.*.attention.k.weight", "model.layers.*.self_attention.kv_proj.weight", 0, 2},

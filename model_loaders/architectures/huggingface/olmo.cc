@@ -7,7 +7,7 @@ namespace moeserve {
 namespace {
 
 using Json = nlohmann::json;
-using namespace huggingface;  // NOLINT(google-build-using-namespace): helpers shared by all families
+using namespace huggingface;  // NOLINT(google-build-using-namespace): shared helpers
 
 // Adds what all of these models have: RMS norms of the whole query and key projections.
 AttentionSpec OlmoAttention(DecoderConfig& c) {

@@ -9,7 +9,7 @@ namespace moeserve {
 namespace {
 
 using Json = nlohmann::json;
-using namespace huggingface;  // NOLINT(google-build-using-namespace): helpers shared by all families
+using namespace huggingface;  // NOLINT(google-build-using-namespace): shared helpers
 
 // Reads the keys of sliding windows. Without "layer_types", a layer slides if `slides` says so.
 std::vector<std::optional<int>> Windows(DecoderConfig& c,
