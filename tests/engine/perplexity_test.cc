@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -50,7 +51,9 @@ double Perplexity(TestEngine& engine, const std::vector<TokenId>& tokens, int wi
   double sum = 0.0;
   int64_t count = 0;
   for (const auto& sink : sinks) {
-    EXPECT_TRUE(sink->Wait().ok());
+    const absl::Status status = sink->Wait();
+    EXPECT_TRUE(status.ok()) << status;
+    if (!status.ok()) return std::numeric_limits<double>::quiet_NaN();
     for (const auto& logprob : sink->prompt_logprobs()) {
       if (!logprob.has_value()) continue;
       sum -= logprob->logprob;

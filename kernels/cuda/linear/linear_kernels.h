@@ -9,7 +9,8 @@
 namespace moeserve::cuda::internal {
 
 // Returns the largest number of tiles of `tile_rows` rows x `tile_image_rows` packed rows that a
-// routing plan with `rows` assignments can need. Blocks of the grid without a tile exit
+// routing plan with `rows` assignments can need, or a product in segments with `rows` rows of all
+// experts together (LinearArgs::segments). Blocks of the grid without a tile exit
 // immediately.
 inline int64_t MaxLinearTiles(const CudaLinearBank& bank, int64_t rows, int tile_rows,
                               int tile_image_rows) {
