@@ -151,7 +151,8 @@ absl::Status Engine::Impl::Submit(std::vector<Request> requests,
                                       .routing_records = options_.routing_records,
                                       .routing_control = options_.routing_control.enabled}));
     sequences.push_back(std::make_unique<Sequence>(std::move(requests[i]), std::move(sinks[i]),
-                                                   tokenizer_.get(), eos_));
+                                                   tokenizer_.get(), eos_,
+                                                   LongSequencesFrom(model_->spec())));
     if (BlocksFor(sequences.back()->cache_tokens()) > cache_->num_blocks()) {
       return absl::InvalidArgumentError(
           "the request can never fit: its prompt and max_tokens need more KV cache than there is");

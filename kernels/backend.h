@@ -223,6 +223,7 @@ struct EmbedArgs {
   const EmbeddingTable* tokens = nullptr;
   const EmbeddingTable* positions = nullptr;  // learned positions; null if there are none
   bool sinusoidal = false;
+  int first_position = 0;  // sinusoidal: added to the tokens' positions
   float scale = 1.0f;  // factor of the token embeddings, before positions are added
   RowsView output;     // f32 [T, d]
 };
@@ -352,6 +353,8 @@ struct StepInputs {
   std::span<const int32_t> sequence = {};   // [T] the token's sequence, as an index into
                                             // block_tables
   std::span<const std::span<const int32_t>> block_tables = {};  // [S]
+  // [T] 1 for the tokens of long sequences (RopeScalingKind::kLong), else 0; empty: all 0.
+  std::span<const uint8_t> long_sequence = {};
   const KvCacheStorage* cache = nullptr;      // the only cache that the step's operations use
   std::span<const int32_t> output_rows = {};  // rows that GatherOutputRows() copies
   std::span<const SampleRow> samples = {};    // [output_rows] what Sample() draws, or empty

@@ -21,6 +21,7 @@ struct RouteSettings {
   TemperatureKind temperature = TemperatureKind::kNone;
 
   GateKind gate = GateKind::kSoftmax;
+  float mixer_limit = 0.0f;  // gate kSparseMixer: largest distance of a score that counts
   SelectKind select = SelectKind::kTopK;
   int k = 1;       // top-k: experts per row; top-p: the largest number of experts per row
   float p = 0.0f;  // top-p: share of the sum of all gate values that the selected ones must reach

@@ -85,7 +85,7 @@ def _latent_attention(add, name, path, block, d):
     add(name + "o", (d, heads * value), f"num_heads * {at}value_dim")
 
 
-def _attention(add, block_norms, name, path, block, d):
+def _attention(add, norm, block_norms, name, path, block, d):
     block_norms(name)
     if block.get("out_bias", False):
         add(name + "out_bias", (d,), path + "out_bias", whole_name=True)
@@ -115,6 +115,8 @@ def _attention(add, block_norms, name, path, block, d):
             add(name + "k_norm", (qk[1],), path + "qk_norm")
         if block.get("gate", False):
             add(name + "gate", (heads * head_dim, d), path + "gate")
+        if block.get("inner_norm", False):
+            norm(name + "inner_norm", heads * head_dim)
         if block.get("sinks", False):
             add(name + "sinks", (heads,), path + "sinks", whole_name=True)
 
@@ -178,12 +180,16 @@ def required_tensors(config):
     if config.get("position", {}).get("kind") == "learned":
         rows = _key(config, "", "max_position_embeddings")
         add("embed_position", (rows, d), "max_position_embeddings")
+    if config.get("embedding_norm", False):
+        norm("embed_norm", d)
     if placement != "post":
         norm("norm", d)
+    if config.get("head_bias", False):
+        add("head.bias", (vocabulary,), "head_bias", whole_name=True)
     if not config.get("tie_word_embeddings", False):
         add("head", (vocabulary, d), "tie_word_embeddings")
     for i, (path, block) in enumerate(_layers(config, "attention")):
-        _attention(add, block_norms, f"blocks.{i}.attention.", path, block, d)
+        _attention(add, norm, block_norms, f"blocks.{i}.attention.", path, block, d)
     for i, (path, block) in enumerate(_layers(config, "feed_forward")):
         _feed_forward(add, norm, block_norms, f"blocks.{i}.feed_forward.", path, block, d)
     return wanted

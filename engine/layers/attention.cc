@@ -31,6 +31,9 @@ Result<std::unique_ptr<Attention>> Attention::Load(LoadContext& load, int layer,
   if (spec.gate) parts.push_back({prefix + ".gate", q_width, false});
   MOESERVE_ASSIGN_OR_RETURN(a->projection_, LoadLinear(load, d, parts));
   MOESERVE_ASSIGN_OR_RETURN(a->output_, LoadLinear(load, q_width, {{prefix + ".o", d, false}}));
+  if (spec.inner_norm) {
+    MOESERVE_ASSIGN_OR_RETURN(a->inner_norm_, LoadNorm(load, {prefix + ".inner_norm"}, {q_width}));
+  }
   if (spec.sinks) {
     MOESERVE_ASSIGN_OR_RETURN(a->sinks_, LoadVector(load, prefix + ".sinks", spec.num_heads));
   }
@@ -71,7 +74,9 @@ void Attention::Forward(StepContext& ctx, const RowsView& x, const RowsView& out
 
 void Attention::DenseQueries(StepContext& ctx, const RowsView& query, const RowsView& gate,
                              const RowsView& output) const {
-  const RowsView heads = ctx.workspace.Take(query.rows, query.cols, ctx.activation);
+  // A norm reads f32.
+  const RowsView heads = ctx.workspace.Take(query.rows, query.cols,
+                                            spec_.inner_norm ? DType::kF32 : ctx.activation);
   ctx.backend.Attention(
       {.cache = &ctx.cache,
        .layer = layer_,
@@ -85,7 +90,14 @@ void Attention::DenseQueries(StepContext& ctx, const RowsView& query, const Rows
        .query = query,
        .output = heads});
   if (spec_.gate) ctx.backend.MultiplyBySigmoid(heads, gate);
-  ctx.backend.Linear({.bank = output_.get(), .input = heads, .output = output});
+  RowsView normed = heads;
+  if (spec_.inner_norm) {
+    if (ctx.activation != DType::kF32) {
+      normed = ctx.workspace.Take(query.rows, query.cols, ctx.activation);
+    }
+    ctx.backend.Norm({.bank = inner_norm_.get(), .input = heads, .output = normed});
+  }
+  ctx.backend.Linear({.bank = output_.get(), .input = normed, .output = output});
 }
 
 }  // namespace moeserve

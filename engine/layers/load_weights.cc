@@ -237,6 +237,7 @@ RouteSettings SettingsOf(const RoutedLayerSpec& spec, int input_width) {
     s.temperature = spec.score.temperature;
   }
   s.gate = spec.gate;
+  s.mixer_limit = static_cast<float>(spec.mixer_limit);
   s.select = spec.select.kind;
   s.k = spec.select.MaxSelected();
   s.p = static_cast<float>(spec.select.p);

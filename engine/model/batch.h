@@ -19,6 +19,8 @@ struct Batch {
   std::vector<int32_t> positions;  // [T] position in the sequence; its first token is at 0
   std::vector<int32_t> sequence;   // [T] index into block_tables
   std::vector<Phase> phase;        // [T] used for statistics
+  // [T] 1 for the tokens of long sequences (LongSequencesFrom()); empty: no sequence is long.
+  std::vector<uint8_t> long_sequence;
   std::vector<std::span<const int32_t>> block_tables;  // [S] ids of each sequence's cache blocks
   std::vector<int32_t> logit_rows;                     // rows whose logits are needed, ascending
   // [logit_rows] what the device samples from each of these rows; if SampleRow::row < 0, the row's

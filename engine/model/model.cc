@@ -65,7 +65,8 @@ class Model::Impl {
   std::unique_ptr<LinearBank> head_;
   std::unique_ptr<EmbeddingTable> embedding_;
   std::unique_ptr<EmbeddingTable> learned_positions_;
-  std::unique_ptr<NormBank> final_norm_;  // null if the model is post-norm
+  std::unique_ptr<NormBank> embedding_norm_;  // null if there is none
+  std::unique_ptr<NormBank> final_norm_;      // null if the model is post-norm
   std::vector<Block> blocks_;             // in execution order
   ReportBuffer reported_;
 };
@@ -74,7 +75,8 @@ absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) 
   LoadContext load{source, backend, options.compute, spec.norm, options.quantization, packed_cache};
   const int d = spec.hidden_size;
   const std::string head_name = spec.tie_word_embeddings ? "embed" : "head";
-  MOESERVE_ASSIGN_OR_RETURN(head_, LoadLinear(load, d, {{head_name, spec.vocab_size, false}}));
+  MOESERVE_ASSIGN_OR_RETURN(
+      head_, LoadLinear(load, d, {{head_name, spec.vocab_size, spec.head_bias}}));
   if (spec.tie_word_embeddings) {
     MOESERVE_ASSIGN_OR_RETURN(embedding_, backend.NewTiedEmbeddingTable(*head_));
   } else {
@@ -85,6 +87,9 @@ absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) 
     MOESERVE_ASSIGN_OR_RETURN(
         HostTensor table, source.Get("embed_position.weight", {spec.max_position_embeddings, d}));
     MOESERVE_ASSIGN_OR_RETURN(learned_positions_, backend.NewEmbeddingTable(table));
+  }
+  if (spec.embedding_norm) {
+    MOESERVE_ASSIGN_OR_RETURN(embedding_norm_, LoadNorm(load, {"embed_norm"}, {d}));
   }
   if (spec.norm.placement != NormPlacement::kPost) {
     LoadContext load_final = load;
@@ -163,6 +168,7 @@ StepReport Model::Impl::Forward(const Batch& batch, KvCacheStorage& cache, const
                                            .position = batch.positions,
                                            .sequence = batch.sequence,
                                            .block_tables = batch.block_tables,
+                                           .long_sequence = batch.long_sequence,
                                            .cache = &cache,
                                            .output_rows = batch.logit_rows,
                                            .samples = batch.samples,
@@ -218,8 +224,12 @@ void Model::Impl::Issue(StepContext& ctx, int64_t tokens, const RowsView& logits
   backend.Embed({.tokens = embedding_.get(),
                  .positions = learned_positions_.get(),
                  .sinusoidal = spec.position.kind == PositionKind::kSinusoidal,
+                 .first_position = spec.position.first,
                  .scale = static_cast<float>(spec.embedding_scale),
                  .output = x});
+  if (embedding_norm_ != nullptr) {
+    backend.Norm({.bank = embedding_norm_.get(), .input = x, .output = x});
+  }
   RowsView input = x;
   if (NormsInput(spec.norm.placement)) {
     input = workspace.TakeDense(tokens, spec.hidden_size, options.compute);

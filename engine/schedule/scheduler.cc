@@ -253,6 +253,7 @@ StepWork WorkOf(const std::vector<ScheduledRows>& rows) {
 Batch MakeBatch(const std::vector<ScheduledRows>& rows, bool samples_on_device) {
   Batch batch;
   bool controlled = false;
+  bool any_long = false;
   SampleRow on_host{};
   on_host.row = -1;
   for (const ScheduledRows& r : rows) {
@@ -261,6 +262,7 @@ Batch MakeBatch(const std::vector<ScheduledRows>& rows, bool samples_on_device) 
     batch.block_tables.emplace_back(s.blocks);
     controlled = controlled || s.request.routing_control != nullptr;
     batch.controls.push_back(s.request.routing_control.get());
+    any_long = any_long || s.is_long;
     for (int i = r.begin; i < r.begin + r.count; ++i) {
       if (s.WantsLogits(i)) {
         if (samples_on_device) {
@@ -272,12 +274,14 @@ Batch MakeBatch(const std::vector<ScheduledRows>& rows, bool samples_on_device) 
       batch.tokens.push_back(s.tokens[i]);
       batch.positions.push_back(i);
       batch.sequence.push_back(index);
+      batch.long_sequence.push_back(s.is_long ? 1 : 0);
       batch.phase.push_back(i < s.high_water        ? Phase::kRecompute
                             : i < s.prompt_length() ? Phase::kPrefill
                                                     : Phase::kDecode);
     }
   }
   if (!controlled) batch.controls.clear();
+  if (!any_long) batch.long_sequence.clear();
   return batch;
 }
 

@@ -19,9 +19,10 @@
 namespace moeserve {
 
 struct Sequence {
-  // `eos` outlives the sequence.
+  // `eos` outlives the sequence. A sequence that is planned to have more than `long_from` tokens is
+  // long (LongSequencesFrom()).
   Sequence(Request r, std::shared_ptr<TokenSink> s, const Tokenizer* tokenizer,
-           std::span<const TokenId> eos)
+           std::span<const TokenId> eos, std::optional<double> long_from = std::nullopt)
       : request(std::move(r)),
         sink(std::move(s)),
         text(tokenizer, request.sampling.skip_special_tokens, request.sampling.stop,
@@ -33,6 +34,11 @@ struct Sequence {
     if (request.routing_control != nullptr) {
       cache_key = "r" + request.routing_control->key() + "|" + salt;
     }
+    const double planned =
+        static_cast<double>(prompt_length()) + std::max(request.sampling.max_tokens, 0);
+    is_long = long_from.has_value() && planned > *long_from;
+    // Keys in the cache depend on whether the sequence is long.
+    if (is_long) cache_key = "l" + cache_key;
   }
 
   int prompt_length() const { return static_cast<int>(request.prompt.size()); }
@@ -67,7 +73,8 @@ struct Sequence {
   int computed = 0;  // number of leading tokens that were computed or found in the prefix cache
   std::vector<int32_t> blocks;  // ids of this sequence's cache blocks
   int published = 0;            // number of leading blocks that were published (BlockManager)
-  // Combines cache_salt and RoutingControl::key(); only sequences with equal keys share cached
+  bool is_long = false;         // decides between two sets of rope factors
+  // Combines is_long, cache_salt and RoutingControl::key(); only sequences with equal keys share cached
   // prefixes. BlockManager calls this key the salt.
   std::string cache_key;
   // Largest `computed` so far. After a preemption, tokens below it are computed a second time.

@@ -135,6 +135,25 @@ void CheckSelect(Checker& check, const std::string& scope, const RoutedLayerSpec
   }
 }
 
+void CheckGate(Checker& check, const std::string& scope, const RoutedLayerSpec& routing) {
+  check.Factor(scope, "mixer_limit", routing.mixer_limit);
+  if (!check.ok()) return;
+  if (!(routing.mixer_limit >= 0)) {
+    check.Fail(scope + "mixer_limit", "a number >= 0", Number(routing.mixer_limit));
+  }
+  const SelectSpec& select = routing.select;
+  if (routing.gate == GateKind::kSparseMixer) {
+    const std::string because = " (gate is \"sparse_mixer\")";
+    check.Set(scope, "renormalize", routing.renormalize, false, because);
+    check.Set(scope, "select.bias", select.bias, false, because);
+    check.Int(scope, "select.best_groups", select.best_groups, select.groups, select.groups,
+              because);
+  } else if (routing.mixer_limit != 0) {
+    check.Fail(scope + "mixer_limit", "0 (gate is not \"sparse_mixer\")",
+               Number(routing.mixer_limit));
+  }
+}
+
 void CheckRouting(Checker& check, const std::string& scope, const ModelSpec& spec,
                   const RoutedLayerSpec& routing, BlockKind block) {
   check.Int(scope, "num_experts", routing.num_experts, 1, kMaxExperts);
@@ -161,6 +180,7 @@ void CheckRouting(Checker& check, const std::string& scope, const ModelSpec& spe
   }
   CheckScore(check, scope, routing.score);
   CheckSelect(check, scope, routing);
+  CheckGate(check, scope, routing);
   check.Factor(scope, "scale", routing.scale);
 }
 
@@ -189,9 +209,13 @@ void CheckRopeScaling(Checker& check, const std::string& scope, const RopeScalin
       check.Positive(scope, "beta_slow", s.beta_slow);
       return;
     case RopeScalingKind::kFactors:
-      for (size_t i = 0; i < s.factors.size(); ++i) {
-        check.Positive(scope, "factors", s.factors[i]);
-      }
+      for (const double factor : s.factors) check.Positive(scope, "factors", factor);
+      return;
+    case RopeScalingKind::kLong:
+      check.Real(scope, "original_positions", s.original_positions, 1.0, kMaxPositions);
+      check.Positive(scope, "long_magnitude", s.long_magnitude);
+      for (const double factor : s.factors) check.Positive(scope, "factors", factor);
+      for (const double factor : s.long_factors) check.Positive(scope, "long_factors", factor);
       return;
   }
 }
@@ -238,10 +262,20 @@ void CheckRopeOfLayer(Checker& check, const ModelSpec& spec, const std::string& 
   if (std::fabs(exact - rounded) > 1e-3 || rounded % 2 != 0 || rounded < 2) {
     check.Fail(path + "fraction", "fraction * head_dim to be an even whole number >= 2",
                Number(exact) + because);
-  } else if (position.scaling.kind == RopeScalingKind::kFactors &&
-             position.scaling.factors.size() != static_cast<size_t>(rounded / 2)) {
-    check.Fail(path + "scaling.factors", "a list of " + std::to_string(rounded / 2) + " numbers",
-               std::to_string(position.scaling.factors.size()) + because);
+    return;
+  }
+  const auto check_list = [&](const char* key, const std::vector<double>& factors) {
+    if (!check.ok() || factors.size() == static_cast<size_t>(rounded / 2)) return;
+    check.Fail(path + "scaling." + key, "a list of " + std::to_string(rounded / 2) + " numbers",
+               std::to_string(factors.size()) + because);
+  };
+  const RopeScaling& scaling = position.scaling;
+  const bool is_long = scaling.kind == RopeScalingKind::kLong;
+  if (is_long || scaling.kind == RopeScalingKind::kFactors) check_list("factors", scaling.factors);
+  if (is_long) check_list("long_factors", scaling.long_factors);
+  if (is_long && check.ok() && LongSequencesFrom(spec) != scaling.original_positions) {
+    check.Fail(path + "scaling.original_positions", "the same number in all layers",
+               Number(scaling.original_positions));
   }
 }
 
@@ -286,6 +320,7 @@ void CheckLatent(Checker& check, const std::string& scope, const AttentionSpec& 
   }
   check.Set(scope, "sinks", attention.sinks, false, " (latent attention)");
   check.Set(scope, "gate", attention.gate, false, " (latent attention)");
+  check.Set(scope, "inner_norm", attention.inner_norm, false, " (latent attention)");
   const int64_t widest =
       std::max(int64_t{latent.rank} + latent.rope_dim, int64_t{latent.value_dim});
   if (check.ok() && widest * attention.num_heads > kMaxWidth) {
@@ -313,6 +348,7 @@ void CheckAttention(Checker& check, const ModelSpec& spec, const std::string& sc
     }
     check.Set(scope, "sinks", attention.sinks, false, " (kind is \"routed\")");
     check.Set(scope, "gate", attention.gate, false, " (kind is \"routed\")");
+    check.Set(scope, "inner_norm", attention.inner_norm, false, " (kind is \"routed\")");
     if (check.ok() && attention.latent.has_value()) {
       check.Fail(scope + "latent", "none in routed attention", "an object");
     }
@@ -362,6 +398,9 @@ void CheckTokenIds(Checker& check, const ModelSpec& spec) {
 }
 
 void CheckPosition(Checker& check, const ModelSpec& spec) {
+  const bool sinusoidal = spec.position.kind == PositionKind::kSinusoidal;
+  check.Int("position.", "first", spec.position.first, 0, sinusoidal ? kMaxPositions : 0,
+            sinusoidal ? "" : " (position.kind is not \"sinusoidal\")");
   switch (spec.position.kind) {
     case PositionKind::kRope:
       CheckRope(check, "position.", spec.position);
@@ -413,6 +452,19 @@ const PositionSpec& PositionOf(const ModelSpec& spec, const AttentionSpec& atten
   return attention.position.has_value() ? *attention.position : spec.position;
 }
 
+std::optional<double> LongSequencesFrom(const ModelSpec& spec) {
+  const auto of = [](const PositionSpec& position) -> std::optional<double> {
+    if (position.kind != PositionKind::kRope || position.scaling.kind != RopeScalingKind::kLong) {
+      return std::nullopt;
+    }
+    return position.scaling.original_positions;
+  };
+  for (const LayerSpec& layer : spec.layers) {
+    if (const auto found = of(PositionOf(spec, layer.attention))) return found;
+  }
+  return std::nullopt;
+}
+
 int RopeDimensions(const PositionSpec& position, int head_dim) {
   if (position.kind != PositionKind::kRope) return 0;
   return static_cast<int>(std::lround(ExactRopeDimensions(position, head_dim)));
@@ -428,6 +480,9 @@ absl::Status Validate(const ModelSpec& spec) {
   check.Real("norm.", "eps", spec.norm.eps, 0.0, 1.0);
   check.Real("norm.", "final_eps", spec.norm.final_eps.value_or(0.0f), 0.0, 1.0);
   CheckPosition(check, spec);
+  if (spec.tie_word_embeddings) {
+    check.Set("", "head_bias", spec.head_bias, false, " (tie_word_embeddings is true)");
+  }
   check.Factor("", "embedding_scale", spec.embedding_scale);
   check.Factor("", "residual_scale", spec.residual_scale);
   check.Factor("", "logit_scale", spec.logit_scale);

@@ -48,6 +48,7 @@ struct PositionSpec {
   RopePairing pairing = RopePairing::kHalf;  // rope only
   double fraction = 1.0;                     // rope only: fraction of head_dim that is rotated
   RopeScaling scaling;                       // rope only
+  int first = 0;                             // sinusoidal only: position of a text's first token
 };
 
 // Stage "split": splits tokens into sub-tokens as in MH-MoE ("Multi-Head Mixture-of-Experts", eq.
@@ -130,6 +131,7 @@ struct RoutedLayerSpec {
   SplitSpec split;          // feed-forward only
   ScoreSpec score;
   GateKind gate = GateKind::kSoftmax;
+  double mixer_limit = 0.0;  // gate kSparseMixer only: RouteSettings::mixer_limit
   SelectSpec select;
   bool renormalize = false;
   double scale = 1.0;
@@ -164,6 +166,7 @@ struct AttentionSpec {
   QkNorm qk_norm = QkNorm::kNone;   // dense only
   bool qk_norm_after_rope = false;  // else before it
   bool gate = false;  // dense only: multiplies the heads' outputs by sigmoid(W x), before o
+  bool inner_norm = false;  // dense only: a norm of the outputs of all heads together, before o
   GroupOrder group_order = GroupOrder::kInterleave;  // dense only
   // If set, replaces ModelSpec::position in this layer; its kind is kRope or kNone. Allowed only if
   // the model's kind is one of these two.
@@ -203,10 +206,12 @@ struct ModelSpec {
   NormSpec norm;
   PositionSpec position;
   double embedding_scale = 1.0;
+  bool embedding_norm = false;  // a norm of the sum of token and position embeddings
   double residual_scale = 1.0;
   double logit_scale = 1.0;
   double logit_soft_cap = 0.0;  // above 0: a scaled logit x becomes cap * tanh(x / cap)
   bool tie_word_embeddings = false;
+  bool head_bias = false;  // a bias [vocab_size] of the logits, before logit_scale
   std::vector<LayerSpec> layers;
 
   int num_layers() const { return static_cast<int>(layers.size()); }
@@ -223,6 +228,11 @@ const PositionSpec& PositionOf(const ModelSpec& spec, const AttentionSpec& atten
 
 // Returns the shapes of the KV cache's layers.
 std::vector<KvLayerShape> CacheShapes(const ModelSpec& spec);
+
+// Returns the number of tokens from which on a sequence is long for rope scaling of the kind kLong:
+// a sequence with more tokens is. nullopt if no layer has such a scaling. All layers of a valid
+// spec have the same number.
+std::optional<double> LongSequencesFrom(const ModelSpec& spec);
 
 // Returns how many dimensions of a head are rotated by rope; in a valid spec, an even number.
 int RopeDimensions(const PositionSpec& position, int head_dim);

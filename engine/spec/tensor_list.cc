@@ -35,10 +35,12 @@ class TensorList {
           {{spec_.max_position_embeddings, "max_position_embeddings"}, hidden_},
           "position.kind is \"learned\"");
     }
+    if (spec_.embedding_norm) AddNorm("embed_norm", hidden_, "embedding_norm is true");
     if (spec_.norm.placement != NormPlacement::kPost) AddNorm("norm", hidden_);
     if (!spec_.tie_word_embeddings) {
       Add("head.weight", {vocabulary, hidden_}, "tie_word_embeddings is false");
     }
+    if (spec_.head_bias) Add("head.bias", {vocabulary}, "head_bias is true");
     for (int i = 0; i < spec_.num_layers(); ++i) {
       const std::string number = std::to_string(i);
       const std::string block = "blocks." + number;
@@ -157,6 +159,7 @@ class TensorList {
       AddLinear(name + "q", queries, hidden_, bias_key);
       if (attention.gate) AddLinear(name + "gate", queries, hidden_, "", key + "gate is true");
       AddLinear(name + "o", hidden_, queries);
+      if (attention.inner_norm) AddNorm(name + "inner_norm", queries, key + "inner_norm is true");
       AddQkNorm(name, key, attention, queries, keys);
       if (attention.sinks) {
         Add(name + "sinks", {{attention.num_heads, key + "num_heads"}}, key + "sinks is true");

@@ -47,7 +47,7 @@ void ApplyYarn(double theta, int dimensions, const RopeScaling& s,
 
 }  // namespace
 
-std::vector<double> RopeFrequencies(const RopeSettings& settings) {
+std::vector<double> RopeFrequencies(const RopeSettings& settings, bool long_sequence) {
   std::vector<double> frequencies;
   for (int i = 0; i < settings.dimensions / 2; ++i) {
     frequencies.push_back(std::pow(settings.theta, -2.0 * i / settings.dimensions));
@@ -67,9 +67,13 @@ std::vector<double> RopeFrequencies(const RopeSettings& settings) {
       ApplyYarn(settings.theta, settings.dimensions, s, frequencies);
       break;
     case RopeScalingKind::kFactors:
-      MOESERVE_CHECK(s.factors.size() == frequencies.size(), "one rope factor per frequency");
-      for (size_t i = 0; i < frequencies.size(); ++i) frequencies[i] /= s.factors[i];
+    case RopeScalingKind::kLong: {
+      const bool use_long = s.kind == RopeScalingKind::kLong && long_sequence;
+      const std::vector<double>& factors = use_long ? s.long_factors : s.factors;
+      MOESERVE_CHECK(factors.size() == frequencies.size(), "one rope factor per frequency");
+      for (size_t i = 0; i < frequencies.size(); ++i) frequencies[i] /= factors[i];
       break;
+    }
   }
   return frequencies;
 }

@@ -9,7 +9,7 @@
 
 namespace moeserve {
 
-enum class RopeScalingKind : uint8_t { kNone, kLinear, kLlama3, kYarn, kFactors };
+enum class RopeScalingKind : uint8_t { kNone, kLinear, kLlama3, kYarn, kFactors, kLong };
 
 struct RopeScalingTraits {
   std::string_view name;  // in configuration files and descriptions
@@ -26,7 +26,9 @@ constexpr RopeScalingTraits Traits(RopeScalingKind kind) {
     case RopeScalingKind::kYarn:
       return {"yarn"};  // "YaRN: Efficient Context Window Extension", section 3.2
     case RopeScalingKind::kFactors:
-      return {"factors"};  // LongRoPE: one divisor per frequency
+      return {"factors"};  // one divisor per frequency
+    case RopeScalingKind::kLong:
+      return {"long"};  // LongRoPE: one divisor per frequency; long texts have other ones
   }
   return {};
 }
@@ -35,16 +37,20 @@ constexpr RopeScalingTraits Traits(RopeScalingKind kind) {
 struct RopeScaling {
   RopeScalingKind kind = RopeScalingKind::kNone;
   double factor = 1.0;               // linear, llama3, yarn: context length after / before
-  double original_positions = 1.0;   // llama3, yarn: context length before, in tokens
+  double original_positions = 1.0;   // llama3, yarn, long: context length before, in tokens
   double low_freq_factor = 1.0;      // llama3
   double high_freq_factor = 4.0;     // llama3
   double beta_fast = 32.0;           // yarn: rotations over the original context from which on
                                      // frequencies are kept
   double beta_slow = 1.0;            // yarn: rotations up to which frequencies are divided
   bool truncate = true;              // yarn: rounds the limits between them to whole pairs
-  std::vector<double> factors = {};  // factors: [pairs]
+  std::vector<double> factors = {};  // factors, long: [pairs]
   // Cosines and sines are multiplied by this factor, whatever the kind.
   double magnitude = 1.0;
+  // long: replace `factors` and `magnitude` in sequences that are planned to have more than
+  // original_positions tokens.
+  std::vector<double> long_factors = {};  // [pairs]
+  double long_magnitude = 1.0;
 
   bool operator==(const RopeScaling&) const = default;
 };
@@ -60,11 +66,14 @@ struct RopeSettings {
   int first = 0;                                         // the first of the rotated dimensions
 
   double magnitude() const { return scaling == nullptr ? 1.0 : scaling->magnitude; }
+  // Whether long sequences are rotated in another way.
+  bool has_long() const { return scaling != nullptr && scaling->kind == RopeScalingKind::kLong; }
 };
 
 // Returns the frequencies [dimensions / 2] in radians per position: theta^(-2 i / dimensions),
-// changed by the scaling.
-std::vector<double> RopeFrequencies(const RopeSettings& settings);
+// changed by the scaling. `long_sequence`: those of long sequences (RopeScalingKind::kLong); other
+// kinds of scaling have the same frequencies for all sequences.
+std::vector<double> RopeFrequencies(const RopeSettings& settings, bool long_sequence = false);
 
 // Returns whether two layers have the same frequencies and magnitude, so that they can share tables
 // of cosines and sines.

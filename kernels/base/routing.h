@@ -218,6 +218,7 @@ MOESERVE_HOST_DEVICE static inline float GateValue(GateKind kind, float score, f
   switch (kind) {
     case GateKind::kSoftmax:
     case GateKind::kSoftmaxSelected:
+    case GateKind::kSparseMixer:
       return ContractExp(score - maximum);
     case GateKind::kSigmoid:
       return 1.0f / (1.0f + ContractExp(-score));
@@ -232,6 +233,7 @@ static inline void GateValues(GateKind kind, const float* scores, int n, float m
   switch (kind) {
     case GateKind::kSoftmax:
     case GateKind::kSoftmaxSelected:
+    case GateKind::kSparseMixer:
       for (int e = 0; e < n; ++e) values[e] = GateValue(GateKind::kSoftmax, scores[e], maximum);
       return;
     case GateKind::kSigmoid:
@@ -245,6 +247,7 @@ static inline double GateValueInDouble(GateKind kind, double score, double maxim
   switch (kind) {
     case GateKind::kSoftmax:
     case GateKind::kSoftmaxSelected:
+    case GateKind::kSparseMixer:
       return std::exp(score - maximum);
     case GateKind::kSigmoid:
       return 1.0 / (1.0 + std::exp(-score));
@@ -340,6 +343,8 @@ MOESERVE_HOST_DEVICE static inline float DivisorValue(GateDivisor divisor, float
       return total;
     case GateDivisor::kSelectedOnly:
       return selected;
+    case GateDivisor::kNear:
+      break;  // MixerValue() replaces the gate values
   }
   return 1.0f;
 }
@@ -347,6 +352,35 @@ MOESERVE_HOST_DEVICE static inline float DivisorValue(GateDivisor divisor, float
 MOESERVE_HOST_DEVICE static inline float FinalGate(float value, float divisor, float scale) {
   const float gate = divisor != 0.0f ? value / divisor : 0.0f;
   return gate * scale;
+}
+
+// Sparse mixer, the gate of Phi-3.5-MoE ("GRIN: GRadient-INformed MoE", section 2, as the authors'
+// code computes it at inference): the weight of a selected expert is MixerGate(score, sum, scale),
+// where the sum is that of MixerValue() over the expert itself and all experts that rank lower.
+
+// Returns exp(other - score), or 0 if the score `other` is not near `score`: if the difference,
+// relative to the larger of `score` and |other|, exceeds `limit`.
+MOESERVE_HOST_DEVICE static inline float MixerValue(float score, float other, float limit) {
+  const float magnitude = other < 0.0f ? -other : other;
+  const float scale = magnitude < score ? score : magnitude;
+  // Two scores of 0 make the quotient NaN, which does not exceed the limit.
+  return (score - other) / scale > limit ? 0.0f : ContractExp(other - score);
+}
+
+// Returns the weight of a selected expert; 0 for the score -Inf.
+MOESERVE_HOST_DEVICE static inline float MixerGate(float score, float sum, float scale) {
+  return score == -__builtin_inff() ? 0.0f : FinalGate(1.0f, sum, scale);
+}
+
+// Stores the terms of the sum of an expert in `values` [E]; those of experts that rank higher are
+// 0. No score is NaN.
+static inline void MixerValues(const RouteSettings& s, const float* scores, int expert,
+                               float* values) {
+  const float score = scores[expert];
+  for (int e = 0; e < s.num_experts; ++e) {
+    const bool higher = scores[e] > score || (scores[e] == score && e < expert);
+    values[e] = higher ? 0.0f : MixerValue(score, scores[e], s.mixer_limit);
+  }
 }
 
 }  // namespace moeserve

@@ -48,7 +48,7 @@ constexpr TemperatureTraits Traits(TemperatureKind kind) {
   return {};
 }
 
-enum class GateKind : uint8_t { kSoftmax, kSigmoid, kSoftmaxSelected };
+enum class GateKind : uint8_t { kSoftmax, kSigmoid, kSoftmaxSelected, kSparseMixer };
 
 struct GateTraits {
   std::string_view name;         // in configuration files
@@ -63,6 +63,8 @@ constexpr GateTraits Traits(GateKind kind) {
       return {"sigmoid", "sigmoid"};
     case GateKind::kSoftmaxSelected:
       return {"softmax_selected", "softmax of the selected"};
+    case GateKind::kSparseMixer:
+      return {"sparse_mixer", "sparse mixer"};
   }
   return {};
 }
@@ -71,8 +73,9 @@ constexpr GateTraits Traits(GateKind kind) {
 enum class GateDivisor : uint8_t {
   kOne,          // 1: the gate value itself is the weight
   kAllExperts,   // the sum of the gate values of all experts
-  kSelectedOnly  // the sum of the gate values of the selected experts, so weights exist only after
-                 // selection
+  kSelectedOnly,  // the sum of the gate values of the selected experts, so weights exist only
+                  // after selection
+  kNear           // a sum of its own for each expert: see MixerValue() in kernels/base/routing.h
 };
 
 MOESERVE_HOST_DEVICE static constexpr GateDivisor DivisorOf(GateKind kind) {
@@ -83,6 +86,8 @@ MOESERVE_HOST_DEVICE static constexpr GateDivisor DivisorOf(GateKind kind) {
       return GateDivisor::kOne;
     case GateKind::kSoftmaxSelected:
       return GateDivisor::kSelectedOnly;
+    case GateKind::kSparseMixer:
+      return GateDivisor::kNear;
   }
   return GateDivisor::kOne;
 }

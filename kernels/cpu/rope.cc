@@ -17,17 +17,22 @@ const float* CpuBackend::RopeAngles(const RopeSettings& settings) {
     table = &rope_tables_.emplace_back();
     table->settings = settings;
     table->frequencies = RopeFrequencies(settings);
+    if (settings.has_long()) table->long_frequencies = RopeFrequencies(settings, true);
   }
   if (table->step == step_number_) return table->angles.data();
   table->step = step_number_;
   const auto tokens = static_cast<int64_t>(step_.position.size());
   table->angles.resize(static_cast<size_t>(tokens * 2 * pairs));
-  const double magnitude = settings.magnitude();
+  const bool has_long = settings.has_long() && !step_.long_sequence.empty();
   ForRows(tokens, pairs * 80, [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t) {
+      const bool is_long = has_long && step_.long_sequence[t] != 0;
+      const std::vector<double>& frequencies =
+          is_long ? table->long_frequencies : table->frequencies;
+      const double magnitude = is_long ? settings.scaling->long_magnitude : settings.magnitude();
       float* cosine = table->angles.data() + t * 2 * pairs;
       for (int i = 0; i < pairs; ++i) {
-        const double angle = step_.position[t] * table->frequencies[i];
+        const double angle = step_.position[t] * frequencies[i];
         cosine[i] = static_cast<float>(std::cos(angle) * magnitude);
         cosine[pairs + i] = static_cast<float>(std::sin(angle) * magnitude);
       }

@@ -99,8 +99,9 @@ void CpuBackend::Embed(const EmbedArgs& args) {
         for (int64_t i = 0; i < half; ++i) {
           const double f =
               std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(half - 1));
-          out[i] += static_cast<float>(std::sin(step_.position[t] * f));
-          out[half + i] += static_cast<float>(std::cos(step_.position[t] * f));
+          const double angle = (step_.position[t] + args.first_position) * f;
+          out[i] += static_cast<float>(std::sin(angle));
+          out[half + i] += static_cast<float>(std::cos(angle));
         }
       }
     }

@@ -305,7 +305,9 @@ void CudaBackend::Embed(const EmbedArgs& args) {
     const auto& learned = static_cast<const CudaEmbeddingTable&>(*args.positions);
     LaunchAddPositions(learned.view, step_.position, args.output, stream_.get());
   }
-  if (args.sinusoidal) LaunchAddSinusoids(step_.position, args.output, stream_.get());
+  if (args.sinusoidal) {
+    LaunchAddSinusoids(step_.position, args.first_position, args.output, stream_.get());
+  }
 }
 
 void CudaBackend::Norm(const NormArgs& args) {
@@ -345,6 +347,7 @@ StepView CudaBackend::View() const {
           .position = step_.position,
           .sequence = step_.sequence,
           .block_tables = step_.block_tables,
+          .long_sequence = step_.long_sequence,
           .table_stride = shape_.table_stride,
           .max_context = static_cast<int>(shape_.context)};
 }

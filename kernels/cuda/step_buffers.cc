@@ -8,10 +8,10 @@
 namespace moeserve::cuda {
 namespace {
 
-// Bytes per token: TokenRoutes, a SampleRow, two bytes (failed, kind) and four 4-byte integers. The
-// block tables follow after all tokens.
+// Bytes per token: TokenRoutes, a SampleRow, three bytes (failed, kind, long sequence) and four
+// 4-byte integers. The block tables follow after all tokens.
 constexpr int64_t kTokenBytes =
-    static_cast<int64_t>(sizeof(TokenRoutes) + sizeof(SampleRow)) + 2 + 4 * 4;
+    static_cast<int64_t>(sizeof(TokenRoutes) + sizeof(SampleRow)) + 3 + 4 * 4;
 constexpr int64_t kAlignment = 16;
 
 int64_t Aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
@@ -33,7 +33,7 @@ absl::Status StepBuffers::Reserve(int64_t tokens, int64_t sequences, int64_t tab
   tokens_ = std::max(tokens_, RoundUpToPower(tokens));
   table_entries_ = std::max(table_entries_, RoundUpToPower(sequences * table_stride));
   const size_t bytes =
-      static_cast<size_t>(kTokenBytes * tokens_ + 2 * kAlignment + table_entries_ * 4);
+      static_cast<size_t>(kTokenBytes * tokens_ + 3 * kAlignment + table_entries_ * 4);
   host_ = {};
   device_ = {};
   outcome_ = {};
@@ -56,11 +56,15 @@ DeviceStep StepBuffers::Upload(const StepInputs& inputs, const StepRows& rows, i
   // The arrays that a step writes come first, so that a single copy downloads them.
   const int64_t failed_at = rows.tokens * static_cast<int64_t>(sizeof(TokenRoutes));
   const int64_t kind_at = failed_at + Aligned(rows.tokens);
-  const int64_t words_at = kind_at + Aligned(rows.tokens);
+  const int64_t long_at = kind_at + Aligned(rows.tokens);
+  const int64_t words_at = long_at + Aligned(rows.tokens);
   std::memset(host, 0, static_cast<size_t>(kind_at));
   char* const kind = host + kind_at;
   std::memset(kind, kTokenPadding, static_cast<size_t>(rows.tokens));
   std::copy(inputs.kind.begin(), inputs.kind.end(), kind);
+  std::memset(host + long_at, 0, static_cast<size_t>(rows.tokens));
+  std::copy(inputs.long_sequence.begin(), inputs.long_sequence.end(),
+            reinterpret_cast<uint8_t*>(host + long_at));
   int32_t* const token_ids = reinterpret_cast<int32_t*>(host + words_at);
   int32_t* const position = token_ids + rows.tokens;
   int32_t* const sequence = position + rows.tokens;
@@ -102,6 +106,7 @@ DeviceStep StepBuffers::Upload(const StepInputs& inputs, const StepRows& rows, i
   return {.routes = reinterpret_cast<TokenRoutes*>(device),
           .failed = reinterpret_cast<uint8_t*>(device + failed_at),
           .kind = reinterpret_cast<const uint8_t*>(device + kind_at),
+          .long_sequence = reinterpret_cast<const uint8_t*>(device + long_at),
           .token_ids = on_device(token_ids),
           .position = on_device(position),
           .sequence = on_device(sequence),

@@ -14,6 +14,7 @@ struct DeviceStep {
   TokenRoutes* routes = nullptr;          // [tokens] set to 0 when the step begins
   uint8_t* failed = nullptr;              // [tokens] set to 0 when the step begins
   const uint8_t* kind = nullptr;          // [tokens] kTokenPrefill and so on; 255 for padding
+  const uint8_t* long_sequence = nullptr;  // [tokens] StepInputs::long_sequence; 0 without it
   const int32_t* token_ids = nullptr;     // [tokens]
   const int32_t* position = nullptr;      // [tokens]
   const int32_t* sequence = nullptr;      // [tokens] -1 for padding

@@ -144,7 +144,9 @@ inline RouteCase MakeCase(int experts, int width, Gate gate, uint64_t seed) {
   s.compare = random.Below(2) == 1 ? TopPCompare::kGt : TopPCompare::kGe;
   s.renormalize = random.Below(2) == 1;
   s.scale = random.Below(3) == 0 ? 2.5f : 1.0f;
-  if (random.Below(2) == 1) {
+  if (gate == Gate::kSparseMixer) s.mixer_limit = 0.8f;
+  // A sparse mixer ranks experts by their scores alone.
+  if (random.Below(2) == 1 && gate != Gate::kSparseMixer) {
     s.choice_bias = random.Below(2) == 1;
     for (int g = 2; g <= kMaxExpertGroups; ++g) {
       if (experts % g == 0 && random.Below(2) == 1) s.groups = g;

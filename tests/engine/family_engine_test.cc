@@ -170,6 +170,59 @@ void FamilyEngineTest::RunWithOverride(const Weights& weights) const {
   for (const uint16_t e : record.experts) ASSERT_NE(e, 0);
 }
 
+// With long rope scaling, the planned length of a request decides how its tokens are rotated. So a
+// long and a short request with the same prompt share no cached prefix, and neither changes the
+// other in a step.
+TEST(LongRopeTest, PlannedLengthDecidesAndSeparatesCachedPrefixes) {
+  FamilyCase model;
+  for (const FamilyCase& c : FamilyCases()) {
+    if (c.name == "phi3-longrope-short") model = c;
+  }
+  const auto answers = ReadFamilyAnswers(model.folder);
+  ASSERT_TRUE(answers.ok()) << answers.status();
+  constexpr int kLongFrom = 128;
+  const auto request = [&](int planned) {
+    Request r;
+    r.prompt = answers->tokens;
+    r.sampling.max_tokens = planned - static_cast<int>(r.prompt.size());
+    r.sampling.temperature = 0.0;
+    r.sampling.ignore_eos = true;
+    r.sampling.logprobs = 0;
+    return r;
+  };
+  const auto submit = [&](TestEngine& engine, const std::string& id, int planned) {
+    Request r = request(planned);
+    r.id = id;
+    return engine.Submit(r);
+  };
+  std::vector<std::shared_ptr<CollectingSink>> alone;
+  for (const int planned : {kLongFrom, kLongFrom + 1}) {
+    auto engine = TestEngine::Start(model.folder, {.max_num_seqs = 1, .prefix_cache = false});
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    alone.push_back(submit(**engine, "alone", planned));
+    ASSERT_TRUE(alone.back()->Wait().ok());
+  }
+  ASSERT_FALSE(alone[0]->logprobs().empty());
+  EXPECT_NE(alone[0]->logprobs()[0].logprob, alone[1]->logprobs()[0].logprob);
+
+  auto engine = TestEngine::Start(model.folder, {.max_num_seqs = 4, .max_step_tokens = 40});
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  for (int round = 0; round < 2; ++round) {
+    std::vector<std::shared_ptr<CollectingSink>> sinks;
+    for (const int planned : {kLongFrom, kLongFrom + 1}) {
+      sinks.push_back(submit(**engine, std::to_string(planned), planned));
+    }
+    for (size_t i = 0; i < sinks.size(); ++i) {
+      ASSERT_TRUE(sinks[i]->Wait().ok()) << sinks[i]->Wait();
+      EXPECT_EQ(sinks[i]->last().usage.cached_tokens > 0, round == 1) << i;
+      EXPECT_EQ(sinks[i]->tokens(), alone[i]->tokens());
+      for (size_t t = 0; t < sinks[i]->logprobs().size(); ++t) {
+        ASSERT_EQ(sinks[i]->logprobs()[t].logprob, alone[i]->logprobs()[t].logprob) << i << ' ' << t;
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Families, FamilyEngineTest, ::testing::ValuesIn(FamilyCases()),
                          [](const auto& info) { return TestName(info.param); });
 

@@ -203,6 +203,42 @@ TEST_P(AttentionTest, RopeTurnsPairs) {
   }
 }
 
+// Tokens of long and of other sequences are rotated in one step, by factors of their own.
+TEST_P(AttentionTest, RopeTurnsLongSequencesDifferently) {
+  Random random(17);
+  const RopeScaling scaling{.kind = RopeScalingKind::kLong,
+                            .original_positions = 64.0,
+                            .factors = {1.0, 1.5, 2.0},
+                            .magnitude = 1.25,
+                            .long_factors = {3.0, 7.0, 20.0},
+                            .long_magnitude = 0.5};
+  const RopeSettings s{8, 6, 10000.0, false, std::make_shared<const RopeScaling>(scaling)};
+  const std::vector<int32_t> position = {0, 70, 3, 70, 12};
+  for (const std::vector<uint8_t>& is_long :
+       {std::vector<uint8_t>{1, 1, 0, 0, 1}, std::vector<uint8_t>{}}) {
+    Begin({.position = position, .long_sequence = is_long});
+    std::vector<float> x = random.Normals(static_cast<int64_t>(position.size()) * s.head_dim);
+    const std::vector<float> before = x;
+    const DeviceRows rows = MakeRows(*backend_, x, s.head_dim);
+    backend_->Rope({.settings = s, .rows = rows.view});
+    x = HostRows(*backend_, rows.view);
+    for (size_t t = 0; t < position.size(); ++t) {
+      const int64_t at = static_cast<int64_t>(t) * s.head_dim;
+      const bool turns_as_long = !is_long.empty() && is_long[t] != 0;
+      const std::vector<double>& factors = turns_as_long ? scaling.long_factors : scaling.factors;
+      const double magnitude = turns_as_long ? scaling.long_magnitude : scaling.magnitude;
+      std::vector<double> expected(before.begin() + at, before.begin() + at + s.head_dim);
+      for (int i = 0; i < 3; ++i) {
+        const double angle = position[t] * std::pow(s.theta, -2.0 * i / 6) / factors[i];
+        const double cosine = std::cos(angle) * magnitude, sine = std::sin(angle) * magnitude;
+        expected[i] = before[at + i] * cosine - before[at + i + 3] * sine;
+        expected[i + 3] = before[at + i + 3] * cosine + before[at + i] * sine;
+      }
+      EXPECT_TRUE(RowNear({x.begin() + at, x.begin() + at + s.head_dim}, expected, 1e-6)) << t;
+    }
+  }
+}
+
 struct QkvShape {
   int heads;
   int kv_heads;

@@ -27,6 +27,10 @@ const std::vector<double> kPlain = RopeFrequencies({.head_dim = 64, .dimensions 
 RopeScaling Scaling(RopeScalingKind kind) {
   RopeScaling s{.kind = kind, .factor = 4.0, .original_positions = 256.0};
   if (kind == RopeScalingKind::kFactors) s.factors.assign(32, 4.0);
+  if (kind == RopeScalingKind::kLong) {
+    s.factors.assign(32, 2.0);
+    s.long_factors.assign(32, 4.0);
+  }
   return s;
 }
 
@@ -64,6 +68,20 @@ TEST(RopeTest, Llama3AndYarnKeepFastPairsAndSlowDownSlowOnes) {
       }
     }
     EXPECT_GT(between, 0) << KindName(kind);
+  }
+}
+
+TEST(RopeTest, OnlyLongRopeTellsLongSequencesApart) {
+  for (const RopeScalingKind kind : AllKinds<RopeScalingKind>()) {
+    const RopeSettings settings = With(Scaling(kind));
+    const std::vector<double> of_short = RopeFrequencies(settings);
+    const std::vector<double> of_long = RopeFrequencies(settings, true);
+    const bool has_long = kind == RopeScalingKind::kLong;
+    EXPECT_EQ(settings.has_long(), has_long);
+    ASSERT_EQ(of_long.size(), of_short.size());
+    for (size_t i = 0; i < of_long.size(); ++i) {
+      EXPECT_EQ(of_long[i], has_long ? of_short[i] / 2.0 : of_short[i]) << KindName(kind);
+    }
   }
 }
 

@@ -79,12 +79,14 @@ TEST_P(RowsTest, EmbedsTokensAndPositions) {
       backend_->BeginStep({.token_ids = tokens, .position = position, .sequence = none}, nullptr,
                           false);
       for (const EmbeddingTable* t : {own.get(), tied.get()}) {
-        for (int kind : {0, 1, 2}) {
-          if (kind == 2 && width < 4) continue;
+        for (int kind : {0, 1, 2, 3}) {
+          if (kind >= 2 && width < 4) continue;
+          const int first = kind == 3 ? 2 : 0;
           const DeviceRows out = Dense(4, width);
           backend_->Embed({.tokens = t,
                            .positions = kind == 1 ? positions.get() : nullptr,
-                           .sinusoidal = kind == 2,
+                           .sinusoidal = kind >= 2,
+                           .first_position = first,
                            .scale = 1.5f,
                            .output = out.view});
           for (int r = 0; r < 4; ++r) {
@@ -93,9 +95,10 @@ TEST_P(RowsTest, EmbedsTokensAndPositions) {
             for (int i = 0; i < width; ++i) {
               double v = 1.5 * ElementAsF32(table, int64_t{tokens[r]} * width + i);
               if (kind == 1) v += ElementAsF32(learned, int64_t{position[r]} * width + i);
-              if (kind == 2) {
+              if (kind >= 2) {
                 const double angle =
-                    position[r] * std::pow(10000.0, -static_cast<double>(i % half) / (half - 1));
+                    (position[r] + first) *
+                    std::pow(10000.0, -static_cast<double>(i % half) / (half - 1));
                 v += i < half ? std::sin(angle) : std::cos(angle);
               }
               expected.push_back(v);

@@ -118,6 +118,7 @@ Real GateValueOf(GateKind gate, Real score, Real maximum, Exp exp) {
   switch (gate) {
     case GateKind::kSoftmax:
     case GateKind::kSoftmaxSelected:
+    case GateKind::kSparseMixer:
       return exp(score - maximum);
     case GateKind::kSigmoid:
       return Real{1} / (Real{1} + exp(-score));
@@ -130,6 +131,7 @@ bool DividesByAll(GateKind gate) {
   switch (gate) {
     case GateKind::kSoftmax:
     case GateKind::kSoftmaxSelected:
+    case GateKind::kSparseMixer:
       return true;
     case GateKind::kSigmoid:
       return false;
@@ -142,11 +144,45 @@ bool DividesBySelected(const RouteSettings& s) {
   switch (s.gate) {
     case GateKind::kSoftmax:
     case GateKind::kSigmoid:
+    case GateKind::kSparseMixer:
       return s.renormalize;
     case GateKind::kSoftmaxSelected:
       return true;
   }
   MOESERVE_CHECK(false, "every gate has a divisor");
+}
+
+bool MixesSparsely(const RouteSettings& s) {
+  return s.gate == GateKind::kSparseMixer && !s.renormalize;
+}
+
+// A softmax with one share for a selected expert.
+template <typename Real>
+struct Mixer {
+  std::vector<Real> terms;  // [E]
+  // The smallest distance of a score from the limit up to which it counts.
+  Real margin = std::numeric_limits<Real>::infinity();
+};
+
+// Returns the softmax from which a selected expert has its weight with the gate kSparseMixer: over
+// the experts from it on in `ranking` whose scores are near its own.
+template <typename Real, typename Exp>
+Mixer<Real> MixerOf(const RouteSettings& s, const std::vector<Real>& scores,
+                    const std::vector<int>& ranking, int expert, Exp exp) {
+  Mixer<Real> mixer;
+  mixer.terms.assign(scores.size(), Real{0});
+  const Real score = scores[expert];
+  bool reached = false;
+  for (const int e : ranking) {
+    reached = reached || e == expert;
+    if (!reached || std::isnan(scores[e])) continue;
+    const Real distance = (score - scores[e]) / std::max(score, std::abs(scores[e]));
+    if (!(distance > Real{s.mixer_limit})) mixer.terms[e] = exp(scores[e] - score);
+    if (e != expert && std::isfinite(distance)) {
+      mixer.margin = std::min(mixer.margin, std::abs(distance - Real{s.mixer_limit}));
+    }
+  }
+  return mixer;
 }
 
 bool HasChoice(const RouteSettings& s) { return s.choice_bias || s.best_groups < s.groups; }
@@ -233,7 +269,11 @@ RowRoutes<float> ContractRoutes(const RouteSettings& s, const RouterWeights& w,
   }
   for (int e : r.experts) {
     float gate;
-    if (DividesBySelected(s)) {
+    if (MixesSparsely(s)) {
+      const auto mixer =
+          MixerOf(s, counted, r.ranking, e, [](float x) { return ContractExp(x); });
+      gate = counted[e] == -kInfinity ? 0.0f : 1.0f / Sum(mixer.terms);
+    } else if (DividesBySelected(s)) {
       gate = cumulative == 0.0f ? 0.0f : value[e] / cumulative;
     } else {
       gate = value[e] / z;
@@ -317,7 +357,13 @@ RowRoutes<double> OracleRoutes(const RouteSettings& s, const RouterWeights& w,
     r.margin = std::min(r.margin, ranked[r.ranking[n - 1]] - ranked[r.ranking[n]]);
   }
   for (int e : r.experts) {
-    const double gate = DividesBySelected(s) ? value[e] / cumulative : value[e] / z;
+    double gate = DividesBySelected(s) ? value[e] / cumulative : value[e] / z;
+    if (MixesSparsely(s)) {
+      const auto mixer =
+          MixerOf(s, r.scores, r.ranking, e, [](double x) { return std::exp(x); });
+      gate = 1.0 / std::accumulate(mixer.terms.begin(), mixer.terms.end(), 0.0);
+      r.margin = std::min(r.margin, mixer.margin);
+    }
     r.weights.push_back(gate * s.scale);
   }
   SortByExpert(r);

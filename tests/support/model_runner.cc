@@ -49,14 +49,18 @@ std::vector<float> ModelRunner::Run(const std::vector<int32_t>& tokens, int chun
 std::vector<float> ModelRunner::RunTogether(const std::vector<Part>& parts,
                                             const StepSetup& setup) {
   Batch batch;
+  const std::optional<double> long_from = LongSequencesFrom(spec());
+  const auto tokens_of = [](const Part& part) { return static_cast<double>(part.tokens.size()); };
   for (const Part& p : parts) {
     const int index = static_cast<int>(batch.block_tables.size());
     batch.block_tables.emplace_back(tables_[p.slot]);
+    const bool is_long = long_from.has_value() && p.begin + tokens_of(p) > *long_from;
     for (size_t i = 0; i < p.tokens.size(); ++i) {
       batch.logit_rows.push_back(batch.num_tokens());
       batch.tokens.push_back(p.tokens[i]);
       batch.positions.push_back(p.begin + static_cast<int32_t>(i));
       batch.sequence.push_back(index);
+      batch.long_sequence.push_back(is_long ? 1 : 0);
       batch.phase.push_back(Phase::kPrefill);
     }
   }

@@ -46,7 +46,8 @@ class ModelRunner {
   std::vector<float> Run(const std::vector<int32_t>& tokens, int chunk, int begin = 0,
                          const StepSetup& setup = {}, int slot = 0);
 
-  // Runs one step over parts of several sequences. Returns the logits of all rows in order.
+  // Runs one step over parts of several sequences. Returns the logits of all rows in order. For
+  // long rope scaling, a sequence counts as long if it is long at the end of its part.
   struct Part {
     int slot;
     int begin;

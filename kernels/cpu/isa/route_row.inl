@@ -138,6 +138,13 @@ void RankByChoice(const RouteRowArgs& a, float total) {
   for (int e = 0; e < experts; ++e) a.keys[e] = SelectionKey(a.orders[e], e);
 }
 
+// Returns the weight of a selected expert with the gate kSparseMixer. Overwrites the gate values.
+float MixerWeight(const RouteRowArgs& a, int expert) {
+  const RouteSettings& s = *a.settings;
+  MixerValues(s, a.scores, expert, a.values);
+  return MixerGate(a.scores[expert], ContractSum(a.values, s.num_experts), s.scale);
+}
+
 int RouteRow(const RouteRowArgs& a) {
   const RouteSettings& s = *a.settings;
   const RowSelection& row = a.selection;
@@ -181,7 +188,9 @@ int RouteRow(const RouteRowArgs& a) {
   const float divisor = DivisorValue(DivisorOf(s), total, sum);
   for (int i = 0; i < selected; ++i) {
     const int e = a.experts[i];
-    a.gates[e] = FinalGate(finite ? a.values[e] : 0.0f, divisor, s.scale);
+    a.gates[e] = finite && DivisorOf(s) == GateDivisor::kNear
+                     ? MixerWeight(a, e)
+                     : FinalGate(finite ? a.values[e] : 0.0f, divisor, s.scale);
   }
   // Sorts the selected experts in ascending order.
   if (scanned) {

@@ -17,9 +17,12 @@ __global__ void __launch_bounds__(kAngleThreads) RopeAnglesKernel(const RopeAngl
   const int i = static_cast<int>(blockIdx.y * kAngleThreads + threadIdx.x);
   if (i >= a.pairs) return;
   const int64_t token = blockIdx.x;
-  const double angle = a.step.position[token] * a.frequencies[i];
-  a.angles[token * a.pairs + i] = make_float2(static_cast<float>(cos(angle) * a.magnitude),
-                                              static_cast<float>(sin(angle) * a.magnitude));
+  const bool is_long = a.long_frequencies != nullptr && a.step.long_sequence[token] != 0;
+  const double frequency = is_long ? a.long_frequencies[i] : a.frequencies[i];
+  const double magnitude = is_long ? a.long_magnitude : a.magnitude;
+  const double angle = a.step.position[token] * frequency;
+  a.angles[token * a.pairs + i] = make_float2(static_cast<float>(cos(angle) * magnitude),
+                                              static_cast<float>(sin(angle) * magnitude));
 }
 
 // Each thread block rotates one row.

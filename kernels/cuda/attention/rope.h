@@ -15,6 +15,9 @@ struct RopeAnglesLaunch {
   int pairs = 0;                        // number of pairs of rotated dimensions
   const double* frequencies = nullptr;  // [pairs]
   double magnitude = 1.0;
+  // Those of long sequences (step.long_sequence); null: all sequences have the same.
+  const double* long_frequencies = nullptr;  // [pairs]
+  double long_magnitude = 1.0;
   float2* angles = nullptr;  // [step.tokens, pairs] (cosine, sine)
 };
 void LaunchRopeAngles(const RopeAnglesLaunch& args, cudaStream_t stream);

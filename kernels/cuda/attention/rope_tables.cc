@@ -32,7 +32,11 @@ absl::Status RopeTables::Reserve(const RopeSettings& settings, int64_t tokens,
   if (table.frequencies.bytes() == 0) {
     // The frequencies are computed on the host, as in the CPU backend, because powers in double
     // precision are slow on a device.
-    const std::vector<double> frequencies = RopeFrequencies(settings);
+    std::vector<double> frequencies = RopeFrequencies(settings);
+    if (settings.has_long()) {
+      const std::vector<double> of_long = RopeFrequencies(settings, true);
+      frequencies.insert(frequencies.end(), of_long.begin(), of_long.end());
+    }
     const size_t bytes = frequencies.size() * sizeof(double);
     MOESERVE_ASSIGN_OR_RETURN(DeviceMemory memory, DeviceMemory::Allocate(bytes));
     MOESERVE_CUDA_RETURN_IF_ERROR(
@@ -58,12 +62,17 @@ const float2* RopeTables::Angles(const RopeSettings& settings, const StepView& s
   MOESERVE_CHECK(!MustGrow(settings, step.tokens), "room for a step's rotary angles");
   Table& table = *Find(settings);
   if (!table.laid_out) {
-    LaunchRopeAngles({.step = step,
-                      .pairs = settings.dimensions / 2,
-                      .frequencies = table.frequencies.as<double>(),
-                      .magnitude = settings.magnitude(),
-                      .angles = table.angles.as<float2>()},
-                     stream);
+    const int pairs = settings.dimensions / 2;
+    const double* const frequencies = table.frequencies.as<double>();
+    LaunchRopeAngles(
+        {.step = step,
+         .pairs = pairs,
+         .frequencies = frequencies,
+         .magnitude = settings.magnitude(),
+         .long_frequencies = settings.has_long() ? frequencies + pairs : nullptr,
+         .long_magnitude = settings.has_long() ? settings.scaling->long_magnitude : 1.0,
+         .angles = table.angles.as<float2>()},
+        stream);
     table.laid_out = true;
   }
   return table.angles.as<float2>();

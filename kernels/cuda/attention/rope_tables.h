@@ -32,7 +32,8 @@ class RopeTables {
  private:
   struct Table {
     RopeSettings settings;
-    DeviceMemory frequencies;  // double [dimensions / 2]
+    DeviceMemory frequencies;  // double [dimensions / 2]; if settings.has_long(), twice as many:
+                               // those of other sequences, then those of long ones
     DeviceMemory angles;
     int64_t tokens = 0;     // capacity of `angles`
     bool laid_out = false;  // whether the angles were computed in this step

@@ -295,6 +295,22 @@ __device__ __forceinline__ Selected TakeRanks(const RowSelection& row, const Ran
   return selected;
 }
 
+// Returns, in every lane, the weight of a selected expert with the gate kSparseMixer.
+__device__ __forceinline__ float MixerWeight(const RouteSettings& s, const uint32_t* ordered,
+                                             int expert, int lane) {
+  const uint64_t key = SelectionKey(ordered[expert], expert);
+  const float score = ScoreOfOrder(ordered[expert]);
+  float sum = 0.0f;
+  for (int begin = lane * 8; begin < s.num_experts; begin += 256) {
+    const int end = begin + 8 < s.num_experts ? begin + 8 : s.num_experts;
+    for (int e = begin; e < end; ++e) {
+      const bool higher = SelectionKey(ordered[e], e) > key;
+      sum += higher ? 0.0f : MixerValue(score, ScoreOfOrder(ordered[e]), s.mixer_limit);
+    }
+  }
+  return MixerGate(score, WarpTreeSum(sum), s.scale);
+}
+
 // Stores the ids of the selected experts (those whose key is at least selected.last) in ascending
 // order, except masked experts, and returns how many were stored. Normally no masked expert is
 // selected: its score is -Inf, which ranks behind all finite scores, and no more experts are
@@ -311,10 +327,20 @@ __device__ __forceinline__ int StoreSelected(const SelectRowArgs& a, const Selec
     bool chosen = e < s.num_experts && SelectionKey(scratch.ordered[e], e) >= selected.last;
     if (chosen && bias != nullptr) chosen = !IsMasked(bias[e]);
     const uint32_t mask = __ballot_sync(kFullMask, chosen);
+    float weight = 0.0f;
+    if (finite && DivisorOf(s) == GateDivisor::kNear) {
+      for (uint32_t left = mask; left != 0; left &= left - 1) {
+        const int of_lane = __ffs(static_cast<int>(left)) - 1;
+        const float w = MixerWeight(s, scratch.ordered, base + of_lane, lane);
+        if (lane == of_lane) weight = w;
+      }
+    } else if (chosen) {
+      weight = FinalGate(finite ? scratch.values[e] : 0.0f, divisor, s.scale);
+    }
     if (chosen) {
       const int at = stored + __popc(mask & ((1u << lane) - 1));
       a.experts[at] = e;
-      a.weights[at] = FinalGate(finite ? scratch.values[e] : 0.0f, divisor, s.scale);
+      a.weights[at] = weight;
     }
     stored += __popc(mask);
   }

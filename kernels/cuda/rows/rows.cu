@@ -136,13 +136,13 @@ void LaunchTableRows(const TableView& table, const int32_t* ids, float scale, bo
          RowsOf(output));
 }
 
-__global__ void SinusoidKernel(const int32_t* position, int cols, Rows out) {
+__global__ void SinusoidKernel(const int32_t* position, int first, int cols, Rows out) {
   GridDependencyPass();
   const int64_t t = blockIdx.x;
   const int half = cols / 2;
   ForColumns<false>(half, [&](int i) {
     const double f = pow(10000.0, -static_cast<double>(i) / static_cast<double>(half - 1));
-    const double angle = position[t] * f;
+    const double angle = (position[t] + first) * f;
     Store(out, t, i, Load(out, t, i) + static_cast<float>(sin(angle)));
     Store(out, t, half + i, Load(out, t, half + i) + static_cast<float>(cos(angle)));
   });
@@ -379,11 +379,12 @@ void LaunchAddPositions(const TableView& table, const int32_t* position, const R
   LaunchTableRows(table, position, 1.0f, true, output, stream);
 }
 
-void LaunchAddSinusoids(const int32_t* position, const RowsView& output, cudaStream_t stream) {
+void LaunchAddSinusoids(const int32_t* position, int first, const RowsView& output,
+                        cudaStream_t stream) {
   if (output.rows == 0) return;
   const RowGrid shape = GridOver(output.rows, output.cols / 2, 1);
   Launch(SinusoidKernel, LaunchShape{shape.grid, shape.block, 0, stream, true}, position,
-         static_cast<int>(output.cols), RowsOf(output));
+         first, static_cast<int>(output.cols), RowsOf(output));
 }
 
 void LaunchNorm(const NormLaunch& args, cudaStream_t stream) {

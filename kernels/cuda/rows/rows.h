@@ -25,8 +25,9 @@ void LaunchAddPositions(const TableView& table, const int32_t* position, const R
                         cudaStream_t stream);
 // Adds sinusoidal positions to output[t]: sines to the first half of the columns, cosines to the
 // second half. As in fairseq, column i of a half of n columns has the frequency
-// 10000^(-i / (n - 1)).
-void LaunchAddSinusoids(const int32_t* position, const RowsView& output, cudaStream_t stream);
+// 10000^(-i / (n - 1)). `first` is added to every position.
+void LaunchAddSinusoids(const int32_t* position, int first, const RowsView& output,
+                        cudaStream_t stream);
 
 struct NormLaunch {
   NormShape shape;

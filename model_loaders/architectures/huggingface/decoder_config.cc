@@ -370,7 +370,30 @@ RopeScaling DecoderConfig::ScalingOf(ObjectReader& reader, std::string_view type
     s.magnitude = reader.Real("attention_factor", derived);
     return s;
   }
-  reader.Fault("rope_type", "default, linear, llama3 or yarn", Quoted(type));
+  if (type == "longrope" || type == "su") return LongRope(reader);
+  reader.Fault("rope_type", "default, linear, llama3, longrope or yarn", Quoted(type));
+  return s;
+}
+
+RopeScaling DecoderConfig::LongRope(ObjectReader& reader) {
+  RopeScaling s;
+  s.kind = RopeScalingKind::kLong;
+  // Older files have this key beside the rotary parameters.
+  const double outside =
+      reader_.Real("original_max_position_embeddings", spec_.max_position_embeddings);
+  s.original_positions = reader.Real("original_max_position_embeddings", outside);
+  s.factors = reader.Reals("short_factor");
+  s.long_factors = reader.Reals("long_factor");
+  const double factor = reader.Real("factor", s.original_positions > 0
+                                                  ? spec_.max_position_embeddings /
+                                                        s.original_positions
+                                                  : 1.0);
+  const double derived = factor > 1.0 && s.original_positions > 1.0
+                             ? std::sqrt(1.0 + std::log(factor) / std::log(s.original_positions))
+                             : 1.0;
+  const double both = reader.Real("attention_factor", derived);
+  s.magnitude = reader.Real("short_mscale", both);
+  s.long_magnitude = reader.Real("long_mscale", both);
   return s;
 }
 

@@ -117,6 +117,7 @@ class DecoderConfig {
 
  private:
   RopeScaling ScalingOf(ObjectReader& reader, std::string_view type);
+  RopeScaling LongRope(ObjectReader& reader);
   // Reads "quantization_config".
   void ReadQuantization(bool mxfp4);
 

@@ -136,6 +136,7 @@ RoutedLayerSpec ParseRouting(const Json& json, const std::string& path, BlockKin
     routing.score = ParseScore(*score, reader.PathOf("score"), problems);
   }
   routing.gate = reader.PickKindOr("gate", GateKind::kSoftmax);
+  routing.mixer_limit = reader.Real("mixer_limit", 0.0);
   if (const Json* select = reader.Required("select", "an object")) {
     routing.select = ParseSelect(*select, reader.PathOf("select"), experts, problems);
   }
@@ -194,6 +195,12 @@ RopeScaling ParseRopeScaling(const Json& json, const std::string& path, Problems
     case RopeScalingKind::kFactors:
       scaling.factors = reader.Reals("factors");
       break;
+    case RopeScalingKind::kLong:
+      scaling.original_positions = reader.Real("original_positions");
+      scaling.factors = reader.Reals("factors");
+      scaling.long_factors = reader.Reals("long_factors");
+      scaling.long_magnitude = reader.Real("long_magnitude", 1.0);
+      break;
   }
   reader.RefuseOthers(Concat(" (kind is ", Quoted(KindName(scaling.kind)), ')'));
   return scaling;
@@ -236,6 +243,7 @@ PositionSpec ParsePosition(const Json& json, const std::string& path, Problems* 
       position.scaling = ParseRopeScaling(*scaling, reader.PathOf("scaling"), problems);
     }
   }
+  if (position.kind == PositionKind::kSinusoidal) position.first = reader.Int("first", 0);
   reader.RefuseOthers(position.kind == PositionKind::kRope ? " (kind is \"rope\")"
                                                            : " (kind is not \"rope\")");
   return position;
@@ -274,6 +282,7 @@ AttentionSpec ParseAttention(const Json& json, const std::string& path, Problems
     attention.sinks = reader.Bool("sinks", false);
     attention.qk_norm_after_rope = reader.Bool("qk_norm_after_rope", false);
     attention.gate = reader.Bool("gate", false);
+    attention.inner_norm = reader.Bool("inner_norm", false);
     if (const Json* latent = reader.Optional("latent")) {
       attention.latent = ParseLatent(*latent, reader.PathOf("latent"), problems);
     }

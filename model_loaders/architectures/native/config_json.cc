@@ -153,10 +153,12 @@ Result<NativeConfig> ReadNativeConfig(const Json& json) {
     spec.position = ParsePosition(*position, "position", &problems);
   }
   spec.embedding_scale = reader.Real("embedding_scale", 1.0);
+  spec.embedding_norm = reader.Bool("embedding_norm", false);
   spec.residual_scale = reader.Real("residual_scale", 1.0);
   spec.logit_scale = reader.Real("logit_scale", 1.0);
   spec.logit_soft_cap = reader.Real("logit_soft_cap", 0.0);
   spec.tie_word_embeddings = reader.Bool("tie_word_embeddings", false);
+  spec.head_bias = reader.Bool("head_bias", false);
   if (const Json* quantization = reader.Optional("quantization")) {
     config.quantization = ParseQuantization(*quantization, &problems);
   }

@@ -116,10 +116,14 @@ std::string PositionText(const PositionSpec& position) {
       if (position.scaling.kind != RopeScalingKind::kNone) {
         text.append(Concat(" scaling ", KindName(position.scaling.kind)));
       }
+      if (position.scaling.kind == RopeScalingKind::kLong) {
+        text.append(Concat(" above ", Number(position.scaling.original_positions), " tokens"));
+      }
       return text;
     }
     case PositionKind::kSinusoidal:
-      return "sinusoidal positions";
+      return position.first == 0 ? std::string("sinusoidal positions")
+                                 : Concat("sinusoidal positions from ", position.first);
     case PositionKind::kLearned:
       return "learned positions";
     case PositionKind::kNone:
@@ -140,7 +144,9 @@ std::string DescribeModel(const ModelSpec& spec) {
   if (spec.logit_soft_cap != 0.0) {
     text.append(Concat(", logits' soft cap ", Number(spec.logit_soft_cap)));
   }
+  if (spec.embedding_norm) text.append(", norm of embeddings");
   if (spec.tie_word_embeddings) text.append(", tied embeddings");
+  if (spec.head_bias) text.append(", bias of logits");
   return text;
 }
 
@@ -173,6 +179,7 @@ std::string DescribeAttention(const AttentionSpec& attention) {
   if (attention.soft_cap != 0.0) text.append(Concat(", soft cap ", Number(attention.soft_cap)));
   if (attention.sinks) text.append(", sinks");
   if (attention.gate) text.append(", gate");
+  if (attention.inner_norm) text.append(", inner norm");
   return text;
 }
 

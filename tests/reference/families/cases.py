@@ -297,3 +297,27 @@ add("bailing-biases-one-head", "bailing_moe_v2", **{**BAILING, "num_experts_per_
 add("bailing-two-shared", "bailing_moe_v2", **{**BAILING, "n_shared_experts": 2,
                                                 "first_k_dense_replace": 0}, n_group=2,
     topk_group=2, num_nextn_predict_layers=0)
+
+# With `original` 16, all prompts are long; with 128, none is, not even with its continuation.
+def long_rope(pairs, original, **more):
+    return {"rope_type": "longrope", "rope_theta": 10000.0,
+            "original_max_position_embeddings": original,
+            "short_factor": [1.0 + 0.25 * i for i in range(pairs)],
+            "long_factor": [2.0 + i for i in range(pairs)], **more}
+
+
+add("phi3-longrope-short", "phi3", **DENSE, rope_parameters=long_rope(4, 128),
+    original_max_position_embeddings=128)
+add("phi3-longrope-long", "phi3", **DENSE, num_key_value_heads=1,
+    rope_parameters=long_rope(4, 16, attention_factor=1.25),
+    original_max_position_embeddings=16)
+PHIMOE = dict(intermediate_size=24, num_local_experts=4, attention_bias=True, lm_head_bias=True,
+              router_jitter_noise=0.3)
+add("phimoe", "phimoe", **PHIMOE,
+    rope_parameters=long_rope(4, 128, short_mscale=1.25, long_mscale=1.5))
+add("phimoe-plain", "phimoe", FUSED, **{**PHIMOE, "num_local_experts": 7, "attention_bias": False,
+                                        "lm_head_bias": False, "router_jitter_noise": 0.05},
+    num_key_value_heads=1, rope_parameters={"rope_type": "default", "rope_theta": 5000.0})
+add("phimoe-shards-window", "phimoe", SHARDS, **{**PHIMOE, "num_local_experts": 2},
+    num_key_value_heads=4, sliding_window=9,
+    rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
