@@ -38,6 +38,15 @@ DType Dominant(const WeightFiles& files, Quantization quantization) {
   return dominant;
 }
 
+// Returns a view of a mapped file as one that is read once.
+TensorData ReadOnce(const TensorFile& file, TensorData data) {
+  const std::string_view all = file.mapped()->bytes();
+  const bool mapped = data.bytes.data() >= all.data() &&
+                      data.bytes.data() + data.bytes.size() <= all.data() + all.size();
+  if (mapped) data.owner = MappedFile::ReadOnce(file.mapped(), data.bytes);
+  return data;
+}
+
 // A copy of scales that the file stores at an odd offset, and the data of their integers.
 struct AlignedScales {
   std::shared_ptr<const void> integers;
@@ -126,20 +135,22 @@ Result<HostTensor> FolderWeights::Get(std::string_view name, const std::vector<i
   const StoredPart& part = found[0].part;
   if (part.format.kind != BlockFormatKind::kNone) {
     const auto& [scale_file, scale_entry] = *found[1].location;
-    MOESERVE_ASSIGN_OR_RETURN(const TensorData values, file->Read(*entry));
+    MOESERVE_ASSIGN_OR_RETURN(TensorData values, file->Read(*entry));
+    values = ReadOnce(*file, std::move(values));
     MOESERVE_ASSIGN_OR_RETURN(const TensorData scales, scale_file->Read(*scale_entry));
     return WidenBlockScaled(
         part, {.values = values.bytes, .scales = scales.bytes, .scale_type = scale_entry->type},
         shape);
   }
   if (!part.contiguous) {
-    MOESERVE_ASSIGN_OR_RETURN(const TensorData whole, file->Read(*entry));
+    MOESERVE_ASSIGN_OR_RETURN(TensorData whole, file->Read(*entry));
+    whole = ReadOnce(*file, std::move(whole));
     return CopyPart(part, *WeightType(entry->type), whole.bytes, shape);
   }
   int64_t count = 1;
   for (const int64_t dim : shape) count *= dim;
-  MOESERVE_ASSIGN_OR_RETURN(const TensorData data,
-                            file->ReadPart(*entry, part.first_element, count));
+  MOESERVE_ASSIGN_OR_RETURN(TensorData data, file->ReadPart(*entry, part.first_element, count));
+  data = ReadOnce(*file, std::move(data));
   return HostTensor{.data = data.bytes.data(),
                     .dtype = *WeightType(entry->type),
                     .shape = shape,
@@ -161,7 +172,8 @@ Result<QuantizedMatrix> FolderWeights::Integers(std::string_view name,
   MOESERVE_ASSIGN_OR_RETURN(const std::vector<FoundPart> found, Find(name, shape));
   const WeightFiles::Location& integers = *found[0].location;
   const WeightFiles::Location& scales = *found[1].location;
-  MOESERVE_ASSIGN_OR_RETURN(const TensorData integer_data, integers.file->Read(*integers.entry));
+  MOESERVE_ASSIGN_OR_RETURN(TensorData integer_data, integers.file->Read(*integers.entry));
+  integer_data = ReadOnce(*integers.file, std::move(integer_data));
   MOESERVE_ASSIGN_OR_RETURN(const TensorData scale_data, scales.file->Read(*scales.entry));
   const std::string_view scale_bytes = scale_data.bytes;
   QuantizedMatrix matrix{.type = type,

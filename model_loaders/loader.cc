@@ -9,6 +9,8 @@
 #include "base/message.h"
 #include "model_loaders/architectures/architecture.h"
 #include "model_loaders/checkpoint_identity.h"
+#include "model_loaders/fairseq_checkpoint.h"
+#include "model_loaders/fairseq_files.h"
 #include "model_loaders/files/mapped_file.h"
 #include "model_loaders/folder_weights.h"
 #include "model_loaders/gguf_checkpoint.h"
@@ -31,34 +33,44 @@ absl::Status CheckDirectory(const fs::path& directory) {
   const std::string name = Printable(directory.string(), 300);
   if (status.type() == fs::file_type::not_found) {
     return absl::NotFoundError(
-        Concat(name, ": expected a model folder or a .gguf file, found nothing"));
+        Concat(name, ": expected a model folder, a .gguf file or a .pt file, found nothing"));
   }
   if (error) {
     return absl::UnavailableError(Concat(name, ": cannot open: ", error.message()));
   }
   if (!fs::is_directory(status)) {
     return absl::InvalidArgumentError(
-        Concat(name, ": expected a model folder or a .gguf file, found another file"));
+        Concat(name, ": expected a model folder, a .gguf file or a .pt file, found another file"));
   }
   return absl::OkStatus();
 }
 
-Result<Checkpoint> Load(const fs::path& directory, const LoadOptions& options) {
-  MOESERVE_ASSIGN_OR_RETURN(const std::optional<fs::path> gguf, FindGguf(directory));
-  if (gguf.has_value()) return LoadGguf(*gguf, directory, options);
-  MOESERVE_RETURN_IF_ERROR(CheckDirectory(directory));
-  MOESERVE_ASSIGN_OR_RETURN(const std::string config_text,
-                            ReadTextFile(directory / kConfigFile, kMaxConfigBytes));
-  Result<WeightFiles> files = WeightFiles::Open(directory);
-  StoredNames stored;
-  if (files.ok()) {
-    for (const WeightFiles::Location& tensor : files->tensors()) stored.insert(tensor.entry->name);
+// Returns Checkpoint::notes. `ignored` are the names of stored tensors that the model does not
+// need.
+std::vector<std::string> NotesOf(const CheckpointConfig& config,
+                                 const std::vector<std::string>& ignored) {
+  std::vector<std::string> notes = config.decisions;
+  if (!config.ignored_keys.empty()) {
+    std::string keys;
+    for (const std::string& key : config.ignored_keys) {
+      keys.append(Concat(keys.empty() ? "" : ", ", key));
+    }
+    notes.push_back(
+        Concat(config.key_place, ": these keys do not change the model's answers: ", keys));
   }
-  // An error in config.json is reported before one in the weights.
-  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<const CheckpointConfig> config,
-                            ReadConfig(config_text, stored, options.architectures));
-  const int vocab_size = config->spec.vocab_size;
+  for (const std::string& names : GroupedNames(ignored)) {
+    notes.push_back(Concat("tensors that the model does not need: ", names));
+  }
+  return notes;
+}
 
+// Reads the texts of a folder and checks the weights. `place` is what was asked for: the folder or
+// a file in it.
+Result<Checkpoint> Assemble(const fs::path& directory, const fs::path& place,
+                            std::string_view config_text,
+                            std::unique_ptr<const CheckpointConfig> config,
+                            Result<WeightFiles> files, const LoadOptions& options) {
+  const int vocab_size = config->spec.vocab_size;
   GenerationConfig generation;
   if (Exists(directory / kGeneration)) {
     MOESERVE_ASSIGN_OR_RETURN(const std::string text,
@@ -78,13 +90,38 @@ Result<Checkpoint> Load(const fs::path& directory, const LoadOptions& options) {
                             LoadTokenizer(directory, vocab_size, options.require_tokenizer));
   MOESERVE_ASSIGN_OR_RETURN(checkpoint.tokenizer_config, LoadTokenizerConfig(directory));
   if (!files.ok()) return files.status();
-  MOESERVE_RETURN_IF_ERROR(CheckTensors(*config, *files));
-  checkpoint.identity = Identify(directory, config_text, *files);
+  std::vector<std::string> ignored;
+  MOESERVE_RETURN_IF_ERROR(CheckTensors(*config, *files, &ignored));
+  checkpoint.notes = NotesOf(*config, ignored);
+  checkpoint.identity = Identify(place, config_text, *files);
   checkpoint.spec = config->spec;
   auto weights = std::make_unique<FolderWeights>(*std::move(files), std::move(config));
   checkpoint.weight_bytes = weights->stored_bytes();
   checkpoint.weights = std::move(weights);
   return checkpoint;
+}
+
+Result<Checkpoint> Load(const fs::path& path, const LoadOptions& options) {
+  MOESERVE_ASSIGN_OR_RETURN(const std::optional<fs::path> gguf, FindGguf(path));
+  if (gguf.has_value()) return LoadGguf(*gguf, path, options);
+  MOESERVE_ASSIGN_OR_RETURN(const std::optional<FairseqFiles> fairseq, FindFairseq(path));
+  if (fairseq.has_value()) {
+    MOESERVE_ASSIGN_OR_RETURN(FairseqCheckpoint opened, OpenFairseq(*fairseq));
+    return Assemble(fairseq->folder, path, opened.config_text, std::move(opened.config),
+                    std::move(opened.files), options);
+  }
+  MOESERVE_RETURN_IF_ERROR(CheckDirectory(path));
+  MOESERVE_ASSIGN_OR_RETURN(const std::string config_text,
+                            ReadTextFile(path / kConfigFile, kMaxConfigBytes));
+  Result<WeightFiles> files = WeightFiles::Open(path);
+  StoredNames stored;
+  if (files.ok()) {
+    for (const WeightFiles::Location& tensor : files->tensors()) stored.insert(tensor.entry->name);
+  }
+  // An error in config.json is reported before one in the weights.
+  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<const CheckpointConfig> config,
+                            ReadConfig(config_text, stored, options.architectures));
+  return Assemble(path, path, config_text, std::move(config), std::move(files), options);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Opens a checkpoint, which is a folder or a GGUF file: configuration, weights, tokenizer,
-// generation defaults.
+// Opens a checkpoint, which is a folder, a GGUF file or files of fairseq: configuration, weights,
+// tokenizer, generation defaults.
 #pragma once
 
 #include <filesystem>
@@ -47,6 +47,9 @@ struct Checkpoint {
   std::vector<TokenId> eos_token_ids;  // from config.json and generation_config.json
   std::string directory_name;          // the default served name (ModelPath::name)
   CheckpointIdentity identity;
+  // CheckpointConfig::decisions, then what the files contain that the model does not need: one
+  // sentence each, for reports.
+  std::vector<std::string> notes;
 };
 
 struct LoadOptions {

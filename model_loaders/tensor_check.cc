@@ -1,5 +1,6 @@
 #include "model_loaders/tensor_check.h"
 
+#include <map>
 #include <string>
 #include <string_view>
 #include <unordered_set>
@@ -48,7 +49,32 @@ std::optional<std::string> Reason(std::string_view name, const CheckpointConfig&
 
 }  // namespace
 
-absl::Status CheckTensors(const CheckpointConfig& config, const WeightFiles& weights) {
+std::vector<std::string> GroupedNames(const std::vector<std::string>& names) {
+  std::map<std::string, int> groups;
+  for (const std::string& name : names) {
+    std::string pattern;
+    for (size_t i = 0; i < name.size(); ++i) {
+      const bool digit = name[i] >= '0' && name[i] <= '9';
+      // Digits inside of a word, as in "w1", belong to the word.
+      const bool number = digit && (i == 0 || name[i - 1] == '.' || pattern.ends_with('*'));
+      if (!number) {
+        pattern.push_back(name[i]);
+      } else if (!pattern.ends_with('*')) {
+        pattern.push_back('*');
+      }
+    }
+    ++groups[pattern];
+  }
+  std::vector<std::string> lines;
+  for (const auto& [pattern, count] : groups) {
+    lines.push_back(count == 1 ? Printable(pattern, 200)
+                               : Concat(Printable(pattern, 200), " (", count, " tensors)"));
+  }
+  return lines;
+}
+
+absl::Status CheckTensors(const CheckpointConfig& config, const WeightFiles& weights,
+                          std::vector<std::string>* ignored) {
   std::vector<StoredTensor> required;
   for (const TensorRequirement& tensor : RequiredTensors(config.spec)) {
     MOESERVE_ASSIGN_OR_RETURN(std::vector<StoredPart> parts, StoredParts(config, tensor));
@@ -91,7 +117,10 @@ absl::Status CheckTensors(const CheckpointConfig& config, const WeightFiles& wei
     const std::string& name = tensor.entry->name;
     if (known.contains(name)) continue;
     const std::optional<std::string> reason = Reason(name, config, known);
-    if (!reason.has_value()) continue;
+    if (!reason.has_value()) {
+      if (ignored != nullptr) ignored->push_back(name);
+      continue;
+    }
     problems.Add(Concat(tensor.file->file_name(), ": tensor ", Quoted(name),
                         ": expected no such tensor (", config.key_place, ": ",
                         config.AsInFile(*reason), "), found shape ",

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "engine/spec/weights.h"
@@ -18,6 +20,12 @@ std::optional<DType> WeightType(ElementType type);
 // config.quantization requires it, as integers. Otherwise InvalidArgument with file, tensor,
 // expected and found value, and the configuration key that determines the expected value; the first
 // few errors are listed and the rest counted. Tensors that the family ignores are not checked.
-absl::Status CheckTensors(const CheckpointConfig& config, const WeightFiles& weights);
+// If `ignored` is set, it receives their names.
+absl::Status CheckTensors(const CheckpointConfig& config, const WeightFiles& weights,
+                          std::vector<std::string>* ignored = nullptr);
+
+// Describes ignored tensors in one line for all whose names differ in numbers alone, such as
+// "model.layers.*.self_attn.rotary_emb.inv_freq (24 tensors)".
+std::vector<std::string> GroupedNames(const std::vector<std::string>& names);
 
 }  // namespace moeserve

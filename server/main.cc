@@ -21,6 +21,7 @@ int main(int argc, char** argv) {
     AddExpertsCommand(app, selected);
     AddInspectCommand(app, selected);
     AddCheckCommand(app, selected);
+    AddConvertCommand(app, selected);
     AddQuantizeCommand(app, selected);
     AddBenchCommand(app, selected);
     AddHealthCommand(app, selected);

@@ -347,9 +347,9 @@ StepView CudaBackend::View() const {
           .position = step_.position,
           .sequence = step_.sequence,
           .block_tables = step_.block_tables,
-          .long_sequence = step_.long_sequence,
           .table_stride = shape_.table_stride,
-          .max_context = static_cast<int>(shape_.context)};
+          .max_context = static_cast<int>(shape_.context),
+          .long_sequence = step_.long_sequence};
 }
 
 const float2* CudaBackend::RopeAngles(const RopeSettings& settings) {

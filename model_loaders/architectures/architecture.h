@@ -94,6 +94,11 @@ class CheckpointConfig {
   // QuantizationOf() returns which matrices this concerns. Each of them is a whole stored tensor,
   // never a part of one.
   Quantization quantization = Quantization::kNone;
+  // One sentence for each choice that the reader made where the files leave the model's answers
+  // open, or where they differ from how the authors' code computes them.
+  std::vector<std::string> decisions;
+  // Keys of the configuration that were ignored, because they do not change the model's answers.
+  std::vector<std::string> ignored_keys;
   // What contains the configuration keys, for error messages.
   std::string_view key_place = kConfigFile;
 };

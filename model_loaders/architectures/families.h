@@ -37,6 +37,7 @@ extern const Architecture kOlmo2Architecture;
 extern const Architecture kOlmo3Architecture;
 extern const Architecture kOlmoeArchitecture;
 extern const Architecture kPhi3Architecture;
+extern const Architecture kPhiMoeArchitecture;
 extern const Architecture kQwen2Architecture;
 extern const Architecture kQwen2MoeArchitecture;
 extern const Architecture kQwen3Architecture;

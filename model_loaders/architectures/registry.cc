@@ -43,13 +43,54 @@ constexpr const Architecture* kArchitectures[] = {
     &kOlmo3Architecture,
     &kOlmoeArchitecture,
     &kPhi3Architecture,
+    &kPhiMoeArchitecture,
     &kQwen2Architecture,
     &kQwen2MoeArchitecture,
     &kQwen3Architecture,
     &kQwen3MoeArchitecture,
 };
 
+// Families with parts that the engine does not compute.
+struct UnsupportedFamily {
+  std::string_view model_type;
+  std::string_view part;
+};
+constexpr std::string_view kConvolutions = "short convolutions";
+constexpr std::string_view kEncoder = "an encoder";
+constexpr std::string_view kLinearAttention = "linear attention";
+constexpr std::string_view kStateSpace = "state-space layers";
+constexpr UnsupportedFamily kUnsupported[] = {
+    {"bamba", kStateSpace},
+    {"falcon_h1", kStateSpace},
+    {"falcon_mamba", kStateSpace},
+    {"jamba", kStateSpace},
+    {"kimi_linear", kLinearAttention},
+    {"lfm2", kConvolutions},
+    {"lfm2_moe", kConvolutions},
+    {"mamba", kStateSpace},
+    {"mamba2", kStateSpace},
+    {"minimax", kLinearAttention},
+    {"minimax_text_01", kLinearAttention},
+    {"nemotron_h", kStateSpace},
+    {"nllb-moe", kEncoder},
+    {"qwen3_5_moe", kLinearAttention},
+    {"qwen3_next", kLinearAttention},
+    {"recurrent_gemma", kLinearAttention},
+    {"rwkv", kLinearAttention},
+    {"switch_transformers", kEncoder},
+    {"t5", kEncoder},
+    {"zamba", kStateSpace},
+    {"zamba2", kStateSpace},
+};
+
 absl::Status UnknownArchitecture(const nlohmann::json& config, ArchitectureList known) {
+  for (const UnsupportedFamily& family : kUnsupported) {
+    if (!HasModelType(config, family.model_type)) continue;
+    return absl::InvalidArgumentError(
+        Concat(kConfigFile, ": model_type: expected a decoder of attention and feed-forward ",
+               "layers, found ", Quoted(family.model_type), ", whose models have ", family.part,
+               "; this server does not compute that"));
+  }
   const std::string expected = ModelTypes(known);
   Problems problems;
   ObjectReader reader(config, "", &problems);

@@ -40,6 +40,7 @@ class SafetensorsFile final : public TensorFile {
 
   const std::string& file_name() const override { return file_name_; }
   const FileStamp& stamp() const override { return file_->stamp(); }
+  const std::shared_ptr<const MappedFile>& mapped() const override { return file_; }
   const std::vector<TensorEntry>& tensors() const override { return header_.tensors; }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
 

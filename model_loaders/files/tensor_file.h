@@ -69,6 +69,7 @@ class TensorFile {
   // Returns the last component of the path.
   virtual const std::string& file_name() const = 0;
   virtual const FileStamp& stamp() const = 0;
+  virtual const std::shared_ptr<const MappedFile>& mapped() const = 0;
   virtual const std::vector<TensorEntry>& tensors() const = 0;
 
   // Returns the data of one of tensors(). A format that stores it without gaps returns a view of

@@ -84,6 +84,7 @@ class TorchStateDict final : public TensorFile {
 
   const std::string& file_name() const override { return file_name_; }
   const FileStamp& stamp() const override { return file_->stamp(); }
+  const std::shared_ptr<const MappedFile>& mapped() const override { return file_; }
   const std::vector<TensorEntry>& tensors() const override { return entries_; }
   Result<TensorData> Read(const TensorEntry& entry) const override;
 

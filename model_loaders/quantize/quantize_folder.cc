@@ -1,20 +1,12 @@
 #include "model_loaders/quantize/quantize_folder.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <exception>
 #include <memory>
 #include <new>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -22,12 +14,14 @@
 #include "base/check.h"
 #include "base/message.h"
 #include "model_loaders/architectures/native/config_json.h"
+#include "model_loaders/convert/new_folder.h"
+#include "model_loaders/convert/tokenizer_copy.h"
 #include "model_loaders/files/mapped_file.h"
 #include "model_loaders/files/safetensors_writer.h"
 #include "model_loaders/files/weight_files.h"
 #include "model_loaders/loader.h"
+#include "model_loaders/model_path.h"
 #include "model_loaders/quantize/quantized_tensors.h"
-#include "model_loaders/tokenizer/tokenizer_folder.h"
 #include "nlohmann/json.hpp"
 
 namespace moeserve {
@@ -37,103 +31,8 @@ namespace fs = std::filesystem;
 
 constexpr char kConfig[] = "config.json";
 constexpr char kWeights[] = "model.safetensors";
-// Tokenizer files are copied, too (TokenizerFiles()).
-constexpr const char* kCopied[] = {"tokenizer_config.json", "chat_template.jinja",
-                                   "generation_config.json"};
 constexpr uint64_t kMaxConfigBytes = uint64_t{64} << 20;
 constexpr size_t kPieceBytes = size_t{1} << 20;  // bytes of a tensor that are in memory at once
-
-std::string Shown(const fs::path& path) { return Printable(path.string(), 300); }
-
-absl::Status SystemFault(const fs::path& path, std::string_view action, int error) {
-  return absl::UnavailableError(
-      Concat(Shown(path), ": cannot ", action, ": ", std::generic_category().message(error)));
-}
-
-absl::Status Sync(const fs::path& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return SystemFault(path, "open", errno);
-  const bool done = fsync(fd) == 0;
-  const int error = errno;
-  close(fd);
-  return done ? absl::OkStatus() : SystemFault(path, "write to the disk", error);
-}
-
-// A temporary folder next to its destination. Finish() renames it to the destination; without
-// Finish(), the destructor removes it.
-class UnfinishedFolder {
- public:
-  // InvalidArgument if `destination` exists and is not an empty folder.
-  static Result<std::unique_ptr<UnfinishedFolder>> Create(const fs::path& destination) {
-    std::unique_ptr<UnfinishedFolder> folder(new UnfinishedFolder);
-    std::error_code error;
-    fs::path target = fs::absolute(destination, error).lexically_normal();
-    if (!target.has_filename()) target = target.parent_path();
-    if (Exists(target)) {
-      const bool is_folder = fs::is_directory(target, error);
-      if (!is_folder || !fs::is_empty(target, error) || error) {
-        return absl::InvalidArgumentError(
-            Concat(Shown(destination), ": expected no such folder or an empty one, found ",
-                   is_folder ? "one with files" : "a file"));
-      }
-      target = fs::canonical(target, error);  // if `destination` is a link, its target is replaced
-      if (error) return SystemFault(destination, "open", error.value());
-    }
-    folder->target_ = target;
-    std::string pattern =
-        (target.parent_path() / Concat('.', target.filename().string(), ".partial-XXXXXX"))
-            .string();
-    if (mkdtemp(pattern.data()) == nullptr) {
-      return SystemFault(target.parent_path(), "make a folder in it", errno);
-    }
-    folder->path_ = pattern;
-    // mkdtemp() grants access to the owner only. Give the folder the access rights that the user's
-    // umask allows.
-    const mode_t mask = umask(0);
-    umask(mask);
-    if (chmod(pattern.c_str(), 0777 & ~mask) != 0) {
-      return SystemFault(pattern, "set its access rights", errno);
-    }
-    return folder;
-  }
-
-  ~UnfinishedFolder() {
-    std::error_code ignored;
-    if (!path_.empty()) fs::remove_all(path_, ignored);
-  }
-
-  const fs::path& path() const { return path_; }
-
-  absl::Status Finish() {
-    MOESERVE_RETURN_IF_ERROR(Sync(path_));
-    if (std::rename(path_.c_str(), target_.c_str()) != 0) {
-      return SystemFault(target_, "give the new folder its name", errno);
-    }
-    path_.clear();
-    return Sync(target_.parent_path());
-  }
-
- private:
-  UnfinishedFolder() = default;
-  fs::path path_, target_;
-};
-
-absl::Status WriteWhole(const fs::path& path, std::string_view text) {
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-  if (fd < 0) return SystemFault(path, "write", errno);
-  int error = 0;
-  while (!text.empty() && error == 0) {
-    const ssize_t n = write(fd, text.data(), text.size());
-    if (n >= 0) {
-      text.remove_prefix(static_cast<size_t>(n));
-    } else if (errno != EINTR) {
-      error = errno;
-    }
-  }
-  if (error == 0 && fsync(fd) != 0) error = errno;
-  if (close(fd) != 0 && error == 0) error = errno;
-  return error == 0 ? absl::OkStatus() : SystemFault(path, "write", error);
-}
 
 absl::Status WriteConfig(const fs::path& source, const fs::path& to, Quantization type) {
   MOESERVE_ASSIGN_OR_RETURN(const std::string text,
@@ -141,7 +40,7 @@ absl::Status WriteConfig(const fs::path& source, const fs::path& to, Quantizatio
   MOESERVE_RETURN_IF_ERROR(ParseNativeConfig(text).status());
   auto config = nlohmann::ordered_json::parse(text);  // this type keeps the order of the keys
   config["quantization"] = {{"type", Name(type)}, {"group_size", QuantGroup(type)}};
-  return WriteWhole(to / kConfig, config.dump(2) + "\n");
+  return WriteNewFile(to / kConfig, config.dump(2) + "\n");
 }
 
 // The largest magnitude of a value that QuantizeRow() accepts: the largest finite f16.
@@ -364,23 +263,18 @@ Result<QuantizedFolder> Quantize(const fs::path& source, const fs::path& destina
   MOESERVE_CHECK(type != Quantization::kNone, "a type of integers");
   MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint,
                             LoadCheckpoint(source, {.require_tokenizer = false}));
-  if (!WeightFiles::Exist(source)) {
-    return absl::InvalidArgumentError(
-        Concat(Printable(source.string(), 300),
-               ": expected a folder with safetensors or PyTorch files, found a GGUF file"));
+  MOESERVE_ASSIGN_OR_RETURN(const ModelPath model, ResolveModelPath(source));
+  if (!WeightFiles::Exist(model.path)) {
+    return absl::InvalidArgumentError(Concat(
+        Printable(source.string(), 300),
+        ": expected a folder with safetensors or PyTorch files, found a GGUF file or another "
+        "single file; \"moeserve convert\" makes a folder of it"));
   }
   MOESERVE_ASSIGN_OR_RETURN(const std::unique_ptr<UnfinishedFolder> folder,
                             UnfinishedFolder::Create(destination));
-  MOESERVE_RETURN_IF_ERROR(WriteConfig(source, folder->path(), type));
-  std::vector<std::string> copied = TokenizerFiles(source);
-  copied.insert(copied.end(), std::begin(kCopied), std::end(kCopied));
-  for (const std::string& name : copied) {
-    if (!Exists(source / name)) continue;
-    std::error_code error;
-    fs::copy_file(source / name, folder->path() / name, error);
-    if (error) return SystemFault(source / name, "copy", error.value());
-    MOESERVE_RETURN_IF_ERROR(Sync(folder->path() / name));
-  }
+  MOESERVE_RETURN_IF_ERROR(WriteConfig(model.path, folder->path(), type));
+  MOESERVE_RETURN_IF_ERROR(CopyTokenizer(model.path, folder->path()).status());
+  MOESERVE_RETURN_IF_ERROR(CopyTextSettings(model.path, folder->path()).status());
   MOESERVE_RETURN_IF_ERROR(
       FolderWriter(checkpoint.spec, *checkpoint.weights, type).Write(folder->path() / kWeights));
 

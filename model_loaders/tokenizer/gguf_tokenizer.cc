@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_set>
@@ -35,21 +36,57 @@ constexpr size_t kMaxTemplates = 64;
 
 // How a byte-level tokenizer prepares and cuts a text.
 struct PreTokenizerKind {
-  std::string_view name;          // value of tokenizer.ggml.pre
-  std::string_view pattern = {};  // empty: GPT-2's
-  bool single_digits = false;     // before the pattern, every digit becomes a piece
-  bool composes = false;          // the text is brought to NFC first
-  bool ignore_merges = false;     // BpeConfig::ignore_merges
-  bool add_bos = false;           // unless tokenizer.ggml.add_bos_token says otherwise
+  enum class Digits : uint8_t {
+    kTogether,     // the patterns decide
+    kSingleFirst,  // before the patterns, every digit becomes a piece
+    kSingleLast,   // after them
+  };
+
+  std::string_view name;                            // value of tokenizer.ggml.pre
+  std::span<const std::string_view> patterns = {};  // applied in this order; none: GPT-2's
+  Digits digits = Digits::kTogether;
+  bool composes = false;       // the text is brought to NFC first
+  bool ignore_merges = false;  // BpeConfig::ignore_merges
+  bool add_bos = false;        // unless tokenizer.ggml.add_bos_token says otherwise
 };
 
+using Digits = PreTokenizerKind::Digits;
+
+constexpr std::string_view kGpt4o[] = {kGpt4oPattern};
+constexpr std::string_view kKimi[] = {kKimiPattern};
+constexpr std::string_view kLlama3[] = {kLlama3Pattern};
+constexpr std::string_view kQwen2[] = {kQwen2Pattern};
+
+// The original of bailingmoe and bailingmoe2 is another pattern that matches the same.
 constexpr PreTokenizerKind kKinds[] = {
+    {.name = "bailingmoe", .patterns = kQwen2},
+    {.name = "bailingmoe2", .patterns = kQwen2},
+    {.name = "deepseek-llm", .patterns = kDeepSeek2Patterns, .digits = Digits::kSingleLast},
+    {.name = "deepseek-v3", .patterns = kDeepSeek3Patterns},
+    {.name = "glm4", .patterns = kLlama3},
     {.name = "gpt-2"},
-    {.name = "llama-bpe", .pattern = kLlama3Pattern, .ignore_merges = true, .add_bos = true},
+    {.name = "gpt-4o", .patterns = kGpt4o},
+    {.name = "hunyuan", .patterns = kQwen2, .composes = true},
+    {.name = "kimi-k2", .patterns = kKimi},
+    {.name = "llama-bpe", .patterns = kLlama3, .ignore_merges = true, .add_bos = true},
     {.name = "olmo", .composes = true},
-    {.name = "qwen2", .pattern = kQwen2Pattern, .composes = true},
-    {.name = "smollm", .single_digits = true},
+    {.name = "qwen2", .patterns = kQwen2, .composes = true},
+    {.name = "refact", .digits = Digits::kSingleFirst},
+    {.name = "smollm", .digits = Digits::kSingleFirst},
+    {.name = "starcoder", .digits = Digits::kSingleFirst},
 };
+
+// Returns a piece as SentencePiece's vocabulary has it. Converters write the spaces of user-defined
+// pieces, such as Gemma's runs of spaces, as spaces.
+std::string PieceText(std::string_view token, PieceType type) {
+  std::string text(token);
+  if (type != PieceType::kUserDefined) return text;
+  constexpr std::string_view kSpace = "\xE2\x96\x81";  // U+2581
+  for (size_t at = text.find(' '); at != text.npos; at = text.find(' ', at + kSpace.size())) {
+    text.replace(at, 1, kSpace);
+  }
+  return text;
+}
 
 class Reader {
  public:
@@ -190,7 +227,7 @@ Result<std::unique_ptr<Tokenizer>> Reader::SentencePiece() {
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (types[i] == PieceType::kByte) model.model.byte_fallback = true;
     model.model.pieces.push_back(
-        {std::string(tokens[i]), static_cast<float>((*scores)[i]), types[i]});
+        {PieceText(tokens[i], types[i]), static_cast<float>((*scores)[i]), types[i]});
   }
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<bool> prefix,
                             Bool("tokenizer.ggml.add_space_prefix"));
@@ -278,15 +315,18 @@ Result<std::unique_ptr<Tokenizer>> Reader::ByteLevel() {
                                                         /*inverted=*/false));
     return absl::OkStatus();
   };
-  if (kind->single_digits) MOESERVE_RETURN_IF_ERROR(split_at(RustNumericClass()));
+  if (kind->digits == Digits::kSingleFirst) MOESERVE_RETURN_IF_ERROR(split_at(RustNumericClass()));
   MOESERVE_ASSIGN_OR_RETURN(const std::optional<bool> prefix,
                             Bool("tokenizer.ggml.add_space_prefix"));
-  if (kind->pattern.empty() || prefix.value_or(false)) {
+  if (kind->patterns.empty() || prefix.value_or(false)) {
     MOESERVE_ASSIGN_OR_RETURN(steps.emplace_back(),
                               ByteLevelPreTokenizer::Create(prefix.value_or(false),
-                                                            /*use_regex=*/kind->pattern.empty()));
+                                                            /*use_regex=*/kind->patterns.empty()));
   }
-  if (!kind->pattern.empty()) MOESERVE_RETURN_IF_ERROR(split_at(TranslateRegex(kind->pattern)));
+  for (const std::string_view pattern : kind->patterns) {
+    MOESERVE_RETURN_IF_ERROR(split_at(TranslateRegex(pattern)));
+  }
+  if (kind->digits == Digits::kSingleLast) MOESERVE_RETURN_IF_ERROR(split_at(RustNumericClass()));
   parts.pre_tokenizer = std::make_unique<SequencePreTokenizer>(std::move(steps));
 
   std::vector<AddedToken> added;

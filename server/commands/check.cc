@@ -3,6 +3,7 @@
 #include <string>
 
 #include "base/message.h"
+#include "model_loaders/inspect.h"
 #include "model_loaders/loader.h"
 #include "model_loaders/quantize/quantized_tensors.h"
 #include "server/commands/commands.h"
@@ -22,6 +23,8 @@ int Run(const ModelOptionsText& options) {
     std::fprintf(stderr, "warning: chats will be refused: %s\n",
                  Printable(std::string(chat.status().message()), 300).c_str());
   }
+  std::fputs(SummaryText(Summarize(checkpoint->spec)).c_str(), stdout);
+  PrintNotes(checkpoint->notes);
   std::printf("%s: ok\n", checkpoint->directory_name.c_str());
   return 0;
 }

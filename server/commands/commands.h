@@ -17,6 +17,7 @@ void AddScoreCommand(CLI::App& app, Command& selected);     // prints perplexity
 void AddExpertsCommand(CLI::App& app, Command& selected);   // handles expert profile files
 void AddInspectCommand(CLI::App& app, Command& selected);   // prints architecture and sizes
 void AddCheckCommand(CLI::App& app, Command& selected);     // validates a checkpoint
+void AddConvertCommand(CLI::App& app, Command& selected);   // writes a folder in the native format
 void AddQuantizeCommand(CLI::App& app, Command& selected);  // writes a copy with integer weights
 void AddBenchCommand(CLI::App& app, Command& selected);     // measures speed
 void AddHealthCommand(CLI::App& app, Command& selected);    // checks whether a server is ready

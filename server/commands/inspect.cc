@@ -36,6 +36,7 @@ int Run(const Options& options) {
   if (options.json) {
     nlohmann::json json = SummaryJson(summary);
     json["stored"] = {{"type", type}, {"weight_bytes", checkpoint->weight_bytes}};
+    json["notes"] = checkpoint->notes;
     std::printf("%s\n", json.dump(2).c_str());
     return 0;
   }
@@ -52,6 +53,7 @@ int Run(const Options& options) {
   std::printf("chat template: %s\n", chat.ok()                ? "yes"
                                      : absl::IsNotFound(chat) ? "none"
                                                               : "cannot be used");
+  PrintNotes(checkpoint->notes);
   return 0;
 }
 

@@ -157,7 +157,8 @@ Result<KvCacheType> ResolveKvCacheType(const std::string& text, DType compute) {
 
 Result<RunningModel> StartModel(
     const ModelOptionsText& options, const EngineOptions& engine,
-    const std::function<absl::Status(const ModelSpec&, EngineOptions&)>& adjust) {
+    const std::function<absl::Status(const ModelSpec&, EngineOptions&)>& adjust,
+    ProgressOutput progress) {
   BackendOptions backend_options;
   backend_options.device = options.device;
   backend_options.threads = options.threads;
@@ -169,9 +170,12 @@ Result<RunningModel> StartModel(
                             ResolveDType(options, *checkpoint.weights));
   MOESERVE_ASSIGN_OR_RETURN(const std::unique_ptr<PackedCache> packed_cache,
                             OpenPackedCache(options, checkpoint.identity, *out.backend));
+  auto weights = std::make_unique<ReportedWeights>(*checkpoint.weights, checkpoint.spec,
+                                                   checkpoint.weight_bytes, progress);
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Model> model,
-                            Model::Create(checkpoint.spec, model_options, *checkpoint.weights,
-                                          *out.backend, packed_cache.get()));
+                            Model::Create(checkpoint.spec, model_options, *weights, *out.backend,
+                                          packed_cache.get()));
+  weights.reset();
   out.defaults = checkpoint.generation;
   out.types = model_options;
   out.tokenizer_config = std::move(checkpoint.tokenizer_config);
@@ -197,6 +201,10 @@ Result<RunningModel> StartModel(
                                            std::move(checkpoint.eos_token_ids)));
   out.engine = AdaptEngine(std::move(running));
   return out;
+}
+
+void PrintNotes(const std::vector<std::string>& notes) {
+  for (const std::string& note : notes) std::printf("note: %s\n", Printable(note, 2000).c_str());
 }
 
 int Fail(const absl::Status& status) {

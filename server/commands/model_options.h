@@ -12,6 +12,7 @@
 #include "engine/engine.h"
 #include "kernels/backend.h"
 #include "model_loaders/loader.h"
+#include "server/commands/load_progress.h"
 #include "server/generation/engine_api.h"
 
 namespace moeserve::server {
@@ -57,10 +58,15 @@ struct RunningModel {
 };
 
 // Loads a checkpoint and starts an engine. `adjust`, if set, can change the engine's options once
-// the model's spec is loaded. Every error message is one line.
+// the model's spec is loaded. `progress` tells where the progress of loading is reported. Every
+// error message is one line.
 Result<RunningModel> StartModel(
     const ModelOptionsText& options, const EngineOptions& engine,
-    const std::function<absl::Status(const ModelSpec&, EngineOptions&)>& adjust = {});
+    const std::function<absl::Status(const ModelSpec&, EngineOptions&)>& adjust = {},
+    ProgressOutput progress = ProgressOutput::kTerminal);
+
+// Prints what a loader decided and ignored (Checkpoint::notes), one line each.
+void PrintNotes(const std::vector<std::string>& notes);
 
 // Opens the cache of packed weights in the folder of --packed-cache for one checkpoint; returns
 // null without that option. The cache writes its warnings to standard error. Unimplemented if the

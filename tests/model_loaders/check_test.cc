@@ -217,6 +217,9 @@ std::vector<Case> Cases() {
             [](Folder& f) { f.config["attention"][1]["routing"]["select"]["k"] = 5; },
             {"config.json: attention[1].routing.select.k: expected an integer in [1, 4], "
              "found 5 (num_experts is 4)"}),
+      Parts("a family with other layers", [](Folder& f) { f.config["model_type"] = "lfm2_moe"; },
+            {"config.json: model_type: expected a decoder of attention and feed-forward layers, "
+             "found \"lfm2_moe\", whose models have short convolutions"}),
       Parts("another family", [](Folder& f) { f.config["model_type"] = "no_such_family"; },
             {"config.json: model_type: expected " + ModelTypes(Architectures()) +
              ", found \"no_such_family\""}),
@@ -342,10 +345,12 @@ TEST(Check, AFolderThatIsNone) {
   const auto missing = LoadCheckpoint(folder.path() / "none");
   EXPECT_EQ(missing.status().code(), absl::StatusCode::kNotFound);
   EXPECT_TRUE(
-      Mentions(missing.status(), {"none: expected a model folder or a .gguf file, found nothing"}));
+      Mentions(missing.status(),
+               {"none: expected a model folder, a .gguf file or a .pt file, found nothing"}));
   WriteFile(folder.path() / "file", "x");
-  EXPECT_TRUE(Mentions(LoadCheckpoint(folder.path() / "file").status(),
-                       {"file: expected a model folder or a .gguf file, found another file"}));
+  EXPECT_TRUE(
+      Mentions(LoadCheckpoint(folder.path() / "file").status(),
+               {"file: expected a model folder, a .gguf file or a .pt file, found another file"}));
   EXPECT_FALSE(LoadCheckpoint("").ok());
 }
 

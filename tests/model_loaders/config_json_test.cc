@@ -171,6 +171,36 @@ TEST(NativeConfig, ReadsEveryKey) {
 }
 
 // The settings of the four papers' models, as the documentation of the format lists them.
+TEST(NativeConfig, ReadsRareKeys) {
+  Json json = Minimal();
+  json.update(Json::parse(R"({"embedding_norm": true, "head_bias": true, "position": {
+    "kind": "rope", "scaling": {"kind": "long", "original_positions": 12, "factors": [1, 2],
+                                "long_factors": [3, 4], "magnitude": 5, "long_magnitude": 6}}})"));
+  json["attention"]["inner_norm"] = true;
+  json["feed_forward"]["routing"]["gate"] = "sparse_mixer";
+  json["feed_forward"]["routing"]["mixer_limit"] = 0.25;
+  auto config = ParseNativeConfig(json.dump());
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_TRUE(config->spec.embedding_norm);
+  EXPECT_TRUE(config->spec.head_bias);
+  const RopeScaling& scaling = config->spec.position.scaling;
+  EXPECT_EQ(scaling.kind, RopeScalingKind::kLong);
+  EXPECT_EQ(scaling.factors, (std::vector<double>{1, 2}));
+  EXPECT_EQ(scaling.long_factors, (std::vector<double>{3, 4}));
+  EXPECT_EQ(scaling.magnitude, 5.0);
+  EXPECT_EQ(scaling.long_magnitude, 6.0);
+  EXPECT_EQ(LongSequencesFrom(config->spec), 12.0);
+  EXPECT_TRUE(config->spec.layers[0].attention.inner_norm);
+  EXPECT_EQ(config->spec.layers[0].feed_forward.routing->gate, GateKind::kSparseMixer);
+  EXPECT_EQ(config->spec.layers[0].feed_forward.routing->mixer_limit, 0.25);
+
+  json["position"] = {{"kind", "sinusoidal"}, {"first", 2}};
+  config = ParseNativeConfig(json.dump());
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->spec.position.first, 2);
+  EXPECT_EQ(LongSequencesFrom(config->spec), std::nullopt);
+}
+
 TEST(NativeConfig, TakesThePapersAsSettings) {
   Json json = Minimal();
   for (const char* routing :

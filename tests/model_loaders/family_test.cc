@@ -14,6 +14,8 @@
 #include "model_loaders/architectures/architecture.h"
 #include "model_loaders/architectures/registry.h"
 #include "model_loaders/files/mapped_file.h"
+#include "model_loaders/loader.h"
+#include "model_loaders/tensor_check.h"
 #include "nlohmann/json.hpp"
 #include "tests/model_loaders/support.h"
 #include "tests/support/family_cases.h"
@@ -93,6 +95,28 @@ TEST(Families, HaveGoldens) {
     if (type == "routed_decoder") continue;  // the native format has its own tests
     EXPECT_TRUE(tested.contains(type)) << type;
   }
+}
+
+TEST(Families, NotesTellWhatIsIgnored) {
+  std::string notes;
+  for (const FamilyCase& c : FamilyCases()) {
+    if (c.name != "mixtral") continue;
+    const auto checkpoint = LoadCheckpoint(c.folder, {.require_tokenizer = false});
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    for (const std::string& note : checkpoint->notes) notes += note + "\n";
+  }
+  EXPECT_NE(notes.find("config.json: these keys do not change the model's answers: "),
+            std::string::npos)
+      << notes;
+  EXPECT_NE(notes.find("router_jitter_noise"), std::string::npos) << notes;
+  EXPECT_EQ(notes.find("model_type"), std::string::npos) << notes;
+}
+
+TEST(Families, NamesThatDifferInNumbersMakeOneLine) {
+  EXPECT_EQ(GroupedNames({"layers.0.inv_freq", "layers.11.inv_freq", "lm_head.weight", "a.w1.b"}),
+            (std::vector<std::string>{"a.w1.b", "layers.*.inv_freq (2 tensors)",
+                                      "lm_head.weight"}));
+  EXPECT_TRUE(GroupedNames({}).empty());
 }
 
 // Values that a hostile or damaged config.json may have anywhere.

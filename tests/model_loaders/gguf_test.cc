@@ -36,7 +36,7 @@ TEST(GgufBlocks, AreConvertedAsByTheReferenceToTheLastBit) {
   ASSERT_TRUE(file.ok()) << file.status();
   const auto expected = SafetensorsFile::Open(Golden("blocks.safetensors"));
   ASSERT_TRUE(expected.ok()) << expected.status();
-  ASSERT_EQ((*file)->tensors().size(), 8u);
+  ASSERT_EQ((*file)->tensors().size(), 9u);
   for (const TensorEntry& entry : (*file)->tensors()) {
     SCOPED_TRACE(entry.name);
     const TensorEntry* const reference = (*expected)->Find(entry.name);
@@ -98,8 +98,24 @@ struct GgufCase {
   std::string file;    // "mixtral-bf16"
   std::string family;  // folder of tests/golden/families
   bool exact = true;   // the same results as from the folder, to the last bit
+  // A patch (RFC 7396) of the folder's config.json, which replaces settings that no GGUF file can
+  // have by those that all files of the architecture imply.
+  std::string patch = "{}";
 };
 void PrintTo(const GgufCase& c, std::ostream* out) { *out << c.file; }
+
+// Copies the files of a model, and changes its config.json.
+void CopyPatched(const fs::path& folder, const std::string& patch, const fs::path& to) {
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    std::string bytes = ReadFile(entry.path());
+    if (entry.path().filename() == "config.json") {
+      nlohmann::json config = nlohmann::json::parse(bytes);
+      config.merge_patch(nlohmann::json::parse(patch));
+      bytes = config.dump();
+    }
+    WriteFile(to / entry.path().filename(), bytes);
+  }
+}
 
 class GgufModelTest : public ::testing::TestWithParam<GgufCase> {};
 
@@ -107,10 +123,12 @@ TEST_P(GgufModelTest, HasTheLogitsOfTheSafetensorsFolder) {
   const fs::path folder = SourcePath("tests/golden/families/" + GetParam().family);
   const auto answers = ReadFamilyAnswers(folder);
   ASSERT_TRUE(answers.ok()) << answers.status();
+  TempFolder patched;
+  CopyPatched(folder, GetParam().patch, patched.path());
   for (const DType compute : {DType::kF32, DType::kBF16}) {
     SCOPED_TRACE(Name(compute));
     const auto found = Logits(Golden("models/" + GetParam().file + ".gguf"), *answers, compute);
-    const auto expected = Logits(folder, *answers, compute);
+    const auto expected = Logits(patched.path(), *answers, compute);
     ASSERT_EQ(found.size(), expected.size());
     double worst = 0.0;
     for (size_t p = 0; p < found.size(); ++p) {
@@ -146,6 +164,34 @@ INSTANTIATE_TEST_SUITE_P(
                       GgufCase{"qwen3-yarn-tied-bf16", "qwen3-yarn-tied"},
                       GgufCase{"qwen3-moe-bf16", "qwen3-moe"},
                       GgufCase{"qwen3-moe-f32", "qwen3-moe"}),
+    [](const auto& info) {
+      return TestName({info.param.file, {}});
+    });
+
+// What the patches replace: DeepSeek's two scales of yarn are equal, and its rotary pairs adjacent;
+// gpt-oss has one limit of activations, no factor for yarn, and a window in every second layer,
+// beginning with the first; Gemma's scale follows from the head's width, its windows from a period.
+INSTANTIATE_TEST_SUITE_P(
+    Architectures, GgufModelTest,
+    ::testing::Values(
+        GgufCase{"bailing-groups-bf16", "bailing-groups"},
+        GgufCase{"deepseek-v2-groups-legacy-bf16", "deepseek-v2-groups"},
+        GgufCase{"deepseek-v3-bf16", "deepseek-v3", true, R"({"rope_parameters":{"mscale":0.9}})"},
+        GgufCase{"deepseek-v3-direct-query-half-bf16", "deepseek-v3-direct-query-half", true,
+                 R"({"rope_interleave":true})"},
+        GgufCase{"dots1-bf16", "dots1"}, GgufCase{"ernie4-5-moe-bf16", "ernie4-5-moe"},
+        GgufCase{"gemma2-bf16", "gemma2", true, R"({"query_pre_attn_scalar":12})"},
+        GgufCase{"gemma3-old-keys-bf16", "gemma3-old-keys", true,
+                 R"({"query_pre_attn_scalar":12,"sliding_window_pattern":6})"},
+        GgufCase{"glm4-moe-groups-bf16", "glm4-moe-groups"},
+        GgufCase{"gpt-oss-bf16", "gpt-oss", true,
+                 R"({"swiglu_limit":7.0,"rope_parameters":{"attention_factor":null}})"},
+        GgufCase{"gpt-oss-mxfp4-bf16", "gpt-oss-mxfp4", true,
+                 R"({"swiglu_limit":7.0,"rope_parameters":{"attention_factor":null},)"
+                 R"("layer_types":["sliding_attention","full_attention"]})"},
+        GgufCase{"granitemoeshared-bf16", "granitemoeshared"}, GgufCase{"hunyuan-bf16", "hunyuan"},
+        GgufCase{"phi3-longrope-long-bf16", "phi3-longrope-long"},
+        GgufCase{"phi3-window-partial-bf16", "phi3-window-partial"}),
     [](const auto& info) {
       return TestName({info.param.file, {}});
     });
@@ -200,8 +246,9 @@ TEST(GgufModel, MayBeTheOnlyWeightsOfAFolder) {
   EXPECT_TRUE(Mentions(LoadCheckpoint(folder.path(), options).status(),
                        {"expected one .gguf file", "found 2 of them (a.gguf, b.gguf)"}));
   EXPECT_TRUE(LoadCheckpoint(folder.path() / "b.gguf", options).ok());
-  EXPECT_TRUE(Mentions(LoadCheckpoint(folder.path() / "c.gguf", options).status(),
-                       {"c.gguf: expected a model folder or a .gguf file, found nothing"}));
+  EXPECT_TRUE(
+      Mentions(LoadCheckpoint(folder.path() / "c.gguf", options).status(),
+               {"c.gguf: expected a model folder, a .gguf file or a .pt file, found nothing"}));
   // Other weights have priority.
   WriteFile(folder.path() / "model.safetensors", "x");
   EXPECT_TRUE(Mentions(LoadCheckpoint(folder.path(), options).status(), {"config.json"}));
@@ -363,12 +410,13 @@ TEST(GgufModel, HasSamplingDefaults) {
 
 class GgufTokenizerTest : public ::testing::TestWithParam<std::string> {};
 
-TEST_P(GgufTokenizerTest, HasTheIdsOfTheReference) {
-  const auto file = GgufFile::Open(Golden("tokenizers/" + GetParam() + ".gguf"));
+// Compares a tokenizer with the ids in NAME.json.
+void ExpectIds(const fs::path& path, const std::string& name) {
+  const auto file = GgufFile::Open(path);
   ASSERT_TRUE(file.ok()) << file.status();
   const auto tokenizer = ReadGgufTokenizer(**file);
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
-  const auto cases = nlohmann::json::parse(ReadFile(Golden("tokenizers/" + GetParam() + ".json")));
+  const auto cases = nlohmann::json::parse(ReadFile(Golden("tokenizers/" + name + ".json")));
   ASSERT_GE(cases.size(), 20u);
   for (const auto& c : cases) {
     const auto text = c["text"].get<std::string>();
@@ -382,12 +430,50 @@ TEST_P(GgufTokenizerTest, HasTheIdsOfTheReference) {
   }
 }
 
+TEST_P(GgufTokenizerTest, HasTheIdsOfTheReference) {
+  ExpectIds(Golden("tokenizers/" + GetParam() + ".gguf"), GetParam());
+}
+
 INSTANTIATE_TEST_SUITE_P(Gguf, GgufTokenizerTest,
                          ::testing::Values("gpt-2", "llama-bpe", "olmo", "qwen2", "smollm", "spm",
-                                           "spm-no-prefix"),
+                                           "spm-no-prefix", "spm-spaces"),
                          [](const auto& info) {
                            return TestName({info.param, {}});
                          });
+
+// A file whose tokenizer.ggml.pre is `pre` has the ids in NAME.json.
+struct PreTokenizerCase {
+  std::string pre;
+  std::string file = "patterns";
+  std::string name = pre;
+};
+void PrintTo(const PreTokenizerCase& c, std::ostream* out) { *out << c.pre; }
+
+class GgufPreTokenizerTest : public ::testing::TestWithParam<PreTokenizerCase> {};
+
+TEST_P(GgufPreTokenizerTest, HasTheIdsOfTheReference) {
+  GgufParts parts = PartsOf(ReadFile(Golden("tokenizers/" + GetParam().file + ".gguf")));
+  parts.Set(GgufText("tokenizer.ggml.pre", GetParam().pre));
+  // glm4, unlike llama-bpe, adds no first token unless the file says so.
+  if (GetParam().file == "llama-bpe") parts.Set(GgufBool("tokenizer.ggml.add_bos_token", 1));
+  TempFolder folder;
+  WriteFile(folder.path() / "a.gguf", GgufBytes(parts));
+  ExpectIds(folder.path() / "a.gguf", GetParam().name);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Gguf, GgufPreTokenizerTest,
+    ::testing::Values(PreTokenizerCase{"bailingmoe2"},
+                      PreTokenizerCase{"bailingmoe", "patterns", "bailingmoe2"},
+                      PreTokenizerCase{"deepseek-llm"}, PreTokenizerCase{"deepseek-v3"},
+                      PreTokenizerCase{"gpt-4o"}, PreTokenizerCase{"kimi-k2"},
+                      PreTokenizerCase{"glm4", "llama-bpe", "llama-bpe"},
+                      PreTokenizerCase{"hunyuan", "qwen2", "qwen2"},
+                      PreTokenizerCase{"refact", "smollm", "smollm"},
+                      PreTokenizerCase{"starcoder", "smollm", "smollm"}),
+    [](const auto& info) {
+      return TestName({info.param.pre, {}});
+    });
 
 TEST(GgufTokenizer, HasTemplateAndSpecialTokens) {
   const auto file = GgufFile::Open(Golden("tokenizers/qwen2.gguf"));

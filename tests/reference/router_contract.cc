@@ -179,7 +179,9 @@ Mixer<Real> MixerOf(const RouteSettings& s, const std::vector<Real>& scores,
     const Real distance = (score - scores[e]) / std::max(score, std::abs(scores[e]));
     if (!(distance > Real{s.mixer_limit})) mixer.terms[e] = exp(scores[e] - score);
     if (e != expert && std::isfinite(distance)) {
-      mixer.margin = std::min(mixer.margin, std::abs(distance - Real{s.mixer_limit}));
+      // Rounding errors of small scores are large in proportion.
+      const Real size = std::min(Real{1}, std::max(score, std::abs(scores[e])));
+      mixer.margin = std::min(mixer.margin, std::abs(distance - Real{s.mixer_limit}) * size / 10);
     }
   }
   return mixer;

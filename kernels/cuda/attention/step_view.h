@@ -11,9 +11,9 @@ struct StepView {
   const int32_t* position = nullptr;      // [tokens]
   const int32_t* sequence = nullptr;      // [tokens] row of block_tables; -1 for padding rows
   const int32_t* block_tables = nullptr;  // [sequences, table_stride]
-  const uint8_t* long_sequence = nullptr;  // [tokens] StepInputs::long_sequence; 0 without it
   int table_stride = 0;
   int max_context = 0;  // at least position + 1 for every token in [0, AttentionLaunch::tiled_from)
+  const uint8_t* long_sequence = nullptr;  // [tokens] StepInputs::long_sequence; 0 without it
 };
 
 }  // namespace moeserve::cuda

@@ -11,8 +11,9 @@
 namespace moeserve {
 
 // Reads the architecture from the metadata of `file`. `weights` contains the tensors of `file` and
-// of the other parts of a split file; two kinds of settings follow from them: whether projections
-// have a bias, and the factors of rotary frequencies. InvalidArgument, with the file, the key, the
+// of the other parts of a split file; some settings follow from them: whether projections and
+// routers have a bias, whether queries and keys have a norm, and the factors of rotary frequencies.
+// InvalidArgument, with the file, the key, the
 // expected and the found value, for architectures and settings that the engine cannot compute, and
 // for keys of the architecture that this server does not know.
 Result<std::unique_ptr<const CheckpointConfig>> ReadGgufConfig(const GgufFile& file,

@@ -1,6 +1,7 @@
 #include "model_loaders/architectures/gguf/gguf_keys.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <limits>
 
@@ -21,6 +22,16 @@ std::optional<int> AsInt(const GgufValue& value) {
     return std::nullopt;
   }
   return static_cast<int>(*number);
+}
+
+// Returns the decimal number with the fewest digits that rounds to `number`. Converters round the
+// numbers of a config.json, such as 2.446, to f32; this is almost always the number before that.
+double Unrounded(float number) {
+  char text[64];
+  const std::to_chars_result written = std::to_chars(text, text + sizeof(text), number);
+  double result = number;
+  std::from_chars(text, written.ptr, result);
+  return result;
 }
 
 }  // namespace
@@ -66,7 +77,10 @@ double GgufKeys::Real(std::string_view key, std::optional<double> fallback) {
   const GgufValue* const value = FindNumber(key, kExpected, !fallback.has_value());
   if (value == nullptr) return fallback.value_or(0.0);
   const std::optional<double> number = value->Real();
-  if (number.has_value() && std::isfinite(*number)) return *number;
+  if (number.has_value() && std::isfinite(*number)) {
+    const bool rounded = value->type == GgufValueType::kF32;
+    return rounded ? Unrounded(static_cast<float>(*number)) : *number;
+  }
   Fault(key, kExpected, ShowGguf(*value));
   return fallback.value_or(0.0);
 }
@@ -93,7 +107,7 @@ void GgufKeys::Require(std::string_view key, double value) {
   const std::optional<double> number =
       truth.has_value() ? std::optional<double>(*truth ? 1.0 : 0.0) : found->Real();
   if (number == value) return;
-  const std::string integer = std::to_string(static_cast<int>(value));
+  const std::string integer = std::to_string(static_cast<int64_t>(value));
   Fault(key, truth.has_value() ? std::string_view(value != 0.0 ? "true" : "false") : integer,
         Concat(ShowGguf(*found), ", which this server does not support"));
 }

@@ -22,7 +22,9 @@ class GgufKeys {
       : file_(file), architecture_(architecture), problems_(*problems) {}
 
   // Each function returns the value of `key`, or `fallback` if the key is absent. A key without
-  // `fallback` is required. Int() also takes an array whose items are all the same integer.
+  // `fallback` is required. Int() also takes an array whose items are all the same integer. Real()
+  // returns an f32 value as the shortest decimal number that rounds to it, which is what the
+  // model's authors wrote.
   int Int(std::string_view key, std::optional<int> fallback = std::nullopt);
   double Real(std::string_view key, std::optional<double> fallback = std::nullopt);
   bool Bool(std::string_view key, bool fallback);

@@ -116,7 +116,7 @@ DecoderConfig::DecoderConfig(const Json& json, const StoredNames& stored)
       key_rules_(std::begin(kKeys), std::end(kKeys)) {}
 
 void DecoderConfig::Skeleton(const DecoderDefaults& defaults) {
-  for (const std::string_view key : kNeutralKeys) reader_.Optional(key);
+  for (const std::string_view key : kNeutralKeys) IgnoreKey(key);
   for (const auto& [key, value] : kFixedKeys) Require(key, value);
   ReadQuantization(defaults.mxfp4);
   spec_.vocab_size = reader_.Int("vocab_size");
@@ -384,10 +384,9 @@ RopeScaling DecoderConfig::LongRope(ObjectReader& reader) {
   s.original_positions = reader.Real("original_max_position_embeddings", outside);
   s.factors = reader.Reals("short_factor");
   s.long_factors = reader.Reals("long_factor");
-  const double factor = reader.Real("factor", s.original_positions > 0
-                                                  ? spec_.max_position_embeddings /
-                                                        s.original_positions
-                                                  : 1.0);
+  const double factor = reader.Real(
+      "factor",
+      s.original_positions > 0 ? spec_.max_position_embeddings / s.original_positions : 1.0);
   const double derived = factor > 1.0 && s.original_positions > 1.0
                              ? std::sqrt(1.0 + std::log(factor) / std::log(s.original_positions))
                              : 1.0;
@@ -427,7 +426,13 @@ double DecoderConfig::Cap(std::string_view key, double fallback) {
 }
 
 void DecoderConfig::Ignore(std::initializer_list<std::string_view> keys) {
-  for (const std::string_view key : keys) reader_.Optional(key);
+  for (const std::string_view key : keys) IgnoreKey(key);
+}
+
+void DecoderConfig::IgnoreKey(std::string_view key) {
+  constexpr std::string_view kNames[] = {"architectures", "model_type", "transformers_version"};
+  const bool is_name = std::find(std::begin(kNames), std::end(kNames), key) != std::end(kNames);
+  if (reader_.Optional(key) != nullptr && !is_name) ignored_keys_.emplace_back(key);
 }
 
 void DecoderConfig::Require(std::string_view key, const Json& value) {
@@ -481,6 +486,7 @@ Result<std::unique_ptr<const CheckpointConfig>> DecoderConfig::Finish(
   config->ignored = std::move(ignored_tensors_);
   config->ignored_prefixes = std::move(ignored_prefixes_);
   config->fp8 = fp8_;
+  config->ignored_keys = std::move(ignored_keys_);
   MOESERVE_RETURN_IF_ERROR(ValidateConfig(*config));
   return config;
 }

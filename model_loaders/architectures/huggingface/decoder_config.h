@@ -118,6 +118,8 @@ class DecoderConfig {
  private:
   RopeScaling ScalingOf(ObjectReader& reader, std::string_view type);
   RopeScaling LongRope(ObjectReader& reader);
+  // Reads a key and notes that it is ignored.
+  void IgnoreKey(std::string_view key);
   // Reads "quantization_config".
   void ReadQuantization(bool mxfp4);
 
@@ -133,6 +135,7 @@ class DecoderConfig {
   std::vector<KeyRule> key_rules_;
   std::vector<std::string_view> ignored_tensors_;
   std::vector<std::string> ignored_prefixes_;
+  std::vector<std::string> ignored_keys_;
   std::optional<BlockFormat> fp8_;
 };
 

@@ -1,6 +1,7 @@
 #include "model_loaders/files/gguf/gguf_blocks.h"
 
 #include <array>
+#include <bit>
 #include <cstring>
 
 #include "kernels/base/dtype.h"
@@ -8,7 +9,7 @@
 namespace moeserve {
 namespace {
 
-constexpr int kBlock = 32;        // elements of a block of Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0
+constexpr int kBlock = 32;        // elements of a block of Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and MXFP4
 constexpr int kSuperBlock = 256;  // elements of a block of the K types, which has parts of 16 or 32
 
 // All numbers of a block are little-endian.
@@ -134,6 +135,21 @@ void Q6K(const uint8_t* block, float* out) {
   }
 }
 
+// A block of OCP's MX: a scale in E8M0, then numbers in E2M1. GGUF files have them in another order
+// than OCP's format, which has elements 2 i and 2 i + 1 in byte i. Zero has no sign, and the scale
+// 255, which OCP defines as not a number, is 2^128.
+void Mxfp4(const uint8_t* block, float* out) {
+  // Twice the numbers, so that they are integers, and half the scale.
+  constexpr std::array<float, 16> kDoubled = {0.0f, 1.0f,  2.0f,  3.0f,  4.0f,  6.0f,  8.0f,  12.0f,
+                                              0.0f, -1.0f, -2.0f, -3.0f, -4.0f, -6.0f, -8.0f, -12.0f};
+  const uint32_t exponent = block[0];  // 2^(exponent - 128); the first two are subnormal
+  const float scale = std::bit_cast<float>(exponent < 2 ? uint32_t{0x00200000} << exponent
+                                                        : (exponent - 1) << 23);
+  for (int i = 0; i < kBlock; ++i) {
+    out[i] = scale * kDoubled[static_cast<size_t>(Nibble(block + 1, i))];
+  }
+}
+
 constexpr GgufType Plain(uint32_t id, std::string_view name, ElementType type, int64_t bytes) {
   return {.id = id, .name = name, .block_elements = 1, .block_bytes = bytes, .plain = type};
 }
@@ -170,7 +186,7 @@ constexpr GgufType kTypes[] = {
     Plain(30, "BF16", ElementType::kBF16, 2),
     {34, "TQ1_0"},
     {35, "TQ2_0"},
-    {39, "MXFP4"},
+    {39, "MXFP4", kBlock, 17, std::nullopt, Mxfp4},
     {40, "NVFP4"},
     {41, "Q1_0"},
 };
@@ -185,7 +201,7 @@ const GgufType* FindGgufType(uint32_t id) {
 }
 
 std::string_view GgufTypeNames() {
-  return "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K or Q6_K";
+  return "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K or MXFP4";
 }
 
 }  // namespace moeserve

@@ -85,6 +85,7 @@ class GgufFile final : public TensorFile {
 
   const std::string& file_name() const override { return file_name_; }
   const FileStamp& stamp() const override { return file_->stamp(); }
+  const std::shared_ptr<const MappedFile>& mapped() const override { return file_; }
   const std::vector<TensorEntry>& tensors() const override { return entries_; }
 
   // Returns null if there is no such key.

@@ -7,23 +7,22 @@ not need; gguf 0.19 wrote the stored files.
     make_gguf_goldens.py [--out FOLDER]
 
 models/CASE-TYPE.gguf   the weights of tests/golden/families/CASE in a type, under the names and in
-                        the layout of llama.cpp's converter: experts are stacked, rows of Llama's
-                        query and key projections are permuted, norms and routers are F32
+                        the layout of llama.cpp's converter (gguf_models.py); norms, routers and
+                        biases are F32, MXFP4 blocks stay what they are
 models/*-widened.gguf   the weights of the file of the same name without "-widened", converted to
                         F32 by gguf
 blocks.gguf             random blocks of every type
 blocks.safetensors      the same tensors, converted to F32 by gguf
 tokenizers/*.gguf       tokenizers without tensors
-tokenizers/*.json       texts and their ids, from transformers, tokenizers or sentencepiece
+tokenizers/*.json       texts and their ids, from transformers, tokenizers or sentencepiece; those of
+                        PATTERN_KINDS belong to patterns.gguf with that tokenizer.ggml.pre
 """
 
 import argparse
 import io
 import json
-import math
 import pathlib
 import shutil
-import struct
 
 import gguf
 import numpy as np
@@ -31,149 +30,20 @@ import sentencepiece
 import torch
 from gguf import GGMLQuantizationType as Type
 from safetensors.numpy import save_file
-from safetensors.torch import load_file
 
-FAMILIES = pathlib.Path(__file__).parents[2] / "golden" / "families"
-ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "mixtral": gguf.MODEL_ARCH.LLAMA,
-                 "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
-                 "qwen3": gguf.MODEL_ARCH.QWEN3, "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
-                 "olmoe": gguf.MODEL_ARCH.OLMOE}
+from gguf_models import write_model
+
+# The models, their types, and whether they have the layout of older converters.
 MODELS = [("llama-biases-tied", "bf16"), ("llama-biases-tied", "f32"), ("llama-llama3-shards", "bf16"),
           ("qwen2", "bf16"), ("qwen2", "f16"), ("qwen3-yarn-tied", "bf16"),
           ("mixtral", "bf16"), ("mixtral", "f32"), ("qwen2-moe", "bf16"), ("qwen2-moe", "f32"),
           ("qwen3-moe", "bf16"), ("qwen3-moe", "f32"), ("olmoe", "bf16"), ("olmoe", "f32"),
-          ("mixtral", "q8_0"), ("olmoe", "q4_0")]
-
-
-def permute(weights, heads):
-    """Puts the two halves of each head's rows side by side."""
-    return (weights.reshape(heads, 2, weights.shape[0] // heads // 2, *weights.shape[1:])
-            .swapaxes(1, 2).reshape(weights.shape))
-
-
-def load(folder):
-    tensors = {}
-    for path in sorted(folder.glob("model*.safetensors")):
-        tensors.update(load_file(path))
-    return {name: tensor.float() for name, tensor in tensors.items()}
-
-
-def stack_experts(tensors):
-    """Replaces the tensors of single experts by one tensor for all of a layer."""
-    out, stacks = {}, {}
-    for name, tensor in tensors.items():
-        parts = name.split(".experts.")
-        if len(parts) == 1:
-            out[name] = tensor
-            continue
-        number, rest = parts[1].split(".", 1)
-        stacks.setdefault(f"{parts[0]}.experts.{rest}", {})[int(number)] = tensor
-    for name, experts in stacks.items():
-        out[name] = torch.stack([experts[i] for i in range(len(experts))])
-    return out
-
-
-def llama3_factors(rope, dimensions):
-    frequencies = 1.0 / rope["rope_theta"] ** (torch.arange(0, dimensions, 2, dtype=torch.float32) / dimensions)
-    low = rope["original_max_position_embeddings"] / rope["low_freq_factor"]
-    high = rope["original_max_position_embeddings"] / rope["high_freq_factor"]
-    factors = []
-    for frequency in frequencies:
-        length = 2 * math.pi / frequency
-        if length < high:
-            factors.append(1.0)
-        elif length > low:
-            factors.append(rope["factor"])
-        else:
-            smooth = ((rope["original_max_position_embeddings"] / length - rope["low_freq_factor"])
-                      / (rope["high_freq_factor"] - rope["low_freq_factor"]))
-            factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
-    return np.array(factors, dtype=np.float32)
-
-
-def add_config(writer, config):
-    family = config["model_type"]
-    heads = config["num_attention_heads"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    rope = config["rope_parameters"]
-    writer.add_name("a tiny test model")
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(rope["rope_theta"])
-    if config.get("head_dim"):
-        writer.add_key_length(head_dim)
-        writer.add_value_length(head_dim)
-    if family in ("llama", "mixtral"):
-        writer.add_vocab_size(config["vocab_size"])
-        writer.add_rope_dimension_count(head_dim)
-    if rope["rope_type"] in ("linear", "yarn"):
-        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
-        writer.add_rope_scaling_factor(rope["factor"])
-    if rope["rope_type"] == "yarn":
-        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-        for key, add in (("beta_fast", writer.add_rope_scaling_yarn_beta_fast),
-                         ("beta_slow", writer.add_rope_scaling_yarn_beta_slow)):
-            if key in rope:
-                add(rope[key])
-    experts = config.get("num_experts") or config.get("num_local_experts")
-    if experts:
-        writer.add_expert_count(experts)
-        writer.add_expert_used_count(config["num_experts_per_tok"])
-    if "moe_intermediate_size" in config:
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-    if "shared_expert_intermediate_size" in config:
-        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    writer.add_bos_token_id(config["bos_token_id"])
-    writer.add_eos_token_id(config["eos_token_id"])
-
-
-def encode(name, tensor, kind):
-    """Returns the data and the type of a tensor, as the converter chooses it."""
-    array = tensor.numpy()
-    if array.ndim == 1 or "ffn_gate_inp" in name or kind == Type.F32:
-        return array, None
-    if kind not in (Type.F16, Type.BF16) and array.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] != 0:
-        kind = Type.BF16
-    return gguf.quantize(array, kind), kind
-
-
-def write_model(case, kind, out):
-    folder = FAMILIES / case
-    config = json.loads((folder / "config.json").read_text())
-    arch = ARCHITECTURES[config["model_type"]]
-    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
-    tensors = {}
-    for name, tensor in stack_experts(load(folder)).items():
-        if arch == gguf.MODEL_ARCH.LLAMA and ".q_proj." in name:
-            tensor = permute(tensor, config["num_attention_heads"])
-        if arch == gguf.MODEL_ARCH.LLAMA and ".k_proj." in name:
-            tensor = permute(tensor, config["num_key_value_heads"])
-        new_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert new_name is not None, name
-        tensors[new_name] = tensor.squeeze()
-    path = out / f"{case}-{kind}.gguf"
-    widened = None
-    outputs = [(path, False)]
-    if kind.startswith("q"):
-        outputs.append((out / f"{case}-{kind}-widened.gguf", True))
-    for path, widened in outputs:
-        writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
-        add_config(writer, config)
-        if config["rope_parameters"]["rope_type"] == "llama3":
-            writer.add_tensor("rope_freqs.weight", llama3_factors(
-                config["rope_parameters"], config["head_dim"]))
-        for name, tensor in tensors.items():
-            data, encoded = encode(name, tensor, Type[kind.upper()])
-            if widened and encoded is not None:
-                data, encoded = gguf.dequantize(data, encoded).astype(np.float32), None
-            writer.add_tensor(name, data, raw_dtype=encoded)
-        finish(writer)
+          ("mixtral", "q8_0"), ("olmoe", "q4_0"),
+          ("deepseek-v3", "bf16"), ("deepseek-v3-direct-query-half", "bf16"),
+          ("deepseek-v2-groups", "bf16", True), ("gpt-oss", "bf16"), ("gpt-oss-mxfp4", "bf16"),
+          ("gemma2", "bf16"), ("gemma3-old-keys", "bf16"), ("phi3-window-partial", "bf16"),
+          ("phi3-longrope-long", "bf16"), ("glm4-moe-groups", "bf16"), ("granitemoeshared", "bf16"),
+          ("hunyuan", "bf16"), ("ernie4-5-moe", "bf16"), ("bailing-groups", "bf16"), ("dots1", "bf16")]
 
 
 def finish(writer):
@@ -185,7 +55,7 @@ def finish(writer):
 
 # The offsets of 16-bit floats in a block of each type.
 BLOCKS = {Type.Q8_0: [0], Type.Q4_0: [0], Type.Q4_1: [0, 2], Type.Q5_0: [0], Type.Q5_1: [0, 2],
-          Type.Q4_K: [0, 2], Type.Q5_K: [0, 2], Type.Q6_K: [208]}
+          Type.Q4_K: [0, 2], Type.Q5_K: [0, 2], Type.Q6_K: [208], Type.MXFP4: []}
 
 
 def write_blocks(out):
@@ -201,9 +71,12 @@ def write_blocks(out):
             bits = np.where((bits & 0x7C00) == 0x7C00, bits & 0x83FF, bits).astype(np.uint16)
             bits[:2] = (0x8000, 0x0001)
             blocks[:, at:at + 2] = bits.view(np.uint8).reshape(-1, 2)
+        if kind == Type.MXFP4:  # scales at both ends of the range and in its middle
+            blocks[:, 0] = (0, 1, 2, 127, 200, 255)
         data = blocks.reshape(3, 2, size)
         writer.add_tensor(kind.name, data, raw_dtype=kind)
-        expected[kind.name] = gguf.dequantize(data, kind).reshape(3, 2, elements)
+        with np.errstate(over="ignore"):
+            expected[kind.name] = gguf.dequantize(data, kind).reshape(3, 2, elements)
     finish(writer)
     save_file(expected, out / "blocks.safetensors")
 
@@ -214,6 +87,10 @@ TEXTS = ["", " ", "  ", "Hello world", " Hello  world ", "it's we'LL I'd THEY'RE
          "a<|im_end|>b", "\u0000\u0001", "hello\u00a0world\u3000x", "... --- '''\"\"\"", "ab" * 40]
 CORPUS = TEXTS * 3 + ["the quick brown fox jumps over the lazy dog 0123456789 " * 5,
                       "tokenizers cut a text into pieces, and models read the ids of the pieces. " * 5]
+# Where the patterns below differ.
+MORE_TEXTS = ["camelCase HTTPServer iPhone's XMLHttpRequest's IT'S", "a/b//c\n/d\n;/\n\n  x", "ÀÉ éà ǅa ʰʷ aʰB",
+              "漢字かなカナ混じり文、漢字Latin文字", "!abc .def (ghi) $x _y", "¡hola! ¿qué? «oui» … “a”", "abc漢字abc 漢字 ABC漢字",
+              "tail  \n  ", "e\u0301a\u0300 x\u0301Y\u0301", "ԱՖ աֆ აბ ᲐᲑ ᎠᎡ", "한국어 텍스트 ࠀ ก", "٣٤٥ ½¾ ²³ 1234567"]
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 KINDS = gguf.TokenType
@@ -224,21 +101,64 @@ def add_tokens(writer, tokens, types):
     writer.add_token_types(types)
 
 
-def train_bpe(pre_tokenizer, normalizer):
+# The patterns of the models' own tokenizer.json or tokenizer class. They are written here as there, and in
+# another way in model_loaders/tokenizer/split_patterns.h.
+O200K = "|".join([
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"])
+KIMI = r"[\p{Han}]+|" + O200K.replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]").replace(r"[\r\n/]*", r"[\r\n]*")
+BAILING = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+")
+DEEPSEEK3 = [r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+",
+             r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+             r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"]
+# Ranges of letters that have a case.
+CASED = """
+    41-5A 61-7A B5 C0-D6 D8-F6 F8-1BA 1BC-1BF 1C4-293 295-2AF 370-373 376-377 37B-37D 37F 386 388-38A 38C 38E-3A1
+    3A3-3F5 3F7-481 48A-52F 531-556 10A0-10C5 13A0-13F5 13F8-13FD 1C90-1CBA 1CBD-1CBF 1D00-1D2B 1D6B-1D77
+    1D79-1D9A 1E00-1F15 1F18-1F1D 1F20-1F45 1F48-1F4D 1F50-1F57 1F59 1F5B 1F5D 1F5F-1F7D 1F80-1FB4 1FB6-1FBC 1FBE
+    1FC2-1FC4 1FC6-1FCC 1FD0-1FD3 1FD6-1FDB 1FE0-1FEC 1FF2-1FF4 1FF6-1FFC 2102 2107 210A-2113 2115 2119-211D 2124
+    2126 2128 212A-212D 212F-2134 2139 213C-213F 2145-2149 214E 2183-2184 2C00-2C7B 2C7E-2CE4 2CEB-2CEE 2CF2-2CF3
+    A640-A66D A680-A69B A722-A76F A771-A787 A78B-A78E AB70-ABBF FB00-FB06 FB13-FB17 FF21-FF3A FF41-FF5A
+    10400-1044F 104B0-104D3 104D8-104FB 10C80-10CB2 10CC0-10CF2 118A0-118DF 1E900-1E943"""
+
+
+def deepseek2_patterns():
+    cased = "".join("-".join(chr(int(end, 16)) for end in part.split("-")) for part in CASED.split())
+    return ["[\r\n]", rf"\s?[{cased}]+", "\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+", r"\s+$", "[一-龥ࠀ-一가-\ud7ff]+"]
+
+
+PLAIN_KINDS = ["gpt-2", "llama-bpe", "olmo", "qwen2", "smollm"]
+PATTERN_KINDS = ["bailingmoe2", "deepseek-llm", "deepseek-v3", "gpt-4o", "kimi-k2"]
+
+
+def train_bpe(pre_tokenizer, corpus):
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizer
-    if normalizer is not None:
-        tokenizer.normalizer = normalizer
-    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(
-        vocab_size=420, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    tokenizer.train_from_iterator(corpus, trainers.BpeTrainer(
+        vocab_size=420 + 10 * (len(corpus) - len(CORPUS)), show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
     return json.loads(tokenizer.to_str())["model"]
+
+
+def byte_level(vocab, merges, patterns, digits=False, ignore_merges=False):
+    """Returns a tokenizer that splits by patterns one after the other, and then at digits."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=ignore_merges))
+    steps = [pre_tokenizers.Split(Regex(pattern), "isolated", False) for pattern in patterns]
+    if digits:
+        steps.append(pre_tokenizers.Digits(individual_digits=True))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        steps + [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not patterns)])
+    backend.decoder = decoders.ByteLevel()
+    return backend
 
 
 def reference_tokenizer(pre, model, added):
     """Returns the tokenizer of Hugging Face's libraries for a vocabulary."""
     import transformers
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import AddedToken
     merges = [tuple(m) for m in model["merges"]]
     vocab = model["vocab"]
     if pre == "gpt-2":
@@ -249,27 +169,22 @@ def reference_tokenizer(pre, model, added):
         backend = transformers.GPTNeoXTokenizer(vocab=vocab, merges=merges).backend_tokenizer
     elif pre == "llama-bpe":
         pattern = transformers.convert_slow_tokenizer.TikTokenConverter().pattern
-        backend = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=True))
-        backend.pre_tokenizer = pre_tokenizers.Sequence([
-            pre_tokenizers.Split(Regex(pattern), "isolated", False),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-        backend.decoder = decoders.ByteLevel()
+        backend = byte_level(vocab, merges, [pattern], ignore_merges=True)
+    elif pre == "deepseek-llm":
+        backend = byte_level(vocab, merges, deepseek2_patterns(), digits=True)
+    elif pre == "smollm":
+        backend = byte_level(vocab, merges, [], digits=True)
     else:
-        assert pre == "smollm"
-        backend = Tokenizer(models.BPE(vocab=vocab, merges=merges))
-        backend.pre_tokenizer = pre_tokenizers.Sequence([
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
-        backend.decoder = decoders.ByteLevel()
+        patterns = {"bailingmoe2": [BAILING], "deepseek-v3": DEEPSEEK3, "gpt-4o": [O200K], "kimi-k2": [KIMI]}
+        backend = byte_level(vocab, merges, patterns[pre])
     for content, special in added:
         backend.add_tokens([AddedToken(content, special=special, normalized=False)])
     return backend
 
 
-def write_bpe(pre, out):
-    from tokenizers import Regex, normalizers, pre_tokenizers
-    splits = {"gpt-2": pre_tokenizers.ByteLevel(add_prefix_space=False)}
-    model = train_bpe(splits.get(pre, splits["gpt-2"]), None)
+def write_bpe(pre, out, more):
+    from tokenizers import pre_tokenizers
+    model = train_bpe(pre_tokenizers.ByteLevel(add_prefix_space=False), CORPUS + 3 * more)
     if pre == "llama-bpe":
         # A token that no merges make, which a piece of text can equal.
         model["vocab"]["quick"] = len(model["vocab"])
@@ -285,7 +200,8 @@ def write_bpe(pre, out):
              for i, token in enumerate(tokens)]
     tokens += ["[PAD%d]" % i for i in range(len(tokens), len(tokens) + 3)]
     types += [KINDS.UNUSED] * 3
-    writer = gguf.GGUFWriter(out / f"{pre}.gguf", "llama")
+    name = "patterns" if more else pre
+    writer = gguf.GGUFWriter(out / f"{name}.gguf", "llama")
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
     add_tokens(writer, tokens, types)
@@ -296,19 +212,24 @@ def write_bpe(pre, out):
     finish(writer)
     bos = [tokens.index("<|endoftext|>")] if pre == "llama-bpe" else []
     cases = [{"text": text, "ids": bos + tokenizer.encode(text, add_special_tokens=False).ids}
-             for text in TEXTS + ["<tool> x", "a     b"]]
+             for text in TEXTS + more + ["<tool> x", "a     b"]]
+    for other in PLAIN_KINDS + PATTERN_KINDS if more else []:  # the texts must show that a pattern is not another one
+        if other != pre:
+            reference = reference_tokenizer(other, model, added)
+            assert any(bos + reference.encode(c["text"], add_special_tokens=False).ids != c["ids"] for c in cases), other
     for case in cases:
         case["decoded"] = tokenizer.decode(case["ids"], skip_special_tokens=True)
     (out / f"{pre}.json").write_text(json.dumps(cases, indent=0) + "\n")
 
 
-def write_sentence_piece(name, out, prefix):
+def write_sentence_piece(name, out, prefix, more=()):
+    """`more` are further user-defined pieces; converters write their spaces as spaces."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([t for t in CORPUS if t.strip() and "\0" not in t]), model_writer=model,
         vocab_size=420, model_type="bpe", byte_fallback=True, normalization_rule_name="identity",
         remove_extra_whitespaces=False, add_dummy_prefix=prefix, character_coverage=0.98,
-        user_defined_symbols=["<tool>"], minloglevel=2)
+        user_defined_symbols=["<tool>", *more], minloglevel=2)
     pieces = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     tokens, scores, types = [], [], []
     for i in range(pieces.vocab_size()):
@@ -323,7 +244,8 @@ def write_sentence_piece(name, out, prefix):
             kind = KINDS.UNUSED
         elif pieces.is_byte(i):
             kind = KINDS.BYTE
-        elif tokens[-1] == b"<tool>":
+        elif tokens[-1].decode() in ("<tool>", *more):
+            tokens[-1] = tokens[-1].decode().replace("\u2581", " ").encode()
             kind = KINDS.USER_DEFINED
         types.append(kind)
     writer = gguf.GGUFWriter(out / f"{name}.gguf", "llama")
@@ -338,7 +260,7 @@ def write_sentence_piece(name, out, prefix):
         writer.add_add_space_prefix(False)
     finish(writer)
     cases = []
-    for text in TEXTS + ["a<tool>b"]:
+    for text in TEXTS + ["a<tool>b"] + ["a" + " " * n + "b" for n in range(2, 9) if more]:
         ids = [pieces.bos_id()] + pieces.encode(text)
         cases.append({"text": text, "ids": ids, "decoded": pieces.decode(ids)})
     (out / f"{name}.json").write_text(json.dumps(cases, indent=0) + "\n")
@@ -352,13 +274,17 @@ def main():
     shutil.rmtree(args.out, ignore_errors=True)
     for folder in ("models", "tokenizers"):
         (args.out / folder).mkdir(parents=True)
-    for case, kind in MODELS:
-        write_model(case, kind, args.out / "models")
+    torch.set_num_threads(1)
+    for case, kind, *legacy in MODELS:
+        write_model(case, kind, args.out / "models", finish, *legacy)
     write_blocks(args.out)
-    for pre in ("gpt-2", "llama-bpe", "olmo", "qwen2", "smollm"):
-        write_bpe(pre, args.out / "tokenizers")
+    for pre in PLAIN_KINDS:
+        write_bpe(pre, args.out / "tokenizers", [])
+    for pre in PATTERN_KINDS:
+        write_bpe(pre, args.out / "tokenizers", MORE_TEXTS)
     write_sentence_piece("spm", args.out / "tokenizers", True)
     write_sentence_piece("spm-no-prefix", args.out / "tokenizers", False)
+    write_sentence_piece("spm-spaces", args.out / "tokenizers", False, ["\u2581" * 2, "\u2581" * 4])
 
 
 if __name__ == "__main__":

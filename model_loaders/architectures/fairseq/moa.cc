@@ -1,0 +1,194 @@
+// Decoders with the layers of MoA ("Mixture of Attention Heads"): attention of routed heads, dense
+// or routed feed-forward.
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "model_loaders/architectures/fairseq/reader.h"
+
+namespace moeserve::fairseq {
+namespace {
+
+using Json = nlohmann::json;
+
+// Matrices of experts are stacks whose slices are multiplied from the right: [E, in, out].
+constexpr TensorRule kTensors[] = {
+    {"embed.weight", "decoder.embed_tokens.weight"},
+    {"embed_position.weight", "decoder.embed_positions.weight"},
+    {"embed_norm.weight", "decoder.layernorm_embedding.weight"},
+    {"embed_norm.bias", "decoder.layernorm_embedding.bias"},
+    {"norm.weight", "decoder.layer_norm.weight"},
+    {"norm.bias", "decoder.layer_norm.bias"},
+    {"head.weight", "decoder.output_projection.weight"},
+    {"blocks.*.attention.norm.weight", "decoder.layers.*.self_attn_layer_norm.weight"},
+    {"blocks.*.attention.norm.bias", "decoder.layers.*.self_attn_layer_norm.bias"},
+    {"blocks.*.attention.k.weight", "decoder.layers.*.self_attn.k_proj.weight"},
+    {"blocks.*.attention.v.weight", "decoder.layers.*.self_attn.v_proj.weight"},
+    {.model = "blocks.*.attention.router.weight",
+     .file = "decoder.layers.*.self_attn.q_proj.w_gate",
+     .transposed = true},
+    {.model = "blocks.*.attention.experts.*.q.weight",
+     .file = "decoder.layers.*.self_attn.q_proj.experts.w",
+     .transposed = true},
+    {.model = "blocks.*.attention.experts.*.o.weight",
+     .file = "decoder.layers.*.self_attn.q_proj.output_experts.w",
+     .transposed = true},
+    {"blocks.*.feed_forward.norm.weight", "decoder.layers.*.final_layer_norm.weight"},
+    {"blocks.*.feed_forward.norm.bias", "decoder.layers.*.final_layer_norm.bias"},
+    {"blocks.*.feed_forward.up.weight", "decoder.layers.*.fc1.weight"},
+    {"blocks.*.feed_forward.up.bias", "decoder.layers.*.fc1.bias"},
+    {"blocks.*.feed_forward.down.weight", "decoder.layers.*.fc2.weight"},
+    {"blocks.*.feed_forward.down.bias", "decoder.layers.*.fc2.bias"},
+    {.model = "blocks.*.feed_forward.router.weight",
+     .file = "decoder.layers.*.ffd.w_gate",
+     .transposed = true},
+    {.model = "blocks.*.feed_forward.experts.*.up.weight",
+     .file = "decoder.layers.*.ffd.experts.w",
+     .transposed = true},
+    {.model = "blocks.*.feed_forward.experts.*.down.weight",
+     .file = "decoder.layers.*.ffd.output_experts.w",
+     .transposed = true},
+};
+
+constexpr KeyRule kKeys[] = {
+    {"vocab_size", "rows of decoder.embed_tokens.weight"},
+    {"hidden_size", "decoder_embed_dim"},
+    {"num_hidden_layers", "decoder_layers"},
+    {"max_position_embeddings", "max_target_positions"},
+    {"tie_word_embeddings", "share_decoder_input_output_embed"},
+    {"embedding_norm", "layernorm_embedding"},
+    {"attention.num_kv_heads", "1"},
+    {"attention.head_dim", "head_dim"},
+    {"attention.routing.num_experts", "num_expert"},
+    {"attention.routing.select.k", "decoder_attention_heads"},
+    {"feed_forward.width", "decoder_ffn_embed_dim"},
+    {"feed_forward.routing.num_experts", "num_expert"},
+    {"feed_forward.routing.widths", "decoder_embed_dim"},
+    {"num_experts", "num_expert"},
+    {"routing.num_experts", "num_expert"},
+};
+
+constexpr std::string_view kIgnoredTensors[] = {
+    "decoder.version",
+    "decoder.embed_positions._float_tensor",  // marks sinusoidal positions
+    "decoder.embed_positions.weights",        // their values, in old files
+    "decoder.layers.*.self_attn.q_proj.w_noise",
+    "decoder.layers.*.ffd.w_noise",
+    "decoder.layers.*.ffd.*.weight",  // fc1 and fc2 under their second names
+    "decoder.layers.*.ffd.*.bias",
+};
+
+// Options of training and options that nothing reads.
+constexpr std::string_view kIgnoredOptions[] = {
+    "decoder_num_expert",
+    "gating",
+};
+
+// Experts that a routed feed-forward selects, a constant of the original code.
+constexpr int kFeedForwardExperts = 4;
+
+class MoaReader {
+ public:
+  explicit MoaReader(const FairseqSource& source) : r_(source), keys_(r_.keys()) {}
+
+  Result<std::unique_ptr<const CheckpointConfig>> Read() {
+    r_.Ignore(kIgnoredOptions);
+    r_.Require("adaptive_input", false, "embeddings of several widths are not supported");
+    r_.Require("adaptive_softmax_cutoff", nullptr, "an adaptive softmax is not supported");
+    r_.Require("base_layers", 0, "BASE layers are not supported");
+    r_.Require("cross_self_attention", false, "attention to an encoder is not supported");
+    for (const char* key : {"scale_attn", "scale_fc", "scale_heads", "scale_resids"}) {
+      r_.Require(key, false, "scaled branches are not supported");
+    }
+    r_.ReadSizes();
+    const bool shared = keys_.Bool("share_decoder_input_output_embed", false);
+    r_.ReadHead(keys_.Bool("share_all_embeddings", false) || shared);
+    ReadNorms();
+    r_.spec().position = r_.AddedPositions();
+    const int experts = keys_.Int("num_expert");
+    LayerSpec layer;
+    layer.attention = ReadAttention(experts);
+    layer.feed_forward = ReadFeedForward(experts);
+    std::vector<LayerSpec> layers;
+    if (r_.ok()) layers.assign(static_cast<size_t>(r_.layers()), layer);
+    return r_.Finish({kTensors, kKeys, kIgnoredTensors}, std::move(layers));
+  }
+
+ private:
+  void ReadNorms() {
+    ModelSpec& spec = r_.spec();
+    const bool before = r_.RequiredBool("decoder_normalize_before");
+    const bool final_norm = r_.Has("decoder.layer_norm.weight");
+    spec.norm.kind = NormKind::kLayer;
+    spec.norm.placement = before ? NormPlacement::kPre : NormPlacement::kPost;
+    if (keys_.Bool("no_decoder_final_norm", false) && before) {
+      r_.Fault("no_decoder_final_norm", "false beside decoder_normalize_before", "true");
+    }
+    if (before != final_norm) {
+      r_.Fault("decoder_normalize_before",
+               Concat(final_norm ? "true (the files have" : "false (the files do not have",
+                      " decoder.layer_norm.weight)"),
+               before ? "true" : "false");
+    }
+  }
+
+  AttentionSpec ReadAttention(int experts) {
+    AttentionSpec attention;
+    attention.num_kv_heads = 1;
+    attention.head_dim = keys_.Int("head_dim");
+    if (attention.head_dim > 0) attention.scale = 1.0 / std::sqrt(attention.head_dim);
+    RoutedLayerSpec routing;
+    routing.num_experts = experts;
+    // The number of heads is that of selected experts.
+    routing.select.k = keys_.Int("decoder_attention_heads");
+    if (routing.select.k < experts) {
+      r_.Decide(
+          "weights of selected heads: their shares among all heads, as in the original code; the "
+          "paper (eq. 9) divides them by their sum");
+    }
+    attention.routing = std::move(routing);
+    return attention;
+  }
+
+  FeedForwardSpec ReadFeedForward(int experts) {
+    FeedForwardSpec block;
+    block.expert.form = ExpertForm::kPlain;
+    const std::optional<ActivationKind> activation =
+        keys_.Pick<ActivationKind>("activation_fn", {{"relu", ActivationKind::kRelu},
+                                                     {"gelu", ActivationKind::kGelu},
+                                                     {"gelu_accurate", ActivationKind::kGeluTanh},
+                                                     {"gelu_fast", ActivationKind::kGeluTanh},
+                                                     {"swish", ActivationKind::kSilu}});
+    block.expert.activation = activation.value_or(ActivationKind::kRelu);
+    const bool routed =
+        keys_.Pick<bool>("ffd_type", {{"normal", false}, {"moe", true}}, false).value_or(false);
+    const int width = keys_.Int("decoder_ffn_embed_dim");
+    // Attention and a routed feed-forward have the same number of experts.
+    const bool fits =
+        r_.CheckExperts("num_expert", experts, int64_t{r_.layers()} * (routed ? 2 : 1));
+    if (!routed) {
+      block.expert.bias = true;
+      block.width = width;
+      return block;
+    }
+    RoutedLayerSpec routing;
+    routing.num_experts = experts;
+    routing.select.k = std::min(kFeedForwardExperts, experts);
+    if (fits) routing.widths.assign(static_cast<size_t>(experts), r_.spec().hidden_size);
+    block.routing = std::move(routing);
+    return block;
+  }
+
+  Reader r_;
+  ObjectReader& keys_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<const CheckpointConfig>> ReadMoa(const FairseqSource& source) {
+  return MoaReader(source).Read();
+}
+
+}  // namespace moeserve::fairseq

@@ -1,0 +1,486 @@
+// Decoders of torchscale: dense ones, mixtures with a plain router or that of X-MoE, and MH-MoE,
+// whose code is a fork of torchscale with options of its own.
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "model_loaders/architectures/fairseq/reader.h"
+
+namespace moeserve::fairseq {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr TensorRule kTensors[] = {
+    {"embed.weight", "decoder.embed_tokens.weight"},
+    {"embed_position.weight", "decoder.embed_positions.weight"},
+    {"embed_norm.weight", "decoder.layernorm_embedding.weight"},
+    {"embed_norm.bias", "decoder.layernorm_embedding.bias"},
+    {"norm.weight", "decoder.layer_norm.weight"},
+    {"norm.bias", "decoder.layer_norm.bias"},
+    {"head.weight", "decoder.output_projection.weight"},
+    {"blocks.*.attention.norm.weight", "decoder.layers.*.self_attn_layer_norm.weight"},
+    {"blocks.*.attention.norm.bias", "decoder.layers.*.self_attn_layer_norm.bias"},
+    {"blocks.*.attention.q.weight", "decoder.layers.*.self_attn.q_proj.weight"},
+    {"blocks.*.attention.q.bias", "decoder.layers.*.self_attn.q_proj.bias"},
+    {"blocks.*.attention.k.weight", "decoder.layers.*.self_attn.k_proj.weight"},
+    {"blocks.*.attention.k.bias", "decoder.layers.*.self_attn.k_proj.bias"},
+    {"blocks.*.attention.v.weight", "decoder.layers.*.self_attn.v_proj.weight"},
+    {"blocks.*.attention.v.bias", "decoder.layers.*.self_attn.v_proj.bias"},
+    {"blocks.*.attention.o.weight", "decoder.layers.*.self_attn.out_proj.weight"},
+    {"blocks.*.attention.out_bias", "decoder.layers.*.self_attn.out_proj.bias"},
+    {"blocks.*.attention.inner_norm.weight", "decoder.layers.*.self_attn.inner_attn_ln.weight"},
+    {"blocks.*.attention.inner_norm.bias", "decoder.layers.*.self_attn.inner_attn_ln.bias"},
+    // The norm before the feed-forward (or after it, in post-norm models), not the last norm.
+    {"blocks.*.feed_forward.norm.weight", "decoder.layers.*.final_layer_norm.weight"},
+    {"blocks.*.feed_forward.norm.bias", "decoder.layers.*.final_layer_norm.bias"},
+    {"blocks.*.feed_forward.gate.weight", "decoder.layers.*.ffn.fc3.weight"},
+    {"blocks.*.feed_forward.gate.bias", "decoder.layers.*.ffn.fc3.bias"},
+    {"blocks.*.feed_forward.up.weight", "decoder.layers.*.ffn.fc1.weight"},
+    {"blocks.*.feed_forward.up.bias", "decoder.layers.*.ffn.fc1.bias"},
+    {"blocks.*.feed_forward.down.weight", "decoder.layers.*.ffn.fc2.weight"},
+    {"blocks.*.feed_forward.down.bias", "decoder.layers.*.ffn.fc2.bias"},
+    {"blocks.*.feed_forward.inner_norm.weight", "decoder.layers.*.ffn.ffn_layernorm.weight"},
+    {"blocks.*.feed_forward.inner_norm.bias", "decoder.layers.*.ffn.ffn_layernorm.bias"},
+    {"blocks.*.feed_forward.split.weight", "decoder.layers.*.moe_layer.multi_heads.weight"},
+    {"blocks.*.feed_forward.split.bias", "decoder.layers.*.moe_layer.multi_heads.bias"},
+    {"blocks.*.feed_forward.merge.weight", "decoder.layers.*.moe_layer.out_proj.weight"},
+    {"blocks.*.feed_forward.merge.bias", "decoder.layers.*.moe_layer.out_proj.bias"},
+    {"blocks.*.feed_forward.router.weight", "decoder.layers.*.moe_layer.gate.wg.weight"},
+    // X-MoE: the expert embeddings are a bare parameter.
+    {"blocks.*.feed_forward.router.projection.weight",
+     "decoder.layers.*.moe_layer.gate.wg_reduction.weight"},
+    {"blocks.*.feed_forward.router.experts.weight", "decoder.layers.*.moe_layer.gate.wg"},
+    {"blocks.*.feed_forward.router.temperature", "decoder.layers.*.moe_layer.gate.gating_t"},
+    {"blocks.*.feed_forward.experts.*.gate.weight",
+     "decoder.layers.*.moe_layer.experts.*.fc3.weight"},
+    {"blocks.*.feed_forward.experts.*.gate.bias", "decoder.layers.*.moe_layer.experts.*.fc3.bias"},
+    {"blocks.*.feed_forward.experts.*.up.weight",
+     "decoder.layers.*.moe_layer.experts.*.fc1.weight"},
+    {"blocks.*.feed_forward.experts.*.up.bias", "decoder.layers.*.moe_layer.experts.*.fc1.bias"},
+    {"blocks.*.feed_forward.experts.*.down.weight",
+     "decoder.layers.*.moe_layer.experts.*.fc2.weight"},
+    {"blocks.*.feed_forward.experts.*.down.bias", "decoder.layers.*.moe_layer.experts.*.fc2.bias"},
+    {"blocks.*.feed_forward.experts.*.inner_norm.weight",
+     "decoder.layers.*.moe_layer.experts.*.ffn_layernorm.weight"},
+    {"blocks.*.feed_forward.experts.*.inner_norm.bias",
+     "decoder.layers.*.moe_layer.experts.*.ffn_layernorm.bias"},
+};
+
+constexpr KeyRule kKeys[] = {
+    {"vocab_size", "rows of decoder.embed_tokens.weight"},
+    {"hidden_size", "decoder_embed_dim"},
+    {"num_hidden_layers", "decoder_layers"},
+    {"max_position_embeddings", "max_target_positions"},
+    {"norm.eps", "layernorm_eps"},
+    {"position.fraction", "partial_rotary_factor"},
+    {"tie_word_embeddings", "share_decoder_input_output_embed"},
+    {"embedding_norm", "layernorm_embedding"},
+    {"attention.num_heads", "decoder_attention_heads"},
+    {"attention.num_kv_heads", "n_kv_heads"},
+    {"attention.head_dim", "(decoder_embed_dim / decoder_attention_heads)"},
+    {"attention.inner_norm", "subln"},
+    {"num_heads", "decoder_attention_heads"},
+    {"num_kv_heads", "n_kv_heads"},
+    {"head_dim", "(decoder_embed_dim / decoder_attention_heads)"},
+    {"feed_forward.width", "decoder_ffn_embed_dim"},
+    {"feed_forward.expert.inner_norm", "subln"},
+    {"feed_forward.routing.num_experts", "moe_expert_count"},
+    {"feed_forward.routing.widths", "(moe_ffn_dim or decoder_ffn_embed_dim)"},
+    {"feed_forward.routing.select.k", "moe_top_k"},
+    {"feed_forward.routing.split.heads", "mhmoe_heads_number"},
+    {"feed_forward.routing.score.dim", "rows of wg_reduction.weight"},
+    {"num_experts", "moe_expert_count"},
+    {"routing.num_experts", "moe_expert_count"},
+};
+
+constexpr std::string_view kIgnoredTensors[] = {
+    "decoder.version",
+    "decoder.embed_positions._float_tensor",  // marks sinusoidal positions
+    "decoder.embed_positions.weights",        // their values, in old files
+    "decoder.layers.*.self_attn.rotary_emb.inv_freq",
+};
+
+// Options of training, of quantizers that 32 bits switch off, and options that nothing reads.
+constexpr std::string_view kIgnoredOptions[] = {
+    "absmean_alpha",
+    "adaptive_input",
+    "adaptive_softmax_cutoff",
+    "attn_bits",
+    "attn_input_absmean_scale",
+    "attn_quant_method",
+    "attn_quant_symmetric",
+    "base_layers",
+    "binary_key",
+    "binary_kv",
+    "binary_routing",
+    "fc2_input_absmean_scale",
+    "fc2_sparse_blocksize",
+    "fc2_sparse_ratio",
+    "ffn_head_proj",
+    "ffn_merge_proj",
+    "head_ffn_num",
+    "kv_quant_group",
+    "mhmoe_head_proj",
+    "mhmoe_merge_proj",
+    "moe_expert_noise_threshold",
+    "moe_expert_noise_threshold_init",
+    "moe_expert_noise_threshold_warmup",
+    "moe_ffn_dim_1",
+    "moe_ffn_dim_2",
+    "moe_second_expert_threshold",
+    "moe_second_expert_threshold_init",
+    "moe_second_expert_threshold_warmup",
+    "quant_before_rope",
+    "quant_ffn_only",
+    "scale_length",
+    "sope_rel_pos",
+    "xpos_scale_base",
+};
+
+// Options that only routed layers need.
+constexpr std::string_view kRoutingOptions[] = {
+    "mhmoe_heads_number",
+    "moe_eval_capacity_token_fraction",
+    "moe_gating_use_fp32",
+    "moe_normalize_gate_prob_before_dropping",
+    "moe_second_expert_policy",
+    "moe_top1_expert",
+    "moe_top_k",
+    "use_xmoe",
+};
+
+// Options that only the fork with MH-MoE has.
+constexpr std::string_view kForkOptions[] = {
+    "glu",        "input_bits", "mhmoe_heads_number", "moe_ffn_dim",  "moe_top_k",
+    "n_kv_heads", "no_bias",    "rms_norm",           "rotary_embed", "weight_bits",
+};
+
+// Quantizers of the fork that change their inputs even if 32 bits are left.
+constexpr std::string_view kChangingQuantizers[] = {
+    "absmax_per_token_relu",
+    "absmax_per_token_relu2",
+    "absmax_per_token_sp",
+    "absmax_per_token_sparse_me",
+};
+
+std::string Layer(int i) { return Concat("decoder.layers.", i, '.'); }
+
+class TorchscaleReader {
+ public:
+  explicit TorchscaleReader(const FairseqSource& source) : r_(source), keys_(r_.keys()) {
+    for (const std::string_view key : kForkOptions) {
+      if (source.options.values.contains(key)) fork_ = true;
+    }
+  }
+
+  Result<std::unique_ptr<const CheckpointConfig>> Read() {
+    r_.Ignore(kIgnoredOptions);
+    RefuseOptions();
+    r_.ReadSizes();
+    r_.ReadHead(keys_.Bool("share_decoder_input_output_embed", false));
+    ReadNorms();
+    ReadPositions();
+    const AttentionSpec attention = ReadAttention();
+    std::vector<LayerSpec> layers = ReadLayers(attention);
+    return r_.Finish({kTensors, kKeys, kIgnoredTensors}, std::move(layers));
+  }
+
+ private:
+  void RefuseOptions() {
+    const auto refuse = [&](std::string_view key, const Json& value, std::string_view why) {
+      r_.Require(key, value, why);
+    };
+    refuse("xpos_rel_pos", false, "XPOS positions are not supported");
+    if (keys_.Int("rel_pos_buckets", 0) > 0 && keys_.Int("max_rel_pos", 0) > 0) {
+      r_.Fault("rel_pos_buckets", "0 (biases of relative positions are not supported)",
+               std::to_string(keys_.Int("rel_pos_buckets", 0)));
+    }
+    keys_.Optional("max_rel_pos");
+    refuse("multiway", false, "models of several modalities are not supported");
+    refuse("no_output_layer", false, "a language model has an output layer");
+    refuse("segment_length", "", "dilated attention is not supported");
+    refuse("dilated_ratio", "", "dilated attention is not supported");
+    refuse("model_parallel_size", 1, "files that are split over several devices are not supported");
+    refuse("moe_lora_rank", -1, "experts of low rank are not supported");
+    refuse("relu_squared", false, "squared activations are not supported");
+    refuse("negative_slope", -1, "leaky activations are not supported");
+    refuse("nozero_rmsnorm", false, "this norm is not supported");
+    constexpr std::string_view kQuantized = "models with quantizers are not supported";
+    for (const char* key : {"weight_bits", "input_bits"}) refuse(key, 32, kQuantized);
+    for (const char* key :
+         {"binary_attn", "binary_query", "use_quant_for_activation", "quant_ffn_output"}) {
+      refuse(key, false, kQuantized);
+    }
+    for (const char* key : {"ffn_bits", "fc2_bits"}) {
+      if (keys_.Int(key, -1) != -1) refuse(key, 32, kQuantized);
+    }
+    for (const char* key : {"input_quant_method", "ffn_quant_method", "fc2_quant_method"}) {
+      const Json* const found = keys_.Optional(key);
+      for (const std::string_view method : kChangingQuantizers) {
+        if (found != nullptr && *found == method) {
+          r_.Fault(key, "a method that changes nothing at 32 bits", ShowJson(*found));
+        }
+      }
+    }
+  }
+
+  // Whether the files have the last norm tells pre-norm from post-norm models: versions of the
+  // original code differ in how the options decide it.
+  void ReadNorms() {
+    ModelSpec& spec = r_.spec();
+    const bool final_norm = r_.Has("decoder.layer_norm.weight");
+    const bool deepnorm = keys_.Bool("deepnorm", false);
+    inner_norm_ = r_.Has(Layer(0) + "self_attn.inner_attn_ln.weight");
+    const bool subln = keys_.Bool("subln", inner_norm_);
+    const bool before = keys_.Bool("decoder_normalize_before", final_norm);
+    spec.norm.kind = keys_.Bool("rms_norm", false) ? NormKind::kRms : NormKind::kLayer;
+    spec.norm.placement = final_norm ? NormPlacement::kPre : NormPlacement::kPost;
+    const double eps = keys_.Real("layernorm_eps", 1e-5);
+    spec.norm.eps = static_cast<float>(eps);
+    const std::string has = final_norm ? " (the files have" : " (the files do not have";
+    if (!deepnorm && !subln && before != final_norm) {
+      r_.Fault("decoder_normalize_before",
+               Concat(final_norm ? "true" : "false", has, " decoder.layer_norm.weight)"),
+               before ? "true" : "false");
+    }
+    if (!deepnorm && subln != inner_norm_) {
+      r_.Fault("subln",
+               Concat(inner_norm_ ? "true (the files have " : "false (the files do not have ",
+                      Layer(0), "self_attn.inner_attn_ln.weight)"),
+               subln ? "true" : "false");
+    }
+    if (inner_norm_) {
+      r_.Require("group_norm_size", 1, "norms in groups are not supported");
+    } else {
+      keys_.Optional("group_norm_size");
+    }
+    if (!deepnorm) return;
+    if (final_norm || inner_norm_ || spec.embedding_norm) {
+      r_.Fault("deepnorm",
+               Concat("false beside ", final_norm    ? "decoder.layer_norm.weight (pre-norm)"
+                                       : inner_norm_ ? "norms inside of layers (subln)"
+                                                     : "layernorm_embedding"),
+               "true");
+      return;
+    }
+    // norm(alpha x + f(x)) with eps is norm(x + f(x) / alpha) with eps / alpha^2.
+    const double alpha = std::pow(2.0 * r_.layers(), 0.25);
+    if (r_.layers() < 1) return;
+    spec.residual_scale = 1.0 / alpha;
+    spec.norm.eps = static_cast<float>(eps / (alpha * alpha));
+  }
+
+  void ReadPositions() {
+    PositionSpec& position = r_.spec().position;
+    position = r_.AddedPositions();
+    const double fraction = keys_.Real("partial_rotary_factor", 1.0);
+    if (!keys_.Bool("rotary_embed", false)) return;
+    if (position.kind != PositionKind::kNone) {
+      r_.Fault("no_token_positional_embeddings", "true beside rotary_embed", "false");
+    }
+    position = {.kind = PositionKind::kRope, .fraction = fraction, .scaling = {}};
+  }
+
+  AttentionSpec ReadAttention() {
+    const ModelSpec& spec = r_.spec();
+    AttentionSpec attention;
+    const int heads = keys_.Int("decoder_attention_heads");
+    attention.num_heads = heads;
+    attention.num_kv_heads = keys_.Int("n_kv_heads", heads);
+    if (heads < 1 || spec.hidden_size % heads != 0) {
+      if (r_.ok()) {
+        r_.Fault("decoder_attention_heads",
+                 Concat("a divisor of decoder_embed_dim, which is ", spec.hidden_size),
+                 std::to_string(heads));
+      }
+      return attention;
+    }
+    attention.head_dim = spec.hidden_size / heads;
+    if (attention.head_dim > 0) attention.scale = 1.0 / std::sqrt(attention.head_dim);
+    if (spec.position.kind == PositionKind::kRope && attention.head_dim > 0) {
+      // The original code rounds the number of rotated dimensions down.
+      double& fraction = r_.spec().position.fraction;
+      fraction = std::floor(fraction * attention.head_dim) / attention.head_dim;
+    }
+    bias_ = !keys_.Bool("no_bias", false);
+    attention.bias = bias_;
+    attention.out_bias = bias_;
+    attention.inner_norm = inner_norm_;
+    // Keys and values are repeated as a whole: head j uses kv head j mod n_kv_heads.
+    if (attention.num_kv_heads != heads) attention.group_order = GroupOrder::kTile;
+    return attention;
+  }
+
+  ExpertSpec ReadExpert() {
+    ExpertSpec expert;
+    expert.bias = bias_;
+    expert.inner_norm = inner_norm_;
+    const std::optional<ActivationKind> activation =
+        keys_.Pick<ActivationKind>("activation_fn", {{"relu", ActivationKind::kRelu},
+                                                     {"gelu", ActivationKind::kGelu},
+                                                     {"swish", ActivationKind::kSilu},
+                                                     {"silu", ActivationKind::kSilu}});
+    expert.activation = activation.value_or(ActivationKind::kRelu);
+    const bool glu = keys_.Bool("glu", false);
+    // The fork has a gate for every activation but gelu.
+    const bool gated = fork_ && (glu || expert.activation != ActivationKind::kGelu);
+    expert.form = gated ? ExpertForm::kGated : ExpertForm::kPlain;
+    return expert;
+  }
+
+  std::vector<LayerSpec> ReadLayers(const AttentionSpec& attention) {
+    r_.Ignore(kRoutingOptions);  // a dense model has them, too
+    const int frequency = keys_.Int("moe_freq", 0);
+    const int experts = keys_.Int("moe_expert_count", 0);
+    const int width = keys_.Int("decoder_ffn_embed_dim");
+    int expert_width = keys_.Int("moe_ffn_dim", -1);
+    if (expert_width == -1) expert_width = width;
+    const ExpertSpec expert = ReadExpert();
+    if (frequency < 0) r_.Fault("moe_freq", "an integer of at least 0", std::to_string(frequency));
+    if (!r_.ok()) return {};
+
+    const int routed = frequency > 0 ? r_.layers() / frequency : 0;
+    RoutedLayerSpec routing;
+    if (routed > 0) {
+      if (!r_.CheckExperts("moe_expert_count", experts, routed)) return {};
+      routing = ReadRouting(experts, Layer(frequency - 1) + "moe_layer.");
+      routing.widths.assign(static_cast<size_t>(experts), expert_width);
+    }
+    std::vector<LayerSpec> layers;
+    for (int i = 0; i < r_.layers(); ++i) {
+      LayerSpec layer{.attention = attention, .feed_forward = {}};
+      layer.feed_forward.expert = expert;
+      const bool is_routed = frequency > 0 && (i + 1) % frequency == 0;
+      CheckKind(i, is_routed, frequency);
+      if (is_routed) {
+        layer.feed_forward.routing = routing;
+      } else {
+        layer.feed_forward.width = width;
+      }
+      layers.push_back(std::move(layer));
+    }
+    return layers;
+  }
+
+  // Compares the kind of a layer with the tensors that the files have for it.
+  void CheckKind(int layer, bool routed, int frequency) {
+    const std::string other = Layer(layer) + (routed ? "ffn." : "moe_layer.");
+    if (!r_.HasAny(other)) return;
+    r_.Fault("moe_freq",
+             Concat("a number with which layer ", layer, " is ", routed ? "dense" : "routed",
+                    " (the files have ", other, "*)"),
+             std::to_string(frequency));
+  }
+
+  // `prefix` is what the names of the first routed layer's tensors begin with.
+  RoutedLayerSpec ReadRouting(int experts, const std::string& prefix) {
+    RoutedLayerSpec routing;
+    routing.num_experts = experts;
+    routing.split.heads = keys_.Int("mhmoe_heads_number", 1);
+    if (routing.split.heads > 1) {
+      routing.split.bias = r_.Has(prefix + "multi_heads.bias");
+      r_.Decide(
+          "MH-MoE: the sum of a sub-token's experts is used as it is, as in the original code; the "
+          "paper (eq. 6) adds the sub-token to it");
+    }
+    ReadScore(prefix, &routing.score);
+    ReadSelection(&routing);
+    ReadCapacity();
+    return routing;
+  }
+
+  void ReadScore(const std::string& prefix, ScoreSpec* score) {
+    const TensorEntry* const projection = r_.Find(prefix + "gate.wg_reduction.weight");
+    const bool stored = projection != nullptr;
+    if (keys_.Bool("use_xmoe", stored) != stored) {
+      r_.Fault("use_xmoe",
+               Concat(stored ? "true (the files have " : "false (the files do not have ", prefix,
+                      "gate.wg_reduction.weight)"),
+               stored ? "false" : "true");
+    }
+    if (!keys_.Bool("moe_gating_use_fp32", true)) {
+      r_.Decide(
+          "router: the original code computes shares in the model's type (moe_gating_use_fp32 is "
+          "false); here in f32");
+    }
+    if (!stored) return;
+    score->kind = ScoreKind::kCosine;
+    if (projection->shape.size() == 2 && projection->shape[0] <= kMaxProjection) {
+      score->dim = static_cast<int>(projection->shape[0]);
+    }
+    // The code rescales an expert embedding before it normalizes it, so only its direction counts.
+    score->eps = 1e-12;
+    if (r_.Has(prefix + "gate.gating_t")) {
+      score->temperature = TemperatureKind::kDivide;
+      r_.Decide(
+          "X-MoE: scores as in the paper (eq. 7 and 8), because the files have a temperature");
+      return;
+    }
+    score->normalize_row = false;
+    r_.Decide(
+        "X-MoE: scores as in the original code, which neither normalizes a token's projection nor "
+        "has a temperature; the paper (eq. 7 and 8) does both");
+  }
+
+  void ReadSelection(RoutedLayerSpec* routing) {
+    const bool normalize = keys_.Bool("moe_normalize_gate_prob_before_dropping", false);
+    const bool top1 = keys_.Bool("moe_top1_expert", false);
+    const Json* const given = keys_.Optional("moe_second_expert_policy");
+    if (fork_) {
+      routing->select.k = keys_.Int("moe_top_k");
+      if (normalize && routing->select.k > 1) {
+        r_.Decide(
+            "weights of selected experts: their shares among all experts, as in the original code, "
+            "which does not use moe_normalize_gate_prob_before_dropping");
+      }
+      return;
+    }
+    routing->select.k = top1 ? 1 : 2;
+    if (top1) return;
+    routing->renormalize = true;
+    std::string policy = "random";
+    if (given != nullptr && !keys_.Bool("use_xmoe", false)) {
+      policy = given->is_string() ? given->get<std::string>() : "";
+      if (policy != "all" && policy != "random" && policy != "sampling") {
+        r_.Fault("moe_second_expert_policy", R"("all", "random" or "sampling")", ShowJson(*given));
+      }
+    }
+    if (policy == "random") {
+      r_.Decide(
+          "second experts: the original code drops a token's second expert at random, also outside "
+          "of training; here it is always used (\"all\")");
+    } else if (policy == "sampling") {
+      r_.Decide(
+          "second experts: the original code chooses a token's second expert with random noise, "
+          "also outside of training; here it is the one with the second largest score (\"all\")");
+    }
+  }
+
+  void ReadCapacity() {
+    const double fraction = keys_.Real("moe_eval_capacity_token_fraction", 0.25);
+    if (fraction >= 1.0) return;  // room for all tokens
+    r_.Decide(
+        "capacity: the original code leaves out tokens for which an expert has no room (" +
+        (fraction > 0.0 ? Concat("moe_eval_capacity_token_fraction is ", ShowJson(Json(fraction)))
+                        : std::string("as in training")) +
+        "), so answers depend on other texts of a batch; here an expert has room for all tokens");
+  }
+
+  static constexpr int64_t kMaxProjection = 1 << 20;
+
+  Reader r_;
+  ObjectReader& keys_;
+  bool fork_ = false;
+  bool inner_norm_ = false;
+  bool bias_ = true;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<const CheckpointConfig>> ReadTorchscale(const FairseqSource& source) {
+  return TorchscaleReader(source).Read();
+}
+
+}  // namespace moeserve::fairseq

@@ -1,0 +1,194 @@
+// The feed-forward blocks of GGUF files: dense ones, experts, routers.
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "engine/spec/spec_limits.h"
+#include "model_loaders/architectures/gguf/gguf_reader.h"
+
+namespace moeserve {
+namespace {
+
+using Experts = GgufFamily::Experts;
+using Shared = GgufFamily::Shared;
+
+constexpr std::string_view kCount = ".expert_count";
+constexpr std::string_view kSelected = ".expert_used_count";
+constexpr std::string_view kWidth = ".feed_forward_length";
+constexpr std::string_view kFirstRouted = ".leading_dense_block_count";
+constexpr std::string_view kStep = ".interleave_moe_layer_step";
+constexpr std::string_view kGate = ".expert_gating_func";
+constexpr std::string_view kGroups = ".expert_group_count";
+constexpr std::string_view kBestGroups = ".expert_group_used_count";
+constexpr std::string_view kSharedWidth = ".expert_shared_feed_forward_length";
+constexpr std::string_view kSharedCount = ".expert_shared_count";
+
+// Values of the key for the gate; 0 stands for "not set".
+constexpr int kSoftmaxGate = 1;
+constexpr int kSigmoidGate = 2;
+
+}  // namespace
+
+bool GgufConfigReader::IsRouted(int layer) const {
+  return routed_step_ > 0 && layer >= first_routed_ && (layer + 1) % routed_step_ == 0;
+}
+
+int GgufConfigReader::FirstRouted() const {
+  int layer = 0;
+  while (layer < layers_ && !IsRouted(layer)) ++layer;
+  return layer;
+}
+
+void GgufConfigReader::ReadFeedForward() {
+  const int count =
+      keys_.Int(kCount, family_.experts == Experts::kAlways ? std::nullopt : std::optional(0));
+  if (family_.experts == Experts::kNone && count != 0) {
+    keys_.Fault(kCount, "0", std::to_string(count));
+  }
+  if (family_.experts != Experts::kAlways && count == 0) {
+    keys_.Int(kSelected, 0);
+    dense_ = ReadDense();
+    return;
+  }
+  ReadRoutedLayers();
+  // In most files with experts, this is the width of dense layers, of which there are none.
+  const bool has_dense = first_routed_ > 0 || routed_step_ != 1;
+  if (has_dense) dense_ = ReadDense();
+  experts_ = ReadExperts(count);
+}
+
+FeedForwardSpec GgufConfigReader::ReadDense() {
+  FeedForwardSpec block;
+  block.width = keys_.Int(kWidth);
+  block.expert.bias = Has("blk.0.ffn_up.bias");
+  block.expert.activation = family_.activation;
+  return block;
+}
+
+// Finds out which layers have experts.
+void GgufConfigReader::ReadRoutedLayers() {
+  routed_step_ = 1;
+  if (!family_.free_router) {
+    keys_.Require(kFirstRouted, 0);
+    return;
+  }
+  first_routed_ = keys_.Int(kFirstRouted, 0);
+  if (problems_.empty() && (first_routed_ < 0 || first_routed_ > layers_)) {
+    keys_.Fault(kFirstRouted, Concat("an integer in [0, ", layers_, "] (the number of layers)"),
+                std::to_string(first_routed_));
+  }
+  const int step = keys_.Int(kStep, 1);
+  if (step < 1) {
+    keys_.Fault(kStep, "an integer of at least 1", std::to_string(step));
+  } else {
+    routed_step_ = step;
+  }
+}
+
+FeedForwardSpec GgufConfigReader::ReadExperts(int count) {
+  FeedForwardSpec block;
+  ExpertSpec& expert = block.expert;
+  expert.activation = family_.activation;
+  if (family_.clamped_experts) {  // numbers that no key has
+    expert.bias = true;
+    expert.activation_slope = 1.702f;
+    expert.activation_limit = 7.0f;
+    expert.up_offset = 1.0f;
+  }
+  RoutedLayerSpec routing;
+  routing.num_experts = count;
+  routing.select.k = keys_.Int(kSelected);
+  ReadGate(routing);
+  const double scale = keys_.Real(".expert_weights_scale", 1.0);
+  routing.scale = scale == 0.0 ? 1.0 : scale;  // 0 stands for "not set"
+  if (!family_.counts_next_token_layers) keys_.Require(".nextn_predict_layers", 0);
+
+  const std::optional<int> dense = keys_.OptionalInt(kWidth);
+  // Early files of qwen2moe have no keys for the widths of experts.
+  const int selected = routing.select.k;
+  const bool early = family_.shared == Shared::kGated && dense.has_value() && selected > 0;
+  const int width =
+      keys_.Int(family_.expert_width, early ? std::optional(*dense / selected) : std::nullopt);
+  const int64_t most = layers_ > 0 ? kMaxExpertsOfModel / layers_ : kMaxExperts;
+  const bool counted = keys_.Find(kCount) != nullptr;
+  if (counted && (count < 1 || count > std::min<int64_t>(kMaxExperts, most))) {
+    keys_.Fault(kCount,
+                Concat("at least 1 expert, at most ", kMaxExperts, " in a layer and ",
+                       kMaxExpertsOfModel, " in all layers"),
+                Concat(count, " (", keys_.NameOf(".block_count"), " is ", layers_, ')'));
+  } else if (counted) {
+    routing.widths.assign(static_cast<size_t>(count), width);
+  }
+  switch (family_.shared) {
+    case Shared::kNone:
+      break;
+    case Shared::kGated:
+      block.shared_width = keys_.Int(kSharedWidth, dense);
+      block.shared_gate = true;
+      break;
+    case Shared::kPlain:
+      block.shared_width = ReadSharedWidth(width);
+      break;
+  }
+  block.routing = std::move(routing);
+  return block;
+}
+
+// Shared experts are stored as one. Some architectures have its width, some the number of shared
+// experts, which are as wide as the others, and some have both.
+int GgufConfigReader::ReadSharedWidth(int expert_width) {
+  const int count = keys_.Int(kSharedCount, 0);
+  if (const std::optional<int> whole = keys_.OptionalInt(kSharedWidth)) return *whole;
+  const int64_t width = int64_t{count} * expert_width;
+  if (count >= 0 && width >= 0 && width <= kMaxWidth) return static_cast<int>(width);
+  keys_.Fault(kSharedCount, Concat("a number of experts with at most ", kMaxWidth, " in width"),
+              Concat(count, " of width ", expert_width));
+  return 0;
+}
+
+void GgufConfigReader::ReadGate(RoutedLayerSpec& routing) {
+  routing.gate = family_.gate;
+  const bool renormalize = keys_.Bool(".expert_weights_norm", family_.renormalize);
+  if (!family_.free_router) {
+    keys_.Require(kGate, kSoftmaxGate);
+    keys_.Require(kGroups, 0);
+    keys_.Require(kBestGroups, 0);
+    routing.score.bias = family_.clamped_experts;
+    // The weights of softmax_selected have the sum 1.
+    routing.renormalize = renormalize && routing.gate != GateKind::kSoftmaxSelected;
+    return;
+  }
+  routing.renormalize = renormalize;
+  const int usual = family_.gate == GateKind::kSigmoid ? kSigmoidGate : kSoftmaxGate;
+  const int gate = keys_.Int(kGate, usual);
+  if (gate == kSigmoidGate || (gate == 0 && usual == kSigmoidGate)) {
+    routing.gate = GateKind::kSigmoid;
+  } else if (gate == kSoftmaxGate || gate == 0) {
+    routing.gate = GateKind::kSoftmax;
+  } else {
+    keys_.Fault(kGate, "1 (softmax) or 2 (sigmoid)", std::to_string(gate));
+  }
+  routing.select.bias = Has(Concat("blk.", FirstRouted(), ".exp_probs_b.bias"));
+  ReadGroups(routing);
+}
+
+// DeepSeek-V2 (softmax) ranks groups by their best expert, DeepSeek-V3 (sigmoid) and later models
+// by the sum of their best two.
+void GgufConfigReader::ReadGroups(RoutedLayerSpec& routing) {
+  const int groups = keys_.Int(kGroups, 1);
+  if (groups == 0 || groups == 1) {  // no groups
+    keys_.Ignore(kBestGroups);
+    return;
+  }
+  routing.select.groups = groups;
+  routing.select.best_groups = keys_.Int(kBestGroups);
+  if (routing.gate == GateKind::kSoftmax) {
+    routing.select.group_score = GroupScoreKind::kMax;
+    routing.select.group_mask = GroupMaskKind::kZero;
+  } else {
+    routing.select.group_score = GroupScoreKind::kSumOfTwo;
+  }
+}
+
+}  // namespace moeserve

@@ -1,0 +1,87 @@
+// The architectures of GGUF files that this server reads, and what they differ in.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "engine/spec/spec.h"
+
+namespace moeserve {
+
+struct GgufFamily {
+  // Which of the n rotated dimensions of a head are rotated together.
+  enum class Pairs : uint8_t {
+    kHalves,    // i and i + n / 2
+    kPermuted,  // the same in the original, but converters permute the rows of query and key
+                // projections, so that a pair is adjacent in the file
+    kAdjacent,  // 2 i and 2 i + 1, in the original as well
+  };
+  enum class Norms : uint8_t {
+    kInput,          // attn_norm, ffn_norm
+    kPostAttention,  // the same, but that of the feed-forward is called post_attention_norm
+    kBoth,           // attn_norm, post_attention_norm, ffn_norm, post_ffw_norm
+  };
+  enum class Experts : uint8_t { kNone, kIfCounted, kAlways };
+  enum class Shared : uint8_t {
+    kNone,
+    kGated,  // a shared expert with a gate
+    kPlain,  // shared experts, stored as one
+  };
+
+  std::string_view name;  // value of general.architecture
+
+  // Attention.
+  Pairs pairs = Pairs::kHalves;
+  Norms norms = Norms::kInput;
+  bool always_biased = false;  // q, k and v have a bias, even if the file lacks it
+  QkNorm qk_norm = QkNorm::kNone;
+  bool qk_norm_optional = false;  // without the norms' tensors, there are none
+  bool qk_norm_after_rope = false;
+  bool latent = false;  // multi-head latent attention
+  // In a model with this number of layers, the scale of scores is that of heads with hidden_size /
+  // num_heads dimensions, which the heads do not have.
+  int derived_scale_layers = 0;
+  bool sinks = false;
+  // If set, layers have sliding windows, except every n-th layer; 0 means no exception.
+  std::optional<int> window_period = std::nullopt;
+  // The window if the file does not have its size: 0 means that there are no windows; without a
+  // value, the file must have it.
+  std::optional<int> default_window = 0;
+  // If set, layers with a window have rotary positions of their own, without scaling, and with this
+  // theta if the file has none for them.
+  std::optional<double> window_theta = std::nullopt;
+  bool yarn_truncate = true;  // RopeScaling::truncate
+  bool long_rope = false;     // tensors may contain the factors of LongRoPE
+
+  // Feed-forward.
+  ActivationKind activation = ActivationKind::kSilu;
+  bool joined_gate_up = false;  // ffn_up contains the gate projections, then the up projections
+  Experts experts = Experts::kNone;
+  std::string_view expert_width = ".expert_feed_forward_length";
+  GateKind gate = GateKind::kSoftmax;  // if no key has another one
+  bool renormalize = false;            // if no key says otherwise
+  Shared shared = Shared::kNone;
+  // The file says which layers are dense, what the gate is, and whether experts are in groups and
+  // have a choice bias.
+  bool free_router = false;
+  bool clamped_experts = false;  // gpt-oss: router and experts have biases, activations a limit
+  // The number of layers includes layers that predict further tokens, which are not needed.
+  bool counts_next_token_layers = false;
+
+  // The whole model.
+  bool root_embedding_scale = false;  // the embedding is multiplied by sqrt(hidden_size)
+  bool granite_factors = false;       // keys for embedding, residual and logit factors
+  double logit_cap = 0.0;             // default of final_logit_softcapping, if the keys exist
+  double attention_cap = 0.0;         // default of attn_logit_softcapping
+  bool soft_caps = false;             // whether keys for soft caps exist
+};
+
+// Returns null if this server does not know the architecture.
+const GgufFamily* FindGgufFamily(std::string_view name);
+
+// Returns the names of all architectures, for error messages.
+std::string GgufFamilyNames();
+
+}  // namespace moeserve

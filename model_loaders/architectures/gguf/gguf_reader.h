@@ -1,0 +1,87 @@
+// Reads the configuration of one GGUF file.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/message.h"
+#include "base/status.h"
+#include "engine/spec/spec.h"
+#include "model_loaders/architectures/architecture.h"
+#include "model_loaders/architectures/gguf/gguf_families.h"
+#include "model_loaders/architectures/gguf/gguf_keys.h"
+#include "model_loaders/files/gguf/gguf_file.h"
+#include "model_loaders/files/weight_files.h"
+
+namespace moeserve {
+
+// The functions collect errors in problems_; what they return counts only if there are none.
+class GgufConfigReader {
+ public:
+  // All arguments must outlive the object.
+  GgufConfigReader(const GgufFile& file, const WeightFiles& weights, const GgufFamily& family);
+
+  // Call once. Errors are those of ReadGgufConfig().
+  Result<std::unique_ptr<const CheckpointConfig>> Read();
+
+ private:
+  bool Has(const std::string& tensor) const { return stored_.contains(tensor); }
+
+  // gguf_config.cc
+  void ReadSizes();
+  void ReadTokenIds();
+  void ReadFactors();
+  AttentionSpec ReadAttention();
+  AttentionSpec ReadLatentAttention();
+  void ReadWindows();
+  void RefuseSettings();
+  LayerSpec Layer(int layer, const AttentionSpec& attention) const;
+
+  // gguf_rope.cc. `width` is the number of dimensions of a head that can be rotated.
+  void ReadPosition(int width);
+  RopeScaling ReadScaling();
+  void ReadYarn(RopeScaling& scaling);
+  RopeScaling ReadLongRope();
+  // Reads a tensor of divisors, one for each of the rotary frequencies.
+  std::vector<double> ReadRopeFactors(std::string_view tensor);
+
+  // gguf_experts.cc
+  void ReadFeedForward();
+  FeedForwardSpec ReadDense();
+  FeedForwardSpec ReadExperts(int count);
+  void ReadRoutedLayers();
+  void ReadGate(RoutedLayerSpec& routing);
+  void ReadGroups(RoutedLayerSpec& routing);
+  int ReadSharedWidth(int expert_width);
+  // Returns whether a layer has experts, and the first one that has.
+  bool IsRouted(int layer) const;
+  int FirstRouted() const;
+
+  const GgufFile& file_;
+  const WeightFiles& weights_;
+  const GgufFamily& family_;
+  Problems problems_;
+  GgufKeys keys_;
+  StoredNames stored_;
+
+  ModelSpec spec_;  // without layers
+  int layers_ = 0;
+  int next_token_layers_ = 0;  // after them
+  int rotated_ = 0;            // dimensions of a head
+  double score_factor_ = 1.0;  // of latent attention, from yarn
+  std::string_view head_dim_key_ = ".attention.key_length";
+
+  std::optional<int> window_;  // of the layers that have one
+  int window_period_ = 0;      // GgufFamily::window_period
+  std::optional<PositionSpec> window_position_;
+
+  FeedForwardSpec dense_;
+  FeedForwardSpec experts_;
+  int first_routed_ = 0;  // layers before it are dense
+  int routed_step_ = 0;   // layers i with (i + 1) % routed_step_ == 0 have experts; 0: none has
+};
+
+}  // namespace moeserve

@@ -1,0 +1,243 @@
+#include "model_loaders/architectures/gguf/gguf_tensors.h"
+
+#include <charconv>
+#include <span>
+#include <utility>
+
+#include "base/message.h"
+
+namespace moeserve {
+namespace {
+
+using Norms = GgufFamily::Norms;
+
+// Experts are stacked. In older files, each has tensors of its own; newer ones may join gate and
+// up, and q, k and v.
+constexpr TensorRule kTensors[] = {
+    {"embed.weight", "token_embd.weight"},
+    {"norm.weight", "output_norm.weight"},
+    {"head.weight", "output.weight"},
+    {"blocks.*.attention.norm.weight", "blk.*.attn_norm.weight"},
+    {"blocks.*.attention.q.weight", "blk.*.attn_q.weight"},
+    {"blocks.*.attention.o.weight", "blk.*.attn_output.weight"},
+    {"blocks.*.attention.out_bias", "blk.*.attn_output.bias"},
+    {"blocks.*.feed_forward.gate.weight", "blk.*.ffn_gate.weight"},
+    {"blocks.*.feed_forward.up.weight", "blk.*.ffn_up.weight"},
+    {"blocks.*.feed_forward.down.weight", "blk.*.ffn_down.weight"},
+    {"blocks.*.feed_forward.gate.bias", "blk.*.ffn_gate.bias"},
+    {"blocks.*.feed_forward.up.bias", "blk.*.ffn_up.bias"},
+    {"blocks.*.feed_forward.down.bias", "blk.*.ffn_down.bias"},
+    {"blocks.*.feed_forward.router.weight", "blk.*.ffn_gate_inp.weight"},
+    {"blocks.*.feed_forward.router.bias", "blk.*.ffn_gate_inp.bias"},
+    {"blocks.*.feed_forward.router.choice_bias", "blk.*.exp_probs_b.bias"},
+    {"blocks.*.feed_forward.experts.*.gate.weight", "blk.*.ffn_gate_exps.weight"},
+    {"blocks.*.feed_forward.experts.*.up.weight", "blk.*.ffn_up_exps.weight"},
+    {"blocks.*.feed_forward.experts.*.down.weight", "blk.*.ffn_down_exps.weight"},
+    {"blocks.*.feed_forward.experts.*.gate.bias", "blk.*.ffn_gate_exps.bias"},
+    {"blocks.*.feed_forward.experts.*.up.bias", "blk.*.ffn_up_exps.bias"},
+    {"blocks.*.feed_forward.experts.*.down.bias", "blk.*.ffn_down_exps.bias"},
+    {"blocks.*.feed_forward.experts.*.gate.weight", "blk.*.ffn_gate.*.weight"},
+    {"blocks.*.feed_forward.experts.*.up.weight", "blk.*.ffn_up.*.weight"},
+    {"blocks.*.feed_forward.experts.*.down.weight", "blk.*.ffn_down.*.weight"},
+    {"blocks.*.feed_forward.experts.*.gate.weight", "blk.*.ffn_gate_up_exps.weight", 0, 2},
+    {"blocks.*.feed_forward.experts.*.up.weight", "blk.*.ffn_gate_up_exps.weight", 1, 2},
+    {"blocks.*.feed_forward.shared.gate.weight", "blk.*.ffn_gate_shexp.weight"},
+    {"blocks.*.feed_forward.shared.up.weight", "blk.*.ffn_up_shexp.weight"},
+    {"blocks.*.feed_forward.shared.down.weight", "blk.*.ffn_down_shexp.weight"},
+    {"blocks.*.feed_forward.shared_gate.weight", "blk.*.ffn_gate_inp_shexp.weight"},
+};
+
+constexpr TensorRule kInputNorm[] = {
+    {"blocks.*.feed_forward.norm.weight", "blk.*.ffn_norm.weight"},
+};
+
+constexpr TensorRule kPostAttentionNorm[] = {
+    {"blocks.*.feed_forward.norm.weight", "blk.*.post_attention_norm.weight"},
+};
+
+constexpr TensorRule kBothNorms[] = {
+    {"blocks.*.attention.output_norm.weight", "blk.*.post_attention_norm.weight"},
+    {"blocks.*.feed_forward.norm.weight", "blk.*.ffn_norm.weight"},
+    {"blocks.*.feed_forward.output_norm.weight", "blk.*.post_ffw_norm.weight"},
+};
+
+constexpr TensorRule kAttention[] = {
+    {"blocks.*.attention.k.weight", "blk.*.attn_k.weight"},
+    {"blocks.*.attention.v.weight", "blk.*.attn_v.weight"},
+    {"blocks.*.attention.q.bias", "blk.*.attn_q.bias"},
+    {"blocks.*.attention.k.bias", "blk.*.attn_k.bias"},
+    {"blocks.*.attention.v.bias", "blk.*.attn_v.bias"},
+    {"blocks.*.attention.q.weight", "blk.*.attn_qkv.weight", 0, 3, RowOrder::kQkv},
+    {"blocks.*.attention.k.weight", "blk.*.attn_qkv.weight", 1, 3, RowOrder::kQkv},
+    {"blocks.*.attention.v.weight", "blk.*.attn_qkv.weight", 2, 3, RowOrder::kQkv},
+    {"blocks.*.attention.q.bias", "blk.*.attn_qkv.bias", 0, 3, RowOrder::kQkv},
+    {"blocks.*.attention.k.bias", "blk.*.attn_qkv.bias", 1, 3, RowOrder::kQkv},
+    {"blocks.*.attention.v.bias", "blk.*.attn_qkv.bias", 2, 3, RowOrder::kQkv},
+    {"blocks.*.attention.q_norm.weight", "blk.*.attn_q_norm.weight"},
+    {"blocks.*.attention.k_norm.weight", "blk.*.attn_k_norm.weight"},
+    {"blocks.*.attention.sinks", "blk.*.attn_sinks.weight"},
+};
+
+constexpr TensorRule kLatentAttention[] = {
+    {"blocks.*.attention.q.weight", "blk.*.attn_q_b.weight"},
+    {"blocks.*.attention.q_down.weight", "blk.*.attn_q_a.weight"},
+    {"blocks.*.attention.q_norm.weight", "blk.*.attn_q_a_norm.weight"},
+    {"blocks.*.attention.latent.weight", "blk.*.attn_kv_a_mqa.weight"},
+    {"blocks.*.attention.latent_norm.weight", "blk.*.attn_kv_a_norm.weight"},
+    {"blocks.*.attention.heads.*.k.weight", "blk.*.attn_kv_b.weight", 0, 2, RowOrder::kLatent},
+    {"blocks.*.attention.heads.*.v.weight", "blk.*.attn_kv_b.weight", 1, 2, RowOrder::kLatent},
+};
+
+constexpr TensorRule kJoinedGateUp[] = {
+    {"blocks.*.feed_forward.gate.weight", "blk.*.ffn_up.weight", 0, 2},
+    {"blocks.*.feed_forward.up.weight", "blk.*.ffn_up.weight", 1, 2},
+};
+
+constexpr KeyRule kKeys[] = {
+    {"vocab_size", ".vocab_size"},
+    {"hidden_size", ".embedding_length"},
+    {"num_hidden_layers", ".block_count"},
+    {"max_position_embeddings", ".context_length"},
+    {"bos_token_id", "tokenizer.ggml.bos_token_id"},
+    {"eos_token_id", "tokenizer.ggml.eos_token_id"},
+    {"norm.eps", ".attention.layer_norm_rms_epsilon"},
+    {"embedding_scale", ".embedding_scale"},
+    {"residual_scale", ".residual_scale"},
+    {"logit_scale", ".logit_scale"},
+    {"logit_soft_cap", ".final_logit_softcapping"},
+    {"position.theta", ".rope.freq_base"},
+    {"position.fraction", ".rope.dimension_count"},
+    {"position.scaling.factor", ".rope.scaling.factor"},
+    {"position.scaling.original_positions", ".rope.scaling.original_context_length"},
+    {"position.scaling.magnitude", ".rope.scaling.attn_factor"},
+    {"attention.num_heads", ".attention.head_count"},
+    {"attention.num_kv_heads", ".attention.head_count_kv"},
+    {"attention.scale", ".attention.scale"},
+    {"attention.window", ".attention.sliding_window"},
+    {"attention.soft_cap", ".attn_logit_softcapping"},
+    {"attention.position.theta", ".rope.freq_base_swa"},
+    {"attention.latent.rank", ".attention.kv_lora_rank"},
+    {"attention.latent.query_rank", ".attention.q_lora_rank"},
+    {"attention.latent.rope_dim", ".rope.dimension_count"},
+    {"num_heads", ".attention.head_count"},
+    {"num_kv_heads", ".attention.head_count_kv"},
+    {"feed_forward.width", ".feed_forward_length"},
+    {"feed_forward.shared_width", ".expert_shared_feed_forward_length"},
+    {"feed_forward.routing.num_experts", ".expert_count"},
+    {"feed_forward.routing.select.k", ".expert_used_count"},
+    {"feed_forward.routing.select.groups", ".expert_group_count"},
+    {"feed_forward.routing.select.best_groups", ".expert_group_used_count"},
+    {"feed_forward.routing.scale", ".expert_weights_scale"},
+    {"num_experts", ".expert_count"},
+    {"routing.num_experts", ".expert_count"},
+};
+
+// Removes `prefix` and the number after it from `text`. Returns nullopt if they are not there.
+std::optional<int> TakeNumber(std::string_view& text, std::string_view prefix) {
+  if (!text.starts_with(prefix)) return std::nullopt;
+  text.remove_prefix(prefix.size());
+  int number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc()) return std::nullopt;
+  text.remove_prefix(static_cast<size_t>(end - text.data()));
+  return number;
+}
+
+}  // namespace
+
+GgufTables::GgufTables(const GgufFamily& family, std::string_view head_dim_key) {
+  const auto add_tensors = [&](std::span<const TensorRule> rules) {
+    tensors.insert(tensors.end(), rules.begin(), rules.end());
+  };
+  // The first of several rules for a tensor counts if no file has one of the tensors.
+  if (family.joined_gate_up) add_tensors(kJoinedGateUp);
+  add_tensors(kTensors);
+  add_tensors(family.latent ? std::span<const TensorRule>(kLatentAttention) : kAttention);
+  switch (family.norms) {
+    case Norms::kInput:
+      add_tensors(kInputNorm);
+      break;
+    case Norms::kPostAttention:
+      add_tensors(kPostAttentionNorm);
+      break;
+    case Norms::kBoth:
+      add_tensors(kBothNorms);
+      break;
+  }
+
+  const auto add_key = [&](std::string_view model, std::string_view key) {
+    names.push_back(key.starts_with('.') ? Concat(family.name, key) : std::string(key));
+    keys.push_back({model, names.back()});
+  };
+  for (const KeyRule& rule : kKeys) add_key(rule.model, rule.file);
+  add_key("feed_forward.routing.widths", family.expert_width);
+  add_key("attention.head_dim", head_dim_key);
+  const bool of_heads = head_dim_key.ends_with("_mla");
+  add_key("attention.latent.value_dim",
+          of_heads ? ".attention.value_length_mla" : ".attention.value_length");
+}
+
+GgufConfig::GgufConfig(const GgufFamily& family, const StoredNames& stored,
+                       std::string_view head_dim_key)
+    : GgufTables(family, head_dim_key), NameTableConfig(tensors, keys, stored) {
+  key_place = kGgufMetadata;
+  ignored.push_back(kRopeFactors);
+  ignored.push_back("blk.*.attn_rot_embd");  // frequencies, in files of early versions
+  if (family.long_rope) {
+    ignored.push_back(kShortRopeFactors);
+    ignored.push_back(kLongRopeFactors);
+  }
+  if (family.latent) {
+    split_heads_ =
+        stored.contains("blk.0.attn_k_b.weight") || stored.contains("blk.0.attn_v_b.weight");
+    // Some files contain both forms.
+    if (split_heads_) ignored.push_back("blk.*.attn_kv_b.weight");
+  }
+}
+
+std::optional<TensorPlace> GgufConfig::HeadPlace(const TensorRequirement& tensor) const {
+  std::string_view rest = tensor.name;
+  const std::optional<int> layer = TakeNumber(rest, "blocks.");
+  const std::optional<int> head = TakeNumber(rest, ".attention.heads.");
+  const bool keys_of_head = rest == ".k.weight";
+  if (!layer.has_value() || !head.has_value() || !(keys_of_head || rest == ".v.weight") ||
+      *layer >= spec.num_layers() || tensor.shape.size() != 2) {
+    return std::nullopt;
+  }
+  TensorPlace place;
+  place.name = Concat("blk.", *layer, keys_of_head ? ".attn_k_b.weight" : ".attn_v_b.weight");
+  place.shape = {spec.layers[static_cast<size_t>(*layer)].attention.num_heads, tensor.shape[0],
+                 tensor.shape[1]};
+  place.index = *head;
+  const std::string of_layer = Concat("attention[", *layer, "].");
+  if (tensor.follows_from.starts_with('[')) {
+    place.follows_from = Concat('[', of_layer, "num_heads, ", tensor.follows_from.substr(1));
+  }
+  return place;
+}
+
+std::optional<TensorPlace> GgufConfig::Place(const TensorRequirement& tensor) const {
+  const std::string_view name = tensor.name;
+  const auto is = [&](std::string_view part) { return name.find(part) != name.npos; };
+  if (split_heads_ && is(".attention.heads.")) return HeadPlace(tensor);
+  std::optional<TensorPlace> place = NameTableConfig::Place(tensor);
+  if (!place.has_value()) return place;
+  if (place->name.find(".attn_qkv.") != std::string::npos) {
+    place->follows_from = "[(num_heads + 2 * num_kv_heads) * attention.head_dim, hidden_size]";
+  }
+  if (place->name.find(".attn_kv_b.") != std::string::npos) {
+    place->follows_from =
+        "[num_heads * (attention.head_dim - attention.latent.rope_dim + "
+        "attention.latent.value_dim), attention.latent.rank]";
+  }
+  if (paired_rows != 0 && (is(".attention.q.") || is(".attention.k."))) {
+    place->paired_rows = paired_rows;
+  }
+  if (vector_gate && name.ends_with(".shared_gate.weight")) {
+    place->shape = {tensor.shape.back()};
+    place->follows_from = "[hidden_size]";
+  }
+  return place;
+}
+
+}  // namespace moeserve

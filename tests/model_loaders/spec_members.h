@@ -1,0 +1,165 @@
+// The members of a specification, one by one, for tests that must not miss any.
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "engine/spec/spec.h"
+
+namespace moeserve::testing {
+
+// The members of each structure of a specification. The bindings do not compile if a structure gets
+// another member; a member that is added here takes part in every test that uses these functions.
+template <typename T, typename Struct>
+concept Is = std::same_as<std::remove_const_t<T>, Struct>;
+
+template <Is<NormSpec> T>
+auto MembersOf(T& s) {
+  auto& [a, b, c, d] = s;
+  return std::tie(a, b, c, d);
+}
+template <Is<RopeScaling> T>
+auto MembersOf(T& s) {
+  auto& [a, b, c, d, e, f, g, h, i, j, k, l] = s;
+  return std::tie(a, b, c, d, e, f, g, h, i, j, k, l);
+}
+template <Is<PositionSpec> T>
+auto MembersOf(T& s) {
+  auto& [a, b, c, d, e, f] = s;
+  return std::tie(a, b, c, d, e, f);
+}
+template <Is<SplitSpec> T>
+auto MembersOf(T& s) {
+  auto& [a, b, c, d] = s;
+  return std::tie(a, b, c, d);
+}
+template <Is<ScoreSpec> T>
+auto MembersOf(T& s) {
+  auto& [a, b, c, d, e, f, g] = s;
+  return std::tie(a, b, c, d, e, f, g);
+}
+template <Is<SelectSpec> T>
+auto MembersOf(T& s) {
+  auto& [a, b, c, d, e, f, g, h, i, j] = s;
+  return std::tie(a, b, c, d, e, f, g, h, i, j);
+}
+template <Is<ExpertSpec> T>
+auto MembersOf(T& s) {
+  auto& [a, b, c, d, e, f, g] = s;
+  return std::tie(a, b, c, d, e, f, g);
+}
+template <Is<RoutedLayerSpec> T>
+auto MembersOf(T& s) {
+  auto& [a, b, c, d, e, f, g, h, i] = s;
+  return std::tie(a, b, c, d, e, f, g, h, i);
+}
+template <Is<LatentSpec> T>
+auto MembersOf(T& s) {
+  auto& [a, b, c, d, e] = s;
+  return std::tie(a, b, c, d, e);
+}
+template <Is<AttentionSpec> T>
+auto MembersOf(T& s) {
+  auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q] = s;
+  return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q);
+}
+template <Is<FeedForwardSpec> T>
+auto MembersOf(T& s) {
+  auto& [a, b, c, d, e, f] = s;
+  return std::tie(a, b, c, d, e, f);
+}
+template <Is<LayerSpec> T>
+auto MembersOf(T& s) {
+  auto& [a, b] = s;
+  return std::tie(a, b);
+}
+template <Is<ModelSpec> T>
+auto MembersOf(T& s) {
+  auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o] = s;
+  return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o);
+}
+
+template <typename T>
+concept Structure = requires(T& s) {
+  MembersOf(s);
+};
+
+template <typename T>
+struct IsOptional : std::false_type {};
+template <typename T>
+struct IsOptional<std::optional<T>> : std::true_type {};
+template <typename T>
+struct IsVector : std::false_type {};
+template <typename T>
+struct IsVector<std::vector<T>> : std::true_type {};
+
+// Whether all members are equal.
+template <typename T>
+bool Same(const T& a, const T& b) {
+  if constexpr (Structure<const T>) {
+    const auto of_a = MembersOf(a);
+    const auto of_b = MembersOf(b);
+    return [&]<size_t... i>(std::index_sequence<i...>) {
+      return (Same(std::get<i>(of_a), std::get<i>(of_b)) && ...);
+    }
+    (std::make_index_sequence<std::tuple_size_v<decltype(of_a)>>());
+  } else if constexpr (IsOptional<T>::value) {
+    return a.has_value() == b.has_value() && (!a.has_value() || Same(*a, *b));
+  } else if constexpr (IsVector<T>::value) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                      [](const auto& x, const auto& y) { return Same(x, y); });
+  } else {
+    return a == b;
+  }
+}
+
+template <typename T>
+constexpr const char* StructureName() {
+  if constexpr (Is<T, NormSpec>) return "NormSpec";
+  if constexpr (Is<T, RopeScaling>) return "RopeScaling";
+  if constexpr (Is<T, PositionSpec>) return "PositionSpec";
+  if constexpr (Is<T, SplitSpec>) return "SplitSpec";
+  if constexpr (Is<T, ScoreSpec>) return "ScoreSpec";
+  if constexpr (Is<T, SelectSpec>) return "SelectSpec";
+  if constexpr (Is<T, ExpertSpec>) return "ExpertSpec";
+  if constexpr (Is<T, RoutedLayerSpec>) return "RoutedLayerSpec";
+  if constexpr (Is<T, LatentSpec>) return "LatentSpec";
+  if constexpr (Is<T, AttentionSpec>) return "AttentionSpec";
+  if constexpr (Is<T, FeedForwardSpec>) return "FeedForwardSpec";
+  if constexpr (Is<T, LayerSpec>) return "LayerSpec";
+  if constexpr (Is<T, ModelSpec>) return "ModelSpec";
+}
+
+// Calls visit(name, member) for every member that is no structure, such as "NormSpec.1"; members
+// count from 0. Also visits the members of optional structures, and of the first layer.
+template <typename T, typename Visit>
+void ForMembers(T& structure, const Visit& visit) {
+  const auto members = MembersOf(structure);
+  const auto one = [&]<size_t i>() {
+    auto& member = std::get<i>(members);
+    using Member = std::remove_reference_t<decltype(member)>;
+    if constexpr (Structure<Member>) {
+      ForMembers(member, visit);
+    } else {
+      visit(std::string(StructureName<T>()) + "." + std::to_string(i), member);
+      if constexpr (IsOptional<Member>::value) {
+        if constexpr (Structure<typename Member::value_type>) {
+          if (member.has_value()) ForMembers(*member, visit);
+        }
+      } else if constexpr (std::is_same_v<Member, std::vector<LayerSpec>>) {
+        ForMembers(member.front(), visit);
+      }
+    }
+  };
+  [&]<size_t... i>(std::index_sequence<i...>) { (one.template operator()<i>(), ...); }
+  (std::make_index_sequence<std::tuple_size_v<decltype(members)>>());
+}
+
+}  // namespace moeserve::testing

@@ -1,0 +1,491 @@
+// Writing a specification as config.json. What the reader of the native format reads back must be
+// the same specification.
+#include "model_loaders/architectures/native/write_config.h"
+
+#include <filesystem>
+#include <optional>
+#include <set>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "base/kinds.h"
+#include "gtest/gtest.h"
+#include "model_loaders/architectures/native/config_json.h"
+#include "model_loaders/loader.h"
+#include "tests/model_loaders/spec_members.h"
+#include "tests/support/family_cases.h"
+#include "tests/support/golden.h"
+#include "tests/support/native_model.h"
+
+namespace moeserve::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Returns the names of all members of all structures that ForMembers() can visit.
+std::set<std::string> AllMembers() {
+  AttentionSpec routed, latent;
+  routed.routing.emplace();
+  routed.position.emplace();
+  latent.latent.emplace();
+  ModelSpec spec;
+  spec.layers.resize(1);
+  std::set<std::string> names;
+  const auto add = [&](const std::string& name, auto&) { names.insert(name); };
+  for (const AttentionSpec& attention : {routed, latent}) {
+    spec.layers[0].attention = attention;
+    ForMembers(spec, add);
+  }
+  return names;
+}
+
+template <typename Kind>
+std::vector<Kind> AllValues() {
+  if constexpr (std::is_same_v<Kind, ActivationKind>) {
+    return AllKinds(ActivationKind::kSilu);  // experts never have kNone
+  } else if constexpr (requires(Kind kind) { Traits(kind); }) {
+    return AllKinds<Kind>();
+  } else if constexpr (std::is_same_v<Kind, NormPlacement> || std::is_same_v<Kind, PositionKind>) {
+    return {Kind{0}, Kind{1}, Kind{2}, Kind{3}};
+  } else if constexpr (std::is_same_v<Kind, QkNorm>) {
+    return {Kind{0}, Kind{1}, Kind{2}};
+  } else {
+    return {Kind{0}, Kind{1}};
+  }
+}
+
+// Gives a member its `choice`-th other value. Returns false if it has no more.
+template <typename T>
+bool Change(T& member, int choice) {
+  const auto pick = [&]<typename U>(std::vector<U> values) {
+    std::erase(values, member);
+    if (choice >= static_cast<int>(values.size())) return false;
+    member = values[static_cast<size_t>(choice)];
+    return true;
+  };
+  if constexpr (std::is_same_v<T, bool>) {
+    member = !member;
+    return choice == 0;
+  } else if constexpr (std::is_enum_v<T>) {
+    return pick(AllValues<T>());
+  } else if constexpr (std::is_integral_v<T>) {
+    return pick(std::vector<T>{member + 1, member - 1, 2 * member, member / 2});
+  } else if constexpr (std::is_floating_point_v<T>) {
+    return pick(std::vector<T>{member / 3, member / 2, member + 1, member * 2, member + T{0.1}});
+  } else if constexpr (IsVector<T>::value) {
+    if (choice == 0) {
+      member.push_back(member.empty() ? typename T::value_type{} : member.front());
+      return true;
+    }
+    if (choice > 4 || member.empty()) return false;
+    if constexpr (Structure<typename T::value_type>)
+      return false;
+    else
+      return Change(member.back(), choice - 1);
+  } else {
+    static_assert(IsOptional<T>::value);
+    if (choice > 0) {
+      if constexpr (Structure<typename T::value_type>)
+        return false;
+      else
+        return member.has_value() && Change(*member, choice - 1);
+    }
+    if (member.has_value()) {
+      member.reset();
+    } else {
+      member.emplace();
+      if constexpr (std::is_same_v<T, std::optional<RoutedLayerSpec>>) member->widths = {3};
+      if constexpr (std::is_same_v<T, std::optional<int>>) *member = 5;
+    }
+    return true;
+  }
+}
+
+// Whether other members can lose their meaning when this one changes.
+template <typename T>
+constexpr bool IsKind() {
+  if constexpr (IsOptional<T>::value) {
+    return Structure<typename T::value_type>;
+  } else {
+    return std::is_enum_v<T>;
+  }
+}
+
+// The following specifications together use every setting, with values that are no defaults.
+
+ModelSpec Base() {
+  ModelSpec spec;
+  spec.vocab_size = 40;
+  spec.hidden_size = 24;
+  spec.max_position_embeddings = 512;
+  spec.bos_token_id = 3;
+  spec.eos_token_ids = {5, 4};
+  spec.layers.resize(2);
+  for (LayerSpec& layer : spec.layers) {
+    layer.attention.num_heads = 4;
+    layer.attention.num_kv_heads = 4;
+    layer.attention.head_dim = 16;
+    layer.attention.scale = 0.25;
+    layer.feed_forward.width = 7;
+  }
+  return spec;
+}
+
+ModelSpec DenseEverything() {
+  ModelSpec spec = Base();
+  spec.norm = {.kind = NormKind::kLayer,
+               .eps = 1e-6f,
+               .final_eps = 3e-7f,
+               .placement = NormPlacement::kPost};
+  spec.position.theta = 500000.0;
+  spec.position.pairing = RopePairing::kInterleaved;
+  spec.position.fraction = 0.25;
+  spec.position.scaling = {.kind = RopeScalingKind::kLlama3,
+                           .factor = 8.0,
+                           .original_positions = 64.0,
+                           .low_freq_factor = 1.5,
+                           .high_freq_factor = 3.7,
+                           .magnitude = 1.1};
+  spec.embedding_scale = 4.898979485566356;
+  spec.embedding_norm = true;
+  spec.residual_scale = 0.22;
+  spec.logit_scale = 1.0 / 3.0;
+  spec.logit_soft_cap = 30.0;
+  spec.head_bias = true;
+  AttentionSpec& a = spec.layers[0].attention;
+  a.num_kv_heads = 2;
+  a.bias = true;
+  a.out_bias = true;
+  a.scale = 0.0625;
+  a.soft_cap = 50.0;
+  a.sinks = true;
+  a.window = 9;
+  a.qk_norm = QkNorm::kFull;
+  a.qk_norm_after_rope = true;
+  a.gate = true;
+  a.inner_norm = true;
+  a.group_order = GroupOrder::kTile;
+  a.position = PositionSpec();
+  a.position->scaling = {.kind = RopeScalingKind::kLinear, .factor = 4.0};
+  FeedForwardSpec& f = spec.layers[0].feed_forward;
+  f.out_bias = true;
+  f.expert = {.form = ExpertForm::kGated,
+              .activation = ActivationKind::kSilu,
+              .activation_limit = 7.1f,
+              .activation_slope = 1.702f,
+              .up_offset = 0.3f,
+              .bias = true,
+              .inner_norm = true};
+  return spec;
+}
+
+ModelSpec Routed() {
+  ModelSpec spec = Base();
+  spec.position.kind = PositionKind::kSinusoidal;
+  spec.position.first = 2;
+  spec.tie_word_embeddings = true;
+  spec.norm.placement = NormPlacement::kBoth;
+  RoutedLayerSpec routing;
+  routing.num_experts = 8;
+  routing.score = {.kind = ScoreKind::kCosine,
+                   .bias = true,
+                   .dim = 6,
+                   .normalize_row = false,
+                   .normalize_expert = false,
+                   .eps = 1e-7,
+                   .temperature = TemperatureKind::kLogScale};
+  routing.gate = GateKind::kSigmoid;
+  routing.select.kind = SelectKind::kTopP;
+  routing.select.p = 0.7;
+  routing.select.compare = TopPCompare::kGt;
+  routing.select.max_experts = 3;
+  routing.renormalize = true;
+  routing.scale = 2.5;
+  AttentionSpec& a = spec.layers[0].attention;
+  a.num_heads = 1;  // unused
+  a.num_kv_heads = 1;
+  a.routing = routing;
+  FeedForwardSpec& f = spec.layers[0].feed_forward;
+  f.width = 0;  // unused
+  f.shared_width = 11;
+  f.shared_gate = true;
+  f.expert.form = ExpertForm::kPlain;
+  f.expert.activation = ActivationKind::kGelu;
+  f.routing = routing;
+  f.routing->widths = {9, 11, 13, 15, 17, 19, 21, 23};
+  f.routing->split = {.heads = 4, .projection = false, .bias = false, .residual = true};
+  f.routing->select = {};
+  f.routing->select.k = 3;
+  f.routing->select.bias = true;
+  f.routing->select.groups = 4;
+  f.routing->select.best_groups = 2;
+  f.routing->select.group_score = GroupScoreKind::kSumOfTwo;
+  f.routing->select.group_mask = GroupMaskKind::kZero;
+  return spec;
+}
+
+ModelSpec Latent() {
+  ModelSpec spec = Base();
+  spec.position.scaling = {.kind = RopeScalingKind::kYarn,
+                           .factor = 40.0,
+                           .original_positions = 4096.0,
+                           .beta_fast = 24.0,
+                           .beta_slow = 2.0,
+                           .truncate = false,
+                           .magnitude = 0.9};
+  AttentionSpec& a = spec.layers[0].attention;
+  a.latent = {.query_rank = 5, .rank = 6, .rope_dim = 4, .value_dim = 3, .norm_eps = 1e-5f};
+  FeedForwardSpec& f = spec.layers[0].feed_forward;
+  f.width = 0;  // unused
+  f.routing.emplace();
+  f.routing->num_experts = 4;
+  f.routing->widths = {5, 5, 5, 5};
+  f.routing->gate = GateKind::kSparseMixer;
+  f.routing->mixer_limit = 0.02;
+  f.routing->select.k = 2;
+  return spec;
+}
+
+ModelSpec Factors(RopeScalingKind kind) {
+  ModelSpec spec = Base();
+  spec.position.fraction = 0.5;
+  spec.position.scaling = {.kind = kind, .factors = {1.0, 1.1, 1.3, 1.7}, .magnitude = 1.19};
+  if (kind == RopeScalingKind::kLong) {
+    spec.position.scaling.original_positions = 128.0;
+    spec.position.scaling.long_factors = {1.0, 2.1, 4.3, 8.7};
+    spec.position.scaling.long_magnitude = 1.23;
+  }
+  return spec;
+}
+
+ModelSpec Learned() {
+  ModelSpec spec = Base();
+  spec.position.kind = PositionKind::kLearned;
+  spec.bos_token_id = std::nullopt;
+  spec.eos_token_ids = {};
+  return spec;
+}
+
+std::vector<ModelSpec> MadeUpSpecs() {
+  return {Base(),
+          DenseEverything(),
+          Routed(),
+          Latent(),
+          Factors(RopeScalingKind::kFactors),
+          Factors(RopeScalingKind::kLong),
+          Learned()};
+}
+
+Result<ModelSpec> ReadBack(const nlohmann::ordered_json& json) {
+  MOESERVE_ASSIGN_OR_RETURN(const NativeConfig config, ParseNativeConfig(json.dump(2)));
+  return config.spec;
+}
+
+// The following functions give the members that the kinds do not use their defaults.
+
+void ForgetUnused(RopeScaling& scaling) {
+  RopeScaling used;
+  used.kind = scaling.kind;
+  used.magnitude = scaling.magnitude;
+  switch (scaling.kind) {
+    case RopeScalingKind::kNone:
+      break;
+    case RopeScalingKind::kLinear:
+      used.factor = scaling.factor;
+      break;
+    case RopeScalingKind::kLlama3:
+      used.factor = scaling.factor;
+      used.original_positions = scaling.original_positions;
+      used.low_freq_factor = scaling.low_freq_factor;
+      used.high_freq_factor = scaling.high_freq_factor;
+      break;
+    case RopeScalingKind::kYarn:
+      used.factor = scaling.factor;
+      used.original_positions = scaling.original_positions;
+      used.beta_fast = scaling.beta_fast;
+      used.beta_slow = scaling.beta_slow;
+      used.truncate = scaling.truncate;
+      break;
+    case RopeScalingKind::kFactors:
+      used.factors = scaling.factors;
+      break;
+    case RopeScalingKind::kLong:
+      used.original_positions = scaling.original_positions;
+      used.factors = scaling.factors;
+      used.long_factors = scaling.long_factors;
+      used.long_magnitude = scaling.long_magnitude;
+      break;
+  }
+  scaling = used;
+}
+
+void ForgetUnused(PositionSpec& position) {
+  PositionSpec used;
+  used.kind = position.kind;
+  used.first = position.first;
+  if (position.kind == PositionKind::kRope) used = position;
+  ForgetUnused(used.scaling);
+  position = used;
+}
+
+void ForgetUnused(RoutedLayerSpec& routing) {
+  const SelectSpec assumed;
+  if (routing.select.kind == SelectKind::kTopK) {
+    routing.select.p = assumed.p;
+    routing.select.compare = assumed.compare;
+    routing.select.max_experts = assumed.max_experts;
+  } else {
+    routing.select.k = assumed.k;
+  }
+  if (routing.score.kind == ScoreKind::kDot) {
+    const bool bias = routing.score.bias;
+    routing.score = {};
+    routing.score.bias = bias;
+  }
+}
+
+void ForgetUnused(LayerSpec& layer) {
+  AttentionSpec& attention = layer.attention;
+  if (attention.position.has_value()) ForgetUnused(*attention.position);
+  if (attention.routed()) {
+    const AttentionSpec assumed;
+    attention.num_heads = assumed.num_heads;
+    attention.qk_norm_after_rope = assumed.qk_norm_after_rope;
+    attention.group_order = assumed.group_order;
+    ForgetUnused(*attention.routing);
+  }
+  if (layer.feed_forward.routed()) {
+    layer.feed_forward.width = FeedForwardSpec().width;
+    ForgetUnused(*layer.feed_forward.routing);
+  } else {
+    layer.feed_forward.shared_gate = false;
+  }
+}
+
+void ExpectRoundTrip(const ModelSpec& spec) {
+  ASSERT_TRUE(Validate(spec).ok()) << Validate(spec);
+  ModelSpec used = spec;
+  ForgetUnused(used.position);
+  for (LayerSpec& layer : used.layers) ForgetUnused(layer);
+  const auto json = NativeConfigJson(spec);
+  const auto read = ReadBack(json);
+  ASSERT_TRUE(read.ok()) << read.status() << "\n" << json.dump(2);
+  EXPECT_EQ(NativeConfigJson(*read), json);
+  EXPECT_TRUE(Same(*read, used)) << json.dump(2);
+}
+
+TEST(WriteConfig, MadeUpSpecsAreReadBack) {
+  for (const ModelSpec& spec : MadeUpSpecs()) ExpectRoundTrip(spec);
+}
+
+// Changes one member at a time. Either nothing that the model uses changed, or the reader returns
+// the changed specification. Every member must have changed the file in one of the specifications,
+// so none of them can be missing in the writer and in the reader.
+TEST(WriteConfig, EveryMemberIsReadBack) {
+  std::set<std::string> written;
+  for (const ModelSpec& base : MadeUpSpecs()) {
+    const auto base_json = NativeConfigJson(base);
+    int members = 0;
+    ModelSpec counted = base;
+    ForMembers(counted, [&](const std::string&, auto&) { ++members; });
+    for (int number = 0; number < members; ++number) {
+      bool more = true;
+      for (int choice = 0; more; ++choice) {
+        ModelSpec changed = base;
+        std::string name;
+        bool kind = false;
+        int at = 0;
+        ForMembers(changed, [&](const std::string& member_name, auto& member) {
+          if (at++ != number) return;
+          name = member_name;
+          kind = IsKind<std::remove_reference_t<decltype(member)>>();
+          more = Change(member, choice);
+        });
+        if (!more || !Validate(changed).ok()) continue;
+        const auto json = NativeConfigJson(changed);
+        if (json == base_json) continue;
+        const auto read = ReadBack(json);
+        ASSERT_TRUE(read.ok()) << name << ": " << read.status() << "\n" << json.dump(2);
+        EXPECT_EQ(NativeConfigJson(*read), json) << name;
+        EXPECT_TRUE(kind || Same(*read, changed)) << name << "\n" << json.dump(2);
+        written.insert(name);
+      }
+    }
+  }
+  EXPECT_EQ(written, AllMembers());
+}
+
+TEST(WriteConfig, SpecsOfFamiliesAreReadBack) {
+  const LoadOptions options{.require_tokenizer = false};
+  for (const FamilyCase& c : FamilyCases()) {
+    SCOPED_TRACE(c.name);
+    const auto checkpoint = LoadCheckpoint(c.folder, options);
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    ExpectRoundTrip(checkpoint->spec);
+  }
+}
+
+TEST(WriteConfig, SpecsOfNativeFoldersAreReadBack) {
+  int folders = 0;
+  for (const GoldenModel& model : GoldenModels()) {
+    SCOPED_TRACE(model.name);
+    const auto config = ParseNativeConfig(ReadFile(model.model / "config.json"));
+    ASSERT_TRUE(config.ok()) << config.status();
+    ExpectRoundTrip(config->spec);
+    ++folders;
+  }
+  EXPECT_GT(folders, 20);
+}
+
+TEST(WriteConfig, SpecsOfGgufFilesAreReadBack) {
+  int files = 0;
+  for (const auto& entry : fs::directory_iterator(SourcePath("tests/golden/gguf/models"))) {
+    SCOPED_TRACE(entry.path());
+    const auto checkpoint = LoadCheckpoint(entry.path(), {.require_tokenizer = false});
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    ExpectRoundTrip(checkpoint->spec);
+    ++files;
+  }
+  EXPECT_GT(files, 10);
+}
+
+TEST(WriteConfig, IsShort) {
+  ModelSpec spec = Base();
+  spec.norm.eps = 1e-6f;
+  spec.eos_token_ids = {4};
+  const auto json = NativeConfigJson(spec);
+  EXPECT_EQ(json.dump(),
+            "{\"model_type\":\"routed_decoder\",\"vocab_size\":40,\"hidden_size\":24,"
+            "\"num_hidden_layers\":2,\"max_position_embeddings\":512,"
+            "\"bos_token_id\":3,\"eos_token_id\":4,"
+            "\"norm\":{\"kind\":\"rms\",\"eps\":1e-06},\"position\":{\"kind\":\"rope\"},"
+            "\"attention\":{\"kind\":\"dense\",\"num_heads\":4,\"head_dim\":16},"
+            "\"feed_forward\":{\"kind\":\"dense\",\"expert\":{\"form\":\"gated\","
+            "\"activation\":\"silu\"},\"width\":7}}");
+}
+
+TEST(WriteConfig, WritesUnequalLayersAsLists) {
+  ModelSpec spec = Base();
+  EXPECT_TRUE(NativeConfigJson(spec)["attention"].is_object());
+  spec.layers[1].attention.window = 5;
+  const auto json = NativeConfigJson(spec);
+  ASSERT_TRUE(json["attention"].is_array());
+  ASSERT_EQ(json["attention"].size(), 2u);
+  EXPECT_FALSE(json["attention"][0].contains("window"));
+  EXPECT_EQ(json["attention"][1]["window"], 5);
+  EXPECT_TRUE(json["feed_forward"].is_object());
+}
+
+TEST(WriteConfig, WritesTheTypeOfIntegers) {
+  for (const Quantization type : {Quantization::kInt8, Quantization::kInt4}) {
+    const auto json = NativeConfigJson(Base(), type);
+    const auto config = ParseNativeConfig(json.dump());
+    ASSERT_TRUE(config.ok()) << config.status();
+    EXPECT_EQ(config->quantization, type);
+    EXPECT_TRUE(Same(config->spec, Base()));
+  }
+}
+
+}  // namespace
+}  // namespace moeserve::testing

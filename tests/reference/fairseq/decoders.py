@@ -1,0 +1,228 @@
+"""Plain implementations of the decoders that fairseq trains: torchscale's (dense, mixtures of
+experts, X-MoE), MH-MoE's, and MoA's. They follow the authors' code outside of training, except that
+the second expert of a token is always used and that experts have room for all tokens.
+
+`state` maps names to tensors as fairseq stores them (experts with their numbers in the model),
+`options` has the model's options. Everything is computed in f64, one row at a time.
+"""
+
+import math
+
+import torch
+
+GELU = {"gelu": lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))),
+        "gelu_accurate": lambda x: 0.5 * x * (1 + torch.tanh(
+            math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3)))}
+ACTIVATIONS = {"relu": lambda x: torch.clamp(x, min=0), "silu": lambda x: x * torch.sigmoid(x),
+               "swish": lambda x: x * torch.sigmoid(x), **GELU}
+
+
+class Decoder:
+    """What all these decoders share: embeddings, positions, norms, the order of a layer."""
+
+    def __init__(self, state, options):
+        self.state = {name: value.double() for name, value in state.items()}
+        self.options = options
+        self.gap = math.inf  # smallest distance between a chosen and a left-out expert's score
+
+    def option(self, name, default=None):
+        return self.options.get(name, default)
+
+    def has(self, name):
+        return name in self.state
+
+    def norm(self, x, name):
+        eps = self.option("layernorm_eps", 1e-5)
+        weight = self.state[name + ".weight"]
+        if self.option("rms_norm", False):
+            return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * weight
+        centered = x - x.mean(-1, keepdim=True)
+        variance = (centered * centered).mean(-1, keepdim=True)
+        return centered / torch.sqrt(variance + eps) * weight + self.state[name + ".bias"]
+
+    def linear(self, x, name):
+        y = x @ self.state[name + ".weight"].T
+        return y + self.state[name + ".bias"] if self.has(name + ".bias") else y
+
+    def softmax(self, scores):
+        shifted = torch.exp(scores - scores.max(-1, keepdim=True).values)
+        return shifted / shifted.sum(-1, keepdim=True)
+
+    def select(self, scores, k):
+        """Indices of the k largest of a row of scores, the largest first."""
+        order = sorted(range(len(scores)), key=lambda e: (-scores[e].item(), e))
+        if k < len(order):
+            self.gap = min(self.gap, (scores[order[k - 1]] - scores[order[k]]).item())
+        return order[:k]
+
+    def position_rows(self, length):
+        """The rows that are added to the embeddings; the first token has position 2."""
+        d = self.option("decoder_embed_dim")
+        if self.option("decoder_learned_pos"):
+            return self.state["decoder.embed_positions.weight"][2:2 + length]
+        half = d // 2
+        rows = torch.zeros(length, d, dtype=torch.double)
+        for t in range(length):
+            for j in range(half):
+                angle = (t + 2) * math.exp(-j * math.log(10000) / (half - 1))
+                rows[t, j], rows[t, half + j] = math.sin(angle), math.cos(angle)
+        return rows
+
+    def embed(self, tokens):
+        x = self.state["decoder.embed_tokens.weight"][tokens]
+        if not self.option("no_scale_embedding"):
+            x = x * math.sqrt(self.option("decoder_embed_dim"))
+        if not self.option("no_token_positional_embeddings"):
+            x = x + self.position_rows(len(tokens))
+        if self.option("layernorm_embedding", False):
+            x = self.norm(x, "decoder.layernorm_embedding")
+        return x
+
+    def attend(self, q, keys, values, t):
+        """One head at position t: q [head], keys and values [T, head]."""
+        scores = keys[:t + 1] @ q / math.sqrt(len(q))
+        return self.softmax(scores) @ values[:t + 1]
+
+    def logits(self, tokens):
+        x = self.embed(tokens)
+        before = self.has("decoder.layer_norm.weight")  # pre-norm
+        layers = self.option("decoder_layers")
+        alpha = (2.0 * layers) ** 0.25 if self.option("deepnorm", False) else 1.0
+        for i in range(layers):
+            prefix = f"decoder.layers.{i}."
+            for branch, name in ((self.attention, "self_attn_layer_norm"),
+                                 (self.feed_forward, "final_layer_norm")):
+                y = self.norm(x, prefix + name) if before else x
+                x = alpha * x + branch(y, prefix, i)
+                if not before:
+                    x = self.norm(x, prefix + name)
+        if before:
+            x = self.norm(x, "decoder.layer_norm")
+        if self.option("share_decoder_input_output_embed") or self.option("share_all_embeddings"):
+            return x @ self.state["decoder.embed_tokens.weight"].T
+        return x @ self.state["decoder.output_projection.weight"].T
+
+
+class Torchscale(Decoder):
+    """torchscale's decoder, and with options of the fork that of MH-MoE."""
+
+    @property
+    def fork(self):
+        return "mhmoe_heads_number" in self.options
+
+    def rotate(self, x, t):
+        """Rotates the first part of a head at position t; dimension i pairs with i + n / 2."""
+        n = int(self.option("partial_rotary_factor", 1.0) * len(x))
+        out = x.clone()
+        for i in range(n // 2):
+            angle = t * 10000.0 ** (-2 * i / n)
+            a, b = x[i], x[i + n // 2]
+            out[i] = a * math.cos(angle) - b * math.sin(angle)
+            out[i + n // 2] = b * math.cos(angle) + a * math.sin(angle)
+        return out
+
+    def attention(self, x, prefix, _layer):
+        name = prefix + "self_attn."
+        length, d = x.shape
+        heads = self.option("decoder_attention_heads")
+        groups = self.option("n_kv_heads", heads)
+        q = self.linear(x, name + "q_proj").view(length, heads, d // heads)
+        k = self.linear(x, name + "k_proj").view(length, groups, d // heads)
+        v = self.linear(x, name + "v_proj").view(length, groups, d // heads)
+        if self.option("rotary_embed", False):
+            q = torch.stack([torch.stack([self.rotate(h, t) for h in q[t]]) for t in range(length)])
+            k = torch.stack([torch.stack([self.rotate(h, t) for h in k[t]]) for t in range(length)])
+        out = torch.zeros_like(x).view(length, heads, d // heads)
+        for t in range(length):
+            for h in range(heads):
+                # Keys and values are repeated as a whole, so heads use them in turn.
+                out[t, h] = self.attend(q[t, h], k[:, h % groups], v[:, h % groups], t)
+        out = out.reshape(length, d)
+        if self.has(name + "inner_attn_ln.weight"):
+            out = self.norm(out, name + "inner_attn_ln")
+        return self.linear(out, name + "out_proj")
+
+    def network(self, x, name):
+        act = ACTIVATIONS[self.option("activation_fn")]
+        if self.has(name + "fc3.weight"):
+            inner = act(self.linear(x, name + "fc3")) * self.linear(x, name + "fc1")
+        else:
+            inner = act(self.linear(x, name + "fc1"))
+        if self.has(name + "ffn_layernorm.weight"):
+            inner = self.norm(inner, name + "ffn_layernorm")
+        return self.linear(inner, name + "fc2")
+
+    def feed_forward(self, x, prefix, layer):
+        frequency = self.option("moe_freq", 0)
+        if frequency == 0 or (layer + 1) % frequency != 0:
+            return self.network(x, prefix + "ffn.")
+        name = prefix + "moe_layer."
+        heads = self.option("mhmoe_heads_number", 1)
+        if heads == 1:
+            return torch.stack([self.mixture(row, name) for row in x])
+        split = self.linear(x, name + "multi_heads")
+        rows = []
+        for token in split:
+            rows.append(torch.cat([self.mixture(part, name) for part in token.chunk(heads)]))
+        return self.linear(torch.stack(rows), name + "out_proj")
+
+    def scores(self, row, name):
+        if not self.has(name + "gate.wg_reduction.weight"):
+            return self.state[name + "gate.wg.weight"] @ row
+        z = self.state[name + "gate.wg_reduction.weight"] @ row
+        experts = self.state[name + "gate.wg"]
+        scores = []
+        for expert in experts:
+            expert = expert * (1.5 / expert.norm())
+            scores.append(z @ (expert / max(expert.norm().item(), 1e-4)))
+        return torch.stack(scores)
+
+    def mixture(self, row, name):
+        scores = self.scores(row, name)
+        shares = self.softmax(scores)
+        if self.fork:
+            chosen = self.select(scores, self.option("moe_top_k"))
+            weights = [shares[e] for e in chosen]
+        elif self.option("moe_top1_expert"):
+            chosen = self.select(scores, 1)
+            weights = [shares[chosen[0]]]
+        else:
+            chosen = self.select(scores, 2)
+            total = shares[chosen[0]] + shares[chosen[1]]
+            weights = [shares[e] / total for e in chosen]
+        return sum(w * self.network(row, f"{name}experts.{e}.") for w, e in zip(weights, chosen))
+
+
+class Moa(Decoder):
+    """A decoder of MoA's layers without attention to an encoder."""
+
+    def attention(self, x, prefix, _layer):
+        name = prefix + "self_attn."
+        k = x @ self.state[name + "k_proj.weight"].T
+        v = x @ self.state[name + "v_proj.weight"].T
+        rows = []
+        for t, row in enumerate(x):
+            scores = row @ self.state[name + "q_proj.w_gate"]
+            shares = self.softmax(scores)
+            out = torch.zeros_like(row)
+            for e in self.select(scores, self.option("decoder_attention_heads")):
+                q = row @ self.state[name + "q_proj.experts.w"][e]
+                head = self.attend(q, k, v, t)
+                out = out + shares[e] * (head @ self.state[name + "q_proj.output_experts.w"][e])
+            rows.append(out)
+        return torch.stack(rows)
+
+    def feed_forward(self, x, prefix, _layer):
+        act = ACTIVATIONS[self.option("activation_fn")]
+        if self.option("ffd_type", "normal") == "normal":
+            return self.linear(act(self.linear(x, prefix + "fc1")), prefix + "fc2")
+        rows = []
+        for row in x:
+            scores = row @ self.state[prefix + "ffd.w_gate"]
+            shares = self.softmax(scores)
+            out = torch.zeros_like(row)
+            for e in self.select(scores, min(4, self.option("num_expert"))):
+                inner = act(row @ self.state[prefix + "ffd.experts.w"][e])
+                out = out + shares[e] * (inner @ self.state[prefix + "ffd.output_experts.w"][e])
+            rows.append(out)
+        return torch.stack(rows)

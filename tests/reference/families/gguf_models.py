@@ -1,0 +1,328 @@
+"""Writes the models of make_gguf_goldens.py: keys and tensors as llama.cpp's converter writes them.
+
+The names of keys and tensors are those of the Python package `gguf`; what the converter does to the
+tensors is written down here:
+
+- Experts are stacks [E, ...]; Granite's joined projections are split, gpt-oss's rows of gate and up
+  projections, which alternate, are separated and transposed.
+- The rows of query and key projections of Llama and Granite are permuted. Those of DeepSeek and
+  ERNIE are not: their rotary pairs are adjacent in the original.
+- DeepSeek's projection of keys and values becomes a stack of each, [H, rank, keys] and
+  [H, values, rank]; older converters keep it (`legacy`).
+- Norms of Gemma, which are offsets from 1, become factors.
+- MXFP4 blocks get the order of GGUF: byte i has the elements i and i + 16.
+"""
+
+import json
+import math
+import pathlib
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Type
+from safetensors.torch import load_file
+
+FAMILIES = pathlib.Path(__file__).parents[2] / "golden" / "families"
+ARCH = gguf.MODEL_ARCH
+ARCHITECTURES = {"llama": ARCH.LLAMA, "mixtral": ARCH.LLAMA, "qwen2": ARCH.QWEN2,
+                 "qwen2_moe": ARCH.QWEN2MOE, "qwen3": ARCH.QWEN3, "qwen3_moe": ARCH.QWEN3MOE,
+                 "olmoe": ARCH.OLMOE, "deepseek_v2": ARCH.DEEPSEEK2, "deepseek_v3": ARCH.DEEPSEEK2,
+                 "kimi_k2": ARCH.DEEPSEEK2, "gpt_oss": ARCH.GPT_OSS, "gemma2": ARCH.GEMMA2,
+                 "gemma3_text": ARCH.GEMMA3, "phi3": ARCH.PHI3, "glm4_moe": ARCH.GLM4_MOE,
+                 "granitemoe": ARCH.GRANITE_MOE, "granitemoeshared": ARCH.GRANITE_MOE,
+                 "hunyuan_v1_moe": ARCH.HUNYUAN_MOE, "ernie4_5_moe": ARCH.ERNIE4_5_MOE,
+                 "bailing_moe_v2": ARCH.BAILINGMOE2, "dots1": ARCH.DOTS1}
+PERMUTED = (ARCH.LLAMA, ARCH.GRANITE_MOE)
+# Their experts' width is that of dense layers, which they do not have.
+WITHOUT_EXPERT_WIDTH = (ARCH.LLAMA, ARCH.GRANITE_MOE, ARCH.OLMOE)
+
+
+def permute(weights, heads):
+    """Puts the two halves of each head's rows side by side."""
+    return (weights.reshape(heads, 2, weights.shape[0] // heads // 2, *weights.shape[1:])
+            .swapaxes(1, 2).reshape(weights.shape))
+
+
+def load(folder):
+    tensors = {}
+    for path in sorted(folder.glob("model*.safetensors")):
+        tensors.update(load_file(path))
+    return {name: tensor if tensor.dtype == torch.uint8 else tensor.float()
+            for name, tensor in tensors.items()}
+
+
+def stack_experts(tensors):
+    """Replaces the tensors of single experts by one tensor for all of a layer."""
+    out, stacks = {}, {}
+    for name, tensor in tensors.items():
+        parts = name.split(".experts.")
+        if len(parts) == 1 or not parts[1][0].isdigit():
+            out[name] = tensor
+            continue
+        number, rest = parts[1].split(".", 1)
+        stacks.setdefault(f"{parts[0]}.experts.{rest}", {})[int(number)] = tensor
+    for name, experts in stacks.items():
+        out[name] = torch.stack([experts[i] for i in range(len(experts))])
+    return out
+
+
+def gguf_mxfp4(blocks, scales):
+    """Returns blocks of 17 bytes [..., blocks, 17] from OCP's elements and scales."""
+    blocks = blocks.numpy()
+    elements = np.stack([blocks & 0xF, blocks >> 4], -1).reshape(*blocks.shape[:-1], 32)
+    packed = elements[..., :16] | elements[..., 16:] << 4
+    return np.concatenate([scales.numpy()[..., None], packed], -1)
+
+
+def convert_gpt_oss(tensors):
+    for name, tensor in tensors.items():
+        stem = name.removesuffix("_blocks").removesuffix("_bias")
+        kind = ".bias" if name.endswith("_bias") else ".weight"
+        if name.endswith("_scales"):
+            continue
+        if name.endswith("_blocks"):
+            tensor = gguf_mxfp4(tensor, tensors[stem + "_scales"])
+            tensor = torch.from_numpy(tensor.reshape(*tensor.shape[:-2], -1))
+        elif ".experts." in name and kind == ".weight":
+            tensor = tensor.transpose(1, 2)
+        if stem.endswith("gate_up_proj"):
+            stem = stem.removesuffix("gate_up_proj")
+            yield stem + "gate_proj" + kind, tensor[:, ::2].contiguous()
+            yield stem + "up_proj" + kind, tensor[:, 1::2].contiguous()
+        elif stem.endswith(".down_proj"):
+            yield stem + kind, tensor.contiguous()
+        elif name.endswith(".sinks"):
+            yield name + ".weight", tensor
+        else:
+            yield name, tensor
+
+
+def convert(config, tensors, legacy):
+    """Yields the tensors as the converter changes them, under names that it passes to gguf."""
+    arch = ARCHITECTURES[config["model_type"]]
+    if arch == ARCH.GPT_OSS:
+        yield from convert_gpt_oss(tensors)
+        return
+    heads = config["num_attention_heads"]
+    for name, tensor in tensors.items():
+        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        name = name.replace(".expert_bias", ".expert_bias.bias")
+        if arch in PERMUTED and ".q_proj." in name:
+            tensor = permute(tensor, heads)
+        if arch in PERMUTED and ".k_proj." in name:
+            tensor = permute(tensor, config["num_key_value_heads"])
+        if arch in (ARCH.GEMMA2, ARCH.GEMMA3) and name.endswith("norm.weight"):
+            tensor = tensor + 1
+        layer = name.split(".")[2] if ".layers." in name else ""
+        if name.endswith("kv_b_proj.weight") and not legacy:
+            keys = config["qk_nope_head_dim"]
+            tensor = tensor.reshape(heads, keys + config["v_head_dim"], -1)
+            yield name.replace("kv_b_proj", "k_b_proj"), tensor[:, :keys].transpose(1, 2).contiguous()
+            yield name.replace("kv_b_proj", "v_b_proj"), tensor[:, keys:].contiguous()
+        elif name.endswith("block_sparse_moe.input_linear.weight"):
+            gate, up = tensor.chunk(2, 1)
+            yield f"blk.{layer}.ffn_gate_exps.weight", gate.contiguous()
+            yield f"blk.{layer}.ffn_up_exps.weight", up.contiguous()
+        elif name.endswith("shared_mlp.input_linear.weight"):
+            gate, up = tensor.chunk(2, 0)
+            yield f"blk.{layer}.ffn_gate_shexp.weight", gate.contiguous()
+            yield f"blk.{layer}.ffn_up_shexp.weight", up.contiguous()
+        else:
+            yield name, tensor
+
+
+def llama3_factors(rope, dimensions):
+    frequencies = 1.0 / rope["rope_theta"] ** (torch.arange(0, dimensions, 2, dtype=torch.float32) / dimensions)
+    low = rope["original_max_position_embeddings"] / rope["low_freq_factor"]
+    high = rope["original_max_position_embeddings"] / rope["high_freq_factor"]
+    factors = []
+    for frequency in frequencies:
+        length = 2 * math.pi / frequency
+        if length < high:
+            factors.append(1.0)
+        elif length > low:
+            factors.append(rope["factor"])
+        else:
+            smooth = ((rope["original_max_position_embeddings"] / length - rope["low_freq_factor"])
+                      / (rope["high_freq_factor"] - rope["low_freq_factor"]))
+            factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return np.array(factors, dtype=np.float32)
+
+
+def rope_of(config):
+    """Returns the rotary parameters, also those of configurations with the older keys."""
+    rope = {"rope_type": "default", "rope_theta": config.get("rope_theta"),
+            "partial_rotary_factor": config.get("partial_rotary_factor", 1.0)}
+    rope.update(config.get("rope_scaling") or {})
+    rope.update(config.get("rope_parameters") or {})
+    return rope
+
+
+def add_rope_scaling(writer, config, arch):
+    rope = rope_of(config)
+    if rope["rope_type"] in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] in ("longrope", "yarn"):
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if rope["rope_type"] == "longrope":
+        writer.add_rope_scaling_attn_factors(rope["attention_factor"])
+    if rope["rope_type"] == "yarn":
+        for key, add in (("beta_fast", writer.add_rope_scaling_yarn_beta_fast),
+                         ("beta_slow", writer.add_rope_scaling_yarn_beta_slow)):
+            if key in rope:
+                add(rope[key])
+    if rope["rope_type"] == "yarn" and arch == ARCH.DEEPSEEK2:
+        writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+    if "rope_local_base_freq" in config:
+        writer.add_rope_freq_base_swa(config["rope_local_base_freq"])
+
+
+def head_dim_of(config):
+    return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+
+
+def add_latent(writer, config, legacy):
+    keys = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
+    if config["q_lora_rank"] is not None:
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_kv_lora_rank(config["kv_lora_rank"])
+    if legacy:
+        writer.add_key_length(keys)
+        writer.add_value_length(config["v_head_dim"])
+        return
+    writer.add_key_length(config["kv_lora_rank"] + config["qk_rope_head_dim"])
+    writer.add_value_length(config["kv_lora_rank"])
+    writer.add_key_length_mla(keys)
+    writer.add_value_length_mla(config["v_head_dim"])
+
+
+def add_experts(writer, config, arch):
+    def first(*keys):
+        return next((config[key] for key in keys if config.get(key) is not None), None)
+
+    experts = first("n_routed_experts", "moe_num_experts", "num_experts", "num_local_experts")
+    if not experts:
+        return
+    writer.add_expert_count(experts)
+    writer.add_expert_used_count(first("num_experts_per_tok", "moe_k", "moe_topk"))
+    width = first("moe_intermediate_size", "intermediate_size")
+    if arch not in WITHOUT_EXPERT_WIDTH:
+        writer.add_expert_feed_forward_length(width)
+    for key in ("shared_expert_intermediate_size", "shared_intermediate_size"):
+        if key in config:
+            writer.add_expert_shared_feed_forward_length(config[key])
+    shared = first("n_shared_experts", "moe_num_shared_experts", "num_shared_experts")
+    if shared is not None:
+        writer.add_expert_shared_count(shared)
+    if arch in (ARCH.ERNIE4_5_MOE, ARCH.BAILINGMOE2):
+        writer.add_expert_shared_feed_forward_length(shared * width)
+    if arch == ARCH.HUNYUAN_MOE:
+        writer.add_expert_shared_count(1)
+        writer.add_expert_shared_feed_forward_length(width)
+    if arch == ARCH.ERNIE4_5_MOE:
+        writer.add_leading_dense_block_count(config["moe_layer_start_index"])
+        writer.add_interleave_moe_layer_step(config["moe_layer_interval"])
+    if "first_k_dense_replace" in config:
+        writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+        writer.add_expert_weights_norm(config.get("norm_topk_prob", True))
+        functions = gguf.ExpertGatingFuncType
+        softmax = config["model_type"] == "deepseek_v2"
+        writer.add_expert_gating_func(functions.SOFTMAX if softmax else functions.SIGMOID)
+        if config.get("n_group") is not None:
+            writer.add_expert_group_count(config["n_group"])
+            writer.add_expert_group_used_count(config["topk_group"])
+    if arch in (ARCH.GLM4_MOE, ARCH.BAILINGMOE2):
+        writer.add_nextn_predict_layers(0)
+
+
+def add_config(writer, config, legacy):
+    arch = ARCHITECTURES[config["model_type"]]
+    latent = arch == ARCH.DEEPSEEK2
+    writer.add_name("a tiny test model")
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(1 if latent and not legacy else config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(rope_of(config)["rope_theta"])
+    head_dim = head_dim_of(config)
+    if latent:
+        add_latent(writer, config, legacy)
+    elif config.get("head_dim"):
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    if arch in PERMUTED or latent:
+        writer.add_vocab_size(config["vocab_size"])
+    rotated = config["qk_rope_head_dim"] if latent else int(head_dim * rope_of(config)["partial_rotary_factor"])
+    if arch in PERMUTED or arch in (ARCH.DEEPSEEK2, ARCH.GLM4_MOE, ARCH.BAILINGMOE2, ARCH.PHI3):
+        writer.add_rope_dimension_count(rotated)
+    add_rope_scaling(writer, config, arch)
+    add_experts(writer, config, arch)
+    if arch in (ARCH.GPT_OSS, ARCH.GEMMA2, ARCH.GEMMA3, ARCH.PHI3):
+        writer.add_sliding_window(config["sliding_window"] or 0)
+    if config.get("attn_logit_softcapping"):
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+    if config.get("final_logit_softcapping"):
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if arch == ARCH.GRANITE_MOE:
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(config["eos_token_id"])
+
+
+def encode(name, tensor, kind):
+    """Returns the data and the type of a tensor, as the converter chooses it."""
+    array = tensor.numpy()
+    if array.dtype == np.uint8:
+        return array, Type.MXFP4
+    if array.ndim == 1 or "ffn_gate_inp" in name or name.endswith(".bias") or kind == Type.F32:
+        return array, None
+    if kind not in (Type.F16, Type.BF16) and array.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] != 0:
+        kind = Type.BF16
+    return gguf.quantize(array, kind), kind
+
+
+def extra_tensors(config):
+    rope = rope_of(config)
+    if rope["rope_type"] == "llama3":
+        yield "rope_freqs.weight", llama3_factors(rope, config["head_dim"])
+    if rope["rope_type"] == "longrope":
+        yield "rope_factors_long.weight", np.array(rope["long_factor"], np.float32)
+        yield "rope_factors_short.weight", np.array(rope["short_factor"], np.float32)
+
+
+def write_model(case, kind, out, finish, legacy=False):
+    folder = FAMILIES / case
+    config = json.loads((folder / "config.json").read_text())
+    arch = ARCHITECTURES[config["model_type"]]
+    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
+    tensors = {}
+    for name, tensor in convert(config, stack_experts(load(folder)), legacy):
+        new_name = name if name.startswith("blk.") else names.get_name(name, (".weight", ".bias"))
+        assert new_name is not None, name
+        assert new_name not in tensors, new_name
+        tensors[new_name] = tensor.squeeze()
+    stem = f"{case}-{'legacy-' if legacy else ''}{kind}"
+    outputs = [(out / f"{stem}.gguf", False)]
+    if kind.startswith("q"):
+        outputs.append((out / f"{stem}-widened.gguf", True))
+    for path, widened in outputs:
+        writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
+        add_config(writer, config, legacy)
+        for name, array in extra_tensors(config):
+            writer.add_tensor(name, array)
+        for name, tensor in tensors.items():
+            data, encoded = encode(name, tensor, Type[kind.upper()])
+            if widened and encoded is not None:
+                data, encoded = gguf.dequantize(data, encoded).astype(np.float32), None
+            writer.add_tensor(name, data, raw_dtype=encoded)
+        finish(writer)
