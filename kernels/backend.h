@@ -224,8 +224,8 @@ struct EmbedArgs {
   const EmbeddingTable* positions = nullptr;  // learned positions; null if there are none
   bool sinusoidal = false;
   int first_position = 0;  // sinusoidal: added to the tokens' positions
-  float scale = 1.0f;  // factor of the token embeddings, before positions are added
-  RowsView output;     // f32 [T, d]
+  float scale = 1.0f;      // factor of the token embeddings, before positions are added
+  RowsView output;         // f32 [T, d]
 };
 
 struct RopeArgs {

@@ -75,8 +75,8 @@ void Attention::Forward(StepContext& ctx, const RowsView& x, const RowsView& out
 void Attention::DenseQueries(StepContext& ctx, const RowsView& query, const RowsView& gate,
                              const RowsView& output) const {
   // A norm reads f32.
-  const RowsView heads = ctx.workspace.Take(query.rows, query.cols,
-                                            spec_.inner_norm ? DType::kF32 : ctx.activation);
+  const RowsView heads =
+      ctx.workspace.Take(query.rows, query.cols, spec_.inner_norm ? DType::kF32 : ctx.activation);
   ctx.backend.Attention(
       {.cache = &ctx.cache,
        .layer = layer_,

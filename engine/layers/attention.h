@@ -36,7 +36,7 @@ class Attention : public Branch {
   std::unique_ptr<LinearBank> output_;      // dense only
   std::unique_ptr<NormBank> query_norm_, key_norm_;
   std::unique_ptr<NormBank> inner_norm_;  // of the heads' outputs together; null if there is none
-  std::unique_ptr<RoutedLayer> routed_;  // null if the attention is dense
+  std::unique_ptr<RoutedLayer> routed_;   // null if the attention is dense
   std::unique_ptr<DeviceBuffer> out_bias_;
   std::unique_ptr<DeviceBuffer> sinks_;  // [H]; null if there are none
 };

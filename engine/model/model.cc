@@ -67,7 +67,7 @@ class Model::Impl {
   std::unique_ptr<EmbeddingTable> learned_positions_;
   std::unique_ptr<NormBank> embedding_norm_;  // null if there is none
   std::unique_ptr<NormBank> final_norm_;      // null if the model is post-norm
-  std::vector<Block> blocks_;             // in execution order
+  std::vector<Block> blocks_;                 // in execution order
   ReportBuffer reported_;
 };
 
@@ -75,8 +75,8 @@ absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) 
   LoadContext load{source, backend, options.compute, spec.norm, options.quantization, packed_cache};
   const int d = spec.hidden_size;
   const std::string head_name = spec.tie_word_embeddings ? "embed" : "head";
-  MOESERVE_ASSIGN_OR_RETURN(
-      head_, LoadLinear(load, d, {{head_name, spec.vocab_size, spec.head_bias}}));
+  MOESERVE_ASSIGN_OR_RETURN(head_,
+                            LoadLinear(load, d, {{head_name, spec.vocab_size, spec.head_bias}}));
   if (spec.tie_word_embeddings) {
     MOESERVE_ASSIGN_OR_RETURN(embedding_, backend.NewTiedEmbeddingTable(*head_));
   } else {

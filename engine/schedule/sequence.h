@@ -74,8 +74,8 @@ struct Sequence {
   std::vector<int32_t> blocks;  // ids of this sequence's cache blocks
   int published = 0;            // number of leading blocks that were published (BlockManager)
   bool is_long = false;         // decides between two sets of rope factors
-  // Combines is_long, cache_salt and RoutingControl::key(); only sequences with equal keys share cached
-  // prefixes. BlockManager calls this key the salt.
+  // Combines is_long, cache_salt and RoutingControl::key(); only sequences with equal keys share
+  // cached prefixes. BlockManager calls this key the salt.
   std::string cache_key;
   // Largest `computed` so far. After a preemption, tokens below it are computed a second time.
   int high_water = 0;

@@ -165,7 +165,7 @@ struct AttentionSpec {
   std::optional<int> window;  // number of last positions that a token attends to, itself included
   QkNorm qk_norm = QkNorm::kNone;   // dense only
   bool qk_norm_after_rope = false;  // else before it
-  bool gate = false;  // dense only: multiplies the heads' outputs by sigmoid(W x), before o
+  bool gate = false;        // dense only: multiplies the heads' outputs by sigmoid(W x), before o
   bool inner_norm = false;  // dense only: a norm of the outputs of all heads together, before o
   GroupOrder group_order = GroupOrder::kInterleave;  // dense only
   // If set, replaces ModelSpec::position in this layer; its kind is kRope or kNone. Allowed only if

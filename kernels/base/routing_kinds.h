@@ -71,8 +71,8 @@ constexpr GateTraits Traits(GateKind kind) {
 
 // What the gate values of experts are divided by to get their weights.
 enum class GateDivisor : uint8_t {
-  kOne,          // 1: the gate value itself is the weight
-  kAllExperts,   // the sum of the gate values of all experts
+  kOne,           // 1: the gate value itself is the weight
+  kAllExperts,    // the sum of the gate values of all experts
   kSelectedOnly,  // the sum of the gate values of the selected experts, so weights exist only
                   // after selection
   kNear           // a sum of its own for each expert: see MixerValue() in kernels/base/routing.h

@@ -127,10 +127,10 @@ class CpuBackend : public Backend {
   // Cosines and sines for the positions of a step; all layers share them.
   struct RopeTable {
     RopeSettings settings;
-    uint64_t step = 0;                // number of the step for which `angles` were computed
+    uint64_t step = 0;                     // number of the step for which `angles` were computed
     std::vector<double> frequencies;       // [dimensions / 2]
     std::vector<double> long_frequencies;  // of long sequences; empty if they have the same
-    std::vector<float> angles;        // [tokens][cosines, sines]
+    std::vector<float> angles;             // [tokens][cosines, sines]
   };
   // The largest number of rows of a linear task. A task reads a block of weights from memory once
   // and keeps it in the second-level cache.

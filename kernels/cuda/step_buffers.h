@@ -11,16 +11,16 @@ namespace moeserve::cuda {
 
 // Device addresses of a step's inputs; they are equal for all steps of one shape.
 struct DeviceStep {
-  TokenRoutes* routes = nullptr;          // [tokens] set to 0 when the step begins
-  uint8_t* failed = nullptr;              // [tokens] set to 0 when the step begins
-  const uint8_t* kind = nullptr;          // [tokens] kTokenPrefill and so on; 255 for padding
+  TokenRoutes* routes = nullptr;           // [tokens] set to 0 when the step begins
+  uint8_t* failed = nullptr;               // [tokens] set to 0 when the step begins
+  const uint8_t* kind = nullptr;           // [tokens] kTokenPrefill and so on; 255 for padding
   const uint8_t* long_sequence = nullptr;  // [tokens] StepInputs::long_sequence; 0 without it
-  const int32_t* token_ids = nullptr;     // [tokens]
-  const int32_t* position = nullptr;      // [tokens]
-  const int32_t* sequence = nullptr;      // [tokens] -1 for padding
-  const int32_t* output_rows = nullptr;   // [outputs]
-  const SampleRow* samples = nullptr;     // [outputs] nothing is drawn if SampleRow::row < 0
-  const int32_t* block_tables = nullptr;  // [sequences, table_stride]
+  const int32_t* token_ids = nullptr;      // [tokens]
+  const int32_t* position = nullptr;       // [tokens]
+  const int32_t* sequence = nullptr;       // [tokens] -1 for padding
+  const int32_t* output_rows = nullptr;    // [outputs]
+  const SampleRow* samples = nullptr;      // [outputs] nothing is drawn if SampleRow::row < 0
+  const int32_t* block_tables = nullptr;   // [sequences, table_stride]
 };
 
 // Per step, one copy uploads all inputs from pinned memory and another downloads the per-token

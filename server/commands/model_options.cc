@@ -172,9 +172,9 @@ Result<RunningModel> StartModel(
                             OpenPackedCache(options, checkpoint.identity, *out.backend));
   auto weights = std::make_unique<ReportedWeights>(*checkpoint.weights, checkpoint.spec,
                                                    checkpoint.weight_bytes, progress);
-  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<Model> model,
-                            Model::Create(checkpoint.spec, model_options, *weights, *out.backend,
-                                          packed_cache.get()));
+  MOESERVE_ASSIGN_OR_RETURN(
+      std::unique_ptr<Model> model,
+      Model::Create(checkpoint.spec, model_options, *weights, *out.backend, packed_cache.get()));
   weights.reset();
   out.defaults = checkpoint.generation;
   out.types = model_options;

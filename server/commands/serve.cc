@@ -289,8 +289,8 @@ absl::Status Serve(const Options& options) {
   });
 
   const absl::Time start = absl::Now();
-  MOESERVE_ASSIGN_OR_RETURN(model, StartModel(options.model, configuration.engine, {},
-                                              ProgressOutput::kLog));
+  MOESERVE_ASSIGN_OR_RETURN(
+      model, StartModel(options.model, configuration.engine, {}, ProgressOutput::kLog));
   MOESERVE_RETURN_IF_ERROR(
       ResolveMoeMetrics(context.settings().moe_metrics, model.engine->ExpertSnapshot()).status());
   const double seconds = absl::ToDoubleSeconds(absl::Now() - start);

@@ -217,7 +217,8 @@ TEST(LongRopeTest, PlannedLengthDecidesAndSeparatesCachedPrefixes) {
       EXPECT_EQ(sinks[i]->last().usage.cached_tokens > 0, round == 1) << i;
       EXPECT_EQ(sinks[i]->tokens(), alone[i]->tokens());
       for (size_t t = 0; t < sinks[i]->logprobs().size(); ++t) {
-        ASSERT_EQ(sinks[i]->logprobs()[t].logprob, alone[i]->logprobs()[t].logprob) << i << ' ' << t;
+        ASSERT_EQ(sinks[i]->logprobs()[t].logprob, alone[i]->logprobs()[t].logprob)
+            << i << ' ' << t;
       }
     }
   }

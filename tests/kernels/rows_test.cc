@@ -96,9 +96,8 @@ TEST_P(RowsTest, EmbedsTokensAndPositions) {
               double v = 1.5 * ElementAsF32(table, int64_t{tokens[r]} * width + i);
               if (kind == 1) v += ElementAsF32(learned, int64_t{position[r]} * width + i);
               if (kind >= 2) {
-                const double angle =
-                    (position[r] + first) *
-                    std::pow(10000.0, -static_cast<double>(i % half) / (half - 1));
+                const double angle = (position[r] + first) *
+                                     std::pow(10000.0, -static_cast<double>(i % half) / (half - 1));
                 v += i < half ? std::sin(angle) : std::cos(angle);
               }
               expected.push_back(v);

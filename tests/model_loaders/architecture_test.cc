@@ -208,7 +208,7 @@ TEST(Architecture, AnUnknownFamilyIsNamedBesideThoseThatAreKnown) {
                 ", found \"made_up_moe\"");
   const std::string known = "model_type: expected \"routed_decoder\" or \"made_up_moe\", found ";
   const std::map<std::string, std::string> cases = {
-      {R"({"model_type": "mamba"})", known + "\"mamba\""},
+      {R"({"model_type": "no_such_family"})", known + "\"no_such_family\""},
       {R"({"model_type": null})", known + "null"},
       {R"({"model_type": ["made_up_moe"]})", known + "[\"made_up_moe\"]"},
       {R"({})", known + "no such key, and it has no default"},

@@ -113,9 +113,9 @@ TEST(Families, NotesTellWhatIsIgnored) {
 }
 
 TEST(Families, NamesThatDifferInNumbersMakeOneLine) {
-  EXPECT_EQ(GroupedNames({"layers.0.inv_freq", "layers.11.inv_freq", "lm_head.weight", "a.w1.b"}),
-            (std::vector<std::string>{"a.w1.b", "layers.*.inv_freq (2 tensors)",
-                                      "lm_head.weight"}));
+  EXPECT_EQ(
+      GroupedNames({"layers.0.inv_freq", "layers.11.inv_freq", "lm_head.weight", "a.w1.b"}),
+      (std::vector<std::string>{"a.w1.b", "layers.*.inv_freq (2 tensors)", "lm_head.weight"}));
   EXPECT_TRUE(GroupedNames({}).empty());
 }
 

@@ -272,8 +272,7 @@ RowRoutes<float> ContractRoutes(const RouteSettings& s, const RouterWeights& w,
   for (int e : r.experts) {
     float gate;
     if (MixesSparsely(s)) {
-      const auto mixer =
-          MixerOf(s, counted, r.ranking, e, [](float x) { return ContractExp(x); });
+      const auto mixer = MixerOf(s, counted, r.ranking, e, [](float x) { return ContractExp(x); });
       gate = counted[e] == -kInfinity ? 0.0f : 1.0f / Sum(mixer.terms);
     } else if (DividesBySelected(s)) {
       gate = cumulative == 0.0f ? 0.0f : value[e] / cumulative;
@@ -361,8 +360,7 @@ RowRoutes<double> OracleRoutes(const RouteSettings& s, const RouterWeights& w,
   for (int e : r.experts) {
     double gate = DividesBySelected(s) ? value[e] / cumulative : value[e] / z;
     if (MixesSparsely(s)) {
-      const auto mixer =
-          MixerOf(s, r.scores, r.ranking, e, [](double x) { return std::exp(x); });
+      const auto mixer = MixerOf(s, r.scores, r.ranking, e, [](double x) { return std::exp(x); });
       gate = 1.0 / std::accumulate(mixer.terms.begin(), mixer.terms.end(), 0.0);
       r.margin = std::min(r.margin, mixer.margin);
     }

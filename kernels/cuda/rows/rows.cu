@@ -383,8 +383,8 @@ void LaunchAddSinusoids(const int32_t* position, int first, const RowsView& outp
                         cudaStream_t stream) {
   if (output.rows == 0) return;
   const RowGrid shape = GridOver(output.rows, output.cols / 2, 1);
-  Launch(SinusoidKernel, LaunchShape{shape.grid, shape.block, 0, stream, true}, position,
-         first, static_cast<int>(output.cols), RowsOf(output));
+  Launch(SinusoidKernel, LaunchShape{shape.grid, shape.block, 0, stream, true}, position, first,
+         static_cast<int>(output.cols), RowsOf(output));
 }
 
 void LaunchNorm(const NormLaunch& args, cudaStream_t stream) {

@@ -140,11 +140,12 @@ void Q6K(const uint8_t* block, float* out) {
 // 255, which OCP defines as not a number, is 2^128.
 void Mxfp4(const uint8_t* block, float* out) {
   // Twice the numbers, so that they are integers, and half the scale.
-  constexpr std::array<float, 16> kDoubled = {0.0f, 1.0f,  2.0f,  3.0f,  4.0f,  6.0f,  8.0f,  12.0f,
-                                              0.0f, -1.0f, -2.0f, -3.0f, -4.0f, -6.0f, -8.0f, -12.0f};
+  constexpr std::array<float, 16> kDoubled = {0.0f,  1.0f,  2.0f,  3.0f,  4.0f,  6.0f,
+                                              8.0f,  12.0f, 0.0f,  -1.0f, -2.0f, -3.0f,
+                                              -4.0f, -6.0f, -8.0f, -12.0f};
   const uint32_t exponent = block[0];  // 2^(exponent - 128); the first two are subnormal
-  const float scale = std::bit_cast<float>(exponent < 2 ? uint32_t{0x00200000} << exponent
-                                                        : (exponent - 1) << 23);
+  const float scale =
+      std::bit_cast<float>(exponent < 2 ? uint32_t{0x00200000} << exponent : (exponent - 1) << 23);
   for (int i = 0; i < kBlock; ++i) {
     out[i] = scale * kDoubled[static_cast<size_t>(Nibble(block + 1, i))];
   }

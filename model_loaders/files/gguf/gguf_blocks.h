@@ -1,5 +1,5 @@
-// The tensor types of GGUF files. Most of them are blocks of small numbers with common scales, which
-// are converted to f32.
+// The tensor types of GGUF files. Most of them are blocks of small numbers with common scales,
+// which are converted to f32.
 #pragma once
 
 #include <cstdint>
