@@ -385,9 +385,12 @@ TEST(RouterContractTest, AgreesWithDoubleArithmetic) {
       const RowRoutes<float> contract = ContractRoutes(c.settings, weights, row);
       ASSERT_EQ(contract.experts, oracle.experts)
           << "case seed " << c.seed << ", margin " << oracle.margin;
-      // Small temperatures make scores so large that f32 rounds their differences coarsely.
+      // Small temperatures make scores so large that f32 rounds their differences coarsely. Only a
+      // sparse mixer has weights that depend on close scores far down the ranking.
       double largest = 1000.0;
-      for (const double score : oracle.scores) largest = std::max(largest, std::abs(score));
+      if (c.settings.gate == Gate::kSparseMixer) {
+        for (const double score : oracle.scores) largest = std::max(largest, std::abs(score));
+      }
       for (size_t j = 0; j < oracle.weights.size(); ++j) {
         const double error = std::abs(contract.weights[j] - oracle.weights[j]);
         worst = std::max(worst, error * 1000.0 / largest);
