@@ -191,11 +191,12 @@ steady_addresses() {
   fi
 }
 
-# sanitize PRESET [ARGUMENT...]: builds a sanitizer's preset and runs its tests, with further
-# arguments for ctest. The build, too, runs the test programs with the sanitizer, to list their tests.
+# sanitize PRESET LABELS [ARGUMENT...]: builds a sanitizer's preset and runs its tests, without those
+# whose label matches LABELS and with further arguments for ctest. The build, too, runs the test
+# programs with the sanitizer, to list their tests.
 sanitize() {
   build "$1"
-  run_ctest "$@" --label-exclude slow
+  run_ctest "$1" --label-exclude "$2" "${@:3}"
   MOESERVE_LOAD_REQUESTS=10000 client_tests "$1"
 }
 
@@ -206,7 +207,8 @@ sanitize_threads() {
   export full jobs venv
   # The emulated device runs its threads in turns, so there are no races to find; it is ten times
   # as slow with this sanitizer.
-  steady_addresses bash -euo pipefail -c 'sanitize tsan --exclude-regex cuda_emulated'
+  steady_addresses bash -euo pipefail -c \
+    'sanitize tsan "slow|emulated" --exclude-regex cuda_emulated'
 }
 
 check_goldens() { "$reference_venv/bin/python" tests/reference/make_goldens.py --check; }
@@ -222,7 +224,7 @@ run_script() { MOESERVE_BIN=$PWD/build/release/moeserve bash "$1"; }
 
 run_full() {
   local part
-  stage "address and undefined-behaviour sanitizers" sanitize asan
+  stage "address and undefined-behaviour sanitizers" sanitize asan slow
   stage "thread sanitizer" sanitize_threads
   stage "Python environment with PyTorch" make_reference_venv
   stage "goldens computed anew" check_goldens
