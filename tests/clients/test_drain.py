@@ -14,6 +14,7 @@ import pytest
 from conftest import start_server, stop_server, wait_for
 
 STREAMS = 16  # number of streams over HTTP, and over gRPC
+LIMIT = 600  # seconds; long enough for a server that runs with a sanitizer
 
 
 def stream_http(url, tokens):
@@ -23,7 +24,7 @@ def stream_http(url, tokens):
     request = urllib.request.Request(url + "/v1/completions", json.dumps(body).encode(),
                                      {"Content-Type": "application/json"})
     generated, done, error = 0, False, None
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=LIMIT) as answer:
         for line in answer:
             data = line.decode().strip().removeprefix("data: ")
             if data == "[DONE]":
@@ -40,7 +41,7 @@ def stream_grpc(stub, pb, tokens):
     sampling = pb.SamplingParams(max_tokens=tokens, ignore_eos=True)
     try:
         last = None
-        for last in stub.Generate(pb.GenerateRequest(text="The", sampling=sampling), timeout=60):
+        for last in stub.Generate(pb.GenerateRequest(text="The", sampling=sampling), timeout=LIMIT):
             pass
         return last.usage.completion_tokens, bool(last.finish_reason), None
     except grpc.RpcError as error:
@@ -96,7 +97,7 @@ def load(protos):
 
 def test_running_requests_finish_and_new_ones_are_refused(load):
     tokens = 1500
-    server, futures, (pb, stub) = load(tokens, "--drain-timeout", "60")
+    server, futures, (pb, stub) = load(tokens, "--drain-timeout", str(LIMIT))
     server.process.send_signal(signal.SIGTERM)
     assert wait_for(lambda: status_of(server.url + "/health/ready")[0] == 503)
     assert not any(future.done() for future in futures)
