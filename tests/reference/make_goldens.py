@@ -27,6 +27,7 @@ import torch
 
 import routed_decoder
 import safetensors_io
+import selection
 import tiny_models
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -118,7 +119,7 @@ def golden_tensors(model: routed_decoder.RoutedDecoder, narrow: routed_decoder.R
            "bf16_target_logprobs": torch.stack(narrow_targets),
            "bf16_top_logprobs": torch.stack(narrow_top)}
     for key in recorded[0]:
-        routes = routed_decoder.concatenate_routes([routes[key] for routes in recorded])
+        routes = selection.concatenate_routes([routes[key] for routes in recorded])
         for field in ("offsets", "experts", "weights"):
             out[f"routes.{key}.{field}"] = getattr(routes, field)
     return out

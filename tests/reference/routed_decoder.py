@@ -14,7 +14,6 @@ d_h, E experts, R routed rows (T, or T*h with a split of h heads) of width c.
 """
 
 import copy
-import dataclasses
 import json
 import math
 import pathlib
@@ -24,6 +23,8 @@ import torch
 from torch.nn import functional
 
 import safetensors_io
+from positions import rope, sinusoidal
+from selection import Routes, select
 
 Tensor = torch.Tensor
 Json = dict[str, Any]
@@ -36,55 +37,33 @@ _DEFAULT_NORM = {"kind": "rms"}
 _DEFAULT_POSITION = {"kind": "rope"}
 
 
-@dataclasses.dataclass
-class Routes:
-    """Selected experts of a routed block as compressed rows.
-
-    Row r owns entries offsets[r] to offsets[r + 1]; experts ascend within a row.
-    """
-
-    offsets: Tensor  # int32 [R + 1]
-    experts: Tensor  # int32 [A]
-    weights: Tensor  # float32 [A]
-
-    def rows_of(self, expert: int) -> tuple[Tensor, Tensor]:
-        """Rows that selected the expert, and its weight in each of them."""
-        entries = (self.experts == expert).nonzero().flatten()
-        rows = torch.searchsorted(self.offsets, entries.to(torch.int32), right=True) - 1
-        return rows, self.weights[entries]
-
-    def used(self) -> list[int]:
-        return sorted(set(self.experts.tolist()))
-
-
-def concatenate_routes(parts: list[Routes]) -> Routes:
-    offsets = [torch.zeros(1, dtype=torch.int32)]
-    total = 0
-    for part in parts:
-        offsets.append(part.offsets[1:] + total)
-        total += int(part.offsets[-1])
-    return Routes(torch.cat(offsets), torch.cat([p.experts for p in parts]),
-                  torch.cat([p.weights for p in parts]))
-
-
 def complete_config(config: Json) -> Json:
     """Fills in every default of the format; attention and feed_forward become lists of L."""
     out = copy.deepcopy(config)
     norm = out.setdefault("norm", dict(_DEFAULT_NORM))
     norm.setdefault("eps", 1e-5)
+    norm.setdefault("final_eps", norm["eps"])
     norm.setdefault("placement", "pre")
-    position = out.setdefault("position", dict(_DEFAULT_POSITION))
-    if position["kind"] == "rope":
-        position.setdefault("theta", 10000)
-        position.setdefault("pairing", "half")
-        position.setdefault("fraction", 1.0)
+    _complete_position(out.setdefault("position", dict(_DEFAULT_POSITION)))
     for key in ("embedding_scale", "residual_scale", "logit_scale"):
         out.setdefault(key, 1.0)
-    out.setdefault("tie_word_embeddings", False)
+    out.setdefault("logit_soft_cap", 0.0)
+    for key in ("tie_word_embeddings", "embedding_norm", "head_bias"):
+        out.setdefault(key, False)
     for key, complete in (("attention", _complete_attention), ("feed_forward", _complete_ffn)):
         layers = out[key] if isinstance(out[key], list) else [out[key]] * out["num_hidden_layers"]
         out[key] = [complete(copy.deepcopy(layer)) for layer in layers]
     return out
+
+
+def _complete_position(position: Json) -> None:
+    if position["kind"] == "rope":
+        position.setdefault("theta", 10000)
+        position.setdefault("pairing", "half")
+        position.setdefault("fraction", 1.0)
+        position.setdefault("scaling", {"kind": "none"})
+    elif position["kind"] == "sinusoidal":
+        position.setdefault("first", 0)
 
 
 def _complete_attention(attention: Json) -> Json:
@@ -93,18 +72,29 @@ def _complete_attention(attention: Json) -> Json:
     attention.setdefault("bias", False)
     attention.setdefault("out_bias", False)
     attention.setdefault("scale", attention["head_dim"] ** -0.5)
+    attention.setdefault("soft_cap", 0.0)
     attention.setdefault("window", None)
+    if "position" in attention:
+        _complete_position(attention["position"])
+    if "latent" in attention:
+        attention["latent"].setdefault("query_rank", 0)
+        attention["latent"].setdefault("norm_eps", 1e-6)
     if routed:
         _complete_routing(attention["routing"])
     else:
         attention.setdefault("qk_norm", "none")
         attention.setdefault("group_order", "interleave")
+        for key in ("qk_norm_after_rope", "sinks", "gate", "inner_norm"):
+            attention.setdefault(key, False)
     return attention
 
 
 def _complete_ffn(feed_forward: Json) -> Json:
     feed_forward["expert"].setdefault("bias", False)
     feed_forward["expert"].setdefault("inner_norm", False)
+    for key, value in (("activation_limit", 0.0), ("activation_slope", 1.0), ("up_offset", 0.0)):
+        feed_forward["expert"].setdefault(key, value)
+    feed_forward.setdefault("out_bias", False)
     if feed_forward["kind"] == "routed":
         feed_forward.setdefault("shared_width", 0)
         feed_forward.setdefault("shared_gate", False)
@@ -126,6 +116,13 @@ def _complete_routing(routing: Json) -> None:
                            ("eps", 1e-12), ("temperature", "none")):
             score.setdefault(key, value)
     routing.setdefault("gate", "softmax")
+    routing.setdefault("mixer_limit", 0.0)
+    chooser = routing["select"]
+    chooser.setdefault("bias", False)
+    chooser.setdefault("groups", 1)
+    chooser.setdefault("best_groups", chooser["groups"])
+    chooser.setdefault("group_score", "max")
+    chooser.setdefault("group_mask", "minus_infinity")
     if routing["select"]["kind"] == "top_p":
         routing["select"].setdefault("compare", "ge")
         routing["select"].setdefault("max", routing["num_experts"])
@@ -147,110 +144,6 @@ def load_folder(folder: pathlib.Path) -> tuple[Json, dict[str, Tensor]]:
     return config, tensors
 
 
-def lane_sum(values: Tensor) -> Tensor:
-    """fp32 sum over the last axis in the order of the router's numerics contract.
-
-    Lane l of 32 adds the 8-element groups l, l+32, ... in ascending order; the lanes are then
-    added as a tree of distances 16, 8, 4, 2, 1.
-    """
-    lanes = [torch.zeros(values.shape[:-1]) for _ in range(32)]
-    for index in range(values.shape[-1]):
-        lane = index // 8 % 32
-        lanes[lane] = lanes[lane] + values[..., index]
-    for distance in (16, 8, 4, 2, 1):
-        lanes = [lanes[i] + lanes[i + distance] for i in range(distance)]
-    return lanes[0]
-
-
-def rank_experts(scores: Tensor) -> Tensor:
-    """Expert ids [R, E] by descending score; ties to the lower id; NaN last, after -inf."""
-    missing = scores.isnan()
-    order = scores.masked_fill(missing, -math.inf).sort(dim=1, descending=True, stable=True).indices
-    last = missing.gather(1, order).to(torch.uint8).sort(dim=1, stable=True).indices
-    return order.gather(1, last)
-
-
-def select(scores: Tensor, routing: Json) -> Routes:
-    """Gate and selection of fp32 scores [R, E].
-
-    softmax gates:  X-MoE eq. 8, HMoE eq. 9 to 11;  top-p: HMoE eq. 10.
-    """
-    rows, num_experts = scores.shape
-    order = rank_experts(scores)
-    finite = scores.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
-    highest = finite.amax(1, keepdim=True)
-    usable = highest.isfinite()
-    if routing["gate"] == "sigmoid":
-        mass = 1.0 / (1.0 + torch.exp(-finite))
-        total = torch.ones(rows)
-    else:
-        mass = torch.exp(finite - torch.where(usable, highest, torch.zeros_like(highest)))
-        total = lane_sum(mass)
-    ranked = mass.gather(1, order)
-
-    chooser = routing["select"]
-    if chooser["kind"] == "top_k":
-        count = torch.full((rows,), chooser["k"])
-    else:
-        count = _top_p_count(ranked, total, chooser)
-    kept = torch.arange(num_experts)[None] < count[:, None]
-
-    # The selected sum runs in rank order, in fp32; cumsum would accumulate in double precision.
-    selected_sum = torch.zeros(rows)
-    for rank in range(num_experts):
-        selected_sum = selected_sum + torch.where(kept[:, rank], ranked[:, rank], 0.0)
-    if routing["gate"] == "softmax_selected" or routing["renormalize"]:
-        denominator = selected_sum
-    else:
-        denominator = total
-    gates = torch.where(denominator[:, None] == 0, 0.0, mass / denominator[:, None])
-    gates = torch.where(usable, gates * routing["scale"], 0.0)
-
-    chosen = torch.zeros(rows, num_experts, dtype=torch.bool).scatter(1, order, kept)
-    offsets = functional.pad(chosen.sum(1).cumsum(0), (1, 0)).to(torch.int32)
-    experts = chosen.nonzero()[:, 1].to(torch.int32)  # row-major, so ascending within a row
-    return Routes(offsets, experts, gates[chosen].float())
-
-
-def _top_p_count(ranked: Tensor, total: Tensor, chooser: Json) -> Tensor:
-    """Number of experts per row: first n whose sequential fp32 sum reaches p * Z."""
-    threshold = torch.tensor(chooser["p"], dtype=torch.float32) * total
-    count = torch.full((len(ranked),), chooser["max"])
-    running = torch.zeros(len(ranked))
-    open_rows = torch.ones(len(ranked), dtype=torch.bool)
-    for rank in range(chooser["max"]):
-        running = running + ranked[:, rank]
-        reached = running >= threshold if chooser["compare"] == "ge" else running > threshold
-        count[open_rows & reached] = rank + 1
-        open_rows &= ~reached
-    return count
-
-
-def rope(x: Tensor, positions: Tensor, position: Json) -> Tensor:
-    """Rotates the first fraction * d_h dimensions of x [n, heads, d_h] by the row's position."""
-    size = round(position["fraction"] * x.shape[-1])
-    frequency = float(position["theta"]) ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
-    angle = positions.double()[:, None] * frequency[None]
-    cos, sin = angle.cos().to(x.dtype)[:, None], angle.sin().to(x.dtype)[:, None]
-    rotated = x.clone()
-    if position["pairing"] == "half":
-        first, second = slice(0, size // 2), slice(size // 2, size)
-    else:
-        first, second = slice(0, size, 2), slice(1, size, 2)
-    a, b = x[..., first], x[..., second]
-    rotated[..., first] = a * cos - b * sin
-    rotated[..., second] = b * cos + a * sin
-    return rotated
-
-
-def sinusoidal(positions: Tensor, d: int) -> Tensor:
-    """[T, d]: all sines, then all cosines; f_j = 10000^(-j / (d/2 - 1))."""
-    half = d // 2
-    frequency = 10000.0 ** (-torch.arange(half, dtype=torch.float64) / (half - 1))
-    angle = positions.double()[:, None] * frequency[None]
-    return torch.cat([angle.sin(), angle.cos()], 1)
-
-
 def activate(x: Tensor, name: str) -> Tensor:
     if name == "silu":
         return functional.silu(x)
@@ -259,8 +152,13 @@ def activate(x: Tensor, name: str) -> Tensor:
     return functional.gelu(x, approximate="tanh" if name == "gelu_tanh" else "none")
 
 
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    return cap * torch.tanh(x / cap) if cap > 0 else x
+
+
 class Cache:
-    """Keys (rotated) and values of every layer, each [S, G, d_h]."""
+    """Keys (rotated) and values of every layer, each [S, G, d_h]. Of latent attention, the latent
+    vectors [S, rank] and the rotated parts of the keys [S, 1, rope_dim]."""
 
     def __init__(self, layers: int) -> None:
         self.keys: list[Tensor | None] = [None] * layers
@@ -299,6 +197,7 @@ class RoutedDecoder:
                         for name, value in tensors.items()}
         self.wide = torch.promote_types(dtype, torch.float32)
         self.bf16_products = bf16_products
+        self.is_long = False  # whether `forward` treats the sequence as long
         if bf16_products:
             tied = self.config["tie_word_embeddings"]
             for name, value in self.tensors.items():
@@ -332,10 +231,13 @@ class RoutedDecoder:
             x = self._block(x, layer, "attention", positions, cache)
             x = self._block(x, layer, "feed_forward", positions, cache)
         cache.length += len(tokens)
-        if config["norm"]["placement"] == "pre":
-            x = self._norm(x, "norm")
+        if config["norm"]["placement"] != "post":
+            x = self._norm(x, "norm", eps=config["norm"]["final_eps"])
         head = "embed" if config["tie_word_embeddings"] else "head"
-        return (x @ self.tensors[f"{head}.weight"].t()).to(self.wide) * config["logit_scale"]
+        logits = (x @ self.tensors[f"{head}.weight"].t()).to(self.wide)
+        if config["head_bias"]:
+            logits = logits + self.tensors["head.bias"].to(self.wide)
+        return soft_cap(logits * config["logit_scale"], config["logit_soft_cap"])
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         x = self.tensors["embed.weight"][tokens] * self.config["embedding_scale"]
@@ -343,25 +245,30 @@ class RoutedDecoder:
         if kind == "learned":
             x = x + self.tensors["embed_position.weight"][positions]
         elif kind == "sinusoidal":
-            x = x + sinusoidal(positions, x.shape[1]).to(x.dtype)
-        return x
+            first = self.config["position"]["first"]
+            x = x + sinusoidal(positions + first, x.shape[1]).to(x.dtype)
+        return self._norm(x, "embed_norm") if self.config["embedding_norm"] else x
 
     def _block(self, x: Tensor, layer: int, part: str, positions: Tensor, cache: Cache) -> Tensor:
-        """One residual branch; models.md section 1 gives both placements of the norm."""
+        """One residual branch, with the norms where `norm.placement` says."""
         name = f"blocks.{layer}.{part}"
-        before = self.config["norm"]["placement"] == "pre"
-        inner = self._round(self._norm(x, f"{name}.norm") if before else x)
+        placement = self.config["norm"]["placement"]
+        inner = self._norm(x, f"{name}.norm") if placement in ("pre", "both") else x
+        inner = self._round(inner)
         if part == "attention":
             branch = self._attention(inner, layer, positions, cache)
         else:
             branch = self._feed_forward(inner, layer)
+        if placement in ("output", "both"):
+            branch = self._norm(branch, f"{name}.output_norm")
         x = x + self.config["residual_scale"] * branch
-        return x if before else self._norm(x, f"{name}.norm")
+        return self._norm(x, f"{name}.norm") if placement == "post" else x
 
-    def _norm(self, x: Tensor, name: str, kind: str | None = None) -> Tensor:
+    def _norm(self, x: Tensor, name: str, kind: str | None = None,
+              eps: float | None = None) -> Tensor:
         """RMS or layer norm over the last axis, statistics at least in fp32."""
         weight = self.tensors[f"{name}.weight"].to(self.wide)
-        eps = self.config["norm"]["eps"]
+        eps = self.config["norm"]["eps"] if eps is None else eps
         wide = x.to(self.wide)
         if (kind or self.config["norm"]["kind"]) == "rms":
             wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight
@@ -381,10 +288,11 @@ class RoutedDecoder:
     def _attention(self, x: Tensor, layer: int, positions: Tensor, cache: Cache) -> Tensor:
         settings = self.config["attention"][layer]
         name = f"blocks.{layer}.attention"
+        if "latent" in settings:
+            return self._latent(x, layer, name, settings, positions, cache)
         shape = (len(x), settings["num_kv_heads"], settings["head_dim"])
         keys, values = self._linear(x, f"{name}.k"), self._linear(x, f"{name}.v").view(shape)
-        keys = self._qk_norm(keys.view(shape), f"{name}.k_norm", settings)
-        keys = self._round(self._rotate(keys, positions))
+        keys = self._round(self._place(keys.view(shape), f"{name}.k_norm", positions, settings))
         keys, values = cache.extend(layer, keys, self._round(values))
         if settings["kind"] == "dense":
             out = self._dense_heads(x, name, settings, positions, keys, values)
@@ -398,13 +306,45 @@ class RoutedDecoder:
                      values: Tensor) -> Tensor:
         heads, groups = settings["num_heads"], settings["num_kv_heads"]
         q = self._linear(x, f"{name}.q").view(len(x), heads, settings["head_dim"])
-        q = self._rotate(self._qk_norm(q, f"{name}.q_norm", settings), positions)
+        q = self._place(q, f"{name}.q_norm", positions, settings)
         if settings["group_order"] == "tile" or self.fault == "tile_for_interleave":
             kv_head = torch.arange(heads) % groups
         else:
             kv_head = torch.arange(heads) // (heads // groups)
-        out = self._attend(q, positions, keys[:, kv_head], values[:, kv_head], settings)
-        return self._linear(self._round(out.flatten(1)), f"{name}.o")
+        sinks = self.tensors[f"{name}.sinks"] if settings["sinks"] else None
+        out = self._attend(q, positions, keys[:, kv_head], values[:, kv_head], settings, sinks)
+        out = out.flatten(1)
+        if settings["gate"]:
+            out = out * torch.sigmoid(self._linear(x, f"{name}.gate"))
+        if settings["inner_norm"]:
+            out = self._norm(out, f"{name}.inner_norm")
+        return self._linear(self._round(out), f"{name}.o")
+
+    def _latent(self, x: Tensor, layer: int, name: str, settings: Json, positions: Tensor,
+                cache: Cache) -> Tensor:
+        """Multi-head latent attention: DeepSeek-V2, section 2.1.2 and 2.1.3, without absorption."""
+        latent, heads = settings["latent"], settings["num_heads"]
+        plain = settings["head_dim"] - latent["rope_dim"]
+        inner = x
+        if latent["query_rank"] > 0:
+            inner = self._norm(self._linear(x, f"{name}.q_down"), f"{name}.q_norm", "rms",
+                               latent["norm_eps"])
+            inner = self._round(inner)
+        q = self._linear(inner, f"{name}.q").view(len(x), heads, settings["head_dim"])
+        q = torch.cat([q[..., :plain], self._rotate(q[..., plain:], positions, settings)], -1)
+        both = self._linear(x, f"{name}.latent")
+        vector = self._norm(both[:, :latent["rank"]], f"{name}.latent_norm", "rms",
+                            latent["norm_eps"])
+        rotated = self._rotate(both[:, None, latent["rank"]:], positions, settings)
+        vector, rotated = cache.extend(layer, self._round(vector), self._round(rotated))
+        keys, values = [], []
+        for head in range(heads):
+            key = self.tensors[f"{name}.heads.{head}.k.weight"]
+            keys.append(torch.cat([vector @ key, rotated[:, 0]], 1))
+            values.append(vector @ self.tensors[f"{name}.heads.{head}.v.weight"].t())
+        out = self._attend(q, positions, torch.stack(keys, 1), torch.stack(values, 1), settings)
+        out = self._linear(self._round(out.flatten(1)), f"{name}.o")
+        return out + self.tensors[f"{name}.out_bias"] if settings["out_bias"] else out
 
     def _expert_heads(self, x: Tensor, name: str, settings: Json, positions: Tensor, keys: Tensor,
                       values: Tensor) -> Tensor:
@@ -415,7 +355,7 @@ class RoutedDecoder:
             rows, weights = routes.rows_of(expert)
             q = self._linear(x[rows], f"{name}.experts.{expert}.q")
             q = q.view(len(rows), settings["num_kv_heads"], settings["head_dim"])
-            q = self._rotate(q, positions[rows])
+            q = self._rotate(q, positions[rows], settings)
             heads = self._attend(q, positions[rows], keys, values, settings)
             result = self._linear(self._round(heads.flatten(1)), f"{name}.experts.{expert}.o")
             out[rows] += weights[:, None] * self._round(result).to(self.wide)
@@ -430,18 +370,34 @@ class RoutedDecoder:
             return self._norm(x.flatten(1), name, "rms").view(x.shape)
         return x
 
-    def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        position = self.config["position"]
-        return rope(x, positions, position) if position["kind"] == "rope" else x
+    def _rotate(self, x: Tensor, positions: Tensor, settings: Json) -> Tensor:
+        position = settings.get("position", self.config["position"])
+        if position["kind"] != "rope":
+            return x
+        return rope(x, positions, position, self.is_long)
+
+    def _place(self, x: Tensor, norm: str, positions: Tensor, settings: Json) -> Tensor:
+        """Norm and rotation of queries or keys [T, heads, d_h]."""
+        if settings.get("qk_norm_after_rope", False):
+            return self._qk_norm(self._rotate(x, positions, settings), norm, settings)
+        return self._rotate(self._qk_norm(x, norm, settings), positions, settings)
 
     def _attend(self, q: Tensor, positions: Tensor, keys: Tensor, values: Tensor,
-                settings: Json) -> Tensor:
-        """Causal softmax attention. q [n, heads, d_h], keys and values [S, heads, d_h]."""
+                settings: Json, sinks: Tensor | None = None) -> Tensor:
+        """Causal softmax attention. q [n, heads, d_h], keys and values [S, heads, d_h].
+
+        `sinks` [heads] are one more score per head, which takes a share and adds no value.
+        """
         scores = torch.einsum("nhc,shc->hns", q, keys).to(self.wide) * settings["scale"]
+        scores = soft_cap(scores, settings["soft_cap"])
         visible = torch.arange(len(keys))[None] <= positions[:, None]
         if settings["window"] is not None:
             visible &= torch.arange(len(keys))[None] > positions[:, None] - settings["window"]
         scores = scores.masked_fill(~visible[None], -math.inf)
+        if sinks is not None:
+            sink = sinks.to(self.wide)[:, None, None].expand(-1, scores.shape[1], 1)
+            shares = torch.cat([scores, sink], 2).softmax(-1)[..., :-1]
+            return torch.einsum("hns,shc->nhc", shares.to(self.dtype), values)
         return torch.einsum("hns,shc->nhc", scores.softmax(-1).to(self.dtype), values)
 
     # Routing.
@@ -476,7 +432,8 @@ class RoutedDecoder:
                 routing = {**routing, "renormalize": False}
             if self.fault == "gt_for_ge" and routing["select"]["kind"] == "top_p":
                 routing = {**routing, "select": {**routing["select"], "compare": "gt"}}
-            routes = select(self._scores(rows, name, routing["score"]), routing)
+            routes = select(self._scores(rows, name, routing["score"]), routing,
+                            self.tensors.get(f"{name}.choice_bias"))
         self.recorded[key] = routes
         return routes
 
@@ -486,7 +443,12 @@ class RoutedDecoder:
         settings = self.config["feed_forward"][layer]
         name = f"blocks.{layer}.feed_forward"
         if settings["kind"] == "dense":
-            return self._expert(x, name, settings["expert"])
+            y = self._expert(x, name, settings["expert"])
+        else:
+            y = self._routed(x, name, settings)
+        return y + self.tensors[f"{name}.out_bias"] if settings["out_bias"] else y
+
+    def _routed(self, x: Tensor, name: str, settings: Json) -> Tensor:
         routing = settings["routing"]
         rows = self._split(x, name, routing["split"])
         y = self._mixture(rows, name, settings)
@@ -533,7 +495,15 @@ class RoutedDecoder:
         """plain: down(act(up x)); gated: down(act(gate x) * up x); HMoE section 2 is gated silu."""
         up = self._linear(x, f"{name}.up")
         if form["form"] == "gated":
-            hidden = activate(self._linear(x, f"{name}.gate"), form["activation"]) * up
+            gate, limit = self._linear(x, f"{name}.gate"), form["activation_limit"]
+            if limit > 0:
+                gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+            slope = form["activation_slope"]
+            if slope != 1.0:
+                active = gate * torch.sigmoid(slope * gate)
+            else:
+                active = activate(gate, form["activation"])
+            hidden = active * (up + form["up_offset"] if form["up_offset"] else up)
         else:
             hidden = activate(up, form["activation"])
         if form["inner_norm"]:

@@ -125,7 +125,8 @@ class Judge(routed_decoder.RoutedDecoder):
     def _route(self, rows: torch.Tensor, name: str, routing: dict) -> routed_decoder.Routes:
         given = super()._route(rows, name, routing)
         scores = self._scores(rows, name, routing["score"])
-        own = routed_decoder.select(scores, routing)
+        own = routed_decoder.select(scores, routing,
+                                    self.tensors.get(f"{name}.choice_bias"))
         self.rows += len(rows)
         for r in range(len(rows)):
             a = slice(*given.offsets[r:r + 2].tolist())

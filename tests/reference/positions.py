@@ -1,0 +1,73 @@
+"""Rotary and sinusoidal positions."""
+
+import math
+from typing import Any
+
+import torch
+
+Tensor = torch.Tensor
+Json = dict[str, Any]
+
+
+def frequencies(size: int, position: Json, is_long: bool) -> tuple[Tensor, float]:
+    """Frequencies [size / 2] in radians per position, and the factor of cosines and sines."""
+    theta = float(position["theta"])
+    plain = theta ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    scaling = position.get("scaling", {"kind": "none"})
+    kind, magnitude = scaling["kind"], scaling.get("magnitude", 1.0)
+    if kind == "none":
+        return plain, magnitude
+    if kind == "linear":
+        return plain / scaling["factor"], magnitude
+    if kind == "factors":
+        return plain / torch.tensor(scaling["factors"], dtype=torch.float64), magnitude
+    if kind == "long":
+        key = "long_factors" if is_long else "factors"
+        if is_long:
+            magnitude = scaling.get("long_magnitude", 1.0)
+        return plain / torch.tensor(scaling[key], dtype=torch.float64), magnitude
+    factor, original = scaling["factor"], scaling["original_positions"]
+    if kind == "llama3":
+        low, high = scaling.get("low_freq_factor", 1.0), scaling.get("high_freq_factor", 4.0)
+        rotations = original * plain / (2 * math.pi)
+        kept = ((rotations - low) / (high - low)).clamp(0.0, 1.0)
+        return (1.0 - kept) * plain / factor + kept * plain, magnitude
+    # yarn: "YaRN: Efficient Context Window Extension of Large Language Models", section 3.2
+
+    def pair(rotations: float) -> float:
+        return size * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    first, last = pair(scaling.get("beta_fast", 32.0)), pair(scaling.get("beta_slow", 1.0))
+    if scaling.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, size - 1)
+    if first == last:
+        last += 0.001
+    divided = ((torch.arange(size // 2, dtype=torch.float64) - first) / (last - first)).clamp(0, 1)
+    return divided * plain / factor + (1.0 - divided) * plain, magnitude
+
+
+def rope(x: Tensor, positions: Tensor, position: Json, is_long: bool = False) -> Tensor:
+    """Rotates the first fraction * d_h dimensions of x [n, heads, d_h] by the row's position."""
+    size = round(position["fraction"] * x.shape[-1])
+    frequency, magnitude = frequencies(size, position, is_long)
+    angle = positions.double()[:, None] * frequency[None]
+    cos = (angle.cos() * magnitude).to(x.dtype)[:, None]
+    sin = (angle.sin() * magnitude).to(x.dtype)[:, None]
+    rotated = x.clone()
+    if position["pairing"] == "half":
+        first, second = slice(0, size // 2), slice(size // 2, size)
+    else:
+        first, second = slice(0, size, 2), slice(1, size, 2)
+    a, b = x[..., first], x[..., second]
+    rotated[..., first] = a * cos - b * sin
+    rotated[..., second] = b * cos + a * sin
+    return rotated
+
+
+def sinusoidal(positions: Tensor, d: int) -> Tensor:
+    """[T, d]: all sines, then all cosines; f_j = 10000^(-j / (d/2 - 1))."""
+    half = d // 2
+    frequency = 10000.0 ** (-torch.arange(half, dtype=torch.float64) / (half - 1))
+    angle = positions.double()[:, None] * frequency[None]
+    return torch.cat([angle.sin(), angle.cos()], 1)
