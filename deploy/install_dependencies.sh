@@ -2,11 +2,12 @@
 # Installs missing packages on Debian 12, Ubuntu 24.04 and later. Needs neither root nor the network
 # if nothing is missing.
 #
-#   deploy/install_dependencies.sh [build] [clients] [tests] [browser] [reference]
+#   deploy/install_dependencies.sh [build] [clients] [tests] [fuzz] [browser] [reference]
 #
 #   build      the compiler, CMake and libraries for building
 #   clients    packages for the examples in deploy/clients
 #   tests      further packages for tests/run.sh
+#   fuzz       the compiler for tests/fuzz
 #   browser    the browser for the dashboard's tests
 #   reference  PyTorch, for recomputing the golden files of the tests
 #
@@ -27,6 +28,7 @@ clients=(
   curl@curl "grpc_python_plugin@protobuf-compiler-grpc" python3 python3-grpcio python3-protobuf
 )
 tests=(libgtest-dev libgmock-dev python3 python3-venv ca-certificates)
+fuzz=("clang++@clang" "libclang-rt-14-dev|libclang-rt-18-dev|libclang-rt-dev")
 browser=("chromium@chromium" "chromedriver@chromium-driver")
 reference=(python3 python3-venv python3-torch python3-numpy ca-certificates)
 
@@ -131,9 +133,10 @@ main() {
       build) needs+=("${build[@]}") ;;
       clients) needs+=("${clients[@]}") ;;
       tests) needs+=("${tests[@]}") ;;
+      fuzz) needs+=("${fuzz[@]}") ;;
       browser) needs+=("${browser[@]}") ;;
       reference) needs+=("${reference[@]}") ;;
-      *) die "unknown group \"$group\": there are build, clients, tests, browser and" \
+      *) die "unknown group \"$group\": there are build, clients, tests, fuzz, browser and" \
         "reference" ;;
     esac
   done

@@ -2,11 +2,13 @@
 # Installs missing packages, builds the program and runs the tests. On two cores, this takes less
 # than half an hour, including the build.
 #
-#   tests/run.sh [--full] [--no-install]
+#   tests/run.sh [--full] [--fuzz SECONDS] [--no-install]
 #
 #   --full        also runs the tests with address and thread sanitizers, slow and load tests, the
 #                 complete tokenizer comparison, tests with more JSON schemas, lm_eval, and the
 #                 comparison of the golden files with recomputed results; takes hours
+#   --fuzz        also runs each fuzz target of tests/fuzz for this many seconds; --full runs them
+#                 for 60 seconds
 #   --no-install  installs no packages
 #
 # The C++ tests of the release build run last, so that the output ends with ctest's summary.
@@ -20,6 +22,7 @@ readonly prometheus=build/prometheus
 readonly python=/usr/bin/python3
 
 full=false
+fuzz_seconds=0
 install=true
 jobs=
 stage=
@@ -63,6 +66,9 @@ install_packages() {
   deploy/install_dependencies.sh "${groups[@]}"
   deploy/install_dependencies.sh browser ||
     echo "without Chromium the tests of the dashboard are skipped"
+  if ((fuzz_seconds > 0)); then
+    deploy/install_dependencies.sh fuzz || echo "without clang the fuzz targets are skipped"
+  fi
   unpack_prometheus
 }
 
@@ -237,7 +243,14 @@ run_full() {
 main() {
   while (($# > 0)); do
     case $1 in
-      --full) full=true ;;
+      --full)
+        full=true
+        fuzz_seconds=60
+        ;;
+      --fuzz)
+        shift
+        fuzz_seconds=${1:?a number of seconds}
+        ;;
       --no-install) install=false ;;
       -h | --help)
         usage
@@ -266,6 +279,7 @@ main() {
   stage "dashboard in a browser" dashboard_tests
   stage "chat templates against jinja2" chat_template_tests
   stage "statistics of the experts against NumPy" statistics_tests
+  if ((fuzz_seconds > 0)); then stage "fuzz targets" tests/fuzz/run.sh "$fuzz_seconds"; fi
   local -a labels=()
   if $full; then
     stage "tokenizer against Hugging Face's" tokenizer_parity 2.2

@@ -1,0 +1,71 @@
+// What the fuzz targets share. libFuzzer calls LLVMFuzzerTestOneInput() with one input after the
+// other, in one thread.
+#pragma once
+
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <string_view>
+
+#include "base/check.h"
+#include "engine/text/tokenizer/tokenizer.h"
+#include "model_loaders/files/tensor_file.h"
+
+namespace moeserve::testing {
+
+inline std::string_view Text(const uint8_t* data, size_t size) {
+  return {reinterpret_cast<const char*>(data), size};
+}
+
+// A file with the given bytes, in memory if the system has a file system in memory. It is deleted
+// when the object is destroyed.
+class InputFile {
+ public:
+  InputFile(std::string_view bytes, std::string_view suffix) {
+    const char* const folder = std::filesystem::exists("/dev/shm") ? "/dev/shm" : "/tmp";
+    path_ = std::filesystem::path(folder) /
+            ("moeserve-fuzz-" + std::to_string(getpid()) + std::string(suffix));
+    std::ofstream out(path_, std::ios::binary | std::ios::trunc);
+    out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    MOESERVE_CHECK(out.good(), "the input is written");
+  }
+  ~InputFile() {
+    std::error_code ignored;
+    std::filesystem::remove(path_, ignored);
+  }
+  InputFile(const InputFile&) = delete;
+  InputFile& operator=(const InputFile&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// Reads every tensor of an accepted file and touches its last byte. Reading may fail, because a
+// copy would be too large, but not return another number of bytes.
+inline void ReadAllTensors(const TensorFile& file) {
+  volatile char last = 0;
+  for (const TensorEntry& entry : file.tensors()) {
+    const auto data = file.Read(entry);
+    if (!data.ok()) continue;
+    MOESERVE_CHECK(ByteCount(entry.shape, entry.type) == data->bytes.size(), "all of the tensor");
+    if (!data->bytes.empty()) last = data->bytes.back();
+  }
+  (void)last;
+}
+
+// Encodes some text with a tokenizer that a file describes, and decodes the ids.
+inline void UseTokenizer(const Tokenizer& tokenizer) {
+  for (const bool special : {false, true}) {
+    const auto ids = tokenizer.Encode("Some text, \xc3\xa9\xe2\x82\xac  12\n<s>[UNK]", special);
+    if (!ids.ok()) continue;
+    MOESERVE_CHECK(tokenizer.Decode(*ids, special).ok(), "own ids can be decoded");
+  }
+}
+
+}  // namespace moeserve::testing

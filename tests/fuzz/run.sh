@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Builds the fuzz targets with clang and runs each for a number of seconds.
+#
+#   tests/fuzz/run.sh SECONDS [TARGET...]
+#
+# An input that makes a target fail is left in build/fuzz/findings; the file is the argument with
+# which the target repeats the failure. New inputs that reach new code are left in
+# build/fuzz/corpus. Without clang or its fuzzer library, prints the reason and does nothing.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+if (($# < 1)) || ! [[ $1 =~ ^[0-9]+$ ]]; then
+  sed -n '2,/^[^#]/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+  exit 2
+fi
+readonly seconds=$1
+shift
+if (($# > 0)); then
+  targets=("$@")
+else
+  targets=()
+  for file in tests/fuzz/*_fuzz.cc; do targets+=("$(basename "$file" _fuzz.cc)"); done
+fi
+
+can_fuzz() {
+  command -v clang++ >/dev/null &&
+    echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' |
+    clang++ -x c++ - -fsanitize=fuzzer,address -o /dev/null 2>/dev/null
+}
+
+# seed TARGET FILE...: copies files to the folder of seeds.
+seed() {
+  local to=build/fuzz/seeds/$1 file
+  shift
+  mkdir -p "$to"
+  for file in "$@"; do cp "$file" "$to/$(echo "$file" | tr / -)"; done
+}
+
+# Valid files of the tests, from which fuzzing starts.
+make_seeds() {
+  rm -rf build/fuzz/seeds
+  seed config tests/golden/families/*/config.json tests/golden/tiny-*/config.json
+  seed gguf $(find tests/golden/gguf -name '*.gguf' -size -24k)
+  seed settings deploy/models/mh-moe/{generation_config,tokenizer_config}.json
+  seed zip tests/data/torch_files/state-*.pt
+  mkdir -p build/fuzz/seeds/{pickle,torch,safetensors,tokenizer_json,sentence_piece,vocabulary}
+  /usr/bin/python3 tests/fuzz/make_seeds.py build/fuzz/seeds
+}
+
+run_target() {
+  local target=$1 log=build/fuzz/$1.log
+  mkdir -p "build/fuzz/corpus/$target" build/fuzz/findings
+  # A second is far longer than any input should take; sanitizers are slow.
+  if "build/fuzz/tests/fuzz/${target}_fuzz" -max_total_time="$seconds" -timeout=20 \
+    -rss_limit_mb=2560 -malloc_limit_mb=1024 -max_len=32768 -print_final_stats=1 \
+    -artifact_prefix="build/fuzz/findings/$target-" "build/fuzz/corpus/$target" \
+    "tests/fuzz/corpus/$target" "build/fuzz/seeds/$target" >"$log" 2>&1; then
+    printf '%-16s %s\n' "$target" "$(grep -E '^stat::number_of_executed_units' "$log" |
+      tr -s ' ' | cut -d' ' -f2) inputs, $(grep -oE 'cov: [0-9]+' "$log" | tail -1)"
+  else
+    printf '%s FAILED:\n' "$target"
+    tail -40 "$log"
+    return 1
+  fi
+}
+
+if ! can_fuzz; then
+  echo "skipped: fuzzing (there is no clang++ with libFuzzer)"
+  exit 0
+fi
+jobs=$(deploy/build_jobs.sh)
+cmake --preset fuzz
+cmake --build --preset fuzz --parallel "$jobs" --target fuzz_targets
+make_seeds
+export -f run_target
+export seconds
+printf '%s\n' "${targets[@]}" | xargs -P "$jobs" -I '{}' bash -euo pipefail -c 'run_target {}'

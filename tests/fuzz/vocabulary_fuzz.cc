@@ -1,0 +1,18 @@
+// Vocabularies of tiktoken, or vocab.json and merges.txt with the bytes "\n\n\n" between them.
+
+#include "model_loaders/tokenizer/vocab_files.h"
+#include "tests/fuzz/fuzz.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace moeserve;  // NOLINT(google-build-using-namespace)
+  const std::string_view input = testing::Text(data, size);
+  TokenizerDetails details;
+  details.pattern = R"(\p{L}+|\p{N}{1,3}|\s+|[^\s\p{L}\p{N}]+)";
+  const size_t split = input.find("\n\n\n");
+  const auto tokenizer =
+      split == std::string_view::npos
+          ? ParseTiktoken(input, "qwen.tiktoken", details)
+          : ParseVocabAndMerges(input.substr(0, split), input.substr(split + 3), details);
+  if (tokenizer.ok()) testing::UseTokenizer(**tokenizer);
+  return 0;
+}
