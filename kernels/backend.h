@@ -136,8 +136,13 @@ struct RouterTensors {
   HostTensor weight;  // dot router: [E, c]; cosine router: the expert vectors [E, dim]
   HostTensor bias;    // dot router: [E]; cosine router: bias of the projection [dim]; null data if
                       // there is none
-  HostTensor projection;     // cosine router only: [dim, c]
-  HostTensor choice_bias;    // [E]; null data without RouteSettings::choice_bias
+  HostTensor projection;    // cosine router only: [dim, c]
+  HostTensor choice_bias;   // [E]; null data without RouteSettings::choice_bias
+  HostTensor row_weight;    // [c]; null data unless RouteSettings::row_norm is kRmsWeight
+  HostTensor expert_scale;  // [E]; null data without RouteSettings::expert_scale
+  // [vocabulary, RouteSettings::k] with SelectKind::kTable, else empty: the experts of each token,
+  // distinct and in [0, E).
+  std::vector<int32_t> table;
   float temperature = 0.0f;  // the stored value, before RouteSettings::temperature is applied
 };
 
@@ -298,7 +303,9 @@ struct AttentionArgs {
 
 struct RouteArgs {
   const Router* router = nullptr;
-  RowsView input;                      // f32 or bf16 [rows, c]
+  // f32 or bf16 [rows, c]. With a table (SelectKind::kTable), a step must have begun, and each of
+  // its tokens has the same number of adjacent rows.
+  RowsView input;
   const GivenRoutes* given = nullptr;  // if set, replaces the router's choice
   int slot = 0;  // a plan stays valid until the next Route() with the same slot
   // If set, f32 [rows, E] that receives the scores after the router's bias and temperature, without

@@ -13,6 +13,12 @@ struct RouteSettings {
   int num_experts = 1;  // E
   int input_width = 1;  // c
 
+  // Before the scores, a row x becomes x / rms(x) * weight * row_scale (see ChangedElement() in
+  // kernels/base/routing.h). The experts get x.
+  RowNorm row_norm = RowNorm::kNone;
+  float norm_eps = 1e-5f;  // added to the mean of squares
+  float row_scale = 1.0f;
+
   ScoreKind score = ScoreKind::kDot;
   int dim = 0;                   // size of the projection of a cosine router
   bool normalize_row = true;     // cosine router: divide projected rows by their length
@@ -23,7 +29,7 @@ struct RouteSettings {
   GateKind gate = GateKind::kSoftmax;
   float mixer_limit = 0.0f;  // gate kSparseMixer: largest distance of a score that counts
   SelectKind select = SelectKind::kTopK;
-  int k = 1;       // top-k: experts per row; top-p: the largest number of experts per row
+  int k = 1;       // top-k, table: experts per row; top-p: the largest number of experts per row
   float p = 0.0f;  // top-p: share of the sum of all gate values that the selected ones must reach
   TopPCompare compare = TopPCompare::kGe;
 
@@ -35,8 +41,9 @@ struct RouteSettings {
   GroupScoreKind group_score = GroupScoreKind::kMax;
   GroupMaskKind group_mask = GroupMaskKind::kMinusInfinity;
 
-  bool renormalize = false;  // divide gate values by the sum of the selected ones
-  float scale = 1.0f;        // multiplies every weight
+  bool renormalize = false;   // divide gate values by the sum of the selected ones
+  float scale = 1.0f;         // multiplies every weight
+  bool expert_scale = false;  // every expert has a factor of its weights, applied last
 };
 
 // Changes the selection of experts for one row.

@@ -15,8 +15,8 @@ import struct
 
 import torch
 
-DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int32: "I32"}
+BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4}
 
 
 class ExportError(ValueError):
@@ -48,6 +48,14 @@ def _router(add, name, path, routing, row):
     kind, bias = _key(score, path + "score.", "kind"), score.get("bias", False)
     if routing.get("select", {}).get("bias", False):
         add(name + ".choice_bias", (experts,), path + "select.bias", whole_name=True)
+    select = routing.get("select", {})
+    if select.get("kind") == "table":
+        add(name + ".table", (None, _key(select, path + "select.", "k")),
+            "vocab_size and " + path + "select.k", whole_name=True)
+    if score.get("norm", "none") == "rms_weight":
+        add(name + ".norm", (row,), path + "score.norm")
+    if routing.get("expert_scale", False):
+        add(name + ".expert_scale", (experts,), path + "expert_scale", whole_name=True)
     if kind == "dot":
         add(name, (experts, row), path + "num_experts", bias)
         return
@@ -157,6 +165,7 @@ def required_tensors(config):
     wanted = {}
 
     def add(name, shape, key, bias=False, whole_name=False):
+        shape = [vocabulary if size is None else size for size in shape]
         wanted[name if whole_name else name + ".weight"] = (tuple(shape), key)
         if bias:
             wanted[name + ".bias"] = (tuple(shape[:1]), key)
@@ -234,7 +243,8 @@ def _write_shard(path, names, state_dict, dtypes):
 def export(state_dict, config, out_dir, dtype=None, max_shard_bytes=4 << 30, tokenizer_json=None):
     """Writes config.json, the weights and, if given, a copy of the file `tokenizer_json`.
 
-    dtype: torch.float32, float16 or bfloat16 for every tensor; None keeps each tensor's dtype.
+    dtype: torch.float32, float16 or bfloat16 for every tensor but tables of ids, which become int32;
+    None keeps each tensor's dtype.
     Weights beyond `max_shard_bytes` are split over several files with an index.
     Raises ExportError, before it writes anything, if names, shapes or dtypes do not fit.
     """
@@ -242,7 +252,12 @@ def export(state_dict, config, out_dir, dtype=None, max_shard_bytes=4 << 30, tok
     _verify(state_dict, wanted)
     dtypes = {name: dtype or state_dict[name].dtype for name in wanted}
     for name, found in dtypes.items():
-        if found not in DTYPES:
+        if name.endswith(".router.table"):
+            if state_dict[name].dtype not in (torch.int32, torch.int64):
+                raise ExportError(f"{name}: expected dtype int32 or int64, "
+                                  f"found {state_dict[name].dtype}")
+            dtypes[name] = torch.int32
+        elif found not in DTYPES or not state_dict[name].is_floating_point():
             raise ExportError(f"{name}: expected dtype float32, float16 or bfloat16, found {found}")
 
     shards, used = [[]], 0

@@ -47,6 +47,24 @@ TensorData ReadOnce(const TensorFile& file, TensorData data) {
   return data;
 }
 
+// Returns whether a stored tensor may have the type `found`.
+bool HasType(const StoredTensor& stored, ElementType found) {
+  if (stored.ids) return found == ElementType::kI32 || found == ElementType::kI64;
+  return stored.type.has_value() ? found == *stored.type : WeightType(found).has_value();
+}
+
+// Returns element i of I32 or I64 data.
+int64_t IntegerAt(std::string_view bytes, ElementType type, int64_t i) {
+  if (type == ElementType::kI64) {
+    int64_t wide;
+    std::memcpy(&wide, bytes.data() + 8 * i, sizeof(wide));
+    return wide;
+  }
+  int32_t narrow;
+  std::memcpy(&narrow, bytes.data() + 4 * i, sizeof(narrow));
+  return narrow;
+}
+
 // A copy of scales that the file stores at an odd offset, and the data of their integers.
 struct AlignedScales {
   std::shared_ptr<const void> integers;
@@ -103,17 +121,14 @@ FolderWeights::FolderWeights(WeightFiles files, std::unique_ptr<const Checkpoint
 }
 
 Result<std::vector<FolderWeights::FoundPart>> FolderWeights::Find(
-    std::string_view name, const std::vector<int64_t>& shape) const {
-  MOESERVE_ASSIGN_OR_RETURN(std::vector<StoredPart> parts,
-                            StoredParts(*config_, {std::string(name), shape, ""}));
+    const TensorRequirement& tensor) const {
+  MOESERVE_ASSIGN_OR_RETURN(std::vector<StoredPart> parts, StoredParts(*config_, tensor));
   std::vector<FoundPart> found;
   for (StoredPart& part : parts) {
     const StoredTensor& stored = part.stored;
     const WeightFiles::Location* location = files_.Find(stored.name);
-    const bool matches = location != nullptr && location->entry->shape == stored.shape &&
-                         (stored.type.has_value() ? location->entry->type == *stored.type
-                                                  : WeightType(location->entry->type).has_value());
-    if (!matches) {
+    if (location == nullptr || location->entry->shape != stored.shape ||
+        !HasType(stored, location->entry->type)) {
       return absl::InternalError(Concat("tensor ", Quoted(stored.name), " ",
                                         ShapeText(stored.shape),
                                         " was asked for but is not one that the checkpoint was "
@@ -130,7 +145,8 @@ Result<HostTensor> FolderWeights::Get(std::string_view name, const std::vector<i
     MOESERVE_ASSIGN_OR_RETURN(const QuantizedMatrix matrix, Integers(name, shape, stored));
     return Dequantize(matrix);
   }
-  MOESERVE_ASSIGN_OR_RETURN(const std::vector<FoundPart> found, Find(name, shape));
+  MOESERVE_ASSIGN_OR_RETURN(const std::vector<FoundPart> found,
+                            Find({std::string(name), shape, ""}));
   const auto& [file, entry] = *found[0].location;
   const StoredPart& part = found[0].part;
   if (part.format.kind != BlockFormatKind::kNone) {
@@ -166,10 +182,34 @@ Result<std::optional<QuantizedMatrix>> FolderWeights::GetQuantized(
   return std::optional<QuantizedMatrix>(std::move(matrix));
 }
 
+Result<std::vector<int32_t>> FolderWeights::GetIds(std::string_view name,
+                                                   const std::vector<int64_t>& shape) {
+  MOESERVE_ASSIGN_OR_RETURN(const std::vector<FoundPart> found,
+                            Find({std::string(name), shape, "", true}));
+  const auto& [file, entry] = *found[0].location;
+  int64_t count = 1;
+  for (const int64_t dim : shape) count *= dim;
+  MOESERVE_ASSIGN_OR_RETURN(TensorData data,
+                            file->ReadPart(*entry, found[0].part.first_element, count));
+  data = ReadOnce(*file, std::move(data));
+  std::vector<int32_t> ids(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t id = IntegerAt(data.bytes, entry->type, i);
+    ids[static_cast<size_t>(i)] = static_cast<int32_t>(id);
+    if (ids[static_cast<size_t>(i)] != id) {
+      return absl::InvalidArgumentError(Concat(Printable(file->file_name()), ": tensor ",
+                                               Quoted(entry->name), ": element ", i,
+                                               ": expected an integer of 32 bits, found ", id));
+    }
+  }
+  return ids;
+}
+
 Result<QuantizedMatrix> FolderWeights::Integers(std::string_view name,
                                                 const std::vector<int64_t>& shape,
                                                 Quantization type) const {
-  MOESERVE_ASSIGN_OR_RETURN(const std::vector<FoundPart> found, Find(name, shape));
+  MOESERVE_ASSIGN_OR_RETURN(const std::vector<FoundPart> found,
+                            Find({std::string(name), shape, ""}));
   const WeightFiles::Location& integers = *found[0].location;
   const WeightFiles::Location& scales = *found[1].location;
   MOESERVE_ASSIGN_OR_RETURN(TensorData integer_data, integers.file->Read(*integers.entry));

@@ -27,6 +27,9 @@ class FolderWeights final : public WeightSource {
   Result<std::optional<QuantizedMatrix>> GetQuantized(std::string_view name,
                                                       const std::vector<int64_t>& shape,
                                                       Quantization type) override;
+  // Reads I32 and I64. Does not compare the ids with the number of experts.
+  Result<std::vector<int32_t>> GetIds(std::string_view name,
+                                      const std::vector<int64_t>& shape) override;
   Quantization StoredQuantization() const override { return config_->quantization; }
   // Returns the type with the most bytes among the stored tensors, except integers and their
   // scales; the wider type if two have equally many.
@@ -43,8 +46,7 @@ class FolderWeights final : public WeightSource {
   };
   // Finds the StoredParts() of a tensor in the files. Internal if a stored tensor is missing or has
   // another shape.
-  Result<std::vector<FoundPart>> Find(std::string_view name,
-                                      const std::vector<int64_t>& shape) const;
+  Result<std::vector<FoundPart>> Find(const TensorRequirement& tensor) const;
   Result<QuantizedMatrix> Integers(std::string_view name, const std::vector<int64_t>& shape,
                                    Quantization type) const;
 

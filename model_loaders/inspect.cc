@@ -69,7 +69,7 @@ int64_t BytesIn(const TensorRequirement& tensor, Quantization folder) {
   for (const StoredTensor& stored : StoredTensors(tensor, folder)) {
     int64_t elements = 1;
     for (const int64_t dim : stored.shape) elements *= dim;
-    bytes += elements * SizeOf(stored.type.value_or(ElementType::kBF16));
+    bytes += elements * SizeOf(NewTypeOf(stored, ElementType::kBF16));
   }
   return bytes;
 }
@@ -160,7 +160,7 @@ ModelSummary Summarize(const ModelSpec& spec) {
   for (const TensorRequirement& tensor : RequiredTensors(spec)) {
     int64_t elements = 1;
     for (const int64_t dim : tensor.shape) elements *= dim;
-    summary.parameters += elements;
+    if (!tensor.ids) summary.parameters += elements;
     for (auto& [type, bytes] : summary.quantized_bytes) bytes += BytesIn(tensor, type);
     if (tensor.name == "embed.weight" || tensor.name == "embed_position.weight" ||
         tensor.name == "head.weight") {

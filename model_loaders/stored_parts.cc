@@ -102,7 +102,12 @@ Result<std::vector<StoredPart>> StoredParts(const CheckpointConfig& config,
   part.stored = {.name = std::move(place->name),
                  .type = std::nullopt,
                  .shape = std::move(place->shape),
-                 .follows_from = follows_from};
+                 .follows_from = follows_from,
+                 .ids = tensor.ids};
+  if (tensor.ids && !part.contiguous) {
+    return absl::InternalError(
+        Concat("tensor ", Quoted(tensor.name), " of ids is not stored as it is"));
+  }
   return std::vector<StoredPart>{std::move(part)};
 }
 

@@ -107,6 +107,10 @@ absl::Status CheckTensors(const CheckpointConfig& config, const WeightFiles& wei
     if (tensor.type.has_value() && type != *tensor.type) {
       problems.Add(Concat(file, ": tensor ", Quoted(tensor.name), ": expected dtype ",
                           Name(*tensor.type), follows(), ", found ", Name(type)));
+    } else if (tensor.ids) {
+      if (type == ElementType::kI32 || type == ElementType::kI64) continue;
+      problems.Add(Concat(file, ": tensor ", Quoted(tensor.name),
+                          ": expected dtype I32 or I64 (ids of experts), found ", Name(type)));
     } else if (!tensor.type.has_value() && !WeightType(type).has_value()) {
       problems.Add(Concat(file, ": tensor ", Quoted(tensor.name),
                           ": expected dtype F32, F16 or BF16", NotInteger(config, type), ", found ",

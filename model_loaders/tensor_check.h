@@ -17,10 +17,10 @@ std::optional<DType> WeightType(ElementType type);
 
 // Returns OK if the files contain exactly the stored tensors that RequiredTensors(config.spec) need
 // (StoredParts()), each with its shape and with a floating-point weight type or, where
-// config.quantization requires it, as integers. Otherwise InvalidArgument with file, tensor,
-// expected and found value, and the configuration key that determines the expected value; the first
-// few errors are listed and the rest counted. Tensors that the family ignores are not checked.
-// If `ignored` is set, it receives their names.
+// config.quantization requires it or the elements are ids, as integers. Otherwise InvalidArgument
+// with file, tensor, expected and found value, and the configuration key that determines the
+// expected value; the first few errors are listed and the rest counted. Tensors that the family
+// ignores are not checked. If `ignored` is set, it receives their names.
 absl::Status CheckTensors(const CheckpointConfig& config, const WeightFiles& weights,
                           std::vector<std::string>* ignored = nullptr);
 

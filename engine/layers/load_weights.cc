@@ -189,12 +189,26 @@ Result<std::unique_ptr<DeviceBuffer>> LoadVector(LoadContext& load, const std::s
 namespace {
 
 // Loads the router's tensors; `bias` and the settings `s` determine which ones there are.
+// `vocabulary` is the number of rows of a table.
 Result<RouterTensors> LoadRouterTensors(LoadContext& load, const std::string& prefix, bool bias,
-                                        const RouteSettings& s) {
+                                        const RouteSettings& s, int vocabulary) {
   RouterTensors tensors;
   if (s.choice_bias) {
     MOESERVE_ASSIGN_OR_RETURN(tensors.choice_bias,
                               load.source.Get(prefix + ".choice_bias", {s.num_experts}));
+  }
+  if (s.row_norm == RowNorm::kRmsWeight) {
+    MOESERVE_ASSIGN_OR_RETURN(tensors.row_weight,
+                              load.source.Get(prefix + ".norm.weight", {s.input_width}));
+  }
+  if (s.expert_scale) {
+    MOESERVE_ASSIGN_OR_RETURN(tensors.expert_scale,
+                              load.source.Get(prefix + ".expert_scale", {s.num_experts}));
+  }
+  if (s.select == SelectKind::kTable) {
+    const std::string table = prefix + ".table";
+    MOESERVE_ASSIGN_OR_RETURN(tensors.table, load.source.GetIds(table, {vocabulary, s.k}));
+    MOESERVE_RETURN_IF_ERROR(CheckExpertIds(table, tensors.table, s.k, s.num_experts));
   }
   switch (s.score) {
     case ScoreKind::kDot: {
@@ -224,10 +238,13 @@ Result<RouterTensors> LoadRouterTensors(LoadContext& load, const std::string& pr
   return tensors;
 }
 
-RouteSettings SettingsOf(const RoutedLayerSpec& spec, int input_width) {
+RouteSettings SettingsOf(const RoutedLayerSpec& spec, int input_width, float norm_eps) {
   RouteSettings s;
   s.num_experts = spec.num_experts;
   s.input_width = input_width;
+  s.row_norm = spec.score.norm;
+  s.norm_eps = norm_eps;
+  s.row_scale = static_cast<float>(spec.score.row_scale);
   s.score = spec.score.kind;
   if (spec.score.kind == ScoreKind::kCosine) {
     s.dim = spec.score.dim;
@@ -249,6 +266,7 @@ RouteSettings SettingsOf(const RoutedLayerSpec& spec, int input_width) {
   s.group_mask = spec.select.group_mask;
   s.renormalize = spec.renormalize;
   s.scale = static_cast<float>(spec.scale);
+  s.expert_scale = spec.expert_scale;
   return s;
 }
 
@@ -256,9 +274,10 @@ RouteSettings SettingsOf(const RoutedLayerSpec& spec, int input_width) {
 
 Result<std::unique_ptr<Router>> LoadRouter(LoadContext& load, const std::string& prefix,
                                            const RoutedLayerSpec& spec, int input_width) {
-  const RouteSettings settings = SettingsOf(spec, input_width);
-  MOESERVE_ASSIGN_OR_RETURN(const RouterTensors tensors,
-                            LoadRouterTensors(load, prefix, spec.score.bias, settings));
+  const RouteSettings settings = SettingsOf(spec, input_width, load.norm.eps);
+  MOESERVE_ASSIGN_OR_RETURN(
+      const RouterTensors tensors,
+      LoadRouterTensors(load, prefix, spec.score.bias, settings, load.vocabulary));
   return load.backend.NewRouter(settings, tensors);
 }
 

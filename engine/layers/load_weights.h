@@ -21,6 +21,7 @@ struct LoadContext {
   Quantization quantization = Quantization::kNone;
   // Looked up before a bank's tensors are loaded; null: no cache.
   PackedCache* packed_cache = nullptr;
+  int vocabulary = 0;  // ModelSpec::vocab_size
 };
 
 // One of several weights that are stacked along the output axis into a single product.

@@ -72,7 +72,8 @@ class Model::Impl {
 };
 
 absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) {
-  LoadContext load{source, backend, options.compute, spec.norm, options.quantization, packed_cache};
+  LoadContext load{source,       backend,        options.compute, spec.norm, options.quantization,
+                   packed_cache, spec.vocab_size};
   const int d = spec.hidden_size;
   const std::string head_name = spec.tie_word_embeddings ? "embed" : "head";
   MOESERVE_ASSIGN_OR_RETURN(head_,

@@ -88,6 +88,7 @@ std::string Is(const char* key, int64_t value) {
 }
 
 void CheckScore(Checker& check, const std::string& scope, const ScoreSpec& score) {
+  check.Factor(scope, "score.row_scale", score.row_scale);
   switch (score.kind) {
     case ScoreKind::kDot:
       return;
@@ -111,7 +112,7 @@ void CheckGroups(Checker& check, const std::string& scope, const RoutedLayerSpec
                std::to_string(select.groups) + Is("num_experts", routing.num_experts));
   }
   if (select.best_groups < select.groups) {
-    check.Int(scope, select.kind == SelectKind::kTopK ? "select.k" : "select.max",
+    check.Int(scope, select.kind == SelectKind::kTopP ? "select.max" : "select.k",
               select.MaxSelected(), 1, int64_t{size} * select.best_groups,
               " (the best groups have fewer experts)");
   }
@@ -125,6 +126,18 @@ void CheckSelect(Checker& check, const std::string& scope, const RoutedLayerSpec
     case SelectKind::kTopK:
       check.Int(scope, "select.k", select.k, 1, experts, Is("num_experts", experts));
       return;
+    case SelectKind::kTable: {
+      const std::string because = " (select.kind is \"table\")";
+      check.Int(scope, "select.k", select.k, 1, experts, Is("num_experts", experts));
+      check.Set(scope, "select.bias", select.bias, false, because);
+      check.Int(scope, "select.best_groups", select.best_groups, select.groups, select.groups,
+                because);
+      if (check.ok() && routing.gate == GateKind::kSparseMixer) {
+        check.Fail(scope + "gate", "another gate than \"sparse_mixer\"",
+                   "\"sparse_mixer\"" + because);
+      }
+      return;
+    }
     case SelectKind::kTopP:
       check.Factor(scope, "select.p", select.p);
       if (check.ok() && !(select.p >= 0)) {

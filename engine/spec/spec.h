@@ -62,7 +62,12 @@ struct SplitSpec {
 
 // Stage "score": scores are dot products, or X-MoE's cosines on a low-dimensional sphere ("On the
 // Representation Collapse of Sparse Mixture of Experts", eq. 7).
+//
+// The router's rows can be normalised and scaled before the scores; the experts get the rows as
+// they are.
 struct ScoreSpec {
+  RowNorm norm = RowNorm::kNone;  // its eps is NormSpec::eps
+  double row_scale = 1.0;         // multiplies the row, after the norm
   ScoreKind kind = ScoreKind::kDot;
   bool bias = false;  // dot: added to the scores; cosine: added to the projection
   int dim = 16;       // cosine only: dimension of the sphere's space
@@ -72,11 +77,12 @@ struct ScoreSpec {
   TemperatureKind temperature = TemperatureKind::kNone;
 };
 
-// Stage "select": top-k, or top-p ("HMoE", section 3), which selects a variable number of experts
-// for each row.
+// Stage "select": top-k; top-p ("HMoE", section 3), which selects a variable number of experts for
+// each row; or a table with the experts of each token id ("Hash Layers For Large Sparse Models"),
+// whose weights depend on the scores (the first layers of DeepSeek-V4).
 struct SelectSpec {
   SelectKind kind = SelectKind::kTopK;
-  int k = 1;       // top_k only
+  int k = 1;       // top_k and table only
   double p = 0.0;  // top_p only: the sum of gate values to reach
   TopPCompare compare = TopPCompare::kGe;
   int max_experts = 1;  // top_p only: largest number of experts for a row
@@ -92,6 +98,7 @@ struct SelectSpec {
   int MinSelected() const {
     switch (kind) {
       case SelectKind::kTopK:
+      case SelectKind::kTable:
         return k;
       case SelectKind::kTopP:
         return 1;
@@ -101,6 +108,7 @@ struct SelectSpec {
   int MaxSelected() const {
     switch (kind) {
       case SelectKind::kTopK:
+      case SelectKind::kTable:
         return k;
       case SelectKind::kTopP:
         return max_experts;
@@ -135,6 +143,7 @@ struct RoutedLayerSpec {
   SelectSpec select;
   bool renormalize = false;
   double scale = 1.0;
+  bool expert_scale = false;  // each expert has a learned factor of its weights, applied last
 };
 
 enum class QkNorm : uint8_t { kNone, kHead, kFull };

@@ -99,6 +99,17 @@ class TensorList {
     const Dim experts{routing.num_experts, key + "num_experts"};
     const std::string score = key + "score.";
     const std::string bias_key = routing.score.bias ? score + "bias" : "";
+    if (routing.select.kind == SelectKind::kTable) {
+      Add(name + ".table", {{spec_.vocab_size, "vocab_size"}, {routing.select.k, key + "select.k"}},
+          key + "select.kind is \"table\"");
+      list_.back().ids = true;
+    }
+    if (routing.score.norm == RowNorm::kRmsWeight) {
+      Add(name + ".norm.weight", {row}, score + "norm is \"rms_weight\"");
+    }
+    if (routing.expert_scale) {
+      Add(name + ".expert_scale", {experts}, key + "expert_scale is true");
+    }
     if (routing.select.bias) {
       Add(name + ".choice_bias", {experts}, key + "select.bias is true");
     }

@@ -16,16 +16,27 @@
 
 namespace moeserve {
 
+class WeightSource;
+
 // One tensor that a specification requires.
 struct TensorRequirement {
   std::string name;  // "blocks.0.attention.q.weight"
   std::vector<int64_t> shape;
   std::string follows_from;  // the configuration keys that determine the shape
+  bool ids = false;          // the elements are integers, ids of experts, and no parameters
 };
 
 // Returns every tensor of the model, in the order in which the native format documents them. A
 // checkpoint may contain no other tensor.
 std::vector<TensorRequirement> RequiredTensors(const ModelSpec& spec);
+
+// Returns InvalidArgument, with row and column, unless the rows of k ids in the table `name` have
+// distinct ids in [0, experts).
+absl::Status CheckExpertIds(std::string_view name, const std::vector<int32_t>& ids, int k,
+                            int experts);
+
+// Reads all tables of ids and returns the first error of CheckExpertIds().
+absl::Status CheckTables(const ModelSpec& spec, WeightSource& weights);
 
 // Returns how a tensor of this name and shape is stored when weights are quantized as `type`:
 // matrices of experts and projections as `type`, an untied LM head as int8. Routers, norms, biases,
@@ -49,6 +60,14 @@ class WeightSource {
                                                               Quantization type) {
     (void)name, (void)shape, (void)type;
     return std::optional<QuantizedMatrix>();
+  }
+
+  // Returns the elements of a tensor of ids (TensorRequirement::ids). InvalidArgument if an integer
+  // has more than 32 bits.
+  virtual Result<std::vector<int32_t>> GetIds(std::string_view name,
+                                              const std::vector<int64_t>& shape) {
+    (void)shape;
+    return absl::UnimplementedError("these weights have no table " + std::string(name));
   }
 
   // Returns how the matrices of experts and projections are stored; `--dtype auto` uses it.

@@ -136,7 +136,7 @@ ExpertStats EmptyExpertStats(const ModelSpec& spec, bool any_selection) {
   }
   stats.diversity_histogram.resize(most_distinct + 1);
   for (const TensorRequirement& t : RequiredTensors(spec)) {
-    if (IsEmbeddingOrHead(t.name)) continue;
+    if (IsEmbeddingOrHead(t.name) || t.ids) continue;
     int64_t size = 1;
     for (int64_t s : t.shape) size *= s;
     bool expert = false;

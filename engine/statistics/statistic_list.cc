@@ -31,7 +31,7 @@ constexpr BlockStatistic kBlockStatistics[] = {
      [](const Block& b, const Options&) { return Value(std::string(Name(b.block))); }},
     {"experts", "num_experts", "experts", "E", "",
      [](const Block& b, const Options&) { return Integer(b.num_experts); }},
-    {"select", "select", "", "\"top_k\" or \"top_p\"", "",
+    {"select", "select", "", "\"top_k\", \"top_p\" or \"table\"", "",
      [](const Block& b, const Options&) { return Value(std::string(KindName(b.select))); }},
     {"max_selected", "max_selected", "experts",
      "k, the maximum number of experts selected for one row", "",

@@ -1,5 +1,5 @@
-// The exponential function for routing: its result has the same bits on every backend and
-// instruction set.
+// The exponential function and the logarithm for routing: their results have the same bits on every
+// backend and instruction set.
 #pragma once
 
 #include <cstdint>
@@ -45,6 +45,23 @@ MOESERVE_HOST_DEVICE static inline float ContractExp(float x) {
   std::memcpy(&scale2, &bits2, sizeof(scale2));
   const float y = p * scale1 * scale2;
   return too_small ? 0.0f : (too_large ? __builtin_inff() : y);
+}
+
+// Returns log(1 + x) within 2 ulp, for x in [0, 1]; NaN for NaN. Uses only additions,
+// multiplications, fused multiply-adds and one division, which round alike everywhere.
+MOESERVE_HOST_DEVICE static inline float ContractLog1p(float x) {
+  // log(1 + x) = 2 artanh(x / (2 + x)) is a series in the odd powers of u = 2 x / (2 + x), at most
+  // 2/3: the sum of u^(2 i + 1) / ((2 i + 1) 4^i). The first term left out is below 2^-29 of it.
+  const float u = (x + x) / (2.0f + x);
+  const float z = u * u;
+  float p = 0x1.111112p-18f;  // 1 / (15 * 4^7)
+  p = __builtin_fmaf(p, z, 0x1.3b13b2p-16f);
+  p = __builtin_fmaf(p, z, 0x1.745d18p-14f);
+  p = __builtin_fmaf(p, z, 0x1.c71c72p-12f);
+  p = __builtin_fmaf(p, z, 0x1.24924ap-9f);
+  p = __builtin_fmaf(p, z, 0x1.99999ap-7f);
+  p = __builtin_fmaf(p, z, 0x1.555556p-4f);
+  return __builtin_fmaf(u * z, p, u);
 }
 
 }  // namespace moeserve

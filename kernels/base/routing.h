@@ -51,6 +51,34 @@ static inline float ContractSum(const float* v, int n) {
   return ContractTreeSum(lane);
 }
 
+// Rows
+
+// Returns whether the scores are those of a changed row: normalised or scaled.
+MOESERVE_HOST_DEVICE static inline bool ChangesRow(const RouteSettings& s) {
+  return s.row_norm != RowNorm::kNone || s.row_scale != 1.0f;
+}
+
+// Returns the factor that normalises a row of n elements with this sum of squares (ContractDot() of
+// the row and itself): 1 / rms(row).
+MOESERVE_HOST_DEVICE static inline float RowFactor(float squares, int n, float eps) {
+  return 1.0f / sqrtf(squares / static_cast<float>(n) + eps);
+}
+
+// Returns an element of the changed row. `factor` is the result of RowFactor(); `weight` is used
+// only by kRmsWeight.
+MOESERVE_HOST_DEVICE static inline float ChangedElement(const RouteSettings& s, float x,
+                                                        float factor, float weight) {
+  switch (s.row_norm) {
+    case RowNorm::kNone:
+      return x * s.row_scale;
+    case RowNorm::kRms:
+      return x * factor * s.row_scale;
+    case RowNorm::kRmsWeight:
+      return x * factor * weight * s.row_scale;
+  }
+  return x;
+}
+
 // Scores
 
 // Returns the number of dot products of a row with the router's first matrix: one per expert for a
@@ -184,6 +212,7 @@ MOESERVE_HOST_DEVICE static inline bool IsMasked(float bias) {
 MOESERVE_HOST_DEVICE static inline int CountWithoutScores(const RowSelection& row) {
   switch (row.kind) {
     case SelectKind::kTopK:
+    case SelectKind::kTable:
       return row.k;
     case SelectKind::kTopP:
       return row.k < 1 ? row.k : 1;
@@ -198,6 +227,7 @@ MOESERVE_HOST_DEVICE static inline bool EndsSelection(const RowSelection& row, f
                                                       float threshold) {
   switch (row.kind) {
     case SelectKind::kTopK:
+    case SelectKind::kTable:
       return false;
     case SelectKind::kTopP:
       switch (row.compare) {
@@ -212,6 +242,13 @@ MOESERVE_HOST_DEVICE static inline bool EndsSelection(const RowSelection& row, f
 
 // Gates. The weight of a selected expert is FinalGate(value, divisor, scale).
 
+// Returns sqrt(log(1 + e^score)).
+MOESERVE_HOST_DEVICE static inline float SqrtSoftplus(float score) {
+  const float magnitude = score < 0.0f ? -score : score;
+  const float positive = score < 0.0f ? 0.0f : score;
+  return sqrtf(positive + ContractLog1p(ContractExp(-magnitude)));
+}
+
 // Returns the gate value for a score; `maximum` is the row's largest score, finite. Values are
 // never negative, do not fall when the score rises, and are 0 for a score of -infinity.
 MOESERVE_HOST_DEVICE static inline float GateValue(GateKind kind, float score, float maximum) {
@@ -222,6 +259,8 @@ MOESERVE_HOST_DEVICE static inline float GateValue(GateKind kind, float score, f
       return ContractExp(score - maximum);
     case GateKind::kSigmoid:
       return 1.0f / (1.0f + ContractExp(-score));
+    case GateKind::kSqrtSoftplus:
+      return SqrtSoftplus(score);
   }
   return 0.0f;
 }
@@ -239,6 +278,9 @@ static inline void GateValues(GateKind kind, const float* scores, int n, float m
     case GateKind::kSigmoid:
       for (int e = 0; e < n; ++e) values[e] = GateValue(GateKind::kSigmoid, scores[e], maximum);
       return;
+    case GateKind::kSqrtSoftplus:
+      for (int e = 0; e < n; ++e) values[e] = SqrtSoftplus(scores[e]);
+      return;
   }
 }
 
@@ -251,6 +293,8 @@ static inline double GateValueInDouble(GateKind kind, double score, double maxim
       return std::exp(score - maximum);
     case GateKind::kSigmoid:
       return 1.0 / (1.0 + std::exp(-score));
+    case GateKind::kSqrtSoftplus:
+      return std::sqrt((score < 0.0 ? 0.0 : score) + std::log1p(std::exp(-std::abs(score))));
   }
   return 0.0;
 }
@@ -321,6 +365,16 @@ MOESERVE_HOST_DEVICE static inline uint64_t GroupKey(const RouteSettings& s, con
   }
   const float score = GroupScore(s.group_score, ScoreOfOrder(largest), ScoreOfOrder(second));
   return SelectionKey(OrderOfScore(score), group);
+}
+
+// Table: the experts that the table lists for the row's token rank before all others, in the order
+// of the table. An expert with the score -Inf, such as one that an override masks, keeps its rank;
+// so the best other expert takes its place.
+
+// Returns the order of the expert at `position` of the table's row, with the score order `order`.
+MOESERVE_HOST_DEVICE static inline uint32_t OrderInTable(uint32_t order, int position) {
+  const uint32_t none = OrderOfF32(-__builtin_inff());
+  return order <= none ? order : 0xffffffffu - static_cast<uint32_t>(position);
 }
 
 // Returns whether the weights of a row or its choice values depend on the sum of the gate values

@@ -28,6 +28,27 @@ constexpr ScoreTraits Traits(ScoreKind kind) {
   return {};
 }
 
+// How a router normalises its rows before the scores; its experts get the rows as they are. The
+// norms divide by the root mean square of the row; kRmsWeight also multiplies by learned weights.
+enum class RowNorm : uint8_t { kNone, kRms, kRmsWeight };
+
+struct RowNormTraits {
+  std::string_view name;    // in configuration files
+  std::string_view suffix;  // appended to the description of a score
+};
+
+constexpr RowNormTraits Traits(RowNorm norm) {
+  switch (norm) {
+    case RowNorm::kNone:
+      return {"none", ""};
+    case RowNorm::kRms:
+      return {"rms", " of rms-normalized rows"};
+    case RowNorm::kRmsWeight:
+      return {"rms_weight", " of rms-normalized and weighted rows"};
+  }
+  return {};
+}
+
 // What a learned temperature does to the scores of a cosine router.
 enum class TemperatureKind : uint8_t { kNone, kDivide, kLogScale };
 
@@ -48,7 +69,8 @@ constexpr TemperatureTraits Traits(TemperatureKind kind) {
   return {};
 }
 
-enum class GateKind : uint8_t { kSoftmax, kSigmoid, kSoftmaxSelected, kSparseMixer };
+// kSqrtSoftplus is sqrt(log(1 + e^score)).
+enum class GateKind : uint8_t { kSoftmax, kSigmoid, kSoftmaxSelected, kSparseMixer, kSqrtSoftplus };
 
 struct GateTraits {
   std::string_view name;         // in configuration files
@@ -65,6 +87,8 @@ constexpr GateTraits Traits(GateKind kind) {
       return {"softmax_selected", "softmax of the selected"};
     case GateKind::kSparseMixer:
       return {"sparse_mixer", "sparse mixer"};
+    case GateKind::kSqrtSoftplus:
+      return {"sqrt_softplus", "square root of softplus"};
   }
   return {};
 }
@@ -83,6 +107,7 @@ MOESERVE_HOST_DEVICE static constexpr GateDivisor DivisorOf(GateKind kind) {
     case GateKind::kSoftmax:
       return GateDivisor::kAllExperts;
     case GateKind::kSigmoid:
+    case GateKind::kSqrtSoftplus:
       return GateDivisor::kOne;
     case GateKind::kSoftmaxSelected:
       return GateDivisor::kSelectedOnly;
@@ -93,8 +118,9 @@ MOESERVE_HOST_DEVICE static constexpr GateDivisor DivisorOf(GateKind kind) {
 }
 
 // kTopK selects a fixed number of experts, kTopP as many as are needed for their gate values to
-// reach p times the sum over all experts.
-enum class SelectKind : uint8_t { kTopK, kTopP };
+// reach p times the sum over all experts. kTable selects those that a table lists for the row's
+// token; its gate alone depends on the scores.
+enum class SelectKind : uint8_t { kTopK, kTopP, kTable };
 
 struct SelectTraits {
   std::string_view name;  // in configuration files and reports
@@ -106,6 +132,8 @@ constexpr SelectTraits Traits(SelectKind kind) {
       return {"top_k"};
     case SelectKind::kTopP:
       return {"top_p"};
+    case SelectKind::kTable:
+      return {"table"};
   }
   return {};
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "kernels/base/routing.h"
 #include "kernels/cpu/cpu_backend.h"
 
@@ -36,9 +37,11 @@ std::vector<float> Panels(const std::vector<float>& rows, int64_t n) {
 }  // namespace
 
 CpuRouter::CpuRouter(const RouteSettings& settings, const RouterTensors& tensors)
-    : settings_(settings) {
+    : settings_(settings), table_(tensors.table) {
   if (tensors.bias.data != nullptr) bias_ = Widened(tensors.bias);
   if (tensors.choice_bias.data != nullptr) choice_bias_ = Widened(tensors.choice_bias);
+  if (tensors.row_weight.data != nullptr) row_weight_ = Widened(tensors.row_weight);
+  if (tensors.expert_scale.data != nullptr) expert_scale_ = Widened(tensors.expert_scale);
   switch (settings.score) {
     case ScoreKind::kDot:
       weights_ = Panels(Widened(tensors.weight), settings.input_width);
@@ -55,6 +58,17 @@ CpuRouter::CpuRouter(const RouteSettings& settings, const RouterTensors& tensors
 }
 
 size_t CpuRouter::scratch_floats() const { return static_cast<size_t>(std::max(settings_.dim, 1)); }
+
+void CpuRouter::ChangeRow(const float* x, float* out, const KernelTable& table) const {
+  const int n = settings_.input_width;
+  const float factor = settings_.row_norm == RowNorm::kNone
+                           ? 1.0f
+                           : RowFactor(table.contract_dot(x, x, n), n, settings_.norm_eps);
+  for (int i = 0; i < n; ++i) {
+    const float weight = row_weight_.empty() ? 1.0f : row_weight_[i];
+    out[i] = ChangedElement(settings_, x[i], factor, weight);
+  }
+}
 
 void CpuRouter::Scores(const float* x, float* scratch, float* scores,
                        const KernelTable& table) const {
@@ -91,6 +105,11 @@ void CpuBackend::SelectRows(const RouteArgs& args, int widest,
   const RouteSettings& settings = router.settings();
   const int64_t rows = args.input.rows;
   const int experts = settings.num_experts;
+  const bool listed = settings.select == SelectKind::kTable;
+  const auto tokens = static_cast<int64_t>(step_.token_ids.size());
+  MOESERVE_CHECK(!listed || rows == 0 || (tokens > 0 && rows % tokens == 0),
+                 "a router with a table routes the tokens of a step");
+  const int64_t sub_tokens = listed && rows > 0 ? rows / tokens : 1;
   route_counts_.resize(static_cast<size_t>(rows));
   route_experts_wide_.resize(static_cast<size_t>(rows) * widest);
   route_weights_wide_.resize(static_cast<size_t>(rows) * widest);
@@ -107,10 +126,15 @@ void CpuBackend::SelectRows(const RouteArgs& args, int widest,
       scratch.orders.resize(experts);
     }
     for (int64_t r = begin; r < end; ++r) {
+      const int32_t token = listed ? step_.token_ids[static_cast<size_t>(r / sub_tokens)] : 0;
       const float* x = reinterpret_cast<const float*>(args.input.row(r));
       if (args.input.dtype == DType::kBF16) {
         table_->widen_bf16(reinterpret_cast<const Bf16*>(args.input.row(r)), widened,
                            settings.input_width);
+        x = widened;
+      }
+      if (ChangesRow(settings)) {
+        router.ChangeRow(x, widened, *table_);
         x = widened;
       }
       router.Scores(x, router_scratch, scores, *table_);
@@ -126,6 +150,8 @@ void CpuBackend::SelectRows(const RouteArgs& args, int widest,
           {.settings = &settings,
            .selection = change == nullptr ? SelectionOf(settings) : SelectionOf(settings, *change),
            .choice_bias = router.choice_bias(),
+           .expert_scale = router.expert_scale(),
+           .listed = router.TableRow(token),
            .scores = scores,
            .keys = scratch.keys.data(),
            .orders = scratch.orders.data(),

@@ -77,9 +77,11 @@ bool TooSmall(const PlanMemory& memory, int64_t rows, int k_max, int experts) {
          experts > memory.num_experts();
 }
 
-bool TooSmall(const RouteScratch& memory, int64_t rows, int k_max, int experts, int columns) {
+bool TooSmall(const RouteScratch& memory, int64_t rows, int k_max, int experts, int columns,
+              int width) {
   return rows > memory.max_rows() || rows * k_max > memory.max_routes() ||
-         rows * columns > memory.max_products() || experts > memory.num_experts();
+         rows * columns > memory.max_products() || rows * width > memory.max_changed() ||
+         experts > memory.num_experts();
 }
 
 VectorNorm VectorNormOf(const NormBank* norm) {
@@ -512,9 +514,10 @@ RoutingPlan CudaBackend::Route(const RouteArgs& args) {
     CheckStatus(slot.memory.Reserve(rows, widest, settings.num_experts), "memory for a plan");
   }
   const int columns = router.tables().columns;
-  if (TooSmall(route_scratch_, rows, widest, settings.num_experts, columns)) {
+  const int width = ChangedWidth(settings);
+  if (TooSmall(route_scratch_, rows, widest, settings.num_experts, columns, width)) {
     DropRecordings();
-    CheckStatus(route_scratch_.Reserve(rows, widest, settings.num_experts, columns),
+    CheckStatus(route_scratch_.Reserve(rows, widest, settings.num_experts, columns, width),
                 "memory for routing");
   }
   slot.copied = false;
@@ -549,6 +552,7 @@ RoutingPlan CudaBackend::Route(const RouteArgs& args) {
   RouteLaunch launch{.router = &router,
                      .input = args.input,
                      .sequence = replayable_ ? step_.sequence : nullptr,
+                     .token_ids = rows_per_token > 0 ? step_.token_ids : nullptr,
                      .rows_per_token = std::max(rows_per_token, 1),
                      .failed = rows_per_token > 0 ? step_.failed : nullptr,
                      .k_max = widest,

@@ -52,9 +52,16 @@ std::string BlockNormReason(std::string_view rest, const ModelSpec& spec) {
   return rest.ends_with(".bias") ? NormKindReason(spec) : std::string(kUnknownTensor);
 }
 
-std::string RouterReason(std::string_view rest, const std::string& key, const ScoreSpec& score) {
+std::string RouterReason(std::string_view rest, const std::string& key,
+                         const RoutedLayerSpec& routing) {
+  const ScoreSpec& score = routing.score;
   if (rest == "choice_bias") return key + "routing.select.bias is false";
+  if (rest == "expert_scale") return key + "routing.expert_scale is false";
+  if (rest == "table") {
+    return Concat(key, "routing.select.kind is ", Quoted(KindName(routing.select.kind)));
+  }
   const std::string score_key = key + "routing.score.";
+  if (rest == "norm.weight") return Concat(score_key, "norm is ", Quoted(KindName(score.norm)));
   const bool of_cosine =
       rest.starts_with("projection.") || rest.starts_with("experts.") || rest == "temperature";
   const bool cosine = score.kind == ScoreKind::kCosine;
@@ -98,7 +105,7 @@ std::string AttentionReason(std::string_view rest, const std::string& key,
     return routed ? Kind(key, routed) : key + "qk_norm is \"none\"";
   }
   if (Take(rest, "router.")) {
-    return routed ? RouterReason(rest, key, attention.routing->score) : Kind(key, routed);
+    return routed ? RouterReason(rest, key, *attention.routing) : Kind(key, routed);
   }
   if (Take(rest, "experts.")) {
     if (!routed) return Kind(key, routed);
@@ -127,7 +134,7 @@ std::string FeedForwardReason(std::string_view rest, const std::string& key,
   if (!routed) return ExpertReason(rest, key, block.expert, spec);
 
   const RoutedLayerSpec& routing = *block.routing;
-  if (Take(rest, "router.")) return RouterReason(rest, key, routing.score);
+  if (Take(rest, "router.")) return RouterReason(rest, key, routing);
   if (Take(rest, "experts.")) {
     const std::optional<int> expert = TakeIndex(rest);
     if (!expert.has_value()) return std::string(kUnknownTensor);

@@ -109,8 +109,8 @@ class ShardWriter {
     task.quantization = QuantizationOf(wanted.name, wanted.shape, kept);
     for (StoredTensor& stored : StoredTensors(wanted, kept)) {
       TensorEntry entry{.name = std::move(stored.name), .shape = std::move(stored.shape)};
-      if (stored.type.has_value()) {
-        entry.type = *stored.type;
+      if (stored.ids || stored.type.has_value()) {
+        entry.type = NewTypeOf(stored, ElementType::kF32);
       } else {
         MOESERVE_ASSIGN_OR_RETURN(task.dtype, NewType(wanted));
         entry.type = ElementTypeOf(task.dtype);
@@ -168,6 +168,11 @@ class ShardWriter {
           Append(writer, task.places[0], m->values, m->rows * QuantRowBytes(m->type, m->columns)));
       return Append(writer, task.places[1], m->scales,
                     m->rows * QuantGroups(m->type, m->columns) * int64_t{sizeof(F16)});
+    }
+    if (wanted.ids) {
+      MOESERVE_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
+                                source_.GetIds(wanted.name, wanted.shape));
+      return Append(writer, task.places[0], ids.data(), task.bytes);
     }
     MOESERVE_ASSIGN_OR_RETURN(const HostTensor t, source_.Get(wanted.name, wanted.shape));
     if (t.dtype == task.dtype) return Append(writer, task.places[0], t.data, task.bytes);

@@ -53,8 +53,8 @@ struct WrittenWeights {
 // kStored keeps every value: a tensor gets the type in which the source returns it, so what the
 // source stores in blocks of fewer bits is widened, and integers (Quantization) stay integers. kF32
 // widens all tensors, integers too. kBf16 and kF16 round matrices. Routers and vectors (norms,
-// biases, sinks) are never rounded and keep their types, since a bf16 run does not round them
-// either; it does round the matrices, except untied embeddings.
+// biases, sinks) are never rounded and keep their types, and ids become I32, since a bf16 run does
+// not round them either; it does round the matrices, except untied embeddings.
 //
 // Has at most one tensor in memory. Reads the tensors twice if their types must be found out.
 // InvalidArgument, with the tensor's name, for a number that rounding would make infinite, and for

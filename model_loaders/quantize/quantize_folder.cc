@@ -132,7 +132,7 @@ class FolderWriter {
     MOESERVE_ASSIGN_OR_RETURN(writer_, SafetensorsWriter::Create(path, std::move(entries)));
     for (const Task& task : tasks_) {
       if (task.type == Quantization::kNone) {
-        MOESERVE_RETURN_IF_ERROR(CopyNumbers(task));
+        MOESERVE_RETURN_IF_ERROR(task.tensor.ids ? CopyIds(task) : CopyNumbers(task));
         continue;
       }
       MOESERVE_ASSIGN_OR_RETURN(
@@ -157,8 +157,8 @@ class FolderWriter {
       int i = 0;
       for (StoredTensor& stored : StoredTensors(task.tensor, type_)) {
         TensorEntry entry{.name = std::move(stored.name), .shape = std::move(stored.shape)};
-        if (stored.type.has_value()) {
-          entry.type = *stored.type;
+        if (stored.ids || stored.type.has_value()) {
+          entry.type = NewTypeOf(stored, ElementType::kF32);
         } else {
           MOESERVE_ASSIGN_OR_RETURN(const HostTensor t,
                                     source_.Get(task.tensor.name, task.tensor.shape));
@@ -176,6 +176,12 @@ class FolderWriter {
       entries.push_back(std::move(part.entry));
     }
     return entries;
+  }
+
+  absl::Status CopyIds(const Task& task) {
+    MOESERVE_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
+                              source_.GetIds(task.tensor.name, task.tensor.shape));
+    return AppendPieces(task.first, ids.data(), ids.size() * sizeof(int32_t));
   }
 
   absl::Status CopyNumbers(const Task& task) {

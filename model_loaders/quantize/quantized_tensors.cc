@@ -47,7 +47,7 @@ std::string ScaleName(std::string_view weight) { return Concat(weight, "_scale")
 std::vector<StoredTensor> StoredTensors(const TensorRequirement& tensor, Quantization folder) {
   const Quantization type = QuantizationOf(tensor.name, tensor.shape, folder);
   if (type == Quantization::kNone) {
-    return {{tensor.name, std::nullopt, tensor.shape, tensor.follows_from}};
+    return {{tensor.name, std::nullopt, tensor.shape, tensor.follows_from, tensor.ids}};
   }
   const int64_t rows = tensor.shape[0];
   const int64_t columns = tensor.shape[1];

@@ -18,10 +18,16 @@ namespace moeserve {
 // One tensor of a safetensors file.
 struct StoredTensor {
   std::string name;
-  std::optional<ElementType> type;  // absent means F32, F16 or BF16
+  std::optional<ElementType> type;  // absent means F32, F16 or BF16; of ids, I32 or I64
   std::vector<int64_t> shape;
   std::string follows_from;  // the configuration keys that determine `shape`
+  bool ids = false;          // TensorRequirement::ids
 };
+
+// Returns the type in which a new file stores a tensor whose numbers have the type `numbers`.
+inline ElementType NewTypeOf(const StoredTensor& stored, ElementType numbers) {
+  return stored.ids ? ElementType::kI32 : stored.type.value_or(numbers);
+}
 
 // Returns the name of a matrix's scales, such as "blocks.0.attention.q.weight_scale" for
 // "blocks.0.attention.q.weight".

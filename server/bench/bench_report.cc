@@ -35,11 +35,11 @@ Json ToJson(const MachineRates& rates) {
 
 Json RoutingJson(const RoutedLayerSpec& routing) {
   Json json = {{"num_experts", routing.num_experts}, {"score", KindName(routing.score.kind)}};
-  if (routing.select.kind == SelectKind::kTopK) {
-    json["top_k"] = routing.select.k;
-  } else {
+  if (routing.select.kind == SelectKind::kTopP) {
     json["top_p"] = routing.select.p;
     json["max_experts"] = routing.select.max_experts;
+  } else {
+    json["top_k"] = routing.select.k;
   }
   return json;
 }

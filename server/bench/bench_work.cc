@@ -37,7 +37,8 @@ int64_t FixedProducts(const ModelSpec& spec) {
   for (const TensorRequirement& t : RequiredTensors(spec)) {
     const bool router = t.name.find(".router.") != std::string::npos;
     const bool expert = !router && t.name.find(".experts.") != std::string::npos;
-    if (t.shape.size() != 2 || expert || t.name.starts_with("embed") || t.name == "head.weight") {
+    if (t.shape.size() != 2 || expert || t.ids || t.name.starts_with("embed") ||
+        t.name == "head.weight") {
       continue;
     }
     products += t.shape[0] * t.shape[1];

@@ -18,6 +18,8 @@ int Run(const ModelOptionsText& options) {
   if (!checkpoint.ok()) return Fail(checkpoint.status());
   const absl::Status integers = CheckQuantizedData(checkpoint->spec, *checkpoint->weights);
   if (!integers.ok()) return Fail(integers);
+  const absl::Status tables = CheckTables(checkpoint->spec, *checkpoint->weights);
+  if (!tables.ok()) return Fail(tables);
   const ChatFormat chat(checkpoint->tokenizer_config);
   if (!chat.status().ok() && !absl::IsNotFound(chat.status())) {
     std::fprintf(stderr, "warning: chats will be refused: %s\n",

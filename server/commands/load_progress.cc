@@ -68,6 +68,13 @@ Result<std::optional<QuantizedMatrix>> ReportedWeights::GetQuantized(
   return matrix;
 }
 
+Result<std::vector<int32_t>> ReportedWeights::GetIds(std::string_view name,
+                                                     const std::vector<int64_t>& shape) {
+  Result<std::vector<int32_t>> ids = source_.GetIds(name, shape);
+  Count(shape);
+  return ids;
+}
+
 void ReportedWeights::Count(const std::vector<int64_t>& shape) {
   passed_ += Elements(shape);
   const bool log = output_ == ProgressOutput::kLog;

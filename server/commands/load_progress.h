@@ -34,6 +34,8 @@ class ReportedWeights final : public WeightSource {
   Result<std::optional<QuantizedMatrix>> GetQuantized(std::string_view name,
                                                       const std::vector<int64_t>& shape,
                                                       Quantization type) override;
+  Result<std::vector<int32_t>> GetIds(std::string_view name,
+                                      const std::vector<int64_t>& shape) override;
   Quantization StoredQuantization() const override { return source_.StoredQuantization(); }
   DType DominantDType() const override { return source_.DominantDType(); }
 

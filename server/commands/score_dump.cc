@@ -33,6 +33,7 @@ Json SelectJson(const SelectSpec& select) {
   out["kind"] = KindName(select.kind);
   switch (select.kind) {
     case SelectKind::kTopK:
+    case SelectKind::kTable:
       out["k"] = select.k;
       break;
     case SelectKind::kTopP:

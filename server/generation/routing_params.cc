@@ -48,7 +48,7 @@ int64_t MostRoutes(const ModelSpec& spec, const RoutingControl* control) {
       if (control != nullptr) {
         const RouteOverride change = control->For(l, block);
         if (change.k > 0) most = change.k;
-        if (change.p > 0 && routing->select.kind == SelectKind::kTopK) most = routing->num_experts;
+        if (change.p > 0 && routing->select.kind != SelectKind::kTopP) most = routing->num_experts;
       }
       routes += int64_t{most} * routing->split.heads;
     }

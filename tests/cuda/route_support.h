@@ -6,6 +6,8 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <numeric>
+#include <utility>
 #include <vector>
 
 #include "kernels/cuda/routing/router.h"
@@ -127,6 +129,39 @@ struct RouteCase {
   RouterTensors tensors;
   uint64_t seed = 0;
 };
+
+// The number of rows of the tables of routers.
+inline constexpr int kVocabulary = 11;
+
+// Changes the rows before the scores and multiplies the weights of experts. With `table`, the
+// experts come from a table.
+inline void AddRareSettings(RouteCase& c, bool table) {
+  Random random(c.seed + 4000);
+  RouteSettings& s = c.settings;
+  s.row_norm = static_cast<RowNorm>(random.Below(3));
+  s.norm_eps = 1e-3f;
+  s.row_scale = random.Below(2) == 1 ? 0.37f : 1.0f;
+  s.expert_scale = random.Below(3) != 0;
+  if (s.row_norm == RowNorm::kRmsWeight) {
+    c.tensors.row_weight = MakeTensor(random.Normals(s.input_width), {s.input_width});
+  }
+  if (s.expert_scale) {
+    c.tensors.expert_scale = MakeTensor(random.Normals(s.num_experts), {s.num_experts});
+  }
+  if (!table) return;
+  s.select = SelectKind::kTable;
+  s.choice_bias = false;
+  s.groups = s.best_groups = 1;
+  std::vector<int32_t> all(static_cast<size_t>(s.num_experts));
+  std::iota(all.begin(), all.end(), 0);
+  for (int token = 0; token < kVocabulary; ++token) {
+    for (int i = 0; i < s.k; ++i) {
+      std::swap(all[static_cast<size_t>(i)],
+                all[static_cast<size_t>(i + random.Below(s.num_experts - i))]);
+    }
+    c.tensors.table.insert(c.tensors.table.end(), all.begin(), all.begin() + s.k);
+  }
+}
 
 inline RouteCase MakeCase(int experts, int width, Gate gate, uint64_t seed) {
   RouteCase c;

@@ -70,6 +70,12 @@ class RouteTest : public ::testing::Test {
     }
     const DeviceArray<int32_t> device_sequence(sequence);
 
+    Random token_random(c.seed + 78);
+    std::vector<int32_t> tokens(sequence.size()), zeros(sequence.size());
+    for (int32_t& t : tokens) t = token_random.Below(kVocabulary);
+    const DeviceArray<int32_t> device_tokens(tokens);
+    cpu_->BeginStep({.token_ids = tokens, .position = zeros, .sequence = zeros}, nullptr, false);
+
     std::vector<float> cpu_scores;
     HostPlan expected = FromCpu(RouteOnCpu(*cpu_, c, rows, &cpu_scores, overrides));
     const std::vector<uint8_t> nonfinite = expected.row_nonfinite;
@@ -86,7 +92,9 @@ class RouteTest : public ::testing::Test {
     const int k_max = MostRoutes(c.settings, overrides) + random.Below(2);
     PlanMemory plan = PlanMemory::Create(count, k_max, experts).value();
     RouteScratch scratch =
-        RouteScratch::Create(count, k_max, experts, device_router->tables().columns).value();
+        RouteScratch::Create(count, k_max, experts, device_router->tables().columns,
+                             ChangedWidth(c.settings))
+            .value();
     const DeviceRows input(rows, width, stride, bf16);
     const int64_t scores_stride = experts + 2;
     const DeviceArray<float> scores(static_cast<size_t>(count * scores_stride));
@@ -96,6 +104,7 @@ class RouteTest : public ::testing::Test {
           LaunchRoute({.router = device_router.get(),
                        .input = input.view(),
                        .sequence = has_padding ? device_sequence.data() : nullptr,
+                       .token_ids = device_tokens.data(),
                        .rows_per_token = rows_per_token,
                        .scores = scores.data(),
                        .scores_stride = scores_stride,
@@ -133,6 +142,7 @@ class RouteTest : public ::testing::Test {
                                          .scratch = &scratch},
                                         nullptr)),
                given);
+    cpu_->BeginStep({}, nullptr, false);
   }
 
   std::unique_ptr<Backend> cpu_ = MakeCpu();
@@ -150,6 +160,23 @@ TEST_F(RouteTest, EqualsTheCpuInEverySettingAndSize) {
         while (count > 9 && work * count > 3'000'000) count /= 8;
         Compare(MakeCase(experts, width, gate, seed++), count);
         if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_F(RouteTest, ChangedRowsScaledExpertsAndTablesEqualTheCpu) {
+  uint64_t seed = 7000;
+  for (Gate gate : AllKinds<Gate>()) {
+    for (int experts : {1, 5, 33, 64, 300}) {
+      for (int width : {4, 24, 250, 600}) {
+        int count = kRowCounts[seed % std::size(kRowCounts)];
+        while (count > 9 && int64_t{experts} * width * count > 2'000'000) count /= 8;
+        RouteCase c = MakeCase(experts, width, gate, seed);
+        AddRareSettings(c, gate != Gate::kSparseMixer && seed % 2 == 1);
+        Compare(c, count);
+        if (HasFatalFailure()) return;
+        ++seed;
       }
     }
   }

@@ -53,6 +53,11 @@ class CountingSource : public WeightSource {
     names.emplace_back(name);
     return source_.GetQuantized(name, shape, type);
   }
+  Result<std::vector<int32_t>> GetIds(std::string_view name,
+                                      const std::vector<int64_t>& shape) override {
+    names.emplace_back(name);
+    return source_.GetIds(name, shape);
+  }
   Quantization StoredQuantization() const override { return source_.StoredQuantization(); }
   DType DominantDType() const override { return source_.DominantDType(); }
 

@@ -19,8 +19,8 @@ namespace {
 template <typename Kind>
 class KindsTest : public ::testing::Test {};
 
-using Kinds = ::testing::Types<ScoreKind, TemperatureKind, GateKind, SelectKind, TopPCompare,
-                               ActivationKind, Quantization>;
+using Kinds = ::testing::Types<RowNorm, ScoreKind, TemperatureKind, GateKind, SelectKind,
+                               TopPCompare, ActivationKind, Quantization>;
 TYPED_TEST_SUITE(KindsTest, Kinds);
 
 TYPED_TEST(KindsTest, NamesAreDistinctAndFindTheirKind) {

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <numeric>
 #include <set>
 
 #include "base/kinds.h"
@@ -45,6 +46,52 @@ void AddChoice(Case& c, Random& random) {
       size > 1 && random.Below(2) == 1 ? GroupScoreKind::kSumOfTwo : GroupScoreKind::kMax;
   s.group_mask = random.Below(2) == 1 ? GroupMaskKind::kZero : GroupMaskKind::kMinusInfinity;
   s.k = std::min(s.k, size * s.best_groups);
+}
+
+// The number of rows of the tables of routers.
+constexpr int kVocabulary = 7;
+
+int32_t TokenOf(int row) { return static_cast<int32_t>(row * 5 % kVocabulary); }
+
+// Adds cases that change the rows before the scores, multiply the weights of experts, or take the
+// experts from a table.
+void AddRareCases(std::vector<Case>& cases) {
+  for (Gate gate : AllKinds<Gate>()) {
+    uint64_t seed = 40000 + 100 * static_cast<uint64_t>(gate);
+    for (int experts : {1, 3, 10, 33, 300}) {
+      for (int width : {4, 32, 250, 300}) {
+        Case c;
+        RouteSettings& s = c.settings;
+        c.seed = ++seed;
+        Random random(c.seed);
+        s.num_experts = experts;
+        s.input_width = width;
+        s.gate = gate;
+        s.mixer_limit = gate == Gate::kSparseMixer ? 0.8f : 0.0f;
+        s.row_norm = static_cast<RowNorm>(random.Below(3));
+        s.norm_eps = 1e-3f;
+        s.row_scale = random.Below(2) == 1 ? 0.37f : 1.0f;
+        s.expert_scale = random.Below(3) != 0;
+        s.k = 1 + random.Below(random.Below(2) == 1 ? experts : std::min(experts, 8));
+        s.select = static_cast<SelectKind>(random.Below(3));
+        if (gate == Gate::kSparseMixer && s.select == SelectKind::kTable) {
+          s.select = SelectKind::kTopK;
+        }
+        s.p = static_cast<float>(random.Uniform());
+        s.renormalize = random.Below(2) == 1;
+        s.scale = random.Below(2) == 1 ? 2.5f : 1.0f;
+        c.bias = random.Below(2) == 1;
+        if (random.Below(3) == 0) {
+          s.score = Score::kCosine;
+          s.dim = 4 + random.Below(30);
+        }
+        cases.push_back(c);
+        // A sparse mixer and a table have no choice values.
+        if (gate == Gate::kSparseMixer || s.select == SelectKind::kTable) continue;
+        if (random.Below(2) == 1) AddChoice(cases.back(), random);
+      }
+    }
+  }
 }
 
 // Returns every combination of gate, selection and score, with sizes that fill vector lanes partly,
@@ -87,6 +134,7 @@ std::vector<Case> Cases() {
       }
     }
   }
+  AddRareCases(cases);
   return cases;
 }
 
@@ -104,6 +152,15 @@ RouterWeights MakeWeights(const Case& c, Random& random) {
     w.projection = random.Normals(int64_t{s.dim} * s.input_width, 1.0 / std::sqrt(s.input_width));
     if (c.bias) w.bias = random.Normals(s.dim, 0.1);
   }
+  if (s.row_norm == RowNorm::kRmsWeight) w.row_weight = random.Normals(s.input_width);
+  if (s.expert_scale) w.expert_scale = random.Normals(s.num_experts);
+  if (s.select == SelectKind::kTable) w.listed = s.k;
+  for (int token = 0; w.listed > 0 && token < kVocabulary; ++token) {
+    std::vector<int32_t> listed(static_cast<size_t>(s.num_experts));
+    std::iota(listed.begin(), listed.end(), 0);
+    for (int i = 0; i < s.k; ++i) std::swap(listed[i], listed[i + random.Below(s.num_experts - i)]);
+    w.table.insert(w.table.end(), listed.begin(), listed.begin() + s.k);
+  }
   return w;
 }
 
@@ -115,6 +172,9 @@ std::unique_ptr<Router> MakeRouter(Backend& backend, const Case& c, const Router
   if (!dot) t.projection = MakeTensor(w.projection, {s.dim, s.input_width});
   if (!w.bias.empty()) t.bias = MakeTensor(w.bias, {dot ? s.num_experts : s.dim});
   if (!w.choice_bias.empty()) t.choice_bias = MakeTensor(w.choice_bias, {s.num_experts});
+  if (!w.row_weight.empty()) t.row_weight = MakeTensor(w.row_weight, {s.input_width});
+  if (!w.expert_scale.empty()) t.expert_scale = MakeTensor(w.expert_scale, {s.num_experts});
+  t.table = w.table;
   t.temperature = w.temperature;
   return std::move(backend.NewRouter(s, t)).value();
 }
@@ -168,14 +228,25 @@ class RouterTest : public ::testing::TestWithParam<BackendOptions> {
  protected:
   void SetUp() override { backend_ = std::move(CreateBackend(GetParam())).value(); }
 
+  // Begins a step of `rows` tokens, row r being TokenOf(r).
+  void BeginStep(int rows) {
+    tokens_.clear();
+    for (int r = 0; r < rows; ++r) tokens_.push_back(TokenOf(r));
+    zeros_.assign(tokens_.size(), 0);
+    backend_->BeginStep({.token_ids = tokens_, .position = zeros_, .sequence = zeros_}, nullptr,
+                        false);
+  }
+
   RoutingPlan Route(const Case& c, const Router& router, std::vector<float>& rows) {
     const int width = c.settings.input_width;
+    BeginStep(static_cast<int>(rows.size()) / width);
     const DeviceRows input = MakeRows(*backend_, rows, width);
     backend_->Route({.router = &router, .input = input.view});
     return backend_->HostPlan(0);
   }
 
   std::unique_ptr<Backend> backend_;
+  std::vector<int32_t> tokens_, zeros_;
 };
 
 TEST_P(RouterTest, EqualsTheContractBitForBit) {
@@ -190,7 +261,7 @@ TEST_P(RouterTest, EqualsTheContractBitForBit) {
     ExpectInvariants(plan, c.settings);
     for (int r = 0; r < plan.rows; ++r) {
       const std::vector<float> row(rows.begin() + r * width, rows.begin() + (r + 1) * width);
-      ExpectRow(plan, r, ContractRoutes(c.settings, weights, row));
+      ExpectRow(plan, r, ContractRoutes(c.settings, weights, row, TokenOf(r)));
       if (HasFatalFailure()) {
         FAIL() << "case seed " << c.seed << ", experts " << c.settings.num_experts << ", width "
                << width;
@@ -224,6 +295,7 @@ TEST_P(RouterTest, OverridesAreRoutersOfTheirOwn) {
     overrides[2].p = 0.4f;
     overrides[3] = {.bias = bias.data(), .allowed = allowed};
     overrides[4] = {.k = 1 + random.Below(experts), .bias = bias.data(), .allowed = allowed};
+    BeginStep(6);
     const DeviceRows input = MakeRows(*backend_, rows, width);
     const DeviceRows kept = MakeRows(*backend_, 6, experts, experts, DType::kF32, nullptr);
     backend_->Route({.router = router.get(),
@@ -234,7 +306,7 @@ TEST_P(RouterTest, OverridesAreRoutersOfTheirOwn) {
     const std::vector<float> scores = HostRows(*backend_, kept.view);
     for (int r = 0; r < 6; ++r) {
       const std::vector<float> row(rows.begin() + r * width, rows.begin() + (r + 1) * width);
-      const RowRoutes<float> plain = ContractRoutes(c.settings, weights, row);
+      const RowRoutes<float> plain = ContractRoutes(c.settings, weights, row, TokenOf(r));
       for (int e = 0; e < experts; ++e) {
         ASSERT_EQ(BitsFromF32(scores[r * experts + e]), BitsFromF32(plain.scores[e]));
       }
@@ -248,7 +320,7 @@ TEST_P(RouterTest, OverridesAreRoutersOfTheirOwn) {
         changed.p = overrides[r].p;
       }
       if (overrides[r].bias == nullptr) {
-        ExpectRow(plan, r, ContractRoutes(changed, weights, row));
+        ExpectRow(plan, r, ContractRoutes(changed, weights, row, TokenOf(r)));
       } else {
         // Only a router of dot scores has a bias on the scores to compare with. For other routers,
         // check that no masked expert is selected and that as many experts as possible are.
@@ -256,7 +328,7 @@ TEST_P(RouterTest, OverridesAreRoutersOfTheirOwn) {
         const int count = plan.row_offsets[r + 1] - plan.row_offsets[r];
         ASSERT_GE(count, 1);
         ASSERT_LE(count, changed.k);
-        if (changed.select == SelectKind::kTopK) {
+        if (changed.select != SelectKind::kTopP) {
           ASSERT_EQ(count, changed.k);
         }
         for (int i = plan.row_offsets[r]; i < plan.row_offsets[r + 1]; ++i) {
@@ -268,7 +340,7 @@ TEST_P(RouterTest, OverridesAreRoutersOfTheirOwn) {
           RouterWeights biased = weights;
           if (biased.bias.empty()) {
             biased.bias = bias;
-            ExpectRow(plan, r, ContractRoutes(changed, biased, row));
+            ExpectRow(plan, r, ContractRoutes(changed, biased, row, TokenOf(r)));
           }
         }
       }
@@ -330,7 +402,7 @@ TEST_P(RouterTest, NonFiniteRowsStayAmongThemselves) {
       ExpectInvariants(plan, c.settings);
       for (int r = 0; r < plan.rows; ++r) {
         const std::vector<float> row(rows.begin() + r * 12, rows.begin() + (r + 1) * 12);
-        ExpectRow(plan, r, ContractRoutes(c.settings, weights, row));
+        ExpectRow(plan, r, ContractRoutes(c.settings, weights, row, TokenOf(r)));
       }
     }
   }
@@ -347,7 +419,7 @@ TEST_P(RouterTest, ARowRoutesTheSameAloneAndAmongOthers) {
     ExpectInvariants(plan, c.settings);
     for (int r : {0, 333, 699}) {
       const std::vector<float> row(rows.begin() + r * width, rows.begin() + (r + 1) * width);
-      ExpectRow(plan, r, ContractRoutes(c.settings, weights, row));
+      ExpectRow(plan, r, ContractRoutes(c.settings, weights, row, TokenOf(r)));
     }
   }
 }
@@ -375,20 +447,20 @@ TEST(RouterContractTest, AgreesWithDoubleArithmetic) {
     const RouterWeights weights = MakeWeights(c, random);
     for (int i = 0; i < 300; ++i) {
       const std::vector<float> row = random.Normals(c.settings.input_width);
-      const RowRoutes<double> oracle = OracleRoutes(c.settings, weights, row);
+      const RowRoutes<double> oracle = OracleRoutes(c.settings, weights, row, TokenOf(i));
       const bool close = !(oracle.margin > 1e-5);
       usual_rows += IsUsual(c.settings);
       usual_excluded += IsUsual(c.settings) && close;
       excluded += close;
       if (close) continue;
       ++rows;
-      const RowRoutes<float> contract = ContractRoutes(c.settings, weights, row);
+      const RowRoutes<float> contract = ContractRoutes(c.settings, weights, row, TokenOf(i));
       ASSERT_EQ(contract.experts, oracle.experts)
           << "case seed " << c.seed << ", margin " << oracle.margin;
-      // Small temperatures make scores so large that f32 rounds their differences coarsely. Only a
-      // sparse mixer has weights that depend on close scores far down the ranking.
+      // Small temperatures make scores so large that f32 rounds their differences coarsely. Only
+      // the weights of these two gates depend on close scores far down the ranking.
       double largest = 1000.0;
-      if (c.settings.gate == Gate::kSparseMixer) {
+      if (c.settings.gate == Gate::kSparseMixer || c.settings.gate == Gate::kSqrtSoftplus) {
         for (const double score : oracle.scores) largest = std::max(largest, std::abs(score));
       }
       for (size_t j = 0; j < oracle.weights.size(); ++j) {
@@ -426,6 +498,23 @@ TEST(ContractExpTest, IsWithinTwoUlpAndHandlesTheEnds) {
   EXPECT_EQ(ContractExp(89.0f), INFINITY);
   EXPECT_EQ(ContractExp(INFINITY), INFINITY);
   EXPECT_TRUE(std::isnan(ContractExp(NAN)));
+}
+
+TEST(ContractLog1pTest, IsWithinTwoUlpAndHandlesTheEnds) {
+  double worst = 0.0;
+  const auto compare = [&](float x) {
+    const double exact = std::log1p(static_cast<double>(x));
+    const double ulp = std::nextafter(static_cast<float>(exact), INFINITY) -
+                       static_cast<double>(static_cast<float>(exact));
+    worst = std::max(worst, std::abs(ContractLog1p(x) - exact) / ulp);
+  };
+  for (int i = 1; i <= 400'000; ++i) compare(static_cast<float>(i) / 400'000.0f);
+  for (double x = -87.3; x < 0.0; x += 0.000917) compare(static_cast<float>(std::exp(x)));
+  std::printf("worst error of the logarithm: %.2f ulp\n", worst);
+  EXPECT_LE(worst, 2.0);
+  EXPECT_EQ(ContractLog1p(0.0f), 0.0f);
+  EXPECT_EQ(ContractLog1p(1.0f), 0x1.62e43p-1f);
+  EXPECT_TRUE(std::isnan(ContractLog1p(NAN)));
 }
 
 }  // namespace

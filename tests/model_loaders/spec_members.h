@@ -42,8 +42,8 @@ auto MembersOf(T& s) {
 }
 template <Is<ScoreSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c, d, e, f, g] = s;
-  return std::tie(a, b, c, d, e, f, g);
+  auto& [a, b, c, d, e, f, g, h, i] = s;
+  return std::tie(a, b, c, d, e, f, g, h, i);
 }
 template <Is<SelectSpec> T>
 auto MembersOf(T& s) {
@@ -57,8 +57,8 @@ auto MembersOf(T& s) {
 }
 template <Is<RoutedLayerSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c, d, e, f, g, h, i] = s;
-  return std::tie(a, b, c, d, e, f, g, h, i);
+  auto& [a, b, c, d, e, f, g, h, i, j] = s;
+  return std::tie(a, b, c, d, e, f, g, h, i, j);
 }
 template <Is<LatentSpec> T>
 auto MembersOf(T& s) {

@@ -259,6 +259,22 @@ ModelSpec Factors(RopeScalingKind kind) {
   return spec;
 }
 
+ModelSpec Listed() {
+  ModelSpec spec = Base();
+  FeedForwardSpec& f = spec.layers[0].feed_forward;
+  f.width = 0;  // unused
+  f.routing.emplace();
+  f.routing->num_experts = 4;
+  f.routing->widths = {5, 5, 5, 5};
+  f.routing->score.norm = RowNorm::kRmsWeight;
+  f.routing->score.row_scale = 0.25;
+  f.routing->gate = GateKind::kSqrtSoftplus;
+  f.routing->select.kind = SelectKind::kTable;
+  f.routing->select.k = 2;
+  f.routing->expert_scale = true;
+  return spec;
+}
+
 ModelSpec Learned() {
   ModelSpec spec = Base();
   spec.position.kind = PositionKind::kLearned;
@@ -274,6 +290,7 @@ std::vector<ModelSpec> MadeUpSpecs() {
           Latent(),
           Factors(RopeScalingKind::kFactors),
           Factors(RopeScalingKind::kLong),
+          Listed(),
           Learned()};
 }
 
@@ -331,7 +348,7 @@ void ForgetUnused(PositionSpec& position) {
 
 void ForgetUnused(RoutedLayerSpec& routing) {
   const SelectSpec assumed;
-  if (routing.select.kind == SelectKind::kTopK) {
+  if (routing.select.kind != SelectKind::kTopP) {
     routing.select.p = assumed.p;
     routing.select.compare = assumed.compare;
     routing.select.max_experts = assumed.max_experts;
@@ -339,9 +356,8 @@ void ForgetUnused(RoutedLayerSpec& routing) {
     routing.select.k = assumed.k;
   }
   if (routing.score.kind == ScoreKind::kDot) {
-    const bool bias = routing.score.bias;
-    routing.score = {};
-    routing.score.bias = bias;
+    const ScoreSpec score = routing.score;
+    routing.score = {.norm = score.norm, .row_scale = score.row_scale, .bias = score.bias};
   }
 }
 

@@ -110,6 +110,8 @@ def _complete_ffn(feed_forward: Json) -> Json:
 
 def _complete_routing(routing: Json) -> None:
     score = routing.setdefault("score", {"kind": "dot"})
+    score.setdefault("norm", "none")
+    score.setdefault("row_scale", 1.0)
     score.setdefault("bias", False)
     if score["kind"] == "cosine":
         for key, value in (("dim", 16), ("normalize_row", True), ("normalize_expert", True),
@@ -128,6 +130,7 @@ def _complete_routing(routing: Json) -> None:
         routing["select"].setdefault("max", routing["num_experts"])
     routing.setdefault("renormalize", False)
     routing.setdefault("scale", 1.0)
+    routing.setdefault("expert_scale", False)
 
 
 def load_folder(folder: pathlib.Path) -> tuple[Json, dict[str, Tensor]]:
@@ -194,7 +197,9 @@ class RoutedDecoder:
         self.fault = fault
         # Router tensors stay fp32 in every run: rounding them would change the selection.
         self.tensors = {name: value.to(torch.float32 if ".router." in name else dtype)
+                        if value.is_floating_point() else value.long()
                         for name, value in tensors.items()}
+        self.tokens = torch.zeros(0, dtype=torch.long)  # of the current forward pass
         self.wide = torch.promote_types(dtype, torch.float32)
         self.bf16_products = bf16_products
         self.is_long = False  # whether `forward` treats the sequence as long
@@ -224,6 +229,7 @@ class RoutedDecoder:
         """Logits [T, V] of tokens [T]; with a cache they continue its sequence."""
         cache = cache or self.new_cache()
         self.recorded = {}
+        self.tokens = tokens
         config = self.config
         positions = torch.arange(cache.length, cache.length + len(tokens))
         x = self._embed(tokens, positions)
@@ -405,6 +411,12 @@ class RoutedDecoder:
     def _scores(self, rows: Tensor, name: str, score: Json) -> Tensor:
         """fp32 scores [R, E]. Cosine: X-MoE eq. 7 and 8."""
         rows = rows.float()
+        if score["norm"] != "none":
+            eps = self.config["norm"]["eps"]
+            rows = rows * torch.rsqrt(rows.square().mean(1, keepdim=True) + eps)
+        if score["norm"] == "rms_weight":
+            rows = rows * self.tensors[f"{name}.norm.weight"]
+        rows = rows * score["row_scale"]
         if score["kind"] == "dot":
             return self._linear(rows, name)
         u = self._linear(rows, f"{name}.projection")
@@ -432,8 +444,13 @@ class RoutedDecoder:
                 routing = {**routing, "renormalize": False}
             if self.fault == "gt_for_ge" and routing["select"]["kind"] == "top_p":
                 routing = {**routing, "select": {**routing["select"], "compare": "gt"}}
+            listed = None
+            if routing["select"]["kind"] == "table":  # sub-tokens share the id of their token
+                listed = self.tensors[f"{name}.table"][self.tokens]
+                listed = listed.repeat_interleave(len(rows) // len(self.tokens), 0)
             routes = select(self._scores(rows, name, routing["score"]), routing,
-                            self.tensors.get(f"{name}.choice_bias"))
+                            self.tensors.get(f"{name}.choice_bias"),
+                            self.tensors.get(f"{name}.expert_scale"), listed)
         self.recorded[key] = routes
         return routes
 

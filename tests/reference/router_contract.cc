@@ -54,8 +54,25 @@ std::vector<float> Normalised(std::vector<float> v, float eps) {
   return v;
 }
 
+// Returns the row from which the scores are computed.
+std::vector<float> RouterRow(const RouteSettings& s, const RouterWeights& w,
+                             std::vector<float> row) {
+  const int c = s.input_width;
+  float factor = 1.0f;
+  if (s.row_norm != RowNorm::kNone) {
+    factor = 1.0f / std::sqrt(Dot(row.data(), row.data(), c) / static_cast<float>(c) + s.norm_eps);
+  }
+  for (int i = 0; i < c; ++i) {
+    if (s.row_norm != RowNorm::kNone) row[i] = row[i] * factor;
+    if (s.row_norm == RowNorm::kRmsWeight) row[i] = row[i] * w.row_weight[i];
+    row[i] = row[i] * s.row_scale;
+  }
+  return row;
+}
+
 std::vector<float> Scores(const RouteSettings& s, const RouterWeights& w,
-                          const std::vector<float>& row) {
+                          const std::vector<float>& unchanged) {
+  const std::vector<float> row = RouterRow(s, w, unchanged);
   std::vector<float> scores;
   const int c = s.input_width;
   if (s.score == ScoreKind::kDot) {
@@ -112,6 +129,9 @@ void SortByExpert(RowRoutes<Real>& r) {
   }
 }
 
+float Log1p(float x) { return ContractLog1p(x); }
+double Log1p(double x) { return std::log1p(x); }
+
 // Returns the gate value of a score before any division. `exp` is the exponential function to use.
 template <typename Real, typename Exp>
 Real GateValueOf(GateKind gate, Real score, Real maximum, Exp exp) {
@@ -122,6 +142,8 @@ Real GateValueOf(GateKind gate, Real score, Real maximum, Exp exp) {
       return exp(score - maximum);
     case GateKind::kSigmoid:
       return Real{1} / (Real{1} + exp(-score));
+    case GateKind::kSqrtSoftplus:
+      return std::sqrt(std::max(score, Real{0}) + Log1p(exp(-std::abs(score))));
   }
   MOESERVE_CHECK(false, "every gate has a value");
 }
@@ -134,6 +156,7 @@ bool DividesByAll(GateKind gate) {
     case GateKind::kSparseMixer:
       return true;
     case GateKind::kSigmoid:
+    case GateKind::kSqrtSoftplus:
       return false;
   }
   MOESERVE_CHECK(false, "every gate has a divisor");
@@ -145,6 +168,7 @@ bool DividesBySelected(const RouteSettings& s) {
     case GateKind::kSoftmax:
     case GateKind::kSigmoid:
     case GateKind::kSparseMixer:
+    case GateKind::kSqrtSoftplus:
       return s.renormalize;
     case GateKind::kSoftmaxSelected:
       return true;
@@ -185,6 +209,22 @@ Mixer<Real> MixerOf(const RouteSettings& s, const std::vector<Real>& scores,
     }
   }
   return mixer;
+}
+
+// Moves the experts that the table lists for the token to the front of `ranking`, in the order of
+// the table, unless their score is NaN or -Inf.
+template <typename Real>
+void RankByTable(const RouterWeights& w, int token, const std::vector<Real>& scores,
+                 std::vector<int>& ranking) {
+  std::vector<int> first;
+  for (int i = 0; i < w.listed; ++i) {
+    const int e = w.table[static_cast<size_t>(token * w.listed + i)];
+    if (scores[e] > -std::numeric_limits<Real>::infinity()) first.push_back(e);
+  }
+  for (const int e : ranking) {
+    if (std::find(first.begin(), first.end(), e) == first.end()) first.push_back(e);
+  }
+  ranking = first;
 }
 
 bool HasChoice(const RouteSettings& s) { return s.choice_bias || s.best_groups < s.groups; }
@@ -233,7 +273,7 @@ Choice<Real> ChoiceOf(const RouteSettings& s, const RouterWeights& w,
 }  // namespace
 
 RowRoutes<float> ContractRoutes(const RouteSettings& s, const RouterWeights& w,
-                                const std::vector<float>& row) {
+                                const std::vector<float>& row, int token) {
   const bool top_p = s.select == SelectKind::kTopP;
   const bool strict = s.compare == TopPCompare::kGt;
   RowRoutes<float> r;
@@ -261,6 +301,7 @@ RowRoutes<float> ContractRoutes(const RouteSettings& s, const RouterWeights& w,
   }
   const float z = DividesByAll(s.gate) ? Sum(value) : 1.0f;
   if (HasChoice(s)) r.ranking = Ranking(ChoiceOf(s, w, r.scores, value, z).values);
+  if (s.select == SelectKind::kTable) RankByTable(w, token, r.scores, r.ranking);
   const float threshold = s.p * z;
   float cumulative = 0.0f;
   for (int e : r.ranking) {
@@ -279,14 +320,16 @@ RowRoutes<float> ContractRoutes(const RouteSettings& s, const RouterWeights& w,
     } else {
       gate = value[e] / z;
     }
-    r.weights.push_back(gate * s.scale);
+    gate = gate * s.scale;
+    if (s.expert_scale) gate = gate * w.expert_scale[e];
+    r.weights.push_back(gate);
   }
   SortByExpert(r);
   return r;
 }
 
 RowRoutes<double> OracleRoutes(const RouteSettings& s, const RouterWeights& w,
-                               const std::vector<float>& row) {
+                               const std::vector<float>& input, int token) {
   const bool top_p = s.select == SelectKind::kTopP;
   const bool strict = s.compare == TopPCompare::kGt;
   RowRoutes<double> r;
@@ -296,6 +339,13 @@ RowRoutes<double> OracleRoutes(const RouteSettings& s, const RouterWeights& w,
     for (int i = 0; i < n; ++i) sum += static_cast<double>(a[i]) * static_cast<double>(b[i]);
     return sum;
   };
+  std::vector<double> row(input.begin(), input.end());
+  const double squares = dot(row.data(), row.data(), c);
+  for (int i = 0; i < c; ++i) {
+    if (s.row_norm != RowNorm::kNone) row[i] /= std::sqrt(squares / c + double{s.norm_eps});
+    if (s.row_norm == RowNorm::kRmsWeight) row[i] *= w.row_weight[i];
+    row[i] *= s.row_scale;
+  }
   const auto normalise = [&](std::vector<double> v) {
     const double norm = std::sqrt(dot(v.data(), v.data(), static_cast<int>(v.size())));
     for (double& x : v) x /= std::max(norm, static_cast<double>(s.eps));
@@ -344,6 +394,8 @@ RowRoutes<double> OracleRoutes(const RouteSettings& s, const RouterWeights& w,
     r.ranking = Ranking(ranked);
     r.margin = choice.group_margin;
   }
+  const bool listed = s.select == SelectKind::kTable;
+  if (listed) RankByTable(w, token, r.scores, r.ranking);
   for (int e : r.ranking) {
     if (static_cast<int>(r.experts.size()) == s.k) break;
     r.experts.push_back(e);
@@ -354,7 +406,7 @@ RowRoutes<double> OracleRoutes(const RouteSettings& s, const RouterWeights& w,
     if (strict ? cumulative > s.p * z : cumulative >= s.p * z) break;
   }
   const size_t n = r.experts.size();
-  if (n < r.scores.size()) {
+  if (n < r.scores.size() && !listed) {
     r.margin = std::min(r.margin, ranked[r.ranking[n - 1]] - ranked[r.ranking[n]]);
   }
   for (int e : r.experts) {
@@ -364,7 +416,7 @@ RowRoutes<double> OracleRoutes(const RouteSettings& s, const RouterWeights& w,
       gate = 1.0 / std::accumulate(mixer.terms.begin(), mixer.terms.end(), 0.0);
       r.margin = std::min(r.margin, mixer.margin);
     }
-    r.weights.push_back(gate * s.scale);
+    r.weights.push_back(gate * s.scale * (s.expert_scale ? double{w.expert_scale[e]} : 1.0));
   }
   SortByExpert(r);
   return r;

@@ -10,10 +10,14 @@
 namespace moeserve::testing {
 
 struct RouterWeights {
-  std::vector<float> weight;       // dot [E, c]; cosine: expert vectors [E, dim]
-  std::vector<float> bias;         // empty if there is none
-  std::vector<float> projection;   // cosine [dim, c]
-  std::vector<float> choice_bias;  // [E]; empty if there is none
+  std::vector<float> weight;        // dot [E, c]; cosine: expert vectors [E, dim]
+  std::vector<float> bias;          // empty if there is none
+  std::vector<float> projection;    // cosine [dim, c]
+  std::vector<float> choice_bias;   // [E]; empty if there is none
+  std::vector<float> row_weight;    // [c]; empty if there is none
+  std::vector<float> expert_scale;  // [E]; empty if there is none
+  std::vector<int32_t> table;       // [vocabulary, listed]; empty if there is none
+  int listed = 0;                   // number of experts that the table lists for a token
   float temperature = 0.0f;
 };
 
@@ -28,13 +32,13 @@ struct RowRoutes {
   Real margin = 0;  // the smallest change of a score that changes the selection
 };
 
-// Routes one row as the contract defines, in f32.
+// Routes one row as the contract defines, in f32. `token` is the row of a table.
 RowRoutes<float> ContractRoutes(const RouteSettings& settings, const RouterWeights& weights,
-                                const std::vector<float>& row);
+                                const std::vector<float>& row, int token = 0);
 
 // Routes one row by the same formulas in double, without the contract's order of sums and
 // exponential function.
 RowRoutes<double> OracleRoutes(const RouteSettings& settings, const RouterWeights& weights,
-                               const std::vector<float>& row);
+                               const std::vector<float>& row, int token = 0);
 
 }  // namespace moeserve::testing

@@ -65,8 +65,16 @@ def rank_experts(scores: Tensor) -> Tensor:
     return order.gather(1, last)
 
 
-def select(scores: Tensor, routing: Json, choice_bias: Tensor | None = None) -> Routes:
-    """Gate and selection of fp32 scores [R, E]. `choice_bias` [E] changes the ranking alone.
+# Gates whose values are not shares of a sum over all experts.
+OWN_VALUES = ("sigmoid", "sqrt_softplus")
+
+
+def select(scores: Tensor, routing: Json, choice_bias: Tensor | None = None,
+           expert_scale: Tensor | None = None, listed: Tensor | None = None) -> Routes:
+    """Gate and selection of fp32 scores [R, E].
+
+    `choice_bias` [E] changes the ranking alone, `expert_scale` [E] multiplies the final weights;
+    `listed` [R, k] has the experts of every row if they come from a table.
 
     softmax gates:  X-MoE eq. 8, HMoE eq. 9 to 11;  top-p: HMoE eq. 10.
     """
@@ -77,18 +85,23 @@ def select(scores: Tensor, routing: Json, choice_bias: Tensor | None = None) -> 
     if routing["gate"] == "sigmoid":
         mass = 1.0 / (1.0 + torch.exp(-finite))
         total = torch.ones(rows)
+    elif routing["gate"] == "sqrt_softplus":
+        mass = torch.logaddexp(finite, torch.zeros_like(finite)).sqrt()
+        total = torch.ones(rows)
     else:
         mass = torch.exp(finite - torch.where(usable, highest, torch.zeros_like(highest)))
         total = lane_sum(mass)
     chooser = routing["select"]
     order = rank_experts(scores)
     if chooser["bias"] or chooser["best_groups"] < chooser["groups"]:
-        share = mass if routing["gate"] == "sigmoid" else mass / total[:, None]
+        share = mass if routing["gate"] in OWN_VALUES else mass / total[:, None]
         ranking = choice(scores, share, chooser, choice_bias)
         order = torch.where(usable, rank_experts(ranking), order)
+    if chooser["kind"] == "table":
+        order = torch.where(usable, rank_by_table(finite, order, listed), order)
     ranked = mass.gather(1, order)
 
-    if chooser["kind"] == "top_k":
+    if chooser["kind"] in ("top_k", "table"):
         count = torch.full((rows,), chooser["k"])
     else:
         count = _top_p_count(ranked, total, chooser)
@@ -105,12 +118,25 @@ def select(scores: Tensor, routing: Json, choice_bias: Tensor | None = None) -> 
     gates = torch.where(denominator[:, None] == 0, 0.0, mass / denominator[:, None])
     if routing["gate"] == "sparse_mixer":
         gates = mixer_gates(finite, order, kept, routing["mixer_limit"])
-    gates = torch.where(usable, gates * routing["scale"], 0.0)
+    gates = gates * routing["scale"]
+    if expert_scale is not None:
+        gates = gates * expert_scale
+    gates = torch.where(usable, gates, 0.0)
 
     chosen = torch.zeros(rows, num_experts, dtype=torch.bool).scatter(1, order, kept)
     offsets = functional.pad(chosen.sum(1).cumsum(0), (1, 0)).to(torch.int32)
     experts = chosen.nonzero()[:, 1].to(torch.int32)  # row-major, so ascending within a row
     return Routes(offsets, experts, gates[chosen].float())
+
+
+def rank_by_table(finite: Tensor, order: Tensor, listed: Tensor) -> Tensor:
+    """Expert ids [R, E]: first those of the table, in its order, unless their score is -inf; the
+    others follow as in `order` [R, E]."""
+    out = []
+    for row in range(len(order)):
+        first = [e for e in listed[row].tolist() if finite[row, e] != -math.inf]
+        out.append(first + [e for e in order[row].tolist() if e not in first])
+    return torch.tensor(out)
 
 
 def choice(scores: Tensor, share: Tensor, chooser: Json, bias: Tensor | None) -> Tensor:

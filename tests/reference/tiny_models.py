@@ -131,6 +131,20 @@ TINY: dict[str, Json] = {
     "tiny-many-experts": _model(
         32, 2, _dense_attention(2, 16),
         _moe(300, [1 + i % 5 for i in range(300)], _top_k(6), renormalize=True)),
+    # The first layer takes its experts from a table, the second one from groups, by biased values.
+    "tiny-sqrt-softplus": _model(
+        32, 2, _dense_attention(4, 8, num_kv_heads=2),
+        [_moe(8, 16, {"kind": "table", "k": 3}, gate="sqrt_softplus", renormalize=True, scale=1.5),
+         _moe(8, 16, {"kind": "top_k", "k": 2, "bias": True, "groups": 4, "best_groups": 2,
+                      "group_score": "sum_of_two"}, gate="sqrt_softplus", scale=0.5)]),
+    "tiny-router-norm": _model(
+        32, 2, _moa(5, 8, _top_k(2), num_kv_heads=2, routing={
+            "score": {"kind": "dot", "norm": "rms_weight", "row_scale": 0.7, "bias": True},
+            "renormalize": True, "expert_scale": True}),
+        [_moe(6, 12, {"kind": "table", "k": 2}, split={"heads": 2}, expert_scale=True,
+              score={"kind": "cosine", "dim": 4, "norm": "rms", "temperature": "divide"}),
+         _moe(6, 12, _top_p(0.6), split={"heads": 4}, expert_scale=True, renormalize=True,
+              score={"kind": "dot", "norm": "rms", "row_scale": 1.5})]),
 }
 
 # Small logits: log-probabilities then differ by the rounding of bf16 runs and not by a multiple of
@@ -142,7 +156,8 @@ HEAD_GAIN = 0.15
 SEEDS: dict[str, int] = {
     "tiny-split-unequal-sigmoid": 1601, "tiny-window-interleaved-rope": 1205,
     "tiny-learned-layer-norm": 1206, "tiny-qk-norm-head": 1711,
-    "tiny-moa-groups-split-cosine": 1213, "tiny-scales": 1514, "tiny-exact-tie": 1116}
+    "tiny-moa-groups-split-cosine": 1213, "tiny-scales": 1514, "tiny-exact-tie": 1116,
+    "tiny-sqrt-softplus": 2347, "tiny-router-norm": 2300}
 
 # Types of the files, and whether they come in two shards.
 FILE_TYPES = ("F32", "BF16", "F16", "mixed")
@@ -190,6 +205,16 @@ class _Builder:
 
     def _router(self, name: str, routing: Json, width: int) -> None:
         score, experts = routing["score"], routing["num_experts"]
+        if routing["select"]["kind"] == "table":
+            draws = torch.rand(self.config["vocab_size"], experts, generator=self.generator)
+            listed = draws.argsort(1)[:, :routing["select"]["k"]]
+            self.tensors[f"{name}.table"] = listed.to(torch.int32).contiguous()
+        if routing["select"]["bias"]:
+            self._draw(f"{name}.choice_bias", experts, std=0.2)
+        if score["norm"] == "rms_weight":
+            self._norm(f"{name}.norm", width, False)
+        if routing["expert_scale"]:
+            self._draw(f"{name}.expert_scale", experts, std=0.3, mean=1.0)
         if score["kind"] == "dot":
             self._linear(name, experts, width, score["bias"], gain=1.5)
             return
@@ -249,6 +274,8 @@ class _Builder:
 
 
 def _stored(name: str, value: torch.Tensor, index: int, file_type: str) -> torch.Tensor:
+    if not value.is_floating_point():
+        return value
     if file_type != "mixed":
         return value.to(_DTYPES[file_type])
     if ".router." in name:

@@ -160,9 +160,19 @@ std::vector<RawTensor> RandomTensors(const ModelSpec& spec, DType dtype, uint64_
     const double range = std::sqrt(3.0 / fan_in);
     const double centre = is_norm ? 1.0 : is_temperature ? 0.5 : 0.0;
 
-    RawTensor tensor{wanted.name, FormatName(dtype), wanted.shape, ""};
+    RawTensor tensor{wanted.name, wanted.ids ? "I32" : FormatName(dtype), wanted.shape, ""};
     int64_t elements = 1;
     for (const int64_t dim : wanted.shape) elements *= dim;
+    if (wanted.ids) {
+      const int64_t k = wanted.shape[1];
+      for (int64_t i = 0; i < elements; ++i) {
+        // distinct in a row, and different from row to row
+        const auto id = static_cast<int32_t>((i / k + i % k) % k);
+        tensor.bytes.append(reinterpret_cast<const char*>(&id), sizeof(id));
+      }
+      tensors.push_back(std::move(tensor));
+      continue;
+    }
     tensor.bytes.reserve(static_cast<size_t>(elements) * SizeOf(dtype));
     uint64_t state = NameHash(name) ^ (seed * 0x9e3779b97f4a7c15u);
     for (int64_t i = 0; i < elements; ++i) {

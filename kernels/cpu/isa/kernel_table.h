@@ -176,15 +176,18 @@ struct AttentionMergeArgs {
 struct RouteRowArgs {
   const RouteSettings* settings;
   RowSelection selection;
-  const float* choice_bias;  // [E]; null without RouteSettings::choice_bias
-  float* scores;             // [E] in: scores after bias and temperature; overwritten
-  uint64_t* keys;            // scratch [E]
-  uint32_t* orders;          // scratch [E]
-  float* values;             // scratch [E]
-  float* gates;              // scratch [E]
-  int32_t* experts;          // out [n] ascending
-  float* weights;            // out [n]
-  uint8_t* status;           // out: RoutingPlan::row_nonfinite
+  const float* choice_bias;   // [E]; null without RouteSettings::choice_bias
+  const float* expert_scale;  // [E]; null without RouteSettings::expert_scale
+  const int32_t* listed;      // [RouteSettings::k] the row's experts in the table; null without
+                              // SelectKind::kTable
+  float* scores;              // [E] in: scores after bias and temperature; overwritten
+  uint64_t* keys;             // scratch [E]
+  uint32_t* orders;           // scratch [E]
+  float* values;              // scratch [E]
+  float* gates;               // scratch [E]
+  int32_t* experts;           // out [n] ascending
+  float* weights;             // out [n]
+  uint8_t* status;            // out: RoutingPlan::row_nonfinite
 };
 
 struct KernelTable {

@@ -138,6 +138,14 @@ void RankByChoice(const RouteRowArgs& a, float total) {
   for (int e = 0; e < experts; ++e) a.keys[e] = SelectionKey(a.orders[e], e);
 }
 
+// Changes the keys of the experts that the table lists.
+void RankByTable(const RouteRowArgs& a) {
+  for (int i = 0; i < a.settings->k; ++i) {
+    uint64_t& key = a.keys[a.listed[i]];
+    key = SelectionKey(OrderInTable(static_cast<uint32_t>(key >> 32), i), a.listed[i]);
+  }
+}
+
 // Returns the weight of a selected expert with the gate kSparseMixer. Overwrites the gate values.
 float MixerWeight(const RouteRowArgs& a, int expert) {
   const RouteSettings& s = *a.settings;
@@ -166,6 +174,7 @@ int RouteRow(const RouteRowArgs& a) {
     GateValues(s.gate, a.scores, experts, maximum, a.values);
     if (NeedsTotal(s, row)) total = ContractSum(a.values, experts);
     if (RanksByChoice(s)) RankByChoice(a, total);
+    if (row.kind == SelectKind::kTable) RankByTable(a);
   }
   const bool scanned = row.k <= kScannedExperts;
   if (!scanned) {
@@ -191,6 +200,7 @@ int RouteRow(const RouteRowArgs& a) {
     a.gates[e] = finite && DivisorOf(s) == GateDivisor::kNear
                      ? MixerWeight(a, e)
                      : FinalGate(finite ? a.values[e] : 0.0f, divisor, s.scale);
+    if (finite && a.expert_scale != nullptr) a.gates[e] *= a.expert_scale[e];
   }
   // Sorts the selected experts in ascending order.
   if (scanned) {

@@ -24,10 +24,14 @@ constexpr int64_t kHeader = 128;
 constexpr int64_t kMultiprocessors = 132;
 constexpr int64_t kSmallTileBlocks = 2 * kMultiprocessors;
 
+__device__ __forceinline__ float WidenedElement(float x) { return x; }
+__device__ __forceinline__ float WidenedElement(Bf16 x) { return F32FromBf16(x); }
+
 struct RouteKernelArgs {
   ProductArgs product;
   RouterTables router;
   const int32_t* sequence = nullptr;
+  const int32_t* token_ids = nullptr;
   int rows_per_token = 1;
   float* scores = nullptr;
   int64_t scores_stride = 0;
@@ -59,7 +63,13 @@ __device__ void SelectRows(const RouteKernelArgs& a, int first_row, int tile_row
       }
       continue;
     }
+    const RouteSettings& s = a.router.settings;
+    const int32_t* listed = nullptr;
+    if (s.select == SelectKind::kTable) {
+      listed = a.router.table + int64_t{a.token_ids[r / a.rows_per_token]} * s.k;
+    }
     SelectRow({.router = &a.router,
+               .listed = listed,
                .products = a.product.products + int64_t{r} * a.product.columns,
                .override = a.overrides == nullptr ? nullptr : a.overrides + r,
                .scores = a.scores == nullptr ? nullptr : a.scores + r * a.scores_stride,
@@ -102,6 +112,67 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) RouteKernel(RouteKernelArgs
                          .k_max = a.k_max};
   const int experts = a.router.settings.num_experts;
   BuildSmallPlan(table, experts, a.product.rows, CarvePlan(memory, experts), a.plan);
+}
+
+constexpr int kChangeWarps = 4;  // rows per block
+
+// Writes the rows that have the scores of the input rows (see ChangedElement()); a warp computes a
+// row. Rows of padding tokens are changed, too; nothing reads the results.
+template <typename T>
+__global__ void __launch_bounds__(32 * kChangeWarps)
+    ChangeRowsKernel(const T* input, int64_t stride, int rows, RouterTables router, float* out) {
+  GridDependencyPass();
+  const RouteSettings& s = router.settings;
+  const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
+  const int64_t row = int64_t{blockIdx.x} * kChangeWarps + warp;
+  if (row >= rows) return;
+  const T* const x = input + row * stride;
+  const int n = s.input_width;
+  float factor = 1.0f;
+  if (s.row_norm != RowNorm::kNone) {
+    float sum = 0.0f;
+    for (int begin = lane * kRoutingGroup; begin < n; begin += kRoutingLanes * kRoutingGroup) {
+      const int end = min(begin + kRoutingGroup, n);
+      for (int i = begin; i < end; ++i) {
+        const float v = WidenedElement(x[i]);
+        sum = fmaf(v, v, sum);
+      }
+    }
+    factor = RowFactor(WarpTreeSum(sum), n, s.norm_eps);
+  }
+  for (int i = lane; i < n; i += 32) {
+    const float weight = router.row_weight == nullptr ? 1.0f : __ldg(router.row_weight + i);
+    out[row * n + i] = ChangedElement(s, WidenedElement(x[i]), factor, weight);
+  }
+}
+
+template <typename T>
+void LaunchChangeRows(const RowsView& input, const RouterTables& router, float* out,
+                      cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>((input.rows + kChangeWarps - 1) / kChangeWarps);
+  Launch(ChangeRowsKernel<T>,
+         {.grid = dim3(blocks),
+          .block = dim3(32 * kChangeWarps),
+          .shared_bytes = 0,
+          .stream = stream,
+          .overlaps_predecessor = true},
+         static_cast<const T*>(input.data), input.stride, static_cast<int>(input.rows), router,
+         out);
+}
+
+// Returns the rows from which the products are computed: the input, or changed rows.
+RowsView RowsForProducts(const RouteLaunch& launch, cudaStream_t stream) {
+  const RouterTables& router = launch.router->tables();
+  const RowsView& input = launch.input;
+  if (!ChangesRow(router.settings) || input.rows == 0) return input;
+  const int64_t width = router.settings.input_width;
+  float* const changed = launch.scratch->changed_rows();
+  if (input.dtype == DType::kBF16) {
+    LaunchChangeRows<Bf16>(input, router, changed, stream);
+  } else {
+    LaunchChangeRows<float>(input, router, changed, stream);
+  }
+  return {changed, DType::kF32, input.rows, width, width};
 }
 
 // Returns the shared memory that the phases of a block can use on this device.
@@ -177,17 +248,19 @@ int64_t RouteSharedLimit() {
 RoutingPlan LaunchRoute(const RouteLaunch& launch, cudaStream_t stream) {
   const RouterTables& router = launch.router->tables();
   const RouteSettings& settings = router.settings;
-  const RowsView& input = launch.input;
-  const int rows = static_cast<int>(input.rows);
+  const int rows = static_cast<int>(launch.input.rows);
   const int experts = settings.num_experts;
   RouteScratch& scratch = *launch.scratch;
   CheckRoom(rows, experts, launch.k_max, *launch.plan, scratch);
   MOESERVE_CHECK(int64_t{rows} * launch.k_max <= scratch.max_routes() &&
-                     int64_t{rows} * router.columns <= scratch.max_products(),
+                     int64_t{rows} * router.columns <= scratch.max_products() &&
+                     int64_t{rows} * ChangedWidth(settings) <= scratch.max_changed(),
                  "RouteScratch::Reserve comes before the step");
   MOESERVE_CHECK(
-      launch.k_max >= std::min(settings.k, experts) && input.cols >= settings.input_width,
+      launch.k_max >= std::min(settings.k, experts) && launch.input.cols >= settings.input_width,
       "the plan has room for what the router selects");
+  MOESERVE_CHECK(settings.select != SelectKind::kTable || launch.token_ids != nullptr || rows == 0,
+                 "a router with a table routes the tokens of a step");
   const PlanArrays plan = launch.plan->arrays();
   const PlanBuild build{.table = {.experts = scratch.experts(),
                                   .weights = scratch.weights(),
@@ -204,6 +277,7 @@ RoutingPlan LaunchRoute(const RouteLaunch& launch, cudaStream_t stream) {
     LaunchPlan(build, stream);
     return launch.plan->Plan(rows, experts, launch.k_max);
   }
+  const RowsView input = RowsForProducts(launch, stream);
   const int64_t element = static_cast<int64_t>(SizeOf(input.dtype));
   const bool sort = launch.overrides != nullptr || settings.select == SelectKind::kTopP ||
                     std::min(settings.k, experts) > kMostRanksByMaximum;
@@ -220,6 +294,7 @@ RoutingPlan LaunchRoute(const RouteLaunch& launch, cudaStream_t stream) {
                                 .products = scratch.products()},
                     .router = router,
                     .sequence = launch.sequence,
+                    .token_ids = launch.token_ids,
                     .rows_per_token = launch.rows_per_token,
                     .scores = launch.scores,
                     .scores_stride = launch.scores_stride,

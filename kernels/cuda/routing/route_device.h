@@ -30,14 +30,17 @@ int64_t RouteSharedLimit();
 // the expert vectors of a dot router, or the projection of a cosine router.
 struct RouterTables {
   RouteSettings settings;
-  int columns = 0;                     // products per row: E (dot router) or dim (cosine router)
-  int64_t padded = 0;                  // elements per weight row, a multiple of kRouterStep
-  const float* weights = nullptr;      // [columns rounded up, padded], elements permuted by
-                                       // PermutedForTile()
-  const float* bias = nullptr;         // [columns] or null
-  const float* experts = nullptr;      // cosine router only: [dim][E]
-  const float* choice_bias = nullptr;  // [E] or null
-  float temperature = 1.0f;            // result of ResolvedTemperature()
+  int columns = 0;                      // products per row: E (dot router) or dim (cosine router)
+  int64_t padded = 0;                   // elements per weight row, a multiple of kRouterStep
+  const float* weights = nullptr;       // [columns rounded up, padded], elements permuted by
+                                        // PermutedForTile()
+  const float* bias = nullptr;          // [columns] or null
+  const float* experts = nullptr;       // cosine router only: [dim][E]
+  const float* choice_bias = nullptr;   // [E] or null
+  const float* row_weight = nullptr;    // [c] or null
+  const float* expert_scale = nullptr;  // [E] or null
+  const int32_t* table = nullptr;       // [vocabulary, RouteSettings::k] or null
+  float temperature = 1.0f;             // result of ResolvedTemperature()
 };
 
 // Returns the position at which element `i` of a weight row is stored. Of every 256 elements, lane

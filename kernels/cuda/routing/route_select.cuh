@@ -207,7 +207,9 @@ __device__ inline uint64_t RanksByMaximum(const uint32_t* ordered, int experts, 
 
 struct SelectRowArgs {
   const RouterTables* router;
-  const float* products;          // device memory [columns]
+  const int32_t* listed;  // device memory [RouteSettings::k] the row's experts in the table,
+                          // or null
+  const float* products;  // device memory [columns]
   const RouteOverride* override;  // null if there is none
   float* scores;                  // device memory [E] or null
   int k_max;                      // capacity of `experts` and `weights`
@@ -251,7 +253,7 @@ struct RankedRow {
 // Finds the first k ranks, or sorts all experts.
 __device__ __forceinline__ RankedRow RankExperts(const RowSelection& row, int experts,
                                                  const SelectScratch& scratch, int lane) {
-  const int limit = row.kind == SelectKind::kTopK ? kMostRanksByMaximum : kMostOpenRanksByMaximum;
+  const int limit = row.kind == SelectKind::kTopP ? kMostOpenRanksByMaximum : kMostRanksByMaximum;
   if (row.k <= limit) return {true, RanksByMaximum(scratch.ordered, experts, row.k, lane)};
   const int n = PowerOfTwoFrom(experts);
   for (int e = lane; e < n; e += 32) {
@@ -337,6 +339,9 @@ __device__ __forceinline__ int StoreSelected(const SelectRowArgs& a, const Selec
     } else if (chosen) {
       weight = FinalGate(finite ? scratch.values[e] : 0.0f, divisor, s.scale);
     }
+    if (chosen && finite && a.router->expert_scale != nullptr) {
+      weight *= __ldg(a.router->expert_scale + e);
+    }
     if (chosen) {
       const int at = stored + __popc(mask & ((1u << lane) - 1));
       a.experts[at] = e;
@@ -372,6 +377,16 @@ __device__ __forceinline__ void OrderByChoice(const RouterTables& router, float 
   __syncwarp();
 }
 
+// Changes the orders of the experts that the table lists.
+__device__ __forceinline__ void OrderByTable(const RouteSettings& s, const int32_t* listed,
+                                             const SelectScratch& scratch, int lane) {
+  for (int i = lane; i < s.k; i += 32) {
+    uint32_t& order = scratch.ordered[__ldg(listed + i)];
+    order = OrderInTable(order, i);
+  }
+  __syncwarp();
+}
+
 // Selects the experts of one row; all lanes of a warp must call it together.
 __device__ inline void SelectRow(const SelectRowArgs& a, const SelectScratch& scratch, int lane) {
   const RouteSettings& s = a.router->settings;
@@ -389,6 +404,7 @@ __device__ inline void SelectRow(const SelectRowArgs& a, const SelectScratch& sc
   float total = 1.0f;
   if (finite && NeedsTotal(s, row)) total = WarpSum(scratch.values, experts, lane);
   if (finite && RanksByChoice(s)) OrderByChoice(*a.router, total, scratch, lane);
+  if (finite && row.kind == SelectKind::kTable) OrderByTable(s, a.listed, scratch, lane);
 
   const RankedRow ranked = RankExperts(row, experts, scratch, lane);
   const Selected selected = TakeRanks(row, ranked, finite, total, scratch, lane);

@@ -11,8 +11,9 @@
 namespace moeserve::cuda {
 namespace {
 
-Result<DeviceMemory> Uploaded(const std::vector<float>& values) {
-  const size_t bytes = values.size() * sizeof(float);
+template <typename T>
+Result<DeviceMemory> Uploaded(const std::vector<T>& values) {
+  const size_t bytes = values.size() * sizeof(T);
   MOESERVE_ASSIGN_OR_RETURN(DeviceMemory memory, DeviceMemory::Allocate(bytes));
   MOESERVE_CUDA_RETURN_IF_ERROR(
       cudaMemcpy(memory.data(), values.data(), bytes, cudaMemcpyHostToDevice));
@@ -77,6 +78,18 @@ Result<std::unique_ptr<CudaRouter>> CudaRouter::Create(const RouteSettings& sett
     MOESERVE_ASSIGN_OR_RETURN(router->choice_bias_, Uploaded(Widened(tensors.choice_bias)));
     t.choice_bias = router->choice_bias_.as<float>();
   }
+  if (tensors.row_weight.data != nullptr) {
+    MOESERVE_ASSIGN_OR_RETURN(router->row_weight_, Uploaded(Widened(tensors.row_weight)));
+    t.row_weight = router->row_weight_.as<float>();
+  }
+  if (tensors.expert_scale.data != nullptr) {
+    MOESERVE_ASSIGN_OR_RETURN(router->expert_scale_, Uploaded(Widened(tensors.expert_scale)));
+    t.expert_scale = router->expert_scale_.as<float>();
+  }
+  if (!tensors.table.empty()) {
+    MOESERVE_ASSIGN_OR_RETURN(router->table_, Uploaded(tensors.table));
+    t.table = router->table_.as<int32_t>();
+  }
   if (!cosine) return router;
 
   const int64_t dim = settings.dim, experts = settings.num_experts;
@@ -93,7 +106,9 @@ Result<std::unique_ptr<CudaRouter>> CudaRouter::Create(const RouteSettings& sett
 }
 
 int64_t CudaRouter::device_bytes() const {
-  return static_cast<int64_t>(weights_.bytes() + bias_.bytes() + experts_.bytes());
+  return static_cast<int64_t>(weights_.bytes() + bias_.bytes() + experts_.bytes() +
+                              choice_bias_.bytes() + row_weight_.bytes() + expert_scale_.bytes() +
+                              table_.bytes());
 }
 
 Result<PlanMemory> PlanMemory::Create(int max_rows, int k_max, int num_experts) {
@@ -146,20 +161,23 @@ RoutingPlan PlanMemory::Plan(int rows, int num_experts, int k_max) const {
           .row_nonfinite = a.row_nonfinite};
 }
 
-Result<RouteScratch> RouteScratch::Create(int max_rows, int k_max, int num_experts,
-                                          int max_columns) {
+Result<RouteScratch> RouteScratch::Create(int max_rows, int k_max, int num_experts, int max_columns,
+                                          int max_width) {
   RouteScratch scratch;
-  MOESERVE_RETURN_IF_ERROR(scratch.Reserve(max_rows, k_max, num_experts, max_columns));
+  MOESERVE_RETURN_IF_ERROR(scratch.Reserve(max_rows, k_max, num_experts, max_columns, max_width));
   return scratch;
 }
 
-Status RouteScratch::Reserve(int max_rows, int k_max, int num_experts, int max_columns) {
+Status RouteScratch::Reserve(int max_rows, int k_max, int num_experts, int max_columns,
+                             int max_width) {
   const int64_t rows = std::max(max_rows, max_rows_);
   const int64_t routes = std::max(int64_t{max_rows} * k_max, max_routes_);
   const int64_t products = std::max(int64_t{max_rows} * max_columns, max_products_);
+  const int64_t changed = std::max(int64_t{max_rows} * max_width, max_changed_);
   const int64_t experts = std::max(num_experts, num_experts_);
   const size_t old_arrivals = arrivals_.bytes();
-  for (auto [memory, count] : {std::pair{&products_, products},
+  for (auto [memory, count] : {std::pair{&changed_rows_, changed},
+                               {&products_, products},
                                {&experts_, routes},
                                {&weights_, routes},
                                {&counts_, rows},
@@ -174,6 +192,7 @@ Status RouteScratch::Reserve(int max_rows, int k_max, int num_experts, int max_c
   max_rows_ = static_cast<int>(rows);
   max_routes_ = routes;
   max_products_ = products;
+  max_changed_ = changed;
   num_experts_ = static_cast<int>(experts);
   return absl::OkStatus();
 }

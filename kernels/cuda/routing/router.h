@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "kernels/backend.h"
+#include "kernels/base/routing.h"
 #include "kernels/cuda/device/handles.h"
 #include "kernels/cuda/routing/route_device.h"
 
@@ -31,6 +32,9 @@ class CudaRouter : public Router {
   DeviceMemory bias_;
   DeviceMemory experts_;
   DeviceMemory choice_bias_;
+  DeviceMemory row_weight_;
+  DeviceMemory expert_scale_;
+  DeviceMemory table_;
 };
 
 // The device arrays of one RoutingPlan. The launches that write a plan and those that read it must
@@ -60,19 +64,28 @@ class PlanMemory {
   DeviceMemory row_offsets_, assignments_of_row_, row_nonfinite_;
 };
 
+// Returns the number of elements of a row that LaunchRoute() stores before it computes the
+// products; 0 if it reads the input rows as they are.
+inline int ChangedWidth(const RouteSettings& settings) {
+  return ChangesRow(settings) ? settings.input_width : 0;
+}
+
 // Intermediate results that one routing kernel writes and the next one reads. All MoE blocks whose
 // routing runs on the same stream share them.
 class RouteScratch {
  public:
-  // `max_columns` is the largest tables().columns of all routers. ResourceExhausted if memory runs
-  // out.
-  static Result<RouteScratch> Create(int max_rows, int k_max, int num_experts, int max_columns);
-  Status Reserve(int max_rows, int k_max, int num_experts, int max_columns);
+  // `max_columns` is the largest tables().columns of all routers; `max_width` the largest
+  // ChangedWidth() of their settings. ResourceExhausted if memory runs out.
+  static Result<RouteScratch> Create(int max_rows, int k_max, int num_experts, int max_columns,
+                                     int max_width = 0);
+  Status Reserve(int max_rows, int k_max, int num_experts, int max_columns, int max_width = 0);
 
   int max_rows() const { return max_rows_; }
   int64_t max_routes() const { return max_routes_; }
   int64_t max_products() const { return max_products_; }
+  int64_t max_changed() const { return max_changed_; }
   int num_experts() const { return num_experts_; }
+  float* changed_rows() const { return changed_rows_.as<float>(); }
   float* products() const { return products_.as<float>(); }
   int32_t* experts() const { return experts_.as<int32_t>(); }
   float* weights() const { return weights_.as<float>(); }
@@ -84,7 +97,9 @@ class RouteScratch {
   int max_rows_ = -1;
   int64_t max_routes_ = 0;
   int64_t max_products_ = 0;
+  int64_t max_changed_ = 0;
   int num_experts_ = 0;
+  DeviceMemory changed_rows_;  // [rows, width]
   DeviceMemory products_;      // [rows, columns]
   DeviceMemory experts_;       // [rows, k_max]
   DeviceMemory weights_;       // [rows, k_max]
@@ -99,6 +114,8 @@ struct RouteLaunch {
   RowsView input;                     // in device memory, f32 or bf16 [rows, c]
   const int32_t* sequence = nullptr;  // device memory [rows / rows_per_token]; < 0 marks padding
                                       // tokens, whose rows get no routes; null: there is no padding
+  const int32_t* token_ids = nullptr;  // device memory [rows / rows_per_token]; used only with a
+                                       // table
   int rows_per_token = 1;
   float* scores = nullptr;  // device memory [rows, E] or null: scores after bias and temperature,
                             // without the bias of an override; not written for padding rows
@@ -114,7 +131,8 @@ struct RouteLaunch {
 };
 
 // Computes scores, selects experts and builds the plan: one launch for up to kPlanChunk rows, three
-// launches for more. The plan is valid when the stream has run the launches.
+// launches for more, and one more launch if ChangesRow() is true. The plan is valid when the stream
+// has run the launches.
 RoutingPlan LaunchRoute(const RouteLaunch& launch, cudaStream_t stream);
 
 struct GivenPlanLaunch {

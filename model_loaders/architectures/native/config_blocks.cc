@@ -27,6 +27,8 @@ ScoreSpec ParseScore(const Json& json, const std::string& path, Problems* proble
   const auto kind = reader.PickKind<ScoreKind>("kind");
   if (!kind.has_value()) return score;
   score.kind = *kind;
+  score.norm = reader.PickKindOr("norm", RowNorm::kNone);
+  score.row_scale = reader.Real("row_scale", 1.0);
   score.bias = reader.Bool("bias", false);
   switch (score.kind) {
     case ScoreKind::kDot:
@@ -52,6 +54,7 @@ SelectSpec ParseSelect(const Json& json, const std::string& path, int num_expert
   select.kind = *kind;
   switch (select.kind) {
     case SelectKind::kTopK:
+    case SelectKind::kTable:
       select.k = reader.Int("k");
       break;
     case SelectKind::kTopP:
@@ -142,6 +145,7 @@ RoutedLayerSpec ParseRouting(const Json& json, const std::string& path, BlockKin
   }
   routing.renormalize = reader.Bool("renormalize", false);
   routing.scale = reader.Real("scale", 1.0);
+  routing.expert_scale = reader.Bool("expert_scale", false);
   reader.RefuseOthers(Concat(" (of ", Name(block), ')'));
   return routing;
 }

@@ -42,6 +42,8 @@ std::string ScoreText(const ScoreSpec& score) {
       text.append(Traits(score.temperature).suffix);
       break;
   }
+  text.append(Traits(score.norm).suffix);
+  if (score.row_scale != 1.0) text.append(Concat(", rows times ", Number(score.row_scale)));
   return text;
 }
 
@@ -50,6 +52,9 @@ std::string SelectText(const SelectSpec& select) {
   switch (select.kind) {
     case SelectKind::kTopK:
       text = Concat("top-", select.k);
+      break;
+    case SelectKind::kTable:
+      text = Concat("a table of ", select.k, " for each token");
       break;
     case SelectKind::kTopP:
       text = Concat("top-p ", Traits(select.compare).symbol, ' ', Number(select.p), ", at most ",
@@ -75,6 +80,7 @@ std::string RoutingText(const RoutedLayerSpec& routing) {
                      SelectText(routing.select)));
   if (routing.renormalize) text.append(", renormalized");
   if (routing.scale != 1.0) text.append(Concat(", times ", Number(routing.scale)));
+  if (routing.expert_scale) text.append(", times a factor per expert");
   return text;
 }
 

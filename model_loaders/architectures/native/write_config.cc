@@ -233,6 +233,8 @@ Json ScoreJson(const ScoreSpec& score) {
   const ScoreSpec assumed;
   Json json = Json::object();
   Set(json, "kind", score.kind);
+  Set(json, "norm", score.norm, assumed.norm);
+  Set(json, "row_scale", score.row_scale, assumed.row_scale);
   SetFlag(json, "bias", score.bias);
   switch (score.kind) {
     case ScoreKind::kDot:
@@ -254,6 +256,7 @@ Json SelectJson(const SelectSpec& select, int num_experts) {
   Set(json, "kind", select.kind);
   switch (select.kind) {
     case SelectKind::kTopK:
+    case SelectKind::kTable:
       Set(json, "k", select.k);
       break;
     case SelectKind::kTopP:
@@ -293,6 +296,7 @@ Json RoutingJson(const RoutedLayerSpec& routing, BlockKind block) {
   json["select"] = SelectJson(routing.select, routing.num_experts);
   SetFlag(json, "renormalize", routing.renormalize);
   Set(json, "scale", routing.scale, assumed.scale);
+  SetFlag(json, "expert_scale", routing.expert_scale);
   return json;
 }
 
