@@ -166,6 +166,17 @@ struct RoutingPlan {
                                            // finite; else 1 if a score is NaN; else 0
 };
 
+// Writes the rows of assignments without a product, in f32 or bf16: zeros for experts in [zero,
+// copy), the input row for experts in [copy, constant), and row e - constant of `constants` for
+// every expert e from `constant` on. Assignments of experts before `zero` are not written.
+struct AssignRowsArgs {
+  const RoutingPlan* plan = nullptr;
+  int zero = 0, copy = 0, constant = 0;  // 0 <= zero <= copy <= constant <= the plan's num_experts
+  const float* constants = nullptr;      // [num_experts - constant, output.cols] in device memory
+  RowsView input;                        // [plan->rows, output.cols]; f32 or bf16
+  RowsView output;                       // [plan->capacity, cols]
+};
+
 // Routes used instead of the router's choice (in parity tests), as compressed sparse rows. The
 // experts of a row are ascending.
 struct GivenRoutes {
@@ -192,15 +203,14 @@ struct LinearArgs {
 };
 
 // Computes output[a] = down(epilogue(up(input[source_row(a)]))). The hidden units are rounded to
-// the dtype in which the model stores activations, as they are between two Linear() calls, so the
-// results are equal.
+// the dtype of the input, as they are between two Linear() calls, so the results are equal.
 struct FeedForwardArgs {
   const LinearBank* up = nullptr;
   const LinearBank* down = nullptr;
   const RoutingPlan* plan = nullptr;  // null: every row of `input` uses the only expert
   bool gather = false;                // source_row(a) is plan->row_of_assignment[a] if true, else a
   RowsView input;
-  RowsView output;  // [capacity, out_features of down]
+  RowsView output;  // f32 or bf16 [capacity, out_features of down]
   Activation activation = {};
 };
 
@@ -490,6 +500,16 @@ class Backend {
   }
   virtual void Attention(const AttentionArgs& args) = 0;
   virtual RoutingPlan Route(const RouteArgs& args) = 0;
+  // Returns the part of a plan that belongs to the experts [0, count). Its row_offsets and
+  // assignments_of_row are null; the other arrays are those of `plan`.
+  virtual RoutingPlan FirstExperts(const RoutingPlan& plan, int count) const {
+    RoutingPlan part = plan;
+    part.num_experts = count;
+    part.num_assignments = -1;
+    part.row_offsets = part.assignments_of_row = nullptr;
+    return part;
+  }
+  virtual void AssignRows(const AssignRowsArgs& args) = 0;
   virtual void Combine(const CombineArgs& args) = 0;
   // Converts or copies rows: output = input (f32 to f32 or bf16, bf16 to f32).
   virtual void Convert(const RowsView& input, const RowsView& output) = 0;

@@ -43,7 +43,7 @@ def _layers(config, block):
 
 
 def _router(add, name, path, routing, row):
-    experts = _key(routing, path, "num_experts")
+    experts = _key(routing, path, "num_experts") + sum(routing.get("null_experts", {}).values())
     score = routing.get("score", {"kind": "dot"})
     kind, bias = _key(score, path + "score.", "kind"), score.get("bias", False)
     if routing.get("select", {}).get("bias", False):
@@ -67,6 +67,15 @@ def _router(add, name, path, routing, row):
 
 
 def _expert(add, norm, name, path, expert, row, width, width_key):
+    if expert.get("sublayer", "plain") == "plain":
+        _network(add, norm, name, path, expert, row, width, width_key)
+        return
+    for i in range(expert.get("depth", 1)):
+        norm(f"{name}layers.{i}.norm", row)
+        _network(add, norm, f"{name}layers.{i}.", path, expert, row, width, width_key)
+
+
+def _network(add, norm, name, path, expert, row, width, width_key):
     bias = expert.get("bias", False)
     if _key(expert, path + "expert.", "form") == "gated":
         add(name + "gate", (width, row), width_key, bias)
@@ -142,17 +151,28 @@ def _feed_forward(add, norm, block_norms, name, path, block, d):
     h = _key(split, at + "split.", "heads")
     if d % h:
         raise ExportError(f"config: {at}split.heads: expected a divisor of {d}, found {h}")
-    if h > 1 and split.get("projection", True):
-        for part in ("split", "merge"):
-            add(name + part, (d, d), at + "split.heads", split.get("bias", True))
+    depth, before = split.get("depth", 1), split.get("projection", True)
+    for part, wanted in (("split", before), ("merge", split.get("merge_projection", before))):
+        for i in range(depth if h > 1 and wanted else 0):
+            layer = name + part if depth == 1 else f"{name}{part}.{i}"
+            add(layer, (d, d), at + "split.heads", split.get("bias", True))
     _router(add, name + "router", at, routing, d // h)
     count, widths = _key(routing, at, "num_experts"), _key(routing, at, "widths")
     widths = [widths] * count if isinstance(widths, int) else widths
     if len(widths) != count:
         raise ExportError(f"config: {at}widths: expected {count} (num_experts), "
                           f"found {len(widths)}")
+    row, latent = d // h, routing.get("latent_width", 0)
+    if latent:
+        add(name + "latent_down", (latent, row), at + "latent_width")
+        add(name + "latent_up", (row, latent), at + "latent_width")
+        row = latent
     for j, width in enumerate(widths):
-        _expert(add, norm, f"{name}experts.{j}.", path, expert, d // h, width, f"{at}widths[{j}]")
+        _expert(add, norm, f"{name}experts.{j}.", path, expert, row, width, f"{at}widths[{j}]")
+    null_experts = routing.get("null_experts", {})
+    first = count + null_experts.get("zero", 0) + null_experts.get("copy", 0)
+    for j in range(first, first + null_experts.get("constant", 0)):
+        add(f"{name}experts.{j}.constant", (row,), at + "null_experts.constant", whole_name=True)
     shared = block.get("shared_width", 0)
     if shared:
         _expert(add, norm, name + "shared.", path, expert, d, shared, path + "shared_width")

@@ -18,10 +18,12 @@ namespace {
 // Returns the parameters of an expert with `in` inputs per row and inner width `inner`.
 int64_t ExpertParameters(const ExpertSpec& expert, NormKind norm, int64_t in, int64_t inner) {
   const int64_t up_like = expert.form == ExpertForm::kGated ? 2 : 1;
+  const int64_t vectors = norm == NormKind::kLayer ? 2 : 1;  // of a norm
   int64_t count = (up_like + 1) * in * inner;
   if (expert.bias) count += up_like * inner + in;
-  if (expert.inner_norm) count += norm == NormKind::kLayer ? 2 * inner : inner;
-  return count;
+  if (expert.inner_norm) count += vectors * inner;
+  if (expert.residual) count += vectors * in;
+  return count * expert.depth;
 }
 
 void SetExpertsPerToken(const RoutedLayerSpec& routing, RoutedBlockSummary* block) {
@@ -48,12 +50,18 @@ RoutedBlockSummary FeedForwardBlock(const ModelSpec& spec, int layer) {
   RoutedBlockSummary block;
   block.layer = layer;
   block.block = BlockKind::kFeedForward;
-  const int64_t row = spec.hidden_size / routing.split.heads;
-  block.expert_parameters.reserve(routing.widths.size());
+  const int64_t row =
+      routing.latent_width > 0 ? routing.latent_width : spec.hidden_size / routing.split.heads;
+  block.expert_parameters.reserve(static_cast<size_t>(routing.num_experts));
   for (const int width : routing.widths) {
     block.expert_parameters.push_back(
         ExpertParameters(feed_forward.expert, spec.norm.kind, row, width));
   }
+  const NullExperts& null_experts = routing.null_experts;
+  block.expert_parameters.insert(block.expert_parameters.end(),
+                                 static_cast<size_t>(null_experts.zero + null_experts.copy), 0);
+  block.expert_parameters.insert(block.expert_parameters.end(),
+                                 static_cast<size_t>(null_experts.constant), row);
   SetExpertsPerToken(routing, &block);
   return block;
 }

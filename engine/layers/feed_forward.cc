@@ -17,12 +17,14 @@ Result<std::unique_ptr<FeedForward>> FeedForward::Load(LoadContext& load, int la
     return f;
   }
   std::vector<std::string> names;
-  for (int e = 0; e < spec.routing->num_experts; ++e) {
+  for (int e = 0; e < spec.routing->num_bodies(); ++e) {
     names.push_back(prefix + ".experts." + std::to_string(e));
   }
-  MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<ExpertBody> body,
-                            FeedForwardExperts::Load(load, names, spec.expert, spec.routing->widths,
-                                                     d / spec.routing->split.heads));
+  const int latent = spec.routing->latent_width;
+  MOESERVE_ASSIGN_OR_RETURN(
+      std::unique_ptr<ExpertBody> body,
+      FeedForwardExperts::Load(load, names, spec.expert, spec.routing->widths,
+                               latent > 0 ? latent : d / spec.routing->split.heads));
   MOESERVE_ASSIGN_OR_RETURN(
       f->routed_, RoutedLayer::Load(load, prefix, layer, BlockKind::kFeedForward, *spec.routing, d,
                                     std::move(body)));

@@ -87,6 +87,12 @@ std::string Is(const char* key, int64_t value) {
   return std::string(" (") + key + " is " + std::to_string(value) + ")";
 }
 
+// Explains a bound that is the number of experts which a row can select.
+std::string ExpertsAre(const RoutedLayerSpec& routing) {
+  if (routing.null_experts.total() == 0) return Is("num_experts", routing.num_experts);
+  return " (num_experts and null_experts together are " + std::to_string(routing.num_experts) + ")";
+}
+
 void CheckScore(Checker& check, const std::string& scope, const ScoreSpec& score) {
   check.Factor(scope, "score.row_scale", score.row_scale);
   switch (score.kind) {
@@ -109,7 +115,7 @@ void CheckGroups(Checker& check, const std::string& scope, const RoutedLayerSpec
   const int size = routing.num_experts / select.groups;
   if (select.groups > 1 && select.group_score == GroupScoreKind::kSumOfTwo && size < 2) {
     check.Fail(scope + "select.groups", "groups of at least 2 experts",
-               std::to_string(select.groups) + Is("num_experts", routing.num_experts));
+               std::to_string(select.groups) + ExpertsAre(routing));
   }
   if (select.best_groups < select.groups) {
     check.Int(scope, select.kind == SelectKind::kTopP ? "select.max" : "select.k",
@@ -124,7 +130,7 @@ void CheckSelect(Checker& check, const std::string& scope, const RoutedLayerSpec
   CheckGroups(check, scope, routing);
   switch (select.kind) {
     case SelectKind::kTopK:
-      check.Int(scope, "select.k", select.k, 1, experts, Is("num_experts", experts));
+      check.Int(scope, "select.k", select.k, 1, experts, ExpertsAre(routing));
       return;
     case SelectKind::kTable: {
       const std::string because = " (select.kind is \"table\")";
@@ -143,7 +149,7 @@ void CheckSelect(Checker& check, const std::string& scope, const RoutedLayerSpec
       if (check.ok() && !(select.p >= 0)) {
         check.Fail(scope + "select.p", "a number >= 0", Number(select.p));
       }
-      check.Int(scope, "select.max", select.max_experts, 1, experts, Is("num_experts", experts));
+      check.Int(scope, "select.max", select.max_experts, 1, experts, ExpertsAre(routing));
       return;
   }
 }
@@ -167,9 +173,32 @@ void CheckGate(Checker& check, const std::string& scope, const RoutedLayerSpec& 
   }
 }
 
+void CheckNullExperts(Checker& check, const std::string& scope, const RoutedLayerSpec& routing) {
+  const NullExperts& null_experts = routing.null_experts;
+  const int most = routing.num_experts - 1;  // at least one expert has matrices
+  check.Int(scope, "null_experts.zero", null_experts.zero, 0, most, ExpertsAre(routing));
+  check.Int(scope, "null_experts.copy", null_experts.copy, 0, most, ExpertsAre(routing));
+  check.Int(scope, "null_experts.constant", null_experts.constant, 0, most, ExpertsAre(routing));
+  if (check.ok() && routing.num_bodies() < 1) {
+    check.Fail(scope + "num_experts", "an integer in [1, " + std::to_string(kMaxExperts) + "]",
+               std::to_string(routing.num_bodies()));
+  }
+}
+
+void CheckSplit(Checker& check, const std::string& scope, const ModelSpec& spec,
+                const SplitSpec& split) {
+  check.Int(scope, "heads", split.heads, 1, kMaxWidth);
+  check.Divides(scope, "heads", split.heads, "hidden_size", spec.hidden_size);
+  check.Int(scope, "depth", split.depth, 1, kMaxProjectionDepth);
+  if (!split.projection && !split.merge_projection) {
+    check.Int(scope, "depth", split.depth, 1, 1, " (there is no projection)");
+  }
+}
+
 void CheckRouting(Checker& check, const std::string& scope, const ModelSpec& spec,
                   const RoutedLayerSpec& routing, BlockKind block) {
   check.Int(scope, "num_experts", routing.num_experts, 1, kMaxExperts);
+  CheckNullExperts(check, scope, routing);
   if (!check.ok()) return;
   const auto widths = static_cast<int64_t>(routing.widths.size());
   if (block == BlockKind::kAttention) {
@@ -178,18 +207,28 @@ void CheckRouting(Checker& check, const std::string& scope, const ModelSpec& spe
       check.Fail(scope + "split", "none in attention",
                  std::to_string(routing.split.heads) + " heads");
     }
+    if (routing.null_experts.total() != 0) {
+      check.Fail(scope + "null_experts", "none in attention",
+                 std::to_string(routing.null_experts.total()) + " experts");
+    }
+    check.Int(scope, "latent_width", routing.latent_width, 0, 0, " (in attention)");
   } else {
-    if (widths != routing.num_experts) {
-      check.Fail(scope + "widths", "a list of " + std::to_string(routing.num_experts) + " widths",
-                 std::to_string(widths) + Is("num_experts", routing.num_experts));
+    const int bodies = routing.num_bodies();
+    if (widths != bodies) {
+      check.Fail(scope + "widths", "a list of " + std::to_string(bodies) + " widths",
+                 std::to_string(widths) + Is("num_experts", bodies));
     }
     for (int64_t i = 0; check.ok() && i < widths; ++i) {
       if (routing.widths[i] >= 1 && routing.widths[i] <= kMaxWidth) continue;
       check.Int(scope, ("widths[" + std::to_string(i) + "]").c_str(), routing.widths[i], 1,
                 kMaxWidth);
     }
-    check.Int(scope, "split.heads", routing.split.heads, 1, kMaxWidth);
-    check.Divides(scope, "split.heads", routing.split.heads, "hidden_size", spec.hidden_size);
+    CheckSplit(check, scope + "split.", spec, routing.split);
+    check.Int(scope, "latent_width", routing.latent_width, 0, kMaxWidth);
+    if (routing.latent_width > 0) {
+      check.Set(scope, "split.residual", routing.split.residual, false,
+                Is("latent_width", routing.latent_width));
+    }
   }
   CheckScore(check, scope, routing.score);
   CheckSelect(check, scope, routing);
@@ -300,6 +339,10 @@ void CheckSoftCap(Checker& check, const std::string& scope, const char* key, dou
 }
 
 void CheckExpert(Checker& check, const std::string& scope, const ExpertSpec& expert) {
+  check.Int(scope, "depth", expert.depth, 1, kMaxExpertDepth);
+  if (!expert.residual) {
+    check.Int(scope, "depth", expert.depth, 1, 1, " (sublayer is \"plain\")");
+  }
   check.Factor(scope, "activation_limit", expert.activation_limit);
   check.Factor(scope, "activation_slope", expert.activation_slope);
   check.Factor(scope, "up_offset", expert.up_offset);
@@ -396,6 +439,14 @@ void CheckFeedForward(Checker& check, const ModelSpec& spec, const std::string& 
   if (feed_forward.shared_width == 0) {
     check.Set(scope, "shared_gate", feed_forward.shared_gate, false, Is("shared_width", 0));
   }
+}
+
+// Returns the number of sub-layers of all networks of a block beyond the first of each network;
+// each sub-layer has tensors of its own.
+int64_t MoreSublayers(const FeedForwardSpec& feed_forward) {
+  int64_t networks = feed_forward.shared_width > 0 ? 1 : 0;
+  networks += feed_forward.routed() ? feed_forward.routing->num_bodies() : 1;
+  return networks * (feed_forward.expert.depth - 1);
 }
 
 void CheckTokenIds(Checker& check, const ModelSpec& spec) {
@@ -516,6 +567,7 @@ absl::Status Validate(const ModelSpec& spec) {
     }
     if (layer.attention.routed()) experts += layer.attention.routing->num_experts;
     if (layer.feed_forward.routed()) experts += layer.feed_forward.routing->num_experts;
+    experts += MoreSublayers(layer.feed_forward);
     if (layer.attention.latent.has_value()) latent_heads += layer.attention.num_heads;
     if (latent_heads > kMaxExpertsOfModel) {
       check.Fail("num_heads",
@@ -524,10 +576,10 @@ absl::Status Validate(const ModelSpec& spec) {
                  std::to_string(latent_heads) + " up to layer " + std::to_string(i));
     }
     if (experts > kMaxExpertsOfModel) {
-      check.Fail(
-          "num_experts",
-          "at most " + std::to_string(kMaxExpertsOfModel) + " experts in all layers together",
-          std::to_string(experts) + " up to layer " + std::to_string(i));
+      check.Fail("num_experts",
+                 "at most " + std::to_string(kMaxExpertsOfModel) +
+                     " experts in all layers together, each sub-layer of an expert counted",
+                 std::to_string(experts) + " up to layer " + std::to_string(i));
     }
   }
   CheckTotals(check, spec);

@@ -54,10 +54,12 @@ struct PositionSpec {
 // Stage "split": splits tokens into sub-tokens as in MH-MoE ("Multi-Head Mixture-of-Experts", eq.
 // 3, 4 and 9).
 struct SplitSpec {
-  int heads = 1;           // h: each token becomes h rows of width hidden_size / h
-  bool projection = true;  // a linear layer before the split and another one after the merge
-  bool bias = true;        // both projections have a bias
-  bool residual = false;   // adds each sub-token to the sum of its experts' outputs (eq. 6)
+  int heads = 1;                 // h: each token becomes h rows of width hidden_size / h
+  bool projection = true;        // a projection before the split
+  bool merge_projection = true;  // a projection after the merge
+  int depth = 1;                 // linear layers of each projection, with ReLU in between (table 7)
+  bool bias = true;              // all layers of the projections have a bias
+  bool residual = false;         // adds each sub-token to the sum of its experts' outputs (eq. 6)
 };
 
 // Stage "score": scores are dot products, or X-MoE's cosines on a low-dimensional sphere ("On the
@@ -129,14 +131,33 @@ struct ExpertSpec {
   float up_offset = 0.0f;
   bool bias = false;
   bool inner_norm = false;  // a norm of the kind NormSpec::kind before `down`
+  // The expert is a stack of `depth` sub-layers x + f(norm(x)), where f is the network of `form`
+  // and the norm is of the kind NormSpec::kind (X-MoE, section 4, after BASE layers). The expert's
+  // output is that of the last sub-layer, so it contains the expert's input.
+  bool residual = false;
+  int depth = 1;  // 1 without `residual`
+};
+
+// Experts without matrices. They have the last ids of a routed layer, in this order.
+struct NullExperts {
+  int zero = 0;      // experts that return zeros
+  int copy = 0;      // experts that return their input
+  int constant = 0;  // experts that return a vector of the model
+
+  int total() const { return zero + copy + constant; }
 };
 
 // The routed layer, both in attention and in feed-forward. Its stages are
 // split -> score -> gate -> select -> dispatch -> experts -> combine -> merge.
 struct RoutedLayerSpec {
-  int num_experts = 1;
-  std::vector<int> widths;  // feed-forward only: hidden width of each expert; may differ (HMoE)
-  SplitSpec split;          // feed-forward only
+  int num_experts = 1;       // E, all experts that a row can select
+  NullExperts null_experts;  // feed-forward only: the last of the num_experts
+  // Feed-forward only: hidden width of each expert that has matrices; may differ (HMoE).
+  std::vector<int> widths;
+  SplitSpec split;  // feed-forward only
+  // Feed-forward only: above 0, experts compute rows of this width. One matrix projects the rows
+  // that the router scores to it, another one projects the combined outputs back.
+  int latent_width = 0;
   ScoreSpec score;
   GateKind gate = GateKind::kSoftmax;
   double mixer_limit = 0.0;  // gate kSparseMixer only: RouteSettings::mixer_limit
@@ -144,6 +165,9 @@ struct RoutedLayerSpec {
   bool renormalize = false;
   double scale = 1.0;
   bool expert_scale = false;  // each expert has a learned factor of its weights, applied last
+
+  // Returns the number of experts that have matrices; their ids are the first ones.
+  int num_bodies() const { return num_experts - null_experts.total(); }
 };
 
 enum class QkNorm : uint8_t { kNone, kHead, kFull };

@@ -9,6 +9,8 @@ namespace moeserve {
 inline constexpr int kMaxLayers = 10'000;
 inline constexpr int kMaxExperts = 65'536;              // in one routed layer
 inline constexpr int64_t kMaxExpertsOfModel = 131'072;  // in all routed layers together
+inline constexpr int kMaxExpertDepth = 1'024;           // sub-layers of an expert
+inline constexpr int kMaxProjectionDepth = 16;          // linear layers of a split projection
 inline constexpr int kMaxVocabulary = 1 << 24;
 inline constexpr int kMaxPositions = 1 << 24;
 inline constexpr int kMaxWidth = 1 << 20;  // width of a row: hidden, inner, heads * head_dim

@@ -96,7 +96,9 @@ class TensorList {
 
   void AddRouter(const std::string& name, const std::string& key, const RoutedLayerSpec& routing,
                  const Dim& row) {
-    const Dim experts{routing.num_experts, key + "num_experts"};
+    const bool has_null = routing.null_experts.total() > 0;
+    const Dim experts{routing.num_experts,
+                      key + (has_null ? "num_experts + " + key + "null_experts" : "num_experts")};
     const std::string score = key + "score.";
     const std::string bias_key = routing.score.bias ? score + "bias" : "";
     if (routing.select.kind == SelectKind::kTable) {
@@ -132,6 +134,19 @@ class TensorList {
 
   void AddExpert(const std::string& name, const std::string& key, const ExpertSpec& expert,
                  const ExpertShape& shape, const std::string& when = "") {
+    if (!expert.residual) {
+      AddSublayer(name, key, expert, shape, when);
+      return;
+    }
+    for (int i = 0; i < expert.depth; ++i) {
+      const std::string layer = name + "layers." + std::to_string(i) + ".";
+      AddNorm(layer + "norm", shape.in, key + "expert.sublayer is \"residual\"");
+      AddSublayer(layer, key, expert, shape, when);
+    }
+  }
+
+  void AddSublayer(const std::string& name, const std::string& key, const ExpertSpec& expert,
+                   const ExpertShape& shape, const std::string& when) {
     const std::string bias_key = expert.bias ? key + "expert.bias" : "";
     if (expert.form == ExpertForm::kGated) {
       AddLinear(name + "gate", shape.inner, shape.in, bias_key,
@@ -141,6 +156,15 @@ class TensorList {
     AddLinear(name + "down", shape.in, shape.inner, bias_key, when);
     if (expert.inner_norm) {
       AddNorm(name + "inner_norm", shape.inner, key + "expert.inner_norm is true");
+    }
+  }
+
+  // Adds one of the projections around the split into sub-tokens.
+  void AddProjection(const std::string& name, const std::string& key, const SplitSpec& split,
+                     const std::string& when) {
+    for (int i = 0; i < split.depth; ++i) {
+      AddLinear(split.depth == 1 ? name : name + "." + std::to_string(i), hidden_, hidden_,
+                split.bias ? key + "split.bias" : "", when);
     }
   }
 
@@ -243,18 +267,26 @@ class TensorList {
     if (split.heads > 1) {
       const std::string heads_key = routing_key + "split.heads";
       row = {spec_.hidden_size / split.heads, "hidden_size / " + heads_key};
-      if (split.projection) {
-        const std::string when = heads_key + " is above 1";
-        const std::string bias_key = split.bias ? routing_key + "split.bias" : "";
-        AddLinear(name + "split", hidden_, hidden_, bias_key, when);
-        AddLinear(name + "merge", hidden_, hidden_, bias_key, when);
-      }
+      const std::string when = heads_key + " is above 1";
+      if (split.projection) AddProjection(name + "split", routing_key, split, when);
+      if (split.merge_projection) AddProjection(name + "merge", routing_key, split, when);
     }
     AddRouter(name + "router", routing_key, routing, row);
+    if (routing.latent_width > 0) {
+      const Dim latent{routing.latent_width, routing_key + "latent_width"};
+      AddLinear(name + "latent_down", latent, row, "", latent.key + " is above 0");
+      AddLinear(name + "latent_up", row, latent, "", latent.key + " is above 0");
+      row = latent;
+    }
     for (int j = 0; j < routing.num_experts; ++j) {
       const std::string number = std::to_string(j);
-      AddExpert(name + "experts." + number + ".", key, feed_forward.expert,
-                {row, {routing.widths[j], routing_key + "widths[" + number + "]"}});
+      const std::string expert = name + "experts." + number + ".";
+      if (j < routing.num_bodies()) {
+        AddExpert(expert, key, feed_forward.expert,
+                  {row, {routing.widths[j], routing_key + "widths[" + number + "]"}});
+      } else if (j >= routing.num_experts - routing.null_experts.constant) {
+        Add(expert + "constant", {row}, routing_key + "null_experts.constant is above 0");
+      }
     }
     if (feed_forward.shared_width > 0) {
       const std::string when = key + "shared_width is above 0";

@@ -61,6 +61,7 @@ BlockExpertStats EmptyBlock(const LayerSpec& layer, const RoutedBlock& block, bo
   b.router.probability_sums.resize(experts);
   b.expert_parameters.resize(experts);
   b.expert_widths = spec.widths;
+  b.expert_widths.resize(experts);  // experts without matrices have the width 0
   if (attention) {
     b.expert_widths.assign(experts, layer.attention.num_kv_heads * layer.attention.head_dim);
   }

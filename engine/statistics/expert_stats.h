@@ -49,7 +49,8 @@ struct BlockExpertStats {
   std::vector<uint64_t> recomputed_selections;  // [E]
   RouterStats router;
   std::vector<int64_t> expert_parameters;  // [E] number of parameters of each expert
-  std::vector<int> expert_widths;  // [E] hidden width; attention expert: width of all its heads
+  std::vector<int> expert_widths;  // [E] hidden width; attention expert: width of all its heads;
+                                   // 0 for experts without matrices
 
   uint64_t total_tokens() const { return tokens[0] + tokens[1]; }
   uint64_t total_rows() const { return rows[0] + rows[1]; }

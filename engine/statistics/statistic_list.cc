@@ -94,7 +94,8 @@ constexpr BlockStatistic kBlockStatistics[] = {
      [](const Block& b, const Options&) { return Value(b.recomputed_rows); }},
     {"recomputed.counts", "recomputed_counts", "rows [E]", "`counts` of the recomputed tokens", "",
      [](const Block& b, const Options&) { return Value(b.recomputed_selections); }},
-    {"expert_widths", "", "units [E]", "hidden width; attention: width of all heads", "HMoE",
+    {"expert_widths", "", "units [E]",
+     "hidden width, 0 without matrices; attention: width of all heads", "HMoE",
      [](const Block& b, const Options&) { return Integers(b.expert_widths); }},
     // How the experts share the work. n_e: selections of expert e; T: tokens; h: rows per token; k:
     // largest number of experts per row.

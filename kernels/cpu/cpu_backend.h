@@ -56,6 +56,8 @@ class CpuBackend : public Backend {
   void AppendKv(const AppendKvArgs& args) override;
   void Attention(const AttentionArgs& args) override;
   RoutingPlan Route(const RouteArgs& args) override;
+  RoutingPlan FirstExperts(const RoutingPlan& plan, int count) const override;
+  void AssignRows(const AssignRowsArgs& args) override;
   void Combine(const CombineArgs& args) override;
   void Convert(const RowsView& input, const RowsView& output) override;
   void AddScaled(const RowsView& x, const RowsView& branch, const float* bias,

@@ -54,7 +54,7 @@ void CpuBackend::FusedFeedForward(const FeedForwardArgs& args) {
   MOESERVE_CHECK(up.num_experts() == down.num_experts(), "experts of both products");
   MOESERVE_CHECK(up.shape().weight_dtype == DType::kBF16 || args.input.dtype == DType::kF32,
                  "bf16 activations take bf16 weights");
-  const int rows_per_task = FusedRows(up, args.output.dtype);
+  const int rows_per_task = FusedRows(up, args.input.dtype);
   linear_tasks_.clear();
   int64_t cost = 0;
   for (int e = 0; e < up.num_experts(); ++e) {
@@ -95,7 +95,7 @@ void CpuBackend::RunFusedTask(const FeedForwardArgs& args, const LinearWork& up,
   Scratch& scratch = scratch_[worker];
 
   RowsView hidden;
-  hidden.dtype = args.output.dtype;
+  hidden.dtype = args.input.dtype;
   hidden.rows = task.row_end - task.row_begin;
   hidden.cols = hidden.stride = HiddenColumns(up_bank, task.expert);
   const auto bytes = static_cast<size_t>(hidden.rows * hidden.stride) * SizeOf(hidden.dtype);

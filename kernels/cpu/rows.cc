@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "base/check.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -132,9 +133,52 @@ void CpuBackend::Norm(const NormArgs& args) {
             [&](int64_t begin, int64_t end, int) { run(begin, end, 0); });
     return;
   }
-  for (int e = 0; e < args.plan->num_experts; ++e) {
-    run(args.plan->expert_offsets[e], args.plan->expert_offsets[e + 1], static_cast<size_t>(e));
-  }
+  const RoutingPlan& plan = *args.plan;
+  ForRows(plan.expert_offsets[plan.num_experts], args.input.cols * 2,
+          [&](int64_t begin, int64_t end, int) {
+            for (int64_t a = begin; a < end; ++a) {
+              run(a, a + 1, static_cast<size_t>(plan.expert_of_assignment[a]));
+            }
+          });
+}
+
+RoutingPlan CpuBackend::FirstExperts(const RoutingPlan& plan, int count) const {
+  RoutingPlan part = Backend::FirstExperts(plan, count);
+  part.num_assignments = plan.expert_offsets[count];
+  return part;
+}
+
+void CpuBackend::AssignRows(const AssignRowsArgs& args) {
+  const RoutingPlan& plan = *args.plan;
+  const int64_t width = args.output.cols;
+  const bool to_bf16 = args.output.dtype == DType::kBF16;
+  const auto row_bytes = static_cast<size_t>(width) * SizeOf(args.output.dtype);
+  const auto write_floats = [&](const float* from, int64_t a) {
+    if (to_bf16) {
+      table_->convert_row(from, reinterpret_cast<Bf16*>(args.output.row(a)), width);
+    } else {
+      std::copy_n(from, width, FloatRow(args.output, a));
+    }
+  };
+  const int64_t first = plan.expert_offsets[args.zero];
+  const int64_t rows = plan.expert_offsets[plan.num_experts] - first;
+  ForRows(rows, width, [&](int64_t begin, int64_t end, int) {
+    for (int64_t a = first + begin; a < first + end; ++a) {
+      const int expert = plan.expert_of_assignment[a];
+      if (expert >= args.constant) {
+        write_floats(args.constants + (expert - args.constant) * width, a);
+      } else if (expert < args.copy) {
+        std::memset(args.output.row(a), 0, row_bytes);
+      } else if (const int32_t row = plan.row_of_assignment[a]; args.input.dtype == DType::kF32) {
+        write_floats(FloatRow(args.input, row), a);
+      } else if (to_bf16) {
+        std::memcpy(args.output.row(a), args.input.row(row), row_bytes);
+      } else {
+        table_->widen_bf16(reinterpret_cast<const Bf16*>(args.input.row(row)),
+                           FloatRow(args.output, a), width);
+      }
+    }
+  });
 }
 
 void CpuBackend::Combine(const CombineArgs& args) {

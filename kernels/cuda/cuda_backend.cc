@@ -569,6 +569,7 @@ RoutingPlan CudaBackend::Route(const RouteArgs& args) {
   return slot.plan;
 }
 
+void CudaBackend::AssignRows(const AssignRowsArgs& args) { LaunchAssignRows(args, stream_.get()); }
 void CudaBackend::Combine(const CombineArgs& args) { LaunchCombine(args, stream_.get()); }
 void CudaBackend::Convert(const RowsView& input, const RowsView& output) {
   LaunchConvert(input, output, stream_.get());

@@ -62,6 +62,7 @@ class CudaBackend : public Backend {
   void NormRopeAppend(const NormRopeAppendArgs& args) override;
   void Attention(const AttentionArgs& args) override;
   RoutingPlan Route(const RouteArgs& args) override;
+  void AssignRows(const AssignRowsArgs& args) override;
   void Combine(const CombineArgs& args) override;
   void Convert(const RowsView& input, const RowsView& output) override;
   void AddScaled(const RowsView& x, const RowsView& branch, const float* bias,

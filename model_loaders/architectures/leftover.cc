@@ -77,6 +77,16 @@ std::string RouterReason(std::string_view rest, const std::string& key,
 // after the expert's index.
 std::string ExpertReason(std::string_view rest, const std::string& key, const ExpertSpec& expert,
                          const ModelSpec& spec) {
+  const bool of_sublayer = Take(rest, "layers.");
+  if (of_sublayer != expert.residual) {
+    return Concat(key, "expert.sublayer is ", Quoted(expert.residual ? "residual" : "plain"));
+  }
+  if (of_sublayer) {
+    const std::optional<int> layer = TakeIndex(rest);
+    if (!layer.has_value()) return std::string(kUnknownTensor);
+    if (*layer >= expert.depth) return Concat(key, "expert.depth is ", expert.depth);
+    if (rest == "norm.bias") return NormKindReason(spec);
+  }
   if (rest.starts_with("inner_norm.")) {
     return expert.inner_norm ? NormKindReason(spec) : key + "expert.inner_norm is false";
   }
@@ -126,9 +136,11 @@ std::string FeedForwardReason(std::string_view rest, const std::string& key,
   if (rest == "out_bias") return key + "out_bias is false";
   const bool of_routed = rest.starts_with("router.") || rest.starts_with("experts.") ||
                          rest.starts_with("split.") || rest.starts_with("merge.") ||
-                         rest.starts_with("shared.") || rest.starts_with("shared_gate.");
-  const bool of_dense = rest.starts_with("gate.") || rest.starts_with("up.") ||
-                        rest.starts_with("down.") || rest.starts_with("inner_norm.");
+                         rest.starts_with("shared.") || rest.starts_with("shared_gate.") ||
+                         rest.starts_with("latent_down.") || rest.starts_with("latent_up.");
+  const bool of_dense = rest.starts_with("layers.") || rest.starts_with("gate.") ||
+                        rest.starts_with("up.") || rest.starts_with("down.") ||
+                        rest.starts_with("inner_norm.");
   if (!of_routed && !of_dense) return std::string(kUnknownTensor);
   if (of_routed != routed) return Kind(key, routed);
   if (!routed) return ExpertReason(rest, key, block.expert, spec);
@@ -138,16 +150,32 @@ std::string FeedForwardReason(std::string_view rest, const std::string& key,
   if (Take(rest, "experts.")) {
     const std::optional<int> expert = TakeIndex(rest);
     if (!expert.has_value()) return std::string(kUnknownTensor);
-    if (*expert >= routing.num_experts) {
-      return Concat(key, "routing.num_experts is ", routing.num_experts);
+    if (rest == "constant") {
+      return Concat(key, "routing.null_experts.constant is ", routing.null_experts.constant);
+    }
+    if (*expert >= routing.num_bodies()) {
+      return Concat(key, "routing.num_experts is ", routing.num_bodies());
     }
     return ExpertReason(rest, key, block.expert, spec);
   }
+  if (rest.starts_with("latent_down.") || rest.starts_with("latent_up.")) {
+    return routing.latent_width == 0 ? key + "routing.latent_width is 0"
+                                     : std::string(kUnknownTensor);
+  }
   if (rest.starts_with("split.") || rest.starts_with("merge.")) {
-    if (routing.split.heads == 1) return key + "routing.split.heads is 1";
-    if (!routing.split.projection) return key + "routing.split.projection is false";
-    return rest.ends_with(".bias") ? key + "routing.split.bias is false"
-                                   : std::string(kUnknownTensor);
+    const SplitSpec& split = routing.split;
+    if (split.heads == 1) return key + "routing.split.heads is 1";
+    const bool of_split = rest.starts_with("split.");
+    if (!(of_split ? split.projection : split.merge_projection)) {
+      return Concat(key, "routing.split.", of_split ? "projection" : "merge_projection",
+                    " is false");
+    }
+    Take(rest, of_split ? "split." : "merge.");
+    const std::optional<int> layer = TakeIndex(rest);
+    if (layer.has_value() != (split.depth > 1) || layer.value_or(0) >= split.depth) {
+      return Concat(key, "routing.split.depth is ", split.depth);
+    }
+    return rest == "bias" ? key + "routing.split.bias is false" : std::string(kUnknownTensor);
   }
   if (block.shared_width == 0) return key + "shared_width is 0";
   if (rest == "shared_gate.weight") return key + "shared_gate is false";

@@ -12,8 +12,12 @@ int64_t ExpertParameters(const ModelSpec& spec, int layer, BlockKind block, int 
     return int64_t{2} * l.attention.num_kv_heads * l.attention.head_dim * spec.hidden_size;
   }
   const FeedForwardSpec& f = l.feed_forward;
+  const RoutedLayerSpec& routing = *f.routing;
+  if (expert >= routing.num_bodies()) return 0;
   const int64_t matrices = f.expert.form == ExpertForm::kGated ? 3 : 2;
-  return matrices * f.routing->widths[expert] * (spec.hidden_size / f.routing->split.heads);
+  const int64_t row =
+      routing.latent_width > 0 ? routing.latent_width : spec.hidden_size / routing.split.heads;
+  return matrices * f.expert.depth * routing.widths[expert] * row;
 }
 
 void RoutedWork::Add(int layer, BlockKind block, const RoutingPlan& plan) {
@@ -21,6 +25,7 @@ void RoutedWork::Add(int layer, BlockKind block, const RoutingPlan& plan) {
     const int64_t rows = plan.expert_offsets[e + 1] - plan.expert_offsets[e];
     if (rows == 0) continue;
     const int64_t parameters = ExpertParameters(spec_, layer, block, e);
+    if (parameters == 0) continue;  // an expert without matrices
     ++experts_;
     parameters_ += parameters;
     products_ += rows * parameters;
@@ -52,6 +57,8 @@ int64_t FixedProducts(const ModelSpec& spec) {
                              ? int64_t{r.num_experts} * width
                              : int64_t{r.score.dim} * (width + r.num_experts);
     products += once * (r.split.heads - 1);
+    // So do the projections around the experts.
+    products += int64_t{2} * r.latent_width * width * (r.split.heads - 1);
   }
   return products;
 }

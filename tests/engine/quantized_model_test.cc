@@ -71,6 +71,21 @@ TEST(QuantizedModel, OfEveryKindOfLayer) {
   }
 }
 
+// Its experts are stacks of sub-layers on rows of a latent width.
+TEST(QuantizedModel, OfDeepLatentExperts) {
+  nlohmann::json config = TinyConfig();
+  config["hidden_size"] = 150;
+  for (nlohmann::json& layer : config["feed_forward"]) {
+    layer["expert"].update({{"sublayer", "residual"}, {"depth", 2}});
+    layer["routing"].update(
+        {{"latent_width", 70}, {"null_experts", {{"copy", 1}, {"constant", 1}}}});
+  }
+  config["feed_forward"][0]["routing"]["split"]["depth"] = 2;
+  TempFolder source;
+  WriteNativeModel(source.path(), config, DType::kBF16);
+  ExpectFolderAnswersAsItsSource(source.path());
+}
+
 TEST(QuantizedModel, OfTheBundledModels) {
   for (const char* name : {"smoe", "moa", "mh-moe"}) {
     SCOPED_TRACE(name);

@@ -440,6 +440,26 @@ TEST(Recorder, RowsThatAreNotFiniteAreNotSampled) {
   EXPECT_EQ(sample.experts, (std::vector<int32_t>{1}));
 }
 
+TEST(Recorder, ExpertsWithoutMatricesHaveNoWidth) {
+  ModelSpec spec;
+  spec.vocab_size = 8;
+  spec.hidden_size = 2;
+  spec.layers.resize(1);
+  spec.layers[0].feed_forward.expert = {.residual = true, .depth = 2};
+  RoutedLayerSpec& routing = spec.layers[0].feed_forward.routing.emplace();
+  routing.null_experts = {.zero = 1, .copy = 1, .constant = 1};
+  routing.num_experts = 5;
+  routing.widths = {4, 6};
+  const CountedSteps steps(spec, {});
+  const BlockExpertStats block = steps.recorder().Snapshot().blocks[0];
+  EXPECT_EQ(block.num_experts, 5);
+  EXPECT_EQ(block.selections.size(), 5u);
+  EXPECT_EQ(block.expert_widths, (std::vector<int>{4, 6, 0, 0, 0}));
+  // Each of two sub-layers has three matrices and a norm.
+  EXPECT_EQ(block.expert_parameters,
+            (std::vector<int64_t>{2 * (3 * 4 * 2 + 2), 2 * (3 * 6 * 2 + 2), 0, 0, 2}));
+}
+
 // If only some rows are sampled, every token must get its turn, with all of its sub-tokens.
 TEST(Recorder, SampledRouterScoresMissNobody) {
   constexpr int kTokens = 12, kHeads = 4;

@@ -180,6 +180,75 @@ TEST_P(RowsTest, NormsByExpert) {
   }
 }
 
+// Experts from 1 on have no matrices: one that returns zeros, two copies, two constants.
+TEST_P(RowsTest, AssignsRowsWithoutProducts) {
+  Random random(7);
+  for (int width : kWidths) {
+    const std::vector<float> constants = random.Normals(2 * width);
+    const auto uploaded = std::move(backend_->Upload(constants)).value();
+    for (DType in_type : {DType::kF32, DType::kBF16}) {
+      for (DType out_type : {DType::kF32, DType::kBF16}) {
+        const RoutingPlan plan = Plan({{0, 1, 2, 5}, {}, {3, 4}, {0, 3}, {1, 2, 4}}, 6, random);
+        const RoutingPlan host = backend_->HostPlan(0);
+        const std::vector<float> values = random.Normals(5 * width);
+        const DeviceRows x = Make(5, width, in_type, &values);
+        const DeviceRows y = Make(plan.capacity, width, out_type, nullptr);
+        backend_->AssignRows({.plan = &plan,
+                              .zero = 1,
+                              .copy = 2,
+                              .constant = 4,
+                              .constants = static_cast<const float*>(uploaded->data()),
+                              .input = x.view,
+                              .output = y.view});
+        for (int a = 0; a < host.num_assignments; ++a) {
+          const int e = host.expert_of_assignment[a];
+          const std::vector<double> row = RowOf(*backend_, y.view, a, width);
+          if (e < 1) {
+            ASSERT_TRUE(std::isnan(row[0])) << "the row of an expert with matrices was written";
+            continue;
+          }
+          std::vector<double> expected(static_cast<size_t>(width));
+          if (e >= 2) expected = RowOf(*backend_, x.view, host.row_of_assignment[a], width);
+          for (int c = 0; c < width; ++c) {
+            if (e >= 4) expected[c] = constants[(e - 4) * width + c];
+            expected[c] = Rounded(expected[c], out_type);
+          }
+          ASSERT_EQ(row, expected) << "expert " << e << ", width " << width;
+        }
+        ExpectUntouchedBehind(y);
+      }
+    }
+  }
+}
+
+// Operations on a part of a plan must compute the assignments of its experts alone.
+TEST_P(RowsTest, FirstExpertsOfAPlan) {
+  Random random(8);
+  const int width = 24;
+  const std::vector<HostTensor> scales(2, MakeTensor(std::vector<float>(width, 1.0f), {width}));
+  auto bank = std::move(backend_->NewNormBank({false, 1e-5f}, scales, {})).value();
+  const RoutingPlan plan = Plan({{0, 1, 3}, {2}, {1, 2}, {0}}, 4, random);
+  const RoutingPlan host = backend_->HostPlan(0);
+  const RoutingPlan part = backend_->FirstExperts(plan, 2);
+  EXPECT_EQ(part.num_experts, 2);
+  EXPECT_EQ(part.capacity, plan.capacity);
+  EXPECT_TRUE(part.num_assignments == -1 || part.num_assignments == 4);
+  const std::vector<float> values = random.Normals(int64_t{plan.capacity} * width);
+  const DeviceRows x = Make(plan.capacity, width, DType::kF32, &values);
+  const DeviceRows whole = Make(plan.capacity, width, DType::kF32, nullptr);
+  const DeviceRows y = Make(plan.capacity, width, DType::kF32, nullptr);
+  backend_->Norm({.bank = bank.get(), .plan = &part, .input = x.view, .output = y.view});
+  backend_->Norm({.bank = bank.get(), .input = x.view, .output = whole.view});
+  for (int a = 0; a < host.num_assignments; ++a) {
+    const std::vector<double> row = RowOf(*backend_, y.view, a, width);
+    if (host.expert_of_assignment[a] < 2) {
+      EXPECT_EQ(row, RowOf(*backend_, whole.view, a, width));
+    } else {
+      EXPECT_TRUE(std::isnan(row[0]));
+    }
+  }
+}
+
 // The fused operation must have the same bits as the two operations that it replaces.
 TEST_P(RowsTest, AddNormIsASumAndANorm) {
   Random random(5);

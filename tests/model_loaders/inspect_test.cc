@@ -79,16 +79,24 @@ TEST(Summarize, BiasesAndInnerNormsBelongToTheirExpert) {
   Json json = Small();
   json["norm"] = {{"kind", "layer"}};
   json["feed_forward"]["expert"].update({{"bias", true}, {"inner_norm", true}});
-  const ModelSpec spec = Spec(json);
-  const ModelSummary summary = Summarize(spec);
-  int64_t expert_0 = 0;
-  for (const TensorRequirement& tensor : RequiredTensors(spec)) {
-    if (tensor.name.find("blocks.0.feed_forward.experts.0.") != 0) continue;
-    int64_t elements = 1;
-    for (const int64_t dim : tensor.shape) elements *= dim;
-    expert_0 += elements;
+  Json deep = json;
+  deep["feed_forward"]["expert"].update({{"sublayer", "residual"}, {"depth", 3}});
+  deep["feed_forward"]["routing"]["null_experts"] = {{"zero", 1}, {"copy", 1}, {"constant", 2}};
+  deep["feed_forward"]["routing"]["latent_width"] = 5;
+  for (const Json& config : {json, deep}) {
+    const ModelSpec spec = Spec(config);
+    const ModelSummary summary = Summarize(spec);
+    const auto experts = static_cast<size_t>(spec.layers[0].feed_forward.routing->num_experts);
+    std::vector<int64_t> expected(experts);
+    for (const TensorRequirement& tensor : RequiredTensors(spec)) {
+      const std::string prefix = "blocks.0.feed_forward.experts.";
+      if (!tensor.name.starts_with(prefix)) continue;
+      int64_t elements = 1;
+      for (const int64_t dim : tensor.shape) elements *= dim;
+      expected[std::stoul(tensor.name.substr(prefix.size()))] += elements;
+    }
+    EXPECT_EQ(summary.routed_blocks[1].expert_parameters, expected);
   }
-  EXPECT_EQ(summary.routed_blocks[1].expert_parameters[0], expert_0);
 }
 
 TEST(Summarize, TextNamesEveryKindOfLayerOnce) {
@@ -100,6 +108,19 @@ TEST(Summarize, TextNamesEveryKindOfLayerOnce) {
             std::string::npos)
       << text;
   EXPECT_EQ(text.find("layer 1:"), std::string::npos) << text;
+
+  Json json = Small();
+  json["feed_forward"]["expert"].update({{"sublayer", "residual"}, {"depth", 3}});
+  json["feed_forward"]["routing"].update(Json::parse(R"({"latent_width": 5,
+      "null_experts": {"zero": 2, "constant": 1},
+      "split": {"heads": 2, "merge_projection": false, "depth": 2}})"));
+  const std::string deep = SummaryText(Summarize(Spec(json)));
+  EXPECT_NE(
+      deep.find("routed: 4 experts, widths 1,2,3,6, gated silu, 3 residual sub-layers, 2 zero "
+                "and 1 constant experts; split into 2 sub-tokens with one projection before "
+                "the split of 2 layers, experts on rows of 5, dot score"),
+      std::string::npos)
+      << deep;
 
   const std::string tiny = SummaryText(Summarize(Spec(testing::TinyConfig())));
   EXPECT_NE(tiny.find("layer 0: feed-forward routed: 8 experts, widths 9,11,13,15,17,19,21,23"),

@@ -37,8 +37,8 @@ auto MembersOf(T& s) {
 }
 template <Is<SplitSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c, d] = s;
-  return std::tie(a, b, c, d);
+  auto& [a, b, c, d, e, f] = s;
+  return std::tie(a, b, c, d, e, f);
 }
 template <Is<ScoreSpec> T>
 auto MembersOf(T& s) {
@@ -52,13 +52,18 @@ auto MembersOf(T& s) {
 }
 template <Is<ExpertSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c, d, e, f, g] = s;
-  return std::tie(a, b, c, d, e, f, g);
+  auto& [a, b, c, d, e, f, g, h, i] = s;
+  return std::tie(a, b, c, d, e, f, g, h, i);
+}
+template <Is<NullExperts> T>
+auto MembersOf(T& s) {
+  auto& [a, b, c] = s;
+  return std::tie(a, b, c);
 }
 template <Is<RoutedLayerSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c, d, e, f, g, h, i, j] = s;
-  return std::tie(a, b, c, d, e, f, g, h, i, j);
+  auto& [a, b, c, d, e, f, g, h, i, j, k, l] = s;
+  return std::tie(a, b, c, d, e, f, g, h, i, j, k, l);
 }
 template <Is<LatentSpec> T>
 auto MembersOf(T& s) {
@@ -129,6 +134,7 @@ constexpr const char* StructureName() {
   if constexpr (Is<T, ScoreSpec>) return "ScoreSpec";
   if constexpr (Is<T, SelectSpec>) return "SelectSpec";
   if constexpr (Is<T, ExpertSpec>) return "ExpertSpec";
+  if constexpr (Is<T, NullExperts>) return "NullExperts";
   if constexpr (Is<T, RoutedLayerSpec>) return "RoutedLayerSpec";
   if constexpr (Is<T, LatentSpec>) return "LatentSpec";
   if constexpr (Is<T, AttentionSpec>) return "AttentionSpec";

@@ -165,6 +165,59 @@ TEST(RequiredTensors, SplitWithoutProjectionOrWithOneHeadHasNoLinearLayers) {
   EXPECT_EQ(lines[9], "blocks.0.feed_forward.router.weight [1, 8]");
 }
 
+TEST(RequiredTensors, SettingsOfExperts) {
+  Json json = Dense();
+  json["feed_forward"] = Json::parse(R"({"kind": "routed", "shared_width": 7,
+    "expert": {"form": "plain", "activation": "relu", "sublayer": "residual", "depth": 2},
+    "routing": {"num_experts": 1, "widths": 5, "latent_width": 3,
+                "null_experts": {"zero": 1, "copy": 1, "constant": 2},
+                "split": {"heads": 2, "bias": false, "depth": 2, "merge_projection": false},
+                "select": {"kind": "top_k", "k": 5}}})");
+  const std::vector<std::string> lines = Lines(json);
+  ASSERT_GT(lines.size(), 9u);
+  EXPECT_EQ(std::vector<std::string>(lines.begin() + 9, lines.end()),
+            (std::vector<std::string>{
+                "blocks.0.feed_forward.split.0.weight [8, 8]",
+                "blocks.0.feed_forward.split.1.weight [8, 8]",
+                "blocks.0.feed_forward.router.weight [5, 4]",
+                "blocks.0.feed_forward.latent_down.weight [3, 4]",
+                "blocks.0.feed_forward.latent_up.weight [4, 3]",
+                "blocks.0.feed_forward.experts.0.layers.0.norm.weight [3]",
+                "blocks.0.feed_forward.experts.0.layers.0.up.weight [5, 3]",
+                "blocks.0.feed_forward.experts.0.layers.0.down.weight [3, 5]",
+                "blocks.0.feed_forward.experts.0.layers.1.norm.weight [3]",
+                "blocks.0.feed_forward.experts.0.layers.1.up.weight [5, 3]",
+                "blocks.0.feed_forward.experts.0.layers.1.down.weight [3, 5]",
+                "blocks.0.feed_forward.experts.3.constant [3]",
+                "blocks.0.feed_forward.experts.4.constant [3]",
+                "blocks.0.feed_forward.shared.layers.0.norm.weight [8]",
+                "blocks.0.feed_forward.shared.layers.0.up.weight [7, 8]",
+                "blocks.0.feed_forward.shared.layers.0.down.weight [8, 7]",
+                "blocks.0.feed_forward.shared.layers.1.norm.weight [8]",
+                "blocks.0.feed_forward.shared.layers.1.up.weight [7, 8]",
+                "blocks.0.feed_forward.shared.layers.1.down.weight [8, 7]",
+            }));
+  const ModelSpec spec = ParseNativeConfig(json.dump())->spec;
+  const std::string key = "feed_forward[0].";
+  const std::vector<std::pair<const char*, std::string>> cases = {
+      {"split.weight", key + "routing.split.depth is 2"},
+      {"split.2.weight", key + "routing.split.depth is 2"},
+      {"split.1.bias", key + "routing.split.bias is false"},
+      {"merge.0.weight", key + "routing.split.merge_projection is false"},
+      {"experts.1.layers.0.up.weight", key + "routing.num_experts is 1"},
+      {"experts.2.constant", key + "routing.null_experts.constant is 2"},
+      {"experts.0.up.weight", key + "expert.sublayer is \"residual\""},
+      {"experts.0.layers.2.up.weight", key + "expert.depth is 2"},
+      {"experts.0.layers.0.norm.bias", "norm.kind is \"rms\", which has no bias"},
+      {"shared.layers.0.gate.weight", key + "expert.form is \"plain\""},
+      {"latent_down.bias", "no key"},
+  };
+  for (const auto& [name, reason] : cases) {
+    const std::string why = WhyLeftOver(std::string("blocks.0.feed_forward.") + name, spec);
+    EXPECT_EQ(why.find(reason), 0u) << name << ": " << why;
+  }
+}
+
 TEST(RequiredTensors, SaysWhereAShapeComesFrom) {
   const auto config = ParseNativeConfig(testing::TinyConfig().dump());
   ASSERT_TRUE(config.ok());
@@ -225,6 +278,12 @@ TEST(WhyLeftOver, NamesTheSettingThatRulesATensorOut) {
       {"blocks.1.feed_forward.experts.0.gate.weight", "feed_forward[1].expert.form is \"plain\""},
       {"blocks.1.feed_forward.shared.gate.weight", "feed_forward[1].expert.form is \"plain\""},
       {"blocks.1.feed_forward.split.weight", "feed_forward[1].routing.split.heads is 1"},
+      {"blocks.0.feed_forward.split.0.weight", "feed_forward[0].routing.split.depth is 1"},
+      {"blocks.0.feed_forward.latent_up.weight", "feed_forward[0].routing.latent_width is 0"},
+      {"blocks.0.feed_forward.experts.0.layers.0.up.weight",
+       "feed_forward[0].expert.sublayer is \"plain\""},
+      {"blocks.0.feed_forward.experts.8.constant",
+       "feed_forward[0].routing.null_experts.constant is 0"},
       {"model.embed_tokens.weight", "no key"},
       {"blocks.00.attention.norm.weight", "no key"},
       {"blocks.99999999999.x", "no key"},

@@ -239,8 +239,13 @@ ModelSpec Latent() {
   FeedForwardSpec& f = spec.layers[0].feed_forward;
   f.width = 0;  // unused
   f.routing.emplace();
-  f.routing->num_experts = 4;
+  f.expert.residual = true;
+  f.expert.depth = 3;
+  f.routing->null_experts = {.zero = 1, .copy = 2, .constant = 3};
+  f.routing->num_experts = 10;
   f.routing->widths = {5, 5, 5, 5};
+  f.routing->split = {.heads = 2, .merge_projection = false, .depth = 3};
+  f.routing->latent_width = 6;
   f.routing->gate = GateKind::kSparseMixer;
   f.routing->mixer_limit = 0.02;
   f.routing->select.k = 2;
@@ -418,6 +423,12 @@ TEST(WriteConfig, EveryMemberIsReadBack) {
           kind = IsKind<std::remove_reference_t<decltype(member)>>();
           more = Change(member, choice);
         });
+        // All experts are those with widths and those without.
+        if (name.starts_with("NullExperts.") && changed.layers[0].feed_forward.routed()) {
+          RoutedLayerSpec& routing = *changed.layers[0].feed_forward.routing;
+          routing.num_experts =
+              static_cast<int>(routing.widths.size()) + routing.null_experts.total();
+        }
         if (!more || !Validate(changed).ok()) continue;
         const auto json = NativeConfigJson(changed);
         if (json == base_json) continue;

@@ -92,6 +92,8 @@ def _complete_attention(attention: Json) -> Json:
 def _complete_ffn(feed_forward: Json) -> Json:
     feed_forward["expert"].setdefault("bias", False)
     feed_forward["expert"].setdefault("inner_norm", False)
+    feed_forward["expert"].setdefault("sublayer", "plain")
+    feed_forward["expert"].setdefault("depth", 1)
     for key, value in (("activation_limit", 0.0), ("activation_slope", 1.0), ("up_offset", 0.0)):
         feed_forward["expert"].setdefault(key, value)
     feed_forward.setdefault("out_bias", False)
@@ -101,14 +103,25 @@ def _complete_ffn(feed_forward: Json) -> Json:
         routing = feed_forward["routing"]
         _complete_routing(routing)
         split = routing.setdefault("split", {"heads": 1})
-        for key, value in (("projection", True), ("bias", True), ("residual", False)):
+        for key, value in (("projection", True), ("bias", True), ("residual", False),
+                           ("depth", 1)):
             split.setdefault(key, value)
+        split.setdefault("merge_projection", split["projection"])
+        routing.setdefault("latent_width", 0)
         if isinstance(routing["widths"], int):
             routing["widths"] = [routing["widths"]] * routing["num_experts"]
     return feed_forward
 
 
+def all_experts(routing: Json) -> int:
+    """Number of experts that a row can select, those without matrices included."""
+    return routing["num_experts"] + sum(routing["null_experts"].values())
+
+
 def _complete_routing(routing: Json) -> None:
+    null_experts = routing.setdefault("null_experts", {})
+    for key in ("zero", "copy", "constant"):
+        null_experts.setdefault(key, 0)
     score = routing.setdefault("score", {"kind": "dot"})
     score.setdefault("norm", "none")
     score.setdefault("row_scale", 1.0)
@@ -127,7 +140,7 @@ def _complete_routing(routing: Json) -> None:
     chooser.setdefault("group_mask", "minus_infinity")
     if routing["select"]["kind"] == "top_p":
         routing["select"].setdefault("compare", "ge")
-        routing["select"].setdefault("max", routing["num_experts"])
+        routing["select"].setdefault("max", all_experts(routing))
     routing.setdefault("renormalize", False)
     routing.setdefault("scale", 1.0)
     routing.setdefault("expert_scale", False)
@@ -485,7 +498,7 @@ class RoutedDecoder:
         if heads == 1:
             return x
         if split["projection"]:
-            x = self._round(self._linear(x, f"{name}.split"))
+            x = self._round(self._projection(x, f"{name}.split", split["depth"]))
         parts = x.view(len(x), heads, -1)
         if self.fault == "split_reversed":
             parts = parts.flip(1)
@@ -496,19 +509,55 @@ class RoutedDecoder:
         if split["heads"] == 1:
             return y
         y = y.reshape(len(y) // split["heads"], -1)
-        return self._linear(self._round(y), f"{name}.merge") if split["projection"] else y
+        if not split["merge_projection"]:
+            return y
+        return self._projection(self._round(y), f"{name}.merge", split["depth"])
+
+    def _projection(self, x: Tensor, name: str, depth: int) -> Tensor:
+        """`depth` linear layers with ReLU in between: MH-MoE, table 7."""
+        if depth == 1:
+            return self._linear(x, name)
+        for i in range(depth - 1):
+            x = self._round(functional.relu(self._linear(x, f"{name}.{i}")))
+        return self._linear(x, f"{name}.{depth - 1}")
 
     def _mixture(self, rows: Tensor, name: str, settings: Json) -> Tensor:
         """Weighted sum of the selected experts in ascending id, accumulated at least in fp32."""
-        routes = self._route(rows, f"{name}.router", settings["routing"])
+        routing = settings["routing"]
+        routes = self._route(rows, f"{name}.router", routing)
+        latent = routing["latent_width"] > 0
+        if latent:
+            rows = self._round(self._linear(rows, f"{name}.latent_down"))
         out = torch.zeros(rows.shape, dtype=self.wide)
         for expert in routes.used():
             chosen, weights = routes.rows_of(expert)
-            result = self._expert(rows[chosen], f"{name}.experts.{expert}", settings["expert"])
+            result = self._expert_of(rows[chosen], f"{name}.experts.{expert}", expert, settings)
             out[chosen] += weights[:, None] * self._round(result).to(self.wide)
-        return out.to(self.dtype)
+        out = out.to(self.dtype)
+        return self._linear(self._round(out), f"{name}.latent_up") if latent else out
+
+    def _expert_of(self, x: Tensor, name: str, expert: int, settings: Json) -> Tensor:
+        """Result of one routed expert; the last ids are those of experts without matrices."""
+        routing = settings["routing"]
+        null_experts, place = routing["null_experts"], expert - routing["num_experts"]
+        if place < 0:
+            return self._expert(x, name, settings["expert"])
+        if place < null_experts["zero"]:
+            return torch.zeros_like(x)
+        if place < null_experts["zero"] + null_experts["copy"]:
+            return x
+        return self.tensors[f"{name}.constant"].expand(x.shape)
 
     def _expert(self, x: Tensor, name: str, form: Json) -> Tensor:
+        """A network, or a stack of sub-layers x + network(norm(x)): X-MoE section 4."""
+        if form["sublayer"] == "plain":
+            return self._network(x, name, form)
+        for i in range(form["depth"]):
+            layer = f"{name}.layers.{i}"
+            x = x + self._network(self._round(self._norm(x, f"{layer}.norm")), layer, form)
+        return x
+
+    def _network(self, x: Tensor, name: str, form: Json) -> Tensor:
         """plain: down(act(up x)); gated: down(act(gate x) * up x); HMoE section 2 is gated silu."""
         up = self._linear(x, f"{name}.up")
         if form["form"] == "gated":

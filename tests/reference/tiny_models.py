@@ -145,6 +145,23 @@ TINY: dict[str, Json] = {
               score={"kind": "cosine", "dim": 4, "norm": "rms", "temperature": "divide"}),
          _moe(6, 12, _top_p(0.6), split={"heads": 4}, expert_scale=True, renormalize=True,
               score={"kind": "dot", "norm": "rms", "row_scale": 1.5})]),
+    "tiny-deep-experts": _model(
+        32, 2, _dense_attention(4, 8),
+        _moe(5, [20, 8, 24, 12, 16], _top_k(2), shared_width=12, renormalize=True,
+             expert=_plain("relu", bias=True, sublayer="residual", depth=3),
+             score={"kind": "cosine", "dim": 4, "temperature": "divide"}),
+        norm={"kind": "layer"}),
+    "tiny-null-experts": _model(
+        48, 2, _dense_attention(4, 12),
+        _moe(5, [8, 24, 16, 12, 20], _top_p(0.6, max=4), split={"heads": 3},
+             null_experts={"zero": 2, "copy": 1, "constant": 2})),
+    "tiny-latent-experts": _model(
+        48, 2, _dense_attention(4, 12),
+        [_moe(6, 20, _top_k(2), latent_width=20, null_experts={"copy": 2}, renormalize=True,
+              shared_width=16, score={"kind": "dot", "bias": True}),
+         _moe(4, [12, 8, 16, 24], _top_k(2), split={"heads": 2, "depth": 2,
+                                                    "merge_projection": False},
+              latent_width=36, expert={**GATED, "sublayer": "residual"})]),
 }
 
 # Small logits: log-probabilities then differ by the rounding of bf16 runs and not by a multiple of
@@ -157,7 +174,8 @@ SEEDS: dict[str, int] = {
     "tiny-split-unequal-sigmoid": 1601, "tiny-window-interleaved-rope": 1205,
     "tiny-learned-layer-norm": 1206, "tiny-qk-norm-head": 1711,
     "tiny-moa-groups-split-cosine": 1213, "tiny-scales": 1514, "tiny-exact-tie": 1116,
-    "tiny-sqrt-softplus": 2347, "tiny-router-norm": 2300}
+    "tiny-sqrt-softplus": 2347, "tiny-router-norm": 2300,
+    "tiny-deep-experts": 1218, "tiny-null-experts": 1519, "tiny-latent-experts": 1420}
 
 # Types of the files, and whether they come in two shards.
 FILE_TYPES = ("F32", "BF16", "F16", "mixed")
@@ -204,7 +222,7 @@ class _Builder:
         return self.tensors
 
     def _router(self, name: str, routing: Json, width: int) -> None:
-        score, experts = routing["score"], routing["num_experts"]
+        score, experts = routing["score"], routed_decoder.all_experts(routing)
         if routing["select"]["kind"] == "table":
             draws = torch.rand(self.config["vocab_size"], experts, generator=self.generator)
             listed = draws.argsort(1)[:, :routing["select"]["k"]]
@@ -247,6 +265,14 @@ class _Builder:
             self._draw(f"{name}.out_bias", d, std=0.2)
 
     def _expert(self, name: str, form: Json, width: int, c: int) -> None:
+        if form["sublayer"] == "plain":
+            self._network(name, form, width, c)
+            return
+        for i in range(form["depth"]):
+            self._norm(f"{name}.layers.{i}.norm", c)
+            self._network(f"{name}.layers.{i}", form, width, c)
+
+    def _network(self, name: str, form: Json, width: int, c: int) -> None:
         for part in ("gate", "up") if form["form"] == "gated" else ("up",):
             self._linear(f"{name}.{part}", width, c, form["bias"], gain=1.4)
         self._linear(f"{name}.down", c, width, form["bias"], gain=1.4)
@@ -261,10 +287,18 @@ class _Builder:
             return
         routing, split = settings["routing"], settings["routing"]["split"]
         c = d // split["heads"]
-        if split["heads"] > 1 and split["projection"]:
-            for part in ("split", "merge"):
-                self._linear(f"{name}.{part}", d, d, split["bias"])
+        for part, key in (("split", "projection"), ("merge", "merge_projection")):
+            for i in range(split["depth"] if split["heads"] > 1 and split[key] else 0):
+                layer = f"{name}.{part}" if split["depth"] == 1 else f"{name}.{part}.{i}"
+                self._linear(layer, d, d, split["bias"])
         self._router(f"{name}.router", routing, c)
+        if routing["latent_width"] > 0:
+            self._linear(f"{name}.latent_down", routing["latent_width"], c, False)
+            self._linear(f"{name}.latent_up", c, routing["latent_width"], False)
+            c = routing["latent_width"]
+        experts = routed_decoder.all_experts(routing)
+        for j in range(experts - routing["null_experts"]["constant"], experts):
+            self._draw(f"{name}.experts.{j}.constant", c, std=0.5)
         for j, width in enumerate(routing["widths"]):
             self._expert(f"{name}.experts.{j}", form, width, c)
         if settings["shared_width"] > 0:

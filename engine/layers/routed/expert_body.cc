@@ -1,6 +1,7 @@
 #include "engine/layers/routed/expert_body.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace moeserve {
 namespace {
@@ -25,6 +26,30 @@ RopeSettings RopeOf(const ModelSpec& model, const AttentionSpec& attention) {
   return rope;
 }
 
+Result<FeedForwardExperts::Sublayer> FeedForwardExperts::LoadSublayer(
+    LoadContext& load, const std::vector<std::string>& prefixes, const ExpertSpec& spec,
+    const std::vector<int>& widths, int model_width) {
+  Sublayer sublayer;
+  const std::vector<int> model_widths(widths.size(), model_width);
+  const auto load_norm = [&](const char* name, const std::vector<int>& norm_widths) {
+    std::vector<std::string> names;
+    for (const std::string& p : prefixes) names.push_back(p + name);
+    return LoadNorm(load, names, norm_widths);
+  };
+  if (spec.residual) {
+    MOESERVE_ASSIGN_OR_RETURN(sublayer.norm, load_norm(".norm", model_widths));
+  }
+  BankNames up{prefixes, "up", std::nullopt};
+  if (spec.form == ExpertForm::kGated) up.gate = "gate";
+  MOESERVE_ASSIGN_OR_RETURN(sublayer.up, LoadBank(load, {model_width}, widths, up, spec.bias));
+  if (spec.inner_norm) {
+    MOESERVE_ASSIGN_OR_RETURN(sublayer.inner_norm, load_norm(".inner_norm", widths));
+  }
+  MOESERVE_ASSIGN_OR_RETURN(sublayer.down, LoadBank(load, widths, model_widths,
+                                                    {prefixes, "down", std::nullopt}, spec.bias));
+  return sublayer;
+}
+
 Result<std::unique_ptr<FeedForwardExperts>> FeedForwardExperts::Load(
     LoadContext& load, const std::vector<std::string>& prefixes, const ExpertSpec& spec,
     const std::vector<int>& widths, int model_width) {
@@ -34,28 +59,28 @@ Result<std::unique_ptr<FeedForwardExperts>> FeedForwardExperts::Load(
   body->activation_.slope = spec.activation_slope;
   body->activation_.up_offset = spec.up_offset;
   body->widest_ = *std::max_element(widths.begin(), widths.end());
-  BankNames up{prefixes, "up", std::nullopt};
-  if (spec.form == ExpertForm::kGated) up.gate = "gate";
-  MOESERVE_ASSIGN_OR_RETURN(body->up_, LoadBank(load, {model_width}, widths, up, spec.bias));
-  if (spec.inner_norm) {
-    std::vector<std::string> names;
-    for (const std::string& p : prefixes) names.push_back(p + ".inner_norm");
-    MOESERVE_ASSIGN_OR_RETURN(body->inner_norm_, LoadNorm(load, names, widths));
+  body->residual_ = spec.residual;
+  for (int i = 0; i < spec.depth; ++i) {
+    std::vector<std::string> names = prefixes;
+    for (std::string& name : names) {
+      if (spec.residual) name += ".layers." + std::to_string(i);
+    }
+    MOESERVE_ASSIGN_OR_RETURN(Sublayer sublayer,
+                              LoadSublayer(load, names, spec, widths, model_width));
+    body->sublayers_.push_back(std::move(sublayer));
   }
-  MOESERVE_ASSIGN_OR_RETURN(body->down_,
-                            LoadBank(load, widths, std::vector<int>(widths.size(), model_width),
-                                     {prefixes, "down", std::nullopt}, spec.bias));
   return body;
 }
 
-RowsView FeedForwardExperts::Hidden(StepContext& ctx, const RoutingPlan* plan,
+RowsView FeedForwardExperts::Hidden(StepContext& ctx, const Sublayer& sublayer,
+                                    const RoutingPlan* plan, bool gather,
                                     const RowsView& rows) const {
   const int64_t count = ResultRows(plan, rows);
-  const bool normed = inner_norm_ != nullptr;
+  const bool normed = sublayer.inner_norm != nullptr;
   RowsView hidden = ctx.workspace.Take(count, widest_, normed ? DType::kF32 : ctx.activation);
-  ctx.backend.Linear({.bank = up_.get(),
+  ctx.backend.Linear({.bank = sublayer.up.get(),
                       .plan = plan,
-                      .gather = plan != nullptr,
+                      .gather = gather,
                       .input = rows,
                       .output = hidden,
                       .activation = activation_,
@@ -63,33 +88,72 @@ RowsView FeedForwardExperts::Hidden(StepContext& ctx, const RoutingPlan* plan,
   if (!normed) return hidden;
   RowsView normalised = ctx.workspace.Take(count, widest_, ctx.activation);
   ctx.backend.Norm(
-      {.bank = inner_norm_.get(), .plan = plan, .input = hidden, .output = normalised});
+      {.bank = sublayer.inner_norm.get(), .plan = plan, .input = hidden, .output = normalised});
   return normalised;
+}
+
+void FeedForwardExperts::Compute(StepContext& ctx, const Sublayer& sublayer,
+                                 const RoutingPlan* plan, bool gather, const RowsView& rows,
+                                 const RowsView& output) const {
+  const Workspace::Scope scope(ctx.workspace);
+  if (plan != nullptr && sublayer.inner_norm == nullptr &&
+      ctx.backend.FusesFeedForward(*sublayer.up, *sublayer.down, rows.dtype, output.rows)) {
+    ctx.backend.FusedFeedForward({.up = sublayer.up.get(),
+                                  .down = sublayer.down.get(),
+                                  .plan = plan,
+                                  .gather = gather,
+                                  .input = rows,
+                                  .output = output,
+                                  .activation = activation_});
+    return;
+  }
+  const RowsView hidden = Hidden(ctx, sublayer, plan, gather, rows);
+  ctx.backend.Linear(
+      {.bank = sublayer.down.get(), .plan = plan, .input = hidden, .output = output});
+}
+
+void FeedForwardExperts::ComputeStack(StepContext& ctx, const RoutingPlan* plan,
+                                      const RowsView& rows, const RowsView& stack) const {
+  const Workspace::Scope scope(ctx.workspace);
+  if (plan != nullptr) {
+    ctx.backend.AssignRows(
+        {.plan = plan, .constant = plan->num_experts, .input = rows, .output = stack});
+  } else {
+    ctx.backend.Convert(rows, stack);
+  }
+  const RowsView normed = ctx.workspace.Take(stack.rows, stack.cols, ctx.activation);
+  const RowsView branch = ctx.workspace.Take(stack.rows, stack.cols, DType::kF32);
+  for (const Sublayer& sublayer : sublayers_) {
+    ctx.backend.Norm({.bank = sublayer.norm.get(), .plan = plan, .input = stack, .output = normed});
+    Compute(ctx, sublayer, plan, false, normed, branch);
+    ctx.backend.AddScaled(stack, branch, nullptr, 1.0f);
+  }
 }
 
 RowsView FeedForwardExperts::Run(StepContext& ctx, const RoutingPlan* plan,
                                  const RowsView& rows) const {
-  RowsView results = ctx.workspace.Take(ResultRows(plan, rows), rows.cols, ctx.activation);
-  if (inner_norm_ == nullptr &&
-      ctx.backend.FusesFeedForward(*up_, *down_, rows.dtype, results.rows)) {
-    ctx.backend.FusedFeedForward({.up = up_.get(),
-                                  .down = down_.get(),
-                                  .plan = plan,
-                                  .gather = plan != nullptr,
-                                  .input = rows,
-                                  .output = results,
-                                  .activation = activation_});
-    return results;
+  const int64_t count = ResultRows(plan, rows);
+  const RowsView results = ctx.workspace.Take(count, rows.cols, ctx.activation);
+  if (!residual_) {
+    Compute(ctx, sublayers_.front(), plan, plan != nullptr, rows, results);
+  } else if (results.dtype == DType::kF32) {
+    ComputeStack(ctx, plan, rows, results);
+  } else {
+    const Workspace::Scope scope(ctx.workspace);
+    const RowsView stack = ctx.workspace.Take(count, rows.cols, DType::kF32);
+    ComputeStack(ctx, plan, rows, stack);
+    ctx.backend.Convert(stack, results);
   }
-  const RowsView hidden = Hidden(ctx, plan, rows);
-  ctx.backend.Linear({.bank = down_.get(), .plan = plan, .input = hidden, .output = results});
   return results;
 }
 
 void FeedForwardExperts::RunDense(StepContext& ctx, const RowsView& rows,
                                   const RowsView& output) const {
-  const RowsView hidden = Hidden(ctx, nullptr, rows);
-  ctx.backend.Linear({.bank = down_.get(), .input = hidden, .output = output});
+  if (residual_) {
+    ComputeStack(ctx, nullptr, rows, output);
+  } else {
+    Compute(ctx, sublayers_.front(), nullptr, false, rows, output);
+  }
 }
 
 }  // namespace moeserve

@@ -23,8 +23,9 @@ class ExpertBody {
 };
 
 // Computes down(norm(act(gate x) * up x)), or down(norm(act(up x))) without a gate; the norm is
-// optional. Widths may differ between experts (HMoE). A dense or shared feed-forward is a body with
-// one expert.
+// optional. With ExpertSpec::residual, an expert is a stack of such networks f, each with a norm
+// before it: x + f(norm(x)). Widths may differ between experts (HMoE). A dense or shared
+// feed-forward is a body with one expert.
 class FeedForwardExperts : public ExpertBody {
  public:
   static Result<std::unique_ptr<FeedForwardExperts>> Load(LoadContext& load,
@@ -37,11 +38,29 @@ class FeedForwardExperts : public ExpertBody {
   void RunDense(StepContext& ctx, const RowsView& rows, const RowsView& output) const;
 
  private:
-  RowsView Hidden(StepContext& ctx, const RoutingPlan* plan, const RowsView& rows) const;
+  // One network of every expert.
+  struct Sublayer {
+    std::unique_ptr<NormBank> norm;  // null without ExpertSpec::residual
+    std::unique_ptr<LinearBank> up;  // gate and up together if the experts are gated
+    std::unique_ptr<LinearBank> down;
+    std::unique_ptr<NormBank> inner_norm;  // null if there is none
+  };
+  static Result<Sublayer> LoadSublayer(LoadContext& load, const std::vector<std::string>& prefixes,
+                                       const ExpertSpec& spec, const std::vector<int>& widths,
+                                       int model_width);
 
-  std::unique_ptr<LinearBank> up_;  // gate and up together if the experts are gated
-  std::unique_ptr<LinearBank> down_;
-  std::unique_ptr<NormBank> inner_norm_;  // null if there is none
+  // Computes one network without its norm. With `gather`, `rows` are the rows of the plan, else
+  // they are its assignments.
+  void Compute(StepContext& ctx, const Sublayer& sublayer, const RoutingPlan* plan, bool gather,
+               const RowsView& rows, const RowsView& output) const;
+  RowsView Hidden(StepContext& ctx, const Sublayer& sublayer, const RoutingPlan* plan, bool gather,
+                  const RowsView& rows) const;
+  // Computes the stack of all sub-layers and writes f32 rows to `stack`.
+  void ComputeStack(StepContext& ctx, const RoutingPlan* plan, const RowsView& rows,
+                    const RowsView& stack) const;
+
+  std::vector<Sublayer> sublayers_;
+  bool residual_ = false;
   Activation activation_;
   int widest_ = 0;
 };

@@ -19,6 +19,11 @@ RowsView AsSubTokens(const RowsView& x, int heads) {
   return v;
 }
 
+// Returns what follows layer i of a projection of `count` linear layers.
+Activation BetweenLayers(size_t i, size_t count) {
+  return i + 1 < count ? ActivationKind::kRelu : ActivationKind::kNone;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<RoutedLayer>> RoutedLayer::Load(LoadContext& load, const std::string& prefix,
@@ -34,21 +39,69 @@ Result<std::unique_ptr<RoutedLayer>> RoutedLayer::Load(LoadContext& load, const 
   routed->body_ = std::move(body);
   MOESERVE_ASSIGN_OR_RETURN(
       routed->router_, LoadRouter(load, prefix + ".router", spec, model_width / spec.split.heads));
-  if (spec.split.heads > 1 && spec.split.projection) {
-    const bool bias = spec.split.bias;
-    MOESERVE_ASSIGN_OR_RETURN(
-        routed->split_, LoadLinear(load, model_width, {{prefix + ".split", model_width, bias}}));
-    MOESERVE_ASSIGN_OR_RETURN(
-        routed->merge_, LoadLinear(load, model_width, {{prefix + ".merge", model_width, bias}}));
-  }
+  MOESERVE_RETURN_IF_ERROR(routed->LoadProjections(load, prefix, spec, model_width));
+  const int width = spec.latent_width > 0 ? spec.latent_width : model_width / spec.split.heads;
+  MOESERVE_RETURN_IF_ERROR(routed->LoadNullExperts(load, prefix, spec, width));
   return routed;
 }
 
+absl::Status RoutedLayer::LoadProjections(LoadContext& load, const std::string& prefix,
+                                          const RoutedLayerSpec& spec, int model_width) {
+  const SplitSpec& split = spec.split;
+  const auto load_layers = [&](const std::string& name,
+                               std::vector<std::unique_ptr<LinearBank>>& layers) -> absl::Status {
+    for (int i = 0; i < split.depth; ++i) {
+      const std::string layer = split.depth == 1 ? name : name + "." + std::to_string(i);
+      MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank,
+                                LoadLinear(load, model_width, {{layer, model_width, split.bias}}));
+      layers.push_back(std::move(bank));
+    }
+    return absl::OkStatus();
+  };
+  if (split.heads > 1 && split.projection) {
+    MOESERVE_RETURN_IF_ERROR(load_layers(prefix + ".split", split_));
+  }
+  if (split.heads > 1 && split.merge_projection) {
+    MOESERVE_RETURN_IF_ERROR(load_layers(prefix + ".merge", merge_));
+  }
+  if (spec.latent_width == 0) return absl::OkStatus();
+  const int row = model_width / split.heads;
+  MOESERVE_ASSIGN_OR_RETURN(
+      latent_down_, LoadLinear(load, row, {{prefix + ".latent_down", spec.latent_width, false}}));
+  MOESERVE_ASSIGN_OR_RETURN(
+      latent_up_, LoadLinear(load, spec.latent_width, {{prefix + ".latent_up", row, false}}));
+  return absl::OkStatus();
+}
+
+absl::Status RoutedLayer::LoadNullExperts(LoadContext& load, const std::string& prefix,
+                                          const RoutedLayerSpec& spec, int width) {
+  null_.bodies = spec.num_bodies();
+  null_.copy = null_.bodies + spec.null_experts.zero;
+  null_.constant = null_.copy + spec.null_experts.copy;
+  null_.experts = spec.num_experts;
+  std::vector<float> values;
+  for (int e = null_.constant; e < null_.experts; ++e) {
+    MOESERVE_ASSIGN_OR_RETURN(
+        const HostTensor tensor,
+        load.source.Get(prefix + ".experts." + std::to_string(e) + ".constant", {width}));
+    for (int i = 0; i < width; ++i) values.push_back(ElementAsF32(tensor, i));
+  }
+  if (values.empty()) return absl::OkStatus();
+  MOESERVE_ASSIGN_OR_RETURN(null_.constants, load.backend.Upload(values));
+  return absl::OkStatus();
+}
+
 RowsView RoutedLayer::Split(StepContext& ctx, const RowsView& x) const {
-  if (split_ == nullptr) return AsSubTokens(x, heads_);
-  RowsView projected = ctx.workspace.TakeDense(x.rows, x.cols, ctx.activation);
-  ctx.backend.Linear({.bank = split_.get(), .input = x, .output = projected});
-  return AsSubTokens(projected, heads_);
+  RowsView rows = x;
+  for (size_t i = 0; i < split_.size(); ++i) {
+    const RowsView projected = ctx.workspace.TakeDense(x.rows, x.cols, ctx.activation);
+    ctx.backend.Linear({.bank = split_[i].get(),
+                        .input = rows,
+                        .output = projected,
+                        .activation = BetweenLayers(i, split_.size())});
+    rows = projected;
+  }
+  return AsSubTokens(rows, heads_);
 }
 
 std::vector<RouteOverride> RoutedLayer::Overrides(const StepContext& ctx) const {
@@ -81,19 +134,54 @@ RoutingPlan RoutedLayer::Route(StepContext& ctx, const RowsView& rows) const {
        .overrides = overrides});
 }
 
+RowsView RoutedLayer::RunExperts(StepContext& ctx, const RoutingPlan& plan,
+                                 const RowsView& rows) const {
+  RowsView inputs = rows;
+  if (latent_down_ != nullptr) {
+    inputs = ctx.workspace.Take(rows.rows, latent_down_->shape().out_features[0], ctx.activation);
+    ctx.backend.Linear({.bank = latent_down_.get(), .input = rows, .output = inputs});
+  }
+  if (null_.bodies == null_.experts) return body_->Run(ctx, &plan, inputs);
+  const RoutingPlan bodies = ctx.backend.FirstExperts(plan, null_.bodies);
+  const RowsView results = body_->Run(ctx, &bodies, inputs);
+  ctx.backend.AssignRows({.plan = &plan,
+                          .zero = null_.bodies,
+                          .copy = null_.copy,
+                          .constant = null_.constant,
+                          .constants = null_.constants == nullptr
+                                           ? nullptr
+                                           : static_cast<const float*>(null_.constants->data()),
+                          .input = inputs,
+                          .output = results});
+  return results;
+}
+
 void RoutedLayer::CombineAndMerge(StepContext& ctx, const RoutingPlan& plan,
                                   const RowsView& results, const RowsView& rows,
                                   const RowsView& output) const {
   RowsView combined = output;
-  if (merge_ != nullptr) {
+  if (!merge_.empty()) {
     combined = ctx.workspace.TakeDense(output.rows, output.cols, ctx.activation);
   }
-  ctx.backend.Combine({.plan = &plan,
-                       .results = results,
-                       .residual = residual_ ? &rows : nullptr,
-                       .output = AsSubTokens(combined, heads_)});
-  if (merge_ != nullptr) {
-    ctx.backend.Linear({.bank = merge_.get(), .input = combined, .output = output});
+  const RowsView sub_tokens = AsSubTokens(combined, heads_);
+  RowsView sums = sub_tokens;
+  if (latent_up_ != nullptr) {
+    sums = ctx.workspace.Take(sub_tokens.rows, results.cols, ctx.activation);
+  }
+  ctx.backend.Combine(
+      {.plan = &plan, .results = results, .residual = residual_ ? &rows : nullptr, .output = sums});
+  if (latent_up_ != nullptr) {
+    ctx.backend.Linear({.bank = latent_up_.get(), .input = sums, .output = sub_tokens});
+  }
+  for (size_t i = 0; i < merge_.size(); ++i) {
+    const bool last = i + 1 == merge_.size();
+    const RowsView merged =
+        last ? output : ctx.workspace.TakeDense(output.rows, output.cols, ctx.activation);
+    ctx.backend.Linear({.bank = merge_[i].get(),
+                        .input = combined,
+                        .output = merged,
+                        .activation = BetweenLayers(i, merge_.size())});
+    combined = merged;
   }
 }
 
@@ -101,7 +189,7 @@ void RoutedLayer::Forward(StepContext& ctx, const RowsView& x, const RowsView& o
   const Workspace::Scope scope(ctx.workspace);
   const RowsView rows = Split(ctx, x);
   const RoutingPlan plan = Route(ctx, rows);
-  const RowsView results = body_->Run(ctx, &plan, rows);
+  const RowsView results = RunExperts(ctx, plan, rows);
   CombineAndMerge(ctx, plan, results, rows, output);
 }
 

@@ -15,8 +15,8 @@ namespace moeserve {
 // (spec.h) and in the kind of ExpertBody. Immutable after loading.
 class RoutedLayer {
  public:
-  // `prefix` is "blocks.N.attention" or "blocks.N.feed_forward". `body` computes rows of width
-  // model_width / split heads.
+  // `prefix` is "blocks.N.attention" or "blocks.N.feed_forward". `body` computes the experts that
+  // have matrices, on rows of the width `latent_width`, or model_width / split heads if that is 0.
   static Result<std::unique_ptr<RoutedLayer>> Load(LoadContext& load, const std::string& prefix,
                                                    int layer, BlockKind block,
                                                    const RoutedLayerSpec& spec, int model_width,
@@ -27,7 +27,22 @@ class RoutedLayer {
   void Forward(StepContext& ctx, const RowsView& x, const RowsView& output) const;
 
  private:
+  // The experts without matrices; their ids follow those of the other experts.
+  struct NullRows {
+    int bodies = 0;                           // number of experts with matrices
+    int copy = 0;                             // first expert that returns its input
+    int constant = 0;                         // first expert that returns a constant
+    int experts = 0;                          // number of all experts
+    std::unique_ptr<DeviceBuffer> constants;  // f32 [experts - constant, c]; null if there are none
+  };
+  absl::Status LoadNullExperts(LoadContext& load, const std::string& prefix,
+                               const RoutedLayerSpec& spec, int width);
+  absl::Status LoadProjections(LoadContext& load, const std::string& prefix,
+                               const RoutedLayerSpec& spec, int model_width);
+
   RowsView Split(StepContext& ctx, const RowsView& x) const;
+  // Returns the results of all experts, one row per assignment.
+  RowsView RunExperts(StepContext& ctx, const RoutingPlan& plan, const RowsView& rows) const;
   // Returns one routing override per row; empty if no sequence of the step has one.
   std::vector<RouteOverride> Overrides(const StepContext& ctx) const;
   // Runs the stages score, gate and select.
@@ -38,9 +53,14 @@ class RoutedLayer {
 
   std::unique_ptr<Router> router_;
   std::unique_ptr<ExpertBody> body_;
-  // Projections before the split into sub-tokens and after the merge; null if the layer has none.
-  std::unique_ptr<LinearBank> split_;
-  std::unique_ptr<LinearBank> merge_;
+  // The linear layers of the projections before the split into sub-tokens and after the merge;
+  // empty if there is no such projection.
+  std::vector<std::unique_ptr<LinearBank>> split_;
+  std::vector<std::unique_ptr<LinearBank>> merge_;
+  // Projections to the width of the experts and back; null if this is the width of the rows.
+  std::unique_ptr<LinearBank> latent_down_;
+  std::unique_ptr<LinearBank> latent_up_;
+  NullRows null_;
   int slot_ = 0;  // PlanSlot() of this layer's routing plans
   int layer_ = 0;
   BlockKind block_ = BlockKind::kFeedForward;

@@ -239,6 +239,48 @@ __global__ void __launch_bounds__(kBlock ? kNormBlock : kNormWarps * 32)
   });
 }
 
+struct AssignParams {
+  const int32_t* expert_offsets;
+  const int32_t* expert_of_assignment;
+  const int32_t* row_of_assignment;
+  int zero, copy, constant, experts;
+  const float* constants;
+  Rows input;
+  Rows output;
+  int cols;
+};
+
+template <bool kVectors>
+__global__ void AssignRowsKernel(AssignParams p) {
+  GridDependencyPass();
+  const int64_t a = blockIdx.x;
+  if (a < p.expert_offsets[p.zero] || a >= p.expert_offsets[p.experts]) return;
+  const int expert = p.expert_of_assignment[a];
+  const int64_t row = p.row_of_assignment[a];
+  const float* constant = expert < p.constant
+                              ? nullptr
+                              : p.constants + static_cast<int64_t>(expert - p.constant) * p.cols;
+  ForColumns<kVectors>(p.cols, [&](int c) {
+    if constexpr (kVectors) {
+      float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (constant != nullptr) {
+        v = *reinterpret_cast<const float4*>(constant + c);
+      } else if (expert >= p.copy) {
+        v = LoadVector(p.input, row, c);
+      }
+      StoreVector(p.output, a, c, v);
+    } else {
+      float v = 0.0f;
+      if (constant != nullptr) {
+        v = constant[c];
+      } else if (expert >= p.copy) {
+        v = Load(p.input, row, c);
+      }
+      Store(p.output, a, c, v);
+    }
+  });
+}
+
 struct CombineParams {
   const int32_t* row_offsets;
   const int32_t* assignments_of_row;
@@ -415,6 +457,27 @@ void LaunchNorm(const NormLaunch& args, cudaStream_t stream) {
     const unsigned blocks = static_cast<unsigned>((vectors + kNormWarps - 1) / kNormWarps);
     Launch(NormKernel<false>, LaunchShape{dim3(blocks), dim3(kNormWarps * 32), 0, stream, true}, p);
   }
+}
+
+void LaunchAssignRows(const AssignRowsArgs& args, cudaStream_t stream) {
+  const RoutingPlan& plan = *args.plan;
+  MOESERVE_CHECK(args.output.rows == plan.capacity, "rows of plan and output");
+  // Rows of constants begin at multiples of their width, so they are aligned where it is a multiple
+  // of a vector.
+  const bool vectors = TakesVectors(args.output) && TakesVectors(args.input) &&
+                       reinterpret_cast<uintptr_t>(args.constants) % sizeof(float4) == 0;
+  const AssignParams p{plan.expert_offsets,
+                       plan.expert_of_assignment,
+                       plan.row_of_assignment,
+                       args.zero,
+                       args.copy,
+                       args.constant,
+                       plan.num_experts,
+                       args.constants,
+                       RowsOf(args.input),
+                       RowsOf(args.output),
+                       static_cast<int>(args.output.cols)};
+  MOESERVE_LAUNCH_ROWS(AssignRowsKernel, vectors, args.output, stream, p);
 }
 
 void LaunchCombine(const CombineArgs& args, cudaStream_t stream) {

@@ -48,6 +48,7 @@ struct NormLaunch {
 };
 void LaunchNorm(const NormLaunch& args, cudaStream_t stream);
 
+void LaunchAssignRows(const AssignRowsArgs& args, cudaStream_t stream);
 void LaunchCombine(const CombineArgs& args, cudaStream_t stream);
 // Converts f32 to f32 or bf16, or bf16 to f32.
 void LaunchConvert(const RowsView& input, const RowsView& output, cudaStream_t stream);

@@ -77,6 +77,8 @@ SplitSpec ParseSplit(const Json& json, const std::string& path, Problems* proble
   SplitSpec split;
   split.heads = reader.Int("heads");
   split.projection = reader.Bool("projection", true);
+  split.merge_projection = reader.Bool("merge_projection", split.projection);
+  split.depth = reader.Int("depth", 1);
   split.bias = reader.Bool("bias", true);
   split.residual = reader.Bool("residual", false);
   reader.RefuseOthers();
@@ -112,6 +114,24 @@ std::vector<int> ParseWidths(const Json& json, const std::string& path, int num_
   return widths;
 }
 
+NullExperts ParseNullExperts(const Json& json, const std::string& path, Problems* problems) {
+  ObjectReader reader(json, path, problems);
+  NullExperts null_experts;
+  if (!reader.valid()) return null_experts;
+  // Checked here and not only by Validate(), because the numbers are added below.
+  const auto read = [&](const char* key) {
+    const int count = reader.Int(key, 0);
+    if (count >= 0 && count <= kMaxExperts) return count;
+    reader.Fault(key, Concat("an integer in [0, ", kMaxExperts, "]"), std::to_string(count));
+    return 0;
+  };
+  null_experts.zero = read("zero");
+  null_experts.copy = read("copy");
+  null_experts.constant = read("constant");
+  reader.RefuseOthers();
+  return null_experts;
+}
+
 RoutedLayerSpec ParseRouting(const Json& json, const std::string& path, BlockKind block,
                              Problems* problems) {
   ObjectReader reader(json, path, problems);
@@ -134,6 +154,12 @@ RoutedLayerSpec ParseRouting(const Json& json, const std::string& path, BlockKin
     if (const Json* split = reader.Optional("split")) {
       routing.split = ParseSplit(*split, reader.PathOf("split"), problems);
     }
+    if (const Json* null_experts = reader.Optional("null_experts")) {
+      routing.null_experts =
+          ParseNullExperts(*null_experts, reader.PathOf("null_experts"), problems);
+      routing.num_experts = experts + routing.null_experts.total();
+    }
+    routing.latent_width = reader.Int("latent_width", 0);
   }
   if (const Json* score = reader.Optional("score")) {
     routing.score = ParseScore(*score, reader.PathOf("score"), problems);
@@ -141,7 +167,7 @@ RoutedLayerSpec ParseRouting(const Json& json, const std::string& path, BlockKin
   routing.gate = reader.PickKindOr("gate", GateKind::kSoftmax);
   routing.mixer_limit = reader.Real("mixer_limit", 0.0);
   if (const Json* select = reader.Required("select", "an object")) {
-    routing.select = ParseSelect(*select, reader.PathOf("select"), experts, problems);
+    routing.select = ParseSelect(*select, reader.PathOf("select"), routing.num_experts, problems);
   }
   routing.renormalize = reader.Bool("renormalize", false);
   routing.scale = reader.Real("scale", 1.0);
@@ -166,6 +192,9 @@ ExpertSpec ParseExpert(const Json& json, const std::string& path, Problems* prob
   expert.up_offset = static_cast<float>(reader.Real("up_offset", 0.0));
   expert.bias = reader.Bool("bias", false);
   expert.inner_norm = reader.Bool("inner_norm", false);
+  expert.residual =
+      reader.Pick<bool>("sublayer", {{"plain", false}, {"residual", true}}, false).value_or(false);
+  expert.depth = reader.Int("depth", 1);
   reader.RefuseOthers();
   return expert;
 }

@@ -69,13 +69,39 @@ std::string SelectText(const SelectSpec& select) {
   return text;
 }
 
+std::string ProjectionsText(const SplitSpec& split) {
+  if (!split.projection && !split.merge_projection) return " without projections";
+  std::string text;
+  if (!split.merge_projection) text = " with one projection before the split";
+  if (!split.projection) text = " with one projection after the merge";
+  if (split.depth > 1) {
+    text.append(Concat(text.empty() ? " with projections" : "", " of ", split.depth, " layers"));
+  }
+  return text;
+}
+
+// Returns ", 4 zero and 2 copy experts", or an empty text if all experts have matrices.
+std::string NullExpertsText(const NullExperts& null_experts) {
+  std::string text;
+  const auto add = [&](int count, std::string_view what) {
+    if (count > 0) text.append(Concat(text.empty() ? ", " : " and ", count, ' ', what));
+  };
+  add(null_experts.zero, "zero");
+  add(null_experts.copy, "copy");
+  add(null_experts.constant, "constant");
+  return text.empty() ? text : Concat(text, " experts");
+}
+
 std::string RoutingText(const RoutedLayerSpec& routing) {
   std::string text;
   if (routing.split.heads > 1) {
-    text = Concat("split into ", routing.split.heads, " sub-tokens",
-                  routing.split.projection ? "" : " without projections", ", ");
+    text = Concat("split into ", routing.split.heads, " sub-tokens", ProjectionsText(routing.split),
+                  ", ");
   }
   if (routing.split.residual) text.append("sub-token residual, ");
+  if (routing.latent_width > 0) {
+    text.append(Concat("experts on rows of ", routing.latent_width, ", "));
+  }
   text.append(Concat(ScoreText(routing.score), ", ", Traits(routing.gate).description, ", ",
                      SelectText(routing.select)));
   if (routing.renormalize) text.append(", renormalized");
@@ -96,6 +122,10 @@ std::string ExpertText(const ExpertSpec& expert) {
   if (expert.up_offset != 0.0f) text.append(Concat(", up plus ", Number(expert.up_offset)));
   if (expert.bias) text.append(", bias");
   if (expert.inner_norm) text.append(", inner norm");
+  if (expert.residual) {
+    text.append(Concat(", ", expert.depth,
+                       expert.depth == 1 ? " residual sub-layer" : " residual sub-layers"));
+  }
   return text;
 }
 
@@ -196,9 +226,9 @@ std::string DescribeFeedForward(const FeedForwardSpec& feed_forward) {
                   out_bias);
   }
   const RoutedLayerSpec& routing = *feed_forward.routing;
-  std::string text =
-      Concat("routed: ", routing.num_experts, " experts, ", WidthsText(routing.widths), ", ",
-             ExpertText(feed_forward.expert), "; ", RoutingText(routing));
+  std::string text = Concat("routed: ", routing.num_bodies(), " experts, ",
+                            WidthsText(routing.widths), ", ", ExpertText(feed_forward.expert),
+                            NullExpertsText(routing.null_experts), "; ", RoutingText(routing));
   if (feed_forward.shared_width > 0) {
     text.append(Concat("; shared expert of width ", feed_forward.shared_width,
                        feed_forward.shared_gate ? ", gated" : ""));

@@ -224,6 +224,8 @@ Json SplitJson(const SplitSpec& split) {
   Json json = Json::object();
   Set(json, "heads", split.heads);
   Set(json, "projection", split.projection, assumed.projection);
+  Set(json, "merge_projection", split.merge_projection, split.projection);
+  Set(json, "depth", split.depth, assumed.depth);
   Set(json, "bias", split.bias, assumed.bias);
   SetFlag(json, "residual", split.residual);
   return json;
@@ -247,6 +249,14 @@ Json ScoreJson(const ScoreSpec& score) {
       Set(json, "temperature", score.temperature, assumed.temperature);
       break;
   }
+  return json;
+}
+
+Json NullExpertsJson(const NullExperts& null_experts) {
+  Json json = Json::object();
+  Set(json, "zero", null_experts.zero, 0);
+  Set(json, "copy", null_experts.copy, 0);
+  Set(json, "constant", null_experts.constant, 0);
   return json;
 }
 
@@ -276,7 +286,7 @@ Json SelectJson(const SelectSpec& select, int num_experts) {
 Json RoutingJson(const RoutedLayerSpec& routing, BlockKind block) {
   const RoutedLayerSpec assumed;
   Json json = Json::object();
-  Set(json, "num_experts", routing.num_experts);
+  Set(json, "num_experts", routing.num_bodies());
   if (block == BlockKind::kFeedForward) {
     const std::vector<int>& widths = routing.widths;
     const bool equal =
@@ -288,6 +298,9 @@ Json RoutingJson(const RoutedLayerSpec& routing, BlockKind block) {
     }
     Json split = SplitJson(routing.split);
     if (split != SplitJson(assumed.split)) json["split"] = std::move(split);
+    Json null_experts = NullExpertsJson(routing.null_experts);
+    if (!null_experts.empty()) json["null_experts"] = std::move(null_experts);
+    Set(json, "latent_width", routing.latent_width, assumed.latent_width);
   }
   Json score = ScoreJson(routing.score);
   if (score != ScoreJson(assumed.score)) json["score"] = std::move(score);
@@ -338,6 +351,8 @@ Json ExpertJson(const ExpertSpec& expert) {
   Set(json, "activation_slope", expert.activation_slope, assumed.activation_slope);
   Set(json, "up_offset", expert.up_offset, assumed.up_offset);
   SetFlag(json, "inner_norm", expert.inner_norm);
+  if (expert.residual) json["sublayer"] = "residual";
+  Set(json, "depth", expert.depth, assumed.depth);
   return json;
 }
 

@@ -1,0 +1,310 @@
+// Settings of experts, compared with models that compute the same without them: experts without
+// matrices, latent widths, projections around the split, and stacks of sub-layers.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/routes/routing_control.h"
+#include "kernels/registry.h"
+#include "model_loaders/architectures/native/config_json.h"
+#include "tests/support/model_runner.h"
+#include "tests/support/native_model.h"
+
+namespace moeserve::testing {
+namespace {
+
+using Json = nlohmann::json;
+
+// A model in memory whose tensors can be changed. All tensors are f32.
+class TestModel {
+ public:
+  explicit TestModel(const Json& config) : config_(config) {
+    const auto parsed = ParseNativeConfig(config.dump());
+    EXPECT_TRUE(parsed.ok()) << parsed.status();
+    if (!parsed.ok()) return;
+    spec_ = parsed->spec;
+    tensors_ = RandomTensors(spec_);
+  }
+  const ModelSpec& spec() const { return spec_; }
+
+  std::vector<float> Values(std::string_view name) const {
+    const RawTensor& tensor = tensors_[IndexOf(name)];
+    std::vector<float> values(tensor.bytes.size() / sizeof(float));
+    std::memcpy(values.data(), tensor.bytes.data(), tensor.bytes.size());
+    return values;
+  }
+  // Sets element (row, column) to value(row, column); a vector has one row.
+  void Fill(std::string_view name, const std::function<float(int64_t, int64_t)>& value) {
+    RawTensor& tensor = tensors_[IndexOf(name)];
+    const int64_t columns = tensor.shape.back();
+    const int64_t rows = tensor.shape.size() == 1 ? 1 : tensor.shape.front();
+    std::vector<float> values;
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < columns; ++c) values.push_back(value(r, c));
+    }
+    std::memcpy(tensor.bytes.data(), values.data(), tensor.bytes.size());
+  }
+  void FillZeros(std::string_view name) {
+    Fill(name, [](int64_t, int64_t) { return 0.0f; });
+  }
+  void FillIdentity(std::string_view name) {
+    Fill(name, [](int64_t r, int64_t c) { return r == c ? 1.0f : 0.0f; });
+  }
+
+  // Returns the logits of 40 tokens, computed in steps of `chunk` tokens.
+  std::vector<float> Logits(const RunnerOptions& options = {}, int chunk = 16) const {
+    const TempFolder folder;
+    WriteFile(folder.path() / "config.json", config_.dump());
+    WriteFile(folder.path() / "model.safetensors", SafetensorsBytes(tensors_));
+    const auto runner = ModelRunner::Load(folder.path(), options);
+    EXPECT_TRUE(runner.ok()) << runner.status();
+    if (!runner.ok()) return {};
+    std::vector<int32_t> tokens;
+    for (int i = 0; i < 40; ++i) tokens.push_back((i * 37 + 11) % (*runner)->vocab());
+    return (*runner)->Run(tokens, chunk);
+  }
+
+ private:
+  size_t IndexOf(std::string_view name) const {
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      if (tensors_[i].name == name) return i;
+    }
+    ADD_FAILURE() << "no tensor " << name;
+    return 0;
+  }
+
+  Json config_;
+  ModelSpec spec_;
+  std::vector<RawTensor> tensors_;
+};
+
+constexpr int kHidden = 16;
+
+Json Config(const Json& feed_forward) {
+  return {{"model_type", "routed_decoder"},
+          {"vocab_size", 288},
+          {"hidden_size", kHidden},
+          {"num_hidden_layers", feed_forward.is_array() ? feed_forward.size() : 1},
+          {"max_position_embeddings", 64},
+          {"bos_token_id", nullptr},
+          {"eos_token_id", 256},
+          {"attention", {{"kind", "dense"}, {"num_heads", 2}, {"head_dim", 8}}},
+          {"feed_forward", feed_forward}};
+}
+
+Json Routed(const char* expert, const char* routing) {
+  return {{"kind", "routed"}, {"expert", Json::parse(expert)}, {"routing", Json::parse(routing)}};
+}
+
+constexpr const char* kPlain = R"({"form": "plain", "activation": "relu", "bias": true})";
+constexpr const char* kGated = R"({"form": "gated", "activation": "silu"})";
+
+// Layer 0 splits tokens into rows of 8 elements; both layers have 7 experts.
+Json LayersOfSeven(const Json& of_both) {
+  Json split = Routed(kPlain, R"({"split": {"heads": 2}, "select": {"kind": "top_k", "k": 3}})");
+  Json whole = Routed(kPlain, R"({"select": {"kind": "top_p", "p": 0.7}, "renormalize": true})");
+  split["routing"].update(of_both);
+  whole["routing"].update(of_both);
+  split["routing"]["widths"] = 16;
+  whole["routing"]["widths"] = 32;
+  return Json::array({split, whole});
+}
+
+// An expert without matrices must give the same bits as an expert whose matrices compute the same.
+TEST(NullExperts, EqualExpertsWithMatrices) {
+  TestModel null_experts(Config(LayersOfSeven(
+      {{"num_experts", 3}, {"null_experts", {{"zero", 1}, {"copy", 1}, {"constant", 2}}}})));
+  TestModel matrices(Config(LayersOfSeven({{"num_experts", 7}})));
+  for (int layer = 0; layer < 2; ++layer) {
+    const int64_t width = layer == 0 ? 8 : 16;
+    const auto expert = [&](int e) {
+      return "blocks." + std::to_string(layer) + ".feed_forward.experts." + std::to_string(e) + ".";
+    };
+    for (const int e : {3, 5, 6}) matrices.FillZeros(expert(e) + "down.weight");
+    for (const int e : {3, 4}) matrices.FillZeros(expert(e) + "down.bias");
+    for (const int e : {5, 6}) {
+      const std::vector<float> constant = null_experts.Values(expert(e) + "constant");
+      matrices.Fill(expert(e) + "down.bias", [&](int64_t, int64_t c) { return constant[c]; });
+    }
+    // x = relu(x) - relu(-x)
+    const auto plus_and_minus = [width](int64_t unit, int64_t c) {
+      return unit == c ? 1.0f : unit == c + width ? -1.0f : 0.0f;
+    };
+    matrices.Fill(expert(4) + "up.weight", plus_and_minus);
+    matrices.FillZeros(expert(4) + "up.bias");
+    matrices.Fill(expert(4) + "down.weight",
+                  [&](int64_t c, int64_t unit) { return plus_and_minus(unit, c); });
+  }
+  const std::vector<float> in_f32 = null_experts.Logits();
+  EXPECT_EQ(in_f32, matrices.Logits());
+  EXPECT_EQ(null_experts.Logits({.compute = DType::kBF16}),
+            matrices.Logits({.compute = DType::kBF16}));
+
+  // All kinds must have been selected.
+  for (const int e : {5, 6}) {
+    TestModel other = null_experts;
+    other.FillZeros("blocks.0.feed_forward.experts." + std::to_string(e) + ".constant");
+    EXPECT_NE(other.Logits(), in_f32) << "expert " << e;
+  }
+  const TestModel swapped(Config(
+      LayersOfSeven({{"num_experts", 3}, {"null_experts", {{"zero", 2}, {"constant", 2}}}})));
+  EXPECT_NE(swapped.Logits(), in_f32);
+}
+
+TEST(NullExperts, DoNotDependOnOtherRows) {
+  const TestModel model(Config(LayersOfSeven(
+      {{"num_experts", 3}, {"null_experts", {{"zero", 1}, {"copy", 2}, {"constant", 1}}}})));
+  for (const DType compute : {DType::kF32, DType::kBF16}) {
+    EXPECT_EQ(model.Logits({.compute = compute}, 40), model.Logits({.compute = compute}, 1));
+  }
+}
+
+TEST(NullExperts, CanBeNamedInOverrides) {
+  const TestModel model(
+      Config(LayersOfSeven({{"num_experts", 3}, {"null_experts", {{"copy", 4}}}})));
+  const auto create = [&](int expert) {
+    RoutingChange change;
+    change.experts.push_back({.layer = 1, .expert = expert, .bias = 2.0});
+    return RoutingControl::Create(change, model.spec(), {.enabled = true}).status();
+  };
+  EXPECT_TRUE(create(6).ok()) << create(6);
+  EXPECT_FALSE(create(7).ok());
+}
+
+// Identity matrices around the experts must change nothing.
+TEST(LatentExperts, IdentityMatricesChangeNothing) {
+  Json with = Routed(kGated, R"({"num_experts": 4, "widths": [5, 9, 3, 12], "latent_width": 8,
+                                 "split": {"heads": 2}, "null_experts": {"copy": 1},
+                                 "select": {"kind": "top_k", "k": 2}})");
+  Json without = with;
+  without["routing"].erase("latent_width");
+  TestModel latent(Config(with));
+  const TestModel plain(Config(without));
+  EXPECT_NE(latent.Logits(), plain.Logits());
+  latent.FillIdentity("blocks.0.feed_forward.latent_down.weight");
+  latent.FillIdentity("blocks.0.feed_forward.latent_up.weight");
+  EXPECT_EQ(latent.Logits(), plain.Logits());
+}
+
+// Each of the two projections can be left out; an identity has the same effect.
+TEST(SplitProjections, MissingOnesAreIdentities) {
+  const auto with = [](bool split, bool merge) {
+    Json layer = Routed(kGated, R"({"num_experts": 4, "widths": 6,
+                                    "select": {"kind": "top_k", "k": 2}})");
+    layer["routing"]["split"] = {{"heads", 2}, {"projection", split}, {"merge_projection", merge}};
+    return Config(layer);
+  };
+  TestModel both(with(true, true));
+  const std::vector<float> random = both.Logits();
+  TestModel no_merge = both;
+  no_merge.FillIdentity("blocks.0.feed_forward.merge.weight");
+  no_merge.FillZeros("blocks.0.feed_forward.merge.bias");
+  EXPECT_EQ(TestModel(with(true, false)).Logits(), no_merge.Logits());
+  EXPECT_NE(random, no_merge.Logits());
+  TestModel no_split = both;
+  no_split.FillIdentity("blocks.0.feed_forward.split.weight");
+  no_split.FillZeros("blocks.0.feed_forward.split.bias");
+  EXPECT_EQ(TestModel(with(false, true)).Logits(), no_split.Logits());
+  EXPECT_NE(random, no_split.Logits());
+}
+
+// relu(x + 100) - 100 in place of x, with 100 added and subtracted by biases: a second layer that
+// is an identity changes the results by rounding alone. A missing or misplaced ReLU would not.
+TEST(SplitProjections, ReluIsBetweenTheLayers) {
+  const auto with = [](int depth) {
+    Json layer = Routed(kGated, R"({"num_experts": 4, "widths": 6,
+                                    "select": {"kind": "top_k", "k": 4}})");
+    layer["routing"]["split"] = {{"heads", 2}, {"depth", depth}};
+    return Config(layer);
+  };
+  const TestModel one(with(1));
+  const std::string name = "blocks.0.feed_forward.";
+  const auto two = [&](float shift) {
+    TestModel model(with(2));
+    for (const std::string part : {"split", "merge"}) {
+      const std::vector<float> weight = one.Values(name + part + ".weight");
+      const std::vector<float> bias = one.Values(name + part + ".bias");
+      model.Fill(name + part + ".0.weight",
+                 [&](int64_t r, int64_t c) { return weight[r * kHidden + c]; });
+      model.Fill(name + part + ".0.bias", [&](int64_t, int64_t c) { return bias[c] + shift; });
+      model.FillIdentity(name + part + ".1.weight");
+      model.Fill(name + part + ".1.bias", [&](int64_t, int64_t) { return -shift; });
+    }
+    return model.Logits();
+  };
+  const std::vector<float> expected = one.Logits();
+  const auto largest_difference = [&](const std::vector<float>& logits) {
+    float largest = 0.0f;
+    for (size_t i = 0; i < expected.size(); ++i) {
+      largest = std::max(largest, std::abs(logits[i] - expected[i]));
+    }
+    return largest;
+  };
+  EXPECT_LT(largest_difference(two(100.0f)), 1e-3f);
+  EXPECT_GT(largest_difference(two(0.0f)), 1e-2f) << "negative elements became 0";
+}
+
+constexpr const char* kDeepRouting =
+    R"({"num_experts": 4, "widths": [5, 9, 3, 12], "select": {"kind": "top_k", "k": 2}})";
+
+// A sub-layer whose network returns zeros changes nothing, in routed, shared and dense networks.
+TEST(DeepExperts, SublayersOfZerosChangeNothing) {
+  for (const char* norm : {"rms", "layer"}) {
+    const auto with = [norm](int depth) {
+      Json expert = Json::parse(kGated);
+      expert.update({{"sublayer", "residual"}, {"depth", depth}});
+      Json routed = Routed(expert.dump().c_str(), kDeepRouting);
+      routed["shared_width"] = 7;
+      const Json dense = {{"kind", "dense"}, {"expert", expert}, {"width", 11}};
+      Json config = Config(Json::array({routed, dense}));
+      config["norm"] = {{"kind", norm}};
+      return config;
+    };
+    const TestModel two(with(2));
+    TestModel three(with(3));
+    EXPECT_NE(three.Logits(), two.Logits());
+    std::vector<std::string> networks = {"blocks.1.feed_forward.", "blocks.0.feed_forward.shared."};
+    for (int e = 0; e < 4; ++e) {
+      networks.push_back("blocks.0.feed_forward.experts." + std::to_string(e) + ".");
+    }
+    for (const std::string& network : networks) three.FillZeros(network + "layers.2.down.weight");
+    EXPECT_EQ(three.Logits(), two.Logits()) << norm;
+  }
+}
+
+// With many rows per expert, the CPU computes both products of a sub-layer at once. The results
+// must have the bits of single rows, whose products are separate.
+TEST(DeepExperts, FusedProductsHaveTheSameBits) {
+  Json expert = Json::parse(kGated);
+  expert.update({{"sublayer", "residual"}, {"depth", 3}});
+  const int experts = 16, width = 24;
+  const TestModel model(
+      Config(Routed(expert.dump().c_str(),
+                    R"({"num_experts": 16, "widths": 24, "select": {"kind": "top_k", "k": 4}})")));
+  for (const DType compute : {DType::kF32, DType::kBF16}) {
+    const RunnerOptions options{.compute = compute, .threads = 1};
+    if (options.device == "cpu") {
+      auto backend = CreateBackend({.device = "cpu", .threads = 1});
+      ASSERT_TRUE(backend.ok()) << backend.status();
+      const std::vector<int> widths(experts, width);
+      auto up = (*backend)->NewLinearBank({{kHidden}, widths, true, false, compute});
+      auto down = (*backend)->NewLinearBank(
+          {widths, std::vector<int>(experts, kHidden), false, false, compute});
+      ASSERT_TRUE(up.ok() && down.ok());
+      EXPECT_TRUE((*backend)->FusesFeedForward(**up, **down, compute, 40 * 4));
+      EXPECT_FALSE((*backend)->FusesFeedForward(**up, **down, compute, 4));
+    }
+    EXPECT_EQ(model.Logits(options, 40), model.Logits(options, 1)) << Name(compute);
+  }
+}
+
+}  // namespace
+}  // namespace moeserve::testing
