@@ -31,6 +31,11 @@ Result<EngineOptions> Resolved(const EngineOptions& options, const ModelSpec& sp
   if (o.routing_records && !o.expert_stats) {
     return absl::InvalidArgumentError("routing-records: expert statistics are switched off");
   }
+  if (o.kv_cache_type == KvCacheType::kInt8 && HasXpos(spec)) {
+    return absl::InvalidArgumentError(
+        "kv-cache-dtype: expected f32 or bf16, found int8 (the elements of an int8 key have one "
+        "scale, but position.xpos_base scales them by very different factors)");
+  }
   if (o.max_step_tokens == 0) o.max_step_tokens = device_step_rows;
   if (report_floats > 0) {
     const int64_t fitting = kMaxReportBytes / (report_floats * static_cast<int64_t>(sizeof(float)));

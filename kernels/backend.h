@@ -244,7 +244,7 @@ struct EmbedArgs {
 };
 
 struct RopeArgs {
-  RopeSettings settings;
+  RopeSettings settings;              // with XPOS, `keys` tells what the rows are
   const RoutingPlan* plan = nullptr;  // if set, `rows` are the plan's assignments; null: row r is
                                       // token r
   RowsView rows;                      // f32, updated in place; the heads of a row are adjacent
@@ -278,13 +278,24 @@ struct NormRopeAppendArgs {
   bool norm_heads = true;  // true: each head is normalised separately; false: all heads of a row
                            // together
   bool norm_last = false;  // true: normalises after the rotation; false: before it
-  RopeSettings rope;       // head_dim is d_h; dimensions = 0 disables rotation
+  RopeSettings rope;       // head_dim is d_h; dimensions = 0 disables rotation; `keys` is ignored
+
+  // Return the settings for the queries and for the keys, which differ with XPOS only.
+  RopeSettings query_rope() const { return RopeOf(false); }
+  RopeSettings key_rope() const { return RopeOf(rope.xpos_base > 0.0); }
 
   QkvColumns columns() const {
     const KvLayerShape& shape = cache->shape(layer);
     const int64_t query = int64_t{heads} * shape.head_dim;
     const int64_t kv = int64_t{shape.num_kv_heads} * shape.head_dim;
     return {rows.Columns(0, query), rows.Columns(query, kv), rows.Columns(query + kv, kv)};
+  }
+
+ private:
+  RopeSettings RopeOf(bool keys) const {
+    RopeSettings settings = rope;
+    settings.keys = keys;
+    return settings;
   }
 };
 
@@ -306,6 +317,11 @@ struct AttentionArgs {
   // f32 [heads] in device memory: each head's softmax has one more score of this value, whose
   // position has no value to add. Null if there are none.
   const float* sinks = nullptr;
+  // f32 [heads, bias_distances] in device memory: the bias of a head for a key at distance n (the
+  // query's position minus the key's) is element min(n, bias_distances - 1); it is added to the
+  // scaled score. Null if there are none; must be null with a soft cap and with latent vectors.
+  const float* bias = nullptr;
+  int bias_distances = 0;
   int window = 0;   // size of the sliding window in positions; 0 disables it
   RowsView query;   // f32 [Q, heads * d_h]
   RowsView output;  // f32 or bf16 [Q, heads * value_dim]
@@ -491,7 +507,10 @@ class Backend {
       norm(args.key_norm, keys, kv_heads);
     };
     if (!args.norm_last) norms();
-    if (args.rope.dimensions > 0) {
+    if (args.rope.dimensions > 0 && args.rope.xpos_base > 0.0) {
+      if (query.cols > 0) Rope({.settings = args.query_rope(), .rows = query});
+      Rope({.settings = args.key_rope(), .rows = keys});
+    } else if (args.rope.dimensions > 0) {
       // Queries and keys are adjacent, so one call rotates both.
       Rope({.settings = args.rope, .rows = args.rows.Columns(0, query.cols + keys.cols)});
     }

@@ -211,7 +211,12 @@ def required_tensors(config):
         add("embed_position", (rows, d), "max_position_embeddings")
     if config.get("embedding_norm", False):
         norm("embed_norm", d)
-    if placement != "post":
+    if "relative_bias" in config:
+        path, attention = _layers(config, "attention")[0]
+        heads = _key(attention, path, "num_heads")
+        buckets = _key(config["relative_bias"], "relative_bias.", "buckets")
+        add("relative_bias", (buckets, heads), "relative_bias.buckets and attention.num_heads")
+    if norm_config.get("final", placement != "post"):
         norm("norm", d)
     if config.get("head_bias", False):
         add("head.bias", (vocabulary,), "head_bias", whole_name=True)

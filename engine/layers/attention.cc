@@ -11,6 +11,7 @@ Result<std::unique_ptr<Attention>> Attention::Load(LoadContext& load, int layer,
   a->layer_ = layer;
   a->spec_ = spec;
   a->rope_ = RopeOf(model, spec);
+  a->relative_biases_ = load.relative_biases;
   const int kv_width = spec.num_kv_heads * spec.head_dim;
   const LinearPart k{prefix + ".k", kv_width, spec.bias};
   const LinearPart v{prefix + ".v", kv_width, spec.bias};
@@ -77,6 +78,7 @@ void Attention::DenseQueries(StepContext& ctx, const RowsView& query, const Rows
   // A norm reads f32.
   const RowsView heads =
       ctx.workspace.Take(query.rows, query.cols, spec_.inner_norm ? DType::kF32 : ctx.activation);
+  const RelativeBiases* const biases = relative_biases_;
   ctx.backend.Attention(
       {.cache = &ctx.cache,
        .layer = layer_,
@@ -86,6 +88,8 @@ void Attention::DenseQueries(StepContext& ctx, const RowsView& query, const Rows
        .scale = static_cast<float>(spec_.scale),
        .soft_cap = static_cast<float>(spec_.soft_cap),
        .sinks = sinks_ == nullptr ? nullptr : static_cast<const float*>(sinks_->data()),
+       .bias = biases == nullptr ? nullptr : static_cast<const float*>(biases->values->data()),
+       .bias_distances = biases == nullptr ? 0 : biases->distances,
        .window = spec_.window.value_or(0),
        .query = query,
        .output = heads});

@@ -38,7 +38,8 @@ class Attention : public Branch {
   std::unique_ptr<NormBank> inner_norm_;  // of the heads' outputs together; null if there is none
   std::unique_ptr<RoutedLayer> routed_;   // null if the attention is dense
   std::unique_ptr<DeviceBuffer> out_bias_;
-  std::unique_ptr<DeviceBuffer> sinks_;  // [H]; null if there are none
+  std::unique_ptr<DeviceBuffer> sinks_;              // [H]; null if there are none
+  const RelativeBiases* relative_biases_ = nullptr;  // the model's; null if there are none
 };
 
 }  // namespace moeserve

@@ -33,6 +33,7 @@ Result<std::unique_ptr<LatentAttention>> LatentAttention::Load(LoadContext& load
   a->spec_ = spec;
   a->key_rope_ = RopeOf(model, spec);
   a->query_rope_ = a->key_rope_;
+  a->key_rope_.keys = true;
   a->query_rope_.head_dim = spec.head_dim;
   a->query_rope_.first = spec.head_dim - latent.rope_dim;
 

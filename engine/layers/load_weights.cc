@@ -186,6 +186,26 @@ Result<std::unique_ptr<DeviceBuffer>> LoadVector(LoadContext& load, const std::s
   return load.backend.Upload(values);
 }
 
+Result<RelativeBiases> LoadRelativeBiases(LoadContext& load, const ModelSpec& spec) {
+  const int heads = spec.layers.front().attention.num_heads;
+  MOESERVE_ASSIGN_OR_RETURN(
+      const HostTensor table,
+      load.source.Get("relative_bias.weight", {spec.relative_bias->buckets, heads}));
+  const std::vector<int> buckets =
+      BucketsOfDistances(*spec.relative_bias, spec.max_position_embeddings);
+  std::vector<float> values;
+  values.reserve(static_cast<size_t>(heads) * buckets.size());
+  for (int h = 0; h < heads; ++h) {
+    for (const int bucket : buckets) {
+      values.push_back(ElementAsF32(table, int64_t{bucket} * heads + h));
+    }
+  }
+  RelativeBiases biases;
+  biases.distances = static_cast<int>(buckets.size());
+  MOESERVE_ASSIGN_OR_RETURN(biases.values, load.backend.Upload(values));
+  return biases;
+}
+
 namespace {
 
 // Loads the router's tensors; `bias` and the settings `s` determine which ones there are.

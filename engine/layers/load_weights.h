@@ -13,6 +13,12 @@
 
 namespace moeserve {
 
+// Biases of the scores by distance, AttentionArgs::bias, in device memory.
+struct RelativeBiases {
+  std::unique_ptr<DeviceBuffer> values;  // f32 [num_heads, distances]
+  int distances = 0;
+};
+
 struct LoadContext {
   WeightSource& source;
   Backend& backend;
@@ -21,7 +27,8 @@ struct LoadContext {
   Quantization quantization = Quantization::kNone;
   // Looked up before a bank's tensors are loaded; null: no cache.
   PackedCache* packed_cache = nullptr;
-  int vocabulary = 0;  // ModelSpec::vocab_size
+  int vocabulary = 0;                               // ModelSpec::vocab_size
+  const RelativeBiases* relative_biases = nullptr;  // null without ModelSpec::relative_bias
 };
 
 // One of several weights that are stacked along the output axis into a single product.
@@ -60,6 +67,9 @@ Result<std::unique_ptr<NormBank>> LoadRmsNorm(LoadContext& load, const std::stri
 // Loads the tensor `name` [width] as f32.
 Result<std::unique_ptr<DeviceBuffer>> LoadVector(LoadContext& load, const std::string& name,
                                                  int width);
+
+// Loads the table of ModelSpec::relative_bias, which must be set.
+Result<RelativeBiases> LoadRelativeBiases(LoadContext& load, const ModelSpec& spec);
 
 Result<std::unique_ptr<Router>> LoadRouter(LoadContext& load, const std::string& prefix,
                                            const RoutedLayerSpec& spec, int input_width);

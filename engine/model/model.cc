@@ -66,7 +66,8 @@ class Model::Impl {
   std::unique_ptr<EmbeddingTable> embedding_;
   std::unique_ptr<EmbeddingTable> learned_positions_;
   std::unique_ptr<NormBank> embedding_norm_;  // null if there is none
-  std::unique_ptr<NormBank> final_norm_;      // null if the model is post-norm
+  RelativeBiases relative_biases_;            // empty if there are none
+  std::unique_ptr<NormBank> final_norm_;      // null if there is none
   std::vector<Block> blocks_;                 // in execution order
   ReportBuffer reported_;
 };
@@ -92,10 +93,14 @@ absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) 
   if (spec.embedding_norm) {
     MOESERVE_ASSIGN_OR_RETURN(embedding_norm_, LoadNorm(load, {"embed_norm"}, {d}));
   }
-  if (spec.norm.placement != NormPlacement::kPost) {
+  if (spec.norm.HasFinal()) {
     LoadContext load_final = load;
     load_final.norm.eps = spec.norm.final_eps.value_or(spec.norm.eps);
     MOESERVE_ASSIGN_OR_RETURN(final_norm_, LoadNorm(load_final, {"norm"}, {d}));
+  }
+  if (spec.relative_bias.has_value()) {
+    MOESERVE_ASSIGN_OR_RETURN(relative_biases_, LoadRelativeBiases(load, spec));
+    load.relative_biases = &relative_biases_;
   }
   for (int l = 0; l < spec.num_layers(); ++l) {
     const std::string prefix = Concat("blocks.", l);

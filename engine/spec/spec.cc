@@ -2,90 +2,18 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "engine/spec/check_position.h"
+#include "engine/spec/checker.h"
 #include "engine/spec/spec_limits.h"
 #include "engine/spec/weights.h"
 
 namespace moeserve {
 namespace {
-
-// Returns how many dimensions of a head are rotated by rope, before rounding to an integer.
-double ExactRopeDimensions(const PositionSpec& position, int head_dim) {
-  return position.fraction * head_dim;
-}
-
-std::string Number(double value) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.9g", value);
-  return text;
-}
-
-// Checks one relation after the other and keeps the first failure. The path of a key is built only
-// on failure, because a large model has many relations.
-class Checker {
- public:
-  bool ok() const { return status_.ok(); }
-  absl::Status status() const { return status_; }
-
-  void Fail(const std::string& path, const std::string& expected, const std::string& found) {
-    if (!ok()) return;
-    status_ = absl::InvalidArgumentError(path + ": expected " + expected + ", found " + found);
-  }
-
-  // `because` explains a bound that depends on another key: " (num_experts is 8)".
-  void Int(const std::string& scope, const char* key, int64_t value, int64_t low, int64_t high,
-           const std::string& because = "") {
-    if (!ok() || (value >= low && value <= high)) return;
-    const std::string range =
-        low == high ? std::to_string(low)
-                    : "an integer in [" + std::to_string(low) + ", " + std::to_string(high) + "]";
-    Fail(scope + key, range, std::to_string(value) + because);
-  }
-
-  void Divides(const std::string& scope, const char* key, int64_t value, const char* whole_key,
-               int64_t whole) {
-    if (!ok() || whole % value == 0) return;
-    Fail(scope + key, "a divisor of " + std::to_string(whole),
-         std::to_string(value) + " (" + whole_key + " is " + std::to_string(whole) + ")");
-  }
-
-  // Checks that `value` is within [low, high]; NaN fails.
-  void Real(const std::string& scope, const char* key, double value, double low, double high) {
-    if (!ok() || (value >= low && value <= high)) return;
-    Fail(scope + key, "a number in [" + Number(low) + ", " + Number(high) + "]", Number(value));
-  }
-
-  // Checks a factor that the f32 arithmetic multiplies by: f32 must be able to hold it.
-  void Factor(const std::string& scope, const char* key, double value) {
-    constexpr double kLargest = std::numeric_limits<float>::max();
-    if (!ok() || std::fabs(value) <= kLargest) return;
-    Fail(scope + key, "a number that f32 can hold", Number(value));
-  }
-
-  void Positive(const std::string& scope, const char* key, double value) {
-    Factor(scope, key, value);
-    if (!ok() || value > 0) return;
-    Fail(scope + key, "a number above 0", Number(value));
-  }
-
-  void Set(const std::string& scope, const char* key, bool value, bool expected,
-           const std::string& because) {
-    if (!ok() || value == expected) return;
-    Fail(scope + key, expected ? "true" : "false", (value ? "true" : "false") + because);
-  }
-
- private:
-  absl::Status status_;
-};
-
-std::string Is(const char* key, int64_t value) {
-  return std::string(" (") + key + " is " + std::to_string(value) + ")";
-}
 
 // Explains a bound that is the number of experts which a row can select.
 std::string ExpertsAre(const RoutedLayerSpec& routing) {
@@ -236,101 +164,6 @@ void CheckRouting(Checker& check, const std::string& scope, const ModelSpec& spe
   check.Factor(scope, "scale", routing.scale);
 }
 
-void CheckRopeScaling(Checker& check, const std::string& scope, const RopeScaling& s) {
-  check.Positive(scope, "magnitude", s.magnitude);
-  switch (s.kind) {
-    case RopeScalingKind::kNone:
-      return;
-    case RopeScalingKind::kLinear:
-      check.Positive(scope, "factor", s.factor);
-      return;
-    case RopeScalingKind::kLlama3:
-      check.Positive(scope, "factor", s.factor);
-      check.Positive(scope, "original_positions", s.original_positions);
-      check.Positive(scope, "low_freq_factor", s.low_freq_factor);
-      check.Positive(scope, "high_freq_factor", s.high_freq_factor);
-      if (check.ok() && s.high_freq_factor <= s.low_freq_factor) {
-        check.Fail(scope + "high_freq_factor", "more than low_freq_factor",
-                   Number(s.high_freq_factor));
-      }
-      return;
-    case RopeScalingKind::kYarn:
-      check.Positive(scope, "factor", s.factor);
-      check.Positive(scope, "original_positions", s.original_positions);
-      check.Positive(scope, "beta_fast", s.beta_fast);
-      check.Positive(scope, "beta_slow", s.beta_slow);
-      return;
-    case RopeScalingKind::kFactors:
-      for (const double factor : s.factors) check.Positive(scope, "factors", factor);
-      return;
-    case RopeScalingKind::kLong:
-      check.Real(scope, "original_positions", s.original_positions, 1.0, kMaxPositions);
-      check.Positive(scope, "long_magnitude", s.long_magnitude);
-      for (const double factor : s.factors) check.Positive(scope, "factors", factor);
-      for (const double factor : s.long_factors) check.Positive(scope, "long_factors", factor);
-      return;
-  }
-}
-
-// Checks the settings of rope that do not depend on a layer. `scope` is the path of the object.
-void CheckRope(Checker& check, const std::string& scope, const PositionSpec& position) {
-  check.Positive(scope, "theta", position.theta);
-  check.Positive(scope, "fraction", position.fraction);
-  check.Real(scope, "fraction", position.fraction, 0.0, 1.0);
-  CheckRopeScaling(check, scope + "scaling.", position.scaling);
-  if (check.ok() && position.scaling.kind == RopeScalingKind::kYarn && position.theta == 1.0) {
-    check.Fail(scope + "theta", "a number other than 1", "1 (scaling.kind is \"yarn\")");
-  }
-}
-
-// Checks that the rotated dimensions fit the heads of a layer. `scope` is the path of the layer's
-// attention object.
-void CheckRopeOfLayer(Checker& check, const ModelSpec& spec, const std::string& scope,
-                      const AttentionSpec& attention) {
-  if (attention.position.has_value()) {
-    const auto allowed = [](PositionKind kind) {
-      return kind == PositionKind::kRope || kind == PositionKind::kNone;
-    };
-    if (check.ok() && !allowed(attention.position->kind)) {
-      check.Fail(scope + "position.kind", "\"rope\" or \"none\"", "another kind");
-    }
-    if (check.ok() && !allowed(spec.position.kind)) {
-      check.Fail(scope + "position", "none, because position.kind is not \"rope\" or \"none\"",
-                 "an object");
-    }
-    if (attention.position->kind == PositionKind::kRope) {
-      CheckRope(check, scope + "position.", *attention.position);
-    }
-  }
-  const PositionSpec& position = PositionOf(spec, attention);
-  if (!check.ok() || position.kind != PositionKind::kRope) return;
-  const std::string path = attention.position.has_value() ? scope + "position." : "position.";
-  const int width = attention.rope_width();
-  const double exact = ExactRopeDimensions(position, width);
-  const int rounded = RopeDimensions(position, width);
-  const std::string because = " (" + scope +
-                              (attention.latent.has_value() ? "latent.rope_dim" : "head_dim") +
-                              " is " + std::to_string(width) + ")";
-  if (std::fabs(exact - rounded) > 1e-3 || rounded % 2 != 0 || rounded < 2) {
-    check.Fail(path + "fraction", "fraction * head_dim to be an even whole number >= 2",
-               Number(exact) + because);
-    return;
-  }
-  const auto check_list = [&](const char* key, const std::vector<double>& factors) {
-    if (!check.ok() || factors.size() == static_cast<size_t>(rounded / 2)) return;
-    check.Fail(path + "scaling." + key, "a list of " + std::to_string(rounded / 2) + " numbers",
-               std::to_string(factors.size()) + because);
-  };
-  const RopeScaling& scaling = position.scaling;
-  const bool is_long = scaling.kind == RopeScalingKind::kLong;
-  if (is_long || scaling.kind == RopeScalingKind::kFactors) check_list("factors", scaling.factors);
-  if (is_long) check_list("long_factors", scaling.long_factors);
-  if (is_long && check.ok() && LongSequencesFrom(spec) != scaling.original_positions) {
-    check.Fail(path + "scaling.original_positions", "the same number in all layers",
-               Number(scaling.original_positions));
-  }
-}
-
 void CheckSoftCap(Checker& check, const std::string& scope, const char* key, double cap) {
   check.Factor(scope, key, cap);
   if (check.ok() && (cap < 0 || std::isnan(cap))) {
@@ -461,26 +294,6 @@ void CheckTokenIds(Checker& check, const ModelSpec& spec) {
   }
 }
 
-void CheckPosition(Checker& check, const ModelSpec& spec) {
-  const bool sinusoidal = spec.position.kind == PositionKind::kSinusoidal;
-  check.Int("position.", "first", spec.position.first, 0, sinusoidal ? kMaxPositions : 0,
-            sinusoidal ? "" : " (position.kind is not \"sinusoidal\")");
-  switch (spec.position.kind) {
-    case PositionKind::kRope:
-      CheckRope(check, "position.", spec.position);
-      break;
-    case PositionKind::kSinusoidal:
-      if (check.ok() && (spec.hidden_size < 4 || spec.hidden_size % 2 != 0)) {
-        check.Fail("hidden_size", "an even number >= 4",
-                   std::to_string(spec.hidden_size) + " (position.kind is \"sinusoidal\")");
-      }
-      break;
-    case PositionKind::kLearned:
-    case PositionKind::kNone:
-      break;
-  }
-}
-
 // Runs after all other checks have passed, because these checks bound the number of tensors.
 void CheckTotals(Checker& check, const ModelSpec& spec) {
   if (!check.ok()) return;
@@ -512,28 +325,6 @@ std::vector<KvLayerShape> CacheShapes(const ModelSpec& spec) {
   return shapes;
 }
 
-const PositionSpec& PositionOf(const ModelSpec& spec, const AttentionSpec& attention) {
-  return attention.position.has_value() ? *attention.position : spec.position;
-}
-
-std::optional<double> LongSequencesFrom(const ModelSpec& spec) {
-  const auto of = [](const PositionSpec& position) -> std::optional<double> {
-    if (position.kind != PositionKind::kRope || position.scaling.kind != RopeScalingKind::kLong) {
-      return std::nullopt;
-    }
-    return position.scaling.original_positions;
-  };
-  for (const LayerSpec& layer : spec.layers) {
-    if (const auto found = of(PositionOf(spec, layer.attention))) return found;
-  }
-  return std::nullopt;
-}
-
-int RopeDimensions(const PositionSpec& position, int head_dim) {
-  if (position.kind != PositionKind::kRope) return 0;
-  return static_cast<int>(std::lround(ExactRopeDimensions(position, head_dim)));
-}
-
 absl::Status Validate(const ModelSpec& spec) {
   Checker check;
   check.Int("", "vocab_size", spec.vocab_size, 1, kMaxVocabulary);
@@ -544,6 +335,7 @@ absl::Status Validate(const ModelSpec& spec) {
   check.Real("norm.", "eps", spec.norm.eps, 0.0, 1.0);
   check.Real("norm.", "final_eps", spec.norm.final_eps.value_or(0.0f), 0.0, 1.0);
   CheckPosition(check, spec);
+  CheckRelativeBias(check, spec);
   if (spec.tie_word_embeddings) {
     check.Set("", "head_bias", spec.head_bias, false, " (tie_word_embeddings is true)");
   }
@@ -559,6 +351,7 @@ absl::Status Validate(const ModelSpec& spec) {
     const LayerSpec& layer = spec.layers[i];
     const std::string index = std::to_string(i) + "].";
     CheckAttention(check, spec, "attention[" + index, layer.attention);
+    CheckBiasOfLayer(check, spec, "attention[" + index, layer.attention);
     CheckFeedForward(check, spec, "feed_forward[" + index, layer.feed_forward);
     if (NormsOutput(spec.norm.placement)) {
       const std::string because = " (norm.placement normalizes the output)";

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/base/activation.h"
+#include "kernels/base/relative_bias.h"
 #include "kernels/base/rope.h"
 #include "kernels/base/routing_kinds.h"
 #include "kernels/kv_cache_storage.h"
@@ -21,7 +22,7 @@ enum class NormKind : uint8_t { kRms, kLayer };  // kLayer has a bias
 // Where a layer's norms are; f is attention or feed-forward.
 enum class NormPlacement : uint8_t {
   kPre,     // x + f(norm(x))
-  kPost,    // norm(x + f(x)); there is no final norm
+  kPost,    // norm(x + f(x))
   kOutput,  // x + norm(f(x))
   kBoth     // x + norm_out(f(norm(x)))
 };
@@ -37,6 +38,10 @@ struct NormSpec {
   float eps = 1e-5f;
   std::optional<float> final_eps;  // of the final norm, if it differs
   NormPlacement placement = NormPlacement::kPre;
+  // Whether there is a norm before the LM head; unset: unless the placement is kPost.
+  std::optional<bool> final_norm = std::nullopt;
+
+  bool HasFinal() const { return final_norm.value_or(placement != NormPlacement::kPost); }
 };
 
 enum class PositionKind : uint8_t { kRope, kSinusoidal, kLearned, kNone };
@@ -49,6 +54,7 @@ struct PositionSpec {
   double fraction = 1.0;                     // rope only: fraction of head_dim that is rotated
   RopeScaling scaling;                       // rope only
   int first = 0;                             // sinusoidal only: position of a text's first token
+  double xpos_base = 0.0;                    // rope only: RopeSettings::xpos_base; 0: no XPOS
 };
 
 // Stage "split": splits tokens into sub-tokens as in MH-MoE ("Multi-Head Mixture-of-Experts", eq.
@@ -238,6 +244,9 @@ struct ModelSpec {
   std::vector<int32_t> eos_token_ids;
   NormSpec norm;
   PositionSpec position;
+  // If set, a table [buckets, num_heads] that all layers share has biases of the scaled scores. All
+  // layers then have dense attention with the same number of heads, without latents and soft caps.
+  std::optional<RelativeBias> relative_bias;
   double embedding_scale = 1.0;
   bool embedding_norm = false;  // a norm of the sum of token and position embeddings
   double residual_scale = 1.0;
@@ -266,6 +275,9 @@ std::vector<KvLayerShape> CacheShapes(const ModelSpec& spec);
 // a sequence with more tokens is. nullopt if no layer has such a scaling. All layers of a valid
 // spec have the same number.
 std::optional<double> LongSequencesFrom(const ModelSpec& spec);
+
+// Returns whether a layer has rotary positions with XPOS.
+bool HasXpos(const ModelSpec& spec);
 
 // Returns how many dimensions of a head are rotated by rope; in a valid spec, an even number.
 int RopeDimensions(const PositionSpec& position, int head_dim);

@@ -13,7 +13,12 @@ inline constexpr int kMaxExpertDepth = 1'024;           // sub-layers of an expe
 inline constexpr int kMaxProjectionDepth = 16;          // linear layers of a split projection
 inline constexpr int kMaxVocabulary = 1 << 24;
 inline constexpr int kMaxPositions = 1 << 24;
+inline constexpr int kMaxBuckets = 1 << 16;                      // of relative positions
+inline constexpr int64_t kMaxRelativeBiases = int64_t{1} << 26;  // heads * distances with buckets
 inline constexpr int kMaxWidth = 1 << 20;  // width of a row: hidden, inner, heads * head_dim
+// log2 of the largest factor of a key with XPOS; that of a query is at least the inverse. Products
+// with such factors neither overflow f32 and bf16 nor lose small queries to underflow.
+inline constexpr double kMaxXposBits = 64.0;
 inline constexpr int64_t kMaxParameters = int64_t{1} << 50;
 
 }  // namespace moeserve

@@ -36,7 +36,15 @@ class TensorList {
           "position.kind is \"learned\"");
     }
     if (spec_.embedding_norm) AddNorm("embed_norm", hidden_, "embedding_norm is true");
-    if (spec_.norm.placement != NormPlacement::kPost) AddNorm("norm", hidden_);
+    if (spec_.relative_bias.has_value()) {
+      Add("relative_bias.weight",
+          {{spec_.relative_bias->buckets, "relative_bias.buckets"},
+           {spec_.layers.front().attention.num_heads, "attention[0].num_heads"}},
+          "relative_bias is set");
+    }
+    if (spec_.norm.HasFinal()) {
+      AddNorm("norm", hidden_, spec_.norm.final_norm.has_value() ? "norm.final is true" : "");
+    }
     if (!spec_.tie_word_embeddings) {
       Add("head.weight", {vocabulary, hidden_}, "tie_word_embeddings is false");
     }
@@ -312,7 +320,8 @@ std::vector<TensorRequirement> RequiredTensors(const ModelSpec& spec) {
 Quantization QuantizationOf(std::string_view name, const std::vector<int64_t>& shape,
                             Quantization type) {
   if (type == Quantization::kNone || shape.size() != 2) return Quantization::kNone;
-  if (name.starts_with("embed") || name.find(".router.") != std::string_view::npos ||
+  if (name.starts_with("embed") || name.starts_with("relative_bias") ||
+      name.find(".router.") != std::string_view::npos ||
       name.find(".shared_gate.") != std::string_view::npos) {
     return Quantization::kNone;
   }

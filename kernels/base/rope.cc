@@ -78,8 +78,20 @@ std::vector<double> RopeFrequencies(const RopeSettings& settings, bool long_sequ
   return frequencies;
 }
 
+std::vector<double> XposRates(const RopeSettings& settings) {
+  std::vector<double> rates;
+  if (settings.xpos_base == 0.0) return rates;
+  const int n = settings.dimensions;
+  for (int i = 0; i < n / 2; ++i) {
+    const double rate = std::log((2.0 * i + 0.4 * n) / (1.4 * n)) / settings.xpos_base;
+    rates.push_back(settings.keys ? -rate : rate);
+  }
+  return rates;
+}
+
 bool SameAngles(const RopeSettings& a, const RopeSettings& b) {
   if (a.dimensions != b.dimensions || a.theta != b.theta) return false;
+  if (a.xpos_base != b.xpos_base || (a.xpos_base != 0.0 && a.keys != b.keys)) return false;
   if (a.scaling == b.scaling) return true;
   return a.scaling != nullptr && b.scaling != nullptr && *a.scaling == *b.scaling;
 }

@@ -64,6 +64,11 @@ struct RopeSettings {
   bool interleaved = false;
   std::shared_ptr<const RopeScaling> scaling = nullptr;  // null: no scaling
   int first = 0;                                         // the first of the rotated dimensions
+  // Above 0: XPOS ("A Length-Extrapolatable Transformer", section 3.2). With n = `dimensions`, the
+  // pair i of a query at position p is multiplied by zeta_i^(p / xpos_base), that of a key by
+  // zeta_i^(-p / xpos_base), where zeta_i = (2 i + 0.4 n) / (1.4 n).
+  double xpos_base = 0.0;
+  bool keys = false;  // XPOS only: the rows are keys, not queries
 
   double magnitude() const { return scaling == nullptr ? 1.0 : scaling->magnitude; }
   // Whether long sequences are rotated in another way.
@@ -75,8 +80,15 @@ struct RopeSettings {
 // kinds of scaling have the same frequencies for all sequences.
 std::vector<double> RopeFrequencies(const RopeSettings& settings, bool long_sequence = false);
 
-// Returns whether two layers have the same frequencies and magnitude, so that they can share tables
-// of cosines and sines.
+// The smallest zeta_i of XPOS, that of the first pair, whatever the number of dimensions.
+inline constexpr double kXposSmallest = 0.4 / 1.4;
+
+// Returns the rates [dimensions / 2] of XPOS: a pair at position p is multiplied by e^(p * rate).
+// Rates of queries are negative, and those of keys are their negatives. Empty without XPOS.
+std::vector<double> XposRates(const RopeSettings& settings);
+
+// Returns whether two layers have the same frequencies, magnitude and rates, so that they can share
+// tables of cosines and sines.
 bool SameAngles(const RopeSettings& a, const RopeSettings& b);
 
 }  // namespace moeserve

@@ -39,6 +39,9 @@ class CpuBackend::AttentionCall {
         padded_(PaddedHeadDim(shape_.value_dim())),
         heads_per_kv_head_(args.heads / shape_.num_kv_heads) {
     MOESERVE_CHECK(args.query.cols == int64_t{args.heads} * shape_.head_dim, "query heads");
+    MOESERVE_CHECK(args.bias == nullptr ||
+                       (args.bias_distances > 0 && args.soft_cap == 0.0f && shape_.latent_dim == 0),
+                   "biases of distances");
   }
 
   int FirstVisible(int token) const {
@@ -106,7 +109,8 @@ class CpuBackend::AttentionCall {
     char* output[kMaxAttentionRows];
     int32_t begin[kMaxAttentionRows];
     int32_t end[kMaxAttentionRows];
-    float sink[kMaxAttentionRows];  // only with sinks
+    float sink[kMaxAttentionRows];         // only with sinks
+    const float* bias[kMaxAttentionRows];  // only with biases
     const int32_t* block_table;
     int kv_head;
     int count;
@@ -131,6 +135,7 @@ class CpuBackend::AttentionCall {
       tile.begin[i] = FirstVisible(row.token);
       tile.end[i] = step_.position[row.token] + 1;
       if (args_.sinks != nullptr) tile.sink[i] = args_.sinks[head];
+      if (args_.bias != nullptr) tile.bias[i] = args_.bias + head * args_.bias_distances;
     }
     return tile;
   }
@@ -173,6 +178,8 @@ class CpuBackend::AttentionCall {
          .block = block,
          .scale = args_.scale,
          .soft_cap = args_.soft_cap,
+         .bias = args_.bias == nullptr ? nullptr : tile.bias + seeing.begin,
+         .bias_distances = args_.bias_distances,
          .scratch = scratch,
          .largest = Largest(part),
          .total = Total(part),

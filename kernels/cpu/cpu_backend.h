@@ -132,6 +132,7 @@ class CpuBackend : public Backend {
     uint64_t step = 0;                     // number of the step for which `angles` were computed
     std::vector<double> frequencies;       // [dimensions / 2]
     std::vector<double> long_frequencies;  // of long sequences; empty if they have the same
+    std::vector<double> xpos_rates;        // XposRates()
     std::vector<float> angles;             // [tokens][cosines, sines]
   };
   // The largest number of rows of a linear task. A task reads a block of weights from memory once

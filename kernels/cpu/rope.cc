@@ -18,6 +18,7 @@ const float* CpuBackend::RopeAngles(const RopeSettings& settings) {
     table->settings = settings;
     table->frequencies = RopeFrequencies(settings);
     if (settings.has_long()) table->long_frequencies = RopeFrequencies(settings, true);
+    table->xpos_rates = XposRates(settings);
   }
   if (table->step == step_number_) return table->angles.data();
   table->step = step_number_;
@@ -33,8 +34,12 @@ const float* CpuBackend::RopeAngles(const RopeSettings& settings) {
       float* cosine = table->angles.data() + t * 2 * pairs;
       for (int i = 0; i < pairs; ++i) {
         const double angle = step_.position[t] * frequencies[i];
-        cosine[i] = static_cast<float>(std::cos(angle) * magnitude);
-        cosine[pairs + i] = static_cast<float>(std::sin(angle) * magnitude);
+        double factor = magnitude;
+        if (!table->xpos_rates.empty()) {
+          factor *= std::exp(step_.position[t] * table->xpos_rates[i]);
+        }
+        cosine[i] = static_cast<float>(std::cos(angle) * factor);
+        cosine[pairs + i] = static_cast<float>(std::sin(angle) * factor);
       }
     }
   });

@@ -394,22 +394,25 @@ void CudaBackend::AppendKv(const AppendKvArgs& args) {
 void CudaBackend::NormRopeAppend(const NormRopeAppendArgs& args) {
   if (args.norm_last) return Backend::NormRopeAppend(args);  // the fused kernel normalises first
   const QkvColumns columns = args.columns();
-  LaunchNormRopeAppend({.cache = static_cast<StreamKvCache&>(*args.cache).layer(args.layer),
-                        .step = View(),
-                        .query = static_cast<float*>(columns.query.data),
-                        .keys = static_cast<const float*>(columns.keys.data),
-                        .values = static_cast<const float*>(columns.values.data),
-                        .query_stride = args.rows.stride,
-                        .key_stride = args.rows.stride,
-                        .value_stride = args.rows.stride,
-                        .heads = args.heads,
-                        .query_norm = VectorNormOf(args.query_norm),
-                        .key_norm = VectorNormOf(args.key_norm),
-                        .norm_heads = args.norm_heads,
-                        .dimensions = args.rope.dimensions,
-                        .interleaved = args.rope.interleaved,
-                        .angles = args.rope.dimensions == 0 ? nullptr : RopeAngles(args.rope)},
-                       stream_.get());
+  const bool xpos = args.rope.dimensions > 0 && args.rope.xpos_base > 0.0;
+  LaunchNormRopeAppend(
+      {.cache = static_cast<StreamKvCache&>(*args.cache).layer(args.layer),
+       .step = View(),
+       .query = static_cast<float*>(columns.query.data),
+       .keys = static_cast<const float*>(columns.keys.data),
+       .values = static_cast<const float*>(columns.values.data),
+       .query_stride = args.rows.stride,
+       .key_stride = args.rows.stride,
+       .value_stride = args.rows.stride,
+       .heads = args.heads,
+       .query_norm = VectorNormOf(args.query_norm),
+       .key_norm = VectorNormOf(args.key_norm),
+       .norm_heads = args.norm_heads,
+       .dimensions = args.rope.dimensions,
+       .interleaved = args.rope.interleaved,
+       .angles = args.rope.dimensions == 0 ? nullptr : RopeAngles(args.query_rope()),
+       .key_angles = xpos ? RopeAngles(args.key_rope()) : nullptr},
+      stream_.get());
 }
 
 const AttentionWork& CudaBackend::WorkFor(int window, int split_tokens, int64_t row_floats) {
@@ -448,6 +451,8 @@ void CudaBackend::Attention(const AttentionArgs& args) {
   launch.scale = args.scale;
   launch.soft_cap = args.soft_cap;
   launch.sinks = args.sinks;
+  launch.bias = args.bias;
+  launch.bias_distances = args.bias_distances;
   launch.window = args.window;
   launch.tiled_from = tiled_from_;
   if (args.plan != nullptr) {

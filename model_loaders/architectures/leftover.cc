@@ -188,9 +188,10 @@ std::string FeedForwardReason(std::string_view rest, const std::string& key,
 std::string WhyLeftOver(std::string_view name, const ModelSpec& spec) {
   if (name == "head.weight") return "tie_word_embeddings is true";
   if (name == "embed_position.weight") return "position.kind is not \"learned\"";
+  if (name == "relative_bias.weight") return "there is no relative_bias";
   if (name == "norm.weight" || name == "norm.bias") {
-    return spec.norm.placement == NormPlacement::kPost ? "norm.placement is \"post\""
-                                                       : NormKindReason(spec);
+    if (spec.norm.HasFinal()) return NormKindReason(spec);
+    return spec.norm.final_norm.has_value() ? "norm.final is false" : "norm.placement is \"post\"";
   }
   if (!Take(name, "blocks.")) return std::string(kUnknownTensor);
   const std::optional<int> layer = TakeIndex(name);

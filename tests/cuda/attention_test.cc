@@ -68,6 +68,29 @@ struct Setting {
   std::vector<int> lengths = {1};
   float soft_cap = 0.0f;
   bool sinks = false;
+  int bias_distances = 0;  // 0: no biases
+
+  // Returns the biases [heads * bias_distances] by distance; neighbours differ, and the last one,
+  // which all larger distances have, differs from 0.
+  std::vector<float> Biases() const {
+    std::vector<float> biases;
+    for (int i = 0; i < heads * bias_distances; ++i) {
+      biases.push_back(0.5f * static_cast<float>(i * 7 % 11) - 3.0f);
+    }
+    return biases;
+  }
+  // Returns the biases of a head for the keys [first, last] of a query at position `last`; empty if
+  // there are none.
+  std::vector<double> BiasesOf(int head, int first, int last) const {
+    std::vector<double> biases;
+    if (bias_distances == 0) return biases;
+    const std::vector<float> all = Biases();
+    for (int p = first; p <= last; ++p) {
+      biases.push_back(
+          all[static_cast<size_t>(head * bias_distances + std::min(last - p, bias_distances - 1))]);
+    }
+    return biases;
+  }
 
   // Returns the sink of a head, if there are sinks: below, among and above usual scores.
   std::optional<double> Sink(int head) const {
@@ -79,7 +102,7 @@ struct Setting {
            std::to_string(kv_heads) + (tile_order ? " tile" : " interleave") + ", cache " +
            std::string(Name(cache)) + ", output " + std::string(Name(output)) + ", window " +
            std::to_string(window) + ", soft cap " + std::to_string(soft_cap) +
-           (sinks ? ", sinks" : "");
+           (sinks ? ", sinks" : "") + ", biases " + std::to_string(bias_distances);
   }
 };
 
@@ -205,6 +228,11 @@ class Scene {
     for (int h = 0; h < s_.heads; ++h) sinks.push_back(static_cast<float>(s_.Sink(h).value_or(0)));
     OnDevice<float> d_sinks(sinks);
     if (s_.sinks) a.sinks = d_sinks.data();
+    const OnDevice<float> d_biases(s_.Biases());
+    if (s_.bias_distances > 0) {
+      a.bias = d_biases.data();
+      a.bias_distances = s_.bias_distances;
+    }
     a.window = s_.window;
     a.tiled_from = options.tiled_from;
     a.work = LayOutAttentionWork(work_memory.data(), count, options.slots);
@@ -256,9 +284,10 @@ class Scene {
       const auto from = q.values.begin() + h * s_.head_dim;
       ASSERT_TRUE(testing::RowNear(
           {actual.begin() + h * s_.head_dim, actual.begin() + (h + 1) * s_.head_dim},
-          testing::OracleAttention(
-              {from, from + s_.head_dim}, {k.begin() + first, k.begin() + q.position + 1},
-              {v.begin() + first, v.begin() + q.position + 1}, scale(), s_.soft_cap, s_.Sink(h)),
+          testing::OracleAttention({from, from + s_.head_dim},
+                                   {k.begin() + first, k.begin() + q.position + 1},
+                                   {v.begin() + first, v.begin() + q.position + 1}, scale(),
+                                   s_.soft_cap, s_.Sink(h), s_.BiasesOf(h, first, q.position)),
           tolerance))
           << s_.Describe() << ", position " << q.position << ", head " << h;
     }
@@ -438,6 +467,45 @@ TEST(CudaAttentionTest, ChunksMatchDoubleArithmeticAndSingleTokens) {
           ASSERT_EQ(tiled[t], scene.Run({tokens[t]}, {.tiled_from = 1})[0]);
           ASSERT_EQ(tiled[t], scene.Run({tokens[t]}, {.tiled_from = 0})[0]);
         }
+      }
+    }
+  }
+}
+
+// Biases of distances: one for all distances, those of some positions, and of more than a text has.
+TEST(CudaAttentionTest, BiasesOfDistancesMatchDoubleArithmetic) {
+  uint64_t seed = 300;
+  for (const auto type : kTypes) {
+    for (int head_dim : {16, 80, 128, 256}) {
+      for (int distances : {1, 37, 270, 900}) {
+        if (type.cache != type.output && (head_dim != 80 || distances != 37)) continue;
+        if (head_dim > 100 && distances != 270) continue;
+        const Setting setting{.head_dim = head_dim,
+                              .kv_heads = 2,
+                              .heads = head_dim > 100 ? 4 : 10,
+                              .tile_order = head_dim == 80,
+                              .cache = type.cache,
+                              .output = type.output,
+                              .window = distances == 270 ? 300 : 0,
+                              .lengths = {40, 18, 300, 517},
+                              .soft_cap = 0.0f,
+                              .sinks = head_dim == 16,
+                              .bias_distances = distances};
+        Scene scene(setting, seed++);
+        std::vector<std::vector<Query>> tokens;
+        tokens.push_back({scene.RandomQuery(0, 30)});
+        tokens.push_back({scene.RandomQuery(2, 280)});
+        for (int p = 0; p < 18; p += 3) tokens.push_back({scene.RandomQuery(1, p)});
+        for (int p = 512; p < 517; ++p) tokens.push_back({scene.RandomQuery(3, p)});
+        tokens.push_back({scene.RandomQuery(-1, 0)});
+        const int count = static_cast<int>(tokens.size());
+        const auto tiled = scene.Run(tokens, {.tiled_from = 2});
+        for (int t = 0; t < count; ++t) {
+          ASSERT_NO_FATAL_FAILURE(scene.ExpectNear(tokens[t][0], tiled[t]));
+        }
+        ASSERT_EQ(tiled, scene.Run(tokens, {.tiled_from = 0})) << setting.Describe();
+        ASSERT_EQ(tiled, scene.Run(tokens, {.tiled_from = count})) << setting.Describe();
+        ASSERT_EQ(tiled[3], scene.Run({tokens[3]}, {.tiled_from = 1})[0]);
       }
     }
   }

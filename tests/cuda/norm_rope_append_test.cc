@@ -33,13 +33,15 @@ struct Setting {
   bool norm_heads = true;
   bool layer_norm = false;
   int gap = 0;  // unused elements between rows
+  double xpos_base = 0.0;
 
   std::string Describe() const {
     return "heads " + std::to_string(heads) + "/" + std::to_string(kv_heads) + ", head_dim " +
            std::to_string(head_dim) + ", turned " + std::to_string(dimensions) +
            (interleaved ? " interleaved" : "") + (query_norm ? ", query norm" : "") +
            (key_norm ? ", key norm" : "") + (norm_heads ? "" : " of all heads") +
-           (layer_norm ? ", layer" : "") + ", gap " + std::to_string(gap);
+           (layer_norm ? ", layer" : "") + ", gap " + std::to_string(gap) +
+           (xpos_base > 0.0 ? ", xpos" : "");
   }
 };
 
@@ -69,9 +71,18 @@ class Comparison {
       for (int64_t i = t * stride_; i < (t + 1) * stride_; ++i) rows_[i] = NAN;
     }
     if (s.dimensions > 0) {
-      const RopeSettings rope{.head_dim = s.head_dim, .dimensions = s.dimensions, .theta = 5e5};
+      RopeSettings rope{.head_dim = s.head_dim,
+                        .dimensions = s.dimensions,
+                        .theta = 5e5,
+                        .xpos_base = s.xpos_base};
       EXPECT_TRUE(rope_.Reserve(rope, kTokens, nullptr).ok());
-      angles_ = rope_.Angles(rope, step_, nullptr);
+      key_angles_ = angles_ = rope_.Angles(rope, step_, nullptr);
+      if (s.xpos_base > 0.0) {
+        rope.keys = true;
+        EXPECT_TRUE(rope_.Reserve(rope, kTokens, nullptr).ok());
+        key_angles_ = rope_.Angles(rope, step_, nullptr);
+        EXPECT_NE(key_angles_, angles_);
+      }
     }
   }
 
@@ -149,6 +160,7 @@ class Comparison {
     a.dimensions = s_.dimensions;
     a.interleaved = s_.interleaved;
     a.angles = angles_;
+    if (s_.xpos_base > 0.0) a.key_angles = key_angles_;
     LaunchNormRopeAppend(a, nullptr);
     return {rows.Read(), memory.Read()};
   }
@@ -177,16 +189,20 @@ class Comparison {
       norm(query_scales_.data(), query_shifts_.data(), 0, s_.heads);
     }
     if (s_.key_norm) norm(key_scales_.data(), key_shifts_.data(), query_width_, s_.kv_heads);
-    LaunchRope({.head_dim = s_.head_dim,
-                .dimensions = s_.dimensions,
-                .interleaved = s_.interleaved,
-                .angles = angles_,
-                .step = step_,
-                .rows = rows.data(),
-                .num_rows = kTokens,
-                .heads = s_.heads + s_.kv_heads,
-                .stride = stride_},
-               nullptr);
+    const auto rotate = [&](const float2* angles, int64_t begin, int heads) {
+      LaunchRope({.head_dim = s_.head_dim,
+                  .dimensions = s_.dimensions,
+                  .interleaved = s_.interleaved,
+                  .angles = angles,
+                  .step = step_,
+                  .rows = rows.data() + begin,
+                  .num_rows = kTokens,
+                  .heads = heads,
+                  .stride = stride_},
+                 nullptr);
+    };
+    if (s_.heads > 0) rotate(angles_, 0, s_.heads);
+    rotate(key_angles_, query_width_, s_.kv_heads);
     LaunchNormRopeAppend(Append(NewCache(memory), rows.data()), nullptr);
     return {rows.Read(), memory.Read()};
   }
@@ -202,6 +218,7 @@ class Comparison {
   StepView step_;
   RopeTables rope_;
   const float2* angles_ = nullptr;
+  const float2* key_angles_ = nullptr;
 };
 
 TEST(CudaNormRopeAppendTest, HasTheBitsOfItsParts) {
@@ -213,6 +230,22 @@ TEST(CudaNormRopeAppendTest, HasTheBitsOfItsParts) {
       // Attention experts: keys and values only.
       {.heads = 0, .kv_heads = 3, .head_dim = 128, .dimensions = 128},
       {.heads = 0, .kv_heads = 1, .head_dim = 256, .dimensions = 64, .interleaved = true},
+      // Keys with angles of their own.
+      {.heads = 3,
+       .kv_heads = 1,
+       .head_dim = 12,
+       .dimensions = 8,
+       .interleaved = true,
+       .xpos_base = 16.0},
+      {.heads = 0, .kv_heads = 2, .head_dim = 64, .dimensions = 64, .xpos_base = 16.0},
+      {.heads = 4,
+       .kv_heads = 2,
+       .head_dim = 32,
+       .dimensions = 32,
+       .query_norm = true,
+       .key_norm = true,
+       .norm_heads = false,
+       .xpos_base = 16.0},
       // Norms per head.
       {.heads = 4,
        .kv_heads = 2,

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <thread>
 
+#include "engine/engine_options.h"
 #include "engine/sample/sampler.h"
 #include "model_loaders/loader.h"
 #include "tests/support/devices.h"
@@ -412,6 +413,25 @@ TEST_F(EngineTest, RefusesWhatCannotRun) {
   r.sampling.stop = {"x"};  // this model has no tokenizer, so stop strings are refused
   EXPECT_EQ(code(r), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(code(Prompt("a", std::vector<TokenId>(90, 1), 10)), absl::StatusCode::kOk);
+}
+
+// One scale for all elements of a key would lose those that XPOS makes small.
+TEST(EngineOptionsTest, XposNeedsACacheOfFloats) {
+  ModelSpec spec;
+  spec.max_position_embeddings = 64;
+  spec.layers.resize(1);
+  EngineOptions options;
+  options.kv_cache_type = KvCacheType::kInt8;
+  EXPECT_TRUE(Resolved(options, spec, 16, 0).ok());
+  spec.position.xpos_base = 512.0;
+  const absl::Status refused = Resolved(options, spec, 16, 0).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(refused.message().find("kv-cache-dtype: expected f32 or bf16, found int8"),
+            std::string::npos);
+  for (const KvCacheType type : {KvCacheType::kF32, KvCacheType::kBF16}) {
+    options.kv_cache_type = type;
+    EXPECT_TRUE(Resolved(options, spec, 16, 0).ok()) << Name(type);
+  }
 }
 
 TEST_F(EngineTest, ABoundedQueueRefusesAndCancelFreesEverything) {

@@ -170,7 +170,11 @@ TEST_P(AttentionTest, RopeTurnsPairs) {
                                  {12, 8, 10000.0, true, scaling(4.0, 1.5)},
                                  {12, 8, 10000.0, false, scaling(4.0, 1.0)},
                                  {12, 8, 10000.0, false, nullptr, 4},
-                                 {12, 6, 10000.0, true, nullptr, 5}};
+                                 {12, 6, 10000.0, true, nullptr, 5},
+                                 {12, 8, 10000.0, true, nullptr, 0, 30000.0, false},
+                                 {12, 8, 10000.0, true, nullptr, 0, 30000.0, true},
+                                 {12, 6, 10000.0, false, scaling(4.0, 1.5), 4, 20000.0, true},
+                                 {12, 8, 10000.0, true}};
   const int heads = 3;
   for (const std::vector<int32_t>& position : steps) {
     Begin({.position = position});
@@ -188,7 +192,11 @@ TEST_P(AttentionTest, RopeTurnsPairs) {
           for (int i = 0; i < s.dimensions / 2; ++i) {
             const double factor = s.scaling == nullptr ? 1.0 : s.scaling->factor;
             const double angle = position[t] * std::pow(s.theta, -2.0 * i / s.dimensions) / factor;
-            const double magnitude = s.magnitude();
+            double magnitude = s.magnitude();
+            if (s.xpos_base > 0.0) {
+              const double zeta = (2.0 * i / s.dimensions + 0.4) / 1.4;
+              magnitude *= std::pow(zeta, (s.keys ? -1 : 1) * position[t] / s.xpos_base);
+            }
             const int a = s.first + (s.interleaved ? 2 * i : i);
             const int b = s.first + (s.interleaved ? 2 * i + 1 : i + s.dimensions / 2);
             const double cosine = std::cos(angle) * magnitude, sine = std::sin(angle) * magnitude;
@@ -246,6 +254,7 @@ struct QkvShape {
   int turned;
   bool interleaved;
   enum { kNone, kHeads, kRow } norm;
+  double xpos_base = 0.0;
 };
 
 // The fused operation must have the same bits as the operations that it replaces, both in the
@@ -253,9 +262,11 @@ struct QkvShape {
 TEST_P(AttentionTest, NormRopeAppendIsItsParts) {
   Random random(8);
   const QkvShape shapes[] = {
-      {6, 2, 16, 16, false, QkvShape::kNone},  {6, 2, 12, 8, true, QkvShape::kHeads},
-      {8, 2, 128, 128, false, QkvShape::kRow}, {4, 4, 80, 0, false, QkvShape::kHeads},
-      {0, 3, 64, 32, true, QkvShape::kNone},   {4, 1, 128, 128, false, QkvShape::kHeads}};
+      {6, 2, 16, 16, false, QkvShape::kNone},     {6, 2, 12, 8, true, QkvShape::kHeads},
+      {8, 2, 128, 128, false, QkvShape::kRow},    {4, 4, 80, 0, false, QkvShape::kHeads},
+      {0, 3, 64, 32, true, QkvShape::kNone},      {4, 1, 128, 128, false, QkvShape::kHeads},
+      {6, 2, 16, 16, true, QkvShape::kNone, 8.0}, {6, 2, 12, 8, true, QkvShape::kHeads, 8.0},
+      {0, 3, 64, 32, true, QkvShape::kNone, 8.0}, {8, 2, 32, 32, false, QkvShape::kRow, 8.0}};
   for (const QkvShape& s : shapes) {
     for (KvCacheType type : {KvCacheType::kF32, KvCacheType::kBF16, KvCacheType::kInt8}) {
       const std::vector<KvLayerShape> layers = {{1, 8}, {s.kv_heads, s.head_dim}};
@@ -284,7 +295,10 @@ TEST_P(AttentionTest, NormRopeAppendIsItsParts) {
       const std::vector<float> x = random.Normals(tokens * width, 2.0);
       const DeviceRows a = MakeRows(*backend_, tokens, width, width + 3, DType::kF32, &x);
       const DeviceRows b = MakeRows(*backend_, tokens, width, width + 3, DType::kF32, &x);
-      const RopeSettings rope{s.head_dim, s.turned, 10000.0, s.interleaved};
+      const RopeSettings rope{s.head_dim, s.turned, 10000.0,    s.interleaved,
+                              nullptr,    0,        s.xpos_base};
+      RopeSettings of_keys = rope;
+      of_keys.keys = true;
       backend_->NormRopeAppend({.cache = one->get(),
                                 .layer = 1,
                                 .rows = a.view,
@@ -307,7 +321,8 @@ TEST_P(AttentionTest, NormRopeAppendIsItsParts) {
                         .input = keys,
                         .output = keys});
       }
-      backend_->Rope({.settings = rope, .rows = b.view.Columns(0, q_width + kv_width)});
+      if (s.heads > 0) backend_->Rope({.settings = rope, .rows = query});
+      backend_->Rope({.settings = of_keys, .rows = keys});
       backend_->AppendKv({.cache = many->get(), .layer = 1, .keys = keys, .values = values});
 
       if (s.heads > 0) {

@@ -30,8 +30,30 @@ struct Shape {
   KvCacheType type = KvCacheType::kF32;
   float soft_cap = 0.0f;
   bool sinks = false;
-  int latent_dim = 0;  // KvLayerShape::latent_dim
+  int latent_dim = 0;      // KvLayerShape::latent_dim
+  int bias_distances = 0;  // AttentionArgs::bias_distances; 0: no biases
 
+  // Returns the biases [heads * bias_distances] by distance; neighbours differ, and the last one,
+  // which all larger distances have, differs from 0.
+  std::vector<float> Biases() const {
+    std::vector<float> biases;
+    for (int i = 0; i < heads * bias_distances; ++i) {
+      biases.push_back(0.5f * static_cast<float>(i * 7 % 11) - 3.0f);
+    }
+    return biases;
+  }
+  // Returns the biases of a head for the keys [first, last] of a query at position `last`; empty if
+  // there are none.
+  std::vector<double> BiasesOf(int head, int first, int last) const {
+    std::vector<double> biases;
+    if (bias_distances == 0) return biases;
+    const std::vector<float> all = Biases();
+    for (int p = first; p <= last; ++p) {
+      biases.push_back(
+          all[static_cast<size_t>(head * bias_distances + std::min(last - p, bias_distances - 1))]);
+    }
+    return biases;
+  }
   int value_dim() const { return latent_dim > 0 ? latent_dim : head_dim; }
   // Returns the sink of a head, if there are sinks: below, among and above usual scores.
   std::optional<double> Sink(int head) const {
@@ -121,6 +143,8 @@ class Attended {
     }
     std::unique_ptr<DeviceBuffer> sinks;
     if (shape_.sinks) sinks = std::move(backend_->Upload(sink_values)).value();
+    std::unique_ptr<DeviceBuffer> biases;
+    if (shape_.bias_distances > 0) biases = std::move(backend_->Upload(shape_.Biases())).value();
     backend_->Attention(
         {.cache = cache_.get(),
          .layer = 1,
@@ -130,6 +154,8 @@ class Attended {
          .scale = Scale(),
          .soft_cap = shape_.soft_cap,
          .sinks = sinks == nullptr ? nullptr : static_cast<const float*>(sinks->data()),
+         .bias = biases == nullptr ? nullptr : static_cast<const float*>(biases->data()),
+         .bias_distances = shape_.bias_distances,
          .window = shape_.window,
          .query = q.view,
          .output = out.view});
@@ -228,6 +254,11 @@ TEST_P(AttentionTileTest, MatchesDoubleArithmetic) {
     shapes.push_back({8, 1, 16, HeadOrder::kInterleave, 40, type, 50.0f, true});
     shapes.push_back({9, 1, 40, HeadOrder::kInterleave, 0, type, 0.0f, false, 27});
     shapes.push_back({5, 1, 48, HeadOrder::kInterleave, 300, type, 3.0f, false, 32});
+    // Biases of distances: one for all, those of some positions, and of more than a text has.
+    shapes.push_back({4, 2, 16, HeadOrder::kTile, 0, type, 0.0f, false, 0, 1});
+    shapes.push_back({6, 2, 24, HeadOrder::kInterleave, 0, type, 0.0f, true, 0, 37});
+    shapes.push_back({3, 1, 16, HeadOrder::kInterleave, 300, type, 0.0f, false, 0, 270});
+    shapes.push_back({2, 2, 12, HeadOrder::kInterleave, 0, type, 0.0f, false, 0, 900});
   }
   const std::vector<Query> rows = RaggedStep();
   for (const Shape& shape : shapes) {
@@ -253,11 +284,11 @@ TEST_P(AttentionTileTest, MatchesDoubleArithmetic) {
         }
         const int64_t at = static_cast<int64_t>(r) * width + h * dim;
         const int64_t out_at = (static_cast<int64_t>(r) * shape.heads + h) * shape.value_dim();
-        ASSERT_TRUE(
-            RowNear({out.begin() + out_at, out.begin() + out_at + shape.value_dim()},
-                    OracleAttention({queries.begin() + at, queries.begin() + at + dim}, keys,
-                                    values, attended.Scale(), shape.soft_cap, shape.Sink(h)),
-                    4e-6))
+        ASSERT_TRUE(RowNear({out.begin() + out_at, out.begin() + out_at + shape.value_dim()},
+                            OracleAttention({queries.begin() + at, queries.begin() + at + dim},
+                                            keys, values, attended.Scale(), shape.soft_cap,
+                                            shape.Sink(h), shape.BiasesOf(h, first, last)),
+                            4e-6))
             << Name(shape.type) << ", window " << shape.window << ", dim " << dim << ", row " << r
             << ", head " << h;
       }
@@ -281,6 +312,8 @@ TEST_P(AttentionTileTest, ARowsBitsAreItsOwn) {
     if (trial >= 6) {
       shape.kv_heads = 1;
       shape.latent_dim = shape.head_dim - 1 - random.Below(3);
+    } else if (trial >= 3) {
+      shape.bias_distances = 1 + random.Below(300);
     }
     const Data data = RandomData(random, shape, kLengths);
     const std::vector<Query> rows = RaggedStep();

@@ -122,5 +122,34 @@ TEST(RopeTest, AnglesAreTheSameForEqualSettings) {
   EXPECT_TRUE(SameAngles(a, b));
 }
 
+RopeSettings Xpos(bool keys) {
+  return {.head_dim = 64, .dimensions = 64, .xpos_base = 512.0, .keys = keys};
+}
+
+TEST(RopeTest, XposRatesAreThoseOfThePaper) {
+  EXPECT_TRUE(XposRates({.head_dim = 64, .dimensions = 64}).empty());
+  const std::vector<double> queries = XposRates(Xpos(false)), keys = XposRates(Xpos(true));
+  ASSERT_EQ(queries.size(), 32u);
+  ASSERT_EQ(keys.size(), 32u);
+  for (size_t i = 0; i < queries.size(); ++i) {
+    const double zeta = (2.0 * static_cast<double>(i) / 64 + 0.4) / 1.4;
+    EXPECT_NEAR(std::exp(1000.0 * queries[i]), std::pow(zeta, 1000.0 / 512.0), 1e-12) << i;
+    EXPECT_EQ(keys[i], -queries[i]) << i;
+  }
+  EXPECT_NEAR(std::exp(512.0 * queries[0]), kXposSmallest, 1e-12);
+}
+
+TEST(RopeTest, QueriesAndKeysShareTablesWithoutXposOnly) {
+  EXPECT_FALSE(SameAngles(Xpos(false), Xpos(true)));
+  EXPECT_TRUE(SameAngles(Xpos(true), Xpos(true)));
+  RopeSettings a = Xpos(false), b = Xpos(false);
+  b.xpos_base = 256.0;
+  EXPECT_FALSE(SameAngles(a, b));
+  a.xpos_base = b.xpos_base = 0.0;
+  EXPECT_FALSE(SameAngles(a, Xpos(false)));
+  b.keys = true;
+  EXPECT_TRUE(SameAngles(a, b));
+}
+
 }  // namespace
 }  // namespace moeserve

@@ -199,6 +199,38 @@ TEST(NativeConfig, ReadsRareKeys) {
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->spec.position.first, 2);
   EXPECT_EQ(LongSequencesFrom(config->spec), std::nullopt);
+
+  EXPECT_FALSE(HasXpos(config->spec));
+  json["position"] = {{"kind", "rope"}, {"xpos_base", 512}};
+  config = ParseNativeConfig(json.dump());
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->spec.position.xpos_base, 512.0);
+  EXPECT_TRUE(HasXpos(config->spec));
+
+  EXPECT_FALSE(config->spec.relative_bias.has_value());
+  json["relative_bias"] = {{"buckets", 32}, {"max_distance", 128}};
+  config = ParseNativeConfig(json.dump());
+  ASSERT_TRUE(config.ok()) << config.status();
+  ASSERT_TRUE(config->spec.relative_bias.has_value());
+  EXPECT_EQ(config->spec.relative_bias->used_buckets(), 32);
+  json["relative_bias"]["bidirectional"] = true;
+  config = ParseNativeConfig(json.dump());
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->spec.relative_bias->used_buckets(), 16);
+  EXPECT_EQ(config->spec.relative_bias->max_distance, 128);
+
+  for (const char* placement : {"pre", "post"}) {
+    json["norm"] = {{"kind", "rms"}, {"placement", placement}};
+    config = ParseNativeConfig(json.dump());
+    ASSERT_TRUE(config.ok()) << config.status();
+    EXPECT_EQ(config->spec.norm.HasFinal(), std::string(placement) == "pre");
+    for (const bool has_final : {false, true}) {
+      json["norm"]["final"] = has_final;
+      config = ParseNativeConfig(json.dump());
+      ASSERT_TRUE(config.ok()) << config.status();
+      EXPECT_EQ(config->spec.norm.HasFinal(), has_final);
+    }
+  }
 }
 
 TEST(NativeConfig, TakesThePapersAsSettings) {
@@ -275,6 +307,51 @@ TEST(Validate, GuardsSpecificationsOfOtherLoaders) {
   EXPECT_TRUE(Mentions(broken([](ModelSpec& s) { s.norm.eps = NAN; }), {"norm.eps"}));
   EXPECT_TRUE(
       Mentions(broken([](ModelSpec& s) { s.position.fraction = NAN; }), {"position.fraction"}));
+  // XPOS: the largest factor of a key is 2^64, at the last position.
+  const auto xpos = [&](double base, int positions) {
+    return broken([&](ModelSpec& s) {
+      s.position.xpos_base = base;
+      s.max_position_embeddings = positions;
+    });
+  };
+  for (const double base :
+       {-1.0, static_cast<double>(NAN), static_cast<double>(INFINITY), 1e-300}) {
+    EXPECT_TRUE(Mentions(xpos(base, 64), {"position.xpos_base"})) << base;
+  }
+  // Biases of relative positions need dense attention with equal heads, without caps and latents.
+  const auto biased = [&](auto change) {
+    return broken([&](ModelSpec& s) {
+      s.relative_bias = RelativeBias{.buckets = 32, .max_distance = 128};
+      s.layers[1].attention = s.layers[0].attention;
+      change(s);
+    });
+  };
+  EXPECT_TRUE(biased([](ModelSpec&) {}).ok());
+  EXPECT_TRUE(Mentions(biased([&](ModelSpec& s) { s.layers[1] = spec.layers[1]; }),
+                       {"attention[1].kind: expected \"dense\"", "relative_bias is set"}));
+  EXPECT_TRUE(Mentions(biased([](ModelSpec& s) { s.layers[1].attention.soft_cap = 5; }),
+                       {"attention[1].soft_cap: expected 0, found 5 (relative_bias is set)"}));
+  EXPECT_TRUE(Mentions(biased([](ModelSpec& s) { s.layers[1].attention.num_heads = 2; }),
+                       {"attention[1].num_heads: expected 4, found 2 (relative_bias is set)"}));
+  EXPECT_TRUE(Mentions(biased([](ModelSpec& s) {
+                         AttentionSpec& a = s.layers[0].attention;
+                         a.qk_norm = QkNorm::kNone;
+                         a.num_kv_heads = a.num_heads;
+                         a.head_dim = 6;
+                         a.latent = LatentSpec{.rank = 4, .rope_dim = 2, .value_dim = 4};
+                       }),
+                       {"attention[0].latent: expected none"}));
+  EXPECT_TRUE(Mentions(biased([](ModelSpec& s) { s.relative_bias->max_distance = 16; }),
+                       {"relative_bias.max_distance: expected an integer in [17, ", "found 16"}));
+  EXPECT_TRUE(Mentions(biased([](ModelSpec& s) {
+                         s.relative_bias->max_distance = 1 << 20;
+                         s.max_position_embeddings = 1 << 24;
+                         for (LayerSpec& layer : s.layers) layer.attention.num_heads = 64;
+                       }),
+                       {"attention[0].num_heads: expected an integer in [1, 63], found 64"}));
+  EXPECT_TRUE(xpos(512.0, 18131).ok());
+  EXPECT_TRUE(Mentions(xpos(512.0, 18132),
+                       {"position.xpos_base: expected 0 or a number >= 512.0", "found 512"}));
   EXPECT_TRUE(
       Mentions(broken([](ModelSpec& s) { s.layers[0].feed_forward.routing->widths.resize(3); }),
                {"feed_forward[0].routing.widths", "list of 8", "found 3"}));

@@ -169,6 +169,52 @@ TEST(FairseqSpec, DeepNormIsAScaledResidual) {
   EXPECT_FLOAT_EQ(checkpoint->spec.norm.eps, static_cast<float>(1e-5 / (alpha * alpha)));
 }
 
+// eps of the last norm is that of the options; that of the others follows from DeepNorm's factor.
+TEST(FairseqSpec, DeepNormCanHaveALastNorm) {
+  const auto checkpoint = LoadModel(FairseqGolden("smoe-deepnorm-final"));
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const NormSpec& norm = checkpoint->spec.norm;
+  EXPECT_EQ(norm.placement, NormPlacement::kPost);
+  EXPECT_TRUE(norm.HasFinal());
+  EXPECT_FLOAT_EQ(norm.final_eps.value_or(0.0f), 1e-2f);
+  EXPECT_FLOAT_EQ(norm.eps, 5e-3f);  // alpha = 4^0.25
+  EXPECT_DOUBLE_EQ(checkpoint->spec.residual_scale, 1.0 / std::sqrt(2.0));
+}
+
+TEST(FairseqSpec, TransformerLmIsADenseDecoder) {
+  const auto gpt = LoadModel(FairseqGolden("transformer-lm-gpt"));
+  ASSERT_TRUE(gpt.ok()) << gpt.status();
+  EXPECT_EQ(gpt->spec.norm.placement, NormPlacement::kPre);
+  EXPECT_TRUE(gpt->spec.norm.HasFinal());
+  EXPECT_EQ(gpt->spec.position.kind, PositionKind::kLearned);
+  EXPECT_TRUE(gpt->spec.tie_word_embeddings);
+  EXPECT_FALSE(gpt->spec.layers[1].feed_forward.routed());
+  const auto bare = LoadModel(FairseqGolden("transformer-lm-no-final-norm"));
+  ASSERT_TRUE(bare.ok()) << bare.status();
+  EXPECT_EQ(bare->spec.norm.placement, NormPlacement::kPre);
+  EXPECT_FALSE(bare->spec.norm.HasFinal());
+}
+
+TEST(FairseqSpec, XposIsRotaryPositionsWithABase) {
+  const auto checkpoint = LoadModel(FairseqGolden("xmoe-xpos"));
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const PositionSpec& position = checkpoint->spec.position;
+  EXPECT_EQ(position.kind, PositionKind::kRope);
+  EXPECT_EQ(position.pairing, RopePairing::kInterleaved);
+  EXPECT_EQ(position.fraction, 1.0);
+  EXPECT_EQ(position.xpos_base, 8.0);
+}
+
+TEST(FairseqSpec, BucketsOfPositionsAreThoseOfTwoDirections) {
+  const auto checkpoint = LoadModel(FairseqGolden("dense-relative-bias"));
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_EQ(checkpoint->spec.position.kind, PositionKind::kSinusoidal);
+  ASSERT_TRUE(checkpoint->spec.relative_bias.has_value());
+  EXPECT_EQ(checkpoint->spec.relative_bias->buckets, 14);
+  EXPECT_EQ(checkpoint->spec.relative_bias->max_distance, 20);
+  EXPECT_TRUE(checkpoint->spec.relative_bias->bidirectional);
+}
+
 // What is computed as in the original code needs no sentence.
 TEST(FairseqSpec, DecisionsAreThoseThatConcernTheModel) {
   const auto all =

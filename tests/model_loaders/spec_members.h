@@ -22,8 +22,8 @@ concept Is = std::same_as<std::remove_const_t<T>, Struct>;
 
 template <Is<NormSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c, d] = s;
-  return std::tie(a, b, c, d);
+  auto& [a, b, c, d, e] = s;
+  return std::tie(a, b, c, d, e);
 }
 template <Is<RopeScaling> T>
 auto MembersOf(T& s) {
@@ -32,8 +32,13 @@ auto MembersOf(T& s) {
 }
 template <Is<PositionSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c, d, e, f] = s;
-  return std::tie(a, b, c, d, e, f);
+  auto& [a, b, c, d, e, f, g] = s;
+  return std::tie(a, b, c, d, e, f, g);
+}
+template <Is<RelativeBias> T>
+auto MembersOf(T& s) {
+  auto& [a, b, c] = s;
+  return std::tie(a, b, c);
 }
 template <Is<SplitSpec> T>
 auto MembersOf(T& s) {
@@ -87,8 +92,8 @@ auto MembersOf(T& s) {
 }
 template <Is<ModelSpec> T>
 auto MembersOf(T& s) {
-  auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o] = s;
-  return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o);
+  auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = s;
+  return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p);
 }
 
 template <typename T>
@@ -130,6 +135,7 @@ constexpr const char* StructureName() {
   if constexpr (Is<T, NormSpec>) return "NormSpec";
   if constexpr (Is<T, RopeScaling>) return "RopeScaling";
   if constexpr (Is<T, PositionSpec>) return "PositionSpec";
+  if constexpr (Is<T, RelativeBias>) return "RelativeBias";
   if constexpr (Is<T, SplitSpec>) return "SplitSpec";
   if constexpr (Is<T, ScoreSpec>) return "ScoreSpec";
   if constexpr (Is<T, SelectSpec>) return "SelectSpec";

@@ -88,6 +88,24 @@ TEST(RequiredTensors, DenseModelWithEverything) {
                          }));
 }
 
+TEST(RequiredTensors, TheFinalNormIsASetting) {
+  const auto has = [](const Json& json) {
+    for (const std::string& line : Lines(json)) {
+      if (line.starts_with("norm.weight ")) return true;
+    }
+    return false;
+  };
+  for (const char* placement : {"pre", "post", "output", "both"}) {
+    Json json = Dense();
+    json["norm"] = {{"kind", "rms"}, {"placement", placement}};
+    EXPECT_EQ(has(json), std::string(placement) != "post") << placement;
+    for (const bool has_final : {false, true}) {
+      json["norm"]["final"] = has_final;
+      EXPECT_EQ(has(json), has_final) << placement;
+    }
+  }
+}
+
 TEST(RequiredTensors, PostNormTiedModelHasNeitherFinalNormNorHead) {
   Json json = Dense();
   json["norm"] = {{"kind", "rms"}, {"placement", "post"}};
@@ -249,6 +267,7 @@ TEST(WhyLeftOver, NamesTheSettingThatRulesATensorOut) {
   const std::vector<std::pair<const char*, const char*>> cases = {
       {"head.weight", "tie_word_embeddings is true"},
       {"embed_position.weight", "position.kind is not \"learned\""},
+      {"relative_bias.weight", "there is no relative_bias"},
       {"norm.bias", "norm.kind is \"rms\", which has no bias"},
       {"blocks.2.attention.norm.weight", "num_hidden_layers is 2"},
       {"blocks.0.attention.norm.bias", "norm.kind is \"rms\", which has no bias"},

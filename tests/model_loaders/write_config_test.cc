@@ -31,6 +31,7 @@ std::set<std::string> AllMembers() {
   latent.latent.emplace();
   ModelSpec spec;
   spec.layers.resize(1);
+  spec.relative_bias.emplace();
   std::set<std::string> names;
   const auto add = [&](const std::string& name, auto&) { names.insert(name); };
   for (const AttentionSpec& attention : {routed, latent}) {
@@ -141,6 +142,7 @@ ModelSpec DenseEverything() {
   spec.position.theta = 500000.0;
   spec.position.pairing = RopePairing::kInterleaved;
   spec.position.fraction = 0.25;
+  spec.position.xpos_base = 320.0;
   spec.position.scaling = {.kind = RopeScalingKind::kLlama3,
                            .factor = 8.0,
                            .original_positions = 64.0,
@@ -288,6 +290,12 @@ ModelSpec Learned() {
   return spec;
 }
 
+ModelSpec Biased() {
+  ModelSpec spec = Base();
+  spec.relative_bias = RelativeBias{.buckets = 40, .max_distance = 90, .bidirectional = true};
+  return spec;
+}
+
 std::vector<ModelSpec> MadeUpSpecs() {
   return {Base(),
           DenseEverything(),
@@ -296,7 +304,8 @@ std::vector<ModelSpec> MadeUpSpecs() {
           Factors(RopeScalingKind::kFactors),
           Factors(RopeScalingKind::kLong),
           Listed(),
-          Learned()};
+          Learned(),
+          Biased()};
 }
 
 Result<ModelSpec> ReadBack(const nlohmann::ordered_json& json) {

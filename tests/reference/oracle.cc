@@ -59,13 +59,14 @@ double OracleGated(const Activation& a, double gate, double up) {
 
 std::vector<double> OracleAttention(const std::vector<double>& q, const Matrix& keys,
                                     const Matrix& values, double scale, double soft_cap,
-                                    std::optional<double> sink) {
+                                    std::optional<double> sink, const std::vector<double>& bias) {
   std::vector<double> score;
   double highest = sink.value_or(-INFINITY);
   for (const std::vector<double>& k : keys) {
     double s = 0.0;
     for (size_t d = 0; d < q.size(); ++d) s += q[d] * k[d];
     s *= scale;
+    if (!bias.empty()) s += bias[score.size()];
     score.push_back(soft_cap > 0 ? soft_cap * std::tanh(s / soft_cap) : s);
     highest = std::max(highest, score.back());
   }

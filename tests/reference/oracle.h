@@ -25,9 +25,10 @@ double OracleGated(const Activation& activation, double gate, double up);
 
 // Returns the sum of the values weighted by softmax(scale * q.k) over all keys. keys and values:
 // [positions][dim]. With soft_cap > 0, each score s becomes soft_cap * tanh(s / soft_cap). `sink`
-// is one more score of the softmax.
+// is one more score of the softmax. `bias` [positions] is added to the scaled scores; may be empty.
 std::vector<double> OracleAttention(const std::vector<double>& q, const Matrix& keys,
                                     const Matrix& values, double scale, double soft_cap = 0.0,
-                                    std::optional<double> sink = std::nullopt);
+                                    std::optional<double> sink = std::nullopt,
+                                    const std::vector<double>& bias = {});
 
 }  // namespace moeserve::testing

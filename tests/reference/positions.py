@@ -47,11 +47,24 @@ def frequencies(size: int, position: Json, is_long: bool) -> tuple[Tensor, float
     return divided * plain / factor + (1.0 - divided) * plain, magnitude
 
 
-def rope(x: Tensor, positions: Tensor, position: Json, is_long: bool = False) -> Tensor:
-    """Rotates the first fraction * d_h dimensions of x [n, heads, d_h] by the row's position."""
+def xpos(size: int, positions: Tensor, base: float, keys: bool) -> Tensor:
+    """Factors [n, size / 2] of XPOS: "A Length-Extrapolatable Transformer", section 3.2."""
+    zeta = (torch.arange(0, size, 2, dtype=torch.float64) / size + 0.4) / 1.4
+    power = positions.double()[:, None] / base
+    return zeta[None] ** (-power if keys else power)
+
+
+def rope(x: Tensor, positions: Tensor, position: Json, is_long: bool = False,
+         keys: bool = False) -> Tensor:
+    """Rotates the first fraction * d_h dimensions of x [n, heads, d_h] by the row's position.
+
+    With XPOS, `keys` tells whether x are keys or queries.
+    """
     size = round(position["fraction"] * x.shape[-1])
     frequency, magnitude = frequencies(size, position, is_long)
     angle = positions.double()[:, None] * frequency[None]
+    if position.get("xpos_base", 0) > 0:
+        magnitude = magnitude * xpos(size, positions, position["xpos_base"], keys)
     cos = (angle.cos() * magnitude).to(x.dtype)[:, None]
     sin = (angle.sin() * magnitude).to(x.dtype)[:, None]
     rotated = x.clone()
@@ -63,6 +76,15 @@ def rope(x: Tensor, positions: Tensor, position: Json, is_long: bool = False) ->
     rotated[..., first] = a * cos - b * sin
     rotated[..., second] = b * cos + a * sin
     return rotated
+
+
+def relative_buckets(distance: Tensor, bias: Json) -> Tensor:
+    """Buckets of distances of at least 0 in causal attention, as in T5: logarithms in f32."""
+    used = bias["buckets"] // 2 if bias.get("bidirectional", False) else bias["buckets"]
+    exact = used // 2
+    steps = torch.log(distance.clamp(min=1).float() / exact)
+    steps = steps / math.log(bias["max_distance"] / exact) * (used - exact)
+    return torch.where(distance < exact, distance, (exact + steps.long()).clamp(max=used - 1))
 
 
 def sinusoidal(positions: Tensor, d: int) -> Tensor:

@@ -23,7 +23,7 @@ import torch
 from torch.nn import functional
 
 import safetensors_io
-from positions import rope, sinusoidal
+from positions import relative_buckets, rope, sinusoidal
 from selection import Routes, select
 
 Tensor = torch.Tensor
@@ -44,6 +44,7 @@ def complete_config(config: Json) -> Json:
     norm.setdefault("eps", 1e-5)
     norm.setdefault("final_eps", norm["eps"])
     norm.setdefault("placement", "pre")
+    norm.setdefault("final", norm["placement"] != "post")
     _complete_position(out.setdefault("position", dict(_DEFAULT_POSITION)))
     for key in ("embedding_scale", "residual_scale", "logit_scale"):
         out.setdefault(key, 1.0)
@@ -62,6 +63,7 @@ def _complete_position(position: Json) -> None:
         position.setdefault("pairing", "half")
         position.setdefault("fraction", 1.0)
         position.setdefault("scaling", {"kind": "none"})
+        position.setdefault("xpos_base", 0)
     elif position["kind"] == "sinusoidal":
         position.setdefault("first", 0)
 
@@ -219,7 +221,8 @@ class RoutedDecoder:
         if bf16_products:
             tied = self.config["tie_word_embeddings"]
             for name, value in self.tensors.items():
-                lookup = name.startswith("embed_position") or (name == "embed.weight" and not tied)
+                lookup = (name.startswith(("embed_position", "relative_bias"))
+                          or (name == "embed.weight" and not tied))
                 if value.dim() == 2 and ".router." not in name and not lookup:
                     self.tensors[name] = self._round(value)
         self.recorded: dict[str, Routes] = {}
@@ -250,7 +253,7 @@ class RoutedDecoder:
             x = self._block(x, layer, "attention", positions, cache)
             x = self._block(x, layer, "feed_forward", positions, cache)
         cache.length += len(tokens)
-        if config["norm"]["placement"] != "post":
+        if config["norm"]["final"]:
             x = self._norm(x, "norm", eps=config["norm"]["final_eps"])
         head = "embed" if config["tie_word_embeddings"] else "head"
         logits = (x @ self.tensors[f"{head}.weight"].t()).to(self.wide)
@@ -354,7 +357,7 @@ class RoutedDecoder:
         both = self._linear(x, f"{name}.latent")
         vector = self._norm(both[:, :latent["rank"]], f"{name}.latent_norm", "rms",
                             latent["norm_eps"])
-        rotated = self._rotate(both[:, None, latent["rank"]:], positions, settings)
+        rotated = self._rotate(both[:, None, latent["rank"]:], positions, settings, keys=True)
         vector, rotated = cache.extend(layer, self._round(vector), self._round(rotated))
         keys, values = [], []
         for head in range(heads):
@@ -389,17 +392,18 @@ class RoutedDecoder:
             return self._norm(x.flatten(1), name, "rms").view(x.shape)
         return x
 
-    def _rotate(self, x: Tensor, positions: Tensor, settings: Json) -> Tensor:
+    def _rotate(self, x: Tensor, positions: Tensor, settings: Json, keys: bool = False) -> Tensor:
         position = settings.get("position", self.config["position"])
         if position["kind"] != "rope":
             return x
-        return rope(x, positions, position, self.is_long)
+        return rope(x, positions, position, self.is_long, keys)
 
     def _place(self, x: Tensor, norm: str, positions: Tensor, settings: Json) -> Tensor:
         """Norm and rotation of queries or keys [T, heads, d_h]."""
+        keys = norm.endswith("k_norm")
         if settings.get("qk_norm_after_rope", False):
-            return self._qk_norm(self._rotate(x, positions, settings), norm, settings)
-        return self._rotate(self._qk_norm(x, norm, settings), positions, settings)
+            return self._qk_norm(self._rotate(x, positions, settings, keys), norm, settings)
+        return self._rotate(self._qk_norm(x, norm, settings), positions, settings, keys)
 
     def _attend(self, q: Tensor, positions: Tensor, keys: Tensor, values: Tensor,
                 settings: Json, sinks: Tensor | None = None) -> Tensor:
@@ -409,6 +413,11 @@ class RoutedDecoder:
         """
         scores = torch.einsum("nhc,shc->hns", q, keys).to(self.wide) * settings["scale"]
         scores = soft_cap(scores, settings["soft_cap"])
+        if "relative_bias" in self.config:
+            distance = (positions[:, None] - torch.arange(len(keys))[None]).clamp(min=0)
+            buckets = relative_buckets(distance, self.config["relative_bias"])
+            table = self.tensors["relative_bias.weight"].to(self.wide)
+            scores = scores + table[buckets].permute(2, 0, 1)
         visible = torch.arange(len(keys))[None] <= positions[:, None]
         if settings["window"] is not None:
             visible &= torch.arange(len(keys))[None] > positions[:, None] - settings["window"]

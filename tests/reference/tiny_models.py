@@ -162,6 +162,20 @@ TINY: dict[str, Json] = {
          _moe(4, [12, 8, 16, 24], _top_k(2), split={"heads": 2, "depth": 2,
                                                     "merge_projection": False},
               latent_width=36, expert={**GATED, "sublayer": "residual"})]),
+    # A base so small that the factors of a text's tokens differ by orders of magnitude.
+    "tiny-xpos": _model(
+        32, 2, [_dense_attention(4, 8, num_kv_heads=2, qk_norm="head"), _moa(4, 8, _top_k(2))],
+        _moe(4, 16, _top_k(2), renormalize=True),
+        position={"kind": "rope", "pairing": "interleaved", "xpos_base": 16}),
+    "tiny-relative-bias": _model(
+        32, 2, [_dense_attention(4, 8, num_kv_heads=2, window=60),
+                _dense_attention(4, 16, bias=True)],
+        _moe(5, 16, _top_k(2), renormalize=True), position={"kind": "none"},
+        relative_bias={"buckets": 32, "max_distance": 50, "bidirectional": True}),
+    "tiny-post-norm-final": _model(
+        32, 3, _dense_attention(4, 8), _moe(4, 16, _top_k(2), expert=_plain("gelu", bias=True)),
+        norm={"kind": "layer", "eps": 1e-6, "final_eps": 1e-4, "placement": "post", "final": True},
+        residual_scale=0.64),
 }
 
 # Small logits: log-probabilities then differ by the rounding of bf16 runs and not by a multiple of
@@ -175,7 +189,8 @@ SEEDS: dict[str, int] = {
     "tiny-learned-layer-norm": 1206, "tiny-qk-norm-head": 1711,
     "tiny-moa-groups-split-cosine": 1213, "tiny-scales": 1514, "tiny-exact-tie": 1116,
     "tiny-sqrt-softplus": 2347, "tiny-router-norm": 2300,
-    "tiny-deep-experts": 1218, "tiny-null-experts": 1519, "tiny-latent-experts": 1420}
+    "tiny-deep-experts": 1218, "tiny-null-experts": 1519, "tiny-latent-experts": 1420,
+    "tiny-xpos": 1123, "tiny-post-norm-final": 1125}
 
 # Types of the files, and whether they come in two shards.
 FILE_TYPES = ("F32", "BF16", "F16", "mixed")
@@ -212,7 +227,10 @@ class _Builder:
         self._draw("embed.weight", vocab, d, std=0.05 if tied else 0.5 / config["embedding_scale"])
         if config["position"]["kind"] == "learned":
             self._draw("embed_position.weight", config["max_position_embeddings"], d, std=0.2)
-        if config["norm"]["placement"] == "pre":
+        if "relative_bias" in config:
+            self._draw("relative_bias.weight", config["relative_bias"]["buckets"],
+                       config["attention"][0]["num_heads"], std=1.5)
+        if config["norm"]["final"]:
             self._norm("norm", d)
         if not config["tie_word_embeddings"]:
             self._linear("head", vocab, d, False, gain=HEAD_GAIN)

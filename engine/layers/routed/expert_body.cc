@@ -20,6 +20,7 @@ RopeSettings RopeOf(const ModelSpec& model, const AttentionSpec& attention) {
   rope.dimensions = RopeDimensions(position, attention.rope_width());
   rope.theta = position.theta;
   rope.interleaved = position.pairing == RopePairing::kInterleaved;
+  rope.xpos_base = position.xpos_base;
   if (position.scaling != RopeScaling()) {
     rope.scaling = std::make_shared<const RopeScaling>(position.scaling);
   }

@@ -86,7 +86,8 @@ class AttentionExperts : public ExpertBody {
   int window_ = 0;
 };
 
-// Returns the rope settings of an attention layer; dimensions is 0 if the layer has no rope.
+// Returns the rope settings of an attention layer's queries; dimensions is 0 if the layer has no
+// rope.
 RopeSettings RopeOf(const ModelSpec& model, const AttentionSpec& attention);
 
 }  // namespace moeserve

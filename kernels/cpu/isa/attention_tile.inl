@@ -171,6 +171,18 @@ void SoftCapValues(float cap, float* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] = SoftCap(x[i], cap);
 }
 
+// Adds the biases of the distances from `last` to the scores of positions [begin, end). `last` is
+// the row's own position and at least end - 1; the score of `begin` is at lanes[0].
+inline void AddBiases(const float* bias, int distances, int last, int begin, int end,
+                      float* lanes) {
+  // Distances from `distances` - 1 on have the same bias.
+  const int near = last - distances + 2 > begin ? last - distances + 2 : begin;
+  const int far_end = near < end ? near : end;
+  const float far = bias[distances - 1];
+  for (int p = begin; p < far_end; ++p) lanes[p - begin] += far;
+  for (int p = far_end; p < end; ++p) lanes[p - begin] += bias[last - p];
+}
+
 // Replaces the scores of positions [begin, end) by weights e^(score - largest score), and returns
 // the largest score and the sum of the weights. The score of position p is at lanes[p -
 // first_position]. The function processes whole vectors; lanes of positions outside of [begin, end)
@@ -244,6 +256,10 @@ void AttentionTileOf(const AttentionTileArgs& a) {
   for (int r = 0; r < a.rows; ++r) {
     float* lanes = weights + r * kAttentionLanes;
     if (a.soft_cap > 0.0f) SoftCapValues(a.soft_cap, lanes, (last - first) * 16);
+    if (a.bias != nullptr) {
+      AddBiases(a.bias[r], a.bias_distances, a.end[r] - 1, begin[r], end[r],
+                lanes + begin[r] - first * 16);
+    }
     Exponentials(begin[r], end[r], first * 16, lanes, &a.largest[r], &a.total[r]);
     if constexpr (kType == KvCacheType::kInt8) {
       // The scales of the values are multiplied in after `total` was summed, because `total` must

@@ -154,6 +154,9 @@ struct AttentionTileArgs {
   int block;       // the block consists of positions [block, block + 1) * kAttentionBlock
   float scale;
   float soft_cap;  // 0: scores are not capped
+  // [rows] the biases of each row's head by distance, each [bias_distances]; null if there are none
+  const float* const* bias;
+  int bias_distances;
   float* scratch;  // [kAttentionScratch]
   // Results over the visible positions of each row in the block: the largest score, the sum of the
   // weights e^(score - largest), and the weighted sum of the values.

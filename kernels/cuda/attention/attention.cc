@@ -6,6 +6,9 @@
 namespace moeserve::cuda {
 
 void LaunchAttention(const AttentionLaunch& args, cudaStream_t stream) {
+  MOESERVE_CHECK(args.bias == nullptr || (args.bias_distances > 0 && args.soft_cap == 0.0f &&
+                                          args.cache.latent_dim == 0),
+                 "biases of distances");
   if (args.cache.latent_dim > 0) {
     MOESERVE_CHECK(args.cache.num_kv_heads == 1 && args.rows.row_offsets == nullptr,
                    "attention over latent vectors");

@@ -79,7 +79,11 @@ struct AttentionLaunch {
   float scale = 1.0f;
   float soft_cap = 0.0f;         // above 0: scaled scores become SoftCap(score, soft_cap)
   const float* sinks = nullptr;  // [heads] one more score of each head's softmax; null: none
-  int window = 0;                // 0 disables the sliding window
+  // [heads, bias_distances] added to scaled scores: element min(distance, bias_distances - 1);
+  // null: none. Not with a soft cap, nor with latent vectors.
+  const float* bias = nullptr;
+  int bias_distances = 0;
+  int window = 0;  // 0 disables the sliding window
   // Tokens [0, tiled_from) are computed one by one, with their contexts divided into splits by
   // `work`. Tokens from tiled_from on are computed in tiles of neighbouring tokens of one sequence.
   // The choice affects only the speed.

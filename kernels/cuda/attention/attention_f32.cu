@@ -127,7 +127,8 @@ __device__ __forceinline__ void KeyWeights(const AttentionLaunch& a,
     const int position = shared.rows.position[row];
     const bool seen = key <= position && key >= FirstKey(position, a.window);
     const float dot = (dots[i].x + dots[i].y) + (dots[i].z + dots[i].w);
-    const float s = seen ? ScoreOf(a, dot, scale) : kMinusInfinity;
+    const float s =
+        seen ? ScoreOf(a, dot, scale, shared.rows.head[row], position - key) : kMinusInfinity;
     float m = fmaxf(maxima->maximum[i], s);
 #pragma unroll
     for (int other = 16; other > 0; other /= 2) {

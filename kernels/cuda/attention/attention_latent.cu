@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kThreads)
     dot += __shfl_xor_sync(kFullMask, dot, kTileKeys);
     const int position = tile * kTileKeys + k;
     const bool seen = position >= first && position <= last;
-    const float score = seen ? ScoreOf(a, dot, scale) : kMinusInfinity;
+    const float score = seen ? ScoreOf(a, dot, scale, head, last - position) : kMinusInfinity;
     float highest = fmaxf(maximum, score);
     for (int other = kTileKeys / 2; other > 0; other /= 2) {
       highest = fmaxf(highest, __shfl_xor_sync(kFullMask, highest, other));

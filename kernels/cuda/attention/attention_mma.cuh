@@ -87,9 +87,11 @@ __device__ inline void Scores(char* queries, int row, char* keys, int key,
   }
 }
 
-// The keys [first, last] that each of the two rows of a thread's fragments may see.
+// The keys [first, last] that each of the two rows of a thread's fragments may see, and the rows'
+// heads. `last` is a row's own position.
 struct RowPair {
   int first[2], last[2];
+  int head[2];
 };
 
 template <int kRows>
@@ -97,7 +99,9 @@ __device__ inline RowPair RowPairOf(const BlockRows<kRows>& rows, int row, int w
   RowPair p;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    p.last[h] = rows.position[row + threadIdx.x % 32 / 4 + h * 8];
+    const int own = row + static_cast<int>(threadIdx.x) % 32 / 4 + h * 8;
+    p.last[h] = rows.position[own];
+    p.head[h] = rows.head[own];
     p.first[h] = FirstKey(p.last[h], window);
   }
   return p;
@@ -116,7 +120,8 @@ __device__ inline void MaskAndMaximum(const AttentionLaunch& a, float scale, con
     for (int e = 0; e < 4; ++e) {
       const int k = column + n * 8 + e % 2;
       const bool seen = k >= pair.first[e / 2] && k <= pair.last[e / 2];
-      scores[n][e] = seen ? ScoreOf(a, scores[n][e], scale) : kMinusInfinity;
+      scores[n][e] = seen ? ScoreOf(a, scores[n][e], scale, pair.head[e / 2], pair.last[e / 2] - k)
+                          : kMinusInfinity;
       maximum[e / 2] = fmaxf(maximum[e / 2], scores[n][e]);
     }
   }

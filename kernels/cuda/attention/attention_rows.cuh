@@ -227,8 +227,14 @@ __device__ inline void CopyTile(char* to, const void* from, const KvLayerView& c
 __device__ inline float Reference(float m) { return m == kMinusInfinity ? 0.0f : m; }
 
 // Returns the score of a query and a key, times log2(e). `dot` is their dot product, `scale` is
-// a.scale times log2(e).
-__device__ __forceinline__ float ScoreOf(const AttentionLaunch& a, float dot, float scale) {
+// a.scale times log2(e). `head` is the query's head, `distance` its position minus the key's, at
+// least 0; both are used only with biases.
+__device__ __forceinline__ float ScoreOf(const AttentionLaunch& a, float dot, float scale, int head,
+                                         int distance) {
+  if (a.bias != nullptr) {
+    const float* const biases = a.bias + int64_t{head} * a.bias_distances;
+    return fmaf(dot, scale, biases[min(distance, a.bias_distances - 1)] * kLog2E);
+  }
   if (a.soft_cap <= 0.0f) return dot * scale;
   return SoftCap(dot * a.scale, a.soft_cap) * kLog2E;
 }

@@ -137,7 +137,8 @@ __global__ void __launch_bounds__(kBlock ? kNormBlock : kWarps * 32)
   if (sequence < 0 || h.heads == 0) return;
 
   h.pairs = h.part == Part::kValues ? 0 : a.dimensions / 2;
-  h.angles = a.angles + token * (a.dimensions / 2);
+  const bool own_angles = h.part == Part::kKeys && a.key_angles != nullptr;
+  h.angles = (own_angles ? a.key_angles : a.angles) + token * (a.dimensions / 2);
   if (h.part == Part::kQuery) {
     h.query = a.query + token * a.query_stride + h.first * dim;
     h.from = h.query;

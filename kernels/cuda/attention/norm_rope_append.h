@@ -37,7 +37,8 @@ struct NormRopeAppendLaunch {
                            // one vector
   int dimensions = 0;      // number of leading dimensions of a head that are rotated, even
   bool interleaved = false;
-  const float2* angles = nullptr;  // [step.tokens, dimensions / 2]
+  const float2* angles = nullptr;      // [step.tokens, dimensions / 2]
+  const float2* key_angles = nullptr;  // those of keys, if they differ (XPOS); null: `angles`
 };
 void LaunchNormRopeAppend(const NormRopeAppendLaunch& args, cudaStream_t stream);
 

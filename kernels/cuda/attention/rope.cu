@@ -19,7 +19,8 @@ __global__ void __launch_bounds__(kAngleThreads) RopeAnglesKernel(const RopeAngl
   const int64_t token = blockIdx.x;
   const bool is_long = a.long_frequencies != nullptr && a.step.long_sequence[token] != 0;
   const double frequency = is_long ? a.long_frequencies[i] : a.frequencies[i];
-  const double magnitude = is_long ? a.long_magnitude : a.magnitude;
+  double magnitude = is_long ? a.long_magnitude : a.magnitude;
+  if (a.xpos_rates != nullptr) magnitude *= exp(a.step.position[token] * a.xpos_rates[i]);
   const double angle = a.step.position[token] * frequency;
   a.angles[token * a.pairs + i] = make_float2(static_cast<float>(cos(angle) * magnitude),
                                               static_cast<float>(sin(angle) * magnitude));

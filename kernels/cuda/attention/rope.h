@@ -8,8 +8,8 @@
 
 namespace moeserve::cuda {
 
-// Computes cosines and sines of position * frequency, times the magnitude, with the same bits as
-// CpuBackend::Rope(): everything is computed in double precision, then rounded to float.
+// Computes cosines and sines of position * frequency, times the magnitude and the factor of XPOS,
+// as CpuBackend::Rope() does: everything is computed in double precision, then rounded to float.
 struct RopeAnglesLaunch {
   StepView step;
   int pairs = 0;                        // number of pairs of rotated dimensions
@@ -18,7 +18,8 @@ struct RopeAnglesLaunch {
   // Those of long sequences (step.long_sequence); null: all sequences have the same.
   const double* long_frequencies = nullptr;  // [pairs]
   double long_magnitude = 1.0;
-  float2* angles = nullptr;  // [step.tokens, pairs] (cosine, sine)
+  const double* xpos_rates = nullptr;  // [pairs] XposRates(); null: no XPOS
+  float2* angles = nullptr;            // [step.tokens, pairs] (cosine, sine)
 };
 void LaunchRopeAngles(const RopeAnglesLaunch& args, cudaStream_t stream);
 

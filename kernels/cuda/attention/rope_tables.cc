@@ -37,6 +37,8 @@ absl::Status RopeTables::Reserve(const RopeSettings& settings, int64_t tokens,
       const std::vector<double> of_long = RopeFrequencies(settings, true);
       frequencies.insert(frequencies.end(), of_long.begin(), of_long.end());
     }
+    const std::vector<double> rates = XposRates(settings);
+    frequencies.insert(frequencies.end(), rates.begin(), rates.end());
     const size_t bytes = frequencies.size() * sizeof(double);
     MOESERVE_ASSIGN_OR_RETURN(DeviceMemory memory, DeviceMemory::Allocate(bytes));
     MOESERVE_CUDA_RETURN_IF_ERROR(
@@ -71,6 +73,9 @@ const float2* RopeTables::Angles(const RopeSettings& settings, const StepView& s
          .magnitude = settings.magnitude(),
          .long_frequencies = settings.has_long() ? frequencies + pairs : nullptr,
          .long_magnitude = settings.has_long() ? settings.scaling->long_magnitude : 1.0,
+         .xpos_rates = settings.xpos_base > 0.0
+                           ? frequencies + (settings.has_long() ? 2 : 1) * pairs
+                           : nullptr,
          .angles = table.angles.as<float2>()},
         stream);
     table.laid_out = true;

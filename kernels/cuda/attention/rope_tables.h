@@ -24,16 +24,16 @@ class RopeTables {
 
   // Must be called before the operations of a step are issued, also before they are captured.
   void BeginStep();
-  // Returns [step.tokens, dimensions / 2] pairs (cosine, sine), valid until the next Reserve(). The
-  // first call in a step enqueues the kernel that computes them. Requires an earlier Reserve() for
-  // at least as many tokens.
+  // Returns [step.tokens, dimensions / 2] pairs (cosine, sine), valid until the next Reserve() of
+  // these settings. The first call in a step enqueues the kernel that computes them. Requires an
+  // earlier Reserve() for at least as many tokens.
   const float2* Angles(const RopeSettings& settings, const StepView& step, cudaStream_t stream);
 
  private:
   struct Table {
     RopeSettings settings;
-    DeviceMemory frequencies;  // double [dimensions / 2]; if settings.has_long(), twice as many:
-                               // those of other sequences, then those of long ones
+    DeviceMemory frequencies;  // double [dimensions / 2]; if settings.has_long(), those of long
+                               // sequences follow; with XPOS, the rates [dimensions / 2] follow
     DeviceMemory angles;
     int64_t tokens = 0;     // capacity of `angles`
     bool laid_out = false;  // whether the angles were computed in this step

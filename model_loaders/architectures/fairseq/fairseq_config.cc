@@ -40,7 +40,10 @@ Result<std::unique_ptr<const CheckpointConfig>> ReadFairseqConfig(const FairseqS
     return Refused(source, retention, "layers of RetNet, which this server cannot compute");
   }
   const Name moa = first([](Name n) { return n.ends_with(".self_attn.q_proj.experts.w"); });
-  return moa.empty() ? fairseq::ReadTorchscale(source) : fairseq::ReadMoa(source);
+  if (!moa.empty()) return fairseq::ReadMoa(source);
+  // torchscale's layers have "ffn." or "moe_layer." in front of the names of these matrices.
+  const Name plain = first([](Name n) { return n == "decoder.layers.0.fc1.weight"; });
+  return plain.empty() ? fairseq::ReadTorchscale(source) : fairseq::ReadTransformerLm(source);
 }
 
 }  // namespace moeserve

@@ -93,6 +93,7 @@ class Reader {
 // The families.
 Result<std::unique_ptr<const CheckpointConfig>> ReadTorchscale(const FairseqSource& source);
 Result<std::unique_ptr<const CheckpointConfig>> ReadMoa(const FairseqSource& source);
+Result<std::unique_ptr<const CheckpointConfig>> ReadTransformerLm(const FairseqSource& source);
 
 // Returns what precedes a problem with an option of this checkpoint in messages.
 std::string MessagePrefix(const FairseqSource& source);

@@ -15,6 +15,7 @@ using Json = nlohmann::json;
 constexpr TensorRule kTensors[] = {
     {"embed.weight", "decoder.embed_tokens.weight"},
     {"embed_position.weight", "decoder.embed_positions.weight"},
+    {"relative_bias.weight", "decoder.self_attn_relative_position.relative_attention_bias.weight"},
     {"embed_norm.weight", "decoder.layernorm_embedding.weight"},
     {"embed_norm.bias", "decoder.layernorm_embedding.bias"},
     {"norm.weight", "decoder.layer_norm.weight"},
@@ -75,6 +76,9 @@ constexpr KeyRule kKeys[] = {
     {"max_position_embeddings", "max_target_positions"},
     {"norm.eps", "layernorm_eps"},
     {"position.fraction", "partial_rotary_factor"},
+    {"position.xpos_base", "xpos_scale_base"},
+    {"relative_bias.buckets", "rel_pos_buckets"},
+    {"relative_bias.max_distance", "max_rel_pos"},
     {"tie_word_embeddings", "share_decoder_input_output_embed"},
     {"embedding_norm", "layernorm_embedding"},
     {"attention.num_heads", "decoder_attention_heads"},
@@ -100,6 +104,7 @@ constexpr std::string_view kIgnoredTensors[] = {
     "decoder.embed_positions._float_tensor",  // marks sinusoidal positions
     "decoder.embed_positions.weights",        // their values, in old files
     "decoder.layers.*.self_attn.rotary_emb.inv_freq",
+    "decoder.layers.*.self_attn.xpos.scale",
 };
 
 // Options of training, of quantizers that 32 bits switch off, and options that nothing reads.
@@ -136,7 +141,6 @@ constexpr std::string_view kIgnoredOptions[] = {
     "quant_ffn_only",
     "scale_length",
     "sope_rel_pos",
-    "xpos_scale_base",
 };
 
 // Options that only routed layers need.
@@ -182,6 +186,7 @@ class TorchscaleReader {
     r_.ReadHead(keys_.Bool("share_decoder_input_output_embed", false));
     ReadNorms();
     ReadPositions();
+    ReadRelativeBias();
     const AttentionSpec attention = ReadAttention();
     std::vector<LayerSpec> layers = ReadLayers(attention);
     return r_.Finish({kTensors, kKeys, kIgnoredTensors}, std::move(layers));
@@ -192,12 +197,7 @@ class TorchscaleReader {
     const auto refuse = [&](std::string_view key, const Json& value, std::string_view why) {
       r_.Require(key, value, why);
     };
-    refuse("xpos_rel_pos", false, "XPOS positions are not supported");
-    if (keys_.Int("rel_pos_buckets", 0) > 0 && keys_.Int("max_rel_pos", 0) > 0) {
-      r_.Fault("rel_pos_buckets", "0 (biases of relative positions are not supported)",
-               std::to_string(keys_.Int("rel_pos_buckets", 0)));
-    }
-    keys_.Optional("max_rel_pos");
+    if (fork_) refuse("xpos_rel_pos", false, "XPOS positions of this fork are not supported");
     refuse("multiway", false, "models of several modalities are not supported");
     refuse("no_output_layer", false, "a language model has an output layer");
     refuse("segment_length", "", "dilated attention is not supported");
@@ -227,7 +227,8 @@ class TorchscaleReader {
   }
 
   // Whether the files have the last norm tells pre-norm from post-norm models: versions of the
-  // original code differ in how the options decide it.
+  // original code differ in how the options decide it. Only models with DeepNorm can have both
+  // norms after layers and the last one, if the options say that norms are not before layers.
   void ReadNorms() {
     ModelSpec& spec = r_.spec();
     const bool final_norm = r_.Has("decoder.layer_norm.weight");
@@ -236,7 +237,9 @@ class TorchscaleReader {
     const bool subln = keys_.Bool("subln", inner_norm_);
     const bool before = keys_.Bool("decoder_normalize_before", final_norm);
     spec.norm.kind = keys_.Bool("rms_norm", false) ? NormKind::kRms : NormKind::kLayer;
-    spec.norm.placement = final_norm ? NormPlacement::kPre : NormPlacement::kPost;
+    const bool pre = final_norm && (!deepnorm || before);
+    spec.norm.placement = pre ? NormPlacement::kPre : NormPlacement::kPost;
+    if (final_norm && !pre) spec.norm.final_norm = true;
     const double eps = keys_.Real("layernorm_eps", 1e-5);
     spec.norm.eps = static_cast<float>(eps);
     const std::string has = final_norm ? " (the files have" : " (the files do not have";
@@ -257,11 +260,12 @@ class TorchscaleReader {
       keys_.Optional("group_norm_size");
     }
     if (!deepnorm) return;
-    if (final_norm || inner_norm_ || spec.embedding_norm) {
+    if (pre || inner_norm_ || spec.embedding_norm) {
       r_.Fault("deepnorm",
-               Concat("false beside ", final_norm    ? "decoder.layer_norm.weight (pre-norm)"
-                                       : inner_norm_ ? "norms inside of layers (subln)"
-                                                     : "layernorm_embedding"),
+               Concat("false beside ",
+                      pre ? "decoder.layer_norm.weight and decoder_normalize_before (pre-norm)"
+                      : inner_norm_ ? "norms inside of layers (subln)"
+                                    : "layernorm_embedding"),
                "true");
       return;
     }
@@ -269,6 +273,7 @@ class TorchscaleReader {
     const double alpha = std::pow(2.0 * r_.layers(), 0.25);
     if (r_.layers() < 1) return;
     spec.residual_scale = 1.0 / alpha;
+    if (final_norm) spec.norm.final_eps = static_cast<float>(eps);
     spec.norm.eps = static_cast<float>(eps / (alpha * alpha));
   }
 
@@ -276,11 +281,39 @@ class TorchscaleReader {
     PositionSpec& position = r_.spec().position;
     position = r_.AddedPositions();
     const double fraction = keys_.Real("partial_rotary_factor", 1.0);
-    if (!keys_.Bool("rotary_embed", false)) return;
+    const bool rotary = keys_.Bool("rotary_embed", false);
+    const bool xpos = !fork_ && keys_.Bool("xpos_rel_pos", false);
+    const double xpos_base = keys_.Real("xpos_scale_base", 512.0);
+    if (!rotary && !xpos) return;
     if (position.kind != PositionKind::kNone) {
-      r_.Fault("no_token_positional_embeddings", "true beside rotary_embed", "false");
+      r_.Fault("no_token_positional_embeddings",
+               Concat("true beside ", xpos ? "xpos_rel_pos" : "rotary_embed"), "false");
     }
-    position = {.kind = PositionKind::kRope, .fraction = fraction, .scaling = {}};
+    if (!xpos) {
+      position = {.kind = PositionKind::kRope, .fraction = fraction, .scaling = {}};
+      return;
+    }
+    // Validate() accepts 0, which would mean no XPOS.
+    if (!(xpos_base > 0.0)) {
+      r_.Fault("xpos_scale_base", "a number above 0", ShowJson(Json(xpos_base)));
+    }
+    position = {.kind = PositionKind::kRope,
+                .pairing = RopePairing::kInterleaved,
+                .scaling = {},
+                .xpos_base = xpos_base};
+  }
+
+  void ReadRelativeBias() {
+    const int buckets = keys_.Int("rel_pos_buckets", 0);
+    const int max_distance = keys_.Int("max_rel_pos", 0);
+    if (buckets <= 0 || max_distance <= 0) return;
+    if (fork_) {
+      r_.Fault("rel_pos_buckets", "0 (biases of relative positions of this fork are not supported)",
+               std::to_string(buckets));
+    }
+    // The decoder's buckets are those of an encoder, half of which are for later positions.
+    r_.spec().relative_bias =
+        RelativeBias{.buckets = buckets, .max_distance = max_distance, .bidirectional = true};
   }
 
   AttentionSpec ReadAttention() {

@@ -272,6 +272,7 @@ PositionSpec ParsePosition(const Json& json, const std::string& path, Problems* 
                                               RopePairing::kHalf)
                            .value_or(RopePairing::kHalf);
     position.fraction = reader.Real("fraction", 1.0);
+    position.xpos_base = reader.Real("xpos_base", 0.0);
     if (const Json* scaling = reader.Optional("scaling")) {
       position.scaling = ParseRopeScaling(*scaling, reader.PathOf("scaling"), problems);
     }

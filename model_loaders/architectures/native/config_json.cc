@@ -44,8 +44,20 @@ NormSpec ParseNorm(const Json& json, Problems* problems) {
                                              {"both", NormPlacement::kBoth}},
                                             NormPlacement::kPre)
                        .value_or(NormPlacement::kPre);
+  if (json.contains("final")) norm.final_norm = reader.Bool("final", false);
   reader.RefuseOthers();
   return norm;
+}
+
+RelativeBias ParseRelativeBias(const Json& json, Problems* problems) {
+  ObjectReader reader(json, "relative_bias", problems);
+  RelativeBias bias;
+  if (!reader.valid()) return bias;
+  bias.buckets = reader.Int("buckets");
+  bias.max_distance = reader.Int("max_distance");
+  bias.bidirectional = reader.Bool("bidirectional", false);
+  reader.RefuseOthers();
+  return bias;
 }
 
 Quantization ParseQuantization(const Json& json, Problems* problems) {
@@ -151,6 +163,9 @@ Result<NativeConfig> ReadNativeConfig(const Json& json) {
   if (const Json* norm = reader.Optional("norm")) spec.norm = ParseNorm(*norm, &problems);
   if (const Json* position = reader.Optional("position")) {
     spec.position = ParsePosition(*position, "position", &problems);
+  }
+  if (const Json* bias = reader.Optional("relative_bias")) {
+    spec.relative_bias = ParseRelativeBias(*bias, &problems);
   }
   spec.embedding_scale = reader.Real("embedding_scale", 1.0);
   spec.embedding_norm = reader.Bool("embedding_norm", false);

@@ -149,6 +149,7 @@ std::string PositionText(const PositionSpec& position) {
       std::string text = Concat("rope theta ", Number(position.theta),
                                 position.pairing == RopePairing::kHalf ? " half" : " interleaved");
       if (position.fraction != 1.0) text.append(Concat(" fraction ", Number(position.fraction)));
+      if (position.xpos_base != 0.0) text.append(Concat(" xpos ", Number(position.xpos_base)));
       if (position.scaling.kind != RopeScalingKind::kNone) {
         text.append(Concat(" scaling ", KindName(position.scaling.kind)));
       }
@@ -176,7 +177,15 @@ std::string DescribeModel(const ModelSpec& spec) {
              spec.num_layers(), " layers, up to ", spec.max_position_embeddings, " positions, ",
              PlacementText(spec.norm.placement),
              spec.norm.kind == NormKind::kRms ? "rms norm" : "layer norm");
+  if (spec.norm.final_norm.has_value()) {
+    text.append(*spec.norm.final_norm ? " with a final norm" : " without a final norm");
+  }
   text.append(Concat(", ", PositionText(spec.position)));
+  if (spec.relative_bias.has_value()) {
+    const RelativeBias& bias = *spec.relative_bias;
+    text.append(Concat(", biases of relative positions in ", bias.used_buckets(),
+                       " buckets up to distance ", bias.max_distance));
+  }
   if (spec.logit_soft_cap != 0.0) {
     text.append(Concat(", logits' soft cap ", Number(spec.logit_soft_cap)));
   }

@@ -145,6 +145,7 @@ Json NormJson(const NormSpec& norm) {
   Set(json, "eps", norm.eps, assumed.eps);
   if (norm.final_eps.has_value()) json["final_eps"] = Decimal(*norm.final_eps);
   Set(json, "placement", norm.placement, assumed.placement);
+  if (norm.final_norm.has_value()) json["final"] = *norm.final_norm;
   return json;
 }
 
@@ -194,6 +195,7 @@ Json PositionJson(const PositionSpec& position) {
       Set(json, "theta", position.theta, assumed.theta);
       Set(json, "pairing", position.pairing, assumed.pairing);
       Set(json, "fraction", position.fraction, assumed.fraction);
+      Set(json, "xpos_base", position.xpos_base, assumed.xpos_base);
       Json scaling = RopeScalingJson(position.scaling);
       if (scaling != RopeScalingJson(assumed.scaling)) json["scaling"] = std::move(scaling);
       break;
@@ -205,6 +207,14 @@ Json PositionJson(const PositionSpec& position) {
     case PositionKind::kNone:
       break;
   }
+  return json;
+}
+
+Json RelativeBiasJson(const RelativeBias& bias) {
+  Json json = Json::object();
+  Set(json, "buckets", bias.buckets);
+  Set(json, "max_distance", bias.max_distance);
+  SetFlag(json, "bidirectional", bias.bidirectional);
   return json;
 }
 
@@ -398,6 +408,9 @@ nlohmann::ordered_json NativeConfigJson(const ModelSpec& spec, Quantization quan
   }
   json["norm"] = NormJson(spec.norm);
   json["position"] = PositionJson(spec.position);
+  if (spec.relative_bias.has_value()) {
+    json["relative_bias"] = RelativeBiasJson(*spec.relative_bias);
+  }
   Set(json, "embedding_scale", spec.embedding_scale, assumed.embedding_scale);
   SetFlag(json, "embedding_norm", spec.embedding_norm);
   Set(json, "residual_scale", spec.residual_scale, assumed.residual_scale);

@@ -74,6 +74,18 @@ FORK = {
     "spm_model": "sentencepiece.bpe.model", "tiktoken_model": "", "dict_path": "",
 }
 
+# The options of fairseq's transformer_lm at their defaults.
+TRANSFORMER_LM = {
+    "arch": "transformer_lm", "decoder_embed_dim": 16, "decoder_layers": 2,
+    "decoder_attention_heads": 4, "decoder_ffn_embed_dim": 24, "decoder_normalize_before": True,
+    "activation_fn": "relu", "no_scale_embedding": False, "layernorm_embedding": False,
+    "decoder_learned_pos": False, "no_token_positional_embeddings": False,
+    "share_decoder_input_output_embed": False, "char_embedder_highway_layers": 2,
+    "character_embedding_dim": 4, "scale_fc": False, "scale_attn": False, "scale_heads": False,
+    "scale_resids": False, "quant_noise_pq": 0, "quant_noise_pq_block_size": 8,
+    "quant_noise_scalar": 0, "decoder_xformers_att_config": None,
+}
+
 MOA = {
     "arch": "moa_transformer_base", "decoder_embed_dim": 16, "decoder_layers": 2,
     "decoder_attention_heads": 3, "num_expert": 5, "head_dim": 8, "decoder_ffn_embed_dim": 24,
@@ -91,7 +103,7 @@ MOA = {
 @dataclasses.dataclass
 class Case:
     name: str
-    family: str  # "torchscale", "mh-moe" or "moa"
+    family: str  # "torchscale", "mh-moe", "moa" or "transformer-lm"
     options: dict
     seed: int
     half: bool = False  # fp16
@@ -101,6 +113,7 @@ class Case:
     bare: bool = False  # only the tensors, without "decoder."; options in config.json
     wrapper: tuple = ()  # (what names begin with, what they begin with in wrapped modules)
     strided: bool = False  # views, transposed and shared storages
+    final_norm: bool = False  # a last norm also if norms are after layers
 
 
 CASES = [
@@ -152,4 +165,20 @@ CASES = [
         "activation_fn": "gelu_accurate", "share_all_embeddings": False,
         "share_decoder_input_output_embed": False, "layernorm_embedding": True,
         "no_scale_embedding": True}, seed=13, half=True, cfg=True, nested=True),
+    Case("xmoe-xpos", "torchscale", {
+        "xpos_rel_pos": True, "xpos_scale_base": 8, "no_token_positional_embeddings": True,
+        "moe_freq": 2, "moe_expert_count": 4, "use_xmoe": True, "subln": True,
+        "activation_fn": "gelu"}, seed=14, half=True),
+    Case("dense-relative-bias", "torchscale", {
+        "rel_pos_buckets": 14, "max_rel_pos": 20, "activation_fn": "gelu"}, seed=15, cfg=True),
+    Case("smoe-deepnorm-final", "torchscale", {
+        "deepnorm": True, "decoder_normalize_before": False, "moe_freq": 2, "moe_expert_count": 3,
+        "layernorm_eps": 1e-2}, seed=16, half=True, final_norm=True),
+    Case("transformer-lm-gpt", "transformer-lm", {
+        "activation_fn": "gelu", "share_decoder_input_output_embed": True,
+        "decoder_learned_pos": True}, seed=17, half=True, cfg=True),
+    Case("transformer-lm-no-final-norm", "transformer-lm", {
+        "no_decoder_final_norm": True, "layernorm_embedding": True}, seed=18),
+    Case("transformer-lm-post-norm", "transformer-lm", {
+        "decoder_normalize_before": False, "activation_fn": "gelu_fast"}, seed=19, strided=True),
 ]

@@ -13,6 +13,7 @@ import torch
 GELU = {"gelu": lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))),
         "gelu_accurate": lambda x: 0.5 * x * (1 + torch.tanh(
             math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3)))}
+GELU["gelu_fast"] = GELU["gelu_accurate"]
 ACTIVATIONS = {"relu": lambda x: torch.clamp(x, min=0), "silu": lambda x: x * torch.sigmoid(x),
                "swish": lambda x: x * torch.sigmoid(x), **GELU}
 
@@ -78,16 +79,20 @@ class Decoder:
             x = self.norm(x, "decoder.layernorm_embedding")
         return x
 
-    def attend(self, q, keys, values, t):
-        """One head at position t: q [head], keys and values [T, head]."""
-        scores = keys[:t + 1] @ q / math.sqrt(len(q))
+    def attend(self, q, keys, values, t, bias=0):
+        """One head at position t: q [head], keys and values [T, head]; bias [t + 1] of scores."""
+        scores = keys[:t + 1] @ q / math.sqrt(len(q)) + bias
         return self.softmax(scores) @ values[:t + 1]
 
     def logits(self, tokens):
         x = self.embed(tokens)
-        before = self.has("decoder.layer_norm.weight")  # pre-norm
+        final = self.has("decoder.layer_norm.weight")
+        deepnorm = self.option("deepnorm", False)
+        before = final and (not deepnorm or self.option("decoder_normalize_before"))  # pre-norm
+        if self.option("no_decoder_final_norm", False):
+            before = self.option("decoder_normalize_before")
         layers = self.option("decoder_layers")
-        alpha = (2.0 * layers) ** 0.25 if self.option("deepnorm", False) else 1.0
+        alpha = (2.0 * layers) ** 0.25 if deepnorm else 1.0
         for i in range(layers):
             prefix = f"decoder.layers.{i}."
             for branch, name in ((self.attention, "self_attn_layer_norm"),
@@ -96,7 +101,7 @@ class Decoder:
                 x = alpha * x + branch(y, prefix, i)
                 if not before:
                     x = self.norm(x, prefix + name)
-        if before:
+        if final:
             x = self.norm(x, "decoder.layer_norm")
         if self.option("share_decoder_input_output_embed") or self.option("share_all_embeddings"):
             return x @ self.state["decoder.embed_tokens.weight"].T
@@ -121,6 +126,35 @@ class Torchscale(Decoder):
             out[i + n // 2] = b * math.cos(angle) + a * math.sin(angle)
         return out
 
+    def bucket(self, distance):
+        """The bucket of a key that is `distance` positions before the query."""
+        buckets = self.option("rel_pos_buckets") // 2  # the others are for later positions
+        exact = buckets // 2
+        if distance < exact:
+            return distance
+        part = torch.log(torch.tensor(float(distance)) / exact)  # f32
+        part = part / math.log(self.option("max_rel_pos") / exact) * (buckets - exact)
+        return min(exact + int(part.item()), buckets - 1)
+
+    def relative_bias(self, t, head):
+        name = "decoder.self_attn_relative_position.relative_attention_bias.weight"
+        if not self.has(name):
+            return 0
+        return torch.stack([self.state[name][self.bucket(t - s), head] for s in range(t + 1)])
+
+    def xpos(self, x, t, sign):
+        """Rotates adjacent dimensions of a head at position t, and scales them; sign is 1 for
+        queries, -1 for keys."""
+        n = len(x)
+        out = x.clone()
+        for i in range(n // 2):
+            angle = t * 10000.0 ** (-i / (n // 2))
+            scale = ((2 * i + 0.4 * n) / (1.4 * n)) ** (sign * t / self.option("xpos_scale_base"))
+            a, b = x[2 * i], x[2 * i + 1]
+            out[2 * i] = (a * math.cos(angle) - b * math.sin(angle)) * scale
+            out[2 * i + 1] = (b * math.cos(angle) + a * math.sin(angle)) * scale
+        return out
+
     def attention(self, x, prefix, _layer):
         name = prefix + "self_attn."
         length, d = x.shape
@@ -129,6 +163,11 @@ class Torchscale(Decoder):
         q = self.linear(x, name + "q_proj").view(length, heads, d // heads)
         k = self.linear(x, name + "k_proj").view(length, groups, d // heads)
         v = self.linear(x, name + "v_proj").view(length, groups, d // heads)
+        if self.option("xpos_rel_pos", False):
+            q = torch.stack([torch.stack([self.xpos(h, t, 1) for h in q[t]])
+                             for t in range(length)])
+            k = torch.stack([torch.stack([self.xpos(h, t, -1) for h in k[t]])
+                             for t in range(length)])
         if self.option("rotary_embed", False):
             q = torch.stack([torch.stack([self.rotate(h, t) for h in q[t]]) for t in range(length)])
             k = torch.stack([torch.stack([self.rotate(h, t) for h in k[t]]) for t in range(length)])
@@ -136,7 +175,8 @@ class Torchscale(Decoder):
         for t in range(length):
             for h in range(heads):
                 # Keys and values are repeated as a whole, so heads use them in turn.
-                out[t, h] = self.attend(q[t, h], k[:, h % groups], v[:, h % groups], t)
+                out[t, h] = self.attend(q[t, h], k[:, h % groups], v[:, h % groups], t,
+                                        self.relative_bias(t, h))
         out = out.reshape(length, d)
         if self.has(name + "inner_attn_ln.weight"):
             out = self.norm(out, name + "inner_attn_ln")
@@ -153,6 +193,8 @@ class Torchscale(Decoder):
         return self.linear(inner, name + "fc2")
 
     def feed_forward(self, x, prefix, layer):
+        if self.has(prefix + "fc1.weight"):  # fairseq's own transformer_lm
+            return self.network(x, prefix)
         frequency = self.option("moe_freq", 0)
         if frequency == 0 or (layer + 1) % frequency != 0:
             return self.network(x, prefix + "ffn.")

@@ -21,7 +21,7 @@ import torch
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 import decoders  # noqa: E402
 import safetensors_io  # noqa: E402
-from cases import CASES, FORK, MOA, TORCHSCALE, TRAINING  # noqa: E402
+from cases import CASES, FORK, MOA, TORCHSCALE, TRAINING, TRANSFORMER_LM  # noqa: E402
 
 VOCAB, PROMPTS, LENGTH, GREEDY = 37, 2, 12, 24
 
@@ -30,6 +30,8 @@ def all_options(case):
     if case.family == "moa":
         options = {**TRAINING, **MOA}
         options["task"] = "translation"
+    elif case.family == "transformer-lm":
+        options = {**TRAINING, **TRANSFORMER_LM}
     elif case.family == "mh-moe":
         options = {**TRAINING, **TORCHSCALE, **FORK}
     else:
@@ -60,7 +62,7 @@ class Weights:
             self.add(name + ".bias", size, std=0.3)
 
 
-def shared_weights(w, o, rms=False):
+def shared_weights(w, o, rms=False, final_norm=False):
     """Embeddings, positions, last norm and LM head."""
     d = o["decoder_embed_dim"]
     tied = o["share_decoder_input_output_embed"] or o.get("share_all_embeddings", False)
@@ -75,7 +77,8 @@ def shared_weights(w, o, rms=False):
             w.state["decoder.embed_positions._float_tensor"] = torch.zeros(1, dtype=w.type)
     if o["layernorm_embedding"]:
         w.norm("decoder.layernorm_embedding", d, not rms)
-    if o["decoder_normalize_before"]:
+    before = o["decoder_normalize_before"] and not o["no_decoder_final_norm"]
+    if before or final_norm:
         w.norm("decoder.layer_norm", d, not rms)
     if tied:  # the same storage under both names
         w.state["decoder.output_projection.weight"] = w.state["decoder.embed_tokens.weight"]
@@ -91,7 +94,7 @@ def torchscale_weights(case, o):
     rms, bias = o.get("rms_norm", False), not o.get("no_bias", False)
     act = o["activation_fn"]
     gated = fork and (o["glu"] or act == "silu" or (act == "relu" and not o["relu_squared"]))
-    shared_weights(w, o, rms)
+    shared_weights(w, o, rms, case.final_norm)
 
     def network(name, size, inner):
         for matrix in ("fc1", "fc3") if gated else ("fc1",):
@@ -100,6 +103,9 @@ def torchscale_weights(case, o):
         if o["subln"]:
             w.norm(name + "ffn_layernorm", inner, not rms)
 
+    if o["rel_pos_buckets"] > 0:
+        w.add("decoder.self_attn_relative_position.relative_attention_bias.weight",
+              o["rel_pos_buckets"], heads, std=1.5)
     for i in range(o["decoder_layers"]):
         p = f"decoder.layers.{i}."
         kv = o.get("n_kv_heads", heads) * (d // heads)
@@ -107,6 +113,8 @@ def torchscale_weights(case, o):
             w.linear(f"{p}self_attn.{matrix}_proj", rows, d, bias)
         if o.get("rotary_embed", False):
             w.state[p + "self_attn.rotary_emb.inv_freq"] = torch.ones(d // heads // 2, dtype=w.type)
+        if o["xpos_rel_pos"]:
+            w.state[p + "self_attn.xpos.scale"] = torch.ones(d // heads // 2, dtype=w.type)
         if o["subln"]:
             w.norm(p + "self_attn.inner_attn_ln", d, not rms)
         w.norm(p + "self_attn_layer_norm", d, not rms)
@@ -128,6 +136,21 @@ def torchscale_weights(case, o):
         inner = o.get("moe_ffn_dim", -1)
         for e in range(experts):
             network(f"{p}moe_layer.experts.{e}.", c, f if inner == -1 else inner)
+    return w.state
+
+
+def transformer_lm_weights(case, o):
+    w = Weights(case)
+    d, f = o["decoder_embed_dim"], o["decoder_ffn_embed_dim"]
+    shared_weights(w, o)
+    for i in range(o["decoder_layers"]):
+        p = f"decoder.layers.{i}."
+        for matrix in ("q", "k", "v", "out"):
+            w.linear(f"{p}self_attn.{matrix}_proj", d, d, True)
+        w.norm(p + "self_attn_layer_norm", d, True)
+        w.linear(p + "fc1", f, d, True)
+        w.linear(p + "fc2", d, f, True)
+        w.norm(p + "final_layer_norm", d, True)
     return w.state
 
 
@@ -279,7 +302,8 @@ def write_files(case, options, state, folder):
 
 def write(case, out):
     options = all_options(case)
-    state = moa_weights(case, options) if case.family == "moa" else torchscale_weights(case, options)
+    make = {"moa": moa_weights, "transformer-lm": transformer_lm_weights}
+    state = make.get(case.family, torchscale_weights)(case, options)
     decoder = decoders.Moa if case.family == "moa" else decoders.Torchscale
     model = decoder(state, options)
     tensors = golden(model, case)

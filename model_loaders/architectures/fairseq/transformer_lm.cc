@@ -1,0 +1,169 @@
+// fairseq's own dense decoder, the architecture transformer_lm and its variants (transformer_lm_gpt
+// and so on).
+#include <cmath>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "model_loaders/architectures/fairseq/reader.h"
+
+namespace moeserve::fairseq {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr TensorRule kTensors[] = {
+    {"embed.weight", "decoder.embed_tokens.weight"},
+    {"embed_position.weight", "decoder.embed_positions.weight"},
+    {"embed_norm.weight", "decoder.layernorm_embedding.weight"},
+    {"embed_norm.bias", "decoder.layernorm_embedding.bias"},
+    {"norm.weight", "decoder.layer_norm.weight"},
+    {"norm.bias", "decoder.layer_norm.bias"},
+    {"head.weight", "decoder.output_projection.weight"},
+    {"blocks.*.attention.norm.weight", "decoder.layers.*.self_attn_layer_norm.weight"},
+    {"blocks.*.attention.norm.bias", "decoder.layers.*.self_attn_layer_norm.bias"},
+    {"blocks.*.attention.q.weight", "decoder.layers.*.self_attn.q_proj.weight"},
+    {"blocks.*.attention.q.bias", "decoder.layers.*.self_attn.q_proj.bias"},
+    {"blocks.*.attention.k.weight", "decoder.layers.*.self_attn.k_proj.weight"},
+    {"blocks.*.attention.k.bias", "decoder.layers.*.self_attn.k_proj.bias"},
+    {"blocks.*.attention.v.weight", "decoder.layers.*.self_attn.v_proj.weight"},
+    {"blocks.*.attention.v.bias", "decoder.layers.*.self_attn.v_proj.bias"},
+    {"blocks.*.attention.o.weight", "decoder.layers.*.self_attn.out_proj.weight"},
+    {"blocks.*.attention.out_bias", "decoder.layers.*.self_attn.out_proj.bias"},
+    {"blocks.*.feed_forward.norm.weight", "decoder.layers.*.final_layer_norm.weight"},
+    {"blocks.*.feed_forward.norm.bias", "decoder.layers.*.final_layer_norm.bias"},
+    {"blocks.*.feed_forward.up.weight", "decoder.layers.*.fc1.weight"},
+    {"blocks.*.feed_forward.up.bias", "decoder.layers.*.fc1.bias"},
+    {"blocks.*.feed_forward.down.weight", "decoder.layers.*.fc2.weight"},
+    {"blocks.*.feed_forward.down.bias", "decoder.layers.*.fc2.bias"},
+};
+
+constexpr KeyRule kKeys[] = {
+    {"vocab_size", "rows of decoder.embed_tokens.weight"},
+    {"hidden_size", "decoder_embed_dim"},
+    {"num_hidden_layers", "decoder_layers"},
+    {"max_position_embeddings", "max_target_positions"},
+    {"tie_word_embeddings", "share_decoder_input_output_embed"},
+    {"embedding_norm", "layernorm_embedding"},
+    {"attention.num_heads", "decoder_attention_heads"},
+    {"attention.num_kv_heads", "decoder_attention_heads"},
+    {"attention.head_dim", "(decoder_embed_dim / decoder_attention_heads)"},
+    {"feed_forward.width", "decoder_ffn_embed_dim"},
+};
+
+constexpr std::string_view kIgnoredTensors[] = {
+    "decoder.version",
+    "decoder.embed_positions._float_tensor",  // marks sinusoidal positions
+    "decoder.embed_positions.weights",        // their values, in old files
+};
+
+// Options that only other options, which are refused, make effective.
+constexpr std::string_view kIgnoredOptions[] = {
+    "char_embedder_highway_layers",
+};
+
+class TransformerReader {
+ public:
+  explicit TransformerReader(const FairseqSource& source) : r_(source), keys_(r_.keys()) {}
+
+  Result<std::unique_ptr<const CheckpointConfig>> Read() {
+    r_.Ignore(kIgnoredOptions);
+    RefuseOptions();
+    r_.ReadSizes();
+    r_.ReadHead(keys_.Bool("share_decoder_input_output_embed", false));
+    ReadNorms();
+    r_.spec().position = r_.AddedPositions();
+    LayerSpec layer;
+    layer.attention = ReadAttention();
+    layer.feed_forward = ReadFeedForward();
+    std::vector<LayerSpec> layers;
+    if (r_.ok()) layers.assign(static_cast<size_t>(r_.layers()), layer);
+    return r_.Finish({kTensors, kKeys, kIgnoredTensors}, std::move(layers));
+  }
+
+ private:
+  void RefuseOptions() {
+    r_.Require("adaptive_input", false, "embeddings of several widths are not supported");
+    r_.Require("adaptive_softmax_cutoff", nullptr, "an adaptive softmax is not supported");
+    r_.Require("character_embeddings", false, "embeddings of characters are not supported");
+    r_.Require("base_layers", 0, "BASE layers are not supported");
+    r_.Require("cross_self_attention", false, "attention to an encoder is not supported");
+    r_.Require("decoder_xformers_att_config", nullptr, "attention of xFormers is not supported");
+    for (const char* key : {"scale_attn", "scale_fc", "scale_heads", "scale_resids"}) {
+      r_.Require(key, false, "scaled branches are not supported");
+    }
+    // Options of torchscale, whose layers have other tensors.
+    for (const char* key : {"deepnorm", "subln", "xpos_rel_pos", "rotary_embed", "rms_norm"}) {
+      r_.Require(key, false, "layers of fairseq's transformer_lm do not have it");
+    }
+    for (const char* key : {"moe_freq", "moe_expert_count", "rel_pos_buckets", "max_rel_pos"}) {
+      r_.Require(key, 0, "layers of fairseq's transformer_lm do not have it");
+    }
+  }
+
+  // A pre-norm model has a last norm unless an option switches it off.
+  void ReadNorms() {
+    ModelSpec& spec = r_.spec();
+    const bool before = r_.RequiredBool("decoder_normalize_before");
+    const bool without = keys_.Bool("no_decoder_final_norm", false);
+    const bool final_norm = r_.Has("decoder.layer_norm.weight");
+    spec.norm.kind = NormKind::kLayer;
+    spec.norm.placement = before ? NormPlacement::kPre : NormPlacement::kPost;
+    if (before && !final_norm) spec.norm.final_norm = false;
+    if (final_norm == (before && !without)) return;
+    if (before && without) {
+      r_.Fault("no_decoder_final_norm", "false (the files have decoder.layer_norm.weight)", "true");
+      return;
+    }
+    r_.Fault("decoder_normalize_before",
+             Concat(final_norm ? "true (the files have" : "false (the files do not have",
+                    " decoder.layer_norm.weight)"),
+             before ? "true" : "false");
+  }
+
+  AttentionSpec ReadAttention() {
+    const int hidden = r_.spec().hidden_size;
+    AttentionSpec attention;
+    const int heads = keys_.Int("decoder_attention_heads");
+    attention.num_heads = attention.num_kv_heads = heads;
+    if (heads < 1 || hidden % heads != 0) {
+      if (r_.ok()) {
+        r_.Fault("decoder_attention_heads",
+                 Concat("a divisor of decoder_embed_dim, which is ", hidden),
+                 std::to_string(heads));
+      }
+      return attention;
+    }
+    attention.head_dim = hidden / heads;
+    if (attention.head_dim > 0) attention.scale = 1.0 / std::sqrt(attention.head_dim);
+    attention.bias = attention.out_bias = true;
+    return attention;
+  }
+
+  FeedForwardSpec ReadFeedForward() {
+    FeedForwardSpec block;
+    block.expert.form = ExpertForm::kPlain;
+    block.expert.bias = true;
+    const std::optional<ActivationKind> activation =
+        keys_.Pick<ActivationKind>("activation_fn", {{"relu", ActivationKind::kRelu},
+                                                     {"gelu", ActivationKind::kGelu},
+                                                     {"gelu_accurate", ActivationKind::kGeluTanh},
+                                                     {"gelu_fast", ActivationKind::kGeluTanh},
+                                                     {"swish", ActivationKind::kSilu}});
+    block.expert.activation = activation.value_or(ActivationKind::kRelu);
+    block.width = keys_.Int("decoder_ffn_embed_dim");
+    return block;
+  }
+
+  Reader r_;
+  ObjectReader& keys_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<const CheckpointConfig>> ReadTransformerLm(const FairseqSource& source) {
+  return TransformerReader(source).Read();
+}
+
+}  // namespace moeserve::fairseq
