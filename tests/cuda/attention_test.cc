@@ -16,8 +16,7 @@
 
 #include "kernels/cuda/attention/kv_cache.h"
 #include "kernels/cuda/attention/norm_rope_append.h"
-#include "kernels/cuda/attention/rope.h"
-#include "kernels/cuda/attention/rope_tables.h"
+#include "tests/cuda/device_array.h"
 #include "tests/reference/oracle.h"
 #include "tests/support/compare.h"
 #include "tests/support/random.h"
@@ -29,30 +28,6 @@ using testing::Matrix;
 using testing::Random;
 
 void Check(cudaError_t error) { ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error); }
-
-// Device memory with a copy of host values.
-template <typename T>
-class OnDevice {
- public:
-  explicit OnDevice(const std::vector<T>& values) : count_(values.size()) {
-    Check(cudaMalloc(reinterpret_cast<void**>(&data_), std::max<size_t>(16, count_ * sizeof(T))));
-    Check(cudaMemcpy(data_, values.data(), count_ * sizeof(T), cudaMemcpyHostToDevice));
-  }
-  ~OnDevice() { cudaFree(data_); }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-  T* data() const { return data_; }
-  std::vector<T> Read() const {
-    std::vector<T> values(count_);
-    Check(cudaDeviceSynchronize());
-    Check(cudaMemcpy(values.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost));
-    return values;
-  }
-
- private:
-  T* data_ = nullptr;
-  size_t count_;
-};
 
 float Rounded(float f) { return F32FromBf16(Bf16FromF32(f)); }
 
@@ -198,12 +173,12 @@ class Scene {
       }
     }
     const int element = static_cast<int>(SizeOf(s_.output));
-    OnDevice<int32_t> d_position(position), d_sequence(sequence), d_tables(tables_),
+    DeviceArray<int32_t> d_position(position), d_sequence(sequence), d_tables(tables_),
         d_offsets(offsets), d_assignment(assignment), d_row_of(row_of);
-    OnDevice<float> d_query(query);
-    OnDevice<uint8_t> d_output(std::vector<uint8_t>((rows + 1) * output_stride * element, 0xff));
+    DeviceArray<float> d_query(query);
+    DeviceArray<uint8_t> d_output(std::vector<uint8_t>((rows + 1) * output_stride * element, 0xff));
     const int max_per_token = std::max(1, options.max_per_token);
-    OnDevice<uint8_t> work_memory(std::vector<uint8_t>(
+    DeviceArray<uint8_t> work_memory(std::vector<uint8_t>(
         static_cast<size_t>(AttentionWorkBytes(
             count, options.slots, PartialFloats(s_.heads * max_per_token, s_.head_dim))),
         0xff));
@@ -226,9 +201,9 @@ class Scene {
     a.soft_cap = s_.soft_cap;
     std::vector<float> sinks;
     for (int h = 0; h < s_.heads; ++h) sinks.push_back(static_cast<float>(s_.Sink(h).value_or(0)));
-    OnDevice<float> d_sinks(sinks);
+    DeviceArray<float> d_sinks(sinks);
     if (s_.sinks) a.sinks = d_sinks.data();
-    const OnDevice<float> d_biases(s_.Biases());
+    const DeviceArray<float> d_biases(s_.Biases());
     if (s_.bias_distances > 0) {
       a.bias = d_biases.data();
       a.bias_distances = s_.bias_distances;
@@ -324,8 +299,8 @@ class Scene {
       k.resize(k.size() + stride, NAN);
       v.resize(v.size() + stride, NAN);
     }
-    OnDevice<int32_t> d_position(position), d_sequence(sequence), d_tables(tables_);
-    OnDevice<float> d_k(k), d_v(v);
+    DeviceArray<int32_t> d_position(position), d_sequence(sequence), d_tables(tables_);
+    DeviceArray<float> d_k(k), d_v(v);
     NormRopeAppendLaunch a;
     a.cache = view();
     a.step = {static_cast<int>(position.size()),
@@ -564,9 +539,9 @@ TEST(CudaAttentionTest, RowsOfPlansMatchDoubleArithmetic) {
 TEST(CudaAttentionTest, WorkListFallsBackWhereRoomEnds) {
   const std::vector<int32_t> position = {0, 255, 256, 1000, 5, 600, 900};
   const std::vector<int32_t> sequence = {0, 0, 0, 0, -1, 0, 0};
-  OnDevice<int32_t> d_position(position), d_sequence(sequence);
+  DeviceArray<int32_t> d_position(position), d_sequence(sequence);
   const int tokens = 7, slots = 7;
-  OnDevice<uint8_t> memory(
+  DeviceArray<uint8_t> memory(
       std::vector<uint8_t>(static_cast<size_t>(AttentionWorkBytes(tokens, slots, 20)), 0xff));
   const AttentionWork work = LayOutAttentionWork(memory.data(), tokens, slots);
   LaunchAttentionWork({tokens, d_position.data(), d_sequence.data(), nullptr, 0, 1001}, tokens, 0,
@@ -598,62 +573,6 @@ TEST(CudaAttentionTest, SplitsOfWindows) {
       most = std::max(most, position / 256 - first / 256 + 1);
     }
     EXPECT_EQ(MaxSplits(1500, window, 256), most) << window;
-  }
-}
-
-TEST(CudaAttentionTest, RopeTurnsPairs) {
-  Random random(7);
-  for (const bool interleaved : {false, true}) {
-    for (const int turned : {8, 12}) {
-      const int head_dim = 12, heads = 43, tokens = 4, stride = heads * head_dim + 5;
-      const std::vector<int32_t> position = {0, 1, 99999, 8000}, sequence = {0, 3, -1, 1};
-      const std::vector<int32_t> token_of = {3, 2, 1, 1, 0, 3, 3};
-      for (const bool routed : {false, true}) {
-        const int rows = routed ? 7 : tokens, valid = routed ? 5 : tokens;
-        std::vector<float> x = random.Normals(int64_t{rows} * stride);
-        OnDevice<int32_t> d_position(position), d_sequence(sequence), d_token_of(token_of),
-            d_valid(std::vector<int32_t>{valid});
-        OnDevice<float> d_x(x);
-        RopeLaunch a;
-        a.head_dim = head_dim;
-        a.dimensions = turned;
-        a.interleaved = interleaved;
-        a.step = {tokens, d_position.data(), d_sequence.data(), nullptr, 0, 0};
-        RopeTables tables;
-        const RopeSettings settings{.head_dim = head_dim, .dimensions = turned};
-        ASSERT_TRUE(tables.Reserve(settings, tokens, nullptr).ok());
-        a.angles = tables.Angles(settings, a.step, nullptr);
-        a.token_of_row = routed ? d_token_of.data() : nullptr;
-        a.valid_rows = routed ? d_valid.data() : nullptr;
-        a.rows = d_x.data();
-        a.num_rows = rows;
-        a.heads = heads;
-        a.stride = stride;
-        LaunchRope(a, nullptr);
-        const std::vector<float> y = d_x.Read();
-        for (int r = 0; r < rows; ++r) {
-          const int t = routed ? token_of[r] : r;
-          std::vector<double> expected(x.begin() + r * stride, x.begin() + (r + 1) * stride);
-          const bool turns = r < valid && sequence[t] >= 0;
-          for (int h = 0; turns && h < heads; ++h) {
-            for (int i = 0; i < turned / 2; ++i) {
-              const double angle = position[t] * std::pow(10000.0, -2.0 * i / turned);
-              const int first = h * head_dim + (interleaved ? 2 * i : i);
-              const int second = first + (interleaved ? 1 : turned / 2);
-              const double u = x[r * stride + first], v = x[r * stride + second];
-              expected[first] = u * std::cos(angle) - v * std::sin(angle);
-              expected[second] = v * std::cos(angle) + u * std::sin(angle);
-            }
-          }
-          const std::vector<double> actual(y.begin() + r * stride, y.begin() + (r + 1) * stride);
-          if (!turns) {
-            ASSERT_EQ(actual, expected);
-            continue;
-          }
-          ASSERT_TRUE(testing::RowNear(actual, expected, 1e-6)) << "row " << r;
-        }
-      }
-    }
   }
 }
 

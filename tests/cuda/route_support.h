@@ -1,4 +1,4 @@
-// Shared by the tests of routing on the device: cases, device arrays, routing plans on the host.
+// Shared by the tests of routing on the device: cases, routing plans on the host.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,6 +12,7 @@
 
 #include "kernels/cuda/routing/router.h"
 #include "kernels/registry.h"
+#include "tests/cuda/device_array.h"
 #include "tests/support/random.h"
 
 namespace moeserve::cuda {
@@ -21,36 +22,6 @@ using Score = ScoreKind;
 using Temperature = TemperatureKind;
 using testing::MakeTensor;
 using testing::Random;
-
-// Device memory for a test, filled with 0xff.
-template <typename T>
-class DeviceArray {
- public:
-  explicit DeviceArray(size_t n) : n_(n) {
-    EXPECT_EQ(cudaMalloc(reinterpret_cast<void**>(&data_), (n + 1) * sizeof(T)), cudaSuccess);
-    EXPECT_EQ(cudaMemset(data_, 0xff, n * sizeof(T)), cudaSuccess);
-    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  }
-  explicit DeviceArray(const std::vector<T>& v) : DeviceArray(v.size()) { Write(v); }
-  ~DeviceArray() { cudaFree(data_); }
-  DeviceArray(const DeviceArray&) = delete;
-  DeviceArray& operator=(const DeviceArray&) = delete;
-  T* data() const { return data_; }
-  void Write(const std::vector<T>& v) {
-    EXPECT_EQ(cudaMemcpy(data_, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice),
-              cudaSuccess);
-    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  }
-  std::vector<T> Read() const {
-    std::vector<T> v(n_);
-    EXPECT_EQ(cudaMemcpy(v.data(), data_, n_ * sizeof(T), cudaMemcpyDeviceToHost), cudaSuccess);
-    return v;
-  }
-
- private:
-  T* data_ = nullptr;
-  size_t n_;
-};
 
 template <typename T>
 std::vector<T> FromDevice(const T* data, size_t n) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/sample/sampler.h"
+#include "tests/cuda/device_array.h"
 #include "tests/support/random.h"
 
 namespace moeserve::cuda {
@@ -22,33 +23,6 @@ using ::moeserve::testing::Random;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr double kLargestUniform = 1.0 - 0x1p-53;
-
-template <typename T>
-class DeviceArray {
- public:
-  explicit DeviceArray(size_t n) : n_(n) {
-    EXPECT_EQ(cudaMalloc(&data_, n * sizeof(T)), cudaSuccess);
-    EXPECT_EQ(cudaMemset(data_, 0xff, n * sizeof(T)), cudaSuccess);
-  }
-  explicit DeviceArray(const std::vector<T>& v) : DeviceArray(v.size()) { Write(v); }
-  ~DeviceArray() { cudaFree(data_); }
-  DeviceArray(const DeviceArray&) = delete;
-  DeviceArray& operator=(const DeviceArray&) = delete;
-
-  T* data() { return data_; }
-  void Write(const std::vector<T>& v) {
-    EXPECT_EQ(cudaMemcpy(data_, v.data(), n_ * sizeof(T), cudaMemcpyHostToDevice), cudaSuccess);
-  }
-  std::vector<T> Read() {
-    std::vector<T> v(n_);
-    EXPECT_EQ(cudaMemcpy(v.data(), data_, n_ * sizeof(T), cudaMemcpyDeviceToHost), cudaSuccess);
-    return v;
-  }
-
- private:
-  T* data_ = nullptr;
-  size_t n_;
-};
 
 struct Case {
   std::vector<float> logits;
