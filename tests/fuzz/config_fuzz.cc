@@ -19,6 +19,7 @@ void Read(std::string_view text) {
     MOESERVE_CHECK(config.status().message().find("config.json: ") == 0, "names the file");
     return;
   }
+  CountAccepted();
   const ModelSpec& spec = (*config)->spec;
   MOESERVE_CHECK(Validate(spec).ok(), "an accepted model is valid");
   if (spec.num_layers() > kMostLayers) return;

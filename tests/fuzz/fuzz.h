@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -19,6 +20,17 @@ namespace moeserve::testing {
 
 inline std::string_view Text(const uint8_t* data, size_t size) {
   return {reinterpret_cast<const char*>(data), size};
+}
+
+// Counts an input that the parser accepted. Prints their number at exit; run.sh fails if it is 0,
+// because then the target tests little.
+inline void CountAccepted() {
+  struct Counter {
+    ~Counter() { std::fprintf(stderr, "accepted inputs: %lld\n", count); }
+    long long count = 0;
+  };
+  static Counter counter;
+  ++counter.count;
 }
 
 // A file with the given bytes, in memory if the system has a file system in memory. It is deleted
@@ -61,6 +73,7 @@ inline void ReadAllTensors(const TensorFile& file) {
 
 // Encodes some text with a tokenizer that a file describes, and decodes the ids.
 inline void UseTokenizer(const Tokenizer& tokenizer) {
+  CountAccepted();
   for (const bool special : {false, true}) {
     const auto ids = tokenizer.Encode("Some text, \xc3\xa9\xe2\x82\xac  12\n<s>[UNK]", special);
     if (!ids.ok()) continue;

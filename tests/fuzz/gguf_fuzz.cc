@@ -17,7 +17,9 @@ void Read(std::string_view bytes) {
   const auto tokenizer = ReadGgufTokenizer(**file);
   if (tokenizer.ok() && *tokenizer != nullptr) UseTokenizer(**tokenizer);
   const auto checkpoint = LoadCheckpoint(input.path(), {.require_tokenizer = false});
-  if (checkpoint.ok()) MOESERVE_CHECK(Validate(checkpoint->spec).ok(), "a valid model");
+  if (!checkpoint.ok()) return;
+  CountAccepted();
+  MOESERVE_CHECK(Validate(checkpoint->spec).ok(), "a valid model");
 }
 
 }  // namespace

@@ -21,6 +21,7 @@ void Walk(const PickleValue& value, int depth, int& budget) {
 void Read(std::string_view bytes) {
   const auto tree = PickleTree::Parse(bytes);
   if (!tree.ok()) return;
+  CountAccepted();
   int budget = 20'000;
   Walk(tree->root(), 1, budget);
   MOESERVE_CHECK(!ShowPickle(tree->root()).empty(), "a value can be shown");

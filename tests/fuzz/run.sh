@@ -50,13 +50,19 @@ make_seeds() {
 run_target() {
   local target=$1 log=build/fuzz/$1.log
   mkdir -p "build/fuzz/corpus/$target" build/fuzz/findings
-  # A second is far longer than any input should take; sanitizers are slow.
   if "build/fuzz/tests/fuzz/${target}_fuzz" -max_total_time="$seconds" -timeout=20 \
     -rss_limit_mb=2560 -malloc_limit_mb=1024 -max_len=32768 -print_final_stats=1 \
     -artifact_prefix="build/fuzz/findings/$target-" "build/fuzz/corpus/$target" \
     "tests/fuzz/corpus/$target" "build/fuzz/seeds/$target" >"$log" 2>&1; then
+    local accepted
+    accepted=$(sed -n 's/^accepted inputs: //p' "$log")
     printf '%-16s %s\n' "$target" "$(grep -E '^stat::number_of_executed_units' "$log" |
-      tr -s ' ' | cut -d' ' -f2) inputs, $(grep -oE 'cov: [0-9]+' "$log" | tail -1)"
+      tr -s ' ' | cut -d' ' -f2) inputs, ${accepted:-0} accepted, $(
+      grep -oE 'cov: [0-9]+' "$log" | tail -1)"
+    if ((${accepted:-0} == 0)); then
+      echo "$target FAILED: the parser accepted no input, not even the seeds"
+      return 1
+    fi
   else
     printf '%s FAILED:\n' "$target"
     tail -40 "$log"

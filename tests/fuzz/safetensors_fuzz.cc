@@ -12,6 +12,7 @@ void Read(std::string_view input) {
       static_cast<uint8_t>(input[0]) + 256u * uint64_t{static_cast<uint8_t>(input[1])};
   const auto header = ParseSafetensorsHeader(input.substr(2), size);
   if (!header.ok()) return;
+  CountAccepted();
   uint64_t covered = 0;
   for (const TensorEntry& entry : header->tensors) {
     MOESERVE_CHECK(entry.begin == covered && entry.end <= size, "no gap and no overlap");

@@ -10,6 +10,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   constexpr int kVocabulary = 100;
   const auto generation = ParseGenerationConfig(text, kVocabulary);
   if (generation.ok()) {
+    testing::CountAccepted();
     for (const TokenId id : generation->eos_token_ids) {
       MOESERVE_CHECK(id >= 0 && id < kVocabulary, "token ids are in the vocabulary");
     }

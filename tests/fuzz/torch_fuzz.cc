@@ -12,7 +12,9 @@ void Read(std::string_view pickle) {
   const InputFile file(
       TorchBytes(std::string(pickle), {std::string(24, 'x'), std::string(16, 'y')}), ".pt");
   const auto state = TorchStateDict::Open(file.path());
-  if (state.ok()) ReadAllTensors(**state);
+  if (!state.ok()) return;
+  CountAccepted();
+  ReadAllTensors(**state);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@ namespace {
 void Read(std::string_view bytes) {
   const auto zip = ZipFile::Parse(bytes);
   if (!zip.ok()) return;
+  CountAccepted();
   for (const ZipEntry& entry : zip->entries()) {
     MOESERVE_CHECK(entry.bytes.data() >= bytes.data() &&
                        entry.bytes.data() + entry.bytes.size() <= bytes.data() + bytes.size(),
