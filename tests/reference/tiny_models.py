@@ -188,8 +188,8 @@ SEEDS: dict[str, int] = {
     "tiny-split-unequal-sigmoid": 1601, "tiny-window-interleaved-rope": 1205,
     "tiny-learned-layer-norm": 1206, "tiny-qk-norm-head": 1711,
     "tiny-moa-groups-split-cosine": 1213, "tiny-scales": 1514, "tiny-exact-tie": 1116,
-    "tiny-sqrt-softplus": 2347, "tiny-router-norm": 2300,
-    "tiny-deep-experts": 1218, "tiny-null-experts": 1519, "tiny-latent-experts": 1420,
+    "tiny-sqrt-softplus": 2347, "tiny-router-norm": 2600,
+    "tiny-deep-experts": 2818, "tiny-null-experts": 2719, "tiny-latent-experts": 1420,
     "tiny-xpos": 1123, "tiny-post-norm-final": 1125}
 
 # Types of the files, and whether they come in two shards.
