@@ -217,7 +217,11 @@ sanitize_threads() {
     'sanitize tsan "slow|emulated" --exclude-regex cuda_emulated'
 }
 
-check_goldens() { "$reference_venv/bin/python" tests/reference/make_goldens.py --check; }
+check_goldens() {
+  "$reference_venv/bin/python" tests/reference/make_goldens.py --check
+  "$reference_venv/bin/python" tests/reference/families/check_reference.py \
+    --moeserve build/release/moeserve
+}
 
 # Checks that the PyTorch reference, run with the server's routes, selects the same experts.
 routing_records() {
