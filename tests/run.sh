@@ -233,15 +233,12 @@ routing_records() {
 run_script() { MOESERVE_BIN=$PWD/build/release/moeserve bash "$1"; }
 
 run_full() {
-  local part
   stage "address and undefined-behaviour sanitizers" sanitize asan slow
   stage "thread sanitizer" sanitize_threads
   stage "Python environment with PyTorch" make_reference_venv
   stage "goldens computed anew" check_goldens
   stage "routing records against the reference" routing_records
-  for part in load lm_eval; do
-    if [[ -f tests/$part/run.sh ]]; then stage "$part" run_script "tests/$part/run.sh"; fi
-  done
+  stage "lm_eval" run_script tests/lm_eval/run.sh
 }
 
 main() {

@@ -47,13 +47,22 @@ make_seeds() {
   /usr/bin/python3 tests/fuzz/make_seeds.py build/fuzz/seeds
 }
 
+# The kept inputs of every target.
+unpack_corpus() {
+  local file
+  rm -rf build/fuzz/kept
+  for file in tests/fuzz/corpus/*.zip; do
+    /usr/bin/python3 -m zipfile -e "$file" "build/fuzz/kept/$(basename "$file" .zip)"
+  done
+}
+
 run_target() {
   local target=$1 log=build/fuzz/$1.log
-  mkdir -p "build/fuzz/corpus/$target" build/fuzz/findings
+  mkdir -p "build/fuzz/corpus/$target" "build/fuzz/kept/$target" build/fuzz/findings
   if "build/fuzz/tests/fuzz/${target}_fuzz" -max_total_time="$seconds" -timeout=20 \
     -rss_limit_mb=2560 -malloc_limit_mb=1024 -max_len=32768 -print_final_stats=1 \
     -artifact_prefix="build/fuzz/findings/$target-" "build/fuzz/corpus/$target" \
-    "tests/fuzz/corpus/$target" "build/fuzz/seeds/$target" >"$log" 2>&1; then
+    "build/fuzz/kept/$target" "build/fuzz/seeds/$target" >"$log" 2>&1; then
     local accepted
     accepted=$(sed -n 's/^accepted inputs: //p' "$log")
     printf '%-16s %s\n' "$target" "$(grep -E '^stat::number_of_executed_units' "$log" |
@@ -78,6 +87,7 @@ jobs=$(deploy/build_jobs.sh)
 cmake --preset fuzz
 cmake --build --preset fuzz --parallel "$jobs" --target fuzz_targets
 make_seeds
+unpack_corpus
 export -f run_target
 export seconds
 printf '%s\n' "${targets[@]}" | xargs -P "$jobs" -I '{}' bash -euo pipefail -c 'run_target {}'
