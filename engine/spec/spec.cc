@@ -62,7 +62,7 @@ void CheckSelect(Checker& check, const std::string& scope, const RoutedLayerSpec
       return;
     case SelectKind::kTable: {
       const std::string because = " (select.kind is \"table\")";
-      check.Int(scope, "select.k", select.k, 1, experts, Is("num_experts", experts));
+      check.Int(scope, "select.k", select.k, 1, experts, ExpertsAre(routing));
       check.Set(scope, "select.bias", select.bias, false, because);
       check.Int(scope, "select.best_groups", select.best_groups, select.groups, select.groups,
                 because);

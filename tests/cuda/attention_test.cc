@@ -19,6 +19,7 @@
 #include "tests/cuda/device_array.h"
 #include "tests/reference/oracle.h"
 #include "tests/support/compare.h"
+#include "tests/support/distance_biases.h"
 #include "tests/support/random.h"
 
 namespace moeserve::cuda {
@@ -44,28 +45,6 @@ struct Setting {
   float soft_cap = 0.0f;
   bool sinks = false;
   int bias_distances = 0;  // 0: no biases
-
-  // Returns the biases [heads * bias_distances] by distance; neighbours differ, and the last one,
-  // which all larger distances have, differs from 0.
-  std::vector<float> Biases() const {
-    std::vector<float> biases;
-    for (int i = 0; i < heads * bias_distances; ++i) {
-      biases.push_back(0.5f * static_cast<float>(i * 7 % 11) - 3.0f);
-    }
-    return biases;
-  }
-  // Returns the biases of a head for the keys [first, last] of a query at position `last`; empty if
-  // there are none.
-  std::vector<double> BiasesOf(int head, int first, int last) const {
-    std::vector<double> biases;
-    if (bias_distances == 0) return biases;
-    const std::vector<float> all = Biases();
-    for (int p = first; p <= last; ++p) {
-      biases.push_back(
-          all[static_cast<size_t>(head * bias_distances + std::min(last - p, bias_distances - 1))]);
-    }
-    return biases;
-  }
 
   // Returns the sink of a head, if there are sinks: below, among and above usual scores.
   std::optional<double> Sink(int head) const {
@@ -203,7 +182,7 @@ class Scene {
     for (int h = 0; h < s_.heads; ++h) sinks.push_back(static_cast<float>(s_.Sink(h).value_or(0)));
     DeviceArray<float> d_sinks(sinks);
     if (s_.sinks) a.sinks = d_sinks.data();
-    const DeviceArray<float> d_biases(s_.Biases());
+    const DeviceArray<float> d_biases(testing::DistanceBiases(s_.heads, s_.bias_distances));
     if (s_.bias_distances > 0) {
       a.bias = d_biases.data();
       a.bias_distances = s_.bias_distances;
@@ -259,10 +238,10 @@ class Scene {
       const auto from = q.values.begin() + h * s_.head_dim;
       ASSERT_TRUE(testing::RowNear(
           {actual.begin() + h * s_.head_dim, actual.begin() + (h + 1) * s_.head_dim},
-          testing::OracleAttention({from, from + s_.head_dim},
-                                   {k.begin() + first, k.begin() + q.position + 1},
-                                   {v.begin() + first, v.begin() + q.position + 1}, scale(),
-                                   s_.soft_cap, s_.Sink(h), s_.BiasesOf(h, first, q.position)),
+          testing::OracleAttention(
+              {from, from + s_.head_dim}, {k.begin() + first, k.begin() + q.position + 1},
+              {v.begin() + first, v.begin() + q.position + 1}, scale(), s_.soft_cap, s_.Sink(h),
+              testing::BiasesOfKeys(s_.heads, s_.bias_distances, h, first, q.position)),
           tolerance))
           << s_.Describe() << ", position " << q.position << ", head " << h;
     }

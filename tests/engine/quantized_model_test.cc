@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "model_loaders/quantize/quantize_folder.h"
 #include "tests/support/golden.h"
@@ -16,13 +18,17 @@ namespace {
 
 constexpr Quantization kTypes[] = {Quantization::kInt8, Quantization::kInt4};
 
-// Returns the logits of 40 tokens.
+constexpr size_t kTokens = 40;
+
+// Returns the logits of kTokens tokens.
 std::vector<float> Logits(const std::filesystem::path& model, const RunnerOptions& options) {
   auto runner = ModelRunner::Load(model, options);
   EXPECT_TRUE(runner.ok()) << runner.status();
   if (!runner.ok()) return {};
   std::vector<int32_t> tokens;
-  for (int i = 0; i < 40; ++i) tokens.push_back((i * 37 + 11) % (*runner)->vocab());
+  for (size_t i = 0; i < kTokens; ++i) {
+    tokens.push_back(static_cast<int32_t>(i * 37 + 11) % (*runner)->vocab());
+  }
   return (*runner)->Run(tokens, 16);
 }
 
@@ -33,8 +39,24 @@ void ExpectSameBits(const std::vector<float>& a, const std::vector<float>& b) {
   EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)), 0);
 }
 
-// `limit`: the largest relative error against the same weights with inputs that are not rounded.
-void ExpectFolderAnswersAsItsSource(const std::filesystem::path& source, double limit = 0.1) {
+// Returns the relative error of each token's logits, ascending.
+std::vector<double> ErrorsOfTokens(const std::vector<float>& logits,
+                                   const std::vector<float>& expected) {
+  const size_t vocabulary = expected.size() / kTokens;
+  std::vector<double> errors;
+  for (size_t begin = 0; begin < expected.size(); begin += vocabulary) {
+    double error = 0.0, power = 0.0;
+    for (size_t i = begin; i < begin + vocabulary; ++i) {
+      error += std::pow(logits[i] - expected[i], 2);
+      power += std::pow(expected[i], 2);
+    }
+    errors.push_back(std::sqrt(error / power));
+  }
+  std::ranges::sort(errors);
+  return errors;
+}
+
+void ExpectFolderAnswersAsItsSource(const std::filesystem::path& source) {
   if (TestDevice() != "cpu") GTEST_SKIP() << "products with integers run on the CPU alone";
   std::vector<float> of_other_type;
   for (const Quantization type : kTypes) {
@@ -47,14 +69,12 @@ void ExpectFolderAnswersAsItsSource(const std::filesystem::path& source, double 
     ExpectSameBits(at_load, Logits(parent.path() / "model", options));
     EXPECT_NE(at_load, of_other_type);
     of_other_type = at_load;
-    // With the same weights widened to f32, the result differs only by the rounding of inputs.
-    const std::vector<float> widened = Logits(parent.path() / "model", {.compute = DType::kF32});
-    double error = 0.0, power = 0.0;
-    for (size_t i = 0; i < widened.size(); ++i) {
-      error += std::pow(widened[i] - at_load[i], 2);
-      power += std::pow(widened[i], 2);
-    }
-    EXPECT_LT(std::sqrt(error / power), limit);
+    // With the same weights widened to f32, the result differs only by the rounding of inputs. It
+    // changes the experts of a few tokens, whose errors are large.
+    const std::vector<double> errors =
+        ErrorsOfTokens(at_load, Logits(parent.path() / "model", {.compute = DType::kF32}));
+    EXPECT_LT(errors[kTokens / 2], 0.04);
+    EXPECT_LT(errors[kTokens * 3 / 4], 0.06);
   }
 }
 
@@ -72,8 +92,7 @@ TEST(QuantizedModel, OfEveryKindOfLayer) {
   }
 }
 
-// Its experts are stacks of sub-layers on rows of a latent width. So inputs are rounded more often,
-// and more routes change.
+// Its experts are stacks of sub-layers on rows of a latent width.
 TEST(QuantizedModel, OfDeepLatentExperts) {
   nlohmann::json config = TinyConfig();
   config["hidden_size"] = 150;
@@ -85,7 +104,7 @@ TEST(QuantizedModel, OfDeepLatentExperts) {
   config["feed_forward"][0]["routing"]["split"]["depth"] = 2;
   TempFolder source;
   WriteNativeModel(source.path(), config, DType::kBF16);
-  ExpectFolderAnswersAsItsSource(source.path(), 0.2);
+  ExpectFolderAnswersAsItsSource(source.path());
 }
 
 TEST(QuantizedModel, OfTheBundledModels) {

@@ -392,7 +392,9 @@ TEST_P(RoutedModel, BiasMovesRows) {
         b.block == BlockKind::kAttention ? layer.attention.routing : layer.feed_forward.routing;
     return routing->select.kind != SelectKind::kTable;
   };
-  const RoutedBlock& block = *std::ranges::find_if(layout.blocks, by_scores);
+  const auto found = std::ranges::find_if(layout.blocks, by_scores);
+  ASSERT_NE(found, layout.blocks.end());
+  const RoutedBlock& block = *found;
   const int favoured = block.num_experts - 1;
   Request r = Greedy("a", golden_.Prompt(0), 2);
   r.routing_control = Control({.experts = {{block.layer, block.block, favoured, 1000.0}}}, spec);

@@ -13,6 +13,7 @@
 #include "tests/support/backends.h"
 #include "tests/support/compare.h"
 #include "tests/support/device_rows.h"
+#include "tests/support/distance_biases.h"
 #include "tests/support/head_order.h"
 #include "tests/support/random.h"
 
@@ -33,27 +34,6 @@ struct Shape {
   int latent_dim = 0;      // KvLayerShape::latent_dim
   int bias_distances = 0;  // AttentionArgs::bias_distances; 0: no biases
 
-  // Returns the biases [heads * bias_distances] by distance; neighbours differ, and the last one,
-  // which all larger distances have, differs from 0.
-  std::vector<float> Biases() const {
-    std::vector<float> biases;
-    for (int i = 0; i < heads * bias_distances; ++i) {
-      biases.push_back(0.5f * static_cast<float>(i * 7 % 11) - 3.0f);
-    }
-    return biases;
-  }
-  // Returns the biases of a head for the keys [first, last] of a query at position `last`; empty if
-  // there are none.
-  std::vector<double> BiasesOf(int head, int first, int last) const {
-    std::vector<double> biases;
-    if (bias_distances == 0) return biases;
-    const std::vector<float> all = Biases();
-    for (int p = first; p <= last; ++p) {
-      biases.push_back(
-          all[static_cast<size_t>(head * bias_distances + std::min(last - p, bias_distances - 1))]);
-    }
-    return biases;
-  }
   int value_dim() const { return latent_dim > 0 ? latent_dim : head_dim; }
   // Returns the sink of a head, if there are sinks: below, among and above usual scores.
   std::optional<double> Sink(int head) const {
@@ -144,7 +124,9 @@ class Attended {
     std::unique_ptr<DeviceBuffer> sinks;
     if (shape_.sinks) sinks = std::move(backend_->Upload(sink_values)).value();
     std::unique_ptr<DeviceBuffer> biases;
-    if (shape_.bias_distances > 0) biases = std::move(backend_->Upload(shape_.Biases())).value();
+    if (shape_.bias_distances > 0)
+      biases =
+          std::move(backend_->Upload(DistanceBiases(shape_.heads, shape_.bias_distances))).value();
     backend_->Attention(
         {.cache = cache_.get(),
          .layer = 1,
@@ -284,11 +266,12 @@ TEST_P(AttentionTileTest, MatchesDoubleArithmetic) {
         }
         const int64_t at = static_cast<int64_t>(r) * width + h * dim;
         const int64_t out_at = (static_cast<int64_t>(r) * shape.heads + h) * shape.value_dim();
-        ASSERT_TRUE(RowNear({out.begin() + out_at, out.begin() + out_at + shape.value_dim()},
-                            OracleAttention({queries.begin() + at, queries.begin() + at + dim},
-                                            keys, values, attended.Scale(), shape.soft_cap,
-                                            shape.Sink(h), shape.BiasesOf(h, first, last)),
-                            4e-6))
+        ASSERT_TRUE(RowNear(
+            {out.begin() + out_at, out.begin() + out_at + shape.value_dim()},
+            OracleAttention({queries.begin() + at, queries.begin() + at + dim}, keys, values,
+                            attended.Scale(), shape.soft_cap, shape.Sink(h),
+                            BiasesOfKeys(shape.heads, shape.bias_distances, h, first, last)),
+            4e-6))
             << Name(shape.type) << ", window " << shape.window << ", dim " << dim << ", row " << r
             << ", head " << h;
       }

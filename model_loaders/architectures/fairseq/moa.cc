@@ -15,17 +15,6 @@ using Json = nlohmann::json;
 
 // Matrices of experts are stacks whose slices are multiplied from the right: [E, in, out].
 constexpr TensorRule kTensors[] = {
-    {"embed.weight", "decoder.embed_tokens.weight"},
-    {"embed_position.weight", "decoder.embed_positions.weight"},
-    {"embed_norm.weight", "decoder.layernorm_embedding.weight"},
-    {"embed_norm.bias", "decoder.layernorm_embedding.bias"},
-    {"norm.weight", "decoder.layer_norm.weight"},
-    {"norm.bias", "decoder.layer_norm.bias"},
-    {"head.weight", "decoder.output_projection.weight"},
-    {"blocks.*.attention.norm.weight", "decoder.layers.*.self_attn_layer_norm.weight"},
-    {"blocks.*.attention.norm.bias", "decoder.layers.*.self_attn_layer_norm.bias"},
-    {"blocks.*.attention.k.weight", "decoder.layers.*.self_attn.k_proj.weight"},
-    {"blocks.*.attention.v.weight", "decoder.layers.*.self_attn.v_proj.weight"},
     {.model = "blocks.*.attention.router.weight",
      .file = "decoder.layers.*.self_attn.q_proj.w_gate",
      .transposed = true},
@@ -35,8 +24,6 @@ constexpr TensorRule kTensors[] = {
     {.model = "blocks.*.attention.experts.*.o.weight",
      .file = "decoder.layers.*.self_attn.q_proj.output_experts.w",
      .transposed = true},
-    {"blocks.*.feed_forward.norm.weight", "decoder.layers.*.final_layer_norm.weight"},
-    {"blocks.*.feed_forward.norm.bias", "decoder.layers.*.final_layer_norm.bias"},
     {"blocks.*.feed_forward.up.weight", "decoder.layers.*.fc1.weight"},
     {"blocks.*.feed_forward.up.bias", "decoder.layers.*.fc1.bias"},
     {"blocks.*.feed_forward.down.weight", "decoder.layers.*.fc2.weight"},
@@ -53,17 +40,10 @@ constexpr TensorRule kTensors[] = {
 };
 
 constexpr KeyRule kKeys[] = {
-    {"vocab_size", "rows of decoder.embed_tokens.weight"},
-    {"hidden_size", "decoder_embed_dim"},
-    {"num_hidden_layers", "decoder_layers"},
-    {"max_position_embeddings", "max_target_positions"},
-    {"tie_word_embeddings", "share_decoder_input_output_embed"},
-    {"embedding_norm", "layernorm_embedding"},
     {"attention.num_kv_heads", "1"},
     {"attention.head_dim", "head_dim"},
     {"attention.routing.num_experts", "num_expert"},
     {"attention.routing.select.k", "decoder_attention_heads"},
-    {"feed_forward.width", "decoder_ffn_embed_dim"},
     {"feed_forward.routing.num_experts", "num_expert"},
     {"feed_forward.routing.widths", "decoder_embed_dim"},
     {"num_experts", "num_expert"},
@@ -71,9 +51,6 @@ constexpr KeyRule kKeys[] = {
 };
 
 constexpr std::string_view kIgnoredTensors[] = {
-    "decoder.version",
-    "decoder.embed_positions._float_tensor",  // marks sinusoidal positions
-    "decoder.embed_positions.weights",        // their values, in old files
     "decoder.layers.*.self_attn.q_proj.w_noise",
     "decoder.layers.*.ffd.w_noise",
     "decoder.layers.*.ffd.*.weight",  // fc1 and fc2 under their second names

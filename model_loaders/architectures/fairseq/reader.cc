@@ -60,11 +60,59 @@ constexpr std::string_view kIgnoredOptions[] = {
     "relu_dropout",
 };
 
+// What the files of all families have in common; a family's own rules come before these.
+constexpr TensorRule kDecoderTensors[] = {
+    {"embed.weight", "decoder.embed_tokens.weight"},
+    {"embed_position.weight", "decoder.embed_positions.weight"},
+    {"embed_norm.weight", "decoder.layernorm_embedding.weight"},
+    {"embed_norm.bias", "decoder.layernorm_embedding.bias"},
+    {"norm.weight", "decoder.layer_norm.weight"},
+    {"norm.bias", "decoder.layer_norm.bias"},
+    {"head.weight", "decoder.output_projection.weight"},
+    {"blocks.*.attention.norm.weight", "decoder.layers.*.self_attn_layer_norm.weight"},
+    {"blocks.*.attention.norm.bias", "decoder.layers.*.self_attn_layer_norm.bias"},
+    {"blocks.*.attention.q.weight", "decoder.layers.*.self_attn.q_proj.weight"},
+    {"blocks.*.attention.q.bias", "decoder.layers.*.self_attn.q_proj.bias"},
+    {"blocks.*.attention.k.weight", "decoder.layers.*.self_attn.k_proj.weight"},
+    {"blocks.*.attention.k.bias", "decoder.layers.*.self_attn.k_proj.bias"},
+    {"blocks.*.attention.v.weight", "decoder.layers.*.self_attn.v_proj.weight"},
+    {"blocks.*.attention.v.bias", "decoder.layers.*.self_attn.v_proj.bias"},
+    {"blocks.*.attention.o.weight", "decoder.layers.*.self_attn.out_proj.weight"},
+    {"blocks.*.attention.out_bias", "decoder.layers.*.self_attn.out_proj.bias"},
+    // The norm before the feed-forward (or after it, in post-norm models), not the last norm.
+    {"blocks.*.feed_forward.norm.weight", "decoder.layers.*.final_layer_norm.weight"},
+    {"blocks.*.feed_forward.norm.bias", "decoder.layers.*.final_layer_norm.bias"},
+};
+
+constexpr KeyRule kDecoderKeys[] = {
+    {"vocab_size", "rows of decoder.embed_tokens.weight"},
+    {"hidden_size", "decoder_embed_dim"},
+    {"num_hidden_layers", "decoder_layers"},
+    {"max_position_embeddings", "max_target_positions"},
+    {"tie_word_embeddings", "share_decoder_input_output_embed"},
+    {"embedding_norm", "layernorm_embedding"},
+    {"feed_forward.width", "decoder_ffn_embed_dim"},
+};
+
+constexpr std::string_view kDecoderIgnoredTensors[] = {
+    "decoder.version",
+    "decoder.embed_positions._float_tensor",  // marks sinusoidal positions
+    "decoder.embed_positions.weights",        // their values, in old files
+};
+
+template <typename Rule>
+std::vector<Rule> Joined(std::span<const Rule> own, std::span<const Rule> common) {
+  std::vector<Rule> all(own.begin(), own.end());
+  all.insert(all.end(), common.begin(), common.end());
+  return all;
+}
+
 class FairseqConfig final : public NameTableConfig {
  public:
   FairseqConfig(const Tables& tables, const StoredNames& stored)
-      : NameTableConfig(tables.tensors, tables.keys, stored) {
-    ignored.assign(tables.ignored.begin(), tables.ignored.end());
+      : NameTableConfig(Joined<TensorRule>(tables.tensors, kDecoderTensors),
+                        Joined<KeyRule>(tables.keys, kDecoderKeys), stored) {
+    ignored = Joined<std::string_view>(tables.ignored, kDecoderIgnoredTensors);
   }
 
   std::optional<TensorPlace> Place(const TensorRequirement& tensor) const override {

@@ -20,7 +20,8 @@
 
 namespace moeserve::fairseq {
 
-// What a family's tables say about its files. The texts must outlive the configuration.
+// What a family's tables say about its files, beside what those of all families have in common: the
+// names of embeddings, norms, dense attention and sizes. The texts must outlive the configuration.
 struct Tables {
   std::span<const TensorRule> tensors;
   std::span<const KeyRule> keys;

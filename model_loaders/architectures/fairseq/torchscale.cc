@@ -13,29 +13,9 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr TensorRule kTensors[] = {
-    {"embed.weight", "decoder.embed_tokens.weight"},
-    {"embed_position.weight", "decoder.embed_positions.weight"},
     {"relative_bias.weight", "decoder.self_attn_relative_position.relative_attention_bias.weight"},
-    {"embed_norm.weight", "decoder.layernorm_embedding.weight"},
-    {"embed_norm.bias", "decoder.layernorm_embedding.bias"},
-    {"norm.weight", "decoder.layer_norm.weight"},
-    {"norm.bias", "decoder.layer_norm.bias"},
-    {"head.weight", "decoder.output_projection.weight"},
-    {"blocks.*.attention.norm.weight", "decoder.layers.*.self_attn_layer_norm.weight"},
-    {"blocks.*.attention.norm.bias", "decoder.layers.*.self_attn_layer_norm.bias"},
-    {"blocks.*.attention.q.weight", "decoder.layers.*.self_attn.q_proj.weight"},
-    {"blocks.*.attention.q.bias", "decoder.layers.*.self_attn.q_proj.bias"},
-    {"blocks.*.attention.k.weight", "decoder.layers.*.self_attn.k_proj.weight"},
-    {"blocks.*.attention.k.bias", "decoder.layers.*.self_attn.k_proj.bias"},
-    {"blocks.*.attention.v.weight", "decoder.layers.*.self_attn.v_proj.weight"},
-    {"blocks.*.attention.v.bias", "decoder.layers.*.self_attn.v_proj.bias"},
-    {"blocks.*.attention.o.weight", "decoder.layers.*.self_attn.out_proj.weight"},
-    {"blocks.*.attention.out_bias", "decoder.layers.*.self_attn.out_proj.bias"},
     {"blocks.*.attention.inner_norm.weight", "decoder.layers.*.self_attn.inner_attn_ln.weight"},
     {"blocks.*.attention.inner_norm.bias", "decoder.layers.*.self_attn.inner_attn_ln.bias"},
-    // The norm before the feed-forward (or after it, in post-norm models), not the last norm.
-    {"blocks.*.feed_forward.norm.weight", "decoder.layers.*.final_layer_norm.weight"},
-    {"blocks.*.feed_forward.norm.bias", "decoder.layers.*.final_layer_norm.bias"},
     {"blocks.*.feed_forward.gate.weight", "decoder.layers.*.ffn.fc3.weight"},
     {"blocks.*.feed_forward.gate.bias", "decoder.layers.*.ffn.fc3.bias"},
     {"blocks.*.feed_forward.up.weight", "decoder.layers.*.ffn.fc1.weight"},
@@ -70,17 +50,11 @@ constexpr TensorRule kTensors[] = {
 };
 
 constexpr KeyRule kKeys[] = {
-    {"vocab_size", "rows of decoder.embed_tokens.weight"},
-    {"hidden_size", "decoder_embed_dim"},
-    {"num_hidden_layers", "decoder_layers"},
-    {"max_position_embeddings", "max_target_positions"},
     {"norm.eps", "layernorm_eps"},
     {"position.fraction", "partial_rotary_factor"},
     {"position.xpos_base", "xpos_scale_base"},
     {"relative_bias.buckets", "rel_pos_buckets"},
     {"relative_bias.max_distance", "max_rel_pos"},
-    {"tie_word_embeddings", "share_decoder_input_output_embed"},
-    {"embedding_norm", "layernorm_embedding"},
     {"attention.num_heads", "decoder_attention_heads"},
     {"attention.num_kv_heads", "n_kv_heads"},
     {"attention.head_dim", "(decoder_embed_dim / decoder_attention_heads)"},
@@ -88,7 +62,6 @@ constexpr KeyRule kKeys[] = {
     {"num_heads", "decoder_attention_heads"},
     {"num_kv_heads", "n_kv_heads"},
     {"head_dim", "(decoder_embed_dim / decoder_attention_heads)"},
-    {"feed_forward.width", "decoder_ffn_embed_dim"},
     {"feed_forward.expert.inner_norm", "subln"},
     {"feed_forward.routing.num_experts", "moe_expert_count"},
     {"feed_forward.routing.widths", "(moe_ffn_dim or decoder_ffn_embed_dim)"},
@@ -100,9 +73,6 @@ constexpr KeyRule kKeys[] = {
 };
 
 constexpr std::string_view kIgnoredTensors[] = {
-    "decoder.version",
-    "decoder.embed_positions._float_tensor",  // marks sinusoidal positions
-    "decoder.embed_positions.weights",        // their values, in old files
     "decoder.layers.*.self_attn.rotary_emb.inv_freq",
     "decoder.layers.*.self_attn.xpos.scale",
 };

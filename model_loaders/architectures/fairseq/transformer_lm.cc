@@ -14,25 +14,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr TensorRule kTensors[] = {
-    {"embed.weight", "decoder.embed_tokens.weight"},
-    {"embed_position.weight", "decoder.embed_positions.weight"},
-    {"embed_norm.weight", "decoder.layernorm_embedding.weight"},
-    {"embed_norm.bias", "decoder.layernorm_embedding.bias"},
-    {"norm.weight", "decoder.layer_norm.weight"},
-    {"norm.bias", "decoder.layer_norm.bias"},
-    {"head.weight", "decoder.output_projection.weight"},
-    {"blocks.*.attention.norm.weight", "decoder.layers.*.self_attn_layer_norm.weight"},
-    {"blocks.*.attention.norm.bias", "decoder.layers.*.self_attn_layer_norm.bias"},
-    {"blocks.*.attention.q.weight", "decoder.layers.*.self_attn.q_proj.weight"},
-    {"blocks.*.attention.q.bias", "decoder.layers.*.self_attn.q_proj.bias"},
-    {"blocks.*.attention.k.weight", "decoder.layers.*.self_attn.k_proj.weight"},
-    {"blocks.*.attention.k.bias", "decoder.layers.*.self_attn.k_proj.bias"},
-    {"blocks.*.attention.v.weight", "decoder.layers.*.self_attn.v_proj.weight"},
-    {"blocks.*.attention.v.bias", "decoder.layers.*.self_attn.v_proj.bias"},
-    {"blocks.*.attention.o.weight", "decoder.layers.*.self_attn.out_proj.weight"},
-    {"blocks.*.attention.out_bias", "decoder.layers.*.self_attn.out_proj.bias"},
-    {"blocks.*.feed_forward.norm.weight", "decoder.layers.*.final_layer_norm.weight"},
-    {"blocks.*.feed_forward.norm.bias", "decoder.layers.*.final_layer_norm.bias"},
     {"blocks.*.feed_forward.up.weight", "decoder.layers.*.fc1.weight"},
     {"blocks.*.feed_forward.up.bias", "decoder.layers.*.fc1.bias"},
     {"blocks.*.feed_forward.down.weight", "decoder.layers.*.fc2.weight"},
@@ -40,22 +21,9 @@ constexpr TensorRule kTensors[] = {
 };
 
 constexpr KeyRule kKeys[] = {
-    {"vocab_size", "rows of decoder.embed_tokens.weight"},
-    {"hidden_size", "decoder_embed_dim"},
-    {"num_hidden_layers", "decoder_layers"},
-    {"max_position_embeddings", "max_target_positions"},
-    {"tie_word_embeddings", "share_decoder_input_output_embed"},
-    {"embedding_norm", "layernorm_embedding"},
     {"attention.num_heads", "decoder_attention_heads"},
     {"attention.num_kv_heads", "decoder_attention_heads"},
     {"attention.head_dim", "(decoder_embed_dim / decoder_attention_heads)"},
-    {"feed_forward.width", "decoder_ffn_embed_dim"},
-};
-
-constexpr std::string_view kIgnoredTensors[] = {
-    "decoder.version",
-    "decoder.embed_positions._float_tensor",  // marks sinusoidal positions
-    "decoder.embed_positions.weights",        // their values, in old files
 };
 
 // Options that only other options, which are refused, make effective.
@@ -79,7 +47,7 @@ class TransformerReader {
     layer.feed_forward = ReadFeedForward();
     std::vector<LayerSpec> layers;
     if (r_.ok()) layers.assign(static_cast<size_t>(r_.layers()), layer);
-    return r_.Finish({kTensors, kKeys, kIgnoredTensors}, std::move(layers));
+    return r_.Finish({kTensors, kKeys, {}}, std::move(layers));
   }
 
  private:
