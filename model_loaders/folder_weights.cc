@@ -38,13 +38,12 @@ DType Dominant(const WeightFiles& files, Quantization quantization) {
   return dominant;
 }
 
-// Returns a view of a mapped file as one that is read once.
-TensorData ReadOnce(const TensorFile& file, TensorData data) {
-  const std::string_view all = file.mapped()->bytes();
-  const bool mapped = data.bytes.data() >= all.data() &&
-                      data.bytes.data() + data.bytes.size() <= all.data() + all.size();
-  if (mapped) data.owner = MappedFile::ReadOnce(file.mapped(), data.bytes);
-  return data;
+std::vector<std::shared_ptr<const MappedFile>> MappedFilesOf(const WeightFiles& files) {
+  std::vector<std::shared_ptr<const MappedFile>> mapped;
+  for (const std::shared_ptr<const TensorFile>& file : files.files()) {
+    mapped.push_back(file->mapped());
+  }
+  return mapped;
 }
 
 // Returns whether a stored tensor may have the type `found`.
@@ -114,7 +113,8 @@ HostTensor CopyPart(const StoredPart& part, DType type, std::string_view bytes,
 FolderWeights::FolderWeights(WeightFiles files, std::unique_ptr<const CheckpointConfig> config)
     : files_(std::move(files)),
       config_(std::move(config)),
-      dominant_(Dominant(files_, config_->quantization)) {
+      dominant_(Dominant(files_, config_->quantization)),
+      read_ahead_(MappedFilesOf(files_)) {
   for (const WeightFiles::Location& tensor : files_.tensors()) {
     stored_bytes_ += static_cast<int64_t>(tensor.file->StoredBytes(*tensor.entry));
   }
@@ -137,6 +137,17 @@ Result<std::vector<FolderWeights::FoundPart>> FolderWeights::Find(
     found.push_back({std::move(part), location});
   }
   return found;
+}
+
+TensorData FolderWeights::ReadOnce(const TensorFile& file, TensorData data) const {
+  const std::string_view all = file.mapped()->bytes();
+  const bool mapped = data.bytes.data() >= all.data() &&
+                      data.bytes.data() + data.bytes.size() <= all.data() + all.size();
+  if (mapped) {
+    read_ahead_.Use(data.bytes);
+    data.owner = MappedFile::ReadOnce(file.mapped(), data.bytes);
+  }
+  return data;
 }
 
 Result<HostTensor> FolderWeights::Get(std::string_view name, const std::vector<int64_t>& shape) {

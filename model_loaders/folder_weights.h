@@ -8,6 +8,7 @@
 
 #include "engine/spec/weights.h"
 #include "model_loaders/architectures/architecture.h"
+#include "model_loaders/files/read_ahead.h"
 #include "model_loaders/files/weight_files.h"
 #include "model_loaders/stored_parts.h"
 
@@ -50,9 +51,14 @@ class FolderWeights final : public WeightSource {
   Result<QuantizedMatrix> Integers(std::string_view name, const std::vector<int64_t>& shape,
                                    Quantization type) const;
 
+  // Returns a view of a mapped file as one whose pages are given up after its use, and lets the
+  // system read what follows. Returns copies as they are.
+  TensorData ReadOnce(const TensorFile& file, TensorData data) const;
+
   const WeightFiles files_;
   const std::unique_ptr<const CheckpointConfig> config_;
   const DType dominant_;
+  mutable ReadAhead read_ahead_;
   int64_t stored_bytes_ = 0;
 };
 

@@ -35,10 +35,8 @@ int OpenForReading(const std::filesystem::path& path) {
   return open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 }
 
-// Smaller parts are left to the system's own reading ahead.
+// The memory of smaller parts is not worth a system call.
 constexpr uint64_t kSmallPart = uint64_t{64} << 10;
-// So much is read ahead that the disk is busy while a part is being used.
-constexpr uint64_t kAhead = uint64_t{64} << 20;
 
 // Owns a file and, when it is destroyed, gives up the memory of a part of its mapping.
 struct PartOfFile {
@@ -89,26 +87,11 @@ std::shared_ptr<const void> MappedFile::ReadOnce(std::shared_ptr<const MappedFil
   static const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   const auto begin = static_cast<uint64_t>(part.data() - file->bytes().data());
   const uint64_t end = begin + part.size();
-  file->ReadAhead(begin, end);
   // Whole pages only: their neighbours may be in use.
   const uint64_t first = (begin + page - 1) / page * page;
   const uint64_t last = end / page * page;
   const std::string_view pages = file->bytes().substr(first, last - first);
   return std::make_shared<const PartOfFile>(std::move(file), pages);
-}
-
-void MappedFile::ReadAhead(uint64_t begin, uint64_t end) const {
-  static const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-  const uint64_t ahead_begin = ahead_begin_.load(std::memory_order_relaxed);
-  const uint64_t ahead_end = ahead_end_.load(std::memory_order_relaxed);
-  const bool continues = begin >= ahead_begin && begin <= ahead_end;
-  if (continues && end + kAhead / 2 <= ahead_end) return;
-  const uint64_t from = (continues ? ahead_end : begin) / page * page;
-  const uint64_t until = std::min(end + kAhead, stamp_.size);
-  if (until <= from) return;
-  madvise(static_cast<char*>(data_) + from, until - from, MADV_WILLNEED);
-  if (!continues) ahead_begin_.store(begin, std::memory_order_relaxed);
-  ahead_end_.store(until, std::memory_order_relaxed);
 }
 
 MappedFile::~MappedFile() {

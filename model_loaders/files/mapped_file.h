@@ -1,7 +1,6 @@
 // A read-only mapping of a file, and a reader for text files.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -35,10 +34,9 @@ class MappedFile {
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
 
-  // Returns an owner of `file` for `part`, a part of its bytes that is read from front to back. The
-  // system begins to read the part and the bytes after it from the disk. When the last copy of the
-  // owner is destroyed, the part no longer counts as memory of this process; reading it again is
-  // valid. Can be called by several threads.
+  // Returns an owner of `file` for `part`, a part of its bytes. When the last copy of the owner is
+  // destroyed, the part no longer counts as memory of this process; reading it again is valid. Can
+  // be called by several threads.
   static std::shared_ptr<const void> ReadOnce(std::shared_ptr<const MappedFile> file,
                                               std::string_view part);
 
@@ -49,14 +47,8 @@ class MappedFile {
  private:
   MappedFile(void* data, const FileStamp& stamp) : data_(data), stamp_(stamp) {}
 
-  // Lets the system read [begin, end) and some bytes behind.
-  void ReadAhead(uint64_t begin, uint64_t end) const;
-
   void* data_;  // null for an empty file
   FileStamp stamp_;
-  // The bytes for which ReadAhead() was called last.
-  mutable std::atomic<uint64_t> ahead_begin_ = 0;
-  mutable std::atomic<uint64_t> ahead_end_ = 0;
 };
 
 // Returns the contents of a regular file. InvalidArgument if it is larger than `max_bytes`;
