@@ -1,24 +1,49 @@
 #include "server/base/logging.h"
 
-#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/sinks/base_sink.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
-#include <cstdio>
+#include <atomic>
 #include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
 
 #include "base/message.h"
 #include "nlohmann/json.hpp"
+#include "server/base/log_queue.h"
 
 namespace moeserve::server {
 namespace {
 
+// Enough for some thousands of lines.
+constexpr size_t kMaxQueuedBytes = size_t{1} << 20;
+
 LogFormat g_format = LogFormat::kText;
+// Null until SetUpLogging(). Never destroyed, because threads may log until the process ends.
+LogQueue* g_queue = nullptr;
+std::atomic<uint64_t> g_reported_drops = 0;
+
+class QueueSink final : public spdlog::sinks::base_sink<std::mutex> {
+ public:
+  explicit QueueSink(LogQueue& queue) : queue_(queue) {}
+
+ private:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    spdlog::memory_buf_t line;
+    formatter_->format(message, line);
+    queue_.Append(std::string(line.data(), line.size()));
+  }
+  void flush_() override {}
+
+  LogQueue& queue_;
+};
 
 using Fields = nlohmann::ordered_json;
 
-void Emit(spdlog::level::level_enum level, std::string_view component, std::string_view message,
-          const Fields& fields = Fields::object()) {
-  if (!spdlog::should_log(level)) return;
+void EmitLine(spdlog::level::level_enum level, std::string_view component, std::string_view message,
+              const Fields& fields) {
   if (g_format == LogFormat::kJson) {
     Fields line;
     const auto name = spdlog::level::to_string_view(level);
@@ -36,6 +61,25 @@ void Emit(spdlog::level::level_enum level, std::string_view component, std::stri
     text += Concat(' ', key, '=', value.is_string() ? value.get<std::string>() : value.dump());
   }
   spdlog::log(level, "{}", text);
+}
+
+// Logs how many lines have been dropped since the last report, when lines are taken again.
+void ReportDrops() {
+  if (g_queue == nullptr) return;
+  uint64_t reported = g_reported_drops;
+  const uint64_t dropped = g_queue->dropped();
+  if (dropped == reported || !g_queue->Flush(std::chrono::seconds(0))) return;
+  if (!g_reported_drops.compare_exchange_strong(reported, dropped)) return;
+  EmitLine(spdlog::level::warn, "log",
+           "lines were dropped because standard error did not take them",
+           {{"lines", dropped - reported}});
+}
+
+void Emit(spdlog::level::level_enum level, std::string_view component, std::string_view message,
+          const Fields& fields = Fields::object()) {
+  if (!spdlog::should_log(level)) return;
+  ReportDrops();
+  EmitLine(level, component, message, fields);
 }
 
 spdlog::level::level_enum Convert(LogLevel level) {
@@ -60,12 +104,13 @@ double Milliseconds(double seconds) {
 
 void SetUpLogging(LogFormat format, LogLevel level) {
   g_format = format;
-  auto logger = std::make_shared<spdlog::logger>("moeserve",
-                                                 std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  if (g_queue == nullptr) g_queue = new LogQueue(STDERR_FILENO, kMaxQueuedBytes);
+  auto logger = std::make_shared<spdlog::logger>("moeserve", std::make_shared<QueueSink>(*g_queue));
+  // The library's own handler writes to standard error and may wait for its reader.
+  logger->set_error_handler([](const std::string&) {});
   logger->set_pattern(format == LogFormat::kJson ? R"({"time":"%Y-%m-%dT%H:%M:%S.%e%z",%v)"
                                                  : "%Y-%m-%d %H:%M:%S.%e %l %v");
   logger->set_level(Convert(level));
-  logger->flush_on(spdlog::level::info);
   spdlog::set_level(Convert(level));
   spdlog::set_default_logger(std::move(logger));
 }
@@ -79,6 +124,12 @@ void LogWarning(std::string_view component, std::string_view message) {
 void LogError(std::string_view component, std::string_view message) {
   Emit(spdlog::level::err, component, message);
 }
+
+void FlushLog(std::chrono::steady_clock::duration timeout) {
+  if (g_queue != nullptr) g_queue->Flush(timeout);
+}
+
+uint64_t LogLinesDropped() { return g_queue == nullptr ? 0 : g_queue->dropped(); }
 
 void LogHttpRequest(std::string_view request_id, std::string_view method, std::string_view endpoint,
                     int status, double seconds) {

@@ -1,6 +1,9 @@
-// The log, on standard error. It never contains prompts or keys.
+// The log, on standard error. It never contains prompts or keys. Nobody who logs waits for the
+// reader of standard error: lines that it does not take in time are dropped and counted.
 #pragma once
 
+#include <chrono>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -17,6 +20,11 @@ void SetUpLogging(LogFormat format, LogLevel level);
 void LogInfo(std::string_view component, std::string_view message);
 void LogWarning(std::string_view component, std::string_view message);
 void LogError(std::string_view component, std::string_view message);
+
+// Waits until every line has been written, at most for `timeout`.
+void FlushLog(std::chrono::steady_clock::duration timeout);
+// Returns the number of lines dropped since the start.
+uint64_t LogLinesDropped();
 
 void LogHttpRequest(std::string_view request_id, std::string_view method, std::string_view endpoint,
                     int status, double seconds);

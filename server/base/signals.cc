@@ -25,6 +25,8 @@ void BlockTerminationSignals() {
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
 }
 
+void IgnoreBrokenPipes() { signal(SIGPIPE, SIG_IGN); }
+
 SignalWatcher::SignalWatcher(std::function<void()> on_first)
     : thread_([on_first = std::move(on_first)](std::stop_token stop) {
         const sigset_t set = TerminationSignals();

@@ -10,6 +10,9 @@ namespace moeserve::server {
 // inherit the signal mask.
 void BlockTerminationSignals();
 
+// Makes a write to a pipe or socket without a reader fail instead of ending the process.
+void IgnoreBrokenPipes();
+
 // Waits for SIGTERM and SIGINT, which must be blocked, on its own thread. The first signal runs
 // `on_first`; a second signal ends the process at once.
 class SignalWatcher {

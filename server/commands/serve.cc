@@ -33,6 +33,9 @@
 namespace moeserve::server {
 namespace {
 
+// A reader of the log that has stopped reading delays the end of the process by so much.
+constexpr std::chrono::seconds kLogFlushTimeout{1};
+
 struct Options {
   ModelOptionsText model;
   EngineOptionsText engine;
@@ -284,7 +287,10 @@ absl::Status Serve(const Options& options) {
   const SignalWatcher watcher([&] {
     LogInfo("serve", "stopping; a second signal ends the process at once");
     // Loading a model cannot be interrupted, and no request is running, so the process may exit.
-    if (context.state() == ServerState::kLoading) std::quick_exit(0);
+    if (context.state() == ServerState::kLoading) {
+      FlushLog(kLogFlushTimeout);
+      std::quick_exit(0);
+    }
     stop.Set();
   });
 
@@ -314,9 +320,11 @@ absl::Status Serve(const Options& options) {
 
 int Run(const Options& options) {
   BlockTerminationSignals();
+  IgnoreBrokenPipes();
   SetUpLogging(options.log_format == "json" ? LogFormat::kJson : LogFormat::kText,
                ParseLevel(options.log_level));
   const absl::Status status = Serve(options);
+  FlushLog(kLogFlushTimeout);
   return status.ok() ? 0 : Fail(status);
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/base/logging.h"
 #include "server/base/version.h"
 
 namespace moeserve::server {
@@ -156,6 +157,9 @@ void Metrics::WriteServer(PrometheusText& text) const {
   text.Sample({{"proto", "http"}}, static_cast<double>(http_connections.load()));
   text.Single("ignored_fields_total", "counter", "Unknown fields of requests that were ignored.",
               static_cast<double>(ignored_fields.load()));
+  text.Single("log_lines_dropped_total", "counter",
+              "Log lines that standard error did not take in time.",
+              static_cast<double>(LogLinesDropped()));
 
   struct Row {
     const char* name;

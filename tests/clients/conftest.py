@@ -56,12 +56,12 @@ def device():
     return ["--device", name] if name else []
 
 
-def start_server(*arguments, name="test-model"):
-    """Starts a server and waits until it prints its addresses."""
+def start_server(*arguments, name="test-model", stderr=None):
+    """Starts a server and waits until it prints its addresses. `stderr` is as for Popen."""
     process = subprocess.Popen(
         [binary(), "serve", "--model", model(), "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0",
          "--served-model-name", name, *device(), *arguments],
-        stdout=subprocess.PIPE, text=True)
+        stdout=subprocess.PIPE, stderr=stderr, text=True)
     addresses = {}
     while len(addresses) < 2:
         line = process.stdout.readline()

@@ -1,0 +1,105 @@
+#include "server/base/log_queue.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+namespace moeserve::server {
+
+struct LogQueue::State {
+  State(int descriptor, size_t limit) : fd(descriptor), max_bytes(limit) {}
+
+  const int fd;
+  const size_t max_bytes;
+  std::atomic<uint64_t> dropped = 0;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::string> lines;
+  size_t bytes = 0;  // of `lines` and of the line that is being written
+  bool ended = false;
+  bool has_thread = false;
+
+  void Run();
+  bool Write(const std::string& line) const;
+};
+
+// Returns false if the line could not be written completely.
+bool LogQueue::State::Write(const std::string& line) const {
+  size_t done = 0;
+  while (done < line.size()) {
+    const ssize_t n = write(fd, line.data() + done, line.size() - done);
+    if (n >= 0) {
+      done += static_cast<size_t>(n);
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      // Another process that shares the open file made it non-blocking.
+      pollfd writable{fd, POLLOUT, 0};
+      poll(&writable, 1, -1);
+    } else if (errno != EINTR) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void LogQueue::State::Run() {
+  std::unique_lock<std::mutex> lock(mutex);
+  while (true) {
+    changed.wait(lock, [this] { return ended || !lines.empty(); });
+    if (lines.empty()) return;
+    const std::string line = std::move(lines.front());
+    lines.pop_front();
+    lock.unlock();
+    if (!Write(line)) ++dropped;
+    lock.lock();
+    bytes -= line.size();
+    if (bytes == 0) changed.notify_all();
+  }
+}
+
+LogQueue::LogQueue(int fd, size_t max_bytes) : state_(std::make_shared<State>(fd, max_bytes)) {
+  try {
+    std::thread([state = state_] { state->Run(); }).detach();
+    state_->has_thread = true;
+  } catch (const std::system_error&) {
+    // Every line is dropped.
+  }
+}
+
+LogQueue::~LogQueue() {
+  {
+    const std::lock_guard<std::mutex> lock(state_->mutex);
+    state_->ended = true;
+  }
+  state_->changed.notify_all();
+}
+
+bool LogQueue::Append(std::string line) {
+  {
+    const std::lock_guard<std::mutex> lock(state_->mutex);
+    if (!state_->has_thread || state_->bytes + line.size() > state_->max_bytes) {
+      ++state_->dropped;
+      return false;
+    }
+    state_->bytes += line.size();
+    state_->lines.push_back(std::move(line));
+  }
+  state_->changed.notify_all();
+  return true;
+}
+
+bool LogQueue::Flush(std::chrono::steady_clock::duration timeout) {
+  std::unique_lock<std::mutex> lock(state_->mutex);
+  return state_->changed.wait_for(lock, timeout, [this] { return state_->bytes == 0; });
+}
+
+uint64_t LogQueue::dropped() const { return state_->dropped; }
+
+}  // namespace moeserve::server
