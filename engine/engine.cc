@@ -63,7 +63,7 @@ class Engine::Impl {
   }
 
   absl::Status Submit(std::vector<Request> requests, std::vector<std::shared_ptr<TokenSink>> sinks);
-  void Cancel(const std::string& id);
+  void Cancel(const TokenSink* sink);
   void Drain(absl::Time deadline);
   void Shutdown();
   EngineStats Stats() const {
@@ -102,6 +102,8 @@ class Engine::Impl {
     if (scheduler_.running().empty() && scheduler_.waiting().empty()) recorder_.Refresh();
   }
   void LeaveQueue(int sequences, int64_t tokens);
+  // Forgets an ended request; requires mutex_ to be held.
+  void Forget(const Sequence& ended);
   void UpdateGauges();
   void CopySchedulerStats();  // requires mutex_ to be held
 
@@ -117,7 +119,7 @@ class Engine::Impl {
   StepTime step_time_;
   std::vector<float> logits_;
   std::vector<SampleResult> samples_;  // tokens that the device drew in the last step
-  std::unordered_set<std::string> cancelled_;
+  std::unordered_set<const TokenSink*> cancelled_;
   EngineHistograms histograms_;
 
   mutable std::mutex mutex_;
@@ -125,9 +127,11 @@ class Engine::Impl {
   std::condition_variable idle_;
   // The following members are guarded by mutex_.
   std::deque<SequencePtr> submitted_;
-  std::vector<std::string> cancel_requests_;
-  std::unordered_set<std::string> ids_;  // ids of requests that have not ended
-  int queued_seqs_ = 0;                  // sequences that were submitted and never admitted
+  std::vector<const TokenSink*> cancel_requests_;  // only of requests that have not ended
+  // Of the requests that have not ended.
+  std::unordered_set<std::string> ids_;
+  std::unordered_set<const TokenSink*> sinks_;
+  int queued_seqs_ = 0;        // sequences that were submitted and never admitted
   int64_t queued_tokens_ = 0;  // prompt tokens of these sequences; samples of one prompt count once
   uint64_t submissions_ = 0;
   bool draining_ = false;
@@ -172,6 +176,7 @@ absl::Status Engine::Impl::Submit(std::vector<Request> requests,
     while (i-- > 0) ids_.erase(sequences[i]->request.id);
     return absl::AlreadyExistsError("a request with this id is running");
   }
+  for (const SequencePtr& s : sequences) sinks_.insert(s->sink.get());
   const absl::Time now = absl::Now();
   const auto submitted_at = std::chrono::steady_clock::now();
   for (SequencePtr& s : sequences) {
@@ -192,10 +197,10 @@ absl::Status Engine::Impl::Submit(std::vector<Request> requests,
   return absl::OkStatus();
 }
 
-void Engine::Impl::Cancel(const std::string& id) {
+void Engine::Impl::Cancel(const TokenSink* sink) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (!ids_.contains(id)) return;
-  cancel_requests_.push_back(id);
+  if (!sinks_.contains(sink)) return;
+  cancel_requests_.push_back(sink);
   wake_.notify_one();
 }
 
@@ -248,7 +253,7 @@ bool Engine::Impl::TakeWork() {
   submitted_.clear();
   cancelled_.insert(cancel_requests_.begin(), cancel_requests_.end());
   cancel_requests_.clear();
-  if (cancel_all_) cancelled_.insert(ids_.begin(), ids_.end());
+  if (cancel_all_) cancelled_.insert(sinks_.begin(), sinks_.end());
   const bool over = stop_ && nothing_left();
   if (cancel_all_ && !stop_) cancel_all_ = !nothing_left();
   if (over) stats_.healthy = false;
@@ -259,7 +264,7 @@ void Engine::Impl::AbortExpired() {
   const absl::Time now = absl::Now();
   std::vector<std::pair<Sequence*, absl::Status>> ended;
   const auto judge = [&](Sequence* s, bool queued) {
-    if (cancelled_.contains(s->request.id)) {
+    if (cancelled_.contains(s->sink.get())) {
       ended.emplace_back(s, absl::CancelledError("the request was cancelled"));
     } else if (s->request.deadline <= now) {
       ended.emplace_back(s, absl::DeadlineExceededError("the request ran into its time limit"));
@@ -288,6 +293,13 @@ void Engine::Impl::LeaveQueue(int sequences, int64_t tokens) {
   const std::lock_guard<std::mutex> lock(mutex_);
   queued_seqs_ -= sequences;
   queued_tokens_ -= tokens;
+}
+
+void Engine::Impl::Forget(const Sequence& ended) {
+  ids_.erase(ended.request.id);
+  sinks_.erase(ended.sink.get());
+  // Another request's sink may soon be at this address.
+  std::erase(cancel_requests_, ended.sink.get());
 }
 
 void Engine::Impl::Admit() {
@@ -439,7 +451,7 @@ void Engine::Impl::Finish(Sequence* sequence, OutputDelta delta) {
     stats_.generation_tokens += static_cast<uint64_t>(s->generated());
     ++(delta.finish_reason == FinishReason::kStop ? stats_.finished_stop : stats_.finished_length);
     CopySchedulerStats();
-    ids_.erase(s->request.id);
+    Forget(*s);
   }
   s->sink->OnDelta(std::move(delta));
 }
@@ -477,7 +489,7 @@ void Engine::Impl::Fail(Sequence* sequence, const absl::Status& status) {
     const bool abort = absl::IsCancelled(status) || absl::IsDeadlineExceeded(status);
     ++(abort ? stats_.finished_abort : stats_.finished_error);
     CopySchedulerStats();
-    ids_.erase(s->request.id);
+    Forget(*s);
   }
   s->sink->OnError(status);
 }
@@ -545,7 +557,7 @@ absl::Status Engine::Submit(std::vector<Request> requests,
                             std::vector<std::shared_ptr<TokenSink>> sinks) {
   return impl_->Submit(std::move(requests), std::move(sinks));
 }
-void Engine::Cancel(const std::string& id) { impl_->Cancel(id); }
+void Engine::Cancel(const TokenSink* sink) { impl_->Cancel(sink); }
 void Engine::Drain(absl::Time deadline) { impl_->Drain(deadline); }
 void Engine::Shutdown() { impl_->Shutdown(); }
 EngineStats Engine::Stats() const { return impl_->Stats(); }

@@ -100,10 +100,13 @@ class Engine {
   // block. Either all requests are queued or none.
   absl::Status Submit(std::vector<Request> requests, std::vector<std::shared_ptr<TokenSink>> sinks);
 
-  // Asks the engine to end a request; thread-safe, idempotent, unknown ids are ignored. The sink
-  // receives OnError(Cancelled) within one step unless the request has finished before. The
-  // request's cache blocks are free when the sink is called.
-  void Cancel(const std::string& id);
+  // Asks the engine to end the request that was submitted with `sink`; thread-safe, idempotent, no
+  // effect if that request has ended. The sink receives OnError(Cancelled) within one step unless
+  // the request has finished before. The request's cache blocks are free when the sink is called.
+  //
+  // The caller must own a share of the sink, so that no other request can have a sink at the same
+  // address. Ids are chosen by clients and may be used again, so they do not name a request here.
+  void Cancel(const TokenSink* sink);
 
   // Refuses new requests, lets running and queued requests finish until `deadline` and cancels
   // those that are left.

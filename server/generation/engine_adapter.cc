@@ -15,7 +15,7 @@ class EngineAdapter final : public EngineApi {
                       std::vector<std::shared_ptr<TokenSink>> sinks) override {
     return engine_->Submit(std::move(requests), std::move(sinks));
   }
-  void Cancel(const std::string& id) override { engine_->Cancel(id); }
+  void Cancel(const TokenSink* sink) override { engine_->Cancel(sink); }
   void Drain(absl::Time deadline) override { engine_->Drain(deadline); }
   EngineStats Stats() const override { return engine_->Stats(); }
   ExpertStats ExpertSnapshot() const override { return engine_->ExpertSnapshot(); }

@@ -20,7 +20,7 @@ class EngineApi {
   // Submits requests that are samples of the same prompt.
   virtual absl::Status Submit(std::vector<Request> requests,
                               std::vector<std::shared_ptr<TokenSink>> sinks) = 0;
-  virtual void Cancel(const std::string& id) = 0;
+  virtual void Cancel(const TokenSink* sink) = 0;
   virtual void Drain(absl::Time deadline) = 0;
 
   virtual EngineStats Stats() const = 0;

@@ -141,23 +141,21 @@ Result<std::unique_ptr<Generation>> Generation::Start(std::shared_ptr<EngineApi>
   for (size_t begin = 0; begin < requests.size(); begin += samples) {
     std::vector<Request> group;
     std::vector<std::shared_ptr<TokenSink>> sinks;
-    std::vector<std::string> ids;
     const int max_tokens = requests[begin].sampling.max_tokens;
     for (size_t i = begin; i < begin + samples; ++i) {
-      ids.push_back(requests[i].id);
       sinks.push_back(std::make_shared<ChoiceSink>(generation->channel_, static_cast<int>(i),
                                                    static_cast<int>(requests[i].prompt.size()),
                                                    metrics));
       group.push_back(std::move(requests[i]));
     }
     // If Submit() refuses this group, the destructor cancels the groups that it accepted before.
-    MOESERVE_RETURN_IF_ERROR(generation->engine_->Submit(std::move(group), std::move(sinks)));
+    MOESERVE_RETURN_IF_ERROR(generation->engine_->Submit(std::move(group), sinks));
     if (metrics != nullptr) {
       metrics->request_max_tokens.Observe(max_tokens);
       metrics->request_n.Observe(static_cast<double>(samples));
     }
-    for (std::string& id : ids) {
-      generation->ids_.push_back(std::move(id));
+    for (std::shared_ptr<TokenSink>& sink : sinks) {
+      generation->sinks_.push_back(std::move(sink));
       generation->ended_.push_back(false);
       ++generation->unfinished_;
     }
@@ -187,11 +185,11 @@ std::vector<ChoiceEvent> Generation::Take() {
 }
 
 void Generation::Cancel() {
-  for (size_t i = 0; i < ids_.size(); ++i) {
+  for (size_t i = 0; i < sinks_.size(); ++i) {
     if (ended_[i]) continue;
     ended_[i] = true;
     --unfinished_;
-    engine_->Cancel(ids_[i]);
+    engine_->Cancel(sinks_[i].get());
   }
 }
 

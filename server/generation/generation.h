@@ -86,8 +86,8 @@ class Generation {
 
   const std::shared_ptr<EngineApi> engine_;
   const std::shared_ptr<EventChannel> channel_;
-  std::vector<std::string> ids_;  // id of the engine request, per choice
-  std::vector<bool> ended_;       // per choice
+  std::vector<std::shared_ptr<TokenSink>> sinks_;  // per choice
+  std::vector<bool> ended_;                        // per choice
   size_t unfinished_ = 0;
   bool overflow_reported_ = false;
 };

@@ -168,8 +168,8 @@ TEST(EngineHistograms, WaitsThatAreGivenUpCount) {
   gate->WaitUntilEntered();
   const auto late = engine->Submit(Prompt("late", 4, 4));
   const auto cancelled = engine->Submit(Prompt("cancelled", 4, 4));
-  engine->get().Cancel("cancelled");
-  engine->get().Cancel("running");
+  engine->get().Cancel(cancelled.get());
+  engine->get().Cancel(gate.get());
   absl::SleepFor(absl::Milliseconds(60));
   gate->Open();
   EXPECT_TRUE(absl::IsCancelled(gate->Wait()));

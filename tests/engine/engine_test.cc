@@ -273,7 +273,7 @@ TEST_F(EngineTest, ACancelledSampleLeavesTheOthers) {
       plain.push_back(sinks.back());
     }
     ASSERT_TRUE(engine->get().Submit(std::move(requests), std::move(plain)).ok());
-    engine->get().Cancel(std::to_string(gone));
+    engine->get().Cancel(sinks[gone].get());
     for (int i = 0; i < 3; ++i) {
       const absl::Status status = sinks[i]->Wait();
       EXPECT_TRUE(status.ok() || (i == gone && absl::IsCancelled(status))) << status;
@@ -451,11 +451,11 @@ TEST_F(EngineTest, ABoundedQueueRefusesAndCancelFreesEverything) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   ASSERT_GE(sinks.size(), 2u);
   EXPECT_LE(sinks.size(), 3u);
-  engine->get().Cancel("1");
-  engine->get().Cancel("holding");
+  engine->get().Cancel(sinks[1].get());
+  engine->get().Cancel(holding.get());
   holding->GoOn();
   EXPECT_TRUE(absl::IsCancelled(sinks[1]->Wait()));
-  for (int i = 0; i < 50; ++i) engine->get().Cancel(std::to_string(i));
+  for (const auto& s : sinks) engine->get().Cancel(s.get());
   for (const auto& s : sinks) {
     const absl::Status status = s->Wait();
     EXPECT_TRUE(status.ok() || absl::IsCancelled(status)) << status;
@@ -465,6 +465,19 @@ TEST_F(EngineTest, ABoundedQueueRefusesAndCancelFreesEverything) {
   Request late = Prompt("late", golden_.Prompt(0), 10);
   late.deadline = absl::Now() - absl::Seconds(1);
   EXPECT_TRUE(absl::IsDeadlineExceeded(engine->Submit(late)->Wait()));
+}
+
+TEST_F(EngineTest, CancelDoesNotReachALaterRequestOfTheSameId) {
+  auto engine = Start({.max_num_seqs = 1});
+  auto ended = engine->Submit(Prompt("same", golden_.Prompt(0), 1));
+  ASSERT_TRUE(ended->Wait().ok());
+  auto holding = std::make_shared<HoldingSink>();  // keeps the later request from ending meanwhile
+  ASSERT_TRUE(engine->get().Submit(Prompt("holding", golden_.Prompt(0), 2), holding).ok());
+  auto later = engine->Submit(Prompt("same", golden_.Prompt(0), 20));
+  engine->get().Cancel(ended.get());
+  holding->GoOn();
+  EXPECT_TRUE(later->Wait().ok()) << later->Wait();
+  EXPECT_EQ(later->tokens().size(), 20u);
 }
 
 TEST_F(EngineTest, DrainFinishesWhatRunsAndRefusesTheRest) {
@@ -499,7 +512,7 @@ TEST_F(EngineTest, ManyThreadsAndCancels) {
         auto sink = engine->Submit(std::move(r));
         if (random.Below(3) == 0) {
           if (random.Below(2) == 0) std::this_thread::yield();
-          engine->get().Cancel(id);
+          engine->get().Cancel(sink.get());
         }
         const absl::Status status = sink->Wait();
         ASSERT_TRUE(status.ok() || absl::IsCancelled(status)) << status;

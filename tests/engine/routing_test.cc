@@ -248,16 +248,14 @@ TEST_P(RoutingTest, RecordsDoNotDependOnHow) {
 // Cancels its request at a given token, during the callback on the engine thread.
 class CancellingSink : public CollectingSink {
  public:
-  CancellingSink(Engine& engine, std::string id, int token)
-      : engine_(engine), id_(std::move(id)), token_(token) {}
+  CancellingSink(Engine& engine, int token) : engine_(engine), token_(token) {}
   void OnDelta(OutputDelta delta) override {
     CollectingSink::OnDelta(std::move(delta));
-    if (++seen_ == token_) engine_.Cancel(id_);
+    if (++seen_ == token_) engine_.Cancel(this);
   }
 
  private:
   Engine& engine_;
-  const std::string id_;
   const int token_;
   int seen_ = 0;
 };
@@ -267,7 +265,7 @@ TEST_P(RoutingTest, ACancelledRequestHasTheBeginning) {
   const int generated = std::min(40, engine->get().max_model_len() - golden_.length);
   auto whole = engine->Submit(Greedy("whole", golden_.Prompt(0), generated));
   ASSERT_TRUE(whole->Wait().ok());
-  auto sink = std::make_shared<CancellingSink>(engine->get(), "cut", generated / 2);
+  auto sink = std::make_shared<CancellingSink>(engine->get(), generated / 2);
   ASSERT_TRUE(engine->get().Submit(Greedy("cut", golden_.Prompt(0), generated), sink).ok());
   EXPECT_TRUE(absl::IsCancelled(sink->Wait()));
   const RoutingRecord& part = sink->routing();

@@ -72,8 +72,6 @@ TEST(Soak, TenThousandMixedRequestsLeaveNothingBehind) {
       for (int i = next++; i < kRequests; i = next++) {
         Random random(static_cast<uint64_t>(i) + 1);
         const std::vector<Request> requests = MakeSamples(std::to_string(i), *golden, random);
-        std::vector<std::string> ids;
-        for (const Request& r : requests) ids.push_back(r.id);
         std::vector<std::shared_ptr<CollectingSink>> sinks;
         std::vector<std::shared_ptr<TokenSink>> given;
         for (size_t s = 0; s < requests.size(); ++s) {
@@ -89,8 +87,8 @@ TEST(Soak, TenThousandMixedRequestsLeaveNothingBehind) {
         ASSERT_TRUE(accepted.ok()) << accepted;
         const bool cancel = random.Below(3) == 0;
         if (cancel && random.Below(2) == 0) std::this_thread::yield();
-        for (size_t s = 0; s < ids.size(); ++s) {
-          if (cancel && random.Below(2) == 0) engine.get().Cancel(ids[s]);
+        for (size_t s = 0; s < sinks.size(); ++s) {
+          if (cancel && random.Below(2) == 0) engine.get().Cancel(sinks[s].get());
           const absl::Status status = sinks[s]->Wait();
           completed += status.ok();
           cancelled += absl::IsCancelled(status);

@@ -125,9 +125,11 @@ absl::Status FakeEngine::Submit(std::vector<Request> requests,
   return absl::OkStatus();
 }
 
-void FakeEngine::Cancel(const std::string& id) {
+void FakeEngine::Cancel(const TokenSink* sink) {
   std::lock_guard lock(mutex_);
-  to_cancel_.push_back(id);
+  for (const auto& [id, running] : running_) {
+    if (running->sink.get() == sink) to_cancel_.push_back(id);
+  }
   changed_.notify_all();
 }
 

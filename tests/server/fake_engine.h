@@ -60,7 +60,7 @@ class FakeEngine final : public EngineApi {
 
   absl::Status Submit(std::vector<Request> requests,
                       std::vector<std::shared_ptr<TokenSink>> sinks) override;
-  void Cancel(const std::string& id) override;
+  void Cancel(const TokenSink* sink) override;
   void Drain(absl::Time deadline) override;
   EngineStats Stats() const override;
   ExpertStats ExpertSnapshot() const override;

@@ -141,10 +141,10 @@ void EngineTarget::Start(const LoadRequest& request, double scheduled) {
   out.sampling.ignore_eos = true;
   out.deadline = absl::Now() + timeout_;
   auto sink = std::make_shared<Sink>(inbox_, result, request.output_tokens);
-  if (absl::Status status = engine_->Submit({std::move(out)}, {std::move(sink)}); !status.ok()) {
+  if (absl::Status status = engine_->Submit({std::move(out)}, {sink}); !status.ok()) {
     return refuse(status);
   }
-  running_.insert(request.index);
+  running_.emplace(request.index, std::move(sink));
 }
 
 std::vector<RequestResult> EngineTarget::Wait(double until) {
@@ -155,7 +155,7 @@ std::vector<RequestResult> EngineTarget::Wait(double until) {
 
 void EngineTarget::CancelAll() {
   inbox_->cut_off = true;
-  for (const int64_t index : running_) engine_->Cancel(RequestId(index));
+  for (const auto& [index, sink] : running_) engine_->Cancel(sink.get());
 }
 
 int64_t EngineTarget::StrayAnswers() const { return inbox_->strays; }

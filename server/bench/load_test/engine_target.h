@@ -3,8 +3,8 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -36,7 +36,7 @@ class EngineTarget final : public LoadTarget {
   const absl::Duration timeout_;
   // Shared with the token sinks, which the engine may keep longer than this object lives.
   const std::shared_ptr<Inbox> inbox_;
-  std::set<int64_t> running_;  // indices of running requests
+  std::map<int64_t, std::shared_ptr<TokenSink>> running_;  // by the index of the request
 };
 
 }  // namespace moeserve::server
