@@ -43,8 +43,13 @@ struct HttpLimits {
   int max_chunks = 65536;
   size_t max_chunk_extension_bytes = 4 << 10;  // total over all chunks of a body
   int max_connections = 4096;
+  // Beyond max_connections, when all of these are busy; such a connection serves only what an
+  // operator needs: health and metrics.
+  int reserved_connections = 16;
   absl::Duration header_timeout = absl::Seconds(10);
   absl::Duration body_idle_timeout = absl::Seconds(30);
+  // A body must arrive within body_idle_timeout and the time that this rate takes.
+  int64_t min_body_bytes_per_second = 1024;
   absl::Duration keep_alive_timeout = absl::Seconds(75);
   absl::Duration write_stall_timeout = absl::Seconds(30);
   absl::Duration stream_comment_interval = absl::Seconds(15);

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <condition_variable>
@@ -18,6 +19,7 @@
 #include "model_loaders/files/mapped_file.h"
 #include "server/base/auth.h"
 #include "server/base/commit.h"
+#include "server/base/descriptors.h"
 #include "server/base/logging.h"
 #include "server/base/signals.h"
 #include "server/base/text_values.h"
@@ -245,11 +247,15 @@ Result<Listeners> StartListeners(const Addresses& addresses, const http::Router&
   http_options.host = addresses.http.host;
   http_options.port = addresses.http.port;
   http_options.limits = context.settings().http;
+  const ConnectionLimits connections = ShareDescriptors(RaiseDescriptorLimit());
+  http_options.limits.max_connections =
+      std::min(http_options.limits.max_connections, connections.http);
   MOESERVE_ASSIGN_OR_RETURN(out.http,
                             http::HttpServer::Start(http_options, router, context.metrics()));
   rpc::GrpcServerOptions grpc_options;
   grpc_options.host = addresses.grpc.host;
   grpc_options.port = addresses.grpc.port;
+  grpc_options.max_connections = connections.grpc;
   MOESERVE_ASSIGN_OR_RETURN(out.grpc, rpc::GrpcServer::Start(grpc_options, context));
   return out;
 }

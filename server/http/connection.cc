@@ -3,6 +3,7 @@
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
 
+#include <algorithm>
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/bind_cancellation_slot.hpp>
 #include <boost/asio/post.hpp>
@@ -56,10 +57,11 @@ Response BodyError(const error_code& error) {
 }  // namespace
 
 Connection::Connection(asio::ip::tcp::socket socket,
-                       std::shared_ptr<ConnectionEnvironment> environment)
+                       std::shared_ptr<ConnectionEnvironment> environment, bool reserved)
     : socket_(std::move(socket)),
       environment_(std::move(environment)),
       timeout_timer_(socket_.get_executor()),
+      reserved_(reserved),
       event_timer_(socket_.get_executor()) {
   environment_->metrics->http_connections.fetch_add(1);
   error_code ignored;
@@ -316,7 +318,12 @@ asio::awaitable<bool> Connection::ServeOne() {
     co_return false;
   }
 
-  const std::optional<Response> refusal = environment_->router->CheckBeforeBody(head.request);
+  std::optional<Response> refusal = environment_->router->CheckBeforeBody(head.request);
+  if (!refusal && reserved_ && !environment_->router->ForOperators(head.request)) {
+    refusal = ProtocolError(503, "too_many_connections", "the server has too many connections");
+    refusal->close = true;
+    refusal->headers.emplace_back("Retry-After", "1");
+  }
   if (refusal) {
     // The server does not read the refused request's body, so the connection cannot be used for
     // another request.
@@ -324,7 +331,7 @@ asio::awaitable<bool> Connection::ServeOne() {
       co_await RefuseAndClose(head, *refusal);
       co_return false;
     }
-    head.keep_alive = head.keep_alive && !closing_;
+    head.keep_alive = head.keep_alive && !closing_ && !refusal->close;
     const bool written = co_await WriteResponse(head, *refusal);
     Finish(head, refusal->status);
     co_return written&& head.keep_alive;
@@ -332,7 +339,10 @@ asio::awaitable<bool> Connection::ServeOne() {
   const bool complete = co_await ReadBody(parser, head);
   if (!complete) co_return false;
   head.request.body = std::move(parser.message.get().body());
+  waiting_ = false;
   const bool again = co_await Serve(head);
+  waiting_ = true;
+  waiting_since_ = std::chrono::steady_clock::now();
   co_return again;
 }
 
@@ -350,7 +360,11 @@ asio::awaitable<bool> Connection::ReadBody(Parser& parser, Head& head) {
   }
 
   parser.message.eager(true);
+  const HttpLimits& limits = environment_->limits;
+  const auto began = std::chrono::steady_clock::now();
+  size_t received = 0;
   while (!parser.message.is_done()) {
+    received += buffer_.size();
     if (!buffer_.empty()) {
       error_code error = parser.Put(buffer_, buffer_.size());
       if (parser.message.is_done() && !error) break;
@@ -361,9 +375,16 @@ asio::awaitable<bool> Connection::ReadBody(Parser& parser, Head& head) {
         co_return false;
       }
     }
-    Arm(environment_->limits.body_idle_timeout);
+    const absl::Duration allowed =
+        limits.body_idle_timeout +
+        absl::Seconds(static_cast<double>(received) /
+                      static_cast<double>(limits.min_body_bytes_per_second));
+    const absl::Duration spent = absl::FromChrono(std::chrono::steady_clock::now() - began);
+    Arm(std::clamp(allowed - spent, absl::ZeroDuration(), limits.body_idle_timeout));
+    const size_t before = buffer_.size();
     const bool more = co_await ReadMore();
     Disarm();
+    received -= before;  // the next pass counts the whole buffer
     if (more) continue;
     if (timed_out_) {
       const Response answer = ProtocolError(408, "request_timeout", "the body came too slowly");

@@ -8,6 +8,7 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,8 +34,9 @@ struct ConnectionEnvironment {
 // All members run on the I/O thread.
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
+  // A `reserved` connection serves routes for operators only.
   Connection(boost::asio::ip::tcp::socket socket,
-             std::shared_ptr<ConnectionEnvironment> environment);
+             std::shared_ptr<ConnectionEnvironment> environment, bool reserved);
   ~Connection();
 
   // Serves requests until the connection ends.
@@ -43,6 +45,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // Closes the connection, or if a response is pending, closes it after that response.
   void CloseWhenIdle();
   void Close();
+
+  // Returns since when the connection has been waiting for a request, or for the rest of one;
+  // nullopt if a request is being answered. The server closes the one that has waited for longest
+  // if it needs room.
+  std::optional<std::chrono::steady_clock::time_point> waiting_since() const {
+    return waiting_ && !closing_ ? std::optional(waiting_since_) : std::nullopt;
+  }
 
  private:
   // The parts of a request's head that the connection needs, and the request for its handler.
@@ -91,6 +100,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::string buffer_;  // bytes received and not yet consumed
   bool idle_ = true;    // true between requests
   bool closing_ = false;
+  const bool reserved_;
+  bool waiting_ = true;
+  std::chrono::steady_clock::time_point waiting_since_ = std::chrono::steady_clock::now();
   std::chrono::steady_clock::time_point request_start_;
 
   // While a response is pending, the connection keeps reading the socket to notice that the client

@@ -56,7 +56,7 @@ std::optional<Response> Router::CheckBeforeBody(const Request& request) const {
   for (const Route& route : routes_) {
     if (!Matches(route.pattern, request.path)) continue;
     known = true;
-    open = open || route.access == Access::kOpen;
+    open = open || route.access != Access::kKey;
     if (!allowed.empty()) allowed += ", ";
     allowed += route.method;
     if (route.method == "GET") allowed += ", HEAD";
@@ -91,6 +91,11 @@ std::optional<Response> Router::CheckBeforeBody(const Request& request) const {
     }
   }
   return std::nullopt;
+}
+
+bool Router::ForOperators(const Request& request) const {
+  const Route* route = Find(request.method, request.path);
+  return route != nullptr && route->access == Access::kOperator;
 }
 
 Work Router::WorkOf(const Request& request) const {

@@ -12,7 +12,8 @@
 
 namespace moeserve::server::http {
 
-enum class Access { kOpen, kKey };
+// kOperator routes are open, and are served even when the server has too many connections.
+enum class Access { kOperator, kOpen, kKey };
 
 // The duration of a handler. kSlow handlers do not run on the I/O thread, which all connections
 // share.
@@ -35,6 +36,9 @@ class Router {
   // Returns the response if it does not depend on the body: 401, 404, 405, 415, or the response to
   // OPTIONS. Otherwise returns nullopt.
   std::optional<Response> CheckBeforeBody(const Request& request) const;
+
+  // Returns whether the request is for an Access::kOperator route.
+  bool ForOperators(const Request& request) const;
 
   // Returns the duration class of the handler. Requires that CheckBeforeBody() returned nullopt for
   // `request`.

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <thread>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -134,19 +135,42 @@ class HttpServer::Impl {
       if (error == asio::error::operation_aborted) break;
       if (error) {
         // For example, no file descriptors are left: try again a little later.
+        MakeRoom();
         asio::steady_timer pause(*io_, std::chrono::milliseconds(50));
         co_await pause.async_wait(asio::as_tuple(asio::use_awaitable));
         continue;
       }
-      if (connections_.size() >= static_cast<size_t>(environment_->limits.max_connections)) {
+      const HttpLimits& limits = environment_->limits;
+      if (Serving() >= limits.max_connections) MakeRoom();
+      const int serving = Serving();
+      if (serving >= limits.max_connections + limits.reserved_connections) {
         continue;  // destroying the socket closes the new connection
       }
-      Start(std::move(socket));
+      Start(std::move(socket), serving >= limits.max_connections);
     }
   }
 
-  void Start(tcp::socket socket) {
-    auto connection = std::make_shared<Connection>(std::move(socket), environment_);
+  // Returns the number of connections that have not been closed to make room.
+  int Serving() const { return static_cast<int>(connections_.size() - closed_for_room_.size()); }
+
+  // Closes the connection that has waited for its client for longest. Connections whose request is
+  // being answered are left alone.
+  void MakeRoom() {
+    std::shared_ptr<Connection> longest;
+    for (auto& [key, weak] : connections_) {
+      auto connection = weak.lock();
+      if (connection == nullptr || !connection->waiting_since()) continue;
+      if (longest == nullptr || *connection->waiting_since() < *longest->waiting_since()) {
+        longest = std::move(connection);
+      }
+    }
+    if (longest == nullptr) return;
+    longest->Close();
+    closed_for_room_.insert(longest.get());
+  }
+
+  void Start(tcp::socket socket, bool reserved) {
+    auto connection = std::make_shared<Connection>(std::move(socket), environment_, reserved);
     const uint64_t key = next_key_++;
     connections_.emplace(key, connection);
     {
@@ -155,9 +179,10 @@ class HttpServer::Impl {
     }
     asio::co_spawn(
         *io_, [connection]() -> asio::awaitable<void> { co_await connection->Run(); },
-        [this, key](std::exception_ptr error) {
+        [this, key, id = connection.get()](std::exception_ptr error) {
           if (error) Report(error);
           connections_.erase(key);
+          closed_for_room_.erase(id);
           std::lock_guard lock(mutex_);
           if (--open_ == 0) all_closed_.notify_all();
         });
@@ -179,9 +204,11 @@ class HttpServer::Impl {
   std::thread thread_;
   bool stopped_ = false;
 
-  // The I/O thread alone uses these two members.
+  // The I/O thread alone uses these members.
   std::unordered_map<uint64_t, std::weak_ptr<Connection>> connections_;
   uint64_t next_key_ = 0;
+  // Connections that MakeRoom() closed and that have not ended yet.
+  std::unordered_set<const Connection*> closed_for_room_;
 
   std::mutex mutex_;
   std::condition_variable all_closed_;

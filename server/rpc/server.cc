@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/message.h"
+#include "server/rpc/connection_gate.h"
 #include "server/rpc/dispatcher.h"
 #include "server/rpc/service.h"
 
@@ -37,8 +38,6 @@ void SetLimits(grpc::ServerBuilder& builder) {
   set(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, 10 * kMinute);
   set(GRPC_ARG_MAX_CONCURRENT_STREAMS, 256);
   set(GRPC_ARG_MAX_METADATA_SIZE, 16 << 10);
-  // With port reuse, a second server could listen on the same port without an error.
-  set(GRPC_ARG_ALLOW_REUSEPORT, 0);
 }
 
 }  // namespace
@@ -60,17 +59,18 @@ class GrpcServer::Impl {
     });
     host_ =
         options.host.find(':') != std::string::npos ? Concat('[', options.host, ']') : options.host;
+    MOESERVE_ASSIGN_OR_RETURN(
+        gate_, ConnectionGate::Listen(options.host, options.port, options.max_connections));
     grpc::ServerBuilder builder;
-    builder.AddListeningPort(Concat(host_, ':', options.port), grpc::InsecureServerCredentials(),
-                             &port_);
+    auto acceptor = builder.experimental().AddExternalConnectionAcceptor(
+        grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+        grpc::InsecureServerCredentials());
     SetLimits(builder);
     builder.RegisterService(&service_);
     server_ = builder.BuildAndStart();
-    if (server_ == nullptr || port_ == 0) {
-      return absl::UnavailableError(
-          Concat("cannot listen on ", host_, ':', options.port, " for gRPC"));
-    }
+    if (server_ == nullptr) return absl::UnavailableError("the gRPC server does not start");
     SetServing(false);
+    gate_->Start(std::move(acceptor));
     return absl::OkStatus();
   }
 
@@ -86,13 +86,15 @@ class GrpcServer::Impl {
   void Stop(absl::Duration grace) {
     if (server_ == nullptr || stopped_) return;
     stopped_ = true;
+    gate_->Stop();
     server_->GetHealthCheckService()->Shutdown();
     server_->Shutdown(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(grace));
     server_->Wait();
   }
 
-  std::string address() const { return Concat(host_, ':', port_); }
-  int port() const { return port_; }
+  std::string address() const { return Concat(host_, ':', port()); }
+  int port() const { return gate_->port(); }
+  int connections() const { return gate_->connections(); }
 
  private:
   ServerContext& context_;
@@ -100,9 +102,9 @@ class GrpcServer::Impl {
   Dispatcher dispatcher_;
   InferenceService service_;
   std::string host_;
-  int port_ = 0;
   bool stopped_ = false;
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<ConnectionGate> gate_;
 };
 
 GrpcServer::GrpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -117,6 +119,7 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(const GrpcServerOptions& o
 
 std::string GrpcServer::address() const { return impl_->address(); }
 int GrpcServer::port() const { return impl_->port(); }
+int GrpcServer::connections() const { return impl_->connections(); }
 void GrpcServer::SetServing(bool serving) { impl_->SetServing(serving); }
 void GrpcServer::Stop(absl::Duration grace) { impl_->Stop(grace); }
 

@@ -13,6 +13,7 @@ namespace moeserve::server::rpc {
 struct GrpcServerOptions {
   std::string host = "127.0.0.1";
   int port = 8081;  // 0 picks a free port
+  int max_connections = 4096;
 };
 
 class GrpcServer {
@@ -29,6 +30,7 @@ class GrpcServer {
 
   std::string address() const;  // with the actual port
   int port() const;
+  int connections() const;  // open ones
 
   // Sets the health status of the services "", the inference service, and model/<name> for every
   // served name.

@@ -56,12 +56,12 @@ def device():
     return ["--device", name] if name else []
 
 
-def start_server(*arguments, name="test-model", stderr=None):
-    """Starts a server and waits until it prints its addresses. `stderr` is as for Popen."""
+def start_server(*arguments, name="test-model", **popen):
+    """Starts a server and waits until it prints its addresses. `popen` goes to Popen."""
     process = subprocess.Popen(
         [binary(), "serve", "--model", model(), "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0",
          "--served-model-name", name, *device(), *arguments],
-        stdout=subprocess.PIPE, stderr=stderr, text=True)
+        stdout=subprocess.PIPE, text=True, **popen)
     addresses = {}
     while len(addresses) < 2:
         line = process.stdout.readline()

@@ -355,13 +355,13 @@ std::unique_ptr<Router> MakeRouter(ServerContext& context) {
   add("GET", "/v1/experts/stats", Access::kKey, &Api::ExpertStatistics);
   add("GET", "/v1/experts/layout", Access::kKey, &Api::ExpertLayout);
   AddExpertRoutes(*router, context);
-  add("GET", "/health", Access::kOpen, &Api::Ready);
-  add("GET", "/health/ready", Access::kOpen, &Api::Ready);
-  add("GET", "/health/live", Access::kOpen, &Api::Live);
-  add("GET", "/v2/health/ready", Access::kOpen, &Api::Ready);
-  add("GET", "/v2/health/live", Access::kOpen, &Api::Live);
+  add("GET", "/health", Access::kOperator, &Api::Ready);
+  add("GET", "/health/ready", Access::kOperator, &Api::Ready);
+  add("GET", "/health/live", Access::kOperator, &Api::Live);
+  add("GET", "/v2/health/ready", Access::kOperator, &Api::Ready);
+  add("GET", "/v2/health/live", Access::kOperator, &Api::Live);
   add("GET", "/version", Access::kOpen, &Api::Version);
-  add("GET", "/metrics", Access::kOpen, &Api::Metrics);
+  add("GET", "/metrics", Access::kOperator, &Api::Metrics);
   if (context.settings().dashboard) {
     for (const char* pattern : {"/", "/dashboard/*"}) context.metrics().DeclareHttp(pattern, "GET");
     AddWebAssets(*router);

@@ -1,0 +1,130 @@
+"""Tests that clients with too many or too slow connections do not lock others out."""
+
+import json
+import resource
+import socket
+import time
+import urllib.error
+import urllib.request
+
+import grpc
+import pytest
+
+from conftest import start_server, stop_server
+
+FILES = 256  # file descriptors of the server; it then takes 64 HTTP and 32 gRPC connections
+
+
+@pytest.fixture
+def small_server():
+    server = start_server(
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES)))
+    yield server
+    assert stop_server(server) == 0
+
+
+@pytest.fixture
+def connect():
+    """Returns a function that opens `count` connections to an address; closes them at the end."""
+    opened = []
+
+    def open_all(address, count):
+        host, port = address.rsplit(":", 1)
+        new = [socket.create_connection((host, int(port)), timeout=5) for _ in range(count)]
+        opened.extend(new)
+        return new
+
+    yield open_all
+    for connection in opened:
+        connection.close()
+
+
+def answers(server, path="/health"):
+    return urllib.request.urlopen(server.url + path, timeout=1).status == 200
+
+
+def complete(server, **fields):
+    body = {"prompt": "The", "max_tokens": 2, **fields}
+    request = urllib.request.Request(server.url + "/v1/completions", json.dumps(body).encode(),
+                                     {"Content-Type": "application/json"})
+    return json.load(urllib.request.urlopen(request, timeout=5))
+
+
+def generates(server, protos, seconds):
+    """Calls Generate over a new connection until it succeeds."""
+    pb, rpc = protos
+    end = time.monotonic() + seconds
+    while True:
+        with grpc.insecure_channel(server.grpc) as channel:
+            try:
+                request = pb.GenerateRequest(text="The", sampling=pb.SamplingParams(max_tokens=2))
+                return list(rpc.InferenceStub(channel).Generate(request, timeout=5))
+            except grpc.RpcError as error:
+                assert error.code() == grpc.StatusCode.UNAVAILABLE, error
+                assert time.monotonic() < end, error
+        time.sleep(0.2)
+
+
+def test_more_connections_than_descriptors(small_server, connect, protos):
+    connect(small_server.grpc, 200)
+    connect(small_server.http, 400)
+    for _ in range(3):
+        assert answers(small_server)
+        assert complete(small_server)["choices"]
+    # A silent connection of gRPC makes room after 3 s.
+    assert generates(small_server, protos, seconds=15)
+    assert answers(small_server, "/metrics")
+
+
+def test_both_ports_recover(small_server, connect, protos):
+    for _ in range(3):
+        for connection in connect(small_server.grpc, 100) + connect(small_server.http, 200):
+            connection.close()
+    assert answers(small_server)
+    assert generates(small_server, protos, seconds=5)
+
+
+def test_slow_bodies_do_not_lock_out(small_server, connect):
+    """Each client sends a head, and then one byte of the body from time to time."""
+    slow = connect(small_server.http, 100)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" \
+           b"Content-Length: 1000\r\n\r\n"
+    for connection in slow:
+        connection.sendall(head)
+    for _ in range(5):
+        assert answers(small_server)
+        assert complete(small_server)["choices"]
+        for connection in slow:
+            try:
+                connection.sendall(b" ")
+            except OSError:
+                pass  # closed to make room
+
+
+def test_operators_get_in_when_all_connections_are_busy(small_server, connect):
+    """64 streams are being answered; the server takes some more connections, for operators."""
+    body = json.dumps({"prompt": "The", "max_tokens": 4000, "ignore_eos": True,
+                       "stream": True}).encode()
+    busy = connect(small_server.http, 64)
+    for connection in busy:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+                           b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+                           % (len(body), body))
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+    assert answers(small_server)
+    assert answers(small_server, "/metrics")
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        complete(small_server)
+    assert refused.value.code == 503
+    assert json.load(refused.value)["error"]["code"] == "too_many_connections"
+    assert refused.value.headers["Retry-After"] == "1"
+    busy[0].close()
+    end = time.monotonic() + 5
+    while True:
+        try:
+            assert complete(small_server)["choices"]
+            break
+        except urllib.error.HTTPError as error:
+            assert error.code == 503 and time.monotonic() < end
+    for connection in busy[1:]:
+        connection.close()
