@@ -116,6 +116,7 @@ std::optional<Response> CheckHead(std::string_view head, const HttpLimits& limit
   int hosts = 0;
   int lengths = 0;
   int encodings = 0;
+  int keys = 0;
   while (!rest.starts_with("\r\n")) {
     const size_t end = rest.find("\r\n");
     const std::string_view line = rest.substr(0, end);
@@ -130,6 +131,8 @@ std::optional<Response> CheckHead(std::string_view head, const HttpLimits& limit
     const std::string_view value = Trimmed(line.substr(colon + 1));
     if (name == "host") {
       ++hosts;
+    } else if (name == "authorization") {
+      ++keys;
     } else if (name == "content-length") {
       ++lengths;
       if (!IsDigits(value)) return Malformed("Content-Length is not a decimal number");
@@ -141,6 +144,7 @@ std::optional<Response> CheckHead(std::string_view head, const HttpLimits& limit
   if (lengths > 1 || encodings > 1 || lengths + encodings > 1) {
     return Malformed("the length of the body is given twice");
   }
+  if (keys > 1) return Malformed("at most one Authorization is allowed");
   if (encodings == 1 && version_1_0) return Malformed("HTTP/1.0 has no Transfer-Encoding");
   if (hosts > 1 || (hosts == 0 && !version_1_0)) return Malformed("exactly one Host is required");
   return std::nullopt;

@@ -155,6 +155,7 @@ void Metrics::WriteServer(PrometheusText& text) const {
   text.HistogramSamples({}, grpc_duration_);
   text.Family("connections_open", "gauge", "Open client connections.");
   text.Sample({{"proto", "http"}}, static_cast<double>(http_connections.load()));
+  text.Sample({{"proto", "grpc"}}, static_cast<double>(grpc_connections.load()));
   text.Single("ignored_fields_total", "counter", "Unknown fields of requests that were ignored.",
               static_cast<double>(ignored_fields.load()));
   text.Single("log_lines_dropped_total", "counter",

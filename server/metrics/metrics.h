@@ -34,6 +34,7 @@ class Metrics {
   Histogram request_n;
 
   std::atomic<int64_t> http_connections{0};
+  std::atomic<int64_t> grpc_connections{0};
   std::atomic<uint64_t> ignored_fields{0};
   std::atomic<double> model_load_seconds{0.0};
 

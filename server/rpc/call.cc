@@ -63,6 +63,10 @@ Call::Call(grpc::CallbackServerContext* context, ServerContext& server, const ch
 }
 
 absl::Status Call::Check() const {
+  if (context_->client_metadata().count("authorization") > 1) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "invalid_value",
+                     "at most one authorization is allowed");
+  }
   MOESERVE_RETURN_IF_ERROR(server_.settings().keys.Check(Metadata(*context_, "authorization")));
   if (deadline_ <= absl::Now()) {
     return MakeError(absl::StatusCode::kDeadlineExceeded, "timeout",

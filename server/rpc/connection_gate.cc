@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <chrono>
@@ -44,8 +43,9 @@ int64_t SilentFor(int fd) {
 
 class ConnectionGate::Impl {
  public:
-  explicit Impl(int max_connections)
+  Impl(int max_connections, std::atomic<int64_t>& open)
       : max_connections_(max_connections),
+        open_(open),
         acceptor_(io_),
         epoll_(epoll_create1(EPOLL_CLOEXEC)),
         stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
@@ -91,7 +91,6 @@ class ConnectionGate::Impl {
   }
 
   int port() const { return port_; }
-  int connections() const { return connections_; }
 
  private:
   bool Watch(int fd, uint32_t events) {
@@ -141,7 +140,7 @@ class ConnectionGate::Impl {
       return;
     }
     watches_.insert(watch);
-    connections_ = static_cast<int>(watches_.size());
+    open_ = static_cast<int64_t>(watches_.size());
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
     parameters.listener_fd = acceptor_.native_handle();
     parameters.fd = accepted;
@@ -171,10 +170,11 @@ class ConnectionGate::Impl {
     // Closing alone would not end the watch while gRPC's descriptor keeps the socket open.
     epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, watch, nullptr);
     close(watch);
-    connections_ = static_cast<int>(watches_.size());
+    open_ = static_cast<int64_t>(watches_.size());
   }
 
   const int max_connections_;
+  std::atomic<int64_t>& open_;
   asio::io_context io_;  // only the acceptor's constructor needs it
   tcp::acceptor acceptor_;
   const Descriptor epoll_;
@@ -184,15 +184,15 @@ class ConnectionGate::Impl {
   std::thread thread_;
   // Second descriptors of the open connections. Used by the thread.
   std::unordered_set<int> watches_;
-  std::atomic<int> connections_ = 0;
 };
 
 ConnectionGate::ConnectionGate(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 ConnectionGate::~ConnectionGate() = default;
 
 Result<std::unique_ptr<ConnectionGate>> ConnectionGate::Listen(const std::string& host, int port,
-                                                               int max_connections) {
-  auto impl = std::make_unique<Impl>(max_connections);
+                                                               int max_connections,
+                                                               std::atomic<int64_t>& open) {
+  auto impl = std::make_unique<Impl>(max_connections, open);
   MOESERVE_RETURN_IF_ERROR(impl->Listen(host, port));
   return std::unique_ptr<ConnectionGate>(new ConnectionGate(std::move(impl)));
 }
@@ -203,6 +203,5 @@ void ConnectionGate::Start(
   impl_->Start(std::move(acceptor));
 }
 void ConnectionGate::Stop() { impl_->Stop(); }
-int ConnectionGate::connections() const { return impl_->connections(); }
 
 }  // namespace moeserve::server::rpc

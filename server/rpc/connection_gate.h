@@ -4,6 +4,8 @@
 
 #include <grpcpp/server_builder.h>
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -14,9 +16,11 @@ namespace moeserve::server::rpc {
 class ConnectionGate {
  public:
   // Binds the address; port 0 picks a free port. Unavailable if the address is in use or is not a
-  // numeric address or localhost. Connections wait in the system's queue until Start().
+  // numeric address or localhost. Connections wait in the system's queue until Start(). `open` is
+  // kept at the number of open connections and must outlive the gate.
   static Result<std::unique_ptr<ConnectionGate>> Listen(const std::string& host, int port,
-                                                        int max_connections);
+                                                        int max_connections,
+                                                        std::atomic<int64_t>& open);
   ~ConnectionGate();  // calls Stop()
   ConnectionGate(const ConnectionGate&) = delete;
   ConnectionGate& operator=(const ConnectionGate&) = delete;
@@ -31,9 +35,6 @@ class ConnectionGate {
   // Stops accepting; the connections go on. Must be called before the gRPC server is destroyed.
   // Idempotent.
   void Stop();
-
-  // Returns the number of open connections. Thread-safe.
-  int connections() const;
 
  private:
   class Impl;

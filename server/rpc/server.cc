@@ -60,7 +60,8 @@ class GrpcServer::Impl {
     host_ =
         options.host.find(':') != std::string::npos ? Concat('[', options.host, ']') : options.host;
     MOESERVE_ASSIGN_OR_RETURN(
-        gate_, ConnectionGate::Listen(options.host, options.port, options.max_connections));
+        gate_, ConnectionGate::Listen(options.host, options.port, options.max_connections,
+                                      context_.metrics().grpc_connections));
     grpc::ServerBuilder builder;
     auto acceptor = builder.experimental().AddExternalConnectionAcceptor(
         grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
@@ -94,7 +95,6 @@ class GrpcServer::Impl {
 
   std::string address() const { return Concat(host_, ':', port()); }
   int port() const { return gate_->port(); }
-  int connections() const { return gate_->connections(); }
 
  private:
   ServerContext& context_;
@@ -119,7 +119,6 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(const GrpcServerOptions& o
 
 std::string GrpcServer::address() const { return impl_->address(); }
 int GrpcServer::port() const { return impl_->port(); }
-int GrpcServer::connections() const { return impl_->connections(); }
 void GrpcServer::SetServing(bool serving) { impl_->SetServing(serving); }
 void GrpcServer::Stop(absl::Duration grace) { impl_->Stop(grace); }
 

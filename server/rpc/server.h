@@ -30,7 +30,6 @@ class GrpcServer {
 
   std::string address() const;  // with the actual port
   int port() const;
-  int connections() const;  // open ones
 
   // Sets the health status of the services "", the inference service, and model/<name> for every
   // served name.

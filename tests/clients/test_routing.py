@@ -188,7 +188,7 @@ def test_control_is_obeyed_and_echoed(routed, layout):
     ({"masked_experts": [{"layer": 999, "experts": [0]}]}, "not routed"),
     ({"masked_experts": [{"layer": 0, "block": "attention", "experts": [0]}]}, "not routed"),
     ({"masked_experts": [{"layer": 0, "block": "x", "experts": [0]}]}, "block"),
-    ({"masked_experts": [{"layer": 0, "experts": list(range(48))}]}, "at least one"),
+    ({"masked_experts": [{"layer": 0, "experts": list(range(8))}]}, "at least one"),
     ({"biased_experts": [{"layer": 0, "expert": 0}]}, "lacks 'bias'"),
     ({"biased_experts": [{"layer": 0, "expert": 0, "bias": 1e9}]}, "bias"),
 ])

@@ -449,6 +449,10 @@ TEST_F(Grpc, Keys) {
   grpc::ClientContext c2;
   c2.AddMetadata("authorization", "Bearer secret");
   EXPECT_TRUE(Generate(Text("a"), &c2).status.ok());
+  grpc::ClientContext c3;
+  c3.AddMetadata("authorization", "Bearer secret");
+  c3.AddMetadata("authorization", "Bearer other");
+  EXPECT_EQ(Generate(Text("a"), &c3).status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(Health(""), 1) << "health needs no key";
 }
 

@@ -127,6 +127,7 @@ TEST_F(Protocol, AmbiguousFramingIsRefusedAndClosed) {
       head + "X-A: b\nContent-Length: 2\r\n\r\n{}",
       head + std::string("X-A: b\0c\r\n", 10) + "Content-Length: 2\r\n\r\n{}",
       head + "X-A: b\rc\r\nContent-Length: 2\r\n\r\n{}",
+      head + "Authorization: Bearer a\r\nauthorization: Bearer b\r\nContent-Length: 2\r\n\r\n{}",
       head + "no colon\r\n\r\n",
       head + ": empty\r\n\r\n",
       "GET /version HTTP/1.1\r\n\r\n",

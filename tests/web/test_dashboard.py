@@ -40,7 +40,7 @@ def open_experts(driver, server, window=""):
 
 
 def pixels(driver):
-    """Returns the heatmap's luminances [4 layers][48 experts], one pixel per cell."""
+    """Returns the heatmap's luminances [4 layers][8 experts], one pixel per cell."""
     return driver.execute_script("""
       const shown = document.querySelector(".heatmap canvas");
       const canvas = new OffscreenCanvas(shown.width, shown.height);
@@ -53,7 +53,7 @@ def pixels(driver):
         const [red, green, blue] = context.getImageData(
           left + (c + 0.25) * cell, (r + 0.25) * height, 1, 1).data;
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
-      }));""", 4, 48)
+      }));""", 4, 8)
 
 
 # ---- Experts
@@ -93,22 +93,22 @@ def test_heatmap_by_keyboard(driver, server):
     assert said.startswith("Layer 2, feed-forward, expert 5: ")
     assert f"({layer['counts'][5]:,} of {sum(layer['counts']):,}" in said
     heatmap.send_keys(Keys.END, Keys.ARROW_RIGHT)
-    assert "expert 47: " in text(driver, "readout")
+    assert "expert 7: " in text(driver, "readout")
 
 
 def test_heatmap_by_pointer(driver, server):
     open_experts(driver, server)
     heatmap = driver.find_element(By.CLASS_NAME, "heatmap")
     width, height = heatmap.size["width"], heatmap.size["height"]
-    cell = (width - 104) / 48
+    cell = (width - 104) / 8
 
     def point(x, y):
         ActionChains(driver).move_to_element_with_offset(
             heatmap, round(x - width / 2), round(y - height / 2)).perform()
         return text(driver, "readout")
 
-    assert point(104 + 12.5 * cell, 2.5 * 30).startswith("Layer 2, feed-forward, expert 12: ")
-    assert point(104 + 47.5 * cell, 0.5 * 30).startswith("Layer 0, feed-forward, expert 47: ")
+    assert point(104 + 3.5 * cell, 2.5 * 30).startswith("Layer 2, feed-forward, expert 3: ")
+    assert point(104 + 7.5 * cell, 0.5 * 30).startswith("Layer 0, feed-forward, expert 7: ")
     ActionChains(driver).move_to_element(by_id(driver, "load-details")).perform()
     assert text(driver, "readout").startswith("Point at a cell")
 
@@ -391,7 +391,7 @@ def test_playground_unfolds_sub_tokens(driver, server):
     assert chip.get_attribute("aria-expanded") == "true"
     rows = driver.find_elements(By.CSS_SELECTOR, ".sub-token")
     wanted = tokens[5][block["first_row"]:block["first_row"] + block["sub_tokens"]]
-    assert len(rows) == block["sub_tokens"] == 4
+    assert len(rows) == block["sub_tokens"] == 2
     assert [row.get_attribute("data-experts") for row in rows] == [
         " ".join(str(expert) for expert, _ in row) for row in wanted]
     for row, pairs in zip(rows, wanted):

@@ -17,6 +17,8 @@ Tensor = torch.Tensor
 # X-MoE: the initial value of the learned temperature, and the constant temperature in the balance
 # loss (eq. 9).
 TAU_0 = 0.3
+# X-MoE section 3.2: the norm of the expert embeddings, which training does not change.
+EMBEDDING_NORM = 0.1
 
 
 class Statistics:
@@ -74,10 +76,22 @@ class FastModel:
         score, experts = routing["score"], routing["num_experts"]
         if score["kind"] == "cosine":
             self._normal(f"{base}.projection.weight", (score["dim"], width), width ** -0.5)
-            self._normal(f"{base}.experts.weight", (experts, score["dim"]), 0.1)
+            self._normal(f"{base}.experts.weight", (experts, score["dim"]), 1.0)
+            self._restore_norm(f"{base}.experts.weight")
             self.parameters[f"{base}.temperature"] = torch.full((1,), TAU_0)
         else:
             self._normal(f"{base}.weight", (experts, width), width ** -0.5)
+
+    @torch.no_grad()
+    def _restore_norm(self, name: str) -> None:
+        rows = self.parameters[name]
+        rows.mul_(EMBEDDING_NORM / rows.norm(dim=1, keepdim=True).clamp(min=1e-12))
+
+    def restore_embedding_norms(self) -> None:
+        """Sets the norms of the expert embeddings of all cosine routers to EMBEDDING_NORM."""
+        for name in self.parameters:
+            if name.endswith(".router.experts.weight"):
+                self._restore_norm(name)
 
     def _init_attention(self, base: str, d: int, depth: int) -> None:
         attention = self.config["attention"]
@@ -173,11 +187,13 @@ class FastModel:
     def _collect(self, stats: Statistics, routing: Config, raw: Tensor, probabilities: Tensor,
                  plan: ops.Plan, widths: Tensor | None, cosine: bool) -> None:
         """Adds the losses of one block to `stats`: the balance loss E * sum(f * P) (X-MoE eq. 9,
-        MH-MoE eq. 10), MoA's z-loss, and HMoE's parameter penalty (eq. 4) and entropy (eq. 5)."""
+        MH-MoE eq. 10; MoA eq. 13 with f normalized to the sum 1), MoA's z-loss (eq. 16), and HMoE's
+        parameter penalty (eq. 4) and entropy (eq. 5)."""
         experts = routing["num_experts"]
         load = torch.tensor(plan.counts, dtype=torch.float32) / plan.num_rows
         mean = (raw / TAU_0).softmax(1).mean(0) if cosine else probabilities.mean(0)
-        stats.balance.append(experts * (load * mean).sum())
+        share = load if widths is not None else load / load.sum()
+        stats.balance.append(experts * (share * mean).sum())
         stats.loads.append(load)
         stats.z_loss.append(raw.logsumexp(1).square().mean())
         log = (probabilities + 1e-9).log()
@@ -243,6 +259,8 @@ class FastModel:
                                    *[self._get(f"{n}.gate_up.weight") for n in names],
                                    *[self._get(f"{n}.down.weight") for n in names])
         y = ops.Combine.apply(y, gates, plan)
+        if routing.get("split", {}).get("residual", False):
+            y = y + x  # MH-MoE, eq. 6
         if heads > 1:
             merged = y.reshape(-1, y.shape[1] * heads).to(ops.low_dtype)
             y = ops.low_linear(merged, self._get(f"{base}.merge.weight"),

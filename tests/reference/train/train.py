@@ -1,15 +1,14 @@
 """Trains one bundled model on one core and exports it as a native checkpoint folder.
 
 All models are trained on the same blocks of tokens in the same order, with the same batch size,
-number of steps, optimizer and learning rate. The extra losses are those of the papers:
-  X-MoE eq. 9, MH-MoE eq. 10: load balance, weight 1e-2 (SMoE too)
-  MoA section 3.3:            load balance 1e-2, router z-loss 1e-3
-  HMoE eq. 4:                 parameter penalty with widths relative to their mean, and load balance
-                              1e-2; for top-p, also the router entropy of eq. 5, which is minimized
-For HMoE, one loss weight is adjusted during training so that the mean sum of the selected experts'
-widths meets the common budget; the weight may become negative. For top-k, this is the weight of the
-penalty, which starts at the paper's 0.1. For top-p, this is the weight of the entropy, which starts
-at 1e-2, a third of the paper's value.
+number of steps, optimizer and learning rate. The extra losses and their weights are those of the
+papers:
+  X-MoE eq. 9, MH-MoE eq. 10: load balance, weight 1e-2 (smoe too)
+  MoA eq. 13 and 16:          load balance with normalized loads, weight 1e-2; router z-loss, weight
+                              1e-3
+  HMoE eq. 4 and 5:           parameter penalty with widths relative to their mean, weight 0.1; for
+                              top-p also the router's entropy, which is minimized, weight 3e-2
+As X-MoE prescribes, expert embeddings of cosine routers keep the norm that they start with.
 
   python3 train.py --model NAME --data FOLDER --tokenizer FOLDER --work FOLDER --export FOLDER
 """
@@ -38,8 +37,13 @@ WARM_UP = 100
 WEIGHT_DECAY = 0.1
 BALANCE = 1e-2
 Z_LOSS = 1e-3
-PENALTY_START, ENTROPY_START = 0.1, 1e-2
-TARGET_WIDTH = 256.0
+PENALTY = 0.1
+ENTROPY = 3e-2
+# The learning rate of cosine routers and of the split and merge projections, relative to the other
+# parameters'. With the default peak theirs is 5e-4, which is that of X-MoE and MH-MoE. At the full
+# rate, one step turns an expert embedding of norm 0.1 by several degrees, and every step of a
+# projection changes the inputs or outputs of all experts at once.
+SLOW_FACTOR = 0.125
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
 
@@ -59,65 +63,41 @@ def batches(data: np.ndarray, steps: int, seed: int):
         yield torch.from_numpy(np.stack(rows).astype(np.int64))
 
 
-class Steering:
-    """Adjusts one loss weight so that the mean selected width approaches TARGET_WIDTH.
-
-    It is a proportional-integral controller on the relative error of a running mean of the width.
-    """
-
-    def __init__(self, start: float, proportional: float, integral: float, least: float) -> None:
-        self.value, self.mean = start, TARGET_WIDTH
-        self.proportional, self.integral, self.least = proportional, integral, least
-
-    def weight(self) -> float:
-        error = self.mean / TARGET_WIDTH - 1.0
-        return min(max(self.value + self.proportional * error, self.least), 0.3)
-
-    def observe(self, width: float) -> None:
-        self.mean += 0.05 * (width - self.mean)
-        self.value += self.integral * (self.mean / TARGET_WIDTH - 1.0)
-        self.value = min(max(self.value, self.least), 0.3)
-
-
-def extra_loss(name: str, stats: Statistics, steering: Steering) -> torch.Tensor | float:
-    if not stats.balance:
-        return 0.0
-    loss = BALANCE * sum(stats.balance)
+def extra_loss(name: str, stats: Statistics) -> torch.Tensor | float:
+    """Returns the weighted sum of the losses that are added to the cross entropy."""
+    if name == "hmoe-topk":
+        return PENALTY * sum(stats.penalty)
+    if name == "hmoe-topp":
+        return PENALTY * sum(stats.penalty) + ENTROPY * sum(stats.entropy)
     if name == "moa":
-        loss = loss + Z_LOSS * sum(stats.z_loss)
-    elif name == "hmoe-topk":
-        loss = loss + steering.weight() * sum(stats.penalty)
-    elif name == "hmoe-topp":
-        loss = loss + PENALTY_START * sum(stats.penalty) + steering.weight() * sum(stats.entropy)
-    return loss
+        return BALANCE * sum(stats.balance) + Z_LOSS * sum(stats.z_loss)
+    return BALANCE * sum(stats.balance)
 
 
-def learning_rate(step: int, cycles: list[int], peak: float) -> float:
-    """Returns the learning rate of a step.
+def learning_rate(step: int, steps: int, peak: float) -> float:
+    """Returns the learning rate of a step: a linear warm-up to `peak`, then a cosine decay to 5 %
+    of it at step `steps`."""
+    if step < WARM_UP:
+        return peak * (step + 1) / WARM_UP
+    progress = (step - WARM_UP) / max(1, steps - WARM_UP)
+    return peak * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
 
-    Each cycle has a linear warm-up and a cosine decay to 5 % of its peak. The first cycle's peak is
-    `peak`; later cycles have half of it. `cycles` has the steps per cycle.
-    """
-    start = 0
-    for number, steps in enumerate(cycles):
-        if step < start + steps or number == len(cycles) - 1:
-            break
-        start += steps
-    height = peak if number == 0 else 0.5 * peak
-    inside = step - start
-    if inside < WARM_UP:
-        return height * (inside + 1) / WARM_UP
-    progress = (inside - WARM_UP) / max(1, steps - WARM_UP)
-    return height * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
+
+def is_slow(name: str) -> bool:
+    """Returns whether the parameter `name` learns at SLOW_FACTOR times the rate of the others."""
+    cosine_router = ".router." in name and not name.endswith(".router.weight")
+    return cosine_router or ".split." in name or ".merge." in name
 
 
 def make_optimizer(model: FastModel) -> torch.optim.AdamW:
     for value in model.parameters.values():
         value.requires_grad_(True)
-    decayed = [v for n, v in model.parameters.items() if v.ndim == 2 and "router" not in n]
-    others = [v for n, v in model.parameters.items() if v.ndim != 2 or "router" in n]
-    return torch.optim.AdamW([{"params": decayed, "weight_decay": WEIGHT_DECAY},
-                              {"params": others, "weight_decay": 0.0}],
+    groups: dict[tuple[float, float], list[torch.Tensor]] = {}
+    for name, value in model.parameters.items():
+        decay = WEIGHT_DECAY if value.ndim == 2 and "router" not in name else 0.0
+        groups.setdefault((decay, SLOW_FACTOR if is_slow(name) else 1.0), []).append(value)
+    return torch.optim.AdamW([{"params": values, "weight_decay": decay, "factor": factor}
+                              for (decay, factor), values in groups.items()],
                              lr=0.0, betas=(0.9, 0.95), fused=True)
 
 
@@ -155,8 +135,6 @@ class Run:
         self.config = BUNDLED[options.model]
         self.model = FastModel(self.config, seed=options.seed)
         self.optimizer = make_optimizer(self.model)
-        self.steering = (Steering(ENTROPY_START, 0.02, 2e-4, -0.05) if options.model == "hmoe-topp"
-                         else Steering(PENALTY_START, 0.3, 1e-3, -0.05))
         self.step = 0
         self.seconds = 0.0
         self.checkpoint = options.work / f"{options.model}.pt"
@@ -166,7 +144,6 @@ class Run:
                 for name, value in self.model.parameters.items():
                     value.copy_(state["parameters"][name])
             self.optimizer.load_state_dict(state["optimizer"])
-            self.steering.value, self.steering.mean = state["steering"]
             self.step = state["step"]
             self.seconds = state["seconds"]
 
@@ -174,7 +151,6 @@ class Run:
         partial = self.checkpoint.with_suffix(".part")
         torch.save({"parameters": {n: v.detach() for n, v in self.model.parameters.items()},
                     "optimizer": self.optimizer.state_dict(),
-                    "steering": (self.steering.value, self.steering.mean),
                     "step": self.step, "seconds": self.seconds}, partial)
         partial.replace(self.checkpoint)
         export(self.model, self.config, self.options.export, self.options.tokenizer)
@@ -182,15 +158,14 @@ class Run:
     def train_step(self, tokens: torch.Tensor) -> tuple[float, Statistics]:
         rate = learning_rate(self.step, self.options.steps, self.options.rate)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["factor"]
         stats = Statistics()
         loss = self.model.loss(tokens, stats)
-        (loss + extra_loss(self.options.model, stats, self.steering)).backward()
+        (loss + extra_loss(self.options.model, stats)).backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters.values(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        if stats.selected_width:
-            self.steering.observe(sum(stats.selected_width) / len(stats.selected_width))
+        self.model.restore_embedding_norms()
         return float(loss.detach()), stats
 
     def run(self) -> None:
@@ -198,7 +173,7 @@ class Run:
         validation = np.load(self.options.data / "validation.npy")
         last_save = began = time.monotonic()
         mean_loss = 0.0
-        for index, tokens in enumerate(batches(data, sum(self.options.steps), self.options.seed)):
+        for index, tokens in enumerate(batches(data, self.options.steps, self.options.seed)):
             if index < self.step:
                 continue
             loss, stats = self.train_step(tokens)
@@ -218,17 +193,15 @@ class Run:
         print(f"done {self.options.model}: {self.step} steps, {self.seconds:.0f} s, validation "
               f"perplexity {perplexity:.2f}, selected width {width:.1f}", flush=True)
         (self.options.work / f"{self.options.model}.json").write_text(json.dumps({
-            "steps": self.step, "cycles": self.options.steps,
-            "tokens": self.step * BLOCK * BLOCKS_PER_STEP,
-            "seconds": round(self.seconds), "rate": self.options.rate,
-            "steering": self.steering.weight()}))
+            "steps": self.step, "tokens": self.step * BLOCK * BLOCKS_PER_STEP,
+            "seconds": round(self.seconds), "rate": self.options.rate}))
 
     def report(self, loss: float, stats: Statistics, seconds: float) -> None:
         low = min((float(load.min() / load.mean()) for load in stats.loads), default=1.0)
         width = sum(stats.selected_width) / max(1, len(stats.selected_width))
         print(f"{self.options.model} step {self.step} loss {loss:.3f} {seconds:.0f} s "
               f"{self.step * BLOCK * BLOCKS_PER_STEP / seconds:.0f} tokens/s "
-              f"least load {low:.2f} width {width:.1f} steer {self.steering.weight():.4f} "
+              f"least load {low:.2f} width {width:.1f} "
               f"entropy {[round(float(e.detach()), 2) for e in stats.entropy]}", flush=True)
 
 
@@ -237,8 +210,7 @@ def main() -> None:
     arguments.add_argument("--model", choices=sorted(BUNDLED), required=True)
     for name in ("data", "tokenizer", "work", "export"):
         arguments.add_argument(f"--{name}", type=pathlib.Path, required=True)
-    arguments.add_argument("--steps", type=int, nargs="+", default=[1800],
-                           help="number of steps in each cycle of the learning rate")
+    arguments.add_argument("--steps", type=int, default=3600)
     arguments.add_argument("--rate", type=float, default=4e-3)
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--threads", type=int, default=1)
