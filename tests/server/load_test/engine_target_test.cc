@@ -99,7 +99,7 @@ class TwiceEngine final : public EngineApi {
     sink->OnDelta(delta);
     return absl::OkStatus();
   }
-  void Cancel(const std::string&) override {}
+  void Cancel(const TokenSink*) override {}
   void Drain(absl::Time) override {}
   EngineStats Stats() const override { return {}; }
   ExpertStats ExpertSnapshot() const override { return {}; }
