@@ -44,7 +44,7 @@ void ReadAhead::Use(std::string_view part) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       // A tensor a little before the place of reading was probably read with its neighbours.
-      const bool continues = begin + kAhead >= begin_ && begin <= next_;
+      const bool continues = begin + kAhead >= begin_ && begin <= std::max(next_, until_);
       if (!continues) begin_ = next_ = begin;
       const uint64_t until = std::min(begin + part.size() + kAhead, size_);
       until_ = continues ? std::max(until_, until) : until;

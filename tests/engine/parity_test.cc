@@ -120,7 +120,7 @@ TEST_P(ParityTest, GreedyTokensInF32) {
   auto runner = ModelRunner::Load(GetParam().model);
   ASSERT_TRUE(runner.ok()) << runner.status();
   const int vocab = (*runner)->vocab();
-  int to_the_end = 0;
+  int compared = 0;
   for (int p = 0; p < golden->prompts; ++p) {
     std::vector<float> logits = (*runner)->Run(golden->Prompt(p), golden->length);
     int i = 0;
@@ -132,9 +132,10 @@ TEST_P(ParityTest, GreedyTokensInF32) {
       ASSERT_EQ(token, golden->greedy[at]) << "prompt " << p << ", step " << i;
       logits = (*runner)->Run({token}, 1, golden->length + i);
     }
-    to_the_end += i == golden->length;
+    compared += i;
   }
-  EXPECT_GE(to_the_end, std::ceil(0.95 * golden->prompts));
+  // Near ties end few comparisons, and late.
+  EXPECT_GE(compared, 0.98 * golden->prompts * golden->length);
 }
 
 // The comparison must detect errors: goldens of a reference with one planted error each must not
