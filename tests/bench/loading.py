@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
 """Compares the time to load a model with the time to read its files, from a cold page cache.
 
-    loading.py MOESERVE MODEL [--rounds N] [--warm] [--option=VALUE ...]
+    loading.py MOESERVE MODEL [--rounds N] [--warm] [--touch] [--option=VALUE ...]
 
 MODEL is a folder or a .gguf file. In each round, the files are dropped from the page cache and read
 from front to back in blocks of 8 MiB; then they are dropped again, and a server loads the model.
 Prints the medians, their ratio, and the peak memory of the server as a share of the packed weights
 plus the largest file. --warm reads the files before both measurements instead of dropping them.
-Further options are passed to `moeserve serve`.
+--touch uses memory of 2.5 times the size of the files before each measurement and frees it again: a
+virtual machine whose host takes free memory back pays several times as much for the first use of
+memory as for later ones. Further options are passed to `moeserve serve`.
 """
 
 import argparse
+import mmap
 import os
 import pathlib
 import re
@@ -35,6 +38,17 @@ def drop(files):
         with open(path, "rb") as f:
             os.fsync(f.fileno())
             os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def touch(size):
+    """Uses and frees `size` bytes of memory, in a process of its own."""
+    child = os.fork()
+    if child == 0:
+        with mmap.mmap(-1, size) as memory:
+            for start in range(0, size, mmap.PAGESIZE):
+                memory[start] = 1
+        os._exit(0)
+    os.waitpid(child, 0)
 
 
 def read(files):
@@ -74,6 +88,7 @@ def main():
     parser.add_argument("model", type=pathlib.Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm", action="store_true")
+    parser.add_argument("--touch", action="store_true")
     options, others = parser.parse_known_args()
     files = files_of(options.model)
     size = sum(f.stat().st_size for f in files)
@@ -81,8 +96,12 @@ def main():
     readings, loadings, peak, packed = [], [], 0, 0
     for _ in range(options.rounds):
         prepare(files)
+        if options.touch:
+            touch(5 * size // 2)
         readings.append(read(files))
         prepare(files)
+        if options.touch:
+            touch(5 * size // 2)
         seconds, memory, packed = load(options.moeserve, options.model, others)
         loadings.append(seconds)
         peak = max(peak, memory)
