@@ -27,6 +27,7 @@ std::shared_ptr<ConstraintCompiler> MakeConstraintCompiler(const EngineApi& engi
 ServerContext::ServerContext(ServerSettings settings)
     : settings_(std::move(settings)),
       created_(absl::ToUnixSeconds(absl::Now())),
+      memory_(std::make_shared<MemoryBudget>(settings_.request_memory)),
       work_pool_(kWorkThreads, kMaxWaitingWork) {}
 
 void ServerContext::SetServing(std::shared_ptr<EngineApi> engine,
@@ -96,6 +97,7 @@ SubmissionContext ServerContext::Submissions(std::shared_ptr<EngineApi> engine) 
   return {.engine = std::move(engine),
           .constraint_compiler = constraint_compiler_,
           .metrics = metrics_,
+          .memory = memory_,
           .limits = settings_.limits};
 }
 
@@ -121,6 +123,7 @@ void ServerContext::Tick() {
 std::string ServerContext::MetricsText(ExpositionFormat format) {
   PrometheusText text(format);
   metrics_->WriteServer(text);
+  WriteMemoryMetrics(text, *memory_);
   const std::shared_ptr<EngineApi> engine = this->engine();
   EngineStats stats;
   if (engine != nullptr) {

@@ -12,6 +12,7 @@
 #include "model_loaders/loader.h"
 #include "server/base/auth.h"
 #include "server/base/limits.h"
+#include "server/base/memory_budget.h"
 #include "server/base/work_pool.h"
 #include "server/generation/constraint_compiler.h"
 #include "server/generation/engine_api.h"
@@ -33,6 +34,8 @@ struct ServerSettings {
   ApiKeys keys;
   RequestLimits limits;
   HttpLimits http;
+  // Limit on the memory that all requests hold together, in bytes.
+  size_t request_memory = size_t{1} << 30;
   bool strict_fields = false;
   bool allow_request_chat_template = false;
   bool dashboard = true;  // whether "/" serves the dashboard
@@ -53,6 +56,8 @@ class ServerContext {
   int64_t created() const { return created_; }  // Unix time in seconds
   Metrics& metrics() { return *metrics_; }
   const std::shared_ptr<Metrics>& shared_metrics() const { return metrics_; }
+  // The memory that requests may hold together.
+  const std::shared_ptr<MemoryBudget>& memory() const { return memory_; }
 
   ServerState state() const { return state_.load(); }
   // Stores the loaded model's objects and changes the state from kLoading to kServing; a draining
@@ -95,6 +100,7 @@ class ServerContext {
   const ServerSettings settings_;
   const int64_t created_;
   const std::shared_ptr<Metrics> metrics_ = std::make_shared<Metrics>();
+  const std::shared_ptr<MemoryBudget> memory_;
   ExpertHistory expert_history_;
   std::atomic<ServerState> state_{ServerState::kLoading};
   mutable std::mutex mutex_;

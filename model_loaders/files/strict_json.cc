@@ -1,6 +1,7 @@
 #include "model_loaders/files/strict_json.h"
 
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -15,7 +16,11 @@ using Json = nlohmann::json;
 // is detected before it replaces the first value.
 class Builder final : public nlohmann::json_sax<Json> {
  public:
-  explicit Builder(const JsonLimits& limits) : limits_(limits) {}
+  Builder(const JsonLimits& limits, const TakeMemory& take_memory)
+      : limits_(limits), take_memory_(take_memory) {}
+  ~Builder() override { ClearJson(root_); }
+  Builder(const Builder&) = delete;
+  Builder& operator=(const Builder&) = delete;
 
   bool null() override { return Put(nullptr) != nullptr; }
   bool boolean(bool value) override { return Put(value) != nullptr; }
@@ -50,6 +55,7 @@ class Builder final : public nlohmann::json_sax<Json> {
 
   Json& root() { return root_; }
   const std::string& error() const { return error_; }
+  bool out_of_memory() const { return out_of_memory_; }
 
  private:
   template <typename Value>
@@ -58,6 +64,7 @@ class Builder final : public nlohmann::json_sax<Json> {
       Fail(Concat("expected at most ", limits_.max_values, " values, found more"));
       return nullptr;
     }
+    if (!Charge(value)) return nullptr;
     if (open_.empty()) {
       root_ = std::forward<Value>(value);
       return &root_;
@@ -70,6 +77,33 @@ class Builder final : public nlohmann::json_sax<Json> {
     Json& slot = parent[key_];
     slot = std::forward<Value>(value);
     return &slot;
+  }
+
+  // Charges what adding `value` to the innermost container allocates.
+  template <typename Value>
+  bool Charge(const Value& value) {
+    if (!take_memory_) return true;
+    // A heap block's own overhead; a node of std::map with its links.
+    constexpr size_t kBlock = 16;
+    constexpr size_t kNode = 32 + kBlock;
+    size_t bytes = 0;
+    if constexpr (std::is_same_v<Value, std::string>) {
+      bytes += kBlock + sizeof(std::string) + value.capacity();
+    } else if constexpr (std::is_same_v<Value, Json>) {
+      bytes += kBlock + sizeof(Json::object_t);
+    }
+    if (!open_.empty() && open_.back()->is_array()) {
+      const auto& list = open_.back()->get_ref<const Json::array_t&>();
+      // The old elements live until the new ones are in place.
+      if (list.size() == list.capacity()) bytes += (2 * list.size() + 1) * sizeof(Json) + kBlock;
+    } else {
+      bytes += kNode + sizeof(std::string) + sizeof(Json) + key_.capacity();
+    }
+    uncharged_ += bytes;
+    if (uncharged_ < kChargeStep) return true;
+    if (take_memory_(std::exchange(uncharged_, 0))) return true;
+    out_of_memory_ = true;
+    return Fail("the values need more memory than there is");
   }
 
   bool Open(Json container) {
@@ -105,18 +139,24 @@ class Builder final : public nlohmann::json_sax<Json> {
     return false;
   }
 
-  const JsonLimits limits_;
+  static constexpr size_t kChargeStep = 16 << 10;
+
+  const JsonLimits& limits_;
+  const TakeMemory& take_memory_;
   Json root_;
   std::vector<Json*> open_;
   std::vector<std::string> path_;  // key or index of each open container in its parent
   std::string key_;
   size_t values_ = 0;
+  size_t uncharged_ = 0;  // bytes of memory; charged when they reach kChargeStep
+  bool out_of_memory_ = false;
   std::string error_;
 };
 
 }  // namespace
 
-Result<Json> ParseStrictJson(std::string_view text, const JsonLimits& limits) {
+Result<Json> ParseStrictJson(std::string_view text, const JsonLimits& limits,
+                             const TakeMemory& take_memory) {
   if (text.size() > limits.max_bytes) {
     return absl::InvalidArgumentError(
         Concat("expected at most ", limits.max_bytes, " bytes of JSON, found ", text.size()));
@@ -128,10 +168,11 @@ Result<Json> ParseStrictJson(std::string_view text, const JsonLimits& limits) {
   if (const size_t at = text.find('\0'); at != std::string_view::npos) {
     return absl::InvalidArgumentError(Concat("expected JSON, found a NUL byte at offset ", at));
   }
-  Builder builder(limits);
+  Builder builder(limits, take_memory);
   try {
     if (!Json::sax_parse(text.begin(), text.end(), &builder, Json::input_format_t::json,
                          /*strict=*/true)) {
+      if (builder.out_of_memory()) return absl::ResourceExhaustedError(builder.error());
       return absl::InvalidArgumentError(builder.error().empty() ? std::string("malformed JSON")
                                                                 : builder.error());
     }
@@ -139,6 +180,18 @@ Result<Json> ParseStrictJson(std::string_view text, const JsonLimits& limits) {
     return absl::InvalidArgumentError(Printable(error.what(), 240));
   }
   return std::move(builder.root());
+}
+
+void ClearJson(Json& value) noexcept {
+  // The destructor moves the elements of a list or object to a list that it allocates. It allocates
+  // nothing for elements that are empty.
+  if (auto* list = value.get_ptr<Json::array_t*>()) {
+    for (Json& item : *list) ClearJson(item);
+    list->clear();
+  } else if (auto* object = value.get_ptr<Json::object_t*>()) {
+    for (auto& [key, item] : *object) ClearJson(item);
+    object->clear();
+  }
 }
 
 std::string ShowJson(const Json& value) {

@@ -48,6 +48,11 @@ HttpError ToHttpError(const absl::Status& status) {
       error.code = "cancelled";
       break;
     case absl::StatusCode::kResourceExhausted:
+      if (error.code == "request_too_large") {
+        error.status = 413;
+        error.never_retry = true;
+        break;
+      }
       error.status = 503;
       error.type = "overloaded_error";
       error.retry_after_seconds = 1;

@@ -48,6 +48,7 @@ struct Options {
   std::string log_format = "text";
   std::string log_level = "info";
   double drain_seconds = 30.0;
+  int64_t request_memory_mib = 0;  // 0: DefaultRequestMemory()
   int max_logprobs = 20;
   int router_stats_interval = RecorderOptions().router_stats_interval;
   int token_stats_mib = 64;
@@ -219,6 +220,9 @@ Result<Configuration> Configure(const Options& options) {
   settings.strict_fields = options.strict_fields;
   settings.dashboard = !options.no_dashboard;
   settings.limits.max_logprobs = options.max_logprobs;
+  settings.request_memory = options.request_memory_mib > 0
+                                ? static_cast<size_t>(options.request_memory_mib) << 20
+                                : DefaultRequestMemory();
   settings.allow_request_chat_template = options.allow_request_chat_template;
   settings.routing_records = options.routing_records;
   MOESERVE_ASSIGN_OR_RETURN(settings.moe_metrics.mode, ParseMoeMetricsMode(options.moe_metrics));
@@ -250,8 +254,8 @@ Result<Listeners> StartListeners(const Addresses& addresses, const http::Router&
   const ConnectionLimits connections = ShareDescriptors(RaiseDescriptorLimit());
   http_options.limits.max_connections =
       std::min(http_options.limits.max_connections, connections.http);
-  MOESERVE_ASSIGN_OR_RETURN(out.http,
-                            http::HttpServer::Start(http_options, router, context.metrics()));
+  MOESERVE_ASSIGN_OR_RETURN(
+      out.http, http::HttpServer::Start(http_options, router, context.metrics(), context.memory()));
   rpc::GrpcServerOptions grpc_options;
   grpc_options.host = addresses.grpc.host;
   grpc_options.port = addresses.grpc.port;
@@ -356,6 +360,11 @@ void AddRequestOptions(CLI::App& app, Options& options) {
   app.add_option("--max-logprobs", options.max_logprobs,
                  "Most alternatives per token that a request may ask for")
       ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--request-memory", options.request_memory_mib,
+                 "MiB that all requests may hold together: bodies, parsed JSON, answers; 0: an "
+                 "eighth of the memory, from 128 to 4096")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 20))
       ->capture_default_str();
   app.add_option("--chat-template", options.chat_template,
                  "File with a Jinja chat template that replaces the model's");

@@ -95,18 +95,24 @@ class ChoiceSink final : public TokenSink {
 
 }  // namespace
 
-EventChannel::EventChannel(size_t max_bytes, std::function<void()> wake)
-    : max_bytes_(max_bytes), wake_(std::move(wake)) {}
+EventChannel::EventChannel(size_t max_bytes, std::shared_ptr<MemoryBudget> memory,
+                           std::function<void()> wake)
+    : max_bytes_(max_bytes), wake_(std::move(wake)), charge_(std::move(memory)) {}
 
 void EventChannel::Push(ChoiceEvent event) {
   bool was_empty;
   {
     std::lock_guard lock(mutex_);
-    if (overflowed_) return;
+    if (!overflow_.ok()) return;
     was_empty = events_.empty();
     const size_t weight = Weight(event);
     if (!was_empty && bytes_ + weight > max_bytes_) {
-      overflowed_ = true;
+      overflow_ = MakeError(absl::StatusCode::kResourceExhausted, "slow_reader",
+                            "the client reads its answer too slowly");
+    } else {
+      overflow_ = charge_.Add(weight, ChargeFor::kRunningRequest);
+    }
+    if (!overflow_.ok()) {
       was_empty = true;  // so that the consumer is woken, although the queue is not empty
     } else {
       bytes_ += weight;
@@ -119,17 +125,22 @@ void EventChannel::Push(ChoiceEvent event) {
 std::vector<ChoiceEvent> EventChannel::Take() {
   std::lock_guard lock(mutex_);
   bytes_ = 0;
+  charge_.Release();
   return std::exchange(events_, {});
 }
 
-bool EventChannel::overflowed() const {
+bool EventChannel::overflowed() const { return !overflow().ok(); }
+
+absl::Status EventChannel::overflow() const {
   std::lock_guard lock(mutex_);
-  return overflowed_;
+  return overflow_;
 }
 
 Generation::Generation(std::shared_ptr<EngineApi> engine, GenerationOptions options)
     : engine_(std::move(engine)),
-      channel_(std::make_shared<EventChannel>(options.max_unread_bytes, std::move(options.wake))) {}
+      channel_(std::make_shared<EventChannel>(options.max_unread_bytes, std::move(options.memory),
+                                              std::move(options.wake))),
+      charge_(std::move(options.charge)) {}
 
 Result<std::unique_ptr<Generation>> Generation::Start(std::shared_ptr<EngineApi> engine,
                                                       std::vector<Request> requests,
@@ -177,8 +188,7 @@ std::vector<ChoiceEvent> Generation::Take() {
     overflow_reported_ = true;
     Cancel();
     ChoiceEvent event;
-    event.error = MakeError(absl::StatusCode::kResourceExhausted, "slow_reader",
-                            "the client reads its answer too slowly");
+    event.error = channel_->overflow();
     events.push_back(std::move(event));
   }
   return events;

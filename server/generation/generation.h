@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "base/status.h"
 #include "engine/request.h"
+#include "server/base/memory_budget.h"
 #include "server/generation/engine_api.h"
 
 namespace moeserve::server {
@@ -30,12 +31,15 @@ class EventChannel {
   // When an empty queue gets an event or a queue overflows, the pushing thread calls `wake`,
   // without holding locks; `wake` must return quickly. The queue overflows if an event would raise
   // its size above `max_bytes`, unless the queue is empty: this event and all later ones are
-  // dropped, and overflowed() becomes true.
-  EventChannel(size_t max_bytes, std::function<void()> wake);
+  // dropped, and overflowed() becomes true. The same happens if `memory`, which may be null, has no
+  // room for the event.
+  EventChannel(size_t max_bytes, std::shared_ptr<MemoryBudget> memory, std::function<void()> wake);
 
   void Push(ChoiceEvent event);
   std::vector<ChoiceEvent> Take();
   bool overflowed() const;
+  // Returns the error that ends an overflowed generation.
+  absl::Status overflow() const;
 
  private:
   const size_t max_bytes_;
@@ -43,13 +47,17 @@ class EventChannel {
   mutable std::mutex mutex_;
   std::vector<ChoiceEvent> events_;
   size_t bytes_ = 0;
-  bool overflowed_ = false;
+  MemoryCharge charge_;  // of the events
+  absl::Status overflow_;
 };
 
 struct GenerationOptions {
   int samples = 1;  // requests per prompt; those of one prompt must be adjacent
   // Limit on the output that waits for Take(), in bytes.
   size_t max_unread_bytes = size_t{1} << 20;
+  // What the request holds from its admission to its end, and the budget for the output that waits.
+  MemoryCharge charge;
+  std::shared_ptr<MemoryBudget> memory;  // null: no limit
   // Called on the engine thread when Take() has something to return after it had nothing, or when
   // too much output waits. Must return quickly.
   std::function<void()> wake = [] {};
@@ -86,6 +94,7 @@ class Generation {
 
   const std::shared_ptr<EngineApi> engine_;
   const std::shared_ptr<EventChannel> channel_;
+  const MemoryCharge charge_;
   std::vector<std::shared_ptr<TokenSink>> sinks_;  // per choice
   std::vector<bool> ended_;                        // per choice
   size_t unfinished_ = 0;

@@ -89,6 +89,36 @@ absl::Status CheckRecordSize(const GenerationParams& params,
                     max_routes / per_token, " with this model; ask for fewer choices or tokens"));
 }
 
+size_t AdmissionBytes(const GenerationParams& params, const std::vector<PreparedPrompt>& prompts,
+                      const ModelSpec& spec) {
+  // Bytes per choice, per token of its prompt, and per alternative in a list of log-probabilities:
+  // measured peaks of unary answers, rounded up (tests/clients/test_memory.py).
+  constexpr size_t kChoice = 8 << 10;
+  constexpr size_t kToken = 24;
+  constexpr size_t kTokenId = 48;
+  constexpr size_t kScoredToken = 256;
+  constexpr size_t kAlternative = 256;
+  constexpr size_t kPromptAlternative = 900;
+  constexpr size_t kRoute = 60;
+  size_t per_token = kToken;
+  if (params.return_token_ids) per_token += kTokenId;
+  if (params.echo && params.logprobs) {
+    per_token += kScoredToken + kAlternative * static_cast<size_t>(*params.logprobs + 1);
+  }
+  if (params.prompt_logprobs) {
+    per_token +=
+        kScoredToken + kPromptAlternative * static_cast<size_t>(*params.prompt_logprobs + 1);
+  }
+  if (params.routing.any_record()) {
+    per_token += kRoute * static_cast<size_t>(MostRoutes(spec, params.routing.control.get()));
+  }
+  size_t bytes = 0;
+  for (const PreparedPrompt& prompt : prompts) {
+    bytes += kChoice + prompt.ids.size() * per_token + 4 * prompt.echo_text.size();
+  }
+  return bytes * static_cast<size_t>(params.n);
+}
+
 std::vector<Request> MakeEngineRequests(const GenerationParams& params,
                                         const std::vector<PreparedPrompt>& prompts,
                                         const std::string& id, absl::Time deadline) {

@@ -50,6 +50,12 @@ absl::Status CheckRecordSize(const GenerationParams& params,
                              const std::vector<PreparedPrompt>& prompts, const ModelSpec& spec,
                              int64_t max_routes);
 
+// Returns an estimate of the memory, in bytes, that a request holds from its admission to its end:
+// its prompts, for every choice, and the parts of the answer about them. Generated tokens are not
+// included.
+size_t AdmissionBytes(const GenerationParams& params, const std::vector<PreparedPrompt>& prompts,
+                      const ModelSpec& spec);
+
 // Returns one engine request per choice. Choice prompt * n + sample is sample number `sample` of
 // prompt number `prompt`.
 std::vector<Request> MakeEngineRequests(const GenerationParams& params,

@@ -34,7 +34,11 @@ absl::Status Submission::CompileConstraint() {
 
 Result<std::unique_ptr<Generation>> Submission::Start(absl::Time deadline,
                                                       std::function<void()> wake) const {
+  MemoryCharge charge(context_.memory);
+  MOESERVE_RETURN_IF_ERROR(charge.Add(AdmissionBytes(params_, prompts_, context_.engine->spec())));
   GenerationOptions options;
+  options.charge = std::move(charge);
+  options.memory = context_.memory;
   options.samples = params_.n;
   // Only a stream can leave output unread: the server collects the output of a unary request as it
   // arrives.

@@ -10,6 +10,7 @@
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "server/base/limits.h"
+#include "server/base/memory_budget.h"
 #include "server/generation/constraint_compiler.h"
 #include "server/generation/generation.h"
 #include "server/generation/generation_request.h"
@@ -20,7 +21,8 @@ namespace moeserve::server {
 struct SubmissionContext {
   std::shared_ptr<EngineApi> engine;
   std::shared_ptr<ConstraintCompiler> constraint_compiler;
-  std::shared_ptr<Metrics> metrics;  // may be null
+  std::shared_ptr<Metrics> metrics;      // may be null
+  std::shared_ptr<MemoryBudget> memory;  // null: no limit
   RequestLimits limits;
 };
 
@@ -43,11 +45,12 @@ class Submission {
 
   // Submits one engine request per choice, all or none. The engine thread calls `wake` when the
   // result's Take() has new output; `wake` must return quickly. Returns the engine's refusal as the
-  // error.
+  // error, or ResourceExhausted if the answer's part about the prompts does not fit into memory.
   Result<std::unique_ptr<Generation>> Start(absl::Time deadline, std::function<void()> wake) const;
 
   const std::string& id() const { return id_; }  // the response's id
   const std::shared_ptr<EngineApi>& engine() const { return context_.engine; }
+  const std::shared_ptr<MemoryBudget>& memory() const { return context_.memory; }
   const GenerationParams& params() const { return params_; }
   const std::vector<PreparedPrompt>& prompts() const { return prompts_; }
   size_t num_choices() const { return prompts_.size() * static_cast<size_t>(params_.n); }

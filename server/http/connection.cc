@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "base/message.h"
+#include "server/base/api_error.h"
 #include "server/base/logging.h"
 #include "server/base/request_id.h"
 #include "server/http/deferred_response.h"
@@ -153,6 +154,10 @@ asio::awaitable<bool> Connection::WriteResponse(const Head& head, const Response
   out.http_1_0 = head.http_1_0;
   std::string data = SerializeHead(out);
   if (!head.head_only) data += response.body;
+  // A client can read slowly, and many clients can ask for the same large document.
+  MemoryCharge charge(environment_->memory);
+  const size_t bytes = data.size() + response.body.size();
+  if (bytes > kSmallBody && !charge.Add(bytes, ChargeFor::kRunningRequest).ok()) co_return false;
   const bool written = co_await Write(data);
   co_return written;
 }
@@ -336,7 +341,9 @@ asio::awaitable<bool> Connection::ServeOne() {
     Finish(head, refusal->status);
     co_return written&& head.keep_alive;
   }
+  body_since_ = std::chrono::steady_clock::now();
   const bool complete = co_await ReadBody(parser, head);
+  body_since_.reset();
   if (!complete) co_return false;
   head.request.body = std::move(parser.message.get().body());
   waiting_ = false;
@@ -360,11 +367,18 @@ asio::awaitable<bool> Connection::ReadBody(Parser& parser, Head& head) {
   }
 
   parser.message.eager(true);
+  head.request.memory = std::make_shared<MemoryCharge>(environment_->memory);
   const HttpLimits& limits = environment_->limits;
   const auto began = std::chrono::steady_clock::now();
   size_t received = 0;
   while (!parser.message.is_done()) {
     received += buffer_.size();
+    const absl::Status charged = co_await ChargeBody(parser, *head.request.memory, received);
+    if (!charged.ok()) {
+      const Response answer = ErrorResponse(charged);
+      co_await RefuseAndClose(head, answer);
+      co_return false;
+    }
     if (!buffer_.empty()) {
       error_code error = parser.Put(buffer_, buffer_.size());
       if (parser.message.is_done() && !error) break;
@@ -397,6 +411,24 @@ asio::awaitable<bool> Connection::ReadBody(Parser& parser, Head& head) {
   co_return true;
 }
 
+asio::awaitable<absl::Status> Connection::ChargeBody(const Parser& parser, MemoryCharge& charge,
+                                                     size_t received) {
+  constexpr size_t kStep = 64 << 10;
+  constexpr int kTries = 20;
+  // The string of a body of unknown length doubles its size when it is full.
+  const size_t wanted = (parser.message.chunked() ? 3 : 1) * received;
+  if (wanted <= charge.bytes()) co_return absl::OkStatus();
+  const size_t more = (wanted - charge.bytes() + kStep - 1) / kStep * kStep;
+  absl::Status status = charge.Add(more);
+  for (int i = 0; i < kTries && !status.ok() && ApiCode(status) == "out_of_memory"; ++i) {
+    environment_->reclaim();
+    asio::steady_timer pause(socket_.get_executor(), std::chrono::milliseconds(10));
+    co_await pause.async_wait(kAwait);
+    status = charge.Add(more);
+  }
+  co_return status;
+}
+
 asio::awaitable<bool> Connection::Serve(Head& head) {
   // The callback holds a reference to the I/O context, because `wake` can be called after the
   // server is gone.
@@ -422,6 +454,7 @@ asio::awaitable<bool> Connection::Serve(Head& head) {
     }
   }
   head.request.body = std::string();
+  head.request.memory.reset();
 
   int status = 0;
   if (Response* response = std::get_if<Response>(&*handled)) {

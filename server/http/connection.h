@@ -9,12 +9,14 @@
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 
 #include "server/base/limits.h"
+#include "server/base/memory_budget.h"
 #include "server/base/work_pool.h"
 #include "server/http/router.h"
 #include "server/metrics/metrics.h"
@@ -28,6 +30,9 @@ struct ConnectionEnvironment {
   const Router* router = nullptr;
   Metrics* metrics = nullptr;
   HttpLimits limits;
+  std::shared_ptr<MemoryBudget> memory;  // null: no limit
+  // Closes a connection that holds memory without making progress, if there is one.
+  std::function<void()> reclaim = [] {};
   std::atomic<bool> stopping{false};
 };
 
@@ -53,6 +58,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
     return waiting_ && !closing_ ? std::optional(waiting_since_) : std::nullopt;
   }
 
+  // Returns since when the body of a request has been arriving; nullopt if none is.
+  std::optional<std::chrono::steady_clock::time_point> body_since() const {
+    return closing_ ? std::nullopt : body_since_;
+  }
+
  private:
   // The parts of a request's head that the connection needs, and the request for its handler.
   struct Head {
@@ -69,6 +79,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // Those of these functions that return a bool return false if the connection must be closed.
   boost::asio::awaitable<bool> ServeOne();
   boost::asio::awaitable<bool> ReadBody(Parser& parser, Head& head);
+  // Charges for a body of which `received` bytes have arrived, before it grows further. If there is
+  // no memory, waits a little for what ConnectionEnvironment::reclaim() frees.
+  boost::asio::awaitable<absl::Status> ChargeBody(const Parser& parser, MemoryCharge& charge,
+                                                  size_t received);
   // Reads until buffer_ holds the head of the next request, and returns the size of that head;
   // nullopt if the connection must be closed.
   boost::asio::awaitable<std::optional<size_t>> ReadHead();
@@ -104,6 +118,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool waiting_ = true;
   std::chrono::steady_clock::time_point waiting_since_ = std::chrono::steady_clock::now();
   std::chrono::steady_clock::time_point request_start_;
+  std::optional<std::chrono::steady_clock::time_point> body_since_;
 
   // While a response is pending, the connection keeps reading the socket to notice that the client
   // has disconnected.

@@ -29,12 +29,14 @@ namespace {
 
 constexpr int kHandlerThreads = 2;
 constexpr size_t kMaxWaitingHandlers = 256;
+constexpr std::chrono::seconds kOldBody{5};
 
 }  // namespace
 
 class HttpServer::Impl {
  public:
-  Impl(const HttpServerOptions& options, const Router& router, Metrics& metrics)
+  Impl(const HttpServerOptions& options, const Router& router, Metrics& metrics,
+       std::shared_ptr<MemoryBudget> memory)
       : environment_(std::make_shared<ConnectionEnvironment>()),
         io_(std::make_shared<asio::io_context>(1)),
         acceptor_(*io_),
@@ -44,6 +46,8 @@ class HttpServer::Impl {
     environment_->router = &router;
     environment_->metrics = &metrics;
     environment_->limits = options.limits;
+    environment_->memory = std::move(memory);
+    environment_->reclaim = [this] { CloseLongestBody(); };
   }
 
   absl::Status Bind(const HttpServerOptions& options) {
@@ -169,6 +173,21 @@ class HttpServer::Impl {
     closed_for_room_.insert(longest.get());
   }
 
+  // Closes the connection whose body has been arriving for longest, if that is at least
+  // kOldBody: it holds memory that another request could use.
+  void CloseLongestBody() {
+    std::shared_ptr<Connection> longest;
+    for (auto& [key, weak] : connections_) {
+      auto connection = weak.lock();
+      if (connection == nullptr || !connection->body_since()) continue;
+      if (longest == nullptr || *connection->body_since() < *longest->body_since()) {
+        longest = std::move(connection);
+      }
+    }
+    if (longest == nullptr) return;
+    if (std::chrono::steady_clock::now() - *longest->body_since() >= kOldBody) longest->Close();
+  }
+
   void Start(tcp::socket socket, bool reserved) {
     auto connection = std::make_shared<Connection>(std::move(socket), environment_, reserved);
     const uint64_t key = next_key_++;
@@ -219,8 +238,9 @@ HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 HttpServer::~HttpServer() { Stop(absl::ZeroDuration()); }
 
 Result<std::unique_ptr<HttpServer>> HttpServer::Start(const HttpServerOptions& options,
-                                                      const Router& router, Metrics& metrics) {
-  auto impl = std::make_unique<Impl>(options, router, metrics);
+                                                      const Router& router, Metrics& metrics,
+                                                      std::shared_ptr<MemoryBudget> memory) {
+  auto impl = std::make_unique<Impl>(options, router, metrics, std::move(memory));
   MOESERVE_RETURN_IF_ERROR(impl->Bind(options));
   impl->Run();
   return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl)));

@@ -8,6 +8,7 @@
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "server/base/limits.h"
+#include "server/base/memory_budget.h"
 #include "server/http/router.h"
 #include "server/metrics/metrics.h"
 
@@ -22,9 +23,11 @@ struct HttpServerOptions {
 class HttpServer {
  public:
   // Binds the address and starts the threads. `router` and `metrics` must outlive the server.
-  // Unavailable if the address is in use; InvalidArgument if `host` is not a numeric address.
+  // Bodies and answers are charged to `memory`; null: no limit. Unavailable if the address is in
+  // use; InvalidArgument if `host` is not a numeric address.
   static Result<std::unique_ptr<HttpServer>> Start(const HttpServerOptions& options,
-                                                   const Router& router, Metrics& metrics);
+                                                   const Router& router, Metrics& metrics,
+                                                   std::shared_ptr<MemoryBudget> memory = nullptr);
   ~HttpServer();  // calls Stop() without a grace period
 
   HttpServer(const HttpServer&) = delete;

@@ -9,6 +9,8 @@
 #include <variant>
 #include <vector>
 
+#include "server/base/memory_budget.h"
+
 namespace moeserve::server::http {
 
 struct Request {
@@ -22,6 +24,8 @@ struct Request {
   std::string if_none_match;
   std::string body;
   std::string request_id;  // never empty
+  // What the body holds of the server's memory budget; may be null.
+  std::shared_ptr<MemoryCharge> memory;
   // Makes the server call PendingResponse::Next() again. Thread-safe; may be called at any time.
   std::function<void()> wake = [] {};
 };

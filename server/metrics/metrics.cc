@@ -199,6 +199,16 @@ void Metrics::WriteRejected(PrometheusText& text, const EngineStats& stats) cons
   text.Sample({{"reason", "draining"}}, rejected_[1].load());
 }
 
+void WriteMemoryMetrics(PrometheusText& text, const MemoryBudget& memory) {
+  text.Single("request_memory_bytes", "gauge", "Memory that requests hold, as estimated.",
+              static_cast<double>(memory.used()));
+  text.Single("request_memory_limit_bytes", "gauge", "Limit on that memory.",
+              static_cast<double>(memory.capacity()));
+  text.Single("request_memory_refusals_total", "counter",
+              "How often the limit left no room for a request or a part of one.",
+              static_cast<double>(memory.refused()));
+}
+
 void WriteEngineMetrics(PrometheusText& text, const EngineStats& stats) {
   text.Single("engine_up", "gauge", "1 while the engine can serve.", stats.healthy ? 1 : 0);
   text.Single("engine_last_step_timestamp_seconds", "gauge", "When the last step ended.",

@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "engine/engine.h"
+#include "server/base/memory_budget.h"
 #include "server/metrics/prometheus.h"
 
 namespace moeserve::server {
@@ -64,6 +65,8 @@ class Metrics {
   std::array<std::atomic<uint64_t>, 3> rejected_{};
 };
 
+// Writes the families about the memory that requests hold.
+void WriteMemoryMetrics(PrometheusText& text, const MemoryBudget& memory);
 // Writes the families about the engine's steps, queue and caches.
 void WriteEngineMetrics(PrometheusText& text, const EngineStats& stats);
 // Writes the standard process_* families.

@@ -63,6 +63,41 @@ TEST(StrictJson, KeepsLimits) {
   EXPECT_TRUE(Mentions(ParseStrictJson(std::string(1 << 20, '[')).status(), {"64 levels"}));
 }
 
+TEST(StrictJson, AsksForMemoryBeforeItIsTaken) {
+  for (const char* element : {"{}", "[]", "\"\"", "1", "{\"a\":1}", "[[[1]]]"}) {
+    std::string text = "[";
+    for (int i = 0; i < 20000; ++i) text += Concat(i > 0 ? "," : "", element);
+    text += "]";
+    size_t asked = 0;
+    const auto count = [&](size_t bytes) {
+      asked += bytes;
+      return true;
+    };
+    ASSERT_TRUE(ParseStrictJson(text, {}, count).ok());
+    EXPECT_GE(asked, 20000 * sizeof(nlohmann::json)) << element;
+    // A limit stops the parser when it is reached, not at the end.
+    size_t allowed = asked / 2;
+    int refusals = 0;
+    const auto refuse = [&](size_t bytes) {
+      if (bytes > allowed) return ++refusals, false;
+      allowed -= bytes;
+      return true;
+    };
+    EXPECT_TRUE(absl::IsResourceExhausted(ParseStrictJson(text, {}, refuse).status())) << element;
+    EXPECT_EQ(refusals, 1) << element;
+  }
+}
+
+TEST(StrictJson, ClearsNestedValues) {
+  auto json = *ParseStrictJson("{\"a\": [1, {\"b\": [[], {}, \"text\"]}], \"c\": {}}");
+  ClearJson(json);
+  EXPECT_TRUE(json.is_object());
+  EXPECT_TRUE(json.empty());
+  nlohmann::json scalar = 3;
+  ClearJson(scalar);
+  EXPECT_EQ(scalar, 3);
+}
+
 TEST(StrictJson, IntegersBeyondSixtyFourBitsAreNotIntegers) {
   EXPECT_TRUE(ParseStrictJson("18446744073709551615")->is_number_unsigned());
   EXPECT_TRUE(ParseStrictJson("18446744073709551616")->is_number_float());

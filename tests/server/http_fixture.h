@@ -50,7 +50,8 @@ class HttpTest : public ::testing::Test {
     http::HttpServerOptions options;
     options.port = 0;
     options.limits = limits;
-    auto server = http::HttpServer::Start(options, *router_, context_->metrics());
+    auto server =
+        http::HttpServer::Start(options, *router_, context_->metrics(), context_->memory());
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
     TokenizerConfig config;

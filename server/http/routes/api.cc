@@ -40,18 +40,42 @@ Response JsonResponse(const Json& body) {
   return response;
 }
 
-Result<nlohmann::json> ParseBody(const Request& request, const RequestLimits& limits) {
+// The parsed body of a request, and the memory that it holds.
+class Body {
+ public:
+  Body(nlohmann::json json, MemoryCharge charge)
+      : json_(std::move(json)), charge_(std::move(charge)) {}
+  Body(Body&&) = default;
+  Body& operator=(Body&&) = delete;
+  ~Body() { ClearJson(json_); }
+
+  const nlohmann::json& operator*() const { return json_; }
+
+ private:
+  nlohmann::json json_;
+  MemoryCharge charge_;
+};
+
+Result<Body> ParseBody(const Request& request, ServerContext& context) {
+  MemoryCharge charge(context.memory());
+  const size_t body_bytes = request.memory != nullptr ? request.memory->bytes() : 0;
+  absl::Status charged;
   JsonLimits json_limits;
-  json_limits.max_depth = limits.json_depth;
-  json_limits.max_values = size_t{8} << 20;  // no real limit: the limit on bytes is stricter
-  Result<nlohmann::json> body = ParseStrictJson(request.body, json_limits);
+  json_limits.max_depth = context.settings().limits.json_depth;
+  json_limits.max_values = size_t{8} << 20;  // no real limit: the limits on bytes are stricter
+  const TakeMemory take_memory = [&](size_t bytes) {
+    charged = charge.Add(bytes, ChargeFor::kNewRequest, body_bytes);
+    return charged.ok();
+  };
+  Result<nlohmann::json> body = ParseStrictJson(request.body, json_limits, take_memory);
   if (body.ok()) {
     if (!body->is_object()) {
       return MakeError(absl::StatusCode::kInvalidArgument, "invalid_json",
                        "the body must be a JSON object");
     }
-    return body;
+    return Body(*std::move(body), std::move(charge));
   }
+  if (!charged.ok()) return charged;
   // Cut off the part of the message in which the parser quotes the input, because that can be part
   // of a prompt.
   std::string message(body.status().message());
@@ -92,14 +116,14 @@ class Api : public std::enable_shared_from_this<Api> {
   Handled Tokenize(const Request& request) {
     const auto run = [&]() -> Result<Json> {
       MOESERVE_ASSIGN_OR_RETURN(const auto engine, context_.ServingEngine());
-      MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, context_.settings().limits));
-      MOESERVE_RETURN_IF_ERROR(CheckModel(body));
-      MOESERVE_RETURN_IF_ERROR(CheckUnsupportedFields(body));
-      MOESERVE_ASSIGN_OR_RETURN(const auto strings, BoolField(body, "return_token_strs"));
+      MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, context_));
+      MOESERVE_RETURN_IF_ERROR(CheckModel(*body));
+      MOESERVE_RETURN_IF_ERROR(CheckUnsupportedFields(*body));
+      MOESERVE_ASSIGN_OR_RETURN(const auto strings, BoolField(*body, "return_token_strs"));
       MOESERVE_ASSIGN_OR_RETURN(const Tokenizer* tokenizer, RequireTokenizer(*engine));
-      MOESERVE_ASSIGN_OR_RETURN(const auto ids, FindField(body, "messages") != nullptr
-                                                    ? EncodeMessages(body, *tokenizer)
-                                                    : EncodePrompt(body, *tokenizer));
+      MOESERVE_ASSIGN_OR_RETURN(const auto ids, FindField(*body, "messages") != nullptr
+                                                    ? EncodeMessages(*body, *tokenizer)
+                                                    : EncodePrompt(*body, *tokenizer));
       Json out = {{"count", ids.size()}, {"max_model_len", engine->max_model_len()}};
       out["tokens"] = ids;
       out["token_strs"] = nullptr;
@@ -116,9 +140,9 @@ class Api : public std::enable_shared_from_this<Api> {
   Handled Detokenize(const Request& request) {
     const auto run = [&]() -> Result<Json> {
       MOESERVE_ASSIGN_OR_RETURN(const auto engine, context_.ServingEngine());
-      MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, context_.settings().limits));
-      MOESERVE_RETURN_IF_ERROR(CheckModel(body));
-      const nlohmann::json* tokens = FindField(body, "tokens");
+      MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, context_));
+      MOESERVE_RETURN_IF_ERROR(CheckModel(*body));
+      const nlohmann::json* tokens = FindField(*body, "tokens");
       if (tokens == nullptr) return MissingField("tokens");
       MOESERVE_ASSIGN_OR_RETURN(const auto ids,
                                 TokenIdList(*tokens, "tokens", engine->spec().vocab_size));
@@ -199,11 +223,10 @@ class Api : public std::enable_shared_from_this<Api> {
  private:
   Result<Handled> StartCompletion(const Request& request) {
     MOESERVE_ASSIGN_OR_RETURN(auto engine, context_.ServingEngine());
-    const RequestLimits& limits = context_.settings().limits;
     CompletionParams params;
     {
-      MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, limits));
-      MOESERVE_ASSIGN_OR_RETURN(params, ParseCompletion(body, context_.Rules()));
+      MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, context_));
+      MOESERVE_ASSIGN_OR_RETURN(params, ParseCompletion(*body, context_.Rules()));
     }
     context_.metrics().ignored_fields += params.ignored_fields;
     MOESERVE_ASSIGN_OR_RETURN(auto prompts,
@@ -217,9 +240,9 @@ class Api : public std::enable_shared_from_this<Api> {
     const ServerSettings& settings = context_.settings();
     ChatParams params;
     {
-      MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, settings.limits));
+      MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, context_));
       MOESERVE_ASSIGN_OR_RETURN(
-          params, ParseChat(body, context_.Rules(), settings.allow_request_chat_template));
+          params, ParseChat(*body, context_.Rules(), settings.allow_request_chat_template));
     }
     context_.metrics().ignored_fields += params.ignored_fields;
     std::vector<PreparedPrompt> prompts(1);

@@ -11,11 +11,32 @@ namespace moeserve::server {
 
 using Json = nlohmann::ordered_json;
 
+namespace {
+
+// Returns an estimate of the memory that a piece of output takes in a unary answer: as JSON values
+// and as text. What the piece says about the prompt is charged when the request is admitted.
+size_t AnswerBytes(const OutputDelta& delta) {
+  constexpr size_t kToken = 64;
+  constexpr size_t kAlternative = 512;
+  constexpr size_t kRoute = 60;
+  size_t bytes = 4 * delta.text.size() + kToken * delta.tokens.size();
+  for (const TokenLogprob& logprob : delta.logprobs) {
+    bytes += kAlternative * (1 + logprob.top.size());
+  }
+  if (delta.routing && delta.routing->first_position > 0) {
+    bytes += kRoute * delta.routing->experts.size();
+  }
+  return bytes;
+}
+
+}  // namespace
+
 GenerationSession::GenerationSession(std::shared_ptr<const Submission> submission,
                                      std::unique_ptr<AnswerWriter> writer)
     : submission_(std::move(submission)),
       writer_(std::move(writer)),
-      counts_(submission_->num_choices()) {}
+      counts_(submission_->num_choices()),
+      answer_(submission_->memory()) {}
 
 Result<std::unique_ptr<http::PendingResponse>> GenerationSession::Start(
     std::shared_ptr<const Submission> submission, std::unique_ptr<AnswerWriter> writer,
@@ -57,6 +78,9 @@ http::Progress GenerationSession::Next() {
 
 absl::Status GenerationSession::Apply(int index, OutputDelta delta) {
   counts_[index] = delta.usage;
+  if (!submission_->params().stream) {
+    MOESERVE_RETURN_IF_ERROR(answer_.Add(AnswerBytes(delta), ChargeFor::kRunningRequest));
+  }
   return writer_->Add(index, submission_->PromptOf(index), std::move(delta));
 }
 

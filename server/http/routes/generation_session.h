@@ -40,6 +40,7 @@ class GenerationSession final : public http::PendingResponse {
   const std::shared_ptr<const Submission> submission_;  // keeps the writer's tokenizer alive
   const std::unique_ptr<AnswerWriter> writer_;
   std::vector<moeserve::Usage> counts_;  // per choice
+  MemoryCharge answer_;                  // what a unary answer has collected
   std::unique_ptr<Generation> generation_;
   bool streaming_ = false;  // whether a part of a stream was sent
   bool echoed_ = false;     // whether the stream has reported the request's routing override

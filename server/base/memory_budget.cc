@@ -1,0 +1,80 @@
+#include "server/base/memory_budget.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <string>
+#include <utility>
+
+#include "base/message.h"
+#include "server/base/api_error.h"
+
+namespace moeserve::server {
+namespace {
+
+constexpr uint64_t kLeast = uint64_t{128} << 20;
+constexpr uint64_t kMost = uint64_t{4} << 30;
+
+// Returns the number in `file`; `otherwise` if there is none, such as "max".
+uint64_t NumberIn(const char* file, uint64_t otherwise) {
+  std::ifstream in(file);
+  uint64_t value = 0;
+  return in >> value ? value : otherwise;
+}
+
+}  // namespace
+
+bool MemoryBudget::TryTake(size_t bytes, ChargeFor purpose) {
+  const size_t limit = purpose == ChargeFor::kNewRequest ? available_to_one() : capacity_;
+  size_t used = used_.load(std::memory_order_relaxed);
+  do {
+    if (used > limit || bytes > limit - used) {
+      refused_.fetch_add(1, std::memory_order_relaxed);
+      return false;
+    }
+  } while (!used_.compare_exchange_weak(used, used + bytes, std::memory_order_relaxed));
+  return true;
+}
+
+void MemoryBudget::Give(size_t bytes) { used_.fetch_sub(bytes, std::memory_order_relaxed); }
+
+MemoryCharge& MemoryCharge::operator=(MemoryCharge&& other) noexcept {
+  if (this == &other) return *this;
+  Release();
+  budget_ = std::move(other.budget_);
+  bytes_ = std::exchange(other.bytes_, 0);
+  return *this;
+}
+
+absl::Status MemoryCharge::Add(size_t bytes, ChargeFor purpose, size_t elsewhere) {
+  if (budget_ == nullptr || bytes == 0) return absl::OkStatus();
+  if (budget_->TryTake(bytes, purpose)) {
+    bytes_ += bytes;
+    return absl::OkStatus();
+  }
+  const size_t most = budget_->available_to_one();
+  if (bytes > most || bytes_ + elsewhere > most - bytes) {
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, "request_too_large",
+        Concat("the request and its answer need about ", (bytes + bytes_ + elsewhere) >> 20,
+               " MiB of memory, expected at most ", most >> 20, " MiB"));
+  }
+  return MakeError(absl::StatusCode::kResourceExhausted, "out_of_memory",
+                   "the server has no memory left for this request; try again later");
+}
+
+void MemoryCharge::Release() {
+  if (budget_ != nullptr) budget_->Give(std::exchange(bytes_, 0));
+}
+
+size_t DefaultRequestMemory() {
+  const uint64_t machine = static_cast<uint64_t>(std::max(0L, sysconf(_SC_PHYS_PAGES))) *
+                           static_cast<uint64_t>(std::max(0L, sysconf(_SC_PAGESIZE)));
+  // Inside a container, its control group appears at the root of the file system; version 2 first.
+  const uint64_t group = std::min(NumberIn("/sys/fs/cgroup/memory.max", machine),
+                                  NumberIn("/sys/fs/cgroup/memory/memory.limit_in_bytes", machine));
+  return static_cast<size_t>(std::clamp(std::min(machine, group) / 8, kLeast, kMost));
+}
+
+}  // namespace moeserve::server

@@ -1,0 +1,89 @@
+#include "server/base/memory_budget.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "server/base/api_error.h"
+
+namespace moeserve::server {
+namespace {
+
+TEST(MemoryBudgetTest, KeepsAQuarterForRunningRequests) {
+  MemoryBudget budget(1000);
+  EXPECT_TRUE(budget.TryTake(750, ChargeFor::kNewRequest));
+  EXPECT_FALSE(budget.TryTake(1, ChargeFor::kNewRequest));
+  EXPECT_TRUE(budget.TryTake(250, ChargeFor::kRunningRequest));
+  EXPECT_FALSE(budget.TryTake(1, ChargeFor::kRunningRequest));
+  EXPECT_FALSE(budget.TryTake(1, ChargeFor::kNewRequest));
+  EXPECT_EQ(budget.used(), 1000u);
+  EXPECT_EQ(budget.refused(), 3u);
+  budget.Give(1000);
+  EXPECT_TRUE(budget.TryTake(750, ChargeFor::kNewRequest));
+}
+
+TEST(MemoryBudgetTest, HugeSizesDoNotWrap) {
+  MemoryBudget budget(1000);
+  EXPECT_TRUE(budget.TryTake(10, ChargeFor::kNewRequest));
+  EXPECT_FALSE(budget.TryTake(~size_t{0}, ChargeFor::kNewRequest));
+  EXPECT_FALSE(budget.TryTake(~size_t{0} - 5, ChargeFor::kRunningRequest));
+  EXPECT_EQ(budget.used(), 10u);
+}
+
+TEST(MemoryBudgetTest, ChargesTellWhichRequestsCanBeTriedAgain) {
+  const auto budget = std::make_shared<MemoryBudget>(1000);
+  MemoryCharge first(budget);
+  EXPECT_TRUE(first.Add(700).ok());
+  MemoryCharge second(budget);
+  EXPECT_EQ(ApiCode(second.Add(700)), "out_of_memory");
+  EXPECT_EQ(ApiCode(second.Add(751)), "request_too_large");
+  EXPECT_EQ(ApiCode(first.Add(51)), "request_too_large");
+  EXPECT_EQ(second.bytes(), 0u);
+  first.Release();
+  EXPECT_TRUE(second.Add(700).ok());
+}
+
+TEST(MemoryBudgetTest, ChargesAreGivenBackOnce) {
+  const auto budget = std::make_shared<MemoryBudget>(1000);
+  {
+    MemoryCharge first(budget);
+    ASSERT_TRUE(first.Add(100).ok());
+    MemoryCharge second(std::move(first));
+    EXPECT_EQ(budget->used(), 100u);
+    MemoryCharge third(budget);
+    ASSERT_TRUE(third.Add(50).ok());
+    third = std::move(second);
+    EXPECT_EQ(budget->used(), 100u);
+  }
+  EXPECT_EQ(budget->used(), 0u);
+  MemoryCharge unlimited;
+  EXPECT_TRUE(unlimited.Add(~size_t{0}).ok());
+}
+
+TEST(MemoryBudgetTest, ThreadsNeverTakeMoreThanThereIs) {
+  const auto budget = std::make_shared<MemoryBudget>(1000);
+  std::vector<std::thread> threads;
+  std::atomic<bool> exceeded{false};
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 20000; ++i) {
+        MemoryCharge charge(budget);
+        (void)charge.Add(300, ChargeFor::kRunningRequest);
+        if (budget->used() > 1000) exceeded = true;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_FALSE(exceeded);
+  EXPECT_EQ(budget->used(), 0u);
+}
+
+TEST(MemoryBudgetTest, DefaultIsWithinItsRange) {
+  EXPECT_GE(DefaultRequestMemory(), size_t{128} << 20);
+  EXPECT_LE(DefaultRequestMemory(), size_t{4} << 30);
+}
+
+}  // namespace
+}  // namespace moeserve::server
