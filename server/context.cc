@@ -28,6 +28,7 @@ ServerContext::ServerContext(ServerSettings settings)
     : settings_(std::move(settings)),
       created_(absl::ToUnixSeconds(absl::Now())),
       memory_(std::make_shared<MemoryBudget>(settings_.request_memory)),
+      call_memory_(std::make_shared<MemoryBudget>(settings_.request_memory / 4)),
       work_pool_(kWorkThreads, kMaxWaitingWork) {}
 
 void ServerContext::SetServing(std::shared_ptr<EngineApi> engine,

@@ -32,7 +32,7 @@ ConnectionLimits ShareDescriptors(int descriptors) {
   const auto limit = [](int connections) {
     return std::clamp(connections, kFewestConnections, kMostConnections);
   };
-  return {.http = limit(shared / 2), .grpc = limit(shared / 4)};
+  return {.http = limit(shared / 2), .grpc = limit(shared / 6)};
 }
 
 }  // namespace moeserve::server

@@ -14,7 +14,7 @@ struct ConnectionLimits {
 
 // Returns limits with which the process never runs out of `descriptors`: accepting a connection
 // without a free descriptor fails, and other parts of the process need some, too. A connection of
-// gRPC takes two descriptors. Both limits are at least 8.
+// gRPC takes three descriptors. Both limits are at least 8.
 ConnectionLimits ShareDescriptors(int descriptors);
 
 }  // namespace moeserve::server

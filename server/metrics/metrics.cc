@@ -156,6 +156,9 @@ void Metrics::WriteServer(PrometheusText& text) const {
   text.Family("connections_open", "gauge", "Open client connections.");
   text.Sample({{"proto", "http"}}, static_cast<double>(http_connections.load()));
   text.Sample({{"proto", "grpc"}}, static_cast<double>(grpc_connections.load()));
+  text.Single("grpc_connections_dropped_total", "counter",
+              "gRPC connections closed because of their client.",
+              static_cast<double>(grpc_dropped.load()));
   text.Single("ignored_fields_total", "counter", "Unknown fields of requests that were ignored.",
               static_cast<double>(ignored_fields.load()));
   text.Single("log_lines_dropped_total", "counter",

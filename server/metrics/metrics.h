@@ -36,6 +36,8 @@ class Metrics {
 
   std::atomic<int64_t> http_connections{0};
   std::atomic<int64_t> grpc_connections{0};
+  // gRPC connections closed because of what their client sent, or for the memory of its calls.
+  std::atomic<uint64_t> grpc_dropped{0};
   std::atomic<uint64_t> ignored_fields{0};
   std::atomic<double> model_load_seconds{0.0};
 

@@ -1,199 +1,243 @@
 #include "server/rpc/connection_gate.h"
 
 #include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
+#include <boost/asio/as_tuple.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
-#include <chrono>
-#include <cstdint>
+#include <boost/asio/local/stream_protocol.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <condition_variable>
+#include <mutex>
 #include <thread>
-#include <unordered_set>
+#include <unordered_map>
 #include <utility>
 
 #include "base/message.h"
-#include "kernels/base/descriptor.h"
+#include "server/base/logging.h"
+#include "server/rpc/relay.h"
 
 namespace moeserve::server::rpc {
 namespace {
 
 namespace asio = boost::asio;
 using asio::ip::tcp;
+using asio::local::stream_protocol;
+using boost::system::error_code;
 
+constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 // A connection without data for so long may be closed for a new one.
-constexpr int64_t kSilentMs = 3000;
+constexpr std::chrono::seconds kSilent{3};
 constexpr std::chrono::milliseconds kPauseWithoutDescriptors{50};
-
-// Returns the milliseconds since data went over the connection in either direction.
-int64_t SilentFor(int fd) {
-  tcp_info info{};
-  socklen_t size = sizeof(info);
-  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return 0;
-  return std::min(info.tcpi_last_data_recv, info.tcpi_last_data_sent);
-}
+constexpr std::chrono::seconds kTimeCheckInterval{1};
+// Bytes that the system holds between gRPC and a relay. More would hide that a client reads slowly.
+constexpr int kPipeBytes = 64 << 10;
 
 }  // namespace
 
 class ConnectionGate::Impl {
  public:
-  Impl(int max_connections, std::atomic<int64_t>& open)
-      : max_connections_(max_connections),
-        open_(open),
+  Impl(const ConnectionGateOptions& options, const ConnectionCounters& counters)
+      : options_(options),
+        counters_(counters),
         acceptor_(io_),
-        epoll_(epoll_create1(EPOLL_CLOEXEC)),
-        stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+        clock_(io_),
+        work_(asio::make_work_guard(io_)) {}
 
   ~Impl() {
     Stop();
-    for (const int watch : watches_) close(watch);
+    Close(std::chrono::milliseconds(0));
   }
 
-  absl::Status Listen(const std::string& host, int port) {
-    boost::system::error_code error;
+  absl::Status Listen() {
+    error_code error;
+    const std::string& host = options_.host;
     const auto address = asio::ip::make_address(host == "localhost" ? "127.0.0.1" : host, error);
-    const tcp::endpoint endpoint(address, static_cast<uint16_t>(port));
+    const tcp::endpoint endpoint(address, static_cast<uint16_t>(options_.port));
     if (!error) acceptor_.open(endpoint.protocol(), error);
     if (!error) acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
     if (!error) acceptor_.bind(endpoint, error);
     if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
-    if (!error) acceptor_.native_non_blocking(true, error);
     if (!error) port_ = acceptor_.local_endpoint(error).port();
-    if (!error && (!Watch(acceptor_.native_handle(), EPOLLIN) || !Watch(stop_.get(), EPOLLIN))) {
-      error = boost::system::error_code(errno, boost::system::system_category());
-    }
     if (error) {
       return absl::UnavailableError(
-          Concat("cannot listen on ", host, ':', port, " for gRPC: ", error.message()));
+          Concat("cannot listen on ", host, ':', options_.port, " for gRPC: ", error.message()));
     }
     return absl::OkStatus();
   }
 
   void Start(std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor) {
     handler_ = std::move(acceptor);
-    thread_ = std::thread([this] { Run(); });
+    asio::co_spawn(io_, Accept(), asio::detached);
+    asio::co_spawn(io_, CheckTimes(), asio::detached);
+    thread_ = std::thread([this] {
+      // An exception that escapes, such as std::bad_alloc, must not stop the other connections.
+      while (true) {
+        try {
+          io_.run();
+          return;
+        } catch (const std::exception& error) {
+          LogError("grpc", error.what());
+        }
+      }
+    });
   }
 
   void Stop() {
+    if (!thread_.joinable() || std::exchange(stopped_, true)) return;
+    asio::post(io_, [this] {
+      error_code ignored;
+      acceptor_.close(ignored);
+      std::lock_guard lock(mutex_);
+      handler_.reset();
+      changed_.notify_all();
+    });
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return handler_ == nullptr; });
+  }
+
+  void Close(std::chrono::milliseconds grace) {
     if (!thread_.joinable()) return;
-    const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t written = write(stop_.get(), &one, sizeof(one));
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait_for(lock, grace, [this] { return counters_.open == 0; });
+    }
+    asio::post(io_, [this] {
+      clock_.cancel();
+      closing_ = true;
+      for (auto& [key, relay] : relays_) relay->Close();
+      work_.reset();
+    });
     thread_.join();
-    boost::system::error_code ignored;
-    acceptor_.close(ignored);
-    handler_.reset();
   }
 
   int port() const { return port_; }
 
  private:
-  bool Watch(int fd, uint32_t events) {
-    epoll_event event{};
-    event.events = events;
-    event.data.fd = fd;
-    return epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0;
-  }
-
-  void Run() {
-    std::array<epoll_event, 64> events{};
-    while (true) {
-      const int count = epoll_wait(epoll_.get(), events.data(), events.size(), -1);
-      for (int i = 0; i < count; ++i) {
-        const int fd = events[static_cast<size_t>(i)].data.fd;
-        if (fd == stop_.get()) return;
-        if (fd == acceptor_.native_handle()) {
-          Accept();
-        } else {
-          Forget(fd);
-        }
-      }
-    }
-  }
-
-  void Accept() {
-    const int accepted =
-        accept4(acceptor_.native_handle(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (accepted < 0) {
-      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-        // The connection stays in the queue. Closing another one may let it in.
+  asio::awaitable<void> Accept() {
+    while (acceptor_.is_open()) {
+      auto [error, socket] = co_await acceptor_.async_accept(kAwait);
+      if (error == asio::error::operation_aborted || handler_ == nullptr) break;
+      if (error) {
+        // No descriptors are left. Closing a connection may let the next one in.
         CloseMostSilent();
-        std::this_thread::sleep_for(kPauseWithoutDescriptors);
+        asio::steady_timer pause(io_, kPauseWithoutDescriptors);
+        co_await pause.async_wait(kAwait);
+        continue;
       }
+      if (static_cast<int>(relays_.size()) >= options_.max_connections && !CloseMostSilent()) {
+        continue;  // destroying the socket closes the new connection
+      }
+      StartRelay(std::move(socket));
+    }
+  }
+
+  asio::awaitable<void> CheckTimes() {
+    while (!closing_) {
+      clock_.expires_after(kTimeCheckInterval);
+      co_await clock_.async_wait(kAwait);
+      const auto relays = relays_;  // a relay that ends leaves the map
+      for (const auto& [key, relay] : relays) relay->CheckTime();
+    }
+  }
+
+  void StartRelay(tcp::socket client) {
+    std::array<int, 2> pair{};
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair.data()) != 0) {
+      CloseMostSilent();
       return;
     }
-    if (static_cast<int>(watches_.size()) >= max_connections_ && !CloseMostSilent()) {
-      close(accepted);
-      return;
-    }
-    // gRPC shuts the socket down before it closes its descriptor. A second descriptor of the same
-    // socket then reports EPOLLHUP, which tells that the connection has ended.
-    const int watch = fcntl(accepted, F_DUPFD_CLOEXEC, 0);
-    if (watch < 0 || !Watch(watch, 0)) {
-      if (watch >= 0) close(watch);
-      close(accepted);
-      return;
-    }
-    watches_.insert(watch);
-    open_ = static_cast<int64_t>(watches_.size());
+    setsockopt(pair[1], SOL_SOCKET, SO_SNDBUF, &kPipeBytes, sizeof(kPipeBytes));
+    stream_protocol::socket server(io_, stream_protocol(), pair[0]);
+    error_code ignored;
+    client.set_option(tcp::no_delay(true), ignored);
+    Relay::Callbacks callbacks;
+    callbacks.reclaim = [this](const Relay& relay) { return CloseLargest(relay); };
+    callbacks.dropped = [this](const Relay&, const absl::Status& reason) {
+      counters_.dropped.fetch_add(1);
+      LogWarning("grpc", Concat("closed a connection: ", std::string(reason.message())));
+    };
+    callbacks.ended = [this](Relay& relay) { Forget(relay); };
+    auto relay = std::make_shared<Relay>(
+        std::move(client), std::move(server),
+        FrameGuard(options_.frames, options_.memory, std::chrono::steady_clock::now()),
+        std::move(callbacks));
+    relays_.emplace(relay.get(), relay);
+    counters_.open = static_cast<int64_t>(relays_.size());
+    relay->Start();
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
     parameters.listener_fd = acceptor_.native_handle();
-    parameters.fd = accepted;
+    parameters.fd = pair[1];
     handler_->HandleNewConnection(&parameters);
   }
 
   // Returns whether a connection was closed.
   bool CloseMostSilent() {
-    int most = -1;
-    int64_t silent = kSilentMs - 1;
-    for (const int watch : watches_) {
-      const int64_t ms = SilentFor(watch);
-      if (ms > silent) {
-        most = watch;
-        silent = ms;
-      }
+    std::shared_ptr<Relay> most;
+    for (const auto& [key, relay] : relays_) {
+      if (relay->closed()) continue;
+      if (most == nullptr || relay->last_used() < most->last_used()) most = relay;
     }
-    if (most < 0) return false;
-    // gRPC reads the end of the stream and closes its descriptor.
-    shutdown(most, SHUT_RDWR);
-    Forget(most);
+    if (most == nullptr) return false;
+    if (std::chrono::steady_clock::now() - most->last_used() < kSilent) return false;
+    most->Close();
     return true;
   }
 
-  void Forget(int watch) {
-    if (watches_.erase(watch) == 0) return;  // closed by an event before this one
-    // Closing alone would not end the watch while gRPC's descriptor keeps the socket open.
-    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, watch, nullptr);
-    close(watch);
-    open_ = static_cast<int64_t>(watches_.size());
+  // Closes the connection that holds most memory, unless that is `asking`.
+  bool CloseLargest(const Relay& asking) {
+    std::shared_ptr<Relay> largest;
+    for (const auto& [key, relay] : relays_) {
+      if (relay->closed()) continue;
+      if (largest == nullptr || relay->held_bytes() > largest->held_bytes()) largest = relay;
+    }
+    if (largest == nullptr || largest->held_bytes() <= asking.held_bytes()) return false;
+    largest->Drop(absl::ResourceExhaustedError(
+        "its calls hold the most memory, and the calls of others need some"));
+    return true;
   }
 
-  const int max_connections_;
-  std::atomic<int64_t>& open_;
-  asio::io_context io_;  // only the acceptor's constructor needs it
+  void Forget(Relay& relay) {
+    relays_.erase(&relay);
+    std::lock_guard lock(mutex_);
+    counters_.open = static_cast<int64_t>(relays_.size());
+    changed_.notify_all();
+  }
+
+  const ConnectionGateOptions options_;
+  const ConnectionCounters counters_;
+  asio::io_context io_{1};
   tcp::acceptor acceptor_;
-  const Descriptor epoll_;
-  const Descriptor stop_;
+  asio::steady_timer clock_;
+  asio::executor_work_guard<asio::io_context::executor_type> work_;
   int port_ = 0;
-  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> handler_;
+  bool stopped_ = false;
   std::thread thread_;
-  // Second descriptors of the open connections. Used by the thread.
-  std::unordered_set<int> watches_;
+
+  // Used by the thread alone.
+  std::unordered_map<const Relay*, std::shared_ptr<Relay>> relays_;
+  bool closing_ = false;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;  // handler_ or the number of open connections has changed
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> handler_;
 };
 
 ConnectionGate::ConnectionGate(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 ConnectionGate::~ConnectionGate() = default;
 
-Result<std::unique_ptr<ConnectionGate>> ConnectionGate::Listen(const std::string& host, int port,
-                                                               int max_connections,
-                                                               std::atomic<int64_t>& open) {
-  auto impl = std::make_unique<Impl>(max_connections, open);
-  MOESERVE_RETURN_IF_ERROR(impl->Listen(host, port));
+Result<std::unique_ptr<ConnectionGate>> ConnectionGate::Listen(const ConnectionGateOptions& options,
+                                                               const ConnectionCounters& counters) {
+  auto impl = std::make_unique<Impl>(options, counters);
+  MOESERVE_RETURN_IF_ERROR(impl->Listen());
   return std::unique_ptr<ConnectionGate>(new ConnectionGate(std::move(impl)));
 }
 
@@ -203,5 +247,6 @@ void ConnectionGate::Start(
   impl_->Start(std::move(acceptor));
 }
 void ConnectionGate::Stop() { impl_->Stop(); }
+void ConnectionGate::Close(std::chrono::milliseconds grace) { impl_->Close(grace); }
 
 }  // namespace moeserve::server::rpc

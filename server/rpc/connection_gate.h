@@ -1,27 +1,45 @@
-// Accepts connections for gRPC, so that their number is limited. gRPC's own listener has no limit,
-// and stops listening for good when the process has no file descriptor left.
+// Accepts connections for gRPC and passes their bytes on, so that connections and what their
+// clients send are limited. gRPC's own listener has no limit, and stops listening for good when the
+// process has no file descriptor left; frame_guard.h tells what else it does not limit.
 #pragma once
 
 #include <grpcpp/server_builder.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
 
 #include "base/status.h"
+#include "server/base/memory_budget.h"
+#include "server/rpc/frame_guard.h"
 
 namespace moeserve::server::rpc {
 
+struct ConnectionGateOptions {
+  std::string host = "127.0.0.1";
+  int port = 0;  // 0 picks a free port
+  int max_connections = 4096;
+  FrameLimits frames;
+  // Is charged for the calls of all connections. If it has no room, the connection that holds most
+  // of it is closed.
+  std::shared_ptr<MemoryBudget> memory;
+};
+
+// What the gate counts. Must outlive the gate.
+struct ConnectionCounters {
+  std::atomic<int64_t>& open;
+  std::atomic<uint64_t>& dropped;  // closed because of what their client sent, or for its memory
+};
+
 class ConnectionGate {
  public:
-  // Binds the address; port 0 picks a free port. Unavailable if the address is in use or is not a
-  // numeric address or localhost. Connections wait in the system's queue until Start(). `open` is
-  // kept at the number of open connections and must outlive the gate.
-  static Result<std::unique_ptr<ConnectionGate>> Listen(const std::string& host, int port,
-                                                        int max_connections,
-                                                        std::atomic<int64_t>& open);
-  ~ConnectionGate();  // calls Stop()
+  // Binds the address. Unavailable if the address is in use or is not a numeric address or
+  // localhost. Connections wait in the system's queue until Start().
+  static Result<std::unique_ptr<ConnectionGate>> Listen(const ConnectionGateOptions& options,
+                                                        const ConnectionCounters& counters);
+  ~ConnectionGate();  // calls Stop() and Close()
   ConnectionGate(const ConnectionGate&) = delete;
   ConnectionGate& operator=(const ConnectionGate&) = delete;
 
@@ -32,9 +50,13 @@ class ConnectionGate {
   // for longest, if that is at least for some seconds; else the new one is closed.
   void Start(std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor);
 
-  // Stops accepting; the connections go on. Must be called before the gRPC server is destroyed.
+  // Stops accepting; the connections go on. Must be called before the gRPC server shuts down.
   // Idempotent.
   void Stop();
+
+  // Waits up to `grace` until the connections, which the gRPC server has closed, have passed on
+  // their last bytes, and closes the rest. Idempotent.
+  void Close(std::chrono::milliseconds grace);
 
  private:
   class Impl;

@@ -19,6 +19,8 @@ namespace {
 
 constexpr int kMaxMessageBytes = 16 << 20;
 constexpr size_t kMemoryQuotaBytes = size_t{1} << 30;
+// Time for clients to take what gRPC has sent before it closed their connections.
+constexpr std::chrono::milliseconds kLastBytesTimeout{1000};
 
 void SetLimits(grpc::ServerBuilder& builder) {
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
@@ -36,7 +38,7 @@ void SetLimits(grpc::ServerBuilder& builder) {
   set(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 2);
   set(GRPC_ARG_MAX_CONNECTION_AGE_MS, 30 * kMinute);
   set(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, 10 * kMinute);
-  set(GRPC_ARG_MAX_CONCURRENT_STREAMS, 256);
+  set(GRPC_ARG_MAX_CONCURRENT_STREAMS, static_cast<int>(FrameLimits().max_streams));
   set(GRPC_ARG_MAX_METADATA_SIZE, 16 << 10);
 }
 
@@ -59,9 +61,14 @@ class GrpcServer::Impl {
     });
     host_ =
         options.host.find(':') != std::string::npos ? Concat('[', options.host, ']') : options.host;
+    ConnectionGateOptions gate;
+    gate.host = options.host;
+    gate.port = options.port;
+    gate.max_connections = options.max_connections;
+    gate.memory = context_.call_memory();
     MOESERVE_ASSIGN_OR_RETURN(
-        gate_, ConnectionGate::Listen(options.host, options.port, options.max_connections,
-                                      context_.metrics().grpc_connections));
+        gate_, ConnectionGate::Listen(gate, {.open = context_.metrics().grpc_connections,
+                                             .dropped = context_.metrics().grpc_dropped}));
     grpc::ServerBuilder builder;
     auto acceptor = builder.experimental().AddExternalConnectionAcceptor(
         grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
@@ -91,6 +98,7 @@ class GrpcServer::Impl {
     server_->GetHealthCheckService()->Shutdown();
     server_->Shutdown(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(grace));
     server_->Wait();
+    gate_->Close(kLastBytesTimeout);
   }
 
   std::string address() const { return Concat(host_, ':', port()); }

@@ -12,7 +12,7 @@ import pytest
 
 from conftest import start_server, stop_server
 
-FILES = 256  # file descriptors of the server; it then takes 64 HTTP and 32 gRPC connections
+FILES = 256  # file descriptors of the server; it then takes 64 HTTP and 21 gRPC connections
 
 
 @pytest.fixture

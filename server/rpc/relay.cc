@@ -1,0 +1,161 @@
+#include "server/rpc/relay.h"
+
+#include <boost/asio/as_tuple.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
+#include <exception>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/base/api_error.h"
+
+namespace moeserve::server::rpc {
+namespace {
+
+namespace asio = boost::asio;
+using boost::system::error_code;
+
+constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
+constexpr size_t kBufferBytes = 16 << 10;
+// How much, and for how long, is still read from a client whose connection was dropped.
+constexpr size_t kMaxDiscarded = 4 << 20;
+constexpr std::chrono::seconds kDiscardTime{1};
+
+// Returns a GOAWAY frame (RFC 9113, section 6.8) with the error code ENHANCE_YOUR_CALM. It names
+// the highest stream id, so that the client does not send its calls again by itself.
+std::string GoAway(std::string_view reason) {
+  constexpr char kGoAway = 7;
+  constexpr char kEnhanceYourCalm = 11;
+  const size_t length = 8 + reason.size();
+  std::string frame = {static_cast<char>(length >> 16),
+                       static_cast<char>(length >> 8),
+                       static_cast<char>(length),
+                       kGoAway,
+                       0,
+                       0,
+                       0,
+                       0,
+                       0};
+  frame.append("\x7f\xff\xff\xff", 4);
+  frame += {0, 0, 0, kEnhanceYourCalm};
+  frame += reason;
+  return frame;
+}
+
+}  // namespace
+
+Relay::Relay(asio::ip::tcp::socket client, asio::local::stream_protocol::socket server,
+             FrameGuard guard, Callbacks callbacks)
+    : client_(std::move(client)),
+      server_(std::move(server)),
+      guard_(std::move(guard)),
+      callbacks_(std::move(callbacks)) {}
+
+void Relay::Start() {
+  const auto done = [self = shared_from_this()](const std::exception_ptr& error) {
+    if (error) self->Close();  // such as std::bad_alloc
+    self->OneDirectionEnded();
+  };
+  asio::co_spawn(client_.get_executor(), FromClient(), done);
+  asio::co_spawn(client_.get_executor(), FromServer(), done);
+}
+
+void Relay::Close() {
+  closed_ = true;
+  guard_.Release();
+  error_code ignored;
+  client_.close(ignored);
+  server_.close(ignored);
+}
+
+void Relay::Drop(const absl::Status& reason) {
+  if (closed_) return;
+  callbacks_.dropped(*this, reason);
+  if (!writing_to_client_ && guard_.server_between_frames()) {
+    error_code ignored;
+    client_.non_blocking(true, ignored);
+    const std::string frame = GoAway({reason.message().data(), reason.message().size()});
+    client_.write_some(asio::buffer(frame), ignored);
+  }
+  closed_ = dropped_ = true;
+  guard_.Release();
+  error_code ignored;
+  server_.close(ignored);
+  // Closing the client's socket with unread input would reset the connection, and the client could
+  // lose the reason.
+  client_.shutdown(asio::socket_base::shutdown_send, ignored);
+  last_used_ = std::chrono::steady_clock::now();
+}
+
+void Relay::CheckTime() {
+  const auto now = std::chrono::steady_clock::now();
+  if (dropped_) {
+    if (now - last_used_ > kDiscardTime) Close();
+    return;
+  }
+  if (closed_) return;
+  if (const absl::Status status = guard_.CheckTime(now); !status.ok()) Drop(status);
+}
+
+asio::awaitable<void> Relay::Discard() {
+  std::vector<char> buffer(kBufferBytes);
+  size_t left = kMaxDiscarded;
+  while (left >= kBufferBytes && client_.is_open()) {
+    const auto [error, count] = co_await client_.async_read_some(asio::buffer(buffer), kAwait);
+    if (error) break;
+    left -= count;
+  }
+}
+
+void Relay::OneDirectionEnded() {
+  if (--directions_ > 0) return;
+  Close();
+  callbacks_.ended(*this);
+}
+
+asio::awaitable<void> Relay::FromClient() {
+  std::vector<char> buffer(kBufferBytes);
+  while (!closed_) {
+    const auto [error, count] = co_await client_.async_read_some(asio::buffer(buffer), kAwait);
+    if (error || closed_) break;
+    last_used_ = std::chrono::steady_clock::now();
+    std::string_view bytes(buffer.data(), count);
+    absl::Status status = guard_.CheckClient(bytes, last_used_);
+    while (!status.ok() && ApiCode(status) == "out_of_memory" && callbacks_.reclaim(*this)) {
+      status = guard_.CheckClient(bytes, last_used_);
+    }
+    if (!status.ok()) {
+      Drop(status);
+      break;
+    }
+    const auto [failed, written] =
+        co_await asio::async_write(server_, asio::buffer(buffer.data(), count), kAwait);
+    if (failed) break;
+  }
+  if (dropped_) co_await Discard();
+  // gRPC then closes the connection, after which the other direction ends.
+  error_code ignored;
+  server_.shutdown(asio::socket_base::shutdown_send, ignored);
+}
+
+asio::awaitable<void> Relay::FromServer() {
+  std::vector<char> buffer(kBufferBytes);
+  while (!closed_) {
+    const auto [error, count] = co_await server_.async_read_some(asio::buffer(buffer), kAwait);
+    if (error || closed_) break;
+    last_used_ = std::chrono::steady_clock::now();
+    const absl::Status status =
+        guard_.CheckServer(std::string_view(buffer.data(), count), last_used_);
+    writing_to_client_ = true;
+    const auto [failed, written] =
+        co_await asio::async_write(client_, asio::buffer(buffer.data(), count), kAwait);
+    writing_to_client_ = false;
+    if (failed) break;
+    if (!status.ok()) Drop(status);
+  }
+  if (!dropped_) Close();
+}
+
+}  // namespace moeserve::server::rpc

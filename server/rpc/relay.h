@@ -1,0 +1,63 @@
+// Passes the bytes of one gRPC connection between its client and the gRPC server, through a
+// FrameGuard. Internal to connection_gate.cc.
+#pragma once
+
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/local/stream_protocol.hpp>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string_view>
+
+#include "server/rpc/frame_guard.h"
+
+namespace moeserve::server::rpc {
+
+// All members run on the thread of the sockets' I/O context.
+class Relay : public std::enable_shared_from_this<Relay> {
+ public:
+  struct Callbacks {
+    // Closes another connection that holds more memory than this one; returns whether there was
+    // one.
+    std::function<bool(const Relay&)> reclaim;
+    // Reports that the connection is closed because of its client.
+    std::function<void(const Relay&, const absl::Status&)> dropped;
+    // Reports that no byte will be passed on any more.
+    std::function<void(Relay&)> ended;
+  };
+
+  // `server` is connected with the gRPC server.
+  Relay(boost::asio::ip::tcp::socket client, boost::asio::local::stream_protocol::socket server,
+        FrameGuard guard, Callbacks callbacks);
+
+  void Start();
+  // Closes both sides at once.
+  void Close();
+  // Tells the client why, if that is possible, and closes both sides; the client's a moment later.
+  void Drop(const absl::Status& reason);
+  void CheckTime();
+
+  size_t held_bytes() const { return guard_.held_bytes(); }
+  // Returns when bytes were last passed on, in either direction.
+  std::chrono::steady_clock::time_point last_used() const { return last_used_; }
+  bool closed() const { return closed_; }
+
+ private:
+  boost::asio::awaitable<void> FromClient();
+  boost::asio::awaitable<void> FromServer();
+  boost::asio::awaitable<void> Discard();
+  void OneDirectionEnded();
+
+  boost::asio::ip::tcp::socket client_;
+  boost::asio::local::stream_protocol::socket server_;
+  FrameGuard guard_;
+  const Callbacks callbacks_;
+  std::chrono::steady_clock::time_point last_used_ = std::chrono::steady_clock::now();
+  int directions_ = 2;
+  bool writing_to_client_ = false;
+  bool closed_ = false;
+  bool dropped_ = false;
+};
+
+}  // namespace moeserve::server::rpc
