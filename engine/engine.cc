@@ -121,6 +121,9 @@ class Engine::Impl {
   std::vector<SampleResult> samples_;  // tokens that the device drew in the last step
   std::unordered_set<const TokenSink*> cancelled_;
   EngineHistograms histograms_;
+  // Not OK once a file that the model reads in place has been damaged: no request can be computed
+  // any more.
+  absl::Status broken_;
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;
@@ -166,6 +169,7 @@ absl::Status Engine::Impl::Submit(std::vector<Request> requests,
   const int prompt = sequences.front()->prompt_length();
   const std::lock_guard<std::mutex> lock(mutex_);
   if (draining_ || stop_) return absl::UnavailableError("the server is shutting down");
+  if (!stats_.healthy) return absl::UnavailableError("the engine has stopped");
   if (queued_seqs_ + count > options_.max_queued_seqs ||
       queued_tokens_ + prompt > options_.max_queued_tokens) {
     ++stats_.rejected_queue_full;
@@ -264,7 +268,9 @@ void Engine::Impl::AbortExpired() {
   const absl::Time now = absl::Now();
   std::vector<std::pair<Sequence*, absl::Status>> ended;
   const auto judge = [&](Sequence* s, bool queued) {
-    if (cancelled_.contains(s->sink.get())) {
+    if (!broken_.ok()) {
+      ended.emplace_back(s, broken_);
+    } else if (cancelled_.contains(s->sink.get())) {
       ended.emplace_back(s, absl::CancelledError("the request was cancelled"));
     } else if (s->request.deadline <= now) {
       ended.emplace_back(s, absl::DeadlineExceededError("the request ran into its time limit"));
@@ -339,6 +345,14 @@ void Engine::Impl::Step() {
   const double forward_seconds = seconds_since(forward_begin);
   if (options_.expert_stats) recorder_.EndStep(batch, report);
   step_time_.Observe(WorkOf(scheduled), forward_seconds);
+  if (broken_ = model_->CheckFiles(); !broken_.ok()) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      stats_.healthy = false;
+    }
+    AbortExpired();  // ends all requests
+    return;
+  }
 
   int token = 0;
   size_t logit_row = 0;

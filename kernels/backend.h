@@ -124,6 +124,8 @@ struct NormShape {
 class EmbeddingTable {
  public:
   virtual ~EmbeddingTable() = default;
+  // Returns the first byte of the tensor that the table reads in place; null if it has a copy.
+  virtual const void* read_in_place() const { return nullptr; }
 };
 
 // The router of one MoE block with its settings. Its tensors are widened to f32.

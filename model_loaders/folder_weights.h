@@ -32,6 +32,7 @@ class FolderWeights final : public WeightSource {
   Result<std::vector<int32_t>> GetIds(std::string_view name,
                                       const std::vector<int64_t>& shape) override;
   Quantization StoredQuantization() const override { return config_->quantization; }
+  absl::Status Check() const override;
   // Returns the type with the most bytes among the stored tensors, except integers and their
   // scales; the wider type if two have equally many.
   DType DominantDType() const override { return dominant_; }

@@ -131,6 +131,7 @@ Result<Checkpoint> LoadCheckpoint(const fs::path& path, const LoadOptions& optio
   try {
     MOESERVE_ASSIGN_OR_RETURN(const ModelPath model, ResolveModelPath(path));
     MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint, Load(model.path, options));
+    MOESERVE_RETURN_IF_ERROR(checkpoint.weights->Check());
     checkpoint.directory_name = model.name;
     return checkpoint;
   } catch (const std::bad_alloc&) {

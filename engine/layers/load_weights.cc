@@ -21,8 +21,12 @@ template <typename LoadIt>
 Result<std::unique_ptr<LinearBank>> CachedBank(LoadContext& load, const PackedBankKey& key,
                                                const LoadIt& load_it) {
   if (load.packed_cache == nullptr) return load_it();
-  if (std::unique_ptr<LinearBank> bank = load.packed_cache->Find(key)) return bank;
+  if (std::unique_ptr<LinearBank> bank = load.packed_cache->Find(key)) {
+    if (load.files_in_use != nullptr) load.files_in_use->Add(bank->packed_bytes().data());
+    return bank;
+  }
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<LinearBank> bank, load_it());
+  MOESERVE_RETURN_IF_ERROR(load.source.Check());  // zeros of a damaged file must not be kept
   load.packed_cache->Store(key, *bank);
   return bank;
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/guarded_mapping.h"
 #include "engine/model/packed_cache.h"
 #include "engine/spec/spec.h"
 #include "engine/spec/weights.h"
@@ -29,6 +30,8 @@ struct LoadContext {
   PackedCache* packed_cache = nullptr;
   int vocabulary = 0;                               // ModelSpec::vocab_size
   const RelativeBiases* relative_biases = nullptr;  // null without ModelSpec::relative_bias
+  // Receives the mapped files that the model reads after loading; may be null.
+  WatchedMappings* files_in_use = nullptr;
 };
 
 // One of several weights that are stacked along the output axis into a single product.

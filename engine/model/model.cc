@@ -40,6 +40,7 @@ class Model::Impl {
   StepReport Forward(const Batch& batch, KvCacheStorage& cache, const StepOptions& step,
                      std::span<float> logits, std::span<SampleResult> samples);
   const ReportBuffer& reported() const { return reported_; }
+  absl::Status CheckFiles() { return files_in_use_.Check(); }
 
   const ModelSpec spec;
   const ModelOptions options;
@@ -69,12 +70,14 @@ class Model::Impl {
   RelativeBiases relative_biases_;            // empty if there are none
   std::unique_ptr<NormBank> final_norm_;      // null if there is none
   std::vector<Block> blocks_;                 // in execution order
+  WatchedMappings files_in_use_;              // kept alive by the members above
   ReportBuffer reported_;
 };
 
 absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) {
   LoadContext load{source,       backend,        options.compute, spec.norm, options.quantization,
                    packed_cache, spec.vocab_size};
+  load.files_in_use = &files_in_use_;
   const int d = spec.hidden_size;
   const std::string head_name = spec.tie_word_embeddings ? "embed" : "head";
   MOESERVE_ASSIGN_OR_RETURN(head_,
@@ -84,11 +87,13 @@ absl::Status Model::Impl::Load(WeightSource& source, PackedCache* packed_cache) 
   } else {
     MOESERVE_ASSIGN_OR_RETURN(HostTensor table, source.Get("embed.weight", {spec.vocab_size, d}));
     MOESERVE_ASSIGN_OR_RETURN(embedding_, backend.NewEmbeddingTable(table));
+    files_in_use_.Add(embedding_->read_in_place());
   }
   if (spec.position.kind == PositionKind::kLearned) {
     MOESERVE_ASSIGN_OR_RETURN(
         HostTensor table, source.Get("embed_position.weight", {spec.max_position_embeddings, d}));
     MOESERVE_ASSIGN_OR_RETURN(learned_positions_, backend.NewEmbeddingTable(table));
+    files_in_use_.Add(learned_positions_->read_in_place());
   }
   if (spec.embedding_norm) {
     MOESERVE_ASSIGN_OR_RETURN(embedding_norm_, LoadNorm(load, {"embed_norm"}, {d}));
@@ -308,7 +313,9 @@ Result<std::unique_ptr<Model>> Model::Create(const ModelSpec& spec, const ModelO
         std::string(Name(options.compute)));
   }
   auto impl = std::make_unique<Impl>(spec, options, backend);
-  MOESERVE_RETURN_IF_ERROR(impl->Load(source, packed_cache));
+  const absl::Status loaded = impl->Load(source, packed_cache);
+  MOESERVE_RETURN_IF_ERROR(source.Check());  // explains any error of a tensor that became zeros
+  MOESERVE_RETURN_IF_ERROR(loaded);
   return std::unique_ptr<Model>(new Model(std::move(impl)));
 }
 
@@ -316,6 +323,8 @@ StepReport Model::Forward(const Batch& batch, KvCacheStorage& cache, const StepO
                           std::span<float> logits, std::span<SampleResult> samples) {
   return impl_->Forward(batch, cache, options, logits, samples);
 }
+
+absl::Status Model::CheckFiles() { return impl_->CheckFiles(); }
 
 int64_t Model::ReportFloatsPerToken(ReportContents contents) const {
   return impl_->reported().Floats(1, contents);

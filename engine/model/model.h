@@ -42,6 +42,11 @@ class Model {
   StepReport Forward(const Batch& batch, KvCacheStorage& cache, const StepOptions& options,
                      std::span<float> logits, std::span<SampleResult> samples = {});
 
+  // Returns Internal with the file's name if a mapped file that the model reads in place (packed
+  // weights, an embedding table) has lost bytes. Then the results of the last step may be wrong. To
+  // be called after each Forward(), by the same thread.
+  absl::Status CheckFiles();
+
   // Returns the number of floats per token that a step must store for its report: the router scores
   // and router inputs that `contents` requests.
   int64_t ReportFloatsPerToken(ReportContents contents) const;

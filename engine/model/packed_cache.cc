@@ -13,6 +13,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/guarded_mapping.h"
 #include "base/sha256.h"
 #include "kernels/base/descriptor.h"
 
@@ -102,18 +103,6 @@ std::optional<DType> WeightDType(const Prefix& prefix, const PackedBankKey& key)
   }
   return std::nullopt;
 }
-
-class Mapping {
- public:
-  Mapping(void* data, size_t size) : data_(data), size_(size) {}
-  ~Mapping() { munmap(data_, size_); }
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
-
- private:
-  void* data_;
-  size_t size_;
-};
 
 // Writes all bytes. Returns 0 or errno.
 int WriteAll(int fd, const char* data, size_t size) {
@@ -229,14 +218,14 @@ std::unique_ptr<LinearBank> PackedCache::Find(const PackedBankKey& key) {
     return nullptr;
   }
   std::string problem;
-  std::unique_ptr<LinearBank> bank = Read(key, file.get(), problem);
+  std::unique_ptr<LinearBank> bank = Read(key, path, file.get(), problem);
   if (bank != nullptr) ++found_;
   if (!problem.empty()) Warn(path, problem + "; weights are packed anew");
   return bank;
 }
 
-std::unique_ptr<LinearBank> PackedCache::Read(const PackedBankKey& key, int file,
-                                              std::string& problem) {
+std::unique_ptr<LinearBank> PackedCache::Read(const PackedBankKey& key, const fs::path& path,
+                                              int file, std::string& problem) {
   struct stat info {};
   if (fstat(file, &info) != 0 || !S_ISREG(info.st_mode)) {
     problem = "expected a regular file";
@@ -250,13 +239,13 @@ std::unique_ptr<LinearBank> PackedCache::Read(const PackedBankKey& key, int file
               std::to_string(size);
     return nullptr;
   }
-  void* data = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0);
-  if (data == MAP_FAILED) {
+  std::shared_ptr<const GuardedMapping> owner = GuardedMapping::Map(file, size, path);
+  if (owner == nullptr) {
     problem = "cannot map: " + SystemMessage(errno);
     return nullptr;
   }
-  auto owner = std::make_shared<const Mapping>(data, size);
-  const std::string_view header(static_cast<const char*>(data), header_bytes);
+  const char* const data = owner->data();
+  const std::string_view header(data, header_bytes);
   Prefix prefix;
   std::memcpy(&prefix, data, sizeof prefix);
   LinearBankShape shape = key.shape;
@@ -274,8 +263,8 @@ std::unique_ptr<LinearBank> PackedCache::Read(const PackedBankKey& key, int file
               std::to_string(size);
     return nullptr;
   }
-  madvise(data, size, MADV_WILLNEED);
-  const std::span<const char> payload(static_cast<const char*>(data) + header_bytes, expected);
+  madvise(const_cast<char*>(data), size, MADV_WILLNEED);
+  const std::span<const char> payload(data + header_bytes, expected);
   if (PackedChecksum(payload) != prefix.payload_checksum) {
     problem = "its content is damaged: the checksum differs";
     return nullptr;

@@ -43,8 +43,8 @@ struct PackedBankKey {
 // Every byte is compared or covered by a checksum; a file that fails a check counts as absent.
 // Checksums detect damage, not forgery: whoever can write to the folder controls what the model
 // computes, as with the checkpoint. Files are replaced by renaming and never changed in place, so
-// any number of processes may share a folder, and the folder may be emptied at any time. Files must
-// not be truncated while they are mapped.
+// any number of processes may share a folder, and the folder may be emptied at any time. A file
+// that is cut short while it is mapped makes the model's steps fail (Model::CheckFiles()).
 //
 // Single-threaded.
 class PackedCache {
@@ -70,7 +70,8 @@ class PackedCache {
   std::string KeyText(const PackedBankKey& key) const;
   // Returns the bank in `file`. If that is not possible, returns null and writes the reason to
   // `problem`, which stays empty if the file belongs to another state of the checkpoint.
-  std::unique_ptr<LinearBank> Read(const PackedBankKey& key, int file, std::string& problem);
+  std::unique_ptr<LinearBank> Read(const PackedBankKey& key, const std::filesystem::path& path,
+                                   int file, std::string& problem);
   void Warn(const std::filesystem::path& path, const std::string& problem) const;
 
   PackedCacheOptions options_;

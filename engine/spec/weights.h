@@ -73,6 +73,11 @@ class WeightSource {
   // Returns how the matrices of experts and projections are stored; `--dtype auto` uses it.
   virtual Quantization StoredQuantization() const { return Quantization::kNone; }
 
+  // Returns Internal with the file's name if files have lost bytes since they were opened. What was
+  // read from them is then wrong. Must be called after the last access to tensors, and before what
+  // was computed from them is used.
+  virtual absl::Status Check() const { return absl::OkStatus(); }
+
   // Returns the dtype of the largest share of the weight bytes; `--dtype auto` uses it.
   virtual DType DominantDType() const = 0;
 };

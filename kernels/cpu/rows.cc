@@ -34,6 +34,9 @@ class OwnTable : public CpuEmbeddingTable {
     const int64_t begin = row * width;
     for (int64_t i = 0; i < width; ++i) out[i] = ElementAsF32(table, begin + i);
   }
+  const void* read_in_place() const override {
+    return table.owner == nullptr ? nullptr : table.data;
+  }
 };
 
 class TiedTable : public CpuEmbeddingTable {

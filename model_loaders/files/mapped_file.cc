@@ -73,12 +73,12 @@ Result<std::shared_ptr<const MappedFile>> MappedFile::Open(const std::filesystem
   const Descriptor fd(OpenForReading(path));
   if (fd.get() < 0) return SystemError(errno, path, "open");
   MOESERVE_ASSIGN_OR_RETURN(const FileStamp stamp, StampOfRegularFile(fd.get(), path));
-  void* data = nullptr;
+  std::unique_ptr<const GuardedMapping> mapping;
   if (stamp.size > 0) {  // mmap refuses length 0
-    data = mmap(nullptr, stamp.size, PROT_READ, MAP_PRIVATE, fd.get(), 0);
-    if (data == MAP_FAILED) return SystemError(errno, path, "map into memory");
+    mapping = GuardedMapping::Map(fd.get(), stamp.size, path);
+    if (mapping == nullptr) return SystemError(errno, path, "map into memory");
   }
-  return std::shared_ptr<const MappedFile>(new MappedFile(data, stamp));
+  return std::shared_ptr<const MappedFile>(new MappedFile(std::move(mapping), stamp));
 }
 
 std::shared_ptr<const void> MappedFile::ReadOnce(std::shared_ptr<const MappedFile> file,
@@ -92,10 +92,6 @@ std::shared_ptr<const void> MappedFile::ReadOnce(std::shared_ptr<const MappedFil
   const uint64_t last = end / page * page;
   const std::string_view pages = file->bytes().substr(first, last - first);
   return std::make_shared<const PartOfFile>(std::move(file), pages);
-}
-
-MappedFile::~MappedFile() {
-  if (data_ != nullptr) munmap(data_, stamp_.size);
 }
 
 Result<std::string> ReadTextFile(const std::filesystem::path& path, uint64_t max_bytes) {

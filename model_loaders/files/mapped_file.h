@@ -7,7 +7,9 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 
+#include "base/guarded_mapping.h"
 #include "base/status.h"
 
 namespace moeserve {
@@ -21,8 +23,8 @@ struct FileStamp {
 
 // A whole file mapped into memory. The mapping ends with the last shared owner.
 //
-// The size is read once, when the file is opened. The file must not be truncated while it is
-// mapped: reading beyond the new end raises SIGBUS, which no check can prevent. Replacing the file
+// The size is read once, when the file is opened. If the file is cut short while it is mapped, the
+// missing bytes read as zeros and Check() returns the error; see GuardedMapping. Replacing the file
 // by a rename is safe.
 class MappedFile {
  public:
@@ -30,7 +32,6 @@ class MappedFile {
   // code for the system's error. Error messages contain only the last component of the path.
   static Result<std::shared_ptr<const MappedFile>> Open(const std::filesystem::path& path);
 
-  ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
 
@@ -40,14 +41,21 @@ class MappedFile {
   static std::shared_ptr<const void> ReadOnce(std::shared_ptr<const MappedFile> file,
                                               std::string_view part);
 
-  std::string_view bytes() const { return {static_cast<const char*>(data_), stamp_.size}; }
+  std::string_view bytes() const {
+    return mapping_ == nullptr ? std::string_view()
+                               : std::string_view(mapping_->data(), mapping_->size());
+  }
+  // Returns Internal with the file's name if bytes of the file have been lost since it was opened.
+  // Must be called after the last access to bytes() and before a result computed from them is used.
+  absl::Status Check() const { return mapping_ == nullptr ? absl::OkStatus() : mapping_->Check(); }
   // Returns the stamp at the time of opening.
   const FileStamp& stamp() const { return stamp_; }
 
  private:
-  MappedFile(void* data, const FileStamp& stamp) : data_(data), stamp_(stamp) {}
+  MappedFile(std::unique_ptr<const GuardedMapping> mapping, const FileStamp& stamp)
+      : mapping_(std::move(mapping)), stamp_(stamp) {}
 
-  void* data_;  // null for an empty file
+  std::unique_ptr<const GuardedMapping> mapping_;  // null for an empty file
   FileStamp stamp_;
 };
 

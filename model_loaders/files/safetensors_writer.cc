@@ -75,9 +75,17 @@ SafetensorsWriter::~SafetensorsWriter() {
 }
 
 absl::Status SafetensorsWriter::WriteAt(uint64_t offset, std::string_view bytes) {
+  constexpr size_t kCopied = size_t{64} << 10;
   while (!bytes.empty()) {
-    const ssize_t n = pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    ssize_t n = pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EFAULT) {
+      // The bytes are in a mapped file that was cut short. In the kernel, that raises no signal;
+      // the copy raises it, so that the mapping is marked as damaged. The caller checks the
+      // mapping.
+      const std::string copy(bytes.substr(0, kCopied));
+      n = pwrite(fd_, copy.data(), copy.size(), static_cast<off_t>(offset));
+    }
     if (n <= 0) return Fault(file_name_, n < 0 ? errno : ENOSPC);
     bytes.remove_prefix(static_cast<size_t>(n));
     offset += static_cast<uint64_t>(n);

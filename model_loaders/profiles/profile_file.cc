@@ -427,6 +427,7 @@ absl::Status SaveProfile(const std::filesystem::path& path, const ExpertProfile&
 Result<ExpertProfile> LoadProfile(const std::filesystem::path& path) {
   MOESERVE_ASSIGN_OR_RETURN(const auto file, MappedFile::Open(path));
   Result<ExpertProfile> profile = DecodeProfile(file->bytes());
+  MOESERVE_RETURN_IF_ERROR(file->Check());
   if (profile.ok()) return profile;
   return Prefixed(Concat(Quoted(path.filename().string()), ": "), profile.status());
 }

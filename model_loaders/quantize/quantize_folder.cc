@@ -281,8 +281,10 @@ Result<QuantizedFolder> Quantize(const fs::path& source, const fs::path& destina
   MOESERVE_RETURN_IF_ERROR(WriteConfig(model.path, folder->path(), type));
   MOESERVE_RETURN_IF_ERROR(CopyTokenizer(model.path, folder->path()).status());
   MOESERVE_RETURN_IF_ERROR(CopyTextSettings(model.path, folder->path()).status());
-  MOESERVE_RETURN_IF_ERROR(
-      FolderWriter(checkpoint.spec, *checkpoint.weights, type).Write(folder->path() / kWeights));
+  const absl::Status wrote =
+      FolderWriter(checkpoint.spec, *checkpoint.weights, type).Write(folder->path() / kWeights);
+  MOESERVE_RETURN_IF_ERROR(checkpoint.weights->Check());  // explains errors of tensors
+  MOESERVE_RETURN_IF_ERROR(wrote);
 
   Result<Checkpoint> written = LoadCheckpoint(folder->path(), {.require_tokenizer = false});
   if (!written.ok()) return Prefixed("reading the new folder back: ", written.status());

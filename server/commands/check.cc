@@ -18,6 +18,7 @@ int Run(const ModelOptionsText& options) {
   if (!checkpoint.ok()) return Fail(checkpoint.status());
   const absl::Status integers = CheckQuantizedData(checkpoint->spec, *checkpoint->weights);
   if (!integers.ok()) return Fail(integers);
+  if (const absl::Status lost = checkpoint->weights->Check(); !lost.ok()) return Fail(lost);
   const absl::Status tables = CheckTables(checkpoint->spec, *checkpoint->weights);
   if (!tables.ok()) return Fail(tables);
   const ChatFormat chat(checkpoint->tokenizer_config);

@@ -37,6 +37,7 @@ class ReportedWeights final : public WeightSource {
   Result<std::vector<int32_t>> GetIds(std::string_view name,
                                       const std::vector<int64_t>& shape) override;
   Quantization StoredQuantization() const override { return source_.StoredQuantization(); }
+  absl::Status Check() const override { return source_.Check(); }
   DType DominantDType() const override { return source_.DominantDType(); }
 
  private:

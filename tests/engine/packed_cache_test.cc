@@ -59,6 +59,7 @@ class CountingSource : public WeightSource {
     return source_.GetIds(name, shape);
   }
   Quantization StoredQuantization() const override { return source_.StoredQuantization(); }
+  absl::Status Check() const override { return source_.Check(); }
   DType DominantDType() const override { return source_.DominantDType(); }
 
   std::vector<std::string> names;
