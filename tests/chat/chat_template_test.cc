@@ -239,6 +239,80 @@ TEST(ChatTemplate, ALongConversationStaysInsideTheLimits) {
   }
 }
 
+// Every operation on a large text must be charged for the bytes that it touches: twenty of them
+// must exceed a limit that their evaluation without the text's bytes does not reach.
+TEST(ChatTemplate, WorkIsChargedByTheByte) {
+  constexpr const char* kOperations[] = {
+      // subscripts and comparisons
+      "{s: 1}[s]", "d[s]", "d[t]", "s in d", "d.get(s)", "s[s]", "s[0]", "s[-1]", "s[1:]", "s[::2]",
+      "s[::-1]", "s == t", "s != t", "s < t", "s <= t", "s > t", "s >= t", "s is eq t",
+      "s is sameas t", "s is lt t", "'b' in s", "s in t", "s in [t]", "[s] == [t]", "s ~ t",
+      "s + t", "s * 2", "'%s' % s", "s % ()", "dict(d)[t]",
+      // methods
+      "w.strip()", "w.lstrip()", "w.rstrip()", "s.strip('ab')", "s.split('b')", "s.rsplit('b')",
+      "s.split()", "s.rsplit()", "s.splitlines()", "s.partition('b')", "s.rpartition('b')",
+      "s.startswith(t)", "s.endswith(t)", "s.startswith((t, t))", "s.replace('b', 'c')",
+      "s.replace('x', s, 1)", "s.removeprefix(t)", "s.removesuffix(t)", "s.upper()", "s.lower()",
+      "s.title()", "s.capitalize()", "s.find('b')", "s.rfind('b')", "s.count('b')", "s.count('')",
+      "s.join(['', ''])", "''.join([s])", "s.ljust(2)", "s.rjust(2)", "s.format()",
+      "'{}'.format(s)", "n.isdigit()", "n.isdecimal()", "n.isnumeric()", "w.isspace()",
+      "u.isupper()", "s.islower()", "[s].index(t)", "[s].count(t)",
+      // filters
+      "s | upper", "s | lower", "s | title", "s | capitalize", "s | length", "s | count",
+      "w | trim", "s | replace('b', 'c')", "s | tojson", "s | tojson(ensure_ascii=true)",
+      "{s: 1} | tojson", "s | string", "s | safe", "s | escape", "s | e", "s | indent",
+      "'a' | indent(s)", "[s] | join", "[1, 2] | join(s)", "n | int", "n | float", "s | reverse",
+      "[s, t] | sort", "[s, t] | unique", "[s, t] | min", "[s, t] | max", "d | dictsort",
+      "{s: 1, t: 2} | items", "[s] | map('upper') | list", "[s] | select('eq', t) | list",
+      "[s] | string", "{'a': s} | string", "'%s' | format(s)", "[d] | map(attribute=s) | list",
+      "[s, t] | sum(start='')",
+      // tests and functions
+      "s is lower", "u is upper", "s is in t", "namespace(d)"};
+  constexpr size_t kBytes = size_t{1} << 20;
+  const auto render = [&](const std::string& operation, size_t bytes) {
+    RenderInput input;
+    const std::string text(bytes, 'a');
+    input.untrusted = Json({{"s", text}, {"t", text}, {"d", {{text, 1}}}});
+    input.untrusted["w"] = std::string(bytes, ' ');
+    input.untrusted["n"] = std::string(bytes, '1');
+    input.untrusted["u"] = std::string(bytes, 'A');
+    input.limits.max_steps = 250'000;
+    input.limits.max_bytes = size_t{1} << 40;
+    return Render("{% for i in range(20) %}{% set x = " + operation + " %}{% endfor %}", input);
+  };
+  ASSERT_TRUE(render("1", kBytes).ok());
+  for (const std::string operation : kOperations) {
+    const auto small = render(operation, 4);
+    EXPECT_TRUE(small.ok() || small.status().message().find("work") == std::string::npos)
+        << operation << small.status();
+    const absl::Status large = render(operation, kBytes).status();
+    EXPECT_NE(large.message().find("too much work"), std::string::npos) << operation << large;
+  }
+}
+
+TEST(ChatTemplate, SpansOfTrustedTextAreCharged) {
+  // Every second character is trusted.
+  RenderInput input;
+  input.untrusted["t"] = "b";
+  input.limits.max_bytes = size_t{40} << 20;
+  const auto prompt = Render("{% set s = ('a' ~ t) * 4000000 %}{{ s | length }}", input);
+  EXPECT_NE(prompt.status().message().find("the template needs too much memory"), std::string::npos)
+      << prompt.status();
+}
+
+TEST(ChatTemplate, TimeIsLimited) {
+  RenderInput input;
+  input.limits.max_time = std::chrono::seconds(0);
+  const auto prompt =
+      Render("{% for i in range(10000) %}{% for j in range(10) %}x{% endfor %}{% endfor %}", input);
+  EXPECT_NE(prompt.status().message().find("too much time"), std::string::npos) << prompt.status();
+}
+
+TEST(ChatTemplate, LongRefusalsAreCut) {
+  const auto prompt = RenderMessage("{{ raise_exception('é' * 100000) }}", "b");
+  EXPECT_EQ(prompt.status().message().size(), 4096u);
+}
+
 TEST(ChatTemplate, ThreadsShareATemplate) {
   const auto compiled =
       ChatTemplate::Compile("{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f(messages[0].content) }}");

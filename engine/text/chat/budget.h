@@ -1,6 +1,7 @@
 // Limits on the work and memory of rendering one template.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 
@@ -9,7 +10,10 @@
 namespace moeserve::chat {
 
 struct RenderLimits {
-  int64_t max_steps = 10'000'000;        // nodes evaluated plus elements visited
+  // Units of work: nodes evaluated, elements visited, and bytes read or written as Budget says.
+  int64_t max_steps = 10'000'000;
+  // Wall-clock time. A second guard only: every operation is charged in steps.
+  std::chrono::steady_clock::duration max_time = std::chrono::seconds(10);
   size_t max_bytes = size_t{256} << 20;  // bytes allocated in total, intermediate results included
   size_t max_output_bytes = size_t{4} << 20;
 };
@@ -19,12 +23,26 @@ inline constexpr int kMaxEvaluationDepth = 1000;
 inline constexpr int kMaxContainerDepth = 80;
 inline constexpr int64_t kMaxRange = 100'000;  // largest range(); the value in Jinja's sandbox
 
+// Every operation charges its work before it does it, in proportion to the bytes and elements that
+// it touches. One step stands for some tens of nanoseconds.
 class Budget {
  public:
-  explicit Budget(const RenderLimits& limits) : limits_(limits) {}
+  explicit Budget(const RenderLimits& limits)
+      : limits_(limits), end_(std::chrono::steady_clock::now() + limits.max_time) {}
 
   void Step(int64_t count = 1) {
     if ((steps_ += count) > limits_.max_steps) Fail("the template does too much work");
+    if (steps_ >= next_look_) Look();
+  }
+  // Counts bytes that are compared, searched or copied as a whole.
+  void Read(size_t bytes) { Step(static_cast<int64_t>(bytes / 64)); }
+  // Counts bytes that are decoded character by character.
+  void Scan(size_t bytes) { Step(static_cast<int64_t>(bytes / 4)); }
+  // Counts a copy of a text.
+  void Copy(const Text& text) {
+    const size_t spans = text.spans().size();
+    Bytes(text.size() + spans * sizeof(TextSpan));
+    Read(text.size() + 16 * spans);
   }
   // Counts bytes; must be called before they are allocated.
   void Bytes(size_t count) {
@@ -34,15 +52,25 @@ class Budget {
   // Counts the elements of a new list or dictionary.
   void Elements(size_t count) {
     if (count > limits_.max_bytes / kElementBytes) Fail("the template needs too much memory");
+    Step(static_cast<int64_t>(count / 4));
     Bytes(kElementBytes * (count + 1));
   }
   const RenderLimits& limits() const { return limits_; }
+  int64_t steps() const { return steps_; }
 
  private:
   static constexpr size_t kElementBytes = 64;
+  static constexpr int64_t kStepsPerLook = 4096;
+
+  void Look() {
+    next_look_ = steps_ + kStepsPerLook;
+    if (std::chrono::steady_clock::now() > end_) Fail("the template takes too much time");
+  }
 
   const RenderLimits limits_;
+  const std::chrono::steady_clock::time_point end_;
   int64_t steps_ = 0;
+  int64_t next_look_ = kStepsPerLook;
   size_t bytes_ = 0;
 };
 

@@ -27,6 +27,8 @@ Value FromJson(const Json& json, bool trusted, bool trusted_roles, Budget& budge
       return json.get<double>();
     case Json::value_t::string:
       if (!IsValidUtf8(json.get_ref<const std::string&>())) Fail("a string is not valid UTF-8");
+      budget.Bytes(json.get_ref<const std::string&>().size());
+      budget.Read(json.get_ref<const std::string&>().size());
       return Text(json.get<std::string>(), trusted);
     case Json::value_t::array: {
       std::vector<Value> items;
@@ -39,9 +41,9 @@ Value FromJson(const Json& json, bool trusted, bool trusted_roles, Budget& budge
       Dict dict;
       budget.Elements(json.size());
       for (const auto& [key, item] : json.items()) {
-        budget.Step(static_cast<int64_t>(dict.items.size() / 8));
+        budget.Bytes(key.size());
         const bool is_role = trusted_roles && key == "role";
-        dict.Set(Text(key, trusted), FromJson(item, trusted || is_role, false, budget));
+        dict.Set(Text(key, trusted), FromJson(item, trusted || is_role, false, budget), budget);
       }
       if (dict.depth > kMaxContainerDepth) Fail("a variable is nested too deeply");
       return dict;

@@ -59,15 +59,17 @@ Value Path(V value, const Value* attribute, B budget) {
 
 // Returns the key by which sorting and similar filters compare: text in lower case unless the
 // comparison is case-sensitive.
-Value SortKey(V value, bool case_sensitive) {
-  return !case_sensitive && value.IsText() ? Value(MapCase(value.text(), CaseMap::kLower)) : value;
+Value SortKey(V value, bool case_sensitive, B budget) {
+  return !case_sensitive && value.IsText() ? Value(MapCase(value.text(), CaseMap::kLower, budget))
+                                           : value;
 }
 
 std::vector<Value> Sorted(std::vector<Value> items, const Value* attribute, bool case_sensitive,
                           bool reverse, B budget) {
+  budget.Elements(2 * items.size());
   std::vector<std::pair<Value, Value>> keyed;
   for (Value& item : items) {
-    Value key = SortKey(Path(item, attribute, budget), case_sensitive);
+    Value key = SortKey(Path(item, attribute, budget), case_sensitive, budget);
     keyed.emplace_back(std::move(key), std::move(item));
   }
   std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& a, const auto& b) {
@@ -165,7 +167,8 @@ Value Join(V value, A args, B budget) {
 Value Title(V value, A args, B budget) {
   args.Check("title", {});
   const Text text = ToText(value, budget);
-  budget.Bytes(2 * text.size());
+  budget.Copy(text);
+  budget.Step(static_cast<int64_t>(text.size()));
   Text out;
   bool at_start = true;
   std::string mapped;
@@ -174,8 +177,8 @@ Value Title(V value, A args, B budget) {
     if (word.empty()) return;
     size_t first = 0;
     NextCodePoint(word.bytes(), &first);
-    out.Append(MapCase(word.Slice(0, first), CaseMap::kUpper));
-    out.Append(MapCase(word.Slice(first), CaseMap::kLower));
+    out.Append(MapCase(word.Slice(0, first), CaseMap::kUpper, budget));
+    out.Append(MapCase(word.Slice(first), CaseMap::kLower, budget));
     word = Text();
   };
   for (size_t pos = 0; pos < text.size();) {
@@ -191,8 +194,9 @@ Value Title(V value, A args, B budget) {
   return out;
 }
 
-std::optional<int64_t> ParseInt(std::string_view text, int base) {
-  const TextSpan span = StripBounds(text, nullptr, true, true);
+std::optional<int64_t> ParseInt(std::string_view text, int base, B budget) {
+  budget.Scan(text.size());
+  const TextSpan span = StripBounds(text, nullptr, true, true, &budget);
   std::string digits(text.substr(span.begin, span.end - span.begin));
   bool negative = false;
   if (!digits.empty() && (digits[0] == '-' || digits[0] == '+')) {
@@ -216,8 +220,9 @@ std::optional<int64_t> ParseInt(std::string_view text, int base) {
   return negative ? -static_cast<int64_t>(value) : static_cast<int64_t>(value);
 }
 
-std::optional<double> ParseFloat(std::string_view text) {
-  const TextSpan span = StripBounds(text, nullptr, true, true);
+std::optional<double> ParseFloat(std::string_view text, B budget) {
+  budget.Scan(text.size());
+  const TextSpan span = StripBounds(text, nullptr, true, true, &budget);
   std::string trimmed(text.substr(span.begin, span.end - span.begin));
   if (trimmed.empty() || trimmed.find_first_of("xX") != std::string::npos) return std::nullopt;
   char* end = nullptr;
@@ -226,31 +231,32 @@ std::optional<double> ParseFloat(std::string_view text) {
   return value;
 }
 
-std::optional<double> AsFloat(V value) {
+std::optional<double> AsFloat(V value, B budget) {
   if (value.IsNumber()) return value.number();
-  if (value.IsText()) return ParseFloat(value.text().bytes());
+  if (value.IsText()) return ParseFloat(value.text().bytes(), budget);
   return std::nullopt;
 }
 
-Value ToInt(V value, A args, B) {
+Value ToInt(V value, A args, B budget) {
   args.Check("int", {"default", "base"});
   if (value.IsUndefined()) Fail(value.undefined().what + " is undefined");
   const int64_t base = Integer(args, 1, "base", 10);
   if (base < 2 || base > 36) Fail("int: the base must be from 2 to 36");
   if (value.IsInt() || value.IsBool()) return value.integer();
   if (value.IsText()) {
-    if (const auto parsed = ParseInt(value.text().bytes(), static_cast<int>(base))) return *parsed;
+    if (const auto parsed = ParseInt(value.text().bytes(), static_cast<int>(base), budget))
+      return *parsed;
   }
-  const std::optional<double> number = AsFloat(value);
+  const std::optional<double> number = AsFloat(value, budget);
   if (number && std::abs(*number) < 0x1p63) return static_cast<int64_t>(*number);
   const Value* absent = args.Get(0, "default");
   return absent == nullptr ? Value(int64_t{0}) : *absent;
 }
 
-Value ToFloat(V value, A args, B) {
+Value ToFloat(V value, A args, B budget) {
   args.Check("float", {"default"});
   if (value.IsUndefined()) Fail(value.undefined().what + " is undefined");
-  if (const auto number = AsFloat(value)) return *number;
+  if (const auto number = AsFloat(value, budget)) return *number;
   const Value* absent = args.Get(0, "default");
   return absent == nullptr ? Value(0.0) : *absent;
 }
@@ -261,9 +267,9 @@ Value Round(V value, A args, B) {
   const int64_t precision = Integer(args, 0, "precision", 0);
   if (precision < 0 || precision > 100) Fail("round: the precision must be from 0 to 100");
   const Value* method = args.Get(1, "method");
-  const std::string name = method == nullptr  ? "common"
-                           : method->IsText() ? method->text().bytes()
-                                              : "";
+  const std::string_view name = method == nullptr  ? "common"
+                                : method->IsText() ? std::string_view(method->text().bytes())
+                                                   : "";
   if (name == "common") {
     if (!value.IsFloat()) return value.integer();
     char buffer[512];
@@ -282,10 +288,12 @@ Value Indent(V value, A args, B budget) {
   const Value* width = args.Get(0, "width");
   Text indention(width != nullptr && !width->IsText() ? "" : "    ", true);
   if (width != nullptr && width->IsText()) {
+    budget.Copy(width->text());
     indention = width->text();
   } else if (width != nullptr) {
     indention = Binary(BinaryOp::kMultiply, Text(" ", true), *width, budget).text();
   }
+  budget.Copy(value.text());
   Text text = value.text();
   text.Append("\n", true);
   Text out;
@@ -294,7 +302,9 @@ Value Indent(V value, A args, B budget) {
     if (i > 0) out.Append("\n", true);
     const bool indents =
         i == 0 ? Flag(args, 1, "first", false) : !lines[i].empty() || Flag(args, 2, "blank", false);
-    budget.Bytes(indention.size() + lines[i].size() + 1);
+    budget.Step();
+    budget.Copy(lines[i]);
+    if (indents) budget.Copy(indention);
     if (indents) out.Append(indention);
     out.Append(lines[i]);
   }
@@ -309,6 +319,7 @@ Value JsonFilter(V value, A args, B budget) {
   const Value* indent = args.Get(1, "indent");
   if (indent != nullptr && !indent->IsNone()) {
     if (indent->IsText()) {
+      if (indent->text().size() > 1000) Fail("tojson: 'indent' is too large");
       format.indent = indent->text().bytes();
     } else if (indent->IsInt() || indent->IsBool()) {
       format.indent =
@@ -325,6 +336,8 @@ Value JsonFilter(V value, A args, B budget) {
     if (pair.size() != 2 || !pair[0].IsText() || !pair[1].IsText()) {
       Fail("tojson: 'separators' must be two strings");
     }
+    budget.Copy(pair[0].text());
+    budget.Copy(pair[1].text());
     format.item_separator = pair[0].text().bytes();
     format.key_separator = pair[1].text().bytes();
   }
@@ -359,7 +372,7 @@ Value Unique(V value, A args, B budget) {
   std::vector<Value> seen;
   for (const Value& item : Iterate(value, budget)) {
     Value key = SortKey(Path(item, args.Get(1, "attribute"), budget),
-                        Flag(args, 0, "case_sensitive", false));
+                        Flag(args, 0, "case_sensitive", false), budget);
     if (key.IsDict() || (key.IsList() && !key.list().is_tuple)) {
       Fail("unhashable type: '" + std::string(key.TypeName()) + "'");
     }
@@ -438,7 +451,7 @@ Value FormatFilter(V value, A args, B budget) {
 template <CaseMap map>
 Value Case(V value, A args, B budget) {
   args.Check("case", {});
-  return MapCase(ToText(value, budget), map);
+  return MapCase(ToText(value, budget), map, budget);
 }
 
 const std::map<std::string, Filter, std::less<>>& Filters() {
@@ -446,9 +459,9 @@ const std::map<std::string, Filter, std::less<>>& Filters() {
       {"abs", Absolute},
       {"capitalize",
        [](V v, A a, B b) -> Value {
-         return (a.Check("capitalize", {}), Capitalize(ToText(v, b)));
+         return (a.Check("capitalize", {}), Capitalize(ToText(v, b), b));
        }},
-      {"count", [](V v, A a, B) -> Value { return (a.Check("count", {}), Length(v)); }},
+      {"count", [](V v, A a, B b) -> Value { return (a.Check("count", {}), Length(v, b)); }},
       {"d", Default},
       {"default", Default},
       {"dictsort", DictSort},
@@ -462,7 +475,7 @@ const std::map<std::string, Filter, std::less<>>& Filters() {
       {"items", Items},
       {"join", Join},
       {"last", Last},
-      {"length", [](V v, A a, B) -> Value { return (a.Check("length", {}), Length(v)); }},
+      {"length", [](V v, A a, B b) -> Value { return (a.Check("length", {}), Length(v, b)); }},
       {"list",
        [](V v, A a, B b) -> Value {
          return (a.Check("list", {}), MakeList(Iterate(v, b), false, b));
@@ -507,7 +520,7 @@ Value ApplyFilter(const std::string& name, const Value& value, const Arguments& 
   if (it == Filters().end()) Fail("no filter named '" + name.substr(0, 64) + "'");
   if (value.IsText()) {
     budget.Bytes(value.text().size());
-    budget.Step(static_cast<int64_t>(value.text().size() / 256));
+    budget.Read(value.text().size());
   }
   return it->second(value, args, budget);
 }

@@ -19,14 +19,17 @@ class Writer {
 
   void Own(std::string_view bytes) {
     budget_.Step();
+    budget_.Read(bytes.size());
     budget_.Bytes(bytes.size());
     out_.Append(bytes, true);
   }
   void Piece(const Text& text, size_t begin, size_t end) {
     budget_.Bytes(end - begin);
+    budget_.Read(end - begin);
     out_.Append(text, begin, end);
   }
   void Escaped(std::string_view bytes, bool trusted) {
+    budget_.Step();
     budget_.Bytes(bytes.size());
     out_.Append(bytes, trusted);
   }
@@ -47,6 +50,8 @@ std::string Hex(const char* format, char32_t c) {
 // Copies `text`, except that each character for which `escape` returns a replacement is replaced.
 template <typename Escape>
 void WriteEscaped(const Text& text, Writer& out, Escape escape) {
+  out.budget().Scan(text.size());
+  out.budget().Bytes(text.spans().size() * sizeof(TextSpan));
   size_t copied = 0;
   for (size_t pos = 0; pos < text.size();) {
     const size_t begin = pos;
@@ -200,6 +205,7 @@ class JsonWriter {
 
  private:
   void WriteDict(const Dict& dict, int depth) {
+    out_.budget().Elements(dict.items.size());
     std::vector<const std::pair<Value, Value>*> items;
     for (const auto& item : dict.items) items.push_back(&item);
     if (format_.sort_keys) {
@@ -290,7 +296,10 @@ std::string FloatRepr(double value) {
 }
 
 Text ToText(const Value& value, Budget& budget) {
-  if (value.IsText()) return value.text();
+  if (value.IsText()) {
+    budget.Copy(value.text());
+    return value.text();
+  }
   if (value.IsUndefined()) return Text();
   return Repr(value, budget);
 }
@@ -310,15 +319,18 @@ Text ToJson(const Value& value, const JsonFormat& format, Budget& budget) {
 Value PercentFormat(const Text& format, const Value& values, Budget& budget) {
   std::vector<Value> list;
   if (values.IsList() && values.list().is_tuple) {
+    budget.Elements(values.list().items.size());
     list = values.list().items;
   } else {
     list.push_back(values);
   }
   size_t used = 0;
   const std::string& bytes = format.bytes();
+  budget.Copy(format);
   Writer out(budget);
   size_t copied = 0;
   for (size_t at = bytes.find('%'); at != std::string::npos; at = bytes.find('%', copied)) {
+    budget.Step();
     out.Piece(format, copied, at);
     size_t pos = at + 1;
     int precision = -1;

@@ -10,6 +10,8 @@
 namespace moeserve::chat {
 namespace {
 
+constexpr size_t kMaxMessageBytes = 4096;  // of raise_exception()
+
 constexpr const char* kGlobals[] = {"range", "namespace", "dict", "raise_exception",
                                     "strftime_now"};
 
@@ -125,7 +127,7 @@ void Interpreter::Write(const Text& text, Text& out) {
                                budget_.limits().max_output_bytes, " bytes"),
                         true};
   }
-  budget_.Bytes(text.size());
+  budget_.Copy(text);
   out.Append(text);
 }
 
@@ -348,7 +350,7 @@ Value Interpreter::Evaluate(const Expr& expr, const ScopePtr& scope) {
       Text out;
       for (size_t i = 0; i < expr.children.size(); ++i) {
         const Text piece = ToText(child(i), budget_);
-        budget_.Bytes(piece.size());
+        budget_.Copy(piece);
         out.Append(piece);
       }
       return out;
@@ -373,8 +375,7 @@ Value Interpreter::EvaluateDict(const Expr& expr, const ScopePtr& scope) {
     if (key.IsDict() || (key.IsList() && !key.list().is_tuple)) {
       Fail("unhashable type: '" + std::string(key.TypeName()) + "'");
     }
-    budget_.Step(static_cast<int64_t>(dict.items.size() / 8));
-    dict.Set(std::move(key), Evaluate(*expr.children[i + 1], scope));
+    dict.Set(std::move(key), Evaluate(*expr.children[i + 1], scope), budget_);
   }
   if (dict.depth > kMaxContainerDepth) Fail("dictionaries are nested too deeply");
   return dict;
@@ -435,6 +436,7 @@ Arguments Interpreter::EvaluateArguments(const Expr& expr, const ScopePtr& scope
     if (!named.IsDict()) Fail("the argument after ** must be a mapping");
     for (const auto& [name, value] : named.dict().items) {
       if (!name.IsText()) Fail("the names of arguments must be strings");
+      budget_.Copy(name.text());
       args.named.emplace_back(name.text().bytes(), value);
     }
   }
@@ -473,6 +475,8 @@ Value Interpreter::EvaluateCall(const Expr& expr, const Value* caller, const Sco
 Value Interpreter::CallMacro(const Callable& callable, const Arguments& args, const Value* caller) {
   const MacroNode& macro = *callable.macro;
   const std::vector<std::string_view> names(macro.parameters.begin(), macro.parameters.end());
+  // Names are looked up one by one.
+  budget_.Step(static_cast<int64_t>(names.size() * (names.size() + args.named.size()) / 8));
   args.Check(macro.name, names);
   const ScopePtr scope = Inner(callable.closure);
   scope->Set("caller", caller == nullptr ? Value(Undefined{"'caller'"}) : *caller);
@@ -497,7 +501,13 @@ Value Interpreter::CallGlobal(const std::string& name, const Arguments& args) {
   if (name == "strftime_now") return FormatTime(args, now_);
   if (name == "raise_exception") {
     args.Check(name, {"message"}, 1);
-    throw TemplateError{ToText(*args.Get(0, "message"), budget_).bytes(), true};
+    std::string message = ToText(*args.Get(0, "message"), budget_).bytes();
+    if (message.size() > kMaxMessageBytes) {
+      size_t end = kMaxMessageBytes;
+      while (end > 0 && (message[end] & 0xC0) == 0x80) --end;
+      message.resize(end);
+    }
+    throw TemplateError{std::move(message), true};
   }
   // dict() and namespace() take the pairs of a dictionary and then named arguments.
   if (args.positional.size() > 1) Fail(name + "(): expected at most one argument");
@@ -505,16 +515,17 @@ Value Interpreter::CallGlobal(const std::string& name, const Arguments& args) {
   if (!args.positional.empty()) {
     const Value& given = args.positional[0];
     if (!given.IsDict()) Fail(name + "(): expected a mapping");
+    budget_.Elements(given.dict().items.size());
     dict = given.dict();
-    budget_.Elements(dict.items.size());
   }
-  for (const auto& [key, value] : args.named) dict.Set(Value::Trusted(key), value);
+  for (const auto& [key, value] : args.named) dict.Set(Value::Trusted(key), value, budget_);
   if (dict.depth > kMaxContainerDepth) Fail("dictionaries are nested too deeply");
   if (name == "dict") return dict;
   auto space = std::make_shared<Namespace>();
   budget_.Bytes(sizeof(Namespace));
   for (auto& [key, value] : dict.items) {
     if (!key.IsText()) Fail("namespace(): names must be strings");
+    budget_.Copy(key.text());
     space->items.emplace_back(key.text().bytes(), std::move(value));
   }
   namespaces_.push_back(space);

@@ -28,22 +28,27 @@ int64_t IntArgument(const Arguments& args, size_t index, std::string_view name, 
   return value->integer();
 }
 
-Value Strip(const Text& text, const Arguments& args, bool left, bool right) {
+Value Strip(const Text& text, const Arguments& args, bool left, bool right, Budget& budget) {
   args.Check("strip", {"chars"});
   const Value* chars = args.Get(0, "chars");
   std::u32string set;
   const bool has_set = chars != nullptr && !chars->IsNone();
-  if (has_set) set = CodePoints(TextArgument(args, 0, "chars").bytes());
-  if (set.size() > 1024) Fail("strip(): too many characters");
-  const TextSpan span = StripBounds(text.bytes(), has_set ? &set : nullptr, left, right);
+  if (has_set) {
+    const Text& characters = TextArgument(args, 0, "chars");
+    if (characters.size() <= 4096) set = CodePoints(characters.bytes());
+    if (characters.size() > 4096 || set.size() > 1024) Fail("strip(): too many characters");
+  }
+  const TextSpan span = StripBounds(text.bytes(), has_set ? &set : nullptr, left, right, &budget);
   return text.Slice(span.begin, span.end);
 }
 
 // Implements str.startswith() and str.endswith(), whose argument is a string or a tuple of strings.
-bool MatchesEnd(const Text& text, const Arguments& args, bool at_start) {
+bool MatchesEnd(const Text& text, const Arguments& args, bool at_start, Budget& budget) {
   args.Check("startswith", {"prefix"}, 1);
   const Value& affix = *args.Get(0, "prefix");
   const auto matches = [&](const Value& value) {
+    budget.Step();
+    if (value.IsText()) budget.Read(std::min(text.size(), value.text().size()));
     if (!value.IsText()) Fail("startswith and endswith need a string or a tuple of strings");
     return at_start ? text.bytes().starts_with(value.text().bytes())
                     : text.bytes().ends_with(value.text().bytes());
@@ -79,6 +84,8 @@ Value Partition(const Text& text, const Arguments& args, bool last, Budget& budg
   args.Check("partition", {"sep"}, 1);
   const Text& separator = TextArgument(args, 0, "sep");
   if (separator.empty()) Fail("empty separator");
+  budget.Copy(text);
+  budget.Copy(separator);
   const size_t at = last ? FindLastBytes(text.bytes(), separator.bytes(), budget)
                          : FindBytes(text.bytes(), separator.bytes(), 0, budget);
   if (at == std::string::npos) {
@@ -99,7 +106,8 @@ Value Split(const Text& text, const Arguments& args, bool from_right, Budget& bu
 
 // Returns whether the text is not empty and all its characters pass the test.
 template <typename Test>
-bool AllCharacters(const Text& text, Test test) {
+bool AllCharacters(const Text& text, Test test, Budget& budget) {
+  budget.Scan(text.size());
   if (text.empty()) return false;
   for (size_t pos = 0; pos < text.size();) {
     if (!test(NextCodePoint(text.bytes(), &pos))) return false;
@@ -109,7 +117,8 @@ bool AllCharacters(const Text& text, Test test) {
 
 // Implements str.isupper() and str.islower(): at least one character has case, and every character
 // that has case has this one.
-bool HasOnlyCase(const Text& text, CaseMap map) {
+bool HasOnlyCase(const Text& text, CaseMap map, Budget& budget) {
+  budget.Step(static_cast<int64_t>(text.size()));
   bool cased = false;
   std::string mapped;
   std::string own;
@@ -129,6 +138,9 @@ bool HasOnlyCase(const Text& text, CaseMap map) {
 Value Pad(const Text& text, const Arguments& args, bool left, Budget& budget) {
   args.Check("ljust", {"width", "fillchar"}, 1);
   const Value* fill_value = args.Get(1, "fillchar");
+  if (fill_value != nullptr && TextArgument(args, 1, "fillchar").size() > 4) {
+    Fail("the fill character must be exactly one");
+  }
   const Text fill = fill_value == nullptr ? Text(" ", true) : TextArgument(args, 1, "fillchar");
   if (CodePointCount(fill.bytes()) != 1) Fail("the fill character must be exactly one");
   const int64_t missing =
@@ -147,6 +159,7 @@ Value Format(const Text& text, const Arguments& args, Budget& budget) {
   for (size_t at = 0; at < bytes.size();) {
     const size_t brace = std::min(bytes.find_first_of("{}", at), bytes.size());
     budget.Bytes(brace - at);
+    budget.Step(1 + static_cast<int64_t>((brace - at) / 64 + args.named.size() / 8));
     out.Append(text, at, brace);
     if (brace == bytes.size()) break;
     if (brace + 1 < bytes.size() && bytes[brace + 1] == bytes[brace]) {
@@ -156,7 +169,7 @@ Value Format(const Text& text, const Arguments& args, Budget& budget) {
     }
     const size_t end = bytes.find('}', brace);
     if (bytes[brace] == '}' || end == std::string::npos) Fail("format(): a single brace");
-    const std::string field = bytes.substr(brace + 1, end - brace - 1);
+    const std::string field = bytes.substr(brace + 1, std::min<size_t>(end - brace - 1, 65));
     const bool is_index =
         std::all_of(field.begin(), field.end(), [](char c) { return c >= '0' && c <= '9'; });
     if (field.find_first_of(".[:!{") != std::string::npos || field.size() > 64) {
@@ -170,7 +183,7 @@ Value Format(const Text& text, const Arguments& args, Budget& budget) {
                              : args.Get(std::string::npos, field);
     if (value == nullptr) Fail("format(): there is no argument '" + field + "'");
     const Text shown = ToText(*value, budget);
-    budget.Bytes(shown.size());
+    budget.Copy(shown);
     out.Append(shown);
     at = end + 1;
   }
@@ -186,9 +199,9 @@ const std::map<std::string, TextMethod, std::less<>>& TextMethods() {
   using B = Budget&;
   using T = const Text&;
   static const auto* methods = new std::map<std::string, TextMethod, std::less<>>{
-      {"strip", [](T t, A a, B) { return Strip(t, a, true, true); }},
-      {"lstrip", [](T t, A a, B) { return Strip(t, a, true, false); }},
-      {"rstrip", [](T t, A a, B) { return Strip(t, a, false, true); }},
+      {"strip", [](T t, A a, B b) { return Strip(t, a, true, true, b); }},
+      {"lstrip", [](T t, A a, B b) { return Strip(t, a, true, false, b); }},
+      {"rstrip", [](T t, A a, B b) { return Strip(t, a, false, true, b); }},
       {"split", [](T t, A a, B b) { return Split(t, a, false, b); }},
       {"rsplit", [](T t, A a, B b) { return Split(t, a, true, b); }},
       {"splitlines",
@@ -203,8 +216,8 @@ const std::map<std::string, TextMethod, std::less<>>& TextMethods() {
        }},
       {"partition", [](T t, A a, B b) { return Partition(t, a, false, b); }},
       {"rpartition", [](T t, A a, B b) { return Partition(t, a, true, b); }},
-      {"startswith", [](T t, A a, B) -> Value { return MatchesEnd(t, a, true); }},
-      {"endswith", [](T t, A a, B) -> Value { return MatchesEnd(t, a, false); }},
+      {"startswith", [](T t, A a, B b) -> Value { return MatchesEnd(t, a, true, b); }},
+      {"endswith", [](T t, A a, B b) -> Value { return MatchesEnd(t, a, false, b); }},
       {"replace",
        [](T t, A a, B b) -> Value {
          a.Check("replace", {"old", "new", "count"}, 2);
@@ -212,25 +225,33 @@ const std::map<std::string, TextMethod, std::less<>>& TextMethods() {
                             IntArgument(a, 2, "count", -1), b);
        }},
       {"removeprefix",
-       [](T t, A a, B) -> Value {
+       [](T t, A a, B b) -> Value {
          a.Check("removeprefix", {"prefix"}, 1);
          const std::string& prefix = TextArgument(a, 0, "prefix").bytes();
+         b.Copy(t);
          return t.Slice(t.bytes().starts_with(prefix) ? prefix.size() : 0);
        }},
       {"removesuffix",
-       [](T t, A a, B) -> Value {
+       [](T t, A a, B b) -> Value {
          a.Check("removesuffix", {"suffix"}, 1);
          const std::string& suffix = TextArgument(a, 0, "suffix").bytes();
+         b.Copy(t);
          return t.Slice(0, t.size() - (t.bytes().ends_with(suffix) ? suffix.size() : 0));
        }},
       {"upper",
-       [](T t, A a, B) -> Value { return (a.Check("upper", {}), MapCase(t, CaseMap::kUpper)); }},
+       [](T t, A a, B b) -> Value {
+         return (a.Check("upper", {}), MapCase(t, CaseMap::kUpper, b));
+       }},
       {"lower",
-       [](T t, A a, B) -> Value { return (a.Check("lower", {}), MapCase(t, CaseMap::kLower)); }},
+       [](T t, A a, B b) -> Value {
+         return (a.Check("lower", {}), MapCase(t, CaseMap::kLower, b));
+       }},
       {"title",
-       [](T t, A a, B) -> Value { return (a.Check("title", {}), MapCase(t, CaseMap::kTitle)); }},
+       [](T t, A a, B b) -> Value {
+         return (a.Check("title", {}), MapCase(t, CaseMap::kTitle, b));
+       }},
       {"capitalize",
-       [](T t, A a, B) -> Value { return (a.Check("capitalize", {}), Capitalize(t)); }},
+       [](T t, A a, B b) -> Value { return (a.Check("capitalize", {}), Capitalize(t, b)); }},
       {"find", [](T t, A a, B b) -> Value { return Find(t, a, false, b); }},
       {"rfind", [](T t, A a, B b) -> Value { return Find(t, a, true, b); }},
       {"index",
@@ -248,12 +269,12 @@ const std::map<std::string, TextMethod, std::less<>>& TextMethods() {
       {"ljust", [](T t, A a, B b) { return Pad(t, a, false, b); }},
       {"rjust", [](T t, A a, B b) { return Pad(t, a, true, b); }},
       {"format", [](T t, A a, B b) { return Format(t, a, b); }},
-      {"isdigit", [](T t, A, B) -> Value { return AllCharacters(t, IsDigitChar); }},
-      {"isdecimal", [](T t, A, B) -> Value { return AllCharacters(t, IsDigitChar); }},
-      {"isnumeric", [](T t, A, B) -> Value { return AllCharacters(t, IsDigitChar); }},
-      {"isspace", [](T t, A, B) -> Value { return AllCharacters(t, IsPythonSpace); }},
-      {"isupper", [](T t, A, B) -> Value { return HasOnlyCase(t, CaseMap::kUpper); }},
-      {"islower", [](T t, A, B) -> Value { return HasOnlyCase(t, CaseMap::kLower); }},
+      {"isdigit", [](T t, A, B b) -> Value { return AllCharacters(t, IsDigitChar, b); }},
+      {"isdecimal", [](T t, A, B b) -> Value { return AllCharacters(t, IsDigitChar, b); }},
+      {"isnumeric", [](T t, A, B b) -> Value { return AllCharacters(t, IsDigitChar, b); }},
+      {"isspace", [](T t, A, B b) -> Value { return AllCharacters(t, IsPythonSpace, b); }},
+      {"isupper", [](T t, A, B b) -> Value { return HasOnlyCase(t, CaseMap::kUpper, b); }},
+      {"islower", [](T t, A, B b) -> Value { return HasOnlyCase(t, CaseMap::kLower, b); }},
   };
   return *methods;
 }
@@ -261,12 +282,12 @@ const std::map<std::string, TextMethod, std::less<>>& TextMethods() {
 Value DictMethod(const Dict& dict, const std::string& name, const Arguments& args, Budget& budget) {
   if (name == "get") {
     args.Check("get", {"key", "default"}, 1);
-    budget.Step(static_cast<int64_t>(dict.items.size() / 8));
-    if (const Value* found = dict.Find(*args.Get(0, "key"))) return *found;
+    if (const Value* found = dict.Find(*args.Get(0, "key"), budget)) return *found;
     const Value* absent = args.Get(1, "default");
     return absent == nullptr ? Value(None{}) : *absent;
   }
   args.Check(name, {});
+  budget.Elements(dict.items.size());
   std::vector<Value> out;
   for (const auto& [key, value] : dict.items) {
     if (name == "keys") {
@@ -324,7 +345,8 @@ Value LoopAttribute(LoopState& loop, const std::string& name) {
 
 std::vector<Value> SplitText(const Text& text, const Text* separator, int64_t max_splits,
                              bool from_right, Budget& budget) {
-  budget.Bytes(2 * text.size());
+  budget.Copy(text);
+  budget.Copy(text);
   std::vector<Value> out;
   const std::string& bytes = text.bytes();
   const auto may_split = [&] {
@@ -337,6 +359,7 @@ std::vector<Value> SplitText(const Text& text, const Text* separator, int64_t ma
   if (separator != nullptr) {
     const std::string& cut = separator->bytes();
     if (cut.empty()) Fail("empty separator");
+    budget.Copy(*separator);
     // To split from the right, splits the reversed text from the left.
     const std::string searched = from_right ? std::string(bytes.rbegin(), bytes.rend()) : bytes;
     const std::string sought = from_right ? std::string(cut.rbegin(), cut.rend()) : cut;
@@ -357,7 +380,8 @@ std::vector<Value> SplitText(const Text& text, const Text* separator, int64_t ma
     add(begin, bytes.size());
     return out;
   } else {
-    TextSpan rest = StripBounds(bytes, nullptr, true, true);
+    if (!from_right) budget.Scan(bytes.size());
+    TextSpan rest = StripBounds(bytes, nullptr, true, true, &budget);
     while (rest.begin < rest.end) {
       if (!may_split()) {
         // The remaining text keeps the white space at its far end.
@@ -365,6 +389,8 @@ std::vector<Value> SplitText(const Text& text, const Text* separator, int64_t ma
         break;
       }
       const std::string_view piece(bytes.data() + rest.begin, rest.end - rest.begin);
+      // From the right, the whole rest is read for every word.
+      if (from_right) budget.Scan(piece.size());
       size_t word = 0;
       size_t word_end = piece.size();
       for (size_t pos = 0; pos < piece.size();) {
@@ -377,13 +403,13 @@ std::vector<Value> SplitText(const Text& text, const Text* separator, int64_t ma
           break;
         }
       }
-      budget.Step(static_cast<int64_t>(piece.size() / (from_right ? 16 : 1024)));
       add(rest.begin + word, rest.begin + word_end);
       if (from_right) {
-        rest.end = rest.begin + StripBounds(piece.substr(0, word), nullptr, false, true).end;
+        rest.end =
+            rest.begin + StripBounds(piece.substr(0, word), nullptr, false, true, &budget).end;
       } else {
         rest.begin += word_end;
-        rest.begin += StripBounds(piece.substr(word_end), nullptr, true, false).begin;
+        rest.begin += StripBounds(piece.substr(word_end), nullptr, true, false, &budget).begin;
       }
     }
   }
@@ -393,7 +419,8 @@ std::vector<Value> SplitText(const Text& text, const Text* separator, int64_t ma
 
 std::vector<Text> SplitLines(const Text& text, bool keep_ends, Budget& budget) {
   std::vector<Text> out;
-  budget.Bytes(text.size());
+  budget.Copy(text);
+  budget.Scan(text.size());
   size_t begin = 0;
   for (size_t pos = 0; pos < text.size();) {
     const size_t at = pos;
@@ -415,8 +442,10 @@ Text ReplaceText(const Text& text, const Text& from, const Text& to, int64_t cou
   const std::string& bytes = text.bytes();
   Text out;
   size_t copied = 0;
+  budget.Copy(text);
   const auto replace_at = [&](size_t at) {
-    budget.Bytes(at - copied + to.size());
+    budget.Bytes(at - copied);
+    budget.Copy(to);
     budget.Step();
     out.Append(text, copied, at);
     out.Append(to);
@@ -450,7 +479,8 @@ Text JoinTexts(const Text& separator, const std::vector<Value>& items, bool only
       Fail("join(): expected strings, found " + std::string(items[i].TypeName()));
     }
     const Text piece = ToText(items[i], budget);
-    budget.Bytes(piece.size() + separator.size());
+    budget.Copy(piece);
+    budget.Copy(separator);
     budget.Step();
     if (i > 0) out.Append(separator);
     out.Append(piece);
@@ -472,7 +502,7 @@ Value CallMethod(const Value& self, const std::string& name, const Arguments& ar
   if (self.IsText()) {
     // Charges the budget for reading and copying the text once.
     budget.Bytes(self.text().size());
-    budget.Step(static_cast<int64_t>(self.text().size() / 256));
+    budget.Read(self.text().size());
     return TextMethods().find(name)->second(self.text(), args, budget);
   }
   if (self.IsDict()) return DictMethod(self.dict(), name, args, budget);
@@ -496,13 +526,15 @@ Value Attribute(const Value& value, const std::string& name, Budget& budget) {
     const Value* found = space->Find(name);
     if (found != nullptr) return *found;
   }
+  budget.Bytes(name.size());
+  budget.Read(name.size());
   return Item(value, Value::Trusted(name), budget);
 }
 
 Value Subscript(const Value& value, const Value& index, Budget& budget) {
   Value item = Item(value, index, budget);
   if (!item.IsUndefined() || !index.IsText()) return item;
-  if (value.IsDict() && value.dict().Find(index) != nullptr) return item;
+  if (value.IsDict() && value.dict().Find(index, budget) != nullptr) return item;
   return Attribute(value, index.text().bytes(), budget);
 }
 

@@ -117,7 +117,12 @@ Value Repeat(const Value& sequence, int64_t count, Budget& budget) {
     Fail("the template needs too much memory");
   }
   if (sequence.IsText()) {
-    budget.Bytes(size * times);
+    const size_t spans = sequence.text().spans().size();
+    if (spans > 0 && times > budget.limits().max_bytes / (spans * sizeof(TextSpan))) {
+      Fail("the template needs too much memory");
+    }
+    budget.Bytes((size + spans * sizeof(TextSpan)) * times);
+    budget.Step(size == 0 ? 0 : static_cast<int64_t>(times + (size + 16 * spans) * times / 64));
     Text out;
     if (size > 0) {
       for (size_t i = 0; i < times; ++i) out.Append(sequence.text());
@@ -203,13 +208,12 @@ bool Equal(const Value& a, const Value& b, Budget& budget) {
   if (a.IsDict()) {
     if (!b.IsDict() || a.dict().items.size() != b.dict().items.size()) return false;
     for (const auto& [key, value] : a.dict().items) {
-      budget.Step(static_cast<int64_t>(b.dict().items.size()));
-      const Value* other = b.dict().Find(key);
+      const Value* other = b.dict().Find(key, budget);
       if (other == nullptr || !Equal(value, *other, budget)) return false;
     }
     return true;
   }
-  if (a.IsText()) budget.Step(static_cast<int64_t>(a.text().size() / 64));
+  if (a.IsText() && b.IsText() && a.text().size() == b.text().size()) budget.Read(a.text().size());
   return SimpleEqual(a, b);
 }
 
@@ -220,7 +224,7 @@ bool Less(const Value& a, const Value& b, Budget& budget) {
     return a.integer() < b.integer();
   }
   if (a.IsText() && b.IsText()) {
-    budget.Step(static_cast<int64_t>(a.text().size() / 64));
+    budget.Read(std::min(a.text().size(), b.text().size()));
     return a.text().bytes() < b.text().bytes();  // UTF-8 bytes sort in the order of code points
   }
   if (a.IsList() && b.IsList() && a.list().is_tuple == b.list().is_tuple) {
@@ -235,20 +239,25 @@ bool Less(const Value& a, const Value& b, Budget& budget) {
 }
 
 size_t FindBytes(std::string_view text, std::string_view needle, size_t from, Budget& budget) {
-  if (from > text.size()) return std::string::npos;
-  const void* const found =
-      memmem(text.data() + from, text.size() - from, needle.data(), needle.size());
-  const size_t at = found == nullptr
-                        ? std::string::npos
-                        : static_cast<size_t>(static_cast<const char*>(found) - text.data());
-  budget.Step(static_cast<int64_t>((std::min(at, text.size()) - from + needle.size()) / 16));
-  return at;
+  // Searches in windows, each of which is charged before it is searched. Windows overlap, so that
+  // no occurrence is missed between two of them.
+  const size_t stride = std::max<size_t>(4096, needle.size());
+  for (; from <= text.size(); from += stride) {
+    const size_t size = std::min(text.size() - from, stride + needle.size());
+    budget.Step(static_cast<int64_t>((std::min(size, stride) + needle.size()) / 16));
+    const void* const found = memmem(text.data() + from, size, needle.data(), needle.size());
+    if (found != nullptr) {
+      return static_cast<size_t>(static_cast<const char*>(found) - text.data());
+    }
+  }
+  return std::string::npos;
 }
 
 size_t FindLastBytes(std::string_view text, std::string_view needle, Budget& budget) {
+  budget.Bytes(text.size() + needle.size());
+  budget.Step(static_cast<int64_t>((text.size() + needle.size()) / 16));
   const std::string reversed_text(text.rbegin(), text.rend());
   const std::string reversed_needle(needle.rbegin(), needle.rend());
-  budget.Bytes(text.size() + needle.size());
   const size_t at = FindBytes(reversed_text, reversed_needle, 0, budget);
   return at == std::string::npos ? at : text.size() - at - needle.size();
 }
@@ -259,10 +268,9 @@ bool Contains(const Value& container, const Value& item, Budget& budget) {
     return FindBytes(container.text().bytes(), item.text().bytes(), 0, budget) != std::string::npos;
   }
   if (container.IsDict()) {
-    budget.Step(static_cast<int64_t>(container.dict().items.size()));
     if (item.IsList() && !item.list().is_tuple) Fail("unhashable type: 'list'");
     if (item.IsDict()) Fail("unhashable type: 'dict'");
-    return container.dict().Find(item) != nullptr;
+    return container.dict().Find(item, budget) != nullptr;
   }
   if (container.IsList()) {
     for (const Value& element : container.list().items) {
@@ -280,12 +288,14 @@ Value Binary(BinaryOp op, const Value& a, const Value& b, Budget& budget) {
                                       : IntBinary(op, a.integer(), b.integer());
   }
   if (op == BinaryOp::kAdd && a.IsText() && b.IsText()) {
-    budget.Bytes(a.text().size() + b.text().size());
+    budget.Copy(a.text());
+    budget.Copy(b.text());
     Text out = a.text();
     out.Append(b.text());
     return out;
   }
   if (op == BinaryOp::kAdd && a.IsList() && b.IsList() && a.list().is_tuple == b.list().is_tuple) {
+    budget.Elements(a.list().items.size() + b.list().items.size());
     std::vector<Value> items = a.list().items;
     items.insert(items.end(), b.list().items.begin(), b.list().items.end());
     return MakeList(std::move(items), a.list().is_tuple, budget);
@@ -334,9 +344,12 @@ std::vector<Value> Iterate(const Value& value, Budget& budget) {
   Fail("'" + std::string(value.TypeName()) + "' object is not iterable");
 }
 
-int64_t Length(const Value& value) {
+int64_t Length(const Value& value, Budget& budget) {
   if (value.IsUndefined()) return 0;
-  if (value.IsText()) return static_cast<int64_t>(CodePointCount(value.text().bytes()));
+  if (value.IsText()) {
+    budget.Read(value.text().size());
+    return static_cast<int64_t>(CodePointCount(value.text().bytes()));
+  }
   if (value.IsList() && !value.list().is_iterator) {
     return static_cast<int64_t>(value.list().items.size());
   }
@@ -347,16 +360,15 @@ int64_t Length(const Value& value) {
 Value Item(const Value& value, const Value& index, Budget& budget) {
   if (value.IsUndefined()) Fail(value.undefined().what + " is undefined");
   if (value.IsDict()) {
-    budget.Step(static_cast<int64_t>(value.dict().items.size() / 8));
-    if (const Value* found = value.dict().Find(index)) return *found;
+    if (const Value* found = value.dict().Find(index, budget)) return *found;
   } else if (IsSequence(value) && (index.IsInt() || index.IsBool())) {
-    const int64_t size = Length(value);
+    const int64_t size = Length(value, budget);
     int64_t i = index.integer();
     if (i < 0) i += size;
     if (i >= 0 && i < size) {
       if (value.IsList()) return value.list().items[i];
       const Text& text = value.text();
-      budget.Step(static_cast<int64_t>(text.size() / 64));
+      budget.Step(std::min(static_cast<int64_t>(text.size()), 4 * i) / 16);
       const size_t begin = ByteOffset(text.bytes(), static_cast<size_t>(i));
       size_t end = begin;
       NextCodePoint(text.bytes(), &end);
@@ -376,12 +388,13 @@ Value Slice(const Value& value, const Value& begin, const Value& end, const Valu
   if (!IsSequence(value)) {
     Fail("'" + std::string(value.TypeName()) + "' object cannot be sliced");
   }
-  const Indices at = SliceIndices(begin, end, step, Length(value));
+  const Indices at = SliceIndices(begin, end, step, Length(value, budget));
   const auto count = static_cast<size_t>(
       at.step > 0 ? std::max<int64_t>(0, (at.end - at.begin + at.step - 1) / at.step)
                   : std::max<int64_t>(0, (at.begin - at.end - at.step - 1) / -at.step));
   if (value.IsList()) {
     const List& list = value.list();
+    budget.Elements(count);
     std::vector<Value> items;
     items.reserve(count);
     for (size_t i = 0; i < count; ++i) {
@@ -390,13 +403,15 @@ Value Slice(const Value& value, const Value& begin, const Value& end, const Valu
     return MakeList(std::move(items), list.is_tuple, budget);
   }
   const Text& text = value.text();
-  budget.Bytes(text.size());
+  budget.Copy(text);
+  budget.Step(static_cast<int64_t>(text.size() / 16));
   if (count == 0) return Text();
   if (at.step == 1) {
     return text.Slice(ByteOffset(text.bytes(), static_cast<size_t>(at.begin)),
                       ByteOffset(text.bytes(), static_cast<size_t>(at.end)));
   }
   budget.Bytes(text.size() * sizeof(size_t));
+  budget.Step(static_cast<int64_t>(text.size() / 2));
   std::vector<size_t> offsets;
   for (size_t pos = 0; pos < text.size(); NextCodePoint(text.bytes(), &pos)) offsets.push_back(pos);
   offsets.push_back(text.size());

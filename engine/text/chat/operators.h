@@ -34,7 +34,7 @@ size_t FindLastBytes(std::string_view text, std::string_view needle, Budget& bud
 // Returns the items that a `for` loop visits: elements of a list, keys of a dictionary, characters
 // of a string. Fails for a value that is not iterable.
 std::vector<Value> Iterate(const Value& value, Budget& budget);
-int64_t Length(const Value& value);
+int64_t Length(const Value& value, Budget& budget);
 
 // Returns the element value[index], or Undefined if there is no such element. Ignores attributes.
 Value Item(const Value& value, const Value& index, Budget& budget);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/text/chat/budget.h"
 #include "engine/text/chat/case_tables.h"
 #include "engine/text/tokenizer/utf8.h"
 
@@ -36,7 +37,9 @@ bool IsFinalSigma(std::u32string_view text, size_t at) {
 // Maps each character; `map_of` chooses the mapping from the character's index and whether a
 // character with case precedes it.
 template <typename MapOf>
-Text MapEach(const Text& text, MapOf map_of) {
+Text MapEach(const Text& text, MapOf map_of, Budget& budget) {
+  budget.Step(static_cast<int64_t>(text.size()));
+  budget.Bytes(6 * text.size() + text.spans().size() * sizeof(TextSpan));
   const std::u32string points = CodePoints(text.bytes());
   Text out;
   std::string mapped;
@@ -104,8 +107,12 @@ bool IsPythonSpace(char32_t c) {
          c == 0x205F || c == 0x3000;
 }
 
-TextSpan StripBounds(std::string_view text, const std::u32string* set, bool left, bool right) {
-  const auto strips = [set](char32_t c) {
+TextSpan StripBounds(std::string_view text, const std::u32string* set, bool left, bool right,
+                     Budget* budget) {
+  const auto cost = static_cast<int64_t>(set == nullptr ? 1 : 1 + set->size() / 8);
+  uint32_t visited = 0;
+  const auto strips = [&, set](char32_t c) {
+    if (++visited % 4 == 0 && budget != nullptr) budget->Step(cost);
     return set == nullptr ? IsPythonSpace(c) : set->find(c) != std::u32string::npos;
   };
   TextSpan span{0, text.size()};
@@ -166,14 +173,18 @@ void AppendMapped(char32_t c, CaseMap map, std::string& out) {
 
 bool IsCased(char32_t c) { return InRanges(CasedRanges(), c); }
 
-Text MapCase(const Text& text, CaseMap map) {
-  return MapEach(text, [map](size_t, bool previous_cased) {
-    return map == CaseMap::kTitle && previous_cased ? CaseMap::kLower : map;
-  });
+Text MapCase(const Text& text, CaseMap map, Budget& budget) {
+  return MapEach(
+      text,
+      [map](size_t, bool previous_cased) {
+        return map == CaseMap::kTitle && previous_cased ? CaseMap::kLower : map;
+      },
+      budget);
 }
 
-Text Capitalize(const Text& text) {
-  return MapEach(text, [](size_t i, bool) { return i == 0 ? CaseMap::kTitle : CaseMap::kLower; });
+Text Capitalize(const Text& text, Budget& budget) {
+  return MapEach(
+      text, [](size_t i, bool) { return i == 0 ? CaseMap::kTitle : CaseMap::kLower; }, budget);
 }
 
 }  // namespace moeserve::chat

@@ -11,6 +11,8 @@
 
 namespace moeserve::chat {
 
+class Budget;
+
 // UTF-8 text with the spans of it that are trusted: those written by the template or the server,
 // not by a client. Immutable once shared.
 class Text {
@@ -45,8 +47,10 @@ class Text {
 bool IsPythonSpace(char32_t code_point);
 
 // Returns the part of `text` that is left after the characters in `set` (white space if null) are
-// stripped from the chosen ends.
-TextSpan StripBounds(std::string_view text, const std::u32string* set, bool left, bool right);
+// stripped from the chosen ends. Charges `budget`, which may be null, for the characters that it
+// visits.
+TextSpan StripBounds(std::string_view text, const std::u32string* set, bool left, bool right,
+                     Budget* budget = nullptr);
 
 std::u32string CodePoints(std::string_view text);
 size_t CodePointCount(std::string_view text);
@@ -61,9 +65,9 @@ void AppendMapped(char32_t code_point, CaseMap map, std::string& out);
 bool IsCased(char32_t code_point);
 
 // Implements str.upper() and str.lower(), and for kTitle str.title(). A mapped character stays
-// trusted or untrusted.
-Text MapCase(const Text& text, CaseMap map);
+// trusted or untrusted. Charges `budget`.
+Text MapCase(const Text& text, CaseMap map, Budget& budget);
 // Implements str.capitalize(): the first character in title case, the remaining ones in lower case.
-Text Capitalize(const Text& text);
+Text Capitalize(const Text& text, Budget& budget);
 
 }  // namespace moeserve::chat

@@ -3,30 +3,29 @@
 #include <algorithm>
 
 #include "base/message.h"
+#include "engine/text/chat/budget.h"
 #include "engine/text/chat/operators.h"
 
 namespace moeserve::chat {
 
 void Fail(std::string message) { throw TemplateError{std::move(message)}; }
 
-const Value* Dict::Find(const Value& key) const {
-  if (key.IsText()) return Find(key.text().bytes());
+const Value* Dict::Find(const Value& key, Budget& budget) const {
+  budget.Step(static_cast<int64_t>(items.size() / 8));
   for (const auto& [name, value] : items) {
-    if (!name.IsText() && SimpleEqual(name, key)) return &value;
+    if (name.IsText() != key.IsText()) continue;
+    if (key.IsText()) {
+      if (name.text().size() != key.text().size()) continue;
+      budget.Read(key.text().size());
+    }
+    if (SimpleEqual(name, key)) return &value;
   }
   return nullptr;
 }
 
-const Value* Dict::Find(std::string_view key) const {
-  for (const auto& [name, value] : items) {
-    if (name.IsText() && name.text().bytes() == key) return &value;
-  }
-  return nullptr;
-}
-
-void Dict::Set(Value key, Value value) {
+void Dict::Set(Value key, Value value, Budget& budget) {
   depth = std::max(depth, value.depth() + 1);
-  if (const Value* old = Find(key)) {
+  if (const Value* old = Find(key, budget)) {
     *const_cast<Value*>(old) = std::move(value);
   } else {
     items.emplace_back(std::move(key), std::move(value));

@@ -14,6 +14,7 @@
 
 namespace moeserve::chat {
 
+class Budget;
 class Value;
 struct Callable;
 struct LoopState;
@@ -45,9 +46,9 @@ struct Dict {
   std::vector<std::pair<Value, Value>> items;
   int depth = 1;
 
-  const Value* Find(const Value& key) const;
-  const Value* Find(std::string_view key) const;
-  void Set(Value key, Value value);
+  // Both charge `budget` for the items visited and the bytes compared.
+  const Value* Find(const Value& key, Budget& budget) const;
+  void Set(Value key, Value value, Budget& budget);
 };
 
 // The only mutable kind of value.
