@@ -66,10 +66,12 @@ absl::StatusOr<std::vector<TokenId>> PipelineTokenizer::EncodeInFrame(
     return absl::InvalidArgumentError("the text is larger than 1 GiB");
   }
   if (!IsValidUtf8(text)) return absl::InvalidArgumentError("the text is not valid UTF-8");
+  const SearchLimit limit(text.size());
   std::vector<TokenId> ids;
   for (const std::optional<TokenId>& id : parts_.frame) {
     if (!id.has_value()) {
       if (absl::Status s = EncodeText(text, special, &ids); !s.ok()) return s;
+      if (absl::Status s = limit.status(); !s.ok()) return s;
     } else if (add_special_tokens) {
       ids.push_back(*id);
     }

@@ -27,7 +27,7 @@ class PreTokenizer {
   virtual ~PreTokenizer() = default;
 
   // Splits each of `pieces` into pieces, which replace the old ones in order. The new pieces point
-  // into the text of the old ones or into `arena`. ResourceExhausted if a pattern search exceeds
+  // into the text of the old ones or into `arena`. InvalidArgument if a pattern search exceeds
   // its limits.
   virtual absl::Status Apply(Pieces* pieces, TextArena* arena) const = 0;
 };

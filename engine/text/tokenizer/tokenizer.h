@@ -42,7 +42,8 @@ class Tokenizer {
 
   // Returns the ids of `text`. `add_special_tokens` adds the ids of the post-processor (such as
   // BOS). With `parse_special`, text that spells a special token becomes that token; otherwise it
-  // is encoded as ordinary text. InvalidArgument if `text` is not UTF-8 or larger than 1 GiB.
+  // is encoded as ordinary text. InvalidArgument if `text` is not UTF-8 or larger than 1 GiB, or if
+  // the tokenizer's patterns need too much work for it (SearchLimit).
   virtual absl::StatusOr<std::vector<TokenId>> Encode(std::string_view text,
                                                       bool add_special_tokens,
                                                       bool parse_special = true) const = 0;

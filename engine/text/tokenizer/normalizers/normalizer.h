@@ -37,8 +37,8 @@ class Normalizer {
   virtual ~Normalizer() = default;
 
   // Returns the normalised form of `text`. Both are valid UTF-8. Sets `context->start_moved` if
-  // that is so and never clears it. ResourceExhausted if a pattern search exceeds its limits or the
-  // result `context->max_bytes`.
+  // that is so and never clears it. InvalidArgument if a pattern search exceeds its limits,
+  // ResourceExhausted if the result exceeds `context->max_bytes`.
   virtual absl::StatusOr<std::string> Apply(std::string_view text,
                                             NormalizeContext* context) const = 0;
 
