@@ -55,7 +55,8 @@ class Engine::Impl {
         always_active_(recorder_.Snapshot().always_active_parameters),
         routes_(recorder_.layout(), cache_->num_blocks(), options_.routing_records),
         scheduler_(*cache_, routes_, options_.prefix_cache, options_.max_num_seqs),
-        token_step_(eos_, model_->spec().vocab_size, options_.max_model_len) {
+        textless_(tokenizer_.get(), eos_, model_->spec().vocab_size),
+        token_step_(eos_, textless_, model_->spec().vocab_size, options_.max_model_len) {
     stats_.kv_blocks_total = cache_->num_blocks();
     stats_.kv_block_tokens = kKvBlockTokens;
     stats_.prefix_cache = options_.prefix_cache;
@@ -115,6 +116,7 @@ class Engine::Impl {
   const int64_t always_active_;  // parameters that every token uses, whatever its routes
   RouteLog routes_;
   Scheduler scheduler_;
+  const TextlessIds textless_;
   TokenStep token_step_;
   StepTime step_time_;
   std::vector<float> logits_;
@@ -333,7 +335,7 @@ void Engine::Impl::Step() {
                               static_cast<int>(scheduler_.running().size()));
   const std::vector<ScheduledRows> scheduled = scheduler_.Plan(options_.max_step_tokens, budget);
   if (scheduled.empty()) return;
-  const Batch batch = MakeBatch(scheduled, model_->backend().samples_on_device());
+  const Batch batch = MakeBatch(scheduled, model_->backend().samples_on_device(), textless_);
   const size_t vocab = static_cast<size_t>(model_->spec().vocab_size);
   // logits_ never shrinks: if it did, resize() would fill the elements that it adds again with
   // zeros in later steps.

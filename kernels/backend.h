@@ -364,6 +364,9 @@ struct SampleRow {
   int32_t row;       // row of the logits; if negative, nothing is drawn and no result is written
   double uniform;    // UniformDraw for this row, in [0, 1)
   int32_t logprobs;  // number of alternatives, up to kMaxAlternatives; -1: no log-probability
+  // Only ids in [0, drawable) are drawn, ranked and listed as alternatives; 0: all ids. The softmax
+  // of log-probabilities is over all ids.
+  int32_t drawable;
 };
 
 struct SampleResult {
@@ -374,8 +377,8 @@ struct SampleResult {
   float logprob;
   int32_t rank;  // number of tokens that are more probable; of equal logits, the lower id ranks
                  // first
-  // The min(SampleRow::logprobs, V) most probable tokens, descending. Further entries are not
-  // written.
+  // The most probable tokens, descending, as many as SampleRow::logprobs asks for or can be drawn.
+  // Further entries are not written.
   float top_logprob[kMaxAlternatives];
   int32_t top_token[kMaxAlternatives];
 };

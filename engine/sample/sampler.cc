@@ -253,7 +253,24 @@ SamplingCutoff Sampler::Cut(const Row& row, Measure measure, uint64_t target, fl
   return kKeepAll;
 }
 
+TextlessIds::TextlessIds(const Tokenizer* tokenizer, std::span<const TokenId> eos, int vocab_size) {
+  drawable_ = vocab_size;
+  if (tokenizer == nullptr) return;
+  for (TokenId id = 0; id < vocab_size; ++id) {
+    const bool has_text = id < tokenizer->vocab_size() && !tokenizer->TokenString(id).empty();
+    if (!has_text && std::find(eos.begin(), eos.end(), id) == eos.end()) ids_.push_back(id);
+  }
+  const int others = vocab_size - static_cast<int>(ids_.size());
+  drawable_ = others;
+  if (!ids_.empty() && ids_.front() != others) drawable_.reset();
+}
+
 TokenLogprob Logprob(std::span<const float> logits, TokenId token, int top) {
+  return Logprob(logits, token, top, logits);
+}
+
+TokenLogprob Logprob(std::span<const float> logits, TokenId token, int top,
+                     std::span<const float> drawable) {
   const float highest = *std::max_element(logits.begin(), logits.end());
   double sum = 0.0;
   for (float l : logits) sum += std::exp(l - highest);
@@ -261,16 +278,17 @@ TokenLogprob Logprob(std::span<const float> logits, TokenId token, int top) {
   TokenLogprob result;
   result.token = token;
   result.logprob = static_cast<float>(logits[token] - log_sum);
-  for (size_t i = 0; i < logits.size(); ++i) {
-    if (MoreProbable({logits[i], static_cast<TokenId>(i)}, {logits[token], token})) ++result.rank;
+  for (size_t i = 0; i < drawable.size(); ++i) {
+    if (MoreProbable({drawable[i], static_cast<TokenId>(i)}, {logits[token], token})) ++result.rank;
   }
-  const size_t n = std::min<size_t>(static_cast<size_t>(std::max(top, 0)), logits.size());
-  if (n == 0) return result;
+  if (top <= 0) return result;
   std::vector<std::pair<float, TokenId>> best;
-  best.reserve(logits.size());
-  for (size_t i = 0; i < logits.size(); ++i) {
-    best.emplace_back(logits[i], static_cast<TokenId>(i));
+  best.reserve(drawable.size());
+  for (size_t i = 0; i < drawable.size(); ++i) {
+    const bool left_out = drawable.data() != logits.data() && drawable[i] == kForbidden;
+    if (!left_out) best.emplace_back(drawable[i], static_cast<TokenId>(i));
   }
+  const size_t n = std::min(static_cast<size_t>(top), best.size());
   std::partial_sort(best.begin(), best.begin() + static_cast<int64_t>(n), best.end(), MoreProbable);
   for (size_t i = 0; i < n; ++i) {
     result.top.emplace_back(best[i].second, static_cast<float>(best[i].first - log_sum));

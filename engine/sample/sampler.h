@@ -11,6 +11,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "engine/request.h"
+#include "engine/text/tokenizer/tokenizer.h"
 #include "kernels/base/sampling.h"
 
 namespace moeserve {
@@ -95,6 +96,29 @@ TokenId ArgMax(std::span<const float> logits);
 // Returns the log-probability of `token` under the softmax of the logits, its rank, and the `top`
 // most probable tokens (descending, ties: lower id first).
 TokenLogprob Logprob(std::span<const float> logits, TokenId token, int top);
+// As above, but rank and most probable tokens are those among the tokens of `drawable`: the logits
+// or the first of them, with -infinity for further tokens that are left out.
+TokenLogprob Logprob(std::span<const float> logits, TokenId token, int top,
+                     std::span<const float> drawable);
+
+// The ids of a model's vocabulary that a tokenizer does not know. They have no text: vocabularies
+// are padded to a round size. They are never drawn.
+class TextlessIds {
+ public:
+  TextlessIds() = default;  // there are none
+  // `tokenizer` may be null: then every id can be drawn. So can the ids in `eos`, which end a
+  // response.
+  TextlessIds(const Tokenizer* tokenizer, std::span<const TokenId> eos, int vocab_size);
+
+  bool empty() const { return ids_.empty(); }
+  const std::vector<TokenId>& ids() const { return ids_; }  // ascending
+  // If the ids are the last ones of the vocabulary, returns the number of the others.
+  std::optional<int> drawable() const { return drawable_; }
+
+ private:
+  std::vector<TokenId> ids_;
+  std::optional<int> drawable_;
+};
 
 // Returns a uniform number in [0, 1) with 53 random bits.
 double UniformDraw(uint64_t seed, int64_t sample_index, int64_t step);

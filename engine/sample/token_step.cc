@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <string_view>
 #include <utility>
 
@@ -38,9 +39,10 @@ bool NeedsHostDraw(const SamplingParams& params) {
 
 }  // namespace
 
-std::optional<SampleRow> DeviceSample(const Sequence& s, int row) {
+std::optional<SampleRow> DeviceSample(const Sequence& s, int row, const TextlessIds& textless) {
   const SamplingParams& params = s.request.sampling;
   // Samples that fork from one prompt draw several tokens from one row; the device draws only one.
+  if (!textless.drawable().has_value() && !textless.empty()) return std::nullopt;
   if (s.sampling.changes_logits() || s.wants_prompt_logprobs() || !s.samples.empty() ||
       params.logprobs.value_or(0) > kMaxAlternatives || NeedsHostDraw(params)) {
     return std::nullopt;
@@ -53,6 +55,7 @@ std::optional<SampleRow> DeviceSample(const Sequence& s, int row) {
   sample.row = row;
   sample.uniform = UniformDraw(s.seed, params.sample_index, s.generated());
   sample.logprobs = params.logprobs.value_or(-1);
+  sample.drawable = textless.drawable().value_or(0);
   return sample;
 }
 
@@ -66,6 +69,15 @@ void TokenStep::CollectPromptLogprobs(Sequence& s, const RowLogits& logits) cons
                                            static_cast<size_t>(vocab_size_));
     s.prompt_logprobs.push_back(Logprob(row, s.tokens[next], *s.request.sampling.prompt_logprobs));
   }
+}
+
+std::span<const float> TokenStep::Drawable(std::span<const float> row,
+                                           std::vector<float>& scratch) const {
+  if (textless_.empty()) return row;
+  if (const auto count = textless_.drawable()) return row.first(static_cast<size_t>(*count));
+  scratch.assign(row.begin(), row.end());
+  for (const TokenId id : textless_.ids()) scratch[id] = -std::numeric_limits<float>::infinity();
+  return scratch;
 }
 
 Result<OutputDelta> TokenStep::Next(Sequence& s, const RowLogits& logits) {
@@ -82,19 +94,23 @@ Result<OutputDelta> TokenStep::Next(Sequence& s, const RowLogits& logits) {
     delta.usage = {s.prompt_length(), 0, s.cached_tokens};
     return delta;
   }
-  std::span<const float> row;
+  std::span<const float> row, drawable;
   TokenId token = 0;
   if (logits.drawn != nullptr) {
     token = logits.drawn->token;
   } else {
     row = logits.values.last(static_cast<size_t>(vocab_size_));
-    std::span<const float> chosen_from = row;
+    drawable = Drawable(row, drawable_);
+    std::span<const float> chosen_from = drawable;
     if (s.sampling.changes_logits()) {
       changed_.assign(row.begin(), row.end());
+      for (const TokenId id : textless_.ids()) {
+        changed_[id] = -std::numeric_limits<float>::infinity();
+      }
       if (!s.sampling.Apply(s.tokens, changed_)) {
         return absl::InvalidArgumentError(
-            "no token is left that allowed_token_ids, bad_words, logit_bias and the structured "
-            "output together allow");
+            "no token with a text is left that allowed_token_ids, bad_words, logit_bias and the "
+            "structured output together allow");
       }
       chosen_from = changed_;
     }
@@ -106,8 +122,9 @@ Result<OutputDelta> TokenStep::Next(Sequence& s, const RowLogits& logits) {
   if (params.logprobs.has_value()) {
     delta.logprobs.push_back(
         logits.drawn != nullptr
-            ? DrawnLogprob(*logits.drawn, std::min(*params.logprobs, vocab_size_))
-            : Logprob(row, token, *params.logprobs));
+            ? DrawnLogprob(*logits.drawn,
+                           std::min(*params.logprobs, textless_.drawable().value_or(vocab_size_)))
+            : Logprob(row, token, *params.logprobs, drawable));
   }
 
   const bool eos = !params.ignore_eos && Contains(eos_, token);

@@ -23,14 +23,16 @@ struct RowLogits {
 
 // Returns what the device needs to draw the sequence's next token from `row` of the step's logits;
 // nullopt if the device cannot draw it.
-std::optional<SampleRow> DeviceSample(const Sequence& sequence, int row);
+std::optional<SampleRow> DeviceSample(const Sequence& sequence, int row,
+                                      const TextlessIds& textless);
 
 // Chooses tokens for sequences whose rows were computed. Only one thread at a time may use it.
 class TokenStep {
  public:
-  // `eos` outlives the object.
-  TokenStep(std::span<const TokenId> eos, int vocab_size, int max_model_len)
-      : eos_(eos), vocab_size_(vocab_size), max_model_len_(max_model_len) {}
+  // `eos` and `textless` outlive the object. The ids in `textless` are never drawn.
+  TokenStep(std::span<const TokenId> eos, const TextlessIds& textless, int vocab_size,
+            int max_model_len)
+      : eos_(eos), textless_(textless), vocab_size_(vocab_size), max_model_len_(max_model_len) {}
 
   // Stores the log-probabilities of the prompt tokens that these rows predict.
   void CollectPromptLogprobs(Sequence& sequence, const RowLogits& logits) const;
@@ -41,11 +43,17 @@ class TokenStep {
   Result<OutputDelta> Next(Sequence& sequence, const RowLogits& logits);
 
  private:
+  // Returns the logits of a row from which tokens are drawn if the request changes none of them:
+  // the textless ids are cut off, or -infinity in `scratch`.
+  std::span<const float> Drawable(std::span<const float> row, std::vector<float>& scratch) const;
+
   const std::span<const TokenId> eos_;
+  const TextlessIds& textless_;
   const int vocab_size_;
   const int max_model_len_;
   Sampler sampler_;
-  std::vector<float> changed_;  // [V] scratch
+  std::vector<float> changed_;   // [V] scratch
+  std::vector<float> drawable_;  // [V] scratch
 };
 
 }  // namespace moeserve

@@ -250,7 +250,8 @@ StepWork WorkOf(const std::vector<ScheduledRows>& rows) {
   return work;
 }
 
-Batch MakeBatch(const std::vector<ScheduledRows>& rows, bool samples_on_device) {
+Batch MakeBatch(const std::vector<ScheduledRows>& rows, bool samples_on_device,
+                const TextlessIds& textless) {
   Batch batch;
   bool controlled = false;
   bool any_long = false;
@@ -267,7 +268,7 @@ Batch MakeBatch(const std::vector<ScheduledRows>& rows, bool samples_on_device) 
       if (s.WantsLogits(i)) {
         if (samples_on_device) {
           const int row = static_cast<int>(batch.logit_rows.size());
-          batch.samples.push_back(DeviceSample(s, row).value_or(on_host));
+          batch.samples.push_back(DeviceSample(s, row, textless).value_or(on_host));
         }
         batch.logit_rows.push_back(batch.num_tokens());
       }

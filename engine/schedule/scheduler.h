@@ -92,7 +92,8 @@ StepWork WorkOf(const std::vector<ScheduledRows>& rows);
 
 // Builds the batch for `rows`. It requests logits for every row for which Sequence::WantsLogits()
 // is true. With `samples_on_device`, it requests a token drawn by the device instead, if the device
-// can draw it.
-Batch MakeBatch(const std::vector<ScheduledRows>& rows, bool samples_on_device);
+// can draw it; `textless` are the ids that are never drawn.
+Batch MakeBatch(const std::vector<ScheduledRows>& rows, bool samples_on_device,
+                const TextlessIds& textless);
 
 }  // namespace moeserve

@@ -30,6 +30,7 @@ struct Case {
   double uniform = 0.5;
   int logprobs = -1;
   std::string name;
+  int drawable = 0;  // SampleRow::drawable
 };
 
 SampleRow RowOf(const Case& c, int row) {
@@ -39,7 +40,8 @@ SampleRow RowOf(const Case& c, int row) {
           static_cast<float>(c.params.min_p),
           row,
           c.uniform,
-          c.logprobs};
+          c.logprobs,
+          c.drawable};
 }
 
 std::string Describe(const Case& c) {
@@ -83,7 +85,9 @@ void ExpectClose(float value, float expected, const std::string& what) {
 
 void ExpectEqualsHost(const Case& c, const SampleResult& result) {
   Sampler sampler;
-  const TokenId token = sampler.Sample(c.logits, c.params, c.uniform);
+  const std::span<const float> all(c.logits);
+  const auto drawable = c.drawable == 0 ? all : all.first(static_cast<size_t>(c.drawable));
+  const TokenId token = sampler.Sample(drawable, c.params, c.uniform);
   ASSERT_EQ(result.token, token) << Describe(c);
   const bool finite =
       std::all_of(c.logits.begin(), c.logits.end(), [](float l) { return std::isfinite(l); });
@@ -92,7 +96,7 @@ void ExpectEqualsHost(const Case& c, const SampleResult& result) {
   std::memset(&untouched, 0xff, sizeof(untouched));
   size_t alternatives = 0;
   if (c.logprobs >= 0) {
-    const TokenLogprob wanted = Logprob(c.logits, token, c.logprobs);
+    const TokenLogprob wanted = Logprob(c.logits, token, c.logprobs, drawable);
     ExpectClose(result.logprob, wanted.logprob, Describe(c));
     EXPECT_EQ(result.rank, wanted.rank) << Describe(c);
     alternatives = wanted.top.size();
@@ -200,6 +204,25 @@ TEST(CudaSampler, EqualsTheHost) {
     const int rounds = vocabulary < 500 ? 12 : 4;
     for (int i = 0; i < rounds * kKinds; ++i) {
       cases.push_back(RandomCase(i % kKinds, vocabulary, random));
+    }
+    ExpectEqualHost(cases);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// Only the first ids may be drawn.
+TEST(CudaSampler, EqualsTheHostOnAPartOfTheRow) {
+  for (const int vocabulary : {2, 33, 257, 1000, 5003, 60001}) {
+    Random random(static_cast<uint64_t>(vocabulary));
+    std::vector<Case> cases;
+    for (int i = 0; i < (vocabulary < 10000 ? 3 : 1) * kKinds; ++i) {
+      Case c = RandomCase(i % kKinds, vocabulary, random);
+      c.drawable = OneOf<int>(random, {1, vocabulary / 2, vocabulary - 1, vocabulary});
+      // The other ids are the most probable ones.
+      for (int id = c.drawable; id < vocabulary; id += 3) {
+        c.logits[static_cast<size_t>(id)] += 20.0f;
+      }
+      cases.push_back(std::move(c));
     }
     ExpectEqualHost(cases);
     if (HasFatalFailure()) return;

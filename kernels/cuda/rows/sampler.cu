@@ -89,11 +89,13 @@ enum class Measure { kCount, kWeight };
 template <bool kCached>
 class RowSampler {
  public:
-  __device__ RowSampler(SharedState& shared, const float* logits, float* cache, int vocabulary)
+  __device__ RowSampler(SharedState& shared, const float* logits, float* cache, int vocabulary,
+                        int drawable)
       : shared_(shared),
         logits_(logits),
         cache_(cache),
-        vocabulary_(vocabulary),
+        all_(vocabulary),
+        vocabulary_(drawable > 0 ? min(drawable, vocabulary) : vocabulary),
         lane_(static_cast<int>(threadIdx.x % 32)),
         warp_(static_cast<int>(threadIdx.x / 32)),
         warps_(static_cast<int>(blockDim.x / 32)),
@@ -115,13 +117,23 @@ class RowSampler {
   }
   __device__ float Exponent(float logit) const { return (logit - highest_) * scale_; }
 
-  // Calls body(token, logit) for the tokens that this thread processes, in ascending order.
+  // Calls body(token, logit) for the tokens that this thread processes and that may be drawn, in
+  // ascending order.
   template <typename Body>
   __device__ __forceinline__ void ForTokens(const Body& body) const {
     const int end = min((warp_ + 1) * segment_tokens_, vocabulary_);
 #pragma unroll kUnroll
     for (int token = warp_ * segment_tokens_ + lane_; token < end; token += 32) {
       body(token, Logit(token));
+    }
+  }
+
+  // Calls body(logit) for the tokens that this thread processes and that may not be drawn.
+  template <typename Body>
+  __device__ __forceinline__ void ForOthers(const Body& body) const {
+    const int end = min((warp_ + 1) * segment_tokens_, all_);
+    for (int token = warp_ * segment_tokens_ + lane_; token < end; token += 32) {
+      if (token >= vocabulary_) body(Logit(token));
     }
   }
 
@@ -192,7 +204,8 @@ class RowSampler {
   SharedState& shared_;
   const float* logits_;
   float* cache_;
-  int vocabulary_;
+  int all_;         // number of tokens
+  int vocabulary_;  // number of tokens that may be drawn, which are the first ones
   int lane_;
   int warp_;
   int warps_;
@@ -207,7 +220,7 @@ template <bool kCached>
 __device__ bool RowSampler<kCached>::Load() {
   bool finite = true;
   const int first = warp_ * segment_tokens_ + lane_;
-  const int end = min((warp_ + 1) * segment_tokens_, vocabulary_);
+  const int end = min((warp_ + 1) * segment_tokens_, all_);
   float highest = -INFINITY;
   int best = first;
   for (int begin = first; begin < end; begin += 32 * kLoads) {
@@ -225,20 +238,21 @@ __device__ bool RowSampler<kCached>::Load() {
       const float logit = loaded[i];
       if constexpr (kCached) cache_[token] = logit;
       finite = finite && logit - logit == 0.0f;
-      if (logit > highest) {
+      if (logit > highest && token < vocabulary_) {
         highest = logit;
         best = token;
       }
     }
   }
-  const uint64_t probability =
-      BlockReduce(first < end ? Probability(highest, best) : 0, uint64_t{0}, Largest());
+  const uint64_t probability = BlockReduce(
+      first < min(end, vocabulary_) ? Probability(highest, best) : 0, uint64_t{0}, Largest());
   best_ = TokenOf(probability);
   highest_ = F32OfOrder(static_cast<uint32_t>(probability >> 32));
   finite_ = __syncthreads_and(finite) != 0;
   if (finite_) return true;
   bool numbers = true;
   ForTokens([&](int, float logit) { numbers = numbers && logit == logit; });
+  ForOthers([&](float logit) { numbers = numbers && logit == logit; });
   return __syncthreads_and(numbers) != 0;
 }
 
@@ -386,18 +400,26 @@ template <bool kCached>
 __device__ void RowSampler<kCached>::FillLogprobs(int token, int alternatives,
                                                   SampleResult& result) {
   const uint64_t chosen = Probability(Logit(token), token);
+  float highest = highest_;
+  if (vocabulary_ < all_) {
+    uint64_t key = Probability(highest_, 0);
+    ForOthers([&](float logit) { key = Largest()(key, Probability(logit, 0)); });
+    key = BlockReduce(key, uint64_t{0}, Largest());
+    highest = F32OfOrder(static_cast<uint32_t>(key >> 32));
+  }
   double sum = 0.0;
   uint64_t rank = 0;
   uint64_t best = 0;
   ForTokens([&](int t, float logit) {
-    sum += static_cast<double>(expf(logit - highest_));
+    sum += static_cast<double>(expf(logit - highest));
     const uint64_t probability = Probability(logit, t);
     rank += probability > chosen ? 1 : 0;
     best = probability > best ? probability : best;
   });
+  ForOthers([&](float logit) { sum += static_cast<double>(expf(logit - highest)); });
   sum = BlockReduce(sum, 0.0, Add());
   rank = BlockReduce(rank, uint64_t{0}, Add());
-  const double log_sum = log(sum) + static_cast<double>(highest_);
+  const double log_sum = log(sum) + static_cast<double>(highest);
   if (threadIdx.x == 0) {
     result.logprob = static_cast<float>(static_cast<double>(Logit(token)) - log_sum);
     result.rank = static_cast<int32_t>(rank);
@@ -447,9 +469,9 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) SampleKernel(SampleLaunch a
   const SampleRow row = args.rows[blockIdx.x];
   if (row.row < 0) return;
   char* memory = DynamicShared<char>();
-  RowSampler<kCached> sampler(*reinterpret_cast<SharedState*>(memory),
-                              args.logits + row.row * args.stride,
-                              reinterpret_cast<float*>(memory + kStateBytes), args.vocabulary);
+  RowSampler<kCached> sampler(
+      *reinterpret_cast<SharedState*>(memory), args.logits + row.row * args.stride,
+      reinterpret_cast<float*>(memory + kStateBytes), args.vocabulary, row.drawable);
   sampler.Run(row, args.results[blockIdx.x]);
 }
 
