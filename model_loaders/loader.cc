@@ -93,6 +93,7 @@ Result<Checkpoint> Assemble(const fs::path& directory, const fs::path& place,
   std::vector<std::string> ignored;
   MOESERVE_RETURN_IF_ERROR(CheckTensors(*config, *files, &ignored));
   checkpoint.notes = NotesOf(*config, ignored);
+  checkpoint.warnings = files->warnings();
   checkpoint.identity = Identify(place, config_text, *files);
   checkpoint.spec = config->spec;
   auto weights = std::make_unique<FolderWeights>(*std::move(files), std::move(config));

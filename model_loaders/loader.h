@@ -50,6 +50,7 @@ struct Checkpoint {
   // CheckpointConfig::decisions, then what the files contain that the model does not need: one
   // sentence each, for reports.
   std::vector<std::string> notes;
+  std::vector<std::string> warnings;  // WeightFiles::warnings()
 };
 
 struct LoadOptions {

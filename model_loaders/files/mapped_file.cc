@@ -11,6 +11,7 @@
 
 #include "base/message.h"
 #include "kernels/base/descriptor.h"
+#include "model_loaders/files/file_kind.h"
 
 namespace moeserve {
 namespace {
@@ -114,6 +115,7 @@ Result<std::string> ReadTextFile(const std::filesystem::path& path, uint64_t max
     done += static_cast<size_t>(n);
   }
   text.resize(done);
+  MOESERVE_RETURN_IF_ERROR(CheckFileKind(path.filename().string(), text));
   return text;
 }
 

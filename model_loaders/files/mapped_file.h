@@ -59,7 +59,8 @@ class MappedFile {
   FileStamp stamp_;
 };
 
-// Returns the contents of a regular file. InvalidArgument if it is larger than `max_bytes`;
+// Returns the contents of a regular file. InvalidArgument if it is larger than `max_bytes` or of a
+// kind that CheckFileKind() refuses;
 // otherwise the same errors as MappedFile::Open().
 Result<std::string> ReadTextFile(const std::filesystem::path& path, uint64_t max_bytes);
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/message.h"
+#include "model_loaders/files/file_kind.h"
 #include "model_loaders/files/strict_json.h"
 
 namespace moeserve {
@@ -166,6 +167,8 @@ Result<SafetensorsHeader> ParseSafetensorsHeader(std::string_view json, uint64_t
 Result<std::shared_ptr<const SafetensorsFile>> SafetensorsFile::Open(
     const std::filesystem::path& path) {
   MOESERVE_ASSIGN_OR_RETURN(std::shared_ptr<const MappedFile> mapped, MappedFile::Open(path));
+  MOESERVE_RETURN_IF_ERROR(CheckFileKind(
+      path.filename().string(), mapped->bytes().substr(0, kFileKindBytes), OwnFormat::kOther));
   // make_shared cannot call the private constructor.
   std::shared_ptr<SafetensorsFile> file(new SafetensorsFile());
   file->file_name_ = path.filename().string();

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/message.h"
+#include "model_loaders/files/file_kind.h"
 
 namespace moeserve {
 namespace {
@@ -229,6 +230,8 @@ bool TorchTensor::IsContiguous() const {
 
 Result<std::shared_ptr<const TorchFile>> TorchFile::Open(const std::filesystem::path& path) {
   MOESERVE_ASSIGN_OR_RETURN(std::shared_ptr<const MappedFile> mapped, MappedFile::Open(path));
+  MOESERVE_RETURN_IF_ERROR(CheckFileKind(
+      path.filename().string(), mapped->bytes().substr(0, kFileKindBytes), OwnFormat::kZip));
   // make_shared cannot call the private constructor.
   std::shared_ptr<TorchFile> file(new TorchFile());
   file->file_name_ = path.filename().string();

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/message.h"
+#include "model_loaders/files/file_kind.h"
 #include "model_loaders/files/safetensors.h"
 #include "model_loaders/files/strict_json.h"
 #include "model_loaders/files/torch_file.h"
@@ -24,8 +25,9 @@ struct WeightFormat {
   std::string_view shard_begin;
   std::string_view shard_end;
   OpenFile (*open)(const fs::path& path);
-  // Whether `total_size` of the index must be the sum over all tensors. For pytorch_model.bin it is
-  // not read, because writers count data that tensors share once or several times.
+  // Whether a warning is given if `total_size` of the index is not the sum over all tensors. For
+  // pytorch_model.bin it is not read, because writers count data that tensors share once or several
+  // times.
   bool exact_total;
 };
 
@@ -51,7 +53,7 @@ constexpr JsonLimits kIndexLimits = {
 
 struct Index {
   std::map<std::string, std::string> file_of;  // tensor -> shard
-  std::optional<uint64_t> total_size;
+  std::optional<Json> total_size;              // as written; not checked
 };
 
 // Returns whether `name` is a plain file name, which cannot refer to a file outside the folder.
@@ -81,12 +83,7 @@ Result<Index> ParseIndex(std::string_view text, const WeightFormat& format) {
       problems.Add(Concat("metadata: expected an object, found ", ShowJson(*it)));
     } else if (const auto total = it->find("total_size");
                total != it->end() && format.exact_total) {
-      if (total->is_number_unsigned()) {
-        index.total_size = total->get<uint64_t>();
-      } else {
-        problems.Add(
-            Concat("metadata.total_size: expected an integer >= 0, found ", ShowJson(*total)));
-      }
+      index.total_size = *total;
     }
   }
   const auto map = json.find("weight_map");
@@ -122,7 +119,8 @@ std::set<std::string> ShardLikeFiles(const fs::path& directory, const WeightForm
   return names;
 }
 
-absl::Status CheckAgainstIndex(const WeightFiles& weights, const Index& index) {
+absl::Status CheckAgainstIndex(const WeightFiles& weights, const Index& index,
+                               std::vector<std::string>& warnings) {
   Problems problems;
   for (const auto& [tensor, file] : index.file_of) {
     const WeightFiles::Location* found = weights.Find(tensor);
@@ -142,9 +140,10 @@ absl::Status CheckAgainstIndex(const WeightFiles& weights, const Index& index) {
                           " of ", Quoted(tensor.file->file_name()), ", found none"));
     }
   }
-  if (index.total_size.has_value() && *index.total_size != total) {
-    problems.Add(Concat("metadata.total_size: expected ", total,
-                        " (the bytes of all tensors), found ", *index.total_size));
+  // Many published checkpoints have a wrong number here. Shards are checked byte by byte anyway.
+  if (index.total_size.has_value() && *index.total_size != Json(total)) {
+    warnings.push_back(Concat(weights.name(), ": metadata.total_size is ignored: expected ", total,
+                              " (the bytes of all tensors), found ", ShowJson(*index.total_size)));
   }
   return problems.ToStatus(weights.name());
 }
@@ -177,6 +176,7 @@ absl::Status WeightFiles::AddShards(const fs::path& directory, const WeightForma
                                              kMaxShards, " files, found ", names.size()));
   }
   for (const std::string& name : names) {
+    MOESERVE_RETURN_IF_ERROR(CheckInsideModel(directory, directory / name));
     OpenFile file = format.open(directory / name);
     if (absl::IsNotFound(file.status())) {
       return absl::NotFoundError(
@@ -185,7 +185,7 @@ absl::Status WeightFiles::AddShards(const fs::path& directory, const WeightForma
     MOESERVE_RETURN_IF_ERROR(file.status());
     MOESERVE_RETURN_IF_ERROR(AddFile(*std::move(file)));
   }
-  return CheckAgainstIndex(*this, index);
+  return CheckAgainstIndex(*this, index, warnings_);
 }
 
 bool WeightFiles::Exist(const fs::path& directory) {
@@ -210,6 +210,7 @@ Result<WeightFiles> WeightFiles::Open(const fs::path& directory) {
     WeightFiles weights;
     weights.name_ = has_single ? format.single : format.index;
     if (has_single) {
+      MOESERVE_RETURN_IF_ERROR(CheckInsideModel(directory, directory / format.single));
       MOESERVE_ASSIGN_OR_RETURN(auto file, format.open(directory / format.single));
       MOESERVE_RETURN_IF_ERROR(weights.AddFile(std::move(file)));
     } else {

@@ -28,7 +28,8 @@ class WeightFiles {
   // Returns whether the folder has one of the files that Open() looks for.
   static bool Exist(const std::filesystem::path& directory);
 
-  // Opens every file and checks that index and shards agree on each tensor. A folder with files of
+  // Opens every file and checks that index and shards agree on each tensor. PermissionDenied if a
+  // file is a link to a place outside of the folder (CheckInsideModel()). A folder with files of
   // both formats is read from safetensors, as by Hugging Face's library. NotFound if the folder has
   // neither a whole file nor an index; InvalidArgument if it has both of one format, or if index
   // and shards disagree. Error messages contain the file and the tensor.
@@ -52,12 +53,16 @@ class WeightFiles {
   // error messages about missing tensors contain it.
   std::string_view name() const { return name_; }
 
+  // Returns faults that do not matter, one sentence each: a wrong `total_size` of the index.
+  const std::vector<std::string>& warnings() const { return warnings_; }
+
  private:
   // Opens the shards that the index of a format lists, and checks them against it.
   absl::Status AddShards(const std::filesystem::path& directory, const WeightFormat& format);
   absl::Status AddFile(std::shared_ptr<const TensorFile> file);
 
   std::string name_;
+  std::vector<std::string> warnings_;
   std::vector<std::shared_ptr<const TensorFile>> files_;
   std::vector<Location> tensors_;
   // keys refer to names in the files' entries

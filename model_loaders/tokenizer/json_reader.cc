@@ -5,6 +5,8 @@
 #include <unordered_set>
 #include <vector>
 
+#include "model_loaders/files/file_kind.h"
+
 namespace moeserve {
 namespace {
 
@@ -25,6 +27,7 @@ absl::StatusOr<std::optional<std::string>> ReadTokenizerFile(const std::filesyst
   std::string text(size, '\0');
   file.read(text.data(), static_cast<std::streamsize>(size));
   if (!file) return absl::InvalidArgumentError(path.string() + ": cannot be read");
+  if (absl::Status kind = CheckFileKind(path.filename().string(), text); !kind.ok()) return kind;
   return text;
 }
 

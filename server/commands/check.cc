@@ -27,6 +27,7 @@ int Run(const ModelOptionsText& options) {
                  Printable(std::string(chat.status().message()), 300).c_str());
   }
   std::fputs(SummaryText(Summarize(checkpoint->spec)).c_str(), stdout);
+  PrintWarnings(checkpoint->warnings);
   PrintNotes(checkpoint->notes);
   std::printf("%s: ok\n", checkpoint->directory_name.c_str());
   return 0;

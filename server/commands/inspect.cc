@@ -53,6 +53,7 @@ int Run(const Options& options) {
   std::printf("chat template: %s\n", chat.ok()                ? "yes"
                                      : absl::IsNotFound(chat) ? "none"
                                                               : "cannot be used");
+  PrintWarnings(checkpoint->warnings);
   PrintNotes(checkpoint->notes);
   return 0;
 }

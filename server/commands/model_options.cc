@@ -166,6 +166,7 @@ Result<RunningModel> StartModel(
   RunningModel out;
   MOESERVE_ASSIGN_OR_RETURN(out.backend, CreateBackend(backend_options));
   MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint, LoadCheckpoint(options.directory));
+  PrintWarnings(checkpoint.warnings);
   MOESERVE_ASSIGN_OR_RETURN(const ModelOptions model_options,
                             ResolveDType(options, *checkpoint.weights));
   MOESERVE_ASSIGN_OR_RETURN(const std::unique_ptr<PackedCache> packed_cache,
@@ -205,6 +206,12 @@ Result<RunningModel> StartModel(
 
 void PrintNotes(const std::vector<std::string>& notes) {
   for (const std::string& note : notes) std::printf("note: %s\n", Printable(note, 2000).c_str());
+}
+
+void PrintWarnings(const std::vector<std::string>& warnings) {
+  for (const std::string& warning : warnings) {
+    std::fprintf(stderr, "warning: %s\n", Printable(warning, 2000).c_str());
+  }
 }
 
 int Fail(const absl::Status& status) {

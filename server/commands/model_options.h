@@ -67,6 +67,8 @@ Result<RunningModel> StartModel(
 
 // Prints what a loader decided and ignored (Checkpoint::notes), one line each.
 void PrintNotes(const std::vector<std::string>& notes);
+// Prints Checkpoint::warnings to standard error.
+void PrintWarnings(const std::vector<std::string>& warnings);
 
 // Opens the cache of packed weights in the folder of --packed-cache for one checkpoint; returns
 // null without that option. The cache writes its warnings to standard error. Unimplemented if the

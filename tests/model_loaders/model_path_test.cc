@@ -46,6 +46,19 @@ class CacheTest : public ::testing::Test {
   fs::path folder_;
 };
 
+TEST_F(CacheTest, LinksMayLeadToTheBlobsOfTheSameModelOnly) {
+  Write(folder_ / "refs" / "main", "aaa");
+  EXPECT_TRUE(LoadCheckpoint(folder_, {.require_tokenizer = false}).ok());
+  const fs::path other = temp_.path() / "models--org--other" / "blobs";
+  fs::create_directories(other);
+  fs::copy_file(folder_ / "blobs" / "aaamodel.safetensors", other / "x");
+  const fs::path link = folder_ / "snapshots" / "aaa" / "model.safetensors";
+  fs::remove(link);
+  fs::create_symlink("../../../models--org--other/blobs/x", link);
+  const absl::Status status = LoadCheckpoint(folder_, {.require_tokenizer = false}).status();
+  EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
+}
+
 TEST_F(CacheTest, TheRefChoosesTheSnapshot) {
   for (const std::string revision : {"aaa", "bbb"}) {
     for (const char* end : {"", "\n", "\r\n"}) {

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/message.h"
+#include "model_loaders/files/file_kind.h"
 
 namespace moeserve {
 namespace {
@@ -324,6 +325,8 @@ Result<GgufHeader> ParseGguf(std::string_view bytes) {
 
 Result<std::shared_ptr<const GgufFile>> GgufFile::Open(const std::filesystem::path& path) {
   MOESERVE_ASSIGN_OR_RETURN(std::shared_ptr<const MappedFile> mapped, MappedFile::Open(path));
+  MOESERVE_RETURN_IF_ERROR(CheckFileKind(
+      path.filename().string(), mapped->bytes().substr(0, kFileKindBytes), OwnFormat::kGguf));
   // make_shared cannot call the private constructor.
   std::shared_ptr<GgufFile> file(new GgufFile());
   file->file_name_ = path.filename().string();

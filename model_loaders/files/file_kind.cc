@@ -1,0 +1,115 @@
+#include "model_loaders/files/file_kind.h"
+
+#include <algorithm>
+#include <string>
+#include <system_error>
+
+#include "base/message.h"
+
+namespace moeserve {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Magic {
+  std::string_view bytes;
+  size_t offset;
+  std::string_view what;
+  OwnFormat own;
+};
+
+constexpr std::string_view kUnpack = "; unpack it and name the files in it";
+constexpr Magic kMagics[] = {
+    {{"PK\x03\x04", 4}, 0, "a zip archive", OwnFormat::kZip},
+    {{"PK\x05\x06", 4}, 0, "a zip archive", OwnFormat::kZip},
+    {{"\x1f\x8b\x08", 3}, 0, "a gzip archive", OwnFormat::kOther},
+    {{"\x28\xb5\x2f\xfd", 4}, 0, "a zstd archive", OwnFormat::kOther},
+    {{"\xfd"
+      "7zXZ\0",
+      6},
+     0,
+     "an xz archive",
+     OwnFormat::kOther},
+    {{"BZh", 3}, 0, "a bzip2 archive", OwnFormat::kOther},
+    {{"7z\xbc\xaf\x27\x1c", 6}, 0, "a 7z archive", OwnFormat::kOther},
+    {{"ustar", 5}, 257, "a tar archive", OwnFormat::kOther},
+};
+
+bool StartsWithIgnoringCase(std::string_view text, std::string_view begin) {
+  return text.size() >= begin.size() &&
+         std::equal(begin.begin(), begin.end(), text.begin(), [](char b, char t) {
+           return b == (t >= 'A' && t <= 'Z' ? static_cast<char>(t | 0x20) : t);
+         });
+}
+
+bool IsHtml(std::string_view head) {
+  if (head.starts_with("\xef\xbb\xbf")) head.remove_prefix(3);
+  const size_t begin = head.find_first_not_of(" \t\r\n");
+  if (begin == std::string_view::npos) return false;
+  head.remove_prefix(begin);
+  return StartsWithIgnoringCase(head, "<!doctype html") || StartsWithIgnoringCase(head, "<html");
+}
+
+bool IsIn(const fs::path& file, const fs::path& folder) {
+  const auto [end, at] = std::mismatch(folder.begin(), folder.end(), file.begin(), file.end());
+  return end == folder.end() && at != file.end();
+}
+
+// Returns the folder of blobs that belongs to a snapshot of Hugging Face's cache; empty if
+// `directory`, a canonical path, is not in one.
+fs::path BlobsOf(const fs::path& directory) {
+  for (fs::path at = directory; at.has_relative_path(); at = at.parent_path()) {
+    const fs::path snapshots = at.parent_path();
+    const fs::path repository = snapshots.parent_path();
+    if (snapshots.filename() == "snapshots" &&
+        repository.filename().string().starts_with("models--")) {
+      return repository / "blobs";
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+absl::Status CheckFileKind(std::string_view name, std::string_view head, OwnFormat own) {
+  const auto found = [&](std::string_view what, std::string_view advice) {
+    return absl::InvalidArgumentError(
+        Concat(Printable(name), ": expected the file itself, found ", what, advice));
+  };
+  if (head.starts_with("version https://git-lfs.") || head.starts_with("version https://hawser.")) {
+    return found("a Git LFS pointer to it", "; run \"git lfs pull\" in its folder");
+  }
+  if (head.starts_with("/annex/objects/")) {
+    return found("a git-annex pointer to it", "; run \"git annex get\" in its folder");
+  }
+  if (!name.ends_with(".jinja") && IsHtml(head)) {
+    return found("an HTML page",
+                 ", probably an error or login page of a web site; download the file again");
+  }
+  if (own != OwnFormat::kGguf && head.starts_with("GGUF")) {
+    return found("a GGUF file", "; give it a name that ends with .gguf and name it with --model");
+  }
+  for (const Magic& magic : kMagics) {
+    if (own == magic.own && own != OwnFormat::kOther) continue;
+    if (head.size() >= magic.offset && head.substr(magic.offset).starts_with(magic.bytes)) {
+      return found(magic.what, kUnpack);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckInsideModel(const fs::path& directory, const fs::path& path) {
+  std::error_code error;
+  const fs::path real = fs::canonical(path, error);
+  if (error) return absl::OkStatus();  // opening it reports the error
+  const fs::path folder = fs::canonical(directory, error);
+  if (error || IsIn(real, folder)) return absl::OkStatus();
+  const fs::path blobs = BlobsOf(folder);
+  if (!blobs.empty() && IsIn(real, fs::weakly_canonical(blobs, error))) return absl::OkStatus();
+  return absl::PermissionDeniedError(Concat(
+      Printable(path.filename().string()),
+      ": expected a file in the model's folder, found a link to ", Printable(real.string(), 300),
+      "; only links into the folder, and those of Hugging Face's cache, are followed"));
+}
+
+}  // namespace moeserve

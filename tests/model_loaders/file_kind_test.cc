@@ -1,0 +1,79 @@
+// Files that are not what their names promise are refused with what they are.
+
+#include "model_loaders/files/file_kind.h"
+
+#include <gtest/gtest.h>
+
+#include "model_loaders/files/torch_file.h"
+#include "model_loaders/loader.h"
+#include "tests/model_loaders/support.h"
+#include "tests/support/native_model.h"
+
+namespace moeserve::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Kind {
+  std::string bytes;
+  const char* found;
+};
+
+std::vector<Kind> Kinds() {
+  std::string tar(600, '\0');
+  tar.replace(257, 5, "ustar");
+  return {{"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 5\n",
+           "found a Git LFS pointer to it; run \"git lfs pull\""},
+          {"/annex/objects/SHA256E-s5--ab\n", "found a git-annex pointer"},
+          {"<!DOCTYPE html>\n<html><body>404</body></html>", "found an HTML page"},
+          {"\xef\xbb\xbf \n<HTML lang=\"en\">", "found an HTML page"},
+          {"GGUF" + std::string("\3\0\0\0", 4), "found a GGUF file"},
+          {"PK\3\4 and more", "found a zip archive; unpack it"},
+          {"\x1f\x8b\x08 and more", "found a gzip archive"},
+          {"\x28\xb5\x2f\xfd and more", "found a zstd archive"},
+          {tar, "found a tar archive"}};
+}
+
+TEST(FileKind, ForeignFilesAreRefusedByName) {
+  for (const char* name : {"config.json", "model.safetensors", "tokenizer.json",
+                           "tokenizer_config.json", "generation_config.json"}) {
+    for (const Kind& kind : Kinds()) {
+      TempFolder folder;
+      WriteNativeModel(folder.path(), TinyConfig());
+      ASSERT_TRUE(LoadCheckpoint(folder.path()).ok());
+      WriteFile(folder.path() / name, kind.bytes);
+      const absl::Status status = LoadCheckpoint(folder.path()).status();
+      EXPECT_TRUE(Mentions(status, {name, "expected the file itself", kind.found}));
+    }
+  }
+}
+
+TEST(FileKind, IndexesAndShardsAreCheckedToo) {
+  for (const Kind& kind : Kinds()) {
+    TempFolder folder;
+    WriteNativeModel(folder.path(), TinyConfig());
+    fs::remove(folder.path() / "model.safetensors");
+    const fs::path index = folder.path() / "model.safetensors.index.json";
+    WriteFile(index, kind.bytes);
+    EXPECT_TRUE(Mentions(LoadCheckpoint(folder.path()).status(),
+                         {"model.safetensors.index.json", kind.found}));
+    WriteFile(index, R"({"weight_map": {"a": "model-00001-of-00001.safetensors"}})");
+    WriteFile(folder.path() / "model-00001-of-00001.safetensors", kind.bytes);
+    EXPECT_TRUE(Mentions(LoadCheckpoint(folder.path()).status(),
+                         {"model-00001-of-00001.safetensors", kind.found}));
+  }
+}
+
+TEST(FileKind, OwnFormatsAreAccepted) {
+  EXPECT_TRUE(CheckFileKind("pytorch_model.bin", "PK\3\4", OwnFormat::kZip).ok());
+  EXPECT_FALSE(CheckFileKind("pytorch_model.bin", "GGUF", OwnFormat::kZip).ok());
+  EXPECT_TRUE(CheckFileKind("a.gguf", "GGUF", OwnFormat::kGguf).ok());
+  EXPECT_FALSE(CheckFileKind("a.gguf", "PK\3\4", OwnFormat::kGguf).ok());
+  EXPECT_TRUE(CheckFileKind("chat_template.jinja", "<html>{{ messages }}").ok());
+  for (const char* head : {"", " ", "<", "{}", "version 2", "<h", "PK"}) {
+    EXPECT_TRUE(CheckFileKind("config.json", head).ok()) << head;
+  }
+}
+
+}  // namespace
+}  // namespace moeserve::testing
