@@ -11,5 +11,5 @@ add_library(moeserve_tokenizer_json STATIC
   ${CMAKE_CURRENT_LIST_DIR}/tokenizer_steps.cc
   ${CMAKE_CURRENT_LIST_DIR}/vocab_files.cc)
 target_link_libraries(moeserve_tokenizer_json
-  PUBLIC moeserve_tokenizer absl::status absl::statusor
+  PUBLIC moeserve_file_kind moeserve_tokenizer absl::status absl::statusor
   PRIVATE moeserve_flags nlohmann_json::nlohmann_json)
