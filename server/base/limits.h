@@ -51,7 +51,14 @@ struct HttpLimits {
   // A body must arrive within body_idle_timeout and the time that this rate takes.
   int64_t min_body_bytes_per_second = 1024;
   absl::Duration keep_alive_timeout = absl::Seconds(75);
+  // A client that reads an answer at min_read_bytes_per_second or faster is never cut off. One that
+  // reads nothing is cut off after write_stall_timeout (at most twice that) and the time in which
+  // it could have read what it has acknowledged, at most max_receive_buffer, at that rate: until it
+  // has read a good part of a full receive buffer, it looks as if it read nothing. With these
+  // values, that makes 316 s at most.
   absl::Duration write_stall_timeout = absl::Seconds(30);
+  int64_t min_read_bytes_per_second = 1024;
+  size_t max_receive_buffer = size_t{256} << 10;
   absl::Duration stream_comment_interval = absl::Seconds(15);
 };
 

@@ -1,8 +1,5 @@
 #include "server/http/connection.h"
 
-#include <linux/sockios.h>
-#include <sys/ioctl.h>
-
 #include <algorithm>
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/bind_cancellation_slot.hpp>
@@ -23,6 +20,7 @@
 #include "server/http/error_response.h"
 #include "server/http/head_check.h"
 #include "server/http/response_head.h"
+#include "server/http/socket_state.h"
 
 namespace moeserve::server::http {
 namespace {
@@ -91,8 +89,18 @@ void Connection::Arm(absl::Duration timeout) {
   timeout_timer_.async_wait([self = shared_from_this(), generation](error_code error) {
     if (error || generation != self->timeout_generation_) return;
     if (self->writing_ && self->DrainedSome()) {
+      self->write_progress_ = std::chrono::steady_clock::now();
       self->Arm(self->environment_->limits.write_stall_timeout);
       return;
+    }
+    if (self->writing_) {
+      const absl::Duration left =
+          self->StallLimit() -
+          absl::FromChrono(std::chrono::steady_clock::now() - self->write_progress_);
+      if (left > absl::ZeroDuration()) {
+        self->Arm(std::min(left, self->environment_->limits.write_stall_timeout));
+        return;
+      }
     }
     self->timed_out_ = true;
     error_code ignored;
@@ -105,9 +113,19 @@ void Connection::Disarm() {
   timeout_timer_.cancel();
 }
 
-int Connection::Unsent() {
-  int bytes = 0;
-  return ioctl(socket_.native_handle(), SIOCOUTQ, &bytes) == 0 ? bytes : 0;
+int Connection::Unsent() { return UnsentBytes(socket_.native_handle()); }
+
+absl::Duration Connection::StallLimit() {
+  const HttpLimits& limits = environment_->limits;
+  // While its receive buffer is full, a client acknowledges nothing, and it opens its window again
+  // only when it has read a good part of the buffer. The buffer holds at most what the client has
+  // acknowledged so far.
+  const uint64_t most = limits.max_receive_buffer;
+  const uint64_t acknowledged =
+      std::min(most, AcknowledgedBytes(socket_.native_handle()).value_or(most));
+  return limits.write_stall_timeout +
+         absl::Seconds(static_cast<double>(acknowledged) /
+                       static_cast<double>(limits.min_read_bytes_per_second));
 }
 
 bool Connection::DrainedSome() {
@@ -129,9 +147,9 @@ asio::awaitable<bool> Connection::Write(std::string_view data) {
   writing_ = true;
   error_code error;
   while (!data.empty() && !error) {
-    // The timeout limits the time without progress, not the total time: a slow but steady client is
-    // served.
+    // The time without progress is limited, not the total time: a slow but steady client is served.
     unsent_ = Unsent();
+    write_progress_ = std::chrono::steady_clock::now();
     Arm(environment_->limits.write_stall_timeout);
     const auto [result, count] =
         co_await socket_.async_write_some(asio::buffer(data.data(), data.size()), kAwait);
@@ -336,7 +354,7 @@ asio::awaitable<bool> Connection::ServeOne() {
       co_await RefuseAndClose(head, *refusal);
       co_return false;
     }
-    head.keep_alive = head.keep_alive && !closing_ && !refusal->close;
+    head.keep_alive = head.keep_alive && !LastResponse() && !refusal->close;
     const bool written = co_await WriteResponse(head, *refusal);
     Finish(head, refusal->status);
     co_return written&& head.keep_alive;
@@ -458,7 +476,7 @@ asio::awaitable<bool> Connection::Serve(Head& head) {
 
   int status = 0;
   if (Response* response = std::get_if<Response>(&*handled)) {
-    head.keep_alive = head.keep_alive && !response->close && !closing_;
+    head.keep_alive = head.keep_alive && !response->close && !LastResponse();
     status = response->status;
     const bool written = co_await WriteResponse(head, *response);
     if (!written) head.keep_alive = false;
@@ -497,7 +515,7 @@ asio::awaitable<int> Connection::RunPending(Head& head, std::unique_ptr<PendingR
       }
     }
     if (const Response* response = std::get_if<Response>(&progress)) {
-      head.keep_alive = head.keep_alive && !response->close && !closing_;
+      head.keep_alive = head.keep_alive && !response->close && !LastResponse();
       const bool written = co_await WriteResponse(head, *response);
       failed = !written;
       status = response->status;
@@ -508,7 +526,7 @@ asio::awaitable<int> Connection::RunPending(Head& head, std::unique_ptr<PendingR
     std::string data;
     if (!streaming) {
       streaming = true;
-      if (head.http_1_0 || closing_) head.keep_alive = false;
+      if (head.http_1_0 || LastResponse()) head.keep_alive = false;
       ResponseHead out = EventStreamHead();
       out.request_id = head.request.request_id;
       out.keep_alive = head.keep_alive;

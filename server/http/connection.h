@@ -58,6 +58,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
     return waiting_ && !closing_ ? std::optional(waiting_since_) : std::nullopt;
   }
 
+  // Returns whether no request is being answered.
+  bool waiting() const { return waiting_; }
+
   // Returns since when the body of a request has been arriving; nullopt if none is.
   std::optional<std::chrono::steady_clock::time_point> body_since() const {
     return closing_ ? std::nullopt : body_since_;
@@ -103,6 +106,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
   boost::asio::awaitable<void> StopWatch();
   void Wake();
   void Finish(const Head& head, int status);
+  // Returns whether the connection must be closed after the current response.
+  bool LastResponse() const { return closing_ || environment_->stopping; }
+  // Returns for how long a client may acknowledge nothing (HttpLimits::min_read_bytes_per_second).
+  absl::Duration StallLimit();
 
   boost::asio::ip::tcp::socket socket_;
   const std::shared_ptr<ConnectionEnvironment> environment_;
@@ -110,6 +117,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   uint64_t timeout_generation_ = 0;
   bool timed_out_ = false;
   int unsent_ = 0;
+  std::chrono::steady_clock::time_point write_progress_;  // of the write that runs
 
   std::string buffer_;  // bytes received and not yet consumed
   bool idle_ = true;    // true between requests

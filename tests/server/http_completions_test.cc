@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "tests/server/http_fixture.h"
 
 namespace moeserve::server::testing {
@@ -281,6 +282,7 @@ TEST_F(Completions, SlowReaderIsDropped) {
   script.delay = absl::Milliseconds(4);
   ServerSettings settings;
   settings.http.write_stall_timeout = absl::Milliseconds(300);
+  settings.http.min_read_bytes_per_second = 1 << 20;
   Start(script, settings);
   RawClient client(port(), 4096);
   client.Send(Post("/v1/completions", R"({"prompt": "a", "stream": true, "max_tokens": 250})"));
@@ -303,6 +305,41 @@ TEST_F(Completions, SlowButSteadyReaderIsServed) {
   client.Send(Post("/v1/completions", R"({"prompt": "a", "stream": true, "max_tokens": 200})"));
   EXPECT_TRUE(
       client.ReadSlowlyUntil("data: [DONE]\n\n\r\n0\r\n\r\n", 2048, std::chrono::milliseconds(25)));
+}
+
+// While its receive buffer is full, a client acknowledges nothing: here for 80 ms and longer.
+TEST_F(Completions, FullReceiveBufferDoesNotLookLikeAStall) {
+  Script script;
+  script.endless = true;
+  script.bytes_per_token = 2'000;
+  ServerSettings settings;
+  settings.http.write_stall_timeout = absl::Milliseconds(20);
+  settings.http.min_read_bytes_per_second = 20'000;
+  Start(script, settings);
+  RawClient client(port(), 16'384);
+  client.Send(Post("/v1/completions", R"({"prompt": "a", "max_tokens": 250})"));
+  ASSERT_TRUE(client.ReadUntil("\r\n\r\n", std::chrono::seconds(10)));
+  EXPECT_TRUE(client.ReadSlowlyUntil("}}", 1'000, std::chrono::milliseconds(5)));
+}
+
+TEST_F(Completions, AClientThatReadsNothingIsCutOffInTime) {
+  Script script;
+  script.endless = true;
+  script.bytes_per_token = 2'000;
+  ServerSettings settings;
+  settings.http.write_stall_timeout = absl::Milliseconds(100);
+  settings.http.min_read_bytes_per_second = 1 << 20;
+  settings.http.max_receive_buffer = 256 << 10;
+  Start(script, settings);
+  RawClient client(port(), 4096);
+  client.Send(Post("/v1/completions", R"({"prompt": "a", "max_tokens": 250})"));
+  // At most 100 ms and a quarter of a second after the engine has ended; the rest is for slow
+  // machines. The connection is counted until it is closed.
+  while (engine_->submitted().empty()) absl::SleepFor(absl::Milliseconds(1));
+  for (int i = 0; i < 3000 && context_->metrics().http_connections != 0; ++i) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  EXPECT_EQ(context_->metrics().http_connections, 0);
 }
 
 TEST_F(Completions, ManyStreamsAtOnce) {
