@@ -1,6 +1,9 @@
 #include "engine/engine.h"
 
+#include <pthread.h>
+
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <condition_variable>
@@ -12,6 +15,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/steady_clock.h"
 #include "engine/engine_options.h"
 #include "engine/routes/route_log.h"
 #include "engine/sample/token_step.h"
@@ -26,6 +30,8 @@ namespace {
 
 // How often the engine checks deadlines and queue times while requests wait and none runs.
 constexpr absl::Duration kTick = absl::Milliseconds(20);
+// How long Drain() waits for the step that runs when it cancels what is left.
+constexpr absl::Duration kLastStep = absl::Seconds(10);
 
 double SecondsBetween(std::chrono::steady_clock::time_point begin,
                       std::chrono::steady_clock::time_point end) {
@@ -65,8 +71,9 @@ class Engine::Impl {
 
   absl::Status Submit(std::vector<Request> requests, std::vector<std::shared_ptr<TokenSink>> sinks);
   void Cancel(const TokenSink* sink);
-  void Drain(absl::Time deadline);
+  bool Drain(absl::Time deadline);
   void Shutdown();
+  EngineProgress Progress() const { return {rounds_.load(), idle_now_.load()}; }
   EngineStats Stats() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     return stats_;
@@ -122,10 +129,16 @@ class Engine::Impl {
   std::vector<float> logits_;
   std::vector<SampleResult> samples_;  // tokens that the device drew in the last step
   std::unordered_set<const TokenSink*> cancelled_;
+  bool shutting_down_ = false;  // cancelled_ has all requests, because the engine stops
   EngineHistograms histograms_;
   // Not OK once a file that the model reads in place has been damaged: no request can be computed
   // any more.
   absl::Status broken_;
+
+  // Written by the engine thread; read without a lock, because a thread that is stuck could hold
+  // it.
+  std::atomic<uint64_t> rounds_{0};
+  std::atomic<bool> idle_now_{false};
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;
@@ -183,7 +196,7 @@ absl::Status Engine::Impl::Submit(std::vector<Request> requests,
     return absl::AlreadyExistsError("a request with this id is running");
   }
   for (const SequencePtr& s : sequences) sinks_.insert(s->sink.get());
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   const auto submitted_at = std::chrono::steady_clock::now();
   for (SequencePtr& s : sequences) {
     const auto& seed = s->request.sampling.seed;
@@ -210,15 +223,15 @@ void Engine::Impl::Cancel(const TokenSink* sink) {
   wake_.notify_one();
 }
 
-void Engine::Impl::Drain(absl::Time deadline) {
+bool Engine::Impl::Drain(absl::Time deadline) {
   std::unique_lock<std::mutex> lock(mutex_);
+  const auto all_ended = [this] { return ids_.empty(); };
   draining_ = true;
   wake_.notify_one();
-  const auto until = absl::ToChronoTime(std::min(deadline, absl::Now() + absl::Hours(24)));
-  idle_.wait_until(lock, until, [this] { return ids_.empty(); });
+  idle_.wait_until(lock, ToSteadyTimePoint(deadline), all_ended);
   cancel_all_ = true;
   wake_.notify_one();
-  idle_.wait(lock, [this] { return ids_.empty(); });
+  return idle_.wait_for(lock, absl::ToChronoMilliseconds(kLastStep), all_ended);
 }
 
 void Engine::Impl::Shutdown() {
@@ -231,6 +244,7 @@ void Engine::Impl::Shutdown() {
 }
 
 void Engine::Impl::Loop() {
+  pthread_setname_np(pthread_self(), "engine");  // for ps, top and debuggers
   while (TakeWork()) {
     AbortExpired();
     Admit();
@@ -249,16 +263,20 @@ bool Engine::Impl::TakeWork() {
   };
   if (scheduler_.running().empty() && !has_news()) {
     idle_.notify_all();
+    idle_now_ = true;
     if (scheduler_.waiting().empty()) {
       wake_.wait(lock, has_news);
     } else {
       wake_.wait_for(lock, absl::ToChronoMilliseconds(kTick), has_news);
     }
+    idle_now_ = false;
   }
+  ++rounds_;
   for (SequencePtr& s : submitted_) scheduler_.Enqueue(std::move(s));
   submitted_.clear();
   cancelled_.insert(cancel_requests_.begin(), cancel_requests_.end());
   cancel_requests_.clear();
+  shutting_down_ = cancel_all_;
   if (cancel_all_) cancelled_.insert(sinks_.begin(), sinks_.end());
   const bool over = stop_ && nothing_left();
   if (cancel_all_ && !stop_) cancel_all_ = !nothing_left();
@@ -267,13 +285,14 @@ bool Engine::Impl::TakeWork() {
 }
 
 void Engine::Impl::AbortExpired() {
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   std::vector<std::pair<Sequence*, absl::Status>> ended;
   const auto judge = [&](Sequence* s, bool queued) {
     if (!broken_.ok()) {
       ended.emplace_back(s, broken_);
     } else if (cancelled_.contains(s->sink.get())) {
-      ended.emplace_back(s, absl::CancelledError("the request was cancelled"));
+      ended.emplace_back(s, shutting_down_ ? absl::UnavailableError("the server is shutting down")
+                                           : absl::CancelledError("the request was cancelled"));
     } else if (s->request.deadline <= now) {
       ended.emplace_back(s, absl::DeadlineExceededError("the request ran into its time limit"));
     } else if (queued && now - s->queued_at > options_.max_queue_wait) {
@@ -502,7 +521,8 @@ void Engine::Impl::Fail(Sequence* sequence, const absl::Status& status) {
     const std::lock_guard<std::mutex> lock(mutex_);
     stats_.prompt_tokens += static_cast<uint64_t>(computed);
     stats_.generation_tokens += static_cast<uint64_t>(s->generated());
-    const bool abort = absl::IsCancelled(status) || absl::IsDeadlineExceeded(status);
+    const bool abort = absl::IsCancelled(status) || absl::IsDeadlineExceeded(status) ||
+                       absl::IsUnavailable(status);
     ++(abort ? stats_.finished_abort : stats_.finished_error);
     CopySchedulerStats();
     Forget(*s);
@@ -574,8 +594,9 @@ absl::Status Engine::Submit(std::vector<Request> requests,
   return impl_->Submit(std::move(requests), std::move(sinks));
 }
 void Engine::Cancel(const TokenSink* sink) { impl_->Cancel(sink); }
-void Engine::Drain(absl::Time deadline) { impl_->Drain(deadline); }
+bool Engine::Drain(absl::Time deadline) { return impl_->Drain(deadline); }
 void Engine::Shutdown() { impl_->Shutdown(); }
+EngineProgress Engine::Progress() const { return impl_->Progress(); }
 EngineStats Engine::Stats() const { return impl_->Stats(); }
 ExpertStats Engine::ExpertSnapshot() const { return impl_->recorder().Snapshot(); }
 const RouteLayout& Engine::route_layout() const { return impl_->recorder().layout(); }

@@ -62,15 +62,22 @@ struct EngineStats {
   uint64_t generation_tokens = 0;
   uint64_t finished_stop = 0;
   uint64_t finished_length = 0;
-  uint64_t finished_abort = 0;  // requests cancelled or past their deadline
+  uint64_t finished_abort = 0;  // requests cancelled, past their deadline or ended by a shutdown
   uint64_t finished_error = 0;
   uint64_t rejected_queue_full = 0;
   uint64_t rejected_queue_timeout = 0;
   uint64_t steps = 0;
-  absl::Time last_step = absl::InfinitePast();
+  absl::Time last_step = absl::InfinitePast();  // wall clock
   bool healthy = true;
   bool prefix_cache = false;
   EngineHistograms histograms;
+};
+
+// What the engine thread does. A round is bounded work: it takes new requests and runs at most one
+// step.
+struct EngineProgress {
+  uint64_t rounds = 0;  // grows with each round that begins
+  bool idle = true;     // whether the thread waits for work
 };
 
 class Engine {
@@ -108,13 +115,16 @@ class Engine {
   // address. Ids are chosen by clients and may be used again, so they do not name a request here.
   void Cancel(const TokenSink* sink);
 
-  // Refuses new requests, lets running and queued requests finish until `deadline` and cancels
-  // those that are left.
-  void Drain(absl::Time deadline);
-  // Cancels all requests and joins the engine thread.
+  // Refuses new requests, lets running and queued requests finish until `deadline` (a SteadyNow()
+  // time) and ends those that are left with Unavailable. Returns whether all have ended: false if
+  // the engine thread did not end its step within 10 s of the deadline.
+  bool Drain(absl::Time deadline);
+  // Ends all requests with Unavailable and joins the engine thread.
   void Shutdown();
 
   EngineStats Stats() const;
+  // Says whether the engine thread makes progress. Takes no lock.
+  EngineProgress Progress() const;
   // Returns the expert statistics since the start. The snapshot includes every step that ended
   // before the call, so a request whose response is complete is always counted. If the device does
   // the counting, the snapshot can be up to a second old while requests run.

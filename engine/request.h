@@ -26,8 +26,8 @@ struct Request {
   std::string id;               // unique among the requests that have not ended
   std::vector<TokenId> prompt;  // 1..max_model_len ids, each in [0, vocab_size)
   SamplingParams sampling;
-  absl::Time deadline = absl::InfiniteFuture();
-  int priority = 0;             // -kMaxPriority to kMaxPriority, lower first
+  absl::Time deadline = absl::InfiniteFuture();  // a SteadyNow() time
+  int priority = 0;                              // -kMaxPriority to kMaxPriority, lower first
   std::string cache_salt;       // only prompts with equal salts share cached prefixes
   bool expert_counts = false;   // return how often each expert ran for this request's tokens
   bool routing_record = false;  // return the routes of this request's tokens

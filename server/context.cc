@@ -4,6 +4,7 @@
 
 #include "absl/time/clock.h"
 #include "base/check.h"
+#include "base/steady_clock.h"
 #include "server/base/api_error.h"
 
 namespace moeserve::server {
@@ -21,6 +22,12 @@ std::shared_ptr<ConstraintCompiler> MakeConstraintCompiler(const EngineApi& engi
           : VocabularyIndex::Build(*engine.tokenizer(), spec.eos_token_ids, spec.vocab_size);
   return std::make_shared<ConstraintCompiler>(std::move(vocabulary), ConstraintLimits());
 }
+
+absl::Status Unavailable(const char* code, const char* message) {
+  return MakeError(absl::StatusCode::kUnavailable, code, message);
+}
+
+absl::Status EngineStuck() { return Unavailable("engine_stuck", "the engine makes no progress"); }
 
 }  // namespace
 
@@ -53,6 +60,29 @@ void ServerContext::SetServing(std::shared_ptr<EngineApi> engine,
   state_.compare_exchange_strong(expected, ServerState::kServing);
 }
 
+void ServerContext::SetEngineStuck(bool stuck) {
+  engine_stuck_ = stuck;
+  if (stuck) {
+    live_->Close(EngineStuck());
+  } else {
+    live_->Open();
+  }
+}
+
+void ServerContext::EndRequests() {
+  live_->Close(Unavailable("draining", "the server is shutting down"));
+}
+
+absl::Status ServerContext::EngineStatus() const {
+  // A stuck engine could hold its locks, so it must not be called.
+  if (engine_stuck_) return EngineStuck();
+  const std::shared_ptr<EngineApi> engine = this->engine();
+  if (engine != nullptr && !engine->Stats().healthy) {
+    return Unavailable("engine_dead", "the engine has stopped");
+  }
+  return absl::OkStatus();
+}
+
 void ServerContext::SetDraining() { state_.store(ServerState::kDraining); }
 
 std::shared_ptr<EngineApi> ServerContext::engine() const {
@@ -61,20 +91,16 @@ std::shared_ptr<EngineApi> ServerContext::engine() const {
 }
 
 Result<std::shared_ptr<EngineApi>> ServerContext::ServingEngine() const {
-  const auto unavailable = [](const char* code, const char* message) {
-    return MakeError(absl::StatusCode::kUnavailable, code, message);
-  };
   switch (state()) {
     case ServerState::kLoading:
-      return unavailable("loading", "the model is being loaded");
+      return Unavailable("loading", "the model is being loaded");
     case ServerState::kDraining:
-      return unavailable("draining", "the server is shutting down");
+      return Unavailable("draining", "the server is shutting down");
     case ServerState::kServing:
       break;
   }
-  std::shared_ptr<EngineApi> engine = this->engine();
-  if (!engine->Stats().healthy) return unavailable("engine_dead", "the engine has stopped");
-  return engine;
+  MOESERVE_RETURN_IF_ERROR(EngineStatus());
+  return this->engine();
 }
 
 RequestRules ServerContext::Rules() const {
@@ -99,7 +125,8 @@ SubmissionContext ServerContext::Submissions(std::shared_ptr<EngineApi> engine) 
           .constraint_compiler = constraint_compiler_,
           .metrics = metrics_,
           .memory = memory_,
-          .limits = settings_.limits};
+          .limits = settings_.limits,
+          .live = live_};
 }
 
 std::shared_ptr<const ChatFormat> ServerContext::chat_format() const {
@@ -129,6 +156,7 @@ std::string ServerContext::MetricsText(ExpositionFormat format) {
   EngineStats stats;
   if (engine != nullptr) {
     stats = engine->Stats();
+    if (engine_stuck_) stats.healthy = false;
   } else {
     stats.healthy = false;
   }

@@ -16,6 +16,7 @@
 #include "server/base/work_pool.h"
 #include "server/generation/constraint_compiler.h"
 #include "server/generation/engine_api.h"
+#include "server/generation/live_generations.h"
 #include "server/generation/submission.h"
 #include "server/metrics/expert_metrics.h"
 #include "server/metrics/metrics.h"
@@ -68,10 +69,19 @@ class ServerContext {
   // this model.
   void SetServing(std::shared_ptr<EngineApi> engine, const GenerationDefaults& defaults,
                   std::shared_ptr<const ChatFormat> chat = std::make_shared<ChatFormat>());
+  // Says that the engine's thread is stuck, or that it goes on. While it is stuck, ServingEngine()
+  // returns Unavailable, and the requests that run end with that error, too.
+  void SetEngineStuck(bool stuck);
+  // Ends the requests that run with the error "draining", although the engine has not ended them.
+  void EndRequests();
+  // Returns OK if the engine runs, or Unavailable with code "engine_dead" or "engine_stuck". OK
+  // while the model is being loaded.
+  absl::Status EngineStatus() const;
   // Changes the state to kDraining. From then on, ServingEngine() returns Unavailable.
   void SetDraining();
 
-  // Returns the engine, or Unavailable with code "loading", "draining" or "engine_dead".
+  // Returns the engine, or Unavailable with code "loading", "draining", "engine_dead" or
+  // "engine_stuck".
   Result<std::shared_ptr<EngineApi>> ServingEngine() const;
   // Returns null until the model is loaded.
   std::shared_ptr<EngineApi> engine() const;
@@ -105,6 +115,8 @@ class ServerContext {
   const std::shared_ptr<Metrics> metrics_ = std::make_shared<Metrics>();
   const std::shared_ptr<MemoryBudget> memory_;
   const std::shared_ptr<MemoryBudget> call_memory_;
+  const std::shared_ptr<LiveGenerations> live_ = std::make_shared<LiveGenerations>();
+  std::atomic<bool> engine_stuck_{false};
   ExpertHistory expert_history_;
   std::atomic<ServerState> state_{ServerState::kLoading};
   mutable std::mutex mutex_;

@@ -83,7 +83,7 @@ struct Sequence {
   int routes_delivered = 0;                 // leading tokens whose routes the sink has received
   int cached_tokens = 0;  // prompt tokens that the first admission found in the cache
   uint64_t seed = 0;
-  absl::Time queued_at;  // time of submission
+  absl::Time queued_at;  // SteadyNow() at the submission
   // Timestamps for latency metrics.
   std::chrono::steady_clock::time_point submitted_at;
   // First admission; later ones after preemptions do not change it.

@@ -3,7 +3,7 @@
 #include <memory>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "base/steady_clock.h"
 #include "engine/statistics/measures/route_trace.h"
 #include "server/commands/score_dump.h"
 #include "server/reports/live_profile.h"
@@ -67,7 +67,7 @@ Result<ProfiledTexts> ProfileTexts(const ModelOptionsText& model, const Profilin
                             out.model.engine));
   out.profile = LiveProfile(*out.model.engine, out.model.directory_name);
   // The engine runs no step after Drain(), so `trace`, which its steps write to, may be destroyed.
-  out.model.engine->Drain(absl::Now());
+  out.model.engine->Drain(SteadyNow());
   if (dump != nullptr) {
     MOESERVE_RETURN_IF_ERROR(dump->Finish(out.model.directory_name, out.score.run));
   }

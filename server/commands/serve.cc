@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "base/message.h"
+#include "base/steady_clock.h"
 #include "engine/text/chat/chat_template.h"
 #include "model_loaders/files/mapped_file.h"
 #include "server/base/auth.h"
@@ -27,6 +27,7 @@
 #include "server/commands/commands.h"
 #include "server/commands/model_options.h"
 #include "server/context.h"
+#include "server/generation/engine_watchdog.h"
 #include "server/http/routes/api.h"
 #include "server/http/server.h"
 #include "server/openai/chat_format.h"
@@ -38,6 +39,10 @@ namespace {
 // A reader of the log that has stopped reading delays the end of the process by so much.
 constexpr std::chrono::seconds kLogFlushTimeout{1};
 
+// A server that stops gives its clients at least so long to read their answers, even if the time of
+// --drain-timeout has passed.
+constexpr absl::Duration kTimeToRead = absl::Seconds(5);
+
 struct Options {
   ModelOptionsText model;
   EngineOptionsText engine;
@@ -48,6 +53,7 @@ struct Options {
   std::string log_format = "text";
   std::string log_level = "info";
   double drain_seconds = 30.0;
+  double watchdog_seconds = 60.0;  // 0: no watchdog
   int64_t request_memory_mib = 0;  // 0: DefaultRequestMemory()
   int max_logprobs = 20;
   int router_stats_interval = RecorderOptions().router_stats_interval;
@@ -264,22 +270,50 @@ Result<Listeners> StartListeners(const Addresses& addresses, const http::Router&
   return out;
 }
 
-// Refuses new requests, waits up to `drain_seconds` for the running requests to end, and stops the
-// listeners.
-void ShutDown(const Listeners& listeners, ServerContext& context, EngineApi& engine,
+// Starts a thread that takes the server out of service while the engine is stuck.
+std::unique_ptr<EngineWatchdog> StartWatchdog(const Listeners& listeners, ServerContext& context,
+                                              std::shared_ptr<const EngineApi> engine,
+                                              double limit_seconds) {
+  if (limit_seconds <= 0.0) return nullptr;
+  const auto changed = [&context, grpc = listeners.grpc.get(), limit_seconds](bool stuck) {
+    if (stuck) {
+      LogError("engine", Concat("a step has been running for more than ",
+                                absl::FormatDuration(absl::Seconds(limit_seconds)),
+                                " (--engine-watchdog): requests end with code engine_stuck"));
+    } else {
+      LogInfo("engine", "the step that was stuck has ended: the server is healthy again");
+    }
+    context.SetEngineStuck(stuck);
+    grpc->SetServing(!stuck && context.state() == ServerState::kServing);
+    // The drain can have begun since the state was read.
+    if (context.state() == ServerState::kDraining) grpc->SetServing(false);
+  };
+  return std::make_unique<EngineWatchdog>(std::move(engine), absl::Seconds(limit_seconds), changed);
+}
+
+// Refuses new requests, waits up to `drain_seconds` for the running requests to end and for their
+// clients to read the answers, and stops the listeners. Returns false if the engine does not end
+// its step; it must not be destroyed then, because that would wait for the step.
+bool ShutDown(const Listeners& listeners, ServerContext& context, EngineApi& engine,
               double drain_seconds) {
-  listeners.grpc->SetServing(false);
+  const absl::Time deadline = SteadyNow() + absl::Seconds(drain_seconds);
   context.SetDraining();
-  const absl::Time deadline = absl::Now() + absl::Seconds(drain_seconds);
+  listeners.grpc->SetServing(false);
+  listeners.http->BeginDrain();
   // First wait for requests that were accepted but not yet submitted to the engine.
   listeners.http->WaitForHandlers(deadline);
-  context.work_pool().WaitUntilIdle(std::chrono::steady_clock::now() +
-                                    absl::ToChronoNanoseconds(deadline - absl::Now()));
-  engine.Drain(deadline);
-  // Clients may still have to receive output that the engine has finished.
-  listeners.http->Stop(absl::Seconds(5));
-  listeners.grpc->Stop(absl::Seconds(5));
+  context.work_pool().WaitUntilIdle(ToSteadyTimePoint(deadline));
+  const bool ended = engine.Drain(deadline);
+  if (!ended) {
+    LogError("serve", "the engine does not end its step: its requests end without it");
+    context.EndRequests();
+  }
+  // Clients may still have to receive what the engine has finished, or the error that ended it.
+  const absl::Time readers = std::max(deadline, SteadyNow() + kTimeToRead);
+  listeners.http->Stop(readers - SteadyNow());
+  listeners.grpc->Stop(std::max(readers - SteadyNow(), absl::Seconds(1)));
   LogInfo("serve", "stopped");
+  return ended;
 }
 
 absl::Status Serve(const Options& options) {
@@ -304,18 +338,20 @@ absl::Status Serve(const Options& options) {
     stop.Set();
   });
 
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   MOESERVE_ASSIGN_OR_RETURN(
       model, StartModel(options.model, configuration.engine, {}, ProgressOutput::kLog));
   MOESERVE_RETURN_IF_ERROR(
       ResolveMoeMetrics(context.settings().moe_metrics, model.engine->ExpertSnapshot()).status());
-  const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
+  const double seconds = absl::ToDoubleSeconds(SteadyNow() - start);
   context.metrics().model_load_seconds = seconds;
   context.SetServing(
       model.engine, model.defaults,
       MakeChatFormat(std::move(model.tokenizer_config), configuration.chat_template));
   listeners.grpc->SetServing(true);
   const Ticker ticker(context);
+  const std::unique_ptr<EngineWatchdog> watchdog =
+      StartWatchdog(listeners, context, model.engine, options.watchdog_seconds);
   LogInfo("serve", Concat("ready after ", static_cast<int64_t>(std::lround(seconds * 1000)),
                           " ms: ", model.description, ", context ", model.engine->max_model_len(),
                           " tokens"));
@@ -324,7 +360,10 @@ absl::Status Serve(const Options& options) {
   std::fflush(stdout);
 
   stop.Wait();
-  ShutDown(listeners, context, *model.engine, options.drain_seconds);
+  if (!ShutDown(listeners, context, *model.engine, options.drain_seconds)) {
+    FlushLog(kLogFlushTimeout);
+    std::quick_exit(1);
+  }
   return absl::OkStatus();
 }
 
@@ -419,6 +458,11 @@ void AddProcessOptions(CLI::App& app, Options& options) {
   app.add_option("--drain-timeout", options.drain_seconds,
                  "Seconds after a signal for running requests to end")
       ->check(CLI::Range(0.0, 3600.0))
+      ->capture_default_str();
+  app.add_option("--engine-watchdog", options.watchdog_seconds,
+                 "Seconds after which a step of the engine that has not ended makes the server "
+                 "unhealthy and ends its requests; 0: never")
+      ->check(CLI::Range(0.0, 86400.0))
       ->capture_default_str();
 }
 

@@ -16,8 +16,9 @@ class EngineAdapter final : public EngineApi {
     return engine_->Submit(std::move(requests), std::move(sinks));
   }
   void Cancel(const TokenSink* sink) override { engine_->Cancel(sink); }
-  void Drain(absl::Time deadline) override { engine_->Drain(deadline); }
+  bool Drain(absl::Time deadline) override { return engine_->Drain(deadline); }
   EngineStats Stats() const override { return engine_->Stats(); }
+  EngineProgress Progress() const override { return engine_->Progress(); }
   ExpertStats ExpertSnapshot() const override { return engine_->ExpertSnapshot(); }
   const RouteLayout& route_layout() const override { return engine_->route_layout(); }
   RoutingControlLimits routing_control() const override {

@@ -21,9 +21,10 @@ class EngineApi {
   virtual absl::Status Submit(std::vector<Request> requests,
                               std::vector<std::shared_ptr<TokenSink>> sinks) = 0;
   virtual void Cancel(const TokenSink* sink) = 0;
-  virtual void Drain(absl::Time deadline) = 0;
+  virtual bool Drain(absl::Time deadline) = 0;
 
   virtual EngineStats Stats() const = 0;
+  virtual EngineProgress Progress() const = 0;
   virtual ExpertStats ExpertSnapshot() const = 0;
   virtual const RouteLayout& route_layout() const = 0;
   virtual RoutingControlLimits routing_control() const = 0;

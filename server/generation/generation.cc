@@ -122,6 +122,15 @@ void EventChannel::Push(ChoiceEvent event) {
   if (was_empty) wake_();
 }
 
+void EventChannel::End(const absl::Status& error) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!overflow_.ok()) return;
+    overflow_ = error;
+  }
+  wake_();
+}
+
 std::vector<ChoiceEvent> EventChannel::Take() {
   std::lock_guard lock(mutex_);
   bytes_ = 0;
@@ -140,7 +149,10 @@ Generation::Generation(std::shared_ptr<EngineApi> engine, GenerationOptions opti
     : engine_(std::move(engine)),
       channel_(std::make_shared<EventChannel>(options.max_unread_bytes, std::move(options.memory),
                                               std::move(options.wake))),
-      charge_(std::move(options.charge)) {}
+      live_(std::move(options.live)),
+      charge_(std::move(options.charge)) {
+  if (live_ != nullptr) live_->Add(channel_);
+}
 
 Result<std::unique_ptr<Generation>> Generation::Start(std::shared_ptr<EngineApi> engine,
                                                       std::vector<Request> requests,
@@ -174,7 +186,10 @@ Result<std::unique_ptr<Generation>> Generation::Start(std::shared_ptr<EngineApi>
   return generation;
 }
 
-Generation::~Generation() { Cancel(); }
+Generation::~Generation() {
+  if (live_ != nullptr) live_->Remove(channel_.get());
+  Cancel();
+}
 
 std::vector<ChoiceEvent> Generation::Take() {
   std::vector<ChoiceEvent> events = channel_->Take();
@@ -184,7 +199,8 @@ std::vector<ChoiceEvent> Generation::Take() {
       --unfinished_;
     }
   }
-  if (!overflow_reported_ && channel_->overflowed()) {
+  const bool complete = unfinished_ == 0 && !cancelled_;
+  if (!overflow_reported_ && !complete && channel_->overflowed()) {
     overflow_reported_ = true;
     Cancel();
     ChoiceEvent event;
@@ -198,6 +214,7 @@ void Generation::Cancel() {
   for (size_t i = 0; i < sinks_.size(); ++i) {
     if (ended_[i]) continue;
     ended_[i] = true;
+    cancelled_ = true;
     --unfinished_;
     engine_->Cancel(sinks_[i].get());
   }

@@ -13,6 +13,7 @@
 #include "engine/request.h"
 #include "server/base/memory_budget.h"
 #include "server/generation/engine_api.h"
+#include "server/generation/live_generations.h"
 
 namespace moeserve::server {
 
@@ -37,6 +38,8 @@ class EventChannel {
 
   void Push(ChoiceEvent event);
   std::vector<ChoiceEvent> Take();
+  // Ends the queue with `error`, as if it had overflowed; no effect on a queue that has ended.
+  void End(const absl::Status& error);
   bool overflowed() const;
   // Returns the error that ends an overflowed generation.
   absl::Status overflow() const;
@@ -58,8 +61,10 @@ struct GenerationOptions {
   // What the request holds from its admission to its end, and the budget for the output that waits.
   MemoryCharge charge;
   std::shared_ptr<MemoryBudget> memory;  // null: no limit
-  // Called on the engine thread when Take() has something to return after it had nothing, or when
-  // too much output waits. Must return quickly.
+  // Ends the generation if the engine cannot; null: nobody does.
+  std::shared_ptr<LiveGenerations> live;
+  // Called on the engine thread, or by LiveGenerations::Close(), when Take() has something to
+  // return after it had nothing, or when too much output waits. Must return quickly.
   std::function<void()> wake = [] {};
   // May be null. Shared, because the engine can outlive the object that owns the Generation.
   std::shared_ptr<Metrics> metrics;
@@ -78,8 +83,8 @@ class Generation {
   Generation(const Generation&) = delete;
   Generation& operator=(const Generation&) = delete;
 
-  // Returns the events that have arrived. If the queue has overflowed, cancels the generation and
-  // returns a ResourceExhausted event for choice 0.
+  // Returns the events that have arrived. If the queue has overflowed or was ended before the last
+  // event, cancels the generation and returns an event with the queue's error for choice 0.
   std::vector<ChoiceEvent> Take();
 
   // Cancels every choice that has not ended. Idempotent.
@@ -94,10 +99,12 @@ class Generation {
 
   const std::shared_ptr<EngineApi> engine_;
   const std::shared_ptr<EventChannel> channel_;
+  const std::shared_ptr<LiveGenerations> live_;
   const MemoryCharge charge_;
   std::vector<std::shared_ptr<TokenSink>> sinks_;  // per choice
   std::vector<bool> ended_;                        // per choice
   size_t unfinished_ = 0;
+  bool cancelled_ = false;  // whether Cancel() ended a choice
   bool overflow_reported_ = false;
 };
 

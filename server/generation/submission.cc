@@ -46,6 +46,7 @@ Result<std::unique_ptr<Generation>> Submission::Start(absl::Time deadline,
       params_.stream ? context_.limits.max_unread_bytes : std::numeric_limits<size_t>::max();
   options.wake = std::move(wake);
   options.metrics = context_.metrics;
+  options.live = context_.live;
   return Generation::Start(context_.engine, MakeEngineRequests(params_, prompts_, id_, deadline),
                            std::move(options));
 }

@@ -24,6 +24,7 @@ struct SubmissionContext {
   std::shared_ptr<Metrics> metrics;      // may be null
   std::shared_ptr<MemoryBudget> memory;  // null: no limit
   RequestLimits limits;
+  std::shared_ptr<LiveGenerations> live;  // may be null
 };
 
 // One request. Call SetPrompts() and, if NeedsCompiling(), CompileConstraint(), in either order,

@@ -13,8 +13,8 @@
 #include <string_view>
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "base/message.h"
+#include "base/steady_clock.h"
 #include "kernels/base/descriptor.h"
 
 namespace moeserve::server {
@@ -31,7 +31,7 @@ HostPort Reachable(const HostPort& address) {
 // Waits until a non-blocking socket is ready for one of `events`.
 absl::Status Await(int fd, short events, absl::Time deadline) {
   while (true) {
-    const int64_t left = std::max<int64_t>(0, absl::ToInt64Milliseconds(deadline - absl::Now()));
+    const int64_t left = std::max<int64_t>(0, absl::ToInt64Milliseconds(deadline - SteadyNow()));
     pollfd entry{fd, events, 0};
     const int ready = poll(&entry, 1, static_cast<int>(std::min<int64_t>(left + 1, 1'000'000)));
     if (ready > 0) return absl::OkStatus();
@@ -122,7 +122,7 @@ absl::Status Probe(const HostPort& address, absl::Time deadline) {
 
 absl::Status ProbeReadiness(const HostPort& address, absl::Duration timeout) {
   const HostPort target = Reachable(address);
-  const absl::Status status = Probe(target, absl::Now() + timeout);
+  const absl::Status status = Probe(target, SteadyNow() + timeout);
   if (status.ok()) return status;
   const bool bracket = target.host.find(':') != std::string::npos;
   return absl::UnavailableError(Concat("the server at ", bracket ? "[" : "", target.host,

@@ -1,5 +1,6 @@
 #include "server/http/server.h"
 
+#include <algorithm>
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
@@ -14,8 +15,8 @@
 #include <unordered_set>
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "base/message.h"
+#include "base/steady_clock.h"
 #include "server/base/logging.h"
 #include "server/http/connection.h"
 
@@ -30,6 +31,8 @@ namespace {
 constexpr int kHandlerThreads = 2;
 constexpr size_t kMaxWaitingHandlers = 256;
 constexpr std::chrono::seconds kOldBody{5};
+// How long Stop() waits for requests that are still arriving.
+constexpr absl::Duration kUnfinishedRequest = absl::Seconds(5);
 
 }  // namespace
 
@@ -87,9 +90,12 @@ class HttpServer::Impl {
     });
   }
 
+  void BeginDrain() { environment_->stopping = true; }
+
   void Stop(absl::Duration grace) {
     if (stopped_) return;
     stopped_ = true;
+    BeginDrain();
     asio::post(*io_, [this] {
       error_code ignored;
       acceptor_.close(ignored);
@@ -97,19 +103,20 @@ class HttpServer::Impl {
         if (const auto connection = weak.lock()) connection->CloseWhenIdle();
       }
     });
-    {
-      std::unique_lock lock(mutex_);
-      all_closed_.wait_for(lock, absl::ToChronoNanoseconds(grace), [&] { return open_ == 0; });
-    }
+    WaitForClosed(std::min(grace, kUnfinishedRequest));
+    asio::post(*io_, [this] {
+      for (auto& [key, weak] : connections_) {
+        const auto connection = weak.lock();
+        if (connection != nullptr && connection->waiting()) connection->Close();
+      }
+    });
+    WaitForClosed(grace - std::min(grace, kUnfinishedRequest));
     asio::post(*io_, [this] {
       for (auto& [key, weak] : connections_) {
         if (const auto connection = weak.lock()) connection->Close();
       }
     });
-    {
-      std::unique_lock lock(mutex_);
-      all_closed_.wait_for(lock, std::chrono::seconds(2), [&] { return open_ == 0; });
-    }
+    WaitForClosed(absl::Seconds(2));
     work_.reset();
     {
       // If no connection is open, the I/O thread ends by itself after the functions that are posted
@@ -126,13 +133,18 @@ class HttpServer::Impl {
   }
 
   void WaitForHandlers(absl::Time deadline) {
-    environment_->pool->WaitUntilIdle(std::chrono::steady_clock::now() +
-                                      absl::ToChronoNanoseconds(deadline - absl::Now()));
+    environment_->pool->WaitUntilIdle(ToSteadyTimePoint(deadline));
   }
 
   const tcp::endpoint& endpoint() const { return endpoint_; }
 
  private:
+  // Waits at most for `timeout`, a finite time, until no connection is open.
+  void WaitForClosed(absl::Duration timeout) {
+    std::unique_lock lock(mutex_);
+    all_closed_.wait_for(lock, absl::ToChronoNanoseconds(timeout), [&] { return open_ == 0; });
+  }
+
   asio::awaitable<void> Accept() {
     while (acceptor_.is_open()) {
       auto [error, socket] = co_await acceptor_.async_accept(asio::as_tuple(asio::use_awaitable));
@@ -255,6 +267,8 @@ std::string HttpServer::address() const {
 int HttpServer::port() const { return impl_->endpoint().port(); }
 
 void HttpServer::WaitForHandlers(absl::Time deadline) { impl_->WaitForHandlers(deadline); }
+
+void HttpServer::BeginDrain() { impl_->BeginDrain(); }
 
 void HttpServer::Stop(absl::Duration grace) { impl_->Stop(grace); }
 

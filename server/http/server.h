@@ -36,12 +36,17 @@ class HttpServer {
   std::string address() const;  // such as "127.0.0.1:8080", with the actual port
   int port() const;
 
-  // Blocks until no handler runs on the work pool, or until `deadline`. Must not be called after
-  // Stop().
+  // Blocks until no handler runs on the work pool, or until `deadline`, a SteadyNow() time. Must
+  // not be called after Stop().
   void WaitForHandlers(absl::Time deadline);
 
-  // Stops accepting connections, closes idle connections, waits up to `grace` for the busy
-  // connections and then closes them. Idempotent.
+  // From now on, every response says that its connection will be closed. May be called by any
+  // thread.
+  void BeginDrain();
+
+  // Stops accepting connections, closes idle connections, waits up to `grace` for the answers that
+  // are being made or read, and at most 5 s of it for requests that are still arriving, and then
+  // closes the connections. Idempotent.
   void Stop(absl::Duration grace);
 
  private:

@@ -2,20 +2,15 @@
 // and for readers that must not wait for the engine.
 #pragma once
 
-#include <chrono>
 #include <deque>
 #include <mutex>
 #include <optional>
 
 #include "absl/time/time.h"
+#include "base/steady_clock.h"
 #include "engine/statistics/expert_stats.h"
 
 namespace moeserve::server {
-
-// Returns the current time of a monotonic clock.
-inline absl::Time SteadyNow() {
-  return absl::UnixEpoch() + absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
-}
 
 // Thread-safe.
 class ExpertHistory {

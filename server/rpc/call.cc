@@ -1,9 +1,11 @@
 #include "server/rpc/call.h"
 
+#include <grpc/support/time.h>
+
 #include <algorithm>
 #include <string_view>
 
-#include "absl/time/clock.h"
+#include "base/steady_clock.h"
 #include "server/base/api_error.h"
 #include "server/base/logging.h"
 #include "server/base/request_id.h"
@@ -17,6 +19,17 @@ std::string_view Metadata(const grpc::CallbackServerContext& context, const char
   const auto it = metadata.find(key);
   if (it == metadata.end()) return {};
   return {it->second.data(), it->second.size()};
+}
+
+// Returns the time until the client's deadline; infinite without one. gRPC keeps the deadline on
+// its monotonic clock, so the wall clock has no part in this.
+absl::Duration TimeLeft(const grpc::CallbackServerContext& context) {
+  const gpr_timespec deadline = context.raw_deadline();
+  if (gpr_time_cmp(deadline, gpr_inf_future(deadline.clock_type)) == 0) {
+    return absl::InfiniteDuration();
+  }
+  const gpr_timespec left = gpr_time_sub(deadline, gpr_now(deadline.clock_type));
+  return absl::Seconds(left.tv_sec) + absl::Nanoseconds(left.tv_nsec);
 }
 
 std::string_view CodeName(grpc::StatusCode code) {
@@ -54,12 +67,10 @@ Call::Call(grpc::CallbackServerContext* context, ServerContext& server, const ch
       method_(method),
       start_(std::chrono::steady_clock::now()),
       id_(ChooseRequestId(Metadata(*context, "x-request-id"))),
-      deadline_(absl::Now() + server.settings().limits.max_request_time) {
-  if (context->deadline() != std::chrono::system_clock::time_point::max()) {
-    deadline_ = std::min(deadline_, absl::FromChrono(context->deadline()));
-  }
+      deadline_(SteadyNow() +
+                std::min(server.settings().limits.max_request_time, TimeLeft(*context))) {
   cancel_margin_ =
-      std::clamp((deadline_ - absl::Now()) / 10, absl::ZeroDuration(), absl::Milliseconds(100));
+      std::clamp((deadline_ - SteadyNow()) / 10, absl::ZeroDuration(), absl::Milliseconds(100));
 }
 
 absl::Status Call::Check() const {
@@ -68,7 +79,7 @@ absl::Status Call::Check() const {
                      "at most one authorization is allowed");
   }
   MOESERVE_RETURN_IF_ERROR(server_.settings().keys.Check(Metadata(*context_, "authorization")));
-  if (deadline_ <= absl::Now()) {
+  if (deadline_ <= SteadyNow()) {
     return MakeError(absl::StatusCode::kDeadlineExceeded, "timeout",
                      "the deadline had passed when the call arrived");
   }
@@ -76,7 +87,7 @@ absl::Status Call::Check() const {
 }
 
 absl::Status Call::CancelReason() const {
-  if (absl::Now() >= deadline_ - cancel_margin_) {
+  if (SteadyNow() >= deadline_ - cancel_margin_) {
     return absl::DeadlineExceededError("the call ran into its deadline");
   }
   return absl::CancelledError("the client cancelled the call");

@@ -27,7 +27,8 @@ class Call {
   // is cancelled in the last tenth of its time (at most 100 ms) counts as DeadlineExceeded.
   absl::Status CancelReason() const;
 
-  // Returns the client's deadline, or the server's own limit if that is earlier.
+  // Returns the client's deadline, or the server's own limit if that is earlier, as a SteadyNow()
+  // time.
   absl::Time deadline() const { return deadline_; }
   const std::string& id() const { return id_; }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "server/base/api_error.h"
+#include "server/rpc/grpc_time.h"
 
 namespace moeserve::server::rpc {
 
@@ -186,20 +187,19 @@ void GenerateCall::WatchForStall() {
   if (alarm_set_) return;
   alarm_set_ = true;
   const absl::Duration limit = server_.settings().http.write_stall_timeout;
-  stall_alarm_.Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(limit),
-                   [weak = weak_from_this(), write = writes_](bool fired) {
-                     // The alarm is a member and keeps its callback, so a strong reference would
-                     // keep the call alive.
-                     const auto self = weak.lock();
-                     if (!fired || self == nullptr) return;
-                     bool stalled;
-                     {
-                       std::lock_guard lock(self->mutex_);
-                       self->alarm_set_ = false;
-                       stalled = self->writing_ && self->writes_ == write;
-                     }
-                     if (stalled) self->context_->TryCancel();
-                   });
+  stall_alarm_.Set(GrpcDeadline(limit), [weak = weak_from_this(), write = writes_](bool fired) {
+    // The alarm is a member and keeps its callback, so a strong reference would
+    // keep the call alive.
+    const auto self = weak.lock();
+    if (!fired || self == nullptr) return;
+    bool stalled;
+    {
+      std::lock_guard lock(self->mutex_);
+      self->alarm_set_ = false;
+      stalled = self->writing_ && self->writes_ == write;
+    }
+    if (stalled) self->context_->TryCancel();
+  });
 }
 
 void GenerateCall::OnWriteDone(bool ok) {

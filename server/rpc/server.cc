@@ -5,13 +5,13 @@
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
 
-#include <chrono>
 #include <mutex>
 #include <utility>
 
 #include "base/message.h"
 #include "server/rpc/connection_gate.h"
 #include "server/rpc/dispatcher.h"
+#include "server/rpc/grpc_time.h"
 #include "server/rpc/service.h"
 
 namespace moeserve::server::rpc {
@@ -96,7 +96,7 @@ class GrpcServer::Impl {
     stopped_ = true;
     gate_->Stop();
     server_->GetHealthCheckService()->Shutdown();
-    server_->Shutdown(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(grace));
+    server_->Shutdown(GrpcDeadline(grace));
     server_->Wait();
     gate_->Close(kLastBytesTimeout);
   }

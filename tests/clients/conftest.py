@@ -20,6 +20,11 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
+# Marks tests that take more than five seconds.
+slow = pytest.mark.skipif(not os.environ.get("MOESERVE_SLOW_TESTS"),
+                          reason="slow; MOESERVE_SLOW_TESTS=1 runs it")
+
+
 @dataclass
 class Server:
     http: str  # "127.0.0.1:1234"

@@ -1,6 +1,7 @@
 """Tests what happens to requests over HTTP and gRPC when the server receives SIGTERM."""
 
 import concurrent.futures
+import http.client
 import json
 import signal
 import socket
@@ -11,7 +12,7 @@ import urllib.request
 import grpc
 import pytest
 
-from conftest import start_server, stop_server, wait_for
+from conftest import slow, start_server, stop_server, wait_for
 
 STREAMS = 16  # number of streams over HTTP, and over gRPC
 LIMIT = 600  # seconds; long enough for a server that runs with a sanitizer
@@ -120,9 +121,87 @@ def test_what_outlives_the_limit_ends_as_an_error(load):
     server.process.send_signal(signal.SIGTERM)
     for future in futures:
         _, done, error = future.result()
-        assert not done and error is not None
+        assert not done
+        code = error["code"] if isinstance(error, dict) else error
+        assert code in ("draining", grpc.StatusCode.UNAVAILABLE)
     assert server.process.wait(timeout=20) == 0
     assert time.monotonic() - begin < 10
+
+
+def connect(server, receive_buffer=None):
+    host, port = server.http.rsplit(":", 1)
+    client = socket.socket()
+    if receive_buffer is not None:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    client.settimeout(60)
+    client.connect((host, int(port)))
+    return client
+
+
+def send_completion(client, **fields):
+    body = json.dumps({"prompt": "The", "ignore_eos": True, **fields}).encode()
+    client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+                   b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+                   + body)
+
+
+def test_an_answer_that_the_drain_ends_is_an_error_of_the_server():
+    server = start_server("--drain-timeout", "0.3")
+    with connect(server) as client:
+        send_completion(client, max_tokens=8000)
+        assert wait_for(lambda: running(server.url) == 1, 20)
+        server.process.send_signal(signal.SIGTERM)
+        with client.makefile("rb") as answer:
+            head, _, body = answer.read().partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503 ")
+        assert b"\r\nConnection: close" in head
+        assert json.loads(body)["error"]["code"] == "draining"
+        assert json.loads(body)["error"]["type"] == "unavailable_error"
+    assert server.process.wait(timeout=20) == 0
+
+
+def test_every_response_during_the_drain_closes_its_connection():
+    server = start_server("--drain-timeout", str(LIMIT))
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    stream = pool.submit(stream_http, server.url, 4000)
+    assert wait_for(lambda: running(server.url) == 1, 20)
+    host, port = server.http.rsplit(":", 1)
+    client = http.client.HTTPConnection(host, int(port), timeout=20)
+    client.request("GET", "/version")
+    answer = client.getresponse()
+    answer.read()
+    assert answer.getheader("Connection") != "close"
+    server.process.send_signal(signal.SIGTERM)
+    assert wait_for(lambda: status_of(server.url + "/health")[0] == 503)
+    for path in ("/version", "/health", "/metrics", "/v1/models", "/nothing"):
+        client.request("GET", path)  # on the open connection first, then on new ones
+        answer = client.getresponse()
+        answer.read()
+        assert answer.getheader("Connection") == "close", path
+    assert not stream.done()
+    assert stream.result() == (4000, True, None)
+    assert server.process.wait(timeout=20) == 0
+
+
+@slow
+def test_the_drain_waits_for_a_slow_reader():
+    server = start_server("--drain-timeout", "30")
+    with connect(server, 8192) as client:
+        send_completion(client, max_tokens=1500, logprobs=20)
+        assert wait_for(lambda: b"HTTP/1.1 200" in client.recv(64, socket.MSG_PEEK), 30)
+        server.process.send_signal(signal.SIGTERM)
+        received = b""
+        end = time.monotonic() + 8  # longer than the least time that readers get
+        while time.monotonic() < end:
+            received += client.recv(1000)
+            time.sleep(0.05)
+        assert server.process.poll() is None
+        with client.makefile("rb") as rest:
+            received += rest.read()
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert len(body) > 1 << 19
+    assert len(json.loads(body)["choices"][0]["logprobs"]["tokens"]) == 1500
+    assert server.process.wait(timeout=20) == 0
 
 
 def test_a_second_signal_ends_at_once(load):

@@ -9,6 +9,8 @@
 #include <mutex>
 #include <thread>
 
+#include "absl/time/clock.h"
+#include "base/steady_clock.h"
 #include "engine/engine_options.h"
 #include "engine/sample/sampler.h"
 #include "model_loaders/loader.h"
@@ -322,14 +324,20 @@ TEST_F(EngineTest, MinTokensAndMasksHold) {
 // Blocks the engine from the first token on until GoOn() is called.
 class HoldingSink : public TokenSink {
  public:
-  void OnDelta(OutputDelta) override { go_on_.wait(false); }
+  void OnDelta(OutputDelta) override {
+    holds_ = true;
+    holds_.notify_all();
+    go_on_.wait(false);
+  }
   void OnError(const absl::Status&) override {}
+  void WaitForToken() const { holds_.wait(false); }
   void GoOn() {
     go_on_ = true;
     go_on_.notify_all();
   }
 
  private:
+  std::atomic<bool> holds_{false};
   std::atomic<bool> go_on_{false};
 };
 
@@ -463,7 +471,7 @@ TEST_F(EngineTest, ABoundedQueueRefusesAndCancelFreesEverything) {
   engine->ExpectIdle();
   // A request whose deadline has passed ends without running.
   Request late = Prompt("late", golden_.Prompt(0), 10);
-  late.deadline = absl::Now() - absl::Seconds(1);
+  late.deadline = SteadyNow() - absl::Seconds(1);
   EXPECT_TRUE(absl::IsDeadlineExceeded(engine->Submit(late)->Wait()));
 }
 
@@ -488,6 +496,43 @@ TEST_F(EngineTest, DrainFinishesWhatRunsAndRefusesTheRest) {
   EXPECT_EQ(sink->tokens().size(), 50u);
   EXPECT_TRUE(absl::IsUnavailable(
       engine->get().Submit(Prompt("b", {1}, 1), std::make_shared<CollectingSink>())));
+}
+
+TEST_F(EngineTest, WhatOutlivesTheDrainIsUnavailable) {
+  auto engine = Start();
+  auto holding = std::make_shared<HoldingSink>();
+  ASSERT_TRUE(engine->get().Submit(Prompt("holding", golden_.Prompt(0), 90), holding).ok());
+  auto sink = engine->Submit(Prompt("a", golden_.Prompt(0), 50));
+  holding->WaitForToken();
+  std::thread drainer([&] { EXPECT_TRUE(engine->get().Drain(SteadyNow())); });
+  while (!absl::IsUnavailable(
+      engine->get().Submit(Prompt("holding", {1}, 1), std::make_shared<CollectingSink>()))) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  holding->GoOn();
+  drainer.join();
+  EXPECT_TRUE(absl::IsUnavailable(sink->Wait())) << sink->Wait();
+}
+
+// HoldingSink keeps the engine's thread in a step.
+TEST_F(EngineTest, ProgressTellsARunningStepFromAnIdleEngine) {
+  auto engine = Start();
+  const auto wait_until = [&](bool idle) {
+    for (int i = 0; i < 5000 && engine->get().Progress().idle != idle; ++i) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    return engine->get().Progress().idle == idle;
+  };
+  ASSERT_TRUE(wait_until(true));
+  auto holding = std::make_shared<HoldingSink>();
+  ASSERT_TRUE(engine->get().Submit(Prompt("holding", golden_.Prompt(0), 4), holding).ok());
+  holding->WaitForToken();
+  const EngineProgress in_step = engine->get().Progress();
+  EXPECT_FALSE(in_step.idle);
+  EXPECT_EQ(engine->get().Progress().rounds, in_step.rounds);
+  holding->GoOn();
+  ASSERT_TRUE(wait_until(true));
+  EXPECT_GT(engine->get().Progress().rounds, in_step.rounds);
 }
 
 // Submits 1,000 requests from 32 threads and cancels a third of them at random. Each must end

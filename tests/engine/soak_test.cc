@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/steady_clock.h"
 #include "engine/engine.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/golden.h"
@@ -36,7 +37,7 @@ std::vector<Request> MakeSamples(const std::string& id, const Golden& golden, Ra
   if (random.Below(8) == 0) r.sampling.min_tokens = 1;
   if (random.Below(8) == 0) r.cache_salt = "salt";
   if (random.Below(8) == 0) r.priority = random.Below(5) - 2;
-  if (random.Below(20) == 0) r.deadline = absl::Now() + absl::Milliseconds(random.Below(20));
+  if (random.Below(20) == 0) r.deadline = SteadyNow() + absl::Milliseconds(random.Below(20));
   r.expert_counts = random.Below(4) == 0;
   r.routing_record = random.Below(4) == 0;
   const int samples = random.Below(6) == 0 ? 2 + random.Below(3) : 1;

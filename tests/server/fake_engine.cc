@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "base/steady_clock.h"
 
 namespace moeserve::server::testing {
 
@@ -133,12 +134,13 @@ void FakeEngine::Cancel(const TokenSink* sink) {
   changed_.notify_all();
 }
 
-void FakeEngine::Drain(absl::Time deadline) {
+bool FakeEngine::Drain(absl::Time deadline) {
   std::unique_lock lock(mutex_);
   draining_ = true;
-  changed_.wait_until(lock, absl::ToChronoTime(deadline), [&] { return running_.empty(); });
+  changed_.wait_until(lock, ToSteadyTimePoint(deadline), [&] { return running_.empty(); });
   for (const auto& [id, running] : running_) to_cancel_.push_back(id);
   changed_.notify_all();
+  return true;
 }
 
 EngineStats FakeEngine::Stats() const {
@@ -151,6 +153,8 @@ EngineStats FakeEngine::Stats() const {
   stats.kv_block_tokens = 16;
   return stats;
 }
+
+EngineProgress FakeEngine::Progress() const { return {rounds_.load(), idle_.load()}; }
 
 ExpertStats FakeEngine::ExpertSnapshot() const {
   ExpertStats stats;
@@ -192,6 +196,13 @@ void FakeEngine::SetHealthy(bool healthy) {
   healthy_ = healthy;
 }
 
+void FakeEngine::SetStuck(bool stuck) {
+  std::lock_guard lock(mutex_);
+  stuck_ = stuck;
+  idle_ = !stuck;
+  changed_.notify_all();
+}
+
 void FakeEngine::Release() {
   std::lock_guard lock(mutex_);
   released_ = true;
@@ -229,7 +240,7 @@ bool FakeEngine::Step(Running& running) {
   const SamplingParams& sampling = running.request.sampling;
   OutputDelta delta;
   delta.usage.prompt_tokens = static_cast<int>(running.request.prompt.size());
-  if (running.request.deadline <= absl::Now()) {
+  if (running.request.deadline <= SteadyNow()) {
     running.sink->OnError(absl::DeadlineExceededError("the deadline has passed"));
     return true;
   }
@@ -273,6 +284,8 @@ bool FakeEngine::Step(Running& running) {
 void FakeEngine::Loop() {
   std::unique_lock lock(mutex_);
   while (true) {
+    changed_.wait(lock, [&] { return !stuck_ || stopping_; });
+    ++rounds_;
     for (const std::string& id : std::exchange(to_cancel_, {})) {
       const auto it = running_.find(id);
       if (it == running_.end()) continue;
@@ -292,7 +305,7 @@ void FakeEngine::Loop() {
           running->request.deadline == absl::InfiniteFuture()) {
         continue;
       }
-      if (running->script.held && !released_ && running->request.deadline > absl::Now()) {
+      if (running->script.held && !released_ && running->request.deadline > SteadyNow()) {
         delay = std::min(delay, absl::Milliseconds(5));
         continue;
       }

@@ -1,6 +1,7 @@
 // An engine that generates scripted completions, and a tokenizer of bytes.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <map>
 #include <memory>
@@ -61,8 +62,9 @@ class FakeEngine final : public EngineApi {
   absl::Status Submit(std::vector<Request> requests,
                       std::vector<std::shared_ptr<TokenSink>> sinks) override;
   void Cancel(const TokenSink* sink) override;
-  void Drain(absl::Time deadline) override;
+  bool Drain(absl::Time deadline) override;
   EngineStats Stats() const override;
+  EngineProgress Progress() const override;
   ExpertStats ExpertSnapshot() const override;
   std::optional<TokenExpertCounts> token_expert_counts() const override { return token_counts_; }
   std::vector<HiddenSample> HiddenSamples() const override { return hidden_samples_; }
@@ -80,6 +82,8 @@ class FakeEngine final : public EngineApi {
   void SetScript(const Script& script);
   void SetHealthy(bool healthy);
   void Release();
+  // While `stuck`, the engine's thread is in a step that does not end.
+  void SetStuck(bool stuck);
 
   std::vector<Request> submitted() const;
   int active() const;
@@ -118,6 +122,9 @@ class FakeEngine final : public EngineApi {
   int cancelled_ = 0;
   bool healthy_ = true;
   bool released_ = false;
+  bool stuck_ = false;
+  std::atomic<uint64_t> rounds_{0};
+  std::atomic<bool> idle_{true};
   bool draining_ = false;
   bool stopping_ = false;
   std::thread thread_;

@@ -13,9 +13,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "moeserve/v1/moeserve.grpc.pb.h"
 #include "server/base/logging.h"
 #include "server/context.h"
+#include "server/generation/engine_watchdog.h"
 #include "server/rpc/server.h"
 #include "tests/server/fake_engine.h"
 #include "tests/server/generic_call.h"
@@ -365,6 +367,39 @@ TEST_F(Grpc, SlowReaderIsDropped) {
   while (reader->Read(&message)) {
   }
   EXPECT_FALSE(reader->Finish().ok());
+}
+
+TEST_F(Grpc, AStuckEngineEndsCalls) {
+  Script script;
+  script.endless = true;
+  script.delay = absl::Milliseconds(5);
+  Start(script);
+  const EngineWatchdog watchdog(engine_, absl::Milliseconds(100), [&](bool stuck) {
+    context_->SetEngineStuck(stuck);
+    server_->SetServing(!stuck);
+  });
+  v1::GenerateRequest request = Text("a");
+  request.mutable_sampling()->set_max_tokens(250);
+  std::future<Answer> running = std::async(std::launch::async, [&] { return Generate(request); });
+  ASSERT_TRUE(engine_->WaitForActive(1));
+  engine_->SetStuck(true);
+  const Answer cut = running.get();
+  EXPECT_EQ(cut.status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(cut.error_code, "engine_stuck");
+  const Answer refused = Generate(request);
+  EXPECT_EQ(refused.status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(refused.error_code, "engine_stuck");
+  constexpr int kServing = 1;
+  constexpr int kNotServing = 2;
+  for (int i = 0; i < 5000 && Health("") != kNotServing; ++i) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  EXPECT_EQ(Health(""), kNotServing);
+  engine_->SetStuck(false);
+  for (int i = 0; i < 5000 && Health("") != kServing; ++i) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_EQ(Health(""), kServing);
+  engine_->SetScript({});
+  EXPECT_TRUE(Generate(Text("a")).status.ok());
 }
 
 TEST_F(Grpc, ManyStreamsAtOnce) {

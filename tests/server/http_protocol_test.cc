@@ -1,9 +1,12 @@
 // The HTTP server's framing, limits and API keys, and the routes that other tests do not cover.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <string>
 #include <thread>
 
+#include "absl/time/clock.h"
+#include "server/generation/engine_watchdog.h"
 #include "server/http/head_check.h"
 #include "server/http/response_head.h"
 #include "server/http/url.h"
@@ -372,6 +375,57 @@ TEST_F(Routes, HealthFollowsTheState) {
   EXPECT_EQ(Error(draining)["code"], "draining");
   EXPECT_TRUE(draining.headers.contains("retry-after"));
   EXPECT_EQ(Exchange(Get("/health/live")).status, 200);
+}
+
+TEST_F(Routes, AStuckEngineIsReportedUntilItGoesOn) {
+  Script script;
+  script.endless = true;
+  script.delay = absl::Milliseconds(5);
+  Start(script);
+  const EngineWatchdog watchdog(engine_, absl::Milliseconds(100),
+                                [&](bool stuck) { context_->SetEngineStuck(stuck); });
+  RawClient stream(port());
+  stream.Send(Post("/v1/completions", R"({"prompt": "a", "stream": true, "max_tokens": 250})"));
+  ASSERT_TRUE(stream.ReadUntil("data: "));
+  RawClient unary(port());
+  unary.Send(Post("/v1/completions", R"({"prompt": "a", "max_tokens": 250})"));
+  ASSERT_TRUE(engine_->WaitForActive(2));
+  engine_->SetStuck(true);
+  // The engine's thread cannot end these requests.
+  const RawResponse refused = unary.ReadResponse();
+  EXPECT_EQ(refused.status, 503);
+  EXPECT_EQ(Error(refused)["code"], "engine_stuck");
+  EXPECT_TRUE(refused.headers.contains("retry-after"));
+  const RawResponse cut = stream.ReadResponse();
+  EXPECT_TRUE(cut.complete);
+  EXPECT_EQ(Events(cut.body).back()["error"]["code"], "engine_stuck");
+  for (const char* path : {"/health", "/health/ready", "/health/live"}) {
+    const RawResponse health = Exchange(Get(path));
+    EXPECT_EQ(health.status, 503) << path;
+    EXPECT_EQ(Error(health)["code"], "engine_stuck") << path;
+  }
+  EXPECT_EQ(Error(Complete(R"({"prompt": "a"})"))["code"], "engine_stuck");
+  EXPECT_NE(Exchange(Get("/metrics")).body.find("\nmoeserve_engine_up 0\n"), std::string::npos);
+
+  engine_->SetScript({});
+  engine_->SetStuck(false);
+  EXPECT_TRUE(engine_->WaitForCancelled(2));
+  for (int i = 0; i < 5000 && Exchange(Get("/health")).status != 200; ++i) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  EXPECT_EQ(Exchange(Get("/health/live")).status, 200);
+  EXPECT_NE(Exchange(Get("/metrics")).body.find("\nmoeserve_engine_up 1\n"), std::string::npos);
+  const RawResponse answer = Complete(R"({"prompt": "a"})");
+  EXPECT_EQ(answer.status, 200);
+  EXPECT_EQ(Json::parse(answer.body)["choices"][0]["text"], "hello");
+}
+
+TEST_F(Routes, AnIdleEngineIsNotStuck) {
+  Start();
+  std::atomic<int> changes{0};
+  const EngineWatchdog watchdog(engine_, absl::Milliseconds(10), [&](bool) { ++changes; });
+  absl::SleepFor(absl::Milliseconds(200));
+  EXPECT_EQ(changes, 0);
 }
 
 TEST_F(Routes, StopWaitsForRunningAnswers) {

@@ -6,8 +6,8 @@
 #include <mutex>
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "base/message.h"
+#include "base/steady_clock.h"
 #include "server/base/status_conversion.h"
 
 namespace moeserve::server {
@@ -139,7 +139,7 @@ void EngineTarget::Start(const LoadRequest& request, double scheduled) {
   out.sampling.temperature = 0.0;
   out.sampling.max_tokens = request.output_tokens;
   out.sampling.ignore_eos = true;
-  out.deadline = absl::Now() + timeout_;
+  out.deadline = SteadyNow() + timeout_;
   auto sink = std::make_shared<Sink>(inbox_, result, request.output_tokens);
   if (absl::Status status = engine_->Submit({std::move(out)}, {sink}); !status.ok()) {
     return refuse(status);

@@ -10,6 +10,7 @@
 
 #include "absl/time/clock.h"
 #include "base/message.h"
+#include "base/steady_clock.h"
 #include "model_loaders/files/strict_json.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
@@ -161,10 +162,8 @@ class Api : public std::enable_shared_from_this<Api> {
   }
 
   Handled Live(const Request&) {
-    const auto engine = context_.engine();
-    if (engine != nullptr && !engine->Stats().healthy) {
-      return ErrorResponse(
-          MakeError(absl::StatusCode::kUnavailable, "engine_dead", "the engine has stopped"));
+    if (const absl::Status status = context_.EngineStatus(); !status.ok()) {
+      return ErrorResponse(status);
     }
     return JsonResponse({{"status", "ok"}});
   }
@@ -266,7 +265,7 @@ class Api : public std::enable_shared_from_this<Api> {
                                                 .model = params.model},
                                  MakeAnswerOptions(params), submission->engine()->tokenizer(),
                                  static_cast<int>(submission->num_choices()));
-    const absl::Time deadline = absl::Now() + context_.settings().limits.max_request_time;
+    const absl::Time deadline = SteadyNow() + context_.settings().limits.max_request_time;
     if (!submission->NeedsCompiling()) {
       return Start(std::move(submission), std::move(writer), deadline, request.wake);
     }

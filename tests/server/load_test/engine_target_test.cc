@@ -100,8 +100,9 @@ class TwiceEngine final : public EngineApi {
     return absl::OkStatus();
   }
   void Cancel(const TokenSink*) override {}
-  void Drain(absl::Time) override {}
+  bool Drain(absl::Time) override { return true; }
   EngineStats Stats() const override { return {}; }
+  EngineProgress Progress() const override { return {}; }
   ExpertStats ExpertSnapshot() const override { return {}; }
   int max_model_len() const override { return 100; }
   const ModelSpec& spec() const override { return spec_; }
