@@ -36,6 +36,7 @@ ServerContext::ServerContext(ServerSettings settings)
       created_(absl::ToUnixSeconds(absl::Now())),
       memory_(std::make_shared<MemoryBudget>(settings_.request_memory)),
       call_memory_(std::make_shared<MemoryBudget>(settings_.request_memory / 4)),
+      keys_(settings_.keys),
       work_pool_(kWorkThreads, kMaxWaitingWork) {}
 
 void ServerContext::SetServing(std::shared_ptr<EngineApi> engine,
@@ -103,30 +104,49 @@ Result<std::shared_ptr<EngineApi>> ServerContext::ServingEngine() const {
   return this->engine();
 }
 
-RequestRules ServerContext::Rules() const {
+std::vector<std::string> ServerContext::ModelsOf(const ApiKey* key) const {
+  std::vector<std::string> names;
+  for (const std::string& name : settings_.served_names) {
+    if (key == nullptr || key->MayUseModel(name)) names.push_back(name);
+  }
+  return names;
+}
+
+Result<RequestRules> ServerContext::Rules(const ApiKey* key) const {
   RequestRules rules;
   rules.limits = settings_.limits;
-  rules.served_names = settings_.served_names;
+  rules.served_names = ModelsOf(key);
+  if (rules.served_names.empty()) {
+    return MakeError(absl::StatusCode::kPermissionDenied, "permission_denied",
+                     "this API key may use none of the models served here", "model");
+  }
+  rules.min_priority = settings_.min_priority;
+  if (key != nullptr) {
+    rules.min_priority = key->spec().limits.min_priority.value_or(settings_.min_priority);
+    rules.routing.permitted = key->spec().scopes.Has(Scope::kRouting);
+  }
   rules.strict_fields = settings_.strict_fields;
   std::lock_guard lock(mutex_);
   rules.defaults = defaults_;
   rules.vocab_size = engine_->spec().vocab_size;
-  rules.routing = {.records = settings_.routing_records,
-                   .control = engine_->routing_control(),
-                   .spec = &engine_->spec(),
-                   .layout = &engine_->route_layout()};
+  rules.routing.records = settings_.routing_records;
+  rules.routing.control = engine_->routing_control();
+  rules.routing.spec = &engine_->spec();
+  rules.routing.layout = &engine_->route_layout();
   rules.tokenizer = engine_->tokenizer();
   return rules;
 }
 
-SubmissionContext ServerContext::Submissions(std::shared_ptr<EngineApi> engine) const {
+SubmissionContext ServerContext::Submissions(std::shared_ptr<EngineApi> engine,
+                                             std::shared_ptr<const ApiKey> key) const {
   std::lock_guard lock(mutex_);
   return {.engine = std::move(engine),
           .constraint_compiler = constraint_compiler_,
           .metrics = metrics_,
           .memory = memory_,
           .limits = settings_.limits,
-          .live = live_};
+          .live = live_,
+          .key = std::move(key)};
 }
 
 std::shared_ptr<const ChatFormat> ServerContext::chat_format() const {
@@ -152,6 +172,7 @@ std::string ServerContext::MetricsText(ExpositionFormat format) {
   PrometheusText text(format);
   metrics_->WriteServer(text);
   WriteMemoryMetrics(text, *memory_);
+  keys_.WriteMetrics(text);
   const std::shared_ptr<EngineApi> engine = this->engine();
   EngineStats stats;
   if (engine != nullptr) {

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "model_loaders/loader.h"
-#include "server/base/auth.h"
 #include "server/base/limits.h"
 #include "server/base/memory_budget.h"
 #include "server/base/work_pool.h"
@@ -18,6 +17,7 @@
 #include "server/generation/engine_api.h"
 #include "server/generation/live_generations.h"
 #include "server/generation/submission.h"
+#include "server/keys/key_store.h"
 #include "server/metrics/expert_metrics.h"
 #include "server/metrics/metrics.h"
 #include "server/metrics/metrics_compat.h"
@@ -32,7 +32,9 @@ struct ServerSettings {
   std::string device = "cpu";
   // The git commit that the program was built from; empty if unknown.
   std::string commit;
-  ApiKeys keys;
+  std::vector<KeySpec> keys;  // at the start; empty: everybody may do everything
+  // The lowest `priority` of requests, unless their key has its own limit.
+  int min_priority = 0;
   RequestLimits limits;
   HttpLimits http;
   // Limit on the memory that all requests hold together, in bytes.
@@ -63,6 +65,8 @@ class ServerContext {
   // in addition. It is separate, so that bodies over HTTP cannot use it up.
   const std::shared_ptr<MemoryBudget>& call_memory() const { return call_memory_; }
 
+  KeyStore& keys() { return keys_; }
+
   ServerState state() const { return state_.load(); }
   // Stores the loaded model's objects and changes the state from kLoading to kServing; a draining
   // server stays kDraining. Requires that ResolveMoeMetrics() accepts settings().moe_metrics for
@@ -86,12 +90,16 @@ class ServerContext {
   // Returns null until the model is loaded.
   std::shared_ptr<EngineApi> engine() const;
 
-  // Returns the settings and model properties that request parsers check against. The engine must
-  // be loaded.
-  RequestRules Rules() const;
+  // Returns the names of served models that `key` may use. `key` may be null: all of them.
+  std::vector<std::string> ModelsOf(const ApiKey* key) const;
+  // Returns the settings, model properties and rights of `key`, which may be null, that request
+  // parsers check against. The engine must be loaded. PermissionDenied if the key may use no model
+  // of this server.
+  Result<RequestRules> Rules(const ApiKey* key) const;
   // Returns the objects that submitting a request to `engine` needs. `engine` is a result of
-  // ServingEngine().
-  SubmissionContext Submissions(std::shared_ptr<EngineApi> engine) const;
+  // ServingEngine(). `key` may be null.
+  SubmissionContext Submissions(std::shared_ptr<EngineApi> engine,
+                                std::shared_ptr<const ApiKey> key) const;
   // Returns null until the model is loaded.
   std::shared_ptr<const ChatFormat> chat_format() const;
 
@@ -117,6 +125,7 @@ class ServerContext {
   const std::shared_ptr<MemoryBudget> call_memory_;
   const std::shared_ptr<LiveGenerations> live_ = std::make_shared<LiveGenerations>();
   std::atomic<bool> engine_stuck_{false};
+  KeyStore keys_;
   ExpertHistory expert_history_;
   std::atomic<ServerState> state_{ServerState::kLoading};
   mutable std::mutex mutex_;

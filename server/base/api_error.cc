@@ -1,5 +1,9 @@
 #include "server/base/api_error.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
 #include "absl/strings/cord.h"
 #include "base/message.h"
 
@@ -8,6 +12,7 @@ namespace {
 
 constexpr char kCodeUrl[] = "moeserve/code";
 constexpr char kParamUrl[] = "moeserve/param";
+constexpr char kRetryAfterUrl[] = "moeserve/retry_after_seconds";
 
 std::string Payload(const absl::Status& status, const char* url) {
   const auto payload = status.GetPayload(url);
@@ -42,6 +47,19 @@ absl::Status UnsupportedParameter(std::string_view param) {
 absl::Status MissingField(std::string_view param) {
   return MakeError(absl::StatusCode::kInvalidArgument, "missing_field",
                    Concat("the required field '", param, "' is missing"), param);
+}
+
+absl::Status RateLimitExceeded(std::string message, absl::Duration retry_after) {
+  absl::Status status =
+      MakeError(absl::StatusCode::kResourceExhausted, "rate_limit_exceeded", std::move(message));
+  const int64_t seconds = absl::ToInt64Seconds(absl::Ceil(retry_after, absl::Seconds(1)));
+  status.SetPayload(kRetryAfterUrl, ToCord(std::to_string(std::clamp<int64_t>(seconds, 1, 3600))));
+  return status;
+}
+
+int RetryAfterSeconds(const absl::Status& status) {
+  const std::string text = Payload(status, kRetryAfterUrl);
+  return text.empty() ? 0 : std::stoi(text);
 }
 
 std::string ApiCode(const absl::Status& status) {

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 
 namespace moeserve::server {
 
@@ -22,6 +23,12 @@ absl::Status InvalidValue(std::string_view param, std::string message);
 absl::Status UnsupportedParameter(std::string_view param);
 // Returns InvalidArgument with API error code "missing_field".
 absl::Status MissingField(std::string_view param);
+
+// Returns ResourceExhausted with API error code "rate_limit_exceeded", for a client that may try
+// again after `retry_after`.
+absl::Status RateLimitExceeded(std::string message, absl::Duration retry_after);
+// Returns after how many seconds the client may try again, at least 1; 0 if `status` does not tell.
+int RetryAfterSeconds(const absl::Status& status);
 
 // Returns the attached API error code, else the default for the status code; empty if the status is
 // OK.

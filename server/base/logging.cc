@@ -132,22 +132,24 @@ void FlushLog(std::chrono::steady_clock::duration timeout) {
 uint64_t LogLinesDropped() { return g_queue == nullptr ? 0 : g_queue->dropped(); }
 
 void LogHttpRequest(std::string_view request_id, std::string_view method, std::string_view endpoint,
-                    int status, double seconds) {
-  Emit(spdlog::level::info, "http", "request",
-       {{"request_id", std::string(request_id)},
-        {"method", std::string(method)},
-        {"endpoint", std::string(endpoint)},
-        {"status", status},
-        {"ms", Milliseconds(seconds)}});
+                    int status, double seconds, std::string_view key) {
+  Fields fields = {{"request_id", std::string(request_id)},
+                   {"method", std::string(method)},
+                   {"endpoint", std::string(endpoint)},
+                   {"status", status},
+                   {"ms", Milliseconds(seconds)}};
+  if (!key.empty()) fields["key"] = std::string(key);
+  Emit(spdlog::level::info, "http", "request", fields);
 }
 
 void LogGrpcCall(std::string_view request_id, std::string_view method, std::string_view code,
-                 double seconds) {
-  Emit(spdlog::level::info, "grpc", "call",
-       {{"request_id", std::string(request_id)},
-        {"method", std::string(method)},
-        {"code", std::string(code)},
-        {"ms", Milliseconds(seconds)}});
+                 double seconds, std::string_view key) {
+  Fields fields = {{"request_id", std::string(request_id)},
+                   {"method", std::string(method)},
+                   {"code", std::string(code)},
+                   {"ms", Milliseconds(seconds)}};
+  if (!key.empty()) fields["key"] = std::string(key);
+  Emit(spdlog::level::info, "grpc", "call", fields);
 }
 
 }  // namespace moeserve::server

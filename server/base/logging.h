@@ -26,9 +26,10 @@ void FlushLog(std::chrono::steady_clock::duration timeout);
 // Returns the number of lines dropped since the start.
 uint64_t LogLinesDropped();
 
+// `key` is the name of the request's API key; empty if there is none.
 void LogHttpRequest(std::string_view request_id, std::string_view method, std::string_view endpoint,
-                    int status, double seconds);
+                    int status, double seconds, std::string_view key = {});
 void LogGrpcCall(std::string_view request_id, std::string_view method, std::string_view code,
-                 double seconds);
+                 double seconds, std::string_view key = {});
 
 }  // namespace moeserve::server

@@ -25,21 +25,37 @@ void BlockTerminationSignals() {
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
 }
 
+void BlockHangup() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGHUP);
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+}
+
 void IgnoreBrokenPipes() { signal(SIGPIPE, SIG_IGN); }
 
-SignalWatcher::SignalWatcher(std::function<void()> on_first)
-    : thread_([on_first = std::move(on_first)](std::stop_token stop) {
-        const sigset_t set = TerminationSignals();
-        const timespec pause{0, 100'000'000};
-        bool first = true;
-        while (!stop.stop_requested()) {
-          const int signal = sigtimedwait(&set, nullptr, &pause);
-          if (signal <= 0) continue;
-          if (!first) _exit(128 + signal);
-          first = false;
-          on_first();
-        }
-      }) {}
+SignalWatcher::SignalWatcher(std::function<void()> on_first, std::function<void()> on_hangup)
+    : thread_(
+          [on_first = std::move(on_first), on_hangup = std::move(on_hangup)](std::stop_token stop) {
+            sigset_t set = TerminationSignals();
+            // Waiting for a signal that is not blocked has no defined effect.
+            sigset_t blocked;
+            pthread_sigmask(SIG_BLOCK, nullptr, &blocked);
+            if (sigismember(&blocked, SIGHUP) == 1) sigaddset(&set, SIGHUP);
+            const timespec pause{0, 100'000'000};
+            bool first = true;
+            while (!stop.stop_requested()) {
+              const int signal = sigtimedwait(&set, nullptr, &pause);
+              if (signal <= 0) continue;
+              if (signal == SIGHUP) {
+                on_hangup();
+                continue;
+              }
+              if (!first) _exit(128 + signal);
+              first = false;
+              on_first();
+            }
+          }) {}
 
 SignalWatcher::~SignalWatcher() = default;
 

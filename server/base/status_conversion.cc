@@ -53,6 +53,12 @@ HttpError ToHttpError(const absl::Status& status) {
         error.never_retry = true;
         break;
       }
+      if (const int seconds = RetryAfterSeconds(status); seconds > 0) {
+        error.status = 429;
+        error.type = "rate_limit_error";
+        error.retry_after_seconds = seconds;
+        break;
+      }
       error.status = 503;
       error.type = "overloaded_error";
       error.retry_after_seconds = 1;

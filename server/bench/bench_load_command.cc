@@ -10,7 +10,6 @@
 
 #include "base/message.h"
 #include "kernels/registry.h"
-#include "server/base/auth.h"
 #include "server/bench/load_test/driver.h"
 #include "server/bench/load_test/engine_target.h"
 #include "server/bench/load_test/http_target.h"
@@ -21,6 +20,7 @@
 #include "server/commands/commands.h"
 #include "server/commands/model_options.h"
 #include "server/generation/engine_adapter.h"
+#include "server/keys/key_file.h"
 
 namespace moeserve::server {
 namespace {
@@ -170,8 +170,7 @@ absl::Status WriteReport(const Options& options, const LoadReport& report,
 absl::Status RunAgainstServer(Options options) {
   MOESERVE_ASSIGN_OR_RETURN(options.http.url, ParseBaseUrl(options.url));
   if (!options.api_key_file.empty()) {
-    MOESERVE_ASSIGN_OR_RETURN(const ApiKeys keys, ReadApiKeys(options.api_key_file));
-    options.http.api_key = keys.first();
+    MOESERVE_ASSIGN_OR_RETURN(options.http.api_key, ReadFirstKey(options.api_key_file));
   }
   MOESERVE_ASSIGN_OR_RETURN(const Workload workload, MakeWorkload(options, kDefaultVocabulary));
   MOESERVE_ASSIGN_OR_RETURN(const auto target, HttpTarget::Create(options.http));

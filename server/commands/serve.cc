@@ -17,7 +17,6 @@
 #include "base/steady_clock.h"
 #include "engine/text/chat/chat_template.h"
 #include "model_loaders/files/mapped_file.h"
-#include "server/base/auth.h"
 #include "server/base/commit.h"
 #include "server/base/descriptors.h"
 #include "server/base/logging.h"
@@ -30,7 +29,10 @@
 #include "server/generation/engine_watchdog.h"
 #include "server/http/routes/api.h"
 #include "server/http/server.h"
+#include "server/keys/key_file.h"
+#include "server/keys/key_file_watcher.h"
 #include "server/openai/chat_format.h"
+#include "server/rpc/methods.h"
 #include "server/rpc/server.h"
 
 namespace moeserve::server {
@@ -50,6 +52,8 @@ struct Options {
   std::string grpc = "127.0.0.1:8081";
   std::vector<std::string> served_names;
   std::string api_key_file;
+  int min_priority = 0;
+  bool print_routes = false;
   std::string log_format = "text";
   std::string log_level = "info";
   double drain_seconds = 30.0;
@@ -195,6 +199,7 @@ struct Configuration {
   EngineOptions engine;
   Addresses addresses;
   std::optional<std::string> chat_template;
+  KeyFileWatcher::Version key_file;  // as it was read
 };
 
 EngineOptions WithServeOptions(EngineOptions engine, const Options& options) {
@@ -212,7 +217,8 @@ Result<Configuration> Configure(const Options& options) {
   MOESERVE_ASSIGN_OR_RETURN(out.chat_template, ReadChatTemplate(options.chat_template));
   ServerSettings& settings = out.settings;
   if (!options.api_key_file.empty()) {
-    MOESERVE_ASSIGN_OR_RETURN(settings.keys, ReadApiKeys(options.api_key_file));
+    out.key_file = KeyFileWatcher::Look(options.api_key_file);
+    MOESERVE_ASSIGN_OR_RETURN(settings.keys, ReadKeyFile(options.api_key_file));
   }
   MOESERVE_ASSIGN_OR_RETURN(out.addresses, ResolveAddresses(options, !settings.keys.empty()));
   MOESERVE_ASSIGN_OR_RETURN(EngineOptions engine, ResolveEngineOptions(options.engine));
@@ -223,6 +229,7 @@ Result<Configuration> Configure(const Options& options) {
   }
   settings.device = options.model.device;
   settings.commit = Commit();
+  settings.min_priority = options.min_priority;
   settings.strict_fields = options.strict_fields;
   settings.dashboard = !options.no_dashboard;
   settings.limits.max_logprobs = options.max_logprobs;
@@ -324,19 +331,30 @@ absl::Status Serve(const Options& options) {
   ServerContext context(std::move(configuration.settings));
   const std::unique_ptr<http::Router> router = http::MakeRouter(context);
   LogConfiguration(options, configuration.engine, context);
+  std::optional<KeyFileWatcher> keys;
+  if (!options.api_key_file.empty()) {
+    WarnAboutKeys(options.api_key_file, context.settings().keys, context.settings().served_names);
+    keys.emplace(options.api_key_file, configuration.key_file, context.settings().served_names,
+                 context.keys());
+  }
   MOESERVE_ASSIGN_OR_RETURN(const Listeners listeners,
                             StartListeners(configuration.addresses, *router, context));
 
   StopFlag stop;
-  const SignalWatcher watcher([&] {
-    LogInfo("serve", "stopping; a second signal ends the process at once");
-    // Loading a model cannot be interrupted, and no request is running, so the process may exit.
-    if (context.state() == ServerState::kLoading) {
-      FlushLog(kLogFlushTimeout);
-      std::quick_exit(0);
-    }
-    stop.Set();
-  });
+  const SignalWatcher watcher(
+      [&] {
+        LogInfo("serve", "stopping; a second signal ends the process at once");
+        // Loading a model cannot be interrupted, and no request is running, so the process may
+        // exit.
+        if (context.state() == ServerState::kLoading) {
+          FlushLog(kLogFlushTimeout);
+          std::quick_exit(0);
+        }
+        stop.Set();
+      },
+      [&] {
+        if (keys) keys->RequestReload();
+      });
 
   const absl::Time start = SteadyNow();
   MOESERVE_ASSIGN_OR_RETURN(
@@ -367,8 +385,37 @@ absl::Status Serve(const Options& options) {
   return absl::OkStatus();
 }
 
+// Prints who may use each route and call: "METHOD PATH ACCESS", where ACCESS is "open" or the
+// scopes of which a key needs one.
+void PrintRoutes(const Options& options) {
+  ServerSettings settings;
+  settings.served_names = {"model"};
+  settings.dashboard = !options.no_dashboard;
+  ServerContext context(std::move(settings));
+  const auto access = [](ScopeSet scopes) {
+    return scopes.empty() ? std::string("open") : scopes.Text("|");
+  };
+  for (const http::Router::Route& route : http::MakeRouter(context)->routes()) {
+    std::printf("%s %s %s\n", route.method.c_str(), route.pattern.c_str(),
+                access(route.access.scopes()).c_str());
+  }
+  for (const rpc::Method* method : rpc::kMethods) {
+    std::printf("RPC /%s/%s %s\n", std::string(method->service).c_str(),
+                std::string(method->name).c_str(), access(method->scopes).c_str());
+  }
+  for (const char* health : {"Check", "Watch"}) {
+    std::printf("RPC /grpc.health.v1.Health/%s open\n", health);
+  }
+}
+
 int Run(const Options& options) {
+  if (options.print_routes) {
+    PrintRoutes(options);
+    return 0;
+  }
   BlockTerminationSignals();
+  // Without a key file nothing can be reloaded, and a hangup ends the process as usual.
+  if (!options.api_key_file.empty()) BlockHangup();
   IgnoreBrokenPipes();
   SetUpLogging(options.log_format == "json" ? LogFormat::kJson : LogFormat::kText,
                ParseLevel(options.log_level));
@@ -387,14 +434,22 @@ void AddInterfaceOptions(CLI::App& app, Options& options) {
       ->capture_default_str();
   app.add_option("--served-model-name", options.served_names,
                  "Name of the model for clients; can be repeated; default: the folder's name");
-  app.add_option("--api-key-file", options.api_key_file, "File with one API key per line");
+  app.add_option("--api-key-file", options.api_key_file,
+                 "File with one API key per line, or with keys, scopes and limits as JSON; is "
+                 "reloaded when it changes and on SIGHUP");
   app.add_flag("--allow-open", options.allow_open,
                "Allow listening beyond loopback without API keys");
+  app.add_flag("--print-routes", options.print_routes,
+               "Print every route and call with the scopes of which its key needs one, and exit");
   app.add_flag("--no-dashboard", options.no_dashboard, "Do not serve the dashboard at /");
 }
 
 // Adds the options that set what requests may ask for.
 void AddRequestOptions(CLI::App& app, Options& options) {
+  app.add_option("--min-priority", options.min_priority,
+                 "Lowest priority of requests, which is served first; a key in JSON has its own")
+      ->check(CLI::Range(-kMaxPriority, kMaxPriority))
+      ->capture_default_str();
   app.add_flag("--strict-fields", options.strict_fields, "Refuse requests with unknown fields");
   app.add_option("--max-logprobs", options.max_logprobs,
                  "Most alternatives per token that a request may ask for")

@@ -28,16 +28,22 @@ size_t Weight(const ChoiceEvent& event) {
 class ChoiceSink final : public TokenSink {
  public:
   ChoiceSink(std::shared_ptr<EventChannel> channel, int choice, int prompt_tokens,
-             std::shared_ptr<Metrics> metrics)
+             std::shared_ptr<Metrics> metrics, std::shared_ptr<Admission> admission)
       : channel_(std::move(channel)),
         choice_(choice),
         prompt_tokens_(prompt_tokens),
         metrics_(std::move(metrics)),
+        admission_(std::move(admission)),
         start_(std::chrono::steady_clock::now()),
         previous_(start_) {}
 
   void OnDelta(OutputDelta delta) override {
     if (metrics_ != nullptr) Measure(delta);
+    if (admission_ != nullptr) {
+      admission_->CountGenerated(delta.usage.completion_tokens - generated_);
+      generated_ = delta.usage.completion_tokens;
+      if (delta.finished) EndAdmission();
+    }
     ChoiceEvent event;
     event.choice = choice_;
     event.delta = std::move(delta);
@@ -45,6 +51,7 @@ class ChoiceSink final : public TokenSink {
   }
 
   void OnError(const absl::Status& status) override {
+    EndAdmission();
     ChoiceEvent event;
     event.choice = choice_;
     // Submit() reports a full queue itself. A ResourceExhausted error from the running request
@@ -54,6 +61,11 @@ class ChoiceSink final : public TokenSink {
   }
 
  private:
+  // Before the event is pushed: a client that has read the end may send its next request.
+  void EndAdmission() {
+    if (admission_ != nullptr && !std::exchange(ended_, true)) admission_->ChoiceEnded();
+  }
+
   void Measure(const OutputDelta& delta) {
     const auto now = std::chrono::steady_clock::now();
     const auto seconds = [](auto duration) {
@@ -87,6 +99,9 @@ class ChoiceSink final : public TokenSink {
   const int choice_;
   const int prompt_tokens_;
   const std::shared_ptr<Metrics> metrics_;
+  const std::shared_ptr<Admission> admission_;
+  int generated_ = 0;  // tokens that admission_ has counted
+  bool ended_ = false;
   const std::chrono::steady_clock::time_point start_;
   std::chrono::steady_clock::time_point previous_;
   std::chrono::steady_clock::time_point first_token_;
@@ -150,7 +165,8 @@ Generation::Generation(std::shared_ptr<EngineApi> engine, GenerationOptions opti
       channel_(std::make_shared<EventChannel>(options.max_unread_bytes, std::move(options.memory),
                                               std::move(options.wake))),
       live_(std::move(options.live)),
-      charge_(std::move(options.charge)) {
+      charge_(std::move(options.charge)),
+      admission_(std::move(options.admission)) {
   if (live_ != nullptr) live_->Add(channel_);
 }
 
@@ -168,11 +184,14 @@ Result<std::unique_ptr<Generation>> Generation::Start(std::shared_ptr<EngineApi>
     for (size_t i = begin; i < begin + samples; ++i) {
       sinks.push_back(std::make_shared<ChoiceSink>(generation->channel_, static_cast<int>(i),
                                                    static_cast<int>(requests[i].prompt.size()),
-                                                   metrics));
+                                                   metrics, generation->admission_));
       group.push_back(std::move(requests[i]));
     }
     // If Submit() refuses this group, the destructor cancels the groups that it accepted before.
-    MOESERVE_RETURN_IF_ERROR(generation->engine_->Submit(std::move(group), sinks));
+    if (absl::Status status = generation->engine_->Submit(std::move(group), sinks); !status.ok()) {
+      if (generation->admission_ != nullptr) generation->admission_->Refuse();
+      return status;
+    }
     if (metrics != nullptr) {
       metrics->request_max_tokens.Observe(max_tokens);
       metrics->request_n.Observe(static_cast<double>(samples));
@@ -218,6 +237,7 @@ void Generation::Cancel() {
     --unfinished_;
     engine_->Cancel(sinks_[i].get());
   }
+  if (admission_ != nullptr) admission_->End();
 }
 
 }  // namespace moeserve::server

@@ -14,6 +14,7 @@
 #include "server/base/memory_budget.h"
 #include "server/generation/engine_api.h"
 #include "server/generation/live_generations.h"
+#include "server/keys/admission.h"
 
 namespace moeserve::server {
 
@@ -68,6 +69,7 @@ struct GenerationOptions {
   std::function<void()> wake = [] {};
   // May be null. Shared, because the engine can outlive the object that owns the Generation.
   std::shared_ptr<Metrics> metrics;
+  std::shared_ptr<Admission> admission;  // by the request's key; null without keys
 };
 
 // Runs all choices of one response to their ends. Must be used by one thread at a time.
@@ -101,6 +103,7 @@ class Generation {
   const std::shared_ptr<EventChannel> channel_;
   const std::shared_ptr<LiveGenerations> live_;
   const MemoryCharge charge_;
+  const std::shared_ptr<Admission> admission_;     // may be null
   std::vector<std::shared_ptr<TokenSink>> sinks_;  // per choice
   std::vector<bool> ended_;                        // per choice
   size_t unfinished_ = 0;

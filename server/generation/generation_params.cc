@@ -1,5 +1,6 @@
 #include "server/generation/generation_params.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/message.h"
@@ -19,13 +20,15 @@ SamplingParams DefaultSampling(const GenerationDefaults& model) {
 
 Result<std::string> ResolveModel(const std::string& requested,
                                  const std::vector<std::string>& served_names) {
-  if (requested.empty()) return served_names.front();
+  if (requested.empty() && !served_names.empty()) return served_names.front();
   for (const std::string& name : served_names) {
     if (name == requested) return name;
   }
   return MakeError(absl::StatusCode::kNotFound, "model_not_found",
                    Concat("the model ", Quoted(requested, 64), " is not served here"), "model");
 }
+
+int DefaultPriority(const RequestRules& rules) { return std::max(0, rules.min_priority); }
 
 absl::Status CheckConstraint(const GenerationParams& params) {
   if (!params.constraint || !params.sampling.ignore_eos) return absl::OkStatus();

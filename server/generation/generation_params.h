@@ -24,6 +24,7 @@ struct RequestRules {
   const Tokenizer* tokenizer = nullptr;   // lives as long as the engine; null if the model has none
   int vocab_size = 0;
   bool strict_fields = false;  // whether unknown fields are an error
+  int min_priority = 0;        // the lowest `priority`, which is served first
   RoutingRules routing;
 };
 
@@ -63,6 +64,9 @@ SamplingParams DefaultSampling(const GenerationDefaults& model);
 // API error code "model_not_found", for an unknown name.
 Result<std::string> ResolveModel(const std::string& requested,
                                  const std::vector<std::string>& served_names);
+
+// Returns the priority of a request that names none: 0, or the lowest that is allowed.
+int DefaultPriority(const RequestRules& rules);
 
 // Returns InvalidArgument if other parameters contradict the constraint.
 absl::Status CheckConstraint(const GenerationParams& params);

@@ -7,8 +7,17 @@
 #include "server/base/api_error.h"
 
 namespace moeserve::server {
+namespace {
+
+absl::Status LacksScope(const char* field) {
+  return MakeError(absl::StatusCode::kPermissionDenied, "permission_denied",
+                   Concat("'", field, "': this API key lacks the scope routing"), field);
+}
+
+}  // namespace
 
 absl::Status CheckRecords(const RoutingRules& rules, const char* field) {
+  if (!rules.permitted) return LacksScope(field);
   if (rules.records) return absl::OkStatus();
   return MakeError(
       absl::StatusCode::kPermissionDenied, "not_enabled",
@@ -18,6 +27,7 @@ absl::Status CheckRecords(const RoutingRules& rules, const char* field) {
 Result<std::shared_ptr<const RoutingControl>> MakeRoutingControl(const RoutingChange& change,
                                                                  const RoutingRules& rules,
                                                                  const char* field) {
+  if (!rules.permitted) return LacksScope(field);
   if (!rules.control.enabled) {
     return MakeError(absl::StatusCode::kPermissionDenied, "not_enabled",
                      Concat("'", field,

@@ -18,6 +18,8 @@ inline constexpr size_t kMaxChangedExperts = 65536;
 
 // What the server's options and the model allow requests to do with routing.
 struct RoutingRules {
+  // Whether the request's key allows records and overrides; the options below apply as well.
+  bool permitted = true;
   bool records = false;  // whether requests may ask for their routes
   RoutingControlLimits control;
   const ModelSpec* spec = nullptr;      // lives as long as the engine
@@ -34,11 +36,12 @@ struct RoutingParams {
   bool any_record() const { return record || table; }
 };
 
-// Returns PermissionDenied, naming `field`, if the server's options do not allow routing records.
+// Returns PermissionDenied, naming `field`, if the key or the server's options do not allow routing
+// records.
 absl::Status CheckRecords(const RoutingRules& rules, const char* field);
-// Returns the routing override that `change` describes. PermissionDenied if the server's options do
-// not allow overrides; InvalidArgument if the model cannot route in that way. Both errors name
-// `field`.
+// Returns the routing override that `change` describes. PermissionDenied if the key or the
+// server's options do not allow overrides; InvalidArgument if the model cannot route in that way.
+// Both errors name `field`.
 Result<std::shared_ptr<const RoutingControl>> MakeRoutingControl(const RoutingChange& change,
                                                                  const RoutingRules& rules,
                                                                  const char* field);

@@ -12,7 +12,10 @@ Submission::Submission(SubmissionContext context, GenerationParams params,
                        std::string_view id_prefix)
     : context_(std::move(context)),
       params_(std::move(params)),
-      id_(Concat(id_prefix, params_.request_id.empty() ? NewRequestId() : params_.request_id)) {}
+      id_(Concat(id_prefix, params_.request_id.empty() ? NewRequestId() : params_.request_id)) {
+  // Every request passes here, so no request of one key can find the cached prefixes of another.
+  if (context_.key != nullptr) params_.cache_salt = context_.key->CacheSalt(params_.cache_salt);
+}
 
 absl::Status Submission::SetPrompts(std::vector<PreparedPrompt> prompts) {
   prompts_ = std::move(prompts);
@@ -47,6 +50,17 @@ Result<std::unique_ptr<Generation>> Submission::Start(absl::Time deadline,
   options.wake = std::move(wake);
   options.metrics = context_.metrics;
   options.live = context_.live;
+  if (context_.key != nullptr) {
+    int64_t prompt_tokens = 0;
+    int64_t max_generated = 0;
+    for (const PreparedPrompt& prompt : prompts_) {
+      prompt_tokens += static_cast<int64_t>(prompt.ids.size());
+      max_generated += int64_t{prompt.max_tokens} * params_.n;
+    }
+    MOESERVE_ASSIGN_OR_RETURN(options.admission,
+                              Admission::Admit(context_.key, prompt_tokens, max_generated,
+                                               static_cast<int>(num_choices())));
+  }
   return Generation::Start(context_.engine, MakeEngineRequests(params_, prompts_, id_, deadline),
                            std::move(options));
 }

@@ -14,6 +14,7 @@
 #include "server/generation/constraint_compiler.h"
 #include "server/generation/generation.h"
 #include "server/generation/generation_request.h"
+#include "server/keys/api_key.h"
 
 namespace moeserve::server {
 
@@ -25,6 +26,7 @@ struct SubmissionContext {
   std::shared_ptr<MemoryBudget> memory;  // null: no limit
   RequestLimits limits;
   std::shared_ptr<LiveGenerations> live;  // may be null
+  std::shared_ptr<const ApiKey> key;  // whose request it is; null on a server without keys
 };
 
 // One request. Call SetPrompts() and, if NeedsCompiling(), CompileConstraint(), in either order,
@@ -45,8 +47,9 @@ class Submission {
   absl::Status CompileConstraint();
 
   // Submits one engine request per choice, all or none. The engine thread calls `wake` when the
-  // result's Take() has new output; `wake` must return quickly. Returns the engine's refusal as the
-  // error, or ResourceExhausted if the answer's part about the prompts does not fit into memory.
+  // result's Take() has new output; `wake` must return quickly. Returns the refusal of the key's
+  // limits (Admission::Admit) or of the engine as the error, or ResourceExhausted if the answer's
+  // part about the prompts does not fit into memory.
   Result<std::unique_ptr<Generation>> Start(absl::Time deadline, std::function<void()> wake) const;
 
   const std::string& id() const { return id_; }  // the response's id

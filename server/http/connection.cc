@@ -21,6 +21,7 @@
 #include "server/http/head_check.h"
 #include "server/http/response_head.h"
 #include "server/http/socket_state.h"
+#include "server/keys/api_key.h"
 
 namespace moeserve::server::http {
 namespace {
@@ -43,6 +44,11 @@ std::string_view View(beast::string_view text) { return {text.data(), text.size(
 
 std::chrono::nanoseconds Chrono(absl::Duration duration) {
   return absl::ToChronoNanoseconds(duration);
+}
+
+void AppendRateHeaders(const Request& request, ApiKey::Headers& headers) {
+  if (request.key == nullptr) return;
+  for (auto& header : request.key->RateHeaders()) headers.push_back(std::move(header));
 }
 
 Response BodyError(const error_code& error) {
@@ -166,6 +172,7 @@ asio::awaitable<bool> Connection::WriteResponse(const Head& head, const Response
   out.status = response.status;
   out.content_type = response.content_type;
   out.headers = response.headers;
+  AppendRateHeaders(head.request, out.headers);
   out.request_id = head.request.request_id;
   out.content_length = response.body.size();
   out.keep_alive = head.keep_alive;
@@ -214,7 +221,7 @@ void Connection::Finish(const Head& head, int status) {
   environment_->metrics->CountHttp(endpoint, known ? std::string_view(method) : "other", status,
                                    seconds);
   LogHttpRequest(head.request.request_id, known ? std::string_view(method) : "other", endpoint,
-                 status, seconds);
+                 status, seconds, KeyName(head.request.key.get()));
 }
 
 asio::awaitable<void> Connection::Run() {
@@ -528,6 +535,7 @@ asio::awaitable<int> Connection::RunPending(Head& head, std::unique_ptr<PendingR
       streaming = true;
       if (head.http_1_0 || LastResponse()) head.keep_alive = false;
       ResponseHead out = EventStreamHead();
+      AppendRateHeaders(head.request, out.headers);
       out.request_id = head.request.request_id;
       out.keep_alive = head.keep_alive;
       out.http_1_0 = head.http_1_0;

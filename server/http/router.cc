@@ -49,14 +49,14 @@ std::string_view Router::Endpoint(std::string_view path) const {
   return "other";
 }
 
-std::optional<Response> Router::CheckBeforeBody(const Request& request) const {
+std::optional<Response> Router::CheckBeforeBody(Request& request) const {
   bool known = false;
   bool open = false;
   std::string allowed;
   for (const Route& route : routes_) {
     if (!Matches(route.pattern, request.path)) continue;
     known = true;
-    open = open || route.access != Access::kKey;
+    open = open || !route.access.needs_key();
     if (!allowed.empty()) allowed += ", ";
     allowed += route.method;
     if (route.method == "GET") allowed += ", HEAD";
@@ -68,18 +68,24 @@ std::optional<Response> Router::CheckBeforeBody(const Request& request) const {
     return response;
   }
   if (!open) {
-    if (absl::Status status = keys_.Check(request.authorization); !status.ok()) {
-      return ErrorResponse(status);
-    }
+    auto key = keys_.Authenticate(request.authorization);
+    if (!key.ok()) return ErrorResponse(key.status());
+    request.key = *std::move(key);
   }
   if (!known) {
     return ProtocolError(404, "", Concat("there is no ", Printable(request.path, 64)));
   }
-  if (Find(request.method, request.path) == nullptr) {
+  const Route* const route = Find(request.method, request.path);
+  if (route == nullptr) {
     Response response =
         ProtocolError(405, "method_not_allowed", Concat("this address takes ", allowed));
     response.headers.emplace_back("Allow", allowed);
     return response;
+  }
+  if (request.key != nullptr) {
+    if (const auto status = request.key->RequireAnyOf(route->access.scopes()); !status.ok()) {
+      return ErrorResponse(status);
+    }
   }
   if (request.method == "POST") {
     if (!IsJson(request.content_type)) {
@@ -90,12 +96,15 @@ std::optional<Response> Router::CheckBeforeBody(const Request& request) const {
       return ProtocolError(415, "unsupported_media_type", "compressed bodies are not accepted");
     }
   }
+  if (request.key != nullptr) {
+    if (const auto status = request.key->TakeRequest(); !status.ok()) return ErrorResponse(status);
+  }
   return std::nullopt;
 }
 
 bool Router::ForOperators(const Request& request) const {
   const Route* route = Find(request.method, request.path);
-  return route != nullptr && route->access == Access::kOperator;
+  return route != nullptr && route->access.for_operators();
 }
 
 Work Router::WorkOf(const Request& request) const {

@@ -7,13 +7,32 @@
 #include <string_view>
 #include <vector>
 
-#include "server/base/auth.h"
 #include "server/http/types.h"
+#include "server/keys/key_store.h"
 
 namespace moeserve::server::http {
 
-// kOperator routes are open, and are served even when the server has too many connections.
-enum class Access { kOperator, kOpen, kKey };
+// Who may use a route. Every route states it.
+class Access {
+ public:
+  // Everybody, and even when the server has too many connections.
+  static constexpr Access Operator() { return Access(ScopeSet(), true); }
+  static constexpr Access Open() { return Access(ScopeSet(), false); }  // everybody
+  // On a server with keys: a key with one of these scopes, of which there is at least one.
+  static constexpr Access Key(Scope scope) { return Access({scope}, false); }
+  static constexpr Access AnyOf(Scope a, Scope b) { return Access({a, b}, false); }
+
+  bool for_operators() const { return for_operators_; }
+  bool needs_key() const { return !scopes_.empty(); }
+  ScopeSet scopes() const { return scopes_; }
+
+ private:
+  constexpr Access(ScopeSet scopes, bool for_operators)
+      : scopes_(scopes), for_operators_(for_operators) {}
+
+  ScopeSet scopes_;
+  bool for_operators_;
+};
 
 // The duration of a handler. kSlow handlers do not run on the I/O thread, which all connections
 // share.
@@ -24,7 +43,15 @@ using Handler = std::function<Handled(const Request&)>;
 // Thread-safe once all routes are added.
 class Router {
  public:
-  explicit Router(const ApiKeys& keys) : keys_(keys) {}  // `keys` must outlive the router
+  struct Route {
+    std::string method;
+    std::string pattern;
+    Access access;
+    Work work;
+    Handler handler;
+  };
+
+  explicit Router(const KeyStore& keys) : keys_(keys) {}  // `keys` must outlive the router
 
   // A pattern that ends in '*' matches every longer path. GET handlers also handle HEAD.
   void Add(std::string_view method, std::string_view pattern, Access access, Work work,
@@ -33,11 +60,13 @@ class Router {
   // Returns the pattern that the path matches, or "other". Used as a label of metrics.
   std::string_view Endpoint(std::string_view path) const;
 
-  // Returns the response if it does not depend on the body: 401, 404, 405, 415, or the response to
-  // OPTIONS. Otherwise returns nullopt.
-  std::optional<Response> CheckBeforeBody(const Request& request) const;
+  const std::vector<Route>& routes() const { return routes_; }
 
-  // Returns whether the request is for an Access::kOperator route.
+  // Returns the response if it does not depend on the body: 401, 403, 404, 405, 415, 429, or the
+  // response to OPTIONS. Otherwise returns nullopt. Sets request.key.
+  std::optional<Response> CheckBeforeBody(Request& request) const;
+
+  // Returns whether the request is for an Access::Operator() route.
   bool ForOperators(const Request& request) const;
 
   // Returns the duration class of the handler. Requires that CheckBeforeBody() returned nullopt for
@@ -48,17 +77,9 @@ class Router {
   Handled Handle(const Request& request) const;
 
  private:
-  struct Route {
-    std::string method;
-    std::string pattern;
-    Access access;
-    Work work;
-    Handler handler;
-  };
-
   const Route* Find(std::string_view method, std::string_view path) const;
 
-  const ApiKeys& keys_;
+  const KeyStore& keys_;
   std::vector<Route> routes_;
 };
 

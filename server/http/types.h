@@ -11,6 +11,10 @@
 
 #include "server/base/memory_budget.h"
 
+namespace moeserve::server {
+class ApiKey;
+}
+
 namespace moeserve::server::http {
 
 struct Request {
@@ -26,6 +30,8 @@ struct Request {
   std::string request_id;  // never empty
   // What the body holds of the server's memory budget; may be null.
   std::shared_ptr<MemoryCharge> memory;
+  // Whose request it is; null on a server without keys and for routes that need no key.
+  std::shared_ptr<const ApiKey> key;
   // Makes the server call PendingResponse::Next() again. Thread-safe; may be called at any time.
   std::function<void()> wake = [] {};
 };

@@ -55,7 +55,7 @@ absl::Status ParseCounts(const Json& body, const RequestRules& rules, Generation
   return absl::OkStatus();
 }
 
-absl::Status ParseIdentity(const Json& body, GenerationParams& out) {
+absl::Status ParseIdentity(const Json& body, const RequestRules& rules, GenerationParams& out) {
   MOESERVE_ASSIGN_OR_RETURN(auto request_id, StringField(body, "request_id"));
   if (request_id && !IsValidRequestId(*request_id)) {
     return InvalidValue("request_id",
@@ -67,8 +67,9 @@ absl::Status ParseIdentity(const Json& body, GenerationParams& out) {
     return InvalidValue("cache_salt", "'cache_salt' must have 1 to 128 characters");
   }
   out.cache_salt = salt.value_or("");
-  MOESERVE_ASSIGN_OR_RETURN(auto priority, IntField(body, "priority", -kMaxPriority, kMaxPriority));
-  out.priority = static_cast<int>(priority.value_or(0));
+  MOESERVE_ASSIGN_OR_RETURN(auto priority,
+                            IntField(body, "priority", rules.min_priority, kMaxPriority));
+  out.priority = static_cast<int>(priority.value_or(DefaultPriority(rules)));
   MOESERVE_ASSIGN_OR_RETURN(auto ids, BoolField(body, "return_token_ids"));
   out.return_token_ids = ids.value_or(false);
   MOESERVE_ASSIGN_OR_RETURN(auto as_ids, BoolField(body, "return_tokens_as_token_ids"));
@@ -129,7 +130,7 @@ absl::Status ParseSharedFields(const Json& body, const RequestRules& rules,
   MOESERVE_RETURN_IF_ERROR(CheckConstraint(out));
   MOESERVE_RETURN_IF_ERROR(ParseStreaming(body, out));
   MOESERVE_RETURN_IF_ERROR(ParseRoutingFields(body, rules.routing, out.stream, out.routing));
-  MOESERVE_RETURN_IF_ERROR(ParseIdentity(body, out));
+  MOESERVE_RETURN_IF_ERROR(ParseIdentity(body, rules, out));
   MOESERVE_RETURN_IF_ERROR(CheckUnsupportedFields(body));
   return CheckUnknownFields(body, own_fields, rules.strict_fields, out.ignored_fields);
 }

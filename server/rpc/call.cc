@@ -61,7 +61,7 @@ std::string_view CodeName(grpc::StatusCode code) {
 
 }  // namespace
 
-Call::Call(grpc::CallbackServerContext* context, ServerContext& server, const char* method)
+Call::Call(grpc::CallbackServerContext* context, ServerContext& server, const Method& method)
     : context_(context),
       server_(server),
       method_(method),
@@ -73,12 +73,17 @@ Call::Call(grpc::CallbackServerContext* context, ServerContext& server, const ch
       std::clamp((deadline_ - SteadyNow()) / 10, absl::ZeroDuration(), absl::Milliseconds(100));
 }
 
-absl::Status Call::Check() const {
+absl::Status Call::Check() {
   if (context_->client_metadata().count("authorization") > 1) {
     return MakeError(absl::StatusCode::kInvalidArgument, "invalid_value",
                      "at most one authorization is allowed");
   }
-  MOESERVE_RETURN_IF_ERROR(server_.settings().keys.Check(Metadata(*context_, "authorization")));
+  MOESERVE_ASSIGN_OR_RETURN(key_,
+                            server_.keys().Authenticate(Metadata(*context_, "authorization")));
+  if (key_ != nullptr) {
+    MOESERVE_RETURN_IF_ERROR(key_->RequireAnyOf(method_.scopes));
+    MOESERVE_RETURN_IF_ERROR(key_->TakeRequest());
+  }
   if (deadline_ <= SteadyNow()) {
     return MakeError(absl::StatusCode::kDeadlineExceeded, "timeout",
                      "the deadline had passed when the call arrived");
@@ -96,8 +101,16 @@ absl::Status Call::CancelReason() const {
 grpc::Status Call::End(const absl::Status& status) {
   grpc::Status out = ToGrpcStatus(status);
   context_->AddTrailingMetadata("x-request-id", id_);
+  if (key_ != nullptr) {
+    for (const auto& [name, value] : key_->RateHeaders()) {
+      context_->AddTrailingMetadata(name, value);
+    }
+  }
   if (!status.ok()) {
     context_->AddTrailingMetadata("x-error-code", ApiCode(status));
+    if (const int seconds = RetryAfterSeconds(status); seconds > 0) {
+      context_->AddTrailingMetadata("retry-after", std::to_string(seconds));
+    }
     if (status.code() == absl::StatusCode::kInternal) {
       LogError("grpc", std::string(status.message()));
     }
@@ -110,8 +123,8 @@ grpc::Status Call::End(const absl::Status& status) {
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   const std::string_view code = CodeName(out.error_code());
-  server_.metrics().CountGrpc(method_, code, seconds);
-  LogGrpcCall(id_, method_, code, seconds);
+  server_.metrics().CountGrpc(method_.name, code, seconds);
+  LogGrpcCall(id_, method_.name, code, seconds, KeyName(key_.get()));
   return out;
 }
 

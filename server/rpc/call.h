@@ -5,22 +5,27 @@
 #include <grpcpp/support/status.h>
 
 #include <chrono>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "server/context.h"
+#include "server/rpc/methods.h"
 
 namespace moeserve::server::rpc {
 
 class Call {
  public:
-  // `context` and `server` must outlive the call. `method` must be a string literal.
-  Call(grpc::CallbackServerContext* context, ServerContext& server, const char* method);
+  // `context` and `server` must outlive the call. `method` must be one of kMethods.
+  Call(grpc::CallbackServerContext* context, ServerContext& server, const Method& method);
 
-  // Returns Unauthenticated without a valid API key, and DeadlineExceeded if the deadline had
-  // passed when the call arrived.
-  absl::Status Check() const;
+  // Returns Unauthenticated without a valid API key, PermissionDenied without a scope of the
+  // method, ResourceExhausted beyond the key's limit on requests, and DeadlineExceeded if the
+  // deadline had passed when the call arrived. Sets key(). Must be called first, and once.
+  absl::Status Check();
+  // Returns whose call it is; null on a server without keys.
+  const std::shared_ptr<const ApiKey>& key() const { return key_; }
 
   // Returns why gRPC cancelled the call: Cancelled or DeadlineExceeded, because gRPC reports passed
   // deadlines as cancellations, too. The client's clock starts before the server's, so a call that
@@ -39,9 +44,10 @@ class Call {
  private:
   grpc::CallbackServerContext* const context_;
   ServerContext& server_;
-  const char* const method_;
+  const Method& method_;
   const std::chrono::steady_clock::time_point start_;
   std::string id_;
+  std::shared_ptr<const ApiKey> key_;
   absl::Time deadline_;
   absl::Duration cancel_margin_;
 };

@@ -11,7 +11,7 @@
 namespace moeserve::server::rpc {
 
 GenerateCall::GenerateCall(grpc::CallbackServerContext* context, ServerContext& server)
-    : context_(context), server_(server), call_(context, server, "Generate") {}
+    : context_(context), server_(server), call_(context, server, kGenerate) {}
 
 GenerateCall* GenerateCall::Start(grpc::CallbackServerContext* context,
                                   const v1::GenerateRequest& request, ServerContext& server,
@@ -44,9 +44,10 @@ void GenerateCall::Fail(const absl::Status& status) {
 absl::Status GenerateCall::Submit(const v1::GenerateRequest& request, const EventQueue& queue) {
   MOESERVE_RETURN_IF_ERROR(call_.Check());
   MOESERVE_ASSIGN_OR_RETURN(auto engine, server_.ServingEngine());
-  MOESERVE_ASSIGN_OR_RETURN(CompletionParams params, ParseGenerate(request, server_.Rules()));
-  submission_ =
-      std::make_unique<Submission>(server_.Submissions(std::move(engine)), params, "gen-");
+  MOESERVE_ASSIGN_OR_RETURN(const RequestRules rules, server_.Rules(call_.key().get()));
+  MOESERVE_ASSIGN_OR_RETURN(CompletionParams params, ParseGenerate(request, rules));
+  submission_ = std::make_unique<Submission>(server_.Submissions(std::move(engine), call_.key()),
+                                             params, "gen-");
   if (!submission_->NeedsCompiling()) return Launch(params, queue);
   const bool posted =
       server_.work_pool().Post([self = shared_from_this(), params = std::move(params), queue] {

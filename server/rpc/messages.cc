@@ -270,8 +270,9 @@ Result<CompletionParams> ParseGenerate(const v1::GenerateRequest& request,
                         "'request_id' must be 1 to 128 letters, digits, '.', '_', '-'");
   }
   c.request_id = request.request_id();
-  MOESERVE_RETURN_IF_ERROR(CheckRange("priority", request.priority(), -kMaxPriority, kMaxPriority));
-  c.priority = request.priority();
+  // The protocol does not tell a priority of 0 from none.
+  c.priority = request.priority() == 0 ? DefaultPriority(rules) : request.priority();
+  MOESERVE_RETURN_IF_ERROR(CheckRange("priority", c.priority, rules.min_priority, kMaxPriority));
   if (request.cache_salt().size() > 128) {
     return InvalidValue("cache_salt", "'cache_salt' has at most 128 bytes");
   }
@@ -290,6 +291,7 @@ Result<CompletionParams> ParseScore(const v1::ScoreRequest& request, const Reque
   CompletionParams out;
   MOESERVE_RETURN_IF_ERROR(ParseInput(request, "input", rules, out));
   out.max_tokens = 0;
+  out.priority = DefaultPriority(rules);
   MOESERVE_ASSIGN_OR_RETURN(out.prompt_logprobs,
                             CheckLogprobs("top_logprobs", request.top_logprobs(), rules.limits));
   return out;

@@ -10,7 +10,7 @@ namespace moeserve::server::rpc {
 
 ScoreCall::ScoreCall(grpc::CallbackServerContext* context, v1::ScoreResponse* response,
                      ServerContext& server)
-    : response_(response), server_(server), call_(context, server, "Score") {}
+    : response_(response), server_(server), call_(context, server, kScore) {}
 
 ScoreCall* ScoreCall::Start(grpc::CallbackServerContext* context, const v1::ScoreRequest& request,
                             v1::ScoreResponse* response, ServerContext& server,
@@ -34,11 +34,12 @@ ScoreCall* ScoreCall::Start(grpc::CallbackServerContext* context, const v1::Scor
 absl::Status ScoreCall::Submit(const v1::ScoreRequest& request, Dispatcher& dispatcher) {
   MOESERVE_RETURN_IF_ERROR(call_.Check());
   MOESERVE_ASSIGN_OR_RETURN(auto engine, server_.ServingEngine());
-  MOESERVE_ASSIGN_OR_RETURN(CompletionParams params, ParseScore(request, server_.Rules()));
+  MOESERVE_ASSIGN_OR_RETURN(const RequestRules rules, server_.Rules(call_.key().get()));
+  MOESERVE_ASSIGN_OR_RETURN(CompletionParams params, ParseScore(request, rules));
   MOESERVE_ASSIGN_OR_RETURN(auto prompts,
                             PreparePrompts(params, engine->tokenizer(), engine->max_model_len()));
   response_->set_model(params.model);
-  submission_ = std::make_unique<Submission>(server_.Submissions(std::move(engine)),
+  submission_ = std::make_unique<Submission>(server_.Submissions(std::move(engine), call_.key()),
                                              std::move(params), "score-");
   MOESERVE_RETURN_IF_ERROR(submission_->SetPrompts(std::move(prompts)));
   auto generation =

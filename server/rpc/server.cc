@@ -5,13 +5,18 @@
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
 
+#include <algorithm>
+#include <chrono>
+#include <iterator>
 #include <mutex>
 #include <utility>
 
+#include "base/check.h"
 #include "base/message.h"
 #include "server/rpc/connection_gate.h"
 #include "server/rpc/dispatcher.h"
 #include "server/rpc/grpc_time.h"
+#include "server/rpc/methods.h"
 #include "server/rpc/service.h"
 
 namespace moeserve::server::rpc {
@@ -21,6 +26,13 @@ constexpr int kMaxMessageBytes = 16 << 20;
 constexpr size_t kMemoryQuotaBytes = size_t{1} << 30;
 // Time for clients to take what gRPC has sent before it closed their connections.
 constexpr std::chrono::milliseconds kLastBytesTimeout{1000};
+
+bool HasRights(const google::protobuf::MethodDescriptor& method) {
+  return std::any_of(std::begin(kMethods), std::end(kMethods), [&](const Method* row) {
+    return row->service == method.service()->full_name() && row->name == method.name() &&
+           !row->scopes.empty();
+  });
+}
 
 void SetLimits(grpc::ServerBuilder& builder) {
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
@@ -50,6 +62,7 @@ class GrpcServer::Impl {
     const auto* service = v1::GenerateRequest::descriptor()->file()->FindServiceByName("Inference");
     for (int i = 0; i < service->method_count(); ++i) {
       context.metrics().DeclareGrpc(service->method(i)->name());
+      MOESERVE_CHECK(HasRights(*service->method(i)), "every method has its row in kMethods");
     }
   }
 

@@ -19,12 +19,12 @@ namespace {
 // Runs and finishes a call that does not wait for the engine: `body` computes the response.
 template <typename Body>
 grpc::ServerUnaryReactor* Immediately(grpc::CallbackServerContext* context, ServerContext& server,
-                                      const char* method, Body&& body) {
+                                      const Method& method, Body&& body) {
   Call call(context, server, method);
   absl::Status status = call.Check();
   if (status.ok()) {
     try {
-      status = body();
+      status = body(call.key().get());
     } catch (const std::exception& error) {
       status = absl::InternalError(error.what());
     }
@@ -34,8 +34,8 @@ grpc::ServerUnaryReactor* Immediately(grpc::CallbackServerContext* context, Serv
   return reactor;
 }
 
-absl::Status CheckModel(const ServerContext& server, const std::string& model) {
-  return ResolveModel(model, server.settings().served_names).status();
+absl::Status CheckModel(const ServerContext& server, const ApiKey* key, const std::string& model) {
+  return ResolveModel(model, server.ModelsOf(key)).status();
 }
 
 absl::Status NoTokenizer() { return InvalidValue("model", "this model has no tokenizer"); }
@@ -56,9 +56,9 @@ grpc::ServerUnaryReactor* InferenceService::Score(grpc::CallbackServerContext* c
 grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext* context,
                                                      const v1::TokenizeRequest* request,
                                                      v1::TokenizeResponse* response) {
-  return Immediately(context, server_, "Tokenize", [&]() -> absl::Status {
+  return Immediately(context, server_, kTokenize, [&](const ApiKey* key) -> absl::Status {
     MOESERVE_ASSIGN_OR_RETURN(const auto engine, server_.ServingEngine());
-    MOESERVE_RETURN_IF_ERROR(CheckModel(server_, request->model()));
+    MOESERVE_RETURN_IF_ERROR(CheckModel(server_, key, request->model()));
     const Tokenizer* tokenizer = engine->tokenizer();
     if (tokenizer == nullptr) return NoTokenizer();
     if (request->text().size() > server_.settings().limits.max_prompt_bytes) {
@@ -81,9 +81,9 @@ grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext
 grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerContext* context,
                                                        const v1::DetokenizeRequest* request,
                                                        v1::DetokenizeResponse* response) {
-  return Immediately(context, server_, "Detokenize", [&]() -> absl::Status {
+  return Immediately(context, server_, kDetokenize, [&](const ApiKey* key) -> absl::Status {
     MOESERVE_ASSIGN_OR_RETURN(const auto engine, server_.ServingEngine());
-    MOESERVE_RETURN_IF_ERROR(CheckModel(server_, request->model()));
+    MOESERVE_RETURN_IF_ERROR(CheckModel(server_, key, request->model()));
     const Tokenizer* tokenizer = engine->tokenizer();
     if (tokenizer == nullptr) return NoTokenizer();
     const int vocab_size = engine->spec().vocab_size;
@@ -102,14 +102,14 @@ grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerConte
 grpc::ServerUnaryReactor* InferenceService::GetExpertStats(grpc::CallbackServerContext* context,
                                                            const v1::GetExpertStatsRequest* request,
                                                            v1::GetExpertStatsResponse* response) {
-  return Immediately(context, server_, "GetExpertStats", [&]() -> absl::Status {
+  return Immediately(context, server_, kGetExpertStats, [&](const ApiKey* key) -> absl::Status {
     if (server_.settings().moe_metrics.mode == MoeMetricsMode::kOff) {
       return MakeError(absl::StatusCode::kNotFound, "not_found",
                        "expert statistics are switched off (--moe-metrics=off)");
     }
     const auto engine = server_.engine();
     if (engine == nullptr) return server_.ServingEngine().status();
-    MOESERVE_RETURN_IF_ERROR(CheckModel(server_, request->model()));
+    MOESERVE_RETURN_IF_ERROR(CheckModel(server_, key, request->model()));
     if (!(request->activation_threshold() >= 0.0)) {
       return InvalidValue("activation_threshold", "'activation_threshold' must not be negative");
     }
@@ -122,12 +122,12 @@ grpc::ServerUnaryReactor* InferenceService::GetExpertStats(grpc::CallbackServerC
 grpc::ServerUnaryReactor* InferenceService::GetModelInfo(grpc::CallbackServerContext* context,
                                                          const v1::GetModelInfoRequest* request,
                                                          v1::GetModelInfoResponse* response) {
-  return Immediately(context, server_, "GetModelInfo", [&]() -> absl::Status {
+  return Immediately(context, server_, kGetModelInfo, [&](const ApiKey* key) -> absl::Status {
     const auto engine = server_.engine();
     if (engine == nullptr) return server_.ServingEngine().status();
-    MOESERVE_RETURN_IF_ERROR(CheckModel(server_, request->model()));
+    MOESERVE_RETURN_IF_ERROR(CheckModel(server_, key, request->model()));
     const ModelSpec& spec = engine->spec();
-    for (const std::string& name : server_.settings().served_names) response->add_names(name);
+    for (const std::string& name : server_.ModelsOf(key)) response->add_names(name);
     response->set_max_model_len(static_cast<uint32_t>(engine->max_model_len()));
     response->set_vocab_size(static_cast<uint32_t>(spec.vocab_size));
     response->set_hidden_size(static_cast<uint32_t>(spec.hidden_size));

@@ -183,6 +183,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "allowed_token_ids"},
         Refusal{R"({"prompt": "x", "bad_words": "a"})", "invalid_value", "bad_words"},
         Refusal{R"({"prompt": "x", "bad_words": [""]})", "invalid_value", "bad_words"},
+        Refusal{R"({"prompt": "x", "priority": -1})", "invalid_value", "priority"},
         Refusal{R"({"prompt": "x", "priority": 1001})", "invalid_value", "priority"}));
 
 TEST(ParseCompletion, TakesFieldsThatChangeLogits) {
@@ -190,6 +191,7 @@ TEST(ParseCompletion, TakesFieldsThatChangeLogits) {
   RequestRules rules = Rules();
   rules.tokenizer = &tokenizer;
   rules.defaults.repetition_penalty = 1.2;
+  rules.min_priority = -4;
   const auto params = Parse(R"({"prompt": "x", "presence_penalty": 1.5, "frequency_penalty": -0.5,
     "logit_bias": {"5": 1, "7": -100}, "allowed_token_ids": [1, 2], "bad_words": ["no"],
     "min_tokens": 3, "priority": -4, "cache_salt": "mine"})",

@@ -192,7 +192,7 @@ TEST_F(ExpertRoutes, QuestionsAreChecked) {
 
 TEST_F(ExpertRoutes, KeysGuardThem) {
   ServerSettings settings;
-  settings.keys = ApiKeys({"secret"});
+  settings.keys = PlainKeys({"secret"});
   Start({}, settings);
   for (const char* path : {"tokens?layer=1", "similarity?layer=1", "collapse", "profile"}) {
     EXPECT_EQ(Exchange(Get(std::string("/v1/experts/") + path)).status, 401) << path;

@@ -475,7 +475,7 @@ TEST_F(Grpc, UnaryCalls) {
 
 TEST_F(Grpc, Keys) {
   ServerSettings settings;
-  settings.keys = ApiKeys({"secret"});
+  settings.keys = PlainKeys({"secret"});
   Start({}, settings);
   EXPECT_EQ(Generate(Text("a")).status.error_code(), grpc::StatusCode::UNAUTHENTICATED);
   v1::GetModelInfoResponse info;

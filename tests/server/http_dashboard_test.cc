@@ -18,7 +18,7 @@ std::string Path(std::string_view name) {
 
 TEST_F(Dashboard, ServesEveryFileWithItsTypeToEverybody) {
   ServerSettings settings;
-  settings.keys = ApiKeys({"secret"});
+  settings.keys = PlainKeys({"secret"});
   Start({}, settings);
   size_t total = 0;
   std::set<std::string> etags;

@@ -242,7 +242,7 @@ TEST_F(Protocol, UnknownRoutesAndVerbs) {
 
 TEST_F(Protocol, KeysGuardEverythingButHealth) {
   ServerSettings settings;
-  settings.keys = ApiKeys({"first", "second"});
+  settings.keys = PlainKeys({"first", "second"});
   Start({}, settings);
   for (const char* path : {"/v1/models", "/v1/experts/stats", "/nowhere"}) {
     const RawResponse response = Exchange(Get(path));

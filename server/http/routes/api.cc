@@ -94,13 +94,17 @@ class Api : public std::enable_shared_from_this<Api> {
  public:
   explicit Api(ServerContext& context) : context_(context) {}
 
-  Handled Completions(const Request& request) { return Started(StartCompletion(request)); }
+  Handled Completions(const Request& request) {
+    return Started(StartCompletion(request), request.key.get());
+  }
 
-  Handled ChatCompletions(const Request& request) { return Started(StartChat(request)); }
+  Handled ChatCompletions(const Request& request) {
+    return Started(StartChat(request), request.key.get());
+  }
 
-  Handled Models(const Request&) {
+  Handled Models(const Request& request) {
     Json data = Json::array();
-    for (const std::string& name : context_.settings().served_names) data.push_back(Card(name));
+    for (const std::string& name : context_.ModelsOf(request.key.get())) data.push_back(Card(name));
     return JsonResponse({{"object", "list"}, {"data", std::move(data)}});
   }
 
@@ -108,7 +112,7 @@ class Api : public std::enable_shared_from_this<Api> {
     const std::optional<std::string> id = PercentDecode(
         std::string_view(request.path).substr(std::string_view("/v1/models/").size()));
     const auto name =
-        id ? ResolveModel(*id, context_.settings().served_names)
+        id ? ResolveModel(*id, context_.ModelsOf(request.key.get()))
            : Result<std::string>(InvalidValue("model", "the address is not well-formed"));
     if (!name.ok()) return ErrorResponse(name.status());
     return JsonResponse(Card(*name));
@@ -118,7 +122,7 @@ class Api : public std::enable_shared_from_this<Api> {
     const auto run = [&]() -> Result<Json> {
       MOESERVE_ASSIGN_OR_RETURN(const auto engine, context_.ServingEngine());
       MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, context_));
-      MOESERVE_RETURN_IF_ERROR(CheckModel(*body));
+      MOESERVE_RETURN_IF_ERROR(CheckModel(request, *body));
       MOESERVE_RETURN_IF_ERROR(CheckUnsupportedFields(*body));
       MOESERVE_ASSIGN_OR_RETURN(const auto strings, BoolField(*body, "return_token_strs"));
       MOESERVE_ASSIGN_OR_RETURN(const Tokenizer* tokenizer, RequireTokenizer(*engine));
@@ -142,7 +146,7 @@ class Api : public std::enable_shared_from_this<Api> {
     const auto run = [&]() -> Result<Json> {
       MOESERVE_ASSIGN_OR_RETURN(const auto engine, context_.ServingEngine());
       MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, context_));
-      MOESERVE_RETURN_IF_ERROR(CheckModel(*body));
+      MOESERVE_RETURN_IF_ERROR(CheckModel(request, *body));
       const nlohmann::json* tokens = FindField(*body, "tokens");
       if (tokens == nullptr) return MissingField("tokens");
       MOESERVE_ASSIGN_OR_RETURN(const auto ids,
@@ -225,7 +229,8 @@ class Api : public std::enable_shared_from_this<Api> {
     CompletionParams params;
     {
       MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, context_));
-      MOESERVE_ASSIGN_OR_RETURN(params, ParseCompletion(*body, context_.Rules()));
+      MOESERVE_ASSIGN_OR_RETURN(const RequestRules rules, context_.Rules(request.key.get()));
+      MOESERVE_ASSIGN_OR_RETURN(params, ParseCompletion(*body, rules));
     }
     context_.metrics().ignored_fields += params.ignored_fields;
     MOESERVE_ASSIGN_OR_RETURN(auto prompts,
@@ -240,8 +245,9 @@ class Api : public std::enable_shared_from_this<Api> {
     ChatParams params;
     {
       MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, context_));
-      MOESERVE_ASSIGN_OR_RETURN(
-          params, ParseChat(*body, context_.Rules(), settings.allow_request_chat_template));
+      MOESERVE_ASSIGN_OR_RETURN(const RequestRules rules, context_.Rules(request.key.get()));
+      MOESERVE_ASSIGN_OR_RETURN(params,
+                                ParseChat(*body, rules, settings.allow_request_chat_template));
     }
     context_.metrics().ignored_fields += params.ignored_fields;
     std::vector<PreparedPrompt> prompts(1);
@@ -256,8 +262,8 @@ class Api : public std::enable_shared_from_this<Api> {
   Result<Handled> Submit(const Request& request, std::shared_ptr<EngineApi> engine,
                          const GenerationParams& params, std::vector<PreparedPrompt> prompts,
                          std::string_view id_prefix) {
-    auto submission =
-        std::make_shared<Submission>(context_.Submissions(std::move(engine)), params, id_prefix);
+    auto submission = std::make_shared<Submission>(
+        context_.Submissions(std::move(engine), request.key), params, id_prefix);
     MOESERVE_RETURN_IF_ERROR(submission->SetPrompts(std::move(prompts)));
     auto writer =
         std::make_unique<Writer>(AnswerIdentity{.id = submission->id(),
@@ -272,10 +278,12 @@ class Api : public std::enable_shared_from_this<Api> {
     auto shared_writer = std::make_shared<std::unique_ptr<AnswerWriter>>(std::move(writer));
     Handled deferred = DeferredResponse::Start(
         context_.work_pool(),
-        [self = shared_from_this(), submission, shared_writer, deadline, wake = request.wake] {
+        [self = shared_from_this(), submission, shared_writer, deadline, wake = request.wake,
+         key = request.key] {
           const absl::Status status = submission->CompileConstraint();
           return self->Started(
-              status.ok() ? Start(submission, std::move(*shared_writer), deadline, wake) : status);
+              status.ok() ? Start(submission, std::move(*shared_writer), deadline, wake) : status,
+              key.get());
         },
         request.wake);
     if (std::holds_alternative<Response>(deferred)) {
@@ -293,11 +301,15 @@ class Api : public std::enable_shared_from_this<Api> {
     return Handled(std::move(pending));
   }
 
-  // Counts the refusal if `started` is an error. The engine counts its own refusals.
-  Handled Started(Result<Handled> started) {
+  // Counts the refusal if `started` is an error. The engine and the limits of keys count their own
+  // refusals.
+  Handled Started(Result<Handled> started, const ApiKey* key) {
     if (started.ok()) return *std::move(started);
     Response response = ErrorResponse(started.status());
-    if (response.status < 500) {
+    if (key != nullptr && absl::IsPermissionDenied(started.status())) {
+      key->Count(KeyRefusal::kScope);
+    }
+    if (response.status < 500 && response.status != 429) {
       context_.metrics().CountRejected(Rejection::kInvalid);
     } else if (context_.state() == ServerState::kDraining) {
       context_.metrics().CountRejected(Rejection::kDraining);
@@ -335,9 +347,9 @@ class Api : public std::enable_shared_from_this<Api> {
     return JsonResponse(*result);
   }
 
-  absl::Status CheckModel(const nlohmann::json& body) const {
+  absl::Status CheckModel(const Request& request, const nlohmann::json& body) const {
     MOESERVE_ASSIGN_OR_RETURN(const auto model, StringField(body, "model"));
-    return ResolveModel(model.value_or(""), context_.settings().served_names).status();
+    return ResolveModel(model.value_or(""), context_.ModelsOf(request.key.get())).status();
   }
 
   Json Card(const std::string& name) const {
@@ -360,30 +372,33 @@ class Api : public std::enable_shared_from_this<Api> {
 
 std::unique_ptr<Router> MakeRouter(ServerContext& context) {
   auto api = std::make_shared<Api>(context);
-  auto router = std::make_unique<Router>(context.settings().keys);
+  auto router = std::make_unique<Router>(context.keys());
   const auto add = [&](std::string_view method, std::string_view pattern, Access access,
                        Handled (Api::*handler)(const Request&), Work work = Work::kQuick) {
     context.metrics().DeclareHttp(pattern, method);
     router->Add(method, pattern, access, work,
                 [api, handler](const Request& request) { return (api.get()->*handler)(request); });
   };
-  add("POST", "/v1/completions", Access::kKey, &Api::Completions);
+  // Many clients list the models before they generate.
+  constexpr Access kModels = Access::AnyOf(Scope::kStatistics, Scope::kGenerate);
+  add("POST", "/v1/completions", Access::Key(Scope::kGenerate), &Api::Completions);
   // Slow because chat templates are programs.
-  add("POST", "/v1/chat/completions", Access::kKey, &Api::ChatCompletions, Work::kSlow);
-  add("GET", "/v1/models", Access::kKey, &Api::Models);
-  add("GET", "/v1/models/*", Access::kKey, &Api::Model);
-  add("POST", "/tokenize", Access::kKey, &Api::Tokenize, Work::kSlow);
-  add("POST", "/detokenize", Access::kKey, &Api::Detokenize);
-  add("GET", "/v1/experts/stats", Access::kKey, &Api::ExpertStatistics);
-  add("GET", "/v1/experts/layout", Access::kKey, &Api::ExpertLayout);
+  add("POST", "/v1/chat/completions", Access::Key(Scope::kGenerate), &Api::ChatCompletions,
+      Work::kSlow);
+  add("GET", "/v1/models", kModels, &Api::Models);
+  add("GET", "/v1/models/*", kModels, &Api::Model);
+  add("POST", "/tokenize", Access::Key(Scope::kGenerate), &Api::Tokenize, Work::kSlow);
+  add("POST", "/detokenize", Access::Key(Scope::kGenerate), &Api::Detokenize);
+  add("GET", "/v1/experts/stats", Access::Key(Scope::kStatistics), &Api::ExpertStatistics);
+  add("GET", "/v1/experts/layout", Access::Key(Scope::kStatistics), &Api::ExpertLayout);
   AddExpertRoutes(*router, context);
-  add("GET", "/health", Access::kOperator, &Api::Ready);
-  add("GET", "/health/ready", Access::kOperator, &Api::Ready);
-  add("GET", "/health/live", Access::kOperator, &Api::Live);
-  add("GET", "/v2/health/ready", Access::kOperator, &Api::Ready);
-  add("GET", "/v2/health/live", Access::kOperator, &Api::Live);
-  add("GET", "/version", Access::kOpen, &Api::Version);
-  add("GET", "/metrics", Access::kOperator, &Api::Metrics);
+  add("GET", "/health", Access::Operator(), &Api::Ready);
+  add("GET", "/health/ready", Access::Operator(), &Api::Ready);
+  add("GET", "/health/live", Access::Operator(), &Api::Live);
+  add("GET", "/v2/health/ready", Access::Operator(), &Api::Ready);
+  add("GET", "/v2/health/live", Access::Operator(), &Api::Live);
+  add("GET", "/version", Access::Open(), &Api::Version);
+  add("GET", "/metrics", Access::Operator(), &Api::Metrics);
   if (context.settings().dashboard) {
     for (const char* pattern : {"/", "/dashboard/*"}) context.metrics().DeclareHttp(pattern, "GET");
     AddWebAssets(*router);

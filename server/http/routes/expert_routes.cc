@@ -267,16 +267,17 @@ class ExpertRoutes {
 
 void AddExpertRoutes(Router& router, ServerContext& context) {
   const auto routes = std::make_shared<const ExpertRoutes>(context);
-  const auto add = [&](std::string_view path,
+  const auto add = [&](std::string_view path, Scope scope,
                        Handled (ExpertRoutes::*handler)(const Request&) const) {
     context.metrics().DeclareHttp(path, "GET");
-    router.Add("GET", path, Access::kKey, Work::kSlow,
+    router.Add("GET", path, Access::Key(scope), Work::kSlow,
                [routes, handler](const Request& r) { return ((*routes).*handler)(r); });
   };
-  add("/v1/experts/tokens", &ExpertRoutes::Tokens);
-  add("/v1/experts/similarity", &ExpertRoutes::Similarity);
-  add("/v1/experts/collapse", &ExpertRoutes::Collapse);
-  add("/v1/experts/profile", &ExpertRoutes::Profile);
+  // The tokens and the profile show what other users have sent.
+  add("/v1/experts/tokens", Scope::kAdmin, &ExpertRoutes::Tokens);
+  add("/v1/experts/similarity", Scope::kStatistics, &ExpertRoutes::Similarity);
+  add("/v1/experts/collapse", Scope::kStatistics, &ExpertRoutes::Collapse);
+  add("/v1/experts/profile", Scope::kAdmin, &ExpertRoutes::Profile);
 }
 
 }  // namespace moeserve::server::http

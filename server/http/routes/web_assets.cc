@@ -82,10 +82,10 @@ void AddWebAssets(Router& router) {
     assets->emplace(file.name, Asset{file.bytes, ContentType(file.name), MakeEtag(file.bytes)});
   }
   MOESERVE_CHECK(assets->contains("index.html"), "the page was not built in");
-  router.Add("GET", "/", Access::kOpen, Work::kQuick, [assets](const Request& request) -> Handled {
+  router.Add("GET", "/", Access::Open(), Work::kQuick, [assets](const Request& request) -> Handled {
     return Serve(assets->at("index.html"), request);
   });
-  router.Add("GET", "/dashboard/*", Access::kOpen, Work::kQuick,
+  router.Add("GET", "/dashboard/*", Access::Open(), Work::kQuick,
              [assets](const Request& request) -> Handled {
                const auto it = assets->find(std::string_view(request.path).substr(kFolder.size()));
                if (it == assets->end()) {
