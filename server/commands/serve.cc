@@ -54,6 +54,7 @@ struct Options {
   std::string api_key_file;
   int min_priority = 0;
   bool print_routes = false;
+  std::string grpc_reflection = "on";
   std::string log_format = "text";
   std::string log_level = "info";
   double drain_seconds = 30.0;
@@ -257,8 +258,8 @@ struct Listeners {
   std::unique_ptr<rpc::GrpcServer> grpc;
 };
 
-Result<Listeners> StartListeners(const Addresses& addresses, const http::Router& router,
-                                 ServerContext& context) {
+Result<Listeners> StartListeners(const Addresses& addresses, bool reflection,
+                                 const http::Router& router, ServerContext& context) {
   Listeners out;
   http::HttpServerOptions http_options;
   http_options.host = addresses.http.host;
@@ -273,6 +274,7 @@ Result<Listeners> StartListeners(const Addresses& addresses, const http::Router&
   grpc_options.host = addresses.grpc.host;
   grpc_options.port = addresses.grpc.port;
   grpc_options.max_connections = connections.grpc;
+  grpc_options.reflection = reflection;
   MOESERVE_ASSIGN_OR_RETURN(out.grpc, rpc::GrpcServer::Start(grpc_options, context));
   return out;
 }
@@ -337,8 +339,9 @@ absl::Status Serve(const Options& options) {
     keys.emplace(options.api_key_file, configuration.key_file, context.settings().served_names,
                  context.keys());
   }
-  MOESERVE_ASSIGN_OR_RETURN(const Listeners listeners,
-                            StartListeners(configuration.addresses, *router, context));
+  MOESERVE_ASSIGN_OR_RETURN(
+      const Listeners listeners,
+      StartListeners(configuration.addresses, options.grpc_reflection == "on", *router, context));
 
   StopFlag stop;
   const SignalWatcher watcher(
@@ -441,6 +444,10 @@ void AddInterfaceOptions(CLI::App& app, Options& options) {
                "Allow listening beyond loopback without API keys");
   app.add_flag("--print-routes", options.print_routes,
                "Print every route and call with the scopes of which its key needs one, and exit");
+  app.add_option("--grpc-reflection", options.grpc_reflection,
+                 "Whether clients can ask for the gRPC interface; needs a key if there are keys")
+      ->check(CLI::IsMember({"on", "off"}))
+      ->capture_default_str();
   app.add_flag("--no-dashboard", options.no_dashboard, "Do not serve the dashboard at /");
 }
 

@@ -1,6 +1,5 @@
 #include "server/rpc/server.h"
 
-#include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
@@ -17,6 +16,7 @@
 #include "server/rpc/dispatcher.h"
 #include "server/rpc/grpc_time.h"
 #include "server/rpc/methods.h"
+#include "server/rpc/reflection.h"
 #include "server/rpc/service.h"
 
 namespace moeserve::server::rpc {
@@ -58,7 +58,11 @@ void SetLimits(grpc::ServerBuilder& builder) {
 
 class GrpcServer::Impl {
  public:
-  explicit Impl(ServerContext& context) : context_(context), service_(context, dispatcher_) {
+  explicit Impl(ServerContext& context)
+      : context_(context),
+        service_(context, dispatcher_),
+        reflection_v1alpha_(context),
+        reflection_v1_(context) {
     const auto* service = v1::GenerateRequest::descriptor()->file()->FindServiceByName("Inference");
     for (int i = 0; i < service->method_count(); ++i) {
       context.metrics().DeclareGrpc(service->method(i)->name());
@@ -68,10 +72,7 @@ class GrpcServer::Impl {
 
   absl::Status Start(const GrpcServerOptions& options) {
     static std::once_flag once;
-    std::call_once(once, [] {
-      grpc::EnableDefaultHealthCheckService(true);
-      grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-    });
+    std::call_once(once, [] { grpc::EnableDefaultHealthCheckService(true); });
     host_ =
         options.host.find(':') != std::string::npos ? Concat('[', options.host, ']') : options.host;
     ConnectionGateOptions gate;
@@ -88,6 +89,10 @@ class GrpcServer::Impl {
         grpc::InsecureServerCredentials());
     SetLimits(builder);
     builder.RegisterService(&service_);
+    if (options.reflection) {
+      builder.RegisterService(&reflection_v1alpha_);
+      builder.RegisterService(&reflection_v1_);
+    }
     server_ = builder.BuildAndStart();
     if (server_ == nullptr) return absl::UnavailableError("the gRPC server does not start");
     SetServing(false);
@@ -122,6 +127,8 @@ class GrpcServer::Impl {
   // Declared before server_, so that the dispatcher outlives every call.
   Dispatcher dispatcher_;
   InferenceService service_;
+  ReflectionV1Alpha reflection_v1alpha_;
+  ReflectionV1 reflection_v1_;
   std::string host_;
   bool stopped_ = false;
   std::unique_ptr<grpc::Server> server_;

@@ -14,6 +14,7 @@ struct GrpcServerOptions {
   std::string host = "127.0.0.1";
   int port = 8081;  // 0 picks a free port
   int max_connections = 4096;
+  bool reflection = true;
 };
 
 class GrpcServer {

@@ -277,7 +277,7 @@ class Generator:
         return path, body
 
     def kind_default_length(self):
-        path, body = self._completion(temperature=0, priority=-1000)
+        path, body = self._completion(temperature=0, priority=1000)
         del body["max_tokens"]
         return path, body
 

@@ -9,11 +9,13 @@ namespace moeserve::server::testing {
 
 grpc::Status GenericUnaryCall(const std::shared_ptr<grpc::Channel>& channel,
                               const std::string& method, const std::string& request,
-                              std::string* response, bool streaming) {
+                              std::string* response, bool streaming,
+                              const std::vector<std::string>& authorizations) {
   grpc::GenericStub stub(channel);
   grpc::CompletionQueue queue;
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(5));
+  for (const std::string& value : authorizations) context.AddMetadata("authorization", value);
   const auto wait = [&] {
     void* tag = nullptr;
     bool ok = false;

@@ -5,13 +5,15 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace moeserve::server::testing {
 
 // Sends one serialized message and receives the first response message. `streaming` must be true if
-// the method is a bidirectional stream.
+// the method is a stream. Each of `authorizations` becomes the value of one such metadata entry.
 grpc::Status GenericUnaryCall(const std::shared_ptr<grpc::Channel>& channel,
                               const std::string& method, const std::string& request,
-                              std::string* response, bool streaming = false);
+                              std::string* response, bool streaming = false,
+                              const std::vector<std::string>& authorizations = {});
 
 }  // namespace moeserve::server::testing

@@ -1,4 +1,5 @@
 // Tests the gRPC server through a real channel.
+#include <google/protobuf/descriptor.pb.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
@@ -14,10 +15,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "grpc/reflection/v1/reflection.grpc.pb.h"
+#include "grpc/reflection/v1alpha/reflection.grpc.pb.h"
 #include "moeserve/v1/moeserve.grpc.pb.h"
 #include "server/base/logging.h"
 #include "server/context.h"
 #include "server/generation/engine_watchdog.h"
+#include "server/rpc/methods.h"
 #include "server/rpc/server.h"
 #include "tests/server/fake_engine.h"
 #include "tests/server/generic_call.h"
@@ -34,6 +38,7 @@ class Grpc : public ::testing::Test {
     context_ = std::make_unique<ServerContext>(std::move(settings));
     rpc::GrpcServerOptions options;
     options.port = 0;
+    options.reflection = reflection_;
     auto server = rpc::GrpcServer::Start(options, *context_);
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
@@ -98,6 +103,7 @@ class Grpc : public ::testing::Test {
     return response.size() == 2 && response[0] == 8 ? response[1] : 0;
   }
 
+  bool reflection_ = true;  // used by Start()
   std::shared_ptr<FakeEngine> engine_;
   std::unique_ptr<ServerContext> context_;
   std::unique_ptr<rpc::GrpcServer> server_;
@@ -510,15 +516,166 @@ TEST_F(Grpc, HealthFollowsTheState) {
   EXPECT_EQ(Generate(Text("a")).error_code, "draining");
 }
 
-TEST_F(Grpc, ReflectionListsTheService) {
+// Sends one request of each kind through both versions of reflection.
+template <typename Reflection, typename Request, typename Response>
+void AskReflection(const std::shared_ptr<grpc::Channel>& channel) {
+  const auto stub = Reflection::NewStub(channel);
+  grpc::ClientContext context;
+  const auto stream = stub->ServerReflectionInfo(&context);
+  const auto ask = [&](const Request& request) {
+    Response response;
+    EXPECT_TRUE(stream->Write(request));
+    EXPECT_TRUE(stream->Read(&response));
+    EXPECT_EQ(response.original_request().SerializeAsString(), request.SerializeAsString());
+    return response;
+  };
+  Request request;
+  request.set_list_services("*");
+  std::vector<std::string> names;
+  const Response list = ask(request);
+  for (const auto& service : list.list_services_response().service()) {
+    names.push_back(service.name());
+  }
+  const std::vector<std::string> expected = {"grpc.reflection.v1.ServerReflection",
+                                             "grpc.reflection.v1alpha.ServerReflection",
+                                             "moeserve.v1.Inference"};
+  EXPECT_EQ(names, expected);
+  for (const char* symbol :
+       {"moeserve.v1.Inference", "moeserve.v1.Inference.Generate", "moeserve.v1.SamplingParams"}) {
+    request.set_file_containing_symbol(symbol);
+    const Response response = ask(request);
+    ASSERT_EQ(response.file_descriptor_response().file_descriptor_proto_size(), 1) << symbol;
+    google::protobuf::FileDescriptorProto file;
+    ASSERT_TRUE(file.ParseFromString(response.file_descriptor_response().file_descriptor_proto(0)));
+    EXPECT_EQ(file.name(), "moeserve/v1/moeserve.proto");
+  }
+  request.set_file_by_filename("moeserve/v1/moeserve.proto");
+  EXPECT_TRUE(ask(request).has_file_descriptor_response());
+  request.set_all_extension_numbers_of_type("moeserve.v1.SamplingParams");
+  EXPECT_TRUE(ask(request).has_all_extension_numbers_response());
+  const auto expect_error = [&](grpc::StatusCode code) {
+    EXPECT_EQ(ask(request).error_response().error_code(), code) << request.ShortDebugString();
+  };
+  for (const char* unknown : {"", "nothing", "google.protobuf.FileDescriptorProto"}) {
+    request.set_file_containing_symbol(unknown);
+    expect_error(grpc::StatusCode::NOT_FOUND);
+    request.set_all_extension_numbers_of_type(unknown);
+    expect_error(grpc::StatusCode::NOT_FOUND);
+  }
+  request.set_file_by_filename("google/protobuf/descriptor.proto");
+  expect_error(grpc::StatusCode::NOT_FOUND);
+  request.mutable_file_containing_extension()->set_containing_type("moeserve.v1.SamplingParams");
+  expect_error(grpc::StatusCode::NOT_FOUND);
+  request.Clear();
+  expect_error(grpc::StatusCode::INVALID_ARGUMENT);
+  stream->WritesDone();
+  EXPECT_TRUE(stream->Finish().ok());
+}
+
+TEST_F(Grpc, ReflectionDescribesTheInterface) {
+  Start();
+  namespace v1alpha = grpc::reflection::v1alpha;
+  AskReflection<v1alpha::ServerReflection, v1alpha::ServerReflectionRequest,
+                v1alpha::ServerReflectionResponse>(channel_);
+  namespace v1 = grpc::reflection::v1;
+  AskReflection<v1::ServerReflection, v1::ServerReflectionRequest, v1::ServerReflectionResponse>(
+      channel_);
+}
+
+TEST_F(Grpc, ReflectionCanBeSwitchedOff) {
+  reflection_ = false;
   Start();
   std::string response;
-  // The serialized message ServerReflectionRequest{list_services: "*"}.
-  const grpc::Status status =
-      GenericUnaryCall(channel_, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
-                       "\x3a\x01*", &response, /*streaming=*/true);
-  EXPECT_TRUE(status.ok()) << status.error_message();
-  EXPECT_NE(response.find("moeserve.v1.Inference"), std::string::npos);
+  for (const char* version : {"v1", "v1alpha"}) {
+    const grpc::Status status = GenericUnaryCall(
+        channel_,
+        absl::StrCat("/grpc.reflection.", version, ".ServerReflection/ServerReflectionInfo"),
+        "\x3a\x01*", &response, /*streaming=*/true);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
+  }
+}
+
+KeySpec KeyOf(const std::string& name, ScopeSet scopes) {
+  KeySpec spec;
+  spec.name = name;
+  spec.digest = KeyDigest("secret-" + name);
+  spec.scopes = scopes;
+  spec.limits.min_priority = 0;
+  return spec;
+}
+
+// Every call of every service of the interface, under keys with one scope each and without a key.
+TEST_F(Grpc, EveryCallAsksForItsScope) {
+  const std::vector<Scope> scopes = {Scope::kGenerate, Scope::kStatistics, Scope::kRouting,
+                                     Scope::kAdmin};
+  ServerSettings settings;
+  for (const Scope scope : scopes) {
+    settings.keys.push_back(KeyOf(std::string(Name(scope)), {scope}));
+  }
+  settings.keys.push_back(KeyOf("expired", ScopeSet::All()));
+  settings.keys.back().expires = absl::FromUnixSeconds(0);
+  Start({}, settings);
+  for (const rpc::Method* method : rpc::kMethods) {
+    const auto* service = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(
+        std::string(method->service));
+    ASSERT_NE(service, nullptr);
+    const auto* descriptor = service->FindMethodByName(std::string(method->name));
+    ASSERT_NE(descriptor, nullptr);
+    const std::string path =
+        absl::StrCat("/", std::string(method->service), "/", std::string(method->name));
+    SCOPED_TRACE(path);
+    const bool streaming = descriptor->client_streaming() || descriptor->server_streaming();
+    const auto call = [&](const std::vector<std::string>& keys) {
+      std::string response;
+      return GenericUnaryCall(channel_, path, "", &response, streaming, keys).error_code();
+    };
+    EXPECT_EQ(call({}), grpc::StatusCode::UNAUTHENTICATED);
+    EXPECT_EQ(call({"Bearer wrong"}), grpc::StatusCode::UNAUTHENTICATED);
+    EXPECT_EQ(call({"Bearer secret-expired"}), grpc::StatusCode::UNAUTHENTICATED);
+    EXPECT_EQ(call({"Bearer secret-admin", "Bearer secret-admin"}),
+              grpc::StatusCode::INVALID_ARGUMENT);
+    for (const Scope scope : scopes) {
+      const grpc::StatusCode code =
+          call({absl::StrCat("Bearer secret-", std::string(Name(scope)))});
+      if (method->scopes.Has(scope)) {
+        EXPECT_NE(code, grpc::StatusCode::PERMISSION_DENIED) << Name(scope);
+        EXPECT_NE(code, grpc::StatusCode::UNAUTHENTICATED) << Name(scope);
+      } else {
+        EXPECT_EQ(code, grpc::StatusCode::PERMISSION_DENIED) << Name(scope);
+      }
+    }
+  }
+}
+
+TEST_F(Grpc, KeysLimitCalls) {
+  ServerSettings settings;
+  settings.keys = {KeyOf("a", {Scope::kGenerate}), KeyOf("b", {Scope::kGenerate})};
+  settings.keys[0].limits.requests_per_minute = 2;
+  settings.routing_records = true;
+  Start({}, settings);
+  const auto generate = [&](const char* key, const v1::GenerateRequest& request,
+                            grpc::ClientContext& context) {
+    context.AddMetadata("authorization", absl::StrCat("Bearer secret-", key));
+    return Generate(request, &context);
+  };
+  grpc::ClientContext c1, c2, c3, c4, c5, c6;
+  EXPECT_TRUE(generate("a", Text("a"), c1).status.ok());
+  const std::string salt_of_a = engine_->submitted().back().cache_salt;
+  EXPECT_EQ(Trailer(c1, "x-ratelimit-remaining-requests"), "1");
+  EXPECT_TRUE(generate("a", Text("a"), c2).status.ok());
+  const Answer refused = generate("a", Text("a"), c3);
+  EXPECT_EQ(refused.status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(refused.error_code, "rate_limit_exceeded");
+  EXPECT_EQ(Trailer(c3, "retry-after"), "30");
+
+  EXPECT_TRUE(generate("b", Text("a"), c4).status.ok());
+  EXPECT_NE(engine_->submitted().back().cache_salt, salt_of_a);
+  v1::GenerateRequest urgent = Text("a");
+  urgent.set_priority(-1);
+  EXPECT_EQ(generate("b", urgent, c5).status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  v1::GenerateRequest routing = Text("a");
+  routing.set_return_routing(true);
+  EXPECT_EQ(generate("b", routing, c6).status.error_code(), grpc::StatusCode::PERMISSION_DENIED);
 }
 
 TEST_F(Grpc, StopWaitsForRunningCalls) {
