@@ -398,7 +398,8 @@ void PrintRoutes(const Options& options) {
   const auto access = [](ScopeSet scopes) {
     return scopes.empty() ? std::string("open") : scopes.Text("|");
   };
-  for (const http::Router::Route& route : http::MakeRouter(context)->routes()) {
+  const std::unique_ptr<http::Router> router = http::MakeRouter(context);
+  for (const http::Router::Route& route : router->routes()) {
     std::printf("%s %s %s\n", route.method.c_str(), route.pattern.c_str(),
                 access(route.access.scopes()).c_str());
   }

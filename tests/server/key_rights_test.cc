@@ -290,5 +290,21 @@ TEST_F(KeyRights, ConcurrentRequestsEndWhenTheClientLeaves) {
   }
 }
 
+TEST_F(KeyRights, RunningRequestsOutliveTheirKey) {
+  Script script;
+  script.held = true;
+  ServerSettings settings;
+  settings.keys = {Spec("a", ScopeSet::All())};
+  Start(script, settings);
+  RawClient client(port());
+  client.Send(Post("/v1/completions", R"({"prompt": "a", "max_tokens": 9})", As("a")));
+  ASSERT_TRUE(engine_->WaitForActive(1));
+  context_->keys().Replace({Spec("b", ScopeSet::All())});
+  EXPECT_EQ(Complete(R"({"prompt": "a", "max_tokens": 1})", As("a")).status, 401);
+  engine_->Release();
+  EXPECT_EQ(client.ReadResponse(false).status, 200);
+  EXPECT_EQ(Complete(R"({"prompt": "a", "max_tokens": 1})", As("b")).status, 200);
+}
+
 }  // namespace
 }  // namespace moeserve::server::testing
