@@ -320,7 +320,7 @@ def test_tokens_per_minute(tmp_path):
         assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")
         assert "retry-after" in headers
         status, _, body = complete(server, "a", prompt="God", max_tokens=300)
-        assert (status, body["error"]["code"]) == (400, "request_too_large")
+        assert (status, body["error"]["code"]) == (400, "token_limit_exceeded")
         completion = 'moeserve_key_generation_tokens_total{key="a"}'
         assert sample(server, completion) + sample(
             server, 'moeserve_key_prompt_tokens_total{key="a"}') == used
