@@ -112,14 +112,10 @@ std::vector<std::string> ServerContext::ModelsOf(const ApiKey* key) const {
   return names;
 }
 
-Result<RequestRules> ServerContext::Rules(const ApiKey* key) const {
+RequestRules ServerContext::Rules(const ApiKey* key) const {
   RequestRules rules;
   rules.limits = settings_.limits;
   rules.served_names = ModelsOf(key);
-  if (rules.served_names.empty()) {
-    return MakeError(absl::StatusCode::kPermissionDenied, "permission_denied",
-                     "this API key may use none of the models served here", "model");
-  }
   rules.min_priority = settings_.min_priority;
   if (key != nullptr) {
     rules.min_priority = key->spec().limits.min_priority.value_or(settings_.min_priority);

@@ -93,9 +93,8 @@ class ServerContext {
   // Returns the names of served models that `key` may use. `key` may be null: all of them.
   std::vector<std::string> ModelsOf(const ApiKey* key) const;
   // Returns the settings, model properties and rights of `key`, which may be null, that request
-  // parsers check against. The engine must be loaded. PermissionDenied if the key may use no model
-  // of this server.
-  Result<RequestRules> Rules(const ApiKey* key) const;
+  // parsers check against. The engine must be loaded.
+  RequestRules Rules(const ApiKey* key) const;
   // Returns the objects that submitting a request to `engine` needs. `engine` is a result of
   // ServingEngine(). `key` may be null.
   SubmissionContext Submissions(std::shared_ptr<EngineApi> engine,

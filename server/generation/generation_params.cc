@@ -20,7 +20,11 @@ SamplingParams DefaultSampling(const GenerationDefaults& model) {
 
 Result<std::string> ResolveModel(const std::string& requested,
                                  const std::vector<std::string>& served_names) {
-  if (requested.empty() && !served_names.empty()) return served_names.front();
+  if (served_names.empty()) {
+    return MakeError(absl::StatusCode::kPermissionDenied, "permission_denied",
+                     "this API key may use none of the models served here", "model");
+  }
+  if (requested.empty()) return served_names.front();
   for (const std::string& name : served_names) {
     if (name == requested) return name;
   }

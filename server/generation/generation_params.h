@@ -19,7 +19,7 @@ namespace moeserve::server {
 // The settings and model properties that determine how a request is read.
 struct RequestRules {
   RequestLimits limits;
-  std::vector<std::string> served_names;  // not empty; the first is the default
+  std::vector<std::string> served_names;  // that may be used; the first is the default
   GenerationDefaults defaults;            // of the model; they replace the API's defaults
   const Tokenizer* tokenizer = nullptr;   // lives as long as the engine; null if the model has none
   int vocab_size = 0;
@@ -61,7 +61,8 @@ struct GenerationParams {
 SamplingParams DefaultSampling(const GenerationDefaults& model);
 
 // Returns the served name for `requested`, the first one if `requested` is empty. NotFound, with
-// API error code "model_not_found", for an unknown name.
+// API error code "model_not_found", for an unknown name. PermissionDenied if there is no name at
+// all, which is so if the request's key may use none.
 Result<std::string> ResolveModel(const std::string& requested,
                                  const std::vector<std::string>& served_names);
 

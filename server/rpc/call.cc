@@ -88,6 +88,7 @@ absl::Status Call::Check() {
     return MakeError(absl::StatusCode::kDeadlineExceeded, "timeout",
                      "the deadline had passed when the call arrived");
   }
+  checked_ = true;
   return absl::OkStatus();
 }
 
@@ -108,6 +109,10 @@ grpc::Status Call::End(const absl::Status& status) {
   }
   if (!status.ok()) {
     context_->AddTrailingMetadata("x-error-code", ApiCode(status));
+    // A field of the request needs a scope that the key lacks.
+    if (checked_ && key_ != nullptr && ApiCode(status) == "permission_denied") {
+      key_->Count(KeyRefusal::kScope);
+    }
     if (const int seconds = RetryAfterSeconds(status); seconds > 0) {
       context_->AddTrailingMetadata("retry-after", std::to_string(seconds));
     }

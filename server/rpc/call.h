@@ -48,6 +48,7 @@ class Call {
   const std::chrono::steady_clock::time_point start_;
   std::string id_;
   std::shared_ptr<const ApiKey> key_;
+  bool checked_ = false;  // whether Check() has succeeded
   absl::Time deadline_;
   absl::Duration cancel_margin_;
 };

@@ -44,7 +44,7 @@ void GenerateCall::Fail(const absl::Status& status) {
 absl::Status GenerateCall::Submit(const v1::GenerateRequest& request, const EventQueue& queue) {
   MOESERVE_RETURN_IF_ERROR(call_.Check());
   MOESERVE_ASSIGN_OR_RETURN(auto engine, server_.ServingEngine());
-  MOESERVE_ASSIGN_OR_RETURN(const RequestRules rules, server_.Rules(call_.key().get()));
+  const RequestRules rules = server_.Rules(call_.key().get());
   MOESERVE_ASSIGN_OR_RETURN(CompletionParams params, ParseGenerate(request, rules));
   submission_ = std::make_unique<Submission>(server_.Submissions(std::move(engine), call_.key()),
                                              params, "gen-");

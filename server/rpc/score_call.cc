@@ -34,7 +34,7 @@ ScoreCall* ScoreCall::Start(grpc::CallbackServerContext* context, const v1::Scor
 absl::Status ScoreCall::Submit(const v1::ScoreRequest& request, Dispatcher& dispatcher) {
   MOESERVE_RETURN_IF_ERROR(call_.Check());
   MOESERVE_ASSIGN_OR_RETURN(auto engine, server_.ServingEngine());
-  MOESERVE_ASSIGN_OR_RETURN(const RequestRules rules, server_.Rules(call_.key().get()));
+  const RequestRules rules = server_.Rules(call_.key().get());
   MOESERVE_ASSIGN_OR_RETURN(CompletionParams params, ParseScore(request, rules));
   MOESERVE_ASSIGN_OR_RETURN(auto prompts,
                             PreparePrompts(params, engine->tokenizer(), engine->max_model_len()));

@@ -676,6 +676,9 @@ TEST_F(Grpc, KeysLimitCalls) {
   v1::GenerateRequest routing = Text("a");
   routing.set_return_routing(true);
   EXPECT_EQ(generate("b", routing, c6).status.error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  const std::string metrics = context_->MetricsText();
+  EXPECT_NE(metrics.find("key_refusals_total{key=\"b\",reason=\"scope\"} 1"), std::string::npos);
+  EXPECT_NE(metrics.find("key_refusals_total{key=\"a\",reason=\"requests\"} 1"), std::string::npos);
 }
 
 TEST_F(Grpc, StopWaitsForRunningCalls) {

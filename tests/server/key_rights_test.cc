@@ -206,7 +206,7 @@ TEST_F(KeyRights, ModelsAreLimitedByKey) {
   EXPECT_EQ(Exchange(Post("/tokenize", R"({"prompt": "a", "model": "tiny"})", As("a"))).status,
             404);
   EXPECT_EQ(Complete(R"({"prompt": "a", "max_tokens": 1})", As("none")).status, 403);
-  EXPECT_EQ(Exchange(Post("/tokenize", R"({"prompt": "a"})", As("none"))).status, 404);
+  EXPECT_EQ(Exchange(Post("/tokenize", R"({"prompt": "a"})", As("none"))).status, 403);
 }
 
 TEST_F(KeyRights, RequestsPerMinuteWithHeaders) {

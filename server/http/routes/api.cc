@@ -229,7 +229,7 @@ class Api : public std::enable_shared_from_this<Api> {
     CompletionParams params;
     {
       MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, context_));
-      MOESERVE_ASSIGN_OR_RETURN(const RequestRules rules, context_.Rules(request.key.get()));
+      const RequestRules rules = context_.Rules(request.key.get());
       MOESERVE_ASSIGN_OR_RETURN(params, ParseCompletion(*body, rules));
     }
     context_.metrics().ignored_fields += params.ignored_fields;
@@ -245,7 +245,7 @@ class Api : public std::enable_shared_from_this<Api> {
     ChatParams params;
     {
       MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, context_));
-      MOESERVE_ASSIGN_OR_RETURN(const RequestRules rules, context_.Rules(request.key.get()));
+      const RequestRules rules = context_.Rules(request.key.get());
       MOESERVE_ASSIGN_OR_RETURN(params,
                                 ParseChat(*body, rules, settings.allow_request_chat_template));
     }
@@ -306,7 +306,7 @@ class Api : public std::enable_shared_from_this<Api> {
   Handled Started(Result<Handled> started, const ApiKey* key) {
     if (started.ok()) return *std::move(started);
     Response response = ErrorResponse(started.status());
-    if (key != nullptr && absl::IsPermissionDenied(started.status())) {
+    if (key != nullptr && ApiCode(started.status()) == "permission_denied") {
       key->Count(KeyRefusal::kScope);
     }
     if (response.status < 500 && response.status != 429) {
