@@ -27,13 +27,13 @@ inline constexpr Method kGetModelInfo = {
     kInference, "GetModelInfo", {Scope::kStatistics, Scope::kGenerate}};
 // Reflection describes the interface, which is public. It needs a key so that strangers cannot
 // hold streams open.
-inline constexpr Method kReflectionV1Alpha = {
-    "grpc.reflection.v1alpha.ServerReflection", "ServerReflectionInfo", kAnyScope};
-inline constexpr Method kReflectionV1 = {
-    "grpc.reflection.v1.ServerReflection", "ServerReflectionInfo", kAnyScope};
+inline constexpr Method kReflectionV1Alpha = {"grpc.reflection.v1alpha.ServerReflection",
+                                              "ServerReflectionInfo", kAnyScope};
+inline constexpr Method kReflectionV1 = {"grpc.reflection.v1.ServerReflection",
+                                         "ServerReflectionInfo", kAnyScope};
 
-inline constexpr const Method* kMethods[] = {
-    &kGenerate,       &kScore,        &kTokenize,          &kDetokenize,
-    &kGetExpertStats, &kGetModelInfo, &kReflectionV1Alpha, &kReflectionV1};
+inline constexpr const Method* kMethods[] = {&kGenerate,          &kScore,          &kTokenize,
+                                             &kDetokenize,        &kGetExpertStats, &kGetModelInfo,
+                                             &kReflectionV1Alpha, &kReflectionV1};
 
 }  // namespace moeserve::server::rpc
