@@ -92,14 +92,16 @@ std::string DefaultName(const std::string& directory) {
   return name.empty() ? "model" : name;
 }
 
-// Calls ServerContext::Tick once a second until destroyed.
+// Until destroyed, calls ServerContext::Tick once a second, and lets gRPC's health service report an
+// engine that cannot serve any more.
 class Ticker {
  public:
-  explicit Ticker(ServerContext& context)
-      : thread_([this, &context](std::stop_token stop) {
+  Ticker(ServerContext& context, rpc::GrpcServer& grpc)
+      : thread_([this, &context, &grpc](std::stop_token stop) {
           std::unique_lock lock(mutex_);
           while (!stop.stop_requested()) {
             context.Tick();
+            if (!context.EngineStatus().ok()) grpc.SetServing(false);
             changed_.wait_for(lock, stop, std::chrono::seconds(1), [] { return false; });
           }
         }) {}
@@ -370,7 +372,7 @@ absl::Status Serve(const Options& options) {
       model.engine, model.defaults,
       MakeChatFormat(std::move(model.tokenizer_config), configuration.chat_template));
   listeners.grpc->SetServing(true);
-  const Ticker ticker(context);
+  const Ticker ticker(context, *listeners.grpc);
   const std::unique_ptr<EngineWatchdog> watchdog =
       StartWatchdog(listeners, context, model.engine, options.watchdog_seconds);
   LogInfo("serve", Concat("ready after ", static_cast<int64_t>(std::lround(seconds * 1000)),
