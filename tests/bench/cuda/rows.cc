@@ -140,7 +140,7 @@ Result<Measured> SampleCase(Bench& bench, int rows, int vocabulary, const Sample
   std::vector<SampleRow> settings;
   for (int r = 0; r < rows; ++r) {
     settings.push_back({SamplingScale(kind.temperature), kind.top_k, kind.top_p, kind.min_p, r,
-                        (r + 0.5) / rows, -1});
+                        (r + 0.5) / rows, -1, 0});
   }
   MOESERVE_ASSIGN_OR_RETURN(const cuda::DeviceMemory device_rows, bench.Upload(settings));
   MOESERVE_ASSIGN_OR_RETURN(const cuda::DeviceMemory results,
