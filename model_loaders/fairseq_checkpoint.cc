@@ -14,7 +14,7 @@
 #include "model_loaders/architectures/fairseq/options.h"
 #include "model_loaders/files/mapped_file.h"
 #include "model_loaders/files/object_reader.h"
-#include "model_loaders/files/torch_file.h"
+#include "model_loaders/files/torch/torch_file.h"
 
 namespace moeserve {
 namespace {

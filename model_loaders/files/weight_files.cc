@@ -11,7 +11,7 @@
 #include "model_loaders/files/file_kind.h"
 #include "model_loaders/files/safetensors.h"
 #include "model_loaders/files/strict_json.h"
-#include "model_loaders/files/torch_file.h"
+#include "model_loaders/files/torch/torch_file.h"
 
 namespace moeserve {
 

@@ -1,6 +1,6 @@
 // Pickles.
 
-#include "model_loaders/files/pickle.h"
+#include "model_loaders/files/torch/pickle.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace moeserve::testing {

@@ -1,7 +1,7 @@
 // Files of torch.save(): the pickle and its tensors in a zip archive. A mutated archive rarely has
 // right checksums, so the input is the pickle alone; its archive has two storages.
 
-#include "model_loaders/files/torch_file.h"
+#include "model_loaders/files/torch/torch_file.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/model_loaders/torch_bytes.h"
 

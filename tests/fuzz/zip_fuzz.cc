@@ -1,6 +1,6 @@
 // Zip archives.
 
-#include "model_loaders/files/zip_file.h"
+#include "model_loaders/files/torch/zip_file.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace moeserve::testing {

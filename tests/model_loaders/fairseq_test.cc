@@ -13,7 +13,7 @@
 #include "model_loaders/architectures/fairseq/options.h"
 #include "model_loaders/convert/convert_folder.h"
 #include "model_loaders/fairseq_files.h"
-#include "model_loaders/files/torch_file.h"
+#include "model_loaders/files/torch/torch_file.h"
 #include "model_loaders/loader.h"
 #include "nlohmann/json.hpp"
 #include "tests/model_loaders/fairseq_support.h"

@@ -1,4 +1,4 @@
-#include "model_loaders/files/pickle.h"
+#include "model_loaders/files/torch/pickle.h"
 
 #include <filesystem>
 #include <string>
@@ -6,7 +6,7 @@
 
 #include "base/message.h"
 #include "gtest/gtest.h"
-#include "model_loaders/files/pickle_calls.h"
+#include "model_loaders/files/torch/pickle_calls.h"
 #include "tests/model_loaders/support.h"
 #include "tests/model_loaders/torch_bytes.h"
 #include "tests/support/native_model.h"

@@ -1,4 +1,4 @@
-#include "model_loaders/files/torch_file.h"
+#include "model_loaders/files/torch/torch_file.h"
 
 #include <cstring>
 #include <filesystem>

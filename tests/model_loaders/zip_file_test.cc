@@ -1,4 +1,4 @@
-#include "model_loaders/files/zip_file.h"
+#include "model_loaders/files/torch/zip_file.h"
 
 #include <functional>
 #include <string>

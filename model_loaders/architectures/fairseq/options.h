@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "model_loaders/files/pickle.h"
+#include "model_loaders/files/torch/pickle.h"
 #include "nlohmann/json.hpp"
 
 namespace moeserve {

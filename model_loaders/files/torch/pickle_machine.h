@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "model_loaders/files/pickle.h"
+#include "model_loaders/files/torch/pickle.h"
 
 namespace moeserve {
 

@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "base/message.h"
-#include "model_loaders/files/pickle_calls.h"
-#include "model_loaders/files/pickle_machine.h"
+#include "model_loaders/files/torch/pickle_calls.h"
+#include "model_loaders/files/torch/pickle_machine.h"
 
 namespace moeserve {
 

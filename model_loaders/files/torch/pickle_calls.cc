@@ -1,4 +1,4 @@
-#include "model_loaders/files/pickle_calls.h"
+#include "model_loaders/files/torch/pickle_calls.h"
 
 #include <algorithm>
 

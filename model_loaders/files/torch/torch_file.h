@@ -13,9 +13,9 @@
 
 #include "base/status.h"
 #include "model_loaders/files/mapped_file.h"
-#include "model_loaders/files/pickle.h"
 #include "model_loaders/files/tensor_file.h"
-#include "model_loaders/files/zip_file.h"
+#include "model_loaders/files/torch/pickle.h"
+#include "model_loaders/files/torch/zip_file.h"
 
 namespace moeserve {
 

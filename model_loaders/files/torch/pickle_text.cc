@@ -1,4 +1,4 @@
-#include "model_loaders/files/pickle_text.h"
+#include "model_loaders/files/torch/pickle_text.h"
 
 #include <charconv>
 #include <cstdint>

@@ -1,11 +1,11 @@
-#include "model_loaders/files/pickle.h"
+#include "model_loaders/files/torch/pickle.h"
 
 #include <algorithm>
 #include <limits>
 #include <unordered_set>
 
 #include "base/message.h"
-#include "model_loaders/files/pickle_machine.h"
+#include "model_loaders/files/torch/pickle_machine.h"
 
 namespace moeserve {
 namespace {

@@ -1,4 +1,4 @@
-#include "model_loaders/files/pickle_machine.h"
+#include "model_loaders/files/torch/pickle_machine.h"
 
 #include <bit>
 #include <charconv>
@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/message.h"
-#include "model_loaders/files/pickle_text.h"
+#include "model_loaders/files/torch/pickle_text.h"
 
 namespace moeserve {
 
