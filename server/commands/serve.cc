@@ -92,8 +92,8 @@ std::string DefaultName(const std::string& directory) {
   return name.empty() ? "model" : name;
 }
 
-// Until destroyed, calls ServerContext::Tick once a second, and lets gRPC's health service report an
-// engine that cannot serve any more.
+// Until destroyed, calls ServerContext::Tick once a second, and lets gRPC's health service report
+// an engine that cannot serve any more.
 class Ticker {
  public:
   Ticker(ServerContext& context, rpc::GrpcServer& grpc)

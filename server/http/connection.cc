@@ -51,6 +51,12 @@ void AppendRateHeaders(const Request& request, ApiKey::Headers& headers) {
   for (auto& header : request.key->RateHeaders()) headers.push_back(std::move(header));
 }
 
+// Charges output that waits until the client has read it, unless it is so small that it does not
+// matter.
+absl::Status ChargeOutput(size_t bytes, MemoryCharge& charge) {
+  return bytes > kSmallBody ? charge.Add(bytes, ChargeFor::kRunningRequest) : absl::OkStatus();
+}
+
 Response BodyError(const error_code& error) {
   Response response = error == beast::http::error::body_limit
                           ? ProtocolError(413, "body_too_large", "the body is too large")
@@ -168,6 +174,13 @@ asio::awaitable<bool> Connection::Write(std::string_view data) {
 }
 
 asio::awaitable<bool> Connection::WriteResponse(const Head& head, const Response& response) {
+  // A client can read slowly, and many clients can ask for the same large document.
+  MemoryCharge charge(environment_->memory);
+  if (const absl::Status status = ChargeOutput(2 * response.body.size(), charge); !status.ok()) {
+    const Response refusal = ErrorResponse(status);
+    const bool written = co_await WriteResponse(head, refusal);
+    co_return written;
+  }
   ResponseHead out;
   out.status = response.status;
   out.content_type = response.content_type;
@@ -179,10 +192,6 @@ asio::awaitable<bool> Connection::WriteResponse(const Head& head, const Response
   out.http_1_0 = head.http_1_0;
   std::string data = SerializeHead(out);
   if (!head.head_only) data += response.body;
-  // A client can read slowly, and many clients can ask for the same large document.
-  MemoryCharge charge(environment_->memory);
-  const size_t bytes = data.size() + response.body.size();
-  if (bytes > kSmallBody && !charge.Add(bytes, ChargeFor::kRunningRequest).ok()) co_return false;
   const bool written = co_await Write(data);
   co_return written;
 }
@@ -547,6 +556,9 @@ asio::awaitable<int> Connection::RunPending(Head& head, std::unique_ptr<PendingR
       AppendChunk(part.data, data);
       if (part.last) data += kLastChunk;
     }
+    MemoryCharge charge(environment_->memory);
+    failed = !ChargeOutput(data.size(), charge).ok();
+    if (failed) continue;
     const bool written = co_await Write(data);
     failed = !written;
     done = part.last;

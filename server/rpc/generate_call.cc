@@ -11,7 +11,10 @@
 namespace moeserve::server::rpc {
 
 GenerateCall::GenerateCall(grpc::CallbackServerContext* context, ServerContext& server)
-    : context_(context), server_(server), call_(context, server, kGenerate) {}
+    : context_(context),
+      server_(server),
+      call_(context, server, kGenerate),
+      charge_(server.memory()) {}
 
 GenerateCall* GenerateCall::Start(grpc::CallbackServerContext* context,
                                   const v1::GenerateRequest& request, ServerContext& server,
@@ -133,6 +136,7 @@ RoutingRecord GenerateCall::SendRoutesAhead(int choice, const RoutingRecord& rec
 }
 
 absl::Status GenerateCall::Collect() {
+  charge_.Release();  // the messages collected before have been written
   for (ChoiceEvent& event : generation_->Take()) {
     if (!event.error.ok()) return event.error;
     std::optional<RoutingRecord> routes;
@@ -143,6 +147,7 @@ absl::Status GenerateCall::Collect() {
     }
     MOESERVE_RETURN_IF_ERROR(Fill(event.delta, submission_->PromptOf(event.choice).ids,
                                   submission_->engine()->tokenizer(), message));
+    MOESERVE_RETURN_IF_ERROR(charge_.Add(message.ByteSizeLong(), ChargeFor::kRunningRequest));
     ready_.push_back(std::move(message));
   }
   return absl::OkStatus();

@@ -63,6 +63,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<v1::GenerateResponse>
   std::mutex mutex_;  // guards the members below
   std::unique_ptr<Generation> generation_;
   std::deque<v1::GenerateResponse> ready_;
+  MemoryCharge charge_;  // of the messages collected last
   v1::GenerateResponse writing_message_;
   absl::Status failure_;  // reported after the messages in ready_
   uint64_t writes_ = 0;

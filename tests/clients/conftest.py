@@ -115,6 +115,23 @@ def protos(tmp_path_factory):
             importlib.import_module("moeserve.v1.moeserve_pb2_grpc"))
 
 
+def generates(server, protos, seconds=5):
+    """Calls Generate over a new connection until it succeeds, and returns the messages."""
+    import grpc
+
+    pb, rpc = protos
+    end = time.monotonic() + seconds
+    while True:
+        with grpc.insecure_channel(server.grpc) as channel:
+            try:
+                request = pb.GenerateRequest(text="The", sampling=pb.SamplingParams(max_tokens=2))
+                return list(rpc.InferenceStub(channel).Generate(request, timeout=5))
+            except grpc.RpcError as error:
+                assert error.code() == grpc.StatusCode.UNAVAILABLE, error
+                assert time.monotonic() < end, error
+        time.sleep(0.2)
+
+
 def wait_for(condition, seconds=5.0):
     """Returns whether `condition` becomes true within `seconds`."""
     end = time.monotonic() + seconds

@@ -5,7 +5,7 @@ import socket
 import struct
 import time
 
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, CONTINUATION = 0, 1, 3, 4, 6, 7, 9
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
 END_STREAM, ACK, END_HEADERS = 1, 1, 4
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
@@ -40,6 +40,7 @@ class Connection:
         self.received = b""
         self.closed = False
         self.next_stream = 1
+        self.sent = 0  # bytes of DATA
         self.send(PREFACE + frame(SETTINGS, 0, 0))
         if acknowledge:
             self.send(frame(SETTINGS, ACK, 0))
@@ -59,6 +60,23 @@ class Connection:
         self.send(frame(HEADERS, END_HEADERS | (END_STREAM if end else 0), stream,
                         call_headers(path, extra)))
         return stream
+
+    def send_data(self, stream, data):
+        """Sends DATA as far as the connection's window lets it. Returns whether everything was
+        sent within a second. The window of a new stream must have room for `data`."""
+        end = time.monotonic() + 1
+        while data and not self.closed and time.monotonic() < end:
+            window = 65535 - self.sent + sum(
+                struct.unpack(">I", payload)[0] for kind, _, of, payload in self.frames()
+                if kind == WINDOW_UPDATE and of == 0)
+            part = data[:min(window, 16384)]
+            if part:
+                self.send(frame(DATA, 0, stream, part))
+                self.sent += len(part)
+                data = data[len(part):]
+            else:
+                self.read(0.02)
+        return not data
 
     def read(self, seconds):
         """Reads what arrives within `seconds`, or until the server closes the connection."""

@@ -7,10 +7,9 @@ import time
 import urllib.error
 import urllib.request
 
-import grpc
 import pytest
 
-from conftest import start_server, stop_server
+from conftest import generates, start_server, stop_server
 
 FILES = 256  # file descriptors of the server; it then takes 64 HTTP and 21 gRPC connections
 
@@ -48,21 +47,6 @@ def complete(server, **fields):
     request = urllib.request.Request(server.url + "/v1/completions", json.dumps(body).encode(),
                                      {"Content-Type": "application/json"})
     return json.load(urllib.request.urlopen(request, timeout=5))
-
-
-def generates(server, protos, seconds):
-    """Calls Generate over a new connection until it succeeds."""
-    pb, rpc = protos
-    end = time.monotonic() + seconds
-    while True:
-        with grpc.insecure_channel(server.grpc) as channel:
-            try:
-                request = pb.GenerateRequest(text="The", sampling=pb.SamplingParams(max_tokens=2))
-                return list(rpc.InferenceStub(channel).Generate(request, timeout=5))
-            except grpc.RpcError as error:
-                assert error.code() == grpc.StatusCode.UNAVAILABLE, error
-                assert time.monotonic() < end, error
-        time.sleep(0.2)
 
 
 def test_more_connections_than_descriptors(small_server, connect, protos):

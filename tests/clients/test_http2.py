@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 import http2
-from conftest import start_server, stop_server, wait_for
+from conftest import generates, slow, start_server, stop_server
 
 GENERATE = b"/moeserve.v1.Inference/Generate"
 WATCH = b"/grpc.health.v1.Health/Watch"
@@ -42,19 +42,6 @@ def connect(small_server):
 def memory(server):
     text = pathlib.Path(f"/proc/{server.process.pid}/status").read_text()
     return int(re.search(r"VmHWM:\s+(\d+) kB", text)[1]) // 1024
-
-
-def generates(server, protos, seconds=5):
-    """Calls Generate over a new connection until it succeeds."""
-    pb, rpc = protos
-    end = time.monotonic() + seconds
-    while True:
-        with grpc.insecure_channel(server.grpc) as channel:
-            try:
-                request = pb.GenerateRequest(text="The", sampling=pb.SamplingParams(max_tokens=2))
-                return list(rpc.InferenceStub(channel).Generate(request, timeout=5))
-            except grpc.RpcError as error:
-                assert time.monotonic() < end, error
 
 
 def dropped(server):
@@ -124,16 +111,17 @@ def test_watch_streams_within_the_limit(small_server, connect, protos):
 
 
 def test_unfinished_messages(small_server, connect, protos):
+    """Calls whose messages never end, from clients that keep to HTTP/2's windows."""
     before = memory(small_server)
-    chunk = b"x" * 16000
-    clients = [connect() for _ in range(6)]
+    clients = [connect() for _ in range(12)]
     for client in clients:
-        client.send(http2.frame(http2.SETTINGS, 0, 0))
-        for _ in range(100):
+        for _ in range(250):
             stream = client.open(GENERATE)
-            client.send(http2.frame(http2.DATA, 0, stream, b"\0\0\x80\0\0" + chunk))
-            client.send(http2.frame(http2.DATA, 0, stream, chunk))
+            # The message is said to have 15 MiB.
+            if not client.send_data(stream, b"\0\0\xf0\0\0" + b"x" * 60000):
+                break
     assert memory(small_server) < before + SLACK
+    assert dropped(small_server) > 0
     assert generates(small_server, protos)
 
 
@@ -160,6 +148,7 @@ def test_other_protocols(small_server, protos):
     assert generates(small_server, protos)
 
 
+@slow
 def test_silent_clients_are_closed(small_server, protos):
     """A client that does not send its preface is closed after ten seconds."""
     host, port = small_server.grpc.rsplit(":", 1)
@@ -172,11 +161,41 @@ def test_silent_clients_are_closed(small_server, protos):
 
 def test_memory_is_given_back(small_server, connect, protos):
     """After a connection is gone, its calls hold nothing: the same load fits again and again."""
-    for _ in range(5):
+    for _ in range(10):  # 31 MiB in all
         client = connect()
         for _ in range(200):
             client.open(GENERATE)
         client.read(0.05)
         assert not client.closed
         client.close()
-        assert wait_for(lambda: generates(small_server, protos))
+        assert generates(small_server, protos)
+    assert dropped(small_server) == 0
+
+
+def test_more_calls_than_streams_over_one_connection(small_server, protos):
+    """A client that keeps to the limit of open streams may ask for more calls than that."""
+    pb, rpc = protos
+    request = pb.TokenizeRequest(text="The " * 200)
+    generate = pb.GenerateRequest(text="The", sampling=pb.SamplingParams(max_tokens=1))
+    with grpc.insecure_channel(small_server.grpc) as channel:
+        stub = rpc.InferenceStub(channel)
+        calls = [stub.Tokenize.future(request, timeout=30) for _ in range(1000)]
+        streams = [stub.Generate(generate, timeout=30) for _ in range(600)]
+        assert all(len(call.result().token_ids) > 100 for call in calls)
+        assert all(len(list(stream)) >= 1 for stream in streams)
+    assert dropped(small_server) == 0
+
+
+def test_clients_that_cancel(small_server, protos):
+    """Every stream of a full connection may be cancelled at once."""
+    pb, rpc = protos
+    request = pb.GenerateRequest(text="The", sampling=pb.SamplingParams(max_tokens=4000))
+    with grpc.insecure_channel(small_server.grpc) as channel:
+        stub = rpc.InferenceStub(channel)
+        streams = [stub.Generate(request, timeout=60) for _ in range(250)]
+        next(iter(streams[0]))
+        for stream in streams:
+            stream.cancel()
+        assert len(list(stub.Generate(pb.GenerateRequest(
+            text="The", sampling=pb.SamplingParams(max_tokens=2)), timeout=30))) > 0
+    assert dropped(small_server) == 0

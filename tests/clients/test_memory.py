@@ -5,7 +5,6 @@ import json
 import pathlib
 import re
 import socket
-import time
 import urllib.error
 import urllib.request
 
@@ -136,18 +135,25 @@ def test_unfinished_bodies(small_server):
     assert wait_for(lambda: held(small_server) == 0)
 
 
-def test_many_readers_of_a_large_document(small_server):
-    """Clients that ask for /metrics and do not read cannot use more memory than allowed."""
+def test_many_readers_of_large_answers(small_server):
+    """Clients that ask for large answers and do not read them cannot use more memory than allowed."""
     growth = Growth(small_server)
     host, port = small_server.http.rsplit(":", 1)
+    body = json.dumps({"prompt": "a b " * 25000, "return_token_strs": True}).encode()
+    request = (b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+               b"Content-Length: %d\r\n\r\n" % len(body)) + body
     clients = []
-    for _ in range(400):
+    for _ in range(200):
         client = socket.socket()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect((host, int(port)))
-        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 4)
+        client.sendall(request)
         clients.append(client)
-    time.sleep(1)
+
+    def answered():
+        text = urllib.request.urlopen(small_server.url + "/metrics", timeout=5).read().decode()
+        return float(re.search(r"^moeserve_request_memory_refusals_total (\S+)", text, re.M)[1]) > 20
+    assert wait_for(answered, 20)
     assert growth.mib() < BUDGET + SLACK
     assert urllib.request.urlopen(small_server.url + "/health", timeout=1).status == 200
     for client in clients:
