@@ -71,22 +71,24 @@ void Relay::Close() {
 }
 
 void Relay::Drop(const absl::Status& reason) {
-  if (closed_) return;
+  if (closed()) return;
   callbacks_.dropped(*this, reason);
-  if (!writing_to_client_ && guard_.server_between_frames()) {
-    error_code ignored;
-    client_.non_blocking(true, ignored);
-    const std::string frame = GoAway({reason.message().data(), reason.message().size()});
-    client_.write_some(asio::buffer(frame), ignored);
-  }
-  closed_ = dropped_ = true;
+  dropped_ = true;
+  goodbye_ = GoAway({reason.message().data(), reason.message().size()});
+  last_used_ = std::chrono::steady_clock::now();
   guard_.Release();
+  if (!writing_to_client_ && guard_.server_between_frames()) SayGoodbye();
+}
+
+void Relay::SayGoodbye() {
+  closed_ = true;
   error_code ignored;
   server_.close(ignored);
+  client_.non_blocking(true, ignored);
+  client_.write_some(asio::buffer(goodbye_), ignored);
   // Closing the client's socket with unread input would reset the connection, and the client could
   // lose the reason.
   client_.shutdown(asio::socket_base::shutdown_send, ignored);
-  last_used_ = std::chrono::steady_clock::now();
 }
 
 void Relay::CheckTime() {
@@ -119,7 +121,7 @@ asio::awaitable<void> Relay::FromClient() {
   std::vector<char> buffer(kBufferBytes);
   while (!closed_) {
     const auto [error, count] = co_await client_.async_read_some(asio::buffer(buffer), kAwait);
-    if (error || closed_) break;
+    if (error || closed()) break;
     last_used_ = std::chrono::steady_clock::now();
     std::string_view bytes(buffer.data(), count);
     absl::Status status = guard_.CheckClient(bytes, last_used_);
@@ -145,15 +147,16 @@ asio::awaitable<void> Relay::FromServer() {
   while (!closed_) {
     const auto [error, count] = co_await server_.async_read_some(asio::buffer(buffer), kAwait);
     if (error || closed_) break;
-    last_used_ = std::chrono::steady_clock::now();
-    const absl::Status status =
-        guard_.CheckServer(std::string_view(buffer.data(), count), last_used_);
+    if (!dropped_) last_used_ = std::chrono::steady_clock::now();
+    const absl::Status status = guard_.CheckServer(std::string_view(buffer.data(), count),
+                                                   std::chrono::steady_clock::now());
     writing_to_client_ = true;
     const auto [failed, written] =
         co_await asio::async_write(client_, asio::buffer(buffer.data(), count), kAwait);
     writing_to_client_ = false;
     if (failed) break;
     if (!status.ok()) Drop(status);
+    if (dropped_ && !closed_ && guard_.server_between_frames()) SayGoodbye();
   }
   if (!dropped_) Close();
 }

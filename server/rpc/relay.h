@@ -8,7 +8,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <string_view>
+#include <string>
 
 #include "server/rpc/frame_guard.h"
 
@@ -34,19 +34,21 @@ class Relay : public std::enable_shared_from_this<Relay> {
   void Start();
   // Closes both sides at once.
   void Close();
-  // Tells the client why, if that is possible, and closes both sides; the client's a moment later.
+  // Tells the client why, with GOAWAY behind the frame that is being sent, and closes both sides.
+  // Closes them without a word if the client takes nothing for a second.
   void Drop(const absl::Status& reason);
   void CheckTime();
 
   size_t held_bytes() const { return guard_.held_bytes(); }
   // Returns when bytes were last passed on, in either direction.
   std::chrono::steady_clock::time_point last_used() const { return last_used_; }
-  bool closed() const { return closed_; }
+  bool closed() const { return closed_ || dropped_; }
 
  private:
   boost::asio::awaitable<void> FromClient();
   boost::asio::awaitable<void> FromServer();
   boost::asio::awaitable<void> Discard();
+  void SayGoodbye();
   void OneDirectionEnded();
 
   boost::asio::ip::tcp::socket client_;
@@ -58,6 +60,7 @@ class Relay : public std::enable_shared_from_this<Relay> {
   bool writing_to_client_ = false;
   bool closed_ = false;
   bool dropped_ = false;
+  std::string goodbye_;  // the GOAWAY frame of a dropped connection
 };
 
 }  // namespace moeserve::server::rpc

@@ -113,5 +113,10 @@ class Connection:
         return next((payload[8:].decode() for kind, _, _, payload in self.frames()
                      if kind == GOAWAY), None)
 
+    def wait_for_goaway(self):
+        """Reads until the server closes the connection, and returns the text of its GOAWAY."""
+        self.read(5)
+        return self.goaway() or ""
+
     def close(self):
         self.socket.close()
