@@ -1,0 +1,104 @@
+#include "server/commands/serve/configuration.h"
+
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "base/message.h"
+#include "engine/text/chat/chat_template.h"
+#include "model_loaders/files/mapped_file.h"
+#include "server/base/commit.h"
+#include "server/keys/key_file.h"
+
+namespace moeserve::server {
+namespace {
+
+// Returns the default name of a served model: the last component of the checkpoint's path.
+std::string DefaultName(const std::string& directory) {
+  std::error_code ignored;
+  const std::filesystem::path path =
+      std::filesystem::absolute(directory, ignored).lexically_normal();
+  const std::string name =
+      path.has_filename() ? path.filename().string() : path.parent_path().filename().string();
+  return name.empty() ? "model" : name;
+}
+
+Result<Addresses> ResolveAddresses(const ServeOptions& options, bool has_keys) {
+  Addresses out;
+  MOESERVE_ASSIGN_OR_RETURN(out.http, ParseHostPort(options.http));
+  MOESERVE_ASSIGN_OR_RETURN(out.grpc, ParseHostPort(options.grpc));
+  if (!has_keys && !options.allow_open) {
+    for (const HostPort* address : {&out.http, &out.grpc}) {
+      if (address->IsLoopback()) continue;
+      return absl::InvalidArgumentError(Concat(
+          "listening on ", address->host,
+          " without API keys would open the server to "
+          "everybody who can reach it: give --api-key-file, or --allow-open to accept that"));
+    }
+  }
+  return out;
+}
+
+// Returns the contents of the file of --chat-template; nullopt if `file` is empty. A template that
+// does not compile is an error here, whereas a model's own broken template only disables chats.
+Result<std::optional<std::string>> ReadChatTemplate(const std::string& file) {
+  if (file.empty()) return std::optional<std::string>();
+  auto source = ReadTextFile(file, chat::kMaxTemplateBytes);
+  if (!source.ok()) return Prefixed("--chat-template: ", source.status());
+  auto compiled = chat::ChatTemplate::Compile(*source);
+  if (!compiled.ok()) return Prefixed("--chat-template: ", compiled.status());
+  return std::optional<std::string>(*std::move(source));
+}
+
+EngineOptions WithServeOptions(EngineOptions engine, const ServeOptions& options) {
+  engine.routing_records = options.routing_records;
+  engine.routing_control = options.routing_control;
+  if (engine.routing_control.max_top_k > 0) engine.routing_control.enabled = true;
+  engine.recorder.router_stats_interval = options.router_stats_interval;
+  engine.recorder.token_counts_bytes = int64_t{options.token_stats_mib} << 20;
+  engine.recorder.hidden_samples = options.hidden_samples;
+  return engine;
+}
+
+}  // namespace
+
+Result<Configuration> Configure(const ServeOptions& options) {
+  Configuration out;
+  MOESERVE_ASSIGN_OR_RETURN(out.chat_template, ReadChatTemplate(options.chat_template));
+  ServerSettings& settings = out.settings;
+  if (!options.api_key_file.empty()) {
+    out.key_file = KeyFileWatcher::Look(options.api_key_file);
+    MOESERVE_ASSIGN_OR_RETURN(settings.keys, ReadKeyFile(options.api_key_file));
+  }
+  MOESERVE_ASSIGN_OR_RETURN(out.addresses, ResolveAddresses(options, !settings.keys.empty()));
+  MOESERVE_ASSIGN_OR_RETURN(EngineOptions engine, ResolveEngineOptions(options.engine));
+  out.engine = WithServeOptions(std::move(engine), options);
+  settings.served_names = options.served_names;
+  if (settings.served_names.empty()) {
+    settings.served_names.push_back(DefaultName(options.model.directory));
+  }
+  settings.device = options.model.device;
+  settings.commit = Commit();
+  settings.min_priority = options.min_priority;
+  settings.strict_fields = options.strict_fields;
+  settings.dashboard = !options.no_dashboard;
+  settings.limits.max_logprobs = options.max_logprobs;
+  settings.request_memory = options.request_memory_mib > 0
+                                ? static_cast<size_t>(options.request_memory_mib) << 20
+                                : DefaultRequestMemory();
+  settings.allow_request_chat_template = options.allow_request_chat_template;
+  settings.routing_records = options.routing_records;
+  MOESERVE_ASSIGN_OR_RETURN(settings.moe_metrics.mode, ParseMoeMetricsMode(options.moe_metrics));
+  settings.moe_metrics.weights = options.moe_expert_weights;
+  if (!options.engine.engine.expert_stats) {
+    settings.moe_metrics.mode = MoeMetricsMode::kOff;
+    if (options.routing_records) {
+      return absl::InvalidArgumentError(
+          "--routing-records needs the counts that --no-expert-stats switches off");
+    }
+  }
+  MOESERVE_ASSIGN_OR_RETURN(settings.metrics_compat, ParseMetricsCompat(options.metrics_compat));
+  return out;
+}
+
+}  // namespace moeserve::server

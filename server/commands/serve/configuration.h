@@ -1,0 +1,33 @@
+// The configuration of `moeserve serve` that does not depend on the model's files.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "base/status.h"
+#include "engine/engine.h"
+#include "server/base/text_values.h"
+#include "server/commands/serve/options.h"
+#include "server/context.h"
+#include "server/keys/key_file_watcher.h"
+
+namespace moeserve::server {
+
+struct Addresses {
+  HostPort http;
+  HostPort grpc;
+};
+
+struct Configuration {
+  ServerSettings settings;
+  EngineOptions engine;
+  Addresses addresses;
+  std::optional<std::string> chat_template;
+  KeyFileWatcher::Version key_file;  // as it was read
+};
+
+// Checks the options' values and reads the key file and the chat template. Returns InvalidArgument
+// or the error of the file, naming the option.
+Result<Configuration> Configure(const ServeOptions& options);
+
+}  // namespace moeserve::server

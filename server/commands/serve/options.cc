@@ -1,0 +1,120 @@
+#include "server/commands/serve/options.h"
+
+#include "engine/request.h"
+
+namespace moeserve::server {
+namespace {
+
+// Adds the options about addresses, model names, API keys and the dashboard.
+void AddInterfaceOptions(CLI::App& app, ServeOptions& options) {
+  app.add_option("--http", options.http, "HOST:PORT of HTTP; port 0 picks a free port")
+      ->envname("MOESERVE_HTTP")
+      ->capture_default_str();
+  app.add_option("--grpc", options.grpc, "HOST:PORT of gRPC; port 0 picks a free port")
+      ->envname("MOESERVE_GRPC")
+      ->capture_default_str();
+  app.add_option("--served-model-name", options.served_names,
+                 "Name of the model for clients; can be repeated; default: the folder's name");
+  app.add_option("--api-key-file", options.api_key_file,
+                 "File with one API key per line, or with keys, scopes and limits as JSON; is "
+                 "reloaded when it changes and on SIGHUP");
+  app.add_flag("--allow-open", options.allow_open,
+               "Allow listening beyond loopback without API keys");
+  app.add_flag("--print-routes", options.print_routes,
+               "Print every route and call with the scopes of which its key needs one, and exit");
+  app.add_option("--grpc-reflection", options.grpc_reflection,
+                 "Whether clients can ask for the gRPC interface; needs a key if there are keys")
+      ->check(CLI::IsMember({"on", "off"}))
+      ->capture_default_str();
+  app.add_flag("--no-dashboard", options.no_dashboard, "Do not serve the dashboard at /");
+}
+
+// Adds the options that set what requests may ask for.
+void AddRequestOptions(CLI::App& app, ServeOptions& options) {
+  app.add_option("--min-priority", options.min_priority,
+                 "Lowest priority of requests, which is served first; a key in JSON has its own")
+      ->check(CLI::Range(-kMaxPriority, kMaxPriority))
+      ->capture_default_str();
+  app.add_flag("--strict-fields", options.strict_fields, "Refuse requests with unknown fields");
+  app.add_option("--max-logprobs", options.max_logprobs,
+                 "Most alternatives per token that a request may ask for")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--request-memory", options.request_memory_mib,
+                 "MiB that all requests may hold together: bodies, parsed JSON, answers; 0: an "
+                 "eighth of the memory, from 128 to 4096")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 20))
+      ->capture_default_str();
+  app.add_option("--chat-template", options.chat_template,
+                 "File with a Jinja chat template that replaces the model's");
+  app.add_flag("--allow-request-chat-template", options.allow_request_chat_template,
+               "Let requests bring chat_template and chat_template_kwargs");
+  app.add_flag("--routing-records", options.routing_records,
+               "Let requests ask which experts computed their tokens; needs 12 bytes per row and "
+               "selected expert of the tokens in the KV cache");
+  app.add_flag("--routing-control", options.routing_control.enabled,
+               "Let requests change the routing of their own tokens");
+  app.add_option("--routing-max-top-k", options.routing_control.max_top_k,
+                 "Most experts per row that a request may select; 0: all; implies "
+                 "--routing-control")
+      ->check(CLI::Range(0, 65536))
+      ->capture_default_str();
+}
+
+void AddStatisticsOptions(CLI::App& app, ServeOptions& options) {
+  app.add_option("--router-stats-interval", options.router_stats_interval,
+                 "Samples about 64 router rows per block every N steps; 1: all rows of every step; "
+                 "0: none")
+      ->check(CLI::Range(0, 1 << 30))
+      ->capture_default_str();
+  app.add_option("--token-stats-mib", options.token_stats_mib,
+                 "Most memory for the table of counts by token and expert; if the table would be "
+                 "larger, it is not kept")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--hidden-samples", options.hidden_samples,
+                 "Router input rows to keep per block for /v1/experts/collapse and profiles; they "
+                 "can reveal users' texts")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 20))
+      ->capture_default_str();
+  app.add_option("--moe-metrics", options.moe_metrics,
+                 "Expert series at /metrics: off, layer (per routed block), top (also for its most "
+                 "used experts), full (per expert), auto (full up to 4096 experts, else top)")
+      ->capture_default_str();
+  app.add_flag("--moe-expert-weights", options.moe_expert_weights,
+               "With --moe-metrics full: also the sum of gate weights per expert");
+  app.add_option("--metrics-compat", options.metrics_compat,
+                 "Also export the metrics under the names of vllm or sglang; can be repeated")
+      ->delimiter(',');
+}
+
+void AddProcessOptions(CLI::App& app, ServeOptions& options) {
+  app.add_option("--log-format", options.log_format, "Format of the log on standard error")
+      ->check(CLI::IsMember({"text", "json"}))
+      ->capture_default_str();
+  app.add_option("--log-level", options.log_level, "Lowest level to log")
+      ->check(CLI::IsMember({"info", "warning", "error"}))
+      ->capture_default_str();
+  app.add_option("--drain-timeout", options.drain_seconds,
+                 "Seconds after a signal for running requests to end")
+      ->check(CLI::Range(0.0, 3600.0))
+      ->capture_default_str();
+  app.add_option("--engine-watchdog", options.watchdog_seconds,
+                 "Seconds after which a step of the engine that has not ended makes the server "
+                 "unhealthy and ends its requests; 0: never")
+      ->check(CLI::Range(0.0, 86400.0))
+      ->capture_default_str();
+}
+
+}  // namespace
+
+void AddServeOptions(CLI::App& command, ServeOptions& options) {
+  AddModelOptions(command, options.model);
+  AddEngineOptions(command, options.engine);
+  AddInterfaceOptions(command, options);
+  AddRequestOptions(command, options);
+  AddStatisticsOptions(command, options);
+  AddProcessOptions(command, options);
+}
+
+}  // namespace moeserve::server

@@ -1,0 +1,48 @@
+// The options of `moeserve serve` as they are given on the command line.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "server/commands/model_options.h"
+
+namespace moeserve::server {
+
+struct ServeOptions {
+  ModelOptionsText model;
+  EngineOptionsText engine;
+  std::string http = "127.0.0.1:8080";
+  std::string grpc = "127.0.0.1:8081";
+  std::vector<std::string> served_names;
+  std::string api_key_file;
+  int min_priority = 0;
+  bool print_routes = false;
+  std::string grpc_reflection = "on";
+  std::string log_format = "text";
+  std::string log_level = "info";
+  double drain_seconds = 30.0;
+  double watchdog_seconds = 60.0;  // 0: no watchdog
+  int64_t request_memory_mib = 0;  // 0: DefaultRequestMemory()
+  int max_logprobs = 20;
+  int router_stats_interval = RecorderOptions().router_stats_interval;
+  int token_stats_mib = 64;
+  int64_t hidden_samples = 0;
+  std::string chat_template;  // path of a file
+  bool allow_request_chat_template = false;
+  bool routing_records = false;
+  RoutingControlLimits routing_control;
+  bool strict_fields = false;
+  bool no_dashboard = false;
+  bool allow_open = false;
+  std::string moe_metrics = "auto";
+  bool moe_expert_weights = false;
+  std::vector<std::string> metrics_compat;
+};
+
+// Adds all options of `serve` to `command`. `options` must outlive `command`.
+void AddServeOptions(CLI::App& command, ServeOptions& options);
+
+}  // namespace moeserve::server
