@@ -257,7 +257,7 @@ check_grpc() {
 check_metrics() {
   local generated
   generated=$(curl --silent --fail --max-time 30 "$http/metrics" |
-    awk '$1 == "moeserve_generation_tokens_total" {print int($2)}')
+    awk 'index($1, "moeserve_generation_tokens_total{") == 1 {print int($2)}')
   ((generated >= 24)) || die "/metrics counts ${generated:-no} generated tokens"
   ok "/metrics counts $generated generated tokens"
 }

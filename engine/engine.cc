@@ -51,7 +51,8 @@ class Engine::Impl {
  public:
   Impl(const EngineOptions& options, std::unique_ptr<Model> model,
        std::shared_ptr<const Tokenizer> tokenizer, std::vector<TokenId> eos,
-       std::unique_ptr<KvCacheStorage> cache, std::unique_ptr<RouteCounters> counters)
+       std::unique_ptr<KvCacheStorage> cache, int64_t cache_bytes,
+       std::unique_ptr<RouteCounters> counters)
       : options_(options),
         model_(std::move(model)),
         tokenizer_(std::move(tokenizer)),
@@ -65,6 +66,8 @@ class Engine::Impl {
         token_step_(eos_, textless_, model_->spec().vocab_size, options_.max_model_len) {
     stats_.kv_blocks_total = cache_->num_blocks();
     stats_.kv_block_tokens = kKvBlockTokens;
+    stats_.kv_cache_bytes = cache_bytes;
+    stats_.weight_bytes = model_->weight_bytes();
     stats_.prefix_cache = options_.prefix_cache;
     thread_ = std::thread([this] { Loop(); });
   }
@@ -563,8 +566,8 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
                                      model->ReportFloatsPerToken(contents)));
   const std::vector<KvLayerShape> shapes = CacheShapes(model->spec());
   const KvCacheType type = o.kv_cache_type.value_or(KvCacheTypeOf(model->options().compute));
-  MOESERVE_ASSIGN_OR_RETURN(const int64_t blocks,
-                            CacheBlocks(o, model->backend().KvBlockBytes(shapes, type)));
+  const int64_t block_bytes = model->backend().KvBlockBytes(shapes, type);
+  MOESERVE_ASSIGN_OR_RETURN(const int64_t blocks, CacheBlocks(o, block_bytes));
   // A request with prompt_logprobs needs the logits of every row, so logits are reserved for all
   // rows.
   const std::optional<RoutingControl> widest =
@@ -580,7 +583,7 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
   }
   auto impl =
       std::make_unique<Impl>(o, std::move(model), std::move(tokenizer), std::move(eos_token_ids),
-                             std::move(cache), std::move(counters));
+                             std::move(cache), blocks * block_bytes, std::move(counters));
   return std::unique_ptr<Engine>(new Engine(std::move(impl)));
 }
 

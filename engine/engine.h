@@ -27,6 +27,8 @@ struct EngineOptions {
   int max_step_tokens = 0;
   // Bytes of the KV cache. 0: enough for max_num_seqs sequences of min(max_model_len, 2048) tokens.
   int64_t kv_cache_bytes = 0;
+  // Create() fails if the cache would have more bytes. 0: no limit.
+  int64_t max_kv_cache_bytes = 0;
   // Element type of the cache. nullopt: the type of the inputs of the model's matrix products.
   std::optional<KvCacheType> kv_cache_type = std::nullopt;
   int max_queued_seqs = 1024;
@@ -58,6 +60,8 @@ struct EngineStats {
   double step_seconds = 0.0;     // sum of the times of all steps
   double forward_seconds = 0.0;  // the part of step_seconds spent in Model::Forward
   int kv_block_tokens = 0;
+  int64_t kv_cache_bytes = 0;
+  int64_t weight_bytes = 0;  // as laid out for the device
   uint64_t prompt_tokens = 0;
   uint64_t generation_tokens = 0;
   uint64_t finished_stop = 0;
@@ -71,6 +75,10 @@ struct EngineStats {
   bool healthy = true;
   bool prefix_cache = false;
   EngineHistograms histograms;
+
+  // Adds the counters of another engine and its running and waiting sequences, but not the state of
+  // its cache.
+  void AddCounters(const EngineStats& other);
 };
 
 // What the engine thread does. A round is bounded work: it takes new requests and runs at most one
@@ -84,7 +92,8 @@ class Engine {
  public:
   // Allocates the KV cache and starts the engine thread. Each of `eos_token_ids` ends a generation
   // unless the request sets ignore_eos. Errors: InvalidArgument if an option is out of range,
-  // ResourceExhausted if the cache cannot hold one sequence of max_model_len tokens.
+  // ResourceExhausted if the cache cannot hold one sequence of max_model_len tokens or would exceed
+  // max_kv_cache_bytes.
   static Result<std::unique_ptr<Engine>> Create(const EngineOptions& options,
                                                 std::unique_ptr<Model> model,
                                                 std::shared_ptr<const Tokenizer> tokenizer,

@@ -24,6 +24,12 @@ class BucketCounts {
     sum_ += value * static_cast<double>(times);
   }
 
+  // Adds the observations of `other`, which must have the same bounds.
+  void Add(const BucketCounts& other) {
+    for (size_t i = 0; i < kMaxBuckets; ++i) counts_[i] += other.counts_[i];
+    sum_ += other.sum_;
+  }
+
   std::span<const double> bounds() const { return bounds_; }
   // Returns one count per bucket, not cumulative: bucket i counts the values above bounds()[i - 1]
   // and up to bounds()[i]; the last bucket counts the values above all bounds.
@@ -69,6 +75,18 @@ struct EngineHistograms {
   BucketCounts step_sequences{kStepSequencesBounds};
   BucketCounts prefill_step_seconds{kStepSecondsBounds};
   BucketCounts decode_step_seconds{kStepSecondsBounds};
+
+  // Adds the observations of `other`.
+  void Add(const EngineHistograms& other) {
+    queue_seconds.Add(other.queue_seconds);
+    prefill_seconds.Add(other.prefill_seconds);
+    decode_seconds.Add(other.decode_seconds);
+    inference_seconds.Add(other.inference_seconds);
+    step_tokens.Add(other.step_tokens);
+    step_sequences.Add(other.step_sequences);
+    prefill_step_seconds.Add(other.prefill_step_seconds);
+    decode_step_seconds.Add(other.decode_step_seconds);
+  }
 };
 
 }  // namespace moeserve

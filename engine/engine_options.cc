@@ -58,6 +58,11 @@ Result<int64_t> CacheBlocks(const EngineOptions& options, int64_t block_bytes) {
                                         std::to_string(longest * block_bytes) + " bytes, found " +
                                         std::to_string(options.kv_cache_bytes));
   }
+  if (options.max_kv_cache_bytes > 0 && blocks > options.max_kv_cache_bytes / block_bytes) {
+    return absl::ResourceExhaustedError(
+        "the KV cache needs " + std::to_string(blocks * block_bytes) + " bytes, expected at most " +
+        std::to_string(options.max_kv_cache_bytes));
+  }
   return blocks;
 }
 

@@ -2,9 +2,7 @@
 
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "base/check.h"
-#include "base/steady_clock.h"
 #include "server/base/api_error.h"
 
 namespace moeserve::server {
@@ -13,85 +11,67 @@ namespace {
 constexpr int kWorkThreads = 2;
 constexpr size_t kMaxWaitingWork = 256;
 
-std::shared_ptr<ConstraintCompiler> MakeConstraintCompiler(const EngineApi& engine) {
-  using Vocabulary = Result<std::shared_ptr<const VocabularyIndex>>;
-  const ModelSpec& spec = engine.spec();
-  Vocabulary vocabulary =
-      engine.tokenizer() == nullptr
-          ? Vocabulary(absl::InvalidArgumentError("it has no tokenizer"))
-          : VocabularyIndex::Build(*engine.tokenizer(), spec.eos_token_ids, spec.vocab_size);
-  return std::make_shared<ConstraintCompiler>(std::move(vocabulary), ConstraintLimits());
-}
-
 absl::Status Unavailable(const char* code, const char* message) {
   return MakeError(absl::StatusCode::kUnavailable, code, message);
 }
 
-absl::Status EngineStuck() { return Unavailable("engine_stuck", "the engine makes no progress"); }
+// Writes the families that have one series per model. The text adds the label.
+void WriteModelMetrics(PrometheusText& text, const ModelRegistry::Totals& model) {
+  text.Single("model_load_duration_seconds", "gauge", "How long loading the model took.",
+              model.served != nullptr ? model.served->load_seconds() : 0.0);
+  text.Single("model_version", "gauge", "Version that is served, counted from 1; 0: none.",
+              static_cast<double>(model.version));
+  text.Single("model_memory_bytes", "gauge",
+              "Weights and KV caches of all versions that are in memory.",
+              static_cast<double>(model.memory_bytes));
+  WriteEngineMetrics(text, model.engine);
+  model.requests->Write(text);
+}
 
 }  // namespace
 
 ServerContext::ServerContext(ServerSettings settings)
     : settings_(std::move(settings)),
-      created_(absl::ToUnixSeconds(absl::Now())),
       memory_(std::make_shared<MemoryBudget>(settings_.request_memory)),
       call_memory_(std::make_shared<MemoryBudget>(settings_.request_memory / 4)),
       keys_(settings_.keys),
-      work_pool_(kWorkThreads, kMaxWaitingWork) {}
+      work_pool_(kWorkThreads, kMaxWaitingWork) {
+  MOESERVE_CHECK(models_.Declare(settings_.served_names, "").ok(), "the names were checked");
+}
 
-void ServerContext::SetServing(std::shared_ptr<EngineApi> engine,
-                               const GenerationDefaults& defaults,
-                               std::shared_ptr<const ChatFormat> chat) {
-  auto compiler = MakeConstraintCompiler(*engine);
-  const auto moe_metrics = ResolveMoeMetrics(settings_.moe_metrics, engine->ExpertSnapshot());
-  MOESERVE_CHECK(moe_metrics.ok(), "the settings were checked against the model");
-  std::shared_ptr<ExpertMetrics> experts;
-  if (moe_metrics->mode != MoeMetricsMode::kOff) {
-    experts = std::make_shared<ExpertMetrics>(*moe_metrics, engine->spec());
-  }
-  {
-    std::lock_guard lock(mutex_);
-    expert_metrics_ = std::move(experts);
-    engine_ = std::move(engine);
-    constraint_compiler_ = std::move(compiler);
-    defaults_ = defaults;
-    chat_format_ = std::move(chat);
-  }
+void ServerContext::SetServing() {
   ServerState expected = ServerState::kLoading;
   state_.compare_exchange_strong(expected, ServerState::kServing);
 }
 
-void ServerContext::SetEngineStuck(bool stuck) {
-  engine_stuck_ = stuck;
-  if (stuck) {
-    live_->Close(EngineStuck());
-  } else {
-    live_->Open();
-  }
+void ServerContext::SetServing(std::shared_ptr<EngineApi> engine,
+                               const GenerationDefaults& defaults,
+                               std::shared_ptr<const ChatFormat> chat) {
+  const std::string& name = settings_.served_names.front();
+  const auto version = models_.BeginLoad(name, "");
+  MOESERVE_CHECK(version.ok(), "nobody else loads the model");
+  LoadedModel loaded;
+  loaded.engine = std::move(engine);
+  loaded.defaults = defaults;
+  if (chat != nullptr) loaded.chat = std::move(chat);
+  auto model = ServedModel::Create(name, *version, std::move(loaded), settings_.moe_metrics);
+  MOESERVE_CHECK(model.ok(), "the settings were checked against the model");
+  models_.EndLoad(name, std::move(model));
+  SetServing();
 }
 
 void ServerContext::EndRequests() {
-  live_->Close(Unavailable("draining", "the server is shutting down"));
-}
-
-absl::Status ServerContext::EngineStatus() const {
-  // A stuck engine could hold its locks, so it must not be called.
-  if (engine_stuck_) return EngineStuck();
-  const std::shared_ptr<EngineApi> engine = this->engine();
-  if (engine != nullptr && !engine->Stats().healthy) {
-    return Unavailable("engine_dead", "the engine has stopped");
-  }
-  return absl::OkStatus();
+  for (const auto& model : models_.Served()) model->EndRequests();
 }
 
 void ServerContext::SetDraining() { state_.store(ServerState::kDraining); }
 
-std::shared_ptr<EngineApi> ServerContext::engine() const {
-  std::lock_guard lock(mutex_);
-  return engine_;
+absl::Status ServerContext::EngineStatus() const {
+  for (const auto& model : models_.Served()) MOESERVE_RETURN_IF_ERROR(model->EngineStatus());
+  return absl::OkStatus();
 }
 
-Result<std::shared_ptr<EngineApi>> ServerContext::ServingEngine() const {
+absl::Status ServerContext::CheckServing() const {
   switch (state()) {
     case ServerState::kLoading:
       return Unavailable("loading", "the model is being loaded");
@@ -100,19 +80,32 @@ Result<std::shared_ptr<EngineApi>> ServerContext::ServingEngine() const {
     case ServerState::kServing:
       break;
   }
-  MOESERVE_RETURN_IF_ERROR(EngineStatus());
-  return this->engine();
+  return absl::OkStatus();
+}
+
+Result<std::shared_ptr<ServedModel>> ServerContext::LoadedModelFor(const std::string& requested,
+                                                                   const ApiKey* key) const {
+  MOESERVE_ASSIGN_OR_RETURN(const std::string name, ResolveModel(requested, ModelsOf(key)));
+  return models_.Find(name);
+}
+
+Result<std::shared_ptr<ServedModel>> ServerContext::ModelFor(const std::string& requested,
+                                                             const ApiKey* key) const {
+  MOESERVE_RETURN_IF_ERROR(CheckServing());
+  MOESERVE_ASSIGN_OR_RETURN(auto model, LoadedModelFor(requested, key));
+  MOESERVE_RETURN_IF_ERROR(model->EngineStatus());
+  return model;
 }
 
 std::vector<std::string> ServerContext::ModelsOf(const ApiKey* key) const {
   std::vector<std::string> names;
-  for (const std::string& name : settings_.served_names) {
+  for (const std::string& name : models_.Names()) {
     if (key == nullptr || key->MayUseModel(name)) names.push_back(name);
   }
   return names;
 }
 
-RequestRules ServerContext::Rules(const ApiKey* key) const {
+RequestRules ServerContext::Rules(const ServedModel& model, const ApiKey* key) const {
   RequestRules rules;
   rules.limits = settings_.limits;
   rules.served_names = ModelsOf(key);
@@ -122,46 +115,30 @@ RequestRules ServerContext::Rules(const ApiKey* key) const {
     rules.routing.permitted = key->spec().scopes.Has(Scope::kRouting);
   }
   rules.strict_fields = settings_.strict_fields;
-  std::lock_guard lock(mutex_);
-  rules.defaults = defaults_;
-  rules.vocab_size = engine_->spec().vocab_size;
+  const EngineApi& engine = model.engine();
+  rules.defaults = model.defaults();
+  rules.vocab_size = engine.spec().vocab_size;
   rules.routing.records = settings_.routing_records;
-  rules.routing.control = engine_->routing_control();
-  rules.routing.spec = &engine_->spec();
-  rules.routing.layout = &engine_->route_layout();
-  rules.tokenizer = engine_->tokenizer();
+  rules.routing.control = engine.routing_control();
+  rules.routing.spec = &engine.spec();
+  rules.routing.layout = &engine.route_layout();
+  rules.tokenizer = engine.tokenizer();
   return rules;
 }
 
-SubmissionContext ServerContext::Submissions(std::shared_ptr<EngineApi> engine,
+SubmissionContext ServerContext::Submissions(const std::shared_ptr<ServedModel>& model,
                                              std::shared_ptr<const ApiKey> key) const {
-  std::lock_guard lock(mutex_);
-  return {.engine = std::move(engine),
-          .constraint_compiler = constraint_compiler_,
-          .metrics = metrics_,
+  return {.engine = ServedModel::SharedEngine(model),
+          .constraint_compiler = model->constraint_compiler(),
+          .metrics = models_.RequestMetricsOf(model->name()),
           .memory = memory_,
           .limits = settings_.limits,
-          .live = live_,
+          .live = model->live(),
           .key = std::move(key)};
 }
 
-std::shared_ptr<const ChatFormat> ServerContext::chat_format() const {
-  std::lock_guard lock(mutex_);
-  return chat_format_;
-}
-
-std::shared_ptr<ExpertMetrics> ServerContext::expert_metrics() const {
-  std::lock_guard lock(mutex_);
-  return expert_metrics_;
-}
-
 void ServerContext::Tick() {
-  const std::shared_ptr<ExpertMetrics> experts = expert_metrics();
-  if (experts == nullptr) return;
-  const absl::Time now = SteadyNow();
-  ExpertStats stats = engine()->ExpertSnapshot();
-  experts->Observe(stats, now);
-  expert_history_.Add(now, std::move(stats));
+  for (const auto& model : models_.Served()) model->Tick();
 }
 
 std::string ServerContext::MetricsText(ExpositionFormat format) {
@@ -169,29 +146,25 @@ std::string ServerContext::MetricsText(ExpositionFormat format) {
   metrics_->WriteServer(text);
   WriteMemoryMetrics(text, *memory_);
   keys_.WriteMetrics(text);
-  const std::shared_ptr<EngineApi> engine = this->engine();
-  EngineStats stats;
-  if (engine != nullptr) {
-    stats = engine->Stats();
-    if (engine_stuck_) stats.healthy = false;
-  } else {
-    stats.healthy = false;
-  }
-  WriteEngineMetrics(text, stats);
-  metrics_->WriteRejected(text, stats);
-  if (const std::shared_ptr<ExpertMetrics> experts = expert_metrics()) {
-    std::optional<ExpertStats> snapshot = expert_history_.Latest();
-    if (!snapshot) {
-      snapshot = engine->ExpertSnapshot();
-      const absl::Time now = SteadyNow();
-      experts->Observe(*snapshot, now);
-      expert_history_.Add(now, *snapshot);
+  uint64_t queue_full = 0;
+  uint64_t queue_timeout = 0;
+  for (const ModelRegistry::Totals& model : models_.AllTotals()) {
+    text.SetModel(model.name);
+    WriteModelMetrics(text, model);
+    text.SetModel("");
+    queue_full += model.engine.rejected_queue_full;
+    queue_timeout += model.engine.rejected_queue_timeout;
+    if (model.served != nullptr) model.served->WriteExpertMetrics(text);
+    if (settings_.metrics_compat.vllm) {
+      WriteVllmNames(text, *model.requests, model.engine, model.name);
     }
-    experts->Write(text, *snapshot, model_name());
+    if (settings_.metrics_compat.sglang) {
+      WriteSglangNames(text, *model.requests, model.engine, model.name);
+    }
   }
+  metrics_->WriteRejected(text, queue_full, queue_timeout);
+  if (settings_.metrics_compat.vllm) WriteHttpRequests(text, *metrics_);
   WriteProcessMetrics(text);
-  if (settings_.metrics_compat.vllm) WriteVllmNames(text, *metrics_, stats, model_name());
-  if (settings_.metrics_compat.sglang) WriteSglangNames(text, *metrics_, stats, model_name());
   return text.Take();
 }
 

@@ -1,33 +1,29 @@
-// The state that all parts of the server share: the settings, the counters and, once the model is
-// loaded, the engine.
+// The state that all parts of the server share: the settings, the counters, the keys and the models
+// that are served.
 #pragma once
 
 #include <atomic>
-#include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
-#include "model_loaders/loader.h"
 #include "server/base/limits.h"
 #include "server/base/memory_budget.h"
 #include "server/base/work_pool.h"
-#include "server/generation/constraint_compiler.h"
-#include "server/generation/engine_api.h"
-#include "server/generation/live_generations.h"
+#include "server/generation/generation_params.h"
 #include "server/generation/submission.h"
 #include "server/keys/key_store.h"
 #include "server/metrics/expert_metrics.h"
 #include "server/metrics/metrics.h"
 #include "server/metrics/metrics_compat.h"
-#include "server/openai/chat_format.h"
-#include "server/reports/expert_history.h"
+#include "server/models/model_manager.h"
+#include "server/models/model_registry.h"
+#include "server/models/served_model.h"
 
 namespace moeserve::server {
 
 struct ServerSettings {
-  // Model names that clients may send. Not empty. Responses contain the first one.
+  // The names of the first model, of which there is at least one: its name, then its aliases.
   std::vector<std::string> served_names;
   std::string device = "cpu";
   // The git commit that the program was built from; empty if unknown.
@@ -52,11 +48,10 @@ enum class ServerState { kLoading, kServing, kDraining };
 // Thread-safe.
 class ServerContext {
  public:
+  // Declares the first model.
   explicit ServerContext(ServerSettings settings);
 
   const ServerSettings& settings() const { return settings_; }
-  const std::string& model_name() const { return settings_.served_names.front(); }
-  int64_t created() const { return created_; }  // Unix time in seconds
   Metrics& metrics() { return *metrics_; }
   const std::shared_ptr<Metrics>& shared_metrics() const { return metrics_; }
   // The memory that requests may hold together.
@@ -68,72 +63,66 @@ class ServerContext {
   KeyStore& keys() { return keys_; }
 
   ServerState state() const { return state_.load(); }
-  // Stores the loaded model's objects and changes the state from kLoading to kServing; a draining
-  // server stays kDraining. Requires that ResolveMoeMetrics() accepts settings().moe_metrics for
-  // this model.
+  // Changes the state from kLoading to kServing; a draining server stays kDraining.
+  void SetServing();
+  // Serves the first model, and calls SetServing(). Requires that ResolveMoeMetrics() accepts
+  // settings().moe_metrics for this model.
   void SetServing(std::shared_ptr<EngineApi> engine, const GenerationDefaults& defaults,
                   std::shared_ptr<const ChatFormat> chat = std::make_shared<ChatFormat>());
-  // Says that the engine's thread is stuck, or that it goes on. While it is stuck, ServingEngine()
-  // returns Unavailable, and the requests that run end with that error, too.
-  void SetEngineStuck(bool stuck);
-  // Ends the requests that run with the error "draining", although the engine has not ended them.
+  // Ends the requests that run with the error "draining", although the engines have not ended them.
   void EndRequests();
-  // Returns OK if the engine runs, or Unavailable with code "engine_dead" or "engine_stuck". OK
-  // while the model is being loaded.
-  absl::Status EngineStatus() const;
-  // Changes the state to kDraining. From then on, ServingEngine() returns Unavailable.
+  // Changes the state to kDraining. From then on, CheckServing() returns Unavailable.
   void SetDraining();
 
-  // Returns the engine, or Unavailable with code "loading", "draining", "engine_dead" or
-  // "engine_stuck".
-  Result<std::shared_ptr<EngineApi>> ServingEngine() const;
-  // Returns null until the model is loaded.
-  std::shared_ptr<EngineApi> engine() const;
+  ModelRegistry& models() { return models_; }
+  const ModelRegistry& models() const { return models_; }
+  // Lets clients load and unload models from now on, or ends that with null. `manager` must outlive
+  // the listeners' handlers.
+  void SetModelManager(ModelManager* manager) { manager_ = manager; }
+  // Returns null if clients may not load models.
+  ModelManager* model_manager() const { return manager_; }
+
+  // Returns OK, or Unavailable with code "loading" or "draining".
+  absl::Status CheckServing() const;
+  // Returns OK if the engines of all models run, or Unavailable with code "engine_dead" or
+  // "engine_stuck". OK while the first models are being loaded.
+  absl::Status EngineStatus() const;
+  // Returns the model for a request that names `requested`, which may be empty: the first model
+  // that `key` may use. `key` may be null. Errors: those of CheckServing(), of ResolveModel() and
+  // of ServedModel::EngineStatus().
+  Result<std::shared_ptr<ServedModel>> ModelFor(const std::string& requested,
+                                                const ApiKey* key) const;
+  // Like ModelFor(), but returns models also while the server drains or their engines do not run.
+  Result<std::shared_ptr<ServedModel>> LoadedModelFor(const std::string& requested,
+                                                      const ApiKey* key) const;
 
   // Returns the names of served models that `key` may use. `key` may be null: all of them.
   std::vector<std::string> ModelsOf(const ApiKey* key) const;
-  // Returns the settings, model properties and rights of `key`, which may be null, that request
-  // parsers check against. The engine must be loaded.
-  RequestRules Rules(const ApiKey* key) const;
-  // Returns the objects that submitting a request to `engine` needs. `engine` is a result of
-  // ServingEngine(). `key` may be null.
-  SubmissionContext Submissions(std::shared_ptr<EngineApi> engine,
+  // Returns the settings, properties of `model` and rights of `key`, which may be null, that
+  // request parsers check against. `model` must outlive the result.
+  RequestRules Rules(const ServedModel& model, const ApiKey* key) const;
+  // Returns the objects that submitting a request to `model` needs. `key` may be null.
+  SubmissionContext Submissions(const std::shared_ptr<ServedModel>& model,
                                 std::shared_ptr<const ApiKey> key) const;
-  // Returns null until the model is loaded.
-  std::shared_ptr<const ChatFormat> chat_format() const;
 
   // Runs tasks that would block the connections' threads for too long.
   WorkPool& work_pool() { return work_pool_; }
 
-  // Adds a snapshot of the expert statistics to expert_history() and to the decaying counts from
-  // which GET /metrics computes gauges. Must be called about once per second. Does nothing until
-  // the model is loaded, and with --moe-metrics=off.
+  // Calls ServedModel::Tick() for every model. Must be called about once per second.
   void Tick();
-  const ExpertHistory& expert_history() const { return expert_history_; }
 
   // Returns the body of the response to GET /metrics.
   std::string MetricsText(ExpositionFormat format = ExpositionFormat::kText);
 
  private:
-  std::shared_ptr<ExpertMetrics> expert_metrics() const;
-
   const ServerSettings settings_;
-  const int64_t created_;
   const std::shared_ptr<Metrics> metrics_ = std::make_shared<Metrics>();
   const std::shared_ptr<MemoryBudget> memory_;
   const std::shared_ptr<MemoryBudget> call_memory_;
-  const std::shared_ptr<LiveGenerations> live_ = std::make_shared<LiveGenerations>();
-  std::atomic<bool> engine_stuck_{false};
   KeyStore keys_;
-  ExpertHistory expert_history_;
   std::atomic<ServerState> state_{ServerState::kLoading};
-  mutable std::mutex mutex_;
-  std::shared_ptr<EngineApi> engine_;
-  // Null until the model is loaded, and always null with --moe-metrics=off.
-  std::shared_ptr<ExpertMetrics> expert_metrics_;
-  std::shared_ptr<ConstraintCompiler> constraint_compiler_;
-  GenerationDefaults defaults_;
-  std::shared_ptr<const ChatFormat> chat_format_;
+  ModelRegistry models_;
+  std::atomic<ModelManager*> manager_{nullptr};
   // Declared last, so that it is destroyed, and its tasks have ended, before the members that the
   // tasks use.
   WorkPool work_pool_;

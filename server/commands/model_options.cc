@@ -1,5 +1,6 @@
 #include "server/commands/model_options.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <string>
 #include <utility>
@@ -19,6 +20,12 @@ std::vector<std::string> DTypeNames() {
   std::vector<std::string> names = {"auto", "f32", "bf16"};
   for (std::string& name : KindNames(Quantization::kInt8)) names.push_back(std::move(name));
   return names;
+}
+
+absl::Status CheckWeightBytes(int64_t bytes, int64_t max_bytes) {
+  if (bytes <= max_bytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      Concat("the weights need ", ShowBytes(bytes), ", expected at most ", ShowBytes(max_bytes)));
 }
 
 }  // namespace
@@ -158,7 +165,7 @@ Result<KvCacheType> ResolveKvCacheType(const std::string& text, DType compute) {
 Result<RunningModel> StartModel(
     const ModelOptionsText& options, const EngineOptions& engine,
     const std::function<absl::Status(const ModelSpec&, EngineOptions&)>& adjust,
-    ProgressOutput progress) {
+    ProgressOutput progress, int64_t max_bytes) {
   BackendOptions backend_options;
   backend_options.device = options.device;
   backend_options.threads = options.threads;
@@ -167,6 +174,7 @@ Result<RunningModel> StartModel(
   MOESERVE_ASSIGN_OR_RETURN(out.backend, CreateBackend(backend_options));
   MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint, LoadCheckpoint(options.directory));
   PrintWarnings(checkpoint.warnings);
+  MOESERVE_RETURN_IF_ERROR(CheckWeightBytes(checkpoint.weight_bytes, max_bytes));
   MOESERVE_ASSIGN_OR_RETURN(const ModelOptions model_options,
                             ResolveDType(options, *checkpoint.weights));
   MOESERVE_ASSIGN_OR_RETURN(const std::unique_ptr<PackedCache> packed_cache,
@@ -177,6 +185,7 @@ Result<RunningModel> StartModel(
       std::unique_ptr<Model> model,
       Model::Create(checkpoint.spec, model_options, *weights, *out.backend, packed_cache.get()));
   weights.reset();
+  MOESERVE_RETURN_IF_ERROR(CheckWeightBytes(model->weight_bytes(), max_bytes));
   out.defaults = checkpoint.generation;
   out.types = model_options;
   out.tokenizer_config = std::move(checkpoint.tokenizer_config);
@@ -194,6 +203,9 @@ Result<RunningModel> StartModel(
   out.description = Concat("backend ", out.backend->description(), ", compute ", compute,
                            ", weights ", ShowBytes(model->weight_bytes()));
   EngineOptions adjusted = engine;
+  if (max_bytes != std::numeric_limits<int64_t>::max()) {
+    adjusted.max_kv_cache_bytes = std::max<int64_t>(max_bytes - model->weight_bytes(), 1);
+  }
   MOESERVE_ASSIGN_OR_RETURN(adjusted.kv_cache_type,
                             ResolveKvCacheType(options.kv_cache_dtype, out.types.compute));
   if (adjust) MOESERVE_RETURN_IF_ERROR(adjust(model->spec(), adjusted));

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -59,11 +61,13 @@ struct RunningModel {
 
 // Loads a checkpoint and starts an engine. `adjust`, if set, can change the engine's options once
 // the model's spec is loaded. `progress` tells where the progress of loading is reported. Every
-// error message is one line.
+// error message is one line. ResourceExhausted if the weights and the KV cache would take more than
+// `max_bytes`.
 Result<RunningModel> StartModel(
     const ModelOptionsText& options, const EngineOptions& engine,
     const std::function<absl::Status(const ModelSpec&, EngineOptions&)>& adjust = {},
-    ProgressOutput progress = ProgressOutput::kTerminal);
+    ProgressOutput progress = ProgressOutput::kTerminal,
+    int64_t max_bytes = std::numeric_limits<int64_t>::max());
 
 // Prints what a loader decided and ignored (Checkpoint::notes), one line each.
 void PrintNotes(const std::vector<std::string>& notes);

@@ -5,7 +5,7 @@
 
 #include "base/check.h"
 #include "server/base/api_error.h"
-#include "server/metrics/metrics.h"
+#include "server/metrics/request_metrics.h"
 
 namespace moeserve::server {
 namespace {
@@ -28,7 +28,7 @@ size_t Weight(const ChoiceEvent& event) {
 class ChoiceSink final : public TokenSink {
  public:
   ChoiceSink(std::shared_ptr<EventChannel> channel, int choice, int prompt_tokens,
-             std::shared_ptr<Metrics> metrics, std::shared_ptr<Admission> admission)
+             std::shared_ptr<RequestMetrics> metrics, std::shared_ptr<Admission> admission)
       : channel_(std::move(channel)),
         choice_(choice),
         prompt_tokens_(prompt_tokens),
@@ -98,7 +98,7 @@ class ChoiceSink final : public TokenSink {
   const std::shared_ptr<EventChannel> channel_;
   const int choice_;
   const int prompt_tokens_;
-  const std::shared_ptr<Metrics> metrics_;
+  const std::shared_ptr<RequestMetrics> metrics_;
   const std::shared_ptr<Admission> admission_;
   int generated_ = 0;  // tokens that admission_ has counted
   bool ended_ = false;
@@ -173,7 +173,7 @@ Generation::Generation(std::shared_ptr<EngineApi> engine, GenerationOptions opti
 Result<std::unique_ptr<Generation>> Generation::Start(std::shared_ptr<EngineApi> engine,
                                                       std::vector<Request> requests,
                                                       GenerationOptions options) {
-  const std::shared_ptr<Metrics> metrics = options.metrics;
+  const std::shared_ptr<RequestMetrics> metrics = options.metrics;
   const auto samples = static_cast<size_t>(options.samples);
   MOESERVE_CHECK(requests.size() % samples == 0, "every prompt has all its samples");
   std::unique_ptr<Generation> generation(new Generation(std::move(engine), std::move(options)));

@@ -18,7 +18,7 @@
 
 namespace moeserve::server {
 
-class Metrics;
+struct RequestMetrics;
 
 // One event of one choice: a piece of output, or an error that ends the choice.
 struct ChoiceEvent {
@@ -68,7 +68,7 @@ struct GenerationOptions {
   // return after it had nothing, or when too much output waits. Must return quickly.
   std::function<void()> wake = [] {};
   // May be null. Shared, because the engine can outlive the object that owns the Generation.
-  std::shared_ptr<Metrics> metrics;
+  std::shared_ptr<RequestMetrics> metrics;
   std::shared_ptr<Admission> admission;  // by the request's key; null without keys
 };
 

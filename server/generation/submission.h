@@ -22,8 +22,8 @@ namespace moeserve::server {
 struct SubmissionContext {
   std::shared_ptr<EngineApi> engine;
   std::shared_ptr<ConstraintCompiler> constraint_compiler;
-  std::shared_ptr<Metrics> metrics;      // may be null
-  std::shared_ptr<MemoryBudget> memory;  // null: no limit
+  std::shared_ptr<RequestMetrics> metrics;  // may be null
+  std::shared_ptr<MemoryBudget> memory;     // null: no limit
   RequestLimits limits;
   std::shared_ptr<LiveGenerations> live;  // may be null
   std::shared_ptr<const ApiKey> key;      // whose request it is; null on a server without keys

@@ -15,26 +15,6 @@
 namespace moeserve::server {
 namespace {
 
-std::vector<double> FirstTokenBounds() {
-  return {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5,  .75,
-          1,    2.5,  5,   7.5, 10,  20,  40,  80, 160, 640, 2560};
-}
-
-std::vector<double> InterTokenBounds() {
-  return {.001, .0025, .005, .01, .025, .05, .075, .1, .15, .2, .3,
-          .4,   .5,    .75,  1,   2.5,  5,   7.5,  10, 20,  40, 80};
-}
-
-std::vector<double> TokenCountBounds() {
-  std::vector<double> bounds;
-  for (double decade = 1; decade <= 100'000; decade *= 10) {
-    for (const double step : {1, 2, 5}) bounds.push_back(step * decade);
-  }
-  return bounds;
-}
-
-std::vector<double> SampleCountBounds() { return {1, 2, 5, 10, 20, 50, 100, 200}; }
-
 std::vector<double> CallBounds() {
   return {.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600};
 }
@@ -82,17 +62,7 @@ void WriteHistograms(PrometheusText& text, const EngineHistograms& histograms) {
 
 }  // namespace
 
-Metrics::Metrics()
-    : time_to_first_token(FirstTokenBounds()),
-      inter_token_latency(InterTokenBounds()),
-      request_time_per_output_token(InterTokenBounds()),
-      request_duration({kRequestPhaseBounds.begin(), kRequestPhaseBounds.end()}),
-      request_prompt_tokens(TokenCountBounds()),
-      request_generation_tokens(TokenCountBounds()),
-      request_max_tokens(TokenCountBounds()),
-      request_n(SampleCountBounds()),
-      http_duration_(CallBounds()),
-      grpc_duration_(CallBounds()) {}
+Metrics::Metrics() : http_duration_(CallBounds()), grpc_duration_(CallBounds()) {}
 
 void Metrics::DeclareHttp(std::string_view endpoint, std::string_view method) {
   std::lock_guard lock(mutex_);
@@ -133,8 +103,6 @@ void Metrics::CountRejected(Rejection reason) {
 void Metrics::WriteServer(PrometheusText& text) const {
   text.Family("build_info", "gauge", "What this build is.");
   text.Sample({{"version", kVersion}}, 1.0);
-  text.Single("model_load_duration_seconds", "gauge", "Time from start to a loaded model.",
-              model_load_seconds.load());
 
   text.Family("http_requests_total", "counter", "Answered HTTP requests.");
   for (const auto& [key, count] : HttpRequests()) {
@@ -164,40 +132,13 @@ void Metrics::WriteServer(PrometheusText& text) const {
   text.Single("log_lines_dropped_total", "counter",
               "Log lines that standard error did not take in time.",
               static_cast<double>(LogLinesDropped()));
-
-  struct Row {
-    const char* name;
-    const char* help;
-    const Histogram& histogram;
-  };
-  const Row rows[] = {
-      {"time_to_first_token_seconds",
-       "From submission to the first token, of every sequence that gave one.", time_to_first_token},
-      {"inter_token_latency_seconds", "Between the tokens of a sequence, of every token but first.",
-       inter_token_latency},
-      {"request_time_per_output_token_seconds",
-       "Mean time between the tokens of each sequence that ended by stop or length.",
-       request_time_per_output_token},
-      {"request_duration_seconds",
-       "From submission to the end, of sequences that ended by stop or length.", request_duration},
-      {"request_prompt_tokens", "Prompt tokens of sequences that ended by stop or length.",
-       request_prompt_tokens},
-      {"request_generation_tokens", "Tokens given by sequences that ended by stop or length.",
-       request_generation_tokens},
-      {"request_max_tokens", "Tokens that may be generated at most, of every accepted prompt.",
-       request_max_tokens},
-      {"request_n", "Samples asked for, of every accepted prompt.", request_n},
-  };
-  for (const auto& [name, help, histogram] : rows) {
-    text.Family(name, "histogram", help);
-    text.HistogramSamples({}, histogram);
-  }
 }
 
-void Metrics::WriteRejected(PrometheusText& text, const EngineStats& stats) const {
+void Metrics::WriteRejected(PrometheusText& text, uint64_t queue_full,
+                            uint64_t queue_timeout) const {
   text.Family("requests_rejected_total", "counter", "Requests that were not run.");
-  text.Sample({{"reason", "queue_full"}}, stats.rejected_queue_full + rejected_[2].load());
-  text.Sample({{"reason", "queue_timeout"}}, stats.rejected_queue_timeout);
+  text.Sample({{"reason", "queue_full"}}, queue_full + rejected_[2].load());
+  text.Sample({{"reason", "queue_timeout"}}, queue_timeout);
   text.Sample({{"reason", "invalid"}}, rejected_[0].load());
   text.Sample({{"reason", "draining"}}, rejected_[1].load());
 }

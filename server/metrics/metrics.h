@@ -1,4 +1,4 @@
-// The server's counters and histograms, and their text at /metrics.
+// The counters and histograms of the whole server, and their text at /metrics.
 #pragma once
 
 #include <array>
@@ -20,26 +20,16 @@ namespace moeserve::server {
 // Reasons for which the server refuses a request. The engine counts its own refusals.
 enum class Rejection { kInvalid, kDraining, kQueueFull };
 
-// Thread-safe. The engine thread calls these functions, so none of them blocks for long.
+// Thread-safe.
 class Metrics {
  public:
   Metrics();
-
-  Histogram time_to_first_token;
-  Histogram inter_token_latency;
-  Histogram request_time_per_output_token;
-  Histogram request_duration;
-  Histogram request_prompt_tokens;
-  Histogram request_generation_tokens;
-  Histogram request_max_tokens;
-  Histogram request_n;
 
   std::atomic<int64_t> http_connections{0};
   std::atomic<int64_t> grpc_connections{0};
   // gRPC connections closed because of what their client sent, or for the memory of its calls.
   std::atomic<uint64_t> grpc_dropped{0};
   std::atomic<uint64_t> ignored_fields{0};
-  std::atomic<double> model_load_seconds{0.0};
 
   // Creates the series of the given labels with value 0. If a series appeared with its first event
   // only, an alert on the counter's increase would miss that event.
@@ -54,9 +44,11 @@ class Metrics {
   using HttpKey = std::tuple<std::string, std::string, int>;  // endpoint, method, code
   std::map<HttpKey, uint64_t> HttpRequests() const;
 
-  // Writes the families that do not depend on the engine.
+  // Writes the families that do not depend on the engines.
   void WriteServer(PrometheusText& text) const;
-  void WriteRejected(PrometheusText& text, const EngineStats& stats) const;
+  // Adds what the engines have refused: because their queues were full, and because a request has
+  // waited for too long.
+  void WriteRejected(PrometheusText& text, uint64_t queue_full, uint64_t queue_timeout) const;
 
  private:
   mutable std::mutex mutex_;
@@ -69,7 +61,7 @@ class Metrics {
 
 // Writes the families about the memory that requests hold.
 void WriteMemoryMetrics(PrometheusText& text, const MemoryBudget& memory);
-// Writes the families about the engine's steps, queue and caches.
+// Writes the families about one engine's steps, queue and caches.
 void WriteEngineMetrics(PrometheusText& text, const EngineStats& stats);
 // Writes the standard process_* families.
 void WriteProcessMetrics(PrometheusText& text);

@@ -63,8 +63,8 @@ class Writer {
   const bool has_engine_;
 };
 
-// Writes the number of requests by path, method and class of status ("2xx"), as vLLM's HTTP layer
-// groups them.
+}  // namespace
+
 void WriteHttpRequests(PrometheusText& text, const Metrics& metrics) {
   std::map<std::tuple<std::string, std::string, std::string>, uint64_t> grouped;
   for (const auto& [key, count] : metrics.HttpRequests()) {
@@ -77,8 +77,6 @@ void WriteHttpRequests(PrometheusText& text, const Metrics& metrics) {
     text.Sample({{"handler", handler}, {"method", method}, {"status", status}}, count);
   }
 }
-
-}  // namespace
 
 Result<MetricsCompat> ParseMetricsCompat(const std::vector<std::string>& words) {
   MetricsCompat compat;
@@ -95,7 +93,7 @@ Result<MetricsCompat> ParseMetricsCompat(const std::vector<std::string>& words) 
   return compat;
 }
 
-void WriteVllmNames(PrometheusText& text, const Metrics& metrics, const EngineStats& stats,
+void WriteVllmNames(PrometheusText& text, const RequestMetrics& metrics, const EngineStats& stats,
                     const std::string& model) {
   Writer write(text, "vllm:", model, true);
   write.Gauge("num_requests_running", "Sequences in the running batch.", stats.running);
@@ -150,10 +148,9 @@ void WriteVllmNames(PrometheusText& text, const Metrics& metrics, const EngineSt
                {"num_gpu_blocks", std::to_string(stats.kv_blocks_total)},
                {"enable_prefix_caching", stats.prefix_cache ? "True" : "False"}},
               1.0);
-  WriteHttpRequests(text, metrics);
 }
 
-void WriteSglangNames(PrometheusText& text, const Metrics& metrics, const EngineStats& stats,
+void WriteSglangNames(PrometheusText& text, const RequestMetrics& metrics, const EngineStats& stats,
                       const std::string& model) {
   Writer write(text, "sglang:", model, false);
   const double block_tokens = stats.kv_block_tokens;

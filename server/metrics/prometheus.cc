@@ -126,42 +126,48 @@ void PrometheusText::Family(std::string_view name, std::string_view type, std::s
 void PrometheusText::ForeignFamily(std::string_view name, std::string_view type,
                                    std::string_view help) {
   family_ = name;
+  const auto [at, is_new] = families_.try_emplace(family_, texts_.size());
+  current_ = at->second;
+  if (!is_new) return;
+  std::string& out = texts_.emplace_back();
   const bool open_metrics = format_ == ExpositionFormat::kOpenMetrics;
   // In OpenMetrics, the suffix "_total" belongs to a counter's sample, not to the name of its
   // family.
   if (open_metrics && type == "counter" && name.ends_with("_total")) {
     name.remove_suffix(std::string_view("_total").size());
   }
-  out_ += "# HELP ";
-  out_ += name;
-  out_ += ' ';
-  AppendEscaped(out_, help, open_metrics);
-  out_ += "\n# TYPE ";
-  out_ += name;
-  out_ += ' ';
-  out_ += type;
-  out_ += '\n';
+  out += "# HELP ";
+  out += name;
+  out += ' ';
+  AppendEscaped(out, help, open_metrics);
+  out += "\n# TYPE ";
+  out += name;
+  out += ' ';
+  out += type;
+  out += '\n';
 }
 
 void PrometheusText::Line(std::string_view suffix, std::initializer_list<Label> labels,
                           const Label* extra, std::string_view value) {
-  out_ += family_;
-  out_ += suffix;
+  std::string& out = texts_[current_];
+  out += family_;
+  out += suffix;
   bool first = true;
   const auto add = [&](const Label& label) {
-    out_ += first ? '{' : ',';
+    out += first ? '{' : ',';
     first = false;
-    out_ += label.first;
-    out_ += "=\"";
-    AppendEscaped(out_, label.second, true);
-    out_ += '"';
+    out += label.first;
+    out += "=\"";
+    AppendEscaped(out, label.second, true);
+    out += '"';
   };
+  if (!model_.empty()) add({"model", model_});
   for (const Label& label : labels) add(label);
   if (extra != nullptr) add(*extra);
-  if (!first) out_ += '}';
-  out_ += ' ';
-  out_ += value;
-  out_ += '\n';
+  if (!first) out += '}';
+  out += ' ';
+  out += value;
+  out += '\n';
 }
 
 void PrometheusText::Sample(std::initializer_list<Label> labels, double value) {
@@ -205,8 +211,10 @@ void PrometheusText::Single(std::string_view name, std::string_view type, std::s
 }
 
 std::string PrometheusText::Take() {
-  if (format_ == ExpositionFormat::kOpenMetrics) out_ += "# EOF\n";
-  return std::move(out_);
+  std::string out;
+  for (const std::string& text : texts_) out += text;
+  if (format_ == ExpositionFormat::kOpenMetrics) out += "# EOF\n";
+  return out;
 }
 
 }  // namespace moeserve::server

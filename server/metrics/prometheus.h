@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <initializer_list>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -45,17 +46,23 @@ enum class ExpositionFormat : uint8_t { kText, kOpenMetrics };
 ExpositionFormat ChooseExposition(std::string_view accept);
 std::string_view ContentType(ExpositionFormat format);
 
-// Writes families one after the other. Names and labels come from the program and are not checked.
-// Names of counters must end in "_total". Both formats contain the same samples.
+// Writes families. A family may be started several times, for example once per model; all its
+// samples then stand together, below the first description. Names and labels come from the program
+// and are not checked. Names of counters must end in "_total". Both formats contain the same
+// samples.
 class PrometheusText {
  public:
   explicit PrometheusText(ExpositionFormat format = ExpositionFormat::kText) : format_(format) {}
 
-  // Starts a family. All samples of a family must be written before the next family starts.
-  // Prefixes the name with "moeserve_", unless it is a standard name "process_*".
+  // Starts a family, or goes on with one that was started before. Samples belong to the family that
+  // was started last. Prefixes the name with "moeserve_", unless it is a standard name "process_*".
   void Family(std::string_view name, std::string_view type, std::string_view help);
   // Starts a family as Family() does, but without a prefix.
   void ForeignFamily(std::string_view name, std::string_view type, std::string_view help);
+
+  // Adds the label model="`model`" in front of the labels of all samples that follow, until it is
+  // called again. Nothing is added if `model` is empty.
+  void SetModel(std::string model) { model_ = std::move(model); }
 
   void Sample(std::initializer_list<Label> labels, double value);
   void Sample(std::initializer_list<Label> labels, uint64_t value);
@@ -76,8 +83,11 @@ class PrometheusText {
             std::string_view value);
 
   const ExpositionFormat format_;
-  std::string out_;
+  std::vector<std::string> texts_;          // [family]: description and samples
+  std::map<std::string, size_t> families_;  // index in texts_
+  size_t current_ = 0;                      // index in texts_
   std::string family_;
+  std::string model_;
 };
 
 // Returns the shortest decimal that parses to `value`, or NaN, +Inf or -Inf.

@@ -46,11 +46,12 @@ void GenerateCall::Fail(const absl::Status& status) {
 
 absl::Status GenerateCall::Submit(const v1::GenerateRequest& request, const EventQueue& queue) {
   MOESERVE_RETURN_IF_ERROR(call_.Check());
-  MOESERVE_ASSIGN_OR_RETURN(auto engine, server_.ServingEngine());
-  const RequestRules rules = server_.Rules(call_.key().get());
+  const ApiKey* const key = call_.key().get();
+  MOESERVE_ASSIGN_OR_RETURN(const auto model, server_.ModelFor(request.model(), key));
+  const RequestRules rules = server_.Rules(*model, key);
   MOESERVE_ASSIGN_OR_RETURN(CompletionParams params, ParseGenerate(request, rules));
-  submission_ = std::make_unique<Submission>(server_.Submissions(std::move(engine), call_.key()),
-                                             params, "gen-");
+  submission_ =
+      std::make_unique<Submission>(server_.Submissions(model, call_.key()), params, "gen-");
   if (!submission_->NeedsCompiling()) return Launch(params, queue);
   const bool posted =
       server_.work_pool().Post([self = shared_from_this(), params = std::move(params), queue] {

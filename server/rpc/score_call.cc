@@ -33,13 +33,15 @@ ScoreCall* ScoreCall::Start(grpc::CallbackServerContext* context, const v1::Scor
 
 absl::Status ScoreCall::Submit(const v1::ScoreRequest& request, Dispatcher& dispatcher) {
   MOESERVE_RETURN_IF_ERROR(call_.Check());
-  MOESERVE_ASSIGN_OR_RETURN(auto engine, server_.ServingEngine());
-  const RequestRules rules = server_.Rules(call_.key().get());
+  const ApiKey* const key = call_.key().get();
+  MOESERVE_ASSIGN_OR_RETURN(const auto model, server_.ModelFor(request.model(), key));
+  const EngineApi& engine = model->engine();
+  const RequestRules rules = server_.Rules(*model, key);
   MOESERVE_ASSIGN_OR_RETURN(CompletionParams params, ParseScore(request, rules));
   MOESERVE_ASSIGN_OR_RETURN(auto prompts,
-                            PreparePrompts(params, engine->tokenizer(), engine->max_model_len()));
+                            PreparePrompts(params, engine.tokenizer(), engine.max_model_len()));
   response_->set_model(params.model);
-  submission_ = std::make_unique<Submission>(server_.Submissions(std::move(engine), call_.key()),
+  submission_ = std::make_unique<Submission>(server_.Submissions(model, call_.key()),
                                              std::move(params), "score-");
   MOESERVE_RETURN_IF_ERROR(submission_->SetPrompts(std::move(prompts)));
   auto generation =

@@ -104,8 +104,12 @@ class GrpcServer::Impl {
     grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
     health->SetServingStatus("", serving);
     health->SetServingStatus(v1::Inference::service_full_name(), serving);
-    for (const std::string& name : context_.settings().served_names) {
-      health->SetServingStatus(Concat("model/", name), serving);
+    for (const ModelStatus& model : context_.models().List()) {
+      const bool ready = serving && model.state == ModelState::kReady;
+      health->SetServingStatus(Concat("model/", model.name), ready);
+      for (const std::string& alias : model.aliases) {
+        health->SetServingStatus(Concat("model/", alias), ready);
+      }
     }
   }
 

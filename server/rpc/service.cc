@@ -34,10 +34,6 @@ grpc::ServerUnaryReactor* Immediately(grpc::CallbackServerContext* context, Serv
   return reactor;
 }
 
-absl::Status CheckModel(const ServerContext& server, const ApiKey* key, const std::string& model) {
-  return ResolveModel(model, server.ModelsOf(key)).status();
-}
-
 absl::Status NoTokenizer() { return InvalidValue("model", "this model has no tokenizer"); }
 
 }  // namespace
@@ -57,9 +53,8 @@ grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext
                                                      const v1::TokenizeRequest* request,
                                                      v1::TokenizeResponse* response) {
   return Immediately(context, server_, kTokenize, [&](const ApiKey* key) -> absl::Status {
-    MOESERVE_ASSIGN_OR_RETURN(const auto engine, server_.ServingEngine());
-    MOESERVE_RETURN_IF_ERROR(CheckModel(server_, key, request->model()));
-    const Tokenizer* tokenizer = engine->tokenizer();
+    MOESERVE_ASSIGN_OR_RETURN(const auto model, server_.ModelFor(request->model(), key));
+    const Tokenizer* tokenizer = model->engine().tokenizer();
     if (tokenizer == nullptr) return NoTokenizer();
     if (request->text().size() > server_.settings().limits.max_prompt_bytes) {
       return InvalidValue("text", "'text' is too long");
@@ -69,7 +64,7 @@ grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext
         tokenizer->Encode(request->text(),
                           !request->has_add_special_tokens() || request->add_special_tokens()));
     response->mutable_token_ids()->Add(ids.begin(), ids.end());
-    response->set_max_model_len(static_cast<uint32_t>(engine->max_model_len()));
+    response->set_max_model_len(static_cast<uint32_t>(model->engine().max_model_len()));
     if (request->return_token_strs()) {
       for (const TokenId id : ids)
         response->add_token_strs(std::string(tokenizer->TokenString(id)));
@@ -82,11 +77,10 @@ grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerConte
                                                        const v1::DetokenizeRequest* request,
                                                        v1::DetokenizeResponse* response) {
   return Immediately(context, server_, kDetokenize, [&](const ApiKey* key) -> absl::Status {
-    MOESERVE_ASSIGN_OR_RETURN(const auto engine, server_.ServingEngine());
-    MOESERVE_RETURN_IF_ERROR(CheckModel(server_, key, request->model()));
-    const Tokenizer* tokenizer = engine->tokenizer();
+    MOESERVE_ASSIGN_OR_RETURN(const auto model, server_.ModelFor(request->model(), key));
+    const Tokenizer* tokenizer = model->engine().tokenizer();
     if (tokenizer == nullptr) return NoTokenizer();
-    const int vocab_size = engine->spec().vocab_size;
+    const int vocab_size = model->engine().spec().vocab_size;
     for (const int32_t id : request->token_ids()) {
       if (id < 0 || id >= vocab_size) {
         return InvalidValue("token_ids", Concat("'token_ids': expected token ids from 0 to ",
@@ -107,14 +101,12 @@ grpc::ServerUnaryReactor* InferenceService::GetExpertStats(grpc::CallbackServerC
       return MakeError(absl::StatusCode::kNotFound, "not_found",
                        "expert statistics are switched off (--moe-metrics=off)");
     }
-    const auto engine = server_.engine();
-    if (engine == nullptr) return server_.ServingEngine().status();
-    MOESERVE_RETURN_IF_ERROR(CheckModel(server_, key, request->model()));
+    MOESERVE_ASSIGN_OR_RETURN(const auto model, server_.LoadedModelFor(request->model(), key));
     if (!(request->activation_threshold() >= 0.0)) {
       return InvalidValue("activation_threshold", "'activation_threshold' must not be negative");
     }
-    response->set_model(server_.model_name());
-    Fill(engine->ExpertSnapshot(), request->activation_threshold(), *response);
+    response->set_model(model->name());
+    Fill(model->engine().ExpertSnapshot(), request->activation_threshold(), *response);
     return absl::OkStatus();
   });
 }
@@ -123,12 +115,10 @@ grpc::ServerUnaryReactor* InferenceService::GetModelInfo(grpc::CallbackServerCon
                                                          const v1::GetModelInfoRequest* request,
                                                          v1::GetModelInfoResponse* response) {
   return Immediately(context, server_, kGetModelInfo, [&](const ApiKey* key) -> absl::Status {
-    const auto engine = server_.engine();
-    if (engine == nullptr) return server_.ServingEngine().status();
-    MOESERVE_RETURN_IF_ERROR(CheckModel(server_, key, request->model()));
-    const ModelSpec& spec = engine->spec();
+    MOESERVE_ASSIGN_OR_RETURN(const auto model, server_.LoadedModelFor(request->model(), key));
+    const ModelSpec& spec = model->engine().spec();
     for (const std::string& name : server_.ModelsOf(key)) response->add_names(name);
-    response->set_max_model_len(static_cast<uint32_t>(engine->max_model_len()));
+    response->set_max_model_len(static_cast<uint32_t>(model->engine().max_model_len()));
     response->set_vocab_size(static_cast<uint32_t>(spec.vocab_size));
     response->set_hidden_size(static_cast<uint32_t>(spec.hidden_size));
     response->set_num_layers(static_cast<uint32_t>(spec.num_layers()));
@@ -140,7 +130,7 @@ grpc::ServerUnaryReactor* InferenceService::GetModelInfo(grpc::CallbackServerCon
     response->set_routed_blocks(routed);
     response->mutable_eos_token_ids()->Add(spec.eos_token_ids.begin(), spec.eos_token_ids.end());
     if (spec.bos_token_id) response->set_bos_token_id(*spec.bos_token_id);
-    response->set_has_tokenizer(engine->tokenizer() != nullptr);
+    response->set_has_tokenizer(model->engine().tokenizer() != nullptr);
     response->set_server_version(std::string(kVersion));
     return absl::OkStatus();
   });

@@ -36,11 +36,15 @@ export function valueOf(families, name) {
   return samples ? samples.reduce((sum, { value }) => sum + value, 0) : NaN;
 }
 
-// Returns the [bound, cumulative count] pairs of a histogram, by ascending bound.
+// Returns the [bound, cumulative count] pairs of a histogram, by ascending bound. Adds the counts of
+// series that differ in other labels, such as those of several models.
 export function buckets(families, name) {
-  return (families.get(`${name}_bucket`) ?? [])
-    .map(({ labels, value }) => [number(labels.le), value])
-    .sort(([a], [b]) => a - b);
+  const counts = new Map();
+  for (const { labels, value } of families.get(`${name}_bucket`) ?? []) {
+    const bound = number(labels.le);
+    counts.set(bound, (counts.get(bound) ?? 0) + value);
+  }
+  return [...counts].sort(([a], [b]) => a - b);
 }
 
 // Returns the observations between two readings of the same histogram.

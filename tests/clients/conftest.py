@@ -7,6 +7,7 @@ folder (default: the first one of deploy/models).
 import importlib
 import json
 import os
+import re
 import pathlib
 import signal
 import subprocess
@@ -144,9 +145,11 @@ def wait_for(condition, seconds=5.0):
 
 @pytest.fixture
 def metric(server):
-    """Returns a function that reads one sample of /metrics by its full name."""
+    """Returns a function that reads one sample of /metrics by its full name without the model."""
     def read(name):
         text = urllib.request.urlopen(f"{server.url}/metrics").read().decode()
+        text = re.sub(r'\{model="[^"]*"\}', "", text)
+        text = re.sub(r'\{model="[^"]*",', "{", text)
         for line in text.splitlines():
             if line.startswith(name + " "):
                 return float(line.rsplit(" ", 1)[1])

@@ -51,7 +51,7 @@ def stream_grpc(stub, pb, tokens):
 
 def running(url):
     text = urllib.request.urlopen(url + "/metrics").read().decode()
-    line = next(x for x in text.splitlines() if x.startswith("moeserve_requests_running "))
+    line = next(x for x in text.splitlines() if x.startswith("moeserve_requests_running{"))
     return float(line.split()[-1])
 
 

@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 import conftest
+import re
 from conftest import start_server, stop_server, wait_for
 
 
@@ -67,7 +68,7 @@ def test_requests_end_with_the_files_name(packed, protos):
         urllib.request.urlopen(request, timeout=10)
     assert refused.value.code == 503
     metrics = urllib.request.urlopen(server.url + "/metrics").read().decode()
-    assert "moeserve_engine_up 0" in metrics
+    assert re.search(r"^moeserve_engine_up\{.*\} 0$", metrics, re.M)
 
 
 def test_a_model_cut_short_is_refused(tmp_path):

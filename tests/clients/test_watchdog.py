@@ -78,7 +78,7 @@ def started():
 
 def metric_of(server, name):
     text = urllib.request.urlopen(server.url + "/metrics").read().decode()
-    return float(next(x for x in text.splitlines() if x.startswith(name + " ")).split()[-1])
+    return float(next(x for x in text.splitlines() if x.startswith(name + "{")).split()[-1])
 
 
 def test_a_stuck_step_is_reported_and_ends_requests(started, pool, protos):

@@ -61,7 +61,7 @@ class Server:
 
     def metric(self, name: str) -> float:
         with urllib.request.urlopen(self.url + "/metrics", timeout=60) as answer:
-            return float(re.search(rf"^{name} (\S+)$", answer.read().decode(), re.M).group(1))
+            return float(re.search(rf"^{name}{{.*}} (\S+)$", answer.read().decode(), re.M).group(1))
 
     def stop(self) -> None:
         self.process.terminate()

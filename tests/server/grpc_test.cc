@@ -381,7 +381,7 @@ TEST_F(Grpc, AStuckEngineEndsCalls) {
   script.delay = absl::Milliseconds(5);
   Start(script);
   const EngineWatchdog watchdog(engine_, absl::Milliseconds(100), [&](bool stuck) {
-    context_->SetEngineStuck(stuck);
+    (*context_->models().Find("tiny"))->SetEngineStuck(stuck);
     server_->SetServing(!stuck);
   });
   v1::GenerateRequest request = Text("a");

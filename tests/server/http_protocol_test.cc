@@ -382,8 +382,9 @@ TEST_F(Routes, AStuckEngineIsReportedUntilItGoesOn) {
   script.endless = true;
   script.delay = absl::Milliseconds(5);
   Start(script);
-  const EngineWatchdog watchdog(engine_, absl::Milliseconds(100),
-                                [&](bool stuck) { context_->SetEngineStuck(stuck); });
+  const EngineWatchdog watchdog(engine_, absl::Milliseconds(100), [&](bool stuck) {
+    (*context_->models().Find("tiny"))->SetEngineStuck(stuck);
+  });
   RawClient stream(port());
   stream.Send(Post("/v1/completions", R"({"prompt": "a", "stream": true, "max_tokens": 250})"));
   ASSERT_TRUE(stream.ReadUntil("data: "));
@@ -405,7 +406,8 @@ TEST_F(Routes, AStuckEngineIsReportedUntilItGoesOn) {
     EXPECT_EQ(Error(health)["code"], "engine_stuck") << path;
   }
   EXPECT_EQ(Error(Complete(R"({"prompt": "a"})"))["code"], "engine_stuck");
-  EXPECT_NE(Exchange(Get("/metrics")).body.find("\nmoeserve_engine_up 0\n"), std::string::npos);
+  EXPECT_NE(Exchange(Get("/metrics")).body.find("\nmoeserve_engine_up{model=\"tiny\"} 0\n"),
+            std::string::npos);
 
   engine_->SetScript({});
   engine_->SetStuck(false);
@@ -414,7 +416,8 @@ TEST_F(Routes, AStuckEngineIsReportedUntilItGoesOn) {
     absl::SleepFor(absl::Milliseconds(1));
   }
   EXPECT_EQ(Exchange(Get("/health/live")).status, 200);
-  EXPECT_NE(Exchange(Get("/metrics")).body.find("\nmoeserve_engine_up 1\n"), std::string::npos);
+  EXPECT_NE(Exchange(Get("/metrics")).body.find("\nmoeserve_engine_up{model=\"tiny\"} 1\n"),
+            std::string::npos);
   const RawResponse answer = Complete(R"({"prompt": "a"})");
   EXPECT_EQ(answer.status, 200);
   EXPECT_EQ(Json::parse(answer.body)["choices"][0]["text"], "hello");

@@ -106,21 +106,21 @@ ServerSettings Settings() {
 TEST(Metrics, AreAValidExposition) {
   ServerContext context(Settings());
   Exposition read = ReadExposition(context.MetricsText());
-  EXPECT_EQ(read.samples.at("moeserve_engine_up"), 0);
+  EXPECT_EQ(read.samples.at(R"(moeserve_engine_up{model="tiny"})"), 0);
   context.SetServing(std::make_shared<testing::FakeEngine>(), {});
   context.metrics().CountHttp("/v1/completions", "POST", 200, 0.1);
   context.metrics().CountGrpc("Generate", "OK", 0.1);
   context.metrics().CountRejected(Rejection::kInvalid);
-  context.metrics().time_to_first_token.Observe(0.3);
+  context.models().RequestMetricsOf("tiny")->time_to_first_token.Observe(0.3);
   read = ReadExposition(context.MetricsText());
   for (const auto& [name, value] : std::initializer_list<std::pair<const char*, double>>{
-           {"moeserve_engine_up", 1},
+           {R"(moeserve_engine_up{model="tiny"})", 1},
            {R"(moeserve_http_requests_total{endpoint="/v1/completions",method="POST",code="200"})",
             1},
            {R"(moeserve_requests_rejected_total{reason="invalid"})", 1},
-           {R"(moeserve_time_to_first_token_seconds_bucket{le="0.25"})", 0},
-           {R"(moeserve_time_to_first_token_seconds_bucket{le="0.5"})", 1},
-           {R"(moeserve_time_to_first_token_seconds_bucket{le="+Inf"})", 1}}) {
+           {R"(moeserve_time_to_first_token_seconds_bucket{model="tiny",le="0.25"})", 0},
+           {R"(moeserve_time_to_first_token_seconds_bucket{model="tiny",le="0.5"})", 1},
+           {R"(moeserve_time_to_first_token_seconds_bucket{model="tiny",le="+Inf"})", 1}}) {
     EXPECT_EQ(read.samples.at(name), value) << name;
   }
   EXPECT_GT(read.samples.at("process_resident_memory_bytes"), 0);
@@ -191,9 +191,9 @@ TEST(Metrics, AllAreThereFromTheStart) {
   for (const char* sample :
        {R"(moeserve_http_requests_total{endpoint="/v1/completions",method="POST",code="500"})",
         R"(moeserve_grpc_requests_total{method="Generate",code="INTERNAL"})",
-        R"(moeserve_requests_finished_total{finished_reason="abort"})",
-        R"(moeserve_step_duration_seconds_count{phase="prefill"})",
-        R"(moeserve_step_duration_seconds_count{phase="decode"})"}) {
+        R"(moeserve_requests_finished_total{model="tiny",finished_reason="abort"})",
+        R"(moeserve_step_duration_seconds_count{model="tiny",phase="prefill"})",
+        R"(moeserve_step_duration_seconds_count{model="tiny",phase="decode"})"}) {
     EXPECT_TRUE(loading.samples.contains(sample)) << sample;
   }
 }
@@ -229,7 +229,8 @@ TEST(MetricsCompat, WordsAreChecked) {
 
 // Metrics under the names of other servers must have the values of the server's own metrics.
 TEST(MetricsCompat, NamesAreAliases) {
-  Metrics metrics;
+  Metrics server;
+  RequestMetrics metrics;
   EngineStats stats;
   stats.running = 3;
   stats.waiting = 4;
@@ -249,11 +250,12 @@ TEST(MetricsCompat, NamesAreAliases) {
   stats.histograms.queue_seconds.Observe(0.9);
   stats.histograms.step_tokens.Observe(100);
   metrics.request_n.Observe(3);
-  metrics.CountHttp("/v1/completions", "POST", 400, 0.1);
-  metrics.CountHttp("/v1/completions", "POST", 404, 0.1);
+  server.CountHttp("/v1/completions", "POST", 400, 0.1);
+  server.CountHttp("/v1/completions", "POST", 404, 0.1);
   PrometheusText text;
   WriteVllmNames(text, metrics, stats, "m");
   WriteSglangNames(text, metrics, stats, "m");
+  WriteHttpRequests(text, server);
   const Exposition read = ReadExposition(text.Take());
   const auto vllm = [&](const std::string& name, const std::string& more = "") {
     return read.samples.at("vllm:" + name + "{model_name=\"m\",engine=\"0\"" + more + "}");

@@ -1,6 +1,7 @@
 #include "server/commands/serve/configuration.h"
 
 #include <filesystem>
+#include <set>
 #include <system_error>
 #include <utility>
 
@@ -21,6 +22,37 @@ std::string DefaultName(const std::string& directory) {
   const std::string name =
       path.has_filename() ? path.filename().string() : path.parent_path().filename().string();
   return name.empty() ? "model" : name;
+}
+
+// Splits "NAME=PATH". A text without '=', or that starts like a path ('.' or '/'), is only a path.
+ModelSource ParseModelSource(const std::string& text) {
+  const size_t equals = text.find('=');
+  if (equals == std::string::npos || equals == 0 || text.front() == '.' || text.front() == '/') {
+    return {.names = {DefaultName(text)}, .path = text};
+  }
+  return {.names = {text.substr(0, equals)}, .path = text.substr(equals + 1)};
+}
+
+Result<std::vector<ModelSource>> ResolveModels(const ServeOptions& options) {
+  std::vector<ModelSource> models;
+  for (const std::string& text : options.models) models.push_back(ParseModelSource(text));
+  if (!options.served_names.empty()) {
+    if (models.size() > 1) {
+      return absl::InvalidArgumentError(Concat("--served-model-name: expected one --model, found ",
+                                               models.size(),
+                                               ": give the names with --model NAME=PATH"));
+    }
+    models.front().names = options.served_names;
+  }
+  std::set<std::string> names;
+  for (const ModelSource& model : models) {
+    for (const std::string& name : model.names) {
+      if (names.insert(name).second) continue;
+      return absl::InvalidArgumentError(
+          Concat("--model: the name ", Quoted(name, 64), " is given twice: use --model NAME=PATH"));
+    }
+  }
+  return models;
 }
 
 Result<Addresses> ResolveAddresses(const ServeOptions& options, bool has_keys) {
@@ -73,9 +105,12 @@ Result<Configuration> Configure(const ServeOptions& options) {
   MOESERVE_ASSIGN_OR_RETURN(out.addresses, ResolveAddresses(options, !settings.keys.empty()));
   MOESERVE_ASSIGN_OR_RETURN(EngineOptions engine, ResolveEngineOptions(options.engine));
   out.engine = WithServeOptions(std::move(engine), options);
-  settings.served_names = options.served_names;
-  if (settings.served_names.empty()) {
-    settings.served_names.push_back(DefaultName(options.model.directory));
+  MOESERVE_ASSIGN_OR_RETURN(out.models, ResolveModels(options));
+  settings.served_names = out.models.front().names;
+  if (!options.model_memory.empty()) {
+    auto bytes = ParseBytes(options.model_memory);
+    if (!bytes.ok()) return Prefixed("--model-memory: ", bytes.status());
+    out.model_memory = *bytes;
   }
   settings.device = options.model.device;
   settings.commit = Commit();

@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "engine/engine.h"
@@ -18,9 +19,17 @@ struct Addresses {
   HostPort grpc;
 };
 
+// A model of --model.
+struct ModelSource {
+  std::vector<std::string> names;  // its name, then its aliases
+  std::string path;
+};
+
 struct Configuration {
   ServerSettings settings;
   EngineOptions engine;
+  std::vector<ModelSource> models;  // at least one
+  int64_t model_memory = 0;         // bytes; 0: no limit
   Addresses addresses;
   std::optional<std::string> chat_template;
   KeyFileWatcher::Version key_file;  // as it was read

@@ -13,8 +13,6 @@ void AddInterfaceOptions(CLI::App& app, ServeOptions& options) {
   app.add_option("--grpc", options.grpc, "HOST:PORT of gRPC; port 0 picks a free port")
       ->envname("MOESERVE_GRPC")
       ->capture_default_str();
-  app.add_option("--served-model-name", options.served_names,
-                 "Name of the model for clients; can be repeated; default: the folder's name");
   app.add_option("--api-key-file", options.api_key_file,
                  "File with one API key per line, or with keys, scopes and limits as JSON; is "
                  "reloaded when it changes and on SIGHUP");
@@ -27,6 +25,24 @@ void AddInterfaceOptions(CLI::App& app, ServeOptions& options) {
       ->check(CLI::IsMember({"on", "off"}))
       ->capture_default_str();
   app.add_flag("--no-dashboard", options.no_dashboard, "Do not serve the dashboard at /");
+}
+
+// Adds the options about the models that are served.
+void AddServedModels(CLI::App& app, ServeOptions& options) {
+  app.add_option("--model", options.models,
+                 "Checkpoint folder, also of Hugging Face's cache, or file (.gguf, "
+                 "model.safetensors); NAME=PATH names the model; can be repeated")
+      ->required();
+  app.add_option("--served-model-name", options.served_names,
+                 "Name of the only model for clients; can be repeated; default: the folder's name");
+  app.add_flag("--model-control", options.model_control,
+               "Let clients load, replace and unload models; needs a key with the scope admin if "
+               "there are keys");
+  app.add_option("--models-folder", options.models_folder,
+                 "Folder of further checkpoints that clients may load; implies --model-control");
+  app.add_option("--model-memory", options.model_memory,
+                 "Most memory for the weights and KV caches of all models, such as 24GiB; a model "
+                 "that is replaced needs it twice; default: no limit");
 }
 
 // Adds the options that set what requests may ask for.
@@ -109,7 +125,8 @@ void AddProcessOptions(CLI::App& app, ServeOptions& options) {
 }  // namespace
 
 void AddServeOptions(CLI::App& command, ServeOptions& options) {
-  AddModelOptions(command, options.model);
+  AddServedModels(command, options);
+  AddComputeOptions(command, options.model);
   AddEngineOptions(command, options.engine);
   AddInterfaceOptions(command, options);
   AddRequestOptions(command, options);

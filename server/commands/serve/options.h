@@ -16,7 +16,11 @@ struct ServeOptions {
   EngineOptionsText engine;
   std::string http = "127.0.0.1:8080";
   std::string grpc = "127.0.0.1:8081";
+  std::vector<std::string> models;  // "DIR" or "NAME=DIR"
   std::vector<std::string> served_names;
+  std::string models_folder;
+  bool model_control = false;
+  std::string model_memory;  // text of the option; empty: no limit
   std::string api_key_file;
   int min_priority = 0;
   bool print_routes = false;

@@ -90,11 +90,15 @@ class StopFlag {
 void LogConfiguration(const ServeOptions& options, const EngineOptions& engine,
                       const ServerContext& context) {
   std::string names;
-  for (const std::string& name : context.settings().served_names) {
+  for (const std::string& name : context.models().Names()) {
     names += names.empty() ? name : Concat(',', name);
   }
+  std::string models;
+  for (const std::string& model : options.models) {
+    models += models.empty() ? model : Concat(',', model);
+  }
   LogInfo("serve",
-          Concat("moeserve ", kVersion, " model=", options.model.directory, " names=", names,
+          Concat("moeserve ", kVersion, " model=", models, " names=", names,
                  " device=", options.model.device, " dtype=", options.model.dtype, " threads=",
                  options.model.threads, " cpu_isa=", options.model.cpu_isa, " http=", options.http,
                  " grpc=", options.grpc, " max_model_len=", engine.max_model_len,
@@ -145,40 +149,78 @@ Result<Listeners> StartListeners(const Addresses& addresses, bool reflection,
   return out;
 }
 
-// Starts a thread that takes the server out of service while the engine is stuck.
-std::unique_ptr<EngineWatchdog> StartWatchdog(const Listeners& listeners, ServerContext& context,
-                                              std::shared_ptr<const EngineApi> engine,
-                                              double limit_seconds) {
-  if (limit_seconds <= 0.0) return nullptr;
-  const auto changed = [&context, grpc = listeners.grpc.get(), limit_seconds](bool stuck) {
+// Starts a thread that takes the server out of service while the model's engine is stuck.
+void StartWatchdog(ServedModel& model, rpc::GrpcServer& grpc, ServerContext& context,
+                   double limit_seconds) {
+  if (limit_seconds <= 0.0) return;
+  const auto changed = [&context, &grpc, limit_seconds, name = model.name()](bool stuck) {
     if (stuck) {
-      LogError("engine", Concat("a step has been running for more than ",
+      LogError("engine", Concat("a step of ", name, " has been running for more than ",
                                 absl::FormatDuration(absl::Seconds(limit_seconds)),
                                 " (--engine-watchdog): requests end with code engine_stuck"));
     } else {
       LogInfo("engine", "the step that was stuck has ended: the server is healthy again");
     }
-    context.SetEngineStuck(stuck);
-    grpc->SetServing(!stuck && context.state() == ServerState::kServing);
+    grpc.SetServing(!stuck && context.state() == ServerState::kServing);
     // The drain can have begun since the state was read.
-    if (context.state() == ServerState::kDraining) grpc->SetServing(false);
+    if (context.state() == ServerState::kDraining) grpc.SetServing(false);
   };
-  return std::make_unique<EngineWatchdog>(std::move(engine), absl::Seconds(limit_seconds), changed);
+  model.StartWatchdog(absl::Seconds(limit_seconds), changed);
+}
+
+// Loads the checkpoint at `path` with the options of the command line.
+Result<LoadedModel> LoadModel(const ServeOptions& options, const Configuration& configuration,
+                              const std::string& path, int64_t max_bytes) {
+  ModelOptionsText text = options.model;
+  text.directory = path;
+  const absl::Time start = SteadyNow();
+  MOESERVE_ASSIGN_OR_RETURN(RunningModel running, StartModel(text, configuration.engine, {},
+                                                             ProgressOutput::kLog, max_bytes));
+  LoadedModel out;
+  out.chat = MakeChatFormat(std::move(running.tokenizer_config), configuration.chat_template);
+  out.engine = std::move(running.engine);
+  out.defaults = running.defaults;
+  out.description = std::move(running.description);
+  out.resources = std::move(running.backend);
+  out.load_seconds = absl::ToDoubleSeconds(SteadyNow() - start);
+  return out;
+}
+
+std::unique_ptr<ModelManager> MakeModelManager(const ServeOptions& options,
+                                               const Configuration& configuration,
+                                               ServerContext& context, rpc::GrpcServer& grpc) {
+  ModelManagerOptions manager;
+  manager.load = [&options, &configuration](const std::string& path, int64_t max_bytes) {
+    return LoadModel(options, configuration, path, max_bytes);
+  };
+  manager.folder = options.models_folder;
+  manager.memory = configuration.model_memory;
+  manager.metrics = context.settings().moe_metrics;
+  manager.started = [&options, &context, &grpc](ServedModel& model) {
+    StartWatchdog(model, grpc, context, options.watchdog_seconds);
+  };
+  manager.changed = [&context, &grpc] {
+    grpc.SetServing(context.state() == ServerState::kServing && context.EngineStatus().ok());
+  };
+  return std::make_unique<ModelManager>(context.models(), std::move(manager));
 }
 
 // Refuses new requests, waits up to `drain_seconds` for the running requests to end and for their
-// clients to read the answers, and stops the listeners. Returns false if the engine does not end
-// its step; it must not be destroyed then, because that would wait for the step.
-bool ShutDown(const Listeners& listeners, ServerContext& context, EngineApi& engine,
-              double drain_seconds) {
+// clients to read the answers, and stops the listeners. Returns false if an engine does not end its
+// step; it must not be destroyed then, because that would wait for the step.
+bool ShutDown(const Listeners& listeners, ServerContext& context, double drain_seconds) {
   const absl::Time deadline = SteadyNow() + absl::Seconds(drain_seconds);
   context.SetDraining();
+  context.SetModelManager(nullptr);
   listeners.grpc->SetServing(false);
   listeners.http->BeginDrain();
   // First wait for requests that were accepted but not yet submitted to the engine.
   listeners.http->WaitForHandlers(deadline);
   context.work_pool().WaitUntilIdle(ToSteadyTimePoint(deadline));
-  const bool ended = engine.Drain(deadline);
+  bool ended = true;
+  for (const auto& model : context.models().InMemory()) {
+    ended = model->engine().Drain(deadline) && ended;
+  }
   if (!ended) {
     LogError("serve", "the engine does not end its step: its requests end without it");
     context.EndRequests();
@@ -193,16 +235,18 @@ bool ShutDown(const Listeners& listeners, ServerContext& context, EngineApi& eng
 
 absl::Status Serve(const ServeOptions& options) {
   MOESERVE_ASSIGN_OR_RETURN(Configuration configuration, Configure(options));
-  // Declared in this order because the variables are destroyed in reverse: the listeners first,
-  // then the engine, and the backend last.
-  RunningModel model;
+  // Declared in this order because the variables are destroyed in reverse: the models last.
   ServerContext context(std::move(configuration.settings));
+  for (const ModelSource& model : configuration.models) {
+    if (&model == &configuration.models.front()) continue;  // the context has declared it
+    MOESERVE_RETURN_IF_ERROR(context.models().Declare(model.names, model.path));
+  }
   const std::unique_ptr<http::Router> router = http::MakeRouter(context);
   LogConfiguration(options, configuration.engine, context);
   std::optional<KeyFileWatcher> keys;
   if (!options.api_key_file.empty()) {
-    WarnAboutKeys(options.api_key_file, context.settings().keys, context.settings().served_names);
-    keys.emplace(options.api_key_file, configuration.key_file, context.settings().served_names,
+    WarnAboutKeys(options.api_key_file, context.settings().keys, context.models().Names());
+    keys.emplace(options.api_key_file, configuration.key_file, context.models().Names(),
                  context.keys());
   }
   MOESERVE_ASSIGN_OR_RETURN(
@@ -225,31 +269,33 @@ absl::Status Serve(const ServeOptions& options) {
         if (keys) keys->RequestReload();
       });
 
+  const std::unique_ptr<ModelManager> manager =
+      MakeModelManager(options, configuration, context, *listeners.grpc);
   const absl::Time start = SteadyNow();
-  MOESERVE_ASSIGN_OR_RETURN(
-      model, StartModel(options.model, configuration.engine, {}, ProgressOutput::kLog));
-  MOESERVE_RETURN_IF_ERROR(
-      ResolveMoeMetrics(context.settings().moe_metrics, model.engine->ExpertSnapshot()).status());
-  const double seconds = absl::ToDoubleSeconds(SteadyNow() - start);
-  context.metrics().model_load_seconds = seconds;
-  context.SetServing(
-      model.engine, model.defaults,
-      MakeChatFormat(std::move(model.tokenizer_config), configuration.chat_template));
+  for (const ModelSource& model : configuration.models) {
+    MOESERVE_RETURN_IF_ERROR(manager->LoadNow(model.names.front(), model.path).status());
+  }
+  if (options.model_control || !options.models_folder.empty()) {
+    context.SetModelManager(manager.get());
+  }
+  context.SetServing();
   listeners.grpc->SetServing(true);
   const Ticker ticker(context, *listeners.grpc);
-  const std::unique_ptr<EngineWatchdog> watchdog =
-      StartWatchdog(listeners, context, model.engine, options.watchdog_seconds);
-  LogInfo("serve", Concat("ready after ", static_cast<int64_t>(std::lround(seconds * 1000)),
-                          " ms: ", model.description, ", context ", model.engine->max_model_len(),
-                          " tokens"));
+  LogInfo("serve", Concat("ready after ", absl::ToInt64Milliseconds(SteadyNow() - start), " ms"));
   std::printf("http listening on %s\ngrpc listening on %s\n", listeners.http->address().c_str(),
               listeners.grpc->address().c_str());
   std::fflush(stdout);
 
   stop.Wait();
-  if (!ShutDown(listeners, context, *model.engine, options.drain_seconds)) {
+  if (!ShutDown(listeners, context, options.drain_seconds)) {
     FlushLog(kLogFlushTimeout);
     std::quick_exit(1);
+  }
+  // Loading a model cannot be interrupted, and no request is running.
+  for (const ModelStatus& model : context.models().List()) {
+    if (!model.loading) continue;
+    FlushLog(kLogFlushTimeout);
+    std::quick_exit(0);
   }
   return absl::OkStatus();
 }

@@ -20,6 +20,7 @@
 #include "server/http/error_response.h"
 #include "server/http/routes/expert_routes.h"
 #include "server/http/routes/generation_session.h"
+#include "server/http/routes/model_routes.h"
 #include "server/http/routes/web_assets.h"
 #include "server/http/url.h"
 #include "server/openai/chat_request.h"
@@ -120,16 +121,17 @@ class Api : public std::enable_shared_from_this<Api> {
 
   Handled Tokenize(const Request& request) {
     const auto run = [&]() -> Result<Json> {
-      MOESERVE_ASSIGN_OR_RETURN(const auto engine, context_.ServingEngine());
+      MOESERVE_RETURN_IF_ERROR(context_.CheckServing());
       MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, context_));
-      MOESERVE_RETURN_IF_ERROR(CheckModel(request, *body));
+      MOESERVE_ASSIGN_OR_RETURN(const auto model, NamedModel(request, *body));
+      const EngineApi& engine = model->engine();
       MOESERVE_RETURN_IF_ERROR(CheckUnsupportedFields(*body));
       MOESERVE_ASSIGN_OR_RETURN(const auto strings, BoolField(*body, "return_token_strs"));
-      MOESERVE_ASSIGN_OR_RETURN(const Tokenizer* tokenizer, RequireTokenizer(*engine));
+      MOESERVE_ASSIGN_OR_RETURN(const Tokenizer* tokenizer, RequireTokenizer(engine));
       MOESERVE_ASSIGN_OR_RETURN(const auto ids, FindField(*body, "messages") != nullptr
-                                                    ? EncodeMessages(*body, *tokenizer)
+                                                    ? EncodeMessages(*body, *model, *tokenizer)
                                                     : EncodePrompt(*body, *tokenizer));
-      Json out = {{"count", ids.size()}, {"max_model_len", engine->max_model_len()}};
+      Json out = {{"count", ids.size()}, {"max_model_len", engine.max_model_len()}};
       out["tokens"] = ids;
       out["token_strs"] = nullptr;
       if (strings.value_or(false)) {
@@ -144,14 +146,15 @@ class Api : public std::enable_shared_from_this<Api> {
 
   Handled Detokenize(const Request& request) {
     const auto run = [&]() -> Result<Json> {
-      MOESERVE_ASSIGN_OR_RETURN(const auto engine, context_.ServingEngine());
+      MOESERVE_RETURN_IF_ERROR(context_.CheckServing());
       MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, context_));
-      MOESERVE_RETURN_IF_ERROR(CheckModel(request, *body));
+      MOESERVE_ASSIGN_OR_RETURN(const auto model, NamedModel(request, *body));
+      const EngineApi& engine = model->engine();
       const nlohmann::json* tokens = FindField(*body, "tokens");
       if (tokens == nullptr) return MissingField("tokens");
       MOESERVE_ASSIGN_OR_RETURN(const auto ids,
-                                TokenIdList(*tokens, "tokens", engine->spec().vocab_size));
-      MOESERVE_ASSIGN_OR_RETURN(const Tokenizer* tokenizer, RequireTokenizer(*engine));
+                                TokenIdList(*tokens, "tokens", engine.spec().vocab_size));
+      MOESERVE_ASSIGN_OR_RETURN(const Tokenizer* tokenizer, RequireTokenizer(engine));
       MOESERVE_ASSIGN_OR_RETURN(std::string text, tokenizer->Decode(ids, false));
       return Json{{"prompt", std::move(text)}};
     };
@@ -159,9 +162,9 @@ class Api : public std::enable_shared_from_this<Api> {
   }
 
   Handled Ready(const Request&) {
-    if (const auto engine = context_.ServingEngine(); !engine.ok()) {
-      return ErrorResponse(engine.status());
-    }
+    absl::Status status = context_.CheckServing();
+    status.Update(context_.EngineStatus());
+    if (!status.ok()) return ErrorResponse(status);
     return JsonResponse({{"status", "ok"}});
   }
 
@@ -187,11 +190,11 @@ class Api : public std::enable_shared_from_this<Api> {
     return response;
   }
 
-  Handled ExpertLayout(const Request&) {
-    const auto engine = context_.ServingEngine();
-    if (!engine.ok()) return ErrorResponse(engine.status());
-    Json out = {{"model", context_.model_name()}};
-    out.update(RouteLayoutJson((*engine)->route_layout()));
+  Handled ExpertLayout(const Request& request) {
+    const auto model = QueriedModel(request, context_);
+    if (!model.ok()) return ErrorResponse(model.status());
+    Json out = {{"model", (*model)->name()}};
+    out.update(RouteLayoutJson((*model)->engine().route_layout()));
     return JsonResponse(out);
   }
 
@@ -204,66 +207,67 @@ class Api : public std::enable_shared_from_this<Api> {
                                                                ExpertHistory::kMaxWindowSeconds));
       MOESERVE_ASSIGN_OR_RETURN(const auto threshold,
                                 QueryNumber(request.query, "threshold", 0, 1e6));
-      const auto engine = context_.engine();
-      if (engine == nullptr) {
-        return MakeError(absl::StatusCode::kUnavailable, "loading", "the model is being loaded");
-      }
-      ExpertStats stats = engine->ExpertSnapshot();
+      MOESERVE_ASSIGN_OR_RETURN(const auto model, QueriedModel(request, context_));
+      ExpertStats stats = model->engine().ExpertSnapshot();
       std::optional<double> covered;
       if (window) {
         const absl::Time now = SteadyNow();
         covered = 0.0;
-        if (const auto base = context_.expert_history().Before(now, absl::Seconds(*window))) {
+        if (const auto base = model->expert_history().Before(now, absl::Seconds(*window))) {
           stats = Difference(stats, base->stats);
           covered = absl::ToDoubleSeconds(now - base->time);
         }
       }
-      return ExpertStatsJson(stats, context_.model_name(), covered, threshold.value_or(0.0));
+      return ExpertStatsJson(stats, model->name(), covered, threshold.value_or(0.0));
     };
     return Answer(run());
   }
 
  private:
   Result<Handled> StartCompletion(const Request& request) {
-    MOESERVE_ASSIGN_OR_RETURN(auto engine, context_.ServingEngine());
+    MOESERVE_RETURN_IF_ERROR(context_.CheckServing());
+    std::shared_ptr<ServedModel> model;
     CompletionParams params;
     {
       MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, context_));
-      const RequestRules rules = context_.Rules(request.key.get());
+      MOESERVE_ASSIGN_OR_RETURN(model, NamedModel(request, *body));
+      const RequestRules rules = context_.Rules(*model, request.key.get());
       MOESERVE_ASSIGN_OR_RETURN(params, ParseCompletion(*body, rules));
     }
     context_.metrics().ignored_fields += params.ignored_fields;
+    const EngineApi& engine = model->engine();
     MOESERVE_ASSIGN_OR_RETURN(auto prompts,
-                              PreparePrompts(params, engine->tokenizer(), engine->max_model_len()));
-    return Submit<CompletionWriter>(request, std::move(engine), params, std::move(prompts),
-                                    "cmpl-");
+                              PreparePrompts(params, engine.tokenizer(), engine.max_model_len()));
+    return Submit<CompletionWriter>(request, model, params, std::move(prompts), "cmpl-");
   }
 
   Result<Handled> StartChat(const Request& request) {
-    MOESERVE_ASSIGN_OR_RETURN(auto engine, context_.ServingEngine());
+    MOESERVE_RETURN_IF_ERROR(context_.CheckServing());
     const ServerSettings& settings = context_.settings();
+    std::shared_ptr<ServedModel> model;
     ChatParams params;
     {
       MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, context_));
-      const RequestRules rules = context_.Rules(request.key.get());
+      MOESERVE_ASSIGN_OR_RETURN(model, NamedModel(request, *body));
+      const RequestRules rules = context_.Rules(*model, request.key.get());
       MOESERVE_ASSIGN_OR_RETURN(params,
                                 ParseChat(*body, rules, settings.allow_request_chat_template));
     }
     context_.metrics().ignored_fields += params.ignored_fields;
+    const EngineApi& engine = model->engine();
     std::vector<PreparedPrompt> prompts(1);
     MOESERVE_ASSIGN_OR_RETURN(
-        prompts[0],
-        PrepareChat(params, *context_.chat_format(), engine->tokenizer(), settings.limits,
-                    engine->max_model_len(), absl::ToTimeT(absl::Now())));
-    return Submit<ChatWriter>(request, std::move(engine), params, std::move(prompts), "chatcmpl-");
+        prompts[0], PrepareChat(params, model->chat_format(), engine.tokenizer(), settings.limits,
+                                engine.max_model_len(), absl::ToTimeT(absl::Now())));
+    return Submit<ChatWriter>(request, model, params, std::move(prompts), "chatcmpl-");
   }
 
   template <typename Writer>
-  Result<Handled> Submit(const Request& request, std::shared_ptr<EngineApi> engine,
+  Result<Handled> Submit(const Request& request, const std::shared_ptr<ServedModel>& model,
                          const GenerationParams& params, std::vector<PreparedPrompt> prompts,
                          std::string_view id_prefix) {
-    auto submission = std::make_shared<Submission>(
-        context_.Submissions(std::move(engine), request.key), params, id_prefix);
+    auto submission =
+        std::make_shared<Submission>(context_.Submissions(model, request.key), params, id_prefix);
     MOESERVE_RETURN_IF_ERROR(submission->SetPrompts(std::move(prompts)));
     auto writer =
         std::make_unique<Writer>(AnswerIdentity{.id = submission->id(),
@@ -328,7 +332,7 @@ class Api : public std::enable_shared_from_this<Api> {
     return tokenizer.Encode(*prompt, special.value_or(true));
   }
 
-  Result<std::vector<TokenId>> EncodeMessages(const nlohmann::json& body,
+  Result<std::vector<TokenId>> EncodeMessages(const nlohmann::json& body, const ServedModel& model,
                                               const Tokenizer& tokenizer) const {
     if (FindField(body, "prompt") != nullptr) {
       return InvalidValue("messages", "either 'prompt' or 'messages' can be given, not both");
@@ -338,8 +342,8 @@ class Api : public std::enable_shared_from_this<Api> {
                                      .allow_template = settings.allow_request_chat_template,
                                      .strict_fields = settings.strict_fields};
     MOESERVE_ASSIGN_OR_RETURN(const Conversation conversation, ParseConversation(body, rules));
-    return context_.chat_format()->Encode(conversation, tokenizer, settings.limits,
-                                          absl::ToTimeT(absl::Now()));
+    return model.chat_format().Encode(conversation, tokenizer, settings.limits,
+                                      absl::ToTimeT(absl::Now()));
   }
 
   static Handled Answer(const Result<Json>& result) {
@@ -347,24 +351,28 @@ class Api : public std::enable_shared_from_this<Api> {
     return JsonResponse(*result);
   }
 
-  absl::Status CheckModel(const Request& request, const nlohmann::json& body) const {
-    MOESERVE_ASSIGN_OR_RETURN(const auto model, StringField(body, "model"));
-    return ResolveModel(model.value_or(""), context_.ModelsOf(request.key.get())).status();
+  // Returns the model that a request's body names. Errors: those of ServerContext::ModelFor().
+  Result<std::shared_ptr<ServedModel>> NamedModel(const Request& request,
+                                                  const nlohmann::json& body) const {
+    MOESERVE_ASSIGN_OR_RETURN(const auto name, StringField(body, "model"));
+    return context_.ModelFor(name.value_or(""), request.key.get());
   }
 
   Json Card(const std::string& name) const {
     Json card;
     card["id"] = name;
     card["object"] = "model";
-    card["created"] = context_.created();
+    const auto model = context_.models().Find(name);
+    card["created"] = model.ok() ? Json((*model)->created()) : Json(created_);
     card["owned_by"] = "moeserve";
-    card["root"] = context_.model_name();
+    card["root"] = model.ok() ? (*model)->name() : name;
     card["parent"] = nullptr;
-    const auto engine = context_.engine();
-    card["max_model_len"] = engine != nullptr ? Json(engine->max_model_len()) : Json(nullptr);
+    card["max_model_len"] = model.ok() ? Json((*model)->engine().max_model_len()) : Json(nullptr);
+    card["version"] = model.ok() ? Json((*model)->version()) : Json(nullptr);
     return card;
   }
 
+  const int64_t created_ = absl::ToUnixSeconds(absl::Now());
   ServerContext& context_;
 };
 
@@ -386,6 +394,7 @@ std::unique_ptr<Router> MakeRouter(ServerContext& context) {
   add("POST", "/v1/chat/completions", Access::Key(Scope::kGenerate), &Api::ChatCompletions,
       Work::kSlow);
   add("GET", "/v1/models", kModels, &Api::Models);
+  AddModelRoutes(*router, context);  // before the pattern that matches its paths, too
   add("GET", "/v1/models/*", kModels, &Api::Model);
   add("POST", "/tokenize", Access::Key(Scope::kGenerate), &Api::Tokenize, Work::kSlow);
   add("POST", "/detokenize", Access::Key(Scope::kGenerate), &Api::Detokenize);

@@ -136,7 +136,8 @@ class ExpertRoutes {
 
   // Takes no slot, because one pass over the table is short.
   Handled Tokens(const Request& request) const {
-    return WithEngine([&](const EngineApi& engine) -> Result<Json> {
+    return WithModel(request, [&](const ServedModel& model) -> Result<Json> {
+      const EngineApi& engine = model.engine();
       MOESERVE_ASSIGN_OR_RETURN(const auto top, QueryInteger(request.query, "top", 1, 1000));
       MOESERVE_ASSIGN_OR_RETURN(const auto min_count,
                                 QueryInteger(request.query, "min_count", 1, UINT32_MAX));
@@ -151,7 +152,8 @@ class ExpertRoutes {
   }
 
   Handled Similarity(const Request& request) const {
-    return Computed([&](const EngineApi& engine) -> Result<Json> {
+    return Computed(request, [&](const ServedModel& model) -> Result<Json> {
+      const EngineApi& engine = model.engine();
       MOESERVE_ASSIGN_OR_RETURN(const auto eps, QueryNumber(request.query, "eps", 1e-12, 1e6));
       MOESERVE_ASSIGN_OR_RETURN(const Table table, TableOf(request, engine));
       if (SimilarityWork(table.vocabulary, table.block.experts) > kMaxWork) {
@@ -166,7 +168,8 @@ class ExpertRoutes {
   }
 
   Handled Collapse(const Request& request) const {
-    return Computed([&](const EngineApi& engine) -> Result<Json> {
+    return Computed(request, [&](const ServedModel& model) -> Result<Json> {
+      const EngineApi& engine = model.engine();
       const ExpertStats stats = engine.ExpertSnapshot();
       MOESERVE_ASSIGN_OR_RETURN(const auto chosen, ChosenBlock(request.query, stats));
       const std::vector<HiddenSample> samples = engine.HiddenSamples();
@@ -177,7 +180,7 @@ class ExpertRoutes {
                                             "--hidden-samples N to keep N of each block");
       }
       Json out;
-      out["model"] = context_.model_name();
+      out["model"] = model.name();
       out["layers"] = Json::array();
       double work = 0.0;
       for (size_t i = 0; i < samples.size(); ++i) {
@@ -200,16 +203,16 @@ class ExpertRoutes {
     });
   }
 
-  Handled Profile(const Request&) const {
-    const auto engine = Engine();
-    if (!engine.ok()) return ErrorResponse(engine.status());
+  Handled Profile(const Request& request) const {
+    const auto model = Model(request);
+    if (!model.ok()) return ErrorResponse(model.status());
     std::shared_ptr<void> slot = downloads_.Take();
     if (slot == nullptr) return ErrorResponse(Busy());
     Response response;
     response.content_type = "application/octet-stream";
     response.headers.emplace_back("Content-Disposition",
                                   "attachment; filename=\"experts.profile\"");
-    response.body = EncodeProfile(LiveProfile(**engine, context_.model_name()));
+    response.body = EncodeProfile(LiveProfile((*model)->engine(), (*model)->name()));
     return std::make_unique<HeldResponse>(std::move(response), std::move(slot));
   }
 
@@ -223,26 +226,24 @@ class ExpertRoutes {
     TokenCounts counts() const { return {vocabulary, block.experts, values}; }
   };
 
-  Result<std::shared_ptr<const EngineApi>> Engine() const {
+  Result<std::shared_ptr<ServedModel>> Model(const Request& request) const {
     if (context_.settings().moe_metrics.mode == MoeMetricsMode::kOff) {
       return Missing("not_counted", "expert statistics are switched off (--moe-metrics=off)");
     }
-    std::shared_ptr<const EngineApi> engine = context_.engine();
-    if (engine != nullptr) return engine;
-    return MakeError(absl::StatusCode::kUnavailable, "loading", "the model is being loaded");
+    return QueriedModel(request, context_);
   }
 
   template <typename F>
-  Handled WithEngine(const F& compute) const {
-    const auto engine = Engine();
-    return Answer(engine.ok() ? compute(**engine) : Result<Json>(engine.status()));
+  Handled WithModel(const Request& request, const F& compute) const {
+    const auto model = Model(request);
+    return Answer(model.ok() ? compute(**model) : Result<Json>(model.status()));
   }
 
   template <typename F>
-  Handled Computed(const F& compute) const {
+  Handled Computed(const Request& request, const F& compute) const {
     const std::shared_ptr<void> slot = computations_.Take();
     if (slot == nullptr) return ErrorResponse(Busy());
-    return WithEngine(compute);
+    return WithModel(request, compute);
   }
 
   static Result<Table> TableOf(const Request& request, const EngineApi& engine) {
@@ -264,6 +265,14 @@ class ExpertRoutes {
 };
 
 }  // namespace
+
+Result<std::shared_ptr<ServedModel>> QueriedModel(const Request& request,
+                                                  const ServerContext& context) {
+  const std::optional<std::string> name =
+      PercentDecode(QueryText(request.query, "model").value_or(""));
+  if (!name) return InvalidValue("model", "'model' is not well-formed");
+  return context.LoadedModelFor(*name, request.key.get());
+}
 
 void AddExpertRoutes(Router& router, ServerContext& context) {
   const auto routes = std::make_shared<const ExpertRoutes>(context);

@@ -7,6 +7,11 @@
 
 namespace moeserve::server::http {
 
+// Returns the model that the parameter "model" of the query names, or the first one that the
+// request's key may use. Errors: those of ServerContext::LoadedModelFor().
+Result<std::shared_ptr<ServedModel>> QueriedModel(const Request& request,
+                                                  const ServerContext& context);
+
 // `context` must outlive the router.
 void AddExpertRoutes(Router& router, ServerContext& context);
 

@@ -1,0 +1,109 @@
+#include "server/models/served_model.h"
+
+#include <optional>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "base/steady_clock.h"
+#include "server/base/api_error.h"
+
+namespace moeserve::server {
+namespace {
+
+std::shared_ptr<ConstraintCompiler> MakeConstraintCompiler(const EngineApi& engine) {
+  using Vocabulary = Result<std::shared_ptr<const VocabularyIndex>>;
+  const ModelSpec& spec = engine.spec();
+  Vocabulary vocabulary =
+      engine.tokenizer() == nullptr
+          ? Vocabulary(absl::InvalidArgumentError("it has no tokenizer"))
+          : VocabularyIndex::Build(*engine.tokenizer(), spec.eos_token_ids, spec.vocab_size);
+  return std::make_shared<ConstraintCompiler>(std::move(vocabulary), ConstraintLimits());
+}
+
+absl::Status Unavailable(const char* code, const char* message) {
+  return MakeError(absl::StatusCode::kUnavailable, code, message);
+}
+
+absl::Status EngineStuck() { return Unavailable("engine_stuck", "the engine makes no progress"); }
+
+int64_t MemoryOf(const EngineApi& engine) {
+  const EngineStats stats = engine.Stats();
+  return stats.weight_bytes + stats.kv_cache_bytes;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<ServedModel>> ServedModel::Create(std::string name, int64_t version,
+                                                         LoadedModel loaded,
+                                                         const MoeMetricsOptions& metrics) {
+  MOESERVE_ASSIGN_OR_RETURN(const MoeMetricsOptions resolved,
+                            ResolveMoeMetrics(metrics, loaded.engine->ExpertSnapshot()));
+  return std::shared_ptr<ServedModel>(
+      new ServedModel(std::move(name), version, std::move(loaded), resolved));
+}
+
+ServedModel::ServedModel(std::string name, int64_t version, LoadedModel loaded,
+                         const MoeMetricsOptions& metrics)
+    : name_(std::move(name)),
+      version_(version),
+      created_(absl::ToUnixSeconds(absl::Now())),
+      loaded_(std::move(loaded)),
+      memory_bytes_(MemoryOf(*loaded_.engine)),
+      constraint_compiler_(MakeConstraintCompiler(*loaded_.engine)),
+      expert_metrics_(metrics.mode == MoeMetricsMode::kOff
+                          ? nullptr
+                          : std::make_unique<ExpertMetrics>(metrics, loaded_.engine->spec())) {}
+
+absl::Status ServedModel::EngineStatus() const {
+  // A stuck engine could hold its locks, so it must not be called.
+  if (engine_stuck_) return EngineStuck();
+  if (!engine().Stats().healthy) return Unavailable("engine_dead", "the engine has stopped");
+  return absl::OkStatus();
+}
+
+void ServedModel::SetEngineStuck(bool stuck) {
+  engine_stuck_ = stuck;
+  if (stuck) {
+    live_->Close(EngineStuck());
+  } else {
+    live_->Open();
+  }
+}
+
+void ServedModel::StartWatchdog(absl::Duration limit, std::function<void(bool stuck)> changed) {
+  watchdog_ = std::make_unique<EngineWatchdog>(loaded_.engine, limit,
+                                               [this, changed = std::move(changed)](bool stuck) {
+                                                 SetEngineStuck(stuck);
+                                                 changed(stuck);
+                                               });
+}
+
+void ServedModel::EndRequests() {
+  live_->Close(Unavailable("draining", "the server is shutting down"));
+}
+
+void ServedModel::Tick() {
+  if (expert_metrics_ == nullptr) return;
+  const absl::Time now = SteadyNow();
+  ExpertStats stats = engine().ExpertSnapshot();
+  expert_metrics_->Observe(stats, now);
+  expert_history_.Add(now, std::move(stats));
+}
+
+EngineStats ServedModel::Stats() const {
+  EngineStats stats = engine().Stats();
+  if (engine_stuck_) stats.healthy = false;
+  return stats;
+}
+
+void ServedModel::WriteExpertMetrics(PrometheusText& text) {
+  if (expert_metrics_ == nullptr) return;
+  std::optional<ExpertStats> snapshot = expert_history_.Latest();
+  if (!snapshot) {
+    Tick();
+    snapshot = expert_history_.Latest();
+  }
+  if (snapshot) expert_metrics_->Write(text, *snapshot, name_);
+}
+
+}  // namespace moeserve::server
