@@ -61,7 +61,7 @@ void ServerContext::SetServing(std::shared_ptr<EngineApi> engine,
 }
 
 void ServerContext::EndRequests() {
-  for (const auto& model : models_.Served()) model->EndRequests();
+  for (const auto& model : models_.InMemory()) model->EndRequests();
 }
 
 void ServerContext::SetDraining() { state_.store(ServerState::kDraining); }
@@ -85,6 +85,7 @@ absl::Status ServerContext::CheckServing() const {
 
 Result<std::shared_ptr<ServedModel>> ServerContext::LoadedModelFor(const std::string& requested,
                                                                    const ApiKey* key) const {
+  if (models_.Names().empty()) return Unavailable("no_model", "no model is loaded");
   MOESERVE_ASSIGN_OR_RETURN(const std::string name, ResolveModel(requested, ModelsOf(key)));
   return models_.Find(name);
 }

@@ -89,7 +89,7 @@ class ServerContext {
   absl::Status EngineStatus() const;
   // Returns the model for a request that names `requested`, which may be empty: the first model
   // that `key` may use. `key` may be null. Errors: those of CheckServing(), of ResolveModel() and
-  // of ServedModel::EngineStatus().
+  // of ServedModel::EngineStatus(); Unavailable with code "no_model" if all were unloaded.
   Result<std::shared_ptr<ServedModel>> ModelFor(const std::string& requested,
                                                 const ApiKey* key) const;
   // Like ModelFor(), but returns models also while the server drains or their engines do not run.

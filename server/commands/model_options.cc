@@ -174,7 +174,11 @@ Result<RunningModel> StartModel(
   MOESERVE_ASSIGN_OR_RETURN(out.backend, CreateBackend(backend_options));
   MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint, LoadCheckpoint(options.directory));
   PrintWarnings(checkpoint.warnings);
-  MOESERVE_RETURN_IF_ERROR(CheckWeightBytes(checkpoint.weight_bytes, max_bytes));
+  // Weights that are loaded as they are stored take at least the bytes of the files. Those of
+  // another type are checked when they are loaded.
+  if (options.dtype == "auto") {
+    MOESERVE_RETURN_IF_ERROR(CheckWeightBytes(checkpoint.weight_bytes, max_bytes));
+  }
   MOESERVE_ASSIGN_OR_RETURN(const ModelOptions model_options,
                             ResolveDType(options, *checkpoint.weights));
   MOESERVE_ASSIGN_OR_RETURN(const std::unique_ptr<PackedCache> packed_cache,

@@ -4,6 +4,7 @@
 #include <exception>
 #include <filesystem>
 #include <limits>
+#include <new>
 #include <utility>
 
 #include "base/message.h"
@@ -66,8 +67,11 @@ ModelManager::~ModelManager() {
 
 Result<std::string> ModelManager::CheckpointPath(const std::string& name,
                                                  const std::string& path) const {
+  const auto declared = registry_.Status(name);
+  // Names that were given on the command line may have other characters.
+  if (!declared.ok()) MOESERVE_RETURN_IF_ERROR(CheckModelName(name));
   if (path.empty()) {
-    if (const auto status = registry_.Status(name); status.ok()) return status->path;
+    if (declared.ok()) return declared->path;
     if (options_.folder.empty()) {
       return MakeError(absl::StatusCode::kNotFound, "model_not_found",
                        Concat("the model ", Quoted(name, 64),
@@ -94,7 +98,6 @@ Result<std::string> ModelManager::CheckpointPath(const std::string& name,
 }
 
 Result<ModelManager::Job> ModelManager::Begin(const std::string& name, const std::string& path) {
-  MOESERVE_RETURN_IF_ERROR(CheckModelName(name));
   Job job;
   MOESERVE_ASSIGN_OR_RETURN(job.path, CheckpointPath(name, path));
   if (const auto status = registry_.Status(name); status.ok()) {
@@ -116,47 +119,46 @@ Result<ModelStatus> ModelManager::LoadNow(const std::string& name, const std::st
 }
 
 void ModelManager::Load(const std::string& name, const std::string& path, Done done) {
+  absl::Status status;
   {
     std::lock_guard lock(mutex_);
-    if (jobs_.size() < kMaxWaiting) {
-      Result<Job> job = Begin(name, path);
-      if (job.ok()) {
-        job->done = std::move(done);
-        jobs_.push_back(*std::move(job));
-        changed_.notify_one();
-        return;
-      }
-      done(job.status());
+    if (jobs_.size() >= kMaxWaiting) {
+      status = MakeError(absl::StatusCode::kUnavailable, "model_busy",
+                         "too many models wait to be loaded: try again later");
+    } else if (Result<Job> job = Begin(name, path); job.ok()) {
+      job->done = std::move(done);
+      jobs_.push_back(*std::move(job));
+      changed_.notify_one();
       return;
+    } else {
+      status = job.status();
     }
   }
-  done(MakeError(absl::StatusCode::kUnavailable, "model_busy",
-                 "too many models wait to be loaded: try again later"));
+  done(status);
 }
 
 Result<std::shared_ptr<ServedModel>> ModelManager::LoadVersion(const Job& job) {
   int64_t left = std::numeric_limits<int64_t>::max();
   const int64_t used = registry_.memory_bytes();
   if (options_.memory > 0) left = std::max<int64_t>(options_.memory - used, 0);
-  Result<LoadedModel> loaded = absl::InternalError("");
   try {
-    loaded = options_.load(job.path, left);
+    Result<LoadedModel> loaded = options_.load(job.path, left);
+    if (absl::IsResourceExhausted(loaded.status()) && options_.memory > 0) {
+      return ModelMemory(Concat(
+          std::string(loaded.status().message()), "; the models in memory have ", ShowBytes(used),
+          " of the ", ShowBytes(options_.memory), " of --model-memory: unload one first"));
+    }
+    if (!loaded.ok()) return loaded.status();
+    MOESERVE_ASSIGN_OR_RETURN(
+        std::shared_ptr<ServedModel> model,
+        ServedModel::Create(job.name, job.version, *std::move(loaded), options_.metrics));
+    if (options_.started) options_.started(*model);
+    return model;
   } catch (const std::bad_alloc&) {
-    loaded = ModelMemory("the machine has too little memory for this model");
+    return ModelMemory("the machine has too little memory for this model");
   } catch (const std::exception& error) {
-    loaded = absl::InternalError(error.what());
+    return absl::InternalError(error.what());
   }
-  if (absl::IsResourceExhausted(loaded.status()) && options_.memory > 0) {
-    return ModelMemory(Concat(std::string(loaded.status().message()),
-                              "; the models in memory have ", ShowBytes(used), " of the ",
-                              ShowBytes(options_.memory), " of --model-memory: unload one first"));
-  }
-  if (!loaded.ok()) return loaded.status();
-  MOESERVE_ASSIGN_OR_RETURN(
-      std::shared_ptr<ServedModel> model,
-      ServedModel::Create(job.name, job.version, *std::move(loaded), options_.metrics));
-  if (options_.started) options_.started(*model);
-  return model;
 }
 
 Result<ModelStatus> ModelManager::Run(const Job& job) {

@@ -117,7 +117,10 @@ grpc::ServerUnaryReactor* InferenceService::GetModelInfo(grpc::CallbackServerCon
   return Immediately(context, server_, kGetModelInfo, [&](const ApiKey* key) -> absl::Status {
     MOESERVE_ASSIGN_OR_RETURN(const auto model, server_.LoadedModelFor(request->model(), key));
     const ModelSpec& spec = model->engine().spec();
-    for (const std::string& name : server_.ModelsOf(key)) response->add_names(name);
+    for (const std::string& name : server_.ModelsOf(key)) {
+      const auto named = server_.models().Find(name);
+      if (named.ok() && (*named)->name() == model->name()) response->add_names(name);
+    }
     response->set_max_model_len(static_cast<uint32_t>(model->engine().max_model_len()));
     response->set_vocab_size(static_cast<uint32_t>(spec.vocab_size));
     response->set_hidden_size(static_cast<uint32_t>(spec.hidden_size));

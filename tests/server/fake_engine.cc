@@ -151,6 +151,7 @@ EngineStats FakeEngine::Stats() const {
   stats.kv_blocks_total = 100;
   stats.kv_blocks_used = stats.running;
   stats.kv_block_tokens = 16;
+  stats.generation_tokens = generated_;
   return stats;
 }
 
@@ -263,6 +264,7 @@ bool FakeEngine::Step(Running& running) {
     const bool eos = !script.endless && at >= length;
     const TokenId token = eos ? kEos : static_cast<unsigned char>(script.reply[at % length]);
     ++running.produced;
+    ++generated_;
     delta.tokens.push_back(token);
     if (sampling.logprobs) delta.logprobs.push_back(MakeLogprob(token, *sampling.logprobs));
     if (!eos) {

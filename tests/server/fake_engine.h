@@ -123,6 +123,7 @@ class FakeEngine final : public EngineApi {
   bool healthy_ = true;
   bool released_ = false;
   bool stuck_ = false;
+  std::atomic<uint64_t> generated_{0};  // tokens
   std::atomic<uint64_t> rounds_{0};
   std::atomic<bool> idle_{true};
   bool draining_ = false;

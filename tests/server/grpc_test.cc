@@ -479,6 +479,38 @@ TEST_F(Grpc, UnaryCalls) {
   EXPECT_DOUBLE_EQ(stats.activation_ratio(), 0.75);
 }
 
+// Calls use the model that they name, and the health service reports each model.
+TEST_F(Grpc, SeveralModels) {
+  Start();
+  ModelRegistry& models = context_->models();
+  ASSERT_TRUE(models.Declare({"second", "alias"}, "").ok());
+  const auto version = models.BeginLoad("second", "");
+  ASSERT_TRUE(version.ok()) << version.status();
+  EXPECT_EQ(Health("model/tiny"), 1);
+  server_->SetServing(true);
+  EXPECT_EQ(Health("model/alias"), 2);
+  Script script;
+  script.reply = "second";
+  LoadedModel loaded;
+  loaded.engine = std::make_shared<FakeEngine>(script, 128);
+  models.EndLoad("second", ServedModel::Create("second", *version, std::move(loaded), {}));
+  server_->SetServing(true);
+  EXPECT_EQ(Health("model/alias"), 1);
+  v1::GenerateRequest request = Text("a");
+  request.set_model("alias");
+  EXPECT_EQ(Generate(request).Text(), "second");
+  EXPECT_EQ(Generate(Text("a")).Text(), "hello");
+  v1::GetModelInfoRequest asked;
+  asked.set_model("alias");
+  v1::GetModelInfoResponse info;
+  grpc::ClientContext context;
+  ASSERT_TRUE(stub_->GetModelInfo(&context, asked, &info).ok());
+  EXPECT_EQ(info.max_model_len(), 128u);
+  ASSERT_EQ(info.names_size(), 2);
+  EXPECT_EQ(info.names(0), "second");
+  EXPECT_EQ(info.names(1), "alias");
+}
+
 TEST_F(Grpc, Keys) {
   ServerSettings settings;
   settings.keys = PlainKeys({"secret"});

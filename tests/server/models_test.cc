@@ -1,10 +1,10 @@
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
+#include <future>
 #include <memory>
+#include <new>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -16,6 +16,7 @@
 #include "tests/server/exposition.h"
 #include "tests/server/fake_engine.h"
 #include "tests/server/http_fixture.h"
+#include "tests/support/native_model.h"
 
 namespace moeserve::server {
 namespace {
@@ -70,9 +71,11 @@ class ModelControl : public HttpTest {
       loaded.engine = last_ = std::make_shared<FakeEngine>(Replies(name));
       return loaded;
     };
-    options.folder = folder_.path();
+    options.folder = folder_.path().string();
     options.memory = 1 << 20;
-    for (const char* name : {"second", "broken", "large"}) folder_.Add(name);
+    for (const char* name : {"second", "broken", "large"}) {
+      moeserve::testing::WriteFile(folder_.path() / name, "");
+    }
     manager_.emplace(context_->models(), std::move(options));
     context_->SetModelManager(&*manager_);
   }
@@ -82,6 +85,12 @@ class ModelControl : public HttpTest {
   RawResponse Load(const std::string& body) { return Exchange(Post("/v1/models/load", body)); }
   RawResponse Unload(const std::string& body) { return Exchange(Post("/v1/models/unload", body)); }
 
+  // Returns how many tokens the metrics report for the first model.
+  double Generated() {
+    return ReadExposition(context_->MetricsText())
+        .samples.at(R"(moeserve_generation_tokens_total{model="tiny"})");
+  }
+
   std::string ReplyOf(const std::string& model) {
     const RawResponse response =
         Complete(R"({"prompt": "x", "max_tokens": 20, "model": ")" + model + "\"}");
@@ -89,22 +98,7 @@ class ModelControl : public HttpTest {
     return nlohmann::json::parse(response.body)["choices"][0]["text"];
   }
 
-  // A folder with empty files, which is removed at the end.
-  class Folder {
-   public:
-    Folder() {
-      std::string name = ::testing::TempDir() + "modelsXXXXXX";
-      path_ = mkdtemp(name.data());
-    }
-    ~Folder() { std::filesystem::remove_all(path_); }
-    void Add(const std::string& name) { std::ofstream(path_ / name).put('x'); }
-    std::string path() const { return path_.string(); }
-
-   private:
-    std::filesystem::path path_;
-  };
-
-  Folder folder_;
+  moeserve::testing::TempFolder folder_;
   std::shared_ptr<FakeEngine> last_;
   std::optional<ModelManager> manager_;
 };
@@ -144,6 +138,7 @@ TEST_F(ModelControl, UnloadedModelsAreNotFound) {
 // destroyed afterwards; requests that begin after the swap are run by the new one.
 TEST_F(ModelControl, SwapsDisturbNoRequest) {
   StartWithModels();
+  EXPECT_EQ(ReplyOf("tiny"), "first");
   Script held = Replies("first");
   held.held = true;
   engine_->SetScript(held);
@@ -156,6 +151,8 @@ TEST_F(ModelControl, SwapsDisturbNoRequest) {
   EXPECT_EQ(nlohmann::json::parse(swapped.body)["version"], 2);
   EXPECT_EQ(ReplyOf("tiny"), "second");
   EXPECT_FALSE(old.expired());
+  // The replies and their ends: the version that still runs is counted, too.
+  EXPECT_EQ(Generated(), 5 + 1 + 6 + 1);
   engine_->Release();
   const RawResponse response = client.ReadResponse();
   EXPECT_EQ(response.status, 200);
@@ -219,6 +216,51 @@ TEST_F(ModelControl, NeedsTheAdminScope) {
   }
 }
 
+TEST_F(ModelControl, ServersWithoutModelsAreUnavailable) {
+  StartWithModels();
+  EXPECT_EQ(Unload(R"({"model": "tiny"})").status, 200);
+  const RawResponse response = Complete(R"({"prompt": "x"})");
+  EXPECT_EQ(response.status, 503);
+  EXPECT_EQ(Error(response)["code"], "no_model");
+}
+
+// Whatever loading throws ends that load only.
+TEST(ModelManager, ReportsExceptions) {
+  ModelRegistry registry;
+  ASSERT_TRUE(registry.Declare({"a"}, "").ok());
+  ModelManagerOptions options;
+  options.load = [](const std::string& path, int64_t) -> Result<LoadedModel> {
+    if (path == "large") throw std::bad_alloc();
+    throw std::runtime_error("broken");
+  };
+  ModelManager manager(registry, std::move(options));
+  EXPECT_EQ(ApiCode(manager.LoadNow("a", "large").status()), "model_memory");
+  EXPECT_TRUE(absl::IsInternal(manager.LoadNow("a", "broken").status()));
+  EXPECT_FALSE(registry.List().front().loading);
+}
+
+TEST(ModelManager, ReloadsNamesOfTheCommandLine) {
+  ModelRegistry registry;
+  ASSERT_TRUE(registry.Declare({"My model"}, "").ok());
+  std::string loaded;
+  ModelManagerOptions options;
+  options.load = [&](const std::string& path, int64_t) -> Result<LoadedModel> {
+    loaded = path;
+    LoadedModel model;
+    model.engine = std::make_shared<FakeEngine>();
+    return model;
+  };
+  ModelManager manager(registry, std::move(options));
+  ASSERT_TRUE(manager.LoadNow("My model", "here").ok());
+  loaded.clear();
+  std::promise<absl::Status> done;
+  manager.Load("My model", "",
+               [&](Result<ModelStatus> result) { done.set_value(result.status()); });
+  const absl::Status status = done.get_future().get();
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(loaded, "here");
+}
+
 // The counters of a name never fall, and count the work of all its versions.
 TEST_F(ModelControl, CountersContinueAfterASwap) {
   StartWithModels();
@@ -228,6 +270,14 @@ TEST_F(ModelControl, CountersContinueAfterASwap) {
   const auto samples = ReadExposition(context_->MetricsText()).samples;
   EXPECT_EQ(samples.at(R"(moeserve_request_n_count{model="tiny"})"), 2);
   EXPECT_EQ(samples.at(R"(moeserve_model_version{model="tiny"})"), 2);
+  // "first", "second" and two ends. The old version's engine may or may not be destroyed by now.
+  EXPECT_EQ(Generated(), 5 + 6 + 2);
+  const absl::Time deadline = SteadyNow() + kPatience;
+  while (context_->models().InMemory().size() > 1 && SteadyNow() < deadline) {
+    EXPECT_EQ(Generated(), 5 + 6 + 2);
+  }
+  EXPECT_EQ(context_->models().InMemory().size(), 1u);
+  EXPECT_EQ(Generated(), 5 + 6 + 2);
 }
 
 }  // namespace

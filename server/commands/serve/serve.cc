@@ -149,6 +149,13 @@ Result<Listeners> StartListeners(const Addresses& addresses, bool reflection,
   return out;
 }
 
+// Lets gRPC's health service report whether the server takes requests for all its models.
+void ReportHealth(const ServerContext& context, rpc::GrpcServer& grpc) {
+  grpc.SetServing(context.state() == ServerState::kServing && context.EngineStatus().ok());
+  // The drain can have begun since the state was read.
+  if (context.state() == ServerState::kDraining) grpc.SetServing(false);
+}
+
 // Starts a thread that takes the server out of service while the model's engine is stuck.
 void StartWatchdog(ServedModel& model, rpc::GrpcServer& grpc, ServerContext& context,
                    double limit_seconds) {
@@ -159,11 +166,9 @@ void StartWatchdog(ServedModel& model, rpc::GrpcServer& grpc, ServerContext& con
                                 absl::FormatDuration(absl::Seconds(limit_seconds)),
                                 " (--engine-watchdog): requests end with code engine_stuck"));
     } else {
-      LogInfo("engine", "the step that was stuck has ended: the server is healthy again");
+      LogInfo("engine", Concat("the step of ", name, " that was stuck has ended"));
     }
-    grpc.SetServing(!stuck && context.state() == ServerState::kServing);
-    // The drain can have begun since the state was read.
-    if (context.state() == ServerState::kDraining) grpc.SetServing(false);
+    ReportHealth(context, grpc);
   };
   model.StartWatchdog(absl::Seconds(limit_seconds), changed);
 }
@@ -199,9 +204,7 @@ std::unique_ptr<ModelManager> MakeModelManager(const ServeOptions& options,
   manager.started = [&options, &context, &grpc](ServedModel& model) {
     StartWatchdog(model, grpc, context, options.watchdog_seconds);
   };
-  manager.changed = [&context, &grpc] {
-    grpc.SetServing(context.state() == ServerState::kServing && context.EngineStatus().ok());
-  };
+  manager.changed = [&context, &grpc] { ReportHealth(context, grpc); };
   return std::make_unique<ModelManager>(context.models(), std::move(manager));
 }
 
