@@ -16,6 +16,7 @@ int main(int argc, char** argv) {
     app.require_subcommand(1);
     Command selected;
     AddServeCommand(app, selected);
+    AddConfigCommand(app, selected);
     AddGenerateCommand(app, selected);
     AddScoreCommand(app, selected);
     AddExpertsCommand(app, selected);

@@ -12,6 +12,7 @@ namespace moeserve::server {
 using Command = std::function<int()>;
 
 void AddServeCommand(CLI::App& app, Command& selected);     // serves a model over HTTP and gRPC
+void AddConfigCommand(CLI::App& app, Command& selected);    // checks and shows configurations
 void AddGenerateCommand(CLI::App& app, Command& selected);  // streams one completion to stdout
 void AddScoreCommand(CLI::App& app, Command& selected);     // prints perplexity, expert statistics
 void AddExpertsCommand(CLI::App& app, Command& selected);   // handles expert profile files

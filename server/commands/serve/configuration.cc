@@ -35,6 +35,7 @@ ModelSource ParseModelSource(const std::string& text) {
 
 Result<std::vector<ModelSource>> ResolveModels(const ServeOptions& options) {
   std::vector<ModelSource> models;
+  if (options.models.empty()) return absl::InvalidArgumentError("--model: expected a model");
   for (const std::string& text : options.models) models.push_back(ParseModelSource(text));
   if (!options.served_names.empty()) {
     if (models.size() > 1) {
@@ -55,10 +56,16 @@ Result<std::vector<ModelSource>> ResolveModels(const ServeOptions& options) {
   return models;
 }
 
+Result<HostPort> ParseAddress(std::string_view option, const std::string& text) {
+  auto address = ParseHostPort(text);
+  if (!address.ok()) return Prefixed(Concat(option, ": "), address.status());
+  return address;
+}
+
 Result<Addresses> ResolveAddresses(const ServeOptions& options, bool has_keys) {
   Addresses out;
-  MOESERVE_ASSIGN_OR_RETURN(out.http, ParseHostPort(options.http));
-  MOESERVE_ASSIGN_OR_RETURN(out.grpc, ParseHostPort(options.grpc));
+  MOESERVE_ASSIGN_OR_RETURN(out.http, ParseAddress("--http", options.http));
+  MOESERVE_ASSIGN_OR_RETURN(out.grpc, ParseAddress("--grpc", options.grpc));
   if (!has_keys && !options.allow_open) {
     for (const HostPort* address : {&out.http, &out.grpc}) {
       if (address->IsLoopback()) continue;
@@ -100,7 +107,9 @@ Result<Configuration> Configure(const ServeOptions& options) {
   ServerSettings& settings = out.settings;
   if (!options.api_key_file.empty()) {
     out.key_file = KeyFileWatcher::Look(options.api_key_file);
-    MOESERVE_ASSIGN_OR_RETURN(settings.keys, ReadKeyFile(options.api_key_file));
+    auto keys = ReadKeyFile(options.api_key_file);
+    if (!keys.ok()) return Prefixed("--api-key-file: ", keys.status());
+    settings.keys = *std::move(keys);
   }
   MOESERVE_ASSIGN_OR_RETURN(out.addresses, ResolveAddresses(options, !settings.keys.empty()));
   MOESERVE_ASSIGN_OR_RETURN(EngineOptions engine, ResolveEngineOptions(options.engine));

@@ -20,6 +20,7 @@
 #include "server/base/version.h"
 #include "server/commands/commands.h"
 #include "server/commands/serve/configuration.h"
+#include "server/commands/serve/option_reader.h"
 #include "server/commands/serve/options.h"
 #include "server/context.h"
 #include "server/generation/engine_watchdog.h"
@@ -39,6 +40,9 @@ constexpr std::chrono::seconds kLogFlushTimeout{1};
 // A server that stops gives its clients at least so long to read their answers, even if the time of
 // --drain-timeout has passed.
 constexpr absl::Duration kTimeToRead = absl::Seconds(5);
+
+// The exit status that the command line parser's errors have, too.
+constexpr int kUsageError = 2;
 
 LogLevel ParseLevel(const std::string& text) {
   if (text == "warning") return LogLevel::kWarning;
@@ -236,8 +240,7 @@ bool ShutDown(const Listeners& listeners, ServerContext& context, double drain_s
   return ended;
 }
 
-absl::Status Serve(const ServeOptions& options) {
-  MOESERVE_ASSIGN_OR_RETURN(Configuration configuration, Configure(options));
+absl::Status Serve(const ServeOptions& options, Configuration configuration) {
   // Declared in this order because the variables are destroyed in reverse: the models last.
   ServerContext context(std::move(configuration.settings));
   for (const ModelSource& model : configuration.models) {
@@ -327,7 +330,12 @@ void PrintRoutes(const ServeOptions& options) {
   }
 }
 
-int Run(const ServeOptions& options) {
+int Run(ServeOptionReader& reader) {
+  if (const absl::Status status = reader.Read(); !status.ok()) {
+    Fail(status);
+    return kUsageError;
+  }
+  const ServeOptions& options = reader.options();
   if (options.print_routes) {
     PrintRoutes(options);
     return 0;
@@ -338,7 +346,10 @@ int Run(const ServeOptions& options) {
   IgnoreBrokenPipes();
   SetUpLogging(options.log_format == "json" ? LogFormat::kJson : LogFormat::kText,
                ParseLevel(options.log_level));
-  const absl::Status status = Serve(options);
+  auto configuration = Configure(options);
+  const absl::Status status = configuration.ok()
+                                  ? Serve(options, *std::move(configuration))
+                                  : reader.sources().WithSource(configuration.status());
   FlushLog(kLogFlushTimeout);
   return status.ok() ? 0 : Fail(status);
 }
@@ -347,9 +358,8 @@ int Run(const ServeOptions& options) {
 
 void AddServeCommand(CLI::App& app, Command& selected) {
   CLI::App* command = app.add_subcommand("serve", "Serve a model over HTTP and gRPC");
-  auto options = std::make_shared<ServeOptions>();
-  AddServeOptions(*command, *options);
-  command->callback([options, &selected] { selected = [options] { return Run(*options); }; });
+  auto reader = std::make_shared<ServeOptionReader>(*command);
+  command->callback([reader, &selected] { selected = [reader] { return Run(*reader); }; });
 }
 
 }  // namespace moeserve::server
