@@ -128,14 +128,16 @@ RequestRules ServerContext::Rules(const ServedModel& model, const ApiKey* key) c
 }
 
 SubmissionContext ServerContext::Submissions(const std::shared_ptr<ServedModel>& model,
-                                             std::shared_ptr<const ApiKey> key) const {
+                                             std::shared_ptr<const ApiKey> key,
+                                             std::shared_ptr<RequestRecord> record) const {
   return {.engine = ServedModel::SharedEngine(model),
           .constraint_compiler = model->constraint_compiler(),
           .metrics = models_.RequestMetricsOf(model->name()),
           .memory = memory_,
           .limits = settings_.limits,
           .live = model->live(),
-          .key = std::move(key)};
+          .key = std::move(key),
+          .record = std::move(record)};
 }
 
 void ServerContext::Tick() {
@@ -147,6 +149,7 @@ std::string ServerContext::MetricsText(ExpositionFormat format) {
   metrics_->WriteServer(text);
   WriteMemoryMetrics(text, *memory_);
   keys_.WriteMetrics(text);
+  settings_.observer->WriteMetrics(text);
   uint64_t queue_full = 0;
   uint64_t queue_timeout = 0;
   for (const ModelRegistry::Totals& model : models_.AllTotals()) {

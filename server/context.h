@@ -19,6 +19,7 @@
 #include "server/models/model_manager.h"
 #include "server/models/model_registry.h"
 #include "server/models/served_model.h"
+#include "server/tracing/request_observer.h"
 
 namespace moeserve::server {
 
@@ -41,6 +42,8 @@ struct ServerSettings {
   bool routing_records = false;
   MoeMetricsOptions moe_metrics;
   MetricsCompat metrics_compat;
+  // Logs requests and exports their spans. Not null.
+  std::shared_ptr<RequestObserver> observer = std::make_shared<RequestObserver>();
 };
 
 enum class ServerState { kLoading, kServing, kDraining };
@@ -101,9 +104,11 @@ class ServerContext {
   // Returns the settings, properties of `model` and rights of `key`, which may be null, that
   // request parsers check against. `model` must outlive the result.
   RequestRules Rules(const ServedModel& model, const ApiKey* key) const;
-  // Returns the objects that submitting a request to `model` needs. `key` may be null.
+  // Returns the objects that submitting a request to `model` needs. `key` and `record`
+  // may be null.
   SubmissionContext Submissions(const std::shared_ptr<ServedModel>& model,
-                                std::shared_ptr<const ApiKey> key) const;
+                                std::shared_ptr<const ApiKey> key,
+                                std::shared_ptr<RequestRecord> record = nullptr) const;
 
   // Runs tasks that would block the connections' threads for too long.
   WorkPool& work_pool() { return work_pool_; }

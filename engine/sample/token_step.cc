@@ -1,6 +1,7 @@
 #include "engine/sample/token_step.h"
 
 #include <algorithm>
+#include <chrono>
 #include <iterator>
 #include <limits>
 #include <string_view>
@@ -10,6 +11,15 @@
 
 namespace moeserve {
 namespace {
+
+Usage UsageOf(const Sequence& s) {
+  Usage usage;
+  usage.prompt_tokens = s.prompt_length();
+  usage.completion_tokens = s.generated();
+  usage.cached_tokens = s.cached_tokens;
+  usage.queue_seconds = std::chrono::duration<double>(s.admitted_at - s.submitted_at).count();
+  return usage;
+}
 
 bool Contains(std::span<const TokenId> ids, TokenId id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();
@@ -91,7 +101,7 @@ Result<OutputDelta> TokenStep::Next(Sequence& s, const RowLogits& logits) {
   if (params.max_tokens == 0) {
     delta.finished = true;
     delta.finish_reason = FinishReason::kLength;
-    delta.usage = {s.prompt_length(), 0, s.cached_tokens};
+    delta.usage = UsageOf(s);
     return delta;
   }
   std::span<const float> row, drawable;
@@ -141,7 +151,7 @@ Result<OutputDelta> TokenStep::Next(Sequence& s, const RowLogits& logits) {
         stop || s.text.matched_stop().has_value() ? FinishReason::kStop : FinishReason::kLength;
     delta.stop_string = s.text.matched_stop();
   }
-  delta.usage = {s.prompt_length(), s.generated(), s.cached_tokens};
+  delta.usage = UsageOf(s);
   return delta;
 }
 

@@ -131,25 +131,36 @@ void FlushLog(std::chrono::steady_clock::duration timeout) {
 
 uint64_t LogLinesDropped() { return g_queue == nullptr ? 0 : g_queue->dropped(); }
 
-void LogHttpRequest(std::string_view request_id, std::string_view method, std::string_view endpoint,
-                    int status, double seconds, std::string_view key) {
-  Fields fields = {{"request_id", std::string(request_id)},
-                   {"method", std::string(method)},
-                   {"endpoint", std::string(endpoint)},
-                   {"status", status},
-                   {"ms", Milliseconds(seconds)}};
-  if (!key.empty()) fields["key"] = std::string(key);
-  Emit(spdlog::level::info, "http", "request", fields);
-}
-
-void LogGrpcCall(std::string_view request_id, std::string_view method, std::string_view code,
-                 double seconds, std::string_view key) {
-  Fields fields = {{"request_id", std::string(request_id)},
-                   {"method", std::string(method)},
-                   {"code", std::string(code)},
-                   {"ms", Milliseconds(seconds)}};
-  if (!key.empty()) fields["key"] = std::string(key);
-  Emit(spdlog::level::info, "grpc", "call", fields);
+void LogRequest(const RequestLine& request) {
+  if (!spdlog::should_log(spdlog::level::info)) return;
+  constexpr size_t kMaxPathBytes = 200;
+  Fields fields;
+  const auto text = [&](const char* name, std::string_view value, size_t max_bytes = 128) {
+    if (!value.empty()) fields[name] = Printable(value, max_bytes);
+  };
+  const auto number = [&](const char* name, int64_t value) {
+    if (value >= 0) fields[name] = value;
+  };
+  text("request_id", request.request_id);
+  text("trace_id", request.trace_id);
+  text("span_id", request.span_id);
+  text("parent_span_id", request.parent_id);
+  text("method", request.method);
+  text("endpoint", request.endpoint);
+  text("path", request.path, kMaxPathBytes);
+  number("status", request.status);
+  text("code", request.code);
+  fields["ms"] = Milliseconds(request.seconds);
+  number("request_bytes", request.request_bytes);
+  number("response_bytes", request.response_bytes);
+  number("prompt_tokens", request.prompt_tokens);
+  number("output_tokens", request.output_tokens);
+  text("finish_reason", request.finish_reasons);
+  text("model", request.model);
+  text("key", request.key);
+  text("client", request.client);
+  Emit(spdlog::level::info, request.protocol, request.protocol == "grpc" ? "call" : "request",
+       fields);
 }
 
 }  // namespace moeserve::server

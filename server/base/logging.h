@@ -26,10 +26,28 @@ void FlushLog(std::chrono::steady_clock::duration timeout);
 // Returns the number of lines dropped since the start.
 uint64_t LogLinesDropped();
 
-// `key` is the name of the request's API key; empty if there is none.
-void LogHttpRequest(std::string_view request_id, std::string_view method, std::string_view endpoint,
-                    int status, double seconds, std::string_view key = {});
-void LogGrpcCall(std::string_view request_id, std::string_view method, std::string_view code,
-                 double seconds, std::string_view key = {});
+// One request in the log. Numbers that are negative and texts that are empty are left out.
+struct RequestLine {
+  std::string_view protocol;  // "http" or "grpc"; the component of the line
+  std::string_view request_id;
+  std::string_view trace_id;
+  std::string_view span_id;
+  std::string_view parent_id;
+  std::string_view method;    // one of a fixed set of names
+  std::string_view endpoint;  // the pattern that the path matches
+  std::string_view path;      // hostile; is escaped and cut to 200 bytes
+  int status = -1;            // of HTTP
+  std::string_view code;      // of gRPC
+  double seconds = 0.0;
+  int64_t request_bytes = -1;
+  int64_t response_bytes = -1;
+  int64_t prompt_tokens = -1;
+  int64_t output_tokens = -1;
+  std::string_view finish_reasons;  // of the choices, with commas
+  std::string_view model;
+  std::string_view key;  // the name of the request's API key
+  std::string_view client;
+};
+void LogRequest(const RequestLine& request);
 
 }  // namespace moeserve::server

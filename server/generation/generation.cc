@@ -28,20 +28,24 @@ size_t Weight(const ChoiceEvent& event) {
 class ChoiceSink final : public TokenSink {
  public:
   ChoiceSink(std::shared_ptr<EventChannel> channel, int choice, int prompt_tokens,
-             std::shared_ptr<RequestMetrics> metrics, std::shared_ptr<Admission> admission)
+             std::shared_ptr<RequestMetrics> metrics, std::shared_ptr<Admission> admission,
+             std::shared_ptr<RequestRecord> record)
       : channel_(std::move(channel)),
         choice_(choice),
         prompt_tokens_(prompt_tokens),
         metrics_(std::move(metrics)),
         admission_(std::move(admission)),
+        record_(std::move(record)),
         start_(std::chrono::steady_clock::now()),
         previous_(start_) {}
 
   void OnDelta(OutputDelta delta) override {
     if (metrics_ != nullptr) Measure(delta);
+    const int generated =
+        delta.usage.completion_tokens - std::exchange(generated_, delta.usage.completion_tokens);
+    if (record_ != nullptr) Record(delta, generated);
     if (admission_ != nullptr) {
-      admission_->CountGenerated(delta.usage.completion_tokens - generated_);
-      generated_ = delta.usage.completion_tokens;
+      admission_->CountGenerated(generated);
       if (delta.finished) EndAdmission();
     }
     ChoiceEvent event;
@@ -64,6 +68,25 @@ class ChoiceSink final : public TokenSink {
   // Before the event is pushed: a client that has read the end may send its next request.
   void EndAdmission() {
     if (admission_ != nullptr && !std::exchange(ended_, true)) admission_->ChoiceEnded();
+  }
+
+  void Record(const OutputDelta& delta, int generated) {
+    const auto now = std::chrono::steady_clock::now();
+    record_->Update([&](RequestFacts& facts) {
+      if (!std::exchange(recorded_, true) && !facts.queue_seconds) {
+        facts.queue_seconds = delta.usage.queue_seconds;
+        facts.cached_tokens = delta.usage.cached_tokens;
+      }
+      facts.output_tokens += generated;
+      if (generated > 0) {
+        if (!facts.first_token) facts.first_token = now;
+        facts.last_token = now;
+      }
+      if (delta.finished) {
+        facts.finish_reasons.push_back(delta.finish_reason == FinishReason::kStop ? "stop"
+                                                                                  : "length");
+      }
+    });
   }
 
   void Measure(const OutputDelta& delta) {
@@ -100,7 +123,9 @@ class ChoiceSink final : public TokenSink {
   const int prompt_tokens_;
   const std::shared_ptr<RequestMetrics> metrics_;
   const std::shared_ptr<Admission> admission_;
-  int generated_ = 0;  // tokens that admission_ has counted
+  const std::shared_ptr<RequestRecord> record_;
+  int generated_ = 0;      // tokens up to the last piece
+  bool recorded_ = false;  // whether record_ has seen a piece
   bool ended_ = false;
   const std::chrono::steady_clock::time_point start_;
   std::chrono::steady_clock::time_point previous_;
@@ -174,6 +199,7 @@ Result<std::unique_ptr<Generation>> Generation::Start(std::shared_ptr<EngineApi>
                                                       std::vector<Request> requests,
                                                       GenerationOptions options) {
   const std::shared_ptr<RequestMetrics> metrics = options.metrics;
+  const std::shared_ptr<RequestRecord> record = options.record;
   const auto samples = static_cast<size_t>(options.samples);
   MOESERVE_CHECK(requests.size() % samples == 0, "every prompt has all its samples");
   std::unique_ptr<Generation> generation(new Generation(std::move(engine), std::move(options)));
@@ -184,7 +210,7 @@ Result<std::unique_ptr<Generation>> Generation::Start(std::shared_ptr<EngineApi>
     for (size_t i = begin; i < begin + samples; ++i) {
       sinks.push_back(std::make_shared<ChoiceSink>(generation->channel_, static_cast<int>(i),
                                                    static_cast<int>(requests[i].prompt.size()),
-                                                   metrics, generation->admission_));
+                                                   metrics, generation->admission_, record));
       group.push_back(std::move(requests[i]));
     }
     // If Submit() refuses this group, the destructor cancels the groups that it accepted before.

@@ -15,6 +15,7 @@
 #include "server/generation/engine_api.h"
 #include "server/generation/live_generations.h"
 #include "server/keys/admission.h"
+#include "server/tracing/request_record.h"
 
 namespace moeserve::server {
 
@@ -69,7 +70,8 @@ struct GenerationOptions {
   std::function<void()> wake = [] {};
   // May be null. Shared, because the engine can outlive the object that owns the Generation.
   std::shared_ptr<RequestMetrics> metrics;
-  std::shared_ptr<Admission> admission;  // by the request's key; null without keys
+  std::shared_ptr<Admission> admission;   // by the request's key; null without keys
+  std::shared_ptr<RequestRecord> record;  // learns what the request does; may be null
 };
 
 // Runs all choices of one response to their ends. Must be used by one thread at a time.

@@ -1,5 +1,6 @@
 #include "server/generation/submission.h"
 
+#include <chrono>
 #include <limits>
 #include <utility>
 
@@ -15,6 +16,13 @@ Submission::Submission(SubmissionContext context, GenerationParams params,
       id_(Concat(id_prefix, params_.request_id.empty() ? NewRequestId() : params_.request_id)) {
   // Every request passes here, so no request of one key can find the cached prefixes of another.
   if (context_.key != nullptr) params_.cache_salt = context_.key->CacheSalt(params_.cache_salt);
+  if (context_.record != nullptr) {
+    context_.record->Update([&](RequestFacts& facts) {
+      facts.operation = id_prefix.starts_with("chat") ? "chat" : "text_completion";
+      facts.model = params_.model;
+      facts.response_id = id_;
+    });
+  }
 }
 
 absl::Status Submission::SetPrompts(std::vector<PreparedPrompt> prompts) {
@@ -50,17 +58,26 @@ Result<std::unique_ptr<Generation>> Submission::Start(absl::Time deadline,
   options.wake = std::move(wake);
   options.metrics = context_.metrics;
   options.live = context_.live;
+  int64_t prompt_tokens = 0;
+  int64_t max_generated = 0;
+  for (const PreparedPrompt& prompt : prompts_) {
+    prompt_tokens += static_cast<int64_t>(prompt.ids.size());
+    max_generated += int64_t{prompt.max_tokens} * params_.n;
+  }
   if (context_.key != nullptr) {
-    int64_t prompt_tokens = 0;
-    int64_t max_generated = 0;
-    for (const PreparedPrompt& prompt : prompts_) {
-      prompt_tokens += static_cast<int64_t>(prompt.ids.size());
-      max_generated += int64_t{prompt.max_tokens} * params_.n;
-    }
     MOESERVE_ASSIGN_OR_RETURN(options.admission,
                               Admission::Admit(context_.key, prompt_tokens, max_generated,
                                                static_cast<int>(num_choices())));
   }
+  if (context_.record != nullptr) {
+    context_.record->Update([&](RequestFacts& facts) {
+      facts.submitted = std::chrono::steady_clock::now();
+      facts.prompt_tokens = prompt_tokens;
+      facts.choices = static_cast<int>(num_choices());
+      facts.max_tokens = prompts_.front().max_tokens;
+    });
+  }
+  options.record = context_.record;
   return Generation::Start(context_.engine, MakeEngineRequests(params_, prompts_, id_, deadline),
                            std::move(options));
 }

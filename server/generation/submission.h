@@ -27,6 +27,7 @@ struct SubmissionContext {
   RequestLimits limits;
   std::shared_ptr<LiveGenerations> live;  // may be null
   std::shared_ptr<const ApiKey> key;      // whose request it is; null on a server without keys
+  std::shared_ptr<RequestRecord> record;  // learns what the request does; may be null
 };
 
 // One request. Call SetPrompts() and, if NeedsCompiling(), CompileConstraint(), in either order,

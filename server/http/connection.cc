@@ -14,7 +14,6 @@
 
 #include "base/message.h"
 #include "server/base/api_error.h"
-#include "server/base/logging.h"
 #include "server/base/request_id.h"
 #include "server/http/deferred_response.h"
 #include "server/http/error_response.h"
@@ -57,6 +56,16 @@ absl::Status ChargeOutput(size_t bytes, MemoryCharge& charge) {
   return bytes > kSmallBody ? charge.Add(bytes, ChargeFor::kRunningRequest) : absl::OkStatus();
 }
 
+// Returns "ADDRESS:PORT"; empty if the client has already disconnected.
+std::string PeerAddress(const asio::ip::tcp::socket& socket) {
+  error_code error;
+  const asio::ip::tcp::endpoint peer = socket.remote_endpoint(error);
+  if (error) return {};
+  const std::string address = peer.address().to_string();
+  const bool bracket = peer.address().is_v6();
+  return Concat(bracket ? "[" : "", address, bracket ? "]:" : ":", peer.port());
+}
+
 Response BodyError(const error_code& error) {
   Response response = error == beast::http::error::body_limit
                           ? ProtocolError(413, "body_too_large", "the body is too large")
@@ -71,6 +80,7 @@ Connection::Connection(asio::ip::tcp::socket socket,
                        std::shared_ptr<ConnectionEnvironment> environment, bool reserved)
     : socket_(std::move(socket)),
       environment_(std::move(environment)),
+      client_(PeerAddress(socket_)),
       timeout_timer_(socket_.get_executor()),
       reserved_(reserved),
       event_timer_(socket_.get_executor()) {
@@ -166,6 +176,7 @@ asio::awaitable<bool> Connection::Write(std::string_view data) {
     const auto [result, count] =
         co_await socket_.async_write_some(asio::buffer(data.data(), data.size()), kAwait);
     Disarm();
+    response_bytes_ += static_cast<int64_t>(count);
     data.remove_prefix(count);
     error = result;
   }
@@ -221,16 +232,35 @@ asio::awaitable<void> Connection::RefuseAndClose(Head& head, const Response& res
   co_await LingeringClose();
 }
 
-void Connection::Finish(const Head& head, int status) {
+void Connection::Observe(Head& head) {
+  const Request& request = head.request;
+  head.request.record = environment_->observer->Begin({.protocol = "http",
+                                                       .request_id = request.request_id,
+                                                       .method = request.method,
+                                                       .path = request.path,
+                                                       .client = client_,
+                                                       .time = request_start_},
+                                                      head.traceparent);
+}
+
+void Connection::Finish(Head& head, int status) {
+  const Request& request = head.request;
+  if (request.record == nullptr) Observe(head);
+  const std::string& method = request.method;
+  const bool known = method == "GET" || method == "POST" || method == "HEAD" || method == "OPTIONS";
+  RequestEnd end;
+  end.status = status;
+  end.method = known ? std::string_view(method) : "other";
+  end.route = environment_->router->Endpoint(request.path);
+  end.key = KeyName(request.key.get());
+  end.for_operators = environment_->router->ForOperators(request);
+  end.failed = status >= 500;
+  end.request_bytes = head.request_bytes;
+  end.response_bytes = response_bytes_;
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - request_start_).count();
-  const std::string& method = head.request.method;
-  const bool known = method == "GET" || method == "POST" || method == "HEAD" || method == "OPTIONS";
-  const std::string_view endpoint = environment_->router->Endpoint(head.request.path);
-  environment_->metrics->CountHttp(endpoint, known ? std::string_view(method) : "other", status,
-                                   seconds);
-  LogHttpRequest(head.request.request_id, known ? std::string_view(method) : "other", endpoint,
-                 status, seconds, KeyName(head.request.key.get()));
+  environment_->metrics->CountHttp(end.route, end.method, status, seconds);
+  environment_->observer->End(*request.record, end);
 }
 
 asio::awaitable<void> Connection::Run() {
@@ -256,6 +286,7 @@ asio::awaitable<std::optional<size_t>> Connection::ReadHead() {
     if (!buffer_.empty() && buffer_ != "\r" && !begun) {
       begun = true;
       idle_ = false;
+      response_bytes_ = 0;
       request_start_ = std::chrono::steady_clock::now();
       Arm(limits.header_timeout);
     }
@@ -340,6 +371,7 @@ void Connection::FillHead(const Parser& parser, Head& head) {
   request.authorization = std::string(View(message[field::authorization]));
   request.accept = std::string(View(message[field::accept]));
   request.if_none_match = std::string(View(message[field::if_none_match]));
+  if (message.count("traceparent") == 1) head.traceparent = View(message["traceparent"]);
 }
 
 asio::awaitable<bool> Connection::ServeOne() {
@@ -351,6 +383,7 @@ asio::awaitable<bool> Connection::ServeOne() {
   Parser parser(environment_->limits);
   const error_code error = parser.Put(buffer_, *head_size);
   FillHead(parser, head);
+  Observe(head);
   if (error) {
     const Response answer = BodyError(error);
     co_await RefuseAndClose(head, answer);
@@ -380,6 +413,7 @@ asio::awaitable<bool> Connection::ServeOne() {
   body_since_.reset();
   if (!complete) co_return false;
   head.request.body = std::move(parser.message.get().body());
+  head.request_bytes = static_cast<int64_t>(head.request.body.size());
   waiting_ = false;
   const bool again = co_await Serve(head);
   waiting_ = true;

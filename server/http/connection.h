@@ -20,6 +20,7 @@
 #include "server/base/work_pool.h"
 #include "server/http/router.h"
 #include "server/metrics/metrics.h"
+#include "server/tracing/request_observer.h"
 
 namespace moeserve::server::http {
 
@@ -31,6 +32,7 @@ struct ConnectionEnvironment {
   Metrics* metrics = nullptr;
   HttpLimits limits;
   std::shared_ptr<MemoryBudget> memory;  // null: no limit
+  std::shared_ptr<RequestObserver> observer;
   // Closes a connection that holds memory without making progress, if there is one.
   std::function<void()> reclaim = [] {};
   std::atomic<bool> stopping{false};
@@ -73,6 +75,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
     bool keep_alive = false;
     bool http_1_0 = false;
     bool head_only = false;
+    std::string traceparent;     // as sent; empty unless there is exactly one
+    int64_t request_bytes = -1;  // of the body; -1 until it has arrived
   };
 
   struct Parser;
@@ -105,7 +109,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void StartWatch();
   boost::asio::awaitable<void> StopWatch();
   void Wake();
-  void Finish(const Head& head, int status);
+  // Begins the record of the request, as far as its head is known.
+  void Observe(Head& head);
+  void Finish(Head& head, int status);
   // Returns whether the connection must be closed after the current response.
   bool LastResponse() const { return closing_ || environment_->stopping; }
   // Returns for how long a client may acknowledge nothing (HttpLimits::min_read_bytes_per_second).
@@ -113,6 +119,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   boost::asio::ip::tcp::socket socket_;
   const std::shared_ptr<ConnectionEnvironment> environment_;
+  const std::string client_;  // its address and port
   boost::asio::steady_timer timeout_timer_;
   uint64_t timeout_generation_ = 0;
   bool timed_out_ = false;
@@ -126,6 +133,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool waiting_ = true;
   std::chrono::steady_clock::time_point waiting_since_ = std::chrono::steady_clock::now();
   std::chrono::steady_clock::time_point request_start_;
+  int64_t response_bytes_ = 0;  // sent since request_start_
   std::optional<std::chrono::steady_clock::time_point> body_since_;
 
   // While a response is pending, the connection keeps reading the socket to notice that the client

@@ -50,6 +50,8 @@ class HttpServer::Impl {
     environment_->metrics = &metrics;
     environment_->limits = options.limits;
     environment_->memory = std::move(memory);
+    environment_->observer =
+        options.observer != nullptr ? options.observer : std::make_shared<RequestObserver>();
     environment_->reclaim = [this] { CloseLongestBody(); };
   }
 

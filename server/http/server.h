@@ -11,6 +11,7 @@
 #include "server/base/memory_budget.h"
 #include "server/http/router.h"
 #include "server/metrics/metrics.h"
+#include "server/tracing/request_observer.h"
 
 namespace moeserve::server::http {
 
@@ -18,6 +19,8 @@ struct HttpServerOptions {
   std::string host = "127.0.0.1";
   int port = 8080;  // 0 picks a free port
   HttpLimits limits;
+  // Logs requests and exports their spans; null: one that logs.
+  std::shared_ptr<RequestObserver> observer;
 };
 
 class HttpServer {

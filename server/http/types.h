@@ -13,7 +13,8 @@
 
 namespace moeserve::server {
 class ApiKey;
-}
+class RequestRecord;
+}  // namespace moeserve::server
 
 namespace moeserve::server::http {
 
@@ -32,6 +33,8 @@ struct Request {
   std::shared_ptr<MemoryCharge> memory;
   // Whose request it is; null on a server without keys and for routes that need no key.
   std::shared_ptr<const ApiKey> key;
+  // Learns what the request does; null for requests that did not come from a connection.
+  std::shared_ptr<RequestRecord> record;
   // Makes the server call PendingResponse::Next() again. Thread-safe; may be called at any time.
   std::function<void()> wake = [] {};
 };

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "base/message.h"
 #include "base/steady_clock.h"
 #include "server/base/api_error.h"
 #include "server/base/logging.h"
@@ -59,6 +60,17 @@ std::string_view CodeName(grpc::StatusCode code) {
   }
 }
 
+// Returns the client's `traceparent`, or nothing unless there is exactly one.
+std::string_view TraceParentOf(const grpc::CallbackServerContext& context) {
+  return context.client_metadata().count("traceparent") == 1 ? Metadata(context, "traceparent")
+                                                             : std::string_view();
+}
+
+bool IsServerFault(grpc::StatusCode code) {
+  return code == grpc::StatusCode::UNKNOWN || code == grpc::StatusCode::DEADLINE_EXCEEDED ||
+         code == grpc::StatusCode::INTERNAL || code == grpc::StatusCode::UNAVAILABLE;
+}
+
 }  // namespace
 
 Call::Call(grpc::CallbackServerContext* context, ServerContext& server, const Method& method)
@@ -69,6 +81,13 @@ Call::Call(grpc::CallbackServerContext* context, ServerContext& server, const Me
       id_(ChooseRequestId(Metadata(*context, "x-request-id"))),
       deadline_(SteadyNow() +
                 std::min(server.settings().limits.max_request_time, TimeLeft(*context))) {
+  record_ = server.settings().observer->Begin({.protocol = "grpc",
+                                               .request_id = id_,
+                                               .method = Concat(method.service, '/', method.name),
+                                               .path = {},
+                                               .client = {},
+                                               .time = start_},
+                                              TraceParentOf(*context));
   cancel_margin_ =
       std::clamp((deadline_ - SteadyNow()) / 10, absl::ZeroDuration(), absl::Milliseconds(100));
 }
@@ -129,7 +148,13 @@ grpc::Status Call::End(const absl::Status& status) {
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   const std::string_view code = CodeName(out.error_code());
   server_.metrics().CountGrpc(method_.name, code, seconds);
-  LogGrpcCall(id_, method_.name, code, seconds, KeyName(key_.get()));
+  RequestEnd end;
+  end.status = static_cast<int>(out.error_code());
+  end.code = code;
+  end.method = method_.name;
+  end.key = KeyName(key_.get());
+  end.failed = IsServerFault(out.error_code());
+  server_.settings().observer->End(*record_, end);
   return out;
 }
 

@@ -36,6 +36,8 @@ class Call {
   // time.
   absl::Time deadline() const { return deadline_; }
   const std::string& id() const { return id_; }
+  // Learns what the call does. Never null.
+  const std::shared_ptr<RequestRecord>& record() const { return record_; }
 
   // Adds trailers, updates the metrics and writes the log line. Returns the status with which to
   // finish the call. Must be called once.
@@ -47,6 +49,7 @@ class Call {
   const Method& method_;
   const std::chrono::steady_clock::time_point start_;
   std::string id_;
+  std::shared_ptr<RequestRecord> record_;
   std::shared_ptr<const ApiKey> key_;
   bool checked_ = false;  // whether Check() has succeeded
   absl::Time deadline_;

@@ -9,6 +9,7 @@
 #include "engine/text/chat/chat_template.h"
 #include "model_loaders/files/mapped_file.h"
 #include "server/base/commit.h"
+#include "server/base/version.h"
 #include "server/keys/key_file.h"
 
 namespace moeserve::server {
@@ -99,6 +100,26 @@ EngineOptions WithServeOptions(EngineOptions engine, const ServeOptions& options
   return engine;
 }
 
+Result<RequestObserverOptions> ObserverOptions(const ServeOptions& options) {
+  RequestObserverOptions out;
+  out.access_log = options.access_log == "off"   ? AccessLog::kOff
+                   : options.access_log == "all" ? AccessLog::kAll
+                                                 : AccessLog::kOn;
+  out.sample_ratio = options.trace_sample_ratio;
+  out.resource.service_name = options.otlp_service_name;
+  out.resource.service_version = std::string(kVersion);
+  out.resource.instance_id = RandomHex(32);
+  auto headers = ParseOtlpHeaders(options.otlp_headers);
+  if (!headers.ok()) return Prefixed("--otlp-headers: ", headers.status());
+  if (options.otlp_endpoint.empty()) return out;
+  auto endpoint = ParseOtlpEndpoint(options.otlp_endpoint);
+  if (!endpoint.ok()) return Prefixed("--otlp-endpoint: ", endpoint.status());
+  out.exporter.emplace();
+  out.exporter->endpoint = *std::move(endpoint);
+  out.exporter->headers = *std::move(headers);
+  return out;
+}
+
 }  // namespace
 
 Result<Configuration> Configure(const ServeOptions& options) {
@@ -142,6 +163,7 @@ Result<Configuration> Configure(const ServeOptions& options) {
     }
   }
   MOESERVE_ASSIGN_OR_RETURN(settings.metrics_compat, ParseMetricsCompat(options.metrics_compat));
+  MOESERVE_ASSIGN_OR_RETURN(out.observer, ObserverOptions(options));
   return out;
 }
 

@@ -32,6 +32,7 @@ struct Configuration {
   int64_t model_memory = 0;         // bytes; 0: no limit
   Addresses addresses;
   std::optional<std::string> chat_template;
+  RequestObserverOptions observer;
   KeyFileWatcher::Version key_file;  // as it was read
 };
 

@@ -13,7 +13,7 @@ ServeOptionReader::ServeOptionReader(CLI::App& command) {
                      "line override it");
   AddServeOptions(command, options_);
   sources_.emplace(command, std::vector<std::string>{"config", "print-routes"},
-                   std::vector<std::string>{});
+                   std::vector<std::string>{"otlp-headers"});
 }
 
 absl::Status ServeOptionReader::Read() {

@@ -104,13 +104,39 @@ void AddStatisticsOptions(CLI::App& app, ServeOptions& options) {
       ->delimiter(',');
 }
 
-void AddProcessOptions(CLI::App& app, ServeOptions& options) {
+// Adds the options about the log and OpenTelemetry.
+void AddObservationOptions(CLI::App& app, ServeOptions& options) {
   app.add_option("--log-format", options.log_format, "Format of the log on standard error")
       ->check(CLI::IsMember({"text", "json"}))
       ->capture_default_str();
   app.add_option("--log-level", options.log_level, "Lowest level to log")
       ->check(CLI::IsMember({"info", "warning", "error"}))
       ->capture_default_str();
+  app.add_option("--access-log", options.access_log,
+                 "Log a line for each request (level info): off, on (without health checks and "
+                 "/metrics that succeed), all")
+      ->check(CLI::IsMember({"off", "on", "all"}))
+      ->capture_default_str();
+  app.add_option(
+         "--otlp-endpoint", options.otlp_endpoint,
+         "http://HOST:PORT of an OpenTelemetry collector that gets a span for each request, "
+         "by OTLP over HTTP in JSON; default: no spans")
+      ->envname("MOESERVE_OTLP_ENDPOINT");
+  app.add_option("--otlp-headers", options.otlp_headers,
+                 "Headers for the collector, NAME=VALUE,NAME=VALUE; better in the environment if "
+                 "they are secret")
+      ->envname("MOESERVE_OTLP_HEADERS");
+  app.add_option("--otlp-service-name", options.otlp_service_name, "Name of the service in spans")
+      ->capture_default_str();
+  app.add_option(
+         "--trace-sample-ratio", options.trace_sample_ratio,
+         "Part of the requests without a traceparent of which spans are exported; with one, "
+         "its flag decides")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+}
+
+void AddProcessOptions(CLI::App& app, ServeOptions& options) {
   app.add_option("--drain-timeout", options.drain_seconds,
                  "Seconds after a signal for running requests to end")
       ->check(CLI::Range(0.0, 3600.0))
@@ -131,6 +157,7 @@ void AddServeOptions(CLI::App& command, ServeOptions& options) {
   AddInterfaceOptions(command, options);
   AddRequestOptions(command, options);
   AddStatisticsOptions(command, options);
+  AddObservationOptions(command, options);
   AddProcessOptions(command, options);
 }
 

@@ -27,6 +27,11 @@ struct ServeOptions {
   std::string grpc_reflection = "on";
   std::string log_format = "text";
   std::string log_level = "info";
+  std::string access_log = "on";
+  std::string otlp_endpoint;  // URL; empty: no spans
+  std::string otlp_headers;   // "NAME=VALUE,NAME=VALUE"; secret
+  std::string otlp_service_name = "moeserve";
+  double trace_sample_ratio = 1.0;
   double drain_seconds = 30.0;
   double watchdog_seconds = 60.0;  // 0: no watchdog
   int64_t request_memory_mib = 0;  // 0: DefaultRequestMemory()

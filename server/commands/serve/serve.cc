@@ -37,6 +37,9 @@ namespace {
 // A reader of the log that has stopped reading delays the end of the process by so much.
 constexpr std::chrono::seconds kLogFlushTimeout{1};
 
+// A collector that does not answer delays the end of the process by so much.
+constexpr std::chrono::seconds kSpanFlushTimeout{2};
+
 // A server that stops gives its clients at least so long to read their answers, even if the time of
 // --drain-timeout has passed.
 constexpr absl::Duration kTimeToRead = absl::Seconds(5);
@@ -139,6 +142,7 @@ Result<Listeners> StartListeners(const Addresses& addresses, bool reflection,
   http_options.host = addresses.http.host;
   http_options.port = addresses.http.port;
   http_options.limits = context.settings().http;
+  http_options.observer = context.settings().observer;
   const ConnectionLimits connections = ShareDescriptors(RaiseDescriptorLimit());
   http_options.limits.max_connections =
       std::min(http_options.limits.max_connections, connections.http);
@@ -236,12 +240,14 @@ bool ShutDown(const Listeners& listeners, ServerContext& context, double drain_s
   const absl::Time readers = std::max(deadline, SteadyNow() + kTimeToRead);
   listeners.http->Stop(readers - SteadyNow());
   listeners.grpc->Stop(std::max(readers - SteadyNow(), absl::Seconds(1)));
+  context.settings().observer->Flush(kSpanFlushTimeout);
   LogInfo("serve", "stopped");
   return ended;
 }
 
 absl::Status Serve(const ServeOptions& options, Configuration configuration) {
   // Declared in this order because the variables are destroyed in reverse: the models last.
+  configuration.settings.observer = std::make_shared<RequestObserver>(configuration.observer);
   ServerContext context(std::move(configuration.settings));
   for (const ModelSource& model : configuration.models) {
     if (&model == &configuration.models.front()) continue;  // the context has declared it

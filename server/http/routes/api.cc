@@ -267,7 +267,7 @@ class Api : public std::enable_shared_from_this<Api> {
                          const GenerationParams& params, std::vector<PreparedPrompt> prompts,
                          std::string_view id_prefix) {
     auto submission =
-        std::make_shared<Submission>(context_.Submissions(model, request.key), params, id_prefix);
+        std::make_shared<Submission>(context_.Submissions(model, request.key, request.record), params, id_prefix);
     MOESERVE_RETURN_IF_ERROR(submission->SetPrompts(std::move(prompts)));
     auto writer =
         std::make_unique<Writer>(AnswerIdentity{.id = submission->id(),

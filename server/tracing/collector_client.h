@@ -1,0 +1,25 @@
+// The HTTP client of the span exporter.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "server/tracing/span_exporter.h"
+
+namespace moeserve::server {
+
+struct CollectorAnswer {
+  int status = 0;     // 0: there was no answer
+  std::string error;  // why there was no answer
+  std::optional<std::chrono::milliseconds> retry_after;
+  uint64_t rejected_spans = 0;  // OTLP's partial success
+};
+
+// Posts JSON over a new connection. Blocks for up to `timeout`, or longer if the system's resolver
+// does. At most 64 KiB of the answer are read.
+CollectorAnswer PostToCollector(const OtlpEndpoint& endpoint, const HttpHeaders& headers,
+                                const std::string& body, std::chrono::milliseconds timeout);
+
+}  // namespace moeserve::server

@@ -1,0 +1,234 @@
+#include "server/tracing/span_exporter.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <iterator>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <system_error>
+#include <thread>
+
+#include "base/message.h"
+#include "server/base/logging.h"
+#include "server/base/text_values.h"
+#include "server/tracing/collector_client.h"
+
+namespace moeserve::server {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr std::chrono::seconds kReportInterval{60};
+constexpr milliseconds kMaxRetryAfter{60'000};
+
+bool IsToken(std::string_view text) {
+  constexpr std::string_view kOthers = "!#$%&'*+-.^_`|~";
+  return !text.empty() && std::all_of(text.begin(), text.end(), [&](char c) {
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+           kOthers.find(c) != std::string_view::npos;
+  });
+}
+
+bool IsVisible(std::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char c) { return c > 0x20 && c < 0x7f; });
+}
+
+bool CanRetry(int status) {
+  return status == 0 || status == 429 || status == 502 || status == 503 || status == 504;
+}
+
+// Returns a duration between half of `delay` and all of it, so that servers that failed together
+// do not try again together.
+milliseconds Jittered(milliseconds delay) {
+  thread_local std::minstd_rand generator(std::random_device{}());
+  return milliseconds(std::uniform_int_distribution<milliseconds::rep>(
+      delay.count() / 2, std::max<milliseconds::rep>(delay.count(), 1))(generator));
+}
+
+}  // namespace
+
+Result<OtlpEndpoint> ParseOtlpEndpoint(std::string_view url) {
+  constexpr std::string_view kScheme = "http://";
+  const auto refuse = [&](std::string_view why) {
+    return absl::InvalidArgumentError(
+        Concat("expected http://HOST:PORT of a collector, found ", Quoted(url, 200), why));
+  };
+  if (url.starts_with("https://")) {
+    return refuse(
+        "; https is not supported: send to a collector on this machine or network, which "
+        "can pass the spans on over https");
+  }
+  if (!url.starts_with(kScheme) || !IsVisible(url)) return refuse("");
+  std::string_view rest = url.substr(kScheme.size());
+  OtlpEndpoint out;
+  if (const size_t slash = rest.find('/'); slash != std::string_view::npos) {
+    std::string_view path = rest.substr(slash);
+    rest = rest.substr(0, slash);
+    while (path.ends_with('/')) path.remove_suffix(1);
+    out.path = Concat(path, out.path);
+  }
+  if (rest.empty() || rest.find('@') != std::string_view::npos) return refuse("");
+  const size_t colon = rest.rfind(':');
+  const size_t bracket = rest.rfind(']');
+  const bool has_port = colon != rest.npos && (bracket == rest.npos || colon > bracket);
+  const auto address = ParseHostPort(has_port ? std::string(rest) : Concat(rest, ":", out.port));
+  if (!address.ok() || address->port == 0) return refuse("");
+  out.host = address->host;
+  out.port = address->port;
+  return out;
+}
+
+Result<HttpHeaders> ParseOtlpHeaders(std::string_view text) {
+  HttpHeaders out;
+  while (!text.empty()) {
+    const size_t comma = text.find(',');
+    const std::string header(text.substr(0, comma));
+    text = comma == text.npos ? std::string_view() : text.substr(comma + 1);
+    const size_t equals = header.find('=');
+    const std::string name = header.substr(0, equals);
+    const std::string value = equals == header.npos ? std::string() : header.substr(equals + 1);
+    const bool valid =
+        std::all_of(value.begin(), value.end(), [](char c) { return c >= 0x20 && c < 0x7f; });
+    if (equals == header.npos || !IsToken(name) || !valid) {
+      return absl::InvalidArgumentError(Concat(
+          "expected NAME=VALUE,NAME=VALUE with names and values of HTTP headers, but header ",
+          out.size() + 1, " is none"));
+    }
+    out.emplace_back(name, value);
+  }
+  return out;
+}
+
+struct SpanExporter::State {
+  State(SpanExporterOptions exporter_options, SpanResource span_resource)
+      : options(std::move(exporter_options)), resource(std::move(span_resource)) {}
+
+  const SpanExporterOptions options;
+  const SpanResource resource;
+  std::atomic<uint64_t> exported = 0;
+  std::atomic<uint64_t> dropped = 0;
+  std::mutex mutex;  // guards the members below
+  std::condition_variable changed;
+  std::deque<Span> queue;
+  size_t sending = 0;  // spans of the batch that the thread has taken
+  int flushing = 0;    // calls of Flush() that wait
+  bool ended = false;
+  bool has_thread = false;
+
+  void Run();
+  void Send(const std::vector<Span>& batch);
+  void Report(const std::string& reason);
+  // Waits; returns false if the exporter was destroyed meanwhile.
+  bool Pause(milliseconds delay);
+
+  // Used by the thread alone.
+  std::optional<std::chrono::steady_clock::time_point> last_report;
+};
+
+bool SpanExporter::State::Pause(milliseconds delay) {
+  std::unique_lock lock(mutex);
+  return !changed.wait_for(lock, delay, [this] { return ended; });
+}
+
+void SpanExporter::State::Report(const std::string& reason) {
+  const auto now = std::chrono::steady_clock::now();
+  if (last_report && now - *last_report < kReportInterval) return;
+  last_report = now;
+  LogWarning("tracing", Concat("spans cannot be exported to ", options.endpoint.host, ':',
+                               options.endpoint.port, ": ", Printable(reason, 200), "; ",
+                               dropped.load(), " dropped since the start"));
+}
+
+void SpanExporter::State::Send(const std::vector<Span>& batch) {
+  const std::string body = ExportRequestJson(resource, batch);
+  milliseconds delay = options.retry_delay;
+  std::string reason;
+  for (int i = 1; i <= options.max_tries; ++i) {
+    const CollectorAnswer answer =
+        PostToCollector(options.endpoint, options.headers, body, options.timeout);
+    if (answer.status >= 200 && answer.status < 300) {
+      const uint64_t rejected = std::min<uint64_t>(answer.rejected_spans, batch.size());
+      exported += batch.size() - rejected;
+      dropped += rejected;
+      if (rejected > 0) Report(Concat("it rejected ", rejected, " of ", batch.size(), " spans"));
+      return;
+    }
+    reason = answer.status == 0 ? answer.error : Concat("it answered ", answer.status);
+    if (!CanRetry(answer.status) || i == options.max_tries) break;
+    const milliseconds pause =
+        answer.retry_after ? std::min(*answer.retry_after, kMaxRetryAfter) : Jittered(delay);
+    if (!Pause(pause)) break;
+    delay = std::min(2 * delay, options.max_retry_delay);
+  }
+  dropped += batch.size();
+  Report(reason);
+}
+
+void SpanExporter::State::Run() {
+  std::unique_lock lock(mutex);
+  while (true) {
+    changed.wait(lock, [this] { return ended || !queue.empty(); });
+    if (queue.empty()) return;
+    changed.wait_for(lock, options.delay,
+                     [this] { return ended || flushing > 0 || queue.size() >= options.max_batch; });
+    const auto end =
+        queue.begin() + static_cast<std::ptrdiff_t>(std::min(queue.size(), options.max_batch));
+    const std::vector<Span> batch(std::make_move_iterator(queue.begin()),
+                                  std::make_move_iterator(end));
+    queue.erase(queue.begin(), end);
+    sending = batch.size();
+    lock.unlock();
+    Send(batch);
+    lock.lock();
+    sending = 0;
+    changed.notify_all();
+  }
+}
+
+SpanExporter::SpanExporter(SpanExporterOptions options, SpanResource resource)
+    : state_(std::make_shared<State>(std::move(options), std::move(resource))) {
+  try {
+    std::thread([state = state_] { state->Run(); }).detach();
+    state_->has_thread = true;
+  } catch (const std::system_error&) {
+    // Every span is dropped.
+  }
+}
+
+SpanExporter::~SpanExporter() {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->ended = true;
+  }
+  state_->changed.notify_all();
+}
+
+void SpanExporter::Add(std::vector<Span> spans) {
+  {
+    const std::lock_guard lock(state_->mutex);
+    if (!state_->has_thread || state_->queue.size() + spans.size() > state_->options.max_queued) {
+      state_->dropped += spans.size();
+      return;
+    }
+    std::move(spans.begin(), spans.end(), std::back_inserter(state_->queue));
+  }
+  state_->changed.notify_all();
+}
+
+bool SpanExporter::Flush(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(state_->mutex);
+  ++state_->flushing;
+  state_->changed.notify_all();
+  const bool done = state_->changed.wait_for(
+      lock, timeout, [this] { return state_->queue.empty() && state_->sending == 0; });
+  --state_->flushing;
+  return done;
+}
+
+uint64_t SpanExporter::exported() const { return state_->exported; }
+uint64_t SpanExporter::dropped() const { return state_->dropped; }
+
+}  // namespace moeserve::server

@@ -1,0 +1,73 @@
+// Sends spans to a collector, by OTLP over HTTP in JSON, on a thread of its own.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+#include "server/tracing/span.h"
+
+namespace moeserve::server {
+
+// Where the collector is.
+struct OtlpEndpoint {
+  std::string host;  // a name or an address, an IPv6 address without brackets
+  int port = 4318;
+  std::string path = "/v1/traces";
+};
+
+// Parses "http://HOST[:PORT][/PATH]"; "/v1/traces" is added to the path. InvalidArgument for
+// anything else, also for https.
+Result<OtlpEndpoint> ParseOtlpEndpoint(std::string_view url);
+
+using HttpHeaders = std::vector<std::pair<std::string, std::string>>;
+
+// Parses "NAME=VALUE,NAME=VALUE". InvalidArgument for names and values that cannot stand in an HTTP
+// header; the message contains no value, because values can be secret.
+Result<HttpHeaders> ParseOtlpHeaders(std::string_view text);
+
+struct SpanExporterOptions {
+  OtlpEndpoint endpoint;
+  HttpHeaders headers;
+  size_t max_queued = 4096;                     // spans; further ones are dropped
+  size_t max_batch = 512;                       // spans of one request to the collector
+  std::chrono::milliseconds delay{1000};        // at most so long a span waits for a fuller batch
+  std::chrono::milliseconds timeout{10'000};    // of one request
+  std::chrono::milliseconds retry_delay{1000};  // before the second try; then it doubles
+  std::chrono::milliseconds max_retry_delay{30'000};
+  int max_tries = 5;
+};
+
+// Thread-safe. A batch is tried again if the collector cannot be reached or answers 429, 502, 503
+// or 504, after its Retry-After if it has one. All other failures, and the last one, drop the
+// batch.
+class SpanExporter {
+ public:
+  SpanExporter(SpanExporterOptions options, SpanResource resource);
+  // Does not wait: the thread, which may wait for the collector, keeps what it needs.
+  ~SpanExporter();
+  SpanExporter(const SpanExporter&) = delete;
+  SpanExporter& operator=(const SpanExporter&) = delete;
+
+  // Does not block. If there is no room for all of `spans`, drops and counts them.
+  void Add(std::vector<Span> spans);
+
+  // Sends what waits, without waiting for a fuller batch. Returns whether all spans had been
+  // exported or dropped before `timeout`.
+  bool Flush(std::chrono::milliseconds timeout);
+
+  uint64_t exported() const;  // spans that the collector has accepted
+  uint64_t dropped() const;
+
+ private:
+  struct State;
+  const std::shared_ptr<State> state_;
+};
+
+}  // namespace moeserve::server
