@@ -131,8 +131,23 @@ def state_dict():
     return out.getvalue()
 
 
+def server_options(out):
+    """Configuration files, and texts of the options and headers about traces."""
+    files = ["text: a\ninteger: 3\nnumber: 2.5\nword: off\nlist: [a, 'b', \"c\\n\"]\n",
+             "# comment\n---\nlist:\n- x\n- |\n  block\nparts: [p, q]\nflag: true\nno-flag: false\n",
+             "text: >-\n  folded\n  text\n? \"integer\"\n: 1\n...\n"]
+    for i, text in enumerate(files):
+        (out / f"serve_config/{i}.yaml").write_text(text)
+    texts = ["00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+             "cc-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00-more",
+             "http://collector:4318/path", "http://[::1]:80", "Authorization=Bearer a,b=c"]
+    for i, text in enumerate(texts):
+        (out / f"trace/{i}").write_text(text)
+
+
 def main():
     out = pathlib.Path(sys.argv[1])
+    server_options(out)
     for i, tokenizer in enumerate(tokenizers()):
         (out / f"tokenizer_json/{i}.json").write_text(json.dumps(tokenizer, ensure_ascii=False))
     for kind in (1, 2):

@@ -43,7 +43,7 @@ make_seeds() {
   seed gguf $(find tests/golden/gguf -name '*.gguf' -size -24k)
   seed settings deploy/models/mh-moe/{generation_config,tokenizer_config}.json
   seed zip tests/data/torch_files/state-*.pt
-  mkdir -p build/fuzz/seeds/{pickle,torch,safetensors,tokenizer_json,sentence_piece,vocabulary}
+  mkdir -p build/fuzz/seeds/{pickle,torch,safetensors,tokenizer_json,sentence_piece,vocabulary,serve_config,trace}
   /usr/bin/python3 tests/fuzz/make_seeds.py build/fuzz/seeds
 }
 
