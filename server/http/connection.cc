@@ -540,9 +540,10 @@ asio::awaitable<bool> Connection::Serve(Head& head) {
 
 asio::awaitable<int> Connection::RunPending(Head& head, std::unique_ptr<PendingResponse> pending) {
   pending_ = pending.get();
-  gone_ = stop_watching_ = false;
+  gone_ = stop_watching_ = half_closed_ = false;
   StartWatch();
   bool streaming = false;
+  bool probed = false;
   bool done = false;
   bool failed = false;
   int status = 499;
@@ -554,11 +555,24 @@ asio::awaitable<int> Connection::RunPending(Head& head, std::unique_ptr<PendingR
           streaming ? Chrono(environment_->limits.stream_comment_interval) : std::chrono::hours(1);
       event_timer_.expires_after(pause);
       bool silent = false;
-      while (!woken_ && !gone_ && !silent) {
+      while (!woken_ && !gone_ && !silent && half_closed_ == probed) {
         const auto [error] = co_await event_timer_.async_wait(kAwait);
         silent = !error;
       }
-      if (silent && streaming) {
+      // A client that has closed its connection looks like one that still reads, until it answers
+      // bytes from the server with a reset.
+      const bool probe = half_closed_ && !probed && !woken_ && !gone_;
+      probed = probed || probe;
+      if (probe && !streaming) {
+        if (head.http_1_0) {
+          gone_ = true;  // HTTP/1.0 has no interim responses
+        } else {
+          const bool written = co_await Write("HTTP/1.1 102 Processing\r\n\r\n");
+          failed = !written;
+        }
+        continue;
+      }
+      if ((silent || probe) && streaming) {
         progress = StreamPart{std::string(pending->KeepAliveText()), false};
       } else {
         continue;
@@ -617,23 +631,47 @@ void Connection::Wake() {
 
 void Connection::StartWatch() {
   watching_ = true;
-  socket_.async_read_some(
-      asio::buffer(watch_buffer_),
-      asio::bind_cancellation_slot(watch_cancel_.slot(),
-                                   [self = shared_from_this()](error_code error, size_t count) {
-                                     self->watching_ = false;
-                                     self->buffer_.append(self->watch_buffer_, count);
-                                     if (self->stop_watching_) {
-                                       self->event_timer_.cancel();
-                                     } else if (error) {
-                                       self->gone_ = true;
-                                       self->event_timer_.cancel();
-                                       // A write to a client that is gone cannot succeed.
-                                       if (self->writing_) self->Close();
-                                     } else if (self->buffer_.size() < kMaxPipelined) {
-                                       self->StartWatch();
-                                     }
-                                   }));
+  const auto received = [self = shared_from_this()](error_code error, size_t count) {
+    self->watching_ = false;
+    self->buffer_.append(self->watch_buffer_, count);
+    if (self->stop_watching_) {
+      self->event_timer_.cancel();
+    } else if (error == asio::error::eof) {
+      self->half_closed_ = true;
+      self->event_timer_.cancel();
+      self->WatchForReset();
+    } else if (error) {
+      self->ClientIsGone();
+    } else if (self->buffer_.size() < kMaxPipelined) {
+      self->StartWatch();
+    } else {
+      self->WatchForReset();
+    }
+  };
+  socket_.async_read_some(asio::buffer(watch_buffer_),
+                          asio::bind_cancellation_slot(watch_cancel_.slot(), received));
+}
+
+void Connection::WatchForReset() {
+  watching_ = true;
+  const auto ready = [self = shared_from_this()](error_code error) {
+    self->watching_ = false;
+    if (self->stop_watching_) {
+      self->event_timer_.cancel();
+    } else if (error || HasEnded(self->socket_.native_handle())) {
+      self->ClientIsGone();
+    }
+    // Otherwise urgent data has come, and more of it would come at once: watch no longer.
+  };
+  socket_.async_wait(asio::socket_base::wait_error,
+                     asio::bind_cancellation_slot(watch_cancel_.slot(), ready));
+}
+
+void Connection::ClientIsGone() {
+  gone_ = true;
+  event_timer_.cancel();
+  // A write to a client that is gone cannot succeed.
+  if (writing_) Close();
 }
 
 asio::awaitable<void> Connection::StopWatch() {

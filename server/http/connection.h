@@ -107,6 +107,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   int Unsent();        // bytes that the client's kernel has not acknowledged
   bool DrainedSome();  // whether Unsent() fell since the last call or the start of a write
   void StartWatch();
+  void WatchForReset();
+  void ClientIsGone();
   boost::asio::awaitable<void> StopWatch();
   void Wake();
   // Begins the record of the request, as far as its head is known.
@@ -144,6 +146,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool watching_ = false;
   bool stop_watching_ = false;
   bool gone_ = false;
+  bool half_closed_ = false;  // the client has said that it sends nothing more
   bool woken_ = false;
   bool writing_ = false;
   PendingResponse* pending_ = nullptr;

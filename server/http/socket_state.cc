@@ -27,4 +27,11 @@ std::optional<uint64_t> AcknowledgedBytes(int socket) {
   return info.tcpi_bytes_acked;
 }
 
+bool HasEnded(int socket) {
+  constexpr int kClosed = 7;  // TCP_CLOSE, which <linux/tcp.h> does not declare
+  tcp_info info{};
+  socklen_t size = sizeof(info);
+  return getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) != 0 || info.tcpi_state == kClosed;
+}
+
 }  // namespace moeserve::server::http

@@ -14,4 +14,8 @@ int UnsentBytes(int socket);
 // nullopt if that is unknown.
 std::optional<uint64_t> AcknowledgedBytes(int socket);
 
+// Returns whether the connection has ended, for example because the client has reset it. A
+// connection of which only one side has said that it sends nothing more has not.
+bool HasEnded(int socket);
+
 }  // namespace moeserve::server::http
