@@ -275,6 +275,72 @@ TEST_F(Completions, ClientThatLeavesWhileWaitingCancels) {
   }
 }
 
+// A client may close its sending side after its request, and still read (half-closed TCP).
+TEST_F(Completions, HalfClosedClientsGetTheirAnswer) {
+  Script script;
+  script.held = true;
+  Start(script);
+  RawClient client(port());
+  client.Send(Post("/v1/completions", R"({"prompt": "a"})"));
+  ASSERT_TRUE(engine_->WaitForActive(1));
+  client.CloseSending();
+  // The server probes whether the client still reads.
+  EXPECT_EQ(client.ReadResponse().status, 102);
+  EXPECT_EQ(engine_->cancelled(), 0);
+  engine_->Release();
+  const RawResponse response = client.ReadResponse();
+  EXPECT_EQ(response.status, 200);
+  EXPECT_TRUE(response.complete);
+  EXPECT_EQ(nlohmann::json::parse(response.body)["choices"][0]["text"], "hello");
+  EXPECT_TRUE(client.IsClosed());
+}
+
+TEST_F(Completions, HalfClosedClientsGetTheirStream) {
+  Script script;
+  script.endless = true;
+  script.delay = absl::Milliseconds(2);
+  Start(script);
+  RawClient client(port());
+  client.Send(Post("/v1/completions", R"({"prompt": "a", "stream": true, "max_tokens": 50})"));
+  ASSERT_TRUE(client.ReadUntil("data: "));
+  client.CloseSending();
+  const RawResponse response = client.ReadResponse();
+  EXPECT_EQ(response.status, 200);
+  EXPECT_TRUE(response.complete);
+  EXPECT_NE(response.body.find("data: [DONE]"), std::string::npos);
+  EXPECT_EQ(engine_->cancelled(), 0);
+}
+
+// HTTP/1.0 has no interim responses, so the server cannot find out whether the client still reads.
+TEST_F(Completions, HalfClosedClientsOfHttp10AreGone) {
+  Script script;
+  script.held = true;
+  Start(script);
+  RawClient client(port());
+  const std::string body = R"({"prompt": "a"})";
+  client.Send(
+      "POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: " +
+      std::to_string(body.size()) + "\r\n\r\n" + body);
+  ASSERT_TRUE(engine_->WaitForActive(1));
+  client.CloseSending();
+  EXPECT_TRUE(engine_->WaitForCancelled(1));
+}
+
+// The server does not read further requests while it answers one, but must notice the reset behind
+// their bytes.
+TEST_F(Completions, ResetBehindPipelinedBytesCancels) {
+  Script script;
+  script.held = true;
+  Start(script);
+  RawClient client(port());
+  client.Send(Post("/v1/completions", R"({"prompt": "a"})"));
+  ASSERT_TRUE(engine_->WaitForActive(1));
+  ASSERT_TRUE(client.Send(std::string(200'000, 'x')));
+  client.Reset();
+  EXPECT_TRUE(engine_->WaitForCancelled(1));
+  EXPECT_TRUE(engine_->WaitForActive(0));
+}
+
 TEST_F(Completions, SlowReaderIsDropped) {
   Script script;
   script.endless = true;

@@ -32,6 +32,8 @@ void RawClient::Close() {
   fd_ = -1;
 }
 
+void RawClient::CloseSending() { shutdown(fd_, SHUT_WR); }
+
 void RawClient::Reset() {
   const linger hard{1, 0};
   setsockopt(fd_, SOL_SOCKET, SO_LINGER, &hard, sizeof(hard));
@@ -102,7 +104,7 @@ RawResponse RawClient::ReadResponse(bool head) {
     response.headers[name] = std::string(line.substr(colon + 2));
   }
   buffer_.erase(0, end + 4);
-  if (head || response.status == 204 || response.status == 100) {
+  if (head || response.status == 204 || response.status / 100 == 1) {
     response.complete = true;
     return response;
   }

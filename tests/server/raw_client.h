@@ -32,13 +32,15 @@ class RawClient {
                  std::chrono::milliseconds timeout = std::chrono::seconds(5));
   // Reads until `text` has been received, with a pause after every `step` bytes.
   bool ReadSlowlyUntil(std::string_view text, size_t step, std::chrono::milliseconds pause);
-  // Returns the next response; its status is 0 if there is none. `head` says that the response has
-  // no body, whatever its headers claim.
+  // Returns the next response; its status is 0 if there is none. An interim response (1xx) is
+  // returned, too, without a body. `head` says that the response has no body, whatever its headers
+  // claim.
   RawResponse ReadResponse(bool head = false);
   // Returns whether the server closes the connection within `timeout`.
   bool IsClosed(std::chrono::milliseconds timeout = std::chrono::seconds(5));
-  void Close();  // with a FIN
-  void Reset();  // with a RST
+  void CloseSending();  // the client can still read
+  void Close();         // with a FIN
+  void Reset();         // with a RST
 
   const std::string& received() const { return buffer_; }
 
