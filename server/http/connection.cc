@@ -5,19 +5,13 @@
 #include <boost/asio/bind_cancellation_slot.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/use_awaitable.hpp>
-#include <boost/asio/write.hpp>
-#include <boost/beast/http/parser.hpp>
-#include <boost/beast/http/string_body.hpp>
 #include <chrono>
-#include <functional>
 #include <utility>
 
 #include "base/message.h"
-#include "server/base/api_error.h"
 #include "server/base/request_id.h"
 #include "server/http/deferred_response.h"
 #include "server/http/error_response.h"
-#include "server/http/head_check.h"
 #include "server/http/response_head.h"
 #include "server/http/socket_state.h"
 #include "server/keys/api_key.h"
@@ -26,9 +20,7 @@ namespace moeserve::server::http {
 namespace {
 
 namespace asio = boost::asio;
-namespace beast = boost::beast;
 using boost::system::error_code;
-using BodyParser = beast::http::request_parser<beast::http::string_body>;
 
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 
@@ -36,10 +28,6 @@ constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 constexpr size_t kSmallBody = 16 << 10;
 // Limit on the bytes of later requests that are read while a response is pending.
 constexpr size_t kMaxPipelined = 64 << 10;
-// Limit on the line that starts a chunk.
-constexpr size_t kMaxChunkLine = 8 << 10;
-
-std::string_view View(beast::string_view text) { return {text.data(), text.size()}; }
 
 std::chrono::nanoseconds Chrono(absl::Duration duration) {
   return absl::ToChronoNanoseconds(duration);
@@ -64,14 +52,6 @@ std::string PeerAddress(const asio::ip::tcp::socket& socket) {
   const std::string address = peer.address().to_string();
   const bool bracket = peer.address().is_v6();
   return Concat(bracket ? "[" : "", address, bracket ? "]:" : ":", peer.port());
-}
-
-Response BodyError(const error_code& error) {
-  Response response = error == beast::http::error::body_limit
-                          ? ProtocolError(413, "body_too_large", "the body is too large")
-                          : ProtocolError(400, "invalid_value", "the body's framing is malformed");
-  response.close = true;
-  return response;
 }
 
 }  // namespace
@@ -274,118 +254,18 @@ asio::awaitable<void> Connection::Run() {
   Close();
 }
 
-asio::awaitable<std::optional<size_t>> Connection::ReadHead() {
-  idle_ = true;
-  const HttpLimits& limits = environment_->limits;
-  bool begun = false;
-  Arm(limits.keep_alive_timeout);
-  while (true) {
-    // Empty lines before a request are allowed. The header timeout limits how long a client can
-    // send them.
-    while (buffer_.starts_with("\r\n")) buffer_.erase(0, 2);
-    if (!buffer_.empty() && buffer_ != "\r" && !begun) {
-      begun = true;
-      idle_ = false;
-      response_bytes_ = 0;
-      request_start_ = std::chrono::steady_clock::now();
-      Arm(limits.header_timeout);
-    }
-    const size_t end = buffer_.find("\r\n\r\n");
-    std::optional<Response> refusal =
-        end == std::string::npos ? CheckPartialHead(buffer_, limits)
-                                 : CheckHead(std::string_view(buffer_).substr(0, end + 4), limits);
-    Head head;
-    head.request.request_id = NewRequestId();
-    if (refusal) {
-      Disarm();
-      co_await RefuseAndClose(head, *refusal);
-      co_return std::nullopt;
-    }
-    if (end != std::string::npos) {
-      Disarm();
-      co_return end + 4;
-    }
-    const bool more = co_await ReadMore();
-    if (more) continue;
-    if (timed_out_ && begun) {
-      refusal = ProtocolError(408, "request_timeout", "the request came too slowly");
-      co_await RefuseAndClose(head, *refusal);
-    }
-    co_return std::nullopt;
-  }
-}
-
-// Parses one request and enforces the limits on its body.
-struct Connection::Parser {
-  explicit Parser(const HttpLimits& limits)
-      : on_chunk([this, &limits](uint64_t, beast::string_view extensions, error_code& error) {
-          extension_bytes += extensions.size();
-          if (++chunks > limits.max_chunks || extension_bytes > limits.max_chunk_extension_bytes) {
-            error = beast::http::error::bad_chunk;
-          }
-        }) {
-    message.header_limit(
-        static_cast<uint32_t>(limits.max_line_bytes + limits.max_header_bytes + 1024));
-    message.body_limit(limits.max_body_bytes);
-    message.on_chunk_header(on_chunk);
-  }
-  Parser(const Parser&) = delete;
-  Parser& operator=(const Parser&) = delete;
-
-  // Parses the first `size` bytes of `buffer` as far as they form complete parts of the request,
-  // and removes the parsed bytes. Returns OK if more bytes are needed.
-  error_code Put(std::string& buffer, size_t size) {
-    error_code error;
-    const size_t used = message.put(asio::buffer(buffer.data(), size), error);
-    buffer.erase(0, used);
-    return error == beast::http::error::need_more ? error_code() : error;
-  }
-  bool expects_body() const {
-    return !message.is_done() && (message.chunked() || message.content_length().value_or(0) > 0);
-  }
-
-  BodyParser message;
-  int chunks = 0;
-  size_t extension_bytes = 0;
-  // Called by `message`, which keeps a reference to this member while it parses.
-  std::function<void(uint64_t, beast::string_view, error_code&)> on_chunk;
-};
-
-void Connection::FillHead(const Parser& parser, Head& head) {
-  if (!parser.message.is_header_done()) return;
-  const auto& message = parser.message.get();
-  head.keep_alive = parser.message.keep_alive();
-  head.http_1_0 = message.version() == 10;
-  Request& request = head.request;
-  request.method = std::string(View(message.method_string()));
-  request.request_id = ChooseRequestId(View(message["X-Request-Id"]));
-  head.head_only = request.method == "HEAD";
-  const std::string_view target = View(message.target());
-  request.path = std::string(target.substr(0, target.find('?')));
-  if (request.path.size() < target.size()) {
-    request.query = std::string(target.substr(request.path.size() + 1));
-  }
-  using beast::http::field;
-  request.content_type = std::string(View(message[field::content_type]));
-  request.content_encoding = std::string(View(message[field::content_encoding]));
-  request.authorization = std::string(View(message[field::authorization]));
-  request.accept = std::string(View(message[field::accept]));
-  request.if_none_match = std::string(View(message[field::if_none_match]));
-  if (message.count("traceparent") == 1) head.traceparent = View(message["traceparent"]);
-}
-
 asio::awaitable<bool> Connection::ServeOne() {
   const std::optional<size_t> head_size = co_await ReadHead();
   if (!head_size) co_return false;
 
   Head head;
   head.request.request_id = NewRequestId();
-  Parser parser(environment_->limits);
+  RequestParser parser(environment_->limits);
   const error_code error = parser.Put(buffer_, *head_size);
-  FillHead(parser, head);
+  parser.FillHead(head);
   Observe(head);
   if (error) {
-    const Response answer = BodyError(error);
+    const Response answer = ParseErrorResponse(error);
     co_await RefuseAndClose(head, answer);
     co_return false;
   }
@@ -412,89 +292,13 @@ asio::awaitable<bool> Connection::ServeOne() {
   const bool complete = co_await ReadBody(parser, head);
   body_since_.reset();
   if (!complete) co_return false;
-  head.request.body = std::move(parser.message.get().body());
+  head.request.body = parser.TakeBody();
   head.request_bytes = static_cast<int64_t>(head.request.body.size());
   waiting_ = false;
   const bool again = co_await Serve(head);
   waiting_ = true;
   waiting_since_ = std::chrono::steady_clock::now();
   co_return again;
-}
-
-asio::awaitable<bool> Connection::ReadBody(Parser& parser, Head& head) {
-  const auto expect = parser.message.get()[beast::http::field::expect];
-  if (!expect.empty() && !parser.message.is_done()) {
-    if (!beast::iequals(expect, "100-continue")) {
-      const Response answer =
-          ProtocolError(400, "invalid_value", "only Expect: 100-continue is understood");
-      co_await RefuseAndClose(head, answer);
-      co_return false;
-    }
-    const bool written = co_await Write("HTTP/1.1 100 Continue\r\n\r\n");
-    if (!written) co_return false;
-  }
-
-  parser.message.eager(true);
-  head.request.memory = std::make_shared<MemoryCharge>(environment_->memory);
-  const HttpLimits& limits = environment_->limits;
-  const auto began = std::chrono::steady_clock::now();
-  size_t received = 0;
-  while (!parser.message.is_done()) {
-    received += buffer_.size();
-    const absl::Status charged = co_await ChargeBody(parser, *head.request.memory, received);
-    if (!charged.ok()) {
-      const Response answer = ErrorResponse(charged);
-      co_await RefuseAndClose(head, answer);
-      co_return false;
-    }
-    if (!buffer_.empty()) {
-      error_code error = parser.Put(buffer_, buffer_.size());
-      if (parser.message.is_done() && !error) break;
-      if (!error && buffer_.size() > kMaxChunkLine) error = beast::http::error::bad_chunk;
-      if (error) {
-        const Response answer = BodyError(error);
-        co_await RefuseAndClose(head, answer);
-        co_return false;
-      }
-    }
-    const absl::Duration allowed =
-        limits.body_idle_timeout +
-        absl::Seconds(static_cast<double>(received) /
-                      static_cast<double>(limits.min_body_bytes_per_second));
-    const absl::Duration spent = absl::FromChrono(std::chrono::steady_clock::now() - began);
-    Arm(std::clamp(allowed - spent, absl::ZeroDuration(), limits.body_idle_timeout));
-    const size_t before = buffer_.size();
-    const bool more = co_await ReadMore();
-    Disarm();
-    received -= before;  // the next pass counts the whole buffer
-    if (more) continue;
-    if (timed_out_) {
-      const Response answer = ProtocolError(408, "request_timeout", "the body came too slowly");
-      co_await RefuseAndClose(head, answer);
-      co_return false;
-    }
-    Finish(head, 499);
-    co_return false;
-  }
-  co_return true;
-}
-
-asio::awaitable<absl::Status> Connection::ChargeBody(const Parser& parser, MemoryCharge& charge,
-                                                     size_t received) {
-  constexpr size_t kStep = 64 << 10;
-  constexpr int kTries = 20;
-  // The string of a body of unknown length doubles its size when it is full.
-  const size_t wanted = (parser.message.chunked() ? 3 : 1) * received;
-  if (wanted <= charge.bytes()) co_return absl::OkStatus();
-  const size_t more = (wanted - charge.bytes() + kStep - 1) / kStep * kStep;
-  absl::Status status = charge.Add(more);
-  for (int i = 0; i < kTries && !status.ok() && ApiCode(status) == "out_of_memory"; ++i) {
-    environment_->reclaim();
-    asio::steady_timer pause(socket_.get_executor(), std::chrono::milliseconds(10));
-    co_await pause.async_wait(kAwait);
-    status = charge.Add(more);
-  }
-  co_return status;
 }
 
 asio::awaitable<bool> Connection::Serve(Head& head) {

@@ -18,6 +18,7 @@
 #include "server/base/limits.h"
 #include "server/base/memory_budget.h"
 #include "server/base/work_pool.h"
+#include "server/http/request_parser.h"
 #include "server/http/router.h"
 #include "server/metrics/metrics.h"
 #include "server/tracing/request_observer.h"
@@ -69,26 +70,14 @@ class Connection : public std::enable_shared_from_this<Connection> {
   }
 
  private:
-  // The parts of a request's head that the connection needs, and the request for its handler.
-  struct Head {
-    Request request;
-    bool keep_alive = false;
-    bool http_1_0 = false;
-    bool head_only = false;
-    std::string traceparent;     // as sent; empty unless there is exactly one
-    int64_t request_bytes = -1;  // of the body; -1 until it has arrived
-  };
-
-  struct Parser;
-
-  static void FillHead(const Parser& parser, Head& head);
+  using Head = RequestHead;
 
   // Those of these functions that return a bool return false if the connection must be closed.
   boost::asio::awaitable<bool> ServeOne();
-  boost::asio::awaitable<bool> ReadBody(Parser& parser, Head& head);
+  boost::asio::awaitable<bool> ReadBody(RequestParser& parser, Head& head);
   // Charges for a body of which `received` bytes have arrived, before it grows further. If there is
   // no memory, waits a little for what ConnectionEnvironment::reclaim() frees.
-  boost::asio::awaitable<absl::Status> ChargeBody(const Parser& parser, MemoryCharge& charge,
+  boost::asio::awaitable<absl::Status> ChargeBody(const RequestParser& parser, MemoryCharge& charge,
                                                   size_t received);
   // Reads until buffer_ holds the head of the next request, and returns the size of that head;
   // nullopt if the connection must be closed.

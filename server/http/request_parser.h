@@ -1,0 +1,60 @@
+// Parses one HTTP/1 request and enforces the limits on its body. Internal to connection.h.
+#pragma once
+
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/string_body.hpp>
+#include <boost/system/error_code.hpp>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "server/base/limits.h"
+#include "server/http/types.h"
+
+namespace moeserve::server::http {
+
+// The parts of a request's head that the connection needs, and the request for its handler.
+struct RequestHead {
+  Request request;
+  bool keep_alive = false;
+  bool http_1_0 = false;
+  bool head_only = false;      // the response has no body
+  std::string traceparent;     // as sent; empty unless there is exactly one
+  int64_t request_bytes = -1;  // of the body; -1 until it has arrived
+};
+
+class RequestParser {
+ public:
+  explicit RequestParser(const HttpLimits& limits);  // `limits` must outlive the parser
+
+  RequestParser(const RequestParser&) = delete;
+  RequestParser& operator=(const RequestParser&) = delete;
+
+  // Parses the first `size` bytes of `buffer` as far as they form complete parts of the request,
+  // and removes the parsed bytes. Returns OK if more bytes are needed.
+  boost::system::error_code Put(std::string& buffer, size_t size);
+
+  // Writes what is known of the head; nothing before the head is complete.
+  void FillHead(RequestHead& head) const;
+
+  // These may be called when the head is complete.
+  bool is_done() const { return message_.is_done(); }
+  bool expects_body() const;
+  bool chunked() const { return message_.chunked(); }
+  std::string expect() const;  // the header "Expect"
+  // From now on, parts of the body are taken as they come. Otherwise only a whole body is.
+  void TakeBodyInParts() { message_.eager(true); }
+  std::string TakeBody() { return std::move(message_.get().body()); }
+
+ private:
+  boost::beast::http::request_parser<boost::beast::http::string_body> message_;
+  int chunks_ = 0;
+  size_t extension_bytes_ = 0;
+  // Called by `message_`, which keeps a reference to this member while it parses.
+  std::function<void(uint64_t, boost::beast::string_view, boost::system::error_code&)> on_chunk_;
+};
+
+// Returns the response to a request that the parser refused with `error`.
+Response ParseErrorResponse(const boost::system::error_code& error);
+
+}  // namespace moeserve::server::http
