@@ -75,6 +75,10 @@ Connection::~Connection() { environment_->metrics->http_connections.fetch_sub(1)
 
 void Connection::Close() {
   closing_ = true;
+  if (pending_ != nullptr) {
+    gone_ = true;
+    event_timer_.cancel();
+  }
   error_code ignored;
   socket_.close(ignored);
 }
