@@ -274,8 +274,12 @@ asio::awaitable<bool> Connection::ServeOne() {
     co_return false;
   }
 
-  std::optional<Response> refusal = environment_->router->CheckBeforeBody(head.request);
-  if (!refusal && reserved_ && !environment_->router->ForOperators(head.request)) {
+  const bool for_operators = environment_->router->ForOperators(head.request);
+  std::optional<Response> refusal;
+  // Probes and Prometheus use the address of a container or a machine as the host.
+  if (!for_operators) refusal = environment_->hosts.Check(head.request);
+  if (!refusal) refusal = environment_->router->CheckBeforeBody(head.request);
+  if (!refusal && reserved_ && !for_operators) {
     refusal = ProtocolError(503, "too_many_connections", "the server has too many connections");
     refusal->close = true;
     refusal->headers.emplace_back("Retry-After", "1");

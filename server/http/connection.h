@@ -18,6 +18,7 @@
 #include "server/base/limits.h"
 #include "server/base/memory_budget.h"
 #include "server/base/work_pool.h"
+#include "server/http/checks/host_check.h"
 #include "server/http/request_parser.h"
 #include "server/http/router.h"
 #include "server/metrics/metrics.h"
@@ -32,6 +33,7 @@ struct ConnectionEnvironment {
   const Router* router = nullptr;
   Metrics* metrics = nullptr;
   HttpLimits limits;
+  HostCheck hosts;
   std::shared_ptr<MemoryBudget> memory;  // null: no limit
   std::shared_ptr<RequestObserver> observer;
   // Closes a connection that holds memory without making progress, if there is one.

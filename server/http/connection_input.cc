@@ -7,9 +7,9 @@
 
 #include "server/base/api_error.h"
 #include "server/base/request_id.h"
+#include "server/http/checks/head_check.h"
 #include "server/http/connection.h"
 #include "server/http/error_response.h"
-#include "server/http/head_check.h"
 
 namespace moeserve::server::http {
 namespace {

@@ -64,6 +64,8 @@ void RequestParser::FillHead(RequestHead& head) const {
   request.accept = Text(message[field::accept]);
   request.if_none_match = Text(message[field::if_none_match]);
   if (message.count("traceparent") == 1) head.traceparent = Text(message["traceparent"]);
+  request.host = Text(message[field::host]);
+  request.origin = Text(message[field::origin]);
 }
 
 Response ParseErrorResponse(const error_code& error) {

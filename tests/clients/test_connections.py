@@ -71,7 +71,7 @@ def test_both_ports_recover(small_server, connect, protos):
 def test_slow_bodies_do_not_lock_out(small_server, connect):
     """Each client sends a head, and then one byte of the body from time to time."""
     slow = connect(small_server.http, 100)
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" \
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" \
            b"Content-Length: 1000\r\n\r\n"
     for connection in slow:
         connection.sendall(head)
@@ -91,7 +91,7 @@ def test_operators_get_in_when_all_connections_are_busy(small_server, connect):
                        "stream": True}).encode()
     busy = connect(small_server.http, 64)
     for connection in busy:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
                            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
                            % (len(body), body))
         assert connection.recv(100).startswith(b"HTTP/1.1 200")

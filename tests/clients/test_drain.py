@@ -140,7 +140,7 @@ def connect(server, receive_buffer=None):
 
 def send_completion(client, **fields):
     body = json.dumps({"prompt": "The", "ignore_eos": True, **fields}).encode()
-    client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+    client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
                    b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
                    + body)
 
@@ -236,7 +236,7 @@ def test_what_is_being_prepared_is_answered():
 def test_work_of_clients_that_left_is_dropped():
     server = start_server()
     body = b'{"prompt": "x", "zzz": [' + b'{"a":1},' * 400_000 + b"1]}"
-    head = (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n" % len(body))
     host, port = server.http.rsplit(":", 1)
     begin = time.monotonic()

@@ -50,6 +50,7 @@ class HttpTest : public ::testing::Test {
     http::HttpServerOptions options;
     options.port = 0;
     options.limits = limits;
+    options.hosts = hosts_;
     auto server =
         http::HttpServer::Start(options, *router_, context_->metrics(), context_->memory());
     ASSERT_TRUE(server.ok()) << server.status();
@@ -86,6 +87,7 @@ class HttpTest : public ::testing::Test {
   }
 
   std::optional<std::string> chat_template_;  // passed to the server by Start()
+  http::HostCheck hosts_;                     // passed to the server by Start()
   std::shared_ptr<FakeEngine> engine_;
   std::unique_ptr<ServerContext> context_;
   std::unique_ptr<http::Router> router_;

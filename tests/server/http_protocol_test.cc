@@ -7,7 +7,7 @@
 
 #include "absl/time/clock.h"
 #include "server/generation/engine_watchdog.h"
-#include "server/http/head_check.h"
+#include "server/http/checks/head_check.h"
 #include "server/http/response_head.h"
 #include "server/http/url.h"
 #include "tests/server/http_fixture.h"

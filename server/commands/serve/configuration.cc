@@ -79,6 +79,18 @@ Result<Addresses> ResolveAddresses(const ServeOptions& options, bool has_keys) {
   return out;
 }
 
+// Without keys, a server on loopback trusts everybody who reaches it. A web page must not.
+Result<http::HostCheck> ResolveHosts(const ServeOptions& options, const HostPort& address,
+                                     bool has_keys) {
+  std::vector<std::string> hosts = options.allowed_hosts;
+  if (hosts.empty() && address.IsLoopback() && !has_keys) {
+    hosts = {"localhost", "127.0.0.1", "[::1]", address.host};
+  }
+  auto check = http::HostCheck::Parse(hosts);
+  if (!check.ok()) return Prefixed("--allowed-hosts: ", check.status());
+  return check;
+}
+
 // Returns the contents of the file of --chat-template; nullopt if `file` is empty. A template that
 // does not compile is an error here, whereas a model's own broken template only disables chats.
 Result<std::optional<std::string>> ReadChatTemplate(const std::string& file) {
@@ -133,6 +145,8 @@ Result<Configuration> Configure(const ServeOptions& options) {
     settings.keys = *std::move(keys);
   }
   MOESERVE_ASSIGN_OR_RETURN(out.addresses, ResolveAddresses(options, !settings.keys.empty()));
+  MOESERVE_ASSIGN_OR_RETURN(out.hosts,
+                            ResolveHosts(options, out.addresses.http, !settings.keys.empty()));
   MOESERVE_ASSIGN_OR_RETURN(EngineOptions engine, ResolveEngineOptions(options.engine));
   out.engine = WithServeOptions(std::move(engine), options);
   MOESERVE_ASSIGN_OR_RETURN(out.models, ResolveModels(options));

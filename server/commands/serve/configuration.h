@@ -10,6 +10,7 @@
 #include "server/base/text_values.h"
 #include "server/commands/serve/options.h"
 #include "server/context.h"
+#include "server/http/checks/host_check.h"
 #include "server/keys/key_file_watcher.h"
 
 namespace moeserve::server {
@@ -31,6 +32,7 @@ struct Configuration {
   std::vector<ModelSource> models;  // at least one
   int64_t model_memory = 0;         // bytes; 0: no limit
   Addresses addresses;
+  http::HostCheck hosts;
   std::optional<std::string> chat_template;
   RequestObserverOptions observer;
   KeyFileWatcher::Version key_file;  // as it was read

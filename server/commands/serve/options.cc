@@ -18,6 +18,11 @@ void AddInterfaceOptions(CLI::App& app, ServeOptions& options) {
                  "reloaded when it changes and on SIGHUP");
   app.add_flag("--allow-open", options.allow_open,
                "Allow listening beyond loopback without API keys");
+  app.add_option("--allowed-hosts", options.allowed_hosts,
+                 "Host name that HTTP requests and web pages may use, without a port; *: every "
+                 "name; can be repeated; default: localhost, 127.0.0.1 and [::1] on loopback "
+                 "without API keys, else every name")
+      ->delimiter(',');
   app.add_flag("--print-routes", options.print_routes,
                "Print every route and call with the scopes of which its key needs one, and exit");
   app.add_option("--grpc-reflection", options.grpc_reflection,

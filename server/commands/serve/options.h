@@ -46,6 +46,7 @@ struct ServeOptions {
   bool strict_fields = false;
   bool no_dashboard = false;
   bool allow_open = false;
+  std::vector<std::string> allowed_hosts;  // empty: depends on the address and the keys
   std::string moe_metrics = "auto";
   bool moe_expert_weights = false;
   std::vector<std::string> metrics_compat;

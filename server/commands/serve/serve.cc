@@ -135,14 +135,16 @@ struct Listeners {
   std::unique_ptr<rpc::GrpcServer> grpc;
 };
 
-Result<Listeners> StartListeners(const Addresses& addresses, bool reflection,
+Result<Listeners> StartListeners(const Configuration& configuration, bool reflection,
                                  const http::Router& router, ServerContext& context) {
+  const Addresses& addresses = configuration.addresses;
   Listeners out;
   http::HttpServerOptions http_options;
   http_options.host = addresses.http.host;
   http_options.port = addresses.http.port;
   http_options.limits = context.settings().http;
   http_options.observer = context.settings().observer;
+  http_options.hosts = configuration.hosts;
   const ConnectionLimits connections = ShareDescriptors(RaiseDescriptorLimit());
   http_options.limits.max_connections =
       std::min(http_options.limits.max_connections, connections.http);
@@ -263,7 +265,7 @@ absl::Status Serve(const ServeOptions& options, Configuration configuration) {
   }
   MOESERVE_ASSIGN_OR_RETURN(
       const Listeners listeners,
-      StartListeners(configuration.addresses, options.grpc_reflection == "on", *router, context));
+      StartListeners(configuration, options.grpc_reflection == "on", *router, context));
 
   StopFlag stop;
   const SignalWatcher watcher(

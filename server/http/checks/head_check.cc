@@ -1,4 +1,4 @@
-#include "server/http/head_check.h"
+#include "server/http/checks/head_check.h"
 
 #include <algorithm>
 #include <string>
