@@ -43,7 +43,8 @@ class HttpServer::Impl {
       : environment_(std::make_shared<ConnectionEnvironment>()),
         io_(std::make_shared<asio::io_context>(1)),
         acceptor_(*io_),
-        work_(asio::make_work_guard(*io_)) {
+        work_(asio::make_work_guard(*io_)),
+        clients_(options.address_limit) {
     environment_->io = io_;
     environment_->pool = std::make_shared<WorkPool>(kHandlerThreads, kMaxWaitingHandlers);
     environment_->router = &router;
@@ -102,21 +103,21 @@ class HttpServer::Impl {
     asio::post(*io_, [this] {
       error_code ignored;
       acceptor_.close(ignored);
-      for (auto& [key, weak] : connections_) {
-        if (const auto connection = weak.lock()) connection->CloseWhenIdle();
+      for (auto& [key, open] : connections_) {
+        if (const auto connection = open.connection.lock()) connection->CloseWhenIdle();
       }
     });
     WaitForClosed(std::min(grace, kUnfinishedRequest));
     asio::post(*io_, [this] {
-      for (auto& [key, weak] : connections_) {
-        const auto connection = weak.lock();
+      for (auto& [key, open] : connections_) {
+        const auto connection = open.connection.lock();
         if (connection != nullptr && connection->waiting()) connection->Close();
       }
     });
     WaitForClosed(grace - std::min(grace, kUnfinishedRequest));
     asio::post(*io_, [this] {
-      for (auto& [key, weak] : connections_) {
-        if (const auto connection = weak.lock()) connection->Close();
+      for (auto& [key, open] : connections_) {
+        if (const auto connection = open.connection.lock()) connection->Close();
       }
     });
     WaitForClosed(absl::Seconds(2));
@@ -159,41 +160,60 @@ class HttpServer::Impl {
         co_await pause.async_wait(asio::as_tuple(asio::use_awaitable));
         continue;
       }
-      const HttpLimits& limits = environment_->limits;
-      if (Serving() >= limits.max_connections) MakeRoom();
-      const int serving = Serving();
-      if (serving >= limits.max_connections + limits.reserved_connections) {
-        continue;  // destroying the socket closes the new connection
-      }
-      Start(std::move(socket), serving >= limits.max_connections);
+      const tcp::endpoint client = socket.remote_endpoint(error);
+      if (error) continue;  // the connection has ended
+      Admit(std::move(socket), ClientAddress(client.address()));
     }
+  }
+
+  // Serves the connection if there is room. Destroying the socket closes it.
+  void Admit(tcp::socket socket, const ClientAddress& client) {
+    Metrics::OverLimit& over_limit = environment_->metrics->http_over_limit;
+    if (clients_.Full(client)) {
+      over_limit.address.fetch_add(1);
+      if (!MakeRoom(&client)) return;
+    }
+    const HttpLimits& limits = environment_->limits;
+    if (Serving() >= limits.max_connections) {
+      over_limit.server.fetch_add(1);
+      MakeRoom();
+    }
+    const int serving = Serving();
+    if (serving >= limits.max_connections + limits.reserved_connections) return;
+    Start(std::move(socket), client, serving >= limits.max_connections);
   }
 
   // Returns the number of connections that have not been closed to make room.
   int Serving() const { return static_cast<int>(connections_.size() - closed_for_room_.size()); }
 
-  // Closes the connection that has waited for its client for longest. Connections whose request is
-  // being answered are left alone.
-  void MakeRoom() {
+  // Closes the connection, of `client` if that is not null, that has waited for its client for
+  // longest. Connections whose request is being answered are left alone. Returns whether there was
+  // one.
+  bool MakeRoom(const ClientAddress* client = nullptr) {
     std::shared_ptr<Connection> longest;
-    for (auto& [key, weak] : connections_) {
-      auto connection = weak.lock();
+    ClientAddress address;
+    for (auto& [key, open] : connections_) {
+      if (client != nullptr && open.client != *client) continue;
+      auto connection = open.connection.lock();
       if (connection == nullptr || !connection->waiting_since()) continue;
       if (longest == nullptr || *connection->waiting_since() < *longest->waiting_since()) {
         longest = std::move(connection);
+        address = open.client;
       }
     }
-    if (longest == nullptr) return;
+    if (longest == nullptr) return false;
     longest->Close();
+    clients_.Remove(address);
     closed_for_room_.insert(longest.get());
+    return true;
   }
 
   // Closes the connection whose body has been arriving for longest, if that is at least
   // kOldBody: it holds memory that another request could use.
   void CloseLongestBody() {
     std::shared_ptr<Connection> longest;
-    for (auto& [key, weak] : connections_) {
-      auto connection = weak.lock();
+    for (auto& [key, open] : connections_) {
+      auto connection = open.connection.lock();
       if (connection == nullptr || !connection->body_since()) continue;
       if (longest == nullptr || *connection->body_since() < *longest->body_since()) {
         longest = std::move(connection);
@@ -203,20 +223,21 @@ class HttpServer::Impl {
     if (std::chrono::steady_clock::now() - *longest->body_since() >= kOldBody) longest->Close();
   }
 
-  void Start(tcp::socket socket, bool reserved) {
+  void Start(tcp::socket socket, const ClientAddress& client, bool reserved) {
     auto connection = std::make_shared<Connection>(std::move(socket), environment_, reserved);
     const uint64_t key = next_key_++;
-    connections_.emplace(key, connection);
+    connections_.emplace(key, Open{connection, client});
+    clients_.Add(client);
     {
       std::lock_guard lock(mutex_);
       ++open_;
     }
     asio::co_spawn(
         *io_, [connection]() -> asio::awaitable<void> { co_await connection->Run(); },
-        [this, key, id = connection.get()](std::exception_ptr error) {
+        [this, key, client, id = connection.get()](std::exception_ptr error) {
           if (error) Report(error);
           connections_.erase(key);
-          closed_for_room_.erase(id);
+          if (closed_for_room_.erase(id) == 0) clients_.Remove(client);
           std::lock_guard lock(mutex_);
           if (--open_ == 0) all_closed_.notify_all();
         });
@@ -238,11 +259,17 @@ class HttpServer::Impl {
   std::thread thread_;
   bool stopped_ = false;
 
+  struct Open {
+    std::weak_ptr<Connection> connection;
+    ClientAddress client;
+  };
+
   // The I/O thread alone uses these members.
-  std::unordered_map<uint64_t, std::weak_ptr<Connection>> connections_;
+  std::unordered_map<uint64_t, Open> connections_;
   uint64_t next_key_ = 0;
   // Connections that MakeRoom() closed and that have not ended yet.
   std::unordered_set<const Connection*> closed_for_room_;
+  AddressCounter clients_;  // of the other connections
 
   std::mutex mutex_;
   std::condition_variable all_closed_;

@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "server/base/limits.h"
 #include "server/base/memory_budget.h"
+#include "server/connections/address_limit.h"
 #include "server/http/checks/host_check.h"
 #include "server/http/router.h"
 #include "server/metrics/metrics.h"
@@ -22,6 +23,7 @@ struct HttpServerOptions {
   HttpLimits limits;
   // Logs requests and exports their spans; null: one that logs.
   std::shared_ptr<RequestObserver> observer;
+  AddressLimit address_limit;
   HostCheck hosts;  // does not apply to routes with Access::Operator()
 };
 

@@ -127,6 +127,13 @@ void Metrics::WriteServer(PrometheusText& text) const {
   text.Single("grpc_connections_dropped_total", "counter",
               "gRPC connections closed because of their client.",
               static_cast<double>(grpc_dropped.load()));
+  text.Family("connections_over_limit_total", "counter",
+              "Connections beyond a limit: each was refused, or replaced another one.");
+  for (const auto& [proto, over] :
+       {std::pair("http", &http_over_limit), std::pair("grpc", &grpc_over_limit)}) {
+    text.Sample({{"proto", proto}, {"limit", "server"}}, over->server.load());
+    text.Sample({{"proto", proto}, {"limit", "address"}}, over->address.load());
+  }
   text.Single("ignored_fields_total", "counter", "Unknown fields of requests that were ignored.",
               static_cast<double>(ignored_fields.load()));
   text.Single("log_lines_dropped_total", "counter",

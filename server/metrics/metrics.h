@@ -29,6 +29,13 @@ class Metrics {
   std::atomic<int64_t> grpc_connections{0};
   // gRPC connections closed because of what their client sent, or for the memory of its calls.
   std::atomic<uint64_t> grpc_dropped{0};
+  // New connections beyond a limit on their number: each was refused, or replaced another one.
+  struct OverLimit {
+    std::atomic<uint64_t> server{0};   // beyond the limit on all connections of the port
+    std::atomic<uint64_t> address{0};  // beyond the limit on those of one client address
+  };
+  OverLimit http_over_limit;
+  OverLimit grpc_over_limit;
   std::atomic<uint64_t> ignored_fields{0};
 
   // Creates the series of the given labels with value 0. If a series appeared with its first event

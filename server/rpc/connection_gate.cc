@@ -50,7 +50,8 @@ class ConnectionGate::Impl {
         counters_(counters),
         acceptor_(io_),
         clock_(io_),
-        work_(asio::make_work_guard(io_)) {}
+        work_(asio::make_work_guard(io_)),
+        clients_(options.address_limit) {}
 
   ~Impl() {
     Stop();
@@ -113,7 +114,7 @@ class ConnectionGate::Impl {
     asio::post(io_, [this] {
       clock_.cancel();
       closing_ = true;
-      for (auto& [key, relay] : relays_) relay->Close();
+      for (auto& [key, open] : relays_) open.relay->Close();
       work_.reset();
     });
     thread_.join();
@@ -133,11 +134,23 @@ class ConnectionGate::Impl {
         co_await pause.async_wait(kAwait);
         continue;
       }
-      if (static_cast<int>(relays_.size()) >= options_.max_connections && !CloseMostSilent()) {
-        continue;  // destroying the socket closes the new connection
-      }
-      StartRelay(std::move(socket));
+      const tcp::endpoint client = socket.remote_endpoint(error);
+      if (error) continue;  // the connection has ended
+      Admit(std::move(socket), ClientAddress(client.address()));
     }
+  }
+
+  // Starts a relay for the connection if there is room. Destroying the socket closes it.
+  void Admit(tcp::socket socket, const ClientAddress& client) {
+    if (clients_.Full(client)) {
+      counters_.over_limit.address.fetch_add(1);
+      if (!CloseMostSilent(&client)) return;
+    }
+    if (static_cast<int>(relays_.size()) >= options_.max_connections) {
+      counters_.over_limit.server.fetch_add(1);
+      if (!CloseMostSilent()) return;
+    }
+    StartRelay(std::move(socket), client);
   }
 
   asio::awaitable<void> CheckTimes() {
@@ -145,11 +158,11 @@ class ConnectionGate::Impl {
       clock_.expires_after(kTimeCheckInterval);
       co_await clock_.async_wait(kAwait);
       const auto relays = relays_;  // a relay that ends leaves the map
-      for (const auto& [key, relay] : relays) relay->CheckTime();
+      for (const auto& [key, open] : relays) open.relay->CheckTime();
     }
   }
 
-  void StartRelay(tcp::socket client) {
+  void StartRelay(tcp::socket client, const ClientAddress& address) {
     std::array<int, 2> pair{};
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair.data()) != 0) {
       CloseMostSilent();
@@ -170,7 +183,8 @@ class ConnectionGate::Impl {
         std::move(client), std::move(server),
         FrameGuard(options_.frames, options_.memory, std::chrono::steady_clock::now()),
         std::move(callbacks));
-    relays_.emplace(relay.get(), relay);
+    relays_.emplace(relay.get(), Open{relay, address});
+    clients_.Add(address);
     counters_.open = static_cast<int64_t>(relays_.size());
     relay->Start();
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
@@ -179,11 +193,13 @@ class ConnectionGate::Impl {
     handler_->HandleNewConnection(&parameters);
   }
 
-  // Returns whether a connection was closed.
-  bool CloseMostSilent() {
+  // Closes the connection, of `client` if that is not null, that has been silent for longest, if
+  // that is at least for kSilent. Returns whether there was one.
+  bool CloseMostSilent(const ClientAddress* client = nullptr) {
     std::shared_ptr<Relay> most;
-    for (const auto& [key, relay] : relays_) {
-      if (relay->closed()) continue;
+    for (const auto& [key, open] : relays_) {
+      const auto& relay = open.relay;
+      if (relay->closed() || (client != nullptr && open.client != *client)) continue;
       if (most == nullptr || relay->last_used() < most->last_used()) most = relay;
     }
     if (most == nullptr) return false;
@@ -195,7 +211,8 @@ class ConnectionGate::Impl {
   // Closes the connection that holds most memory, unless that is `asking`.
   bool CloseLargest(const Relay& asking) {
     std::shared_ptr<Relay> largest;
-    for (const auto& [key, relay] : relays_) {
+    for (const auto& [key, open] : relays_) {
+      const auto& relay = open.relay;
       if (relay->closed()) continue;
       if (largest == nullptr || relay->held_bytes() > largest->held_bytes()) largest = relay;
     }
@@ -206,7 +223,9 @@ class ConnectionGate::Impl {
   }
 
   void Forget(Relay& relay) {
-    relays_.erase(&relay);
+    const auto found = relays_.find(&relay);
+    clients_.Remove(found->second.client);
+    relays_.erase(found);
     std::lock_guard lock(mutex_);
     counters_.open = static_cast<int64_t>(relays_.size());
     changed_.notify_all();
@@ -222,8 +241,14 @@ class ConnectionGate::Impl {
   bool stopped_ = false;
   std::thread thread_;
 
+  struct Open {
+    std::shared_ptr<Relay> relay;
+    ClientAddress client;
+  };
+
   // Used by the thread alone.
-  std::unordered_map<const Relay*, std::shared_ptr<Relay>> relays_;
+  std::unordered_map<const Relay*, Open> relays_;
+  AddressCounter clients_;  // of relays_
   bool closing_ = false;
 
   std::mutex mutex_;

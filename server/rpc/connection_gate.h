@@ -13,6 +13,8 @@
 
 #include "base/status.h"
 #include "server/base/memory_budget.h"
+#include "server/connections/address_limit.h"
+#include "server/metrics/metrics.h"
 #include "server/rpc/frame_guard.h"
 
 namespace moeserve::server::rpc {
@@ -21,6 +23,7 @@ struct ConnectionGateOptions {
   std::string host = "127.0.0.1";
   int port = 0;  // 0 picks a free port
   int max_connections = 4096;
+  AddressLimit address_limit;
   FrameLimits frames;
   // Is charged for the calls of all connections. If it has no room, the connection that holds most
   // of it is closed.
@@ -31,6 +34,7 @@ struct ConnectionGateOptions {
 struct ConnectionCounters {
   std::atomic<int64_t>& open;
   std::atomic<uint64_t>& dropped;  // closed because of what their client sent, or for its memory
+  Metrics::OverLimit& over_limit;
 };
 
 class ConnectionGate {
@@ -47,7 +51,8 @@ class ConnectionGate {
 
   // Starts a thread that hands accepted connections to `acceptor`, which belongs to a started
   // server. If there are `max_connections`, a new connection replaces the one that has been silent
-  // for longest, if that is at least for some seconds; else the new one is closed.
+  // for longest, if that is at least for some seconds; else the new one is closed. The same is done
+  // among the connections of a client that has as many as `address_limit` allows.
   void Start(std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor);
 
   // Stops accepting; the connections go on. Must be called before the gRPC server shuts down.

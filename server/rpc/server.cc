@@ -79,10 +79,12 @@ class GrpcServer::Impl {
     gate.host = options.host;
     gate.port = options.port;
     gate.max_connections = options.max_connections;
+    gate.address_limit = options.address_limit;
     gate.memory = context_.call_memory();
     MOESERVE_ASSIGN_OR_RETURN(
         gate_, ConnectionGate::Listen(gate, {.open = context_.metrics().grpc_connections,
-                                             .dropped = context_.metrics().grpc_dropped}));
+                                             .dropped = context_.metrics().grpc_dropped,
+                                             .over_limit = context_.metrics().grpc_over_limit}));
     grpc::ServerBuilder builder;
     auto acceptor = builder.experimental().AddExternalConnectionAcceptor(
         grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,

@@ -6,6 +6,7 @@
 
 #include "absl/time/time.h"
 #include "base/status.h"
+#include "server/connections/address_limit.h"
 #include "server/context.h"
 
 namespace moeserve::server::rpc {
@@ -14,6 +15,7 @@ struct GrpcServerOptions {
   std::string host = "127.0.0.1";
   int port = 8081;  // 0 picks a free port
   int max_connections = 4096;
+  AddressLimit address_limit;
   bool reflection = true;
 };
 

@@ -23,6 +23,10 @@ void AddInterfaceOptions(CLI::App& app, ServeOptions& options) {
                  "name; can be repeated; default: localhost, 127.0.0.1 and [::1] on loopback "
                  "without API keys, else every name")
       ->delimiter(',');
+  app.add_option("--max-connections-per-address", options.max_connections_per_address,
+                 "Most connections to each port from one client address (of IPv6: /64); 0: no "
+                 "limit; default: a quarter of what the port takes, without limit for loopback")
+      ->check(CLI::Range(0, 65536));
   app.add_flag("--print-routes", options.print_routes,
                "Print every route and call with the scopes of which its key needs one, and exit");
   app.add_option("--grpc-reflection", options.grpc_reflection,

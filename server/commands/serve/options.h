@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,7 +47,8 @@ struct ServeOptions {
   bool strict_fields = false;
   bool no_dashboard = false;
   bool allow_open = false;
-  std::vector<std::string> allowed_hosts;  // empty: depends on the address and the keys
+  std::optional<int> max_connections_per_address;  // 0: no limit
+  std::vector<std::string> allowed_hosts;          // empty: depends on the address and the keys
   std::string moe_metrics = "auto";
   bool moe_expert_weights = false;
   std::vector<std::string> metrics_compat;

@@ -135,7 +135,14 @@ struct Listeners {
   std::unique_ptr<rpc::GrpcServer> grpc;
 };
 
-Result<Listeners> StartListeners(const Configuration& configuration, bool reflection,
+// By default, one client address can take a quarter of the connections of a port. A proxy on this
+// machine may take them all.
+AddressLimit PerAddress(const ServeOptions& options, int max_connections) {
+  if (options.max_connections_per_address) return {*options.max_connections_per_address, true};
+  return {std::max(max_connections / 4, 1), false};
+}
+
+Result<Listeners> StartListeners(const ServeOptions& options, const Configuration& configuration,
                                  const http::Router& router, ServerContext& context) {
   const Addresses& addresses = configuration.addresses;
   Listeners out;
@@ -148,13 +155,15 @@ Result<Listeners> StartListeners(const Configuration& configuration, bool reflec
   const ConnectionLimits connections = ShareDescriptors(RaiseDescriptorLimit());
   http_options.limits.max_connections =
       std::min(http_options.limits.max_connections, connections.http);
+  http_options.address_limit = PerAddress(options, http_options.limits.max_connections);
   MOESERVE_ASSIGN_OR_RETURN(
       out.http, http::HttpServer::Start(http_options, router, context.metrics(), context.memory()));
   rpc::GrpcServerOptions grpc_options;
   grpc_options.host = addresses.grpc.host;
   grpc_options.port = addresses.grpc.port;
   grpc_options.max_connections = connections.grpc;
-  grpc_options.reflection = reflection;
+  grpc_options.address_limit = PerAddress(options, connections.grpc);
+  grpc_options.reflection = options.grpc_reflection == "on";
   MOESERVE_ASSIGN_OR_RETURN(out.grpc, rpc::GrpcServer::Start(grpc_options, context));
   return out;
 }
@@ -263,9 +272,8 @@ absl::Status Serve(const ServeOptions& options, Configuration configuration) {
     keys.emplace(options.api_key_file, configuration.key_file, context.models().Names(),
                  context.keys());
   }
-  MOESERVE_ASSIGN_OR_RETURN(
-      const Listeners listeners,
-      StartListeners(configuration, options.grpc_reflection == "on", *router, context));
+  MOESERVE_ASSIGN_OR_RETURN(const Listeners listeners,
+                            StartListeners(options, configuration, *router, context));
 
   StopFlag stop;
   const SignalWatcher watcher(
