@@ -47,8 +47,8 @@ struct TokenLogprob {
 
 struct Usage {
   int prompt_tokens = 0;
-  int completion_tokens = 0;  // a hidden EOS or stop token is counted
-  int cached_tokens = 0;      // prompt tokens that came from the prefix cache
+  int completion_tokens = 0;   // a hidden EOS or stop token is counted
+  int cached_tokens = 0;       // prompt tokens that came from the prefix cache
   double queue_seconds = 0.0;  // from the submission until the request left the queue
   // The following three fields are set in the last piece, unless expert statistics are off. They
   // cover all prompt and output tokens except the last sampled token, which is never computed.

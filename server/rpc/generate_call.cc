@@ -50,8 +50,8 @@ absl::Status GenerateCall::Submit(const v1::GenerateRequest& request, const Even
   MOESERVE_ASSIGN_OR_RETURN(const auto model, server_.ModelFor(request.model(), key));
   const RequestRules rules = server_.Rules(*model, key);
   MOESERVE_ASSIGN_OR_RETURN(CompletionParams params, ParseGenerate(request, rules));
-  submission_ =
-      std::make_unique<Submission>(server_.Submissions(model, call_.key(), call_.record()), params, "gen-");
+  submission_ = std::make_unique<Submission>(
+      server_.Submissions(model, call_.key(), call_.record()), params, "gen-");
   if (!submission_->NeedsCompiling()) return Launch(params, queue);
   const bool posted =
       server_.work_pool().Post([self = shared_from_this(), params = std::move(params), queue] {

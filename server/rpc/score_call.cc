@@ -41,8 +41,8 @@ absl::Status ScoreCall::Submit(const v1::ScoreRequest& request, Dispatcher& disp
   MOESERVE_ASSIGN_OR_RETURN(auto prompts,
                             PreparePrompts(params, engine.tokenizer(), engine.max_model_len()));
   response_->set_model(params.model);
-  submission_ = std::make_unique<Submission>(server_.Submissions(model, call_.key(), call_.record()),
-                                             std::move(params), "score-");
+  submission_ = std::make_unique<Submission>(
+      server_.Submissions(model, call_.key(), call_.record()), std::move(params), "score-");
   MOESERVE_RETURN_IF_ERROR(submission_->SetPrompts(std::move(prompts)));
   auto generation =
       submission_->Start(call_.deadline(), [weak = weak_from_this(), queue = dispatcher.queue()] {

@@ -266,8 +266,8 @@ class Api : public std::enable_shared_from_this<Api> {
   Result<Handled> Submit(const Request& request, const std::shared_ptr<ServedModel>& model,
                          const GenerationParams& params, std::vector<PreparedPrompt> prompts,
                          std::string_view id_prefix) {
-    auto submission =
-        std::make_shared<Submission>(context_.Submissions(model, request.key, request.record), params, id_prefix);
+    auto submission = std::make_shared<Submission>(
+        context_.Submissions(model, request.key, request.record), params, id_prefix);
     MOESERVE_RETURN_IF_ERROR(submission->SetPrompts(std::move(prompts)));
     auto writer =
         std::make_unique<Writer>(AnswerIdentity{.id = submission->id(),
