@@ -71,6 +71,21 @@ absl::Status ServerContext::EngineStatus() const {
   return absl::OkStatus();
 }
 
+Result<ModelManager*> ServerContext::ModelManagerFor(const std::string& model,
+                                                     const ApiKey* key) const {
+  ModelManager* const manager = model_manager();
+  if (manager == nullptr) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "model_control_off",
+                     "clients may not load models: start the server with --model-control or "
+                     "--models-folder");
+  }
+  if (key != nullptr && !key->MayUseModel(model)) {
+    return MakeError(absl::StatusCode::kPermissionDenied, "permission_denied",
+                     "this API key may not use this model", "model");
+  }
+  return manager;
+}
+
 absl::Status ServerContext::CheckServing() const {
   switch (state()) {
     case ServerState::kLoading:

@@ -85,6 +85,10 @@ class ServerContext {
   // Returns null if clients may not load models.
   ModelManager* model_manager() const { return manager_; }
 
+  // Returns the manager with which a request of `key`, which may be null, may load and unload
+  // `model`. InvalidArgument with code "model_control_off", or PermissionDenied.
+  Result<ModelManager*> ModelManagerFor(const std::string& model, const ApiKey* key) const;
+
   // Returns OK, or Unavailable with code "loading" or "draining".
   absl::Status CheckServing() const;
   // Returns OK if the engines of all models run, or Unavailable with code "engine_dead" or

@@ -16,6 +16,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly venv=build/venv
+readonly open_inference_venv=build/open_inference
 readonly reference_venv=build/lm_eval  # tests/lm_eval/run.sh uses this folder by default
 readonly prometheus=build/prometheus
 # The script uses the distribution's Python, because the packages are not installed for another one.
@@ -102,6 +103,11 @@ make_venv() {
 
 make_test_venv() { make_venv "$venv" tests/requirements.txt; }
 
+# The SDK of KServe needs another version of Protobuf than the other tests.
+make_open_inference_venv() {
+  make_venv "$open_inference_venv" tests/open_inference/requirements.txt
+}
+
 # The environment uses the distribution's PyTorch, because the builds on PyPI are far larger.
 make_reference_venv() {
   make_venv "$reference_venv" tests/lm_eval/requirements.txt --system-site-packages
@@ -125,6 +131,17 @@ build() {
 client_tests() {
   MOESERVE_BIN=$PWD/build/$1/moeserve MOESERVE_MODEL=$PWD/deploy/models/mh-moe \
     "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/clients
+}
+
+# Tests the Open Inference Protocol with the clients of Triton and KServe. Each has a process of its
+# own, because both register the protocol's messages.
+open_inference_tests() {
+  local client
+  for client in triton kserve; do
+    MOESERVE_BIN=$PWD/build/release/moeserve MOESERVE_MODEL=$PWD/deploy/models/mh-moe \
+      "$open_inference_venv/bin/python" -m pytest -q -p no:cacheprovider \
+      "tests/open_inference/test_$client.py"
+  done
 }
 
 # Runs the client tests with models on a GPU, if there is one.
@@ -233,6 +250,8 @@ routing_records() {
 run_script() { MOESERVE_BIN=$PWD/build/release/moeserve bash "$1"; }
 
 run_full() {
+  stage "Python environment with the clients of Triton and KServe" make_open_inference_venv
+  stage "clients of Triton and KServe" open_inference_tests
   stage "address and undefined-behaviour sanitizers" sanitize asan slow
   stage "thread sanitizer" sanitize_threads
   stage "Python environment with PyTorch" make_reference_venv

@@ -64,6 +64,7 @@ void RequestParser::FillHead(RequestHead& head) const {
   request.accept = Text(message[field::accept]);
   request.if_none_match = Text(message[field::if_none_match]);
   if (message.count("traceparent") == 1) head.traceparent = Text(message["traceparent"]);
+  request.inference_header = Text(message["Inference-Header-Content-Length"]);
   request.host = Text(message[field::host]);
   request.origin = Text(message[field::origin]);
 }

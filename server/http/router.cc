@@ -30,8 +30,9 @@ bool IsJson(std::string_view content_type) {
 }  // namespace
 
 void Router::Add(std::string_view method, std::string_view pattern, Access access, Work work,
-                 Handler handler) {
-  routes_.push_back({std::string(method), std::string(pattern), access, work, std::move(handler)});
+                 Handler handler, BodyType body) {
+  routes_.push_back(
+      {std::string(method), std::string(pattern), access, work, std::move(handler), body});
 }
 
 const Router::Route* Router::Find(std::string_view method, std::string_view path) const {
@@ -88,7 +89,8 @@ std::optional<Response> Router::CheckBeforeBody(Request& request) const {
     }
   }
   if (request.method == "POST") {
-    if (!IsJson(request.content_type)) {
+    const bool any_type = route->body == BodyType::kAny && request.origin.empty();
+    if (!any_type && !IsJson(request.content_type)) {
       return ProtocolError(415, "unsupported_media_type",
                            "the Content-Type must be application/json");
     }

@@ -38,6 +38,10 @@ class Access {
 // share.
 enum class Work { kQuick, kSlow };
 
+// What the body of a POST request may be. A web page can send JSON to a foreign server only if that
+// allows it, and other bodies without asking, so a request of a page must have JSON in any case.
+enum class BodyType { kJson, kAny };
+
 using Handler = std::function<Handled(const Request&)>;
 
 // Thread-safe once all routes are added.
@@ -49,13 +53,14 @@ class Router {
     Access access;
     Work work;
     Handler handler;
+    BodyType body = BodyType::kJson;
   };
 
   explicit Router(const KeyStore& keys) : keys_(keys) {}  // `keys` must outlive the router
 
   // A pattern that ends in '*' matches every longer path. GET handlers also handle HEAD.
   void Add(std::string_view method, std::string_view pattern, Access access, Work work,
-           Handler handler);
+           Handler handler, BodyType body = BodyType::kJson);
 
   // Returns the pattern that the path matches, or "other". Used as a label of metrics.
   std::string_view Endpoint(std::string_view path) const;

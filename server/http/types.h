@@ -27,8 +27,9 @@ struct Request {
   std::string authorization;
   std::string accept;
   std::string if_none_match;
-  std::string host;    // the header Host; may be empty
-  std::string origin;  // the header Origin; browsers send it with requests of web pages
+  std::string host;              // the header Host; may be empty
+  std::string origin;            // the header Origin; browsers send it with requests of web pages
+  std::string inference_header;  // the header Inference-Header-Content-Length; may be empty
   std::string body;
   std::string request_id;  // never empty
   // What the body holds of the server's memory budget; may be null.

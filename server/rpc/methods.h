@@ -25,6 +25,21 @@ inline constexpr Method kDetokenize = {kInference, "Detokenize", {Scope::kGenera
 inline constexpr Method kGetExpertStats = {kInference, "GetExpertStats", {Scope::kStatistics}};
 inline constexpr Method kGetModelInfo = {
     kInference, "GetModelInfo", {Scope::kStatistics, Scope::kGenerate}};
+inline constexpr std::string_view kOpenInference = "inference.GRPCInferenceService";
+inline constexpr ScopeSet kModelScopes = {Scope::kStatistics, Scope::kGenerate};
+inline constexpr Method kServerLive = {kOpenInference, "ServerLive", kAnyScope};
+inline constexpr Method kServerReady = {kOpenInference, "ServerReady", kAnyScope};
+inline constexpr Method kServerMetadata = {kOpenInference, "ServerMetadata", kAnyScope};
+inline constexpr Method kModelReady = {kOpenInference, "ModelReady", kModelScopes};
+inline constexpr Method kModelMetadata = {kOpenInference, "ModelMetadata", kModelScopes};
+inline constexpr Method kModelInfer = {kOpenInference, "ModelInfer", {Scope::kGenerate}};
+inline constexpr Method kModelStreamInfer = {
+    kOpenInference, "ModelStreamInfer", {Scope::kGenerate}};
+inline constexpr Method kRepositoryIndex = {kOpenInference, "RepositoryIndex", kModelScopes};
+inline constexpr Method kRepositoryModelLoad = {
+    kOpenInference, "RepositoryModelLoad", {Scope::kAdmin}};
+inline constexpr Method kRepositoryModelUnload = {
+    kOpenInference, "RepositoryModelUnload", {Scope::kAdmin}};
 // Reflection describes the interface, which is public. It needs a key so that strangers cannot
 // hold streams open.
 inline constexpr Method kReflectionV1Alpha = {"grpc.reflection.v1alpha.ServerReflection",
@@ -32,8 +47,23 @@ inline constexpr Method kReflectionV1Alpha = {"grpc.reflection.v1alpha.ServerRef
 inline constexpr Method kReflectionV1 = {"grpc.reflection.v1.ServerReflection",
                                          "ServerReflectionInfo", kAnyScope};
 
-inline constexpr const Method* kMethods[] = {&kGenerate,          &kScore,          &kTokenize,
-                                             &kDetokenize,        &kGetExpertStats, &kGetModelInfo,
-                                             &kReflectionV1Alpha, &kReflectionV1};
+inline constexpr const Method* kMethods[] = {&kGenerate,
+                                             &kScore,
+                                             &kTokenize,
+                                             &kDetokenize,
+                                             &kGetExpertStats,
+                                             &kGetModelInfo,
+                                             &kServerLive,
+                                             &kServerReady,
+                                             &kServerMetadata,
+                                             &kModelReady,
+                                             &kModelMetadata,
+                                             &kModelInfer,
+                                             &kModelStreamInfer,
+                                             &kRepositoryIndex,
+                                             &kRepositoryModelLoad,
+                                             &kRepositoryModelUnload,
+                                             &kReflectionV1Alpha,
+                                             &kReflectionV1};
 
 }  // namespace moeserve::server::rpc

@@ -15,6 +15,7 @@
 #include "server/rpc/connection_gate.h"
 #include "server/rpc/dispatcher.h"
 #include "server/rpc/grpc_time.h"
+#include "server/rpc/inference/inference_service.h"
 #include "server/rpc/methods.h"
 #include "server/rpc/reflection.h"
 #include "server/rpc/service.h"
@@ -61,13 +62,12 @@ class GrpcServer::Impl {
   explicit Impl(ServerContext& context)
       : context_(context),
         service_(context, dispatcher_),
+        open_inference_(context, dispatcher_),
         reflection_v1alpha_(context),
         reflection_v1_(context) {
-    const auto* service = v1::GenerateRequest::descriptor()->file()->FindServiceByName("Inference");
-    for (int i = 0; i < service->method_count(); ++i) {
-      context.metrics().DeclareGrpc(service->method(i)->name());
-      MOESERVE_CHECK(HasRights(*service->method(i)), "every method has its row in kMethods");
-    }
+    Declare(*v1::GenerateRequest::descriptor()->file()->FindServiceByName("Inference"));
+    Declare(*inference::ModelInferRequest::descriptor()->file()->FindServiceByName(
+        "GRPCInferenceService"));
   }
 
   absl::Status Start(const GrpcServerOptions& options) {
@@ -91,6 +91,7 @@ class GrpcServer::Impl {
         grpc::InsecureServerCredentials());
     SetLimits(builder);
     builder.RegisterService(&service_);
+    builder.RegisterService(&open_inference_);
     if (options.reflection) {
       builder.RegisterService(&reflection_v1alpha_);
       builder.RegisterService(&reflection_v1_);
@@ -119,6 +120,7 @@ class GrpcServer::Impl {
     if (server_ == nullptr || stopped_) return;
     stopped_ = true;
     gate_->Stop();
+    open_inference_.Drain();
     server_->GetHealthCheckService()->Shutdown();
     server_->Shutdown(GrpcDeadline(grace));
     server_->Wait();
@@ -129,10 +131,18 @@ class GrpcServer::Impl {
   int port() const { return gate_->port(); }
 
  private:
+  void Declare(const google::protobuf::ServiceDescriptor& service) {
+    for (int i = 0; i < service.method_count(); ++i) {
+      context_.metrics().DeclareGrpc(service.method(i)->name());
+      MOESERVE_CHECK(HasRights(*service.method(i)), "every method has its row in kMethods");
+    }
+  }
+
   ServerContext& context_;
   // Declared before server_, so that the dispatcher outlives every call.
   Dispatcher dispatcher_;
   InferenceService service_;
+  OpenInferenceService open_inference_;
   ReflectionV1Alpha reflection_v1alpha_;
   ReflectionV1 reflection_v1_;
   std::string host_;

@@ -1,6 +1,5 @@
 #include "server/rpc/service.h"
 
-#include <exception>
 #include <string>
 #include <vector>
 
@@ -8,31 +7,13 @@
 #include "server/base/api_error.h"
 #include "server/base/version.h"
 #include "server/generation/generation_params.h"
-#include "server/rpc/call.h"
 #include "server/rpc/generate_call.h"
 #include "server/rpc/messages.h"
 #include "server/rpc/score_call.h"
+#include "server/rpc/unary.h"
 
 namespace moeserve::server::rpc {
 namespace {
-
-// Runs and finishes a call that does not wait for the engine: `body` computes the response.
-template <typename Body>
-grpc::ServerUnaryReactor* Immediately(grpc::CallbackServerContext* context, ServerContext& server,
-                                      const Method& method, Body&& body) {
-  Call call(context, server, method);
-  absl::Status status = call.Check();
-  if (status.ok()) {
-    try {
-      status = body(call.key().get());
-    } catch (const std::exception& error) {
-      status = absl::InternalError(error.what());
-    }
-  }
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  reactor->Finish(call.End(status));
-  return reactor;
-}
 
 absl::Status NoTokenizer() { return InvalidValue("model", "this model has no tokenizer"); }
 

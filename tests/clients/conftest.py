@@ -102,18 +102,22 @@ def server():
     assert stop_server(running) == 0
 
 
+def generated(out, name):
+    """Returns the modules (messages, stubs) that are generated from the file proto/NAME.proto."""
+    from grpc_tools import protoc
+
+    status = protoc.main(["protoc", f"-I{ROOT / 'proto'}", f"--python_out={out}",
+                          f"--grpc_python_out={out}", f"{name}.proto"])
+    assert status == 0
+    sys.path.insert(0, str(out))
+    module = name.replace("/", ".")
+    return importlib.import_module(f"{module}_pb2"), importlib.import_module(f"{module}_pb2_grpc")
+
+
 @pytest.fixture(scope="session")
 def protos(tmp_path_factory):
     """Returns the generated modules (messages, stubs) of moeserve.proto."""
-    from grpc_tools import protoc
-
-    out = tmp_path_factory.mktemp("protos")
-    status = protoc.main(["protoc", f"-I{ROOT / 'proto'}", f"--python_out={out}",
-                          f"--grpc_python_out={out}", "moeserve/v1/moeserve.proto"])
-    assert status == 0
-    sys.path.insert(0, str(out))
-    return (importlib.import_module("moeserve.v1.moeserve_pb2"),
-            importlib.import_module("moeserve.v1.moeserve_pb2_grpc"))
+    return generated(tmp_path_factory.mktemp("protos"), "moeserve/v1/moeserve")
 
 
 def generates(server, protos, seconds=5):

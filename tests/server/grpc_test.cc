@@ -568,9 +568,9 @@ void AskReflection(const std::shared_ptr<grpc::Channel>& channel) {
   for (const auto& service : list.list_services_response().service()) {
     names.push_back(service.name());
   }
-  const std::vector<std::string> expected = {"grpc.reflection.v1.ServerReflection",
-                                             "grpc.reflection.v1alpha.ServerReflection",
-                                             "moeserve.v1.Inference"};
+  const std::vector<std::string> expected = {
+      "grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection",
+      "inference.GRPCInferenceService", "moeserve.v1.Inference"};
   EXPECT_EQ(names, expected);
   for (const char* symbol :
        {"moeserve.v1.Inference", "moeserve.v1.Inference.Generate", "moeserve.v1.SamplingParams"}) {

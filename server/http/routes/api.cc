@@ -11,7 +11,6 @@
 #include "absl/time/clock.h"
 #include "base/message.h"
 #include "base/steady_clock.h"
-#include "model_loaders/files/strict_json.h"
 #include "server/base/api_error.h"
 #include "server/base/json_fields.h"
 #include "server/base/version.h"
@@ -20,7 +19,9 @@
 #include "server/http/error_response.h"
 #include "server/http/routes/expert_routes.h"
 #include "server/http/routes/generation_session.h"
+#include "server/http/routes/inference_routes.h"
 #include "server/http/routes/model_routes.h"
+#include "server/http/routes/request_body.h"
 #include "server/http/routes/web_assets.h"
 #include "server/http/url.h"
 #include "server/openai/chat_request.h"
@@ -40,50 +41,6 @@ Response JsonResponse(const Json& body) {
   Response response;
   response.body = DumpJson(body);
   return response;
-}
-
-// The parsed body of a request, and the memory that it holds.
-class Body {
- public:
-  Body(nlohmann::json json, MemoryCharge charge)
-      : json_(std::move(json)), charge_(std::move(charge)) {}
-  Body(Body&&) = default;
-  Body& operator=(Body&&) = delete;
-  ~Body() { ClearJson(json_); }
-
-  const nlohmann::json& operator*() const { return json_; }
-
- private:
-  nlohmann::json json_;
-  MemoryCharge charge_;
-};
-
-Result<Body> ParseBody(const Request& request, ServerContext& context) {
-  MemoryCharge charge(context.memory());
-  const size_t body_bytes = request.memory != nullptr ? request.memory->bytes() : 0;
-  absl::Status charged;
-  JsonLimits json_limits;
-  json_limits.max_depth = context.settings().limits.json_depth;
-  json_limits.max_values = size_t{8} << 20;  // no real limit: the limits on bytes are stricter
-  const TakeMemory take_memory = [&](size_t bytes) {
-    charged = charge.Add(bytes, ChargeFor::kNewRequest, body_bytes);
-    return charged.ok();
-  };
-  Result<nlohmann::json> body = ParseStrictJson(request.body, json_limits, take_memory);
-  if (body.ok()) {
-    if (!body->is_object()) {
-      return MakeError(absl::StatusCode::kInvalidArgument, "invalid_json",
-                       "the body must be a JSON object");
-    }
-    return Body(*std::move(body), std::move(charge));
-  }
-  if (!charged.ok()) return charged;
-  // Cut off the part of the message in which the parser quotes the input, because that can be part
-  // of a prompt.
-  std::string message(body.status().message());
-  message.resize(std::min(message.size(), message.find("; last read")));
-  return MakeError(absl::StatusCode::kInvalidArgument, "invalid_json",
-                   Concat("the body is not acceptable JSON: ", message));
 }
 
 Result<const Tokenizer*> RequireTokenizer(const EngineApi& engine) {
@@ -122,7 +79,7 @@ class Api : public std::enable_shared_from_this<Api> {
   Handled Tokenize(const Request& request) {
     const auto run = [&]() -> Result<Json> {
       MOESERVE_RETURN_IF_ERROR(context_.CheckServing());
-      MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, context_));
+      MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request.body, request, context_));
       MOESERVE_ASSIGN_OR_RETURN(const auto model, NamedModel(request, *body));
       const EngineApi& engine = model->engine();
       MOESERVE_RETURN_IF_ERROR(CheckUnsupportedFields(*body));
@@ -147,7 +104,7 @@ class Api : public std::enable_shared_from_this<Api> {
   Handled Detokenize(const Request& request) {
     const auto run = [&]() -> Result<Json> {
       MOESERVE_RETURN_IF_ERROR(context_.CheckServing());
-      MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, context_));
+      MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request.body, request, context_));
       MOESERVE_ASSIGN_OR_RETURN(const auto model, NamedModel(request, *body));
       const EngineApi& engine = model->engine();
       const nlohmann::json* tokens = FindField(*body, "tokens");
@@ -165,14 +122,14 @@ class Api : public std::enable_shared_from_this<Api> {
     absl::Status status = context_.CheckServing();
     status.Update(context_.EngineStatus());
     if (!status.ok()) return ErrorResponse(status);
-    return JsonResponse({{"status", "ok"}});
+    return JsonResponse({{"status", "ok"}, {"ready", true}});
   }
 
   Handled Live(const Request&) {
     if (const absl::Status status = context_.EngineStatus(); !status.ok()) {
       return ErrorResponse(status);
     }
-    return JsonResponse({{"status", "ok"}});
+    return JsonResponse({{"status", "ok"}, {"live", true}});
   }
 
   Handled Version(const Request&) {
@@ -229,7 +186,7 @@ class Api : public std::enable_shared_from_this<Api> {
     std::shared_ptr<ServedModel> model;
     CompletionParams params;
     {
-      MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, context_));
+      MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request.body, request, context_));
       MOESERVE_ASSIGN_OR_RETURN(model, NamedModel(request, *body));
       const RequestRules rules = context_.Rules(*model, request.key.get());
       MOESERVE_ASSIGN_OR_RETURN(params, ParseCompletion(*body, rules));
@@ -247,7 +204,7 @@ class Api : public std::enable_shared_from_this<Api> {
     std::shared_ptr<ServedModel> model;
     ChatParams params;
     {
-      MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request, context_));
+      MOESERVE_ASSIGN_OR_RETURN(const auto body, ParseBody(request.body, request, context_));
       MOESERVE_ASSIGN_OR_RETURN(model, NamedModel(request, *body));
       const RequestRules rules = context_.Rules(*model, request.key.get());
       MOESERVE_ASSIGN_OR_RETURN(params,
@@ -305,19 +262,11 @@ class Api : public std::enable_shared_from_this<Api> {
     return Handled(std::move(pending));
   }
 
-  // Counts the refusal if `started` is an error. The engine and the limits of keys count their own
-  // refusals.
+  // Counts the refusal if `started` is an error.
   Handled Started(Result<Handled> started, const ApiKey* key) {
     if (started.ok()) return *std::move(started);
     Response response = ErrorResponse(started.status());
-    if (key != nullptr && ApiCode(started.status()) == "permission_denied") {
-      key->Count(KeyRefusal::kScope);
-    }
-    if (response.status < 500 && response.status != 429) {
-      context_.metrics().CountRejected(Rejection::kInvalid);
-    } else if (context_.state() == ServerState::kDraining) {
-      context_.metrics().CountRejected(Rejection::kDraining);
-    }
+    CountRefusal(started.status(), response, key, context_);
     return response;
   }
 
@@ -401,6 +350,7 @@ std::unique_ptr<Router> MakeRouter(ServerContext& context) {
   add("GET", "/v1/experts/stats", Access::Key(Scope::kStatistics), &Api::ExpertStatistics);
   add("GET", "/v1/experts/layout", Access::Key(Scope::kStatistics), &Api::ExpertLayout);
   AddExpertRoutes(*router, context);
+  AddInferenceRoutes(*router, context);
   add("GET", "/health", Access::Operator(), &Api::Ready);
   add("GET", "/health/ready", Access::Operator(), &Api::Ready);
   add("GET", "/health/live", Access::Operator(), &Api::Live);

@@ -45,16 +45,18 @@ class LoadResponse final : public PendingResponse {
     std::optional<Result<ModelStatus>> result;
   };
 
-  explicit LoadResponse(std::shared_ptr<Shared> shared) : shared_(std::move(shared)) {}
+  LoadResponse(std::shared_ptr<Shared> shared, LoadedFormat format)
+      : shared_(std::move(shared)), format_(std::move(format)) {}
 
   Progress Next() override {
     std::lock_guard lock(shared_->mutex);
     if (!shared_->result) return Wait();
-    return ToResponse(*shared_->result);
+    return format_(*shared_->result);
   }
 
  private:
   const std::shared_ptr<Shared> shared_;
+  const LoadedFormat format_;
 };
 
 struct Command {
@@ -65,12 +67,6 @@ struct Command {
 
 Result<Command> ParseCommand(const Request& request, const ServerContext& context) {
   Command out;
-  out.manager = context.model_manager();
-  if (out.manager == nullptr) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "model_control_off",
-                     "clients may not load models: start the server with --model-control or "
-                     "--models-folder");
-  }
   if (request.body.size() > kMaxBodyBytes) {
     return MakeError(absl::StatusCode::kResourceExhausted, "request_too_large",
                      "the body is too large");
@@ -90,10 +86,7 @@ Result<Command> ParseCommand(const Request& request, const ServerContext& contex
   MOESERVE_ASSIGN_OR_RETURN(const auto model, StringField(*body, "model"));
   MOESERVE_ASSIGN_OR_RETURN(const auto path, StringField(*body, "path"));
   if (!model) return MissingField("model");
-  if (request.key != nullptr && !request.key->MayUseModel(*model)) {
-    return MakeError(absl::StatusCode::kPermissionDenied, "permission_denied",
-                     "this API key may not use this model", "model");
-  }
+  MOESERVE_ASSIGN_OR_RETURN(out.manager, context.ModelManagerFor(*model, request.key.get()));
   out.model = *model;
   out.path = path.value_or("");
   return out;
@@ -102,16 +95,7 @@ Result<Command> ParseCommand(const Request& request, const ServerContext& contex
 Handled Load(const Request& request, ServerContext& context) {
   const auto command = ParseCommand(request, context);
   if (!command.ok()) return ErrorResponse(command.status());
-  auto shared = std::make_shared<LoadResponse::Shared>();
-  command->manager->Load(command->model, command->path,
-                         [shared, wake = request.wake](Result<ModelStatus> result) {
-                           {
-                             std::lock_guard lock(shared->mutex);
-                             shared->result = std::move(result);
-                           }
-                           wake();
-                         });
-  return std::make_unique<LoadResponse>(std::move(shared));
+  return LoadModel(*command->manager, command->model, command->path, request.wake, &ToResponse);
 }
 
 Handled Unload(const Request& request, ServerContext& context) {
@@ -124,6 +108,19 @@ Handled Unload(const Request& request, ServerContext& context) {
 }
 
 }  // namespace
+
+Handled LoadModel(ModelManager& manager, const std::string& model, const std::string& path,
+                  std::function<void()> wake, LoadedFormat format) {
+  auto shared = std::make_shared<LoadResponse::Shared>();
+  manager.Load(model, path, [shared, wake = std::move(wake)](Result<ModelStatus> result) {
+    {
+      std::lock_guard lock(shared->mutex);
+      shared->result = std::move(result);
+    }
+    wake();
+  });
+  return std::make_unique<LoadResponse>(std::move(shared), std::move(format));
+}
 
 void AddModelRoutes(Router& router, ServerContext& context) {
   const auto add = [&](std::string_view path, Handled (*handler)(const Request&, ServerContext&)) {

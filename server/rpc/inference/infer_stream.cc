@@ -1,0 +1,258 @@
+#include "server/rpc/inference/infer_stream.h"
+
+#include <exception>
+#include <optional>
+#include <utility>
+
+#include "base/steady_clock.h"
+#include "server/base/api_error.h"
+#include "server/base/status_conversion.h"
+#include "server/rpc/grpc_time.h"
+#include "server/rpc/inference/infer_messages.h"
+
+namespace moeserve::server::rpc {
+namespace {
+
+inference::ModelStreamInferResponse ErrorMessage(const std::string& id,
+                                                 const absl::Status& status) {
+  inference::ModelStreamInferResponse out;
+  out.set_error_message(ToHttpError(status).message);
+  out.mutable_infer_response()->set_id(id);
+  return out;
+}
+
+}  // namespace
+
+InferStream::InferStream(grpc::CallbackServerContext* context, ServerContext& server,
+                         Dispatcher& dispatcher)
+    : context_(context),
+      server_(server),
+      queue_(dispatcher.queue()),
+      call_(context, server, kModelStreamInfer) {}
+
+std::shared_ptr<InferStream> InferStream::Start(grpc::CallbackServerContext* context,
+                                                ServerContext& server, Dispatcher& dispatcher) {
+  auto stream = std::make_shared<InferStream>(context, server, dispatcher);
+  stream->self_ = stream;
+  absl::Status status = stream->call_.Check();
+  if (status.ok()) status = server.CheckServing();
+  if (!status.ok()) {
+    std::lock_guard lock(stream->mutex_);
+    stream->input_ended_ = true;
+    stream->end_ = status;
+  }
+  stream->Advance();
+  return stream;
+}
+
+absl::Status InferStream::Begin(const inference::ModelInferRequest& request) {
+  const uint64_t number = requests_++;
+  // The call itself counts as the first request.
+  if (number > 0 && call_.key() != nullptr) MOESERVE_RETURN_IF_ERROR(call_.key()->TakeRequest());
+  MOESERVE_RETURN_IF_ERROR(server_.CheckServing());
+  MOESERVE_ASSIGN_OR_RETURN(const InferRequest parsed, ParseInfer(request));
+  MOESERVE_ASSIGN_OR_RETURN(
+      std::shared_ptr<InferRun> run,
+      InferRun::Prepare(server_, parsed, Pieces::kOnRequest, call_.key(), nullptr));
+  {
+    std::lock_guard lock(mutex_);
+    running_[number] = {
+        .run = run, .id = request.id(), .raw = request.raw_input_contents_size() > 0};
+  }
+  if (!run->NeedsCompiling()) {
+    const absl::Status status = Launch(number, run);
+    if (!status.ok()) Refuse(number, request.id(), status);
+    return absl::OkStatus();
+  }
+  const bool posted =
+      server_.work_pool().Post([self = shared_from_this(), number, run, id = request.id()] {
+        absl::Status status;
+        try {
+          status = self->Launch(number, run);
+        } catch (const std::exception& error) {
+          status = absl::InternalError(error.what());
+        }
+        if (!status.ok()) self->Refuse(number, id, status);
+        self->Advance();
+      });
+  if (!posted) {
+    server_.metrics().CountRejected(Rejection::kQueueFull);
+    Refuse(number, request.id(),
+           MakeError(absl::StatusCode::kResourceExhausted, "queue_full",
+                     "too many requests are waiting to be prepared"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status InferStream::Launch(uint64_t number, const std::shared_ptr<InferRun>& run) {
+  // Compiles without the lock, so that the call can be cancelled meanwhile.
+  MOESERVE_RETURN_IF_ERROR(run->Compile());
+  std::lock_guard lock(mutex_);
+  const auto found = running_.find(number);
+  if (found == running_.end()) return absl::OkStatus();  // was cancelled
+  const absl::Time deadline = SteadyNow() + server_.settings().limits.max_request_time;
+  MOESERVE_RETURN_IF_ERROR(run->Launch(deadline, [weak = weak_from_this(), queue = queue_] {
+    Dispatcher::Post(*queue, [weak] {
+      if (const auto self = weak.lock()) self->Advance();
+    });
+  }));
+  found->second.launched = true;
+  return absl::OkStatus();
+}
+
+void InferStream::Refuse(uint64_t number, const std::string& id, const absl::Status& status) {
+  if (status.code() == absl::StatusCode::kInvalidArgument) {
+    server_.metrics().CountRejected(Rejection::kInvalid);
+  }
+  std::lock_guard lock(mutex_);
+  running_.erase(number);
+  if (!cancelled_) ready_.push_back(ErrorMessage(id, status));
+}
+
+void InferStream::Collect() {
+  for (auto it = running_.begin(); it != running_.end();) {
+    Running& running = it->second;
+    if (!running.launched) {
+      ++it;
+      continue;
+    }
+    Result<std::optional<InferAnswer>> answer = running.run->Take();
+    bool last = true;
+    if (!answer.ok()) {
+      ready_.push_back(ErrorMessage(running.id, answer.status()));
+    } else if (*answer) {
+      Fill(**answer, running.raw, *ready_.emplace_back().mutable_infer_response());
+      last = (*answer)->last;
+    } else {
+      last = false;
+    }
+    it = last ? running_.erase(it) : std::next(it);
+  }
+}
+
+void InferStream::Advance() {
+  bool read = false;
+  bool write = false;
+  bool end = false;
+  absl::Status status;
+  {
+    std::lock_guard lock(mutex_);
+    if (ended_) return;
+    if (writing_) {
+      for (auto& [number, running] : running_) {
+        if (running.launched && running.run->overflowed()) running.run->Cancel();
+      }
+      WatchForStall();
+    } else if (!cancelled_) {
+      if (ready_.empty()) Collect();
+      if (!ready_.empty()) {
+        writing_message_ = std::move(ready_.front());
+        ready_.pop_front();
+        writing_ = write = true;
+        ++writes_;
+        if (running_.empty()) WatchForStall();
+      }
+    }
+    const bool idle = !writing_ && running_.empty();
+    if (idle && (input_ended_ || cancelled_)) {
+      // A cancelled read ends, too.
+      end = !reading_;
+    } else if (idle && server_.state() == ServerState::kDraining) {
+      end_ = server_.CheckServing();
+      end = true;
+    } else if (!reading_ && !input_ended_ && !cancelled_ &&
+               running_.size() < kMaxStreamedRequests) {
+      reading_ = read = true;
+    }
+    ended_ = end;
+    status = end_;
+  }
+  // Called without the lock, because gRPC may call back from these functions.
+  if (read) StartRead(&request_);
+  if (write) StartWrite(&writing_message_);
+  if (end) Finish(call_.End(status));
+}
+
+void InferStream::Drain() { Advance(); }
+
+void InferStream::OnReadDone(bool ok) {
+  if (ok) {
+    absl::Status status;
+    try {
+      status = Begin(request_);
+    } catch (const std::exception& error) {
+      status = absl::InternalError(error.what());
+    }
+    if (!status.ok()) Refuse(requests_, request_.id(), status);
+    request_.Clear();
+  }
+  {
+    std::lock_guard lock(mutex_);
+    reading_ = false;
+    if (!ok) input_ended_ = true;
+  }
+  Advance();
+}
+
+void InferStream::OnWriteDone(bool ok) {
+  {
+    std::lock_guard lock(mutex_);
+    writing_ = false;
+    if (!ok && !cancelled_) {
+      CancelAll();
+      end_ = call_.CancelReason();
+    }
+  }
+  Advance();
+}
+
+void InferStream::OnCancel() {
+  {
+    std::lock_guard lock(mutex_);
+    if (!cancelled_) {
+      CancelAll();
+      end_ = call_.CancelReason();
+    }
+  }
+  Advance();
+}
+
+void InferStream::CancelAll() {
+  cancelled_ = true;
+  for (auto& [number, running] : running_) {
+    if (running.launched) running.run->Cancel();
+  }
+  running_.clear();
+  ready_.clear();
+}
+
+void InferStream::WatchForStall() {
+  if (alarm_set_) return;
+  alarm_set_ = true;
+  const absl::Duration limit = server_.settings().http.write_stall_timeout;
+  stall_alarm_.Set(GrpcDeadline(limit), [weak = weak_from_this(), write = writes_](bool fired) {
+    // The alarm is a member and keeps its callback, so a strong reference would keep the stream
+    // alive.
+    const auto self = weak.lock();
+    if (!fired || self == nullptr) return;
+    bool stalled;
+    {
+      std::lock_guard lock(self->mutex_);
+      self->alarm_set_ = false;
+      stalled = self->writing_ && self->writes_ == write;
+    }
+    if (stalled) self->context_->TryCancel();
+  });
+}
+
+void InferStream::OnDone() {
+  {
+    std::lock_guard lock(mutex_);
+    ended_ = true;
+    CancelAll();
+    stall_alarm_.Cancel();
+  }
+  self_.reset();
+}
+
+}  // namespace moeserve::server::rpc

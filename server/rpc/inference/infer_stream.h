@@ -1,0 +1,86 @@
+// One running ModelStreamInfer call.
+#pragma once
+
+#include <grpcpp/alarm.h>
+#include <grpcpp/support/server_callback.h>
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "inference/grpc_predict_v2.pb.h"
+#include "server/open_inference/infer_run.h"
+#include "server/rpc/call.h"
+#include "server/rpc/dispatcher.h"
+
+namespace moeserve::server::rpc {
+
+// Limit on the requests of one stream that run at a time. The stream reads no further ones
+// meanwhile.
+inline constexpr size_t kMaxStreamedRequests = 64;
+
+// Keeps itself alive until OnDone(). At most one read and one write are in progress. Takes output
+// from the engine only when the client has taken what was written before.
+class InferStream final : public grpc::ServerBidiReactor<inference::ModelInferRequest,
+                                                         inference::ModelStreamInferResponse>,
+                          public std::enable_shared_from_this<InferStream> {
+ public:
+  static std::shared_ptr<InferStream> Start(grpc::CallbackServerContext* context,
+                                            ServerContext& server, Dispatcher& dispatcher);
+
+  InferStream(grpc::CallbackServerContext* context, ServerContext& server, Dispatcher& dispatcher);
+
+  // Ends the stream when its requests have ended, although its client could send more.
+  void Drain();
+
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
+
+ private:
+  struct Running {
+    std::shared_ptr<InferRun> run;
+    std::string id;
+    bool raw = false;
+    bool launched = false;
+  };
+
+  // Reads a request and starts it.
+  absl::Status Begin(const inference::ModelInferRequest& request);
+  absl::Status Launch(uint64_t number, const std::shared_ptr<InferRun>& run);
+  // Ends a request that has not started to generate.
+  void Refuse(uint64_t number, const std::string& id, const absl::Status& status);
+  void Collect();  // requires mutex_
+  // Starts whatever is possible: a read, a write, the end of the call.
+  void Advance();
+  void WatchForStall();  // requires mutex_
+  void CancelAll();      // requires mutex_
+
+  grpc::CallbackServerContext* const context_;
+  ServerContext& server_;
+  const std::shared_ptr<Dispatcher::Queue> queue_;
+  Call call_;
+  std::shared_ptr<InferStream> self_;
+  inference::ModelInferRequest request_;  // that is being read
+  inference::ModelStreamInferResponse writing_message_;
+  grpc::Alarm stall_alarm_;
+
+  std::mutex mutex_;  // guards the members below
+  std::map<uint64_t, Running> running_;
+  std::deque<inference::ModelStreamInferResponse> ready_;
+  absl::Status end_;  // with which the call ends
+  uint64_t requests_ = 0;
+  uint64_t writes_ = 0;
+  bool reading_ = false;
+  bool writing_ = false;
+  bool input_ended_ = false;
+  bool cancelled_ = false;
+  bool ended_ = false;
+  bool alarm_set_ = false;
+};
+
+}  // namespace moeserve::server::rpc
