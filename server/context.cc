@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "server/base/api_error.h"
+#include "server/tls/tls_store.h"
 
 namespace moeserve::server {
 namespace {
@@ -165,6 +166,7 @@ std::string ServerContext::MetricsText(ExpositionFormat format) {
   WriteMemoryMetrics(text, *memory_);
   keys_.WriteMetrics(text);
   settings_.observer->WriteMetrics(text);
+  if (settings_.tls != nullptr) settings_.tls->WriteMetrics(text);
   uint64_t queue_full = 0;
   uint64_t queue_timeout = 0;
   for (const ModelRegistry::Totals& model : models_.AllTotals()) {

@@ -23,6 +23,8 @@
 
 namespace moeserve::server {
 
+class TlsStore;
+
 struct ServerSettings {
   // The names of the first model, of which there is at least one: its name, then its aliases.
   std::vector<std::string> served_names;
@@ -44,6 +46,7 @@ struct ServerSettings {
   MetricsCompat metrics_compat;
   // Logs requests and exports their spans. Not null.
   std::shared_ptr<RequestObserver> observer = std::make_shared<RequestObserver>();
+  std::shared_ptr<TlsStore> tls;  // null: no TLS
 };
 
 enum class ServerState { kLoading, kServing, kDraining };

@@ -13,12 +13,13 @@ namespace {
 
 struct Options {
   std::string http = "127.0.0.1:8080";
+  std::string certificate;
   double timeout_seconds = 5.0;
 };
 
 absl::Status Probe(const Options& options) {
   MOESERVE_ASSIGN_OR_RETURN(const HostPort address, ParseHostPort(options.http));
-  return ProbeReadiness(address, absl::Seconds(options.timeout_seconds));
+  return ProbeReadiness(address, absl::Seconds(options.timeout_seconds), options.certificate);
 }
 
 int Run(const Options& options) {
@@ -38,6 +39,10 @@ void AddHealthCommand(CLI::App& app, Command& selected) {
   command->add_option("--http", options->http, "HOST:PORT that the server listens on")
       ->envname("MOESERVE_HTTP")
       ->capture_default_str();
+  command
+      ->add_option("--tls-cert", options->certificate,
+                   "With TLS: the server's certificate file, which it must show")
+      ->envname("MOESERVE_TLS_CERT");
   command->add_option("--timeout", options->timeout_seconds, "Seconds to wait for the response")
       ->check(CLI::Range(0.001, 3600.0))
       ->capture_default_str();

@@ -58,17 +58,17 @@ std::string PeerAddress(const asio::ip::tcp::socket& socket) {
 
 Connection::Connection(asio::ip::tcp::socket socket,
                        std::shared_ptr<ConnectionEnvironment> environment, bool reserved)
-    : socket_(std::move(socket)),
+    : stream_(std::move(socket), environment->tls != nullptr ? environment->tls->http() : nullptr),
       environment_(std::move(environment)),
-      client_(PeerAddress(socket_)),
-      timeout_timer_(socket_.get_executor()),
+      client_(PeerAddress(stream_.socket())),
+      timeout_timer_(stream_.get_executor()),
       reserved_(reserved),
-      event_timer_(socket_.get_executor()) {
+      event_timer_(stream_.get_executor()) {
   environment_->metrics->http_connections.fetch_add(1);
   error_code ignored;
-  socket_.set_option(asio::ip::tcp::no_delay(true), ignored);
+  stream_.socket().set_option(asio::ip::tcp::no_delay(true), ignored);
   // A larger send buffer in the kernel would hide that a client reads slowly.
-  socket_.set_option(asio::socket_base::send_buffer_size(128 << 10), ignored);
+  stream_.socket().set_option(asio::socket_base::send_buffer_size(128 << 10), ignored);
 }
 
 Connection::~Connection() { environment_->metrics->http_connections.fetch_sub(1); }
@@ -80,7 +80,7 @@ void Connection::Close() {
     event_timer_.cancel();
   }
   error_code ignored;
-  socket_.close(ignored);
+  stream_.socket().close(ignored);
 }
 
 void Connection::CloseWhenIdle() {
@@ -110,7 +110,7 @@ void Connection::Arm(absl::Duration timeout) {
     }
     self->timed_out_ = true;
     error_code ignored;
-    self->socket_.cancel(ignored);
+    self->stream_.socket().cancel(ignored);
   });
 }
 
@@ -119,7 +119,7 @@ void Connection::Disarm() {
   timeout_timer_.cancel();
 }
 
-int Connection::Unsent() { return UnsentBytes(socket_.native_handle()); }
+int Connection::Unsent() { return UnsentBytes(stream_.socket().native_handle()); }
 
 absl::Duration Connection::StallLimit() {
   const HttpLimits& limits = environment_->limits;
@@ -128,7 +128,7 @@ absl::Duration Connection::StallLimit() {
   // acknowledged so far.
   const uint64_t most = limits.max_receive_buffer;
   const uint64_t acknowledged =
-      std::min(most, AcknowledgedBytes(socket_.native_handle()).value_or(most));
+      std::min(most, AcknowledgedBytes(stream_.socket().native_handle()).value_or(most));
   return limits.write_stall_timeout +
          absl::Seconds(static_cast<double>(acknowledged) /
                        static_cast<double>(limits.min_read_bytes_per_second));
@@ -144,7 +144,7 @@ bool Connection::DrainedSome() {
 
 asio::awaitable<bool> Connection::ReadMore() {
   char chunk[16 << 10];
-  const auto [error, count] = co_await socket_.async_read_some(asio::buffer(chunk), kAwait);
+  const auto [error, count] = co_await stream_.async_read_some(asio::buffer(chunk), kAwait);
   buffer_.append(chunk, count);
   co_return !error;
 }
@@ -158,7 +158,7 @@ asio::awaitable<bool> Connection::Write(std::string_view data) {
     write_progress_ = std::chrono::steady_clock::now();
     Arm(environment_->limits.write_stall_timeout);
     const auto [result, count] =
-        co_await socket_.async_write_some(asio::buffer(data.data(), data.size()), kAwait);
+        co_await stream_.async_write_some(asio::buffer(data.data(), data.size()), kAwait);
     Disarm();
     response_bytes_ += static_cast<int64_t>(count);
     data.remove_prefix(count);
@@ -194,8 +194,7 @@ asio::awaitable<bool> Connection::WriteResponse(const Head& head, const Response
 asio::awaitable<void> Connection::LingeringClose() {
   // Closing a socket with unread input would reset the connection, and the client could lose the
   // response.
-  error_code ignored;
-  socket_.shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
+  stream_.EndOutput();
   Arm(absl::Seconds(2));
   size_t total = 0;
   constexpr size_t kMaxDiscarded = 1 << 20;
@@ -250,12 +249,38 @@ void Connection::Finish(Head& head, int status) {
 asio::awaitable<void> Connection::Run() {
   // In this file every co_await is in its own statement, because g++ 12 miscompiles some larger
   // expressions.
-  while (!closing_) {
+  const bool secure = co_await Secure();
+  while (secure && !closing_) {
     const bool again = co_await ServeOne();
     if (!again) break;
   }
   Disarm();
+  // Otherwise the client could not tell the end of the last response from a cut connection.
+  if (stream_.is_tls() && secure && !gone_ && stream_.socket().is_open()) stream_.EndOutput();
   Close();
+}
+
+asio::awaitable<bool> Connection::Secure() {
+  if (!stream_.is_tls()) co_return true;
+  idle_ = true;  // the drain need not wait for the handshake
+  Arm(environment_->limits.header_timeout);
+  const ClientStream::Greeting greeting = co_await stream_.Handshake();
+  Disarm();
+  idle_ = false;
+  if (greeting == ClientStream::Greeting::kDone) co_return true;
+  environment_->tls->CountFailedHandshake(/*grpc=*/false);
+  if (greeting == ClientStream::Greeting::kPlain) {
+    Response response = ProtocolError(400, "tls_required",
+                                      "this port takes HTTPS only, and the client sent plain HTTP");
+    ResponseHead head;
+    head.status = response.status;
+    head.content_type = response.content_type;
+    head.content_length = response.body.size();
+    head.keep_alive = false;
+    stream_.WriteNow(SerializeHead(head) + response.body);
+    co_await LingeringClose();
+  }
+  co_return false;
 }
 
 asio::awaitable<bool> Connection::ServeOne() {
@@ -277,7 +302,14 @@ asio::awaitable<bool> Connection::ServeOne() {
   const bool for_operators = environment_->router->ForOperators(head.request);
   std::optional<Response> refusal;
   // Probes and Prometheus use the address of a container or a machine as the host.
-  if (!for_operators) refusal = environment_->hosts.Check(head.request);
+  if (!for_operators) {
+    refusal = environment_->hosts.Check(head.request);
+    if (!refusal && environment_->tls != nullptr && environment_->tls->requires_client() &&
+        !stream_.has_client_certificate()) {
+      refusal = ProtocolError(403, "client_certificate_required",
+                              "this server asks its clients for a certificate (mutual TLS)");
+    }
+  }
   if (!refusal) refusal = environment_->router->CheckBeforeBody(head.request);
   if (!refusal && reserved_ && !for_operators) {
     refusal = ProtocolError(503, "too_many_connections", "the server has too many connections");
@@ -460,7 +492,7 @@ void Connection::StartWatch() {
       self->WatchForReset();
     }
   };
-  socket_.async_read_some(asio::buffer(watch_buffer_),
+  stream_.async_read_some(asio::buffer(watch_buffer_),
                           asio::bind_cancellation_slot(watch_cancel_.slot(), received));
 }
 
@@ -470,13 +502,13 @@ void Connection::WatchForReset() {
     self->watching_ = false;
     if (self->stop_watching_) {
       self->event_timer_.cancel();
-    } else if (error || HasEnded(self->socket_.native_handle())) {
+    } else if (error || HasEnded(self->stream_.socket().native_handle())) {
       self->ClientIsGone();
     }
     // Otherwise urgent data has come, and more of it would come at once: watch no longer.
   };
-  socket_.async_wait(asio::socket_base::wait_error,
-                     asio::bind_cancellation_slot(watch_cancel_.slot(), ready));
+  stream_.socket().async_wait(asio::socket_base::wait_error,
+                              asio::bind_cancellation_slot(watch_cancel_.slot(), ready));
 }
 
 void Connection::ClientIsGone() {

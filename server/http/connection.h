@@ -22,6 +22,8 @@
 #include "server/http/request_parser.h"
 #include "server/http/router.h"
 #include "server/metrics/metrics.h"
+#include "server/tls/client_stream.h"
+#include "server/tls/tls_store.h"
 #include "server/tracing/request_observer.h"
 
 namespace moeserve::server::http {
@@ -36,6 +38,7 @@ struct ConnectionEnvironment {
   HostCheck hosts;
   std::shared_ptr<MemoryBudget> memory;  // null: no limit
   std::shared_ptr<RequestObserver> observer;
+  TlsStore* tls = nullptr;  // null: no TLS
   // Closes a connection that holds memory without making progress, if there is one.
   std::function<void()> reclaim = [] {};
   std::atomic<bool> stopping{false};
@@ -75,6 +78,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   using Head = RequestHead;
 
   // Those of these functions that return a bool return false if the connection must be closed.
+  boost::asio::awaitable<bool> Secure();  // the TLS handshake, if there is one
   boost::asio::awaitable<bool> ServeOne();
   boost::asio::awaitable<bool> ReadBody(RequestParser& parser, Head& head);
   // Charges for a body of which `received` bytes have arrived, before it grows further. If there is
@@ -110,7 +114,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // Returns for how long a client may acknowledge nothing (HttpLimits::min_read_bytes_per_second).
   absl::Duration StallLimit();
 
-  boost::asio::ip::tcp::socket socket_;
+  ClientStream stream_;
   const std::shared_ptr<ConnectionEnvironment> environment_;
   const std::string client_;  // its address and port
   boost::asio::steady_timer timeout_timer_;

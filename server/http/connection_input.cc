@@ -137,7 +137,7 @@ asio::awaitable<absl::Status> Connection::ChargeBody(const RequestParser& parser
   absl::Status status = charge.Add(more);
   for (int i = 0; i < kTries && !status.ok() && ApiCode(status) == "out_of_memory"; ++i) {
     environment_->reclaim();
-    asio::steady_timer pause(socket_.get_executor(), std::chrono::milliseconds(10));
+    asio::steady_timer pause(stream_.get_executor(), std::chrono::milliseconds(10));
     co_await pause.async_wait(kAwait);
     status = charge.Add(more);
   }

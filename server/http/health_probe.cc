@@ -1,12 +1,16 @@
 #include "server/http/health_probe.h"
 
 #include <netdb.h>
+#include <openssl/err.h>
+#include <openssl/pem.h>
+#include <openssl/ssl.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -104,12 +108,95 @@ Result<std::string> ReadStatusLine(int fd, absl::Time deadline) {
   return absl::UnavailableError("the answer is not HTTP");
 }
 
-absl::Status Probe(const HostPort& address, absl::Time deadline) {
+// A TLS connection over a connected, non-blocking socket.
+class SecureLink {
+ public:
+  explicit SecureLink(int fd)
+      : fd_(fd),
+        context_(SSL_CTX_new(TLS_client_method()), &SSL_CTX_free),
+        ssl_(SSL_new(context_.get()), &SSL_free) {
+    SSL_set_fd(ssl_.get(), fd);
+  }
+
+  // Returns Unavailable unless the server shows the first certificate of `file`.
+  absl::Status Connect(const std::string& file, absl::Time deadline) {
+    const std::unique_ptr<BIO, decltype(&BIO_free)> bio(BIO_new_file(file.c_str(), "r"), &BIO_free);
+    const Certificate expected(
+        bio != nullptr ? PEM_read_bio_X509(bio.get(), nullptr, nullptr, nullptr) : nullptr,
+        &X509_free);
+    if (expected == nullptr) {
+      return absl::InvalidArgumentError(Concat(file, ": expected a certificate in PEM"));
+    }
+    MOESERVE_RETURN_IF_ERROR(
+        Repeat([&] { return SSL_connect(ssl_.get()); }, deadline, "the TLS handshake failed"));
+    const Certificate shown(SSL_get1_peer_certificate(ssl_.get()), &X509_free);
+    if (shown == nullptr || X509_cmp(shown.get(), expected.get()) != 0) {
+      return absl::UnavailableError(Concat("it shows another certificate than that in ", file));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Send(std::string_view bytes, absl::Time deadline) {
+    return Repeat(
+        [&] { return SSL_write(ssl_.get(), bytes.data(), static_cast<int>(bytes.size())); },
+        deadline, "the connection was closed");
+  }
+
+  Result<std::string> ReadStatusLine(absl::Time deadline) {
+    std::string line;
+    while (line.size() < kMaxStatusLineBytes) {
+      char buffer[kMaxStatusLineBytes];
+      int count = 0;
+      MOESERVE_RETURN_IF_ERROR(
+          Repeat([&] { return count = SSL_read(ssl_.get(), buffer, sizeof(buffer)); }, deadline,
+                 "the connection was closed without an answer"));
+      line.append(buffer, static_cast<size_t>(count));
+      if (const size_t end = line.find("\r\n"); end != std::string::npos)
+        return line.substr(0, end);
+    }
+    return absl::UnavailableError("the answer is not HTTP");
+  }
+
+ private:
+  using Certificate = std::unique_ptr<X509, decltype(&X509_free)>;
+
+  // Calls `step` until it succeeds, and waits for the socket in between.
+  template <typename Step>
+  absl::Status Repeat(const Step& step, absl::Time deadline, const char* failed) {
+    while (true) {
+      ERR_clear_error();
+      const int result = step();
+      if (result > 0) return absl::OkStatus();
+      const int error = SSL_get_error(ssl_.get(), result);
+      if (error == SSL_ERROR_WANT_READ) {
+        MOESERVE_RETURN_IF_ERROR(Await(fd_, POLLIN, deadline));
+      } else if (error == SSL_ERROR_WANT_WRITE) {
+        MOESERVE_RETURN_IF_ERROR(Await(fd_, POLLOUT, deadline));
+      } else {
+        return absl::UnavailableError(failed);
+      }
+    }
+  }
+
+  const int fd_;
+  const std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context_;
+  const std::unique_ptr<SSL, decltype(&SSL_free)> ssl_;
+};
+
+absl::Status Probe(const HostPort& address, absl::Time deadline, const std::string& certificate) {
   MOESERVE_ASSIGN_OR_RETURN(const Descriptor connection, ConnectTo(address, deadline));
-  MOESERVE_RETURN_IF_ERROR(SendAll(
-      connection.get(),
-      "GET /health/ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", deadline));
-  MOESERVE_ASSIGN_OR_RETURN(const std::string line, ReadStatusLine(connection.get(), deadline));
+  constexpr std::string_view kRequest =
+      "GET /health/ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+  std::string line;
+  if (certificate.empty()) {
+    MOESERVE_RETURN_IF_ERROR(SendAll(connection.get(), kRequest, deadline));
+    MOESERVE_ASSIGN_OR_RETURN(line, ReadStatusLine(connection.get(), deadline));
+  } else {
+    SecureLink link(connection.get());
+    MOESERVE_RETURN_IF_ERROR(link.Connect(certificate, deadline));
+    MOESERVE_RETURN_IF_ERROR(link.Send(kRequest, deadline));
+    MOESERVE_ASSIGN_OR_RETURN(line, link.ReadStatusLine(deadline));
+  }
   const std::string_view status(line);
   const bool http = status.starts_with("HTTP/1.1 ") || status.starts_with("HTTP/1.0 ");
   if (!http) return absl::UnavailableError("the answer is not HTTP");
@@ -120,9 +207,12 @@ absl::Status Probe(const HostPort& address, absl::Time deadline) {
 
 }  // namespace
 
-absl::Status ProbeReadiness(const HostPort& address, absl::Duration timeout) {
+absl::Status ProbeReadiness(const HostPort& address, absl::Duration timeout,
+                            const std::string& certificate) {
+  // A server that closes the connection early must not end the process.
+  std::signal(SIGPIPE, SIG_IGN);
   const HostPort target = Reachable(address);
-  const absl::Status status = Probe(target, SteadyNow() + timeout);
+  const absl::Status status = Probe(target, SteadyNow() + timeout, certificate);
   if (status.ok()) return status;
   const bool bracket = target.host.find(':') != std::string::npos;
   return absl::UnavailableError(Concat("the server at ", bracket ? "[" : "", target.host,

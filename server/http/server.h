@@ -15,6 +15,10 @@
 #include "server/metrics/metrics.h"
 #include "server/tracing/request_observer.h"
 
+namespace moeserve::server {
+class TlsStore;
+}
+
 namespace moeserve::server::http {
 
 struct HttpServerOptions {
@@ -24,7 +28,8 @@ struct HttpServerOptions {
   // Logs requests and exports their spans; null: one that logs.
   std::shared_ptr<RequestObserver> observer;
   AddressLimit address_limit;
-  HostCheck hosts;  // does not apply to routes with Access::Operator()
+  TlsStore* tls = nullptr;  // must outlive the server; null: no TLS
+  HostCheck hosts;          // does not apply to routes with Access::Operator()
 };
 
 class HttpServer {

@@ -1,7 +1,5 @@
 #include "server/keys/key_file_watcher.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <chrono>
 #include <exception>
@@ -29,7 +27,7 @@ void WarnAboutKeys(const std::filesystem::path& file, const std::vector<KeySpec>
   }
 }
 
-KeyFileWatcher::KeyFileWatcher(std::filesystem::path file, Version loaded,
+KeyFileWatcher::KeyFileWatcher(std::filesystem::path file, FileVersion loaded,
                                std::vector<std::string> served_names, KeyStore& store)
     : file_(std::move(file)),
       served_names_(std::move(served_names)),
@@ -45,21 +43,8 @@ void KeyFileWatcher::RequestReload() {
   changed_.notify_all();
 }
 
-KeyFileWatcher::Version KeyFileWatcher::Look(const std::filesystem::path& file) {
-  struct stat status {};
-  if (stat(file.c_str(), &status) != 0) return {};
-  const auto nanoseconds = [](const timespec& time) {
-    return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
-  };
-  return {.device = status.st_dev,
-          .inode = status.st_ino,
-          .size = status.st_size,
-          .modified = nanoseconds(status.st_mtim),
-          .changed = nanoseconds(status.st_ctim)};
-}
-
 void KeyFileWatcher::Run(const std::stop_token& stop) {
-  Version previous = loaded_;
+  FileVersion previous = loaded_;
   while (true) {
     bool requested = false;
     {
@@ -68,7 +53,7 @@ void KeyFileWatcher::Run(const std::stop_token& stop) {
       requested = std::exchange(requested_, false);
     }
     if (stop.stop_requested()) return;
-    const Version version = Look(file_);
+    const FileVersion version = LookAtFile(file_);
     const bool settled = version == std::exchange(previous, version);
     if (!requested && (version == loaded_ || !settled)) continue;
     // A file that cannot be used is not read again until it changes.

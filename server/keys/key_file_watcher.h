@@ -2,13 +2,13 @@
 #pragma once
 
 #include <condition_variable>
-#include <cstdint>
 #include <filesystem>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "server/base/file_version.h"
 #include "server/keys/key_store.h"
 
 namespace moeserve::server {
@@ -23,20 +23,10 @@ void WarnAboutKeys(const std::filesystem::path& file, const std::vector<KeySpec>
 // new file cannot be used, the old keys stay in force, and an error is logged and counted.
 class KeyFileWatcher {
  public:
-  // What stat() tells about a version of the file; all zero if there is none.
-  struct Version {
-    uint64_t device = 0;
-    uint64_t inode = 0;
-    int64_t size = 0;
-    int64_t modified = 0;  // nanoseconds
-    int64_t changed = 0;   // nanoseconds
-    bool operator==(const Version&) const = default;
-  };
-  static Version Look(const std::filesystem::path& file);
-
-  // `store` must outlive the watcher. `loaded` is what Look() returned before the file was read.
-  KeyFileWatcher(std::filesystem::path file, Version loaded, std::vector<std::string> served_names,
-                 KeyStore& store);
+  // `store` must outlive the watcher. `loaded` is what LookAtFile() returned before the file
+  // was read.
+  KeyFileWatcher(std::filesystem::path file, FileVersion loaded,
+                 std::vector<std::string> served_names, KeyStore& store);
 
   KeyFileWatcher(const KeyFileWatcher&) = delete;
   KeyFileWatcher& operator=(const KeyFileWatcher&) = delete;
@@ -54,7 +44,7 @@ class KeyFileWatcher {
   std::mutex mutex_;
   std::condition_variable_any changed_;
   bool requested_ = false;  // guarded by mutex_
-  Version loaded_;
+  FileVersion loaded_;
   std::jthread thread_;
 };
 

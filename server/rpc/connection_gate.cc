@@ -24,6 +24,7 @@
 #include "base/message.h"
 #include "server/base/logging.h"
 #include "server/rpc/relay.h"
+#include "server/tls/tls_store.h"
 
 namespace moeserve::server::rpc {
 namespace {
@@ -174,13 +175,15 @@ class ConnectionGate::Impl {
     client.set_option(tcp::no_delay(true), ignored);
     Relay::Callbacks callbacks;
     callbacks.reclaim = [this](const Relay& relay) { return CloseLargest(relay); };
+    callbacks.insecure = [this] { options_.tls->CountFailedHandshake(/*grpc=*/true); };
     callbacks.dropped = [this](const Relay&, const absl::Status& reason) {
       counters_.dropped.fetch_add(1);
       LogWarning("grpc", Concat("closed a connection: ", std::string(reason.message())));
     };
     callbacks.ended = [this](Relay& relay) { Forget(relay); };
     auto relay = std::make_shared<Relay>(
-        std::move(client), std::move(server),
+        std::move(client), options_.tls != nullptr ? options_.tls->grpc() : nullptr,
+        std::move(server),
         FrameGuard(options_.frames, options_.memory, std::chrono::steady_clock::now()),
         std::move(callbacks));
     relays_.emplace(relay.get(), Open{relay, address});

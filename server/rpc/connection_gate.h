@@ -17,6 +17,10 @@
 #include "server/metrics/metrics.h"
 #include "server/rpc/frame_guard.h"
 
+namespace moeserve::server {
+class TlsStore;
+}
+
 namespace moeserve::server::rpc {
 
 struct ConnectionGateOptions {
@@ -24,6 +28,7 @@ struct ConnectionGateOptions {
   int port = 0;  // 0 picks a free port
   int max_connections = 4096;
   AddressLimit address_limit;
+  TlsStore* tls = nullptr;  // must outlive the gate; null: no TLS
   FrameLimits frames;
   // Is charged for the calls of all connections. If it has no room, the connection that holds most
   // of it is closed.

@@ -46,9 +46,9 @@ std::string GoAway(std::string_view reason) {
 
 }  // namespace
 
-Relay::Relay(asio::ip::tcp::socket client, asio::local::stream_protocol::socket server,
-             FrameGuard guard, Callbacks callbacks)
-    : client_(std::move(client)),
+Relay::Relay(asio::ip::tcp::socket client, std::shared_ptr<asio::ssl::context> tls,
+             asio::local::stream_protocol::socket server, FrameGuard guard, Callbacks callbacks)
+    : client_(std::move(client), std::move(tls)),
       server_(std::move(server)),
       guard_(std::move(guard)),
       callbacks_(std::move(callbacks)) {}
@@ -58,20 +58,42 @@ void Relay::Start() {
     if (error) self->Close();  // such as std::bad_alloc
     self->OneDirectionEnded();
   };
-  asio::co_spawn(client_.get_executor(), FromClient(), done);
-  asio::co_spawn(client_.get_executor(), FromServer(), done);
+  const auto pass_on = [self = shared_from_this(), done](const std::exception_ptr& error,
+                                                         bool secure) {
+    if (error || !secure) {
+      self->Close();
+      self->directions_ = 1;
+      self->OneDirectionEnded();
+      return;
+    }
+    asio::co_spawn(self->client_.get_executor(), self->FromClient(), done);
+    asio::co_spawn(self->client_.get_executor(), self->FromServer(), done);
+  };
+  asio::co_spawn(client_.get_executor(), Secure(), pass_on);
+}
+
+asio::awaitable<bool> Relay::Secure() {
+  const ClientStream::Greeting greeting = co_await client_.Handshake();
+  secure_ =
+      greeting == ClientStream::Greeting::kDone && (!client_.is_tls() || client_.HasAlpn("h2"));
+  if (!secure_) callbacks_.insecure();
+  co_return secure_;
 }
 
 void Relay::Close() {
   closed_ = true;
   guard_.Release();
   error_code ignored;
-  client_.close(ignored);
+  client_.socket().close(ignored);
   server_.close(ignored);
 }
 
 void Relay::Drop(const absl::Status& reason) {
   if (closed()) return;
+  if (!secure_) {
+    Close();  // ends the handshake
+    return;
+  }
   callbacks_.dropped(*this, reason);
   dropped_ = true;
   goodbye_ = GoAway({reason.message().data(), reason.message().size()});
@@ -84,11 +106,10 @@ void Relay::SayGoodbye() {
   closed_ = true;
   error_code ignored;
   server_.close(ignored);
-  client_.non_blocking(true, ignored);
-  client_.write_some(asio::buffer(goodbye_), ignored);
+  client_.WriteNow(goodbye_);
   // Closing the client's socket with unread input would reset the connection, and the client could
   // lose the reason.
-  client_.shutdown(asio::socket_base::shutdown_send, ignored);
+  client_.EndOutput();
 }
 
 void Relay::CheckTime() {
@@ -104,7 +125,7 @@ void Relay::CheckTime() {
 asio::awaitable<void> Relay::Discard() {
   std::vector<char> buffer(kBufferBytes);
   size_t left = kMaxDiscarded;
-  while (left >= kBufferBytes && client_.is_open()) {
+  while (left >= kBufferBytes && client_.socket().is_open()) {
     const auto [error, count] = co_await client_.async_read_some(asio::buffer(buffer), kAwait);
     if (error) break;
     left -= count;

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "server/rpc/frame_guard.h"
+#include "server/tls/client_stream.h"
 
 namespace moeserve::server::rpc {
 
@@ -23,13 +24,15 @@ class Relay : public std::enable_shared_from_this<Relay> {
     std::function<bool(const Relay&)> reclaim;
     // Reports that the connection is closed because of its client.
     std::function<void(const Relay&, const absl::Status&)> dropped;
+    // Reports that the TLS handshake has failed.
+    std::function<void()> insecure;
     // Reports that no byte will be passed on any more.
     std::function<void(Relay&)> ended;
   };
 
-  // `server` is connected with the gRPC server.
-  Relay(boost::asio::ip::tcp::socket client, boost::asio::local::stream_protocol::socket server,
-        FrameGuard guard, Callbacks callbacks);
+  // `server` is connected with the gRPC server. With TLS if `tls` is not null.
+  Relay(boost::asio::ip::tcp::socket client, std::shared_ptr<boost::asio::ssl::context> tls,
+        boost::asio::local::stream_protocol::socket server, FrameGuard guard, Callbacks callbacks);
 
   void Start();
   // Closes both sides at once.
@@ -45,19 +48,21 @@ class Relay : public std::enable_shared_from_this<Relay> {
   bool closed() const { return closed_ || dropped_; }
 
  private:
+  boost::asio::awaitable<bool> Secure();  // the TLS handshake, if there is one
   boost::asio::awaitable<void> FromClient();
   boost::asio::awaitable<void> FromServer();
   boost::asio::awaitable<void> Discard();
   void SayGoodbye();
   void OneDirectionEnded();
 
-  boost::asio::ip::tcp::socket client_;
+  ClientStream client_;
   boost::asio::local::stream_protocol::socket server_;
   FrameGuard guard_;
   const Callbacks callbacks_;
   std::chrono::steady_clock::time_point last_used_ = std::chrono::steady_clock::now();
   int directions_ = 2;
   bool writing_to_client_ = false;
+  bool secure_ = false;  // whether bytes can be passed on
   bool closed_ = false;
   bool dropped_ = false;
   std::string goodbye_;  // the GOAWAY frame of a dropped connection

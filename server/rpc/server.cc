@@ -80,6 +80,7 @@ class GrpcServer::Impl {
     gate.port = options.port;
     gate.max_connections = options.max_connections;
     gate.address_limit = options.address_limit;
+    gate.tls = options.tls;
     gate.memory = context_.call_memory();
     MOESERVE_ASSIGN_OR_RETURN(
         gate_, ConnectionGate::Listen(gate, {.open = context_.metrics().grpc_connections,

@@ -9,6 +9,10 @@
 #include "server/connections/address_limit.h"
 #include "server/context.h"
 
+namespace moeserve::server {
+class TlsStore;
+}
+
 namespace moeserve::server::rpc {
 
 struct GrpcServerOptions {
@@ -16,6 +20,7 @@ struct GrpcServerOptions {
   int port = 8081;  // 0 picks a free port
   int max_connections = 4096;
   AddressLimit address_limit;
+  TlsStore* tls = nullptr;  // must outlive the server; null: no TLS
   bool reflection = true;
 };
 

@@ -63,27 +63,43 @@ Result<HostPort> ParseAddress(std::string_view option, const std::string& text) 
   return address;
 }
 
-Result<Addresses> ResolveAddresses(const ServeOptions& options, bool has_keys) {
+Result<Addresses> ResolveAddresses(const ServeOptions& options, bool guarded) {
   Addresses out;
   MOESERVE_ASSIGN_OR_RETURN(out.http, ParseAddress("--http", options.http));
   MOESERVE_ASSIGN_OR_RETURN(out.grpc, ParseAddress("--grpc", options.grpc));
-  if (!has_keys && !options.allow_open) {
+  if (!guarded && !options.allow_open) {
     for (const HostPort* address : {&out.http, &out.grpc}) {
       if (address->IsLoopback()) continue;
       return absl::InvalidArgumentError(Concat(
           "listening on ", address->host,
           " without API keys would open the server to "
-          "everybody who can reach it: give --api-key-file, or --allow-open to accept that"));
+          "everybody who can reach it: give --api-key-file or --tls-client-ca, or --allow-open to "
+          "accept that"));
     }
+  }
+  return out;
+}
+
+Result<TlsOptions> ResolveTls(const ServeOptions& options) {
+  TlsOptions out;
+  out.certificate = options.tls_cert;
+  out.key = options.tls_key;
+  out.client_ca = options.tls_client_ca;
+  out.only_1_3 = options.tls_min_version == "1.3";
+  if (out.certificate.empty() != out.key.empty()) {
+    return absl::InvalidArgumentError("--tls-cert and --tls-key must be given together");
+  }
+  if (!out.client_ca.empty() && !out.enabled()) {
+    return absl::InvalidArgumentError("--tls-client-ca needs --tls-cert and --tls-key");
   }
   return out;
 }
 
 // Without keys, a server on loopback trusts everybody who reaches it. A web page must not.
 Result<http::HostCheck> ResolveHosts(const ServeOptions& options, const HostPort& address,
-                                     bool has_keys) {
+                                     bool guarded) {
   std::vector<std::string> hosts = options.allowed_hosts;
-  if (hosts.empty() && address.IsLoopback() && !has_keys) {
+  if (hosts.empty() && address.IsLoopback() && !guarded) {
     hosts = {"localhost", "127.0.0.1", "[::1]", address.host};
   }
   auto check = http::HostCheck::Parse(hosts);
@@ -139,14 +155,15 @@ Result<Configuration> Configure(const ServeOptions& options) {
   MOESERVE_ASSIGN_OR_RETURN(out.chat_template, ReadChatTemplate(options.chat_template));
   ServerSettings& settings = out.settings;
   if (!options.api_key_file.empty()) {
-    out.key_file = KeyFileWatcher::Look(options.api_key_file);
+    out.key_file = LookAtFile(options.api_key_file);
     auto keys = ReadKeyFile(options.api_key_file);
     if (!keys.ok()) return Prefixed("--api-key-file: ", keys.status());
     settings.keys = *std::move(keys);
   }
-  MOESERVE_ASSIGN_OR_RETURN(out.addresses, ResolveAddresses(options, !settings.keys.empty()));
-  MOESERVE_ASSIGN_OR_RETURN(out.hosts,
-                            ResolveHosts(options, out.addresses.http, !settings.keys.empty()));
+  MOESERVE_ASSIGN_OR_RETURN(out.tls, ResolveTls(options));
+  const bool guarded = !settings.keys.empty() || !out.tls.client_ca.empty();
+  MOESERVE_ASSIGN_OR_RETURN(out.addresses, ResolveAddresses(options, guarded));
+  MOESERVE_ASSIGN_OR_RETURN(out.hosts, ResolveHosts(options, out.addresses.http, guarded));
   MOESERVE_ASSIGN_OR_RETURN(EngineOptions engine, ResolveEngineOptions(options.engine));
   out.engine = WithServeOptions(std::move(engine), options);
   MOESERVE_ASSIGN_OR_RETURN(out.models, ResolveModels(options));

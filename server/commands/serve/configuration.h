@@ -7,11 +7,12 @@
 
 #include "base/status.h"
 #include "engine/engine.h"
+#include "server/base/file_version.h"
 #include "server/base/text_values.h"
 #include "server/commands/serve/options.h"
 #include "server/context.h"
 #include "server/http/checks/host_check.h"
-#include "server/keys/key_file_watcher.h"
+#include "server/tls/tls_context.h"
 
 namespace moeserve::server {
 
@@ -35,7 +36,8 @@ struct Configuration {
   http::HostCheck hosts;
   std::optional<std::string> chat_template;
   RequestObserverOptions observer;
-  KeyFileWatcher::Version key_file;  // as it was read
+  FileVersion key_file;  // as it was read
+  TlsOptions tls;
 };
 
 // Checks the options' values and reads the key file and the chat template. Returns InvalidArgument

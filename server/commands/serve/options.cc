@@ -17,7 +17,21 @@ void AddInterfaceOptions(CLI::App& app, ServeOptions& options) {
                  "File with one API key per line, or with keys, scopes and limits as JSON; is "
                  "reloaded when it changes and on SIGHUP");
   app.add_flag("--allow-open", options.allow_open,
-               "Allow listening beyond loopback without API keys");
+               "Allow listening beyond loopback without API keys and client certificates");
+  app.add_option("--tls-cert", options.tls_cert,
+                 "TLS on both ports: file with the server's certificate and intermediate ones in "
+                 "PEM; the TLS files are read again when they change and on SIGHUP")
+      ->envname("MOESERVE_TLS_CERT");
+  app.add_option("--tls-key", options.tls_key,
+                 "File with the certificate's private key in PEM, not encrypted")
+      ->envname("MOESERVE_TLS_KEY");
+  app.add_option("--tls-client-ca", options.tls_client_ca,
+                 "File with the authorities in PEM of which clients must have a certificate; over "
+                 "HTTP, health and metrics need none")
+      ->envname("MOESERVE_TLS_CLIENT_CA");
+  app.add_option("--tls-min-version", options.tls_min_version, "Lowest version of TLS")
+      ->check(CLI::IsMember({"1.2", "1.3"}))
+      ->capture_default_str();
   app.add_option("--allowed-hosts", options.allowed_hosts,
                  "Host name that HTTP requests and web pages may use, without a port; *: every "
                  "name; can be repeated; default: localhost, 127.0.0.1 and [::1] on loopback "

@@ -23,6 +23,10 @@ struct ServeOptions {
   bool model_control = false;
   std::string model_memory;  // text of the option; empty: no limit
   std::string api_key_file;
+  std::string tls_cert;
+  std::string tls_key;
+  std::string tls_client_ca;
+  std::string tls_min_version = "1.2";
   int min_priority = 0;
   bool print_routes = false;
   std::string grpc_reflection = "on";

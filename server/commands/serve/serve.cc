@@ -30,6 +30,7 @@
 #include "server/openai/chat_format.h"
 #include "server/rpc/methods.h"
 #include "server/rpc/server.h"
+#include "server/tls/tls_store.h"
 
 namespace moeserve::server {
 namespace {
@@ -152,6 +153,7 @@ Result<Listeners> StartListeners(const ServeOptions& options, const Configuratio
   http_options.limits = context.settings().http;
   http_options.observer = context.settings().observer;
   http_options.hosts = configuration.hosts;
+  http_options.tls = context.settings().tls.get();
   const ConnectionLimits connections = ShareDescriptors(RaiseDescriptorLimit());
   http_options.limits.max_connections =
       std::min(http_options.limits.max_connections, connections.http);
@@ -163,6 +165,7 @@ Result<Listeners> StartListeners(const ServeOptions& options, const Configuratio
   grpc_options.port = addresses.grpc.port;
   grpc_options.max_connections = connections.grpc;
   grpc_options.address_limit = PerAddress(options, connections.grpc);
+  grpc_options.tls = context.settings().tls.get();
   grpc_options.reflection = options.grpc_reflection == "on";
   MOESERVE_ASSIGN_OR_RETURN(out.grpc, rpc::GrpcServer::Start(grpc_options, context));
   return out;
@@ -258,6 +261,9 @@ bool ShutDown(const Listeners& listeners, ServerContext& context, double drain_s
 
 absl::Status Serve(const ServeOptions& options, Configuration configuration) {
   // Declared in this order because the variables are destroyed in reverse: the models last.
+  if (configuration.tls.enabled()) {
+    MOESERVE_ASSIGN_OR_RETURN(configuration.settings.tls, TlsStore::Start(configuration.tls));
+  }
   configuration.settings.observer = std::make_shared<RequestObserver>(configuration.observer);
   ServerContext context(std::move(configuration.settings));
   for (const ModelSource& model : configuration.models) {
@@ -289,6 +295,7 @@ absl::Status Serve(const ServeOptions& options, Configuration configuration) {
       },
       [&] {
         if (keys) keys->RequestReload();
+        if (context.settings().tls != nullptr) context.settings().tls->RequestReload();
       });
 
   const std::unique_ptr<ModelManager> manager =
@@ -357,8 +364,8 @@ int Run(ServeOptionReader& reader) {
     return 0;
   }
   BlockTerminationSignals();
-  // Without a key file nothing can be reloaded, and a hangup ends the process as usual.
-  if (!options.api_key_file.empty()) BlockHangup();
+  // Without keys and TLS nothing can be reloaded, and a hangup ends the process as usual.
+  if (!options.api_key_file.empty() || !options.tls_cert.empty()) BlockHangup();
   IgnoreBrokenPipes();
   SetUpLogging(options.log_format == "json" ? LogFormat::kJson : LogFormat::kText,
                ParseLevel(options.log_level));

@@ -1,0 +1,75 @@
+#include "server/tls/client_stream.h"
+
+#include <openssl/ssl.h>
+#include <sys/socket.h>
+
+#include <boost/asio/as_tuple.hpp>
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+
+namespace moeserve::server {
+
+namespace asio = boost::asio;
+using boost::system::error_code;
+
+namespace {
+constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
+constexpr char kHandshakeRecord = 0x16;  // RFC 8446, section 5.1
+}  // namespace
+
+ClientStream::ClientStream(asio::ip::tcp::socket socket, std::shared_ptr<asio::ssl::context> tls)
+    : socket_(std::move(socket)), context_(std::move(tls)) {
+  if (context_ != nullptr) tls_.emplace(socket_, *context_);
+}
+
+asio::awaitable<ClientStream::Greeting> ClientStream::Handshake() {
+  if (!tls_) co_return Greeting::kDone;
+  const auto [unreadable] = co_await socket_.async_wait(asio::socket_base::wait_read, kAwait);
+  if (unreadable) co_return Greeting::kFailed;
+  char first = 0;
+  if (recv(socket_.native_handle(), &first, 1, MSG_PEEK | MSG_DONTWAIT) != 1) {
+    co_return Greeting::kFailed;
+  }
+  if (first != kHandshakeRecord) co_return Greeting::kPlain;
+  const auto [error] = co_await tls_->async_handshake(asio::ssl::stream_base::server, kAwait);
+  secured_ = !error;
+  co_return error ? Greeting::kFailed : Greeting::kDone;
+}
+
+bool ClientStream::has_client_certificate() const {
+  if (!secured_) return false;
+  SSL* const native = tls_->native_handle();
+  return SSL_get0_peer_certificate(native) != nullptr && SSL_get_verify_result(native) == X509_V_OK;
+}
+
+bool ClientStream::HasAlpn(std::string_view protocol) const {
+  if (!secured_) return false;
+  const unsigned char* name = nullptr;
+  unsigned int size = 0;
+  SSL_get0_alpn_selected(tls_->native_handle(), &name, &size);
+  return std::string_view(reinterpret_cast<const char*>(name), size) == protocol;
+}
+
+void ClientStream::WriteNow(std::string_view bytes) {
+  error_code ignored;
+  socket_.non_blocking(true, ignored);
+  if (secured_) {
+    tls_->write_some(asio::buffer(bytes.data(), bytes.size()), ignored);
+  } else {
+    socket_.write_some(asio::buffer(bytes.data(), bytes.size()), ignored);
+  }
+}
+
+void ClientStream::EndOutput() {
+  error_code ignored;
+  if (secured_) {
+    socket_.non_blocking(true, ignored);
+    // Sends close_notify without waiting for that of the client.
+    SSL* const native = tls_->native_handle();
+    SSL_set_shutdown(native, SSL_get_shutdown(native) | SSL_RECEIVED_SHUTDOWN);
+    tls_->shutdown(ignored);
+  }
+  socket_.shutdown(asio::socket_base::shutdown_send, ignored);
+}
+
+}  // namespace moeserve::server

@@ -1,0 +1,120 @@
+#include "server/tls/tls_store.h"
+
+#include <chrono>
+#include <exception>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "base/message.h"
+#include "server/base/logging.h"
+
+namespace moeserve::server {
+namespace {
+
+void WarnAboutTimes(const TlsOptions& options, const TlsContexts& contexts) {
+  const absl::Time now = absl::Now();
+  if (now >= contexts.not_before && now < contexts.not_after) return;
+  LogWarning("tls", Concat("the certificate in ", options.certificate,
+                           now < contexts.not_before ? " is not valid yet" : " has expired"));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<TlsStore>> TlsStore::Start(const TlsOptions& options) {
+  const Versions versions = Look(options);
+  MOESERVE_ASSIGN_OR_RETURN(TlsContexts contexts, LoadTls(options));
+  WarnAboutTimes(options, contexts);
+  return std::unique_ptr<TlsStore>(new TlsStore(options, std::move(contexts), versions));
+}
+
+TlsStore::TlsStore(TlsOptions options, TlsContexts contexts, const Versions& loaded)
+    : options_(std::move(options)),
+      contexts_(std::move(contexts)),
+      loaded_(loaded),
+      thread_([this](const std::stop_token& stop) { Run(stop); }) {}
+
+TlsStore::Versions TlsStore::Look(const TlsOptions& options) {
+  return {LookAtFile(options.certificate), LookAtFile(options.key), LookAtFile(options.client_ca)};
+}
+
+std::shared_ptr<boost::asio::ssl::context> TlsStore::http() const {
+  std::lock_guard lock(mutex_);
+  return contexts_.http;
+}
+
+std::shared_ptr<boost::asio::ssl::context> TlsStore::grpc() const {
+  std::lock_guard lock(mutex_);
+  return contexts_.grpc;
+}
+
+void TlsStore::RequestReload() {
+  {
+    std::lock_guard lock(mutex_);
+    requested_ = true;
+  }
+  changed_.notify_all();
+}
+
+void TlsStore::Run(const std::stop_token& stop) {
+  Versions previous = loaded_;
+  while (true) {
+    bool requested = false;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait_for(lock, stop, std::chrono::seconds(1), [this] { return requested_; });
+      requested = std::exchange(requested_, false);
+    }
+    if (stop.stop_requested()) return;
+    const Versions versions = Look(options_);
+    const bool settled = versions == std::exchange(previous, versions);
+    if (!requested && (versions == loaded_ || !settled)) continue;
+    // Files that cannot be used are not read again until they change.
+    loaded_ = versions;
+    Reload();
+  }
+}
+
+void TlsStore::Reload() {
+  absl::Status status;
+  try {
+    Result<TlsContexts> contexts = LoadTls(options_);
+    status = contexts.status();
+    if (status.ok()) {
+      WarnAboutTimes(options_, *contexts);
+      LogInfo("tls", Concat("reloaded the certificate; it is valid until ",
+                            absl::FormatTime(contexts->not_after, absl::UTCTimeZone())));
+      std::lock_guard lock(mutex_);
+      contexts_ = *std::move(contexts);
+    }
+  } catch (const std::exception& error) {
+    status = absl::InternalError(error.what());
+  }
+  ++(status.ok() ? reloads_ : failed_reloads_);
+  if (status.ok()) return;
+  LogError("tls", Concat("the certificate before stays in use: ",
+                         Printable(std::string(status.message()), 1000)));
+}
+
+void TlsStore::WriteMetrics(PrometheusText& text) const {
+  absl::Time not_after;
+  {
+    std::lock_guard lock(mutex_);
+    not_after = contexts_.not_after;
+  }
+  text.Single("tls_certificate_expiry_timestamp_seconds", "gauge",
+              "When the server's certificate expires.",
+              static_cast<double>(absl::ToUnixSeconds(not_after)));
+  const auto counts = [&](const char* name, const char* help, const char* label,
+                          std::initializer_list<std::pair<const char*, uint64_t>> values) {
+    text.Family(name, "counter", help);
+    for (const auto& [value, count] : values) {
+      text.Sample({{label, value}}, count);
+    }
+  };
+  counts("tls_reloads_total", "Reads of the certificate's files after the start.", "result",
+         {{"ok", reloads_.load()}, {"error", failed_reloads_.load()}});
+  counts("tls_handshake_failures_total", "TLS handshakes that failed or took too long.",
+         "interface", {{"http", failed_http_.load()}, {"grpc", failed_grpc_.load()}});
+}
+
+}  // namespace moeserve::server

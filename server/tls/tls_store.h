@@ -1,0 +1,62 @@
+// The TLS contexts of new connections.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "base/status.h"
+#include "server/base/file_version.h"
+#include "server/metrics/prometheus.h"
+#include "server/tls/tls_context.h"
+
+namespace moeserve::server {
+
+// Checks once a second, on its own thread, whether the files have changed, and reads them when they
+// were the same at two checks. If they cannot be used, the contexts before stay in use, and an
+// error is logged and counted. Thread-safe.
+class TlsStore {
+ public:
+  // Errors: those of LoadTls().
+  static Result<std::unique_ptr<TlsStore>> Start(const TlsOptions& options);
+
+  TlsStore(const TlsStore&) = delete;
+  TlsStore& operator=(const TlsStore&) = delete;
+
+  std::shared_ptr<boost::asio::ssl::context> http() const;
+  std::shared_ptr<boost::asio::ssl::context> grpc() const;
+  // Returns whether clients must have a certificate.
+  bool requires_client() const { return !options_.client_ca.empty(); }
+
+  // Makes the thread read the files now, changed or not.
+  void RequestReload();
+
+  void CountFailedHandshake(bool grpc) { ++(grpc ? failed_grpc_ : failed_http_); }
+  void WriteMetrics(PrometheusText& text) const;
+
+ private:
+  using Versions = std::array<FileVersion, 3>;
+
+  TlsStore(TlsOptions options, TlsContexts contexts, const Versions& loaded);
+  static Versions Look(const TlsOptions& options);
+  void Run(const std::stop_token& stop);
+  void Reload();
+
+  const TlsOptions options_;
+  mutable std::mutex mutex_;
+  TlsContexts contexts_;    // guarded by mutex_
+  bool requested_ = false;  // guarded by mutex_
+  std::condition_variable_any changed_;
+  Versions loaded_;
+  std::atomic<uint64_t> reloads_{0};
+  std::atomic<uint64_t> failed_reloads_{0};
+  std::atomic<uint64_t> failed_http_{0};
+  std::atomic<uint64_t> failed_grpc_{0};
+  std::jthread thread_;  // last, because it uses the other members
+};
+
+}  // namespace moeserve::server
