@@ -9,6 +9,7 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <new>
 #include <random>
 #include <thread>
 #include <unordered_set>
@@ -98,6 +99,8 @@ class Engine::Impl {
   // Updates a sequence after its rows were computed: collects log-probabilities and marks the rows
   // as computed. If no known token is left to compute, draws the next token.
   void Advance(const ScheduledRows& rows, const RowLogits& logits);
+  // Calls Advance(), and ends the sequence if there is no memory for that.
+  void AdvanceOrFail(const ScheduledRows& rows, const RowLogits& logits);
   // Starts the other samples of this sequence's prompt after the prompt was computed; each sample
   // draws its own first token.
   void ForkSamples(Sequence& sequence, const RowLogits& logits);
@@ -107,6 +110,9 @@ class Engine::Impl {
   // and its id are free before the sink is called.
   void Finish(Sequence* sequence, OutputDelta delta);
   void Fail(Sequence* sequence, const absl::Status& status);
+  // Also ends the samples that wait for the sequence's prompt to be computed.
+  void FailWithSamples(Sequence* sequence, const absl::Status& status);
+  void FailForMemory(Sequence* sequence);
   // If no request is left, reads the expert counters from the device, so that an idle engine's
   // statistics are complete.
   void RefreshIfIdle() {
@@ -249,10 +255,15 @@ void Engine::Impl::Shutdown() {
 void Engine::Impl::Loop() {
   pthread_setname_np(pthread_self(), "engine");  // for ps, top and debuggers
   while (TakeWork()) {
-    AbortExpired();
-    Admit();
-    Step();
-    UpdateGauges();
+    try {
+      AbortExpired();
+      Admit();
+      Step();
+      UpdateGauges();
+    } catch (const std::bad_alloc&) {
+      // Step() ends the requests whose computation lacks memory. The rest is tried again.
+      std::this_thread::sleep_for(absl::ToChronoMilliseconds(kTick));
+    }
   }
 }
 
@@ -357,17 +368,25 @@ void Engine::Impl::Step() {
                               static_cast<int>(scheduler_.running().size()));
   const std::vector<ScheduledRows> scheduled = scheduler_.Plan(options_.max_step_tokens, budget);
   if (scheduled.empty()) return;
-  const Batch batch = MakeBatch(scheduled, model_->backend().samples_on_device(), textless_);
   const size_t vocab = static_cast<size_t>(model_->spec().vocab_size);
-  // logits_ never shrinks: if it did, resize() would fill the elements that it adds again with
-  // zeros in later steps.
-  logits_.resize(std::max(logits_.size(), batch.logit_rows.size() * vocab));
-  const StepOptions step = options_.expert_stats ? recorder_.BeginStep() : StepOptions{};
-  const auto forward_begin = std::chrono::steady_clock::now();
-  samples_.resize(batch.samples.size());
-  const StepReport report = model_->Forward(batch, *cache_, step, logits_, samples_);
-  const double forward_seconds = seconds_since(forward_begin);
-  if (options_.expert_stats) recorder_.EndStep(batch, report);
+  Batch batch;
+  StepReport report;
+  double forward_seconds = 0.0;
+  try {
+    batch = MakeBatch(scheduled, model_->backend().samples_on_device(), textless_);
+    // logits_ never shrinks: if it did, resize() would fill the elements that it adds again with
+    // zeros in later steps.
+    logits_.resize(std::max(logits_.size(), batch.logit_rows.size() * vocab));
+    const StepOptions step = options_.expert_stats ? recorder_.BeginStep() : StepOptions{};
+    samples_.resize(batch.samples.size());
+    const auto forward_begin = std::chrono::steady_clock::now();
+    report = model_->Forward(batch, *cache_, step, logits_, samples_);
+    forward_seconds = seconds_since(forward_begin);
+    if (options_.expert_stats) recorder_.EndStep(batch, report);
+  } catch (const std::bad_alloc&) {
+    for (const ScheduledRows& rows : scheduled) FailForMemory(rows.sequence);
+    return;
+  }
   step_time_.Observe(WorkOf(scheduled), forward_seconds);
   if (broken_ = model_->CheckFiles(); !broken_.ok()) {
     {
@@ -396,14 +415,10 @@ void Engine::Impl::Step() {
     }
     if (finite &&
         (logits.drawn != nullptr ? logits.drawn->finite != 0 : AllFinite(logits.values))) {
-      Advance(rows, logits);
+      AdvanceOrFail(rows, logits);
     } else {
-      // Other samples that wait for this prompt to be computed would fail in the same way.
-      const absl::Status failure =
-          absl::InternalError("numeric failure: router scores or logits are not finite");
-      auto& samples = rows.sequence->samples;
-      while (!samples.empty()) Fail(samples.back().get(), failure);
-      Fail(rows.sequence, failure);
+      FailWithSamples(rows.sequence, absl::InternalError("numeric failure: router scores or logits "
+                                                         "are not finite"));
     }
     token = end;
   }
@@ -420,6 +435,30 @@ void Engine::Impl::Step() {
   stats_.forward_seconds += forward_seconds;
   stats_.step_seconds += step_seconds;
   stats_.histograms = histograms_;
+}
+
+void Engine::Impl::FailWithSamples(Sequence* sequence, const absl::Status& status) {
+  // Other samples that wait for this prompt to be computed would fail in the same way.
+  while (!sequence->samples.empty()) Fail(sequence->samples.back().get(), status);
+  Fail(sequence, status);
+}
+
+void Engine::Impl::FailForMemory(Sequence* sequence) {
+  FailWithSamples(sequence, absl::ResourceExhaustedError(
+                                "the server has not enough memory to compute this request"));
+}
+
+void Engine::Impl::AdvanceOrFail(const ScheduledRows& rows, const RowLogits& logits) {
+  const auto& running = scheduler_.running();
+  Sequence* const sequence = rows.sequence;
+  try {
+    Advance(rows, logits);
+  } catch (const std::bad_alloc&) {
+    // The sequence may have ended before the allocation failed.
+    const bool runs = std::any_of(running.begin(), running.end(),
+                                  [&](const SequencePtr& s) { return s.get() == sequence; });
+    if (runs) FailForMemory(sequence);
+  }
 }
 
 void Engine::Impl::Advance(const ScheduledRows& rows, const RowLogits& logits) {

@@ -1,5 +1,7 @@
 #include "kernels/cpu/thread_pool.h"
 
+#include <new>
+
 #include "base/check.h"
 
 namespace moeserve::cpu {
@@ -45,8 +47,12 @@ uint64_t ThreadPool::Work(int worker) {
     if (Index(taken) >= Count(taken)) continue;
     Job& job = jobs_[Epoch(taken) % 2];
     const int64_t base = job.base.load(std::memory_order_relaxed);
-    job.invoke.load(std::memory_order_relaxed)(job.task.load(std::memory_order_relaxed),
-                                               base + static_cast<int64_t>(Index(taken)), worker);
+    try {
+      job.invoke.load(std::memory_order_relaxed)(job.task.load(std::memory_order_relaxed),
+                                                 base + static_cast<int64_t>(Index(taken)), worker);
+    } catch (const std::bad_alloc&) {
+      lacks_memory_.store(true, std::memory_order_relaxed);
+    }
     done_.fetch_add(1, std::memory_order_acq_rel);
   }
 }
@@ -66,6 +72,7 @@ void ThreadPool::RunErased(int64_t count, const void* task, Invoke invoke) {
     Work(0);
     while (done_.load(std::memory_order_acquire) < part) Pause();
   }
+  if (lacks_memory_.exchange(false, std::memory_order_relaxed)) throw std::bad_alloc();
 }
 
 void ThreadPool::WorkerLoop(int worker) {

@@ -24,7 +24,8 @@ class ThreadPool {
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
   // Calls task(i, worker) for every i in [0, count), with worker in [0, threads()). Returns when
-  // all calls are done. Not reentrant; only one thread at a time may call Run().
+  // all calls are done. Not reentrant; only one thread at a time may call Run(). Throws
+  // std::bad_alloc, then, if a call has thrown it; calls must throw nothing else.
   template <typename Task>
   void Run(int64_t count, const Task& task) {
     if (count <= 0) return;
@@ -58,6 +59,7 @@ class ThreadPool {
   std::atomic<uint64_t> ticket_{0};
   std::atomic<int64_t> done_{0};
   std::atomic<bool> stop_{false};
+  std::atomic<bool> lacks_memory_{false};  // whether a task has thrown std::bad_alloc
   Job jobs_[2];
   std::vector<std::thread> workers_;
 };
