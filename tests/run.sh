@@ -144,6 +144,12 @@ open_inference_tests() {
   done
 }
 
+# Restarts and kills replicas behind HAProxy, if that is installed.
+failover_tests() {
+  MOESERVE_BIN=$PWD/build/release/moeserve MOESERVE_MODEL=$PWD/deploy/models/mh-moe \
+    "$venv/bin/python" -m pytest -q -rs -p no:cacheprovider tests/failover
+}
+
 # Runs the client tests with models on a GPU, if there is one.
 device_client_tests() {
   if ! command -v nvidia-smi >/dev/null || ! nvidia-smi -L >/dev/null 2>&1; then
@@ -252,6 +258,7 @@ run_script() { MOESERVE_BIN=$PWD/build/release/moeserve bash "$1"; }
 run_full() {
   stage "Python environment with the clients of Triton and KServe" make_open_inference_venv
   stage "clients of Triton and KServe" open_inference_tests
+  stage "replicas behind HAProxy" failover_tests
   stage "address and undefined-behaviour sanitizers" sanitize asan slow
   stage "thread sanitizer" sanitize_threads
   stage "Python environment with PyTorch" make_reference_venv
