@@ -6,6 +6,7 @@
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <cerrno>
 
 namespace moeserve::server {
 
@@ -24,11 +25,15 @@ ClientStream::ClientStream(asio::ip::tcp::socket socket, std::shared_ptr<asio::s
 
 asio::awaitable<ClientStream::Greeting> ClientStream::Handshake() {
   if (!tls_) co_return Greeting::kDone;
-  const auto [unreadable] = co_await socket_.async_wait(asio::socket_base::wait_read, kAwait);
-  if (unreadable) co_return Greeting::kFailed;
   char first = 0;
-  if (recv(socket_.native_handle(), &first, 1, MSG_PEEK | MSG_DONTWAIT) != 1) {
-    co_return Greeting::kFailed;
+  while (true) {
+    const auto [unreadable] = co_await socket_.async_wait(asio::socket_base::wait_read, kAwait);
+    if (unreadable) co_return Greeting::kFailed;
+    const ssize_t count = recv(socket_.native_handle(), &first, 1, MSG_PEEK | MSG_DONTWAIT);
+    if (count == 1) break;
+    // The wait can end before there is anything to read.
+    const bool again = count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
+    if (!again) co_return Greeting::kFailed;
   }
   if (first != kHandshakeRecord) co_return Greeting::kPlain;
   const auto [error] = co_await tls_->async_handshake(asio::ssl::stream_base::server, kAwait);

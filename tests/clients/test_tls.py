@@ -1,5 +1,6 @@
 """Tests TLS and mutual TLS on both ports with openssl, curl, Python's ssl and grpcio."""
 
+import concurrent.futures
 import http.client
 import json
 import shutil
@@ -239,6 +240,21 @@ def test_silent_and_slow_clients_block_nobody(tls_server, pki, protos):
     assert time.monotonic() - began < 3
     for connection in silent:
         connection.close()
+
+
+def test_no_handshake_is_lost(tls_server, pki):
+    host, port = tls_server.http.split(":")
+    tls = context(pki)
+
+    def connect(_):
+        with socket.create_connection((host, int(port)), timeout=20) as plain:
+            with tls.wrap_socket(plain, server_hostname="127.0.0.1") as secure:
+                secure.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+                               b"Connection: close\r\n\r\n")
+                return secure.recv(12)
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(connect, range(1500))) == {b"HTTP/1.1 200"}
 
 
 def test_a_disconnected_client_is_noticed(tls_server, pki):
