@@ -150,6 +150,15 @@ failover_tests() {
     "$venv/bin/python" -m pytest -q -rs -p no:cacheprovider tests/failover
 }
 
+# Serves mixed traffic and checks that memory and latency stay flat; then that a leak is found.
+soak_tests() {
+  local folder=$PWD/deploy/models/mh-moe
+  MOESERVE_BIN=$PWD/build/release/moeserve MOESERVE_MODEL=$folder \
+    "$venv/bin/python" tests/soak/soak.py --minutes 5 2>/dev/null
+  MOESERVE_BIN=$PWD/build/release/moeserve MOESERVE_MODEL=$folder \
+    "$venv/bin/python" tests/soak/soak.py --minutes 3 --plant-leak 2>/dev/null
+}
+
 # Runs the client tests with models on a GPU, if there is one.
 device_client_tests() {
   if ! command -v nvidia-smi >/dev/null || ! nvidia-smi -L >/dev/null 2>&1; then
@@ -259,6 +268,7 @@ run_full() {
   stage "Python environment with the clients of Triton and KServe" make_open_inference_venv
   stage "clients of Triton and KServe" open_inference_tests
   stage "replicas behind HAProxy" failover_tests
+  stage "soak" soak_tests
   stage "address and undefined-behaviour sanitizers" sanitize asan slow
   stage "thread sanitizer" sanitize_threads
   stage "Python environment with PyTorch" make_reference_venv

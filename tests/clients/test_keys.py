@@ -329,7 +329,7 @@ def test_tokens_per_minute(tmp_path):
 def test_concurrent_requests(tmp_path):
     with serving(tmp_path, [entry("a", limits={"max_concurrent_requests": 2})]) as (server, _, _l):
         streams = [client(server, "a").completions.create(
-            model=server.name, prompt="In the", max_tokens=200, stream=True, n=8,
+            model=server.name, prompt="In the", max_tokens=2000, stream=True, n=8,
             extra_body={"ignore_eos": True}) for _ in range(2)]
         iterators = [iter(stream) for stream in streams]
         for iterator in iterators:
