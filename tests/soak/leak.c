@@ -6,9 +6,12 @@
 #include <string.h>
 #include <sys/socket.h>
 
+// Written to, so that the compiler cannot leave the allocation out.
+static char* volatile g_leaked;
+
 static void leak(void) {
-  char* memory = malloc(1024);
-  if (memory != NULL) memset(memory, 1, 1024);
+  g_leaked = malloc(1024);
+  if (g_leaked != NULL) memset(g_leaked, 1, 1024);
 }
 
 int accept(int fd, struct sockaddr* address, socklen_t* size) {
