@@ -34,9 +34,10 @@ def message(data):
 
 
 class Connection:
-    def __init__(self, address, acknowledge=True):
+    def __init__(self, address, acknowledge=True, source=""):
         host, port = address.rsplit(":", 1)
-        self.socket = socket.create_connection((host, int(port)), timeout=5)
+        self.socket = socket.create_connection((host, int(port)), timeout=5,
+                                               source_address=(source, 0))
         self.received = b""
         self.closed = False
         self.next_stream = 1

@@ -1,0 +1,391 @@
+#!/usr/bin/env python3
+"""Attacks a server with little memory and few descriptors, beside honest clients, and judges it.
+
+  tests/attack/attack.py                # ten attackers for ten minutes
+  tests/attack/attack.py --minutes 2    # a shorter one
+  tests/attack/attack.py --only slow_readers,rapid_resets
+
+The server runs in a control group of 2 GiB with 1,024 descriptors. Nobody reads its log, and its wall
+clock jumps. Ten attackers, each with an address and a key of its own, run the patterns of patterns.py
+in a random order. Ten honest clients send requests over HTTP and gRPC, retry those that fail, and
+compare every answer. The exit status is 0 if
+
+- the server lives, its memory stays within what its options allow, and no request of an honest client
+  is lost or wrong,
+- /health answers within a second, each time,
+- the honest clients get at least 80 % of the throughput that they have without attackers,
+- 60 seconds later descriptors, threads, connections and memory are back.
+
+Attackers run at the lowest priority (nice 19), because in production they have machines of their own.
+Needs root for the control group, the packages of tests/requirements.txt and a C compiler.
+MOESERVE_BIN and MOESERVE_MODEL: see tests/clients/conftest.py.
+"""
+
+import argparse
+import ctypes
+import http.client
+import importlib.util
+import json
+import mmap
+import multiprocessing
+import os
+import pathlib
+import random
+import re
+import resource
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+
+import grpc
+
+import patterns
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+_spec = importlib.util.spec_from_file_location("clients_conftest",
+                                               ROOT / "tests/clients/conftest.py")
+clients = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(clients)
+
+MIB = 1 << 20
+GROUP_MEMORY = 2048 * MIB
+DESCRIPTORS = 1024
+ATTACKERS, HONEST = 10, 10
+REQUEST_MEMORY = 256  # MiB; calls over gRPC may hold a quarter as much besides
+SLACK = 192  # MiB that the process may grow beyond that: caches of the allocator, model buffers
+HEALTH_SECONDS = 1.0
+LEAST_THROUGHPUT = 0.8
+CALM_SECONDS = 60
+TOKENS = 32
+PROMPTS = [f"Chapter {i}. In the beginning" for i in range(8)]
+TRIES = 50
+
+
+class Group:
+    """A control group (version 1 or 2) that limits memory."""
+
+    def __init__(self, limit):
+        root = pathlib.Path("/sys/fs/cgroup")
+        old = (root / "memory").is_dir()
+        self.folder = (root / "memory" if old else root) / f"moeserve-attack-{os.getpid()}"
+        self.used = self.folder / ("memory.usage_in_bytes" if old else "memory.current")
+        self.folder.mkdir()
+        (self.folder / ("memory.limit_in_bytes" if old else "memory.max")).write_text(str(limit))
+
+    def enter(self):
+        (self.folder / "cgroup.procs").write_text(str(os.getpid()))
+
+    def bytes(self):
+        return int(self.used.read_text())
+
+    def remove(self):
+        self.folder.rmdir()
+
+
+class Process:
+    """Reads the state of the server's process."""
+
+    def __init__(self, process):
+        self.folder = pathlib.Path(f"/proc/{process.pid}")
+
+    def mib(self):
+        return int(re.search(r"VmRSS:\s+(\d+)", (self.folder / "status").read_text())[1]) >> 10
+
+    def descriptors(self):
+        return len(os.listdir(self.folder / "fd"))
+
+    def threads(self):
+        return len(os.listdir(self.folder / "task"))
+
+
+class Honest:
+    """Clients that send requests until they are stopped, retry, and compare the answers."""
+
+    def __init__(self, server, protos, key):
+        self.server, self.key = server, key
+        self.pb, self.rpc = protos
+        self.host, port = server.http.split(":")
+        self.port = int(port)
+        self.answers = {}
+        self.lock = threading.Lock()
+        self.stopping = threading.Event()
+        self.done, self.retries, self.errors, self.reasons = 0, 0, [], {}
+
+    def body(self, prompt, **fields):
+        return {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True,
+                **fields}
+
+    def post(self, body, number=0):
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=60)
+        try:
+            connection.request("POST", "/v1/completions", json.dumps(body), {
+                "Content-Type": "application/json", "Authorization": f"Bearer {self.key}",
+                "X-Request-Id": f"honest-{number}"})
+            response = connection.getresponse()
+            data = response.read()
+            if response.status != 200:
+                raise ValueError(f"{response.status} {data[:200]}")
+            return data
+        finally:
+            connection.close()
+
+    def completion(self, prompt, number):
+        return json.loads(self.post(self.body(prompt), number))["choices"][0]["text"]
+
+    def stream(self, prompt, number):
+        text, ended = "", False
+        for line in self.post(self.body(prompt, stream=True), number).decode().splitlines():
+            data = line.removeprefix("data: ")
+            if data == "[DONE]":
+                ended = True
+            elif data and not data.startswith(":"):
+                event = json.loads(data)
+                if "error" in event:
+                    raise ValueError(event["error"])
+                text += "".join(choice["text"] for choice in event["choices"])
+        if not ended:
+            raise ValueError("the stream was cut")
+        return text
+
+    def call(self, prompt, number):
+        sampling = self.pb.SamplingParams(max_tokens=TOKENS, temperature=0, ignore_eos=True)
+        request = self.pb.GenerateRequest(text=prompt, sampling=sampling,
+                                          request_id=f"honest-{number}")
+        with grpc.insecure_channel(self.server.grpc) as channel:
+            stub = self.rpc.InferenceStub(channel)
+            metadata = [("authorization", f"Bearer {self.key}")]
+            return "".join(message.text for message in
+                           stub.Generate(request, timeout=60, metadata=metadata))
+
+    def learn(self):
+        for prompt in PROMPTS:
+            self.answers[prompt] = self.completion(prompt, 0)
+
+    def run(self, number):
+        pick = random.Random(number)
+        kind = (self.completion, self.stream, self.call)[number % 3]
+        while not self.stopping.is_set():
+            prompt = pick.choice(PROMPTS)
+            for attempt in range(TRIES):
+                try:
+                    answer = kind(prompt, number)
+                    break
+                except (OSError, http.client.HTTPException, ValueError, grpc.RpcError) as error:
+                    last = error.details() if isinstance(error, grpc.RpcError) else str(error)
+                    with self.lock:
+                        reason = f"{kind.__name__}: {last[:120]}"
+                        self.reasons[reason] = self.reasons.get(reason, 0) + 1
+                    time.sleep(min(0.02 * 2**attempt, 1.0))
+            else:
+                self.errors.append(f"{kind.__name__}: no answer after {TRIES} tries: {last}")
+                continue
+            with self.lock:
+                self.done += 1
+                self.retries += attempt
+                if answer != self.answers[prompt]:
+                    self.errors.append(f"{kind.__name__}: {prompt!r}: {answer!r}")
+
+    def start(self):
+        self.threads = [threading.Thread(target=self.run, args=(i,)) for i in range(HONEST)]
+        for thread in self.threads:
+            thread.start()
+
+    def stop(self):
+        self.stopping.set()
+        for thread in self.threads:
+            thread.join()
+
+
+def probe(address, stopping, results):
+    """Asks for the server's health twice a second, over a new connection each time."""
+    while not stopping.is_set():
+        began = time.monotonic()
+        try:
+            with urllib.request.urlopen(f"http://{address}/health", timeout=10) as answer:
+                good = answer.status == 200
+        except OSError as error:
+            good = False
+            print(f"health: {error!r}", flush=True)
+        results.append((time.monotonic() - began, good))
+        time.sleep(0.5)
+
+
+def attack(number, addresses, stopping, counts):
+    os.nice(19)
+    target = patterns.Target(*addresses, f"attacker-{number}-0123456789", f"127.0.0.{10 + number}",
+                             stopping)
+    patterns.run(target, number, counts)
+
+
+def write_keys(file):
+    keys = [{"name": "honest", "key": "honest-key-0123456789",
+             "scopes": ["generate", "statistics", "admin"]}]
+    limits = {"requests_per_minute": 3000, "tokens_per_minute": 6000, "max_concurrent_requests": 16}
+    keys += [{"name": f"attacker-{i}", "key": f"attacker-{i}-0123456789",
+              "scopes": ["generate", "statistics", "routing"], "limits": limits}
+             for i in range(ATTACKERS)]
+    file.write_text(json.dumps({"keys": keys}))
+    file.chmod(0o600)
+
+
+def shifted_clock(folder):
+    """Returns (environment, map of the file with the shift) for a server whose wall clock jumps."""
+    library = folder / "shifted_clock.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library,
+                    ROOT / "tests/clients/shifted_clock.c", "-ldl"], check=True)
+    path = folder / "shift"
+    path.write_bytes(bytes(8))
+    with path.open("r+b") as file:
+        shift = mmap.mmap(file.fileno(), 8)
+    return {**os.environ, "LD_PRELOAD": str(library), "SHIFTED_CLOCK": str(path)}, shift
+
+
+class Run:
+    """One server, its honest clients, and what was measured."""
+
+    def __init__(self, folder, group):
+        write_keys(folder / "keys")
+        environment, self.shift = shifted_clock(folder)
+
+        def limit():
+            group.enter()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
+
+        self.group = group
+        log = os.pipe()  # nobody reads it: the log cannot be written soon
+        self.server = clients.start_server(
+            "--api-key-file", folder / "keys", "--allow-request-chat-template",
+            "--routing-records", "--routing-control", "--model-control",
+            "--max-connections-per-address", "100", "--request-memory", str(REQUEST_MEMORY),
+            "--kv-cache-memory", "256MiB", "--access-log", "all", name="m", env=environment,
+            stderr=log[1], preexec_fn=limit)
+        self.process = Process(self.server.process)
+        self.honest = Honest(self.server, clients.generated(folder, "moeserve/v1/moeserve"),
+                             "honest-key-0123456789")
+        self.probes = []
+        self.stop_probe = threading.Event()
+        self.peak = 0
+
+    def measure(self, seconds, counts=None):
+        """Watches the server for some time; returns the honest requests per second."""
+        done, began = self.honest.done, time.monotonic()
+        next_line = began + 30
+        while time.monotonic() < began + seconds and self.server.process.poll() is None:
+            self.peak = max(self.peak, self.process.mib())
+            jumps = counts is not None and random.random() < 0.05
+            self.shift[:] = struct.pack("<q", random.choice([-3600, 3600]) if jumps else 0)
+            time.sleep(0.25)
+            if time.monotonic() > next_line:
+                next_line += 30
+                rate = (self.honest.done - done) / (time.monotonic() - began)
+                print(f"{time.monotonic() - began:4.0f} s: {rate:.1f} honest requests/s, "
+                      f"{self.process.mib()} MiB, {self.process.descriptors()} descriptors, "
+                      f"{sum(counts) if counts else 0} attacks", flush=True)
+        return (self.honest.done - done) / (time.monotonic() - began)
+
+    def state(self):
+        text = urllib.request.urlopen(f"{self.server.url}/metrics", timeout=5).read().decode()
+
+        def metric(name):
+            return sum(float(value) for value in re.findall(rf"^{name}(?:{{.*}})? (\S+)", text, re.M))
+
+        return {"descriptors": self.process.descriptors(), "threads": self.process.threads(),
+                "MiB": self.process.mib(),
+                "request bytes": metric("moeserve_request_memory_bytes"),
+                "running": metric("moeserve_requests_running"),
+                "waiting": metric("moeserve_requests_waiting")}
+
+    def attack(self, seconds, only):
+        stopping = multiprocessing.Event()
+        counts = multiprocessing.Array(ctypes.c_int64, len(patterns.PATTERNS))
+        if only:
+            patterns.PATTERNS[:] = [p for p in patterns.PATTERNS if p.__name__ in only]
+        workers = [multiprocessing.Process(target=attack, args=(
+            i, (self.server.http, self.server.grpc), stopping, counts)) for i in range(ATTACKERS)]
+        for worker in workers:
+            worker.start()
+        rate = self.measure(seconds, counts)
+        stopping.set()
+        for worker in workers:
+            worker.join(30)
+            if worker.is_alive():
+                worker.kill()
+        print("patterns:", {p.__name__: count for p, count in zip(patterns.PATTERNS, counts)})
+        return rate, list(counts)
+
+
+def judge(run, before, after, rates, counts):
+    """Returns the list of what is wrong."""
+    quiet = statistics.mean((rates[0], rates[2]))
+    slowest = max(seconds for seconds, _ in run.probes)
+    bad_probes = sum(not good or seconds > HEALTH_SECONDS for seconds, good in run.probes)
+    most = before["MiB"] + REQUEST_MEMORY * 5 // 4 + SLACK
+    print(f"{run.honest.done} honest requests, {run.honest.retries} retries; "
+          f"{rates[0]:.1f} and {rates[2]:.1f} requests/s without attackers, {rates[1]:.1f} with them: "
+          f"{rates[1] / quiet:.2f}")
+    for reason, count in sorted(run.honest.reasons.items(), key=lambda item: -item[1])[:10]:
+        print(f"retried {count} times: {reason}")
+    print(f"{len(run.probes)} health checks, slowest {slowest:.2f} s; memory at most {run.peak} MiB "
+          f"(limit {most}); before {before}; after {after}")
+    wrong = [f"honest: {error}" for error in run.honest.errors[:10]]
+    if bad_probes:
+        wrong.append(f"{bad_probes} health checks failed or took more than {HEALTH_SECONDS} s")
+    if run.peak > most:
+        wrong.append("memory was not bounded")
+    if rates[1] < LEAST_THROUGHPUT * quiet:
+        wrong.append("honest clients got too little")
+    if not all(count for _, count in zip(patterns.PATTERNS, counts)):
+        wrong.append("not every pattern ran")
+    slack = {"descriptors": 8, "threads": 4, "MiB": 96}
+    wrong += [f"{name} is {after[name]}, and was {before[name]}" for name in before
+              if after[name] > before[name] + slack.get(name, 0)]
+    return wrong
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--quiet-seconds", type=float, default=60,
+                        help="duration of the measurement without attackers, before and after")
+    parser.add_argument("--only", type=lambda text: text.split(","), help="patterns to run")
+    options = parser.parse_args()
+    group = Group(GROUP_MEMORY)
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(pathlib.Path(folder), group)
+        run.honest.learn()
+        run.honest.start()
+        prober = threading.Thread(target=probe,
+                                  args=(run.server.http, run.stop_probe, run.probes))
+        prober.start()
+        try:
+            run.measure(10)  # warm up
+            rates = [run.measure(options.quiet_seconds)]
+            before = run.state()
+            rate, counts = run.attack(60 * options.minutes, options.only)
+            time.sleep(CALM_SECONDS)
+            rates += [rate, run.measure(options.quiet_seconds)]
+            after = run.state()
+        finally:
+            run.honest.stop()
+            run.stop_probe.set()
+            prober.join()
+            alive = run.server.process.poll() is None
+            status = clients.stop_server(run.server) if alive else run.server.process.returncode
+            group.remove()
+    wrong = judge(run, before, after, rates, counts)
+    if not alive or status != 0:
+        wrong.append(f"the server ended with status {status}{'' if alive else ' during the attack'}")
+    for line in wrong:
+        print(f"WRONG: {line}")
+    print("the server stood" if not wrong else "the server did not stand")
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
