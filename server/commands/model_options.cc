@@ -10,6 +10,7 @@
 #include "base/message.h"
 #include "engine/model/model.h"
 #include "kernels/registry.h"
+#include "server/base/logging.h"
 #include "server/base/text_values.h"
 #include "server/generation/engine_adapter.h"
 
@@ -116,16 +117,14 @@ Result<EngineOptions> ResolveEngineOptions(const EngineOptionsText& options) {
 
 Result<std::unique_ptr<PackedCache>> OpenPackedCache(const ModelOptionsText& options,
                                                      const CheckpointIdentity& identity,
-                                                     Backend& backend) {
+                                                     Backend& backend, ProgressOutput output) {
   if (options.packed_cache.empty()) return std::unique_ptr<PackedCache>();
-  auto cache = PackedCache::Open({.folder = options.packed_cache,
-                                  .place = identity.place,
-                                  .state = identity.state,
-                                  .warn =
-                                      [](const std::string& message) {
-                                        std::fprintf(stderr, "warning: %s\n", message.c_str());
-                                      }},
-                                 backend);
+  auto cache = PackedCache::Open(
+      {.folder = options.packed_cache,
+       .place = identity.place,
+       .state = identity.state,
+       .warn = [output](const std::string& message) { PrintWarnings({message}, output); }},
+      backend);
   if (!cache.ok()) return Prefixed("--packed-cache: ", cache.status());
   return cache;
 }
@@ -173,7 +172,7 @@ Result<RunningModel> StartModel(
   RunningModel out;
   MOESERVE_ASSIGN_OR_RETURN(out.backend, CreateBackend(backend_options));
   MOESERVE_ASSIGN_OR_RETURN(Checkpoint checkpoint, LoadCheckpoint(options.directory));
-  PrintWarnings(checkpoint.warnings);
+  PrintWarnings(checkpoint.warnings, progress);
   // Weights that are loaded as they are stored take at least the bytes of the files. Those of
   // another type are checked when they are loaded.
   if (options.dtype == "auto") {
@@ -182,7 +181,7 @@ Result<RunningModel> StartModel(
   MOESERVE_ASSIGN_OR_RETURN(const ModelOptions model_options,
                             ResolveDType(options, *checkpoint.weights));
   MOESERVE_ASSIGN_OR_RETURN(const std::unique_ptr<PackedCache> packed_cache,
-                            OpenPackedCache(options, checkpoint.identity, *out.backend));
+                            OpenPackedCache(options, checkpoint.identity, *out.backend, progress));
   auto weights = std::make_unique<ReportedWeights>(*checkpoint.weights, checkpoint.spec,
                                                    checkpoint.weight_bytes, progress);
   MOESERVE_ASSIGN_OR_RETURN(
@@ -207,6 +206,7 @@ Result<RunningModel> StartModel(
   out.description = Concat("backend ", out.backend->description(), ", compute ", compute,
                            ", weights ", ShowBytes(model->weight_bytes()));
   EngineOptions adjusted = engine;
+  adjusted.try_model = true;
   if (max_bytes != std::numeric_limits<int64_t>::max()) {
     adjusted.max_kv_cache_bytes = std::max<int64_t>(max_bytes - model->weight_bytes(), 1);
   }
@@ -224,9 +224,14 @@ void PrintNotes(const std::vector<std::string>& notes) {
   for (const std::string& note : notes) std::printf("note: %s\n", Printable(note, 2000).c_str());
 }
 
-void PrintWarnings(const std::vector<std::string>& warnings) {
+void PrintWarnings(const std::vector<std::string>& warnings, ProgressOutput output) {
   for (const std::string& warning : warnings) {
-    std::fprintf(stderr, "warning: %s\n", Printable(warning, 2000).c_str());
+    const std::string text = Printable(warning, 2000);
+    if (output == ProgressOutput::kLog) {
+      LogWarning("load", text);
+    } else {
+      std::fprintf(stderr, "warning: %s\n", text.c_str());
+    }
   }
 }
 

@@ -71,15 +71,17 @@ Result<RunningModel> StartModel(
 
 // Prints what a loader decided and ignored (Checkpoint::notes), one line each.
 void PrintNotes(const std::vector<std::string>& notes);
-// Prints Checkpoint::warnings to standard error.
-void PrintWarnings(const std::vector<std::string>& warnings);
+// Prints Checkpoint::warnings to standard error, or logs them, so that nobody waits for the reader
+// of standard error.
+void PrintWarnings(const std::vector<std::string>& warnings,
+                   ProgressOutput output = ProgressOutput::kTerminal);
 
 // Opens the cache of packed weights in the folder of --packed-cache for one checkpoint; returns
-// null without that option. The cache writes its warnings to standard error. Unimplemented if the
-// device has no packed layout. The backend must outlive the cache.
-Result<std::unique_ptr<PackedCache>> OpenPackedCache(const ModelOptionsText& options,
-                                                     const CheckpointIdentity& identity,
-                                                     Backend& backend);
+// null without that option. `output` tells where its warnings go. Unimplemented if the device has
+// no packed layout. The backend must outlive the cache.
+Result<std::unique_ptr<PackedCache>> OpenPackedCache(
+    const ModelOptionsText& options, const CheckpointIdentity& identity, Backend& backend,
+    ProgressOutput output = ProgressOutput::kTerminal);
 // Returns an error if --packed-cache is given, which synthetic weights do not support.
 absl::Status CheckSyntheticOptions(const ModelOptionsText& options);
 

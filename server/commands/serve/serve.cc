@@ -28,6 +28,7 @@
 #include "server/http/server.h"
 #include "server/keys/key_file_watcher.h"
 #include "server/openai/chat_format.h"
+#include "server/rpc/grpc_log.h"
 #include "server/rpc/methods.h"
 #include "server/rpc/server.h"
 #include "server/tls/tls_store.h"
@@ -369,6 +370,7 @@ int Run(ServeOptionReader& reader) {
   IgnoreBrokenPipes();
   SetUpLogging(options.log_format == "json" ? LogFormat::kJson : LogFormat::kText,
                ParseLevel(options.log_level));
+  rpc::RouteGrpcLog();
   auto configuration = Configure(options);
   const absl::Status status = configuration.ok()
                                   ? Serve(options, *std::move(configuration))

@@ -161,7 +161,7 @@ void InferStream::Advance() {
       end_ = server_.CheckServing();
       end = true;
     } else if (!reading_ && !input_ended_ && !cancelled_ &&
-               running_.size() < kMaxStreamedRequests) {
+               running_.size() + ready_.size() < kMaxStreamedRequests) {
       reading_ = read = true;
     }
     ended_ = end;

@@ -18,8 +18,8 @@
 
 namespace moeserve::server::rpc {
 
-// Limit on the requests of one stream that run at a time. The stream reads no further ones
-// meanwhile.
+// Limit on the requests of one stream that run at a time, and on their errors that wait for the
+// client. The stream reads no further ones meanwhile.
 inline constexpr size_t kMaxStreamedRequests = 64;
 
 // Keeps itself alive until OnDone(). At most one read and one write are in progress. Takes output
