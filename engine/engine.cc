@@ -18,6 +18,7 @@
 #include "base/check.h"
 #include "base/steady_clock.h"
 #include "engine/engine_options.h"
+#include "engine/model/trial.h"
 #include "engine/routes/route_log.h"
 #include "engine/sample/token_step.h"
 #include "engine/schedule/block_manager.h"
@@ -615,6 +616,7 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
                                           widest.has_value() ? &*widest : nullptr, contents));
   MOESERVE_ASSIGN_OR_RETURN(std::unique_ptr<KvCacheStorage> cache,
                             model->backend().NewKvCache(shapes, type, blocks));
+  if (o.try_model) MOESERVE_RETURN_IF_ERROR(TryModel(*model, *cache));
   std::unique_ptr<RouteCounters> counters;
   if (o.expert_stats) {
     const CountSettings counts = RecorderCounts(model->spec(), RecorderSettings(o));

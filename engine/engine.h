@@ -38,6 +38,8 @@ struct EngineOptions {
   // about the time of a step in which all running sequences decode.
   int max_prompt_rows = 0;
   bool prefix_cache = true;
+  // Whether Create() runs a step of a few tokens and fails if its results are not finite.
+  bool try_model = false;
   // If false, no expert statistic is counted and ExpertSnapshot() stays at 0.
   bool expert_stats = true;
   // Whether requests may ask for the routes of their tokens (routing_record, expert_counts). The

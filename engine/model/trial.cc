@@ -1,0 +1,43 @@
+#include "engine/model/trial.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <vector>
+
+#include "base/message.h"
+
+namespace moeserve {
+namespace {
+
+constexpr int kTokens = std::min(8, kKvBlockTokens);
+
+}  // namespace
+
+absl::Status TryModel(Model& model, KvCacheStorage& cache) {
+  const std::vector<int32_t> blocks = {0};
+  const int vocab = model.spec().vocab_size;
+  Batch batch;
+  for (int i = 0; i < kTokens; ++i) {
+    batch.tokens.push_back(static_cast<int32_t>(int64_t{i} * vocab / kTokens));
+    batch.positions.push_back(i);
+    batch.sequence.push_back(0);
+    batch.phase.push_back(Phase::kPrefill);
+  }
+  batch.block_tables = {blocks};
+  batch.logit_rows = {kTokens - 1};
+  std::vector<float> logits(static_cast<size_t>(vocab));
+  const StepReport report = model.Forward(batch, cache, StepOptions{}, logits);
+  MOESERVE_RETURN_IF_ERROR(model.CheckFiles());
+  const bool routed = std::none_of(report.failed.begin(), report.failed.end(),
+                                   [](uint8_t failed) { return failed != 0; });
+  const bool finite =
+      std::all_of(logits.begin(), logits.end(), [](float value) { return std::isfinite(value); });
+  if (routed && finite) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      Concat("the model was tried with ", kTokens, " tokens: expected finite results, found ",
+             routed ? "logits" : "router scores",
+             " that are not finite; its weights are damaged, or too large for the compute type"));
+}
+
+}  // namespace moeserve
