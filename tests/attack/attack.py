@@ -16,12 +16,15 @@ compare every answer. The exit status is 0 if
 - the honest clients get at least 80 % of the throughput that they have without attackers,
 - 60 seconds later descriptors, threads, connections and memory are back.
 
-Attackers run at the lowest priority (nice 19), because in production they have machines of their own.
+The server has one core for itself. All clients have another one, on which the attackers run at the
+lowest priority (nice 19): in production they would not take the honest clients' cores. The answers are
+so long that the server's core is busy with the honest requests alone.
 Needs root for the control group, the packages of tests/requirements.txt and a C compiler.
 MOESERVE_BIN and MOESERVE_MODEL: see tests/clients/conftest.py.
 """
 
 import argparse
+import collections
 import ctypes
 import http.client
 import importlib.util
@@ -61,7 +64,7 @@ SLACK = 192  # MiB that the process may grow beyond that: caches of the allocato
 HEALTH_SECONDS = 1.0
 LEAST_THROUGHPUT = 0.8
 CALM_SECONDS = 60
-TOKENS = 32
+TOKENS = 200
 PROMPTS = [f"Chapter {i}. In the beginning" for i in range(8)]
 TRIES = 50
 
@@ -114,7 +117,8 @@ class Honest:
         self.answers = {}
         self.lock = threading.Lock()
         self.stopping = threading.Event()
-        self.done, self.retries, self.errors, self.reasons = 0, 0, [], {}
+        self.done, self.retries, self.errors = 0, 0, []
+        self.kinds, self.reasons = collections.Counter(), collections.Counter()
 
     def body(self, prompt, **fields):
         return {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True,
@@ -160,7 +164,7 @@ class Honest:
             stub = self.rpc.InferenceStub(channel)
             metadata = [("authorization", f"Bearer {self.key}")]
             return "".join(message.text for message in
-                           stub.Generate(request, timeout=60, metadata=metadata))
+                           stub.Generate(request, timeout=20, metadata=metadata))
 
     def learn(self):
         for prompt in PROMPTS:
@@ -172,20 +176,22 @@ class Honest:
         while not self.stopping.is_set():
             prompt = pick.choice(PROMPTS)
             for attempt in range(TRIES):
+                if self.stopping.is_set():
+                    return
                 try:
                     answer = kind(prompt, number)
                     break
                 except (OSError, http.client.HTTPException, ValueError, grpc.RpcError) as error:
                     last = error.details() if isinstance(error, grpc.RpcError) else str(error)
                     with self.lock:
-                        reason = f"{kind.__name__}: {last[:120]}"
-                        self.reasons[reason] = self.reasons.get(reason, 0) + 1
+                        self.reasons[f"{kind.__name__}: {last[:120]}"] += 1
                     time.sleep(min(0.02 * 2**attempt, 1.0))
             else:
                 self.errors.append(f"{kind.__name__}: no answer after {TRIES} tries: {last}")
                 continue
             with self.lock:
                 self.done += 1
+                self.kinds[kind.__name__] += 1
                 self.retries += attempt
                 if answer != self.answers[prompt]:
                     self.errors.append(f"{kind.__name__}: {prompt!r}: {answer!r}")
@@ -215,11 +221,12 @@ def probe(address, stopping, results):
         time.sleep(0.5)
 
 
-def attack(number, addresses, stopping, counts):
+def attack(number, addresses, stopping, names, counts):
+    """What the process of one attacker does."""
     os.nice(19)
     target = patterns.Target(*addresses, f"attacker-{number}-0123456789", f"127.0.0.{10 + number}",
                              stopping)
-    patterns.run(target, number, counts)
+    patterns.run(target, number, names, counts)
 
 
 def write_keys(file):
@@ -252,8 +259,13 @@ class Run:
         write_keys(folder / "keys")
         environment, self.shift = shifted_clock(folder)
 
+        cores = sorted(os.sched_getaffinity(0))
+        if len(cores) < 2:
+            sys.exit("the attack needs two cores")
+
         def limit():
             group.enter()
+            os.sched_setaffinity(0, cores[:1])
             resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
 
         self.group = group
@@ -262,8 +274,9 @@ class Run:
             "--api-key-file", folder / "keys", "--allow-request-chat-template",
             "--routing-records", "--routing-control", "--model-control",
             "--max-connections-per-address", "100", "--request-memory", str(REQUEST_MEMORY),
-            "--kv-cache-memory", "256MiB", "--access-log", "all", name="m", env=environment,
+            "--kv-cache-memory", "256MiB", "--access-log", "all", "--threads", "1", name="m", env=environment,
             stderr=log[1], preexec_fn=limit)
+        os.sched_setaffinity(0, cores[1:])
         self.process = Process(self.server.process)
         self.honest = Honest(self.server, clients.generated(folder, "moeserve/v1/moeserve"),
                              "honest-key-0123456789")
@@ -285,7 +298,8 @@ class Run:
                 rate = (self.honest.done - done) / (time.monotonic() - began)
                 print(f"{time.monotonic() - began:4.0f} s: {rate:.1f} honest requests/s, "
                       f"{self.process.mib()} MiB, {self.process.descriptors()} descriptors, "
-                      f"{sum(counts) if counts else 0} attacks", flush=True)
+                      f"{sum(counts) if counts else 0} attacks; {dict(self.honest.kinds)}",
+                      flush=True)
         return (self.honest.done - done) / (time.monotonic() - began)
 
     def state(self):
@@ -301,22 +315,25 @@ class Run:
                 "waiting": metric("moeserve_requests_waiting")}
 
     def attack(self, seconds, only):
-        stopping = multiprocessing.Event()
-        counts = multiprocessing.Array(ctypes.c_int64, len(patterns.PATTERNS))
-        if only:
-            patterns.PATTERNS[:] = [p for p in patterns.PATTERNS if p.__name__ in only]
-        workers = [multiprocessing.Process(target=attack, args=(
-            i, (self.server.http, self.server.grpc), stopping, counts)) for i in range(ATTACKERS)]
+        # Not a fork, because this process has threads.
+        processes = multiprocessing.get_context("spawn")
+        stopping = processes.Event()
+        names = [p.__name__ for p in patterns.PATTERNS if not only or p.__name__ in only]
+        counts = processes.Array(ctypes.c_int64, len(names))
+        workers = [processes.Process(target=attack, args=(
+            i, (self.server.http, self.server.grpc), stopping, names, counts))
+            for i in range(ATTACKERS)]
         for worker in workers:
             worker.start()
         rate = self.measure(seconds, counts)
         stopping.set()
+        end = time.monotonic() + 2 * patterns.PATTERN_SECONDS
         for worker in workers:
-            worker.join(30)
-            if worker.is_alive():
-                worker.kill()
-        print("patterns:", {p.__name__: count for p, count in zip(patterns.PATTERNS, counts)})
-        return rate, list(counts)
+            worker.join(max(0, end - time.monotonic()))
+            worker.kill()
+        done = dict(zip(names, counts))
+        print("patterns:", done)
+        return rate, done
 
 
 def judge(run, before, after, rates, counts):
@@ -328,7 +345,8 @@ def judge(run, before, after, rates, counts):
     print(f"{run.honest.done} honest requests, {run.honest.retries} retries; "
           f"{rates[0]:.1f} and {rates[2]:.1f} requests/s without attackers, {rates[1]:.1f} with them: "
           f"{rates[1] / quiet:.2f}")
-    for reason, count in sorted(run.honest.reasons.items(), key=lambda item: -item[1])[:10]:
+    print(f"answers: {dict(run.honest.kinds)}")
+    for reason, count in run.honest.reasons.most_common(10):
         print(f"retried {count} times: {reason}")
     print(f"{len(run.probes)} health checks, slowest {slowest:.2f} s; memory at most {run.peak} MiB "
           f"(limit {most}); before {before}; after {after}")
@@ -339,7 +357,7 @@ def judge(run, before, after, rates, counts):
         wrong.append("memory was not bounded")
     if rates[1] < LEAST_THROUGHPUT * quiet:
         wrong.append("honest clients got too little")
-    if not all(count for _, count in zip(patterns.PATTERNS, counts)):
+    if not all(counts.values()):
         wrong.append("not every pattern ran")
     slack = {"descriptors": 8, "threads": 4, "MiB": 96}
     wrong += [f"{name} is {after[name]}, and was {before[name]}" for name in before

@@ -395,16 +395,18 @@ PATTERNS = [silent_connections, slow_heads_and_bodies, connection_churn, large_a
             doubled_headers, half_closed_and_reset, malformed_calls, malformed_tensors]
 
 
-def run(target, number, counts):
-    """Runs the patterns in a random order until the attack stops. Counts each in `counts`."""
+def run(target, number, names, counts):
+    """Runs the patterns with these names, in a random order, until the attack stops. Counts the
+    runs of each."""
     random.seed(number)
+    known = {pattern.__name__: pattern for pattern in PATTERNS}
     order = []
     while not target.stopping.is_set():
-        order = order or random.sample(range(len(PATTERNS)), len(PATTERNS))
+        order = order or random.sample(range(len(names)), len(names))
         index = order.pop()
         target.begin()
         try:
-            PATTERNS[index](target)
+            known[names[index]](target)
         except OSError:
             time.sleep(0.1)  # the server closed or refused a connection
         finally:

@@ -84,7 +84,9 @@ class Connection:
         end = time.monotonic() + seconds
         while not self.closed:
             left = max(0, end - time.monotonic())
-            if not select.select([self.socket], [], [], left)[0]:
+            ready = select.poll()  # select() takes no descriptor above 1023
+            ready.register(self.socket, select.POLLIN)
+            if not ready.poll(1000 * left):
                 return
             try:
                 data = self.socket.recv(1 << 16)
