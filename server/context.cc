@@ -158,6 +158,8 @@ SubmissionContext ServerContext::Submissions(const std::shared_ptr<ServedModel>&
 
 void ServerContext::Tick() {
   for (const auto& model : models_.Served()) model->Tick();
+  trim_.Tick(memory_->used() + call_memory_->used(),
+             memory_->TakePeak() + call_memory_->TakePeak());
 }
 
 std::string ServerContext::MetricsText(ExpositionFormat format) {

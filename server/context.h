@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "server/base/allocator_trim.h"
 #include "server/base/limits.h"
 #include "server/base/memory_budget.h"
 #include "server/base/work_pool.h"
@@ -120,7 +121,8 @@ class ServerContext {
   // Runs tasks that would block the connections' threads for too long.
   WorkPool& work_pool() { return work_pool_; }
 
-  // Calls ServedModel::Tick() for every model. Must be called about once per second.
+  // Calls ServedModel::Tick() for every model, and gives memory back to the system. Must be called
+  // about once per second.
   void Tick();
 
   // Returns the body of the response to GET /metrics.
@@ -131,6 +133,7 @@ class ServerContext {
   const std::shared_ptr<Metrics> metrics_ = std::make_shared<Metrics>();
   const std::shared_ptr<MemoryBudget> memory_;
   const std::shared_ptr<MemoryBudget> call_memory_;
+  AllocatorTrim trim_;  // used by Tick() only
   KeyStore keys_;
   std::atomic<ServerState> state_{ServerState::kLoading};
   ModelRegistry models_;

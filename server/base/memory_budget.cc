@@ -34,6 +34,10 @@ bool MemoryBudget::TryTake(size_t bytes, ChargeFor purpose) {
       return false;
     }
   } while (!used_.compare_exchange_weak(used, used + bytes, std::memory_order_relaxed));
+  size_t peak = peak_.load(std::memory_order_relaxed);
+  while (peak < used + bytes &&
+         !peak_.compare_exchange_weak(peak, used + bytes, std::memory_order_relaxed)) {
+  }
   return true;
 }
 

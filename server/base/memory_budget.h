@@ -33,12 +33,15 @@ class MemoryBudget {
   // Returns the number of bytes that new requests can have if no other request holds memory.
   size_t available_to_one() const { return capacity_ - capacity_ / 4; }
   size_t used() const { return used_.load(std::memory_order_relaxed); }
+  // Returns the most bytes that were used since the last call.
+  size_t TakePeak() { return peak_.exchange(used(), std::memory_order_relaxed); }
   // Returns how many charges were refused.
   uint64_t refused() const { return refused_.load(std::memory_order_relaxed); }
 
  private:
   const size_t capacity_;
   std::atomic<size_t> used_{0};
+  std::atomic<size_t> peak_{0};
   std::atomic<uint64_t> refused_{0};
 };
 

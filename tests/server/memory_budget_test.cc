@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/base/allocator_trim.h"
 #include "server/base/api_error.h"
 
 namespace moeserve::server {
@@ -22,6 +23,27 @@ TEST(MemoryBudgetTest, KeepsAQuarterForRunningRequests) {
   EXPECT_EQ(budget.refused(), 3u);
   budget.Give(1000);
   EXPECT_TRUE(budget.TryTake(750, ChargeFor::kNewRequest));
+}
+
+TEST(MemoryBudgetTest, TellsThePeakSinceTheLastQuestion) {
+  MemoryBudget budget(1000);
+  EXPECT_TRUE(budget.TryTake(300, ChargeFor::kNewRequest));
+  EXPECT_TRUE(budget.TryTake(200, ChargeFor::kNewRequest));
+  budget.Give(400);
+  EXPECT_EQ(budget.TakePeak(), 500u);
+  EXPECT_EQ(budget.TakePeak(), 100u);
+}
+
+TEST(AllocatorTrimTest, GivesMemoryBackSomeTimeAfterItWasHeld) {
+  constexpr size_t kMuch = 4 * AllocatorTrim::kWorthwhile;
+  AllocatorTrim trim;
+  for (int i = 0; i < 20; ++i) EXPECT_FALSE(trim.Tick(0, AllocatorTrim::kWorthwhile / 2));
+  EXPECT_FALSE(trim.Tick(0, kMuch));
+  // Requests that follow each other: nothing is given back.
+  for (int i = 0; i < 20; ++i) EXPECT_FALSE(trim.Tick(0, i % 3 == 0 ? kMuch : 0)) << i;
+  int given = 0;
+  for (int i = 0; i < 20; ++i) given += trim.Tick(0, 0) ? 1 : 0;
+  EXPECT_EQ(given, 1);
 }
 
 TEST(MemoryBudgetTest, HugeSizesDoNotWrap) {
