@@ -23,6 +23,7 @@ build=(
   libgrpc++-dev libprotobuf-dev libabsl-dev libssl-dev
   "libboost1.81-dev|libboost1.83-dev|libboost-dev>=1.81"
   nlohmann-json3-dev libpcre2-dev libspdlog-dev libcli11-dev libyaml-dev
+  zlib1g-dev libnghttp2-dev
 )
 clients=(
   curl@curl "grpc_python_plugin@protobuf-compiler-grpc" python3 python3-grpcio python3-protobuf

@@ -10,7 +10,7 @@
 #include "server/base/api_error.h"
 #include "server/base/logging.h"
 #include "server/base/request_id.h"
-#include "server/base/status_conversion.h"
+#include "server/rpc/error_details.h"
 
 namespace moeserve::server::rpc {
 namespace {
@@ -119,7 +119,7 @@ absl::Status Call::CancelReason() const {
 }
 
 grpc::Status Call::End(const absl::Status& status) {
-  grpc::Status out = ToGrpcStatus(status);
+  grpc::Status out = DetailedStatus(status, id_);
   context_->AddTrailingMetadata("x-request-id", id_);
   if (key_ != nullptr) {
     for (const auto& [name, value] : key_->RateHeaders()) {

@@ -10,32 +10,15 @@
 
 namespace moeserve::server::rpc {
 
-GenerateCall::GenerateCall(grpc::CallbackServerContext* context, ServerContext& server)
-    : context_(context),
+GenerateCall::GenerateCall(grpc::GenericCallbackServerContext* context, ServerContext& server,
+                           Dispatcher& dispatcher)
+    : SingleRequestCall(context, server, kGenerate),
+      context_(context),
       server_(server),
-      call_(context, server, kGenerate),
+      queue_(dispatcher.queue()),
       charge_(server.memory()) {}
 
-GenerateCall* GenerateCall::Start(grpc::CallbackServerContext* context,
-                                  const v1::GenerateRequest& request, ServerContext& server,
-                                  Dispatcher& dispatcher) {
-  auto call = std::make_shared<GenerateCall>(context, server);
-  call->self_ = call;
-  absl::Status status;
-  try {
-    status = call->Submit(request, dispatcher.queue());
-  } catch (const std::exception& error) {
-    status = absl::InternalError(error.what());
-  }
-  if (status.ok()) {
-    call->Advance();  // output may have arrived before generation_ was set
-  } else {
-    call->Fail(status);
-  }
-  return call.get();
-}
-
-void GenerateCall::Fail(const absl::Status& status) {
+void GenerateCall::Refuse(const absl::Status& status) {
   {
     std::lock_guard lock(mutex_);
     if (ended_) return;
@@ -44,17 +27,20 @@ void GenerateCall::Fail(const absl::Status& status) {
   End(status);
 }
 
-absl::Status GenerateCall::Submit(const v1::GenerateRequest& request, const EventQueue& queue) {
-  MOESERVE_RETURN_IF_ERROR(call_.Check());
-  const ApiKey* const key = call_.key().get();
+absl::Status GenerateCall::Run(const v1::GenerateRequest& request) {
+  const ApiKey* const key = call().key().get();
   MOESERVE_ASSIGN_OR_RETURN(const auto model, server_.ModelFor(request.model(), key));
   const RequestRules rules = server_.Rules(*model, key);
   MOESERVE_ASSIGN_OR_RETURN(CompletionParams params, ParseGenerate(request, rules));
   submission_ = std::make_unique<Submission>(
-      server_.Submissions(model, call_.key(), call_.record()), params, "gen-");
-  if (!submission_->NeedsCompiling()) return Launch(params, queue);
+      server_.Submissions(model, call().key(), call().record()), params, "gen-");
+  if (!submission_->NeedsCompiling()) {
+    MOESERVE_RETURN_IF_ERROR(Launch(params));
+    Advance();  // output may have arrived before generation_ was set
+    return absl::OkStatus();
+  }
   const bool posted =
-      server_.work_pool().Post([self = shared_from_this(), params = std::move(params), queue] {
+      server_.work_pool().Post([self = shared_from_this(), params = std::move(params)] {
         {
           std::lock_guard lock(self->mutex_);
           if (self->ended_) return;
@@ -62,14 +48,14 @@ absl::Status GenerateCall::Submit(const v1::GenerateRequest& request, const Even
         absl::Status status;
         try {
           status = self->submission_->CompileConstraint();
-          if (status.ok()) status = self->Launch(params, queue);
+          if (status.ok()) status = self->Launch(params);
         } catch (const std::exception& error) {
           status = absl::InternalError(error.what());
         }
         if (status.ok()) {
           self->Advance();
         } else {
-          self->Fail(status);
+          self->Refuse(status);
         }
       });
   if (posted) return absl::OkStatus();
@@ -78,17 +64,18 @@ absl::Status GenerateCall::Submit(const v1::GenerateRequest& request, const Even
                    "too many requests are waiting to be prepared");
 }
 
-absl::Status GenerateCall::Launch(const CompletionParams& params, const EventQueue& queue) {
+absl::Status GenerateCall::Launch(const CompletionParams& params) {
   const EngineApi& engine = *submission_->engine();
   MOESERVE_ASSIGN_OR_RETURN(auto prompts,
                             PreparePrompts(params, engine.tokenizer(), engine.max_model_len()));
   MOESERVE_RETURN_IF_ERROR(submission_->SetPrompts(std::move(prompts)));
   opened_.assign(submission_->num_choices(), false);
-  auto generation = submission_->Start(call_.deadline(), [weak = weak_from_this(), queue] {
-    Dispatcher::Post(*queue, [weak] {
-      if (const auto self = weak.lock()) self->Advance();
-    });
-  });
+  auto generation =
+      submission_->Start(call().deadline(), [weak = weak_from_this(), queue = queue_] {
+        Dispatcher::Post(*queue, [weak] {
+          if (const auto self = weak.lock()) self->Advance();
+        });
+      });
   if (!generation.ok()) return generation.status();
   std::lock_guard lock(mutex_);
   if (!ended_) generation_ = *std::move(generation);
@@ -167,7 +154,7 @@ void GenerateCall::Advance() {
     }
     if (ready_.empty() && failure_.ok()) failure_ = Collect();
     if (!ready_.empty()) {
-      writing_message_ = std::move(ready_.front());
+      SerializeMessage(ready_.front(), writing_bytes_);
       ready_.pop_front();
       writing_ = write = true;
       ++writes_;
@@ -184,7 +171,7 @@ void GenerateCall::Advance() {
   }
   // Called without the lock, because gRPC may call back from these functions.
   if (write) {
-    StartWrite(&writing_message_);
+    StartWrite(&writing_bytes_);
   } else {
     End(end);
   }
@@ -214,9 +201,9 @@ void GenerateCall::OnWriteDone(bool ok) {
     std::lock_guard lock(mutex_);
     writing_ = false;
     if (!ok) {
-      generation_->Cancel();
+      if (generation_ != nullptr) generation_->Cancel();
       ready_.clear();
-      if (failure_.ok()) failure_ = call_.CancelReason();
+      if (failure_.ok()) failure_ = call().CancelReason();
     }
   }
   Advance();
@@ -229,13 +216,13 @@ void GenerateCall::OnCancel() {
     if (ended_) return;
     if (generation_ != nullptr) generation_->Cancel();
     ready_.clear();
-    failure_ = call_.CancelReason();
+    failure_ = call().CancelReason();
     if (!writing_) end = ended_ = true;
   }
-  if (end) End(call_.CancelReason());
+  if (end) End(call().CancelReason());
 }
 
-void GenerateCall::End(const absl::Status& status) { Finish(call_.End(status)); }
+void GenerateCall::End(const absl::Status& status) { Finish(call().End(status)); }
 
 void GenerateCall::OnDone() {
   {
@@ -244,7 +231,7 @@ void GenerateCall::OnDone() {
     generation_.reset();
     stall_alarm_.Cancel();
   }
-  self_.reset();
+  SingleRequestCall::OnDone();
 }
 
 }  // namespace moeserve::server::rpc

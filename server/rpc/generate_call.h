@@ -2,7 +2,6 @@
 #pragma once
 
 #include <grpcpp/alarm.h>
-#include <grpcpp/support/server_callback.h>
 
 #include <deque>
 #include <memory>
@@ -12,36 +11,29 @@
 #include "moeserve/v1/moeserve.pb.h"
 #include "server/generation/generation.h"
 #include "server/generation/submission.h"
-#include "server/rpc/call.h"
 #include "server/rpc/dispatcher.h"
 #include "server/rpc/messages.h"
+#include "server/rpc/single_request.h"
 
 namespace moeserve::server::rpc {
 
-// Keeps itself alive until OnDone(). At most one write is in progress.
-class GenerateCall final : public grpc::ServerWriteReactor<v1::GenerateResponse>,
+// At most one write is in progress.
+class GenerateCall final : public SingleRequestCall<v1::GenerateRequest>,
                            public std::enable_shared_from_this<GenerateCall> {
  public:
-  // Returns the reactor of the call, never null. If the request was refused, the reactor has
-  // already finished the call.
-  static GenerateCall* Start(grpc::CallbackServerContext* context,
-                             const v1::GenerateRequest& request, ServerContext& server,
-                             Dispatcher& dispatcher);
-
-  GenerateCall(grpc::CallbackServerContext* context, ServerContext& server);
+  GenerateCall(grpc::GenericCallbackServerContext* context, ServerContext& server,
+               Dispatcher& dispatcher);
 
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
   void OnDone() override;
 
  private:
-  using EventQueue = std::shared_ptr<Dispatcher::Queue>;
-
   // Reads the request and starts it. If its constraint must be compiled first, the work pool
   // compiles the constraint and starts the request.
-  absl::Status Submit(const v1::GenerateRequest& request, const EventQueue& queue);
-  absl::Status Launch(const CompletionParams& params, const EventQueue& queue);
-  void Fail(const absl::Status& status);  // ends a call that has not started to generate
+  absl::Status Run(const v1::GenerateRequest& request) override;
+  absl::Status Launch(const CompletionParams& params);
+  void Refuse(const absl::Status& status) override;  // ends a call that does not generate yet
   // Starts the next write or finishes the call, if either is possible.
   void Advance();
   absl::Status Collect();  // requires mutex_
@@ -54,8 +46,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<v1::GenerateResponse>
 
   grpc::CallbackServerContext* const context_;
   ServerContext& server_;
-  Call call_;
-  std::shared_ptr<GenerateCall> self_;
+  const std::shared_ptr<Dispatcher::Queue> queue_;
   std::unique_ptr<Submission> submission_;  // null if the request was refused when it was read
   std::vector<bool> opened_;                // per choice: whether its first message was queued
   grpc::Alarm stall_alarm_;
@@ -64,7 +55,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<v1::GenerateResponse>
   std::unique_ptr<Generation> generation_;
   std::deque<v1::GenerateResponse> ready_;
   MemoryCharge charge_;  // of the messages collected last
-  v1::GenerateResponse writing_message_;
+  grpc::ByteBuffer writing_bytes_;
   absl::Status failure_;  // reported after the messages in ready_
   uint64_t writes_ = 0;
   bool writing_ = false;

@@ -47,6 +47,11 @@ inline constexpr Method kReflectionV1Alpha = {"grpc.reflection.v1alpha.ServerRef
 inline constexpr Method kReflectionV1 = {"grpc.reflection.v1.ServerReflection",
                                          "ServerReflectionInfo", kAnyScope};
 
+// Health checks need no key, so they have no row in kMethods.
+inline constexpr std::string_view kHealth = "grpc.health.v1.Health";
+inline constexpr Method kHealthCheck = {kHealth, "Check", kAnyScope};
+inline constexpr Method kHealthWatch = {kHealth, "Watch", kAnyScope};
+
 inline constexpr const Method* kMethods[] = {&kGenerate,
                                              &kScore,
                                              &kTokenize,

@@ -2,13 +2,18 @@
 
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/descriptor.pb.h>
-#include <grpcpp/support/server_callback.h>
+#include <grpcpp/generic/async_generic_service.h>
 
 #include <set>
 #include <string>
 #include <string_view>
 
+#include "google/rpc/error_details.pb.h"
+#include "google/rpc/status.pb.h"
+#include "grpc/reflection/v1/reflection.pb.h"
+#include "grpc/reflection/v1alpha/reflection.pb.h"
 #include "server/rpc/call.h"
+#include "server/rpc/message_bytes.h"
 #include "server/rpc/methods.h"
 
 namespace moeserve::server::rpc {
@@ -32,13 +37,17 @@ const Interface& PublicInterface() {
   static const Interface* const interface = [] {
     auto* made = new Interface();
     const auto* pool = google::protobuf::DescriptorPool::generated_pool();
-    for (const Method* method : kMethods) {
-      const std::string name(method->service);
-      const auto* service = pool->FindServiceByName(name);
+    std::set<std::string_view> names = {kHealth};
+    for (const Method* method : kMethods) names.insert(method->service);
+    for (const std::string_view name : names) {
+      const auto* service = pool->FindServiceByName(std::string(name));
       if (service == nullptr) continue;
-      made->services.insert(name);
+      made->services.emplace(name);
       AddFile(service->file(), made->files);
     }
+    // What errors carry in the trailer grpc-status-details-bin.
+    AddFile(google::rpc::Status::descriptor()->file(), made->files);
+    AddFile(google::rpc::ErrorInfo::descriptor()->file(), made->files);
     return made;
   }();
   return *interface;
@@ -104,57 +113,68 @@ void Answer(const Request& request, Response& response) {
 
 // One call. Reads a request, writes its response, and so on. Deletes itself when it is done.
 template <typename Request, typename Response>
-class Stream final : public grpc::ServerBidiReactor<Request, Response> {
+class Stream final : public grpc::ServerGenericBidiReactor {
  public:
-  Stream(grpc::CallbackServerContext* context, ServerContext& server, const Method& method)
-      : context_(context), call_(context, server, method) {
+  Stream(grpc::GenericCallbackServerContext* context, ServerContext& server, const Method& method)
+      : context_(context),
+        method_(method),
+        call_(context, server, method),
+        charge_(server.call_memory()) {
     if (const absl::Status status = call_.Check(); !status.ok()) {
-      this->Finish(call_.End(status));
+      Finish(call_.End(status));
     } else {
-      this->StartRead(&request_);
+      StartRead(&bytes_);
     }
   }
 
   void OnReadDone(bool ok) override {
     if (!ok) return End();
-    Answer(request_, response_);
-    this->StartWrite(&response_);
+    Request request;
+    const absl::Status status = ParseMessage(method_, bytes_, charge_, request);
+    if (!status.ok()) return Finish(call_.End(status));
+    charge_.Release();
+    Response response;
+    Answer(request, response);
+    SerializeMessage(response, bytes_);
+    StartWrite(&bytes_);
   }
 
   void OnWriteDone(bool ok) override {
     if (!ok) return End();
-    this->StartRead(&request_);
+    bytes_.Clear();
+    StartRead(&bytes_);
   }
 
   void OnDone() override { delete this; }
 
  private:
   void End() {
-    this->Finish(call_.End(context_->IsCancelled() ? call_.CancelReason() : absl::OkStatus()));
+    Finish(call_.End(context_->IsCancelled() ? call_.CancelReason() : absl::OkStatus()));
   }
 
-  grpc::CallbackServerContext* const context_;
+  grpc::GenericCallbackServerContext* const context_;
+  const Method& method_;
   Call call_;
-  Request request_;
-  Response response_;
+  MemoryCharge charge_;
+  grpc::ByteBuffer bytes_;  // that are being read or written
 };
+
+template <typename Request, typename Response>
+void AddVersion(Router& router, ServerContext& server, const Method& method) {
+  router.Add(method, [&](grpc::GenericCallbackServerContext* context) {
+    return new Stream<Request, Response>(context, server, method);
+  });
+}
 
 }  // namespace
 
-grpc::ServerBidiReactor<grpc::reflection::v1alpha::ServerReflectionRequest,
-                        grpc::reflection::v1alpha::ServerReflectionResponse>*
-ReflectionV1Alpha::ServerReflectionInfo(grpc::CallbackServerContext* context) {
-  return new Stream<grpc::reflection::v1alpha::ServerReflectionRequest,
-                    grpc::reflection::v1alpha::ServerReflectionResponse>(context, server_,
-                                                                         kReflectionV1Alpha);
-}
-
-grpc::ServerBidiReactor<grpc::reflection::v1::ServerReflectionRequest,
-                        grpc::reflection::v1::ServerReflectionResponse>*
-ReflectionV1::ServerReflectionInfo(grpc::CallbackServerContext* context) {
-  return new Stream<grpc::reflection::v1::ServerReflectionRequest,
-                    grpc::reflection::v1::ServerReflectionResponse>(context, server_,
-                                                                    kReflectionV1);
+void AddReflection(Router& router, ServerContext& server) {
+  namespace v1alpha = grpc::reflection::v1alpha;
+  AddVersion<v1alpha::ServerReflectionRequest, v1alpha::ServerReflectionResponse>(
+      router, server, kReflectionV1Alpha);
+  namespace v1 = grpc::reflection::v1;
+  AddVersion<v1::ServerReflectionRequest, v1::ServerReflectionResponse>(router, server,
+                                                                        kReflectionV1);
 }
 
 }  // namespace moeserve::server::rpc

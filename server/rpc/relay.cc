@@ -23,25 +23,13 @@ constexpr size_t kBufferBytes = 16 << 10;
 constexpr size_t kMaxDiscarded = 4 << 20;
 constexpr std::chrono::seconds kDiscardTime{1};
 
-// Returns a GOAWAY frame (RFC 9113, section 6.8) with the error code ENHANCE_YOUR_CALM. It names
-// the highest stream id, so that the client does not send its calls again by itself.
-std::string GoAway(std::string_view reason) {
-  constexpr char kGoAway = 7;
-  constexpr char kEnhanceYourCalm = 11;
-  const size_t length = 8 + reason.size();
-  std::string frame = {static_cast<char>(length >> 16),
-                       static_cast<char>(length >> 8),
-                       static_cast<char>(length),
-                       kGoAway,
-                       0,
-                       0,
-                       0,
-                       0,
-                       0};
-  frame.append("\x7f\xff\xff\xff", 4);
-  frame += {0, 0, 0, kEnhanceYourCalm};
-  frame += reason;
-  return frame;
+// Returns a GOAWAY frame (RFC 9113, section 6.8). It names the highest stream id, so that the
+// client does not send its calls again by itself.
+std::string GoAway(std::string_view reason, Http2Error error) {
+  std::string payload("\x7f\xff\xff\xff\0\0\0", 7);
+  payload += static_cast<char>(error);
+  payload += reason;
+  return Frame(kGoAway, 0, 0, payload);
 }
 
 }  // namespace
@@ -51,7 +39,8 @@ Relay::Relay(asio::ip::tcp::socket client, std::shared_ptr<asio::ssl::context> t
     : client_(std::move(client), std::move(tls)),
       server_(std::move(server)),
       guard_(std::move(guard)),
-      callbacks_(std::move(callbacks)) {}
+      callbacks_(std::move(callbacks)),
+      written_(client_.get_executor()) {}
 
 void Relay::Start() {
   const auto done = [self = shared_from_this()](const std::exception_ptr& error) {
@@ -96,7 +85,9 @@ void Relay::Drop(const absl::Status& reason) {
   }
   callbacks_.dropped(*this, reason);
   dropped_ = true;
-  goodbye_ = GoAway({reason.message().data(), reason.message().size()});
+  const Http2Error error =
+      guard_.error() == Http2Error::kNoError ? Http2Error::kEnhanceYourCalm : guard_.error();
+  goodbye_ = GoAway({reason.message().data(), reason.message().size()}, error);
   last_used_ = std::chrono::steady_clock::now();
   guard_.Release();
   if (!writing_to_client_ && guard_.server_between_frames()) SayGoodbye();
@@ -138,24 +129,61 @@ void Relay::OneDirectionEnded() {
   callbacks_.ended(*this);
 }
 
+asio::awaitable<void> Relay::WaitForWriter() {
+  while (writing_to_client_) {
+    written_.expires_at(std::chrono::steady_clock::time_point::max());
+    co_await written_.async_wait(kAwait);  // until EndWriting()
+  }
+}
+
+void Relay::EndWriting() {
+  writing_to_client_ = false;
+  written_.cancel();
+}
+
+asio::awaitable<void> Relay::AnswerClient() {
+  // The other direction sends the frames behind its own if it is writing; a client that does not
+  // read them must not make them many.
+  if (guard_.bytes_for_client() > kBufferBytes) co_await WaitForWriter();
+  if (guard_.bytes_for_client() == 0 || writing_to_client_ || closed_) co_return;
+  if (!guard_.server_between_frames()) co_return;
+  writing_to_client_ = true;
+  co_await WriteAnswers();
+  EndWriting();
+  if (dropped_ && !closed_) SayGoodbye();
+}
+
+asio::awaitable<bool> Relay::WriteAnswers() {
+  while (guard_.bytes_for_client() > 0 && !closed_) {
+    const std::string frames = guard_.TakeForClient();
+    const auto [failed, written] =
+        co_await asio::async_write(client_, asio::buffer(frames), kAwait);
+    if (failed) co_return false;
+  }
+  co_return true;
+}
+
 asio::awaitable<void> Relay::FromClient() {
   std::vector<char> buffer(kBufferBytes);
+  std::string checked;
   while (!closed_) {
     const auto [error, count] = co_await client_.async_read_some(asio::buffer(buffer), kAwait);
     if (error || closed()) break;
     last_used_ = std::chrono::steady_clock::now();
     std::string_view bytes(buffer.data(), count);
-    absl::Status status = guard_.CheckClient(bytes, last_used_);
+    checked.clear();
+    absl::Status status = guard_.CheckClient(bytes, last_used_, checked);
     while (!status.ok() && ApiCode(status) == "out_of_memory" && callbacks_.reclaim(*this)) {
-      status = guard_.CheckClient(bytes, last_used_);
+      status = guard_.CheckClient(bytes, last_used_, checked);
     }
     if (!status.ok()) {
       Drop(status);
       break;
     }
     const auto [failed, written] =
-        co_await asio::async_write(server_, asio::buffer(buffer.data(), count), kAwait);
+        co_await asio::async_write(server_, asio::buffer(checked), kAwait);
     if (failed) break;
+    co_await AnswerClient();
   }
   if (dropped_) co_await Discard();
   // gRPC then closes the connection, after which the other direction ends.
@@ -165,17 +193,22 @@ asio::awaitable<void> Relay::FromClient() {
 
 asio::awaitable<void> Relay::FromServer() {
   std::vector<char> buffer(kBufferBytes);
+  std::string checked;
   while (!closed_) {
     const auto [error, count] = co_await server_.async_read_some(asio::buffer(buffer), kAwait);
+    co_await WaitForWriter();
     if (error || closed_) break;
     if (!dropped_) last_used_ = std::chrono::steady_clock::now();
-    const absl::Status status = guard_.CheckServer(std::string_view(buffer.data(), count),
-                                                   std::chrono::steady_clock::now());
     writing_to_client_ = true;
+    checked.clear();
+    const absl::Status status = guard_.CheckServer(std::string_view(buffer.data(), count),
+                                                   std::chrono::steady_clock::now(), checked);
     const auto [failed, written] =
-        co_await asio::async_write(client_, asio::buffer(buffer.data(), count), kAwait);
-    writing_to_client_ = false;
-    if (failed) break;
+        co_await asio::async_write(client_, asio::buffer(checked), kAwait);
+    bool sent = !failed;
+    if (sent && guard_.server_between_frames()) sent = co_await WriteAnswers();
+    EndWriting();
+    if (!sent) break;
     if (!status.ok()) Drop(status);
     if (dropped_ && !closed_ && guard_.server_between_frames()) SayGoodbye();
   }

@@ -5,6 +5,7 @@
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -52,6 +53,11 @@ class Relay : public std::enable_shared_from_this<Relay> {
   boost::asio::awaitable<void> FromClient();
   boost::asio::awaitable<void> FromServer();
   boost::asio::awaitable<void> Discard();
+  boost::asio::awaitable<void> WaitForWriter();
+  void EndWriting();
+  // Sends the guard's own frames if no others are being sent.
+  boost::asio::awaitable<void> AnswerClient();
+  boost::asio::awaitable<bool> WriteAnswers();  // requires writing_to_client_
   void SayGoodbye();
   void OneDirectionEnded();
 
@@ -62,7 +68,8 @@ class Relay : public std::enable_shared_from_this<Relay> {
   std::chrono::steady_clock::time_point last_used_ = std::chrono::steady_clock::now();
   int directions_ = 2;
   bool writing_to_client_ = false;
-  bool secure_ = false;  // whether bytes can be passed on
+  boost::asio::steady_timer written_;  // is cancelled when writing_to_client_ becomes false
+  bool secure_ = false;                // whether bytes can be passed on
   bool closed_ = false;
   bool dropped_ = false;
   std::string goodbye_;  // the GOAWAY frame of a dropped connection

@@ -1,29 +1,32 @@
 #include "server/rpc/server.h"
 
+#include <google/protobuf/stubs/logging.h>
 #include <grpcpp/grpcpp.h>
-#include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
 
 #include <algorithm>
 #include <chrono>
 #include <iterator>
-#include <mutex>
 #include <utility>
 
 #include "base/check.h"
 #include "base/message.h"
+#include "inference/grpc_predict_v2.pb.h"
+#include "moeserve/v1/moeserve.pb.h"
 #include "server/rpc/connection_gate.h"
 #include "server/rpc/dispatcher.h"
 #include "server/rpc/grpc_time.h"
+#include "server/rpc/health.h"
 #include "server/rpc/inference/inference_service.h"
+#include "server/rpc/message_bytes.h"
 #include "server/rpc/methods.h"
 #include "server/rpc/reflection.h"
+#include "server/rpc/router.h"
 #include "server/rpc/service.h"
 
 namespace moeserve::server::rpc {
 namespace {
 
-constexpr int kMaxMessageBytes = 16 << 20;
 constexpr size_t kMemoryQuotaBytes = size_t{1} << 30;
 // Time for clients to take what gRPC has sent before it closed their connections.
 constexpr std::chrono::milliseconds kLastBytesTimeout{1000};
@@ -53,6 +56,8 @@ void SetLimits(grpc::ServerBuilder& builder) {
   set(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, 10 * kMinute);
   set(GRPC_ARG_MAX_CONCURRENT_STREAMS, static_cast<int>(FrameLimits().max_streams));
   set(GRPC_ARG_MAX_METADATA_SIZE, 16 << 10);
+  // ParseMessage() inflates messages.
+  set(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
 }
 
 }  // namespace
@@ -61,18 +66,16 @@ class GrpcServer::Impl {
  public:
   explicit Impl(ServerContext& context)
       : context_(context),
-        service_(context, dispatcher_),
-        open_inference_(context, dispatcher_),
-        reflection_v1alpha_(context),
-        reflection_v1_(context) {
+        router_(context),
+        health_(router_, context),
+        open_inference_(router_, context, dispatcher_) {
+    AddInference(router_, context, dispatcher_);
     Declare(*v1::GenerateRequest::descriptor()->file()->FindServiceByName("Inference"));
     Declare(*inference::ModelInferRequest::descriptor()->file()->FindServiceByName(
         "GRPCInferenceService"));
   }
 
   absl::Status Start(const GrpcServerOptions& options) {
-    static std::once_flag once;
-    std::call_once(once, [] { grpc::EnableDefaultHealthCheckService(true); });
     host_ =
         options.host.find(':') != std::string::npos ? Concat('[', options.host, ']') : options.host;
     ConnectionGateOptions gate;
@@ -86,17 +89,15 @@ class GrpcServer::Impl {
         gate_, ConnectionGate::Listen(gate, {.open = context_.metrics().grpc_connections,
                                              .dropped = context_.metrics().grpc_dropped,
                                              .over_limit = context_.metrics().grpc_over_limit}));
+    // Protobuf would write a line for every string of a client that is not UTF-8.
+    google::protobuf::SetLogHandler(nullptr);
     grpc::ServerBuilder builder;
     auto acceptor = builder.experimental().AddExternalConnectionAcceptor(
         grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
         grpc::InsecureServerCredentials());
     SetLimits(builder);
-    builder.RegisterService(&service_);
-    builder.RegisterService(&open_inference_);
-    if (options.reflection) {
-      builder.RegisterService(&reflection_v1alpha_);
-      builder.RegisterService(&reflection_v1_);
-    }
+    if (options.reflection) AddReflection(router_, context_);
+    builder.RegisterCallbackGenericService(&router_);
     server_ = builder.BuildAndStart();
     if (server_ == nullptr) return absl::UnavailableError("the gRPC server does not start");
     SetServing(false);
@@ -105,14 +106,13 @@ class GrpcServer::Impl {
   }
 
   void SetServing(bool serving) {
-    grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
-    health->SetServingStatus("", serving);
-    health->SetServingStatus(v1::Inference::service_full_name(), serving);
+    health_.SetServing("", serving);
+    health_.SetServing(std::string(kInference), serving);
     for (const ModelStatus& model : context_.models().List()) {
       const bool ready = serving && model.state == ModelState::kReady;
-      health->SetServingStatus(Concat("model/", model.name), ready);
+      health_.SetServing(Concat("model/", model.name), ready);
       for (const std::string& alias : model.aliases) {
-        health->SetServingStatus(Concat("model/", alias), ready);
+        health_.SetServing(Concat("model/", alias), ready);
       }
     }
   }
@@ -122,7 +122,7 @@ class GrpcServer::Impl {
     stopped_ = true;
     gate_->Stop();
     open_inference_.Drain();
-    server_->GetHealthCheckService()->Shutdown();
+    health_.Shutdown();
     server_->Shutdown(GrpcDeadline(grace));
     server_->Wait();
     gate_->Close(kLastBytesTimeout);
@@ -134,18 +134,20 @@ class GrpcServer::Impl {
  private:
   void Declare(const google::protobuf::ServiceDescriptor& service) {
     for (int i = 0; i < service.method_count(); ++i) {
-      context_.metrics().DeclareGrpc(service.method(i)->name());
+      const google::protobuf::MethodDescriptor& method = *service.method(i);
+      context_.metrics().DeclareGrpc(method.name());
       MOESERVE_CHECK(HasRights(*service.method(i)), "every method has its row in kMethods");
+      MOESERVE_CHECK(router_.Has({service.full_name(), service.method(i)->name(), {}}),
+                     "every method has been added to the router");
     }
   }
 
   ServerContext& context_;
   // Declared before server_, so that the dispatcher outlives every call.
   Dispatcher dispatcher_;
-  InferenceService service_;
+  Router router_;
+  HealthService health_;
   OpenInferenceService open_inference_;
-  ReflectionV1Alpha reflection_v1alpha_;
-  ReflectionV1 reflection_v1_;
   std::string host_;
   bool stopped_ = false;
   std::unique_ptr<grpc::Server> server_;

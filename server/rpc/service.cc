@@ -10,114 +10,107 @@
 #include "server/rpc/generate_call.h"
 #include "server/rpc/messages.h"
 #include "server/rpc/score_call.h"
-#include "server/rpc/unary.h"
 
 namespace moeserve::server::rpc {
 namespace {
 
 absl::Status NoTokenizer() { return InvalidValue("model", "this model has no tokenizer"); }
 
+absl::Status Tokenize(ServerContext& server, const ApiKey* key, const v1::TokenizeRequest& request,
+                      v1::TokenizeResponse& response) {
+  MOESERVE_ASSIGN_OR_RETURN(const auto model, server.ModelFor(request.model(), key));
+  const Tokenizer* tokenizer = model->engine().tokenizer();
+  if (tokenizer == nullptr) return NoTokenizer();
+  if (request.text().size() > server.settings().limits.max_prompt_bytes) {
+    return InvalidValue("text", "'text' is too long");
+  }
+  MOESERVE_ASSIGN_OR_RETURN(const std::vector<TokenId> ids,
+                            tokenizer->Encode(request.text(), !request.has_add_special_tokens() ||
+                                                                  request.add_special_tokens()));
+  response.mutable_token_ids()->Add(ids.begin(), ids.end());
+  response.set_max_model_len(static_cast<uint32_t>(model->engine().max_model_len()));
+  if (request.return_token_strs()) {
+    for (const TokenId id : ids) response.add_token_strs(std::string(tokenizer->TokenString(id)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Detokenize(ServerContext& server, const ApiKey* key,
+                        const v1::DetokenizeRequest& request, v1::DetokenizeResponse& response) {
+  MOESERVE_ASSIGN_OR_RETURN(const auto model, server.ModelFor(request.model(), key));
+  const Tokenizer* tokenizer = model->engine().tokenizer();
+  if (tokenizer == nullptr) return NoTokenizer();
+  const int vocab_size = model->engine().spec().vocab_size;
+  for (const int32_t id : request.token_ids()) {
+    if (id < 0 || id >= vocab_size) {
+      return InvalidValue("token_ids", Concat("'token_ids': expected token ids from 0 to ",
+                                              vocab_size - 1, ", found ", id));
+    }
+  }
+  const std::vector<TokenId> ids(request.token_ids().begin(), request.token_ids().end());
+  MOESERVE_ASSIGN_OR_RETURN(*response.mutable_text(), tokenizer->Decode(ids, false));
+  return absl::OkStatus();
+}
+
+absl::Status GetExpertStats(ServerContext& server, const ApiKey* key,
+                            const v1::GetExpertStatsRequest& request,
+                            v1::GetExpertStatsResponse& response) {
+  if (server.settings().moe_metrics.mode == MoeMetricsMode::kOff) {
+    return MakeError(absl::StatusCode::kNotFound, "not_found",
+                     "expert statistics are switched off (--moe-metrics=off)");
+  }
+  MOESERVE_ASSIGN_OR_RETURN(const auto model, server.LoadedModelFor(request.model(), key));
+  if (!(request.activation_threshold() >= 0.0)) {
+    return InvalidValue("activation_threshold", "'activation_threshold' must not be negative");
+  }
+  response.set_model(model->name());
+  Fill(model->engine().ExpertSnapshot(), request.activation_threshold(), response);
+  return absl::OkStatus();
+}
+
+absl::Status GetModelInfo(ServerContext& server, const ApiKey* key,
+                          const v1::GetModelInfoRequest& request,
+                          v1::GetModelInfoResponse& response) {
+  MOESERVE_ASSIGN_OR_RETURN(const auto model, server.LoadedModelFor(request.model(), key));
+  const ModelSpec& spec = model->engine().spec();
+  for (const std::string& name : server.ModelsOf(key)) {
+    const auto named = server.models().Find(name);
+    if (named.ok() && (*named)->name() == model->name()) response.add_names(name);
+  }
+  response.set_max_model_len(static_cast<uint32_t>(model->engine().max_model_len()));
+  response.set_vocab_size(static_cast<uint32_t>(spec.vocab_size));
+  response.set_hidden_size(static_cast<uint32_t>(spec.hidden_size));
+  response.set_num_layers(static_cast<uint32_t>(spec.num_layers()));
+  uint32_t routed = 0;
+  for (const LayerSpec& layer : spec.layers) {
+    routed += layer.attention.routed() ? 1 : 0;
+    routed += layer.feed_forward.routed() ? 1 : 0;
+  }
+  response.set_routed_blocks(routed);
+  response.mutable_eos_token_ids()->Add(spec.eos_token_ids.begin(), spec.eos_token_ids.end());
+  if (spec.bos_token_id) response.set_bos_token_id(*spec.bos_token_id);
+  response.set_has_tokenizer(model->engine().tokenizer() != nullptr);
+  response.set_server_version(std::string(kVersion));
+  return absl::OkStatus();
+}
+
 }  // namespace
 
-grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceService::Generate(
-    grpc::CallbackServerContext* context, const v1::GenerateRequest* request) {
-  return GenerateCall::Start(context, *request, server_, dispatcher_);
-}
-
-grpc::ServerUnaryReactor* InferenceService::Score(grpc::CallbackServerContext* context,
-                                                  const v1::ScoreRequest* request,
-                                                  v1::ScoreResponse* response) {
-  return ScoreCall::Start(context, *request, response, server_, dispatcher_);
-}
-
-grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext* context,
-                                                     const v1::TokenizeRequest* request,
-                                                     v1::TokenizeResponse* response) {
-  return Immediately(context, server_, kTokenize, [&](const ApiKey* key) -> absl::Status {
-    MOESERVE_ASSIGN_OR_RETURN(const auto model, server_.ModelFor(request->model(), key));
-    const Tokenizer* tokenizer = model->engine().tokenizer();
-    if (tokenizer == nullptr) return NoTokenizer();
-    if (request->text().size() > server_.settings().limits.max_prompt_bytes) {
-      return InvalidValue("text", "'text' is too long");
-    }
-    MOESERVE_ASSIGN_OR_RETURN(
-        const std::vector<TokenId> ids,
-        tokenizer->Encode(request->text(),
-                          !request->has_add_special_tokens() || request->add_special_tokens()));
-    response->mutable_token_ids()->Add(ids.begin(), ids.end());
-    response->set_max_model_len(static_cast<uint32_t>(model->engine().max_model_len()));
-    if (request->return_token_strs()) {
-      for (const TokenId id : ids)
-        response->add_token_strs(std::string(tokenizer->TokenString(id)));
-    }
-    return absl::OkStatus();
+void AddInference(Router& router, ServerContext& server, Dispatcher& dispatcher) {
+  router.Add(kGenerate, [&](grpc::GenericCallbackServerContext* context) {
+    return GenerateCall::Start<GenerateCall>(context, server, dispatcher);
   });
-}
-
-grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerContext* context,
-                                                       const v1::DetokenizeRequest* request,
-                                                       v1::DetokenizeResponse* response) {
-  return Immediately(context, server_, kDetokenize, [&](const ApiKey* key) -> absl::Status {
-    MOESERVE_ASSIGN_OR_RETURN(const auto model, server_.ModelFor(request->model(), key));
-    const Tokenizer* tokenizer = model->engine().tokenizer();
-    if (tokenizer == nullptr) return NoTokenizer();
-    const int vocab_size = model->engine().spec().vocab_size;
-    for (const int32_t id : request->token_ids()) {
-      if (id < 0 || id >= vocab_size) {
-        return InvalidValue("token_ids", Concat("'token_ids': expected token ids from 0 to ",
-                                                vocab_size - 1, ", found ", id));
-      }
-    }
-    const std::vector<TokenId> ids(request->token_ids().begin(), request->token_ids().end());
-    MOESERVE_ASSIGN_OR_RETURN(*response->mutable_text(), tokenizer->Decode(ids, false));
-    return absl::OkStatus();
+  router.Add(kScore, [&](grpc::GenericCallbackServerContext* context) {
+    return ScoreCall::Start<ScoreCall>(context, server, dispatcher);
   });
-}
-
-grpc::ServerUnaryReactor* InferenceService::GetExpertStats(grpc::CallbackServerContext* context,
-                                                           const v1::GetExpertStatsRequest* request,
-                                                           v1::GetExpertStatsResponse* response) {
-  return Immediately(context, server_, kGetExpertStats, [&](const ApiKey* key) -> absl::Status {
-    if (server_.settings().moe_metrics.mode == MoeMetricsMode::kOff) {
-      return MakeError(absl::StatusCode::kNotFound, "not_found",
-                       "expert statistics are switched off (--moe-metrics=off)");
-    }
-    MOESERVE_ASSIGN_OR_RETURN(const auto model, server_.LoadedModelFor(request->model(), key));
-    if (!(request->activation_threshold() >= 0.0)) {
-      return InvalidValue("activation_threshold", "'activation_threshold' must not be negative");
-    }
-    response->set_model(model->name());
-    Fill(model->engine().ExpertSnapshot(), request->activation_threshold(), *response);
-    return absl::OkStatus();
-  });
-}
-
-grpc::ServerUnaryReactor* InferenceService::GetModelInfo(grpc::CallbackServerContext* context,
-                                                         const v1::GetModelInfoRequest* request,
-                                                         v1::GetModelInfoResponse* response) {
-  return Immediately(context, server_, kGetModelInfo, [&](const ApiKey* key) -> absl::Status {
-    MOESERVE_ASSIGN_OR_RETURN(const auto model, server_.LoadedModelFor(request->model(), key));
-    const ModelSpec& spec = model->engine().spec();
-    for (const std::string& name : server_.ModelsOf(key)) {
-      const auto named = server_.models().Find(name);
-      if (named.ok() && (*named)->name() == model->name()) response->add_names(name);
-    }
-    response->set_max_model_len(static_cast<uint32_t>(model->engine().max_model_len()));
-    response->set_vocab_size(static_cast<uint32_t>(spec.vocab_size));
-    response->set_hidden_size(static_cast<uint32_t>(spec.hidden_size));
-    response->set_num_layers(static_cast<uint32_t>(spec.num_layers()));
-    uint32_t routed = 0;
-    for (const LayerSpec& layer : spec.layers) {
-      routed += layer.attention.routed() ? 1 : 0;
-      routed += layer.feed_forward.routed() ? 1 : 0;
-    }
-    response->set_routed_blocks(routed);
-    response->mutable_eos_token_ids()->Add(spec.eos_token_ids.begin(), spec.eos_token_ids.end());
-    if (spec.bos_token_id) response->set_bos_token_id(*spec.bos_token_id);
-    response->set_has_tokenizer(model->engine().tokenizer() != nullptr);
-    response->set_server_version(std::string(kVersion));
-    return absl::OkStatus();
-  });
+  router.AddImmediate<v1::TokenizeRequest, v1::TokenizeResponse>(
+      kTokenize, [&](auto&&... arguments) { return Tokenize(server, arguments...); });
+  router.AddImmediate<v1::DetokenizeRequest, v1::DetokenizeResponse>(
+      kDetokenize, [&](auto&&... arguments) { return Detokenize(server, arguments...); });
+  router.AddImmediate<v1::GetExpertStatsRequest, v1::GetExpertStatsResponse>(
+      kGetExpertStats, [&](auto&&... arguments) { return GetExpertStats(server, arguments...); });
+  router.AddImmediate<v1::GetModelInfoRequest, v1::GetModelInfoResponse>(
+      kGetModelInfo, [&](auto&&... arguments) { return GetModelInfo(server, arguments...); });
 }
 
 }  // namespace moeserve::server::rpc

@@ -1,12 +1,16 @@
 """A raw HTTP/2 client that sends what no library would send."""
 
+import base64
 import select
 import socket
 import struct
 import time
 
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
-END_STREAM, ACK, END_HEADERS = 1, 1, 4
+import hpack
+
+(DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE,
+ CONTINUATION) = range(10)
+END_STREAM, ACK, END_HEADERS, PADDED = 1, 1, 4, 8
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
@@ -17,20 +21,30 @@ def frame(kind, flags, stream, payload=b""):
 def header(name, value):
     """A header field without indexing (RFC 7541, section 6.2.2)."""
     def text(data):
-        assert len(data) < 127
-        return bytes([len(data)]) + data
+        assert len(data) < 127 + 128
+        return bytes([len(data)] if len(data) < 127 else [127, len(data) - 127]) + data
     return b"\0" + text(name) + text(value)
 
 
-def call_headers(path, extra=()):
-    fields = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", path),
-              (b":authority", b"localhost"), (b"te", b"trailers"),
-              (b"content-type", b"application/grpc"), *extra]
-    return b"".join(header(*field) for field in fields)
+def call_headers(path, extra=(), changed=None):
+    """Returns the header block of a call. `changed` gives other values to fields; None leaves a
+    field out."""
+    fields = {b":method": b"POST", b":scheme": b"http", b":path": path,
+              b":authority": b"localhost", b"te": b"trailers",
+              b"content-type": b"application/grpc"}
+    fields.update(changed or {})
+    given = [field for field in fields.items() if field[1] is not None]
+    return b"".join(header(*field) for field in [*given, *extra])
 
 
-def message(data):
-    return b"\0" + struct.pack(">I", len(data)) + data
+def message(data, flag=0, length=None):
+    """Returns a message with its prefix, which may lie about the length."""
+    return bytes([flag]) + struct.pack(">I", len(data) if length is None else length) + data
+
+
+def base64_bytes(text):
+    """Decodes the value of a binary field, which has no padding."""
+    return base64.b64decode(text + "=" * (-len(text) % 4))
 
 
 class Connection:
@@ -54,13 +68,47 @@ class Connection:
             self.closed = True
         self.read(0)
 
-    def open(self, path, end=False, extra=()):
+    def open(self, path, end=False, extra=(), changed=None):
         """Opens a stream and returns its number."""
         stream = self.next_stream
         self.next_stream += 2
         self.send(frame(HEADERS, END_HEADERS | (END_STREAM if end else 0), stream,
-                        call_headers(path, extra)))
+                        call_headers(path, extra, changed)))
         return stream
+
+    def call(self, path, data, **options):
+        """Opens a stream, sends `data` and ends it. Returns the stream's number."""
+        stream = self.open(path, **options)
+        self.send(frame(DATA, END_STREAM, stream, data))
+        return stream
+
+    def answer(self, stream, seconds=5):
+        """Waits for the end of a stream and returns its header fields and trailers as one
+        dictionary. "reset" has the error code of RST_STREAM if the stream had no other end, and
+        "goaway" that of GOAWAY if the connection has ended instead."""
+        end = time.monotonic() + seconds
+        while True:
+            found, ended, decoder = {}, False, hpack.Decoder()
+            for kind, flags, of, payload in self.frames():
+                if kind == HEADERS:
+                    assert flags & END_HEADERS
+                    fields = decoder.decode(payload)
+                    if of != stream:
+                        continue
+                    assert not ended, "the server sent something behind the end of a stream"
+                    found.update(fields)
+                if of == stream and kind in (DATA, HEADERS):
+                    ended = ended or bool(flags & END_STREAM)
+                elif of == stream and kind == RST_STREAM and not ended:
+                    found["reset"] = struct.unpack(">I", payload)[0]
+                    ended = True
+                elif kind == GOAWAY and self.closed and not ended:
+                    found["goaway"] = struct.unpack(">I", payload[4:8])[0]
+                    ended = True
+            if ended:
+                return found
+            assert time.monotonic() < end and not self.closed, f"no answer, but {found}"
+            self.read(0.02)
 
     def send_data(self, stream, data):
         """Sends DATA as far as the connection's window lets it. Returns whether everything was
@@ -111,9 +159,16 @@ class Connection:
     def goaway(self):
         """Returns the text of the server's GOAWAY frame; None if there was none."""
         # A cheap test first: attackers call this after every frame that they send.
-        if b"\x7f\xff\xff\xff\0\0\0\x0b" not in self.received:
+        if b"\x7f\xff\xff\xff\0\0\0" not in self.received:
             return None
         return next((payload[8:].decode() for kind, _, _, payload in self.frames()
+                     if kind == GOAWAY), None)
+
+    def goaway_code(self):
+        """Reads until the server closes the connection. Returns the error code of its GOAWAY."""
+        self.read(5)
+        assert self.closed
+        return next((struct.unpack(">I", payload[4:8])[0] for kind, _, _, payload in self.frames()
                      if kind == GOAWAY), None)
 
     def wait_for_goaway(self):

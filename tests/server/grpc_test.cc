@@ -569,8 +569,9 @@ void AskReflection(const std::shared_ptr<grpc::Channel>& channel) {
     names.push_back(service.name());
   }
   const std::vector<std::string> expected = {
-      "grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection",
-      "inference.GRPCInferenceService", "moeserve.v1.Inference"};
+      "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection",
+      "grpc.reflection.v1alpha.ServerReflection", "inference.GRPCInferenceService",
+      "moeserve.v1.Inference"};
   EXPECT_EQ(names, expected);
   for (const char* symbol :
        {"moeserve.v1.Inference", "moeserve.v1.Inference.Generate", "moeserve.v1.SamplingParams"}) {
@@ -581,8 +582,11 @@ void AskReflection(const std::shared_ptr<grpc::Channel>& channel) {
     ASSERT_TRUE(file.ParseFromString(response.file_descriptor_response().file_descriptor_proto(0)));
     EXPECT_EQ(file.name(), "moeserve/v1/moeserve.proto");
   }
-  request.set_file_by_filename("moeserve/v1/moeserve.proto");
-  EXPECT_TRUE(ask(request).has_file_descriptor_response());
+  for (const char* file : {"moeserve/v1/moeserve.proto", "google/rpc/status.proto",
+                           "google/rpc/error_details.proto", "grpc/health/v1/health.proto"}) {
+    request.set_file_by_filename(file);
+    EXPECT_TRUE(ask(request).has_file_descriptor_response()) << file;
+  }
   request.set_all_extension_numbers_of_type("moeserve.v1.SamplingParams");
   EXPECT_TRUE(ask(request).has_all_extension_numbers_response());
   const auto expect_error = [&](grpc::StatusCode code) {

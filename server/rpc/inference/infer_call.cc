@@ -9,42 +9,24 @@
 
 namespace moeserve::server::rpc {
 
-InferCall::InferCall(grpc::CallbackServerContext* context, bool raw,
-                     inference::ModelInferResponse* response, ServerContext& server)
-    : raw_(raw), response_(response), server_(server), call_(context, server, kModelInfer) {}
+InferCall::InferCall(grpc::GenericCallbackServerContext* context, ServerContext& server,
+                     Dispatcher& dispatcher)
+    : UnaryCall(context, server, kModelInfer), server_(server), queue_(dispatcher.queue()) {}
 
-InferCall* InferCall::Start(grpc::CallbackServerContext* context,
-                            const inference::ModelInferRequest& request,
-                            inference::ModelInferResponse* response, ServerContext& server,
-                            Dispatcher& dispatcher) {
-  const bool raw = request.raw_input_contents_size() > 0;
-  auto call = std::make_shared<InferCall>(context, raw, response, server);
-  call->self_ = call;
-  absl::Status status;
-  try {
-    status = call->Submit(request, dispatcher.queue());
-  } catch (const std::exception& error) {
-    status = absl::InternalError(error.what());
-  }
-  if (status.ok()) {
-    call->Advance();  // output may have arrived before launched_ was set
-  } else {
-    call->EndOnce(status);
-  }
-  return call.get();
-}
-
-absl::Status InferCall::Submit(const inference::ModelInferRequest& request,
-                               const EventQueue& queue) {
-  MOESERVE_RETURN_IF_ERROR(call_.Check());
+absl::Status InferCall::Run(const inference::ModelInferRequest& request) {
+  raw_ = request.raw_input_contents_size() > 0;
   MOESERVE_ASSIGN_OR_RETURN(const InferRequest parsed, ParseInfer(request));
   MOESERVE_ASSIGN_OR_RETURN(
-      run_, InferRun::Prepare(server_, parsed, Pieces::kNever, call_.key(), call_.record()));
-  if (!run_->NeedsCompiling()) return Launch(queue);
-  const bool posted = server_.work_pool().Post([self = shared_from_this(), queue] {
+      run_, InferRun::Prepare(server_, parsed, Pieces::kNever, call().key(), call().record()));
+  if (!run_->NeedsCompiling()) {
+    MOESERVE_RETURN_IF_ERROR(Launch());
+    Advance();  // output may have arrived before launched_ was set
+    return absl::OkStatus();
+  }
+  const bool posted = server_.work_pool().Post([self = shared_from_this()] {
     absl::Status status;
     try {
-      status = self->Launch(queue);
+      status = self->Launch();
     } catch (const std::exception& error) {
       status = absl::InternalError(error.what());
     }
@@ -60,16 +42,17 @@ absl::Status InferCall::Submit(const inference::ModelInferRequest& request,
                    "too many requests are waiting to be prepared");
 }
 
-absl::Status InferCall::Launch(const EventQueue& queue) {
+absl::Status InferCall::Launch() {
   // Compiles without the lock, so that the call can be cancelled meanwhile.
   MOESERVE_RETURN_IF_ERROR(run_->Compile());
   std::lock_guard lock(mutex_);
-  if (ended_) return absl::OkStatus();
-  MOESERVE_RETURN_IF_ERROR(run_->Launch(call_.deadline(), [weak = weak_from_this(), queue] {
-    Dispatcher::Post(*queue, [weak] {
-      if (const auto self = weak.lock()) self->Advance();
-    });
-  }));
+  if (done_) return absl::OkStatus();
+  MOESERVE_RETURN_IF_ERROR(
+      run_->Launch(call().deadline(), [weak = weak_from_this(), queue = queue_] {
+        Dispatcher::Post(*queue, [weak] {
+          if (const auto self = weak.lock()) self->Advance();
+        });
+      }));
   launched_ = true;
   return absl::OkStatus();
 }
@@ -78,11 +61,12 @@ void InferCall::Advance() {
   absl::Status status;
   {
     std::lock_guard lock(mutex_);
-    if (ended_ || !launched_) return;
+    if (done_ || !launched_) return;
     Result<std::optional<InferAnswer>> answer = run_->Take();
     if (answer.ok() && !*answer) return;
+    done_ = true;
     if (answer.ok()) {
-      Fill(**answer, raw_, *response_);
+      Fill(**answer, raw_, response());
     } else {
       status = answer.status();
     }
@@ -90,30 +74,19 @@ void InferCall::Advance() {
   EndOnce(status);
 }
 
-void InferCall::EndOnce(const absl::Status& status) {
-  {
-    std::lock_guard lock(mutex_);
-    if (ended_) return;
-    ended_ = true;
-  }
-  Finish(call_.End(status));
-}
-
-void InferCall::OnCancel() {
-  {
-    std::lock_guard lock(mutex_);
-    if (launched_) run_->Cancel();
-  }
-  EndOnce(call_.CancelReason());
+void InferCall::Cancel() {
+  std::lock_guard lock(mutex_);
+  done_ = true;
+  if (launched_) run_->Cancel();
 }
 
 void InferCall::OnDone() {
   {
     std::lock_guard lock(mutex_);
-    ended_ = true;
+    done_ = true;
     if (launched_) run_.reset();
   }
-  self_.reset();
+  UnaryCall::OnDone();
 }
 
 }  // namespace moeserve::server::rpc

@@ -9,6 +9,7 @@
 #include "server/base/status_conversion.h"
 #include "server/rpc/grpc_time.h"
 #include "server/rpc/inference/infer_messages.h"
+#include "server/rpc/message_bytes.h"
 
 namespace moeserve::server::rpc {
 namespace {
@@ -23,14 +24,15 @@ inference::ModelStreamInferResponse ErrorMessage(const std::string& id,
 
 }  // namespace
 
-InferStream::InferStream(grpc::CallbackServerContext* context, ServerContext& server,
+InferStream::InferStream(grpc::GenericCallbackServerContext* context, ServerContext& server,
                          Dispatcher& dispatcher)
     : context_(context),
       server_(server),
       queue_(dispatcher.queue()),
-      call_(context, server, kModelStreamInfer) {}
+      call_(context, server, kModelStreamInfer),
+      charge_(server.call_memory()) {}
 
-std::shared_ptr<InferStream> InferStream::Start(grpc::CallbackServerContext* context,
+std::shared_ptr<InferStream> InferStream::Start(grpc::GenericCallbackServerContext* context,
                                                 ServerContext& server, Dispatcher& dispatcher) {
   auto stream = std::make_shared<InferStream>(context, server, dispatcher);
   stream->self_ = stream;
@@ -146,7 +148,7 @@ void InferStream::Advance() {
     } else if (!cancelled_) {
       if (ready_.empty()) Collect();
       if (!ready_.empty()) {
-        writing_message_ = std::move(ready_.front());
+        SerializeMessage(ready_.front(), writing_bytes_);
         ready_.pop_front();
         writing_ = write = true;
         ++writes_;
@@ -168,28 +170,42 @@ void InferStream::Advance() {
     status = end_;
   }
   // Called without the lock, because gRPC may call back from these functions.
-  if (read) StartRead(&request_);
-  if (write) StartWrite(&writing_message_);
+  if (read) StartRead(&request_bytes_);
+  if (write) StartWrite(&writing_bytes_);
   if (end) Finish(call_.End(status));
 }
 
 void InferStream::Drain() { Advance(); }
 
+absl::Status InferStream::ReadRequest() {
+  inference::ModelInferRequest request;
+  absl::Status status = ParseMessage(kModelStreamInfer, request_bytes_, charge_, request);
+  request_bytes_.Clear();
+  charge_.Release();
+  MOESERVE_RETURN_IF_ERROR(status);
+  try {
+    status = Begin(request);
+  } catch (const std::exception& error) {
+    status = absl::InternalError(error.what());
+  }
+  if (!status.ok()) Refuse(requests_, request.id(), status);
+  return absl::OkStatus();
+}
+
 void InferStream::OnReadDone(bool ok) {
+  absl::Status status;
   if (ok) {
-    absl::Status status;
     try {
-      status = Begin(request_);
+      status = ReadRequest();
     } catch (const std::exception& error) {
       status = absl::InternalError(error.what());
     }
-    if (!status.ok()) Refuse(requests_, request_.id(), status);
-    request_.Clear();
   }
   {
     std::lock_guard lock(mutex_);
     reading_ = false;
-    if (!ok) input_ended_ = true;
+    if (!ok || !status.ok()) input_ended_ = true;
+    if (!status.ok() && end_.ok()) end_ = status;
   }
   Advance();
 }

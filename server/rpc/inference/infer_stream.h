@@ -2,7 +2,7 @@
 #pragma once
 
 #include <grpcpp/alarm.h>
-#include <grpcpp/support/server_callback.h>
+#include <grpcpp/generic/async_generic_service.h>
 
 #include <cstdint>
 #include <deque>
@@ -24,14 +24,14 @@ inline constexpr size_t kMaxStreamedRequests = 64;
 
 // Keeps itself alive until OnDone(). At most one read and one write are in progress. Takes output
 // from the engine only when the client has taken what was written before.
-class InferStream final : public grpc::ServerBidiReactor<inference::ModelInferRequest,
-                                                         inference::ModelStreamInferResponse>,
+class InferStream final : public grpc::ServerGenericBidiReactor,
                           public std::enable_shared_from_this<InferStream> {
  public:
-  static std::shared_ptr<InferStream> Start(grpc::CallbackServerContext* context,
+  static std::shared_ptr<InferStream> Start(grpc::GenericCallbackServerContext* context,
                                             ServerContext& server, Dispatcher& dispatcher);
 
-  InferStream(grpc::CallbackServerContext* context, ServerContext& server, Dispatcher& dispatcher);
+  InferStream(grpc::GenericCallbackServerContext* context, ServerContext& server,
+              Dispatcher& dispatcher);
 
   // Ends the stream when its requests have ended, although its client could send more.
   void Drain();
@@ -49,6 +49,8 @@ class InferStream final : public grpc::ServerBidiReactor<inference::ModelInferRe
     bool launched = false;
   };
 
+  // Parses the bytes that were read, and starts the request. An error ends the stream.
+  absl::Status ReadRequest();
   // Reads a request and starts it.
   absl::Status Begin(const inference::ModelInferRequest& request);
   absl::Status Launch(uint64_t number, const std::shared_ptr<InferRun>& run);
@@ -60,13 +62,14 @@ class InferStream final : public grpc::ServerBidiReactor<inference::ModelInferRe
   void WatchForStall();  // requires mutex_
   void CancelAll();      // requires mutex_
 
-  grpc::CallbackServerContext* const context_;
+  grpc::GenericCallbackServerContext* const context_;
   ServerContext& server_;
   const std::shared_ptr<Dispatcher::Queue> queue_;
   Call call_;
   std::shared_ptr<InferStream> self_;
-  inference::ModelInferRequest request_;  // that is being read
-  inference::ModelStreamInferResponse writing_message_;
+  grpc::ByteBuffer request_bytes_;  // that are being read
+  MemoryCharge charge_;             // of the parsed request
+  grpc::ByteBuffer writing_bytes_;
   grpc::Alarm stall_alarm_;
 
   std::mutex mutex_;  // guards the members below

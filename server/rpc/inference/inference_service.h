@@ -5,54 +5,26 @@
 #include <mutex>
 #include <vector>
 
-#include "inference/grpc_predict_v2.grpc.pb.h"
 #include "server/context.h"
 #include "server/rpc/dispatcher.h"
 #include "server/rpc/inference/infer_stream.h"
+#include "server/rpc/router.h"
 
 namespace moeserve::server::rpc {
 
-class OpenInferenceService final : public inference::GRPCInferenceService::CallbackService {
+class OpenInferenceService final {
  public:
-  // `server` and `dispatcher` must outlive the service and every call.
-  OpenInferenceService(ServerContext& server, Dispatcher& dispatcher)
-      : server_(server), dispatcher_(dispatcher) {}
+  // Adds the calls of the service to `router`. `server`, `dispatcher` and the service must outlive
+  // every call.
+  OpenInferenceService(Router& router, ServerContext& server, Dispatcher& dispatcher);
 
   // Ends the streams that have no running request, and the others when they have none. The server
   // must be draining.
   void Drain();
 
-  grpc::ServerUnaryReactor* ServerLive(grpc::CallbackServerContext* context,
-                                       const inference::ServerLiveRequest* request,
-                                       inference::ServerLiveResponse* response) override;
-  grpc::ServerUnaryReactor* ServerReady(grpc::CallbackServerContext* context,
-                                        const inference::ServerReadyRequest* request,
-                                        inference::ServerReadyResponse* response) override;
-  grpc::ServerUnaryReactor* ModelReady(grpc::CallbackServerContext* context,
-                                       const inference::ModelReadyRequest* request,
-                                       inference::ModelReadyResponse* response) override;
-  grpc::ServerUnaryReactor* ServerMetadata(grpc::CallbackServerContext* context,
-                                           const inference::ServerMetadataRequest* request,
-                                           inference::ServerMetadataResponse* response) override;
-  grpc::ServerUnaryReactor* ModelMetadata(grpc::CallbackServerContext* context,
-                                          const inference::ModelMetadataRequest* request,
-                                          inference::ModelMetadataResponse* response) override;
-  grpc::ServerUnaryReactor* ModelInfer(grpc::CallbackServerContext* context,
-                                       const inference::ModelInferRequest* request,
-                                       inference::ModelInferResponse* response) override;
-  grpc::ServerBidiReactor<inference::ModelInferRequest, inference::ModelStreamInferResponse>*
-  ModelStreamInfer(grpc::CallbackServerContext* context) override;
-  grpc::ServerUnaryReactor* RepositoryIndex(grpc::CallbackServerContext* context,
-                                            const inference::RepositoryIndexRequest* request,
-                                            inference::RepositoryIndexResponse* response) override;
-  grpc::ServerUnaryReactor* RepositoryModelLoad(
-      grpc::CallbackServerContext* context, const inference::RepositoryModelLoadRequest* request,
-      inference::RepositoryModelLoadResponse* response) override;
-  grpc::ServerUnaryReactor* RepositoryModelUnload(
-      grpc::CallbackServerContext* context, const inference::RepositoryModelUnloadRequest* request,
-      inference::RepositoryModelUnloadResponse* response) override;
-
  private:
+  InferStream* StartStream(grpc::GenericCallbackServerContext* context);
+
   ServerContext& server_;
   Dispatcher& dispatcher_;
   std::mutex mutex_;

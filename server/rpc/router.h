@@ -1,0 +1,51 @@
+// Finds the code that runs a call. The calls are generic, that is, exchanged with gRPC as bytes:
+// message_bytes.h says why.
+#pragma once
+
+#include <grpcpp/generic/async_generic_service.h>
+
+#include <functional>
+#include <map>
+#include <string>
+
+#include "server/context.h"
+#include "server/rpc/methods.h"
+#include "server/rpc/single_request.h"
+
+namespace moeserve::server::rpc {
+
+class Router final : public grpc::CallbackGenericService {
+ public:
+  // Starts a call and returns its reactor, which is never null and deletes itself.
+  using Starter =
+      std::function<grpc::ServerGenericBidiReactor*(grpc::GenericCallbackServerContext*)>;
+
+  // `server` must outlive the router and every call.
+  explicit Router(ServerContext& server) : server_(server) {}
+
+  // Must be called before the gRPC server starts, once for each call. `method` must be one of
+  // kMethods, or need no key.
+  void Add(const Method& method, Starter starter);
+
+  // Adds a call that does not wait for the engine (see ImmediateCall).
+  template <typename Request, typename Response, typename Body>
+  void AddImmediate(const Method& method, Body body) {
+    Add(method, [this, &method, body](grpc::GenericCallbackServerContext* context) {
+      using Type = ImmediateCall<Request, Response, Body>;
+      return Type::template Start<Type>(context, server_, method, body);
+    });
+  }
+
+  // Returns whether the call has been added.
+  bool Has(const Method& method) const;
+
+  // An unknown call is answered UNIMPLEMENTED.
+  grpc::ServerGenericBidiReactor* CreateReactor(
+      grpc::GenericCallbackServerContext* context) override;
+
+ private:
+  ServerContext& server_;
+  std::map<std::string, Starter, std::less<>> starters_;  // by path
+};
+
+}  // namespace moeserve::server::rpc
