@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "server/base/request_id.h"
+#include "server/http/checks/head_check.h"
 #include "server/http/error_response.h"
 
 namespace moeserve::server::http {
@@ -13,9 +14,25 @@ namespace {
 namespace beast = boost::beast;
 using boost::system::error_code;
 
+// Limit on the line that starts a chunk.
+constexpr size_t kMaxChunkLine = 8 << 10;
+
 std::string Text(beast::string_view text) { return {text.data(), text.size()}; }
 
 }  // namespace
+
+HeadSearch FindHead(std::string& buffer, const HttpLimits& limits) {
+  while (buffer.starts_with("\r\n")) buffer.erase(0, 2);
+  HeadSearch out;
+  const size_t end = buffer.find("\r\n\r\n");
+  if (end == std::string::npos) {
+    out.refusal = CheckPartialHead(buffer, limits);
+    return out;
+  }
+  out.refusal = CheckHead(std::string_view(buffer).substr(0, end + 4), limits);
+  if (!out.refusal) out.size = end + 4;
+  return out;
+}
 
 RequestParser::RequestParser(const HttpLimits& limits)
     : on_chunk_([this, &limits](uint64_t, beast::string_view extensions, error_code& error) {
@@ -35,6 +52,12 @@ error_code RequestParser::Put(std::string& buffer, size_t size) {
   const size_t used = message_.put(boost::asio::buffer(buffer.data(), size), error);
   buffer.erase(0, used);
   return error == beast::http::error::need_more ? error_code() : error;
+}
+
+error_code RequestParser::PutBody(std::string& buffer) {
+  const error_code error = Put(buffer, buffer.size());
+  if (error || is_done()) return error;
+  return buffer.size() > kMaxChunkLine ? error_code(beast::http::error::bad_chunk) : error_code();
 }
 
 bool RequestParser::expects_body() const {
