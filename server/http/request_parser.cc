@@ -1,5 +1,6 @@
 #include "server/http/request_parser.h"
 
+#include <algorithm>
 #include <boost/asio/buffer.hpp>
 #include <boost/beast/http/error.hpp>
 #include <string_view>
@@ -14,7 +15,7 @@ namespace {
 namespace beast = boost::beast;
 using boost::system::error_code;
 
-// Limit on the line that starts a chunk.
+// Limit on the line that starts a chunk, and on the lines behind the last chunk together.
 constexpr size_t kMaxChunkLine = 8 << 10;
 
 std::string Text(beast::string_view text) { return {text.data(), text.size()}; }
@@ -55,9 +56,16 @@ error_code RequestParser::Put(std::string& buffer, size_t size) {
 }
 
 error_code RequestParser::PutBody(std::string& buffer) {
-  const error_code error = Put(buffer, buffer.size());
-  if (error || is_done()) return error;
-  return buffer.size() > kMaxChunkLine ? error_code(beast::http::error::bad_chunk) : error_code();
+  while (!is_done() && !buffer.empty()) {
+    // The parser sees a limited number of bytes at a time. So it depends only on the length of a
+    // line whether the line is accepted, not on how many bytes arrive together.
+    const size_t before = buffer.size();
+    const size_t offered = std::min(before, kMaxChunkLine);
+    if (const error_code error = Put(buffer, offered)) return error;
+    if (buffer.size() < before) continue;
+    return offered == kMaxChunkLine ? error_code(beast::http::error::bad_chunk) : error_code();
+  }
+  return {};
 }
 
 bool RequestParser::expects_body() const {
