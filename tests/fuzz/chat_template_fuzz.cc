@@ -58,12 +58,18 @@ RenderInput MakeInput(std::string_view text) {
   return out;
 }
 
+bool IsBoundary(std::string_view text, size_t at) {
+  return at == text.size() || (text[at] & 0xC0) != 0x80;
+}
+
 void CheckSpans(const RenderedPrompt& prompt, bool has_mark) {
   size_t end = 0;
   for (const TextSpan& span : prompt.trusted) {
     MOESERVE_CHECK(span.begin >= end && span.begin < span.end && span.end <= prompt.text.size(),
                    "spans are ascending and disjoint");
     end = span.end;
+    MOESERVE_CHECK(IsBoundary(prompt.text, span.begin) && IsBoundary(prompt.text, span.end),
+                   "spans have whole characters");
     const std::string_view part =
         std::string_view(prompt.text).substr(span.begin, span.end - span.begin);
     MOESERVE_CHECK(has_mark || part.find(kMark) == std::string_view::npos,

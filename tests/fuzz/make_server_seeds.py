@@ -42,6 +42,11 @@ def http():
     for step, text in enumerate([get, post, chunked, old, traced, "\r\n" + get + post, chunked + get,
                                  post + post + old]):
         yield bytes([7 * step]) + text.encode()
+    # Lines of the longest length, and longer ones, in pieces that end inside them.
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    yield bytes([100]) + head + b"0" * 9000 + b"3\r\nabc\r\n0\r\n\r\n"
+    yield bytes([100]) + head + b"3\r\nabc\r\n0\r\nTrailer: " + b"a" * 9000 + b"\r\n\r\n"
+    yield bytes([105]) + b"GET /a HTTP/1.1\r\nHost: " + b"a" * 506 + b"\r\n\r\n"
 
 
 def request_json():
