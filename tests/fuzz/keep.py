@@ -13,9 +13,9 @@ import fcntl
 import json
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
+import tempfile
 import time
 
 import pack_corpus
@@ -69,25 +69,29 @@ def add_runs(targets):
     for target in targets:
         if target in total:
             total[target]["kept_inputs"] = pack_corpus.count(target)
+    if not total:
+        return
     lines = [f"  {json.dumps(name)}: {json.dumps(total[name])}" for name in sorted(total)]
     RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def merge(target):
     """Writes the smallest set of inputs that reaches the code of the new and the kept ones."""
-    new = BUILD / "kept" / f"{target}.new"
-    shutil.rmtree(new, ignore_errors=True)
-    new.mkdir(parents=True)
-    folders = [f for f in (BUILD / "kept" / target, BUILD / "corpus" / target) if f.is_dir()]
-    program = BUILD / "tests" / "fuzz" / f"{target}_fuzz"
-    result = subprocess.run([program, "-merge=1", "-use_counters=0", f"-max_len={MAX_INPUT}", "-timeout=20",
-                             "-artifact_prefix=build/fuzz/findings/merge-", new, *folders],
-                            capture_output=True, text=True, errors="replace", check=False,
-                            cwd=HERE.parent.parent)
-    if result.returncode != 0:
-        sys.exit(f"{target}: merging failed:\n{result.stderr[-2000:]}")
-    pack_corpus.pack(target, new, MAX_BYTES)
-    shutil.rmtree(new)
+    with tempfile.TemporaryDirectory(dir=BUILD) as folder:
+        kept, new = pathlib.Path(folder) / "kept", pathlib.Path(folder) / "new"
+        new.mkdir()
+        pack_corpus.unpack(target, kept)
+        found = BUILD / "corpus" / target
+        found.mkdir(parents=True, exist_ok=True)
+        findings = BUILD / "findings"
+        findings.mkdir(exist_ok=True)
+        program = BUILD / "tests" / "fuzz" / f"{target}_fuzz"
+        result = subprocess.run([program, "-merge=1", "-use_counters=0", f"-max_len={MAX_INPUT}",
+                                 "-timeout=20", f"-artifact_prefix={findings}/{target}-", new, kept, found],
+                                capture_output=True, text=True, errors="replace", check=False)
+        if result.returncode != 0:
+            sys.exit(f"{target}: merging failed:\n{result.stderr[-2000:]}")
+        pack_corpus.pack(target, new, MAX_BYTES)
 
 
 def show():

@@ -40,6 +40,15 @@ def pack(target, folder, max_bytes=None):
     print(f"{path}: {len(contents)} inputs, {len(archive)} bytes{note}")
 
 
+def unpack(target, folder):
+    """Writes the kept inputs of a target to a new folder."""
+    folder.mkdir()
+    path = CORPUS / f"{target}.zip"
+    if path.exists():
+        with zipfile.ZipFile(path) as archive:
+            archive.extractall(folder)
+
+
 def count(target):
     """The number of kept inputs of a target."""
     path = CORPUS / f"{target}.zip"
