@@ -3,11 +3,9 @@
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/beast/core/string.hpp>
-#include <boost/beast/http/error.hpp>
 
 #include "server/base/api_error.h"
 #include "server/base/request_id.h"
-#include "server/http/checks/head_check.h"
 #include "server/http/connection.h"
 #include "server/http/error_response.h"
 
@@ -18,9 +16,6 @@ namespace asio = boost::asio;
 using boost::system::error_code;
 
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
-
-// Limit on the line that starts a chunk.
-constexpr size_t kMaxChunkLine = 8 << 10;
 
 }  // namespace
 
@@ -33,9 +28,8 @@ asio::awaitable<std::optional<size_t>> Connection::ReadHead() {
   bool begun = false;
   Arm(limits.keep_alive_timeout);
   while (true) {
-    // Empty lines before a request are allowed. The header timeout limits how long a client can
-    // send them.
-    while (buffer_.starts_with("\r\n")) buffer_.erase(0, 2);
+    // The header timeout limits how long a client can send empty lines.
+    const HeadSearch found = FindHead(buffer_, limits);
     if (!buffer_.empty() && buffer_ != "\r" && !begun) {
       begun = true;
       idle_ = false;
@@ -43,26 +37,22 @@ asio::awaitable<std::optional<size_t>> Connection::ReadHead() {
       request_start_ = std::chrono::steady_clock::now();
       Arm(limits.header_timeout);
     }
-    const size_t end = buffer_.find("\r\n\r\n");
-    std::optional<Response> refusal =
-        end == std::string::npos ? CheckPartialHead(buffer_, limits)
-                                 : CheckHead(std::string_view(buffer_).substr(0, end + 4), limits);
     Head head;
     head.request.request_id = NewRequestId();
-    if (refusal) {
+    if (found.refusal) {
       Disarm();
-      co_await RefuseAndClose(head, *refusal);
+      co_await RefuseAndClose(head, *found.refusal);
       co_return std::nullopt;
     }
-    if (end != std::string::npos) {
+    if (found.size) {
       Disarm();
-      co_return end + 4;
+      co_return found.size;
     }
     const bool more = co_await ReadMore();
     if (more) continue;
     if (timed_out_ && begun) {
-      refusal = ProtocolError(408, "request_timeout", "the request came too slowly");
-      co_await RefuseAndClose(head, *refusal);
+      const Response answer = ProtocolError(408, "request_timeout", "the request came too slowly");
+      co_await RefuseAndClose(head, answer);
     }
     co_return std::nullopt;
   }
@@ -95,9 +85,8 @@ asio::awaitable<bool> Connection::ReadBody(RequestParser& parser, Head& head) {
       co_return false;
     }
     if (!buffer_.empty()) {
-      error_code error = parser.Put(buffer_, buffer_.size());
+      const error_code error = parser.PutBody(buffer_);
       if (parser.is_done() && !error) break;
-      if (!error && buffer_.size() > kMaxChunkLine) error = boost::beast::http::error::bad_chunk;
       if (error) {
         const Response answer = ParseErrorResponse(error);
         co_await RefuseAndClose(head, answer);

@@ -1,10 +1,12 @@
 #include "server/http/request_parser.h"
 
+#include <algorithm>
 #include <boost/asio/buffer.hpp>
 #include <boost/beast/http/error.hpp>
 #include <string_view>
 
 #include "server/base/request_id.h"
+#include "server/http/checks/head_check.h"
 #include "server/http/error_response.h"
 
 namespace moeserve::server::http {
@@ -13,9 +15,25 @@ namespace {
 namespace beast = boost::beast;
 using boost::system::error_code;
 
+// Limit on the line that starts a chunk, and on the lines behind the last chunk together.
+constexpr size_t kMaxChunkLine = 8 << 10;
+
 std::string Text(beast::string_view text) { return {text.data(), text.size()}; }
 
 }  // namespace
+
+HeadSearch FindHead(std::string& buffer, const HttpLimits& limits) {
+  while (buffer.starts_with("\r\n")) buffer.erase(0, 2);
+  HeadSearch out;
+  const size_t end = buffer.find("\r\n\r\n");
+  if (end == std::string::npos) {
+    out.refusal = CheckPartialHead(buffer, limits);
+    return out;
+  }
+  out.refusal = CheckHead(std::string_view(buffer).substr(0, end + 4), limits);
+  if (!out.refusal) out.size = end + 4;
+  return out;
+}
 
 RequestParser::RequestParser(const HttpLimits& limits)
     : on_chunk_([this, &limits](uint64_t, beast::string_view extensions, error_code& error) {
@@ -35,6 +53,19 @@ error_code RequestParser::Put(std::string& buffer, size_t size) {
   const size_t used = message_.put(boost::asio::buffer(buffer.data(), size), error);
   buffer.erase(0, used);
   return error == beast::http::error::need_more ? error_code() : error;
+}
+
+error_code RequestParser::PutBody(std::string& buffer) {
+  while (!is_done() && !buffer.empty()) {
+    // The parser sees a limited number of bytes at a time. So it depends only on the length of a
+    // line whether the line is accepted, not on how many bytes arrive together.
+    const size_t before = buffer.size();
+    const size_t offered = std::min(before, kMaxChunkLine);
+    if (const error_code error = Put(buffer, offered)) return error;
+    if (buffer.size() < before) continue;
+    return offered == kMaxChunkLine ? error_code(beast::http::error::bad_chunk) : error_code();
+  }
+  return {};
 }
 
 bool RequestParser::expects_body() const {

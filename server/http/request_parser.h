@@ -6,6 +6,7 @@
 #include <boost/system/error_code.hpp>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "server/base/limits.h"
@@ -23,6 +24,17 @@ struct RequestHead {
   int64_t request_bytes = -1;  // of the body; -1 until it has arrived
 };
 
+// What the bytes that have arrived say about the next request. Both are empty if its head is not
+// complete yet.
+struct HeadSearch {
+  std::optional<size_t> size;       // of the complete head, which may be parsed
+  std::optional<Response> refusal;  // the response to a head that is not acceptable
+};
+
+// Looks for the head of a request at the start of `buffer`. Empty lines are allowed before a
+// request and are removed.
+HeadSearch FindHead(std::string& buffer, const HttpLimits& limits);
+
 class RequestParser {
  public:
   explicit RequestParser(const HttpLimits& limits);  // `limits` must outlive the parser
@@ -33,6 +45,10 @@ class RequestParser {
   // Parses the first `size` bytes of `buffer` as far as they form complete parts of the request,
   // and removes the parsed bytes. Returns OK if more bytes are needed.
   boost::system::error_code Put(std::string& buffer, size_t size);
+
+  // Parses bytes of the body after TakeBodyInParts(), and removes the parsed bytes. Bytes after the
+  // body stay in `buffer`. Returns OK if more bytes are needed.
+  boost::system::error_code PutBody(std::string& buffer);
 
   // Writes what is known of the head; nothing before the head is complete.
   void FillHead(RequestHead& head) const;

@@ -22,6 +22,39 @@ inline std::string_view Text(const uint8_t* data, size_t size) {
   return {reinterpret_cast<const char*>(data), size};
 }
 
+// Takes parts from the front of an input.
+class Input {
+ public:
+  Input(const uint8_t* data, size_t size) : left_(Text(data, size)) {}
+
+  bool empty() const { return left_.empty(); }
+  // Returns 0 at the end of the input.
+  uint8_t Byte() {
+    if (left_.empty()) return 0;
+    const char byte = left_.front();
+    left_.remove_prefix(1);
+    return static_cast<uint8_t>(byte);
+  }
+  // Returns up to `count` bytes.
+  std::string_view Take(size_t count) {
+    const std::string_view part = left_.substr(0, count);
+    left_.remove_prefix(part.size());
+    return part;
+  }
+  // Returns the bytes before the next "\n\n\n", and removes them and the separator; all bytes if
+  // there is none.
+  std::string_view Section() {
+    const size_t end = left_.find("\n\n\n");
+    const std::string_view part = left_.substr(0, end);
+    left_.remove_prefix(end == std::string_view::npos ? left_.size() : end + 3);
+    return part;
+  }
+  std::string_view rest() const { return left_; }
+
+ private:
+  std::string_view left_;
+};
+
 // Counts an input that the parser accepted. Prints their number at exit; run.sh fails if it is 0,
 // because then the target tests little.
 inline void CountAccepted() {

@@ -12,6 +12,8 @@ import sys
 import types
 import zipfile
 
+import make_server_seeds
+
 
 def varint(number):
     out = b""
@@ -148,6 +150,7 @@ def server_options(out):
 def main():
     out = pathlib.Path(sys.argv[1])
     server_options(out)
+    make_server_seeds.write(out)
     for i, tokenizer in enumerate(tokenizers()):
         (out / f"tokenizer_json/{i}.json").write_text(json.dumps(tokenizer, ensure_ascii=False))
     for kind in (1, 2):

@@ -170,6 +170,21 @@ TEST(TokenizerJson, TrustedTokensInNormalizedText) {
   }
 }
 
+// A normalizer that reads characters would read beyond the end of a span that splits one.
+TEST(TokenizerJson, TrustedSpansHaveWholeCharacters) {
+  const auto tokenizer = Parse(LlamaSample());
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const std::string text = "é<t>";
+  for (const TextSpan good : {TextSpan{0, 2}, TextSpan{2, 5}, TextSpan{5, 5}}) {
+    EXPECT_TRUE((*tokenizer)->EncodeTrusted(text, std::vector{good}, false).ok()) << good.begin;
+  }
+  for (const TextSpan bad : {TextSpan{0, 1}, TextSpan{1, 5}, TextSpan{0, 6}, TextSpan{6, 6}}) {
+    EXPECT_EQ((*tokenizer)->EncodeTrusted(text, std::vector{bad}, false).status().code(),
+              absl::StatusCode::kInvalidArgument)
+        << bad.begin;
+  }
+}
+
 // Each step doubles the text or token.
 TEST(TokenizerJson, TextsDoNotGrowWithoutBounds) {
   const Json twice =

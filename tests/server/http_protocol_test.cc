@@ -1,13 +1,16 @@
 // The HTTP server's framing, limits and API keys, and the routes that other tests do not cover.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "absl/time/clock.h"
 #include "server/generation/engine_watchdog.h"
 #include "server/http/checks/head_check.h"
+#include "server/http/request_parser.h"
 #include "server/http/response_head.h"
 #include "server/http/url.h"
 #include "tests/server/http_fixture.h"
@@ -457,6 +460,59 @@ TEST(Url, Pieces) {
   EXPECT_FALSE(http::QueryNumber("a=1", "window", 1, 100)->has_value());
   for (const char* bad : {"window=", "window", "window=nan", "window=1x", "window=101"}) {
     EXPECT_FALSE(http::QueryNumber(bad, "window", 1, 100).ok()) << bad;
+  }
+}
+
+// Reads one request of which `step` bytes arrive at a time. Returns whether it is accepted.
+bool Accepts(std::string_view bytes, size_t step) {
+  const HttpLimits limits;
+  std::string buffer;
+  const auto more = [&] {
+    buffer += bytes.substr(0, step);
+    bytes.remove_prefix(std::min(step, bytes.size()));
+  };
+  http::HeadSearch head;
+  while (!head.size && !head.refusal && !bytes.empty()) {
+    more();
+    head = http::FindHead(buffer, limits);
+  }
+  if (!head.size) return false;
+  http::RequestParser parser(limits);
+  if (parser.Put(buffer, *head.size)) return false;
+  parser.TakeBodyInParts();
+  while (!parser.is_done()) {
+    if (parser.PutBody(buffer)) return false;
+    if (!parser.is_done() && bytes.empty()) return false;
+    more();
+  }
+  return true;
+}
+
+TEST(RequestParser, HowTheBytesOfAHeadArriveChangesNothing) {
+  const size_t longest = HttpLimits().max_line_bytes;
+  for (const size_t size : {longest, longest + 1}) {
+    const std::string host = "Host: a\r\n\r\n";
+    const std::string line = "GET /" + std::string(size - 14, 'a') + " HTTP/1.1";
+    ASSERT_EQ(line.size(), size);
+    const std::string header = "Long: " + std::string(size - 6, 'a');
+    for (const size_t step : {size_t{1}, size + 1, size_t{100'000}}) {
+      EXPECT_EQ(Accepts(line + "\r\n" + host, step), size == longest) << step;
+      EXPECT_EQ(Accepts("GET / HTTP/1.1\r\n" + header + "\r\n" + host, step), size == longest)
+          << step;
+    }
+  }
+}
+
+TEST(RequestParser, HowTheLinesOfAChunkedBodyArriveChangesNothing) {
+  const std::string head = "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
+  for (const size_t size : {8000, 9000}) {
+    const std::string text(size, '0');
+    const std::string number = text + "3\r\nabc\r\n0\r\n\r\n";
+    const std::string trailer = "3\r\nabc\r\n0\r\nTrailer: " + text + "\r\n\r\n";
+    for (const size_t step : {1, 1000, 8192, 100'000}) {
+      EXPECT_EQ(Accepts(head + number, step), size == 8000) << step;
+      EXPECT_EQ(Accepts(head + trailer, step), size == 8000) << step;
+    }
   }
 }
 

@@ -91,6 +91,8 @@ bool IsGoodRequestLine(std::string_view line, bool& version_1_0) {
 std::optional<Response> CheckPartialHead(std::string_view received, const HttpLimits& limits) {
   if (HasBadBytes(received, false))
     return Malformed("the request head has a bad control character");
+  // This CR is not part of a line: the LF that ends the line has not arrived yet.
+  if (received.ends_with('\r')) received.remove_suffix(1);
   const size_t line = received.find("\r\n");
   if (std::min(line, received.size()) > limits.max_line_bytes) return TooLong(414);
   if (line == std::string_view::npos) return std::nullopt;
