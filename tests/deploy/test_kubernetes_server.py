@@ -241,6 +241,24 @@ def check_endpoint_picker(pod, metrics):
     assert int(labels["block_size"]) > 0 and int(labels["num_gpu_blocks"]) > 0
 
 
+def test_routes_lead_to_the_api_and_not_to_metrics():
+    done = subprocess.run([clients.binary(), "serve", "--model", MODEL, "--print-routes"],
+                          capture_output=True, text=True, check=True)
+    paths = [line.split()[1] for line in done.stdout.splitlines() if not line.startswith("RPC")]
+    route = one(rendered("gateway"), "HTTPRoute")
+    prefixes = [match["path"]["value"] for match in route["spec"]["rules"][0]["matches"]]
+    assert len(prefixes) == 4
+
+    def covers(prefix, path):
+        return path == prefix or path.startswith(prefix + "/")
+
+    for prefix in prefixes:
+        assert any(covers(prefix, path) for path in paths), prefix
+    outside = {path for path in paths if not any(covers(prefix, path) for prefix in prefixes)}
+    assert outside == {"/", "/dashboard/*", "/health", "/health/live", "/health/ready", "/metrics",
+                       "/version"}
+
+
 def test_without_vllm_names_there_are_no_metrics_for_a_picker(tmp_path):
     with RunningPod(rendered("default"), tmp_path) as pod:
         assert "vllm:" not in pod.get("/metrics")[1]
