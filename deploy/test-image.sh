@@ -319,6 +319,9 @@ check_labels() {
 check_sbom() {
   local file=$work/cpu.spdx.json
   "$engine" run --rm "${run_options[@]}" --entrypoint cat "$image" "$sbom_path" >"$work/inside" 2>/dev/null
+  if "$engine" run --rm "${run_options[@]}" --entrypoint ls "$image" /tmp/build >/dev/null 2>&1; then
+    die "the image has files of its build"
+  fi
   cmp -s "$file" "$work/inside" || die "the file beside the image is not the one in it"
   # shellcheck disable=SC2016  # dpkg-query expands the format.
   "$engine" run --rm "${run_options[@]}" --entrypoint dpkg-query "$image" \
