@@ -133,10 +133,10 @@ build() {
     --build-arg RUNTIME_BASE="$base" --build-arg RUNTIME_DIGEST="$digest"
     --build-arg VERSION="$version" --build-arg REVISION="$revision"
     --build-arg CREATED="$created" --build-arg SOURCE="$source_url"
-    # BuildKit takes the times of the image from this argument.
+    # BuildKit takes the time of the image from this argument.
     --build-arg SOURCE_DATE_EPOCH="$epoch")
   # Only Docker's image format has health checks.
-  if [[ $engine == podman ]]; then options+=(--format docker); fi
+  if [[ $engine == podman ]]; then options+=(--format docker --timestamp "$epoch"); fi
   "$engine" build "${options[@]}" "${engine_options[@]}" .
 }
 
