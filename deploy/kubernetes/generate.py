@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the plain manifests in this folder, and the chart's copy of the alerts.
+"""Writes the plain manifests in this folder, and the chart's copies of the alerts and the dashboard.
 
     deploy/kubernetes/generate.py [--check]
 
@@ -28,8 +28,11 @@ RELEASE = NAMESPACE = "moeserve"
 # The folders with manifests, and the values that they are rendered with.
 SETS = {"base": None, "gateway": CHART / "examples/gateway.yaml",
         "monitoring": CHART / "examples/full.yaml"}
-# Only these kinds of a set are written.
-ONLY = {"monitoring": {"ServiceMonitor", "PrometheusRule"}}
+# Of a set, only these objects are written: kinds, with the end of the name.
+ONLY = {"monitoring": {("ServiceMonitor", ""), ("PrometheusRule", ""), ("ConfigMap", "dashboard")}}
+# Files of the chart that are copies, and what they are copies of.
+COPIES = {CHART / "files/alerts.yml": FOLDER.parent / "alerts.yml",
+          CHART / "files/dashboard.json": FOLDER.parent / "grafana/dashboards/moeserve.json"}
 # Labels that are only true of objects that Helm has installed.
 HELM_LABELS = re.compile(r"^ *(?:app\.kubernetes\.io/managed-by|helm\.sh/chart): .*\n", re.M)
 HEADER = "# Written by deploy/kubernetes/generate.py from the chart in deploy/helm/moeserve.\n"
@@ -101,10 +104,10 @@ def manifests(name):
         thing = yaml.safe_load(text)
         if "helm.sh/hook" in thing["metadata"].get("annotations", {}):
             continue
-        if name in ONLY and thing["kind"] not in ONLY[name]:
+        suffix = thing["metadata"]["name"].removeprefix(RELEASE).strip("-")
+        if name in ONLY and (thing["kind"], suffix) not in ONLY[name]:
             continue
-        suffix = thing["metadata"]["name"].removeprefix(RELEASE)
-        file = thing["kind"].lower() + (f"-{suffix.strip('-')}" if suffix else "") + ".yaml"
+        file = thing["kind"].lower() + (f"-{suffix}" if suffix else "") + ".yaml"
         names.append(file)
         yield file, HEADER + HELM_LABELS.sub("", text)
     assert len(names) == len(set(names))
@@ -116,8 +119,7 @@ def manifests(name):
 
 def wanted():
     """Returns {path: text} of all files that are generated."""
-    alerts = FOLDER.parent / "alerts.yml"
-    files = {CHART / "files/alerts.yml": alerts.read_text()}
+    files = {copy: original.read_text() for copy, original in COPIES.items()}
     for name in SETS:
         files |= {FOLDER / name / file: text for file, text in manifests(name)}
     return files
@@ -140,8 +142,9 @@ def main():
         for path in wrong:
             print(f"{path} is not what the chart renders to; run deploy/kubernetes/generate.py")
         return 1 if wrong else 0
-    # The chart renders its copy of the alerts, so that copy comes first.
-    shutil.copyfile(FOLDER.parent / "alerts.yml", CHART / "files/alerts.yml")
+    # The chart renders its copies, so they come first.
+    for copy, original in COPIES.items():
+        shutil.copyfile(original, copy)
     files = wanted()
     for name in SETS:
         shutil.rmtree(FOLDER / name, ignore_errors=True)

@@ -74,6 +74,13 @@ def one(objects, *kinds):
     return found
 
 
+def config_map(objects):
+    """Returns the ConfigMap with the configuration file."""
+    found, = (thing for thing in of_kind(objects, "ConfigMap")
+              if "moeserve.yaml" in thing["data"])
+    return found
+
+
 class Workload:
     """The Deployment or StatefulSet among `objects`, and its parts."""
 
@@ -84,6 +91,6 @@ class Workload:
         self.container, = self.pod["containers"]
         self.ports = {port["name"]: port["containerPort"] for port in self.container["ports"]}
         self.environment = {entry["name"]: entry for entry in self.container["env"]}
-        self.config = yaml.safe_load(one(objects, "ConfigMap")["data"]["moeserve.yaml"])
+        self.config = yaml.safe_load(config_map(objects)["data"]["moeserve.yaml"])
         self.probes = {name: self.container[f"{name}Probe"]
                        for name in ("startup", "readiness", "liveness")}

@@ -114,6 +114,26 @@ def test_the_pod_is_confined(name):
 
 
 @pytest.mark.parametrize("name", SETS)
+def test_volumes_are_those_of_the_restricted_standard(name):
+    """The Pod Security Standard "restricted" allows these; only an example uses the node's disk."""
+    allowed = {"configMap", "csi", "emptyDir", "ephemeral", "image", "persistentVolumeClaim", "secret"}
+    if name == "minimal":
+        allowed.add("hostPath")
+    for volume in Workload(rendered(name)).pod["volumes"]:
+        source, = set(volume) - {"name"}
+        assert source in allowed
+
+
+def test_the_dashboard_is_the_one_of_grafana():
+    boards = [thing for thing in of_kind(rendered("full"), "ConfigMap")
+              if thing["metadata"]["labels"].get("grafana_dashboard") == "1"]
+    board, = boards
+    dashboard = json.loads(board["data"]["moeserve.json"])
+    assert dashboard == json.loads(
+        (ROOT / "deploy/grafana/dashboards/moeserve.json").read_text())
+
+
+@pytest.mark.parametrize("name", SETS)
 def test_nothing_needs_a_shell(name):
     container = Workload(rendered(name)).container
     assert "command" not in container  # the entry point of the image

@@ -16,7 +16,8 @@ import grpc
 import pytest
 import yaml
 
-from kubernetes_chart import CHART, ROOT, Workload, generate, of_kind, one, rendered, value_sets
+from kubernetes_chart import (CHART, ROOT, Workload, config_map, generate, of_kind, one, rendered,
+                              value_sets)
 
 SETS = list(value_sets())
 MODEL = ROOT / "deploy/models/mh-moe"
@@ -49,7 +50,7 @@ class Pod:
     def __init__(self, objects, folder):
         self.folder = folder
         self.workload = Workload(objects)
-        values = one(objects, "ConfigMap")["data"]
+        values = config_map(objects)["data"]
         for volume in self.workload.pod["volumes"]:
             if "configMap" in volume:
                 self._write(volume["name"], values)
