@@ -72,7 +72,7 @@ choose_engine() {
   fi
   if ! command -v podman >/dev/null; then
     $install || die "neither a docker daemon nor podman is here"
-    install_packages podman runc
+    install_packages podman runc catatonit python3-yaml
   fi
   engine=podman
 }
@@ -418,6 +418,16 @@ check_mounted() {
   ok "without keys or --allow-open it refuses to start"
 }
 
+# Runs the pod of the Kubernetes manifests in the image.
+check_pod() {
+  if [[ $engine != podman ]] || ! command -v catatonit >/dev/null || ! "$python" -c 'import yaml' 2>/dev/null; then
+    echo "SKIPPED the pod: needs podman, catatonit and python3-yaml"
+    return
+  fi
+  step "the pod of deploy/kubernetes"
+  "$python" deploy/kubernetes/test_pod.py "$image" || die "the pod"
+}
+
 # Sets `first_token` to the median time, in milliseconds, from starting a container to its first
 # token.
 measure_start() {
@@ -484,6 +494,7 @@ main() {
   check_demo
   check_no_shell
   check_mounted
+  check_pod
   step "figures"
   measure_start
   echo "image: $(megabytes "$image"), with the model $(megabytes "$demo"), base $(megabytes "$base")"
