@@ -56,7 +56,8 @@ read_options() {
         engine_options=("$@")
         break
         ;;
-      --tag | --base | --digest | --build-base | --build-digest | --target | --source | --sbom | --engine)
+      --tag | --base | --digest | --build-base | --build-digest | --target | --source | --sbom | \
+        --engine)
         (($# > 1)) || die "the option $1 lacks a value"
         case $1 in
           --tag) tag=$2 ;;
@@ -90,7 +91,7 @@ check_options() {
   fi
   for name in digest build_digest; do
     if [[ -z ${!name} ]]; then
-      $trial || die "--${name//_/-} is missing: a release names its base images by digest (see --help)"
+      $trial || die "--${name//_/-} is missing: releases name their base images by digest (--help)"
     elif [[ ! ${!name} =~ ^sha256:[0-9a-f]{64}$ ]]; then
       die "--${name//_/-}: expected sha256: and 64 hexadecimal digits, found ${!name}"
     fi

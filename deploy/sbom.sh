@@ -24,9 +24,12 @@ die() {
 # packages [NAME...]: prints the installed packages.
 packages() {
   # shellcheck disable=SC2016  # dpkg-query expands these.
-  dpkg-query --show --showformat \
-    '${db:Status-Abbrev}\t${Package}\t${Version}\t${Architecture}\t${source:Package}\t${source:Version}\n' \
-    "$@" | awk -F '\t' -v OFS='\t' '$1 ~ /^ii/ {print $2, $3, $4, $5, $6}' | LC_ALL=C sort -u
+  format='${db:Status-Abbrev}\t${Package}\t${Version}\t${Architecture}'
+  # shellcheck disable=SC2016
+  format="$format"'\t${source:Package}\t${source:Version}\n'
+  dpkg-query --show --showformat "$format" "$@" |
+    awk -F '\t' -v OFS='\t' '$1 ~ /^ii/ {print $2, $3, $4, $5, $6}' |
+    LC_ALL=C sort -u
 }
 
 if [ "${1:-}" = --packages ]; then
@@ -101,10 +104,12 @@ awk -F '\t' -v version="$version" -v created="$created" -v digest="$digest" \
   }
   function add(id, name, found, licence, purpose, more) {
     if (printed++) printf ",\n"
-    printf "    {\"SPDXID\": \"%s\", \"name\": %s, \"versionInfo\": %s", id, quoted(name), quoted(found)
+    printf "    {\"SPDXID\": \"%s\", \"name\": %s", id, quoted(name)
+    printf ", \"versionInfo\": %s", quoted(found)
     printf ", \"downloadLocation\": \"NOASSERTION\", \"filesAnalyzed\": false"
     printf ", \"licenseConcluded\": \"%s\", \"licenseDeclared\": \"%s\"", licence, licence
-    printf ", \"copyrightText\": \"NOASSERTION\", \"primaryPackagePurpose\": \"%s\"%s}", purpose, more
+    printf ", \"copyrightText\": \"NOASSERTION\""
+    printf ", \"primaryPackagePurpose\": \"%s\"%s}", purpose, more
   }
   function add_package(kind,   id, source) {
     if (NF != 5) {
@@ -115,7 +120,8 @@ awk -F '\t' -v version="$version" -v created="$created" -v digest="$digest" \
     id = identifier(kind, $1)
     source = "built from the source package " $4 " " $5
     add(id, $1, $2, "NOASSERTION", "LIBRARY", ", \"sourceInfo\": " quoted(source) \
-      ", \"externalRefs\": [{\"referenceCategory\": \"PACKAGE-MANAGER\", \"referenceType\": \"purl\"" \
+      ", \"externalRefs\": [{\"referenceCategory\": \"PACKAGE-MANAGER\"" \
+      ", \"referenceType\": \"purl\"" \
       ", \"referenceLocator\": " quoted("pkg:deb/" distribution "/" encoded($1) "@" encoded($2) \
         "?arch=" $3 "&distro=" distribution "-" release) "}]")
     return id

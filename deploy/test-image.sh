@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds the container images and runs them as in production: without root, with a read-only root
-# file system and without capabilities. Tests completions, metrics, stopping, the labels, the bill of
-# materials, and that nothing needs a shell. Prints the images' sizes and the time from start to
-# first token.
+# file system and without capabilities. Tests completions, metrics, stopping, the labels, the bill
+# of materials, that nothing needs a shell, and the pod of the Kubernetes manifests. Prints the
+# images' sizes and the time from start to first token.
 #
 #   deploy/test-image.sh [--no-install] [--keep]
 #
@@ -116,13 +116,13 @@ find_digest() {
     sed -n 's/.*@//p' | head -n 1)
 }
 
-# build TARGET NAME: builds the image NAME from the Dockerfile's stage TARGET, and writes its bill of
-# materials to $work/TARGET.spdx.json.
+# build TARGET NAME: builds the image NAME from the Dockerfile's stage TARGET, and writes its bill
+# of materials to $work/TARGET.spdx.json.
 build() {
   local -a options=(--trial --engine "$engine" --target "$1" --tag "$2" --base "$base"
     --source "$source_url" --sbom "$work/$1.spdx.json")
   if [[ -n $digest ]]; then options+=(--digest "$digest"); fi
-  # Isolation by chroot works inside a container, where other kinds of isolation can lack privileges.
+  # Isolation by chroot works inside a container, where other kinds can lack privileges.
   if [[ $engine == podman ]]; then
     options+=(-- --isolation chroot --network host --pull-never)
   fi
@@ -299,34 +299,45 @@ label() {
 }
 
 check_labels() {
-  local name program
+  local name program commit
   for name in title description version created licenses source base.name; do
     [[ -n $(label "$name") ]] || die "the label $name is empty"
   done
   program=$("$engine" run --rm "${run_options[@]}" "$image" --version 2>/dev/null)
-  [[ $program == *"$(label version)"* ]] || die "the label says $(label version), the program $program"
+  [[ $program == *"$(label version)"* ]] ||
+    die "the label says $(label version), the program $program"
   [[ $(label source) == "$source_url" ]] || die "the label source: $(label source)"
   [[ $(label base.name) == "$base" ]] || die "the label base.name: $(label base.name)"
   [[ $(label base.digest) == "$digest" ]] || die "the label base.digest: $(label base.digest)"
-  if git rev-parse HEAD >/dev/null 2>&1; then
-    [[ $(label revision) == "$(git rev-parse HEAD)"* ]] || die "the label revision: $(label revision)"
+  if commit=$(git rev-parse HEAD 2>/dev/null); then
+    [[ $(label revision) == "$commit"* ]] || die "the label revision: $(label revision)"
     [[ $(label created) != 1970* ]] || die "the label created: $(label created)"
   fi
   ok "labels: $(label title) $(label version), revision $(label revision), created $(label created)"
 }
 
+# run_program PROGRAM ARGUMENT...: runs a program of the image in a container of its own.
+run_program() {
+  local program=$1
+  shift
+  "$engine" run --rm "${run_options[@]}" --entrypoint "$program" "$image" "$@" 2>/dev/null
+}
+
 # Compares the bill of materials with the packages of the image.
 check_sbom() {
   local file=$work/cpu.spdx.json
-  "$engine" run --rm "${run_options[@]}" --entrypoint cat "$image" "$sbom_path" >"$work/inside" 2>/dev/null
-  if "$engine" run --rm "${run_options[@]}" --entrypoint ls "$image" /tmp/build >/dev/null 2>&1; then
-    die "the image has files of its build"
-  fi
+  run_program cat "$sbom_path" >"$work/inside"
+  if run_program ls /tmp/build >/dev/null; then die "the image has files of its build"; fi
   cmp -s "$file" "$work/inside" || die "the file beside the image is not the one in it"
   # shellcheck disable=SC2016  # dpkg-query expands the format.
-  "$engine" run --rm "${run_options[@]}" --entrypoint dpkg-query "$image" \
-    --show --showformat '${Package} ${Version}\n' >"$work/packages" 2>/dev/null
-  "$python" - "$file" "$work/packages" "$(label version)" "$(label created)" <<'PYTHON' || die "the bill of materials"
+  run_program dpkg-query --show --showformat '${Package} ${Version}\n' >"$work/packages"
+  compare_sbom "$file" "$work/packages" "$(label version)" "$(label created)" ||
+    die "the bill of materials"
+}
+
+# compare_sbom FILE PACKAGES VERSION CREATED: fails if the bill of materials does not say the same.
+compare_sbom() {
+  "$python" - "$@" <<'PYTHON'
 import json
 import sys
 
@@ -362,8 +373,7 @@ check_no_shell() {
   local -a masks=()
   : >"$work/nothing"
   chmod 444 "$work/nothing"
-  for shell in $("$engine" run --rm "${run_options[@]}" --entrypoint cat "$image" /etc/shells 2>/dev/null |
-    sed -n 's#^/usr/bin/##p'); do
+  for shell in $(run_program cat /etc/shells | sed -n 's#^/usr/bin/##p'); do
     masks+=(-v "$work/nothing:/usr/bin/$shell:ro")
   done
   ((${#masks[@]} > 0)) || die "/etc/shells of the image names no shell"
@@ -420,7 +430,8 @@ check_mounted() {
 
 # Runs the pod of the Kubernetes manifests in the image.
 check_pod() {
-  if [[ $engine != podman ]] || ! command -v catatonit >/dev/null || ! "$python" -c 'import yaml' 2>/dev/null; then
+  if [[ $engine != podman ]] || ! command -v catatonit >/dev/null ||
+    ! "$python" -c 'import yaml' 2>/dev/null; then
     echo "SKIPPED the pod: needs podman, catatonit and python3-yaml"
     return
   fi

@@ -24,7 +24,8 @@ TLS_GATEWAY = {
 }
 CUSTOM = {
     "fullnameOverride": "other", "nameOverride": "llm", "replicas": 1, "preStopSleepSeconds": 0,
-    "drainTimeout": 0, "image": {"repository": "registry.example/llm", "digest": "sha256:" + "a" * 64},
+    "drainTimeout": 0,
+    "image": {"repository": "registry.example/llm", "digest": "sha256:" + "a" * 64},
     "imagePullSecrets": [{"name": "pull"}], "ports": {"http": 9000, "grpc": 9001},
     "listenAddress": "[::]", "config": {"threads": 1, "log-format": "text"},
     "models": {"volume": {"persistentVolumeClaim": None, "emptyDir": {}}, "readOnly": False,

@@ -116,7 +116,8 @@ def test_the_pod_is_confined(name):
 @pytest.mark.parametrize("name", SETS)
 def test_volumes_are_those_of_the_restricted_standard(name):
     """The Pod Security Standard "restricted" allows these; only an example uses the node's disk."""
-    allowed = {"configMap", "csi", "emptyDir", "ephemeral", "image", "persistentVolumeClaim", "secret"}
+    allowed = {"configMap", "csi", "emptyDir", "ephemeral", "image", "persistentVolumeClaim",
+               "secret"}
     if name == "minimal":
         allowed.add("hostPath")
     for volume in Workload(rendered(name)).pod["volumes"]:
