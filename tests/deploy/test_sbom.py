@@ -2,6 +2,7 @@
 deploy/test-image.sh compares the bill of materials of an image with its packages."""
 
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -19,6 +20,8 @@ libc6\t2.36-9+deb12u10\tamd64\tglibc\t2.36-9+deb12u10
 libstdc++6\t12.2.0-14+deb12u1\tamd64\tgcc-12\t12.2.0-14+deb12u1
 login\t1:4.13+dfsg1-1~deb12u1\tamd64\tshadow\t1:4.13+dfsg1-1~deb12u1
 odd\t1"2\\3\tall\todd\t1"2\\3
+same+name\t1\tall\tsame\t1
+same-name\t1\tall\tsame\t1
 """
 COMPILED = "libc6-dev\t2.36-9+deb12u10\tamd64\tglibc\t2.36-9+deb12u10\n"
 
@@ -52,7 +55,7 @@ def test_it_lists_every_package_once(inputs):
     assert found["creationInfo"]["created"] == CREATED
     packages = {package["name"]: package for package in found["packages"]}
     assert set(packages) == {"moeserve-image", "moeserve", "libc6", "libstdc++6", "login", "odd",
-                             "libc6-dev"}
+                             "same+name", "same-name", "libc6-dev"}
     assert packages["moeserve"]["versionInfo"] == "1.2.3"
     assert packages["moeserve"]["licenseDeclared"] == "Apache-2.0"
     assert packages["odd"]["versionInfo"] == '1"2\\3'
@@ -77,6 +80,7 @@ def test_identifiers_and_relationships(inputs):
         ("document", "DESCRIBES", "moeserve-image"), ("moeserve-image", "CONTAINS", "moeserve"),
         ("moeserve-image", "CONTAINS", "libc6"), ("moeserve-image", "CONTAINS", "libstdc++6"),
         ("moeserve-image", "CONTAINS", "login"), ("moeserve-image", "CONTAINS", "odd"),
+        ("moeserve-image", "CONTAINS", "same+name"), ("moeserve-image", "CONTAINS", "same-name"),
         ("moeserve", "DYNAMIC_LINK", "libc6"), ("moeserve", "DYNAMIC_LINK", "libstdc++6"),
         ("libc6-dev", "BUILD_DEPENDENCY_OF", "moeserve")}
 
@@ -153,7 +157,8 @@ def clone(tmp_path):
 
 def build(clone, *arguments):
     return subprocess.run([clone / "deploy/build-image.sh", "--engine", clone.parent / "engine",
-                           *arguments], capture_output=True, text=True)
+                           *arguments], capture_output=True, text=True,
+                          env=os.environ | {"TZ": "Asia/Tokyo"})
 
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
