@@ -288,3 +288,26 @@ def test_the_rule_of_the_adapter_is_for_the_metric_of_the_autoscaler(tmp_path):
     query = query.replace("<<.LabelMatchers>>", 'pod="a"').replace("<<.GroupBy>>", "pod")
     assert query == f'sum({metric}{{pod="a"}}) by (pod)'
     assert generate.load_values(CHART / "values.yaml")["autoscaling"]["metric"] == metric
+
+
+def test_clients_of_grpc_balance_over_the_pods(tmp_path):
+    """The headless Service resolves to all pods; here, a list of addresses stands for it."""
+    def calls(pod):
+        sample = 'moeserve_grpc_requests_total{method="GetModelInfo",code="OK"} '
+        found, = re.findall(rf"^{re.escape(sample)}(\d+)$", pod.get("/metrics")[1], re.M)
+        return int(found)
+
+    policy = json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    with RunningPod(rendered("default"), tmp_path / "a") as first, \
+            RunningPod(rendered("default"), tmp_path / "b") as second:
+        target = f"ipv4:{first.grpc},{second.grpc}"
+        with grpc.insecure_channel(target, [("grpc.service_config", policy)]) as channel:
+            call = channel.unary_unary("/moeserve.v1.Inference/GetModelInfo")
+
+            def both_are_reached():
+                call(b"", timeout=30, metadata=[("authorization", f"Bearer {KEY}")])
+                return min(calls(first), calls(second)) >= 5
+
+            assert clients.wait_for(both_are_reached, seconds=20)
