@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds the container images and runs them as in production: without root, with a read-only root
-# file system and without capabilities. Tests completions, metrics and stopping. Prints the images'
-# sizes and the time from start to first token.
+# file system and without capabilities. Tests completions, metrics, stopping, the labels, the bill
+# of materials, that nothing needs a shell, and the pod of the Kubernetes manifests. Prints the
+# images' sizes and the time from start to first token.
 #
 #   deploy/test-image.sh [--no-install] [--keep]
 #
@@ -23,10 +24,13 @@ readonly start_limit=60      # the largest number of seconds from start to first
 readonly prompt="In the beginning God created"
 readonly uid=10001           # the user id in the Dockerfile
 readonly python=/usr/bin/python3  # python3-grpcio is installed for this Python
+readonly sbom_path=/usr/share/doc/moeserve/sbom.spdx.json
+readonly source_url=https://git.example.com/moeserve
 
 install=true
 keep=false
 engine=
+digest=
 run_options=()
 published=true  # whether ports are published; otherwise the container uses the host's network
 base=
@@ -68,7 +72,7 @@ choose_engine() {
   fi
   if ! command -v podman >/dev/null; then
     $install || die "neither a docker daemon nor podman is here"
-    install_packages podman runc
+    install_packages podman runc catatonit python3-yaml
   fi
   engine=podman
 }
@@ -106,16 +110,23 @@ SLIM
   rm -rf "$work/root"
 }
 
-# build TARGET NAME: builds the image NAME from the Dockerfile's stage TARGET.
+# Sets `digest` to the base image's digest, which an image without a registry can lack.
+find_digest() {
+  digest=$("$engine" image inspect -f '{{range .RepoDigests}}{{println .}}{{end}}' "$base" |
+    sed -n 's/.*@//p' | head -n 1)
+}
+
+# build TARGET NAME: builds the image NAME from the Dockerfile's stage TARGET, and writes its bill
+# of materials to $work/TARGET.spdx.json.
 build() {
-  local -a options=(--file deploy/Dockerfile --target "$1" --tag "$2" --build-arg BUILD_BASE="$base"
-    --build-arg RUNTIME_BASE="$base")
-  # Only Docker's image format has health checks. Isolation by chroot works inside a container,
-  # where other kinds of isolation can lack privileges.
+  local -a options=(--trial --engine "$engine" --target "$1" --tag "$2" --base "$base"
+    --source "$source_url" --sbom "$work/$1.spdx.json")
+  if [[ -n $digest ]]; then options+=(--digest "$digest"); fi
+  # Isolation by chroot works inside a container, where other kinds can lack privileges.
   if [[ $engine == podman ]]; then
-    options+=(--format docker --isolation chroot --network host --pull-never)
+    options+=(-- --isolation chroot --network host --pull-never)
   fi
-  "$engine" build "${options[@]}" . >"$work/build.log" 2>&1 ||
+  deploy/build-image.sh "${options[@]}" >"$work/build.log" 2>&1 ||
     { tail -n 40 "$work/build.log" >&2; die "the build of $1"; }
 }
 
@@ -282,6 +293,100 @@ check_drain() {
   ok "SIGTERM: the running stream came to its end, exit status 0 after $stop_seconds s"
 }
 
+# label NAME: prints the image's label org.opencontainers.image.NAME.
+label() {
+  "$engine" image inspect -f "{{index .Config.Labels \"org.opencontainers.image.$1\"}}" "$image"
+}
+
+check_labels() {
+  local name program commit
+  for name in title description version created licenses source base.name; do
+    [[ -n $(label "$name") ]] || die "the label $name is empty"
+  done
+  program=$("$engine" run --rm "${run_options[@]}" "$image" --version 2>/dev/null)
+  [[ $program == *"$(label version)"* ]] ||
+    die "the label says $(label version), the program $program"
+  [[ $(label source) == "$source_url" ]] || die "the label source: $(label source)"
+  [[ $(label base.name) == "$base" ]] || die "the label base.name: $(label base.name)"
+  [[ $(label base.digest) == "$digest" ]] || die "the label base.digest: $(label base.digest)"
+  if commit=$(git rev-parse HEAD 2>/dev/null); then
+    [[ $(label revision) == "$commit"* ]] || die "the label revision: $(label revision)"
+    [[ $(label created) != 1970* ]] || die "the label created: $(label created)"
+  fi
+  ok "labels: $(label title) $(label version), revision $(label revision), created $(label created)"
+}
+
+# run_program PROGRAM ARGUMENT...: runs a program of the image in a container of its own.
+run_program() {
+  local program=$1
+  shift
+  "$engine" run --rm "${run_options[@]}" --entrypoint "$program" "$image" "$@" 2>/dev/null
+}
+
+# Compares the bill of materials with the packages of the image.
+check_sbom() {
+  local file=$work/cpu.spdx.json
+  run_program cat "$sbom_path" >"$work/inside"
+  if run_program ls /tmp/build >/dev/null; then die "the image has files of its build"; fi
+  cmp -s "$file" "$work/inside" || die "the file beside the image is not the one in it"
+  # shellcheck disable=SC2016  # dpkg-query expands the format.
+  run_program dpkg-query --show --showformat '${Package} ${Version}\n' >"$work/packages"
+  compare_sbom "$file" "$work/packages" "$(label version)" "$(label created)" ||
+    die "the bill of materials"
+}
+
+# compare_sbom FILE PACKAGES VERSION CREATED: fails if the bill of materials does not say the same.
+compare_sbom() {
+  "$python" - "$@" <<'PYTHON'
+import json
+import sys
+
+file, packages, version, created = sys.argv[1:]
+document = json.load(open(file))
+assert document["spdxVersion"] == "SPDX-2.3"
+assert document["creationInfo"]["created"] == created
+by_id = {package["SPDXID"]: package for package in document["packages"]}
+assert len(by_id) == len(document["packages"])
+program, = (p for p in document["packages"] if p["name"] == "moeserve")
+assert program["versionInfo"] == version
+related = {}
+for relation in document["relationships"]:
+    assert relation["relatedSpdxElement"] in by_id, relation
+    related.setdefault(relation["relationshipType"], set()).add(
+        (relation["spdxElementId"], relation["relatedSpdxElement"]))
+contained = {by_id[to]["name"] + " " + by_id[to]["versionInfo"] for _, to in related["CONTAINS"]}
+installed = set(open(packages).read().splitlines())
+assert contained - installed == {f"moeserve {version}"}, contained - installed
+assert installed - contained == set(), installed - contained
+linked = {by_id[to]["name"] for _, to in related["DYNAMIC_LINK"]}
+assert {"libc6", "libstdc++6"} <= linked
+compiled = {by_id[of]["name"] for of, _ in related["BUILD_DEPENDENCY_OF"]}
+assert {"libc6-dev", "nlohmann-json3-dev"} <= compiled, compiled
+print(f"ok   bill of materials: {len(installed)} packages, {len(linked)} linked, "
+      f"{len(compiled)} compiled in")
+PYTHON
+}
+
+# Starts a container in which no shell can be run, checks its health and stops it.
+check_no_shell() {
+  local shell
+  local -a masks=()
+  : >"$work/nothing"
+  chmod 444 "$work/nothing"
+  for shell in $(run_program cat /etc/shells | sed -n 's#^/usr/bin/##p'); do
+    masks+=(-v "$work/nothing:/usr/bin/$shell:ro")
+  done
+  ((${#masks[@]} > 0)) || die "/etc/shells of the image names no shell"
+  start "$demo" "${masks[@]}"
+  wait_ready
+  for shell in sh bash dash; do
+    if inside "$shell" -c true >/dev/null 2>&1; then die "$shell still runs in the container"; fi
+  done
+  check_health
+  stop
+  ok "start, health check and stop need no shell"
+}
+
 check_demo() {
   step "the image with a model"
   start "$demo"
@@ -321,6 +426,17 @@ check_mounted() {
     serve --model /models 2>&1); then die "an open server started unasked"; fi
   [[ $refused == *--allow-open* ]] || die "refused for another reason: $refused"
   ok "without keys or --allow-open it refuses to start"
+}
+
+# Runs the pod of the Kubernetes manifests in the image.
+check_pod() {
+  if [[ $engine != podman ]] || ! command -v catatonit >/dev/null ||
+    ! "$python" -c 'import yaml' 2>/dev/null; then
+    echo "SKIPPED the pod: needs podman, catatonit and python3-yaml"
+    return
+  fi
+  step "the pod of deploy/kubernetes"
+  "$python" deploy/kubernetes/test_pod.py "$image" || die "the pod"
 }
 
 # Sets `first_token` to the median time, in milliseconds, from starting a container to its first
@@ -375,6 +491,7 @@ main() {
   step "base image"
   choose_base
   echo "$base: $(megabytes "$base")"
+  find_digest
   step "images: minutes the first time"
   local begin=$SECONDS
   build cpu "$image"
@@ -382,8 +499,13 @@ main() {
   ok "built in $((SECONDS - begin)) s"
   choose_run_options
 
+  step "what the image says about itself"
+  check_labels
+  check_sbom
   check_demo
+  check_no_shell
   check_mounted
+  check_pod
   step "figures"
   measure_start
   echo "image: $(megabytes "$image"), with the model $(megabytes "$demo"), base $(megabytes "$base")"

@@ -215,8 +215,24 @@ def test_image_settings():
     assert settings["USER"].split(":")[0].isdigit() and settings["USER"] != "0"
     assert json.loads(settings["ENTRYPOINT"]) == ["moeserve"]
     assert settings["HEALTHCHECK"].endswith('CMD ["moeserve", "health"]')
+    assert "CMD-SHELL" not in settings["HEALTHCHECK"] and settings["STOPSIGNAL"] == "SIGTERM"
     last = [rest.split()[-1] for instruction, rest in dockerfile() if instruction == "FROM"][-1]
     assert last == "cpu"
+
+
+def test_image_labels():
+    labels = dict(re.findall(r'org\.opencontainers\.image\.([a-z.]+)="([^"]*)"',
+                             next(rest for name, rest in dockerfile() if name == "LABEL")))
+    assert set(labels) == {"title", "description", "version", "revision", "created", "source",
+                           "licenses", "base.name", "base.digest"}
+    arguments = dict(rest.split("=", 1) for name, rest in dockerfile() if name == "ARG")
+    for value in labels.values():
+        assert set(re.findall(r"\$\{(\w+)\}", value)) <= set(arguments)
+    # Without arguments, the version is that of the sources and nothing depends on the clock.
+    version = re.search(r"project\(moeserve VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text())
+    assert arguments["VERSION"] == version[1]
+    assert arguments["CREATED"] == "1970-01-01T00:00:00Z"
+    assert "date" not in {word for _, rest in dockerfile() for word in rest.split()}
 
 
 def test_compose():
