@@ -25,8 +25,21 @@ uint64_t NumberIn(const char* file, uint64_t otherwise) {
 
 }  // namespace
 
+size_t MemoryBudget::available_to_one(ChargeFor purpose) const {
+  const size_t quarter = capacity_ / 4;
+  switch (purpose) {
+    case ChargeFor::kLargeBody:
+      return capacity_ - 2 * quarter;
+    case ChargeFor::kNewRequest:
+      return capacity_ - quarter;
+    case ChargeFor::kRunningRequest:
+      break;
+  }
+  return capacity_;
+}
+
 bool MemoryBudget::TryTake(size_t bytes, ChargeFor purpose) {
-  const size_t limit = purpose == ChargeFor::kNewRequest ? available_to_one() : capacity_;
+  const size_t limit = available_to_one(purpose);
   size_t used = used_.load(std::memory_order_relaxed);
   do {
     if (used > limit || bytes > limit - used) {
@@ -57,7 +70,7 @@ absl::Status MemoryCharge::Add(size_t bytes, ChargeFor purpose, size_t elsewhere
     bytes_ += bytes;
     return absl::OkStatus();
   }
-  const size_t most = budget_->available_to_one();
+  const size_t most = budget_->available_to_one(std::min(purpose, ChargeFor::kNewRequest));
   if (bytes > most || bytes_ + elsewhere > most - bytes) {
     return MakeError(
         absl::StatusCode::kResourceExhausted, "request_too_large",

@@ -14,8 +14,9 @@
 namespace moeserve::server {
 
 // What memory is charged for. The last quarter of a budget is kept for requests that run, so that
-// new requests cannot end them.
-enum class ChargeFor { kNewRequest, kRunningRequest };
+// new requests cannot end them; the quarter before is kept from large bodies, so that requests with
+// small ones find memory while clients send large ones slowly.
+enum class ChargeFor { kLargeBody, kNewRequest, kRunningRequest };
 
 // Thread-safe.
 class MemoryBudget {
@@ -30,8 +31,8 @@ class MemoryBudget {
   void Give(size_t bytes);
 
   size_t capacity() const { return capacity_; }
-  // Returns the number of bytes that new requests can have if no other request holds memory.
-  size_t available_to_one() const { return capacity_ - capacity_ / 4; }
+  // Returns the number of bytes that can be charged for a purpose if nothing else is charged.
+  size_t available_to_one(ChargeFor purpose = ChargeFor::kNewRequest) const;
   size_t used() const { return used_.load(std::memory_order_relaxed); }
   // Returns the most bytes that were used since the last call.
   size_t TakePeak() { return peak_.exchange(used(), std::memory_order_relaxed); }

@@ -1,8 +1,17 @@
 #include "server/base/work_pool.h"
 
+#include <pthread.h>
+#include <sys/resource.h>
+
+#include <algorithm>
 #include <utility>
 
 namespace moeserve::server {
+namespace {
+
+constexpr int kNice = 10;
+
+}  // namespace
 
 WorkPool::WorkPool(int threads, size_t max_waiting) : max_waiting_(max_waiting) {
   for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Run(); });
@@ -33,6 +42,11 @@ void WorkPool::WaitUntilIdle(std::chrono::steady_clock::time_point deadline) {
 }
 
 void WorkPool::Run() {
+  pthread_setname_np(pthread_self(), "work pool");  // for ps, top and debuggers
+  // The tasks of one client must not take the processor from the requests that run: the engine's
+  // threads and those that do input and output come first. On Linux, this concerns the calling
+  // thread only.
+  setpriority(PRIO_PROCESS, 0, std::min(getpriority(PRIO_PROCESS, 0) + kNice, 19));
   std::unique_lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [&] { return stopping_ || !tasks_.empty(); });

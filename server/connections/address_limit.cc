@@ -30,8 +30,7 @@ size_t ClientAddress::Hash::operator()(const ClientAddress& address) const {
 }
 
 bool AddressCounter::Full(const ClientAddress& client) const {
-  if (limit_.max_connections <= 0) return false;
-  if (client.is_loopback() && !limit_.loopback) return false;
+  if (!limit_.AppliesTo(client)) return false;
   const auto found = counts_.find(client);
   return found != counts_.end() && found->second >= limit_.max_connections;
 }

@@ -7,14 +7,6 @@
 
 namespace moeserve::server {
 
-// How many connections one client may have. A listener has a limit of its own for all of them.
-struct AddressLimit {
-  int max_connections = 0;  // 0: no limit
-  // Whether the limit applies to loopback addresses, too. All clients of a proxy on the same
-  // machine have such an address.
-  bool loopback = false;
-};
-
 // What counts as one client: an IPv4 address, or the first 64 bits of an IPv6 address, because one
 // host usually has all the others to itself. An IPv4 address inside an IPv6 address is the former.
 class ClientAddress {
@@ -33,6 +25,18 @@ class ClientAddress {
   Kind kind_ = Kind::kNone;
   bool loopback_ = false;
   uint64_t bits_ = 0;
+};
+
+// How many connections one client may have. A listener has a limit of its own for all of them.
+struct AddressLimit {
+  int max_connections = 0;  // 0: no limit
+  // Whether the limit applies to loopback addresses, too. All clients of a proxy on the same
+  // machine have such an address.
+  bool loopback = false;
+
+  bool AppliesTo(const ClientAddress& client) const {
+    return max_connections > 0 && (loopback || !client.is_loopback());
+  }
 };
 
 // Counts connections by client. Not thread-safe.

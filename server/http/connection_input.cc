@@ -17,6 +17,9 @@ using boost::system::error_code;
 
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 
+// Bodies of more bytes leave room for smaller ones.
+constexpr size_t kLargeBody = 64 << 10;
+
 }  // namespace
 
 // In this file every co_await is in its own statement, because g++ 12 miscompiles some larger
@@ -123,12 +126,13 @@ asio::awaitable<absl::Status> Connection::ChargeBody(const RequestParser& parser
   const size_t wanted = (parser.chunked() ? 3 : 1) * received;
   if (wanted <= charge.bytes()) co_return absl::OkStatus();
   const size_t more = (wanted - charge.bytes() + kStep - 1) / kStep * kStep;
-  absl::Status status = charge.Add(more);
+  const ChargeFor purpose = received > kLargeBody ? ChargeFor::kLargeBody : ChargeFor::kNewRequest;
+  absl::Status status = charge.Add(more, purpose);
   for (int i = 0; i < kTries && !status.ok() && ApiCode(status) == "out_of_memory"; ++i) {
     environment_->reclaim();
     asio::steady_timer pause(stream_.get_executor(), std::chrono::milliseconds(10));
     co_await pause.async_wait(kAwait);
-    status = charge.Add(more);
+    status = charge.Add(more, purpose);
   }
   co_return status;
 }

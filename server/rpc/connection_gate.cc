@@ -17,12 +17,14 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <unordered_map>
 #include <utility>
 
 #include "base/message.h"
 #include "server/base/logging.h"
+#include "server/connections/address_pauses.h"
 #include "server/rpc/relay.h"
 #include "server/tls/tls_store.h"
 
@@ -52,7 +54,8 @@ class ConnectionGate::Impl {
         acceptor_(io_),
         clock_(io_),
         work_(asio::make_work_guard(io_)),
-        clients_(options.address_limit) {}
+        clients_(options.address_limit),
+        pauses_(options.address_limit) {}
 
   ~Impl() {
     Stop();
@@ -143,6 +146,10 @@ class ConnectionGate::Impl {
 
   // Starts a relay for the connection if there is room. Destroying the socket closes it.
   void Admit(tcp::socket socket, const ClientAddress& client) {
+    if (pauses_.Paused(client, std::chrono::steady_clock::now())) {
+      counters_.over_limit.address.fetch_add(1);
+      return;
+    }
     if (clients_.Full(client)) {
       counters_.over_limit.address.fetch_add(1);
       if (!CloseMostSilent(&client)) return;
@@ -163,37 +170,47 @@ class ConnectionGate::Impl {
     }
   }
 
-  void StartRelay(tcp::socket client, const ClientAddress& address) {
+  // Gives gRPC one end of a new local socket and returns the other one.
+  std::optional<stream_protocol::socket> ConnectGrpc() {
     std::array<int, 2> pair{};
+    if (handler_ == nullptr) return std::nullopt;
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair.data()) != 0) {
       CloseMostSilent();
-      return;
+      return std::nullopt;
     }
     setsockopt(pair[1], SOL_SOCKET, SO_SNDBUF, &kPipeBytes, sizeof(kPipeBytes));
     stream_protocol::socket server(io_, stream_protocol(), pair[0]);
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
+    parameters.listener_fd = acceptor_.native_handle();
+    parameters.fd = pair[1];
+    handler_->HandleNewConnection(&parameters);
+    return server;
+  }
+
+  void StartRelay(tcp::socket client, const ClientAddress& address) {
     error_code ignored;
     client.set_option(tcp::no_delay(true), ignored);
     Relay::Callbacks callbacks;
+    callbacks.connect = [this] { return ConnectGrpc(); };
     callbacks.reclaim = [this](const Relay& relay) { return CloseLargest(relay); };
     callbacks.insecure = [this] { options_.tls->CountFailedHandshake(/*grpc=*/true); };
-    callbacks.dropped = [this](const Relay&, const absl::Status& reason) {
+    callbacks.dropped = [this, address](const Relay&, const absl::Status& reason,
+                                        Relay::Cause cause) {
       counters_.dropped.fetch_add(1);
+      if (cause == Relay::Cause::kFlood) {
+        pauses_.Pause(address, std::chrono::steady_clock::now());
+      }
       LogWarning("grpc", Concat("closed a connection: ", std::string(reason.message())));
     };
     callbacks.ended = [this](Relay& relay) { Forget(relay); };
     auto relay = std::make_shared<Relay>(
         std::move(client), options_.tls != nullptr ? options_.tls->grpc() : nullptr,
-        std::move(server),
         FrameGuard(options_.frames, options_.memory, std::chrono::steady_clock::now()),
         std::move(callbacks));
     relays_.emplace(relay.get(), Open{relay, address});
     clients_.Add(address);
     counters_.open = static_cast<int64_t>(relays_.size());
     relay->Start();
-    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
-    parameters.listener_fd = acceptor_.native_handle();
-    parameters.fd = pair[1];
-    handler_->HandleNewConnection(&parameters);
   }
 
   // Closes the connection, of `client` if that is not null, that has been silent for longest, if
@@ -221,7 +238,8 @@ class ConnectionGate::Impl {
     }
     if (largest == nullptr || largest->held_bytes() <= asking.held_bytes()) return false;
     largest->Drop(absl::ResourceExhaustedError(
-        "its calls hold the most memory, and the calls of others need some"));
+                      "its calls hold the most memory, and the calls of others need some"),
+                  Relay::Cause::kOther);
     return true;
   }
 
@@ -252,6 +270,7 @@ class ConnectionGate::Impl {
   // Used by the thread alone.
   std::unordered_map<const Relay*, Open> relays_;
   AddressCounter clients_;  // of relays_
+  AddressPauses pauses_;    // after connections that were dropped because of their client
   bool closing_ = false;
 
   std::mutex mutex_;

@@ -35,30 +35,36 @@ std::string GoAway(std::string_view reason, Http2Error error) {
 }  // namespace
 
 Relay::Relay(asio::ip::tcp::socket client, std::shared_ptr<asio::ssl::context> tls,
-             asio::local::stream_protocol::socket server, FrameGuard guard, Callbacks callbacks)
+             FrameGuard guard, Callbacks callbacks)
     : client_(std::move(client), std::move(tls)),
-      server_(std::move(server)),
+      server_(client_.get_executor()),
       guard_(std::move(guard)),
       callbacks_(std::move(callbacks)),
       written_(client_.get_executor()) {}
 
 void Relay::Start() {
-  const auto done = [self = shared_from_this()](const std::exception_ptr& error) {
-    if (error) self->Close();  // such as std::bad_alloc
-    self->OneDirectionEnded();
-  };
-  const auto pass_on = [self = shared_from_this(), done](const std::exception_ptr& error,
-                                                         bool secure) {
+  const auto pass_on = [self = shared_from_this()](const std::exception_ptr& error, bool secure) {
     if (error || !secure) {
       self->Close();
-      self->directions_ = 1;
-      self->OneDirectionEnded();
+      self->OneDirectionEnded({});
       return;
     }
-    asio::co_spawn(self->client_.get_executor(), self->FromClient(), done);
-    asio::co_spawn(self->client_.get_executor(), self->FromServer(), done);
+    asio::co_spawn(self->client_.get_executor(), self->FromClient(),
+                   [self](const std::exception_ptr& failure) { self->OneDirectionEnded(failure); });
   };
   asio::co_spawn(client_.get_executor(), Secure(), pass_on);
+}
+
+bool Relay::Connect() {
+  std::optional<asio::local::stream_protocol::socket> server = callbacks_.connect();
+  if (!server) return false;
+  server_ = *std::move(server);
+  ++directions_;
+  asio::co_spawn(client_.get_executor(), FromServer(),
+                 [self = shared_from_this()](const std::exception_ptr& failure) {
+                   self->OneDirectionEnded(failure);
+                 });
+  return true;
 }
 
 asio::awaitable<bool> Relay::Secure() {
@@ -77,13 +83,13 @@ void Relay::Close() {
   server_.close(ignored);
 }
 
-void Relay::Drop(const absl::Status& reason) {
+void Relay::Drop(const absl::Status& reason, Cause cause) {
   if (closed()) return;
   if (!secure_) {
     Close();  // ends the handshake
     return;
   }
-  callbacks_.dropped(*this, reason);
+  callbacks_.dropped(*this, reason, cause);
   dropped_ = true;
   const Http2Error error =
       guard_.error() == Http2Error::kNoError ? Http2Error::kEnhanceYourCalm : guard_.error();
@@ -91,6 +97,12 @@ void Relay::Drop(const absl::Status& reason) {
   last_used_ = std::chrono::steady_clock::now();
   guard_.Release();
   if (!writing_to_client_ && guard_.server_between_frames()) SayGoodbye();
+}
+
+Relay::Cause Relay::CauseOfGuard() const {
+  const Http2Error error = guard_.error();
+  return error == Http2Error::kNoError || error == Http2Error::kEnhanceYourCalm ? Cause::kFlood
+                                                                                : Cause::kOther;
 }
 
 void Relay::SayGoodbye() {
@@ -110,7 +122,7 @@ void Relay::CheckTime() {
     return;
   }
   if (closed_) return;
-  if (const absl::Status status = guard_.CheckTime(now); !status.ok()) Drop(status);
+  if (const absl::Status status = guard_.CheckTime(now); !status.ok()) Drop(status, Cause::kOther);
 }
 
 asio::awaitable<void> Relay::Discard() {
@@ -123,7 +135,8 @@ asio::awaitable<void> Relay::Discard() {
   }
 }
 
-void Relay::OneDirectionEnded() {
+void Relay::OneDirectionEnded(const std::exception_ptr& failure) {
+  if (failure) Close();  // such as std::bad_alloc
   if (--directions_ > 0) return;
   Close();
   callbacks_.ended(*this);
@@ -146,7 +159,7 @@ asio::awaitable<void> Relay::AnswerClient() {
   // read them must not make them many.
   if (guard_.bytes_for_client() > kBufferBytes) co_await WaitForWriter();
   if (guard_.bytes_for_client() == 0 || writing_to_client_ || closed_) co_return;
-  if (!guard_.server_between_frames()) co_return;
+  if (!server_began_ || !guard_.server_between_frames()) co_return;
   writing_to_client_ = true;
   co_await WriteAnswers();
   EndWriting();
@@ -177,7 +190,12 @@ asio::awaitable<void> Relay::FromClient() {
       status = guard_.CheckClient(bytes, last_used_, checked);
     }
     if (!status.ok()) {
-      Drop(status);
+      Drop(status, ApiCode(status) == "out_of_memory" ? Cause::kOther : CauseOfGuard());
+      break;
+    }
+    if (checked.empty()) continue;
+    if (!server_.is_open() && !Connect()) {
+      Close();
       break;
     }
     const auto [failed, written] =
@@ -199,6 +217,7 @@ asio::awaitable<void> Relay::FromServer() {
     co_await WaitForWriter();
     if (error || closed_) break;
     if (!dropped_) last_used_ = std::chrono::steady_clock::now();
+    server_began_ = true;
     writing_to_client_ = true;
     checked.clear();
     const absl::Status status = guard_.CheckServer(std::string_view(buffer.data(), count),
@@ -209,7 +228,7 @@ asio::awaitable<void> Relay::FromServer() {
     if (sent && guard_.server_between_frames()) sent = co_await WriteAnswers();
     EndWriting();
     if (!sent) break;
-    if (!status.ok()) Drop(status);
+    if (!status.ok()) Drop(status, CauseOfGuard());
     if (dropped_ && !closed_ && guard_.server_between_frames()) SayGoodbye();
   }
   if (!dropped_) Close();

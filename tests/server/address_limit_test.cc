@@ -4,6 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <boost/asio/ip/address.hpp>
+#include <boost/asio/ip/address_v4.hpp>
+#include <chrono>
+#include <cstdint>
+
+#include "server/connections/address_pauses.h"
 
 namespace moeserve::server {
 namespace {
@@ -57,6 +62,51 @@ TEST(AddressCounter, LoopbackAndNoLimit) {
   EXPECT_FALSE(remote.Full(local));
   EXPECT_TRUE(all.Full(local));
   EXPECT_FALSE(none.Full(local));
+}
+
+TEST(AddressPauses, GrowWhileTheClientGoesOn) {
+  const AddressPauses::Time start{std::chrono::hours(1)};
+  const auto seconds = [&](int64_t count) { return start + std::chrono::seconds(count); };
+  AddressPauses pauses({.max_connections = 1});
+  const ClientAddress client = Client("10.0.0.1");
+  EXPECT_FALSE(pauses.Paused(client, start));
+  int64_t now = 0;
+  for (const int length : {1, 2, 4, 8, 16, 32, 64, 64}) {
+    pauses.Pause(client, seconds(now));
+    pauses.Pause(client, seconds(now));  // another connection of the same time
+    EXPECT_TRUE(pauses.Paused(client, seconds(now + length) - std::chrono::milliseconds(1)));
+    EXPECT_FALSE(pauses.Paused(client, seconds(now + length))) << length;
+    EXPECT_FALSE(pauses.Paused(Client("10.0.0.2"), seconds(now)));
+    now += length;
+  }
+  now += AddressPauses::kMemory.count() + 1;
+  pauses.Pause(client, seconds(now));
+  EXPECT_FALSE(pauses.Paused(client, seconds(now + 1)));
+}
+
+TEST(AddressPauses, HoldOnlyWhereTheLimitApplies) {
+  const AddressPauses::Time now{std::chrono::hours(1)};
+  AddressPauses off({.max_connections = 0, .loopback = true});
+  off.Pause(Client("10.0.0.1"), now);
+  EXPECT_FALSE(off.Paused(Client("10.0.0.1"), now));
+  AddressPauses remote({.max_connections = 1, .loopback = false});
+  remote.Pause(Client("127.0.0.1"), now);
+  EXPECT_FALSE(remote.Paused(Client("127.0.0.1"), now));
+}
+
+TEST(AddressPauses, RememberALimitedNumberOfClients) {
+  const AddressPauses::Time now{std::chrono::hours(1)};
+  AddressPauses pauses({.max_connections = 1});
+  const auto client = [](size_t i) {
+    return ClientAddress(boost::asio::ip::address_v4(static_cast<uint32_t>(0x0a000000 + i)));
+  };
+  for (size_t i = 0; i <= AddressPauses::kMaxClients; ++i) pauses.Pause(client(i), now);
+  EXPECT_TRUE(pauses.Paused(client(AddressPauses::kMaxClients - 1), now));
+  EXPECT_FALSE(pauses.Paused(client(AddressPauses::kMaxClients), now));
+  // Later, others take their places.
+  const auto later = now + AddressPauses::kShortest;
+  pauses.Pause(client(AddressPauses::kMaxClients), later);
+  EXPECT_TRUE(pauses.Paused(client(AddressPauses::kMaxClients), later));
 }
 
 }  // namespace

@@ -25,6 +25,15 @@ TEST(MemoryBudgetTest, KeepsAQuarterForRunningRequests) {
   EXPECT_TRUE(budget.TryTake(750, ChargeFor::kNewRequest));
 }
 
+TEST(MemoryBudgetTest, KeepsAQuarterFromLargeBodies) {
+  const auto budget = std::make_shared<MemoryBudget>(1000);
+  MemoryCharge bodies(budget);
+  EXPECT_EQ(ApiCode(bodies.Add(501, ChargeFor::kLargeBody)), "request_too_large");
+  EXPECT_TRUE(bodies.Add(500, ChargeFor::kLargeBody).ok());
+  EXPECT_EQ(ApiCode(MemoryCharge(budget).Add(1, ChargeFor::kLargeBody)), "out_of_memory");
+  EXPECT_TRUE(MemoryCharge(budget).Add(250).ok());
+}
+
 TEST(MemoryBudgetTest, TellsThePeakSinceTheLastQuestion) {
   MemoryBudget budget(1000);
   EXPECT_TRUE(budget.TryTake(300, ChargeFor::kNewRequest));
