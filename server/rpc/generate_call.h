@@ -12,7 +12,7 @@
 #include "server/generation/generation.h"
 #include "server/generation/submission.h"
 #include "server/rpc/dispatcher.h"
-#include "server/rpc/messages.h"
+#include "server/rpc/messages/messages.h"
 #include "server/rpc/single_request.h"
 
 namespace moeserve::server::rpc {

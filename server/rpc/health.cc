@@ -8,7 +8,7 @@
 #include "server/base/api_error.h"
 #include "server/base/request_id.h"
 #include "server/rpc/error_details.h"
-#include "server/rpc/message_bytes.h"
+#include "server/rpc/messages/message_bytes.h"
 
 namespace moeserve::server::rpc {
 namespace {

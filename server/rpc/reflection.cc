@@ -13,7 +13,7 @@
 #include "grpc/reflection/v1/reflection.pb.h"
 #include "grpc/reflection/v1alpha/reflection.pb.h"
 #include "server/rpc/call.h"
-#include "server/rpc/message_bytes.h"
+#include "server/rpc/messages/message_bytes.h"
 #include "server/rpc/methods.h"
 
 namespace moeserve::server::rpc {

@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/rpc/messages.h"
+#include "server/rpc/messages/messages.h"
 
 namespace moeserve::server::rpc {
 

@@ -8,7 +8,7 @@
 #include "server/base/version.h"
 #include "server/generation/generation_params.h"
 #include "server/rpc/generate_call.h"
-#include "server/rpc/messages.h"
+#include "server/rpc/messages/messages.h"
 #include "server/rpc/score_call.h"
 
 namespace moeserve::server::rpc {

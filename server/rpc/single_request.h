@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "server/rpc/call.h"
-#include "server/rpc/message_bytes.h"
+#include "server/rpc/messages/message_bytes.h"
 
 namespace moeserve::server::rpc {
 

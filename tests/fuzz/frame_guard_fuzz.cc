@@ -7,7 +7,7 @@
 
 #include "server/base/api_error.h"
 #include "server/base/memory_budget.h"
-#include "server/rpc/frame_guard.h"
+#include "server/rpc/http2/frame_guard.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace moeserve::server::rpc {

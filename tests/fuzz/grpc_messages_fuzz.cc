@@ -10,7 +10,7 @@
 #include "moeserve/v1/moeserve.pb.h"
 #include "server/openai/completion_request.h"
 #include "server/rpc/inference/infer_messages.h"
-#include "server/rpc/messages.h"
+#include "server/rpc/messages/messages.h"
 #include "tests/fuzz/bundled_model.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -1,4 +1,4 @@
-#include "server/rpc/frame_guard.h"
+#include "server/rpc/http2/frame_guard.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // Tests how messages of gRPC clients are parsed and charged. Compressed messages are tested by
 // tests/clients/test_grpc_protocol.py.
-#include "server/rpc/message_bytes.h"
+#include "server/rpc/messages/message_bytes.h"
 
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 #include "inference/grpc_predict_v2.pb.h"
 #include "moeserve/v1/moeserve.pb.h"
 #include "server/base/api_error.h"
-#include "server/rpc/message_cost.h"
+#include "server/rpc/messages/message_cost.h"
 
 namespace moeserve::server::rpc {
 namespace {

@@ -11,7 +11,7 @@
 #include "engine/validate_request.h"
 #include "moeserve/v1/moeserve.pb.h"
 #include "server/openai/completion_request.h"
-#include "server/rpc/messages.h"
+#include "server/rpc/messages/messages.h"
 #include "tests/server/fake_engine.h"
 
 namespace moeserve::server {

@@ -4,7 +4,7 @@
 
 #include "base/message.h"
 #include "server/rpc/http2/frame_reader.h"
-#include "server/rpc/message_bytes.h"
+#include "server/rpc/messages/message_bytes.h"
 
 namespace moeserve::server::rpc {
 namespace {

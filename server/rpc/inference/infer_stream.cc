@@ -9,7 +9,7 @@
 #include "server/base/status_conversion.h"
 #include "server/rpc/grpc_time.h"
 #include "server/rpc/inference/infer_messages.h"
-#include "server/rpc/message_bytes.h"
+#include "server/rpc/messages/message_bytes.h"
 
 namespace moeserve::server::rpc {
 namespace {

@@ -15,7 +15,7 @@
 #include "server/base/memory_budget.h"
 #include "server/connections/address_limit.h"
 #include "server/metrics/metrics.h"
-#include "server/rpc/frame_guard.h"
+#include "server/rpc/http2/frame_guard.h"
 
 namespace moeserve::server {
 class TlsStore;

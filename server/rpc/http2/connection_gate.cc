@@ -1,4 +1,4 @@
-#include "server/rpc/connection_gate.h"
+#include "server/rpc/http2/connection_gate.h"
 
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -25,7 +25,7 @@
 #include "base/message.h"
 #include "server/base/logging.h"
 #include "server/connections/address_pauses.h"
-#include "server/rpc/relay.h"
+#include "server/rpc/http2/relay.h"
 #include "server/tls/tls_store.h"
 
 namespace moeserve::server::rpc {

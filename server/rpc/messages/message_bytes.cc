@@ -1,4 +1,4 @@
-#include "server/rpc/message_bytes.h"
+#include "server/rpc/messages/message_bytes.h"
 
 #include <google/protobuf/io/zero_copy_stream.h>
 #include <grpc/compression.h>
@@ -14,7 +14,7 @@
 #include "base/message.h"
 #include "base/status.h"
 #include "server/base/api_error.h"
-#include "server/rpc/message_cost.h"
+#include "server/rpc/messages/message_cost.h"
 
 namespace moeserve::server::rpc {
 namespace {

@@ -1,4 +1,4 @@
-#include "server/rpc/messages.h"
+#include "server/rpc/messages/messages.h"
 
 #include <algorithm>
 #include <cmath>
@@ -15,7 +15,7 @@
 #include "server/base/request_id.h"
 #include "server/generation/token_text.h"
 #include "server/metrics/prometheus.h"
-#include "server/rpc/statistic_messages.h"
+#include "server/rpc/messages/statistic_messages.h"
 
 namespace moeserve::server::rpc {
 namespace {

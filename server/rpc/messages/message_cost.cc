@@ -1,4 +1,4 @@
-#include "server/rpc/message_cost.h"
+#include "server/rpc/messages/message_cost.h"
 
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/wire_format_lite.h>

@@ -1,4 +1,4 @@
-#include "server/rpc/statistic_messages.h"
+#include "server/rpc/messages/statistic_messages.h"
 
 #include <string>
 #include <type_traits>

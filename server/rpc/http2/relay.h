@@ -13,7 +13,7 @@
 #include <optional>
 #include <string>
 
-#include "server/rpc/frame_guard.h"
+#include "server/rpc/http2/frame_guard.h"
 #include "server/tls/client_stream.h"
 
 namespace moeserve::server::rpc {

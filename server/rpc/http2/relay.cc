@@ -1,4 +1,4 @@
-#include "server/rpc/relay.h"
+#include "server/rpc/http2/relay.h"
 
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/co_spawn.hpp>
