@@ -95,9 +95,9 @@ def merge(target):
 
 
 def show():
-    print(f"{'target':16} {'CPU hours':>9} {'inputs':>12} {'edges':>7} {'kept':>6} {'failures':>8}")
+    print(f"{'target':16} {'CPU min':>8} {'inputs':>12} {'edges':>7} {'kept':>6} {'failures':>8}")
     for target, r in read_record().items():
-        print(f"{target:16} {r['cpu_seconds'] / 3600:9.2f} {r['inputs']:12,} {r.get('edges', 0):7,} "
+        print(f"{target:16} {r['cpu_seconds'] / 60:8.1f} {r['inputs']:12,} {r.get('edges', 0):7,} "
               f"{r.get('kept_inputs', 0):6} {r['failures']:8}")
 
 

@@ -132,7 +132,7 @@ def frame(kind, flags, stream, payload=b""):
 
 
 def events(*items):
-    """Events of frame_guard_fuzz.cc: ("c", bytes), ("s", bytes) or ("t", tenths of seconds)."""
+    """Events of targets/frame_guard_fuzz.cc: ("c", bytes), ("s", bytes) or ("t", tenths of seconds)."""
     out = b"\x01"
     for kind, value in items:
         if kind == "t":

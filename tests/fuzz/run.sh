@@ -38,10 +38,10 @@ if (($# > 0)); then
   targets=("$@")
 else
   targets=()
-  for file in tests/fuzz/*_fuzz.cc; do targets+=("$(basename "$file" _fuzz.cc)"); done
+  for file in tests/fuzz/targets/*_fuzz.cc; do targets+=("$(basename "$file" _fuzz.cc)"); done
 fi
 for target in "${targets[@]}"; do
-  if ! [[ -f tests/fuzz/${target}_fuzz.cc ]]; then
+  if ! [[ -f tests/fuzz/targets/${target}_fuzz.cc ]]; then
     echo "run.sh: there is no target $target" >&2
     exit 2
   fi

@@ -59,10 +59,16 @@ set(parts
   server/openai/shared_fields.cc
   server/openai/structured_fields.cc
   server/openai/unsupported_fields.cc
-  server/rpc/frame_guard.cc
+  server/rpc/error_details.cc
+  server/rpc/http2/frame_guard.cc
+  server/rpc/http2/frame_reader.cc
+  server/rpc/http2/header_block.cc
+  server/rpc/http2/message_reader.cc
+  server/rpc/http2/refusal.cc
+  server/rpc/http2/request_head.cc
   server/rpc/inference/infer_messages.cc
-  server/rpc/messages.cc
-  server/rpc/statistic_messages.cc
+  server/rpc/messages/messages.cc
+  server/rpc/messages/statistic_messages.cc
   server/tracing/otlp_options.cc
   server/tracing/trace_context.cc)
 list(TRANSFORM parts PREPEND ${PROJECT_SOURCE_DIR}/)
@@ -70,6 +76,7 @@ find_package(absl REQUIRED)
 find_package(Protobuf REQUIRED)
 find_package(gRPC CONFIG REQUIRED)
 find_package(Boost 1.81 REQUIRED)
+find_library(NGHTTP2_LIBRARY nghttp2 REQUIRED)
 add_library(moeserve_fuzz_server STATIC ${parts})
 target_compile_definitions(moeserve_fuzz_server PUBLIC MOESERVE_VERSION="${PROJECT_VERSION}"
   MOESERVE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
@@ -77,5 +84,5 @@ target_include_directories(moeserve_fuzz_server SYSTEM PUBLIC ${Boost_INCLUDE_DI
 target_link_libraries(moeserve_fuzz_server PUBLIC
   moeserve_flags moeserve_chat moeserve_structured moeserve_loaders moeserve_messages
   nlohmann_json::nlohmann_json absl::status absl::statusor absl::time absl::function_ref
-  Threads::Threads)
+  ${NGHTTP2_LIBRARY} Threads::Threads)
 moeserve_precompile(moeserve_fuzz_server ${MOESERVE_JSON_HEADERS})

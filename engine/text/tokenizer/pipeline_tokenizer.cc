@@ -57,17 +57,17 @@ absl::StatusOr<std::vector<TokenId>> PipelineTokenizer::Encode(std::string_view 
 
 absl::StatusOr<std::vector<TokenId>> PipelineTokenizer::EncodeTrusted(
     std::string_view text, std::span<const TextSpan> trusted, bool add_special_tokens) const {
-  const auto is_boundary = [&](size_t at) {
-    return at == text.size() || (at < text.size() && (text[at] & 0xC0) != 0x80);
+  const auto splits_character = [&](size_t at) {
+    return at < text.size() && (text[at] & 0xC0) == 0x80;
   };
-  for (const TextSpan& span : trusted) {
-    if (!is_boundary(span.begin) || !is_boundary(span.end)) {
-      return absl::InvalidArgumentError(Concat("expected trusted spans of whole characters of a ",
-                                               "text of ", text.size(), " bytes, found bytes ",
-                                               span.begin, " to ", span.end));
-    }
+  std::vector<TextSpan> spans;
+  for (TextSpan span : trusted) {
+    span.end = std::min(span.end, text.size());
+    while (span.begin < span.end && splits_character(span.begin)) ++span.begin;
+    while (span.begin < span.end && splits_character(span.end)) --span.end;
+    if (span.begin < span.end) spans.push_back(span);
   }
-  return EncodeInFrame(text, SpecialRule::Within(trusted), add_special_tokens);
+  return EncodeInFrame(text, SpecialRule::Within(spans), add_special_tokens);
 }
 
 absl::StatusOr<std::vector<TokenId>> PipelineTokenizer::EncodeInFrame(

@@ -50,7 +50,7 @@ class Tokenizer {
 
   // Does what Encode() with `parse_special` does, but recognises a special token only if it lies
   // completely within one of the `trusted` spans, which must be ascending and disjoint.
-  // InvalidArgument also if a span is not within the text, or splits a character.
+  // Characters that a span splits count as not trusted.
   virtual absl::StatusOr<std::vector<TokenId>> EncodeTrusted(std::string_view text,
                                                              std::span<const TextSpan> trusted,
                                                              bool add_special_tokens) const = 0;

@@ -193,14 +193,15 @@ asio::awaitable<void> Relay::FromClient() {
       Drop(status, ApiCode(status) == "out_of_memory" ? Cause::kOther : CauseOfGuard());
       break;
     }
-    if (checked.empty()) continue;
-    if (!server_.is_open() && !Connect()) {
-      Close();
-      break;
+    if (!checked.empty()) {
+      if (!server_.is_open() && !Connect()) {
+        Close();
+        break;
+      }
+      const auto [failed, written] =
+          co_await asio::async_write(server_, asio::buffer(checked), kAwait);
+      if (failed) break;
     }
-    const auto [failed, written] =
-        co_await asio::async_write(server_, asio::buffer(checked), kAwait);
-    if (failed) break;
     co_await AnswerClient();
   }
   if (dropped_) co_await Discard();

@@ -66,7 +66,7 @@ class Connection {
     for (size_t at = 0; at < event.bytes.size(); at += step_) {
       const std::string_view part = event.bytes.substr(at, step_);
       if (event.kind == Event::Kind::kServer) {
-        if (!guard_.CheckServer(part, now_).ok()) return false;
+        if (!guard_.CheckServer(part, now_, to_client_).ok()) return false;
       } else {
         waiting_ += part;
         if (!Client()) return false;
@@ -87,13 +87,15 @@ class Connection {
   bool operator==(const Connection& other) const {
     return guard_.open_streams() == other.guard_.open_streams() &&
            guard_.held_bytes() == other.guard_.held_bytes() && waiting_ == other.waiting_ &&
-           guard_.server_between_frames() == other.guard_.server_between_frames();
+           guard_.server_between_frames() == other.guard_.server_between_frames() &&
+           guard_.bytes_for_client() == other.guard_.bytes_for_client() &&
+           to_server_ == other.to_server_ && to_client_ == other.to_client_;
   }
 
  private:
   bool Client() {
     std::string_view bytes = waiting_;
-    const absl::Status status = guard_.CheckClient(bytes, now_);
+    const absl::Status status = guard_.CheckClient(bytes, now_, to_server_);
     waiting_ = std::string(bytes);
     return status.ok() || ApiCode(status) == "out_of_memory";
   }
@@ -103,7 +105,9 @@ class Connection {
   FrameGuard::Time now_{std::chrono::hours(1)};
   std::shared_ptr<MemoryBudget> memory_ = std::make_shared<MemoryBudget>(kMemory);
   FrameGuard guard_{limits_, memory_, now_};
-  std::string waiting_;  // bytes of the client that found no memory
+  std::string waiting_;    // bytes of the client that found no memory
+  std::string to_server_;  // what has passed
+  std::string to_client_;
 };
 
 }  // namespace
