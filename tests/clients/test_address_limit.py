@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from conftest import generates, start_server, stop_server
+import http2
+from conftest import generates, start_server, stop_server, wait_for
 
 FILES = 256  # file descriptors of the server; it then takes 64 HTTP and 21 gRPC connections
 ATTACKER = "127.0.0.2"  # the honest clients have 127.0.0.1
@@ -112,3 +113,22 @@ def test_loopback_is_limited_only_by_the_option(connect):
     assert over_limit(started, "http") == 0
     assert all(is_open(connection) for connection in idle)
     assert stop_server(started) == 0
+
+
+def test_a_client_that_floods_is_kept_away_for_a_time(server, protos):
+    client = http2.Connection(server.grpc, source=ATTACKER)
+    while not client.closed and client.goaway() is None:
+        stream = client.open(b"/moeserve.v1.Inference/Generate")
+        client.send(http2.frame(http2.RST_STREAM, 0, stream, b"\0\0\0\x08"))
+    assert "reset" in client.wait_for_goaway()
+    client.close()
+
+    def is_refused():
+        again = http2.Connection(server.grpc, source=ATTACKER)
+        again.read(0.1)
+        again.close()
+        return again.closed
+
+    assert is_refused()
+    assert generates(server, protos)  # another address
+    assert wait_for(lambda: not is_refused(), 5)

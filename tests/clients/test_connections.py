@@ -1,6 +1,7 @@
 """Tests that clients with too many or too slow connections do not lock others out."""
 
 import json
+import os
 import resource
 import socket
 import time
@@ -9,7 +10,7 @@ import urllib.request
 
 import pytest
 
-from conftest import generates, start_server, stop_server
+from conftest import generates, start_server, stop_server, wait_for
 
 FILES = 256  # file descriptors of the server; it then takes 64 HTTP and 21 gRPC connections
 
@@ -112,3 +113,15 @@ def test_operators_get_in_when_all_connections_are_busy(small_server, connect):
             assert error.code == 503 and time.monotonic() < end
     for connection in busy[1:]:
         connection.close()
+
+
+def test_silent_grpc_connections_take_one_descriptor_each(small_server, connect):
+    """gRPC's part of a connection begins with the client's first bytes."""
+    def descriptors():
+        return len(os.listdir(f"/proc/{small_server.process.pid}/fd"))
+
+    before = descriptors()
+    connect(small_server.grpc, 15)
+    assert wait_for(lambda: descriptors() >= before + 15)
+    time.sleep(0.2)
+    assert descriptors() == before + 15

@@ -10,7 +10,7 @@ import urllib.request
 
 import pytest
 
-from conftest import post, start_server, stop_server, wait_for
+from conftest import post, slow, start_server, stop_server, wait_for
 
 MIB = 1 << 20
 BUDGET = 64  # MiB; new requests get three quarters of it
@@ -166,3 +166,14 @@ def test_many_readers_of_large_answers(small_server):
     for client in clients:
         client.close()
     assert wait_for(lambda: held(small_server) == 0)
+
+
+@slow
+def test_memory_goes_back_to_the_system(small_server):
+    """glibc would keep what was freed behind blocks that are still in use."""
+    growth = Growth(small_server)
+    values = b",".join([b'"abcdefgh"'] * (4 * MIB // 10))
+    for _ in range(3):
+        assert refusal(small_server, b'{"prompt":[' + values + b"]}")[0] == 400
+    assert growth.mib() > 24
+    assert wait_for(lambda: growth.read("VmRSS") < growth.before + 12, 20)
