@@ -81,6 +81,12 @@ absl::Status MemoryCharge::Add(size_t bytes, ChargeFor purpose, size_t elsewhere
                    "the server has no memory left for this request; try again later");
 }
 
+void MemoryCharge::ReduceTo(size_t most) {
+  if (budget_ == nullptr || bytes_ <= most) return;
+  budget_->Give(bytes_ - most);
+  bytes_ = most;
+}
+
 void MemoryCharge::Release() {
   if (budget_ != nullptr) budget_->Give(std::exchange(bytes_, 0));
 }

@@ -60,6 +60,8 @@ class MemoryCharge {
   // if not even an idle server could hold what this owner would hold, together with `elsewhere`
   // bytes that the same request has charged elsewhere; else "out_of_memory".
   absl::Status Add(size_t bytes, ChargeFor purpose = ChargeFor::kNewRequest, size_t elsewhere = 0);
+  // Gives back all bytes beyond `most`.
+  void ReduceTo(size_t most);
   // Gives back all bytes.
   void Release();
   size_t bytes() const { return bytes_; }

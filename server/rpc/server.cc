@@ -56,6 +56,10 @@ void SetLimits(grpc::ServerBuilder& builder) {
   set(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, 10 * kMinute);
   set(GRPC_ARG_MAX_CONCURRENT_STREAMS, static_cast<int>(FrameLimits().max_streams));
   set(GRPC_ARG_MAX_METADATA_SIZE, 16 << 10);
+  // Otherwise gRPC enlarges its windows as it likes, and the frame guard does not know what it
+  // holds.
+  set(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  set(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, static_cast<int>(FrameLimits().window_bytes));
   // ParseMessage() inflates messages.
   set(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
 }

@@ -292,6 +292,34 @@ TEST_F(FrameGuardTest, MemoryIsChargedAndTheRestIsCheckedAfterwards) {
   EXPECT_EQ(guard_->held_bytes(), 0u);
 }
 
+// A stream may have messages without end: those before the last one have been taken.
+TEST_F(FrameGuardTest, EarlierMessagesOfAStreamAreNotCharged) {
+  Begin();
+  ASSERT_TRUE(Client(Open(1)).ok());
+  const std::string message = Message(std::string(16000, 'x'));
+  const size_t most = limits_.stream_bytes + limits_.window_bytes + message.size();
+  size_t held = 0;
+  for (int i = 0; i < 10000; ++i) {  // 160 MB
+    ASSERT_TRUE(Client(Frame(kData, 0, 1, message)).ok()) << i;
+    held = std::max(held, guard_->held_bytes());
+    sent_.clear();
+  }
+  EXPECT_LE(held, most);
+  EXPECT_GT(held, limits_.window_bytes);
+  EXPECT_EQ(memory_->used(), guard_->held_bytes());
+  // All of a large message is charged.
+  const uint32_t length = 8 << 20;
+  ASSERT_TRUE(
+      Client(Frame(kData, 0, 1, std::string{0, 0, static_cast<char>(length >> 16), 0, 0})).ok());
+  for (uint32_t i = 0; i < length; i += 16000) {
+    ASSERT_TRUE(Client(Frame(kData, 0, 1, std::string(std::min(16000u, length - i), 'x'))).ok());
+    sent_.clear();
+  }
+  EXPECT_GE(guard_->held_bytes(), length);
+  End(1);
+  EXPECT_EQ(memory_->used(), 0u);
+}
+
 TEST_F(FrameGuardTest, HeadersReachTheServerAsTheyWereMeant) {
   Begin();
   // Padded, with a priority, cut into three frames, and with an entry of the table.

@@ -245,7 +245,11 @@ absl::Status FrameGuard::FramePayload(const FrameHeader& frame, std::string_view
   if (content.empty()) return absl::OkStatus();
   if (const auto stream = streams_.find(frame.stream); stream != streams_.end()) {
     std::optional<Refusal> refusal = stream->second.messages.Read(content);
-    if (refusal) MOESERVE_RETURN_IF_ERROR(Refuse(frame.stream, *std::move(refusal), now, out));
+    if (refusal) {
+      MOESERVE_RETURN_IF_ERROR(Refuse(frame.stream, *std::move(refusal), now, out));
+    } else {
+      ReleaseEarlierMessages(stream->second);
+    }
   }
   // gRPC 1.51 does not know padding, so it gets frames of its own.
   out += Frame(kData, 0, frame.stream, content);
@@ -493,6 +497,12 @@ absl::Status FrameGuard::Charge(MemoryCharge& charge, size_t bytes) {
   MOESERVE_RETURN_IF_ERROR(charge.Add(bytes, ChargeFor::kRunningRequest));
   held_ += bytes;
   return absl::OkStatus();
+}
+
+void FrameGuard::ReleaseEarlierMessages(Stream& stream) {
+  const size_t before = stream.charge.bytes();
+  stream.charge.ReduceTo(limits_.stream_bytes + limits_.window_bytes + stream.messages.size());
+  held_ -= before - stream.charge.bytes();
 }
 
 void FrameGuard::CloseStream(uint32_t stream, Time now, bool reset) {

@@ -46,6 +46,8 @@ struct FrameLimits {
   std::chrono::milliseconds settings_timeout{30000};
   // What an open stream is charged, in addition to its DATA.
   size_t stream_bytes = 16 << 10;
+  // DATA of a stream that gRPC takes before the application asks for it.
+  size_t window_bytes = 256 << 10;
   // gRPC needs this long to give back the memory of a stream that the client has reset.
   std::chrono::milliseconds reset_linger{2000};
 };
@@ -140,6 +142,8 @@ class FrameGuard {
   absl::Status CountReset(Time now);
   absl::Status CountControl(Time now);
   absl::Status Charge(MemoryCharge& charge, size_t bytes);
+  // Gives back what is charged for messages of the stream that the application has got.
+  void ReleaseEarlierMessages(Stream& stream);
   void CloseStream(uint32_t stream, Time now, bool reset);
   void ReleaseLingering(Time now);
 

@@ -32,7 +32,7 @@ std::optional<Refusal> MessageReader::Read(std::string_view bytes) {
     bytes.remove_prefix(taken);
     if (prefix_.size() < kPrefixBytes) break;
     const auto flag = static_cast<uint8_t>(prefix_.front());
-    left_ = Number(std::string_view(prefix_).substr(1));
+    left_ = size_ = Number(std::string_view(prefix_).substr(1));
     prefix_.clear();
     if (flag > 1) return BadFraming(Concat("a message begins with the unknown flag ", int{flag}));
     if (flag == 1 && !compressed_) {

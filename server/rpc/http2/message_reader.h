@@ -20,11 +20,14 @@ class MessageReader {
   std::optional<Refusal> Read(std::string_view bytes);
   // Must be called when the client has ended the stream.
   std::optional<Refusal> End() const;
+  // Returns the bytes of the message that began last, without its prefix.
+  uint32_t size() const { return size_; }
 
  private:
   bool compressed_;
   std::string prefix_;  // the part of a message's prefix that has arrived
-  uint32_t left_ = 0;   // bytes of the message
+  uint32_t size_ = 0;
+  uint32_t left_ = 0;  // bytes of the message that have not arrived
 };
 
 }  // namespace moeserve::server::rpc
