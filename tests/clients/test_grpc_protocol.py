@@ -146,7 +146,10 @@ def test_inflated_messages_are_charged(small_server, client):
     text = b"\x12\x80\x80\xc0\x07" + b"a" * (15 << 20)
     data = http2.message(gzip.compress(text), flag=1)
     before = memory(small_server)
-    streams = [client.call(GENERATE, data, extra=[(b"grpc-encoding", b"gzip")]) for _ in range(8)]
+    streams = [client.open(GENERATE, extra=[(b"grpc-encoding", b"gzip")]) for _ in range(8)]
+    for stream in streams:
+        assert client.send_data(stream, data)
+        client.send(http2.frame(http2.DATA, http2.END_STREAM, stream))
     codes = [client.answer(stream)["grpc-status"] for stream in streams]
     assert set(codes) <= {INVALID_ARGUMENT, RESOURCE_EXHAUSTED}
     assert memory(small_server) < before + 128
