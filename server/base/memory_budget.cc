@@ -28,7 +28,7 @@ uint64_t NumberIn(const char* file, uint64_t otherwise) {
 size_t MemoryBudget::available_to_one(ChargeFor purpose) const {
   const size_t quarter = capacity_ / 4;
   switch (purpose) {
-    case ChargeFor::kLargeBody:
+    case ChargeFor::kArriving:
       return capacity_ - 2 * quarter;
     case ChargeFor::kNewRequest:
       return capacity_ - quarter;

@@ -14,9 +14,10 @@
 namespace moeserve::server {
 
 // What memory is charged for. The last quarter of a budget is kept for requests that run, so that
-// new requests cannot end them; the quarter before is kept from large bodies, so that requests with
-// small ones find memory while clients send large ones slowly.
-enum class ChargeFor { kLargeBody, kNewRequest, kRunningRequest };
+// new requests cannot end them. The quarter before is kept from what is arriving: large bodies, and
+// calls over gRPC whose messages have not been parsed. So small requests find memory while clients
+// send large ones slowly, or hold calls open.
+enum class ChargeFor { kArriving, kNewRequest, kRunningRequest };
 
 // Thread-safe.
 class MemoryBudget {

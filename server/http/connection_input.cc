@@ -126,7 +126,7 @@ asio::awaitable<absl::Status> Connection::ChargeBody(const RequestParser& parser
   const size_t wanted = (parser.chunked() ? 3 : 1) * received;
   if (wanted <= charge.bytes()) co_return absl::OkStatus();
   const size_t more = (wanted - charge.bytes() + kStep - 1) / kStep * kStep;
-  const ChargeFor purpose = received > kLargeBody ? ChargeFor::kLargeBody : ChargeFor::kNewRequest;
+  const ChargeFor purpose = received > kLargeBody ? ChargeFor::kArriving : ChargeFor::kNewRequest;
   absl::Status status = charge.Add(more, purpose);
   for (int i = 0; i < kTries && !status.ok() && ApiCode(status) == "out_of_memory"; ++i) {
     environment_->reclaim();

@@ -153,9 +153,9 @@ def test_limits_of_keys(tmp_path, protos, v2):
 
 
 def test_no_memory(protos):
-    """Requests that the memory for calls, 1 MiB, could never hold, and does not hold now."""
+    """Requests that the memory for calls, 512 KiB, could never hold, and does not hold now."""
     pb, rpc = protos
-    server = start_server("--request-memory", "4")
+    server = start_server("--request-memory", "2")
     other = http2.Connection(server.grpc)
     try:
         with grpc.insecure_channel(server.grpc, compression=grpc.Compression.Gzip) as channel:
@@ -170,16 +170,16 @@ def test_no_memory(protos):
                     return details(error)
                 return None
 
-            found = refused(900000)
+            found = refused(450000)
             assert found["ErrorInfo"].reason == "request_too_large"
             assert "RetryInfo" not in found
-            stub.Tokenize(pb.TokenizeRequest(text="a" * 400000))
-            # An unfinished message holds half of the memory.
+            stub.Tokenize(pb.TokenizeRequest(text="a" * 200000))
+            # An unfinished message holds almost half of the memory.
             stream = other.open(b"/moeserve.v1.Inference/Tokenize")
-            assert other.send_data(stream, http2.message(b"a" * 500000, length=600000))
+            assert other.send_data(stream, http2.message(b"a" * 215000, length=300000))
             # The server may have to read the rest of it.
-            assert wait_for(lambda: refused(400000))
-            found = refused(400000)
+            assert wait_for(lambda: refused(200000))
+            found = refused(200000)
             assert found["ErrorInfo"].reason == "out_of_memory"
             assert found["RetryInfo"].retry_delay.seconds == 1
             other.close()

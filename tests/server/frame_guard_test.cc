@@ -274,7 +274,7 @@ TEST_F(FrameGuardTest, FramesThatAnswerTheServerAreAllowed) {
 
 TEST_F(FrameGuardTest, MemoryIsChargedAndTheRestIsCheckedAfterwards) {
   Begin();
-  ASSERT_TRUE(memory_->TryTake((64 << 20) - 40000, ChargeFor::kRunningRequest));
+  ASSERT_TRUE(memory_->TryTake((32 << 20) - 40000, ChargeFor::kRunningRequest));
   const std::string bytes =
       Open(1) + Frame(kData, 0, 1, Message(std::string(19995, 'x'))) + Open(3) + Reset(3);
   std::string_view rest = bytes;

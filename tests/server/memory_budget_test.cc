@@ -28,9 +28,9 @@ TEST(MemoryBudgetTest, KeepsAQuarterForRunningRequests) {
 TEST(MemoryBudgetTest, KeepsAQuarterFromLargeBodies) {
   const auto budget = std::make_shared<MemoryBudget>(1000);
   MemoryCharge bodies(budget);
-  EXPECT_EQ(ApiCode(bodies.Add(501, ChargeFor::kLargeBody)), "request_too_large");
-  EXPECT_TRUE(bodies.Add(500, ChargeFor::kLargeBody).ok());
-  EXPECT_EQ(ApiCode(MemoryCharge(budget).Add(1, ChargeFor::kLargeBody)), "out_of_memory");
+  EXPECT_EQ(ApiCode(bodies.Add(501, ChargeFor::kArriving)), "request_too_large");
+  EXPECT_TRUE(bodies.Add(500, ChargeFor::kArriving).ok());
+  EXPECT_EQ(ApiCode(MemoryCharge(budget).Add(1, ChargeFor::kArriving)), "out_of_memory");
   EXPECT_TRUE(MemoryCharge(budget).Add(250).ok());
 }
 

@@ -494,7 +494,7 @@ absl::Status FrameGuard::CountControl(Time now) {
 }
 
 absl::Status FrameGuard::Charge(MemoryCharge& charge, size_t bytes) {
-  MOESERVE_RETURN_IF_ERROR(charge.Add(bytes, ChargeFor::kRunningRequest));
+  MOESERVE_RETURN_IF_ERROR(charge.Add(bytes, ChargeFor::kArriving));
   held_ += bytes;
   return absl::OkStatus();
 }
