@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "server/base/allocator_trim.h"
 #include "server/base/limits.h"
 #include "server/base/memory_budget.h"
 #include "server/base/work_pool.h"
@@ -20,6 +19,7 @@
 #include "server/models/model_manager.h"
 #include "server/models/model_registry.h"
 #include "server/models/served_model.h"
+#include "server/process/allocator_trim.h"
 #include "server/tracing/request_observer.h"
 
 namespace moeserve::server {

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "server/base/allocator_trim.h"
 #include "server/base/api_error.h"
+#include "server/process/allocator_trim.h"
 
 namespace moeserve::server {
 namespace {

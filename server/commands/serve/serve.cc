@@ -14,9 +14,7 @@
 
 #include "base/message.h"
 #include "base/steady_clock.h"
-#include "server/base/descriptors.h"
 #include "server/base/logging.h"
-#include "server/base/signals.h"
 #include "server/base/version.h"
 #include "server/commands/commands.h"
 #include "server/commands/serve/configuration.h"
@@ -28,6 +26,8 @@
 #include "server/http/server.h"
 #include "server/keys/key_file_watcher.h"
 #include "server/openai/chat_format.h"
+#include "server/process/descriptors.h"
+#include "server/process/signals.h"
 #include "server/rpc/grpc_log.h"
 #include "server/rpc/methods.h"
 #include "server/rpc/server.h"

@@ -1,4 +1,4 @@
-#include "server/base/signals.h"
+#include "server/process/signals.h"
 
 #include <pthread.h>
 #include <signal.h>

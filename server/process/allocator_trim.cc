@@ -1,4 +1,4 @@
-#include "server/base/allocator_trim.h"
+#include "server/process/allocator_trim.h"
 
 #include <malloc.h>
 

@@ -1,4 +1,4 @@
-#include "server/base/descriptors.h"
+#include "server/process/descriptors.h"
 
 #include <sys/resource.h>
 
