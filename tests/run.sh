@@ -159,16 +159,6 @@ soak_tests() {
     "$venv/bin/python" tests/soak/soak.py --minutes 3 --plant-leak 2>/dev/null
 }
 
-# Attacks a server beside honest clients for ten minutes.
-attack_tests() {
-  if [[ $(id -u) != 0 || $(nproc) -lt 2 ]]; then
-    printf 'skipped: the attack (needs root and two cores)\n'
-    return
-  fi
-  MOESERVE_BIN=$PWD/build/release/moeserve MOESERVE_MODEL=$PWD/deploy/models/mh-moe \
-    "$venv/bin/python" tests/attack/attack.py
-}
-
 # Runs the client tests with models on a GPU, if there is one.
 device_client_tests() {
   if ! command -v nvidia-smi >/dev/null || ! nvidia-smi -L >/dev/null 2>&1; then
@@ -279,7 +269,6 @@ run_full() {
   stage "clients of Triton and KServe" open_inference_tests
   stage "replicas behind HAProxy" failover_tests
   stage "soak" soak_tests
-  stage "attack" attack_tests
   stage "address and undefined-behaviour sanitizers" sanitize asan slow
   stage "thread sanitizer" sanitize_threads
   stage "Python environment with PyTorch" make_reference_venv
