@@ -144,19 +144,8 @@ class Honest:
         return json.loads(self.post(self.body(prompt), number))["choices"][0]["text"]
 
     def stream(self, prompt, number):
-        text, ended = "", False
-        for line in self.post(self.body(prompt, stream=True), number).decode().splitlines():
-            data = line.removeprefix("data: ")
-            if data == "[DONE]":
-                ended = True
-            elif data and not data.startswith(":"):
-                event = json.loads(data)
-                if "error" in event:
-                    raise ValueError(event["error"])
-                text += "".join(choice["text"] for choice in event["choices"])
-        if not ended:
-            raise ValueError("the stream was cut")
-        return text
+        return clients.streamed_text(
+            self.post(self.body(prompt, stream=True), number).splitlines())
 
     def call(self, prompt, number):
         sampling = self.pb.SamplingParams(max_tokens=TOKENS, temperature=0, ignore_eos=True)

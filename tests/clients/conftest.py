@@ -95,6 +95,24 @@ def post(server, path, body):
     return json.load(urllib.request.urlopen(request))
 
 
+def streamed_text(lines):
+    """Returns the text of a streamed completion, from the lines of the response. ValueError if the
+    stream has an error or was cut."""
+    text, ended = "", False
+    for line in lines:
+        data = line.decode().strip().removeprefix("data: ")
+        if data == "[DONE]":
+            ended = True
+        elif data and not data.startswith(":"):
+            event = json.loads(data)
+            if "error" in event:
+                raise ValueError(event["error"])
+            text += "".join(choice["text"] for choice in event["choices"])
+    if not ended:
+        raise ValueError("the stream was cut")
+    return text
+
+
 @pytest.fixture(scope="session")
 def server():
     running = start_server()

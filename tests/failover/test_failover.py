@@ -119,20 +119,8 @@ class Load:
             return json.load(answer)["choices"][0]["text"]
 
     def stream(self, prompt):
-        text, done = "", False
         with self.open(dict(body_of(prompt), stream=True)) as answer:
-            for line in answer:
-                data = line.decode().strip().removeprefix("data: ")
-                if data == "[DONE]":
-                    done = True
-                elif data and not data.startswith(":"):
-                    event = json.loads(data)
-                    if "error" in event:
-                        raise ValueError(event["error"])
-                    text += "".join(choice["text"] for choice in event["choices"])
-        if not done:
-            raise ValueError("the stream was cut")
-        return text
+            return clients.streamed_text(answer)
 
     def call(self, prompt):
         sampling = self.pb.SamplingParams(max_tokens=TOKENS, temperature=0, ignore_eos=True)
