@@ -56,11 +56,12 @@ std::string PeerAddress(const asio::ip::tcp::socket& socket) {
 
 }  // namespace
 
-Connection::Connection(asio::ip::tcp::socket socket,
+Connection::Connection(asio::ip::tcp::socket socket, const ClientAddress& address,
                        std::shared_ptr<ConnectionEnvironment> environment, bool reserved)
     : stream_(std::move(socket), environment->tls != nullptr ? environment->tls->http() : nullptr),
       environment_(std::move(environment)),
       client_(PeerAddress(stream_.socket())),
+      address_(address),
       timeout_timer_(stream_.get_executor()),
       reserved_(reserved),
       event_timer_(stream_.get_executor()) {
@@ -75,10 +76,8 @@ Connection::~Connection() { environment_->metrics->http_connections.fetch_sub(1)
 
 void Connection::Close() {
   closing_ = true;
-  if (pending_ != nullptr) {
-    gone_ = true;
-    event_timer_.cancel();
-  }
+  if (pending_ != nullptr) gone_ = true;
+  event_timer_.cancel();
   error_code ignored;
   stream_.socket().close(ignored);
 }
@@ -226,7 +225,18 @@ void Connection::Observe(Head& head) {
                                                       head.traceparent);
 }
 
+void Connection::CountRefusal(const ApiKey* key) {
+  if (key != nullptr) {
+    key->CountRefusedRequest();
+  } else {
+    environment_->paces.CountRefusal(address_, std::chrono::steady_clock::now());
+  }
+}
+
 void Connection::Finish(Head& head, int status) {
+  used_ = true;
+  // 499 says that the client has left, which costs no more than what it was served.
+  if (status >= 400 && status < 499) CountRefusal(head.request.key.get());
   const Request& request = head.request;
   if (request.record == nullptr) Observe(head);
   const std::string& method = request.method;
@@ -257,6 +267,7 @@ asio::awaitable<void> Connection::Run() {
   Disarm();
   // Otherwise the client could not tell the end of the last response from a cut connection.
   if (stream_.is_tls() && secure && !gone_ && stream_.socket().is_open()) stream_.EndOutput();
+  if (!used_ && !environment_->stopping) CountRefusal(nullptr);
   Close();
 }
 
@@ -294,6 +305,7 @@ asio::awaitable<bool> Connection::ServeOne() {
   parser.FillHead(head);
   Observe(head);
   if (error) {
+    co_await WaitForTurn(head);
     const Response answer = ParseErrorResponse(error);
     co_await RefuseAndClose(head, answer);
     co_return false;
@@ -316,6 +328,8 @@ asio::awaitable<bool> Connection::ServeOne() {
     refusal->close = true;
     refusal->headers.emplace_back("Retry-After", "1");
   }
+  // Before the body is read, a wait holds no memory of the budget.
+  if (!for_operators) co_await WaitForTurn(head);
   if (refusal) {
     // The server does not read the refused request's body, so the connection cannot be used for
     // another request.
@@ -339,6 +353,15 @@ asio::awaitable<bool> Connection::ServeOne() {
   waiting_ = true;
   waiting_since_ = std::chrono::steady_clock::now();
   co_return again;
+}
+
+asio::awaitable<void> Connection::WaitForTurn(const Head& head) {
+  const auto now = std::chrono::steady_clock::now();
+  const ApiKey* const key = head.request.key.get();
+  const auto wait = key != nullptr ? key->Wait(now) : environment_->paces.WaitFrom(address_, now);
+  if (wait == wait.zero() || closing_) co_return;
+  event_timer_.expires_after(wait);
+  co_await event_timer_.async_wait(kAwait);
 }
 
 asio::awaitable<bool> Connection::Serve(Head& head) {

@@ -18,6 +18,8 @@
 #include "server/base/limits.h"
 #include "server/base/memory_budget.h"
 #include "server/base/work_pool.h"
+#include "server/connections/address_limit.h"
+#include "server/connections/address_paces.h"
 #include "server/http/checks/host_check.h"
 #include "server/http/request_parser.h"
 #include "server/http/router.h"
@@ -38,7 +40,8 @@ struct ConnectionEnvironment {
   HostCheck hosts;
   std::shared_ptr<MemoryBudget> memory;  // null: no limit
   std::shared_ptr<RequestObserver> observer;
-  TlsStore* tls = nullptr;  // null: no TLS
+  AddressPaces paces{AddressLimit{}};  // used by the I/O thread alone
+  TlsStore* tls = nullptr;             // null: no TLS
   // Closes a connection that holds memory without making progress, if there is one.
   std::function<void()> reclaim = [] {};
   std::atomic<bool> stopping{false};
@@ -48,7 +51,7 @@ struct ConnectionEnvironment {
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
   // A `reserved` connection serves routes for operators only.
-  Connection(boost::asio::ip::tcp::socket socket,
+  Connection(boost::asio::ip::tcp::socket socket, const ClientAddress& address,
              std::shared_ptr<ConnectionEnvironment> environment, bool reserved);
   ~Connection();
 
@@ -88,6 +91,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // Reads until buffer_ holds the head of the next request, and returns the size of that head;
   // nullopt if the connection must be closed.
   boost::asio::awaitable<std::optional<size_t>> ReadHead();
+  // Waits for the turn of a client whose requests were refused (RefusalPace). The client is the
+  // key, or without one the address.
+  boost::asio::awaitable<void> WaitForTurn(const Head& head);
   boost::asio::awaitable<bool> Serve(Head& head);
   boost::asio::awaitable<int> RunPending(Head& head, std::unique_ptr<PendingResponse> pending);
 
@@ -109,6 +115,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // Begins the record of the request, as far as its head is known.
   void Observe(Head& head);
   void Finish(Head& head, int status);
+  void CountRefusal(const ApiKey* key);
   // Returns whether the connection must be closed after the current response.
   bool LastResponse() const { return closing_ || environment_->stopping; }
   // Returns for how long a client may acknowledge nothing (HttpLimits::min_read_bytes_per_second).
@@ -117,6 +124,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   ClientStream stream_;
   const std::shared_ptr<ConnectionEnvironment> environment_;
   const std::string client_;  // its address and port
+  const ClientAddress address_;
   boost::asio::steady_timer timeout_timer_;
   uint64_t timeout_generation_ = 0;
   bool timed_out_ = false;
@@ -127,6 +135,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool idle_ = true;    // true between requests
   bool closing_ = false;
   const bool reserved_;
+  bool used_ = false;  // whether a request has ended
   bool waiting_ = true;
   std::chrono::steady_clock::time_point waiting_since_ = std::chrono::steady_clock::now();
   std::chrono::steady_clock::time_point request_start_;

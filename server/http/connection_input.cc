@@ -44,6 +44,7 @@ asio::awaitable<std::optional<size_t>> Connection::ReadHead() {
     head.request.request_id = NewRequestId();
     if (found.refusal) {
       Disarm();
+      co_await WaitForTurn(head);
       co_await RefuseAndClose(head, *found.refusal);
       co_return std::nullopt;
     }

@@ -55,6 +55,7 @@ class HttpServer::Impl {
     environment_->memory = std::move(memory);
     environment_->observer =
         options.observer != nullptr ? options.observer : std::make_shared<RequestObserver>();
+    environment_->paces = AddressPaces(options.address_limit);
     environment_->reclaim = [this] { CloseLongestBody(); };
   }
 
@@ -170,6 +171,11 @@ class HttpServer::Impl {
   // Serves the connection if there is room. Destroying the socket closes it.
   void Admit(tcp::socket socket, const ClientAddress& client) {
     Metrics::OverLimit& over_limit = environment_->metrics->http_over_limit;
+    // Dropping the connections of a flood at once costs less than making their requests wait.
+    if (environment_->paces.Flooding(client, std::chrono::steady_clock::now())) {
+      over_limit.address.fetch_add(1);
+      return;
+    }
     if (clients_.Full(client)) {
       over_limit.address.fetch_add(1);
       if (!MakeRoom(&client)) return;
@@ -225,7 +231,8 @@ class HttpServer::Impl {
   }
 
   void Start(tcp::socket socket, const ClientAddress& client, bool reserved) {
-    auto connection = std::make_shared<Connection>(std::move(socket), environment_, reserved);
+    auto connection =
+        std::make_shared<Connection>(std::move(socket), client, environment_, reserved);
     const uint64_t key = next_key_++;
     connections_.emplace(key, Open{connection, client});
     clients_.Add(client);

@@ -72,6 +72,16 @@ absl::Status ApiKey::TakeRequest(Clock::time_point now) const {
                            absl::FromChrono(wait));
 }
 
+void ApiKey::CountRefusedRequest(Clock::time_point now) const {
+  std::lock_guard lock(usage_->mutex);
+  usage_->refusal_pace.CountRefusal(now);
+}
+
+RefusalPace::Duration ApiKey::Wait(Clock::time_point now) const {
+  std::lock_guard lock(usage_->mutex);
+  return usage_->refusal_pace.WaitFrom(now);
+}
+
 bool ApiKey::MayUseModel(std::string_view served_name) const {
   const auto& models = spec_.limits.models;
   return !models || std::find(models->begin(), models->end(), served_name) != models->end();

@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "server/base/refusal_pace.h"
 #include "server/keys/scopes.h"
 #include "server/keys/token_bucket.h"
 
@@ -58,6 +59,7 @@ struct KeyUsage {
   mutable std::mutex mutex;  // guards the members below
   std::optional<TokenBucket> request_bucket;
   std::optional<TokenBucket> token_bucket;
+  RefusalPace refusal_pace;
   int64_t running = 0;
 };
 
@@ -87,6 +89,11 @@ class ApiKey {
 
   // Returns the headers x-ratelimit-* for the limits that the key has.
   Headers RateHeaders(Clock::time_point now = Clock::now()) const;
+
+  // Counts a request that was refused for any reason, which can slow down the key's next ones.
+  void CountRefusedRequest(Clock::time_point now = Clock::now()) const;
+  // Returns how long the key's next request has to wait.
+  RefusalPace::Duration Wait(Clock::time_point now = Clock::now()) const;
 
   void Count(KeyRefusal refusal) const { ++usage_->refusals[static_cast<size_t>(refusal)]; }
 

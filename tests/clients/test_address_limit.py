@@ -115,6 +115,49 @@ def test_loopback_is_limited_only_by_the_option(connect):
     assert stop_server(started) == 0
 
 
+def test_a_client_that_is_refused_often_is_slowed(server):
+    """After 50 refusals in a row, each costs 50 ms. Other addresses do not notice."""
+
+    def refused(source, count):
+        began = time.monotonic()
+        connection = http.client.HTTPConnection(server.http, timeout=5, source_address=(source, 0))
+        for _ in range(count):
+            connection.request("POST", "/v1/completions", "{", {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            assert response.read() and response.status == 400
+        connection.close()
+        return time.monotonic() - began
+
+    assert refused(ATTACKER, 91) >= 2
+    assert refused("127.0.0.3", 20) < 0.95  # what 20 refusals of the attacker would take
+
+
+def test_connections_without_requests_are_a_flood(server, connect):
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        before = over_limit(server, "http")
+        for connection in connect(server.http, 8):
+            connection.close()
+        if over_limit(server, "http") > before:
+            break
+    assert time.monotonic() < end
+    # New connections of the client are dropped until there have been fewer of them for some time.
+    host, port = server.http.split(":")
+    for _ in range(10):
+        time.sleep(0.5)
+        again = http.client.HTTPConnection(host, int(port), timeout=5, source_address=(ATTACKER, 0))
+        try:
+            again.request("GET", "/v1/models")
+            assert again.getresponse().status == 200
+            break
+        except (ConnectionError, http.client.HTTPException):
+            pass  # dropped
+        finally:
+            again.close()
+    else:
+        raise AssertionError("the client was kept away")
+
+
 def test_a_client_that_floods_is_kept_away_for_a_time(server, protos):
     client = http2.Connection(server.grpc, source=ATTACKER)
     while not client.closed and client.goaway() is None:

@@ -63,7 +63,7 @@ def test_more_connections_than_descriptors(small_server, connect, protos):
 
 def test_both_ports_recover(small_server, connect, protos):
     for _ in range(3):
-        for connection in connect(small_server.grpc, 100) + connect(small_server.http, 200):
+        for connection in connect(small_server.http, 400) + connect(small_server.grpc, 100):
             connection.close()
     assert answers(small_server)
     assert generates(small_server, protos, seconds=5)
@@ -71,7 +71,7 @@ def test_both_ports_recover(small_server, connect, protos):
 
 def test_slow_bodies_do_not_lock_out(small_server, connect):
     """Each client sends a head, and then one byte of the body from time to time."""
-    slow = connect(small_server.http, 100)
+    slow = connect(small_server.http, 400)
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" \
            b"Content-Length: 1000\r\n\r\n"
     for connection in slow:

@@ -8,6 +8,8 @@
 #include <chrono>
 #include <cstdint>
 
+#include "server/base/refusal_pace.h"
+#include "server/connections/address_paces.h"
 #include "server/connections/address_pauses.h"
 
 namespace moeserve::server {
@@ -62,6 +64,81 @@ TEST(AddressCounter, LoopbackAndNoLimit) {
   EXPECT_FALSE(remote.Full(local));
   EXPECT_TRUE(all.Full(local));
   EXPECT_FALSE(none.Full(local));
+}
+
+// Returns the wait in milliseconds.
+int64_t Wait(const RefusalPace& pace, RefusalPace::Time now) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(pace.WaitFrom(now)).count();
+}
+
+TEST(RefusalPace, SlowsOnlyAfterManyRefusals) {
+  const RefusalPace::Time start{std::chrono::hours(1)};
+  RefusalPace pace;
+  for (int i = 0; i < RefusalPace::kBurst; ++i) {
+    EXPECT_EQ(Wait(pace, start), 0) << i;
+    pace.CountRefusal(start);
+  }
+  EXPECT_EQ(Wait(pace, start), 0);
+  pace.CountRefusal(start);
+  EXPECT_EQ(Wait(pace, start), 50);
+  pace.CountRefusal(start);
+  EXPECT_EQ(Wait(pace, start), 100);
+  EXPECT_EQ(Wait(pace, start + std::chrono::milliseconds(60)), 40);
+  EXPECT_EQ(Wait(pace, start + std::chrono::milliseconds(200)), 0);
+}
+
+TEST(RefusalPace, LimitsTheWait) {
+  const RefusalPace::Time start{std::chrono::hours(1)};
+  RefusalPace pace;
+  for (int i = 0; i < 1000; ++i) pace.CountRefusal(start);
+  EXPECT_EQ(Wait(pace, start), 2000);
+  // After a minute without refusals, the client may be refused as often as at first.
+  const auto later = start + std::chrono::minutes(1);
+  for (int i = 0; i < RefusalPace::kBurst; ++i) pace.CountRefusal(later);
+  EXPECT_EQ(Wait(pace, later), 0);
+}
+
+TEST(AddressPaces, BelongToOneClient) {
+  const AddressPaces::Time now{std::chrono::hours(1)};
+  AddressPaces paces({.max_connections = 1});
+  const ClientAddress client = Client("10.0.0.1");
+  const ClientAddress other = Client("10.0.0.2");
+  // Waits of at most a second are no flood.
+  for (int i = 0; i < RefusalPace::kBurst + 20; ++i) paces.CountRefusal(client, now);
+  EXPECT_EQ(paces.WaitFrom(client, now), std::chrono::seconds(1));
+  EXPECT_FALSE(paces.Flooding(client, now));
+  paces.CountRefusal(client, now);
+  EXPECT_TRUE(paces.Flooding(client, now));
+  EXPECT_EQ(paces.WaitFrom(client, now), std::chrono::milliseconds(1100));
+  EXPECT_FALSE(paces.Flooding(client, now + std::chrono::milliseconds(100)));
+  EXPECT_EQ(paces.WaitFrom(other, now), std::chrono::seconds(0));
+  EXPECT_FALSE(paces.Flooding(other, now));
+}
+
+TEST(AddressPaces, HoldOnlyWhereTheLimitApplies) {
+  const AddressPaces::Time now{std::chrono::hours(1)};
+  AddressPaces off({.max_connections = 0, .loopback = true});
+  AddressPaces remote({.max_connections = 1, .loopback = false});
+  for (int i = 0; i < 1000; ++i) {
+    off.CountRefusal(Client("10.0.0.1"), now);
+    remote.CountRefusal(Client("127.0.0.1"), now);
+  }
+  EXPECT_FALSE(off.Flooding(Client("10.0.0.1"), now));
+  EXPECT_FALSE(remote.Flooding(Client("127.0.0.1"), now));
+}
+
+TEST(AddressPaces, RememberALimitedNumberOfClients) {
+  const AddressPaces::Time now{std::chrono::hours(1)};
+  AddressPaces paces({.max_connections = 1});
+  const auto count = [&](size_t i, AddressPaces::Time time) {
+    const ClientAddress client(boost::asio::ip::address_v4(static_cast<uint32_t>(0x0a000000 + i)));
+    for (int j = 0; j <= RefusalPace::kBurst; ++j) paces.CountRefusal(client, time);
+    return paces.WaitFrom(client, time) > RefusalPace::Duration::zero();
+  };
+  for (size_t i = 0; i < AddressPaces::kMaxClients; ++i) EXPECT_TRUE(count(i, now));
+  EXPECT_FALSE(count(AddressPaces::kMaxClients, now));
+  // Later, others take their places.
+  EXPECT_TRUE(count(AddressPaces::kMaxClients, now + std::chrono::minutes(1)));
 }
 
 TEST(AddressPauses, GrowWhileTheClientGoesOn) {

@@ -296,6 +296,17 @@ TEST(ApiKey, Scopes) {
   EXPECT_EQ(key.usage()->refusals[static_cast<size_t>(KeyRefusal::kScope)], 1u);
 }
 
+TEST(ApiKey, RefusedRequestsOfOneNameMakeItWait) {
+  const ApiKey::Clock::time_point now{std::chrono::hours(1)};
+  const auto usage = std::make_shared<KeyUsage>(1);
+  const ApiKey key({}, usage, now);
+  const ApiKey reloaded({}, usage, now);
+  const ApiKey other({}, std::make_shared<KeyUsage>(2), now);
+  for (int i = 0; i <= RefusalPace::kBurst; ++i) key.CountRefusedRequest(now);
+  EXPECT_EQ(reloaded.Wait(now), RefusalPace::kInterval);
+  EXPECT_EQ(other.Wait(now), RefusalPace::Duration::zero());
+}
+
 TEST(ApiKey, RequestsPerMinute) {
   const auto start = ApiKey::Clock::now();
   KeyLimits limits;

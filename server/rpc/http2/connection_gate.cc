@@ -24,6 +24,7 @@
 
 #include "base/message.h"
 #include "server/base/logging.h"
+#include "server/connections/address_paces.h"
 #include "server/connections/address_pauses.h"
 #include "server/rpc/http2/relay.h"
 #include "server/tls/tls_store.h"
@@ -55,7 +56,8 @@ class ConnectionGate::Impl {
         clock_(io_),
         work_(asio::make_work_guard(io_)),
         clients_(options.address_limit),
-        pauses_(options.address_limit) {}
+        pauses_(options.address_limit),
+        paces_(options.address_limit) {}
 
   ~Impl() {
     Stop();
@@ -146,7 +148,8 @@ class ConnectionGate::Impl {
 
   // Starts a relay for the connection if there is room. Destroying the socket closes it.
   void Admit(tcp::socket socket, const ClientAddress& client) {
-    if (pauses_.Paused(client, std::chrono::steady_clock::now())) {
+    const auto now = std::chrono::steady_clock::now();
+    if (pauses_.Paused(client, now) || paces_.Flooding(client, now)) {
       counters_.over_limit.address.fetch_add(1);
       return;
     }
@@ -191,7 +194,11 @@ class ConnectionGate::Impl {
     error_code ignored;
     client.set_option(tcp::no_delay(true), ignored);
     Relay::Callbacks callbacks;
-    callbacks.connect = [this] { return ConnectGrpc(); };
+    auto used = std::make_shared<bool>(false);
+    callbacks.connect = [this, used] {
+      *used = true;
+      return ConnectGrpc();
+    };
     callbacks.reclaim = [this](const Relay& relay) { return CloseLargest(relay); };
     callbacks.insecure = [this] { options_.tls->CountFailedHandshake(/*grpc=*/true); };
     callbacks.dropped = [this, address](const Relay&, const absl::Status& reason,
@@ -207,7 +214,7 @@ class ConnectionGate::Impl {
         std::move(client), options_.tls != nullptr ? options_.tls->grpc() : nullptr,
         FrameGuard(options_.frames, options_.memory, std::chrono::steady_clock::now()),
         std::move(callbacks));
-    relays_.emplace(relay.get(), Open{relay, address});
+    relays_.emplace(relay.get(), Open{relay, address, used});
     clients_.Add(address);
     counters_.open = static_cast<int64_t>(relays_.size());
     relay->Start();
@@ -245,7 +252,9 @@ class ConnectionGate::Impl {
 
   void Forget(Relay& relay) {
     const auto found = relays_.find(&relay);
-    clients_.Remove(found->second.client);
+    const ClientAddress& client = found->second.client;
+    clients_.Remove(client);
+    if (!*found->second.used) paces_.CountRefusal(client, std::chrono::steady_clock::now());
     relays_.erase(found);
     std::lock_guard lock(mutex_);
     counters_.open = static_cast<int64_t>(relays_.size());
@@ -265,12 +274,14 @@ class ConnectionGate::Impl {
   struct Open {
     std::shared_ptr<Relay> relay;
     ClientAddress client;
+    std::shared_ptr<bool> used;  // whether the client has sent something
   };
 
   // Used by the thread alone.
   std::unordered_map<const Relay*, Open> relays_;
   AddressCounter clients_;  // of relays_
   AddressPauses pauses_;    // after connections that were dropped because of their client
+  AddressPaces paces_;      // after connections on which the client sent nothing
   bool closing_ = false;
 
   std::mutex mutex_;
