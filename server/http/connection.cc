@@ -330,6 +330,10 @@ asio::awaitable<bool> Connection::ServeOne() {
   }
   // Before the body is read, a wait holds no memory of the budget.
   if (!for_operators) co_await WaitForTurn(head);
+  if (!stream_.socket().is_open()) {  // the server has closed it meanwhile to make room, or stops
+    Finish(head, 499);
+    co_return false;
+  }
   if (refusal) {
     // The server does not read the refused request's body, so the connection cannot be used for
     // another request.
