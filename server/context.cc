@@ -55,7 +55,8 @@ void ServerContext::SetServing(std::shared_ptr<EngineApi> engine,
   loaded.engine = std::move(engine);
   loaded.defaults = defaults;
   if (chat != nullptr) loaded.chat = std::move(chat);
-  auto model = ServedModel::Create(name, *version, std::move(loaded), settings_.moe_metrics);
+  auto model = ServedModel::Create(name, *version, std::move(loaded), settings_.moe_metrics,
+                                   settings_.constraint_cache_bytes());
   MOESERVE_CHECK(model.ok(), "the settings were checked against the model");
   models_.EndLoad(name, std::move(model));
   SetServing();

@@ -2,6 +2,7 @@
 // that are served.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <string>
@@ -39,6 +40,9 @@ struct ServerSettings {
   HttpLimits http;
   // Limit on the memory that all requests hold together, in bytes.
   size_t request_memory = size_t{1} << 30;
+  // Returns the limit on the compiled constraints that each model keeps for later requests. They
+  // are not part of request_memory.
+  size_t constraint_cache_bytes() const { return std::min(request_memory / 16, size_t{256} << 20); }
   bool strict_fields = false;
   bool allow_request_chat_template = false;
   bool dashboard = true;  // whether "/" serves the dashboard

@@ -27,7 +27,7 @@ class ConstraintCompiler {
   // fails with the message of that error. Keeps the most recently used constraints, up to
   // `max_cached_bytes` in total.
   ConstraintCompiler(Result<std::shared_ptr<const VocabularyIndex>> vocabulary,
-                     ConstraintLimits limits, size_t max_cached_bytes = size_t{256} << 20);
+                     ConstraintLimits limits, size_t max_cached_bytes);
 
   // Compiles `field`, or returns the cached constraint. If the constraint cannot be compiled,
   // returns InvalidArgument with API error code "invalid_schema".

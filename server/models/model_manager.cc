@@ -151,7 +151,8 @@ Result<std::shared_ptr<ServedModel>> ModelManager::LoadVersion(const Job& job) {
     if (!loaded.ok()) return loaded.status();
     MOESERVE_ASSIGN_OR_RETURN(
         std::shared_ptr<ServedModel> model,
-        ServedModel::Create(job.name, job.version, *std::move(loaded), options_.metrics));
+        ServedModel::Create(job.name, job.version, *std::move(loaded), options_.metrics,
+                            options_.constraint_cache_bytes));
     if (options_.started) options_.started(*model);
     return model;
   } catch (const std::bad_alloc&) {

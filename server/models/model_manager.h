@@ -26,6 +26,7 @@ struct ModelManagerOptions {
   // Limit on the weights and KV caches of all models together, in bytes; 0: no limit.
   int64_t memory = 0;
   MoeMetricsOptions metrics;
+  size_t constraint_cache_bytes = 0;  // ServedModel::Create(); for each model
   // Is called with every model that was loaded, before requests use it. May be empty.
   std::function<void(ServedModel&)> started;
   // Is called after every change of what is served. May be empty.

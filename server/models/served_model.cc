@@ -10,14 +10,16 @@
 namespace moeserve::server {
 namespace {
 
-std::shared_ptr<ConstraintCompiler> MakeConstraintCompiler(const EngineApi& engine) {
+std::shared_ptr<ConstraintCompiler> MakeConstraintCompiler(const EngineApi& engine,
+                                                           size_t max_cached_bytes) {
   using Vocabulary = Result<std::shared_ptr<const VocabularyIndex>>;
   const ModelSpec& spec = engine.spec();
   Vocabulary vocabulary =
       engine.tokenizer() == nullptr
           ? Vocabulary(absl::InvalidArgumentError("it has no tokenizer"))
           : VocabularyIndex::Build(*engine.tokenizer(), spec.eos_token_ids, spec.vocab_size);
-  return std::make_shared<ConstraintCompiler>(std::move(vocabulary), ConstraintLimits());
+  return std::make_shared<ConstraintCompiler>(std::move(vocabulary), ConstraintLimits(),
+                                              max_cached_bytes);
 }
 
 absl::Status Unavailable(const char* code, const char* message) {
@@ -35,21 +37,22 @@ int64_t MemoryOf(const EngineApi& engine) {
 
 Result<std::shared_ptr<ServedModel>> ServedModel::Create(std::string name, int64_t version,
                                                          LoadedModel loaded,
-                                                         const MoeMetricsOptions& metrics) {
+                                                         const MoeMetricsOptions& metrics,
+                                                         size_t constraint_cache_bytes) {
   MOESERVE_ASSIGN_OR_RETURN(const MoeMetricsOptions resolved,
                             ResolveMoeMetrics(metrics, loaded.engine->ExpertSnapshot()));
-  return std::shared_ptr<ServedModel>(
-      new ServedModel(std::move(name), version, std::move(loaded), resolved));
+  return std::shared_ptr<ServedModel>(new ServedModel(std::move(name), version, std::move(loaded),
+                                                      resolved, constraint_cache_bytes));
 }
 
 ServedModel::ServedModel(std::string name, int64_t version, LoadedModel loaded,
-                         const MoeMetricsOptions& metrics)
+                         const MoeMetricsOptions& metrics, size_t constraint_cache_bytes)
     : name_(std::move(name)),
       version_(version),
       created_(absl::ToUnixSeconds(absl::Now())),
       loaded_(std::move(loaded)),
       memory_bytes_(MemoryOf(*loaded_.engine)),
-      constraint_compiler_(MakeConstraintCompiler(*loaded_.engine)),
+      constraint_compiler_(MakeConstraintCompiler(*loaded_.engine, constraint_cache_bytes)),
       expert_metrics_(metrics.mode == MoeMetricsMode::kOff
                           ? nullptr
                           : std::make_unique<ExpertMetrics>(metrics, loaded_.engine->spec())) {}

@@ -37,10 +37,12 @@ class ServedModel {
  public:
   // `name` is the name under which metrics and statistics report the model. `version` counts the
   // models that were served under this name, from 1. InvalidArgument if `metrics` does not suit
-  // the model (ResolveMoeMetrics()).
+  // the model (ResolveMoeMetrics()). Keeps up to
+  // `constraint_cache_bytes` of compiled constraints of structured output.
   static Result<std::shared_ptr<ServedModel>> Create(std::string name, int64_t version,
                                                      LoadedModel loaded,
-                                                     const MoeMetricsOptions& metrics);
+                                                     const MoeMetricsOptions& metrics,
+                                                     size_t constraint_cache_bytes);
   ServedModel(const ServedModel&) = delete;
   ServedModel& operator=(const ServedModel&) = delete;
 
@@ -88,7 +90,7 @@ class ServedModel {
 
  private:
   ServedModel(std::string name, int64_t version, LoadedModel loaded,
-              const MoeMetricsOptions& metrics);
+              const MoeMetricsOptions& metrics, size_t constraint_cache_bytes);
 
   const std::string name_;
   const int64_t version_;

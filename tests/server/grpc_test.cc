@@ -493,7 +493,7 @@ TEST_F(Grpc, SeveralModels) {
   script.reply = "second";
   LoadedModel loaded;
   loaded.engine = std::make_shared<FakeEngine>(script, 128);
-  models.EndLoad("second", ServedModel::Create("second", *version, std::move(loaded), {}));
+  models.EndLoad("second", ServedModel::Create("second", *version, std::move(loaded), {}, 0));
   server_->SetServing(true);
   EXPECT_EQ(Health("model/alias"), 1);
   v1::GenerateRequest request = Text("a");

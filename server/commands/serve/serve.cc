@@ -224,6 +224,7 @@ std::unique_ptr<ModelManager> MakeModelManager(const ServeOptions& options,
   manager.folder = options.models_folder;
   manager.memory = configuration.model_memory;
   manager.metrics = context.settings().moe_metrics;
+  manager.constraint_cache_bytes = context.settings().constraint_cache_bytes();
   manager.started = [&options, &context, &grpc](ServedModel& model) {
     StartWatchdog(model, grpc, context, options.watchdog_seconds);
   };
