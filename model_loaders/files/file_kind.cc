@@ -13,27 +13,47 @@ namespace fs = std::filesystem;
 
 struct Magic {
   std::string_view bytes;
-  size_t offset;
   std::string_view what;
   OwnFormat own;
 };
 
 constexpr std::string_view kUnpack = "; unpack it and name the files in it";
 constexpr Magic kMagics[] = {
-    {{"PK\x03\x04", 4}, 0, "a zip archive", OwnFormat::kZip},
-    {{"PK\x05\x06", 4}, 0, "a zip archive", OwnFormat::kZip},
-    {{"\x1f\x8b\x08", 3}, 0, "a gzip archive", OwnFormat::kOther},
-    {{"\x28\xb5\x2f\xfd", 4}, 0, "a zstd archive", OwnFormat::kOther},
+    {{"PK\x03\x04", 4}, "a zip archive", OwnFormat::kZip},
+    {{"PK\x05\x06", 4}, "a zip archive", OwnFormat::kZip},
+    {{"\x1f\x8b\x08", 3}, "a gzip archive", OwnFormat::kOther},
+    {{"\x28\xb5\x2f\xfd", 4}, "a zstd archive", OwnFormat::kOther},
     {{"\xfd"
       "7zXZ\0",
       6},
-     0,
      "an xz archive",
      OwnFormat::kOther},
-    {{"BZh", 3}, 0, "a bzip2 archive", OwnFormat::kOther},
-    {{"7z\xbc\xaf\x27\x1c", 6}, 0, "a 7z archive", OwnFormat::kOther},
-    {{"ustar", 5}, 257, "a tar archive", OwnFormat::kOther},
+    {{"BZh", 3}, "a bzip2 archive", OwnFormat::kOther},
+    {{"7z\xbc\xaf\x27\x1c", 6}, "a 7z archive", OwnFormat::kOther},
 };
+
+// Whether `head` begins with a tar header: POSIX.1-2001, pax, "ustar Header Block". Its magic alone
+// stands in the middle of the block, where any text may have it; so the checksum is compared too.
+bool IsTar(std::string_view head) {
+  constexpr size_t kBlock = 512;
+  constexpr size_t kMagic = 257;
+  constexpr size_t kSum = 148;
+  constexpr size_t kSumBytes = 8;
+  if (head.size() < kBlock || !head.substr(kMagic).starts_with("ustar")) return false;
+  unsigned expected = 0;
+  for (size_t i = 0; i < kBlock; ++i) {
+    const bool in_sum = i >= kSum && i < kSum + kSumBytes;
+    expected += in_sum ? ' ' : static_cast<unsigned char>(head[i]);
+  }
+  std::string_view digits = head.substr(kSum, kSumBytes);
+  digits.remove_prefix(std::min(digits.find_first_not_of(' '), digits.size()));
+  unsigned found = 0;
+  for (const char digit : digits) {
+    if (digit < '0' || digit > '7') break;
+    found = found * 8 + static_cast<unsigned>(digit - '0');
+  }
+  return found == expected;
+}
 
 bool StartsWithIgnoringCase(std::string_view text, std::string_view begin) {
   return text.size() >= begin.size() &&
@@ -86,15 +106,15 @@ absl::Status CheckFileKind(std::string_view name, std::string_view head, OwnForm
     return found("an HTML page",
                  ", probably an error or login page of a web site; download the file again");
   }
-  if (own != OwnFormat::kGguf && head.starts_with("GGUF")) {
+  if (head.starts_with("GGUF")) {
+    if (own == OwnFormat::kGguf) return absl::OkStatus();
     return found("a GGUF file", "; give it a name that ends with .gguf and name it with --model");
   }
   for (const Magic& magic : kMagics) {
     if (own == magic.own && own != OwnFormat::kOther) continue;
-    if (head.size() >= magic.offset && head.substr(magic.offset).starts_with(magic.bytes)) {
-      return found(magic.what, kUnpack);
-    }
+    if (head.starts_with(magic.bytes)) return found(magic.what, kUnpack);
   }
+  if (IsTar(head)) return found("a tar archive", kUnpack);
   return absl::OkStatus();
 }
 
