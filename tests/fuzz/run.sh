@@ -3,8 +3,8 @@
 #
 #   tests/fuzz/run.sh [--jobs N] [--background] SECONDS [TARGET...]
 #
-#   --jobs N      runs at most N targets at a time; default: as many as builds run
-#   --background  returns at once; the targets run one after the other with the lowest priority, and
+#   --jobs N      runs at most N targets at a time; default: as many as builds run, 1 with --background
+#   --background  returns at once; the targets run with the lowest priority, and
 #                 build/fuzz/background.log shows their results
 #
 # An input that makes a target fail is left in build/fuzz/findings; the file is the argument with
@@ -117,18 +117,17 @@ if ! can_fuzz; then
 fi
 if [[ -z $running ]]; then
   build_jobs=$(deploy/build_jobs.sh)
-  jobs=${jobs:-$build_jobs}
   cmake --preset fuzz
   cmake --build --preset fuzz --parallel "$build_jobs" --target "${targets[@]/%/_fuzz}"
   make_seeds
   unpack_corpus
 fi
 if [[ -n $background ]]; then
-  nohup nice -n 19 tests/fuzz/run.sh --running --jobs 1 "$seconds" "${targets[@]}" \
+  nohup nice -n 19 tests/fuzz/run.sh --running --jobs "${jobs:-1}" "$seconds" "${targets[@]}" \
     >build/fuzz/background.log 2>&1 </dev/null &
   echo "process $! runs ${#targets[@]} targets for $seconds s each; see build/fuzz/background.log"
   exit 0
 fi
 export -f run_target
 export seconds
-printf '%s\n' "${targets[@]}" | xargs -P "$jobs" -I '{}' bash -euo pipefail -c 'run_target {}'
+printf '%s\n' "${targets[@]}" | xargs -P "${jobs:-$build_jobs}" -I '{}' bash -euo pipefail -c 'run_target {}'
