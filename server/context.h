@@ -42,7 +42,7 @@ struct ServerSettings {
   size_t request_memory = size_t{1} << 30;
   // Returns the limit on the compiled constraints that each model keeps for later requests. They
   // are not part of request_memory.
-  size_t constraint_cache_bytes() const { return std::min(request_memory / 16, size_t{256} << 20); }
+  size_t constraint_cache_bytes() const { return std::min(request_memory / 32, size_t{256} << 20); }
   bool strict_fields = false;
   bool allow_request_chat_template = false;
   bool dashboard = true;  // whether "/" serves the dashboard
