@@ -325,7 +325,7 @@ Quantization QuantizationOf(std::string_view name, const std::vector<int64_t>& s
       name.find(".shared_gate.") != std::string_view::npos) {
     return Quantization::kNone;
   }
-  return name == "head.weight" ? Quantization::kInt8 : type;
+  return name == "head.weight" && type == Quantization::kInt4 ? Quantization::kInt8 : type;
 }
 
 }  // namespace moeserve

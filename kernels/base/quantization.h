@@ -9,7 +9,11 @@
 
 namespace moeserve {
 
-enum class Quantization : uint8_t { kNone, kInt8, kInt4 };
+enum class Quantization : uint8_t { kNone, kInt8, kInt8Channel, kInt4 };
+
+// The group of types with one scale per row. The sum of so many products of 8-bit integers fits in
+// int32; only longer rows have more than one scale.
+inline constexpr int kWholeRow = 1 << 16;
 
 struct QuantizationTraits {
   std::string_view name;  // in files, options and reports
@@ -24,6 +28,8 @@ constexpr QuantizationTraits Traits(Quantization q) {
       return {"none", 1, 0, 0, 1};
     case Quantization::kInt8:
       return {"int8", 64, -127, 127, 1};
+    case Quantization::kInt8Channel:
+      return {"int8-channel", kWholeRow, -127, 127, 1};
     case Quantization::kInt4:
       return {"int4", 32, -8, 7, 2};
   }
@@ -35,6 +41,11 @@ constexpr std::string_view Name(Quantization q) { return Traits(q).name; }
 constexpr int QuantGroup(Quantization q) { return Traits(q).group; }
 constexpr int64_t QuantGroups(Quantization q, int64_t columns) {
   return (columns + QuantGroup(q) - 1) / QuantGroup(q);
+}
+
+// Returns the group size that files state: -1 for one scale per row.
+constexpr int StatedGroupSize(Quantization q) {
+  return QuantGroup(q) == kWholeRow ? -1 : QuantGroup(q);
 }
 
 constexpr int QuantMin(Quantization q) { return Traits(q).min; }

@@ -57,6 +57,7 @@ float GroupScale(Quantization type, const float* w, int n, float largest) {
     case Quantization::kNone:
       break;
     case Quantization::kInt8:
+    case Quantization::kInt8Channel:
       return largest / static_cast<float>(QuantMax(type));
     case Quantization::kInt4:
       return Int4Scale(w, n);
@@ -98,6 +99,7 @@ void PackQuantizedRow(Quantization type, std::span<const int8_t> values, uint8_t
     case Quantization::kNone:
       return;
     case Quantization::kInt8:
+    case Quantization::kInt8Channel:
       std::transform(values.begin(), values.end(), bytes,
                      [](int8_t v) { return static_cast<uint8_t>(v); });
       return;

@@ -16,6 +16,7 @@ constexpr int UnpackedValue(Quantization type, const uint8_t* bytes, int64_t col
     case Quantization::kNone:
       break;
     case Quantization::kInt8:
+    case Quantization::kInt8Channel:
       return static_cast<int8_t>(bytes[column]);
     case Quantization::kInt4: {
       const int nibble = column % 2 == 0 ? bytes[column / 2] & 15 : bytes[column / 2] >> 4;
@@ -44,10 +45,10 @@ struct QuantizedMatrix {
 };
 
 // Computes the integers `values` [row.size()] and the scales [QuantGroups] that approximate one
-// row. int8: the largest magnitude of a group maps to 127. int4: of several scales, the one with
-// the smallest sum of squared errors is used. A group that contains a value that is not finite, or
-// larger in magnitude than the largest f16 (65504), gets a NaN scale, so that the error is visible
-// in the results.
+// row. int8, int8-channel: the largest magnitude of a group maps to 127. int4: of several scales,
+// the one with the smallest sum of squared errors is used. A group that contains a value that is
+// not finite, or larger in magnitude than the largest f16 (65504), gets a NaN scale, so that the
+// error is visible in the results.
 void QuantizeRow(Quantization type, std::span<const float> row, int8_t* values, F16* scales);
 
 // Packs the integers of a row into the format of QuantizedMatrix::values.

@@ -188,7 +188,6 @@ class CpuBackend : public Backend {
   // Rounds to int8 the rows that a product with integer weights reads, and stores them in
   // quant_records_.
   void QuantizeInput(const LinearArgs& args, LinearWork* work);
-  static int64_t QuantRecordBytes(const CpuLinearBank& bank, int64_t width);
   void QuantizeRowOf(const CpuLinearBank& bank, const RowsView& rows, int64_t row, int64_t width,
                      char* records) const;
   // Returns [tokens of the step][cosines, sines][dimensions / 2]; valid until the next call.

@@ -113,7 +113,7 @@ void CpuBackend::RunFusedTask(const FeedForwardArgs& args, const LinearWork& up,
   LinearWork second_work{second};
   second_work.first_input = task.row_begin;
   if (down_bank.shape().quantization != Quantization::kNone) {
-    const int64_t stride = QuantRecordBytes(down_bank, down.inputs);
+    const int64_t stride = QuantRecordBytes(down_bank.shape().quantization, down.inputs);
     const auto size = static_cast<size_t>(hidden.rows * stride);
     if (scratch.hidden_records.size() < size) scratch.hidden_records.resize(size);
     for (int64_t r = 0; r < hidden.rows; ++r) {

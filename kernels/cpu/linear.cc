@@ -94,7 +94,7 @@ void CpuBackend::QuantizeInput(const LinearArgs& args, LinearWork* work) {
   for (int e = 0; e < bank.num_experts(); ++e) {
     widest = std::max<int64_t>(widest, bank.matrix(e).inputs);
   }
-  const int64_t stride = QuantRecordBytes(bank, widest);
+  const int64_t stride = QuantRecordBytes(bank.shape().quantization, widest);
   const int64_t segments = args.segments ? bank.num_experts() : 1;
   quant_records_.resize(
       std::max(quant_records_.size(), static_cast<size_t>(rows * segments * stride)));
@@ -116,19 +116,12 @@ void CpuBackend::QuantizeInput(const LinearArgs& args, LinearWork* work) {
   });
 }
 
-int64_t CpuBackend::QuantRecordBytes(const CpuLinearBank& bank, int64_t width) {
-  const Quantization type = bank.shape().quantization;
-  return QuantGroups(type, width) * (QuantGroup(type) + 8);
-}
-
 void CpuBackend::QuantizeRowOf(const CpuLinearBank& bank, const RowsView& rows, int64_t row,
                                int64_t width, char* records) const {
-  const Quantization type = bank.shape().quantization;
   table_->quantize_row({.x = rows.row(row),
                         .bf16 = rows.dtype == DType::kBF16,
                         .n = width,
-                        .group = QuantGroup(type),
-                        .zero = QuantZero(type),
+                        .quantization = bank.shape().quantization,
                         .records = records});
 }
 

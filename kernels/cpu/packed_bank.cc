@@ -183,6 +183,7 @@ void CpuLinearBank::StoreQuantizedRow(const Matrix& m, int packed_row, const int
         case Quantization::kNone:
           break;
         case Quantization::kInt8:
+        case Quantization::kInt8Channel:
           byte = static_cast<char>(stored);
           break;
         case Quantization::kInt4:

@@ -39,7 +39,7 @@ absl::Status WriteConfig(const fs::path& source, const fs::path& to, Quantizatio
                             ReadTextFile(source / kConfig, kMaxConfigBytes));
   MOESERVE_RETURN_IF_ERROR(ParseNativeConfig(text).status());
   auto config = nlohmann::ordered_json::parse(text);  // this type keeps the order of the keys
-  config["quantization"] = {{"type", Name(type)}, {"group_size", QuantGroup(type)}};
+  config["quantization"] = {{"type", Name(type)}, {"group_size", StatedGroupSize(type)}};
   return WriteNewFile(to / kConfig, config.dump(2) + "\n");
 }
 

@@ -52,6 +52,9 @@ std::vector<StoredTensor> StoredTensors(const TensorRequirement& tensor, Quantiz
   const int64_t rows = tensor.shape[0];
   const int64_t columns = tensor.shape[1];
   const std::string key = Concat("; quantization.type is \"", Name(folder), '"');
+  const std::string grouped = StatedGroupSize(type) < 0
+                                  ? ", a scale for each row"
+                                  : Concat(", ", QuantGroup(type), " columns in a group");
   const std::string halved = Traits(type).per_byte == 2 ? ", two columns in a byte" : "";
   return {{tensor.name,
            Traits(type).per_byte == 1 ? ElementType::kI8 : ElementType::kU8,
@@ -60,7 +63,7 @@ std::vector<StoredTensor> StoredTensors(const TensorRequirement& tensor, Quantiz
           {ScaleName(tensor.name),
            ElementType::kF16,
            {rows, QuantGroups(type, columns)},
-           Concat(tensor.follows_from, ", ", QuantGroup(type), " columns in a group", key)}};
+           Concat(tensor.follows_from, grouped, key)}};
 }
 
 absl::Status CheckQuantizedMatrix(const QuantizedMatrix& matrix, std::string_view integers,
@@ -69,6 +72,7 @@ absl::Status CheckQuantizedMatrix(const QuantizedMatrix& matrix, std::string_vie
     case Quantization::kNone:
       return absl::InternalError("a matrix without integers");
     case Quantization::kInt8:
+    case Quantization::kInt8Channel:
       MOESERVE_RETURN_IF_ERROR(CheckInt8(matrix, integers));
       break;
     case Quantization::kInt4:

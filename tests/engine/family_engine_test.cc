@@ -25,6 +25,7 @@ struct Weights {
 };
 constexpr Weights kWeights[] = {{"f32", DType::kF32, Quantization::kNone},
                                 {"int8", DType::kBF16, Quantization::kInt8},
+                                {"int8-channel", DType::kBF16, Quantization::kInt8Channel},
                                 {"int4", DType::kBF16, Quantization::kInt4}};
 
 class FamilyEngineTest : public ::testing::TestWithParam<FamilyCase> {

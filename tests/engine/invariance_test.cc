@@ -29,6 +29,7 @@ std::vector<Setup> Setups() {
     setups.push_back({m, DType::kBF16});
     if (TestDevice() != "cpu") continue;  // a device has no integer products
     setups.push_back({m, DType::kBF16, Quantization::kInt8});
+    setups.push_back({m, DType::kBF16, Quantization::kInt8Channel});
     setups.push_back({m, DType::kBF16, Quantization::kInt4});
   }
   return setups;

@@ -36,6 +36,7 @@ struct Types {
 constexpr Types kTypes[] = {{DType::kF32, Quantization::kNone},
                             {DType::kBF16, Quantization::kNone},
                             {DType::kBF16, Quantization::kInt8},
+                            {DType::kBF16, Quantization::kInt8Channel},
                             {DType::kBF16, Quantization::kInt4}};
 constexpr Types kF32Run = kTypes[0];
 
@@ -200,7 +201,8 @@ TEST_F(PackedCacheTest, BundledModelAnswersTheSame) {
 }
 
 TEST_F(PackedCacheTest, FolderOfIntegersAnswersTheSame) {
-  for (const Quantization type : {Quantization::kInt8, Quantization::kInt4}) {
+  for (const Quantization type :
+       {Quantization::kInt8, Quantization::kInt8Channel, Quantization::kInt4}) {
     TempFolder parent, cache;
     ASSERT_TRUE(QuantizeFolder(model(), parent.path() / "model", type).ok());
     for (const Types types : kTypes) {
@@ -288,7 +290,8 @@ TEST_F(PackedCacheTest, TypesDoNotShareFiles) {
       ++answers[out.logits];
     }
   }
-  EXPECT_EQ(answers.size(), std::size(kTypes));
+  // int8 and int8-channel round alike, because no row of this model has more than 64 columns.
+  EXPECT_EQ(answers.size(), std::size(kTypes) - 1);
   EXPECT_EQ(FilesIn(folder()).size(), static_cast<size_t>(stored));
 }
 

@@ -98,6 +98,7 @@ TEST_P(PerplexityTest, IntegersCostLittle) {
   const double reference = Reference()["perplexity"][GetParam()];
   const double bf16 = Measure(DType::kBF16, Quantization::kNone, reference);
   EXPECT_LE(Measure(DType::kBF16, Quantization::kInt8, bf16) / bf16, 1.003);
+  EXPECT_LE(Measure(DType::kBF16, Quantization::kInt8Channel, bf16) / bf16, 1.005);
   EXPECT_LE(Measure(DType::kBF16, Quantization::kInt4, bf16) / bf16, 1.03);
 }
 

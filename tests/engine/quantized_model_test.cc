@@ -16,7 +16,8 @@
 namespace moeserve::testing {
 namespace {
 
-constexpr Quantization kTypes[] = {Quantization::kInt8, Quantization::kInt4};
+constexpr Quantization kTypes[] = {Quantization::kInt8, Quantization::kInt8Channel,
+                                   Quantization::kInt4};
 
 constexpr size_t kTokens = 40;
 

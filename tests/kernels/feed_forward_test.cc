@@ -30,6 +30,7 @@ constexpr Types kTypes[] = {{DType::kF32, DType::kF32, Quantization::kNone},
                             {DType::kBF16, DType::kBF16, Quantization::kNone},
                             {DType::kF32, DType::kBF16, Quantization::kInt8},
                             {DType::kBF16, DType::kBF16, Quantization::kInt8},
+                            {DType::kBF16, DType::kBF16, Quantization::kInt8Channel},
                             {DType::kBF16, DType::kBF16, Quantization::kInt4}};
 
 struct Banks {

@@ -36,7 +36,8 @@ TYPED_TEST(KindsTest, NamesAreDistinctAndFindTheirKind) {
 }
 
 TEST(KindNamesTest, CanLeaveOutTheFirst) {
-  EXPECT_EQ(KindNames(Quantization::kInt8), (std::vector<std::string>{"int8", "int4"}));
+  EXPECT_EQ(KindNames(Quantization::kInt8),
+            (std::vector<std::string>{"int8", "int8-channel", "int4"}));
   EXPECT_EQ(KindNamed("none", ActivationKind::kSilu), std::nullopt);
   EXPECT_EQ(KindNamed("none", ActivationKind::kNone), ActivationKind::kNone);
 }

@@ -21,7 +21,8 @@
 namespace moeserve::testing {
 namespace {
 
-constexpr Quantization kTypes[] = {Quantization::kInt8, Quantization::kInt4};
+constexpr Quantization kTypes[] = {Quantization::kInt8, Quantization::kInt8Channel,
+                                   Quantization::kInt4};
 constexpr DType kRowTypes[] = {DType::kF32, DType::kBF16};
 using Half = LinearBank::Half;
 

@@ -14,7 +14,8 @@
 namespace moeserve::testing {
 namespace {
 
-constexpr Quantization kTypes[] = {Quantization::kInt8, Quantization::kInt4};
+constexpr Quantization kTypes[] = {Quantization::kInt8, Quantization::kInt8Channel,
+                                   Quantization::kInt4};
 
 struct Rounded {
   std::vector<int8_t> values;

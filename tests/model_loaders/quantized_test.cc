@@ -33,7 +33,8 @@ using testing::TempFolder;
 using testing::WriteFile;
 using Json = nlohmann::json;
 
-constexpr Quantization kTypes[] = {Quantization::kInt8, Quantization::kInt4};
+constexpr Quantization kTypes[] = {Quantization::kInt8, Quantization::kInt8Channel,
+                                   Quantization::kInt4};
 
 // Rows have several groups, the last of which is shorter, and widths are odd.
 Json Config() {
@@ -408,11 +409,12 @@ std::vector<Case> Cases() {
       {"unknown type",
        kInt8,
        [](DamagedFolder& f) { f.config["quantization"]["type"] = "int3"; },
-       {"config.json: quantization.type: expected \"int8\" or \"int4\", found \"int3\""}},
+       {"config.json: quantization.type: expected \"int8\", \"int8-channel\" or \"int4\", found "
+        "\"int3\""}},
       {"no type",
        kInt8,
        [](DamagedFolder& f) { f.config["quantization"].erase("type"); },
-       {"config.json: quantization.type: ", "\"int8\" or \"int4\""}},
+       {"config.json: quantization.type: ", "\"int8\", \"int8-channel\" or \"int4\""}},
       {"no group",
        kInt8,
        [](DamagedFolder& f) { f.config["quantization"].erase("group_size"); },

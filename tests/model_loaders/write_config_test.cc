@@ -514,7 +514,8 @@ TEST(WriteConfig, WritesUnequalLayersAsLists) {
 }
 
 TEST(WriteConfig, WritesTheTypeOfIntegers) {
-  for (const Quantization type : {Quantization::kInt8, Quantization::kInt4}) {
+  for (const Quantization type :
+       {Quantization::kInt8, Quantization::kInt8Channel, Quantization::kInt4}) {
     const auto json = NativeConfigJson(Base(), type);
     const auto config = ParseNativeConfig(json.dump());
     ASSERT_TRUE(config.ok()) << config.status();

@@ -191,8 +191,8 @@ TEST(ConstraintCompiler, RefusalsAreNotKept) {
 }
 
 TEST(ConstraintCompiler, WithoutVocabularySaysWhy) {
-  ConstraintCompiler compiler(absl::InvalidArgumentError("it has no tokenizer"),
-                              ConstraintLimits());
+  ConstraintCompiler compiler(absl::InvalidArgumentError("it has no tokenizer"), ConstraintLimits(),
+                              size_t{1} << 20);
   const auto refused = compiler.Compile(Regex("a"));
   EXPECT_EQ(ApiCode(refused.status()), "invalid_schema");
   EXPECT_NE(refused.status().ToString().find("no tokenizer"), std::string::npos);

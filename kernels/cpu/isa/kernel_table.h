@@ -33,6 +33,7 @@ static constexpr int QuantStep(Quantization q) {  // number of values of k per o
     case Quantization::kNone:
       break;
     case Quantization::kInt8:
+    case Quantization::kInt8Channel:
       return 4;
     case Quantization::kInt4:
       return 8;
@@ -44,11 +45,25 @@ static constexpr int QuantZero(Quantization q) {  // the offset added to a store
     case Quantization::kNone:
       break;
     case Quantization::kInt8:
+    case Quantization::kInt8Channel:
       return 128;
     case Quantization::kInt4:
       return 8;
   }
   return 0;
+}
+
+// Returns the number of columns that a record of QuantizeRowArgs has for a group of n columns of an
+// input row.
+static constexpr int64_t QuantRecordColumns(Quantization q, int64_t n) {
+  const int64_t padded = (n + 63) / 64 * 64;
+  return padded < QuantGroup(q) ? padded : QuantGroup(q);
+}
+// Returns the bytes of all records of an input row of n columns.
+static constexpr int64_t QuantRecordBytes(Quantization q, int64_t n) {
+  const int64_t rest = n % QuantGroup(q);
+  return n / QuantGroup(q) * (QuantGroup(q) + 8) +
+         (rest == 0 ? 0 : QuantRecordColumns(q, rest) + 8);
 }
 
 inline constexpr int kPanel = 16;
@@ -86,18 +101,17 @@ struct QuantTileArgs {
   float* out;  // [rows][kBlock]
 };
 
-// Rounds a row to int8. The row becomes one record per group: int8 values [group] (zeros after the
-// row's end), the scale as f32 and a correction as int32. Here scale = (largest magnitude in the
-// group) / 127, and value = x / scale rounded to the nearest integer. The scale is NaN if an
-// element of the group is not finite. Weights are stored with `zero` added, which adds zero *
-// sum(values) to a product; the correction is -zero * sum(values).
+// Rounds a row to int8. The row becomes one record per group: int8 values [QuantRecordColumns()]
+// (zeros after the row's end), the scale as f32 and a correction as int32. Here scale = (largest
+// magnitude in the group) / 127, and value = x / scale rounded to the nearest integer. The scale is
+// NaN if an element of the group is not finite. Weights are stored with QuantZero() added, which
+// adds QuantZero() * sum(values) to a product; the correction is its negative.
 struct QuantizeRowArgs {
   const void* x;
   bool bf16;
   int64_t n;
-  int group;  // 32 or 64
-  int zero;
-  char* records;  // [groups][group + 8]
+  Quantization quantization;
+  char* records;  // [QuantRecordBytes()]
 };
 
 struct EpilogueArgs {

@@ -25,6 +25,17 @@ struct Ahead {
   }
 };
 
+// Copies the pointers to M rows. The caller has stored them just before, one by one. A vector load
+// of several of them would wait until all earlier stores are in the cache, among them the results
+// of the tile before; the assembly keeps the compiler from using one.
+template <typename T, typename Pointer, int M>
+inline void LoadPointers(const Pointer* rows, const T* (&x)[M]) {
+  for (int m = 0; m < M; ++m) {
+    x[m] = static_cast<const T*>(rows[m]);
+    asm volatile("" : "+r"(x[m]));
+  }
+}
+
 template <int M, int P>
 inline void StoreTile(Vec (&acc)[M][P], float* out) {
   for (int m = 0; m < M; ++m) {
@@ -45,7 +56,7 @@ template <int M, int P>
 void TileF32(const char* w, int64_t step, int64_t k, const void* const* rows, Ahead ahead,
              float* out) {
   const float* x[M];
-  for (int m = 0; m < M; ++m) x[m] = static_cast<const float*>(rows[m]);
+  LoadPointers(rows, x);
   Vec acc[M][P];
   ClearTile(acc);
   for (int64_t i = 0; i < k; ++i, w += step) {
@@ -62,7 +73,7 @@ template <int M, int P>
 void TileF16(const char* w, int64_t step, int64_t k, const void* const* rows, Ahead ahead,
              float* out) {
   const float* x[M];
-  for (int m = 0; m < M; ++m) x[m] = static_cast<const float*>(rows[m]);
+  LoadPointers(rows, x);
   Vec acc[M][P];
   ClearTile(acc);
   for (int64_t i = 0; i < k; ++i, w += step) {
@@ -79,7 +90,7 @@ template <int M, int P>
 void TileBf16(const char* w, int64_t step, int64_t k, const void* const* rows, Ahead ahead,
              float* out) {
   const float* x[M];
-  for (int m = 0; m < M; ++m) x[m] = static_cast<const float*>(rows[m]);
+  LoadPointers(rows, x);
   Vec acc[M][P];
   ClearTile(acc);
   int64_t i = 0;
@@ -107,7 +118,7 @@ template <int M, int P>
 void TileBf16Dot(const char* w, int64_t step, int64_t k, const void* const* rows, Ahead ahead,
              float* out) {
   const char* x[M];
-  for (int m = 0; m < M; ++m) x[m] = static_cast<const char*>(rows[m]);
+  LoadPointers(rows, x);
   Vec acc[M][P];
   ClearTile(acc);
   const int64_t pairs = k / 2;

@@ -5,10 +5,6 @@
 namespace moeserve::cpu::MOESERVE_ISA {
 namespace {
 
-constexpr Quantization QuantTypeOf(bool int4) {
-  return int4 ? Quantization::kInt4 : Quantization::kInt8;
-}
-
 // The prefetch distance of a tile that reads its weights from memory. It is larger for int4,
 // because int4 needs more computation per byte.
 template <bool kInt4, int M>
@@ -47,13 +43,14 @@ inline void AddStep(const char* w, const char* const (&x)[M], int64_t at, const 
 }
 
 // Computes panels [first, first + P) of the block.
-template <bool kInt4, bool kStream, int M, int P>
+template <Quantization kType, bool kStream, int M, int P>
 void TileQuant(const QuantTileArgs& a, int first) {
-  constexpr int kStep = QuantStep(QuantTypeOf(kInt4));
-  constexpr int kGroup = QuantGroup(QuantTypeOf(kInt4));
+  constexpr bool kInt4 = kType == Quantization::kInt4;
+  constexpr int kStep = QuantStep(kType);
+  constexpr int kGroup = QuantGroup(kType);
   constexpr int kSteps = kGroup / kStep;
   const char* x[M];
-  for (int m = 0; m < M; ++m) x[m] = a.x[m];
+  LoadPointers(a.x, x);
   const int panels = P == kPanelsPerBlock ? P : a.panels;
   const int64_t stride = int64_t{panels} * 64;  // bytes from a line of a panel to the panel's next
                                                 // line
@@ -115,127 +112,239 @@ void TileQuant(const QuantTileArgs& a, int first) {
   if constexpr (kResident) StoreTile(acc, out);
 }
 
-template <bool kInt4, bool kStream, int M>
+// The same for types with one scale per row. Only the integer sums need registers until the end of
+// the row.
+template <bool kStream, int M, int P>
+void TileWholeRow(const QuantTileArgs& a, int first) {
+  constexpr Quantization kType = Quantization::kInt8Channel;
+  constexpr int kStep = QuantStep(kType);
+  const char* x[M];
+  LoadPointers(a.x, x);
+  const int panels = P == kPanelsPerBlock ? P : a.panels;
+  const int64_t stride = int64_t{panels} * 64;
+  const char* w = a.weights;
+  const char* ahead = a.ahead;
+  float* out = a.out + first * kPanel;
+  // Rows have more than one record and scale only beyond kWholeRow columns.
+  for (int64_t done = 0; done < a.k; done += kWholeRow) {
+    const int64_t left = a.k - done;
+    const int64_t columns = left < kWholeRow ? left : kWholeRow;
+    const int64_t record = QuantRecordColumns(kType, columns);
+    IntVec sum[M][P];
+    for (int m = 0; m < M; ++m) {
+      int32_t correction;
+      __builtin_memcpy(&correction, x[m] + record + 4, 4);
+      for (int p = 0; p < P; ++p) sum[m][p] = BroadcastInt(correction);
+    }
+    for (int64_t at = 0; at < columns; at += kStep, w += stride, ahead += a.ahead_stride) {
+      AddStep<false, kStream>(w + first * 64, x, at, ahead, sum);
+    }
+    for (int p = 0; p < P; ++p) {
+      const Vec scale = LoadF16(w + (first + p) * 32);
+      for (int m = 0; m < M; ++m) {
+        float of_row;
+        __builtin_memcpy(&of_row, x[m] + record, 4);
+        float* result = out + m * kBlock + p * kPanel;
+        const Vec before = done == 0 ? Zero() : Load(result);
+        Store(result, Fma(ToFloat(sum[m][p]), Mul(scale, Broadcast(of_row)), before));
+      }
+    }
+    w += panels * 32;
+    for (int m = 0; m < M; ++m) x[m] += record + 8;
+  }
+}
+
+template <Quantization kType, bool kStream, int M, int P>
+void QuantTile(const QuantTileArgs& a, int first) {
+  if constexpr (kType == Quantization::kInt8Channel) {
+    TileWholeRow<kStream, M, P>(a, first);
+  } else {
+    TileQuant<kType, kStream, M, P>(a, first);
+  }
+}
+
+template <Quantization kType, bool kStream, int M>
 void QuantRows(const QuantTileArgs& a) {
   if constexpr (kPanelTile == 1) {
-    for (int p = 0; p < a.panels; ++p) TileQuant<kInt4, kStream, M, 1>(a, p);
+    for (int p = 0; p < a.panels; ++p) QuantTile<kType, kStream, M, 1>(a, p);
   } else {
     switch (a.panels) {
       case 1:
-        return TileQuant<kInt4, kStream, M, 1>(a, 0);
+        return QuantTile<kType, kStream, M, 1>(a, 0);
       case 2:
-        return TileQuant<kInt4, kStream, M, 2>(a, 0);
+        return QuantTile<kType, kStream, M, 2>(a, 0);
       case 3:
-        return TileQuant<kInt4, kStream, M, 3>(a, 0);
+        return QuantTile<kType, kStream, M, 3>(a, 0);
       default:
         // Computing half of the block at a time keeps the results in registers. This is not done
         // for a block read from memory, which is read fastest as a whole, nor for tiles with few
         // rows, where too few independent sums would remain to hide the latency of a product.
-        if constexpr (!kStream && (kInt4 ? M > 3 : M > 5)) {
-          TileQuant<kInt4, kStream, M, 2>(a, 0);
-          return TileQuant<kInt4, kStream, M, 2>(a, 2);
+        if constexpr (!kStream && ((kType == Quantization::kInt4 && M > 3) ||
+                                   (kType == Quantization::kInt8 && M > 5))) {
+          QuantTile<kType, kStream, M, 2>(a, 0);
+          return QuantTile<kType, kStream, M, 2>(a, 2);
         }
-        return TileQuant<kInt4, kStream, M, 4>(a, 0);
+        return QuantTile<kType, kStream, M, 4>(a, 0);
     }
   }
 }
 
-template <bool kInt4, bool kStream>
+template <Quantization kType, bool kStream>
 void QuantBlock(const QuantTileArgs& a) {
   switch (a.rows) {
     case 1:
-      return QuantRows<kInt4, kStream, 1>(a);
+      return QuantRows<kType, kStream, 1>(a);
     case 2:
-      return QuantRows<kInt4, kStream, 2>(a);
+      return QuantRows<kType, kStream, 2>(a);
     case 3:
-      return QuantRows<kInt4, kStream, 3>(a);
+      return QuantRows<kType, kStream, 3>(a);
     case 4:
-      return QuantRows<kInt4, kStream, 4>(a);
+      return QuantRows<kType, kStream, 4>(a);
     default:
       if constexpr (kRowTile >= 6) {
         if (a.rows == 5) {
-          QuantRows<kInt4, kStream, 5>(a);
+          QuantRows<kType, kStream, 5>(a);
         } else {
-          QuantRows<kInt4, kStream, 6>(a);
+          QuantRows<kType, kStream, 6>(a);
         }
       }
   }
 }
 
+template <Quantization kType>
+void QuantBlockOf(const QuantTileArgs& a) {
+  if (a.ahead == nullptr) {
+    QuantBlock<kType, true>(a);
+  } else {
+    QuantBlock<kType, false>(a);
+  }
+}
+
 void LinearQuantized(const QuantTileArgs& a) {
-  const bool stream = a.ahead == nullptr;
   switch (a.quantization) {
     case Quantization::kNone:
       return;
     case Quantization::kInt8:
-      return stream ? QuantBlock<false, true>(a) : QuantBlock<false, false>(a);
+      return QuantBlockOf<Quantization::kInt8>(a);
+    case Quantization::kInt8Channel:
+      return QuantBlockOf<Quantization::kInt8Channel>(a);
     case Quantization::kInt4:
-      return stream ? QuantBlock<true, true>(a) : QuantBlock<true, false>(a);
+      return QuantBlockOf<Quantization::kInt4>(a);
   }
+}
+
+// What the values of a group are multiplied with to become integers, and the scale of its record.
+struct InputScale {
+  bool finite;
+  float inverse;
+  float scale;
+};
+
+// `check` has the sum of 0 * value in its lanes: NaN if a value is not finite.
+inline InputScale ScaleOf(Vec largest, Vec check) {
+  const float most = MaxOfLanes(largest);
+  const bool finite = SumOfLanes(check) == 0.0f;
+  // If all values are tiny, 127 / most could overflow; all integers are then 0.
+  return {finite, !finite || most < 1e-35f ? 0.0f : 127.0f / most,
+          finite ? most * (1.0f / 127.0f) : __builtin_nanf("")};
+}
+
+inline IntVec RoundInput(Vec value, const InputScale& scale) {
+  return scale.finite ? ToInt(Mul(value, Broadcast(scale.inverse))) : BroadcastInt(0);
+}
+
+// Stores the end of a record, after its values.
+inline void StoreScale(const InputScale& scale, IntVec sum, int zero, char* end) {
+  const int32_t correction = -zero * SumInt(sum);
+  __builtin_memcpy(end, &scale.scale, 4);
+  __builtin_memcpy(end + 4, &correction, 4);
 }
 
 // Rounds one group of 16 * kVecs values to int8 and writes its record.
 template <int kVecs>
 inline void QuantizeGroup(const Vec (&value)[kVecs], int zero, char* record) {
   Vec largest = Zero();
-  Vec check = Zero();  // sum of 0 * value: NaN if a value is not finite
+  Vec check = Zero();
   for (int v = 0; v < kVecs; ++v) {
     largest = Max(Abs(value[v]), largest);
     check = Fma(value[v], Zero(), check);
   }
-  const float most = MaxOfLanes(largest);
-  const bool finite = SumOfLanes(check) == 0.0f;
-  // If all values are tiny, 127 / most could overflow; all integers are then 0.
-  const float inverse = !finite || most < 1e-35f ? 0.0f : 127.0f / most;
+  const InputScale scale = ScaleOf(largest, check);
   IntVec sum = BroadcastInt(0);
   for (int v = 0; v < kVecs; ++v) {
-    const IntVec q = finite ? ToInt(Mul(value[v], Broadcast(inverse))) : BroadcastInt(0);
+    const IntVec q = RoundInput(value[v], scale);
     StoreBytes(reinterpret_cast<int8_t*>(record) + v * 16, q);
     sum = AddInt(sum, q);
   }
-  const float scale = finite ? most * (1.0f / 127.0f) : __builtin_nanf("");
-  const int32_t correction = -zero * SumInt(sum);
-  __builtin_memcpy(record + kVecs * 16, &scale, 4);
-  __builtin_memcpy(record + kVecs * 16 + 4, &correction, 4);
+  StoreScale(scale, sum, zero, record + kVecs * 16);
 }
 
-template <int kVecs, typename LoadVec>
-void QuantizeInput(const QuantizeRowArgs& a, const LoadVec& load) {
-  constexpr int kGroup = kVecs * 16;
-  char* record = a.records;
-  int64_t begin = 0;
-  for (; begin + kGroup <= a.n; begin += kGroup, record += kGroup + 8) {
-    Vec value[kVecs];
-    for (int v = 0; v < kVecs; ++v) value[v] = load(begin + v * 16);
-    QuantizeGroup(value, a.zero, record);
+// Reads an input row in vectors of 16 values, with zeros after the row's end.
+class InputRow {
+ public:
+  explicit InputRow(const QuantizeRowArgs& a) : x_(a.x), bf16_(a.bf16), n_(a.n) {}
+
+  Vec At(int64_t i) const {
+    const Bf16* bf16 = static_cast<const Bf16*>(x_);
+    const float* f32 = static_cast<const float*>(x_);
+    if (i + 16 <= n_) return bf16_ ? LoadBf16(bf16 + i) : Load(f32 + i);
+    float rest[16] = {};
+    for (int64_t j = i; j < n_; ++j) rest[j - i] = bf16_ ? F32FromBf16(bf16[j]) : f32[j];
+    return Load(rest);
   }
-  if (begin == a.n) return;
-  float rest[kGroup] = {};
-  for (int64_t i = begin; i < a.n; ++i) {
-    rest[i - begin] =
-        a.bf16 ? F32FromBf16(static_cast<const Bf16*>(a.x)[i]) : static_cast<const float*>(a.x)[i];
-  }
-  Vec value[kVecs];
-  for (int v = 0; v < kVecs; ++v) value[v] = Load(rest + v * 16);
-  QuantizeGroup(value, a.zero, record);
-}
+
+ private:
+  const void* x_;
+  bool bf16_;
+  int64_t n_;
+};
 
 template <int kVecs>
-void QuantizeInputOf(const QuantizeRowArgs& a) {
-  if (a.bf16) {
-    const Bf16* x = static_cast<const Bf16*>(a.x);
-    QuantizeInput<kVecs>(a, [x](int64_t i) { return LoadBf16(x + i); });
-  } else {
-    const float* x = static_cast<const float*>(a.x);
-    QuantizeInput<kVecs>(a, [x](int64_t i) { return Load(x + i); });
+void QuantizeGroups(const QuantizeRowArgs& a) {
+  constexpr int kGroup = kVecs * 16;
+  const InputRow row(a);
+  char* record = a.records;
+  for (int64_t begin = 0; begin < a.n; begin += kGroup, record += kGroup + 8) {
+    Vec value[kVecs];
+    for (int v = 0; v < kVecs; ++v) value[v] = row.At(begin + v * 16);
+    QuantizeGroup(value, QuantZero(a.quantization), record);
+  }
+}
+
+// Rounds groups that do not fit in registers: reads the row twice.
+void QuantizeWholeRow(const QuantizeRowArgs& a) {
+  const InputRow row(a);
+  char* record = a.records;
+  for (int64_t begin = 0; begin < a.n; begin += kWholeRow) {
+    const int64_t left = a.n - begin;
+    const int64_t columns = QuantRecordColumns(a.quantization, left);
+    Vec largest = Zero();
+    Vec check = Zero();
+    for (int64_t i = 0; i < columns; i += 16) {
+      const Vec value = row.At(begin + i);
+      largest = Max(Abs(value), largest);
+      check = Fma(value, Zero(), check);
+    }
+    const InputScale scale = ScaleOf(largest, check);
+    IntVec sum = BroadcastInt(0);
+    for (int64_t i = 0; i < columns; i += 16) {
+      const IntVec q = RoundInput(row.At(begin + i), scale);
+      StoreBytes(reinterpret_cast<int8_t*>(record) + i, q);
+      sum = AddInt(sum, q);
+    }
+    StoreScale(scale, sum, QuantZero(a.quantization), record + columns);
+    record += columns + 8;
   }
 }
 
 void QuantizeInputRow(const QuantizeRowArgs& a) {
-  if (a.group == 64) {
-    QuantizeInputOf<4>(a);
-  } else {
-    QuantizeInputOf<2>(a);
+  switch (QuantGroup(a.quantization)) {
+    case 32:
+      return QuantizeGroups<2>(a);
+    case 64:
+      return QuantizeGroups<4>(a);
+    default:
+      return QuantizeWholeRow(a);
   }
 }
 

@@ -66,8 +66,9 @@ Quantization ParseQuantization(const Json& json, Problems* problems) {
   if (!type.has_value()) return Quantization::kNone;
   const size_t before = problems->count();
   const int group = reader.Int("group_size");
-  if (problems->count() == before && group != QuantGroup(*type)) {
-    reader.Fault("group_size", Concat(QuantGroup(*type), " (type is ", Quoted(Name(*type)), ')'),
+  if (problems->count() == before && group != StatedGroupSize(*type)) {
+    reader.Fault("group_size",
+                 Concat(StatedGroupSize(*type), " (type is ", Quoted(Name(*type)), ')'),
                  std::to_string(group));
   }
   reader.RefuseOthers();

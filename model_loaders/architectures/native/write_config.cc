@@ -421,7 +421,7 @@ nlohmann::ordered_json NativeConfigJson(const ModelSpec& spec, Quantization quan
   if (quantization != Quantization::kNone) {
     Json stored = Json::object();
     stored["type"] = std::string(Name(quantization));
-    stored["group_size"] = QuantGroup(quantization);
+    stored["group_size"] = StatedGroupSize(quantization);
     json["quantization"] = std::move(stored);
   }
   std::vector<Json> attention, feed_forward;
