@@ -238,7 +238,8 @@ bool Engine::Impl::Drain(absl::Time deadline) {
   const auto all_ended = [this] { return ids_.empty(); };
   draining_ = true;
   wake_.notify_one();
-  idle_.wait_until(lock, ToSteadyTimePoint(deadline), all_ended);
+  // Even a wait that is over at once unlocks the mutex; requests could then still run to their end.
+  if (SteadyNow() < deadline) idle_.wait_until(lock, ToSteadyTimePoint(deadline), all_ended);
   cancel_all_ = true;
   wake_.notify_one();
   return idle_.wait_for(lock, absl::ToChronoMilliseconds(kLastStep), all_ended);
