@@ -156,7 +156,7 @@ def test_no_memory(protos):
     """Requests that the memory for calls, 512 KiB, could never hold, and does not hold now."""
     pb, rpc = protos
     server = start_server("--request-memory", "2")
-    other = http2.Connection(server.grpc)
+    others = []
     try:
         with grpc.insecure_channel(server.grpc, compression=grpc.Compression.Gzip) as channel:
             stub = rpc.InferenceStub(channel)
@@ -174,15 +174,21 @@ def test_no_memory(protos):
             assert found["ErrorInfo"].reason == "request_too_large"
             assert "RetryInfo" not in found
             stub.Tokenize(pb.TokenizeRequest(text="a" * 200000))
-            # An unfinished message holds almost half of the memory.
-            stream = other.open(b"/moeserve.v1.Inference/Tokenize")
-            assert other.send_data(stream, http2.message(b"a" * 215000, length=300000))
-            # The server may have to read the rest of it.
-            assert wait_for(lambda: refused(200000))
+
+            def refused_beside_unfinished():
+                """An unfinished message holds almost half of the memory. The server closes its
+                connection if the memory of the call before is not back yet."""
+                others.append(http2.Connection(server.grpc))
+                stream = others[-1].open(b"/moeserve.v1.Inference/Tokenize")
+                others[-1].send_data(stream, http2.message(b"a" * 215000, length=300000))
+                return wait_for(lambda: refused(200000), seconds=0.2)  # it is read meanwhile
+
+            assert wait_for(refused_beside_unfinished)
             found = refused(200000)
             assert found["ErrorInfo"].reason == "out_of_memory"
             assert found["RetryInfo"].retry_delay.seconds == 1
-            other.close()
+            for other in others:
+                other.close()
             assert wait_for(lambda: stub.Tokenize(pb.TokenizeRequest(text="a")).token_ids)
     finally:
         assert stop_server(server) == 0

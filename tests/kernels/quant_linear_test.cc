@@ -175,6 +175,33 @@ TEST_P(QuantLinearTest, DenseMatchesDoubleArithmetic) {
   }
 }
 
+// With one scale per row, a row of more than kWholeRow columns has several scales. Values of the
+// largest magnitude show whether the sums of integers fit.
+TEST_P(QuantLinearTest, RowsLongerThanAGroup) {
+  Random random(7);
+  constexpr Quantization kType = Quantization::kInt8Channel;
+  const int in = kWholeRow + 70, out = 17, rows = 3;
+  const Weight w = MakeWeight(random, kType, out, in);
+  const auto bank = Bank(Shape(kType, {in}, {out}, false, false));
+  bank->LoadQuantized(0, Half::kMain, 0, w.integers);
+  const auto ones = Bank(Shape(kType, {in}, {out}, false, false));
+  ones->LoadWeight(0, Half::kMain, 0,
+                   MakeTensor(std::vector<float>(static_cast<size_t>(out) * in, 1.0f), {out, in}));
+  const std::vector<float> values = random.Normals(int64_t{rows} * in);
+  const std::vector<float> large(static_cast<size_t>(rows) * in, -3.0f);
+  const DeviceRows x = MakeRows(*backend_, rows, in, in, DType::kF32, &values);
+  const DeviceRows same = MakeRows(*backend_, rows, in, in, DType::kF32, &large);
+  const DeviceRows y = MakeRows(*backend_, rows, out, out, DType::kF32, nullptr);
+  const DeviceRows sums = MakeRows(*backend_, rows, out, out, DType::kF32, nullptr);
+  backend_->Linear({.bank = bank.get(), .input = x.view, .output = y.view});
+  backend_->Linear({.bank = ones.get(), .input = same.view, .output = sums.view});
+  for (int r = 0; r < rows; ++r) {
+    EXPECT_TRUE(RowNear(RowOf(y.view, r, out), Oracle(RowOf(x.view, r, in), w.integers, {}),
+                        Tolerance(kType, in, DType::kF32)));
+    for (const double sum : RowOf(sums.view, r, out)) EXPECT_NEAR(sum / in, -3.0, 2e-3);
+  }
+}
+
 void ExpectSameBits(const std::vector<double>& a, const std::vector<double>& b) {
   ASSERT_EQ(a.size(), b.size());
   EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(double)), 0);
