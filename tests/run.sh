@@ -159,18 +159,6 @@ soak_tests() {
     "$venv/bin/python" tests/soak/soak.py --minutes 3 --plant-leak 2>/dev/null
 }
 
-attack_tests() {
-  local cgroups=/sys/fs/cgroup
-  if [[ -d $cgroups/memory ]]; then cgroups+=/memory; fi
-  if ! mkdir "$cgroups/moeserve-probe" 2>/dev/null; then
-    printf 'skipped: the attack (this user cannot make a control group in %s)\n' "$cgroups"
-    return
-  fi
-  rmdir "$cgroups/moeserve-probe"
-  MOESERVE_BIN=$PWD/build/release/moeserve MOESERVE_MODEL=$PWD/deploy/models/mh-moe \
-    "$venv/bin/python" tests/attack/attack.py --quiet-seconds 40
-}
-
 # Runs the client tests with models on a GPU, if there is one.
 device_client_tests() {
   if ! command -v nvidia-smi >/dev/null || ! nvidia-smi -L >/dev/null 2>&1; then
@@ -281,7 +269,6 @@ run_full() {
   stage "clients of Triton and KServe" open_inference_tests
   stage "replicas behind HAProxy" failover_tests
   stage "soak" soak_tests
-  stage "attack" attack_tests
   stage "address and undefined-behaviour sanitizers" sanitize asan slow
   stage "thread sanitizer" sanitize_threads
   stage "Python environment with PyTorch" make_reference_venv
