@@ -23,8 +23,9 @@ namespace moeserve::cpu {
 //
 // Integer weights come in groups of QuantGroup() values of k. A group consists of lines of 64
 // bytes, followed, for each panel, by the group's 16 scales as f16. In a line each output has 4
-// bytes. int8: the bytes are 128 + value for four values of k. int4: byte j holds 8 + value for k =
-// j in its low bits and for k = j + 4 in its high bits, so a line covers eight values of k.
+// bytes. int8, int8-channel: the bytes are 128 + value for four values of k. int4: byte j holds 8 +
+// value for k = j in its low bits and for k = j + 4 in its high bits, so a line covers eight values
+// of k.
 //
 // The following functions are static so that the linker cannot replace the copy of one instruction
 // set by that of another.
