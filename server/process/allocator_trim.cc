@@ -3,6 +3,7 @@
 #include <malloc.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 namespace moeserve::server {
 namespace {
@@ -10,7 +11,21 @@ namespace {
 // Requests that follow each other use the same memory again, so it is kept for some seconds.
 constexpr int kQuietTicks = 5;
 
+// Blocks of at least this size are mapped one by one. The cost of mapping is small beside that of
+// filling so many bytes.
+constexpr int kLargeBlock = 1 << 20;
+
 }  // namespace
+
+void LimitKeptMemory() {
+#ifdef __GLIBC__
+  for (const char* name : {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}) {
+    if (std::getenv(name) != nullptr) return;
+  }
+  mallopt(M_MMAP_THRESHOLD, kLargeBlock);
+  mallopt(M_TRIM_THRESHOLD, kLargeBlock);
+#endif
+}
 
 bool AllocatorTrim::Tick(size_t held, size_t peak) {
   peak_ = std::max(peak_, peak);

@@ -5,6 +5,13 @@
 
 namespace moeserve::server {
 
+// Has glibc give large blocks back to the system as soon as they are freed, and keep at most about
+// a MiB at the end of each of its arenas. Without this, its limits grow with the largest block that
+// was ever freed (up to 64 MiB for each arena), and malloc_trim() does not reach the ends of the
+// arenas of threads. Does nothing if MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_THRESHOLD_ or
+// GLIBC_TUNABLES is set. Must be called before any thread starts.
+void LimitKeptMemory();
+
 // glibc keeps what was freed. Without this, a server that has once held large requests would keep
 // that memory for good.
 class AllocatorTrim {

@@ -1,7 +1,11 @@
 #include "server/base/memory_budget.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <cstdlib>
+#include <fstream>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -54,6 +58,34 @@ TEST(AllocatorTrimTest, GivesMemoryBackSomeTimeAfterItWasHeld) {
   for (int i = 0; i < 20; ++i) given += trim.Tick(0, 0) ? 1 : 0;
   EXPECT_EQ(given, 1);
 }
+
+#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// Returns the MiB of this process that are in memory.
+int64_t ResidentMiB() {
+  std::ifstream file("/proc/self/statm");
+  int64_t size = 0, resident = 0;
+  file >> size >> resident;
+  return resident * sysconf(_SC_PAGESIZE) >> 20;
+}
+
+// Fills 40 MiB of blocks in the arena of a thread and frees them.
+void FillAndFreeBlocks() {
+  std::thread([] { std::vector<std::string> blocks(400, std::string(100'000, 'x')); }).join();
+}
+
+TEST(AllocatorTrimTest, ArenasOfThreadsKeepLittle) {
+  // glibc raises its limits to the size of this block. The pointer is volatile so that the compiler
+  // does not remove the call.
+  void* volatile large = std::malloc(size_t{30} << 20);
+  std::free(large);
+  const int64_t before = ResidentMiB();
+  FillAndFreeBlocks();
+  ASSERT_GT(ResidentMiB() - before, 30) << "this C library gives memory back by itself";
+  LimitKeptMemory();
+  FillAndFreeBlocks();  // in the arena of the first thread, which has ended
+  EXPECT_LT(ResidentMiB() - before, 8);
+}
+#endif
 
 TEST(MemoryBudgetTest, HugeSizesDoNotWrap) {
   MemoryBudget budget(1000);

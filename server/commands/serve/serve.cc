@@ -26,6 +26,7 @@
 #include "server/http/server.h"
 #include "server/keys/key_file_watcher.h"
 #include "server/openai/chat_format.h"
+#include "server/process/allocator_trim.h"
 #include "server/process/descriptors.h"
 #include "server/process/signals.h"
 #include "server/rpc/grpc_log.h"
@@ -369,6 +370,7 @@ int Run(ServeOptionReader& reader) {
   // Without keys and TLS nothing can be reloaded, and a hangup ends the process as usual.
   if (!options.api_key_file.empty() || !options.tls_cert.empty()) BlockHangup();
   IgnoreBrokenPipes();
+  LimitKeptMemory();
   SetUpLogging(options.log_format == "json" ? LogFormat::kJson : LogFormat::kText,
                ParseLevel(options.log_level));
   rpc::RouteGrpcLog();
