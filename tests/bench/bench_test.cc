@@ -367,6 +367,42 @@ TEST(SyntheticFiles, AFolderReadsBackAsTheSameModel) {
   }
 }
 
+TEST(SyntheticFiles, AHuggingFaceFolderReadsBackAsTheSameModel) {
+  const ModelSpec spec = Good(Tiny(""));
+  const std::unique_ptr<WeightSource> weights = MakeSyntheticWeights(DType::kBF16);
+  const testing::TempFolder folder;
+  const absl::Status status = testing::WriteHuggingFace(spec, *weights, folder.path());
+  ASSERT_TRUE(status.ok()) << status.message();
+  Result<Checkpoint> read = LoadCheckpoint(folder.path(), {});
+  ASSERT_TRUE(read.ok()) << read.status().message();
+  const AttentionSpec& a = spec.layers[0].attention;
+  const AttentionSpec& b = read->spec.layers[0].attention;
+  EXPECT_EQ(a.qk_norm, b.qk_norm);
+  EXPECT_DOUBLE_EQ(a.scale, b.scale);
+  EXPECT_EQ(spec.norm.eps, read->spec.norm.eps);
+  EXPECT_DOUBLE_EQ(spec.position.theta, read->spec.position.theta);
+  const FeedForwardSpec& f = spec.layers[0].feed_forward;
+  const FeedForwardSpec& g = read->spec.layers[0].feed_forward;
+  ASSERT_TRUE(g.routed());
+  EXPECT_EQ(f.routing->select.MaxSelected(), g.routing->select.MaxSelected());
+  EXPECT_EQ(f.routing->renormalize, g.routing->renormalize);
+  const std::vector<TensorRequirement> tensors = RequiredTensors(spec);
+  ASSERT_EQ(RequiredTensors(read->spec).size(), tensors.size());
+  for (const TensorRequirement& t : tensors) {
+    Result<HostTensor> made = weights->Get(t.name, t.shape);
+    Result<HostTensor> stored = read->weights->Get(t.name, t.shape);
+    ASSERT_TRUE(made.ok() && stored.ok()) << t.name;
+    ASSERT_EQ(stored->dtype, DType::kBF16) << t.name;
+    const Bf16* values = static_cast<const Bf16*>(stored->data);
+    for (int64_t i = 0; i < made->size(); ++i) {
+      const Bf16 expected = made->dtype == DType::kBF16
+                                ? static_cast<const Bf16*>(made->data)[i]
+                                : Bf16FromF32(static_cast<const float*>(made->data)[i]);
+      ASSERT_EQ(std::memcmp(&expected, &values[i], sizeof(Bf16)), 0) << t.name << " " << i;
+    }
+  }
+}
+
 TEST(SyntheticFiles, GgufHoldsTheExpertsInTheirOrder) {
   const ModelSpec spec = Good(Tiny("--layers 1"));
   const std::unique_ptr<WeightSource> weights = MakeSyntheticWeights(DType::kBF16);
@@ -410,16 +446,20 @@ TEST(SyntheticFiles, GgufHoldsTheExpertsInTheirOrder) {
   }
 }
 
-TEST(SyntheticFiles, GgufRefusesWhatItCannotExpress) {
+TEST(SyntheticFiles, OtherFormatsRefuseWhatTheyCannotExpress) {
   const std::unique_ptr<WeightSource> weights = MakeSyntheticWeights(DType::kBF16);
   const testing::TempFolder folder;
   for (const char* flags :
        {" --widths 8,16", " --split-heads 2", " --score cosine", " --top-p 0.5"}) {
     EXPECT_FALSE(testing::WriteGguf(Good(Tiny(flags)), *weights, "x", folder.path() / "x").ok());
+    EXPECT_FALSE(testing::WriteHuggingFace(Good(Tiny(flags)), *weights, folder.path()).ok());
   }
   const ModelSpec few = Good(Tiny("--vocab 256"));
   EXPECT_FALSE(testing::WriteNative(few, *weights, folder.path()).ok());
   EXPECT_FALSE(testing::WriteGguf(few, *weights, "x", folder.path() / "x").ok());
+  EXPECT_FALSE(testing::WriteHuggingFace(few, *weights, folder.path()).ok());
+  const ModelSpec dense = Good("--synthetic small --ff dense --layers 1 --hidden 64 --vocab 300");
+  EXPECT_FALSE(testing::WriteHuggingFace(dense, *weights, folder.path()).ok());
 }
 
 }  // namespace

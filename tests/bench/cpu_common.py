@@ -44,7 +44,8 @@ def table(header, rows):
 def read_once(path):
     """Reads a file, or the weight files of a folder, into the page cache."""
     path = pathlib.Path(path)
-    for file in [path] if path.is_file() else sorted(path.glob("*.safetensors")):
+    names = ("*.safetensors", "*.bin")
+    for file in [path] if path.is_file() else sorted(f for n in names for f in path.glob(n)):
         with open(file, "rb", buffering=0) as stream:
             while stream.read(1 << 24):
                 pass

@@ -1,39 +1,53 @@
 #!/usr/bin/env python3
-"""Compares speed on the CPU with llama.cpp and ik_llama.cpp, on the same weights.
+"""Compares speed on the CPU with other engines, on the same weights.
 
-    write_synthetic --synthetic medium --gguf MODELS/medium-bf16.gguf
-    cpu_peers.py MOESERVE --models MODELS --llama BIN --ik BIN [--run medium:bf16 ...]
-                 [--threads 1,2] [--rounds 5] [--json FILE]
+    cpu_peers.py MOESERVE --models MODELS [--llama BIN] [--ik BIN] [--vllm PYTHON]
+                 [--zentorch PYTHON] [--openvino PYTHON] [--transformers PYTHON]
+                 [--run medium:int8-channel ...] [--threads 1,2] [--rounds 5] [--json FILE]
 
-A run is SHAPE:TYPE. moeserve generates random weights for SHAPE in memory (--dtype TYPE). The peers
-(llama.cpp and ik_llama.cpp) read MODELS/SHAPE-FILE.gguf, where FILE is bf16, q8_0 for int8 and q4_0
-for int4. Each folder BIN holds llama-bench and llama-batched-bench.
+README.md in this folder says how to install the engines and how to write the files in MODELS. A run
+is SHAPE:TYPE. moeserve generates random weights for SHAPE in memory (--dtype TYPE); the others read
+the same weights from MODELS, in the type that is closest to TYPE:
 
-Cases: a prompt of 512 tokens; decoding of one stream; decoding of 4, 16 and 32 sequences, 32 tokens
-each after a prompt of 16. For one stream, moeserve generates 32 tokens after a prompt of 16 and the
-peers generate 64 tokens from an empty cache, so that the mean context length is equal. Every round
-reads the peers' file into the page cache and runs all engines one after the other. The table has
-the median and range of the rates over the rounds, and the median of the ratios over the rounds.
-All engines must process random tokens: a llama-batched-bench that feeds one token to every sequence
+    TYPE                  llama.cpp, ik_llama.cpp (GGUF)   the others (folder)
+    bf16                  SHAPE-bf16.gguf                  SHAPE-hf-bf16, SHAPE-openvino-bf16
+    int8, int8-channel    SHAPE-q8_0.gguf                  SHAPE-hf-int8, SHAPE-openvino-int8
+    int4, int4-k          SHAPE-q4_0.gguf, -q4_k.gguf      SHAPE-hf-int4, SHAPE-openvino-int4
+
+Each folder BIN holds llama-bench and llama-batched-bench. PYTHON is a Python that has the engine's
+packages. The scripts in peers/ run with it.
+
+Cases: a prompt of 512 tokens; decoding of 1, 4, 16 and 32 sequences, 32 tokens each after a prompt
+of 16. For one stream, llama-bench generates 64 tokens from an empty cache instead, so that the mean
+context length is equal. Every round runs all engines one after the other, in reverse order in every
+second round, and reads an engine's file into the page cache before the engine starts. A ratio is
+computed from two rates of one round; the table has its median and range over the rounds. All
+engines must process random tokens: a llama-batched-bench that feeds one token to every sequence
 routes all sequences alike, and has to be patched first.
+
+Before and after each engine, moeserve's probes measure the read bandwidth and the rate of the
+products of TYPE. Their range over the rounds is beside each rate. A ratio is steady in a round if
+all probes around both engines are within 10 % of each other.
+
+An engine that fails is listed with the reason. If its first run has no result, it does not run
+again. The JSON file also has the end of what it printed, the versions of the engines' packages, and
+every single rate and probe.
 """
 
 import argparse
+import functools
 import json
 import os
 import pathlib
-import re
 import statistics
-import subprocess
 import sys
-import tempfile
 
-from cpu_common import bench, cases, read_once, spread, summary, table
+from cpu_common import read_once, spread, summary, table
+from peers import engines
+from peers.engines import Outcome, Work
 
-FILES = {"bf16": "bf16", "int8": "q8_0", "int4": "q4_0"}
-BATCHES = [4, 16, 32]
-PROMPT, STREAM, BATCHED_PROMPT, BATCHED_TOKENS = 512, 64, 16, 32
-CASES = [f"prompt {PROMPT}", "decode 1"] + [f"decode {b}" for b in BATCHES]
+STEADY = 0.10
+OURS = "moeserve"
 
 
 def marks(shape, kind, threads, case):
@@ -46,148 +60,227 @@ def marks(shape, kind, threads, case):
     if kind == "bf16":
         if case.startswith("prompt"):
             wanted = {"medium": (3.0, 1.05), "small": (2.5, 1.2)}.get(shape)
-            return {"llama.cpp": wanted[0], "ik -rtr": wanted[1]} if wanted else {}
+            return {"llama.cpp bf16": wanted[0], "ik -rtr bf16": wanted[1]} if wanted else {}
         better = {"decode 1": 1.1}
         if shape == "medium":
             better.update({"decode 4": 1.5, "decode 16": 1.9, "decode 32": 2.2})
     else:
         better = {"int8": {"prompt 512": 1.3, "decode 16": 1.5, "decode 1": 1.15},
-                  "int4": {"prompt 512": 1.3, "decode 16": 2.0, "decode 1": 1.0}}[kind]
+                  "int4": {"prompt 512": 1.3, "decode 16": 2.0, "decode 1": 1.0}}.get(kind, {})
     return {"better": better[case]} if case in better else {}
 
 
-def run(command, timeout=1800):
-    # Some engines write a log file into the working folder.
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, text=True, timeout=timeout, cwd=folder)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(map(str, command))}: status {done.returncode}\n"
-                           f"{(done.stdout + done.stderr)[-2000:]}")
-    return done
+def run_rounds(names, rounds, measure, probe, tell=lambda text: None):
+    """Runs all engines once per round. `measure(name)` returns an Outcome, and `probe()` a list of
+    measurements of the machine. Returns a list of rounds, each {name: {"rates", "probes", ...}}. An
+    engine whose first run had no result is not run again; its failure is repeated."""
+    history, dead = [], {}
+    for number in range(rounds):
+        done, before = {}, probe()
+        for name in names if number % 2 == 0 else names[::-1]:
+            if name in dead:
+                done[name] = dead[name]
+                continue
+            outcome = measure(name)
+            after = probe()
+            done[name] = {"rates": outcome.rates, "probes": before + after,
+                          "error": outcome.error, "log": outcome.log, "details": outcome.details}
+            before = after
+            if outcome.error:
+                tell(f"{name}: {outcome.error}")
+                if not outcome.rates and not history:
+                    dead[name] = {**done[name], "probes": []}
+        history.append({name: done[name] for name in names})
+        tell(f"round {number + 1} of {rounds}")
+    return history
 
 
-def peer(folder, model, threads, options):
-    """Runs the two benchmarks of one peer; returns {case: tokens per second}."""
-    single = run([folder / "llama-bench", "-m", model, "-p", PROMPT, "-n", STREAM, "-t", threads,
-                  "-r", 1, "-o", "json", *options]).stdout
-    rates = {}
-    # Some builds print other lines before the list.
-    for test in json.loads(single[single.index("[\n"):]):
-        rates[f"prompt {PROMPT}" if test["n_prompt"] else "decode 1"] = test["avg_ts"]
-    # Some options take a value in llama-bench, but none in llama-batched-bench.
-    flags = [o for o in options if o.startswith("-")]
-    length = max(2048, max(BATCHES) * (BATCHED_PROMPT + BATCHED_TOKENS))
-    done = run([folder / "llama-batched-bench", "-m", model, "-c", length, "-b", 2048,
-                "-ub", 512, "-npp", BATCHED_PROMPT, "-ntg", BATCHED_TOKENS, "-npl",
-                ",".join(map(str, BATCHES)), "-t", threads, "-tb", threads, *flags])
-    # The columns are PP, TG, B, N_KV, T_PP, S_PP, T_TG, S_TG, T and S.
-    for line in (done.stdout + done.stderr).splitlines():
-        cells = [c.strip() for c in line.strip().strip("|").split("|")]
-        if len(cells) == 10 and re.fullmatch(r"\d+", cells[2]):
-            rates[f"decode {cells[2]}"] = float(cells[7])
-    missing = set(CASES) - set(rates)
-    if missing:
-        raise RuntimeError(f"{folder}: no result for {sorted(missing)}")
-    return rates
+def steady(*runs):
+    """Whether the probes of these runs agree within STEADY."""
+    for key in ("read_bandwidth", "arithmetic"):
+        values = [p[key] for run in runs for p in run["probes"]]
+        if not values or max(values) > min(values) * (1 + STEADY):
+            return False
+    return True
 
 
-def ours(program, shape, kind, threads):
-    common = ["--synthetic", shape, "--dtype", kind, "--threads", threads, "--rounds", 1]
-    report = bench(program, [*common, "--prompt", PROMPT, "--batch",
-                             ",".join(map(str, [1, *BATCHES])), "--context", BATCHED_PROMPT,
-                             "--tokens", BATCHED_TOKENS])
-    return cases(report), [report]
+def ratios(history, name, case):
+    """Returns our rate divided by that of an engine, of each round that has both, and in how many
+    of these rounds the machine was steady; None if there is no such round."""
+    both = [r for r in history if case in r[OURS]["rates"] and case in r[name]["rates"]]
+    if not both:
+        return None
+    values = [r[OURS]["rates"][case] / r[name]["rates"][case] for r in both]
+    return {**summary(values), "steady": sum(steady(r[OURS], r[name]) for r in both)}
 
 
-def compare(a, shape, kind, threads, engines):
-    """Measures one SHAPE:TYPE with all engines; returns one result per case."""
-    model = a.models.resolve() / f"{shape}-{FILES[kind]}.gguf"
-    rates = {name: {case: [] for case in CASES} for name in ["moeserve", *engines]}
-    shares = {case: [] for case in CASES}
-    bandwidths = []
-    for number in range(a.rounds):
-        found, reports = ours(a.program, shape, kind, threads)
-        bandwidths += [r["read_bandwidth"] for r in reports]
-        for case in CASES:
-            rates["moeserve"][case].append(found[case]["tokens_per_second"])
-            shares[case].append(found[case].get("share", 0.0))
-        for name, (folder, options) in engines.items():
-            read_once(model)
-            for case, rate in peer(folder, model, threads, options).items():
-                rates[name][case].append(rate)
-        print(f"{shape} {kind}, {threads} threads, round {number + 1} of {a.rounds}",
-              file=sys.stderr)
-
-    results = []
-    for case in CASES:
-        mine = rates["moeserve"][case]
-        ratios = {name: summary([x / y for x, y in zip(mine, rates[name][case])])
-                  for name in engines}
-        if engines:
-            best = max(engines, key=lambda name: statistics.median(rates[name][case]))
-            ratios["better"] = ratios[best]
-        wanted = marks(shape, kind, threads, case)
-        reached = {}
-        for against, mark in wanted.items():
-            if against == "bound":
-                reached[against] = statistics.median(shares[case]) >= mark
-            elif against in ratios:
-                reached[against] = ratios[against]["median"] >= mark
-        results.append({
-            "shape": shape, "type": kind, "threads": threads, "case": case,
-            "engines": {name: summary(values[case]) for name, values in rates.items()},
-            "ratios": ratios, "share_of_bound": summary(shares[case]), "marks": wanted,
-            "reached": reached, "read_bandwidth": summary(bandwidths)})
-    return results
+def state(history, name):
+    """Returns the range of the probes around an engine; None if it has none."""
+    probes = [p for r in history for p in r[name]["probes"]]
+    if not probes:
+        return None
+    return {key: summary([p[key] for p in probes]) for key in ("read_bandwidth", "arithmetic")}
 
 
-def print_table(results, engines):
-    rows = []
-    for r in results:
-        better = r["ratios"].get("better")
-        wanted = ", ".join(
-            f"{name} {mark:g}: {'yes' if r['reached'][name] else 'no'}" if name in r["reached"]
-            else f"{name} {mark:g}: not measured" for name, mark in r["marks"].items())
-        rows.append([f"{r['shape']} {r['type']}", r["threads"], r["case"],
-                     spread(r["engines"]["moeserve"]),
-                     *(spread(r["engines"][name]) for name in engines),
-                     spread(better, 2) if better else "", f"{r['share_of_bound']['median']:.0%}",
-                     wanted])
-    print(table(["model", "threads", "case", "moeserve", *engines, "ratio to the better",
-                 "share of bound", "marks"], rows))
+def evaluate(history, shape, kind, threads, case):
+    """Returns the result of one case from all rounds."""
+    names = list(history[0])
+    rates = {n: [r[n]["rates"][case] for r in history if case in r[n]["rates"]] for n in names}
+    shares = [r[OURS]["details"].get("share", {}).get(case, 0.0) for r in history]
+    found = {n: ratios(history, n, case) for n in names if n != OURS}
+    measured = {n: ratio for n, ratio in found.items() if ratio}
+    best = max(measured, key=lambda n: statistics.median(rates[n]), default=None)
+    against = {**measured, **({"better": measured[best]} if best else {})}
+    wanted = marks(shape, kind, threads, case)
+    reached = {}
+    for name, mark in wanted.items():
+        if name == "bound":
+            reached[name] = statistics.median(shares) >= mark
+        elif name in against:
+            reached[name] = against[name]["median"] >= mark
+    return {
+        "shape": shape, "type": kind, "threads": threads, "case": case,
+        "engines": {n: summary(v) if v else None for n, v in rates.items()},
+        "failures": {n: failure(history, n, case) for n in names if failure(history, n, case)},
+        "machine": {n: state(history, n) for n in names}, "ratios": against, "best_peer": best,
+        "share_of_bound": summary(shares), "marks": wanted, "reached": reached}
 
 
-def main():
+def failure(history, name, case):
+    """Returns why an engine lacks rounds of a case; empty if it lacks none."""
+    reasons = [r[name]["error"] for r in history if case not in r[name]["rates"]]
+    return {"rounds": len(reasons), "reason": reasons[0]} if reasons else {}
+
+
+def compare(a, shape, kind, threads, work):
+    """Measures one SHAPE:TYPE with all engines. Returns {"results": one per case, "rounds": all
+    rates and probes}."""
+    peers = {e.name: e for e in engines.peers(a, shape, kind, threads, work)}
+
+    def measure(name):
+        if name == OURS:
+            return engines.run_moeserve(a.program, shape, kind, work, threads, a.timeout)
+        if not peers[name].model.exists():
+            return Outcome(error=f"{peers[name].model} does not exist")
+        read_once(peers[name].model)
+        return peers[name].measure()
+
+    history = run_rounds(
+        [OURS, *peers], a.rounds, measure,
+        functools.partial(engines.probe, a.program, kind, threads),
+        lambda text: print(f"{shape} {kind}, {threads} threads: {text}", file=sys.stderr))
+    return {"results": [evaluate(history, shape, kind, threads, c) for c in work.cases()],
+            "rounds": history}
+
+
+def rate_cell(result, name):
+    failed = result["failures"].get(name)
+    rates, machine = result["engines"][name], result["machine"][name]
+    reason = f"failed: {shorten(failed['reason'])}" if failed else ""
+    if not rates:
+        return reason
+    bandwidth, arithmetic = machine["read_bandwidth"], machine["arithmetic"]
+    cell = (f"{spread(rates)} [{bandwidth['min'] / 1e9:.0f}-{bandwidth['max'] / 1e9:.0f} GB/s, "
+            f"{arithmetic['min'] / 1e12:.2f}-{arithmetic['max'] / 1e12:.2f} Top/s]")
+    return f"{cell} {failed['rounds']} rounds {reason}" if failed else cell
+
+
+def shorten(text, limit=100):
+    text = " ".join(text.replace("|", "/").split())
+    return text if len(text) <= limit else text[:limit - 3] + "..."
+
+
+def ratio_cell(ratio):
+    if not ratio:
+        return "-"
+    return f"{spread(ratio, 2)}, steady {ratio['steady']}/{len(ratio['runs'])}"
+
+
+def mark_cell(result):
+    return ", ".join(
+        f"{name} {mark:g}: {'yes' if result['reached'][name] else 'no'}"
+        if name in result["reached"] else f"{name} {mark:g}: not measured"
+        for name, mark in result["marks"].items())
+
+
+def tables(run):
+    """Returns the tables of one SHAPE:TYPE, and the versions of the engines, as Markdown."""
+    results = run["results"]
+    first = results[0]
+    peers = [n for n in first["engines"] if n != OURS]
+    rates = table(["case", OURS, *peers],
+                  [[r["case"], *(rate_cell(r, n) for n in [OURS, *peers])] for r in results])
+    rows = [[r["case"], *(ratio_cell(r["ratios"].get(n)) for n in peers),
+             f"{ratio_cell(r['ratios']['better'])} ({r['best_peer']})" if r["best_peer"] else "-",
+             f"{r['share_of_bound']['median']:.0%}", mark_cell(r)] for r in results]
+    text = [
+        f"## {first['shape']} {first['type']}, {first['threads']} threads",
+        f"Tokens per second: median (range) over {len(run['rounds'])} rounds, and the range of the "
+        "probes around the runs.", rates,
+        "moeserve's rate divided by the engine's in the same round: median (range), and the "
+        "number of rounds in which the machine was steady.",
+        table(["case", *peers, "the fastest", "share of bound", "marks"], rows)]
+    return "\n\n".join([*text, *setups(run["rounds"][0])])
+
+
+def setups(first_round):
+    """Returns a line for each engine that reported its packages, from one round."""
+    lines = []
+    for name, run in first_round.items():
+        details = run["details"]
+        if "versions" not in details:
+            continue
+        parts = [f"{package} {version}" for package, version in details["versions"].items()]
+        parts += [f"with {library}" for library in details["preloaded"]]
+        parts.append(f"loaded in {details['load_seconds']:.0f} s")
+        distinct = details.get("distinct_tokens", {})
+        if distinct:
+            parts.append(f"at least {min(distinct.values()):.0%} of the tokens distinct")
+        lines.append(f"{name}: {', '.join(parts)}.")
+    return lines
+
+
+def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("program", type=pathlib.Path)
     parser.add_argument("--models", type=pathlib.Path, required=True)
-    parser.add_argument("--llama", type=pathlib.Path)
-    parser.add_argument("--ik", type=pathlib.Path)
-    parser.add_argument("--run", action="append", help="SHAPE:TYPE (default small:bf16, medium:bf16)")
+    parser.add_argument("--llama", type=pathlib.Path, help="folder of llama.cpp's programs")
+    parser.add_argument("--ik", type=pathlib.Path, help="folder of ik_llama.cpp's programs")
+    parser.add_argument("--vllm", help="Python with vLLM's CPU backend, without zentorch")
+    parser.add_argument("--zentorch", help="Python with vLLM's CPU backend and zentorch")
+    parser.add_argument("--openvino", help="Python with OpenVINO GenAI")
+    parser.add_argument("--transformers", help="Python with transformers")
+    parser.add_argument("--run", action="append",
+                        help="SHAPE:TYPE (default small:bf16, medium:bf16)")
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--prompt", type=int, default=Work.prompt, help="0: no prompt case")
+    parser.add_argument("--batch", default=",".join(map(str, Work.batches)),
+                        help="numbers of sequences that decode together")
+    parser.add_argument("--timeout", type=int, default=1800,
+                        help="seconds for one run of an engine")
     parser.add_argument("--json")
-    a = parser.parse_args()
+    a = parser.parse_args(arguments)
+    for spec in a.run or []:
+        if spec.partition(":")[2] not in engines.GGUF:
+            parser.error(f"--run: expected SHAPE:TYPE with a type of {', '.join(engines.GGUF)}, "
+                         f"found {spec}")
+    return a
 
-    engines = {}
-    if a.llama:
-        engines["llama.cpp"] = (a.llama.resolve(), [])
-    if a.ik:
-        engines["ik"] = (a.ik.resolve(), [])
-        engines["ik -rtr"] = (a.ik.resolve(), ["-rtr", "1"])
-    results = []
+
+def main(arguments=None):
+    a = parse(arguments)
+    work = Work(prompt=a.prompt, batches=tuple(int(b) for b in a.batch.split(",")))
+    runs = []
     for spec in a.run or ["small:bf16", "medium:bf16"]:
         shape, _, kind = spec.partition(":")
-        if kind not in FILES:
-            parser.error(f"--run: expected SHAPE:TYPE with a type of {', '.join(FILES)}, found {spec}")
         for threads in map(int, a.threads.split(",")):
-            results += compare(a, shape, kind, threads, engines)
+            runs.append(compare(a, shape, kind, threads, work))
+            print(tables(runs[-1]) + "\n", flush=True)
             if a.json:  # writes the file after every run, because a measurement may be interrupted
                 partial = a.json + ".part"
-                pathlib.Path(partial).write_text(json.dumps(results, indent=2) + "\n")
+                pathlib.Path(partial).write_text(json.dumps(runs, indent=2) + "\n")
                 os.replace(partial, a.json)
-    print_table(results, engines)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -26,8 +27,9 @@ absl::Status CheckTokens(const ModelSpec& spec) {
       std::to_string(spec.vocab_size));
 }
 
-// Returns an error for a shape that the architectures "qwen3moe" and "qwen3" cannot compute.
-absl::Status CheckGguf(const ModelSpec& spec) {
+// Returns an error, which starts with `option`, for a shape that the architectures "qwen3moe" and
+// "qwen3" cannot compute.
+absl::Status CheckQwen3(const ModelSpec& spec, std::string_view option) {
   const AttentionSpec& a = spec.layers[0].attention;
   const FeedForwardSpec& f = spec.layers[0].feed_forward;
   bool same = !a.routed() && a.qk_norm == QkNorm::kHead && !a.window &&
@@ -41,8 +43,9 @@ absl::Status CheckGguf(const ModelSpec& spec) {
   }
   if (same) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      "--gguf: expected dense attention with normed heads and gated experts of one width, top-k by "
-      "dot product, found a shape that qwen3moe and qwen3 cannot express");
+      std::string(option) +
+      ": expected dense attention with normed heads and gated experts of one width, top-k by dot "
+      "product, found a shape that qwen3moe and qwen3 cannot express");
 }
 
 // Returns the token texts in the order of their ids: bytes, the end of text, unused tokens.
@@ -156,61 +159,212 @@ void AddGgufTensors(const ModelSpec& spec, GgufWriter& file) {
   }
 }
 
-}  // namespace
-
-absl::Status WriteNative(const ModelSpec& spec, WeightSource& weights, const fs::path& folder) {
-  MOESERVE_RETURN_IF_ERROR(CheckTokens(spec));
+absl::Status CreateFolder(const fs::path& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) return absl::UnavailableError(folder.string() + ": " + error.message());
-  nlohmann::json header = nlohmann::json::object();
+  return absl::OkStatus();
+}
+
+absl::Status WriteText(std::string_view text, const fs::path& path) {
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file << text;
+  file.close();
+  return file.good() ? absl::OkStatus() : absl::UnavailableError("cannot write " + path.string());
+}
+
+// A tensor of a safetensors file and the name of its values in a WeightSource.
+struct StoredTensor {
+  std::string name;
+  std::string source;
+  std::vector<int64_t> shape;
+  DType dtype = DType::kBF16;  // kBF16 or kF32
+};
+
+// Writes the bytes of a tensor, which is f32 or bf16, as `dtype`. Only f32 can be rounded.
+absl::Status WriteValues(const HostTensor& tensor, DType dtype, std::ofstream& file) {
+  if (tensor.dtype == dtype) {
+    file.write(
+        static_cast<const char*>(tensor.data),
+        static_cast<std::streamsize>(tensor.size()) * static_cast<std::streamsize>(SizeOf(dtype)));
+    return absl::OkStatus();
+  }
+  if (tensor.dtype != DType::kF32 || dtype != DType::kBF16) {
+    return absl::InternalError("a tensor can be rounded from f32 to bf16 only");
+  }
+  const float* values = static_cast<const float*>(tensor.data);
+  std::vector<Bf16> rounded(static_cast<size_t>(tensor.size()));
+  for (size_t i = 0; i < rounded.size(); ++i) rounded[i] = Bf16FromF32(values[i]);
+  file.write(reinterpret_cast<const char*>(rounded.data()),
+             static_cast<std::streamsize>(rounded.size() * sizeof(Bf16)));
+  return absl::OkStatus();
+}
+
+// Writes a safetensors file, reading one source tensor after the other.
+absl::Status WriteSafetensors(const std::vector<StoredTensor>& tensors, WeightSource& weights,
+                              const fs::path& path) {
+  nlohmann::json header = {{"__metadata__", {{"format", "pt"}}}};
   uint64_t offset = 0;
-  const std::vector<TensorRequirement> tensors = RequiredTensors(spec);
-  // The header, with types and offsets, precedes the data.
-  for (const TensorRequirement& t : tensors) {
-    const bool f32 = t.shape.size() == 1 || t.name.find(".router.") != std::string::npos;
-    uint64_t bytes = f32 ? 4 : 2;
+  for (const StoredTensor& t : tensors) {
+    uint64_t bytes = SizeOf(t.dtype);
     for (const int64_t d : t.shape) bytes *= static_cast<uint64_t>(d);
-    header[t.name] = {{"dtype", f32 ? "F32" : "BF16"},
+    header[t.name] = {{"dtype", t.dtype == DType::kF32 ? "F32" : "BF16"},
                       {"shape", t.shape},
                       {"data_offsets", {offset, offset + bytes}}};
     offset += bytes;
   }
-  const std::string text = header.dump();
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // aligns the data
   const uint64_t size = text.size();
-  std::ofstream file(folder / "model.safetensors", std::ios::binary | std::ios::trunc);
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
   file.write(reinterpret_cast<const char*>(&size), sizeof(size));
   file.write(text.data(), static_cast<std::streamsize>(text.size()));
-  uint64_t written = 0;
-  for (const TensorRequirement& t : tensors) {
-    MOESERVE_ASSIGN_OR_RETURN(const HostTensor tensor, weights.Get(t.name, t.shape));
-    const uint64_t bytes = static_cast<uint64_t>(tensor.size()) * SizeOf(tensor.dtype);
-    file.write(static_cast<const char*>(tensor.data), static_cast<std::streamsize>(bytes));
-    written += bytes;
+  for (const StoredTensor& t : tensors) {
+    MOESERVE_ASSIGN_OR_RETURN(const HostTensor tensor, weights.Get(t.source, t.shape));
+    MOESERVE_RETURN_IF_ERROR(WriteValues(tensor, t.dtype, file));
   }
+  const bool complete =
+      file.good() && static_cast<uint64_t>(file.tellp()) == sizeof(size) + size + offset;
   file.close();
-  if (!file.good() || written != offset) {
-    return absl::UnavailableError("cannot write " + (folder / "model.safetensors").string());
+  return complete && file.good() ? absl::OkStatus()
+                                 : absl::UnavailableError("cannot write " + path.string());
+}
+
+// The tensors of a "qwen3_moe" folder.
+std::vector<StoredTensor> HuggingFaceTensors(const ModelSpec& spec) {
+  static constexpr std::pair<std::string_view, std::string_view> kNames[] = {
+      {"attention.norm.", "input_layernorm."},
+      {"attention.q_norm.", "self_attn.q_norm."},
+      {"attention.k_norm.", "self_attn.k_norm."},
+      {"attention.q.", "self_attn.q_proj."},
+      {"attention.k.", "self_attn.k_proj."},
+      {"attention.v.", "self_attn.v_proj."},
+      {"attention.o.", "self_attn.o_proj."},
+      {"feed_forward.norm.", "post_attention_layernorm."},
+      {"feed_forward.router.", "mlp.gate."}};
+  std::vector<StoredTensor> tensors;
+  const auto add = [&](const TensorRequirement& t, std::string name) {
+    tensors.push_back({std::move(name), t.name, t.shape});
+  };
+  for (const TensorRequirement& t : RequiredTensors(spec)) {
+    const std::string_view name = t.name;
+    if (name == "embed.weight") add(t, "model.embed_tokens.weight");
+    if (name == "norm.weight") add(t, "model.norm.weight");
+    if (name == "head.weight") add(t, "lm_head.weight");
+    constexpr std::string_view kBlocks = "blocks.";
+    if (!name.starts_with(kBlocks)) continue;
+    const std::string_view inner = name.substr(kBlocks.size());
+    const size_t dot = inner.find('.') + 1;
+    const std::string layer = "model.layers." + std::string(inner.substr(0, dot));
+    const std::string_view part = inner.substr(dot);
+    for (const auto& [ours, theirs] : kNames) {
+      if (!part.starts_with(ours)) continue;
+      add(t, layer + std::string(theirs) + std::string(part.substr(ours.size())));
+    }
+    // "feed_forward.experts.3.gate.weight" is "mlp.experts.3.gate_proj.weight".
+    constexpr std::string_view kExperts = "feed_forward.experts.";
+    if (!part.starts_with(kExperts)) continue;
+    const size_t suffix = part.rfind('.');
+    const size_t from = std::string_view("feed_forward.").size();
+    add(t, layer + "mlp." + std::string(part.substr(from, suffix - from)) + "_proj" +
+               std::string(part.substr(suffix)));
   }
-  std::ofstream config(folder / "config.json");
-  config << NativeConfig(spec, kEndOfText).dump(2) << "\n";
-  std::ofstream tokenizer(folder / "tokenizer.json");
-  tokenizer << TinyTokenizerJson();
-  config.close();
-  tokenizer.close();
-  return config.good() && tokenizer.good()
-             ? absl::OkStatus()
-             : absl::UnavailableError("cannot write to " + folder.string());
+  return tensors;
+}
+
+nlohmann::json HuggingFaceConfig(const ModelSpec& spec) {
+  const AttentionSpec& a = spec.layers[0].attention;
+  const RoutedLayerSpec& r = *spec.layers[0].feed_forward.routing;
+  return {{"architectures", {"Qwen3MoeForCausalLM"}},
+          {"model_type", "qwen3_moe"},
+          {"torch_dtype", "bfloat16"},
+          {"vocab_size", spec.vocab_size},
+          {"hidden_size", spec.hidden_size},
+          {"num_hidden_layers", spec.num_layers()},
+          {"max_position_embeddings", spec.max_position_embeddings},
+          {"num_attention_heads", a.num_heads},
+          {"num_key_value_heads", a.num_kv_heads},
+          {"head_dim", a.head_dim},
+          {"attention_bias", false},
+          {"attention_dropout", 0.0},
+          {"use_sliding_window", false},
+          {"rope_theta", spec.position.theta},
+          {"rms_norm_eps", static_cast<double>(spec.norm.eps)},
+          {"hidden_act", "silu"},
+          {"num_experts", r.num_experts},
+          {"num_experts_per_tok", r.select.k},
+          {"norm_topk_prob", true},
+          {"moe_intermediate_size", r.widths[0]},
+          {"intermediate_size", r.widths[0]},
+          {"decoder_sparse_step", 1},
+          {"mlp_only_layers", nlohmann::json::array()},
+          {"output_router_logits", false},
+          {"router_aux_loss_coef", 0.001},
+          {"initializer_range", 0.02},
+          {"tie_word_embeddings", false},
+          {"use_cache", true},
+          {"bos_token_id", kEndOfText},
+          {"eos_token_id", kEndOfText}};
+}
+
+// The tokens of TokenTexts() in the format of Hugging Face's tokenizers.
+nlohmann::json HuggingFaceTokenizer(int vocab_size) {
+  nlohmann::json tokenizer = nlohmann::json::parse(TinyTokenizerJson());
+  nlohmann::json& vocab = tokenizer["model"]["vocab"];
+  const std::vector<std::string> texts = TokenTexts(vocab_size);
+  for (size_t id = 0; id < texts.size(); ++id) vocab[texts[id]] = id;
+  return tokenizer;
+}
+
+}  // namespace
+
+absl::Status WriteNative(const ModelSpec& spec, WeightSource& weights, const fs::path& folder) {
+  MOESERVE_RETURN_IF_ERROR(CheckTokens(spec));
+  MOESERVE_RETURN_IF_ERROR(CreateFolder(folder));
+  std::vector<StoredTensor> tensors;
+  for (const TensorRequirement& t : RequiredTensors(spec)) {
+    const bool f32 = t.shape.size() == 1 || t.name.find(".router.") != std::string::npos;
+    tensors.push_back({t.name, t.name, t.shape, f32 ? DType::kF32 : DType::kBF16});
+  }
+  MOESERVE_RETURN_IF_ERROR(WriteSafetensors(tensors, weights, folder / "model.safetensors"));
+  MOESERVE_RETURN_IF_ERROR(
+      WriteText(NativeConfig(spec, kEndOfText).dump(2) + "\n", folder / "config.json"));
+  return WriteText(TinyTokenizerJson(), folder / "tokenizer.json");
 }
 
 absl::Status WriteGguf(const ModelSpec& spec, WeightSource& weights, const std::string& name,
                        const fs::path& path) {
   MOESERVE_RETURN_IF_ERROR(CheckTokens(spec));
-  MOESERVE_RETURN_IF_ERROR(CheckGguf(spec));
+  MOESERVE_RETURN_IF_ERROR(CheckQwen3(spec, "--gguf"));
   GgufWriter file;
   AddGgufMetadata(spec, name, file);
   AddGgufTensors(spec, file);
   return file.Write(path, weights);
+}
+
+absl::Status WriteHuggingFace(const ModelSpec& spec, WeightSource& weights,
+                              const fs::path& folder) {
+  MOESERVE_RETURN_IF_ERROR(CheckTokens(spec));
+  MOESERVE_RETURN_IF_ERROR(CheckQwen3(spec, "--hugging-face"));
+  if (!spec.layers[0].feed_forward.routed()) {
+    return absl::InvalidArgumentError(
+        "--hugging-face: expected routed feed-forward layers, found dense ones");
+  }
+  const std::vector<StoredTensor> tensors = HuggingFaceTensors(spec);
+  if (tensors.size() != RequiredTensors(spec).size()) {
+    return absl::InternalError("--hugging-face: a tensor has no name in the format");
+  }
+  MOESERVE_RETURN_IF_ERROR(CreateFolder(folder));
+  MOESERVE_RETURN_IF_ERROR(WriteSafetensors(tensors, weights, folder / "model.safetensors"));
+  MOESERVE_RETURN_IF_ERROR(
+      WriteText(HuggingFaceConfig(spec).dump(2) + "\n", folder / "config.json"));
+  MOESERVE_RETURN_IF_ERROR(
+      WriteText(HuggingFaceTokenizer(spec.vocab_size).dump(), folder / "tokenizer.json"));
+  const nlohmann::json tokenizer = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                                    {"bos_token", "<|endoftext|>"},
+                                    {"eos_token", "<|endoftext|>"},
+                                    {"model_max_length", spec.max_position_embeddings}};
+  return WriteText(tokenizer.dump(2) + "\n", folder / "tokenizer_config.json");
 }
 
 }  // namespace moeserve::testing

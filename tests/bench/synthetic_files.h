@@ -10,8 +10,8 @@
 
 namespace moeserve::testing {
 
-// For both functions, `weights` must be bf16 (see MakeSyntheticWeights). Token ids 0 to 255 are
-// single bytes, 256 is <|endoftext|>, and the rest are unused. Both functions return
+// For all functions, `weights` must be bf16 (see MakeSyntheticWeights). Token ids 0 to 255 are
+// single bytes, 256 is <|endoftext|>, and the rest are unused. All functions return
 // InvalidArgument if the vocabulary has fewer than 257 tokens, and Unavailable if a file cannot be
 // written.
 
@@ -24,5 +24,12 @@ absl::Status WriteNative(const ModelSpec& spec, WeightSource& weights,
 // other tensors. Returns InvalidArgument for a shape that neither architecture can express.
 absl::Status WriteGguf(const ModelSpec& spec, WeightSource& weights, const std::string& name,
                        const std::filesystem::path& path);
+
+// Writes a folder in Hugging Face's format of "qwen3_moe": config.json, model.safetensors,
+// tokenizer.json and tokenizer_config.json. All tensors are bf16: the values of routers, which are
+// f32 in `weights`, are rounded. Returns InvalidArgument for a shape that the architecture cannot
+// express, such as dense feed-forward layers.
+absl::Status WriteHuggingFace(const ModelSpec& spec, WeightSource& weights,
+                              const std::filesystem::path& folder);
 
 }  // namespace moeserve::testing
