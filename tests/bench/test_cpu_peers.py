@@ -112,7 +112,7 @@ def test_all_engines_get_the_same_work(machine):
     work = "--prompt 512 --batch 1,4,16,32 --context 16 --tokens 32"
     (ours,), (theirs,) = machine.calls(moeserve), machine.calls(vllm)
     assert "--synthetic small --dtype int8-channel --threads 2 --rounds 1 " + work in ours
-    assert f"run_vllm.py --model {machine.models}/small-hf-int8 --threads 2 " in theirs
+    assert f"run_vllm.py --kernels plain --model {machine.models}/small-hf-int8 --threads 2 " in theirs
     assert theirs.endswith(work)
 
 

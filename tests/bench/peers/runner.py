@@ -26,7 +26,8 @@ import time
 RESTARTED = "PEER_RUNNER_RESTARTED"
 
 
-def arguments(description):
+def arguments(description, add=lambda parser: None):
+    """Parses the command line; `add` adds the script's own options to the parser."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--model", type=pathlib.Path, required=True, help="folder of the model")
     parser.add_argument("--threads", type=int, required=True)
@@ -36,6 +37,7 @@ def arguments(description):
     parser.add_argument("--tokens", type=int, default=32, help="steps that are measured")
     parser.add_argument("--cache", type=pathlib.Path, required=True,
                         help="folder for what the engine compiles, kept for later runs")
+    add(parser)
     a = parser.parse_args()
     a.model, a.cache = a.model.resolve(), a.cache.resolve()
     a.batches = [int(b) for b in a.batch.split(",")]
