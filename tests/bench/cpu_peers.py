@@ -235,7 +235,7 @@ def setups(first_round):
         parts.append(f"loaded in {details['load_seconds']:.0f} s")
         distinct = details.get("distinct_tokens", {})
         if distinct:
-            parts.append(f"at least {min(distinct.values()):.0%} of the tokens distinct")
+            parts.append(f"at least {min(distinct.values()):.0%} of a step's tokens distinct")
         lines.append(f"{name}: {', '.join(parts)}.")
     return lines
 

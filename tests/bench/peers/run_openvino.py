@@ -47,8 +47,7 @@ class Engine:
             if first is None and all(tokens):
                 first, before = runner.now(), [len(t) for t in tokens]
         end = runner.now()
-        return first - start, end - first, [t for kept, n in zip(tokens, before)
-                                            for t in kept[n:]]
+        return first - start, end - first, [t[n:] for t, n in zip(tokens, before)]
 
 
 def main():

@@ -28,11 +28,11 @@ class Engine:
             start = runner.now()
             ids, cache = self.step(prompt, None)
             first = runner.now()
-            tokens = []
+            decoded = []
             for _ in range(steps):
                 ids, cache = self.step(ids, cache)
-                tokens += ids.flatten().tolist()
-            return first - start, runner.now() - first, tokens
+                decoded.append(ids.flatten().tolist())
+            return first - start, runner.now() - first, [list(t) for t in zip(*decoded)]
 
 
 def main():

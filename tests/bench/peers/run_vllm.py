@@ -78,7 +78,7 @@ class Engine:
             if first is None and len(tokens) == sequences:
                 first, before = runner.now(), {r: len(t) for r, t in tokens.items()}
         end = runner.now()
-        return first - start, end - first, [t for r in tokens for t in tokens[r][before[r]:]]
+        return first - start, end - first, [t[before[r]:] for r, t in tokens.items()]
 
 
 def main():

@@ -4,8 +4,8 @@ is run by the Python that has the engine, and needs no other package.
 The script's arguments are those of `moeserve bench`. It prints a JSON object per line: one for each
 case, {"case": "decode 4", "tokens_per_second": 12.3, "distinct_tokens": 0.97}, and one with the
 versions of the packages, {"setup": {...}}. All that the engine prints goes to standard error.
-"distinct_tokens" is the share of different tokens among those that were generated: if it is small,
-the sequences are alike and select the same experts.
+"distinct_tokens" is the mean share of different tokens among those of one step: if it is small, the
+sequences are alike and select the same experts.
 
 Like `moeserve bench --rounds 1`, a script runs every case twice and measures the second run. A
 sequence of a decode case starts with a prompt of its own of --context random tokens. Its first
@@ -109,7 +109,7 @@ def measure(a, output, generate):
     """Runs all cases and writes their rates. `generate(sequences, context, steps)` processes
     prompts of `context` random tokens and lets every sequence generate `steps` + 1 tokens. It
     returns (seconds for the prompts and first tokens, seconds for the other tokens, tokens), with
-    the tokens as a list of all that came after the first ones."""
+    a list of the other tokens for each sequence."""
     if a.prompt:
         generate(1, a.prompt, 0)
         seconds = generate(1, a.prompt, 0)[0]
@@ -117,12 +117,14 @@ def measure(a, output, generate):
     for batch in a.batches:
         generate(batch, a.context, a.tokens)
         _, seconds, tokens = generate(batch, a.context, a.tokens)
-        # Fewer if the prompts of the sequences did not end in the same step.
-        if len(tokens) != batch * a.tokens:
-            raise RuntimeError(f"decode {batch}: expected {batch * a.tokens} tokens, "
-                               f"found {len(tokens)}")
-        output.write(case=f"decode {batch}", tokens_per_second=len(tokens) / seconds,
-                     distinct_tokens=len(set(tokens)) / len(tokens))
+        # Fewer tokens if the prompts of the sequences did not end in the same step.
+        counts = [len(t) for t in tokens]
+        if counts != [a.tokens] * batch:
+            raise RuntimeError(f"decode {batch}: expected {a.tokens} tokens for each sequence, "
+                               f"found {counts}")
+        distinct = sum(len(set(step)) for step in zip(*tokens))
+        output.write(case=f"decode {batch}", tokens_per_second=sum(counts) / seconds,
+                     distinct_tokens=distinct / sum(counts))
 
 
 def leave():
