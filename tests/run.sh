@@ -186,6 +186,11 @@ statistics_tests() {
     "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/statistics
 }
 
+# Tests the scripts of benchmarks with programs that pretend to be engines.
+bench_script_tests() {
+  "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/bench
+}
+
 chat_template_tests() {
   MOESERVE_CHAT_CLI=$PWD/build/release/tests/chat/chat_template_cli \
     "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/chat
@@ -317,6 +322,7 @@ main() {
   stage "deployment files" deployment_tests
   stage "dashboard in a browser" dashboard_tests
   stage "chat templates against jinja2" chat_template_tests
+  stage "scripts of benchmarks" bench_script_tests
   stage "statistics of the experts against NumPy" statistics_tests
   if ((fuzz_seconds > 0)); then stage "fuzz targets" tests/fuzz/run.sh "$fuzz_seconds"; fi
   local -a labels=()
