@@ -289,6 +289,14 @@ def read_safetensors(path):
             .reshape(e["shape"]) for n, e in header.items()}
 
 
+def test_bf16_rounds_to_nearest_even():
+    step = 2.0 ** -7  # between bf16 values from 1 to 2
+    values = np.array([1, 1 + 0.4 * step, 1 + 0.6 * step, 1 + 0.5 * step, 1 + 1.5 * step, -1.99999])
+    expected = [1, 1, 1 + step, 1, 1 + 2 * step, -2]
+    found = write_quantized.as_f32(write_quantized.bf16(values.astype(np.float32)))
+    assert found.tolist() == expected
+
+
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_quantized_folders(monkeypatch, tmp_path, kind):
     random = np.random.default_rng(1)
