@@ -198,5 +198,5 @@ def peers(a, shape, kind, threads, work):
         script("transformers", a.transformers, f"hf-{FOLDER[kind]}", "run_transformers.py")
     elif a.transformers:
         found.append(Engine("transformers", models, lambda: Outcome(
-            error="not measured: run_transformers.py measures bf16 only")))
+            error="run_transformers.py measures bf16 only")))
     return found
