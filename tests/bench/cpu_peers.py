@@ -161,7 +161,7 @@ def compare(a, shape, kind, threads, work):
         if name == OURS:
             return engines.run_moeserve(a.program, shape, kind, work, threads, a.timeout)
         if not peers[name].model.exists():
-            return Outcome(error=f"{peers[name].model} does not exist")
+            return Outcome(error=f"there is no {peers[name].model.name} in {a.models}")
         read_once(peers[name].model)
         return peers[name].measure()
 
@@ -173,10 +173,16 @@ def compare(a, shape, kind, threads, work):
             "rounds": history}
 
 
-def rate_cell(result, name):
+def rate_cell(result, name, known):
+    """Returns a cell of the first table. A reason of a failure that is in the set `known` is left
+    out, else added to the set."""
     failed = result["failures"].get(name)
     rates, machine = result["engines"][name], result["machine"][name]
-    reason = f"failed: {shorten(failed['reason'])}" if failed else ""
+    reason = ""
+    if failed:
+        told = (name, failed["reason"]) in known
+        reason = "failed" if told else f"failed: {shorten(failed['reason'])}"
+        known.add((name, failed["reason"]))
     if not rates:
         return reason
     bandwidth, arithmetic = machine["read_bandwidth"], machine["arithmetic"]
@@ -208,8 +214,9 @@ def tables(run):
     results = run["results"]
     first = results[0]
     peers = [n for n in first["engines"] if n != OURS]
+    known = set()
     rates = table(["case", OURS, *peers],
-                  [[r["case"], *(rate_cell(r, n) for n in [OURS, *peers])] for r in results])
+                  [[r["case"], *(rate_cell(r, n, known) for n in [OURS, *peers])] for r in results])
     rows = [[r["case"], *(ratio_cell(r["ratios"].get(n)) for n in peers),
              f"{ratio_cell(r['ratios']['better'])} ({r['best_peer']})" if r["best_peer"] else "-",
              f"{r['share_of_bound']['median']:.0%}", mark_cell(r)] for r in results]

@@ -77,8 +77,9 @@ def reason(status, log):
         hint = ", perhaps for lack of memory" if -status == signal.SIGKILL else ""
         return f"ended by {signal.Signals(-status).name}{hint}"
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    errors = [m[1] for m in (re.match(r"(?:\[rank0\]:\s*)?((?:[\w.]*(?:Error|Exception)\b|error:).*)",
-                                      line) for line in lines) if m]
+    # vLLM puts "[rank0]: " before each line of an exception.
+    pattern = r"(?:\[rank0\]:\s*)?((?:[\w.]*(?:Error|Exception)\b|error:).*)"
+    errors = [m[1] for m in (re.match(pattern, line) for line in lines) if m]
     return (errors or lines or [f"status {status}"])[-1]
 
 

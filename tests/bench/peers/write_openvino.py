@@ -6,7 +6,8 @@
 
 The first command converts a Qwen3-MoE folder; weights are stored as f16. The second one makes the
 weights of a converted folder int8 (one scale per output row) or int4 (one scale per row and 32
-columns), both symmetric. The script needs optimum-intel and nncf; measuring needs neither.
+columns), both symmetric. The script needs optimum-intel and nncf; measuring needs neither. A folder
+appears when it is complete.
 """
 
 import argparse
@@ -32,7 +33,6 @@ def compress(source, target, kind):
     else:
         model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT4_SYM,
                                       group_size=32, ratio=1.0)
-    target.mkdir(parents=True, exist_ok=True)
     openvino.save_model(model, str(target / "openvino_model.xml"), compress_to_fp16=True)
     for file in source.glob("*.json"):
         shutil.copy(file, target)
@@ -44,10 +44,16 @@ def main():
     parser.add_argument("target", type=pathlib.Path)
     parser.add_argument("--type", choices=["bf16", "int8", "int4"], required=True)
     a = parser.parse_args()
+    if a.target.exists():
+        parser.error(f"{a.target} exists")
+    partial = a.target.with_name(a.target.name + ".part")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
     if a.type == "bf16":
-        convert(a.source, a.target)
+        convert(a.source, partial)
     else:
-        compress(a.source, a.target, a.type)
+        compress(a.source, partial, a.type)
+    partial.rename(a.target)
 
 
 if __name__ == "__main__":
